@@ -112,6 +112,7 @@ def allocate(
                     node=node.name,
                     gpus=has + gpus,
                     memory_mb=node.memory_free_mb,
+                    node_memory_mb=node.memory_mb,
                     gpu_type=node.gpu_type,
                     best_effort=node.best_effort,
                 )

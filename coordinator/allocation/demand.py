@@ -124,6 +124,16 @@ def _once_mb(state: State) -> int:
     return precursor_memory_mb(state.record) if options.stage or options.host_trials else 0
 
 
+def at_fault(states: Iterable[State]) -> dict[str, float]:
+    """Node -> unix seconds until which it is in back-off for a fault of its own that any evaluation would meet."""
+    return {
+        node.name: node.back_off_until
+        for state in states
+        for node in state.nodes.by_name.values()
+        if node.at_fault and node.back_off_until is not None
+    }
+
+
 def gpus_in_use(states: Iterable[State]) -> int:
     """GPUs on staged and staging nodes, which the limit on GPUs counts."""
     return sum(

@@ -12,6 +12,7 @@ from typing import Literal, Protocol
 
 JobPhase = Literal["pending", "running", "ended", "unknown"]
 Purpose = Literal["build", "convert", "stage", "trial", "metric", "host", "probe"]
+CPU_SLOT = "cpu-slot"  # the `gpu_type` of a local cluster without GPUs
 COORDINATOR_ENDED = "COORDINATOR_ENDED"
 """State of a local job that ended with its coordinator: neither the job nor the node is at fault."""
 
@@ -34,6 +35,7 @@ class Job:
     time_limit_seconds: int = 3600
     comment: str = ""
     env: Mapping[str, str] = field(default_factory=dict)
+    secrets: tuple[str, ...] = ()  # names of the coordinator's secret variables that this job gets
     best_effort: bool = False  # to partitions that may preempt it at any time
     purpose: Purpose = "trial"
     # known when it is submitted

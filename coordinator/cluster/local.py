@@ -15,6 +15,7 @@ import functools
 import json
 import logging
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -28,6 +29,7 @@ from typing import IO, Any
 from coordinator.base.run_command import CommandError, run_command
 from coordinator.cluster import (
     COORDINATOR_ENDED,
+    CPU_SLOT,
     ClusterError,
     Job,
     JobPhase,
@@ -36,7 +38,7 @@ from coordinator.cluster import (
     RefusedError,
     local_guardian,
 )
-from coordinator.cluster.sbatch_text import INDEX, log_file
+from coordinator.cluster.sbatch_text import INDEX, log_file, without_secrets
 from evaljobs.staging.capacity import memory_available
 
 log = logging.getLogger(__name__)
@@ -53,7 +55,8 @@ SIGNALLED = 128  # exit codes above it name a signal
 def gpu_names() -> list[str]:
     """This machine's NVIDIA GPUs as "index, name", by `nvidia-smi`; none where there is no such command.
 
-    Only those that CUDA_VISIBLE_DEVICES names, where it is set.
+    A GPU that is cut into slices (MIG) is listed by those: "MIG-uuid, name". Only those that
+    CUDA_VISIBLE_DEVICES names, where it is set.
     """
     return list(_gpu_names(os.environ.get("CUDA_VISIBLE_DEVICES")))
 
@@ -63,18 +66,27 @@ def _gpu_names(visible: str | None) -> tuple[str, ...]:
     if shutil.which("nvidia-smi") is None:
         return ()
     try:
-        query = ["nvidia-smi", "--query-gpu=index,uuid,name", "--format=csv,noheader"]
-        return parse_gpus(run_command(query, seconds=20), visible)
+        return parse_gpus(run_command(["nvidia-smi", "-L"], seconds=20), visible)
     except CommandError:
         return ()
 
 
 def parse_gpus(text: str, visible: str | None) -> tuple[str, ...]:
-    """GPUs "index, name" from lines "index, uuid, name". `visible`: CUDA_VISIBLE_DEVICES, or None."""
-    rows = [line.split(", ", 2) for line in text.splitlines() if line.count(", ") >= 2]
+    """GPUs, or their slices, from `nvidia-smi -L`. `visible`: CUDA_VISIBLE_DEVICES, or None."""
     allowed = None if visible is None else {word.strip() for word in visible.split(",")}
+    found: list[tuple[str, str, list[str]]] = []  # of each GPU: its names, what it is called, its slices
+    for line in text.splitlines():
+        if gpu := re.match(r"GPU (\d+): (.+) \(UUID: (\S+)\)", line):
+            whole = allowed is None or bool({gpu[1], gpu[3]} & allowed)
+            found.append((gpu[1] if whole else "", gpu[2], []))
+        elif (part := re.match(r"\s+(MIG \S+)\s+Device\s+\d+: \(UUID: (\S+)\)", line)) and found:
+            index, name, slices = found[-1]
+            if index or part[2] in (allowed or ()):
+                slices.append(f"{part[2]}, {name} {part[1]}")
     return tuple(
-        f"{index}, {name}" for index, uuid, name in rows if allowed is None or {index, uuid} & allowed
+        device
+        for index, name, slices in found
+        for device in (slices or ([f"{index}, {name}"] if index else []))
     )
 
 
@@ -108,7 +120,7 @@ class LocalCluster:
     """The Cluster protocol on this machine. One coordinator at a time uses `state_dir`.
 
     `slots`: jobs with one GPU that run at once. `gpus`: as `gpu_names` gives them; [] for CPU
-    slots. `kill_seconds`: between SIGTERM and SIGKILL.
+    slots. `kill_seconds`: between SIGTERM and SIGKILL. `secrets`: as of `SlurmOptions`.
     """
 
     def __init__(
@@ -118,6 +130,7 @@ class LocalCluster:
         slots: int | None = None,
         gpus: Sequence[str] | None = None,
         kill_seconds: float = KILL_SECONDS,
+        secrets: Sequence[str] = (),
     ) -> None:
         self.gpus = list(gpu_names() if gpus is None else gpus)
         self.cpus = len(os.sched_getaffinity(0))
@@ -125,6 +138,7 @@ class LocalCluster:
         if self.gpus and self.slots > len(self.gpus):
             raise RefusedError(f"{self.slots} slots are more than this machine's {len(self.gpus)} GPUs")
         self.kill_seconds = kill_seconds
+        self.secrets = tuple(secrets)
         self._folder = state_dir.absolute()
         self._lock = threading.RLock()
         self._entries: dict[str, _Entry] = {}
@@ -170,7 +184,7 @@ class LocalCluster:
                     cpus_free=max(0, self.cpus - sum(job.cpus for job in running if job is not None)),
                     memory_mb=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // MIB,
                     memory_free_mb=(memory_available() or 0) // MIB,
-                    gpu_type=self.gpus[0].partition(", ")[2] if self.gpus else "cpu-slot",
+                    gpu_type=self.gpus[0].partition(", ")[2] if self.gpus else CPU_SLOT,
                     counts_memory=False,
                 )
             ]
@@ -315,7 +329,7 @@ class LocalCluster:
         if self.gpus:  # a job without a slot must see no GPU
             own["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # nvidia-smi's order
             own["CUDA_VISIBLE_DEVICES"] = ",".join(self.gpus[s].partition(",")[0] for s in slots)
-        return {**os.environ, **job.env, **own}
+        return {**without_secrets(os.environ, self.secrets, job.secrets), **job.env, **own}
 
     def _stop(self, entry: _Entry, member: _Member, why: str) -> None:
         """End a member: at once where it waits, by SIGTERM where it runs."""

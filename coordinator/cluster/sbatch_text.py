@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 from coordinator.cluster import Job, Purpose, RefusedError
@@ -19,8 +19,21 @@ INDEX = "EVALSPAN_INDEX"
 TERM_BEFORE_END_SECONDS = 60  # seconds before its time limit at which a job gets SIGTERM
 # Variables of an enclosing Slurm job, or of the user's listings, that must not reach Slurm commands.
 FOREIGN_PREFIXES = ("SLURM_", "SQUEUE_", "SINFO_", "SCANCEL_")
-FOREIGN_NAMES = frozenset({"CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", INDEX})
+FOREIGN_NAMES = frozenset(
+    {
+        "CUDA_VISIBLE_DEVICES",
+        "ROCR_VISIBLE_DEVICES",
+        "HIP_VISIBLE_DEVICES",
+        "ZE_AFFINITY_MASK",
+        "GPU_DEVICE_ORDINAL",
+        INDEX,
+    }
+)
 KEPT_NAMES = frozenset({"SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS", "SLURM_JWT"})
+# Names of variables that hold secrets: HF_TOKEN, AWS_SECRET_ACCESS_KEY, WANDB_API_KEY, MYSQL_PWD.
+SECRET = re.compile(
+    r"(^|_)(SECRET|PASSWORD|PASSWD|APIKEY|JWT)(_|$)|(^|_)(KEY|TOKEN|PASS)$|_PWD$", re.IGNORECASE
+)
 
 
 GPU_REQUEST = "--gres=gpu:{n}"  # arguments that ask for a job's GPUs, unless the settings have others
@@ -63,6 +76,7 @@ class SlurmOptions:
     roles: Mapping[str, Role] = field(default_factory=dict)  # by the names in ROLES
     gpu_request: str = GPU_REQUEST
     nodes: NodeChoice = field(default_factory=NodeChoice)
+    secrets: tuple[str, ...] = ()  # variables that hold secrets, whatever their names
     chdir: str | None = None  # jobs' working directory; None: the coordinator's, if it exists
     token: str = "evalspan"  # noqa: S105 (no secret)  # begins --comment of every job: whose they are
     # Before every Slurm command: a program that runs its arguments, on its own stdin and stdout.
@@ -167,6 +181,7 @@ def batch_script(job: Job) -> str:
     lines = ["#!/bin/bash", "set -eu"]
     lines += [f"export {name}={quote(value)}" for name, value in sorted(job.env.items())]
     lines.append(f'export {INDEX}="${{SLURM_ARRAY_TASK_ID:-0}}"')
+    lines.append("unset SLURM_JWT")  # sbatch needs this key, no job does
     lines.append(f"exec {' '.join(quote(word) for word in job.argv)}")
     return "\n".join(lines) + "\n"
 
@@ -267,10 +282,31 @@ def log_file(job: Job, index: int) -> str:
 
 
 def client_environment(inherited: Mapping[str, str], options: SlurmOptions) -> dict[str, str]:
-    """Environment of a Slurm command and, by `--export=ALL`, of the job: without FOREIGN names."""
+    """Environment of a Slurm command: without FOREIGN names."""
     kept = {
         name: value
         for name, value in inherited.items()
         if name in KEPT_NAMES or not (name.startswith(FOREIGN_PREFIXES) or name in FOREIGN_NAMES)
     }
     return {**kept, "LC_ALL": "C.UTF-8", **options.env, "SLURM_TIME_FORMAT": "%s"}
+
+
+def submission_environment(inherited: Mapping[str, str], options: SlurmOptions, job: Job) -> dict[str, str]:
+    """Environment of `sbatch` and, by `--export=ALL`, of the job.
+
+    `--export` with names would have each node load the user's login environment first.
+    """
+    here = client_environment(inherited, options)
+    kept = {name: value for name, value in here.items() if name in KEPT_NAMES}
+    return without_secrets(here, options.secrets, job.secrets) | kept
+
+
+def without_secrets(
+    environment: Mapping[str, str], secrets: Collection[str], given: Collection[str]
+) -> dict[str, str]:
+    """The variables that a job may see. `secrets`: names beside SECRET; `given`: secrets for this job."""
+    return {
+        name: value
+        for name, value in environment.items()
+        if name in given or not (name in secrets or SECRET.search(name))
+    }

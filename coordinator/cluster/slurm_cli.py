@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import pwd
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from coordinator.base.run_command import CommandError, run_command
@@ -20,6 +20,7 @@ from coordinator.cluster.sbatch_text import (
     batch_script,
     client_environment,
     sbatch_arguments,
+    submission_environment,
     within_limits,
 )
 from coordinator.cluster.slurm_rules import parse_partitions, partition_qos
@@ -42,7 +43,8 @@ class SlurmCli:
         """Run `sbatch`. After a ClusterError, look for the job's name before a retry."""
         arguments = ["sbatch", *sbatch_arguments(self.within_limits(job), self.options)]
         try:
-            out = self._run(arguments, stdin=batch_script(job))
+            env = submission_environment(os.environ, self.options, job)
+            out = self._run(arguments, stdin=batch_script(job), env=env)
         except _FailedError as error:
             raise text.failure(error.words) from error
         job_id = out.strip().split(";", 1)[0]  # "id;cluster" on sites with several
@@ -151,14 +153,14 @@ class SlurmCli:
         except _FailedError as error:
             raise ClusterError(error.words) from error
 
-    def _run(self, argv: Sequence[str], stdin: str = "") -> str:
+    def _run(self, argv: Sequence[str], stdin: str = "", env: Mapping[str, str] | None = None) -> str:
         """Run one command within the time limit and return its standard output."""
         command = [*self.options.command_prefix, *argv]
         try:
             return run_command(
                 command,
                 seconds=self.options.timeout_seconds,
-                env=client_environment(os.environ, self.options),
+                env=env or client_environment(os.environ, self.options),
                 stdin=stdin,
             )
         except CommandError as error:

@@ -72,7 +72,6 @@ PHASES: dict[str, JobPhase] = {
             "BOOT_FAIL",
             "DEADLINE",
             "OUT_OF_MEMORY",
-            "REVOKED",
             "LAUNCH_FAILED",
             "RECONFIG_FAIL",
         ),
@@ -232,7 +231,7 @@ def parse_queue(text: str, token: str | None) -> list[JobState]:
                 name=name,
                 index=int(index) if index.isdigit() else 0,
                 phase=phase,
-                state=state,
+                state="OUT_OF_MEMORY" if (state, reason) == ("COMPLETING", "OutOfMemory") else state,
                 node=node or None,
                 reason="" if reason == "None" else reason,
                 submitted_at=_seconds(submitted),
@@ -391,14 +390,17 @@ def _node(fields: list[str], partition: str, options: SlurmOptions) -> NodeState
 
 
 def parse_gres(text: str) -> tuple[int, str]:
-    """(GPUs, type) of a node from "gpu:a100:8(S:0-1),nvme:2"; several types are joined by "+"."""
+    """(GPUs, type) of a node from "gpu:a100:8(S:0-1),nvme:2"; several types are joined by "+".
+
+    A slice of a GPU (MIG) counts as one, of a type of its own: "gpu:1g.10gb:7".
+    """
     count, types = 0, []
     for item in re.sub(r"\([^)]*\)", "", text).split(","):
         words = item.strip().split(":")
         if words[0] != "gpu":
             continue
-        if len(words) > 1 and words[-1].isdigit():
-            count += int(words[-1])
+        if len(words) > 1 and (number := re.fullmatch(r"(\d+)(K?)", words[-1])):
+            count += int(number[1]) * (1024 if number[2] else 1)
             types += words[1:-1]
         else:
             count += 1

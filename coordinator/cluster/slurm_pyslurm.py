@@ -30,6 +30,7 @@ from coordinator.cluster.sbatch_text import (
     is_ours,
     log_pattern,
     minutes_of,
+    submission_environment,
 )
 from coordinator.cluster.slurm_cli import SlurmCli
 
@@ -158,7 +159,7 @@ def description(job: Job, options: SlurmOptions) -> dict[str, Any]:
         "cpus_per_task": job.cpus,
         "memory_per_node": f"{job.memory_mb}M",
         "time_limit": minutes_of(job),  # a number: it fails on text of digits
-        "environment": client_environment(os.environ, options),
+        "environment": submission_environment(os.environ, options, job),
         "partitions": options.partition_of(job),
         "account": options.account,
         "qos": options.qos_of(job),

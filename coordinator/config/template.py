@@ -171,7 +171,7 @@ kind = "{kind}"               # "local": processes on this machine; "slurm": job
 {roles}
 [trial]
 # python = "/path/python"     # example: the interpreter that has your torch or vLLM; default: evalspan's own
-# prologue = "module load cuda"   # example: shell lines before it
+# prologue = "module load cuda"   # example: shell lines before it, and before metric workers
 # container = "apptainer exec --nv image.sif"   # example: command in front of it
 # env = {{}}                    # e.g. {{ NCCL_DEBUG = "WARN" }}
 # engine = "hf"               # "vllm", "sglang": passed to lm-eval, not tested here

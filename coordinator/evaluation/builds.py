@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import ceil
 
-from coordinator.evaluation import indexes, jobs, shards
+from coordinator.evaluation import indexes, jobs, memory, shards
 from coordinator.evaluation.actions import Action, FindRequestSets, InspectConverted
 from coordinator.evaluation.events import CheckpointConverted, JobIntended, RequestSetsFound
 from coordinator.evaluation.job_specs import Site, build_job, convert_job
@@ -84,6 +84,8 @@ def conversion_over(state: State, info: JobInfo, word: str) -> None:
     if conversion.status != "running":
         return
     conversion.status = "due"
+    if word == memory.OUT_OF_MEMORY and memory.job_short(state, info):
+        return
     conversion.attempts += word not in NO_FAULT_OF_A_JOB
     if conversion.attempts >= MAX_CONVERSIONS:
         state.ending.close(f"the conversion ended {MAX_CONVERSIONS} times ({word}); see {info.job.log}")
@@ -217,6 +219,10 @@ def job_over(state: State, info: JobInfo, word: str) -> None:
         indexes.file_entry(state, entry)
     if not left or word in NO_FAULT_OF_A_JOB:
         return
+    if word == memory.OUT_OF_MEMORY:
+        if memory.job_short(state, info):
+            return
+        word = memory.why(state, "build", "it")
     first, builds = left[0], state.builds
     builds.deaths_without_progress += 1
     if info.unlaunched or info.refused:  # a node's fault alone: again, on another node

@@ -53,6 +53,7 @@ def begin_again(state: State) -> list[Action]:
 def _reopen(state: State) -> list[Action]:
     state.ending.phase, state.ending.reason, state.ending.inference_only = Phase.RUNNING, "", False
     state.trials.deaths_without_progress = state.nodes.all_backed_off = 0
+    state.jobs.doublings = {}
     state.scoring.worker_attempts = state.builds.deaths_without_progress = 0
     for entry in state.entries:
         if entry.status == "scored" and entry.unscored:

@@ -47,11 +47,12 @@ class RequestSetsFound(Event):
 
 
 class Offer(Record):
-    """GPUs of a node that this evaluation may use."""
+    """GPUs of a node that this evaluation may use. `memory_mb`: free; `node_memory_mb`: in all, 0 where it is unknown."""
 
     node: str
     gpus: int
     memory_mb: int
+    node_memory_mb: int = 0
     gpu_type: str = ""
     best_effort: bool = False  # jobs there may be preempted
 

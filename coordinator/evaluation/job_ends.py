@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from typing import Literal
 
 from coordinator.cluster import COORDINATOR_ENDED, Purpose
-from coordinator.evaluation import builds, indexes, jobs, nodes, shards
+from coordinator.evaluation import builds, indexes, jobs, memory, nodes, scoring, shards
 from coordinator.evaluation.actions import Action, CancelJob, ReleaseClaims, SubmitJob
 from coordinator.evaluation.events import JobEnded, JobNotSubmitted
 from coordinator.evaluation.state import IllegalEventError, JobInfo, NodeUse, ShardState, State, Trial
@@ -23,8 +23,6 @@ from evaljobs.contract.names import LaneId
 MAX_SUBMISSIONS = 8  # of one job that were in doubt and had not happened
 NO_FAULT_OF_A_NODE = frozenset({"TIMEOUT", jobs.PREEMPTED})
 """Slurm's words for a job that its limit or another job's priority ended before its trials could leave outcomes."""
-MAYBE_OF_ITS_SHARD = frozenset({"OUT_OF_MEMORY"})
-"""Slurm's word for a job that took more memory than it asked for: its shard may be too much for any node."""
 
 _OVER: dict[Purpose, Callable[[State, JobInfo, str], None]] = {
     "build": builds.job_over,
@@ -128,6 +126,8 @@ def _end_members(
             actions += nodes.preempted(state, info, now)
         elif dead and _news(state, dead, word):
             actions += _died(state, info, dead, word, shard)
+        elif word == memory.OUT_OF_MEMORY and info.job.purpose == "metric" and state.can_work:
+            scoring.out_of_memory(state, info)
     if all(phase == "ended" for phase in info.members.values()) and info.live:
         info.phase = "ended"
         indexes.file_job(state, info)
@@ -144,11 +144,22 @@ def _news(state: State, dead: list[Trial], word: str) -> bool:
 
 def _died(state: State, info: JobInfo, dead: list[Trial], word: str, shard: str | None) -> list[Action]:
     why = f"{dead[0].name} ended ({word}) without a word"
-    if word in MAYBE_OF_ITS_SHARD and shard is not None:
-        return count_kill(state, info.job.node, shard, why, lane=dead[0].lane)
+    if word == memory.OUT_OF_MEMORY:
+        return out_of_memory(state, info, dead[0], shard)
     blamed = None if word in NO_FAULT_OF_A_NODE else info.job.node
     if trial_died(state, blamed, why) and len(dead) == 1:
         dead[0].counted = True
+    return []
+
+
+def out_of_memory(state: State, info: JobInfo, trial: Trial, shard: str | None) -> list[Action]:
+    """The kernel ended a trial: the next asks for more. Where none can, its shard may be too much for any node."""
+    if memory.job_short(state, info):
+        return []
+    why = memory.why(state, info.job.purpose, trial.name)
+    if shard is not None:
+        return count_kill(state, info.job.node, shard, why, lane=trial.lane)
+    state.ending.close(why, inference_only=True)
     return []
 
 
@@ -180,15 +191,22 @@ def died_with(state: State, trial: Trial, node: str | None, name: str, error: st
     """A trial failed while it ran the shard `name`."""
     fault = whose(error)
     if fault == "node":
-        trial_died(state, node, error)
+        trial_died(state, node, error, at_fault=True)
         return []
     return count_kill(state, node, name, error, lane=trial.lane if fault == "either" else None)
 
 
-def trial_died(state: State, node_name: str | None, why: str) -> bool:
+def unfit(state: State, node_name: str | None, why: str) -> None:
+    """A node lacks what its trial asked for: no other trial is tried there before its back-off is over."""
+    node = state.nodes.by_name.get(node_name or "")
+    if node is not None:
+        nodes.back_off(state, node, why, at_fault=True)
+
+
+def trial_died(state: State, node_name: str | None, why: str, *, at_fault: bool = False) -> bool:
     """A trial died and no shard was to blame: the node may be. Deaths on a node in back-off are no further news.
 
-    Does it count against a node?
+    `at_fault`: it certainly is. Does it count against a node?
     """
     node = state.nodes.by_name.get(node_name or "")
     if node is not None and node.status in ("back-off", "withdrawn"):
@@ -198,7 +216,7 @@ def trial_died(state: State, node_name: str | None, why: str) -> bool:
     if node is not None:
         node.failures += 1
         if node.failures >= nodes.MAX_FAILURES:
-            nodes.back_off(state, node, why)
+            nodes.back_off(state, node, why, at_fault=at_fault)
     leaves = state.shards.leaves
     worked = any(leaf.todo < len(leaf.planned.shards) for leaf in leaves.values())
     most = MAX_DEATHS * (len(state.nodes.by_name) if worked else 1)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TypedDict
 
-from coordinator.cluster import Job, Purpose
+from coordinator.cluster import CPU_SLOT, Job, Purpose
 from coordinator.evaluation.events import JobIntended
 from coordinator.evaluation.records import EvaluationRecord, JobName, RunOptions, job_detail
 from coordinator.evaluation.state import EntryState, JobInfo, MetricState, NodeUse, Prefetch, State
@@ -47,8 +47,9 @@ class Site:
 
     work_dir: str
     trial_command: tuple[str, ...]  # interpreter of builds, precursors and trials, e.g. (".../python",)
-    worker_command: tuple[str, ...]  # interpreter of metric workers: ours
+    worker_command: tuple[str, ...]  # interpreter of metric workers: the coordinator's
     trial_env: dict[str, str] = field(default_factory=dict)
+    worker_env: dict[str, str] = field(default_factory=dict)  # of metric workers
     stage_roots: tuple[str, ...] = ("/dev/shm",)
     redis_patience_seconds: float = 600.0  # that trials wait for a Redis that is away
     lease_seconds: float = 900.0
@@ -83,7 +84,7 @@ def asked(purpose: Purpose, options: RunOptions, checkpoint_bytes: int, lanes: i
     """
     trial = options.trial_memory_mb
     seconds = options.trial_time_limit_seconds
-    precursor = int(checkpoint_bytes * PRECURSOR_SLACK / MIB) + 512
+    precursor = max(int(checkpoint_bytes * PRECURSOR_SLACK / MIB) + 512, options.stage_memory_mb)
     match purpose:
         case "build":
             return Asked(gpus=0, cpus=options.trial_cpus, memory_mb=trial, time_limit_seconds=4 * 3600)
@@ -250,7 +251,14 @@ def worker_job(state: State, site: Site, count: int, now: float) -> JobIntended:
 
 def environment(site: Site, purpose: Purpose) -> Mapping[str, str]:
     """Environment of a job. It stands in no journal: it may hold tokens."""
-    return {} if purpose == "metric" else site.trial_env
+    return site.worker_env if purpose == "metric" else site.trial_env
+
+
+def secrets_for(record: EvaluationRecord, purpose: Purpose) -> tuple[str, ...]:
+    """Names of secret variables that a job gets: the judge's key where it may ask the judge."""
+    judge = record.judge
+    asks = purpose == "metric" and any(task.judge for task in record.suite.tasks)
+    return (judge.api_key_env,) if asks and judge is not None and judge.api_key_env else ()
 
 
 def specs_of(state: State, site: Site, info: JobInfo) -> dict[str, Spec]:
@@ -336,8 +344,15 @@ def _trial_spec(state: State, site: Site, info: JobInfo, *, path: str) -> TrialS
         redis_file=str(site.paths.redis_address),
         redis_patience_seconds=site.redis_patience_seconds,
         lanes=tuple(LaneSpec(lane=lane, trial=trial) for lane, trial in lanes),
+        gpus=_gpus_of_a_trial(state, info),
         idle_seconds=0.0,  # nothing unclaimed: a shard that comes back later gets a trial of its own
     )
+
+
+def _gpus_of_a_trial(state: State, info: JobInfo) -> int:
+    """GPUs that a trial must see: none where the local cluster's slots are shares of the CPU."""
+    node = state.nodes.by_name.get(info.job.node or "")
+    return 0 if node is None or node.gpu_type == CPU_SLOT else state.record.options.gpus_per_trial
 
 
 def workers_stop_file(paths: EvaluationPaths) -> str:

@@ -8,7 +8,7 @@ Called from: `step`; the subjects that see a node fail.
 from __future__ import annotations
 
 from coordinator.cluster import COORDINATOR_ENDED
-from coordinator.evaluation import indexes, jobs, renewals
+from coordinator.evaluation import indexes, jobs, memory, renewals
 from coordinator.evaluation.actions import Action
 from coordinator.evaluation.events import (
     BackOffOver,
@@ -49,6 +49,7 @@ def offered(state: State, event: NodesOffered) -> list[Action]:
         elif node is not None and lanes > node.lanes:
             node.lanes = lanes
         if node is not None:
+            node.memory_mb = offer.node_memory_mb
             indexes.file_node(state, node)
     return []
 
@@ -162,11 +163,12 @@ def job_over(state: State, info: JobInfo, word: str) -> None:
     place = _place(state, info)
     if place is None or place.status not in ("staging", "ready"):
         return
+    grows = word == memory.OUT_OF_MEMORY and memory.job_short(state, info)
     place.precursor, place.why = None, f"{info.job.name} ended ({word})"
     if isinstance(place, Prefetch):
         place.status = "over"
         return
-    place.attempts -= word == COORDINATOR_ENDED
+    place.attempts -= word == COORDINATOR_ENDED or grows
     again = place.attempts < MAX_PRECURSORS or info.job.purpose == "stage"
     place.status = "offered" if again else "back-off"
     indexes.file_node(state, place)
@@ -209,10 +211,10 @@ def preempted(state: State, info: JobInfo, now: float) -> list[Action]:
     return withdraw(state, name, "a job of higher priority took it", now)
 
 
-def back_off(state: State, node: NodeUse, why: str) -> None:
-    """Leave a node that is in use alone; `due` says for how long."""
+def back_off(state: State, node: NodeUse, why: str, *, at_fault: bool = False) -> None:
+    """Leave a node that is in use alone; `due` says for how long. `at_fault`: other evaluations would fail there, too."""
     if node.status in ("ready", "staging"):
-        node.status, node.why = "back-off", why
+        node.status, node.why, node.at_fault = "back-off", why, at_fault
         indexes.file_node(state, node)
         state.warnings.append(f"node {node.name} is in back-off: {why}")
         _check_all_backed_off(state, why)
@@ -230,7 +232,7 @@ def _check_all_backed_off(state: State, why: str) -> None:
 def return_to_use(state: State, node: NodeUse) -> None:
     """A node's back-off is over."""
     staged_still = node.precursor is not None and node.precursor in state.jobs.live and node.path
-    node.back_off_until = None
+    node.back_off_until, node.at_fault = None, False
     node.status = "ready" if staged_still else "offered"
     node.precursor = node.precursor if staged_still else None
     indexes.file_node(state, node)

@@ -47,6 +47,7 @@ class RunOptions(Record):
     worker_memory_mb: int = 4096
     execute_documents: int = 50  # documents of one `execute` job
     stage: bool = True  # False: trials read storage themselves
+    stage_memory_mb: int = 0  # least of a precursor; it asks for more where its checkpoint is larger
     # one long job a node stages and hosts the trials (private /dev/shm, exclusive nodes)
     host_trials: bool = False
     array_size: int | None = None  # most members of a job array that the site takes; 1: no arrays

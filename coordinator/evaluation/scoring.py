@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from coordinator.evaluation import indexes, jobs, shards
+from coordinator.evaluation import indexes, jobs, memory, shards
 from coordinator.evaluation.actions import Action, EnqueueMetric
 from coordinator.evaluation.events import JobIntended, MetricJobsDied, MetricJobsLost
 from coordinator.evaluation.job_specs import Site, worker_job
 from coordinator.evaluation.jobs import Due
-from coordinator.evaluation.state import EntryState, LeafState, MetricState, State
+from coordinator.evaluation.state import EntryState, JobInfo, LeafState, MetricState, State
 from evaljobs.contract.outcomes import Executed, Failed, Scored
 
 MAX_ATTEMPTS = 3  # score jobs of one entry
@@ -84,12 +84,20 @@ def _gone(state: State, name: str, why: str) -> list[Action]:
     return failed(state, outcome, 0.0)
 
 
-def failed(state: State, outcome: Failed, _at: float) -> list[Action]:
+def failed(state: State, outcome: Failed, at: float) -> list[Action]:
     metric = state.scoring.metrics.get(outcome.name)
     if metric is None or metric.done:
         return []
     _done(state, outcome.name)
     entry = state.entries[metric.entry]
+    actions: list[Action] = []
+    had_mb = outcome.memory_mb
+    if had_mb is not None and memory.short(state, "metric", outcome.name, had_mb=had_mb):
+        # workers that have less end; what they run is run again by their successors
+        few = [
+            i for i in state.live_jobs("metric") if i.job.memory_mb < state.record.options.worker_memory_mb
+        ]
+        actions += jobs.end(state, few, at)
     if metric.kind == "execute":
         # the score job runs whatever verdicts are missing; it fails the entry if it cannot
         state.warnings.append(f"{outcome.name}: {outcome.error}")
@@ -98,7 +106,13 @@ def failed(state: State, outcome: Failed, _at: float) -> list[Action]:
     elif entry.status == "scoring":
         entry.status = "built"
         indexes.file_entry(state, entry)
-    return []
+    return actions
+
+
+def out_of_memory(state: State, info: JobInfo) -> None:
+    """The kernel ended a worker, or a process of one. Where no more can be asked for and nothing gets done, that is the end."""
+    if not memory.job_short(state, info) and state.scoring.worker_attempts:
+        state.ending.close(memory.why(state, "metric", info.job.name), instead=True)
 
 
 def _metrics(state: State, now: float) -> list[Action]:

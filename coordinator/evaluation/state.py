@@ -98,6 +98,7 @@ class NodeUse:
     lanes: int
     gpu_type: str = ""  # as the cluster names it
     gpu_name: str = ""  # as its jobs name it; only where the cluster names no type
+    memory_mb: int = 0  # in all; 0: unknown
     status: NodeStatus = "offered"
     path: str = ""
     rung: str = ""
@@ -112,6 +113,7 @@ class NodeUse:
     back_offs: int = 0  # how often it was in back-off
     back_off_until: float | None = None  # unix seconds; while status is "back-off"
     why: str = ""
+    at_fault: bool = False  # its back-off is for a fault of its own, certainly
 
     @property
     def lane_names(self) -> list[str]:
@@ -262,6 +264,7 @@ class Jobs:
         default_factory=set
     )  # nodes that could not launch a job: the next avoid them
     attempts: dict[tuple[str, str], int] = field(default_factory=dict)  # (kind, detail) -> jobs so named
+    doublings: dict[str, int] = field(default_factory=dict)  # option for memory -> times it was doubled
 
 
 @dataclass(slots=True, kw_only=True)

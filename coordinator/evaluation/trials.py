@@ -11,7 +11,7 @@ from coordinator.evaluation.actions import Action, CancelJob, ReleaseClaims
 from coordinator.evaluation.events import JobIntended, StragglersFound, TrialHung
 from coordinator.evaluation.job_specs import Site, trial_job
 from coordinator.evaluation.jobs import Due
-from coordinator.evaluation.state import NodeUse, State
+from coordinator.evaluation.state import JobInfo, NodeUse, State, Trial
 from evaljobs.contract.outcomes import Failed, TrialEnded
 
 
@@ -55,12 +55,22 @@ def failed(state: State, outcome: Failed, at: float) -> list[Action]:
             return actions + nodes.unseen(state, node, at)
     if not lived:
         return job_ends.failed_late(state, trial, outcome.shard, outcome.error)
+    return actions + _charged(state, info, trial, outcome)
+
+
+def _charged(state: State, info: JobInfo, trial: Trial, outcome: Failed) -> list[Action]:
+    """The failure counts against the memory that was asked for, the trial's shard, or its node."""
+    if outcome.memory_mb is not None:
+        return job_ends.out_of_memory(state, info, trial, outcome.shard)
     if outcome.shard is not None:
-        return actions + job_ends.died_with(state, trial, info.job.node, outcome.shard, outcome.error)
+        return job_ends.died_with(state, trial, info.job.node, outcome.shard, outcome.error)
+    if outcome.unfit:
+        job_ends.unfit(state, info.job.node, outcome.error)
+        return []
     job_ends.trial_died(state, info.job.node, outcome.error)
     if outcome.blame == "operator":
         state.ending.close(outcome.error)
-    return actions
+    return []
 
 
 def hung(state: State, event: TrialHung) -> list[Action]:

@@ -40,6 +40,8 @@ from evaljobs.contract.specs import JudgeOptions, ModelOptions, SuiteSpec
 from evaljobs.errors import JobError
 
 FOR_TRIALS = ("lm_eval", "torch")  # modules without which no trial runs
+# Variables of [trial] env that are for the trials' own interpreter: workers run the coordinator's.
+OF_AN_INTERPRETER = frozenset({"PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "LD_PRELOAD"})
 LOCAL_CPU_SLOTS = 2  # trials at once on a machine without GPUs
 
 
@@ -79,7 +81,10 @@ def _python(config: Config) -> str:
 
 def _command(config: Config) -> tuple[str, ...]:
     """The command of the trial interpreter: the site's prologue, the container, python."""
-    command = (*shlex.split(config.trial.container or ""), _python(config))
+    return _after_prologue(config, *shlex.split(config.trial.container or ""), _python(config))
+
+
+def _after_prologue(config: Config, *command: str) -> tuple[str, ...]:
     if config.trial.prologue:
         return ("bash", "-c", f'{config.trial.prologue.strip()}\nexec "$@"', "bash", *command)
     return command
@@ -87,7 +92,9 @@ def _command(config: Config) -> tuple[str, ...]:
 
 def site_of(config: Config) -> Site:
     env = dict(config.trial.env)
+    worker_env = dict(config.trial.env)
     if config.trial.python or config.trial.container:
+        worker_env = {name: value for name, value in env.items() if name not in OF_AN_INTERPRETER}
         env["PYTHONPATH"] = os.pathsep.join(
             [str(_code_folder(config)), *filter(None, [env.get("PYTHONPATH")])]
         )
@@ -97,8 +104,9 @@ def site_of(config: Config) -> Site:
     return Site(
         work_dir=str(config.work_dir),
         trial_command=_command(config),
-        worker_command=(sys.executable,),
+        worker_command=_after_prologue(config, sys.executable),
         trial_env=env,
+        worker_env=worker_env,
         stage_roots=config.stage.roots,
         redis_patience_seconds=config.trial.redis_patience_seconds,
         lease_seconds=config.stage.lease_seconds,

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from coordinator.cluster import CPU_SLOT
 from coordinator.evaluation.actions import MakePlan
 from coordinator.evaluation.events import Planned, PlannedLane, PlannedLeaf
 from coordinator.evaluation.records import EvaluationRecord
@@ -70,7 +71,7 @@ def read_sets(
 def hardware_of(nodes: Iterable[NodeUse]) -> str:
     """The hardware key of priors: the first GPU type, "gpu" while no node's is known, "cpu" where trials run on CPU slots."""
     named = next((known for n in nodes if (known := n.gpu_type or n.gpu_name)), "gpu")
-    return "cpu" if named == "cpu-slot" else named
+    return "cpu" if named == CPU_SLOT else named
 
 
 def _work_set(

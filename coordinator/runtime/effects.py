@@ -46,7 +46,14 @@ from coordinator.evaluation.events import (
     RequestSetsFound,
     ResultsWritten,
 )
-from coordinator.evaluation.job_specs import Site, environment, metric_spec, specs_of, workers_stop_file
+from coordinator.evaluation.job_specs import (
+    Site,
+    environment,
+    metric_spec,
+    secrets_for,
+    specs_of,
+    workers_stop_file,
+)
 from coordinator.evaluation.records import EvaluationRecord
 from coordinator.evaluation.state import State
 from coordinator.intake import request_sets
@@ -214,7 +221,8 @@ class Performer:
             write_atomic(paths.spec(spec_name), spec.model_dump_json(indent=1).encode())
         if action.job.purpose == "metric":
             Path(workers_stop_file(paths)).unlink(missing_ok=True)
-        job = replace(action.job, env=environment(self.site, action.job.purpose))
+        env = environment(self.site, action.job.purpose)
+        job = replace(action.job, env=env, secrets=secrets_for(state.record, action.job.purpose))
         mine[name] = self.calls.begin(f"the submission of {name}", partial(self.cluster.submit, job))
         return []
 

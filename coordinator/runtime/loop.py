@@ -6,6 +6,7 @@ and run again, it resumes from the journals. `coordinator.runtime.registry` keep
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -27,10 +28,9 @@ from coordinator.runtime.detect import Grace
 from coordinator.runtime.effects import Performer
 from coordinator.runtime.registry import Evaluations
 
-JOBS, NODES = (
-    "the listing of jobs",
-    "the listing of nodes",
-)  # names of the loop's two questions to the cluster
+JOBS, NODES = "the listing of jobs", "the listing of nodes"
+"""The loop's two questions to the cluster, as people read them."""
+log = logging.getLogger(__name__)
 
 
 class Keeper(Protocol):
@@ -75,6 +75,9 @@ class Coordinator(Evaluations):
         self.pace = pace
         self.nodes: list[NodeState] = []
         self.calls = performer.calls
+        # nodes with a fault that one evaluation found, which no evaluation is offered: until unix seconds
+        self._at_fault: dict[str, float] = {}
+        self._unknown: set[str] = set()  # states of jobs that no table has, logged already
         self._throttle = Throttle()
 
     @contextmanager
@@ -191,6 +194,7 @@ class Coordinator(Evaluations):
         self.trouble = ""
         if (why := none_usable(self.nodes)) and demand.demands(self._states()):
             self._troubled(why, ClusterError(why), "; it waits")
+        self._name_unknown(listing)
         self.performer.cancel_again(listing)
         return listing
 
@@ -200,6 +204,13 @@ class Coordinator(Evaluations):
             what, seconds = late
             error = ClusterError(what)
             self._troubled(f"the cluster has not answered {what} yet", error, f", for {seconds:.0f} s")
+
+    def _name_unknown(self, listing: Iterable[JobState]) -> None:
+        """Log each state that is in no table, once: its jobs count as still there."""
+        for job in listing:
+            if job.phase == "unknown" and job.state not in self._unknown:
+                self._unknown.add(job.state)
+                log.warning("%s is %s, a state unknown here: it counts as still there", job.name, job.state)
 
     # --- nodes -----------------------------------------------------------------------------------------------------
 
@@ -232,7 +243,9 @@ class Coordinator(Evaluations):
         self._give_back(now)
         self._withdraw(self._unusable(now), now)
         states = self._states()  # without those that were parked just now
-        without = self._cordoned(now) | demand.started_since(states, call.asked_at)
+        self._at_fault |= demand.at_fault(states)
+        without = self._cordoned(now) | {node for node, until in self._at_fault.items() if until > now}
+        without |= demand.started_since(states, call.asked_at)
         free = [replace(n, usable=n.usable and n.name not in without) for n in self.nodes]
         for evaluation_id, offers in demand.offers(states, free, demands, self.limits).items():
             if offers:

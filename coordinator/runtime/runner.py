@@ -28,6 +28,7 @@ from coordinator.evaluation.actions import Action, CancelJob, ReleaseClaims, Sub
 from coordinator.evaluation.events import (
     Accepted,
     AnyEvent,
+    JobEnded,
     OutcomeSeen,
     QueueLost,
     Restarted,
@@ -48,7 +49,7 @@ from evaljobs.contract.names import ShardId
 from evaljobs.contract.outcomes import OUTCOME
 from evaljobs.contract.paths import EvaluationPaths
 from evaljobs.contract.specs import FrameRef
-from evaljobs.contract.storage import FrameError, read_frame, read_frames, read_plain, write_atomic
+from evaljobs.contract.storage import FrameError, list_anew, read_frame, read_frames, read_plain, write_atomic
 from evaljobs.queue.work_queue import QueueSnapshot, QueueUnavailable
 
 log = logging.getLogger(__name__)
@@ -221,6 +222,8 @@ class Running:
             self.listed = listing
             events, twins = detect.job_events(self.state, listing, self.seen, self.grace, now)
             self.performer.cancel(twins)
+            if any(isinstance(event, JobEnded) for event in events):
+                self._take_last_files(now)
             claims = self.snapshot.claims if self.snapshot is not None else {}
             events = detect.with_launches(self.state, events, listing, _began)
             self.take(detect.with_shards(self.state, events, claims))
@@ -237,6 +240,13 @@ class Running:
             self._audit(now)
         if self._throttle.due("audit metrics", METRIC_AUDIT_SECONDS, now):
             self._audit_metrics(now)
+
+    def _take_last_files(self, now: float) -> None:
+        """Take what jobs left just before their end: without its outcome, a job counts as killed."""
+        list_anew(self.paths.outcomes)
+        if outcomes := self._new_outcomes(now):
+            dumped = self._new_shards(now, thorough=True)
+            self.take([*dumped, *self._corrupted(outcomes, now), *outcomes])
 
     def _new_outcomes(self, now: float) -> list[AnyEvent]:
         events: list[AnyEvent] = []

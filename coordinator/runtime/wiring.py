@@ -7,6 +7,7 @@ Rule: every default that depends on the machine is made here; nothing here decid
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import shutil
 from collections.abc import Callable
@@ -93,12 +94,17 @@ def cluster_of(config: Config) -> Cluster:
     if config.cluster.kind == "local":
         gpus = gpu_names()
         return LocalCluster(
-            work.cache / "jobs", slots=config.cluster.slots or len(gpus) or slots(config), gpus=gpus
+            work.cache / "jobs",
+            slots=config.cluster.slots or len(gpus) or slots(config),
+            gpus=gpus,
+            secrets=_secrets(config),
         )
     if shutil.which("sbatch") is None:
         raise OperatorError(
             "there is no sbatch on this machine: run this on a login node, or use --cluster local"
         )
+    if "," in (clusters := os.environ.get("SLURM_CLUSTERS", "")):
+        raise OperatorError(f"SLURM_CLUSTERS names several clusters ({clusters}): set it to one of them")
     if config.cluster.api == "pyslurm":
         try:
             return SlurmApi(slurm_options(config))
@@ -110,6 +116,11 @@ def cluster_of(config: Config) -> Cluster:
 def _digest(text: str) -> str:
     """Eight hex digits that keep two work folders of one name apart in Slurm's queue."""
     return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+def _secrets(config: Config) -> tuple[str, ...]:
+    """The variable with the judge's key, which jobs that judge get by name (`job_specs.secrets_for`)."""
+    return (config.judge.api_key_env,) if config.judge.api_key_env else ()
 
 
 def slurm_options(config: Config) -> SlurmOptions:
@@ -129,6 +140,7 @@ def slurm_options(config: Config) -> SlurmOptions:
         roles=roles,
         gpu_request=config.slurm.gpu_request,
         nodes=NodeChoice(**config.nodes.model_dump(exclude={"wake"})),
+        secrets=_secrets(config),
         chdir=str(config.work_dir),
         token=f"evalspan:{config.work_dir.name}:{_digest(str(config.work_dir.resolve()))}",
     )

@@ -1,4 +1,4 @@
-"""Names of shards and lanes, as both sides write them in files, specs and queues.
+"""Names of shards and lanes, as both sides write them in files, specs and queues; and of GPU variables.
 
 Rule: a name is parsed and printed here alone; on the wire and in the journal it is a string.
 Called from: the coordinator (plans, evaluations) and the node side (trials, queues).
@@ -7,6 +7,10 @@ Called from: the coordinator (plans, evaluations) and the node side (trials, que
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+# Variables that name a job's GPUs: NVIDIA's, AMD's two, Intel's. Slurm sets that of the node's vendor; where
+# it does not know the vendor it sets several, and AMD's library heeds the first, too.
+GPU_VARIABLES = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
 
 
 @dataclass(frozen=True, slots=True)

@@ -130,6 +130,9 @@ class Failed(Record):
     node: str | None = None
     shard: str | None = None  # the shard that a trial was running
     entry: int | None = None
+    # set where the kernel ended a process for lack of memory: MiB that its job had
+    memory_mb: int | None = None
+    unfit: bool = False  # the trial sees fewer GPUs on its node than its job asked for
     # the trial found no staged weights on its node: its /dev/shm is not the precursor's
     unstaged: bool = False
 

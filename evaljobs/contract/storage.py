@@ -102,6 +102,17 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+def list_anew(folder: Path) -> None:
+    """Have the next listing of a folder come from the server.
+
+    An NFS client keeps a listing for 30 to 60 s, but not past a change of its own to the folder.
+    """
+    mark = folder / f".look-{os.getpid()}"
+    with contextlib.suppress(OSError):
+        mark.touch()
+        mark.unlink()
+
+
 def write_record(path: str | Path, record: Record) -> None:
     """Write a record atomically as JSON."""
     write_atomic(path, record.model_dump_json(indent=1).encode())

@@ -44,6 +44,7 @@ from evaljobs.scoring import rq_jobs
 from evaljobs.scoring.item_deadlines import Watch
 from evaljobs.scoring.rq_jobs import HEARTBEAT_SECONDS, HEARTBEAT_TTL, GuardedJob
 from evaljobs.scoring.supervisor import Supervisor, die_with_parent
+from evaljobs.staging.capacity import short_of_memory
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +52,9 @@ MAX_SPEC_BYTES = 1 << 28
 AWAY = (redis.ConnectionError, redis.TimeoutError)
 JUDGE_SECONDS = 24 * 3600  # deadline of a job that asks a judge
 BLOCK_SECONDS = 5  # that an idle worker waits in Redis for a job
+OUT_OF_MEMORY = (
+    "the kernel ended its process for lack of memory: its job had {} MB; set [metric] memory_mb = {}"
+)
 NEVER_SECONDS = 10**9  # between two of RQ's own clean-ups: `rq_jobs.recover` does their work
 
 
@@ -111,8 +115,10 @@ def outcome_on_disk(spec: ExecuteSpec | ScoreSpec) -> str | None:
     return next((kind for kind in kinds if paths.outcome(kind, spec.name).exists()), None)
 
 
-def leave_failed(spec: ExecuteSpec | ScoreSpec, *, error: str, detail: str = "") -> None:
-    """Write a failed outcome, unless the job has an outcome."""
+def leave_failed(
+    spec: ExecuteSpec | ScoreSpec, *, error: str, detail: str = "", memory_mb: int | None = None
+) -> None:
+    """Write a failed outcome, unless the job has an outcome. `memory_mb`: as of `Failed`."""
     if outcome_on_disk(spec) is not None:
         return
     failed = Failed(
@@ -123,6 +129,7 @@ def leave_failed(spec: ExecuteSpec | ScoreSpec, *, error: str, detail: str = "")
         detail=detail[-4000:],
         node=socket.gethostname(),
         entry=spec.entry,
+        memory_mb=memory_mb,
     )
     write_outcome(EvaluationPaths(spec.evaluation_dir), failed)
 
@@ -181,6 +188,7 @@ class MetricWorker(Worker):  # type: ignore[misc]
         self.work_dir = work_dir
         self._spec: ExecuteSpec | ScoreSpec | None = None
         self._watch: Watch | None = None
+        self._killed = 0  # processes that the kernel had ended for lack of memory when the job began
 
     # --- one job ---------------------------------------------------------------------------------------------------
 
@@ -191,6 +199,7 @@ class MetricWorker(Worker):  # type: ignore[misc]
         except (ValueError, OSError, RefusedJobError) as error:
             self._refuse(job, queue, one_line(error))
             return
+        self._killed, _ = short_of_memory()
         job.timeout = deadline_seconds(self._spec)
         self._watch = Watch(self._spec)
         super().execute_job(job, queue)
@@ -241,12 +250,18 @@ class MetricWorker(Worker):  # type: ignore[misc]
         """RQ calls this where a work-horse died. After the last attempt the worker writes the outcome in its place."""
         assert self._spec is not None
         limit = deadline_seconds(self._spec)
-        why = f"its process died three times (out of memory?); wait status {status}"
+        why = f"its process died three times; wait status {status}"
+        killed, memory_mb = short_of_memory()
+        if killed == self._killed:
+            memory_mb = None
+        elif memory_mb is not None:
+            job.retries_left = 0  # the next attempt would take as much
+            why = OUT_OF_MEMORY.format(memory_mb, 2 * memory_mb)
         if (job.ended_at - job.started_at).total_seconds() > limit:
             job.retries_left = 0  # the next attempt would take as long
             why = f"it took longer than {limit} s and was ended"
         if not job.should_retry:
-            leave_failed(self._spec, error=f"{self._spec.name}: {why}")
+            leave_failed(self._spec, error=f"{self._spec.name}: {why}", memory_mb=memory_mb)
 
     # --- what Redis must not decide ------------------------------------------------------------------------------------
 

@@ -7,13 +7,28 @@ Called by `precursor.py`, by `publish.py` before a copy, by `node_probe.py`, and
 
 from __future__ import annotations
 
+import contextlib
 import os
-from contextlib import suppress
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 MEMORY_FS = frozenset({"tmpfs", "ramfs"})
+MIB = 1 << 20
 _UNLIMITED = 1 << 60  # cgroup v1 writes "no limit" as a number near 2**63
+
+
+class Files(NamedTuple):
+    """Names of the memory controller's files in one version of cgroups."""
+
+    limit: str
+    usage: str
+    events: str
+
+
+V1 = Files("memory.limit_in_bytes", "memory.usage_in_bytes", "memory.oom_control")
+V2 = Files("memory.max", "memory.current", "memory.events")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +47,7 @@ class Room:
 def gpu_name(driver: Path = Path("/proc/driver/nvidia/gpus")) -> str:
     """Name of the node's first NVIDIA GPU, which a job without GPUs can read, too; "" where there is none."""
     for file in sorted(driver.glob("*/information")):
-        with suppress(OSError):
+        with contextlib.suppress(OSError):
             for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
                 key, _, value = line.partition(":")
                 if key.strip() == "Model" and value.strip():
@@ -83,27 +98,41 @@ def cgroup_limits(
 ) -> list[tuple[int, int]]:
     """(limit, headroom) in bytes of each memory cgroup above this process that has a limit, v2 and v1."""
     found: list[tuple[int, int]] = []
+    for base, folder in _memory_groups(proc, mount):
+        version = V2 if base == mount else V1
+        for group in [folder, *folder.parents][: len(folder.relative_to(base).parts) + 1]:
+            most, used = _number(group / version.limit), _number(group / version.usage)
+            if most is not None:
+                found.append((most, max(0, most - (used or 0) + _reclaimable(group))))
+    return found
+
+
+def short_of_memory(
+    proc: Path = Path("/proc/self/cgroup"), mount: Path = Path("/sys/fs/cgroup")
+) -> tuple[int, int | None]:
+    """Processes of this job that the kernel has killed for lack of memory, and the job's limit in MiB."""
+    killed = 0
+    for base, folder in _memory_groups(proc, mount):
+        version = V2 if base == mount else V1
+        with contextlib.suppress(OSError):
+            words = (folder / version.events).read_text(encoding="ascii").split()
+            killed += int(words[words.index("oom_kill") + 1]) if "oom_kill" in words else 0
+    limits = [most for most, _ in cgroup_limits(proc, mount)]
+    return killed, min(limits) // MIB if limits else None
+
+
+def _memory_groups(proc: Path, mount: Path) -> Iterator[tuple[Path, Path]]:
+    """(root, this process's group) of the memory controller; the root of version 2 is `mount` itself."""
     try:
         lines = proc.read_text(encoding="utf-8").splitlines()
     except OSError:
-        return found
+        return
     for line in lines:
         _, controllers, path = line.split(":", 2)
         if controllers == "":
-            base, limit, usage = mount, "memory.max", "memory.current"
+            yield mount, mount / path.strip("/")
         elif "memory" in controllers.split(","):
-            base, limit, usage = mount / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes"
-        else:
-            continue
-        folder = base / path.strip("/")
-        while True:
-            most, used = _number(folder / limit), _number(folder / usage)
-            if most is not None:
-                found.append((most, max(0, most - (used or 0) + _reclaimable(folder))))
-            if folder == base:
-                break
-            folder = folder.parent
-    return found
+            yield mount / "memory", mount / "memory" / path.strip("/")
 
 
 def room(root: str | Path) -> Room:

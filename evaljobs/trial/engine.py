@@ -11,7 +11,9 @@ from __future__ import annotations
 import hashlib
 import importlib
 import logging
+import os
 import random
+import socket
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -19,12 +21,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
 
-from evaljobs.contract.names import ShardId
+from evaljobs.contract.names import GPU_VARIABLES, ShardId
 from evaljobs.contract.outcomes import ShardResponses
 from evaljobs.contract.paths import batch_file, batch_index_file
 from evaljobs.contract.specs import BatchIndex, ModelOptions
 from evaljobs.contract.storage import read_record
-from evaljobs.errors import OperatorError, one_line
+from evaljobs.errors import OperatorError, RetryError, one_line
 from evaljobs.lmeval.batches import Batch, decode_batch
 from evaljobs.lmeval.conversations import converse
 
@@ -32,6 +34,10 @@ log = logging.getLogger(__name__)
 
 # An engine that batches by itself is given as many requests at once as it will take.
 SELF_BATCHING_SIZE = 256
+
+
+class UnfitError(RetryError):
+    """This node lacks GPUs that the job asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,16 +85,19 @@ def load(
     options: ModelOptions,
     batch_size: int | Literal["auto"],
     *,
+    gpus: int = 0,
     phase: Callable[[str], None] = lambda _phase: None,
 ) -> Loaded:
     """Import the engine and load the checkpoint; `device=None`: cuda where there is one, else CPU.
 
-    Calls `phase("import")` and `phase("load")` as they begin.
+    Calls `phase("import")` and `phase("load")` as they begin. Raises UnfitError where fewer than
+    `gpus` GPUs are seen, on a device that is not chosen or "cuda".
     """
     started = time.monotonic()
     phase("import")
     import torch  # noqa: PLC0415
 
+    check_gpus(torch, options.device, gpus)
     model_class = import_engine(options.engine)
     if options.threads is not None:
         torch.set_num_threads(options.threads)
@@ -110,6 +119,27 @@ def load(
         import_seconds=imported - started,
         load_seconds=time.monotonic() - imported,
     )
+
+
+def check_gpus(torch: Any, device: str | None, gpus: int) -> None:
+    """Raise where a trial on `gpus` GPUs would silently run on the CPU, or on fewer.
+
+    UnfitError: the node is at fault; OperatorError: this torch uses no GPU on any node.
+    """
+    if gpus == 0 or not (device or "cuda").startswith("cuda"):
+        return
+    if torch.version.cuda is None and torch.version.hip is None:
+        raise OperatorError(
+            f"the trial asked for {gpus} GPUs, and this interpreter's torch {torch.__version__} is built without "
+            'CUDA and ROCm: point [trial] python at one that has it, or set [trial] device = "cpu"'
+        )
+    seen = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if seen < gpus:
+        named = [f"{n}={os.environ[n]}" for n in GPU_VARIABLES if n in os.environ]
+        raise UnfitError(
+            f"{socket.gethostname()}: torch sees {seen} of the {gpus} GPUs that the job asked for "
+            f"({', '.join(named) or 'no variable names them'}); look at `nvidia-smi` or `rocm-smi` there"
+        )
 
 
 def warm_up(lm: Any, options: ModelOptions) -> float:

@@ -10,6 +10,7 @@ Called from `python -m evaljobs host`.
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -17,30 +18,38 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from evaljobs.contract.names import GPU_VARIABLES
 from evaljobs.contract.outcomes import Failed
 from evaljobs.contract.paths import EvaluationPaths
 from evaljobs.contract.specs import HostSpec, TrialSpec
 from evaljobs.contract.storage import write_outcome, write_record
 from evaljobs.errors import JobError, OperatorError
 from evaljobs.staging import precursor
+from evaljobs.staging.capacity import short_of_memory
 from evaljobs.staging.coordinator_lease import is_there
 
 POLL_SECONDS = 0.2
 STOP_SECONDS = 20.0  # seconds for trials to end; Slurm's KillWait of 30 s leaves the rest to clear
 
 
-def gpus_of(environment: Mapping[str, str]) -> tuple[str, ...]:
-    """The job's GPUs, as CUDA_VISIBLE_DEVICES names them."""
-    return tuple(g for g in environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if g)
+def gpus_of(environment: Mapping[str, str]) -> tuple[str, tuple[str, ...]]:
+    """The variable that names the job's GPUs, and the GPUs."""
+    name = next((n for n in GPU_VARIABLES if environment.get(n)), GPU_VARIABLES[0])
+    return name, tuple(g for g in environment.get(name, "").split(",") if g)
 
 
 def share(gpus: Sequence[str], members: int, per_trial: int) -> list[str | None]:
-    """CUDA_VISIBLE_DEVICES of each trial: `per_trial` GPUs each; None where the job has none.
+    """The GPUs of each trial, `per_trial` of them; None where one trial has all that the job has.
 
     Raises OperatorError where there are too few: two trials on one GPU would run out of memory.
     """
-    if not gpus or per_trial == 0:
+    if per_trial == 0 or (not gpus and members == 1):
         return [None] * members
+    if not gpus:
+        raise OperatorError(
+            f"no variable names the GPUs of this job ({', '.join(GPU_VARIABLES)}), so that its {members} trials "
+            "cannot share them: have Slurm's gres.conf set one, or set --max-trials 1"
+        )
     if len(gpus) < members * per_trial:
         raise OperatorError(
             f"{members} trials of {per_trial} GPUs do not fit on the {len(gpus)} of this job: set gpus_per_trial"
@@ -53,7 +62,11 @@ def main(spec: HostSpec) -> int:
     paths = EvaluationPaths(spec.stage.evaluation_dir)
     with precursor.stopping_on_signals() as stop:
         try:
-            shares = share(gpus_of(os.environ), len(spec.trial.lanes), spec.gpus_per_trial)
+            variable, gpus = gpus_of(os.environ)
+            shares = [
+                {} if one is None else {variable: one}
+                for one in share(gpus, len(spec.trial.lanes), spec.gpus_per_trial)
+            ]
             holding = precursor.stage_only(spec.stage, stop=stop)
         except (JobError, OSError) as error:
             failed = precursor.failure(error, name=spec.name, node=spec.stage.node, job="host")
@@ -72,7 +85,10 @@ def main(spec: HostSpec) -> int:
 
 
 def _run_trials(
-    spec: HostSpec, holding: precursor.Holding, shares: Sequence[str | None], stop: threading.Event
+    spec: HostSpec,
+    holding: precursor.Holding,
+    shares: Sequence[Mapping[str, str]],
+    stop: threading.Event,
 ) -> int:
     """Run the trials to their end; returns the worst exit status."""
     paths = EvaluationPaths(spec.stage.evaluation_dir)
@@ -83,7 +99,8 @@ def _run_trials(
         for index, devices in enumerate(shares):
             children.append(_start(place, paths.logs / f"{spec.name}.{index}.log", index, devices))
             precursor.say(
-                f"trial {spec.trial.lanes[index].trial} is pid {children[-1].pid}, GPUs {devices or '-'}"
+                f"trial {spec.trial.lanes[index].trial} is pid {children[-1].pid}, "
+                f"GPUs {', '.join(devices.values()) or '-'}"
             )
         _wait(spec.trial, children, stop)
     finally:
@@ -92,10 +109,8 @@ def _run_trials(
     return int(any(child.returncode for child in children))
 
 
-def _start(place: Path, log: Path, index: int, devices: str | None) -> subprocess.Popen[bytes]:
-    environment = {**os.environ, "EVALSPAN_INDEX": str(index)}
-    if devices is not None:
-        environment["CUDA_VISIBLE_DEVICES"] = devices
+def _start(place: Path, log: Path, index: int, devices: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    environment = {**os.environ, "EVALSPAN_INDEX": str(index), **devices}
     with log.open("ab") as output:
         return subprocess.Popen(
             [sys.executable, "-m", "evaljobs", "trial", str(place)],
@@ -114,7 +129,10 @@ def _wait(trial: TrialSpec, children: Sequence[subprocess.Popen[bytes]], stop: t
 
 
 def _report_dead(trial: TrialSpec, children: Sequence[subprocess.Popen[bytes]], reported: set[int]) -> None:
-    """Write `Failed` for trials that died without an outcome; `reported` are indexes done."""
+    """Write `Failed` for trials that died without an outcome; `reported` are indexes done.
+
+    A child that got SIGKILL in a job in which the kernel killed for lack of memory died of that.
+    """
     paths = EvaluationPaths(trial.evaluation_dir)
     for index, (lane, child) in enumerate(zip(trial.lanes, children, strict=False)):
         if index in reported or child.poll() is None:
@@ -126,11 +144,22 @@ def _report_dead(trial: TrialSpec, children: Sequence[subprocess.Popen[bytes]], 
         if any(left):
             continue
         code = child.returncode
+        killed, memory_mb = short_of_memory()
+        short = bool(killed) and code == -signal.SIGKILL
         how = f"was killed by signal {-code}" if code < 0 else f"exited with {code}"
+        how += " (lack of memory)" if short else ""
         error = f"{lane.trial} {how} without an outcome; see its log"
         precursor.say(error)
         write_outcome(
-            paths, Failed(name=lane.trial, job="trial", blame="retry", error=error, node=trial.node)
+            paths,
+            Failed(
+                name=lane.trial,
+                job="trial",
+                blame="retry",
+                error=error,
+                node=trial.node,
+                memory_mb=memory_mb if short else None,
+            ),
         )
 
 

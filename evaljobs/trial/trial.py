@@ -181,7 +181,11 @@ class Trial:
                     raise UnstagedError(f"this job sees no staged weights in {slot}") from error
                 raise RetryError(f"the staged checkpoint is gone: {one_line(error)}") from error
             self._loaded = engine.load(
-                self.spec.model_path, self.spec.model, self.spec.batch_size, phase=self._phase
+                self.spec.model_path,
+                self.spec.model,
+                self.spec.batch_size,
+                gpus=self.spec.gpus,
+                phase=self._phase,
             )
             self.seconds.imports = self._loaded.import_seconds
             self.seconds.load = self._loaded.load_seconds
@@ -392,5 +396,6 @@ class Trial:
             detail=traceback.format_exc()[-4000:],
             node=self.spec.node,
             shard=self.standing.shard,
+            unfit=isinstance(error, engine.UnfitError),
             unstaged=isinstance(error, UnstagedError),
         )

@@ -48,6 +48,7 @@ CONFIG = """
 work_dir = "work"
 [trial]
 engine = "{engine}"
+device = "cpu"
 memory_mb = 500
 model_args = {{ load_seconds = {load} }}
 [metric]

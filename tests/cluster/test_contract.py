@@ -149,6 +149,21 @@ def test_environment_and_arguments_arrive_as_they_were_given(place: Place) -> No
     assert (place.folder / "log.0.txt").read_bytes().decode() == f"{odd}|{odd}"
 
 
+def test_a_job_sees_the_users_environment_but_no_secret_that_it_was_not_given(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Modules and proxies arrive; a token does not, and a judge's key reaches the one job that names it."""
+    only_real(place)
+    for name in ("MODULEPATH", "HF_TOKEN", "OPENAI_API_KEY"):
+        monkeypatch.setenv(name, "seen")
+    script = 'echo "${MODULEPATH-no} ${HF_TOKEN-no} ${OPENAI_API_KEY-no} ${SLURM_JWT-no}"'
+    for given, said in (((), "seen no no no"), (("OPENAI_API_KEY",), "seen no seen no")):
+        work = job(place, script, secrets=given, log=str(place.folder / f"{len(given)}.txt"))
+        place.cluster.submit(work)
+        wait(place, work.name, ended)
+        assert (place.folder / f"{len(given)}.txt").read_text().split() == said.split()
+
+
 def test_gpus_bound_how_many_run_at_once(place: Place) -> None:
     """Members beyond the node's GPUs wait."""
     work = job(place, "sleep 600", count=3, gpus=1, node=place.node)

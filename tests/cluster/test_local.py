@@ -214,11 +214,26 @@ def test_a_slot_has_its_gpu_and_a_job_without_slots_sees_none(tmp_path: Path) ->
 
 
 def test_only_the_gpus_left_to_us_are_counted() -> None:
-    text = "0, GPU-aa, NVIDIA A\n1, GPU-bb, NVIDIA B\n"
+    text = "GPU 0: NVIDIA A (UUID: GPU-aa)\nGPU 1: NVIDIA B (UUID: GPU-bb)\n"
     assert parse_gpus(text, None) == ("0, NVIDIA A", "1, NVIDIA B")
     assert parse_gpus(text, "1") == ("1, NVIDIA B",)
     assert parse_gpus(text, "GPU-aa") == ("0, NVIDIA A",)
     assert parse_gpus(text, "") == ()
+
+
+def test_the_slices_of_a_gpu_stand_in_its_place() -> None:
+    """A process sees one slice (MIG) at most, and names it by its UUID."""
+    text = (
+        "GPU 0: NVIDIA A (UUID: GPU-aa)\n"
+        "  MIG 1g.5gb      Device  0: (UUID: MIG-1)\n"
+        "  MIG 3g.20gb     Device  1: (UUID: MIG-2)\n"
+        "GPU 1: NVIDIA A (UUID: GPU-bb)\n"
+    )
+    slices = ("MIG-1, NVIDIA A MIG 1g.5gb", "MIG-2, NVIDIA A MIG 3g.20gb")
+    assert parse_gpus(text, None) == (*slices, "1, NVIDIA A")
+    assert parse_gpus(text, "0") == slices
+    assert parse_gpus(text, "MIG-2") == slices[1:]
+    assert parse_gpus(text, "GPU-bb,MIG-1") == (slices[0], "1, NVIDIA A")
 
 
 def test_a_state_folder_that_cannot_be_written_is_a_cluster_error(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from coordinator.cluster.sbatch_text import (
     log_pattern,
     quote,
     sbatch_arguments,
+    submission_environment,
 )
 
 # Any bytes but NUL, as Python holds file names; the odd ones often.
@@ -156,6 +157,9 @@ def test_what_belongs_to_another_job_or_habit_is_not_handed_on() -> None:
         "SLURM_MEM_PER_CPU": "9",
         "SQUEUE_FORMAT": "%i",
         "CUDA_VISIBLE_DEVICES": "3",
+        "ROCR_VISIBLE_DEVICES": "3",
+        "HIP_VISIBLE_DEVICES": "3",
+        "ZE_AFFINITY_MASK": "3",
         "SLURM_CONF": "/c",
         "SBATCH_ACCOUNT": "a",
     }
@@ -167,3 +171,23 @@ def test_what_belongs_to_another_job_or_habit_is_not_handed_on() -> None:
         "SLURM_TIME_FORMAT": "%s",
         "LC_ALL": "C.UTF-8",
     }
+
+
+def test_a_submission_carries_no_secret_but_slurms_own_and_those_of_the_job() -> None:
+    """By the names of variables, and by the settings; what only looks like one is handed on."""
+    plain = {
+        "PWD": "/",
+        "OLDPWD": "/",
+        "HF_TOKEN_PATH": "/t",
+        "TOKENIZERS_PARALLELISM": "false",
+        "MODULEPATH": "/m",
+    }
+    secret = dict.fromkeys(("HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "MYSQL_PWD", "DB_PASSWORD", "api_key"), "s")
+    inherited = {**plain, **secret, "SLURM_JWT": "j", "MINE": "s"}
+    options = SlurmOptions(secrets=("MINE",))
+    own = {"SLURM_JWT": "j", "SLURM_TIME_FORMAT": "%s", "LC_ALL": "C.UTF-8"}
+    job = Job(name="a", argv=("true",), log="/l")
+    assert submission_environment(inherited, options, job) == {**plain, **own}
+    judge = Job(name="a", argv=("true",), log="/l", secrets=("MINE", "HF_TOKEN"))
+    assert submission_environment(inherited, options, judge) == {**plain, **own, "MINE": "s", "HF_TOKEN": "s"}
+    assert "unset SLURM_JWT" in batch_script(job)

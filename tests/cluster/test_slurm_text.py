@@ -156,6 +156,18 @@ def test_a_state_outside_the_table_is_unknown() -> None:
         assert PHASES[word] == "ended"
 
 
+def test_a_job_that_a_sibling_cluster_runs_has_not_ended() -> None:
+    """REVOKED: in a federation the job started elsewhere; submitted again, it would run twice."""
+    (job,) = parse_queue(queue(("1", "N/A", "REVOKED", "1", "1", "", "None", "t", "a")), "t")
+    assert job.phase == "unknown"
+
+
+def test_the_kernels_kill_is_seen_while_the_node_still_cleans_up() -> None:
+    row = ("1", "N/A", "COMPLETING", "1", "1", "n1", "OutOfMemory", "t", "a")
+    (job,) = parse_queue(queue(row), "t")
+    assert (job.phase, job.state) == ("ended", "OUT_OF_MEMORY")
+
+
 def test_a_node_of_several_partitions_is_one_node() -> None:
     text = table(NODE_HEAD, node("n1", "spare"), node("n1", "gpu*"), node("n2", "other"))
     (n1,) = parse_nodes(text, SlurmOptions())
@@ -253,6 +265,7 @@ def test_a_node_that_cannot_be_read_is_no_news(field: str) -> None:
     [
         ("(null)", 0, ""), ("gpu:8", 8, ""), ("gpu:a100:8(S:0-1)", 8, "a100"), ("gpu:a100:2(IDX:0,7),nvme:4", 2, "a100"),
         ("gpu:a100:4,gpu:h100:4", 8, "a100+h100"), ("shard:80,gpu:0", 0, ""), ("gpu", 1, ""), ("gpu:1g.5gb:7", 7, "1g.5gb"),
+        ("gpu:1g.10gb:7(S:0)", 7, "1g.10gb"), ("gpu:a100:2,gpu:1g.5gb:7", 9, "a100+1g.5gb"), ("gpu:1K", 1024, ""),
     ],
 )  # fmt: skip
 def test_gpus_are_counted_over_all_types(text: str, count: int, kind: str) -> None:

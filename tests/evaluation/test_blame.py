@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.simulated.failing import VAGUE, Faulty
-from support.simulated.parts import Faults, record
+from support.simulated.parts import FakeJob, FakeMember, Faults, record
 from support.simulated.world import World
 
+from coordinator.allocation.demand import at_fault
 from coordinator.evaluation.job_ends import (
     MAX_KILLS,
     MAX_KILLS_ON_ONE_NODE,
@@ -16,6 +17,8 @@ from coordinator.evaluation.job_ends import (
     SHARD_WORDS,
     whose,
 )
+from coordinator.evaluation.memory import MAX_DOUBLINGS
+from evaljobs.contract.outcomes import Failed
 
 ECC = (
     "AcceleratorError: CUDA error: uncorrectable ECC error encountered Search for `cudaErrorECCUncorrectable'"
@@ -148,6 +151,41 @@ def test_where_all_nodes_or_all_shards_are_bad_it_ends_with_reasons(
     world.assert_nothing_left()
 
 
+class Blind(Faulty):
+    """Trials of bad nodes see no GPU."""
+
+    def run_trial(self, job: FakeJob, index: int, member: FakeMember) -> None:
+        node, trial = job.job.node or "", next(iter(job.specs.values())).lanes[index].trial
+        if node not in self.bad:
+            super().run_trial(job, index, member)
+            return
+        self.died_at[node] = self.died_at.get(node, 0) + 1
+        self.leave(Failed(name=trial, job="trial", blame="retry", error="sees none", node=node, unfit=True))
+        self.end_member(job, index, member)
+
+
+@settings(max_examples=20)
+@given(seed=st.integers(0, 2**32), gpus=st.sampled_from([1, 2, 8]))
+def test_a_node_without_its_gpus_rests_at_once_and_no_evaluation_is_offered_it(seed: int, gpus: int) -> None:
+    """One trial a lane dies there before the node rests, for one minute and longer each time; all is scored elsewhere."""
+    world = Blind(seed, QUIET, record(entries=6), nodes=2, gpus=gpus)
+    world.until_planned()
+    bad = world.node_names[0]
+    world.bad = {bad: "no GPU"}
+    told: set[str] = set()
+    while world.state.ended_at is None:
+        world.tick()
+        node = world.state.nodes.by_name.get(bad)
+        resting = node is not None and node.status == "back-off"
+        told |= at_fault([world.state]).keys()
+        assert not (at_fault([world.state]) and not resting)
+    world.assert_scored()
+    node = world.state.nodes.by_name.get(bad)
+    if node is not None and node.back_offs:
+        assert told == {bad}
+        assert world.died_at[bad] <= gpus * node.back_offs
+
+
 class Silent(Faulty):
     """The kernel ends trials that run a poison shard: nothing is heard of them but Slurm's word."""
 
@@ -164,7 +202,7 @@ class Silent(Faulty):
 @settings(max_examples=20)
 @given(seed=st.integers(0, 2**32), nodes=st.integers(1, 3), gpus=st.sampled_from([1, 2, 8]))
 def test_a_shard_that_takes_too_much_memory_is_named_and_no_node_is(seed: int, nodes: int, gpus: int) -> None:
-    """Its trials are killed without a word of their own: it is quarantined as if they had told of it."""
+    """Its trials are killed without a word of their own, also with more memory: it is quarantined as if they had told of it."""
     world = Silent(seed, Faults(listing=0.2, slow_outcome=0.2), record(entries=6), nodes=nodes, gpus=gpus)
     world.until_planned()
     shard = world.state.shards.leaves["t1"].planned.shards[0]
@@ -173,6 +211,6 @@ def test_a_shard_that_takes_too_much_memory_is_named_and_no_node_is(seed: int, n
     failed = {e.name: e.error for e in world.state.entries if e.status != "scored"}
     assert failed.keys() == {"t1"}, world.summary()
     assert f"shard {shard} took down" in failed["t1"]
-    assert world.deaths[shard] <= MAX_KILLS_ON_ONE_NODE
+    assert world.deaths[shard] <= MAX_KILLS_ON_ONE_NODE + MAX_DOUBLINGS
     world.assert_nothing_left()
     in_use_again(world)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.simulated.parts import Faults, record
 from support.simulated.world import World
 
+from coordinator.cluster import Purpose
 from coordinator.evaluation import events as ev
+from coordinator.evaluation.job_specs import secrets_for
 from coordinator.evaluation.scoring import MAX_WORKER_JOBS, WAITING_SECONDS
+from evaljobs.contract.specs import JudgeOptions
 
 
 def end_running(world: World) -> int:
@@ -21,6 +26,18 @@ def end_running(world: World) -> int:
                 world.end_member(job, index, member)
                 ended += 1
     return ended
+
+
+@pytest.mark.parametrize("judged", [True, False])
+def test_the_judges_key_reaches_workers_of_suites_with_judge_tasks_alone(judged: bool) -> None:
+    plain = record(entries=2)
+    tasks = (plain.suite.tasks[0], plain.suite.tasks[1].model_copy(update={"judge": judged}))
+    judge = JudgeOptions(url="http://judge", model="m", api_key_env="JUDGE_KEY")
+    suite = plain.suite.model_copy(update={"tasks": tasks})
+    made = plain.model_copy(update={"suite": suite, "judge": judge})
+    given = {purpose: secrets_for(made, purpose) for purpose in get_args(Purpose)}
+    assert given.pop("metric") == (("JUDGE_KEY",) if judged else ())
+    assert not any(given.values())
 
 
 @pytest.mark.parametrize("seed", range(10))

@@ -42,3 +42,24 @@ def test_after_an_upgrade_it_gets_the_new_code_even_under_the_same_version(tmp_p
     (upgraded / "errors.py").open("a").write("\nUPGRADED = True\n")
     monkeypatch.setattr(evaljobs, "__file__", str(upgraded / "__init__.py"))
     assert _asks(tmp_path, "import evaljobs.errors; print(evaljobs.errors.UPGRADED)") == "True"
+
+
+def test_workers_get_the_prologue_and_the_environment_that_trials_get(tmp_path):
+    """HF_HOME of [trial] env, or of a module in the prologue, is where offline scoring finds its data. Paths of another
+    interpreter's libraries stay with that one.
+    """
+    trial = TrialConfig(env={"HF_HOME": "/data", "PYTHONPATH": "/mine"}, prologue="export SITE=1")
+    site = site_of(Config(work_dir=tmp_path, trial=trial))
+    script = "import os; print(os.environ['SITE'], os.environ['HF_HOME'])"
+    for command, env in ((site.trial_command, site.trial_env), (site.worker_command, site.worker_env)):
+        done = subprocess.run(
+            [*command, "-c", script],
+            env={"PATH": "/usr/bin:/bin", **env},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert done.stdout.split() == ["1", "/data"]
+    assert site.worker_env["PYTHONPATH"] == "/mine"
+    other = site_of(Config(work_dir=tmp_path, trial=trial.model_copy(update={"python": "/opt/python"})))
+    assert other.worker_env == {"HF_HOME": "/data"}

@@ -49,9 +49,18 @@ ALL = ({"cgroups": True, "accounting": True, "max_time": 60, "part_limits": "ALL
 
 
 def evaluate(
-    shape: dict[str, Any], options: list[str], make_site: Any, expected: dict[str, Any], settings: str = ""
-) -> None:
-    """A whole evaluation there: its scores equal `expected`, and nothing is left."""
+    shape: dict[str, Any],
+    options: list[str],
+    make_site: Any,
+    expected: dict[str, Any],
+    *,
+    settings: str = "",
+    memory_mb: int | None = None,
+) -> list[str]:
+    """A whole evaluation there: its scores equal `expected`, and nothing is left. Returns its warnings.
+
+    `settings`: more of evalspan.toml. `memory_mb`: that trials, builds and metric workers ask for at first.
+    """
     if shape.get("accounting"):
         try:
             accounting.check_machine()
@@ -61,11 +70,16 @@ def evaluate(
         pytest.skip("cgroup v1 is not mounted")
     with cluster(**{"nodes": 1, "gpus": 2, "cpu_nodes": 1, "cpus": 8, **shape}) as site_cluster:
         site = make_site(site_cluster, more=settings)
+        if memory_mb is not None:
+            site.env |= dict.fromkeys(
+                ("EVALSPAN_TRIAL_MEMORY_MB", "EVALSPAN_METRIC_MEMORY_MB"), str(memory_mb)
+            )
         process = site.start(site.evaluate("--shards-per-task", "3", *options))
         try:
             out, err = process.communicate(timeout=240)
         except subprocess.TimeoutExpired:
             queue = site_cluster.run_as_user(["squeue", "-o", "%i %j %T %r %l"]).stdout
+            queue += site_cluster.run_as_user(["sinfo", "--list-reasons"]).stdout
             status = site.run(site.command("status")).stdout
             process.kill()
             raise AssertionError(
@@ -74,14 +88,16 @@ def evaluate(
         assert process.returncode == 0, f"{out}\n{err}"
         assert dict(json.loads(out)["results"]) == expected
         assert unfinished(site_cluster) == []
+        report = json.loads(site.run(site.command("report", site.root().name, "--json")).stdout)
     if shape.get("cgroups"):
         assert not list(Path("/sys/fs/cgroup").glob("*/slurm_n*/uid_*"))
+    return list(report["warnings"])
 
 
 @pytest.mark.skipif(not os.environ.get("EVALSPAN_LONG"), reason="scripts/try-sites runs these")
 @pytest.mark.parametrize("name", list(SITES))
 def test_each_site(name: str, make_site: Any, expected: dict[str, Any]) -> None:
-    evaluate(*SITES[name], make_site, expected, SETTINGS.get(name, ""))
+    evaluate(*SITES[name], make_site, expected, settings=SETTINGS.get(name, ""))
 
 
 def test_a_site_with_cgroups_accounts_and_limits(make_site: Any, expected: dict[str, Any]) -> None:
@@ -104,3 +120,14 @@ def test_each_site_of_short_jobs_keeps_staged_weights(make_site: Any, expected: 
         assert len(staged) > 1
         assert sum(o["storage_bytes"] > 0 for o in staged) == 1, outcomes
         assert sum(o["kind"] == "cleared" and o["freed_bytes"] > 0 for o in outcomes) == 1, outcomes
+
+
+@pytest.mark.skipif(not os.environ.get("EVALSPAN_LONG"), reason="scripts/try-sites runs these")
+def test_jobs_that_the_kernel_ends_for_lack_of_memory_get_more(
+    make_site: Any, expected: dict[str, Any]
+) -> None:
+    """Builds, trials and workers that ask for 150 MB: each setting is named with what would do, and no node rests."""
+    warnings = evaluate({"cgroups": True}, [], make_site, expected, memory_mb=150)
+    for setting in ("[trial] memory_mb", "[metric] memory_mb"):
+        assert any(f"it had 150 MB, and the next asks for 300 MB: set {setting} = 300" in w for w in warnings)
+    assert not any("back-off" in warning for warning in warnings)

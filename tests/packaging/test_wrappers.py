@@ -170,7 +170,7 @@ def _furnish(site: Cluster, model: Path) -> None:
     """What a user has: a checkpoint, settings, the wrapper, and a program `evalspan`."""
     home = site.user_dir
     texts = {
-        "evalspan.toml": 'work_dir = "work"\n[cluster]\nkind = "slurm"\npartition = "gpu"\npoll_seconds = 1.0\n',
+        "evalspan.toml": 'work_dir = "work"\n[trial]\ndevice = "cpu"\n[cluster]\nkind = "slurm"\npartition = "gpu"\npoll_seconds = 1.0\n',
         "evalspan": f'#!/bin/sh\nexec {site.python} -m coordinator "$@"\n',
         "daemon.sbatch": (SCRIPTS / "evalspan-daemon.sbatch").read_text(),
     }

@@ -7,9 +7,11 @@ from pathlib import Path
 from support.loops import NoRedis, another, coordinator_on
 from support.simulated.parts import record
 
+from coordinator.base import clock
 from coordinator.cluster import ClusterError, Job
 from coordinator.cluster.fake import FakeCluster, fake_node
 from coordinator.errors import RetryError
+from coordinator.evaluation import job_ends
 
 
 def test_an_evaluation_grows_on_its_own_node(tmp_path: Path) -> None:
@@ -39,6 +41,30 @@ def test_a_promised_gpu_is_not_promised_again(tmp_path: Path) -> None:
     coordinator.cancel(first.state.evaluation_id, "enough")
     coordinator.tick()
     assert second.state.nodes.by_name["n1"].lanes == 4
+
+
+def test_a_fault_of_a_node_is_learnt_once(tmp_path: Path) -> None:
+    """A trial saw no GPU there: the next evaluation gets the other node, also after the first one's end."""
+    cluster = FakeCluster(fleet=[fake_node(name, gpus=4, memory_mb=64_000) for name in ("n1", "n2")])
+    coordinator = coordinator_on(tmp_path, cluster)
+    first = coordinator.accept(another(record(), 1))
+    coordinator.tick()
+    node = first.state.nodes.by_name["n1"]
+    job_ends.unfit(first.state, "n1", "n1: torch sees 0 of the 1 GPUs")
+    node.back_off_until = clock.now() + 60
+    coordinator.tick()
+    coordinator.cancel(first.state.evaluation_id, "enough")
+    coordinator.tick()
+    second = coordinator.accept(another(record(), 2))
+    for _ in range(3):
+        coordinator.tick()
+    assert set(second.state.nodes.by_name) == {"n2"}
+    node.back_off_until = clock.now() - 1
+    third = coordinator.accept(another(record(), 3))
+    coordinator.cancel(second.state.evaluation_id, "enough")
+    for _ in range(3):
+        coordinator.tick()
+    assert "n1" in third.state.nodes.by_name
 
 
 class _LateRedis(NoRedis):

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.loops import coordinator_on
 from support.simulated.parts import SITE, Faults, record
 from support.simulated.world import World
 
+from coordinator.base import clock
 from coordinator.cluster import JobState
+from coordinator.cluster.fake import FakeCluster, fake_node
 from coordinator.evaluation import actions as do
 from coordinator.evaluation import events as ev
 from coordinator.evaluation import step as machine
 from coordinator.evaluation.indexes import validate
 from coordinator.evaluation.state import State
 from coordinator.runtime import detect
+from evaljobs.contract.outcomes import Built
+from evaljobs.contract.storage import write_outcome
 
 GRACE = detect.Grace(lost=30.0, uncertain=10.0, hung=100.0, overdue=60.0, outcome=3.0)
 
@@ -228,3 +234,36 @@ def test_a_holder_that_outstays_its_release_is_cancelled_until_it_is_gone() -> N
     assert detect.overdue_jobs(world.state, seen, GRACE, 1061.0) == [info.job_id]
     assert detect.overdue_jobs(world.state, seen, GRACE, 1100.0) == []
     assert detect.overdue_jobs(world.state, seen, GRACE, 1122.0) == [info.job_id]
+
+
+def test_what_a_job_left_is_taken_before_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its outcome appears after the look for new ones, in the same tick as its end: it did not end without a word."""
+    cluster = FakeCluster(fleet=[fake_node("n1", gpus=1)])
+    coordinator = coordinator_on(tmp_path, cluster)
+    running = coordinator.accept(record(1))
+    coordinator.tick()
+    (build,) = (job for job in cluster.submitted if job.purpose == "build")
+    built = Built(name=f"{build.name}.0", entry=0, batch_size=8, sets={"t0": "/s"}, seconds=1)
+
+    def late(_state: State) -> None:
+        write_outcome(running.paths, built)
+
+    monkeypatch.setattr(coordinator.performer, "snapshot", late)
+    cluster.end(running.state.jobs.by_name[build.name].job_id)
+    running.observe(cluster.jobs(), clock.now())
+    assert running.state.jobs.by_name[build.name].phase == "ended"
+    assert running.state.entries[0].build_attempts == 0
+    assert not list(running.paths.outcomes.glob(".*"))
+
+
+def test_a_state_that_no_table_has_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    cluster = FakeCluster(fleet=[fake_node("n1", gpus=1)])
+    coordinator = coordinator_on(tmp_path, cluster)
+    coordinator.accept(record(1))
+    coordinator.tick()
+    for member in cluster.members:
+        member.state = "HYPERDRIVE"
+    coordinator.tick()
+    coordinator.tick()
+    said = [line for line in caplog.messages if "HYPERDRIVE, a state unknown here" in line]
+    assert len(said) == 1

@@ -14,6 +14,7 @@ from support.node_memory import ROOT, NodeMemory
 
 from evaljobs.errors import OperatorError
 from evaljobs.staging import capacity, clean, node_probe, precursor
+from evaljobs.staging.capacity import V1, V2
 from evaljobs.trial import hosted_trials
 
 
@@ -79,6 +80,21 @@ def test_the_tightest_limit_counts(tmp_path: Path) -> None:
     assert capacity.cgroup_limits(tmp_path / "proc", tmp_path) == [(1000, 300)]
 
 
+def test_kills_for_lack_of_memory_are_counted_by_the_kernel(tmp_path: Path) -> None:
+    """In this process's own group, under either version of cgroups; the job's limit may be a level above."""
+    assert capacity.short_of_memory(tmp_path / "none", tmp_path) == (0, None)
+    for version, base, line in (
+        (V2, tmp_path, "0::/job/task"),
+        (V1, tmp_path / "memory", "4:memory:/job/task"),
+    ):
+        task = base / "job" / "task"
+        task.mkdir(parents=True)
+        (tmp_path / "proc").write_text(line + "\n")
+        (task.parent / version.limit).write_text(f"{100 << 20}\n")
+        (task / version.events).write_text("under_oom 0\noom_kill 2\n")
+        assert capacity.short_of_memory(tmp_path / "proc", tmp_path) == (2, 100)
+
+
 @given(per=st.integers(1, 8), members=st.integers(1, 8), spare=st.integers(0, 3))
 def test_gpus_are_shared_out_once_each(per: int, members: int, spare: int) -> None:
     """Each trial gets its number of GPUs, none is given twice; too few are refused."""
@@ -88,4 +104,17 @@ def test_gpus_are_shared_out_once_each(per: int, members: int, spare: int) -> No
     if per * members > 1:
         with pytest.raises(OperatorError):
             hosted_trials.share(gpus[: per * members - 1], members, per)
-    assert hosted_trials.share([], members, per) == [None] * members
+    assert hosted_trials.share([], 1, per) == [None]
+    assert hosted_trials.share([], members, 0) == [None] * members
+    if members > 1:
+        with pytest.raises(OperatorError):  # each would take all of them
+            hosted_trials.share([], members, per)
+
+
+@pytest.mark.parametrize("name", hosted_trials.GPU_VARIABLES)
+def test_gpus_of_every_vendor_are_shared_out(name: str) -> None:
+    """NVIDIA's variable goes first: where Slurm sets all of them, AMD's library heeds it, too."""
+    assert hosted_trials.gpus_of({name: "0,MIG-a"}) == (name, ("0", "MIG-a"))
+    all_of_them = dict.fromkeys(hosted_trials.GPU_VARIABLES, "0,1")
+    assert hosted_trials.gpus_of(all_of_them) == ("CUDA_VISIBLE_DEVICES", ("0", "1"))
+    assert hosted_trials.gpus_of({})[1] == ()

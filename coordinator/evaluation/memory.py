@@ -1,0 +1,75 @@
+"""Memory that jobs ask for: after the kernel ended one for lack of it, jobs of its kind ask for twice as much.
+
+Rule: such an end counts against no node, shard or task, nor as one of a job's tries, while more can be asked for: three
+times for each setting, and no more than the node has. Called from: the subjects that see jobs end, `ending`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from coordinator.cluster import Purpose
+from coordinator.evaluation.job_specs import asked, precursor_memory_mb
+from coordinator.evaluation.state import JobInfo, State
+
+OUT_OF_MEMORY = (
+    "OUT_OF_MEMORY"  # Slurm's word for a job of which the kernel ended a process for lack of memory
+)
+MAX_DOUBLINGS = 3  # of one setting, until the evaluation ends or is tried again
+# purpose -> the option that decides its memory, and the setting that an operator may change
+_SETTINGS: Mapping[Purpose, tuple[str, str]] = {
+    "build": ("trial_memory_mb", "[trial] memory_mb"),
+    "trial": ("trial_memory_mb", "[trial] memory_mb"),
+    "host": ("trial_memory_mb", "[trial] memory_mb"),
+    "metric": ("worker_memory_mb", "[metric] memory_mb"),
+    "convert": ("convert_memory_mb", "[checkpoint] convert_memory_mb"),
+    "stage": ("stage_memory_mb", ""),
+}
+
+
+def why(state: State, purpose: Purpose, who: str) -> str:
+    """What happened, and the setting that would do, for a job for which no more is asked."""
+    option, setting = _SETTINGS[purpose]
+    has = _now(state, purpose, option)
+    said = f"the kernel ended {who} for lack of memory: it had {has} MB"
+    return f"{said}; set {setting} = {2 * has}" if setting else said
+
+
+def job_short(state: State, info: JobInfo) -> bool:
+    """The kernel ended this job. Does the next of its kind ask for more?"""
+    node, purpose = info.job.node, info.job.purpose
+    return short(
+        state, purpose, info.job.name, had_mb=info.job.memory_mb, node=node, lanes=len(info.lanes) or 1
+    )
+
+
+def short(
+    state: State, purpose: Purpose, who: str, *, had_mb: int, node: str | None = None, lanes: int = 1
+) -> bool:
+    """The kernel ended a job, or a process of it, that had `had_mb` MiB. Does the next one ask for more?"""
+    options, size = state.record.options, state.record.checkpoint.bytes
+    if 2 * asked(purpose, options, size, lanes)["memory_mb"] > 3 * had_mb:
+        return True  # since another job's end; a site may give a job somewhat more than it asks for
+    option, setting = _SETTINGS[purpose]
+    has = _now(state, purpose, option)
+    more = options.model_copy(update={option: 2 * has})
+    needed = asked(purpose, more, size, lanes)["memory_mb"]
+    needed += precursor_memory_mb(state.record) if purpose == "trial" and options.stage else 0
+    place = state.nodes.by_name.get(node or "")
+    if place is not None and 0 < place.memory_mb < needed:
+        return False
+    if state.jobs.doublings.get(option, 0) >= MAX_DOUBLINGS:
+        return False
+    state.jobs.doublings[option] = state.jobs.doublings.get(option, 0) + 1
+    state.record = state.record.model_copy(update={"options": more})
+    advice = f": set {setting} = {2 * has} for later evaluations" if setting else ""
+    state.warnings.append(
+        f"the kernel ended {who} for lack of memory: it had {has} MB, and the next asks for {2 * has} MB{advice}"
+    )
+    return True
+
+
+def _now(state: State, purpose: Purpose, option: str) -> int:
+    """MiB that the option stands for now."""
+    options = state.record.options
+    return getattr(options, option) or asked(purpose, options, state.record.checkpoint.bytes)["memory_mb"]

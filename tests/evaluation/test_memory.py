@@ -1,0 +1,121 @@
+"""Jobs that the kernel ends for lack of memory: the next ones ask for more, no node rests, and the setting is named."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.simulated.parts import FakeJob, FakeMember, Faults, record
+from support.simulated.world import World
+
+from coordinator.cluster import Purpose
+from coordinator.evaluation import events as ev
+from coordinator.evaluation.memory import MAX_DOUBLINGS, OUT_OF_MEMORY
+from evaljobs.contract.outcomes import Failed
+
+SETTINGS: dict[Purpose, str] = {
+    "build": "[trial] memory_mb",
+    "trial": "[trial] memory_mb",
+    "metric": "[metric] memory_mb",
+    "stage": "",
+}
+
+
+class Strict(World):
+    """The kernel ends each job of one purpose that asks for less than it takes."""
+
+    def __init__(self, seed: int, purpose: Purpose, takes_mb: int, **world: int) -> None:
+        self.purpose, self.takes_mb = purpose, takes_mb
+        self.asked: list[int] = []
+        super().__init__(seed, Faults(listing=0.2, restart=0.02), record(entries=4), **world)
+
+    def work(self) -> None:
+        for job in list(self.jobs.values()):
+            for index, member in job.members.items():
+                if job.job.purpose == self.purpose and member.phase == "running":
+                    self.short(job, index, member)
+        super().work()
+
+    def short(self, job: FakeJob, index: int, member: FakeMember) -> None:
+        self.asked.append(job.job.memory_mb)
+        if job.job.memory_mb < self.takes_mb:
+            member.word = OUT_OF_MEMORY
+            self.end_member(job, index, member)
+
+
+@settings(max_examples=20)
+@given(
+    seed=st.integers(0, 2**32),
+    purpose=st.sampled_from(list(SETTINGS)),
+    times=st.sampled_from([2, 4, 8]),
+    nodes=st.integers(1, 3),
+)
+def test_with_up_to_eight_times_the_memory_all_is_scored_and_no_node_is_blamed(
+    seed: int, purpose: Purpose, times: int, nodes: int
+) -> None:
+    first = 513 if purpose == "stage" else 4096
+    world = Strict(seed, purpose, times * first, nodes=nodes)
+    world.run_to_scores()
+    assert max(world.asked) == times * first
+    assert not any(node.back_offs for node in world.state.nodes.by_name.values())
+    said = [w for w in world.state.warnings if "for lack of memory" in w]
+    assert len(said) == {2: 1, 4: 2, 8: 3}[times]
+    assert f"{SETTINGS[purpose]} = {times * first}" in said[-1] or purpose == "stage"
+
+
+@pytest.mark.parametrize("purpose", ["build", "trial", "metric"])
+def test_beyond_that_the_failure_names_the_setting_that_would_do(purpose: Purpose) -> None:
+    """And a retry goes on from there."""
+    most = 4096 << MAX_DOUBLINGS
+    world = Strict(3, purpose, 2 * most)
+    world.run()
+    assert max(world.asked) == most
+    errors = [e.error for e in world.state.entries if e.status != "scored"]
+    assert errors
+    assert all(f"it had {most} MB; set {SETTINGS[purpose]} = {2 * most}" in error for error in errors)
+    world.workers_stopped = False
+    world.take([ev.RetryAsked(at=world.now)])
+    world.run_to_scores()
+
+
+def test_no_more_is_asked_for_than_the_node_has() -> None:
+    world = Strict(3, "trial", 8192, nodes=1)
+    while not world.state.nodes.by_name:
+        world.tick()
+    for node in world.state.nodes.by_name.values():
+        node.memory_mb = 8192  # too few for the weights beside a trial of 8,192 MB
+    world.faults.restart = 0.0
+    world.run()
+    assert set(world.asked) == {4096}
+    assert all("set [trial] memory_mb = 8192" in e.error for e in world.state.entries)
+
+
+class Small(World):
+    """Metric jobs need more than their workers have, and each says so."""
+
+    def run_metric(self, job: FakeJob, index: int, member: FakeMember) -> None:
+        if job.job.memory_mb >= 8192:
+            super().run_metric(job, index, member)
+            return
+        for name in sorted(self.rq):
+            self.rq.discard(name)
+            metric = self.state.scoring.metrics[name]
+            self.leave(
+                Failed(
+                    name=name,
+                    job=metric.kind,
+                    blame="retry",
+                    error="short",
+                    entry=metric.entry,
+                    memory_mb=4096,
+                )
+            )
+
+
+@settings(max_examples=10)
+@given(seed=st.integers(0, 2**32))
+def test_workers_with_too_little_memory_give_way_to_larger_ones(seed: int) -> None:
+    world = Small(seed, Faults(listing=0.2), record(entries=4))
+    world.run_to_scores()
+    asked = [j.job.memory_mb for j in world.jobs.values() if j.job.purpose == "metric"]
+    assert set(asked) == {4096, 8192}
