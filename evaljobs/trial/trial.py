@@ -325,7 +325,7 @@ class Trial:
                     self._ahead.renew(queue.ahead(self.lane.lane))
                     renew_at = time.monotonic() + AHEAD_SECONDS
             except QueueUnavailable:
-                continue
+                self._ahead.away = True  # the trial's thread need not find out by a timeout of its own
 
     # --- account -------------------------------------------------------------------------------------------------
 
