@@ -1,7 +1,7 @@
 """A trial's claims: it reports shards that are on disk, and gets the next one, also while Redis is away.
 
-Rule: while Redis is away, the trial runs shards of its lane that nobody has claimed (`trial.ahead`).
-It reports them before its next claim. Called from `trial.trial`, on the trial's thread alone.
+Rule: while Redis is away, the trial runs unclaimed shards of its lane (`trial.ahead`). It reports
+them before its next claim. Called from `trial.trial`, on the trial's thread alone.
 """
 
 from __future__ import annotations

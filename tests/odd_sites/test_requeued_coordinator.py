@@ -100,6 +100,7 @@ def busy(records: list[ShardHead], since: float, until: float) -> float:
     return sum(max(0.0, min(end, until) - max(start, since)) for start, end in ends)
 
 
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("gap", [121, 540])
 def test_trials_infer_while_the_coordinator_is_requeued(gap: int, strict: Cluster, make_site: Any) -> None:
     """No trial is lost, none is believed hung, and its GPU idles at most 5 % of the time without Redis."""
