@@ -296,6 +296,12 @@ def stray_shards(state: State, unclaimed: Iterable[str], claims: Mapping[str, st
     )
 
 
+def dumped_shards(state: State, unclaimed: Iterable[str]) -> tuple[str, ...]:
+    """Queued shards whose records are on disk: nothing is to be run."""
+    known = state.shards.by_name
+    return tuple(name for name in unclaimed if name in known and known[name].frame is not None)
+
+
 def missing_metrics(state: State, known: Iterable[str], grace: float, now: float) -> list[str]:
     """Metric jobs that RQ has neither queued nor running though no outcome came, some time after they were enqueued: at
     first `grace` seconds, doubled with each loss.

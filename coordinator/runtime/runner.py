@@ -301,7 +301,8 @@ class Running:
         elif self._refilled_at is None:
             self._refilled_at = now
             self._queued_again.clear()
-            self.take([QueueLost(at=now)])
+            # shards that trials ran without Redis are on disk, and are not queued again
+            self.take([*self._new_shards(now, thorough=True), QueueLost(at=now)])
         elif now - self._refilled_at >= REFILL_SECONDS:  # Redis answers and takes no writes: journalled once
             self._refilled_at = now
             self._perform(shards.refill(self.state))
@@ -381,13 +382,19 @@ class Running:
         self.take([StragglersFound(at=now, trials=fresh)] if fresh else [])
 
     def _audit(self, now: float) -> None:
-        """Queue again the shards to do that are neither queued nor claimed by a living trial."""
-        if self.snapshot is None or not self.state.shards.todo or self._refilled_at is not None:
+        """Queue again the shards to do that are neither queued nor claimed by a living trial.
+
+        Take out of the queue what is on disk: a trial that ran it without Redis may not live to report it.
+        """
+        if self.snapshot is None or self._refilled_at is not None:
+            return
+        if not self.state.shards.todo and not self.snapshot.unclaimed:
             return
         try:
             queue = self.performer.queue(self.state.evaluation_id)
-            claims = self.snapshot.claims
-            stray = detect.stray_shards(self.state, queue.unclaimed(), claims)
+            claims, queued = self.snapshot.claims, queue.unclaimed()
+            queue.withdraw(detect.dumped_shards(self.state, queued))
+            stray = detect.stray_shards(self.state, queued, claims)
             if not stray:
                 return
             if stray == self._refused:

@@ -24,6 +24,8 @@ from evaljobs.queue.redis_client import QueueUnavailable, RedisAddress, explaine
 __all__ = ["Claim", "Progress", "QueueSnapshot", "QueueUnavailable", "QueuedShard", "WorkQueue"]
 
 T = TypeVar("T")
+AHEAD = 128  # most shards that are named to a trial ahead of its claims; a lane seldom has more
+OTHER_LANES = 4  # most lanes that these may come from besides the trial's own
 CHUNK = 500  # most shards in one script call, so that Redis can serve other clients
 
 
@@ -202,6 +204,23 @@ class WorkQueue:
         """
         progress = {"phase": phase, "shard": shard or "", "batches_done": batches_done, "batches": batches}
         return bool(self._run(lua.HEARTBEAT, trial, shard or "", json.dumps(progress)))
+
+    def ahead(self, lane: str) -> tuple[str, ...]:
+        """At most AHEAD queued shards that a trial of this lane may run without Redis, in order.
+
+        The lane's own come first. Where trials steal, the ends of other lanes follow: their own
+        trials begin at the heads. These lanes are drawn at random, so that few trials draw the same.
+        """
+        own, head = self._read(("HEXISTS", "meta", "own"), ("ZRANGE", f"lane:{lane}", 0, AHEAD - 1))
+        names = [_text(name) for name in head]
+        if own or len(names) == AHEAD:
+            return tuple(names)
+        (drawn,) = self._read(("ZRANDMEMBER", "load", OTHER_LANES))
+        others = [other for other in map(_text, drawn) if other != lane]
+        if others:
+            ends = self._read(*(("ZREVRANGE", f"lane:{other}", 0, AHEAD - 1) for other in others))
+            names += [_text(name) for end in ends for name in end]
+        return tuple(names[:AHEAD])
 
     # --- Redis -------------------------------------------------------------------------------------------------------
 

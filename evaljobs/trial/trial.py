@@ -1,8 +1,9 @@
 """The `trial` job: one model load on k GPUs that runs shards until the queue is empty.
 
-Rule: a shard counts when its record is on disk, whatever Redis says. On SIGTERM the trial stops
-between two tokens: its shard goes back to the queue, and dumped records stay. Called from `python
--m evaljobs trial`.
+Rule: a shard counts when its record is on disk, whatever Redis says. While Redis is away, the trial
+runs shards of its lane (`trial.ahead`) and reports them later. On SIGTERM it stops between two
+tokens: its shard goes back to the queue, and dumped records stay. Called from `python -m evaljobs
+trial`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from evaljobs import garbage
 from evaljobs.contract.names import ShardId
@@ -33,11 +34,14 @@ from evaljobs.lmeval import run as harness
 from evaljobs.queue.work_queue import QueueUnavailable, WorkQueue
 from evaljobs.staging.store import NotStaged, reading, slot_of
 from evaljobs.trial import engine
+from evaljobs.trial.ahead import Ahead
+from evaljobs.trial.claims import Claims, QueueLostError
 from evaljobs.trial.engine import RequestSet, run_shard
 
 log = logging.getLogger(__name__)
 
 HEARTBEAT_SECONDS = 2.0
+AHEAD_SECONDS = 10.0  # between two looks at the shards that come next
 BEAT_SECONDS = 10.0  # most seconds to wait for a heartbeat in progress
 FILL_PATIENCE_SECONDS = 600.0  # most seconds to wait for a filled queue or request sets
 STAGING_PATIENCE_SECONDS = 600.0
@@ -45,8 +49,6 @@ STAGING_PATIENCE_SECONDS = 600.0
 # one has another /dev/shm.
 UNSEEN_PATIENCE_SECONDS = 5.0
 POLL_SECONDS = 0.5
-
-T = TypeVar("T")
 
 
 class TerminatedError(BaseException):
@@ -59,10 +61,6 @@ class UnstagedError(RetryError):
 
 class OvertakenError(Exception):
     """Another trial has the current shard or has done it, so this one drops it."""
-
-
-class QueueLostError(Exception):
-    """Redis was away for longer than a GPU may wait for it."""
 
 
 @dataclass(slots=True)
@@ -124,15 +122,22 @@ class Trial:
         monotonic: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self._monotonic, self._sleep = monotonic, sleep  # the clock of `redis_patience_seconds`
         self.spec = spec
         self.lane = lane
         self.paths = EvaluationPaths(spec.evaluation_dir)
         self.standing = Standing()
         self.seconds = Seconds()
         self.shards = 0
+        self._ahead = Ahead()
+        self._claims = Claims(
+            spec,
+            lane,
+            self._ahead,
+            idle=functools.partial(self.seconds.spent, "idle"),
+            monotonic=monotonic,
+            sleep=sleep,
+        )
         self._loaded: engine.Loaded | None = None
-        self._queue: WorkQueue | None = None
         self._sets: dict[str, str] = dict(spec.request_sets)
         self._open: dict[str, RequestSet] = {}
         self._batch_size = spec.batch_size
@@ -226,14 +231,12 @@ class Trial:
         unfilled_since: float | None = None
         while True:
             self._check_terminated()
-            claim = self._retry_queue(lambda queue: queue.claim(self.lane.trial, self.lane.lane))
+            claim = self._claims.next(responses.bytes, self._has_requests)
             if claim.kind == "shard" and claim.shard is not None:
                 shard = claim.shard
-                if not self._has_requests(ShardId.parse(shard).task):  # trials that start now have its set
-                    self._retry_queue(
-                        functools.partial(WorkQueue.give_back, trial=self.lane.trial, shard=shard)
-                    )
-                    return "outdated"
+                if not self._has_requests(shard):
+                    self._claims.give_back(shard)
+                    return "outdated"  # trials that start now have its set
                 idle_since = unfilled_since = None
                 self._run_one(shard, responses)
                 continue
@@ -274,16 +277,15 @@ class Trial:
             responses.append(record)
         self.shards += 1
         self.standing.shard = None
+        self._claims.dumped(shard)
         self._uninterruptible = False
         if self._terminated:
             # the coordinator finds the record on disk, so `done` can be skipped
             raise TerminatedError
-        size = responses.bytes
-        self._retry_queue(lambda queue: queue.done(self.lane.trial, shard, size))
 
-    def _has_requests(self, task: str) -> bool:
-        """Whether this trial has the task's request set, or finds it in the file of later ones."""
-        place = self.spec.request_sets_file
+    def _has_requests(self, shard: str) -> bool:
+        """Whether this trial has the request set of the shard's task, or finds it in the file of later ones."""
+        task, place = ShardId.parse(shard).task, self.spec.request_sets_file
         if task not in self._sets and place is not None:
             with contextlib.suppress(FileNotFoundError):
                 self._sets |= json.loads(Path(place).read_text())["request_sets"]
@@ -297,35 +299,16 @@ class Trial:
 
     # --- queue ---------------------------------------------------------------------------------------------------
 
-    def _retry_queue(self, effect: Callable[[WorkQueue], T]) -> T:
-        """Call `effect` on the queue; while Redis is away, again with growing pauses."""
-        patience = self.spec.redis_patience_seconds
-        deadline = self._monotonic() + patience
-        pause = 0.2
-        while True:
-            try:
-                if self._queue is None:
-                    self._queue = WorkQueue.connect(Path(self.spec.redis_file), self.spec.evaluation_id)
-                return effect(self._queue)
-            except QueueUnavailable as error:
-                if self._monotonic() + pause > deadline:
-                    raise QueueLostError(f"Redis was away for {patience:g} s: {one_line(error)}") from error
-                log.warning("queue: %s; again in %.1f s", one_line(error), pause)
-            with self.seconds.spent("idle"):
-                self._sleep(pause)
-            pause = min(pause * 2, 10.0)
-
     def _drop_shard(self, beating: threading.Thread) -> None:
         """Give back the current shard, once the last heartbeat cannot claim it anew."""
-        if self.standing.shard is None or self._queue is None:
-            return
-        beating.join(BEAT_SECONDS)
-        with contextlib.suppress(QueueUnavailable):
-            self._queue.give_back(self.lane.trial, self.standing.shard)
+        if self.standing.shard is not None:
+            beating.join(BEAT_SECONDS)
+            self._claims.give_back(self.standing.shard)
 
     def _beat(self, over: threading.Event) -> None:
         """Send heartbeats on a connection of its own until `over`; skip a queue that is away."""
         queue: WorkQueue | None = None
+        renew_at = 0.0
         while not over.wait(HEARTBEAT_SECONDS if queue is not None else POLL_SECONDS):
             now = self.standing
             shard = now.shard  # read once: the trial's thread changes it meanwhile
@@ -342,8 +325,11 @@ class Trial:
                 )
                 if not held:
                     now.overtaken = shard
+                if self._ahead.away or time.monotonic() >= renew_at:
+                    self._ahead.renew(queue.ahead(self.lane.lane))
+                    renew_at = time.monotonic() + AHEAD_SECONDS
             except QueueUnavailable:
-                continue
+                self._ahead.away = True  # the trial's thread need not find out by a timeout of its own
 
     # --- account -------------------------------------------------------------------------------------------------
 

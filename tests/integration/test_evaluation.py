@@ -245,6 +245,42 @@ def test_a_node_lost_in_mid_trial_changes_no_digit(slurm_site: Any, expected: Ex
         cluster.start_node(node)
 
 
+def stopped_trial(site: Any) -> int | None:
+    """The host's pid of the trial that stands still on a node."""
+    for place in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            words = (place / "cmdline").read_bytes().split(b"\0")
+            state = (place / "stat").read_text().rpartition(")")[2].split()[0]
+            if state == "T" and b"trial" in words and any(os.fsencode(site.work) in word for word in words):
+                return int(place.name)
+    return None
+
+
+@pytest.mark.slurm
+def test_a_trial_goes_on_while_the_coordinator_and_its_redis_are_gone(
+    slurm_site: Any, expected: Expected
+) -> None:
+    """It dumps every shard without them; the next coordinator finds the records and runs nothing again."""
+    site = slurm_site
+    site.pause_a_trial(after=1)
+    options = ["--shards-per-task", "3", "--slots", "1"]
+    first = site.start(site.evaluate(*options))
+    wait(lambda: stopped_trial(site), first)
+    server = json.loads((site.work / "redis" / "server.json").read_text())["pid"]
+    first.send_signal(signal.SIGKILL)
+    first.communicate()
+    os.kill(server, signal.SIGKILL)
+    os.kill(stopped_trial(site) or 0, signal.SIGCONT)
+    events = [json.loads(line) for line in (site.root() / "journal.jsonl").read_text().splitlines()]
+    planned = sum(len(leaf["shards"]) for e in events if e["kind"] == "planned" for leaf in e["leaves"])
+    wait(lambda: dumped(site) == planned)
+    assert scores(finish(site, site.start(site.evaluate(*options)))) == expected
+    assert dumped(site) == planned
+    assert_every_shard_counts_once(site)
+    ended = [json.loads(file.read_text()) for file in site.work.glob("*/outcomes/*.trial-ended.json")]
+    assert [(e["reason"], e["shards"]) for e in ended] == [("drained", planned)]
+
+
 BAD = {
     "no such checkpoint": (["eval", "/nowhere/ckpt", "--suite", "quickstart"], "/nowhere/ckpt"),
     "unknown suite": (["eval", "{model}", "--suite", "quickstat"], "quickstart"),

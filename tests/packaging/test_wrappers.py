@@ -122,6 +122,54 @@ def test_an_evaluation_near_its_time_limit_is_queued_again_and_one_that_slurm_en
     assert requeued == ("scontrol\nrequeue\n7\n" if again else "")
 
 
+LATE = """#!/bin/bash
+trap 'until [ -e end ]; do sleep 0.05; done; exit 0' TERM
+touch ready
+while :; do sleep 0.1; done
+"""
+
+
+@pytest.mark.parametrize(
+    ("then", "called_at_last"), [("it ends", ""), ("scancel", "scancel 8"), ("no room", "scontrol requeue 7")]
+)
+def test_a_daemon_near_its_time_limit_submits_its_successor_before_it_ends(tmp_path, then, called_at_last):
+    """With its own options and log. Cancelled meanwhile it takes the successor along; where Slurm takes none, it is queued
+    again.
+    """
+    env, _ = _slurm(tmp_path)
+    fakes = {
+        "sbatch": 'printf "%s " sbatch "$@"; exit 1'
+        if then == "no room"
+        else 'printf "%s " "$@"; echo 8 >&3',
+        "squeue": "case $* in *%r*) echo None >&3 ;; *) echo 'cpu|a|(null)|1-00:00:00|(null)' >&3 ;; esac",
+        "scancel": 'echo "scancel $*"',
+        "scontrol": 'echo "scontrol $*"',
+    }
+    called = tmp_path / "slurm"
+    for name, body in fakes.items():
+        program = tmp_path / "bin" / name
+        program.write_text(f'#!/bin/bash\nexec 3>&1 >> "{called}"\n{body}\n')
+        program.chmod(0o755)
+    (tmp_path / "evalspan").write_text(LATE)
+    log = (tmp_path / "daemon.log").open("w")
+    env |= {"SLURM_JOB_NAME": "evalspan-daemon", "SLURM_MEM_PER_NODE": "100"}
+    argv = ["bash", SCRIPTS / "evalspan-daemon.sbatch", "--wait"]
+    job = subprocess.Popen(argv, cwd=tmp_path, env=env, stdout=log, stderr=log)
+    wait_until((tmp_path / "ready").exists, "the daemon runs")
+    job.send_signal(signal.SIGUSR1)
+    wait_until(lambda: called.exists() and "--wait" in called.read_text(), "a successor is submitted")
+    asked = called.read_text().split()
+    assert {"--partition=cpu", "--account=a", "--time=1-00:00:00", "--mem=100"} <= set(asked)
+    assert f"--output={tmp_path}/daemon.log" in asked
+    assert not any(word.startswith(("--qos", "--constraint")) for word in asked)
+    if then == "scancel":
+        job.send_signal(signal.SIGTERM)
+        wait_until(lambda: called_at_last in called.read_text(), "the successor is cancelled")
+    (tmp_path / "end").touch()
+    assert job.wait(timeout=120) == 0
+    assert called.read_text().partition("--wait ")[2].strip() == called_at_last
+
+
 @pytest.mark.parametrize(
     ("code", "seconds", "again"), [(1, 60, True), (137, 3600, True), (1, 0, False), (2, 3600, False)]
 )
@@ -212,8 +260,8 @@ def test_only_scancel_is_taken_for_a_cancellation(site, command, answer):
 @pytest.mark.slurm
 @pytest.mark.model
 def test_the_daemon_as_a_job_of_an_ordinary_user(site, tiny_model_dir):
-    """It serves a submit; near its limit it is queued again and resumes what it had; a second one waits its turn.
-    Cancelled it stays away, and the second takes the evaluation over and obeys a command.
+    """It serves a submit; near its limit a successor takes over at once; a second one waits its turn. Cancelled it stays
+    away, and the second takes the evaluation over and obeys a command.
     """
     _furnish(site, tiny_model_dir)
     program = site.user_dir / "evalspan"
@@ -235,17 +283,18 @@ def test_the_daemon_as_a_job_of_an_ordinary_user(site, tiny_model_dir):
     name = json.loads(told.stdout)["evaluation_id"]
     wait_until(lambda: events("accepted") == 1, "the evaluation is accepted")
     site.run_as_user(["scancel", "--batch", "--signal=USR1", first], check=True)
-    wait_state(site, first, "PENDING")
-    assert "Restarts=1" in site.run_as_user(["scontrol", "show", "job", first]).stdout
-    # Slurm holds a requeued job back for as long as a credential lives. One second would do: slurmd has revoked the
-    # credentials of this job that were made up to the second in which it ended, and fails a job that shows one.
-    site.run_as_user(["scontrol", "update", f"jobid={first}", "StartTime=now+2"], check=True)
-    wait_until(lambda: events("restarted") == 1, "the requeued daemon has taken it up")
+    wait_state(site, first, "COMPLETED")
+    wait_until(lambda: events("restarted") == 1, "the successor has taken it up")
+    listed = ["squeue", "--noheader", "--name=evalspan-daemon", "--format=%i"]
+    (successor,) = site.run_as_user(listed, check=True).stdout.split()
+    assert successor != first
+    log = (site.user_dir / "evalspan-daemon.log").read_text()
+    assert f"job {successor} goes on" in log
     second = daemon()
-    assert (state(site, first), state(site, second)) == ("RUNNING", "PENDING")
-    site.run_as_user(["scancel", first], check=True)
+    assert (state(site, successor), state(site, second)) == ("RUNNING", "PENDING")
+    site.run_as_user(["scancel", successor], check=True)
     wait_until(lambda: events("restarted") == 2, "the second daemon has taken it up")
-    wait_state(site, first, "CANCELLED")
+    wait_state(site, successor, "CANCELLED")
     site.run_as_user([program, "cancel", name], check=True)
     ours = ["squeue", "--noheader", "--format=%j"]
     wait_until(lambda: site.run_as_user(ours).stdout.split() == ["evalspan-daemon"], "its jobs are gone")

@@ -14,7 +14,7 @@ from support.queue_model import AgainstModel
 
 from evaljobs.contract.paths import WorkPaths
 from evaljobs.queue import lua, redis_client
-from evaljobs.queue.work_queue import Claim, QueuedShard, QueueUnavailable, WorkQueue
+from evaljobs.queue.work_queue import AHEAD, Claim, QueuedShard, QueueUnavailable, WorkQueue
 
 
 def shards(*names: str, seconds: float = 1.0) -> list[QueuedShard]:
@@ -128,6 +128,17 @@ def test_without_stealing_a_lane_is_handed_its_own_shards_alone(
     assert queue.claim("fast", "a").shard == "b1"
     queue.fill({"b": shards("b2")}, "3")
     assert queue.claim("third", "a").shard == "b2"
+
+
+def test_shards_ahead_are_the_lanes_own_first_and_then_the_ends_of_others(queue: WorkQueue) -> None:
+    """A trial without Redis begins at its lane's head; one without a lane of its own at another's end."""
+    many = [f"b{n:03}" for n in range(AHEAD + 9)]
+    queue.fill({"a": shards("a0", "a1"), "b": shards(*many)}, "1")
+    assert queue.ahead("b") == tuple(many[:AHEAD])
+    assert queue.ahead("a") == ("a0", "a1", *many[::-1][: AHEAD - 2])
+    assert queue.claim("t", "c").shard == "b000", "any trial may still steal them"
+    queue.fill({"a": shards("a0")}, "2", steal=False)
+    assert queue.ahead("c") == ()
 
 
 def test_fill_keeps_claims_and_replaces_the_rest(queue: WorkQueue) -> None:

@@ -1,4 +1,4 @@
-"""A Redis that answers reads and takes no writes: the journal has the lost queue once."""
+"""A Redis that answers reads and takes no writes, or that comes back: what the coordinator queues again."""
 
 from __future__ import annotations
 
@@ -19,8 +19,10 @@ from coordinator.runtime.effects import Performer
 from coordinator.runtime.journal import Journal, read_events
 from coordinator.runtime.runner import Running
 from coordinator.services.redis_server import binary
+from evaljobs.contract.outcomes import ShardResponses
 from evaljobs.contract.paths import WorkPaths
-from evaljobs.contract.storage import write_record
+from evaljobs.contract.specs import FrameRef
+from evaljobs.contract.storage import FrameWriter, write_record
 from evaljobs.queue.redis_client import RedisAddress
 
 
@@ -59,7 +61,7 @@ def _running(tmp_path: Path) -> Running:
     performer = Performer(
         site=work, cluster=FakeCluster(fleet=[]), lm_eval_version=lambda: "0", observations=tmp_path / "o"
     )
-    (tmp_path / world.state.evaluation_id).mkdir()
+    (tmp_path / world.state.evaluation_id / "responses").mkdir(parents=True)
     journal = Journal(tmp_path / world.state.evaluation_id / "journal.jsonl")
     return Running(world.state, journal, performer, Grace())
 
@@ -120,3 +122,54 @@ def test_a_trial_believed_dead_that_lives_costs_no_task_a_run(server: redis.Redi
     assert state.shards.by_name[shard].unread == 0
     assert held == [True, True, False, False, False, False], "once more while the queue is filled"
     assert shard in queue.unclaimed()
+
+
+def test_a_shard_that_was_run_without_redis_is_taken_out_of_the_queue(
+    server: redis.Redis, tmp_path: Path
+) -> None:
+    """Redis comes back with the queue that it had, and the trial that dumped meanwhile has died unreported. Also where
+    nothing else is to do.
+    """
+    running = _running(tmp_path)
+    state = running.state
+    queue = running.performer.queue(state.evaluation_id)
+    for now in (1e6, 1e6 + 1):  # filled; seen as filled
+        running._look_at_queue(now)
+    queued = queue.unclaimed()
+    state.shards.by_name[queued[0]].frame = FrameRef(file="t.frames", offset=0, length=1)
+    running._audit(now)
+    assert set(queue.unclaimed()) == set(queued[1:])
+    for name in queued:
+        state.shards.by_name[name].frame = FrameRef(file="t.frames", offset=0, length=1)
+    state.shards.todo = 0
+    running._look_at_queue(now)
+    running._audit(now)
+    assert queue.unclaimed() == ()
+
+
+def test_a_shard_that_was_run_without_redis_is_not_queued_in_an_empty_one(
+    server: redis.Redis, tmp_path: Path
+) -> None:
+    """Response files are read before the queue is filled again."""
+    running = _running(tmp_path)
+    state = running.state
+    for now in (1e6, 1e6 + 1):  # filled; seen as filled
+        running._look_at_queue(now)
+    name = running.performer.queue(state.evaluation_id).unclaimed()[0]
+    shard = state.shards.by_name[name]
+    ran = ShardResponses(
+        task=shard.task,
+        key=state.shards.leaves[shard.task].planned.key,
+        shard=name,
+        trial="t",
+        started_at=1e6,
+        seconds=1.0,
+        responses=(),
+    )
+    with FrameWriter(running.paths.responses / "t.frames") as responses:
+        responses.append(ran)
+    server.flushall()
+    running._look_at_queue(now + 1)
+    left = running.performer.queue(state.evaluation_id).unclaimed()
+    assert left
+    assert name not in left

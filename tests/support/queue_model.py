@@ -138,6 +138,15 @@ class AgainstModel(RuleBasedStateMachine):
             self.unclaimed.pop(shard, None)
         assert kept == (by == trial)
 
+    @rule(lane=LANE)
+    def ahead(self, lane) -> None:
+        """The lane's own shards in order, then, where trials steal, others; none of them is claimed by that."""
+        own = sorted((i[1], s) for s, i in self.unclaimed.items() if i[0] == lane)
+        names = self.queue.ahead(lane)
+        assert names[: len(own)] == tuple(s for _, s in own)
+        assert len(names) == len(set(names))
+        assert set(names) == set(self.unclaimed if self.steal else (s for _, s in own))
+
     @rule()
     def redis_comes_back_empty(self) -> None:
         self.queue.remove()

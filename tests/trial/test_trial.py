@@ -16,6 +16,7 @@ import pytest
 from dev_cluster.testing import wait_until
 from support.served import served_work
 
+from coordinator.services.redis_server import RedisServer
 from evaljobs.contract.names import ShardId
 from evaljobs.contract.outcomes import Failed, Probed, TrialEnded
 from evaljobs.contract.paths import WorkPaths, batch_file, batch_index_file
@@ -240,6 +241,44 @@ def waiting(evaluation: Evaluation, away_seconds: float) -> tuple[Trial, list[fl
 
     spec = evaluation.spec(redis_file=str(place))
     return Trial(spec, spec.lanes[0], monotonic=lambda: slept[0], sleep=sleep), slept
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("lane", [0, 1], ids=["its own lane", "another's lane"])
+def test_a_trial_without_redis_runs_the_shards_that_come_next_and_reports_them_later(
+    tiny_model_dir: Path, lane: int
+) -> None:
+    """Redis ends during the first shard. The trial dumps all others before it waits for Redis, which comes back with
+    the queue that it had; the trial runs nothing twice, and ends with a queue that is empty.
+    """
+    with served_work("away") as work:
+        away = Evaluation(work, tiny_model_dir, "away")
+        away.fill()
+        server, spec = RedisServer(work), away.spec()
+        dumped: list[list[str]] = []
+
+        def waited(_seconds: float) -> None:
+            dumped.append(away.dumped())
+            server.ensure()
+
+        trial = Trial(spec, spec.lanes[lane], monotonic=lambda: 0.0, sleep=waited)
+        real = trial._tick
+
+        def tick(done: int, of: int) -> None:
+            if done == 0 and trial.shards == 0:
+                wait_until(lambda: len(trial._ahead._names) == len(away.shards) - 1)
+                server.stop()
+            real(done, of)
+
+        trial._tick = tick  # type: ignore[method-assign]
+        assert trial.perform() == 0
+        assert sorted(dumped[0]) == sorted(away.shards)
+        assert sorted(away.dumped()) == sorted(away.shards)
+        ended = read_record(away.paths.outcome("trial-ended", trial.lane.trial), TrialEnded)
+        assert (ended.reason, ended.shards) == ("drained", len(away.shards))
+        snapshot = away.queue.snapshot()
+        assert (snapshot.epoch, snapshot.unclaimed, dict(snapshot.claims)) == ("epoch", 0, {})
+        assert snapshot.trials[trial.lane.trial].shards_done == len(away.shards)
 
 
 @pytest.mark.model
