@@ -49,8 +49,7 @@ class SlurmCli:
 
     def jobs(self) -> list[JobState]:
         """Run one `squeue` for this user; the jobs whose comment has the token."""
-        argv = ["squeue", "--me", "--all", "--array", "--states=all", f"--format={text.QUEUE_FORMAT}"]
-        return text.parse_queue(self._ask(argv), self.options.token)
+        return text.parse_queue(self._queue(), self.options.token)
 
     def jobs_named(self, name: str) -> list[JobState]:
         """Run one `squeue` for this user's jobs of that name, whatever their comment."""
@@ -59,8 +58,7 @@ class SlurmCli:
 
     def nodes(self) -> list[NodeState]:
         """Run one `sinfo`: the nodes of the set partitions, or of the site's default one."""
-        argv = ["sinfo", "--Node", "--all", f"--Format={text.NODE_FORMAT}"]
-        said = self._ask(argv)
+        said = self._sinfo()
         self._limits = text.parse_limits(said)
         return text.parse_nodes(said, self.options)
 
@@ -110,6 +108,16 @@ class SlurmCli:
                 raise ClusterError(error.words) from error
             if not text.says(error.words, text.WOULD_WAIT):
                 raise RefusedError(error.words) from error
+
+    def _queue(self) -> str:
+        """All of this user's jobs, as of QUEUE_FORMAT."""
+        return self._ask(
+            ["squeue", "--me", "--all", "--array", "--states=all", f"--format={text.QUEUE_FORMAT}"]
+        )
+
+    def _sinfo(self) -> str:
+        """All nodes and partitions, as of NODE_FORMAT."""
+        return self._ask(["sinfo", "--Node", "--all", f"--Format={text.NODE_FORMAT}"])
 
     def _ask(self, argv: Sequence[str]) -> str:
         try:

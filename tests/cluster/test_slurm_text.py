@@ -23,7 +23,6 @@ from coordinator.cluster.slurm_parse import (
     refused,
     setting_of,
 )
-from coordinator.cluster.slurm_pyslurm import indexes
 from coordinator.cluster.slurm_reasons import gpus_in_words, unusable
 from coordinator.cluster.slurm_rules import parse_partitions, partition_qos
 
@@ -336,11 +335,6 @@ def test_cancelling_complains_of_living_jobs_alone() -> None:
     )
     assert not not_cancelled(gone)
     assert "connect failure" in not_cancelled(gone + away)
-
-
-def test_members_of_a_waiting_array_are_counted_out() -> None:
-    assert indexes("0-2,5,7-11:2") == [0, 1, 2, 5, 7, 9, 11]
-    assert indexes("0-1,...") == [0, 1]
 
 
 def test_nodes_that_take_no_job_are_named_with_state_and_reason() -> None:
