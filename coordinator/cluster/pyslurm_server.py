@@ -43,7 +43,9 @@ def jobs(pyslurm: Any) -> list[dict[str, Any]]:
             except UnicodeDecodeError:  # evalspan's jobs have names and comments in UTF-8
                 continue
     OWN_IDS.clear()
-    OWN_IDS.update({f"{job['array_id']}_{job['array_task_id']}": job["id"] for job in found})
+    for job in found:
+        if not job["array_tasks_waiting"]:  # of member 0, pyslurm gives None for the number
+            OWN_IDS[f"{job['array_id']}_{job['array_task_id'] or 0}"] = job["id"]
     return found
 
 

@@ -219,11 +219,15 @@ def queue_text(jobs: Iterable[Mapping[str, Any]]) -> str:
 
 
 def members(job: Mapping[str, Any]) -> list[int]:
-    """A Job's members: a waiting array is one Job. [0] where the job is no array."""
-    if not job["array_id"] or job["array_task_id"] is not None:
+    """A Job's members: all that wait are one Job. [0] where the job is no array.
+
+    pyslurm gives None for the number 0, so a started Job without a number is member 0.
+    """
+    waiting = job["array_tasks_waiting"]
+    if not waiting or job["array_task_id"] is not None:
         return [job["array_task_id"] or 0]
     found: list[int] = []
-    for part in (job["array_tasks_waiting"] or "").split(","):
+    for part in waiting.split(","):
         match = re.fullmatch(r"(\d+)(?:-(\d+)(?::(\d+))?)?", part.strip())
         if match:
             first, last, step = match.groups()

@@ -112,7 +112,13 @@ JOB: dict[str, Any] = {
 
 def test_an_array_that_waits_as_a_whole_is_all_of_its_members() -> None:
     """And a member that was split off is one."""
-    split = JOB | {"id": 8, "array_task_id": 0, "state": "RUNNING", "allocated_nodes": "n1"}
+    split = JOB | {
+        "id": 8,
+        "array_task_id": None,
+        "array_tasks_waiting": None,
+        "state": "RUNNING",
+        "allocated_nodes": "n1",
+    }
     alone = JOB | {"id": 9, "array_id": None, "array_tasks_waiting": None}
     listed = text.parse_queue(queue_text([JOB, split, alone]), "t")
     assert [(s.job_id, s.index, s.phase, s.node, s.started_at) for s in listed] == [

@@ -99,7 +99,8 @@ class Job:
         job.__dict__ |= {
             "allocated_nodes": state.node,
             "array_id": array_id if array else None,
-            "array_task_id": state.index if array and not waiting else None,
+            # u32_parse takes 0 for "no value"
+            "array_task_id": (state.index or None) if array and not waiting else None,
             "array_tasks_waiting": ",".join(map(str, waiting)) or None,
             "comment": description.comment,
             "name": state.name,
