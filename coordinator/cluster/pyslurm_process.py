@@ -32,8 +32,8 @@ INSTALL_HINT = (
     "install it with `pip install 'evalspan[slurm]'` on a machine with the headers and libslurmfull.so of Slurm 25.11 "
     f"(SLURM_INCLUDE_DIR, SLURM_LIB_DIR), or {USE_COMMANDS}"
 )
-# Slurm's words where library and controller are of versions that do not understand each other.
-OTHER_VERSION = ("incompatible versions", "protocol version", "header lengths are longer")
+# Slurm's words where library and controller do not understand each other, and where slurmctld ends.
+OTHER_VERSION = ("incompatible versions", "protocol version", "zero bytes")
 
 
 class PyslurmProcess:
@@ -66,7 +66,9 @@ class PyslurmProcess:
             raise RefusedError(f"pyslurm cannot express this: {answer['invalid']}; {USE_COMMANDS}")
         words = answer["error"]
         if text.says(words, OTHER_VERSION):
-            raise ClusterError(f"pyslurm is of another version than this Slurm ({words}): {INSTALL_HINT}")
+            raise ClusterError(
+                f"{words}: where squeue answers, pyslurm is of another version than this Slurm; {USE_COMMANDS}"
+            )
         raise text.failure(words) if call == "submit" else ClusterError(words)
 
     def stop(self) -> None:

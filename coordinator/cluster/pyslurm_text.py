@@ -27,6 +27,12 @@ def _time(value: str) -> str | int:
     return int(value) if value.isdigit() else value
 
 
+def _memory(value: str) -> str:
+    if value.rstrip("KMGT") == "0":
+        raise ValueError("--mem=0, all of a node's memory")  # pyslurm takes it for the default
+    return value
+
+
 def _signal(value: str) -> str:
     """Signals by their long names: "B:TERM@60" -> "B:SIGTERM@60"."""
     flags, colon, rest = value.rpartition(":")
@@ -65,13 +71,11 @@ FIELDS: Mapping[str, tuple[str, Callable[[str], object]]] = {
     "cpus-per-task=": ("cpus_per_task", _same),
     "deadline=": ("deadline", _same),
     "dependency=": ("dependencies", _same),
-    "distribution=": ("distribution", _same),
     "error=": ("standard_error", _same),
     "exclude=": ("excluded_nodes", _same),
     "exclusive=": ("resource_sharing", _same),
     "export=": ("environment", _same),
     "extra=": ("extra", _same),
-    "gpu-bind=": ("gpu_binding", _same),
     "gpus=": ("gpus", _same),
     "gpus-per-node=": ("gres_per_node", _gpus),
     "gpus-per-task=": ("gpus_per_task", _same),
@@ -83,10 +87,9 @@ FIELDS: Mapping[str, tuple[str, Callable[[str], object]]] = {
     "mail-type=": ("mail_types", _same),
     "mail-user=": ("mail_user", _same),
     "mcs-label=": ("mcs_label", _same),
-    "mem=": ("memory_per_node", _same),
+    "mem=": ("memory_per_node", _memory),
     "mem-per-cpu=": ("memory_per_cpu", _same),
     "mem-per-gpu=": ("memory_per_gpu", _same),
-    "mincpus=": ("min_cpus_per_node", _same),
     "network=": ("network", _same),
     "nice=": ("nice", int),
     "no-requeue": ("is_requeueable", _constant(value=False)),
@@ -119,11 +122,11 @@ SILENT = ("parsable", "quiet", "verbose")  # they change what `sbatch` prints
 SHORT = {
     "A": "account=", "C": "constraint=", "D": "chdir=", "H": "hold", "J": "job-name=", "L": "licenses=",
     "N": "nodes=", "Q": "quiet", "a": "array=", "b": "begin=", "c": "cpus-per-task=", "d": "dependency=",
-    "e": "error=", "i": "input=", "m": "distribution=", "n": "ntasks=", "o": "output=", "p": "partition=",
+    "e": "error=", "i": "input=", "n": "ntasks=", "o": "output=", "p": "partition=",
     "q": "qos=", "s": "oversubscribe", "t": "time=", "v": "verbose", "w": "nodelist=", "x": "exclude=",
 }  # fmt: skip
 # Options that may stand without their value -> the value that is meant.
-BARE = {"--exclusive": "no", "--nice": "100", "--wait-all-nodes": "1"}
+BARE = {"--exclusive": "no", "--nice": "100"}
 
 
 def description(arguments: Sequence[str]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import os
 from collections.abc import Sequence
 
 from coordinator.cluster import ClusterError, Job, RefusedError
-from coordinator.cluster.pyslurm_process import PyslurmProcess
+from coordinator.cluster.pyslurm_process import INSTALL_HINT, PyslurmProcess
 from coordinator.cluster.pyslurm_text import description, environment, nodes_text, queue_text
 from coordinator.cluster.sbatch_text import SlurmOptions, batch_script, client_environment, sbatch_arguments
 from coordinator.cluster.slurm_cli import SlurmCli
@@ -24,16 +24,12 @@ GPUS_BY_COMMAND = (
 )
 
 
-def unavailable(options: SlurmOptions | None = None) -> str | None:
-    """Why pyslurm cannot be used here, in one line, or None."""
-    process = PyslurmProcess(options or SlurmOptions())
-    try:
-        process.start()
-    except ClusterError as error:
-        return str(error)
-    finally:
-        process.stop()
-    return None
+def of_another_version(pyslurm: str, slurm: str) -> str:
+    """Why this pyslurm is not for this Slurm, in one line; "" where it is. `slurm`: of `sinfo --version`."""
+    words = slurm.split()
+    if len(words) > 1 and words[1].split(".")[:2] != pyslurm.split(".")[:2]:
+        return f"pyslurm {pyslurm} is built for another version than this Slurm ({words[1]}): {INSTALL_HINT}"
+    return ""
 
 
 class SlurmApi(SlurmCli):
@@ -45,8 +41,12 @@ class SlurmApi(SlurmCli):
         self._hidden = False  # GPUs in use, at the last listing
         try:
             self.version = self._process.start()
+            reason = of_another_version(self.version, self._ask(["sinfo", "--version"]))
         except ClusterError as error:
             raise RefusedError(str(error)) from error
+        if reason:
+            self.close()
+            raise RefusedError(reason)
 
     @property
     def by_commands(self) -> str:
