@@ -26,11 +26,7 @@ HOLDING = ("RUNNING", "SUSPENDED", "STOPPED", "CONFIGURING", "SIGNALING", "STAGE
 
 def submit(pyslurm: Any, fields: Mapping[str, Any]) -> int:
     """A new job's id. `fields`: attributes of JobSubmitDescription."""
-    del os.environ[WHOLE_LISTS]  # jobs get this process's environment
-    try:
-        return int(pyslurm.JobSubmitDescription(**fields).submit())
-    finally:
-        os.environ[WHOLE_LISTS] = "0"
+    return int(pyslurm.JobSubmitDescription(**fields).submit())
 
 
 def jobs(pyslurm: Any) -> list[dict[str, Any]]:
@@ -112,7 +108,7 @@ def answer(pyslurm: Any, request: Mapping[str, Any]) -> dict[str, Any]:
 def main() -> None:
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="ascii")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # the library's own words are no answer
-    os.environ[WHOLE_LISTS] = "0"
+    os.putenv(WHOLE_LISTS, "0")  # for Slurm's library alone: pyslurm gives each job what is in os.environ
     os.environ["SLURM_UMASK"] = f"0{_umask():03o}"  # as sbatch does: jobs' files get the submitter's modes
     pyslurm = importlib.import_module("pyslurm")
     print(json.dumps({"ok": pyslurm.__version__}), file=answers, flush=True)

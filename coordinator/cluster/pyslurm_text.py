@@ -161,12 +161,11 @@ def environment(export: str, present: Mapping[str, str]) -> dict[str, Any]:
     """The attributes `environment` and `get_user_environment` for a value of `--export`.
 
     `present`: the submitter's variables. As of sbatch: "ALL"; "NIL" or "NONE"; or names and
-    NAME=value, after "ALL," in addition to all. "ALL" alone is the environment of pyslurm's process.
+    NAME=value, after "ALL," in addition to all. Bytes that are no UTF-8 are left out with their
+    variable: pyslurm fails on them.
     """
     words = [word for word in export.split(",") if word]
     first = words[0].upper() if words else "NONE"
-    if first == "ALL" and len(words) == 1:
-        return {"environment": "ALL"}
     found = dict(present) if first == "ALL" else {}
     for word in words:
         name, equals, value = word.partition("=")
@@ -174,7 +173,17 @@ def environment(export: str, present: Mapping[str, str]) -> dict[str, Any]:
             found[name] = value
         elif name in present:
             found[name] = present[name]
-    return {"environment": found} | ({} if first in ("ALL", "NIL") else {"get_user_environment": True})
+    own = {} if first in ("ALL", "NIL") else {"get_user_environment": True}
+    return {"environment": {n: v for n, v in found.items() if _is_unicode(n + v)}, **own}
+
+
+def _is_unicode(word: str) -> bool:
+    """Is it free of Python's surrogate escapes?"""
+    try:
+        word.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 # --- listings --------------------------------------------------------------------------------------------------------
@@ -185,6 +194,7 @@ JOB_FIELDS = (
     "array_task_id",
     "array_tasks_waiting",
     "comment",
+    "end_time",
     "id",
     "name",
     "start_time",
@@ -192,8 +202,6 @@ JOB_FIELDS = (
     "state_reason",
     "submit_time",
 )
-# as in QUEUE_FORMAT, after the job's id, the member and the state
-QUEUE_TAIL = ("submit_time", "start_time", "allocated_nodes", "state_reason", "comment", "name")
 NODE_FIELDS = (
     "active_features",
     "allocated_cpus",
@@ -213,12 +221,24 @@ PARTITION_FIELDS = ("is_default", "max_time", "name", "state")
 
 def queue_text(jobs: Iterable[Mapping[str, Any]]) -> str:
     """What `squeue --array --format=QUEUE_FORMAT` would print of these pyslurm Jobs."""
-    rows = [
-        [job["array_id"] or job["id"], member, job["state"], *(job[field] or "" for field in QUEUE_TAIL)]
-        for job in jobs
-        for member in members(job)
-    ]
-    return _listing(("ID", "MEMBER", "STATE", *QUEUE_TAIL), rows)
+    columns = text.QUEUE_FORMAT.removesuffix(text.RECORD_END).split(text.FIELD_END)
+    rows = [[_SQUEUE[column](job, member) for column in columns] for job in jobs for member in members(job)]
+    return _listing(columns, rows)
+
+
+# `squeue`'s format letter -> its text, of a Job and one of its members
+_SQUEUE: Mapping[str, Callable[[Mapping[str, Any], int], object]] = {
+    "%F": lambda job, _: job["array_id"] or job["id"],
+    "%K": lambda _, member: member,
+    "%N": lambda job, _: job["allocated_nodes"] or "",
+    "%S": lambda job, _: job["start_time"] or "",
+    "%T": lambda job, _: job["state"],
+    "%V": lambda job, _: job["submit_time"] or "",
+    "%e": lambda job, _: job["end_time"] or "",
+    "%j": lambda job, _: job["name"] or "",
+    "%k": lambda job, _: job["comment"] or "",
+    "%r": lambda job, _: job["state_reason"] or "",
+}
 
 
 def members(job: Mapping[str, Any]) -> list[int]:
@@ -266,7 +286,7 @@ _SINFO: Mapping[str, Callable[[Mapping[str, Any], Mapping[str, Any], Mapping[str
     "Memory": lambda node, _, __: node["real_memory"] or 0,
     "AllocMem": lambda node, _, __: node["allocated_memory"],
     "Features": lambda node, _, __: ",".join(node["available_features"]),
-    "FeaturesAct": lambda node, _, __: ",".join(node["active_features"]),
+    "Features_act": lambda node, _, __: ",".join(node["active_features"]),
 }
 
 # Flags behind a node's state, and the mark that `sinfo` puts there; the first one counts.

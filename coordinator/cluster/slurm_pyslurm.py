@@ -56,8 +56,8 @@ class SlurmApi(SlurmCli):
     def submit(self, job: Job) -> str:
         """Submit by one RPC. After a ClusterError, look for the job's name before a retry."""
         fields = description(sbatch_arguments(self.within_limits(job), self.options))
-        chosen = environment(fields.get("environment", "ALL"), client_environment(os.environ, self.options))
-        fields |= {"script": batch_script(job), **chosen}
+        present = client_environment(os.environ, self.options)
+        fields |= {"script": batch_script(job), **environment(fields.get("environment", "ALL"), present)}
         return str(self._process.ask("submit", fields))
 
     def cancel(self, job_ids: Sequence[str]) -> None:

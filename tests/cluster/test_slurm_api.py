@@ -7,6 +7,7 @@ import os
 import re
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 
 from coordinator.cluster import ClusterError, Job, RefusedError
 from coordinator.cluster import slurm_parse as text
-from coordinator.cluster.pyslurm_server import answer, gpus_of
+from coordinator.cluster.pyslurm_server import answer, gpus_of, nodes
 from coordinator.cluster.pyslurm_text import (
     FIELDS,
     SHORT,
@@ -94,7 +95,7 @@ def test_every_translation_names_an_attribute_of_pyslurm() -> None:
 
 def test_export_gives_a_job_the_variables_that_sbatch_would() -> None:
     present = {"A": "1", "B": "2"}
-    assert environment("ALL", present) == {"environment": "ALL"}
+    assert environment("ALL", present | {"BYTES": "\udcff"}) == {"environment": present}
     assert environment("ALL,C=3", present) == {"environment": {"A": "1", "B": "2", "C": "3"}}
     assert environment("A,C=3", present) == {
         "environment": {"A": "1", "C": "3"},
@@ -106,7 +107,7 @@ def test_export_gives_a_job_the_variables_that_sbatch_would() -> None:
 
 JOB: dict[str, Any] = {
     "id": 7, "name": "es-a", "state": "PENDING", "allocated_nodes": None, "state_reason": "Priority", "comment": "t",
-    "submit_time": 5, "start_time": 9, "array_id": 7, "array_task_id": None, "array_tasks_waiting": "1-2",
+    "submit_time": 5, "start_time": 9, "end_time": 99, "array_id": 7, "array_task_id": None, "array_tasks_waiting": "1-2",
 }  # fmt: skip
 
 
@@ -191,6 +192,25 @@ def test_gpus_in_use_are_those_of_all_running_jobs() -> None:
     assert gpus_of([*held, Layout("COMPLETED", {"gpu": 1}), Layout("RUNNING", {"nvme": 1})]) == {"n1": 3}
 
 
+class Site:
+    """A pyslurm that shows what one node and its jobs use."""
+
+    def __init__(self, tres: list[str], private: list[str]) -> None:
+        node = SimpleNamespace(**NODE, allocated_tres={"cpu": 2, "gres/gpu": 2, "gres/gpu:a100": 2})
+        held = Layout("RUNNING", {"gpu:a100": {"count": 2, "indexes": "0-1"}})
+        config = SimpleNamespace(accounting_storage_tres=tres, private_data=private)
+        self.Nodes = SimpleNamespace(load=lambda: {"n1": node})
+        self.Jobs = SimpleNamespace(load=lambda: {1: held})
+        self.Partitions = SimpleNamespace(load=lambda: {p["name"]: SimpleNamespace(**p) for p in PARTITIONS})
+        self.slurmctld = SimpleNamespace(Config=SimpleNamespace(load=lambda: config))
+
+
+def test_gpus_in_use_come_from_accounting_or_jobs_and_are_unknown_where_both_are_hidden() -> None:
+    assert nodes(Site(["cpu", "gres/gpu"], ["jobs"]))["used"] == {"n1": 2}
+    assert nodes(Site(["cpu"], []))["used"] == {"n1": 2}
+    assert nodes(Site(["cpu"], ["jobs", "users"]))["used"] is None
+
+
 class Module:
     """As much of pyslurm as one answer needs."""
 
@@ -204,8 +224,7 @@ class Module:
                 setattr(self, name, value)
 
 
-def test_a_field_that_this_pyslurm_lacks_is_no_crash(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SLURM_BITSTR_LEN", "0")
+def test_a_field_that_this_pyslurm_lacks_is_no_crash() -> None:
     said = answer(Module, {"call": "submit", "arguments": [{"name": "x", "gpus_per_moon": 1}]})
     assert "gpus_per_moon" in said["invalid"]
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import signal as signals
-from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -67,11 +66,12 @@ class JobSubmitDescription:
         if not self.script.startswith("#!"):
             raise ValueError("Not a valid Batch script.")
         count = int(self.array.partition("-")[2]) + 1 if self.array else 1
-        index = "export SLURM_ARRAY_TASK_ID=$EVALSPAN_INDEX; " if self.array else ""
-        given = [] if self.environment == "ALL" else ["env", "-i", *_pairs(self.environment)]
+        member = 'SLURM_ARRAY_TASK_ID="$EVALSPAN_INDEX" ' if self.array else ""
+        slurms = {name: value for name, value in os.environ.items() if name.startswith("SLURM_")}
+        variables = [f"{name}={value}" for name, value in (slurms | self.environment).items()]
         job = LocalJob(
             name=self.name,
-            argv=("bash", "-c", f'{index}exec "$@"', "x", *given, "bash", "-c", self.script),
+            argv=("bash", "-c", f'exec env -i {member}"$@"', "x", *variables, "bash", "-c", self.script),
             log=self.standard_output.replace("%a", "%i").replace("%%", "%"),
             count=count,
             node=self.required_nodes,
@@ -103,6 +103,7 @@ class Job:
             "array_task_id": (state.index or None) if array and not waiting else None,
             "array_tasks_waiting": ",".join(map(str, waiting)) or None,
             "comment": description.comment,
+            "end_time": None,
             "name": state.name,
             "start_time": int(state.started_at) if state.started_at else None,
             "state": state.state,
@@ -176,10 +177,6 @@ class _Config(SimpleNamespace):
 
 
 slurmctld = SimpleNamespace(Config=_Config)
-
-
-def _pairs(environment: Mapping[str, str]) -> list[str]:
-    return [f"{name}={value}" for name, value in environment.items()]
 
 
 def _gpus(gres: str | None) -> int:
