@@ -54,8 +54,7 @@ class SlurmCli:
 
     def jobs(self) -> list[JobState]:
         """Run one `squeue` for this user; the jobs whose comment has the token."""
-        argv = ["squeue", "--me", "--all", "--array", "--states=all", f"--format={text.QUEUE_FORMAT}"]
-        return text.parse_queue(self._ask(argv), self.options.token)
+        return text.parse_queue(self._queue(), self.options.token)
 
     def jobs_named(self, name: str) -> list[JobState]:
         """Run one `squeue` for this user's jobs of that name, whatever their comment."""
@@ -67,8 +66,7 @@ class SlurmCli:
 
         Where no node with GPUs can be used and some are reserved, `scontrol` says until when.
         """
-        argv = ["sinfo", "--Node", "--all", f"--Format={text.NODE_FORMAT}"]
-        said = self._ask(argv)
+        said = self._sinfo()
         self._limits = text.parse_limits(said)
         self._nodes = text.parse_nodes(said, self.options)
         if any(n.usable and n.gpus for n in self._nodes):
@@ -146,6 +144,16 @@ class SlurmCli:
                 raise ClusterError(error.words) from error
             if not text.says(error.words, text.WOULD_WAIT):
                 raise RefusedError(error.words) from error
+
+    def _queue(self) -> str:
+        """All of this user's jobs, as of QUEUE_FORMAT."""
+        return self._ask(
+            ["squeue", "--me", "--all", "--array", "--states=all", f"--format={text.QUEUE_FORMAT}"]
+        )
+
+    def _sinfo(self) -> str:
+        """All nodes and partitions, as of NODE_FORMAT."""
+        return self._ask(["sinfo", "--Node", "--all", f"--Format={text.NODE_FORMAT}"])
 
     def _ask(self, argv: Sequence[str]) -> str:
         try:

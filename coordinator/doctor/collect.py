@@ -20,6 +20,7 @@ from pathlib import Path
 from coordinator.base.run_command import CommandError, run_command
 from coordinator.cluster import Cluster, ClusterError, NodeState, slurm_rules
 from coordinator.cluster.local import LocalCluster, gpu_names
+from coordinator.cluster.slurm_pyslurm import SlurmApi
 from coordinator.config.schema import Config
 from coordinator.doctor.findings import Checkup, Facts, Status, judge
 from coordinator.doctor.node_jobs import Target, survey
@@ -151,6 +152,8 @@ def _redis(facts: Facts, cluster: Cluster, folder: Path) -> Iterator[Path | None
 def _ask_slurm(facts: Facts, cluster: Cluster, nodes: Sequence[NodeState]) -> None:
     """The site's rules, the jobs that it would take, and whether trials must be hosted."""
     config = facts.config
+    if isinstance(cluster, SlurmApi):
+        facts.api = f"{cluster.version}; by Slurm's commands: {cluster.by_commands}"
     rules = slurm_rules.SiteRules(config={})
     try:
         rules = facts.rules = slurm_rules.ask_rules()

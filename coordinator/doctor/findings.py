@@ -71,6 +71,7 @@ class Facts:
     work_free: int  # bytes
     cluster_error: str = ""
     gpus: Sequence[str] = ()  # this machine's, where jobs run here
+    api: str = ""  # pyslurm's version, and what goes through Slurm's commands all the same
     rules: SiteRules | None = None
     rules_error: str = ""
     associations: str | None = None  # `sacctmgr -nP` rows of MaxSubmitJobs and MaxJobs; None: no accounting
@@ -190,6 +191,11 @@ def _gpus(facts: Facts) -> Iterator[Finding]:
 
 
 # --- Slurm's rules ---------------------------------------------------------------------------------------------------
+
+
+def _api(facts: Facts) -> Iterator[Finding]:
+    if facts.api:
+        yield ok("pyslurm", facts.api)
 
 
 def _rules(facts: Facts) -> Iterator[Finding]:
@@ -419,6 +425,6 @@ def judge_sandbox(levels: Sequence[Mapping[str, Any]] | None, where: str, *, all
 
 Check = Callable[[Facts], Iterator[Finding]]
 HERE: tuple[Check, ...] = (_python, _interpreter, _work_folder)
-SLURM: tuple[Check, ...] = (_rules, _gpu_nodes, _job_kinds, _staging, _watch)
+SLURM: tuple[Check, ...] = (_api, _rules, _gpu_nodes, _job_kinds, _staging, _watch)
 LOCAL: tuple[Check, ...] = (_gpus,)
 NODES: tuple[Check, ...] = (_redis, _nodes)

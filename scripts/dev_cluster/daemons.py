@@ -8,6 +8,7 @@ for the kernel then ends everything inside. slurmd runs inside and may die alone
 
 from __future__ import annotations
 
+import os
 import secrets
 import signal
 import subprocess
@@ -19,7 +20,12 @@ from dev_cluster.procs import Proc
 from dev_cluster.registry import Record
 from dev_cluster.spec import DevClusterError
 
-DAEMON_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+PREFIX = os.environ.get(
+    "DEV_CLUSTER_SLURM"
+)  # of another Slurm than the machine's own: its bin and sbin go first
+DAEMON_PATH = (f"{PREFIX}/sbin:{PREFIX}/bin:" if PREFIX else "") + (
+    "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+)
 START_S = 90.0
 MARK = "EVALSPAN_DEV_CLUSTER"
 TRIES = 5  # of making a node's namespaces before those of its jobs

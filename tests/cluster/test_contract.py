@@ -6,18 +6,21 @@ import importlib.util
 import math
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from dev_cluster.api import Cluster as Site
 
 from coordinator.cluster import Cluster, ClusterError, Job, JobState, RefusedError
 from coordinator.cluster.fake import FakeCluster, fake_node
 from coordinator.cluster.local import NODE, LocalCluster
 from coordinator.cluster.sbatch_text import SlurmOptions
 from coordinator.cluster.slurm_cli import SlurmCli
-from coordinator.cluster.slurm_pyslurm import SlurmApi, unavailable
+from coordinator.cluster.slurm_pyslurm import SlurmApi
+
+FAKE_PYSLURM = Path(__file__).parent / "fake_pyslurm"
 
 
 @dataclass
@@ -42,10 +45,47 @@ def fake_place(folder: Path) -> Place:
     return Place(cluster, folder, "n1", 2, tick=lambda: cluster.advance(1.0), real=False)
 
 
+def fake_pyslurm_place(folder: Path) -> Place:
+    """pyslurm's names and types over processes of this machine."""
+    options = SlurmOptions(
+        token=uuid.uuid4().hex[:8],
+        command_prefix=(str(FAKE_PYSLURM / "commands"),),
+        env={"PYTHONPATH": str(FAKE_PYSLURM), "FAKE_SLURM": str(folder / "jobs")},
+    )
+    return Place(SlurmApi(options), folder, NODE, 2)
+
+
+def slurm_place(make: Callable[[SlurmOptions], Cluster], real: Site, env: Mapping[str, str]) -> Place:
+    """A real Slurm, as an ordinary user of its submit side."""
+    options = SlurmOptions(
+        partition="gpu",
+        cpu_partition="cpu",
+        token=f"evalspan:{uuid.uuid4().hex[:8]}",
+        command_prefix=tuple(real.user_argv(["x"])[:-1]),
+        env={**real.user_env, **env},
+    )
+    folder = Path(real.user_dir) / uuid.uuid4().hex[:8]
+    real.run_as_user(["mkdir", "-p", str(folder)], check=True)
+    return Place(make(options), folder, real.gpu_nodes[0], 2)
+
+
+def pyslurm_place(request: pytest.FixtureRequest) -> Place:
+    spec = importlib.util.find_spec("pyslurm")
+    if spec is None or spec.origin is None:
+        pytest.skip("pyslurm is not installed: it builds on Slurm 25.11 alone")
+    real: Site = request.getfixturevalue("slurm_site")
+    path = f"{Path(spec.origin).parents[1]}:{real.user_env['PYTHONPATH']}"
+    try:
+        return slurm_place(SlurmApi, real, {"PYTHONPATH": path})
+    except RefusedError as error:
+        pytest.skip(str(error))
+
+
 @pytest.fixture(
     params=[
         "local",
         "fake",
+        "fake pyslurm",
         pytest.param("slurm", marks=pytest.mark.slurm),
         pytest.param("pyslurm", marks=pytest.mark.slurm),
     ]
@@ -57,33 +97,12 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
     if request.param == "fake":
         yield fake_place(tmp_path)
         return
-    if request.param == "pyslurm" and importlib.util.find_spec("pyslurm") is None:
-        pytest.skip("pyslurm is not installed: it builds on Slurm 25.11 alone")
-    real = request.getfixturevalue("slurm_site")
-    if request.param == "pyslurm":
-        options = SlurmOptions(
-            partition="gpu",
-            cpu_partition="cpu",
-            token=uuid.uuid4().hex[:8],
-            env=dict(real.env),
-            chdir=str(real.user_dir),
-        )
-        reason = unavailable(options)
-        if reason is not None:
-            pytest.skip(reason)
-        yield Place(SlurmApi(options), Path(real.user_dir), real.gpu_nodes[0], 2)
+    if request.param == "slurm":
+        yield slurm_place(SlurmCli, request.getfixturevalue("slurm_site"), {})
         return
-    prefix = tuple(real.user_argv(["x"])[:-1])
-    options = SlurmOptions(
-        partition="gpu",
-        cpu_partition="cpu",
-        token=f"evalspan:{uuid.uuid4().hex[:8]}",
-        command_prefix=prefix,
-        env=dict(real.user_env),
-    )
-    folder = Path(real.user_dir) / uuid.uuid4().hex[:8]
-    real.run_as_user(["mkdir", "-p", str(folder)], check=True)
-    yield Place(SlurmCli(options), folder, real.gpu_nodes[0], 2)
+    place = pyslurm_place(request) if request.param == "pyslurm" else fake_pyslurm_place(tmp_path)
+    yield place
+    place.cluster.close()  # type: ignore[attr-defined]
 
 
 def job(place: Place, script: str, **more: object) -> Job:

@@ -27,7 +27,6 @@ from coordinator.cluster.slurm_parse import (
     refused,
     setting_of,
 )
-from coordinator.cluster.slurm_pyslurm import indexes
 from coordinator.cluster.slurm_reasons import gpus_in_words, none_usable, unusable
 from coordinator.cluster.slurm_rules import parse_partitions, partition_qos
 
@@ -158,7 +157,7 @@ def test_a_state_outside_the_table_is_unknown() -> None:
 
 def test_a_job_that_a_sibling_cluster_runs_has_not_ended() -> None:
     """REVOKED: in a federation the job started elsewhere; submitted again, it would run twice."""
-    (job,) = parse_queue(queue(("1", "N/A", "REVOKED", "1", "1", "", "None", "t", "a")), "t")
+    (job,) = parse_queue(queue(("1", "N/A", "REVOKED", "1", "1", "N/A", "", "None", "t", "a")), "t")
     assert job.phase == "unknown"
 
 
@@ -420,11 +419,6 @@ def test_cancelling_complains_of_living_jobs_alone() -> None:
     )
     assert not not_cancelled(gone)
     assert "connect failure" in not_cancelled(gone + away)
-
-
-def test_members_of_a_waiting_array_are_counted_out() -> None:
-    assert indexes("0-2,5,7-11:2") == [0, 1, 2, 5, 7, 9, 11]
-    assert indexes("0-1,...") == [0, 1]
 
 
 def test_nodes_that_take_no_job_are_named_with_state_and_reason() -> None:

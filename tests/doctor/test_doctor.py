@@ -249,6 +249,11 @@ def test_the_trial_interpreter_must_import_its_engine(engine: str, tmp_path: Pat
     assert ("libvllm_that_is_missing" in finding.found) == (engine == "vllm")
 
 
+def test_what_pyslurm_cannot_do_is_named() -> None:
+    slurm = Config.model_validate({"cluster": {"kind": "slurm", "api": "pyslurm"}})
+    assert "scancel" in judged(config=slurm, api="25.11.2; by Slurm's commands: scancel")["pyslurm"].found
+
+
 def test_gpu_nodes_that_take_no_job_are_counted_and_named() -> None:
     """All of them: an evaluation would stop. Some: it runs on the others."""
     slurm = Config.model_validate({"cluster": {"kind": "slurm"}})
