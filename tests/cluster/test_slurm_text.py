@@ -162,7 +162,7 @@ def test_a_job_that_a_sibling_cluster_runs_has_not_ended() -> None:
 
 
 def test_the_kernels_kill_is_seen_while_the_node_still_cleans_up() -> None:
-    row = ("1", "N/A", "COMPLETING", "1", "1", "n1", "OutOfMemory", "t", "a")
+    row = ("1", "N/A", "COMPLETING", "1", "1", "9", "n1", "OutOfMemory", "t", "a")
     (job,) = parse_queue(queue(row), "t")
     assert (job.phase, job.state) == ("ended", "OUT_OF_MEMORY")
 
