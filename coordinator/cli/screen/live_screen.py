@@ -139,11 +139,8 @@ def _halt(running: Watched) -> tuple[str, str]:
 
 
 def _stage(running: Watched, now: float) -> str:
-    """The stage, or that it does not go on; while no trial infers yet, their queue says so."""
-    stage = _halt(running)[0] or stage_of(running.state, now)
-    trials = running.snapshot.trials.values() if running.snapshot is not None else ()
-    begun = done_shards(running.state) or any(trial.phase == "infer" for trial in trials)
-    return "starting trials" if stage == "inference" and running.snapshot is not None and not begun else stage
+    """The stage, or that it does not go on."""
+    return _halt(running)[0] or stage_of(running.state, now, running.snapshot)
 
 
 def _progress(running: Watched, now: float, width: int) -> Iterator[RenderableType]:
