@@ -207,7 +207,7 @@ def prepare(
     spec = one_off.suite_of(chosen, known.watch.suite)
     return request_sets.prepare(
         spec,
-        _folder(tokenizer, known, aside or Caller(progress=False)),
+        _folder(tokenizer, known, aside or Caller(progress=False), weights=False),
         site=site,
         model=from_settings.model_options(known),
         inputs=from_settings.inputs_for(site, from_settings.lm_eval_version(known, site)),
@@ -381,9 +381,10 @@ def _prepare(
     return words + options_of(config, work_dir)
 
 
-def _folder(checkpoint: PathLike, settings: Config, aside: Aside) -> str:
-    """The checkpoint's folder; a snapshot of the Hub where it is an id of it."""
-    return hub.local_folder(str(checkpoint), aside.say, allow_bin=settings.checkpoint.allow_bin)
+def _folder(checkpoint: PathLike, settings: Config, aside: Aside, *, weights: bool = True) -> str:
+    """The checkpoint's folder; a snapshot of the Hub where it is an id of it, perhaps without its weights."""
+    allow_bin = settings.checkpoint.allow_bin
+    return hub.local_folder(str(checkpoint), aside.say, allow_bin=allow_bin, weights=weights)
 
 
 def _written_at(file: Path) -> int | None:

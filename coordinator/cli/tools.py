@@ -134,7 +134,8 @@ def _suite_instance(settings: Config, name: str, tokenizer: str | None, **more: 
     sets: dict[str, dict[str, str]] = {}
     if tokenizer is not None:
         performer = coordinator_of(settings).performer
-        checkpoint = inspect(hub.local_folder(tokenizer, say_aside, allow_bin=True), allow_bin=True)
+        folder = hub.local_folder(tokenizer, say_aside, allow_bin=True, weights=False)
+        checkpoint = inspect(folder, weights=False)
         model = from_settings.model_options(settings)
         inputs = from_settings.inputs_for(performer.site, performer.lm_eval_version)(loaded, model)
         sets = request_sets.at_hand(loaded, checkpoint, model, inputs, performer.site)
