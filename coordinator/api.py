@@ -19,7 +19,7 @@ from coordinator.config import toml
 from coordinator.config.schema import Config
 from coordinator.errors import EvalspanError, OperatorError
 from coordinator.evaluation.state import State
-from coordinator.intake import from_settings, hub, one_off, resubmit, sources
+from coordinator.intake import from_settings, hub, one_off, places, resubmit, sources
 from coordinator.intake.one_off import PathLike, SuiteOptions, SuiteSettings
 from coordinator.report import load_series
 from coordinator.report.learning_curves import make_series
@@ -254,7 +254,8 @@ def submit(
     record = from_settings.record_of(known, folder, spec, inputs, priority=priority, step=step)
     before: State | None = None
     if Journal.begun(site.paths.evaluation(record.evaluation_id).journal):
-        before, _, _ = find_evaluation(known, record.evaluation_id)
+        before, paths, _ = find_evaluation(known, record.evaluation_id)
+        places.keep(paths, before.record.checkpoint.announced, record.checkpoint.announced)
     else:
         _check_suite(record, known, aside, _prepare(chosen, known, config, work_dir))
     answer = resubmit.submitted(before, priority)
