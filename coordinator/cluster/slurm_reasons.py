@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from coordinator.base.words import first_of
 from coordinator.cluster import NodeState
 
 REASONS = {
@@ -55,11 +56,8 @@ def unusable(nodes: Sequence[NodeState]) -> str:
             found.setdefault((node.state, node.reason), []).append(node.name)
     said = []
     for (state, reason), names in found.items():
-        shown = ", ".join(names[:MOST_NODES])
-        more = f" and {len(names) - MOST_NODES} more" if len(names) > MOST_NODES else ""
-        said.append(
-            f"{shown}{more} {'are' if len(names) > 1 else 'is'} {state}{f' ({reason})' if reason else ''}"
-        )
+        shown, verb = first_of(names, MOST_NODES), "are" if len(names) > 1 else "is"
+        said.append(f"{shown} {verb} {state}{f' ({reason})' if reason else ''}")
     return "; ".join(said)
 
 

@@ -16,12 +16,12 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from coordinator.base.words import first_of
 from coordinator.errors import OperatorError
 from coordinator.evaluation.records import EvaluationRecord
 from coordinator.intake import places
 from coordinator.report.learning_curves import Point, scores_of
 from coordinator.report.measurements import Report
-from coordinator.report.render import first_of
 from evaljobs.contract.paths import EvaluationPaths
 
 log = logging.getLogger(__name__)
@@ -101,7 +101,7 @@ def find_series(work_dir: Path, selector: str, suite: str | None = None) -> list
                 f"no evaluation there is of suite {suite!r} (there are: {first_of(sorted(suites))})"
             )
         parents = {str(Path(r.checkpoint.source).parent) for _, r in records(work_dir, "*", None)}
-        known = first_of(sorted(parents))
+        known = first_of(sorted(parents)) or "none"
         below = any(in_series(parent, selector) for parent in parents)
         hint = f"try '{selector.rstrip('/')}/*'; " if below else ""
         raise OperatorError(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from rich import box
@@ -16,6 +16,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from coordinator.base.words import first_of
 from coordinator.report.gpu_use import DRAINED, GpuUse
 from coordinator.report.judge_cost import JudgeTask, JudgeUse
 from coordinator.report.measurements import Report
@@ -42,16 +43,7 @@ def by_reason(errors: Mapping[str, str]) -> dict[str, str]:
     names: dict[str, list[str]] = {}
     for name, why in errors.items():
         names.setdefault(why, []).append(name)
-    return {
-        ", ".join(alike[:3]) + (f" and {len(alike) - 3} more" if len(alike) > 3 else ""): why
-        for why, alike in names.items()
-    }
-
-
-def first_of(names: Sequence[str], most: int = 5) -> str:
-    """The first names, and the number of the rest; "none" without any."""
-    rest = f" and {len(names) - most} more" if len(names) > most else ""
-    return (", ".join(names[:most]) or "none") + rest
+    return {first_of(alike, 3): why for why, alike in names.items()}
 
 
 def size(value: int) -> str:
