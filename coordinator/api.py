@@ -61,7 +61,7 @@ POLL_SECONDS = 1.0  # between two looks of `wait`
 
 def evaluate(
     checkpoint: PathLike,
-    suite: str | Path | None = None,
+    suite: str | Path | SuiteOptions | None = None,
     *,
     tasks: Sequence[str] | str = (),
     limit: float | None = None,
@@ -80,7 +80,8 @@ def evaluate(
     """Evaluate a checkpoint here, wait for its scores, and return them.
 
     `checkpoint`: a Hugging Face folder, or a Hub id. `suite`: a shipped suite's name or a suite
-    file; `tasks`: tasks of lm-eval instead, a list or "a,b". With neither, `[watch] suite`.
+    file; `tasks`: tasks of lm-eval instead, a list or "a,b". With neither, `[watch] suite`. A
+    `SuiteOptions` as `suite` is in place of all these arguments.
     `limit`: documents of each task, or a share below 1. `limit`, `num_fewshot`, `batch_size` and
     `more` (`SuiteSettings`) replace what the suite says. `step`: training step, by default the
     number in the folder's name. `slots`: trials at once, at most. `config`, `work_dir`: as the
@@ -180,7 +181,7 @@ def _check_suite(record: EvaluationRecord, settings: Config, aside: Aside, prepa
 
 def prepare(
     tokenizer: PathLike,
-    suite: str | Path | None = None,
+    suite: str | Path | SuiteOptions | None = None,
     *,
     tasks: Sequence[str] | str = (),
     limit: float | None = None,
@@ -219,7 +220,7 @@ def prepare(
 
 def submit(
     checkpoint: PathLike,
-    suite: str | Path | None = None,
+    suite: str | Path | SuiteOptions | None = None,
     *,
     tasks: Sequence[str] | str = (),
     limit: float | None = None,

@@ -24,27 +24,15 @@ from coordinator.cli.app import (
     show_json,
     stdout,
 )
-from coordinator.cli.evaluate import (
-    BATCH_SIZE,
-    CHAT,
-    CHECKPOINT,
-    GEN_KWARGS,
-    INCLUDE_PATH,
-    LIMIT,
-    MULTITURN,
-    NUM_FEWSHOT,
-    SEED,
-    STEP,
-    SUITE,
-    SYSTEM,
-    TASKS,
-)
+from coordinator.cli.evaluate import CHECKPOINT, STEP
 from coordinator.cli.lm_eval_flags import LmEvalCommand
+from coordinator.cli.suite_options import takes_suite
 from coordinator.errors import OperatorError
 from evaljobs.contract.paths import WorkPaths
 
 if TYPE_CHECKING:
     from coordinator.config.schema import Config
+    from coordinator.intake.one_off import SuiteOptions
 
 log = logging.getLogger(__name__)
 
@@ -160,23 +148,14 @@ def _log_to(screen: Console) -> None:
 
 
 @app.command(cls=LmEvalCommand)
+@takes_suite
 def submit(
+    chosen: SuiteOptions,
     checkpoint: CHECKPOINT,
-    suite: SUITE = None,
-    tasks: TASKS = None,
-    limit: LIMIT = None,
-    num_fewshot: NUM_FEWSHOT = None,
-    batch_size: BATCH_SIZE = None,
     config: CONFIG = None,
     work_dir: WORK_DIR = None,
     priority: Annotated[int, typer.Option(help="Higher goes first.")] = 0,
     step: STEP = None,
-    gen_kwargs: GEN_KWARGS = None,
-    include_path: INCLUDE_PATH = None,
-    chat: CHAT = None,
-    system: SYSTEM = None,
-    multiturn: MULTITURN = None,
-    seed: SEED = None,
     model: OF_DAEMON = None,
     model_args: SEVERAL_OF_DAEMON = None,
     device: OF_DAEMON = None,
@@ -195,18 +174,13 @@ def submit(
     pretrained, trial = lm_eval_flags.trial_settings(model, model_args, device)
     sent = api.submit(
         lm_eval_flags.the_checkpoint(checkpoint, pretrained),
-        suite,
-        tasks=tasks or (),
-        limit=limit,
-        num_fewshot=num_fewshot,
-        batch_size=batch_size,
+        chosen,
         priority=priority,
         step=step,
         config=config,
         work_dir=work_dir,
         settings=trial,
         aside=AtTerminal(),
-        **lm_eval_flags.suite_settings(gen_kwargs, include_path, chat, system, multiturn, seed),
     )
     if as_json:
         show_json(sent.model_dump(include={"evaluation_id", "daemon", "what", "note", "waits"}))
