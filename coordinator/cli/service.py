@@ -32,6 +32,7 @@ from evaljobs.contract.paths import WorkPaths
 
 if TYPE_CHECKING:
     from coordinator.config.schema import Config
+    from coordinator.evaluation.state import State
     from coordinator.intake.one_off import SuiteOptions
 
 log = logging.getLogger(__name__)
@@ -70,7 +71,6 @@ def daemon(
     from coordinator.cli.screen.live_screen import Watcher
     from coordinator.intake.admission import no_place
     from coordinator.intake.from_settings import check_device
-    from coordinator.intake.resubmit import reused
     from coordinator.runtime.journal import DAEMON
     from coordinator.runtime.service import Service
     from coordinator.runtime.wiring import coordinator_of
@@ -105,8 +105,7 @@ def daemon(
             running = [r for r in coordinator.running.values() if r.state.ended_at is None]
             for ended in (r.state for r in coordinator.running.values() if r.state.ended_at is not None):
                 exporter.ask()
-                name = ended.evaluation_id
-                log.info("%s has ended%s: evalspan report %s", name, reused(ended), name)
+                _log_end(ended)
             guard("trackers", exporter.tick)
             if coordinator.busy or service.waiting or exporter.busy:
                 quiet_since = time.monotonic()
@@ -117,6 +116,13 @@ def daemon(
             return bool(signals.received) or (until_idle and time.monotonic() - quiet_since > 5.0)
 
         coordinator.run(over, tick)
+
+
+def _log_end(ended: State) -> None:
+    from coordinator.intake.resubmit import reused
+
+    name = ended.evaluation_id
+    log.info("%s has ended%s: evalspan report %s", name, reused(ended), name)
 
 
 def _check_watch(settings: Config) -> None:
@@ -249,16 +255,8 @@ def status(
     chosen, left_out = asked.of(facts)
     if as_json:
         wanted = {row["evaluation_id"] for row in chosen}
-        shown = {
-            "schema_version": 1,
-            "daemon": around.daemon,
-            "holder": around.holder or None,
-            "holder_since": around.since,
-            "evaluations": [with_details(row) for row in facts if row["evaluation_id"] in wanted],
-            "kept_back_seconds": around.cordoned,
-            **around.checkpoints.model_dump(mode="json", include={"waiting", "refused"}),
-        }
-        show_json(shown)
+        rows = [with_details(row) for row in facts if row["evaluation_id"] in wanted]
+        show_json({"schema_version": 1, **around.as_json(), "evaluations": rows})
         return
     console = stdout()
     width = console.width

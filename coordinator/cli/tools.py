@@ -69,13 +69,7 @@ def plan(
     if (instance is None) == (suite is None):
         raise OperatorError("name an --instance file or a --suite")
     if instance is not None:
-        known = {"instance", "as_json", "config", "work_dir"}
-        if given := [
-            f"--{name.replace('_', '-')}"
-            for name in context.params
-            if name not in known and _is_typed(context, name)
-        ]:
-            raise OperatorError(f"{', '.join(given)}: for --suite; an --instance file has its own values")
+        _refuse_options_of_a_suite(context)
         text = _text(instance)
     else:
         settings = settings_of(config, work_dir)
@@ -107,6 +101,17 @@ def plan(
     )
     stdout().print(lane_table(made["lanes"]))
     say(more["sentence"])
+
+
+def _refuse_options_of_a_suite(context: typer.Context) -> None:
+    """OperatorError where `plan --instance` has an option that describes a suite's run."""
+    known = {"instance", "as_json", "config", "work_dir"}
+    if given := [
+        f"--{name.replace('_', '-')}"
+        for name in context.params
+        if name not in known and _is_typed(context, name)
+    ]:
+        raise OperatorError(f"{', '.join(given)}: for --suite; an --instance file has its own values")
 
 
 def _is_typed(context: typer.Context, name: str) -> bool:
