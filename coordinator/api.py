@@ -19,7 +19,7 @@ from coordinator.config import toml
 from coordinator.config.schema import Config
 from coordinator.errors import EvalspanError, OperatorError
 from coordinator.evaluation.state import State
-from coordinator.intake import from_settings, hub, one_off, resubmit, sources
+from coordinator.intake import from_settings, hub, one_off, places, resubmit, sources
 from coordinator.intake.one_off import PathLike, SuiteOptions, SuiteSettings
 from coordinator.report import load_series
 from coordinator.report.learning_curves import make_series
@@ -61,7 +61,7 @@ POLL_SECONDS = 1.0  # between two looks of `wait`
 
 def evaluate(
     checkpoint: PathLike,
-    suite: str | Path | None = None,
+    suite: str | Path | SuiteOptions | None = None,
     *,
     tasks: Sequence[str] | str = (),
     limit: float | None = None,
@@ -80,7 +80,8 @@ def evaluate(
     """Evaluate a checkpoint here, wait for its scores, and return them.
 
     `checkpoint`: a Hugging Face folder, or a Hub id. `suite`: a shipped suite's name or a suite
-    file; `tasks`: tasks of lm-eval instead, a list or "a,b". With neither, `[watch] suite`.
+    file; `tasks`: tasks of lm-eval instead, a list or "a,b". With neither, `[watch] suite`. A
+    `SuiteOptions` as `suite` is in place of all these arguments.
     `limit`: documents of each task, or a share below 1. `limit`, `num_fewshot`, `batch_size` and
     `more` (`SuiteSettings`) replace what the suite says. `step`: training step, by default the
     number in the folder's name. `slots`: trials at once, at most. `config`, `work_dir`: as the
@@ -180,7 +181,7 @@ def _check_suite(record: EvaluationRecord, settings: Config, aside: Aside, prepa
 
 def prepare(
     tokenizer: PathLike,
-    suite: str | Path | None = None,
+    suite: str | Path | SuiteOptions | None = None,
     *,
     tasks: Sequence[str] | str = (),
     limit: float | None = None,
@@ -207,7 +208,7 @@ def prepare(
     spec = one_off.suite_of(chosen, known.watch.suite)
     return request_sets.prepare(
         spec,
-        _folder(tokenizer, known, aside or Caller(progress=False)),
+        _folder(tokenizer, known, aside or Caller(progress=False), weights=False),
         site=site,
         model=from_settings.model_options(known),
         inputs=from_settings.inputs_for(site, from_settings.lm_eval_version(known, site)),
@@ -219,7 +220,7 @@ def prepare(
 
 def submit(
     checkpoint: PathLike,
-    suite: str | Path | None = None,
+    suite: str | Path | SuiteOptions | None = None,
     *,
     tasks: Sequence[str] | str = (),
     limit: float | None = None,
@@ -254,7 +255,8 @@ def submit(
     record = from_settings.record_of(known, folder, spec, inputs, priority=priority, step=step)
     before: State | None = None
     if Journal.begun(site.paths.evaluation(record.evaluation_id).journal):
-        before, _, _ = find_evaluation(known, record.evaluation_id)
+        before, paths, _ = find_evaluation(known, record.evaluation_id)
+        places.keep(paths, before.record.checkpoint.announced, record.checkpoint.announced)
     else:
         _check_suite(record, known, aside, _prepare(chosen, known, config, work_dir))
     answer = resubmit.submitted(before, priority)
@@ -381,9 +383,10 @@ def _prepare(
     return words + options_of(config, work_dir)
 
 
-def _folder(checkpoint: PathLike, settings: Config, aside: Aside) -> str:
-    """The checkpoint's folder; a snapshot of the Hub where it is an id of it."""
-    return hub.local_folder(str(checkpoint), aside.say, allow_bin=settings.checkpoint.allow_bin)
+def _folder(checkpoint: PathLike, settings: Config, aside: Aside, *, weights: bool = True) -> str:
+    """The checkpoint's folder; a snapshot of the Hub where it is an id of it, perhaps without its weights."""
+    allow_bin = settings.checkpoint.allow_bin
+    return hub.local_folder(str(checkpoint), aside.say, allow_bin=allow_bin, weights=weights)
 
 
 def _written_at(file: Path) -> int | None:

@@ -7,7 +7,7 @@ notice. Trainer callbacks are made on request, from the trainer's classes.
 """
 
 # pathlib costs milliseconds at import:
-# ruff: noqa: PTH100, PTH102, PTH105, PTH108, PTH110, PTH118, PTH123, PTH208
+# ruff: noqa: PTH100, PTH102, PTH105, PTH108, PTH110, PTH116, PTH118, PTH123, PTH208
 
 from __future__ import annotations
 
@@ -183,20 +183,35 @@ def notify(
 def pinned(checkpoint: str | os.PathLike[str]) -> bool:
     """Does an evaluation still need this checkpoint? Call it before rotation deletes one. Never raises.
 
-    The daemon leaves a pin in each accepted checkpoint and removes it at the evaluation's end. A
-    checkpoint announced by this process counts as pinned until the daemon's pin was seen once, for
+    The daemon leaves a pin in each accepted checkpoint and removes it at the evaluation's end. A pin
+    that was copied with its folder does not pin the copy. A checkpoint announced by this process counts as pinned until the daemon's pin was seen once, for
     at most PIN_GRACE_SECONDS.
     """
     try:
         where = os.path.abspath(os.fspath(checkpoint))
         with os.scandir(where) as entries:
-            if any(e.name.startswith(PIN_PREFIX) for e in entries):
+            if any(e.name.startswith(PIN_PREFIX) and _is_of(e.path, where) for e in entries):
                 _announced.pop(where, None)
                 return True
     except (OSError, TypeError, ValueError):
         return False
     at = _announced.get(where)
     return at is not None and time.monotonic() - at < PIN_GRACE_SECONDS
+
+
+def pin_text(folder: str | os.PathLike[str]) -> str:
+    """What a pin holds: the inode and the path of the checkpoint's folder that it pins. OSError."""
+    return f"{os.stat(folder).st_ino} {os.path.realpath(folder)}"
+
+
+def _is_of(pin: str, folder: str) -> bool:
+    """Does the pin name this folder? One that is empty or cannot be read pins where it is."""
+    try:
+        with open(pin, encoding="utf-8") as file:
+            inode, _, place = file.read().partition(" ")
+        return inode in ("", str(os.stat(folder).st_ino)) or place == os.path.realpath(folder)
+    except (OSError, ValueError):
+        return True
 
 
 def rotate(folder: str | os.PathLike[str], keep: int, prefix: str = "checkpoint-") -> list[str]:
@@ -330,28 +345,28 @@ def _write_sums(checkpoint: str, ending: Callable[[], bool]) -> None:
                 if ending():
                     return
         table[name] = digest.hexdigest()
-    place = os.path.join(checkpoint, SUMS)
-    with open(f"{place}.tmp", "w", encoding="utf-8") as out:
-        json.dump({"xxh3_128": table}, out)
-        out.flush()
-        os.fsync(out.fileno())
-    os.replace(f"{place}.tmp", place)
+    _write(os.path.join(checkpoint, SUMS), json.dumps({"xxh3_128": table}))
 
 
 def _to_spool(folder: str, text: str) -> None:
     spool = os.path.join(folder, "spool")
     with contextlib.suppress(FileExistsError):
         os.mkdir(spool)
-    name = os.path.join(spool, f"{time.time_ns()}-{os.uname().nodename}-{os.getpid()}-{next(_numbers)}.json")
+    name = f"{time.time_ns()}-{os.uname().nodename}-{os.getpid()}-{next(_numbers)}.json"
+    _write(os.path.join(spool, name), text)
+
+
+def _write(place: str, text: str) -> None:
+    """The file appears whole, or not at all."""
     try:
-        with open(f"{name}.tmp", "w", encoding="utf-8") as file:
+        with open(f"{place}.tmp", "w", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(f"{name}.tmp", name)
+        os.replace(f"{place}.tmp", place)
     except OSError:
         with contextlib.suppress(OSError):
-            os.unlink(f"{name}.tmp")
+            os.unlink(f"{place}.tmp")
         raise
 
 
@@ -404,15 +419,11 @@ def lightning_callback(
             self.saved = getattr(trainer, "global_step", 0)
 
         def on_train_batch_start(self, trainer: object, module: object, *_more: object) -> None:
-            self._announce(trainer, module)
-
-        def on_fit_end(self, trainer: object, module: object) -> None:
-            self._announce(trainer, module)
-
-        def _announce(self, trainer: object, module: object) -> None:
             step, self.saved = self.saved, None
             if step is not None and getattr(trainer, "is_global_zero", True):
                 _export_and_notify("", step, suite, export, (module, step), work_dir=work_dir, rank=0)
+
+        on_fit_end = on_train_batch_start
 
     return EvalspanCallback()
 

@@ -245,6 +245,7 @@ def validate(
     from coordinator.base.typed import options_of
     from coordinator.doctor.shared_storage import check_shared
     from coordinator.intake import catalogue, from_settings, hub, request_sets
+    from coordinator.intake.checkpoint import inspect
     from coordinator.intake.suites import load_suite
     from coordinator.intake.validate import check_tasks, inspected, judge_for, prepare_command
 
@@ -254,10 +255,13 @@ def validate(
     allow_bin = settings.checkpoint.allow_bin
     loaded = load_suite(suite)
     judge_for(loaded, partial(from_settings.judge_options, settings))
-    spec, convert = None, None
+    folder, spec, convert = checkpoint, None, None
     if checkpoint is not None:
-        folder = hub.local_folder(checkpoint, say_aside, allow_bin=allow_bin)
-        spec, convert = inspected(folder, allow_bin=allow_bin, convert=settings.checkpoint.convert)
+        folder = hub.local_folder(checkpoint, say_aside, allow_bin=allow_bin, weights=False)
+        if folder == checkpoint:
+            spec, convert = inspected(folder, allow_bin=allow_bin, convert=settings.checkpoint.convert)
+        else:  # the Hub's: `eval` fetches and checks the weights
+            spec = inspect(folder, weights=False)
     prepare = prepare_command(
         checkpoint or "CHECKPOINT", ["--suite", suite, *options_of(config, work_dir)], convert=convert
     )
@@ -282,5 +286,7 @@ def validate(
         say(
             f"request sets: {len(built)} of {len(held)} tasks are built; `evalspan prepare` builds the others"
         )
-    unchecked = "whether the cluster takes its jobs" + ("" if spec else ", the checkpoint (--tokenizer)")
+    unchecked = "whether the cluster takes its jobs"
+    unchecked += "" if folder == checkpoint else f", the weights of {checkpoint}"
+    unchecked += "" if spec else ", the checkpoint (--tokenizer)"
     say(f"{loaded.name} is valid; not checked: {unchecked}", "green")

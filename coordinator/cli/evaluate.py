@@ -21,70 +21,16 @@ from coordinator.cli.app import (
     stdout,
 )
 from coordinator.cli.lm_eval_flags import LmEvalCommand
+from coordinator.cli.suite_options import LM_EVAL, takes_suite
 
 if TYPE_CHECKING:
     from coordinator.api import Results
+    from coordinator.intake.one_off import SuiteOptions
 
-ONE_OFF = "What is evaluated"
 SITE = "Where it runs"
-
-LM_EVAL = "As in lm_eval run (underscores work, too)"
 
 CHECKPOINT_HELP = "Folder with config.json, safetensors and tokenizer, or a Hub id."
 CHECKPOINT = Annotated[str, typer.Argument(help=CHECKPOINT_HELP)]
-SUITE = Annotated[
-    str | None,
-    typer.Option(
-        "--suite",
-        "-s",
-        help="A suite's name, or a suite file (default: \\[watch] suite).",
-        rich_help_panel=ONE_OFF,
-    ),
-]
-TASKS = Annotated[
-    str | None, typer.Option(help="Tasks of lm-eval instead of a suite: a,b.", rich_help_panel=ONE_OFF)
-]
-LIMIT = Annotated[
-    float | None,
-    typer.Option(help="Documents of each task, or a share below 1.", rich_help_panel=ONE_OFF),
-]
-NUM_FEWSHOT = Annotated[
-    int | None, typer.Option(min=0, help="Examples in each prompt.", rich_help_panel=ONE_OFF)
-]
-BATCH_SIZE = Annotated[
-    str | None,
-    typer.Option(help='A number or "auto", in place of the suite\'s.', rich_help_panel=ONE_OFF),
-]
-GEN_KWARGS = Annotated[
-    list[str] | None,
-    typer.Option(metavar="KEY=VALUE,…", help="Generation settings of each task.", rich_help_panel=LM_EVAL),
-]
-INCLUDE_PATH = Annotated[
-    list[str] | None, typer.Option(help="Folder of task YAMLs.", rich_help_panel=LM_EVAL)
-]
-CHAT = Annotated[
-    str | None,
-    typer.Option(
-        "--apply-chat-template",
-        metavar="[NAME]",
-        help="Render prompts by the tokenizer's chat template.",
-        rich_help_panel=LM_EVAL,
-    ),
-]
-SYSTEM = Annotated[
-    str | None,
-    typer.Option("--system-instruction", help="System message of each prompt.", rich_help_panel=LM_EVAL),
-]
-MULTITURN = Annotated[
-    str | None,
-    typer.Option(
-        "--fewshot-as-multiturn",
-        metavar="[true|false]",
-        help="Few-shot examples as turns of the conversation.",
-        rich_help_panel=LM_EVAL,
-    ),
-]
-SEED = Annotated[str | None, typer.Option(help="One seed for all generators.", rich_help_panel=LM_EVAL)]
 STEP = Annotated[
     int | None,
     typer.Option(min=0, help="Training step, for reports and trackers; default: by the folder's name."),
@@ -92,13 +38,10 @@ STEP = Annotated[
 
 
 @app.command("eval", cls=LmEvalCommand)
+@takes_suite
 def evaluate(
+    chosen: SuiteOptions,
     checkpoint: Annotated[str | None, typer.Argument(help=CHECKPOINT_HELP)] = None,
-    suite: SUITE = None,
-    tasks: TASKS = None,
-    limit: LIMIT = None,
-    num_fewshot: NUM_FEWSHOT = None,
-    batch_size: BATCH_SIZE = None,
     config: CONFIG = None,
     work_dir: WORK_DIR = None,
     cluster: Annotated[str | None, typer.Option(help="local or slurm.", rich_help_panel=SITE)] = None,
@@ -124,12 +67,6 @@ def evaluate(
         ),
     ] = None,
     device: Annotated[str | None, typer.Option(help="cuda or cpu.", rich_help_panel=LM_EVAL)] = None,
-    gen_kwargs: GEN_KWARGS = None,
-    include_path: INCLUDE_PATH = None,
-    chat: CHAT = None,
-    system: SYSTEM = None,
-    multiturn: MULTITURN = None,
-    seed: SEED = None,
     verbose: VERBOSE = False,
     as_json: JSON = False,
 ) -> None:
@@ -157,11 +94,7 @@ def evaluate(
     price = settings_of(config, work_dir, settings).gpu_hour_price
     found = api.evaluate(
         lm_eval_flags.the_checkpoint(checkpoint, pretrained),
-        suite,
-        tasks=tasks or (),
-        limit=limit,
-        num_fewshot=num_fewshot,
-        batch_size=batch_size,
+        chosen,
         step=step,
         slots=slots,
         shards_per_task=shards_per_task,
@@ -169,7 +102,6 @@ def evaluate(
         work_dir=work_dir,
         settings={**settings, **trial},
         follow=Screen(Console(stderr=as_json)),
-        **lm_eval_flags.suite_settings(gen_kwargs, include_path, chat, system, multiturn, seed),
     )
     _show(found, as_json=as_json, verbose=verbose, gpu_hour_price=price)
 
@@ -193,21 +125,12 @@ def _show(found: Results, *, as_json: bool, verbose: bool, gpu_hour_price: float
 
 
 @app.command(cls=LmEvalCommand)
+@takes_suite
 def prepare(
+    chosen: SuiteOptions,
     checkpoint: Annotated[str, typer.Option("--tokenizer", help="The checkpoint's folder, or a Hub id.")],
-    suite: SUITE = None,
-    tasks: TASKS = None,
-    limit: LIMIT = None,
-    num_fewshot: NUM_FEWSHOT = None,
-    batch_size: BATCH_SIZE = None,
     config: CONFIG = None,
     work_dir: WORK_DIR = None,
-    gen_kwargs: GEN_KWARGS = None,
-    include_path: INCLUDE_PATH = None,
-    chat: CHAT = None,
-    system: SYSTEM = None,
-    multiturn: MULTITURN = None,
-    seed: SEED = None,
     as_json: JSON = False,
 ) -> None:
     """Build a suite's request sets on this machine, with data sets and metric scripts from the internet.
@@ -220,15 +143,10 @@ def prepare(
 
     built = api.prepare(
         checkpoint,
-        suite,
-        tasks=tasks or (),
-        limit=limit,
-        num_fewshot=num_fewshot,
-        batch_size=batch_size,
+        chosen,
         config=config,
         work_dir=work_dir,
         aside=AtTerminal(),
-        **lm_eval_flags.suite_settings(gen_kwargs, include_path, chat, system, multiturn, seed),
     )
     if as_json:
         show_json(built)

@@ -250,27 +250,9 @@ def seed_of(text: str | None) -> int | None:
     return int(parts.pop())
 
 
-def suite_settings(
-    gen_kwargs: Sequence[str] | None,
-    include_path: Sequence[str] | None,
-    chat: str | None,
-    system: str | None,
-    multiturn: str | None,
-    seed: str | None,
-) -> dict[str, Any]:
-    """Options as the `SuiteSettings` of `coordinator.api`."""
-    return {
-        "gen_kwargs": pairs(gen_kwargs, "--gen-kwargs") if gen_kwargs else None,
-        "include_path": tuple(include_path or ()),
-        "apply_chat_template": None if chat is None else _flag(chat, chat),
-        "system_instruction": system,
-        "fewshot_as_multiturn": None if multiturn is None else _flag(multiturn, multiturn.lower() in TRUE),
-        "seed": seed_of(seed),
-    }
-
-
-def _flag(text: str, otherwise: Any) -> Any:
-    return {"true": True, "false": False}.get(text.lower(), otherwise)
+def flag_of(text: str | None) -> bool | str | None:
+    """The value of an option that may have one: true, false, or a text such as a template's name."""
+    return None if text is None else {"true": True, "false": False}.get(text.lower(), text)
 
 
 def trial_settings(

@@ -24,27 +24,16 @@ from coordinator.cli.app import (
     show_json,
     stdout,
 )
-from coordinator.cli.evaluate import (
-    BATCH_SIZE,
-    CHAT,
-    CHECKPOINT,
-    GEN_KWARGS,
-    INCLUDE_PATH,
-    LIMIT,
-    MULTITURN,
-    NUM_FEWSHOT,
-    SEED,
-    STEP,
-    SUITE,
-    SYSTEM,
-    TASKS,
-)
+from coordinator.cli.evaluate import CHECKPOINT, STEP
 from coordinator.cli.lm_eval_flags import LmEvalCommand
+from coordinator.cli.suite_options import takes_suite
 from coordinator.errors import OperatorError
 from evaljobs.contract.paths import WorkPaths
 
 if TYPE_CHECKING:
     from coordinator.config.schema import Config
+    from coordinator.evaluation.state import State
+    from coordinator.intake.one_off import SuiteOptions
 
 log = logging.getLogger(__name__)
 
@@ -82,7 +71,6 @@ def daemon(
     from coordinator.cli.screen.live_screen import Watcher
     from coordinator.intake.admission import no_place
     from coordinator.intake.from_settings import check_device
-    from coordinator.intake.resubmit import reused
     from coordinator.runtime.journal import DAEMON
     from coordinator.runtime.service import Service
     from coordinator.runtime.wiring import coordinator_of
@@ -117,8 +105,7 @@ def daemon(
             running = [r for r in coordinator.running.values() if r.state.ended_at is None]
             for ended in (r.state for r in coordinator.running.values() if r.state.ended_at is not None):
                 exporter.ask()
-                name = ended.evaluation_id
-                log.info("%s has ended%s: evalspan report %s", name, reused(ended), name)
+                _log_end(ended)
             guard("trackers", exporter.tick)
             if coordinator.busy or service.waiting or exporter.busy:
                 quiet_since = time.monotonic()
@@ -129,6 +116,13 @@ def daemon(
             return bool(signals.received) or (until_idle and time.monotonic() - quiet_since > 5.0)
 
         coordinator.run(over, tick)
+
+
+def _log_end(ended: State) -> None:
+    from coordinator.intake.resubmit import reused
+
+    name = ended.evaluation_id
+    log.info("%s has ended%s: evalspan report %s", name, reused(ended), name)
 
 
 def _check_watch(settings: Config) -> None:
@@ -160,23 +154,14 @@ def _log_to(screen: Console) -> None:
 
 
 @app.command(cls=LmEvalCommand)
+@takes_suite
 def submit(
+    chosen: SuiteOptions,
     checkpoint: CHECKPOINT,
-    suite: SUITE = None,
-    tasks: TASKS = None,
-    limit: LIMIT = None,
-    num_fewshot: NUM_FEWSHOT = None,
-    batch_size: BATCH_SIZE = None,
     config: CONFIG = None,
     work_dir: WORK_DIR = None,
     priority: Annotated[int, typer.Option(help="Higher goes first.")] = 0,
     step: STEP = None,
-    gen_kwargs: GEN_KWARGS = None,
-    include_path: INCLUDE_PATH = None,
-    chat: CHAT = None,
-    system: SYSTEM = None,
-    multiturn: MULTITURN = None,
-    seed: SEED = None,
     model: OF_DAEMON = None,
     model_args: SEVERAL_OF_DAEMON = None,
     device: OF_DAEMON = None,
@@ -195,18 +180,13 @@ def submit(
     pretrained, trial = lm_eval_flags.trial_settings(model, model_args, device)
     sent = api.submit(
         lm_eval_flags.the_checkpoint(checkpoint, pretrained),
-        suite,
-        tasks=tasks or (),
-        limit=limit,
-        num_fewshot=num_fewshot,
-        batch_size=batch_size,
+        chosen,
         priority=priority,
         step=step,
         config=config,
         work_dir=work_dir,
         settings=trial,
         aside=AtTerminal(),
-        **lm_eval_flags.suite_settings(gen_kwargs, include_path, chat, system, multiturn, seed),
     )
     if as_json:
         show_json(sent.model_dump(include={"evaluation_id", "daemon", "what", "note", "waits"}))
@@ -275,16 +255,8 @@ def status(
     chosen, left_out = asked.of(facts)
     if as_json:
         wanted = {row["evaluation_id"] for row in chosen}
-        shown = {
-            "schema_version": 1,
-            "daemon": around.daemon,
-            "holder": around.holder or None,
-            "holder_since": around.since,
-            "evaluations": [with_details(row) for row in facts if row["evaluation_id"] in wanted],
-            "kept_back_seconds": around.cordoned,
-            **around.checkpoints.model_dump(mode="json", include={"waiting", "refused"}),
-        }
-        show_json(shown)
+        rows = [with_details(row) for row in facts if row["evaluation_id"] in wanted]
+        show_json({"schema_version": 1, **around.as_json(), "evaluations": rows})
         return
     console = stdout()
     width = console.width

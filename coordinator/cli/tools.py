@@ -71,13 +71,7 @@ def plan(
     if (instance is None) == (suite is None):
         raise OperatorError("name an --instance file or a --suite")
     if instance is not None:
-        known = {"instance", "as_json", "config", "work_dir"}
-        if given := [
-            f"--{name.replace('_', '-')}"
-            for name in context.params
-            if name not in known and _is_typed(context, name)
-        ]:
-            raise OperatorError(f"{', '.join(given)}: for --suite; an --instance file has its own values")
+        _refuse_options_of_a_suite(context)
         text = _text(instance)
     else:
         settings = settings_of(config, work_dir)
@@ -111,6 +105,17 @@ def plan(
     say(more["sentence"])
 
 
+def _refuse_options_of_a_suite(context: typer.Context) -> None:
+    """OperatorError where `plan --instance` has an option that describes a suite's run."""
+    known = {"instance", "as_json", "config", "work_dir"}
+    if given := [
+        f"--{name.replace('_', '-')}"
+        for name in context.params
+        if name not in known and _is_typed(context, name)
+    ]:
+        raise OperatorError(f"{', '.join(given)}: for --suite; an --instance file has its own values")
+
+
 def _is_typed(context: typer.Context, name: str) -> bool:
     source = context.get_parameter_source(name)
     return source is not None and source.name == "COMMANDLINE"
@@ -136,7 +141,8 @@ def _suite_instance(settings: Config, name: str, tokenizer: str | None, **more: 
     sets: dict[str, dict[str, str]] = {}
     if tokenizer is not None:
         performer = coordinator_of(settings).performer
-        checkpoint = inspect(hub.local_folder(tokenizer, say_aside, allow_bin=True), allow_bin=True)
+        folder = hub.local_folder(tokenizer, say_aside, allow_bin=True, weights=False)
+        checkpoint = inspect(folder, weights=False)
         model = from_settings.model_options(settings)
         inputs = from_settings.inputs_for(performer.site, performer.lm_eval_version)(loaded, model)
         sets = request_sets.at_hand(loaded, checkpoint, model, inputs, performer.site)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from coordinator.base.words import first_of
 from coordinator.cluster import NodeState
 
 WAITS = {
@@ -111,14 +112,9 @@ def unusable(nodes: Sequence[NodeState]) -> str:
             found.setdefault((node.state, node.reason), []).append(node.name)
     said = []
     for (state, reason), names in found.items():
-        are = "are" if len(names) > 1 else "is"
-        said.append(f"{_listed(names)} {are} {state}{f' ({reason})' if reason else ''}")
+        shown, verb = first_of(names, MOST_NODES), "are" if len(names) > 1 else "is"
+        said.append(f"{shown} {verb} {state}{f' ({reason})' if reason else ''}")
     return "; ".join(said)
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - MOST_NODES} more" if len(names) > MOST_NODES else ""
-    return f"{', '.join(names[:MOST_NODES])}{more}"
 
 
 def none_left(nodes: Sequence[NodeState]) -> str:
@@ -129,7 +125,7 @@ def none_left(nodes: Sequence[NodeState]) -> str:
     settings = list(dict.fromkeys(n.excluded for n in nodes))
     has = [f"{n.name} ({', '.join((n.gpu_type or 'a Gres without type', *n.features))})" for n in nodes]
     verb = "leave" if len(settings) > 1 else "leaves"
-    return f"{' and '.join(settings)} {verb} no node with GPUs; the cluster has {_listed(has)}"
+    return f"{' and '.join(settings)} {verb} no node with GPUs; the cluster has {first_of(has, MOST_NODES)}"
 
 
 def none_usable(nodes: Sequence[NodeState]) -> str:

@@ -73,18 +73,21 @@ class CheckpointError(OperatorError):
         super().__init__("".join(c if c.isprintable() else "?" for c in short))
 
 
-def inspect(path: str | Path, *, allow_bin: bool = False, step: int | None = None) -> CheckpointSpec:
+def inspect(
+    path: str | Path, *, allow_bin: bool = False, step: int | None = None, weights: bool = True
+) -> CheckpointSpec:
     """Describe the checkpoint in `path`: the files that inference needs, and its identity (no full read).
 
-    `allow_bin` accepts pytorch_model.bin, which loading unpickles. Raises CheckpointError.
+    `allow_bin` accepts pytorch_model.bin, which loading unpickles. `weights`: False leaves them out, also
+    where there are none: request sets depend on config and tokenizer alone. Raises CheckpointError.
     """
     folder = _resolved(path)
     with _refusing(folder):
         config = _config(folder)
-        weights = _weights(folder, allow_bin=allow_bin)
+        large = _weights(folder, allow_bin=allow_bin) if weights else []
         small = _small_files(folder, code="auto_map" in config)
         sums = _save_sums(folder)
-        files = tuple(_describe(folder, name, sums) for name in sorted({*small, *weights}))
+        files = tuple(_describe(folder, name, sums) for name in sorted({*small, *large}))
         return CheckpointSpec(source=str(folder), digest=identity(files, folder), files=files, step=step)
 
 

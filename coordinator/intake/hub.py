@@ -29,12 +29,15 @@ LOG_IN = "set HF_TOKEN to a token that may read it, or `hf auth login`"
 BIN = ("pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model-*.bin")
 
 
-def local_folder(text: str, say: Callable[[str], None], *, allow_bin: bool = False) -> str:
+def local_folder(
+    text: str, say: Callable[[str], None], *, allow_bin: bool = False, weights: bool = True
+) -> str:
     """The folder that a checkpoint argument means; what is no Hub id comes back as it is.
 
     A snapshot that is not whole in the cache is fetched. `say` gets one line: what is taken, from
-    where. `allow_bin`: also repositories without safetensors. OperatorError: the Hub has no such
-    model or revision, or it is not in the cache and there is no internet.
+    where. `allow_bin`: also repositories without safetensors. `weights`: False for config and tokenizer
+    alone. OperatorError: the Hub has no such model or revision, or it is not in the cache and there is
+    no internet.
     """
     named = HUB_ID.fullmatch(text)
     if named is None or os.path.exists(text):  # noqa: PTH110 (False where a folder above it may not be read)
@@ -49,16 +52,16 @@ def local_folder(text: str, say: Callable[[str], None], *, allow_bin: bool = Fal
             f"{text}: no such folder (the folder {Path(text).parent} exists; the Hub's model is {text}@main)"
         )
     try:
-        snapshot, fault = _cached(name, revision, allow_bin=allow_bin)
+        snapshot, fault = _cached(name, revision, allow_bin=allow_bin, weights=weights)
     except ValueError:  # the Hub allows no such name
         return text
     if snapshot is not None and not fault:
         say(f"{text}: revision {snapshot.name[:8]} from the Hugging Face cache, {snapshot}")
         return str(snapshot)
-    return _fetched(name, revision, say, allow_bin=allow_bin, fault=fault)
+    return _fetched(name, revision, say, allow_bin=allow_bin, weights=weights, fault=fault)
 
 
-def _cached(name: str, revision: str | None, *, allow_bin: bool) -> tuple[Path | None, str]:
+def _cached(name: str, revision: str | None, *, allow_bin: bool, weights: bool) -> tuple[Path | None, str]:
     """The snapshot in the cache, None without one, and why it cannot be evaluated ("": it can)."""
     from huggingface_hub import try_to_load_from_cache  # noqa: PLC0415
 
@@ -67,14 +70,14 @@ def _cached(name: str, revision: str | None, *, allow_bin: bool) -> tuple[Path |
         return None, ""
     snapshot = Path(config).parent
     try:
-        inspect(snapshot, allow_bin=allow_bin)
+        inspect(snapshot, allow_bin=allow_bin, weights=weights)
     except CheckpointError as error:
         return snapshot, str(error)
     return snapshot, ""
 
 
 def _fetched(
-    name: str, revision: str | None, say: Callable[[str], None], *, allow_bin: bool, fault: str
+    name: str, revision: str | None, say: Callable[[str], None], *, allow_bin: bool, weights: bool, fault: str
 ) -> str:
     """The snapshot's folder after its download. `fault`: what the snapshot in the cache lacks."""
     from huggingface_hub import HfApi, constants, snapshot_download  # noqa: PLC0415
@@ -87,12 +90,17 @@ def _fetched(
         raise _explained(error, text, name, revision, fault) from error
     sizes = _sizes(told)
     chosen = needed(sizes, allow_bin=allow_bin)
-    if not any(file.endswith((".safetensors", ".bin")) for file in chosen):
+    large = [file for file in chosen if file.endswith((".safetensors", ".bin"))]
+    if not large:
         why = "has no safetensors" if "config.json" in sizes else "holds no model for transformers"
         raise OperatorError(f"{text}: its repository on the Hub {why}; name a model with safetensors")
+    left_out = ""
+    if not weights:
+        chosen = [file for file in chosen if file not in large]
+        left_out = f" without its weights ({sum(map(sizes.__getitem__, large)) / 1e6:,.0f} MB)"
     total = sum(sizes[file] for file in chosen)
     say(
-        f"{text}: fetching revision {str(told.sha)[:8]}, {len(chosen)} files, {total / 1e6:,.0f} MB, "
+        f"{text}: fetching revision {str(told.sha)[:8]}{left_out}, {len(chosen)} files, {total / 1e6:,.0f} MB, "
         f"into {constants.HF_HUB_CACHE}"
     )
     if not sys.stderr.isatty():

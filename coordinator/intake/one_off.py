@@ -91,7 +91,7 @@ class SuiteOptions(Record):
 
 
 def suite_options(
-    suite: PathLike | None,
+    suite: PathLike | SuiteOptions | None,
     tasks: Sequence[str] | str,
     more: SuiteSettings,
     *,
@@ -100,6 +100,12 @@ def suite_options(
     batch_size: int | str | None,
 ) -> SuiteOptions:
     """Arguments of a call as options. `tasks`: names, or "a,b". OperatorError names an argument of another type."""
+    if isinstance(suite, SuiteOptions):
+        if tasks or more or (limit, num_fewshot, batch_size) != (None, None, None):
+            raise OperatorError(
+                "suite: a SuiteOptions holds the other settings of the suite: put them into it"
+            )
+        return suite
     folders = more.get("include_path", ())
     data = {
         **more,

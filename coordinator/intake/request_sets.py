@@ -105,7 +105,7 @@ def prepare(
 
     Entry -> {leaf task: folder}; keeps existing sets. OperatorError with the build's last line.
     """
-    checkpoint = inspect(Path(tokenizer), allow_bin=True, step=None)
+    checkpoint = inspect(tokenizer, weights=False)
     made_of = inputs(suite, model)
     sets: dict[str, dict[str, str]] = {}
     for index, task in enumerate(suite.tasks):

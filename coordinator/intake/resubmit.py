@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
 
+from coordinator.base.words import first_of
 from coordinator.evaluation.records import EvaluationRecord
 from coordinator.evaluation.state import State
 
@@ -60,8 +61,7 @@ def remade(before: EvaluationRecord, now: EvaluationRecord) -> str:
     if before.model != now.model:
         changed.append("settings of the model")
     if tasks := _edited(before, now):
-        more = f" and {len(tasks) - 3} more" if len(tasks) > 3 else ""
-        changed.append(f"files or data of {', '.join(tasks[:3])}{more}")
+        changed.append(f"files or data of {first_of(tasks, 3)}")
     if not changed:
         return ""
     return (

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from coordinator.base.words import first_of
 from coordinator.report.learning_curves import (
     Curve,
     Point,
@@ -25,7 +26,7 @@ from coordinator.report.learning_curves import (
     labels,
     scores_of,
 )
-from coordinator.report.render import first_of, folded, seconds
+from coordinator.report.render import folded, seconds
 from coordinator.report.scores import fits, natural_width, plain_table
 
 WHAT: Mapping[str, str] = {
@@ -358,8 +359,7 @@ def lane_table(lanes: Sequence[Mapping[str, Any]]) -> Table:
     for names, members in alike.items():
         counts = sorted({count for _, count in members})
         each = str(counts[0]) if len(counts) == 1 else f"{counts[0]}-{counts[-1]}"
-        more = f" and {len(names) - 8} more" if len(names) > 8 else ""
-        table.add_row(_ranges([gpu for gpu, _ in members]), each, ", ".join(names[:8]) + more)
+        table.add_row(_ranges([gpu for gpu, _ in members]), each, first_of(names, 8))
     return table
 
 

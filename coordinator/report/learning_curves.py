@@ -46,9 +46,14 @@ class ScoreValue(Record):
     regressed: bool = False
 
     @property
+    def measure(self) -> str:
+        """The metric, with the filter of the answers where there is one: "exact_match,strict-match"."""
+        return self.metric if self.filter == "none" else f"{self.metric},{self.filter}"
+
+    @property
     def name(self) -> str:
         """Readable and unique within a suite."""
-        return f"{self.task}/{self.metric}" + ("" if self.filter == "none" else f",{self.filter}")
+        return f"{self.task}/{self.measure}"
 
 
 class Point(Record):

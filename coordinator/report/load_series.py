@@ -1,7 +1,8 @@
 """Finds the evaluations of one training in a work folder and reads their results.
 
-Rule: reads `evaluation.json` and, where the evaluation has ended, `results.json` and `report.json`.
-It replays no journal: a thousand checkpoints are a thousand small files.
+Rule: reads `evaluation.json`, `places.json` of copied checkpoints and, where the evaluation has ended,
+`results.json` and `report.json`. It replays no journal: a thousand checkpoints are a thousand small
+files.
 """
 
 from __future__ import annotations
@@ -15,11 +16,12 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from coordinator.base.words import first_of
 from coordinator.errors import OperatorError
 from coordinator.evaluation.records import EvaluationRecord
+from coordinator.intake import places
 from coordinator.report.learning_curves import Point, scores_of
 from coordinator.report.measurements import Report
-from coordinator.report.render import first_of
 from evaljobs.contract.paths import EvaluationPaths
 
 log = logging.getLogger(__name__)
@@ -40,15 +42,24 @@ def in_series(checkpoint: str, selector: str) -> bool:
 def records(
     work_dir: Path, selector: str, suite: str | None
 ) -> Iterator[tuple[EvaluationPaths, EvaluationRecord]]:
-    """Evaluations whose checkpoint `selector` names, of suite `suite` where given."""
+    """Evaluations whose checkpoint, or a copy of it, `selector` names, of suite `suite` where given.
+
+    The record names the folder that was selected.
+    """
     for file in sorted(work_dir.glob("*/evaluation.json")):
         try:
             record = EvaluationRecord.model_validate_json(file.read_bytes())
         except (OSError, ValidationError) as error:
             log.warning("%s is skipped: %s", file, str(error).splitlines()[0])
             continue
-        if in_series(record.checkpoint.source, selector) and suite in (None, record.suite.name):
-            yield EvaluationPaths(file.parent), record
+        paths = EvaluationPaths(file.parent)
+        if suite not in (None, record.suite.name):
+            continue
+        if in_series(record.checkpoint.source, selector):
+            yield paths, record
+        elif place := next((p for p in places.read(paths) if in_series(p, selector)), ""):
+            checkpoint = record.checkpoint.model_copy(update={"source": place})
+            yield paths, record.model_copy(update={"checkpoint": checkpoint})
 
 
 def point_of(paths: EvaluationPaths, record: EvaluationRecord) -> Point:
@@ -90,7 +101,7 @@ def find_series(work_dir: Path, selector: str, suite: str | None = None) -> list
                 f"no evaluation there is of suite {suite!r} (there are: {first_of(sorted(suites))})"
             )
         parents = {str(Path(r.checkpoint.source).parent) for _, r in records(work_dir, "*", None)}
-        known = first_of(sorted(parents))
+        known = first_of(sorted(parents)) or "none"
         below = any(in_series(parent, selector) for parent in parents)
         hint = f"try '{selector.rstrip('/')}/*'; " if below else ""
         raise OperatorError(

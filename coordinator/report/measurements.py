@@ -8,7 +8,7 @@ shows what a perfect schedule on the same GPUs would have saved. Called by `fina
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from pydantic import Field
@@ -16,6 +16,7 @@ from pydantic import Field
 from coordinator.evaluation.events import (
     Accepted,
     AnyEvent,
+    JobEnded,
     JobStarted,
     JobSubmitted,
     NodesOffered,
@@ -24,7 +25,9 @@ from coordinator.evaluation.events import (
 )
 from coordinator.evaluation.state import State
 from coordinator.planning.lower_bound import MeasuredSet, measured_lower_bound
+from coordinator.report import gpu_use
 from coordinator.report.counterfactual import without_evalspan
+from coordinator.report.gpu_use import GpuUse
 from coordinator.report.judge_cost import JudgeUse
 from coordinator.report.pauses import Absences, Span, covered, within, without
 from evaljobs.contract.names import ShardId
@@ -39,26 +42,6 @@ class ShardSpan(Record):
     trial: str
     started_at: float
     seconds: float
-
-
-class GpuUse(Record):
-    """One trial's GPUs, from the job's start to its end. All in seconds; the parts add up to `held`."""
-
-    trial: str
-    node: str
-    gpus: int
-    device: str
-    started_at: float
-    held: float
-    infer: float
-    imports: float
-    load: float
-    warm: float = 0.0  # the first forward pass
-    dump: float
-    wait: float  # for a shard from the queue, or for staged weights
-    other: float  # the rest: interpreter start and exit
-    shards: int
-    ended: str
 
 
 class Stages(Record):
@@ -128,37 +111,6 @@ def _mean(values: Iterable[float]) -> float | None:
     return sum(values) / len(values) if values else None
 
 
-def _gpu_use(outcome: TrialEnded, job_started: float | None) -> GpuUse:
-    begin = outcome.started_at if job_started is None else min(job_started, outcome.started_at)
-    held = outcome.ended_at - begin
-    known = (
-        outcome.infer_seconds
-        + outcome.import_seconds
-        + outcome.load_seconds
-        + outcome.warm_seconds
-        + outcome.dump_seconds
-        + outcome.wait_seconds
-        + outcome.idle_seconds
-    )
-    return GpuUse(
-        trial=outcome.name,
-        node=outcome.node,
-        gpus=outcome.gpus,
-        device=outcome.devices,
-        started_at=begin,
-        held=held,
-        infer=outcome.infer_seconds,
-        imports=outcome.import_seconds,
-        load=outcome.load_seconds,
-        warm=outcome.warm_seconds,
-        dump=outcome.dump_seconds,
-        wait=outcome.wait_seconds + outcome.idle_seconds,
-        other=max(0.0, held - known),
-        shards=outcome.shards,
-        ended=outcome.reason,
-    )
-
-
 class _Gathered:
     """One pass over the events."""
 
@@ -169,6 +121,7 @@ class _Gathered:
         self.submitted: dict[str, float] = {}
         self.started: dict[tuple[str, int], float] = {}
         self.reasons: dict[tuple[str, int], str] = {}
+        self.ended: dict[tuple[str, int], tuple[float, str]] = {}  # with the cluster's word for it
         self.built: list[tuple[float, float]] = []
         self.staged: list[Staged] = []
         self.staged_at: list[tuple[float, float]] = []
@@ -207,6 +160,8 @@ class _Gathered:
             case JobStarted():
                 self.started.setdefault((event.job, event.index), event.started_at or event.at)
                 self.reasons.setdefault((event.job, event.index), event.waited_for)
+            case JobEnded():
+                self.ended.setdefault((event.job, event.index), (event.at, event.state))
             case NodesOffered():
                 for offer in event.offers:
                     self.offered_at.setdefault(offer.node, event.at)
@@ -332,6 +287,17 @@ def _seconds_by_task(shards: Iterable[ShardSpan]) -> dict[str, float]:
     return seconds
 
 
+def _gpus(state: State, gathered: _Gathered, shards: Sequence[ShardSpan]) -> Iterator[GpuUse]:
+    for trial in gathered.trials:
+        job, _, index = trial.name.rpartition(".")
+        yield gpu_use.used(trial, gathered.started.get((job, int(index))))
+    seconds: dict[str, list[float]] = defaultdict(list)
+    for span in shards:
+        seconds[span.trial].append(span.seconds)
+    said = {trial.name for trial in gathered.trials}
+    yield from gpu_use.died(state, gathered.started, gathered.ended, said, seconds)
+
+
 def make_report(state: State, events: Iterable[AnyEvent], shards: Sequence[ShardSpan], now: float) -> Report:
     """The report as of `now` (unix seconds). `shards`: one span for each shard that counts."""
     gathered = _Gathered(events)
@@ -342,10 +308,7 @@ def make_report(state: State, events: Iterable[AnyEvent], shards: Sequence[Shard
     pauses = gathered.pauses(shards)
     paused = within(pauses, accepted, over)
     makespan = over - accepted - paused
-    gpus = []
-    for trial in sorted(gathered.trials, key=lambda t: (t.node, t.name)):
-        job, _, index = trial.name.rpartition(".")
-        gpus.append(_gpu_use(trial, gathered.started.get((job, int(index)))))
+    gpus = sorted(_gpus(state, gathered, shards), key=lambda g: (g.node, g.trial))
     held = sum(g.held * max(1, g.gpus) for g in gpus)
     busy = sum(g.infer * max(1, g.gpus) for g in gpus)
     bound = None if running else _bound(state, gathered, shards)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from rich import box
@@ -16,9 +16,11 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from coordinator.base.words import first_of
 from coordinator.cluster.slurm_reasons import in_words
+from coordinator.report.gpu_use import DRAINED, GpuUse
 from coordinator.report.judge_cost import JudgeTask, JudgeUse
-from coordinator.report.measurements import GpuUse, Report
+from coordinator.report.measurements import Report
 from coordinator.report.scores import fits, plain_table, score_table
 
 NARROW = 72  # columns below which the summary leaves out its notes
@@ -42,16 +44,7 @@ def by_reason(errors: Mapping[str, str]) -> dict[str, str]:
     names: dict[str, list[str]] = {}
     for name, why in errors.items():
         names.setdefault(why, []).append(name)
-    return {
-        ", ".join(alike[:3]) + (f" and {len(alike) - 3} more" if len(alike) > 3 else ""): why
-        for why, alike in names.items()
-    }
-
-
-def first_of(names: Sequence[str], most: int = 5) -> str:
-    """The first names, and the number of the rest; "none" without any."""
-    rest = f" and {len(names) - most} more" if len(names) > most else ""
-    return (", ".join(names[:most]) or "none") + rest
+    return {first_of(alike, 3): why for why, alike in names.items()}
 
 
 def size(value: int) -> str:
@@ -135,14 +128,17 @@ def _judgements(tasks: Collection[JudgeTask]) -> Iterator[str]:
 
 
 def gpu_table(report: Report) -> Table:
-    """A row per trial: seconds that its GPUs were held, by cause."""
+    """A row per trial: seconds that its GPUs were held, by cause, and how it ended where one did not end by itself."""
     table = plain_table("GPUs (slots) by cause")
     table.add_column("trial", overflow="fold")
     for name in ("held", "infer", "import", "load", "warm", "dump", "wait", "other", "shards"):
         table.add_column(name, justify="right", no_wrap=True)
+    ends = any(_end(g) for g in report.gpus)
+    if ends:
+        table.add_column("ended", no_wrap=True)
     for g in report.gpus:
         parts = (g.held, g.infer, g.imports, g.load, g.warm, g.dump, g.wait, g.other)
-        table.add_row(g.trial.split("-", 3)[-1], *(f"{p:.1f}" for p in parts), str(g.shards))
+        table.add_row(_lane_name(g), *(f"{p:.1f}" for p in parts), str(g.shards), *[_end(g)] * ends)
     return table
 
 
@@ -162,6 +158,11 @@ def gantt(report: Report, width: int) -> Text:
     return text
 
 
+def _end(gpu: GpuUse) -> str:
+    """How a trial ended; "" for one whose work was done."""
+    return "" if gpu.ended == DRAINED else gpu.ended
+
+
 def _lane_name(gpu: GpuUse) -> str:
     return gpu.trial.split("-", 3)[-1]
 
@@ -175,17 +176,19 @@ def _lane(report: Report, gpu: GpuUse, begin: float, span: float, width: int) ->
         for i in range(max(first, 0), min(last + 1, width)):
             cells[i] = mark
 
-    paint(gpu.started_at, gpu.imports + gpu.load + gpu.warm + gpu.other, ".")
-    for s in report.shards:
-        if s.trial == gpu.trial:
-            paint(s.started_at, s.seconds, "#")
+    shards = [s for s in report.shards if s.trial == gpu.trial]
+    first = min((s.started_at - gpu.started_at for s in shards), default=gpu.held)
+    paint(gpu.started_at, min(first, gpu.imports + gpu.load + gpu.warm + gpu.other), ".")
+    for s in shards:
+        paint(s.started_at, s.seconds, "#")
     return "".join(cells)
 
 
 def gpu_lines(report: Report) -> Text:
     text = Text("\nGPUs (slots): seconds held, inferring\n", style="bold")
     for g in report.gpus:
-        text.append(f"{_lane_name(g)}: {g.held:.1f}, {g.infer:.1f}\n", style="default")
+        end = f", {_end(g)}" if _end(g) else ""
+        text.append(f"{_lane_name(g)}: {g.held:.1f}, {g.infer:.1f}{end}\n", style="default")
     return text
 
 

@@ -83,9 +83,7 @@ def _table(scores: list[ScoreValue], arrows: Mapping[str, str], heads: list[str]
 
 def _lines(scores: list[ScoreValue], arrows: Mapping[str, str], plus_minus: str, width: int) -> Iterator[str]:
     """A line per task and one per score; two per score where one is too short."""
-    names = {
-        s.name: f"{s.metric}{'' if s.filter == 'none' else f',{s.filter}'} {arrows[s.name]}" for s in scores
-    }
+    names = {s.name: f"{s.measure} {arrows[s.name]}" for s in scores}
     figures = {s.name: " ".join([*_figures(s)]).replace(" ", f" {plus_minus} ") for s in scores}
     longest = max(map(len, names.values()), default=0)
     aligned = 4 + longest + max(map(len, figures.values()), default=0) <= width

@@ -24,6 +24,7 @@ from coordinator.cluster import ClusterError, JobState
 from coordinator.evaluation.events import AnyEvent, CancelAsked, PriorityAsked, RetryAsked
 from coordinator.evaluation.records import EvaluationRecord, job_prefix
 from coordinator.evaluation.state import State
+from coordinator.intake import places
 from coordinator.runtime.detect import Grace
 from coordinator.runtime.effects import Performer
 from coordinator.runtime.journal import CopiedJournalError, Journal, WorkLock
@@ -92,7 +93,7 @@ class Evaluations:
         """Begin an evaluation, or resume it where an earlier coordinator left it."""
         known = self.running.get(record.evaluation_id)
         if known is not None:
-            return known
+            return self._at_place(known, record)
         root = self.performer.site.paths.evaluation(record.evaluation_id).root
         running = None
         if (root / "journal.jsonl").exists():
@@ -100,6 +101,11 @@ class Evaluations:
         if running is None:
             running = Running.accept(record, self.performer, self.grace)
         self.running[record.evaluation_id] = running
+        return self._at_place(running, record)
+
+    def _at_place(self, running: Running, record: EvaluationRecord) -> Running:
+        """`record`: as it was asked for now, perhaps with a copy of the checkpoint."""
+        places.keep(running.paths, running.state.record.checkpoint.announced, record.checkpoint.announced)
         return running
 
     def accept_or_wait(self, record: EvaluationRecord) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
+from coordinator.base.words import first_of
 from coordinator.config.schema import Config
 from coordinator.errors import OperatorError
 from coordinator.evaluation.events import AnyEvent
@@ -12,7 +13,6 @@ from coordinator.evaluation.records import EvaluationRecord
 from coordinator.evaluation.state import State
 from coordinator.intake import resubmit
 from coordinator.intake.from_settings import site_of
-from coordinator.report.render import first_of
 from coordinator.runtime.journal import events_after, read_events, replay_on, replayed
 from coordinator.runtime.status_file import Ended, ended_of, read_evaluation, read_status
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths
@@ -33,7 +33,7 @@ def find_folder(config: Config, prefix: str) -> EvaluationPaths:
     if prefix in ids:
         found = [prefix]
     if len(found) != 1:
-        known = first_of(found or ids)
+        known = first_of(found or ids) or "none"
         what = "no evaluation" if not found else f"{len(found)} evaluations"
         verb = "begins" if not found else "begin"
         raise OperatorError(

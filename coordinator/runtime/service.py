@@ -29,7 +29,7 @@ from coordinator.config.schema import Config
 from coordinator.errors import EvalspanError, RetryError
 from coordinator.evaluation.records import EvaluationRecord, Inputs
 from coordinator.evaluation.state import State
-from coordinator.hook import PIN_PREFIX
+from coordinator.hook import PIN_PREFIX, pin_text
 from coordinator.intake import admission, from_settings, sources
 from coordinator.intake.admission import NotAdmittedError
 from coordinator.intake.pending import PendingCheckpoint, PendingWriter, may_pass
@@ -250,7 +250,7 @@ class Service:
         wanted = {str(_pin(record)) for record in self.coordinator.records()}
         for pin in wanted - self._pinned:
             with contextlib.suppress(OSError):  # a read-only checkpoint cannot be pinned
-                Path(pin).touch()
+                Path(pin).write_text(pin_text(Path(pin).parent))
         for pin in self._pinned - wanted:
             with contextlib.suppress(OSError):
                 Path(pin).unlink()

@@ -39,6 +39,7 @@ class EvaluationPaths:
         self.results = self.root / "results.json"
         self.report = self.root / "report.json"
         self.status = self.root / "status.json"
+        self.places = self.root / "places.json"  # of copies of the checkpoint; without any it is not there
         self.ended = self.root / "ended.json"  # of earlier versions: read where there is no status.json
 
     def folders(self) -> tuple[Path, ...]:

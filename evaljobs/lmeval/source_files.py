@@ -413,6 +413,7 @@ def _module_file(bases: Iterable[Path], module: str) -> Path | None:
 
 
 def _matches(base: Path, text: str, *, wild: bool) -> list[Path]:
+    text = os.path.expanduser(text)  # noqa: PTH111 (`task_paths.full_path` loads from there, too)
     try:
         if wild and glob.has_magic(text):
             return sorted(Path(p) for p in glob.glob(str(base / text), recursive=True))  # noqa: PTH207

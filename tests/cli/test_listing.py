@@ -18,9 +18,13 @@ from coordinator.cli.screen.layout import clock_time, fitted, wrapped
 from coordinator.cli.screen.listing import show_daemon, show_left_out, show_pending, show_rows
 from coordinator.cli.screen.standing import OVER, Choice, failed, failed_jobs
 from coordinator.cli.screen.surroundings import read_surroundings
+from coordinator.cli.screen.watching import Sight
 from coordinator.cluster import JobState
+from coordinator.cluster.slurm_parse import FIELD_END, QUEUE_FORMAT, RECORD_END
 from coordinator.cluster.slurm_reasons import NEVER, WAITS, in_words, never_starts
+from coordinator.config.schema import ClusterConfig, Config
 from coordinator.intake import pending, sources
+from coordinator.runtime.journal import DAEMON, WorkLock
 from evaljobs.contract.outcomes import Failed
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths
 
@@ -287,3 +291,24 @@ def test_a_notice_waits_for_the_daemons_job_where_that_is_queued(tmp_path):
     assert [w.why for w in queued.checkpoints.waiting] == ["the daemon's job 125 is queued"]
     (none,) = read_surroundings(paths, "evalspan daemon", NOW).checkpoints.waiting
     assert "`evalspan daemon`" in none.why
+
+
+def test_watch_names_the_daemons_queued_job_as_status_does(tmp_path, monkeypatch):
+    """It asks Slurm while no process has the folder."""
+    said = tmp_path / "said"
+    fields = ("125", "N/A", "PENDING", "N/A", "N/A", "", "Priority", "", "evalspan-daemon")
+    said.write_text(QUEUE_FORMAT + "".join(("\n", FIELD_END.join(fields), RECORD_END)))
+    squeue = tmp_path / "squeue"
+    squeue.write_text(f'#!/bin/sh\ncat "{said}"\n')
+    squeue.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    config = Config(work_dir=tmp_path / "work", cluster=ClusterConfig(kind="slurm"))
+    sight = Sight(config, "evalspan daemon", None)
+    assert [job.job_id for job in sight.around.queued] == ["125"]
+    (line,) = [text.plain for text in sight.around.lines(200, NOW) if "daemon: " in text.plain]
+    assert "the daemon's job 125 is queued" in line
+    lock = WorkLock(WorkPaths(config.work_dir).lock)
+    lock.acquire(DAEMON)
+    sight.views(time.time() + 60)
+    lock.release()
+    assert not sight.around.queued

@@ -148,7 +148,8 @@ def test_trials_that_all_load_are_not_called_inference(tmp_path):
     loading = Progress(phase="load")
     snapshot = replace(one.snapshot, trials=dict.fromkeys(one.snapshot.trials, loading))
     one = replace(one, snapshot=snapshot)
-    assert "starting trials" in drawn(one, width=80)
+    assert "loading" in drawn(one, width=80)
+    assert "inference" not in drawn(one, width=80)
 
 
 @pytest.mark.parametrize("dumb", [False, True])

@@ -8,6 +8,7 @@ import math
 import os
 import subprocess
 import sys
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +28,10 @@ from coordinator.cli.lm_eval_flags import (
     pairs,
     rewritten,
     seed_of,
-    suite_settings,
     the_checkpoint,
     trial_settings,
 )
+from coordinator.cli.suite_options import suite_options
 from coordinator.errors import OperatorError
 
 EVAL: Any = typer.main.get_command(app).commands["eval"]  # type: ignore[attr-defined]
@@ -65,15 +66,11 @@ def read(*words: str) -> dict[str, Any]:
     with EVAL.make_context("eval", list(words)) as context:
         p = context.params
     pretrained, trial = trial_settings(p["model"], p["model_args"], p["device"])
-    suite = suite_settings(
-        p["gen_kwargs"], p["include_path"], p["chat"], p["system"], p["multiturn"], p["seed"]
-    )
+    chosen = suite_options(**{name: p[name] for name in signature(suite_options).parameters})
     return {
         "checkpoint": the_checkpoint(p["checkpoint"], pretrained),
-        "tasks": (p["tasks"] or "").split(","),
         "model_args": {k.removeprefix("trial.model_args."): v for k, v in trial.items() if "args" in k},
-        **{key: p[key] for key in ("limit", "num_fewshot", "batch_size")},
-        **suite,
+        **chosen.model_dump(exclude={"suite"}),
     }
 
 
@@ -99,7 +96,7 @@ def test_a_command_line_means_to_evalspan_what_it_means_to_lm_eval(line):
     arguments = dict(theirs["model_args"])
     expected = {
         "checkpoint": arguments.pop("pretrained"),
-        "tasks": theirs["tasks"],
+        "tasks": tuple(theirs["tasks"]),
         "model_args": arguments,
         "limit": theirs["limit"],
         "num_fewshot": theirs["num_fewshot"],

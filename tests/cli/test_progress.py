@@ -20,22 +20,26 @@ from coordinator.cli.screen.progress import (
     stage_of,
     waits_of,
 )
-from coordinator.cli.screen.standing import say_what_is_taken
+from coordinator.cli.screen.standing import _row_of_state, say_what_is_taken
 from coordinator.cluster import Job, JobPhase, JobState, Purpose
 from coordinator.cluster.fake import fake_node
 from coordinator.config.schema import Config
+from coordinator.evaluation.events import PlannedLeaf
 from coordinator.evaluation.indexes import file_job
 from coordinator.evaluation.state import (
     EntryState,
     HeldJob,
     JobInfo,
+    LeafState,
     MetricState,
     NodeUse,
     ShardState,
     State,
     Trial,
 )
+from evaljobs.contract.paths import EvaluationPaths
 from evaljobs.contract.specs import FrameRef
+from evaljobs.queue.work_queue import Progress, QueueSnapshot, WorkQueue
 
 DONE = FrameRef(file="a.frames", offset=0, length=1)
 NOW = 1_700_000_000.0
@@ -140,6 +144,40 @@ def test_an_evaluation_whose_jobs_are_pending_waits(age, stage):
     assert stage_of(one_runs, NOW + age) == "inference"
 
 
+@pytest.mark.parametrize(
+    ("phases", "stage"),
+    [
+        ((), "starting trials"),
+        (("import",), "loading"),
+        (("load", "wait"), "loading"),
+        (("load", "infer"), "inference"),
+        (("wait",), "inference"),
+    ],
+)
+def test_trials_that_load_are_not_called_inference(phases, stage):
+    """Their queue says so; a trial that was lost says nothing more. Where the queue is not read, they infer."""
+    state = with_job(state_of(10.0), "trial", *["running"] * 2)
+    names = [*state.trials.live, "lost"]
+    trials = dict(zip(names, (Progress(phase=p) for p in phases), strict=False))
+    snapshot = QueueSnapshot(epoch="", unclaimed=1, claims={}, claimed_at={}, trials=trials)
+    assert stage_of(state, NOW, snapshot) == stage
+    assert (
+        stage_of(state, NOW, replace(snapshot, trials={"lost": Progress(phase="infer")})) == "starting trials"
+    )
+    assert stage_of(state, NOW) == "inference"
+
+
+def test_a_second_round_of_trials_loads_again():
+    """Also with shards done; between two rounds no trial runs."""
+    state = with_job(state_of(10.0, 10.0, done=1), "trial", "running")
+    (name,) = state.trials.live
+    snapshot = QueueSnapshot(
+        epoch="", unclaimed=1, claims={}, claimed_at={}, trials={name: Progress(phase="load")}
+    )
+    assert stage_of(state, NOW, snapshot) == "loading"
+    assert stage_of(state, NOW, replace(snapshot, trials={})) == "inference"
+
+
 def test_trials_that_load_while_requests_are_built_infer_nothing():
     """An early trial runs before there is a shard: requests are built."""
     state = with_job(state_of(), "trial", "running")
@@ -202,3 +240,19 @@ def test_a_job_that_is_kept_out_has_a_countdown_only_while_a_process_goes_on():
     kept = "Slurm does not take it yet (QOSMaxSubmitJobPerUserLimit)"
     assert held_jobs(state, NOW) == {"es-1": f"{kept}; submitted again in 95.0 s"}
     assert held_jobs(state, NOW, timed=False) == {"es-1": kept}
+
+
+def test_status_asks_the_queue_of_an_evaluation_whose_trials_run(shared_work):
+    """While a process runs it: no trial's last word before a stop counts. Where Redis is away, trials run."""
+    state = with_job(state_of(10.0), "trial", "running")
+    planned = PlannedLeaf(
+        task="t", entry=0, key="k", folder="f", executes=False, sampled=False, documents=1, shards=()
+    )
+    state.shards.leaves["t"] = LeafState(planned=planned, todo=1)
+    paths = EvaluationPaths(shared_work.root / state.evaluation_id)
+    (trial,) = state.trials.live
+    WorkQueue.connect(shared_work.redis_address, state.evaluation_id).heartbeat(trial, phase="load")
+    assert _row_of_state(state, None, paths, tuple, runs=True)["stage"] == "loading"
+    assert _row_of_state(state, None, paths, tuple, runs=False)["stage"] == "inference"
+    away = EvaluationPaths(paths.root / "work" / state.evaluation_id)
+    assert _row_of_state(state, None, away, tuple, runs=True)["stage"] == "inference"

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -324,6 +325,23 @@ def test_a_pin_of_the_daemon_is_seen(tmp_path):
     assert hook.pinned(folder)
     assert not hook.pinned(tmp_path / "missing")
     assert not hook.pinned(None)  # type: ignore[arg-type]
+
+
+def test_a_pin_that_was_copied_pins_no_copy(tmp_path):
+    """It names its folder, by inode and by path: a move of the folder takes it along. An empty one always pins."""
+    (folder,) = _checkpoints(tmp_path, [1])
+    pin = folder / f"{hook.PIN_PREFIX}ckpt-core-12345678"
+    pin.write_text(hook.pin_text(folder))
+    copy = shutil.copytree(folder, tmp_path / "copies" / "checkpoint-1")
+    assert hook.pinned(folder)
+    assert not hook.pinned(copy)
+    folder = folder.rename(tmp_path / "checkpoint-2")
+    assert hook.pinned(folder)
+    other_host = f"0 {os.path.realpath(folder)}"  # whose storage gives another inode
+    (folder / pin.name).write_text(other_host)
+    assert hook.pinned(folder)
+    (copy / pin.name).write_text("")
+    assert hook.pinned(copy)
 
 
 def test_rotation_spares_pinned_checkpoints_and_the_newest(tmp_path):

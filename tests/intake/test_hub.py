@@ -25,7 +25,9 @@ from coordinator.errors import EvalspanError
 from coordinator.intake.hub import local_folder
 said = []
 try:
-    folder = local_folder(sys.argv[1], said.append, allow_bin=len(sys.argv) > 2)
+    folder = local_folder(
+        sys.argv[1], said.append, allow_bin="allow_bin" in sys.argv, weights="tokenizer" not in sys.argv
+    )
 except EvalspanError as error:
     folder, said = None, [str(error)]
 print(json.dumps([folder, said]))
@@ -89,6 +91,16 @@ def test_a_snapshot_that_is_not_whole_is_fetched(hub: Hub, tmp_path: Path) -> No
     assert whole == folder
     assert "fetching" in said
     assert (Path(folder) / "model-00002-of-00002.safetensors").exists()
+
+
+def test_config_and_tokenizer_are_fetched_without_the_weights(hub: Hub, tmp_path: Path) -> None:
+    """Their size is said; the snapshot serves the next such command without internet. One for weights goes on."""
+    folder, said = asked(hub, "lab/tiny", "tokenizer", folder=tmp_path)
+    assert f"fetching revision {COMMIT[:8]} without its weights (4 MB), 3 files, " in said
+    assert set(hub.fetched) == {"config.json", "tokenizer.json", "model.safetensors.index.json"}
+    assert asked(hub, "lab/tiny", "tokenizer", folder=tmp_path, HF_HUB_OFFLINE="1")[0] == folder
+    assert asked(hub, "lab/tiny", folder=tmp_path)[0] == folder
+    assert "model-00001-of-00002.safetensors" in hub.fetched
 
 
 @pytest.mark.parametrize(

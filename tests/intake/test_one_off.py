@@ -14,7 +14,7 @@ from coordinator import api
 from coordinator.config.schema import Config
 from coordinator.errors import OperatorError
 from coordinator.intake import one_off, suites
-from coordinator.intake.one_off import SuiteOptions
+from coordinator.intake.one_off import SuiteOptions, suite_options
 from evaljobs.contract.specs import SuiteSpec, TaskEntry
 
 FILE = """
@@ -191,3 +191,14 @@ def test_a_suite_file_that_is_written_loads_as_the_same_suite(tmp_path, suite):
 def test_only_equal_suites_have_one_file_name(one, other):
     assert (one_off.file_name(one) == one_off.file_name(other)) == (one == other)
     assert Path(one_off.file_name(one)).name == one_off.file_name(one)
+
+
+def test_options_are_taken_whole_or_one_by_one():
+    """Not both: the one would be lost beside the other."""
+    chosen = SuiteOptions(tasks=("arc_easy",), limit=5)
+    none = {"limit": None, "num_fewshot": None, "batch_size": None}
+    assert suite_options(chosen, (), {}, **none) is chosen
+    assert suite_options(None, "arc_easy", {}, **{**none, "limit": 5}) == chosen
+    for more in ({"limit": 5}, {"batch_size": "auto"}):
+        with pytest.raises(OperatorError, match="holds the other settings"):
+            suite_options(chosen, (), {}, **{**none, **more})

@@ -39,3 +39,21 @@ def test_a_hub_id_gives_the_scores_of_the_folder(tmp_path: Path, toy_model: Path
     assert record["checkpoint"]["step"] is None
     assert site.run(site.evaluate()).returncode == 0, "the server is gone: the cache has it"
     assert len(list(site.work.glob("*/evaluation.json"))) == 1
+
+
+def test_request_sets_need_no_weights(tmp_path: Path, toy_model: Path) -> None:
+    """`prepare`, `validate` and `plan` fetch config and tokenizer; the sets are those of the whole folder."""
+    site = sites.local(tmp_path, toy_model, entries=ENTRIES)
+    with serving({"lab/tiny-llama": toy_model}) as hub:
+        site.env |= {"HF_HOME": str(tmp_path / "hf"), "HF_ENDPOINT": hub.url, "HF_HUB_OFFLINE": "0"}
+        commands = [
+            site.command(c, "--suite", str(site.suite), "--tokenizer", "lab/tiny-llama")
+            for c in ("prepare", "validate", "plan")
+        ]
+        ran = [site.run(command) for command in commands]
+        assert [done.returncode for done in ran] == [0, 0, 0], ran
+        assert hub.fetched
+        assert not [file for file in hub.fetched if file.endswith((".safetensors", ".bin"))]
+    assert "the weights of lab/tiny-llama" in ran[1].stdout
+    whole = site.run(site.command("validate", "--suite", str(site.suite), "--tokenizer", str(toy_model)))
+    assert "1 of 1 tasks are built" in whole.stdout

@@ -126,6 +126,20 @@ def test_data_are_the_suites_from_any_folder(
     assert source_key(tasks) not in keys
 
 
+def test_an_edit_of_data_in_the_home_folder_changes_the_source_key(
+    tasks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is loaded is what counts, however its path is written."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    write(tasks, "dataset_path: json\ndataset_kwargs: {data_files: {test: ~/mine/test.jsonl}}")
+    keys = set()
+    for documents in (RIGHT, WRONG):
+        rows(tmp_path / "mine" / "test.jsonl", documents)
+        assert texts(load(tasks)) == documents
+        keys.add(source_key(tasks))
+    assert len(keys) == 2
+
+
 @pytest.mark.parametrize(
     ("lines", "says"),
     [

@@ -170,6 +170,24 @@ def test_a_daemon_near_its_time_limit_submits_its_successor_before_it_ends(tmp_p
     assert called.read_text().partition("--wait ")[2].strip() == called_at_last
 
 
+@pytest.mark.parametrize("script", ["evaluate.sbatch", "evalspan-daemon.sbatch"])
+def test_a_job_without_evalspan_ends_at_once_and_says_what_to_set(tmp_path, script):
+    env, called = _slurm(tmp_path)
+    missing = tmp_path / "no" / "evalspan"
+    done = subprocess.run(
+        ["bash", SCRIPTS / script, "ckpt", "core"],
+        cwd=tmp_path,
+        env={**env, "EVALSPAN_BIN": str(missing)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert f"this job finds no {missing}: set EVALSPAN_BIN=" in done.stderr
+    assert not called.exists()
+
+
 @pytest.mark.parametrize(
     ("code", "seconds", "again"), [(1, 60, True), (137, 3600, True), (1, 0, False), (2, 3600, False)]
 )

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import io
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
 from support.simulated.parts import FakeJob, FakeMember, Faults, record
 from support.simulated.world import World
 
-from coordinator.cluster import JobState
-from coordinator.report.measurements import make_report
+from coordinator.cluster import Job, JobState
+from coordinator.evaluation.events import JobEnded, JobStarted, OutcomeSeen
+from coordinator.evaluation.state import JobInfo, State, Trial
+from coordinator.report.gpu_use import GpuUse, died
+from coordinator.report.measurements import make_report, without_measurements
+from coordinator.report.render import gpu_table
 
 
 @pytest.mark.parametrize("cpus", [1, 4])
@@ -40,3 +48,40 @@ def test_a_report_says_what_its_trials_waited_for() -> None:
     report = make_report(world.state, world.journal, [], world.now)
     assert report.stages.waited_for == "Priority"
     assert report.stages.queue_wait
+
+
+@given(st.integers(0, 10_000))
+def test_every_trial_that_ran_has_one_row(seed: int) -> None:
+    """Also one that died with its node, with the cluster's word for its end; the parts add up to what was held."""
+    world = World(seed, Faults(kill=0.1, vanish=0.05, node_down=0.05), record())
+    world.run()
+    report = make_report(world.state, world.journal, [], world.now)
+    started = {(e.job, e.index) for e in world.journal if isinstance(e, JobStarted)}
+    ran = [t.name for t in world.state.trials.by_name.values() if (t.job, t.member) in started]
+    assert sorted(g.trial for g in report.gpus) == sorted(ran)
+    words = {e.state for e in world.journal if isinstance(e, JobEnded)}
+    said = {e.outcome.name for e in world.journal if isinstance(e, OutcomeSeen)}
+    for gpu in report.gpus:
+        assert gpu.trial in said or gpu.ended in words
+        parts = (gpu.infer, gpu.imports, gpu.load, gpu.warm, gpu.dump, gpu.wait, gpu.other)
+        assert gpu.trial in said or sum(parts) == pytest.approx(gpu.held)
+
+
+def test_a_trial_that_died_keeps_the_seconds_of_its_shards() -> None:
+    """A node's failure takes the trial's own word with it; the table says how it ended."""
+    use = GpuUse(
+        trial="es-1-trial-n1-a0.0", node="n1", gpus=1, device="", started_at=100.0, held=60.0, infer=20.0,
+        other=40.0, shards=2, ended="NODE_FAIL",
+    )  # fmt: skip
+    state = State(record=record(1), entries=[], batch_size=8)
+    name = "es-1-trial-n1-a0"
+    state.jobs.by_name[name] = JobInfo(job=Job(name=name, argv=(), log="", count=1, purpose="trial"))
+    state.trials.by_name[use.trial] = Trial(name=use.trial, job=name, member=0, lane="n1/0")
+    ended = {(name, 0): (160.0, "NODE_FAIL")}
+    found = list(died(state, {(name, 0): 100.0}, ended, (), {use.trial: [5.0, 15.0]}))
+    assert found == [use]
+    assert not list(died(state, {}, ended, (), {})), "one that never started held no GPU"
+    report = without_measurements(state, "no").model_copy(update={"gpus": tuple(found)})
+    out = io.StringIO()
+    Console(file=out, width=120).print(gpu_table(report))
+    assert "NODE_FAIL" in out.getvalue()

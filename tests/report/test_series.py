@@ -12,6 +12,7 @@ from rich.console import Console
 from support.trainings import leave, point, results
 
 from coordinator.errors import OperatorError
+from coordinator.intake import places
 from coordinator.report.comparisons import plot, show_series, without_step
 from coordinator.report.learning_curves import Series, is_regression, make_series, scores_of, to_csv
 from coordinator.report.load_series import find_series, in_series
@@ -227,3 +228,17 @@ def test_csv_says_version_shots_direction_and_where_a_curve_breaks():
     assert {(r["version"], r["n_shot"], r["higher_is_better"]) for r in rows} == {("2.0", "5", "1")}
     assert {r["paused_seconds"] for r in rows} == {"3.0"}
     assert [s.differs for p in series.points for s in p.scores if s.task == "add"] == ["", "requests", ""]
+
+
+def test_a_copied_checkpoint_is_in_the_series_of_both_trainings(tmp_path):
+    """Under its own folder in each; a copy of an older work folder's evaluation, without that file, is in one."""
+    paths = leave(tmp_path, 10, 0.2, parent="/runs/a")
+    leave(tmp_path, 20, 0.3, parent="/runs/b")
+    assert [p.step for p in find_series(tmp_path, "/runs/b")] == [20]
+    for _ in range(2):
+        places.keep(paths, "/runs/a/step-10", "/runs/b/step-10")
+        places.keep(paths, "/runs/a/step-10", "/runs/a/step-10")
+    assert places.read(paths) == ("/runs/b/step-10",)
+    found = make_series(find_series(tmp_path, "/runs/b")).points
+    assert [p.checkpoint for p in found] == ["/runs/b/step-10", "/runs/b/step-20"]
+    assert [p.checkpoint for p in find_series(tmp_path, "/runs/a")] == ["/runs/a/step-10"]

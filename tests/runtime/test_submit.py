@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.daemons import SUITE, daemon, small, taken
+from support.daemons import SUITE, announce, daemon, small, taken
 from support.with_root import as_user
 from typer.testing import CliRunner
 
@@ -20,6 +20,7 @@ from coordinator.config.schema import Config
 from coordinator.errors import OperatorError
 from coordinator.intake.from_settings import inputs_for, record_of
 from coordinator.intake.sources import Notice, spool, submit
+from coordinator.report.load_series import find_series
 from coordinator.runtime.journal import DAEMON, WorkLock
 from evaljobs.contract.paths import WorkPaths
 
@@ -136,3 +137,18 @@ def test_only_its_own_user_submits_to_a_work_folder() -> None:
         as_user(theirs)
     finally:
         shutil.rmtree(folder)
+
+
+def test_a_copy_of_a_checkpoint_is_one_evaluation_in_the_series_of_both_trainings(tmp_path: Path) -> None:
+    """Name, content and times are the same: a notice and a submission of it tell where it lies, too."""
+    ears = daemon(tmp_path / "work")
+    place = small(tmp_path / "a" / "step-10")
+    announce(ears, place)
+    ears.tick()
+    announce(ears, shutil.copytree(place, tmp_path / "b" / "step-10"))
+    ears.tick()
+    told("submit", str(shutil.copytree(place, tmp_path / "c" / "step-10")), "--suite", SUITE)
+    assert len(ears.coordinator.running) == 1
+    for training in "abc":
+        (point,) = find_series(tmp_path / "work", str(tmp_path / training))
+        assert point.checkpoint == str(tmp_path / training / "step-10")

@@ -73,9 +73,3 @@ def clock_time(at: float, now: float) -> str:
     if then[:3] == today[:3]:
         return time.strftime("%H:%M", then)
     return time.strftime("%d %b %H:%M" if then.tm_year == today.tm_year else "%Y-%m-%d", then)
-
-
-def some(names: Sequence[str], most: int) -> str:
-    """The first names, and how many more there are."""
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more

@@ -19,8 +19,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from coordinator.base.words import first_of
 from coordinator.cli.screen.lanes import lane_rows
-from coordinator.cli.screen.layout import GAP, abreast, some, wrapped
+from coordinator.cli.screen.layout import GAP, abreast, wrapped
 from coordinator.cli.screen.listing import show_rows
 from coordinator.cli.screen.progress import (
     about,
@@ -77,7 +78,9 @@ def _metrics(state: State, width: int) -> Iterator[Text]:
     counts = Counter(f"{m.kind} {m.task or state.entries[m.entry].name}" for m in waiting)
     yield Text.assemble(("  metric jobs", "dim"), f" {len(waiting)} open, {done} done")
     shown = [f"{what}{f' x {count}' if count > 1 else ''}" for what, count in counts.most_common()]
-    yield from (Text(line, style="cyan") for line in wrapped(some(shown, 4), width, first=BELOW, rest=BELOW))
+    yield from (
+        Text(line, style="cyan") for line in wrapped(first_of(shown, 4), width, first=BELOW, rest=BELOW)
+    )
 
 
 def _entries(state: State, scores: Scores, width: int, most: int) -> Iterator[Text]:
@@ -94,7 +97,7 @@ def _entries(state: State, scores: Scores, width: int, most: int) -> Iterator[Te
     words = {e.name: _open_word(state, e) for e in state.entries if not e.terminal}
     for word in dict.fromkeys(words.values()):
         names = [name for name, its in words.items() if its == word]
-        yield from _folded(f"{word}: {some(names, 6)}", width, "dim")
+        yield from _folded(f"{word}: {first_of(names, 6)}", width, "dim")
 
 
 def _score_lines(entry: EntryState, values: Sequence[ScoreValue], width: int) -> list[str]:
@@ -139,11 +142,8 @@ def _halt(running: Watched) -> tuple[str, str]:
 
 
 def _stage(running: Watched, now: float) -> str:
-    """The stage, or that it does not go on; while no trial infers yet, their queue says so."""
-    stage = _halt(running)[0] or stage_of(running.state, now)
-    trials = running.snapshot.trials.values() if running.snapshot is not None else ()
-    begun = done_shards(running.state) or any(trial.phase == "infer" for trial in trials)
-    return "starting trials" if stage == "inference" and running.snapshot is not None and not begun else stage
+    """The stage, or that it does not go on."""
+    return _halt(running)[0] or stage_of(running.state, now, running.snapshot)
 
 
 def _progress(running: Watched, now: float, width: int) -> Iterator[RenderableType]:

@@ -13,10 +13,12 @@ from coordinator.cluster import JobState
 from coordinator.cluster.slurm_reasons import in_words
 from coordinator.evaluation.state import JobInfo, Phase, State
 from coordinator.report.render import by_reason, seconds
+from evaljobs.queue.work_queue import QueueSnapshot
 
 WAITS_SECONDS = 15.0  # a job that is pending for less is only starting
 NO_SLOT = "no GPU or CPU slot is free for it (`evalspan status` says what takes them)"
 LEAST_SECONDS = 1.0  # shown as left while a shard is to do
+LOADING = {"import", "load"}  # phases of a trial before its model can infer
 IN_USE = ("offered", "staging", "ready")
 JOBS = {
     "build": "request-set job",
@@ -28,8 +30,11 @@ JOBS = {
 }
 
 
-def stage_of(state: State, now: float) -> str:
-    """The furthest stage under way, in one or two words; "waits" where no job of it runs and none is starting."""
+def stage_of(state: State, now: float, snapshot: QueueSnapshot | None = None) -> str:
+    """The furthest stage under way, in one or two words; "waits" where no job of it runs and none is starting.
+
+    `snapshot`: its work queue, in which running trials say whether they load or infer; None: not read.
+    """
     if state.ending.phase >= Phase.LEAVING:
         return "clearing" if state.ended_at is None else "cancelled" if state.ending.cancelled else "ended"
     if state.ending.cancelled or state.ending.reason:
@@ -37,6 +42,8 @@ def stage_of(state: State, now: float) -> str:
     if state.shards.leaves and state.shards.todo == 0:
         return "scoring"
     stage, jobs = _under_way(state)
+    if stage == "inference" and snapshot is not None:
+        return _trials_stage(state, snapshot)
     pending = [is_pending(info, now) for info in jobs]
     return "waits" if pending and all(pending) else stage
 
@@ -55,6 +62,14 @@ def _under_way(state: State) -> tuple[str, list[JobInfo]]:
     if any(n.status in IN_USE for n in state.nodes.by_name.values()):
         return "staging", state.live_jobs("stage")
     return "waits", []
+
+
+def _trials_stage(state: State, snapshot: QueueSnapshot) -> str:
+    """What the running trials do: "inference" where one infers."""
+    phases = {snapshot.trials[name].phase for name in state.index.running if name in snapshot.trials}
+    if "infer" not in phases and phases & LOADING:
+        return "loading"
+    return "inference" if phases or done_shards(state) else "starting trials"
 
 
 def done_shards(state: State) -> int:

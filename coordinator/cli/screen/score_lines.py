@@ -69,7 +69,7 @@ def first_of_each(scores: Iterable[ScoreValue]) -> tuple[ScoreValue, ...]:
 def value_in_words(score: ScoreValue) -> str:
     """Metric, value and standard error."""
     error = "" if score.stderr is None else f" ± {score.stderr:.4f}"
-    return f"{score.metric}{'' if score.filter == 'none' else ',' + score.filter} {score.value:.4f}{error}"
+    return f"{score.measure} {score.value:.4f}{error}"
 
 
 def in_brief(score: ScoreValue) -> str:

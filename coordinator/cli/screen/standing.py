@@ -9,6 +9,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -42,6 +43,8 @@ from coordinator.runtime.wiring import slurm_options
 from coordinator.trackers.live import failures
 from evaljobs.contract.outcomes import OUTCOME, Failed
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths
+from evaljobs.queue.redis_client import QueueUnavailable
+from evaljobs.queue.work_queue import QueueSnapshot, WorkQueue
 
 Row = dict[str, Any]  # what `--json` prints of an evaluation
 
@@ -203,6 +206,9 @@ def _row_of_state(
     runs: bool,
 ) -> Row:
     now = time.time()
+    stage = stage_of(state, now) if parked is None else stage_of_parked(parked)
+    if stage == "inference" and runs:
+        stage = stage_of(state, now, queue_now(paths, state))
     listed = ask() if any(has_pending(state.jobs.by_name[name], now) for name in state.jobs.live) else ()
     parked = None if state.ended_at is not None else parked
     scores = Scores()
@@ -212,7 +218,7 @@ def _row_of_state(
         "step": state.record.checkpoint.step,
         "checkpoint": state.record.checkpoint.announced,
         "priority": state.record.priority,
-        "stage": stage_of(state, now) if parked is None else stage_of_parked(parked),
+        "stage": stage,
         "shards_done": done_shards(state),
         "shards": len(state.shards.by_name),
         "trials": len(state.trials.live),
@@ -239,6 +245,16 @@ def _row_of_state(
         "scores": [_score(s) for e in state.entries for s in first_of_each(scores.of(e))],
         "fault": parked.error if parked is not None else None,
     }
+
+
+def queue_now(paths: EvaluationPaths, state: State) -> QueueSnapshot | None:
+    """The work queue of an evaluation; None where it has none, or its Redis is not reached from here."""
+    if not state.shards.leaves or state.winding_down:
+        return None
+    with suppress(QueueUnavailable):
+        address = WorkPaths(paths.root.parent).redis_address
+        return WorkQueue.connect(address, state.evaluation_id).snapshot()
+    return None
 
 
 def _gpus_in_use(state: State) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rich.text import Text
 
@@ -34,6 +35,16 @@ class Surroundings:
     @property
     def daemon(self) -> bool:
         return is_daemon(self.holder)
+
+    def as_json(self) -> dict[str, Any]:
+        """What `status --json` has besides evaluations."""
+        return {
+            "daemon": self.daemon,
+            "holder": self.holder or None,
+            "holder_since": self.since,
+            "kept_back_seconds": self.cordoned,
+            **self.checkpoints.model_dump(mode="json", include={"waiting", "refused"}),
+        }
 
     def lines(self, width: int, now: float) -> Iterator[Text]:
         yield from show_pending(self.checkpoints, width, now)

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from contextlib import suppress
-from functools import cached_property
 from pathlib import Path
 
 from rich.console import Console
@@ -26,6 +24,8 @@ from coordinator.cli.screen.standing import (
     Row,
     facts_of,
     listed_jobs,
+    queue_now,
+    queued_daemons,
     row_of_ended,
     stage_of_parked,
     with_details,
@@ -33,14 +33,10 @@ from coordinator.cli.screen.standing import (
 from coordinator.cli.screen.surroundings import Surroundings, read_surroundings
 from coordinator.cluster import JobState
 from coordinator.config.schema import Config
-from coordinator.errors import OperatorError
 from coordinator.evaluation.state import State
-from coordinator.runtime.effects import Performer
 from coordinator.runtime.replay import Follower
 from coordinator.runtime.status_file import Ended, Parked, read_status
-from coordinator.runtime.wiring import coordinator_of
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths
-from evaljobs.queue.work_queue import QueueSnapshot
 
 TICK_SECONDS = 0.5  # between two drawings
 LOOK_SECONDS = 2.0  # between two looks at the daemon and pending checkpoints
@@ -53,34 +49,39 @@ class Sight:
 
     def __init__(self, config: Config, daemon_command: str, only: EvaluationPaths | None) -> None:
         self.only = only
-        self.around: Surroundings = read_surroundings(WorkPaths(config.work_dir), daemon_command, time.time())
         self.ended: list[Row] = []
         self._config = config
         self._follower = Follower(config, only.root.name if only else None)
         self._rows: dict[str, Row] = {}  # evaluation -> its row, once it has ended
         self._listed: Sequence[JobState] = ()
         self._throttle = Throttle()
-
-    @cached_property
-    def _performer(self) -> Performer | None:
-        """None on a machine from which the cluster is not reached: journals are read there, too."""
-        with suppress(OperatorError):
-            return coordinator_of(self._config).performer
-        return None
+        self._daemon_command = daemon_command
+        self._queued: Sequence[JobState] = ()  # the daemon's own jobs that are pending
+        self.around: Surroundings = self._look(time.time())
 
     def views(self, now: float) -> list[View]:
         """The evaluations that have not ended, oldest first."""
         states = self._follower.states()
         self.ended = [self._row_of(ended) for ended in self._follower.ended(LAST)]
         if self._throttle.due("look", LOOK_SECONDS, now):
-            self.around = read_surroundings(WorkPaths(self._config.work_dir), self.around.daemon_command, now)
+            self.around = self._look(now)
         pending = any(has_pending(s.jobs.by_name[name], now) for s in states for name in s.jobs.live)
         if pending and self._throttle.due("slurm", SLURM_SECONDS, now):
             self._listed = listed_jobs(self._config)
-        return [View(s, self._snapshot(s), self._listed, self._halt(s)) for s in states]
+        return [View(s, queue_now(self._paths(s), s), self._listed, self._halt(s)) for s in states]
 
-    def _snapshot(self, state: State) -> QueueSnapshot | None:
-        return None if self._performer is None else self._performer.snapshot(state)
+    def _look(self, now: float) -> Surroundings:
+        return read_surroundings(WorkPaths(self._config.work_dir), self._daemon_command, now, self._daemons)
+
+    def _daemons(self) -> Sequence[JobState]:
+        """Queued jobs of the daemon, asked for while no process has the folder."""
+        now = time.time()
+        if self._throttle.due("daemons", SLURM_SECONDS, now):
+            self._queued = queued_daemons(self._config)
+        return self._queued
+
+    def _paths(self, state: State) -> EvaluationPaths:
+        return EvaluationPaths(Path(self._config.work_dir) / state.evaluation_id)
 
     def _row_of(self, ended: Ended) -> Row:
         known = self._rows.get(ended.evaluation_id)
@@ -93,7 +94,7 @@ class Sight:
         """Where an evaluation that has not ended does not go on: a word and why."""
         if not self.around.holder:
             return "stopped", STOPPED
-        status = read_status(EvaluationPaths(Path(self._config.work_dir) / state.evaluation_id))
+        status = read_status(self._paths(state))
         return (stage_of_parked(status), status.error) if isinstance(status, Parked) else ("", "")
 
 

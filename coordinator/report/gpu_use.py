@@ -1,0 +1,102 @@
+"""GPU seconds of each trial, by cause. Pure.
+
+Rule: a trial that left its own seconds gets those. One that died without them, as with its node, has the time that
+its GPUs were held, and in it the seconds of its shards that count. Called by `measurements`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+
+from coordinator.evaluation.state import State
+from evaljobs.contract.names import LaneId
+from evaljobs.contract.outcomes import TrialEnded
+from evaljobs.contract.specs import Record
+
+DRAINED = "drained"  # how a trial ends whose work is done
+Member = tuple[str, int]  # a job's name, and the member
+
+
+class GpuUse(Record):
+    """One trial's GPUs, from the job's start to its end. All in seconds; the parts add up to `held`."""
+
+    trial: str
+    node: str
+    gpus: int
+    device: str  # "": a trial that died without a word
+    started_at: float
+    held: float
+    infer: float
+    imports: float = 0.0
+    load: float = 0.0
+    warm: float = 0.0  # the first forward pass
+    dump: float = 0.0
+    wait: float = 0.0  # for a shard from the queue, or for staged weights
+    other: float  # the rest: interpreter start and exit
+    shards: int
+    ended: str  # a reason of `TrialEnded`, or the cluster's word for the end of one that died
+
+
+def used(outcome: TrialEnded, job_started: float | None) -> GpuUse:
+    """What a trial says that it used. `job_started`: unix seconds, by the cluster."""
+    begin = outcome.started_at if job_started is None else min(job_started, outcome.started_at)
+    held = outcome.ended_at - begin
+    known = (
+        outcome.infer_seconds
+        + outcome.import_seconds
+        + outcome.load_seconds
+        + outcome.warm_seconds
+        + outcome.dump_seconds
+        + outcome.wait_seconds
+        + outcome.idle_seconds
+    )
+    return GpuUse(
+        trial=outcome.name,
+        node=outcome.node,
+        gpus=outcome.gpus,
+        device=outcome.devices,
+        started_at=begin,
+        held=held,
+        infer=outcome.infer_seconds,
+        imports=outcome.import_seconds,
+        load=outcome.load_seconds,
+        warm=outcome.warm_seconds,
+        dump=outcome.dump_seconds,
+        wait=outcome.wait_seconds + outcome.idle_seconds,
+        other=max(0.0, held - known),
+        shards=outcome.shards,
+        ended=outcome.reason,
+    )
+
+
+def died(
+    state: State,
+    started: Mapping[Member, float],
+    ended: Mapping[Member, tuple[float, str]],
+    said: Collection[str],
+    shards: Mapping[str, list[float]],
+) -> Iterator[GpuUse]:
+    """Trials that ran and ended without their own seconds. `said`: the others; `shards`: trial -> its shards' seconds.
+
+    `started`, `ended`: unix seconds, by the cluster, with its word for the end.
+    """
+    for trial in state.trials.by_name.values():
+        hosted = state.jobs.by_name[trial.job].job.purpose == "host"
+        member = trial.job, 0 if hosted else trial.member
+        if trial.name in said or member not in started or member not in ended:
+            continue
+        at, word = ended[member]
+        held, seconds = max(0.0, at - started[member]), shards.get(trial.name, [])
+        infer = min(held, sum(seconds))
+        yield GpuUse(
+            trial=trial.name,
+            node=LaneId.parse(trial.lane).node,
+            gpus=state.record.options.gpus_per_trial,
+            device="",
+            started_at=started[member],
+            held=held,
+            infer=infer,
+            other=held - infer,
+            shards=len(seconds),
+            ended=word,
+        )
