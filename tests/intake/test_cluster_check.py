@@ -53,7 +53,7 @@ def test_a_wrong_setting_of_precursors_is_refused_and_no_reason_to_host_trials()
     cluster = WrongQos(fleet=[fake_node("n1")])
     refusal = precursor_refusal(cluster, ["n1"])
     assert host_reason(SiteRules(config={}), None, refusal) == ""
-    with pytest.raises(OperatorError, match=r"\(stage\): .*Invalid qos.*\[slurm.ROLE\] qos"):
+    with pytest.raises(OperatorError, match=r"\(stage\): .*Invalid qos.*\[slurm\.precursor\] qos"):
         check_cluster(cluster, record(1))
     kinds = collect._job_kinds(Config(), cluster, cluster.nodes())
     assert {kind: status for kind, (status, _, _) in kinds} == {
