@@ -29,6 +29,7 @@ class Job:
     log: str  # path; "%i" stands for the member's index
     count: int = 1
     node: str | None = None  # the only node it may run on
+    exclude: tuple[str, ...] = ()  # nodes that a job without `node` may not run on
     gpus: int = 0  # per member
     cpus: int = 1
     memory_mb: int = 1024
@@ -38,9 +39,7 @@ class Job:
     secrets: tuple[str, ...] = ()  # names of the coordinator's secret variables that this job gets
     best_effort: bool = False  # to partitions that may preempt it at any time
     purpose: Purpose = "trial"
-    # known when it is submitted
-    gpu_type: str = ""  # of its node's GPUs, in Slurm's word
-    avoid: tuple[str, ...] = ()  # nodes that a job without `node` may not run on
+    gpu_type: str = ""  # of its GPUs, in Slurm's word; known when it is submitted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

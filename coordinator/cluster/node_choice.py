@@ -104,11 +104,12 @@ def _one_type(node: NodeState) -> bool:
 
 
 def place(job: Job, nodes: Sequence[NodeState]) -> Job:
-    """The job with the nodes that it must avoid, and the type of the GPUs that it asks for, where that is known.
+    """The job with the nodes that the settings exclude, and with the type of its GPUs where that is known.
 
     A job that names a node goes there alone; one that names none may go to any node of its partition.
     """
     there = [n for n in nodes if job.node in (None, n.name)]
     types = (n.gpu_type for n in there if not n.excluded and n.gpus >= job.gpus and _one_type(n))
-    avoid = {*job.avoid, *(n.name for n in nodes if n.excluded)} if job.node is None else set()
-    return replace(job, avoid=tuple(sorted(avoid)), gpu_type=next(types, "") if job.gpus else "")
+    excluded = [n.name for n in nodes if n.excluded] if job.node is None else []
+    both = tuple(dict.fromkeys([*job.exclude, *excluded]))
+    return replace(job, exclude=both, gpu_type=next(types, "") if job.gpus else "")

@@ -217,8 +217,8 @@ def sbatch_arguments(job: Job, options: SlurmOptions) -> list[str]:
         arguments.append(f"--array=0-{job.count - 1}")
     if job.node is not None:
         arguments.append(f"--nodelist={job.node}")
-    if job.avoid:
-        arguments.append(f"--exclude={','.join(job.avoid)}")
+    elif job.exclude:
+        arguments.append(f"--exclude={','.join(job.exclude)}")
     arguments += gpu_arguments(job, options.gpu_request)
     for flag, value in (
         ("partition", options.partition_of(job)),

@@ -120,6 +120,8 @@ REFUSALS = (
 )
 # What a refusal is about -> the setting that names it, and the command that lists what there is.
 SETTINGS = {
+    "invalid partition": "--partition, [cluster] or [slurm.ROLE] partition; `sinfo --summarize` lists them",
+    "user's group not permitted": "--partition, [cluster] or [slurm.ROLE] partition",
     "invalid account": "--account, [cluster] or [slurm.ROLE] account; `sacctmgr show associations user=$USER` lists yours",
     "invalid qos": "--qos, [cluster] or [slurm.ROLE] qos; `sacctmgr show associations user=$USER` lists yours",
     "requested reservation is invalid": "[cluster] reservation; `scontrol show reservation` lists them",

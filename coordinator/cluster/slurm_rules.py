@@ -17,7 +17,7 @@ from math import ceil
 from coordinator.base.run_command import CommandError, run_command
 from coordinator.cluster import Cluster, ClusterError, Job, NodeState, RefusedError
 from coordinator.cluster.sbatch_text import GPU_REQUEST
-from coordinator.cluster.slurm_parse import seconds_of
+from coordinator.cluster.slurm_parse import seconds_of, setting_of
 
 SCONTROL_SECONDS = 90.0  # time limit of one `scontrol`
 HOLDER_MEMORY_MB = 512  # MiB of the precursor in the check
@@ -155,14 +155,14 @@ def whole_nodes(rules: SiteRules, partition: str | None) -> str:
 def host_reason(rules: SiteRules, partition: str | None, refusal: str, *, stage: bool = True) -> str:
     """Why one job must host a node's trials (rung 2); "" where a precursor beside them serves.
 
-    `refusal`: the cluster's words where it refused a job like the precursor. `stage`: do weights go
-    to memory? Else only whole nodes matter: a second trial would wait until the first leaves the
+    `refusal`: the cluster's words where it refused a job like the precursor; where they are about a setting of
+    precursors, another rung is no answer. `stage`: do weights go to memory? Else only whole nodes matter: a second trial would wait until the first leaves the
     node.
     """
     whole = whole_nodes(rules, partition)
     if whole or not stage:
         return whole
-    if refusal:
+    if refusal and not setting_of(refusal):
         return f"no job without a GPU is taken beside the trials ({refusal})"
     plugin = private_memory(rules.config)
     return f"{PRIVATE} ({plugin})" if plugin else ""
@@ -229,7 +229,7 @@ PRECURSOR = Job(
 def precursor_refusal(cluster: Cluster, nodes: Sequence[str], job: Job = PRECURSOR) -> str:
     """The cluster's words where it refuses a precursor on a GPU node for lack of a GPU; "" where not.
 
-    A node that refuses the same job with a GPU, too (a reservation, memory, a limit), proves
+    A node that refuses such a trial with a GPU, too (a reservation, memory, a limit), proves
     nothing: then the second node is tried. Raises ClusterError where the cluster does not answer.
     """
     for node in nodes[:2]:
@@ -237,7 +237,7 @@ def precursor_refusal(cluster: Cluster, nodes: Sequence[str], job: Job = PRECURS
             cluster.check(replace(job, node=node))
         except RefusedError as error:
             try:
-                cluster.check(replace(job, node=node, gpus=1))
+                cluster.check(replace(job, node=node, gpus=1, purpose="trial"))
             except RefusedError:
                 continue
             return str(error)

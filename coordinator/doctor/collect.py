@@ -20,6 +20,7 @@ from pathlib import Path
 from coordinator.base.run_command import CommandError, run_command
 from coordinator.cluster import Cluster, ClusterError, NodeState, slurm_rules
 from coordinator.cluster.local import LocalCluster, gpu_names
+from coordinator.cluster.slurm_parse import setting_of
 from coordinator.cluster.slurm_pyslurm import SlurmApi
 from coordinator.config.schema import Config
 from coordinator.doctor.findings import Checkup, Facts, Status, judge
@@ -179,15 +180,15 @@ def _ask_slurm(facts: Facts, cluster: Cluster, nodes: Sequence[NodeState]) -> No
 def _job_kinds(
     config: Config, cluster: Cluster, nodes: Sequence[NodeState]
 ) -> Iterator[tuple[str, tuple[Status, str, bool]]]:
-    """Each kind of job but the precursor, whose refusal is a reason to host trials: as in Facts."""
+    """Each kind of job, as in Facts. A refused precursor is a reason to host trials, unless a setting of it is wrong."""
     for kind, job in validate.probes(from_settings.run_options(config)).items():
-        if kind == "stage":
-            continue
         try:
             refused = next((words for _, words in validate.refusals(cluster, {kind: job}, nodes)), None)
         except ClusterError as error:
             yield kind, ("warn", str(error), bool(job.gpus))
         else:
+            if kind == "stage" and (refused is None or not setting_of(refused)):
+                continue
             found = "would be taken" if refused is None else f"refused: {refused}"
             yield kind, ("ok" if refused is None else "fail", found, bool(job.gpus))
 

@@ -90,7 +90,7 @@ def _refused(state: State, info: JobInfo, event: JobNotSubmitted) -> None:
     node = state.nodes.by_name.get(info.job.node or "")
     if event.of_node and node is not None:
         nodes.back_off(state, node, why)
-    elif event.of_node and info.job.avoid:
+    elif event.of_node and info.job.exclude:
         state.jobs.unlaunched.clear()  # no other node can run it
     else:
         state.ending.close(why)

@@ -143,7 +143,7 @@ def _job(state: State, site: Site, purpose: Purpose, detail: str, asks: Asked) -
 
 def _elsewhere(state: State, job: Job) -> Job:
     """The job, kept off nodes that could not launch one."""
-    return replace(job, avoid=tuple(sorted(state.jobs.unlaunched)))
+    return replace(job, exclude=tuple(sorted(state.jobs.unlaunched)))
 
 
 def _source(state: State, entry: int) -> str:

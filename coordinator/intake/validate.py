@@ -16,6 +16,7 @@ from typing import Literal
 
 from coordinator.base.run_command import CommandError, run_command
 from coordinator.cluster import Cluster, ClusterError, Job, NodeState, Purpose, RefusedError
+from coordinator.cluster.sbatch_text import ROLES
 from coordinator.cluster.slurm_parse import OF_A_NODE, says, setting_of
 from coordinator.cluster.slurm_reasons import none_left
 from coordinator.cluster.slurm_rules import precursor_refusal
@@ -186,7 +187,7 @@ def check_cluster(cluster: Cluster, record: EvaluationRecord) -> None:
                 hint = (
                     "[slurm] gpu_request says how jobs ask for GPUs" if "Unspecified error" in refusal else ""
                 )
-            hint = setting_of(refusal) or hint
+            hint = (setting_of(refusal) or hint).replace("ROLE", ROLES[kind])
             raise OperatorError(
                 f"the cluster refuses evalspan's jobs ({kind}): {refusal}{f' ({hint})' if hint else ''}"
             )

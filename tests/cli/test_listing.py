@@ -296,7 +296,7 @@ def test_a_notice_waits_for_the_daemons_job_where_that_is_queued(tmp_path):
 def test_watch_names_the_daemons_queued_job_as_status_does(tmp_path, monkeypatch):
     """It asks Slurm while no process has the folder."""
     said = tmp_path / "said"
-    fields = ("125", "N/A", "PENDING", "N/A", "N/A", "", "Priority", "", "evalspan-daemon")
+    fields = ("125", "N/A", "PENDING", "N/A", "N/A", "N/A", "", "Priority", "", "evalspan-daemon")
     said.write_text(QUEUE_FORMAT + "".join(("\n", FIELD_END.join(fields), RECORD_END)))
     squeue = tmp_path / "squeue"
     squeue.write_text(f'#!/bin/sh\ncat "{said}"\n')

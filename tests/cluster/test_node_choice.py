@@ -83,8 +83,10 @@ def test_a_job_that_names_no_node_avoids_exactly_the_nodes_that_are_not_offered(
     """One decision for offers and submissions. CPU nodes are subject to `exclude` alone."""
     nodes = [choose(n, choice, request_) for n in fleet]
     job = Job(name="a", argv=("x",), log="/l")
-    assert place(job, nodes).avoid == tuple(n.name for n in nodes if n.excluded)
-    assert place(replace(job, node="n0"), nodes).avoid == ()
+    excluded = {n.name for n in nodes if n.excluded}
+    assert set(place(job, nodes).exclude) == excluded
+    assert set(place(replace(job, exclude=("n0",)), nodes).exclude) == {"n0", *excluded}
+    assert place(replace(job, node="n0"), nodes).exclude == ()
     for node in nodes:
         assert node.usable is not bool(node.excluded)
         named = choice.exclude and any(in_hostlist(node.name, hosts) for hosts in choice.exclude)

@@ -119,7 +119,7 @@ def test_a_build_that_its_node_cannot_launch_is_made_on_another_after_a_pause() 
     world.bad = {"c1", "c2", "c3", "c4"}
     world.run_to_scores()
     builds = [j.job for j in world.jobs.values() if j.job.purpose == "build"]
-    assert world.bad <= set(builds[-1].avoid) or not builds[-1].avoid
+    assert world.bad <= set(builds[-1].exclude) or not builds[-1].exclude
     assert world.paused == sorted(world.paused)
     assert any("could not launch" in w for w in world.state.warnings)
 
@@ -144,7 +144,7 @@ class Bad(World):
         super().__init__(*arguments)
 
     def run_build(self, job: FakeJob, index: int, member: FakeMember) -> None:
-        left = sorted(self.bad - set(job.job.avoid))
+        left = sorted(self.bad - set(job.job.exclude))
         if not left:
             super().run_build(job, index, member)
             return

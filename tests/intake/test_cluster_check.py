@@ -10,6 +10,9 @@ from support.simulated.parts import record
 from coordinator.cluster import Job, RefusedError
 from coordinator.cluster.fake import FakeCluster, fake_node
 from coordinator.cluster.node_choice import NodeChoice, choose
+from coordinator.cluster.slurm_rules import SiteRules, host_reason, precursor_refusal
+from coordinator.config.schema import Config
+from coordinator.doctor import collect
 from coordinator.errors import OperatorError
 from coordinator.intake.validate import check_cluster
 
@@ -38,6 +41,28 @@ def test_a_sites_own_refusal_of_jobs_with_gpus_names_the_setting_of_the_request(
         OperatorError, match=r"say which GPU.* \(\[slurm\] gpu_request says how jobs ask for GPUs\)"
     ):
         check_cluster(cluster, record(1))
+
+
+def test_a_wrong_setting_of_precursors_is_refused_and_no_reason_to_host_trials() -> None:
+    """Else the evaluation would start on a lower rung, or end at its first precursor."""
+
+    class WrongQos(FakeCluster):
+        def check(self, job: Job) -> None:
+            if job.purpose == "stage":
+                raise RefusedError("Batch job submission failed: Invalid qos specification")
+
+    cluster = WrongQos(fleet=[fake_node("n1")])
+    refusal = precursor_refusal(cluster, ["n1"])
+    assert host_reason(SiteRules(config={}), None, refusal) == ""
+    with pytest.raises(OperatorError, match=r"\(stage\): .*Invalid qos.*\[slurm\.precursor\] qos"):
+        check_cluster(cluster, record(1))
+    kinds = collect._job_kinds(Config(), cluster, cluster.nodes())
+    assert {kind: status for kind, (status, _, _) in kinds} == {
+        "build": "ok",
+        "stage": "fail",
+        "trial": "ok",
+        "metric": "ok",
+    }
 
 
 def test_settings_that_exclude_every_node_are_named_before_anything_is_submitted() -> None:
