@@ -150,10 +150,11 @@ def with_launches(
     places = {(row.name, row.index): row.node for row in listing}
     found: list[AnyEvent] = []
     for event in events:
-        node = places.get((event.job, event.index)) if isinstance(event, JobEnded) else None
-        if isinstance(event, JobEnded) and node is not None:
-            job = state.jobs.by_name[event.job].job
-            if job.node is None and not began(job, event.index):
+        if isinstance(event, JobEnded) and event.state != "COMPLETED":
+            info = state.jobs.by_name[event.job]
+            node = places.get((event.job, event.index))
+            wanted = info.job.node is None and info.released_at is None
+            if node is not None and wanted and not began(info.job, event.index):
                 found.append(event.model_copy(update={"unlaunched": node}))
                 continue
         found.append(event)

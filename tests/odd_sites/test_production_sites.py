@@ -49,13 +49,13 @@ def evaluate(shape: dict[str, Any], options: list[str], make_site: Any, expected
         site = make_site(site_cluster, more="[nodes]\nwake = true\n" if shape.get("power_save") else "")
         process = site.start(site.evaluate("--shards-per-task", "3", *options))
         try:
-            out, err = process.communicate(timeout=240)
+            out, err = process.communicate(timeout=420)
         except subprocess.TimeoutExpired:
             queue = site_cluster.run_as_user(["squeue", "-o", "%i %j %T %r %l"]).stdout
             status = site.run(site.command("status")).stdout
             process.kill()
             raise AssertionError(
-                f"not ended in 240 s\n{queue}\n{status}\n{process.communicate()[1]}"
+                f"not ended in 420 s\n{queue}\n{status}\n{process.communicate()[1]}"
             ) from None
         assert process.returncode == 0, f"{out}\n{err}"
         assert dict(json.loads(out)["results"]) == expected
@@ -100,7 +100,7 @@ def test_each_site_with_a_node_that_launches_nothing(make_site: Any, expected: d
         spool.touch()
         site = make_site(site_cluster)
         process = site.start(site.evaluate("--shards-per-task", "3"))
-        out, err = process.communicate(timeout=240)
+        out, err = process.communicate(timeout=420)
         assert process.returncode == 0, f"{out}\n{err}"
         assert dict(json.loads(out)["results"]) == expected
         warnings = json.loads((site.root() / "report.json").read_text())["warnings"]
@@ -118,7 +118,7 @@ def test_each_site_whose_nodes_are_drained_at_the_start(make_site: Any, expected
         try:
             wait_until(lambda: "n1 is drained (new driver)" in site.run(site.command("status")).stdout)
             site_cluster.update("nodename=n1", "state=resume")
-            out, err = process.communicate(timeout=240)
+            out, err = process.communicate(timeout=420)
         finally:
             process.kill()
         assert process.returncode == 0, f"{out}\n{err}"
