@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from coordinator.base.run_command import CommandError, run_command
-from coordinator.cluster import ClusterError, Job, JobState, NodeState, RefusedError
+from coordinator.cluster import ClusterError, Job, JobState, LimitError, NodeState, RefusedError
 from coordinator.cluster import slurm_parse as text
 from coordinator.cluster.node_choice import place
 from coordinator.cluster.sbatch_text import (
@@ -142,7 +142,8 @@ class SlurmCli:
         except _FailedError as error:
             if error.stderr is None or text.says(error.words, text.AWAY):
                 raise ClusterError(error.words) from error
-            if not text.says(error.words, text.WOULD_WAIT):
+            waits = text.says(error.words, text.WOULD_WAIT) or type(text.failure(error.words)) is LimitError
+            if not waits:
                 raise RefusedError(error.words) from error
 
     def _queue(self) -> str:

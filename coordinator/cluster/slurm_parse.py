@@ -16,6 +16,7 @@ from datetime import datetime
 from coordinator.cluster import ClusterError, JobPhase, JobState, LimitError, NodeState, RefusedError
 from coordinator.cluster.node_choice import choose, exclude
 from coordinator.cluster.sbatch_text import SlurmOptions, is_ours
+from coordinator.cluster.slurm_reasons import in_words, never_starts
 
 FIELD_END, RECORD_END = (
     "\x1f",
@@ -197,7 +198,8 @@ def setting_of(words: str) -> str:
 def failure(words: str) -> ClusterError:
     """The error that a failed submission's words mean."""
     if says(words, LIMITS):
-        return LimitError(words)
+        never = next((word for word in re.findall(r"\w+", words) if never_starts(word)), None)
+        return LimitError(words) if never is None else RefusedError(f"{in_words(never)}: {words}")
     if refused(words):
         return RefusedError(words, of_node=says(words, OF_A_NODE))
     return ClusterError(words)

@@ -163,18 +163,31 @@ def _ask_slurm(facts: Facts, cluster: Cluster, nodes: Sequence[NodeState]) -> No
     facts.gpu_nodes = [n for n in nodes if n.gpus]
     facts.lanes = max((n.gpus for n in nodes), default=0) // max(1, config.trial.gpus_per_trial)
     if rules.config.get("AccountingStorageType", "").partition("/")[2] not in ("", "none"):
-        user = f"user={getpass.getuser()}"
-        argv = ["sacctmgr", "-nP", "show", "assoc", user, "format=MaxSubmitJobs,MaxJobs"]
-        try:
-            facts.associations = run_command(argv, seconds=SACCTMGR_SECONDS)
-        except CommandError:
-            facts.associations = ""  # accounting is there and does not answer
+        facts.associations = _job_limits(config.cluster.qos)
     facts.job_kinds = dict(_job_kinds(config, cluster, nodes))
     with contextlib.suppress(ClusterError):
         refusal = slurm_rules.precursor_refusal(cluster, [n.name for n in nodes if n.usable and n.gpus])
         facts.host_reason = slurm_rules.host_reason(
             rules, wiring.slurm_options(config).trial_partition, refusal, stage=config.stage.enabled
         )
+
+
+def _job_limits(qos: str | None) -> str:
+    """Rows of MaxSubmitJobs and MaxJobs that hold for this user and `qos` (None: the default ones); "": no answer."""
+    user = f"user={getpass.getuser()}"
+    try:
+        rows = _sacctmgr("assoc", user, "format=MaxSubmitJobs,MaxJobs")
+        names = [qos] if qos else _sacctmgr("assoc", user, "format=DefaultQOS").split()
+        for name in dict.fromkeys(names):
+            for limits in ("MaxSubmitJobsPU,MaxJobsPU", "GrpSubmit,GrpJobs"):
+                rows += _sacctmgr("qos", name, f"format={limits}")
+    except CommandError:
+        return ""  # accounting is there and does not answer
+    return rows
+
+
+def _sacctmgr(*words: str) -> str:
+    return run_command(["sacctmgr", "-nP", "show", *words], seconds=SACCTMGR_SECONDS)
 
 
 def _job_kinds(

@@ -33,7 +33,8 @@ LEAST_FREE_BYTES = (
 LOW_FREE_BYTES = 10 << 30
 SLOW_RATE = 1e9  # bytes/s into node memory; tmpfs on any server of the last ten years does several
 LEAST_TRANSFORMERS = 5  # major version
-LEAST_SUBMITTED = 16  # jobs at once, for a few nodes of one evaluation
+JOBS_BESIDE = 8  # builds, and after them metric workers, that one evaluation has at once
+ENOUGH_NODES = 4  # at once, below which a limit on jobs is named
 
 
 class Finding(Record):
@@ -74,7 +75,9 @@ class Facts:
     api: str = ""  # pyslurm's version, and what goes through Slurm's commands all the same
     rules: SiteRules | None = None
     rules_error: str = ""
-    associations: str | None = None  # `sacctmgr -nP` rows of MaxSubmitJobs and MaxJobs; None: no accounting
+    associations: str | None = (
+        None  # `sacctmgr -nP` rows of MaxSubmitJobs and MaxJobs, of the user's associations and QOS; None: no accounting
+    )
     lanes: int = 0  # trials of one node
     gpu_nodes: Sequence[NodeState] = ()  # as Slurm lists them
     job_kinds: Mapping[str, tuple[Status, str, bool]] = field(
@@ -251,21 +254,32 @@ def judge_limits(rules: SiteRules, associations: str | None, lanes: int) -> Iter
     """How many jobs the user may have. `associations`, `lanes`: as in Facts."""
     array = rules.number("MaxArraySize")
     text = f"MaxArraySize {array if array is not None else '?'}, MaxJobCount {rules.number('MaxJobCount') or '?'}"
-    if array is not None and array <= lanes:
-        yield fail("job arrays", text, f"an array of {lanes} trials does not fit: raise gpus_per_trial")
-    else:
-        yield ok("job arrays", text)
+    if array is not None and array < lanes:
+        text += f": the {lanes} trials of a node come in jobs of {max(1, array)}"
+    yield ok("job arrays", text)
     if associations is None:
         yield ok("submit limits", "no accounting: none are kept")
         return
-    least = min(
-        (int(n) for row in associations.splitlines() if (n := row.split("|")[0]).isdigit()), default=None
-    )
-    todo = "an evaluation submits up to two jobs a node and a few more: set [borrow] max_nodes to a quarter of it"
-    few = least is not None and least < LEAST_SUBMITTED
-    yield ok_unless(
-        todo if few else "", "submit limits", f"MaxSubmitJobs {'unlimited' if least is None else least}"
-    )
+    rows = [[*row.split("|"), ""] for row in associations.splitlines()]
+    for what, column in (("MaxSubmitJobs", 0), ("MaxJobs", 1)):
+        least = min((int(row[column]) for row in rows if row[column].isdigit()), default=None)
+        yield _judge_limit(f"{what} {'unlimited' if least is None else least}", least, lanes)
+
+
+def _judge_limit(text: str, most: int | None, lanes: int) -> Finding:
+    """Whether so many jobs at once are enough. Slurm counts each member of an array, precursors and workers, too."""
+    what, a_node = "submit limits", 1 + lanes
+    if most is None:
+        return ok(what, text)
+    nodes = (most - JOBS_BESIDE) // a_node
+    text += f": a precursor and {lanes} trials a node, and {JOBS_BESIDE} builds or metric workers"
+    if nodes >= ENOUGH_NODES:
+        return ok(what, f"{text}, on {nodes} nodes at once")
+    if nodes >= 1:
+        todo = f"set [borrow] max_nodes = {nodes}: jobs beyond the limit wait, and hold their node's memory meanwhile"
+        return warn(what, f"{text}, on {nodes} nodes at once", todo)
+    todo = "fewer trials run at once, and jobs wait for each other: set another [cluster] qos or account"
+    return warn(what, f"{text} are more than that on one node", todo)
 
 
 def _watch(facts: Facts) -> Iterator[Finding]:

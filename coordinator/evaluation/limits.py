@@ -2,12 +2,12 @@
 
 Rule: precursors and idle metric workers hold places of a limit (MaxJobs, GrpTRES, MaxSubmit) that builds and trials need.
 Where nothing that works is left to end, the evaluation gives up one node; of its last node it gives up the precursor, and
-one job there stages and hosts the trials. Called from: `step`.
+one job there stages and hosts the trials. Where that job alone is too large, it has half the lanes. Called from: `step`.
 """
 
 from __future__ import annotations
 
-from coordinator.evaluation import jobs, nodes
+from coordinator.evaluation import indexes, jobs, nodes
 from coordinator.evaluation.actions import Action, StopWorkers
 from coordinator.evaluation.events import LimitReached
 from coordinator.evaluation.state import NodeUse, State
@@ -30,10 +30,28 @@ def reached(state: State, event: LimitReached) -> list[Action]:
         workers = [info for info in state.live_jobs("metric") if info.released_at is None]
         released = [action for info in workers for action in jobs.release(state, info, event.at)]
         return [StopWorkers(), *released] if workers else []
-    return nodes.host(state, idle[0], event.why, event.at) if idle else []
+    if idle:
+        return nodes.host(state, idle[0], event.why, event.at)
+    return _fewer_lanes(state, event)
+
+
+def _fewer_lanes(state: State, event: LimitReached) -> list[Action]:
+    """A job that would host trials asks for more than the limit leaves: half of its lanes. Limits on the number of jobs stay."""
+    if "Job" in event.why:
+        return []
+    for info in state.live_jobs("host"):
+        node = state.nodes.by_name[info.job.node or ""]
+        if "running" not in info.members.values() and info.released_at is None and node.lanes > 1:
+            actions = nodes.host(state, node, event.why, event.at)
+            node.lanes //= 2
+            indexes.file_node(state, node)
+            return actions
+    return []
 
 
 def idle_nodes(state: State) -> list[NodeUse]:
-    """Nodes in use that hold a place of the limit by their precursor alone."""
+    """Nodes in use without a running trial; none where none of their precursors runs, and so holds a place of the limit."""
     staged = (node for name, node in state.index.staged.items() if name in state.index.in_use)
-    return [n for n in staged if not n.hosted and n.rung != "host" and not state.running_lanes(n.name)]
+    found = [n for n in staged if not n.hosted and n.rung != "host" and not state.running_lanes(n.name)]
+    precursors = (state.jobs.by_name[n.precursor or ""] for n in found)
+    return found if any("running" in info.members.values() for info in precursors) else []

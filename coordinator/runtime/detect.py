@@ -27,6 +27,7 @@ from coordinator.evaluation.events import (
 from coordinator.evaluation.state import JobInfo, Phase, State
 
 MAX_GRACE_SECONDS = 600.0
+ALONE = 10  # times `Grace.limited` that a limit keeps all jobs of an evaluation out before it asks for less
 WORK = ("build", "trial", "host")  # purposes of jobs that an evaluation cannot do without
 
 
@@ -150,10 +151,11 @@ def with_launches(
     places = {(row.name, row.index): row.node for row in listing}
     found: list[AnyEvent] = []
     for event in events:
-        node = places.get((event.job, event.index)) if isinstance(event, JobEnded) else None
-        if isinstance(event, JobEnded) and node is not None:
-            job = state.jobs.by_name[event.job].job
-            if job.node is None and not began(job, event.index):
+        if isinstance(event, JobEnded) and event.state != "COMPLETED":
+            info = state.jobs.by_name[event.job]
+            node = places.get((event.job, event.index))
+            wanted = info.job.node is None and info.released_at is None
+            if node is not None and wanted and not began(info.job, event.index):
                 found.append(event.model_copy(update={"unlaunched": node}))
                 continue
         found.append(event)
@@ -163,13 +165,15 @@ def with_launches(
 def limit_events(
     state: State, listing: Iterable[JobState], seen: Sightings, grace: Grace, now: float
 ) -> list[AnyEvent]:
-    """At most one event: builds or trials wait for a limit, and of this evaluation only idle jobs run."""
+    """At most one event: builds or trials wait for a limit, and of this evaluation only idle jobs run, or for long none."""
     why = _limit(state, listing)
-    if why is None or not _only_idle_jobs_run(state):
+    running = _running(state)
+    idle = {"stage"} if state.scoring.outstanding else {"stage", "metric"}
+    if why is None or not running <= idle:
         seen.limited_since = None
         return []
     seen.limited_since = seen.limited_since or now
-    if now - seen.limited_since < grace.limited:
+    if now - seen.limited_since < (grace.limited if running else ALONE * grace.limited):
         return []
     seen.limited_since = None
     return [LimitReached(at=now, why=why)]
@@ -184,15 +188,13 @@ def _limit(state: State, listing: Iterable[JobState]) -> str | None:
     return held or next((row.reason for row in pending if slurm_reasons.of_all_jobs(row.reason)), None)
 
 
-def _only_idle_jobs_run(state: State) -> bool:
-    """Does a precursor or worker run, and no job that works and ends by itself?"""
-    running = {
+def _running(state: State) -> set[str]:
+    """Purposes of this evaluation's jobs that run, or are about to end."""
+    return {
         info.job.purpose
         for info in map(state.jobs.by_name.__getitem__, state.jobs.live)
         if "running" in info.members.values() or (info.phase == "submitted" and info.released_at)
     }
-    idle = {"stage"} if state.scoring.outstanding else {"stage", "metric"}
-    return bool(running) and running <= idle
 
 
 def with_shards(state: State, events: Iterable[AnyEvent], claims: Mapping[str, str]) -> list[AnyEvent]:

@@ -412,6 +412,16 @@ def test_no_job_asks_for_more_time_than_partition_account_and_qos_allow(
     assert cut.time_limit_seconds == seconds
 
 
+def test_a_limit_on_one_job_alone_is_a_refusal_and_any_other_is_met_again() -> None:
+    """Slurm has the same sentence for both, and its reason before it."""
+    policy = "Batch job submission failed: Job violates accounting/QOS policy (job submit limit, ...)"
+    never = failure(f"QOSMaxWallDurationPerJobLimit; {policy}")
+    assert type(never) is RefusedError
+    assert "set another [cluster] qos" in str(never)
+    assert type(failure(f"QOSMaxSubmitJobPerUserLimit; {policy}")) is LimitError
+    assert type(failure(policy)) is LimitError
+
+
 def test_cancelling_complains_of_living_jobs_alone() -> None:
     gone = "scancel: error: Kill job error on job id 9: Invalid job id specified\n"
     away = (

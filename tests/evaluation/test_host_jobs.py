@@ -203,3 +203,26 @@ def test_where_one_job_may_run_at_a_time_it_hosts_the_trials(seed: int) -> None:
     (node,) = world.state.nodes.by_name.values()
     assert node.hosted
     assert any("AssocMaxJobsLimit" in warning for warning in world.state.warnings)
+
+
+class FewCpus(HostWorld):
+    """A site that hosts trials and whose limit holds the CPUs of a host with one lane."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed, Faults(restart=0.01), 2)
+
+    def starts(self, job: FakeJob, member: FakeMember) -> bool:
+        return (job.job.purpose != "host" or job.job.gpus == 1) and super().starts(job, member)
+
+    def listing(self) -> list[JobState]:
+        rows = super().listing()
+        return [dataclasses.replace(r, reason="QOSGrpCpuLimit") if r.phase == "pending" else r for r in rows]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_host_that_is_larger_than_a_limit_gets_fewer_lanes(seed: int) -> None:
+    """After ten minutes in which no job of the evaluation could run."""
+    world = FewCpus(seed)
+    world.run_to_scores()
+    assert any(j.job.gpus == 2 for j in world.jobs.values())
+    assert any(node.lanes == 1 for node in world.state.nodes.by_name.values())

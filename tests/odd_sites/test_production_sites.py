@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from dev_cluster import accounting, real_site
 from dev_cluster.spec import DevClusterError
-from dev_cluster.testing import unfinished
+from dev_cluster.testing import unfinished, wait_until
 from support.sites import cluster
 
 pytestmark = [pytest.mark.model, pytest.mark.slurm]
@@ -21,6 +21,7 @@ SITES: dict[str, tuple[dict[str, Any], list[str]]] = {
     "cgroups": ({"cgroups": True}, []),
     "max-wall": ({"accounting": True}, ["--qos", "short"]),
     "max-jobs": ({"accounting": True}, ["--qos", "few-jobs"]),
+    "max-jobs-two-nodes": ({"accounting": True, "nodes": 2}, ["--qos", "few-jobs"]),
     "max-submit": ({"accounting": True}, ["--qos", "few-submits"]),
     "group-cpus": ({"accounting": True}, ["--qos", "few-cpus"]),
     "gpus-of-a-user": ({"accounting": True}, ["--qos", "few-gpus"]),
@@ -76,14 +77,14 @@ def evaluate(
             )
         process = site.start(site.evaluate("--shards-per-task", "3", *options))
         try:
-            out, err = process.communicate(timeout=240)
+            out, err = process.communicate(timeout=420)
         except subprocess.TimeoutExpired:
             queue = site_cluster.run_as_user(["squeue", "-o", "%i %j %T %r %l"]).stdout
             queue += site_cluster.run_as_user(["sinfo", "--list-reasons"]).stdout
             status = site.run(site.command("status")).stdout
             process.kill()
             raise AssertionError(
-                f"not ended in 240 s\n{queue}\n{status}\n{process.communicate()[1]}"
+                f"not ended in 420 s\n{queue}\n{status}\n{process.communicate()[1]}"
             ) from None
         assert process.returncode == 0, f"{out}\n{err}"
         assert dict(json.loads(out)["results"]) == expected
@@ -131,3 +132,37 @@ def test_jobs_that_the_kernel_ends_for_lack_of_memory_get_more(
     for setting in ("[trial] memory_mb", "[metric] memory_mb"):
         assert any(f"it had 150 MB, and the next asks for 300 MB: set {setting} = 300" in w for w in warnings)
     assert not any("back-off" in warning for warning in warnings)
+
+
+@pytest.mark.skipif(not os.environ.get("EVALSPAN_LONG"), reason="scripts/try-sites runs this")
+def test_each_site_with_a_node_that_launches_nothing(make_site: Any, expected: dict[str, Any]) -> None:
+    """Slurm ends builds on c1 before they begin: they are made on c2, and no message names a log that is not there."""
+    with cluster(nodes=1, gpus=2, cpu_nodes=2, cpus=8) as site_cluster:
+        spool = site_cluster.dir / "spool" / "c1"
+        spool.rename(spool.with_name("c1.away"))
+        spool.touch()
+        site = make_site(site_cluster)
+        process = site.start(site.evaluate("--shards-per-task", "3"))
+        out, err = process.communicate(timeout=420)
+        assert process.returncode == 0, f"{out}\n{err}"
+        assert dict(json.loads(out)["results"]) == expected
+        warnings = json.loads((site.root() / "report.json").read_text())["warnings"]
+        assert any("c1 could not launch" in warning for warning in warnings), warnings
+        assert unfinished(site_cluster) == []
+
+
+@pytest.mark.skipif(not os.environ.get("EVALSPAN_LONG"), reason="scripts/try-sites runs this")
+def test_each_site_whose_nodes_are_drained_at_the_start(make_site: Any, expected: dict[str, Any]) -> None:
+    """An evaluation is accepted, says what it waits for, and runs once the nodes are back."""
+    with cluster(nodes=1, gpus=2, cpu_nodes=1, cpus=8) as site_cluster:
+        site_cluster.update("nodename=n1", "state=drain", "reason=new driver")
+        site = make_site(site_cluster)
+        process = site.start(site.evaluate("--shards-per-task", "3"))
+        try:
+            wait_until(lambda: "n1 is drained (new driver)" in site.run(site.command("status")).stdout)
+            site_cluster.update("nodename=n1", "state=resume")
+            out, err = process.communicate(timeout=420)
+        finally:
+            process.kill()
+        assert process.returncode == 0, f"{out}\n{err}"
+        assert dict(json.loads(out)["results"]) == expected
