@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from support.simulated.parts import record
@@ -10,11 +11,13 @@ from support.simulated.parts import record
 from coordinator.cluster import Job, RefusedError
 from coordinator.cluster.fake import FakeCluster, fake_node
 from coordinator.cluster.node_choice import NodeChoice, choose
+from coordinator.cluster.slurm_cli import SlurmCli
 from coordinator.cluster.slurm_rules import SiteRules, host_reason, precursor_refusal
-from coordinator.config.schema import Config
+from coordinator.config.schema import ClusterConfig, Config
 from coordinator.doctor import collect
 from coordinator.errors import OperatorError
 from coordinator.intake.validate import check_cluster
+from coordinator.runtime.wiring import cluster_of
 
 
 def test_an_evaluation_is_accepted_while_no_node_takes_jobs() -> None:
@@ -77,3 +80,15 @@ def test_settings_that_exclude_every_node_are_named_before_anything_is_submitted
     ):
         check_cluster(cluster, record(1))
     check_cluster(FakeCluster(fleet=[*nodes, fake_node("n3")]), record(1))
+
+
+def test_several_clusters_in_one_listing_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`squeue` would print one table for each, and no job would ever be found again."""
+    (tmp_path / "sbatch").touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("SLURM_CLUSTERS", "east,west")
+    config = Config(work_dir=tmp_path, cluster=ClusterConfig(kind="slurm"))
+    with pytest.raises(OperatorError, match="SLURM_CLUSTERS names several clusters"):
+        cluster_of(config)
+    monkeypatch.setenv("SLURM_CLUSTERS", "east")
+    assert isinstance(cluster_of(config), SlurmCli)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -13,8 +13,12 @@ from support.simulated.parts import record
 
 from coordinator.cluster import Job
 from coordinator.cluster.fake import FakeCluster, fake_node
+from coordinator.evaluation import jobs
+from coordinator.evaluation.actions import SubmitJob
+from coordinator.evaluation.job_specs import worker_job
 from coordinator.runtime import effects
 from coordinator.runtime.cluster_calls import ClusterCalls
+from evaljobs.contract.specs import JudgeOptions, TaskEntry
 
 NODES = [fake_node(f"n{i}", gpus=2, memory_mb=64_000) for i in range(6)]
 
@@ -100,3 +104,24 @@ def test_a_wave_that_the_disk_stops_is_found_by_name(tmp_path: Path, monkeypatch
         coordinator.tick()
     names = [j.name for j in cluster.submitted]
     assert len(names) == len(set(names))
+
+
+def test_a_worker_of_a_judge_suite_gets_the_key_and_the_environment_of_workers(tmp_path: Path) -> None:
+    """No other job of the evaluation gets the key."""
+    cluster = FakeCluster(fleet=[fake_node("n1")])
+    coordinator = coordinator_on(tmp_path, cluster)
+    env = {"HF_HOME": "/data"}
+    coordinator.performer.site = replace(coordinator.performer.site, trial_env=env, worker_env=env)
+    judge = JudgeOptions(url="http://judge", model="m", api_key_env="JUDGE_KEY")
+    tasks = (TaskEntry(name="t0", judge=True),)
+    base = record(1)
+    made = base.model_copy(update={"judge": judge, "suite": base.suite.model_copy(update={"tasks": tasks})})
+    running = coordinator.accept(made)
+    coordinator.tick()
+    event = worker_job(running.state, coordinator.performer.site, 1, 0.0)
+    jobs.intended(running.state, event)
+    coordinator.performer.submit(running.state, [SubmitJob(job=event.job)])
+    given = {job.purpose: (job.secrets, dict(job.env)) for job in cluster.submitted}
+    assert given.pop("metric") == (("JUDGE_KEY",), env)
+    assert given.keys() >= {"build", "stage"}
+    assert set(map(str, given.values())) == {str(((), env))}
