@@ -58,6 +58,7 @@ class SlurmApi(SlurmCli):
         fields = description(sbatch_arguments(self.within_limits(job), self.options))
         present = client_environment(os.environ, self.options)
         fields |= {"script": batch_script(job), **environment(fields.get("environment", "ALL"), present)}
+        fields["environment"]["SLURM_CPUS_PER_TASK"] = fields["cpus_per_task"]  # as sbatch does
         return str(self._process.ask("submit", fields))
 
     def cancel(self, job_ids: Sequence[str]) -> None:
