@@ -102,6 +102,7 @@ FIELDS: Mapping[str, tuple[str, Callable[[str], object]]] = {
     "oversubscribe": ("resource_sharing", _constant("yes")),
     "partition=": ("partitions", _same),
     "priority=": ("priority", int),
+    "profile=": ("profile_types", _same),
     "qos=": ("qos", _same),
     "requeue": ("is_requeueable", _constant(value=True)),
     "reservation=": ("reservations", _same),
@@ -143,7 +144,7 @@ def description(arguments: Sequence[str]) -> dict[str, Any]:
         rest += [a for a in given if a.startswith("--") and a[2:].partition("=")[0] not in known]
         if rest:
             raise getopt.GetoptError(f"{rest[0]} not recognized")  # noqa: TRY301
-        fields = {}
+        fields: dict[str, Any] = {"profile_types": "none"}  # without it pyslurm asks for every profile
         for option, value in pairs:
             name = option.removeprefix("--") if option.startswith("--") else SHORT[option[1]].rstrip("=")
             if name not in SILENT:

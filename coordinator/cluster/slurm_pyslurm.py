@@ -63,6 +63,7 @@ class SlurmApi(SlurmCli):
         fields = description(sbatch_arguments(self.within_limits(job), self.options))
         present = submission_environment(os.environ, self.options, job)
         fields |= {"script": batch_script(job), **environment(fields.get("environment", "ALL"), present)}
+        fields["environment"]["SLURM_CPUS_PER_TASK"] = fields["cpus_per_task"]  # as sbatch does
         return str(self._process.ask("submit", fields))
 
     def cancel(self, job_ids: Sequence[str]) -> None:

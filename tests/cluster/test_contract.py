@@ -266,6 +266,40 @@ def test_a_check_submits_nothing(place: Place) -> None:
     assert not [s for s in place.cluster.jobs() if s.name == work.name]
 
 
+WORDS, NUMBER = (str, type(None)), (int, type(None))
+TYPES = {
+    "jobs": {
+        "allocated_nodes": WORDS, "array_id": NUMBER, "array_task_id": NUMBER, "array_tasks_waiting": WORDS,
+        "comment": WORDS, "end_time": NUMBER, "id": int, "name": WORDS, "start_time": NUMBER, "state": str,
+        "state_reason": WORDS, "submit_time": int,
+    },
+    "nodes": {
+        "active_features": list, "allocated_cpus": int, "allocated_memory": int, "available_features": list,
+        "configured_gres": dict, "idle_cpus": int, "name": str, "partitions": list, "real_memory": int,
+        "reason": WORDS, "state": str, "total_cpus": int,
+    },
+    "partitions": {"is_default": bool, "max_time": (int, str), "name": str, "state": str},
+}  # fmt: skip
+
+
+def test_the_fake_pyslurm_lists_in_the_types_of_the_real_one(place: Place) -> None:
+    if not isinstance(place.cluster, SlurmApi):
+        pytest.skip("of pyslurm alone")
+    work = job(place, "sleep 600", count=3, gpus=1, node=place.node)
+    job_id = place.cluster.submit(work)
+    wait(place, work.name, lambda s: sum(x.phase == "running" for x in s) == 2)
+    found = place.cluster._process.ask("nodes")
+    for kind, rows in {**found, "jobs": place.cluster._process.ask("jobs")}.items():
+        if kind == "used":
+            assert rows == {place.node: 2}
+            continue
+        for row in rows:
+            assert row.keys() == TYPES[kind].keys()
+            assert [name for name, value in row.items() if not isinstance(value, TYPES[kind][name])] == []
+    place.cluster.cancel([job_id])
+    wait(place, work.name, ended)
+
+
 @pytest.mark.slurm
 def test_slurms_refusals_and_silences_are_told_apart(slurm_site: object, tmp_path: Path) -> None:
     """A bad partition is refused for good; a command that cannot be run or prints garbage is no news."""

@@ -32,7 +32,7 @@ wants = Wants(precursor_mb=2000, trial_mb=2000, trial_cpus=4, trial_gpus=1)
 print(site.workers_that_fit(wants, 2), site.reason_for(wants))
 """
 ODDITIES = {
-    "private_shm": "JobContainerType=job_container/tmpfs",
+    "private_shm": "Type=job_container/tmpfs",  # of JobContainer before 25.11, then of Namespace
     "exclusive": "OverSubscribe=EXCLUSIVE",
     "gpu_jobs_only": "takes only jobs that ask for a GPU",
     "cpu_memory_mb": "a precursor is given 2 CPUs for its memory (MaxMemPerCPU=1000): 0 of 1 trials would fit",

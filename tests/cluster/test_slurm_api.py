@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
+import select
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -52,6 +54,7 @@ def test_a_submission_has_one_description_for_sbatch_and_for_pyslurm() -> None:
         "account": "lab", "array": "0-2", "comment": "t", "cpus_per_task": "1", "environment": "ALL",
         "gres_per_node": "gpu:2", "is_requeueable": False, "log_files_open_mode": "append",
         "memory_per_node": "100M", "name": "es-a", "nice": 5, "nodes": "1", "ntasks": 1, "partitions": "gpu",
+        "profile_types": "none",
         "qos": "high", "required_nodes": "n1", "reservations": "r", "signal": "B:SIGTERM@60",
         "standard_output": "/w/l.%a", "time_limit": 10, "working_directory": "/w",
     }  # fmt: skip
@@ -320,5 +323,21 @@ def test_a_job_gets_none_of_the_coordinators_own_slurm_variables(
         os.sched_yield()
     cluster.close()
     seen = json.loads(log.read_text())
-    assert seen["OWN"] == "kept"
+    assert (seen["OWN"], seen["SLURM_CPUS_PER_TASK"]) == ("kept", "1")
     assert not {"SLURM_NTASKS_PER_NODE", "SLURM_BITSTR_LEN"} & set(seen)
+
+
+def test_pyslurms_process_ends_with_its_coordinator(tmp_path: Path) -> None:
+    """Also after `kill -9`."""
+    source = "from test_slurm_api import *; import time; c = SlurmApi(options(Path({!r}), SILENT)); print(c._process._child.pid, flush=True); time.sleep(600)"
+    with subprocess.Popen(
+        [sys.executable, "-c", source.format(str(tmp_path))],
+        cwd=Path(__file__).parent,
+        stdout=subprocess.PIPE,
+    ) as coordinator:
+        assert coordinator.stdout is not None
+        server = int(coordinator.stdout.readline())
+        pidfd = os.pidfd_open(server)
+        coordinator.kill()
+        assert select.select([pidfd], [], [], 60)[0], "it lives on"
+        os.close(pidfd)
