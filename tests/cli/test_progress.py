@@ -141,7 +141,7 @@ def test_an_evaluation_whose_jobs_are_pending_waits(age, stage):
     state = with_job(state_of(10.0), "trial", "pending", "pending")
     assert stage_of(state, NOW + age) == stage
     one_runs = with_job(state_of(10.0), "trial", "pending", "running")
-    assert stage_of(one_runs, NOW + age) == "inference"
+    assert stage_of(one_runs, NOW + age) == "starting trials"
 
 
 @pytest.mark.parametrize(
@@ -151,11 +151,11 @@ def test_an_evaluation_whose_jobs_are_pending_waits(age, stage):
         (("import",), "loading"),
         (("load", "wait"), "loading"),
         (("load", "infer"), "inference"),
-        (("wait",), "inference"),
+        (("wait",), "starting trials"),
     ],
 )
 def test_trials_that_load_are_not_called_inference(phases, stage):
-    """Their queue says so; a trial that was lost says nothing more. Where the queue is not read, they infer."""
+    """Their queue says so; a trial that was lost says nothing more. Before a first shard, no queue is no inference."""
     state = with_job(state_of(10.0), "trial", *["running"] * 2)
     names = [*state.trials.live, "lost"]
     trials = dict(zip(names, (Progress(phase=p) for p in phases), strict=False))
@@ -164,7 +164,7 @@ def test_trials_that_load_are_not_called_inference(phases, stage):
     assert (
         stage_of(state, NOW, replace(snapshot, trials={"lost": Progress(phase="infer")})) == "starting trials"
     )
-    assert stage_of(state, NOW) == "inference"
+    assert stage_of(state, NOW) == "starting trials"
 
 
 def test_a_second_round_of_trials_loads_again():
@@ -243,7 +243,7 @@ def test_a_job_that_is_kept_out_has_a_countdown_only_while_a_process_goes_on():
 
 
 def test_status_asks_the_queue_of_an_evaluation_whose_trials_run(shared_work):
-    """While a process runs it: no trial's last word before a stop counts. Where Redis is away, trials run."""
+    """While a process runs it: no trial's last word before a stop counts."""
     state = with_job(state_of(10.0), "trial", "running")
     planned = PlannedLeaf(
         task="t", entry=0, key="k", folder="f", executes=False, sampled=False, documents=1, shards=()
@@ -253,6 +253,6 @@ def test_status_asks_the_queue_of_an_evaluation_whose_trials_run(shared_work):
     (trial,) = state.trials.live
     WorkQueue.connect(shared_work.redis_address, state.evaluation_id).heartbeat(trial, phase="load")
     assert _row_of_state(state, None, paths, tuple, runs=True)["stage"] == "loading"
-    assert _row_of_state(state, None, paths, tuple, runs=False)["stage"] == "inference"
+    assert _row_of_state(state, None, paths, tuple, runs=False)["stage"] == "starting trials"
     away = EvaluationPaths(paths.root / "work" / state.evaluation_id)
-    assert _row_of_state(state, None, away, tuple, runs=True)["stage"] == "inference"
+    assert _row_of_state(state, None, away, tuple, runs=True)["stage"] == "starting trials"

@@ -42,7 +42,7 @@ def stage_of(state: State, now: float, snapshot: QueueSnapshot | None = None) ->
     if state.shards.leaves and state.shards.todo == 0:
         return "scoring"
     stage, jobs = _under_way(state)
-    if stage == "inference" and snapshot is not None:
+    if stage == "inference":
         return _trials_stage(state, snapshot)
     pending = [is_pending(info, now) for info in jobs]
     return "waits" if pending and all(pending) else stage
@@ -64,12 +64,13 @@ def _under_way(state: State) -> tuple[str, list[JobInfo]]:
     return "waits", []
 
 
-def _trials_stage(state: State, snapshot: QueueSnapshot) -> str:
-    """What the running trials do: "inference" where one infers."""
-    phases = {snapshot.trials[name].phase for name in state.index.running if name in snapshot.trials}
+def _trials_stage(state: State, snapshot: QueueSnapshot | None) -> str:
+    """What the running trials do: "inference" where one infers, or where some shards are done and no trial loads."""
+    trials = {} if snapshot is None else snapshot.trials
+    phases = {trials[name].phase for name in state.index.running if name in trials}
     if "infer" not in phases and phases & LOADING:
         return "loading"
-    return "inference" if phases or done_shards(state) else "starting trials"
+    return "inference" if "infer" in phases or done_shards(state) else "starting trials"
 
 
 def done_shards(state: State) -> int:

@@ -206,9 +206,7 @@ def _row_of_state(
     runs: bool,
 ) -> Row:
     now = time.time()
-    stage = stage_of(state, now) if parked is None else stage_of_parked(parked)
-    if stage == "inference" and runs:
-        stage = stage_of(state, now, queue_now(paths, state))
+    queue = queue_now(paths, state) if runs and state.index.running else None
     listed = ask() if any(has_pending(state.jobs.by_name[name], now) for name in state.jobs.live) else ()
     parked = None if state.ended_at is not None else parked
     scores = Scores()
@@ -218,7 +216,7 @@ def _row_of_state(
         "step": state.record.checkpoint.step,
         "checkpoint": state.record.checkpoint.announced,
         "priority": state.record.priority,
-        "stage": stage,
+        "stage": stage_of(state, now, queue) if parked is None else stage_of_parked(parked),
         "shards_done": done_shards(state),
         "shards": len(state.shards.by_name),
         "trials": len(state.trials.live),
