@@ -122,7 +122,7 @@ FIELDS: Mapping[str, tuple[str, Callable[[str], object]]] = {
 SILENT = ("parsable", "quiet", "verbose")  # they change what `sbatch` prints
 SHORT = {
     "A": "account=", "C": "constraint=", "D": "chdir=", "H": "hold", "J": "job-name=", "L": "licenses=",
-    "N": "nodes=", "Q": "quiet", "a": "array=", "b": "begin=", "c": "cpus-per-task=", "d": "dependency=",
+    "G": "gpus=", "N": "nodes=", "Q": "quiet", "a": "array=", "b": "begin=", "c": "cpus-per-task=", "d": "dependency=",
     "e": "error=", "i": "input=", "n": "ntasks=", "o": "output=", "p": "partition=",
     "q": "qos=", "s": "oversubscribe", "t": "time=", "v": "verbose", "w": "nodelist=", "x": "exclude=",
 }  # fmt: skip
