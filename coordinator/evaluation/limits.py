@@ -12,7 +12,8 @@ from coordinator.evaluation.actions import Action, StopWorkers
 from coordinator.evaluation.events import LimitReached
 from coordinator.evaluation.state import NodeUse, State
 
-FEWER_SECONDS = 1800.0  # for which an evaluation that a limit kept out uses fewer nodes
+FEWER_SECONDS = 1800.0  # for which an evaluation that a limit kept out uses fewer nodes; doubled each time
+MAX_FEWER_SECONDS = 8 * 3600.0  # the longest such time
 
 
 def reached(state: State, event: LimitReached) -> list[Action]:
@@ -23,7 +24,7 @@ def reached(state: State, event: LimitReached) -> list[Action]:
     if idle and len(state.index.in_use) > 1:
         node = min(idle, key=lambda n: (n.status == "ready", n.name))
         actions = nodes.withdraw(state, node.name, f"a limit on jobs is reached: {event.why}", event.at)
-        state.nodes.most, state.nodes.most_until = len(state.index.in_use), event.at + FEWER_SECONDS
+        _use_no_more(state, event.at)
         state.warnings.append(f"{node.name} is given up for a while, so that other jobs start: {event.why}")
         return actions
     if "metric" in state.index.jobs and not state.scoring.outstanding:
@@ -33,6 +34,14 @@ def reached(state: State, event: LimitReached) -> list[Action]:
     if idle:
         return nodes.host(state, idle[0], event.why, event.at)
     return _fewer_lanes(state, event)
+
+
+def _use_no_more(state: State, now: float) -> None:
+    """No more nodes than now, for a while: each further one would stage the weights in vain."""
+    use = state.nodes
+    use.most_times += now >= use.most_until
+    use.most = len(state.index.in_use)
+    use.most_until = now + min(FEWER_SECONDS * 2.0 ** (use.most_times - 1), MAX_FEWER_SECONDS)
 
 
 def _fewer_lanes(state: State, event: LimitReached) -> list[Action]:

@@ -247,6 +247,7 @@ class Nodes:
     prefetches: dict[str, Prefetch] = field(default_factory=dict)
     most: int = 0  # nodes in use at once until `most_until`, after a limit on jobs was reached
     most_until: float = 0.0  # unix seconds
+    most_times: int = 0  # such times, one after the other
     # precursor that runs and has no successor -> unix seconds from which it needs one
     renewals: dict[str, float] = field(default_factory=dict)
     # consecutive times that every node was in back-off, without a shard done in between

@@ -10,6 +10,7 @@ How it is cut. The state has one part for each subject, and each subject is a mo
     builds       the converted checkpoint, the request sets               jobs, job_ends   the life of a job on the cluster
     shards       the plan, responses, the work queue                      nodes            offers, staging, back-off, prefetch
     scoring      metric jobs and their workers                            trials           model loads on lanes of nodes
+    renewals     successors of precursors                                 limits           what gives way to a limit on jobs
                                                                           ending           reasons to end, results, retries
 
 A module has handlers, which record events, and rules, which look at the state and say what is due. The two tables below

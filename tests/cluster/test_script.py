@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -123,6 +124,13 @@ def test_cpu_work_goes_to_the_cpu_partition_unless_it_is_a_nodes_own() -> None:
     assert "--partition=gpu" in holder
     assert {"--partition=gpu", "--gres=gpu:1"} <= set(trial)
     assert not any(a.startswith(("--gres", "--gpus", "--array", "--nodelist")) for a in free)
+
+
+def test_nodes_that_launch_nothing_are_excluded_from_jobs_of_no_node() -> None:
+    free = Job(name="j", argv=("true",), log="/dev/null", exclude=("c1", "c2"))
+    assert "--exclude=c1,c2" in sbatch_arguments(free, SlurmOptions())
+    bound = sbatch_arguments(replace(free, node="c1"), SlurmOptions())
+    assert not any(a.startswith("--exclude") for a in bound)
 
 
 def test_best_effort_jobs_name_the_preempting_partition_and_its_qos() -> None:
