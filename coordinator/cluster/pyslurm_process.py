@@ -107,8 +107,10 @@ class PyslurmProcess:
         assert self._child is not None
         assert self._child.stdout is not None
         pipe, words, end = self._child.stdout.fileno(), b"", time.monotonic() + seconds
+        more_came = select.poll()  # takes file descriptors beyond 1023, too
+        more_came.register(pipe, select.POLLIN)
         while not words.endswith(b"\n"):
-            if not select.select([pipe], [], [], max(0.0, end - time.monotonic()))[0]:
+            if not more_came.poll(max(0.0, end - time.monotonic()) * 1000):
                 self._kill()
                 raise ClusterError(f"pyslurm gave no answer within {seconds:g} s; is slurmctld up?")
             more = os.read(pipe, READ_BYTES)

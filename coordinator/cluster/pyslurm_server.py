@@ -21,7 +21,16 @@ from coordinator.cluster.pyslurm_text import JOB_FIELDS, NODE_FIELDS, PARTITION_
 # Slurm abbreviates the list of an array's waiting members, but where this variable says 0.
 WHOLE_LISTS = "SLURM_BITSTR_LEN"
 GPU = "gres/gpu"
-HOLDING = ("RUNNING", "SUSPENDED", "STOPPED", "CONFIGURING", "SIGNALING", "STAGE_OUT", "RESIZING")
+HOLDING = (
+    "RUNNING",
+    "COMPLETING",
+    "SUSPENDED",
+    "STOPPED",
+    "CONFIGURING",
+    "SIGNALING",
+    "STAGE_OUT",
+    "RESIZING",
+)  # states of jobs that have their GPUs
 
 
 def submit(pyslurm: Any, fields: Mapping[str, Any]) -> int:

@@ -1,6 +1,6 @@
 """Decides from Slurm's rules whether a precursor serves the trials beside it or one job hosts them.
 
-Rule: parsers and decisions are pure and stand first. A coordinator runs two `scontrol` and one
+Rule: parsers and decisions are pure and stand first. A coordinator runs three `scontrol` and one
 `sbatch --test-only` once, at its start or its first evaluation. Where a rule is unknown the
 precursor is tried. Slurm's settings do not show a private /dev/shm made by a site's prolog or SPANK
 plug-in: `evalspan doctor`, or the first trial that finds no weights, detects it. Sources:
@@ -214,10 +214,13 @@ def scontrol(*words: str) -> str:
 
 
 def ask_rules() -> SiteRules:
-    """The site's settings and partitions. Raises ClusterError."""
+    """The site's settings and partitions; those of other groups count as hidden. Raises ClusterError."""
+    listing = ("--oneliner", "show", "partition")
+    shown = {p.name for p in parse_partitions(scontrol(*listing))}
+    every = parse_partitions(scontrol("--all", *listing))
     return SiteRules(
         config=parse_config(scontrol("show", "config")),
-        partitions=parse_partitions(scontrol("--all", "--oneliner", "show", "partition")),
+        partitions=tuple(replace(p, hidden=p.hidden or p.name not in shown) for p in every),
     )
 
 

@@ -282,6 +282,24 @@ def test_a_call_that_slurm_does_not_answer_ends_in_time_and_the_next_one_is_aske
     cluster.close()
 
 
+SLOW = """
+import time
+__version__ = "25.11.2"
+class PyslurmError(Exception): pass
+class Job:
+    def __init__(self, job_id): pass
+    def cancel(self): time.sleep(600)
+"""
+
+
+def test_many_jobs_are_cancelled_by_one_command_and_not_one_by_one(tmp_path: Path) -> None:
+    cluster = SlurmApi(options(tmp_path, SLOW, timeout_seconds=1.0))
+    with pytest.raises(ClusterError, match="no answer"):
+        cluster.cancel(["1"])
+    cluster.cancel([str(i) for i in range(1, 200)])
+    cluster.close()
+
+
 OTHER = """
 __version__ = "25.11.2"
 class PyslurmError(Exception): pass

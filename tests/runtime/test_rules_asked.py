@@ -25,7 +25,7 @@ case "$*" in *partition*) echo "PartitionName=gpu Default=YES State=UP" ;; *) ec
 def test_a_wrong_partition_is_a_pending_checkpoints_reason_and_slurm_is_not_asked_each_second(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Two questions at the first look, two after RULES_SECONDS, none between; nothing is accepted, and that the checkpoint
+    """Three questions at the first look, three after RULES_SECONDS, none between; nothing is accepted, and that the checkpoint
     changed since its last evaluation is not logged at each look.
     """
     caplog.set_level("INFO")
@@ -51,7 +51,7 @@ def test_a_wrong_partition_is_a_pending_checkpoints_reason_and_slurm_is_not_aske
         monkeypatch.setattr(clock, "now", lambda seconds=seconds: now + seconds)
         ears.tick()
         asked.append(len(calls.read_text().splitlines()))
-    assert asked == [2, 2, 2, 4]
+    assert asked == [3, 3, 3, 6]
     (waiting,) = pending.read(ears.paths.pending).waiting
     assert (
         waiting.why
