@@ -47,6 +47,9 @@ NEVER = {
     "ReservationDeleted": "its reservation is gone: set [cluster] reservation",
 }
 """Reasons that no wait mends."""
+OF_OTHERS = (
+    "not in group permitted to use this partition"  # end of a reason that begins with the user's number
+)
 OF_A_NODE = frozenset({"BadConstraints"})  # of those, what one node alone may be the reason for
 # QOSMaxGRESPerJob, AssocGrpCPURunMinutesLimit, QOSMinCpuNotSatisfied, ...
 _LIMIT = re.compile(r"(QOS|Assoc)(Grp|Max|Min)(Wall|CPU|Cpu|Mem|GRES|Node|Jobs|Submit)?(\w*)")
@@ -67,13 +70,19 @@ def in_words(reason: str) -> str:
         return ""
     word = reason.split(",", 1)[0]  # "ReqNodeNotAvail, UnavailableNodes:n1"
     said = WAITS.get(reason) or WAITS.get(word) or NEVER.get(word) or _limit_in_words(word)
+    if _is_of_others(reason):
+        said = "the partition is for other groups: set [cluster] partition"
     return f"{said} ({reason})" if said else reason
 
 
 def never_starts(reason: str) -> bool:
     """Will a job that is pending for this reason wait for ever?"""
     found = _LIMIT.fullmatch(reason)
-    return reason in NEVER or (found is not None and _is_of_the_job(found))
+    return reason in NEVER or _is_of_others(reason) or (found is not None and _is_of_the_job(found))
+
+
+def _is_of_others(reason: str) -> bool:
+    return OF_OTHERS in reason.replace("_", " ")
 
 
 def of_all_jobs(reason: str) -> bool:

@@ -261,6 +261,9 @@ def test_every_reason_that_no_wait_mends_says_what_to_do():
         assert never_starts(reason)
         assert re.search(r"\[(cluster|trial)\] \w+", words), reason
     assert not any(never_starts(reason) for reason in WAITS)
+    others = "uid_1001_not_in_group_permitted_to_use_this_partition_(gpu)"  # 25.11, of AllowGroups
+    assert never_starts(others)
+    assert "[cluster] partition" in in_words(others)
 
 
 def test_a_daemon_whose_job_is_queued_is_not_started_again():
