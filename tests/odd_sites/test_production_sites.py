@@ -124,14 +124,15 @@ def test_each_site_of_short_jobs_keeps_staged_weights(make_site: Any, expected: 
 
 
 @pytest.mark.skipif(not os.environ.get("EVALSPAN_LONG"), reason="scripts/try-sites runs these")
-def test_jobs_that_the_kernel_ends_for_lack_of_memory_get_more(
-    make_site: Any, expected: dict[str, Any]
+@pytest.mark.parametrize("hosted", [False, True])
+def test_each_site_gives_jobs_that_the_kernel_ended_more_memory(
+    hosted: bool, make_site: Any, expected: dict[str, Any]
 ) -> None:
     """Builds, trials and workers that ask for 150 MB: each setting is named with what would do, and no node rests."""
-    warnings = evaluate({"cgroups": True}, [], make_site, expected, memory_mb=150)
+    warnings = evaluate({"cgroups": True, "exclusive": hosted}, [], make_site, expected, memory_mb=150)
     for setting in ("[trial] memory_mb", "[metric] memory_mb"):
         assert any(f"it had 150 MB, and the next asks for 300 MB: set {setting} = 300" in w for w in warnings)
-    assert not any("back-off" in warning for warning in warnings)
+    assert not any("back-off" in warning for warning in warnings), warnings
 
 
 @pytest.mark.skipif(not os.environ.get("EVALSPAN_LONG"), reason="scripts/try-sites runs this")

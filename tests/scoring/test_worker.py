@@ -18,6 +18,7 @@ import rq.registry
 from dev_cluster.testing import wait_until
 from rq.utils import now
 from support.metric_jobs import Bench, children, kill, move, running, zombie
+from support.with_root import memory_group
 
 from coordinator.services.redis_server import RedisServer
 from evaljobs.contract.paths import WorkPaths
@@ -97,6 +98,24 @@ def test_a_job_that_kills_its_process_thrice_says_so(bench_and_supervisor) -> No
     assert (failed.job, failed.blame, failed.entry) == ("score", "retry", 0)
     assert "died" in failed.error
     wait_until(lambda: "deadly" in bench.queue.status().failed)  # the file comes first
+
+
+def test_a_work_horse_that_the_kernel_ends_for_lack_of_memory_is_no_riddle(bench_and_supervisor) -> None:
+    """By the kernel's own count: it is not tried again with the same memory, and the setting that would do is named."""
+    bench, process = bench_and_supervisor
+    wait_until(lambda: children(process.pid))
+    with memory_group(100) as group:
+        (group / "cgroup.procs").write_text(str(children(process.pid)[0]))
+        bench.enqueue("large", held=True)
+        _, horse = busy_worker(bench, process.pid, "large")
+        hog = f"echo 1000 > /proc/$$/oom_score_adj; echo $$ > {group}/cgroup.procs; exec {sys.executable} -c 'x = bytearray(400 << 20)'"
+        assert subprocess.run(["sh", "-c", hog], check=False).returncode == -signal.SIGKILL
+        os.kill(horse, signal.SIGKILL)
+        wait_until(lambda: bench.failed("large"))
+    failed = bench.failed("large")
+    assert failed is not None
+    assert failed.memory_mb == 100
+    assert "its job had 100 MB; set [metric] memory_mb = 200" in failed.error
 
 
 def test_a_job_that_kills_its_worker_thrice_is_given_up_with_the_reason(bench_and_supervisor) -> None:

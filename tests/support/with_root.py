@@ -1,4 +1,4 @@
-"""What only root can give a test: an ordinary user, and small disks to fill."""
+"""What only root can give a test: an ordinary user, small disks to fill, and little memory."""
 
 from __future__ import annotations
 
@@ -45,6 +45,28 @@ def small_disk(folder: Path, size: str) -> Iterator[Path]:
         yield folder
     finally:
         subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+CONTROL_GROUPS = Path("/sys/fs/cgroup/memory")  # version 1
+
+
+@contextmanager
+def memory_group(megabytes: int) -> Iterator[Path]:
+    """A control group with this limit: a process joins by its pid in `cgroup.procs`. All that are left go to this process's group at the end."""
+    lines = Path("/proc/self/cgroup").read_text().splitlines()
+    own = next((line.split(":", 2)[2] for line in lines if ":memory:" in line), "/")
+    made = CONTROL_GROUPS / f"evalspan-test-{os.getpid()}"
+    try:
+        made.mkdir()
+        (made / "memory.limit_in_bytes").write_text(str(megabytes << 20))
+    except OSError as error:
+        pytest.skip(f"no control group of version 1 can be made: {error}")
+    try:
+        yield made
+    finally:
+        for pid in (made / "cgroup.procs").read_text().split():
+            (CONTROL_GROUPS / own.strip("/") / "cgroup.procs").write_text(pid)
+        made.rmdir()
 
 
 def fill(disk: Path) -> Path:
