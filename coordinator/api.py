@@ -7,6 +7,7 @@ EvalspanError. Times are in seconds, `at` in unix seconds. `import evalspan` off
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
@@ -27,7 +28,7 @@ from coordinator.runtime.drive import Aside, Caller, Follow, Progress
 from coordinator.runtime.finalize import Results, results_of, rows_of
 from coordinator.runtime.journal import Journal
 from coordinator.runtime.replay import Follower, changed_since, find_evaluation
-from coordinator.runtime.submission import Submission, find_submission, has_ended, send
+from coordinator.runtime.submission import Submission, find_submission, has_ended, send, why_waiting
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths
 from evaljobs.contract.specs import SuiteSpec
 
@@ -53,6 +54,7 @@ __all__ = [
 TRACKER_SECONDS = 60.0  # longest wait for tracker exports before `evaluate` returns
 # settings, or sections of them, that change no evaluation of a daemon
 OF_CALL = frozenset({"work_dir", "watch", "trackers", "gpu_hour_price"})
+log = logging.getLogger(__name__)
 POLL_SECONDS = 1.0  # between two looks of `wait`
 
 
@@ -312,17 +314,23 @@ def wait(
     `evaluation`: what `submit` returned, or an id. `timeout`: seconds; TimeoutError after it.
     OperatorError where the submission was refused, the daemon made another evaluation of it, the
     evaluation was given up, or there is none.
-    Where no daemon runs it waits for one.
+    Where no daemon runs it waits for one, and logs a warning that says so.
     """
     known = from_settings.load(config, work_dir, settings)
     submission = evaluation if isinstance(evaluation, Submission) else find_submission(known, str(evaluation))
     name = submission.evaluation_id
     follower = Follower(known, only=name)
     deadline = None if timeout is None else time.monotonic() + timeout
+    said = ""
     while not has_ended(known, submission, follower):
+        why = why_waiting(known, submission, typed("daemon", config, work_dir))
         left = POLL_SECONDS if deadline is None else deadline - time.monotonic()
         if left <= 0:
-            raise TimeoutError(f"{name} has not ended after {timeout:g} s: `evalspan status` says why")
+            raise TimeoutError(
+                f"{name} has not ended after {timeout:g} s: {why or '`evalspan status` says why'}"
+            )
+        if why != said and (said := why):
+            log.warning("%s waits: %s", name, why)
         time.sleep(min(POLL_SECONDS, left))
     return _found(known, name)
 

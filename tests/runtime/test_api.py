@@ -217,6 +217,17 @@ def test_wait_follows_a_submission_from_the_notice_to_a_refusal_or_the_timeout(t
 
 
 @pytest.mark.usefixtures("own_settings")
+def test_wait_says_at_once_and_in_its_error_that_no_daemon_runs(tmp_path, monkeypatch, caplog):
+    """Once, however often it looks; the reason is that of the submission."""
+    sent = evalspan.submit(small(tmp_path / "step-1"), SUITE)
+    monkeypatch.setattr(api, "POLL_SECONDS", 0.01)
+    with pytest.raises(TimeoutError, match="after 0[.]1 s: no daemon runs for this work folder"):
+        evalspan.wait(sent, timeout=0.1)
+    (warned,) = caplog.messages
+    assert sent.waits in warned
+
+
+@pytest.mark.usefixtures("own_settings")
 def test_a_submission_takes_no_settings_that_change_its_evaluation(tmp_path):
     """The daemon has its own: refused before a notice is left, and named by the key."""
     place = small(tmp_path / "step-1")

@@ -35,7 +35,7 @@ RIGHT = ("step", "scored", "time")
 LEAST_SCORES = 2  # of a row, where they are a column
 MOST_CHECKPOINTS = 5  # paths shown that wait for one reason
 BELOW = "    "  # begins a line about the row above
-STOPPED = "no process goes on with it: a daemon does, or the `evalspan eval` that began it"
+STOPPED = "no process goes on with it: type the same `evalspan eval …` again, or start `evalspan daemon`"
 
 
 def show_rows(rows: Sequence[Row], width: int, now: float, *, whole: bool = False) -> Iterator[Text]:
@@ -161,7 +161,8 @@ def show_pending(checkpoints: PendingFile, width: int, now: float) -> Iterator[T
     """Pending checkpoints and refused ones, by their reason. `now`: unix seconds."""
     waiting: dict[str, list[str]] = {}
     for one in checkpoints.waiting:
-        said = f"{one.checkpoint}  suite {_suite(one.suite)}  for {seconds(now - one.since)}"
+        named = f"  {one.evaluation_id}" if one.evaluation_id else ""
+        said = f"{one.checkpoint}  suite {_suite(one.suite)}  for {seconds(now - one.since)}{named}"
         waiting.setdefault(one.why, []).append(said)
     refused: dict[str, list[str]] = {}
     for bad in reversed(checkpoints.refused):
