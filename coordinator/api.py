@@ -95,7 +95,7 @@ def evaluate(
     The same call again resumes an evaluation that was interrupted, and returns the scores of one
     that has ended. Failed tasks do not raise: see `status` and `failed`. Ctrl-C cancels the
     evaluation, then raises KeyboardInterrupt. OperatorError: bad input, or the work folder is in
-    use. EvalspanError: a service failed.
+    use. EvalspanError: a service failed, or no Slurm answers.
     """
     from coordinator.runtime import wiring
     from coordinator.runtime.drive import drive, ending_local_jobs
@@ -153,16 +153,19 @@ def _say_resumed(settings: Config, paths: EvaluationPaths, follow: Follow) -> No
 def _checked(
     record: EvaluationRecord, settings: Config, coordinator: Coordinator, follow: Follow, prepare: list[str]
 ) -> EvaluationRecord:
-    """A new evaluation's record as the site has it run. OperatorError where its jobs could not run."""
+    """A new evaluation's record as the site has it run.
+
+    OperatorError where its jobs could not run, RetryError where the cluster cannot be asked.
+    """
     from coordinator.cluster import ClusterError
-    from coordinator.intake.validate import check_cluster
+    from coordinator.intake.validate import check_cluster, no_answer
     from coordinator.runtime import wiring
 
     _check_suite(record, settings, follow, prepare)
     try:
         record = wiring.at_site(record, wiring.hosting(settings, coordinator.cluster), settings)
     except ClusterError as error:
-        raise OperatorError(f"the cluster cannot be asked for its rules: {error}") from error
+        raise no_answer(error) from error
     check_cluster(coordinator.cluster, record)
     return record
 

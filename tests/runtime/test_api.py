@@ -221,7 +221,7 @@ def test_wait_says_at_once_and_in_its_error_that_no_daemon_runs(tmp_path, monkey
     """Once, however often it looks; the reason is that of the submission."""
     sent = evalspan.submit(small(tmp_path / "step-1"), SUITE)
     monkeypatch.setattr(api, "POLL_SECONDS", 0.01)
-    with pytest.raises(TimeoutError, match="after 0[.]1 s: no daemon runs for this work folder"):
+    with pytest.raises(TimeoutError, match=r"after 0[.]1 s: no daemon runs for this work folder"):
         evalspan.wait(sent, timeout=0.1)
     (warned,) = caplog.messages
     assert sent.waits in warned
