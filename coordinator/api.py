@@ -89,8 +89,8 @@ def evaluate(
     command line has them; `settings`: dotted key -> value, such as {"cluster.kind": "slurm",
     "trial.model_args": {"dtype": "float32"}}.
 
-    `progress`: True prints a line to standard error when something has changed; a function is
-    called with a `Progress`. `follow`: in its place, for a screen.
+    `progress`: True prints a line to standard error when something has changed, and every 30 s; a
+    function is called with a `Progress`. `follow`: in its place, for a screen.
 
     The same call again resumes an evaluation that was interrupted, and returns the scores of one
     that has ended. Failed tasks do not raise: see `status` and `failed`. Ctrl-C cancels the
@@ -210,9 +210,11 @@ def prepare(
     known = from_settings.load(config, work_dir, settings)
     site = from_settings.site_of(known)
     spec = one_off.suite_of(chosen, known.watch.suite)
+    aside = aside or Caller(progress=False)
     return request_sets.prepare(
         spec,
-        _folder(tokenizer, known, aside or Caller(progress=False), weights=False),
+        _folder(tokenizer, known, aside, weights=False),
+        busy=aside.busy,
         site=site,
         model=from_settings.model_options(known),
         inputs=from_settings.inputs_for(site, from_settings.lm_eval_version(known, site)),
