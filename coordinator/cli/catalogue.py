@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from coordinator.cli import lm_eval_flags
 from coordinator.cli.app import (
     CONFIG,
     JSON,
@@ -274,7 +273,7 @@ def validate(
     chosen = one_off.suite_options(
         suite if suite or tasks else settings.watch.suite,
         tasks or (),
-        lm_eval_flags.suite_settings(None, include_path, None, None, None, None),
+        one_off.SuiteSettings(include_path=tuple(include_path or ())),
         limit=limit,
         num_fewshot=num_fewshot,
         batch_size=None,

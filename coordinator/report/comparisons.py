@@ -7,7 +7,7 @@ never cut: where columns do not fit, a row becomes lines.
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from math import isfinite
 from typing import Any, NamedTuple
 
@@ -237,7 +237,7 @@ def _show_differences(console: Console, series: Series) -> None:
                 what = _other(point.differs, before.documents, point.documents, f"at {before.label}")
                 alike.setdefault((before.label, point.label, what), []).append(curve.name)
     for (_, label, what), names in alike.items():
-        _say(console, f"{MARK} at {label} {', '.join(names)} {what}: not comparable", "yellow")
+        _say(console, f"{MARK} at {label} {_stated(names, what)}: not comparable", "yellow")
 
 
 def _other(what: str, before: int | None, after: int | None, where: str) -> str:
@@ -252,11 +252,16 @@ def show_series(console: Console, series: Series) -> None:
     show_costs(console, series)
     for suite in dict.fromkeys(p.suite for p in series.points):
         curves = [c for c in series.curves if c.suite == suite]
-        console.print(Text(f"{suite}: learning curves", style="bold"))
-        for alike in _by_scale(curves):
-            for first in range(0, len(alike), len(MARKS)):
-                for line in plot(alike[first : first + len(MARKS)], console.width):
-                    console.print(Text(line), no_wrap=True, crop=True)
+        lines = [
+            line
+            for alike in _by_scale(curves)
+            for first in range(0, len(alike), len(MARKS))
+            for line in plot(alike[first : first + len(MARKS)], console.width)
+        ]
+        if lines:
+            console.print(Text(f"{suite}: learning curves", style="bold"))
+        for line in lines:
+            console.print(Text(line), no_wrap=True, crop=True)
         if curves:
             show_scores(console, curves, f"{suite}: scores by step")
     for curve in series.curves:
@@ -348,7 +353,13 @@ def _show_columns_that_differ(
                 what = _other(differs, row["documents"][0], row["documents"][i], f"in {names[0]}")
                 alike.setdefault((name, what), {})[row["task"] + _other_facts(row, i)] = None
     for (name, what), tasks in alike.items():
-        _say(console, f"{MARK} in {name} {', '.join(tasks)} {what}: not comparable", "yellow")
+        _say(console, f"{MARK} in {name} {_stated(tasks, what)}: not comparable", "yellow")
+
+
+def _stated(names: Collection[str], what: str) -> str:
+    """A sentence of the names and `what`, which begins with "is" or "was"."""
+    verb, _, rest = what.partition(" ")
+    return f"{', '.join(names)} {({'is': 'are', 'was': 'were'}[verb]) if len(names) > 1 else verb} {rest}"
 
 
 def _show_errorless(console: Console, names: Sequence[str]) -> None:

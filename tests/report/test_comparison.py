@@ -95,6 +95,19 @@ def test_a_column_that_is_not_comparable_says_what_lm_eval_says_of_it():
     assert "pages" not in text[text.index("in step 2") : text.index("no standard error")]
 
 
+def test_what_is_said_of_several_tasks_is_in_the_plural():
+    """As of one in the singular."""
+
+    def of(key):
+        keys = {task: {"requests": key, "score": "s"} for task in ("add", "pages")}
+        return {**results(0.5), "evalspan": {"keys": keys}}
+
+    out = io.StringIO()
+    rows = comparison([of("a"), of("b")])
+    show_comparison(Console(file=out, width=200), ["step 1", "step 2"], ["id-1", "id-2"], rows)
+    assert "in step 2 add, pages were asked with other prompts" in out.getvalue()
+
+
 def test_a_column_over_other_documents_says_how_many():
     """In `compare` and on a learning curve; what has no standard error is named, since no drop of it is marked."""
 

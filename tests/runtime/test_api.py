@@ -76,6 +76,8 @@ def test_a_script_evaluates_in_a_thread_and_prints_nothing(toy_model, settings, 
     raw = json.loads((made.folder / "results.json").read_text())
     assert made.raw == raw
     acc = next(s for s in made.scores if s.metric == "acc")
+    assert repr(made).startswith(f"<Results {made.evaluation_id}: done; toy_choice/acc {acc.value:.4f}, ")
+    assert len(repr(made)) < 200
     assert acc.value == raw["results"]["toy_choice"]["acc,none"]
     again = evalspan.evaluate(
         toy_model, tasks="toy_choice", include_path=[TASKS], batch_size="8", config=settings

@@ -74,6 +74,12 @@ def test_a_submission_without_a_daemon_says_so_and_is_listed_until_one_takes_it(
     assert not status()["waiting"]
 
 
+def test_a_submission_of_tasks_is_listed_by_its_suites_name(tmp_path: Path) -> None:
+    """Without the digest that its file below the work folder has."""
+    told("submit", str(small(tmp_path / "step-1")), "--tasks", "quickstart_mmlu", "--limit", "8")
+    assert "suite quickstart_mmlu-limit8 for" in " ".join(told("status").split())
+
+
 def test_status_names_the_command_that_has_the_work_folder(lock: WorkLock) -> None:
     """A daemon runs only where a daemon has it; what it has not looked at yet is not said to wait for one."""
     lock.acquire(DAEMON)
@@ -161,7 +167,8 @@ def test_a_waiting_submission_is_listed_by_its_id_and_withdrawn_by_cancel(
 ) -> None:
     """Before a daemon has looked at it, or while a daemon waits for the rest of its files; another one stays."""
     place, other = small(tmp_path / "step-300"), small(tmp_path / "step-400")
-    name, kept = (told("submit", str(p), "--suite", SUITE).splitlines()[0] for p in (place, other))
+    said = [told("submit", str(p), "--suite", SUITE) for p in (place, other)]
+    name, kept = (re.findall(rf"step-[34]00-{SUITE}-\w{{8}}", text)[0] for text in said)
     ears = daemon(tmp_path / "work", Config())
     if held:
         lock.acquire(DAEMON)
