@@ -5,17 +5,21 @@ Rule: the commands are imported inside `main`, so that Ctrl-C during their impor
 
 from __future__ import annotations
 
+import os
+import select
 import signal
 import sys
 from types import FrameType
 
 AGAIN_SECONDS = 0.01  # until an interrupt that was swallowed is raised again
+READER_GONE = 141  # exit code, as a shell reports SIGPIPE
 INTERRUPTED = 130  # exit code, as a shell reports SIGINT
 
 
 def main() -> None:
     """Run the command line. The first Ctrl-C that no command handles is one line, a second ends at once."""
     interrupted = False
+    output = _output()
 
     def note(_number: int, _frame: FrameType | None) -> None:
         nonlocal interrupted
@@ -33,9 +37,28 @@ def main() -> None:
         command_line()
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
+    except SystemExit as end:  # typer and rich exit with 1 where the reader is gone, which means failed tasks
+        if end.code == 1 and output is not None and _reader_is_gone(output):
+            sys.exit(READER_GONE)
+        raise
     finally:
         if interrupted:
             sys.stderr.write("evalspan: interrupted\n")
+
+
+def _output() -> int | None:
+    """Standard output, to be asked after rich has put /dev/null in its place; None where there is none."""
+    try:
+        return os.dup(1)
+    except OSError:
+        return None
+
+
+def _reader_is_gone(output: int) -> bool:
+    """Has the reader of this pipe ended, as of `evalspan ls | head`? False for a file or a terminal."""
+    poll = select.poll()
+    poll.register(output, 0)
+    return any(event & select.POLLERR for _, event in poll.poll(0))
 
 
 def _again(swallowed: sys.UnraisableHookArgs) -> None:

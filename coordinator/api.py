@@ -7,6 +7,7 @@ EvalspanError. Times are in seconds, `at` in unix seconds. `import evalspan` off
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
@@ -27,7 +28,7 @@ from coordinator.runtime.drive import Aside, Caller, Follow, Progress
 from coordinator.runtime.finalize import Results, results_of, rows_of
 from coordinator.runtime.journal import Journal
 from coordinator.runtime.replay import Follower, changed_since, find_evaluation
-from coordinator.runtime.submission import Submission, find_submission, has_ended, send
+from coordinator.runtime.submission import Submission, find_submission, has_ended, send, why_waiting
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths
 from evaljobs.contract.specs import SuiteSpec
 
@@ -53,6 +54,7 @@ __all__ = [
 TRACKER_SECONDS = 60.0  # longest wait for tracker exports before `evaluate` returns
 # settings, or sections of them, that change no evaluation of a daemon
 OF_CALL = frozenset({"work_dir", "watch", "trackers", "gpu_hour_price"})
+log = logging.getLogger(__name__)
 POLL_SECONDS = 1.0  # between two looks of `wait`
 
 
@@ -88,13 +90,13 @@ def evaluate(
     command line has them; `settings`: dotted key -> value, such as {"cluster.kind": "slurm",
     "trial.model_args": {"dtype": "float32"}}.
 
-    `progress`: True prints a line to standard error when something has changed; a function is
-    called with a `Progress`. `follow`: in its place, for a screen.
+    `progress`: True prints a line to standard error when something has changed, and every 30 s; a
+    function is called with a `Progress`. `follow`: in its place, for a screen.
 
     The same call again resumes an evaluation that was interrupted, and returns the scores of one
     that has ended. Failed tasks do not raise: see `status` and `failed`. Ctrl-C cancels the
     evaluation, then raises KeyboardInterrupt. OperatorError: bad input, or the work folder is in
-    use. EvalspanError: a service failed.
+    use. EvalspanError: a service failed, or no Slurm answers.
     """
     from coordinator.runtime import wiring
     from coordinator.runtime.drive import drive, ending_local_jobs
@@ -152,16 +154,19 @@ def _say_resumed(settings: Config, paths: EvaluationPaths, follow: Follow) -> No
 def _checked(
     record: EvaluationRecord, settings: Config, coordinator: Coordinator, follow: Follow, prepare: list[str]
 ) -> EvaluationRecord:
-    """A new evaluation's record as the site has it run. OperatorError where its jobs could not run."""
+    """A new evaluation's record as the site has it run.
+
+    OperatorError where its jobs could not run, RetryError where the cluster cannot be asked.
+    """
     from coordinator.cluster import ClusterError
-    from coordinator.intake.validate import check_cluster
+    from coordinator.intake.validate import check_cluster, no_answer
     from coordinator.runtime import wiring
 
     _check_suite(record, settings, follow, prepare)
     try:
         record = wiring.at_site(record, wiring.hosting(settings, coordinator.cluster), settings)
     except ClusterError as error:
-        raise OperatorError(f"the cluster cannot be asked for its rules: {error}") from error
+        raise no_answer(error) from error
     check_cluster(coordinator.cluster, record)
     return record
 
@@ -206,9 +211,11 @@ def prepare(
     known = from_settings.load(config, work_dir, settings)
     site = from_settings.site_of(known)
     spec = one_off.suite_of(chosen, known.watch.suite)
+    aside = aside or Caller(progress=False)
     return request_sets.prepare(
         spec,
-        _folder(tokenizer, known, aside or Caller(progress=False), weights=False),
+        _folder(tokenizer, known, aside, weights=False),
+        busy=aside.busy,
         site=site,
         model=from_settings.model_options(known),
         inputs=from_settings.inputs_for(site, from_settings.lm_eval_version(known, site)),
@@ -313,17 +320,23 @@ def wait(
     `evaluation`: what `submit` returned, or an id. `timeout`: seconds; TimeoutError after it.
     OperatorError where the submission was refused, the daemon made another evaluation of it, the
     evaluation was given up, or there is none.
-    Where no daemon runs it waits for one.
+    Where no daemon runs it waits for one, and logs a warning that says so.
     """
     known = from_settings.load(config, work_dir, settings)
     submission = evaluation if isinstance(evaluation, Submission) else find_submission(known, str(evaluation))
     name = submission.evaluation_id
     follower = Follower(known, only=name)
     deadline = None if timeout is None else time.monotonic() + timeout
+    said = ""
     while not has_ended(known, submission, follower):
+        why = why_waiting(known, submission, typed("daemon", config, work_dir))
         left = POLL_SECONDS if deadline is None else deadline - time.monotonic()
         if left <= 0:
-            raise TimeoutError(f"{name} has not ended after {timeout:g} s: `evalspan status` says why")
+            raise TimeoutError(
+                f"{name} has not ended after {timeout:g} s: {why or '`evalspan status` says why'}"
+            )
+        if why != said and (said := why):
+            log.warning("%s waits: %s", name, why)
         time.sleep(min(POLL_SECONDS, left))
     return _found(known, name)
 

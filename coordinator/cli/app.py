@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -71,10 +71,14 @@ def say(text: str, style: str = "", *, err: bool = False) -> None:
 
 
 class AtTerminal:
-    """Takes what `coordinator.api` says beside its results: to standard error, steps that take seconds as a spinner."""
+    """Takes what `coordinator.api` says beside its results: to standard error, steps that take seconds as a spinner or a line."""
 
     def busy(self, what: str) -> AbstractContextManager[object]:
-        return Console(stderr=True).status(what)
+        console = Console(stderr=True)
+        if console.is_terminal and not console.is_dumb_terminal:
+            return console.status(what)
+        say(what, err=True)
+        return nullcontext()
 
     def say(self, text: str) -> None:
         say_aside(text)

@@ -10,9 +10,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 
-from coordinator.cli.app import CONFIG, JSON, WORK_DIR, app, say, say_aside, settings_of, show_json, stdout
+from coordinator.cli.app import (
+    CONFIG,
+    JSON,
+    WORK_DIR,
+    AtTerminal,
+    app,
+    say,
+    say_aside,
+    settings_of,
+    show_json,
+    stdout,
+)
+from coordinator.cli.evaluate import INCLUDE_PATH, LIMIT, NUM_FEWSHOT, SUITE, TASKS
+from coordinator.cli.lm_eval_flags import LmEvalCommand
 from coordinator.errors import EvalspanError, OperatorError
 
 if TYPE_CHECKING:
@@ -75,7 +87,7 @@ def list_known(
     suites = _suites(settings, suite or [])
     folders = [folder for one in suites.values() for folder in one.include_path]
     folders += [str(folder) for folder in include_path or []]
-    with Console(stderr=True).status(f"reading the task files of lm-eval {version}"):
+    with AtTerminal().busy(f"reading the task files of lm-eval {version}"):
         own = catalogue.own_tasks(site, version)
     known = catalogue.with_folders(own, dict.fromkeys(folders))
     groups = {name for name, one in known.items() if one.kind in catalogue.GROUPS}
@@ -224,9 +236,13 @@ def table(rows: Sequence[tuple[str, ...]], width: int, indent: int = 2) -> Itera
             line = ""
 
 
-@app.command()
+@app.command(cls=LmEvalCommand)
 def validate(
-    suite: Annotated[str, typer.Option("--suite", "-s", help="A suite's name, or a suite file.")],
+    suite: SUITE = None,
+    tasks: TASKS = None,
+    limit: LIMIT = None,
+    num_fewshot: NUM_FEWSHOT = None,
+    include_path: INCLUDE_PATH = None,
     checkpoint: Annotated[
         str | None, typer.Option("--tokenizer", help="Also check this checkpoint: a folder, or a Hub id.")
     ] = None,
@@ -241,19 +257,28 @@ def validate(
     evalspan validate --suite ./mine.toml
 
     evalspan validate --suite core --tokenizer ckpt/step-1000
+
+    evalspan validate --tasks mine --include-path mytasks
     """
     from coordinator.base.typed import options_of
     from coordinator.doctor.shared_storage import check_shared
-    from coordinator.intake import catalogue, from_settings, hub, request_sets
+    from coordinator.intake import catalogue, from_settings, hub, one_off, request_sets
     from coordinator.intake.checkpoint import inspect
-    from coordinator.intake.suites import load_suite
     from coordinator.intake.validate import check_tasks, inspected, judge_for, prepare_command
 
     settings = settings_of(config, work_dir)
     site = from_settings.site_of(settings)
     version = from_settings.lm_eval_version(settings, site)
     allow_bin = settings.checkpoint.allow_bin
-    loaded = load_suite(suite)
+    chosen = one_off.suite_options(
+        suite if suite or tasks else settings.watch.suite,
+        tasks or (),
+        one_off.SuiteSettings(include_path=tuple(include_path or ())),
+        limit=limit,
+        num_fewshot=num_fewshot,
+        batch_size=None,
+    )
+    loaded = one_off.suite_of(chosen)
     judge_for(loaded, partial(from_settings.judge_options, settings))
     folder, spec, convert = checkpoint, None, None
     if checkpoint is not None:
@@ -263,9 +288,9 @@ def validate(
         else:  # the Hub's: `eval` fetches and checks the weights
             spec = inspect(folder, weights=False)
     prepare = prepare_command(
-        checkpoint or "CHECKPOINT", ["--suite", suite, *options_of(config, work_dir)], convert=convert
+        checkpoint or "CHECKPOINT", [*chosen.words(), *options_of(config, work_dir)], convert=convert
     )
-    with Console(stderr=True).status("asking lm-eval for the suite's tasks"):
+    with AtTerminal().busy("asking lm-eval for the suite's tasks"):
         files = check_tasks(loaded, site, prepare)
         own = catalogue.own_tasks(site, version())
     if settings.cluster.kind == "slurm":

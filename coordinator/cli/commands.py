@@ -31,9 +31,16 @@ def _ask(config: Config, evaluation: str, command: Command) -> None:
     from coordinator.runtime.journal import WorkLock, is_daemon
     from coordinator.runtime.operator_commands import leave_command
     from coordinator.runtime.replay import find_folder
+    from coordinator.runtime.submission import withdrawn
     from coordinator.runtime.wiring import coordinator_of
 
-    folder = find_folder(config, evaluation)
+    try:
+        folder = find_folder(config, evaluation)
+    except OperatorError:
+        if command.command != "cancel" or not (waited := withdrawn(config, evaluation)):
+            raise
+        say(f"{waited} is withdrawn: no daemon had begun it")
+        return
     name = folder.root.name
     paths = WorkPaths(config.work_dir)
     command = command.model_copy(update={"evaluation_id": name})
@@ -121,7 +128,7 @@ def cancel(
     evaluation: EVALUATION,
     config: CONFIG = None,
     work_dir: WORK_DIR = None,
-    reason: Annotated[str, typer.Option(help="Shown in the report.")] = "asked",
+    reason: Annotated[str, typer.Option(help="Shown in the report.")] = "on request",
 ) -> None:
     """Stop an evaluation: its jobs are cancelled and node memory is cleared. What is scored stays.
 

@@ -117,7 +117,8 @@ def _show(found: Results, *, as_json: bool, verbose: bool, gpu_hour_price: float
     else:
         ran = not found.note and found.makespan_seconds is not None
         show(stdout(), found.report, found.raw, gpu_hour_price, ran=ran, verbose=verbose)
-        say(f"\nResults: {found.folder / 'results.json'}\nSamples, logs, responses: {found.folder}")
+        results = f"Results: {found.folder / 'results.json'}\n" if found.scores else ""
+        say(f"\n{results}Samples, logs, responses: {found.folder}")
     if found.status == "cancelled":
         raise typer.Exit(130)
     if not found.complete:

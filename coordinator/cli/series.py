@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -211,7 +212,14 @@ def _write(
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)
         return [file]
+    new = not out.exists()
     out.mkdir(parents=True, exist_ok=True)
-    if to == "lm-eval":
-        return [f for p in done for f in lm_eval_files.write(settings.work_dir / p.evaluation_id, out)]
-    return export_points(TRACKERS[to], done, out, run=run, project=project)
+    try:
+        if to == "lm-eval":
+            return [f for p in done for f in lm_eval_files.write(settings.work_dir / p.evaluation_id, out)]
+        return export_points(TRACKERS[to], done, out, run=run, project=project)
+    except OperatorError:
+        if new:
+            with suppress(OSError):  # not empty: it holds what was written before
+                out.rmdir()
+        raise

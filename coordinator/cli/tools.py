@@ -274,6 +274,8 @@ def compare(
     from coordinator.runtime.replay import find_evaluation
 
     settings = settings_of(config, work_dir)
+    if len(evaluations) < 2:
+        raise OperatorError("name at least two evaluations; `evalspan report` prints one")
     points, columns = [], []
     for name in evaluations:
         state, paths, _ = find_evaluation(settings, name)

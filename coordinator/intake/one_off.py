@@ -150,7 +150,7 @@ def _of_tasks(options: SuiteOptions) -> SuiteSpec:
         judge = {"judge": True} if known is not None and known[1].judge else {}
         tasks.append({"name": name, **judge, **_of_a_task(options)})
     data = {"name": name_of(options), "include_path": folders, "task": tasks, **_of_a_suite(options)}
-    return suites.checked(data, _option, Path.cwd() / "none.toml")
+    return suites.checked(data, _option, None)
 
 
 def _changed(suite: SuiteSpec, options: SuiteOptions) -> SuiteSpec:
@@ -163,7 +163,7 @@ def _changed(suite: SuiteSpec, options: SuiteOptions) -> SuiteSpec:
     data |= _of_a_suite(options)
     data["include_path"] = [*data["include_path"], *folders]  # of two definitions the later folder's counts
     data["name"] = suite.name + _suffix(options, suite.model_dump(mode="json"))
-    return suites.checked(data, _option, Path.cwd() / "none.toml")
+    return suites.checked(data, _option, None)
 
 
 def _checked_name(text: str) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
+import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,12 +32,16 @@ _NO_SUCH_PLACE = {errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP}
 
 
 class Waiting(Record):
-    """A checkpoint that is not accepted yet, and why. `since`: unix seconds of its first notice."""
+    """A checkpoint that is not accepted yet, and why. `since`: unix seconds of its first notice.
+
+    `evaluation_id`: what `submit` printed, "" where another way announced it.
+    """
 
     checkpoint: str
     suite: str
     since: float
     why: str
+    evaluation_id: str = ""
 
 
 class Refused(Record):
@@ -80,7 +85,13 @@ def with_unread(known: PendingFile, unread: Iterable[Delivery], why: str, now: f
     for each in unread:
         checkpoint, suite, at = each.notice.checkpoint, each.notice.suite, each.notice.noticed_at
         since = at if 0 < at < now else now  # a notice may hold any number
-        entry = Waiting(checkpoint=checkpoint, suite=suite, since=since, why=each.wrong or why)
+        entry = Waiting(
+            checkpoint=checkpoint,
+            suite=suite,
+            since=since,
+            why=each.wrong or why,
+            evaluation_id=each.evaluation_id,
+        )
         waiting.setdefault((checkpoint, suite), entry)
     return known.model_copy(update={"waiting": tuple(waiting.values())})
 
@@ -97,10 +108,20 @@ class PendingCheckpoint:
     why: str = ""  # it is not accepted yet
     announced: bool = False  # by the process that saved it; False: only seen in a watched folder
     own: bool = False  # named by the daemon's own user or its settings: any suite and folder is allowed
+    evaluation_id: str = ""  # what `submit` printed
+
+    @property
+    def withdrawn(self) -> bool:
+        """Were all its notices files, and is none of them left? Storage that is away brings it again."""
+        return bool(self.acknowledge) and not any(
+            not Path(key).is_absolute() or os.path.exists(key)  # noqa: PTH110 (a stale handle raises)
+            for key in self.acknowledge
+        )
 
     def add(self, delivery: Delivery) -> None:
         self.announced |= delivery.announced
         self.own |= delivery.own
+        self.evaluation_id = delivery.evaluation_id or self.evaluation_id
         self.acknowledge[delivery.key] = delivery.acknowledge
         if delivery.notice.priority > self.notice.priority:
             self.notice = delivery.notice
@@ -138,7 +159,13 @@ class PendingWriter:
     def write(self, pending: Iterable[PendingCheckpoint], now: float) -> None:
         """Write the file where it has changed. OSError where the disk refuses: the next look tries again."""
         waiting = tuple(
-            Waiting(checkpoint=p.notice.checkpoint, suite=p.notice.suite, since=p.since, why=p.why)
+            Waiting(
+                checkpoint=p.notice.checkpoint,
+                suite=p.notice.suite,
+                since=p.since,
+                why=p.why,
+                evaluation_id=p.evaluation_id,
+            )
             for p in pending
             if p.why
         )

@@ -12,6 +12,7 @@ import json
 import os
 import tempfile
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -100,10 +101,12 @@ def prepare(
     site: Site,
     model: ModelOptions,
     inputs: Callable[[SuiteSpec, ModelOptions], Inputs],
+    busy: Callable[[str], AbstractContextManager[object]] = nullcontext,
 ) -> dict[str, dict[str, str]]:
     """Build a suite's request sets here and online, for `evalspan prepare`, by the same build as a job.
 
     Entry -> {leaf task: folder}; keeps existing sets. OperatorError with the build's last line.
+    `busy`: around each build, called with what it does.
     """
     checkpoint = inspect(tokenizer, weights=False)
     made_of = inputs(suite, model)
@@ -125,7 +128,10 @@ def prepare(
                 offline=False,
                 source=made_of.entries[index].files,
             )
-            _build(spec, site)
+            with busy(
+                f"fetching data and building requests of {task.name} ({index + 1} of {len(suite.tasks)})"
+            ):
+                _build(spec, site)
             folder = _as_looked_up(folder, folder_name(suite, index, checkpoint, model, inputs(suite, model)))
             there = found(folder, suite.batch_size)
         if there is None:

@@ -58,7 +58,7 @@ class Delivery:
 
     `announced`: by hook or `submit`; False: seen in a watched folder, perhaps half-written. `own`:
     named by the daemon's user or the settings. `wrong`: why it is no notice; `notice` then holds
-    its claims.
+    its claims. `evaluation_id`: what `submit` printed; "" of a notice by another way.
     """
 
     key: str
@@ -67,6 +67,7 @@ class Delivery:
     announced: bool = True
     own: bool = False
     wrong: str = ""
+    evaluation_id: str = ""
 
 
 def spool(paths: WorkPaths, notice: Notice) -> None:
@@ -74,10 +75,21 @@ def spool(paths: WorkPaths, notice: Notice) -> None:
     _leave(paths.spool, notice)
 
 
-def submit(paths: WorkPaths, notice: Notice) -> Path:
-    """Leave a submission for the daemon, and return its file. OperatorError where the work folder is another user's."""
+def submit(paths: WorkPaths, notice: Notice, evaluation_id: str = "") -> Path:
+    """Leave a submission for the daemon, and return its file. OperatorError where the work folder is another user's.
+
+    `evaluation_id`: is in the file's name, so that `withdraw` finds it.
+    """
     with _own_folder(paths) as folder:
-        return _leave(folder, notice)
+        return _leave(folder, notice, evaluation_id)
+
+
+def withdraw(paths: WorkPaths, evaluation_id: str) -> None:
+    """Remove the submissions of this evaluation: no daemon begins it by them."""
+    with _own_folder(paths):
+        for each in from_submissions(paths):
+            if each.evaluation_id == evaluation_id:
+                each.acknowledge()
 
 
 def keep_suite(paths: WorkPaths, name: str, text: str) -> Path:
@@ -102,8 +114,8 @@ def _own_folder(paths: WorkPaths) -> Iterator[Path]:
         ) from error
 
 
-def _leave(folder: Path, notice: Notice) -> Path:
-    file = folder / f"{time.time_ns()}-{os.getpid()}.json"
+def _leave(folder: Path, notice: Notice, evaluation_id: str = "") -> Path:
+    file = folder / f"{time.time_ns()}-{evaluation_id or os.getpid()}.json"
     write_atomic(file, notice.model_dump_json().encode())
     return file
 
@@ -135,7 +147,15 @@ def _from_folder(folder: Path, *, own: bool) -> Iterator[Delivery]:
             yield Delivery(str(path), Notice(checkpoint=str(path)), set_aside, own=own, wrong=str(error))
             continue
         notice, wrong = parse(text, claimed=str(path))
-        yield Delivery(str(path), notice, set_aside if wrong else unlink, own=own, wrong=wrong)
+        named = path.stem.partition("-")[2]
+        yield Delivery(
+            str(path),
+            notice,
+            set_aside if wrong else unlink,
+            own=own,
+            wrong=wrong,
+            evaluation_id="" if named.isdecimal() else named,  # the process that left it
+        )
 
 
 def parse(text: bytes, claimed: str) -> tuple[Notice, str]:

@@ -65,8 +65,8 @@ def load_suite(name_or_file: str | Path) -> SuiteSpec:
     return checked(data, toml.in_file(path, text), path)
 
 
-def checked(data: Mapping[str, Any], where: toml.Where, path: Path) -> SuiteSpec:
-    """The suite of a suite file's values. `path`: the file that its relative paths start from."""
+def checked(data: Mapping[str, Any], where: toml.Where, path: Path | None) -> SuiteSpec:
+    """The suite of a suite file's values. `path`: the file that its relative paths start from; None: the current folder."""
     suite = toml.check(_SuiteFile, data, where)
     _refuse_twins(suite, where)
     if suite.fewshot_as_multiturn and suite.apply_chat_template is False:  # as lm_eval refuses it
@@ -100,11 +100,12 @@ def _find(text: str) -> Path:
     )
 
 
-def _folder(part: str, suite: Path, where: toml.Where) -> str:
-    path = (suite.parent / Path(part).expanduser()).resolve()
+def _folder(part: str, suite: Path | None, where: toml.Where) -> str:
+    path = ((suite.parent if suite else Path.cwd()) / Path(part).expanduser()).resolve()
     if not os.path.isdir(path):  # noqa: PTH112 (False in a private folder)
+        start = "suite file" if suite else "current folder"
         raise OperatorError(
-            f"{where(('include_path',))}: no folder {path} (paths are relative to the suite file)"
+            f"{where(('include_path',))}: no folder {path} (paths are relative to the {start})"
         )
     return str(path)
 

@@ -20,7 +20,7 @@ from coordinator.cluster.sbatch_text import ROLES
 from coordinator.cluster.slurm_parse import OF_A_NODE, says, setting_of
 from coordinator.cluster.slurm_reasons import none_left
 from coordinator.cluster.slurm_rules import precursor_refusal
-from coordinator.errors import OperatorError
+from coordinator.errors import OperatorError, RetryError
 from coordinator.evaluation.job_specs import Site, asked
 from coordinator.evaluation.records import EvaluationRecord, Inputs, RunOptions, evaluation_id, is_snapshot
 from coordinator.intake.checkpoint import inspect, inspect_raw, is_hugging_face, step_of
@@ -137,7 +137,10 @@ def check_tasks(suite: SuiteSpec, site: Site, prepare: str) -> Sequence[str]:
             f"{name!r} (nearest: {', '.join(near)})" if near else repr(name)
             for name, near in sorted(unknown.items())
         ]
-        raise OperatorError(f"suite {suite.name}: lm-eval knows no task {'; '.join(lines)}")
+        raise OperatorError(
+            f"suite {suite.name}: lm-eval knows no task {'; '.join(lines)}; "
+            "a task of your own: --include-path FOLDER, or name its YAML file"
+        )
     uncached: dict[str, str] = answer["uncached"]
     if uncached and site.offline:
         sets = ", ".join(sorted(set(uncached.values())))
@@ -191,8 +194,17 @@ def check_cluster(cluster: Cluster, record: EvaluationRecord) -> None:
             raise OperatorError(
                 f"the cluster refuses evalspan's jobs ({kind}): {refusal}{f' ({hint})' if hint else ''}"
             )
+    except RefusedError as error:
+        raise OperatorError(f"the cluster refuses: {error}") from error
     except ClusterError as error:
-        raise OperatorError(f"the cluster cannot be asked: {error}") from error
+        raise no_answer(error) from error
+
+
+def no_answer(error: ClusterError) -> RetryError:
+    """The error where the cluster cannot be asked; only Slurm is asked by commands that may be missing or fail."""
+    return RetryError(
+        f"no Slurm answers here ({error}): --cluster local evaluates on this machine; else run on a login node"
+    )
 
 
 def _check_power(nodes: Sequence[NodeState]) -> None:

@@ -7,7 +7,7 @@ never cut: where columns do not fit, a row becomes lines.
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from math import isfinite
 from typing import Any, NamedTuple
 
@@ -33,6 +33,9 @@ WHAT: Mapping[str, str] = {
     "requests": "was asked with other prompts or settings",
     "score": "was scored in another way (gold answers, filters or metrics)",
 }
+ERRORLESS = "no standard error, so a drop is never marked: "
+LOWER = " (lower is better)"
+SEVERAL = "="  # a place of a plot where curves meet
 MARK = "~"  # stands beside a value that is not comparable with its neighbour
 MARKS = "*o+x#@%&"
 AXIS = 9  # columns of the axis of values
@@ -58,6 +61,8 @@ def plot(curves: Sequence[Curve], width: int, height: int = HEIGHT) -> list[str]
     if not values:
         return []
     low, high = min(values), max(values)
+    if len({p.label for c in curves for p in c.points}) < 2:
+        return []  # a score of one checkpoint is in the table
     if high - low < 1e-12:
         low, high = low - 0.5, high + 0.5
     places = _places(curves)
@@ -68,10 +73,13 @@ def plot(curves: Sequence[Curve], width: int, height: int = HEIGHT) -> list[str]
         for point in (p for p in curve.points if isfinite(p.value)):
             x = (places[point.label] - first) / ((last - first) or 1.0)
             y = (point.value - low) / (high - low)
-            grid[height - 1 - round(y * (height - 1))][round(x * (columns - 1))] = mark
+            cells, column = grid[height - 1 - round(y * (height - 1))], round(x * (columns - 1))
+            cells[column] = mark if cells[column] in (" ", mark) else SEVERAL
     lines = []
     for row, cells in enumerate(grid):
-        value = high - (high - low) * row / (height - 1)
+        share = row / (height - 1)
+        value = high * (1 - share) + low * share  # exact at both ends
+        value = 0.0 if abs(value) < 1e-9 * (high - low) else value
         axis = f"{value:>{AXIS - 2}.3g} |" if row % 3 == 0 or row == height - 1 else " " * (AXIS - 1) + "|"
         lines.append(axis + "".join(cells).rstrip())
     lines.append(" " * (AXIS - 1) + "+" + "-" * columns)
@@ -79,8 +87,14 @@ def plot(curves: Sequence[Curve], width: int, height: int = HEIGHT) -> list[str]
     left, right = labels[0], labels[-1]
     lines.append(" " * AXIS + left + " " * max(1, columns - len(left) - len(right)) + right)
     named = zip(MARKS, curves, strict=False)
-    legend = [line for mark, c in named for line in textwrap.wrap(f"{mark} {c.name}", width - 4)]
+    legend = [line for mark, c in named for line in textwrap.wrap(f"{mark} {_shown(c)}", width - 4)]
+    if any(SEVERAL in cells for cells in grid):
+        legend.append(f"{SEVERAL} several")
     return [*(line[:width] for line in lines), *(f"  {line}" for line in legend)]
+
+
+def _shown(curve: Curve) -> str:
+    return curve.name + ("" if curve.higher_is_better else LOWER)
 
 
 def _places(curves: Sequence[Curve]) -> dict[str, float]:
@@ -165,7 +179,7 @@ def _figure_table(
 
 
 def _change(curve: Curve) -> str:
-    return f"{curve.points[-1].value - curve.points[0].value:+.4f}"
+    return f"{curve.points[-1].value - curve.points[0].value:+.4f}" if len(curve.points) > 1 else "-"
 
 
 def _show_score_lines(
@@ -220,10 +234,17 @@ def _show_differences(console: Console, series: Series) -> None:
     for curve in series.curves:
         for before, point in zip(curve.points, curve.points[1:], strict=False):
             if point.differs:
-                alike.setdefault((before.label, point.label, point.differs), []).append(curve.name)
-    for (before_label, label, what), names in alike.items():
-        text = f"{MARK} at {label} {', '.join(names)} {WHAT[what]} than at {before_label}: not comparable"
-        _say(console, text, "yellow")
+                what = _other(point.differs, before.documents, point.documents, f"at {before.label}")
+                alike.setdefault((before.label, point.label, what), []).append(curve.name)
+    for (_, label, what), names in alike.items():
+        _say(console, f"{MARK} at {label} {_stated(names, what)}: not comparable", "yellow")
+
+
+def _other(what: str, before: int | None, after: int | None, where: str) -> str:
+    """How a score differs from the one `where`. `before`, `after`: documents."""
+    if what == "requests" and before is not None and after is not None and before != after:
+        return f"is over other documents: {after}, and {before} {where}"
+    return f"{WHAT[what]} than {where}"
 
 
 def show_series(console: Console, series: Series) -> None:
@@ -231,11 +252,16 @@ def show_series(console: Console, series: Series) -> None:
     show_costs(console, series)
     for suite in dict.fromkeys(p.suite for p in series.points):
         curves = [c for c in series.curves if c.suite == suite]
-        console.print(Text(f"{suite}: learning curves", style="bold"))
-        for alike in _by_scale(curves):
-            for first in range(0, len(alike), len(MARKS)):
-                for line in plot(alike[first : first + len(MARKS)], console.width):
-                    console.print(Text(line), no_wrap=True, crop=True)
+        lines = [
+            line
+            for alike in _by_scale(curves)
+            for first in range(0, len(alike), len(MARKS))
+            for line in plot(alike[first : first + len(MARKS)], console.width)
+        ]
+        if lines:
+            console.print(Text(f"{suite}: learning curves", style="bold"))
+        for line in lines:
+            console.print(Text(line), no_wrap=True, crop=True)
         if curves:
             show_scores(console, curves, f"{suite}: scores by step")
     for curve in series.curves:
@@ -244,6 +270,7 @@ def show_series(console: Console, series: Series) -> None:
                 change = f"{before.value:.4f} at {before.label} -> {point.value:.4f} at {point.label}"
                 _say(console, f"regression: {curve.name} {change}, beyond two standard errors", "red")
     _show_differences(console, series)
+    _show_errorless(console, [c.name for c in series.curves if len(c.points) > 1 and not c.has_errors])
     if series.superseded:
         many = "evaluations are" if series.superseded > 1 else "evaluation is"
         _say(
@@ -280,6 +307,8 @@ def comparison(columns: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
                 "change": change,
                 "regressed": regressed,
                 "differs": differs,
+                "documents": [None if score is None else score.documents for score in found],
+                "stderrs": [None if score is None else score.stderr for score in found],
                 "versions": [None if score is None else score.version for score in found],
                 "n_shot": [None if score is None else score.n_shot for score in found],
             }
@@ -309,6 +338,8 @@ def show_comparison(
     for head, evaluation in zip(heads, ids, strict=True):
         _say(console, f"{head}: {evaluation}")
     _show_columns_that_differ(console, heads, rows)
+    errorless = [row for row in rows if row["change"] is not None and None in row["stderrs"]]
+    _show_errorless(console, [f"{row['task']}/{row['metric'].partition(',')[0]}" for row in errorless])
 
 
 def _show_columns_that_differ(
@@ -317,12 +348,23 @@ def _show_columns_that_differ(
     """Print a line per evaluation and kind of difference from the first one: the tasks concerned."""
     alike: dict[tuple[str, str], dict[str, None]] = {}
     for row in rows:
-        for i, (name, what) in enumerate(zip(names, row["differs"], strict=True)):
-            if what:
+        for i, (name, differs) in enumerate(zip(names, row["differs"], strict=True)):
+            if differs:
+                what = _other(differs, row["documents"][0], row["documents"][i], f"in {names[0]}")
                 alike.setdefault((name, what), {})[row["task"] + _other_facts(row, i)] = None
     for (name, what), tasks in alike.items():
-        text = f"{MARK} in {name} {', '.join(tasks)} {WHAT[what]} than in {names[0]}: not comparable"
-        _say(console, text, "yellow")
+        _say(console, f"{MARK} in {name} {_stated(tasks, what)}: not comparable", "yellow")
+
+
+def _stated(names: Collection[str], what: str) -> str:
+    """A sentence of the names and `what`, which begins with "is" or "was"."""
+    verb, _, rest = what.partition(" ")
+    return f"{', '.join(names)} {({'is': 'are', 'was': 'were'}[verb]) if len(names) > 1 else verb} {rest}"
+
+
+def _show_errorless(console: Console, names: Sequence[str]) -> None:
+    if names:
+        _say(console, f"{ERRORLESS}{first_of(names)}", "dim")
 
 
 def _other_facts(row: Mapping[str, Any], i: int) -> str:

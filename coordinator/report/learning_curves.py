@@ -99,6 +99,7 @@ class CurvePoint(Record):
     change: float | None = None
     regressed: bool = False
     differs: Difference = ""
+    documents: int | None = None
 
 
 class Curve(Record):
@@ -113,6 +114,11 @@ class Curve(Record):
     name: str
     higher_is_better: bool
     points: tuple[CurvePoint, ...]
+
+    @property
+    def has_errors(self) -> bool:
+        """Has a point a standard error?"""
+        return any(p.stderr is not None for p in self.points)
 
     @property
     def regressions(self) -> tuple[CurvePoint, ...]:
@@ -276,6 +282,7 @@ def _curve(suite: str, row: Sequence[tuple[str, int | None, ScoreValue]]) -> Cur
                 change=None if before is None else score.value - before.value,
                 regressed=score.regressed,
                 differs=score.differs,
+                documents=score.documents,
             )
         )
     return Curve(

@@ -18,11 +18,13 @@ from rich.text import Text
 
 from coordinator.base.words import first_of
 from coordinator.cluster.slurm_reasons import in_words
+from coordinator.report.counterfactual import CACHED
 from coordinator.report.gpu_use import DRAINED, GpuUse
 from coordinator.report.judge_cost import JudgeTask, JudgeUse
 from coordinator.report.measurements import Report
 from coordinator.report.scores import fits, plain_table, score_table
 
+CANCELLED = "cancelled: "  # begins the error of a task that a cancellation has ended
 NARROW = 72  # columns below which the summary leaves out its notes
 LANES = 64  # lanes that are drawn
 
@@ -77,7 +79,8 @@ def _summary(report: Report, gpu_hour_price: float | None) -> Iterator[tuple[str
     yield "  predicted", seconds(report.predicted_makespan_seconds), f"from the plan on, by the prior{policy}"
     for other, makespan in report.without_evalspan.items():
         times = f"{makespan / report.makespan_seconds:.2f} x, " if report.makespan_seconds else ""
-        yield f"  {other}", seconds(makespan), f"{times}simulated from this run's measured seconds"
+        note = "; without building requests, which the bound has" if other == CACHED else ""
+        yield f"  {other}", seconds(makespan), f"{times}simulated from this run's measured seconds{note}"
     yield "build requests", seconds(stages.build), "" if stages.build is not None else "reused"
     rungs = ", ".join(f"{n}: {r}" for n, r in list(report.nodes.items())[:4]) + (
         " ..." if len(report.nodes) > 4 else ""
@@ -97,7 +100,7 @@ def _summary(report: Report, gpu_hour_price: float | None) -> Iterator[tuple[str
     yield "metric", seconds(stages.metric), "CPU seconds of execute and score jobs"
     yield "  tail", seconds(stages.metric_tail), "after the last response"
     busy = f"{100 * report.gpu_busy_fraction:.0f} % inference" if report.gpu_busy_fraction is not None else ""
-    yield "GPU seconds", seconds(report.gpu_seconds), busy
+    yield f"{_held(report)} seconds", seconds(report.gpu_seconds), busy
     if report.judge is not None:
         yield from _judge(report.judge)
     if gpu_hour_price is not None:
@@ -129,7 +132,7 @@ def _judgements(tasks: Collection[JudgeTask]) -> Iterator[str]:
 
 def gpu_table(report: Report) -> Table:
     """A row per trial: seconds that its GPUs were held, by cause, and how it ended where one did not end by itself."""
-    table = plain_table("GPUs (slots) by cause")
+    table = plain_table(f"{_held(report)}s by cause")
     table.add_column("trial", overflow="fold")
     for name in ("held", "infer", "import", "load", "warm", "dump", "wait", "other", "shards"):
         table.add_column(name, justify="right", no_wrap=True)
@@ -156,6 +159,11 @@ def gantt(report: Report, width: int) -> Text:
     if len(report.gpus) > LANES:
         text.append(f"... and {len(report.gpus) - LANES} more\n")
     return text
+
+
+def _held(report: Report) -> str:
+    """What the trials held: slots where each that says its device has a CPU."""
+    return "slot" if {g.device for g in report.gpus if g.device} == {"cpu"} else "GPU"
 
 
 def _end(gpu: GpuUse) -> str:
@@ -185,7 +193,7 @@ def _lane(report: Report, gpu: GpuUse, begin: float, span: float, width: int) ->
 
 
 def gpu_lines(report: Report) -> Text:
-    text = Text("\nGPUs (slots): seconds held, inferring\n", style="bold")
+    text = Text(f"\n{_held(report)}s: seconds held, inferring\n", style="bold")
     for g in report.gpus:
         end = f", {_end(g)}" if _end(g) else ""
         text.append(f"{_lane_name(g)}: {g.held:.1f}, {g.infer:.1f}{end}\n", style="default")
@@ -237,7 +245,7 @@ def brief(report: Report, gpu_hour_price: float | None = None) -> Iterator[list[
     cost = ""
     if gpu_hour_price is not None:
         cost = f"cost {report.gpu_seconds / 3600 * gpu_hour_price:.4f} at {gpu_hour_price:g} a GPU hour"
-    yield [f"GPU time {seconds(report.gpu_seconds)}", busy, cost]
+    yield [f"{_held(report)} time {seconds(report.gpu_seconds)}", busy, cost]
     if report.judge is not None:
         (_, figure, by), *_ = _judge(report.judge)
         yield [f"judge {figure}", by, *_judgements(report.judge.tasks.values())]
@@ -305,6 +313,10 @@ def show(
         title = f"Scores of {report.evaluation_id}"
         parts += [Text(""), score_table(console, results, title)]
     failed = {e.name: e.error for e in report.entries if e.status == "failed"}
+    if report.status == "cancelled":
+        failed = {name: why for name, why in failed.items() if not why.startswith(CANCELLED)}
+        said = f"cancelled; the same `evalspan eval …` or `evalspan retry {report.evaluation_id}` goes on from what is scored"
+        parts.append(Text(said, style="yellow"))
     parts += [Text(f"FAILED {names}: {why}", style="bold red") for names, why in by_reason(failed).items()]
     if failed and report.status != "cancelled":
         said = f"`evalspan logs {report.evaluation_id} NAME` prints a job's log; mend the cause and type the same command again"

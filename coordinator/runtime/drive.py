@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, Protocol
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+ALIVE_SECONDS = 30.0  # most seconds between two calls of `progress` of one evaluation
 URGENT = 3  # interrupts after which `evaluate` no longer waits for its cancellation
 
 
@@ -69,9 +71,11 @@ class Caller:
 
     def __init__(self, progress: bool | Callable[[Progress], object]) -> None:
         self._tell = _print if progress is True else progress or None
-        self._last: dict[str, Progress] = {}
+        self._last: dict[str, tuple[Progress, float]] = {}  # with the time.monotonic of its call
 
-    def busy(self, _what: str) -> AbstractContextManager[object]:
+    def busy(self, what: str) -> AbstractContextManager[object]:
+        if self._tell is _print:
+            _print(what)
         return nullcontext()
 
     def say(self, text: str) -> None:
@@ -104,12 +108,14 @@ class Caller:
             shards_done=shards - state.shards.todo,
             trouble=trouble,
         )
-        if self._last.get(state.evaluation_id) != now:
-            self._last[state.evaluation_id] = now
+        at = time.monotonic()
+        last, told_at = self._last.get(state.evaluation_id, (None, at))
+        if last != now or at - told_at >= ALIVE_SECONDS:
+            self._last[state.evaluation_id] = now, at
             self._tell(now)
 
 
-def _print(progress: Progress) -> None:
+def _print(progress: Progress | str) -> None:
     print(progress, file=sys.stderr, flush=True)  # noqa: T201 (what `progress=True` asks for)
 
 

@@ -201,6 +201,9 @@ SCORE_COLUMNS = (
 )  # fmt: skip
 
 
+MOST_SCORES = 4  # in the repr of results
+
+
 class Results(Record):
     """An evaluation's scores and costs, as far as it is.
 
@@ -225,6 +228,13 @@ class Results(Record):
     note: str = ""  # of `evaluate`: why nothing was run
     report: Report = Field(exclude=True, repr=False)  # where the time went
     raw: dict[str, Any] = Field(exclude=True, repr=False)  # results.json, in lm-eval's shape
+
+    def __repr__(self) -> str:
+        scores = ", ".join(f"{score.name} {score.value:.4f}" for score in self.scores[:MOST_SCORES])
+        more = f", and {len(self.scores) - MOST_SCORES} more" if len(self.scores) > MOST_SCORES else ""
+        return f"<Results {self.evaluation_id}: {self.status}{f'; {scores}{more}' if scores else ''}>"
+
+    __str__ = __repr__
 
     @property
     def complete(self) -> bool:

@@ -36,7 +36,7 @@ class Command(Record):
     evaluation_id: str = ""
     nodes: tuple[str, ...] = ()
     seconds: float = 0.0  # length of the cordon; 0: end it
-    reason: str = "asked"
+    reason: str = "on request"
 
 
 def leave_command(paths: WorkPaths, command: Command) -> Path:

@@ -36,9 +36,8 @@ def find_folder(config: Config, prefix: str) -> EvaluationPaths:
         known = first_of(found or ids) or "none"
         what = "no evaluation" if not found else f"{len(found)} evaluations"
         verb = "begins" if not found else "begin"
-        raise OperatorError(
-            f"{what} in {root} {verb} with {prefix!r} (there are: {known}): `evalspan status` lists all"
-        )
+        todo = "type more of the id" if found else "`evalspan status` lists all"
+        raise OperatorError(f"{what} in {root} {verb} with {prefix!r} (there are: {known}): {todo}")
     return EvaluationPaths(root / found[0])
 
 

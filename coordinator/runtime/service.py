@@ -92,7 +92,7 @@ class Service:
         self._made_of.clear()
         self._guard("what is announced", self._read_notices, now)
         for key, each in list(self._pending.items()):
-            if self._dealt_with(each, now):
+            if each.withdrawn or self._dealt_with(each, now):
                 del self._pending[key]
         self._guard("commands", obey_commands, self.coordinator)
         self._guard("stale checkpoints", self._drop_stale)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from coordinator.base.words import first_of
 from coordinator.config.schema import Config
 from coordinator.errors import OperatorError
 from coordinator.evaluation.records import checkpoint_name, id_stem
@@ -43,7 +44,7 @@ def send(
     ended = status.journal_bytes if answer.again and isinstance(status, Ended) else None
     sent = []
     if answer.announce:
-        sent.append(sources.submit(paths, notice))
+        sent.append(sources.submit(paths, notice, evaluation_id))
     if answer.again:
         from coordinator.runtime.operator_commands import Command, leave_command  # noqa: PLC0415 (loads redis)
 
@@ -75,6 +76,39 @@ def find_submission(settings: Config, name: str) -> Submission:
                 )
         raise
     return Submission(evaluation_id=found, checkpoint="", suite="", what="known")
+
+
+def withdrawn(settings: Config, name: str) -> str:
+    """Withdraw the submission whose evaluation's id begins with `name`, and return the id; "" where none waits.
+
+    A daemon may be accepting it at this moment: a running one gets a command to cancel it, too.
+    """
+    paths = WorkPaths(settings.work_dir)
+    ids = {each.evaluation_id for each in sources.from_submissions(paths)} - {""}
+    found = sorted(i for i in ids if i.startswith(name) or i.endswith(f"-{name}"))
+    found = [name] if name in ids else found
+    if len(found) > 1:
+        raise OperatorError(
+            f"{len(found)} submissions begin with {name!r}: {first_of(found)}; type more of the id"
+        )
+    if not found:
+        return ""
+    sources.withdraw(paths, found[0])
+    if WorkLock(paths.lock).held():
+        from coordinator.runtime.operator_commands import Command, leave_command  # noqa: PLC0415 (loads redis)
+
+        leave_command(paths, Command(command="cancel", evaluation_id=found[0]))
+    return found[0]
+
+
+def why_waiting(settings: Config, submission: Submission, daemon: str) -> str:
+    """Why nothing becomes of it now, where no process works on it; "" else. `daemon`: the command that starts one."""
+    paths = WorkPaths(settings.work_dir)
+    holder = WorkLock(paths.lock).holder()
+    begun = Journal.begun(paths.evaluation(submission.evaluation_id).journal)
+    if is_daemon(holder) or (holder and begun):
+        return ""
+    return pending.waits_for_daemon(holder, daemon)
 
 
 def _unaccepted(paths: WorkPaths) -> Iterator[tuple[str, str, tuple[str, ...]]]:

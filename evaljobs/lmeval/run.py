@@ -12,6 +12,9 @@ import difflib
 import functools
 import json
 import os
+import ssl
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +27,8 @@ from evaljobs.lmeval.task_yaml import Index, index_of, reached
 
 DEFAULT_SEEDS = (0, 1234, 1234, 1234)  # python, numpy, torch, few-shot: lm_eval/_cli/run.py --seed
 MAX_NEAREST = 3
+HUB_SECONDS = 10.0  # longest wait for the Hub's first answer
+NO_HUB = "EVALSPAN_NO_HUB"  # variable of a build: why the Hub cannot be asked
 NOT_CACHED = ("ConnectionError", "OfflineModeIsEnabled", "LocalEntryNotFoundError", "DatasetNotFoundError")
 
 
@@ -37,6 +42,28 @@ def quiet_environment(*, offline: bool) -> None:
         os.environ["HF_HUB_OFFLINE"] = "1"
         os.environ["HF_DATASETS_OFFLINE"] = "1"
         os.environ["HF_EVALUATE_OFFLINE"] = "1"
+
+
+def look_for_hub() -> None:
+    """Tell the Hub's libraries to be offline where the Hub does not answer: each would try for two minutes.
+
+    Data sets of other addresses are still fetched. Called before these libraries are imported.
+    """
+    if os.environ.get("HF_HUB_OFFLINE") == "1":
+        return
+    endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
+    try:
+        asked = urllib.request.Request(endpoint, method="HEAD")  # noqa: S310 (the user's own setting)
+        urllib.request.urlopen(asked, timeout=HUB_SECONDS).close()  # noqa: S310
+    except urllib.error.HTTPError:
+        return  # it answered
+    except OSError as error:
+        reason = getattr(error, "reason", error)
+        if not isinstance(reason, OSError) or isinstance(reason, ssl.SSLError):
+            return  # certificates and proxies are set in other ways for requests
+        os.environ["HF_HUB_OFFLINE"] = "1"
+        os.environ["HF_DATASETS_OFFLINE"] = "0"
+        os.environ[NO_HUB] = f"{endpoint} does not answer: {reason.strerror or reason}"
 
 
 class RequestsBuiltError(Exception):
@@ -88,27 +115,28 @@ def not_cached(error: BaseException) -> bool:
 
 def _explained(error: Exception, names: Any) -> Exception:
     """The error for a task that does not load, with what to do about it."""
+    named = names if isinstance(names, str) else ", ".join(map(str, names))
     causes: list[BaseException] = []
     cause: BaseException | None = error
     while cause is not None and cause not in causes:
         causes.append(cause)
         cause = cause.__cause__ or cause.__context__
     if any(not_cached(cause) for cause in causes):
-        if os.environ.get("HF_HUB_OFFLINE") != "1":
+        if os.environ.get("HF_DATASETS_OFFLINE") != "1":
             return OperatorError(
-                f"the data set of task {names!r} could not be fetched ({one_line(error)}): "
+                f"the data set of task {named} could not be fetched ({os.environ.get(NO_HUB) or one_line(error)}): "
                 "run the same command on a machine with internet"
             )
         return OperatorError(
-            f"the data set of task {names!r} is not on this machine ({one_line(error)}): "
+            f"the data set of task {named} is not on this machine ({one_line(error)}): "
             "run `evalspan prepare --suite …` on a login node"
         )
     if type(error).__name__ == "DatasetGenerationError":  # its own words are the same whatever the data have
         return OperatorError(
-            f"the data set of task {names!r} cannot be read: {one_line(error.__cause__ or error)}"
+            f"the data set of task {named} cannot be read: {one_line(error.__cause__ or error)}"
         )
     if isinstance(error, FileNotFoundError | ImportError):
-        return OperatorError(f"task {names!r} does not load: {one_line(error)}")
+        return OperatorError(f"task {named} does not load: {one_line(error)}")
     return error
 
 

@@ -54,6 +54,8 @@ def build(spec: BuildSpec) -> Built:
     """
     started = time.monotonic()
     run.quiet_environment(offline=spec.offline)
+    if not spec.offline:
+        run.look_for_hub()
     folder = Path(spec.out_dir)
     sets = _sets_on_disk(folder)
     entry = spec.suite.tasks[spec.entry]

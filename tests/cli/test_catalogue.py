@@ -100,6 +100,18 @@ def test_validate_says_what_eval_would_say(folder: Path, suite: str, says: str) 
     assert {p.name for p in (folder / "work").iterdir()} <= {"cache"}
 
 
+def test_tasks_without_a_suite_file_are_validated_by_the_options_of_eval(folder: Path) -> None:
+    """In lm_eval's spelling, too; where none is known, the line says how a task of one's own is named."""
+    done = typed(folder, "validate", "--tasks", "toy_choice", "--include_path", str(TASKS), "--limit", "4")
+    assert done.returncode == 0, done.stderr
+    assert "toy_choice-limit4 is valid" in done.stdout
+    assert done.stderr == "asking lm-eval for the suite's tasks\n", "a sign of life in a pipe"
+    done = typed(folder, "validate", "--tasks", "toy_choice")
+    assert done.returncode == 2
+    assert done.stderr.rstrip().endswith("; a task of your own: --include-path FOLDER, or name its YAML file")
+    assert "say --suite NAME or --tasks NAME,NAME" in typed(folder, "validate").stderr
+
+
 def test_every_task_that_cannot_run_is_named(folder: Path) -> None:
     """One with its reason, the others by name."""
     (folder / "bad").mkdir()
@@ -125,8 +137,20 @@ def test_prepare_without_internet_names_the_data_set(
     monkeypatch.setenv("HF_DATASETS_OFFLINE", "0")
     done = typed(folder, "prepare", "--suite", "hub.toml", "--tokenizer", str(toy_model))
     assert done.returncode == 2
-    assert "evalspan: a could not be built: the data set of task ['a'] could not be fetched (" in done.stderr
+    assert done.stderr.startswith("fetching data and building requests of a (1 of 1)\n")
+    assert "(http://127.0.0.1:9 does not answer: Connection refused)" in " ".join(done.stderr.split())
+    assert "evalspan: a could not be built: the data set of task a could not be fetched (" in done.stderr
     assert done.stderr.rstrip().endswith("run the same command on a machine with internet")
+
+
+def test_eval_without_slurm_says_what_to_type_with_the_exit_code_of_a_service(
+    folder: Path, toy_model: Path
+) -> None:
+    """Nothing was wrong with what was typed: Slurm is another machine's."""
+    done = typed(folder, "eval", str(toy_model), "--suite", "toys.toml", "--cluster", "slurm")
+    assert done.returncode == 3, done.stderr
+    assert "no Slurm answers here (" in done.stderr
+    assert "--cluster local evaluates on this machine; else run on a login node" in done.stderr
 
 
 def test_validate_takes_a_checkpoint_that_eval_would_convert(folder: Path, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ import typer
 from support.trainings import leave
 from typer.testing import CliRunner
 
+import coordinator
 from coordinator.cli import GROUPS, app
 from coordinator.errors import OperatorError
 
@@ -310,6 +311,41 @@ def test_an_export_into_a_file_is_refused(site):
     assert "Traceback" not in done.stderr
 
 
+def test_an_export_for_which_a_package_is_missing_leaves_no_folder(site):
+    """The next one may name another folder."""
+    (site / "missing").mkdir()
+    (site / "missing" / "wandb.py").write_text("raise ImportError('none')\n")
+    words = ("export", "--series", "/runs/a", "--to", "wandb", "--out", "runs")
+    done = evalspan(
+        *words, folder=site, PYTHONPATH=f"{Path(coordinator.__file__).parents[1]}:{site / 'missing'}"
+    )
+    assert done.returncode == 2, done.stderr
+    assert "wandb is not installed" in done.stderr
+    assert not (site / "runs").exists()
+
+
+def test_one_evaluation_is_not_compared(site):
+    done = evalspan("compare", "step-10", folder=site)
+    assert done.returncode == 2
+    assert "name at least two evaluations" in done.stderr
+
+
+def test_a_reader_that_has_ended_is_no_failed_task(site):
+    """As of `evalspan report | head`: exit code 1 would mean that tasks failed."""
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(
+        [sys.executable, "-m", "coordinator", "report", "--series", "/runs/a"],
+        cwd=site,
+        env={**os.environ, "PYTHONPATH": str(Path(coordinator.__file__).parents[1])},
+        stdout=write,
+        stderr=subprocess.PIPE,
+        check=False,
+    )
+    os.close(write)
+    assert done.returncode == 141, done.stderr
+
+
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_tab_completes_commands(site, shell):
     """The shell's own question is answered with the commands that begin so."""
@@ -395,3 +431,4 @@ def test_an_unknown_id_lists_some_and_says_how_many_more(site):
     assert "step-4-core-00000004 and 2 more): `evalspan status` lists all" in told.stderr
     several = evalspan("report", "step", "--work-dir", str(work), folder=site)
     assert "7 evaluations" in several.stderr
+    assert several.stderr.rstrip().endswith(": type more of the id")

@@ -177,7 +177,10 @@ def test_an_evaluation_that_no_process_runs_is_called_stopped():
     """Whatever stage its journal ends in; what it waited for then does not count."""
     text = drawn(120, row(stage="inference", stopped=True, waits_for=["no GPU is free"], age_seconds=15.0))
     assert f"stopped since {clock_time(NOW - 60, NOW)}" in text
-    assert "no process goes on with it" in text
+    assert (
+        "no process goes on with it: type the same `evalspan eval …` again, or start `evalspan daemon`"
+        in text
+    )
     assert "inference" not in text
     assert "no GPU" not in text
 

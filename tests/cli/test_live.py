@@ -13,8 +13,9 @@ from rich.console import Console
 from rich.text import Text
 from support.trainings import leave, results
 
+from coordinator.cli.screen import live_screen
 from coordinator.cli.screen.lanes import apart
-from coordinator.cli.screen.live_screen import View, Watcher, screen
+from coordinator.cli.screen.live_screen import ALIVE_SECONDS, View, Watcher, screen
 from coordinator.cli.screen.score_lines import Scores
 from coordinator.cluster import Job, JobState
 from coordinator.evaluation.records import EvaluationRecord
@@ -166,6 +167,17 @@ def test_in_a_pipe_each_change_and_each_score_is_a_line(tmp_path, dumb):
     assert all("step-1000-mini-00001000" in line for line in lines)
     assert "exact_match 0.2500 ± 0.0100" in lines[0]
     assert lines[1].endswith("inference, 5/12 shards, 1/2 scored")
+
+
+def test_in_a_pipe_a_long_stage_gives_a_sign_of_life(tmp_path, monkeypatch):
+    """The same line again once ALIVE_SECONDS have passed, and not before."""
+    out, now = io.StringIO(), [1000.0]
+    one = running(tmp_path)
+    monkeypatch.setattr(live_screen.time, "time", lambda: now[0])
+    with Watcher(Console(file=out, width=200, color_system=None)) as watcher:
+        for now[0] in (1000.0, 1000.0 + ALIVE_SECONDS - 1, 1000.0 + ALIVE_SECONDS, 1001.0 + ALIVE_SECONDS):
+            watcher.show([one], "")
+    assert out.getvalue().count("inference, 5/12 shards, 1/2 scored") == 2
 
 
 def test_in_a_pipe_a_back_off_has_its_reason(tmp_path):

@@ -132,7 +132,10 @@ def test_a_task_of_a_shipped_suite_brings_its_folder_and_its_judge():
         ({"tasks": ("a",), "limit": -3}, "a share below 1, not -3"),
         ({"tasks": ("a",), "limit": 2.5}, "a share below 1, not 2.5"),
         ({"tasks": ("a",), "num_fewshot": -1}, "--num-fewshot: "),
-        ({"tasks": ("a",), "include_path": ("none",)}, "--include-path: no folder "),
+        (
+            {"tasks": ("a",), "include_path": ("none",)},
+            r"--include-path: no folder .*/none \(paths are relative to the current folder",
+        ),
         ({"tasks": ("a",), "batch_size": "auto:4"}, "--batch-size is a positive number"),
     ],
 )

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from rich.console import Console
 from support.trainings import point, results
 
-from coordinator.report.comparisons import comparison, heads_of, lane_table, show_comparison
+from coordinator.report.comparisons import comparison, heads_of, lane_table, show_comparison, show_series
+from coordinator.report.learning_curves import make_series, scores_of
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 120, 200])
@@ -91,4 +92,35 @@ def test_a_column_that_is_not_comparable_says_what_lm_eval_says_of_it():
     assert "0.1000~" in text
     assert "!" not in text, "no regression: other prompts"
     assert "in step 2 add (version 3.0, not 2.0; 0-shot, not 5-shot) was asked with other prompts" in text
-    assert "pages" not in text[text.index("in step 2") :]
+    assert "pages" not in text[text.index("in step 2") : text.index("no standard error")]
+
+
+def test_what_is_said_of_several_tasks_is_in_the_plural():
+    """As of one in the singular."""
+
+    def of(key):
+        keys = {task: {"requests": key, "score": "s"} for task in ("add", "pages")}
+        return {**results(0.5), "evalspan": {"keys": keys}}
+
+    out = io.StringIO()
+    rows = comparison([of("a"), of("b")])
+    show_comparison(Console(file=out, width=200), ["step 1", "step 2"], ["id-1", "id-2"], rows)
+    assert "in step 2 add, pages were asked with other prompts" in out.getvalue()
+
+
+def test_a_column_over_other_documents_says_how_many():
+    """In `compare` and on a learning curve; what has no standard error is named, since no drop of it is marked."""
+
+    def of(count, key):
+        made = results(0.5, **{"n-samples": {"add": {"effective": count}}})
+        return {**made, "evalspan": {"keys": {"add": {"requests": key, "score": "s"}}}}
+
+    columns, out = [of(8, "a"), of(12, "b")], io.StringIO()
+    console = Console(file=out, width=200)
+    show_comparison(console, ["step 1", "step 2"], ["id-1", "id-2"], comparison(columns))
+    points = [point(i + 1, 0.5, scores=scores_of(each)) for i, each in enumerate(columns)]
+    show_series(console, make_series(points))
+    text = out.getvalue()
+    assert "~ in step 2 add is over other documents: 12, and 8 in step 1: not comparable" in text
+    assert "~ at 2 add/exact_match is over other documents: 12, and 8 at 1: not comparable" in text
+    assert text.count("no standard error, so a drop is never marked: pages/word_perplexity") == 2

@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from rich.console import Console
 from support.trainings import leave, results
 
+from coordinator.report.counterfactual import CACHED
+from coordinator.report.gpu_use import GpuUse
 from coordinator.report.learning_curves import scores_of
 from coordinator.report.measurements import EntryLine, Report
 from coordinator.report.render import folded, show
@@ -128,6 +130,32 @@ def test_a_failure_says_what_to_type(report: Report) -> None:
     assert f"`evalspan logs {report.evaluation_id} NAME`" in text
     done = report.model_copy(update={"entries": ()})
     assert "evalspan logs" not in shown(done, 200)
+
+
+def test_a_cancellation_is_no_failure_and_says_how_to_go_on(report: Report) -> None:
+    """A task that failed before it is still named as failed."""
+    ended = EntryLine(name="pages", status="failed", error="cancelled: interrupted")
+    update = {"status": "cancelled", "entries": (*report.entries, ended)}
+    text = " ".join(shown(report.model_copy(update=update), 200).split())
+    assert f"cancelled; the same `evalspan eval …` or `evalspan retry {report.evaluation_id}` goes on" in text
+    assert "FAILED add: no data" in text
+    assert "FAILED pages" not in text
+
+
+@pytest.mark.parametrize(
+    ("device", "held"), [("cpu", "slot time 1:00 h"), ("NVIDIA A100", "GPU time 1:00 h")]
+)
+def test_a_machine_without_gpus_has_slot_time(report: Report, device: str, held: str) -> None:
+    """Also where a trial died without its device."""
+    known: dict[str, Any] = {"node": "n", "gpus": 1, "started_at": 0.0, "held": 9.0, "infer": 1.0}
+    known |= {"other": 8.0, "shards": 1, "ended": "drained"}
+    gpus = tuple(GpuUse(trial=f"es-1-trial-n-{d}", device=d, **known) for d in (device, ""))
+    made = report.model_copy(update={"gpus": gpus, "without_evalspan": {CACHED: 60.0}})
+    assert held in shown(made, 120)
+    text = shown(made, 200, verbose=True)
+    assert ("slot seconds" in text, "GPU seconds" in text) == (device == "cpu", device != "cpu")
+    assert ("slots by cause" in text) == (device == "cpu")
+    assert "without building requests, which the bound has" in text
 
 
 def test_stages_are_said_to_overlap(report: Report) -> None:

@@ -86,7 +86,7 @@ def test_json_is_versioned_and_reads_back():
 
 
 @given(
-    values=st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=20),
+    values=st.lists(st.floats(-1e6, 1e6), min_size=2, max_size=20),
     width=st.integers(20, 200),
     height=st.integers(2, 20),
 )
@@ -95,6 +95,22 @@ def test_a_plot_fits_and_is_ascii(values, width, height):
     lines = plot(make_series([point(i, v) for i, v in enumerate(values)]).curves[:1], width, height)
     assert all(len(line) <= width and line.isascii() for line in lines)
     assert sum(line.count("*") for line in lines[:height]) >= 1
+
+
+def test_a_plot_names_zero_marks_where_curves_meet_and_draws_no_lone_point():
+    """An axis through zero has no 1e-16; the legend says which way a metric is better."""
+    curves = make_series([point(i, v) for i, v in enumerate((0.3, 0.0, -0.9))]).curves
+    assert any(line.split("|")[0].strip() == "0" for line in plot([curves[0]], 80, 13))
+    add = curves[0]
+    both = plot([add, add.model_copy(update={"name": "twin"})], 80)
+    assert not any(mark in line for line in both[:12] for mark in "*o")
+    assert both[-1] == "  = several"
+    assert "  * pages/word_perplexity (lower is better)" in plot([curves[1]], 80)
+    alone = make_series([point(0, 0.5)])
+    assert plot(alone.curves, 80) == []
+    console = Console(width=100, record=True)
+    show_series(console, alone)
+    assert "+0.0000" not in console.export_text()
 
 
 def test_a_score_that_is_not_finite_has_its_row_and_no_point():

@@ -76,6 +76,8 @@ def test_a_script_evaluates_in_a_thread_and_prints_nothing(toy_model, settings, 
     raw = json.loads((made.folder / "results.json").read_text())
     assert made.raw == raw
     acc = next(s for s in made.scores if s.metric == "acc")
+    assert repr(made).startswith(f"<Results {made.evaluation_id}: done; toy_choice/acc {acc.value:.4f}, ")
+    assert len(repr(made)) < 200
     assert acc.value == raw["results"]["toy_choice"]["acc,none"]
     again = evalspan.evaluate(
         toy_model, tasks="toy_choice", include_path=[TASKS], batch_size="8", config=settings
@@ -214,6 +216,17 @@ def test_wait_follows_a_submission_from_the_notice_to_a_refusal_or_the_timeout(t
         with pytest.raises(TimeoutError):
             evalspan.wait(bad, timeout=0)
         ears.tick()
+
+
+@pytest.mark.usefixtures("own_settings")
+def test_wait_says_at_once_and_in_its_error_that_no_daemon_runs(tmp_path, monkeypatch, caplog):
+    """Once, however often it looks; the reason is that of the submission."""
+    sent = evalspan.submit(small(tmp_path / "step-1"), SUITE)
+    monkeypatch.setattr(api, "POLL_SECONDS", 0.01)
+    with pytest.raises(TimeoutError, match=r"after 0[.]1 s: no daemon runs for this work folder"):
+        evalspan.wait(sent, timeout=0.1)
+    (warned,) = caplog.messages
+    assert sent.waits in warned
 
 
 @pytest.mark.usefixtures("own_settings")

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.daemons import SUITE, announce, daemon, small, taken
+from support.daemons import SUITE, announce, daemon, notices, small, taken
 from support.with_root import as_user
 from typer.testing import CliRunner
 
+from coordinator.base.throttle import Throttle
 from coordinator.cli import app
 from coordinator.config.schema import Config
 from coordinator.errors import OperatorError
@@ -71,6 +72,12 @@ def test_a_submission_without_a_daemon_says_so_and_is_listed_until_one_takes_it(
     ears.tick()
     assert taken(ears) == ["step-300"]
     assert not status()["waiting"]
+
+
+def test_a_submission_of_tasks_is_listed_by_its_suites_name(tmp_path: Path) -> None:
+    """Without the digest that its file below the work folder has."""
+    told("submit", str(small(tmp_path / "step-1")), "--tasks", "quickstart_mmlu", "--limit", "8")
+    assert "suite quickstart_mmlu-limit8 for" in " ".join(told("status").split())
 
 
 def test_status_names_the_command_that_has_the_work_folder(lock: WorkLock) -> None:
@@ -152,3 +159,33 @@ def test_a_copy_of_a_checkpoint_is_one_evaluation_in_the_series_of_both_training
     for training in "abc":
         (point,) = find_series(tmp_path / "work", str(tmp_path / training))
         assert point.checkpoint == str(tmp_path / training / "step-10")
+
+
+@pytest.mark.parametrize("held", [False, True])
+def test_a_waiting_submission_is_listed_by_its_id_and_withdrawn_by_cancel(
+    tmp_path: Path, lock: WorkLock, held: bool
+) -> None:
+    """Before a daemon has looked at it, or while a daemon waits for the rest of its files; another one stays."""
+    place, other = small(tmp_path / "step-300"), small(tmp_path / "step-400")
+    said = [told("submit", str(p), "--suite", SUITE) for p in (place, other)]
+    name, kept = (re.findall(rf"step-[34]00-{SUITE}-\w{{8}}", text)[0] for text in said)
+    ears = daemon(tmp_path / "work", Config())
+    if held:
+        lock.acquire(DAEMON)
+        (place / "config.json").rename(tmp_path / "config.json")
+        ears.tick()
+    assert name in {w["evaluation_id"] for w in status()["waiting"]}
+    assert name in told("status")
+    said = told("cancel", name[:10] if not held else name)
+    assert said.split() == f"{name} is withdrawn: no daemon had begun it".split()
+    if held:
+        (tmp_path / "config.json").rename(place / "config.json")
+    ears._throttle = Throttle()
+    ears.tick()
+    assert taken(ears) == ["step-400"]
+    assert name not in told("status")
+    assert kept in told("status")
+    assert notices(ears) == 0
+    lock.release()
+    done = CliRunner().invoke(app, ["cancel", name])
+    assert "no evaluation in" in str(done.exception)

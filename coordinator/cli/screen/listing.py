@@ -35,7 +35,7 @@ RIGHT = ("step", "scored", "time")
 LEAST_SCORES = 2  # of a row, where they are a column
 MOST_CHECKPOINTS = 5  # paths shown that wait for one reason
 BELOW = "    "  # begins a line about the row above
-STOPPED = "no process goes on with it: a daemon does, or the `evalspan eval` that began it"
+STOPPED = "no process goes on with it: type the same `evalspan eval …` again, or start `evalspan daemon`"
 
 
 def show_rows(rows: Sequence[Row], width: int, now: float, *, whole: bool = False) -> Iterator[Text]:
@@ -161,7 +161,8 @@ def show_pending(checkpoints: PendingFile, width: int, now: float) -> Iterator[T
     """Pending checkpoints and refused ones, by their reason. `now`: unix seconds."""
     waiting: dict[str, list[str]] = {}
     for one in checkpoints.waiting:
-        said = f"{one.checkpoint}  suite {_suite(one.suite)}  for {seconds(now - one.since)}"
+        named = f"  {one.evaluation_id}" if one.evaluation_id else ""
+        said = f"{one.checkpoint}  suite {_suite(one.suite)}  for {seconds(now - one.since)}{named}"
         waiting.setdefault(one.why, []).append(said)
     refused: dict[str, list[str]] = {}
     for bad in reversed(checkpoints.refused):
@@ -185,7 +186,9 @@ def _by_reason(
 
 
 def _suite(named: str) -> str:
-    return Path(named).stem if "/" in named else named
+    """A suite's name, or that of its file; the file that a submission left has a digest in its name."""
+    kept = named.endswith(".toml") and Path(named).parts[-3:-1] == ("submissions", "suites")
+    return Path(named).stem.rpartition("-")[0] if kept else Path(named).stem if "/" in named else named
 
 
 def show_stream(count: int, width: int) -> Iterator[Text]:

@@ -47,6 +47,7 @@ from evaljobs.queue.work_queue import QueueSnapshot
 MAX_ENTRIES = 12  # scored tasks shown, the latest
 FEW_ENTRIES = 3  # of an evaluation that is shown in brief
 LINE_SECONDS = 5.0  # least seconds between two lines of one evaluation, without a terminal
+ALIVE_SECONDS = 30.0  # most seconds between two lines of one evaluation, without a terminal
 OPEN = {"scoring": "scoring", "built": "to infer", "building": "building requests", "unbuilt": "to build"}
 WHOLE, SHORT, BRIEF = 2, 1, 0  # how much is shown of an evaluation
 BELOW = "    "  # begins a line about the one above
@@ -311,7 +312,7 @@ class Watcher:
 
     def _line(self, evaluation: str, line: str, now: float, head: str = "") -> None:
         last, printed_at = self._last.get(evaluation, ("", 0.0))
-        if line != last and (now - printed_at >= LINE_SECONDS or not last):
+        if now - printed_at >= (ALIVE_SECONDS if line == last else LINE_SECONDS) or not last:
             if line:
                 self._print(head + line)
             self._last[evaluation] = (line, now)
