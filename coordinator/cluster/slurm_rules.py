@@ -312,11 +312,8 @@ class Hosting:
             left -= wants.trial_cpus * sum(n.gpus // max(1, wants.trial_gpus) for n in self.nodes)
         fit = max(left // cpus, min(FEW_WORKERS, cores // cpus))
         memory = [p.memory_mb for p in chosen if p.memory_mb]
-        if (
-            memory_mb
-            and len(memory) == len(chosen)
-            and "MEMORY" in self.rules.config.get("SelectTypeParameters", "")
-        ):
+        allotted = "MEMORY" in self.rules.config.get("SelectTypeParameters", "").upper()
+        if memory_mb and allotted and len(memory) == len(chosen):
             fit = min(fit, sum(memory) // memory_mb)
         return max(1, fit)
 
