@@ -261,3 +261,13 @@ def test_a_site_without_a_place_for_the_hooks_checkpoints_is_warned() -> None:
     slurm = {"cluster": {"kind": "slurm"}}
     assert judged(config=Config.model_validate(slurm))["hook"].status == "warn"
     assert "hook" not in judged(config=Config.model_validate(slurm | {"watch": {"roots": ["/shared"]}}))
+
+
+def test_what_stops_the_daemon_at_its_start_is_found(tmp_path: Path) -> None:
+    """A suite of [watch] that does not load, and a missing root."""
+    for watch, status in (
+        ({"roots": [tmp_path / "no"]}, "warn"),
+        ({"roots": [tmp_path], "suite": "mien"}, "fail"),
+    ):
+        config = Config.model_validate({"cluster": {"kind": "slurm"}, "watch": watch})
+        assert judged(config=config)["[watch]"].status == status
