@@ -1,8 +1,8 @@
 """The module that a training process imports to announce saved checkpoints. Never raises, never blocks.
 
 Rule: standard library only. `notify` puts a notice on a list and returns. A background thread
-delivers it to the daemon's Redis stream, or as a file in the spool folder where Redis is away. Any
-fault is one warning. Only rank 0 sends notices. The daemon's `[watch]` folders make up for a lost
+delivers it to the daemon's Redis stream, or as a file in the spool folder where Redis is away. Each
+kind of fault is one warning. Only rank 0 sends notices. The daemon's `[watch]` folders make up for a lost
 notice. Trainer callbacks are made on request, from the trainer's classes.
 """
 
@@ -40,7 +40,7 @@ NOT_SUMMED = ("optimizer", "scheduler", "rng_state", "random_states", "training_
 SUM_BLOCK = 8 << 20  # bytes read at once; after each block the thread checks whether training ends
 
 _numbers = itertools.count()
-_warned = False
+_warned: set[str] = set()  # kinds of faults: texts before their values are filled in
 _announced: dict[str, float] = {}  # checkpoint -> time.monotonic() of its notice; not for ever
 
 
@@ -93,7 +93,10 @@ class _Courier:
             except Exception as error:  # noqa: BLE001 (training must go on)
                 if not os.path.exists(str(self.notices[at]["_work_dir"])):
                     continue  # it went away meanwhile
-                _warn(f"a notice is lost ({error!r}); the [watch] folders will still show the checkpoint")
+                _warn(
+                    "a notice is lost ({!r}): the daemon finds the checkpoint if [watch] folders names its place",
+                    error,
+                )
             del self.notices[at]  # still its place: `take` adds at the end
 
     def _ready(self) -> int | None:
@@ -107,8 +110,8 @@ class _Courier:
                 return at
             away.add(folder)  # mistyped, or its storage is away: it is not made here
             _warn(
-                f"there is no work folder {folder}: notices wait for it until training ends; mend work_dir or make "
-                "the folder (the [watch] folders still show the checkpoints)"
+                "there is no work folder {}: notices wait for it until training ends; mend work_dir or make the folder",
+                folder,
             )
         return None
 
@@ -128,7 +131,7 @@ class _Courier:
         try:
             _write_sums(checkpoint, lambda: self.ending)
         except Exception as error:  # noqa: BLE001 (training must go on)
-            _warn(f"{checkpoint} is announced without sums: {error!r}")
+            _warn("{} is announced without sums: {!r}", checkpoint, error)
 
 
 _courier = _Courier()
@@ -175,7 +178,7 @@ def notify(
         _announced[where] = now
         _courier.take(notice)
     except Exception as error:  # noqa: BLE001 (training must go on)
-        _warn(f"the checkpoint is not announced: {error!r}")
+        _warn("checkpoint {!r} of step {!r} is not announced: {!r}", checkpoint, step, error)
         return False
     return True
 
@@ -237,7 +240,7 @@ def rotate(folder: str | os.PathLike[str], keep: int, prefix: str = "checkpoint-
                     gone.append(path)
                     left -= 1
     except Exception as error:  # noqa: BLE001 (training must go on)
-        _warn(f"checkpoints in {folder!r} are not rotated: {error!r}")
+        _warn("checkpoints in {!r} are not rotated: {!r}", folder, error)
     return gone
 
 
@@ -253,8 +256,13 @@ def _flush_at_exit() -> None:
     _courier.redis_rests_until = float("inf")  # the rest goes to the spool folder, without a wait for Redis
     if not _courier.flush(FLUSH_SECONDS):
         _courier.gave_up = True
-        left = f"{len(_courier.notices)} undelivered; the [watch] folders will still show the checkpoints"
-        _warn(f"training ends with notices left: {left}", last=True)
+        left = list(_courier.notices)
+        _warn(
+            "training ends with notices left: {} undelivered to work folder {}; the daemon finds the checkpoints if "
+            "[watch] folders names their place",
+            len(left),
+            ", ".join(sorted({str(notice["_work_dir"]) for notice in left})),
+        )
 
 
 def _flush_in_multiprocessing() -> None:
@@ -264,7 +272,7 @@ def _flush_in_multiprocessing() -> None:
         if finalize is not None:
             finalize(None, _flush_at_exit, exitpriority=0)
     except Exception as error:  # noqa: BLE001 (training must go on)
-        _warn(f"the end of this process may lose notices: {error!r}")
+        _warn("the end of this process may lose notices: {!r}", error)
 
 
 def _forget_after_fork() -> None:
@@ -286,12 +294,14 @@ def _rank() -> int:
     return 0
 
 
-def _warn(text: str, *, last: bool = False) -> None:
-    global _warned  # noqa: PLW0603 (one warning per process is the promise, and one at its end)
-    if last or not _warned:
-        _warned = True
-        with contextlib.suppress(Exception):  # a closed stderr must not reach the trainer
-            sys.stderr.write(f"evalspan: {text}\n")
+def _warn(text: str, *values: object) -> None:
+    """Write `text` with its `values`, once for each text."""
+    if text not in _warned:
+        _warned.add(text)
+        with contextlib.suppress(
+            Exception
+        ):  # neither a closed stderr nor a faulty repr may reach the trainer
+            sys.stderr.write(f"evalspan: {text.format(*values)}\n")
 
 
 def _to_redis(folder: str, text: str) -> bool:
@@ -447,14 +457,14 @@ def on_dcp_saved(
     def fire(done: object) -> None:
         failed = getattr(done, "exception", lambda: None)()
         if failed is not None:
-            _warn(f"the save of {checkpoint} failed and is not announced: {failed!r}")
+            _warn("the save of {} failed and is not announced: {!r}", checkpoint, failed)
             return
         _export_and_notify(checkpoint, step, suite, export, (checkpoint,), **more)
 
     try:
         getattr(saving, "upload_completion", saving).add_done_callback(fire)  # type: ignore[attr-defined]
     except Exception as error:  # noqa: BLE001 (training must go on)
-        _warn(f"the save of {checkpoint} cannot be followed: {error!r}")
+        _warn("the save of {} cannot be followed: {!r}", checkpoint, error)
 
 
 def _export_and_notify(
@@ -472,6 +482,6 @@ def _export_and_notify(
             return
         folder = export(*arguments) if callable(export) else checkpoint
     except Exception as error:  # noqa: BLE001 (training must go on)
-        _warn(f"the checkpoint of step {step} could not be exported and is not announced: {error!r}")
+        _warn("the checkpoint of step {} could not be exported and is not announced: {!r}", step, error)
         return
     notify(folder, step, suite, **more)  # type: ignore[arg-type]

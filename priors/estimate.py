@@ -123,8 +123,13 @@ def predict_batches(
     return BatchPrediction(seconds=seconds, sigma=sigma)
 
 
-def predict_metric(task: str, documents: int, executes: bool, learnt: Learnt) -> MetricPrediction:
-    """CPU seconds of a task's metric; `executes`: it runs programs or sends requests to a judge."""
+def predict_metric(
+    task: str, documents: int, executes: bool, learnt: Learnt, *, together: int = 1
+) -> MetricPrediction:
+    """CPU seconds of a task's metric; `executes`: it runs programs or sends requests to a judge.
+
+    `together`: tasks that one job scores, such as a group's: they share its start.
+    """
     logs = [
         log(one.metric_seconds / _cold_metric(task, one.documents, executes))
         for one in learnt.by_task.get(task, ())
@@ -133,7 +138,7 @@ def predict_metric(task: str, documents: int, executes: bool, learnt: Learnt) ->
     own = residual(logs, sigma_before=SIGMA_METRIC, sigma_run=SIGMA_METRIC_RUN)
     row = known(task)
     return MetricPrediction(
-        seconds=_cold_metric(task, documents, executes) * exp(own.mean) if documents else 0.0,
+        seconds=_cold_metric(task, documents, executes, together) * exp(own.mean) if documents else 0.0,
         sigma=own.sigma,
         at_once=JUDGES_AT_ONCE if executes and row is not None and row.kind == "judge" else None,
     )
@@ -160,11 +165,11 @@ def _load_residual(hardware: str, learnt: Learnt) -> Residual:
     return residual(logs, sigma_before=SIGMA_METRIC, sigma_run=SIGMA_METRIC_RUN)
 
 
-def _cold_metric(task: str, documents: int, executes: bool) -> float:
+def _cold_metric(task: str, documents: int, executes: bool, together: int = 1) -> float:
     row = known(task)
     if row is not None and row.documents and executes == (row.kind in {"code", "judge"}):
-        return JOB_SECONDS + documents * row.metric_seconds / row.documents
-    return JOB_SECONDS + documents * (EXECUTE_SECONDS if executes else SCORE_SECONDS)
+        return JOB_SECONDS / together + documents * row.metric_seconds / row.documents
+    return JOB_SECONDS / together + documents * (EXECUTE_SECONDS if executes else SCORE_SECONDS)
 
 
 def _cold_load(model_bytes: int, hardware: str) -> float:

@@ -23,8 +23,8 @@ from coordinator.cli.app import (
     show_json,
     stdout,
 )
-from coordinator.cli.evaluate import INCLUDE_PATH, LIMIT, NUM_FEWSHOT, SUITE, TASKS
 from coordinator.cli.lm_eval_flags import LmEvalCommand
+from coordinator.cli.suite_options import INCLUDE_PATH, LIMIT, NUM_FEWSHOT, SUITE, TASKS
 from coordinator.errors import EvalspanError, OperatorError
 
 if TYPE_CHECKING:

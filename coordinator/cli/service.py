@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
@@ -31,6 +32,8 @@ from coordinator.errors import OperatorError
 from evaljobs.contract.paths import WorkPaths
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from coordinator.config.schema import Config
     from coordinator.evaluation.state import State
     from coordinator.intake.one_off import SuiteOptions
@@ -69,7 +72,7 @@ def daemon(
     from coordinator.base.isolate import LoopGuard
     from coordinator.base.signals import Signals
     from coordinator.cli.screen.live_screen import Watcher
-    from coordinator.intake.admission import no_place
+    from coordinator.intake.admission import missing_places, no_place
     from coordinator.intake.from_settings import check_device
     from coordinator.runtime.journal import DAEMON
     from coordinator.runtime.service import Service
@@ -77,13 +80,13 @@ def daemon(
     from coordinator.trackers.live import Exporter
 
     settings = settings_of(config, work_dir)
-    _check_watch(settings)
+    _check_watch(settings, config)
     screen = Console(stderr=True)
     _log_to(screen)
     check_device(settings)
     coordinator = coordinator_of(settings)
     service = Service(coordinator, settings)
-    if why := no_place(settings.watch):
+    for why in (*filter(None, [no_place(settings.watch)]), *missing_places(settings.watch)):
         log.warning("%s", why)
     exporter = Exporter(settings)
     with ExitStack() as stack:
@@ -125,16 +128,16 @@ def _log_end(ended: State) -> None:
     log.info("%s has ended%s: evalspan report %s", name, reused(ended), name)
 
 
-def _check_watch(settings: Config) -> None:
+def _check_watch(settings: Config, config: Path | None) -> None:
     """Refuse at the start a [watch] suite that does not load or lacks its judge."""
-    from coordinator.intake.admission import suite_files
+    from coordinator.config.schema import line_of
+    from coordinator.intake.admission import loaded_suites
     from coordinator.intake.from_settings import judge_options
-    from coordinator.intake.suites import load_suite
     from coordinator.intake.validate import judge_for
 
     watch = settings.watch
-    for suite in dict.fromkeys((*filter(None, [watch.suite]), *suite_files(watch).values())):
-        judge_for(load_suite(suite), partial(judge_options, settings))
+    for suite in loaded_suites(watch, partial(line_of, config, os.environ, "watch")):
+        judge_for(suite, partial(judge_options, settings))
     if watch.suite is None and watch.folders:
         raise OperatorError(
             "[watch] folders are set without [watch] suite: name the suite for what appears there"

@@ -41,6 +41,7 @@ class Partition:
     qos: str = ""
     nodes: str = ""
     cpus: int = 0  # of all its nodes; 0: unknown
+    memory_mb: int | None = None  # of all its nodes, MiB; None: unknown
     hidden: bool = False
     tier: int = 0  # PriorityTier: jobs of a higher one may preempt those of this one
     preempt_mode: str = "OFF"  # what becomes of its preempted jobs
@@ -101,6 +102,7 @@ def parse_partitions(text: str) -> tuple[Partition, ...]:
                 qos="" if row.get("QoS", "") in _UNSET else row.get("QoS", ""),
                 nodes=row.get("Nodes", ""),
                 cpus=_positive(row.get("TotalCPUs", "")) or 0,
+                memory_mb=_memory_mb(row.get("TRES", "")),
                 hidden=row.get("Hidden") == "YES",
                 tier=_positive(row.get("PriorityTier", "")) or 0,
                 preempt_mode=row.get("PreemptMode", "OFF"),
@@ -116,6 +118,12 @@ def partition_qos(partitions: Iterable[Partition]) -> dict[str | None, str]:
 
 def _positive(text: str) -> int | None:
     return int(text) if text.isdigit() and int(text) else None
+
+
+def _memory_mb(tres: str) -> int | None:
+    """MiB in "cpu=4,mem=15.50G,node=1"; None without memory."""
+    found = re.search(r"\bmem=([0-9.]+)([MGTP]?)", tres)
+    return int(float(found[1]) * 1024 ** "MGTP".index(found[2] or "M")) if found else None
 
 
 def unknown_partition(rules: SiteRules, settings: Mapping[str, str | None]) -> str:
@@ -306,11 +314,11 @@ class Hosting:
         most = None if self.rules is None else self.rules.number("MaxArraySize")
         return None if most is None else max(1, most)
 
-    def workers_that_fit(self, wants: Wants, cpus: int) -> int | None:
-        """Metric workers of `cpus` each that their partition can run beside its trials.
+    def workers_that_fit(self, wants: Wants, cpus: int, memory_mb: int = 0) -> int | None:
+        """Metric workers of `cpus` and `memory_mb` (MiB) each that their partition can run beside its trials.
 
-        At least FEW_WORKERS, where the partition has the cores: more may wait in Slurm's queue.
-        None where the number of cores is unknown.
+        At least FEW_WORKERS, where the partition has the cores and the memory: more may wait in Slurm's queue.
+        None where the number of cores is unknown. Memory counts where Slurm allots it.
         """
         if self.rules is None:
             return None
@@ -321,7 +329,12 @@ class Hosting:
         left = cores
         if self.cpu_partition in (None, self.partition):
             left -= wants.trial_cpus * sum(n.gpus // max(1, wants.trial_gpus) for n in self.nodes)
-        return max(1, left // cpus, min(FEW_WORKERS, cores // cpus))
+        fit = max(left // cpus, min(FEW_WORKERS, cores // cpus))
+        memory = [p.memory_mb for p in chosen if p.memory_mb]
+        allotted = "MEMORY" in self.rules.config.get("SelectTypeParameters", "").upper()
+        if memory_mb and allotted and len(memory) == len(chosen):
+            fit = min(fit, sum(memory) // memory_mb)
+        return max(1, fit)
 
 
 def ask_hosting(

@@ -16,7 +16,15 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, PlainSerializer, TypeAdapter, ValidationError
+from pydantic import (
+    AfterValidator,
+    Field,
+    PlainSerializer,
+    TypeAdapter,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+)
 from pydantic.fields import FieldInfo
 
 from coordinator.cluster.node_choice import check_hostlist
@@ -211,8 +219,14 @@ class WatchConfig(Record):
 
     folders: tuple[Place, ...] = ()
     roots: tuple[Place, ...] = ()
-    suite: str | None = None
     suites: tuple[Place, ...] = ()
+    suite: str | None = None  # after `suites`, of which it may name one as a notice does
+
+    @field_validator("suite")
+    @classmethod
+    def _file_of(cls, name: str | None, info: ValidationInfo) -> str | None:
+        """The file in `suites` that has this name, else the name."""
+        return next((str(file) for file in info.data.get("suites", ()) if file.stem == name), name)
 
 
 class BorrowConfig(Record):
@@ -337,6 +351,14 @@ def find(path: Path | None, environ: Mapping[str, str]) -> Path | None:
     home = Path(environ["HOME"]) if environ.get("HOME") else None
     places = [Path.cwd() / FILE_NAME, *([home / ".config" / FILE_NAME] if home else [])]
     return next((place for place in places if os.path.isfile(place)), None)  # noqa: PTH113 (as above)
+
+
+def line_of(path: Path | None, environ: Mapping[str, str], *location: str) -> str:
+    """Where a setting stands, as "FILE, line N: "; "" where no file has it. `path`, `environ`: as of `load`."""
+    file = find(path, environ)
+    text = toml.read(file)[1] if file is not None else ""
+    line = toml.line_of(text, location)
+    return f"{file}, line {line}: " if line is not None else ""
 
 
 def work_folder_from(path: Path | None, environ: Mapping[str, str], given: Path | None) -> str:

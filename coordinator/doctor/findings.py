@@ -21,7 +21,8 @@ from coordinator.cluster.slurm_reasons import none_left, unusable
 from coordinator.cluster.slurm_rules import PRIVATE, SiteRules
 from coordinator.config.schema import Config
 from coordinator.doctor.node_jobs import Answer
-from coordinator.intake.admission import no_place
+from coordinator.errors import OperatorError
+from coordinator.intake.admission import loaded_suites, missing_places, no_place
 from evaljobs.contract.specs import Record
 from evaljobs.staging.capacity import MEMORY_FS
 
@@ -285,6 +286,12 @@ def _judge_limit(text: str, most: int | None, lanes: int) -> Finding:
 def _watch(facts: Facts) -> Iterator[Finding]:
     if why := no_place(facts.config.watch):
         yield warn("hook", why, "set [watch] roots to the folder that training writes its checkpoints to")
+    for why in missing_places(facts.config.watch):
+        yield warn("[watch]", why, "name the folder that training writes its checkpoints to, or make it")
+    try:
+        loaded_suites(facts.config.watch)
+    except OperatorError as error:
+        yield fail("[watch]", str(error), "the daemon does not start before")
 
 
 def _gpu_nodes(facts: Facts) -> Iterator[Finding]:

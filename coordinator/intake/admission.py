@@ -7,8 +7,9 @@ roots` or a watched folder. Called by `service`.
 
 from __future__ import annotations
 
+import errno
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from coordinator.config import toml
 from coordinator.config.schema import WatchConfig
 from coordinator.errors import OperatorError
 from coordinator.intake import suites
+from evaljobs.contract.specs import SuiteSpec
 
 
 class NotAdmittedError(OperatorError):
@@ -27,6 +29,42 @@ def no_place(watch: WatchConfig) -> str:
     if watch.roots or watch.folders:
         return ""
     return "neither [watch] roots nor folders is set: checkpoints that the hook announces will be refused"
+
+
+def missing_places(watch: WatchConfig) -> list[str]:
+    """A sentence for each folder of `[watch]` that is not there; a glob may match later."""
+    places = [("roots", p) for p in watch.roots] + [("folders", p) for p in watch.folders]
+    return [
+        f"[watch] {key}: {place} does not exist"
+        for key, place in places
+        if not any(char in str(place) for char in "*?[") and not may_be_there(place)
+    ]
+
+
+def may_be_there(place: str | Path) -> bool:
+    """False where there is no such path. True where storage fails or denies access: the path may exist."""
+    try:
+        Path(place).stat()
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return False
+    except OSError as error:
+        return error.errno != errno.ENAMETOOLONG
+    return True
+
+
+def loaded_suites(watch: WatchConfig, line_of: Callable[[str], str] = lambda _key: "") -> list[SuiteSpec]:
+    """The suites that `[watch]` names. OperatorError names the key; `line_of`: key -> "FILE, line N: "."""
+    try:
+        suite_files(watch)
+    except OperatorError as error:
+        raise OperatorError(f"{line_of('suites')}{error}") from error
+    found = []
+    for key, named in [*(("suites", str(s)) for s in watch.suites), ("suite", watch.suite)]:
+        try:
+            found += [suites.load_suite(named)] if named is not None else []
+        except OperatorError as error:
+            raise OperatorError(f"{line_of(key)}[watch] {key}: {error}") from error
+    return found
 
 
 def suite_files(watch: WatchConfig) -> dict[str, str]:
@@ -57,7 +95,10 @@ def admitted_suite(name: str, watch: WatchConfig, files: Mapping[str, str]) -> s
         raise NotAdmittedError(
             f"a notice names a suite, not a file: list the file in [watch] suites and announce {Path(name).stem!r}"
         )
-    return name  # shipped, or refused with the nearest names when it is loaded
+    if name not in suites.names():
+        there = f"[watch] suites has: {', '.join(sorted(files))}" if files else "[watch] suites is not set"
+        raise NotAdmittedError(f"no suite named {name!r}: {there}; shipped: {', '.join(suites.names())}")
+    return name
 
 
 def check_place(checkpoint: str, watch: WatchConfig) -> None:

@@ -306,6 +306,13 @@ def _checkpoints(pattern: str) -> list[Path]:
     root = Path(pattern)
     if not any(char in pattern for char in "*?["):
         # `Path.is_dir` raises for a link into a folder that this user may not enter
-        return [root, *sorted(p for p in root.iterdir() if os.path.isdir(p))] if root.is_dir() else []  # noqa: PTH112
+        within = [p for p in root.iterdir() if os.path.isdir(p)] if root.is_dir() else []  # noqa: PTH112
+        return [root, *sorted(p for p in within if not _is_unfinished(p.name))] if root.is_dir() else []
     anchor = Path(root.anchor or ".")
-    return sorted(anchor.glob(str(root.relative_to(anchor)) if root.anchor else pattern))
+    found = anchor.glob(str(root.relative_to(anchor)) if root.anchor else pattern)
+    return sorted(p for p in found if not _is_unfinished(p.name))
+
+
+def _is_unfinished(name: str) -> bool:
+    """Is it the name of a folder that a copy or a training is still writing, by custom?"""
+    return name.startswith((".", "tmp-")) or name.endswith((".tmp", ".partial"))

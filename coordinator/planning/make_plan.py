@@ -6,9 +6,10 @@ Rule: all that is read here goes into the `Planned` event, so a replay of the jo
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from math import ceil
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -42,6 +43,9 @@ SHARD_OVERHEAD_SECONDS = 0.02
 trials on 2 cores, 95th percentile 0.013); shared storage takes longer. It decides how finely a short run
 is cut, and so the cost of a prior that is off by 10x."""
 SLACK = 1.02  # longest accepted end of the metrics, as a factor of the end with the most workers
+WORKER_SECONDS = (
+    10.0  # least CPU seconds of metrics that are worth one more worker: it imports lm-eval for about as long
+)
 BYTES_PER_PARAMETER = 2  # of bf16 and fp16, the usual formats of checkpoints
 
 
@@ -135,12 +139,13 @@ def _lane(lane: LanePlan) -> PlannedLane:
     return PlannedLane(lane=lane.lane, node=lane.node, shards=tuple(shards))
 
 
-def fewest_workers(end: Callable[[int], float], most: int) -> int:
+def fewest_workers(end: Callable[[int], float], most: int, cpu_seconds: float) -> int:
     """Metric workers to start with, from 1 to `most`: the fewest that end within SLACK times the end of the most.
 
     `end`: number of workers -> seconds until the last metric has ended. A spare worker idles on a CPU, a missing one
-    delays the evaluation.
+    delays the evaluation. `cpu_seconds`: of all metrics; each worker has WORKER_SECONDS of them.
     """
+    most = max(1, min(most, ceil(cpu_seconds / WORKER_SECONDS)))
     enough = SLACK * end(most)
     return 1 + bisect_left(range(1, most), True, key=lambda workers: end(workers) <= enough)
 
@@ -159,8 +164,12 @@ def make_plan(
     sets = read_sets(folder_of, wanted.batch_size)
     work: dict[str, WorkSet] = {}
     late: dict[str, float] = {}  # CPU seconds of each metric at a high percentile
+    scored = Counter(entry_of[task] for task, (manifest, _) in sets.items() if not manifest.executes)
     for task, (manifest, index) in sets.items():
-        metric = predict_metric(task, manifest.documents, manifest.executes, history)
+        together = (
+            1 if manifest.executes else scored[entry_of[task]]
+        )  # an entry's tasks are scored by one job
+        metric = predict_metric(task, manifest.documents, manifest.executes, history, together=together)
         judged = record.suite.tasks[entry_of[task]].judge
         work[task] = _work_set(
             record, manifest, index, hardware=hardware, history=history, metric=metric, judged=judged
@@ -187,7 +196,7 @@ def make_plan(
         )
 
     slow = [replace(one, metric_seconds=late[one.name]) for one in asked]
-    workers = fewest_workers(lambda number: end(number, slow), options.workers)
+    workers = fewest_workers(lambda number: end(number, slow), options.workers, sum(late.values()))
     shards: dict[str, list[PlannedShard]] = defaultdict(list)
     for lane in made.lanes:
         for shard in lane.shards:

@@ -2,7 +2,8 @@
 
 Rule: every figure is a difference of recorded times or a sum of them; a time not recorded gives
 None. The lower bound is that of `planning.lower_bound` on this run's measured seconds, so `ratio`
-shows what a perfect schedule on the same GPUs would have saved. Called by `finalize`.
+shows what a perfect schedule on the same GPUs would have saved. A run with failed tasks has none: its
+makespan ends with the last score, and its seconds are of all tasks. Called by `finalize`.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from coordinator.evaluation.events import (
     Accepted,
     AnyEvent,
     JobEnded,
+    JobNotSubmitted,
     JobStarted,
     JobSubmitted,
     NodesOffered,
@@ -33,6 +35,8 @@ from coordinator.report.pauses import Absences, Span, covered, within, without
 from evaljobs.contract.names import ShardId
 from evaljobs.contract.outcomes import Built, Executed, Scored, Staged, TrialEnded
 from evaljobs.contract.specs import Record
+
+LEAST_WAIT_SECONDS = 10.0  # without a GPU that count as a wait: a listing of nodes comes every few seconds
 
 
 class ShardSpan(Record):
@@ -82,7 +86,7 @@ class Report(Record):
     makespan_seconds: float | None  # from acceptance to the last score, without `paused_seconds`
     predicted_makespan_seconds: float | None
     lower_bound_seconds: float | None
-    ratio: float | None
+    ratio: float | None  # of the makespan without `waited_seconds` to the bound
     # policy -> makespan simulated from the seconds measured here; empty while the evaluation runs
     without_evalspan: dict[str, float] = Field(default_factory=dict)
     plan_policy: str = "evalspan"
@@ -103,7 +107,14 @@ class Report(Record):
     reused_scores: tuple[str, ...] = ()  # entries whose scores were reused, too
     away_seconds: float = 0.0  # until the last score, in which no coordinator ran the evaluation
     paused_seconds: float = 0.0  # of these, in which none of its jobs worked or waited in a queue either
+    waited_seconds: float = 0.0  # with requests built, until the first GPUs were offered
+    limited_seconds: float = 0.0  # in which a limit on jobs kept jobs out
     warnings: tuple[str, ...]
+
+    @property
+    def worked_seconds(self) -> float | None:
+        """The makespan without the wait for GPUs, seconds."""
+        return None if self.makespan_seconds is None else self.makespan_seconds - self.waited_seconds
 
 
 def _mean(values: Iterable[float]) -> float | None:
@@ -127,6 +138,8 @@ class _Gathered:
         self.staged_at: list[tuple[float, float]] = []
         self.there_at: dict[str, float] = {}  # node -> first staged
         self.offered_at: dict[str, float] = {}  # node -> first offer of GPUs
+        self.kept_out: dict[str, float] = {}  # job -> when a limit first kept it out
+        self.limited: list[Span] = []  # when a limit kept a job out
         self.trials: list[TrialEnded] = []
         self.metric_seconds: dict[str, float] = defaultdict(float)
         self.scored_at: float | None = None
@@ -136,6 +149,7 @@ class _Gathered:
         for event in events:
             self.absences.take(event)
             self._take(event)
+            self._limit(event)
 
     @property
     def loaded(self) -> list[TrialEnded]:
@@ -148,6 +162,15 @@ class _Gathered:
         trials = ((t.started_at, t.ended_at) for t in self.trials)
         inferred = ((s.started_at, s.started_at + s.seconds) for s in shards)
         return without(self.absences.spans, [*self.measured, *queued, *trials, *inferred])
+
+    def waited(self) -> float:
+        """Seconds without a GPU after everything that goes before: the build, and staging ahead of the offer."""
+        if not self.offered_at:
+            return 0.0
+        offered = min(self.offered_at.values())
+        before = [self.accepted_at, *(end for _, end in self.built), *self.there_at.values()]
+        waited = offered - max((at for at in before if at <= offered), default=offered)
+        return waited if waited >= LEAST_WAIT_SECONDS else 0.0
 
     def _take(self, event: AnyEvent) -> None:
         match event:
@@ -171,6 +194,12 @@ class _Gathered:
                 self._outcome(event.outcome, event.at if event.left_at is None else event.left_at)
             case _:
                 pass
+
+    def _limit(self, event: AnyEvent) -> None:
+        if isinstance(event, JobNotSubmitted) and event.limited:
+            self.kept_out.setdefault(event.job, event.at)
+        elif isinstance(event, JobSubmitted) and event.job in self.kept_out:
+            self.limited.append((self.kept_out.pop(event.job), event.at))
 
     def _outcome(self, outcome: Any, at: float) -> None:
         if isinstance(outcome, (Built, Staged, Executed, Scored)):
@@ -311,7 +340,11 @@ def make_report(state: State, events: Iterable[AnyEvent], shards: Sequence[Shard
     gpus = sorted(_gpus(state, gathered, shards), key=lambda g: (g.node, g.trial))
     held = sum(g.held * max(1, g.gpus) for g in gpus)
     busy = sum(g.infer * max(1, g.gpus) for g in gpus)
-    bound = None if running else _bound(state, gathered, shards)
+    whole = not running and all(e.status == "scored" for e in state.entries)
+    bound = _bound(state, gathered, shards) if whole else None
+    offers = [at for at in gathered.offered_at.values() if at <= over]
+    waited = max(0.0, gathered.waited() - within(pauses, accepted, min(offers))) if offers else 0.0
+    kept_out = [*gathered.limited, *((at, over) for at in gathered.kept_out.values())]
     return Report(
         evaluation_id=record.evaluation_id,
         checkpoint=record.checkpoint.announced,
@@ -322,9 +355,9 @@ def make_report(state: State, events: Iterable[AnyEvent], shards: Sequence[Shard
         makespan_seconds=makespan,
         predicted_makespan_seconds=state.plan.predicted_makespan_seconds or None,
         lower_bound_seconds=bound,
-        ratio=makespan / bound if bound and not running else None,
+        ratio=(makespan - waited) / bound if bound else None,
         plan_policy=record.options.plan_policy,
-        without_evalspan={} if running else _without(state, gathered, shards),
+        without_evalspan=_without(state, gathered, shards) if whole else {},
         stages=_stages(gathered, shards, pauses),
         gpu_seconds=held,
         gpu_busy_fraction=busy / held if held else None,
@@ -345,6 +378,8 @@ def make_report(state: State, events: Iterable[AnyEvent], shards: Sequence[Shard
         reused_scores=tuple(state.entries[i].name for i in sorted(state.plan.reused_scores)),
         away_seconds=within(gathered.absences.spans, accepted, over),
         paused_seconds=paused,
+        waited_seconds=waited,
+        limited_seconds=covered(kept_out) or 0.0,
         warnings=tuple(dict.fromkeys(state.warnings)),
     )
 

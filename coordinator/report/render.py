@@ -78,7 +78,7 @@ def _summary(report: Report, gpu_hour_price: float | None) -> Iterator[tuple[str
     policy = "" if report.plan_policy == "evalspan" else f", planned by {report.plan_policy}"
     yield "  predicted", seconds(report.predicted_makespan_seconds), f"from the plan on, by the prior{policy}"
     for other, makespan in report.without_evalspan.items():
-        times = f"{makespan / report.makespan_seconds:.2f} x, " if report.makespan_seconds else ""
+        times = f"{makespan / report.worked_seconds:.2f} x, " if report.worked_seconds else ""
         note = "; without building requests, which the bound has" if other == CACHED else ""
         yield f"  {other}", seconds(makespan), f"{times}simulated from this run's measured seconds{note}"
     yield "build requests", seconds(stages.build), "" if stages.build is not None else "reused"
@@ -219,12 +219,17 @@ def reuse_lines(report: Report) -> list[str]:
 
 def _ratio(report: Report) -> str:
     bound = seconds(report.lower_bound_seconds)
-    return f"{report.ratio:.2f} x the lower bound of {bound}" if report.ratio else ""
+    after = ", after the wait for a GPU," if report.waited_seconds >= 1 else ""
+    return f"{report.ratio:.2f} x{after} the lower bound of {bound}" if report.ratio else ""
 
 
 def absence(report: Report) -> Iterator[str]:
-    """What the makespan leaves out, and what it does not: the time in which no coordinator ran the evaluation."""
+    """What the makespan leaves out, and what it does not: waits, and the time in which no coordinator ran the evaluation."""
     went_on = report.away_seconds - report.paused_seconds
+    if report.waited_seconds >= 1:
+        yield f"{seconds(report.waited_seconds)} of it waited for a free GPU"
+    if report.limited_seconds >= 1:
+        yield f"a limit on jobs kept jobs out for {seconds(report.limited_seconds)}"
     if report.paused_seconds >= 1:
         yield f"without {seconds(report.paused_seconds)} in which no coordinator ran and no job worked"
     if went_on >= 1:
@@ -319,7 +324,8 @@ def show(
         parts.append(Text(said, style="yellow"))
     parts += [Text(f"FAILED {names}: {why}", style="bold red") for names, why in by_reason(failed).items()]
     if failed and report.status != "cancelled":
-        said = f"`evalspan logs {report.evaluation_id} NAME` prints a job's log; mend the cause and type the same command again"
+        one = report.evaluation_id
+        said = f"`evalspan logs {one} NAME` prints a job's log; mend the cause, then `evalspan retry {one}`"
         parts.append(Text(said))
     for entry in report.entries:
         if entry.status != "failed" and entry.unscored:

@@ -9,7 +9,6 @@ what the settings do not allow is refused at once (`admission`). `evalspan daemo
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import logging
 import os
@@ -145,7 +144,7 @@ class Service:
             young = (
                 now - each.since < WAIT_SECONDS
             )  # it may not be whole yet, or its suite file may be edited
-            passing = may_pass(error) or (young and _may_be_there(each.notice.checkpoint))
+            passing = may_pass(error) or (young and admission.may_be_there(each.notice.checkpoint))
             if passing and not isinstance(error, NotAdmittedError):
                 each.wait(why)
                 return False
@@ -255,17 +254,6 @@ class Service:
             with contextlib.suppress(OSError):
                 Path(pin).unlink()
         self._pinned = wanted
-
-
-def _may_be_there(place: str) -> bool:
-    """False where there is no such path. True where storage fails or denies access: the path may exist."""
-    try:
-        Path(place).stat()
-    except (FileNotFoundError, NotADirectoryError, ValueError):
-        return False
-    except OSError as error:
-        return error.errno != errno.ENAMETOOLONG
-    return True
 
 
 def _is_there(place: Path) -> bool:

@@ -82,7 +82,7 @@ def at_site(record: EvaluationRecord, site: Hosting, config: Config) -> Evaluati
         changes |= {"host_trials": True, "host_why": reason}
     if site.array_size is not None:
         changes["array_size"] = site.array_size
-    fitting = site.workers_that_fit(wants, options.worker_cpus)
+    fitting = site.workers_that_fit(wants, options.worker_cpus, options.worker_memory_mb)
     if fitting is not None:
         changes["workers"] = min(config.metric.workers or MOST_WORKERS, fitting)
     return record.model_copy(update={"options": options.model_copy(update=changes)})

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from coordinator.cli.screen.layout import clock_time, fitted, wrapped
 from coordinator.cli.screen.listing import show_daemon, show_left_out, show_pending, show_rows
-from coordinator.cli.screen.standing import OVER, Choice, failed, failed_jobs
+from coordinator.cli.screen.standing import OVER, Choice, failed, failed_jobs, with_details
 from coordinator.cli.screen.surroundings import read_surroundings
 from coordinator.cli.screen.watching import Sight
 from coordinator.cluster import JobState
@@ -211,6 +211,17 @@ def test_failed_jobs_are_read_from_their_outcomes(tmp_path: Path):
     paths.outcome("failed", told.name).write_text(told.model_dump_json())
     (paths.outcomes / "other.failed.json").write_text(json.dumps({"kind": "unheard-of"}))
     assert failed_jobs(paths) == {told.name: "CUDA out of memory"}
+
+
+def test_a_trial_that_died_with_its_node_is_named_by_the_clusters_word(tmp_path: Path):
+    """It left no outcome of its own: `status ID` has it from the report."""
+    gpus = [
+        {"trial": "es-1-trial-n1-a0.0", "ended": "NODE_FAIL"},
+        {"trial": "es-1-trial-n2-a0.0", "ended": "drained"},
+    ]
+    EvaluationPaths(tmp_path).report.write_text(json.dumps({"gpus": gpus, "makespan_seconds": 5.0}))
+    more = with_details(row(folder=str(tmp_path), stage="ended", ended_at=NOW))
+    assert more["failed_jobs"] == {"es-1-trial-n1-a0.0": "its job ended: NODE_FAIL"}
 
 
 def test_pending_and_refused_checkpoints_stand_below_their_reason():

@@ -19,6 +19,7 @@ from coordinator.cli.screen.progress import (
     held_jobs,
     stage_of,
     waits_of,
+    with_turn,
 )
 from coordinator.cli.screen.standing import _row_of_state, say_what_is_taken
 from coordinator.cluster import Job, JobPhase, JobState, Purpose
@@ -193,10 +194,20 @@ def test_an_evaluation_without_a_node_waits_and_says_so():
     state.nodes.by_name["n1"] = NodeUse(name="n1", lanes=1, status="staging")
     assert stage_of(state, NOW) == "staging"
     assert waits_of(state, NOW) == []
-    assert ahead_of((0, 3.0), [(0, 3.0), (0, 1.0), (-5, 9.0), (0, 4.0)]) == [
-        "2 evaluations are served before it"
+    turns = {"es-1": (0, 3.0), "es-2": (0, 1.0), "es-3": (-5, 9.0), "es-4": (0, 4.0)}
+    assert ahead_of("es-1", turns) == ["2 evaluations are served before it"]
+    assert ahead_of("es-2", turns) == ["es-3 is served before it"]
+    assert ahead_of("es-3", turns) == []
+
+
+def test_an_evaluation_behind_another_waits_for_that_one_and_for_no_gpu():
+    """GPUs may be free, since the first one has not taken them yet; the log of the daemon says so, too."""
+    waits = ["a trial is pending", NO_SLOT]
+    assert with_turn(waits, ["es-3 is served before it"]) == [
+        "a trial is pending",
+        "es-3 is served before it",
     ]
-    assert ahead_of((0, 3.0), [(0, 3.0)]) == []
+    assert with_turn([NO_SLOT], []) == [NO_SLOT]
 
 
 def test_pending_jobs_are_counted_by_kind_with_the_clusters_reason():
@@ -231,7 +242,7 @@ def test_an_evaluation_without_a_slot_names_what_is_taken(borrow, more):
     assert waits["waits_for"] == [f"8 of 8 GPUs are used, 2 of them by evalspan{more}"]
     other = {"waits_for": [NO_SLOT], "stopped": False}
     say_what_is_taken([other], config, tuple)
-    assert other["waits_for"] == [f"no GPU or CPU slot is free for it{more}"]
+    assert other["waits_for"] == [f"nothing that it could run on is free{more}"]
 
 
 def test_a_job_that_is_kept_out_has_a_countdown_only_while_a_process_goes_on():

@@ -234,3 +234,14 @@ def test_workers_that_fit_fill_the_cores_that_trials_leave(
         assert fit >= few
         assert fit == few or fit * cpus <= left < (fit + 1) * cpus
     assert Hosting().workers_that_fit(wants, cpus) is None
+
+
+@pytest.mark.parametrize(("allots", "fit"), [("CR_Core_Memory", 15), ("CR_Core", 32)])
+def test_no_more_workers_fit_than_memory_holds_where_slurm_allots_it(allots: str, fit: int) -> None:
+    (partition,) = parse_partitions(
+        "PartitionName=cpu Default=YES State=UP TotalCPUs=32 TotalNodes=4 TRES=cpu=32,mem=62.50G,node=4"
+    )
+    rules = SiteRules(config={"SelectTypeParameters": allots}, partitions=(partition,))
+    site = Hosting(partition="gpu", cpu_partition="cpu", rules=rules)
+    wants = Wants(precursor_mb=512, trial_mb=1000, trial_cpus=2, trial_gpus=1)
+    assert site.workers_that_fit(wants, 1, 4096) == fit

@@ -345,3 +345,13 @@ def test_small_job_arrays_are_no_obstacle() -> None:
     (arrays, _) = judge_limits(SiteRules(config={"MaxArraySize": "1"}), None, lanes=8)
     assert arrays.status == "ok"
     assert "in jobs of 1" in arrays.found
+
+
+def test_what_stops_the_daemon_at_its_start_is_found(tmp_path: Path) -> None:
+    """A suite of [watch] that does not load, and a missing root."""
+    for watch, status in (
+        ({"roots": [tmp_path / "no"]}, "warn"),
+        ({"roots": [tmp_path], "suite": "mien"}, "fail"),
+    ):
+        config = Config.model_validate({"cluster": {"kind": "slurm"}, "watch": watch})
+        assert judged(config=config)["[watch]"].status == status

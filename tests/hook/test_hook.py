@@ -91,7 +91,7 @@ def test_only_rank_0_sends_notices(tmp_path, variable):
 BAD = {
     "no work folder is named": ("hook.notify('/c', 1)", ""),
     "the work folder is a file": ("hook.notify('/c', 1, work_dir=__FILE__)", "[watch]"),
-    "the work folder cannot be made": ("hook.notify('/c', 1, work_dir='/proc/nothing/here')", "[watch]"),
+    "the work folder cannot be made": ("hook.notify('/c', 1, work_dir='/proc/nothing/here')", "notices wait"),
     "a work folder that is mistyped": (
         "hook.notify('/c', 1, work_dir=__DIR__ + '/new')",
         "/new: notices wait",
@@ -121,8 +121,20 @@ def test_a_mistake_is_one_warning_and_no_error(tmp_path, case):
     assert first.startswith("evalspan: ")
     assert words in first
     ends = "evalspan: training ends with notices left: 3 undelivered"
-    assert [line.partition(";")[0] for line in last] == [ends] * ("notices wait" in first), done.stderr
+    assert [line.partition(" to ")[0] for line in last] == [ends] * ("notices wait" in first), done.stderr
+    assert all(("work_dir" in call and "/here; the" in line) or "/new; the" in line for line in last)
     assert [p.name for p in tmp_path.iterdir()] == ["file"], "no folder was made"
+
+
+def test_a_fault_of_one_kind_mutes_no_other(tmp_path):
+    """A wrong step names its checkpoint; the mistyped work folder of the next notice is still said."""
+    body = f"""
+        from coordinator import hook
+        for step in ("seven", "eight", 9): hook.notify('/c/1', step, work_dir={str(tmp_path / "new")!r})
+    """
+    first, second, _ = train(body).stderr.splitlines()
+    assert first.startswith("evalspan: checkpoint '/c/1' of step 'seven' is not announced: ValueError")
+    assert "there is no work folder" in second
 
 
 def test_a_work_folder_that_is_away_for_a_moment_loses_no_notice(tmp_path):
@@ -161,7 +173,7 @@ def test_a_work_folder_that_is_away_holds_up_no_other(tmp_path):
 def test_what_a_long_training_remembers_is_bounded(tmp_path, monkeypatch):
     """Announced checkpoints are forgotten once they count as pinned no more; waiting notices have a limit."""
     monkeypatch.setattr(hook, "_announced", {})
-    monkeypatch.setattr(hook, "_warned", True)
+    monkeypatch.setattr(hook, "_warned", set())
     monkeypatch.setattr(hook, "_courier", hook._Courier())
     monkeypatch.setattr(hook, "MOST_NOTICES", 5)
     monkeypatch.setattr(hook, "PIN_GRACE_SECONDS", 0.0)

@@ -22,7 +22,7 @@ def _fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No grace and no memory of other tests; launchers' variables away."""
     monkeypatch.setattr(hook, "_announced", {})
     monkeypatch.setattr(hook, "PIN_GRACE_SECONDS", 0.0)
-    monkeypatch.setattr(hook, "_warned", False)
+    monkeypatch.setattr(hook, "_warned", set())
     for name in ("RANK", "SLURM_PROCID"):
         monkeypatch.delenv(name, raising=False)
     return
@@ -140,7 +140,7 @@ def test_a_dcp_save_that_failed_is_not_announced(tmp_path, capsys, monkeypatch):
     """One warning; training goes on."""
     from concurrent.futures import Future
 
-    monkeypatch.setattr(hook, "_warned", False)
+    monkeypatch.setattr(hook, "_warned", set())
     saving: Future[None] = Future()
     hook.on_dcp_saved(saving, "/c", 1, work_dir=tmp_path)
     saving.set_exception(OSError("disk full"))

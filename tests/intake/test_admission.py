@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,11 +17,19 @@ from typer.testing import CliRunner
 
 from coordinator import hook
 from coordinator.cli import app
-from coordinator.config.schema import CheckpointConfig, Config, WatchConfig
+from coordinator.config.schema import CheckpointConfig, Config, WatchConfig, load
 from coordinator.errors import OperatorError
 from coordinator.intake import pending
-from coordinator.intake.admission import NotAdmittedError, admitted_suite, check_place, suite_files
+from coordinator.intake.admission import (
+    NotAdmittedError,
+    admitted_suite,
+    check_place,
+    loaded_suites,
+    missing_places,
+    suite_files,
+)
 from coordinator.intake.sources import Notice, spool, submit
+from coordinator.intake.suites import names
 from coordinator.runtime.service import Service
 from evaljobs.contract.paths import WorkPaths
 from evaljobs.queue import redis_client
@@ -156,7 +165,7 @@ def test_a_notice_reaches_no_suite_file_that_is_not_listed(name: str) -> None:
     try:
         found = admitted_suite(name, watch, files)
     except NotAdmittedError:
-        assert "/" in name or name.endswith(".toml")
+        assert name not in (*names(), "default", "own", "mine")
     else:
         assert found in ("/etc/own.toml", "/suites/mine.toml") or (
             found == name and "/" not in found and not found.endswith(".toml")
@@ -203,3 +212,53 @@ def test_without_roots_no_place_is_taken_and_the_setting_is_named(tmp_path: Path
         (tmp_path / "circle").symlink_to(tmp_path / "circle")
         with pytest.raises(NotAdmittedError):
             check_place(odd, WatchConfig(roots=(tmp_path,)))
+
+
+def test_a_default_suite_is_one_of_the_listed_files_by_the_name_of_a_notice(
+    tmp_path: Path, suite: Path
+) -> None:
+    """`suite = "mine"` means the file that a notice names "mine"; relative ones are beside the settings."""
+    own = tmp_path / "evalspan.toml"
+    own.write_text('[watch]\nroots = ["."]\nsuites = ["suites/mine.toml"]\nsuite = "mine"\n')
+    watch = load(own, {}).watch
+    assert watch.suite == str(suite)
+    assert [s.name for s in loaded_suites(watch)] == ["mine", "mine"]
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ('suites = ["mni.toml"]', r"line 3: \[watch\] suites: no suite file .*/mni.toml"),
+        ('suite = "mien"', r"line 3: \[watch\] suite: no suite named 'mien'"),
+        (
+            'suites = ["suites/mine.toml", "other/mine.toml"]',
+            r"line 3: \[watch\] suites: a notice would name .*mine",
+        ),
+    ],
+)
+def test_a_wrong_suite_of_the_settings_is_named_with_its_line_at_the_daemons_start(
+    tmp_path: Path, suite: Path, line: str, why: str
+) -> None:
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "mine.toml").write_bytes(suite.read_bytes())
+    own = tmp_path / "evalspan.toml"
+    own.write_text(f'[watch]\nroots = ["/"]\n{line}\n')
+    answer = CliRunner().invoke(app, ["daemon", "--config", str(own), "--work-dir", str(tmp_path / "work")])
+    assert isinstance(answer.exception, OperatorError)
+    assert re.search(f"{own}, {why}", str(answer.exception))
+
+
+def test_a_place_that_is_not_there_is_named(tmp_path: Path) -> None:
+    """A misspelt folder would refuse every checkpoint; a glob may match later."""
+    watch = WatchConfig(roots=(tmp_path / "no", tmp_path), folders=(tmp_path / "run*", tmp_path / "nor"))
+    assert missing_places(watch) == [
+        f"[watch] roots: {tmp_path}/no does not exist",
+        f"[watch] folders: {tmp_path}/nor does not exist",
+    ]
+
+
+def test_a_notice_with_a_mistyped_suite_is_refused_at_once(tmp_path: Path, suite: Path) -> None:
+    """Waiting mends no name: the settings are read at the start alone."""
+    ears = daemon(tmp_path / "work", Config(watch=WatchConfig(roots=(tmp_path,), suites=(suite,))))
+    spool(ears.paths, Notice(checkpoint=str(small(tmp_path / "run" / "step-1")), suite="mien"))
+    assert "no suite named 'mien': [watch] suites has: mine" in refusal(ears).why

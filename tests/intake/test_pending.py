@@ -49,12 +49,12 @@ def test_what_one_notice_raises_costs_no_other_and_is_told(tmp_path: Path) -> No
     assert taken(ears) == ["good"]
     shown = pending.read(ears.paths.pending)
     refused = [Path(r.checkpoint).name[:7] for r in shown.refused]
-    assert refused == ["xxxxxxx", "no\0name", "circle", "nowhere"]
+    assert refused == ["xxxxxxx", "no\0name", "circle", "good", "good", "nowhere"]
     assert "no such folder" in shown.refused[-1].why
     waits = {(Path(w.checkpoint).name, w.suite[:9]): w.why for w in shown.waiting}
     assert "no list of names" in waits["odd", SUITE[:9]]
-    assert "nearest: quickstart" in waits["good", "quickstra"]
-    assert len(waits) == notices(ears) == 3
+    assert "no suite named 'quickstrat'" in shown.refused[3].why
+    assert len(waits) == notices(ears) == 1
     told = CliRunner().invoke(app, ["status", "--json", "--work-dir", str(ears.paths.root)])
     status = json.loads(told.stdout)
     assert status["waiting"] == [w.model_dump() for w in shown.waiting]

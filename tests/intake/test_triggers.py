@@ -187,6 +187,19 @@ def test_a_watched_folder_tells_each_checkpoint_until_it_is_acknowledged(tmp_pat
     assert [Path(c).name for c in names(FolderWatch(memory, watch.folders).look())] == ["step-200"]
 
 
+@pytest.mark.parametrize("glob", ["", "/*"])
+def test_a_folder_that_is_still_copied_or_written_under_another_name_is_no_checkpoint(
+    tmp_path: Path, glob: str
+) -> None:
+    """Hidden, or temporary by its name: the copy is renamed once it is whole."""
+    run = tmp_path / "run"
+    for name in (".tmp-x", ".hidden", "tmp-checkpoint-5", "step-3.partial", "step-4.tmp", "step-9"):
+        (run / name).mkdir(parents=True)
+        (run / name / "config.json").write_text("{}")
+    found = FolderWatch(tmp_path / "m", [(f"{run}{glob}", "core")]).look()
+    assert [Path(d.notice.checkpoint).name for d in found] == ["step-9"]
+
+
 def test_a_watched_checkpoint_that_is_written_over_is_told_again(tmp_path: Path) -> None:
     """In place or as a folder of the same name, seen by the next daemon too; our own pin, or nothing new, is no news."""
     place = checkpoint(tmp_path / "run", "step-100")

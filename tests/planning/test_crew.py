@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.problems import alike, fixed, lanes, work_sets
 
 from coordinator.planning.flow_shop import end_of
-from coordinator.planning.make_plan import SLACK, fewest_workers
+from coordinator.planning.make_plan import SLACK, WORKER_SECONDS, fewest_workers
 from coordinator.planning.model import WorkSet
 from coordinator.planning.planner import plan
+from priors.estimate import Learnt, predict_metric
 
 
 def crew_of(sets, on, *, most, cores=1, factor=1.0, load_seconds=0.0, shard_overhead_seconds=0.05):
@@ -24,11 +26,24 @@ def crew_of(sets, on, *, most, cores=1, factor=1.0, load_seconds=0.0, shard_over
 @settings(max_examples=80)
 @given(sets=work_sets(), on=lanes(), costs=fixed, most=st.integers(1, 40), cores=st.sampled_from([1, 4]))
 def test_no_worker_is_spared_that_would_end_it_sooner(sets, on, costs, most, cores) -> None:
-    """The workers chosen, from 1 to the most, end within the slack of what the most would."""
+    """The workers chosen, from 1 to the most, end within the slack of what the most would, each having its share of work."""
     _, end = crew_of(sets, on, most=most, cores=cores, load_seconds=costs["load_seconds"])
-    chosen = fewest_workers(end, most)
+    work = sum(one.metric_seconds for one in sets)
+    chosen = fewest_workers(end, most, work)
     assert 1 <= chosen <= most
-    assert end(chosen) <= SLACK * end(most) + 1e-9
+    assert chosen == 1 or (chosen - 1) * WORKER_SECONDS < work
+    assert end(chosen) <= SLACK * end(max(1, min(most, int(work / WORKER_SECONDS)))) + 1e-9
+
+
+@pytest.mark.parametrize("leaves", [2, 57])
+def test_a_few_seconds_of_scoring_get_one_worker_however_many_tasks_share_them(leaves) -> None:
+    """A group's tasks are scored by one job: they share its start, and a second worker would start for as long as it worked."""
+    each = predict_metric("unheard-of", 8, False, Learnt([]), together=leaves).seconds
+    sets = [
+        WorkSet(name=str(n), batch_seconds=[0.1], metric_seconds=each, metric="score") for n in range(leaves)
+    ]
+    _, end = crew_of(sets, alike(4), most=32, load_seconds=8.0)
+    assert fewest_workers(end, 32, leaves * each) == 1
 
 
 @settings(max_examples=40)
@@ -36,7 +51,7 @@ def test_no_worker_is_spared_that_would_end_it_sooner(sets, on, costs, most, cor
 def test_without_metric_seconds_one_worker_is_enough(sets, on, most) -> None:
     """Nothing to compute: one worker, and the end is the GPUs'."""
     _, end = crew_of(sets, on, most=most, factor=0.0)
-    assert fewest_workers(end, most) == 1
+    assert fewest_workers(end, most, 0.0) == 1
     assert end(1) == end(most)
 
 
@@ -53,5 +68,5 @@ def test_long_programs_get_many_workers_and_short_ones_few() -> None:
     """600 CPU seconds behind 100 s of GPU: the work asks for several; 6 CPU seconds for one."""
     long = [WorkSet(name="x", batch_seconds=[1.0] * 100, metric_seconds=600.0, metric="execute")]
     short = [WorkSet(name="x", batch_seconds=[1.0] * 100, metric_seconds=6.0, metric="execute")]
-    assert fewest_workers(crew_of(long, alike(1), most=16)[1], 16) >= 6
-    assert fewest_workers(crew_of(short, alike(1), most=16)[1], 16) == 1
+    assert fewest_workers(crew_of(long, alike(1), most=16)[1], 16, 600.0) >= 6
+    assert fewest_workers(crew_of(short, alike(1), most=16)[1], 16, 6.0) == 1

@@ -9,15 +9,28 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
-from support.simulated.parts import FakeJob, FakeMember, Faults, record
+from support.simulated.parts import FakeJob, FakeMember, Faults, ended, record
 from support.simulated.world import World
 
 from coordinator.cluster import Job, JobState
-from coordinator.evaluation.events import JobEnded, JobStarted, OutcomeSeen
+from coordinator.evaluation.events import (
+    JobEnded,
+    JobNotSubmitted,
+    JobStarted,
+    JobSubmitted,
+    NodesOffered,
+    OutcomeSeen,
+)
 from coordinator.evaluation.state import JobInfo, State, Trial
 from coordinator.report.gpu_use import GpuUse, died
-from coordinator.report.measurements import make_report, without_measurements
-from coordinator.report.render import gpu_table
+from coordinator.report.measurements import (
+    LEAST_WAIT_SECONDS,
+    EntryLine,
+    ShardSpan,
+    make_report,
+    without_measurements,
+)
+from coordinator.report.render import absence, gpu_table, seconds, show
 
 
 @pytest.mark.parametrize("cpus", [1, 4])
@@ -85,3 +98,72 @@ def test_a_trial_that_died_keeps_the_seconds_of_its_shards() -> None:
     out = io.StringIO()
     Console(file=out, width=120).print(gpu_table(report))
     assert "NODE_FAIL" in out.getvalue()
+
+
+def spans_of(world: World) -> list[ShardSpan]:
+    return [
+        ShardSpan(shard=name, trial="t", started_at=10.0, seconds=5.0) for name in world.state.shards.by_name
+    ]
+
+
+def test_a_run_with_a_failed_task_has_no_lower_bound() -> None:
+    """Its makespan ends with the last score: the failed task's load and inference may have come after it."""
+    world = World(2, Faults(), record())
+    world.run()
+    trial = ended("n1", "es-1-trial-n1-a0.0", "drained").model_copy(update={"load_seconds": 20.0})
+    journal = [*world.journal, OutcomeSeen(at=world.now, outcome=trial)]
+    whole = make_report(world.state, journal, spans_of(world), world.now)
+    assert whole.ratio
+    assert whole.without_evalspan
+    world.state.entries[0].status = "failed"
+    part = make_report(world.state, journal, spans_of(world), world.now)
+    assert (part.lower_bound_seconds, part.ratio, part.without_evalspan) == (None, None, {})
+
+
+def test_the_time_that_a_limit_on_jobs_takes_is_said() -> None:
+    """From the first refusal to the submission; overlapping ones count once."""
+    world = World(2, Faults(), record())
+    world.run()
+    first, second = [e for e in world.journal if isinstance(e, JobSubmitted)][:2]
+    refusals = [
+        JobNotSubmitted(at=first.at - 90.0, job=first.job, error="QOSMaxSubmitJobPerUserLimit", limited=True),
+        JobNotSubmitted(at=first.at - 60.0, job=first.job, error="QOSMaxSubmitJobPerUserLimit", limited=True),
+        JobNotSubmitted(
+            at=first.at - 30.0, job=second.job, error="QOSMaxSubmitJobPerUserLimit", limited=True
+        ),
+    ]
+    report = make_report(world.state, [*refusals, *world.journal], [], world.now)
+    assert report.limited_seconds == pytest.approx(90.0 + max(0.0, second.at - first.at))
+    assert f"kept jobs out for {seconds(report.limited_seconds)}" in "; ".join(absence(report))
+    assert make_report(world.state, world.journal, [], world.now).limited_seconds == 0.0
+
+
+@pytest.mark.parametrize("late", [300.0, 1.0])
+def test_a_wait_for_gpus_stands_apart_from_what_the_schedule_took(late: float) -> None:
+    """Another evaluation had them: no policy is compared with that time, and the ratio leaves it out."""
+    world = World(2, Faults(), record())
+    world.run()
+    trial = ended("n1", "es-1-trial-n1-a0.0", "drained").model_copy(update={"load_seconds": 20.0})
+    journal = [*world.journal, OutcomeSeen(at=world.now, outcome=trial)]
+    first = next(place for place, e in enumerate(journal) if isinstance(e, NodesOffered))
+    earlier = [
+        e.model_copy(update={"at": e.at - late} | ({"left_at": None} if isinstance(e, OutcomeSeen) else {}))
+        for e in journal[:first]
+    ]
+    report = make_report(world.state, [*earlier, *journal[first:]], spans_of(world), world.now)
+    assert report.waited_seconds == pytest.approx(
+        late if late > 10 else 0.0, abs=LEAST_WAIT_SECONDS * (late > 10)
+    )
+    assert ("waited for a free GPU" in "; ".join(absence(report))) == (late > 10)
+    assert report.lower_bound_seconds
+    assert report.worked_seconds == pytest.approx(report.ratio * report.lower_bound_seconds)
+
+
+def test_what_failed_is_brought_back_by_retry() -> None:
+    """Also where `submit` or a daemon began it."""
+    state = State(record=record(1), entries=[], batch_size=8)
+    failed = EntryLine(name="add", status="failed", error="no data")
+    out = io.StringIO()
+    report = without_measurements(state, "no").model_copy(update={"entries": (failed,)})
+    show(Console(file=out, width=200), report, None)
+    assert f"`evalspan retry {report.evaluation_id}`" in out.getvalue()

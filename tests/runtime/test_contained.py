@@ -134,7 +134,7 @@ def test_a_row_asked_for_alone_counts_what_is_served_before_it(pair: Coordinator
         journal.write_bytes(b"".join(map(line_of, early)))
     config = Config(work_dir=pair.performer.site.paths.root)
     rows = {row["evaluation_id"]: row["waits_for"] for row in facts_of(config)}
-    assert "one evaluation is served before it" in rows[BAD]
+    assert f"{GOOD} is served before it" in rows[BAD]
     for name, waits in rows.items():
         (alone,) = facts_of(config, EvaluationPaths(config.work_dir / name))
         assert alone["waits_for"] == waits

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +24,7 @@ from coordinator.cli.screen.lanes import lane_rows
 from coordinator.cli.screen.layout import GAP, abreast, wrapped
 from coordinator.cli.screen.listing import show_rows
 from coordinator.cli.screen.progress import (
+    NO_SLOT,
     about,
     ahead_of,
     all_in_back_off,
@@ -34,6 +35,7 @@ from coordinator.cli.screen.progress import (
     stage_of,
     turn_of,
     waits_of,
+    with_turn,
 )
 from coordinator.cli.screen.score_lines import Scores, in_brief, value_in_words
 from coordinator.cli.screen.standing import Row
@@ -170,7 +172,13 @@ def _progress(running: Watched, now: float, width: int) -> Iterator[RenderableTy
 
 
 def _block(
-    running: Watched, scores: Scores, now: float, width: int, *, much: int, turns: Sequence[tuple[float, ...]]
+    running: Watched,
+    scores: Scores,
+    now: float,
+    width: int,
+    *,
+    much: int,
+    turns: Mapping[str, tuple[float, ...]],
 ) -> Iterator[RenderableType]:
     """An evaluation. `much`: WHOLE; SHORT: its lanes by node and its last scores; BRIEF: its progress alone.
 
@@ -184,7 +192,7 @@ def _block(
     held = [f"{names}: {why}" for names, why in by_reason(held_jobs(state, now)).items()]
     waits = [halt] if halt else [all_in_back_off(back), *held, *waits_of(state, now, running.listed)]
     if not halt and stage_of(state, now) == "waits":
-        waits += ahead_of(turn_of(state), turns)
+        waits = with_turn(waits, ahead_of(state.evaluation_id, turns))
     for what in filter(None, waits):
         yield from _folded(what, width, "yellow")
     if much == BRIEF:
@@ -210,7 +218,7 @@ def screen(
     end = [*_folded(f"! {trouble}", width, "yellow")] if trouble else []
     end += below
     room = None if height is None else max(1, height - len(end) - 1)
-    count, turns = len(runnings), [turn_of(running.state) for running in runnings]
+    count, turns = len(runnings), _turns(runnings)
     lines: list[RenderableType] = []
     for levels in ([WHOLE] * count, [SHORT] * count, [SHORT, *[BRIEF] * (count - 1)], [BRIEF] * count):
         blocks = [
@@ -225,6 +233,10 @@ def screen(
             return Group(*lines, *end)
     shown = lines[: max(0, (room or 1) - 1)]
     return Group(*shown, Text("  and more: `evalspan status` lists all", style="dim"), *end)
+
+
+def _turns(runnings: Sequence[Watched]) -> dict[str, tuple[float, ...]]:
+    return {running.state.evaluation_id: turn_of(running.state) for running in runnings}
 
 
 class Watcher:
@@ -277,12 +289,12 @@ class Watcher:
             )
             return
         for running in runnings:
-            self._print_changes(running, now)
+            self._print_changes(running, now, _turns(runnings))
         for row in ended:
             self._print_end(row)
         # no line for `trouble`: the log has it
 
-    def _print_changes(self, running: Watched, now: float) -> None:
+    def _print_changes(self, running: Watched, now: float, turns: Mapping[str, tuple[float, ...]]) -> None:
         state = running.state
         scored = sum(e.status == "scored" for e in state.entries)
         shards = f", {done_shards(state)}/{len(state.shards.by_name)} shards" if state.shards.by_name else ""
@@ -296,6 +308,8 @@ class Watcher:
             if entry.status == "scored":
                 self._print(f"{age}: {entry.name}: {GAP.join(map(value_in_words, self._scores.of(entry)))}")
         waiting = [*waits_of(state, now, running.listed, timed=False), *back_offs(state)]
+        if NO_SLOT in waiting:
+            waiting = with_turn(waiting, ahead_of(state.evaluation_id, turns))
         waits = _halt(running)[1] or "; ".join(waiting)
         line = f"{_stage(running, now)}{shards}, {scored}/{len(state.entries)} scored{f': {waits}' if waits else ''}"
         self._line(state.evaluation_id, line, now, age + ": ")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from coordinator.cluster import JobState
 from coordinator.cluster.slurm_reasons import in_words
@@ -16,7 +16,8 @@ from coordinator.report.render import by_reason, seconds
 from evaljobs.queue.work_queue import QueueSnapshot
 
 WAITS_SECONDS = 15.0  # a job that is pending for less is only starting
-NO_SLOT = "no GPU or CPU slot is free for it (`evalspan status` says what takes them)"
+NOTHING_FREE = "nothing that it could run on is free"
+NO_SLOT = f"{NOTHING_FREE} (`evalspan status` says what is used)"
 LEAST_SECONDS = 1.0  # shown as left while a shard is to do
 LOADING = {"import", "load"}  # phases of a trial before its model can infer
 IN_USE = ("offered", "staging", "ready")
@@ -104,12 +105,17 @@ def waits_of(state: State, now: float, listed: Sequence[JobState] = (), *, timed
     return said
 
 
-def ahead_of(turn: tuple[float, ...], turns: Iterable[tuple[float, ...]]) -> list[str]:
-    """A sentence on the evaluations that are served before one that waits. `turn`: (-priority, accepted at)."""
-    count = sum(other < turn for other in turns)
-    return [
-        f"{count} evaluations are served before it" if count > 1 else "one evaluation is served before it"
-    ][: bool(count)]
+def ahead_of(evaluation_id: str, turns: Mapping[str, tuple[float, ...]]) -> list[str]:
+    """A sentence on the evaluations that are served before one that waits. `turns`: id -> (-priority, accepted at)."""
+    first = [other for other, turn in turns.items() if turn < turns[evaluation_id]]
+    if len(first) > 1:
+        return [f"{len(first)} evaluations are served before it"]
+    return [f"{other} is served before it" for other in first]
+
+
+def with_turn(waits: Sequence[str], ahead: Sequence[str]) -> list[str]:
+    """What it waits for: the evaluations `ahead` of it, rather than what they have not taken yet."""
+    return [*(what for what in waits if what != NO_SLOT or not ahead), *ahead]
 
 
 def turn_of(state: State) -> tuple[float, ...]:

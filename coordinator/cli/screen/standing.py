@@ -19,6 +19,7 @@ from pydantic import ValidationError
 
 from coordinator.cli.screen.progress import (
     NO_SLOT,
+    NOTHING_FREE,
     ahead_of,
     done_shards,
     eta_seconds,
@@ -26,6 +27,7 @@ from coordinator.cli.screen.progress import (
     held_jobs,
     stage_of,
     waits_of,
+    with_turn,
 )
 from coordinator.cli.screen.score_lines import Scores, first_of_each, main_scores, read_results
 from coordinator.cluster import Cluster, ClusterError, JobState, NodeState
@@ -99,7 +101,6 @@ def facts_of(
                 row["age_seconds"] = _until_last_sign(row)
             if row["stopped"] and (names := row.get("job_names")):
                 row["jobs_left"] = sum(j.phase == "running" and j.name in names for j in asked())
-    say_what_is_taken(rows, config, ask_nodes)
     for row in rows:
         row.pop("job_names", None)
     if only and any(row["stage"] == "waits" for row in rows):
@@ -107,6 +108,7 @@ def facts_of(
         _count_ahead(rows, _read(config, others, asked, runs=runs))
     else:
         _count_ahead(rows, ())
+    say_what_is_taken(rows, config, ask_nodes)
     return sorted(rows, key=lambda row: (row["accepted_at"], row["evaluation_id"]))
 
 
@@ -129,7 +131,7 @@ def say_what_is_taken(
     found = [row for row in rows if NO_SLOT in row["waits_for"] and not row["stopped"]]
     if not found:
         return
-    said = [gpus_in_words(ask_nodes(), own) or "no GPU or CPU slot is free for it"]
+    said = [gpus_in_words(ask_nodes(), own) or NOTHING_FREE]
     if bounds := config.borrow.model_dump(
         include={"max_nodes", "max_gpus", "leave_nodes_free"}, exclude_defaults=True
     ):
@@ -150,10 +152,12 @@ def _until_last_sign(row: Row) -> float:
 def _count_ahead(rows: Sequence[Row], others: Sequence[Row]) -> None:
     """Say of each of `rows` that waits how many of all are served before it."""
     turns = {r["evaluation_id"]: (-r.pop("priority", 0), r["accepted_at"]) for r in (*rows, *others)}
-    open_ones = [turns[r["evaluation_id"]] for r in (*rows, *others) if r["stage"] not in OVER]
+    there = {
+        name: turns[name] for r in (*rows, *others) if r["stage"] not in OVER and (name := r["evaluation_id"])
+    }
     for row in rows:
         if row["stage"] == "waits":
-            row["waits_for"] += ahead_of(turns[row["evaluation_id"]], open_ones)
+            row["waits_for"] = with_turn(row["waits_for"], ahead_of(row["evaluation_id"], there))
 
 
 def with_details(row: Row) -> Row:
@@ -163,6 +167,11 @@ def with_details(row: Row) -> Row:
     if row["stage"] in OVER:
         more["scores"] = [_score(s) for s in main_scores(paths.results)]
         report = read_results(paths.report) or {}
+        # one that died with its node left no outcome: the report has the cluster's word, in capitals
+        died = {g["trial"]: g["ended"] for g in report.get("gpus", ()) if g["ended"].isupper()}
+        more["failed_jobs"] = {name: f"its job ended: {word}" for name, word in died.items()} | more[
+            "failed_jobs"
+        ]
         more["makespan_seconds"] = report.get("makespan_seconds", row["ended_at"] - row["accepted_at"])
     return row | more
 
