@@ -268,6 +268,20 @@ class TrackersConfig(Record):
     mlflow_experiment: str = "evalspan"
 
 
+# dotted key -> the option of the command line that sets it
+OPTIONS = {
+    "work_dir": "--work-dir",
+    "cluster.kind": "--cluster",
+    "cluster.partition": "--partition",
+    "cluster.account": "--account",
+    "cluster.qos": "--qos",
+    "cluster.slots": "--slots",
+    "trial.engine": "--model",
+    "trial.device": "--device",
+    "gpu_hour_price": "--gpu-hour-price",
+}
+
+
 class Config(Record):
     """All settings. Paths are absolute once loaded."""
 
@@ -287,6 +301,11 @@ class Config(Record):
     trackers: TrackersConfig = TrackersConfig()
     gpu_hour_price: Annotated[float, Field(ge=0)] | None = None
     backlog: Literal["all", "latest"] | KeepEvery = "all"
+
+
+def _said_by(key: str) -> str:
+    """What set this dotted key, in a message: the command line's option, else `settings` of a call."""
+    return "--model-args" if key.startswith(f"{MODEL_ARGS}.") else OPTIONS.get(key, f"settings {key!r}")
 
 
 def load(
@@ -315,7 +334,7 @@ def load(
     for key, value in (overrides or {}).items():
         if value is not None or key.startswith(f"{MODEL_ARGS}."):  # None is a model argument's value, too
             _put(data, tuple(key.split(".")), value)
-            said[tuple(key.split("."))] = f"--{key.rsplit('.', 1)[-1].replace('_', '-')}"
+            said[tuple(key.split("."))] = _said_by(key)
     _over_roles(data, overrides or {})
     named = [location for location, _ in _settings() if _is_for_slurm(location) and _has(data, location)]
     if named:

@@ -7,6 +7,7 @@ order.
 
 from __future__ import annotations
 
+import difflib
 import fnmatch
 import hashlib
 import json
@@ -18,6 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from coordinator.base.words import first_of
 from coordinator.errors import OperatorError
 from coordinator.hook import PIN_PREFIX
 from evaljobs.contract.specs import CheckpointFile, CheckpointSpec
@@ -91,6 +93,16 @@ def inspect(
         return CheckpointSpec(source=str(folder), digest=identity(files, folder), files=files, step=step)
 
 
+def beside(path: Path) -> str:
+    """The folders beside a missing one, the most alike first, in brackets; "" where there is none, or none may be read."""
+    try:
+        names = [each.name for each in os.scandir(path.absolute().parent) if each.is_dir()]
+    except OSError:
+        return ""
+    alike = sorted(names, key=lambda name: -difflib.SequenceMatcher(None, name, path.name).ratio())
+    return f" (beside it: {first_of(alike, 3)})" if names else ""
+
+
 def _resolved(path: str | Path) -> Path:
     """The folder that `path` names. CheckpointError where it is missing or unreadable."""
     try:
@@ -99,7 +111,7 @@ def _resolved(path: str | Path) -> Path:
         str(folder).encode()
     except (FileNotFoundError, NotADirectoryError) as error:
         raise CheckpointError(
-            f"{path}: no such folder; name a checkpoint: a folder with config.json, safetensors and tokenizer"
+            f"{path}: no such folder{beside(Path(path))}; name a checkpoint: a folder with config.json, safetensors and tokenizer"
         ) from error
     except OSError as error:
         raise CheckpointError(f"{path}: {error.strerror}") from error

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from coordinator.errors import OperatorError, RetryError
-from coordinator.intake.checkpoint import SMALL_FILES, CheckpointError, inspect
+from coordinator.intake.checkpoint import SMALL_FILES, CheckpointError, beside, inspect
 
 if TYPE_CHECKING:
     from huggingface_hub.hf_api import ModelInfo
@@ -49,7 +49,7 @@ def local_folder(
         )
     if revision is None and os.path.exists(Path(text).parent):  # noqa: PTH110
         raise OperatorError(
-            f"{text}: no such folder (the folder {Path(text).parent} exists; the Hub's model is {text}@main)"
+            f"{text}: no such folder{beside(Path(text))}; the folder {Path(text).parent} exists (the Hub's model is {text}@main)"
         )
     try:
         snapshot, fault = _cached(name, revision, allow_bin=allow_bin, weights=weights)

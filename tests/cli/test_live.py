@@ -21,6 +21,7 @@ from coordinator.cluster import Job, JobState
 from coordinator.evaluation.records import EvaluationRecord
 from coordinator.evaluation.state import EntryState, JobInfo, NodeUse, Phase, ShardState, State, Trial
 from coordinator.report.render import by_reason
+from coordinator.runtime import drive
 from evaljobs.contract.specs import FrameRef
 from evaljobs.queue.work_queue import Progress, QueueSnapshot
 
@@ -178,6 +179,18 @@ def test_in_a_pipe_a_long_stage_gives_a_sign_of_life(tmp_path, monkeypatch):
         for now[0] in (1000.0, 1000.0 + ALIVE_SECONDS - 1, 1000.0 + ALIVE_SECONDS, 1001.0 + ALIVE_SECONDS):
             watcher.show([one], "")
     assert out.getvalue().count("inference, 5/12 shards, 1/2 scored") == 2
+
+
+def test_progress_of_a_call_gives_a_sign_of_life(tmp_path, monkeypatch):
+    """Of `evalspan.evaluate(progress=…)`: what has changed at once, what has not after drive.ALIVE_SECONDS."""
+    seen, now = [], [1000.0]
+    one = running(tmp_path)
+    monkeypatch.setattr(drive.time, "monotonic", lambda: now[0])
+    caller = drive.Caller(seen.append)
+    for now[0] in (1000.0, 999.0 + drive.ALIVE_SECONDS, 1000.0 + drive.ALIVE_SECONDS):
+        caller._show(one.state, "")
+    caller._show(one.state, "Redis is away")
+    assert [progress.trouble for progress in seen] == ["", "", "Redis is away"]
 
 
 def test_in_a_pipe_a_back_off_has_its_reason(tmp_path):

@@ -385,3 +385,17 @@ def test_the_work_folders_origin_is_what_load_takes_it_from(toml, tmp_path, monk
     assert schema.work_folder_from(plain, {}, None) == "the default, below the current folder"
     file = toml('work_dir = "/w"\n')
     assert schema.work_folder_from(file, {}, None) == str(file)
+
+
+@pytest.mark.parametrize(
+    ("key", "said"),
+    [
+        ("trial.nope", "^settings 'trial.nope': .trial. has no key 'nope'"),
+        ("trial.memory_mb", "^settings 'trial.memory_mb': "),
+        ("cluster.kind", "^--cluster: "),
+    ],
+)
+def test_a_wrong_value_is_named_as_it_was_given(key, said):
+    """By its option where the command line has one, else by its key in `settings` of a call."""
+    with pytest.raises(OperatorError, match=said):
+        schema.load(None, {}, {key: "x"})

@@ -252,3 +252,17 @@ def test_safe_names_stay_inside(name: str) -> None:
     if is_safe_name(name):
         joined = Path(os.path.normpath(f"/folder/{name}"))
         assert str(joined) == f"/folder/{name}"
+
+
+def test_a_missing_checkpoint_names_the_folders_beside_it(tmp_path: Path) -> None:
+    """The most alike first, and how many more; none where there is none."""
+    for name in ("step-100", "step-2000", "logs", "step-1001", "other"):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+    (tmp_path / "runs" / "step-100x").touch()
+    with pytest.raises(
+        CheckpointError,
+        match=r"no such folder \(beside it: step-100, step-1001, step-2000 and 2 more\); name",
+    ):
+        inspect(tmp_path / "runs" / "step-1002")
+    with pytest.raises(CheckpointError, match="no such folder; name a checkpoint"):
+        inspect(tmp_path / "none" / "step-1002")
