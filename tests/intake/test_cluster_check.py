@@ -21,3 +21,8 @@ def test_a_refusal_while_no_node_takes_jobs_names_the_nodes_and_their_states() -
         OperatorError, match=r"no node with GPUs can be used now: n1, n2 are drained \(new driver\)"
     ):
         check_cluster(cluster, record(1))
+
+
+def test_a_partition_without_gpus_is_refused_with_what_lists_the_others() -> None:
+    with pytest.raises(OperatorError, match=r"no node of the partition has GPUs: .*--partition .*sinfo"):
+        check_cluster(FakeCluster(fleet=[fake_node("c1", gpus=0)]), record(1))
