@@ -240,6 +240,7 @@ def status(
         listed_nodes,
         queued_daemons,
         with_details,
+        wrapped_daemon,
     )
     from coordinator.cli.screen.surroundings import read_surroundings
     from coordinator.runtime.replay import find_folder
@@ -248,11 +249,13 @@ def status(
     only = find_folder(settings, evaluation) if evaluation else None
     facts = facts_of(settings, only, partial(listed_jobs, settings), partial(listed_nodes, settings))
     now = time.time()
+    command = typed("daemon", config, work_dir)
     around = read_surroundings(
         WorkPaths(settings.work_dir),
-        typed("daemon", config, work_dir),
+        command,
         now,
         partial(queued_daemons, settings),
+        wrapped_daemon(settings, command),
     )
     asked = Choice(open=only_open, failed=only_failed, last=last if as_json else last or ROWS)
     chosen, left_out = asked.of(facts)

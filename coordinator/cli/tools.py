@@ -7,7 +7,6 @@ import os
 import shlex
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import replace
@@ -365,6 +364,7 @@ def init(
 
     evalspan init --cluster local
     """
+    from coordinator.cli.screen.standing import daemon_wrapper
     from coordinator.config import template
 
     if path.exists() and not force:
@@ -377,15 +377,8 @@ def init(
         raise OperatorError(f"{path} cannot be written: {error.strerror or error}") from error
     say(f"wrote {path}{f' for partition {probe.choice}' if probe.choice else ''}")
     options = "" if path == Path("evalspan.toml") else f" --config {shlex.quote(str(path))}"
-    for step in template.next_steps(probe, shlex.quote(str(_daemon_wrapper())), options):
+    for step in template.next_steps(probe, shlex.quote(str(daemon_wrapper())), options):
         say(step)
-
-
-def _daemon_wrapper() -> Path:
-    """evalspan-daemon.sbatch of this installation, or of the clone."""
-    name = "evalspan-daemon.sbatch"
-    installed = Path(sys.prefix) / "share" / "evalspan" / name
-    return installed if installed.exists() else Path(__file__).resolve().parents[2] / "scripts" / name
 
 
 def _probe_slurm() -> SiteProbe:

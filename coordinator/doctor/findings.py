@@ -214,6 +214,10 @@ def _rules(facts: Facts) -> Iterator[Finding]:
         yield warn("site scripts", ", ".join(f"{k}={facts.rules.config[k]}" for k in names), todo)
 
 
+def _hours(seconds: int) -> str:
+    return f"{seconds / 3600:g} h" if seconds % 360 == 0 else f"{seconds / 60:g} min"
+
+
 def judge_partitions(rules: SiteRules, config: Config) -> Iterator[Finding]:
     """The configured partitions: there, up, long enough."""
     section, slurm = config.cluster, config.slurm
@@ -238,10 +242,10 @@ def judge_partitions(rules: SiteRules, config: Config) -> Iterator[Finding]:
         for partition in chosen:
             limit = partition.max_seconds
             text = f"{partition.name}, nodes {partition.nodes or '?'}"
-            text += "" if limit is None else f", at most {limit / 3600:g} h"
+            text += "" if limit is None else f", at most {_hours(limit)}"
             todo = ""
             if limit is not None and limit < wanted:
-                todo = f"[trial] time_limit of {wanted / 3600:g} h is longer: jobs ask for {limit / 3600:g} h there"
+                todo = f"[trial] time_limit of {_hours(wanted)} is longer: jobs ask for {_hours(limit)} there"
             elif partition.max_memory_per_cpu_mb:
                 text += f", at most {partition.max_memory_per_cpu_mb} MB a CPU"
                 todo = "a precursor of a large model is given several CPUs: where its trials need them, one job hosts them (rung 2)"

@@ -169,6 +169,11 @@ def check_cluster(cluster: Cluster, record: EvaluationRecord) -> None:
             raise OperatorError(why)
         nodes = [n for n in nodes if not n.excluded]
         most = max((n.gpus for n in nodes), default=0)
+        if not most:
+            raise OperatorError(
+                "no node of the partition has GPUs: name another by --partition or [cluster] partition "
+                "(`sinfo -o '%P %G'` lists them)"
+            )
         if most < options.gpus_per_trial:
             raise OperatorError(
                 f"no node has {options.gpus_per_trial} GPUs for a trial (the largest has {most}): "

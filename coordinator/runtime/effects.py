@@ -255,13 +255,13 @@ class Performer:
         self._uncancelled.clear()
         self.cancel(again)
 
-    def remove_queues(self, evaluation_id: str) -> None:
-        """Take an evaluation's keys out of Redis."""
+    def remove_queues(self, evaluation_id: str, level: int = logging.WARNING) -> None:
+        """Take an evaluation's keys out of Redis. `level`: of the log line where it is away."""
         try:
             self.queue(evaluation_id).remove()
             self.metric_queue(evaluation_id).remove()
         except QueueUnavailable as error:
-            log.warning("queues of %s: %s", evaluation_id, error)
+            log.log(level, "queues of %s: %s", evaluation_id, error)
 
     def _release_precursor(self, state: State, action: ReleasePrecursor) -> list[AnyEvent]:
         write_atomic(self.site.of(state).release_file(action.job), b"")
@@ -289,11 +289,11 @@ class Performer:
                 case ReleaseClaims():
                     queue.release_claims(action.trial)
         except QueueUnavailable as error:
-            log.warning("work queue: %s", error)
+            log.log(_level(state), "work queue: %s", error)
         return []
 
     def _remove_queue(self, state: State, _action: RemoveQueue) -> list[AnyEvent]:
-        self.remove_queues(state.evaluation_id)
+        self.remove_queues(state.evaluation_id, _level(state))
         return []
 
     def _enqueue_metric(self, state: State, action: EnqueueMetric) -> list[AnyEvent]:
@@ -335,3 +335,11 @@ def _submitted(name: str, call: Call[str]) -> AnyEvent:
     except ClusterError as error:
         log.warning("submitting %s: %s", name, error)
         return JobNotSubmitted(at=clock.now(), job=name, error=str(error), maybe_done=True)
+
+
+def _level(state: State) -> int:
+    """Level of a log line on Redis that is away: a cancelled evaluation loses nothing by it.
+
+    `scancel` of a job that runs a coordinator ends its Redis with it.
+    """
+    return logging.DEBUG if state.ending.cancelled else logging.WARNING

@@ -132,6 +132,8 @@ class RedisServer:
             address = record.address
             _publish(address, self.work)
         else:
+            if self._served:
+                log.warning("Redis had ended: it is started again")
             if record is not None:
                 self._put_down(record)
             address = self._start(record)

@@ -6,6 +6,7 @@ import io
 import json
 import re
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from rich.console import Console
 
 from coordinator.cli.screen.layout import clock_time, fitted, wrapped
 from coordinator.cli.screen.listing import show_daemon, show_left_out, show_pending, show_rows
-from coordinator.cli.screen.standing import OVER, Choice, failed, failed_jobs, with_details
+from coordinator.cli.screen.standing import OVER, Choice, failed, failed_jobs, with_details, wrapped_daemon
 from coordinator.cli.screen.surroundings import read_surroundings
 from coordinator.cli.screen.watching import Sight
 from coordinator.cluster import JobState
@@ -202,6 +203,22 @@ def test_the_daemons_state_names_host_and_time_or_what_to_type(holder, says):
     assert said.startswith(says.format(time.strftime("%H:%M", time.localtime(NOW))))
 
 
+def test_on_slurm_the_daemon_is_started_as_a_job_and_its_last_log_is_named(tmp_path: Path, monkeypatch):
+    """A job that ended at once by a wrong setting left its reason there."""
+    monkeypatch.chdir(tmp_path)
+    config = Config.model_validate({"cluster": {"kind": "slurm", "cpu_partition": "cpu"}})
+    line = wrapped_daemon(config, "evalspan daemon --work-dir w")
+    script = line.split()[3]
+    assert line == f"sbatch -p cpu {script} --work-dir w"
+    assert Path(script).is_file()
+    assert wrapped_daemon(Config(), "evalspan daemon") == ""
+    (before,) = show_daemon("", None, 400, NOW, "evalspan daemon", wrapper=line)
+    (tmp_path / "evalspan-daemon.log").write_text("evalspan: ...")
+    (after,) = show_daemon("", None, 400, NOW, "evalspan daemon", wrapper=line)
+    assert f"`{line}`" in before.plain
+    assert after.plain == f"{before.plain}; evalspan-daemon.log says how its last job ended"
+
+
 def test_failed_jobs_are_read_from_their_outcomes(tmp_path: Path):
     """Each with its line; another version's file is passed over; no folder is no failure."""
     paths = EvaluationPaths(tmp_path)
@@ -296,6 +313,8 @@ def test_a_daemon_whose_job_is_queued_is_not_started_again():
     assert line.plain == (
         f"daemon: not running; the daemon's job 125 is queued (starts {at}; its start is delayed, as after a requeue (BeginTime))"
     )
+    (never,) = show_daemon("", None, 400, NOW, "evalspan daemon", [replace(job, reason="PartitionTimeLimit")])
+    assert "it never starts: `scancel 125`, then `sbatch -t TIME ...`" in never.plain
     assert "4 of its jobs still run" in drawn(200, row(stopped=True, jobs_left=4))
     assert "still run" not in drawn(200, row(stopped=True, jobs_left=0))
 

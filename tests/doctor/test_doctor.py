@@ -355,3 +355,12 @@ def test_what_stops_the_daemon_at_its_start_is_found(tmp_path: Path) -> None:
     ):
         config = Config.model_validate({"cluster": {"kind": "slurm"}, "watch": watch})
         assert judged(config=config)["[watch]"].status == status
+
+
+@pytest.mark.parametrize(
+    ("limit", "said"), [(600, "at most 10 min"), (240, "at most 4 min"), (5400, "at most 1.5 h")]
+)
+def test_a_partitions_time_is_said_in_minutes_or_hours(limit: int, said: str) -> None:
+    rules = SiteRules(config={}, partitions=(Partition(name="gpu", default=True, max_seconds=limit),))
+    found = {f.what: f.found for f in findings.judge_partitions(rules, Config())}
+    assert said in found["GPU partition"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+from dataclasses import replace
 from pathlib import Path
 
 from support.simulated.parts import SITE, Faults
@@ -10,6 +12,7 @@ from support.simulated.world import World, replay
 from coordinator.cluster import ClusterError, Job
 from coordinator.cluster.fake import FakeCluster, fake_node
 from coordinator.evaluation import events as ev
+from coordinator.evaluation.actions import RemoveQueue, WithdrawShards
 from coordinator.runtime.effects import Performer
 
 
@@ -31,6 +34,25 @@ def test_a_cancellation_that_failed_is_made_up_for(tmp_path: Path) -> None:
     performer.cancel_again(cluster.jobs())
     performer.cancel(["4711"])
     performer.cancel_again(cluster.jobs())
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+def test_redis_that_ends_with_a_cancelled_evaluation_is_no_trouble(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, cancelled: bool
+) -> None:
+    """`scancel` of the job of `eval` ends its Redis, too: advice on it would mislead. Else the log says that it is away."""
+    world = World(1, Faults())
+    world.tick()
+    site = replace(SITE, work_dir=str(tmp_path))
+    performer = Performer(
+        site=site, cluster=FakeCluster(fleet=[]), lm_eval_version=lambda: "0", observations=tmp_path / "o"
+    )
+    if cancelled:
+        world.take([ev.CancelAsked(at=world.now, reason="interrupted")])
+    caplog.set_level(logging.INFO)
+    performer.perform(world.state, WithdrawShards(shards=("a|0|1",)))
+    performer.perform(world.state, RemoveQueue())
+    assert len(caplog.records) == (0 if cancelled else 2)
 
 
 def test_what_is_over_is_not_cancelled() -> None:

@@ -92,3 +92,8 @@ def test_several_clusters_in_one_listing_are_refused(tmp_path: Path, monkeypatch
         cluster_of(config)
     monkeypatch.setenv("SLURM_CLUSTERS", "east")
     assert isinstance(cluster_of(config), SlurmCli)
+
+
+def test_a_partition_without_gpus_is_refused_with_what_lists_the_others() -> None:
+    with pytest.raises(OperatorError, match=r"no node of the partition has GPUs: .*--partition .*sinfo"):
+        check_cluster(FakeCluster(fleet=[fake_node("c1", gpus=0)]), record(1))

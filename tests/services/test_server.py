@@ -197,14 +197,18 @@ def test_it_outlives_a_killed_coordinator(work: WorkPaths) -> None:
     assert zombie(pid)
 
 
-def test_a_killed_server_returns_with_its_data_address_and_password(server: RedisServer) -> None:
-    """SIGKILL of the server: started again in the same place; what was a second old is still there."""
+def test_a_killed_server_returns_with_its_data_address_and_password(
+    server: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """SIGKILL of the server: started again in the same place; what was a second old is still there. The log says so."""
     address = server.ensure()
     client = redis_client.client(address, seconds=60.0)
     client.set("evalspan:kept", "1")
     client.execute_command("WAITAOF", 1, 0, 0)  # however long the disk takes
+    assert "had ended" not in caplog.text
     kill(server)
     assert server.ensure() == address
+    assert "Redis had ended: it is started again" in caplog.text
     assert redis_client.client(address).get("evalspan:kept") == b"1"
 
 

@@ -34,6 +34,7 @@ LAYOUTS = tuple(
 RIGHT = ("step", "scored", "time")
 LEAST_SCORES = 2  # of a row, where they are a column
 MOST_CHECKPOINTS = 5  # paths shown that wait for one reason
+DAEMON_LOG = Path("evalspan-daemon.log")  # of scripts/evalspan-daemon.sbatch, in the folder of submission
 BELOW = "    "  # begins a line about the row above
 STOPPED = "no process goes on with it: type the same `evalspan eval …` again, or start `evalspan daemon`"
 
@@ -207,11 +208,17 @@ def show_cordons(cordoned: Mapping[str, float], width: int) -> Iterator[Text]:
 
 
 def show_daemon(
-    holder: str, since: float | None, width: int, now: float, typed: str, queued: Sequence[JobState] = ()
+    holder: str,
+    since: float | None,
+    width: int,
+    now: float,
+    typed: str,
+    queued: Sequence[JobState] = (),
+    wrapper: str = "",
 ) -> Iterator[Text]:
     """The daemon's state. `holder`: of the work folder's lock; `typed`: `evalspan daemon` with this call's options.
 
-    `queued`: pending jobs by the name of the daemon's wrapper.
+    `queued`: pending jobs by the name of the daemon's wrapper; `wrapper`: how it is submitted, "" without Slurm.
     """
     began = "" if since is None else f" since {clock_time(since, now)}"
     if is_daemon(holder):
@@ -223,14 +230,21 @@ def show_daemon(
         jobs = "; ".join(_queued(job, now) for job in queued)
         said, style = f"daemon: not running; {jobs}", "yellow"
     else:
-        said, style = f"daemon: not running; to start it: `{typed}`", "yellow"
+        how = " or ".join(f"`{line}`" for line in filter(None, (wrapper, typed)))
+        said, style = f"daemon: not running; to start it: {how}", "yellow"
+        if wrapper and DAEMON_LOG.exists():
+            said += f"; {DAEMON_LOG} says how its last job ended"
     yield from (Text(line, style=style) for line in wrapped(said, width, rest="  "))
 
 
 def _queued(job: JobState, now: float) -> str:
     starts = "" if job.started_at is None else f"starts {clock_time(job.started_at, now)}"
     why = "; ".join(filter(None, [starts, in_words(job.reason)]))
-    return f"the daemon's job {job.job_id} is queued{f' ({why})' if why else ''}"
+    never = f"; it never starts: `scancel {job.job_id}`, then `sbatch -t TIME ...` with the time that `sinfo -o '%P %l'` allows"
+    return (
+        f"the daemon's job {job.job_id} is queued{f' ({why})' if why else ''}"
+        f"{never if job.reason == 'PartitionTimeLimit' else ''}"
+    )
 
 
 def show_left_out(count: int, shown: int, width: int, typed: str) -> Iterator[Text]:

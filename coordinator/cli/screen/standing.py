@@ -6,7 +6,9 @@ journal gives a row that says so and does not affect other rows. `listing` print
 
 from __future__ import annotations
 
+import shlex
 import shutil
+import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -351,6 +353,22 @@ def queued_daemons(config: Config) -> list[JobState]:
         return [job for job in cluster.jobs_named(DAEMON_JOB) if job.phase == "pending"]
     except ClusterError:
         return []
+
+
+def wrapped_daemon(config: Config, typed: str) -> str:
+    """How evalspan-daemon.sbatch is submitted; "" without Slurm. `typed`: `evalspan daemon` with this call's options."""
+    if config.cluster.kind != "slurm":
+        return ""
+    partition = config.cluster.cpu_partition or config.cluster.partition
+    where = f"-p {partition} " if partition else ""
+    return f"sbatch {where}{shlex.quote(str(daemon_wrapper()))}{typed.partition(' daemon')[2]}"
+
+
+def daemon_wrapper() -> Path:
+    """evalspan-daemon.sbatch of this installation, or of the clone."""
+    name = f"{DAEMON_JOB}.sbatch"
+    installed = Path(sys.prefix) / "share" / "evalspan" / name
+    return installed if installed.exists() else Path(__file__).resolve().parents[3] / "scripts" / name
 
 
 def listed_nodes(config: Config) -> list[NodeState]:

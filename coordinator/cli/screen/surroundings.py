@@ -31,6 +31,7 @@ class Surroundings:
     daemon_command: str  # with this call's options
     in_stream: int = 0  # notices of the hook in Redis, where another command than a daemon has the folder
     queued: Sequence[JobState] = ()  # pending jobs of the daemon's wrapper, where none has the folder
+    wrapped: str = ""  # how the wrapper is submitted; "" without Slurm
 
     @property
     def daemon(self) -> bool:
@@ -50,13 +51,22 @@ class Surroundings:
         yield from show_pending(self.checkpoints, width, now)
         yield from show_stream(self.in_stream, width)
         yield from show_cordons(self.cordoned, width)
-        yield from show_daemon(self.holder, self.since, width, now, self.daemon_command, self.queued)
+        yield from show_daemon(
+            self.holder, self.since, width, now, self.daemon_command, self.queued, self.wrapped
+        )
 
 
 def read_surroundings(
-    paths: WorkPaths, daemon_command: str, now: float, ask: Callable[[], Sequence[JobState]] = tuple
+    paths: WorkPaths,
+    daemon_command: str,
+    now: float,
+    ask: Callable[[], Sequence[JobState]] = tuple,
+    wrapped: str = "",
 ) -> Surroundings:
-    """`daemon_command`: as it is typed, with this call's options; `now`: unix seconds; `ask`: for queued daemons."""
+    """`daemon_command`: as it is typed, with this call's options; `now`: unix seconds; `ask`: for queued daemons.
+
+    `wrapped`: as in `Surroundings`.
+    """
     holder = WorkLock(paths.lock).holder()
     queued: Sequence[JobState] = () if holder else ask()
     checkpoints = pending.read(paths.pending)
@@ -74,6 +84,7 @@ def read_surroundings(
         daemon_command=daemon_command,
         in_stream=sources.count_in_stream(paths) if holder and not is_daemon(holder) else 0,
         queued=queued,
+        wrapped=wrapped,
     )
 
 

@@ -29,6 +29,7 @@ from coordinator.cli.screen.standing import (
     row_of_ended,
     stage_of_parked,
     with_details,
+    wrapped_daemon,
 )
 from coordinator.cli.screen.surroundings import Surroundings, read_surroundings
 from coordinator.cluster import JobState
@@ -71,7 +72,8 @@ class Sight:
         return [View(s, queue_now(self._paths(s), s), self._listed, self._halt(s)) for s in states]
 
     def _look(self, now: float) -> Surroundings:
-        return read_surroundings(WorkPaths(self._config.work_dir), self._daemon_command, now, self._daemons)
+        work, command = WorkPaths(self._config.work_dir), self._daemon_command
+        return read_surroundings(work, command, now, self._daemons, wrapped_daemon(self._config, command))
 
     def _daemons(self) -> Sequence[JobState]:
         """Queued jobs of the daemon, asked for while no process has the folder."""
