@@ -164,22 +164,7 @@ def check_cluster(cluster: Cluster, record: EvaluationRecord) -> None:
     options = record.options
     staged = 0 if record.convert else record.checkpoint.bytes  # the size after a conversion is unknown
     try:
-        nodes = [n for n in cluster.nodes() if n.gpus]
-        if why := none_left(nodes):
-            raise OperatorError(why)
-        nodes = [n for n in nodes if not n.excluded]
-        most = max((n.gpus for n in nodes), default=0)
-        if not most:
-            raise OperatorError(
-                "no node of the partition has GPUs: name another by --partition or [cluster] partition "
-                "(`sinfo -o '%P %G'` lists them)"
-            )
-        if most < options.gpus_per_trial:
-            raise OperatorError(
-                f"no node has {options.gpus_per_trial} GPUs for a trial (the largest has {most}): "
-                "choose another partition or lower gpus_per_trial"
-            )
-        nodes = [n for n in nodes if n.gpus >= options.gpus_per_trial]
+        nodes = _with_gpus(cluster.nodes(), options.gpus_per_trial)
         _check_power(nodes)
         _check_memory(nodes, options, staged)
         jobs = probes(options, staged, best_effort=all(n.best_effort for n in nodes))
@@ -190,12 +175,7 @@ def check_cluster(cluster: Cluster, record: EvaluationRecord) -> None:
         for kind, refusal in refusals(cluster, jobs, nodes):
             if says(refusal, OF_A_NODE) and not any(n.usable for n in nodes):
                 continue  # it waits for its nodes; they refuse, too, where they cannot hold the job
-            hint = "[cluster] cpu_partition names where jobs without GPUs go"
-            if jobs[kind].gpus:  # a site's own rule, as of GPUs without a type: Slurm has no words for it
-                hint = (
-                    "[slurm] gpu_request says how jobs ask for GPUs" if "Unspecified error" in refusal else ""
-                )
-            hint = (setting_of(refusal) or hint).replace("ROLE", ROLES[kind])
+            hint = _hint(jobs[kind], refusal)
             raise OperatorError(
                 f"the cluster refuses evalspan's jobs ({kind}): {refusal}{f' ({hint})' if hint else ''}"
             )
@@ -203,6 +183,36 @@ def check_cluster(cluster: Cluster, record: EvaluationRecord) -> None:
         raise OperatorError(f"the cluster refuses: {error}") from error
     except ClusterError as error:
         raise no_answer(error) from error
+
+
+def _with_gpus(listed: Sequence[NodeState], wanted: int) -> list[NodeState]:
+    """The nodes that evaluations may use and that have the GPUs of a trial; OperatorError where there is none."""
+    nodes = [n for n in listed if n.gpus]
+    if why := none_left(nodes):
+        raise OperatorError(why)
+    nodes = [n for n in nodes if not n.excluded]
+    most = max((n.gpus for n in nodes), default=0)
+    if not most:
+        raise OperatorError(
+            "no node of the partition has GPUs: name another by --partition or [cluster] partition "
+            "(`sinfo -o '%P %G'` lists them)"
+        )
+    if most < wanted:
+        raise OperatorError(
+            f"no node has {wanted} GPUs for a trial (the largest has {most}): "
+            "choose another partition or lower gpus_per_trial"
+        )
+    return [n for n in nodes if n.gpus >= wanted]
+
+
+def _hint(job: Job, refusal: str) -> str:
+    """The setting that a refusal is about; "" where none is known."""
+    hint = setting_of(refusal)
+    if not hint and not job.gpus:
+        hint = "[cluster] cpu_partition names where jobs without GPUs go"
+    if not hint and "Unspecified error" in refusal:  # a site's own rule, as of GPUs without a type
+        hint = "[slurm] gpu_request says how jobs ask for GPUs"
+    return hint.replace("ROLE", ROLES[job.purpose])
 
 
 def no_answer(error: ClusterError) -> RetryError:

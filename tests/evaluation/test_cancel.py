@@ -6,6 +6,7 @@ import logging
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from support.simulated.parts import SITE, Faults
 from support.simulated.world import World, replay
 
