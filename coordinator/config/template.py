@@ -104,6 +104,10 @@ def next_steps(probe: SiteProbe, wrapper: str, options: str) -> list[str]:
         steps.append(
             f"then the daemon: `sbatch {where}-t {limit} {wrapper}{options}` (with -A ACCOUNT where the site wants one)"
         )
+        one = wrapper.replace("evalspan-daemon.sbatch", "evaluate.sbatch")
+        steps.append(
+            f"or one evaluation as a job: `sbatch {where}-t {limit} {one} CHECKPOINT SUITE{options}`"
+        )
     return steps
 
 

@@ -26,6 +26,7 @@ from coordinator.evaluation.records import EvaluationRecord, Inputs, RunOptions,
 from coordinator.intake.checkpoint import inspect, inspect_raw, is_hugging_face, step_of
 from coordinator.intake.suites import load_suite
 from evaljobs.contract.specs import CheckpointSpec, JudgeOptions, ModelOptions, SuiteSpec
+from evaljobs.lmeval.task_yaml import unreadable
 
 TASKS_SECONDS = 120
 
@@ -109,6 +110,7 @@ def check_tasks(suite: SuiteSpec, site: Site, prepare: str) -> Sequence[str]:
     OperatorError where lm-eval lacks a task, or jobs could not run its YAML, data or turns.
     `prepare`: the command that fetches data sets, for the message.
     """
+    _check_files(suite)
     argv = [*site.trial_command, "-m", "evaljobs", "tasks"]
     for task in suite.tasks:
         argv += ["--name", task.name]
@@ -137,10 +139,10 @@ def check_tasks(suite: SuiteSpec, site: Site, prepare: str) -> Sequence[str]:
             f"{name!r} (nearest: {', '.join(near)})" if near else repr(name)
             for name, near in sorted(unknown.items())
         ]
-        raise OperatorError(
-            f"suite {suite.name}: lm-eval knows no task {'; '.join(lines)}; "
-            "a task of your own: --include-path FOLDER, or name its YAML file"
-        )
+        own = "; a task of your own: --include-path FOLDER, or name its YAML file"
+        if suite.include_path:
+            own = f"; no YAML file in {', '.join(suite.include_path)} names it"
+        raise OperatorError(f"suite {suite.name}: lm-eval knows no task {'; '.join(lines)}{own}")
     uncached: dict[str, str] = answer["uncached"]
     if uncached and site.offline:
         sets = ", ".join(sorted(set(uncached.values())))
@@ -150,6 +152,17 @@ def check_tasks(suite: SuiteSpec, site: Site, prepare: str) -> Sequence[str]:
         )
     files: list[str] = answer["files"]
     return files
+
+
+def _check_files(suite: SuiteSpec) -> None:
+    """OperatorError for a YAML file of a task that cannot be read: lm-eval would pass it over."""
+    files = [Path(task.name) for task in suite.tasks if task.name.endswith((".yaml", ".yml"))]
+    named = {task.name for task in suite.tasks}
+    for folder in suite.include_path:  # of these, those that are named like a task
+        files += [file for file in Path(folder).rglob("*.y*ml") if file.stem in named]
+    for file in files:
+        if why := unreadable(file):
+            raise OperatorError(f"{file} cannot be read: {why}")
 
 
 def prepare_command(checkpoint: str, options: Sequence[str], *, convert: str | None) -> str:

@@ -21,7 +21,7 @@ from coordinator.cluster.node_choice import NodeChoice
 from coordinator.cluster.sbatch_text import ROLES, Role, SlurmOptions
 from coordinator.cluster.slurm_cli import SlurmCli
 from coordinator.cluster.slurm_pyslurm import SlurmApi
-from coordinator.cluster.slurm_rules import Hosting, Wants, ask_hosting, unknown_partition
+from coordinator.cluster.slurm_rules import SCONTROL_SECONDS, Hosting, Wants, ask_hosting, unknown_partition
 from coordinator.config.schema import Config
 from coordinator.errors import OperatorError, RetryError
 from coordinator.evaluation.job_specs import precursor_memory_mb
@@ -146,7 +146,7 @@ def slurm_options(config: Config) -> SlurmOptions:
     )
 
 
-def keeper_of(config: Config, cluster: Cluster) -> Keeper:
+def keeper_of(config: Config, cluster: Cluster, calls: ClusterCalls | None = None) -> Keeper:
     """The site's Redis where the settings name one, else a server of our own."""
     work = WorkPaths(config.work_dir)
     if config.redis.url:
@@ -171,8 +171,26 @@ def keeper_of(config: Config, cluster: Cluster) -> Keeper:
     bind: str | Callable[[], str] = config.redis.bind or "127.0.0.1"
     local = isinstance(cluster, LocalCluster)
     if config.redis.bind is None and not local:
-        bind = lambda: local_address_towards(controller_host())  # noqa: E731 (once it is needed: the controller may be away)
+        bind = _towards_controller(calls or ClusterCalls())
     return RedisServer(work, bind, port=config.redis.port, ends_with_coordinator=local)
+
+
+def _towards_controller(calls: ClusterCalls) -> Callable[[], str]:
+    """What says where Redis listens: this host's address on the side of the controller, asked for once.
+
+    RetryError until that is known.
+    """
+    known: list[str] = []
+
+    def bind() -> str:
+        if not known:
+            call = calls.ask("the question where its controller runs", controller_host)
+            if call is None:
+                raise RetryError("Slurm has not said yet where its controller runs")
+            known.append(local_address_towards(call.answer()))
+        return known[0]
+
+    return bind
 
 
 def _tls_files(config: Config) -> dict[str, str]:
@@ -196,7 +214,7 @@ def controller_host() -> str:
     argv = ["scontrol", "show", "config"]
     said, away = "it names no SlurmctldHost", False
     try:
-        config = run_command(argv, seconds=30)
+        config = run_command(argv, seconds=SCONTROL_SECONDS)
         match = re.search(r"^SlurmctldHost\[0\]\s*=\s*([^\s(]+)(?:\(([^)]+)\))?", config, re.MULTILINE)
         if match is not None:
             return match.group(2) or match.group(1)
@@ -212,21 +230,21 @@ def coordinator_of(config: Config) -> Coordinator:
     site = site_of(config)
     cluster = cluster_of(config)
     local = isinstance(cluster, LocalCluster)
-
+    calls = ClusterCalls(PATIENCE_SECONDS if isinstance(cluster, SlurmCli) else None)
     performer = Performer(
         site=site,
         cluster=cluster,
         lm_eval_version=lm_eval_version(config, site),
         observations=site.paths.observations,
         at_once=SUBMISSIONS_AT_ONCE if isinstance(cluster, SlurmCli) else 1,
-        calls=ClusterCalls(PATIENCE_SECONDS if isinstance(cluster, SlurmCli) else None),
+        calls=calls,
     )
     poll = config.cluster.poll_seconds
     lease = min(Pace().lease, config.stage.lease_seconds / 6)  # between two touches
     return Coordinator(
         performer=performer,
         cluster=cluster,
-        keeper=keeper_of(config, cluster),
+        keeper=keeper_of(config, cluster, calls),
         limits=Limits(
             max_nodes=config.borrow.max_nodes,
             max_gpus=config.borrow.max_gpus,

@@ -69,6 +69,20 @@ def parsed(path: Path) -> dict[str, Any]:
     return marked(config, path) if isinstance(config, dict) else {}
 
 
+def unreadable(path: Path) -> str:
+    """Why a YAML cannot be read, in one line with its line and column; "" where it can."""
+    try:
+        with path.open("rb") as file:
+            yaml.load(file, Loader=_Loader)  # noqa: S506 (a safe loader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        where = "" if mark is None else f"line {mark.line + 1}, column {mark.column + 1}: "
+        return f"{where}{error.problem}"
+    except (OSError, yaml.YAMLError, ValueError) as error:
+        return " ".join(str(error).split())
+    return ""
+
+
 def included(path: Path, config: Mapping[str, Any]) -> list[Path]:
     named = config.get("include") or []
     return [path.parent / str(one) for one in (named if isinstance(named, list) else [named])]

@@ -82,6 +82,7 @@ def test_another_user_may_not_run_a_daemon_nor_command_one(work):
 
 def test_a_private_folder_is_refused_in_one_line(work, monkeypatch):
     """Whatever names it: the work folder, a checkpoint, a suite, or the settings."""
+    monkeypatch.setattr(suites, "names", lambda: ["core"])  # the clone may be private, too
     private = work.root.parent / "private"
     (private / "m").mkdir(parents=True)
     private.chmod(0o700)

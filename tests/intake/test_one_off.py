@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 from coordinator import api
 from coordinator.config.schema import Config
 from coordinator.errors import OperatorError
+from coordinator.evaluation.job_specs import Site
 from coordinator.intake import one_off, suites
 from coordinator.intake.one_off import SuiteOptions, suite_options
+from coordinator.intake.validate import check_tasks
 from evaljobs.contract.specs import SuiteSpec, TaskEntry
 
 FILE = """
@@ -205,3 +207,22 @@ def test_options_are_taken_whole_or_one_by_one():
     for more in ({"limit": 5}, {"batch_size": "auto"}):
         with pytest.raises(OperatorError, match="holds the other settings"):
             suite_options(chosen, (), {}, **{**none, **more})
+
+
+@pytest.mark.parametrize("named", ["file", "include_path"])
+def test_a_task_yaml_that_cannot_be_read_is_refused_by_line_before_lm_eval_is_asked(
+    tmp_path: Path, named: str
+) -> None:
+    """lm-eval passes such a file over, and the task would be unknown or fail after staging."""
+    folder = tmp_path / "my tasks"
+    folder.mkdir()
+    file = folder / "rivers.yaml"
+    file.write_text("task: rivers\ndataset_path: json\n  dataset_kwargs: {}\n")
+    task = str(file) if named == "file" else "rivers"
+    include = () if named == "file" else (str(folder),)
+    suite = SuiteSpec(name="s", include_path=include, tasks=(TaskEntry(name=task),))
+    site = Site(work_dir=str(tmp_path), trial_command=("no-such-python",), worker_command=("python",))
+    with pytest.raises(
+        OperatorError, match=r"rivers\.yaml cannot be read: line 3, column 17: mapping values"
+    ):
+        check_tasks(suite, site, "evalspan prepare")

@@ -258,7 +258,7 @@ def test_a_cancellation_that_a_full_disk_cut_short_ends_once_there_is_room(
             return ended is not None and ended.state.ended_at is not None
 
         until(coordinator, over)
-        assert coordinator.running[GOOD].state.ending.cancelled == "asked"
+        assert coordinator.running[GOOD].state.ending.cancelled == "on request"
         assert json.loads(coordinator.running[GOOD].paths.results.read_text())["failed"]
         until(
             coordinator,
@@ -293,7 +293,7 @@ def test_while_parked_a_checkpoint_stays_pinned_and_a_cancellation_is_kept(
         until(coordinator, lambda: GOOD in coordinator.running)
         service._throttle = Throttle()
         service.tick()
-        assert coordinator.running[GOOD].state.ending.cancelled == "asked"
+        assert coordinator.running[GOOD].state.ending.cancelled == "on request"
     coordinator.keeper.stop()
 
 

@@ -422,6 +422,7 @@ def test_redis_restarted_empty_in_mid_job(work: WorkPaths) -> None:
         with running(bench, "--stop-file", str(bench.paths.release / "workers")) as process:
             bench.enqueue("during", held=True)
             worker, horse = busy_worker(bench, process.pid, "during")
+            writer = bench.read_by_job("during")
             kill(server)
             for file in (work.redis / "data").rglob("*"):
                 if file.is_file():
@@ -430,6 +431,7 @@ def test_redis_restarted_empty_in_mid_job(work: WorkPaths) -> None:
             assert bench.queue.known() == ()
             assert children(worker) == [horse]
             bench.let_go("during")
+            os.close(writer)
             wait_until(lambda: bench.failed("during"))
             bench.enqueue("after")
             wait_until(lambda: bench.failed("after"))

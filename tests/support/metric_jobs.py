@@ -63,6 +63,21 @@ class Bench:
     def enqueue(self, name: str, *, held: bool = False) -> None:
         self.queue.enqueue("score", name, self.write_spec(name, held=held))
 
+    def read_by_job(self, name: str) -> int:
+        """A descriptor for the pipe of a held job, once the job reads it: what comes before that needs Redis.
+
+        The job goes on after `let_go` and the descriptor's close.
+        """
+        manifest, found = request_set_manifest(self.paths.root / "sets" / name), list[int]()
+
+        def opened() -> bool:
+            with suppress(OSError):  # ENXIO: no reader yet
+                found.append(os.open(manifest, os.O_WRONLY | os.O_NONBLOCK))
+            return bool(found)
+
+        wait_until(opened)
+        return found[0]
+
     def let_go(self, name: str) -> None:
         """End the wait of the process that reads the pipe, for good: later readers find a file."""
         manifest = request_set_manifest(self.paths.root / "sets" / name)

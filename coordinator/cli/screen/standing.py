@@ -35,7 +35,7 @@ from coordinator.cli.screen.score_lines import Scores, first_of_each, main_score
 from coordinator.cluster import Cluster, ClusterError, JobState, NodeState
 from coordinator.cluster.slurm_cli import SlurmCli
 from coordinator.cluster.slurm_reasons import gpus_in_words
-from coordinator.config.schema import Config
+from coordinator.config.schema import Config, TrialConfig
 from coordinator.evaluation.events import Accepted
 from coordinator.evaluation.state import NodeUse, State
 from coordinator.report.learning_curves import ScoreValue
@@ -361,6 +361,8 @@ def wrapped_daemon(config: Config, typed: str) -> str:
         return ""
     partition = config.cluster.cpu_partition or config.cluster.partition
     where = f"-p {partition} " if partition else ""
+    if config.trial.time_limit_seconds < TrialConfig().time_limit_seconds:  # MaxTime, as `init` writes it
+        where += f"-t {config.trial.time_limit} "
     return f"sbatch {where}{shlex.quote(str(daemon_wrapper()))}{typed.partition(' daemon')[2]}"
 
 
