@@ -97,7 +97,7 @@ def place_of(settings: Config, config: Path | None, work_dir: Path | None) -> st
     """The work folder, that it is new, and where its path came from."""
     import os
 
-    from coordinator.config.schema import work_folder_from
+    from coordinator.config.loading import work_folder_from
     from evaljobs.contract.paths import WorkPaths
 
     new = "" if WorkPaths(settings.work_dir).lock.exists() else "new, "

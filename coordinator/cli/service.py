@@ -130,7 +130,7 @@ def _log_end(ended: State) -> None:
 
 def _check_watch(settings: Config, config: Path | None) -> None:
     """Refuse at the start a [watch] suite that does not load or lacks its judge."""
-    from coordinator.config.schema import line_of
+    from coordinator.config.loading import line_of
     from coordinator.intake.admission import loaded_suites
     from coordinator.intake.from_settings import judge_options
     from coordinator.intake.validate import judge_for

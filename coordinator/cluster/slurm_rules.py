@@ -163,9 +163,9 @@ def whole_nodes(rules: SiteRules, partition: str | None) -> str:
 def host_reason(rules: SiteRules, partition: str | None, refusal: str, *, stage: bool = True) -> str:
     """Why one job must host a node's trials (rung 2); "" where a precursor beside them serves.
 
-    `refusal`: the cluster's words where it refused a job like the precursor; where they are about a setting of
-    precursors, another rung is no answer. `stage`: do weights go to memory? Else only whole nodes matter: a second trial would wait until the first leaves the
-    node.
+    `refusal`: the cluster's words where it refused a job like the precursor; where they are about a
+    setting of precursors, another rung is no answer. `stage`: do weights go to memory? Else only whole
+    nodes matter: a second trial would wait until the first leaves the node.
     """
     whole = whole_nodes(rules, partition)
     if whole or not stage:

@@ -1,18 +1,13 @@
-"""One frozen Config from evalspan.toml, the environment and the command line.
+"""All settings with their types and defaults, as one frozen Config. Pure.
 
-Rule: the command line overrides the environment, the environment the file, the file the defaults
-below. The file is read strictly. No other module of the coordinator reads settings from the
-environment. `template.py` says what each setting means, for the file that `evalspan init` writes.
+Rule: `loading.py` fills it from evalspan.toml, the environment and the command line. `template.py`
+says what each setting means, for the file that `evalspan init` writes.
 """
 
 from __future__ import annotations
 
-import json
-import os
 import re
 import shlex
-import tomllib
-from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -20,23 +15,13 @@ from pydantic import (
     AfterValidator,
     Field,
     PlainSerializer,
-    TypeAdapter,
-    ValidationError,
     ValidationInfo,
     field_validator,
 )
-from pydantic.fields import FieldInfo
 
 from coordinator.cluster.node_choice import check_hostlist
 from coordinator.cluster.sbatch_text import GPU_REQUEST, check_gpu_request
-from coordinator.config import toml
-from coordinator.errors import OperatorError
 from evaljobs.contract.specs import Record
-
-FILE_NAME = "evalspan.toml"
-PREFIX = "EVALSPAN_"
-MODEL_ARGS = "trial.model_args"
-FOR_SLURM = ("partition", "cpu_partition", "account", "qos", "nice", "reservation", "extra_args")  # [cluster]
 
 _TIME = re.compile(r"(?:(\d+)-)?(\d{1,2}):(\d\d):(\d\d)")
 
@@ -268,20 +253,6 @@ class TrackersConfig(Record):
     mlflow_experiment: str = "evalspan"
 
 
-# dotted key -> the option of the command line that sets it
-OPTIONS = {
-    "work_dir": "--work-dir",
-    "cluster.kind": "--cluster",
-    "cluster.partition": "--partition",
-    "cluster.account": "--account",
-    "cluster.qos": "--qos",
-    "cluster.slots": "--slots",
-    "trial.engine": "--model",
-    "trial.device": "--device",
-    "gpu_hour_price": "--gpu-hour-price",
-}
-
-
 class Config(Record):
     """All settings. Paths are absolute once loaded."""
 
@@ -301,179 +272,3 @@ class Config(Record):
     trackers: TrackersConfig = TrackersConfig()
     gpu_hour_price: Annotated[float, Field(ge=0)] | None = None
     backlog: Literal["all", "latest"] | KeepEvery = "all"
-
-
-def _said_by(key: str) -> str:
-    """What set this dotted key, in a message: the command line's option, else `settings` of a call."""
-    return "--model-args" if key.startswith(f"{MODEL_ARGS}.") else OPTIONS.get(key, f"settings {key!r}")
-
-
-def load(
-    path: Path | None, environ: Mapping[str, str], overrides: Mapping[str, object] | None = None
-) -> Config:
-    """The settings of this process.
-
-    `path`: of --config (None: searched, see `find`). `overrides`: dotted key ("cluster.partition")
-    -> value of the command line; None: not given. OperatorError names file and line, variable or
-    option.
-    """
-    file = find(path, environ)
-    data: dict[str, Any] = {}
-    where: toml.Where = lambda _location: "the defaults"  # noqa: E731 (replaced just below)
-    if file is not None:
-        data, text = toml.read(file)
-        toml.check(Config, data, toml.in_file(file, text))
-        data = _absolute(data, file.parent)
-        where = toml.in_file(file, text)
-    said: dict[toml.Location, str] = {}
-    for location, variable, value in _from_environment(environ):
-        _put(data, location, value)
-        said[location] = f"${variable}"
-    source: toml.Where = lambda location: said.get(location) or where(location)  # noqa: E731 (as above)
-    toml.check(Config, data, source)
-    for key, value in (overrides or {}).items():
-        if value is not None or key.startswith(f"{MODEL_ARGS}."):  # None is a model argument's value, too
-            _put(data, tuple(key.split(".")), value)
-            said[tuple(key.split("."))] = _said_by(key)
-    _over_roles(data, overrides or {})
-    named = [location for location, _ in _settings() if _is_for_slurm(location) and _has(data, location)]
-    if named:
-        # a partition or an account means Slurm; a file that has them may yet be used with --cluster local
-        data.setdefault("cluster", {}).setdefault("kind", "slurm")
-    checked = toml.check(Config, data, source)
-    typed: set[toml.Location] = {
-        tuple(key.split(".")) for key, value in (overrides or {}).items() if value is not None
-    }
-    if ("cluster", "kind") not in said:  # the file chose it, so that a variable is no older choice
-        typed |= said.keys()
-    for location in named:
-        if checked.cluster.kind == "local" and location in typed:
-            raise OperatorError(
-                f"{source(location)}: {toml.name(location[:-1])} {location[-1]} is for Slurm, and jobs would run on this machine: "
-                f'add --cluster slurm, or set kind = "slurm" in [cluster] of {FILE_NAME}'
-            )
-    return Config.model_validate(_absolute(checked.model_dump(), Path.cwd()))
-
-
-def find(path: Path | None, environ: Mapping[str, str]) -> Path | None:
-    """The first of --config, $EVALSPAN_CONFIG, ./evalspan.toml, ~/.config/evalspan.toml; or None.
-
-    OperatorError where one was named and is not there.
-    """
-    named = path or (Path(environ["EVALSPAN_CONFIG"]) if environ.get("EVALSPAN_CONFIG") else None)
-    if named is not None:
-        named = named.expanduser().absolute()
-        if not os.path.isfile(named):  # noqa: PTH113 (False in a private folder)
-            by = "--config" if path else "$EVALSPAN_CONFIG"
-            raise OperatorError(f"{by} names {named}, which is no file: `evalspan init` writes one")
-        return named
-    home = Path(environ["HOME"]) if environ.get("HOME") else None
-    places = [Path.cwd() / FILE_NAME, *([home / ".config" / FILE_NAME] if home else [])]
-    return next((place for place in places if os.path.isfile(place)), None)  # noqa: PTH113 (as above)
-
-
-def line_of(path: Path | None, environ: Mapping[str, str], *location: str) -> str:
-    """Where a setting stands, as "FILE, line N: "; "" where no file has it. `path`, `environ`: as of `load`."""
-    file = find(path, environ)
-    text = toml.read(file)[1] if file is not None else ""
-    line = toml.line_of(text, location)
-    return f"{file}, line {line}: " if line is not None else ""
-
-
-def work_folder_from(path: Path | None, environ: Mapping[str, str], given: Path | None) -> str:
-    """Where the work folder's path came from: an option, a variable, a file, or the default. Arguments as of `load`."""
-    if given is not None:
-        return "--work-dir"
-    if f"{PREFIX}WORK_DIR" in environ:
-        return f"${PREFIX}WORK_DIR"
-    file = find(path, environ)
-    if file is not None and "work_dir" in toml.read(file)[0]:
-        return str(file)
-    return "the default, below the current folder"
-
-
-def _settings(
-    model: type[Record] = Config, table: tuple[str, ...] = ()
-) -> Iterator[tuple[tuple[str, ...], FieldInfo]]:
-    """(keys of its tables and its own, field) of every setting."""
-    for name, field in model.model_fields.items():
-        if isinstance(field.annotation, type) and issubclass(field.annotation, Record):
-            yield from _settings(field.annotation, (*table, name))
-        else:
-            yield (*table, name), field
-
-
-def _over_roles(data: dict[str, Any], overrides: Mapping[str, object]) -> None:
-    """Let --account and --qos hold for every role, --partition for those of jobs on nodes with GPUs."""
-    for key in ("partition", "account", "qos"):
-        roles = ("precursor", "trial") if key == "partition" else ("precursor", "trial", "metric", "build")
-        if overrides.get(f"cluster.{key}") is not None:
-            for role in roles:
-                data.get("slurm", {}).get(role, {}).pop(key, None)
-
-
-def _is_for_slurm(location: tuple[str, ...]) -> bool:
-    return location[0] in ("slurm", "nodes") or (location[0] == "cluster" and location[1] in FOR_SLURM)
-
-
-def _has(data: Any, location: tuple[str, ...]) -> bool:
-    for key in location:
-        if not isinstance(data, Mapping) or key not in data:
-            return False
-        data = data[key]
-    return True
-
-
-def _from_environment(environ: Mapping[str, str]) -> Iterator[tuple[toml.Location, str, object]]:
-    for location, field in _settings():
-        variable = PREFIX + "_".join(location).upper()
-        if environ.get(variable):
-            yield location, variable, _value(environ[variable], field)
-    known = {PREFIX + "_".join(location).upper() for location, _ in _settings()}
-    sections = {location[0] for location, _ in _settings() if len(location) > 1}
-    for variable in sorted(environ.keys() - known):
-        section, _, key = variable.removeprefix(PREFIX).lower().partition("_")
-        if variable.startswith(PREFIX) and section in sections:
-            yield (section, key), variable, environ[variable]  # refused as an unknown key
-
-
-def _value(text: str, field: FieldInfo) -> object:
-    """The text itself where the key takes text, else parsed as TOML; checked later."""
-    annotation: Any = field.annotation
-    adapter: TypeAdapter[Any] = TypeAdapter(annotation)
-    try:
-        adapter.validate_json(json.dumps(text), strict=True)
-    except ValidationError:
-        try:
-            return tomllib.loads(f"value = {text}")["value"]
-        except tomllib.TOMLDecodeError:
-            return text
-    return text
-
-
-def _put(data: dict[str, Any], location: toml.Location, value: object) -> None:
-    for key in location[:-1]:
-        data = data.setdefault(str(key), {})
-    data[str(location[-1])] = str(value) if isinstance(value, Path) else value
-
-
-def _absolute(data: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """`data` with every path absolute: `~` is the home, a relative one is below `folder`."""
-    return _each_place(data, lambda text: str((folder / Path(text).expanduser()).absolute()))
-
-
-def _each_place(data: Mapping[str, Any], change: Callable[[str], str]) -> dict[str, Any]:
-    changed = json.loads(json.dumps(data, default=str))
-    for location, field in _settings():
-        if "Path" not in str(field.annotation):
-            continue
-        table = changed if len(location) == 1 else changed.get(location[0], {})
-        value = table.get(location[-1])
-        if isinstance(value, str):
-            table[location[-1]] = change(value)
-        elif isinstance(value, list):
-            table[location[-1]] = [change(text) for text in value]
-    suite = changed.get("watch", {}).get("suite")
-    if isinstance(suite, str) and toml.is_file_name(suite):
-        changed["watch"]["suite"] = change(suite)
-    return dict(changed)

@@ -28,7 +28,7 @@ from coordinator.base.disk_space import RESUMES, shortage
 from coordinator.base.run_command import CommandError, run_command
 from coordinator.cluster.local import gpu_names
 from coordinator.cluster.slurm_rules import FEW_WORKERS
-from coordinator.config import schema as settings_schema
+from coordinator.config import loading
 from coordinator.config.schema import Config
 from coordinator.errors import EvalspanError, OperatorError, RetryError
 from coordinator.evaluation.job_specs import Site
@@ -55,7 +55,7 @@ def load(
     `more`: dotted key -> value of another option; None: not given.
     """
     overrides = {"work_dir": work_dir, **(more or {})}
-    config = settings_schema.load(Path(path) if path else None, os.environ, overrides)
+    config = loading.load(Path(path) if path else None, os.environ, overrides)
     work = config.work_dir
     try:
         work.mkdir(parents=True, exist_ok=True)

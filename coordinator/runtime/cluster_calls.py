@@ -1,7 +1,7 @@
 """Calls of a cluster beside the loop, so that a controller that answers late holds up nothing else.
 
 Rule: the loop waits `patience` seconds for the end of a call and takes a later answer in a later tick. While one call
-is late, it waits for none. Called by `coordinator.runtime.loop` and `effects`.
+is late, it waits for none. Called by `coordinator.runtime.loop`, `effects`, `service` and `wiring`.
 """
 
 from __future__ import annotations
@@ -28,15 +28,16 @@ class Call(Generic[T]):
         self.ended = threading.Event()
         self._effect = effect
         self._answer: T | None = None
-        self._error: BaseException | None = None
+        self._error: Exception | None = None
 
     def make(self) -> None:
-        """Make the call in this thread; what it raises is kept for `answer`."""
+        """Make the call in this thread; an error is kept for `answer`."""
         try:
             self._answer = self._effect()
-        except BaseException as error:  # noqa: BLE001 (raised again by `answer`, in the loop's thread)
+        except Exception as error:  # noqa: BLE001 (raised again by `answer`, in the loop's thread)
             self._error = error
-        self.ended.set()
+        finally:
+            self.ended.set()
 
     def answer(self) -> T:
         """What an ended call returned; raises what it raised."""

@@ -19,6 +19,7 @@ from typing import Any
 from pydantic import Field
 
 from coordinator.base.isolate import isolated, traceback_of
+from coordinator.base.words import first_of
 from coordinator.evaluation.events import AnyEvent
 from coordinator.evaluation.state import State
 from coordinator.planning.make_plan import BYTES_PER_PARAMETER, hardware_of, read_sets
@@ -230,9 +231,8 @@ class Results(Record):
     raw: dict[str, Any] = Field(exclude=True, repr=False)  # results.json, in lm-eval's shape
 
     def __repr__(self) -> str:
-        scores = ", ".join(f"{score.name} {score.value:.4f}" for score in self.scores[:MOST_SCORES])
-        more = f", and {len(self.scores) - MOST_SCORES} more" if len(self.scores) > MOST_SCORES else ""
-        return f"<Results {self.evaluation_id}: {self.status}{f'; {scores}{more}' if scores else ''}>"
+        scores = first_of([f"{score.name} {score.value:.4f}" for score in self.scores], MOST_SCORES)
+        return f"<Results {self.evaluation_id}: {self.status}{f'; {scores}' if scores else ''}>"
 
     __str__ = __repr__
 

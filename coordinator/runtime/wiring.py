@@ -37,7 +37,7 @@ from evaljobs.queue.redis_client import RedisAddress
 
 NODES_PACE = 1.5  # nodes are listed so many times less often than jobs: under 0.2 requests a second at 10 s
 MOST_WORKERS = 64  # metric workers without a setting: more would fill a CPU partition that others share
-PATIENCE_SECONDS = 0.25  # that the loop waits for one Slurm command; a controller at ease answers in 0.05 s
+PATIENCE_SECONDS = 0.25  # that the loop waits for one Slurm command before it goes on without the answer
 SUBMISSIONS_AT_ONCE = 8  # `sbatch` commands side by side, as of several users
 
 

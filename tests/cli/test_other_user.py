@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from coordinator.allocation import cordons
 from coordinator.cli import app
-from coordinator.config import schema
+from coordinator.config import loading
 from coordinator.config.schema import Config
 from coordinator.doctor import collect
 from coordinator.errors import OperatorError
@@ -91,7 +91,7 @@ def test_a_private_folder_is_refused_in_one_line(work, monkeypatch):
         lambda: from_settings.load(None, {"work_dir": private / "w"}),
         lambda: hub.local_folder("private/m", print),
         lambda: suites.load_suite(private / "s.toml"),
-        lambda: schema.find(private / "evalspan.toml", {}),
+        lambda: loading.find(private / "evalspan.toml", {}),
         lambda: inspect(private / "m"),
     ]
 

@@ -21,7 +21,7 @@ from coordinator.cluster.slurm_rules import (
     private_memory,
     unknown_partition,
 )
-from coordinator.config import schema, template
+from coordinator.config import loading, template
 
 ASK = """
 from coordinator.cluster.sbatch_text import SlurmOptions
@@ -123,7 +123,7 @@ def test_init_looks_at_all_partitions_of_a_real_slurm(slurm_site: Cluster) -> No
     assert first == f"wrote {made} for partition {chosen}"
     assert "evalspan doctor" in steps[0]
     assert "sbatch -p cpu" in steps[1]
-    found = schema.load(made, {}).cluster
+    found = loading.load(made, {}).cluster
     assert (found.partition, found.cpu_partition) == ("gpu", "cpu")
 
 
@@ -181,9 +181,9 @@ def test_without_staging_only_whole_nodes_matter() -> None:
 def test_the_reference_file_names_auto_and_both_answers_are_taken(tmp_path) -> None:
     """`auto` is the default; true and false of a file or the environment win over it."""
     assert 'host_trials = "auto"' in template.default_text(template.SiteProbe())
-    assert schema.load(None, {}).stage.host_trials == "auto"
+    assert loading.load(None, {}).stage.host_trials == "auto"
     for said, meant in (("true", True), ("false", False), ("auto", "auto")):
-        assert schema.load(None, {"EVALSPAN_STAGE_HOST_TRIALS": said}).stage.host_trials == meant
+        assert loading.load(None, {"EVALSPAN_STAGE_HOST_TRIALS": said}).stage.host_trials == meant
 
 
 @given(

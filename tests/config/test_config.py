@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.cluster import NodeState
-from coordinator.config import schema, template
+from coordinator.config import loading, schema, template
 from coordinator.errors import OperatorError
 from coordinator.intake import from_settings
 from coordinator.runtime import wiring
@@ -28,7 +28,7 @@ def toml(tmp_path):
 def test_no_setting_means_the_defaults(tmp_path, monkeypatch):
     """Without file, variables and options the settings are the defaults, with absolute paths."""
     monkeypatch.chdir(tmp_path)
-    assert schema.load(None, {}) == schema.Config(work_dir=tmp_path / "evalspan-work")
+    assert loading.load(None, {}) == schema.Config(work_dir=tmp_path / "evalspan-work")
 
 
 def test_command_line_over_environment_over_file(toml):
@@ -39,7 +39,7 @@ def test_command_line_over_environment_over_file(toml):
         "EVALSPAN_CLUSTER_ACCOUNT": "env",
         "EVALSPAN_CLUSTER_QOS": "env",
     }
-    got = schema.load(path, environ, {"cluster.qos": "option", "cluster.account": None}).cluster
+    got = loading.load(path, environ, {"cluster.qos": "option", "cluster.account": None}).cluster
     assert (got.partition, got.account, got.qos) == ("file", "env", "option")
 
 
@@ -50,18 +50,18 @@ def test_search_order(tmp_path, monkeypatch):
     here.mkdir()
     monkeypatch.chdir(here)
     environ = {"HOME": str(home)}
-    assert schema.find(None, environ) is None
+    assert loading.find(None, environ) is None
     (home / ".config" / "evalspan.toml").touch()
-    assert schema.find(None, environ) == home / ".config" / "evalspan.toml"
+    assert loading.find(None, environ) == home / ".config" / "evalspan.toml"
     (here / "evalspan.toml").touch()
-    assert schema.find(None, environ) == here / "evalspan.toml"
+    assert loading.find(None, environ) == here / "evalspan.toml"
     (tmp_path / "env.toml").touch()
     environ["EVALSPAN_CONFIG"] = str(tmp_path / "env.toml")
-    assert schema.find(None, environ) == tmp_path / "env.toml"
+    assert loading.find(None, environ) == tmp_path / "env.toml"
     (tmp_path / "named.toml").touch()
-    assert schema.find(tmp_path / "named.toml", environ) == tmp_path / "named.toml"
+    assert loading.find(tmp_path / "named.toml", environ) == tmp_path / "named.toml"
     with pytest.raises(OperatorError, match="--config names"):
-        schema.find(tmp_path / "none.toml", environ)
+        loading.find(tmp_path / "none.toml", environ)
 
 
 def test_paths_in_a_file_are_relative_to_the_file(toml, monkeypatch, tmp_path):
@@ -70,14 +70,14 @@ def test_paths_in_a_file_are_relative_to_the_file(toml, monkeypatch, tmp_path):
     other.mkdir()
     path = toml('work_dir = "w"\n[watch]\nfolders = ["a", "/b", "~/c"]\n[redis]\npassword_file = "p"\n')
     monkeypatch.chdir(other)
-    got = schema.load(path, {})
+    got = loading.load(path, {})
     assert got.work_dir == tmp_path / "w"
     assert got.watch.folders == (tmp_path / "a", Path("/b"), Path.home() / "c")
     assert got.redis.password_file == tmp_path / "p"
     for written, meant in (("./x.toml", str(tmp_path / "x.toml")), ("core", "core")):
-        assert schema.load(toml(f'[watch]\nsuite = "{written}"\n'), {}).watch.suite == meant
+        assert loading.load(toml(f'[watch]\nsuite = "{written}"\n'), {}).watch.suite == meant
     path = toml('work_dir = "w"\n')
-    assert schema.load(path, {}, {"work_dir": Path("x")}).work_dir == other / "x"
+    assert loading.load(path, {}, {"work_dir": Path("x")}).work_dir == other / "x"
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_paths_in_a_file_are_relative_to_the_file(toml, monkeypatch, tmp_path):
 def test_a_wrong_file_is_refused_with_its_line(toml, text, says):
     """One line: file, line, key, and what to write instead."""
     with pytest.raises(OperatorError) as caught:
-        schema.load(toml(text), {})
+        loading.load(toml(text), {})
     assert says in str(caught.value)
     assert "\n" not in str(caught.value)
     assert str(caught.value).startswith(str(toml(text)))
@@ -109,15 +109,15 @@ def test_a_wrong_file_is_refused_with_its_line(toml, text, says):
 def test_a_wrong_variable_or_option_is_named():
     """The message names the variable or option, not the file."""
     with pytest.raises(OperatorError, match=r"^\$EVALSPAN_CLUSTER_NICE: "):
-        schema.load(None, {"EVALSPAN_CLUSTER_NICE": "many"})
+        loading.load(None, {"EVALSPAN_CLUSTER_NICE": "many"})
     with pytest.raises(OperatorError, match=r"^\$EVALSPAN_STAGE_LINGER_SECONDS: "):
-        schema.load(None, {"EVALSPAN_STAGE_LINGER_SECONDS": "5", "EVALSPAN_LONG": "1"})
+        loading.load(None, {"EVALSPAN_STAGE_LINGER_SECONDS": "5", "EVALSPAN_LONG": "1"})
     with pytest.raises(
         OperatorError, match=r"^\$EVALSPAN_TRIAL_MODEL_ARGS: 'model_args' of .* should be a table"
     ):
-        schema.load(None, {"EVALSPAN_TRIAL_MODEL_ARGS": "dtype=float32"}, {"trial.model_args.x": 1})
+        loading.load(None, {"EVALSPAN_TRIAL_MODEL_ARGS": "dtype=float32"}, {"trial.model_args.x": 1})
     with pytest.raises(OperatorError, match=r"^--slots: "):
-        schema.load(None, {}, {"cluster.slots": 0})
+        loading.load(None, {}, {"cluster.slots": 0})
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def test_a_wrong_variable_or_option_is_named():
 )
 def test_a_setting_of_slurm_alone_means_slurm(toml, text, variables, options):
     """Where no setting chooses the cluster: a partition, account or QOS is never ignored."""
-    assert schema.load(toml(text), variables, options).cluster.kind == "slurm"
+    assert loading.load(toml(text), variables, options).cluster.kind == "slurm"
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_a_setting_of_slurm_alone_means_slurm(toml, text, variables, options):
 def test_an_option_of_slurm_is_refused_where_jobs_would_run_here(toml, text, options, names):
     """The line names the option, and what to type."""
     with pytest.raises(OperatorError, match=r"--cluster slurm, or set kind") as refused:
-        schema.load(toml(text), {}, options)
+        loading.load(toml(text), {}, options)
     assert names in str(refused.value)
 
 
@@ -154,18 +154,18 @@ def test_a_variable_of_slurm_is_refused_where_the_file_says_local(toml):
     """It is younger than the file; `--cluster local` is younger than both."""
     path, variables = toml('[cluster]\nkind = "local"\n'), {"EVALSPAN_CLUSTER_PARTITION": "gpu"}
     with pytest.raises(OperatorError, match=r"^\$EVALSPAN_CLUSTER_PARTITION: "):
-        schema.load(path, variables)
-    assert schema.load(path, variables, {"cluster.kind": "local"}).cluster.kind == "local"
+        loading.load(path, variables)
+    assert loading.load(path, variables, {"cluster.kind": "local"}).cluster.kind == "local"
 
 
 def test_a_variable_reaches_the_setting_of_a_role_or_is_refused(toml):
     """EVALSPAN_SLURM_TRIAL_QOS is [slurm.trial] qos; a misspelt one is named."""
     variables = {"EVALSPAN_SLURM_TRIAL_QOS": "high", "EVALSPAN_SLURM_METRIC_EXTRA_ARGS": '["--spread-job"]'}
-    got = schema.load(toml('[slurm.trial]\nqos = "low"\naccount = "a"\n'), variables).slurm
+    got = loading.load(toml('[slurm.trial]\nqos = "low"\naccount = "a"\n'), variables).slurm
     assert (got.trial.qos, got.trial.account, got.metric.extra_args) == ("high", "a", ("--spread-job",))
     for wrong in ("EVALSPAN_SLURM_TRIAL_QUOS", "EVALSPAN_SLURM_GPU_REQUESTS", "EVALSPAN_SLURM_TRIAL"):
         with pytest.raises(OperatorError, match=rf"\${wrong}: "):
-            schema.load(None, {wrong: "x"})
+            loading.load(None, {wrong: "x"})
 
 
 def test_an_option_holds_for_every_role_that_the_file_sets(toml):
@@ -173,11 +173,11 @@ def test_an_option_holds_for_every_role_that_the_file_sets(toml):
     roles = ("precursor", "trial", "metric", "build")
     text = "".join(f'[slurm.{r}]\naccount = "a"\nqos = "q"\npartition = "p"\n' for r in roles)
     typed = {"cluster.account": "b", "cluster.qos": "r", "cluster.partition": "g"}
-    got = schema.load(toml(text), {}, typed)
+    got = loading.load(toml(text), {}, typed)
     assert all((getattr(got.slurm, r).account, getattr(got.slurm, r).qos) == (None, None) for r in roles)
     assert [getattr(got.slurm, r).partition for r in roles] == [None, None, "p", "p"]
     assert (got.cluster.account, got.cluster.qos, got.cluster.partition) == ("b", "r", "g")
-    assert schema.load(toml(text), {}).slurm.trial == schema.RoleConfig(account="a", qos="q", partition="p")
+    assert loading.load(toml(text), {}).slurm.trial == schema.RoleConfig(account="a", qos="q", partition="p")
 
 
 @pytest.mark.parametrize(
@@ -188,32 +188,32 @@ def test_a_gpu_request_that_cannot_ask_for_a_number_of_gpus_is_refused_when_load
     with pytest.raises(
         OperatorError, match=r"line 2: 'gpu_request' of \[slurm\] should be arguments of sbatch"
     ):
-        schema.load(toml(f'[slurm]\ngpu_request = "{request_}"\n'), {})
+        loading.load(toml(f'[slurm]\ngpu_request = "{request_}"\n'), {})
 
 
 @pytest.mark.parametrize("hosts", ["", "n1,", "n[1", "n[3-1]", "n[a]", "n1 n2", "n[]"])
 def test_what_is_no_hostlist_is_refused_when_loaded(toml, hosts):
     with pytest.raises(OperatorError, match=r"line 2: 'exclude' of \[nodes\] should be Slurm hostlists"):
-        schema.load(toml(f'[nodes]\nexclude = ["{hosts}"]\n'), {})
+        loading.load(toml(f'[nodes]\nexclude = ["{hosts}"]\n'), {})
 
 
 def test_a_model_argument_may_be_none(toml):
     """As an option it replaces the file's; another option of None is one that was not given."""
     path = toml('[trial]\nmodel_args = { dtype = "float32", x = 1 }\n')
-    got = schema.load(path, {}, {"trial.model_args.dtype": None, "trial.device": None})
+    got = loading.load(path, {}, {"trial.model_args.dtype": None, "trial.device": None})
     assert got.trial.model_args == {"dtype": None, "x": 1}
 
 
 def test_a_file_for_slurm_is_taken_with_cluster_local(toml):
     """Its settings of Slurm wait for the next run there."""
     path = toml('[cluster]\nkind = "slurm"\npartition = "gpu"\nnice = 5\n')
-    assert schema.load(path, {}, {"cluster.kind": "local"}).cluster.kind == "local"
-    assert schema.load(path, {"EVALSPAN_CLUSTER_KIND": "local"}).cluster.kind == "local"
+    assert loading.load(path, {}, {"cluster.kind": "local"}).cluster.kind == "local"
+    assert loading.load(path, {"EVALSPAN_CLUSTER_KIND": "local"}).cluster.kind == "local"
 
 
 def test_variables_hold_text_or_toml():
     """An account "123" stays text; lists, numbers and truth values are written as in TOML."""
-    got = schema.load(
+    got = loading.load(
         None,
         {
             "EVALSPAN_CLUSTER_KIND": "slurm",
@@ -249,7 +249,7 @@ def test_time_limits_are_slurms(text, seconds):
 )
 def test_trials_steal_under_evalspans_own_policy_unless_told_otherwise(toml, text, policy, steals):
     """[plan] reaches the options of every evaluation."""
-    options = from_settings.run_options(schema.load(toml(text), {}))
+    options = from_settings.run_options(loading.load(toml(text), {}))
     assert (options.plan_policy, options.steal) == (policy, steals)
 
 
@@ -268,7 +268,7 @@ def test_trials_steal_under_evalspans_own_policy_unless_told_otherwise(toml, tex
     ],
 )  # fmt: skip
 def test_no_trial_holds_gpus_that_its_engine_leaves_idle(toml, trial, refused):
-    settings = schema.load(toml(f'[cluster]\nkind = "slurm"\n[trial]\n{trial}\n'), {})
+    settings = loading.load(toml(f'[cluster]\nkind = "slurm"\n[trial]\n{trial}\n'), {})
     if not refused:
         from_settings.check_device(settings)
         return
@@ -280,16 +280,16 @@ def test_no_trial_holds_gpus_that_its_engine_leaves_idle(toml, trial, refused):
 def test_the_written_file_changes_nothing(toml):
     """As written for a local site it equals the defaults, with the current folder as work."""
     path = toml(template.default_text(template.SiteProbe()))
-    assert schema.load(path, {}) == schema.Config(work_dir=Path.cwd() / "evalspan-work")
+    assert loading.load(path, {}) == schema.Config(work_dir=Path.cwd() / "evalspan-work")
 
 
 def test_the_written_file_is_the_whole_reference(toml):
     """With all comments taken off it is valid, names every setting and has the defaults."""
     text = template.default_text(template.SiteProbe())
     bare = re.sub(r"(?m)^# (?=[a-z_]+ = )", "", text)
-    got = schema.load(toml(bare), {})
+    got = loading.load(toml(bare), {})
     written = set(re.findall(r"(?m)^([a-z_]+) = ", bare))
-    assert written == {where[-1] for where, _ in schema._settings()}
+    assert written == {where[-1] for where, _ in loading._settings()}
     example = re.compile(r"example")
     defaults = schema.Config()
     section = None
@@ -313,7 +313,7 @@ def test_init_sets_what_the_probe_found(toml):
     """The partition with most GPUs, and one without any for CPU work."""
     nodes = [_node("n1", 8, "gpu", "all"), _node("n2", 8, "gpu"), _node("c1", 0, "cpu")]
     probe = template.probe_of("slurm", nodes)
-    got = schema.load(toml(template.default_text(probe)), {}).cluster
+    got = loading.load(toml(template.default_text(probe)), {}).cluster
     assert (got.kind, got.partition, got.cpu_partition) == ("slurm", "gpu", "cpu")
     assert probe.summary == "2 nodes with 8 a100"
     assert probe.choice == "gpu (16 GPUs); others: all (8 GPUs), cpu (0 GPUs)"
@@ -323,7 +323,7 @@ def test_init_sets_what_the_probe_found(toml):
 
 def test_init_writes_the_request_for_gpus_that_the_site_takes(toml):
     probe = template.SiteProbe(kind="slurm", gpu_request="--gres=gpu:{type}:{n}")
-    assert schema.load(toml(template.default_text(probe)), {}).slurm.gpu_request == "--gres=gpu:{type}:{n}"
+    assert loading.load(toml(template.default_text(probe)), {}).slurm.gpu_request == "--gres=gpu:{type}:{n}"
 
 
 def test_init_takes_a_preemptible_partition_only_where_no_other_has_gpus(toml):
@@ -333,7 +333,7 @@ def test_init_takes_a_preemptible_partition_only_where_no_other_has_gpus(toml):
     assert probe.choice == "gpu (8 GPUs); others: spare (16 GPUs, jobs may be preempted)"
     text = template.default_text(probe)
     assert probe.choice in text
-    assert schema.load(toml(text), {}).cluster.partition == "gpu"
+    assert loading.load(toml(text), {}).cluster.partition == "gpu"
     alone = template.probe_of("slurm", [_node("n1", 8, "spare")], {"spare"})
     assert alone.choice == "spare (8 GPUs, jobs may be preempted); others: none"
 
@@ -353,7 +353,7 @@ def test_init_keeps_within_the_partitions_limits_and_says_what_to_type(toml):
     """A trial's and the daemon's time limit fit MaxTime; where the site has none, the defaults stand."""
     nodes = [_node("n1", 8, "gpu"), _node("c1", 0, "cpu")]
     short = template.probe_of("slurm", nodes, max_seconds={"gpu": 7200, "cpu": 2 * 86_400})
-    assert schema.load(toml(template.default_text(short)), {}).trial.time_limit == "2:00:00"
+    assert loading.load(toml(template.default_text(short)), {}).trial.time_limit == "2:00:00"
     assert "sbatch -p cpu -t 1-00:00:00 w.sbatch" in template.next_steps(short, "w.sbatch", "")[1]
     alone = template.probe_of("slurm", nodes[:1], max_seconds={"gpu": 7200})
     assert (
@@ -380,11 +380,11 @@ def test_a_lease_is_renewed_six_times_in_its_time(toml, tmp_path, monkeypatch):
 def test_the_work_folders_origin_is_what_load_takes_it_from(toml, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     plain, named = toml(""), {"EVALSPAN_WORK_DIR": "/w"}
-    assert schema.work_folder_from(None, named, Path("/x")) == "--work-dir"
-    assert schema.work_folder_from(plain, named, None) == "$EVALSPAN_WORK_DIR"
-    assert schema.work_folder_from(plain, {}, None) == "the default, below the current folder"
+    assert loading.work_folder_from(None, named, Path("/x")) == "--work-dir"
+    assert loading.work_folder_from(plain, named, None) == "$EVALSPAN_WORK_DIR"
+    assert loading.work_folder_from(plain, {}, None) == "the default, below the current folder"
     file = toml('work_dir = "/w"\n')
-    assert schema.work_folder_from(file, {}, None) == str(file)
+    assert loading.work_folder_from(file, {}, None) == str(file)
 
 
 @pytest.mark.parametrize(
@@ -398,4 +398,4 @@ def test_the_work_folders_origin_is_what_load_takes_it_from(toml, tmp_path, monk
 def test_a_wrong_value_is_named_as_it_was_given(key, said):
     """By its option where the command line has one, else by its key in `settings` of a call."""
     with pytest.raises(OperatorError, match=said):
-        schema.load(None, {}, {key: "x"})
+        loading.load(None, {}, {key: "x"})

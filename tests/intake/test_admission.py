@@ -17,7 +17,8 @@ from typer.testing import CliRunner
 
 from coordinator import hook
 from coordinator.cli import app
-from coordinator.config.schema import CheckpointConfig, Config, WatchConfig, load
+from coordinator.config.loading import load
+from coordinator.config.schema import CheckpointConfig, Config, WatchConfig
 from coordinator.errors import OperatorError
 from coordinator.intake import pending
 from coordinator.intake.admission import (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -9,14 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from dev_cluster.testing import wait_until
 from support.loops import coordinator_on, until
 from support.simulated.parts import record
 
 from coordinator.allocation import demand
 from coordinator.cluster import Job, JobState, NodeState
 from coordinator.cluster.fake import FakeCluster, fake_node
+from coordinator.errors import RetryError
 from coordinator.evaluation.events import JobStarted
-from coordinator.runtime import cluster_calls
+from coordinator.runtime import cluster_calls, wiring
 from coordinator.runtime.cluster_calls import ClusterCalls
 from coordinator.runtime.loop import Coordinator
 
@@ -128,6 +131,43 @@ def test_a_listing_of_nodes_from_before_a_trial_began_does_not_offer_its_gpus(tm
     assert demand.started_since([running.state], asked_at) == set()
     running.take([JobStarted(at=asked_at + 1.0, job=job.job.name, index=0, node="n0")])
     assert demand.started_since([running.state], asked_at) == {"n0"}
+
+
+def test_redis_waits_for_the_controllers_place_and_the_loop_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is asked for once at a time, and not again once it is known."""
+    asked, answered = [], threading.Event()
+
+    def controller_host() -> str:
+        asked.append(1)
+        assert answered.wait(60)
+        return "127.0.0.1"
+
+    monkeypatch.setattr(wiring, "controller_host", controller_host)
+    calls = ClusterCalls(0.0)
+    bind = wiring._towards_controller(calls)
+    for _ in range(3):
+        with pytest.raises(RetryError):
+            bind()
+    answered.set()
+
+    def known() -> bool:
+        with contextlib.suppress(RetryError):
+            return bind() == "127.0.0.1"
+        return False
+
+    wait_until(known, "the place is known")
+    assert bind() == "127.0.0.1"
+    assert len(asked) == 1
+
+
+def test_an_interrupt_in_a_call_of_the_loops_own_thread_is_no_answer() -> None:
+    """Ctrl-C ends the loop at once, wherever it comes."""
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        ClusterCalls().begin("a call", interrupted)
 
 
 class _With:
