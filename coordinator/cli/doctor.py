@@ -10,7 +10,7 @@ import typer
 from coordinator.cli.app import CONFIG, JSON, WORK_DIR, app, settings_of, stdout
 
 if TYPE_CHECKING:
-    from coordinator.doctor.findings import Checkup
+    from coordinator.doctor.facts import Checkup
 
 STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 

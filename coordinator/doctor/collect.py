@@ -23,7 +23,8 @@ from coordinator.cluster.local import LocalCluster, gpu_names
 from coordinator.cluster.slurm_parse import setting_of
 from coordinator.cluster.slurm_pyslurm import SlurmApi
 from coordinator.config.schema import Config
-from coordinator.doctor.findings import Checkup, Facts, Status, judge
+from coordinator.doctor.facts import Checkup, Facts, Status
+from coordinator.doctor.findings import judge
 from coordinator.doctor.node_jobs import Target, survey
 from coordinator.errors import EvalspanError, OperatorError
 from coordinator.evaluation.job_specs import Site

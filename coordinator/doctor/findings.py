@@ -9,97 +9,24 @@ Called by `collect`, which reads the facts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import takewhile
-from typing import Any, Literal
+from typing import Any
 
-from pydantic import Field
-
-from coordinator.cluster import NodeState
-from coordinator.cluster.slurm_reasons import none_left, unusable
-from coordinator.cluster.slurm_rules import PRIVATE, SiteRules
 from coordinator.config.schema import Config
+from coordinator.doctor import slurm_findings
+from coordinator.doctor.facts import Check, Facts, Finding, fail, gigabytes, ok, ok_unless, warn
 from coordinator.doctor.node_jobs import Answer
 from coordinator.errors import OperatorError
 from coordinator.intake.admission import loaded_suites, missing_places, no_place
-from evaljobs.contract.specs import Record
 from evaljobs.staging.capacity import MEMORY_FS
 
-Status = Literal["ok", "warn", "fail"]
 SHARED_FS = ("nfs", "lustre", "gpfs", "beegfs", "ceph", "wekafs", "panfs", "pvfs2", "orangefs", "afs", "cifs", "fuse", "9p")  # fmt: skip
-LEAST_FREE_BYTES = (
-    1 << 30
-)  # of the work folder: below it one evaluation's request sets and responses may not fit
+# of the work folder: below it one evaluation's request sets and responses may not fit
+LEAST_FREE_BYTES = 1 << 30
 LOW_FREE_BYTES = 10 << 30
 SLOW_RATE = 1e9  # bytes/s into node memory; tmpfs on any server of the last ten years does several
 LEAST_TRANSFORMERS = 5  # major version
-JOBS_BESIDE = 8  # builds, and after them metric workers, that one evaluation has at once
-ENOUGH_NODES = 4  # at once, below which a limit on jobs is named
-
-
-class Finding(Record):
-    """One line of the table. `todo`: what to do; empty where nothing is."""
-
-    what: str
-    status: Status
-    found: str
-    todo: str = ""
-
-
-class Checkup(Record):
-    """All findings, and the answers of nodes as they came."""
-
-    schema_version: int = 1
-    cluster: str
-    findings: tuple[Finding, ...]
-    nodes: dict[str, dict[str, Any]] = Field(default_factory=dict)
-
-    @property
-    def failed(self) -> bool:
-        return any(f.status == "fail" for f in self.findings)
-
-
-@dataclass(slots=True, kw_only=True)
-class Facts:
-    """What `collect` has read and measured. A fact named `…_error` says why the facts beside it are missing."""
-
-    config: Config
-    python: str  # version of evalspan's own interpreter
-    versions: Mapping[str, str | None] = field(default_factory=dict)  # package -> version, of the trials'
-    engine_trouble: str = ""  # why the trials' interpreter cannot import its engine
-    interpreter_error: str = ""
-    work_fs: str
-    work_free: int  # bytes
-    cluster_error: str = ""
-    gpus: Sequence[str] = ()  # this machine's, where jobs run here
-    api: str = ""  # pyslurm's version, and what goes through Slurm's commands all the same
-    rules: SiteRules | None = None
-    rules_error: str = ""
-    associations: str | None = (
-        None  # `sacctmgr -nP` rows of MaxSubmitJobs and MaxJobs, of the user's associations and QOS; None: no accounting
-    )
-    lanes: int = 0  # trials of one node
-    gpu_nodes: Sequence[NodeState] = ()  # as Slurm lists them
-    job_kinds: Mapping[str, tuple[Status, str, bool]] = field(
-        default_factory=dict
-    )  # kind -> …, found, on GPUs
-    host_reason: str = ""  # why one job a node must host its trials; "" where none must
-    redis: str = ""  # where it answers, and whose it is
-    redis_warnings: Sequence[str] = ()
-    redis_error: str = ""
-    answers: Sequence[Answer] = ()
-    left_out: int = 0  # nodes that were not asked
-
-    @property
-    def slurm(self) -> bool:
-        return self.config.cluster.kind == "slurm"
-
-    @property
-    def hosting(self) -> bool:
-        """Whether one job a node hosts its trials (rung 2)."""
-        setting = self.config.stage.host_trials
-        return setting is True or bool(self.host_reason and setting == "auto")
 
 
 def judge(facts: Facts) -> tuple[Finding, ...]:
@@ -110,27 +37,6 @@ def judge(facts: Facts) -> tuple[Finding, ...]:
     else:
         checks += (SLURM if facts.slurm else LOCAL) + NODES
     return tuple(finding for check in checks for finding in check(facts))
-
-
-def ok(what: str, found: str) -> Finding:
-    return Finding(what=what, status="ok", found=found)
-
-
-def warn(what: str, found: str, todo: str) -> Finding:
-    return Finding(what=what, status="warn", found=found, todo=todo)
-
-
-def fail(what: str, found: str, todo: str) -> Finding:
-    return Finding(what=what, status="fail", found=found, todo=todo)
-
-
-def ok_unless(todo: str, what: str, found: str) -> Finding:
-    """A warning where there is something to do."""
-    return warn(what, found, todo) if todo else ok(what, found)
-
-
-def gigabytes(count: float | None) -> str:
-    return "?" if count is None else f"{count / 1e9:.1f} GB"
 
 
 # --- this machine ----------------------------------------------------------------------------------------------------
@@ -194,99 +100,6 @@ def _gpus(facts: Facts) -> Iterator[Finding]:
     yield ok("GPUs", ", ".join(facts.gpus) or "none: trials run on the CPU")
 
 
-# --- Slurm's rules ---------------------------------------------------------------------------------------------------
-
-
-def _api(facts: Facts) -> Iterator[Finding]:
-    if facts.api:
-        yield ok("pyslurm", facts.api)
-
-
-def _rules(facts: Facts) -> Iterator[Finding]:
-    if facts.rules is None:
-        yield warn("Slurm's settings", facts.rules_error, "without them the site's rules are not noticed")
-        return
-    yield from judge_partitions(facts.rules, facts.config)
-    yield from judge_limits(facts.rules, facts.associations, facts.lanes)
-    names = [k for k in ("Prolog", "Epilog") if facts.rules.config.get(k, "(null)") not in ("(null)", "")]
-    if names:
-        todo = "if they empty /dev/shm after each job, weights vanish under running trials: ask, or use [stage] roots"
-        yield warn("site scripts", ", ".join(f"{k}={facts.rules.config[k]}" for k in names), todo)
-
-
-def _hours(seconds: int) -> str:
-    return f"{seconds / 3600:g} h" if seconds % 360 == 0 else f"{seconds / 60:g} min"
-
-
-def judge_partitions(rules: SiteRules, config: Config) -> Iterator[Finding]:
-    """The configured partitions: there, up, long enough."""
-    section, slurm = config.cluster, config.slurm
-    site_default = "" if slurm.trial.partition is None else None
-    asked = [
-        ("GPU partition", "[cluster] partition", section.partition or site_default),
-        ("CPU partition", "[cluster] cpu_partition", section.cpu_partition),
-        ("preemptible partition", "[borrow] best_effort", config.borrow.best_effort),
-        ("partition of trials", "[slurm.trial] partition", slurm.trial.partition),
-        ("partition of precursors", "[slurm.precursor] partition", slurm.precursor.partition),
-        ("partition of metric workers", "[slurm.metric] partition", slurm.metric.partition),
-        ("partition of builds", "[slurm.build] partition", slurm.build.partition),
-    ]
-    known = ", ".join(p.name for p in rules.partitions) or "none"
-    wanted = config.trial.time_limit_seconds
-    for role, setting, names in asked:
-        if names is None:
-            continue
-        chosen = rules.chosen(names or None)
-        if not chosen:
-            yield fail(role, f"{names or 'no default one'} (there are: {known})", f"name one in {setting}")
-        for partition in chosen:
-            limit = partition.max_seconds
-            text = f"{partition.name}, nodes {partition.nodes or '?'}"
-            text += "" if limit is None else f", at most {_hours(limit)}"
-            todo = ""
-            if limit is not None and limit < wanted:
-                todo = f"[trial] time_limit of {_hours(wanted)} is longer: jobs ask for {_hours(limit)} there"
-            elif partition.max_memory_per_cpu_mb:
-                text += f", at most {partition.max_memory_per_cpu_mb} MB a CPU"
-                todo = "a precursor of a large model is given several CPUs: where its trials need them, one job hosts them (rung 2)"
-            if partition.up:
-                yield ok_unless(todo, role, text)
-            else:
-                yield fail(role, f"{text}, not up", "choose another, or wait for it")
-
-
-def judge_limits(rules: SiteRules, associations: str | None, lanes: int) -> Iterator[Finding]:
-    """How many jobs the user may have. `associations`, `lanes`: as in Facts."""
-    array = rules.number("MaxArraySize")
-    text = f"MaxArraySize {array if array is not None else '?'}, MaxJobCount {rules.number('MaxJobCount') or '?'}"
-    if array is not None and array < lanes:
-        text += f": the {lanes} trials of a node come in jobs of {max(1, array)}"
-    yield ok("job arrays", text)
-    if associations is None:
-        yield ok("submit limits", "no accounting: none are kept")
-        return
-    rows = [[*row.split("|"), ""] for row in associations.splitlines()]
-    for what, column in (("MaxSubmitJobs", 0), ("MaxJobs", 1)):
-        least = min((int(row[column]) for row in rows if row[column].isdigit()), default=None)
-        yield _judge_limit(f"{what} {'unlimited' if least is None else least}", least, lanes)
-
-
-def _judge_limit(text: str, most: int | None, lanes: int) -> Finding:
-    """Whether so many jobs at once are enough. Slurm counts each member of an array, precursors and workers, too."""
-    what, a_node = "submit limits", 1 + lanes
-    if most is None:
-        return ok(what, text)
-    nodes = (most - JOBS_BESIDE) // a_node
-    text += f": a precursor and {lanes} trials a node, and {JOBS_BESIDE} builds or metric workers"
-    if nodes >= ENOUGH_NODES:
-        return ok(what, f"{text}, on {nodes} nodes at once")
-    if nodes >= 1:
-        todo = f"set [borrow] max_nodes = {nodes}: jobs beyond the limit wait, and hold their node's memory meanwhile"
-        return warn(what, f"{text}, on {nodes} nodes at once", todo)
-    todo = "fewer trials run at once, and jobs wait for each other: set another [cluster] qos or account"
-    return warn(what, f"{text} are more than that on one node", todo)
-
-
 def _watch(facts: Facts) -> Iterator[Finding]:
     if why := no_place(facts.config.watch):
         yield warn("hook", why, "set [watch] roots to the folder that training writes its checkpoints to")
@@ -296,57 +109,6 @@ def _watch(facts: Facts) -> Iterator[Finding]:
         loaded_suites(facts.config.watch)
     except OperatorError as error:
         yield fail("[watch]", str(error), "the daemon does not start before")
-
-
-def _gpu_nodes(facts: Facts) -> Iterator[Finding]:
-    """How many of Slurm's nodes with GPUs take jobs now, and the states of the others."""
-    nodes = [n for n in facts.gpu_nodes if not n.excluded]
-    usable = sum(n.usable for n in nodes)
-    found = f"{usable} of {len(nodes)} usable"
-    if excluded := len(facts.gpu_nodes) - len(nodes):
-        found += f", {excluded} more excluded by the settings"
-    others = unusable(nodes)
-    if why := none_left(facts.gpu_nodes):
-        yield fail(
-            "GPU nodes", why, "change that setting: `sinfo -N -O NodeList,Gres,Features_act` shows each node"
-        )
-    elif nodes and not usable:
-        todo = "wait until the site returns them, or choose another [cluster] partition"
-        yield fail("GPU nodes", f"{found}: {others}", todo)
-    elif others:
-        yield warn("GPU nodes", f"{found}: {others}", "the others are used without them")
-    elif nodes:
-        yield ok("GPU nodes", found)
-
-
-def _job_kinds(facts: Facts) -> Iterator[Finding]:
-    """Whether the cluster would take each kind of job, at its real limits."""
-    for kind, (status, found, on_gpus) in facts.job_kinds.items():
-        todo = {
-            "ok": "",
-            "warn": "ask again when the controller answers",
-            "fail": "see [trial], [cluster] and [slurm]"
-            if on_gpus
-            else "see [metric], [trial], [cluster] cpu_partition and [slurm]",
-        }[status]
-        yield Finding(what=f"{kind} jobs", status=status, found=found, todo=todo)
-
-
-def _staging(facts: Facts) -> Iterator[Finding]:
-    """Which rung staging starts on."""
-    setting, reason = facts.config.stage.host_trials, facts.host_reason
-    if setting is True:
-        yield ok("staging", "hosts its trials in one job a node, as [stage] host_trials says (rung 2)")
-    elif reason and setting == "auto":
-        todo = "nothing: it is done so by itself. GPUs wait while weights are staged; a precursor would spare them that"
-        yield warn("staging", f"one job a node hosts the trials (rung 2): {reason}", todo)
-    elif reason.startswith(PRIVATE):  # the first trials notice it, and their nodes turn to rung 2
-        todo = 'set [stage] host_trials = "auto": else a trial a node is started for nothing'
-        yield warn("staging", reason, todo)
-    elif reason:
-        yield fail("staging", reason, 'set [stage] host_trials = "auto"')
-    else:
-        yield ok("staging", "a precursor per node, beside the trials (rung 1)")
 
 
 # --- Redis and nodes -------------------------------------------------------------------------------------------------
@@ -448,8 +210,7 @@ def judge_sandbox(levels: Sequence[Mapping[str, Any]] | None, where: str, *, all
     return ok_unless(todo, what, f"{best} ({'; '.join(better)})" if better else best)
 
 
-Check = Callable[[Facts], Iterator[Finding]]
 HERE: tuple[Check, ...] = (_python, _interpreter, _work_folder)
-SLURM: tuple[Check, ...] = (_api, _rules, _gpu_nodes, _job_kinds, _staging, _watch)
+SLURM: tuple[Check, ...] = (*slurm_findings.CHECKS, _watch)
 LOCAL: tuple[Check, ...] = (_gpus,)
 NODES: tuple[Check, ...] = (_redis, _nodes)

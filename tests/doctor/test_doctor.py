@@ -18,8 +18,9 @@ from coordinator.cluster.node_choice import NodeChoice, choose
 from coordinator.cluster.slurm_rules import Partition, SiteRules
 from coordinator.config.schema import Config
 from coordinator.doctor import collect, findings
-from coordinator.doctor.findings import Facts, Finding, judge_limits
+from coordinator.doctor.facts import Facts, Finding
 from coordinator.doctor.node_jobs import Answer, Target
+from coordinator.doctor.slurm_findings import judge_limits, judge_partitions
 from coordinator.evaluation.job_specs import Site
 
 STAGED = {"fs": "tmpfs", "rung": "shm", "size": 8 << 30, "free": 8 << 30, "write_rate": 5e9, "read_rate": 9e9}
@@ -293,7 +294,7 @@ def test_each_partition_that_a_role_names_is_checked(settings: dict[str, str], f
     )
     tables = {role: {"partition": name} for role, name in settings.items()}
     config = Config.model_validate({"cluster": {"kind": "slurm"}, "slurm": tables})
-    told = list(findings.judge_partitions(rules, config))
+    told = list(judge_partitions(rules, config))
     assert {f.what: f.status for f in told} == found
     for finding in told:
         assert "[slurm.metric] partition" in finding.todo or finding.what != "partition of metric workers"
@@ -362,5 +363,5 @@ def test_what_stops_the_daemon_at_its_start_is_found(tmp_path: Path) -> None:
 )
 def test_a_partitions_time_is_said_in_minutes_or_hours(limit: int, said: str) -> None:
     rules = SiteRules(config={}, partitions=(Partition(name="gpu", default=True, max_seconds=limit),))
-    found = {f.what: f.found for f in findings.judge_partitions(rules, Config())}
+    found = {f.what: f.found for f in judge_partitions(rules, Config())}
     assert said in found["GPU partition"]

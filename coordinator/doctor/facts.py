@@ -1,0 +1,109 @@
+"""The facts that `evalspan doctor` has read of a site, and the findings that it prints.
+
+Rule: values alone. A fact that could not be read has another, named `…_error`, that says why.
+Called by `collect`, which fills in the facts; by `findings` and `slurm_findings`, which judge them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from pydantic import Field
+
+from coordinator.cluster import NodeState
+from coordinator.cluster.slurm_rules import SiteRules
+from coordinator.config.schema import Config
+from coordinator.doctor.node_jobs import Answer
+from evaljobs.contract.specs import Record
+
+Status = Literal["ok", "warn", "fail"]
+
+
+class Finding(Record):
+    """One line of the table. `todo`: what to do; empty where nothing is."""
+
+    what: str
+    status: Status
+    found: str
+    todo: str = ""
+
+
+class Checkup(Record):
+    """All findings, and the answers of nodes as they came."""
+
+    schema_version: int = 1
+    cluster: str
+    findings: tuple[Finding, ...]
+    nodes: dict[str, dict[str, Any]] = Field(default_factory=dict)
+
+    @property
+    def failed(self) -> bool:
+        return any(f.status == "fail" for f in self.findings)
+
+
+@dataclass(slots=True, kw_only=True)
+class Facts:
+    """What `collect` has read and measured. A fact named `…_error` says why the facts beside it are missing."""
+
+    config: Config
+    python: str  # version of evalspan's own interpreter
+    versions: Mapping[str, str | None] = field(default_factory=dict)  # package -> version, of the trials'
+    engine_trouble: str = ""  # why the trials' interpreter cannot import its engine
+    interpreter_error: str = ""
+    work_fs: str
+    work_free: int  # bytes
+    cluster_error: str = ""
+    gpus: Sequence[str] = ()  # this machine's, where jobs run here
+    api: str = ""  # pyslurm's version, and what goes through Slurm's commands all the same
+    rules: SiteRules | None = None
+    rules_error: str = ""
+    associations: str | None = (
+        None  # `sacctmgr -nP` rows of MaxSubmitJobs and MaxJobs, of the user's associations and QOS; None: no accounting
+    )
+    lanes: int = 0  # trials of one node
+    gpu_nodes: Sequence[NodeState] = ()  # as Slurm lists them
+    job_kinds: Mapping[str, tuple[Status, str, bool]] = field(
+        default_factory=dict
+    )  # kind -> …, found, on GPUs
+    host_reason: str = ""  # why one job a node must host its trials; "" where none must
+    redis: str = ""  # where it answers, and whose it is
+    redis_warnings: Sequence[str] = ()
+    redis_error: str = ""
+    answers: Sequence[Answer] = ()
+    left_out: int = 0  # nodes that were not asked
+
+    @property
+    def slurm(self) -> bool:
+        return self.config.cluster.kind == "slurm"
+
+    @property
+    def hosting(self) -> bool:
+        """Whether one job a node hosts its trials (rung 2)."""
+        setting = self.config.stage.host_trials
+        return setting is True or bool(self.host_reason and setting == "auto")
+
+
+Check = Callable[[Facts], Iterator[Finding]]
+
+
+def ok(what: str, found: str) -> Finding:
+    return Finding(what=what, status="ok", found=found)
+
+
+def warn(what: str, found: str, todo: str) -> Finding:
+    return Finding(what=what, status="warn", found=found, todo=todo)
+
+
+def fail(what: str, found: str, todo: str) -> Finding:
+    return Finding(what=what, status="fail", found=found, todo=todo)
+
+
+def ok_unless(todo: str, what: str, found: str) -> Finding:
+    """A warning where there is something to do."""
+    return warn(what, found, todo) if todo else ok(what, found)
+
+
+def gigabytes(count: float | None) -> str:
+    return "?" if count is None else f"{count / 1e9:.1f} GB"
