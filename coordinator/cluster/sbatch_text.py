@@ -135,7 +135,7 @@ def within_limits(
     """Cut the job's time limit to MaxTime and MaxWall.
 
     `limits`: MaxTime in seconds by partition; None: the default one. `walls`: as of
-    `slurm_parse.parse_walls` and `default_walls`. `partition_qos`: as of
+    `slurm_accounts.parse_walls` and `default_walls`. `partition_qos`: as of
     `slurm_rules.partition_qos`.
     """
     names = options.partition_of(job)

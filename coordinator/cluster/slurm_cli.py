@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from coordinator.base.run_command import CommandError, run_command
 from coordinator.cluster import ClusterError, Job, JobState, LimitError, NodeState, RefusedError
+from coordinator.cluster import slurm_accounts as accounts
 from coordinator.cluster import slurm_parse as text
 from coordinator.cluster.node_choice import place
 from coordinator.cluster.sbatch_text import (
@@ -77,9 +78,10 @@ class SlurmCli:
         if not any(text.is_reserved(n) for n in nodes):
             return list(nodes)
         try:
-            said = text.parse_reservations(self._run(["scontrol", "--oneliner", "show", "reservation"]))
+            found = text.parse_reservations(self._run(["scontrol", "--oneliner", "show", "reservation"]))
         except _FailedError:
             return list(nodes)
+        said = "; ".join(str(reservation) for reservation in found if reservation.active)
         return [replace(n, reason=said) if said and text.is_reserved(n) else n for n in nodes]
 
     def within_limits(self, job: Job) -> Job:
@@ -100,11 +102,11 @@ class SlurmCli:
             user = pwd.getpwuid(os.getuid()).pw_name
             argv = ["scontrol", "--oneliner", "show", "assoc_mgr", "flags=assoc,qos", f"users={user}"]
             said = self._run(argv)
-            walls = text.parse_walls(said)
+            walls = accounts.parse_walls(said)
             if any(kind == "qos" for kind, _ in walls):
                 shown = self._run(["scontrol", "--all", "--oneliner", "show", "partition"])
                 self._partition_qos = partition_qos(parse_partitions(shown))
-                walls |= self._default_walls(user, text.cluster_of(said), walls)
+                walls |= self._default_walls(user, accounts.cluster_of(said), walls)
         except KeyError:
             return {}
         except _FailedError as error:
@@ -117,7 +119,7 @@ class SlurmCli:
         """From slurmdbd, which alone shows which QOS is the default one. Empty where it does not answer."""
         argv = ["sacctmgr", "-nP", "show", "user", user, "withassoc", f"cluster={cluster}"]
         try:
-            return text.default_walls(self._run([*argv, f"format={text.DEFAULT_QOS_FORMAT}"]), walls)
+            return accounts.default_walls(self._run([*argv, f"format={accounts.DEFAULT_QOS_FORMAT}"]), walls)
         except _FailedError:
             return {}
 

@@ -8,9 +8,9 @@ missing answer differs from "no jobs" and raises ClusterError. A job state not i
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from coordinator.cluster import ClusterError, JobPhase, JobState, LimitError, NodeState, RefusedError
@@ -25,7 +25,6 @@ FIELD_END, RECORD_END = (
 # array's id (or the job's), member, state, submitted, started, end by its limit, node, reason, comment, name
 QUEUE_FIELDS = ("%F", "%K", "%T", "%V", "%S", "%e", "%N", "%r", "%k", "%j")
 QUEUE_FORMAT = FIELD_END.join(QUEUE_FIELDS) + RECORD_END
-DEFAULT_QOS_FORMAT = "defaultaccount,account,partition,defaultqos"
 NODE_FIELDS = (
     "NodeList",
     "Partition",
@@ -289,16 +288,54 @@ def is_reserved(node: NodeState) -> bool:
     return not node.usable and not node.reason and node.state.startswith(("reserved", "maint"))
 
 
-def parse_reservations(text: str) -> str:
-    """The reservations that are active, with their nodes and ends, from `scontrol --oneliner show reservation`."""
-    said = []
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reservation:
+    """One reservation that has not ended. Times in unix seconds."""
+
+    name: str
+    nodes: str  # a hostlist
+    start: float
+    end: float
+    active: bool = False
+    users: tuple[str, ...] = ()  # "-name": all but that one
+    accounts: tuple[str, ...] = ()
+    groups: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return f"reservation {self.name} of {self.nodes} until {self.until}"
+
+    @property
+    def until(self) -> str:
+        return local_time(self.end)
+
+
+def local_time(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M")  # noqa: DTZ006 (local time)
+
+
+def parse_reservations(text: str) -> list[Reservation]:
+    """The reservations of `scontrol --oneliner show reservation`; those that cannot be read are left out."""
+    found = []
     for line in text.splitlines():
         row = dict(re.findall(r"(\S+?)=(\S*)", line))
-        end = _seconds(row.get("EndTime", ""))
-        if row.get("State") == "ACTIVE" and end is not None:
-            until = datetime.fromtimestamp(end).strftime("%Y-%m-%d %H:%M")  # noqa: DTZ006 (local time)
-            said.append(f"reservation {row.get('ReservationName')} of {row.get('Nodes')} until {until}")
-    return "; ".join(said)
+        start, end = _seconds(row.get("StartTime", "")), _seconds(row.get("EndTime", ""))
+        if start is None or end is None or not row.get("ReservationName"):
+            continue
+        lists = {key: row.get(key, "") for key in ("Users", "Accounts", "Groups")}
+        named = {k: () if v in ("", "(null)") else tuple(v.split(",")) for k, v in lists.items()}
+        found.append(
+            Reservation(
+                name=row["ReservationName"],
+                nodes=row.get("Nodes", ""),
+                start=start,
+                end=end,
+                active=row.get("State") == "ACTIVE",
+                users=named["Users"],
+                accounts=named["Accounts"],
+                groups=named["Groups"],
+            )
+        )
+    return found
 
 
 def parse_limits(text: str) -> dict[str | None, int]:
@@ -311,46 +348,6 @@ def parse_limits(text: str) -> dict[str | None, int]:
             if fields[1].endswith("*"):
                 limits[None] = limit
     return limits
-
-
-def parse_walls(text: str) -> dict[tuple[str, str], int]:
-    """MaxWall in seconds by ("qos", name) and ("account", name), from `scontrol --oneliner show assoc_mgr`.
-
-    ("account", "") is the user's default account. No key: no limit. An association with one
-    partition alone is left out.
-    """
-    walls: dict[tuple[str, str], int] = {}
-    for line in text.splitlines():
-        limit = re.search(r" MaxWallPJ=(\d+)\b", line)
-        if limit is None:
-            continue
-        qos = re.match(r"QOS=(\S+)\(\d+\) ", line)
-        account = re.search(r" Account=(\S+) UserName=\S+ Partition= .* DefAssoc=(Yes|No) ", line)
-        names = [("qos", qos[1])] if qos else []
-        if account:
-            names += [("account", account[1]), *([("account", "")] if account[2] == "Yes" else [])]
-        walls |= dict.fromkeys(names, int(limit[1]) * 60)
-    return walls
-
-
-def cluster_of(text: str) -> str:
-    """The cluster's name, from the same text; "" where it shows no association."""
-    found = re.search(r"^ClusterName=(\S+)", text, re.MULTILINE)
-    return found[1] if found else ""
-
-
-def default_walls(text: str, walls: Mapping[tuple[str, str], int]) -> dict[tuple[str, str], int]:
-    """MaxWall by ("default qos", account) of jobs that name no QOS; account "": the user's default one.
-
-    `text`: of `sacctmgr -nP show user … format=DEFAULT_QOS_FORMAT`; `walls`: as of `parse_walls`.
-    """
-    found: dict[tuple[str, str], int] = {}
-    for line in text.splitlines():
-        default, account, partition, qos, *_ = [*line.split("|"), "", "", ""]
-        if not partition and ("qos", qos) in walls:
-            names = (account, "") if account == default else (account,)
-            found |= {("default qos", name): walls["qos", qos] for name in names}
-    return found
 
 
 def _preemptible(rows: Sequence[NodeState], certain: AbstractSet[str], spare: AbstractSet[str]) -> bool:

@@ -17,6 +17,7 @@ from math import ceil
 from coordinator.base.run_command import CommandError, run_command
 from coordinator.cluster import Cluster, ClusterError, Job, NodeState, RefusedError
 from coordinator.cluster.sbatch_text import GPU_REQUEST
+from coordinator.cluster.slurm_accounts import parse_tres
 from coordinator.cluster.slurm_parse import seconds_of, setting_of
 
 SCONTROL_SECONDS = 90.0  # time limit of one `scontrol`
@@ -102,7 +103,7 @@ def parse_partitions(text: str) -> tuple[Partition, ...]:
                 qos="" if row.get("QoS", "") in _UNSET else row.get("QoS", ""),
                 nodes=row.get("Nodes", ""),
                 cpus=_positive(row.get("TotalCPUs", "")) or 0,
-                memory_mb=_memory_mb(row.get("TRES", "")),
+                memory_mb=parse_tres(row.get("TRES", "")).get("mem"),
                 hidden=row.get("Hidden") == "YES",
                 tier=_positive(row.get("PriorityTier", "")) or 0,
                 preempt_mode=row.get("PreemptMode", "OFF"),
@@ -118,12 +119,6 @@ def partition_qos(partitions: Iterable[Partition]) -> dict[str | None, str]:
 
 def _positive(text: str) -> int | None:
     return int(text) if text.isdigit() and int(text) else None
-
-
-def _memory_mb(tres: str) -> int | None:
-    """MiB in "cpu=4,mem=15.50G,node=1"; None without memory."""
-    found = re.search(r"\bmem=([0-9.]+)([MGTP]?)", tres)
-    return int(float(found[1]) * 1024 ** "MGTP".index(found[2] or "M")) if found else None
 
 
 def unknown_partition(rules: SiteRules, settings: Mapping[str, str | None]) -> str:

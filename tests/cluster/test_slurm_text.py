@@ -9,12 +9,11 @@ from hypothesis import strategies as st
 from coordinator.cluster import ClusterError, Job, LimitError, RefusedError
 from coordinator.cluster.node_choice import NodeChoice
 from coordinator.cluster.sbatch_text import Role, SlurmOptions, within_limits
+from coordinator.cluster.slurm_accounts import cluster_of, default_walls, parse_walls
 from coordinator.cluster.slurm_parse import (
     FIELD_END,
     PHASES,
     RECORD_END,
-    cluster_of,
-    default_walls,
     failure,
     not_cancelled,
     own_words,
@@ -23,7 +22,6 @@ from coordinator.cluster.slurm_parse import (
     parse_nodes,
     parse_queue,
     parse_reservations,
-    parse_walls,
     refused,
     setting_of,
 )
@@ -443,13 +441,17 @@ def test_nodes_that_take_no_job_are_named_with_state_and_reason() -> None:
     assert none_usable(nodes[:2]) == f"no node with GPUs can be used now: {unusable(nodes)}"
 
 
-def test_active_reservations_are_named_with_their_nodes_and_ends() -> None:
-    """One that has not begun is not."""
-    text = (
-        "ReservationName=fix StartTime=1795356710 EndTime=1795362110 Nodes=n[1-2] Flags=MAINT State=ACTIVE\n"
-        "ReservationName=later StartTime=1795374710 EndTime=1795380110 Nodes=n1 Flags= State=INACTIVE\n"
-    )
-    said = parse_reservations(text)
-    assert said.startswith("reservation fix of n[1-2] until 2026-11-2")
-    assert "later" not in said
-    assert parse_reservations("No reservations in the system\n") == ""
+RESERVATIONS = """\
+ReservationName=fix StartTime=1795356710 EndTime=1795362110 Nodes=n[1-2] NodeCnt=2 Flags=MAINT TRES=cpu=8 Users=root Groups=(null) Accounts=(null) State=ACTIVE
+ReservationName=later StartTime=2026-11-24T17:19:48 EndTime=2026-11-24T19:19:48 Nodes=n2 Flags= Users=-root Groups=(null) Accounts=lab,other State=INACTIVE
+"""
+
+
+def test_reservations_are_read_with_their_nodes_holders_and_times() -> None:
+    """One that has not begun is not active."""
+    fix, later = parse_reservations(RESERVATIONS)
+    assert str(fix).startswith("reservation fix of n[1-2] until 2026-11-2")
+    assert (fix.active, fix.users, fix.accounts) == (True, ("root",), ())
+    assert (later.active, later.users, later.accounts) == (False, ("-root",), ("lab", "other"))
+    assert later.until == "2026-11-24 19:19"
+    assert parse_reservations("No reservations in the system\n") == []

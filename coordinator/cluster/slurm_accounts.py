@@ -1,0 +1,196 @@
+"""Accounts, QOS and their limits on a user's jobs, from the text of sacctmgr and scontrol. Pure.
+
+Rule: limits are those that slurmctld applies: of a limit that QOS and association both set, the QOS' holds. Source:
+slurm.schedmd.com/resource_limits.html. Called by SlurmCli, which keeps jobs within MaxWall, and by `evalspan doctor`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+DEFAULT_QOS_FORMAT = "defaultaccount,account,partition,defaultqos"
+USER_FORMAT = f"{DEFAULT_QOS_FORMAT},qos,maxjobs,maxsubmit,maxtres,maxtrespernode,grptres,grpjobs,grpsubmit"
+ACCOUNT_FORMAT = "account,parentname,grptres,grpjobs,grpsubmit"
+QOS_FORMAT = (
+    "name,mintres,maxtres,maxtrespernode,maxtrespu,maxtrespa,grptres,"
+    "maxjobspu,maxjobspa,grpjobs,maxsubmitpu,maxsubmitpa,grpsubmit"
+)
+NAMES = {
+    "mintres": "MinTRES",
+    "maxtres": "MaxTRES",
+    "maxtrespernode": "MaxTRESPerNode",
+    "maxtrespu": "MaxTRESPerUser",
+    "maxtrespa": "MaxTRESPerAccount",
+    "grptres": "GrpTRES",
+    "maxjobs": "MaxJobs",
+    "maxjobspu": "MaxJobsPerUser",
+    "maxjobspa": "MaxJobsPerAccount",
+    "grpjobs": "GrpJobs",
+    "maxsubmit": "MaxSubmitJobs",
+    "maxsubmitpu": "MaxSubmitJobsPerUser",
+    "maxsubmitpa": "MaxSubmitJobsPerAccount",
+    "grpsubmit": "GrpSubmit",
+}
+"""Field of sacctmgr -> the limit's name for `sacctmgr modify` and the site's admins."""
+OF_A_JOB = ("MinTRES", "MaxTRES", "MaxTRESPerNode")
+_OVERRIDES = {
+    "MaxJobs": ("MaxJobsPerUser", "MaxJobsPerAccount"),
+    "MaxSubmitJobs": ("MaxSubmitJobsPerUser", "MaxSubmitJobsPerAccount"),
+}  # limit of an association -> limits of a QOS that hold in its place
+_UNITS = "KMGTP"  # of 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limit:
+    """A limit on jobs. `what`: "jobs", or a TRES such as "cpu", "mem" (MiB), "gres/gpu"."""
+
+    name: str
+    what: str
+    most: int  # of MinTRES: the least
+    holder: str  # "QOS normal", "account lab", "your association with account lab"
+
+    @property
+    def of_a_job(self) -> bool:
+        """Is it on each job alone, and not on all that run or wait?"""
+        return self.name in OF_A_JOB
+
+    @property
+    def shared(self) -> bool:
+        """Do other users' jobs count?"""
+        return not self.holder.startswith("your") and (
+            self.name.startswith("Grp") or self.name.endswith("Account")
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accounting:
+    """One user's associations, and their accounts and QOS, as rows of sacctmgr: field -> text."""
+
+    associations: Sequence[Mapping[str, str]] = ()
+    accounts: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    qos: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+
+    @property
+    def own_accounts(self) -> list[str]:
+        return sorted({row["account"] for row in self.associations})
+
+    def qos_of(self, account: str | None) -> list[str]:
+        """The QOS that jobs of this account may have. None: the user's default account."""
+        rows = [row for row in self.associations if row["account"] == (account or row["defaultaccount"])]
+        return sorted({name for row in rows for name in row["qos"].split(",") if name})
+
+    def association(self, account: str | None, partitions: Sequence[str]) -> Mapping[str, str] | None:
+        """The association that a job gets: with its partition where there is one, else with all. None: there is none."""
+        rows = [row for row in self.associations if row["account"] == (account or row["defaultaccount"])]
+        near = [row for row in rows if row["partition"] in partitions]
+        return next(iter(near + [row for row in rows if not row["partition"]]), None)
+
+    def limits(
+        self,
+        account: str | None,
+        qos: str | None,
+        partitions: Sequence[str],
+        partition_qos: Sequence[str] = (),
+    ) -> list[Limit]:
+        """All limits on a job with this account, QOS and partitions; None: the default ones.
+
+        Order: the partitions' QOS, the job's QOS, the association and its accounts. What one sets hides that of the next.
+        """
+        row = self.association(account, partitions)
+        if row is None:
+            return []
+        levels = [[(f"QOS {name}", self.qos.get(name, {})) for name in partition_qos]]
+        named = qos or row["defaultqos"]
+        levels.append([(f"QOS {named}", self.qos.get(named, {}))])
+        levels.append([(f"your association with account {row['account']}", row)])
+        levels[-1] += [(f"account {name}", self.accounts[name]) for name in self.parents(row["account"])]
+        found: list[Limit] = []
+        for level in levels:
+            hidden = {(limit.name, limit.what) for limit in found}
+            for holder, fields in level:
+                found += [
+                    limit
+                    for limit in _limits(holder, fields)
+                    if hidden.isdisjoint(
+                        (name, limit.what) for name in (limit.name, *_OVERRIDES.get(limit.name, ()))
+                    )
+                ]
+        return list(dict.fromkeys(found))
+
+    def parents(self, account: str) -> list[str]:
+        """The account and those above it, as far as they are known."""
+        found: list[str] = []
+        while account in self.accounts and account not in found:
+            found.append(account)
+            account = self.accounts[account]["parentname"]
+        return found
+
+
+def _limits(holder: str, fields: Mapping[str, str]) -> Iterator[Limit]:
+    for key, name in NAMES.items():
+        text = fields.get(key, "")
+        tres = {"jobs": int(text)} if text.isdigit() else parse_tres(text)
+        for what, most in tres.items():
+            yield Limit(name=name, what=what, most=most, holder=holder)
+
+
+def parse_tres(text: str) -> dict[str, int]:
+    """Amounts in "cpu=4,mem=15.50G,gres/gpu=2"; mem in MiB. What has no number is left out."""
+    found = re.findall(rf"([^\s,=]+)=([0-9.]+)([{_UNITS}]?)(?=,|$)", text)
+    amounts = {}
+    for what, number, unit in found:
+        power = "MGTP".index(unit or "M") if what == "mem" else f" {_UNITS}".index(unit or " ")
+        amounts[what] = int(float(number) * 1024**power)
+    return amounts
+
+
+def parse_rows(text: str, fields: str) -> list[dict[str, str]]:
+    """Rows of `sacctmgr -nP show … format=FIELDS`: field -> text; rows of another width are left out."""
+    names = fields.split(",")
+    rows = [line.split("|") for line in text.splitlines()]
+    return [dict(zip(names, row, strict=True)) for row in rows if len(row) == len(names)]
+
+
+# --- MaxWall ---------------------------------------------------------------------------------------------------------
+
+
+def parse_walls(text: str) -> dict[tuple[str, str], int]:
+    """MaxWall in seconds by ("qos", name) and ("account", name), from `scontrol --oneliner show assoc_mgr`.
+
+    ("account", "") is the user's default account. No key: no limit. An association with one
+    partition alone is left out.
+    """
+    walls: dict[tuple[str, str], int] = {}
+    for line in text.splitlines():
+        limit = re.search(r" MaxWallPJ=(\d+)\b", line)
+        if limit is None:
+            continue
+        qos = re.match(r"QOS=(\S+)\(\d+\) ", line)
+        account = re.search(r" Account=(\S+) UserName=\S+ Partition= .* DefAssoc=(Yes|No) ", line)
+        names = [("qos", qos[1])] if qos else []
+        if account:
+            names += [("account", account[1]), *([("account", "")] if account[2] == "Yes" else [])]
+        walls |= dict.fromkeys(names, int(limit[1]) * 60)
+    return walls
+
+
+def cluster_of(text: str) -> str:
+    """The cluster's name, from the same text; "" where it shows no association."""
+    found = re.search(r"^ClusterName=(\S+)", text, re.MULTILINE)
+    return found[1] if found else ""
+
+
+def default_walls(text: str, walls: Mapping[tuple[str, str], int]) -> dict[tuple[str, str], int]:
+    """MaxWall by ("default qos", account) of jobs that name no QOS; account "": the user's default one.
+
+    `text`: of `sacctmgr -nP show user … format=DEFAULT_QOS_FORMAT`; `walls`: as of `parse_walls`.
+    """
+    found: dict[tuple[str, str], int] = {}
+    for line in text.splitlines():
+        default, account, partition, qos, *_ = [*line.split("|"), "", "", ""]
+        if not partition and ("qos", qos) in walls:
+            names = (account, "") if account == default else (account,)
+            found |= {("default qos", name): walls["qos", qos] for name in names}
+    return found
