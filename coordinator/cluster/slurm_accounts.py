@@ -35,6 +35,7 @@ NAMES = {
 }
 """Field of sacctmgr -> the limit's name for `sacctmgr modify` and the site's admins."""
 OF_A_JOB = ("MinTRES", "MaxTRES", "MaxTRESPerNode")
+PARTITION_QOS = "the partition's QOS "  # begins the holder of its limits
 _OVERRIDES = {
     "MaxJobs": ("MaxJobsPerUser", "MaxJobsPerAccount"),
     "MaxSubmitJobs": ("MaxSubmitJobsPerUser", "MaxSubmitJobsPerAccount"),
@@ -55,6 +56,11 @@ class Limit:
     def of_a_job(self) -> bool:
         """Is it on each job alone, and not on all that run or wait?"""
         return self.name in OF_A_JOB
+
+    @property
+    def of_partition(self) -> bool:
+        """Is it of a partition's own QOS?"""
+        return self.holder.startswith(PARTITION_QOS)
 
     @property
     def shared(self) -> bool:
@@ -101,7 +107,7 @@ class Accounting:
         row = self.association(account, partitions)
         if row is None:
             return []
-        levels = [[(f"QOS {name}", self.qos.get(name, {})) for name in partition_qos]]
+        levels = [[(f"{PARTITION_QOS}{name}", self.qos.get(name, {})) for name in partition_qos]]
         named = qos or row["defaultqos"]
         levels.append([(f"QOS {named}", self.qos.get(named, {}))])
         levels.append([(f"your association with account {row['account']}", row)])

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import ceil
 
 from coordinator.base.run_command import CommandError, run_command
@@ -26,6 +26,7 @@ GPU_REQUESTS = (GPU_REQUEST, "--gres=gpu:{type}:{n}", "--gpus-per-node={n}", "--
 FEW_WORKERS = 8  # least metric workers, where the partition has the cores
 PRIVATE = "/dev/shm is private to each job"
 ENDING = ("REQUEUE", "CANCEL")  # PreemptMode of a partition whose preempted jobs end
+_ALLOWED = ("AllowAccounts", "DenyAccounts", "AllowQos", "DenyQos")
 _UNSET = frozenset({"", "(null)", "N/A", "n/a", "none", "NONE", "UNLIMITED", "INFINITE"})
 
 
@@ -46,6 +47,17 @@ class Partition:
     hidden: bool = False
     tier: int = 0  # PriorityTier: jobs of a higher one may preempt those of this one
     preempt_mode: str = "OFF"  # what becomes of its preempted jobs
+    allowed: Mapping[str, str] = field(default_factory=dict)  # AllowAccounts, DenyAccounts, AllowQos, DenyQos
+
+    def refuses(self, account: str, qos: str) -> str:
+        """Why jobs of this account and QOS never start here; "" where they may. Source: slurm.conf(5)."""
+        for value, kind, word in ((account, "Accounts", "accounts"), (qos, "Qos", "QOS")):
+            only, none = self.allowed.get(f"Allow{kind}"), self.allowed.get(f"Deny{kind}")
+            if only is not None and value not in only.split(","):
+                return f"partition {self.name} is for {word} {only}, not {value}"
+            if none is not None and value in none.split(","):
+                return f"partition {self.name} is not for {word} {none}"
+        return ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +119,7 @@ def parse_partitions(text: str) -> tuple[Partition, ...]:
                 hidden=row.get("Hidden") == "YES",
                 tier=_positive(row.get("PriorityTier", "")) or 0,
                 preempt_mode=row.get("PreemptMode", "OFF"),
+                allowed={k: row[k] for k in _ALLOWED if row.get(k, "ALL") != "ALL" and row[k] not in _UNSET},
             )
         )
     return tuple(found)

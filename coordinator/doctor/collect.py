@@ -8,19 +8,22 @@ Called by the `doctor` command; `findings` judges the facts.
 from __future__ import annotations
 
 import contextlib
-import getpass
 import json
 import os
 import platform
+import pwd
 import secrets
 import shutil
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from coordinator.base.run_command import CommandError, run_command
-from coordinator.cluster import Cluster, ClusterError, NodeState, slurm_rules
+from coordinator.cluster import Cluster, ClusterError, Job, NodeState, Purpose, slurm_rules
 from coordinator.cluster.local import LocalCluster, gpu_names
-from coordinator.cluster.slurm_parse import setting_of
+from coordinator.cluster.slurm_accounts import ACCOUNT_FORMAT, QOS_FORMAT, USER_FORMAT, Accounting, parse_rows
+from coordinator.cluster.slurm_cli import SlurmCli
+from coordinator.cluster.slurm_parse import parse_reservations, setting_of
 from coordinator.cluster.slurm_pyslurm import SlurmApi
 from coordinator.config.schema import Config
 from coordinator.doctor.facts import Checkup, Facts, Status
@@ -60,7 +63,7 @@ def check_up(
         except (EvalspanError, ClusterError) as error:
             facts.cluster_error = str(error)
             return Checkup(cluster=config.cluster.kind, findings=judge(facts))
-        if facts.slurm:
+        if isinstance(cluster, SlurmCli):
             _ask_slurm(facts, cluster, nodes)
         else:
             facts.gpus = gpu_names()
@@ -151,49 +154,72 @@ def _redis(facts: Facts, cluster: Cluster, folder: Path) -> Iterator[Path | None
 # --- the cluster -----------------------------------------------------------------------------------------------------
 
 
-def _ask_slurm(facts: Facts, cluster: Cluster, nodes: Sequence[NodeState]) -> None:
-    """The site's rules, the jobs that it would take, and whether trials must be hosted."""
+def _ask_slurm(facts: Facts, cluster: SlurmCli, nodes: Sequence[NodeState]) -> None:
+    """The site's rules and limits, the jobs that it would take, and whether trials must be hosted."""
     config = facts.config
     if isinstance(cluster, SlurmApi):
         facts.api = f"{cluster.version}; by Slurm's commands: {cluster.by_commands}"
     rules = slurm_rules.SiteRules(config={})
     try:
         rules = facts.rules = slurm_rules.ask_rules()
+        facts.reservations = parse_reservations(slurm_rules.scontrol("--oneliner", "show", "reservation"))
     except ClusterError as error:
         facts.rules_error = str(error)
+    facts.options = options = cluster.options
     facts.gpu_nodes = [n for n in nodes if n.gpus]
+    facts.cpu_nodes = [n for n in nodes if not n.gpus]
     facts.lanes = max((n.gpus for n in nodes), default=0) // max(1, config.trial.gpus_per_trial)
+    facts.user = pwd.getpwuid(os.getuid()).pw_name
     if rules.config.get("AccountingStorageType", "").partition("/")[2] not in ("", "none"):
-        facts.associations = _job_limits(config.cluster.qos)
+        try:
+            facts.accounting = ask_accounting(facts.user, rules.config.get("ClusterName", ""))
+        except CommandError as error:
+            facts.accounting_error = str(error)
+    facts.jobs = _samples(config, nodes)
     facts.job_kinds = dict(_job_kinds(config, cluster, nodes))
     with contextlib.suppress(ClusterError):
+        facts.allowed_seconds = {
+            k: cluster.within_limits(j).time_limit_seconds for k, j in facts.jobs.items()
+        }
         refusal = slurm_rules.precursor_refusal(cluster, [n.name for n in nodes if n.usable and n.gpus])
         facts.host_reason = slurm_rules.host_reason(
-            rules, wiring.slurm_options(config).trial_partition, refusal, stage=config.stage.enabled
+            rules, options.trial_partition, refusal, stage=config.stage.enabled
         )
 
 
-def _job_limits(qos: str | None) -> str:
-    """Rows of MaxSubmitJobs and MaxJobs that hold for this user and `qos` (None: the default ones); "": no answer."""
-    user = f"user={getpass.getuser()}"
-    try:
-        rows = _sacctmgr("assoc", user, "format=MaxSubmitJobs,MaxJobs")
-        names = [qos] if qos else _sacctmgr("assoc", user, "format=DefaultQOS").split()
-        for name in dict.fromkeys(names):
-            for limits in ("MaxSubmitJobsPU,MaxJobsPU", "GrpSubmit,GrpJobs"):
-                rows += _sacctmgr("qos", name, f"format={limits}")
-    except CommandError:
-        return ""  # accounting is there and does not answer
-    return rows
+def _samples(config: Config, nodes: Sequence[NodeState]) -> dict[Purpose, Job]:
+    """A job of each kind; the precursor stands on a node with GPUs, and so in their partition."""
+    options = from_settings.run_options(config).model_copy(update={"host_trials": False})
+    jobs = validate.probes(options)
+    stage = jobs.pop("stage")
+    node = next((n.name for n in nodes if n.gpus), None)
+    return jobs | ({"stage": replace(stage, node=node)} if config.stage.enabled else {})
 
 
-def _sacctmgr(*words: str) -> str:
-    return run_command(["sacctmgr", "-nP", "show", *words], seconds=SACCTMGR_SECONDS)
+def ask_accounting(user: str, cluster: str) -> Accounting:
+    """This user's associations with one cluster, the accounts above them, and all QOS. CommandError."""
+    here = f"cluster={cluster}"
+    own = _sacctmgr(USER_FORMAT, "user", user, "withassoc", here)
+    accounts: dict[str, dict[str, str]] = {}
+    asked = {row["account"] for row in own}
+    while asked:
+        found = _sacctmgr(
+            ACCOUNT_FORMAT, "assoc", "where", here, f"accounts={','.join(sorted(asked))}", "user="
+        )
+        accounts |= {row["account"]: row for row in found}
+        asked = {row["parentname"] for row in found} - accounts.keys() - {""}
+    qos = {row["name"]: row for row in _sacctmgr(QOS_FORMAT, "qos")}
+    return Accounting(associations=own, accounts=accounts, qos=qos)
+
+
+def _sacctmgr(fields: str, *words: str) -> list[dict[str, str]]:
+    argv = ["sacctmgr", "-nP", "show", *words, f"format={fields}"]
+    return parse_rows(run_command(argv, seconds=SACCTMGR_SECONDS), fields)
 
 
 def _job_kinds(
     config: Config, cluster: Cluster, nodes: Sequence[NodeState]
-) -> Iterator[tuple[str, tuple[Status, str, bool]]]:
+) -> Iterator[tuple[Purpose, tuple[Status, str, bool]]]:
     """Each kind of job, as in Facts. A refused precursor is a reason to host trials, unless a setting of it is wrong."""
     for kind, job in validate.probes(from_settings.run_options(config)).items():
         try:

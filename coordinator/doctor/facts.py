@@ -12,7 +12,10 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from coordinator.cluster import NodeState
+from coordinator.cluster import Job, NodeState, Purpose
+from coordinator.cluster.sbatch_text import SlurmOptions
+from coordinator.cluster.slurm_accounts import Accounting
+from coordinator.cluster.slurm_parse import Reservation
 from coordinator.cluster.slurm_rules import SiteRules
 from coordinator.config.schema import Config
 from coordinator.doctor.node_jobs import Answer
@@ -59,12 +62,19 @@ class Facts:
     api: str = ""  # pyslurm's version, and what goes through Slurm's commands all the same
     rules: SiteRules | None = None
     rules_error: str = ""
-    associations: str | None = (
-        None  # `sacctmgr -nP` rows of MaxSubmitJobs and MaxJobs, of the user's associations and QOS; None: no accounting
-    )
+    accounting: Accounting | None = None  # the user's accounts and QOS; None: the site has no accounting
+    accounting_error: str = ""
+    options: SlurmOptions = field(default_factory=SlurmOptions)
+    jobs: Mapping[Purpose, Job] = field(default_factory=dict)  # a sample of each kind that evaluations submit
+    allowed_seconds: Mapping[Purpose, int] = field(
+        default_factory=dict
+    )  # time limit that each kind would get
+    reservations: Sequence[Reservation] = ()
+    user: str = ""
     lanes: int = 0  # trials of one node
     gpu_nodes: Sequence[NodeState] = ()  # as Slurm lists them
-    job_kinds: Mapping[str, tuple[Status, str, bool]] = field(
+    cpu_nodes: Sequence[NodeState] = ()  # the CPU partition's
+    job_kinds: Mapping[Purpose, tuple[Status, str, bool]] = field(
         default_factory=dict
     )  # kind -> …, found, on GPUs
     host_reason: str = ""  # why one job a node must host its trials; "" where none must

@@ -1,19 +1,22 @@
-"""The checks of Slurm's rules, limits and nodes, for `evalspan doctor`. Pure.
+"""The checks of Slurm's rules, reservations and nodes, for `evalspan doctor`. Pure.
 
 Rule: the order of CHECKS is the order of the printed table. Called by `findings`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
+from coordinator.base.words import first_of
+from coordinator.cluster import Purpose
+from coordinator.cluster.node_choice import in_hostlist
+from coordinator.cluster.sbatch_text import ROLES
+from coordinator.cluster.slurm_parse import Reservation, local_time, setting_of
 from coordinator.cluster.slurm_reasons import none_left, unusable
 from coordinator.cluster.slurm_rules import PRIVATE, SiteRules
 from coordinator.config.schema import Config
 from coordinator.doctor.facts import Check, Facts, Finding, fail, ok, ok_unless, warn
-
-JOBS_BESIDE = 8  # builds, and after them metric workers, that one evaluation has at once
-ENOUGH_NODES = 4  # at once, below which a limit on jobs is named
+from coordinator.doctor.limit_findings import hours, judge_accounting, setting_of_role
 
 
 def _api(facts: Facts) -> Iterator[Finding]:
@@ -26,15 +29,12 @@ def _rules(facts: Facts) -> Iterator[Finding]:
         yield warn("Slurm's settings", facts.rules_error, "without them the site's rules are not noticed")
         return
     yield from judge_partitions(facts.rules, facts.config)
-    yield from judge_limits(facts.rules, facts.associations, facts.lanes)
+    yield judge_arrays(facts.rules, facts.lanes)
+    yield from judge_accounting(facts, facts.rules)
     names = [k for k in ("Prolog", "Epilog") if facts.rules.config.get(k, "(null)") not in ("(null)", "")]
     if names:
         todo = "if they empty /dev/shm after each job, weights vanish under running trials: ask, or use [stage] roots"
         yield warn("site scripts", ", ".join(f"{k}={facts.rules.config[k]}" for k in names), todo)
-
-
-def _hours(seconds: int) -> str:
-    return f"{seconds / 3600:g} h" if seconds % 360 == 0 else f"{seconds / 60:g} min"
 
 
 def judge_partitions(rules: SiteRules, config: Config) -> Iterator[Finding]:
@@ -61,10 +61,10 @@ def judge_partitions(rules: SiteRules, config: Config) -> Iterator[Finding]:
         for partition in chosen:
             limit = partition.max_seconds
             text = f"{partition.name}, nodes {partition.nodes or '?'}"
-            text += "" if limit is None else f", at most {_hours(limit)}"
+            text += "" if limit is None else f", at most {hours(limit)}"
             todo = ""
             if limit is not None and limit < wanted:
-                todo = f"[trial] time_limit of {_hours(wanted)} is longer: jobs ask for {_hours(limit)} there"
+                todo = f"[trial] time_limit of {hours(wanted)} is longer: jobs ask for {hours(limit)} there"
             elif partition.max_memory_per_cpu_mb:
                 text += f", at most {partition.max_memory_per_cpu_mb} MB a CPU"
                 todo = "a precursor of a large model is given several CPUs: where its trials need them, one job hosts them (rung 2)"
@@ -74,36 +74,77 @@ def judge_partitions(rules: SiteRules, config: Config) -> Iterator[Finding]:
                 yield fail(role, f"{text}, not up", "choose another, or wait for it")
 
 
-def judge_limits(rules: SiteRules, associations: str | None, lanes: int) -> Iterator[Finding]:
-    """How many jobs the user may have. `associations`, `lanes`: as in Facts."""
+def judge_arrays(rules: SiteRules, lanes: int) -> Finding:
+    """`lanes`: trials of one node."""
     array = rules.number("MaxArraySize")
     text = f"MaxArraySize {array if array is not None else '?'}, MaxJobCount {rules.number('MaxJobCount') or '?'}"
     if array is not None and array < lanes:
         text += f": the {lanes} trials of a node come in jobs of {max(1, array)}"
-    yield ok("job arrays", text)
-    if associations is None:
-        yield ok("submit limits", "no accounting: none are kept")
-        return
-    rows = [[*row.split("|"), ""] for row in associations.splitlines()]
-    for what, column in (("MaxSubmitJobs", 0), ("MaxJobs", 1)):
-        least = min((int(row[column]) for row in rows if row[column].isdigit()), default=None)
-        yield _judge_limit(f"{what} {'unlimited' if least is None else least}", least, lanes)
+    return ok("job arrays", text)
 
 
-def _judge_limit(text: str, most: int | None, lanes: int) -> Finding:
-    """Whether so many jobs at once are enough. Slurm counts each member of an array, precursors and workers, too."""
-    what, a_node = "submit limits", 1 + lanes
-    if most is None:
-        return ok(what, text)
-    nodes = (most - JOBS_BESIDE) // a_node
-    text += f": a precursor and {lanes} trials a node, and {JOBS_BESIDE} builds or metric workers"
-    if nodes >= ENOUGH_NODES:
-        return ok(what, f"{text}, on {nodes} nodes at once")
-    if nodes >= 1:
-        todo = f"set [borrow] max_nodes = {nodes}: jobs beyond the limit wait, and hold their node's memory meanwhile"
-        return warn(what, f"{text}, on {nodes} nodes at once", todo)
-    todo = "fewer trials run at once, and jobs wait for each other: set another [cluster] qos or account"
-    return warn(what, f"{text} are more than that on one node", todo)
+def _reservations(facts: Facts) -> Iterator[Finding]:
+    """Those that hold nodes which evaluations would use, or that the settings name."""
+    own = facts.accounting.own_accounts if facts.accounting else []
+    for reservation in facts.reservations:
+        nodes = {
+            "GPU": [n.name for n in facts.gpu_nodes if not n.excluded],
+            "CPU": [n.name for n in facts.cpu_nodes],
+        }
+        taken = {k: [n for n in names if in_hostlist(n, reservation.nodes)] for k, names in nodes.items()}
+        parts = [
+            f"{len(names)} of {len(nodes[kind])} {kind} nodes ({first_of(names)})"
+            for kind, names in taken.items()
+            if names
+        ]
+        named = facts.config.cluster.reservation == reservation.name
+        if parts or named:
+            mine = bool(taken["GPU"]) and open_to(reservation, facts.user, own)
+            every = len(taken["GPU"]) == len(nodes["GPU"]) > 0
+            found = f"{' and '.join(parts) or 'no node of the partitions'}, {_span(reservation)}"
+            yield _judge_reservation(reservation, found, named=named, mine=mine, every=every)
+
+
+def _span(reservation: Reservation) -> str:
+    """When it is, and for whom."""
+    begin = "" if reservation.active else f"from {local_time(reservation.start)} "
+    holders = [
+        f"{kind} {', '.join(names)}".replace(" -", " all but ")
+        for kind, names in (
+            ("users", reservation.users),
+            ("accounts", reservation.accounts),
+            ("groups", reservation.groups),
+        )
+        if names
+    ]
+    return f"{begin}until {reservation.until}, for {' and '.join(holders) or 'unnamed users'}"
+
+
+def open_to(reservation: Reservation, user: str, accounts: Sequence[str]) -> bool:
+    """May jobs of this user run in it? Groups are not known here."""
+    barred = {f"-{name}" for name in (user, *accounts)} & {*reservation.users, *reservation.accounts}
+    return not barred and (user in reservation.users or not set(accounts).isdisjoint(reservation.accounts))
+
+
+def _judge_reservation(
+    reservation: Reservation, found: str, *, named: bool, mine: bool, every: bool
+) -> Finding:
+    """`named`: the settings ask for it; `mine`: this user's jobs get GPUs there; `every`: it holds all nodes with GPUs."""
+    what = f"reservation {reservation.name}"
+    if named and reservation.active:
+        todo = "" if mine or reservation.groups else "it holds no GPUs for you: remove [cluster] reservation"
+        return ok_unless(todo, what, found)
+    if named:
+        return warn(what, found, "jobs wait until it begins: remove [cluster] reservation to start before")
+    if mine:
+        when = "" if reservation.active else " once it has begun"
+        return warn(what, found, f'set [cluster] reservation = "{reservation.name}"{when} to use these nodes')
+    if not reservation.active:
+        todo = "jobs whose time limit reaches into it wait until its end: lower [trial] time_limit, or evaluate before"
+        return warn(what, found, todo)
+    if every:
+        return fail(what, found, "nothing runs before its end: set another [cluster] partition, or wait")
+    return warn(what, found, "nothing: evaluations use the other nodes until then")
 
 
 def _gpu_nodes(facts: Facts) -> Iterator[Finding]:
@@ -130,14 +171,27 @@ def _gpu_nodes(facts: Facts) -> Iterator[Finding]:
 def _job_kinds(facts: Facts) -> Iterator[Finding]:
     """Whether the cluster would take each kind of job, at its real limits."""
     for kind, (status, found, on_gpus) in facts.job_kinds.items():
+        general = "[trial], [cluster]" if on_gpus else "[metric], [trial], [cluster] cpu_partition"
         todo = {
             "ok": "",
             "warn": "ask again when the controller answers",
-            "fail": "see [trial], [cluster] and [slurm]"
-            if on_gpus
-            else "see [metric], [trial], [cluster] cpu_partition and [slurm]",
+            "fail": _wrong_name(facts, kind, found) or f"see {general} and [slurm]",
         }[status]
         yield Finding(what=f"{kind} jobs", status=status, found=found, todo=todo)
+
+
+def _wrong_name(facts: Facts, kind: Purpose, refusal: str) -> str:
+    """The setting that a refusal is about, with what the user may name there; "" where it is about none."""
+    about = next((field for field in ("account", "qos") if f"invalid {field}" in refusal.lower()), None)
+    if about is None or facts.accounting is None or kind not in facts.jobs:
+        return setting_of(refusal).replace("ROLE", ROLES[kind])
+    job, options = facts.jobs[kind], facts.options
+    account = options.account_of(job)
+    value = account if about == "account" else options.qos_of(job)
+    yours = facts.accounting.own_accounts if about == "account" else facts.accounting.qos_of(account)
+    plural = "accounts" if about == "account" else "QOS"
+    is_now = f"is {value!r}" if value else "is not set"
+    return f"{setting_of_role(facts, kind, about)} {is_now}; your {plural}: {first_of(yours, 12) or 'none'}"
 
 
 def _staging(facts: Facts) -> Iterator[Finding]:
@@ -157,4 +211,4 @@ def _staging(facts: Facts) -> Iterator[Finding]:
         yield ok("staging", "a precursor per node, beside the trials (rung 1)")
 
 
-CHECKS: tuple[Check, ...] = (_api, _rules, _gpu_nodes, _job_kinds, _staging)
+CHECKS: tuple[Check, ...] = (_api, _rules, _gpu_nodes, _reservations, _job_kinds, _staging)
