@@ -175,7 +175,7 @@ def _ask_slurm(facts: Facts, cluster: SlurmCli, nodes: Sequence[NodeState]) -> N
             facts.accounting = ask_accounting(facts.user, rules.config.get("ClusterName", ""))
         except CommandError as error:
             facts.accounting_error = str(error)
-    facts.jobs = _samples(config, nodes)
+    facts.jobs = samples(config, nodes)
     facts.job_kinds = dict(_job_kinds(config, cluster, nodes))
     with contextlib.suppress(ClusterError):
         facts.allowed_seconds = {
@@ -187,13 +187,15 @@ def _ask_slurm(facts: Facts, cluster: SlurmCli, nodes: Sequence[NodeState]) -> N
         )
 
 
-def _samples(config: Config, nodes: Sequence[NodeState]) -> dict[Purpose, Job]:
+def samples(config: Config, nodes: Sequence[NodeState]) -> dict[Purpose, Job]:
     """A job of each kind; the precursor stands on a node with GPUs, and so in their partition."""
     options = from_settings.run_options(config).model_copy(update={"host_trials": False})
-    jobs = validate.probes(options)
-    stage = jobs.pop("stage")
     node = next((n.name for n in nodes if n.gpus), None)
-    return jobs | ({"stage": replace(stage, node=node)} if config.stage.enabled else {})
+    return {
+        kind: replace(job, node=node) if kind == "stage" else job
+        for kind, job in validate.probes(options).items()
+        if kind != "stage" or config.stage.enabled
+    }
 
 
 def ask_accounting(user: str, cluster: str) -> Accounting:

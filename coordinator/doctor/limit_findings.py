@@ -57,8 +57,12 @@ def judge_accounting(facts: Facts, rules: SiteRules) -> Iterator[Finding]:
     limits = limits_of_jobs(facts, facts.accounting, rules)
     for limit, kinds in limits.items():
         yield from judge_limit(limit, Demand.of(facts, limit, kinds), facts)
-    yield from _hidden(facts, facts.accounting)
-    if not limits and facts.accounting.associations:
+    rows = [facts.accounting.association(facts.options.account_of(job), ()) for job in facts.jobs.values()]
+    hidden = sorted({row["account"] for row in rows if row} - facts.accounting.accounts.keys())
+    if hidden:  # PrivateData
+        todo = "ask the site for GrpTRES, GrpJobs and GrpSubmit of it"
+        yield warn(what, f"the site does not show those of account {', '.join(hidden)}", todo)
+    elif not limits and all(rows):
         yield ok(what, "none on the jobs, CPUs, memory or GPUs of your accounts and QOS")
     yield from _judge_time(facts, rules)
 
@@ -92,15 +96,6 @@ def limits_of_jobs(facts: Facts, accounting: Accounting, rules: SiteRules) -> di
         for limit in accounting.limits(options.account_of(job), options.qos_of(job), partitions, own):
             found.setdefault(limit, []).append(kind)
     return found
-
-
-def _hidden(facts: Facts, accounting: Accounting) -> Iterator[Finding]:
-    """Accounts whose limits the site does not show: those of a group may hold all the same."""
-    used = [accounting.association(facts.options.account_of(job), ()) for job in facts.jobs.values()]
-    hidden = sorted({row["account"] for row in used if row} - accounting.accounts.keys())
-    if hidden:
-        todo = "ask the site for GrpTRES, GrpJobs and GrpSubmit of it"
-        yield warn("limits", f"the site does not show those of account {', '.join(hidden)}", todo)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

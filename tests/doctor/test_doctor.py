@@ -20,7 +20,7 @@ from coordinator.config.schema import Config
 from coordinator.doctor import collect, findings
 from coordinator.doctor.facts import Facts, Finding
 from coordinator.doctor.node_jobs import Answer, Target
-from coordinator.doctor.slurm_findings import judge_limits, judge_partitions
+from coordinator.doctor.slurm_findings import judge_partitions
 from coordinator.evaluation.job_specs import Site
 
 STAGED = {"fs": "tmpfs", "rung": "shm", "size": 8 << 30, "free": 8 << 30, "write_rate": 5e9, "read_rate": 9e9}
@@ -321,31 +321,6 @@ def test_a_site_without_a_place_for_the_hooks_checkpoints_is_warned() -> None:
     slurm = {"cluster": {"kind": "slurm"}}
     assert judged(config=Config.model_validate(slurm))["hook"].status == "warn"
     assert "hook" not in judged(config=Config.model_validate(slurm | {"watch": {"roots": ["/shared"]}}))
-
-
-@pytest.mark.parametrize(
-    ("rows", "status", "says"),
-    [
-        ("|\n||\n", "ok", "MaxSubmitJobs unlimited"),
-        ("100|\n", "ok", "on 10 nodes at once"),
-        ("100|\n30||\n", "warn", "[borrow] max_nodes = 2"),
-        ("100|\n4|\n", "warn", "set another [cluster] qos or account"),
-    ],
-)
-def test_a_limit_on_jobs_counts_array_members_precursors_builds_and_workers(
-    rows: str, status: str, says: str
-) -> None:
-    """As Slurm does; the least of the user's associations and QOS holds."""
-    (_, submitted, running) = judge_limits(SiteRules(config={}), rows, lanes=8)
-    assert submitted.status == status
-    assert says in submitted.found + submitted.todo
-    assert running.found.startswith("MaxJobs")
-
-
-def test_small_job_arrays_are_no_obstacle() -> None:
-    (arrays, _) = judge_limits(SiteRules(config={"MaxArraySize": "1"}), None, lanes=8)
-    assert arrays.status == "ok"
-    assert "in jobs of 1" in arrays.found
 
 
 def test_what_stops_the_daemon_at_its_start_is_found(tmp_path: Path) -> None:

@@ -1,0 +1,258 @@
+"""Laws of what `evalspan doctor` says of limits, accounts and reservations, before an evaluation meets them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coordinator.cluster.fake import fake_node
+from coordinator.cluster.slurm_accounts import (
+    ACCOUNT_FORMAT,
+    QOS_FORMAT,
+    USER_FORMAT,
+    Accounting,
+    Limit,
+    parse_rows,
+)
+from coordinator.cluster.slurm_parse import parse_reservations
+from coordinator.cluster.slurm_rules import Partition, SiteRules
+from coordinator.config.schema import Config
+from coordinator.doctor import collect
+from coordinator.doctor.facts import Facts, Finding
+from coordinator.doctor.findings import judge
+from coordinator.doctor.limit_findings import Demand, judge_limit
+from coordinator.doctor.slurm_findings import judge_arrays
+from coordinator.runtime import wiring
+
+LANES = 8
+# default account, account, partition, default QOS, QOS, MaxJobs, MaxSubmit, MaxTRES, MaxTRESPerNode, GrpTRES, GrpJobs, GrpSubmit
+ASSOCIATION = "lab|lab||normal|normal,short|{jobs}|{submits}|{a_job}||||\n"
+ACCOUNT = "lab|root|{group}||\nroot||||\n"
+# name, MinTRES, MaxTRES, PerNode, PerUser, PerAccount, GrpTRES, MaxJobsPU, PA, GrpJobs, MaxSubmitPU, PA, GrpSubmit
+QOS = "normal|{least}|||{user}||{qos_group}||||||\nshort|||||||2|||||\n"
+
+
+def accounting(**limits: str) -> Accounting:
+    """Of a user with the default account lab and the default QOS normal."""
+    every = dict.fromkeys(("jobs", "submits", "a_job", "group", "least", "user", "qos_group"), "") | limits
+    return Accounting(
+        associations=parse_rows(ASSOCIATION.format(**every), USER_FORMAT),
+        accounts={row["account"]: row for row in parse_rows(ACCOUNT.format(**every), ACCOUNT_FORMAT)},
+        qos={row["name"]: row for row in parse_rows(QOS.format(**every), QOS_FORMAT)},
+    )
+
+
+def facts_of(settings: dict[str, Any] | None = None, nodes: int = 4, **facts: Any) -> Facts:
+    """A site of nodes with eight GPUs each, whose Slurm applies the limits of its accounting."""
+    config = Config.model_validate({"cluster": {"kind": "slurm"}} | (settings or {}))
+    rules = SiteRules(
+        config={"AccountingStorageEnforce": "associations,limits,qos"},
+        partitions=(Partition(name="gpu", default=True),),
+    )
+    known: dict[str, Any] = {
+        "config": config,
+        "python": "",
+        "work_fs": "nfs4",
+        "work_free": 1 << 40,
+        "rules": rules,
+        "options": wiring.slurm_options(config),
+        "jobs": collect.samples(config, [fake_node("n0")]),
+        "lanes": LANES,
+        "gpu_nodes": [fake_node(f"n{i}", gpus=LANES) for i in range(nodes)],
+        "user": "me",
+    }
+    return Facts(**{**known, **facts})
+
+
+def judged(settings: dict[str, Any] | None = None, **facts: Any) -> dict[str, Finding]:
+    return {finding.what: finding for finding in judge(facts_of(settings, **facts))}
+
+
+@pytest.mark.parametrize(
+    ("limits", "what", "status", "says"),
+    [
+        ({"submits": "100"}, "MaxSubmitJobs", "ok", "enough for 10 nodes at once"),
+        ({"jobs": "30"}, "MaxJobs", "warn", "[borrow] max_nodes = 2"),
+        ({"jobs": "12"}, "MaxJobs", "warn", "[borrow] max_nodes = 1 and [metric] workers = 3"),
+        ({"jobs": "5"}, "MaxJobs", "warn", "[borrow] max_gpus = 3 and [metric] workers = 1"),
+        ({"jobs": "2"}, "MaxJobs", "warn", "jobs wait for each other, so an evaluation takes longer: set another [cluster] account"),
+        ({"jobs": "0"}, "MaxJobs", "fail", "a metric job asks for 1 -> these can never start: set another [cluster] account"),
+        ({"group": "gres/gpu=32"}, "GrpTRES gres/gpu", "ok", "account lab allows 32 GPUs at once, other users' included"),
+        ({"group": "gres/gpu=20"}, "GrpTRES gres/gpu", "warn", "[borrow] max_nodes = 2"),
+        ({"user": "gres/gpu=6"}, "MaxTRESPerUser gres/gpu", "warn", "enough for 6 of 8 trials of a node -> set [borrow] max_gpus = 6, or another [cluster] qos"),
+        ({"user": "gres/gpu=0"}, "MaxTRESPerUser gres/gpu", "fail", "it can never start: lower [trial] gpus_per_trial, or set another [cluster] qos"),
+        ({"qos_group": "mem=4000M"}, "GrpTRES mem", "fail", "lower [trial] memory_mb and [metric] memory_mb, or set another [cluster] qos"),
+        ({"qos_group": "node=2"}, "GrpTRES node", "warn", "enough for 2 nodes at once -> set [borrow] max_nodes = 2"),
+        ({"a_job": "cpu=1"}, "MaxTRES cpu", "ok", "no job asks for more"),
+        ({"least": "gres/gpu=1"}, "MinTRES gres/gpu", "fail", "set another QOS in [slurm.build] qos and [slurm.precursor] qos and [slurm.metric] qos"),
+    ],
+)  # fmt: skip
+def test_a_limit_is_compared_with_what_jobs_ask_for(
+    limits: dict[str, str], what: str, status: str, says: str
+) -> None:
+    """Enough for several nodes: ok. Less: a warning with settings that fit. Less than one job: a failure."""
+    found = judged(accounting=accounting(**limits))[what]
+    assert found.status == status
+    assert says in f"{found.found} -> {found.todo}"
+
+
+@given(
+    name=st.sampled_from(
+        ["MaxJobs", "GrpTRES cpu", "GrpTRES mem", "GrpTRES gres/gpu", "MaxTRESPerUser node"]
+    ),
+    most=st.integers(0, 200),
+    hosting=st.booleans(),
+)
+def test_settings_that_a_finding_names_end_its_warning(name: str, most: int, hosting: bool) -> None:
+    """Typed in as they stand, they leave a limit that is enough."""
+    kind, _, what = name.partition(" ")
+    most *= 1000 if what == "mem" else 1
+    limit = Limit(name=kind, what=what or "jobs", most=most, holder="QOS normal")
+    settings: dict[str, Any] = {"stage": {"host_trials": hosting}}
+
+    def found() -> Finding:
+        facts = facts_of(settings)
+        (only,) = judge_limit(limit, Demand.of(facts, limit, list(facts.jobs)), facts)
+        return only
+
+    words = found().todo.replace(",", "").replace(":", "").split()
+    named = [
+        (words[i - 2].strip("[]"), words[i - 1], words[i + 1]) for i, word in enumerate(words) if word == "="
+    ]
+    for table, key, value in named:
+        settings[table] = settings.get(table, {}) | {key: int(value)}
+    assert not named or found().status == "ok", (settings, found())
+
+
+def test_a_limit_counts_the_jobs_of_its_roles_alone() -> None:
+    """Metric workers with a QOS of their own are named with the setting that holds it."""
+    settings = {"slurm": {"metric": {"qos": "short"}}}
+    found = judged(settings, accounting=accounting(user="gres/gpu=64"))
+    assert found["MaxJobsPerUser"].status == "warn"
+    assert found["MaxJobsPerUser"].todo == "set [metric] workers = 2, or another [slurm.metric] qos"
+    assert found["MaxTRESPerUser gres/gpu"].status == "ok"
+
+
+def test_a_job_that_hosts_trials_keeps_a_limit_on_each_job_with_fewer_of_them() -> None:
+    settings = {"stage": {"host_trials": True}}
+    found = judged(settings, accounting=accounting(a_job="cpu=5"))["MaxTRES cpu"]
+    assert found.status == "warn"
+    assert found.todo == "set [borrow] max_gpus = 5, or another [cluster] account"
+
+
+@pytest.mark.parametrize(
+    ("enforced", "said"),
+    [
+        ("none", "does not apply those of accounting (AccountingStorageEnforce=none)"),
+        ("associations", "(AccountingStorageEnforce=associations)"),
+        ("associations,limits,qos", "none on the jobs"),
+    ],
+)
+def test_limits_that_slurm_does_not_apply_are_no_obstacle(enforced: str, said: str) -> None:
+    rules = SiteRules(config={"AccountingStorageEnforce": enforced})
+    limits = {"jobs": "0"} if "limits" not in enforced else {}
+    found = judged(rules=rules, accounting=accounting(**limits))["limits"]
+    assert found.status == "ok"
+    assert said in found.found
+
+
+def test_limits_that_cannot_be_read_are_never_ok() -> None:
+    """slurmdbd that does not answer, and accounts that the site hides from users."""
+    assert judged(accounting_error="slurmdbd is away")["limits"].status == "warn"
+    hidden = Accounting(associations=accounting().associations, qos=accounting().qos)
+    found = judged(accounting=hidden)["limits"]
+    assert (found.status, found.found) == ("warn", "the site does not show those of account lab")
+
+
+def test_time_that_account_and_qos_cut_is_named() -> None:
+    """And not what the partition's MaxTime cuts: that has a finding of its own."""
+    allowed = {"build": 1800, "trial": 1800, "metric": 18000}
+    found = judged(accounting=accounting(), allowed_seconds=allowed)["MaxWall"]
+    assert found.found.startswith("account or QOS allows 0.5 h: build, trial jobs ask for that")
+    rules = SiteRules(
+        config={"AccountingStorageEnforce": "all"},
+        partitions=(Partition(name="gpu", default=True, max_seconds=1800),),
+    )
+    assert "MaxWall" not in judged(accounting=accounting(), allowed_seconds=allowed, rules=rules)
+
+
+def test_a_partition_for_other_accounts_is_a_failure() -> None:
+    """`sbatch` takes such a job, and it waits for ever."""
+    rules = SiteRules(
+        config={"AccountingStorageEnforce": "all"},
+        partitions=(Partition(name="gpu", default=True, allowed={"AllowAccounts": "chemistry"}),),
+    )
+    found = judged(accounting=accounting(), rules=rules)["partition access"]
+    assert found.status == "fail"
+    assert found.found.startswith("partition gpu is for accounts chemistry, not lab")
+
+
+@pytest.mark.parametrize(
+    ("settings", "refusal", "todo"),
+    [
+        ({"cluster": {"kind": "slurm", "account": "nope"}}, "Invalid account or account/partition combination", "[cluster] account is 'nope'; your accounts: lab"),
+        ({}, "Invalid account or account/partition combination", "[cluster] account is not set; your accounts: lab"),
+        ({"slurm": {"trial": {"account": "x"}}}, "Invalid account", "[slurm.trial] account is 'x'; your accounts: lab"),
+        ({"slurm": {"trial": {"qos": "high"}}}, "Invalid qos specification", "[slurm.trial] qos is 'high'; your QOS: normal, short"),
+        ({}, "Requested reservation is invalid", "[cluster] reservation; `scontrol show reservation` lists them"),
+        ({}, "More processors requested than permitted", "see [trial], [cluster] and [slurm]"),
+    ],
+)  # fmt: skip
+def test_a_refused_name_is_shown_with_its_setting_and_the_users_own_names(
+    settings: dict[str, Any], refusal: str, todo: str
+) -> None:
+    kinds = {"trial": ("fail", f"refused: {refusal}", True)}
+    found = judged(settings, accounting=accounting(), job_kinds=kinds)["trial jobs"]
+    assert (found.status, found.todo) == ("fail", todo)
+
+
+# as `scontrol --oneliner show reservation` prints them
+RESERVATION = (
+    "ReservationName=fix StartTime=2026-11-22T17:15:43 EndTime=2027-11-22T17:15:43 Nodes={nodes} NodeCnt=1 "
+    "Flags=SPEC_NODES TRES=cpu=8 Users={users} Groups=(null) Accounts={accounts} Licenses=(null) State={state}\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("row", "setting", "status", "says"),
+    [
+        ({}, None, "warn", "2 of 4 GPU nodes (n0, n1), until 2027-11-22 17:15, for users root"),
+        ({"nodes": "n[0-3]"}, None, "fail", "nothing runs before its end"),
+        ({"nodes": "c1"}, None, "warn", "1 of 1 CPU nodes (c1)"),
+        ({"accounts": "lab", "users": "(null)"}, None, "warn", 'set [cluster] reservation = "fix" to use these nodes'),
+        ({"accounts": "lab", "users": "-me"}, None, "warn", "for users all but me and accounts lab -> nothing"),
+        ({"state": "INACTIVE"}, None, "warn", "from 2026-11-22 17:15 until 2027-11-22 17:15, for users root -> jobs whose time"),
+        ({"users": "me"}, "fix", "ok", "for users me"),
+        ({"users": "me", "state": "INACTIVE"}, "fix", "warn", "jobs wait until it begins"),
+        ({}, "fix", "warn", "remove [cluster] reservation"),
+    ],
+)  # fmt: skip
+def test_a_reservation_is_named_with_its_holder_its_end_and_the_nodes_that_it_takes(
+    row: dict[str, str], setting: str | None, status: str, says: str
+) -> None:
+    text = RESERVATION.format(
+        **{"nodes": "n[0-1]", "users": "root", "accounts": "(null)", "state": "ACTIVE"} | row
+    )
+    found = judged(
+        {"cluster": {"kind": "slurm", "reservation": setting}},
+        accounting=accounting(),
+        reservations=parse_reservations(text),
+        cpu_nodes=[replace(fake_node("c1"), gpus=0)],
+    )["reservation fix"]
+    assert found.status == status
+    assert says in f"{found.found} -> {found.todo}"
+
+
+def test_a_reservation_of_other_nodes_is_not_named() -> None:
+    text = RESERVATION.format(nodes="x[1-9]", users="root", accounts="(null)", state="ACTIVE")
+    assert "reservation fix" not in judged(reservations=parse_reservations(text))
+
+
+def test_small_job_arrays_are_no_obstacle() -> None:
+    arrays = judge_arrays(SiteRules(config={"MaxArraySize": "1"}), lanes=8)
+    assert arrays.status == "ok"
+    assert "in jobs of 1" in arrays.found
