@@ -161,11 +161,25 @@ def _gpu_nodes(facts: Facts) -> Iterator[Finding]:
         )
     elif nodes and not usable:
         todo = "wait until the site returns them, or choose another [cluster] partition"
+        if all("~" in n.state for n in nodes):
+            todo = "set [nodes] wake = true: it lets evalspan's jobs boot them"
         yield fail("GPU nodes", f"{found}: {others}", todo)
     elif others:
         yield warn("GPU nodes", f"{found}: {others}", "the others are used without them")
     elif nodes:
         yield ok("GPU nodes", found)
+
+
+def _small_nodes(facts: Facts) -> Iterator[Finding]:
+    """Nodes with GPUs whose memory holds no trial beside its precursor: evaluations leave them alone."""
+    nodes = [n for n in facts.gpu_nodes if not n.excluded and n.counts_memory]
+    needed = sum(job.memory_mb for kind, job in facts.jobs.items() if kind in ("stage", "trial"))
+    small = [f"{n.name} ({n.memory_mb} MB)" for n in nodes if n.memory_mb < needed]
+    if small:
+        found = f"{first_of(small)}: a trial and a precursor without its weights ask for {needed} MB"
+        todo = "lower [trial] memory_mb, or the other nodes are used without them"
+        finding = fail if len(small) == len(nodes) else warn
+        yield finding("nodes with little memory", found, todo)
 
 
 def _job_kinds(facts: Facts) -> Iterator[Finding]:
@@ -211,4 +225,4 @@ def _staging(facts: Facts) -> Iterator[Finding]:
         yield ok("staging", "a precursor per node, beside the trials (rung 1)")
 
 
-CHECKS: tuple[Check, ...] = (_api, _rules, _gpu_nodes, _reservations, _job_kinds, _staging)
+CHECKS: tuple[Check, ...] = (_api, _rules, _gpu_nodes, _small_nodes, _reservations, _job_kinds, _staging)

@@ -45,9 +45,14 @@ def make_accounts(record: Record) -> None:
         _sacctmgr(record, command)
 
 
+def modify(record: Record, kind: str, name: str, *values: str) -> None:
+    """Set limits or other values of a user, account or QOS, as `sacctmgr` takes them."""
+    _sacctmgr(record, ["modify", kind, name, "set", *values])
+
+
 def set_default_qos(record: Record, name: str) -> None:
     """The QOS of the user's jobs that name none."""
-    _sacctmgr(record, ["modify", "user", record.user, "set", f"defaultqos={name}"])
+    modify(record, "user", record.user, f"defaultqos={name}")
 
 
 def _start_database(record: Record, port: int) -> None:

@@ -252,6 +252,21 @@ def test_a_reservation_of_other_nodes_is_not_named() -> None:
     assert "reservation fix" not in judged(reservations=parse_reservations(text))
 
 
+def test_nodes_that_are_powered_down_are_shown_with_the_setting_that_boots_them() -> None:
+    asleep = replace(fake_node("n1"), state="idle~", usable=False)
+    found = judged(gpu_nodes=[asleep])["GPU nodes"]
+    assert (found.status, found.todo.partition(":")[0]) == ("fail", "set [nodes] wake = true")
+
+
+@pytest.mark.parametrize(("small", "status"), [(1, "warn"), (2, "fail")])
+def test_nodes_that_hold_no_trial_are_named(small: int, status: str) -> None:
+    nodes = [fake_node("n1", memory_mb=2000), fake_node("n2", memory_mb=2000 if small == 2 else 64000)]
+    found = judged(gpu_nodes=nodes)["nodes with little memory"]
+    assert found.status == status
+    assert found.found.startswith("n1 (2000 MB)")
+    assert "nodes with little memory" not in judged()
+
+
 def test_small_job_arrays_are_no_obstacle() -> None:
     arrays = judge_arrays(SiteRules(config={"MaxArraySize": "1"}), lanes=8)
     assert arrays.status == "ok"

@@ -167,3 +167,36 @@ def test_each_site_whose_nodes_are_drained_at_the_start(make_site: Any, expected
             process.kill()
         assert process.returncode == 0, f"{out}\n{err}"
         assert dict(json.loads(out)["results"]) == expected
+
+
+# name of a site -> what `doctor` says of it: the finding, its status, words of it
+OBSTACLES = {
+    "max-wall": ("MaxWall", "warn", "account or QOS allows 0.5 h"),
+    "max-jobs": ("MaxJobsPerUser", "warn", "QOS few-jobs allows 2 jobs at once"),
+    "max-submit": ("MaxSubmitJobsPerUser", "warn", "QOS few-submits allows 4 jobs at once"),
+    "group-cpus": ("GrpTRES cpu", "warn", "QOS few-cpus allows 2 CPUs at once"),
+    "gpus-of-a-user": ("MaxTRESPerUser gres/gpu", "warn", "enough for 1 of 2 trials of a node"),
+    "max-time": ("GPU partition", "warn", "at most 1 h"),
+    "max-time-enforced": ("GPU partition", "warn", "at most 1 h"),
+    "mixed-nodes": ("nodes with little memory", "warn", "n1 (2000 MB)"),
+    "reservation": ("reservation maintenance", "warn", "1 of 2 GPU nodes (n1), until "),
+    "power-saving": ("GPU nodes", "fail", "n1 is idle~"),
+    "no-arrays": ("job arrays", "ok", "come in jobs of 1"),
+}
+
+
+@pytest.mark.skipif(not os.environ.get("EVALSPAN_LONG"), reason="scripts/try-sites runs these")
+@pytest.mark.parametrize("name", list(OBSTACLES))
+def test_each_site_is_described_by_doctor(name: str, make_site: Any) -> None:
+    """Its obstacle is named before an evaluation meets it; without one of these, none is."""
+    shape, options = SITES[name]
+    what, status, says = OBSTACLES[name]
+    with cluster(**{"nodes": 1, "gpus": 2, "cpu_nodes": 1, "cpus": 8, **shape}) as site_cluster:
+        site = make_site(site_cluster)
+        site.env |= {"EVALSPAN_CLUSTER_QOS": options[1]} if options else {}
+        told = site.run(
+            site.command("doctor", "--cluster", "slurm", "--partition", "gpu", "--json", "--sample-mb", "16")
+        )
+    findings = [f for f in json.loads(told.stdout)["findings"] if f["what"] == what]
+    assert any(f["status"] == status and says in f["found"] for f in findings), told.stdout
+    assert told.returncode == (status == "fail"), told.stdout

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,6 +21,14 @@ from coordinator.cluster import Job
 from coordinator.cluster.slurm_cli import SlurmCli, SlurmOptions
 job = Job(name="es-long", argv=("true",), log="/dev/null", time_limit_seconds=4 * 3600)
 print(SlurmCli(SlurmOptions()).within_limits(job).time_limit_seconds)
+"""
+
+LIMITS_OF = """
+import sys
+from coordinator.doctor.collect import ask_accounting
+found = ask_accounting("evalspan-test", sys.argv[1])
+for limit in found.limits(None, sys.argv[2], ["gpu"]):
+    print(limit.name, limit.what, limit.most, limit.holder, sep="|")
 """
 
 
@@ -72,6 +81,31 @@ def test_a_quality_of_service_limits_jobs(strict: Cluster) -> None:
     one_more = strict.run_as_user(["sbatch", "--qos=few-submits", "--wrap", "true"])
     assert "violates accounting/QOS policy" in one_more.stderr
     cancel(strict, *jobs)
+
+
+def test_limits_of_qos_user_and_account_are_read(strict: Cluster) -> None:
+    """As sacctmgr set them; that of the QOS hides that of user and account."""
+    limited = {
+        ("user", "evalspan-test"): ["grptres=cpu=8,mem=20G", "maxjobs=40"],
+        ("account", real_site.ACCOUNT): ["grptres=gres/gpu=3", "grpsubmit=100"],
+    }
+    try:
+        for (kind, name), limits in limited.items():
+            accounting.modify(strict.record, kind, name, *limits)
+        argv = [strict.python, "-c", LIMITS_OF, strict.record.spec.name, "few-cpus"]
+        said = strict.run_as_user(argv, check=True).stdout.splitlines()
+    finally:
+        for (kind, name), limits in limited.items():
+            nothing = [re.sub(r"[^=,]+(?=,|$)", "-1", limit) for limit in limits]
+            accounting.modify(strict.record, kind, name, *nothing)
+    own = "your association with account research"
+    assert set(said) == {
+        "GrpTRES|cpu|2|QOS few-cpus",
+        f"MaxJobs|jobs|40|{own}",
+        f"GrpTRES|mem|20480|{own}",
+        "GrpTRES|gres/gpu|3|account research",
+        "GrpSubmit|jobs|100|account research",
+    }
 
 
 def test_an_unknown_account_is_refused(strict: Cluster) -> None:
