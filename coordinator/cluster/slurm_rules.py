@@ -53,7 +53,7 @@ class Partition:
         """Why jobs of this account and QOS never start here; "" where they may. Source: slurm.conf(5)."""
         for value, kind, word in ((account, "Accounts", "accounts"), (qos, "Qos", "QOS")):
             only, none = self.allowed.get(f"Allow{kind}"), self.allowed.get(f"Deny{kind}")
-            if only is not None and value not in only.split(","):
+            if only is not None and value and value not in only.split(","):
                 return f"partition {self.name} is for {word} {only}, not {value}"
             if none is not None and value in none.split(","):
                 return f"partition {self.name} is not for {word} {none}"

@@ -105,7 +105,7 @@ class Demand:
     jobs: Mapping[Purpose, int]  # kind -> of one job
     lanes: int  # trials of one node
     hosting: bool  # one job a node hosts its trials
-    workers: int  # builds or metric workers at once
+    workers: int  # metric workers at once; builds come before, and wait for each other where they must
     nodes: int  # that are enough
 
     @classmethod
@@ -137,7 +137,7 @@ class Demand:
 
     @property
     def worker(self) -> int:
-        return max(self.jobs.get("build", 0), self.jobs.get("metric", 0))
+        return self.jobs.get("metric", 0)
 
 
 def amount(job: Job, what: str, types: set[str]) -> int | None:
@@ -189,9 +189,8 @@ def _judge_together(what: str, text: str, limit: Limit, demand: Demand, facts: F
     another = f"another {_carrier(limit, list(demand.jobs), facts)}"
     text = f"{text}: {_asks(demand, limit.what, node, beside)}"
     if not node:
-        fits = most // worker
-        todo = "" if fits >= demand.workers else f"set [metric] workers = {fits}, or {another}"
-        return ok_unless(todo, what, text)
+        few = worker and most // worker < demand.workers
+        return ok_unless(f"set [metric] workers = {most // worker}, or {another}" if few else "", what, text)
     nodes = (most - beside) // node
     if nodes >= 1:
         todo = f"set [borrow] max_nodes = {nodes}: jobs beyond the limit wait, and hold their node's memory meanwhile"
@@ -219,7 +218,8 @@ def _asks(demand: Demand, what: str, node: int, beside: int) -> str:
     if demand.hosting:
         jobs = [f"one job with {trials}"]
     parts = [f"a node takes {node} ({' and '.join(jobs)})"] if node else []
-    return ", ".join(parts + ([f"{demand.workers} builds or metric workers take {beside}"] if beside else []))
+    workers = "a metric worker takes" if demand.workers == 1 else f"{demand.workers} metric workers take"
+    return ", ".join(parts + ([f"{workers} {beside}"] if beside else [])) or "builds take turns"
 
 
 def _instead(limit: Limit, kinds: Sequence[Purpose], facts: Facts, *, least: bool) -> str:
@@ -262,5 +262,6 @@ def _judge_time(facts: Facts, rules: SiteRules) -> Iterator[Finding]:
         text = f"account or QOS allows {hours(allowed)}: {', '.join(kinds)} jobs ask for that"
         if "trial" in kinds:
             text += f" and not for [trial] time_limit ({hours(trial)})"
-        todo = f"where a trial takes longer, set another {setting_of_role(facts, kinds[0], 'qos')} or account"
+        setting = setting_of_role(facts, "trial" if "trial" in kinds else kinds[0], "qos")
+        todo = f"where a job takes longer, set another {setting} or account"
         yield warn("MaxWall", text, todo)
