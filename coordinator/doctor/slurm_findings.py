@@ -85,19 +85,21 @@ def judge_arrays(rules: SiteRules, lanes: int) -> Finding:
 
 def _reservations(facts: Facts) -> Iterator[Finding]:
     """Those that hold nodes which evaluations would use, or that the settings name."""
+    if facts.rules is not None and facts.rules_error:
+        yield warn("reservations", facts.rules_error, "ask again when the controller answers")
     own = facts.accounting.own_accounts if facts.accounting else []
+    nodes = {
+        "GPU": [n.name for n in facts.gpu_nodes if not n.excluded],
+        "CPU": [n.name for n in facts.cpu_nodes],
+    }
     for reservation in facts.reservations:
-        nodes = {
-            "GPU": [n.name for n in facts.gpu_nodes if not n.excluded],
-            "CPU": [n.name for n in facts.cpu_nodes],
-        }
         taken = {k: [n for n in names if in_hostlist(n, reservation.nodes)] for k, names in nodes.items()}
         parts = [
             f"{len(names)} of {len(nodes[kind])} {kind} nodes ({first_of(names)})"
             for kind, names in taken.items()
             if names
         ]
-        named = facts.config.cluster.reservation == reservation.name
+        named = reservation.name in (facts.config.cluster.reservation or "").split(",")
         if parts or named:
             mine = bool(taken["GPU"]) and open_to(reservation, facts.user, own)
             every = len(taken["GPU"]) == len(nodes["GPU"]) > 0

@@ -163,6 +163,7 @@ def test_limits_that_slurm_does_not_apply_are_no_obstacle(enforced: str, said: s
 def test_limits_that_cannot_be_read_are_never_ok() -> None:
     """slurmdbd that does not answer, and accounts that the site hides from users."""
     assert judged(accounting_error="slurmdbd is away")["limits"].status == "warn"
+    assert judged(rules_error="scontrol timed out")["reservations"].status == "warn"
     hidden = Accounting(associations=accounting().associations, qos=accounting().qos)
     found = judged(accounting=hidden)["limits"]
     assert (found.status, found.found) == ("warn", "the site does not show those of account lab")
