@@ -136,6 +136,11 @@ class Demand:
         return stage + trial * lanes
 
     @property
+    def kinds(self) -> list[Purpose]:
+        """Those that ask for any of it."""
+        return [kind for kind, count in self.jobs.items() if count]
+
+    @property
     def worker(self) -> int:
         return self.jobs.get("metric", 0)
 
@@ -149,7 +154,7 @@ def amount(job: Job, what: str, types: set[str]) -> int | None:
 
 def judge_limit(limit: Limit, demand: Demand, facts: Facts) -> Iterator[Finding]:
     """One limit. Nothing is said of one that no job touches."""
-    if not any(demand.jobs.values()) and limit.name != "MinTRES":
+    if not demand.kinds and limit.name != "MinTRES":
         return
     what, unit = f"{limit.name} {limit.what}".removesuffix(" jobs"), UNITS[limit.what.partition(":")[0]]
     unit = unit.removesuffix("s") if limit.most == 1 else unit
@@ -177,7 +182,7 @@ def _judge_one_job(what: str, text: str, limit: Limit, demand: Demand, facts: Fa
         return ok(what, f"{text}: no job asks for {'less' if limit.name == 'MinTRES' else 'more'}")
     lanes = max(n for n in range(1, demand.lanes + 1) if n == 1 or demand.node(limit.what, n) <= limit.most)
     gpus = lanes * facts.config.trial.gpus_per_trial
-    todo = f"set [borrow] max_gpus = {gpus}, or another {_carrier(limit, list(demand.jobs), facts)}"
+    todo = f"set [borrow] max_gpus = {gpus}, or another {_carrier(limit, demand.kinds, facts)}"
     return warn(what, f"{text}: a job that hosts a node's {demand.lanes} trials asks for {hosted}", todo)
 
 
@@ -186,7 +191,7 @@ def _judge_together(what: str, text: str, limit: Limit, demand: Demand, facts: F
     most, worker = limit.most, demand.worker
     node = demand.node(limit.what, demand.lanes) if demand.jobs.keys() & {"stage", "trial"} else 0
     beside = 0 if limit.what == "node" else worker * demand.workers
-    another = f"another {_carrier(limit, list(demand.jobs), facts)}"
+    another = f"another {_carrier(limit, demand.kinds, facts)}"
     text = f"{text}: {_asks(demand, limit.what, node, beside)}"
     if not node:
         few = worker and most // worker < demand.workers
