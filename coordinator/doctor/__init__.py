@@ -2,5 +2,5 @@
 
 Rule: a finding names what was checked, what was seen, and what to type. `collect` reads and measures, with small jobs on
 nodes (`node_jobs`), and fills in `facts`. `findings` holds the table of checks; those of Slurm's rules are in
-`slurm_findings`. Both are pure. Start with `findings.py`.
+`slurm_findings`, those of accounting limits in `limit_findings`. All are pure. Start with `findings.py`.
 """
