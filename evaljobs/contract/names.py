@@ -15,20 +15,28 @@ GPU_VARIABLES = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DE
 
 @dataclass(frozen=True, slots=True)
 class ShardId:
-    """Batches first_batch..end_batch-1 of a leaf task's request set: "task|first|end"."""
+    """Batches first_batch..end_batch-1 of a leaf task's request set: "task|first|end".
+
+    `cut` says how the requests are cut into batches: "" by the evaluation's batch size, "4" by a
+    batch size of the task's own. Where it is not "", the name is "task|cut:first|end". Batches of
+    different cuts have different names, so answers to one never count for another.
+    """
 
     task: str
     first_batch: int
     end_batch: int
+    cut: str = ""
 
     @classmethod
     def parse(cls, text: str) -> ShardId:
         """ValueError where `text` is no shard's name."""
         task, first, end = text.rsplit("|", 2)
-        return cls(task, int(first), int(end))
+        cut, _, number = first.rpartition(":")
+        return cls(task, int(number), int(end), cut)
 
     def __str__(self) -> str:
-        return f"{self.task}|{self.first_batch}|{self.end_batch}"
+        first = f"{self.cut}:{self.first_batch}" if self.cut else str(self.first_batch)
+        return f"{self.task}|{first}|{self.end_batch}"
 
 
 @dataclass(frozen=True, slots=True)
