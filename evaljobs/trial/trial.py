@@ -37,7 +37,7 @@ from evaljobs.trial.ahead import Ahead
 from evaljobs.trial.claims import Claims, QueueLostError
 from evaljobs.trial.engines import loading
 from evaljobs.trial.engines.loading import UnfitError
-from evaljobs.trial.engines.protocol import Engine
+from evaljobs.trial.engines.protocol import Engine, Usage
 from evaljobs.trial.shard_runner import RequestSet, run_shard
 
 log = logging.getLogger(__name__)
@@ -356,6 +356,7 @@ class Trial:
 
     def _ended(self, reason: str, started_at: float) -> TrialEnded:
         loaded = self._engine.loaded if self._engine is not None else None
+        usage = self._engine.usage if self._engine is not None else Usage()
         return TrialEnded(
             name=self.lane.trial,
             node=self.spec.node or socket.gethostname(),
@@ -368,6 +369,8 @@ class Trial:
             load_seconds=self.seconds.load,
             warm_seconds=self.seconds.warm,
             infer_seconds=self.seconds.infer,
+            tokenise_seconds=usage.tokenise_seconds,
+            generated_tokens=usage.generated_tokens,
             dump_seconds=self.seconds.dump,
             idle_seconds=self.seconds.idle,
             devices=loaded.devices if loaded else "",

@@ -27,7 +27,7 @@ from evaljobs.contract.paths import EvaluationPaths, slug
 from evaljobs.contract.specs import ExecuteSpec, ModelOptions, ScoreSpec
 from evaljobs.contract.storage import write_atomic, write_outcome
 from evaljobs.lmeval.batches import Batch
-from evaljobs.trial.engines.protocol import Loaded
+from evaljobs.trial.engines.protocol import Loaded, Usage
 
 FOLDER = "BENCH_FOLDER"
 SLOW = "BENCH_SLOW"  # "NODE/GPU:TIMES": that GPU takes so many times as long, as a straggler does
@@ -44,6 +44,7 @@ class SyntheticEngine:
 
     def __init__(self, load_seconds: float) -> None:
         self.loaded = Loaded(devices="synthetic", gpus=1, import_seconds=0.0, load_seconds=load_seconds)
+        self.usage = Usage()
 
     def warm_up(self) -> float:
         return 0.0

@@ -207,6 +207,9 @@ def test_two_trials_drain_a_queue_and_end(evaluation: Evaluation) -> None:
         e.load_seconds > 0 and e.import_seconds > 0 and e.warm_seconds > 0 and e.devices == "cpu"
         for e in ended
     )
+    assert all(0 <= e.tokenise_seconds <= e.infer_seconds for e in ended)
+    assert sum(e.tokenise_seconds for e in ended) > 0
+    assert sum(e.generated_tokens or 0 for e in ended) >= len(evaluation.shards)
     assert "it/s" not in "".join(logs)
     snapshot = evaluation.queue.snapshot()
     assert snapshot.unclaimed == 0

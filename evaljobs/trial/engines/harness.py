@@ -17,12 +17,13 @@ from typing import Any
 from evaljobs.contract.specs import ModelOptions
 from evaljobs.lmeval.batches import Batch
 from evaljobs.lmeval.conversations import converse
-from evaljobs.trial.engines.protocol import Loaded
+from evaljobs.trial.engines.protocol import Loaded, Usage
 
 log = logging.getLogger(__name__)
 
 # An engine that batches by itself is given as many requests at once as it will take.
 SELF_BATCHING_SIZE = 256
+TOKENISERS = ("tok_encode", "tok_batch_encode", "tok_decode")  # methods of lm-eval's classes
 
 
 class HarnessEngine:
@@ -31,7 +32,14 @@ class HarnessEngine:
     def __init__(self, lm: Any, options: ModelOptions, loaded: Loaded) -> None:
         self.lm = lm
         self.loaded = loaded
+        self.usage = Usage()
         self._options = options
+        for name in TOKENISERS:
+            if hasattr(lm, name):
+                setattr(lm, name, self._timed(getattr(lm, name)))
+        if hasattr(lm, "tok_decode"):
+            self.usage.generated_tokens = 0
+            lm.tok_decode = self._counted(lm.tok_decode)
 
     def warm_up(self) -> float:
         """Seconds of a first forward pass of one token: its loading does not count as inference.
@@ -87,6 +95,26 @@ class HarnessEngine:
 
     def close(self) -> None:
         """The class has started no process."""
+
+    def _timed(self, tokeniser: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*arguments: Any, **more: Any) -> Any:
+            started = time.monotonic()
+            try:
+                return tokeniser(*arguments, **more)
+            finally:
+                self.usage.tokenise_seconds += time.monotonic() - started
+
+        return timed
+
+    def _counted(self, decode: Callable[..., str]) -> Callable[..., str]:
+        """lm-eval decodes each answer's tokens by a list, and single tokens by their number."""
+
+        def counted(tokens: Any, **more: Any) -> str:
+            if isinstance(tokens, list):
+                self.usage.generated_tokens = (self.usage.generated_tokens or 0) + len(tokens)
+            return decode(tokens, **more)
+
+        return counted
 
 
 def seed_generators(value: int) -> None:

@@ -23,11 +23,25 @@ class Loaded:
     load_seconds: float
 
 
+@dataclass(slots=True)
+class Usage:
+    """What answering took so far. `tokenise_seconds`: for text to tokens and back, a part of its seconds.
+
+    `generated_tokens`: with the padding behind shorter answers; None where the engine does not say.
+    """
+
+    tokenise_seconds: float = 0.0
+    generated_tokens: int | None = None
+
+
 class Engine(Protocol):
     """A loaded checkpoint. `loading.load` makes it; one thread uses it."""
 
     @property
     def loaded(self) -> Loaded: ...
+
+    @property
+    def usage(self) -> Usage: ...
 
     def warm_up(self) -> float:
         """Seconds of a first forward pass that draws no random number; 0.0 where there was none."""
