@@ -109,7 +109,7 @@ def ask_interpreter(facts: Facts, site: Site) -> None:
     """Versions in the trials' interpreter, and whether it can import the engine."""
     question = (
         "import json, sys; from evaljobs.staging.node_probe import versions; "
-        "from evaljobs.trial.engine import engine_trouble; found = versions(); "
+        "from evaljobs.trial.engines.loading import engine_trouble; found = versions(); "
         "print('\\n' + json.dumps([found, found['lm_eval'] and engine_trouble(sys.argv[1]) or '']))"
     )
     argv = [*site.trial_command, "-c", question, facts.config.trial.engine]

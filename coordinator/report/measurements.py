@@ -32,6 +32,7 @@ from coordinator.report.counterfactual import without_evalspan
 from coordinator.report.gpu_use import GpuUse
 from coordinator.report.judge_cost import JudgeUse
 from coordinator.report.pauses import Absences, Span, covered, within, without
+from coordinator.report.tokens import Indexes, TokenUse, token_use
 from evaljobs.contract.names import ShardId
 from evaljobs.contract.outcomes import Built, Executed, Scored, Staged, TrialEnded
 from evaljobs.contract.specs import Record
@@ -103,6 +104,7 @@ class Report(Record):
     metric_seconds: dict[str, float]  # CPU seconds by leaf task (execute) and entry (score)
     entries: tuple[EntryLine, ...]
     judge: JudgeUse | None = None
+    tokens: TokenUse | None = None  # None: not counted, as before the end
     reused: dict[str, str] = Field(default_factory=dict)  # leaf task -> evaluation that made its responses
     reused_scores: tuple[str, ...] = ()  # entries whose scores were reused, too
     away_seconds: float = 0.0  # until the last score, in which no coordinator ran the evaluation
@@ -327,8 +329,17 @@ def _gpus(state: State, gathered: _Gathered, shards: Sequence[ShardSpan]) -> Ite
     yield from gpu_use.died(state, gathered.started, gathered.ended, said, seconds)
 
 
-def make_report(state: State, events: Iterable[AnyEvent], shards: Sequence[ShardSpan], now: float) -> Report:
-    """The report as of `now` (unix seconds). `shards`: one span for each shard that counts."""
+def make_report(
+    state: State,
+    events: Iterable[AnyEvent],
+    shards: Sequence[ShardSpan],
+    now: float,
+    indexes: Indexes | None = None,
+) -> Report:
+    """The report as of `now` (unix seconds). `shards`: one span for each shard that counts.
+
+    `indexes`: the batches of these shards; without them no tokens are counted.
+    """
     gathered = _Gathered(events)
     record = state.record
     end = gathered.scored_at if gathered.scored_at is not None else gathered.finished_at
@@ -373,6 +384,7 @@ def make_report(state: State, events: Iterable[AnyEvent], shards: Sequence[Shard
         storage_bytes=sum(s.storage_bytes for s in gathered.staged),
         shards=tuple(sorted(shards, key=lambda s: s.started_at)),
         metric_seconds=dict(gathered.metric_seconds),
+        tokens=token_use([s.shard for s in shards], indexes, gathered.trials) if indexes else None,
         entries=_entry_lines(state),
         reused=dict(state.plan.reused),
         reused_scores=tuple(state.entries[i].name for i in sorted(state.plan.reused_scores)),

@@ -23,6 +23,7 @@ from coordinator.report.gpu_use import DRAINED, GpuUse
 from coordinator.report.judge_cost import JudgeTask, JudgeUse
 from coordinator.report.measurements import Report
 from coordinator.report.scores import fits, plain_table, score_table
+from coordinator.report.tokens import TokenUse
 
 CANCELLED = "cancelled: "  # begins the error of a task that a cancellation has ended
 NARROW = 72  # columns below which the summary leaves out its notes
@@ -56,6 +57,15 @@ def size(value: int) -> str:
             return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"
         number /= 1000
     return f"{number:.2f} TB"
+
+
+def count(value: float) -> str:
+    """A number of tokens in three digits."""
+    for unit in ("", " k", " M"):
+        if value < 1000:
+            return f"{value:.3g}{unit}"
+        value /= 1000
+    return f"{value:.3g} G"
 
 
 def summary(report: Report, gpu_hour_price: float | None = None, *, notes: bool = True) -> Table:
@@ -97,6 +107,8 @@ def _summary(report: Report, gpu_hour_price: float | None) -> Iterator[tuple[str
     split = "import {}, load {}, warm-up {}".format(*map(seconds, parts))
     yield "import + load", seconds(stages.load), f"mean of the trials: {split}" if stages.load else ""
     yield "inference", seconds(stages.inference), f"{len(report.shards)} shards"
+    if report.tokens is not None:
+        yield from _tokens(report.tokens)
     yield "metric", seconds(stages.metric), "CPU seconds of execute and score jobs"
     yield "  tail", seconds(stages.metric_tail), "after the last response"
     busy = f"{100 * report.gpu_busy_fraction:.0f} % inference" if report.gpu_busy_fraction is not None else ""
@@ -105,6 +117,17 @@ def _summary(report: Report, gpu_hour_price: float | None) -> Iterator[tuple[str
         yield from _judge(report.judge)
     if gpu_hour_price is not None:
         yield "cost", f"{report.gpu_seconds / 3600 * gpu_hour_price:.4f}", f"at {gpu_hour_price:g} a GPU hour"
+
+
+def _tokens(tokens: TokenUse) -> Iterator[tuple[str, str, str]]:
+    """What a GPU second bought."""
+    asked = f"{count(tokens.asked)} asked, {100 * abs(tokens.shared):.0f} % "
+    asked += "more by padding" if tokens.shared < 0 else "saved by sharing"
+    rate = f"; {count(tokens.per_second)} a second of inference" if tokens.per_second else ""
+    yield "  input tokens", count(tokens.computed), asked + rate
+    if tokens.generated:
+        yield "  new tokens", count(tokens.generated), "generated, with the padding behind shorter answers"
+    yield "  tokenising", seconds(tokens.tokenise_seconds), "of the inference"
 
 
 def _judge(judge: JudgeUse) -> Iterator[tuple[str, str, str]]:
@@ -325,8 +348,14 @@ def show(
     parts += [Text(f"FAILED {names}: {why}", style="bold red") for names, why in by_reason(failed).items()]
     if failed and report.status != "cancelled":
         one = report.evaluation_id
-        said = f"`evalspan logs {one} NAME` prints a job's log; mend the cause, then `evalspan retry {one}`"
-        parts.append(Text(said))
+        parts.append(
+            Text(
+                f"`evalspan logs {one} NAME` prints a job's log; mend the cause, then `evalspan retry {one}`"
+            )
+        )
+        parts.append(
+            Text("(a change in a task's own files makes a new evaluation: type `evalspan eval …` again)")
+        )
     for entry in report.entries:
         if entry.status != "failed" and entry.unscored:
             items = "item counts" if entry.unscored == 1 else "items count"

@@ -29,8 +29,8 @@ from coordinator.report.measurements import Report, ShardSpan, make_report, with
 from coordinator.runtime.journal import read_events
 from coordinator.runtime.reuse import REUSED
 from evaljobs.contract.names import ShardId
-from evaljobs.contract.paths import EvaluationPaths, request_set_manifest
-from evaljobs.contract.specs import Record, RequestSetManifest
+from evaljobs.contract.paths import EvaluationPaths, batch_index_file, request_set_manifest
+from evaljobs.contract.specs import BatchIndex, Record, RequestSetManifest
 from evaljobs.contract.storage import FrameError, read_frames, read_record, write_atomic
 from evaljobs.judges.kept import judgements
 from evaljobs.lmeval.results import merge_results
@@ -64,11 +64,13 @@ def shard_spans(state: State, paths: EvaluationPaths) -> list[ShardSpan]:
 
 def report_of(state: State, paths: EvaluationPaths, events: Iterable[AnyEvent] | None = None) -> Report:
     """The report of an evaluation as its folder shows it now."""
+    spans = shard_spans(state, paths)
     made = make_report(
         state,
         read_events(paths.journal) if events is None else events,
-        shard_spans(state, paths),
+        spans,
         time.time(),
+        _indexes(state, spans) if state.all_terminal else None,
     )
     if state.record.judge is None:
         return made
@@ -76,6 +78,16 @@ def report_of(state: State, paths: EvaluationPaths, events: Iterable[AnyEvent] |
     task_of = {m.name: m.task or entries[m.entry].name for m in state.scoring.metrics.values()}
     use = judge_use(state.record.judge, judgements(paths.judgements), task_of, state.evaluation_id)
     return made.model_copy(update={"judge": use})
+
+
+def _indexes(state: State, spans: Iterable[ShardSpan]) -> dict[tuple[str, str], BatchIndex]:
+    """The batches of these shards by leaf task and cut, as far as they can be read."""
+    indexes = {}
+    for task, cut in {(shard.task, shard.cut) for shard in (ShardId.parse(s.shard) for s in spans)}:
+        folder = state.shards.leaves[task].planned.folder
+        with suppress(OSError, ValueError):
+            indexes[task, cut] = read_record(batch_index_file(folder, cut or state.batch_size), BatchIndex)
+    return indexes
 
 
 def merged_results(state: State) -> dict[str, Any]:

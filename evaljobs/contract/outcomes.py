@@ -77,6 +77,8 @@ class TrialEnded(Record):
     load_seconds: float
     warm_seconds: float = 0.0  # the first forward pass, which loads kernels and libraries
     infer_seconds: float
+    tokenise_seconds: float = 0.0  # in infer_seconds: text to tokens and back
+    generated_tokens: int | None = None  # padding included; None: the engine did not say
     dump_seconds: float
     idle_seconds: float
     devices: str  # e.g. "NVIDIA A100-SXM4-80GB" or "cpu"

@@ -121,10 +121,11 @@ def entry_manifest(folder: str | Path) -> Path:
     return Path(folder) / "entry.json"
 
 
-def batch_file(folder: str | Path, batch_size: int) -> Path:
-    return Path(folder) / f"batches-{batch_size}.jsonl"
+def batch_file(folder: str | Path, cut: str | int) -> Path:
+    """The batches of a request set in one cut (`names.ShardId`), or of one batch size."""
+    return Path(folder) / f"batches-{cut}.jsonl"
 
 
-def batch_index_file(folder: str | Path, batch_size: int) -> Path:
+def batch_index_file(folder: str | Path, cut: str | int) -> Path:
     """The index of a batch file, written after it: where the index exists, the batches are whole."""
-    return Path(folder) / f"batches-{batch_size}.index.json"
+    return Path(folder) / f"batches-{cut}.index.json"

@@ -33,10 +33,12 @@ from evaljobs.errors import JobError, OperatorError, RetryError, one_line
 from evaljobs.lmeval import run as harness
 from evaljobs.queue.work_queue import QueueUnavailable, WorkQueue
 from evaljobs.staging.store import NotStaged, reading, slot_of
-from evaljobs.trial import engine
 from evaljobs.trial.ahead import Ahead
 from evaljobs.trial.claims import Claims, QueueLostError
-from evaljobs.trial.engine import RequestSet, run_shard
+from evaljobs.trial.engines import loading
+from evaljobs.trial.engines.loading import UnfitError
+from evaljobs.trial.engines.protocol import Engine, Usage
+from evaljobs.trial.shard_runner import RequestSet, run_shard
 
 log = logging.getLogger(__name__)
 
@@ -137,9 +139,9 @@ class Trial:
             monotonic=monotonic,
             sleep=sleep,
         )
-        self._loaded: engine.Loaded | None = None
+        self._engine: Engine | None = None
         self._sets: dict[str, str] = dict(spec.request_sets)
-        self._open: dict[str, RequestSet] = {}
+        self._open: dict[tuple[str, str], RequestSet] = {}  # by task and cut
         self._batch_size = spec.batch_size
         self._terminated = False
         self._uninterruptible = False
@@ -185,36 +187,37 @@ class Trial:
                 if not seen:
                     raise UnstagedError(f"this job sees no staged weights in {slot}") from error
                 raise RetryError(f"the staged checkpoint is gone: {one_line(error)}") from error
-            self._loaded = engine.load(
+            engine = self._engine = loading.load(
                 self.spec.model_path,
                 self.spec.model,
                 self.spec.batch_size,
                 gpus=self.spec.gpus,
                 phase=self._phase,
             )
-            self.seconds.imports = self._loaded.import_seconds
-            self.seconds.load = self._loaded.load_seconds
-            self.seconds.warm = engine.warm_up(self._loaded.lm, self.spec.model)
+            held.enter_context(contextlib.closing(engine))
+            self.seconds.imports = engine.loaded.import_seconds
+            self.seconds.load = engine.loaded.load_seconds
+            self.seconds.warm = engine.warm_up()
             garbage.collect_new()
             if self.spec.batch_size == "auto":
-                self._settle_batch_size(self._loaded.lm)
+                self._settle_batch_size(engine)
             self._phase("infer")
             with FrameWriter(self.paths.response_file(self.lane.trial)) as responses:
-                return self._pull(responses)
+                return self._pull(engine, responses)
 
-    def _settle_batch_size(self, lm: Any) -> None:
+    def _settle_batch_size(self, engine: Engine) -> None:
         """Find the batch size, report it, and wait for the request sets that are cut to it."""
         place = self.spec.request_sets_file
         if place is None:
             raise OperatorError('batch_size "auto" needs a request_sets_file to read the settled size from')
-        size = engine.probe_batch_size(lm)
+        size = engine.probe_batch_size()
         write_outcome(self.paths, Probed(name=self.lane.trial, batch_size=size))
         self._phase("wait")
         with self.seconds.spent("idle"):
             settled = self._wait_for_sets(Path(place))
         self._batch_size = int(settled["batch_size"])
         self._sets = dict(settled["request_sets"])
-        engine.fix_batch_size(lm, self._batch_size)
+        engine.fix_batch_size(self._batch_size)
 
     def _wait_for_sets(self, place: Path) -> dict[str, Any]:
         deadline = time.monotonic() + FILL_PATIENCE_SECONDS
@@ -225,7 +228,7 @@ class Trial:
             time.sleep(POLL_SECONDS)
         raise QueueLostError(f"no request sets in {place} after {FILL_PATIENCE_SECONDS:g} s")
 
-    def _pull(self, responses: FrameWriter) -> str:
+    def _pull(self, engine: Engine, responses: FrameWriter) -> str:
         """Claim shards until the queue is drained or stays unfilled; returns the reason."""
         idle_since: float | None = None
         unfilled_since: float | None = None
@@ -238,7 +241,7 @@ class Trial:
                     self._claims.give_back(shard)
                     return "outdated"  # trials that start now have its set
                 idle_since = unfilled_since = None
-                self._run_one(shard, responses)
+                self._run_one(engine, shard, responses)
                 continue
             now = time.monotonic()
             if claim.kind == "wait":
@@ -253,16 +256,15 @@ class Trial:
             with self.seconds.spent("idle"):
                 time.sleep(POLL_SECONDS)
 
-    def _run_one(self, shard: str, responses: FrameWriter) -> None:
-        assert self._loaded is not None
+    def _run_one(self, engine: Engine, shard: str, responses: FrameWriter) -> None:
         self.standing.shard, self.standing.batches_done, self.standing.overtaken = shard, 0, None
         name = ShardId.parse(shard)
         self.standing.batches = name.end_batch - name.first_batch
         try:
             with self.seconds.spent("infer"):
                 record = run_shard(
-                    self._loaded.lm,
-                    self._request_set(name.task),
+                    engine,
+                    self._request_set(name.task, name.cut),
                     shard,
                     trial=self.lane.trial,
                     seed=self.spec.seed,
@@ -291,11 +293,11 @@ class Trial:
                 self._sets |= json.loads(Path(place).read_text())["request_sets"]
         return task in self._sets
 
-    def _request_set(self, task: str) -> RequestSet:
-        if task not in self._open:
-            assert self._batch_size != "auto"
-            self._open[task] = RequestSet(self._sets[task], self._batch_size)
-        return self._open[task]
+    def _request_set(self, task: str, cut: str) -> RequestSet:
+        if (task, cut) not in self._open:
+            assert cut or self._batch_size != "auto"
+            self._open[task, cut] = RequestSet(self._sets[task], cut or str(self._batch_size))
+        return self._open[task, cut]
 
     # --- queue ---------------------------------------------------------------------------------------------------
 
@@ -353,7 +355,8 @@ class Trial:
             raise TerminatedError
 
     def _ended(self, reason: str, started_at: float) -> TrialEnded:
-        loaded = self._loaded
+        loaded = self._engine.loaded if self._engine is not None else None
+        usage = self._engine.usage if self._engine is not None else Usage()
         return TrialEnded(
             name=self.lane.trial,
             node=self.spec.node or socket.gethostname(),
@@ -366,6 +369,8 @@ class Trial:
             load_seconds=self.seconds.load,
             warm_seconds=self.seconds.warm,
             infer_seconds=self.seconds.infer,
+            tokenise_seconds=usage.tokenise_seconds,
+            generated_tokens=usage.generated_tokens,
             dump_seconds=self.seconds.dump,
             idle_seconds=self.seconds.idle,
             devices=loaded.devices if loaded else "",
@@ -382,6 +387,6 @@ class Trial:
             detail=traceback.format_exc()[-4000:],
             node=self.spec.node,
             shard=self.standing.shard,
-            unfit=isinstance(error, engine.UnfitError),
+            unfit=isinstance(error, UnfitError),
             unstaged=isinstance(error, UnstagedError),
         )

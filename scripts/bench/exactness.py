@@ -21,7 +21,7 @@ from support.exactness.pipeline import Case, lm_eval_run, our_run
 from bench.harness import ROOT, Options, command, option, say
 from evaljobs.contract.specs import ModelOptions
 from evaljobs.lmeval import run
-from evaljobs.trial import engine
+from evaljobs.trial.engines import loading
 
 
 def cases(limit: int) -> dict[str, Case]:
@@ -50,14 +50,14 @@ def rows_of(name: str, case: Case, options: Options, batch_size: int) -> list[di
     theirs = lm_eval_run(options.model_dir, case, batch_size, options.threads)
     baseline = time.monotonic() - started
     model = ModelOptions(device="cpu", threads=options.threads, model_args=case.model_args)
-    lm = engine.load(str(options.model_dir), model, batch_size).lm
+    engine = loading.load(str(options.model_dir), model, batch_size)
     rows = []
     for shards in options.shards:
         started = time.monotonic()
         with tempfile.TemporaryDirectory(prefix="evalspan-bench-") as made:
             folder = Path(made)
             ours = our_run(
-                options.model_dir, case, batch_size, shards, folder, lm=lm, threads=options.threads
+                options.model_dir, case, batch_size, shards, folder, engine=engine, threads=options.threads
             )
         pairs = [
             pair for t, lines in theirs.samples.items() for pair in zip(ours.samples[t], lines, strict=True)

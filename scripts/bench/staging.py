@@ -58,9 +58,9 @@ print(b - a, time.perf_counter() - b)
 TRIAL = """
 import time; a = time.perf_counter()
 import sys
-from evaljobs.trial import engine
+from evaljobs.trial.engines import loading
 from evaljobs.contract.specs import ModelOptions
-engine.load(sys.argv[1], ModelOptions(device="cpu"), 1)
+loading.load(sys.argv[1], ModelOptions(device="cpu"), 1)
 print(time.perf_counter() - a)
 """
 

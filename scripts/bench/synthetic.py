@@ -2,7 +2,7 @@
 
     python -m bench.synthetic -m evaljobs VERB …
 
-Rule: nothing but the engine's three functions and, where metrics are given, the metric module is replaced; staging, claims,
+Rule: nothing but the engine and, where metrics are given, the metric module is replaced; staging, claims,
 heartbeats, dumps and RQ are the real ones. `bench.json` in $BENCH_FOLDER says what to do. Without `answers` a request's text
 is its seconds; with them each request takes `seconds` of its kind. What a trial takes to start counts into its load. A
 precursor holds its node's link for the seconds that one reader takes. Imports no torch and no lm-eval.
@@ -18,7 +18,7 @@ import os
 import sys
 import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from evaljobs.contract.paths import EvaluationPaths, slug
 from evaljobs.contract.specs import ExecuteSpec, ModelOptions, ScoreSpec
 from evaljobs.contract.storage import write_atomic, write_outcome
 from evaljobs.lmeval.batches import Batch
-from evaljobs.trial.engine import Loaded
+from evaljobs.trial.engines.protocol import Loaded, Usage
 
 FOLDER = "BENCH_FOLDER"
 SLOW = "BENCH_SLOW"  # "NODE/GPU:TIMES": that GPU takes so many times as long, as a straggler does
@@ -39,19 +39,42 @@ def given() -> dict[str, Any]:
     return dict(json.loads((Path(os.environ[FOLDER]) / "bench.json").read_text()))
 
 
+class SyntheticEngine:
+    """An engine that holds its GPU for the seconds that are given; see `evaljobs.trial.engines.protocol`."""
+
+    def __init__(self, load_seconds: float) -> None:
+        self.loaded = Loaded(devices="synthetic", gpus=1, import_seconds=0.0, load_seconds=load_seconds)
+        self.usage = Usage()
+
+    def warm_up(self) -> float:
+        return 0.0
+
+    def answers(
+        self, batches: Sequence[Batch], _seeds: Sequence[int], tick: Callable[[int], None]
+    ) -> list[tuple[int, Any]]:
+        pairs: list[tuple[int, Any]] = []
+        for done, batch in enumerate(batches):
+            tick(done)
+            pairs += answer(batch)
+        return pairs
+
+    def close(self) -> None:
+        """Nothing was started."""
+
+
 def load(
     _model_path: str,
     options: ModelOptions,
     _batch_size: int | str,
     *,
     phase: Callable[[str], None] = lambda _phase: None,
-) -> Loaded:
-    """`evaljobs.trial.engine.load`: ready `load_seconds` after this process began."""
+    **_more: Any,
+) -> SyntheticEngine:
+    """`evaljobs.trial.engines.loading.load`: ready `load_seconds` after this process began."""
     phase("load")
     began, seconds = time.monotonic(), float(options.model_args.get("load_seconds", 0))
     time.sleep(max(0.0, seconds - _age_seconds()))
-    spent = time.monotonic() - began
-    return Loaded(lm=None, devices="synthetic", gpus=1, import_seconds=0.0, load_seconds=spent)
+    return SyntheticEngine(time.monotonic() - began)
 
 
 def _age_seconds() -> float:
@@ -60,12 +83,8 @@ def _age_seconds() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
 
 
-def seed_batch(_seed: int, _key: str, _number: int) -> None:
-    """`evaljobs.trial.engine.seed_batch`: nothing is drawn here."""
-
-
-def run_batch(_lm: Any, batch: Batch) -> list[tuple[int, Any]]:
-    """`evaljobs.trial.engine.run_batch`: hold the GPU for the seconds that are given, then answer."""
+def answer(batch: Batch) -> list[tuple[int, Any]]:
+    """Hold the GPU for the seconds that are given, then answer."""
     if "answers" not in given():
         time.sleep(_times() * sum(float(piece.context) for piece in batch.pieces))  # type: ignore[arg-type]
         return [(piece.index, "") for piece in batch.pieces]
@@ -128,9 +147,9 @@ def main() -> None:
     """Run a verb of evaljobs with this module's parts in it."""
     verb = sys.argv[3]
     if verb == "trial":
-        from evaljobs.trial import engine  # noqa: PLC0415
+        from evaljobs.trial.engines import loading  # noqa: PLC0415
 
-        engine.load, engine.seed_batch, engine.run_batch = load, seed_batch, run_batch
+        loading.load = load  # type: ignore[assignment]
     elif verb == "worker" and "metrics" in given():
         sys.modules["evaljobs.scoring.score"] = sys.modules[__name__]
     elif verb == "stage":

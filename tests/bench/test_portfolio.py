@@ -15,7 +15,7 @@ from bench.portfolio import INSTANCE, Portfolio
 from coordinator.intake.request_sets import found
 from coordinator.planning.make_plan import read_sets
 from coordinator.simulation.instance import parse_instance
-from evaljobs.trial.engine import RequestSet
+from evaljobs.trial.shard_runner import RequestSet
 
 
 @pytest.fixture(scope="module")

@@ -68,13 +68,18 @@ def test_an_illegal_event_changes_nothing() -> None:
 
 
 @given(
-    task=st.text(min_size=1), first=st.integers(0), end=st.integers(0), node=st.text(), number=st.integers(0)
+    task=st.text(min_size=1),
+    first=st.integers(0),
+    end=st.integers(0),
+    cut=st.sampled_from(["", "4", "fast-8192-8"]),
+    node=st.text(),
+    number=st.integers(0),
 )
 def test_names_of_shards_and_lanes_are_read_back(
-    task: str, first: int, end: int, node: str, number: int
+    *, task: str, first: int, end: int, cut: str, node: str, number: int
 ) -> None:
     """Whatever stands in them."""
-    assert ShardId.parse(str(ShardId(task, first, end))) == ShardId(task, first, end)
+    assert ShardId.parse(str(ShardId(task, first, end, cut))) == ShardId(task, first, end, cut)
     assert LaneId.parse(str(LaneId(node, number))) == LaneId(node, number)
 
 

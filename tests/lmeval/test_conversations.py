@@ -18,12 +18,14 @@ from evaljobs.contract.paths import request_set_manifest
 from evaljobs.contract.specs import BuildSpec, ModelOptions, RequestSetManifest, SuiteSpec, TaskEntry
 from evaljobs.contract.storage import FrameWriter, read_record
 from evaljobs.errors import OperatorError
-from evaljobs.lmeval.batches import Conversation, Piece, RequestsHead, Turn, encode_batches
+from evaljobs.lmeval.batches import Conversation, Piece, RequestsHead, Turn, chunks, encode_batches
 from evaljobs.lmeval.conversations import turns
 from evaljobs.lmeval.replay_model import ReplayError, collect_answers
 from evaljobs.lmeval.result_keys import instances_digest
 from evaljobs.requests import build
-from evaljobs.trial.engine import RequestSet, load, run_batch
+from evaljobs.trial.engines.harness import HarnessEngine, run_batch
+from evaljobs.trial.engines.loading import load
+from evaljobs.trial.shard_runner import RequestSet
 
 SYSTEM = "Be brief."
 CAP = 24
@@ -219,7 +221,9 @@ def test_a_sequence_to_sequence_model_is_refused(model_dir: Path, tmp_path: Path
 def test_a_template_that_changes_is_refused_by_the_trial(model_dir: Path, tmp_path: Path) -> None:
     """A model whose template renders the first turn differently gives no answers."""
     place = build.build(spec(model_dir, tmp_path)).sets["toy_talks"]
-    lm = load(str(model_dir), ModelOptions(device="cpu", threads=1), 4).lm
+    engine = load(str(model_dir), ModelOptions(device="cpu", threads=1), 4)
+    assert isinstance(engine, HarnessEngine)
+    lm = engine.lm
     (batch,) = RequestSet(place, 4).batches(0, 1)
     lm.tokenizer.chat_template = "Today is Tuesday. " + lm.tokenizer.chat_template
     with pytest.raises(OperatorError, match="hold the date"):
@@ -309,7 +313,7 @@ PIECES = st.lists(
 def test_every_turn_costs_its_prompt_and_its_cap(pieces: list[Piece], size: int) -> None:
     """Batches of one are exact: prompts with earlier answers at their cap. Others pad."""
     assert [Piece.of(json.loads(json.dumps(p.row()))) for p in pieces] == pieces
-    _, index = encode_batches(HEAD, "k", pieces, size)
+    _, index = encode_batches(HEAD, "k", list(chunks(HEAD, pieces, size)), size)
     answers = sum(1 + len(p.conversation.turns) for p in pieces if p.conversation)
     exact = sum(min(n, 93) for p in pieces for n in p.lengths(7))
     assert sum(index.generated_tokens) == 7 * answers

@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 
 from evaljobs.contract.outcomes import ShardResponses
+from evaljobs.contract.specs import ModelOptions
 from evaljobs.contract.storage import FrameWriter
 from evaljobs.lmeval.batches import Batch, Piece, RequestsHead
 from evaljobs.lmeval.replay_model import collect_answers
-from evaljobs.trial import engine
+from evaljobs.trial.engines.harness import SELF_BATCHING_SIZE, HarnessEngine, run_batch
+from evaljobs.trial.engines.protocol import Loaded
 
 pytest.importorskip("lm_eval")
 from lm_eval.api.model import TemplateLM
@@ -48,7 +50,7 @@ def test_rolling_answers_of_an_engine_with_windows_of_its_own_are_scored(tmp_pat
         Piece(kind="loglikelihood_rolling", index=i, document=i, context=text) for i, text in enumerate(texts)
     ]
     batch = Batch(kind="loglikelihood_rolling", text=True, settings=None, pieces=pieces)
-    responses = tuple(engine.run_batch(SelfBatching(), batch))
+    responses = tuple(run_batch(SelfBatching(), batch))
     record = ShardResponses(
         task="t", key="k", shard="t|0|1", trial="x", started_at=0, seconds=1, responses=responses
     )
@@ -71,6 +73,8 @@ def test_rolling_answers_of_an_engine_with_windows_of_its_own_are_scored(tmp_pat
 def test_a_settled_batch_size_reaches_an_engine_that_batches_by_itself() -> None:
     """Loaded with "auto" it is given the number, as an hf class is; its probe costs no forward."""
     lm = SelfBatching()
-    assert engine.probe_batch_size(lm) == engine.SELF_BATCHING_SIZE
-    engine.fix_batch_size(lm, 32)
+    loaded = Loaded(devices="cpu", gpus=0, import_seconds=0.0, load_seconds=0.0)
+    engine = HarnessEngine(lm, ModelOptions(engine="vllm"), loaded)
+    assert engine.probe_batch_size() == SELF_BATCHING_SIZE
+    engine.fix_batch_size(32)
     assert lm.batch_size == 32

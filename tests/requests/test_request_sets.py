@@ -24,7 +24,7 @@ from evaljobs.contract.specs import (
 from evaljobs.contract.storage import read_record, write_record
 from evaljobs.errors import OperatorError
 from evaljobs.requests import build
-from evaljobs.trial import engine
+from evaljobs.trial.shard_runner import RequestSet
 
 
 def spec(model_dir: Path, folder: Path, task: str = "toy_choice", **changes: Any) -> BuildSpec:
@@ -55,7 +55,7 @@ def test_batches_hold_every_piece_once_in_length_order(task: str, model_dir: Pat
     wanted = sorted((p.index, p.window) for p in pieces)
     for size in (1, 3, 4, 1000):
         build.add_batches(folder, size)
-        there = engine.RequestSet(folder, size)
+        there = RequestSet(folder, size)
         batches = list(there.batches(0, len(there.index.requests)))
         assert sorted((p.index, p.window) for b in batches for p in b.pieces) == wanted
         assert [len(b.pieces) for b in batches] == list(there.index.requests)

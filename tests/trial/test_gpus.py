@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from evaljobs.errors import OperatorError
-from evaljobs.trial.engine import UnfitError, check_gpus
+from evaljobs.trial.engines.loading import UnfitError, check_gpus
 
 
 def library(seen: int, *, cuda: str | None = "12.9", hip: str | None = None) -> Any:

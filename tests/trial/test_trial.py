@@ -32,9 +32,11 @@ from evaljobs.contract.specs import (
 from evaljobs.contract.storage import read_frame, read_frames, read_record, write_atomic, write_record
 from evaljobs.queue.work_queue import QueuedShard, WorkQueue
 from evaljobs.requests import build as requests
-from evaljobs.trial import engine
 from evaljobs.trial import trial as trial_module
-from evaljobs.trial.engine import RequestSet, run_shard
+from evaljobs.trial.engines import loading
+from evaljobs.trial.engines.harness import HarnessEngine
+from evaljobs.trial.engines.protocol import Engine
+from evaljobs.trial.shard_runner import RequestSet, run_shard
 from evaljobs.trial.trial import Trial
 
 TASKS = Path(__file__).resolve().parents[1] / "support" / "exactness" / "tasks"
@@ -205,6 +207,9 @@ def test_two_trials_drain_a_queue_and_end(evaluation: Evaluation) -> None:
         e.load_seconds > 0 and e.import_seconds > 0 and e.warm_seconds > 0 and e.devices == "cpu"
         for e in ended
     )
+    assert all(0 <= e.tokenise_seconds <= e.infer_seconds for e in ended)
+    assert sum(e.tokenise_seconds for e in ended) > 0
+    assert sum(e.generated_tokens or 0 for e in ended) >= len(evaluation.shards)
     assert "it/s" not in "".join(logs)
     snapshot = evaluation.queue.snapshot()
     assert snapshot.unclaimed == 0
@@ -340,14 +345,15 @@ def test_a_trial_that_ends_in_a_second_turn_leaves_nothing_of_it(
     """
     chat = Evaluation(work, tiny_model_dir, "talks", "toy_talks", apply_chat_template=True)
     chat.fill()
-    lm = engine.load(str(chat.model), OPTIONS, 2).lm
+    engine = loading.load(str(chat.model), OPTIONS, 2)
     batches = RequestSet(chat.sets["toy_talks"], 2)
-    expected = {s: run_shard(lm, batches, s, trial="x", seed=1234).responses for s in chat.shards}
+    expected = {s: run_shard(engine, batches, s, trial="x", seed=1234).responses for s in chat.shards}
     assert {len(said) for pairs in expected.values() for _, said in pairs} == {1, 2, 3}
-    load, calls = engine.load, []
+    load, calls = loading.load, []
 
-    def loaded(*arguments: object, **keywords: object) -> engine.Loaded:
+    def loaded(*arguments: object, **keywords: object) -> Engine:
         made = load(*arguments, **keywords)  # type: ignore[arg-type]
+        assert isinstance(made, HarnessEngine)
         generate = made.lm.generate_until
 
         def counted(asked: list[object], **how: object) -> object:
@@ -359,7 +365,7 @@ def test_a_trial_that_ends_in_a_second_turn_leaves_nothing_of_it(
         made.lm.generate_until = counted
         return made
 
-    monkeypatch.setattr(engine, "load", loaded)
+    monkeypatch.setattr(loading, "load", loaded)
     spec = chat.spec()
     trial = Trial(spec, spec.lanes[0])
     before = signal.signal(signal.SIGTERM, trial.on_signal)
@@ -446,17 +452,19 @@ def test_warming_up_changes_no_answer_and_draws_no_random_number(evaluation: Eva
     import numpy as np
     import torch
 
-    lm = engine.load(str(evaluation.model), OPTIONS, 2).lm
+    engine = loading.load(str(evaluation.model), OPTIONS, 2)
     requests_ = RequestSet(evaluation.sets[TASK], 2)
 
     def generators() -> tuple[object, ...]:
         return random.getstate(), str(np.random.get_state()), torch.get_rng_state().tolist()  # noqa: NPY002
 
     def answers() -> object:
-        return run_shard(lm, requests_, evaluation.shards[0], trial="t", seed=1).responses
+        return run_shard(engine, requests_, evaluation.shards[0], trial="t", seed=1).responses
 
     cold, before = answers(), generators()
-    assert engine.warm_up(lm, OPTIONS) > 0
+    assert engine.warm_up() > 0
     assert generators() == before
     assert answers() == cold
-    assert engine.warm_up(lm, OPTIONS.model_copy(update={"model_args": {"compile": True}})) == 0.0
+    compiled = OPTIONS.model_copy(update={"model_args": {"compile": True}})
+    assert isinstance(engine, HarnessEngine)
+    assert HarnessEngine(engine.lm, compiled, engine.loaded).warm_up() == 0.0

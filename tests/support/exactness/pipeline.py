@@ -29,7 +29,9 @@ from evaljobs.contract.specs import (
 from evaljobs.contract.storage import FrameWriter
 from evaljobs.requests import build
 from evaljobs.scoring import score as metric
-from evaljobs.trial import engine
+from evaljobs.trial.engines import loading
+from evaljobs.trial.engines.protocol import Engine
+from evaljobs.trial.shard_runner import RequestSet, run_shard
 
 TASKS = Path(__file__).parent / "tasks"
 BOOTSTRAP = 100
@@ -164,11 +166,11 @@ def answered(
     model_args: Mapping[str, Any],
     *,
     sets: Path | None = None,
-    lm: Any = None,
+    engine: Engine | None = None,
     threads: int = 1,
     judge: JudgeJob | None = None,
 ) -> ScoreSpec:
-    """A suite's only entry, built and inferred: what its score is made of. `lm`: a loaded model, `sets`: their folder."""
+    """A suite's only entry, built and inferred: what its score is made of. `engine`: a loaded one, `sets`: their folder."""
     assert isinstance(suite.batch_size, int)
     options = ModelOptions(model_args=dict(model_args), device="cpu", threads=threads)
     common = {
@@ -180,20 +182,20 @@ def answered(
     }
     out = str(sets or folder / "sets")
     built = build.build(BuildSpec(name="build", batch_size=suite.batch_size, out_dir=out, **common)).sets
-    if lm is None:
-        lm = engine.load(str(model_dir), options, suite.batch_size).lm
-    frames = run_shards(lm, built, suite.batch_size, n_shards, EvaluationPaths(folder))
+    if engine is None:
+        engine = loading.load(str(model_dir), options, suite.batch_size)
+    frames = run_shards(engine, built, suite.batch_size, n_shards, EvaluationPaths(folder))
     scoring = {"bootstrap_iters": 10, "allow_unsafe": True, "judge": judge}
     return ScoreSpec(name="score", request_sets=built, frames=frames, **scoring, **common)
 
 
 def run_shards(
-    lm: Any, sets: dict[str, str], batch_size: int, n_shards: int, paths: EvaluationPaths
+    engine: Engine, sets: dict[str, str], batch_size: int, n_shards: int, paths: EvaluationPaths
 ) -> dict[str, tuple[FrameRef, ...]]:
     """Cut every leaf into n shards, run all in a random order, spread over three trials."""
-    work: list[tuple[str, engine.RequestSet, str]] = []
+    work: list[tuple[str, RequestSet, str]] = []
     for task, place in sets.items():
-        requests_of = engine.RequestSet(place, batch_size)
+        requests_of = RequestSet(place, batch_size)
         count = len(requests_of.index.requests)
         cuts = [count * i // n_shards for i in range(n_shards + 1)]
         work += [(task, requests_of, str(ShardId(task, a, b))) for a, b in itertools.pairwise(cuts) if a < b]
@@ -202,7 +204,7 @@ def run_shards(
     for number, (task, requests_of, shard) in enumerate(work):
         trial = f"trial{number % 3}"
         with FrameWriter(paths.response_file(trial)) as writer:
-            record = engine.run_shard(lm, requests_of, shard, trial=trial, seed=1234)
+            record = run_shard(engine, requests_of, shard, trial=trial, seed=1234)
             frames[task] += (writer.append(record),)
     return frames
 

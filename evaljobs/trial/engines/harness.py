@@ -1,0 +1,172 @@
+"""Runs batches through a model of lm-eval's own class, one batch at a time.
+
+Rule: the class is lm-eval's own, made with the arguments of lm-eval's command. A batch goes through
+its methods, so lm-eval's code groups, pads and decodes it. Importing this module imports no torch.
+Called from `loading`.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+from evaljobs.contract.specs import ModelOptions
+from evaljobs.lmeval.batches import Batch
+from evaljobs.lmeval.conversations import converse
+from evaljobs.trial.engines.protocol import Loaded, Usage
+
+log = logging.getLogger(__name__)
+
+# An engine that batches by itself is given as many requests at once as it will take.
+SELF_BATCHING_SIZE = 256
+TOKENISERS = ("tok_encode", "tok_batch_encode", "tok_decode")  # methods of lm-eval's classes
+
+
+class HarnessEngine:
+    """`lm`: the model; see `protocol.Engine`."""
+
+    def __init__(self, lm: Any, options: ModelOptions, loaded: Loaded) -> None:
+        self.lm = lm
+        self.loaded = loaded
+        self.usage = Usage()
+        self._options = options
+        for name in TOKENISERS:
+            if hasattr(lm, name):
+                setattr(lm, name, self._timed(getattr(lm, name)))
+        if hasattr(lm, "tok_decode"):
+            self.usage.generated_tokens = 0
+            lm.tok_decode = self._counted(lm.tok_decode)
+
+    def warm_up(self) -> float:
+        """Seconds of a first forward pass of one token: its loading does not count as inference.
+
+        It draws no random number and keeps nothing. 0.0 without a pass for compiled models, which
+        specialise on the first shape, and for classes other than lm-eval's causal `hf`. If it fails,
+        the first batch reports the error.
+        """
+        call, kind = getattr(self.lm, "_model_call", None), getattr(self.lm, "AUTO_MODEL_CLASS", None)
+        if (
+            call is None
+            or getattr(kind, "__name__", "") != "AutoModelForCausalLM"
+            or self._options.model_args.get("compile")
+        ):
+            return 0.0
+        import torch  # noqa: PLC0415
+
+        started = time.monotonic()
+        try:
+            token = torch.zeros((1, 1), dtype=torch.long, device=self.lm.device)
+            call(token)[0, -1, 0].item()  # `item` waits for the GPU
+        except Exception:
+            log.warning("the warm-up forward failed", exc_info=True)
+            return 0.0
+        return time.monotonic() - started
+
+    def probe_batch_size(self) -> int:
+        """The batch size that lm-eval's own detection finds for inputs of the model's full length."""
+        detect = getattr(self.lm, "_detect_batch_size", None)
+        if detect is None:
+            return SELF_BATCHING_SIZE
+        return max(1, int(detect()))
+
+    def fix_batch_size(self, batch_size: int) -> None:
+        """Set the evaluation's batch size on a model loaded with "auto".
+
+        lm-eval's hf classes keep it in `batch_size_per_gpu` (there `batch_size` is read-only), classes
+        of engines that batch by themselves in `batch_size`.
+        """
+        name = "batch_size_per_gpu" if hasattr(self.lm, "batch_size_per_gpu") else "batch_size"
+        setattr(self.lm, name, batch_size)
+
+    def answers(
+        self, batches: Sequence[Batch], seeds: Sequence[int], tick: Callable[[int], None]
+    ) -> list[tuple[int, Any]]:
+        """One batch after the other, each with its seed."""
+        pairs: list[tuple[int, Any]] = []
+        for done, (batch, seed) in enumerate(zip(batches, seeds, strict=True)):
+            tick(done)
+            seed_generators(seed)
+            pairs += run_batch(self.lm, batch)
+        return pairs
+
+    def close(self) -> None:
+        """The class has started no process."""
+
+    def _timed(self, tokeniser: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*arguments: Any, **more: Any) -> Any:
+            started = time.monotonic()
+            try:
+                return tokeniser(*arguments, **more)
+            finally:
+                self.usage.tokenise_seconds += time.monotonic() - started
+
+        return timed
+
+    def _counted(self, decode: Callable[..., str]) -> Callable[..., str]:
+        """lm-eval decodes each answer's tokens by a list, and single tokens by their number."""
+
+        def counted(tokens: Any, **more: Any) -> str:
+            if isinstance(tokens, list):
+                self.usage.generated_tokens = (self.usage.generated_tokens or 0) + len(tokens)
+            return decode(tokens, **more)
+
+        return counted
+
+
+def seed_generators(value: int) -> None:
+    """Seed every generator that sampling may draw from. `value`: below 2**32."""
+    import numpy as np  # noqa: PLC0415
+    import torch  # noqa: PLC0415
+
+    random.seed(value)
+    np.random.seed(value)  # noqa: NPY002 (the generator that others' code draws from)
+    torch.manual_seed(value)  # every CUDA device too
+
+
+def _request(*arguments: Any) -> SimpleNamespace:
+    """The part of lm-eval's Instance that its model classes use."""
+    return SimpleNamespace(args=arguments, task_name=None, doc_id=None, request_type="", doc={})
+
+
+def run_batch(lm: Any, batch: Batch) -> list[tuple[int, Any]]:
+    """(request index, answer) for every piece of a batch, as in `ShardResponses.responses`."""
+    answers = _ask(lm, batch)
+    if len(answers) != len(batch.pieces):
+        raise RuntimeError(f"the model gave {len(answers)} answers to {len(batch.pieces)} requests")
+    pairs: list[tuple[int, Any]] = []
+    for piece, answer in zip(batch.pieces, answers, strict=True):
+        if batch.kind == "loglikelihood":
+            pairs.append((piece.index, [float(answer[0]), bool(answer[1])]))
+        elif batch.kind == "loglikelihood_rolling" and not batch.text:
+            pairs.append((piece.index, [piece.window, float(answer[0])]))
+        elif batch.kind == "loglikelihood_rolling":
+            # the only term: the engine cut the text into windows of its own and added them up
+            pairs.append((piece.index, [0, float(answer)]))
+        else:
+            pairs.append((piece.index, answer))
+    return pairs
+
+
+def _ask(lm: Any, batch: Batch) -> list[Any]:
+    if batch.kind == "generate_until":
+        return list(converse(lm, batch.pieces, lambda prompts: _generated(lm, batch, prompts)))
+    if batch.text:
+        if batch.kind == "loglikelihood":
+            pairs = [_request(p.context, p.continuation) for p in batch.pieces]
+            return list(lm.loglikelihood(pairs, disable_tqdm=True))
+        whole = [_request(p.context) for p in batch.pieces]
+        return list(lm.loglikelihood_rolling(whole, disable_tqdm=True))
+    if batch.kind == "loglikelihood":
+        requests = [(("", ""), p.context, p.continuation) for p in batch.pieces]
+        return list(lm._loglikelihood_tokens(requests, disable_tqdm=True))  # noqa: SLF001
+    windows = [(None, p.context, p.continuation) for p in batch.pieces]
+    return list(lm._loglikelihood_tokens(windows, disable_tqdm=True, override_bs=len(windows)))  # noqa: SLF001
+
+
+def _generated(lm: Any, batch: Batch, prompts: list[str]) -> list[str]:
+    asked = [_request(prompt, dict(batch.settings or {})) for prompt in prompts]
+    return [str(answer) for answer in lm.generate_until(asked, disable_tqdm=True)]

@@ -1,0 +1,115 @@
+"""Loads a checkpoint: imports the engine, checks the job's GPUs, makes lm-eval's model class.
+
+Rule: importing this module imports no torch; loading does. Called from `trial`; `engine_trouble`
+from the doctor's jobs.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import socket
+import time
+from collections.abc import Callable
+from typing import Any, Literal
+
+from evaljobs.contract.names import GPU_VARIABLES
+from evaljobs.contract.specs import ModelOptions
+from evaljobs.errors import OperatorError, RetryError, one_line
+from evaljobs.trial.engines.harness import HarnessEngine
+from evaljobs.trial.engines.protocol import Engine, Loaded
+
+
+class UnfitError(RetryError):
+    """This node lacks GPUs that the job asked for."""
+
+
+def import_engine(engine: str) -> Any:
+    """lm-eval's model class of this name. OperatorError where it or its libraries are missing."""
+    from lm_eval.api.registry import get_model  # noqa: PLC0415
+
+    try:
+        return get_model(engine)
+    except ImportError as error:
+        raise OperatorError(
+            f"engine {engine!r} cannot be imported by this interpreter ({one_line(error)}): install it there "
+            "or point [trial] python at one that has it"
+        ) from error
+    except (ValueError, KeyError) as error:
+        raise OperatorError(
+            f"lm-eval has no model class {engine!r}: choose another engine ({one_line(error)})"
+        ) from error
+
+
+def engine_trouble(engine: str) -> str:
+    """Why this interpreter cannot import lm-eval's class of an engine, or the hf class that builds the requests of every
+    engine; empty where it can. Takes as long as importing them.
+    """
+    try:
+        import_engine(engine)
+        importlib.import_module("lm_eval.models.huggingface")
+    except Exception as error:  # noqa: BLE001 (whatever a library raises while it is imported is the answer)
+        return one_line(error)
+    return ""
+
+
+def load(
+    model_path: str,
+    options: ModelOptions,
+    batch_size: int | Literal["auto"],
+    *,
+    gpus: int = 0,
+    phase: Callable[[str], None] = lambda _phase: None,
+) -> Engine:
+    """Import the engine and load the checkpoint; `device=None`: cuda where there is one, else CPU.
+
+    Calls `phase("import")` and `phase("load")` as they begin. Raises UnfitError where fewer than
+    `gpus` GPUs are seen, on a device that is not chosen or "cuda".
+    """
+    started = time.monotonic()
+    phase("import")
+    import torch  # noqa: PLC0415
+
+    check_gpus(torch, options.device, gpus)
+    model_class = import_engine(options.engine)
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
+    imported = time.monotonic()
+    phase("load")
+    has_gpu = torch.cuda.is_available()
+    device = options.device or ("cuda" if has_gpu else "cpu")
+    arguments = {**options.model_args, "pretrained": model_path}
+    lm = model_class.create_from_arg_obj(
+        arguments, {"batch_size": batch_size, "max_batch_size": None, "device": device}
+    )
+    on_gpu = has_gpu and not device.startswith("cpu")
+    if on_gpu:
+        torch.cuda.synchronize()
+    loaded = Loaded(
+        devices=torch.cuda.get_device_name(0) if on_gpu else device,
+        gpus=torch.cuda.device_count() if on_gpu else 0,
+        import_seconds=imported - started,
+        load_seconds=time.monotonic() - imported,
+    )
+    return HarnessEngine(lm, options, loaded)
+
+
+def check_gpus(torch: Any, device: str | None, gpus: int) -> None:
+    """Raise where a trial on `gpus` GPUs would silently run on the CPU, or on fewer.
+
+    UnfitError: the node is at fault; OperatorError: this torch uses no GPU on any node.
+    """
+    if gpus == 0 or not (device or "cuda").startswith("cuda"):
+        return
+    if torch.version.cuda is None and torch.version.hip is None:
+        raise OperatorError(
+            f"the trial asked for {gpus} GPUs, and this interpreter's torch {torch.__version__} is built without "
+            'CUDA and ROCm: point [trial] python at one that has it, or set [trial] device = "cpu"'
+        )
+    seen = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if seen < gpus:
+        named = [f"{n}={os.environ[n]}" for n in GPU_VARIABLES if n in os.environ]
+        raise UnfitError(
+            f"{socket.gethostname()}: torch sees {seen} of the {gpus} GPUs that the job asked for "
+            f"({', '.join(named) or 'no variable names them'}); look at `nvidia-smi` or `rocm-smi` there"
+        )
