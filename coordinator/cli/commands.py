@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from coordinator.cli.app import CONFIG, EVALUATION, WORK_DIR, app, say, settings_of
+from coordinator.cli.app import CONFIG, EVALUATION, WORK_DIR, app, say, say_aside, settings_of
 from coordinator.errors import OperatorError
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths
 
@@ -46,8 +46,7 @@ def _ask(config: Config, evaluation: str, command: Command) -> None:
     command = command.model_copy(update={"evaluation_id": name})
     holder = WorkLock(paths.lock).holder()
     state = _state_of(folder, config)
-    if state is not None and (nothing := _nothing_to_do(state, command, alive=bool(holder))):
-        say(f"{name} {nothing}")
+    if state is not None and _changes_nothing(state, command, config, alive=bool(holder)):
         return
     if holder:
         leave_command(paths, command)
@@ -97,6 +96,18 @@ def _state_of(folder: EvaluationPaths, config: Config) -> State | None:
     except JournalError:
         return None
     return None if state.ended_at is None and isinstance(read_status(folder), Parked) else state
+
+
+def _changes_nothing(state: State, command: Command, config: Config, *, alive: bool) -> bool:
+    """Whether a command would change nothing, and say why; a retry that does says which settings it keeps."""
+    from coordinator.intake.from_settings import model_options
+    from coordinator.intake.resubmit import kept
+
+    if nothing := _nothing_to_do(state, command, alive=alive):
+        say(f"{state.evaluation_id} {nothing}")
+    elif command.command == "retry" and (note := kept(state.record, model_options(config))):
+        say_aside(note)
+    return bool(nothing)
 
 
 def _nothing_to_do(state: State, command: Command, *, alive: bool) -> str:

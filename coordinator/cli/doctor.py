@@ -72,7 +72,8 @@ def show(made: Checkup, work_dir: Path) -> None:
         if finding.todo:
             found.append(f"\n-> {finding.todo}", style=STYLES[finding.status])
         found.overflow = "fold"  # a path is never cut
-        table.add_row(Text(finding.status, style=STYLES[finding.status]), Text(finding.what), found)
+        what = Text(finding.what, overflow="fold")  # nor is a node's name
+        table.add_row(Text(finding.status, style=STYLES[finding.status]), what, found)
     stdout().print(table)
     _show_end(made, work_dir)
 

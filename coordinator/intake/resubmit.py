@@ -13,6 +13,7 @@ from typing import Literal
 from coordinator.base.words import first_of
 from coordinator.evaluation.records import EvaluationRecord
 from coordinator.evaluation.state import State
+from evaljobs.contract.specs import ModelOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +68,16 @@ def remade(before: EvaluationRecord, now: EvaluationRecord) -> str:
     return (
         f"{' and '.join(changed)} changed since {before.evaluation_id}: this is a new evaluation, and responses to "
         "requests that are the same are used again"
+    )
+
+
+def kept(before: EvaluationRecord, model: ModelOptions) -> str:
+    """Message for a person who retries an evaluation. `model`: settings of the model as they are now; "" where it has these."""
+    if before.model == model:
+        return ""
+    return (
+        f"a retry keeps the settings of the model that {before.evaluation_id} began with, and the present ones differ: "
+        "`evalspan eval` makes a new evaluation with these"
     )
 
 

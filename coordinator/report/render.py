@@ -74,7 +74,7 @@ def summary(report: Report, gpu_hour_price: float | None = None, *, notes: bool 
     table.add_column(no_wrap=True)
     table.add_column(justify="right", no_wrap=True)
     if notes:
-        table.add_column()
+        table.add_column(overflow="fold")  # a node's name is never cut
     for name, figure, note in _summary(report, gpu_hour_price):
         style = "bold" if name == "makespan" else ""
         table.add_row(name, figure, *([note] if notes else []), style=style)

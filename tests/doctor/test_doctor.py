@@ -13,6 +13,7 @@ import pytest
 from dev_cluster.api import Cluster
 from dev_cluster.testing import unfinished, wait_until
 
+from coordinator.cli.doctor import show
 from coordinator.cluster.fake import FakeCluster, fake_node
 from coordinator.cluster.node_choice import NodeChoice, choose
 from coordinator.cluster.slurm_rules import Partition, SiteRules
@@ -340,3 +341,13 @@ def test_a_partitions_time_is_said_in_minutes_or_hours(limit: int, said: str) ->
     rules = SiteRules(config={}, partitions=(Partition(name="gpu", default=True, max_seconds=limit),))
     found = {f.what: f.found for f in judge_partitions(rules, Config())}
     assert said in found["GPU partition"]
+
+
+def test_the_table_names_a_node_whole(capsys: pytest.CaptureFixture[str]) -> None:
+    """Names of 60 characters that differ at their end."""
+    names = [f"gpu-node-of-the-very-long-named-cluster-in-building-12-n{i:04d}" for i in (1, 2)]
+    found = tuple(Finding(what=f"{name} (gpu) memory", status="ok", found="shared by jobs") for name in names)
+    show(findings.Checkup(cluster="slurm", findings=found), Path("work"))
+    told = capsys.readouterr().out
+    cells = "".join(told.replace("shared by jobs", "").split())
+    assert all(name in cells for name in names), told

@@ -91,3 +91,13 @@ def test_the_report_shows_them_and_the_cost_at_any_width(paths, width):
     assert "2.0000" in text, "an hour at 2"
     assert ("2.00 x" in text) == (width > 40)
     assert max(map(len, text.splitlines())) <= width
+
+
+def test_the_report_names_a_node_whole(paths):
+    """Names of 60 characters that differ at their end."""
+    nodes = {f"gpu-node-of-the-very-long-named-cluster-in-building-12-n{i:04d}": "shm" for i in (1, 2)}
+    report = Report.model_validate_json(paths.report.read_bytes()).model_copy(update={"nodes": nodes})
+    out = io.StringIO()
+    show(Console(file=out, width=80, color_system=None), report, None, 2.0, verbose=True)
+    text = "".join(out.getvalue().split())
+    assert all(node in text for node in nodes), text

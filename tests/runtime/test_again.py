@@ -134,3 +134,8 @@ def test_a_retry_without_a_daemon_ends_as_what_it_retried(tmp_path: Path) -> Non
     told = CliRunner().invoke(app, ["retry", record.evaluation_id])
     assert told.exit_code == 1, told.output
     assert f"{record.evaluation_id}: " in told.stdout
+    assert "settings of the model" not in told.output
+    with (tmp_path / "evalspan.toml").open("a") as file:
+        file.write('device = "cpu"\n')
+    told = CliRunner().invoke(app, ["retry", record.evaluation_id])
+    assert "keeps the settings of the model" in told.output, "a new device is used by a new evaluation alone"
