@@ -203,6 +203,7 @@ def run_options(config: Config) -> RunOptions:
     local = config.cluster.kind == "local"
     return RunOptions(
         gpus_per_trial=config.trial.gpus_per_trial,
+        gpu_memory_gb=config.nodes.gpu_memory_gb,
         trial_cpus=config.trial.cpus,
         trial_memory_mb=config.trial.memory_mb,
         trial_time_limit_seconds=config.trial.time_limit_seconds,
