@@ -88,6 +88,7 @@ class GpuNeed:
     """What a trial's GPUs are to hold: bytes of `weights` on `gpus` of them. `weights` 0: unknown."""
 
     weights: int = 0
+    stored: int = 0  # bytes of them in the checkpoint
     gpus: int = 1
     doubling: bool = False  # the engine takes powers of two of GPUs alone
     gpu_gb: Mapping[str, float] = field(default_factory=dict)  # [nodes] gpu_memory_gb: (part of) a type -> GB
@@ -123,7 +124,8 @@ class GpuNeed:
             return ""
         has = first_of([f"{n.name}: {n.gpus} x {self._kind(n)}" for n in nodes], 3)
         enough = [(least, n.name) for n in nodes if (least := self.least(n)) is not None]
-        said = f"the weights take {self.weights / GB:.1f} GB of GPU memory as they are loaded, and"
+        wider = f" ({self.stored / GB:.1f} GB in the checkpoint)" if self.weights > self.stored > 0 else ""
+        said = f"the weights take {self.weights / GB:.1f} GB of GPU memory{wider}, and"
         wrong = "where a GPU has more memory, say so by [nodes] gpu_memory_gb"
         if not enough:
             return (
@@ -159,6 +161,7 @@ def gpu_need(record: EvaluationRecord) -> GpuNeed:
     weights = None if stored is None or on_cpu else loaded_bytes(stored, model)
     return GpuNeed(
         weights=weights or 0,
+        stored=0 if stored is None else stored.bytes,
         gpus=options.gpus_per_trial,
         doubling=model.engine in SERVERS,
         gpu_gb=options.gpu_memory_gb,

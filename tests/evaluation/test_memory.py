@@ -10,8 +10,11 @@ from support.simulated.world import World
 
 from coordinator.cluster import Purpose
 from coordinator.evaluation import events as ev
+from coordinator.evaluation import memory
+from coordinator.evaluation.job_specs import trial_memory_mb
 from coordinator.evaluation.memory import MAX_DOUBLINGS, OUT_OF_MEMORY
 from evaljobs.contract.outcomes import Failed
+from evaljobs.contract.specs import CheckpointFile
 
 SETTINGS: dict[Purpose, str] = {
     "build": "[trial] memory_mb",
@@ -121,3 +124,16 @@ def test_workers_with_too_little_memory_give_way_to_larger_ones(seed: int) -> No
     world.run_to_scores()
     asked = [j.job.memory_mb for j in world.jobs.values() if j.job.purpose == "metric"]
     assert set(asked) == {4096, 8192}
+
+
+def test_a_build_that_lacks_memory_never_lowers_what_trials_ask_for() -> None:
+    """Both have one setting, and a trial asks for more by its weights."""
+    world = Strict(3, "build", 8192)
+    file = CheckpointFile(name="model.safetensors", size=20 << 30, mtime_ns=1)
+    state = world.state
+    spec = state.record.checkpoint.model_copy(update={"files": (file,)})
+    state.record = state.record.model_copy(update={"checkpoint": spec})
+    before = trial_memory_mb(state.record)
+    assert memory.short(state, "build", "it", had_mb=4096)
+    assert trial_memory_mb(state.record) == before == 4096 + (20 << 10)
+    assert f"it had 4096 MB, and the next asks for {before} MB" in state.warnings[-1]
