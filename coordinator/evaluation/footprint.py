@@ -122,18 +122,18 @@ class GpuNeed:
         able = [n for n in nodes if n.gpus >= self.gpus]
         if not able or any(self.holds(n) for n in able):
             return ""
-        has = first_of([f"{n.name}: {n.gpus} x {self._kind(n)}" for n in nodes], 3)
+        has = first_of(list(dict.fromkeys(f"{n.gpus} x {self._kind(n)}" for n in nodes)), 3)
         enough = [(least, n.name) for n in nodes if (least := self.least(n)) is not None]
         wider = f" ({self.stored / GB:.1f} GB in the checkpoint)" if self.weights > self.stored > 0 else ""
         said = f"the weights take {self.weights / GB:.1f} GB of GPU memory{wider}, and"
         wrong = "where a GPU has more memory, say so by [nodes] gpu_memory_gb"
         if not enough:
             return (
-                f"{said} all GPUs of a node together do not hold them ({has}): choose a partition with larger GPUs, "
+                f"{said} all GPUs of a node together do not hold them (nodes have {has}): choose a partition with larger GPUs, "
                 f"or a smaller dtype in [trial] model_args; {wrong}"
             )
         return (
-            f"{said} a trial's {self.gpus} GPU{'s do' if self.gpus > 1 else ' does'} not hold them ({has}): "
+            f"{said} a trial's {self.gpus} GPU{'s do' if self.gpus > 1 else ' does'} not hold them (nodes have {has}): "
             f"set [trial] gpus_per_trial = {min(enough)[0]}, which {min(enough)[1]} has; {wrong}"
         )
 
@@ -148,7 +148,7 @@ class GpuNeed:
         return f"without {named}: GPUs too small for weights of {self.weights / GB:.1f} GB{hint}"
 
     def _kind(self, node: NodeState) -> str:
-        return f"{node.gpu_type}, {(self.memory(node) or 0) / GB:.0f} GB"
+        return f"{node.gpu_type} of {(self.memory(node) or 0) / GB:.0f} GB"
 
 
 UNKNOWN_NEED = GpuNeed()

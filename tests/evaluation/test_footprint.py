@@ -103,17 +103,17 @@ def test_weights_too_large_are_refused_before_submission_with_the_gpus_that_hold
     seventy = of({"BF16": 141 * GB})
     with pytest.raises(
         OperatorError,
-        match=r"^the weights take 141\.0 GB .* a trial's 1 GPU does not hold them \(n1: 8 x t4, 16 GB, n2: 4 x a100, "
-        r"80 GB\): set \[trial\] gpus_per_trial = 2, which n2 has",
+        match=r"^the weights take 141\.0 GB .* a trial's 1 GPU does not hold them \(nodes have 8 x t4 of 16 GB, "
+        r"4 x a100 of 80 GB\): set \[trial\] gpus_per_trial = 2, which n2 has",
     ):
         check_cluster(FakeCluster(fleet=[small, large]), seventy)
     with pytest.raises(OperatorError, match="all GPUs of a node together do not hold them"):
         check_cluster(FakeCluster(fleet=[small]), seventy)
     said = check_cluster(FakeCluster(fleet=[small, large]), with_gpus(seventy, 2))
-    assert said == "without n1 (t4, 16 GB): GPUs too small for weights of 141.0 GB"
+    assert said == "without n1 (t4 of 16 GB): GPUs too small for weights of 141.0 GB"
     assert check_cluster(FakeCluster(fleet=[node("n1", "mine")]), seventy) == ""
     stated = with_gpus(seventy, 1, gpu_memory_gb={"T4": 200})
-    assert check_cluster(FakeCluster(fleet=[small, large]), stated).startswith("without n2 (a100, 80 GB)")
+    assert check_cluster(FakeCluster(fleet=[small, large]), stated).startswith("without n2 (a100 of 80 GB)")
     assert check_cluster(FakeCluster(fleet=[small]), of({"BF16": 141 * GB}, device="cpu")) == ""
 
 
