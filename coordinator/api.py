@@ -167,7 +167,8 @@ def _checked(
         record = wiring.at_site(record, wiring.hosting(settings, coordinator.cluster), settings)
     except ClusterError as error:
         raise no_answer(error) from error
-    check_cluster(coordinator.cluster, record)
+    if said := check_cluster(coordinator.cluster, record):
+        follow.say(said)
     return record
 
 

@@ -11,13 +11,14 @@ from dataclasses import dataclass, replace
 
 from coordinator.cluster import NodeState
 from coordinator.evaluation.events import Offer
+from coordinator.evaluation.footprint import UNKNOWN_NEED, GpuNeed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
     """What one evaluation could use: `gpus` more than its `in_use[node]`, on none of the `avoid` nodes.
 
-    `precursor_mb`: memory that it needs once per node; `trial_mb`: per trial, beside that. MiB.
+    `precursor_mb`: memory that it needs once per node; `trial_mb`: per trial, beside that. MiB. `need`: of a trial's GPUs.
     """
 
     evaluation_id: str
@@ -29,6 +30,7 @@ class Demand:
     avoid: frozenset[str] = frozenset()
     precursor_mb: int = 0
     trial_mb: int = 0
+    need: GpuNeed = UNKNOWN_NEED
 
     @property
     def turn(self) -> tuple[int, float, str]:
@@ -61,7 +63,8 @@ def allocate(
     nodes are staged; preemptible nodes come last. `gpus_in_use`, `nodes_in_use`: of all
     evaluations, for the limits. `promised`, `promised_mb`: GPUs and MiB of a node that are offered
     and not used yet. A node gets as many trials as its free memory holds. Where no node could ever
-    hold one, memory is ignored here: the cluster's refusal then names the reason.
+    hold one, memory is ignored here: the cluster's refusal then names the reason. Nodes whose GPUs are
+    too small for the weights are left out, unless all are: the trial's error then names the reason.
     """
     promised, promised_mb = promised or {}, promised_mb or {}
     nodes = [
@@ -85,15 +88,15 @@ def allocate(
     for demand in sorted(demands, key=lambda d: d.turn):
         mine: list[Offer] = []
         wanted = demand.gpus
-        fits_somewhere = any(
-            _holds(n, n.memory_mb, demand, new=True) for n in nodes if n.gpus and not n.excluded
-        )
+        chosen = [n for n in nodes if n.gpus and not n.excluded]
+        fits_somewhere = any(_holds(n, n.memory_mb, demand, new=True) for n in chosen)
+        small = set() if demand.need.refusal(chosen) else {n.name for n in chosen if not demand.need.holds(n)}
         for node in sorted(usable, key=lambda n: n.name not in demand.in_use):
             if wanted <= 0 or (left is not None and left < demand.gpus_per_trial):
                 break
             has = demand.in_use.get(node.name, 0)
             full = limits.max_nodes is not None and len(in_use) >= limits.max_nodes
-            if node.name in taken or node.name in demand.avoid or (full and node.name not in in_use):
+            if node.name in taken | small | demand.avoid or (full and node.name not in in_use):
                 continue
             # GPUs of its own ended trials show as free before their end is seen: not new ones
             gpus = min(node.gpus_free, node.gpus - has, wanted if left is None else min(wanted, left))

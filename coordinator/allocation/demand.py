@@ -12,7 +12,8 @@ from coordinator.allocation.allocate import Demand, Limits, allocate
 from coordinator.allocation.prefetch import Candidate, Held
 from coordinator.cluster import NodeState
 from coordinator.evaluation.events import Offer
-from coordinator.evaluation.job_specs import precursor_memory_mb
+from coordinator.evaluation.footprint import gpu_need
+from coordinator.evaluation.job_specs import precursor_memory_mb, trial_memory_mb
 from coordinator.evaluation.state import NodeUse, Phase, Prefetch, State
 
 IN_USE = ("offered", "staging", "ready")
@@ -50,7 +51,8 @@ def demands(states: Iterable[State]) -> list[Demand]:
                     hosted | {n.name for n in state.nodes.by_name.values() if n.status == "back-off"}
                 ),
                 precursor_mb=_once_mb(state),
-                trial_mb=options.trial_memory_mb,
+                trial_mb=trial_memory_mb(state.record),
+                need=gpu_need(state.record),
             )
         )
     return found
@@ -89,7 +91,7 @@ def promised_mb(states: Iterable[State]) -> dict[str, int]:
     for state in _open(states):
         for node, lanes in _promised_lanes(state):
             once = 0 if node.status == "ready" or _held_mb(state, node) else _once_mb(state)
-            more = once + lanes * state.record.options.trial_memory_mb
+            more = once + lanes * trial_memory_mb(state.record)
             megabytes[node.name] = megabytes.get(node.name, 0) + more
         for ahead in state.nodes.prefetches.values():
             megabytes[ahead.name] = megabytes.get(ahead.name, 0) - _held_mb(state, ahead)
@@ -266,15 +268,16 @@ def taken(states: Iterable[State], nodes: Iterable[NodeState], now: float) -> li
     found: list[tuple[str, str]] = []
     for state in _open(states):
         options = state.record.options
-        per_trial = options.gpus_per_trial
+        per_trial, need = options.gpus_per_trial, gpu_need(state.record)
         if not state.shards.todo or any(state.running_lanes(n.name) for n in _in_use(state)):
             continue  # an evaluation that runs leaves its shards to its other lanes
         free = [
             n.name
             for n in known.values()
             if n.usable
+            and need.holds(n)
             and n.gpus_free - spoken_for.get(n.name, 0) >= per_trial
-            and (not n.counts_memory or n.memory_free_mb >= _once_mb(state) + options.trial_memory_mb)
+            and (not n.counts_memory or n.memory_free_mb >= _once_mb(state) + trial_memory_mb(state.record))
             and (
                 n.name not in state.nodes.by_name
                 or state.nodes.by_name[n.name].status in ("offered", "withdrawn")

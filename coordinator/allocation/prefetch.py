@@ -66,7 +66,7 @@ def choose(
         for node in serving:
             if wanted <= 0 or (room is not None and room <= 0):
                 break
-            if node.gpus < candidate.demand.gpus_per_trial:
+            if node.gpus < candidate.demand.gpus_per_trial or not candidate.demand.need.holds(node):
                 continue
             name = node.name
             if name not in candidate.known:

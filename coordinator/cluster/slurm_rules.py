@@ -300,7 +300,7 @@ def request_taken(cluster_with: Callable[[str], Cluster]) -> str | None:
 class Hosting:
     """A site's rules for hosting: `reason` why one job hosts every node's trials, else the rules.
 
-    `free`: the settings leave the choice to evalspan.
+    `free`: the settings leave the choice to evalspan. `nodes`: usable ones with GPUs; `listed`: all.
     """
 
     reason: str = ""
@@ -308,6 +308,7 @@ class Hosting:
     cpu_partition: str | None = None  # for metric workers; None: `partition`
     rules: SiteRules | None = None
     nodes: tuple[NodeState, ...] = ()
+    listed: tuple[NodeState, ...] = ()
     free: bool = True
 
     def reason_for(self, wants: Wants) -> str:
@@ -354,7 +355,8 @@ def ask_hosting(
     free: bool = True,
 ) -> Hosting:
     """The site's rules for staging and metrics. Raises ClusterError where the cluster does not answer."""
-    nodes = tuple(n for n in cluster.nodes() if n.usable and n.gpus)
+    listed = tuple(cluster.nodes())
+    nodes = tuple(n for n in listed if n.usable and n.gpus)
     refusal = precursor_refusal(cluster, [n.name for n in nodes]) if stage and free else ""
     rules = ask_rules()
     return Hosting(
@@ -363,5 +365,6 @@ def ask_hosting(
         cpu_partition=cpu_partition,
         rules=rules,
         nodes=nodes,
+        listed=listed,
         free=free and stage,
     )

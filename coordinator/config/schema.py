@@ -115,7 +115,7 @@ class TrialConfig(Record):
     model_args: Annotated[dict[str, Any], AfterValidator(_no_place)] = Field(default_factory=dict)
     gpus_per_trial: Positive = 1
     cpus: Positive = 1
-    memory_mb: Positive = 4096
+    memory_mb: Positive | None = None  # None: by the checkpoint
     threads: Positive | None = None
     device: str | None = None
     time_limit: TimeLimit = "4:00:00"
@@ -231,6 +231,8 @@ class NodesConfig(Record):
     exclude: HostLists = ()
     gpu_types: tuple[str, ...] = ()  # as Gres names them; empty: all
     features: tuple[str, ...] = ()  # that a node for jobs with GPUs has, all of them
+    # (part of) a GPU type -> GB of one GPU, where the name does not say it
+    gpu_memory_gb: dict[str, Annotated[float, Field(gt=0)]] = Field(default_factory=dict)
     wake: bool = False  # also those that Slurm has powered down to save energy
 
 

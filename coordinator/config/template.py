@@ -182,7 +182,7 @@ kind = "{kind}"               # "local": processes on this machine; "slurm": job
 # model_args = {{}}             # lm-eval's --model_args, e.g. {{ dtype = "bfloat16" }}
 # gpus_per_trial = 1
 # cpus = 1
-# memory_mb = 4096
+# memory_mb = 16384           # example; default: 4096 and what the weights need
 # threads = 1                 # example: CPU threads of a trial; default: torch's own choice
 # device = "cpu"              # example; default: cuda where the job has a GPU
 {time_limit}at most; trials ask for what their work is predicted to take
@@ -253,6 +253,7 @@ kind = "{kind}"               # "local": processes on this machine; "slurm": job
 # exclude = []                # no job here, e.g. ["gpu[03,07]"]
 # gpu_types = []              # as Gres names them, e.g. ["a100", "h100"]; default: any
 # features = []               # a node for jobs with GPUs has them all, e.g. ["nvlink"]
+# gpu_memory_gb = {{}}          # GB of a GPU by its type, where the name does not say it, e.g. {{ h100 = 94 }}
 # wake = false                # true: jobs may boot nodes that Slurm has powered down (idle~)
 
 [checkpoint]

@@ -13,6 +13,7 @@ from typing import TypedDict
 
 from coordinator.cluster import CPU_SLOT, Job, Purpose
 from coordinator.evaluation.events import JobIntended
+from coordinator.evaluation.footprint import MIB, NO_CHECKPOINT, Footprint, footprint
 from coordinator.evaluation.records import EvaluationRecord, JobName, RunOptions, job_detail
 from coordinator.evaluation.state import EntryState, JobInfo, MetricState, NodeUse, Prefetch, State
 from coordinator.evaluation.time_limits import (
@@ -37,7 +38,9 @@ from evaljobs.contract.specs import (
     TrialSpec,
 )
 
-MIB = 1 << 20
+BASE_MEMORY_MB = (
+    4096  # MiB of a build, and of a trial without the weights: Python, torch, lm-eval, a task's requests
+)
 PRECURSOR_SLACK = 1.25  # memory of a precursor, as a multiple of the checkpoint's bytes
 
 
@@ -77,19 +80,20 @@ class Asked(TypedDict):
     time_limit_seconds: int
 
 
-def asked(purpose: Purpose, options: RunOptions, checkpoint_bytes: int, lanes: int = 1) -> Asked:
-    """The most that a job of this purpose asks for; where times were predicted it asks for less. `checkpoint_bytes`: of
-    what it converts or stages; `lanes`: trials that a host runs. What is beyond a partition's MaxTime is left away at
-    submission.
+def asked(purpose: Purpose, options: RunOptions, size: Footprint = NO_CHECKPOINT, lanes: int = 1) -> Asked:
+    """The most that a job of this purpose asks for; where times were predicted it asks for less. `size`: of the
+    checkpoint that it converts, stages or loads; `lanes`: trials that a host runs. What is beyond a partition's MaxTime is
+    left away at submission.
     """
-    trial = options.trial_memory_mb
+    trial = options.trial_memory_mb or BASE_MEMORY_MB + size.own_mb
     seconds = options.trial_time_limit_seconds
-    precursor = max(int(checkpoint_bytes * PRECURSOR_SLACK / MIB) + 512, options.stage_memory_mb)
+    precursor = max(int(size.files * PRECURSOR_SLACK / MIB) + 512, options.stage_memory_mb)
     match purpose:
         case "build":
-            return Asked(gpus=0, cpus=options.trial_cpus, memory_mb=trial, time_limit_seconds=4 * 3600)
+            memory_mb = options.trial_memory_mb or BASE_MEMORY_MB
+            return Asked(gpus=0, cpus=options.trial_cpus, memory_mb=memory_mb, time_limit_seconds=4 * 3600)
         case "convert":
-            memory_mb = options.convert_memory_mb or checkpoint_bytes * 2 // MIB + 4096
+            memory_mb = options.convert_memory_mb or size.files * 2 // MIB + 4096
             return Asked(gpus=0, cpus=options.trial_cpus, memory_mb=memory_mb, time_limit_seconds=4 * 3600)
         case "stage":
             return Asked(gpus=0, cpus=1, memory_mb=precursor, time_limit_seconds=seconds + 1800)
@@ -115,7 +119,7 @@ def asked(purpose: Purpose, options: RunOptions, checkpoint_bytes: int, lanes: i
 
 
 def _asked(state: State, purpose: Purpose, lanes: int = 1) -> Asked:
-    return asked(purpose, state.record.options, state.record.checkpoint.bytes, lanes)
+    return asked(purpose, state.record.options, footprint(state.record), lanes)
 
 
 def _new_name(state: State, purpose: Purpose, detail: str) -> str:
@@ -166,7 +170,7 @@ def build_job(state: State, site: Site, entries: Sequence[EntryState], now: floa
 
 def convert_job(state: State, site: Site, now: float) -> JobIntended:
     """One CPU job that makes a Hugging Face folder of the announced checkpoint."""
-    asks = asked("convert", state.record.options, _announced(state).bytes)
+    asks = asked("convert", state.record.options, Footprint(files=_announced(state).bytes))
     return JobIntended(at=now, job=_elsewhere(state, _job(state, site, "convert", "checkpoint", asks)))
 
 
@@ -176,7 +180,12 @@ def _announced(state: State) -> CheckpointSpec:
 
 def precursor_memory_mb(record: EvaluationRecord) -> int:
     """What a precursor asks of a node."""
-    return asked("stage", record.options, record.checkpoint.bytes)["memory_mb"]
+    return asked("stage", record.options, footprint(record))["memory_mb"]
+
+
+def trial_memory_mb(record: EvaluationRecord) -> int:
+    """What a trial asks of a node, beside its precursor."""
+    return asked("trial", record.options, footprint(record))["memory_mb"]
 
 
 def precursor_job(state: State, site: Site, node: NodeUse | Prefetch, now: float) -> JobIntended:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from coordinator.cluster import Purpose
+from coordinator.evaluation.footprint import footprint
 from coordinator.evaluation.job_specs import asked, precursor_memory_mb
 from coordinator.evaluation.state import JobInfo, State
 
@@ -29,10 +30,10 @@ _SETTINGS: Mapping[Purpose, tuple[str, str]] = {
 
 def why(state: State, purpose: Purpose, who: str) -> str:
     """What happened, and the setting that would do, for a job for which no more is asked."""
-    option, setting = _SETTINGS[purpose]
-    has = _now(state, purpose, option)
+    _, setting = _SETTINGS[purpose]
+    has, more = _now(state, purpose), _more(state, purpose)
     said = f"the kernel ended {who} for lack of memory: it had {has} MB"
-    return f"{said}; set {setting} = {2 * has}" if setting else said
+    return f"{said}; set {setting} = {more}" if setting else said
 
 
 def job_short(state: State, info: JobInfo) -> bool:
@@ -47,13 +48,13 @@ def short(
     state: State, purpose: Purpose, who: str, *, had_mb: int, node: str | None = None, lanes: int = 1
 ) -> bool:
     """The kernel ended a job, or a process of it, that had `had_mb` MiB. Does the next one ask for more?"""
-    options, size = state.record.options, state.record.checkpoint.bytes
+    options, size = state.record.options, footprint(state.record)
     if 2 * asked(purpose, options, size, lanes)["memory_mb"] > 3 * had_mb:
         return True  # since another job's end; a site may give a job somewhat more than it asks for
     option, setting = _SETTINGS[purpose]
-    has = _now(state, purpose, option)
-    more = options.model_copy(update={option: 2 * has})
-    needed = asked(purpose, more, size, lanes)["memory_mb"]
+    has, more = _now(state, purpose), _more(state, purpose)
+    raised = options.model_copy(update={option: more})
+    needed = asked(purpose, raised, size, lanes)["memory_mb"]
     needed += precursor_memory_mb(state.record) if purpose == "trial" and options.stage else 0
     place = state.nodes.by_name.get(node or "")
     if place is not None and 0 < place.memory_mb < needed:
@@ -61,15 +62,21 @@ def short(
     if state.jobs.doublings.get(option, 0) >= MAX_DOUBLINGS:
         return False
     state.jobs.doublings[option] = state.jobs.doublings.get(option, 0) + 1
-    state.record = state.record.model_copy(update={"options": more})
-    advice = f": set {setting} = {2 * has} for later evaluations" if setting else ""
+    state.record = state.record.model_copy(update={"options": raised})
+    advice = f": set {setting} = {more} for later evaluations" if setting else ""
     state.warnings.append(
-        f"the kernel ended {who} for lack of memory: it had {has} MB, and the next asks for {2 * has} MB{advice}"
+        f"the kernel ended {who} for lack of memory: it had {has} MB, and the next asks for {more} MB{advice}"
     )
     return True
 
 
-def _now(state: State, purpose: Purpose, option: str) -> int:
-    """MiB that the option stands for now."""
-    options = state.record.options
-    return getattr(options, option) or asked(purpose, options, state.record.checkpoint.bytes)["memory_mb"]
+def _now(state: State, purpose: Purpose) -> int:
+    """MiB that a job of this purpose asks for now; of a host, each of its trials."""
+    kind: Purpose = "trial" if purpose == "host" else purpose
+    return asked(kind, state.record.options, footprint(state.record))["memory_mb"]
+
+
+def _more(state: State, purpose: Purpose) -> int:
+    """MiB that the next one asks for: twice as much. Builds and trials share a setting, which lowers neither."""
+    twice = 2 * _now(state, purpose)
+    return max(twice, _now(state, "trial")) if purpose == "build" else twice

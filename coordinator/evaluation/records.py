@@ -9,10 +9,11 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from pydantic import ConfigDict
+from pydantic import ConfigDict, Field
 
 from evaljobs.contract.paths import slug
 from evaljobs.contract.specs import (
@@ -31,8 +32,11 @@ class RunOptions(Record):
     model_config = ConfigDict(extra="ignore")
 
     gpus_per_trial: int = 1
+    gpu_memory_gb: Mapping[str, float] = Field(
+        default_factory=dict
+    )  # (part of) a GPU type -> GB, where its name does not say it
     trial_cpus: int = 1
-    trial_memory_mb: int = 4096
+    trial_memory_mb: int | None = None  # None: by the checkpoint (`footprint`)
     trial_time_limit_seconds: int = 4 * 3600
     max_trials: int | None = None  # at most this many GPUs' worth of trials at once
     max_nodes: int | None = None

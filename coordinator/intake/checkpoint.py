@@ -14,7 +14,8 @@ import json
 import os
 import re
 import zipfile
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from typing import Any
 from coordinator.base.words import first_of
 from coordinator.errors import OperatorError
 from coordinator.hook import PIN_PREFIX
-from evaljobs.contract.specs import CheckpointFile, CheckpointSpec
+from evaljobs.contract.specs import CheckpointFile, CheckpointSpec, Weights
 from evaljobs.staging.fingerprint import (
     SAVE_SUMS,
     BadWeights,
@@ -62,7 +63,9 @@ _STEP = re.compile(
 )
 _EPOCH = re.compile(rf"epochs?[-_=]?([0-9]+){_ENDS}", re.IGNORECASE)
 _ALONE = re.compile(r"^([0-9]+)(?:[-_][a-zA-Z]+)*$")
+LOADED_AT_ONCE = 4  # tensors that transformers reads and converts side by side
 MOST_TEXT = 1000  # most characters of an error
+Tensors = Mapping[str, tuple[str, int]]  # name -> (dtype, bytes), of safetensors headers
 UNFINISHED = ("*.tmp", "*.part", "*.incomplete", "*.lock")  # files of writers that still write, or died
 
 
@@ -86,11 +89,17 @@ def inspect(
     folder = _resolved(path)
     with _refusing(folder):
         config = _config(folder)
-        large = _weights(folder, allow_bin=allow_bin) if weights else []
+        large, tensors = _weights(folder, allow_bin=allow_bin) if weights else ([], {})
         small = _small_files(folder, code="auto_map" in config)
         sums = _save_sums(folder)
         files = tuple(_describe(folder, name, sums) for name in sorted({*small, *large}))
-        return CheckpointSpec(source=str(folder), digest=identity(files, folder), files=files, step=step)
+        return CheckpointSpec(
+            source=str(folder),
+            digest=identity(files, folder),
+            files=files,
+            step=step,
+            weights=_sizes(tensors, config) if tensors else None,
+        )
 
 
 def beside(path: Path) -> str:
@@ -223,18 +232,20 @@ def _config(folder: Path) -> dict[str, Any]:
     return config
 
 
-def _weights(folder: Path, *, allow_bin: bool) -> list[str]:
-    """Names of the weight files, each checked against its own header and its index."""
+def _weights(folder: Path, *, allow_bin: bool) -> tuple[list[str], Tensors]:
+    """Names of the weight files, each checked against its own header and its index; the tensors of safetensors."""
     if (folder / "model.safetensors").is_file():
-        _check_safetensors(folder / "model.safetensors")
-        return ["model.safetensors"]
+        return ["model.safetensors"], _tensors(folder / "model.safetensors")
     index = "model.safetensors.index.json"
     if (folder / index).is_file():
-        for name, tensors in _indexed(folder, index).items():
-            held = _check_safetensors(folder / name)
-            if missing := tensors - held:
+        tensors: dict[str, tuple[str, int]] = {}
+        shards = _indexed(folder, index)
+        for name, named in shards.items():
+            held = _tensors(folder / name)
+            if missing := named - held.keys():
                 raise CheckpointError(f"{folder / name}: lacks {min(missing)}, which the index says it holds")
-        return [index, *_indexed(folder, index)]
+            tensors |= held
+        return [index, *shards], tensors
     single, index = "pytorch_model.bin", "pytorch_model.bin.index.json"
     if (folder / single).is_file():
         names, extra = [single], []
@@ -251,7 +262,21 @@ def _weights(folder: Path, *, allow_bin: bool) -> list[str]:
     for name in names:
         if not zipfile.is_zipfile(folder / name):
             raise CheckpointError(f"{folder / name}: truncated, or saved by a torch before 1.6")
-    return [*extra, *names]
+    return [*extra, *names], {}
+
+
+def _sizes(tensors: Tensors, config: Mapping[str, Any]) -> Weights:
+    """`config`: of the model; older versions of transformers write its dtype as torch_dtype."""
+    sizes: Counter[str] = Counter()
+    for dtype, size in tensors.values():
+        sizes[dtype] += size
+    named = config.get("dtype") or config.get("torch_dtype")
+    return Weights(
+        sizes=dict(sizes),
+        largest=sum(sorted((size for _, size in tensors.values()), reverse=True)[:LOADED_AT_ONCE]),
+        dtype=named if isinstance(named, str) else None,
+        quantized=bool(config.get("quantization_config")),
+    )
 
 
 def _indexed(folder: Path, index: str) -> dict[str, set[str]]:
@@ -270,7 +295,7 @@ def _indexed(folder: Path, index: str) -> dict[str, set[str]]:
     return shards
 
 
-def _check_safetensors(path: Path) -> frozenset[str]:
+def _tensors(path: Path) -> Tensors:
     try:
         return read_header(path).tensors
     except BadWeights as error:

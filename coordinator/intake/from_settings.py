@@ -35,6 +35,7 @@ from coordinator.evaluation.job_specs import Site
 from coordinator.evaluation.records import EvaluationRecord, Inputs, RunOptions
 from coordinator.intake import validate
 from coordinator.intake.source_keys import inputs_of, with_full_paths
+from evaljobs.contract.names import HF_ENGINES
 from evaljobs.contract.paths import WorkPaths
 from evaljobs.contract.specs import JudgeOptions, ModelOptions, SuiteSpec
 from evaljobs.errors import JobError
@@ -159,28 +160,18 @@ def model_options(config: Config) -> ModelOptions:
 
 
 SEVERAL_GPUS = {
-    **dict.fromkeys(("hf", "hf-auto", "huggingface"), ("parallelize", "device_map", "tp_plan")),
     "vllm": ("tensor_parallel_size", "data_parallel_size", "pipeline_parallel_size"),
     "sglang": ("tp_size", "dp_size", "pp_size"),
 }
 """Engine -> the model arguments of lm-eval's class with which one process uses more than one GPU."""
-EXAMPLES = {"vllm": "tensor_parallel_size = {}", "sglang": "tp_size = {}"}  # else "parallelize = true"
 
 
 def check_device(config: Config) -> None:
     """OperatorError where trials are to run on a GPU of this machine, and it has none; or hold GPUs and use one of them."""
     device = config.trial.device or ""
     none_here = config.cluster.kind == "local" and not gpu_names()
-    gpus, engine = config.trial.gpus_per_trial, config.trial.engine
-    arguments = SEVERAL_GPUS.get(engine, ())
-    values = (config.trial.model_args.get(name) for name in arguments)
-    idle = arguments and all(str(value).lower() in ("none", "false", "0", "1", "") for value in values)
-    if gpus > 1 and idle and not none_here and not device.startswith("cpu"):
-        example = EXAMPLES.get(engine, "parallelize = true").format(gpus)
-        raise OperatorError(
-            f"[trial] gpus_per_trial is {gpus}, and engine {engine!r} would load the model on one GPU and hold the others: "
-            f"set model_args = {{ {example} }} in [trial], or gpus_per_trial = 1"
-        )
+    if not none_here and not device.startswith("cpu"):
+        _check_spread(config)
     if none_here and device.startswith("cuda"):
         raise OperatorError(
             f"--device {device} ([trial] device), and nvidia-smi lists no GPU of this machine that may be used: "
@@ -188,10 +179,31 @@ def check_device(config: Config) -> None:
         )
 
 
+def _check_spread(config: Config) -> None:
+    """OperatorError where an engine would load the model on one of a trial's GPUs; `hf` spreads it by itself."""
+    gpus, engine, given = config.trial.gpus_per_trial, config.trial.engine, config.trial.model_args
+    why, instead = "", ""
+    if engine in HF_ENGINES:
+        if not given.get("parallelize", True):
+            why, instead = "with parallelize = false", "leave it away in [trial] model_args"
+        elif given.get("tp_plan"):  # lm-eval takes the number of GPUs from torchrun's WORLD_SIZE
+            why, instead = "with tp_plan, outside of torchrun,", "leave it away in [trial] model_args"
+    elif (names := SEVERAL_GPUS.get(engine)) and all(
+        str(given.get(name)).lower() in ("none", "false", "0", "1", "") for name in names
+    ):
+        instead = f"set model_args = {{ {names[0]} = {gpus} }} in [trial]"
+    if gpus > 1 and instead:
+        raise OperatorError(
+            f"[trial] gpus_per_trial is {gpus}, and engine {engine!r} {f'{why} ' if why else ''}would load the model on one GPU "
+            f"and hold the others: {instead}, or set gpus_per_trial = 1"
+        )
+
+
 def run_options(config: Config) -> RunOptions:
     local = config.cluster.kind == "local"
     return RunOptions(
         gpus_per_trial=config.trial.gpus_per_trial,
+        gpu_memory_gb=config.nodes.gpu_memory_gb,
         trial_cpus=config.trial.cpus,
         trial_memory_mb=config.trial.memory_mb,
         trial_time_limit_seconds=config.trial.time_limit_seconds,

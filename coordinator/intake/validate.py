@@ -21,6 +21,7 @@ from coordinator.cluster.slurm_parse import OF_A_NODE, says, setting_of
 from coordinator.cluster.slurm_reasons import none_left
 from coordinator.cluster.slurm_rules import precursor_refusal
 from coordinator.errors import OperatorError, RetryError
+from coordinator.evaluation.footprint import NO_CHECKPOINT, Footprint, footprint, gpu_need
 from coordinator.evaluation.job_specs import Site, asked
 from coordinator.evaluation.records import EvaluationRecord, Inputs, RunOptions, evaluation_id, is_snapshot
 from coordinator.intake.checkpoint import inspect, inspect_raw, is_hugging_face, step_of
@@ -172,17 +173,21 @@ def prepare_command(checkpoint: str, options: Sequence[str], *, convert: str | N
     return shlex.join(["evalspan", "prepare", *options, "--tokenizer", tokenizer])
 
 
-def check_cluster(cluster: Cluster, record: EvaluationRecord) -> None:
-    """Check that the cluster takes each kind of job and that a trial fits some node."""
+def check_cluster(cluster: Cluster, record: EvaluationRecord) -> str:
+    """Check that the cluster takes each kind of job and that a trial fits some node; nodes whose GPUs are too small, in words."""
     options = record.options
-    staged = 0 if record.convert else record.checkpoint.bytes  # the size after a conversion is unknown
+    size = NO_CHECKPOINT if record.convert else footprint(record)  # the size after a conversion is unknown
     try:
-        nodes = _with_gpus(cluster.nodes(), options.gpus_per_trial)
+        need, listed = gpu_need(record), cluster.nodes()
+        nodes = _with_gpus(listed, options.gpus_per_trial)
+        if why := need.refusal(listed):
+            raise OperatorError(why)
+        nodes = [n for n in nodes if need.holds(n)]
         _check_power(nodes)
-        _check_memory(nodes, options, staged)
-        jobs = probes(options, staged, best_effort=all(n.best_effort for n in nodes))
+        _check_memory(nodes, options, size)
+        jobs = probes(options, size, best_effort=all(n.best_effort for n in nodes))
         if record.convert:
-            jobs["convert"] = _probe("convert", options, record.checkpoint.bytes)
+            jobs["convert"] = _probe("convert", options, Footprint(files=record.checkpoint.bytes))
         if record.options.host_trials or not record.options.stage:
             del jobs["stage"]
         for kind, refusal in refusals(cluster, jobs, nodes):
@@ -196,6 +201,7 @@ def check_cluster(cluster: Cluster, record: EvaluationRecord) -> None:
         raise OperatorError(f"the cluster refuses: {error}") from error
     except ClusterError as error:
         raise no_answer(error) from error
+    return need.left_out(listed)
 
 
 def _with_gpus(listed: Sequence[NodeState], wanted: int) -> list[NodeState]:
@@ -244,13 +250,13 @@ def _check_power(nodes: Sequence[NodeState]) -> None:
         )
 
 
-def _check_memory(nodes: Sequence[NodeState], options: RunOptions, checkpoint_bytes: int) -> None:
+def _check_memory(nodes: Sequence[NodeState], options: RunOptions, size: Footprint) -> None:
     """OperatorError where no node could ever hold the staged weights and one trial."""
     if not all(n.counts_memory for n in nodes):
         return
-    wanted = asked("trial", options, 0)["memory_mb"]
+    wanted = asked("trial", options, size)["memory_mb"]
     if options.stage or options.host_trials:
-        wanted = asked("host", options, checkpoint_bytes)["memory_mb"]
+        wanted = asked("host", options, size)["memory_mb"]
     most = max(n.memory_mb for n in nodes)
     if most < wanted:
         raise OperatorError(
@@ -260,21 +266,21 @@ def _check_memory(nodes: Sequence[NodeState], options: RunOptions, checkpoint_by
 
 
 def probes(
-    options: RunOptions, checkpoint_bytes: int = 0, *, best_effort: bool = False
+    options: RunOptions, size: Footprint = NO_CHECKPOINT, *, best_effort: bool = False
 ) -> dict[Purpose, Job]:
     """A sample job of each kind that an evaluation submits, for `cluster.check`; a host has one trial."""
     kinds: list[Purpose] = ["build", "stage", "host" if options.host_trials else "trial", "metric"]
-    return {kind: _probe(kind, options, checkpoint_bytes, best_effort=best_effort) for kind in kinds}
+    return {kind: _probe(kind, options, size, best_effort=best_effort) for kind in kinds}
 
 
-def _probe(kind: Purpose, options: RunOptions, checkpoint_bytes: int, *, best_effort: bool = False) -> Job:
+def _probe(kind: Purpose, options: RunOptions, size: Footprint, *, best_effort: bool = False) -> Job:
     return Job(
         name=f"evalspan-check-{kind}",
         argv=("true",),
         log="/dev/null",
         best_effort=best_effort and kind in ("stage", "trial", "host"),
         purpose=kind,
-        **asked(kind, options, checkpoint_bytes),
+        **asked(kind, options, size),
     )
 
 

@@ -26,6 +26,7 @@ from coordinator.cluster import ClusterError
 from coordinator.cluster.slurm_rules import Hosting
 from coordinator.config.schema import Config
 from coordinator.errors import EvalspanError, RetryError
+from coordinator.evaluation.footprint import gpu_need
 from coordinator.evaluation.records import EvaluationRecord, Inputs
 from coordinator.evaluation.state import State
 from coordinator.hook import PIN_PREFIX, pin_text
@@ -183,6 +184,8 @@ class Service:
         try:
             rules = self._rules()  # first: while the site is away, this is as far as each look comes
             begun = Journal.begun(self.paths.evaluation(record.evaluation_id).journal)
+            if not begun and (why := gpu_need(record).refusal(self.coordinator.nodes or rules.listed)):
+                return self._refuse(each, why, clock.now())
             if not begun and (said := changed_since(record, self.paths)):
                 log.info("%s", said)
             self.coordinator.accept_or_wait(wiring.at_site(record, rules, self.config))

@@ -24,7 +24,7 @@ from coordinator.cluster.slurm_pyslurm import SlurmApi
 from coordinator.cluster.slurm_rules import SCONTROL_SECONDS, Hosting, Wants, ask_hosting, unknown_partition
 from coordinator.config.schema import Config
 from coordinator.errors import OperatorError, RetryError
-from coordinator.evaluation.job_specs import precursor_memory_mb
+from coordinator.evaluation.job_specs import precursor_memory_mb, trial_memory_mb
 from coordinator.evaluation.records import EvaluationRecord
 from coordinator.intake.from_settings import lm_eval_version, site_of, slots
 from coordinator.runtime.cluster_calls import ClusterCalls
@@ -47,7 +47,7 @@ def hosting(config: Config, cluster: Cluster) -> Hosting:
     ClusterError where the site cannot be asked; OperatorError where it lacks a partition that the settings name.
     """
     if isinstance(cluster, LocalCluster):
-        return Hosting()
+        return Hosting(listed=tuple(cluster.nodes()))
     options = slurm_options(config)
     site = ask_hosting(
         cluster,
@@ -72,7 +72,7 @@ def at_site(record: EvaluationRecord, site: Hosting, config: Config) -> Evaluati
     options = record.options
     wants = Wants(
         precursor_mb=precursor_memory_mb(record),
-        trial_mb=options.trial_memory_mb,
+        trial_mb=trial_memory_mb(record),
         trial_cpus=options.trial_cpus,
         trial_gpus=options.gpus_per_trial,
     )
@@ -139,7 +139,7 @@ def slurm_options(config: Config) -> SlurmOptions:
         extra_args=section.extra_args,
         roles=roles,
         gpu_request=config.slurm.gpu_request,
-        nodes=NodeChoice(**config.nodes.model_dump(exclude={"wake"})),
+        nodes=NodeChoice(**config.nodes.model_dump(exclude={"wake", "gpu_memory_gb"})),
         secrets=_secrets(config),
         chdir=str(config.work_dir),
         token=f"evalspan:{config.work_dir.name}:{_digest(str(config.work_dir.resolve()))}",

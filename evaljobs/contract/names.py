@@ -1,4 +1,4 @@
-"""Names of shards and lanes, as both sides write them in files, specs and queues; and of GPU variables.
+"""Names of shards and lanes, as both sides write them in files, specs and queues; of GPU variables and engines.
 
 Rule: a name is parsed and printed here alone; on the wire and in the journal it is a string.
 Called from: the coordinator (plans, evaluations) and the node side (trials, queues).
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 # Variables that name a job's GPUs: NVIDIA's, AMD's two, Intel's. Slurm sets that of the node's vendor; where
 # it does not know the vendor it sets several, and AMD's library heeds the first, too.
 GPU_VARIABLES = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
+HF_ENGINES = ("hf", "hf-auto", "huggingface")  # lm-eval's names of its class for transformers
 
 
 @dataclass(frozen=True, slots=True)

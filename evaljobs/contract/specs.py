@@ -65,6 +65,19 @@ class CheckpointFile(Record):
     xxh3_128: str | None = None  # present where the trainer's hook wrote a manifest at save time
 
 
+class Weights(Record):
+    """What the safetensors headers and the config of a checkpoint say of its weights. Tensors count as stored."""
+
+    sizes: dict[str, int]  # dtype in the header's word, such as "BF16" -> bytes
+    largest: int = 0  # bytes of the four largest tensors together
+    dtype: str | None = None  # of the config: the one that `dtype = "auto"` loads
+    quantized: bool = False  # the config names a quantiser
+
+    @property
+    def bytes(self) -> int:
+        return sum(self.sizes.values())
+
+
 class CheckpointSpec(Record):
     """A checkpoint on storage. `digest`: of names, sizes, mtimes and safetensors headers."""
 
@@ -73,6 +86,7 @@ class CheckpointSpec(Record):
     files: tuple[CheckpointFile, ...]  # those that inference needs: config, weights, tokenizer
     step: int | None = None
     converted_from: str | None = None  # the announced folder, where `source` is its conversion
+    weights: Weights | None = None  # None: no safetensors, or accepted by a version that did not look at them
 
     @property
     def announced(self) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -30,10 +30,10 @@ class BadWeights(ValueError):  # noqa: N818 (a fact about a file, not about our 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Header:
-    """A safetensors header: its raw JSON and its tensors' names."""
+    """A safetensors header: its raw JSON, and name -> (dtype such as "BF16", bytes) of its tensors."""
 
     raw: bytes
-    tensors: frozenset[str]
+    tensors: Mapping[str, tuple[str, int]]
 
 
 def is_safe_name(name: str) -> bool:
@@ -58,14 +58,17 @@ def read_header(path: str | Path) -> Header:
         raw = file.read(length)
     try:
         table: dict[str, Any] = json.loads(raw)
-        entries = {name: entry["data_offsets"] for name, entry in table.items() if name != "__metadata__"}
-        end = max((int(offsets[1]) for offsets in entries.values()), default=0)
+        entries = {
+            n: (e["dtype"], *map(int, e["data_offsets"])) for n, e in table.items() if n != "__metadata__"
+        }
+        end = max((stop for _, _, stop in entries.values()), default=0)
     except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise BadWeights("its safetensors header is no header") from error
     expected = 8 + len(raw) + end
     if expected != actual:
         raise BadWeights(f"its header says {expected} bytes, the file has {actual}")
-    return Header(raw=raw, tensors=frozenset(entries))
+    tensors = {name: (str(dtype), stop - start) for name, (dtype, start, stop) in entries.items()}
+    return Header(raw=raw, tensors=tensors)
 
 
 def fingerprint(path: str | Path) -> bytes:

@@ -26,6 +26,7 @@ from coordinator.cluster import Job, JobPhase, JobState, Purpose
 from coordinator.cluster.fake import fake_node
 from coordinator.config.schema import Config
 from coordinator.evaluation.events import PlannedLeaf
+from coordinator.evaluation.footprint import GpuNeed
 from coordinator.evaluation.indexes import file_job
 from coordinator.evaluation.state import (
     EntryState,
@@ -240,6 +241,11 @@ def test_an_evaluation_without_a_slot_names_what_is_taken(borrow, more):
     config = Config.model_validate({"borrow": borrow})
     say_what_is_taken([waits, stopped], config, lambda: taken)
     assert waits["waits_for"] == [f"8 of 8 GPUs are used, 2 of them by evalspan{more}"]
+    small = replace(fake_node("n2"), gpu_type="t4", gpus_free=8)
+    large = {"waits_for": [NO_SLOT], "stopped": False, "need": GpuNeed(weights=20 * 10**9)}
+    say_what_is_taken([large], config, lambda: [*taken, small])
+    too_small = "without n2 (t4 of 16 GB): GPUs too small for weights of 20.0 GB; [trial] gpus_per_trial = 2 would use them"
+    assert large["waits_for"] == [f"8 of 16 GPUs are used{more}, {too_small}"]
     other = {"waits_for": [NO_SLOT], "stopped": False}
     say_what_is_taken([other], config, tuple)
     assert other["waits_for"] == [f"nothing that it could run on is free{more}"]

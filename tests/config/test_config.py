@@ -256,8 +256,9 @@ def test_trials_steal_under_evalspans_own_policy_unless_told_otherwise(toml, tex
 @pytest.mark.parametrize(
     ("trial", "refused"),
     [
-        ("gpus_per_trial = 2", "set model_args = { parallelize = true }"),
-        ("gpus_per_trial = 2\nmodel_args = { parallelize = false }", "engine 'hf' would load the model on one GPU"),
+        ("gpus_per_trial = 2", ""),
+        ("gpus_per_trial = 2\nmodel_args = { parallelize = false }", "engine 'hf' with parallelize = false would load the model on one GPU"),
+        ('gpus_per_trial = 2\nmodel_args = { tp_plan = "auto" }', "tp_plan, outside of torchrun, would load the model on one GPU"),
         ('gpus_per_trial = 4\nengine = "vllm"', "set model_args = { tensor_parallel_size = 4 }"),
         ("gpus_per_trial = 2\nmodel_args = { parallelize = true }", ""),
         ('gpus_per_trial = 2\nmodel_args = { device_map = "auto" }', ""),

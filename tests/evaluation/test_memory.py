@@ -10,8 +10,11 @@ from support.simulated.world import World
 
 from coordinator.cluster import Purpose
 from coordinator.evaluation import events as ev
+from coordinator.evaluation import memory
+from coordinator.evaluation.job_specs import trial_memory_mb
 from coordinator.evaluation.memory import MAX_DOUBLINGS, OUT_OF_MEMORY
 from evaljobs.contract.outcomes import Failed
+from evaljobs.contract.specs import CheckpointFile
 
 SETTINGS: dict[Purpose, str] = {
     "build": "[trial] memory_mb",
@@ -19,6 +22,8 @@ SETTINGS: dict[Purpose, str] = {
     "metric": "[metric] memory_mb",
     "stage": "",
 }
+# MiB that a job asks for at first: a trial also for the 1 MiB of the weights
+FIRST: dict[Purpose, int] = {"build": 4096, "trial": 4097, "metric": 4096, "stage": 513}
 
 
 class Strict(World):
@@ -53,7 +58,7 @@ class Strict(World):
 def test_with_up_to_eight_times_the_memory_all_is_scored_and_no_node_is_blamed(
     seed: int, purpose: Purpose, times: int, nodes: int
 ) -> None:
-    first = 513 if purpose == "stage" else 4096
+    first = FIRST[purpose]
     world = Strict(seed, purpose, times * first, nodes=nodes)
     world.run_to_scores()
     assert max(world.asked) == times * first
@@ -66,7 +71,7 @@ def test_with_up_to_eight_times_the_memory_all_is_scored_and_no_node_is_blamed(
 @pytest.mark.parametrize("purpose", ["build", "trial", "metric"])
 def test_beyond_that_the_failure_names_the_setting_that_would_do(purpose: Purpose) -> None:
     """And a retry goes on from there."""
-    most = 4096 << MAX_DOUBLINGS
+    most = FIRST[purpose] << MAX_DOUBLINGS
     world = Strict(3, purpose, 2 * most)
     world.run()
     assert max(world.asked) == most
@@ -79,15 +84,15 @@ def test_beyond_that_the_failure_names_the_setting_that_would_do(purpose: Purpos
 
 
 def test_no_more_is_asked_for_than_the_node_has() -> None:
-    world = Strict(3, "trial", 8192, nodes=1)
+    world = Strict(3, "trial", 8194, nodes=1)
     while not world.state.nodes.by_name:
         world.tick()
     for node in world.state.nodes.by_name.values():
-        node.memory_mb = 8192  # too few for the weights beside a trial of 8,192 MB
+        node.memory_mb = 8194  # too few for the weights beside a trial of 8,194 MB
     world.faults.restart = 0.0
     world.run()
-    assert set(world.asked) == {4096}
-    assert all("set [trial] memory_mb = 8192" in e.error for e in world.state.entries)
+    assert set(world.asked) == {4097}
+    assert all("set [trial] memory_mb = 8194" in e.error for e in world.state.entries)
 
 
 class Small(World):
@@ -119,3 +124,16 @@ def test_workers_with_too_little_memory_give_way_to_larger_ones(seed: int) -> No
     world.run_to_scores()
     asked = [j.job.memory_mb for j in world.jobs.values() if j.job.purpose == "metric"]
     assert set(asked) == {4096, 8192}
+
+
+def test_a_build_that_lacks_memory_never_lowers_what_trials_ask_for() -> None:
+    """Both have one setting, and a trial asks for more by its weights."""
+    world = Strict(3, "build", 8192)
+    file = CheckpointFile(name="model.safetensors", size=20 << 30, mtime_ns=1)
+    state = world.state
+    spec = state.record.checkpoint.model_copy(update={"files": (file,)})
+    state.record = state.record.model_copy(update={"checkpoint": spec})
+    before = trial_memory_mb(state.record)
+    assert memory.short(state, "build", "it", had_mb=4096)
+    assert trial_memory_mb(state.record) == before == 4096 + (20 << 10)
+    assert f"it had 4096 MB, and the next asks for {before} MB" in state.warnings[-1]

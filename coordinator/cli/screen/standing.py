@@ -37,6 +37,7 @@ from coordinator.cluster.slurm_cli import SlurmCli
 from coordinator.cluster.slurm_reasons import gpus_in_words
 from coordinator.config.schema import Config, TrialConfig
 from coordinator.evaluation.events import Accepted
+from coordinator.evaluation.footprint import UNKNOWN_NEED, gpu_need
 from coordinator.evaluation.state import NodeUse, State
 from coordinator.report.learning_curves import ScoreValue
 from coordinator.report.render import seconds
@@ -130,16 +131,19 @@ def say_what_is_taken(
 ) -> None:
     """Say of each one that has no slot which nodes and GPUs are taken; [borrow] only where it is set."""
     own = sum(row.pop("gpus", 0) for row in rows)
-    found = [row for row in rows if NO_SLOT in row["waits_for"] and not row["stopped"]]
+    needs = [(row, row.pop("need", UNKNOWN_NEED)) for row in rows]
+    found = [(row, need) for row, need in needs if NO_SLOT in row["waits_for"] and not row["stopped"]]
     if not found:
         return
-    said = [gpus_in_words(ask_nodes(), own) or NOTHING_FREE]
+    nodes = ask_nodes()
+    said = [gpus_in_words(nodes, own) or NOTHING_FREE]
     if bounds := config.borrow.model_dump(
         include={"max_nodes", "max_gpus", "leave_nodes_free"}, exclude_defaults=True
     ):
         said.append("or [borrow] allows no more: " + ", ".join(f"{k} = {v}" for k, v in bounds.items()))
-    for row in found:
-        row["waits_for"] = [", ".join(said) if what == NO_SLOT else what for what in row["waits_for"]]
+    for row, need in found:
+        mine = ", ".join(filter(None, [*said, need.left_out(nodes)]))
+        row["waits_for"] = [mine if what == NO_SLOT else what for what in row["waits_for"]]
 
 
 def _until_last_sign(row: Row) -> float:
@@ -232,6 +236,7 @@ def _row_of_state(
         "shards": len(state.shards.by_name),
         "trials": len(state.trials.live),
         "gpus": _gpus_in_use(state),
+        "need": gpu_need(state.record),
         "job_names": frozenset(state.jobs.live),
         "scored": sum(e.status == "scored" for e in state.entries),
         "entries": len(state.entries),

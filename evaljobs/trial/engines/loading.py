@@ -18,6 +18,7 @@ from evaljobs.contract.specs import ModelOptions
 from evaljobs.errors import OperatorError, RetryError, one_line
 from evaljobs.trial.engines.harness import HarnessEngine
 from evaljobs.trial.engines.protocol import Engine, Loaded
+from evaljobs.trial.engines.spreading import bytes_by_device, check_spread, spread
 
 
 class UnfitError(RetryError):
@@ -64,7 +65,8 @@ def load(
     """Import the engine and load the checkpoint; `device=None`: cuda where there is one, else CPU.
 
     Calls `phase("import")` and `phase("load")` as they begin. Raises UnfitError where fewer than
-    `gpus` GPUs are seen, on a device that is not chosen or "cuda".
+    `gpus` GPUs are seen, on a device that is not chosen or "cuda"; OperatorError where the model
+    does not use them all.
     """
     started = time.monotonic()
     phase("import")
@@ -78,12 +80,13 @@ def load(
     phase("load")
     has_gpu = torch.cuda.is_available()
     device = options.device or ("cuda" if has_gpu else "cpu")
-    arguments = {**options.model_args, "pretrained": model_path}
+    arguments = {**spread(options, gpus, device), "pretrained": model_path}
     lm = model_class.create_from_arg_obj(
         arguments, {"batch_size": batch_size, "max_batch_size": None, "device": device}
     )
     on_gpu = has_gpu and not device.startswith("cpu")
     if on_gpu:
+        check_spread(bytes_by_device(getattr(lm, "model", None)), options, gpus)
         torch.cuda.synchronize()
     loaded = Loaded(
         devices=torch.cuda.get_device_name(0) if on_gpu else device,
