@@ -210,7 +210,7 @@ def prepare(
     )
     known = from_settings.load(config, work_dir, settings)
     site = from_settings.site_of(known)
-    spec = one_off.suite_of(chosen, known.watch.suite)
+    spec = from_settings.settled(known, one_off.suite_of(chosen, known.watch.suite))
     aside = aside or Caller(progress=False)
     return request_sets.prepare(
         spec,

@@ -18,6 +18,7 @@ from evaljobs.contract.paths import slug
 from evaljobs.contract.specs import (
     CheckpointSpec,
     JudgeOptions,
+    Mode,
     ModelOptions,
     Record,
     Sources,
@@ -117,12 +118,13 @@ def evaluation_id(
     if inputs is not None:
         what.append(inputs.model_dump(mode="json", exclude={"single"}))
     digest = hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:8]
-    return f"{id_stem(folder, suite.name)}-{digest}"
+    return f"{id_stem(folder, suite.name, suite.mode)}-{digest}"
 
 
-def id_stem(folder: str, suite: str) -> str:
-    """An evaluation's id without its digest, of names of the checkpoint and the suite."""
-    return f"{slug(folder)[:40]}-{slug(suite)[:24]}"
+def id_stem(folder: str, suite: str, mode: Mode | None = None) -> str:
+    """An evaluation's id without its digest, of names of the checkpoint and the suite, and of a mode that is not exact."""
+    stem = f"{slug(folder)[:40]}-{slug(suite)[:24]}"
+    return f"{stem}-fast" if mode == "fast" and not stem.endswith("-fast") else stem
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,7 +41,8 @@ def folder_name(
     """Name of the folder of this entry's request sets. Reads config and tokenizer files; OSError."""
     task = suite.tasks[entry]
     what = {
-        "task": task.model_dump(mode="json"),
+        # batches are cut from the same requests: a file for each cut
+        "task": task.model_dump(mode="json", exclude={"batch_size"}),
         "seed": suite.seed,
         "chat": suite.apply_chat_template,
         "system": suite.system_instruction,
