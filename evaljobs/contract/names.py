@@ -14,12 +14,39 @@ GPU_VARIABLES = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DE
 
 
 @dataclass(frozen=True, slots=True)
+class Cut:
+    """How a request set is cut into batches: "8" by a batch size, "fast-8192-8" in fast mode.
+
+    In fast mode a batch of likelihoods is a unit of at most `token_budget` tokens (`requests.units`),
+    and `batch_size` is that of generation. In exact mode the budget is None.
+    """
+
+    batch_size: int
+    token_budget: int | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> Cut:
+        """ValueError where `text` is no cut. A shard's "" is the evaluation's: no text of its own."""
+        fast, dash, numbers = text.partition("-")
+        budget, _, size = numbers.partition("-")
+        cut = cls(int(size), int(budget)) if dash and fast == "fast" else cls(int(text))
+        if str(cut) != text or cut.batch_size < 1 or cut.token_budget == 0:
+            raise ValueError(f"{text!r} is no cut of a request set")
+        return cut
+
+    def __str__(self) -> str:
+        if self.token_budget is None:
+            return str(self.batch_size)
+        return f"fast-{self.token_budget}-{self.batch_size}"
+
+
+@dataclass(frozen=True, slots=True)
 class ShardId:
     """Batches first_batch..end_batch-1 of a leaf task's request set: "task|first|end".
 
     `cut` says how the requests are cut into batches: "" by the evaluation's batch size, "4" by a
-    batch size of the task's own. Where it is not "", the name is "task|cut:first|end". Batches of
-    different cuts have different names, so answers to one never count for another.
+    batch size of the task's own, "fast-8192-8" in fast mode (`Cut`). Where it is not "", the name is
+    "task|cut:first|end". Batches of different cuts have different names, so answers to one never count for another.
     """
 
     task: str

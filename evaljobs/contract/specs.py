@@ -192,11 +192,13 @@ class EntryManifest(Record):
 
 
 class BatchIndex(Record):
-    """A request set's batches at one batch size, in lm-eval's order. Position i is batch i.
+    """A request set's batches in one cut (`names.Cut`), in the order to run them. Position i is batch i.
 
     `offsets[i]..offsets[i+1]` are the bytes of batch i in the batch file (len(offsets) = batches +
     1). `prefill_tokens` are padded input tokens of the forward pass; `generated_tokens` the cap on
-    new ones. `documents[i]` lists the documents with a request in batch i.
+    new ones. `asked_tokens` are the input tokens of the same requests, each alone and unpadded; the
+    indexes of earlier versions lack them. `documents[i]` lists the documents with a request in batch
+    i.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -207,6 +209,7 @@ class BatchIndex(Record):
     requests: tuple[int, ...]
     prefill_tokens: tuple[int, ...]
     generated_tokens: tuple[int, ...]
+    asked_tokens: tuple[int, ...] = ()
     documents: tuple[tuple[int, ...], ...]
 
 

@@ -97,6 +97,17 @@ class RequestsHead:
     follow_up: str = ""
 
 
+class Unit(NamedTuple):
+    """How the pieces of a batch of fast mode share tokens (`requests.units`).
+
+    `prefix`: leading tokens that all its pieces share with the task's other requests, computed once
+    per trial. `rows`: the number of pieces in each row of the forward pass, in the order of pieces.
+    """
+
+    prefix: int
+    rows: list[int]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
     """One forward pass or one call of generate. Its pieces share their kind and settings."""
@@ -105,6 +116,7 @@ class Batch:
     text: bool
     settings: dict[str, Any] | None
     pieces: list[Piece]
+    unit: Unit | None = None  # of likelihoods in fast mode
 
 
 # --- files' lines ------------------------------------------------------------------------------------------------
@@ -141,12 +153,16 @@ def decode_pieces(lines: Iterable[bytes]) -> Iterator[Piece]:
 
 def encode_batch(batch: Batch) -> bytes:
     """One line of a batch file."""
-    return _pack([KINDS.index(batch.kind), batch.text, batch.settings, [p.row() for p in batch.pieces]])
+    rows = [piece.row() for piece in batch.pieces]
+    unit = [] if batch.unit is None else [batch.unit]
+    return _pack([KINDS.index(batch.kind), batch.text, batch.settings, rows, *unit])
 
 
 def decode_batch(line: bytes) -> Batch:
-    kind, text, settings, rows = _unpack(line)
-    return Batch(kind=KINDS[kind], text=text, settings=settings, pieces=[Piece.of(r) for r in rows])
+    kind, text, settings, rows, *more = _unpack(line)
+    unit = Unit(*more[0]) if more else None
+    pieces = [Piece.of(row) for row in rows]
+    return Batch(kind=KINDS[kind], text=text, settings=settings, pieces=pieces, unit=unit)
 
 
 # --- lm-eval's chunks --------------------------------------------------------------------------------------------
@@ -163,7 +179,7 @@ def chunks(head: RequestsHead, pieces: Sequence[Piece], batch_size: int) -> Iter
         by_kind.setdefault(piece.kind, []).append(piece)
     for kind, members in by_kind.items():
         if kind == "generate_until":
-            yield from _generation(head, members, batch_size)
+            yield from generations(head, members, batch_size)
         elif kind == "loglikelihood":
             yield from _likelihood(head, members, batch_size)
         else:
@@ -214,7 +230,7 @@ def _likelihood(head: RequestsHead, pieces: Sequence[Piece], batch_size: int) ->
         yield _forward(head, sorted(members, key=lambda p: p.index), inferred)
 
 
-def _generation(head: RequestsHead, pieces: Sequence[Piece], batch_size: int) -> Iterator[Chunk]:
+def generations(head: RequestsHead, pieces: Sequence[Piece], batch_size: int) -> Iterator[Chunk]:
     """Chunks of n prompts, longest first, per generation settings (HFLM.generate_until)."""
     from lm_eval.models.utils import Collator  # noqa: PLC0415
 
@@ -246,11 +262,19 @@ def _turns_cost(head: RequestsHead, members: Sequence[Piece], cap: int) -> tuple
     return prefill, answers
 
 
+def _asked(head: RequestsHead, batch: Batch) -> int:
+    """Input tokens of a batch's requests, each alone. The last token of a likelihood is only predicted."""
+    if batch.kind != "generate_until":
+        return sum(min(max(1, piece.length - 1), head.max_length) for piece in batch.pieces)
+    cap = head.max_gen_tokens[batch.pieces[0].settings]
+    room = max(1, head.max_length - cap)
+    return sum(min(length, room) for piece in batch.pieces for length in piece.lengths(cap))
+
+
 def encode_batches(
-    head: RequestsHead, key: str, pieces: Sequence[Piece], batch_size: int
+    head: RequestsHead, key: str, made: Sequence[Chunk], batch_size: int
 ) -> tuple[bytes, BatchIndex]:
-    """The batch file of a request set at one batch size, and its index."""
-    made = list(chunks(head, pieces, batch_size))
+    """The batch file of a request set in one cut, and its index. `batch_size`: the cut's."""
     lines = [encode_batch(batch) for batch, _, _ in made]
     index = BatchIndex(
         task=head.task,
@@ -260,6 +284,7 @@ def encode_batches(
         requests=tuple(len(batch.pieces) for batch, _, _ in made),
         prefill_tokens=tuple(prefill for _, prefill, _ in made),
         generated_tokens=tuple(generated for _, _, generated in made),
+        asked_tokens=tuple(_asked(head, batch) for batch, _, _ in made),
         documents=tuple(tuple(sorted({p.document for p in batch.pieces})) for batch, _, _ in made),
     )
     return b"".join(lines), index

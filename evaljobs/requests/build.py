@@ -19,6 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from evaljobs.contract.names import Cut
 from evaljobs.contract.outcomes import Built, Failed
 from evaljobs.contract.paths import (
     EvaluationPaths,
@@ -42,6 +43,7 @@ from evaljobs.lmeval.batches import (
     encode_batches,
     encode_requests,
 )
+from evaljobs.requests.units import cut_requests
 
 log = logging.getLogger(__name__)
 
@@ -114,15 +116,17 @@ def read_head(folder: Path) -> RequestsHead:
         return decode_head(lines.readline())
 
 
-def add_batches(folder: Path, batch_size: int) -> None:
-    """Write the batches of a request set at one size, unless they exist."""
-    if batch_index_file(folder, batch_size).exists():
+def add_batches(folder: Path, cut: str | int) -> None:
+    """Write the batches of a request set in one cut (`names.Cut`), unless they exist."""
+    if batch_index_file(folder, cut).exists():
         return
+    wanted = Cut.parse(str(cut))
     manifest = read_record(request_set_manifest(folder), RequestSetManifest)
     head, pieces = read_requests(folder)
-    data, index = encode_batches(head, manifest.key, pieces, batch_size)
-    write_atomic(batch_file(folder, batch_size), data)
-    write_record(batch_index_file(folder, batch_size), index)
+    made = list(cut_requests(head, pieces, wanted))
+    data, index = encode_batches(head, manifest.key, made, wanted.batch_size)
+    write_atomic(batch_file(folder, cut), data)
+    write_record(batch_index_file(folder, cut), index)
 
 
 def _sets_on_disk(folder: Path) -> dict[str, str] | None:

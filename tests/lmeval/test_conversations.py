@@ -18,7 +18,7 @@ from evaljobs.contract.paths import request_set_manifest
 from evaljobs.contract.specs import BuildSpec, ModelOptions, RequestSetManifest, SuiteSpec, TaskEntry
 from evaljobs.contract.storage import FrameWriter, read_record
 from evaljobs.errors import OperatorError
-from evaljobs.lmeval.batches import Conversation, Piece, RequestsHead, Turn, encode_batches
+from evaljobs.lmeval.batches import Conversation, Piece, RequestsHead, Turn, chunks, encode_batches
 from evaljobs.lmeval.conversations import turns
 from evaljobs.lmeval.replay_model import ReplayError, collect_answers
 from evaljobs.lmeval.result_keys import instances_digest
@@ -313,7 +313,7 @@ PIECES = st.lists(
 def test_every_turn_costs_its_prompt_and_its_cap(pieces: list[Piece], size: int) -> None:
     """Batches of one are exact: prompts with earlier answers at their cap. Others pad."""
     assert [Piece.of(json.loads(json.dumps(p.row()))) for p in pieces] == pieces
-    _, index = encode_batches(HEAD, "k", pieces, size)
+    _, index = encode_batches(HEAD, "k", list(chunks(HEAD, pieces, size)), size)
     answers = sum(1 + len(p.conversation.turns) for p in pieces if p.conversation)
     exact = sum(min(n, 93) for p in pieces for n in p.lengths(7))
     assert sum(index.generated_tokens) == 7 * answers

@@ -1,0 +1,71 @@
+"""Tries over token ids: how many tokens requests need where each shared beginning is computed once.
+
+Rule: pure, and imports no torch. Inputs of likelihoods are sequences of token ids, cut as lm-eval
+cuts them. Sorted sequences are the depth-first order of their trie, so neighbours tell all sharing.
+Called from `requests.units`, the fast engine and `scripts.bench`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+from evaljobs.lmeval.batches import Piece
+
+
+def input_of(piece: Piece, max_length: int) -> list[int]:
+    """The tokens that a likelihood's forward pass computes: all but the last, cut from the left.
+
+    As HFLM._loglikelihood_tokens cuts them (lm_eval/models/huggingface.py, 0.4.13).
+    """
+    assert isinstance(piece.context, list)
+    assert isinstance(piece.continuation, list)
+    return (piece.context + piece.continuation)[-(max_length + 1) : -1]
+
+
+def shared(one: Sequence[int], other: Sequence[int]) -> int:
+    """Length of the longest common beginning. Halves the range: slices compare faster than loops."""
+    low, high = 0, min(len(one), len(other))
+    if one[:high] == other[:high]:
+        return high
+    while low + 1 < high:
+        middle = (low + high) // 2
+        if one[low:middle] == other[low:middle]:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def size(ordered: Sequence[Sequence[int]]) -> int:
+    """Nodes of the trie of sorted sequences: tokens to compute where nothing is computed twice."""
+    first = len(ordered[0]) if ordered else 0
+    return first + sum(len(after) - shared(before, after) for before, after in pairwise(ordered))
+
+
+class Branch(NamedTuple):
+    """A sequence in the layout of its trie.
+
+    It shares its first `shared` tokens with sequences before it; its own tokens stand at the places
+    `start..start + len(sequence) - shared - 1` of the row.
+    """
+
+    shared: int
+    start: int
+    path: list[int]  # the place of each of its tokens
+
+
+def layout(ordered: Sequence[Sequence[int]]) -> list[Branch]:
+    """The trie of sorted sequences, laid out in one row: depth first, each node once."""
+    branches: list[Branch] = []
+    path: list[int] = []
+    before: Sequence[int] = ()
+    used = 0
+    for sequence in ordered:
+        common = shared(before, sequence)
+        end = used + len(sequence) - common
+        path = [*path[:common], *range(used, end)]
+        branches.append(Branch(common, used, path))
+        before, used = sequence, end
+    return branches
