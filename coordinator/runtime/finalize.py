@@ -21,6 +21,7 @@ from pydantic import Field
 from coordinator.base.isolate import isolated, traceback_of
 from coordinator.base.words import first_of
 from coordinator.evaluation.events import AnyEvent
+from coordinator.evaluation.records import cut_on_disk
 from coordinator.evaluation.state import State
 from coordinator.planning.make_plan import BYTES_PER_PARAMETER, hardware_of, read_sets
 from coordinator.report.judge_cost import judge_use
@@ -109,10 +110,10 @@ def learnt(state: State, report: Report) -> list[Observation]:
     loads = [g.imports + g.load + g.warm for g in report.gpus if g.load > 0]
     rows = []
     for task, leaf in state.shards.leaves.items():
-        if leaf.todo or task not in seconds or not isinstance(state.batch_size, int):
+        if leaf.todo or task not in seconds:
             continue
-        sets = read_sets({task: leaf.planned.folder}, state.batch_size)
-        manifest, index = sets[task]
+        cut = cut_on_disk(leaf.planned.cut, state.batch_size)
+        manifest, index = read_sets({task: leaf.planned.folder}, {task: cut})[task]
         entry = state.entries[leaf.planned.entry]
         rows.append(
             Observation(
@@ -121,7 +122,8 @@ def learnt(state: State, report: Report) -> list[Observation]:
                 model_parameters=state.record.checkpoint.bytes // BYTES_PER_PARAMETER,
                 hardware=hardware_of(state.nodes.by_name.values()),
                 engine=state.record.model.engine,
-                batch_size=state.batch_size,
+                batch_size=index.batch_size,
+                mode=state.record.suite.mode or "exact",
                 prefill_tokens=sum(index.prefill_tokens),
                 generated_tokens=sum(index.generated_tokens),
                 documents=manifest.documents,

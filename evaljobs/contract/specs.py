@@ -229,6 +229,7 @@ class BuildSpec(Record):
     suite: SuiteSpec
     entry: int  # index into suite.tasks
     batch_size: int | Literal["auto"]
+    cut: str = ""  # of the batches (`names.Cut`); "": by `batch_size`
     model_dir: str  # its config and tokenizer are read, not its weights
     model: ModelOptions
     out_dir: str  # request_sets/<lookup digest of this entry>

@@ -65,6 +65,10 @@ class HarnessEngine:
             return SELF_BATCHING_SIZE
         return max(1, int(detect()))
 
+    def probe_token_budget(self, batch_size: int) -> int:
+        """The tokens of the largest pass of lm-eval's detection, which keeps the logits of all of them."""
+        return batch_size * int(self.lm.max_length)
+
     def fix_batch_size(self, batch_size: int) -> None:
         """Set the evaluation's batch size on a model loaded with "auto".
 

@@ -37,6 +37,10 @@ class Engine(Protocol):
         """The batch size that fits, of a model loaded with batch size "auto"."""
         ...
 
+    def probe_token_budget(self, batch_size: int) -> int:
+        """Padded tokens of a forward pass that fit, where `batch_size` was found to fit."""
+        ...
+
     def fix_batch_size(self, batch_size: int) -> None:
         """Use this batch size from now on, on a model loaded with "auto"."""
         ...
