@@ -82,6 +82,7 @@ class TrialEnded(Record):
     idle_seconds: float
     devices: str  # e.g. "NVIDIA A100-SXM4-80GB" or "cpu"
     gpus: int
+    fast: str = ""  # fast mode: why its likelihoods were computed lm-eval's way; "": they were not
 
 
 class Probed(Record):

@@ -400,6 +400,7 @@ class Trial:
             idle_seconds=self.seconds.idle,
             devices=loaded.devices if loaded else "",
             gpus=loaded.gpus if loaded else 0,
+            fast=loaded.fast if loaded else "",
         )
 
     def _failure(self, error: Exception) -> Failed:

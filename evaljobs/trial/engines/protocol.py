@@ -15,19 +15,25 @@ from evaljobs.lmeval.batches import Batch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
-    """Where a model was loaded, and the seconds to import its libraries and to read its weights."""
+    """Where a model was loaded, and the seconds to import its libraries and to read its weights.
+
+    `fast`: why units of fast mode go lm-eval's way; "" where they do not, or none has come.
+    """
 
     devices: str
     gpus: int
     import_seconds: float
     load_seconds: float
+    fast: str = ""
 
 
 class Engine(Protocol):
     """A loaded checkpoint. `loading.load` makes it; one thread uses it."""
 
     @property
-    def loaded(self) -> Loaded: ...
+    def loaded(self) -> Loaded:
+        """What is known of the model so far."""
+        ...
 
     def warm_up(self) -> float:
         """Seconds of a first forward pass that draws no random number; 0.0 where there was none."""
