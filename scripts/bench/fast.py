@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from bench import few_shot
-from bench.harness import Options, command, option, row, say, targets, timed
+from bench.harness import Options, command, option, row, say, targets
 from evaljobs.contract.names import Cut
 from evaljobs.contract.specs import BuildSpec, ModelOptions, SuiteSpec, TaskEntry
 from evaljobs.lmeval import run, tries
-from evaljobs.lmeval.batches import Batch, Piece, RequestsHead, chunks
+from evaljobs.lmeval.batches import Piece, RequestsHead, chunks
 from evaljobs.requests.build import build, read_requests
 from evaljobs.requests.units import cut_requests
 
