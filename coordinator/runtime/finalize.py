@@ -180,14 +180,18 @@ def write_results(
     if report is not None:
         teach(state, report, observations)
     results = merged_results(state)
+    made = report or without_measurements(state, "")
     results["evalspan"] = {
         "evaluation_id": state.evaluation_id,
         "checkpoint": state.record.checkpoint.announced,
         "checkpoint_digest": state.record.checkpoint.digest,
         "step": state.record.checkpoint.step,
         "suite": state.record.suite.name,
-        "status": (report or without_measurements(state, "")).status,
+        "status": made.status,
         "batch_size": state.batch_size,
+        "mode": made.mode,
+        "token_budget": made.token_budget,
+        "cuts": made.cuts,
         "makespan_seconds": None if report is None else report.makespan_seconds,
         "paused_seconds": None if report is None else report.paused_seconds,
         "failed_entries": sorted(failed),

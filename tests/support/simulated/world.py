@@ -299,7 +299,7 @@ class World:
         leaf = self.state.shards.leaves.get(ShardId.parse(shard).task)
         if cut.token_budget and leaf is not None and leaf.planned.executes:
             return False  # it generates, which the budget does not cut
-        if size <= self.fits or self.dice.random() >= self.faults.too_large:
+        if not self.faults.too_large or size <= self.fits or self.dice.random() >= self.faults.too_large:
             return False
         self.oversized += 1
         self.leave(
