@@ -170,6 +170,8 @@ def _changed(suite: SuiteSpec, options: SuiteOptions) -> SuiteSpec:
     data = suite.model_dump(mode="json", exclude_none=True)
     data["task"] = [task | _of_a_task(options) for task in data.pop("tasks")]
     folders = [str(Path(folder).expanduser().resolve()) for folder in options.include_path]
+    if options.mode == "exact":
+        data.pop("token_budget", None)  # of the suite's fast mode
     data |= _of_a_suite(options)
     data["include_path"] = [*data["include_path"], *folders]  # of two definitions the later folder's counts
     data["name"] = suite.name + _suffix(options, suite.model_dump(mode="json"))

@@ -40,7 +40,7 @@ def test_a_series_refuses_to_mix_modes_unless_it_is_asked_to(tmp_path: Path) -> 
     """`report`, `export` and the API alike; mixed, the curve breaks where the mode changes and flags no regression there."""
     leave(tmp_path, 10, 0.9)
     fast(tmp_path, 20, 0.1)
-    with pytest.raises(OperatorError, match="1 in mode exact and 1 in mode fast.*--mixed"):
+    with pytest.raises(OperatorError, match=r"1 in mode exact and 1 in mode fast.*--mixed"):
         find_series(tmp_path, "/runs/a")
     command = ["--series", "/runs/a", "--work-dir", str(tmp_path)]
     for words in (["report", *command, "--csv"], ["export", *command, "--to", "csv"]):
