@@ -211,7 +211,7 @@ def prepare(
     )
     known = from_settings.load(config, work_dir, settings)
     site = from_settings.site_of(known)
-    spec = one_off.suite_of(chosen, known.watch.suite)
+    spec = from_settings.settled(known, one_off.suite_of(chosen, known.watch.suite))
     aside = aside or Caller(progress=False)
     return request_sets.prepare(
         spec,
@@ -363,6 +363,7 @@ def series(
     folder: PathLike,
     suite: str | None = None,
     *,
+    mixed: bool = False,
     config: PathLike | None = None,
     work_dir: PathLike | None = None,
     settings: Mapping[str, object] | None = None,
@@ -372,10 +373,11 @@ def series(
     `folder`: the folder that holds the checkpoints, or a glob of them. `suite`: of this suite only.
     A row has evaluation_id, suite, step, checkpoint, status, task, filter, metric, value, stderr,
     documents, n_shot, version, higher_is_better, makespan_seconds, paused_seconds, gpu_seconds. An
-    evaluation without a score has one row whose score is None. OperatorError where there is no evaluation.
+    evaluation without a score has one row whose score is None. `mixed`: evaluations in exact and in
+    fast mode together. OperatorError where there is no evaluation, or there are both modes.
     """
     known = from_settings.load(config, work_dir, settings)
-    points = make_series(load_series.find_series(known.work_dir, str(folder), suite)).points
+    points = make_series(load_series.find_series(known.work_dir, str(folder), suite, mixed=mixed)).points
     return [row for point in points for row in rows_of(point)]
 
 

@@ -17,18 +17,20 @@ from priors.table import merge, parse, read
 
 
 def show(path: Path) -> dict[str, Any]:
-    """Every observed task by hardware and engine: runs, the last run's seconds, the learnt residual."""
+    """Every observed task by hardware, engine and mode: runs, the last run's seconds, the learnt residual."""
     learnt = Learnt(read(path))
     history = learnt.timed
     rows = []
-    for task, hardware, engine in sorted({(one.task, one.hardware, one.engine) for one in history}):
-        own = [one for one in history if (one.task, one.hardware, one.engine) == (task, hardware, engine)]
-        own_residual = learnt.residual(task, hardware, engine)
+    for task, place in sorted({(one.task, one.place) for one in history}):
+        own = [one for one in history if (one.task, one.place) == (task, place)]
+        own_residual = learnt.residual(task, place)
+        hardware, engine, mode = place
         rows.append(
             {
                 "task": task,
                 "hardware": hardware,
                 "engine": engine,
+                "mode": mode,
                 "observations": len(own),
                 "documents": own[-1].documents,
                 "inference_seconds": own[-1].inference_seconds,
@@ -43,13 +45,14 @@ def show(path: Path) -> dict[str, Any]:
 
 
 def fit(path: Path) -> dict[str, Any]:
-    """Rates learnt per hardware and engine, for the model size and batch size seen last."""
+    """Rates learnt per hardware, engine and mode, for the model size and batch size seen last."""
     learnt = Learnt(read(path))
     history = learnt.timed
     rows = []
-    for hardware, engine in sorted({(one.hardware, one.engine) for one in history}):
-        last = [one for one in history if (one.hardware, one.engine) == (hardware, engine)][-1]
-        speed = learnt.speed(hardware, engine)
+    for place in sorted({one.place for one in history}):
+        last = [one for one in history if one.place == place][-1]
+        speed = learnt.speed(place)
+        hardware, engine, mode = place
         cold = cold_rates(
             model_parameters=last.model_parameters,
             hardware=hardware,
@@ -60,6 +63,7 @@ def fit(path: Path) -> dict[str, Any]:
             {
                 "hardware": hardware,
                 "engine": engine,
+                "mode": mode,
                 "observations": speed.observations,
                 "model_parameters": last.model_parameters,
                 "batch_size": last.batch_size,

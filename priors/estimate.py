@@ -53,6 +53,12 @@ class Features:
     hardware: str
     engine: str
     batch_size: int
+    mode: str = "exact"
+
+    @property
+    def place(self) -> tuple[str, str, str]:
+        """As of `Observation`."""
+        return self.hardware, self.engine, self.mode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +91,7 @@ def rates(features: Features, learnt: Learnt) -> Rates:
         engine=features.engine,
         batch_size=features.batch_size,
     )
-    speed = learnt.speed(features.hardware, features.engine)
+    speed = learnt.speed(features.place)
     return Rates(
         prefill_per_second=cold.prefill_per_second / exp(speed.prefill),
         generated_per_second=cold.generated_per_second / exp(speed.generated),
@@ -106,7 +112,7 @@ def predict_batches(
     if len(prefill_tokens) != len(generated_tokens):
         raise ValueError("every batch needs its prefill and its generated tokens")
     at = rates(features, learnt)
-    own = learnt.residual(features.task, features.hardware, features.engine)
+    own = learnt.residual(features.task, features.place)
     factor = exp(own.mean)
     seconds = tuple(
         factor

@@ -2,7 +2,7 @@
 
     seconds = (batches · a + p · prefill / R_p + d · expected generated / R_d) · exp(task's residual)
 
-p and d belong to a hardware and an engine and are shrunk to 1. Residuals belong to a task, are
+p and d belong to a hardware, an engine and a mode and are shrunk to 1. Residuals belong to a task and a mode, are
 shrunk to 0 (σ₀ = 0.4) and follow the newest runs (EWMA). The order of observations counts only
 through their time.
 """
@@ -81,9 +81,12 @@ def parts_of(one: Observation) -> Parts:
     )
 
 
-def fit_speed(history: Sequence[Observation], hardware: str, engine: str) -> Speed:
-    """Speed of a hardware and engine: Gauss-Newton on log seconds, every task weighing the same."""
-    own = [one for one in history if one.hardware == hardware and one.engine == engine][-MOST_OBSERVATIONS:]
+Place = tuple[str, str, str]  # `Observation.place`
+
+
+def fit_speed(history: Sequence[Observation], place: Place) -> Speed:
+    """Speed of a hardware, engine and mode: Gauss-Newton on log seconds, every task weighing the same."""
+    own = [one for one in history if one.place == place][-MOST_OBSERVATIONS:]
     if not own:
         return Speed()
     counts: dict[str, int] = defaultdict(int)
@@ -141,21 +144,18 @@ class Learnt:
         self.by_task: dict[str, list[Observation]] = defaultdict(list)
         for one in self.all:
             self.by_task[one.task].append(one)
-        self._speeds: dict[tuple[str, str], Speed] = {}
+        self._speeds: dict[Place, Speed] = {}
 
-    def speed(self, hardware: str, engine: str) -> Speed:
-        place = (hardware, engine)
+    def speed(self, place: Place) -> Speed:
         if place not in self._speeds:
-            self._speeds[place] = fit_speed(self.timed, hardware, engine)
+            self._speeds[place] = fit_speed(self.timed, place)
         return self._speeds[place]
 
-    def residual(self, task: str, hardware: str, engine: str) -> Residual:
-        """A task's deviation: by runs on this hardware and engine, else by runs elsewhere, else 0."""
-        own = [one for one in self.by_task.get(task, ()) if one.inference_seconds >= MEASURABLE]
-        here = [one for one in own if one.hardware == hardware and one.engine == engine]
-        logs = [
-            log(one.inference_seconds / parts_of(one).at(self.speed(one.hardware, one.engine)))
-            for one in here or own
-        ]
+    def residual(self, task: str, place: Place) -> Residual:
+        """A task's deviation: by runs in this place, else by runs in this mode elsewhere, else 0."""
+        runs = (one for one in self.by_task.get(task, ()) if one.mode == place[-1])
+        own = [one for one in runs if one.inference_seconds >= MEASURABLE]
+        here = [one for one in own if one.place == place]
+        logs = [log(one.inference_seconds / parts_of(one).at(self.speed(one.place))) for one in here or own]
         run = SIGMA_RUN if here or not own else SIGMA_MOVED
         return residual(logs, sigma_before=SIGMA_TASK, sigma_run=run)

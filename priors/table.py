@@ -12,9 +12,16 @@ import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    model_serializer,
+)
 
 Count = Annotated[int, Field(ge=0, le=10**18)]
 Seconds = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
@@ -23,7 +30,7 @@ MEASURABLE = 1e-6
 
 
 class Observation(BaseModel):
-    """One task of one evaluation.
+    """One task of one evaluation, in one mode: in fast mode `prefill_tokens` are other tokens.
 
     `generated_tokens`: sum of the requests' caps, as in predictions. `inference_seconds`,
     `metric_seconds`: of all documents, 0 where unknown. `load_seconds`: a trial's import and load.
@@ -45,6 +52,18 @@ class Observation(BaseModel):
     metric_seconds: Seconds
     load_seconds: Seconds | None
     at: float = Field(allow_inf_nan=False)
+    mode: Literal["exact", "fast"] = "exact"  # earlier tables do not say it
+
+    @model_serializer(mode="wrap")
+    def _as_before(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leaves exact's mode out, so that earlier versions read a table without fast runs."""
+        data: dict[str, Any] = handler(self)
+        return {key: value for key, value in data.items() if (key, value) != ("mode", "exact")}
+
+    @property
+    def place(self) -> tuple[str, str, str]:
+        """Hardware, engine and mode: what a learnt speed is of."""
+        return self.hardware, self.engine, self.mode
 
 
 def append(path: Path, observations: Iterable[Observation]) -> None:

@@ -278,7 +278,7 @@ def validate(
         num_fewshot=num_fewshot,
         batch_size=None,
     )
-    loaded = one_off.suite_of(chosen)
+    loaded = from_settings.settled(settings, one_off.suite_of(chosen))
     judge_for(loaded, partial(from_settings.judge_options, settings))
     folder, spec, convert = checkpoint, None, None
     if checkpoint is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -22,6 +23,7 @@ from coordinator.cli.app import (
 )
 from coordinator.cli.lm_eval_flags import LmEvalCommand
 from coordinator.cli.suite_options import LM_EVAL, takes_suite
+from coordinator.errors import OperatorError
 
 if TYPE_CHECKING:
     from coordinator.api import Results
@@ -67,6 +69,12 @@ def evaluate(
         ),
     ] = None,
     device: Annotated[str | None, typer.Option(help="cuda or cpu.", rich_help_panel=LM_EVAL)] = None,
+    check_fast: Annotated[
+        int | None,
+        typer.Option(
+            min=1, metavar="N", help="Evaluate N documents of each task in both modes and print differences."
+        ),
+    ] = None,
     verbose: VERBOSE = False,
     as_json: JSON = False,
 ) -> None:
@@ -79,6 +87,8 @@ def evaluate(
     evalspan eval ckpt/step-1000 --tasks hellaswag,arc_easy --limit 10
 
     evalspan eval --model_args pretrained=ckpt/step-1000,dtype=float32 --tasks arc_easy --num_fewshot 5
+
+    evalspan eval ckpt/step-1000 --suite core --check-fast 50
     """
     from coordinator import api
     from coordinator.cli.interrupt import Screen
@@ -92,18 +102,51 @@ def evaluate(
     pretrained, trial = lm_eval_flags.trial_settings(model, model_args, device)
     # before the evaluation: its scores are shown whatever becomes of evalspan.toml meanwhile
     price = settings_of(config, work_dir, settings).gpu_hour_price
-    found = api.evaluate(
-        lm_eval_flags.the_checkpoint(checkpoint, pretrained),
-        chosen,
-        step=step,
-        slots=slots,
-        shards_per_task=shards_per_task,
-        config=config,
-        work_dir=work_dir,
-        settings={**settings, **trial},
-        follow=Screen(Console(stderr=as_json)),
-    )
+
+    def evaluated(suite: SuiteOptions) -> Results:
+        return api.evaluate(
+            lm_eval_flags.the_checkpoint(checkpoint, pretrained),
+            suite,
+            step=step,
+            slots=slots,
+            shards_per_task=shards_per_task,
+            config=config,
+            work_dir=work_dir,
+            settings={**settings, **trial},
+            follow=Screen(Console(stderr=as_json)),
+        )
+
+    if check_fast is not None:
+        _check_fast(evaluated, chosen, check_fast, as_json=as_json)
+        return
+    found = evaluated(chosen)
     _show(found, as_json=as_json, verbose=verbose, gpu_hour_price=price)
+
+
+def _check_fast(
+    evaluated: Callable[[SuiteOptions], Results], chosen: SuiteOptions, documents: int, *, as_json: bool
+) -> None:
+    """Evaluate in exact mode, then in fast mode; exit code 1 where scores are missing."""
+    from coordinator.report import mode_check
+
+    if chosen.mode is not None or chosen.limit is not None:
+        raise OperatorError(
+            "--check-fast N evaluates N documents in both modes: leave --mode and --limit away"
+        )
+    found: dict[str, Results] = {}
+    for mode in ("exact", "fast"):
+        budget = chosen.token_budget if mode == "fast" else None
+        more = {"mode": mode, "limit": documents, "token_budget": budget}
+        found[mode] = evaluated(chosen.model_copy(update=more))
+        if not found[mode].complete:
+            _show(found[mode], as_json=as_json, verbose=False, gpu_hour_price=None)
+    made = mode_check.check(
+        {mode: one.folder for mode, one in found.items()}, {mode: one.raw for mode, one in found.items()}
+    )
+    if as_json:
+        show_json(made.model_dump(mode="json"))
+    else:
+        mode_check.show(stdout(), made)
 
 
 def _show(found: Results, *, as_json: bool, verbose: bool, gpu_hour_price: float | None) -> None:

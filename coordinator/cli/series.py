@@ -32,6 +32,9 @@ SERIES = Annotated[
     typer.Option("--series", help="All checkpoints in this folder, or that this glob of folders matches."),
 ]
 SUITE = Annotated[str | None, typer.Option("--suite", "-s", help="With --series: of this suite only.")]
+MIXED = Annotated[
+    bool, typer.Option("--mixed", help="With --series: evaluations in exact and fast mode together.")
+]
 PRICE = Annotated[
     float | None,
     typer.Option("--gpu-hour-price", min=0, help="Cost of a GPU hour, any currency."),
@@ -47,6 +50,7 @@ def report(
     evaluation: ONE_EVALUATION = None,
     series: SERIES = None,
     suite: SUITE = None,
+    mixed: MIXED = False,
     gpu_hour_price: PRICE = None,
     config: CONFIG = None,
     work_dir: WORK_DIR = None,
@@ -72,7 +76,7 @@ def report(
         raise OperatorError("name an evaluation, or say --series FOLDER")
     if series is not None or as_csv:
         _show_series(
-            _points(settings, evaluation, series, suite, settings.gpu_hour_price),
+            _points(settings, evaluation, series, suite, mixed=mixed),
             as_csv=as_csv,
             as_json=as_json,
         )
@@ -88,14 +92,15 @@ def report(
 
 
 def _points(
-    settings: Config, evaluation: str | None, series: str | None, suite: str | None, price: float | None
+    settings: Config, evaluation: str | None, series: str | None, suite: str | None, *, mixed: bool
 ) -> Series:
     from coordinator.report.learning_curves import make_series
     from coordinator.report.load_series import find_series, point_of
     from coordinator.runtime.replay import find_evaluation
 
+    price = settings.gpu_hour_price
     if series is not None:
-        return make_series(find_series(settings.work_dir, series, suite), price)
+        return make_series(find_series(settings.work_dir, series, suite, mixed=mixed), price)
     state, paths, _ = find_evaluation(settings, evaluation or "")
     return make_series([point_of(paths, state.record)], price)
 
@@ -141,6 +146,7 @@ def export(
     evaluation: ONE_EVALUATION = None,
     series: SERIES = None,
     suite: SUITE = None,
+    mixed: MIXED = False,
     run: Annotated[
         str | None, typer.Option(help="The tracker's run (default: the checkpoints' folder).")
     ] = None,
@@ -175,7 +181,7 @@ def export(
         # W&B syncs only the last of several offline runs of one id: write the whole training
         state, _, _ = find_evaluation(settings, evaluation)
         series, suite = str(Path(state.record.checkpoint.source).parent), state.record.suite.name
-    found = _points(settings, evaluation, series, suite, settings.gpu_hour_price)
+    found = _points(settings, evaluation, series, suite, mixed=mixed)
     done = [p for p in found.points if p.status != "running"]
     if not done:
         raise OperatorError("none of these evaluations has ended yet: there is nothing to export")

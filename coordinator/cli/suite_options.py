@@ -43,6 +43,18 @@ BATCH_SIZE = Annotated[
     str | None,
     typer.Option(help='A number or "auto", in place of the suite\'s.', rich_help_panel=ONE_OFF),
 ]
+MODE = Annotated[
+    str | None,
+    typer.Option(
+        metavar="exact|fast",
+        help="lm-eval's digits, or each shared context computed once.",
+        rich_help_panel=ONE_OFF,
+    ),
+]
+TOKEN_BUDGET = Annotated[
+    str | None,
+    typer.Option(help='With mode fast: tokens of a forward pass, or "auto".', rich_help_panel=ONE_OFF),
+]
 GEN_KWARGS = Annotated[
     list[str] | None,
     typer.Option(metavar="KEY=VALUE,…", help="Generation settings of each task.", rich_help_panel=LM_EVAL),
@@ -81,6 +93,8 @@ def suite_options(
     limit: LIMIT = None,
     num_fewshot: NUM_FEWSHOT = None,
     batch_size: BATCH_SIZE = None,
+    mode: MODE = None,
+    token_budget: TOKEN_BUDGET = None,
     gen_kwargs: GEN_KWARGS = None,
     include_path: INCLUDE_PATH = None,
     chat: CHAT = None,
@@ -89,9 +103,14 @@ def suite_options(
     seed: SEED = None,
 ) -> SuiteOptions:
     """What was typed, as the record that `coordinator.api` takes."""
+    from coordinator.errors import OperatorError
     from coordinator.intake import one_off
 
+    if mode not in (None, "exact", "fast"):
+        raise OperatorError(f"--mode is exact or fast, not {mode!r}")
     more: SuiteSettings = {
+        "mode": mode,  # type: ignore[typeddict-item]
+        "token_budget": token_budget,
         "gen_kwargs": lm_eval_flags.pairs(gen_kwargs, "--gen-kwargs") if gen_kwargs else None,
         "include_path": tuple(include_path or ()),
         "apply_chat_template": lm_eval_flags.flag_of(chat),

@@ -131,12 +131,11 @@ def _save(path: Path, text: str) -> None:
 def _suite_instance(settings: Config, name: str, tokenizer: str | None, **more: Any) -> dict[str, Any]:
     from coordinator.intake import from_settings, hub, request_sets
     from coordinator.intake.checkpoint import inspect
-    from coordinator.intake.suites import load_suite
     from coordinator.runtime.wiring import coordinator_of
     from coordinator.simulation import from_suite
     from priors.table import read
 
-    loaded = load_suite(name)
+    loaded = from_settings.settled(settings, name)
     sets: dict[str, dict[str, str]] = {}
     if tokenizer is not None:
         performer = coordinator_of(settings).performer

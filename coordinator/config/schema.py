@@ -21,7 +21,7 @@ from pydantic import (
 
 from coordinator.cluster.node_choice import check_hostlist
 from coordinator.cluster.sbatch_text import GPU_REQUEST, check_gpu_request
-from evaljobs.contract.specs import Record
+from evaljobs.contract.specs import Mode, Record
 
 _TIME = re.compile(r"(?:(\d+)-)?(\d{1,2}):(\d\d):(\d\d)")
 
@@ -111,6 +111,7 @@ class TrialConfig(Record):
     container: str | None = None
     env: dict[str, str] = Field(default_factory=dict)
     engine: str = "hf"  # lm-eval's model name: hf, vllm, sglang
+    mode: Mode = "exact"  # of suites that do not say theirs
     # less path and batch size
     model_args: Annotated[dict[str, Any], AfterValidator(_no_place)] = Field(default_factory=dict)
     gpus_per_trial: Positive = 1

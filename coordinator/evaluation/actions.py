@@ -7,7 +7,7 @@ harm. Called from: the subjects, which return actions; `coordinator.runtime.effe
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from coordinator.cluster import Job
 from coordinator.evaluation.records import EvaluationRecord
@@ -46,6 +46,7 @@ class FindResponses:
 
     sets: Mapping[int, Mapping[str, str]]
     batch_size: int
+    cuts: Mapping[int, str] = field(default_factory=dict)  # entry -> as `records.cut_of`; else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +56,7 @@ class MakePlan:
     sets: Mapping[int, Mapping[str, str]]
     batch_size: int
     lanes: tuple[tuple[str, str], ...]  # (lane, node)
+    cuts: Mapping[int, str] = field(default_factory=dict)  # as of `FindResponses`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

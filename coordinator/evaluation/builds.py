@@ -172,7 +172,7 @@ def intended(state: State, event: JobIntended) -> list[Action]:
 
 def built(state: State, outcome: Built, _at: float) -> list[Action]:
     entry = state.entries[outcome.entry]
-    if entry.terminal or outcome.batch_size != state.batch_size:
+    if entry.terminal or (outcome.batch_size, outcome.cut) != (state.batch_size, state.cut_of(entry)):
         return []
     entry.sets = outcome.sets
     entry.status = "built"
@@ -183,16 +183,23 @@ def built(state: State, outcome: Built, _at: float) -> list[Action]:
 
 
 def probed(state: State, outcome: Probed, _at: float) -> list[Action]:
-    """The batch size is known: requests are there, and the batches of this size are added."""
+    """The batch size is known, and the token budget with it: requests are there, and their batches are added."""
     if state.batch_size != "auto":
         return []
     state.batch_size = outcome.batch_size
+    if state.token_budget == "auto":  # noqa: S105 (no password)
+        state.token_budget = outcome.token_budget
     for entry in state.entries:
         if entry.status == "built":
-            entry.status = "unbuilt"
-            entry.build_attempts = 0
-            indexes.file_entry(state, entry)
+            again(state, entry)
     return []
+
+
+def again(state: State, entry: EntryState) -> None:
+    """The entry's requests are there and lack the batches of its cut."""
+    entry.status = "unbuilt"
+    entry.build_attempts = 0
+    indexes.file_entry(state, entry)
 
 
 def failed(state: State, outcome: Failed, _at: float) -> list[Action]:

@@ -12,6 +12,7 @@ from pydantic import Field, TypeAdapter
 
 from coordinator.cluster import Job
 from coordinator.evaluation.records import EvaluationRecord
+from evaljobs.contract.names import ShardId
 from evaljobs.contract.outcomes import Outcome
 from evaljobs.contract.specs import CheckpointSpec, FrameRef, Record
 
@@ -113,6 +114,14 @@ class ShardsDealt(Event):
     lanes: dict[str, str]
 
 
+class TokenBudgetReduced(Event):
+    """A unit of this entry did not fit a GPU's memory: its tasks start again with this budget. A replay decides nothing anew."""
+
+    kind: Literal["token-budget-reduced"] = "token-budget-reduced"
+    entry: int
+    token_budget: int
+
+
 class JobSubmitted(Event):
     kind: Literal["job-submitted"] = "job-submitted"
     job: str
@@ -198,6 +207,11 @@ class PlannedLeaf(Record):
     shard_documents: tuple[tuple[int, ...], ...] = ()
     executes_at_once: int = 0
     metric_seconds: float = 0.0
+
+    @property
+    def cut(self) -> str:
+        """Of its shards (`ShardId`)."""
+        return ShardId.parse(self.shards[0]).cut if self.shards else ""
 
 
 class PlannedLane(Record):
@@ -344,6 +358,7 @@ AnyEvent = (
     | NodeWithdrawn
     | JobIntended
     | ShardsDealt
+    | TokenBudgetReduced
     | JobSubmitted
     | JobNotSubmitted
     | LimitReached

@@ -155,6 +155,12 @@ def file_leaf(state: State, leaf: LeafState) -> None:
         _file_executable(state, leaf)
 
 
+def drop_leaf(state: State, task: str) -> None:
+    """A leaf task is planned no more. Its entry is filed by the caller, whose status changes, too."""
+    state.index.answered.discard(task)
+    state.index.executable.pop(task, None)
+
+
 def _file_executable(state: State, leaf: LeafState) -> None:
     """May an `execute` job be made of its documents? Past its limit a judge's jobs would only hold workers; one more than
     that waits ready for its turn.

@@ -300,6 +300,7 @@ def _build_spec(state: State, site: Site, name: str, entry: EntryState) -> Build
         suite=state.record.suite,
         entry=entry.index,
         batch_size=state.batch_size,
+        cut=state.cut_of(entry),
         model_dir=state.record.checkpoint.source,
         model=state.record.model,
         out_dir=entry.folder,

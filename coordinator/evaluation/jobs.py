@@ -11,11 +11,19 @@ from collections.abc import Iterable
 from coordinator.cluster import COORDINATOR_ENDED
 from coordinator.evaluation import indexes
 from coordinator.evaluation.actions import Action, CancelJob, ReleasePrecursor, SubmitJob
-from coordinator.evaluation.events import JobIntended, JobStarted, JobSubmitted, ShardsDealt
+from coordinator.evaluation.events import (
+    JobIntended,
+    JobStarted,
+    JobSubmitted,
+    ShardsDealt,
+    TokenBudgetReduced,
+)
 from coordinator.evaluation.records import JobName
 from coordinator.evaluation.state import HeldJob, IllegalEventError, JobInfo, State
 
-Due = list[Action | JobIntended | ShardsDealt]  # the events are the intents of `step.Step`
+Due = list[
+    Action | JobIntended | ShardsDealt | TokenBudgetReduced
+]  # the events are the intents of `step.Step`
 
 PREEMPTED = "PREEMPTED"  # the clusters' word for a job whose place went to a job of higher priority
 # words for the end of a job that is no fault of its own

@@ -15,10 +15,12 @@ from typing import Literal
 
 from pydantic import ConfigDict, Field
 
+from evaljobs.contract.names import Cut
 from evaljobs.contract.paths import slug
 from evaljobs.contract.specs import (
     CheckpointSpec,
     JudgeOptions,
+    Mode,
     ModelOptions,
     Record,
     Sources,
@@ -121,12 +123,37 @@ def evaluation_id(
     if inputs is not None:
         what.append(inputs.model_dump(mode="json", exclude={"single"}))
     digest = hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:8]
-    return f"{id_stem(folder, suite.name)}-{digest}"
+    return f"{id_stem(folder, suite.name, suite.mode)}-{digest}"
 
 
-def id_stem(folder: str, suite: str) -> str:
-    """An evaluation's id without its digest, of names of the checkpoint and the suite."""
-    return f"{slug(folder)[:40]}-{slug(suite)[:24]}"
+def id_stem(folder: str, suite: str, mode: Mode | None = None) -> str:
+    """An evaluation's id without its digest, of names of the checkpoint and the suite, and of a mode that is not exact."""
+    stem = f"{slug(folder)[:40]}-{slug(suite)[:24]}"
+    return f"{stem}-fast" if mode == "fast" and not stem.endswith("-fast") else stem
+
+
+def cut_of(
+    suite: SuiteSpec,
+    entry: int,
+    batch_size: int | Literal["auto"],
+    token_budget: int | Literal["auto"] | None,
+) -> str:
+    """The cut of a task's requests, as shards' names have it (`ShardId`): "" for batches of the evaluation's size.
+
+    `batch_size`, `token_budget`: as settled. In fast mode "" also stands while one of them is not.
+    """
+    own = suite.tasks[entry].batch_size
+    if suite.mode != "fast":
+        return "" if own is None else str(Cut(own))
+    size = own or batch_size
+    if not isinstance(size, int) or not isinstance(token_budget, int):
+        return ""
+    return str(Cut(size, token_budget))
+
+
+def cut_on_disk(cut: str, batch_size: int | Literal["auto"]) -> str:
+    """What names the batch files of a cut (`names.Cut`); "" before the batch size is settled."""
+    return cut or ("" if batch_size == "auto" else str(Cut(batch_size)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,7 @@ from coordinator.evaluation.events import (
 )
 from coordinator.evaluation.jobs import Due
 from coordinator.evaluation.state import EntryState, IllegalEventError, LeafState, ShardState, State
+from evaljobs.contract.names import ShardId
 from evaljobs.contract.specs import FrameRef
 
 MAX_UNREAD = 3  # times that a shard was run and left no record that can be read
@@ -128,11 +129,12 @@ def due(state: State) -> list[Action]:
         index: {task: folder for task, folder in entry.sets.items() if task not in state.shards.leaves}
         for index, entry in sorted(entries["unplanned"].items())
     }
+    cuts = {index: state.cut_of(state.entries[index]) for index in fresh}
     unsought = {task for sets in fresh.values() for task in sets} - state.plan.looked_for
     if unsought:
         state.plan.looked_for |= unsought
         state.plan.pending = True
-        return [FindResponses(sets=fresh, batch_size=state.batch_size)]
+        return [FindResponses(sets=fresh, batch_size=state.batch_size, cuts=cuts)]
     lanes = tuple(
         (lane, n.name)
         for n in state.nodes.by_name.values()
@@ -143,7 +145,8 @@ def due(state: State) -> list[Action]:
         return []
     most = state.record.options.max_trials
     state.plan.pending = True
-    return [MakePlan(sets=fresh, batch_size=state.batch_size, lanes=lanes[:most] if most else lanes)]
+    lanes = lanes[:most] if most else lanes
+    return [MakePlan(sets=fresh, batch_size=state.batch_size, lanes=lanes, cuts=cuts)]
 
 
 def deal_due(state: State, now: float, *, submits: bool) -> Due:
@@ -174,11 +177,12 @@ def dealt(state: State, event: ShardsDealt) -> list[Action]:
 
 
 def dumped(state: State, event: ShardsDumped) -> list[Action]:
+    known = state.shards.by_name
     for name, _ in event.shards:
-        if name not in state.shards.by_name:
+        if name not in known and not is_retired(state, name):
             raise IllegalEventError(f"responses of the unplanned shard {name}")
     for name, frame in event.shards:
-        if state.shards.by_name[name].frame is not None:
+        if name not in known or known[name].frame is not None:
             continue  # a second copy: the first one counts
         _done(state, name, frame)
         trial = state.trials.by_name.get(frame.file.removesuffix(".frames"))
@@ -324,6 +328,35 @@ def reopen_entry(state: State, entry: EntryState) -> list[Action]:
                 state.shards.todo += 1
                 again.append(name)
     return requeue(state, again)
+
+
+def retire(state: State, entry: EntryState) -> list[Action]:
+    """Forget the plan of an entry's likelihoods: they are to be cut into other batches. The caller changes its status.
+
+    Tasks that execute programs generate their answers: the token budget does not cut those.
+    """
+    withdrawn = []
+    for task in entry.sets:
+        leaf = state.shards.leaves.get(task)
+        if leaf is None or leaf.planned.executes:
+            continue
+        for name in leaf.planned.shards:
+            if _to_do(state, name):
+                state.shards.todo -= 1
+                withdrawn.append(name)
+            del state.shards.by_name[name]
+        state.shards.retired.add((task, leaf.planned.cut))
+        del state.shards.leaves[task]
+        indexes.drop_leaf(state, task)
+        state.plan.looked_for.discard(task)
+        state.plan.reused.pop(task, None)
+    return [WithdrawShards(shards=tuple(withdrawn))] if withdrawn else []
+
+
+def is_retired(state: State, shard: str) -> bool:
+    """Is it of a cut that did not fit a GPU's memory? ValueError where it is no shard's name."""
+    name = ShardId.parse(shard)
+    return (name.task, name.cut) in state.shards.retired
 
 
 def shards_of(state: State, tasks: Iterable[str]) -> Iterable[str]:

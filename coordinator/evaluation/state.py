@@ -14,8 +14,9 @@ from typing import Literal
 
 from coordinator.cluster import Job
 from coordinator.evaluation.events import PlannedLeaf
-from coordinator.evaluation.records import EvaluationRecord
+from coordinator.evaluation.records import EvaluationRecord, cut_of
 from evaljobs.contract.names import LaneId
+from evaljobs.contract.outcomes import TooLarge
 from evaljobs.contract.specs import CheckpointSpec, FrameRef
 
 EntryStatus = Literal["unbuilt", "building", "built", "scoring", "scored", "failed"]
@@ -54,6 +55,7 @@ class EntryState:
     score_attempts: int = 0
     score_attempts_before: int = 0  # of those, the ones before the last retry
     error: str = ""
+    token_budget: int | None = None  # after a unit did not fit a GPU's memory; None: the evaluation's
     result_file: str = ""
     unscored: Mapping[str, str] = field(default_factory=dict)  # items that count in no mean, with the reason
 
@@ -285,6 +287,10 @@ class Shards:
     by_name: dict[str, ShardState] = field(default_factory=dict)
     leaves: dict[str, LeafState] = field(default_factory=dict)
     todo: int = 0  # neither done nor quarantined nor withdrawn
+    # (leaf task, cut) that were planned and did not fit a GPU's memory: their answers count no more
+    retired: set[tuple[str, str]] = field(default_factory=set)
+    # entry -> the unit that did not fit, until its token budget is reduced
+    too_large: dict[int, TooLarge] = field(default_factory=dict)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -342,6 +348,7 @@ class State:
     record: EvaluationRecord
     entries: list[EntryState]
     batch_size: int | Literal["auto"]
+    token_budget: int | Literal["auto"] | None = None  # of fast mode
     seen: set[tuple[str, str]] = field(default_factory=set)  # (kind, name) of outcomes taken in
     warnings: list[str] = field(default_factory=list)
     conversion: Conversion = field(default_factory=Conversion)
@@ -358,6 +365,11 @@ class State:
     @property
     def evaluation_id(self) -> str:
         return self.record.evaluation_id
+
+    def cut_of(self, entry: EntryState) -> str:
+        """The cut of an entry's requests, as `records.cut_of`."""
+        budget = entry.token_budget or self.token_budget
+        return cut_of(self.record.suite, entry.index, self.batch_size, budget)
 
     @property
     def ended_at(self) -> float | None:

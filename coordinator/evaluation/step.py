@@ -11,6 +11,7 @@ How it is cut. The state has one part for each subject, and each subject is a mo
     shards       the plan, responses, the work queue                      nodes            offers, staging, back-off, prefetch
     scoring      metric jobs and their workers                            trials           model loads on lanes of nodes
     renewals     successors of precursors                                 limits           what gives way to a limit on jobs
+    cuts         batches that do not fit a GPU's memory
                                                                           ending           reasons to end, results, retries
 
 A module has handlers, which record events, and rules, which look at the state and say what is due. The two tables below
@@ -60,8 +61,8 @@ Jobs are decided once. A rule that wants a job makes the event `JobIntended` wit
 like any other event, and returns it as an intent beside the order to submit. The runner writes an event and its intents
 into the journal before it performs an action. A replay passes `replaying=True`: the rules then submit nothing, and the
 journalled intents make the jobs of then, whatever the rules would decide today. If the process died before the intents
-were written, the next live event finds the jobs still due. `ShardsDealt` is the other intent: without stealing, it moves
-shards of lost lanes to other lanes.
+were written, the next live event finds the jobs still due. `ShardsDealt` is another intent: without stealing, it moves
+shards of lost lanes to other lanes. `TokenBudgetReduced` is the third: it starts a task of fast mode again in smaller units.
 """
 
 from __future__ import annotations
@@ -72,6 +73,7 @@ from typing import Any
 
 from coordinator.evaluation import (
     builds,
+    cuts,
     ending,
     indexes,
     job_ends,
@@ -94,7 +96,7 @@ from evaljobs.contract import outcomes as out
 class Step:
     """What follows from one event: `intents` go into the journal behind it, then `actions` are performed."""
 
-    intents: tuple[ev.JobIntended | ev.ShardsDealt, ...] = ()
+    intents: tuple[ev.JobIntended | ev.ShardsDealt | ev.TokenBudgetReduced, ...] = ()
     actions: tuple[Action, ...] = ()
 
 
@@ -105,7 +107,10 @@ def start(event: ev.Accepted) -> tuple[State, list[Action]]:
     """The state of a newly accepted evaluation."""
     record = event.record
     entries = [EntryState(index=i, name=t.name) for i, t in enumerate(record.suite.tasks)]
-    state = State(record=record, entries=entries, batch_size=record.suite.batch_size)
+    suite = record.suite
+    state = State(
+        record=record, entries=entries, batch_size=suite.batch_size, token_budget=suite.token_budget
+    )
     for entry in entries:
         indexes.file_entry(state, entry)
     if why := record.options.host_why:
@@ -135,6 +140,7 @@ def _due(state: State, site: Site, now: float, *, submits: bool) -> jobs.Due:
     found: jobs.Due = [*ending.close_due(state)]
     found += builds.conversion_due(state, site, now, submits=submits)
     if state.can_work and not state.all_terminal:
+        found += cuts.due(state, now, submits=submits)
         found += builds.due(state, site, now, submits=submits)
         found += nodes.due(state, site, now, submits=submits)
         found += shards.due(state)
@@ -195,6 +201,7 @@ _EVENTS: Mapping[type, Callable[[State, Any], list[Action]]] = {
     ev.ResponsesFound: shards.responses_found,
     ev.PlanFailed: shards.plan_failed,
     ev.ShardsDealt: shards.dealt,
+    ev.TokenBudgetReduced: cuts.reduced,
     ev.ShardsDumped: shards.dumped,
     ev.ShardCorrupted: shards.corrupted,
     ev.ShardsStray: shards.stray,
@@ -217,6 +224,7 @@ _OUTCOMES: Mapping[
     out.Staged: nodes.staged,
     out.TrialEnded: trials.ended,
     out.Probed: builds.probed,
+    out.TooLarge: cuts.too_large,
     out.Executed: scoring.executed,
     out.Scored: scoring.scored,
 }

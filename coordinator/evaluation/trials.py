@@ -28,6 +28,8 @@ def ended(state: State, outcome: TrialEnded, _at: float) -> list[Action]:
     node = state.nodes.by_name.get(job.node or "")
     if node is not None and outcome.gpus:
         nodes.name_gpus(node, outcome.devices)
+    if outcome.fast and not any(outcome.fast in warning for warning in state.warnings):
+        state.warnings.append(f"mode fast: likelihoods were computed lm-eval's way, since {outcome.fast}")
     if job.purpose == "host" and outcome.shards:
         nodes.hosts_trials(state, job.node)
     if outcome.reason == "queue-lost" and not state.shards.leaves:

@@ -33,7 +33,7 @@ from coordinator.config.schema import Config
 from coordinator.errors import EvalspanError, OperatorError, RetryError
 from coordinator.evaluation.job_specs import Site
 from coordinator.evaluation.records import EvaluationRecord, Inputs, RunOptions
-from coordinator.intake import validate
+from coordinator.intake import suites, validate
 from coordinator.intake.source_keys import inputs_of, with_full_paths
 from evaljobs.contract.names import HF_ENGINES
 from evaljobs.contract.paths import WorkPaths
@@ -343,6 +343,12 @@ def inputs_for(site: Site, version: Callable[[], str]) -> Callable[[SuiteSpec, M
     )
 
 
+def settled(config: Config, suite: str | SuiteSpec) -> SuiteSpec:
+    """The suite, or that of a name or file, in the mode that it or these settings say. OperatorError."""
+    loaded = suites.load_suite(suite) if isinstance(suite, str) else suite
+    return suites.settled(loaded, config.trial.mode, config.trial.engine)
+
+
 def record_of(
     config: Config,
     checkpoint: str,
@@ -356,7 +362,7 @@ def record_of(
     """The evaluation of a checkpoint under these settings; `options`: in place of theirs. OperatorError."""
     return validate.make_record(
         checkpoint,
-        suite,
+        settled(config, suite),
         model=model_options(config),
         options=options or run_options(config),
         inputs=inputs,

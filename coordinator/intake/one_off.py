@@ -17,13 +17,19 @@ from pydantic import ValidationError
 from coordinator.config import toml
 from coordinator.errors import OperatorError
 from coordinator.intake import suites
-from coordinator.intake.validate import parse_batch_size
+from coordinator.intake.validate import parse_count
 from evaljobs.contract.paths import slug
-from evaljobs.contract.specs import Record, SuiteSpec, TaskEntry
+from evaljobs.contract.specs import Mode, Record, SuiteSpec, TaskEntry
 from evaljobs.lmeval.task_yaml import index_of
 
 MOST_NAME = 40  # characters of the tasks' part of a suite's name
-HIDDEN = ("seed", "apply_chat_template", "system_instruction", "fewshot_as_multiturn")  # see _suffix
+HIDDEN = (
+    "token_budget",
+    "seed",
+    "apply_chat_template",
+    "system_instruction",
+    "fewshot_as_multiturn",
+)  # see _suffix
 PLAIN: Mapping[str, Any] = {"apply_chat_template": False, "tasks": ({},)}  # a suite that sets nothing
 PATTERN = "*?["  # characters of a pattern of task names
 CHOOSE = "say --suite NAME or --tasks NAME,NAME, or set [watch] suite in evalspan.toml"
@@ -41,13 +47,15 @@ class SuiteSettings(TypedDict, total=False):
     system_instruction: str | None
     fewshot_as_multiturn: bool | None
     seed: int | None
+    mode: Mode | None
+    token_budget: int | str | None
 
 
 class SuiteOptions(Record):
     """What the options of a command, or the arguments of a call, say of the suite. None: not said.
 
-    `limit`: documents of each task, or a share below 1. `batch_size`: a number, or "auto". The last
-    seven have the meaning that a suite file gives them.
+    `limit`: documents of each task, or a share below 1. `batch_size`, `token_budget`: a number, or
+    "auto". The last eight have the meaning that a suite file gives them.
     """
 
     suite: str | None = None  # name or file
@@ -56,6 +64,8 @@ class SuiteOptions(Record):
     num_fewshot: int | None = None
     gen_kwargs: dict[str, Any] | None = None
     batch_size: int | str | None = None
+    token_budget: int | str | None = None
+    mode: Mode | None = None
     include_path: tuple[str, ...] = ()
     seed: int | None = None
     apply_chat_template: bool | str | None = None
@@ -160,6 +170,8 @@ def _changed(suite: SuiteSpec, options: SuiteOptions) -> SuiteSpec:
     data = suite.model_dump(mode="json", exclude_none=True)
     data["task"] = [task | _of_a_task(options) for task in data.pop("tasks")]
     folders = [str(Path(folder).expanduser().resolve()) for folder in options.include_path]
+    if options.mode == "exact":
+        data.pop("token_budget", None)  # of the suite's fast mode
     data |= _of_a_suite(options)
     data["include_path"] = [*data["include_path"], *folders]  # of two definitions the later folder's counts
     data["name"] = suite.name + _suffix(options, suite.model_dump(mode="json"))
@@ -199,10 +211,11 @@ def _of_a_task(options: SuiteOptions) -> dict[str, Any]:
 
 
 def _of_a_suite(options: SuiteOptions) -> dict[str, Any]:
-    fields = {"seed", "apply_chat_template", "system_instruction", "fewshot_as_multiturn"}
+    fields = {"mode", "seed", "apply_chat_template", "system_instruction", "fewshot_as_multiturn"}
     said = options.model_dump(include=fields, exclude_none=True)
-    if options.batch_size is not None:
-        said["batch_size"] = parse_batch_size(str(options.batch_size))
+    for field in ("batch_size", "token_budget"):
+        if (value := getattr(options, field)) is not None:
+            said[field] = parse_count(str(value), field)
     return said
 
 
@@ -241,7 +254,9 @@ def _suffix(options: SuiteOptions, before: Mapping[str, Any]) -> str:
     if options.include_path and not options.tasks:
         hidden["include_path"] = [str(Path(folder).expanduser().resolve()) for folder in options.include_path]
     digest = hashlib.sha256(json.dumps(hidden, sort_keys=True).encode()).hexdigest()[:6]
-    return f"{limit}{shots}{'-chat' if options.apply_chat_template else ''}{f'-{digest}' if hidden else ''}"
+    mode = f"-{options.mode}" if (options.mode or "exact") != (before.get("mode") or "exact") else ""
+    chat = "-chat" if options.apply_chat_template else ""
+    return f"{limit}{shots}{mode}{chat}{f'-{digest}' if hidden else ''}"
 
 
 def number(value: float) -> str:

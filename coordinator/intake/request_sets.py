@@ -20,7 +20,7 @@ from pydantic import ValidationError
 from coordinator.base.run_command import CommandError, run_command
 from coordinator.errors import OperatorError
 from coordinator.evaluation.job_specs import Site
-from coordinator.evaluation.records import Inputs
+from coordinator.evaluation.records import Inputs, cut_of, cut_on_disk
 from coordinator.intake.checkpoint import inspect
 from evaljobs.contract.paths import batch_index_file, entry_manifest, request_set_manifest, slug
 from evaljobs.contract.specs import (
@@ -41,7 +41,8 @@ def folder_name(
     """Name of the folder of this entry's request sets. Reads config and tokenizer files; OSError."""
     task = suite.tasks[entry]
     what = {
-        "task": task.model_dump(mode="json"),
+        # batches are cut from the same requests: a file for each cut
+        "task": task.model_dump(mode="json", exclude={"batch_size"}),
         "seed": suite.seed,
         "chat": suite.apply_chat_template,
         "system": suite.system_instruction,
@@ -64,8 +65,11 @@ def _digest(path: Path) -> list[str]:
     return [path.name, hashlib.sha256(path.read_bytes()).hexdigest()]
 
 
-def found(folder: Path, batch_size: int | str) -> dict[str, str] | None:
-    """Leaf task -> folder of a whole set with batches of this size; None where one must be built."""
+def found(folder: Path, cut: str) -> dict[str, str] | None:
+    """Leaf task -> folder of a whole set with batches of this cut; None where one must be built.
+
+    `cut`: as `records.cut_on_disk`.
+    """
     try:
         entry = EntryManifest.model_validate_json(entry_manifest(folder).read_bytes())
     except (OSError, ValidationError):
@@ -76,9 +80,14 @@ def found(folder: Path, batch_size: int | str) -> dict[str, str] | None:
             RequestSetManifest.model_validate_json(request_set_manifest(place).read_bytes())
         except (OSError, ValidationError):
             return None
-        if isinstance(batch_size, int) and not batch_index_file(place, batch_size).exists():
+        if cut and not batch_index_file(place, cut).exists():
             return None
     return sets
+
+
+def _on_disk(suite: SuiteSpec, entry: int) -> str:
+    cut = cut_of(suite, entry, suite.batch_size, suite.token_budget)
+    return cut_on_disk(cut, suite.batch_size)
 
 
 def at_hand(
@@ -88,7 +97,7 @@ def at_hand(
     sets = {}
     for index, task in enumerate(suite.tasks):
         name = folder_name(suite, index, checkpoint, model, inputs)
-        there = found(site.paths.request_sets / name, suite.batch_size)
+        there = found(site.paths.request_sets / name, _on_disk(suite, index))
         if there is not None:
             sets[task.name] = there
     return sets
@@ -114,7 +123,8 @@ def prepare(
     for index, task in enumerate(suite.tasks):
         name = folder_name(suite, index, checkpoint, model, made_of)
         folder = site.paths.request_sets / name
-        there = found(folder, suite.batch_size)
+        cut = cut_of(suite, index, suite.batch_size, suite.token_budget)
+        there = found(folder, _on_disk(suite, index))
         if there is None:
             spec = BuildSpec(
                 name=f"prepare-{index}",
@@ -122,6 +132,7 @@ def prepare(
                 suite=suite,
                 entry=index,
                 batch_size=suite.batch_size,
+                cut=cut,
                 model_dir=checkpoint.source,
                 model=model,
                 out_dir=str(folder),
@@ -133,7 +144,7 @@ def prepare(
             ):
                 _build(spec, site)
             folder = _as_looked_up(folder, folder_name(suite, index, checkpoint, model, inputs(suite, model)))
-            there = found(folder, suite.batch_size)
+            there = found(folder, _on_disk(suite, index))
         if there is None:
             raise OperatorError(
                 f"{task.name} was built, but {folder} does not hold it: is the work folder shared?"

@@ -18,11 +18,14 @@ from pydantic import Field
 
 from coordinator.config import toml
 from coordinator.errors import OperatorError
-from evaljobs.contract.specs import Record, SuiteSpec, TaskEntry
+from evaljobs.contract.specs import Mode, Record, SuiteSpec, TaskEntry
 
+TOKEN_BUDGET = 8192  # padded tokens of a forward pass in fast mode, where nothing is said
+FAST_ENGINES = ("hf", "hf-auto", "huggingface")  # lm-eval's names of its transformers class
 Count = Annotated[int, Field(ge=0)]
 Positive = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(gt=0, lt=1)]
+BUDGET_IS_FAST = 'only mode = "fast" has a token budget: leave token_budget away, or set that mode'
 
 
 class _Task(TaskEntry):
@@ -31,6 +34,7 @@ class _Task(TaskEntry):
     name: Annotated[str, Field(min_length=1)]
     num_fewshot: Count | None = None
     limit: Positive | Share | None = None
+    batch_size: Positive | None = None
 
 
 class _SuiteFile(Record):
@@ -43,6 +47,8 @@ class _SuiteFile(Record):
     apply_chat_template: bool | str = False
     system_instruction: str | None = None
     fewshot_as_multiturn: bool | None = None
+    mode: Mode | None = None
+    token_budget: Positive | Literal["auto"] | None = None
     task: Annotated[tuple[_Task, ...], Field(min_length=1)]
 
 
@@ -73,6 +79,13 @@ def checked(data: Mapping[str, Any], where: toml.Where, path: Path | None) -> Su
         raise OperatorError(
             f"{where(('fewshot_as_multiturn',))}: few-shot examples become turns by a chat template alone: set apply_chat_template"
         )
+    if suite.token_budget is not None and suite.mode == "exact":
+        raise OperatorError(f"{where(('token_budget',))}: {BUDGET_IS_FAST}")
+    if suite.token_budget == "auto" and suite.batch_size != "auto":  # noqa: S105 (no password)
+        raise OperatorError(
+            f'{where(("token_budget",))}: "auto" is found together with the batch size: '
+            'set batch_size = "auto", too, or token_budget to a number'
+        )
     return SuiteSpec(
         name=suite.name,
         include_path=tuple(_folder(part, path, where) for part in suite.include_path),
@@ -81,8 +94,31 @@ def checked(data: Mapping[str, Any], where: toml.Where, path: Path | None) -> Su
         apply_chat_template=suite.apply_chat_template,
         system_instruction=suite.system_instruction,
         fewshot_as_multiturn=suite.fewshot_as_multiturn,
+        mode=suite.mode,
+        token_budget=suite.token_budget,
         tasks=tuple(TaskEntry(**task.model_dump()) for task in suite.task),
     )
+
+
+def settled(suite: SuiteSpec, mode: Mode, engine: str) -> SuiteSpec:
+    """The suite as an evaluation runs it: in its own mode, else `mode` of the settings.
+
+    Mode None is "exact" from here on, so that the ids of exact evaluations are those of before
+    there were modes. OperatorError where the engine, or a setting of the suite, does not go with it.
+    """
+    chosen = suite.mode or mode
+    if chosen == "exact":
+        if suite.token_budget is not None:
+            raise OperatorError(f"suite {suite.name}: {BUDGET_IS_FAST}")
+        return suite.model_copy(update={"mode": None})
+    if engine not in FAST_ENGINES:
+        who = f"suite {suite.name}" if suite.mode else "[trial]"
+        raise OperatorError(
+            f'{who}: mode "fast" is for the engine "hf", and [trial] engine is {engine!r}, '
+            'which shares contexts in its own way or not at all: set mode = "exact"'
+        )
+    budget = suite.token_budget or ("auto" if suite.batch_size == "auto" else TOKEN_BUDGET)
+    return suite.model_copy(update={"mode": "fast", "token_budget": budget})
 
 
 def _find(text: str) -> Path:

@@ -96,12 +96,12 @@ def judge_for(suite: SuiteSpec, judge: Callable[[], JudgeOptions | None]) -> Jud
     return found
 
 
-def parse_batch_size(text: str) -> int | Literal["auto"]:
-    """A positive number or "auto"."""
+def parse_count(text: str, field: str) -> int | Literal["auto"]:
+    """A positive number or "auto", of the suite's setting `field`."""
     if text == "auto":
         return "auto"
     if not text.isdecimal() or int(text) == 0:
-        raise OperatorError(f'--batch-size is a positive number or "auto", not {text!r}')
+        raise OperatorError(f'--{field.replace("_", "-")} is a positive number or "auto", not {text!r}')
     return int(text)
 
 

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from coordinator.cluster import CPU_SLOT
 from coordinator.evaluation.actions import MakePlan
 from coordinator.evaluation.events import Planned, PlannedLane, PlannedLeaf
-from coordinator.evaluation.records import EvaluationRecord
+from coordinator.evaluation.records import EvaluationRecord, cut_on_disk
 from coordinator.evaluation.state import NodeUse
 from coordinator.planning.flow_shop import end_of
 from coordinator.planning.model import UNLIMITED, Lane, LanePlan, PlannedShard, WorkSet
@@ -54,14 +54,17 @@ class PlanningError(Exception):
 
 
 def read_sets(
-    folders: Mapping[str, str], batch_size: int
+    folders: Mapping[str, str], cuts: Mapping[str, str]
 ) -> dict[str, tuple[RequestSetManifest, BatchIndex]]:
-    """Manifest and batches of every leaf task; PlanningError names what cannot be read."""
+    """Manifest and batches of every leaf task; PlanningError names what cannot be read.
+
+    `cuts`: leaf task -> the cut of its batch files, as `records.cut_on_disk`.
+    """
     sets = {}
     for task, folder in folders.items():
         try:
             manifest = RequestSetManifest.model_validate_json(request_set_manifest(folder).read_bytes())
-            index = BatchIndex.model_validate_json(batch_index_file(folder, batch_size).read_bytes())
+            index = BatchIndex.model_validate_json(batch_index_file(folder, cuts[task]).read_bytes())
         except (OSError, ValidationError) as error:
             raise PlanningError(f"the request set of {task} in {folder} cannot be read: {error}") from error
         if index.key != manifest.key:
@@ -94,6 +97,7 @@ def _work_set(
         hardware=hardware,
         engine=record.model.engine,
         batch_size=index.batch_size,
+        mode=record.suite.mode or "exact",
     )
     batches = predict_batches(features, index.prefill_tokens, index.generated_tokens, history)
     # one judge job may send as many requests at once as the judge's cap allows
@@ -116,6 +120,7 @@ def _leaf(
     entry: int,
     folder: str,
     work: WorkSet,
+    cut: str,
 ) -> PlannedLeaf:
     own = sorted(shards, key=lambda s: s.first_batch)
     batches = [index.documents[s.first_batch : s.end_batch] for s in own] if manifest.executes else []
@@ -127,15 +132,19 @@ def _leaf(
         executes=manifest.executes,
         sampled=manifest.sampled,
         documents=manifest.documents,
-        shards=tuple(str(ShardId(manifest.task, s.first_batch, s.end_batch)) for s in own),
+        shards=tuple(_name(s, cut) for s in own),
         shard_documents=tuple(tuple(sorted({d for b in its for d in b})) for its in batches),
         executes_at_once=0 if work.metric_parallelism == UNLIMITED else work.metric_parallelism,
         metric_seconds=work.metric_seconds,
     )
 
 
-def _lane(lane: LanePlan) -> PlannedLane:
-    shards = ((str(ShardId(s.set, s.first_batch, s.end_batch)), s.rank, s.seconds) for s in lane.shards)
+def _name(shard: PlannedShard, cut: str) -> str:
+    return str(ShardId(shard.set, shard.first_batch, shard.end_batch, cut))
+
+
+def _lane(lane: LanePlan, cuts: Mapping[str, str]) -> PlannedLane:
+    shards = ((_name(s, cuts[s.set]), s.rank, s.seconds) for s in lane.shards)
     return PlannedLane(lane=lane.lane, node=lane.node, shards=tuple(shards))
 
 
@@ -161,7 +170,8 @@ def make_plan(
     options, size = record.options, record.checkpoint.bytes
     entry_of = {task: entry for entry, folders in wanted.sets.items() for task in folders}
     folder_of = {task: folder for folders in wanted.sets.values() for task, folder in folders.items()}
-    sets = read_sets(folder_of, wanted.batch_size)
+    cuts = {task: wanted.cuts.get(entry, "") for task, entry in entry_of.items()}
+    sets = read_sets(folder_of, {t: cut_on_disk(cut, wanted.batch_size) for t, cut in cuts.items()})
     work: dict[str, WorkSet] = {}
     late: dict[str, float] = {}  # CPU seconds of each metric at a high percentile
     scored = Counter(entry_of[task] for task, (manifest, _) in sets.items() if not manifest.executes)
@@ -205,10 +215,17 @@ def make_plan(
         at=now,
         batch_size=wanted.batch_size,
         leaves=tuple(
-            _leaf(*found, shards[task], entry=entry_of[task], folder=folder_of[task], work=work[task])
+            _leaf(
+                *found,
+                shards[task],
+                entry=entry_of[task],
+                folder=folder_of[task],
+                work=work[task],
+                cut=cuts[task],
+            )
             for task, found in sets.items()
         ),
-        lanes=tuple(map(_lane, made.lanes)),
+        lanes=tuple(_lane(lane, cuts) for lane in made.lanes),
         predicted_makespan_seconds=max(made.makespan_seconds, end(workers, asked)),
         lower_bound_seconds=made.lower_bound_seconds,
         gpu_seconds=made.gpu_seconds,

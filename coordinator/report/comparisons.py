@@ -24,12 +24,14 @@ from coordinator.report.learning_curves import (
     is_regression,
     keys_of,
     labels,
+    mode_of,
     scores_of,
 )
 from coordinator.report.render import folded, seconds
 from coordinator.report.scores import fits, natural_width, plain_table
 
 WHAT: Mapping[str, str] = {
+    "mode": "was computed in another mode",
     "requests": "was asked with other prompts or settings",
     "score": "was scored in another way (gold answers, filters or metrics)",
 }
@@ -284,8 +286,9 @@ def comparison(columns: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """A row per task and metric of `results.json` columns: each one's value, last minus first, "real drop?".
 
     A drop is real as on a learning curve, and only where requests and scoring are the same.
-    `differs`: how each evaluation differs from the first ("requests" or "score").
+    `differs`: how each evaluation differs from the first ("mode", "requests" or "score").
     """
+    modes = [mode_of(column) for column in columns]
     scores = [{(s.task, f"{s.metric},{s.filter}"): s for s in scores_of(column)} for column in columns]
     names = dict.fromkeys(name for column in scores for name in column)
     tasks = list(dict.fromkeys(task for task, _ in names))
@@ -294,7 +297,10 @@ def comparison(columns: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         found = [column.get((task, metric)) for column in scores]
         first, last = found[0], found[-1]
         keys = [keys_of(column, task) for column in columns]
-        differs = [difference(keys[0], key) for key in keys]
+        differs = [
+            "mode" if mode != modes[0] else difference(keys[0], key)
+            for key, mode in zip(keys, modes, strict=True)
+        ]
         change, regressed = None, False
         if first is not None and last is not None:
             change = last.value - first.value

@@ -20,8 +20,8 @@ from pydantic import ConfigDict
 from coordinator.evaluation.records import checkpoint_name
 from evaljobs.contract.specs import Record
 
-# how two results differ in their request digests and score keys; "": comparable, or without keys
-Difference = Literal["", "requests", "score"]
+# how two results differ in their modes, request digests and score keys; "": comparable, or without keys
+Difference = Literal["", "mode", "requests", "score"]
 ERRORS = 2.0  # standard errors of the difference beyond which a drop counts
 SCORES = ConfigDict(allow_inf_nan=True)  # a score of lm-eval may be NaN
 
@@ -66,6 +66,7 @@ class Point(Record):
     checkpoint: str
     step: int | None
     status: str  # running | done | failed | cancelled
+    mode: str = "exact"
     accepted_at: float  # unix seconds
     makespan_seconds: float | None = None  # without `paused_seconds`
     paused_seconds: float = 0.0  # no coordinator ran it, and none of its jobs worked
@@ -87,7 +88,7 @@ class CurvePoint(Record):
     """A value on a curve.
 
     `regressed`: worse than the point before by more than the limit. `differs`: the point before had
-    other "requests" or another "score" key, so the two are not comparable.
+    another "mode", other "requests" or another "score" key, so the two are not comparable.
     """
 
     model_config = SCORES
@@ -189,6 +190,11 @@ def keys_of(results: Mapping[str, Any], task: str) -> tuple[str, str]:
     return hashlib.sha256(requests.encode()).hexdigest(), hashlib.sha256(score.encode()).hexdigest()
 
 
+def mode_of(results: Mapping[str, Any]) -> str:
+    """The mode of results; those of versions without modes are exact."""
+    return str(results.get("evalspan", {}).get("mode") or "exact")
+
+
 def _leaves(groups: Mapping[str, Any], name: str, seen: frozenset[str]) -> Iterator[str]:
     members = groups.get(name) or ()
     if not members or name in seen:
@@ -209,16 +215,16 @@ def difference(before: tuple[str, str], after: tuple[str, str]) -> Difference:
 
 def in_order(points: Iterable[Point]) -> list[Point]:
     """Points in training order, suite by suite; each score is compared with that of the point before."""
-    last: dict[tuple[str, str], ScoreValue] = {}
+    last: dict[tuple[str, str], tuple[str, ScoreValue]] = {}
     compared = []
     for point in sorted(points, key=lambda p: (p.suite, p.step is None, float(p.step or 0), p.accepted_at)):
         scores = []
         for score in point.scores:
-            before = last.get((point.suite, score.name), score)
-            differs = difference(before.keys, score.keys)
+            mode, before = last.get((point.suite, score.name), (point.mode, score))
+            differs: Difference = "mode" if mode != point.mode else difference(before.keys, score.keys)
             regressed = not differs and is_regression(before.value, before.stderr, score)
             scores.append(score.model_copy(update={"differs": differs, "regressed": regressed}))
-            last[point.suite, score.name] = score
+            last[point.suite, score.name] = point.mode, score
         compared.append(point.model_copy(update={"scores": tuple(scores)}))
     return compared
 
@@ -229,6 +235,7 @@ def labels(points: Sequence[Point]) -> list[str]:
     trainings = ["/".join([*parent, p.label]) for parent, p in zip(parents, points, strict=True)]
     for made in (
         [p.label for p in points],
+        [f"{p.label} {p.mode}" for p in points],
         [f"{p.label} {p.suite}" for p in points],
         trainings,
         [f"{training} {p.suite}" for training, p in zip(trainings, points, strict=True)],
@@ -239,11 +246,11 @@ def labels(points: Sequence[Point]) -> list[str]:
 
 
 def make_series(points: Iterable[Point], gpu_hour_price: float | None = None) -> Series:
-    """Points in training order, and their curves; of two evaluations of a checkpoint, the later."""
-    latest: dict[tuple[str, str], Point] = {}
+    """Points in training order, and their curves; of two evaluations of a checkpoint in one mode, the later."""
+    latest: dict[tuple[str, str, str], Point] = {}
     by_time = sorted(points, key=lambda p: p.accepted_at)
     for point in by_time:
-        latest[point.suite, point.checkpoint] = point
+        latest[point.suite, point.checkpoint, point.mode] = point
     ordered = in_order(latest.values())
     if gpu_hour_price is not None:
         ordered = [

@@ -10,7 +10,8 @@ from __future__ import annotations
 import fnmatch
 import json
 import logging
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,7 @@ def point_of(paths: EvaluationPaths, record: EvaluationRecord) -> Point:
         "suite": record.suite.name,
         "checkpoint": record.checkpoint.source,
         "step": record.checkpoint.step,
+        "mode": record.suite.mode or "exact",
         "accepted_at": record.accepted_at,
     }
     if not paths.results.exists():
@@ -91,8 +93,14 @@ def point_of(paths: EvaluationPaths, record: EvaluationRecord) -> Point:
     )
 
 
-def find_series(work_dir: Path, selector: str, suite: str | None = None) -> list[Point]:
-    """Points of all evaluations that `selector` names; OperatorError where there is none."""
+def find_series(
+    work_dir: Path, selector: str, suite: str | None = None, *, mixed: bool = False
+) -> list[Point]:
+    """Points of all evaluations that `selector` names.
+
+    OperatorError where there is none, or where a suite's evaluations have different modes and are not
+    to be `mixed`.
+    """
     points = [point_of(paths, record) for paths, record in records(work_dir, selector, suite)]
     if not points:
         suites = {r.suite.name for _, r in records(work_dir, selector, None)}
@@ -108,4 +116,17 @@ def find_series(work_dir: Path, selector: str, suite: str | None = None) -> list
             f"no evaluation in {work_dir} is of a checkpoint in {selector!r} ({hint}checkpoints are in: {known}; "
             "`evalspan status` lists all evaluations)"
         )
+    if not mixed:
+        _refuse_modes(points)
     return points
+
+
+def _refuse_modes(points: Sequence[Point]) -> None:
+    for suite in dict.fromkeys(p.suite for p in points):
+        count = Counter(p.mode for p in points if p.suite == suite)
+        if len(count) > 1:
+            said = " and ".join(f"{number} in mode {mode}" for mode, number in sorted(count.items()))
+            raise OperatorError(
+                f"evaluations of suite {suite} there are {said}, and modes give different digits: name those of one mode by a "
+                "glob of their checkpoints, or say --mixed to have both on one curve, with a mark where the mode changes"
+            )

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypedDict
 
 from pydantic import Field
 
@@ -33,7 +33,7 @@ from coordinator.report.gpu_use import GpuUse
 from coordinator.report.judge_cost import JudgeUse
 from coordinator.report.pauses import Absences, Span, covered, within, without
 from coordinator.report.tokens import Indexes, TokenUse, token_use
-from evaljobs.contract.names import ShardId
+from evaljobs.contract.names import Cut, ShardId
 from evaljobs.contract.outcomes import Built, Executed, Scored, Staged, TrialEnded
 from evaljobs.contract.specs import Record
 
@@ -82,6 +82,10 @@ class Report(Record):
     checkpoint: str
     step: int | None
     suite: str
+    mode: str = "exact"
+    token_budget: int | None = None  # of fast mode, where it was settled
+    # leaf task -> its cut (`names.Cut`), where that is not the evaluation's
+    cuts: dict[str, str] = Field(default_factory=dict)
     status: str  # running | done | failed | cancelled
     accepted_at: float
     makespan_seconds: float | None  # from acceptance to the last score, without `paused_seconds`
@@ -361,6 +365,7 @@ def make_report(
         checkpoint=record.checkpoint.announced,
         step=record.checkpoint.step,
         suite=record.suite.name,
+        **_mode(state),
         status=_status(state),
         accepted_at=accepted,
         makespan_seconds=makespan,
@@ -404,6 +409,7 @@ def without_measurements(state: State, why: str) -> Report:
         checkpoint=record.checkpoint.announced,
         step=record.checkpoint.step,
         suite=record.suite.name,
+        **_mode(state),
         status=_status(state),
         accepted_at=record.accepted_at,
         makespan_seconds=None,
@@ -421,6 +427,28 @@ def without_measurements(state: State, why: str) -> Report:
         metric_seconds={},
         entries=_entry_lines(state),
         warnings=(*dict.fromkeys(state.warnings), f"times and costs are not known: {why}"),
+    )
+
+
+class _Mode(TypedDict):
+    """Fields of `Report`."""
+
+    mode: str
+    token_budget: int | None
+    cuts: dict[str, str]
+
+
+def _mode(state: State) -> _Mode:
+    size, budget = state.batch_size, state.token_budget
+    usual = str(Cut(size, budget)) if isinstance(size, int) and isinstance(budget, int) else ""
+    return _Mode(
+        mode=state.record.suite.mode or "exact",
+        token_budget=budget if isinstance(budget, int) else None,
+        cuts={
+            task: leaf.planned.cut
+            for task, leaf in state.shards.leaves.items()
+            if leaf.planned.cut not in ("", usual)
+        },
     )
 
 

@@ -24,6 +24,7 @@ from coordinator.report.judge_cost import JudgeTask, JudgeUse
 from coordinator.report.measurements import Report
 from coordinator.report.scores import fits, plain_table, score_table
 from coordinator.report.tokens import TokenUse
+from evaljobs.contract.names import Cut
 
 CANCELLED = "cancelled: "  # begins the error of a task that a cancellation has ended
 NARROW = 72  # columns below which the summary leaves out its notes
@@ -223,6 +224,20 @@ def gpu_lines(report: Report) -> Text:
     return text
 
 
+def mode_lines(report: Report) -> list[str]:
+    """A sentence on fast mode, and one on batch sizes and budgets of single tasks."""
+    lines = []
+    if report.mode == "fast":
+        budget = "" if report.token_budget is None else f", {report.token_budget} tokens a forward pass"
+        lines.append(f"mode fast{budget}: not to be compared with scores in mode exact")
+    own: dict[str, list[str]] = {}
+    for task, cut in report.cuts.items():
+        parsed = Cut.parse(cut)
+        budget = "" if parsed.token_budget is None else f" and token budget {parsed.token_budget}"
+        own.setdefault(f"batch size {parsed.batch_size}{budget}", []).append(task)
+    return lines + [f"{what}: {first_of(tasks)}" for what, tasks in own.items()]
+
+
 def reuse_lines(report: Report) -> list[str]:
     """A sentence for each earlier evaluation whose responses were reused."""
     alike: dict[str, list[str]] = {}
@@ -335,7 +350,7 @@ def show(
     parts: list[RenderableType] = []
     if ran:
         parts += accounting(console, report, gpu_hour_price, verbose=verbose)
-    parts += [Text(line) for line in reuse_lines(report)]
+    parts += [Text(line) for line in (*mode_lines(report), *reuse_lines(report))]
     parts += [Text(f"warning: {w}", style="yellow") for w in report.warnings]
     if results is not None and results.get("results"):
         title = f"Scores of {report.evaluation_id}"

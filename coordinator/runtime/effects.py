@@ -54,7 +54,7 @@ from coordinator.evaluation.job_specs import (
     specs_of,
     workers_stop_file,
 )
-from coordinator.evaluation.records import EvaluationRecord
+from coordinator.evaluation.records import EvaluationRecord, cut_of, cut_on_disk
 from coordinator.evaluation.state import State
 from coordinator.intake import request_sets
 from coordinator.intake.checkpoint import CheckpointError, inspect
@@ -154,7 +154,8 @@ class Performer:
             name = request_sets.folder_name(record.suite, index, record.checkpoint, record.model, inputs)
             folder = self.site.paths.request_sets / name
             folders[index] = str(folder)
-            there = request_sets.found(folder, batch_size)
+            cut = cut_of(record.suite, index, batch_size, record.suite.token_budget)
+            there = request_sets.found(folder, cut_on_disk(cut, batch_size))
             if there is not None:
                 sets[index] = there
         return [RequestSetsFound(at=clock.now(), sets=sets, folders=folders, batch_size=batch_size)]

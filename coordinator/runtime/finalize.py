@@ -21,6 +21,7 @@ from pydantic import Field
 from coordinator.base.isolate import isolated, traceback_of
 from coordinator.base.words import first_of
 from coordinator.evaluation.events import AnyEvent
+from coordinator.evaluation.records import cut_on_disk
 from coordinator.evaluation.state import State
 from coordinator.planning.make_plan import BYTES_PER_PARAMETER, hardware_of, read_sets
 from coordinator.report.judge_cost import judge_use
@@ -121,10 +122,10 @@ def learnt(state: State, report: Report) -> list[Observation]:
     loads = [g.imports + g.load + g.warm for g in report.gpus if g.load > 0]
     rows = []
     for task, leaf in state.shards.leaves.items():
-        if leaf.todo or task not in seconds or not isinstance(state.batch_size, int):
+        if leaf.todo or task not in seconds:
             continue
-        sets = read_sets({task: leaf.planned.folder}, state.batch_size)
-        manifest, index = sets[task]
+        cut = cut_on_disk(leaf.planned.cut, state.batch_size)
+        manifest, index = read_sets({task: leaf.planned.folder}, {task: cut})[task]
         entry = state.entries[leaf.planned.entry]
         rows.append(
             Observation(
@@ -133,7 +134,8 @@ def learnt(state: State, report: Report) -> list[Observation]:
                 model_parameters=state.record.checkpoint.bytes // BYTES_PER_PARAMETER,
                 hardware=hardware_of(state.nodes.by_name.values()),
                 engine=state.record.model.engine,
-                batch_size=state.batch_size,
+                batch_size=index.batch_size,
+                mode=state.record.suite.mode or "exact",
                 prefill_tokens=sum(index.prefill_tokens),
                 generated_tokens=sum(index.generated_tokens),
                 documents=manifest.documents,
@@ -190,14 +192,18 @@ def write_results(
     if report is not None:
         teach(state, report, observations)
     results = merged_results(state)
+    made = report or without_measurements(state, "")
     results["evalspan"] = {
         "evaluation_id": state.evaluation_id,
         "checkpoint": state.record.checkpoint.announced,
         "checkpoint_digest": state.record.checkpoint.digest,
         "step": state.record.checkpoint.step,
         "suite": state.record.suite.name,
-        "status": (report or without_measurements(state, "")).status,
+        "status": made.status,
         "batch_size": state.batch_size,
+        "mode": made.mode,
+        "token_budget": made.token_budget,
+        "cuts": made.cuts,
         "makespan_seconds": None if report is None else report.makespan_seconds,
         "paused_seconds": None if report is None else report.paused_seconds,
         "failed_entries": sorted(failed),

@@ -1,6 +1,6 @@
 """Reuse of responses and scores: those of earlier evaluations of the same requests are linked into this one's folder.
 
-Rule: only equal keys count: the same checkpoint, model options and batch size, and a request digest of which every batch is
+Rule: only equal keys count: the same checkpoint, model options and cut, and a request digest of which every batch is
 answered; for scores the score keys of all tasks of an entry, too. Files are linked, so the earlier folder may be removed.
 """
 
@@ -22,7 +22,7 @@ from pydantic import ValidationError
 from coordinator.errors import EvalspanError
 from coordinator.evaluation.actions import FindResponses
 from coordinator.evaluation.events import OutcomeSeen, Planned, PlannedLeaf, ResponsesFound, ShardsDumped
-from coordinator.evaluation.records import EvaluationRecord, checkpoint_name
+from coordinator.evaluation.records import EvaluationRecord, checkpoint_name, cut_on_disk
 from coordinator.evaluation.state import State
 from coordinator.planning.make_plan import PlanningError, read_sets
 from coordinator.runtime.journal import read_events
@@ -44,6 +44,7 @@ class _Ours:
 
     record: EvaluationRecord
     paths: EvaluationPaths
+    cuts: Mapping[str, str]  # leaf task -> its cut
 
 
 @dataclass(slots=True)
@@ -52,6 +53,7 @@ class _Earlier:
 
     record: EvaluationRecord
     paths: EvaluationPaths
+    batch_size: int | str  # of shards whose names have no cut
     keys: Mapping[str, Mapping[str, str]]  # leaf task -> "requests" and "score"
     leaves: dict[str, PlannedLeaf] = field(default_factory=dict)
     frames: dict[str, FrameRef] = field(default_factory=dict)
@@ -81,17 +83,20 @@ def find(state: State, wanted: FindResponses, work: WorkPaths, now: float) -> Re
     """What of `wanted` earlier evaluations of this work folder have; nothing where it cannot be read."""
     nothing = ResponsesFound(at=now)
     folders = {task: folder for sets in wanted.sets.values() for task, folder in sets.items()}
+    cuts = {t: wanted.cuts.get(entry, "") for entry, sets in wanted.sets.items() for t in sets}
     try:
-        sets = read_sets(folders, wanted.batch_size)
+        sets = read_sets(folders, {t: cut_on_disk(cut, wanted.batch_size) for t, cut in cuts.items()})
     except PlanningError:
         return nothing  # the plan will say so
     found = nothing
-    ours = _Ours(state.record, work.evaluation(state.evaluation_id))
-    for earlier in _candidates(state, wanted.batch_size, work):
+    ours = _Ours(state.record, work.evaluation(state.evaluation_id), cuts)
+    for earlier in _candidates(state, work):
         wants = {
             task
             for task in sets
-            if task not in found.sources and earlier.keys.get(task, {}).get("requests") == sets[task][0].key
+            if (cuts[task] or earlier.batch_size == wanted.batch_size)
+            and task not in found.sources
+            and earlier.keys.get(task, {}).get("requests") == sets[task][0].key
         }
         if not wants:
             continue
@@ -105,7 +110,7 @@ def find(state: State, wanted: FindResponses, work: WorkPaths, now: float) -> Re
     return found
 
 
-def _candidates(state: State, batch_size: int, work: WorkPaths) -> Iterator[_Earlier]:
+def _candidates(state: State, work: WorkPaths) -> Iterator[_Earlier]:
     """Ended evaluations of this checkpoint with these options, newest first."""
     ours = state.record
     spec = state.conversion.announced or ours.checkpoint
@@ -123,13 +128,17 @@ def _candidates(state: State, batch_size: int, work: WorkPaths) -> Iterator[_Ear
                 ours.convert,
                 ours.model,
             )
-            if same and said.get("batch_size") == batch_size and said.get("keys"):
-                found.append(_Earlier(record, paths, said["keys"]))
+            if same and said.get("keys"):
+                found.append(_Earlier(record, paths, said["batch_size"], said["keys"]))
     return iter(sorted(found, key=lambda e: -e.record.accepted_at))
 
 
 def _with(
-    found: ResponsesFound, ours: _Ours, wanted: FindResponses, earlier: _Earlier, sets: Sets
+    found: ResponsesFound,
+    ours: _Ours,
+    wanted: FindResponses,
+    earlier: _Earlier,
+    sets: Sets,
 ) -> ResponsesFound:
     own = ours.paths
     entry_of = {
@@ -139,7 +148,7 @@ def _with(
     shards: dict[str, FrameRef] = {}
     for task, (manifest, index) in sets.items():
         leaf = earlier.leaves.get(task)
-        if leaf is None or leaf.key != manifest.key or not _whole(leaf, index, earlier):
+        if leaf is None or leaf.key != manifest.key or not _whole(leaf, index, earlier, ours.cuts[task]):
             continue
         shards |= {s: _linked(earlier.paths, earlier.frames[s], own) for s in leaf.shards}
         leaves.append(_as_ours(leaf, *entry_of[task], manifest, index))
@@ -160,8 +169,10 @@ def _with(
     )
 
 
-def _whole(leaf: PlannedLeaf, index: BatchIndex, earlier: _Earlier) -> bool:
-    """Is every batch answered by a record that is there?"""
+def _whole(leaf: PlannedLeaf, index: BatchIndex, earlier: _Earlier, cut: str) -> bool:
+    """Is every batch of this cut answered by a record that is there?"""
+    if any(ShardId.parse(shard).cut != cut for shard in leaf.shards):
+        return False
     at = 0
     for first, end in sorted((s.first_batch, s.end_batch) for s in map(ShardId.parse, leaf.shards)):
         if first != at:

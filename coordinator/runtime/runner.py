@@ -348,7 +348,7 @@ class Running:
                     or leaf.planned.key != head.key
                     or ShardId.parse(head.shard).task != head.task
                 ):
-                    if name not in self._strange:
+                    if name not in self._strange and not shards.is_retired(self.state, head.shard):
                         log.warning("%s holds a shard of other requests (%s): passed over", name, head.shard)
                     self._strange.add(name)
                 elif shard.frame is None:

@@ -34,6 +34,7 @@ class Ended(Record):
     checkpoint: str  # the folder that training wrote
     step: int | None
     suite: str
+    mode: str = "exact"
     converted_digest: str | None = None  # of the announced checkpoint: names its converted copy
     cancelled: str = ""
     started: bool
@@ -95,6 +96,7 @@ def ended_of(state: State, journal_bytes: int) -> Ended:
         checkpoint=checkpoint.announced,
         step=checkpoint.step,
         suite=state.record.suite.name,
+        mode=state.record.suite.mode or "exact",
         converted_digest=state.converted_digest,
         cancelled=state.ending.cancelled,
         started=any(n.lanes for n in state.nodes.by_name.values()),

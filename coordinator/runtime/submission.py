@@ -19,7 +19,7 @@ from coordinator.runtime.journal import Journal, WorkLock, is_daemon
 from coordinator.runtime.replay import Follower, find_folder
 from coordinator.runtime.status_file import Ended, Parked, read_evaluation, read_status
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths
-from evaljobs.contract.specs import Record
+from evaljobs.contract.specs import Mode, Record
 
 
 class Submission(Record):
@@ -119,6 +119,9 @@ def _unaccepted(paths: WorkPaths) -> Iterator[tuple[str, str, tuple[str, ...]]]:
         yield waiting.checkpoint, waiting.suite, ()
 
 
+MODES: tuple[Mode, ...] = ("exact", "fast")
+
+
 def _stems(settings: Config, checkpoint: str, suite: str) -> set[str]:
     """What ids of this checkpoint and suite begin with; a link has the name of its folder."""
     named = settings.watch.suite if suite == "default" else suite
@@ -127,7 +130,8 @@ def _stems(settings: Config, checkpoint: str, suite: str) -> set[str]:
         places = (checkpoint, str(Path(checkpoint).resolve()))
     except (OperatorError, OSError, ValueError):  # the daemon will refuse it
         return set()
-    return {id_stem(checkpoint_name(place), suite_name) for place in places}
+    names = {checkpoint_name(place) for place in places}
+    return {id_stem(name, suite_name, mode) for name in names for mode in MODES}
 
 
 def has_ended(settings: Config, submission: Submission, follower: Follower) -> bool:

@@ -11,7 +11,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from coordinator.errors import OperatorError
+from coordinator.evaluation.records import cut_of, cut_on_disk
+from coordinator.intake.suites import TOKEN_BUDGET
 from coordinator.planning.make_plan import BYTES_PER_PARAMETER, SHARD_OVERHEAD_SECONDS, read_sets
+from evaljobs.contract.names import Cut
 from evaljobs.contract.specs import SuiteSpec, TaskEntry
 from priors import sizes
 from priors.estimate import Features, Learnt, predict_batches, predict_load, predict_metric
@@ -88,16 +91,21 @@ def instance(
             f"[trial] gpus_per_trial is {gpus_per_trial}, and a node has {gpus_per_node} GPUs: give more --gpus-per-node"
         )
     batch_size = suite.batch_size if isinstance(suite.batch_size, int) else 16
+    budget = suite.token_budget if isinstance(suite.token_budget, int) else TOKEN_BUDGET
     learnt = Learnt(history)
     rows = []
-    for task in suite.tasks:
-        for name, prefill, generated, documents, executes in _tokens(task, sets.get(task.name), batch_size):
+    for at, task in enumerate(suite.tasks):
+        cut = cut_of(suite, at, batch_size, budget)
+        for name, prefill, generated, documents, executes in _tokens(
+            task, sets.get(task.name), cut_on_disk(cut, batch_size)
+        ):
             features = Features(
                 task=name,
                 model_parameters=model_parameters,
                 hardware=hardware,
                 engine=engine,
-                batch_size=batch_size,
+                batch_size=task.batch_size or batch_size,
+                mode=suite.mode or "exact",
             )
             predicted = predict_batches(features, prefill, generated, learnt)
             metric = predict_metric(name, documents, executes, learnt)
@@ -126,13 +134,13 @@ def instance(
 
 
 def _tokens(
-    task: TaskEntry, folders: Mapping[str, str] | None, batch_size: int
+    task: TaskEntry, folders: Mapping[str, str] | None, cut: str
 ) -> list[tuple[str, Sequence[int], Sequence[int], int, bool]]:
     """(name, prefill tokens, capped generated tokens, documents, executes) of each leaf of an entry."""
     if folders is not None:
         return [
             (name, index.prefill_tokens, index.generated_tokens, manifest.documents, manifest.executes)
-            for name, (manifest, index) in read_sets(folders, batch_size).items()
+            for name, (manifest, index) in read_sets(folders, dict.fromkeys(folders, cut)).items()
         ]
     known = sizes.known(task.name)
     if known is None:
@@ -143,7 +151,9 @@ def _tokens(
     documents = known.documents
     if limit is not None:
         documents = max(1, min(documents, int(limit) if limit >= 1 else int(documents * limit)))
-    prefill = int(known.prompt_tokens) * max(1, known.labels)
+    # fast mode computes a prompt once for all of its labels
+    shared = known.labels and Cut.parse(cut).token_budget is not None
+    prefill = int(known.prompt_tokens) * (1 if shared else max(1, known.labels))
     generated = 0 if known.labels else int(known.max_generated_tokens)
     return [
         (

@@ -20,6 +20,7 @@ class Built(Record):
     name: str
     entry: int
     batch_size: int | Literal["auto"]
+    cut: str = ""  # as in BuildSpec
     sets: dict[str, str]
     seconds: float
 
@@ -83,14 +84,35 @@ class TrialEnded(Record):
     idle_seconds: float
     devices: str  # e.g. "NVIDIA A100-SXM4-80GB" or "cpu"
     gpus: int
+    fast: str = ""  # fast mode: why its likelihoods were computed lm-eval's way; "": they were not
 
 
 class Probed(Record):
-    """The first trial has found the batch size that "auto" stands for."""
+    """The first trial has found the batch size and the token budget that "auto" stands for."""
 
     kind: Literal["probed"] = "probed"
     name: str
     batch_size: int
+    token_budget: int | None = None  # None: of versions without fast mode
+
+
+class TooLarge(Record):
+    """A batch does not fit the GPU's memory. The trial has dropped its shard and goes on with others.
+
+    `fits` of its `of` parts fit at once, found by halves on that very batch; 0: not even one. A part
+    is a request, in a unit of fast mode a row.
+    """
+
+    kind: Literal["too-large"] = "too-large"
+    name: str  # of the trial, with a number
+    trial: str
+    node: str
+    shard: str
+    what: Literal["likelihoods", "unit", "generation"]
+    fits: int = Field(ge=0)
+    of: int = Field(ge=1)
+    devices: str
+    error: str  # of torch, in one line
 
 
 class Executed(Record):
@@ -139,7 +161,9 @@ class Failed(Record):
     unstaged: bool = False
 
 
-_AnyOutcome = Built | Converted | Staged | Cleared | TrialEnded | Probed | Executed | Scored | Failed
+_AnyOutcome = (
+    Built | Converted | Staged | Cleared | TrialEnded | Probed | TooLarge | Executed | Scored | Failed
+)
 Outcome = Annotated[_AnyOutcome, Field(discriminator="kind")]
 OUTCOME: TypeAdapter[_AnyOutcome] = TypeAdapter(Outcome)
 

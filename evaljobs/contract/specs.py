@@ -8,9 +8,18 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    TypeAdapter,
+    model_serializer,
+)
 
 SCHEMA_VERSION = 1
+Mode = Literal["exact", "fast"]
+"""How likelihoods are computed: with lm-eval's digits, or each shared context once."""
 
 
 class Record(BaseModel):
@@ -19,21 +28,45 @@ class Record(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
+class _Younger(Record):
+    """Leaves fields of `younger` that are not set out of every dump.
+
+    So records, ids and digests that do not use these fields are those of before the fields were there.
+    """
+
+    @model_serializer(mode="wrap")
+    def _without_unset(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        data: dict[str, Any] = handler(self)
+        return {key: value for key, value in data.items() if value is not None or key not in YOUNGER}
+
+
+YOUNGER = frozenset({"batch_size", "mode", "token_budget"})
+"""Fields of tasks and suites that 0.2.0 added. None: not set."""
+
+
 # --- suites and checkpoints ---------------------------------------------------------------------------------------
 
 
-class TaskEntry(Record):
-    """One `[[task]]` of a suite: an lm-eval task, group or tag, and the settings it overrides."""
+class TaskEntry(_Younger):
+    """One `[[task]]` of a suite: an lm-eval task, group or tag, and the settings it overrides.
+
+    `batch_size`: of this task, in place of the suite's; in fast mode of its generation alone.
+    """
 
     name: str
     num_fewshot: int | None = None
     limit: int | float | None = None
     gen_kwargs: dict[str, Any] | None = None
     judge: bool = False  # scored by the model that [judge] names
+    batch_size: int | None = None
 
 
-class SuiteSpec(Record):
-    """A suite in lm-eval's terms. `seed=None` keeps lm-eval's own defaults (0, 1234, 1234, 1234)."""
+class SuiteSpec(_Younger):
+    """A suite in lm-eval's terms. `seed=None` keeps lm-eval's own defaults (0, 1234, 1234, 1234).
+
+    `mode`: in a suite file None is the site's mode; in an evaluation's record None is "exact", and
+    "exact" does not occur. `token_budget`: of a forward pass in fast mode, padding included.
+    """
 
     name: str
     include_path: tuple[str, ...] = ()
@@ -42,6 +75,8 @@ class SuiteSpec(Record):
     apply_chat_template: bool | str = False
     system_instruction: str | None = None
     fewshot_as_multiturn: bool | None = None  # None: the lm_eval command's default
+    mode: Mode | None = None
+    token_budget: int | Literal["auto"] | None = None
     tasks: tuple[TaskEntry, ...]
 
 
@@ -208,6 +243,7 @@ class BuildSpec(Record):
     suite: SuiteSpec
     entry: int  # index into suite.tasks
     batch_size: int | Literal["auto"]
+    cut: str = ""  # of the batches (`names.Cut`); "": by `batch_size`
     model_dir: str  # its config and tokenizer are read, not its weights
     model: ModelOptions
     out_dir: str  # request_sets/<lookup digest of this entry>

@@ -39,7 +39,10 @@ def shared(one: Sequence[int], other: Sequence[int]) -> int:
 
 
 def size(ordered: Sequence[Sequence[int]]) -> int:
-    """Nodes of the trie of sorted sequences: tokens to compute where nothing is computed twice."""
+    """Tokens of a row where each sequence shares what it can with the one before it.
+
+    Of sorted sequences: the nodes of their trie, the fewest tokens to compute.
+    """
     first = len(ordered[0]) if ordered else 0
     return first + sum(len(after) - shared(before, after) for before, after in pairwise(ordered))
 
@@ -47,17 +50,21 @@ def size(ordered: Sequence[Sequence[int]]) -> int:
 class Branch(NamedTuple):
     """A sequence in the layout of its trie.
 
-    It shares its first `shared` tokens with sequences before it; its own tokens stand at the places
-    `start..start + len(sequence) - shared - 1` of the row.
+    It shares its first `shared` tokens with sequences before it. Its own tokens stand at the places
+    `start..end-1` of the row.
     """
 
     shared: int
     start: int
     path: list[int]  # the place of each of its tokens
 
+    @property
+    def end(self) -> int:
+        return self.start + len(self.path) - self.shared
+
 
 def layout(ordered: Sequence[Sequence[int]]) -> list[Branch]:
-    """The trie of sorted sequences, laid out in one row: depth first, each node once."""
+    """The trie of sequences, laid out in one row: each shares what it can with the one before it."""
     branches: list[Branch] = []
     path: list[int] = []
     before: Sequence[int] = ()

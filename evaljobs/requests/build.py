@@ -68,13 +68,14 @@ def build(spec: BuildSpec) -> Built:
             sets = _build_entry(spec)
         write_record(entry_manifest(folder), EntryManifest(entry=entry.name, sets=sets))
     places = {task: str(folder / relative) for task, relative in sets.items()}
-    if spec.batch_size != "auto":
-        for place in places.values():
-            add_batches(Path(place), spec.batch_size)
+    cut = spec.cut or ("" if spec.batch_size == "auto" else str(spec.batch_size))
+    for place in places.values() if cut else ():
+        add_batches(Path(place), cut)
     return Built(
         name=spec.name,
         entry=spec.entry,
         batch_size=spec.batch_size,
+        cut=spec.cut,
         sets=places,
         seconds=time.monotonic() - started,
     )

@@ -111,11 +111,7 @@ def rows(found: Sequence[Tree]) -> list[list[Tree]]:
             made.append([tree])
         if left < 0:
             heapq.heappush(room, (left, number))
-    return sorted(made, key=lambda row: -_tokens(row))
-
-
-def _tokens(row: Sequence[Tree]) -> int:
-    return sum(tree.tokens for tree in row)
+    return made
 
 
 def _units(pieces: Sequence[Piece], max_length: int, budget: int) -> Iterator[Chunk]:
@@ -132,11 +128,14 @@ def _units(pieces: Sequence[Piece], max_length: int, budget: int) -> Iterator[Ch
         yield from _filled(rows(trees(own)), prefix, budget)
 
 
-def _filled(ordered: Sequence[list[Tree]], prefix: int, budget: int) -> Iterator[Chunk]:
-    """Rows in units: the first is the longest, and sets the padded length."""
+def _filled(made: Sequence[list[Tree]], prefix: int, budget: int) -> Iterator[Chunk]:
+    """Rows in units, longest first: the first row of a unit sets its padded length."""
+    tokens = [tries.size([own for tree in row for own in tree.inputs]) for row in made]
+    numbers = sorted(range(len(made)), key=lambda number: (-tokens[number], number))
+    ordered = [made[number] for number in numbers]
     at = 0
     while at < len(ordered):
-        longest = _tokens(ordered[at])
+        longest = tokens[numbers[at]]
         number = max(1, min(budget // longest, KEPT_PER_COMPUTED * budget // (prefix + longest)))
         chosen = ordered[at : at + number]
         at += number

@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
-from evaljobs.contract.names import ShardId
+from evaljobs.contract.names import Cut, ShardId
 from evaljobs.contract.outcomes import ShardResponses
 from evaljobs.contract.paths import batch_file, batch_index_file
 from evaljobs.contract.specs import BatchIndex
 from evaljobs.contract.storage import read_record
+from evaljobs.errors import one_line
 from evaljobs.lmeval.batches import Batch, decode_batch
 from evaljobs.trial.engines.protocol import Engine
+from evaljobs.trial.too_large import is_out_of_memory, measured
 
 
 class RequestSet:
@@ -53,15 +56,36 @@ def run_shard(
     seed: int,
     tick: Callable[[int, int], None] = lambda _done, _of: None,
 ) -> ShardResponses:
-    """All answers of a shard. The engine calls `tick(batches done, batches in all)` meanwhile."""
+    """All answers of a shard. The engine calls `tick(batches done, batches in all)` meanwhile.
+
+    TooLargeError: a batch does not fit the GPU's memory; the engine has freed what it took.
+    """
     name = ShardId.parse(shard)
     numbers = range(name.first_batch, name.end_batch)
     started_at, started = time.time(), time.monotonic()
-    answers = engine.answers(
-        requests.batches(numbers.start, numbers.stop),
-        [batch_seed(seed, requests.index.key, number) for number in numbers],
-        lambda done: tick(done, len(numbers)),
-    )
+    batches = requests.batches(numbers.start, numbers.stop)
+    seeds = [batch_seed(seed, requests.index.key, number) for number in numbers]
+    at = 0
+
+    def done(count: int) -> None:
+        nonlocal at
+        at = count
+        tick(count, len(numbers))
+
+    answers: Sequence[tuple[int, Any]] = ()
+    too_large = ""
+    try:
+        answers = engine.answers(batches, seeds, done)
+    except Exception as error:
+        # a model class that batches texts by itself does not run this batch
+        if batches[at].text or not is_out_of_memory(error):
+            raise
+        too_large = one_line(error)
+    if too_large:  # outside of `except`: the error's frames hold tensors
+        fast = name.cut != "" and Cut.parse(name.cut).token_budget is not None
+        raise measured(
+            engine, batches[at], seeds[at], too_large, fast=fast, tick=lambda: tick(at, len(numbers))
+        )
     return ShardResponses(
         task=name.task,
         key=requests.index.key,

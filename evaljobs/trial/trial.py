@@ -25,7 +25,7 @@ from typing import Any
 
 from evaljobs import garbage
 from evaljobs.contract.names import ShardId
-from evaljobs.contract.outcomes import Failed, Probed, TrialEnded
+from evaljobs.contract.outcomes import Failed, Probed, TooLarge, TrialEnded
 from evaljobs.contract.paths import EvaluationPaths
 from evaljobs.contract.specs import LaneSpec, TrialSpec
 from evaljobs.contract.storage import FrameWriter, write_outcome
@@ -39,6 +39,7 @@ from evaljobs.trial.engines import loading
 from evaljobs.trial.engines.loading import UnfitError
 from evaljobs.trial.engines.protocol import Engine, Usage
 from evaljobs.trial.shard_runner import RequestSet, run_shard
+from evaljobs.trial.too_large import TooLargeError
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +52,7 @@ STAGING_PATIENCE_SECONDS = 600.0
 # one has another /dev/shm.
 UNSEEN_PATIENCE_SECONDS = 5.0
 POLL_SECONDS = 0.5
+MOST_SAID = 300  # characters of torch's error that an outcome keeps
 
 
 class TerminatedError(BaseException):
@@ -143,6 +145,7 @@ class Trial:
         self._sets: dict[str, str] = dict(spec.request_sets)
         self._open: dict[tuple[str, str], RequestSet] = {}  # by task and cut
         self._batch_size = spec.batch_size
+        self._too_large = 0  # batches that did not fit
         self._terminated = False
         self._uninterruptible = False
 
@@ -211,7 +214,8 @@ class Trial:
         if place is None:
             raise OperatorError('batch_size "auto" needs a request_sets_file to read the settled size from')
         size = engine.probe_batch_size()
-        write_outcome(self.paths, Probed(name=self.lane.trial, batch_size=size))
+        budget = engine.probe_token_budget(size)
+        write_outcome(self.paths, Probed(name=self.lane.trial, batch_size=size, token_budget=budget))
         self._phase("wait")
         with self.seconds.spent("idle"):
             settled = self._wait_for_sets(Path(place))
@@ -274,6 +278,9 @@ class Trial:
             log.info("%s is dropped: another trial has it", shard)
             self.standing.shard = None
             return
+        except TooLargeError as error:
+            self._report_too_large(engine, shard, error)
+            return
         self._uninterruptible = True
         with self.seconds.spent("dump"):
             responses.append(record)
@@ -284,6 +291,27 @@ class Trial:
         if self._terminated:
             # the coordinator finds the record on disk, so `done` can be skipped
             raise TerminatedError
+
+    def _report_too_large(self, engine: Engine, shard: str, error: TooLargeError) -> None:
+        """Write the outcome and drop the shard: the coordinator decides in which batches its task goes on."""
+        log.warning(
+            "%s: %d of %d parts of a batch fit this GPU's memory: %s", shard, error.fits, error.of, error
+        )
+        self._too_large += 1
+        outcome = TooLarge(
+            name=f"{self.lane.trial}.{self._too_large}",
+            trial=self.lane.trial,
+            node=self.spec.node or socket.gethostname(),
+            shard=shard,
+            what=error.what,
+            fits=error.fits,
+            of=error.of,
+            devices=engine.loaded.devices,
+            error=one_line(error)[:MOST_SAID],
+        )
+        write_outcome(self.paths, outcome)
+        self.standing.shard = None
+        self._claims.dumped(shard)  # no other trial shall try it
 
     def _has_requests(self, shard: str) -> bool:
         """Whether this trial has the request set of the shard's task, or finds it in the file of later ones."""
@@ -375,6 +403,7 @@ class Trial:
             idle_seconds=self.seconds.idle,
             devices=loaded.devices if loaded else "",
             gpus=loaded.gpus if loaded else 0,
+            fast=loaded.fast if loaded else "",
         )
 
     def _failure(self, error: Exception) -> Failed:

@@ -70,7 +70,7 @@ def read(*words: str) -> dict[str, Any]:
     return {
         "checkpoint": the_checkpoint(p["checkpoint"], pretrained),
         "model_args": {k.removeprefix("trial.model_args."): v for k, v in trial.items() if "args" in k},
-        **chosen.model_dump(exclude={"suite"}),
+        **chosen.model_dump(exclude={"suite", "mode", "token_budget"}),  # lm_eval has no such options
     }
 
 

@@ -276,3 +276,26 @@ def test_no_observation_makes_a_prediction_useless(history, hardware):
     load = predict_load(14_000_000_000, hardware, Learnt(history))
     values = [*got.seconds, got.sigma, metric.seconds, metric.sigma, load]
     assert all(isfinite(value) and value >= 0 for value in values)
+
+
+@given(
+    exact=st.lists(st.floats(1, 1000), max_size=4),
+    fast=st.lists(st.floats(1, 1000), min_size=1, max_size=4),
+    task=st.sampled_from(["task0", "other"]),
+)
+def test_what_one_mode_took_predicts_nothing_of_the_other(exact, fast, task):
+    """A rate and a task's deviation are learnt by mode: their tokens are other tokens."""
+    mine = SEVEN.__class__(
+        task=task, model_parameters=7_000_000_000, hardware="a100", engine="hf", batch_size=8
+    )
+    own = [observation(0, inference_seconds=s, at=float(n)) for n, s in enumerate(exact)]
+    others = [observation(0, inference_seconds=s, at=float(n), mode="fast") for n, s in enumerate(fast)]
+
+    def predicted(features, history):
+        return predict_batches(features, [1000], [0], Learnt(history))
+
+    assert predicted(mine, own + others) == predicted(mine, own)
+    other = Features(
+        task=task, model_parameters=7_000_000_000, hardware="a100", engine="hf", batch_size=8, mode="fast"
+    )
+    assert predicted(other, own + others) == predicted(other, others)

@@ -136,3 +136,15 @@ def test_show_and_fit_say_what_was_learnt(tmp_path):
     assert speed["prefill_tokens_per_second"] == pytest.approx(8000, rel=0.3)
     assert json.loads(json.dumps(shown)) == shown
     assert commands.show(tmp_path / "none")["tasks"] == []
+
+
+def test_a_table_of_before_modes_is_read_as_exact_and_exact_runs_are_written_as_before(tmp_path):
+    """So that an older version reads a table without fast runs."""
+    path = tmp_path / "observations.jsonl"
+    line = observation(0).model_dump_json()
+    assert "mode" not in json.loads(line)
+    path.write_text(line + "\n")
+    append(path, [observation(1, mode="fast")])
+    assert [one.mode for one in read(path)] == ["exact", "fast"]
+    assert [one["mode"] for one in commands.show(path)["tasks"]] == ["exact", "fast"]
+    assert [one["mode"] for one in commands.fit(path)["speeds"]] == ["exact", "fast"]

@@ -18,7 +18,7 @@ from support.served import served_work
 
 from coordinator.services.redis_server import RedisServer
 from evaljobs.contract.names import ShardId
-from evaljobs.contract.outcomes import Failed, Probed, TrialEnded
+from evaljobs.contract.outcomes import Failed, Probed, TooLarge, TrialEnded
 from evaljobs.contract.paths import WorkPaths, batch_file, batch_index_file
 from evaljobs.contract.specs import (
     BatchIndex,
@@ -140,7 +140,7 @@ def finish(process: subprocess.Popen[str]) -> str:
 
 @pytest.fixture
 def evaluation(work: WorkPaths, tiny_model_dir: Path, request: pytest.FixtureRequest) -> Evaluation:
-    return Evaluation(work, tiny_model_dir, request.node.name)
+    return Evaluation(work, tiny_model_dir, request.node.name, getattr(request, "param", TASK))
 
 
 @pytest.mark.model
@@ -397,6 +397,49 @@ def test_a_shard_that_cannot_be_run_is_named(evaluation: Evaluation) -> None:
     assert (failed.job, failed.shard, failed.name) == ("trial", last, "trial.0")
     assert "build its request set again" in failed.error
     assert evaluation.queue.unclaimed() == (last,)
+
+
+SMALL_GPU = str(Path(__file__).resolve().parents[1] / "support" / "small_gpu")
+
+
+def on_a_small_gpu(tokens: int) -> dict[str, str]:
+    """The environment of a trial whose model has memory for so many tokens of a forward pass."""
+    path = os.pathsep.join(filter(None, [SMALL_GPU, os.environ.get("PYTHONPATH")]))
+    return {"PYTHONPATH": path, "SMALL_GPU_TOKENS": str(tokens)}
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("evaluation", ["toy_choice"], indirect=True)
+@pytest.mark.parametrize("cut", ["16", "fast-4096-16"])
+def test_a_batch_that_does_not_fit_the_gpu_is_reported_with_the_size_that_fits(
+    evaluation: Evaluation, cut: str
+) -> None:
+    """The trial drops its shard, finds by halves what fits, and runs the shards that do."""
+    folder = evaluation.sets["toy_choice"]
+    for each in (cut, "1"):
+        requests.add_batches(Path(folder), each)
+    index = read_record(batch_index_file(folder, cut), BatchIndex)
+    whole = max(index.prefill_tokens)
+    large = ShardId(
+        "toy_choice", index.prefill_tokens.index(whole), index.prefill_tokens.index(whole) + 1, cut
+    )
+    small = ShardId("toy_choice", 0, 6, "1")
+    shards = [QueuedShard(shard=str(s), priority=float(n), seconds=0.0) for n, s in enumerate((large, small))]
+    evaluation.queue.fill({"lane0": shards}, "epoch")
+    process = evaluation.start(environment=on_a_small_gpu(whole // 2), batch_size=16)
+    log = finish(process)
+    assert process.returncode == 0, log
+    found = read_record(evaluation.paths.outcome("too-large", "trial.0.1"), TooLarge)
+    assert (found.shard, found.trial) == (str(large), "trial.0")
+    assert found.what == ("unit" if "fast" in cut else "likelihoods")
+    assert "CUDA out of memory" in found.error
+    batch = RequestSet(folder, cut).batches(large.first_batch, large.end_batch)[0]
+    assert found.of == (len(batch.pieces) if batch.unit is None else len(batch.unit.rows))
+    assert found.of // 4 <= found.fits < found.of
+    assert evaluation.dumped() == [str(small)]
+    assert evaluation.queue.unclaimed() == ()
+    ended = read_record(evaluation.paths.outcome("trial-ended", "trial.0"), TrialEnded)
+    assert (ended.reason, ended.shards) == ("drained", 1)
 
 
 @pytest.mark.model

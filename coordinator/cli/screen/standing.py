@@ -204,7 +204,7 @@ def _row(
 def _blank(paths: EvaluationPaths) -> Row:
     """What a row holds where there is nothing to say."""
     return {
-        "evaluation_id": paths.root.name, "suite": "", "step": None, "checkpoint": "", "stage": "unreadable",
+        "evaluation_id": paths.root.name, "suite": "", "mode": "exact", "step": None, "checkpoint": "", "stage": "unreadable",
         "shards_done": 0, "shards": 0, "trials": 0, "scored": 0, "entries": 0, "accepted_at": 0.0, "ended_at": None,
         "age_seconds": 0.0, "makespan_seconds": None, "eta_seconds": None, "stopped": False, "jobs_left": 0, "nodes_aside": {},
         "held_jobs": {}, "waits_seconds": None, "waits_for": [], "stragglers": {}, "errors": {}, "warnings": [],
@@ -228,6 +228,7 @@ def _row_of_state(
     return _blank(paths) | {
         "evaluation_id": state.evaluation_id,
         "suite": state.record.suite.name,
+        "mode": state.record.suite.mode or "exact",
         "step": state.record.checkpoint.step,
         "checkpoint": state.record.checkpoint.announced,
         "priority": state.record.priority,
@@ -284,6 +285,7 @@ def row_of_ended(ended: Ended, paths: EvaluationPaths) -> Row:
     return _blank(paths) | {
         "evaluation_id": ended.evaluation_id,
         "suite": ended.suite,
+        "mode": ended.mode,
         "step": ended.step,
         "checkpoint": ended.checkpoint,
         "stage": "cancelled" if ended.cancelled else "ended",
@@ -307,6 +309,7 @@ def _row_of_record(paths: EvaluationPaths, parked: Parked | None, why: str) -> R
     if record is not None:
         known |= {
             "suite": record.suite.name,
+            "mode": record.suite.mode or "exact",
             "step": record.checkpoint.step,
             "checkpoint": record.checkpoint.announced,
             "priority": record.priority,

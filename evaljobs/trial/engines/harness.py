@@ -10,14 +10,19 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from evaljobs.contract.specs import ModelOptions
 from evaljobs.lmeval.batches import Batch
 from evaljobs.lmeval.conversations import converse
 from evaljobs.trial.engines.protocol import Loaded, Usage
+
+if TYPE_CHECKING:  # it imports torch
+    from evaljobs.trial.engines.hf_fast import FastLikelihoods
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +45,7 @@ class HarnessEngine:
         if hasattr(lm, "tok_decode"):
             self.usage.generated_tokens = 0
             lm.tok_decode = self._counted(lm.tok_decode)
+        self._fast: FastLikelihoods | None = None
 
     def warm_up(self) -> float:
         """Seconds of a first forward pass of one token: its loading does not count as inference.
@@ -73,6 +79,10 @@ class HarnessEngine:
             return SELF_BATCHING_SIZE
         return max(1, int(detect()))
 
+    def probe_token_budget(self, batch_size: int) -> int:
+        """The tokens of the largest pass of lm-eval's detection, which keeps the logits of all of them."""
+        return batch_size * int(self.lm.max_length)
+
     def fix_batch_size(self, batch_size: int) -> None:
         """Set the evaluation's batch size on a model loaded with "auto".
 
@@ -90,8 +100,18 @@ class HarnessEngine:
         for done, (batch, seed) in enumerate(zip(batches, seeds, strict=True)):
             tick(done)
             seed_generators(seed)
-            pairs += run_batch(self.lm, batch)
+            pairs += run_batch(self.lm, batch) if batch.unit is None else self._unit_answers(batch)
         return pairs
+
+    def _unit_answers(self, batch: Batch) -> list[tuple[int, Any]]:
+        """A unit of fast mode, from its trees or else lm-eval's way. The first unit probes the model."""
+        from evaljobs.trial.engines.hf_fast import FastLikelihoods  # noqa: PLC0415
+
+        if self._fast is None:
+            self._fast = FastLikelihoods(self.lm)
+        answers = self._fast.answers(batch)
+        self.loaded = replace(self.loaded, fast=self._fast.reason)
+        return run_batch(self.lm, batch) if answers is None else answers
 
     def close(self) -> None:
         """The class has started no process."""
@@ -134,7 +154,8 @@ def _request(*arguments: Any) -> SimpleNamespace:
 
 def run_batch(lm: Any, batch: Batch) -> list[tuple[int, Any]]:
     """(request index, answer) for every piece of a batch, as in `ShardResponses.responses`."""
-    answers = _ask(lm, batch)
+    with at_once(lm, batch):
+        answers = _ask(lm, batch)
     if len(answers) != len(batch.pieces):
         raise RuntimeError(f"the model gave {len(answers)} answers to {len(batch.pieces)} requests")
     pairs: list[tuple[int, Any]] = []
@@ -149,6 +170,24 @@ def run_batch(lm: Any, batch: Batch) -> list[tuple[int, Any]]:
         else:
             pairs.append((piece.index, answer))
     return pairs
+
+
+@contextmanager
+def at_once(lm: Any, batch: Batch) -> Iterator[None]:
+    """Have lm-eval's hf class run all of a batch at once: its own batch size is the evaluation's.
+
+    A task's own batch size and rolling windows by token budget may be larger. A unit that goes
+    lm-eval's way is cut by the evaluation's size: its requests, in full, may not fit at once.
+    """
+    own = getattr(lm, "batch_size_per_gpu", None)
+    if not isinstance(own, int) or batch.unit is not None or len(batch.pieces) <= own:
+        yield
+        return
+    lm.batch_size_per_gpu = len(batch.pieces)
+    try:
+        yield
+    finally:
+        lm.batch_size_per_gpu = own
 
 
 def _ask(lm: Any, batch: Batch) -> list[Any]:

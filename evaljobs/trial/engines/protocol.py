@@ -15,12 +15,16 @@ from evaljobs.lmeval.batches import Batch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
-    """Where a model was loaded, and the seconds to import its libraries and to read its weights."""
+    """Where a model was loaded, and the seconds to import its libraries and to read its weights.
+
+    `fast`: why units of fast mode go lm-eval's way; "" where they do not, or none has come.
+    """
 
     devices: str
     gpus: int
     import_seconds: float
     load_seconds: float
+    fast: str = ""
 
 
 @dataclass(slots=True)
@@ -38,7 +42,9 @@ class Engine(Protocol):
     """A loaded checkpoint. `loading.load` makes it; one thread uses it."""
 
     @property
-    def loaded(self) -> Loaded: ...
+    def loaded(self) -> Loaded:
+        """What is known of the model so far."""
+        ...
 
     @property
     def usage(self) -> Usage: ...
@@ -49,6 +55,10 @@ class Engine(Protocol):
 
     def probe_batch_size(self) -> int:
         """The batch size that fits, of a model loaded with batch size "auto"."""
+        ...
+
+    def probe_token_budget(self, batch_size: int) -> int:
+        """Padded tokens of a forward pass that fit, where `batch_size` was found to fit."""
         ...
 
     def fix_batch_size(self, batch_size: int) -> None:

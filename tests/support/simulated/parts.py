@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -49,6 +50,9 @@ class Faults:
     item_fails: float = 0.0  # a score leaves an item out
     metric_dies: float = 0.0  # its worker dies with it as often as the queue lets it
     straggle: float = 0.0  # a living trial is named as a straggler
+    too_large: float = (
+        0.0  # a claimed shard has a batch that does not fit, where its cut is above `World.fits`
+    )
     slow_outcome: float = 0.0  # an outcome is seen later than it was written
 
 
@@ -89,8 +93,10 @@ def ended(node: str, trial: str, reason: str) -> TrialEnded:
     )
 
 
-def record(entries: int = 3, *, convert: str | None = None, **options: Any) -> EvaluationRecord:
-    """An evaluation of `entries` tasks; every second one executes programs."""
+def record(
+    entries: int = 3, *, convert: str | None = None, suite: Mapping[str, Any] | None = None, **options: Any
+) -> EvaluationRecord:
+    """An evaluation of `entries` tasks; every second one executes programs. `suite`: more settings of the suite."""
     return EvaluationRecord(
         evaluation_id="ckpt-suite-12345678",
         checkpoint=CheckpointSpec(
@@ -99,7 +105,12 @@ def record(entries: int = 3, *, convert: str | None = None, **options: Any) -> E
             files=(CheckpointFile(name="model.safetensors", size=1 << 20, mtime_ns=1),),
         ),
         suite=SuiteSpec(
-            name="suite", batch_size=8, tasks=tuple(TaskEntry(name=f"t{i}") for i in range(entries))
+            **{
+                "name": "suite",
+                "batch_size": 8,
+                "tasks": tuple(TaskEntry(name=f"t{i}") for i in range(entries)),
+                **(suite or {}),
+            }
         ),
         model=ModelOptions(),
         options=RunOptions(execute_documents=3, **options),
@@ -114,7 +125,8 @@ def planned(action: do.MakePlan, dice: random.Random, now: float) -> ev.Planned:
     for entry, sets in action.sets.items():
         for task, folder in sets.items():
             executes = entry % 2 == 1
-            shards = tuple(str(ShardId(task, i, i + 1)) for i in range(dice.randint(1, 6)))
+            cut = action.cuts.get(entry, "")
+            shards = tuple(str(ShardId(task, i, i + 1, cut)) for i in range(dice.randint(1, 6)))
             documents = tuple((i, i + 1) for i in range(len(shards))) if executes else ()
             leaves.append(
                 ev.PlannedLeaf(

@@ -19,8 +19,17 @@ from coordinator.evaluation.job_specs import metric_spec, specs_of
 from coordinator.evaluation.records import EvaluationRecord
 from coordinator.evaluation.state import State
 from coordinator.runtime import detect
-from evaljobs.contract.names import ShardId
-from evaljobs.contract.outcomes import Built, Cleared, Converted, Executed, Failed, Scored, Staged
+from evaljobs.contract.names import Cut, ShardId
+from evaljobs.contract.outcomes import (
+    Built,
+    Cleared,
+    Converted,
+    Executed,
+    Failed,
+    Scored,
+    Staged,
+    TooLarge,
+)
 from evaljobs.contract.specs import FrameRef, TrialSpec
 from support.simulated.parts import SITE, FakeJob, FakeMember, Faults, ended, planned, record
 
@@ -58,6 +67,8 @@ class World:
         self.workers_stopped = False
         self.drained: set[str] = set()
         self.called: list[do.SubmitJob] = []  # submissions whose turn has not come
+        self.fits = 0  # batch size or token budget that always fits
+        self.oversized = 0  # batches that did not fit
         self.memory: set[tuple[str, str]] = set()  # (node, holder) that hold staged weights
         event = ev.Accepted(at=0.0, record=self.record)
         self.state, actions = machine.start(event)
@@ -117,7 +128,8 @@ class World:
                     if trial == action.trial:
                         del self.claims[shard]
                         if self.queue is not None:
-                            self.queue[shard] = (self.state.shards.by_name[shard].lane, 0.0)
+                            known = self.state.shards.by_name.get(shard)  # none of a cut that is retired
+                            self.queue[shard] = ("" if known is None else known.lane, 0.0)
             case do.EnqueueMetric():
                 self.rq.add(action.name)
                 self.specs[action.name] = metric_spec(
@@ -217,7 +229,9 @@ class World:
             else:
                 task = self.record.suite.tasks[spec.entry].name
                 sets = {task: f"{spec.out_dir}/{task}"}
-                self.leave(Built(name=spec.name, entry=spec.entry, batch_size=8, sets=sets, seconds=1))
+                self.leave(
+                    Built(name=spec.name, entry=spec.entry, batch_size=8, cut=spec.cut, sets=sets, seconds=1)
+                )
         self.end_member(job, index, member)
 
     def run_convert(self, job: FakeJob, index: int, member: FakeMember) -> None:
@@ -262,6 +276,9 @@ class World:
         trial = spec.lanes[index].trial
         held = [s for s, t in self.claims.items() if t == trial]
         for shard in held:
+            if self.oversize(spec.node, trial, shard):
+                del self.claims[shard]
+                continue
             self.frames[shard] = self.frames.get(shard, 0) + 1
             self.dumped.append((shard, FrameRef(file=f"{trial}.frames", offset=self.frames[shard], length=1)))
             del self.claims[shard]
@@ -274,6 +291,31 @@ class World:
             self.end_member(job, index, member)
             return
         self.claim(job, index, member, self.dice.choice(open_))
+
+    def oversize(self, node: str, trial: str, shard: str) -> bool:
+        """Does a batch of the shard not fit? Then the trial leaves an outcome and drops the shard."""
+        cut = Cut.parse(ShardId.parse(shard).cut or "8")
+        size = cut.token_budget or cut.batch_size
+        leaf = self.state.shards.leaves.get(ShardId.parse(shard).task)
+        if cut.token_budget and leaf is not None and leaf.planned.executes:
+            return False  # it generates, which the budget does not cut
+        if not self.faults.too_large or size <= self.fits or self.dice.random() >= self.faults.too_large:
+            return False
+        self.oversized += 1
+        self.leave(
+            TooLarge(
+                name=f"{trial}.{self.oversized}",
+                trial=trial,
+                node=node,
+                shard=shard,
+                what="unit" if cut.token_budget else "likelihoods",
+                fits=1,
+                of=2,
+                devices="A100",
+                error="CUDA out of memory",
+            )
+        )
+        return True
 
     def claim(self, job: FakeJob, index: int, member: FakeMember, shard: str) -> None:
         """Take it from the queue; a trial that was not told of its task leaves it there, and ends."""
@@ -384,6 +426,8 @@ class World:
         ]
         self.take([ev.StragglersFound(at=self.now, trials=dict.fromkeys(slow, 3.0))] if slow else [])
         if self.queue is not None and self.state.shards.todo:
+            for shard in detect.dumped_shards(self.state, list(self.queue)):
+                del self.queue[shard]
             stray = detect.stray_shards(self.state, self.queue, self.claims)
             if stray:
                 self.take([ev.ShardsStray(at=self.now, shards=stray)])

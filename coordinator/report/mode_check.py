@@ -1,0 +1,146 @@
+"""Differences between an evaluation in exact and one in fast mode of the same documents, for `eval --check-fast`.
+
+Rule: compares what the samples hold, with all digits: log-likelihoods by request, answers, and the metrics of each
+document. Documents are matched by number, so both evaluations must be of the same suite with the same limit.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from coordinator.report.learning_curves import scores_of
+from coordinator.report.scores import plain_table
+from evaljobs.contract.paths import EvaluationPaths, slug
+from evaljobs.contract.specs import Record
+
+GENERATES = "generate_until"  # lm-eval's output type
+
+
+class TaskCheck(Record):
+    """One leaf task in both modes. The figures of likelihoods are None where the task has none."""
+
+    task: str
+    documents: int
+    worst: float | None  # largest absolute difference of a log-likelihood
+    mean: float | None  # mean absolute difference
+    argmax: int | None  # documents whose likeliest choice is another one
+    metrics: int  # documents of which a metric has another value
+    answers: int | None  # generated answers that differ; None where the task generates none
+
+
+class ScoreCheck(Record):
+    """A score in both modes; None where an evaluation lacks it."""
+
+    name: str
+    exact: float | None
+    fast: float | None
+
+
+class ModeCheck(Record):
+    """`--json` prints exactly this."""
+
+    schema_version: int = 1
+    evaluations: dict[str, str]  # mode -> evaluation id
+    tasks: tuple[TaskCheck, ...]
+    scores: tuple[ScoreCheck, ...]
+
+
+def check(folders: Mapping[str, Path], results: Mapping[str, Mapping[str, Any]]) -> ModeCheck:
+    """Both by mode: an evaluation's folder and its results in lm-eval's shape."""
+    exact, fast = EvaluationPaths(folders["exact"]), EvaluationPaths(folders["fast"])
+    tasks = []
+    for task, config in sorted(results["exact"].get("configs", {}).items()):
+        before, after = _samples(exact, task), _samples(fast, task)
+        kind = str(config.get("output_type", ""))
+        tasks.append(
+            task_check(task, kind, [(before[d], after[d]) for d in sorted(before.keys() & after.keys())])
+        )
+    values = [{score.name: score.value for score in scores_of(results[mode])} for mode in ("exact", "fast")]
+    names = dict.fromkeys(name for some in values for name in some)
+    return ModeCheck(
+        evaluations={mode: folder.name for mode, folder in folders.items()},
+        tasks=tuple(tasks),
+        scores=tuple(ScoreCheck(name=n, exact=values[0].get(n), fast=values[1].get(n)) for n in names),
+    )
+
+
+def task_check(
+    task: str, kind: str, pairs: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]
+) -> TaskCheck:
+    """`pairs`: samples of one document and filter, in exact and in fast mode. `kind`: lm-eval's output type."""
+    differences: list[float] = []
+    argmax = metrics = answers = 0
+    several = False
+    for exact, fast in pairs:
+        metrics += any(exact.get(name) != fast.get(name) for name in exact.get("metrics", ()))
+        if kind == GENERATES:
+            answers += exact["resps"] != fast["resps"]
+            continue
+        before, after = _likelihoods(exact["resps"]), _likelihoods(fast["resps"])
+        differences += [abs(a - b) for a, b in zip(before, after, strict=True)]
+        several |= len(before) > 1
+        argmax += before.index(max(before)) != after.index(max(after))
+    return TaskCheck(
+        task=task,
+        documents=len({exact.get("doc_id") for exact, _ in pairs}),
+        worst=max(differences, default=None),
+        mean=sum(differences) / len(differences) if differences else None,
+        argmax=argmax if several else None,
+        metrics=metrics,
+        answers=answers if kind == GENERATES else None,
+    )
+
+
+def _likelihoods(resps: Sequence[Any]) -> list[float]:
+    """Of each request of a document, its clones included. lm-eval keeps numbers as text in its samples."""
+    return [
+        float(answer[0] if isinstance(answer, list) else answer) for request in resps for answer in request
+    ]
+
+
+def _samples(paths: EvaluationPaths, task: str) -> dict[tuple[int, str], Mapping[str, Any]]:
+    """(document, filter) -> sample. No samples where the task has not been scored."""
+    return {(int(s["doc_id"]), str(s.get("filter", ""))): s for s in _lines(paths, task)}
+
+
+def _lines(paths: EvaluationPaths, task: str) -> Iterator[Mapping[str, Any]]:
+    for file in sorted(paths.samples.glob(f"samples_{slug(task)}_[0-9][0-9][0-9].jsonl"))[:1]:
+        with file.open("rb") as lines:
+            yield from map(json.loads, lines)
+
+
+def show(console: Console, made: ModeCheck) -> None:
+    """A row per task, then a row per score."""
+    table = plain_table("fast against exact")
+    table.add_column("task", overflow="fold")
+    for head in ("documents", "worst", "mean", "argmax", "metrics", "answers"):
+        table.add_column(head, justify="right", no_wrap=True)
+    for one in made.tasks:
+        table.add_row(
+            one.task,
+            str(one.documents),
+            *("-" if x is None else f"{x:.1e}" for x in (one.worst, one.mean)),
+            *("-" if x is None else str(x) for x in (one.argmax, one.metrics, one.answers)),
+        )
+    console.print(table)
+    console.print(
+        "worst, mean: absolute difference of a log-likelihood; argmax, metrics, answers: documents that differ",
+        highlight=False,
+    )
+    scores = plain_table()
+    scores.add_column("score", overflow="fold")
+    for head in ("exact", "fast", "difference"):
+        scores.add_column(head, justify="right", no_wrap=True)
+    for score in made.scores:
+        both = None not in (score.exact, score.fast)
+        change = f"{(score.fast or 0) - (score.exact or 0):+.4f}" if both else "-"
+        values = ("-" if x is None else f"{x:.4f}" for x in (score.exact, score.fast))
+        scores.add_row(score.name, *values, change)
+    console.print(scores)
+    for mode, evaluation in made.evaluations.items():
+        console.print(f"{mode}: {evaluation}", highlight=False, markup=False)

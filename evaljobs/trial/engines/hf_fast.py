@@ -1,0 +1,208 @@
+"""Fast likelihoods of lm-eval's hf class: one forward pass a unit, in which no token is computed twice.
+
+Rule: an answer is a pure function of the checkpoint and its unit. A probe compares the logits of a
+small unit with those of plain forward passes; a model that fails it is asked lm-eval's way. Imports
+torch, so `harness` imports this where the first unit comes.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.nn import functional
+from transformers.cache_utils import DynamicCache, DynamicLayer
+
+from evaljobs.errors import one_line
+from evaljobs.lmeval.batches import Batch, Piece, Unit
+from evaljobs.lmeval.tries import input_of
+from evaljobs.trial.engines import attention
+from evaljobs.trial.engines.attention import UnfitModelError
+from evaljobs.trial.engines.tree import Ask, UnitTensors, tensors
+
+log = logging.getLogger(__name__)
+
+PROBE_PREFIX = 24  # tokens, as of the rows below: enough that wrong attention shows, few enough for any model
+PROBE_COMMON = 20
+PROBE_SEED = 20
+
+
+class PrefixLayer(DynamicLayer):
+    """Keys and values of the task prefix in one layer. A forward pass reads them and adds nothing."""
+
+    def __init__(self, keys: torch.Tensor, values: torch.Tensor) -> None:
+        super().__init__()
+        self.lazy_initialization(keys, values)
+        self.keys, self.values = keys, values
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *_args: Any, **_kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        rows = key_states.shape[0]
+        assert self.keys is not None
+        assert self.values is not None
+        return (
+            torch.cat([self.keys.expand(rows, -1, -1, -1), key_states], dim=-2),
+            torch.cat([self.values.expand(rows, -1, -1, -1), value_states], dim=-2),
+        )
+
+
+class FastLikelihoods:
+    """`lm`: lm-eval's HFLM with its weights. `reason`: why units go lm-eval's way; "" where they do not."""
+
+    def __init__(self, lm: Any) -> None:
+        self._lm = lm
+        self._prefix: tuple[list[int], DynamicCache] | None = None
+        self._past_window: bool | None = None  # whether rows longer than the model's window are right
+        self.reason = ""
+        try:
+            self._shape = attention.shape_of(lm)
+            self._check(PROBE_COMMON)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # noqa: BLE001 (whatever the model's own code raises is the reason)
+            self.reason = one_line(error)
+            log.warning("likelihoods are computed lm-eval's way: %s", self.reason)
+
+    def answers(self, batch: Batch) -> list[tuple[int, Any]] | None:
+        """(request index, [log-likelihood, whether greedy]) of every piece of a unit.
+
+        None where lm-eval's way is right; that depends on the model and the unit alone.
+        """
+        if self.reason or batch.unit is None:
+            return None
+        unit, prefix = self._unit(batch.pieces, batch.unit)
+        if not self._right_at(unit.visible.shape[-1]):
+            return None
+        with torch.no_grad():
+            logits = self._logits(unit, self._cache_of(prefix))
+            scores = functional.log_softmax(logits, dim=-1, dtype=self._lm.softmax_dtype)
+            places, wanted = unit.predicted_from.to(scores.device), unit.predicted.to(scores.device)
+            terms = scores[places, wanted].cpu()
+            greedy = (scores.argmax(dim=-1)[places] == wanted).cpu()
+        return [
+            (piece.index, [float(own.sum()), bool(same.all())])
+            for piece, own, same in zip(
+                batch.pieces, terms.split(unit.lengths), greedy.split(unit.lengths), strict=True
+            )
+        ]
+
+    def _unit(self, pieces: Sequence[Piece], unit: Unit) -> tuple[UnitTensors, list[int]]:
+        """A unit's tensors, and its task prefix."""
+        inputs = [input_of(piece, self._lm.max_length) for piece in pieces]
+        asks = iter(
+            Ask(tokens=tokens[unit.prefix :], continuation=list(piece.continuation))
+            for tokens, piece in zip(inputs, pieces, strict=True)
+        )
+        rows = [[next(asks) for _ in range(count)] for count in unit.rows]
+        return tensors(rows, unit.prefix), inputs[0][: unit.prefix]
+
+    # --- forward passes ------------------------------------------------------------------------------------------
+
+    def _cache_of(self, prefix: list[int]) -> DynamicCache | None:
+        """Keys and values of a task prefix, computed alone: the last prefix's are kept."""
+        if not prefix:
+            return None
+        if self._prefix is None or self._prefix[0] != prefix:
+            cache = DynamicCache()
+            tokens = torch.tensor([prefix], device=self._lm.device)
+            with self._head_at(torch.tensor([len(prefix) - 1])):
+                self._forward(input_ids=tokens, past_key_values=cache, use_cache=True)
+            cache.layers = [PrefixLayer(layer.keys, layer.values) for layer in cache.layers]
+            self._prefix = (prefix, cache)
+        return self._prefix[1]
+
+    def _logits(self, unit: UnitTensors, cache: DynamicCache | None) -> torch.Tensor:
+        """[scored places, vocabulary], in the model's dtype."""
+        device = self._lm.device
+        with self._head_at(unit.scored):
+            logits = self._forward(
+                input_ids=unit.tokens.to(device),
+                position_ids=unit.positions.to(device),
+                attention_mask=self._shape.mask(unit, device),
+                past_key_values=cache,
+                use_cache=cache is not None,
+            )
+        if logits.shape[:-1] != (1, len(unit.scored)):
+            raise UnfitModelError(f"its logits have the shape {tuple(logits.shape)}")
+        return logits[0]
+
+    def _forward(self, **inputs: Any) -> torch.Tensor:
+        """As HFLM._model_call (lm_eval/models/huggingface.py, 0.4.13)."""
+        precision = self._lm.mixed_precision_dtype
+        with (
+            torch.no_grad(),
+            torch.autocast(device_type=self._lm.device.type, dtype=precision, enabled=precision is not None),
+        ):
+            logits: torch.Tensor = self._lm.model(**inputs).logits
+        return logits
+
+    @contextmanager
+    def _head_at(self, places: torch.Tensor) -> Iterator[None]:
+        """Have the model's last layer compute logits at these places alone, counted through all rows."""
+        head = self._lm.model.get_output_embeddings()
+        if head is None:
+            raise UnfitModelError("it has no layer of output embeddings")
+
+        def choose(_module: Any, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+            hidden = inputs[0]
+            return (hidden.flatten(0, 1)[places.to(hidden.device)].unsqueeze(0), *inputs[1:])
+
+        hook = head.register_forward_pre_hook(choose)
+        try:
+            yield
+        finally:
+            hook.remove()
+
+    # --- the probe -----------------------------------------------------------------------------------------------
+
+    def _right_at(self, length: int) -> bool:
+        """Whether rows of this length, prefix included, are right; beyond the window a probe says."""
+        window = self._shape.window
+        if window is None or length <= window:
+            return True
+        if self._past_window is None:
+            self._past_window = self._holds_past(window)
+        return self._past_window
+
+    def _holds_past(self, window: int) -> bool:
+        try:
+            self._check(window + 8)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # noqa: BLE001 (as in the first probe)
+            log.warning("rows of more than %d tokens are computed lm-eval's way: %s", window, one_line(error))
+            return False
+        return True
+
+    def _check(self, common: int) -> None:
+        """Compare a small unit with plain forward passes; UnfitModelError where they differ."""
+        prefix, rows = probe_rows(common, self._lm.model.get_input_embeddings().num_embeddings)
+        unit = tensors(rows, len(prefix))
+        with torch.no_grad():
+            cache = self._cache_of(prefix)
+            ours = self._logits(unit, cache)
+            flat = self._logits(attention.flattened(unit), cache)
+            plain = []
+            for ask in (ask for row in rows for ask in row):
+                whole = torch.tensor([[*prefix, *ask.tokens]], device=self._lm.device)
+                plain.append(self._lm._model_call(whole)[0, -len(ask.continuation) :])  # noqa: SLF001
+        attention.compare(ours[unit.predicted_from], flat[unit.predicted_from], torch.cat(plain))
+
+
+def probe_rows(common: int, vocabulary: int) -> tuple[list[int], list[list[Ask]]]:
+    """A task prefix, a row of branches that share `common` tokens, and a shorter row, which is padded."""
+    draw = random.Random(PROBE_SEED)
+
+    def some(count: int) -> list[int]:
+        return [draw.randrange(vocabulary) for _ in range(count)]
+
+    def row(shared: int, ends: Sequence[int]) -> list[Ask]:
+        start = some(shared)
+        return [Ask(tokens=start + some(end), continuation=some(end)) for end in ends]
+
+    return some(PROBE_PREFIX), [row(common, (6, 9, 3)), row(common // 2, (4, 7))]

@@ -1,0 +1,126 @@
+"""Laws of modes: what a suite or the settings say, what is refused, and that exact evaluations keep their ids."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coordinator.errors import OperatorError
+from coordinator.evaluation.records import Inputs, evaluation_id
+from coordinator.intake import one_off, suites
+from evaljobs.contract.specs import CheckpointSpec, ModelOptions, Sources, SuiteSpec, TaskEntry
+
+CHECKPOINT = CheckpointSpec(source="/ckpts/step-100", digest="d" * 8, files=())
+CORE = SuiteSpec(
+    name="core",
+    batch_size=8,
+    seed=7,
+    tasks=(TaskEntry(name="a", num_fewshot=5), TaskEntry(name="b", limit=10, judge=True)),
+)
+
+
+def id_of(suite):
+    return evaluation_id(CHECKPOINT, suite, ModelOptions(model_args={"dtype": "float32"}))
+
+
+def loaded(tmp_path, text):
+    path = tmp_path / "mine.toml"
+    path.write_text(f'name = "mine"\n{text}\n[[task]]\nname = "a"\n')
+    return suites.load_suite(path)
+
+
+def test_an_evaluation_without_the_new_settings_keeps_its_id():
+    """Ids of evaluations and of suite files that 0.1 gave, of a suite that uses neither modes nor batch sizes of tasks."""
+    inputs = Inputs(lm_eval="0.4.9", entries=(Sources(files="x"), Sources()))
+    model = ModelOptions(model_args={"dtype": "float32"})
+    for suite in (CORE, suites.settled(CORE.model_copy(update={"mode": "exact"}), "fast", "hf")):
+        assert evaluation_id(CHECKPOINT, suite, model, None, inputs) == "step-100-core-b07d7702"
+        assert id_of(suite) == "step-100-core-e22616a8"
+        assert one_off.file_name(suite) == "core-1e01d506.toml"
+
+
+def test_mode_budget_and_batch_sizes_of_tasks_are_part_of_the_id():
+    fast = suites.settled(CORE, "fast", "hf")
+    tasks = (CORE.tasks[0].model_copy(update={"batch_size": 4}), CORE.tasks[1])
+    some = [
+        CORE,
+        fast,
+        fast.model_copy(update={"token_budget": 4096}),
+        CORE.model_copy(update={"tasks": tasks}),
+        fast.model_copy(update={"tasks": tasks}),
+    ]
+    assert len({id_of(suite) for suite in some}) == len(some)
+    assert [("-fast-" in id_of(suite)) for suite in some] == [False, True, True, False, True]
+
+
+def test_the_suite_s_own_mode_goes_before_the_setting(tmp_path):
+    assert suites.settled(CORE, "exact", "vllm").mode is None
+    assert suites.settled(CORE, "fast", "hf").mode == "fast"
+    assert suites.settled(loaded(tmp_path, 'mode = "exact"'), "fast", "vllm").mode is None
+    assert suites.settled(loaded(tmp_path, 'mode = "fast"'), "exact", "hf").mode == "fast"
+
+
+@pytest.mark.parametrize(
+    ("text", "budget"),
+    [
+        ('mode = "fast"', 8192),
+        ('mode = "fast"\ntoken_budget = 100', 100),
+        ('mode = "fast"\nbatch_size = "auto"', "auto"),
+        ('mode = "fast"\nbatch_size = "auto"\ntoken_budget = 100', 100),
+        ('mode = "exact"', None),
+    ],
+)
+def test_a_token_budget_is_said_or_the_default_or_found_with_the_batch_size(tmp_path, text, budget):
+    assert suites.settled(loaded(tmp_path, text), "exact", "hf").token_budget == budget
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ('mode = "quick"', "line 2: 'mode' of the file"),
+        ("token_budget = 0", "line 2: 'token_budget' of the file"),
+        ('mode = "exact"\ntoken_budget = 100', 'line 3: only mode = "fast" has a token budget'),
+        ("token_budget = 100", 'suite mine: only mode = "fast" has a token budget'),
+        ('mode = "fast"\ntoken_budget = "auto"', 'set batch_size = "auto", too'),
+        ('[[task]]\nname = "b"\nbatch_size = 0', "line 4: 'batch_size' of [[task]] 1"),
+        ('[[task]]\nname = "b"\nbatch_size = "auto"', "line 4: 'batch_size' of [[task]] 1"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_in_words(tmp_path, text, says):
+    with pytest.raises(OperatorError) as refused:
+        suites.settled(loaded(tmp_path, text), "exact", "hf")
+    assert says in str(refused.value)
+
+
+@pytest.mark.parametrize(("own", "mode", "who"), [("fast", "exact", "suite core"), (None, "fast", "[trial]")])
+def test_fast_is_refused_for_an_engine_that_has_no_such_mode(own, mode, who):
+    with pytest.raises(OperatorError, match="engine") as refused:
+        suites.settled(CORE.model_copy(update={"mode": own}), mode, "vllm")
+    assert str(refused.value).startswith(who)
+    assert "'vllm'" in str(refused.value)
+
+
+@given(
+    mode=st.sampled_from([None, "exact", "fast"]),
+    budget=st.one_of(st.none(), st.integers(1, 10**6)),
+    size=st.one_of(st.none(), st.integers(1, 64)),
+)
+def test_a_suite_of_options_loads_from_its_file_as_it_was(tmp_path_factory, mode, budget, size):
+    """What a submission writes for the daemon is the suite that was named."""
+    if budget is not None and mode == "exact":
+        mode = "fast"
+    tasks = (CORE.tasks[0].model_copy(update={"batch_size": size}), CORE.tasks[1])
+    suite = CORE.model_copy(update={"mode": mode, "token_budget": budget, "tasks": tasks})
+    path = tmp_path_factory.mktemp("s") / "s.toml"
+    path.write_text(one_off.as_toml(suite))
+    assert suites.load_suite(path) == suite
+
+
+def test_a_mode_of_the_command_line_stands_in_the_suite_s_name():
+    options = one_off.SuiteOptions(suite="core", mode="fast", token_budget="4096")  # noqa: S106 (no password)
+    changed = one_off.suite_of(options)
+    assert (changed.mode, changed.token_budget) == ("fast", 4096)
+    assert changed.name.startswith("core-fast-")
+    assert one_off.suite_of(one_off.SuiteOptions(suite="core", mode="exact")).name == "core"
+    assert options.words() == ["--suite", "core", "--token-budget", "4096", "--mode", "fast"]
