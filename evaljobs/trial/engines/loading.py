@@ -16,6 +16,7 @@ from typing import Any, Literal
 from evaljobs.contract.names import GPU_VARIABLES
 from evaljobs.contract.specs import ModelOptions
 from evaljobs.errors import OperatorError, RetryError, one_line
+from evaljobs.trial.engines import vllm
 from evaljobs.trial.engines.harness import HarnessEngine
 from evaljobs.trial.engines.protocol import Engine, Loaded
 
@@ -71,11 +72,15 @@ def load(
     import torch  # noqa: PLC0415
 
     check_gpus(torch, options.device, gpus)
+    if options.engine == vllm.NAME:
+        vllm.prepare()
     model_class = import_engine(options.engine)
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     imported = time.monotonic()
     phase("load")
+    if options.engine == vllm.NAME:
+        return vllm.load(model_class, model_path, options, imported - started)
     has_gpu = torch.cuda.is_available()
     device = options.device or ("cuda" if has_gpu else "cpu")
     arguments = {**options.model_args, "pretrained": model_path}
