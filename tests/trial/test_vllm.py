@@ -15,7 +15,7 @@ from support.exactness.pipeline import TASKS
 from evaljobs.contract.names import ShardId
 from evaljobs.contract.paths import EvaluationPaths
 from evaljobs.contract.specs import ModelOptions, SuiteSpec, TaskEntry
-from evaljobs.lmeval.batches import Batch
+from evaljobs.errors import OperatorError
 from evaljobs.requests import build
 from evaljobs.trial.engines import loading, vllm
 from evaljobs.trial.engines.protocol import Engine
@@ -128,8 +128,30 @@ def test_each_sampled_request_has_a_seed_of_its_own(
 
 
 def test_a_seed_that_the_task_gives_is_kept() -> None:
-    batch = Batch(kind="generate_until", text=True, settings={"do_sample": True, "seed": 5}, pieces=[])
-    assert vllm._seeded(batch, {}, None, "") == {}  # type: ignore[arg-type]
+    settings = {"do_sample": True, "seed": 5}
+    assert vllm._seeded(settings, 1, 2, "a prompt") == settings
+
+
+@pytest.mark.parametrize(
+    ("given", "gpus", "made"),
+    [
+        ({}, 4, {"tensor_parallel_size": 4}),
+        ({}, 1, {}),
+        ({}, 0, {}),
+        ({"tensor_parallel_size": 2}, 0, {"tensor_parallel_size": 2}),
+        ({"tensor_parallel_size": 2, "pipeline_parallel_size": 2}, 4, None),
+    ],
+)
+def test_vllm_uses_all_gpus_of_its_trial(
+    given: dict[str, int], gpus: int, made: dict[str, int] | None
+) -> None:
+    """By tensor parallelism, unless the settings divide them in another way."""
+    assert vllm.spread(given, gpus) == (given if made is None else made)
+
+
+def test_a_trial_that_would_leave_gpus_idle_says_what_to_set() -> None:
+    with pytest.raises(OperatorError, match=r"holds 4 GPUs and vLLM would use 2 .*gpus_per_trial = 2"):
+        vllm.spread({"tensor_parallel_size": 2}, 4)
 
 
 def test_a_shard_that_is_given_up_leaves_no_request_in_the_engine(

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from evaljobs.contract.specs import ModelOptions
-from evaljobs.lmeval.batches import Batch, Piece
+from evaljobs.lmeval.batches import Batch
 from evaljobs.lmeval.conversations import converse
 from evaljobs.trial.engines.protocol import Loaded
 
@@ -104,15 +104,9 @@ def _request(*arguments: Any) -> SimpleNamespace:
     return SimpleNamespace(args=arguments, task_name=None, doc_id=None, request_type="", doc={})
 
 
-Settings = Callable[[Piece, str], dict[str, Any]]
-
-
-def run_batch(lm: Any, batch: Batch, more: Settings = lambda _piece, _prompt: {}) -> list[tuple[int, Any]]:
-    """(request index, answer) for every piece of a batch, as in `ShardResponses.responses`.
-
-    `more`: generation settings of one prompt of a piece, beside the batch's.
-    """
-    answers = _ask(lm, batch, more)
+def run_batch(lm: Any, batch: Batch) -> list[tuple[int, Any]]:
+    """(request index, answer) for every piece of a batch, as in `ShardResponses.responses`."""
+    answers = _ask(lm, batch)
     if len(answers) != len(batch.pieces):
         raise RuntimeError(f"the model gave {len(answers)} answers to {len(batch.pieces)} requests")
     pairs: list[tuple[int, Any]] = []
@@ -129,16 +123,9 @@ def run_batch(lm: Any, batch: Batch, more: Settings = lambda _piece, _prompt: {}
     return pairs
 
 
-def _ask(lm: Any, batch: Batch, more: Settings) -> list[Any]:
+def _ask(lm: Any, batch: Batch) -> list[Any]:
     if batch.kind == "generate_until":
-
-        def generate(prompts: list[str], pieces: list[Piece]) -> list[str]:
-            own = [more(piece, prompt) for piece, prompt in zip(pieces, prompts, strict=True)]
-            settings = [{**(batch.settings or {}), **one} for one in own]
-            asked = [_request(*pair) for pair in zip(prompts, settings, strict=True)]
-            return [str(answer) for answer in lm.generate_until(asked, disable_tqdm=True)]
-
-        return list(converse(lm, batch.pieces, generate))
+        return list(converse(lm, batch.pieces, lambda prompts, _pieces: _generated(lm, batch, prompts)))
     if batch.text:
         if batch.kind == "loglikelihood":
             pairs = [_request(p.context, p.continuation) for p in batch.pieces]
@@ -150,3 +137,8 @@ def _ask(lm: Any, batch: Batch, more: Settings) -> list[Any]:
         return list(lm._loglikelihood_tokens(requests, disable_tqdm=True))  # noqa: SLF001
     windows = [(None, p.context, p.continuation) for p in batch.pieces]
     return list(lm._loglikelihood_tokens(windows, disable_tqdm=True, override_bs=len(windows)))  # noqa: SLF001
+
+
+def _generated(lm: Any, batch: Batch, prompts: list[str]) -> list[str]:
+    asked = [_request(prompt, dict(batch.settings or {})) for prompt in prompts]
+    return [str(answer) for answer in lm.generate_until(asked, disable_tqdm=True)]

@@ -80,7 +80,7 @@ def load(
     imported = time.monotonic()
     phase("load")
     if options.engine == vllm.NAME:
-        return vllm.load(model_class, model_path, options, imported - started)
+        return vllm.load(model_class, model_path, options, gpus=gpus, import_seconds=imported - started)
     has_gpu = torch.cuda.is_available()
     device = options.device or ("cuda" if has_gpu else "cpu")
     arguments = {**options.model_args, "pretrained": model_path}

@@ -12,16 +12,21 @@ import contextlib
 import hashlib
 import json
 import logging
+import math
 import multiprocessing.process
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from evaljobs.contract.specs import ModelOptions
+from evaljobs.errors import OperatorError
 from evaljobs.lmeval.batches import Batch, Piece
+from evaljobs.lmeval.conversations import converse
 from evaljobs.staging import segments
 from evaljobs.trial.engines.harness import HarnessEngine, run_batch
 from evaljobs.trial.engines.protocol import Loaded
@@ -36,6 +41,7 @@ ENVIRONMENT = {
     "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
     "VLLM_NO_USAGE_STATS": "1",
 }
+PARALLEL = ("tensor_parallel_size", "data_parallel_size", "pipeline_parallel_size")
 ALL_AT_ONCE = 1 << 30  # lm-eval's batch size: the most requests that its class submits to vLLM at once
 
 
@@ -45,22 +51,38 @@ def prepare() -> None:
         os.environ.setdefault(name, value)
 
 
-def load(model_class: Any, model_path: str, options: ModelOptions, import_seconds: float) -> VllmEngine:
-    """Make lm-eval's class of vLLM on the checkpoint in the folder `model_path`."""
+def load(
+    model_class: Any, model_path: str, options: ModelOptions, *, gpus: int, import_seconds: float
+) -> VllmEngine:
+    """Make lm-eval's class of vLLM on the checkpoint in the folder `model_path`.
+
+    `gpus`: those that the trial holds; 0 on CPU slots. OperatorError where vLLM would use fewer.
+    """
     started = time.monotonic()
+    arguments = spread(options.model_args, gpus)
     segments.sweep()
     with tied(), segments.named(), _from_inside(model_path) as place:
-        lm = model_class.create_from_arg_obj(
-            {**options.model_args, "pretrained": place}, {"batch_size": ALL_AT_ONCE}
-        )
+        lm = model_class.create_from_arg_obj({**arguments, "pretrained": place}, {"batch_size": ALL_AT_ONCE})
     segments.unlink_mapped()
     loaded = Loaded(
         devices=_device(),
-        gpus=_gpus(lm),
+        gpus=gpus,
         import_seconds=import_seconds,
         load_seconds=time.monotonic() - started,
     )
     return VllmEngine(lm, options, loaded)
+
+
+def spread(model_args: Mapping[str, Any], gpus: int) -> dict[str, Any]:
+    """lm-eval's arguments of the model on `gpus` GPUs: tensor parallel over all, unless they say otherwise."""
+    given = {name: int(model_args[name]) for name in PARALLEL if model_args.get(name)}
+    used = math.prod(given.values())
+    if gpus > 1 and given and used != gpus:
+        raise OperatorError(
+            f"the trial holds {gpus} GPUs and vLLM would use {used} ({', '.join(f'{n} = {v}' for n, v in given.items())}): "
+            f"leave that out of [trial] model_args, or set gpus_per_trial = {used}"
+        )
+    return {**model_args, **({"tensor_parallel_size": gpus} if gpus > 1 and not given else {})}
 
 
 @contextlib.contextmanager
@@ -84,10 +106,6 @@ def _device() -> str:
     from vllm.platforms import current_platform  # type: ignore[import-not-found]  # noqa: PLC0415
 
     return "cpu" if current_platform.is_cpu() else str(current_platform.get_device_name())
-
-
-def _gpus(lm: Any) -> int:
-    return 0 if _device() == "cpu" else int(lm.tensor_parallel_size)
 
 
 class VllmEngine(HarnessEngine):
@@ -121,18 +139,28 @@ class VllmEngine(HarnessEngine):
         try:
             for members in _alike(batches):
                 self._answered.begin(len(members))
-                first = members[0]
-                whole = Batch(
-                    kind=first.kind,
-                    text=first.text,
-                    settings=first.settings,
-                    pieces=[piece for batch in members for piece in batch.pieces],
-                )
-                pairs += run_batch(self.lm, whole, partial(_seeded, whole, seed_of))
+                pieces = [piece for batch in members for piece in batch.pieces]
+                whole = replace(members[0], pieces=pieces)
+                if whole.kind == "generate_until":
+                    generate = partial(self._generated, whole.settings or {}, seed_of)
+                    answers = converse(self.lm, pieces, generate)
+                    pairs += [(p.index, answer) for p, answer in zip(pieces, answers, strict=True)]
+                else:
+                    pairs += run_batch(self.lm, whole)
         except BaseException:
             self._forget()
             raise
         return pairs
+
+    def _generated(
+        self, settings: dict[str, Any], seed_of: dict[int, int], prompts: list[str], pieces: list[Piece]
+    ) -> list[str]:
+        own = [
+            _seeded(settings, seed_of[p.index], p.index, prompt)
+            for p, prompt in zip(pieces, prompts, strict=True)
+        ]
+        asked = [SimpleNamespace(args=pair) for pair in zip(prompts, own, strict=True)]
+        return [str(answer) for answer in self.lm.generate_until(asked, disable_tqdm=True)]
 
     def _stepped(self) -> Any:
         self._tick(self._answered.after(self._engine.get_num_unfinished_requests()))
@@ -177,10 +205,13 @@ def _alike(batches: Sequence[Batch]) -> list[list[Batch]]:
     return list(groups.values())
 
 
-def _seeded(batch: Batch, seed_of: dict[int, int], piece: Piece, prompt: str) -> dict[str, Any]:
-    """The seed of one prompt where it is sampled, so that its draws do not depend on other requests."""
-    settings = batch.settings or {}
-    if not (settings.get("do_sample") or float(settings.get("temperature") or 0) > 0) or "seed" in settings:
-        return {}
-    digest = hashlib.sha256(f"{seed_of[piece.index]}|{piece.index}|{prompt}".encode()).digest()
-    return {"seed": int.from_bytes(digest[:4], "little")}
+def _seeded(settings: dict[str, Any], seed: int, index: int, prompt: str) -> dict[str, Any]:
+    """One prompt's settings, with a seed where it is sampled: its draws do not depend on other requests.
+
+    `seed`: of its batch; `index`: its request's. A seed that the task gives is kept.
+    """
+    sampled = settings.get("do_sample") or float(settings.get("temperature") or 0) > 0
+    if not sampled or "seed" in settings:
+        return dict(settings)
+    digest = hashlib.sha256(f"{seed}|{index}|{prompt}".encode()).digest()
+    return {**settings, "seed": int.from_bytes(digest[:4], "little")}
