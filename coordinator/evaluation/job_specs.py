@@ -97,7 +97,7 @@ def asked(purpose: Purpose, options: RunOptions, checkpoint_bytes: int, lanes: i
             return Asked(
                 gpus=options.gpus_per_trial * lanes,
                 cpus=options.trial_cpus * lanes,
-                memory_mb=trial * lanes + precursor,
+                memory_mb=(trial + options.engine_memory_mb) * lanes + precursor,
                 time_limit_seconds=seconds,
             )
         case "metric":
@@ -109,7 +109,7 @@ def asked(purpose: Purpose, options: RunOptions, checkpoint_bytes: int, lanes: i
             return Asked(
                 gpus=options.gpus_per_trial,
                 cpus=options.trial_cpus,
-                memory_mb=trial,
+                memory_mb=trial + options.engine_memory_mb,
                 time_limit_seconds=seconds,
             )
 

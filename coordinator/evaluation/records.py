@@ -33,6 +33,7 @@ class RunOptions(Record):
     gpus_per_trial: int = 1
     trial_cpus: int = 1
     trial_memory_mb: int = 4096
+    engine_memory_mb: int = 0  # of a trial's engine, beside trial_memory_mb
     trial_time_limit_seconds: int = 4 * 3600
     max_trials: int | None = None  # at most this many GPUs' worth of trials at once
     max_nodes: int | None = None
