@@ -120,7 +120,7 @@ class TrialConfig(Record):
     threads: Positive | None = None
     device: str | None = None
     time_limit: TimeLimit = "4:00:00"
-    hung_seconds: Annotated[float, Field(gt=0)] = 900.0
+    hung_seconds: Annotated[float, Field(gt=0)] | None = None  # None: by the engine
     # seconds that a trial waits for Redis; a requeued coordinator is away for Slurm's cred_expire (120 s)
     redis_patience_seconds: Annotated[float, Field(ge=0)] = 600.0
 

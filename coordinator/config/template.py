@@ -187,7 +187,7 @@ kind = "{kind}"               # "local": processes on this machine; "slurm": job
 # threads = 1                 # example: CPU threads of a trial; default: torch's own choice
 # device = "cpu"              # example; default: cuda where the job has a GPU
 {time_limit}at most; trials ask for what their work is predicted to take
-# hung_seconds = 900.0        # without progress for so long, a trial is ended and its shard given to another
+# hung_seconds = 900.0        # example; default: 900, vllm 1800; without progress for so long a trial is ended, its shard given to another
 # redis_patience_seconds = 600.0   # a trial without work waits this long for Redis: a requeued coordinator's is away for 2 minutes
 
 [plan]

@@ -101,7 +101,7 @@ def asked(purpose: Purpose, options: RunOptions, size: Footprint = NO_CHECKPOINT
             return Asked(
                 gpus=options.gpus_per_trial * lanes,
                 cpus=options.trial_cpus * lanes,
-                memory_mb=trial * lanes + precursor,
+                memory_mb=(trial + options.engine_memory_mb) * lanes + precursor,
                 time_limit_seconds=seconds,
             )
         case "metric":
@@ -113,7 +113,7 @@ def asked(purpose: Purpose, options: RunOptions, size: Footprint = NO_CHECKPOINT
             return Asked(
                 gpus=options.gpus_per_trial,
                 cpus=options.trial_cpus,
-                memory_mb=trial,
+                memory_mb=trial + options.engine_memory_mb,
                 time_limit_seconds=seconds,
             )
 

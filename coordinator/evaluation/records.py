@@ -47,6 +47,7 @@ class RunOptions(Record):
     steal: bool = True  # False: a lane runs only the shards that were planned or dealt to it
     build_jobs: int = 2
     early_trials: bool = False  # trials load while few documents are built: their slots are no GPUs
+    engine_memory_mb: int = 0  # of a trial's engine, beside trial_memory_mb
     convert_memory_mb: int | None = None  # None: twice the checkpoint's bytes and 4 GB
     workers: int = 2  # at most
     worker_cpus: int = 1

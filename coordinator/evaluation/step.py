@@ -90,6 +90,7 @@ from coordinator.evaluation.actions import Action
 from coordinator.evaluation.job_specs import Site
 from coordinator.evaluation.state import EntryState, IllegalEventError, Phase, State
 from evaljobs.contract import outcomes as out
+from evaljobs.contract.engine_traits import PLANNED_BATCH, engine_traits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +114,8 @@ def start(event: ev.Accepted) -> tuple[State, list[Action]]:
     )
     for entry in entries:
         indexes.file_entry(state, entry)
+    if state.batch_size == "auto" and engine_traits(record.model.engine).batches_itself:
+        state.batch_size = PLANNED_BATCH  # no trial is started to learn it
     if why := record.options.host_why:
         state.warnings.append(f"each node is served by one job that holds its GPUs: {why}")
     return state, builds.begin_conversion(state)

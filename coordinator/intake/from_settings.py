@@ -29,12 +29,13 @@ from coordinator.base.run_command import CommandError, run_command
 from coordinator.cluster.local import gpu_names
 from coordinator.cluster.slurm_rules import FEW_WORKERS
 from coordinator.config import loading
-from coordinator.config.schema import Config
+from coordinator.config.schema import Config, TrialConfig
 from coordinator.errors import EvalspanError, OperatorError, RetryError
 from coordinator.evaluation.job_specs import Site
 from coordinator.evaluation.records import EvaluationRecord, Inputs, RunOptions
 from coordinator.intake import suites, validate
 from coordinator.intake.source_keys import inputs_of, with_full_paths
+from evaljobs.contract.engine_traits import engine_traits
 from evaljobs.contract.names import HF_ENGINES
 from evaljobs.contract.paths import WorkPaths
 from evaljobs.contract.specs import JudgeOptions, ModelOptions, SuiteSpec
@@ -160,7 +161,6 @@ def model_options(config: Config) -> ModelOptions:
 
 
 SEVERAL_GPUS = {
-    "vllm": ("tensor_parallel_size", "data_parallel_size", "pipeline_parallel_size"),
     "sglang": ("tp_size", "dp_size", "pp_size"),
 }
 """Engine -> the model arguments of lm-eval's class with which one process uses more than one GPU."""
@@ -180,7 +180,7 @@ def check_device(config: Config) -> None:
 
 
 def _check_spread(config: Config) -> None:
-    """OperatorError where an engine would load the model on one of a trial's GPUs; `hf` spreads it by itself."""
+    """OperatorError where an engine would load the model on one of a trial's GPUs; `hf` and `vllm` spread it by themselves."""
     gpus, engine, given = config.trial.gpus_per_trial, config.trial.engine, config.trial.model_args
     why, instead = "", ""
     if engine in HF_ENGINES:
@@ -207,6 +207,7 @@ def run_options(config: Config) -> RunOptions:
         trial_cpus=config.trial.cpus,
         trial_memory_mb=config.trial.memory_mb,
         trial_time_limit_seconds=config.trial.time_limit_seconds,
+        engine_memory_mb=_engine_memory_mb(config),
         max_nodes=config.borrow.max_nodes,
         convert_memory_mb=config.checkpoint.convert_memory_mb,
         early_trials=local and not gpu_names(),
@@ -222,6 +223,19 @@ def run_options(config: Config) -> RunOptions:
         bootstrap_iters=config.metric.bootstrap_iters,
         item_seconds=config.metric.item_seconds,
     )
+
+
+def hung_seconds(config: Config) -> float:
+    """Seconds without progress after which a trial is ended."""
+    own = config.trial.hung_seconds
+    return engine_traits(config.trial.engine).hung_seconds if own is None else own
+
+
+def _engine_memory_mb(config: Config) -> int:
+    """MiB that the engine takes beside a trial's default; nothing where the settings say what a trial takes."""
+    if config.trial.memory_mb != TrialConfig().memory_mb:
+        return 0
+    return engine_traits(config.trial.engine).memory_mb * config.trial.gpus_per_trial
 
 
 def judge_options(config: Config) -> JudgeOptions | None:

@@ -26,7 +26,7 @@ from coordinator.config.schema import Config
 from coordinator.errors import OperatorError, RetryError
 from coordinator.evaluation.job_specs import precursor_memory_mb, trial_memory_mb
 from coordinator.evaluation.records import EvaluationRecord
-from coordinator.intake.from_settings import lm_eval_version, site_of, slots
+from coordinator.intake.from_settings import hung_seconds, lm_eval_version, site_of, slots
 from coordinator.runtime.cluster_calls import ClusterCalls
 from coordinator.runtime.detect import Grace
 from coordinator.runtime.effects import Performer
@@ -253,7 +253,7 @@ def coordinator_of(config: Config) -> Coordinator:
         pace=Pace(tick=0.1, jobs=0.2, nodes=1.0, lease=lease)
         if local
         else Pace(jobs=poll, nodes=NODES_PACE * poll, lease=lease),
-        grace=Grace(lost=2.0, uncertain=1.0, hung=config.trial.hung_seconds)
+        grace=Grace(lost=2.0, uncertain=1.0, hung=hung_seconds(config))
         if local
-        else Grace(lost=max(30.0, 3 * poll), outcome=3.0, hung=config.trial.hung_seconds),
+        else Grace(lost=max(30.0, 3 * poll), outcome=3.0, hung=hung_seconds(config)),
     )

@@ -101,11 +101,11 @@ def conversation_of(lm: Any, name: str, instance: Any, field: str) -> Conversati
 
 
 def converse(
-    lm: Any, pieces: Sequence[Piece], generate: Callable[[list[str]], list[str]]
+    lm: Any, pieces: Sequence[Piece], generate: Callable[[list[str], list[Piece]], list[str]]
 ) -> list[str] | list[list[str]]:
     """Answers of one batch: a text per piece, or a list of texts per conversation.
 
-    `generate`: prompts -> as many answers. Raises OperatorError where the model's template renders
+    `generate`: prompts, and the piece of each -> as many answers. Raises OperatorError where the model's template renders
     the first prompt differently from the build, since later prompts would not fit. Causes are a
     date in the template, or another tokenizer.
     """
@@ -115,18 +115,19 @@ def converse(
                 "the chat template renders a first turn otherwise than when its request set was built (does it hold the "
                 "date, or does the engine use another one?): give the model a template that does not change"
             )
-    first = generate([str(piece.context) for piece in pieces])
+    first = generate([str(piece.context) for piece in pieces], list(pieces))
     if not any(piece.conversation is not None for piece in pieces):
         return first
     by_piece = [[answer] for answer in first]
     # The members of each later batch do not depend on answers, so those batches are fixed, too.
     while going := [
-        (p.conversation, s)
+        (p, p.conversation, s)
         for p, s in zip(pieces, by_piece, strict=True)
         if p.conversation is not None and len(s) <= len(p.conversation.turns)
     ]:
-        answers = generate([_prompt(lm, conversation, so_far) for conversation, so_far in going])
-        for (_, so_far), answer in zip(going, answers, strict=True):
+        prompts = [_prompt(lm, conversation, so_far) for _, conversation, so_far in going]
+        answers = generate(prompts, [piece for piece, _, _ in going])
+        for (_, _, so_far), answer in zip(going, answers, strict=True):
             so_far.append(answer)
     return by_piece
 

@@ -196,13 +196,17 @@ class WorkQueue:
         shard: str | None = None,
         batches_done: int = 0,
         batches: int = 0,
+        looks: int = 0,
     ) -> bool:
         """Record the trial's progress; registers its claim of `shard` where Redis has lost it.
+
+        `looks`: how often the trial's engine has come by between two of its steps: progress of a kind.
 
         False where another trial has `shard` or has done it, or where this trial was released. To
         drop the shard then saves work; to finish it does no harm.
         """
-        progress = {"phase": phase, "shard": shard or "", "batches_done": batches_done, "batches": batches}
+        progress: dict[str, str | int] = {"phase": phase, "shard": shard or "", "looks": looks}
+        progress |= {"batches_done": batches_done, "batches": batches}
         return bool(self._run(lua.HEARTBEAT, trial, shard or "", json.dumps(progress)))
 
     def ahead(self, lane: str) -> tuple[str, ...]:

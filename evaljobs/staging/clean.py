@@ -2,6 +2,7 @@
 
 Rules: only names that evalspan makes in this user's own home are removed; all else is reported and left alone. A copy
 that a living precursor holds or a trial reads stays, unless `--all`. A trial keeps what it has mapped until it ends.
+Shared memory of engines that died is removed, too.
 
 Called by `python -m evaljobs`. Run as root, it cleans root's own home and no other user's.
 """
@@ -16,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from evaljobs.staging import owned_files, store
+from evaljobs.staging import owned_files, segments, store
 from evaljobs.staging.owned_files import Refused
 from evaljobs.staging.store import Home
 
@@ -75,6 +76,7 @@ def clean_main(argv: Sequence[str]) -> int:
     parser.add_argument("--all", action="store_true", help="copies in use, too")
     chosen = parser.parse_args(argv)
     status = 0
+    segments.sweep()
     for root in chosen.root or ["/dev/shm"]:
         done = clean(root, everything=chosen.all)
         with contextlib.suppress(BrokenPipeError):

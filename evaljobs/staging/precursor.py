@@ -27,7 +27,7 @@ from evaljobs.contract.specs import CheckpointSpec, StageSpec
 from evaljobs.contract.storage import write_outcome
 from evaljobs.errors import JobError, RetryError, one_line
 from evaljobs.staging import copy as copying
-from evaljobs.staging import owned_files, publish, store
+from evaljobs.staging import owned_files, publish, segments, store
 from evaljobs.staging.capacity import gpu_name, room
 from evaljobs.staging.coordinator_lease import CoordinatorLease, is_there
 from evaljobs.staging.owned_files import Refused
@@ -194,7 +194,8 @@ def hold(holding: Holding, stop: threading.Event) -> str:
 
 
 def clear(holding: Holding, reason: str) -> Cleared:
-    """Give the lease back; the last precursor of this checkpoint here frees the memory."""
+    """Give the lease back; the last precursor of this checkpoint here frees the memory. Also memory of engines that died."""
+    segments.sweep()
     freed = 0 if holding.slot is None else store.leave(holding.slot, patience=READER_PATIENCE)
     return Cleared(name=holding.spec.name, node=holding.spec.node, freed_bytes=freed, reason=reason)
 

@@ -75,6 +75,7 @@ class Standing:
     shard: str | None = None
     batches_done: int = 0
     batches: int = 0
+    looks: int = 0  # calls of `tick` since the start
     overtaken: str | None = None  # written by the heartbeat thread: a shard that another trial has
 
 
@@ -352,6 +353,7 @@ class Trial:
                     shard=shard,
                     batches_done=now.batches_done,
                     batches=now.batches,
+                    looks=now.looks,
                 )
                 if not held:
                     now.overtaken = shard
@@ -368,6 +370,7 @@ class Trial:
 
     def _tick(self, done: int, of: int) -> None:
         self.standing.batches_done, self.standing.batches = done, of
+        self.standing.looks += 1
         self._check_terminated()
         if self.standing.shard is not None and self.standing.overtaken == self.standing.shard:
             raise OvertakenError

@@ -259,10 +259,10 @@ def test_trials_steal_under_evalspans_own_policy_unless_told_otherwise(toml, tex
         ("gpus_per_trial = 2", ""),
         ("gpus_per_trial = 2\nmodel_args = { parallelize = false }", "engine 'hf' with parallelize = false would load the model on one GPU"),
         ('gpus_per_trial = 2\nmodel_args = { tp_plan = "auto" }', "tp_plan, outside of torchrun, would load the model on one GPU"),
-        ('gpus_per_trial = 4\nengine = "vllm"', "set model_args = { tensor_parallel_size = 4 }"),
+        ('gpus_per_trial = 4\nengine = "vllm"', ""),  # by tensor parallelism, which the trial sets
+        ('gpus_per_trial = 4\nengine = "sglang"', "set model_args = { tp_size = 4 }"),
         ("gpus_per_trial = 2\nmodel_args = { parallelize = true }", ""),
         ('gpus_per_trial = 2\nmodel_args = { device_map = "auto" }', ""),
-        ('gpus_per_trial = 4\nengine = "vllm"\nmodel_args = { tensor_parallel_size = 4 }', ""),
         ('gpus_per_trial = 2\nengine = "an-engine-of-yours"', ""),
         ('gpus_per_trial = 2\ndevice = "cpu"', ""),
         ("gpus_per_trial = 1", ""),
@@ -400,3 +400,20 @@ def test_a_wrong_value_is_named_as_it_was_given(key, said):
     """By its option where the command line has one, else by its key in `settings` of a call."""
     with pytest.raises(OperatorError, match=said):
         loading.load(None, {}, {key: "x"})
+
+
+@pytest.mark.parametrize(
+    ("trial", "hung", "memory_mb"),
+    [
+        ("", 900.0, 0),
+        ('engine = "vllm"', 1800.0, 4096),
+        ('engine = "vllm"\ngpus_per_trial = 4', 1800.0, 16384),
+        ('engine = "vllm"\nhung_seconds = 60\nmemory_mb = 9000', 60.0, 0),
+    ],
+)
+def test_limits_of_trials_follow_their_engine_unless_they_are_set(toml, trial, hung, memory_mb):
+    """An engine with processes and compiled code of its own gets the memory and the time that it needs to load."""
+    settings = loading.load(toml(f"[trial]\n{trial}\n"), {})
+    options = from_settings.run_options(settings)
+    assert from_settings.hung_seconds(settings) == hung
+    assert options.engine_memory_mb == memory_mb

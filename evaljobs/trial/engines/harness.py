@@ -192,7 +192,7 @@ def at_once(lm: Any, batch: Batch) -> Iterator[None]:
 
 def _ask(lm: Any, batch: Batch) -> list[Any]:
     if batch.kind == "generate_until":
-        return list(converse(lm, batch.pieces, lambda prompts: _generated(lm, batch, prompts)))
+        return list(converse(lm, batch.pieces, lambda prompts, _pieces: _generated(lm, batch, prompts)))
     if batch.text:
         if batch.kind == "loglikelihood":
             pairs = [_request(p.context, p.continuation) for p in batch.pieces]

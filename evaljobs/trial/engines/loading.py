@@ -16,6 +16,7 @@ from typing import Any, Literal
 from evaljobs.contract.names import GPU_VARIABLES
 from evaljobs.contract.specs import ModelOptions
 from evaljobs.errors import OperatorError, RetryError, one_line
+from evaljobs.trial.engines import vllm
 from evaljobs.trial.engines.harness import HarnessEngine
 from evaljobs.trial.engines.protocol import Engine, Loaded
 from evaljobs.trial.engines.spreading import bytes_by_device, check_spread, spread
@@ -73,11 +74,15 @@ def load(
     import torch  # noqa: PLC0415
 
     check_gpus(torch, options.device, gpus)
+    if options.engine == vllm.NAME:
+        vllm.prepare()
     model_class = import_engine(options.engine)
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     imported = time.monotonic()
     phase("load")
+    if options.engine == vllm.NAME:
+        return vllm.load(model_class, model_path, options, gpus=gpus, import_seconds=imported - started)
     has_gpu = torch.cuda.is_available()
     device = options.device or ("cuda" if has_gpu else "cpu")
     arguments = {**spread(options, gpus, device), "pretrained": model_path}

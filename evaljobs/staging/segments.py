@@ -1,0 +1,90 @@
+"""Shared memory in /dev/shm of an engine's processes: it is freed however these processes end.
+
+Rule: once all of an engine's processes have mapped a segment, its name is removed, so the kernel
+frees the memory at the end of the last of them. Until then a segment has a name of ours, by which
+`sweep` finds those of processes that were killed while they loaded. Called from `trial.engines`,
+`__main__`, `precursor` and `clean`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable, Iterator
+from multiprocessing import resource_tracker, shared_memory
+from pathlib import Path
+
+FOLDER = Path("/dev/shm")
+PREFIX = "evs_"
+
+
+def name_ours() -> None:
+    """Have Python begin the names of this process's new segments with PREFIX, for the rest of its life."""
+    shared_memory._SHM_NAME_PREFIX = f"/{PREFIX}"  # type: ignore[attr-defined]  # noqa: SLF001
+
+
+@contextlib.contextmanager
+def named() -> Iterator[None]:
+    """`name_ours`, within the context alone."""
+    before = shared_memory._SHM_NAME_PREFIX  # type: ignore[attr-defined]  # noqa: SLF001
+    name_ours()
+    try:
+        yield
+    finally:
+        shared_memory._SHM_NAME_PREFIX = before  # type: ignore[attr-defined]  # noqa: SLF001
+
+
+def unlink_mapped() -> int:
+    """Remove the names of all segments that this process and its descendants have mapped; returns how many.
+
+    The memory stays until the last of them has ended.
+    """
+    removed = 0
+    for name in sorted(mapped(family(os.getpid()))):
+        with contextlib.suppress(OSError):
+            (FOLDER / name).unlink()
+            removed += 1
+            if name.startswith(PREFIX):
+                resource_tracker.unregister(f"/{name}", "shared_memory")
+    return removed
+
+
+def sweep() -> int:
+    """Remove segments of ours that no process has mapped; returns the bytes."""
+    freed = 0
+    with contextlib.suppress(FileNotFoundError):
+        found = [place for place in FOLDER.iterdir() if place.name.startswith(PREFIX)]
+        used = mapped(_processes()) if found else set()
+        for place in found:
+            with contextlib.suppress(OSError):
+                status = place.lstat()
+                if place.name not in used and status.st_uid == os.geteuid():
+                    place.unlink()
+                    freed += status.st_blocks * 512
+    return freed
+
+
+def mapped(processes: Iterable[int]) -> set[str]:
+    """Names directly below /dev/shm that the processes have mapped. What cannot be read counts as nothing."""
+    names: set[str] = set()
+    for pid in processes:
+        with contextlib.suppress(OSError):
+            for line in Path(f"/proc/{pid}/maps").read_text(errors="replace").splitlines():
+                path = line.partition(f"{FOLDER}/")[2]
+                if path and "/" not in path and not path.endswith(" (deleted)"):
+                    names.add(path)
+    return names
+
+
+def family(pid: int) -> list[int]:
+    """A process and all that descend from it."""
+    found = [pid]
+    for member in found:
+        with contextlib.suppress(OSError):
+            for children in Path(f"/proc/{member}/task").glob("*/children"):
+                found += [int(word) for word in children.read_text().split()]
+    return found
+
+
+def _processes() -> list[int]:
+    return [int(place.name) for place in Path("/proc").iterdir() if place.name.isdigit()]

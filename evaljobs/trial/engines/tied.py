@@ -1,0 +1,36 @@
+"""Processes that an engine spawns end with the process that started them, whatever ends that.
+
+Rule: multiprocessing runs the main module's name in each process that it spawns, before anything
+else. Within `tied` that name is this module's, and it asks the kernel for SIGKILL at the parent's end.
+It holds for processes of these processes, too. Called from `vllm`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib.util
+import signal
+import sys
+from collections.abc import Iterator
+
+from evaljobs.staging import segments
+
+PR_SET_PDEATHSIG = 1
+
+
+@contextlib.contextmanager
+def tied() -> Iterator[None]:
+    """Processes that multiprocessing spawns within the context end with this one."""
+    main = sys.modules["__main__"]
+    before = main.__spec__
+    main.__spec__ = importlib.util.find_spec("evaljobs.trial.engines.tied")
+    try:
+        yield
+    finally:
+        main.__spec__ = before
+
+
+if __name__ == "__mp_main__":
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    segments.name_ours()

@@ -1,0 +1,217 @@
+"""vLLM behind lm-eval's class: a shard's requests in one submission, and nothing left when it ends.
+
+Rule: lm-eval's class makes token ids, sampling parameters and answers. With one GPU vLLM runs inside
+the trial's process; with k, by tensor parallelism, in k processes that end with the trial. Answers
+depend slightly on which requests vLLM computes together, as in `lm_eval --model vllm`: they are equal
+within a tolerance (docs/models.md), and draws are seeded per request. Called from `loading`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import math
+import multiprocessing.process
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from evaljobs.contract.specs import ModelOptions
+from evaljobs.errors import OperatorError
+from evaljobs.lmeval.batches import Batch, Piece
+from evaljobs.lmeval.conversations import converse
+from evaljobs.staging import segments
+from evaljobs.trial.engines.harness import HarnessEngine, run_batch
+from evaljobs.trial.engines.protocol import Loaded
+from evaljobs.trial.engines.tied import tied
+
+log = logging.getLogger(__name__)
+
+NAME = "vllm"
+ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine runs in the trial's process
+    # workers of tensor parallelism: a fork after threads have started may hang, and would not be `tied`
+    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+    "VLLM_NO_USAGE_STATS": "1",
+}
+PARALLEL = ("tensor_parallel_size", "data_parallel_size", "pipeline_parallel_size")
+ALL_AT_ONCE = 1 << 30  # lm-eval's batch size: the most requests that its class submits to vLLM at once
+
+
+def prepare() -> None:
+    """Set the variables that vLLM reads when it is imported; those that are set already stay."""
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+
+
+def load(
+    model_class: Any, model_path: str, options: ModelOptions, *, gpus: int, import_seconds: float
+) -> VllmEngine:
+    """Make lm-eval's class of vLLM on the checkpoint in the folder `model_path`.
+
+    `gpus`: those that the trial holds; 0 on CPU slots. OperatorError where vLLM would use fewer.
+    """
+    started = time.monotonic()
+    arguments = spread(options.model_args, gpus)
+    segments.sweep()
+    with tied(), segments.named(), _from_inside(model_path) as place:
+        lm = model_class.create_from_arg_obj({**arguments, "pretrained": place}, {"batch_size": ALL_AT_ONCE})
+    segments.unlink_mapped()
+    loaded = Loaded(
+        devices=_device(),
+        gpus=gpus,
+        import_seconds=import_seconds,
+        load_seconds=time.monotonic() - started,
+    )
+    return VllmEngine(lm, options, loaded)
+
+
+def spread(model_args: Mapping[str, Any], gpus: int) -> dict[str, Any]:
+    """lm-eval's arguments of the model on `gpus` GPUs: tensor parallel over all, unless they say otherwise."""
+    given = {name: int(model_args[name]) for name in PARALLEL if model_args.get(name)}
+    used = math.prod(given.values())
+    if gpus > 1 and given and used != gpus:
+        raise OperatorError(
+            f"the trial holds {gpus} GPUs and vLLM would use {used} ({', '.join(f'{n} = {v}' for n, v in given.items())}): "
+            f"leave that out of [trial] model_args, or set gpus_per_trial = {used}"
+        )
+    return {**model_args, **({"tensor_parallel_size": gpus} if gpus > 1 and not given else {})}
+
+
+@contextlib.contextmanager
+def _from_inside(folder: str) -> Iterator[str]:
+    """The path "." of a checkpoint, for as long as it is loaded.
+
+    vLLM names its compiled code after the path, and a staged path holds the checkpoint's digest: with
+    one path for all, a checkpoint finds what an earlier one of the same shape has compiled.
+    """
+    before = multiprocessing.process.ORIGINAL_DIR  # type: ignore[attr-defined]  # where spawned processes begin
+    with contextlib.chdir(folder):
+        multiprocessing.process.ORIGINAL_DIR = str(Path.cwd())  # type: ignore[attr-defined]
+        try:
+            yield "."
+        finally:
+            multiprocessing.process.ORIGINAL_DIR = before  # type: ignore[attr-defined]
+
+
+def _device() -> str:
+    """Name of the device, asked of vLLM: torch would make a CUDA context in this process."""
+    from vllm.platforms import current_platform  # type: ignore[import-not-found]  # noqa: PLC0415
+
+    return "cpu" if current_platform.is_cpu() else str(current_platform.get_device_name())
+
+
+class VllmEngine(HarnessEngine):
+    """`lm`: lm-eval's class of vLLM, loaded; see `protocol.Engine`."""
+
+    def __init__(self, lm: Any, options: ModelOptions, loaded: Loaded) -> None:
+        super().__init__(lm, options, loaded)
+        self._engine = lm.model.llm_engine
+        self._step = self._engine.step
+        self._engine.step = self._stepped
+        self._tick: Callable[[int], None] = lambda _done: None
+        self._answered = _Answered()
+
+    def warm_up(self) -> float:
+        """Nothing is left to warm up: vLLM does it while it is loaded."""
+        return 0.0
+
+    def fix_batch_size(self, batch_size: int) -> None:
+        """Nothing to set: vLLM chooses its batches."""
+
+    def answers(
+        self, batches: Sequence[Batch], seeds: Sequence[int], tick: Callable[[int], None]
+    ) -> list[tuple[int, Any]]:
+        """Submits all requests of one kind and settings at once. Calls `tick` before each of vLLM's steps."""
+        seed_of = {
+            piece.index: seed for batch, seed in zip(batches, seeds, strict=True) for piece in batch.pieces
+        }
+        self._tick, self._answered = tick, _Answered()
+        tick(0)
+        pairs: list[tuple[int, Any]] = []
+        try:
+            for members in _alike(batches):
+                self._answered.begin(len(members))
+                pieces = [piece for batch in members for piece in batch.pieces]
+                whole = replace(members[0], pieces=pieces)
+                if whole.kind == "generate_until":
+                    generate = partial(self._generated, whole.settings or {}, seed_of)
+                    answers = converse(self.lm, pieces, generate)
+                    pairs += [(p.index, answer) for p, answer in zip(pieces, answers, strict=True)]
+                else:
+                    pairs += run_batch(self.lm, whole)
+        except BaseException:
+            self._forget()
+            raise
+        return pairs
+
+    def _generated(
+        self, settings: dict[str, Any], seed_of: dict[int, int], prompts: list[str], pieces: list[Piece]
+    ) -> list[str]:
+        own = [
+            _seeded(settings, seed_of[p.index], p.index, prompt)
+            for p, prompt in zip(pieces, prompts, strict=True)
+        ]
+        asked = [SimpleNamespace(args=pair) for pair in zip(prompts, own, strict=True)]
+        return [str(answer) for answer in self.lm.generate_until(asked, disable_tqdm=True)]
+
+    def _stepped(self) -> Any:
+        self._tick(self._answered.after(self._engine.get_num_unfinished_requests()))
+        return self._step()
+
+    def _forget(self) -> None:
+        """Drop all requests that vLLM has."""
+        self._engine.abort_request(list(self._engine.output_processor.request_states), internal=True)
+
+    def close(self) -> None:
+        """End vLLM's processes."""
+        try:
+            self._engine.engine_core.shutdown()
+        except Exception:
+            log.warning("vLLM did not shut down", exc_info=True)
+
+
+class _Answered:
+    """Batches that are answered, by the share of requests that vLLM has finished."""
+
+    def __init__(self) -> None:
+        self._before = self._batches = self._most = self._done = 0
+
+    def begin(self, batches: int) -> None:
+        """Requests of so many more batches come."""
+        self._before, self._batches, self._most = self._before + self._batches, batches, 0
+
+    def after(self, unfinished: int) -> int:
+        """Whole batches done, where so many requests are left of those submitted last. Never fewer than before."""
+        self._most = max(self._most, unfinished, 1)
+        share = (self._most - unfinished) / self._most
+        self._done = max(self._done, self._before + int(self._batches * share))
+        return self._done
+
+
+def _alike(batches: Sequence[Batch]) -> list[list[Batch]]:
+    """Batches by kind and settings, in the order of the first of each."""
+    groups: dict[str, list[Batch]] = {}
+    for batch in batches:
+        key = json.dumps([batch.kind, batch.text, batch.settings], sort_keys=True, default=str)
+        groups.setdefault(key, []).append(batch)
+    return list(groups.values())
+
+
+def _seeded(settings: dict[str, Any], seed: int, index: int, prompt: str) -> dict[str, Any]:
+    """One prompt's settings, with a seed where it is sampled: its draws do not depend on other requests.
+
+    `seed`: of its batch; `index`: its request's. A seed that the task gives is kept.
+    """
+    sampled = settings.get("do_sample") or float(settings.get("temperature") or 0) > 0
+    if not sampled or "seed" in settings:
+        return dict(settings)
+    digest = hashlib.sha256(f"{seed}|{index}|{prompt}".encode()).digest()
+    return {**settings, "seed": int.from_bytes(digest[:4], "little")}

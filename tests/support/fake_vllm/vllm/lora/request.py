@@ -1,0 +1,5 @@
+"""Adapters, which the fake has none of."""
+
+
+class LoRARequest:
+    pass

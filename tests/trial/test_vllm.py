@@ -1,0 +1,210 @@
+"""Laws of trials with vLLM: lm-eval's own class of it runs on a fake of vLLM's surface (support/fake_vllm)."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.exactness.pipeline import TASKS
+
+from evaljobs.contract.names import ShardId
+from evaljobs.contract.paths import EvaluationPaths
+from evaljobs.contract.specs import ModelOptions, SuiteSpec, TaskEntry
+from evaljobs.errors import OperatorError
+from evaljobs.requests import build
+from evaljobs.trial.engines import loading, vllm
+from evaljobs.trial.engines.protocol import Engine
+from evaljobs.trial.shard_runner import RequestSet, run_shard
+
+pytest.importorskip("lm_eval")
+pytestmark = pytest.mark.model
+FAKE = Path(__file__).resolve().parents[1] / "support" / "fake_vllm"
+OPTIONS = ModelOptions(engine="vllm", model_args={"max_model_len": 128}, threads=1)
+LIMIT = 6
+
+
+@pytest.fixture(scope="module")
+def fake() -> Iterator[Path]:
+    """The fake is what `import vllm` finds."""
+    before = dict(os.environ)
+    sys.path.insert(0, str(FAKE))
+    try:
+        yield FAKE
+    finally:
+        sys.path.remove(str(FAKE))
+        os.environ.clear()
+        os.environ.update(before)
+        for name in [n for n in sys.modules if n.split(".")[0] == "vllm" or "vllm_causallms" in n]:
+            del sys.modules[name]
+
+
+@pytest.fixture
+def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("FAKE_VLLM_LOG", str(tmp_path / "fake.jsonl"))
+    return tmp_path / "fake.jsonl"
+
+
+def said(log: Path, what: str) -> list[dict[str, Any]]:
+    """The lines of the fake's log that have this key."""
+    lines = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+    return [line for line in lines if what in line]
+
+
+@pytest.fixture(scope="module")
+def engine(fake: Path, tiny_model_dir: Path) -> Engine:
+    return loading.load(str(tiny_model_dir), OPTIONS, 2)
+
+
+@pytest.fixture(scope="module")
+def sets(fake: Path, tiny_model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, RequestSet]:
+    """Request sets of a few toy tasks, as they are built for vLLM, in batches of 2."""
+    folder = tmp_path_factory.mktemp("sets")
+    names = ("toy_choice", "toy_pages", "toy_sums", "toy_sampled")
+    suite = SuiteSpec(
+        name="s", include_path=(str(TASKS),), tasks=tuple(TaskEntry(name=n, limit=LIMIT) for n in names)
+    )
+    found = {}
+    for entry, name in enumerate(names):
+        spec = build.BuildSpec(
+            name="build",
+            evaluation_dir=str(EvaluationPaths(folder).root),
+            suite=suite,
+            entry=entry,
+            batch_size=2,
+            model_dir=str(tiny_model_dir),
+            model=OPTIONS,
+            out_dir=str(folder / name),
+        )
+        found[name] = RequestSet(build.build(spec).sets[name], 2)
+    return found
+
+
+def shard(sets: dict[str, RequestSet], name: str, first: int = 0, end: int | None = None) -> str:
+    return f"{name}|{first}|{len(sets[name].index.requests) if end is None else end}"
+
+
+def answers(engine: Engine, sets: dict[str, RequestSet], text: str) -> dict[int, Any]:
+    record = run_shard(engine, sets[ShardId.parse(text).task], text, trial="t", seed=1234)
+    return dict(record.responses)
+
+
+@pytest.mark.parametrize("name", ["toy_choice", "toy_pages", "toy_sums", "toy_sampled"])
+def test_a_shards_requests_are_submitted_at_once(
+    engine: Engine, sets: dict[str, RequestSet], log: Path, name: str
+) -> None:
+    """One submission for all batches of a shard: vLLM has no drained batches between them."""
+    found = answers(engine, sets, shard(sets, name))
+    (only,) = said(log, "submitted")
+    assert len(found) == sum(sets[name].index.requests)
+    assert only["submitted"] >= len(found)  # a text has a submission for each of its windows
+
+
+@pytest.mark.parametrize("name", ["toy_choice", "toy_pages", "toy_sums", "toy_sampled"])
+def test_answers_do_not_depend_on_how_requests_are_sharded(
+    engine: Engine, sets: dict[str, RequestSet], name: str
+) -> None:
+    """Where vLLM's arithmetic does not depend on what it computes together, as the fake's, draws included."""
+    count = len(sets[name].index.requests)
+    whole = answers(engine, sets, shard(sets, name))
+    cut = [answers(engine, sets, shard(sets, name, n, n + 1)) for n in reversed(range(count))]
+    assert {index: answer for part in cut for index, answer in part.items()} == whole
+
+
+def test_each_sampled_request_has_a_seed_of_its_own(
+    engine: Engine, sets: dict[str, RequestSet], log: Path
+) -> None:
+    """Clones of one prompt draw differently; requests that are not sampled have no seed."""
+    answers(engine, sets, shard(sets, "toy_sampled"))
+    answers(engine, sets, shard(sets, "toy_sums"))
+    sampled, greedy = (line["seeds"] for line in said(log, "submitted"))
+    assert None not in sampled
+    assert len(set(sampled)) == len(sampled) == 3 * LIMIT
+    assert set(greedy) == {None}
+
+
+def test_a_seed_that_the_task_gives_is_kept() -> None:
+    settings = {"do_sample": True, "seed": 5}
+    assert vllm._seeded(settings, 1, 2, "a prompt") == settings
+
+
+@pytest.mark.parametrize(
+    ("given", "gpus", "made"),
+    [
+        ({}, 4, {"tensor_parallel_size": 4}),
+        ({}, 1, {}),
+        ({}, 0, {}),
+        ({"tensor_parallel_size": 2}, 0, {"tensor_parallel_size": 2}),
+        ({"tensor_parallel_size": 2, "pipeline_parallel_size": 2}, 4, None),
+    ],
+)
+def test_vllm_uses_all_gpus_of_its_trial(
+    given: dict[str, int], gpus: int, made: dict[str, int] | None
+) -> None:
+    """By tensor parallelism, unless the settings divide them in another way."""
+    assert vllm.spread(given, gpus) == (given if made is None else made)
+
+
+def test_a_trial_that_would_leave_gpus_idle_says_what_to_set() -> None:
+    with pytest.raises(OperatorError, match=r"holds 4 GPUs and vLLM would use 2 .*gpus_per_trial = 2"):
+        vllm.spread({"tensor_parallel_size": 2}, 4)
+
+
+def test_a_shard_that_is_given_up_leaves_no_request_in_the_engine(
+    engine: Engine, sets: dict[str, RequestSet], log: Path
+) -> None:
+    """It is given up between two steps, and the next shard's answers are those of a fresh engine."""
+    expected = answers(engine, sets, shard(sets, "toy_sums", 0, 1))
+
+    class GivenUpError(Exception):
+        pass
+
+    def tick(done: int, _of: int) -> None:
+        if done == 1:
+            raise GivenUpError
+
+    with pytest.raises(GivenUpError):
+        run_shard(engine, sets["toy_sums"], shard(sets, "toy_sums"), trial="t", seed=1, tick=tick)
+    assert [line["internal"] for line in said(log, "aborted")] == [True]
+    assert answers(engine, sets, shard(sets, "toy_sums", 0, 1)) == expected
+
+
+def test_progress_is_told_before_each_step_and_in_whole_batches(
+    engine: Engine, sets: dict[str, RequestSet]
+) -> None:
+    """It never goes back, and has more looks than batches, so a long shard is not taken for a hung one."""
+    seen: list[int] = []
+    of = len(sets["toy_sums"].index.requests)
+    run_shard(
+        engine,
+        sets["toy_sums"],
+        shard(sets, "toy_sums"),
+        trial="t",
+        seed=1,
+        tick=lambda done, _of: seen.append(done),
+    )
+    assert seen == sorted(seen)
+    assert (seen[0], seen[-1]) == (0, of - 1)
+    assert len(seen) > of
+
+
+def test_checkpoints_of_one_shape_have_one_path_in_vllms_eyes(
+    fake: Path, tiny_model_dir: Path, log: Path
+) -> None:
+    """vLLM names what it compiles after the path: a staged path holds the checkpoint's digest."""
+    here = Path.cwd()
+    loading.load(str(tiny_model_dir), OPTIONS, 2)
+    (line,) = said(log, "model")
+    assert (line["model"], line["whole_path"]) == (".", str(tiny_model_dir))
+    assert Path.cwd() == here
+
+
+def test_one_gpu_takes_one_process(fake: Path, tiny_model_dir: Path, log: Path) -> None:
+    loading.load(str(tiny_model_dir), OPTIONS, 2)
+    assert [line["workers"] for line in said(log, "loaded")] == [[]]
+    (line,) = said(log, "multiprocess")
+    assert (line["multiprocess"], line["method"]) == (False, "spawn")

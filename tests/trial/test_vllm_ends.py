@@ -1,0 +1,147 @@
+"""However a trial with vLLM ends, none of its processes and no byte of its shared memory is left.
+
+Two workers of tensor parallelism of the fake (support/fake_vllm), which by themselves outlive a trial that is killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dev_cluster.testing import wait_until
+from support.served import served_work
+
+from evaljobs.contract.outcomes import TrialEnded
+from evaljobs.contract.paths import WorkPaths
+from evaljobs.contract.specs import LaneSpec, ModelOptions, TrialSpec
+from evaljobs.contract.storage import read_record, write_record
+from evaljobs.queue.work_queue import WorkQueue
+from evaljobs.staging import segments
+
+FAKE = Path(__file__).resolve().parents[1] / "support" / "fake_vllm"
+ROOT = Path(__file__).resolve().parents[2]
+pytestmark = pytest.mark.model
+
+
+@pytest.fixture(scope="module")
+def work() -> Iterator[WorkPaths]:
+    with served_work("vllm-ends") as made:
+        yield made
+
+
+class Running:
+    """A trial on two "GPUs" that has loaded its model, or hangs while it does; its queue has not been filled."""
+
+    def __init__(self, work: WorkPaths, model: Path, name: str, folder: Path, *, hangs: bool = False) -> None:
+        self.paths = work.evaluation(name)
+        self.queue = WorkQueue.connect(work.redis_address, name)
+        options = ModelOptions(engine="vllm", model_args={"tensor_parallel_size": 2}, threads=1)
+        spec = TrialSpec(
+            name="trial",
+            evaluation_dir=str(self.paths.root),
+            evaluation_id=name,
+            node="here",
+            model_path=str(model),
+            model=options,
+            batch_size=2,
+            request_sets={},
+            redis_file=str(work.redis_address),
+            lanes=(LaneSpec(lane="lane0", trial="trial.0"),),
+            idle_seconds=0.0,
+        )
+        write_record(self.paths.spec("trial"), spec)
+        self._log = folder / "fake.jsonl"
+        more = {"FAKE_VLLM_LOG": str(self._log), "PYTHONPATH": f"{FAKE}{os.pathsep}{ROOT}"}
+        more |= {"FAKE_VLLM_HANGS": "1"} if hangs else {}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "evaljobs", "trial", str(self.paths.spec("trial"))],
+            env={**os.environ, **more},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        wait_until(lambda: self.loaded() or self.process.poll() is not None)
+        assert self.process.poll() is None, self.process.communicate()[1]
+        if not hangs:
+            # it waits for its first shard
+            wait_until(lambda: self.queue.snapshot().trials["trial.0"].phase == "infer")
+        self.family = segments.family(self.process.pid)
+        assert len(self.loaded()["workers"]) == 2
+        assert set(self.loaded()["workers"]) < set(self.family)
+
+    def loaded(self) -> dict[str, Any]:
+        lines = self._log.read_text().splitlines() if self._log.exists() else []
+        return next((line for line in map(json.loads, lines) if "loaded" in line), {})
+
+    def names(self) -> list[str]:
+        """Its segments that have a name in /dev/shm."""
+        return [name for name in self.loaded()["segments"] if (segments.FOLDER / name).exists()]
+
+    def end(self) -> None:
+        """Of the test, should a law not hold."""
+        for pid in self.family:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def gone(self) -> bool:
+        self.process.poll()
+        return not any(alive(pid) for pid in self.family)
+
+
+def alive(pid: int) -> bool:
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+
+
+@pytest.fixture
+def running(
+    work: WorkPaths, tiny_model_dir: Path, tmp_path: Path, request: pytest.FixtureRequest
+) -> Iterator[Running]:
+    made = Running(work, tiny_model_dir, request.node.name, tmp_path)
+    yield made
+    made.end()
+
+
+def test_a_killed_trials_workers_end_with_it_and_its_memory_has_no_name(running: Running) -> None:
+    """SIGKILL of the trial alone: the kernel kills its workers, and frees what no process has mapped any more."""
+    assert len(running.loaded()["segments"]) == 4
+    assert not running.names()
+    running.process.kill()
+    wait_until(running.gone)
+    assert not running.names()
+
+
+def test_a_terminated_trial_ends_its_workers_and_writes_its_outcome(running: Running) -> None:
+    running.process.send_signal(signal.SIGTERM)
+    log = running.process.communicate(timeout=60)[1]
+    assert running.process.returncode == 0, log
+    assert read_record(running.paths.outcome("trial-ended", "trial.0"), TrialEnded).reason == "terminated"
+    wait_until(running.gone)
+    assert not running.names()
+
+
+def test_memory_of_a_trial_that_was_killed_while_it_loaded_is_swept(
+    work: WorkPaths, tiny_model_dir: Path, tmp_path: Path
+) -> None:
+    """All of its processes get SIGKILL at once, as from Slurm, before its segments lose their names."""
+    running = Running(work, tiny_model_dir, "loads", tmp_path, hangs=True)
+    assert len(running.names()) == 4
+    segments.sweep()
+    assert len(running.names()) == 4  # they are in use
+    for pid in running.family:
+        os.kill(pid, signal.SIGKILL)
+    wait_until(running.gone)
+    assert len(running.names()) == 4
+    segments.sweep()
+    assert not running.names()
