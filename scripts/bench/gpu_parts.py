@@ -1,0 +1,252 @@
+"""The parts of scripts/bench_gpu, each in a process of its own: python -m bench.gpu_parts NAME GIVEN RESULT.
+
+Rule: a part runs users' commands, `evalspan eval` and `lm_eval run`. RESULT holds `rows`, or `skipped` with the reason, or
+`error`. A row with `met` false has other digits than lm-eval's where those are due. GIVEN: see `gpu.measure`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from support.exactness import tiny_model
+
+from bench import first_run, gpu_load
+from bench.gpu_load import Row, seen
+from bench.harness import Options, RunError
+from coordinator.errors import OperatorError
+from coordinator.intake.suites import load_suite
+from evaljobs.contract.paths import WorkPaths
+from evaljobs.contract.specs import TaskEntry
+from priors import table
+
+KINDS = ("quickstart_mmlu", "quickstart_gsm8k", "bench_pages", "quickstart_hellaswag")
+LIKELIHOODS = (KINDS[0], KINDS[-1])
+HEADS = {"num_attention_heads": 32, "num_key_value_heads": 8, "vocabulary": 32768}
+SHAPES: dict[str, dict[str, int]] = {  # LlamaConfig's fields
+    "tiny": {"hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 4, "vocabulary": 4096},
+    "1b": {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, **HEADS},
+    "8b": {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, **HEADS},
+}
+LOOK_SECONDS = 0.5  # between two looks at the GPUs' memory
+
+
+class Ran(NamedTuple):
+    """What a command gave. `answers`: (task, document) -> the values of its answers, as the samples hold them.
+
+    Of evalspan also what its priors learnt, summed over tasks: seconds of inference, and padded prompt tokens.
+    """
+
+    wall: float
+    scores: first_run.Scores
+    answers: dict[tuple[str, int], list[str]]
+    inference: float = 0.0
+    tokens: int = 0
+
+    def row(self, what: str) -> Row:
+        known = f"inference {self.inference:.2f} s, {self.tokens:,} prompt tokens" if self.tokens else ""
+        return seen(what, self.wall, known, inference_seconds=self.inference, tokens=self.tokens)
+
+
+# --- the two commands ------------------------------------------------------------------------------------------------
+
+
+def suite(given: Options, name: str, kinds: Sequence[str] = KINDS, **settings: Any) -> str:
+    """A suite file in a new folder of this name, with all tasks' files beside it."""
+    folder = Path(given.folder) / name
+    shutil.copytree(first_run.TASKS, folder / "tasks")
+    shutil.copy(Path(__file__).with_name("pages.yaml"), folder / "tasks")
+    return first_run.suite_file(folder, entries(given, kinds), folder / "tasks", **settings)
+
+
+def entries(given: Options, kinds: Sequence[str]) -> list[TaskEntry]:
+    shots = given.shots if kinds == LIKELIHOODS else None
+    return [TaskEntry(name=name, limit=given.limit, num_fewshot=shots) for name in kinds]
+
+
+def evalspan(given: Options, file: str, *flags: str, gpus: int = 1, **trial: str) -> Ran:
+    """`evalspan eval` of a suite file in one trial, in a work folder beside it. `trial`: settings of [trial], as TOML."""
+    weights = sum(place.stat().st_size for place in Path(given.model).glob("*.safetensors"))
+    own = {"device": f'"{given.device}"', "gpus_per_trial": gpus, "memory_mb": 8000 + weights // 500_000}
+    own |= {"threads": 1} if given.device == "cpu" else {}
+    config, work = Path(file).with_name("evalspan.toml"), Path(file).with_name("work")
+    lines = [f"[stage]\nroots = [{json.dumps(given.memory)}]\n[trial]"]
+    config.write_text("\n".join([*lines, *(f"{key} = {value}" for key, value in (own | trial).items())]))
+    more = ("--config", str(config), "--slots", str(gpus), *flags)
+    spent, scores = first_run.evalspan(Path(given.model), file, work, *more)
+    learnt = table.read(WorkPaths(work).observations)
+    seconds = sum(one.inference_seconds for one in learnt)
+    return Ran(spent["wall"], scores, answers(work), seconds, sum(one.prefill_tokens for one in learnt))
+
+
+def lm_eval(given: Options, file: str, batch_size: int | str, **how: Any) -> Ran:
+    """`lm_eval run` of the same tasks, in two commands: lm-eval would mix tasks of one kind in its batches."""
+    out, scores, wall = Path(file).with_name("lm_eval"), first_run.Scores(), 0.0
+    more = {"tasks": Path(file).with_name("tasks"), "device": given.device, **how}
+    out.mkdir()
+    for kinds in (KINDS[:-1], KINDS[-1:]):
+        chosen = (Path(given.model), entries(given, kinds), batch_size, out / kinds[0])
+        spent, found = first_run.lm_eval(*chosen, "--log_samples", **more)
+        wall, scores = wall + spent["wall"], scores | found
+    return Ran(wall, scores, answers(out))
+
+
+def answers(folder: Path) -> dict[tuple[str, int], list[str]]:
+    def leaves(value: Any) -> list[str]:
+        return [leaf for one in value for leaf in leaves(one)] if isinstance(value, list) else [value]
+
+    files = [(task, file) for task in KINDS for file in folder.glob(f"**/samples_{task}_*.jsonl")]
+    samples = [(task, json.loads(line)) for task, file in files for line in file.read_text().splitlines()]
+    return {(task, sample["doc_id"]): leaves(sample["resps"]) for task, sample in samples}
+
+
+def difference(what: str, ours: Ran, theirs: Ran, *, due: bool = False) -> Row:
+    """A row of how many documents' answers differ, the first of them, and by how much. `due`: equal digits are due."""
+    if ours.answers.keys() != theirs.answers.keys() or not ours.answers:
+        raise RunError(f"not the same documents were answered: {len(ours.answers)}, {len(theirs.answers)}")
+    other = sorted(key for key in ours.answers if ours.answers[key] != theirs.answers[key])
+    scores = [task for task in theirs.scores if ours.scores.get(task) != theirs.scores[task]]
+    pairs = [(numbers(ours.answers[key]), numbers(theirs.answers[key])) for key in ours.answers]
+    found: dict[str, Any] = {
+        "documents": len(ours.answers),
+        "other_answers": len(other),
+        "other_scores": len(scores),
+        "worst": max((abs(x - y) for a, b in pairs for x, y in zip(a, b, strict=False)), default=0.0),
+        "other_choices": sum(
+            a.index(max(a)) != b.index(max(b)) for a, b in pairs if len(a) > 1 and len(b) > 1
+        ),
+    }
+    text = f"all answers of {len(ours.answers)} documents equal, and all scores"
+    if other or scores:
+        counts = "{other_answers} of {documents} documents differ, log-likelihoods by {worst:.3g} at most, choices in "
+        text = (counts + "{other_choices}; scores of {other_scores} tasks differ").format(**found)
+    for key in other[:1]:
+        a, b = next((a, b) for a, b in zip(ours.answers[key], theirs.answers[key], strict=False) if a != b)
+        text += f"; first: {key[0]} document {key[1]}, {a[:40]!r} and {b[:40]!r}"
+    return seen(what, None, text, **found, **({"met": not (other or scores)} if due else {}))
+
+
+def numbers(values: Sequence[str]) -> list[float]:
+    """Log-likelihoods among an answer's values; none of a text."""
+    try:
+        return [float(value) for value in values if value not in {"True", "False"}]
+    except ValueError:
+        return []
+
+
+# --- parts -----------------------------------------------------------------------------------------------------------
+
+
+def make_model(given: Options) -> list[Row]:
+    """A Llama with random weights in bfloat16, and a tokenizer trained on the shipped tasks' texts."""
+    texts = [file.read_text() for file in sorted((first_run.TASKS / "data").glob("*.jsonl"))]
+    shape = {"max_position_embeddings": 4096, **SHAPES[given.size]}
+    how = {"dtype": "bfloat16", "files_of": "1GB", "initializer_range": 0.05}
+    tiny_model.make(Path(given.model), [line for text in texts for line in text.splitlines()], **how, **shape)
+    return []
+
+
+def load(given: Options) -> list[Row]:
+    folders = (Path(place) for place in (given.model, given.folder, given.memory))
+    return gpu_load.measure(*folders, given.device, given.rounds)
+
+
+def exact(given: Options) -> list[Row]:
+    file = suite(given, "exact", batch_size=given.batch_size)
+    ours, theirs = evalspan(given, file), lm_eval(given, file, given.batch_size)
+    return [
+        ours.row("evalspan eval"),
+        theirs.row("lm_eval run, two commands"),
+        difference("digits", ours, theirs, due=True),
+    ]
+
+
+def fast(given: Options) -> list[Row] | str:
+    plain = suite(given, "exact", LIKELIHOODS, batch_size=given.batch_size)
+    load_suite(plain)
+    quick = suite(given, "fast", LIKELIHOODS, batch_size=given.batch_size, mode="fast")
+    try:
+        load_suite(quick)
+    except OperatorError as error:
+        return f"this version has no fast mode: {str(error).partition(': ')[2].partition(';')[0]}"
+    ran, faster = evalspan(given, plain), evalspan(given, quick)
+    times = (ran.inference / faster.inference, ran.tokens / faster.tokens)
+    gain = "{:.2f} times sooner in inference, {:.2f} times fewer tokens".format(*times)
+    both = [ran.row(f"exact, {given.shots} shots"), faster.row(f"fast, {given.shots} shots")]
+    return [*both, seen("gain", None, gain, times=times), difference("fast beside exact", faster, ran)]
+
+
+def vllm(given: Options) -> list[Row] | str:
+    if given.vllm_python is None:
+        return "no interpreter with vLLM was given (--vllm-python)"
+    file, python = suite(given, "vllm", batch_size="auto"), given.vllm_python
+    whole = ("--shards-per-task", "1")
+    ours = evalspan(given, file, *whole, engine='"vllm"', python=json.dumps(python))
+    theirs = lm_eval(given, file, "auto", model="vllm", python=python)
+    both = [ours.row("evalspan eval, a shard a task"), theirs.row("lm_eval run --model vllm, two commands")]
+    return [*both, difference("answers", ours, theirs)]
+
+
+def two_gpus(given: Options) -> list[Row] | str:
+    if given.gpus < 2:
+        return f"needs two GPUs; this machine has {given.gpus}"
+    file = suite(given, "two", batch_size=given.batch_size)
+    with watched_memory() as most:
+        ours = evalspan(given, file, gpus=2, model_args="{ parallelize = true }")
+    theirs = lm_eval(given, file, given.batch_size, model_args=",parallelize=True")
+    used = seen("most memory in use, by GPU", None, ", ".join(f"{size} MiB" for size in most))
+    both = [ours.row("evalspan eval, one trial"), theirs.row("lm_eval run, parallelize=True, two commands")]
+    return [*both, used, difference("digits", ours, theirs, due=True)]
+
+
+@contextmanager
+def watched_memory() -> Iterator[list[int]]:
+    """MiB in use on each GPU at most, from now until the end of the block."""
+    command = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
+    over, most = threading.Event(), []
+
+    def watch() -> None:
+        while not over.wait(LOOK_SECONDS):
+            now = [
+                int(size) for size in subprocess.run(command, capture_output=True, check=True).stdout.split()
+            ]
+            most[:] = map(max, now, most or now)
+
+    watching = threading.Thread(target=watch)
+    watching.start()
+    try:
+        yield most
+    finally:
+        over.set()
+        watching.join()
+
+
+PARTS = {"model": make_model, "load": load, "exact": exact, "fast": fast, "vllm": vllm, "two-gpus": two_gpus}
+
+
+def main(name: str, given_file: str, result_file: str) -> int:
+    given = Options(**json.loads(Path(given_file).read_text()))
+    if given.device == "cpu":
+        os.environ["OMP_NUM_THREADS"] = "1"  # of both commands: more threads give other digits
+    result: dict[str, Any]
+    try:
+        found = PARTS[name](given)
+        result = {"skipped": found} if isinstance(found, str) else {"rows": found}
+    except Exception as error:  # noqa: BLE001 (a part's error is its result)
+        traceback.print_exc()
+        result = {"error": f"{type(error).__name__}: {error}"}
+    Path(result_file).write_text(json.dumps(result))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
