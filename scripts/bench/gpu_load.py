@@ -9,13 +9,13 @@ from __future__ import annotations
 import gc
 import itertools
 import os
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from bench import staging
-from bench.harness import timed
 from coordinator.intake.checkpoint import inspect
 from evaljobs.staging import precursor
 
@@ -40,41 +40,33 @@ def measure(model: Path, scratch: Path, memory: Path, device: str, rounds: int) 
     bench = staging.Bench(scratch, memory, checkpoint, rounds)
 
     def cold(work: Callable[[], Any]) -> Any:
-        forget(bench.weights)
+        """Drop the weights from the page cache first, as far as their file system does that."""
+        for file in bench.weights:
+            with file.open("rb") as opened:
+                os.fsync(opened.fileno())
+                os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         return work()
 
-    storage = [cold(bench.staged) for _ in range(rounds)]
-    cached = [bench.staged() for _ in range(rounds)]
-    rows = [
-        rate("cold storage to /dev/shm", storage, checkpoint.bytes),
-        rate("storage in the page cache to /dev/shm", cached, checkpoint.bytes),
-    ]
+    def trial(place: str) -> list[float]:
+        return [float(word) for word in staging.run(staging.TRIAL, place, device).split()]
+
+    times = [cold(bench.staged) for _ in range(rounds)]
+    rows = [rate("cold storage to /dev/shm", times, checkpoint.bytes)]
+    times = [bench.staged() for _ in range(rounds)]
+    rows.append(rate("storage in the page cache to /dev/shm", times, checkpoint.bytes))
     holding = precursor.stage_only(bench.spec(checkpoint, "held"))
     try:
-        rows += to_device(Path(holding.staged.path), device, rounds)
-
-        def trial(path: str) -> list[float]:
-            return [float(word) for word in staging.run(staging.TRIAL, path, device).split()]
-
-        loads = {
-            "/dev/shm": [trial(holding.staged.path) for _ in range(rounds)],
-            "cold storage": [cold(lambda: trial(str(model))) for _ in range(rounds)],
-        }
+        staged = holding.staged.path
+        rows += to_device(Path(staged), device, rounds)
+        loads = {"/dev/shm": [trial(staged) for _ in range(rounds)]}
+        loads["cold storage"] = [cold(lambda: trial(str(model))) for _ in range(rounds)]
     finally:
         precursor.clear(holding, "bench")
-    for name, times in loads.items():
-        total, imported, loaded = min(times)
+    for name, found in loads.items():
+        total, imported, loaded = min(found)
         text = f"import {imported:.1f} s, load {loaded:.1f} s"
-        rows.append(seen(f"a trial's process, from {name}", total, text, rounds=times))
+        rows.append(seen(f"a trial's process, from {name}", total, text, rounds=found))
     return rows
-
-
-def forget(files: Sequence[Path]) -> None:
-    """Drop these files' pages from the page cache, as far as their file system does that."""
-    for file in files:
-        with file.open("rb") as opened:
-            os.fsync(opened.fileno())
-            os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def to_device(folder: Path, device: str, rounds: int) -> list[Row]:
@@ -83,19 +75,19 @@ def to_device(folder: Path, device: str, rounds: int) -> list[Row]:
     files = sorted(folder.glob("*.safetensors"))
     size = sum(file.stat().st_size for file in files)
 
-    def arrived(way: Callable[[], Any]) -> Any:
-        kept = way()
-        if device != "cpu":
-            torch.cuda.synchronize()
-        return kept
-
     def seconds(way: Callable[[], Any]) -> float:
         gc.collect()
         if device != "cpu":
             torch.cuda.empty_cache()
-        return timed(lambda: arrived(way))
+        started = time.perf_counter()
+        kept = way()
+        if device != "cpu":
+            torch.cuda.synchronize()
+        ended = time.perf_counter()
+        del kept  # its freeing does not count
+        return ended - started
 
-    first = timed(lambda: arrived(lambda: torch.zeros(1, device=device)))
+    first = seconds(lambda: torch.zeros(1, device=device))
     rows = [seen(f"the first tensor on {device} (its context)", first)]
     known = ways(folder, files, device)
     known[PRODUCT]()  # what is imported on the first use does not count

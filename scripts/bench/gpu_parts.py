@@ -11,10 +11,8 @@ import os
 import shutil
 import subprocess
 import sys
-import threading
 import traceback
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,7 +35,6 @@ SHAPES: dict[str, dict[str, int]] = {  # LlamaConfig's fields
     "1b": {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, **HEADS},
     "8b": {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, **HEADS},
 }
-LOOK_SECONDS = 0.5  # between two looks at the GPUs' memory
 
 
 class Ran(NamedTuple):
@@ -121,16 +118,16 @@ def difference(what: str, ours: Ran, theirs: Ran, *, due: bool = False) -> Row:
         "other_answers": len(other),
         "other_scores": len(scores),
         "worst": max((abs(x - y) for a, b in pairs for x, y in zip(a, b, strict=False)), default=0.0),
-        "other_choices": sum(
-            a.index(max(a)) != b.index(max(b)) for a, b in pairs if len(a) > 1 and len(b) > 1
-        ),
+        "other_choices": sum(a.index(max(a)) != b.index(max(b)) for a, b in pairs if len(a) > 1),
     }
     text = f"all answers of {len(ours.answers)} documents equal, and all scores"
     if other or scores:
         counts = "{other_answers} of {documents} documents differ, log-likelihoods by {worst:.3g} at most, choices in "
         text = (counts + "{other_choices}; scores of {other_scores} tasks differ").format(**found)
     for key in other[:1]:
-        a, b = next((a, b) for a, b in zip(ours.answers[key], theirs.answers[key], strict=False) if a != b)
+        a, b = next(
+            pair for pair in zip(ours.answers[key], theirs.answers[key], strict=True) if len({*pair}) > 1
+        )
         text += f"; first: {key[0]} document {key[1]}, {a[:40]!r} and {b[:40]!r}"
     return seen(what, None, text, **found, **({"met": not (other or scores)} if due else {}))
 
@@ -163,11 +160,8 @@ def load(given: Options) -> list[Row]:
 def exact(given: Options) -> list[Row]:
     file = suite(given, "exact", batch_size=given.batch_size)
     ours, theirs = evalspan(given, file), lm_eval(given, file, given.batch_size)
-    return [
-        ours.row("evalspan eval"),
-        theirs.row("lm_eval run, two commands"),
-        difference("digits", ours, theirs, due=True),
-    ]
+    both = [ours.row("evalspan eval"), theirs.row("lm_eval run, two commands")]
+    return [*both, difference("digits", ours, theirs, due=True)]
 
 
 def fast(given: Options) -> list[Row] | str:
@@ -200,34 +194,20 @@ def two_gpus(given: Options) -> list[Row] | str:
     if given.gpus < 2:
         return f"needs two GPUs; this machine has {given.gpus}"
     file = suite(given, "two", batch_size=given.batch_size)
-    with watched_memory() as most:
-        ours = evalspan(given, file, gpus=2, model_args="{ parallelize = true }")
+    log = Path(file).with_name("memory.txt")
+    look = ["nvidia-smi", "--query-gpu=memory.used,index", "--format=csv,noheader", "--loop-ms=500"]
+    with log.open("w") as out, subprocess.Popen(look, stdout=out) as looking:
+        try:
+            ours = evalspan(given, file, gpus=2, model_args="{ parallelize = true }")
+        finally:
+            looking.terminate()
     theirs = lm_eval(given, file, given.batch_size, model_args=",parallelize=True")
-    used = seen("most memory in use, by GPU", None, ", ".join(f"{size} MiB" for size in most))
+    looks = [line.split(", ") for line in log.read_text().splitlines()]
+    most = {gpu: size for size, gpu in sorted(looks, key=lambda look: int(look[0].split()[0]))}
+    used = ", ".join(f"GPU {gpu} {size}" for gpu, size in sorted(most.items()))
     both = [ours.row("evalspan eval, one trial"), theirs.row("lm_eval run, parallelize=True, two commands")]
-    return [*both, used, difference("digits", ours, theirs, due=True)]
-
-
-@contextmanager
-def watched_memory() -> Iterator[list[int]]:
-    """MiB in use on each GPU at most, from now until the end of the block."""
-    command = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
-    over, most = threading.Event(), []
-
-    def watch() -> None:
-        while not over.wait(LOOK_SECONDS):
-            now = [
-                int(size) for size in subprocess.run(command, capture_output=True, check=True).stdout.split()
-            ]
-            most[:] = map(max, now, most or now)
-
-    watching = threading.Thread(target=watch)
-    watching.start()
-    try:
-        yield most
-    finally:
-        over.set()
-        watching.join()
+    memory = seen("most memory in use meanwhile", None, used)
+    return [*both, memory, difference("digits", ours, theirs, due=True)]
 
 
 PARTS = {"model": make_model, "load": load, "exact": exact, "fast": fast, "vllm": vllm, "two-gpus": two_gpus}
