@@ -31,12 +31,11 @@ Scores = dict[str, dict[str, Any]]
 
 
 def suite_file(folder: Path, entries: Sequence[TaskEntry], tasks: Path = TASKS, **settings: Any) -> str:
-    """A suite of these entries, with their limits and shots, and these settings of the suite."""
+    """A suite of these entries with their limits, and these settings of the suite."""
     lines = ['name = "bench"', f"include_path = [{json.dumps(str(tasks))}]"]
     lines += [f"{key} = {json.dumps(value)}" for key, value in settings.items()]
     for entry in entries:
         lines += ["[[task]]", f'name = "{entry.name}"', f"limit = {entry.limit}"]
-        lines += [] if entry.num_fewshot is None else [f"num_fewshot = {entry.num_fewshot}"]
     place = folder / "bench.toml"
     place.write_text("\n".join(lines) + "\n")
     return str(place)
@@ -88,18 +87,12 @@ def lm_eval(
     model: str = "hf",
     device: str = "cpu",
 ) -> tuple[dict[str, float], Scores]:
-    """One `lm_eval run` of these entries, which have one limit and one number of shots."""
-    ((limit, shots),) = {(entry.limit, entry.num_fewshot) for entry in entries}
+    """One `lm_eval run` of these entries, which have one limit."""
+    (limit,) = {entry.limit for entry in entries}
     names = [entry.name for entry in entries]
     argv = [str(Path(python).with_name("lm_eval")), "run", "--model", model, "--device", device]
     argv += ["--model_args", f"pretrained={model_dir}{model_args}", "--include_path", str(tasks)]
-    argv += [
-        "--tasks",
-        *names,
-        "--limit",
-        str(limit),
-        *([] if shots is None else ["--num_fewshot", str(shots)]),
-    ]
+    argv += ["--tasks", *names, "--limit", str(limit)]
     argv += ["--batch_size", str(batch_size), "--output_path", str(out), *flags]
     spent = run([*argv, *(UNSCORED if PROGRAMS in names else ())], out.with_suffix(".log"))
     return spent, scores_of(*out.glob("**/results_*.json"))
