@@ -30,11 +30,13 @@ UNSCORED = ("--confirm_run_unsafe_code", "--predict_only")
 Scores = dict[str, dict[str, Any]]
 
 
-def suite_file(folder: Path, entries: Sequence[TaskEntry]) -> str:
-    lines = ['name = "two"', f"include_path = [{json.dumps(str(TASKS))}]"]
+def suite_file(folder: Path, entries: Sequence[TaskEntry], tasks: Path = TASKS, **settings: Any) -> str:
+    """A suite of these entries with their limits, and these settings of the suite."""
+    lines = ['name = "bench"', f"include_path = [{json.dumps(str(tasks))}]"]
+    lines += [f"{key} = {json.dumps(value)}" for key, value in settings.items()]
     for entry in entries:
         lines += ["[[task]]", f'name = "{entry.name}"', f"limit = {entry.limit}"]
-    place = folder / "two.toml"
+    place = folder / "bench.toml"
     place.write_text("\n".join(lines) + "\n")
     return str(place)
 
@@ -66,22 +68,32 @@ def run(argv: Sequence[str], log: Path) -> dict[str, float]:
     return {"wall": wall, "cpu": cpu}
 
 
-def evalspan(checkpoint: Path, suite: str, work: Path) -> tuple[dict[str, float], Scores]:
-    words = ("eval", str(checkpoint), "--suite", suite, "--work-dir", str(work))
+def evalspan(checkpoint: Path, suite: str, work: Path, *flags: str) -> tuple[dict[str, float], Scores]:
+    words = ("eval", str(checkpoint), "--suite", suite, "--work-dir", str(work), *flags)
     spent = run((str(Path(sys.executable).with_name("evalspan")), *words), work.with_suffix(".log"))
     newest = max(work.glob("*/results.json"), key=lambda place: place.stat().st_mtime_ns)
     return spent, scores_of(newest)
 
 
 def lm_eval(
-    model_dir: Path, entries: Sequence[TaskEntry], batch_size: int, out: Path
+    model_dir: Path,
+    entries: Sequence[TaskEntry],
+    batch_size: int | str,
+    out: Path,
+    *flags: str,
+    tasks: Path = TASKS,
+    model_args: str = "",
+    python: str = sys.executable,
+    model: str = "hf",
+    device: str = "cpu",
 ) -> tuple[dict[str, float], Scores]:
     """One `lm_eval run` of these entries, which have one limit."""
     (limit,) = {entry.limit for entry in entries}
     names = [entry.name for entry in entries]
-    argv = [str(Path(sys.executable).with_name("lm_eval")), "run", "--model", "hf", "--device", "cpu"]
-    argv += ["--model_args", f"pretrained={model_dir}", "--include_path", str(TASKS), "--tasks", *names]
-    argv += ["--limit", str(limit), "--batch_size", str(batch_size), "--output_path", str(out)]
+    argv = [str(Path(python).with_name("lm_eval")), "run", "--model", model, "--device", device]
+    argv += ["--model_args", f"pretrained={model_dir}{model_args}", "--include_path", str(tasks)]
+    argv += ["--tasks", *names, "--limit", str(limit)]
+    argv += ["--batch_size", str(batch_size), "--output_path", str(out), *flags]
     spent = run([*argv, *(UNSCORED if PROGRAMS in names else ())], out.with_suffix(".log"))
     return spent, scores_of(*out.glob("**/results_*.json"))
 

@@ -60,8 +60,8 @@ import time; a = time.perf_counter()
 import sys
 from evaljobs.trial.engines import loading
 from evaljobs.contract.specs import ModelOptions
-loading.load(sys.argv[1], ModelOptions(device="cpu"), 1)
-print(time.perf_counter() - a)
+loaded = loading.load(sys.argv[1], ModelOptions(device=sys.argv[2]), 1).loaded
+print(time.perf_counter() - a, loaded.import_seconds, loaded.load_seconds)
 """
 
 
@@ -193,20 +193,21 @@ class Bench:
                 os.close(copy.target)
 
 
+def run(code: str, *arguments: str) -> str:
+    """The last line that a program prints in an interpreter of its own."""
+    command = [sys.executable, "-c", code, *arguments]
+    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.splitlines()[-1]
+
+
 def loads(model: Path, scratch: Path, root: Path) -> dict[str, Any]:
     """A real model: loading it staged against page-cached storage, and a trial's start against a bare script's."""
     spec = Bench(scratch, root, inspect(model), 1).spec(inspect(model), "model")
     holding = precursor.stage_only(spec)
-
-    def run(code: str, *arguments: str) -> str:
-        command = [sys.executable, "-c", code, *arguments]
-        return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.splitlines()[-1]
-
     times = json.loads(run(LOAD, holding.staged.path, str(model), str(LOADS)))
     bare, trial = [], []
     for _ in range(3):
         bare.append(sum(map(float, run(BARE, holding.staged.path).split())))
-        trial.append(float(run(TRIAL, holding.staged.path)))
+        trial.append(float(run(TRIAL, holding.staged.path, "cpu").split()[0]))
     precursor.clear(holding, "bench")
     staged, storage = (statistics.median(pair[i] for pair in times) for i in range(2))
     return {
