@@ -100,6 +100,8 @@ def site_of(config: Config) -> Site:
         env["PYTHONPATH"] = os.pathsep.join(
             [str(_code_folder(config)), *filter(None, [env.get("PYTHONPATH")])]
         )
+    for own in (env, worker_env):
+        own.setdefault("PYTHONSAFEPATH", "1")  # else a file of the current folder stands before a module
     # two trials on a node must not each start a thread per core of it
     env.setdefault("OMP_NUM_THREADS", str(_threads(config) or config.trial.cpus))
     env.setdefault("TOKENIZERS_PARALLELISM", "false")

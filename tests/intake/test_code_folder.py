@@ -62,4 +62,19 @@ def test_workers_get_the_prologue_and_the_environment_that_trials_get(tmp_path):
         assert done.stdout.split() == ["1", "/data"]
     assert site.worker_env["PYTHONPATH"] == "/mine"
     other = site_of(Config(work_dir=tmp_path, trial=trial.model_copy(update={"python": "/opt/python"})))
-    assert other.worker_env == {"HF_HOME": "/data"}
+    assert "PYTHONPATH" not in other.worker_env
+
+
+def test_a_file_in_the_current_folder_stands_before_no_module_of_a_job(tmp_path):
+    """Jobs run in the folder in which `evalspan` was typed, which may hold a file of a module's name."""
+    (tmp_path / "timeit.py").write_text("raise SystemExit('not the module')")
+    site = site_of(Config(work_dir=tmp_path))
+    for command, env in ((site.trial_command, site.trial_env), (site.worker_command, site.worker_env)):
+        subprocess.run(
+            [*command, "-m", "evaljobs", "--help"],
+            cwd=tmp_path,
+            env={"PATH": "/usr/bin:/bin", **env},
+            capture_output=True,
+            check=True,
+        )
+        subprocess.run([*command, "-c", "import timeit"], cwd=tmp_path, env=env, check=True)
