@@ -100,7 +100,7 @@ def text_of(report: dict[str, Any]) -> str:
         if reason := part.get("skipped"):
             rows.append({"what": "not run", "figure": reason})
         if error := part.get("error"):
-            rows.append({"what": "**failed**", "figure": error.strip().splitlines()[-1][:300]})
+            rows.append({"what": "**failed**", "figure": " ".join(error.split())[-400:]})
         for row in rows:
             seconds = "" if row.get("seconds") is None else f"{row['seconds']:.3g}"
             cells = [name, row["what"], seconds, row["figure"].replace("|", "\\|")]

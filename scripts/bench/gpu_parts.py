@@ -200,8 +200,8 @@ def two_gpus(given: Options) -> list[Row] | str:
         return f"needs two GPUs; this machine has {given.gpus}"
     file = suite(given, "two", batch_size=given.batch_size)
     log = Path(file).with_name("memory.txt")
-    look = ["nvidia-smi", "--query-gpu=memory.used,index", "--format=csv,noheader", "--loop-ms=500"]
-    with log.open("w") as out, subprocess.Popen(look, stdout=out) as looking:
+    look = "while sleep 0.5; do nvidia-smi --query-gpu=memory.used,index --format=csv,noheader; done"
+    with log.open("w") as out, subprocess.Popen(["sh", "-c", look], stdout=out) as looking:
         try:
             ours = evalspan(given, file, gpus=2, model_args="{ parallelize = true }")
         finally:
