@@ -74,7 +74,7 @@ def test_an_exact_batch_that_does_not_fit_fails_its_task_alone_and_says_what_to_
     world = run(seed, {"tasks": tasks(None, None, 16, None)}, 8, too_large=1.0)
     failed = [e for e in world.state.entries if e.status == "failed"]
     assert [e.name for e in failed] == ["t2"], world.summary()
-    for part in ("task t2", "a batch of 2 requests (batch_size = 16)", "A100", "CUDA out of memory"):
+    for part in ("task t2", "a batch of 2 rows (batch_size = 16)", "A100", "CUDA out of memory"):
         assert part in failed[0].error
     assert "set batch_size = 1 in [[task]] t2 of suite suite" in failed[0].error
     assert not any(e.token_budget for e in world.state.entries)

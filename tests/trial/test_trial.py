@@ -431,7 +431,7 @@ def test_a_batch_that_does_not_fit_the_gpu_is_reported_with_the_size_that_fits(
     assert found.what == ("unit" if "fast" in cut else "likelihoods")
     assert "CUDA out of memory" in found.error
     batch = RequestSet(folder, cut).batches(large.first_batch, large.end_batch)[0]
-    assert found.of == (len(batch.pieces) if batch.unit is None else len(batch.unit.rows))
+    assert found.of == (16 if batch.unit is None else len(batch.unit.rows))
     assert found.of // 4 <= found.fits < found.of
     assert evaluation.dumped() == [str(small)]
     assert evaluation.queue.unclaimed() == ()
