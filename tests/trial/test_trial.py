@@ -463,6 +463,7 @@ def test_auto_is_probed_once_and_then_reported(evaluation: Evaluation) -> None:
     assert place.exists(), finish(process)
     probed = read_record(place, Probed)
     assert probed.batch_size >= 1
+    assert probed.token_budget == 64 * probed.batch_size
     evaluation.fill()
     write_atomic(told, json.dumps({"batch_size": 2, "request_sets": evaluation.sets}).encode())
     log = finish(process)
