@@ -161,17 +161,18 @@ def _units(pieces: Sequence[Piece], max_length: int, budget: int) -> Iterator[Ch
 
 
 def _filled(found: Sequence[Tree], prefix: int, budget: int) -> Iterator[Chunk]:
-    """All units of these trees, longest first."""
+    """All units of these trees, longest first, and so are the rows of each."""
     left = sorted(found, key=lambda tree: (-tree.tokens, tree.pieces[0].index))
     while left:
         made, left = rows_of_a_unit(left, budget, prefix)
-        members = [[piece for tree in row for piece in tree.pieces] for row in made]
-        width = max(tries.size([own for tree in row for own in tree.inputs]) for row in made)
+        sizes = [tries.size([own for tree in row for own in tree.inputs]) for row in made]
+        order = sorted(range(len(made)), key=lambda place: -sizes[place])
+        members = [[piece for tree in made[place] for piece in tree.pieces] for place in order]
         unit = Unit(prefix, [len(row) for row in members])
         batch = Batch(
             kind="loglikelihood", text=False, settings=None, pieces=list(chain(*members)), unit=unit
         )
-        yield batch, width * len(made), 0
+        yield batch, max(sizes) * len(made), 0
 
 
 def _windows(pieces: Sequence[Piece], max_length: int, budget: int) -> Iterator[Chunk]:
