@@ -372,7 +372,7 @@ def series(
 
     `folder`: the folder that holds the checkpoints, or a glob of them. `suite`: of this suite only.
     A row has evaluation_id, suite, step, checkpoint, status, task, filter, metric, value, stderr,
-    documents, n_shot, version, higher_is_better, makespan_seconds, paused_seconds, gpu_seconds. An
+    documents, n_shot, version, higher_is_better, makespan_seconds, paused_seconds, gpu_seconds, mode. An
     evaluation without a score has one row whose score is None. `mixed`: evaluations in exact and in
     fast mode together. OperatorError where there is no evaluation, or there are both modes.
     """

@@ -47,7 +47,7 @@ def _why(state: State, entry: EntryState, outcome: TooLarge) -> str:
     if outcome.what == "unit":
         said = f"a unit of task {name.task} with token budget {cut.token_budget} does not fit {where}; {more}"
         return f'{said}, or evaluate in mode = "exact"'
-    kind = "prompts" if outcome.what == "generation" else "requests"
+    kind = "prompts" if outcome.what == "generation" else "rows"
     said = f"task {name.task}: a batch of {outcome.of} {kind} (batch_size = {cut.batch_size}) does not fit {where}"
     if not outcome.fits:
         return f"{said}; not even one fits: {more}"

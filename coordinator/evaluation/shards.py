@@ -354,8 +354,11 @@ def retire(state: State, entry: EntryState) -> list[Action]:
 
 
 def is_retired(state: State, shard: str) -> bool:
-    """Is it of a cut that did not fit a GPU's memory? ValueError where it is no shard's name."""
-    name = ShardId.parse(shard)
+    """Is it of a cut that did not fit a GPU's memory?"""
+    try:
+        name = ShardId.parse(shard)
+    except ValueError:  # a job wrote it
+        return False
     return (name.task, name.cut) in state.shards.retired
 
 

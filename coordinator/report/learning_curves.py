@@ -315,7 +315,7 @@ def is_regression(value: float, stderr: float | None, later: ScoreValue) -> bool
 CSV_COLUMNS = (
     "suite", "step", "checkpoint", "evaluation_id", "status", "task", "metric", "filter", "value", "stderr",
     "documents", "regressed", "makespan_seconds", "gpu_seconds", "cost",
-    "version", "n_shot", "higher_is_better", "differs", "paused_seconds",
+    "version", "n_shot", "higher_is_better", "differs", "paused_seconds", "mode",
 )  # fmt: skip
 
 
@@ -329,8 +329,8 @@ def to_csv(series: Series) -> str:
         costs = (p.makespan_seconds, p.gpu_seconds, p.cost)
         for s in p.scores:
             score = (s.task, s.metric, s.filter, s.value, s.stderr, s.documents, int(s.regressed))
-            facts = (s.version, s.n_shot, int(s.higher_is_better), s.differs, p.paused_seconds)
+            facts = (s.version, s.n_shot, int(s.higher_is_better), s.differs, p.paused_seconds, p.mode)
             writer.writerow((*head, *score, *costs, *facts))
         if not p.scores:
-            writer.writerow((*head, *[None] * 7, *costs, *[None] * 4, p.paused_seconds))
+            writer.writerow((*head, *[None] * 7, *costs, *[None] * 4, p.paused_seconds, p.mode))
     return out.getvalue()

@@ -268,6 +268,7 @@ class Results(Record):
                 checkpoint=self.checkpoint,
                 step=self.step,
                 status=self.status,
+                mode=self.report.mode,
                 accepted_at=self.report.accepted_at,
                 makespan_seconds=self.makespan_seconds,
                 paused_seconds=self.paused_seconds or 0.0,
@@ -328,6 +329,7 @@ def rows_of(point: Point) -> list[dict[str, Any]]:
         "makespan_seconds": point.makespan_seconds,
         "paused_seconds": point.paused_seconds,
         "gpu_seconds": point.gpu_seconds,
+        "mode": point.mode,
     }
     scores = [{name: getattr(score, name) for name in SCORE_COLUMNS} for score in point.scores]
     return [{**head, **score, **tail} for score in scores or [dict.fromkeys(SCORE_COLUMNS)]]

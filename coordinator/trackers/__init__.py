@@ -63,12 +63,15 @@ def values_of(point: Point) -> dict[str, float]:
     `_differs` is 1 where the point is not comparable with the one before it.
     """
     values = {}
+    # modes give other digits: a curve for each
+    fast = point.mode == "fast" and not point.suite.endswith("-fast")
+    suite = f"{point.suite}-fast" if fast else point.suite
     for score in point.scores:
-        values[f"{point.suite}/{score.name}"] = score.value
+        values[f"{suite}/{score.name}"] = score.value
         if score.stderr is not None:
-            values[f"{point.suite}/{score.name}_stderr"] = score.stderr
+            values[f"{suite}/{score.name}_stderr"] = score.stderr
         if score.differs:
-            values[f"{point.suite}/{score.name}_differs"] = 1.0
+            values[f"{suite}/{score.name}_differs"] = 1.0
     for name in ("makespan_seconds", "gpu_seconds", "cost"):
         value = getattr(point, name)
         if value is not None:

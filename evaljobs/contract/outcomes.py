@@ -99,8 +99,8 @@ class Probed(Record):
 class TooLarge(Record):
     """A batch does not fit the GPU's memory. The trial has dropped its shard and goes on with others.
 
-    `fits` of its `of` parts fit at once, found by halves on that very batch; 0: not even one. A part
-    is a request, in a unit of fast mode a row.
+    `fits` of its `of` rows fit at once, found by halves on that very batch; 0: not even one. One row
+    may answer several requests.
     """
 
     kind: Literal["too-large"] = "too-large"

@@ -9,6 +9,7 @@ Generation is cut by batch size, as in exact mode. Called from `requests.build`.
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from itertools import chain
 
@@ -17,12 +18,14 @@ from evaljobs.lmeval import tries
 from evaljobs.lmeval.batches import Batch, Chunk, Kind, Piece, RequestsHead, Unit, chunks, generations
 
 MIN_PREFIX = 16  # tokens that a task's requests share before they are worth a forward pass of their own
-# Tokens up to which a row is filled with tries of other documents. A token is compared with each place
-# of its row, so longer rows cost more; shorter ones leave padding.
-FILLED_ROW = 256
-LONGEST_SHARED_ROW = 2048  # tokens of a row of several requests; a longer request stands alone
+# Tokens that a row holds where requests are shorter. Each token is compared with all places of its row, so
+# longer rows cost more; shorter ones leave more padding.
+FILLED_ROW = 512
+ROW_STRETCHES = (1.0, 1.5, 2.0)  # a row's tokens over those of the longest tree, in the order of trying
+LITTLE_PADDING = 0.02  # part of a unit's tokens; below it no longer rows are tried
+LONGEST_SHARED_ROW = 2048  # tokens of a tree of several requests; a longer request stands alone
 SHARE_ALWAYS = 0.25  # part of a request's tokens from which sharing them is worth a longer row
-SHARE_IN_FILLED = 4  # shared tokens from which neighbours belong in one row of at most FILLED_ROW tokens
+SHARE_IN_FILLED = 0.05  # the same, where both fit into FILLED_ROW tokens
 # A unit holds keys and values of the task prefix once a row, which need less memory than a computed token.
 KEPT_PER_COMPUTED = 4
 
@@ -87,31 +90,60 @@ def trees(requests: Sequence[tuple[list[int], Piece]]) -> list[Tree]:
     near: list[Tree] = []
     for tree in whole:
         common = tries.shared(near[-1].inputs[-1], tree.inputs[0]) if near else 0
-        if near and common >= SHARE_IN_FILLED and near[-1].tokens + tree.tokens - common <= FILLED_ROW:
+        if (
+            near
+            and common >= SHARE_IN_FILLED * len(tree.inputs[0])
+            and near[-1].tokens + tree.tokens - common <= FILLED_ROW
+        ):
             near[-1] = near[-1].joined(tree, common)
         else:
             near.append(tree)
     return near
 
 
-def rows(found: Sequence[Tree]) -> list[list[Tree]]:
-    """Trees in rows of at most FILLED_ROW tokens, longest first; a longer tree is a row alone.
+def rows_of_a_unit(left: list[Tree], budget: int, prefix: int) -> tuple[list[list[Tree]], list[Tree]]:
+    """The rows of the next unit, and the trees that are left for later ones. `left`: longest first.
 
-    First fit in decreasing order, where the row with the most room is tried first.
+    Rows hold as many tokens as the longest tree, or more where that leaves less padding.
     """
-    made: list[list[Tree]] = []
-    room: list[tuple[int, int]] = []  # (-tokens left, row)
-    for tree in sorted(found, key=lambda t: (-t.tokens, t.pieces[0].index)):
-        if room and -room[0][0] >= tree.tokens:
-            left, number = heapq.heappop(room)
-            made[number].append(tree)
-            left += tree.tokens
-        else:
-            number, left = len(made), tree.tokens - FILLED_ROW
-            made.append([tree])
-        if left < 0:
-            heapq.heappush(room, (left, number))
-    return made
+    longest = max(min(FILLED_ROW, budget), left[0].tokens)
+    best: tuple[list[list[Tree]], list[Tree]] = ([left[:1]], left[1:])
+    least = 1.0
+    for stretch in ROW_STRETCHES:
+        room = int(stretch * longest)
+        number = min(
+            budget // room,
+            KEPT_PER_COMPUTED * budget // (prefix + room),
+            -(-sum(tree.tokens for tree in left) // room),
+        )
+        if number < 1:
+            break
+        made, later = _spread(left, number, room)
+        tokens = [sum(tree.tokens for tree in row) for row in made]
+        padding = 1 - sum(tokens) / (len(made) * max(tokens))
+        if padding < least:
+            best, least = (made, later), padding
+        if least <= LITTLE_PADDING:
+            break
+    return best
+
+
+def _spread(left: list[Tree], number: int, room: int) -> tuple[list[list[Tree]], list[Tree]]:
+    """Rows of at most `room` tokens and about equal length: the next tree that fits goes to the shortest row."""
+    made: list[list[Tree]] = [[] for _ in range(number)]
+    loads = [(0, place) for place in range(number)]
+    later: list[Tree] = []
+    at = 0
+    while at < len(left):
+        load, place = loads[0]
+        fits = bisect_left(left, load - room, lo=at, key=lambda tree: -tree.tokens)
+        later += left[at:fits]
+        at = fits
+        if at < len(left):
+            made[place].append(left[at])
+            heapq.heapreplace(loads, (load + left[at].tokens, place))
+            at += 1
+    return made, later
 
 
 def _units(pieces: Sequence[Piece], max_length: int, budget: int) -> Iterator[Chunk]:
@@ -125,26 +157,22 @@ def _units(pieces: Sequence[Piece], max_length: int, budget: int) -> Iterator[Ch
         scored = [len(piece.continuation) for piece in members]
         prefix = task_prefix(inputs, scored) if members is whole else 0
         own = [(tokens[prefix:], piece) for tokens, piece in zip(inputs, members, strict=True)]
-        yield from _filled(rows(trees(own)), prefix, budget)
+        yield from _filled(trees(own), prefix, budget)
 
 
-def _filled(made: Sequence[list[Tree]], prefix: int, budget: int) -> Iterator[Chunk]:
-    """Rows in units, longest first: the first row of a unit sets its padded length."""
-    tokens = [tries.size([own for tree in row for own in tree.inputs]) for row in made]
-    numbers = sorted(range(len(made)), key=lambda number: (-tokens[number], number))
-    ordered = [made[number] for number in numbers]
-    at = 0
-    while at < len(ordered):
-        longest = tokens[numbers[at]]
-        number = max(1, min(budget // longest, KEPT_PER_COMPUTED * budget // (prefix + longest)))
-        chosen = ordered[at : at + number]
-        at += number
-        members = [[piece for tree in row for piece in tree.pieces] for row in chosen]
+def _filled(found: Sequence[Tree], prefix: int, budget: int) -> Iterator[Chunk]:
+    """All units of these trees, longest first, and so are the rows of each."""
+    left = sorted(found, key=lambda tree: (-tree.tokens, tree.pieces[0].index))
+    while left:
+        made, left = rows_of_a_unit(left, budget, prefix)
+        sizes = [tries.size([own for tree in row for own in tree.inputs]) for row in made]
+        order = sorted(range(len(made)), key=lambda place: -sizes[place])
+        members = [[piece for tree in made[place] for piece in tree.pieces] for place in order]
         unit = Unit(prefix, [len(row) for row in members])
         batch = Batch(
             kind="loglikelihood", text=False, settings=None, pieces=list(chain(*members)), unit=unit
         )
-        yield batch, longest * len(chosen), 0
+        yield batch, max(sizes) * len(made), 0
 
 
 def _windows(pieces: Sequence[Piece], max_length: int, budget: int) -> Iterator[Chunk]:

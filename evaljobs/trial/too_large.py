@@ -9,10 +9,10 @@ from __future__ import annotations
 import dataclasses
 import gc
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any, Literal
 
-from evaljobs.lmeval.batches import Batch, Unit
+from evaljobs.lmeval.batches import Batch, Piece, Unit
 from evaljobs.trial.engines.protocol import Engine
 
 What = Literal["likelihoods", "unit", "generation"]
@@ -50,7 +50,7 @@ def measured(
     free_memory()
     of = _parts(batch)
     size = of // 2
-    while size and not _fits(engine, _first(batch, size), seed, tick):
+    while size and not _fits(engine, longest(batch, size), seed, tick):
         size //= 2
     what: What = "unit" if fast else "likelihoods"
     return TooLargeError(
@@ -71,12 +71,21 @@ def _fits(engine: Engine, batch: Batch, seed: int, tick: Callable[[], None]) -> 
 
 
 def _parts(batch: Batch) -> int:
-    return len(batch.pieces) if batch.unit is None else len(batch.unit.rows)
+    return len(set(map(_row, batch.pieces))) if batch.unit is None else len(batch.unit.rows)
 
 
-def _first(batch: Batch, parts: int) -> Batch:
-    """The batch's first parts, which are its longest."""
+def _row(piece: Piece) -> Hashable:
+    """The row of the forward pass that answers a request: lm-eval asks for likelihoods after equal tokens once."""
+    if piece.kind == "generate_until" or isinstance(piece.context, str):
+        return piece.index
+    return (*piece.context, *piece.continuation[:-1])
+
+
+def longest(batch: Batch, parts: int) -> Batch:
+    """The batch's longest parts. A batch of that size has its longest requests, so this is how large it gets."""
     if batch.unit is None:
-        return dataclasses.replace(batch, pieces=batch.pieces[:parts])
+        ordered = sorted(batch.pieces, key=lambda piece: -piece.length)
+        chosen = set(list(dict.fromkeys(map(_row, ordered)))[:parts])
+        return dataclasses.replace(batch, pieces=[p for p in batch.pieces if _row(p) in chosen])
     rows = batch.unit.rows[:parts]
     return dataclasses.replace(batch, pieces=batch.pieces[: sum(rows)], unit=Unit(batch.unit.prefix, rows))

@@ -296,7 +296,7 @@ class Trial:
     def _report_too_large(self, engine: Engine, shard: str, error: TooLargeError) -> None:
         """Write the outcome and drop the shard: the coordinator decides in which batches its task goes on."""
         log.warning(
-            "%s: %d of %d parts of a batch fit this GPU's memory: %s", shard, error.fits, error.of, error
+            "%s: %d of %d rows of a batch fit this GPU's memory: %s", shard, error.fits, error.of, error
         )
         self._too_large += 1
         outcome = TooLarge(
@@ -308,7 +308,7 @@ class Trial:
             fits=error.fits,
             of=error.of,
             devices=engine.loaded.devices,
-            error=one_line(error)[:MOST_SAID],
+            error=str(error)[:MOST_SAID],
         )
         write_outcome(self.paths, outcome)
         self.standing.shard = None

@@ -12,25 +12,29 @@ is missed. About an hour with the default limits.
 from __future__ import annotations
 
 import contextlib
+import json
+import statistics
 import sys
 import tempfile
+import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from bench import few_shot
-from bench.harness import Options, command, option, row, say, targets
+from bench.harness import Options, RunError, command, option, row, say, targets
 from evaljobs.contract.names import Cut
 from evaljobs.contract.specs import BuildSpec, ModelOptions, SuiteSpec, TaskEntry
 from evaljobs.lmeval import run, tries
-from evaljobs.lmeval.batches import Piece, RequestsHead, chunks
+from evaljobs.lmeval.batches import Chunk, Piece, RequestsHead, chunks
 from evaljobs.requests.build import build, read_requests
 from evaljobs.requests.units import cut_requests
+from evaljobs.trial.engines import loading
+from evaljobs.trial.engines.protocol import Engine
 
 PARTS = ("tokens", "seconds", "float32", "bfloat16")
-SHORT_TOKENS = 160  # of a request of a short document
-Answers = dict[int, tuple[float, bool]]
+Answers = dict[int, Any]  # request -> [log-likelihood, whether greedy]
 Set = tuple[RequestsHead, list[Piece]]
 
 
@@ -73,7 +77,6 @@ def measure_tokens(options: Options, folder: Path) -> Iterator[dict[str, Any]]:
     for task in few_shot.TASKS:
         for sampler, name in few_shot.names(task).items():
             found = counted(sets_of(options, name, folder), options.cut)
-            say(f"{name}: {found}")
             yield row(
                 f"{task}, {sampler}: tokens computed / fewest possible",
                 found["fast"] / found["minimum"],
@@ -83,23 +86,181 @@ def measure_tokens(options: Options, folder: Path) -> Iterator[dict[str, Any]]:
             )
 
 
+# --- models ------------------------------------------------------------------------------------------------------
+
+
+def engine_of(model_dir: Path, dtype: str = "float32") -> Engine:
+    return loading.load(str(model_dir), ModelOptions(device="cpu", threads=1, model_args={"dtype": dtype}), 8)
+
+
+def cut_to_layers(model_dir: Path, layers: int, folder: Path) -> Path:
+    """The checkpoint with its first layers alone."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: PLC0415
+
+    model = AutoModelForCausalLM.from_pretrained(model_dir)
+    model.model.layers = model.model.layers[:layers]
+    model.config.num_hidden_layers = layers
+    if getattr(model.config, "layer_types", None):
+        model.config.layer_types = model.config.layer_types[:layers]
+    model.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(model_dir).save_pretrained(folder)
+    return folder
+
+
+def of_documents(one: Set, chosen: Collection[int]) -> Set:
+    head, pieces = one
+    return head, [piece for piece in pieces if piece.document in chosen]
+
+
+def answered(engine: Engine, made: Sequence[Chunk]) -> tuple[Answers, float, int]:
+    """Answers by request, the CPU seconds of this process, the tokens computed."""
+    batches = [batch for batch, _, _ in made]
+    engine.fix_batch_size(max(len(batch.pieces) for batch in batches))
+    started = time.process_time()
+    pairs = engine.answers(batches, [0] * len(batches), lambda _done: None)
+    seconds = time.process_time() - started
+    prefix = max((batch.unit.prefix for batch in batches if batch.unit is not None), default=0)
+    return dict(pairs), seconds, sum(tokens for _, tokens, _ in made) + prefix
+
+
+def exactly(engine: Engine, one: Set, batch_size: int) -> tuple[Answers, float, int]:
+    """lm-eval's own chunks through lm-eval's own class: the digits of `lm_eval` at this batch size."""
+    return answered(engine, list(chunks(*one, batch_size)))
+
+
+def fast(engine: Engine, one: Set, cut: Cut) -> tuple[Answers, float, int]:
+    found = answered(engine, list(cut_requests(*one, cut)))
+    if engine.loaded.fast:
+        raise RunError(f"the model's likelihoods go lm-eval's way: {engine.loaded.fast}")
+    return found
+
+
+# --- seconds -----------------------------------------------------------------------------------------------------
+
+
+def measure_seconds(options: Options, folder: Path) -> Iterator[dict[str, Any]]:
+    """Exact and fast in turn on the same documents; the leaf with the most documents stands for MMLU."""
+    few_shot.write(options.data, folder, None if options.documents > 200 else 200)
+    engine = engine_of(options.model_dir, options.dtype)
+    for task in few_shot.TASKS:
+        for sampler, name in few_shot.names(task).items():
+            one = max(sets_of(options, name, folder), key=lambda s: len(s[1]))
+            whole = of_documents(one, range(options.documents))
+            fast(engine, of_documents(one, {0}), options.cut)  # the probe, and what loads at first
+            runs = [
+                (exactly(engine, whole, options.cut.batch_size)[1:], fast(engine, whole, options.cut)[1:])
+                for _ in range(options.rounds)
+            ]
+            seconds = statistics.median(exact[0] / ours[0] for exact, ours in runs)
+            tokens = runs[0][0][1] / runs[0][1][1]
+            say(f"{name}: {runs}")
+            yield row(
+                f"{task}, {sampler}: ratio of seconds / ratio of tokens",
+                seconds / tokens,
+                0.8,
+                at_least=True,
+                seconds_exact_over_fast=seconds,
+                tokens_exact_over_fast=tokens,
+            )
+
+
+# --- closeness ---------------------------------------------------------------------------------------------------
+
+
+def short_documents(options: Options, folder: Path, number: int) -> list[Set]:
+    """One-shot ARC-Challenge and WinoGrande with a fixed example: `number` documents in all."""
+    few_shot.write(options.data, folder, None)
+    found, left = [], number
+    for task in ("arc_challenge", "winogrande"):
+        ((head, pieces),) = sets_of(options, few_shot.names(task)["first_n"], folder, shots=1)
+        documents = sorted({piece.document for piece in pieces})[: left if found else -(-left * 3 // 5)]
+        found.append(of_documents((head, pieces), set(documents)))
+        left -= len(documents)
+    return found
+
+
+def choices(one: Set, answers: Answers) -> dict[int, int]:
+    """The likeliest request of each document."""
+    best: dict[int, int] = {}
+    for piece in one[1]:
+        now = best.setdefault(piece.document, piece.index)
+        if answers[piece.index][0] > answers[now][0]:
+            best[piece.document] = piece.index
+    return best
+
+
+def measure_float32(options: Options, folder: Path) -> Iterator[dict[str, Any]]:
+    engine = engine_of(cut_to_layers(options.model_dir, 4, folder / "cut"))
+    worst, same, documents = 0.0, 0, 0
+    for one in short_documents(options, folder / "short", options.short):
+        exact = exactly(engine, one, options.cut.batch_size)[0]
+        ours = fast(engine, one, options.cut)[0]
+        worst = max(worst, *(abs(exact[n][0] - ours[n][0]) for n in exact))
+        theirs, chosen = choices(one, exact), choices(one, ours)
+        same += sum(chosen[document] == choice for document, choice in theirs.items())
+        documents += len(theirs)
+    yield row("float32, four layers: worst difference of a log-likelihood", worst, 1e-3)
+    yield row(
+        "float32, four layers: documents of the same choice",
+        same / documents,
+        0.9995,
+        at_least=True,
+        documents=documents,
+    )
+
+
+def measure_bfloat16(options: Options, folder: Path) -> Iterator[dict[str, Any]]:
+    sets = short_documents(options, folder / "bfloat16", options.documents)
+    true = [exactly(engine_of(options.model_dir), one, 8)[0] for one in sets]
+    engine = engine_of(options.model_dir, "bfloat16")
+
+    def distance(answers: Sequence[Answers]) -> float:
+        """Mean over all requests."""
+        return statistics.mean(
+            abs(own[n][0] - exact[n][0]) for own, exact in zip(answers, true, strict=True) for n in exact
+        )
+
+    ours = distance([fast(engine, one, options.cut)[0] for one in sets])
+    for size in (1, 8, 32):
+        theirs = distance([exactly(engine, one, size)[0] for one in sets])
+        yield row(
+            f"bfloat16: mean distance from float32 over lm-eval's at batch size {size}",
+            ours / theirs,
+            1.1,
+            ours=ours,
+            lm_eval=theirs,
+        )
+
+
 def measure(options: Options) -> tuple[dict[str, Any], bool]:
     run.quiet_environment(offline=True)
+    parts = {
+        "tokens": measure_tokens,
+        "seconds": measure_seconds,
+        "float32": measure_float32,
+        "bfloat16": measure_bfloat16,
+    }
     rows: list[dict[str, Any]] = []
     with (
         tempfile.TemporaryDirectory(prefix="evalspan-bench-") as made,
         contextlib.redirect_stdout(sys.stderr),
     ):
-        if "tokens" in options.parts:
-            rows += measure_tokens(options, Path(made) / "all")
+        for part in options.parts:
+            for found in parts[part](options, Path(made) / part):
+                say(json.dumps(found))
+                rows.append(found)
     return targets(rows, model=str(options.model_dir), cut=str(options.cut))
 
 
 OPTIONS = (
     option("model_dir", type=Path),
     option("--data", type=Path, text="folder of NAME.jsonl.gz"),
-    option("--parts", list(PARTS), type=str, nargs="+"),
+    option("--parts", list(PARTS), type=str, nargs="+", choices=PARTS),
     option("--limit", type=int, text="rows of each task in `tokens`; all if not given"),
+    option("--documents", 20, "of each task in `seconds`, in all in `bfloat16`"),
+    option("--short", 2000, "documents in `float32`"),
+    option("--rounds", 3, "of `seconds`"),
+    option("--dtype", "float32", "of the weights in `seconds`"),
     option("--cut", Cut(8, 8192), "of fast mode; exact's batch size is its last number", type=Cut.parse),
 )
 if __name__ == "__main__":

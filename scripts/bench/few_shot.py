@@ -56,7 +56,12 @@ def write(data: Path, folder: Path, limit: int | None) -> None:
         if task == "arc_challenge":
             examples = examples[:ARC_TRAIN_ROWS]
         for sampler, name in names(task).items():
-            _write_task(folder, name, rows[:limit], examples, shots, sampler, fields)
+            parts = {"test": rows[:limit], "train": examples}
+            _write_task(folder, name, parts, _shots(shots, sampler), fields)
+
+
+def _shots(number: int, sampler: str) -> str:
+    return f"num_fewshot: {number}\nfewshot_config: {{sampler: {sampler}}}"
 
 
 def _rows(place: Path) -> list[dict[str, Any]]:
@@ -72,33 +77,30 @@ def _write_mmlu(folder: Path, rows: list[dict[str, Any]], examples: list[dict[st
         told = f"The following are multiple choice questions (with answers) about {subject.replace('_', ' ')}.\\n\\n"
         fields = {**TASKS["mmlu"][3], "doc_to_choice": '["A", "B", "C", "D"]', "description": f'"{told}"'}
         fields["doc_to_text"] = f'"{LETTERS}"'
-        own, shown = ([row for row in part if row["subject"] == subject] for part in (rows, examples))
-        _write_task(folder, f"{group}_{subject}", own, shown, shots, "first_n", fields)
+        parts = {
+            name: [row for row in part if row["subject"] == subject]
+            for name, part in (("test", rows), ("train", examples))
+        }
+        _write_task(folder, f"{group}_{subject}", parts, _shots(shots, "first_n"), fields)
     leaves = "\n".join(f"  - {group}_{subject}" for subject in subjects)
     (folder / f"{group}.yaml").write_text(f"group: {group}\ntask:\n{leaves}\n")
 
 
 def _write_task(
-    folder: Path,
-    name: str,
-    rows: list[dict[str, Any]],
-    examples: list[dict[str, Any]],
-    shots: int,
-    sampler: str,
-    fields: dict[str, str],
+    folder: Path, name: str, parts: dict[str, list[dict[str, Any]]], shots: str, fields: dict[str, str]
 ) -> None:
-    for part, kept in (("test", rows), ("train", examples)):
+    """`parts`: rows by split; `shots`: what `num_fewshot` and `fewshot_config` say."""
+    for part, kept in parts.items():
         (folder / f"{name}.{part}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in kept))
     lines = [
         f"task: {name}",
         "dataset_path: json",
         "dataset_kwargs:",
         "  data_files:",
-        *(f"    {part}: {folder / f'{name}.{part}.jsonl'}" for part in ("test", "train")),
+        *(f"    {part}: {folder / f'{name}.{part}.jsonl'}" for part in parts),
         "test_split: test",
         "fewshot_split: train",
-        f"num_fewshot: {shots}",
-        f"fewshot_config: {{sampler: {sampler}}}",
+        shots,
         "output_type: multiple_choice",
         *(f"{key}: {_quoted(value)}" for key, value in fields.items()),
         "metric_list: [{metric: acc, aggregation: mean, higher_is_better: true}]",

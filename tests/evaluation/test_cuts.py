@@ -7,15 +7,18 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.simulated.parts import Faults, record
+from support.simulated.parts import SITE, Faults, ended, record
 from support.simulated.world import World, replay
 
 from coordinator.evaluation import events as ev
+from coordinator.evaluation import step as machine
 from coordinator.evaluation.cuts import MIN_TOKEN_BUDGET
+from coordinator.evaluation.job_specs import specs_of
 from coordinator.evaluation.records import cut_of
+from coordinator.evaluation.shards import is_retired
 from evaljobs.contract.names import Cut, ShardId
-from evaljobs.contract.outcomes import TooLarge
-from evaljobs.contract.specs import SuiteSpec, TaskEntry
+from evaljobs.contract.outcomes import Probed, TooLarge
+from evaljobs.contract.specs import BuildSpec, SuiteSpec, TaskEntry
 
 FAST = {"mode": "fast", "token_budget": 8192}
 
@@ -74,7 +77,7 @@ def test_an_exact_batch_that_does_not_fit_fails_its_task_alone_and_says_what_to_
     world = run(seed, {"tasks": tasks(None, None, 16, None)}, 8, too_large=1.0)
     failed = [e for e in world.state.entries if e.status == "failed"]
     assert [e.name for e in failed] == ["t2"], world.summary()
-    for part in ("task t2", "a batch of 2 requests (batch_size = 16)", "A100", "CUDA out of memory"):
+    for part in ("task t2", "a batch of 2 rows (batch_size = 16)", "A100", "CUDA out of memory"):
         assert part in failed[0].error
     assert "set batch_size = 1 in [[task]] t2 of suite suite" in failed[0].error
     assert not any(e.token_budget for e in world.state.entries)
@@ -150,3 +153,35 @@ def test_a_cut_says_what_decides_the_batches(mode: Any, own: Any, size: Any, bud
         assert cut == ""
     else:
         assert Cut.parse(cut) == Cut(own or size, budget)
+
+
+def test_auto_settles_the_token_budget_with_the_batch_size() -> None:
+    """Requests are built first; the probe's outcome says both, and the batches of that cut are built then."""
+    suite = {"mode": "fast", "token_budget": "auto", "batch_size": "auto"}
+    state, _ = machine.start(ev.Accepted(at=0.0, record=record(1, suite=suite)))
+    found = ev.RequestSetsFound(at=1.0, sets={0: {"t0": "/s/t0"}}, folders={0: "/s"}, batch_size="auto")
+    machine.step(state, SITE, found)
+    assert (state.entries[0].status, state.cut_of(state.entries[0])) == ("built", "")
+    probed = Probed(name="x", batch_size=16, token_budget=4096)
+    made = machine.step(state, SITE, ev.OutcomeSeen(at=2.0, outcome=probed))
+    (job,) = (e for e in made.intents if isinstance(e, ev.JobIntended))
+    (spec,) = specs_of(state, SITE, state.jobs.by_name[job.job.name]).values()
+    assert isinstance(spec, BuildSpec)
+    assert (spec.batch_size, spec.cut) == (16, "fast-4096-16")
+
+
+def test_a_name_that_is_no_shard_s_is_of_no_cut() -> None:
+    """A job may write anything into a response file."""
+    world = World(1, Faults(), record(1))
+    assert not any(is_retired(world.state, name) for name in ("", "x", "t0|a|b", "t0|1"))
+
+
+def test_a_model_that_shares_nothing_is_named_once() -> None:
+    """Each trial says why its likelihoods were computed lm-eval's way; the evaluation warns once."""
+    world = World(1, Faults(), record(1, suite=FAST), nodes=2)
+    while len(world.state.trials.live) < 2:
+        world.tick()
+    for trial in sorted(world.state.trials.live):
+        said = ended("n0", trial, "drained").model_copy(update={"fast": "sliding windows"})
+        world.take([ev.OutcomeSeen(at=world.now, outcome=said)])
+    assert sum("sliding windows" in warning for warning in world.state.warnings) == 1

@@ -67,6 +67,25 @@ def test_scores_and_samples_equal_lm_eval(
 
 
 @pytest.mark.model
+@pytest.mark.parametrize("task", ["toy_choice", "toy_letters", "toy_mutual", "toy_pages", "toy_sums"])
+def test_fast_scores_are_the_same_for_any_sharding_and_close_to_lm_eval(
+    task: str, model_dir: Path, tmp_path: Path, lm_eval_outcome: Callable[[Case, int], Outcome]
+) -> None:
+    """Likelihoods of units: the same digits at 1, 3 and 7 shards; generation is lm-eval's own."""
+    case = Case(task=task)
+    runs = [
+        our_run(model_dir, case, 8, n, tmp_path / str(n), sets=tmp_path / "sets", cut="fast-300-8")
+        for n in (1, 3, 7)
+    ]
+    assert_equal(runs[1], runs[0])
+    assert_equal(runs[2], runs[0])
+    theirs = lm_eval_outcome(case, 8)
+    for metric, value in theirs.results["results"][task].items():
+        ours = runs[0].results["results"][task][metric]
+        assert ours == (pytest.approx(value, abs=1e-3) if isinstance(value, float) else value), metric
+
+
+@pytest.mark.model
 def test_a_weighted_group_equals_lm_eval_at_batch_1(
     model_dir: Path, tmp_path: Path, lm_eval_outcome: Callable[[Case, int], Outcome]
 ) -> None:

@@ -21,6 +21,7 @@ from coordinator.report.learning_curves import make_series
 from coordinator.report.load_series import find_series
 from coordinator.report.measurements import make_report
 from coordinator.report.render import mode_lines
+from coordinator.trackers import values_of
 
 
 def in_mode(mode: str, value: float) -> dict[str, object]:
@@ -63,6 +64,13 @@ def test_both_modes_of_one_checkpoint_stay_where_they_are_mixed() -> None:
     series = make_series([point(10, 0.2), point(10, 0.3, mode="fast", evaluation_id="x")])
     assert (len(series.points), series.superseded) == (2, 0)
     assert [p.label for p in series.curves[0].points] == ["10 exact", "10 fast"]
+
+
+def test_a_tracker_has_a_curve_for_each_mode() -> None:
+    exact, quick = values_of(point(10, 0.2)), values_of(point(10, 0.2, mode="fast"))
+    assert {"mini/add/exact_match"} <= exact.keys()
+    assert {"mini-fast/add/exact_match"} <= quick.keys()
+    assert not any(name.startswith("mini/") for name in quick)
 
 
 def test_a_comparison_of_modes_warns_and_marks_no_drop() -> None:

@@ -13,8 +13,10 @@ from typer.testing import CliRunner, Result
 
 from coordinator.cli.app import app
 from coordinator.errors import OperatorError
+from coordinator.intake.suites import load_suite, settled
 from coordinator.simulation import commands, from_suite
 from coordinator.simulation.instance import DataSet, Instance
+from evaljobs.contract.specs import Mode
 from priors.hardware import MEMORY_GB, NOMINAL, memory_bytes
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "plan.md"
@@ -122,3 +124,27 @@ def test_each_type_with_figures_has_a_memory() -> None:
     assert memory_bytes("NVIDIA GH200 144G HBM3e") == 144 * 10**9
     assert memory_bytes("NVIDIA H100 80GB HBM3 MIG 1g.10gb") == 10 * 10**9, "of the slice"
     assert memory_bytes("cpu") is None
+
+
+def test_a_suite_in_fast_mode_is_predicted_to_take_less() -> None:
+    """A question's choices share its prompt; generation takes as long as in exact mode."""
+    core = load_suite("core")
+
+    def seconds(mode: Mode) -> dict[str, float]:
+        made = from_suite.instance(
+            settled(core, mode, "hf"),
+            {},
+            [],
+            nodes=1,
+            gpus_per_node=8,
+            cpu_slots=8,
+            model_parameters=7 * 10**9,
+            hardware="a100",
+            engine="hf",
+        )
+        return {row["name"]: row["gpu_seconds"] for row in made["datasets"]}
+
+    exact, fast = seconds("exact"), seconds("fast")
+    assert fast["hellaswag"] < exact["hellaswag"] / 2
+    assert fast["gsm8k"] == exact["gsm8k"]
+    assert all(fast[name] <= exact[name] for name in exact)

@@ -6,15 +6,14 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from dev_cluster.testing import wait_until
 from support.served import served_work
+from support.trials import OPTIONS, TASK, Evaluation, finish
 
 from coordinator.services.redis_server import RedisServer
 from evaljobs.contract.names import ShardId
@@ -22,15 +21,9 @@ from evaljobs.contract.outcomes import Failed, Probed, TooLarge, TrialEnded
 from evaljobs.contract.paths import WorkPaths, batch_file, batch_index_file
 from evaljobs.contract.specs import (
     BatchIndex,
-    BuildSpec,
-    LaneSpec,
-    ModelOptions,
-    SuiteSpec,
-    TaskEntry,
-    TrialSpec,
 )
-from evaljobs.contract.storage import read_frame, read_frames, read_record, write_atomic, write_record
-from evaljobs.queue.work_queue import QueuedShard, WorkQueue
+from evaljobs.contract.storage import read_frame, read_frames, read_record, write_atomic
+from evaljobs.queue.work_queue import QueuedShard
 from evaljobs.requests import build as requests
 from evaljobs.trial import trial as trial_module
 from evaljobs.trial.engines import loading
@@ -39,10 +32,6 @@ from evaljobs.trial.engines.protocol import Engine
 from evaljobs.trial.shard_runner import RequestSet, run_shard
 from evaljobs.trial.trial import Trial
 
-TASKS = Path(__file__).resolve().parents[1] / "support" / "exactness" / "tasks"
-TASK = "toy_sums"
-OPTIONS = ModelOptions(device="cpu", threads=1)
-DEADLINE = 200.0
 # run at the start of a process: leaves a mark when exit handlers run, and when modules are freed
 MARKS = """
 import atexit, pathlib
@@ -58,84 +47,6 @@ atexit.register(pathlib.Path("{folder}/handlers").touch)
 def work() -> Iterator[WorkPaths]:
     with served_work("trial") as made:
         yield made
-
-
-class Evaluation:
-    """A request set in one-batch shards, its queue, and trials on it."""
-
-    def __init__(self, work: WorkPaths, model: Path, name: str, task: str = TASK, **suite: object) -> None:
-        self.work, self.model, self.name, self.task = work, model, name, task
-        self.suite = suite
-        self.paths = work.evaluation(name)
-        self.queue = WorkQueue.connect(work.redis_address, name)
-        self.sets = self.build(2)
-        index = read_record(batch_index_file(self.sets[task], 2), BatchIndex)
-        self.shards = [str(ShardId(task, n, n + 1)) for n in range(len(index.requests))]
-
-    def build(self, batch_size: int) -> dict[str, str]:
-        spec = BuildSpec(
-            name="build",
-            evaluation_dir=str(self.paths.root),
-            suite=SuiteSpec(
-                name="s",
-                include_path=(str(TASKS),),
-                tasks=(TaskEntry(name=self.task, limit=6),),
-                **self.suite,
-            ),
-            entry=0,
-            batch_size=batch_size,
-            model_dir=str(self.model),
-            model=OPTIONS,
-            out_dir=str(self.work.request_sets / self.name),
-        )
-        return requests.build(spec).sets
-
-    def fill(self, lanes: int = 1) -> None:
-        # no prediction: no shard counts as late or is copied, however slow this machine is
-        queued = [QueuedShard(shard=s, priority=0.0, seconds=0.0) for s in self.shards]
-        self.queue.fill({f"lane{i}": queued[i::lanes] for i in range(lanes)}, "epoch")
-
-    def spec(self, **changes: object) -> TrialSpec:
-        fields = {
-            "name": "trial",
-            "evaluation_dir": str(self.paths.root),
-            "evaluation_id": self.name,
-            "node": "here",
-            "model_path": str(self.model),
-            "model": OPTIONS,
-            "batch_size": 2,
-            "request_sets": self.sets,
-            "redis_file": str(self.work.redis_address),
-            "lanes": tuple(LaneSpec(lane=f"lane{i}", trial=f"trial.{i}") for i in range(2)),
-            "idle_seconds": 0.0,
-        }
-        return TrialSpec.model_validate(fields | changes)
-
-    def start(
-        self, member: int = 0, *, environment: Mapping[str, str] | None = None, **changes: object
-    ) -> subprocess.Popen[str]:
-        place = self.paths.spec(f"trial{member}")
-        write_record(place, self.spec(**changes))
-        return subprocess.Popen(
-            [sys.executable, "-m", "evaljobs", "trial", str(place)],
-            env={**os.environ, "EVALSPAN_INDEX": str(member), **(environment or {})},
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-
-    def dumped(self) -> list[str]:
-        files = sorted(self.paths.responses.glob("*.frames"))
-        return [head.shard for file in files for _, head in read_frames(file)]
-
-
-def finish(process: subprocess.Popen[str]) -> str:
-    """The trial's log; fails if the trial does not end in time."""
-    try:
-        return process.communicate(timeout=DEADLINE)[1]
-    except subprocess.TimeoutExpired:
-        process.kill()
-        raise
 
 
 @pytest.fixture
@@ -434,7 +345,7 @@ def test_a_batch_that_does_not_fit_the_gpu_is_reported_with_the_size_that_fits(
     assert found.what == ("unit" if "fast" in cut else "likelihoods")
     assert "CUDA out of memory" in found.error
     batch = RequestSet(folder, cut).batches(large.first_batch, large.end_batch)[0]
-    assert found.of == (len(batch.pieces) if batch.unit is None else len(batch.unit.rows))
+    assert found.of == (16 if batch.unit is None else len(batch.unit.rows))
     assert found.of // 4 <= found.fits < found.of
     assert evaluation.dumped() == [str(small)]
     assert evaluation.queue.unclaimed() == ()
@@ -466,6 +377,7 @@ def test_auto_is_probed_once_and_then_reported(evaluation: Evaluation) -> None:
     assert place.exists(), finish(process)
     probed = read_record(place, Probed)
     assert probed.batch_size >= 1
+    assert probed.token_budget == 64 * probed.batch_size
     evaluation.fill()
     write_atomic(told, json.dumps({"batch_size": 2, "request_sets": evaluation.sets}).encode())
     log = finish(process)

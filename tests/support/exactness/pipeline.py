@@ -169,8 +169,12 @@ def answered(
     engine: Engine | None = None,
     threads: int = 1,
     judge: JudgeJob | None = None,
+    cut: str = "",
 ) -> ScoreSpec:
-    """A suite's only entry, built and inferred: what its score is made of. `engine`: a loaded one, `sets`: their folder."""
+    """A suite's only entry, built and inferred: what its score is made of.
+
+    `engine`: a loaded one; `sets`: their folder; `cut`: of fast mode, "" for the suite's batch size.
+    """
     assert isinstance(suite.batch_size, int)
     options = ModelOptions(model_args=dict(model_args), device="cpu", threads=threads)
     common = {
@@ -184,21 +188,24 @@ def answered(
     built = build.build(BuildSpec(name="build", batch_size=suite.batch_size, out_dir=out, **common)).sets
     if engine is None:
         engine = loading.load(str(model_dir), options, suite.batch_size)
-    frames = run_shards(engine, built, suite.batch_size, n_shards, EvaluationPaths(folder))
+    for place in built.values() if cut else ():
+        build.add_batches(Path(place), cut)
+    frames = run_shards(engine, built, cut or str(suite.batch_size), n_shards, EvaluationPaths(folder))
     scoring = {"bootstrap_iters": 10, "allow_unsafe": True, "judge": judge}
     return ScoreSpec(name="score", request_sets=built, frames=frames, **scoring, **common)
 
 
 def run_shards(
-    engine: Engine, sets: dict[str, str], batch_size: int, n_shards: int, paths: EvaluationPaths
+    engine: Engine, sets: dict[str, str], cut: str, n_shards: int, paths: EvaluationPaths
 ) -> dict[str, tuple[FrameRef, ...]]:
     """Cut every leaf into n shards, run all in a random order, spread over three trials."""
     work: list[tuple[str, RequestSet, str]] = []
     for task, place in sets.items():
-        requests_of = RequestSet(place, batch_size)
+        requests_of = RequestSet(place, cut)
         count = len(requests_of.index.requests)
-        cuts = [count * i // n_shards for i in range(n_shards + 1)]
-        work += [(task, requests_of, str(ShardId(task, a, b))) for a, b in itertools.pairwise(cuts) if a < b]
+        cuts = [count * i // n_shards for i in range(n_shards + 1)]  # places between batches
+        shards = [ShardId(task, a, b, cut) for a, b in itertools.pairwise(cuts) if a < b]
+        work += [(task, requests_of, str(shard)) for shard in shards]
     random.Random(n_shards).shuffle(work)
     frames: dict[str, tuple[FrameRef, ...]] = dict.fromkeys(sets, ())
     for number, (task, requests_of, shard) in enumerate(work):

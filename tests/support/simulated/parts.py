@@ -12,8 +12,8 @@ from coordinator.evaluation import actions as do
 from coordinator.evaluation import events as ev
 from coordinator.evaluation.job_specs import Site
 from coordinator.evaluation.records import EvaluationRecord, RunOptions
-from evaljobs.contract.names import ShardId
-from evaljobs.contract.outcomes import TrialEnded
+from evaljobs.contract.names import Cut, ShardId
+from evaljobs.contract.outcomes import TooLarge, TrialEnded
 from evaljobs.contract.specs import (
     CheckpointFile,
     CheckpointSpec,
@@ -90,6 +90,21 @@ def ended(node: str, trial: str, reason: str) -> TrialEnded:
         idle_seconds=0,
         devices="cpu",
         gpus=1,
+    )
+
+
+def too_large(shard: str, trial: str, node: str, number: int) -> TooLarge:
+    """Half of a batch of the shard fits the GPU."""
+    return TooLarge(
+        name=f"{trial}.{number}",
+        trial=trial,
+        node=node,
+        shard=shard,
+        what="unit" if Cut.parse(ShardId.parse(shard).cut or "8").token_budget else "likelihoods",
+        fits=1,
+        of=2,
+        devices="A100",
+        error="CUDA out of memory",
     )
 
 

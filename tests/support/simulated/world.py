@@ -28,10 +28,9 @@ from evaljobs.contract.outcomes import (
     Failed,
     Scored,
     Staged,
-    TooLarge,
 )
 from evaljobs.contract.specs import FrameRef, TrialSpec
-from support.simulated.parts import SITE, FakeJob, FakeMember, Faults, ended, planned, record
+from support.simulated.parts import SITE, FakeJob, FakeMember, Faults, ended, planned, record, too_large
 
 
 class World:
@@ -302,19 +301,7 @@ class World:
         if not self.faults.too_large or size <= self.fits or self.dice.random() >= self.faults.too_large:
             return False
         self.oversized += 1
-        self.leave(
-            TooLarge(
-                name=f"{trial}.{self.oversized}",
-                trial=trial,
-                node=node,
-                shard=shard,
-                what="unit" if cut.token_budget else "likelihoods",
-                fits=1,
-                of=2,
-                devices="A100",
-                error="CUDA out of memory",
-            )
-        )
+        self.leave(too_large(shard, trial, node, self.oversized))
         return True
 
     def claim(self, job: FakeJob, index: int, member: FakeMember, shard: str) -> None:

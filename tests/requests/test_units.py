@@ -1,0 +1,166 @@
+"""Laws of units: how fast mode cuts likelihoods into forward passes."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evaljobs.contract.names import Cut, ShardId
+from evaljobs.lmeval import tries
+from evaljobs.lmeval.batches import (
+    Batch,
+    Chunk,
+    Piece,
+    RequestsHead,
+    chunks,
+    decode_batch,
+    encode_batch,
+    encode_batches,
+)
+from evaljobs.requests.units import MIN_PREFIX, cut_requests
+
+LONGEST = 60  # the model's length, in tokens
+
+
+def head(**more: Any) -> RequestsHead:
+    fields = {"digests": {}, "order": {}, "settings": [{}], "max_gen_tokens": [8], "text": False}
+    return RequestsHead(task="t", requests=0, grouped=True, max_length=LONGEST, **fields | more)
+
+
+def likelihood(index: int, document: int, context: list[int], continuation: list[int]) -> Piece:
+    length = len(context) + len(continuation)
+    return Piece("loglikelihood", index, document, context, continuation, length=length)
+
+
+@st.composite
+def tasks(draw: st.DrawFn) -> list[Piece]:
+    """Documents with choices, that share examples or do not; some requests longer than the model."""
+    rng = random.Random(draw(st.integers(0, 2**32)))
+    shots = [rng.randrange(3) for _ in range(draw(st.sampled_from([0, 5, 20, 40])))]
+    pieces: list[Piece] = []
+    for document in range(draw(st.integers(1, 12))):
+        context = [*shots, *(rng.randrange(3) for _ in range(rng.randint(1, 30)))]
+        for _ in range(rng.choice([1, 2, 4])):
+            ending = [rng.randrange(3) for _ in range(rng.choice([1, 1, 5]))]
+            pieces.append(likelihood(len(pieces), document, context, ending))
+    return pieces
+
+
+BUDGETS = st.sampled_from([1, 50, 400, 8192])
+
+
+def cut(pieces: list[Piece], budget: int) -> list[Chunk]:
+    return list(cut_requests(head(), pieces, Cut(4, budget)))
+
+
+def rows_of(batch: Batch) -> list[list[Piece]]:
+    assert batch.unit is not None
+    left = iter(batch.pieces)
+    return [[next(left) for _ in range(count)] for count in batch.unit.rows]
+
+
+@given(tasks(), BUDGETS)
+def test_each_request_is_in_one_unit(pieces: list[Piece], budget: int) -> None:
+    asked = [piece.index for batch, _, _ in cut(pieces, budget) for piece in batch.pieces]
+    assert sorted(asked) == list(range(len(pieces)))
+
+
+@given(tasks(), BUDGETS, st.randoms(use_true_random=False))
+def test_units_do_not_depend_on_the_order_of_requests(
+    pieces: list[Piece], budget: int, rng: random.Random
+) -> None:
+    shuffled = list(pieces)
+    rng.shuffle(shuffled)
+    assert cut(shuffled, budget) == cut(pieces, budget)
+
+
+@given(tasks(), BUDGETS)
+def test_a_unit_keeps_to_its_budget_unless_it_is_one_row(pieces: list[Piece], budget: int) -> None:
+    """Its cost is the tokens that are computed: rows times the longest of them, without the prefix."""
+    for batch, cost, _ in cut(pieces, budget):
+        assert batch.unit is not None
+        rows = [
+            tries.size([tries.input_of(piece, LONGEST)[batch.unit.prefix :] for piece in row])
+            for row in rows_of(batch)
+        ]
+        assert cost == len(rows) * max(rows)
+        assert cost <= budget or len(rows) == 1
+
+
+@given(tasks(), BUDGETS)
+def test_a_task_prefix_begins_each_request_that_has_it_and_is_never_scored(
+    pieces: list[Piece], budget: int
+) -> None:
+    prefixes = set()
+    for batch, _, _ in cut(pieces, budget):
+        assert batch.unit is not None
+        for piece in batch.pieces if batch.unit.prefix else ():
+            own = tries.input_of(piece, LONGEST)
+            assert batch.unit.prefix <= len(own) - len(piece.continuation)
+            prefixes.add(tuple(own[: batch.unit.prefix]))
+    assert len(prefixes) <= 1
+    assert all(len(prefix) >= MIN_PREFIX for prefix in prefixes)
+
+
+@given(tasks())
+def test_a_unit_is_read_as_it_was_written(pieces: list[Piece]) -> None:
+    for batch, _, _ in cut(pieces, 400):
+        assert decode_batch(encode_batch(batch)) == batch
+
+
+def test_documents_cost_no_more_than_their_tries_where_they_share_little() -> None:
+    """Four choices of long contexts: each context is computed once, and padding is small."""
+    rng = random.Random(1)
+    pieces = []
+    for document in range(300):
+        context = [rng.randrange(1000) for _ in range(rng.randint(20, 50))]
+        for _ in range(4):
+            ending = [rng.randrange(1000) for _ in range(2)]
+            pieces.append(likelihood(len(pieces), document, context, ending))
+    fewest = tries.size(sorted(tries.input_of(piece, LONGEST) for piece in pieces))
+    assert sum(tokens for _, tokens, _ in cut(pieces, 8192)) <= 1.05 * fewest
+
+
+def test_choices_of_one_token_come_from_one_row() -> None:
+    """Their inputs are equal, so a document costs its context alone."""
+    pieces = [likelihood(number, 0, [1, 2, 3], [number]) for number in range(4)]
+    ((batch, cost, _),) = cut(pieces, 100)
+    assert (cost, len(batch.pieces)) == (3, 4)
+
+
+def test_generation_and_texts_are_cut_by_batch_size_and_windows_by_tokens() -> None:
+    prompts = [Piece("generate_until", n, n, "text", length=5 + n, settings=0) for n in range(6)]
+    texts = [Piece("loglikelihood", n, n, "one", " two", length=5) for n in range(6)]
+    windows = [
+        Piece("loglikelihood_rolling", n, 0, [1], [2] * (n + 9), window=n, length=n + 10) for n in range(6)
+    ]
+    assert list(cut_requests(head(), prompts, Cut(4, 50))) == list(chunks(head(), prompts, 4))
+    text = head(text=True)
+    assert list(cut_requests(text, texts, Cut(4, 50))) == list(chunks(text, texts, 4))
+    made = list(cut_requests(head(), windows, Cut(4, 50)))
+    assert [[p.window for p in batch.pieces] for batch, _, _ in made] == [[5, 4, 3], [2, 1, 0]]
+    assert [cost for _, cost, _ in made] == [42, 33]
+
+
+def test_an_index_says_what_the_same_requests_ask_one_by_one() -> None:
+    pieces = [likelihood(n, 0, [1] * 10, [2, 3]) for n in range(3)]
+    _, index = encode_batches(head(), "k", cut(pieces, 400), 4)
+    assert (sum(index.prefill_tokens), sum(index.asked_tokens)) == (11, 33)
+
+
+@given(st.integers(1, 512), st.none() | st.integers(1, 10**6))
+def test_a_cut_is_read_as_it_was_written(batch_size: int, budget: int | None) -> None:
+    one = Cut(batch_size, budget)
+    assert Cut.parse(str(one)) == one
+    shard = ShardId("a|b", 3, 9, str(one))
+    assert ShardId.parse(str(shard)) == shard
+
+
+@pytest.mark.parametrize("text", ["", "x", "0", "fast", "fast-8", "fast-8-", "fast--8-1", "slow-8-1", "08"])
+def test_other_texts_are_no_cuts(text: str) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        Cut.parse(text)

@@ -1,0 +1,107 @@
+"""Trials of a small request set, as the cluster runs them: own processes on a real Redis."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from evaljobs.contract.names import ShardId
+from evaljobs.contract.paths import WorkPaths, batch_index_file
+from evaljobs.contract.specs import (
+    BatchIndex,
+    BuildSpec,
+    LaneSpec,
+    ModelOptions,
+    SuiteSpec,
+    TaskEntry,
+    TrialSpec,
+)
+from evaljobs.contract.storage import read_frames, read_record, write_record
+from evaljobs.queue.work_queue import QueuedShard, WorkQueue
+from evaljobs.requests import build as requests
+
+TASKS = Path(__file__).resolve().parent / "exactness" / "tasks"
+TASK = "toy_sums"
+OPTIONS = ModelOptions(device="cpu", threads=1)
+DEADLINE = 200.0
+
+
+class Evaluation:
+    """A request set in one-batch shards, its queue, and trials on it."""
+
+    def __init__(self, work: WorkPaths, model: Path, name: str, task: str = TASK, **suite: object) -> None:
+        self.work, self.model, self.name, self.task = work, model, name, task
+        self.suite = suite
+        self.paths = work.evaluation(name)
+        self.queue = WorkQueue.connect(work.redis_address, name)
+        self.sets = self.build(2)
+        index = read_record(batch_index_file(self.sets[task], 2), BatchIndex)
+        self.shards = [str(ShardId(task, n, n + 1)) for n in range(len(index.requests))]
+
+    def build(self, batch_size: int) -> dict[str, str]:
+        spec = BuildSpec(
+            name="build",
+            evaluation_dir=str(self.paths.root),
+            suite=SuiteSpec(
+                name="s",
+                include_path=(str(TASKS),),
+                tasks=(TaskEntry(name=self.task, limit=6),),
+                **self.suite,
+            ),
+            entry=0,
+            batch_size=batch_size,
+            model_dir=str(self.model),
+            model=OPTIONS,
+            out_dir=str(self.work.request_sets / self.name),
+        )
+        return requests.build(spec).sets
+
+    def fill(self, lanes: int = 1) -> None:
+        # no prediction: no shard counts as late or is copied, however slow this machine is
+        queued = [QueuedShard(shard=s, priority=0.0, seconds=0.0) for s in self.shards]
+        self.queue.fill({f"lane{i}": queued[i::lanes] for i in range(lanes)}, "epoch")
+
+    def spec(self, **changes: object) -> TrialSpec:
+        fields = {
+            "name": "trial",
+            "evaluation_dir": str(self.paths.root),
+            "evaluation_id": self.name,
+            "node": "here",
+            "model_path": str(self.model),
+            "model": OPTIONS,
+            "batch_size": 2,
+            "request_sets": self.sets,
+            "redis_file": str(self.work.redis_address),
+            "lanes": tuple(LaneSpec(lane=f"lane{i}", trial=f"trial.{i}") for i in range(2)),
+            "idle_seconds": 0.0,
+        }
+        return TrialSpec.model_validate(fields | changes)
+
+    def start(
+        self, member: int = 0, *, environment: Mapping[str, str] | None = None, **changes: object
+    ) -> subprocess.Popen[str]:
+        place = self.paths.spec(f"trial{member}")
+        write_record(place, self.spec(**changes))
+        return subprocess.Popen(
+            [sys.executable, "-m", "evaljobs", "trial", str(place)],
+            env={**os.environ, "EVALSPAN_INDEX": str(member), **(environment or {})},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def dumped(self) -> list[str]:
+        files = sorted(self.paths.responses.glob("*.frames"))
+        return [head.shard for file in files for _, head in read_frames(file)]
+
+
+def finish(process: subprocess.Popen[str]) -> str:
+    """The trial's log; fails if the trial does not end in time."""
+    try:
+        return process.communicate(timeout=DEADLINE)[1]
+    except subprocess.TimeoutExpired:
+        process.kill()
+        raise
