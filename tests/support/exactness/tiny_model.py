@@ -13,8 +13,8 @@ CHAT_TEMPLATE = (
 )
 
 
-def make(folder: Path, corpus: list[str], *, seed: int = 7) -> Path:
-    """Write config, safetensors (float32) and tokenizer of a 2-layer Llama to `folder`."""
+def make(folder: Path, corpus: list[str], *, seed: int = 7, hidden_size: int = 64) -> Path:
+    """Write config, safetensors (float32) and tokenizer of a 2-layer Llama with 4 heads to `folder`."""
     import torch
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
@@ -37,7 +37,7 @@ def make(folder: Path, corpus: list[str], *, seed: int = 7) -> Path:
     model = LlamaForCausalLM(
         LlamaConfig(
             vocab_size=len(fast),
-            hidden_size=64,
+            hidden_size=hidden_size,
             intermediate_size=128,
             num_hidden_layers=2,
             num_attention_heads=4,
