@@ -1,0 +1,73 @@
+"""Shared memory of engines' processes: what is ours and in no process is swept, all else stays."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from multiprocessing import shared_memory
+from pathlib import Path
+
+import pytest
+
+from evaljobs.contract.outcomes import Staged
+from evaljobs.contract.specs import CheckpointSpec, StageSpec
+from evaljobs.staging import clean, precursor, segments
+from evaljobs.staging.precursor import Holding
+
+
+@pytest.fixture
+def dead() -> Iterator[Path]:
+    """A segment of ours that no process has mapped."""
+    place = segments.FOLDER / f"{segments.PREFIX}{secrets.token_hex(4)}"
+    place.write_bytes(b"\0" * 4096)
+    yield place
+    place.unlink(missing_ok=True)
+
+
+def test_segments_are_ours_by_name_within_the_context_alone() -> None:
+    with segments.named():
+        inside = shared_memory.SharedMemory(create=True, size=1)
+    outside = shared_memory.SharedMemory(create=True, size=1)
+    names = inside.name, outside.name
+    for segment in (inside, outside):
+        segment.close()
+        segment.unlink()
+    assert [name.startswith(segments.PREFIX) for name in names] == [True, False]
+
+
+def test_what_a_process_has_mapped_and_what_has_another_name_stays(dead: Path) -> None:
+    with segments.named():
+        used = shared_memory.SharedMemory(create=True, size=1)
+    foreign = segments.FOLDER / f"psm_{secrets.token_hex(4)}"
+    foreign.write_bytes(b"\0")
+    try:
+        assert segments.sweep() >= 4096
+        assert not dead.exists()
+        assert foreign.exists()
+        assert (segments.FOLDER / used.name).exists()
+    finally:
+        foreign.unlink()
+        used.close()
+        used.unlink()
+
+
+def test_a_precursor_that_clears_sweeps(dead: Path, tmp_path: Path) -> None:
+    checkpoint = CheckpointSpec(source=str(tmp_path), digest="d", files=())
+    spec = StageSpec(
+        name="stage",
+        evaluation_dir=str(tmp_path),
+        node="here",
+        checkpoint=checkpoint,
+        lease_file=str(tmp_path / "lease"),
+        lease_seconds=9,
+    )
+    staged = Staged(
+        name="stage", node="here", path=str(tmp_path), rung="storage", bytes=0, storage_bytes=0, seconds=0.0
+    )
+    precursor.clear(Holding(spec=spec, staged=staged, slot=None), "released")
+    assert not dead.exists()
+
+
+def test_clean_sweeps(dead: Path, tmp_path: Path) -> None:
+    assert clean.clean_main(["--root", str(tmp_path)]) == 0
+    assert not dead.exists()
