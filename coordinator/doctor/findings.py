@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import takewhile
 from typing import Any
 
-from coordinator.config.schema import Config
+from coordinator.config.schema import Config, TrialConfig
 from coordinator.doctor import slurm_findings
 from coordinator.doctor.facts import Check, Facts, Finding, fail, gigabytes, ok, ok_unless, warn
 from coordinator.doctor.node_jobs import Answer
@@ -51,13 +51,25 @@ def _interpreter(facts: Facts) -> Iterator[Finding]:
         todo = "see [trial] python, prologue and container"
         yield fail("trial interpreter", facts.interpreter_error, todo)
     else:
-        yield judge_versions(facts.versions, facts.config.trial.engine, trouble=facts.engine_trouble)
+        on_gpus = facts.slurm or bool(facts.gpus)
+        yield judge_versions(
+            facts.versions, facts.config.trial, on_gpus=on_gpus, trouble=facts.engine_trouble
+        )
 
 
 def judge_versions(
-    found: Mapping[str, str | None], engine: str, *, where: str = "trial interpreter", trouble: str = ""
+    found: Mapping[str, str | None],
+    trial: TrialConfig,
+    *,
+    on_gpus: bool,
+    where: str = "trial interpreter",
+    trouble: str = "",
 ) -> Finding:
-    """lm-eval and what the engine needs. `trouble`: why the engine cannot be imported there; empty where it can."""
+    """lm-eval and what the engine needs. `on_gpus`: trials get GPUs, unless their device is the CPU.
+
+    `trouble`: why the engine cannot be imported there; empty where it can.
+    """
+    engine = trial.engine
     needed = ["lm_eval", "redis", *({"hf": ["torch", "transformers"]}.get(engine, [engine]))]
     missing = [name for name in needed if found.get(name) is None]
     text = ", ".join(f"{name} {found.get(name) or 'missing'}" for name in needed)
@@ -67,6 +79,9 @@ def judge_versions(
     if trouble:
         todo = f"`pip install 'evalspan[{engine}]'` there brings what it lacks"
         return fail(where, f"{text}: {trouble}", todo)
+    if on_gpus and not (trial.device or "").startswith("cpu") and (found.get("torch") or "").endswith("+cpu"):
+        todo = 'a torch with CUDA or ROCm in [trial] python; without GPUs set [trial] device = "cpu"'
+        return fail(where, f"{text}: this torch uses no GPU, so trials would end at once", todo)
     old = engine == "hf" and int((found.get("transformers") or "0").split(".")[0]) < LEAST_TRANSFORMERS
     todo = "transformers 5 is what evalspan is tested with: `pip install evalspan[hf]` there"
     return ok_unless(todo if old else "", where, text)
@@ -144,7 +159,12 @@ def judge_node(answer: Answer, config: Config, *, hosting: bool) -> Iterator[Fin
         return
     if target.stages:
         yield _judge_memory(f"{name} memory", answer, config, hosting=hosting)
-        interpreter = judge_versions(record["versions"], config.trial.engine, where=f"{name} interpreter")
+        interpreter = judge_versions(
+            record["versions"],
+            config.trial,
+            on_gpus=config.cluster.kind == "slurm",
+            where=f"{name} interpreter",
+        )
         if interpreter.status != "ok":  # else the finding above has said it
             yield interpreter
         if record.get("remove_ipc"):

@@ -46,7 +46,12 @@ def ask(cluster: Cluster, **env: str) -> tuple[int, dict[str, Any]]:
             "--wait",
             "120",
         ],
-        env={"EVALSPAN_CLUSTER_CPU_PARTITION": "cpu", "EVALSPAN_CLUSTER_PARTITION": "gpu", **env},
+        env={
+            "EVALSPAN_CLUSTER_CPU_PARTITION": "cpu",
+            "EVALSPAN_CLUSTER_PARTITION": "gpu",
+            "EVALSPAN_TRIAL_DEVICE": "cpu",
+            **env,
+        },
         timeout=280,
     )
     assert done.returncode in (0, 1), done.stderr
@@ -119,11 +124,14 @@ def test_a_wrong_partition_stops_here(plain_cluster: Cluster) -> None:
     assert any(f["status"] == "fail" and "gpu, spare, cpu" in f["found"] for f in told["findings"]), told
 
 
+SLURM = Config.model_validate({"cluster": {"kind": "slurm"}})
+VERSIONS = {"lm_eval": "0.4.13", "torch": "2.9", "transformers": "5.1", "redis": "6"}
+
+
 def answer(**record: Any) -> Answer:
     shared = record.pop("shared", True)
     roots = record.pop("roots", [{"root": "/dev/shm", "usable": True, "why": "", **STAGED}])
-    versions = {"lm_eval": "0.4.13", "torch": "2.9", "transformers": "5.1", "redis": "6"}
-    facts = {"roots": roots, "versions": versions, "memory_cgroup_limit": None, "remove_ipc": False, **record}
+    facts = {"roots": roots, "versions": VERSIONS, "memory_cgroup_limit": None, "remove_ipc": False, **record}
     target = Target(node="n1", cluster=FakeCluster(fleet=()), sandbox=False)
     return Answer(target=target, record=facts, shared=shared)
 
@@ -138,6 +146,7 @@ def answer(**record: Any) -> Answer:
         ({"remove_ipc": True}, False, {"ok", "warn"}),
         ({"redis_trouble": "connection refused"}, False, {"ok", "fail"}),
         ({"versions": {"lm_eval": None}}, False, {"ok", "fail"}),
+        ({"versions": {**VERSIONS, "torch": "2.9+cpu"}}, False, {"ok", "fail"}),
         ({"roots": [{"root": "/dev/shm", "usable": False, "why": "not a folder"}]}, False, {"warn"}),
         (
             {
@@ -154,7 +163,7 @@ def answer(**record: Any) -> Answer:
 )
 def test_what_is_seen_on_a_node_is_judged(facts: dict[str, Any], hosting: bool, status: set[str]) -> None:
     """Only what would stop an evaluation fails; a lower rung is a warning; what could not be told is never ok."""
-    found = list(findings.judge_node(answer(**facts), Config(), hosting=hosting))
+    found = list(findings.judge_node(answer(**facts), SLURM, hosting=hosting))
     assert {f.status for f in found} == status
     assert all(f.todo for f in found if f.status != "ok")
 
@@ -164,7 +173,7 @@ def judged(**facts: Any) -> dict[str, Finding]:
     calm: dict[str, Any] = {
         "config": Config(),
         "python": "3.11",
-        "versions": {"lm_eval": "0.4.13", "torch": "2.9", "transformers": "5.1", "redis": "6"},
+        "versions": VERSIONS,
         "work_fs": "ext4",
         "work_free": 1 << 40,
         "redis": "answers",
@@ -179,14 +188,14 @@ def statuses(**facts: Any) -> set[str]:
 def test_what_cannot_be_read_is_never_ok() -> None:
     """Each fact that is missing for a reason shows as a finding with that reason and what to do."""
     assert statuses() == {"ok"}
-    slurm = Config.model_validate({"cluster": {"kind": "slurm"}})
+
     for what, facts in {
         "trial interpreter": {"interpreter_error": "no such file"},
         "Redis": {"redis_error": "connection refused"},
         "cluster": {"cluster_error": "sinfo is not there"},
-        "Slurm's settings": {"config": slurm, "rules_error": "the controller is away"},
-        "trial jobs": {"config": slurm, "job_kinds": {"trial": ("warn", "the controller is away", True)}},
-        "metric jobs": {"config": slurm, "job_kinds": {"metric": ("fail", "refused: no CPUs", False)}},
+        "Slurm's settings": {"config": SLURM, "rules_error": "the controller is away"},
+        "trial jobs": {"config": SLURM, "job_kinds": {"trial": ("warn", "the controller is away", True)}},
+        "metric jobs": {"config": SLURM, "job_kinds": {"metric": ("fail", "refused: no CPUs", False)}},
     }.items():
         found = judged(**facts)[what]
         assert found.status in {"warn", "fail"}
@@ -198,13 +207,13 @@ def test_what_cannot_be_read_is_never_ok() -> None:
 
 def test_a_work_folder_on_a_local_disk_is_proved_by_the_answers_of_nodes() -> None:
     """Nodes write their answers there: whatever its file system, those that answered see it."""
-    slurm = Config.model_validate({"cluster": {"kind": "slurm"}})
+
     lost = answer()
     lost.trouble = "left no answer"
-    assert judged(config=slurm)["work folder"].status == "warn"
-    assert judged(config=slurm, answers=[answer(), lost])["work folder"].status == "warn"
-    assert judged(config=slurm, answers=[answer()])["work folder"].status == "ok"
-    assert judged(config=slurm, work_fs="tmpfs", answers=[answer()])["work folder"].status == "fail"
+    assert judged(config=SLURM)["work folder"].status == "warn"
+    assert judged(config=SLURM, answers=[answer(), lost])["work folder"].status == "warn"
+    assert judged(config=SLURM, answers=[answer()])["work folder"].status == "ok"
+    assert judged(config=SLURM, work_fs="tmpfs", answers=[answer()])["work folder"].status == "fail"
 
 
 def test_one_busy_node_warns_and_no_answer_at_all_fails() -> None:
@@ -252,26 +261,26 @@ def test_the_trial_interpreter_must_import_its_engine(engine: str, tmp_path: Pat
 
 
 def test_what_pyslurm_cannot_do_is_named() -> None:
-    slurm = Config.model_validate({"cluster": {"kind": "slurm", "api": "pyslurm"}})
-    assert "scancel" in judged(config=slurm, api="25.11.2; by Slurm's commands: scancel")["pyslurm"].found
+    pyslurm = Config.model_validate({"cluster": {"kind": "slurm", "api": "pyslurm"}})
+    assert "scancel" in judged(config=pyslurm, api="25.11.2; by Slurm's commands: scancel")["pyslurm"].found
 
 
 def test_gpu_nodes_that_take_no_job_are_counted_and_named() -> None:
     """All of them: an evaluation would stop. Some: it runs on the others."""
-    slurm = Config.model_validate({"cluster": {"kind": "slurm"}})
+
     drained = replace(fake_node("n1"), usable=False, state="drained", reason="new driver")
-    found = judged(config=slurm, gpu_nodes=[drained])["GPU nodes"]
+    found = judged(config=SLURM, gpu_nodes=[drained])["GPU nodes"]
     assert (found.status, found.found) == ("fail", "0 of 1 usable: n1 is drained (new driver)")
-    assert judged(config=slurm, gpu_nodes=[drained, fake_node("n2")])["GPU nodes"].status == "warn"
-    assert judged(config=slurm, gpu_nodes=[fake_node("n2")])["GPU nodes"].found == "1 of 1 usable"
+    assert judged(config=SLURM, gpu_nodes=[drained, fake_node("n2")])["GPU nodes"].status == "warn"
+    assert judged(config=SLURM, gpu_nodes=[fake_node("n2")])["GPU nodes"].found == "1 of 1 usable"
 
 
 def test_nodes_that_the_settings_exclude_are_no_warning_unless_none_is_left() -> None:
-    slurm = Config.model_validate({"cluster": {"kind": "slurm"}})
+
     excluded = choose(fake_node("n1"), NodeChoice(exclude=("n1",)), "--gres=gpu:{n}")
-    found = judged(config=slurm, gpu_nodes=[excluded, fake_node("n2")])["GPU nodes"]
+    found = judged(config=SLURM, gpu_nodes=[excluded, fake_node("n2")])["GPU nodes"]
     assert (found.status, found.found) == ("ok", "1 of 1 usable, 1 more excluded by the settings")
-    found = judged(config=slurm, gpu_nodes=[excluded])["GPU nodes"]
+    found = judged(config=SLURM, gpu_nodes=[excluded])["GPU nodes"]
     assert (found.status, found.found) == (
         "fail",
         "[nodes] exclude leaves no node with GPUs; the cluster has n1 (fake)",
