@@ -19,7 +19,7 @@ from coordinator.cluster.node_choice import NodeChoice, choose
 from coordinator.cluster.slurm_rules import Partition, SiteRules
 from coordinator.config.schema import Config
 from coordinator.doctor import collect, findings
-from coordinator.doctor.facts import Facts, Finding
+from coordinator.doctor.facts import Checkup, Facts, Finding
 from coordinator.doctor.node_jobs import Answer, Target
 from coordinator.doctor.slurm_findings import judge_partitions
 from coordinator.evaluation.job_specs import Site
@@ -356,7 +356,7 @@ def test_the_table_names_a_node_whole(capsys: pytest.CaptureFixture[str]) -> Non
     """Names of 60 characters that differ at their end."""
     names = [f"gpu-node-of-the-very-long-named-cluster-in-building-12-n{i:04d}" for i in (1, 2)]
     found = tuple(Finding(what=f"{name} (gpu) memory", status="ok", found="shared by jobs") for name in names)
-    show(findings.Checkup(cluster="slurm", findings=found), Path("work"))
+    show(Checkup(cluster="slurm", findings=found), Path("work"))
     told = capsys.readouterr().out
     cells = "".join(told.replace("shared by jobs", "").split())
     assert all(name in cells for name in names), told
