@@ -67,6 +67,22 @@ def test_scores_and_samples_equal_lm_eval(
 
 
 @pytest.mark.model
+@pytest.mark.parametrize("batch_size", [1, 8])
+@pytest.mark.parametrize("task", ["toy_choice", "toy_letters", "toy_pages", "toy_sums"])
+def test_a_batch_size_of_the_task_s_own_gives_lm_eval_s_digits_at_that_size(
+    task: str,
+    batch_size: int,
+    model_dir: Path,
+    tmp_path: Path,
+    lm_eval_outcome: Callable[[Case, int], Outcome],
+) -> None:
+    """`[[task]] batch_size = 3`, smaller or larger than the evaluation's, with which the model is loaded."""
+    case = Case(task=task)
+    ours = our_run(model_dir, case, batch_size, 3, tmp_path, cut="3")
+    assert_equal(ours, lm_eval_outcome(case, 3))
+
+
+@pytest.mark.model
 @pytest.mark.parametrize("task", ["toy_choice", "toy_letters", "toy_mutual", "toy_pages", "toy_sums"])
 def test_fast_scores_are_the_same_for_any_sharding_and_close_to_lm_eval(
     task: str, model_dir: Path, tmp_path: Path, lm_eval_outcome: Callable[[Case, int], Outcome]
