@@ -16,6 +16,9 @@ from pathlib import Path
 
 FOLDER = Path("/dev/shm")
 PREFIX = "evs_"
+# Names that may go once they are mapped: ours, those of vLLM's communication on CPUs, semaphores of
+# joblib. Others stay: CUDA's may be opened by name later.
+MAPPED_ONCE = (PREFIX, "vllm_", "sem.loky-")
 
 
 def name_ours() -> None:
@@ -35,12 +38,14 @@ def named() -> Iterator[None]:
 
 
 def unlink_mapped() -> int:
-    """Remove the names of all segments that this process and its descendants have mapped; returns how many.
+    """Remove names, of MAPPED_ONCE, that this process and its descendants have mapped; returns how many.
 
     The memory stays until the last of them has ended.
     """
     removed = 0
     for name in sorted(mapped(family(os.getpid()))):
+        if not name.startswith(MAPPED_ONCE):
+            continue
         with contextlib.suppress(OSError):
             (FOLDER / name).unlink()
             removed += 1
