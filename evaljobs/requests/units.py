@@ -65,7 +65,7 @@ class Tree:
         )
 
 
-def task_prefix(inputs: Sequence[Sequence[int]], scored: Sequence[int]) -> int:
+def task_prefix(inputs: Sequence[list[int]], scored: Sequence[int]) -> int:
     """Tokens that all inputs share, before the first that any request scores; 0 below MIN_PREFIX.
 
     `scored`: the number of last tokens of each input after which a continuation's token is predicted.
