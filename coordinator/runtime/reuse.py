@@ -53,7 +53,7 @@ class _Earlier:
 
     record: EvaluationRecord
     paths: EvaluationPaths
-    batch_size: int | str  # of shards whose names have no cut
+    batch_size: int | str | None  # of shards whose names have no cut
     keys: Mapping[str, Mapping[str, str]]  # leaf task -> "requests" and "score"
     leaves: dict[str, PlannedLeaf] = field(default_factory=dict)
     frames: dict[str, FrameRef] = field(default_factory=dict)
@@ -129,7 +129,7 @@ def _candidates(state: State, work: WorkPaths) -> Iterator[_Earlier]:
                 ours.model,
             )
             if same and said.get("keys"):
-                found.append(_Earlier(record, paths, said["batch_size"], said["keys"]))
+                found.append(_Earlier(record, paths, said.get("batch_size"), said["keys"]))
     return iter(sorted(found, key=lambda e: -e.record.accepted_at))
 
 

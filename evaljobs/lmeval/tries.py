@@ -19,9 +19,13 @@ def input_of(piece: Piece, max_length: int) -> list[int]:
 
     As HFLM._loglikelihood_tokens cuts them (lm_eval/models/huggingface.py, 0.4.13).
     """
-    assert isinstance(piece.context, list)
-    assert isinstance(piece.continuation, list)
-    return (piece.context + piece.continuation)[-(max_length + 1) : -1]
+    return (tokens_of(piece.context) + tokens_of(piece.continuation))[-(max_length + 1) : -1]
+
+
+def tokens_of(part: list[int] | str) -> list[int]:
+    """A context or a continuation that was tokenised when the requests were built."""
+    assert isinstance(part, list)
+    return part
 
 
 def shared(one: Sequence[int], other: Sequence[int]) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 
 from evaljobs.contract.names import Cut
@@ -23,7 +23,8 @@ MIN_PREFIX = 16  # tokens that a task's requests share before they are worth a f
 FILLED_ROW = 512
 ROW_STRETCHES = (1.0, 1.5, 2.0)  # a row's tokens over those of the longest tree, in the order of trying
 LITTLE_PADDING = 0.02  # part of a unit's tokens; below it no longer rows are tried
-LONGEST_SHARED_ROW = 2048  # tokens of a tree of several requests; a longer request stands alone
+LONGEST_SHARED_ROW = 2048  # tokens of a tree of several requests, none of which is nearly as long
+BESIDES = 1.25  # a tree's tokens over those of a request that is nearly as long, whatever its length
 SHARE_ALWAYS = 0.25  # part of a request's tokens from which sharing them is worth a longer row
 SHARE_IN_FILLED = 0.05  # the same, where both fit into FILLED_ROW tokens
 # A unit holds keys and values of the task prefix once a row, which need less memory than a computed token.
@@ -65,7 +66,7 @@ class Tree:
         )
 
 
-def task_prefix(inputs: Sequence[Sequence[int]], scored: Sequence[int]) -> int:
+def task_prefix(inputs: Sequence[list[int]], scored: Sequence[int]) -> int:
     """Tokens that all inputs share, before the first that any request scores; 0 below MIN_PREFIX.
 
     `scored`: the number of last tokens of each input after which a continuation's token is predicted.
@@ -75,30 +76,35 @@ def task_prefix(inputs: Sequence[Sequence[int]], scored: Sequence[int]) -> int:
     return common if len(inputs) > 1 and common >= MIN_PREFIX else 0
 
 
-def trees(requests: Sequence[tuple[list[int], Piece]]) -> list[Tree]:
-    """Neighbours in token order, joined where the tokens that they share are worth a longer row."""
-    ordered = sorted(requests, key=lambda r: (r[0], r[1].index))
-    whole: list[Tree] = []
-    for tokens, piece in ordered:
-        tree = Tree([tokens], [piece], len(tokens))
-        common = tries.shared(whole[-1].inputs[-1], tokens) if whole else 0
-        together = whole[-1].tokens + len(tokens) - common if whole else 0
-        if whole and common >= SHARE_ALWAYS * len(tokens) and together <= LONGEST_SHARED_ROW:
-            whole[-1] = whole[-1].joined(tree, common)
+def trees(requests: Sequence[tuple[list[int], Piece]], budget: int) -> list[Tree]:
+    """Neighbours in token order, joined where the tokens that they share are worth a longer row.
+
+    A tree of several requests is at most about as large as the budget, so a smaller one makes smaller
+    units.
+    """
+    single = [
+        Tree([tokens], [piece], len(tokens))
+        for tokens, piece in sorted(requests, key=lambda request: (request[0], request[1].index))
+    ]
+    shared_row, filled_row = min(LONGEST_SHARED_ROW, budget), min(FILLED_ROW, budget)
+    whole = _joined(single, SHARE_ALWAYS, lambda tree: max(shared_row, int(BESIDES * tree.tokens)))
+    return _joined(whole, SHARE_IN_FILLED, lambda _tree: filled_row)
+
+
+def _joined(found: Sequence[Tree], share: float, most: Callable[[Tree], int]) -> list[Tree]:
+    """Each tree joins the one before it if it shares this part of its first request's tokens with it.
+
+    `most`: tokens of what a tree may join.
+    """
+    made: list[Tree] = []
+    for tree in found:
+        common = tries.shared(made[-1].inputs[-1], tree.inputs[0]) if made else 0
+        enough = made and common >= share * len(tree.inputs[0])
+        if enough and made[-1].tokens + tree.tokens - common <= most(tree):
+            made[-1] = made[-1].joined(tree, common)
         else:
-            whole.append(tree)
-    near: list[Tree] = []
-    for tree in whole:
-        common = tries.shared(near[-1].inputs[-1], tree.inputs[0]) if near else 0
-        if (
-            near
-            and common >= SHARE_IN_FILLED * len(tree.inputs[0])
-            and near[-1].tokens + tree.tokens - common <= FILLED_ROW
-        ):
-            near[-1] = near[-1].joined(tree, common)
-        else:
-            near.append(tree)
-    return near
+            made.append(tree)
+    return made
 
 
 def rows_of_a_unit(left: list[Tree], budget: int, prefix: int) -> tuple[list[list[Tree]], list[Tree]]:
@@ -157,7 +163,7 @@ def _units(pieces: Sequence[Piece], max_length: int, budget: int) -> Iterator[Ch
         scored = [len(piece.continuation) for piece in members]
         prefix = task_prefix(inputs, scored) if members is whole else 0
         own = [(tokens[prefix:], piece) for tokens, piece in zip(inputs, members, strict=True)]
-        yield from _filled(trees(own), prefix, budget)
+        yield from _filled(trees(own, budget), prefix, budget)
 
 
 def _filled(found: Sequence[Tree], prefix: int, budget: int) -> Iterator[Chunk]:

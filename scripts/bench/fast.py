@@ -31,16 +31,21 @@ from evaljobs.lmeval.batches import Chunk, Piece, RequestsHead, chunks
 from evaljobs.requests.build import build, read_requests
 from evaljobs.requests.units import cut_requests
 from evaljobs.trial.engines import loading
-from evaljobs.trial.engines.protocol import Engine
+from evaljobs.trial.engines.harness import HarnessEngine
 
 PARTS = ("tokens", "seconds", "float32", "bfloat16")
 Answers = dict[int, Any]  # request -> [log-likelihood, whether greedy]
 Set = tuple[RequestsHead, list[Piece]]
 
 
-def sets_of(options: Options, name: str, folder: Path) -> list[Set]:
+def sets_of(options: Options, name: str, folder: Path, shots: int | None = None) -> list[Set]:
     """The requests of a task's leaves, built by the product from the rows in `folder`."""
-    suite = SuiteSpec(name="fast", include_path=(str(folder),), batch_size=8, tasks=(TaskEntry(name=name),))
+    suite = SuiteSpec(
+        name="fast",
+        include_path=(str(folder),),
+        batch_size=8,
+        tasks=(TaskEntry(name=name, num_fewshot=shots),),
+    )
     spec = BuildSpec(
         name="build",
         evaluation_dir=None,
@@ -89,8 +94,11 @@ def measure_tokens(options: Options, folder: Path) -> Iterator[dict[str, Any]]:
 # --- models ------------------------------------------------------------------------------------------------------
 
 
-def engine_of(model_dir: Path, dtype: str = "float32") -> Engine:
-    return loading.load(str(model_dir), ModelOptions(device="cpu", threads=1, model_args={"dtype": dtype}), 8)
+def engine_of(model_dir: Path, dtype: str = "float32") -> HarnessEngine:
+    options = ModelOptions(device="cpu", threads=1, model_args={"dtype": dtype})
+    engine = loading.load(str(model_dir), options, 8)
+    assert isinstance(engine, HarnessEngine)
+    return engine
 
 
 def cut_to_layers(model_dir: Path, layers: int, folder: Path) -> Path:
@@ -112,10 +120,9 @@ def of_documents(one: Set, chosen: Collection[int]) -> Set:
     return head, [piece for piece in pieces if piece.document in chosen]
 
 
-def answered(engine: Engine, made: Sequence[Chunk]) -> tuple[Answers, float, int]:
+def answered(engine: HarnessEngine, made: Sequence[Chunk]) -> tuple[Answers, float, int]:
     """Answers by request, the CPU seconds of this process, the tokens computed."""
     batches = [batch for batch, _, _ in made]
-    engine.fix_batch_size(max(len(batch.pieces) for batch in batches))
     started = time.process_time()
     pairs = engine.answers(batches, [0] * len(batches), lambda _done: None)
     seconds = time.process_time() - started
@@ -123,12 +130,15 @@ def answered(engine: Engine, made: Sequence[Chunk]) -> tuple[Answers, float, int
     return dict(pairs), seconds, sum(tokens for _, tokens, _ in made) + prefix
 
 
-def exactly(engine: Engine, one: Set, batch_size: int) -> tuple[Answers, float, int]:
+def exactly(engine: HarnessEngine, one: Set, batch_size: int) -> tuple[Answers, float, int]:
     """lm-eval's own chunks through lm-eval's own class: the digits of `lm_eval` at this batch size."""
     return answered(engine, list(chunks(*one, batch_size)))
 
 
-def fast(engine: Engine, one: Set, cut: Cut) -> tuple[Answers, float, int]:
+def fast(engine: HarnessEngine, one: Set, cut: Cut) -> tuple[Answers, float, int]:
+    """Units, as the first shard of a trial computes them: with the task prefix."""
+    if engine._fast is not None:  # noqa: SLF001
+        engine._fast._prefix = None  # noqa: SLF001
     found = answered(engine, list(cut_requests(*one, cut)))
     if engine.loaded.fast:
         raise RunError(f"the model's likelihoods go lm-eval's way: {engine.loaded.fast}")

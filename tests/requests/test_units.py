@@ -28,7 +28,9 @@ LONGEST = 60  # the model's length, in tokens
 
 def head(**more: Any) -> RequestsHead:
     fields = {"digests": {}, "order": {}, "settings": [{}], "max_gen_tokens": [8], "text": False}
-    return RequestsHead(task="t", requests=0, grouped=True, max_length=LONGEST, **fields | more)
+    return RequestsHead(
+        **{"task": "t", "requests": 0, "grouped": True, "max_length": LONGEST} | fields | more
+    )
 
 
 def likelihood(index: int, document: int, context: list[int], continuation: list[int]) -> Piece:
@@ -123,6 +125,21 @@ def test_documents_cost_no_more_than_their_tries_where_they_share_little() -> No
             pieces.append(likelihood(len(pieces), document, context, ending))
     fewest = tries.size(sorted(tries.input_of(piece, LONGEST) for piece in pieces))
     assert sum(tokens for _, tokens, _ in cut(pieces, 8192)) <= 1.05 * fewest
+
+
+@pytest.mark.parametrize("budget", [100, 8192])
+def test_a_long_context_is_computed_once_for_its_choices(budget: int) -> None:
+    """Also where it is longer than the budget, which it exceeds with or without its choices."""
+    pieces = [likelihood(n, n // 4, [n // 4, *range(2999)], [n, 1, 2]) for n in range(8)]
+    made = list(cut_requests(head(max_length=8192), pieces, Cut(4, budget)))
+    assert sum(cost for _, cost, _ in made) == 2 * (3000 + 4 * 2)
+
+
+def test_a_smaller_budget_makes_smaller_units() -> None:
+    """Also where one tree would hold all requests."""
+    pieces = [likelihood(n, n, [1] * 20 + [n] * 10, [1, 2]) for n in range(2, 50)]
+    for budget in (1000, 300, 100):
+        assert max(cost for _, cost, _ in cut(pieces, budget)) <= budget
 
 
 def test_choices_of_one_token_come_from_one_row() -> None:

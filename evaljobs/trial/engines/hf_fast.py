@@ -19,7 +19,7 @@ from transformers.cache_utils import DynamicCache, DynamicLayer
 
 from evaljobs.errors import one_line
 from evaljobs.lmeval.batches import Batch, Piece, Unit
-from evaljobs.lmeval.tries import input_of
+from evaljobs.lmeval.tries import input_of, tokens_of
 from evaljobs.trial.engines import attention
 from evaljobs.trial.engines.attention import UnfitModelError
 from evaljobs.trial.engines.tree import Ask, UnitTensors, tensors
@@ -31,7 +31,7 @@ PROBE_COMMON = 20
 PROBE_SEED = 20
 
 
-class PrefixLayer(DynamicLayer):
+class PrefixLayer(DynamicLayer):  # type: ignore[misc]  # transformers' types are not seen
     """Keys and values of the task prefix in one layer. A forward pass reads them and adds nothing."""
 
     def __init__(self, keys: torch.Tensor, values: torch.Tensor) -> None:
@@ -95,7 +95,7 @@ class FastLikelihoods:
         """A unit's tensors, and its task prefix."""
         inputs = [input_of(piece, self._lm.max_length) for piece in pieces]
         asks = iter(
-            Ask(tokens=tokens[unit.prefix :], continuation=list(piece.continuation))
+            Ask(tokens=tokens[unit.prefix :], continuation=tokens_of(piece.continuation))
             for tokens, piece in zip(inputs, pieces, strict=True)
         )
         rows = [[next(asks) for _ in range(count)] for count in unit.rows]

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from evaljobs.lmeval import tries
 
@@ -44,9 +45,9 @@ def tensors(rows: Sequence[Sequence[Ask]], prefix: int) -> UnitTensors:
     """The tensors of a unit, on the CPU. `prefix`: tokens of the task prefix. Requests in order of rows."""
     laid = [tries.layout([ask.tokens for ask in row]) for row in rows]
     width = max(row[-1].end for row in laid)
-    tokens = np.zeros((len(rows), width), dtype=np.int64)
-    positions = np.zeros((len(rows), width), dtype=np.int64)
-    visible = np.zeros((len(rows), 1, width, prefix + width), dtype=bool)
+    tokens: NDArray[np.int64] = np.zeros((len(rows), width), dtype=np.int64)
+    positions: NDArray[np.int64] = np.zeros((len(rows), width), dtype=np.int64)
+    visible: NDArray[np.bool_] = np.zeros((len(rows), 1, width, prefix + width), dtype=bool)
     numbers: dict[int, int] = {}  # place -> index into `scored`
     predicted_from: list[int] = []
     for number, (row, branches) in enumerate(zip(rows, laid, strict=True)):
