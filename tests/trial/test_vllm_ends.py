@@ -126,6 +126,7 @@ def test_a_terminated_trial_ends_its_workers_and_writes_its_outcome(running: Run
     running.process.send_signal(signal.SIGTERM)
     log = running.process.communicate(timeout=60)[1]
     assert running.process.returncode == 0, log
+    assert "Traceback" not in log
     assert read_record(running.paths.outcome("trial-ended", "trial.0"), TrialEnded).reason == "terminated"
     wait_until(running.gone)
     assert not running.names()
