@@ -51,7 +51,7 @@ def test_what_a_process_has_mapped_and_what_has_another_name_stays(dead: Path) -
     foreign = segments.FOLDER / f"psm_{secrets.token_hex(4)}"
     foreign.write_bytes(b"\0")
     try:
-        assert segments.sweep() >= 4096
+        segments.sweep()
         assert not dead.exists()
         assert foreign.exists()
         assert (segments.FOLDER / used.name).exists()

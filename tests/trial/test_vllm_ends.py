@@ -143,6 +143,5 @@ def test_memory_of_a_trial_that_was_killed_while_it_loaded_is_swept(
     for pid in running.family:
         os.kill(pid, signal.SIGKILL)
     wait_until(running.gone)
-    assert len(running.names()) == 4
-    segments.sweep()
+    segments.sweep()  # another job's may have come first
     assert not running.names()
