@@ -6,6 +6,7 @@ Its random weights give every prompt another likelihood, which is all that equal
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 CHAT_TEMPLATE = (
     "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}</s>"
@@ -13,18 +14,27 @@ CHAT_TEMPLATE = (
 )
 
 
-def make(folder: Path, corpus: list[str], *, seed: int = 7, hidden_size: int = 64) -> Path:
-    """Write config, safetensors (float32) and tokenizer of a 2-layer Llama with 4 heads to `folder`."""
+def make(
+    folder: Path,
+    corpus: list[str],
+    *,
+    seed: int = 7,
+    vocabulary: int = 600,
+    dtype: str = "float32",
+    files_of: str = "50GB",
+    **shape: Any,
+) -> Path:
+    """Write config, safetensors and tokenizer of a Llama to `folder`: 2 layers, or of another shape (LlamaConfig's fields)."""
     import torch
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+    from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast
 
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     special = ["<s>", "</s>", "<|user|>", "<|assistant|>", "<|system|>"]
     trainer = trainers.BpeTrainer(
-        vocab_size=600,
+        vocab_size=vocabulary,
         special_tokens=special,
         show_progress=False,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
@@ -34,21 +44,19 @@ def make(folder: Path, corpus: list[str], *, seed: int = 7, hidden_size: int = 6
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, **ends)
     fast.chat_template = CHAT_TEMPLATE
     torch.manual_seed(seed)
-    model = LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=len(fast),
-            hidden_size=hidden_size,
-            intermediate_size=128,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            max_position_embeddings=256,
-            initializer_range=0.3,
-            bos_token_id=fast.bos_token_id,
-            eos_token_id=fast.eos_token_id,
-        )
-    )
+    tiny = {
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 256,
+        "initializer_range": 0.3,
+    }
+    ends = {"bos_token_id": fast.bos_token_id, "eos_token_id": fast.eos_token_id}
+    config = LlamaConfig(vocab_size=len(fast), **{**tiny, **shape}, **ends)
+    model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))
     folder.mkdir(parents=True, exist_ok=True)
-    model.save_pretrained(folder, safe_serialization=True)
+    model.save_pretrained(folder, max_shard_size=files_of)
     fast.save_pretrained(folder)
     return folder
