@@ -178,7 +178,7 @@ kind = "{kind}"               # "local": processes on this machine; "slurm": job
 # prologue = "module load cuda"   # example: shell lines before it, and before metric workers
 # container = "apptainer exec --nv image.sif"   # example: command in front of it
 # env = {{}}                    # e.g. {{ NCCL_DEBUG = "WARN" }}
-# engine = "hf"               # "vllm", "sglang": passed to lm-eval, not tested here
+# engine = "hf"               # or "vllm"; "sglang": passed to lm-eval, not tested here
 # mode = "exact"              # of suites without one; "fast": hf computes each shared context once (docs/models.md)
 # model_args = {{}}             # lm-eval's --model_args, e.g. {{ dtype = "bfloat16" }}
 # gpus_per_trial = 1

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 from collections.abc import Iterable, Iterator
 from multiprocessing import resource_tracker, shared_memory
 from pathlib import Path
+from typing import Any
 
 FOLDER = Path("/dev/shm")
 PREFIX = "evs_"
@@ -21,20 +23,32 @@ PREFIX = "evs_"
 MAPPED_ONCE = (PREFIX, "vllm_", "sem.loky-")
 
 
+class Segment(shared_memory.SharedMemory):
+    """Shared memory whose name begins with PREFIX, and may be gone before its maker removes it."""
+
+    def __init__(self, name: str | None = None, create: bool = False, size: int = 0, **more: Any) -> None:
+        own = f"{PREFIX}{secrets.token_hex(4)}" if create and name is None else name
+        super().__init__(own, create, size, **more)
+
+    def unlink(self) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            super().unlink()
+
+
 def name_ours() -> None:
-    """Have Python begin the names of this process's new segments with PREFIX, for the rest of its life."""
-    shared_memory._SHM_NAME_PREFIX = f"/{PREFIX}"  # type: ignore[attr-defined]  # noqa: SLF001
+    """Have libraries make a Segment where they make shared memory in this process, for the rest of its life."""
+    shared_memory.SharedMemory = Segment  # type: ignore[misc]
 
 
 @contextlib.contextmanager
 def named() -> Iterator[None]:
     """`name_ours`, within the context alone."""
-    before = shared_memory._SHM_NAME_PREFIX  # type: ignore[attr-defined]  # noqa: SLF001
+    before = shared_memory.SharedMemory
     name_ours()
     try:
         yield
     finally:
-        shared_memory._SHM_NAME_PREFIX = before  # type: ignore[attr-defined]  # noqa: SLF001
+        shared_memory.SharedMemory = before  # type: ignore[misc]
 
 
 def unlink_mapped() -> int:

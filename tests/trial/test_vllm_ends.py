@@ -126,6 +126,7 @@ def test_a_terminated_trial_ends_its_workers_and_writes_its_outcome(running: Run
     running.process.send_signal(signal.SIGTERM)
     log = running.process.communicate(timeout=60)[1]
     assert running.process.returncode == 0, log
+    assert "Traceback" not in log
     assert read_record(running.paths.outcome("trial-ended", "trial.0"), TrialEnded).reason == "terminated"
     wait_until(running.gone)
     assert not running.names()
@@ -142,6 +143,5 @@ def test_memory_of_a_trial_that_was_killed_while_it_loaded_is_swept(
     for pid in running.family:
         os.kill(pid, signal.SIGKILL)
     wait_until(running.gone)
-    assert len(running.names()) == 4
-    segments.sweep()
+    segments.sweep()  # another job's may have come first
     assert not running.names()

@@ -103,6 +103,9 @@ class Engine:
         for process in self.workers:
             process.kill()
             process.join()
+        for segment in self.segments[::2]:  # as its maker
+            segment.close()
+            segment.unlink()
         say(shutdown=True)
 
     def add_request(self, request_id: str, prompt: TokensPrompt, params: SamplingParams) -> None:
