@@ -52,28 +52,20 @@ class PrefixLayer(DynamicLayer):  # type: ignore[misc]  # transformers' types ar
 
 
 class FastLikelihoods:
-    """`lm`: lm-eval's HFLM with its weights. `reason`: why units go lm-eval's way; "" where they do not."""
+    """`lm`: lm-eval's HFLM with its weights. `reason`: why some units go lm-eval's way, or ""."""
 
     def __init__(self, lm: Any) -> None:
         self._lm = lm
         self._prefix: tuple[list[int], DynamicCache] | None = None
-        self._past_window: bool | None = None  # whether rows longer than the model's window are right
-        self.reason = ""
-        try:
-            self._shape = attention.shape_of(lm)
-            self._check(PROBE_COMMON)
-        except torch.OutOfMemoryError:
-            raise
-        except Exception as error:  # noqa: BLE001 (whatever the model's own code raises is the reason)
-            self.reason = one_line(error)
-            log.warning("likelihoods are computed lm-eval's way: %s", self.reason)
+        self._past_window: str | None = None  # why rows past the window are wrong; None: not probed
+        self._unfit = self.reason = self._probed(PROBE_COMMON)
 
     def answers(self, batch: Batch) -> list[tuple[int, Any]] | None:
         """(request index, [log-likelihood, whether greedy]) of every piece of a unit.
 
         None where lm-eval's way is right; that depends on the model and the unit alone.
         """
-        if self.reason or batch.unit is None:
+        if self._unfit or batch.unit is None:
             return None
         unit, prefix = self._unit(batch.pieces, batch.unit)
         if not self._right_at(unit.visible.shape[-1]):
@@ -161,23 +153,27 @@ class FastLikelihoods:
     # --- the probe -----------------------------------------------------------------------------------------------
 
     def _right_at(self, length: int) -> bool:
-        """Whether rows of this length, prefix included, are right; beyond the window a probe says."""
+        """Whether rows of this length, prefix included, are right; past the window a probe says."""
         window = self._shape.window
         if window is None or length <= window:
             return True
         if self._past_window is None:
-            self._past_window = self._holds_past(window)
-        return self._past_window
+            self._past_window = self._probed(window + 8)
+            if self._past_window:
+                self.reason = f"rows of more than {window} tokens: {self._past_window}"
+        return not self._past_window
 
-    def _holds_past(self, window: int) -> bool:
+    def _probed(self, common: int) -> str:
+        """Why a unit whose branches share `common` tokens is wrong; "" where it is right."""
         try:
-            self._check(window + 8)
+            self._shape = attention.shape_of(self._lm)
+            self._check(common)
         except torch.OutOfMemoryError:
             raise
-        except Exception as error:  # noqa: BLE001 (as in the first probe)
-            log.warning("rows of more than %d tokens are computed lm-eval's way: %s", window, one_line(error))
-            return False
-        return True
+        except Exception as error:  # noqa: BLE001 (whatever the model's own code raises is the reason)
+            log.warning("likelihoods of fast mode go lm-eval's way: %s", one_line(error))
+            return one_line(error)
+        return ""
 
     def _check(self, common: int) -> None:
         """Compare a small unit with plain forward passes; UnfitModelError where they differ."""
