@@ -100,7 +100,7 @@ def evaluate(
         "cluster.qos": qos,
     }
     pretrained, trial = lm_eval_flags.trial_settings(model, model_args, device)
-    # before the evaluation: its scores are shown whatever becomes of evalspan.toml meanwhile
+    # read now: evalspan.toml may have changed when the scores are shown
     price = settings_of(config, work_dir, settings).gpu_hour_price
 
     def evaluated(suite: SuiteOptions) -> Results:

@@ -1,8 +1,8 @@
 """Shared memory in /dev/shm of an engine's processes: it is freed however these processes end.
 
 Rule: once all of an engine's processes have mapped a segment, its name is removed, so the kernel
-frees the memory at the end of the last of them. Until then a segment has a name of ours, by which
-`sweep` finds those of processes that were killed while they loaded. Called from `trial.engines`,
+frees the memory at the end of the last of them. Until then a segment's name begins with PREFIX, by
+which `sweep` finds those of processes that were killed while they loaded. Called from `trial.engines`,
 `__main__`, `precursor` and `clean`.
 """
 
@@ -69,7 +69,7 @@ def unlink_mapped() -> int:
 
 
 def sweep() -> int:
-    """Remove segments of ours that no process has mapped; returns the bytes."""
+    """Remove segments with PREFIX that no process has mapped; returns the bytes."""
     freed = 0
     with contextlib.suppress(FileNotFoundError):
         found = [place for place in FOLDER.iterdir() if place.name.startswith(PREFIX)]

@@ -17,7 +17,7 @@ from evaljobs.staging.precursor import Holding
 
 @pytest.fixture
 def dead() -> Iterator[Path]:
-    """A segment of ours that no process has mapped."""
+    """A segment with PREFIX that no process has mapped."""
     place = segments.FOLDER / f"{segments.PREFIX}{secrets.token_hex(4)}"
     place.write_bytes(b"\0" * 4096)
     yield place
