@@ -84,14 +84,21 @@ def sweep() -> int:
 
 
 def mapped(processes: Iterable[int]) -> set[str]:
-    """Names directly below /dev/shm that the processes have mapped. What cannot be read counts as nothing."""
-    names: set[str] = set()
+    """Names of files directly below /dev/shm that the processes have mapped. What cannot be read counts as nothing.
+
+    By inode: the kernel still lists a semaphore under the name that it had while it was made.
+    """
+    inodes: set[int] = set()
     for pid in processes:
         with contextlib.suppress(OSError):
             for line in Path(f"/proc/{pid}/maps").read_text(errors="replace").splitlines():
-                path = line.partition(f"{FOLDER}/")[2]
-                if path and "/" not in path and not path.endswith(" (deleted)"):
-                    names.add(path)
+                if f"{FOLDER}/" in line:
+                    inodes.add(int(line.split(maxsplit=5)[4]))
+    names: set[str] = set()
+    for place in FOLDER.iterdir() if inodes else ():
+        with contextlib.suppress(OSError):
+            if place.lstat().st_ino in inodes:
+                names.add(place.name)
     return names
 
 

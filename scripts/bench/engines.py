@@ -222,6 +222,7 @@ def ended(options: Options, folder: Path, way: str, processes: int) -> dict[str,
         trial = in_inference(coordinator, place, log)
         family = segments.family(trial)
         row: dict[str, Any] = {"way": way, "processes": len(family)}
+        mapped = segments.mapped(family)
         jobs = [pid for pid in segments.family(coordinator.pid) if pid != coordinator.pid]
         end(way, coordinator.pid, trial, jobs)
         started = time.monotonic()
@@ -236,9 +237,7 @@ def ended(options: Options, folder: Path, way: str, processes: int) -> dict[str,
             coordinator.send_signal(signal.SIGINT)
             coordinator.wait(120)
     segments.sweep()  # as the next precursor does
-    names = segments.mapped(family) | {
-        p.name for p in segments.FOLDER.iterdir() if p.name.startswith(segments.PREFIX)
-    }
+    names = mapped | {p.name for p in segments.FOLDER.iterdir() if p.name.startswith(segments.PREFIX)}
     left = [segments.FOLDER / n for n in names - before if (segments.FOLDER / n).exists()]
     row["bytes_left"] = sum(p.stat().st_size for p in left)
     row["well"] = not row["processes_left"] and not row["bytes_left"] and not row.get("exit_code")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
 import secrets
 from collections.abc import Iterator
 from multiprocessing import shared_memory
@@ -43,6 +45,16 @@ def test_a_segment_whose_name_is_gone_is_removed_without_an_error() -> None:
     assert not (segments.FOLDER / made.name).exists()
     made.close()
     made.unlink()
+
+
+def test_a_semaphore_counts_as_mapped_though_it_was_made_under_another_name() -> None:
+    libc, name = ctypes.CDLL(None, use_errno=True), f"{segments.PREFIX}{secrets.token_hex(4)}"
+    libc.sem_open.restype = ctypes.c_void_p
+    assert libc.sem_open(f"/{name}".encode(), os.O_CREAT | os.O_EXCL, 0o600, 1)
+    try:
+        assert f"sem.{name}" in segments.mapped([os.getpid()])
+    finally:
+        libc.sem_unlink(f"/{name}".encode())
 
 
 def test_what_a_process_has_mapped_and_what_has_another_name_stays(dead: Path) -> None:

@@ -147,7 +147,7 @@ class VllmEngine(HarnessEngine):
                     pairs += [(p.index, answer) for p, answer in zip(pieces, answers, strict=True)]
                 else:
                     pairs += run_batch(self.lm, whole)
-        except BaseException:
+        except Exception:
             self._forget()
             raise
         return pairs
