@@ -41,8 +41,8 @@ def test_request_sets_are_whole_for_coordinator_and_trial(portfolio, tmp_path):
     """A set that the bench writes is found, read by the planner, and holds each batch's true seconds as its text."""
     one = next(s for s in portfolio.sets if s.name == "humaneval")
     folder.write_set(one, tmp_path)
-    sets = found(tmp_path, 1)
-    manifest, index = read_sets(sets, 1)["humaneval"]
+    sets = found(tmp_path, "1")
+    manifest, index = read_sets(sets, {"humaneval": "1"})["humaneval"]
     assert manifest.executes
     assert manifest.documents == len(one.seconds) == len(index.documents)
     texts = [

@@ -74,7 +74,9 @@ def test_the_number_of_gpus_that_a_refusal_names_would_not_be_refused(
         assert all(least >= count for n in there if n.gpus and (least := need.least(n)) is not None)
     elif said:
         assert all(
-            replace(need, gpus=k).refusal(there) for k in range(1, 9) if any(n.gpus >= k for n in there)
+            replace(need, gpus=k).refusal(there)
+            for k in ((1, 2, 4, 8) if need.doubling else range(1, 9))
+            if any(n.gpus >= k for n in there)
         )
 
 
