@@ -48,7 +48,7 @@ def share(gpus: Sequence[str], members: int, per_trial: int) -> list[str | None]
     if not gpus:
         raise OperatorError(
             f"no variable names the GPUs of this job ({', '.join(GPU_VARIABLES)}), so that its {members} trials "
-            "cannot share them: have Slurm's gres.conf set one, or set --max-trials 1"
+            "cannot share them: have Slurm's gres.conf set one, or give --slots 1 to `evalspan eval`"
         )
     if len(gpus) < members * per_trial:
         raise OperatorError(
