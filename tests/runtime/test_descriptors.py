@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from coordinator.runtime.loop import Coordinator
 
 
 def descriptors() -> int:
+    gc.collect()  # what earlier tests have left may hold some
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
@@ -36,7 +38,7 @@ def test_descriptors_do_not_grow_with_evaluations_that_have_ended(tmp_path: Path
         first = descriptors()
         for number in range(1, 9):
             begin_and_end(coordinator, number)
-        assert descriptors() == first
+        assert descriptors() <= first
 
 
 def test_a_journal_that_takes_no_first_event_is_closed(
@@ -53,4 +55,4 @@ def test_a_journal_that_takes_no_first_event_is_closed(
     for _ in range(3):
         with pytest.raises(OSError, match="No space"):
             coordinator.accept(record(1))
-    assert descriptors() == before
+    assert descriptors() <= before
