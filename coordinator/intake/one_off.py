@@ -55,7 +55,7 @@ class SuiteOptions(Record):
     """What the options of a command, or the arguments of a call, say of the suite. None: not said.
 
     `limit`: documents of each task, or a share below 1. `batch_size`, `token_budget`: a number, or
-    "auto". The last eight have the meaning that a suite file gives them.
+    "auto". The fields from `mode` on mean what they mean in a suite file.
     """
 
     suite: str | None = None  # name or file

@@ -18,7 +18,7 @@ from typing import Any
 
 FOLDER = Path("/dev/shm")
 PREFIX = "evs_"
-# Names that may go once they are mapped: ours, those of vLLM's communication on CPUs, semaphores of
+# Beginnings of names that may go once they are mapped: of a Segment, those of vLLM's communication on CPUs, semaphores of
 # joblib. Others stay: CUDA's may be opened by name later.
 MAPPED_ONCE = (PREFIX, "vllm_", "sem.loky-")
 
