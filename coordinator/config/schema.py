@@ -260,6 +260,9 @@ class Config(Record):
     """All settings. Paths are absolute once loaded."""
 
     work_dir: Place = Path("evalspan-work")
+    shared_group: str | None = (
+        None  # Unix group whose members may read the work folder and submit; None: its user alone
+    )
     cluster: ClusterConfig = ClusterConfig()
     slurm: SlurmConfig = SlurmConfig()
     trial: TrialConfig = TrialConfig()

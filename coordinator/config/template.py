@@ -152,6 +152,7 @@ _TEXT = """\
 # Folder of journals, request sets and results, on storage that all nodes share. A path here is relative to
 # this file; the default is relative to the current folder.
 # work_dir = "evalspan-work"
+# shared_group = "llm-team"   # example: the Unix group that may read the work folder and submit; default: its user alone
 # backlog = "all"             # waiting checkpoints to evaluate: "all", the "latest" of a folder, or {{ keep_every = 5 }} and the latest
 # gpu_hour_price = 2.10       # example, any currency: reports and trackers then show what a checkpoint cost
 

@@ -68,13 +68,41 @@ class ShardHead(Record):
 # --- whole files -------------------------------------------------------------------------------------------------
 
 
-def write_atomic(path: str | Path, data: bytes, *, mode: int = 0o644) -> None:
-    """Write `data` so that `path` holds the old content or all of the new, even after a power cut.
+def make_folder(path: str | Path) -> None:
+    """Make a folder and its missing parents, each as visible as the folder that it lies in, whatever the umask.
 
-    Makes the folder where it is missing. Raises OSError where the file system refuses.
+    Only its user may write to it. The group passes on where the parent passes it on (setgid). OSError.
     """
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        path.mkdir(mode=0o700)
+    except FileExistsError:
+        if not path.is_dir():
+            raise
+        return
+    except FileNotFoundError:
+        make_folder(path.parent)
+        make_folder(path)
+        return
+    bits = stat.S_IMODE(path.parent.stat().st_mode) & 0o2055
+    if bits:
+        path.chmod(bits | 0o700)
+
+
+def file_mode(folder: str | Path) -> int:
+    """Mode of a new file: as visible as its folder, and only its user may write to it."""
+    return stat.S_IMODE(Path(folder).stat().st_mode) & 0o044 | 0o600
+
+
+def write_atomic(path: str | Path, data: bytes, *, mode: int | None = None) -> None:
+    """Write `data` so that `path` holds the old content or all of the new, even after a power cut.
+
+    Makes the folder where it is missing. `mode`: None means as visible as its folder. Raises OSError where the file
+    system refuses.
+    """
+    path = Path(path)
+    make_folder(path.parent)
+    mode = file_mode(path.parent) if mode is None else mode
     descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name[:80]}.", dir=path.parent)
     try:
         with os.fdopen(descriptor, "wb") as file:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import stat
 import subprocess
 import sys
 import zlib
@@ -283,3 +284,15 @@ def test_a_response_file_that_is_a_pipe_a_link_or_elsewhere_is_neither_read_nor_
     with pytest.raises(FrameError):
         read_frame(tmp_path, reference.model_copy(update={"file": str(tmp_path / "secret.frames")}))
     assert read_frame(tmp_path, reference)
+
+
+@pytest.mark.parametrize(
+    ("parent", "folder", "file"), [(0o700, 0o700, 0o600), (0o2750, 0o2750, 0o640), (0o777, 0o755, 0o644)]
+)
+def test_a_new_file_is_as_visible_as_the_folder_that_it_lies_in(
+    tmp_path: Path, parent: int, folder: int, file: int
+) -> None:
+    tmp_path.chmod(parent)
+    write_atomic(tmp_path / "a" / "b" / "file", b"")
+    assert [stat.S_IMODE(p.stat().st_mode) for p in (tmp_path / "a", tmp_path / "a" / "b")] == [folder] * 2
+    assert stat.S_IMODE((tmp_path / "a" / "b" / "file").stat().st_mode) == file
