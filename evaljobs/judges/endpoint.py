@@ -1,7 +1,6 @@
 """One request to an OpenAI-compatible endpoint: `POST {url}/chat/completions`.
 
-Rule: a request ends within its time even where the endpoint is silent or sends its body slowly; the
-job's deadline covers slow headers. It ends in an answer, AgainError (429, 5xx, lost connection,
+Rule: a request ends within its time even where the endpoint is silent or sends its answer slowly. It ends in an answer, AgainError (429, 5xx, lost connection,
 silence, broken JSON), NeverError (this ask is refused) or OperatorError (key, model, address). The
 key goes to the configured address alone (no redirects) and is removed from every text that comes
 back. Called from `asking`.
@@ -9,10 +8,13 @@ back. Called from `asking`.
 
 from __future__ import annotations
 
+import contextlib
 import email.utils
 import json
 import os
+import socket
 import stat
+import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -20,6 +22,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import requests
+import requests.adapters
 import urllib3
 
 from evaljobs.contract.specs import JudgeOptions
@@ -28,6 +31,7 @@ from evaljobs.judges.records import Ask
 
 CONNECT_SECONDS: Final = 15.0
 MAX_BYTES: Final = 8 << 20  # largest response in bytes; an answer of 2,048 tokens has some 10,000
+MAX_TOKENS: Final = 10**7  # most tokens of one request that an endpoint can mean
 MAX_PAUSE: Final = 300.0  # longest wait in seconds for one Retry-After
 OTHER_LIMIT: Final = "max_completion_tokens"
 _QUOTED: Final = 300  # most characters of a refusal that a message quotes
@@ -125,12 +129,12 @@ class Endpoint:
         raise NeverError(f"HTTP {status}: {refusal}")
 
     def _post(self, body: bytes) -> tuple[int, Mapping[str, str], bytes]:
-        deadline = time.monotonic() + self._judge.timeout_seconds
+        deadline = _Deadline(self._judge.timeout_seconds)
         limits = (min(CONNECT_SECONDS, self._judge.timeout_seconds), self._judge.timeout_seconds)
         connected = False
         try:
             with (
-                requests.Session() as session,
+                deadline.session() as session,
                 session.post(
                     f"{self._judge.url.rstrip('/')}/chat/completions",
                     data=body,
@@ -150,6 +154,8 @@ class Endpoint:
         except (requests.exceptions.Timeout, urllib3.exceptions.ReadTimeoutError) as error:
             raise AgainError(f"no answer within {self._judge.timeout_seconds:g} s", paid=True) from error
         except (requests.exceptions.RequestException, urllib3.exceptions.HTTPError) as error:
+            if deadline.passed:
+                raise AgainError(f"no answer within {self._judge.timeout_seconds:g} s", paid=True) from error
             never = not connected and "NewConnectionError" in repr(error)
             raise AgainError(f"the connection failed: {self._clean(repr(error))}", paid=not never) from error
 
@@ -187,15 +193,63 @@ class Endpoint:
         return self._clean(text)
 
     def _clean(self, text: str) -> str:
-        return " ".join(self._clean_all(text).split())[:_QUOTED] or "no message"
+        line = " ".join(self._clean_all(text).split())[:_QUOTED] or "no message"
+        return "".join(c if c.isprintable() else "?" for c in line)
 
     def _clean_all(self, text: str) -> str:
         text = text.encode(errors="replace").decode()  # lone surrogates cannot be written to a file
         return text.replace(self._key, "[key]") if self._key else text
 
 
-def _read(response: Any, deadline: float) -> bytes:
-    """The body, limited in bytes and in time: a slow body ends at the deadline."""
+class _Deadline(requests.adapters.HTTPAdapter):
+    """Ends the connection of one request after `seconds`, in whatever part of the answer it is then.
+
+    The limits of requests and http.client begin anew with each byte that arrives.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self.passed = False
+        self._connections: list[socket.socket] = []
+        self._timer = threading.Timer(seconds, self._end)
+        self._timer.daemon = True
+
+    def session(self) -> requests.Session:
+        """A session over this adapter alone, for one request. The time begins now."""
+        session = requests.Session()
+        for scheme in ("http://", "https://"):
+            session.mount(scheme, self)
+        self._timer.start()
+        return session
+
+    def get_connection_with_tls_context(self, *args: Any, **kwargs: Any) -> Any:
+        pool = super().get_connection_with_tls_context(*args, **kwargs)
+        connections, plain = self._connections, pool.ConnectionCls
+
+        class Watched(plain):  # type: ignore[misc,valid-type]
+            def _new_conn(self) -> Any:
+                connection = super()._new_conn()
+                connections.append(connection.dup())  # TLS takes the descriptor away from the first
+                return connection
+
+        pool.ConnectionCls = Watched
+        return pool
+
+    def _end(self) -> None:
+        self.passed = True
+        for connection in list(self._connections):
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self._timer.cancel()
+        for connection in self._connections:
+            connection.close()
+        super().close()
+
+
+def _read(response: Any, deadline: _Deadline) -> bytes:
+    """The body, limited in bytes and in time."""
     chunks: list[bytes] = []
     size = 0
     while chunk := response.raw.read1(1 << 16, decode_content=True):  # the bytes that have arrived
@@ -203,14 +257,14 @@ def _read(response: Any, deadline: float) -> bytes:
         size += len(chunk)
         if size > MAX_BYTES:
             raise AgainError(f"the response is longer than {MAX_BYTES} bytes", paid=True)
-        if time.monotonic() > deadline:
-            raise requests.exceptions.ReadTimeout
+    if deadline.passed:
+        raise requests.exceptions.ReadTimeout
     return b"".join(chunks)
 
 
 def _count(usage: Any, name: str) -> int | None:
     value = usage.get(name) if isinstance(usage, dict) else None
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+    return value if type(value) is int and 0 <= value <= MAX_TOKENS else None
 
 
 def retry_after(text: str | None, now: Callable[[], float]) -> float | None:

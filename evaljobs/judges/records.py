@@ -19,8 +19,9 @@ from evaljobs.contract.specs import SCHEMA_VERSION, JudgeOptions, Record
 
 Form = Literal["rating", "winner"]
 
-_RATING = re.compile(r"\[\[(\d+\.?\d*)\]\]")
-_RATING_BACKUP = re.compile(r"\[(\d+\.?\d*)\]")
+# as FastChat's `\d+\.?\d*`, which takes time quadratic in the digits of an answer
+_RATING = re.compile(r"\[\[(\d+(?:\.\d*)?)\]\]")
+_RATING_BACKUP = re.compile(r"\[(\d+(?:\.\d*)?)\]")
 _WINNERS = (("[[A]]", "A"), ("[[B]]", "B"), ("[[C]]", "tie"))
 LOWEST, HIGHEST = 1.0, 10.0  # ends of the rating scale in the prompts
 
