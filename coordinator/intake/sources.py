@@ -13,6 +13,7 @@ import hashlib
 import json
 import logging
 import os
+import re
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -37,6 +38,7 @@ AGAIN = 10  # reported checkpoints that one look checks for new contents
 MOST_NOTICE_BYTES = 1 << 16
 MOST_ERRORS = 3  # errors shown of a malformed notice
 MOST_SHOWN = 500  # characters shown of a malformed notice
+CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")  # these command a terminal, or end a line of a log
 GROUP = "daemon"
 CONSUMER = "coordinator"
 COUNT_SECONDS = 2.0  # longest wait for Redis where notices are only counted
@@ -142,9 +144,12 @@ def _from_folder(folder: Path, *, own: bool) -> Iterator[Delivery]:
             text = read_plain(path, MOST_NOTICE_BYTES)
         except (OSError, FrameError) as error:
             if isinstance(error, OSError) or isinstance(error.__cause__, PermissionError):
-                log.warning("%s cannot be read yet: %s", path, error)  # storage may be away for a moment
+                log.warning(
+                    "%s cannot be read yet: %s", _printable(path), _printable(error)
+                )  # storage may be away for a moment
                 continue
-            yield Delivery(str(path), Notice(checkpoint=str(path)), set_aside, own=own, wrong=str(error))
+            claims = Notice(checkpoint=_printable(path))
+            yield Delivery(str(path), claims, set_aside, own=own, wrong=_printable(error))
             continue
         notice, wrong = parse(text, claimed=str(path))
         named = path.stem.partition("-")[2]
@@ -154,14 +159,19 @@ def _from_folder(folder: Path, *, own: bool) -> Iterator[Delivery]:
             set_aside if wrong else unlink,
             own=own,
             wrong=wrong,
-            evaluation_id="" if named.isdecimal() else named,  # the process that left it
+            evaluation_id="" if named.isdecimal() else _printable(named),  # the process that left it
         )
 
 
 def parse(text: bytes, claimed: str) -> tuple[Notice, str]:
     """(notice, ""), or (its claims, why it is none). `claimed`: checkpoint where `text` has none."""
+    if len(text) > MOST_NOTICE_BYTES:
+        return Notice(checkpoint=_printable(claimed)), f"it is longer than {MOST_NOTICE_BYTES} bytes"
     try:
-        return Notice.model_validate_json(text), ""
+        notice = Notice.model_validate_json(text)
+        if not CONTROL.search(notice.checkpoint + notice.suite):
+            return notice, ""
+        why = "a name has a control character"
     except ValidationError as error:
         why = "; ".join(
             f"{'.'.join(map(str, e['loc'])) or 'all of it'}: {e['msg']}" for e in error.errors()[:MOST_ERRORS]

@@ -24,7 +24,6 @@ from coordinator.evaluation.events import (
     MetricJobsLost,
     TrialHung,
 )
-from coordinator.evaluation.shards import is_retired
 from coordinator.evaluation.state import JobInfo, Phase, State
 
 MAX_GRACE_SECONDS = 600.0
@@ -300,13 +299,9 @@ def stray_shards(state: State, unclaimed: Iterable[str], claims: Mapping[str, st
 
 
 def dumped_shards(state: State, unclaimed: Iterable[str]) -> tuple[str, ...]:
-    """Queued shards that need no run: their records are on disk, or they are of a cut that is planned no more."""
+    """Queued shards that need no run: their records are on disk, or the plan has them no more, or never had them."""
     known = state.shards.by_name
-    return tuple(
-        name
-        for name in unclaimed
-        if (known[name].frame is not None if name in known else is_retired(state, name))
-    )
+    return tuple(name for name in unclaimed if name not in known or known[name].frame is not None)
 
 
 def missing_metrics(state: State, known: Iterable[str], grace: float, now: float) -> list[str]:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from redis.exceptions import ResponseError
 from rq import Retry
 from rq.exceptions import AbandonedJobError, DuplicateJobError, NoSuchJobError
 
@@ -87,7 +88,13 @@ class MetricQueue:
             client = redis_client.shared(self._address)
             self._queue = rq_jobs.open_queue(client, self.evaluation_id)
         with explained(self._address.where if self._address else "its address"):
-            return effect(self._queue)
+            try:
+                return effect(self._queue)
+            except (ValueError, ResponseError) as error:
+                if isinstance(error, ResponseError) and "WRONGTYPE" not in str(error):
+                    raise
+                _empty(self._queue)
+                raise QueueUnavailable(f"RQ's lists were damaged ({error}), and are filled again") from error
 
     def _enqueue(self, queue: Any, kind: str, name: str, spec: Path, seconds: float) -> None:
         rq_id = rq_jobs.job_id(self.evaluation_id, name)
@@ -122,7 +129,7 @@ class MetricQueue:
             pipe.lrange(queue.intermediate_queue_key, 0, -1)
             pipe.zrange(queue.started_job_registry.key, 0, -1)
             queued, popped, running = pipe.execute()
-        return {i.decode() for i in (*queued, *popped)} | {_of_execution(e) for e in running}
+        return {rq_jobs.id_text(i) for i in (*queued, *popped)} | {_of_execution(e) for e in running}
 
     def _known(self, queue: Any) -> set[str]:
         return {rq_jobs.job_name(self.evaluation_id, i) for i in self._live(queue)}
@@ -141,8 +148,13 @@ class MetricQueue:
         for job in self._live(queue) | set(queue.failed_job_registry.get_job_ids(cleanup=False)):
             _forget(queue, job)
         queue.delete(delete_jobs=True)
-        registries = (queue.started_job_registry, queue.failed_job_registry, queue.finished_job_registry)
-        queue.connection.delete(queue.intermediate_queue_key, *(r.key for r in registries))
+        _empty(queue)
+
+
+def _empty(queue: Any) -> None:
+    """Delete RQ's lists of the queue: the coordinator enqueues again what has no outcome."""
+    registries = (queue.started_job_registry, queue.failed_job_registry, queue.finished_job_registry)
+    queue.connection.delete(queue.key, queue.intermediate_queue_key, *(r.key for r in registries))
 
 
 def _forget(queue: Any, rq_id: str) -> None:
@@ -160,7 +172,7 @@ def _forget(queue: Any, rq_id: str) -> None:
 
 def _of_execution(entry: bytes) -> str:
     """RQ's registry of running jobs holds "job:execution"."""
-    return entry.decode().rpartition(":")[0]
+    return rq_jobs.id_text(entry).rpartition(":")[0]
 
 
 def _last_line(job: Any) -> str:

@@ -4,8 +4,8 @@ Rule: a request is made only under a lease, which one script grants or refuses. 
 requests in flight, the requests started in any 60 seconds, and the evaluation's cost cap, in which
 each lease counts at its largest cost. There is no lease during a pause that the endpoint asked for,
 nor a second one for the same ask. A lease that is not renewed (its worker died) ends by itself and
-counts at its largest cost, since the request may have been billed. The files are the truth: where
-Redis has lost the sum spent, it is counted from them. Called from `asking`.
+counts at its largest cost, since the request may have been billed. The files are the truth: no sum
+in Redis counts for less than what they hold, or than this process has seen. Called from `asking`.
 
 Keys below `evalspan:judge:{digest of url and model}:`
   leases   zset   ask by the time in ms at which its lease ends
@@ -52,18 +52,18 @@ end
 """
 
 # takes ask, token, lease ms, concurrency, starts a minute (0: any), evaluation, largest cost,
-# cost cap ('': none), sum spent ('': not counted)
+# cost cap ('': none), least sum spent
 TAKE = (
     _COMMON
     + """
 for _, ask in ipairs(redis.call('ZRANGEBYSCORE', P .. 'leases', '-inf', now)) do drop(ask, nil) end
-if ARGV[9] ~= '' then redis.call('HSETNX', P .. 'spent', ARGV[6], ARGV[9]) end
-if redis.call('HEXISTS', P .. 'spent', ARGV[6]) == 0 then return {'unknown', 0} end
+local spent = string.match(redis.call('HGET', P .. 'spent', ARGV[6]) or '', '^%d+$')
+spent = math.max(tonumber(spent or 0), tonumber(ARGV[9]))
+redis.call('HSET', P .. 'spent', ARGV[6], string.format('%.0f', spent))
 local pause = redis.call('PTTL', P .. 'pause')
 if pause > 0 then return {'wait', pause} end
 if redis.call('ZSCORE', P .. 'leases', ARGV[1]) then return {'wait', -1} end
 if ARGV[8] ~= '' then
-  local spent = tonumber(redis.call('HGET', P .. 'spent', ARGV[6]))
   local held = 0
   for _, text in ipairs(redis.call('HVALS', P .. 'holders')) do
     local holder = cjson.decode(text)
@@ -86,7 +86,7 @@ redis.call('HSET', P .. 'holders', ARGV[1], cjson.encode({ARGV[2], ARGV[6], ARGV
 redis.call('ZADD', starts, now, ARGV[2])
 for _, name in ipairs({'leases', 'holders', 'starts'}) do redis.call('PEXPIRE', P .. name, DAY) end
 redis.call('PEXPIRE', P .. 'spent', 30 * DAY)
-return {'granted', 0}
+return {'granted', string.format('%.0f', spent)}
 """
 )
 
@@ -159,11 +159,12 @@ class Caps:
         spent: Callable[[], int],
         lease_seconds: float = LEASE_SECONDS,
     ) -> None:
-        """`spent`: counts the millionths spent from the evaluation's files, where Redis lacks the sum."""
+        """`spent`: counts the millionths spent from the evaluation's files; called once."""
         self._file = redis_file
         self._judge = judge
         self._evaluation = evaluation
         self._spent = spent
+        self._least: int | None = None  # millionths spent that are known of; None: the files were not read
         self._lease_ms = max(1, int(lease_seconds * 1000))
         self._prefix = prefix(judge)
         self._held: dict[str, str] = {}
@@ -185,10 +186,10 @@ class Caps:
         judge = self._judge
         cap = "" if judge.max_cost is None else str(round(judge.max_cost * 1_000_000))
         limits = (self._lease_ms, judge.concurrency, judge.requests_per_minute or 0)
-        asked = (TAKE, ask, token, *limits, self._evaluation, most, cap)
-        word, figure = self._run(*asked, "")
-        if word == b"unknown":
-            word, figure = self._run(*asked, self._spent())
+        least = self._known_spent()
+        word, figure = self._run(TAKE, ask, token, *limits, self._evaluation, most, cap, least)
+        if word in (b"granted", b"over"):
+            self._known_spent(int(float(figure)))
         if word == b"granted":
             with self._lock:
                 self._held[ask] = token
@@ -196,6 +197,13 @@ class Caps:
         if word == b"over":
             return Over(spent=int(float(figure)))
         return FULL_SECONDS if int(figure) < 0 else int(figure) / 1000
+
+    def _known_spent(self, seen: int = 0) -> int:
+        with self._lock:
+            if self._least is None:
+                self._least = self._spent()
+            self._least = max(self._least, seen)
+            return self._least
 
     def settle(self, lease: Lease, cost: int) -> None:
         """End a lease; the request has cost `cost` millionths."""

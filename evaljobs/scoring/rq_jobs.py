@@ -104,7 +104,7 @@ def _escape(text: str) -> str:
 
 
 def _unescape(text: str) -> str:
-    return re.sub(rb"_([0-9A-F]{2})", lambda m: bytes([int(m[1], 16)]), text.encode()).decode()
+    return id_text(re.sub(rb"_([0-9A-F]{2})", lambda m: bytes([int(m[1], 16)]), text.encode()))
 
 
 def open_queue(client: redis.Redis, evaluation_id: str, job_class: type[GuardedJob] = GuardedJob) -> Any:
@@ -114,7 +114,12 @@ def open_queue(client: redis.Redis, evaluation_id: str, job_class: type[GuardedJ
 
 def popped_ids(queue: Any) -> list[str]:
     """Jobs that a worker has popped and not started yet."""
-    return [i.decode() for i in queue.connection.lrange(queue.intermediate_queue_key, 0, -1)]
+    return [id_text(i) for i in queue.connection.lrange(queue.intermediate_queue_key, 0, -1)]
+
+
+def id_text(value: bytes) -> str:
+    """An id in a list of RQ's. Others may write to it: what is no UTF-8 is an id of no job."""
+    return value.decode(errors="replace")
 
 
 def is_idle(queue: Any) -> bool:
@@ -188,7 +193,7 @@ def _of_executions(queue: Any, name: str) -> dict[bytes, bytes | None]:
     running = queue.connection.zrange(queue.started_job_registry.key, 0, -1)
     with queue.connection.pipeline(transaction=False) as pipe:
         for entry in running:
-            pipe.hget(f"rq:execution:{entry.decode()}", name)
+            pipe.hget(f"rq:execution:{id_text(entry)}", name)
         return dict(zip(running, pipe.execute(), strict=True))
 
 

@@ -2,75 +2,30 @@
 
 from __future__ import annotations
 
-import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import redis
-from support.simulated.parts import Faults
-from support.simulated.world import World
+from support.open_redis import open_server, running_on
 
-from coordinator.cluster.fake import FakeCluster
-from coordinator.evaluation.job_specs import Site
-from coordinator.runtime.detect import Grace
-from coordinator.runtime.effects import Performer
-from coordinator.runtime.journal import Journal, read_events
-from coordinator.runtime.runner import Running
-from coordinator.services.redis_server import binary
+from coordinator.runtime.journal import read_events
 from evaljobs.contract.outcomes import ShardResponses
-from evaljobs.contract.paths import WorkPaths
 from evaljobs.contract.specs import FrameRef
-from evaljobs.contract.storage import FrameWriter, write_record
-from evaljobs.queue.redis_client import RedisAddress
+from evaljobs.contract.storage import FrameWriter
 
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[redis.Redis]:
-    """A server without ACL behind the address of the work folder `tmp_path`: a test may set its limits."""
-    socket = tmp_path / "s"
-    words = [str(binary()), "--port", "0", "--unixsocket", str(socket), "--save", "", "--dir", str(tmp_path)]
-    process = subprocess.Popen([*words, "--maxmemory-policy", "noeviction"], stdout=subprocess.DEVNULL)
-    write_record(WorkPaths(tmp_path).redis_address, RedisAddress(socket=str(socket)))
-    try:
-        end = time.monotonic() + 60
-        with redis.Redis(unix_socket_path=str(socket)) as client:
-            while not _answers(client):  # its socket is there before anybody listens
-                assert time.monotonic() < end
-                time.sleep(0.02)
-            yield client
-    finally:
-        process.terminate()
-        process.wait(60)
-
-
-def _answers(client: redis.Redis) -> bool:
-    try:
-        return bool(client.ping())
-    except redis.ConnectionError:
-        return False
-
-
-def _running(tmp_path: Path) -> Running:
-    """An evaluation with shards to do, on the server of the work folder `tmp_path`."""
-    world = World(3, Faults())
-    while not world.state.shards.todo:
-        world.tick()
-    work = Site(work_dir=str(tmp_path), trial_command=("python",), worker_command=("python",))
-    performer = Performer(
-        site=work, cluster=FakeCluster(fleet=[]), lm_eval_version=lambda: "0", observations=tmp_path / "o"
-    )
-    (tmp_path / world.state.evaluation_id / "responses").mkdir(parents=True)
-    journal = Journal(tmp_path / world.state.evaluation_id / "journal.jsonl")
-    return Running(world.state, journal, performer, Grace())
+    with open_server(tmp_path) as client:
+        yield client
 
 
 def test_a_queue_that_redis_does_not_take_is_told_lost_once_and_filled_when_it_does(
     server: redis.Redis, tmp_path: Path
 ) -> None:
     """Five times a second for as long as it lasts was megabytes of journal; so were shards told stray."""
-    running = _running(tmp_path)
+    running = running_on(tmp_path)
     state = running.state
 
     def told() -> list[str]:
@@ -109,7 +64,7 @@ def test_a_trial_believed_dead_that_lives_costs_no_task_a_run(server: redis.Redi
     """Redis came back empty and has forgotten the release: the trial's heartbeat claims its shard once, is released again,
     and what it is running is not counted as run without a record.
     """
-    running = _running(tmp_path)
+    running = running_on(tmp_path)
     state, now = running.state, 1e6
     queue = running.performer.queue(state.evaluation_id)
     shard = next(name for name, found in state.shards.by_name.items() if found.frame is None)
@@ -130,7 +85,7 @@ def test_a_shard_that_was_run_without_redis_is_taken_out_of_the_queue(
     """Redis comes back with the queue that it had, and the trial that dumped meanwhile has died unreported. Also where
     nothing else is to do.
     """
-    running = _running(tmp_path)
+    running = running_on(tmp_path)
     state = running.state
     queue = running.performer.queue(state.evaluation_id)
     for now in (1e6, 1e6 + 1):  # filled; seen as filled
@@ -151,7 +106,7 @@ def test_a_shard_that_was_run_without_redis_is_not_queued_in_an_empty_one(
     server: redis.Redis, tmp_path: Path
 ) -> None:
     """Response files are read before the queue is filled again."""
-    running = _running(tmp_path)
+    running = running_on(tmp_path)
     state = running.state
     for now in (1e6, 1e6 + 1):  # filled; seen as filled
         running._look_at_queue(now)
