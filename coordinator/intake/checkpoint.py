@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 import re
+import stat
 import zipfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -25,6 +26,7 @@ from coordinator.errors import OperatorError
 from coordinator.hook import PIN_PREFIX
 from evaljobs.contract.specs import CheckpointFile, CheckpointSpec, Weights
 from evaljobs.staging.fingerprint import (
+    HEADER_LIMIT,
     SAVE_SUMS,
     BadWeights,
     fingerprint,
@@ -64,6 +66,7 @@ _STEP = re.compile(
 _EPOCH = re.compile(rf"epochs?[-_=]?([0-9]+){_ENDS}", re.IGNORECASE)
 _ALONE = re.compile(r"^([0-9]+)(?:[-_][a-zA-Z]+)*$")
 LOADED_AT_ONCE = 4  # tensors that transformers reads and converts side by side
+CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")  # these command a terminal, or end a line of a log
 MOST_TEXT = 1000  # most characters of an error
 Tensors = Mapping[str, tuple[str, int]]  # name -> (dtype, bytes), of safetensors headers
 UNFINISHED = ("*.tmp", "*.part", "*.incomplete", "*.lock")  # files of writers that still write, or died
@@ -128,6 +131,8 @@ def _resolved(path: str | Path) -> Path:
         raise CheckpointError(f"{path}: no folder that could be named to a job ({error})") from error
     if not there:
         raise CheckpointError(f"{path}: is a file, not a folder: name the checkpoint's folder")
+    if CONTROL.search(str(folder)):
+        raise CheckpointError(f"{folder}: its path has a control character: rename the folder")
     return folder
 
 
@@ -192,6 +197,8 @@ def step_of(name: str) -> int | None:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
+        if path.stat().st_size > HEADER_LIMIT:
+            raise CheckpointError(f"{path}: longer than {HEADER_LIMIT >> 20} MiB, which no such file is")
         value = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: no valid JSON (half-written?); save the checkpoint again") from error
@@ -229,7 +236,23 @@ def _config(folder: Path) -> dict[str, Any]:
         raise CheckpointError(
             f"{folder}: no causal language model (config.json's architectures name {named})"
         )
+    if kernel := _kernel_in(config):
+        raise CheckpointError(
+            f"{folder / 'config.json'}: names code on the Hugging Face hub, {kernel}; delete that key, and choose "
+            "a kernel in [trial] model_args where you trust it"
+        )
     return config
+
+
+def _kernel_in(config: Mapping[str, Any]) -> str:
+    """The hub repository that transformers would fetch a kernel from and run, by the config or a part of it; "" for none."""
+    for key, value in config.items():
+        if isinstance(value, dict) and (found := _kernel_in(value)):
+            return found
+        named = list(value.values()) if isinstance(value, dict) else [value]
+        if key.endswith(("attn_implementation", "experts_implementation")):
+            return next((str(each) for each in named if "/" in str(each)), "")
+    return ""
 
 
 def _weights(folder: Path, *, allow_bin: bool) -> tuple[list[str], Tensors]:
@@ -325,6 +348,17 @@ def _names(folder: Path) -> Iterable[str]:
         yield from (f"{templates.name}/{p.name}" for p in templates.iterdir() if p.is_file())
 
 
+def _foreign_link(folder: Path, name: str) -> Path | None:
+    """The link on the way to a file of the folder that neither this user nor root has made."""
+    place = folder
+    for part in Path(name).parts:
+        place /= part
+        found = place.lstat()
+        if stat.S_ISLNK(found.st_mode) and found.st_uid not in (0, os.geteuid()):
+            return place
+    return None
+
+
 def _save_sums(folder: Path) -> dict[str, str]:
     """Hashes written by the hook when the checkpoint was saved; empty without them."""
     if not (folder / SAVE_SUMS).is_file():
@@ -338,4 +372,8 @@ def _save_sums(folder: Path) -> dict[str, str]:
 def _describe(folder: Path, name: str, sums: dict[str, str]) -> CheckpointFile:
     name.encode()  # raises where JSON could not hold the name
     found = (folder / name).stat()
+    if found.st_uid == os.geteuid() and not found.st_mode & 0o004 and (link := _foreign_link(folder, name)):
+        raise CheckpointError(
+            f"{link}: a link of another user to a file that only you may read: copy the checkpoint without it"
+        )
     return CheckpointFile(name=name, size=found.st_size, mtime_ns=found.st_mtime_ns, xxh3_128=sums.get(name))

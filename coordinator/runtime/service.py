@@ -252,7 +252,7 @@ class Service:
         wanted = {str(_pin(record)) for record in self.coordinator.records()}
         for pin in wanted - self._pinned:
             with contextlib.suppress(OSError):  # a read-only checkpoint cannot be pinned
-                Path(pin).write_text(pin_text(Path(pin).parent))
+                _leave_pin(pin)
         for pin in self._pinned - wanted:
             with contextlib.suppress(OSError):
                 Path(pin).unlink()
@@ -269,6 +269,14 @@ def _records(paths: WorkPaths) -> Iterator[EvaluationRecord]:
     for file in paths.root.glob("*/evaluation.json"):
         if (record := read_evaluation(EvaluationPaths(file.parent))) is not None:
             yield record
+
+
+def _leave_pin(pin: str) -> None:
+    """Make a pin. Nothing is written to what another user has put in its place. OSError."""
+    text = pin_text(Path(pin).parent).encode()
+    descriptor = os.open(pin, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(text)
 
 
 def _pin(record: EvaluationRecord) -> Path:

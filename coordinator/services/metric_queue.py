@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from redis.exceptions import ResponseError
 from rq import Retry
 from rq.exceptions import AbandonedJobError, DuplicateJobError, NoSuchJobError
 
@@ -87,14 +86,16 @@ class MetricQueue:
             self._address = redis_client.read(self._file)
             client = redis_client.shared(self._address)
             self._queue = rq_jobs.open_queue(client, self.evaluation_id)
-        with explained(self._address.where if self._address else "its address"):
-            try:
+        try:
+            with explained(self._address.where if self._address else "its address"):
                 return effect(self._queue)
-            except (ValueError, ResponseError) as error:
-                if isinstance(error, ResponseError) and "WRONGTYPE" not in str(error):
-                    raise
+        except QueueUnavailable as error:
+            if "WRONGTYPE" in str(error.__cause__):
                 _empty(self._queue)
-                raise QueueUnavailable(f"RQ's lists were damaged ({error}), and are filled again") from error
+            raise
+        except ValueError as error:  # others may have written to its lists what is no text
+            _empty(self._queue)
+            raise QueueUnavailable(f"RQ's lists were damaged ({error}), and are filled again") from error
 
     def _enqueue(self, queue: Any, kind: str, name: str, spec: Path, seconds: float) -> None:
         rq_id = rq_jobs.job_id(self.evaluation_id, name)

@@ -21,7 +21,8 @@ from coordinator.errors import OperatorError
 from coordinator.evaluation.records import EvaluationRecord
 from coordinator.report.measurements import Report
 from evaljobs.contract.paths import EvaluationPaths, slug
-from evaljobs.contract.storage import write_atomic
+from evaljobs.contract.storage import FrameError, read_plain, write_atomic
+from evaljobs.staging.fingerprint import HEADER_LIMIT
 
 
 def model_folder(model: str) -> str:
@@ -79,14 +80,20 @@ def write(evaluation: Path, out: Path) -> list[Path]:
 
 def chat_template(checkpoint: Path) -> str | None:
     """The chat template as transformers finds it; None where there is none, or there are several."""
-    with contextlib.suppress(OSError):
-        return (checkpoint / "chat_template.jinja").read_text()
+    with contextlib.suppress(OSError, FrameError, UnicodeError):
+        return _read(checkpoint / "chat_template.jinja").decode()
     found = _json(checkpoint / "tokenizer_config.json").get("chat_template")
     return found if isinstance(found, str) else None
 
 
 def tokenizer_facts(checkpoint: Path) -> dict[str, Any]:
-    """lm_eval's `add_tokenizer_info` (lm_eval/loggers/utils.py), from the checkpoint's files."""
+    """lm_eval's `add_tokenizer_info` (lm_eval/loggers/utils.py), from the checkpoint's files; none of strange ones."""
+    with contextlib.suppress(TypeError, KeyError, ValueError, AttributeError):
+        return _tokenizer_facts(checkpoint)
+    return {}
+
+
+def _tokenizer_facts(checkpoint: Path) -> dict[str, Any]:
     known = _json(checkpoint / "tokenizer_config.json")
     ids = {t["content"]: t["id"] for t in _json(checkpoint / "tokenizer.json").get("added_tokens", [])}
     facts: dict[str, Any] = {}
@@ -104,10 +111,15 @@ def tokenizer_facts(checkpoint: Path) -> dict[str, Any]:
 
 def _json(file: Path) -> dict[str, Any]:
     try:
-        read = json.loads(file.read_bytes())
-    except (OSError, ValueError):
+        read = json.loads(_read(file))
+    except (OSError, ValueError, FrameError, RecursionError):
         return {}
     return read if isinstance(read, dict) else {}
+
+
+def _read(file: Path) -> bytes:
+    """A file of the checkpoint, which its owner may have changed since it was evaluated. OSError, FrameError."""
+    return read_plain(file.resolve(), HEADER_LIMIT)
 
 
 def _task_hash(samples: bytes) -> str:

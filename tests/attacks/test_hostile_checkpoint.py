@@ -1,0 +1,379 @@
+"""Attacks of a checkpoint on the daemon that looks at it and on the jobs that load it. Its folder may be another user's."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pickle
+import shutil
+import stat
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from support.daemons import SUITE, announce, daemon, small, taken
+from support.node_memory import MIB, make_checkpoint
+from support.trials import OPTIONS, Evaluation
+from support.with_root import USER, as_user
+
+from coordinator.config.schema import Config, WatchConfig
+from coordinator.hook import PIN_PREFIX
+from coordinator.intake.checkpoint import CheckpointError, inspect
+from coordinator.trackers import lm_eval_files
+from evaljobs.contract.paths import WorkPaths
+from evaljobs.staging import publish, store
+
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="not root: cannot become another user")
+
+
+def refused(folder: Path | str) -> str:
+    with pytest.raises(CheckpointError) as caught:
+        inspect(folder)
+    assert str(caught.value).isprintable()
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors.index.json", "evalspan.sums.json"])
+def test_a_giant_sparse_file_is_refused_unread(name: str, tmp_path: Path) -> None:
+    """A tebibyte that takes no room on disk would take the daemon's memory."""
+    folder = make_checkpoint(tmp_path / "step-1", size=100)
+    os.truncate(folder / name, 1 << 40) if (folder / name).exists() else _sparse(folder / name)
+    assert name in refused(folder)
+
+
+def _sparse(path: Path) -> None:
+    path.touch()
+    os.truncate(path, 1 << 40)
+
+
+NAMES = (
+    "config.json",
+    "tokenizer.json",
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "evalspan.sums.json",
+)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "folder", "circle"])
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_no_file_is_not_waited_for(name: str, kind: str, tmp_path: Path) -> None:
+    """A pipe without a writer, a device without an end: the folder is refused, or is a checkpoint without that file."""
+    folder = make_checkpoint(tmp_path / "step-1", size=100)
+    (folder / name).unlink(missing_ok=True)
+    match kind:
+        case "pipe":
+            os.mkfifo(folder / name)
+        case "device":
+            (folder / name).symlink_to("/dev/zero")
+        case "folder":
+            (folder / name).mkdir()
+        case _:
+            (folder / name).symlink_to(folder / name)
+    with contextlib.suppress(CheckpointError):
+        assert name not in {file.name for file in inspect(folder).files}
+
+
+OUTSIDE = [
+    "../x.safetensors",
+    "/etc/passwd",
+    "a/../../x",
+    "./x",
+    "a//b",
+    "..",
+    ".",
+    "",
+    "a\0b",
+    5,
+    None,
+    ["x"],
+    "x/",
+]
+
+
+@pytest.mark.parametrize("name", OUTSIDE, ids=repr)
+def test_an_index_names_no_file_outside_of_the_folder(name: object, tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path / "run" / "step-1", size=100)
+    shutil.copy(folder / "model-00001-of-00003.safetensors", tmp_path / "run" / "x.safetensors")
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"t0": name}}))
+    assert "which is no file of this folder" in refused(folder)
+
+
+@pytest.mark.parametrize("name", ["../../x", "/x", "a/../../../x", "a\0b"])
+def test_no_name_in_a_spec_is_copied_to_outside_of_node_memory(name: str, world, tmp_path: Path) -> None:
+    """Not even where the daemon was deceived: the node looks at the names itself."""
+    from evaljobs.staging.copy import SourceChanged
+
+    with pytest.raises(SourceChanged, match="no name of a checkpoint's file"):
+        publish._target_path(tmp_path / "incoming", name)
+    assert not (tmp_path / "incoming").exists()
+
+
+EVIL = ["step-1\x1b[2J", "step\n1", "step\x9b31m", "step\x7f", "\x07"]
+
+
+@pytest.mark.parametrize("name", EVIL, ids=repr)
+def test_a_folder_whose_name_commands_a_terminal_is_refused(name: str, tmp_path: Path) -> None:
+    """It would stand in `status`, in logs and in Slurm's lists."""
+    assert "control character" in refused(small(tmp_path / name))
+    assert "control character" in refused(small(tmp_path / name / "step-2"))
+
+
+@pytest.fixture
+def shared() -> Iterator[Path]:
+    """A folder in which two users may make folders."""
+    made = Path(tempfile.mkdtemp(prefix="attack-"))
+    made.chmod(0o1777)
+    yield made
+    shutil.rmtree(made)
+
+
+def owned(folder: Path, uid: int) -> Path:
+    for path in (folder, *folder.rglob("*")):
+        os.lchown(path, uid, uid)
+    return folder
+
+
+@as_root
+@pytest.mark.parametrize("name", ["chat_template.jinja", "tokenizer.json", "additional_chat_templates"])
+def test_a_link_of_another_user_lends_out_no_private_file(name: str, shared: Path) -> None:
+    """The daemon's user could read it, the checkpoint's could not: it would stand in prompts, samples and at a judge's."""
+    folder = small(shared / "step-1")
+    private = shared / "home"
+    private.mkdir(mode=0o755)
+    secret = private / "secret.jinja"
+    secret.write_text("AKIA-secret")
+    secret.chmod(0o600)
+    (folder / name).unlink(missing_ok=True)
+    (folder / name).symlink_to(private if "/" not in name and "." not in name else secret)
+    owned(folder, USER + 1)
+    owned(private, USER)
+    shared.chmod(0o755)
+
+    def look() -> None:
+        assert "another user" in refused(folder)
+
+    as_user(look)
+    owned(folder, USER)
+    as_user(lambda: assert_true(inspect(folder)))  # links of one's own, as in the Hugging Face cache
+
+
+def assert_true(value: object) -> None:
+    assert value
+
+
+@pytest.fixture
+def ears_at(tmp_path: Path, every_tick: None) -> Callable[[Path], object]:
+    return lambda run: daemon(tmp_path / "work", Config(watch=WatchConfig(roots=(run,), suite=SUITE)))
+
+
+@pytest.mark.parametrize("plant", ["a link", "a dangling link", "a pipe"])
+def test_what_is_planted_at_a_pins_name_is_neither_written_nor_waited_for(
+    plant: str, ears_at, tmp_path: Path
+) -> None:
+    """The name follows from the evaluation's id, which the checkpoint's owner can know."""
+    place = small(tmp_path / "run" / "step-1")
+    first = ears_at(tmp_path / "run")
+    announce(first, place)
+    first.tick()
+    (pin,) = place.glob(f"{PIN_PREFIX}*")
+    pin.unlink()
+    victim = tmp_path / "victim"
+    if plant == "a link":
+        victim.write_text("precious")
+    if plant == "a pipe":
+        os.mkfifo(pin)
+    else:
+        pin.symlink_to(victim)
+    first._pinned = set()
+    over = threading.Thread(target=first._pins, daemon=True)
+    over.start()
+    over.join(20)
+    assert not over.is_alive()
+    assert not victim.exists() or victim.read_text() == "precious"
+    assert stat.S_ISLNK(pin.lstat().st_mode) or stat.S_ISFIFO(pin.lstat().st_mode)
+
+
+# --- code ------------------------------------------------------------------------------------------------------------
+
+
+class _Runs:
+    def __init__(self, command: str) -> None:
+        self.command = command
+
+    def __reduce__(self) -> object:
+        return os.system, (self.command,)
+
+
+def with_code(model: Path, folder: Path) -> tuple[Path, Path]:
+    """A copy of the model that offers code wherever libraries look for it, and the file that any of it makes."""
+    shutil.copytree(model, folder)
+    marker = folder.parent / "ran"
+    for module in (
+        "modeling_x",
+        "configuration_x",
+        "tokenization_x",
+        "__init__",
+        "sitecustomize",
+        "torch",
+        "json",
+    ):
+        (folder / f"{module}.py").write_text(f"open({str(marker)!r}, 'w').close()\nclass X: pass\n")
+    (folder / "custom_generate").mkdir()
+    (folder / "custom_generate" / "generate.py").write_text(f"open({str(marker)!r}, 'w').close()\n")
+    config = json.loads((folder / "config.json").read_text())
+    config["auto_map"] = {
+        "AutoConfig": "configuration_x.X",
+        "AutoModelForCausalLM": "modeling_x.X",
+        "AutoTokenizer": ["tokenization_x.X", "tokenization_x.X"],
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    tokenizer = json.loads((folder / "tokenizer_config.json").read_text())
+    tokenizer["auto_map"] = {"AutoTokenizer": ["tokenization_x.X", "tokenization_x.X"]}
+    (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer))
+    evil = pickle.dumps(_Runs(f"touch {marker}"))
+    for name in (
+        "pytorch_model.bin",
+        "adapter_model.bin",
+        "training_args.bin",
+        "optimizer.pt",
+        "vocab.pkl",
+        "model.pt",
+    ):
+        (folder / name).write_bytes(evil)
+    return folder, marker
+
+
+def test_a_checkpoint_runs_no_code_while_requests_are_built_and_it_is_loaded(
+    shared_work: WorkPaths, model_dir: Path, tmp_path: Path
+) -> None:
+    """Modules beside its config, named by auto_map or as the libraries' own; pickles beside its safetensors."""
+    from evaljobs.trial.engines import loading
+
+    folder, marker = with_code(model_dir, tmp_path / "evil")
+    assert not {f.name for f in inspect(folder).files} & {
+        "pytorch_model.bin",
+        "training_args.bin",
+        "adapter_model.bin",
+    }
+    Evaluation(shared_work, folder, "code-of-a-checkpoint")
+    loading.load(str(folder), OPTIONS, 2).close()
+    assert not marker.exists()
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+        "{{ messages.__class__.__base__ }}",
+        "{{ cycler.__init__.__globals__.os.system('touch MARKER') }}",
+        "{% include '/etc/passwd' %}",
+        "{% for i in range(10 ** 12) %}x{% endfor %}",
+        "{{ messages.append(1) }}",
+    ],
+)
+def test_a_chat_template_is_no_program(
+    template: str, shared_work: WorkPaths, model_dir: Path, tmp_path: Path
+) -> None:
+    """Rendered in jinja's sandbox: what leaves it ends the build with an error, and nothing ran."""
+    folder = tmp_path / "templated"
+    shutil.copytree(model_dir, folder)
+    (folder / "chat_template.jinja").write_text(template.replace("MARKER", str(tmp_path / "ran")))
+    name = f"template-{abs(hash(template))}"
+    with pytest.raises(Exception) as failed:
+        Evaluation(shared_work, folder, name, apply_chat_template=True)
+    assert "root:" not in str(failed.value)
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("key", ["attn_implementation", "_attn_implementation", "experts_implementation"])
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_config_names_no_code_of_the_hub(key: str, inside: bool, tmp_path: Path) -> None:
+    """transformers takes a kernel's repository from the config, and runs what it fetches."""
+    folder = make_checkpoint(tmp_path / "step-1", size=100)
+    named = {key: "somebody/kernel@main"}
+    config = {"architectures": ["LlamaForCausalLM"], **({"text_config": named} if inside else named)}
+    (folder / "config.json").write_text(json.dumps(config))
+    assert "somebody/kernel" in refused(folder)
+
+
+def test_a_pickle_is_refused_before_anything_reads_it(tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path / "step-1", shards=1, size=100)
+    (folder / "model.safetensors").unlink()
+    (folder / "pytorch_model.bin").write_bytes(pickle.dumps(_Runs(f"touch {tmp_path}/ran")))
+    assert "run code" in refused(folder)
+    with pytest.raises(CheckpointError, match="truncated"):
+        inspect(folder, allow_bin=True)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_checkpoint_that_changes_while_it_is_looked_at_is_not_taken_as_it_was(
+    ears_at, tmp_path: Path
+) -> None:
+    """Announced as whole, written over before its files are copied: the copy is refused, by content, and not published."""
+    from support.node_memory import NodeMemory
+
+    root = Path(tempfile.mkdtemp(prefix="attack-", dir="/dev/shm"))
+    try:
+        world = NodeMemory(folder=tmp_path, root=root)
+        checkpoint = world.checkpoint(size=MIB)
+        spec = world.spec(checkpoint)
+        weights = Path(checkpoint.source) / "model-00002-of-00003.safetensors"
+        found = weights.stat()
+        data = bytearray(weights.read_bytes())
+        data[-1] ^= 1
+        weights.write_bytes(data)
+        os.utime(weights, ns=(found.st_mtime_ns, found.st_mtime_ns))  # as it was announced
+        process = world.start(spec)
+        process.communicate(timeout=60)
+        assert world.outcome("failed") is not None
+        assert not list((root / store.home_name(os.geteuid())).glob("*/manifest.json"))
+    finally:
+        shutil.rmtree(root)
+
+
+STRANGE = [
+    "[]",
+    "{",
+    "[" * 5000,
+    '{"added_tokens": 5}',
+    '{"added_tokens": [5]}',
+    '{"eos_token": {"content": []}}',
+    "\ud800",
+]
+
+
+@pytest.mark.parametrize(
+    "name", ["chat_template.jinja", "tokenizer_config.json", "tokenizer.json", "config.json"]
+)
+def test_a_checkpoint_that_changed_after_its_evaluation_stops_no_export(name: str, tmp_path: Path) -> None:
+    """Its owner has put a pipe, a giant or strange JSON in the place of a file: what cannot be read is left out."""
+    folder = make_checkpoint(tmp_path / "step-1", size=100)
+    place = folder / name
+    place.unlink(missing_ok=True)
+    os.mkfifo(place)
+    for text in (None, *STRANGE):
+        lm_eval_files.chat_template(folder)
+        lm_eval_files.tokenizer_facts(folder)
+        place.unlink()
+        place.write_bytes((text or "").encode(errors="surrogatepass"))
+    os.truncate(place, 1 << 40)
+    assert lm_eval_files.chat_template(folder) is None
+    assert lm_eval_files.tokenizer_facts(folder) == {}
+
+
+def test_a_daemon_takes_the_next_checkpoint_after_each_hostile_one(ears_at, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    for number, name in enumerate(NAMES):
+        folder = make_checkpoint(run / f"step-{number}", size=100)
+        (folder / name).unlink(missing_ok=True)
+        _sparse(folder / name)
+    ears = ears_at(run)
+    for number in range(len(NAMES)):
+        announce(ears, run / f"step-{number}")
+    announce(ears, small(run / "step-99"))
+    ears.tick()
+    assert "step-99" in taken(ears)
