@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import TypeVar
 
 from coordinator.errors import EvalspanError
@@ -28,6 +29,12 @@ def isolated(failed: Callable[[Exception], object]) -> Iterator[None]:
 def traceback_of(error: Exception) -> Exception | None:
     """`exc_info` for the log: the error where our code is at fault; None where its one line says all."""
     return None if isinstance(error, (OSError, EvalspanError)) else error
+
+
+@lru_cache(maxsize=1000)
+def warn_once(log: logging.Logger, text: str) -> None:
+    """Log a warning, and not again in each turn of the loop while the same lasts."""
+    log.warning("%s", text)
 
 
 class LoopGuard:

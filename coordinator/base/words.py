@@ -1,4 +1,4 @@
-"""Words for lists of names, for messages and screens. Pure."""
+"""Words for messages and screens: lists of names, and text of others. Pure."""
 
 from __future__ import annotations
 
@@ -9,3 +9,9 @@ def first_of(names: Sequence[str], most: int = 5) -> str:
     """The first names, and the number of the rest: "a, b and 3 more"; "" without any."""
     rest = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + rest
+
+
+def one_line(text: object, most: int = 1000) -> str:
+    """Text that others may have written, as one line of at most `most` characters that commands no terminal."""
+    line = " ".join(str(text)[:most].split())
+    return "".join(c if c.isprintable() else "?" for c in line)

@@ -139,7 +139,7 @@ def _from_folder(folder: Path, *, own: bool) -> Iterator[Delivery]:
     """Deliveries of a folder; acknowledging a malformed one renames its file to `*.bad`."""
     for path in sorted(folder.glob("*.json")) if folder.is_dir() else ():
         unlink = partial(path.unlink, missing_ok=True)
-        set_aside = partial(path.rename, path.with_suffix(".bad"))
+        aside = partial(set_aside, path)
         try:
             text = read_plain(path, MOST_NOTICE_BYTES)
         except (OSError, FrameError) as error:
@@ -149,18 +149,26 @@ def _from_folder(folder: Path, *, own: bool) -> Iterator[Delivery]:
                 )  # storage may be away for a moment
                 continue
             claims = Notice(checkpoint=_printable(path))
-            yield Delivery(str(path), claims, set_aside, own=own, wrong=_printable(error))
+            yield Delivery(str(path), claims, aside, own=own, wrong=_printable(error))
             continue
         notice, wrong = parse(text, claimed=str(path))
         named = path.stem.partition("-")[2]
         yield Delivery(
             str(path),
             notice,
-            set_aside if wrong else unlink,
+            aside if wrong else unlink,
             own=own,
             wrong=wrong,
             evaluation_id="" if named.isdecimal() else _printable(named),  # the process that left it
         )
+
+
+def set_aside(path: Path) -> None:
+    """Rename what is no notice or command, so that it is not looked at again. OSError."""
+    aside = path.with_suffix(".bad")
+    if os.path.lexists(aside):
+        aside = path.with_name(f"{time.time_ns()}.bad")
+    path.rename(aside)
 
 
 def parse(text: bytes, claimed: str) -> tuple[Notice, str]:

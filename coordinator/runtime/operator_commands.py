@@ -7,7 +7,6 @@ never can be is passed over, with the reason in the log. Neither holds up the ne
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import logging
 import time
@@ -15,11 +14,13 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from coordinator.base import clock
-from coordinator.base.isolate import isolated
+from coordinator.base.isolate import isolated, warn_once
+from coordinator.base.words import one_line
 from coordinator.errors import OperatorError, RetryError
+from coordinator.intake import sources
 from coordinator.runtime.loop import Coordinator
 from evaljobs.contract.paths import WorkPaths
 from evaljobs.contract.specs import Record
@@ -33,7 +34,8 @@ class Command(Record):
     """One command file. `nodes` and `seconds` are of `release`, the other fields of `cancel` and `retry`."""
 
     command: Literal["cancel", "retry", "release"]
-    evaluation_id: str = ""
+    # the name of a folder in the work folder, and no path: `retry` resumes the journal in it
+    evaluation_id: str = Field(default="", pattern=r"^([A-Za-z0-9_-][A-Za-z0-9_.-]{0,250})?$")
     nodes: tuple[str, ...] = ()
     seconds: float = 0.0  # length of the cordon; 0: end it
     reason: str = "on request"
@@ -59,8 +61,10 @@ def obey_commands(coordinator: Coordinator, only: str | None = None) -> None:
     folder = coordinator.performer.site.paths.spool / "commands"
     for path in sorted(folder.glob("*.json")) if folder.is_dir() else ():
         if _obeyed(coordinator, path, only):
-            with contextlib.suppress(OSError):
+            try:
                 path.unlink()
+            except OSError:  # others may have made a folder of this name
+                sources.set_aside(path)
 
 
 def _obeyed(coordinator: Coordinator, path: Path, only: str | None) -> bool:
@@ -74,14 +78,15 @@ def _obeyed(coordinator: Coordinator, path: Path, only: str | None) -> bool:
         except (OSError, RetryError) as error:
             # EAGAIN: the evaluation is parked, and the log says so already
             if not (isinstance(error, OSError) and error.errno == errno.EAGAIN):
-                log.warning("the command in %s cannot be obeyed yet: %s", path, error)
+                warn_once(log, one_line(f"the command in {path} cannot be obeyed yet: {error}"))
             return False
     return True
 
 
 def _passed_over(path: Path, error: Exception) -> None:
     expected = isinstance(error, (ValidationError, KeyError, OperatorError, FrameError))
-    log.warning("the command in %s is passed over: %s", path, error, exc_info=None if expected else error)
+    said = one_line(f"the command in {path} is passed over: {error}")
+    log.warning("%s", said, exc_info=None if expected else error)
 
 
 def _obey(coordinator: Coordinator, command: Command) -> None:

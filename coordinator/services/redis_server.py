@@ -256,6 +256,8 @@ class RedisServer:
         config, program = os.fsencode(self.folder.absolute() / "valkey.conf"), os.fsencode(binary().name)
         for place in Path("/proc").glob("[0-9]*/cmdline"):
             with suppress(OSError):
+                if place.stat().st_uid != os.geteuid():
+                    continue  # another user may imitate its command line
                 words = place.read_bytes().split(b"\0")
                 if config in words[1:] and words[0].endswith(program):
                     process_identity.end(

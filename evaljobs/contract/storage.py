@@ -267,7 +267,7 @@ def _open_regular(path: Path) -> IO[bytes]:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
-        if error.errno in (errno.ELOOP, errno.EACCES, errno.EPERM):
+        if error.errno in (errno.ELOOP, errno.ENXIO, errno.EACCES, errno.EPERM):
             raise FrameError(f"{path.name}: {error.strerror}") from error
         raise
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
