@@ -11,12 +11,12 @@ from __future__ import annotations
 import logging
 import sys
 
-from rich.console import Console
 from typer.models import CommandInfo, TyperInfo
 
 from coordinator.base.disk_space import RESUMES, shortage
 from coordinator.cli import catalogue, commands, doctor, evaluate, series, service, tools
 from coordinator.cli.app import app
+from coordinator.cli.terminal import Console
 from coordinator.errors import BugError, EvalspanError, OperatorError
 
 __all__ = ["app", "catalogue", "commands", "doctor", "evaluate", "main", "series", "service", "tools"]

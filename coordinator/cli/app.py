@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
+
+from coordinator.cli.terminal import Console
 
 if TYPE_CHECKING:
     from coordinator.config.schema import Config

@@ -126,7 +126,7 @@ def _show(
         _show_suite(suites[name], holdings)
     for one in KINDS[1:]:
         for line in table([_cells(name, known, verbose=verbose) for name in found.get(one, ())], _width()):
-            typer.echo(line)
+            say(line)
     if any(one.missing for holdings in held.values() for one in holdings):
         say_aside(
             "to fetch data: evalspan prepare --suite NAME --tokenizer CHECKPOINT, where there is internet"
@@ -179,9 +179,9 @@ def _cells(name: str, known: Mapping[str, Described], *, verbose: bool) -> tuple
 
 
 def _show_suite(suite: SuiteSpec, held: Sequence[Holding]) -> None:
-    typer.echo(_heading(suite, held))
+    say(_heading(suite, held))
     for line in table([_holding_cells(one) for one in held], _width(), indent=4):
-        typer.echo(line)
+        say(line)
 
 
 def _heading(suite: SuiteSpec, held: Sequence[Holding]) -> str:

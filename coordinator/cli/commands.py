@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
 from coordinator.cli.app import CONFIG, EVALUATION, WORK_DIR, app, say, say_aside, settings_of
+from coordinator.cli.terminal import Console
 from coordinator.errors import OperatorError
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths
 

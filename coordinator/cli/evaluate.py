@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 
 from coordinator.cli import lm_eval_flags
 from coordinator.cli.app import (
@@ -23,6 +22,7 @@ from coordinator.cli.app import (
 )
 from coordinator.cli.lm_eval_flags import LmEvalCommand
 from coordinator.cli.suite_options import LM_EVAL, takes_suite
+from coordinator.cli.terminal import Console
 from coordinator.errors import OperatorError
 
 if TYPE_CHECKING:

@@ -9,7 +9,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
 from coordinator.cli import lm_eval_flags
 from coordinator.cli.app import (
@@ -28,6 +27,7 @@ from coordinator.cli.app import (
 from coordinator.cli.evaluate import CHECKPOINT, STEP
 from coordinator.cli.lm_eval_flags import LmEvalCommand
 from coordinator.cli.suite_options import takes_suite
+from coordinator.cli.terminal import Console, LogLines
 from coordinator.errors import OperatorError
 from evaljobs.contract.paths import WorkPaths
 
@@ -151,9 +151,11 @@ def _log_to(screen: Console) -> None:
 
     if screen.is_terminal and not screen.is_dumb_terminal:
         handler = RichHandler(console=screen, show_path=False, markup=False, highlighter=NullHighlighter())
-        logging.basicConfig(level=logging.INFO, format="%(message)s", handlers=[handler])
+        handler.setFormatter(LogLines("%(message)s"))
     else:
-        logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+        handler = logging.StreamHandler()
+        handler.setFormatter(LogLines("%(asctime)s %(levelname)s %(message)s"))
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
 
 
 @app.command(cls=LmEvalCommand)

@@ -19,6 +19,7 @@ from pydantic import BaseModel, ValidationError
 from coordinator.errors import OperatorError
 
 Model = TypeVar("Model", bound=BaseModel)
+MOST_BYTES = 16 << 20  # size of a settings or suite file
 Location = tuple[str | int, ...]
 Where = Callable[[Location], str]  # location -> source of its value, e.g. "evalspan.toml, line 3"
 
@@ -26,8 +27,12 @@ Where = Callable[[Location], str]  # location -> source of its value, e.g. "eval
 def read(path: Path) -> tuple[dict[str, Any], str]:
     """Values of a TOML file, and its text. OperatorError where it is no TOML."""
     try:
+        if path.stat().st_size > MOST_BYTES:
+            raise OperatorError(f"{path} is longer than {MOST_BYTES >> 20} MiB: it is no such file")
         text = path.read_text(encoding="utf-8")
         return tomllib.loads(text), text
+    except RecursionError as error:
+        raise OperatorError(f"{path} is nested too deeply") from error
     except tomllib.TOMLDecodeError as error:
         raise OperatorError(f"{path} is not TOML: {error}") from error
     except UnicodeDecodeError as error:

@@ -22,6 +22,8 @@ from evaljobs.contract.specs import Mode, Record, SuiteSpec, TaskEntry
 
 TOKEN_BUDGET = 8192  # padded tokens of a forward pass in fast mode, where nothing is said
 FAST_ENGINES = ("hf", "hf-auto", "huggingface")  # lm-eval's names of its transformers class
+# a name stands in lists, logs and file names; control characters command a terminal
+Name = Annotated[str, Field(min_length=1, max_length=500, pattern=r"^[^\x00-\x1f\x7f-\x9f]*$")]
 Count = Annotated[int, Field(ge=0)]
 Positive = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(gt=0, lt=1)]
@@ -31,7 +33,7 @@ BUDGET_IS_FAST = 'only mode = "fast" has a token budget: leave token_budget away
 class _Task(TaskEntry):
     """A task as written: `limit` is a number of documents, or a share below 1 (as in lm-eval)."""
 
-    name: Annotated[str, Field(min_length=1)]
+    name: Name
     num_fewshot: Count | None = None
     limit: Positive | Share | None = None
     batch_size: Positive | None = None
@@ -40,7 +42,7 @@ class _Task(TaskEntry):
 class _SuiteFile(Record):
     """Keys of a suite file."""
 
-    name: Annotated[str, Field(min_length=1)]
+    name: Name
     include_path: tuple[str, ...] = ()
     batch_size: Positive | Literal["auto"] = 1
     seed: int | None = None

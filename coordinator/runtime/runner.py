@@ -7,6 +7,7 @@ the truth; Redis only says where to look sooner. `coordinator.runtime.registry` 
 from __future__ import annotations
 
 import logging
+import math
 import os
 import re
 import sys
@@ -339,7 +340,8 @@ class Running:
                 self._consumed[name] = reference.offset + reference.length
                 leaf = self.state.shards.leaves.get(head.task)
                 shard = self.state.shards.by_name.get(head.shard)
-                if shard is not None:
+                own = name == self.paths.response_file(head.trial).name  # else it speaks of another trial
+                if shard is not None and own and 0 <= head.seconds < math.inf:
                     pace = self._paces.get(head.trial, stragglers.Pace())
                     self._paces[head.trial] = pace.and_done(head.seconds, shard.seconds)
                 if (

@@ -30,6 +30,11 @@ def model_folder(model: str) -> str:
     return re.sub(r'["<>:/|\\?*\[\]]+', "__", model)
 
 
+def plain_name(task: str) -> str:
+    """The task's name, as lm_eval writes it; one that leads to another folder as a plain file name."""
+    return slug(task) if "/" in task or "\0" in task else task
+
+
 def write(evaluation: Path, out: Path) -> list[Path]:
     """Write the samples, then the results, of the evaluation in folder `evaluation` below `out`."""
     paths = EvaluationPaths(evaluation)
@@ -54,7 +59,7 @@ def write(evaluation: Path, out: Path) -> list[Path]:
         for source in sorted(paths.samples.glob(f"samples_{slug(task)}_[0-9][0-9][0-9].jsonl"))[:1]:
             text = source.read_bytes()
             hashes[task] = _task_hash(text)
-            written.append(folder / f"samples_{task}_{date}.jsonl")
+            written.append(folder / f"samples_{plain_name(task)}_{date}.jsonl")
             write_atomic(written[-1], text)
     model = str(results.get("config", {}).get("model", "hf"))
     suite, checkpoint = record.suite, Path(record.checkpoint.source)

@@ -14,6 +14,10 @@ from typing import Any
 
 import yaml
 
+MOST_VALUES = (
+    1_000_000  # values of a YAML with its aliases unfolded; the largest of lm-eval's has some hundreds
+)
+
 
 class YamlText(str):
     """A data path with the YAML file that has it; copies by lm-eval's merging keep the file."""
@@ -59,11 +63,28 @@ def _tagged(loader: Any, suffix: str, node: Any) -> Any:
 _Loader.add_multi_constructor("!", _tagged)
 
 
+def _loaded(path: Path) -> Any:
+    """A YAML's value. ValueError where it is nested too deeply, or unfolds to too much: an alias may stand in itself."""
+    try:
+        with path.open("rb") as file:
+            value = yaml.load(file, Loader=_Loader)  # noqa: S506 (a safe loader)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+    left, waiting = MOST_VALUES, [value]
+    while waiting:
+        inner = waiting.pop()
+        if isinstance(inner, (dict, list)):
+            waiting += inner.values() if isinstance(inner, dict) else inner
+            left -= len(inner)
+        if left < 0:
+            raise ValueError(f"its aliases unfold to more than {MOST_VALUES} values")
+    return value
+
+
 def parsed(path: Path) -> dict[str, Any]:
     """A YAML's own content; empty where it cannot be read."""
     try:
-        with path.open("rb") as file:
-            config = yaml.load(file, Loader=_Loader)  # noqa: S506 (a safe loader)
+        config = _loaded(path)
     except (OSError, yaml.YAMLError, ValueError):
         return {}
     return marked(config, path) if isinstance(config, dict) else {}
@@ -72,8 +93,7 @@ def parsed(path: Path) -> dict[str, Any]:
 def unreadable(path: Path) -> str:
     """Why a YAML cannot be read, in one line with its line and column; "" where it can."""
     try:
-        with path.open("rb") as file:
-            yaml.load(file, Loader=_Loader)  # noqa: S506 (a safe loader)
+        _loaded(path)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         where = "" if mark is None else f"line {mark.line + 1}, column {mark.column + 1}: "

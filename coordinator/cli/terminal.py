@@ -1,0 +1,35 @@
+"""The console and the log lines of the command line, on which text of others commands nothing.
+
+Rule: names of checkpoints and tasks, errors of jobs, words of a judge and logs of models may hold escape sequences, which
+rewrite what a terminal shows. Each control character is shown as "?". Called from `app` and by each command that prints.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+
+from rich import console
+from rich.console import ConsoleOptions, RenderableType
+from rich.segment import Segment
+
+_SHOWN = {code: "?" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"}
+
+
+class Console(console.Console):
+    """rich's console; only rich's own styles and controls reach the terminal."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            if segment.control or segment.text.isprintable():
+                yield segment
+            else:
+                yield Segment(segment.text.translate(_SHOWN), segment.style)
+
+
+class LogLines(logging.Formatter):
+    """A message is one line; only a traceback behind it has more."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 (logging's name)
+        record.message = record.message.replace("\n", " ").translate(_SHOWN)
+        return super().formatMessage(record)

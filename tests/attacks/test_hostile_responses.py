@@ -1,0 +1,197 @@
+"""Attacks of a response file, or of what lies beside it: written by a job that ran a checkpoint's code, or by a broken node.
+
+Frames of any content, bombs, pipes and links are in tests/contract/test_files.py, programs in tests/sandbox.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import resource
+import zlib
+from pathlib import Path
+
+import pytest
+from support.open_redis import running_on
+from support.records import framed, head_of
+
+from coordinator.evaluation.events import OutcomeSeen, ShardsDumped
+from coordinator.runtime.runner import Running
+from evaljobs.contract.outcomes import ShardResponses
+from evaljobs.contract.specs import FrameRef
+from evaljobs.contract.storage import FrameError, FrameWriter, read_frame, read_frames
+from evaljobs.lmeval.batches import RequestsHead
+from evaljobs.lmeval.replay_model import ReplayError, check_whole, collect_answers
+from evaljobs.queue.redis_client import RedisAddress, publish
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Running:
+    """An evaluation with shards to do, whose Redis is away."""
+    made = running_on(tmp_path)
+    publish(RedisAddress(socket=str(tmp_path / "none")), made.performer.site.paths.redis_address)
+    return made
+
+
+def shards(running: Running) -> dict[str, tuple[str, str]]:
+    """Shard -> its task and key, of those to do."""
+    leaves = running.state.shards.leaves
+    found = running.state.shards.by_name
+    return {n: (s.task, leaves[s.task].planned.key) for n, s in found.items() if s.frame is None}
+
+
+def dumped(running: Running) -> dict[str, FrameRef]:
+    events = running._new_shards(1e6, thorough=True)
+    return dict(pair for event in events if isinstance(event, ShardsDumped) for pair in event.shards)
+
+
+def left(running: Running, name: str, *heads: bytes) -> None:
+    with (running.paths.responses / name).open("ab") as file:
+        for head in heads:
+            file.write(framed(head, zlib.compress(b"[]")))
+
+
+def test_a_record_counts_for_the_shard_that_was_planned_and_no_other(running: Running) -> None:
+    """Another task's name, another set's key, another cut, or a shard that no plan has: passed over, the rest is read."""
+    (first, (task, key)), (second, (task2, key2)) = list(shards(running).items())[:2]
+    other = next(t for t in running.state.shards.leaves if t != task)
+    forged = [
+        head_of(shard=first, task=other, key=running.state.shards.leaves[other].planned.key),
+        head_of(shard=first, task=task, key="x" * 64),
+        head_of(shard=f"{task}|4:0|1", task=task, key=key),
+        head_of(shard=f"{task}|0|999", task=task, key=key),
+        head_of(shard="../../x", task="../../x", key=key),
+        head_of(shard=first + "\n", task=task, key=key),
+    ]
+    left(running, "a.frames", *forged, head_of(shard=second, task=task2, key=key2))
+    assert set(dumped(running)) == {second}
+
+
+FIGURES = ["1e999", "-1e999", "NaN", "-5", "1e308", "0", "9" * 300]
+
+
+@pytest.mark.parametrize("field", ["seconds", "started_at", "responses"])
+@pytest.mark.parametrize("figure", FIGURES, ids=lambda text: text[:5])
+def test_no_figure_of_a_record_makes_a_straggler_of_another_trial(
+    field: str, figure: str, running: Running
+) -> None:
+    """Paces are compared by what records say: one that lies about its own or in another's name ends no trial."""
+    names = shards(running)
+    living = sorted(running.state.trials.live)
+    for number, (shard, (task, key)) in enumerate(names.items()):
+        trial = living[number % len(living)] if living else f"t{number % 2}"
+        head = head_of(shard=shard, task=task, key=key, trial=trial, **{field: "FIGURE"})
+        left(running, f"forger{number % 2}.frames", head.replace(b'"FIGURE"', figure.encode()))
+    dumped(running)
+    running._compare_trials(1e6)
+    assert running.state.trials.stragglers == {}
+    assert all(
+        math.isfinite(value) for pace in running._paces.values() for value in (pace.took, pace.predicted)
+    )
+
+
+def test_the_first_whole_record_of_a_shard_is_its_answer(running: Running) -> None:
+    """A later one, in whoever's file, changes nothing that was accepted."""
+    shard, (task, key) = next(iter(shards(running).items()))
+    left(running, "b.frames", head_of(shard=shard, task=task, key=key, trial="honest"))
+    found = dumped(running)
+    assert found[shard].file == "b.frames"
+    running.state.shards.by_name[shard].frame = found[shard]
+    left(running, "a.frames", head_of(shard=shard, task=task, key=key, trial="forger"))
+    left(running, "b.frames", head_of(shard=shard, task=task, key=key, trial="forger"))
+    assert dumped(running) == {}
+
+
+NAMES = ["x.frames\n", "..frames/x", "\x1b[2J.frames", "x.frames.bad", ".frames"]
+
+
+def test_names_beside_the_response_files_are_no_response_files(running: Running, tmp_path: Path) -> None:
+    """A pipe, a link to a whole record elsewhere, a folder, a giant, names that command a terminal: looked at in a moment."""
+    shard, (task, key) = next(iter(shards(running).items()))
+    (tmp_path / "else").mkdir()
+    sound = framed(head_of(shard=shard, task=task, key=key), zlib.compress(b"[]"))
+    (tmp_path / "else" / "x.frames").write_bytes(sound)
+    (running.paths.responses / "link.frames").symlink_to(tmp_path / "else" / "x.frames")
+    os.mkfifo(running.paths.responses / "pipe.frames")
+    (running.paths.responses / "folder.frames").mkdir()
+    for name in NAMES:
+        if "/" not in name:
+            (running.paths.responses / name).write_bytes(sound)
+    assert {ref.file for ref in dumped(running).values()} <= {".frames"}
+
+
+def test_outcomes_of_any_kind_stop_no_look(running: Running, tmp_path: Path) -> None:
+    """Deep, giant, of no job, of an entry that there is not; a pipe, a link: each is passed over, once, and the next is read."""
+    folder = running.paths.outcomes
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "a.failed.json").write_text("[" * 100_000)
+    (folder / "b.failed.json").touch()
+    os.truncate(folder / "b.failed.json", 1 << 40)
+    os.mkfifo(folder / "c.failed.json")
+    (folder / "d.failed.json").symlink_to("/etc/passwd")
+    (folder / "e.failed.json").mkdir()
+    said = {"kind": "failed", "name": "no-job", "job": "score", "blame": "bug", "error": "x"}
+    for number, more in enumerate(
+        [{"entry": 99}, {"entry": -1}, {"memory_mb": 10**400}, {"name": "../../x"}, {}]
+    ):
+        (folder / f"f{number}.failed.json").write_text(json.dumps(said | more))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    events = running._new_outcomes(1e6)
+    assert any(isinstance(event, OutcomeSeen) and event.outcome.name == "no-job" for event in events)
+    assert running._new_outcomes(1e6) == []
+    running.take(events)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000  # kilobytes
+
+
+# --- what a score reads -----------------------------------------------------------------------------------------------
+
+
+def head(requests: int) -> RequestsHead:
+    return RequestsHead(
+        task="t",
+        requests=requests,
+        digests={"loglikelihood": "d"},
+        order={},
+        settings=[],
+        max_gen_tokens=[],
+        text=False,
+        grouped=False,
+        max_length=8,
+    )
+
+
+def answers(folder: Path, *responses: tuple[int, object], key: str = "k", task: str = "t") -> list[FrameRef]:
+    record = ShardResponses(
+        task=task, key=key, shard=f"{task}|0|1", trial="x", started_at=0.0, seconds=1.0, responses=responses
+    )
+    with FrameWriter(folder / "a.frames") as file:
+        file.append(record)
+    return [reference for reference, _ in read_frames(folder / "a.frames")]
+
+
+@pytest.mark.parametrize("index", [2, 10**6, 10**30])
+def test_an_answer_to_a_request_that_there_is_not_scores_nothing(index: int, tmp_path: Path) -> None:
+    with pytest.raises((ReplayError, FrameError), match=r"which has 2|answers request"):
+        collect_answers(head(2), "k", tmp_path, answers(tmp_path, (0, [0.5, True]), (index, [0.5, True])))
+
+
+def test_answers_of_other_requests_or_in_part_score_nothing(tmp_path: Path) -> None:
+    """Another set's key, another task, one request without an answer: the score ends with the reason, and writes nothing."""
+    for number, more in enumerate(({"key": "other"}, {"task": "other"})):
+        place = tmp_path / str(number)
+        place.mkdir()
+        with pytest.raises(ReplayError, match="answers"):
+            collect_answers(head(1), "k", place, answers(place, (0, [0.5, True]), **more))
+    found = collect_answers(head(2), "k", tmp_path, answers(tmp_path, (0, [0.5, True])))
+    with pytest.raises(ReplayError):
+        check_whole(head(2), found)
+
+
+def test_a_reference_outside_of_the_responses_folder_reads_nothing(tmp_path: Path) -> None:
+    (tmp_path / "responses").mkdir()
+    answers(tmp_path, (0, [0.5, True]))
+    length = (tmp_path / "a.frames").stat().st_size
+    for file in ("../a.frames", str(tmp_path / "a.frames"), "x/../../a.frames", "", ".", "a\0b", "a" * 5000):
+        with pytest.raises(FrameError):
+            read_frame(tmp_path / "responses", FrameRef(file=file, offset=0, length=length))
