@@ -30,6 +30,7 @@ from coordinator.errors import OperatorError
 from coordinator.hook import PIN_PREFIX, STREAM
 from coordinator.intake.checkpoint import step_of
 from coordinator.intake.work_folder import DROP, SHARED
+from coordinator.services.notice_key import is_signed, notice_key
 from evaljobs.contract.paths import WorkPaths
 from evaljobs.contract.specs import Record
 from evaljobs.contract.storage import FrameError, make_folder, read_plain, write_atomic
@@ -59,6 +60,7 @@ class Notice(Record):
 class Delivery:
     """A notice and its acknowledgement. `key`: the same at each delivery until acknowledged.
 
+    `unsigned`: it came by a Redis of the site's without the signature of this work folder's key.
     `announced`: by hook or `submit`; False: seen in a watched folder, perhaps half-written. `own`:
     named by the daemon's user or the settings. `wrong`: why it is no notice; `notice` then holds
     its claims. `evaluation_id`: what `submit` printed; "" of a notice by another way.
@@ -71,6 +73,7 @@ class Delivery:
     own: bool = False
     wrong: str = ""
     evaluation_id: str = ""
+    unsigned: bool = False
 
 
 def spool(paths: WorkPaths, notice: Notice) -> None:
@@ -194,14 +197,18 @@ def _printable(value: object) -> str:
     return "".join(c if c.isprintable() else "?" for c in str(value)[:MOST_SHOWN])
 
 
-def from_stream(paths: WorkPaths) -> Iterator[Delivery]:
-    """Notices of the Redis stream, first an earlier daemon's unacknowledged ones. None if away."""
+def from_stream(paths: WorkPaths, *, signed: bool = False) -> Iterator[Delivery]:
+    """Notices of the Redis stream, first an earlier daemon's unacknowledged ones. None if away.
+
+    `signed`: other programs may write to this Redis, so that a notice counts only with its signature.
+    """
     # `submit` runs once a checkpoint and never reads the stream: importing redis takes a third of a second
     import redis  # noqa: PLC0415
 
     from evaljobs.queue.redis_client import QueueUnavailable, connect  # noqa: PLC0415
 
     try:
+        secret = notice_key(paths) if signed else None
         client = connect(paths.redis_address)
         with contextlib.suppress(redis.ResponseError):  # BUSYGROUP: the group exists
             client.xgroup_create(STREAM, GROUP, id="0", mkstream=True)
@@ -220,8 +227,13 @@ def from_stream(paths: WorkPaths) -> Iterator[Delivery]:
 
     for entry_id, fields in entries:
         key = f"stream/{entry_id!r}"
-        notice, wrong = parse(fields.get(b"notice", fields.get("notice", b"")), claimed=key)
-        yield Delivery(key, notice, partial(acknowledge, entry_id), wrong=wrong)
+        text = fields.get(b"notice", b"")
+        done = partial(acknowledge, entry_id)
+        if secret is not None and not is_signed(text, fields.get(b"mac", b""), secret):
+            yield Delivery(key, Notice(checkpoint=key), done, unsigned=True)
+            continue
+        notice, wrong = parse(text, claimed=key)
+        yield Delivery(key, notice, done, wrong=wrong)
 
 
 def count_in_stream(paths: WorkPaths) -> int:
