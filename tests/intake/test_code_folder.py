@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -78,3 +79,39 @@ def test_a_file_in_the_current_folder_stands_before_no_module_of_a_job(tmp_path)
             check=True,
         )
         subprocess.run([*command, "-c", "import timeit"], cwd=tmp_path, env=env, check=True)
+
+
+def test_code_that_others_own_or_may_write_is_not_run(tmp_path):
+    """Whoever changed the folder before a job began: the job's own script looks."""
+    config = Config(work_dir=tmp_path, trial=TrialConfig(python=sys.executable))
+    site = site_of(config)
+    (code,) = (tmp_path / "cache").glob("code-*")
+
+    def run() -> subprocess.CompletedProcess[str]:
+        argv = [*site.trial_command, "-c", "print('ran')"]
+        return subprocess.run(argv, capture_output=True, text=True, check=False)
+
+    assert run().stdout == "ran\n"
+    for place in (code, code / "evaljobs"):
+        place.chmod(0o770)
+        refused = run()
+        assert (refused.returncode, refused.stdout) == (1, "")
+        assert f"others may write to it or own it: {place}; remove {code}" in refused.stderr
+        place.chmod(0o700)
+    if os.geteuid() == 0:
+        os.chown(code, 64321, -1)
+        assert "others may write to it or own it" in run().stderr
+    shutil.rmtree(code)
+    assert run().returncode == 1
+
+
+def test_the_copy_is_as_private_as_the_work_folder_whatever_the_source_was(tmp_path, monkeypatch):
+    open_source = tmp_path / "site" / "evaljobs"
+    shutil.copytree(Path(str(evaljobs.__file__)).parent, open_source)
+    for place in (open_source, *open_source.rglob("*")):
+        place.chmod(0o777)
+    monkeypatch.setattr(evaljobs, "__file__", str(open_source / "__init__.py"))
+    (tmp_path / "work").mkdir(mode=0o700)
+    site_of(Config(work_dir=tmp_path / "work", trial=TrialConfig(python=sys.executable)))
+    (code,) = (tmp_path / "work" / "cache").glob("code-*")
+    assert {place.stat().st_mode & 0o777 for place in code.rglob("*")} == {0o700, 0o600}
