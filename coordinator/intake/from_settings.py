@@ -35,7 +35,7 @@ from coordinator.evaluation.job_specs import Site
 from coordinator.evaluation.records import EvaluationRecord, Inputs, RunOptions
 from coordinator.intake import suites, validate
 from coordinator.intake.source_keys import inputs_of, with_full_paths
-from coordinator.intake.work_folder import open_folder
+from coordinator.intake.work_folder import is_of_another, open_folder
 from evaljobs.contract.engine_traits import engine_traits
 from evaljobs.contract.names import HF_ENGINES
 from evaljobs.contract.paths import WorkPaths
@@ -139,12 +139,18 @@ def site_of(config: Config) -> Site:
 
 
 def _code_folder(config: Config) -> Path:
-    """A copy of the node-side packages, for an interpreter without them; made once for each content of theirs."""
+    """A copy of the node-side packages, for an interpreter without them; made once for each content of theirs.
+
+    In the work folder; in this user's own cache where that is another user's, of which this one is a guest.
+    """
     sources = [Path(str(package.__file__)).parent for package in (evaljobs, priors)]
     digest = hashlib.sha256()
     for file in sorted(file for source in sources for file in source.rglob("*.py")):
         digest.update(f"{file.name}\0".encode() + file.read_bytes())
-    folder = WorkPaths(config.work_dir).cache / f"code-{digest.hexdigest()[:16]}"
+    cache = WorkPaths(config.work_dir).cache
+    if is_of_another(config.work_dir):
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "evalspan"
+    folder = cache / f"code-{digest.hexdigest()[:16]}"
     for source in sources:
         target = folder / source.name
         if not target.exists():

@@ -115,7 +115,7 @@ def _own_folder(paths: WorkPaths) -> Iterator[Path]:
         yield paths.submissions
     except PermissionError as error:
         raise OperatorError(
-            f"{paths.submissions} cannot be written: a work folder takes submissions of its own user alone; "
+            f"{paths.submissions} cannot be written: a work folder takes submissions of its own user and of its shared_group; "
             "announce the checkpoint with coordinator.hook.notify"
         ) from error
 

@@ -52,6 +52,14 @@ def open_folder(root: Path, shared_group: str | None) -> None:
     _fit(WorkPaths(root).redis, PRIVATE)
 
 
+def is_of_another(root: Path) -> bool:
+    """Is it another user's, so that this one may read it at most, or leave files in its `drops`? Root's rights are the owner's."""
+    try:
+        return os.geteuid() not in (0, root.stat().st_uid)
+    except OSError:
+        return False
+
+
 def drops(paths: WorkPaths) -> tuple[Path, ...]:
     """The folders that members of the group write to."""
     return paths.spool, paths.spool / "commands", paths.submissions, paths.submissions / "suites"

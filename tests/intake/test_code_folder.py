@@ -6,7 +6,11 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
+
+import pytest
+from support.with_root import as_user
 
 import evaljobs
 from coordinator.config.schema import Config, TrialConfig
@@ -103,6 +107,31 @@ def test_code_that_others_own_or_may_write_is_not_run(tmp_path):
         assert "others may write to it or own it" in run().stderr
     shutil.rmtree(code)
     assert run().returncode == 1
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="not root: cannot become another user")
+def test_a_guest_of_a_work_folder_runs_a_copy_of_his_own(monkeypatch):
+    """He may not write to it, and need not trust what lies there."""
+    folder = Path(tempfile.mkdtemp(prefix="guest-"))
+    home = folder / "home"
+    for place, mode in ((folder, 0o755), (folder / "work", 0o755), (home, 0o777)):
+        place.mkdir(exist_ok=True)
+        place.chmod(mode)
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    config = Config(work_dir=folder / "work", trial=TrialConfig(python="/usr/bin/python3"))
+
+    def act() -> None:
+        site = site_of(config)
+        argv = [*site.trial_command, "-S", "-c", "import evaljobs; print(evaljobs.__file__)"]
+        env = {**site.trial_env, "PATH": "/usr/bin:/bin"}
+        done = subprocess.run(argv, cwd="/", env=env, capture_output=True, text=True, check=True)
+        assert done.stdout.startswith(str(home / ".cache" / "evalspan"))
+
+    try:
+        as_user(act)
+    finally:
+        shutil.rmtree(folder)
 
 
 def test_the_copy_is_as_private_as_the_work_folder_whatever_the_source_was(tmp_path, monkeypatch):
