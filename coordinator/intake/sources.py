@@ -102,9 +102,10 @@ def keep_suite(paths: WorkPaths, name: str, text: str) -> Path:
     """Write a suite file that submissions name, beside them: other users may not change it. OperatorError as of `submit`."""
     with _own_folder(paths) as folder:
         make_folder(folder / "suites")
-        file = folder / "suites" / name
-        if not file.exists():  # its content decides its name
-            write_atomic(file, text.encode())
+        file = folder / "suites" / name  # its content decides its name
+        if file.exists() and file.lstat().st_uid != os.geteuid():  # its owner could change it
+            file = file.with_stem(f"{file.stem}u{os.geteuid()}")
+        write_atomic(file, text.encode())
         return file.resolve()
 
 

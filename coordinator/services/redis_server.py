@@ -33,7 +33,7 @@ from coordinator.services.notice_key import notice_key
 from coordinator.services.redis_files import USER, acl_text, config_text
 from evaljobs.contract.paths import WorkPaths
 from evaljobs.contract.specs import Record
-from evaljobs.contract.storage import write_atomic
+from evaljobs.contract.storage import make_file, write_atomic
 from evaljobs.queue import redis_client
 from evaljobs.queue.redis_client import QueueUnavailable, RedisAddress, explain, explained
 
@@ -293,13 +293,14 @@ class RedisServer:
         log_file = self.folder / "valkey.log"
         log_start = log_file.stat().st_size if log_file.exists() else 0
         bound = [sys.executable, "-I", "-S", "-c", END_WITH_PARENT, str(os.getpid())]
-        with log_file.open("ab") as said:  # errors of its configuration file go to stderr
+        with os.fdopen(make_file(log_file), "ab") as said:  # errors of its configuration file go to stderr
             process = subprocess.Popen(
                 [*(bound if self.ends_with_coordinator else ()), str(binary()), str(config)],
                 stdin=subprocess.DEVNULL,
                 stdout=said,
                 stderr=said,
                 cwd="/",
+                umask=0o077,
                 start_new_session=True,  # a Ctrl-C at the coordinator's terminal does not end it
             )
         self._process = process

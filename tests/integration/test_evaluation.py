@@ -103,7 +103,7 @@ def test_local_scores_are_lm_evals_and_nothing_is_left(local_site: Any, expected
     assert sum(g["shards"] for g in told["gpus"]) == len(told["shards"])
     (staged,) = (json.loads(p.read_text()) for p in local_site.work.glob("*/outcomes/*.staged.json"))
     assert told["staged_bytes"] == staged["bytes"] > 0
-    assert modes(local_site.work, "redis") == {"drwx------", "-rw-------"}
+    assert modes(local_site.work) == {"drwx------", "-rw-------"}
 
 
 @pytest.mark.usefixtures("_open_umask")
@@ -238,6 +238,7 @@ def test_slurm_scores_are_lm_evals_and_nothing_is_left(slurm_site: Any, expected
     assert {"build", "stage", "trial", "metric"} <= seen
     assert_every_shard_counts_once(site)
     assert unfinished(cluster) == []
+    assert modes(site.work) == {"drwx------", "-rw-------"}, "Slurm's logs, too"
     argv = ["squeue", "--noheader", "--array", "--states=all", "--format=%j %T"]
     words = (line.split() for line in cluster.run_as_user(argv).stdout.splitlines())
     assert {state for name, state in words if "-trial-" in name} == {"COMPLETED"}, (
