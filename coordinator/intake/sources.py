@@ -3,7 +3,8 @@
 Rule: delivery is at least once, and every source gives the same `Notice`. An evaluation's id is a
 function of its content, so a checkpoint announced a hundred times is evaluated once. A notice is
 acknowledged only after it was accepted or refused for good. Other users may write to the stream and
-the spool folder: only the user's submissions folder and watched folders give `own` notices.
+the spool folder: only watched folders, and the submissions of the user and of the group that shares
+the work folder, give `own` notices.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import json
 import logging
 import os
 import re
+import stat
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -28,9 +30,11 @@ from coordinator.base.isolate import LoopGuard
 from coordinator.errors import OperatorError
 from coordinator.hook import PIN_PREFIX, STREAM
 from coordinator.intake.checkpoint import step_of
+from coordinator.intake.work_folder import DROP, SHARED
+from coordinator.services.notice_key import is_signed, notice_key
 from evaljobs.contract.paths import WorkPaths
 from evaljobs.contract.specs import Record
-from evaljobs.contract.storage import FrameError, read_plain, write_atomic
+from evaljobs.contract.storage import FrameError, make_folder, read_plain, write_atomic
 
 log = logging.getLogger(__name__)
 
@@ -58,6 +62,7 @@ class Notice(Record):
 class Delivery:
     """A notice and its acknowledgement. `key`: the same at each delivery until acknowledged.
 
+    `unsigned`: it came by a Redis of the site's without the signature of this work folder's key.
     `announced`: by hook or `submit`; False: seen in a watched folder, perhaps half-written. `own`:
     named by the daemon's user or the settings. `wrong`: why it is no notice; `notice` then holds
     its claims. `evaluation_id`: what `submit` printed; "" of a notice by another way.
@@ -70,6 +75,7 @@ class Delivery:
     own: bool = False
     wrong: str = ""
     evaluation_id: str = ""
+    unsigned: bool = False
 
 
 def spool(paths: WorkPaths, notice: Notice) -> None:
@@ -97,10 +103,11 @@ def withdraw(paths: WorkPaths, evaluation_id: str) -> None:
 def keep_suite(paths: WorkPaths, name: str, text: str) -> Path:
     """Write a suite file that submissions name, beside them: other users may not change it. OperatorError as of `submit`."""
     with _own_folder(paths) as folder:
-        (folder / "suites").mkdir(mode=0o700, exist_ok=True)
-        file = folder / "suites" / name
-        if not file.exists():  # its content decides its name
-            write_atomic(file, text.encode())
+        make_folder(folder / "suites")
+        file = folder / "suites" / name  # its content decides its name
+        if file.exists() and file.lstat().st_uid != os.geteuid():  # its owner could change it
+            file = file.with_stem(f"{file.stem}u{os.geteuid()}")
+        write_atomic(file, text.encode())
         return file.resolve()
 
 
@@ -111,7 +118,7 @@ def _own_folder(paths: WorkPaths) -> Iterator[Path]:
         yield paths.submissions
     except PermissionError as error:
         raise OperatorError(
-            f"{paths.submissions} cannot be written: a work folder takes submissions of its own user alone; "
+            f"{paths.submissions} cannot be written: a work folder takes submissions of its own user and of its shared_group; "
             "announce the checkpoint with coordinator.hook.notify"
         ) from error
 
@@ -123,11 +130,19 @@ def _leave(folder: Path, notice: Notice, evaluation_id: str = "") -> Path:
 
 
 def from_submissions(paths: WorkPaths) -> Iterator[Delivery]:
-    """Submissions, oldest first. From a folder that other users own or may write they are not `own`."""
+    """Submissions, oldest first. From a folder that other users own or may write they are not `own`; members of the group
+    that shares the work folder may write there.
+    """
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-        stat = paths.submissions.lstat()
-        own = stat.st_uid == os.geteuid() and stat.st_mode & 0o022 == 0
-        yield from _from_folder(paths.submissions, own=own)
+        yield from _from_folder(paths.submissions, own=_is_trusted(paths))
+
+
+def _is_trusted(paths: WorkPaths) -> bool:
+    """Is the submissions folder this user's, and open to no others but the group that shares the work folder?"""
+    drop, root = paths.submissions.lstat(), paths.root.stat()
+    shared = stat.S_IMODE(root.st_mode) == SHARED and stat.S_IMODE(drop.st_mode) == DROP
+    by_members = shared and (root.st_uid, root.st_gid) == (drop.st_uid, drop.st_gid)
+    return drop.st_uid == os.geteuid() and (by_members or drop.st_mode & 0o022 == 0)
 
 
 def from_spool(paths: WorkPaths) -> Iterator[Delivery]:
@@ -144,9 +159,8 @@ def _from_folder(folder: Path, *, own: bool) -> Iterator[Delivery]:
             text = read_plain(path, MOST_NOTICE_BYTES)
         except (OSError, FrameError) as error:
             if isinstance(error, OSError) or isinstance(error.__cause__, PermissionError):
-                log.warning(
-                    "%s cannot be read yet: %s", _printable(path), _printable(error)
-                )  # storage may be away for a moment
+                # storage may be away for a moment
+                warn_once(log, one_line(f"{path} cannot be read yet: {error}"))
                 continue
             claims = Notice(checkpoint=_printable(path))
             yield Delivery(str(path), claims, aside, own=own, wrong=_printable(error))
@@ -201,14 +215,18 @@ def _printable(value: object) -> str:
     return "".join(c if c.isprintable() else "?" for c in str(value)[:MOST_SHOWN])
 
 
-def from_stream(paths: WorkPaths) -> Iterator[Delivery]:
-    """Notices of the Redis stream, first an earlier daemon's unacknowledged ones. None if away."""
+def from_stream(paths: WorkPaths, *, signed: bool = False) -> Iterator[Delivery]:
+    """Notices of the Redis stream, first an earlier daemon's unacknowledged ones. None if away.
+
+    `signed`: other programs may write to this Redis, so that a notice counts only with its signature.
+    """
     # `submit` runs once a checkpoint and never reads the stream: importing redis takes a third of a second
     import redis  # noqa: PLC0415
 
     from evaljobs.queue.redis_client import QueueUnavailable, connect  # noqa: PLC0415
 
     try:
+        secret = notice_key(paths) if signed else None
         client = connect(paths.redis_address)
         with contextlib.suppress(redis.ResponseError):  # BUSYGROUP: the group exists
             client.xgroup_create(STREAM, GROUP, id="0", mkstream=True)
@@ -227,8 +245,13 @@ def from_stream(paths: WorkPaths) -> Iterator[Delivery]:
 
     for entry_id, fields in entries:
         key = f"stream/{entry_id!r}"
-        notice, wrong = parse(fields.get(b"notice", fields.get("notice", b"")), claimed=key)
-        yield Delivery(key, notice, partial(acknowledge, entry_id), wrong=wrong)
+        text = fields.get(b"notice", b"")
+        done = partial(acknowledge, entry_id)
+        if secret is not None and not is_signed(text, fields.get(b"mac", b""), secret):
+            yield Delivery(key, Notice(checkpoint=key), done, unsigned=True)
+            continue
+        notice, wrong = parse(text, claimed=key)
+        yield Delivery(key, notice, done, wrong=wrong)
 
 
 def count_in_stream(paths: WorkPaths) -> int:
@@ -313,8 +336,8 @@ def _held(folder: Path) -> str:
         for entry in entries:
             if not entry.name.startswith(PIN_PREFIX):
                 with contextlib.suppress(OSError):  # deleted meanwhile, or a dangling link
-                    stat = entry.stat()
-                    rows.append((entry.name, stat.st_size, stat.st_mtime_ns))
+                    found = entry.stat()
+                    rows.append((entry.name, found.st_size, found.st_mtime_ns))
     rows.sort()
     return hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:16]
 

@@ -171,6 +171,10 @@ def show_pending(checkpoints: PendingFile, width: int, now: float) -> Iterator[T
         refused.setdefault(bad.why, []).append(said)
     yield from _by_reason("waits", "wait", waiting, width, "yellow")
     yield from _by_reason("was refused", "were refused", refused, width, "red")
+    if checkpoints.unsigned:
+        last = clock_time(checkpoints.unsigned_at, now)
+        said = f"notices in Redis refused without this work folder's signature: {checkpoints.unsigned}, the last at {last}"
+        yield from (Text(line, style="red") for line in wrapped(said, width, rest="  "))
 
 
 def _by_reason(

@@ -44,7 +44,9 @@ class Surroundings:
             "holder": self.holder or None,
             "holder_since": self.since,
             "kept_back_seconds": self.cordoned,
-            **self.checkpoints.model_dump(mode="json", include={"waiting", "refused"}),
+            **self.checkpoints.model_dump(
+                mode="json", include={"waiting", "refused", "unsigned", "unsigned_at"}
+            ),
         }
 
     def lines(self, width: int, now: float) -> Iterator[Text]:
