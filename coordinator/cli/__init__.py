@@ -9,6 +9,7 @@ imports inside itself what else it needs, so that `--help` loads no Redis client
 from __future__ import annotations
 
 import logging
+import os
 import sys
 
 from rich.console import Console
@@ -18,6 +19,7 @@ from coordinator.base.disk_space import RESUMES, shortage
 from coordinator.cli import catalogue, commands, doctor, evaluate, series, service, tools
 from coordinator.cli.app import app
 from coordinator.errors import BugError, EvalspanError, OperatorError
+from evaljobs.contract.secret_values import scrubbed
 
 __all__ = ["app", "catalogue", "commands", "doctor", "evaluate", "main", "series", "service", "tools"]
 
@@ -72,5 +74,5 @@ def main() -> None:
 
 def _complain(text: str) -> None:
     Console(stderr=True).print(
-        f"evalspan: {text}", style="red", highlight=False, markup=False, soft_wrap=True
+        f"evalspan: {scrubbed(text, os.environ)}", style="red", highlight=False, markup=False, soft_wrap=True
     )
