@@ -19,6 +19,7 @@ from pydantic import ValidationError
 
 from coordinator.base import clock
 from coordinator.base.isolate import isolated
+from coordinator.base.turns import ALL, Turns
 from coordinator.errors import OperatorError, RetryError
 from coordinator.runtime.loop import Coordinator
 from evaljobs.contract.paths import WorkPaths
@@ -52,12 +53,12 @@ def leave_command(paths: WorkPaths, command: Command) -> Path:
     return file
 
 
-def obey_commands(coordinator: Coordinator, only: str | None = None) -> None:
+def obey_commands(coordinator: Coordinator, only: str | None = None, turns: Turns | None = None) -> None:
     """Obey the commands in the spool folder, oldest first. `only`: those to this evaluation, and to nodes; the other files
-    stay for the daemon.
+    stay for the daemon. `turns`: of a caller that looks again and again.
     """
     folder = coordinator.performer.site.paths.spool / "commands"
-    for path in sorted(folder.glob("*.json")) if folder.is_dir() else ():
+    for path in (turns or Turns(folder, ALL)).look():
         if _obeyed(coordinator, path, only):
             with contextlib.suppress(OSError):
                 path.unlink()
