@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from evaljobs import garbage
+from evaljobs import garbage, log_lines
 from evaljobs.contract.specs import SPEC
 from evaljobs.contract.storage import FrameError, read_own
 from evaljobs.errors import JobError
@@ -45,7 +45,7 @@ PASSED_ON = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    log_lines.begin("%(asctime)s %(levelname)s %(name)s: %(message)s")
     for chatty in ("lm_eval", "httpx", "filelock"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
     if arguments and arguments[0] in PASSED_ON:

@@ -7,7 +7,13 @@ outcomes carry them.
 
 from __future__ import annotations
 
-from typing import Literal
+import os
+import traceback
+from typing import Final, Literal
+
+from evaljobs.contract.secret_values import scrubbed
+
+DETAIL: Final = 4000  # characters kept of a traceback
 
 
 class JobError(Exception):
@@ -29,8 +35,13 @@ class RetryError(JobError):
 
 
 def one_line(error: BaseException) -> str:
-    """An error as one line of at most 400 characters, with its type unless it is a JobError."""
-    text = " ".join(str(error).split()) or "no message"
+    """An error as one line of at most 400 characters, without secrets; with its type unless it is a JobError."""
+    text = " ".join(scrubbed(str(error), os.environ).split()) or "no message"
     if isinstance(error, JobError):
         return text[:400]
     return f"{type(error).__name__}: {text}"[:400]
+
+
+def details() -> str:
+    """The end of the traceback of the exception that is being handled, without secrets."""
+    return scrubbed(traceback.format_exc(), os.environ)[-DETAIL:]

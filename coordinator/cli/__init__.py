@@ -9,6 +9,7 @@ imports inside itself what else it needs, so that `--help` loads no Redis client
 from __future__ import annotations
 
 import logging
+import os
 import sys
 
 from typer.models import CommandInfo, TyperInfo
@@ -18,6 +19,7 @@ from coordinator.cli import catalogue, commands, doctor, evaluate, series, servi
 from coordinator.cli.app import app
 from coordinator.cli.terminal import Console
 from coordinator.errors import BugError, EvalspanError, OperatorError
+from evaljobs.contract.secret_values import scrubbed
 
 __all__ = ["app", "catalogue", "commands", "doctor", "evaluate", "main", "series", "service", "tools"]
 
@@ -72,5 +74,5 @@ def main() -> None:
 
 def _complain(text: str) -> None:
     Console(stderr=True).print(
-        f"evalspan: {text}", style="red", highlight=False, markup=False, soft_wrap=True
+        f"evalspan: {scrubbed(text, os.environ)}", style="red", highlight=False, markup=False, soft_wrap=True
     )

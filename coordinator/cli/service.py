@@ -27,8 +27,9 @@ from coordinator.cli.app import (
 from coordinator.cli.evaluate import CHECKPOINT, STEP
 from coordinator.cli.lm_eval_flags import LmEvalCommand
 from coordinator.cli.suite_options import takes_suite
-from coordinator.cli.terminal import Console, LogLines
+from coordinator.cli.terminal import Console
 from coordinator.errors import OperatorError
+from evaljobs import log_lines
 from evaljobs.contract.paths import WorkPaths
 
 if TYPE_CHECKING:
@@ -151,11 +152,9 @@ def _log_to(screen: Console) -> None:
 
     if screen.is_terminal and not screen.is_dumb_terminal:
         handler = RichHandler(console=screen, show_path=False, markup=False, highlighter=NullHighlighter())
-        handler.setFormatter(LogLines("%(message)s"))
+        log_lines.begin("%(message)s", handler)
     else:
-        handler = logging.StreamHandler()
-        handler.setFormatter(LogLines("%(asctime)s %(levelname)s %(message)s"))
-    logging.basicConfig(level=logging.INFO, handlers=[handler])
+        log_lines.begin("%(asctime)s %(levelname)s %(message)s")
 
 
 @app.command(cls=LmEvalCommand)

@@ -1,4 +1,4 @@
-"""The console and the log lines of the command line, on which text of others commands nothing.
+"""The console of the command line, on which text of others commands nothing.
 
 Rule: names of checkpoints and tasks, errors of jobs, words of a judge and logs of models may hold escape sequences, which
 rewrite what a terminal shows. Each control character is shown as "?". Called from `app` and by each command that prints.
@@ -6,14 +6,13 @@ rewrite what a terminal shows. Each control character is shown as "?". Called fr
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable
 
 from rich import console
 from rich.console import ConsoleOptions, RenderableType
 from rich.segment import Segment
 
-_SHOWN = {code: "?" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"}
+from evaljobs.log_lines import SHOWN
 
 
 class Console(console.Console):
@@ -24,12 +23,4 @@ class Console(console.Console):
             if segment.control or segment.text.isprintable():
                 yield segment
             else:
-                yield Segment(segment.text.translate(_SHOWN), segment.style)
-
-
-class LogLines(logging.Formatter):
-    """A message is one line; only a traceback behind it has more."""
-
-    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 (logging's name)
-        record.message = record.message.replace("\n", " ").translate(_SHOWN)
-        return super().formatMessage(record)
+                yield Segment(segment.text.translate(SHOWN), segment.style)

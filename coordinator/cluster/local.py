@@ -38,7 +38,8 @@ from coordinator.cluster import (
     RefusedError,
     local_guardian,
 )
-from coordinator.cluster.sbatch_text import INDEX, log_file, without_secrets
+from coordinator.cluster.job_environment import INDEX, passed_on
+from coordinator.cluster.sbatch_text import log_file
 from evaljobs.contract.storage import make_file, make_folder
 from evaljobs.staging.capacity import memory_available
 
@@ -121,7 +122,7 @@ class LocalCluster:
     """The Cluster protocol on this machine. One coordinator at a time uses `state_dir`.
 
     `slots`: jobs with one GPU that run at once. `gpus`: as `gpu_names` gives them; [] for CPU
-    slots. `kill_seconds`: between SIGTERM and SIGKILL. `secrets`: as of `SlurmOptions`.
+    slots. `kill_seconds`: between SIGTERM and SIGKILL. `export`, `secrets`: as of `SlurmOptions`.
     """
 
     def __init__(
@@ -131,6 +132,7 @@ class LocalCluster:
         slots: int | None = None,
         gpus: Sequence[str] | None = None,
         kill_seconds: float = KILL_SECONDS,
+        export: Sequence[str] = (),
         secrets: Sequence[str] = (),
     ) -> None:
         self.gpus = list(gpu_names() if gpus is None else gpus)
@@ -139,7 +141,7 @@ class LocalCluster:
         if self.gpus and self.slots > len(self.gpus):
             raise RefusedError(f"{self.slots} slots are more than this machine's {len(self.gpus)} GPUs")
         self.kill_seconds = kill_seconds
-        self.secrets = tuple(secrets)
+        self.export, self.secrets = tuple(export), tuple(secrets)
         self._folder = state_dir.absolute()
         self._lock = threading.RLock()
         self._entries: dict[str, _Entry] = {}
@@ -329,7 +331,8 @@ class LocalCluster:
         if self.gpus:  # a job without a slot must see no GPU
             own["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # nvidia-smi's order
             own["CUDA_VISIBLE_DEVICES"] = ",".join(self.gpus[s].partition(",")[0] for s in slots)
-        return {**without_secrets(os.environ, self.secrets, job.secrets), **job.env, **own}
+        passed = passed_on(os.environ, export=self.export, secrets=self.secrets, given=job.secrets)
+        return {**passed, **job.env, **own}
 
     def _stop(self, entry: _Entry, member: _Member, why: str) -> None:
         """End a member: at once where it waits, by SIGTERM where it runs."""

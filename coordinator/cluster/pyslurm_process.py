@@ -21,7 +21,8 @@ from typing import IO, Any
 
 from coordinator.cluster import ClusterError, RefusedError
 from coordinator.cluster import slurm_parse as text
-from coordinator.cluster.sbatch_text import SlurmOptions, client_environment
+from coordinator.cluster.job_environment import client_environment
+from coordinator.cluster.sbatch_text import SlurmOptions
 
 START_SECONDS = 60.0  # longest import of pyslurm, from slow storage
 REAP_SECONDS = 5.0  # for a killed process to be gone
@@ -86,7 +87,7 @@ class PyslurmProcess:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._errors,
-                env=client_environment(os.environ, self._options),
+                env=client_environment(os.environ, self._options.env),
                 start_new_session=True,
             )
         except OSError as error:

@@ -9,33 +9,14 @@ from __future__ import annotations
 import math
 import re
 import shlex
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from coordinator.cluster import Job, Purpose, RefusedError
+from coordinator.cluster.job_environment import INDEX
 from coordinator.cluster.node_choice import NodeChoice
 
-INDEX = "EVALSPAN_INDEX"
 TERM_BEFORE_END_SECONDS = 60  # seconds before its time limit at which a job gets SIGTERM
-# Variables of an enclosing Slurm job, or of the user's listings, that must not reach Slurm commands.
-FOREIGN_PREFIXES = ("SLURM_", "SQUEUE_", "SINFO_", "SCANCEL_")
-FOREIGN_NAMES = frozenset(
-    {
-        "CUDA_VISIBLE_DEVICES",
-        "ROCR_VISIBLE_DEVICES",
-        "HIP_VISIBLE_DEVICES",
-        "ZE_AFFINITY_MASK",
-        "GPU_DEVICE_ORDINAL",
-        INDEX,
-    }
-)
-KEPT_NAMES = frozenset({"SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS", "SLURM_JWT"})
-# Names of variables that hold secrets: HF_TOKEN, AWS_SECRET_ACCESS_KEY, WANDB_API_KEY, MYSQL_PWD.
-SECRET = re.compile(
-    r"(^|_)(SECRET|PASSWORD|PASSWD|APIKEY|JWT)(_|$)|(^|_)(KEY|TOKEN|PASS)$|_PWD$", re.IGNORECASE
-)
-
-
 GPU_REQUEST = "--gres=gpu:{n}"  # arguments that ask for a job's GPUs, unless the settings have others
 ROLES: Mapping[Purpose, str] = {
     "build": "build",
@@ -76,6 +57,7 @@ class SlurmOptions:
     roles: Mapping[str, Role] = field(default_factory=dict)  # by the names in ROLES
     gpu_request: str = GPU_REQUEST
     nodes: NodeChoice = field(default_factory=NodeChoice)
+    export: tuple[str, ...] = ()  # further variables that jobs get, as of `job_environment.passed_on`
     secrets: tuple[str, ...] = ()  # variables that hold secrets, whatever their names
     log_mode: int = 0o600  # of jobs' logs: slurmstepd makes them by the umask with which `sbatch` was called
     chdir: str | None = None  # jobs' working directory; None: the coordinator's, if it exists
@@ -211,7 +193,7 @@ def sbatch_arguments(job: Job, options: SlurmOptions) -> list[str]:
         f"--cpus-per-task={job.cpus}",
         f"--mem={job.memory_mb}M",
         f"--time={minutes_of(job)}",
-        "--export=ALL",
+        "--export=ALL",  # of the environment that sbatch gets: `job_environment.submission_environment`
     ]
     # `--signal` may come up to a minute early: a short job would get SIGTERM before it began.
     if job.time_limit_seconds > 2 * TERM_BEFORE_END_SECONDS:
@@ -282,34 +264,3 @@ def log_file(job: Job, index: int) -> str:
     """The path of a member's log. Replaces "%i" in the file's name only: folders may contain it."""
     folder, slash, name = job.log.rpartition("/")
     return folder + slash + name.replace("%i", str(index))
-
-
-def client_environment(inherited: Mapping[str, str], options: SlurmOptions) -> dict[str, str]:
-    """Environment of a Slurm command: without FOREIGN names."""
-    kept = {
-        name: value
-        for name, value in inherited.items()
-        if name in KEPT_NAMES or not (name.startswith(FOREIGN_PREFIXES) or name in FOREIGN_NAMES)
-    }
-    return {**kept, "LC_ALL": "C.UTF-8", **options.env, "SLURM_TIME_FORMAT": "%s"}
-
-
-def submission_environment(inherited: Mapping[str, str], options: SlurmOptions, job: Job) -> dict[str, str]:
-    """Environment of `sbatch` and, by `--export=ALL`, of the job.
-
-    `--export` with names would have each node load the user's login environment first.
-    """
-    here = client_environment(inherited, options)
-    kept = {name: value for name, value in here.items() if name in KEPT_NAMES}
-    return without_secrets(here, options.secrets, job.secrets) | kept
-
-
-def without_secrets(
-    environment: Mapping[str, str], secrets: Collection[str], given: Collection[str]
-) -> dict[str, str]:
-    """The variables that a job may see. `secrets`: names beside SECRET; `given`: secrets for this job."""
-    return {
-        name: value
-        for name, value in environment.items()
-        if name in given or not (name in secrets or SECRET.search(name))
-    }

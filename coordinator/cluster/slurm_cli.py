@@ -15,13 +15,12 @@ from coordinator.base.run_command import CommandError, run_command
 from coordinator.cluster import ClusterError, Job, JobState, LimitError, NodeState, RefusedError
 from coordinator.cluster import slurm_accounts as accounts
 from coordinator.cluster import slurm_parse as text
+from coordinator.cluster.job_environment import client_environment, submission_environment
 from coordinator.cluster.node_choice import place
 from coordinator.cluster.sbatch_text import (
     SlurmOptions,
     batch_script,
-    client_environment,
     sbatch_arguments,
-    submission_environment,
     within_limits,
 )
 from coordinator.cluster.slurm_rules import parse_partitions, partition_qos
@@ -44,7 +43,7 @@ class SlurmCli:
         """Run `sbatch`. After a ClusterError, look for the job's name before a retry."""
         arguments = ["sbatch", *sbatch_arguments(self.within_limits(job), self.options)]
         try:
-            env = submission_environment(os.environ, self.options, job)
+            env = self.environment_of(job)
             out = self._run(arguments, stdin=batch_script(job, self.options.log_mode), env=env)
         except _FailedError as error:
             raise text.failure(error.words) from error
@@ -52,6 +51,13 @@ class SlurmCli:
         if not job_id.isdigit():
             raise ClusterError(f"sbatch printed no job id but {out.strip()[:80]!r}")
         return job_id
+
+    def environment_of(self, job: Job) -> dict[str, str]:
+        """The environment of a submission, and so of its job."""
+        options = self.options
+        return submission_environment(
+            os.environ, options.env, export=options.export, secrets=options.secrets, given=job.secrets
+        )
 
     def jobs(self) -> list[JobState]:
         """Run one `squeue` for this user; the jobs whose comment has the token."""
@@ -171,7 +177,7 @@ class SlurmCli:
             return run_command(
                 command,
                 seconds=self.options.timeout_seconds,
-                env=env or client_environment(os.environ, self.options),
+                env=env or client_environment(os.environ, self.options.env),
                 stdin=stdin,
             )
         except CommandError as error:

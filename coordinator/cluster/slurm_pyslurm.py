@@ -8,7 +8,6 @@ bundled.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 
 from coordinator.cluster import ClusterError, Job, RefusedError
@@ -18,7 +17,6 @@ from coordinator.cluster.sbatch_text import (
     SlurmOptions,
     batch_script,
     sbatch_arguments,
-    submission_environment,
 )
 from coordinator.cluster.slurm_cli import SlurmCli
 
@@ -65,7 +63,7 @@ class SlurmApi(SlurmCli):
     def submit(self, job: Job) -> str:
         """Submit by one RPC. After a ClusterError, look for the job's name before a retry."""
         fields = description(sbatch_arguments(self.within_limits(job), self.options))
-        present = submission_environment(os.environ, self.options, job)
+        present = self.environment_of(job)
         fields |= {
             "script": batch_script(job, self.options.log_mode),
             **environment(fields.get("environment", "ALL"), present),

@@ -67,7 +67,7 @@ def load(
     for location, variable, value in _from_environment(environ):
         _put(data, location, value)
         said[location] = f"${variable}"
-    source: toml.Where = lambda location: said.get(location) or where(location)  # noqa: E731 (as above)
+    source: toml.Where = lambda location: _nearest(said, location) or where(location)  # noqa: E731 (as above)
     toml.check(Config, data, source)
     for key, value in (overrides or {}).items():
         if value is not None or key.startswith(f"{MODEL_ARGS}."):  # None is a model argument's value, too
@@ -91,6 +91,12 @@ def load(
                 f'add --cluster slurm, or set kind = "slurm" in [cluster] of {FILE_NAME}'
             )
     return Config.model_validate(_absolute(checked.model_dump(), Path.cwd()))
+
+
+def _nearest(said: Mapping[toml.Location, str], location: toml.Location) -> str:
+    """What set this location, or the nearest table around it; "" where nothing did."""
+    tables = (location[:length] for length in range(len(location), 0, -1))
+    return next((said[table] for table in tables if table in said), "")
 
 
 def find(path: Path | None, environ: Mapping[str, str]) -> Path | None:

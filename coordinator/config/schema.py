@@ -80,6 +80,7 @@ class ClusterConfig(Record):
     nice: Count | None = None  # users can only lower their priority
     reservation: str | None = None
     extra_args: tuple[str, ...] = ()
+    export: tuple[str, ...] = ()  # further variables that jobs get, "*" for any characters
     poll_seconds: Annotated[float, Field(ge=1)] = 10.0
     slots: Positive | None = None  # local: trials at once; None: one per GPU, or two CPU slots
 

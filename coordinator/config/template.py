@@ -166,6 +166,7 @@ kind = "{kind}"               # "local": processes on this machine; "slurm": job
 # nice = 100                  # example: stand behind the site's other jobs
 # reservation = "my-res"      # example
 # extra_args = []             # for every sbatch, e.g. ["--exclusive=user"]
+# export = []                 # further variables that jobs get, e.g. ["SITE_*"] (docs/slurm.md#variables-that-jobs-get)
 # poll_seconds = 10.0         # between two listings of the cluster's jobs; of its nodes: 1.5 times that
 # slots = 2                   # example; local: trials at once
 

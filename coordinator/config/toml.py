@@ -10,13 +10,14 @@ from __future__ import annotations
 import difflib
 import json
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
 from coordinator.errors import OperatorError
+from evaljobs.contract import secret_values
 
 Model = TypeVar("Model", bound=BaseModel)
 MOST_BYTES = 16 << 20  # size of a settings or suite file
@@ -42,12 +43,58 @@ def read(path: Path) -> tuple[dict[str, Any], str]:
 
 
 def check(model: type[Model], data: Mapping[str, Any], where: Where) -> Model:
-    """`data` as a `model`. OperatorError names the first error and, by `where`, the value's source."""
+    """`data` as a `model`. OperatorError names the first error, or secret, and by `where` the value's source."""
+    _refuse_secrets(data, where)
     try:
         # JSON mode is strict on types yet takes TOML's lists for tuples and text for paths.
         return model.model_validate_json(json.dumps(data, default=str), strict=True)
     except ValidationError as error:
         raise OperatorError(_complaint(model, data, error, where)) from error
+
+
+VARIABLES = (("trial", "env"),)  # tables whose keys are names of variables
+COMMANDS = {("trial", "prologue"), ("trial", "container"), ("checkpoint", "convert")}
+MAY_HOLD = {("redis", "url")}  # goes to redis/address.json (mode 0600) alone
+INSTEAD = {
+    "judge": "api_key_env names its variable, api_key_file its file (mode 0600)",
+    "redis": "password_file names its file (mode 0600)",
+    "trackers": "set the tracker's own variable where evalspan starts (MLFLOW_TRACKING_PASSWORD, WANDB_API_KEY)",
+}
+
+
+def _refuse_secrets(data: Mapping[str, Any], where: Where) -> None:
+    """OperatorError where a value is a secret: settings and suites stand in records, scripts and command lines."""
+    found = next((place for place in _secrets(data) if place not in MAY_HOLD), None)
+    if found is None:
+        return
+    variable = found[-1] if found[:2] in VARIABLES else "HF_TOKEN"
+    instead = INSTEAD.get(
+        str(found[0]),
+        f'write it to a file of mode 0600, and say prologue = "export {variable}=$(cat FILE)" in [trial]',
+    )
+    raise OperatorError(
+        f"{where(found)}: {found[-1]!r} of {name(found[:-1])} holds a secret, and would stand in records and logs: {instead}"
+    )
+
+
+def _secrets(data: Mapping[str, Any]) -> Iterator[Location]:
+    yield from secret_values.places(data)
+    for table, key in VARIABLES:
+        section = data.get(table)
+        found = secret_values.places(section.get(key) if isinstance(section, Mapping) else (), variables=True)
+        yield from ((table, key, *place) for place in found)
+    for place, text in _texts(data):
+        if (place[:2] in COMMANDS or "extra_args" in place) and secret_values.in_command(text):
+            yield place
+
+
+def _texts(data: Any) -> Iterator[tuple[Location, str]]:
+    """(location, text) of each text in nested tables and lists."""
+    if isinstance(data, str):
+        yield (), data
+    pairs: Any = data.items() if isinstance(data, Mapping) else enumerate(data) if _is_list(data) else ()
+    for key, value in pairs:
+        yield from (((key, *rest), text) for rest, text in _texts(value))
 
 
 def is_file_name(text: str) -> bool:
@@ -146,7 +193,7 @@ def _wanted(fault: Any) -> str:
 
 
 def _shown(value: Any) -> str:
-    return json.dumps(value, default=str)[:80]
+    return json.dumps(secret_values.hidden(value), default=str)[:80]
 
 
 def _fields(model: type[BaseModel], location: Location) -> list[str]:

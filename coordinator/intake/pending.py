@@ -24,6 +24,8 @@ from evaljobs.contract.storage import write_record
 
 log = logging.getLogger(__name__)
 
+MOST_WAITING = 1000  # pending checkpoints in the file: the oldest ones, those of submissions first
+MOST_COPIES = 100  # notices of one checkpoint that are kept until it is accepted
 MOST_REFUSED = 20  # refused checkpoints in the file: the last ones
 REFUSED_SECONDS = 7 * 86400.0  # a refusal stays in the file for so long
 
@@ -124,7 +126,10 @@ class PendingCheckpoint:
         self.announced |= delivery.announced
         self.own |= delivery.own
         self.evaluation_id = delivery.evaluation_id or self.evaluation_id
-        self.acknowledge[delivery.key] = delivery.acknowledge
+        if len(self.acknowledge) < MOST_COPIES:
+            self.acknowledge[delivery.key] = delivery.acknowledge
+        elif delivery.key not in self.acknowledge:  # the others bring it again
+            delivery.acknowledge()
         if delivery.notice.priority > self.notice.priority:
             self.notice = delivery.notice
 
@@ -174,9 +179,9 @@ class PendingWriter:
                 why=p.why,
                 evaluation_id=p.evaluation_id,
             )
-            for p in pending
+            for p in sorted(pending, key=lambda p: (not p.own, p.since))
             if p.why
-        )
+        )[:MOST_WAITING]
         refused = tuple(r for r in self._refused.values() if now - r.at < REFUSED_SECONDS)[-MOST_REFUSED:]
         if now - self._unsigned_at >= REFUSED_SECONDS:
             self._unsigned, self._unsigned_at = 0, 0.0

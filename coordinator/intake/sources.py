@@ -22,11 +22,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
-from coordinator.base.isolate import LoopGuard
+from coordinator.base.isolate import LoopGuard, warn_once
+from coordinator.base.turns import ALL, Turns
+from coordinator.base.words import one_line
 from coordinator.errors import OperatorError
 from coordinator.hook import PIN_PREFIX, STREAM
 from coordinator.intake.checkpoint import step_of
@@ -40,6 +42,9 @@ log = logging.getLogger(__name__)
 
 AGAIN = 10  # reported checkpoints that one look checks for new contents
 MOST_NOTICE_BYTES = 1 << 16
+MOST_PATH = 4096  # characters of a path that Linux takes
+MOST_ENTRIES = 100  # of the stream, of each kind (unacknowledged and new), that one look reads
+MOST_STREAM_BYTES = 4 << 20  # of one answer of the stream: a larger one would fill the daemon's memory
 MOST_ERRORS = 3  # errors shown of a malformed notice
 MOST_SHOWN = 500  # characters shown of a malformed notice
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")  # these command a terminal, or end a line of a log
@@ -51,9 +56,9 @@ COUNT_SECONDS = 2.0  # longest wait for Redis where notices are only counted
 class Notice(Record):
     """A checkpoint was announced or seen. The hook writes exactly these fields."""
 
-    checkpoint: str
+    checkpoint: Annotated[str, Field(max_length=MOST_PATH)]
     step: int | None = None
-    suite: str = "default"
+    suite: Annotated[str, Field(max_length=MOST_PATH)] = "default"
     priority: int = 0
     noticed_at: float = 0.0
 
@@ -129,12 +134,14 @@ def _leave(folder: Path, notice: Notice, evaluation_id: str = "") -> Path:
     return file
 
 
-def from_submissions(paths: WorkPaths) -> Iterator[Delivery]:
+def from_submissions(paths: WorkPaths, turns: Turns | None = None) -> Iterator[Delivery]:
     """Submissions, oldest first. From a folder that other users own or may write they are not `own`; members of the group
     that shares the work folder may write there.
+
+    `turns`: of the daemon, which looks again and again; None: one look.
     """
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-        yield from _from_folder(paths.submissions, own=_is_trusted(paths))
+        yield from _from_folder(turns or Turns(paths.submissions, ALL), own=_is_trusted(paths))
 
 
 def _is_trusted(paths: WorkPaths) -> bool:
@@ -145,22 +152,22 @@ def _is_trusted(paths: WorkPaths) -> bool:
     return drop.st_uid == os.geteuid() and (by_members or drop.st_mode & 0o022 == 0)
 
 
-def from_spool(paths: WorkPaths) -> Iterator[Delivery]:
-    """Notices in the spool folder, oldest first. Files stay until their notices are acknowledged."""
-    yield from _from_folder(paths.spool, own=False)
+def from_spool(paths: WorkPaths, turns: Turns | None = None) -> Iterator[Delivery]:
+    """Notices in the spool folder, oldest first. Files stay until their notices are acknowledged. `turns`: as above."""
+    yield from _from_folder(turns or Turns(paths.spool, ALL), own=False)
 
 
-def _from_folder(folder: Path, *, own: bool) -> Iterator[Delivery]:
-    """Deliveries of a folder; acknowledging a malformed one renames its file to `*.bad`."""
-    for path in sorted(folder.glob("*.json")) if folder.is_dir() else ():
+def _from_folder(turns: Turns, *, own: bool) -> Iterator[Delivery]:
+    """Deliveries of a folder; acknowledging a malformed one renames its file to `*.bad`, or removes it past MOST_BAD."""
+    unread: list[str] = []  # storage may be away for a moment
+    for path in turns.look():
         unlink = partial(path.unlink, missing_ok=True)
-        aside = partial(set_aside, path)
+        aside = partial(set_aside, path, turns)
         try:
             text = read_plain(path, MOST_NOTICE_BYTES)
         except (OSError, FrameError) as error:
             if isinstance(error, OSError) or isinstance(error.__cause__, PermissionError):
-                # storage may be away for a moment
-                warn_once(log, one_line(f"{path} cannot be read yet: {error}"))
+                unread.append(f"{path} cannot be read yet: {error}")
                 continue
             claims = Notice(checkpoint=_printable(path))
             yield Delivery(str(path), claims, aside, own=own, wrong=_printable(error))
@@ -175,10 +182,17 @@ def _from_folder(folder: Path, *, own: bool) -> Iterator[Delivery]:
             wrong=wrong,
             evaluation_id="" if named.isdecimal() else _printable(named),  # the process that left it
         )
+    if unread:
+        more = f" (and {len(unread) - 1} other files)" if unread[1:] else ""
+        warn_once(log, one_line(f"{unread[0]}{more}"))
 
 
-def set_aside(path: Path) -> None:
-    """Rename what is no notice or command, so that it is not looked at again. OSError."""
+def set_aside(path: Path, turns: Turns | None = None) -> None:
+    """Rename what is no notice or command, so that it is not looked at again; past MOST_BAD of them remove it. OSError."""
+    if turns is not None and not turns.keeps_bad():
+        with contextlib.suppress(OSError):  # a folder, perhaps
+            path.unlink(missing_ok=True)
+            return
     aside = path.with_suffix(".bad")
     if os.path.lexists(aside):
         aside = path.with_name(f"{time.time_ns()}.bad")
@@ -215,11 +229,47 @@ def _printable(value: object) -> str:
     return "".join(c if c.isprintable() else "?" for c in str(value)[:MOST_SHOWN])
 
 
-def from_stream(paths: WorkPaths, *, signed: bool = False) -> Iterator[Delivery]:
+@dataclass(slots=True)
+class StreamPlace:
+    """Where the daemon's next look at its unacknowledged notices begins: they are read in turns."""
+
+    after: str = "0"
+
+
+# Reads the group's entries from a place on; cuts what is longer than a notice. Takes stream, group, consumer, place,
+# most entries, bytes of a field, bytes of the answer. What does not fit into these is unacknowledged and comes again.
+_READ = """
+local found, bytes, after = {}, 0, ARGV[3]
+while #found < tonumber(ARGV[4]) and bytes < tonumber(ARGV[6]) do
+  local answer = redis.call('XREADGROUP', 'GROUP', ARGV[1], ARGV[2], 'COUNT', 10, 'STREAMS', KEYS[1], after)
+  local rows = answer and answer[1][2] or {}
+  if #rows == 0 then return found end
+  for _, row in ipairs(rows) do
+    local fields = {}
+    for i, text in ipairs(row[2] or {}) do
+      if i <= 8 then
+        fields[i] = string.sub(text, 1, tonumber(ARGV[5]) + 1)
+        bytes = bytes + #fields[i]
+      end
+    end
+    found[#found + 1] = {row[1], fields}
+    if after ~= '>' then after = row[1] end
+    if bytes >= tonumber(ARGV[6]) then return found end
+  end
+end
+return found
+"""
+
+
+def from_stream(
+    paths: WorkPaths, place: StreamPlace | None = None, *, signed: bool = False
+) -> Iterator[Delivery]:
     """Notices of the Redis stream, first an earlier daemon's unacknowledged ones. None if away.
 
+    `place`: of the daemon, which looks again and again; None: one look from the beginning.
     `signed`: other programs may write to this Redis, so that a notice counts only with its signature.
     """
+    place = place or StreamPlace()
     # `submit` runs once a checkpoint and never reads the stream: importing redis takes a third of a second
     import redis  # noqa: PLC0415
 
@@ -230,11 +280,10 @@ def from_stream(paths: WorkPaths, *, signed: bool = False) -> Iterator[Delivery]
         client = connect(paths.redis_address)
         with contextlib.suppress(redis.ResponseError):  # BUSYGROUP: the group exists
             client.xgroup_create(STREAM, GROUP, id="0", mkstream=True)
-        entries: list[tuple[Any, dict[Any, Any]]] = []
-        for start in ("0", ">"):
-            answer: Any = client.xreadgroup(GROUP, CONSUMER, {STREAM: start}, count=100)
-            for _, rows in answer or ():
-                entries += rows
+        limits = (MOST_ENTRIES, MOST_NOTICE_BYTES, MOST_STREAM_BYTES)
+        old: Any = client.eval(_READ, 1, STREAM, GROUP, CONSUMER, place.after, *limits)
+        new: Any = client.eval(_READ, 1, STREAM, GROUP, CONSUMER, ">", *limits)
+        place.after = old[-1][0].decode() if old else "0"
     except (redis.RedisError, OSError, QueueUnavailable):
         return
 
@@ -243,7 +292,8 @@ def from_stream(paths: WorkPaths, *, signed: bool = False) -> Iterator[Delivery]
             client.xack(STREAM, GROUP, entry_id)
             client.xdel(STREAM, entry_id)
 
-    for entry_id, fields in entries:
+    for entry_id, words in (*old, *new):
+        fields = dict(zip(words[::2], words[1::2], strict=False))
         key = f"stream/{entry_id!r}"
         text = fields.get(b"notice", b"")
         done = partial(acknowledge, entry_id)

@@ -19,6 +19,7 @@ from pydantic import Field, ValidationError
 
 from coordinator.base import clock
 from coordinator.base.isolate import isolated, warn_once
+from coordinator.base.turns import ALL, Turns
 from coordinator.base.words import one_line
 from coordinator.errors import OperatorError, RetryError
 from coordinator.intake import sources
@@ -55,12 +56,12 @@ def leave_command(paths: WorkPaths, command: Command) -> Path:
     return file
 
 
-def obey_commands(coordinator: Coordinator, only: str | None = None) -> None:
+def obey_commands(coordinator: Coordinator, only: str | None = None, turns: Turns | None = None) -> None:
     """Obey the commands in the spool folder, oldest first. `only`: those to this evaluation, and to nodes; the other files
-    stay for the daemon.
+    stay for the daemon. `turns`: of a caller that looks again and again.
     """
     folder = coordinator.performer.site.paths.spool / "commands"
-    for path in sorted(folder.glob("*.json")) if folder.is_dir() else ():
+    for path in (turns or Turns(folder, ALL)).look():
         if _obeyed(coordinator, path, only):
             try:
                 path.unlink()

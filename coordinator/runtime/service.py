@@ -22,6 +22,7 @@ from coordinator.allocation.backlog import Seen, stale
 from coordinator.base import clock
 from coordinator.base.isolate import LoopGuard, isolated
 from coordinator.base.throttle import Throttle
+from coordinator.base.turns import Turns
 from coordinator.cluster import ClusterError
 from coordinator.cluster.slurm_rules import Hosting
 from coordinator.config.schema import Config
@@ -53,6 +54,10 @@ STABLE_SECONDS = 2.0
 WAIT_SECONDS = 3600.0
 LOOK_SECONDS = 1.0  # between two looks at notices and commands
 UNSIGNED_SECONDS = 60.0  # between two lines of the log that count notices without a signature
+# Pending checkpoints that are kept in memory. A notice beyond them is looked at when its source brings it, in turns.
+MOST_PENDING = 1000
+MOST_LOOKS = 100  # known pending checkpoints that one look examines, in turns
+MOST_LINES = 10  # refusals that one look logs by name
 RULES = "the question for the site's rules"
 RULES_SECONDS = 30.0  # between two questions for the site's rules, where they fail
 
@@ -67,6 +72,9 @@ class Service:
         self._pending: dict[tuple[str, str], PendingCheckpoint] = {}  # by (checkpoint, suite)
         self._writer = PendingWriter(self.paths.pending)
         self._throttle = Throttle()
+        self._submissions, self._spool = Turns(self.paths.submissions), Turns(self.paths.spool)
+        self._commands, self._stream = Turns(self.paths.spool / "commands"), sources.StreamPlace()
+        self._refused: list[PendingCheckpoint] = []  # in this look
         self._suite_files = admission.suite_files(config.watch)
         watched = [(str(f), config.watch.suite or "default") for f in config.watch.folders]
         self._watch = sources.FolderWatch(
@@ -91,14 +99,23 @@ class Service:
         if not self._throttle.due("look", LOOK_SECONDS, now):
             return
         self._made_of.clear()
+        known = list(self._pending)
         self._guard("what is announced", self._read_notices, now)
-        for key, each in list(self._pending.items()):
-            if each.withdrawn or self._dealt_with(each, now):
-                del self._pending[key]
-        self._guard("commands", obey_commands, self.coordinator)
+        for key in [*known[:MOST_LOOKS], *list(self._pending)[len(known) :]]:
+            each = self._pending.pop(key)
+            if not each.withdrawn and not self._dealt_with(each, now):
+                self._pending[key] = each  # the last one to be examined again
+        for key in list(self._pending)[MOST_PENDING:]:
+            del self._pending[key]
+        self._guard("commands", obey_commands, self.coordinator, None, self._commands)
         self._guard("stale checkpoints", self._drop_stale)
         self._guard("pins", self._pins)
         self._write_pending(now)
+        if len(self._refused) > MOST_LINES:
+            log.warning("and %d other notices are refused", len(self._refused) - MOST_LINES)
+        for each in self._refused:  # last: `wait` looks for a refusal once the notice is gone
+            each.done()
+        self._refused.clear()
 
     def _read_notices(self, now: float) -> None:
         for delivery in self._deliveries():
@@ -111,12 +128,15 @@ class Service:
                 self._refuse(each, delivery.wrong, now)
                 continue
             key = (delivery.notice.checkpoint, delivery.notice.suite)
+            if len(self._pending) >= MOST_PENDING:  # not kept: it would be young at each look
+                each.since = min(now, delivery.notice.noticed_at or now)
             self._pending.setdefault(key, each).add(delivery)
 
     def _deliveries(self) -> Iterator[sources.Delivery]:
-        yield from sources.from_submissions(self.paths)
-        yield from sources.from_spool(self.paths)
-        yield from sources.from_stream(self.paths, signed=self.config.redis.url is not None)
+        signed = self.config.redis.url is not None
+        yield from sources.from_submissions(self.paths, self._submissions)
+        yield from sources.from_spool(self.paths, self._spool)
+        yield from sources.from_stream(self.paths, self._stream, signed=signed)
         yield from self._watch.look()
 
     # --- pending checkpoints -----------------------------------------------------------------------------------------
@@ -224,10 +244,10 @@ class Service:
         return self._hosting
 
     def _refuse(self, each: PendingCheckpoint, why: str, now: float) -> bool:
-        log.warning("%s is not evaluated: %s", each.notice.checkpoint, why)
+        if len(self._refused) < MOST_LINES:
+            log.warning("%s is not evaluated: %s", each.notice.checkpoint, why)
         self._writer.refuse(each.notice, why, now)
-        self._write_pending(now)  # first: `wait` looks for a refusal once the notice is gone
-        each.done()
+        self._refused.append(each)
         return True
 
     def _refuse_unsigned(self, delivery: sources.Delivery, now: float) -> None:

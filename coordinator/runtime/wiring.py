@@ -97,6 +97,7 @@ def cluster_of(config: Config) -> Cluster:
             work.cache / "jobs",
             slots=config.cluster.slots or len(gpus) or slots(config),
             gpus=gpus,
+            export=config.cluster.export,
             secrets=_secrets(config),
         )
     if shutil.which("sbatch") is None:
@@ -140,6 +141,7 @@ def slurm_options(config: Config) -> SlurmOptions:
         roles=roles,
         gpu_request=config.slurm.gpu_request,
         nodes=NodeChoice(**config.nodes.model_dump(exclude={"wake", "gpu_memory_gb"})),
+        export=section.export,
         secrets=_secrets(config),
         log_mode=0o600 if config.shared_group is None else 0o640,
         chdir=str(config.work_dir),

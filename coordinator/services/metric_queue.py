@@ -177,8 +177,7 @@ def _of_execution(entry: bytes) -> str:
 
 
 def _last_line(job: Any) -> str:
-    result = job.latest_result()
-    text = str(getattr(result, "exc_string", "") or "").strip()
+    text = job.last_error().strip()
     if AbandonedJobError.__name__ in text:  # RQ's clean-up, not a worker, wrote it
         return f"its worker died {RETRIES + 1} times"
     return text.splitlines()[-1][:400] if text else "no reason is known"

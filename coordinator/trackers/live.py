@@ -28,7 +28,9 @@ from coordinator.errors import OperatorError
 from coordinator.report.learning_curves import Point, make_series
 from coordinator.report.load_series import point_of, records
 from coordinator.trackers import TRACKERS, export_points, runs_of
+from evaljobs import log_lines
 from evaljobs.contract.paths import EvaluationPaths
+from evaljobs.contract.secret_values import scrubbed
 from evaljobs.contract.specs import Record
 from evaljobs.contract.storage import make_file, write_atomic
 
@@ -150,7 +152,7 @@ def _try(target: Target, group: Sequence[Point]) -> str | None:
         Path(target.out).mkdir(parents=True, exist_ok=True)
         export_points(TRACKERS[target.tracker], group, Path(target.out), project=target.project)
     except (Exception, SystemExit) as error:  # noqa: BLE001
-        lines = str(error).strip().splitlines() or [""]
+        lines = scrubbed(str(error), os.environ).strip().splitlines() or [""]
         return f"{type(error).__name__}: {lines[0]}" if not isinstance(error, OperatorError) else lines[0]
     return None
 
@@ -235,7 +237,7 @@ class Exporter:
 def main() -> int:
     """The export process: 0 where every tracker has everything, else 1."""
     signal.alarm(LIMIT_SECONDS)
-    logging.basicConfig(level=logging.WARNING)
+    log_lines.begin("%(levelname)s:%(name)s:%(message)s", level=logging.WARNING)
     errors = export_left(Job.model_validate_json(sys.stdin.buffer.read()))
     for error in errors:
         print(time.strftime("%Y-%m-%dT%H:%M:%S"), error, flush=True)  # noqa: T201 (its output is the log)

@@ -13,7 +13,6 @@ import json
 import logging
 import sys
 import time
-import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -32,7 +31,7 @@ from evaljobs.contract.paths import (
 )
 from evaljobs.contract.specs import BuildSpec, EntryManifest, RequestSetManifest
 from evaljobs.contract.storage import read_record, write_atomic, write_outcome, write_record
-from evaljobs.errors import JobError, OperatorError, one_line
+from evaljobs.errors import JobError, OperatorError, details, one_line
 from evaljobs.lmeval import conversations, hooks, result_keys, run, source_files, stub_model
 from evaljobs.lmeval.batches import (
     Kind,
@@ -93,7 +92,7 @@ def main(spec: BuildSpec) -> int:
             job="build",
             blame=error.blame if isinstance(error, JobError) else "bug",
             error=one_line(error),
-            detail=traceback.format_exc()[-4000:],
+            detail=details(),
             entry=spec.entry,
         )
         sys.stdout.write(json.dumps({"failed": outcome.error}) + "\n")

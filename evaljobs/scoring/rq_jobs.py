@@ -12,8 +12,9 @@ from __future__ import annotations
 import json
 import re
 import zlib
-from collections.abc import Mapping
-from typing import Any
+from base64 import b64decode
+from collections.abc import Iterable, Mapping
+from typing import Any, cast
 
 import redis
 from rq.exceptions import NoSuchJobError
@@ -35,12 +36,66 @@ SEEN_MS = 30_000  # ms that the mark "seen popped" lives
 # score of a running job that is to be queued again; a worker's sign sets it to a time of today
 _GIVEN_UP = 1.0
 
-MAX_DATA = 1 << 16  # bytes of a job's decompressed payload; evalspan's own have a few hundred
+MAX_DATA = (
+    1 << 16
+)  # bytes of a job's field and of its decompressed payload; evalspan's own have a few hundred
+MAX_FIELDS = 64  # of a job's record; RQ's own have some thirty
 _REFUSED = json.dumps(["refused", None, [], {}]).encode()
 
 
+# A record as Redis gives it; a longer field comes empty, and one of many fields is none.
+_READ_JOB = f"""
+if redis.call('hlen', KEYS[1]) > {MAX_FIELDS} then return {{}} end
+local found = {{}}
+for _, name in ipairs(redis.call('hkeys', KEYS[1])) do
+  local whole = #name <= 100 and redis.call('hstrlen', KEYS[1], name) <= {MAX_DATA}
+  found[#found + 1] = string.sub(name, 1, 100)
+  found[#found + 1] = whole and redis.call('hget', KEYS[1], name) or ''
+end
+return found
+"""
+_LAST_ERROR = f"""
+local row = redis.call('xrevrange', KEYS[1], '+', '-', 'count', 1)[1]
+for i = 1, row and #row[2] or 0, 2 do
+  if row[2][i] == 'exc_string' then return string.sub(row[2][i + 1], 1, {MAX_DATA}) end
+end
+return ''
+"""
+
+
 class GuardedJob(Job):  # type: ignore[misc]
-    """A job from Redis that imports nothing, calls nothing back and sends nothing, whatever its record says."""
+    """A job from Redis that imports nothing, calls nothing back and sends nothing, whatever its record says.
+
+    No more than MAX_DATA bytes of a field of it leave Redis.
+    """
+
+    @classmethod
+    def fetch_many(cls, job_ids: Iterable[str], connection: Any, serializer: Any = None) -> list[Any]:
+        """The jobs of these ids; None for an id without a job."""
+        return [cls._fetched(job_id, connection, serializer) for job_id in job_ids]
+
+    @classmethod
+    def _fetched(cls, job_id: str, connection: Any, serializer: Any) -> GuardedJob | None:
+        try:
+            return cast("GuardedJob", cls.fetch(job_id, connection=connection, serializer=serializer))
+        except NoSuchJobError:
+            return None
+
+    def refresh(self) -> None:
+        """Read the record anew; NoSuchJobError where there is none."""
+        words = self.connection.eval(_READ_JOB, 1, self.key)
+        if not words:
+            raise NoSuchJobError(f"No such job: {self.key}")
+        self.restore(dict(zip(words[::2], words[1::2], strict=True)))
+
+    def last_error(self) -> str:
+        """The end of the text of its last failure, MAX_DATA bytes at most; "" without one."""
+        packed = self.connection.eval(_LAST_ERROR, 1, f"rq:results:{self.id}")
+        try:
+            unpacked = zlib.decompressobj().decompress(b64decode(packed[: len(packed) // 4 * 4]), MAX_DATA)
+        except (ValueError, zlib.error):
+            return ""
+        return unpacked.decode(errors="replace")
 
     def restore(self, raw_data: Any) -> None:
         """Take over what Redis holds; NoSuchJobError where that is no job at all."""

@@ -14,7 +14,6 @@ import importlib.metadata
 import json
 import logging
 import time
-import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,9 +21,10 @@ from typing import Any
 
 from evaljobs.contract.outcomes import Executed, Failed, Scored
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths, request_set_manifest, slug
+from evaljobs.contract.secret_values import hidden
 from evaljobs.contract.specs import ExecuteSpec, FrameRef, RequestSetManifest, ScoreSpec
 from evaljobs.contract.storage import read_record, write_atomic, write_outcome
-from evaljobs.errors import JobError, OperatorError, one_line
+from evaljobs.errors import JobError, OperatorError, details, one_line
 from evaljobs.judges.asking import Judges
 from evaljobs.judges.records import Ask, Reply
 from evaljobs.lmeval import hooks, replay_model, run, source_files
@@ -69,7 +69,7 @@ def perform(spec: ExecuteSpec | ScoreSpec) -> Executed | Scored | Failed:
             job=spec.kind,
             blame=error.blame if isinstance(error, JobError) else "bug",
             error=one_line(error),
-            detail=traceback.format_exc()[-4000:],
+            detail=details(),
             entry=spec.entry,
         )
     write_outcome(paths, outcome)
@@ -228,10 +228,11 @@ def _write(paths: EvaluationPaths, spec: ScoreSpec, results: Mapping[str, Any]) 
         lines = [_sample_line(sample) for sample in samples]
         write_atomic(paths.samples / f"samples_{slug(task)}_{spec.entry:03d}.jsonl", "".join(lines).encode())
     kept = {part: results[part] for part in PARTS if part in results}
+    kept["configs"] = hidden(results["configs"])  # a task's YAML may hold the token of its data set
     kept["config"] = {
         **results["config"],
         "model": spec.model.engine,
-        "model_args": {"pretrained": spec.model_dir, **spec.model.model_args},
+        "model_args": {"pretrained": spec.model_dir, **hidden(spec.model.model_args)},
     }
     for package in ("lm_eval", "transformers"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):

@@ -18,7 +18,6 @@ import os
 import signal
 import socket
 import time
-import traceback
 import uuid
 from collections.abc import Sequence
 from contextlib import suppress
@@ -32,12 +31,12 @@ from rq.utils import now
 from rq.worker import Worker
 from rq.worker_registration import clean_worker_registry
 
-from evaljobs import garbage
+from evaljobs import garbage, log_lines
 from evaljobs.contract.outcomes import Failed
 from evaljobs.contract.paths import EvaluationPaths
 from evaljobs.contract.specs import SPEC, ExecuteSpec, ScoreSpec
 from evaljobs.contract.storage import FrameError, read_own, write_outcome
-from evaljobs.errors import JobError, one_line
+from evaljobs.errors import JobError, details, one_line
 from evaljobs.queue import redis_client
 from evaljobs.queue.redis_client import explained
 from evaljobs.scoring import rq_jobs
@@ -128,7 +127,7 @@ def leave_failed(
         job=spec.kind,
         blame="retry",
         error=error,
-        detail=detail[-4000:],
+        detail=detail,
         node=socket.gethostname(),
         entry=spec.entry,
         memory_mb=memory_mb,
@@ -146,7 +145,7 @@ def run_spec(spec: ExecuteSpec | ScoreSpec) -> str:
         return str(metric.perform(spec).kind)
     except Exception as error:  # the job's deadline, or an import: whatever it is, the outcome says so
         log.exception("%s", spec.name)
-        leave_failed(spec, error=one_line(error), detail=traceback.format_exc())
+        leave_failed(spec, error=one_line(error), detail=details())
         return "failed"
 
 
@@ -323,7 +322,7 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str]) -> int:
     """`python -m evaljobs worker …`; ends with exit code 0, on a signal, the stop file, the lease or --burst-idle."""
     options = parser().parse_args(argv)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
+    log_lines.begin("%(asctime)s %(name)s: %(message)s")
     try:
         importlib.import_module("evaljobs.scoring.score").warm()
     except Exception:  # each job will leave an outcome that says so

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -36,14 +37,38 @@ class Cleaned:
 
 
 def clean(root: str | Path, *, everything: bool = False, patience: float = READER_PATIENCE) -> Cleaned:
-    """Remove copies below `root` that are not in use; with `everything` all: a living precursor sees it, and ends."""
+    """Remove copies below `root` that are not in use; with `everything` all: a living precursor sees it, and ends.
+
+    Cleans all homes of this user, and names what is not ours at the name of one.
+    """
+    done = Cleaned(root=str(root))
     try:
-        with store.locked_home(root) as home:
-            return _clean(home, str(root), everything=everything, patience=patience)
-    except FileNotFoundError:
-        return Cleaned(root=str(root))
-    except (Refused, TimeoutError) as error:
+        parent = owned_files.open_root(root)
+    except Refused as error:
         return Cleaned(root=str(root), problems=(str(error),))
+    try:
+        names = dict.fromkeys([*store.homes(parent, every_uid=True), store.home_name(os.geteuid())])
+    finally:
+        os.close(parent)
+    for name in names:
+        try:
+            with store.locked_home(root, name=name) as home:
+                done = _and(done, _clean(home, str(root), everything=everything, patience=patience))
+        except FileNotFoundError:
+            continue
+        except (Refused, TimeoutError) as error:
+            done = _and(done, Cleaned(root=str(root), problems=(str(error),)))
+    return done
+
+
+def _and(one: Cleaned, other: Cleaned) -> Cleaned:
+    return Cleaned(
+        root=one.root,
+        freed_bytes=one.freed_bytes + other.freed_bytes,
+        removed=one.removed + other.removed,
+        kept=one.kept + other.kept,
+        problems=one.problems + other.problems,
+    )
 
 
 def _clean(home: Home, root: str, *, everything: bool, patience: float) -> Cleaned:

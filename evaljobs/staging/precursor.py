@@ -141,11 +141,14 @@ def _only_stager(slot: Slot, stop: threading.Event) -> Iterator[None]:
 def _publish(slot: Slot, spec: StageSpec, stop: threading.Event) -> tuple[int, list[str]]:
     """Verify the copy that is there, or make one; bytes that left storage, and notes. The caller holds the stage lock."""
     notes: list[str] = []
+    if slot.path.parent.name != (plain := store.home_name(os.geteuid())):
+        notes.append(f"{slot.root / plain} is not ours: staged in {slot.path.parent}")
+        say(notes[-1])
     if publish.is_published(slot):
         bad = publish.verify_slot(slot, spec.checkpoint, readers=spec.readers)
         if not bad:
             if spec.share is None:
-                with store.locked_home(slot.root) as home:
+                with slot.locked_home() as home:
                     store.remove_unused(home, keep=slot.digest)
             return 0, notes
         notes.append(f"the copy found in {slot.path} was damaged ({', '.join(bad)}) and was replaced")

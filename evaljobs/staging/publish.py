@@ -90,7 +90,7 @@ def make_room(slot: Slot, checkpoint: CheckpointSpec, *, margin: int, share: flo
     where there is no room.
     """
     need = checkpoint.bytes + margin
-    with store.locked_home(slot.root) as home:
+    with slot.locked_home() as home:
         owned_files.remove_tree(slot.fd, INCOMING)
         store.remove_unused(home, keep=slot.digest, retired_only=share is not None)
     there = room(slot.root)

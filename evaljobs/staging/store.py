@@ -1,6 +1,7 @@
 """Our folder in a node's memory: its layout, its locks, the precursors' leases in it, and the trials' lock on a copy.
 
     <root>/evalspan-<uid>/          0700, ours, no link; its lock (flock) guards every change of names below it
+                                    (evalspan-<uid>.<8 hex digits> where something else has that name)
         <digest>/                   a checkpoint
             stage.lock              held (flock) by the one process that copies or verifies
             readers.lock            held shared by each process that maps the weights
@@ -55,7 +56,11 @@ LOCK_SECONDS = 60.0  # names are changed in milliseconds: past this, something h
 # --- the home and its lock -------------------------------------------------------------------------------------------
 
 
+HOME = re.compile(r"evalspan-\d+(\.[0-9a-f]{8})?")
+
+
 def home_name(uid: int) -> str:
+    """The home's name, unless something that is not ours has it: then it ends in a dot and eight random hex digits."""
     return f"evalspan-{uid}"
 
 
@@ -67,29 +72,70 @@ class Home:
     path: Path
 
 
+def homes(parent: int, *, every_uid: bool = False) -> list[str]:
+    """Names of our homes in an open root, the one without a suffix first.
+
+    `every_uid`: also those whose names have another uid, as a job in a container with other uids makes them.
+    """
+    plain = home_name(os.geteuid())
+    found = [n for n in names_in(parent) if HOME.fullmatch(n) and (every_uid or n.partition(".")[0] == plain)]
+    return sorted((n for n in found if _is_ours(parent, n)), key=lambda name: (name != plain, name))
+
+
+def _is_ours(parent: int, name: str) -> bool:
+    with contextlib.suppress(FileNotFoundError, Refused):
+        os.close(open_folder(parent, name, where=""))
+        return True
+    return False
+
+
+def _home_in(parent: int, *, create: bool) -> str:
+    """The name of our home in an open root. One name for all processes: they share copies there."""
+    plain = home_name(os.geteuid())
+    found = homes(parent)
+    if found or not create:
+        return found[0] if found else plain
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(plain, 0o700, dir_fd=parent)
+    if _is_ours(parent, plain):
+        return plain
+    made = f"{plain}.{secrets.token_hex(4)}"  # another user, or an accident, was first
+    os.mkdir(made, 0o700, dir_fd=parent)
+    first = next(iter(homes(parent)), made)
+    if first != made:  # another precursor made one in this moment
+        with contextlib.suppress(OSError):
+            os.rmdir(made, dir_fd=parent)
+    return first
+
+
 @contextlib.contextmanager
-def locked_home(root: str | Path, *, create: bool = False) -> Iterator[Home]:
-    """Open our home below `root` and lock it. Leaves no empty home behind.
+def locked_home(root: str | Path, *, create: bool = False, name: str | None = None) -> Iterator[Home]:
+    """Open our home below `root` and lock it. Leaves no empty home behind. `name`: of this home; None: of the one in use.
 
     Raises FileNotFoundError where there is none (and `create` is off), Refused, TimeoutError.
     """
-    name = home_name(os.geteuid())
     with contextlib.ExitStack() as stack:
         parent = open_root(root)
         stack.callback(os.close, parent)
         deadline = time.monotonic() + LOCK_SECONDS
         while True:
-            home = open_folder(parent, name, where=str(root), create=create)
+            chosen = name or _home_in(parent, create=create)
+            try:
+                home = open_folder(parent, chosen, where=str(root), create=create)
+            except Refused:
+                if name or not create or chosen == _home_in(parent, create=True):
+                    raise
+                continue  # another user took the name in this moment
             stack.callback(os.close, home)
             if not flock_within(home, deadline - time.monotonic()):
                 raise TimeoutError(
-                    f"{root}/{name} is locked for {LOCK_SECONDS:.0f} s: see which process holds it"
+                    f"{root}/{chosen} is locked for {LOCK_SECONDS:.0f} s: see which process holds it"
                 )
-            if still_there(home, parent, name):  # a process that empties a home removes it
+            if still_there(home, parent, chosen):  # a process that empties a home removes it
                 break
-        yield Home(fd=home, path=Path(root) / name)
+        yield Home(fd=home, path=Path(root) / chosen)
         if not names_in(home):
-            os.rmdir(name, dir_fd=parent)
+            os.rmdir(chosen, dir_fd=parent)
 
 
 # --- leases ----------------------------------------------------------------------------------------------------------
@@ -136,6 +182,10 @@ class Slot:
     def model(self) -> Path:
         return self.path / MODEL
 
+    def locked_home(self) -> contextlib.AbstractContextManager[Home]:
+        """The home that this folder lies in, as of `locked_home`."""
+        return locked_home(self.root, name=self.path.parent.name)
+
     def has_lease(self) -> bool:
         """Whether the lease file that this process locked still has its name."""
         return still_there(self.lease, self.fd, self.lease_name)
@@ -172,7 +222,7 @@ def leave(slot: Slot, *, patience: float = 10.0) -> int:
     Trials get `patience` seconds to end; then the names go, and each trial keeps what it has mapped.
     """
     try:
-        with contextlib.suppress(FileNotFoundError), locked_home(slot.root) as home:
+        with contextlib.suppress(FileNotFoundError), slot.locked_home() as home:
             if slot.has_lease():
                 os.unlink(slot.lease_name, dir_fd=slot.fd)
             name = next((n for n in names_in(home.fd) if still_there(slot.fd, home.fd, n)), None)
@@ -240,9 +290,7 @@ def slot_of(model_path: str | Path) -> Path | None:
     """The checkpoint folder that a staged model path lies in; None where the path is not staged."""
     path = Path(model_path)
     ours = (
-        path.name == MODEL
-        and DIGEST.fullmatch(path.parent.name)
-        and re.fullmatch(r"evalspan-\d+", path.parent.parent.name)
+        path.name == MODEL and DIGEST.fullmatch(path.parent.name) and HOME.fullmatch(path.parent.parent.name)
     )
     return path.parent if ours else None
 

@@ -17,7 +17,6 @@ import signal
 import socket
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +28,7 @@ from evaljobs.contract.outcomes import Failed, Probed, TooLarge, TrialEnded
 from evaljobs.contract.paths import EvaluationPaths
 from evaljobs.contract.specs import LaneSpec, TrialSpec
 from evaljobs.contract.storage import FrameWriter, write_outcome
-from evaljobs.errors import JobError, OperatorError, RetryError, one_line
+from evaljobs.errors import JobError, OperatorError, RetryError, details, one_line
 from evaljobs.lmeval import run as harness
 from evaljobs.queue.work_queue import QueueUnavailable, WorkQueue
 from evaljobs.staging.store import NotStaged, reading, slot_of
@@ -434,7 +433,7 @@ class Trial:
             job="trial",
             blame=blame,
             error=one_line(error),
-            detail=traceback.format_exc()[-4000:],
+            detail=details(),
             node=self.spec.node,
             shard=self.standing.shard,
             unfit=isinstance(error, UnfitError),

@@ -168,19 +168,24 @@ def test_environment_and_arguments_arrive_as_they_were_given(place: Place) -> No
     assert (place.folder / "log.0.txt").read_bytes().decode() == f"{odd}|{odd}"
 
 
-def test_a_job_sees_the_users_environment_but_no_secret_that_it_was_not_given(
+def test_a_job_sees_the_variables_that_are_named_and_the_secret_that_it_was_given(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Modules and proxies arrive; a token does not, and a judge's key reaches the one job that names it."""
+    """Of the submitter's: modules arrive, tokens and unnamed variables do not. A judge's key reaches jobs that name it."""
     only_real(place)
-    for name in ("MODULEPATH", "HF_TOKEN", "OPENAI_API_KEY"):
-        monkeypatch.setenv(name, "seen")
-    script = 'echo "${MODULEPATH-no} ${HF_TOKEN-no} ${OPENAI_API_KEY-no} ${SLURM_JWT-no}"'
-    for given, said in (((), "seen no no no"), (("OPENAI_API_KEY",), "seen no seen no")):
-        work = job(place, script, secrets=given, log=str(place.folder / f"{len(given)}.txt"))
+    mine = ("MODULEPATH", "BASH_FUNC_module%%", "HF_TOKEN", "OPENAI_API_KEY", "UNNAMED")
+    for name in mine:
+        monkeypatch.setenv(name, "() {  :\n}")
+    for given in ((), ("OPENAI_API_KEY",)):
+        log = place.folder / f"{len(given)}.txt"
+        argv = ("cat", "/proc/self/environ")
+        work = job(place, "", argv=argv, secrets=given, log=str(log), env={"TRIAL_ENV": "own"})
         place.cluster.submit(work)
         wait(place, work.name, ended)
-        assert (place.folder / f"{len(given)}.txt").read_text().split() == said.split()
+        found = dict(word.partition("=")[::2] for word in log.read_text().split("\0"))
+        assert set(mine) & found.keys() == {"MODULEPATH", "BASH_FUNC_module%%", *given}
+        assert {"PATH", "HOME"} <= found.keys()
+        assert (found["TRIAL_ENV"], "SLURM_JWT" in found) == ("own", False)
 
 
 def test_gpus_bound_how_many_run_at_once(place: Place) -> None:

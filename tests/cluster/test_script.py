@@ -12,15 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coordinator.cluster import Job, RefusedError
+from coordinator.cluster.job_environment import client_environment, submission_environment
 from coordinator.cluster.sbatch_text import (
     SlurmOptions,
     batch_script,
-    client_environment,
     log_file,
     log_pattern,
     quote,
     sbatch_arguments,
-    submission_environment,
 )
 
 # Any bytes but NUL, as Python holds file names; the odd ones often.
@@ -183,7 +182,7 @@ def test_what_belongs_to_another_job_or_habit_is_not_handed_on() -> None:
         "SLURM_CONF": "/c",
         "SBATCH_ACCOUNT": "a",
     }
-    kept = client_environment(inherited, SlurmOptions(env={"SLURM_CONF": "/d"}))
+    kept = client_environment(inherited, {"SLURM_CONF": "/d"})
     assert kept == {
         "PATH": "/bin",
         "SBATCH_ACCOUNT": "a",
@@ -193,21 +192,26 @@ def test_what_belongs_to_another_job_or_habit_is_not_handed_on() -> None:
     }
 
 
-def test_a_submission_carries_no_secret_but_slurms_own_and_those_of_the_job() -> None:
-    """By the names of variables, and by the settings; what only looks like one is handed on."""
-    plain = {
-        "PWD": "/",
-        "OLDPWD": "/",
-        "HF_TOKEN_PATH": "/t",
-        "TOKENIZERS_PARALLELISM": "false",
-        "MODULEPATH": "/m",
-    }
-    secret = dict.fromkeys(("HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "MYSQL_PWD", "DB_PASSWORD", "api_key"), "s")
-    inherited = {**plain, **secret, "SLURM_JWT": "j", "MINE": "s"}
-    options = SlurmOptions(secrets=("MINE",))
-    own = {"SLURM_JWT": "j", "SLURM_TIME_FORMAT": "%s", "LC_ALL": "C.UTF-8"}
-    job = Job(name="a", argv=("true",), log="/l")
-    assert submission_environment(inherited, options, job) == {**plain, **own}
-    judge = Job(name="a", argv=("true",), log="/l", secrets=("MINE", "HF_TOKEN"))
-    assert submission_environment(inherited, options, judge) == {**plain, **own, "MINE": "s", "HF_TOKEN": "s"}
-    assert "unset SLURM_JWT" in batch_script(job)
+def test_a_submission_carries_variables_that_are_named_and_no_secret_but_slurms_own_and_those_of_the_job() -> (
+    None
+):
+    """A name that jobs need, a pattern of the settings, a secret by its full name; nothing else of the submitter."""
+    names = "PATH HOME HF_HOME HF_TOKEN_PATH TOKENIZERS_PARALLELISM MODULEPATH EBROOTCUDA https_proxy BASH_FUNC_module%%"
+    names += " NCCL_DEBUG LD_LIBRARY_PATH SBATCH_ACCOUNT EVALSPAN_WORK_DIR SITE_FLAG"
+    plain = dict.fromkeys(names.split(), "seen")
+    secret = dict.fromkeys(
+        ("HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "SITE_PASSWORD", "EVALSPAN_KEY", "WANDB_API_KEY"), "s"
+    )
+    other = {"MAIL": "m", "DATABASE_URL": "postgres://u:p@h/d", "SSH_AUTH_SOCK": "/s", "SLURM_JOB_ID": "1"}
+    inherited = {**plain, **secret, **other, "SLURM_JWT": "j", "MINE": "s"}
+    own = {"SLURM_JWT": "j", "SLURM_TIME_FORMAT": "%s", "LC_ALL": "C.UTF-8", "SLURM_CONF": "/c"}
+
+    def carried(*export: str, given: tuple[str, ...] = ()) -> dict[str, str]:
+        return submission_environment(
+            inherited, {"SLURM_CONF": "/c"}, export=export, secrets=("MINE",), given=given
+        )
+
+    assert carried("SITE_*") == {**plain, **own}
+    assert carried("SITE_*", "WANDB_API_KEY", "MINE") == {**plain, **own, "WANDB_API_KEY": "s"}
+    assert carried("SITE_*", given=("MINE", "HF_TOKEN")) == {**plain, **own, "MINE": "s", "HF_TOKEN": "s"}
+    assert "unset SLURM_JWT" in batch_script(Job(name="a", argv=("true",), log="/l"))

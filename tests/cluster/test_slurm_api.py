@@ -327,7 +327,7 @@ def test_a_job_gets_none_of_the_coordinators_own_slurm_variables(
 ) -> None:
     """A coordinator may run in a job itself; pyslurm hands on every SLURM_ variable of its process."""
     monkeypatch.setenv("SLURM_NTASKS_PER_NODE", "7")
-    monkeypatch.setenv("OWN", "kept")
+    monkeypatch.setenv("OWN_PATH", "kept")
     here = SlurmOptions(
         command_prefix=(str(FAKE / "commands"),),
         env={"PYTHONPATH": str(FAKE), "FAKE_SLURM": str(tmp_path / "jobs")},
@@ -341,7 +341,7 @@ def test_a_job_gets_none_of_the_coordinators_own_slurm_variables(
         os.sched_yield()
     cluster.close()
     seen = json.loads(log.read_text())
-    assert (seen["OWN"], seen["SLURM_CPUS_PER_TASK"]) == ("kept", "1")
+    assert (seen["OWN_PATH"], seen["SLURM_CPUS_PER_TASK"]) == ("kept", "1")
     assert not {"SLURM_NTASKS_PER_NODE", "SLURM_BITSTR_LEN"} & set(seen)
 
 

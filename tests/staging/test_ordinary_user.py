@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from dev_cluster.testing import wait_until
 from support.node_memory import NodeMemory, names
 from support.with_root import USER, as_user
 
@@ -88,30 +91,45 @@ def plant_open_folder(shared: NodeMemory) -> None:
     os.chown(home(shared), USER, USER)
 
 
+def plant_fifo(shared: NodeMemory) -> None:
+    os.mkfifo(home(shared), 0o666)
+
+
 @pytest.mark.parametrize(
     ("plant", "word"),
     [
         (plant_link, "a link or no folder"),
         (plant_own_link, "a link or no folder"),
         (plant_file, "a link or no folder"),
+        (plant_fifo, "a link or no folder"),
         (plant_folder, "belongs to uid 0"),
         (plant_open_folder, "mode 777"),
     ],
 )
-def test_what_others_planted_is_named_and_left_alone(
+def test_what_others_planted_costs_a_suffix_and_is_left_alone(
     shared: NodeMemory, plant: Callable[[NodeMemory], None], word: str
 ) -> None:
-    """At our home's name there is a link, a file, another's folder or one open to all: refused, and as it was afterwards."""
+    """At our home's name there is a link, a file, another's folder or one open to all: the next precursors share
+    another home, trials read there, cleaning leaves nothing of it and names what was planted."""
     plant(shared)
     before = os.lstat(home(shared))
 
     def act() -> None:
         checkpoint = shared.checkpoint()
-        holding = precursor.stage_only(shared.spec(checkpoint))
-        assert (holding.staged.rung, holding.staged.path) == ("storage", checkpoint.source)
-        assert str(home(shared)) in holding.staged.why
-        assert word in holding.staged.why
-        assert len(clean.clean(shared.root, everything=True).problems) == 1
+        first = precursor.stage_only(shared.spec(checkpoint))
+        made = Path(first.staged.path).parent.parent
+        assert re.fullmatch(re.escape(str(home(shared))) + r"\.[0-9a-f]{8}", str(made))
+        assert f"{home(shared)} is not ours" in first.staged.why
+        second = precursor.stage_only(shared.spec(checkpoint, "stage-b"))
+        assert (second.staged.path, second.staged.storage_bytes) == (first.staged.path, 0)
+        with reading(second.staged.path):
+            assert shared.copy_is_exact(checkpoint, made)
+        precursor.clear(first, "test")
+        (done,) = [clean.clean(shared.root, everything=True)]
+        assert (done.removed, made.exists()) == ((checkpoint.digest,), False)
+        (problem,) = done.problems
+        assert word in problem
+        precursor.clear(second, "test")
 
     as_user(act)
     after = os.lstat(home(shared))
@@ -119,6 +137,37 @@ def test_what_others_planted_is_named_and_left_alone(
     trap = shared.folder / "trap"
     for folder in (trap, home(shared)):
         assert not folder.is_dir() or list(folder.iterdir()) == []
+    assert names(shared.root) == [home(shared).name, "foreign"]
+
+
+def test_a_home_with_a_suffix_stays_in_use_when_the_plain_name_is_free_again(shared: NodeMemory) -> None:
+    """Precursors before and after it share one copy; a suffixed folder of another user is no home of ours."""
+    plant_file(shared)
+    (shared.root / f"{home(shared).name}.00000000").mkdir()
+
+    def stage(name: str) -> precursor.Holding:
+        return precursor.stage_only(shared.spec(shared.checkpoint(name), name))
+
+    def act() -> None:
+        first = stage("stage-a")
+        (shared.root / "free").touch()
+        wait_until(lambda: not home(shared).exists(), "root has removed it")
+        second = stage("stage-b")
+        homes = {Path(held.staged.path).parent.parent for held in (first, second)}
+        assert len(homes) == 1
+        precursor.clear(first, "test")
+        precursor.clear(second, "test")
+        (shared.root / "free").unlink()
+
+    def free() -> None:
+        wait_until((shared.root / "free").exists, "the first has staged")
+        home(shared).unlink()
+
+    other = threading.Thread(target=free)
+    other.start()
+    as_user(act)
+    other.join()
+    assert names(shared.root) == [f"{home(shared).name}.00000000", "foreign"]
 
 
 def test_a_checkpoint_that_he_may_not_read_is_the_operators(shared: NodeMemory) -> None:

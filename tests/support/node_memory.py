@@ -124,8 +124,8 @@ class NodeMemory:
         """As the coordinator does."""
         write_atomic(self.paths.release_file(name), b"")
 
-    def copy_is_exact(self, checkpoint: CheckpointSpec) -> bool:
-        model = self.home / checkpoint.digest / store.MODEL
+    def copy_is_exact(self, checkpoint: CheckpointSpec, home: Path | None = None) -> bool:
+        model = (home or self.home) / checkpoint.digest / store.MODEL
         return all(
             (model / f.name).read_bytes() == (Path(checkpoint.source) / f.name).read_bytes()
             for f in checkpoint.files

@@ -28,6 +28,7 @@ TOYS: dict[str, dict[str, int]] = {
 }
 
 
+EXPORTED = '["HOSTILE", "PAUSE_*", "SMALL_GPU_TOKENS"]'  # variables of the tests' own that jobs get
 WATCHED = {task: TOYS[task] for task in ("toy_choice", "toy_sums")}  # by the fixture `site`
 
 
@@ -114,7 +115,7 @@ def local(
     config.write_text(config_text() + more)
     suite.write_text(suite_text("toys", entries))
     program = str(Path(sys.executable).parent / "evalspan")
-    env = {**os.environ, "EVALSPAN_CONFIG": str(config), "NO_COLOR": "1"}
+    env = {**os.environ, "EVALSPAN_CONFIG": str(config), "EVALSPAN_CLUSTER_EXPORT": EXPORTED, "NO_COLOR": "1"}
     return Site(lambda a: [program, *a], env, folder, model, suite, list(options))
 
 
@@ -126,6 +127,7 @@ def on_cluster(cluster: Cluster, name: str, model: Path, *, more: str = "") -> S
     }
     folder = furnish(cluster, name, model, texts)
     env = {**cluster.user_env, "EVALSPAN_CONFIG": str(folder / "evalspan.toml"), "NO_COLOR": "1"}
+    env["EVALSPAN_CLUSTER_EXPORT"] = EXPORTED
 
     def argv(arguments: list[str]) -> list[str]:
         return cluster.user_argv([str(cluster.python), "-m", "coordinator", *arguments], cwd=folder)
