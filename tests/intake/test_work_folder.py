@@ -135,6 +135,7 @@ def test_a_member_submits_and_announces_and_changes_nothing_else(shared):
 
     def act() -> None:
         os.umask(0o077)
+        load(shared.root, SHARING)  # before any daemon ran
         sources.submit(shared, Notice(checkpoint="/runs/theirs"))
         sources.spool(shared, Notice(checkpoint="/runs/noticed"))
         changes = [
