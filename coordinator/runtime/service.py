@@ -271,7 +271,7 @@ class Service:
         wanted = {str(_pin(record)) for record in self.coordinator.records()}
         for pin in wanted - self._pinned:
             with contextlib.suppress(OSError):  # a read-only checkpoint cannot be pinned
-                Path(pin).write_text(pin_text(Path(pin).parent))
+                _leave_pin(Path(pin))
         for pin in self._pinned - wanted:
             with contextlib.suppress(OSError):
                 Path(pin).unlink()
@@ -292,6 +292,14 @@ def _records(paths: WorkPaths) -> Iterator[EvaluationRecord]:
 
 def _pin(record: EvaluationRecord) -> Path:
     return Path(record.checkpoint.announced) / f"{PIN_PREFIX}{record.evaluation_id}"
+
+
+def _leave_pin(pin: Path) -> None:
+    """Write a pin. What is at its name goes, and is not followed: others may write to the checkpoint's folder. OSError."""
+    pin.unlink(missing_ok=True)
+    descriptor = os.open(pin, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+    with open(descriptor, "w", encoding="utf-8") as file:  # noqa: PTH123 (a descriptor)
+        file.write(pin_text(pin.parent))
 
 
 def _phase(state: State) -> Literal["waiting", "started", "over"]:
