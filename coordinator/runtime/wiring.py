@@ -31,6 +31,7 @@ from coordinator.runtime.cluster_calls import ClusterCalls
 from coordinator.runtime.detect import Grace
 from coordinator.runtime.effects import Performer
 from coordinator.runtime.loop import Coordinator, Keeper, Pace
+from coordinator.runtime.shares import Shares
 from coordinator.services.redis_server import RedisServer, SiteRedis, local_address_towards
 from evaljobs.contract.paths import WorkPaths
 from evaljobs.queue.redis_client import RedisAddress
@@ -249,6 +250,7 @@ def coordinator_of(config: Config) -> Coordinator:
             max_nodes=config.borrow.max_nodes,
             max_gpus=config.borrow.max_gpus,
             leave_nodes_free=config.borrow.leave_nodes_free,
+            user_gpus=config.users.max_gpus if config.shared_group else None,
         ),
         pace=Pace(tick=0.1, jobs=0.2, nodes=1.0, lease=lease)
         if local
@@ -256,4 +258,5 @@ def coordinator_of(config: Config) -> Coordinator:
         grace=Grace(lost=2.0, uncertain=1.0, hung=hung_seconds(config))
         if local
         else Grace(lost=max(30.0, 3 * poll), outcome=3.0, hung=hung_seconds(config)),
+        shares=Shares(site.paths, 3600 * config.users.half_life_hours) if config.shared_group else None,
     )

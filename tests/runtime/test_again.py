@@ -55,7 +55,7 @@ def test_a_higher_priority_is_taken_over_and_outlives_the_daemon(tmp_path: Path)
     assert notices(ears) == 0
     after = daemon(tmp_path / "work")
     after.coordinator.resume_all()
-    assert only(after).state.turn[0] == -10
+    assert only(after).state.record.priority == 10
 
 
 @pytest.mark.parametrize("reason", ["asked", "stale"])
