@@ -361,15 +361,18 @@ def _write_sums(checkpoint: str, ending: Callable[[], bool]) -> None:
 def _to_spool(folder: str, text: str) -> None:
     spool = os.path.join(folder, "spool")
     with contextlib.suppress(FileExistsError):
-        os.mkdir(spool)
+        os.mkdir(spool, 0o700)
     name = f"{time.time_ns()}-{os.uname().nodename}-{os.getpid()}-{next(_numbers)}.json"
-    _write(os.path.join(spool, name), text)
+    visible = os.stat(spool).st_mode & 0o044 | 0o600  # the daemon may read it whatever the umask
+    _write(os.path.join(spool, name), text, visible)
 
 
-def _write(place: str, text: str) -> None:
-    """The file appears whole, or not at all."""
+def _write(place: str, text: str, mode: int | None = None) -> None:
+    """The file appears whole, or not at all. `mode` None: as the umask says."""
     try:
         with open(f"{place}.tmp", "w", encoding="utf-8") as file:
+            if mode is not None:
+                os.fchmod(file.fileno(), mode)
             file.write(text)
             file.flush()
             os.fsync(file.fileno())

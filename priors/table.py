@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -122,9 +123,13 @@ def _lines(observations: Iterable[Observation]) -> bytes:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[int]:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+    path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+    visible = stat.S_IMODE(path.parent.stat().st_mode) & 0o044 | 0o600  # as its folder, whatever the umask
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     try:
+        if stat.S_IMODE(os.fstat(file).st_mode) != visible:
+            with suppress(PermissionError):  # another user's
+                os.fchmod(file, visible)
         fcntl.flock(file, fcntl.LOCK_EX)
         yield file
     finally:

@@ -39,6 +39,7 @@ from coordinator.cluster import (
     local_guardian,
 )
 from coordinator.cluster.sbatch_text import INDEX, log_file, without_secrets
+from evaljobs.contract.storage import make_file, make_folder
 from evaljobs.staging.capacity import memory_available
 
 log = logging.getLogger(__name__)
@@ -222,7 +223,7 @@ class LocalCluster:
         """List jobs of earlier coordinators; from now on guardians end with this process."""
         if self._alive is not None:
             return
-        self._folder.mkdir(parents=True, exist_ok=True)
+        make_folder(self._folder)
         for line in self._earlier():
             entry = _Entry(
                 job=None, name=line["name"], job_id=line["job_id"], submitted_at=line["submitted_at"]
@@ -246,7 +247,7 @@ class LocalCluster:
 
     def _record(self, entry: _Entry) -> None:
         line = {"job_id": entry.job_id, "name": entry.name, "count": len(entry.members)}
-        with (self._folder / "jobs.jsonl").open("a") as file:
+        with os.fdopen(make_file(self._folder / "jobs.jsonl"), "a") as file:
             file.write(json.dumps({**line, "submitted_at": entry.submitted_at}) + "\n")
 
     def _earlier_are_gone(self) -> bool:
@@ -264,7 +265,7 @@ class LocalCluster:
         return True
 
     def _lock_file(self) -> IO[bytes]:
-        return (self._folder / "guardians.lock").open("ab")
+        return os.fdopen(make_file(self._folder / "guardians.lock"), "ab")
 
     # --- starting and ending jobs ------------------------------------------------------------------------------------
 
@@ -304,9 +305,8 @@ class LocalCluster:
     def _start(self, job: Job, entry: _Entry, member: _Member, slots: Sequence[int]) -> None:
         guardian = (sys.executable, "-I", "-S", local_guardian.__file__, str(self.kill_seconds))
         try:
-            file = Path(log_file(job, member.index))
-            file.parent.mkdir(parents=True, exist_ok=True)
-            with file.open("ab") as out, self._lock_file() as lock:
+            log_to = make_file(log_file(job, member.index))
+            with os.fdopen(log_to, "ab") as out, self._lock_file() as lock:
                 fcntl.flock(lock, fcntl.LOCK_SH)
                 member.guardian = subprocess.Popen(
                     [*guardian, *job.argv],

@@ -36,6 +36,7 @@ from coordinator.runtime import wiring
 from coordinator.services import redis_server
 from coordinator.services.redis_server import RedisServer, local_address_towards
 from evaljobs.contract.paths import WorkPaths
+from evaljobs.contract.storage import make_folder
 from evaljobs.queue.redis_client import QueueUnavailable, read
 from evaljobs.staging.capacity import fs_type
 
@@ -86,7 +87,7 @@ def _folder(config: Config) -> Iterator[Path]:
     """A folder that nodes see, deleted at the end."""
     folder = WorkPaths(config.work_dir).cache / "doctor" / secrets.token_hex(4)
     try:
-        folder.mkdir(parents=True, mode=0o700)
+        make_folder(folder)
     except PermissionError as error:
         raise OperatorError(
             f"{config.work_dir} is another user's work folder: give --work-dir a folder of yours"

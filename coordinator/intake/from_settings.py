@@ -35,10 +35,12 @@ from coordinator.evaluation.job_specs import Site
 from coordinator.evaluation.records import EvaluationRecord, Inputs, RunOptions
 from coordinator.intake import suites, validate
 from coordinator.intake.source_keys import inputs_of, with_full_paths
+from coordinator.intake.work_folder import open_folder
 from evaljobs.contract.engine_traits import engine_traits
 from evaljobs.contract.names import HF_ENGINES
 from evaljobs.contract.paths import WorkPaths
 from evaljobs.contract.specs import JudgeOptions, ModelOptions, SuiteSpec
+from evaljobs.contract.storage import make_folder, show_as
 from evaljobs.errors import JobError
 
 FOR_TRIALS = ("lm_eval", "torch")  # modules without which no trial runs
@@ -60,7 +62,7 @@ def load(
     config = loading.load(Path(path) if path else None, os.environ, overrides)
     work = config.work_dir
     try:
-        work.mkdir(parents=True, exist_ok=True)
+        open_folder(work, config.shared_group)
         probe = work / f".probe-{os.getpid()}"
         probe.write_bytes(b"")
         probe.unlink(missing_ok=True)  # a process of another host may have had the same pid, and name
@@ -129,10 +131,11 @@ def _code_folder(config: Config) -> Path:
     for source in sources:
         target = folder / source.name
         if not target.exists():
-            folder.mkdir(parents=True, exist_ok=True)
+            make_folder(folder)
             with tempfile.TemporaryDirectory(prefix=f".{source.name}-", dir=folder) as scratch:
                 made = Path(scratch) / source.name
                 shutil.copytree(source, made, ignore=shutil.ignore_patterns("__pycache__"))
+                show_as(made, folder)
                 with contextlib.suppress(OSError):  # another process was first
                     made.rename(target)
     return folder

@@ -3,7 +3,8 @@
 Rule: delivery is at least once, and every source gives the same `Notice`. An evaluation's id is a
 function of its content, so a checkpoint announced a hundred times is evaluated once. A notice is
 acknowledged only after it was accepted or refused for good. Other users may write to the stream and
-the spool folder: only the user's submissions folder and watched folders give `own` notices.
+the spool folder: only watched folders, and the submissions of the user and of the group that shares
+the work folder, give `own` notices.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import hashlib
 import json
 import logging
 import os
+import stat
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -27,9 +29,10 @@ from coordinator.base.isolate import LoopGuard
 from coordinator.errors import OperatorError
 from coordinator.hook import PIN_PREFIX, STREAM
 from coordinator.intake.checkpoint import step_of
+from coordinator.intake.work_folder import DROP, SHARED
 from evaljobs.contract.paths import WorkPaths
 from evaljobs.contract.specs import Record
-from evaljobs.contract.storage import FrameError, read_plain, write_atomic
+from evaljobs.contract.storage import FrameError, make_folder, read_plain, write_atomic
 
 log = logging.getLogger(__name__)
 
@@ -95,7 +98,7 @@ def withdraw(paths: WorkPaths, evaluation_id: str) -> None:
 def keep_suite(paths: WorkPaths, name: str, text: str) -> Path:
     """Write a suite file that submissions name, beside them: other users may not change it. OperatorError as of `submit`."""
     with _own_folder(paths) as folder:
-        (folder / "suites").mkdir(mode=0o700, exist_ok=True)
+        make_folder(folder / "suites")
         file = folder / "suites" / name
         if not file.exists():  # its content decides its name
             write_atomic(file, text.encode())
@@ -121,11 +124,19 @@ def _leave(folder: Path, notice: Notice, evaluation_id: str = "") -> Path:
 
 
 def from_submissions(paths: WorkPaths) -> Iterator[Delivery]:
-    """Submissions, oldest first. From a folder that other users own or may write they are not `own`."""
+    """Submissions, oldest first. From a folder that other users own or may write they are not `own`; members of the group
+    that shares the work folder may write there.
+    """
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-        stat = paths.submissions.lstat()
-        own = stat.st_uid == os.geteuid() and stat.st_mode & 0o022 == 0
-        yield from _from_folder(paths.submissions, own=own)
+        yield from _from_folder(paths.submissions, own=_is_trusted(paths))
+
+
+def _is_trusted(paths: WorkPaths) -> bool:
+    """Is the submissions folder this user's, and open to no others but the group that shares the work folder?"""
+    drop, root = paths.submissions.lstat(), paths.root.stat()
+    shared = stat.S_IMODE(root.st_mode) == SHARED and stat.S_IMODE(drop.st_mode) == DROP
+    by_members = shared and (root.st_uid, root.st_gid) == (drop.st_uid, drop.st_gid)
+    return drop.st_uid == os.geteuid() and (by_members or drop.st_mode & 0o022 == 0)
 
 
 def from_spool(paths: WorkPaths) -> Iterator[Delivery]:
@@ -295,8 +306,8 @@ def _held(folder: Path) -> str:
         for entry in entries:
             if not entry.name.startswith(PIN_PREFIX):
                 with contextlib.suppress(OSError):  # deleted meanwhile, or a dangling link
-                    stat = entry.stat()
-                    rows.append((entry.name, stat.st_size, stat.st_mtime_ns))
+                    found = entry.stat()
+                    rows.append((entry.name, found.st_size, found.st_mtime_ns))
     rows.sort()
     return hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:16]
 

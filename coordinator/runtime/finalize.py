@@ -32,7 +32,7 @@ from coordinator.runtime.reuse import REUSED
 from evaljobs.contract.names import ShardId
 from evaljobs.contract.paths import EvaluationPaths, batch_index_file, request_set_manifest
 from evaljobs.contract.specs import BatchIndex, Record, RequestSetManifest
-from evaljobs.contract.storage import FrameError, read_frames, read_record, write_atomic
+from evaljobs.contract.storage import FrameError, make_folder, read_frames, read_record, write_atomic
 from evaljobs.judges.kept import judgements
 from evaljobs.lmeval.results import merge_results
 from priors.table import Observation
@@ -167,6 +167,7 @@ def _no_report(state: State, paths: EvaluationPaths, error: Exception) -> None:
 def teach(state: State, report: Report, observations: Path) -> None:
     """Add observations to the priors; an error is a warning."""
     with isolated(lambda error: _warn(state, f"the priors learn nothing of it: {error}", error)):
+        make_folder(observations.parent)
         append_observations(observations, learnt(state, report))
 
 

@@ -23,6 +23,7 @@ from coordinator.evaluation import step as machine
 from coordinator.evaluation.events import EVENT, Accepted, AnyEvent, Restarted
 from coordinator.evaluation.job_specs import Site
 from coordinator.evaluation.state import IllegalEventError, State
+from evaljobs.contract.storage import make_file
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +50,7 @@ class Journal:
         self.path = path
         self.last_at = 0.0  # the latest time of an event that `replay` has read, in unix seconds
         self.signed = False  # did the last coordinator that `replay` has read of leave signs?
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        self._fd = make_file(path, os.O_RDWR | os.O_APPEND)
         self._cut_torn_tail()
 
     @staticmethod
@@ -209,8 +210,7 @@ class WorkLock:
     def acquire(self, command: str = "evalspan") -> None:
         """Take the lock for `command`, such as DAEMON; OperatorError names the command and the process that hold it."""
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            fd = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
+            fd = make_file(self.path, os.O_RDWR)
         except PermissionError as error:
             raise OperatorError(
                 f"{self.path.parent} is another user's work folder: give --work-dir a folder of yours"

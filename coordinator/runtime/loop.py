@@ -7,6 +7,7 @@ and run again, it resumes from the journals. `coordinator.runtime.registry` keep
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -29,6 +30,7 @@ from coordinator.runtime.detect import Grace
 from coordinator.runtime.effects import Performer
 from coordinator.runtime.registry import Evaluations
 from coordinator.runtime.shares import Shares
+from evaljobs.contract.storage import make_file
 
 JOBS, NODES = "the listing of jobs", "the listing of nodes"
 """The loop's two questions to the cluster, as people read them."""
@@ -174,7 +176,7 @@ class Coordinator(Evaluations):
     def _touch_lease(self) -> None:
         path = self.performer.site.paths.lease
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            os.close(make_file(path))
             path.touch()
         except OSError as error:  # a full disk: a precursor waits for several touches
             self._troubled(f"the lease: {error}", error)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
+import os
 import time
 from functools import partial
 from pathlib import Path
@@ -67,6 +68,11 @@ def _obeyed(coordinator: Coordinator, path: Path, only: str | None) -> bool:
     """True once the command is obeyed or passed over: its file may go."""
     with isolated(partial(_passed_over, path)):
         try:
+            if path.lstat().st_uid not in (
+                0,
+                os.geteuid(),
+            ):  # a member of the group that shares the work folder
+                raise OperatorError("another user left it, and a work folder obeys its own user")
             command = Command.model_validate_json(read_plain(path, MOST_BYTES))
             if only is not None and command.evaluation_id not in ("", only):
                 return False

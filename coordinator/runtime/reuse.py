@@ -30,6 +30,7 @@ from evaljobs.contract.names import ShardId
 from evaljobs.contract.outcomes import Scored
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths, slug
 from evaljobs.contract.specs import BatchIndex, FrameRef, RequestSetManifest
+from evaljobs.contract.storage import file_mode
 
 log = logging.getLogger(__name__)
 
@@ -206,6 +207,7 @@ def _link(source: Path, target: Path) -> None:
     except OSError:
         partial = target.with_name(f".{target.name}.partial")
         shutil.copyfile(source, partial)
+        partial.chmod(file_mode(target.parent))
         partial.replace(target)
 
 

@@ -49,7 +49,15 @@ from evaljobs.contract.names import ShardId
 from evaljobs.contract.outcomes import OUTCOME
 from evaljobs.contract.paths import EvaluationPaths
 from evaljobs.contract.specs import FrameRef
-from evaljobs.contract.storage import FrameError, list_anew, read_frame, read_frames, read_plain, write_atomic
+from evaljobs.contract.storage import (
+    FrameError,
+    list_anew,
+    make_folder,
+    read_frame,
+    read_frames,
+    read_plain,
+    write_atomic,
+)
 from evaljobs.queue.work_queue import QueueSnapshot, QueueUnavailable
 
 log = logging.getLogger(__name__)
@@ -95,7 +103,7 @@ class Running:
         """A new evaluation: its folder, its journal's first event."""
         paths = performer.site.paths.evaluation(record.evaluation_id)
         for folder in paths.folders():
-            folder.mkdir(parents=True, exist_ok=True)
+            make_folder(folder)
         write_atomic(paths.evaluation, record.model_dump_json(indent=1).encode())
         journal = Journal(paths.journal)
         event = Accepted(at=clock.now(), record=record, signs=True)

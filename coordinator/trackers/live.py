@@ -30,7 +30,7 @@ from coordinator.report.load_series import point_of, records
 from coordinator.trackers import TRACKERS, export_points, runs_of
 from evaljobs.contract.paths import EvaluationPaths
 from evaljobs.contract.specs import Record
-from evaljobs.contract.storage import write_atomic
+from evaljobs.contract.storage import make_file, write_atomic
 
 log = logging.getLogger(__name__)
 
@@ -107,8 +107,7 @@ def export_left(job: Job) -> list[str]:
     """Export to each target what it lacks; an error line for each run that failed."""
     work = Path(job.work_dir)
     folder = work / FOLDER
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "lock").open("w") as lock:
+    with os.fdopen(make_file(folder / "lock"), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # the export of a killed daemon may still run
         ages = {
             f.parent.name: _age(f) for f in work.glob("*/results.json")
@@ -220,8 +219,7 @@ class Exporter:
         return self._folder / "export.log"
 
     def _begin(self) -> None:
-        self._folder.mkdir(parents=True, exist_ok=True)
-        with self._log.open("ab") as out:
+        with os.fdopen(make_file(self._log), "ab") as out:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "coordinator.trackers.live"],
                 stdin=subprocess.PIPE,

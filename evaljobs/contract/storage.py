@@ -94,6 +94,30 @@ def file_mode(folder: str | Path) -> int:
     return stat.S_IMODE(Path(folder).stat().st_mode) & 0o044 | 0o600
 
 
+def make_file(path: str | Path, flags: int = os.O_WRONLY | os.O_APPEND) -> int:
+    """Open a file, made where it is missing, as visible as its folder whatever the umask; its descriptor.
+
+    Makes the folder where it is missing. OSError where the file system refuses.
+    """
+    path = Path(path)
+    make_folder(path.parent)
+    mode = file_mode(path.parent)
+    descriptor = os.open(path, flags | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    if stat.S_IMODE(os.fstat(descriptor).st_mode) != mode:
+        with contextlib.suppress(PermissionError):  # another user's
+            os.fchmod(descriptor, mode)
+    return descriptor
+
+
+def show_as(tree: Path, folder: Path) -> None:
+    """Make a copied folder and what is in it as visible as `folder`: the copy kept the modes of its source. OSError."""
+    mode, inner = stat.S_IMODE(folder.stat().st_mode) & 0o2055 | 0o700, file_mode(folder)
+    for path, _, names in os.walk(tree):
+        Path(path).chmod(mode)
+        for name in names:
+            (Path(path) / name).chmod(inner)
+
+
 def write_atomic(path: str | Path, data: bytes, *, mode: int | None = None) -> None:
     """Write `data` so that `path` holds the old content or all of the new, even after a power cut.
 
@@ -137,7 +161,7 @@ def list_anew(folder: Path) -> None:
     """
     mark = folder / f".look-{os.getpid()}"
     with contextlib.suppress(OSError):
-        mark.touch()
+        mark.touch(0o600)
         mark.unlink()
 
 
@@ -198,9 +222,8 @@ class FrameWriter:
     """Appends frames to one response file; `append` returns when they are on disk. One writer."""
 
     def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
         self.path = path
-        self._file = path.open("ab", buffering=0)
+        self._file = os.fdopen(make_file(path), "ab", buffering=0)
         sync_folder(path.parent)
 
     @property

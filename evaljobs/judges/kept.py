@@ -14,7 +14,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from evaljobs.contract.storage import write_atomic
+from evaljobs.contract.storage import make_folder, write_atomic
 from evaljobs.judges.records import Judgement
 
 
@@ -48,7 +48,7 @@ class Kept:
         write_atomic(own, _bytes(judgement))
         if judgement.answer is None:
             return
-        shared.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(shared.parent)
         with contextlib.suppress(OSError):  # the link exists, or the file system has none
             os.link(own, shared)
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from evaljobs.contract.outcomes import Converted, Failed
 from evaljobs.contract.paths import EvaluationPaths
 from evaljobs.contract.specs import ConvertSpec
-from evaljobs.contract.storage import write_outcome
+from evaljobs.contract.storage import make_file, make_folder, show_as, write_outcome
 from evaljobs.errors import JobError, OperatorError, RetryError, one_line
 
 log = logging.getLogger(__name__)
@@ -50,16 +50,16 @@ def arguments(command: str, source: str, target: str) -> list[str]:
 
 def _convert(spec: ConvertSpec) -> None:
     out = Path(spec.out_dir)
-    out.parent.mkdir(parents=True, exist_ok=True)
     with _alone(out.with_name(f"{out.name}.lock")):
         if out.is_dir():
             return
         _check(spec)
         part = out.with_name(f"{out.name}.{os.getpid()}.part")
         try:
-            part.mkdir()
+            make_folder(part)
             _run(arguments(spec.command, spec.source.source, str(part)), spec.name)
             _check(spec)
+            show_as(part, part.parent)
             _date(part, max(f.mtime_ns for f in spec.source.files))
             part.replace(out)
         finally:
@@ -69,7 +69,7 @@ def _convert(spec: ConvertSpec) -> None:
 @contextlib.contextmanager
 def _alone(lock: Path) -> Iterator[None]:
     """Lock out other conversions of this checkpoint. Without file locks one result is kept."""
-    with lock.open("w") as file:
+    with os.fdopen(make_file(lock), "w") as file:
         with contextlib.suppress(OSError):
             fcntl.flock(file, fcntl.LOCK_EX)
         yield

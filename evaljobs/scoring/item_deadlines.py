@@ -27,6 +27,7 @@ from typing import Any, Final
 
 from evaljobs.contract.paths import EvaluationPaths, slug
 from evaljobs.contract.specs import ExecuteSpec, ScoreSpec
+from evaljobs.contract.storage import make_file
 from evaljobs.errors import RetryError
 
 log = logging.getLogger(__name__)
@@ -81,8 +82,7 @@ class Items:
         self._first: set[str] = set()  # tasks whose metric has run
 
     def __enter__(self) -> Items:
-        self._file.parent.mkdir(parents=True, exist_ok=True)
-        note = os.open(self._file, os.O_RDWR | os.O_CREAT, 0o600)
+        note = make_file(self._file, os.O_RDWR)
         with contextlib.suppress(OSError):  # a second run of this job has the lock, and the note
             fcntl.flock(note, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self._note = note

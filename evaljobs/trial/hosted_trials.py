@@ -22,7 +22,7 @@ from evaljobs.contract.names import GPU_VARIABLES
 from evaljobs.contract.outcomes import Failed
 from evaljobs.contract.paths import EvaluationPaths
 from evaljobs.contract.specs import HostSpec, TrialSpec
-from evaljobs.contract.storage import write_outcome, write_record
+from evaljobs.contract.storage import make_file, write_outcome, write_record
 from evaljobs.errors import JobError, OperatorError
 from evaljobs.staging import precursor
 from evaljobs.staging.capacity import short_of_memory
@@ -111,7 +111,7 @@ def _run_trials(
 
 def _start(place: Path, log: Path, index: int, devices: Mapping[str, str]) -> subprocess.Popen[bytes]:
     environment = {**os.environ, "EVALSPAN_INDEX": str(index), **devices}
-    with log.open("ab") as output:
+    with os.fdopen(make_file(log), "ab") as output:
         return subprocess.Popen(
             [sys.executable, "-m", "evaljobs", "trial", str(place)],
             stdin=subprocess.DEVNULL,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import time
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 from support.loops import coordinator_on, serving, until
 from support.simulated.parts import record
-from support.with_root import fill, no_room_for_an_event
+from support.with_root import USER, fill, no_room_for_an_event
 
 from coordinator.base.throttle import Throttle
 from coordinator.cli.screen.standing import facts_of
@@ -209,6 +210,18 @@ def test_a_run_of_one_evaluation_obeys_no_command_to_another(tmp_path: Path, clu
         assert list(coordinator.running) == [GOOD]
         obey_commands(coordinator)
         assert coordinator.running[BAD].state.ended_at is None
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="not root: cannot give a file away")
+def test_a_command_that_another_user_left_is_passed_over(
+    pair: Coordinator, caplog: pytest.LogCaptureFixture
+) -> None:
+    left = leave_command(pair.performer.site.paths, Command(command="cancel", evaluation_id=GOOD))
+    os.chown(left, USER, -1)
+    obey_commands(pair)
+    assert "obeys its own user" in caplog.text
+    assert not left.exists()
+    assert not pair.running[GOOD].state.ending.cancelled
 
 
 def test_an_evaluation_whose_folder_was_removed_is_forgotten_with_its_jobs(

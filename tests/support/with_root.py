@@ -7,6 +7,7 @@ import subprocess
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from grp import getgrnam
 from pathlib import Path
 
 import pytest
@@ -14,13 +15,19 @@ import pytest
 USER = 64321  # no user has this uid
 
 
-def as_user(act: Callable[[], None]) -> None:
-    """Do it in a process of the user's, forked from this one: his interpreter need not be readable to him."""
+GROUP = "nogroup"  # that a member of it, by `as_user`, shares a work folder of root's with
+
+
+def as_user(act: Callable[[], None], *, member: bool = False) -> None:
+    """Do it in a process of the user's, forked from this one: his interpreter need not be readable to him.
+
+    `member`: he is one of GROUP.
+    """
     told, tell = os.pipe()
     pid = os.fork()
     if pid == 0:
         try:
-            os.setgroups([])
+            os.setgroups([getgrnam(GROUP).gr_gid] if member else [])
             os.setresgid(USER, USER, USER)
             os.setresuid(USER, USER, USER)
             act()

@@ -1,0 +1,118 @@
+"""The work folder: its user's alone, or readable by one group; refused where others could replace what jobs run.
+
+Rule: its root decides who may see what lies in it, since a new file is as visible as its folder (`storage.file_mode`).
+Members of the group write to the folders of `DROPS` alone, where the sticky bit keeps each member's files from the
+others. Called by `from_settings.load`.
+"""
+
+from __future__ import annotations
+
+import grp
+import logging
+import os
+import stat
+from contextlib import suppress
+from pathlib import Path
+
+from coordinator.errors import OperatorError
+from evaljobs.contract.paths import WorkPaths
+
+log = logging.getLogger(__name__)
+
+PRIVATE = 0o700
+SHARED = 0o2750  # setgid: what is made below belongs to the group, too
+DROP = 0o3770  # of a folder in which each member of the group leaves files of its own
+
+
+def open_folder(root: Path, shared_group: str | None) -> None:
+    """Make the work folder, or fit the modes of an existing one to the settings.
+
+    Leaves a folder of another user as it is. OperatorError where others may write to it, or where the group is unknown or
+    not this user's; OSError where the file system refuses.
+    """
+    root.parent.mkdir(parents=True, exist_ok=True)
+    made = False
+    with suppress(FileExistsError):
+        root.mkdir(PRIVATE)
+        made = True
+    found = root.stat()
+    if found.st_uid != os.geteuid():
+        return
+    if not made:
+        _refuse_writable(root, found.st_mode)
+    group = None if shared_group is None else _group_id(shared_group)
+    if group is None:
+        _keep_private(root, stat.S_IMODE(found.st_mode))
+    elif made or (stat.S_IMODE(found.st_mode), found.st_gid) != (SHARED, group):
+        _share(root, group, str(shared_group))
+    for folder in drops(WorkPaths(root)):
+        if group is not None and not folder.exists():
+            folder.mkdir(PRIVATE)
+        _fit(folder, PRIVATE if group is None else DROP, group)
+    _fit(WorkPaths(root).redis, PRIVATE)
+
+
+def drops(paths: WorkPaths) -> tuple[Path, ...]:
+    """The folders that members of the group write to."""
+    return paths.spool, paths.spool / "commands", paths.submissions, paths.submissions / "suites"
+
+
+def _refuse_writable(root: Path, mode: int) -> None:
+    who = [name for name, bit in (("its group", stat.S_IWGRP), ("all users", stat.S_IWOTH)) if mode & bit]
+    if who:
+        raise OperatorError(
+            f"{' and '.join(who)} may write to the work folder {root}, and so replace what your jobs run: "
+            f"`chmod -R go-w {root}`"
+        )
+
+
+def _group_id(name: str) -> int:
+    try:
+        group = grp.getgrnam(name).gr_gid
+    except KeyError:
+        raise OperatorError(f"shared_group = {name!r}: this host knows no such group") from None
+    if os.geteuid() != 0 and group not in (os.getegid(), *os.getgroups()):
+        raise OperatorError(f"shared_group = {name!r}: you are not a member of this group")
+    return group
+
+
+def _keep_private(root: Path, mode: int) -> None:
+    if mode == PRIVATE:
+        return
+    root.chmod(PRIVATE)
+    if mode & 0o077:
+        log.warning(
+            "%s is now readable by you alone (it was %04o): shared_group names a group that may read it",
+            root,
+            mode,
+        )
+
+
+def _share(root: Path, group: int, name: str) -> None:
+    """Give the folder to the group. OperatorError where something in it would stay closed to the group."""
+    closed = [entry.name for entry in os.scandir(root) if not _is_open(entry.stat(), group, entry.name)]
+    if closed:
+        raise OperatorError(
+            f"shared_group = {name!r}: its members cannot read {min(closed)} in {root}, from before it was shared: "
+            f"`chgrp -R {name} {root}; chmod -R g+rX,g-w {root}; find {root} -type d -exec chmod g+s {{}} +`"
+        )
+    os.chown(root, -1, group)
+    root.chmod(SHARED)
+
+
+def _is_open(entry: os.stat_result, group: int, name: str) -> bool:
+    """May the group read this entry of the root? True of what is made or fitted anew."""
+    if name.startswith(".") or name in ("redis", "spool", "submissions"):
+        return True
+    return bool(entry.st_mode & (stat.S_IRGRP if entry.st_gid == group else stat.S_IROTH))
+
+
+def _fit(folder: Path, mode: int, group: int | None = None) -> None:
+    """Give a folder of this user these bits, and its group; one that is not there is left alone."""
+    with suppress(FileNotFoundError):
+        found = folder.lstat()
+        if stat.S_ISDIR(found.st_mode) and (
+            stat.S_IMODE(found.st_mode) != mode or group not in (None, found.st_gid)
+        ):
+            os.chown(folder, -1, -1 if group is None else group)
+            folder.chmod(mode)

@@ -1,0 +1,168 @@
+"""Laws of the work folder's modes: its user's alone, or one group's; refused where others could replace what jobs run."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import Iterator
+from grp import getgrall
+from pathlib import Path
+
+import pytest
+from support.with_root import GROUP as SHARING
+from support.with_root import as_user
+
+from coordinator.errors import OperatorError
+from coordinator.intake import from_settings, sources
+from coordinator.intake.sources import Notice
+from coordinator.intake.work_folder import open_folder
+from evaljobs.contract.paths import WorkPaths
+
+GROUP = next(g.gr_name for g in getgrall() if g.gr_gid == os.getegid())
+DROPS = ("spool", "spool/commands", "submissions", "submissions/suites")
+need_root = pytest.mark.skipif(os.geteuid() != 0, reason="not root: cannot become another user")
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def load(work: Path, group: str | None = None) -> None:
+    from_settings.load(None, work, {"shared_group": group})
+
+
+@pytest.fixture
+def open_umask() -> Iterator[None]:
+    before = os.umask(0)
+    yield
+    os.umask(before)
+
+
+def test_a_new_work_folder_is_its_users_alone(tmp_path, open_umask):
+    load(tmp_path / "a" / "work")
+    assert mode(tmp_path / "a" / "work") == 0o700
+
+
+def test_a_group_that_shares_it_reads_all_and_writes_to_the_drop_folders_alone(tmp_path, open_umask):
+    work = tmp_path / "work"
+    load(work, GROUP)
+    assert mode(work) == 0o2750
+    assert {name: mode(work / name) for name in DROPS} == dict.fromkeys(DROPS, 0o3770)
+    assert {path.stat().st_gid for path in (work, *(work / name for name in DROPS))} == {os.getegid()}
+    load(work, GROUP)  # nothing to do
+
+
+@pytest.mark.parametrize("bits", [0o770, 0o707, 0o777, 0o2770])
+@pytest.mark.parametrize("group", [None, GROUP])
+def test_a_folder_that_others_may_write_is_refused_with_what_to_type(tmp_path, bits, group):
+    work = tmp_path / "work"
+    work.mkdir()
+    work.chmod(bits)
+    with pytest.raises(
+        OperatorError, match=f"may write to the work folder.*`chmod -R go-w {work}`"
+    ) as refused:
+        load(work, group)
+    assert "\n" not in str(refused.value)
+    assert mode(work) == bits
+
+
+def test_a_folder_that_others_may_read_is_narrowed_in_one_line(tmp_path, caplog):
+    work = tmp_path / "work"
+    work.mkdir()
+    work.chmod(0o755)
+    load(work)
+    load(work)
+    assert mode(work) == 0o700
+    assert [r.getMessage() for r in caplog.records] == [
+        f"{work} is now readable by you alone (it was 0755): shared_group names a group that may read it"
+    ]
+
+
+def test_a_folder_that_is_shared_no_more_is_private_again(tmp_path):
+    load(tmp_path / "work", GROUP)
+    load(tmp_path / "work")
+    assert {mode(tmp_path / "work" / name) for name in (*DROPS, ".")} == {0o700}
+
+
+def test_a_group_that_is_unknown_is_refused_before_it_could_read(tmp_path):
+    with pytest.raises(OperatorError, match=r"shared_group = 'no-such-group'.*no such group"):
+        load(tmp_path / "work", "no-such-group")
+    assert mode(tmp_path / "work") == 0o700
+
+
+def test_a_private_folder_is_shared_only_once_its_group_can_read_what_is_there(tmp_path, open_umask):
+    work = tmp_path / "work"
+    load(work)
+    (work / "run-1").mkdir(0o700)
+    with pytest.raises(OperatorError, match=r"cannot read run-1.*`chgrp -R"):
+        load(work, GROUP)
+    (work / "run-1").chmod(0o750)
+    load(work, GROUP)
+    assert mode(work) == 0o2750
+
+
+def test_redis_files_stay_closed_to_the_group(tmp_path):
+    work = tmp_path / "work"
+    load(work)
+    (work / "redis").mkdir()
+    (work / "redis").chmod(0o750)  # as a `chmod -R g+rX` leaves it
+    load(work, GROUP)
+    assert mode(work / "redis") == 0o700
+
+
+@pytest.fixture
+def shared() -> Iterator[WorkPaths]:
+    """A work folder of root that the group of `nobody` shares."""
+    folder = Path(tempfile.mkdtemp(prefix="shared-"))
+    folder.chmod(0o755)
+    try:
+        load(folder / "work", SHARING)
+        yield WorkPaths(folder / "work")
+    finally:
+        shutil.rmtree(folder)
+
+
+@need_root
+def test_a_member_submits_and_announces_and_changes_nothing_else(shared):
+    own = sources.submit(shared, Notice(checkpoint="/runs/own"))
+    (shared.root / "journal").touch(0o640)
+
+    def act() -> None:
+        os.umask(0o077)
+        sources.submit(shared, Notice(checkpoint="/runs/theirs"))
+        sources.spool(shared, Notice(checkpoint="/runs/noticed"))
+        changes = [
+            own.unlink,
+            lambda: own.rename(own.with_suffix(".bad")),
+            lambda: own.write_text("{}"),
+            lambda: (shared.root / "journal").write_text(""),
+            (shared.root / "new").mkdir,
+            shared.submissions.rmdir,
+        ]
+        for change in changes:
+            with pytest.raises(PermissionError):
+                change()
+
+    as_user(act, member=True)
+    assert [(d.notice.checkpoint, d.own) for d in sources.from_submissions(shared)] == [
+        ("/runs/own", True),
+        ("/runs/theirs", True),
+    ]
+    assert [(d.notice.checkpoint, d.own) for d in sources.from_spool(shared)] == [("/runs/noticed", False)]
+
+
+@need_root
+def test_a_user_cannot_share_with_a_group_of_others():
+    folder = Path(tempfile.mkdtemp(prefix="member-"))
+    folder.chmod(0o777)
+
+    def act() -> None:
+        with pytest.raises(OperatorError, match="you are not a member"):
+            open_folder(folder / "work", "root")
+
+    try:
+        as_user(act)
+    finally:
+        shutil.rmtree(folder)
