@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
@@ -46,14 +47,17 @@ def _ask(config: Config, evaluation: str, command: Command) -> None:
     command = command.model_copy(update={"evaluation_id": name})
     holder = WorkLock(paths.lock).holder()
     state = _state_of(folder, config)
+    other = _check_user(config, command, state, folder)
     if state is not None and _changes_nothing(state, command, config, alive=bool(holder)):
         return
-    if holder:
+    if holder or other:
         leave_command(paths, command)
         later = (
             ""
             if is_daemon(holder)
             else f"; where {holder}, runs another evaluation, the next daemon obeys it"
+            if holder
+            else f"; no daemon runs, and the next one of {other} obeys it"
         )
         say(f"{command.command} of {name} is asked for{later}")
         return
@@ -80,6 +84,26 @@ def _ask(config: Config, evaluation: str, command: Command) -> None:
     if ended.failed_entries() or ended.unscored_items:
         raise typer.Exit(1)
     say(f"{ended.evaluation_id} is scored{reused(ended)}: `evalspan report {ended.evaluation_id}`")
+
+
+def _check_user(config: Config, command: Command, state: State | None, folder: EvaluationPaths) -> str:
+    """The work folder's user where that is another one, else "". OperatorError where this user may not command that."""
+    from coordinator.intake.people import People, name_of, refusal
+    from coordinator.runtime.status_file import read_evaluation
+
+    people = People.of(config.work_dir, config.users.admins)
+    if people is None:
+        return ""
+    record = read_evaluation(folder)
+    known = [record.submitted_by] if record is not None and record.submitted_by else []
+    asked_by = known if state is None else state.users.asked_by
+    user = name_of(os.geteuid())
+    if why := refusal(people, user, command.command, asked_by, command.evaluation_id):
+        raise OperatorError(why)
+    others = [other for other in asked_by if other != user]
+    if command.command == "cancel" and others and user in asked_by and not people.commands_all(user):
+        say_aside(f"{' and '.join(others)} asked for it, too: it goes on for them")
+    return "" if os.geteuid() == people.owner else people.daemon
 
 
 def _state_of(folder: EvaluationPaths, config: Config) -> State | None:
@@ -187,6 +211,7 @@ def release(
     evalspan release node17 --minutes 0
     """
     from coordinator.allocation import demand
+    from coordinator.intake.people import People, name_of, refusal
     from coordinator.runtime.journal import WorkLock
     from coordinator.runtime.operator_commands import Command, leave_command
     from coordinator.runtime.replay import Follower
@@ -199,6 +224,9 @@ def release(
         raise OperatorError("--minutes 0 lets a node be taken again: name it")
     settings = settings_of(config, work_dir)
     paths = WorkPaths(settings.work_dir)
+    people = People.of(paths.root, settings.users.admins)
+    if why := refusal(people, name_of(os.geteuid()), "release"):
+        raise OperatorError(why)
     if not WorkLock(paths.lock).held():
         if node and not minutes and _end_cordon(paths, node):
             say(f"{node} may be taken again")

@@ -377,6 +377,7 @@ def record_of(
     options: RunOptions | None = None,
     priority: int = 0,
     step: int | None = None,
+    submitted_by: str = "",
 ) -> EvaluationRecord:
     """The evaluation of a checkpoint under these settings; `options`: in place of theirs. OperatorError."""
     return validate.make_record(
@@ -390,4 +391,5 @@ def record_of(
         step=step,
         allow_bin=config.checkpoint.allow_bin,
         convert=config.checkpoint.convert,
+        submitted_by=submitted_by,
     )

@@ -29,10 +29,11 @@ from coordinator.base.isolate import LoopGuard
 from coordinator.errors import OperatorError
 from coordinator.hook import PIN_PREFIX, STREAM
 from coordinator.intake.checkpoint import step_of
+from coordinator.intake.people import NotAMemberError, People
 from coordinator.intake.work_folder import DROP, SHARED
 from evaljobs.contract.paths import WorkPaths
 from evaljobs.contract.specs import Record
-from evaljobs.contract.storage import FrameError, make_folder, read_plain, write_atomic
+from evaljobs.contract.storage import FrameError, make_folder, read_with_status, write_atomic
 
 log = logging.getLogger(__name__)
 
@@ -60,8 +61,9 @@ class Delivery:
     """A notice and its acknowledgement. `key`: the same at each delivery until acknowledged.
 
     `announced`: by hook or `submit`; False: seen in a watched folder, perhaps half-written. `own`:
-    named by the daemon's user or the settings. `wrong`: why it is no notice; `notice` then holds
-    its claims. `evaluation_id`: what `submit` printed; "" of a notice by another way.
+    named by the daemon's user, a member or the settings. `wrong`: why it is no notice; `notice` then
+    holds its claims. `evaluation_id`: what `submit` printed; "" of a notice by another way. `user`: who
+    asked, by the file; "" of a notice by another way, or where the work folder has one user.
     """
 
     key: str
@@ -71,6 +73,7 @@ class Delivery:
     own: bool = False
     wrong: str = ""
     evaluation_id: str = ""
+    user: str = ""
 
 
 def spool(paths: WorkPaths, notice: Notice) -> None:
@@ -88,18 +91,36 @@ def submit(paths: WorkPaths, notice: Notice, evaluation_id: str = "") -> Path:
 
 
 def withdraw(paths: WorkPaths, evaluation_id: str) -> None:
-    """Remove the submissions of this evaluation: no daemon begins it by them."""
+    """Remove the submissions of this evaluation, in a shared work folder this user's: no daemon begins it by them."""
     with _own_folder(paths):
         for each in from_submissions(paths):
-            if each.evaluation_id == evaluation_id:
+            if each.evaluation_id == evaluation_id and may_withdraw(paths, each):
                 each.acknowledge()
 
 
+def may_withdraw(paths: WorkPaths, submission: Delivery) -> bool:
+    """Is it this user's, or the work folder?"""
+    with contextlib.suppress(OSError):
+        return os.geteuid() in (Path(submission.key).stat().st_uid, paths.submissions.stat().st_uid)
+    return False
+
+
 def keep_suite(paths: WorkPaths, name: str, text: str) -> Path:
-    """Write a suite file that submissions name, beside them: other users may not change it. OperatorError as of `submit`."""
+    """Write a suite file that submissions name, beside them: other users may not change it. OperatorError as of `submit`.
+
+    In a shared work folder each user has a folder for them.
+    """
     with _own_folder(paths) as folder:
-        make_folder(folder / "suites")
-        file = folder / "suites" / name
+        place = folder / "suites"
+        make_folder(place)
+        if place.stat().st_mode & stat.S_IWGRP:
+            place /= str(os.geteuid())
+            make_folder(place)
+            if place.is_symlink() or place.stat().st_uid != os.geteuid():
+                raise OperatorError(
+                    f"{place} belongs to another user: ask the user who runs the daemon to remove it"
+                )
+        file = place / name
         if not file.exists():  # its content decides its name
             write_atomic(file, text.encode())
         return file.resolve()
@@ -112,8 +133,8 @@ def _own_folder(paths: WorkPaths) -> Iterator[Path]:
         yield paths.submissions
     except PermissionError as error:
         raise OperatorError(
-            f"{paths.submissions} cannot be written: a work folder takes submissions of its own user alone; "
-            "announce the checkpoint with coordinator.hook.notify"
+            f"{paths.submissions} cannot be written: a work folder takes submissions of its own user, and of the group that "
+            "shared_group names; announce the checkpoint with coordinator.hook.notify"
         ) from error
 
 
@@ -123,12 +144,12 @@ def _leave(folder: Path, notice: Notice, evaluation_id: str = "") -> Path:
     return file
 
 
-def from_submissions(paths: WorkPaths) -> Iterator[Delivery]:
+def from_submissions(paths: WorkPaths, people: People | None = None) -> Iterator[Delivery]:
     """Submissions, oldest first. From a folder that other users own or may write they are not `own`; members of the group
-    that shares the work folder may write there.
+    that shares the work folder may write there. `people`: of a shared one; a file that is no member's is `wrong`.
     """
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-        yield from _from_folder(paths.submissions, own=_is_trusted(paths))
+        yield from _from_folder(paths.submissions, people, own=_is_trusted(paths))
 
 
 def _is_trusted(paths: WorkPaths) -> bool:
@@ -139,18 +160,18 @@ def _is_trusted(paths: WorkPaths) -> bool:
     return drop.st_uid == os.geteuid() and (by_members or drop.st_mode & 0o022 == 0)
 
 
-def from_spool(paths: WorkPaths) -> Iterator[Delivery]:
-    """Notices in the spool folder, oldest first. Files stay until their notices are acknowledged."""
-    yield from _from_folder(paths.spool, own=False)
+def from_spool(paths: WorkPaths, people: People | None = None) -> Iterator[Delivery]:
+    """Notices in the spool folder, oldest first. Files stay until their notices are acknowledged. `people`: as above."""
+    yield from _from_folder(paths.spool, people, own=False)
 
 
-def _from_folder(folder: Path, *, own: bool) -> Iterator[Delivery]:
+def _from_folder(folder: Path, people: People | None, *, own: bool) -> Iterator[Delivery]:
     """Deliveries of a folder; acknowledging a malformed one renames its file to `*.bad`."""
     for path in sorted(folder.glob("*.json")) if folder.is_dir() else ():
         unlink = partial(path.unlink, missing_ok=True)
         set_aside = partial(path.rename, path.with_suffix(".bad"))
         try:
-            text = read_plain(path, MOST_NOTICE_BYTES)
+            text, status = read_with_status(path, MOST_NOTICE_BYTES)
         except (OSError, FrameError) as error:
             if isinstance(error, OSError) or isinstance(error.__cause__, PermissionError):
                 log.warning("%s cannot be read yet: %s", path, error)  # storage may be away for a moment
@@ -158,6 +179,12 @@ def _from_folder(folder: Path, *, own: bool) -> Iterator[Delivery]:
             yield Delivery(str(path), Notice(checkpoint=str(path)), set_aside, own=own, wrong=str(error))
             continue
         notice, wrong = parse(text, claimed=str(path))
+        user = ""
+        if people is not None:
+            try:
+                user = people.author(status)
+            except NotAMemberError as error:
+                wrong = str(error)
         named = path.stem.partition("-")[2]
         yield Delivery(
             str(path),
@@ -166,6 +193,7 @@ def _from_folder(folder: Path, *, own: bool) -> Iterator[Delivery]:
             own=own,
             wrong=wrong,
             evaluation_id="" if named.isdecimal() else named,  # the process that left it
+            user=user,
         )
 
 

@@ -25,6 +25,7 @@ from coordinator.cluster import Cluster, ClusterError, JobState, NodeState
 from coordinator.cluster.slurm_reasons import none_usable
 from coordinator.errors import OperatorError, RetryError
 from coordinator.evaluation.events import MemoryOffered, NodesOffered, NodeWithdrawn
+from coordinator.intake.people import People
 from coordinator.runtime import gpu_names
 from coordinator.runtime.detect import Grace
 from coordinator.runtime.effects import Performer
@@ -71,13 +72,15 @@ class Coordinator(Evaluations):
         limits: Limits,
         pace: Pace,
         grace: Grace,
+        people: People | None = None,
         shares: Shares | None = None,
     ) -> None:
-        """`shares`: of the users of a shared work folder; None: it has one user."""
+        """`people`, `shares`: of a shared work folder; None: it has one user."""
         super().__init__(performer, grace)
         self.cluster = cluster
         self.keeper = keeper
         self.limits = limits
+        self.people = people
         self.shares = shares
         self.pace = pace
         self.nodes: list[NodeState] = []

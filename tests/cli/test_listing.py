@@ -41,7 +41,7 @@ def row(**more: Any) -> dict[str, Any]:
         "stage": "building requests", "shards_done": 3, "shards": 17, "trials": 2, "scored": 1, "entries": 4,
         "accepted_at": NOW - 75, "ended_at": None, "age_seconds": 75.0, "makespan_seconds": None, "eta_seconds": None,
         "stopped": False, "stragglers": {}, "waits_seconds": None, "waits_for": [], "errors": {}, "nodes_aside": {},
-        "held_jobs": {}, "failed_jobs": {}, "trackers": {}, "fault": None, "scores": [],
+        "held_jobs": {}, "failed_jobs": {}, "trackers": {}, "asked_by": [], "fault": None, "scores": [],
     }  # fmt: skip
     return {**known, **more}
 
