@@ -29,8 +29,7 @@ def _ask(config: Config, evaluation: str, command: Command) -> None:
     from coordinator.cli.screen.live_screen import Watcher
     from coordinator.intake.resubmit import reused
     from coordinator.report.render import by_reason
-    from coordinator.runtime.journal import WorkLock, is_daemon
-    from coordinator.runtime.operator_commands import leave_command
+    from coordinator.runtime.journal import WorkLock
     from coordinator.runtime.replay import find_folder
     from coordinator.runtime.submission import withdrawn
     from coordinator.runtime.wiring import coordinator_of
@@ -48,18 +47,10 @@ def _ask(config: Config, evaluation: str, command: Command) -> None:
     holder = WorkLock(paths.lock).holder()
     state = _state_of(folder, config)
     other = _check_user(config, command, state, folder)
-    if state is not None and _changes_nothing(state, command, config, alive=bool(holder)):
+    if state is not None and _changes_nothing(state, command, config, alive=bool(holder or other)):
         return
     if holder or other:
-        leave_command(paths, command)
-        later = (
-            ""
-            if is_daemon(holder)
-            else f"; where {holder}, runs another evaluation, the next daemon obeys it"
-            if holder
-            else f"; no daemon runs, and the next one of {other} obeys it"
-        )
-        say(f"{command.command} of {name} is asked for{later}")
+        _leave(config, command, state, holder, other)
         return
     coordinator = coordinator_of(config)
     with coordinator.in_charge(f"evalspan {command.command}"), Watcher(Console(stderr=True)) as watcher:
@@ -86,6 +77,22 @@ def _ask(config: Config, evaluation: str, command: Command) -> None:
     say(f"{ended.evaluation_id} is scored{reused(ended)}: `evalspan report {ended.evaluation_id}`")
 
 
+def _leave(config: Config, command: Command, state: State | None, holder: str, owner: str) -> None:
+    """Leave the command to the daemon. `holder`: of the work folder; `owner`: its user, where that is another one."""
+    from coordinator.runtime.journal import is_daemon
+    from coordinator.runtime.operator_commands import leave_command
+
+    leave_command(WorkPaths(config.work_dir), command)
+    later = ""
+    if not holder:
+        later = f"; no daemon runs, and the next one of {owner} obeys it"
+    elif not is_daemon(holder):
+        later = f"; where {holder}, runs another evaluation, the next daemon obeys it"
+    say(f"{command.command} of {command.evaluation_id} is asked for{later}")
+    if command.command == "cancel" and state is not None and (others := _others(config, state)):
+        say_aside(f"it goes on for {' and '.join(others)}, who asked for it, too")
+
+
 def _check_user(config: Config, command: Command, state: State | None, folder: EvaluationPaths) -> str:
     """The work folder's user where that is another one, else "". OperatorError where this user may not command that."""
     from coordinator.intake.people import People, name_of, refusal
@@ -97,13 +104,19 @@ def _check_user(config: Config, command: Command, state: State | None, folder: E
     record = read_evaluation(folder)
     known = [record.submitted_by] if record is not None and record.submitted_by else []
     asked_by = known if state is None else state.users.asked_by
-    user = name_of(os.geteuid())
-    if why := refusal(people, user, command.command, asked_by, command.evaluation_id):
+    if why := refusal(people, name_of(os.geteuid()), command.command, asked_by, command.evaluation_id):
         raise OperatorError(why)
-    others = [other for other in asked_by if other != user]
-    if command.command == "cancel" and others and user in asked_by and not people.commands_all(user):
-        say_aside(f"{' and '.join(others)} asked for it, too: it goes on for them")
     return "" if os.geteuid() == people.owner else people.daemon
+
+
+def _others(config: Config, state: State) -> list[str]:
+    """Users for whom an evaluation goes on when this user cancels it."""
+    from coordinator.intake.people import People, name_of
+
+    people, user = People.of(config.work_dir, config.users.admins), name_of(os.geteuid())
+    if people is None or people.commands_all(user):
+        return []
+    return [other for other in state.users.asked_by if other != user]
 
 
 def _state_of(folder: EvaluationPaths, config: Config) -> State | None:
