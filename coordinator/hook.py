@@ -305,17 +305,33 @@ def _warn(text: str, *values: object) -> None:
 
 
 def _to_redis(folder: str, text: str) -> bool:
-    """Send by the stream; False without the redis package or an answer from the daemon's Redis."""
+    """Send by the stream; False without the redis package or an answer from the daemon's Redis.
+
+    A server that started again meanwhile has another password: where it refuses, the address file is read again.
+    """
     address_file = os.path.join(folder, "redis", "address.json")
-    if not os.path.exists(address_file):
-        return False
+    refused = None
+    for _ in range(2):
+        try:
+            with open(address_file, encoding="utf-8") as file:
+                address = file.read()
+        except (OSError, ValueError):
+            break
+        if address == refused:
+            break
+        if _sent(folder, address, text):
+            return True
+        refused = address
+    return False
+
+
+def _sent(folder: str, published: str, text: str) -> bool:
     try:
         import redis  # noqa: PLC0415 (optional, and never at import)
         from redis.backoff import NoBackoff  # noqa: PLC0415
         from redis.retry import Retry  # noqa: PLC0415
 
-        with open(address_file, encoding="utf-8") as file:
-            address = json.load(file)
+        address = json.loads(published)
         where: dict[str, object] = {"unix_socket_path": address.get("socket")}
         if not address.get("socket"):
             where = {"host": address["host"], "port": address["port"]}
@@ -332,10 +348,23 @@ def _to_redis(folder: str, text: str) -> bool:
             protocol=2,
             **where,  # type: ignore[arg-type]
         ) as client:
-            client.xadd(STREAM, {"notice": text})
+            client.xadd(STREAM, _signed(folder, text))
     except Exception:  # noqa: BLE001 (Redis away is no error: the notice goes to the spool folder)
         return False
     return True
+
+
+def _signed(folder: str, text: str) -> dict[str, str]:
+    """The notice, and its signature where the work folder has a key: its Redis is one that others may write to. OSError."""
+    key_file = os.path.join(folder, "redis", "notice.key")
+    if not os.path.exists(key_file):
+        return {"notice": text}
+    import hashlib  # noqa: PLC0415 (milliseconds at import)
+    import hmac  # noqa: PLC0415
+
+    with open(key_file, "rb") as file:
+        key = file.read()
+    return {"notice": text, "mac": hmac.new(key, text.encode(), hashlib.sha256).hexdigest()}
 
 
 def _write_sums(checkpoint: str, ending: Callable[[], bool]) -> None:

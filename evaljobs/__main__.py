@@ -18,6 +18,7 @@ from typing import NoReturn
 
 from evaljobs import garbage
 from evaljobs.contract.specs import SPEC
+from evaljobs.contract.storage import FrameError, read_own
 from evaljobs.errors import JobError
 
 log = logging.getLogger("evaljobs")
@@ -78,7 +79,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run(path: Path, verb: str) -> int:
     """Run one spec, whose kind must be the verb. Returns the exit status."""
-    spec = SPEC.validate_json(path.read_bytes())
+    try:
+        spec = SPEC.validate_json(read_own(path))
+    except (JobError, FrameError) as error:
+        log.error("%s", error)  # noqa: TRY400 (one line that says what to do)
+        return 2
     if spec.kind != verb:
         log.error("%s is a %s spec, not a %s spec", path, spec.kind, verb)
         return 2

@@ -77,6 +77,7 @@ class SlurmOptions:
     gpu_request: str = GPU_REQUEST
     nodes: NodeChoice = field(default_factory=NodeChoice)
     secrets: tuple[str, ...] = ()  # variables that hold secrets, whatever their names
+    log_mode: int = 0o600  # of jobs' logs: slurmstepd makes them by the umask with which `sbatch` was called
     chdir: str | None = None  # jobs' working directory; None: the coordinator's, if it exists
     token: str = "evalspan"  # noqa: S105 (no secret)  # begins --comment of every job: whose they are
     # Before every Slurm command: a program that runs its arguments, on its own stdin and stdout.
@@ -176,9 +177,11 @@ def _byte(value: int) -> str:
     return char if value < 0x80 and char.isprintable() else f"\\x{value:02x}"
 
 
-def batch_script(job: Job) -> str:
-    """The script of a job: its environment, then `exec` of its program."""
+def batch_script(job: Job, log_mode: int = 0o600) -> str:
+    """The script of a job: the mode of its log, its environment, then `exec` of its program."""
     lines = ["#!/bin/bash", "set -eu"]
+    own = "/proc/self/fd/1"
+    lines.append(f"if [ -f {own} ]; then chmod {log_mode:04o} {own} || :; fi")
     lines += [f"export {name}={quote(value)}" for name, value in sorted(job.env.items())]
     lines.append(f'export {INDEX}="${{SLURM_ARRAY_TASK_ID:-0}}"')
     lines.append("unset SLURM_JWT")  # sbatch needs this key, no job does

@@ -45,7 +45,7 @@ class SlurmCli:
         arguments = ["sbatch", *sbatch_arguments(self.within_limits(job), self.options)]
         try:
             env = submission_environment(os.environ, self.options, job)
-            out = self._run(arguments, stdin=batch_script(job), env=env)
+            out = self._run(arguments, stdin=batch_script(job, self.options.log_mode), env=env)
         except _FailedError as error:
             raise text.failure(error.words) from error
         job_id = out.strip().split(";", 1)[0]  # "id;cluster" on sites with several
@@ -140,7 +140,7 @@ class SlurmCli:
             *sbatch_arguments(self.within_limits(job), self.options),
         ]
         try:
-            self._run(arguments, stdin=batch_script(job))
+            self._run(arguments, stdin=batch_script(job, self.options.log_mode))
         except _FailedError as error:
             if error.stderr is None or text.says(error.words, text.AWAY):
                 raise ClusterError(error.words) from error

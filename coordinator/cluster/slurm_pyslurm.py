@@ -66,7 +66,10 @@ class SlurmApi(SlurmCli):
         """Submit by one RPC. After a ClusterError, look for the job's name before a retry."""
         fields = description(sbatch_arguments(self.within_limits(job), self.options))
         present = submission_environment(os.environ, self.options, job)
-        fields |= {"script": batch_script(job), **environment(fields.get("environment", "ALL"), present)}
+        fields |= {
+            "script": batch_script(job, self.options.log_mode),
+            **environment(fields.get("environment", "ALL"), present),
+        }
         fields["environment"]["SLURM_CPUS_PER_TASK"] = fields["cpus_per_task"]  # as sbatch does
         return str(self._process.ask("submit", fields))
 

@@ -43,7 +43,7 @@ def own_tasks(site: Site, lm_eval: str) -> dict[str, Described]:
         try:
             run_command(argv, seconds=DESCRIBE_SECONDS, env={**os.environ, **site.trial_env})
         except CommandError as error:
-            said = f"lm-eval's tasks could not be listed by {site.trial_command[0]}: {error}"
+            said = f"lm-eval's tasks could not be listed by {site.trial_command[-1]}: {error}"
             raise OperatorError(said) from error
         rows = _rows(place) or {}
     return rows

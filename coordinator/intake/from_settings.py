@@ -36,7 +36,7 @@ from coordinator.evaluation.records import EvaluationRecord, Inputs, RunOptions
 from coordinator.intake import suites, validate
 from coordinator.intake.people import People
 from coordinator.intake.source_keys import inputs_of, with_full_paths
-from coordinator.intake.work_folder import open_folder
+from coordinator.intake.work_folder import is_of_another, open_folder
 from evaljobs.contract.engine_traits import engine_traits
 from evaljobs.contract.names import HF_ENGINES
 from evaljobs.contract.paths import WorkPaths
@@ -47,6 +47,13 @@ from evaljobs.errors import JobError
 FOR_TRIALS = ("lm_eval", "torch")  # modules without which no trial runs
 # Variables of [trial] env that are for the trials' own interpreter: workers run the coordinator's.
 OF_AN_INTERPRETER = frozenset({"PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "LD_PRELOAD"})
+# bash: refuse the code in folder $1 where it is another user's, or others may write to it, else run the other arguments.
+OWN_CODE = r"""
+found=$(find "$1" -maxdepth 1 \( ! -user "$(id -u)" ! -user 0 -o -perm /022 \)) && [ -z "$found" ] || {
+  echo "evalspan: not run, since others may write to it or own it: ${found:-$1}; remove $1" >&2; exit 1; }
+shift; exec "$@"
+"""
+NOT_STARTED = (126, 127)  # exit codes of bash where it cannot start a program
 LOCAL_CPU_SLOTS = 2  # trials at once on a machine without GPUs
 
 
@@ -87,7 +94,17 @@ def _python(config: Config) -> str:
 
 def _command(config: Config) -> tuple[str, ...]:
     """The command of the trial interpreter: the site's prologue, the container, python."""
-    return _after_prologue(config, *shlex.split(config.trial.container or ""), _python(config))
+    command = _after_prologue(config, *shlex.split(config.trial.container or ""), _python(config))
+    return (
+        ("bash", "-c", OWN_CODE, "bash", str(_code_folder(config)), *command)
+        if _is_foreign(config)
+        else command
+    )
+
+
+def _is_foreign(config: Config) -> bool:
+    """May the trials' interpreter lack this package? It then runs the copy of the node-side code in the work folder."""
+    return bool(config.trial.python or config.trial.container)
 
 
 def _after_prologue(config: Config, *command: str) -> tuple[str, ...]:
@@ -99,7 +116,7 @@ def _after_prologue(config: Config, *command: str) -> tuple[str, ...]:
 def site_of(config: Config) -> Site:
     env = dict(config.trial.env)
     worker_env = dict(config.trial.env)
-    if config.trial.python or config.trial.container:
+    if _is_foreign(config):
         worker_env = {name: value for name, value in env.items() if name not in OF_AN_INTERPRETER}
         env["PYTHONPATH"] = os.pathsep.join(
             [str(_code_folder(config)), *filter(None, [env.get("PYTHONPATH")])]
@@ -124,12 +141,18 @@ def site_of(config: Config) -> Site:
 
 
 def _code_folder(config: Config) -> Path:
-    """A copy of the node-side packages, for an interpreter without them; made once for each content of theirs."""
+    """A copy of the node-side packages, for an interpreter without them; made once for each content of theirs.
+
+    In the work folder; in this user's own cache where that is another user's, of which this one is a guest.
+    """
     sources = [Path(str(package.__file__)).parent for package in (evaljobs, priors)]
     digest = hashlib.sha256()
     for file in sorted(file for source in sources for file in source.rglob("*.py")):
         digest.update(f"{file.name}\0".encode() + file.read_bytes())
-    folder = WorkPaths(config.work_dir).cache / f"code-{digest.hexdigest()[:16]}"
+    cache = WorkPaths(config.work_dir).cache
+    if is_of_another(config.work_dir):
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "evalspan"
+    folder = cache / f"code-{digest.hexdigest()[:16]}"
     for source in sources:
         target = folder / source.name
         if not target.exists():
@@ -323,7 +346,7 @@ class LmEvalVersion:
             "import importlib.metadata as m, importlib.util as u; version = m.version('lm_eval')\n"
             "print(version) if u.find_spec('torch') else exit('no module torch')"
         )
-        interpreter = self._command[0]
+        interpreter = self._command[-1]
         try:
             return run_command(
                 [*self._command, "-c", question], seconds=self._patience, env={**os.environ, **self._env}
@@ -333,7 +356,7 @@ class LmEvalVersion:
                 raise RetryError(
                     f"the trial interpreter {interpreter} did not say in {self._patience:g} s which lm_eval it has"
                 ) from error
-            if error.code is None:
+            if error.code in (None, *NOT_STARTED):
                 raise OperatorError(f"the trial interpreter {interpreter} {error}") from error
             raise OperatorError(
                 f"the trial interpreter has no lm_eval or no torch ({error}): install `evalspan[hf]` there"

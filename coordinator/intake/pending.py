@@ -65,12 +65,14 @@ class RefusedCommand(Record):
 
 
 class PendingFile(Record):
-    """`pending.json`."""
+    """`pending.json`. `unsigned`: notices without a signature that were refused; `unsigned_at`: the last one, unix seconds."""
 
     schema_version: int = 1
     waiting: tuple[Waiting, ...] = ()
     refused: tuple[Refused, ...] = ()
     refused_commands: tuple[RefusedCommand, ...] = ()
+    unsigned: int = 0
+    unsigned_at: float = 0.0
 
 
 def read(path: Path) -> PendingFile:
@@ -169,6 +171,12 @@ class PendingWriter:
         self._written = read(path)
         self._refused = {(r.checkpoint, r.suite): r for r in self._written.refused}
         self._commands = list(self._written.refused_commands)
+        self._unsigned, self._unsigned_at = self._written.unsigned, self._written.unsigned_at
+
+    def refuse_unsigned(self, now: float) -> int:
+        """Count a notice whose words nothing vouches for, and keep none of them; the count so far."""
+        self._unsigned, self._unsigned_at = self._unsigned + 1, now
+        return self._unsigned
 
     def refuse(self, notice: Notice, why: str, now: float, user: str = "") -> None:
         key = (notice.checkpoint, notice.suite)
@@ -199,8 +207,16 @@ class PendingWriter:
             if p.why
         )
         refused = tuple(r for r in self._refused.values() if now - r.at < REFUSED_SECONDS)[-MOST_REFUSED:]
+        if now - self._unsigned_at >= REFUSED_SECONDS:
+            self._unsigned, self._unsigned_at = 0, 0.0
         self._commands = [c for c in self._commands if now - c.at < REFUSED_SECONDS][-MOST_REFUSED:]
-        current = PendingFile(waiting=waiting, refused=refused, refused_commands=tuple(self._commands))
+        current = PendingFile(
+            waiting=waiting,
+            refused=refused,
+            refused_commands=tuple(self._commands),
+            unsigned=self._unsigned,
+            unsigned_at=self._unsigned_at,
+        )
         if current != self._written:
             write_record(self._path, current)
             self._written = current

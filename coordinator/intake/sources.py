@@ -31,6 +31,7 @@ from coordinator.hook import PIN_PREFIX, STREAM
 from coordinator.intake.checkpoint import step_of
 from coordinator.intake.people import NotAMemberError, People
 from coordinator.intake.work_folder import DROP, SHARED
+from coordinator.services.notice_key import is_signed, notice_key
 from evaljobs.contract.paths import WorkPaths
 from evaljobs.contract.specs import Record
 from evaljobs.contract.storage import FrameError, make_folder, read_with_status, write_atomic
@@ -60,6 +61,7 @@ class Notice(Record):
 class Delivery:
     """A notice and its acknowledgement. `key`: the same at each delivery until acknowledged.
 
+    `unsigned`: it came by a Redis of the site's without the signature of this work folder's key.
     `announced`: by hook or `submit`; False: seen in a watched folder, perhaps half-written. `own`:
     named by the daemon's user, a member or the settings. `wrong`: why it is no notice; `notice` then
     holds its claims. `evaluation_id`: what `submit` printed; "" of a notice by another way. `user`: who
@@ -74,6 +76,7 @@ class Delivery:
     wrong: str = ""
     evaluation_id: str = ""
     user: str = ""
+    unsigned: bool = False
 
 
 def spool(paths: WorkPaths, notice: Notice) -> None:
@@ -106,23 +109,13 @@ def may_withdraw(paths: WorkPaths, submission: Delivery) -> bool:
 
 
 def keep_suite(paths: WorkPaths, name: str, text: str) -> Path:
-    """Write a suite file that submissions name, beside them: other users may not change it. OperatorError as of `submit`.
-
-    In a shared work folder each user has a folder for them.
-    """
+    """Write a suite file that submissions name, beside them: other users may not change it. OperatorError as of `submit`."""
     with _own_folder(paths) as folder:
-        place = folder / "suites"
-        make_folder(place)
-        if place.stat().st_mode & stat.S_IWGRP:
-            place /= str(os.geteuid())
-            make_folder(place)
-            if place.is_symlink() or place.stat().st_uid != os.geteuid():
-                raise OperatorError(
-                    f"{place} belongs to another user: ask the user who runs the daemon to remove it"
-                )
-        file = place / name
-        if not file.exists():  # its content decides its name
-            write_atomic(file, text.encode())
+        make_folder(folder / "suites")
+        file = folder / "suites" / name  # its content decides its name
+        if file.exists() and file.lstat().st_uid != os.geteuid():  # its owner could change it
+            file = file.with_stem(f"{file.stem}u{os.geteuid()}")
+        write_atomic(file, text.encode())
         return file.resolve()
 
 
@@ -133,8 +126,8 @@ def _own_folder(paths: WorkPaths) -> Iterator[Path]:
         yield paths.submissions
     except PermissionError as error:
         raise OperatorError(
-            f"{paths.submissions} cannot be written: a work folder takes submissions of its own user, and of the group that "
-            "shared_group names; announce the checkpoint with coordinator.hook.notify"
+            f"{paths.submissions} cannot be written: a work folder takes submissions of its own user and of its shared_group; "
+            "announce the checkpoint with coordinator.hook.notify"
         ) from error
 
 
@@ -222,14 +215,18 @@ def _printable(value: object) -> str:
     return "".join(c if c.isprintable() else "?" for c in str(value)[:MOST_SHOWN])
 
 
-def from_stream(paths: WorkPaths) -> Iterator[Delivery]:
-    """Notices of the Redis stream, first an earlier daemon's unacknowledged ones. None if away."""
+def from_stream(paths: WorkPaths, *, signed: bool = False) -> Iterator[Delivery]:
+    """Notices of the Redis stream, first an earlier daemon's unacknowledged ones. None if away.
+
+    `signed`: other programs may write to this Redis, so that a notice counts only with its signature.
+    """
     # `submit` runs once a checkpoint and never reads the stream: importing redis takes a third of a second
     import redis  # noqa: PLC0415
 
     from evaljobs.queue.redis_client import QueueUnavailable, connect  # noqa: PLC0415
 
     try:
+        secret = notice_key(paths) if signed else None
         client = connect(paths.redis_address)
         with contextlib.suppress(redis.ResponseError):  # BUSYGROUP: the group exists
             client.xgroup_create(STREAM, GROUP, id="0", mkstream=True)
@@ -248,8 +245,13 @@ def from_stream(paths: WorkPaths) -> Iterator[Delivery]:
 
     for entry_id, fields in entries:
         key = f"stream/{entry_id!r}"
-        notice, wrong = parse(fields.get(b"notice", fields.get("notice", b"")), claimed=key)
-        yield Delivery(key, notice, partial(acknowledge, entry_id), wrong=wrong)
+        text = fields.get(b"notice", b"")
+        done = partial(acknowledge, entry_id)
+        if secret is not None and not is_signed(text, fields.get(b"mac", b""), secret):
+            yield Delivery(key, Notice(checkpoint=key), done, unsigned=True)
+            continue
+        notice, wrong = parse(text, claimed=key)
+        yield Delivery(key, notice, done, wrong=wrong)
 
 
 def count_in_stream(paths: WorkPaths) -> int:

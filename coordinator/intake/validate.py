@@ -126,8 +126,8 @@ def check_tasks(suite: SuiteSpec, site: Site, prepare: str) -> Sequence[str]:
         told = run_command(argv, seconds=TASKS_SECONDS, env={**os.environ, **site.trial_env})
     except CommandError as error:
         if error.code is None:
-            raise OperatorError(f"the trial interpreter {site.trial_command[0]} {error}") from error
-        said = f"lm-eval could not be asked for its tasks by {site.trial_command[0]}: {error}"
+            raise OperatorError(f"the trial interpreter {site.trial_command[-1]} {error}") from error
+        said = f"lm-eval could not be asked for its tasks by {site.trial_command[-1]}: {error}"
         raise OperatorError(said) from error
     answer = json.loads(told.strip().splitlines()[-1])
     unfit: dict[str, str] = answer["unfit"]

@@ -21,14 +21,15 @@ log = logging.getLogger(__name__)
 
 PRIVATE = 0o700
 SHARED = 0o2750  # setgid: what is made below belongs to the group, too
+NEW = "give --work-dir a new folder"
 DROP = 0o3770  # of a folder in which each member of the group leaves files of its own
 
 
 def open_folder(root: Path, shared_group: str | None) -> None:
     """Make the work folder, or fit the modes of an existing one to the settings.
 
-    Leaves a folder of another user as it is. OperatorError where others may write to it, or where the group is unknown or
-    not this user's; OSError where the file system refuses.
+    Leaves a folder of another user as it is. OperatorError where others may write to it, too, or where the group is
+    unknown or not this user's; OSError where the file system refuses.
     """
     root.parent.mkdir(parents=True, exist_ok=True)
     made = False
@@ -37,6 +38,10 @@ def open_folder(root: Path, shared_group: str | None) -> None:
         made = True
     found = root.stat()
     if found.st_uid != os.geteuid():
+        if os.geteuid() != 0 and os.access(root, os.W_OK):
+            raise OperatorError(
+                f"the work folder {root} is another user's, and more users than you may write to it: {NEW}"
+            )
         return
     if not made:
         _refuse_writable(root, found.st_mode)
@@ -52,6 +57,14 @@ def open_folder(root: Path, shared_group: str | None) -> None:
     _fit(WorkPaths(root).redis, PRIVATE)
 
 
+def is_of_another(root: Path) -> bool:
+    """Is it another user's, so that this one may read it at most, or leave files in its `drops`? Root's rights are the owner's."""
+    try:
+        return os.geteuid() not in (0, root.stat().st_uid)
+    except OSError:
+        return False
+
+
 def drops(paths: WorkPaths) -> tuple[Path, ...]:
     """The folders that members of the group write to."""
     return paths.spool, paths.spool / "commands", paths.submissions, paths.submissions / "suites"
@@ -60,9 +73,10 @@ def drops(paths: WorkPaths) -> tuple[Path, ...]:
 def _refuse_writable(root: Path, mode: int) -> None:
     who = [name for name, bit in (("its group", stat.S_IWGRP), ("all users", stat.S_IWOTH)) if mode & bit]
     if who:
+        only_ours = WorkPaths(root).lock.exists() or not any(root.iterdir())
         raise OperatorError(
             f"{' and '.join(who)} may write to the work folder {root}, and so replace what your jobs run: "
-            f"`chmod -R go-w {root}`"
+            + (f"`chmod -R go-w {root}`" if only_ours else NEW)
         )
 
 

@@ -53,6 +53,7 @@ STABLE_SECONDS = 2.0
 # no longer keeps `--until-idle` running.
 WAIT_SECONDS = 3600.0
 LOOK_SECONDS = 1.0  # between two looks at notices and commands
+UNSIGNED_SECONDS = 60.0  # between two lines of the log that count notices without a signature
 RULES = "the question for the site's rules"
 RULES_SECONDS = 30.0  # between two questions for the site's rules, where they fail
 
@@ -103,6 +104,9 @@ class Service:
 
     def _read_notices(self, now: float) -> None:
         for delivery in self._deliveries():
+            if delivery.unsigned:
+                self._refuse_unsigned(delivery, now)
+                continue
             if self.people is not None and not delivery.user and not delivery.wrong:
                 delivery = replace(delivery, user=self.people.daemon)  # noqa: PLW2901
             each = PendingCheckpoint(delivery.notice, since=now)
@@ -116,7 +120,7 @@ class Service:
     def _deliveries(self) -> Iterator[sources.Delivery]:
         yield from sources.from_submissions(self.paths, self.people)
         yield from sources.from_spool(self.paths, self.people)
-        yield from sources.from_stream(self.paths)
+        yield from sources.from_stream(self.paths, signed=self.config.redis.url is not None)
         yield from self._watch.look()
 
     # --- pending checkpoints -----------------------------------------------------------------------------------------
@@ -254,6 +258,12 @@ class Service:
         self._write_pending(now)  # first: `wait` looks for a refusal once the notice is gone
         each.done()
         return True
+
+    def _refuse_unsigned(self, delivery: sources.Delivery, now: float) -> None:
+        count = self._writer.refuse_unsigned(now)
+        if self._throttle.due("unsigned", UNSIGNED_SECONDS, now):
+            log.warning("%d notices in Redis are refused: they lack the signature of this work folder", count)
+        delivery.acknowledge()
 
     def _write_pending(self, now: float) -> None:
         self._guard(str(self.paths.pending), self._writer.write, self._pending.values(), now)

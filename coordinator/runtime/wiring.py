@@ -143,6 +143,7 @@ def slurm_options(config: Config) -> SlurmOptions:
         gpu_request=config.slurm.gpu_request,
         nodes=NodeChoice(**config.nodes.model_dump(exclude={"wake", "gpu_memory_gb"})),
         secrets=_secrets(config),
+        log_mode=0o600 if config.shared_group is None else 0o640,
         chdir=str(config.work_dir),
         token=f"evalspan:{config.work_dir.name}:{_digest(str(config.work_dir.resolve()))}",
     )

@@ -2,9 +2,9 @@
 
 Rule: beside Slurm the server outlives a killed coordinator, since trials go on: it is recorded with pid and start time,
 and the next coordinator adopts it. Beside the local cluster it ends with the coordinator, as jobs do. A dead server is
-started again under the same address and password where that is possible. Where its append-only file cannot be loaded,
-it starts empty: the queues are filled again from the journals. The password is in files of mode 0600 and, hashed, in
-the ACL file; it is on no command line. Called by `runtime` and by `evalspan doctor`.
+started again at the same address where that is possible, and with a new password: another user may have taken its port
+meanwhile and been sent the old one. Where its append-only file cannot be loaded, it starts empty: the queues are filled
+again from the journals. The password is in files of mode 0600 and, hashed, in the ACL file; it is on no command line. Called by `runtime` and by `evalspan doctor`.
 """
 
 from __future__ import annotations
@@ -29,10 +29,11 @@ from coordinator.base import process_identity
 from coordinator.base.disk_space import SHORT
 from coordinator.base.process_identity import Process
 from coordinator.errors import OperatorError, RetryError
+from coordinator.services.notice_key import notice_key
 from coordinator.services.redis_files import USER, acl_text, config_text
 from evaljobs.contract.paths import WorkPaths
 from evaljobs.contract.specs import Record
-from evaljobs.contract.storage import write_atomic
+from evaljobs.contract.storage import make_file, write_atomic
 from evaljobs.queue import redis_client
 from evaljobs.queue.redis_client import QueueUnavailable, RedisAddress, explain, explained
 
@@ -51,7 +52,7 @@ MAX_SOCKET_PATH = 100  # bytes; sun_path holds 108 with its NUL
 
 
 class ServerRecord(Record):
-    """WORK/redis/server.json: the server process, and the credentials that a restart keeps."""
+    """WORK/redis/server.json: the server process, and its credentials."""
 
     hostname: str
     boot_id: str
@@ -224,7 +225,7 @@ class RedisServer:
         self.folder.mkdir(mode=0o700, parents=not self._served, exist_ok=True)
         self.folder.chmod(0o700)
         self._end_unrecorded()
-        password = (before.address.password if before is not None else None) or secrets.token_urlsafe(32)
+        password = secrets.token_urlsafe(32)
         old_port = before.address.port if before is not None and before.address.socket is None else 0
         why = ""
         port = self.port or old_port or _free_port(self._listen()[-1])
@@ -292,13 +293,14 @@ class RedisServer:
         log_file = self.folder / "valkey.log"
         log_start = log_file.stat().st_size if log_file.exists() else 0
         bound = [sys.executable, "-I", "-S", "-c", END_WITH_PARENT, str(os.getpid())]
-        with log_file.open("ab") as said:  # errors of its configuration file go to stderr
+        with os.fdopen(make_file(log_file), "ab") as said:  # errors of its configuration file go to stderr
             process = subprocess.Popen(
                 [*(bound if self.ends_with_coordinator else ()), str(binary()), str(config)],
                 stdin=subprocess.DEVNULL,
                 stdout=said,
                 stderr=said,
                 cwd="/",
+                umask=0o077,
                 start_new_session=True,  # a Ctrl-C at the coordinator's terminal does not end it
             )
         self._process = process
@@ -365,6 +367,7 @@ class SiteRedis:
             raise (RetryError if served else OperatorError)(str(error)) from error
         if not served:
             self.work.redis.mkdir(mode=0o700, parents=True, exist_ok=True)
+            notice_key(self.work)  # before the hook finds the address
         _publish(self.address, self.work)
         return self.address
 

@@ -80,6 +80,7 @@ class WorkPaths:
         self.lease = self.root / "daemon.lease"
         self.redis = self.root / "redis"
         self.redis_address = self.redis / "address.json"
+        self.notice_key = self.redis / "notice.key"  # where Redis is the site's; the hook reads it, too
         self.request_sets = self.root / "request_sets"
         self.converted = self.root / "converted"
         self.priors = self.root / "priors"

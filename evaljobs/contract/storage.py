@@ -33,6 +33,7 @@ from pydantic import ValidationError
 from evaljobs.contract.outcomes import Outcome, ShardResponses
 from evaljobs.contract.paths import EvaluationPaths
 from evaljobs.contract.specs import SCHEMA_VERSION, FrameRef, Record
+from evaljobs.errors import OperatorError
 
 log = logging.getLogger(__name__)
 
@@ -314,6 +315,20 @@ def read_with_status(path: Path, most: int) -> tuple[bytes, os.stat_result]:
     if len(data) > most:
         raise FrameError(f"{path.name} is longer than {most} bytes")
     return data, status
+
+
+def read_own(path: Path) -> bytes:
+    """The bytes of a file that decides what this process runs.
+
+    OperatorError where it belongs to another user, or others may write to it; FrameError where it is no regular file.
+    """
+    with _open_regular(path) as file:
+        found = os.fstat(file.fileno())
+        if found.st_uid not in (0, os.geteuid()):
+            raise OperatorError(f"{path} belongs to uid {found.st_uid}, not to {os.geteuid()}: it is not run")
+        if found.st_mode & 0o022:
+            raise OperatorError(f"{path} may be written by others: it is not run; `chmod go-w` it")
+        return file.read()
 
 
 def read_frames(

@@ -36,8 +36,8 @@ from evaljobs import garbage
 from evaljobs.contract.outcomes import Failed
 from evaljobs.contract.paths import EvaluationPaths
 from evaljobs.contract.specs import SPEC, ExecuteSpec, ScoreSpec
-from evaljobs.contract.storage import write_outcome
-from evaljobs.errors import one_line
+from evaljobs.contract.storage import FrameError, read_own, write_outcome
+from evaljobs.errors import JobError, one_line
 from evaljobs.queue import redis_client
 from evaljobs.queue.redis_client import explained
 from evaljobs.scoring import rq_jobs
@@ -80,9 +80,11 @@ def checked_path(path: str, work_dir: Path) -> Path:
 
 
 def read_spec(path: Path, kind: str) -> ExecuteSpec | ScoreSpec:
-    """The spec of a checked path; RefusedJobError where it is of another kind, place or version."""
+    """The spec of a checked path; RefusedJobError where it is of another kind, place, version or user."""
     try:
-        spec = SPEC.validate_json(path.read_bytes())
+        spec = SPEC.validate_json(read_own(path))
+    except (JobError, FrameError) as error:
+        raise RefusedJobError(one_line(error)) from error
     except ValidationError as error:
         first = error.errors(include_input=False)[0]
         raise RefusedJobError(

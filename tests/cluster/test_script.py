@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -52,6 +53,17 @@ def test_bash_reads_back_every_argument_and_variable(words: list[str], value: st
     assert all(c.isprintable() or c == "\n" for c in script)
     assert script.isascii()
     assert run(script).split(b"\0")[:-1] == [os.fsencode(w) for w in (*words, value)]
+
+
+def test_a_jobs_log_has_the_mode_of_the_settings_whatever_the_umask(tmp_path: Path) -> None:
+    job = Job(name="a", argv=("true",), log="/l")
+    log = tmp_path / "log"
+    with log.open("ab") as out:
+        log.chmod(0o666)
+        subprocess.run(["bash", "-c", batch_script(job, 0o640)], stdout=out, check=True)
+    assert log.stat().st_mode & 0o777 == 0o640
+    done = subprocess.run(["bash", "-c", batch_script(job)], capture_output=True, check=True)
+    assert (done.stdout, done.stderr) == (b"", b"")  # no file: left alone
 
 
 def test_an_argument_with_a_nul_is_our_own_bug() -> None:

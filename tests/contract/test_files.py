@@ -14,8 +14,10 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 from support.records import framed, head_of
 
+from evaljobs.__main__ import run
 from evaljobs.contract.names import ShardId
 from evaljobs.contract.outcomes import ShardResponses
 from evaljobs.contract.specs import EntryManifest, FrameRef
@@ -284,6 +286,28 @@ def test_a_response_file_that_is_a_pipe_a_link_or_elsewhere_is_neither_read_nor_
     with pytest.raises(FrameError):
         read_frame(tmp_path, reference.model_copy(update={"file": str(tmp_path / "secret.frames")}))
     assert read_frame(tmp_path, reference)
+
+
+def test_a_spec_that_another_user_owns_or_may_write_is_not_run(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A job refuses it before it reads a word; a link may lead to any file."""
+    spec = tmp_path / "a.json"
+    write_atomic(spec, b"{}")
+    with pytest.raises(ValidationError):
+        run(spec, "trial")
+    for bits in (0o620, 0o602):
+        spec.chmod(bits)
+        assert run(spec, "trial") == 2
+        assert f"{spec} may be written by others: it is not run" in caplog.text
+        caplog.clear()
+    spec.chmod(0o600)
+    (tmp_path / "link.json").symlink_to(spec)
+    assert run(tmp_path / "link.json", "trial") == 2
+    if os.geteuid() == 0:
+        os.chown(spec, 64321, -1)
+        assert run(spec, "trial") == 2
+        assert f"{spec} belongs to uid 64321, not to 0" in caplog.text
 
 
 @pytest.mark.parametrize(

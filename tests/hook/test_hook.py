@@ -19,11 +19,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from support.metric_jobs import kill
 from support.with_root import fill, small_disk
 
 from coordinator import hook
 from coordinator.intake import sources
-from coordinator.services.redis_server import RedisServer
+from coordinator.services.redis_server import RedisServer, SiteRedis
 from evaljobs.contract.paths import WorkPaths
 from evaljobs.queue import redis_client
 from evaljobs.queue.redis_client import RedisAddress
@@ -240,6 +241,69 @@ def test_with_redis_away_the_spool_takes_it(tmp_path, away: Callable[[WorkPaths]
     away(work)
     assert train(ONCE, EVALSPAN_WORK_DIR=str(tmp_path)).stderr == ""
     assert [n.step for n in spooled(tmp_path)] == [7]
+
+
+def test_a_password_that_changed_meanwhile_is_read_again(tmp_path):
+    """The server starts again while the hook sends: between its look at the address and its call."""
+    work = WorkPaths(tmp_path)
+    server = RedisServer(work)
+    old = server.ensure()
+    kill(server)
+    server.ensure()
+    new = work.redis_address.read_bytes()
+    redis_client.publish(old, work.redis_address)
+    body = f"""
+        import os
+        from coordinator import hook
+        real = hook._sent
+        def sent(folder, address, text):
+            done = real(folder, address, text)
+            with open(folder + '/redis/address.json', 'wb') as file:  # the coordinator publishes the new one
+                file.write({new!r})
+            return done
+        hook._sent, hook.REDIS_SECONDS = sent, 30.0
+        hook.notify('/ckpt/step-7', 7)
+        print(hook.flush(50))
+    """
+    try:
+        done = train(body, EVALSPAN_WORK_DIR=str(tmp_path))
+        assert (done.stdout, done.stderr, spooled(tmp_path)) == ("True\n", "", [])
+        assert [d.notice.step for d in sources.from_stream(work)] == [7]
+    finally:
+        server.stop()
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[WorkPaths]:
+    """A work folder at a Redis of the site's, to which others may write."""
+    server = RedisServer(WorkPaths(tmp_path / "others"))
+    work = WorkPaths(tmp_path / "work")
+    work.root.mkdir(mode=0o700)
+    SiteRedis(work, server.ensure()).ensure()
+    yield work
+    server.stop()
+
+
+def test_at_a_sites_redis_only_signed_notices_count(site):
+    assert site.notice_key.stat().st_mode & 0o777 == 0o600
+    with redis_client.connect(site.redis_address) as client:
+        for mac in ({}, {"mac": "0" * 64}, {"mac": "ü"}):
+            client.xadd(hook.STREAM, {"notice": '{"checkpoint": "/theirs"}', **mac})
+    done = train(f"{ONCE}; hook.REDIS_SECONDS = 30.0; hook.flush(50)", EVALSPAN_WORK_DIR=str(site.root))
+    assert (done.stderr, spooled(site.root)) == ("", [])
+    taken = list(sources.from_stream(site, signed=True))
+    assert [(d.unsigned, d.notice.step) for d in taken] == [(True, None)] * 3 + [(False, 7)]
+    with redis_client.connect(site.redis_address) as client:  # another notice under that signature
+        (signed,) = [f for _, f in client.xrange(hook.STREAM) if b"/ckpt" in f[b"notice"]]
+        client.xadd(hook.STREAM, {**signed, "notice": signed[b"notice"].replace(b"step-7", b"step-8")})
+    assert [d.unsigned for d in sources.from_stream(site, signed=True)] == [True] * 3 + [False, True]
+
+
+def test_a_hook_without_the_key_leaves_its_notice_in_the_spool(site):
+    site.notice_key.unlink()
+    site.notice_key.symlink_to("/proc/self/mem")  # no user can read it from its start
+    assert train(ONCE, EVALSPAN_WORK_DIR=str(site.root)).stderr == ""
+    assert [n.step for n in spooled(site.root)] == [7]
 
 
 def test_a_redis_that_refuses_our_password_is_away(tmp_path, server):

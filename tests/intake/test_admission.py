@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from coordinator import hook
 from coordinator.cli import app
 from coordinator.config.loading import load
-from coordinator.config.schema import CheckpointConfig, Config, WatchConfig
+from coordinator.config.schema import CheckpointConfig, Config, RedisConfig, WatchConfig
 from coordinator.errors import OperatorError
 from coordinator.intake import pending
 from coordinator.intake.admission import (
@@ -112,6 +112,30 @@ def test_a_stranger_runs_nothing(
     if way is by_stream:
         with redis_client.connect(served.redis_address) as client:
             assert client.xlen(hook.STREAM) == 0
+
+
+def test_notices_without_a_signature_are_counted_and_none_of_their_words_shown(
+    tmp_path: Path, served: WorkPaths
+) -> None:
+    """At a Redis of the site's, however many come: they push no real refusal out of what `status` shows."""
+    ears = daemon(
+        tmp_path / "work", Config(redis=RedisConfig(url="redis://site"), watch=WatchConfig(suite=SUITE))
+    )
+    ears.paths.redis.mkdir(parents=True)
+    ears.paths.redis_address.write_bytes(served.redis_address.read_bytes())
+    spool(ears.paths, Notice(checkpoint="/real", suite="/no/suite.toml"))
+    for number in range(2 * pending.MOST_REFUSED):
+        by_stream(served, {"checkpoint": f"/forged/{number}", "suite": SUITE})
+    ears.tick()
+    work_dir = ["--work-dir", str(ears.paths.root)]
+    status = json.loads(CliRunner().invoke(app, ["status", "--json", *work_dir]).stdout)
+    assert [bad["checkpoint"] for bad in status["refused"]] == ["/real"]
+    assert status["unsigned"] == 2 * pending.MOST_REFUSED
+    assert "forged" not in json.dumps(status)
+    shown = " ".join(CliRunner().invoke(app, ["status", *work_dir]).stdout.split())
+    assert f"refused without this work folder's signature: {2 * pending.MOST_REFUSED}, the last at" in shown
+    with redis_client.connect(served.redis_address) as client:
+        assert client.xlen(hook.STREAM) == 0
 
 
 def test_a_notice_names_what_the_settings_list(tmp_path: Path, suite: Path) -> None:

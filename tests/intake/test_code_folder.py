@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
+
+import pytest
+from support.with_root import as_user
 
 import evaljobs
 from coordinator.config.schema import Config, TrialConfig
@@ -78,3 +83,64 @@ def test_a_file_in_the_current_folder_stands_before_no_module_of_a_job(tmp_path)
             check=True,
         )
         subprocess.run([*command, "-c", "import timeit"], cwd=tmp_path, env=env, check=True)
+
+
+def test_code_that_others_own_or_may_write_is_not_run(tmp_path):
+    """Whoever changed the folder before a job began: the job's own script looks."""
+    config = Config(work_dir=tmp_path, trial=TrialConfig(python=sys.executable))
+    site = site_of(config)
+    (code,) = (tmp_path / "cache").glob("code-*")
+
+    def run() -> subprocess.CompletedProcess[str]:
+        argv = [*site.trial_command, "-c", "print('ran')"]
+        return subprocess.run(argv, capture_output=True, text=True, check=False)
+
+    assert run().stdout == "ran\n"
+    for place in (code, code / "evaljobs"):
+        place.chmod(0o770)
+        refused = run()
+        assert (refused.returncode, refused.stdout) == (1, "")
+        assert f"others may write to it or own it: {place}; remove {code}" in refused.stderr
+        place.chmod(0o700)
+    if os.geteuid() == 0:
+        os.chown(code, 64321, -1)
+        assert "others may write to it or own it" in run().stderr
+    shutil.rmtree(code)
+    assert run().returncode == 1
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="not root: cannot become another user")
+def test_a_guest_of_a_work_folder_runs_a_copy_of_his_own(monkeypatch):
+    """He may not write to it, and need not trust what lies there."""
+    folder = Path(tempfile.mkdtemp(prefix="guest-"))
+    home = folder / "home"
+    for place, mode in ((folder, 0o755), (folder / "work", 0o755), (home, 0o777)):
+        place.mkdir(exist_ok=True)
+        place.chmod(mode)
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    config = Config(work_dir=folder / "work", trial=TrialConfig(python="/usr/bin/python3"))
+
+    def act() -> None:
+        site = site_of(config)
+        argv = [*site.trial_command, "-S", "-c", "import evaljobs; print(evaljobs.__file__)"]
+        env = {**site.trial_env, "PATH": "/usr/bin:/bin"}
+        done = subprocess.run(argv, cwd="/", env=env, capture_output=True, text=True, check=True)
+        assert done.stdout.startswith(str(home / ".cache" / "evalspan"))
+
+    try:
+        as_user(act)
+    finally:
+        shutil.rmtree(folder)
+
+
+def test_the_copy_is_as_private_as_the_work_folder_whatever_the_source_was(tmp_path, monkeypatch):
+    open_source = tmp_path / "site" / "evaljobs"
+    shutil.copytree(Path(str(evaljobs.__file__)).parent, open_source)
+    for place in (open_source, *open_source.rglob("*")):
+        place.chmod(0o777)
+    monkeypatch.setattr(evaljobs, "__file__", str(open_source / "__init__.py"))
+    (tmp_path / "work").mkdir(mode=0o700)
+    site_of(Config(work_dir=tmp_path / "work", trial=TrialConfig(python=sys.executable)))
+    (code,) = (tmp_path / "work" / "cache").glob("code-*")
+    assert {place.stat().st_mode & 0o777 for place in code.rglob("*")} == {0o700, 0o600}

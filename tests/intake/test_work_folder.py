@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import stat
+import subprocess
 import tempfile
 from collections.abc import Iterator
 from grp import getgrall
@@ -60,12 +61,15 @@ def test_a_folder_that_others_may_write_is_refused_with_what_to_type(tmp_path, b
     work = tmp_path / "work"
     work.mkdir()
     work.chmod(bits)
-    with pytest.raises(
-        OperatorError, match=f"may write to the work folder.*`chmod -R go-w {work}`"
-    ) as refused:
-        load(work, group)
-    assert "\n" not in str(refused.value)
+    own, mixed = f"`chmod -R go-w {work}`", "give --work-dir a new folder"
+    for entry, todo in (("", own), ("novel.txt", mixed), ("daemon.lock", own)):
+        (work / entry).touch()
+        with pytest.raises(OperatorError, match=f"may write to the work folder.*{todo}") as refused:
+            load(work, group)
+        assert "\n" not in str(refused.value)
     assert mode(work) == bits
+    subprocess.run(["chmod", "-R", "go-w", str(work)], check=True)
+    load(work, group)
 
 
 def test_a_folder_that_others_may_read_is_narrowed_in_one_line(tmp_path, caplog):
@@ -151,6 +155,35 @@ def test_a_member_submits_and_announces_and_changes_nothing_else(shared):
         ("/runs/theirs", True),
     ]
     assert [(d.notice.checkpoint, d.own) for d in sources.from_spool(shared)] == [("/runs/noticed", False)]
+
+
+@need_root
+def test_a_member_names_no_suite_file_that_another_could_change(shared):
+    theirs = sources.keep_suite(shared, "s-0123.toml", "text")
+
+    def act() -> None:
+        for _ in range(2):
+            own = sources.keep_suite(shared, "s-0123.toml", "text")
+            assert (own.read_text(), own.stat().st_uid) == ("text", os.geteuid())
+        assert own.parent == theirs.parent
+
+    as_user(act, member=True)
+    assert {mode(file) for file in theirs.parent.iterdir()} == {0o640}
+
+
+@need_root
+def test_a_folder_that_many_may_write_is_no_work_folder_of_one_of_them():
+    folder = Path(tempfile.mkdtemp(prefix="many-"))
+    folder.chmod(0o1777)
+
+    def act() -> None:
+        with pytest.raises(OperatorError, match="more users than you may write to it: give --work-dir"):
+            open_folder(folder, None)
+
+    try:
+        as_user(act)
+    finally:
+        shutil.rmtree(folder)
 
 
 @need_root

@@ -6,9 +6,11 @@ import contextlib
 import json
 import os
 import signal
+import stat
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from grp import getgrgid
 from pathlib import Path
 from typing import Any
 
@@ -61,8 +63,26 @@ def assert_every_shard_counts_once(site: Any) -> None:
     assert sorted(counted) == sorted(shards)
 
 
+@pytest.fixture
+def _open_umask() -> Iterator[None]:
+    """One by which all users could write to what is made."""
+    before = os.umask(0)
+    yield
+    os.umask(before)
+
+
+def modes(work: Path, *beside: str) -> set[str]:
+    """The modes of all folders, and of all files, in a work folder but for the folders `beside`."""
+    found = [work, *(p for p in work.rglob("*") if p.relative_to(work).parts[0] not in beside)]
+    wrong = {(stat.filemode(p.stat().st_mode)): str(p) for p in found if not p.is_symlink()}
+    return {f"{mode} {wrong[mode]}" if mode[5] == "w" or mode[-3:] != "---" else mode for mode in wrong}
+
+
+@pytest.mark.usefixtures("_open_umask")
 def test_local_scores_are_lm_evals_and_nothing_is_left(local_site: Any, expected: Expected) -> None:
-    """Split over slots, finished out of order: the same digits; node memory, jobs and Redis are gone afterwards."""
+    """Split over slots, finished out of order: the same digits; node memory, jobs and Redis are gone afterwards. Whatever
+    the umask, other users see nothing of the work folder.
+    """
     done = local_site.run(local_site.evaluate("--shards-per-task", "3"))
     assert done.returncode == 0, f"{done.stderr}\n{logs(local_site)}"
     results = json.loads(done.stdout)
@@ -83,16 +103,25 @@ def test_local_scores_are_lm_evals_and_nothing_is_left(local_site: Any, expected
     assert sum(g["shards"] for g in told["gpus"]) == len(told["shards"])
     (staged,) = (json.loads(p.read_text()) for p in local_site.work.glob("*/outcomes/*.staged.json"))
     assert told["staged_bytes"] == staged["bytes"] > 0
+    assert modes(local_site.work) == {"drwx------", "-rw-------"}
 
 
+@pytest.mark.usefixtures("_open_umask")
 def test_both_planning_policies_give_lm_evals_scores(local_site: Any, expected: Expected) -> None:
     """[plan] policy = "round-robin": large tasks in a piece a lane, each shard run by a trial of the lane that the plan gave it
     to, and the scores of evalspan's own policy to the last digit, which are lm-eval's."""
-    local_site.env["EVALSPAN_PLAN_POLICY"] = "round-robin"
+    local_site.env |= {
+        "EVALSPAN_PLAN_POLICY": "round-robin",
+        "EVALSPAN_SHARED_GROUP": getgrgid(os.getegid()).gr_name,
+    }
     done = local_site.run(local_site.evaluate())
     assert done.returncode == 0, f"{done.stderr}\n{logs(local_site)}"
     assert scores(json.loads(done.stdout)) == expected
     assert_every_shard_counts_once(local_site)
+    closed = ("redis", "spool", "submissions")
+    assert modes(local_site.work, *closed) == {"drwxr-s---", "-rw-r-----"}, (
+        "its group reads, and writes nothing"
+    )
     events = [json.loads(line) for line in (local_site.root() / "journal.jsonl").read_text().splitlines()]
     (plan,) = (e for e in events if e["kind"] == "planned")
     lane_of = {shard: lane["lane"] for lane in plan["lanes"] for shard, _, _ in lane["shards"]}
@@ -209,6 +238,7 @@ def test_slurm_scores_are_lm_evals_and_nothing_is_left(slurm_site: Any, expected
     assert {"build", "stage", "trial", "metric"} <= seen
     assert_every_shard_counts_once(site)
     assert unfinished(cluster) == []
+    assert modes(site.work) == {"drwx------", "-rw-------"}, "Slurm's logs, too"
     argv = ["squeue", "--noheader", "--array", "--states=all", "--format=%j %T"]
     words = (line.split() for line in cluster.run_as_user(argv).stdout.splitlines())
     assert {state for name, state in words if "-trial-" in name} == {"COMPLETED"}, (

@@ -182,6 +182,10 @@ def show_pending(checkpoints: PendingFile, width: int, now: float) -> Iterator[T
             f"{command.command} by {command.user} was refused at {clock_time(command.at, now)}: {command.why}"
         )
         yield from (Text(line, style="red") for line in wrapped(said, width, rest="  "))
+    if checkpoints.unsigned:
+        last = clock_time(checkpoints.unsigned_at, now)
+        said = f"notices in Redis refused without this work folder's signature: {checkpoints.unsigned}, the last at {last}"
+        yield from (Text(line, style="red") for line in wrapped(said, width, rest="  "))
 
 
 def _by(user: str) -> str:
@@ -203,7 +207,7 @@ def _by_reason(
 
 def _suite(named: str) -> str:
     """A suite's name, or that of its file; the file that a submission left has a digest in its name."""
-    kept = named.endswith(".toml") and "/submissions/suites/" in named
+    kept = named.endswith(".toml") and Path(named).parts[-3:-1] == ("submissions", "suites")
     return Path(named).stem.rpartition("-")[0] if kept else Path(named).stem if "/" in named else named
 
 
