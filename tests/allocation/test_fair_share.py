@@ -227,6 +227,8 @@ def test_gpu_seconds_follow_from_the_journal_and_a_stop_of_the_coordinator_count
     state = replay(world.journal)
     assert state.users == world.state.users
     assert state.users.asked_by == ["ann"]
+    comments = {info.job.comment for info in state.jobs.by_name.values()}
+    assert comments == {f"{state.evaluation_id}/ann"}, "Slurm's accounting names the user"
     assert state.users.gpu_seconds > 0
     assert totals([state], world.now + 1e6)[0].gpu_seconds == state.users.gpu_seconds, "it has ended"
     for end in range(1, len(world.journal)):

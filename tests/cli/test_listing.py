@@ -64,6 +64,23 @@ def drawn(width: int, *rows: dict[str, Any], whole: bool = False, now: float = N
     return out.getvalue()
 
 
+@pytest.mark.parametrize("width", [40, 120, 200])
+def test_who_asked_is_shown_where_a_work_folder_has_several_users(width):
+    assert "user" not in drawn(width, row())
+    text = drawn(width, row(asked_by=["ann", "bob"]), ended())
+    assert "ann,bob" in text
+    refused = pending.PendingFile(
+        waiting=(pending.Waiting(checkpoint="/c", suite="s", since=0, why="no room", user="ann"),),
+        refused_commands=(
+            pending.RefusedCommand(command="cancel", user="bob", at=NOW, why="ann asked for it"),
+        ),
+    )
+    lines = " ".join(" ".join(str(line) for line in show_pending(refused, 200, NOW)).split())
+    assert "by ann" in lines
+    assert "cancel by bob was refused" in lines
+    assert "ann asked for it" in lines
+
+
 @pytest.mark.parametrize("width", [40, 80, 120, 200])
 def test_ids_figures_and_scores_are_whole_at_any_width(width):
     """No id is cut or folded; nothing but an id is wider than the terminal; scores that do not fit are counted."""
