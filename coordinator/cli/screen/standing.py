@@ -141,6 +141,8 @@ def say_what_is_taken(
         include={"max_nodes", "max_gpus", "leave_nodes_free"}, exclude_defaults=True
     ):
         said.append("or [borrow] allows no more: " + ", ".join(f"{k} = {v}" for k, v in bounds.items()))
+    if config.users.max_gpus is not None and any(row["asked_by"] for row, _ in found):
+        said.append(f"or [users] max_gpus = {config.users.max_gpus} allows the user no more")
     for row, need in found:
         mine = ", ".join(filter(None, [*said, need.left_out(nodes)]))
         row["waits_for"] = [mine if what == NO_SLOT else what for what in row["waits_for"]]
