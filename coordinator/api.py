@@ -22,6 +22,7 @@ from coordinator.errors import EvalspanError, OperatorError
 from coordinator.evaluation.state import State
 from coordinator.intake import from_settings, hub, one_off, places, resubmit, sources
 from coordinator.intake.one_off import PathLike, SuiteOptions, SuiteSettings
+from coordinator.intake.people import asker
 from coordinator.report import load_series
 from coordinator.report.learning_curves import make_series
 from coordinator.runtime.drive import Aside, Caller, Follow, Progress
@@ -123,6 +124,7 @@ def evaluate(
             update={"shards_per_task": shards_per_task, "max_trials": slots}
         ),
         step=step,
+        submitted_by=asker(known.work_dir),
     )
     paths = site.paths.evaluation(record.evaluation_id)
     if Journal.begun(paths.journal):
@@ -267,7 +269,7 @@ def submit(
         places.keep(paths, before.record.checkpoint.announced, record.checkpoint.announced)
     else:
         _check_suite(record, known, aside, _prepare(chosen, known, config, work_dir))
-    answer = resubmit.submitted(before, priority)
+    answer = resubmit.submitted(before, priority, asker(known.work_dir))
     if before is None:
         answer = replace(answer, said=changed_since(record, site.paths))
     notice = sources.Notice(
@@ -372,8 +374,8 @@ def series(
 
     `folder`: the folder that holds the checkpoints, or a glob of them. `suite`: of this suite only.
     A row has evaluation_id, suite, step, checkpoint, status, task, filter, metric, value, stderr,
-    documents, n_shot, version, higher_is_better, makespan_seconds, paused_seconds, gpu_seconds, mode. An
-    evaluation without a score has one row whose score is None. `mixed`: evaluations in exact and in
+    documents, n_shot, version, higher_is_better, makespan_seconds, paused_seconds, gpu_seconds, mode,
+    submitted_by. An evaluation without a score has one row whose score is None. `mixed`: evaluations in exact and in
     fast mode together. OperatorError where there is no evaluation, or there are both modes.
     """
     known = from_settings.load(config, work_dir, settings)

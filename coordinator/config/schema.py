@@ -227,6 +227,14 @@ class BorrowConfig(Record):
     best_effort_qos: str | None = None
 
 
+class UsersConfig(Record):
+    """Fair share between users, and who may do what; with `shared_group` alone."""
+
+    half_life_hours: Annotated[float, Field(gt=0)] = 24.0
+    max_gpus: Positive | None = None  # of one user's evaluations together
+    admins: tuple[str, ...] = ()  # user names
+
+
 class NodesConfig(Record):
     """Which nodes evalspan may take."""
 
@@ -275,6 +283,7 @@ class Config(Record):
     judge: JudgeConfig = JudgeConfig()
     watch: WatchConfig = WatchConfig()
     borrow: BorrowConfig = BorrowConfig()
+    users: UsersConfig = UsersConfig()
     nodes: NodesConfig = NodesConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     trackers: TrackersConfig = TrackersConfig()

@@ -252,6 +252,12 @@ kind = "{kind}"               # "local": processes on this machine; "slurm": job
 # best_effort = "scavenge"    # example: partitions whose jobs are preempted, used for nodes that [cluster] partition lacks
 # best_effort_qos = "low"     # example: for jobs there; default: cluster.qos
 
+# With shared_group: fair share between the users who submit.
+[users]
+# half_life_hours = 24.0      # the user with the fewest GPU seconds goes first; after so long a GPU second counts half
+# max_gpus = 32               # example: of one user's evaluations together; default: no bound
+# admins = []                 # users who may cancel and retry others' evaluations and release nodes, e.g. ["alice"]
+
 [nodes]
 # include = []                # for jobs with GPUs these alone, as Slurm hostlists, e.g. ["gpu[01-16]", "dgx1"]
 # exclude = []                # no job here, e.g. ["gpu[03,07]"]

@@ -332,6 +332,20 @@ class PriorityAsked(Event):
     priority: int
 
 
+class AskedFor(Event):
+    """A further user asks for the evaluation. Of a cancelled one this user is the only asker from now on."""
+
+    kind: Literal["asked-for"] = "asked-for"
+    user: str
+
+
+class AskWithdrawn(Event):
+    """One of several users who asked for the evaluation cancelled it: it goes on for the others."""
+
+    kind: Literal["ask-withdrawn"] = "ask-withdrawn"
+    user: str
+
+
 class Restarted(Event):
     """A coordinator took over: effects that can be repeated are repeated, submissions are looked up first.
 
@@ -379,6 +393,8 @@ AnyEvent = (
     | CancelAsked
     | RetryAsked
     | PriorityAsked
+    | AskedFor
+    | AskWithdrawn
     | Restarted
     | ResultsWritten
 )

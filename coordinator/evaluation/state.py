@@ -15,6 +15,7 @@ from typing import Literal
 from coordinator.cluster import Job
 from coordinator.evaluation.events import PlannedLeaf
 from coordinator.evaluation.records import EvaluationRecord, cut_of
+from coordinator.evaluation.users import Users
 from evaljobs.contract.names import LaneId
 from evaljobs.contract.outcomes import TooLarge
 from evaljobs.contract.specs import CheckpointSpec, FrameRef
@@ -360,6 +361,7 @@ class State:
     plan: Plan = field(default_factory=Plan)
     scoring: Scoring = field(default_factory=Scoring)
     ending: Ending = field(default_factory=Ending)
+    users: Users = field(default_factory=Users)
     index: Index = field(default_factory=Index)
 
     @property
@@ -381,11 +383,6 @@ class State:
         """Digest of the announced checkpoint, which names its converted copy; None where none is converted."""
         announced = self.conversion.announced
         return None if announced is None else announced.digest
-
-    @property
-    def turn(self) -> tuple[int, float, str]:
-        """Sorts evaluations as they are served: by priority, then age."""
-        return -self.record.priority, self.record.accepted_at, self.evaluation_id
 
     @property
     def winding_down(self) -> bool:

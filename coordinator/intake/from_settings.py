@@ -77,7 +77,8 @@ def load(
     except OSError as error:
         full = shortage(error, work)
         paths = WorkPaths(work)
-        used = any(map(os.path.exists, (paths.lock, paths.submissions)))  # False in a private folder
+        # False in a private folder; a member may submit before the first daemon has run
+        used = any(map(os.path.exists, (paths.lock, paths.submissions)))
         if used and (full or error.errno in {errno.EACCES, errno.EROFS}):
             return config  # it was in use before: the loop waits for room, and `report` reads another user's scores
         if full:
@@ -417,6 +418,7 @@ def record_of(
     options: RunOptions | None = None,
     priority: int = 0,
     step: int | None = None,
+    submitted_by: str = "",
 ) -> EvaluationRecord:
     """The evaluation of a checkpoint under these settings; `options`: in place of theirs. OperatorError."""
     return validate.make_record(
@@ -430,4 +432,5 @@ def record_of(
         step=step,
         allow_bin=config.checkpoint.allow_bin,
         convert=config.checkpoint.convert,
+        submitted_by=submitted_by,
     )

@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 MOST_WAITING = 1000  # pending checkpoints in the file: the oldest ones, those of submissions first
 MOST_COPIES = 100  # notices of one checkpoint that are kept until it is accepted
-MOST_REFUSED = 20  # refused checkpoints in the file: the last ones
+MOST_REFUSED = 20  # refused checkpoints, and commands, in the file: the last ones
 REFUSED_SECONDS = 7 * 86400.0  # a refusal stays in the file for so long
 
 # errors of a path that does not exist or cannot; every other OSError is storage's and may pass
@@ -36,7 +36,7 @@ _NO_SUCH_PLACE = {errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP}
 class Waiting(Record):
     """A checkpoint that is not accepted yet, and why. `since`: unix seconds of its first notice.
 
-    `evaluation_id`: what `submit` printed, "" where another way announced it.
+    `evaluation_id`: what `submit` printed, "" where another way announced it. `user`: who asked first.
     """
 
     checkpoint: str
@@ -44,13 +44,24 @@ class Waiting(Record):
     since: float
     why: str
     evaluation_id: str = ""
+    user: str = ""
 
 
 class Refused(Record):
-    """A checkpoint that was refused. `at`: unix seconds."""
+    """A checkpoint that was refused. `at`: unix seconds. `user`: who asked first."""
 
     checkpoint: str
     suite: str
+    at: float
+    why: str
+    user: str = ""
+
+
+class RefusedCommand(Record):
+    """A command that its user may not give. `at`: unix seconds."""
+
+    command: str
+    user: str
     at: float
     why: str
 
@@ -61,6 +72,7 @@ class PendingFile(Record):
     schema_version: int = 1
     waiting: tuple[Waiting, ...] = ()
     refused: tuple[Refused, ...] = ()
+    refused_commands: tuple[RefusedCommand, ...] = ()
     unsigned: int = 0
     unsigned_at: float = 0.0
 
@@ -95,6 +107,7 @@ def with_unread(known: PendingFile, unread: Iterable[Delivery], why: str, now: f
             since=since,
             why=each.wrong or why,
             evaluation_id=each.evaluation_id,
+            user=each.user,
         )
         waiting.setdefault((checkpoint, suite), entry)
     return known.model_copy(update={"waiting": tuple(waiting.values())})
@@ -113,6 +126,7 @@ class PendingCheckpoint:
     announced: bool = False  # by the process that saved it; False: only seen in a watched folder
     own: bool = False  # named by the daemon's own user or its settings: any suite and folder is allowed
     evaluation_id: str = ""  # what `submit` printed
+    users: list[str] = field(default_factory=list)  # who asked, the first one first; empty: one user
 
     @property
     def withdrawn(self) -> bool:
@@ -122,6 +136,11 @@ class PendingCheckpoint:
             for key in self.acknowledge
         )
 
+    @property
+    def user(self) -> str:
+        """The first user who asked; "" where the work folder has one."""
+        return self.users[0] if self.users else ""
+
     def add(self, delivery: Delivery) -> None:
         self.announced |= delivery.announced
         self.own |= delivery.own
@@ -130,7 +149,10 @@ class PendingCheckpoint:
             self.acknowledge[delivery.key] = delivery.acknowledge
         elif delivery.key not in self.acknowledge:  # the others bring it again
             delivery.acknowledge()
-        if delivery.notice.priority > self.notice.priority:
+        if delivery.user and delivery.user not in self.users:
+            self.users.append(delivery.user)
+        # the first user's priority alone: that user pays
+        if delivery.notice.priority > self.notice.priority and delivery.user == self.user:
             self.notice = delivery.notice
 
     def wait(self, why: str) -> None:
@@ -153,6 +175,7 @@ class PendingWriter:
         self._path = path
         self._written = read(path)
         self._refused = {(r.checkpoint, r.suite): r for r in self._written.refused}
+        self._commands = list(self._written.refused_commands)
         self._unsigned, self._unsigned_at = self._written.unsigned, self._written.unsigned_at
 
     def refuse_unsigned(self, now: float) -> int:
@@ -160,10 +183,15 @@ class PendingWriter:
         self._unsigned, self._unsigned_at = self._unsigned + 1, now
         return self._unsigned
 
-    def refuse(self, notice: Notice, why: str, now: float) -> None:
+    def refuse(self, notice: Notice, why: str, now: float, user: str = "") -> None:
         key = (notice.checkpoint, notice.suite)
         self._refused.pop(key, None)  # the newest is the last one
-        self._refused[key] = Refused(checkpoint=notice.checkpoint, suite=notice.suite, at=now, why=why)
+        self._refused[key] = Refused(
+            checkpoint=notice.checkpoint, suite=notice.suite, at=now, why=why, user=user
+        )
+
+    def refuse_command(self, refused: RefusedCommand) -> None:
+        self._commands.append(refused)
 
     def accept(self, notice: Notice) -> None:
         """Drop an earlier refusal of it."""
@@ -178,6 +206,7 @@ class PendingWriter:
                 since=p.since,
                 why=p.why,
                 evaluation_id=p.evaluation_id,
+                user=p.user,
             )
             for p in sorted(pending, key=lambda p: (not p.own, p.since))
             if p.why
@@ -185,8 +214,13 @@ class PendingWriter:
         refused = tuple(r for r in self._refused.values() if now - r.at < REFUSED_SECONDS)[-MOST_REFUSED:]
         if now - self._unsigned_at >= REFUSED_SECONDS:
             self._unsigned, self._unsigned_at = 0, 0.0
+        self._commands = [c for c in self._commands if now - c.at < REFUSED_SECONDS][-MOST_REFUSED:]
         current = PendingFile(
-            waiting=waiting, refused=refused, unsigned=self._unsigned, unsigned_at=self._unsigned_at
+            waiting=waiting,
+            refused=refused,
+            refused_commands=tuple(self._commands),
+            unsigned=self._unsigned,
+            unsigned_at=self._unsigned_at,
         )
         if current != self._written:
             write_record(self._path, current)

@@ -32,11 +32,12 @@ from coordinator.base.words import one_line
 from coordinator.errors import OperatorError
 from coordinator.hook import PIN_PREFIX, STREAM
 from coordinator.intake.checkpoint import step_of
+from coordinator.intake.people import NotAMemberError, People
 from coordinator.intake.work_folder import DROP, SHARED
 from coordinator.services.notice_key import is_signed, notice_key
 from evaljobs.contract.paths import WorkPaths
 from evaljobs.contract.specs import Record
-from evaljobs.contract.storage import FrameError, make_folder, read_plain, write_atomic
+from evaljobs.contract.storage import FrameError, make_folder, read_with_status, write_atomic
 
 log = logging.getLogger(__name__)
 
@@ -69,8 +70,9 @@ class Delivery:
 
     `unsigned`: it came by a Redis of the site's without the signature of this work folder's key.
     `announced`: by hook or `submit`; False: seen in a watched folder, perhaps half-written. `own`:
-    named by the daemon's user or the settings. `wrong`: why it is no notice; `notice` then holds
-    its claims. `evaluation_id`: what `submit` printed; "" of a notice by another way.
+    named by the daemon's user, a member or the settings. `wrong`: why it is no notice; `notice` then
+    holds its claims. `evaluation_id`: what `submit` printed; "" of a notice by another way. `user`: who
+    asked, by the file; "" of a notice by another way, or where the work folder has one user.
     """
 
     key: str
@@ -80,6 +82,7 @@ class Delivery:
     own: bool = False
     wrong: str = ""
     evaluation_id: str = ""
+    user: str = ""
     unsigned: bool = False
 
 
@@ -98,11 +101,18 @@ def submit(paths: WorkPaths, notice: Notice, evaluation_id: str = "") -> Path:
 
 
 def withdraw(paths: WorkPaths, evaluation_id: str) -> None:
-    """Remove the submissions of this evaluation: no daemon begins it by them."""
+    """Remove the submissions of this evaluation, in a shared work folder this user's: no daemon begins it by them."""
     with _own_folder(paths):
         for each in from_submissions(paths):
-            if each.evaluation_id == evaluation_id:
+            if each.evaluation_id == evaluation_id and may_withdraw(paths, each):
                 each.acknowledge()
+
+
+def may_withdraw(paths: WorkPaths, submission: Delivery) -> bool:
+    """Is it this user's, or the work folder?"""
+    with contextlib.suppress(OSError):
+        return os.geteuid() in (Path(submission.key).stat().st_uid, paths.submissions.stat().st_uid)
+    return False
 
 
 def keep_suite(paths: WorkPaths, name: str, text: str) -> Path:
@@ -134,14 +144,17 @@ def _leave(folder: Path, notice: Notice, evaluation_id: str = "") -> Path:
     return file
 
 
-def from_submissions(paths: WorkPaths, turns: Turns | None = None) -> Iterator[Delivery]:
+def from_submissions(
+    paths: WorkPaths, turns: Turns | None = None, people: People | None = None
+) -> Iterator[Delivery]:
     """Submissions, oldest first. From a folder that other users own or may write they are not `own`; members of the group
     that shares the work folder may write there.
 
-    `turns`: of the daemon, which looks again and again; None: one look.
+    `turns`: of the daemon, which looks again and again; None: one look. `people`: of a shared work folder; a file that is
+    no member's is `wrong`.
     """
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-        yield from _from_folder(turns or Turns(paths.submissions, ALL), own=_is_trusted(paths))
+        yield from _from_folder(turns or Turns(paths.submissions, ALL), people, own=_is_trusted(paths))
 
 
 def _is_trusted(paths: WorkPaths) -> bool:
@@ -152,19 +165,21 @@ def _is_trusted(paths: WorkPaths) -> bool:
     return drop.st_uid == os.geteuid() and (by_members or drop.st_mode & 0o022 == 0)
 
 
-def from_spool(paths: WorkPaths, turns: Turns | None = None) -> Iterator[Delivery]:
-    """Notices in the spool folder, oldest first. Files stay until their notices are acknowledged. `turns`: as above."""
-    yield from _from_folder(turns or Turns(paths.spool, ALL), own=False)
+def from_spool(
+    paths: WorkPaths, turns: Turns | None = None, people: People | None = None
+) -> Iterator[Delivery]:
+    """Notices in the spool folder, oldest first. Files stay until their notices are acknowledged. The rest: as above."""
+    yield from _from_folder(turns or Turns(paths.spool, ALL), people, own=False)
 
 
-def _from_folder(turns: Turns, *, own: bool) -> Iterator[Delivery]:
+def _from_folder(turns: Turns, people: People | None, *, own: bool) -> Iterator[Delivery]:
     """Deliveries of a folder; acknowledging a malformed one renames its file to `*.bad`, or removes it past MOST_BAD."""
     unread: list[str] = []  # storage may be away for a moment
     for path in turns.look():
         unlink = partial(path.unlink, missing_ok=True)
         aside = partial(set_aside, path, turns)
         try:
-            text = read_plain(path, MOST_NOTICE_BYTES)
+            text, status = read_with_status(path, MOST_NOTICE_BYTES)
         except (OSError, FrameError) as error:
             if isinstance(error, OSError) or isinstance(error.__cause__, PermissionError):
                 unread.append(f"{path} cannot be read yet: {error}")
@@ -173,6 +188,12 @@ def _from_folder(turns: Turns, *, own: bool) -> Iterator[Delivery]:
             yield Delivery(str(path), claims, aside, own=own, wrong=_printable(error))
             continue
         notice, wrong = parse(text, claimed=str(path))
+        user = ""
+        if people is not None:
+            try:
+                user = people.author(status)
+            except NotAMemberError as error:
+                wrong = str(error)
         named = path.stem.partition("-")[2]
         yield Delivery(
             str(path),
@@ -181,6 +202,7 @@ def _from_folder(turns: Turns, *, own: bool) -> Iterator[Delivery]:
             own=own,
             wrong=wrong,
             evaluation_id="" if named.isdecimal() else _printable(named),  # the process that left it
+            user=user,
         )
     if unread:
         more = f" (and {len(unread) - 1} other files)" if unread[1:] else ""

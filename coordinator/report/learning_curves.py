@@ -73,6 +73,7 @@ class Point(Record):
     gpu_seconds: float | None = None
     cost: float | None = None  # gpu_seconds at the price that was given, in its currency
     scores: tuple[ScoreValue, ...] = ()
+    submitted_by: str = ""  # the user who asked first
 
     @property
     def ended_at(self) -> float:
@@ -315,7 +316,7 @@ def is_regression(value: float, stderr: float | None, later: ScoreValue) -> bool
 CSV_COLUMNS = (
     "suite", "step", "checkpoint", "evaluation_id", "status", "task", "metric", "filter", "value", "stderr",
     "documents", "regressed", "makespan_seconds", "gpu_seconds", "cost",
-    "version", "n_shot", "higher_is_better", "differs", "paused_seconds", "mode",
+    "version", "n_shot", "higher_is_better", "differs", "paused_seconds", "mode", "submitted_by",
 )  # fmt: skip
 
 
@@ -326,11 +327,11 @@ def to_csv(series: Series) -> str:
     writer.writerow(CSV_COLUMNS)
     for p in series.points:
         head = (p.suite, p.step, p.checkpoint, p.evaluation_id, p.status)
-        costs = (p.makespan_seconds, p.gpu_seconds, p.cost)
+        costs, tail = (p.makespan_seconds, p.gpu_seconds, p.cost), (p.paused_seconds, p.mode, p.submitted_by)
         for s in p.scores:
             score = (s.task, s.metric, s.filter, s.value, s.stderr, s.documents, int(s.regressed))
-            facts = (s.version, s.n_shot, int(s.higher_is_better), s.differs, p.paused_seconds, p.mode)
-            writer.writerow((*head, *score, *costs, *facts))
+            facts = (s.version, s.n_shot, int(s.higher_is_better), s.differs)
+            writer.writerow((*head, *score, *costs, *facts, *tail))
         if not p.scores:
-            writer.writerow((*head, *[None] * 7, *costs, *[None] * 4, p.paused_seconds, p.mode))
+            writer.writerow((*head, *[None] * 7, *costs, *[None] * 4, *tail))
     return out.getvalue()

@@ -72,6 +72,7 @@ def point_of(paths: EvaluationPaths, record: EvaluationRecord) -> Point:
         "step": record.checkpoint.step,
         "mode": record.suite.mode or "exact",
         "accepted_at": record.accepted_at,
+        "submitted_by": record.submitted_by,
     }
     if not paths.results.exists():
         return Point(status="running", **known)

@@ -87,6 +87,7 @@ class Report(Record):
     # leaf task -> its cut (`names.Cut`), where that is not the evaluation's
     cuts: dict[str, str] = Field(default_factory=dict)
     status: str  # running | done | failed | cancelled
+    asked_by: tuple[str, ...] = ()  # users; the first one pays
     accepted_at: float
     makespan_seconds: float | None  # from acceptance to the last score, without `paused_seconds`
     predicted_makespan_seconds: float | None
@@ -436,6 +437,7 @@ class _Mode(TypedDict):
     mode: str
     token_budget: int | None
     cuts: dict[str, str]
+    asked_by: tuple[str, ...]
 
 
 def _mode(state: State) -> _Mode:
@@ -449,6 +451,7 @@ def _mode(state: State) -> _Mode:
             for task, leaf in state.shards.leaves.items()
             if leaf.planned.cut not in ("", usual)
         },
+        asked_by=tuple(state.users.asked_by),
     )
 
 

@@ -16,6 +16,7 @@ from typing import Protocol
 
 from coordinator.allocation import cordons, demand, prefetch
 from coordinator.allocation.allocate import Demand, Limits
+from coordinator.allocation.fair_share import Asker, in_turn
 from coordinator.base import clock
 from coordinator.base.disk_space import shortage
 from coordinator.base.isolate import isolated
@@ -24,10 +25,12 @@ from coordinator.cluster import Cluster, ClusterError, JobState, NodeState
 from coordinator.cluster.slurm_reasons import none_usable
 from coordinator.errors import OperatorError, RetryError
 from coordinator.evaluation.events import MemoryOffered, NodesOffered, NodeWithdrawn
+from coordinator.intake.people import People
 from coordinator.runtime import gpu_names
 from coordinator.runtime.detect import Grace
 from coordinator.runtime.effects import Performer
 from coordinator.runtime.registry import Evaluations
+from coordinator.runtime.shares import Shares
 from evaljobs.contract.storage import make_file, make_folder
 
 JOBS, NODES = "the listing of jobs", "the listing of nodes"
@@ -69,11 +72,16 @@ class Coordinator(Evaluations):
         limits: Limits,
         pace: Pace,
         grace: Grace,
+        people: People | None = None,
+        shares: Shares | None = None,
     ) -> None:
+        """`people`, `shares`: of a shared work folder; None: it has one user."""
         super().__init__(performer, grace)
         self.cluster = cluster
         self.keeper = keeper
         self.limits = limits
+        self.people = people
+        self.shares = shares
         self.pace = pace
         self.nodes: list[NodeState] = []
         self.calls = performer.calls
@@ -106,6 +114,8 @@ class Coordinator(Evaluations):
                     self._redis_away(error)
             yield
         finally:
+            if self.shares is not None:
+                self.shares.write()
             waiting = any(parked.open for parked in self._parked.by_id.values())
             if not waiting and not any(r.state.jobs.live for r in self.running.values()):
                 self.keeper.stop()
@@ -153,11 +163,17 @@ class Coordinator(Evaluations):
         for running in self.running.values():
             if running.state.ended_at is not None:
                 self._clear_converted(running.state.converted_digest)
+        if self.shares is not None:
+            self.shares.count(self._states(), now)
+
+    def _users(self) -> Mapping[str, Asker]:
+        """Users with open evaluations, by name; empty where the work folder has one user."""
+        return {} if self.shares is None else self.shares.askers(self._states())
 
     def _submit(self) -> None:
         """Submit the jobs that evaluations asked for, in the order in which evaluations are served."""
         deadline = time.monotonic() + self.pace.submit
-        for state in sorted(self._states(), key=lambda s: s.turn):
+        for state in in_turn(self._states(), self._users()):
             self._guarded(state.evaluation_id, lambda r: r.submit(deadline))
 
     def _touch_lease(self) -> None:
@@ -232,7 +248,7 @@ class Coordinator(Evaluations):
     def _offer(self, now: float) -> None:
         states = self._states()
         in_use = any(state.nodes.by_name for state in states)
-        demands = demand.demands(states)
+        demands = demand.demands(states, self._users())
         every = self.pace.nodes if demands else 6 * self.pace.nodes
         wanted = (demands or in_use) and self._throttle.due("nodes", every, now)
         call = self.calls.ask(NODES, self.cluster.nodes) if wanted or self.calls.asking(NODES) else None
@@ -271,7 +287,7 @@ class Coordinator(Evaluations):
                 node,
                 "its jobs wait for what other users have there, and another node is free",
             )
-        for evaluation_id, node in demand.in_the_way(self._states(), self.nodes, now):
+        for evaluation_id, node in demand.in_the_way(self._states(), self.nodes, now, self._users()):
             yield evaluation_id, node, "the evaluation that has its GPUs needs its memory"
 
     def _withdraw(self, lost: Iterable[tuple[str, str, str]], now: float) -> None:

@@ -48,7 +48,7 @@ def send(
     if answer.again:
         from coordinator.runtime.operator_commands import Command, leave_command  # noqa: PLC0415 (loads redis)
 
-        sent.append(leave_command(paths, Command(command="retry", evaluation_id=evaluation_id)))
+        sent.append(leave_command(paths, Command(command="retry", evaluation_id=evaluation_id, submits=True)))
     holder = WorkLock(paths.lock).holder()
     waits = answer.announce or answer.again or (answer.what == "known" and not holder)
     return Submission(
@@ -84,7 +84,8 @@ def withdrawn(settings: Config, name: str) -> str:
     A daemon may be accepting it at this moment: a running one gets a command to cancel it, too.
     """
     paths = WorkPaths(settings.work_dir)
-    ids = {each.evaluation_id for each in sources.from_submissions(paths)} - {""}
+    mine = [each for each in sources.from_submissions(paths) if sources.may_withdraw(paths, each)]
+    ids = {each.evaluation_id for each in mine} - {""}
     found = sorted(i for i in ids if i.startswith(name) or i.endswith(f"-{name}"))
     found = [name] if name in ids else found
     if len(found) > 1:

@@ -93,6 +93,7 @@ class WorkPaths:
         self.submissions = self.root / "submissions"
         self.nodes = self.root / "nodes.json"
         self.pending = self.root / "pending.json"
+        self.users = self.root / "users.json"  # what users of a shared work folder have used
         self.watched = self.root / "watched.json"
 
     def evaluation(self, evaluation_id: str) -> EvaluationPaths:

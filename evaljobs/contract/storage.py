@@ -301,11 +301,16 @@ def read_plain(path: Path, most: int) -> bytes:
 
     Raises FrameError where it is not a regular file or is longer than `most` bytes.
     """
+    return read_with_status(path, most)[0]
+
+
+def read_with_status(path: Path, most: int) -> tuple[bytes, os.stat_result]:
+    """`read_plain`, and the status of the file that was read: its owner, its mode."""
     with _open_regular(path) as file:
-        data = file.read(most + 1)
+        data, status = file.read(most + 1), os.fstat(file.fileno())
     if len(data) > most:
         raise FrameError(f"{path.name} is longer than {most} bytes")
-    return data
+    return data, status
 
 
 def read_own(path: Path) -> bytes:

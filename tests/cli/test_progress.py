@@ -195,7 +195,8 @@ def test_an_evaluation_without_a_node_waits_and_says_so():
     state.nodes.by_name["n1"] = NodeUse(name="n1", lanes=1, status="staging")
     assert stage_of(state, NOW) == "staging"
     assert waits_of(state, NOW) == []
-    turns = {"es-1": (0, 3.0), "es-2": (0, 1.0), "es-3": (-5, 9.0), "es-4": (0, 4.0)}
+    turns = {"es-1": ("", 0, 3.0), "es-2": ("", 0, 1.0), "es-3": ("", -5, 9.0), "es-4": ("", 0, 4.0)}
+    turns["es-5"] = ("another user", -9, 0.0)
     assert ahead_of("es-1", turns) == ["2 evaluations are served before it"]
     assert ahead_of("es-2", turns) == ["es-3 is served before it"]
     assert ahead_of("es-3", turns) == []

@@ -114,7 +114,7 @@ def test_a_notice_that_cannot_be_read_now_is_read_later(
         raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
 
     with monkeypatch.context() as patch:
-        patch.setattr(sources, "read_plain", away)
+        patch.setattr(sources, "read_with_status", away)
         assert names(from_spool(work)) == []
     assert names(from_spool(work)) == ["/a"]
 

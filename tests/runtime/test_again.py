@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.daemons import SUITE, announce, daemon, notices, small, until
+from support.daemons import SUITE, announce, daemon, notices, only, small, until
 from support.simulated.parts import record
 from typer.testing import CliRunner
 
@@ -20,8 +20,6 @@ from coordinator.intake.resubmit import submitted
 from coordinator.intake.validate import make_record
 from coordinator.runtime import wiring
 from coordinator.runtime.operator_commands import Command
-from coordinator.runtime.runner import Running
-from coordinator.runtime.service import Service
 
 pytestmark = pytest.mark.usefixtures("own_settings")
 
@@ -30,11 +28,6 @@ def submit(place: Path, *options: str) -> dict[str, Any]:
     told = CliRunner().invoke(app, ["submit", str(place), "--suite", SUITE, "--json", *options])
     assert told.exit_code == 0, told.output
     return dict(json.loads(told.stdout))
-
-
-def only(ears: Service) -> Running:
-    (running,) = ears.coordinator.running.values()
-    return running
 
 
 def test_a_higher_priority_is_taken_over_and_outlives_the_daemon(tmp_path: Path) -> None:
@@ -55,7 +48,7 @@ def test_a_higher_priority_is_taken_over_and_outlives_the_daemon(tmp_path: Path)
     assert notices(ears) == 0
     after = daemon(tmp_path / "work")
     after.coordinator.resume_all()
-    assert only(after).state.turn[0] == -10
+    assert only(after).state.record.priority == 10
 
 
 @pytest.mark.parametrize("reason", ["asked", "stale"])

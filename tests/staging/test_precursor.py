@@ -249,3 +249,21 @@ def test_a_dead_precursors_copy_goes_when_another_checkpoint_is_staged(world: No
         assert world.copy_is_exact(old)
     precursor.clear(precursor.stage_only(world.spec(new, "b")), "test")
     assert world.nothing_left()
+
+
+def test_weights_are_staged_once_for_evaluations_of_two_users(world: NodeMemory) -> None:
+    """One daemon serves both: their precursors hold one copy, which leaves with the last."""
+    checkpoint = world.checkpoint(size=4 * MIB)
+    other = NodeMemory(folder=world.folder / "of another user", root=world.root)
+    first = world.start(world.spec(checkpoint))
+    held = world.staged()
+    second = other.start(other.spec(checkpoint))
+    shared = other.staged()
+    assert (held.storage_bytes, shared.storage_bytes) == (checkpoint.bytes, 0)
+    assert held.path == shared.path
+    world.release()
+    first.communicate(timeout=120)
+    assert other.copy_is_exact(checkpoint)
+    other.release()
+    second.communicate(timeout=120)
+    assert world.nothing_left()

@@ -10,6 +10,7 @@ from coordinator.cluster.fake import FakeCluster
 from coordinator.cluster.slurm_rules import Hosting
 from coordinator.config.schema import Config, WatchConfig
 from coordinator.intake.sources import Notice, spool
+from coordinator.runtime.runner import Running
 from coordinator.runtime.service import Service
 from support.loops import coordinator_on
 from support.node_memory import make_checkpoint
@@ -51,3 +52,8 @@ def notices(ears: Service) -> int:
 
 def small(folder: Path, seed: int = 0) -> Path:
     return make_checkpoint(folder, shards=1, size=100, seed=seed)
+
+
+def only(ears: Service) -> Running:
+    (running,) = ears.coordinator.running.values()
+    return running

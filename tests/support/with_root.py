@@ -7,8 +7,9 @@ import subprocess
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from grp import getgrnam
+from grp import getgrall, getgrnam
 from pathlib import Path
+from pwd import getpwall
 
 import pytest
 
@@ -18,7 +19,15 @@ USER = 64321  # no user has this uid
 GROUP = "nogroup"  # that a member of it, by `as_user`, shares a work folder of root's with
 
 
-def as_user(act: Callable[[], None], *, member: bool = False) -> None:
+MEMBERS = sorted(
+    (u.pw_uid, u.pw_name)
+    for u in getpwall()
+    if u.pw_uid and u.pw_gid in [g.gr_gid for g in getgrall() if g.gr_name == GROUP]
+)
+"""Users of this machine whose group is GROUP: (uid, name)."""
+
+
+def as_user(act: Callable[[], None], *, member: bool = False, uid: int = USER) -> None:
     """Do it in a process of the user's, forked from this one: his interpreter need not be readable to him.
 
     `member`: he is one of GROUP.
@@ -28,8 +37,8 @@ def as_user(act: Callable[[], None], *, member: bool = False) -> None:
     if pid == 0:
         try:
             os.setgroups([getgrnam(GROUP).gr_gid] if member else [])
-            os.setresgid(USER, USER, USER)
-            os.setresuid(USER, USER, USER)
+            os.setresgid(uid, uid, uid)
+            os.setresuid(uid, uid, uid)
             act()
         except BaseException:  # noqa: BLE001 (an assertion, too, is told to the parent)
             os.write(tell, traceback.format_exc().encode()[-4000:])

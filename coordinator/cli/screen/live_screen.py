@@ -25,6 +25,7 @@ from coordinator.cli.screen.layout import GAP, abreast, wrapped
 from coordinator.cli.screen.listing import show_rows
 from coordinator.cli.screen.progress import (
     NO_SLOT,
+    Turn,
     about,
     ahead_of,
     all_in_back_off,
@@ -178,7 +179,7 @@ def _block(
     width: int,
     *,
     much: int,
-    turns: Mapping[str, tuple[float, ...]],
+    turns: Mapping[str, Turn],
 ) -> Iterator[RenderableType]:
     """An evaluation. `much`: WHOLE; SHORT: its lanes by node and its last scores; BRIEF: its progress alone.
 
@@ -235,7 +236,7 @@ def screen(
     return Group(*shown, Text("  and more: `evalspan status` lists all", style="dim"), *end)
 
 
-def _turns(runnings: Sequence[Watched]) -> dict[str, tuple[float, ...]]:
+def _turns(runnings: Sequence[Watched]) -> dict[str, Turn]:
     return {running.state.evaluation_id: turn_of(running.state) for running in runnings}
 
 
@@ -294,7 +295,7 @@ class Watcher:
             self._print_end(row)
         # no line for `trouble`: the log has it
 
-    def _print_changes(self, running: Watched, now: float, turns: Mapping[str, tuple[float, ...]]) -> None:
+    def _print_changes(self, running: Watched, now: float, turns: Mapping[str, Turn]) -> None:
         state = running.state
         scored = sum(e.status == "scored" for e in state.entries)
         shards = f", {done_shards(state)}/{len(state.shards.by_name)} shards" if state.shards.by_name else ""

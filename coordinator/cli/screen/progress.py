@@ -105,9 +105,13 @@ def waits_of(state: State, now: float, listed: Sequence[JobState] = (), *, timed
     return said
 
 
-def ahead_of(evaluation_id: str, turns: Mapping[str, tuple[float, ...]]) -> list[str]:
-    """A sentence on the evaluations that are served before one that waits. `turns`: id -> (-priority, accepted at)."""
-    first = [other for other, turn in turns.items() if turn < turns[evaluation_id]]
+Turn = tuple[str, float, float]  # the user who pays, -priority, accepted at (unix seconds)
+
+
+def ahead_of(evaluation_id: str, turns: Mapping[str, Turn]) -> list[str]:
+    """A sentence on the same user's evaluations that are served before one that waits."""
+    own = turns[evaluation_id]
+    first = [other for other, turn in turns.items() if turn[0] == own[0] and turn < own]
     if len(first) > 1:
         return [f"{len(first)} evaluations are served before it"]
     return [f"{other} is served before it" for other in first]
@@ -118,8 +122,8 @@ def with_turn(waits: Sequence[str], ahead: Sequence[str]) -> list[str]:
     return [*(what for what in waits if what != NO_SLOT or not ahead), *ahead]
 
 
-def turn_of(state: State) -> tuple[float, ...]:
-    return -state.record.priority, state.record.accepted_at
+def turn_of(state: State) -> Turn:
+    return state.users.payer, -state.record.priority, state.record.accepted_at
 
 
 def about(left: float) -> str:

@@ -44,9 +44,7 @@ class Surroundings:
             "holder": self.holder or None,
             "holder_since": self.since,
             "kept_back_seconds": self.cordoned,
-            **self.checkpoints.model_dump(
-                mode="json", include={"waiting", "refused", "unsigned", "unsigned_at"}
-            ),
+            **self.checkpoints.model_dump(mode="json", exclude={"schema_version"}),
         }
 
     def lines(self, width: int, now: float) -> Iterator[Text]:
