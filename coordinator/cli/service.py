@@ -321,6 +321,7 @@ def logs(
     """
     from coordinator.cli.screen.standing import logs_of
     from coordinator.runtime.replay import find_evaluation
+    from evaljobs.contract.folded import read_bytes
 
     settings = settings_of(config, work_dir)
     state, paths, _ = find_evaluation(settings, evaluation)
@@ -328,7 +329,7 @@ def logs(
     if not chosen:
         raise OperatorError(f"no log in {paths.logs} is of {what!r}: `evalspan logs {evaluation}` lists them")
     for file in chosen:
-        text = file.read_text(errors="replace").splitlines()
+        text = read_bytes(file).decode(errors="replace").splitlines()
         if what is None:
             last = text[-1] if text else "(empty)"
             say(f"{file.name}: {last}")
