@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from coordinator.cli.app import CONFIG, EVALUATION, WORK_DIR, app, say, say_aside, settings_of
+from coordinator.cli.app import CONFIG, EVALUATION, WORK_DIR, AtTerminal, app, say, say_aside, settings_of
 from coordinator.errors import OperatorError
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths
 
@@ -27,6 +27,7 @@ def _ask(config: Config, evaluation: str, command: Command) -> None:
     """Leave the command to a running daemon, else run it here. Exit code 1: a retry failed."""
     from coordinator.cli.screen.live_screen import Watcher
     from coordinator.intake.resubmit import reused
+    from coordinator.keeping.folding import try_fold
     from coordinator.report.render import by_reason
     from coordinator.runtime.journal import WorkLock, is_daemon
     from coordinator.runtime.operator_commands import leave_command
@@ -72,6 +73,8 @@ def _ask(config: Config, evaluation: str, command: Command) -> None:
             lambda: watcher.show(list(coordinator.running.values()), coordinator.trouble),
         )
     ended = coordinator.running[name].state
+    coordinator.close()
+    try_fold(folder, lambda: AtTerminal().busy(f"folding the files of {name}"))
     if command.command == "cancel":
         say(f"{ended.evaluation_id} is cancelled")
         return

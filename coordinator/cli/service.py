@@ -25,6 +25,7 @@ from coordinator.cli.app import (
     show_json,
     stdout,
 )
+from coordinator.cli.disk import show_disk
 from coordinator.cli.evaluate import CHECKPOINT, STEP
 from coordinator.cli.lm_eval_flags import LmEvalCommand
 from coordinator.cli.suite_options import takes_suite
@@ -74,6 +75,7 @@ def daemon(
     from coordinator.cli.screen.live_screen import Watcher
     from coordinator.intake.admission import missing_places, no_place
     from coordinator.intake.from_settings import check_device
+    from coordinator.keeping.housekeeping import Housekeeper, code_of
     from coordinator.runtime.journal import DAEMON
     from coordinator.runtime.service import Service
     from coordinator.runtime.wiring import coordinator_of
@@ -89,6 +91,7 @@ def daemon(
     for why in (*filter(None, [no_place(settings.watch)]), *missing_places(settings.watch)):
         log.warning("%s", why)
     exporter = Exporter(settings)
+    housekeeper = Housekeeper(settings, code_of(settings, coordinator.performer.site.trial_env))
     with ExitStack() as stack:
         signals = stack.enter_context(Signals())
         try:
@@ -98,6 +101,7 @@ def daemon(
                 return  # stopped by a signal during the wait
             raise
         watcher = stack.enter_context(Watcher(screen))
+        stack.callback(housekeeper.stop)
         quiet_since = time.monotonic()
         guard = LoopGuard(log)
         coordinator.resume_all()
@@ -108,12 +112,14 @@ def daemon(
             running = [r for r in coordinator.running.values() if r.state.ended_at is None]
             for ended in (r.state for r in coordinator.running.values() if r.state.ended_at is not None):
                 exporter.ask()
+                housekeeper.ended(ended.evaluation_id)
                 _log_end(ended)
             guard("trackers", exporter.tick)
-            if coordinator.busy or service.waiting or exporter.busy:
+            if coordinator.busy or service.waiting or exporter.busy or housekeeper.busy:
                 quiet_since = time.monotonic()
             guard("the screen", watcher.show, running, coordinator.trouble)
             coordinator.forget_ended()
+            guard("housekeeping", housekeeper.tick, time.time())
 
         def over() -> bool:
             return bool(signals.received) or (until_idle and time.monotonic() - quiet_since > 5.0)
@@ -216,6 +222,9 @@ def status(
     last: Annotated[
         int | None, typer.Option(min=1, help="At most so many rows; default: 20, with --json all.")
     ] = None,
+    disk: Annotated[
+        bool, typer.Option("--disk", help="In place of that: space and files by kind and by evaluation.")
+    ] = False,
     as_json: JSON = False,
 ) -> None:
     """Show what runs, what waits and why, the last scores, what failed, and whether a daemon runs.
@@ -246,6 +255,9 @@ def status(
     from coordinator.runtime.replay import find_folder
 
     settings = settings_of(config, work_dir)
+    if disk:
+        show_disk(settings, last, as_json=as_json)
+        return
     only = find_folder(settings, evaluation) if evaluation else None
     facts = facts_of(settings, only, partial(listed_jobs, settings), partial(listed_nodes, settings))
     now = time.time()

@@ -17,10 +17,11 @@ import tempfile
 import time
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from coordinator.keeping.retention import MOST_FILES
 from coordinator.runtime.journal import alone
 from coordinator.runtime.status_file import Ended, read_status
 from evaljobs.contract.folded import archive_of, members
@@ -29,7 +30,7 @@ from evaljobs.contract.storage import file_mode, sync_folder
 
 log = logging.getLogger(__name__)
 
-MOST_FILES = 60  # an ended evaluation of at most so many files stays as it is
+
 TEMPORARY = ".folding-"  # how names of unfinished archives begin
 _PART_BYTES = 1 << 20
 
@@ -60,13 +61,18 @@ def fold(paths: EvaluationPaths, most: int = MOST_FILES) -> bool:
     with alone(paths.journal):
         if not isinstance(read_status(paths), Ended):
             return False
-        for left in paths.root.glob(f"{TEMPORARY}*"):  # of a fold that was killed
-            left.unlink(missing_ok=True)
-        for folder in folders_of(paths):
-            if count_files(paths) <= most:
-                break
-            fold_folder(folder)
+        fold_held(paths, most)
     return True
+
+
+def fold_held(paths: EvaluationPaths, most: int = MOST_FILES) -> None:
+    """`fold` an evaluation that has ended and whose journal's lock the caller holds."""
+    for left in paths.root.glob(f"{TEMPORARY}*"):  # of a fold that was killed
+        left.unlink(missing_ok=True)
+    for folder in folders_of(paths):
+        if count_files(paths) <= most:
+            break
+        fold_folder(folder)
 
 
 def try_fold(paths: EvaluationPaths, aside: Callable[[], contextlib.AbstractContextManager[object]]) -> None:
@@ -230,18 +236,16 @@ def _when(mtime: float) -> tuple[int, int, int, int, int, int]:
     return (at[0], at[1], at[2], at[3], at[4], at[5]) if 1980 <= at[0] <= 2107 else (1980, 1, 1, 0, 0, 0)
 
 
-def fold_all(work_dir: Path, names: Iterator[str] | None = None) -> int:
-    """Fold the ended evaluations of a work folder that hold too many files; how many were folded. An error of one is logged."""
+def fold_all(work_dir: Path, names: Iterable[str] | None = None) -> int:
+    """Fold these evaluations of a work folder, or all, that have ended; how many were folded. An error of one is logged."""
     folded = 0
-    for journal in (
-        sorted(work_dir.glob("*/journal.jsonl"))
-        if names is None
-        else [work_dir / n / "journal.jsonl" for n in names]
-    ):
+    if names is None:
+        names = sorted(journal.parent.name for journal in work_dir.glob("*/journal.jsonl"))
+    for name in names:
         try:
-            folded += fold(EvaluationPaths(journal.parent))
+            folded += fold(EvaluationPaths(work_dir / name))
         except BlockingIOError:
             continue  # it has been taken up again
         except OSError as error:
-            log.warning("%s is not folded: %s", journal.parent.name, error)
+            log.warning("%s is not folded: %s", name, error)
     return folded

@@ -5,11 +5,11 @@ from __future__ import annotations
 import itertools
 import os
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
 from support.ended import leave_ended
+from support.steps import killed_at
 
 from coordinator.keeping.folding import MOST_FILES, count_files, fold, folders_of
 from coordinator.runtime.finalize import shard_spans
@@ -81,7 +81,7 @@ def test_a_fold_killed_at_any_step_loses_nothing_and_is_done_again(
     for step in itertools.count(1):
         shutil.rmtree(paths.root)
         shutil.copytree(whole, paths.root)
-        if not killed_at(step, paths):
+        if not killed_at(step, lambda: fold(paths, most=0)):
             break
         assert contents(paths) == before, step
         fold(paths, most=0)
@@ -89,24 +89,6 @@ def test_a_fold_killed_at_any_step_loses_nothing_and_is_done_again(
         assert not [*paths.root.glob(".*")]
         assert count_files(paths) <= 20
     assert step > 20
-
-
-def killed_at(step: int, paths: EvaluationPaths) -> bool:
-    """Fold in a process that ends at its `step`th step on the file system. False where it was done before that."""
-    pid = os.fork()
-    if pid == 0:
-        left = itertools.count(step, -1)
-
-        def hook(event: str, _arguments: object) -> None:
-            if (event == "open" or event.startswith("os.")) and next(left) == 0:
-                os._exit(9)
-
-        sys.addaudithook(hook)
-        try:
-            fold(paths, most=0)
-        finally:
-            os._exit(0)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 9
 
 
 def test_a_file_written_since_has_precedence_and_is_folded_at_the_next_end(paths: EvaluationPaths) -> None:

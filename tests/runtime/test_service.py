@@ -18,7 +18,10 @@ import pytest
 from coordinator.hook import STREAM, pinned
 from coordinator.intake.checkpoint import inspect
 from coordinator.intake.sources import Notice, spool
-from evaljobs.contract.paths import WorkPaths
+from coordinator.keeping.folding import fold
+from coordinator.runtime.status_file import Ended, read_status
+from evaljobs.contract.folded import archive_of, members
+from evaljobs.contract.paths import EvaluationPaths, WorkPaths
 from evaljobs.contract.storage import read_frames
 from evaljobs.queue import redis_client
 
@@ -170,10 +173,13 @@ def test_announced_a_hundred_times_by_three_ways_while_half_written_and_killed_i
     assert not processes(site, "trial", "stage", "worker", "build")
 
 
+@pytest.mark.parametrize("folds", [False, True])
 def test_cancelled_in_mid_run_nothing_is_left_and_a_retry_ends_with_the_same_scores(
-    site: Any, expected: dict[str, Any]
+    site: Any, expected: dict[str, Any], folds: bool
 ) -> None:
-    """`submit`, `cancel` and `retry` of a running daemon; SIGTERM ends it with exit code 0."""
+    """`submit`, `cancel` and `retry` of a running daemon; SIGTERM ends it with exit code 0. `folds`: the files of the
+    cancelled evaluation are folded, and its responses so far count from the archive.
+    """
     with daemon(site) as (process, log):
         told = site.run(site.command("submit", str(site.model), "--suite", str(site.suite), "--json"))
         name = json.loads(told.stdout)["evaluation_id"]
@@ -184,8 +190,23 @@ def test_cancelled_in_mid_run_nothing_is_left_and_a_retry_ends_with_the_same_sco
         wait((site.root() / "results.json").exists, "results", log)
         assert set(site.results()["failed"]) == set(expected)
         assert "cancelled" in json.dumps(site.results()["failed"])
+        paths = EvaluationPaths(site.root())
+        wait(lambda: isinstance(read_status(paths), Ended), "it has ended", log)
+        if folds:
+            wait(lambda: fold(paths, most=0), "its files are folded", log)
+            assert not paths.responses.exists()
         assert site.run(site.command("retry", name)).returncode == 0
         wait(lambda: "failed" not in site.results(), "the retry ends", log)
+        if folds:
+            before = set(members(archive_of(paths.responses)))
+            used = {
+                frame["file"]
+                for e in events(site.root())
+                if e["kind"] == "shards-dumped"
+                for _, frame in e["shards"]
+            }
+            assert before
+            assert before < used
         assert dict(site.results()["results"]) == expected
         process.send_signal(signal.SIGTERM)
         wait(lambda: process.poll() is not None, "SIGTERM ends it", log)
