@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -173,13 +174,10 @@ def test_announced_a_hundred_times_by_three_ways_while_half_written_and_killed_i
     assert not processes(site, "trial", "stage", "worker", "build")
 
 
-@pytest.mark.parametrize("folds", [False, True])
 def test_cancelled_in_mid_run_nothing_is_left_and_a_retry_ends_with_the_same_scores(
-    site: Any, expected: dict[str, Any], folds: bool
+    site: Any, expected: dict[str, Any]
 ) -> None:
-    """`submit`, `cancel` and `retry` of a running daemon; SIGTERM ends it with exit code 0. `folds`: the files of the
-    cancelled evaluation are folded, and its responses so far count from the archive.
-    """
+    """`submit`, `cancel` and `retry` of a running daemon; SIGTERM ends it with exit code 0."""
     with daemon(site) as (process, log):
         told = site.run(site.command("submit", str(site.model), "--suite", str(site.suite), "--json"))
         name = json.loads(told.stdout)["evaluation_id"]
@@ -190,27 +188,41 @@ def test_cancelled_in_mid_run_nothing_is_left_and_a_retry_ends_with_the_same_sco
         wait((site.root() / "results.json").exists, "results", log)
         assert set(site.results()["failed"]) == set(expected)
         assert "cancelled" in json.dumps(site.results()["failed"])
-        paths = EvaluationPaths(site.root())
-        wait(lambda: isinstance(read_status(paths), Ended), "it has ended", log)
-        if folds:
-            wait(lambda: fold(paths, most=0), "its files are folded", log)
-            assert not paths.responses.exists()
         assert site.run(site.command("retry", name)).returncode == 0
         wait(lambda: "failed" not in site.results(), "the retry ends", log)
-        if folds:
-            before = set(members(archive_of(paths.responses)))
-            used = {
-                frame["file"]
-                for e in events(site.root())
-                if e["kind"] == "shards-dumped"
-                for _, frame in e["shards"]
-            }
-            assert before
-            assert before < used
         assert dict(site.results()["results"]) == expected
         process.send_signal(signal.SIGTERM)
         wait(lambda: process.poll() is not None, "SIGTERM ends it", log)
         assert process.returncode == 0
+
+
+def test_a_retry_of_a_folded_evaluation_counts_its_responses_so_far(
+    site: Any, expected: dict[str, Any]
+) -> None:
+    """They are read from the archive, and what was run is not run again."""
+    site.pause_a_trial(after=1)
+    with daemon(site) as (process, log):
+        told = site.run(site.command("submit", str(site.model), "--suite", str(site.suite), "--json"))
+        name = json.loads(told.stdout)["evaluation_id"]
+        wait(lambda: site.paused() and dumped(site) >= 1, "a trial has written", log)
+        assert site.run(site.command("cancel", name)).returncode == 0
+        paths = EvaluationPaths(site.root())
+        wait(lambda: isinstance(read_status(paths), Ended), "it has ended", log)
+        wait(lambda: _folded(paths), "its files are folded", log)
+        before = set(members(archive_of(paths.responses)))
+        assert site.run(site.command("retry", name)).returncode == 0
+        wait(lambda: "failed" not in site.results(), "the retry ends", log)
+    assert dict(site.results()["results"]) == expected
+    dumps = [e for e in events(site.root()) if e["kind"] == "shards-dumped"]
+    files = Counter(shard for e in dumps for shard, _ in e["shards"])
+    assert set(files.values()) == {1}
+    assert before & {frame["file"] for e in dumps for _, frame in e["shards"]}
+
+
+def _folded(paths: EvaluationPaths) -> bool:
+    with suppress(BlockingIOError):  # the daemon has not closed its journal yet
+        return fold(paths, most=0)
+    return False
 
 
 def test_a_released_node_is_left_alone_by_the_next_daemon_too(site: Any, expected: dict[str, Any]) -> None:
