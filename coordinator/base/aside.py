@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+STOP_SECONDS = 5.0  # longest wait for its end
 MOST_LOG_BYTES = 1 << 20  # a log that has grown beyond this size is begun anew
 
 
@@ -58,8 +59,8 @@ class Aside:
                 self._process.wait(seconds)
 
     def stop(self) -> None:
-        """End it now."""
+        """End it now; one that hangs in a call of the system is left."""
         if self._process is not None:
             self._process.terminate()
-            self._process.wait()
+            self.wait(STOP_SECONDS)
             self._process = None

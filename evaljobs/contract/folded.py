@@ -66,9 +66,10 @@ def files_in(folder: Path, pattern: str = "*") -> list[Path]:
 
     Temporary files (their names begin with a dot) are left out.
     """
-    names = set(members(archive_of(folder)))
+    names: set[str] = set()
     with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
         names |= {entry.name for entry in entries if not entry.is_dir(follow_symlinks=False)}
+    names |= set(members(archive_of(folder)))  # after that: what a fold has just removed is there
     return [folder / n for n in sorted(names) if not n.startswith(".") and fnmatch.fnmatchcase(n, pattern)]
 
 

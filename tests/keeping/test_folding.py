@@ -91,6 +91,20 @@ def test_a_fold_killed_at_any_step_loses_nothing_and_is_done_again(
     assert step > 20
 
 
+def test_a_reader_finds_every_file_while_a_fold_goes_on(paths: EvaluationPaths) -> None:
+    before = contents(paths)
+    pid = os.fork()
+    if pid == 0:
+        try:
+            fold(paths, most=0)
+        finally:
+            os._exit(0)
+    while os.waitpid(pid, os.WNOHANG)[0] == 0:
+        assert contents(paths) == before
+    assert contents(paths) == before
+    assert not paths.samples.exists()
+
+
 def test_a_file_written_since_has_precedence_and_is_folded_at_the_next_end(paths: EvaluationPaths) -> None:
     """As a retry leaves it: a new score of a task, and files of new jobs, beside the archives."""
     before = contents(paths)
