@@ -15,13 +15,13 @@ import sys
 from typer.models import CommandInfo, TyperInfo
 
 from coordinator.base.disk_space import RESUMES, shortage
-from coordinator.cli import catalogue, commands, doctor, evaluate, series, service, tools
+from coordinator.cli import catalogue, commands, disk, doctor, evaluate, series, service, tools
 from coordinator.cli.app import app
 from coordinator.cli.terminal import Console
 from coordinator.errors import BugError, EvalspanError, OperatorError
 from evaljobs.contract.secret_values import scrubbed
 
-__all__ = ["app", "catalogue", "commands", "doctor", "evaluate", "main", "series", "service", "tools"]
+__all__ = ["app", "catalogue", "commands", "disk", "doctor", "evaluate", "main", "series", "service", "tools"]
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ GROUPS = {
     "Follow": ("status", "watch", "logs", "cancel", "retry"),
     "Results": ("report", "compare", "export"),
     "During training": ("daemon", "submit", "release"),
-    "Site and tools": ("init", "doctor", "plan", "simulate", "clean", "worker", "priors"),
+    "Site and tools": ("init", "doctor", "plan", "simulate", "prune", "clean", "worker", "priors"),
 }
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from coordinator.cli.app import CONFIG, EVALUATION, WORK_DIR, app, say, say_aside, settings_of
+from coordinator.cli.app import CONFIG, EVALUATION, WORK_DIR, AtTerminal, app, say, say_aside, settings_of
 from coordinator.cli.terminal import Console
 from coordinator.errors import OperatorError
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths
@@ -28,6 +28,7 @@ def _ask(config: Config, evaluation: str, command: Command) -> None:
     """Leave the command to a running daemon, else run it here. Exit code 1: a retry failed."""
     from coordinator.cli.screen.live_screen import Watcher
     from coordinator.intake.resubmit import reused
+    from coordinator.keeping.folding import try_fold
     from coordinator.report.render import by_reason
     from coordinator.runtime.journal import WorkLock
     from coordinator.runtime.replay import find_folder
@@ -67,6 +68,8 @@ def _ask(config: Config, evaluation: str, command: Command) -> None:
             lambda: watcher.show(list(coordinator.running.values()), coordinator.trouble),
         )
     ended = coordinator.running[name].state
+    coordinator.close()
+    try_fold(folder, lambda: AtTerminal().busy(f"folding the files of {name}"))
     if command.command == "cancel":
         say(f"{ended.evaluation_id} is cancelled")
         return

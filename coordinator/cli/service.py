@@ -24,6 +24,7 @@ from coordinator.cli.app import (
     show_json,
     stdout,
 )
+from coordinator.cli.disk import show_disk
 from coordinator.cli.evaluate import CHECKPOINT, STEP
 from coordinator.cli.lm_eval_flags import LmEvalCommand
 from coordinator.cli.suite_options import takes_suite
@@ -75,6 +76,7 @@ def daemon(
     from coordinator.cli.screen.live_screen import Watcher
     from coordinator.intake.admission import missing_places, no_place
     from coordinator.intake.from_settings import check_device
+    from coordinator.keeping.housekeeping import Housekeeper, code_of
     from coordinator.runtime.journal import DAEMON
     from coordinator.runtime.service import Service
     from coordinator.runtime.wiring import coordinator_of
@@ -90,6 +92,7 @@ def daemon(
     for why in (*filter(None, [no_place(settings.watch)]), *missing_places(settings.watch)):
         log.warning("%s", why)
     exporter = Exporter(settings)
+    housekeeper = Housekeeper(settings, code_of(settings, coordinator.performer.site.trial_env))
     with ExitStack() as stack:
         signals = stack.enter_context(Signals())
         try:
@@ -99,6 +102,7 @@ def daemon(
                 return  # stopped by a signal during the wait
             raise
         watcher = stack.enter_context(Watcher(screen))
+        stack.callback(housekeeper.stop)
         quiet_since = time.monotonic()
         guard = LoopGuard(log)
         coordinator.resume_all()
@@ -109,12 +113,14 @@ def daemon(
             running = [r for r in coordinator.running.values() if r.state.ended_at is None]
             for ended in (r.state for r in coordinator.running.values() if r.state.ended_at is not None):
                 exporter.ask()
+                housekeeper.ended(ended.evaluation_id)
                 _log_end(ended)
             guard("trackers", exporter.tick)
-            if coordinator.busy or service.waiting or exporter.busy:
+            if coordinator.busy or service.waiting or exporter.busy or housekeeper.busy:
                 quiet_since = time.monotonic()
             guard("the screen", watcher.show, running, coordinator.trouble)
             coordinator.forget_ended()
+            guard("housekeeping", housekeeper.tick, time.time())
 
         def over() -> bool:
             return bool(signals.received) or (until_idle and time.monotonic() - quiet_since > 5.0)
@@ -217,6 +223,9 @@ def status(
     last: Annotated[
         int | None, typer.Option(min=1, help="At most so many rows; default: 20, with --json all.")
     ] = None,
+    disk: Annotated[
+        bool, typer.Option("--disk", help="In place of that: space and files by kind and by evaluation.")
+    ] = False,
     as_json: JSON = False,
 ) -> None:
     """Show what runs, what waits and why, the last scores, what failed, and whether a daemon runs.
@@ -247,6 +256,9 @@ def status(
     from coordinator.runtime.replay import find_folder
 
     settings = settings_of(config, work_dir)
+    if disk:
+        show_disk(settings, last, as_json=as_json)
+        return
     only = find_folder(settings, evaluation) if evaluation else None
     facts = facts_of(settings, only, partial(listed_jobs, settings), partial(listed_nodes, settings))
     now = time.time()
@@ -322,6 +334,7 @@ def logs(
     """
     from coordinator.cli.screen.standing import logs_of
     from coordinator.runtime.replay import find_evaluation
+    from evaljobs.contract.folded import read_bytes
 
     settings = settings_of(config, work_dir)
     state, paths, _ = find_evaluation(settings, evaluation)
@@ -329,7 +342,7 @@ def logs(
     if not chosen:
         raise OperatorError(f"no log in {paths.logs} is of {what!r}: `evalspan logs {evaluation}` lists them")
     for file in chosen:
-        text = file.read_text(errors="replace").splitlines()
+        text = read_bytes(file).decode(errors="replace").splitlines()
         if what is None:
             last = text[-1] if text else "(empty)"
             say(f"{file.name}: {last}")

@@ -266,6 +266,34 @@ class TrackersConfig(Record):
     mlflow_experiment: str = "evalspan"
 
 
+_AGE = re.compile(r"(\d+)([hdw])")
+
+
+def age_seconds(text: str) -> int:
+    """Seconds of "12h", "30d" or "8w"; ValueError for any other text."""
+    match = _AGE.fullmatch(text)
+    if match is None:
+        raise ValueError('an age such as "12h", "30d" or "8w"')
+    return int(match.group(1)) * {"h": 3600, "d": 86_400, "w": 604_800}[match.group(2)]
+
+
+def _is_age(text: str) -> str:
+    age_seconds(text)
+    return text
+
+
+class RetentionConfig(Record):
+    """What the daemon keeps of ended evaluations by itself."""
+
+    keep: Literal["scores", "responses", "all"] | None = None  # None: nothing is removed
+    older_than: Annotated[str, AfterValidator(_is_age)] = "30d"
+    baselines: tuple[str, ...] = ()  # ids of evaluations, or globs of them, that lose nothing
+
+    @property
+    def older_than_seconds(self) -> int:
+        return age_seconds(self.older_than)
+
+
 class Config(Record):
     """All settings. Paths are absolute once loaded."""
 
@@ -287,5 +315,6 @@ class Config(Record):
     nodes: NodesConfig = NodesConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     trackers: TrackersConfig = TrackersConfig()
+    retention: RetentionConfig = RetentionConfig()
     gpu_hour_price: Annotated[float, Field(ge=0)] | None = None
     backlog: Literal["all", "latest"] | KeepEvery = "all"

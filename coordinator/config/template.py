@@ -278,4 +278,10 @@ kind = "{kind}"               # "local": processes on this machine; "slurm": job
 # wandb_mode = "offline"      # "online" sends at once
 # mlflow_uri = "http://mlflow.site:5000"   # example; or file:///path of a file store
 # mlflow_experiment = "evalspan"
+
+# What the daemon keeps of evaluations that ended `older_than` ago; scores and journals always (docs/operations.md).
+[retention]
+# keep = "scores"             # example: "scores" alone, "responses" and samples too, or "all": only what is not needed goes; default: nothing goes
+# older_than = "30d"          # also "12h", "8w"
+# baselines = []              # evaluations that lose nothing, by id or glob of ids, e.g. ["step-100000-*"]; `prune` heeds it, too
 """

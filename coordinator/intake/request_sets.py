@@ -7,6 +7,7 @@ model arguments, lm-eval's version.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -68,8 +69,10 @@ def _digest(path: Path) -> list[str]:
 def found(folder: Path, cut: str) -> dict[str, str] | None:
     """Leaf task -> folder of a whole set with batches of this cut; None where one must be built.
 
-    `cut`: as `records.cut_on_disk`.
+    `cut`: as `records.cut_on_disk`. The folder's mtime then says when it was used last, for `prune`.
     """
+    with contextlib.suppress(OSError):
+        os.utime(folder)
     try:
         entry = EntryManifest.model_validate_json(entry_manifest(folder).read_bytes())
     except (OSError, ValidationError):

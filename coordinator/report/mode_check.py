@@ -15,6 +15,7 @@ from rich.console import Console
 
 from coordinator.report.learning_curves import scores_of
 from coordinator.report.scores import plain_table
+from evaljobs.contract.folded import files_in, open_file
 from evaljobs.contract.paths import EvaluationPaths, slug
 from evaljobs.contract.specs import Record
 
@@ -109,8 +110,8 @@ def _samples(paths: EvaluationPaths, task: str) -> dict[tuple[int, str], Mapping
 
 
 def _lines(paths: EvaluationPaths, task: str) -> Iterator[Mapping[str, Any]]:
-    for file in sorted(paths.samples.glob(f"samples_{slug(task)}_[0-9][0-9][0-9].jsonl"))[:1]:
-        with file.open("rb") as lines:
+    for file in files_in(paths.samples, f"samples_{slug(task)}_[0-9][0-9][0-9].jsonl")[:1]:
+        with open_file(file) as lines:
             yield from map(json.loads, lines)
 
 

@@ -29,6 +29,7 @@ from coordinator.report.learning_curves import SCORES, Point, ScoreValue, scores
 from coordinator.report.measurements import Report, ShardSpan, make_report, without_measurements
 from coordinator.runtime.journal import read_events
 from coordinator.runtime.reuse import REUSED
+from evaljobs.contract.folded import read_bytes
 from evaljobs.contract.names import ShardId
 from evaljobs.contract.paths import EvaluationPaths, batch_index_file, request_set_manifest
 from evaljobs.contract.specs import BatchIndex, Record, RequestSetManifest
@@ -99,7 +100,7 @@ def merged_results(state: State) -> dict[str, Any]:
     scores = []
     for entry in (e for e in state.entries if e.status == "scored"):
         try:
-            scores.append(json.loads(Path(entry.result_file).read_bytes()))
+            scores.append(json.loads(read_bytes(Path(entry.result_file))))
         except (FileNotFoundError, ValueError) as error:
             failed[entry.name] = f"its scores in {entry.result_file} cannot be read (any more): {error}"
     results = merge_results(scores)

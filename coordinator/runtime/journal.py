@@ -6,6 +6,7 @@ that cannot be read is a JournalError, since without it the state would be wrong
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import gc
 import itertools
@@ -44,13 +45,16 @@ class CopiedJournalError(JournalError):
 
 
 class Journal:
-    """Events of one evaluation in `journal.jsonl`, one JSON object a line."""
+    """Events of one evaluation in `journal.jsonl`, one JSON object a line. Open, it keeps `alone` from the evaluation."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.last_at = 0.0  # the latest time of an event that `replay` has read, in unix seconds
         self.signed = False  # did the last coordinator that `replay` has read of leave signs?
         self._fd = make_file(path, os.O_RDWR | os.O_APPEND)
+        if not _locked(self._fd, fcntl.LOCK_SH):
+            os.close(self._fd)
+            raise BlockingIOError(errno.EAGAIN, "its files are being folded or pruned: try again", str(path))
         self._cut_torn_tail()
 
     @staticmethod
@@ -112,6 +116,20 @@ class Journal:
         if end < size:
             os.ftruncate(self._fd, end)
             os.fsync(self._fd)
+
+
+@contextmanager
+def alone(path: Path) -> Iterator[None]:
+    """Around work on the files of an ended evaluation, whose journal is `path`: no coordinator takes it up meanwhile.
+
+    BlockingIOError where one has it, or another process works on its files; OSError.
+    """
+    fd = os.open(path, os.O_RDWR)  # NFS locks for one process alone only what is open for writing
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(fd)
 
 
 def line_of(event: AnyEvent) -> bytes:
@@ -266,12 +284,12 @@ def _owner(fd: int) -> str:
     return os.pread(fd, 200, 0).decode(errors="replace").strip() or "another process"
 
 
-def _locked(fd: int) -> bool:
+def _locked(fd: int, kind: int = fcntl.LOCK_EX) -> bool:
     """Take the lock; tried for ASKING_SECONDS, since another command may only be asking for the holder."""
     end = time.monotonic() + ASKING_SECONDS
     while True:
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(fd, kind | fcntl.LOCK_NB)
         except BlockingIOError:
             if time.monotonic() > end:
                 return False

@@ -202,6 +202,7 @@ class Evaluations:
         if parked is not None:
             raise OSError(errno.EAGAIN, f"{evaluation_id} is parked: {parked.error}")
         running = self.running[evaluation_id]
+        running.make_folders()
         for note in running.paths.verdicts.glob("*.hand"):  # items that killed their process may be run again
             note.unlink(missing_ok=True)
         self._ask(evaluation_id, RetryAsked(at=clock.now()))

@@ -26,6 +26,7 @@ from coordinator.evaluation.records import EvaluationRecord, checkpoint_name, cu
 from coordinator.evaluation.state import State
 from coordinator.planning.make_plan import PlanningError, read_sets
 from coordinator.runtime.journal import read_events
+from evaljobs.contract.folded import exists, file_size, open_file
 from evaljobs.contract.names import ShardId
 from evaljobs.contract.outcomes import Scored
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths, slug
@@ -187,7 +188,7 @@ def _whole(leaf: PlannedLeaf, index: BatchIndex, earlier: _Earlier, cut: str) ->
 
 def _there(paths: EvaluationPaths, frame: FrameRef) -> bool:
     try:
-        return (paths.responses / frame.file).stat().st_size >= frame.offset + frame.length
+        return file_size(paths.responses / frame.file) >= frame.offset + frame.length
     except OSError:
         return False
 
@@ -199,14 +200,15 @@ def _linked(earlier: EvaluationPaths, frame: FrameRef, own: EvaluationPaths) -> 
 
 
 def _link(source: Path, target: Path) -> None:
-    """A second name for a file that is never written again; a copy where the file system has no links."""
+    """A second name for a file that is never written again; a copy where it is folded, or where there are no links."""
     if target.exists():
         return
     try:
         os.link(source, target)
     except OSError:
         partial = target.with_name(f".{target.name}.partial")
-        shutil.copyfile(source, partial)
+        with open_file(source) as whole, partial.open("wb") as copy:
+            shutil.copyfileobj(whole, copy)
         partial.chmod(file_mode(target.parent))
         partial.replace(target)
 
@@ -250,10 +252,10 @@ def _score(
         return None
     for task in manifests:
         samples = earlier.paths.samples / f"samples_{slug(task)}_{theirs:03d}.jsonl"
-        if samples.exists():
+        if exists(samples):
             _link(samples, ours.paths.samples / f"samples_{slug(task)}_{entry:03d}.jsonl")
     scores = Path(earlier.scores[theirs])
-    if not scores.exists():
+    if not exists(scores):
         return None
     target = ours.paths.scores / f"{entry:03d}-{slug(name)}.json"
     _link(scores, target)

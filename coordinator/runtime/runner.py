@@ -151,11 +151,17 @@ class Running:
             )
         running = cls(state, journal, performer, grace)
         if state.ended_at is None:
+            running.make_folders()
             clock.not_before(journal.last_at)
             now = clock.now()
             seen_at = min(seen_at, now) if journal.signed and seen_at is not None else None
             running.take([Restarted(at=now, seen_at=seen_at, signs=True)])
         return running
+
+    def make_folders(self) -> None:
+        """The folders that jobs write to, where a fold removed them at an earlier end. OSError."""
+        for folder in self.paths.folders():
+            make_folder(folder)
 
     # --- the loop's body -------------------------------------------------------------------------------------------
 

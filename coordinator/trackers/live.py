@@ -10,12 +10,10 @@ there. A tracker package cannot harm the daemon's loop. Called by the daemon, `e
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import logging
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,6 +21,7 @@ from pathlib import Path
 
 from pydantic import Field, ValidationError
 
+from coordinator.base.aside import Aside
 from coordinator.config.schema import Config
 from coordinator.errors import OperatorError
 from coordinator.report.learning_curves import Point, make_series
@@ -181,8 +180,7 @@ class Exporter:
 
     def __init__(self, config: Config) -> None:
         self.job = job_of(config)
-        self._folder = config.work_dir / FOLDER
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process = Aside("coordinator.trackers.live", config.work_dir / FOLDER / "export.log")
         self._asked = bool(self.job.targets)  # true at the start: an earlier daemon may have left exports
 
     def ask(self) -> None:
@@ -191,49 +189,25 @@ class Exporter:
 
     @property
     def busy(self) -> bool:
-        return self._asked or self._process is not None
+        return self._asked or self._process.running
 
     def finish(self, seconds: float) -> None:
         """Start an export and wait at most `seconds`; the process goes on after that."""
         self.tick()
-        if self._process is not None:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(seconds)
+        if self._process.running:
+            self._process.wait(seconds)
             self.tick()
 
     def tick(self) -> None:
         """Check the process; start another where an evaluation has ended since. Never raises."""
-        if self._process is not None:
-            code = self._process.poll()
-            if code is None:
-                return
-            self._process = None
-            if code != 0:
-                log.warning("not everything is in the trackers: `evalspan status`, %s", self._log)
-        if self._asked:
+        if self._process.ended():
+            log.warning("not everything is in the trackers: `evalspan status`, %s", self._process.log)
+        if self._asked and not self._process.running:
             self._asked = False
             try:
-                self._begin()
+                self._process.begin(self.job.model_dump_json().encode())
             except OSError as error:  # no memory, no process, a full disk
                 log.warning("trackers: %s; tried again when the next evaluation ends", error)
-
-    @property
-    def _log(self) -> Path:
-        return self._folder / "export.log"
-
-    def _begin(self) -> None:
-        make_folder(self._folder)
-        with os.fdopen(make_file(self._log), "ab") as out:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "coordinator.trackers.live"],
-                stdin=subprocess.PIPE,
-                stdout=out,
-                stderr=out,
-                start_new_session=True,  # keeps Ctrl-C at the daemon from ending it
-            )
-        if self._process.stdin is not None:
-            with self._process.stdin as pipe:
-                pipe.write(self.job.model_dump_json().encode())
 
 
 def main() -> int:

@@ -20,6 +20,7 @@ from typing import Any
 from coordinator.errors import OperatorError
 from coordinator.evaluation.records import EvaluationRecord
 from coordinator.report.measurements import Report
+from evaljobs.contract.folded import files_in, read_bytes
 from evaljobs.contract.paths import EvaluationPaths, slug
 from evaljobs.contract.storage import FrameError, read_plain, write_atomic
 from evaljobs.staging.fingerprint import HEADER_LIMIT
@@ -56,8 +57,8 @@ def write(evaluation: Path, out: Path) -> list[Path]:
     )
     hashes, written = {}, []
     for task in sorted(results.get("configs", {})):
-        for source in sorted(paths.samples.glob(f"samples_{slug(task)}_[0-9][0-9][0-9].jsonl"))[:1]:
-            text = source.read_bytes()
+        for source in files_in(paths.samples, f"samples_{slug(task)}_[0-9][0-9][0-9].jsonl")[:1]:
+            text = read_bytes(source)
             hashes[task] = _task_hash(text)
             written.append(folder / f"samples_{plain_name(task)}_{date}.jsonl")
             write_atomic(written[-1], text)

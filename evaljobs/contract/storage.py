@@ -30,6 +30,7 @@ from typing import IO, Any, TypeVar
 import xxhash
 from pydantic import ValidationError
 
+from evaljobs.contract.folded import open_member
 from evaljobs.contract.outcomes import Outcome, ShardResponses
 from evaljobs.contract.paths import EvaluationPaths
 from evaljobs.contract.specs import SCHEMA_VERSION, FrameRef, Record
@@ -279,13 +280,15 @@ def _read_start(file: IO[bytes], at: int) -> _Start | None:
 
 
 def _open_regular(path: Path) -> IO[bytes]:
-    """Open a regular file for reading.
+    """Open a regular file for reading, also a folded one.
 
     Raises FrameError for anything else (a pipe would block, a link may lead elsewhere), and OSError
     where the file system refuses.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return open_member(path)
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENXIO, errno.EACCES, errno.EPERM):
             raise FrameError(f"{path.name}: {error.strerror}") from error

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from evaljobs.contract.folded import files_in, read_bytes
 from evaljobs.contract.storage import make_folder, write_atomic
 from evaljobs.judges.records import Judgement
 
@@ -63,7 +64,7 @@ class Kept:
 
 def judgements(folder: Path) -> Iterator[Judgement]:
     """All judgements of an evaluation's folder, errors included; unreadable files are skipped."""
-    for file in folder.glob("*.json"):
+    for file in files_in(folder, "*.json"):
         found = _read(file, file.stem)
         if found is not None:
             yield found
@@ -75,7 +76,7 @@ def _bytes(judgement: Judgement) -> bytes:
 
 def _read(file: Path, key: str) -> Judgement | None:
     try:
-        found = Judgement.model_validate_json(file.read_bytes())
+        found = Judgement.model_validate_json(read_bytes(file))
     except (OSError, ValidationError):
         return None
     return found if found.key == key else None

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from evaljobs.contract.folded import files_in, read_bytes
 from evaljobs.contract.outcomes import Executed, Failed, Scored
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths, request_set_manifest, slug
 from evaljobs.contract.secret_values import hidden
@@ -272,9 +273,9 @@ class Verdicts:
         self._own = paths.verdicts / f"{prefixes[0]}{slug(spec.name)}.jsonl"
         self._known: dict[str, Verdict] = {}
         self._written: dict[str, Verdict] = {}
-        for file in sorted(paths.verdicts.glob("*.jsonl")):
+        for file in files_in(paths.verdicts, "*.jsonl"):
             if file.name.startswith(prefixes):
-                found = [Verdict(**json.loads(line)) for line in file.read_text().splitlines()]
+                found = [Verdict(**json.loads(line)) for line in read_bytes(file).decode().splitlines()]
                 self._known |= {verdict.id: verdict for verdict in found}
                 if file == self._own:
                     self._written = {verdict.id: verdict for verdict in found}

@@ -32,6 +32,7 @@ from coordinator.evaluation import actions as do
 from coordinator.evaluation import events as ev
 from coordinator.evaluation.state import State
 from coordinator.runtime.journal import Journal, read_events, replayed
+from evaljobs.contract.folded import files_in, read_bytes
 from evaljobs.contract.outcomes import OUTCOME
 from evaljobs.contract.paths import EvaluationPaths, request_set_manifest
 from evaljobs.contract.specs import SPEC, RequestSetManifest, ScoreSpec
@@ -102,7 +103,7 @@ def _cost(pid: int) -> tuple[float, float]:
 def gaps(work: Path) -> dict[str, Any]:
     """Seconds between a shard's last answer and the next shard's start on the same trial, its dump between them."""
     found = []
-    for file in work.glob("*/responses/*.frames"):
+    for file in (f for folder in work.iterdir() for f in files_in(folder / "responses", "*.frames")):
         spans = sorted((head.started_at, head.seconds) for _, head in read_frames(file, 0))
         found += [start - (before + lasted) for (before, lasted), (start, _) in itertools.pairwise(spans)]
     return {"shards": len(found), **(spread(found) if found else {})}
@@ -203,7 +204,7 @@ def figures(work: Path, started: float) -> dict[str, Any]:
             for part in ("-stage-", "-trial-"):
                 if part in job:
                     submissions[journal.parent.name, job.split(part)[-1].rpartition("-")[0]] += 1
-        for file in paths.responses.glob("*.frames"):
+        for file in files_in(paths.responses, "*.frames"):
             totals["shards_run"] += sum(1 for _ in read_frames(file, 0))
             totals["trials"] += 1
     return {
@@ -225,8 +226,8 @@ def checked(paths: EvaluationPaths) -> tuple[Counter[str], list[str]]:
     totals: Counter[str] = Counter()
     wrong: list[str] = []
     scored: dict[int, list[str]] = defaultdict(list)
-    for file in paths.outcomes.glob("*.scored.json"):
-        outcome = OUTCOME.validate_json(file.read_bytes())
+    for file in files_in(paths.outcomes, "*.scored.json"):
+        outcome = OUTCOME.validate_json(read_bytes(file))
         if outcome.kind == "scored":
             scored[outcome.entry].append(outcome.name)
     suite = json.loads(paths.evaluation.read_text())["suite"]
@@ -237,7 +238,7 @@ def checked(paths: EvaluationPaths) -> tuple[Counter[str], list[str]]:
         if len(scored[entry]) != 1 or task["name"] not in results["results"]:
             wrong.append(f"{task['name']} was scored {len(scored[entry])} times")
             continue
-        spec = SPEC.validate_json(paths.spec(scored[entry][0]).read_bytes())
+        spec = SPEC.validate_json(read_bytes(paths.spec(scored[entry][0])))
         assert isinstance(spec, ScoreSpec)
         for leaf, frames in spec.frames.items():
             manifest = read_record(request_set_manifest(spec.request_sets[leaf]), RequestSetManifest)

@@ -23,6 +23,7 @@ from support.toys import TASKS, furnish, make_readable, suite_text, toy_model
 from bench.compare_sandbox import mutants
 from bench.harness import Options, RunError, command, option, row, targets
 from bench.synthetic_run import run_daemon
+from evaljobs.contract.folded import files_in, read_bytes
 
 SMALL = ("choice", "letters", "pages", "sums", "sampled", "programs")
 COPIES = ("choice", "letters", "pages", "sums")  # again under another name: ten in all
@@ -122,7 +123,7 @@ def report(root: Path) -> tuple[dict[str, Any], bool]:
     trials = [e["outcome"]["ended_at"] for e in outcomes if e["outcome"]["kind"] == "trial-ended"]
     scored = [e for e in outcomes if e["outcome"]["kind"] == "scored"]
     executed = [e["outcome"] for e in outcomes if e["outcome"]["kind"] == "executed"]
-    verdicts = [verdict for file in (root / "verdicts").glob("*.jsonl") for verdict in _lines(file)]
+    verdicts = [verdict for file in files_in(root / "verdicts", "*.jsonl") for verdict in _lines(file)]
     makespan = scored[-1]["at"] - events[0]["at"]
     tail = scored[-1]["at"] - max(trials)
     longest = max(v["seconds"] for v in verdicts)
@@ -145,7 +146,7 @@ def report(root: Path) -> tuple[dict[str, Any], bool]:
 
 
 def _lines(file: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in file.read_text().splitlines()]
+    return [json.loads(line) for line in read_bytes(file).decode().splitlines()]
 
 
 def measure(options: Options) -> tuple[dict[str, Any], bool]:

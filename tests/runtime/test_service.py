@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -18,7 +19,10 @@ import pytest
 from coordinator.hook import STREAM, pinned
 from coordinator.intake.checkpoint import inspect
 from coordinator.intake.sources import Notice, spool
-from evaljobs.contract.paths import WorkPaths
+from coordinator.keeping.folding import fold
+from coordinator.runtime.status_file import Ended, read_status
+from evaljobs.contract.folded import archive_of, members
+from evaljobs.contract.paths import EvaluationPaths, WorkPaths
 from evaljobs.contract.storage import read_frames
 from evaljobs.queue import redis_client
 
@@ -190,6 +194,35 @@ def test_cancelled_in_mid_run_nothing_is_left_and_a_retry_ends_with_the_same_sco
         process.send_signal(signal.SIGTERM)
         wait(lambda: process.poll() is not None, "SIGTERM ends it", log)
         assert process.returncode == 0
+
+
+def test_a_retry_of_a_folded_evaluation_counts_its_responses_so_far(
+    site: Any, expected: dict[str, Any]
+) -> None:
+    """They are read from the archive, and what was run is not run again."""
+    site.pause_a_trial(after=1)
+    with daemon(site) as (_, log):
+        told = site.run(site.command("submit", str(site.model), "--suite", str(site.suite), "--json"))
+        name = json.loads(told.stdout)["evaluation_id"]
+        wait(lambda: site.paused() and dumped(site) >= 1, "a trial has written", log)
+        assert site.run(site.command("cancel", name)).returncode == 0
+        paths = EvaluationPaths(site.root())
+        wait(lambda: isinstance(read_status(paths), Ended), "it has ended", log)
+        wait(lambda: _folded(paths), "its files are folded", log)
+        before = set(members(archive_of(paths.responses)))
+        assert site.run(site.command("retry", name)).returncode == 0
+        wait(lambda: "failed" not in site.results(), "the retry ends", log)
+    assert dict(site.results()["results"]) == expected
+    dumps = [e for e in events(site.root()) if e["kind"] == "shards-dumped"]
+    files = Counter(shard for e in dumps for shard, _ in e["shards"])
+    assert set(files.values()) == {1}
+    assert before & {frame["file"] for e in dumps for _, frame in e["shards"]}
+
+
+def _folded(paths: EvaluationPaths) -> bool:
+    with suppress(BlockingIOError):  # the daemon has not closed its journal yet
+        return fold(paths, most=0)
+    return False
 
 
 def test_a_released_node_is_left_alone_by_the_next_daemon_too(site: Any, expected: dict[str, Any]) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from coordinator.evaluation.state import EntryState
 from coordinator.report.learning_curves import ScoreValue, scores_of
+from evaljobs.contract.folded import read_bytes
 
 
 class Scores:
@@ -35,7 +36,7 @@ class Scores:
 def read_results(file: Path) -> dict[str, Any] | None:
     """lm-eval's results in a file; None where it is not there, or storage is away for a moment."""
     try:
-        found = json.loads(file.read_bytes())
+        found = json.loads(read_bytes(file))
     except (OSError, ValueError):
         return None
     return found if isinstance(found, dict) else None

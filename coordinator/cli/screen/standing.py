@@ -46,6 +46,7 @@ from coordinator.runtime.replay import replay
 from coordinator.runtime.status_file import WARNINGS, Ended, Parked, read_evaluation, read_status
 from coordinator.runtime.wiring import slurm_options
 from coordinator.trackers.live import failures
+from evaljobs.contract import folded
 from evaljobs.contract.outcomes import OUTCOME, Failed
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths
 from evaljobs.queue.redis_client import QueueUnavailable
@@ -402,9 +403,9 @@ def listed_nodes(config: Config) -> list[NodeState]:
 def failed_jobs(paths: EvaluationPaths) -> dict[str, str]:
     """Job or trial -> its error line, by their outcome files; retried ones included."""
     found = {}
-    for file in sorted(paths.outcomes.glob("*.failed.json")) if paths.outcomes.is_dir() else ():
+    for file in folded.files_in(paths.outcomes, "*.failed.json"):
         try:
-            outcome = OUTCOME.validate_json(file.read_bytes())
+            outcome = OUTCOME.validate_json(folded.read_bytes(file))
         except (OSError, ValidationError):
             continue
         if isinstance(outcome, Failed):
@@ -414,7 +415,7 @@ def failed_jobs(paths: EvaluationPaths) -> dict[str, str]:
 
 def logs_of(state: State, paths: EvaluationPaths, what: str | None) -> list[Path]:
     """Log files that `what` names: (part of) a job's or trial's name, or a shard of the trial."""
-    files = sorted(paths.logs.glob("*.log"))
+    files = folded.files_in(paths.logs, "*.log")
     if what is None:
         return files
     shards = [s for name, s in state.shards.by_name.items() if what in (name, name.replace("|", " "))]
@@ -425,4 +426,4 @@ def logs_of(state: State, paths: EvaluationPaths, what: str | None) -> list[Path
         for member, trial in enumerate(info.trials):
             if trial in trials or trial == what:
                 chosen.append(Path(pattern.replace("%i", str(member))))
-    return sorted({f for f in chosen if f.exists()})
+    return sorted({f for f in chosen if folded.exists(f)})

@@ -1,0 +1,198 @@
+"""`evalspan prune`, and what `status --disk` shows: the space and files of a work folder."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from coordinator.cli.app import CONFIG, JSON, WORK_DIR, app, say, settings_of, show_json, stdout
+from coordinator.errors import EvalspanError, OperatorError
+from evaljobs.contract.paths import WorkPaths
+
+if TYPE_CHECKING:
+    from coordinator.config.schema import Config
+    from coordinator.keeping.inventory import WorkFolder
+    from coordinator.keeping.prune import Plan
+    from coordinator.keeping.retention import Keep, Policy, Removal, Size
+
+ROWS = 20  # evaluations that `status --disk` lists, without --last
+KEEP: Literal["scores"] = "scores"  # what `status --disk` computes with, where `[retention]` says nothing
+
+
+def _policy(settings: Config, keep: Keep, older_than: str) -> Policy:
+    from coordinator.config.schema import age_seconds
+    from coordinator.keeping.retention import Policy
+
+    try:
+        seconds = age_seconds(older_than)
+    except ValueError as error:
+        raise OperatorError(f"--older-than {older_than}: {error}") from error
+    return Policy(keep=keep, older_than_seconds=seconds, baselines=settings.retention.baselines)
+
+
+def _code(settings: Config) -> str | None:
+    """The code folder of jobs; None while a coordinator runs, perhaps of another version: it clears its own."""
+    from coordinator.intake.from_settings import site_of
+    from coordinator.keeping.housekeeping import code_of
+    from coordinator.runtime.journal import WorkLock
+
+    if WorkLock(WorkPaths(settings.work_dir).lock).held():
+        return None
+    return code_of(settings, site_of(settings).trial_env)
+
+
+@app.command()
+def prune(
+    keep: Annotated[
+        Literal["scores", "responses", "all"],
+        typer.Option(help="What stays of old evaluations, beside results, reports and journals."),
+    ],
+    older_than: Annotated[str, typer.Option(help="Only evaluations that ended so long ago: 12h, 30d, 8w.")],
+    yes: Annotated[bool, typer.Option("--yes", help="Remove; without it nothing is changed.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only print what would go; this is the default.")
+    ] = False,
+    config: CONFIG = None,
+    work_dir: WORK_DIR = None,
+    as_json: JSON = False,
+) -> None:
+    """Remove logs, responses and samples of old evaluations, and shared files that none needs any more.
+
+    --keep scores: logs, specs, outcomes, responses, verdicts, judgements and samples go. --keep responses: logs,
+    specs and outcomes go. --keep all: evaluations lose nothing, and those of more than 60 files are folded into archives.
+    With each, request sets, converted checkpoints, code and unreadable notices that no evaluation needs go.
+
+    What runs, waits or is parked loses nothing, nor do [retention] baselines. Examples:
+
+    evalspan prune --keep responses --older-than 30d
+
+    evalspan prune --keep scores --older-than 8w --yes
+    """
+    from coordinator.keeping.inventory import read_work_folder
+    from coordinator.keeping.prune import carry_out, plan
+
+    if yes and dry_run:
+        raise OperatorError("say --yes or --dry-run")
+    settings = settings_of(config, work_dir)
+    work, policy, now = WorkPaths(settings.work_dir), _policy(settings, keep, older_than), time.time()
+    made = plan(read_work_folder(work), policy, now, code=_code(settings))
+    left = {name: why for name, why in carry_out(work, made, policy, now) if why} if yes else {}
+    if as_json:
+        show_json({"schema_version": 1, "removed": yes, "left": left, **_as_json(made)})
+    else:
+        _show_plan(made, done=yes)
+    for name, why in left.items():
+        say(f"{name} is left: {why}", "yellow", err=True)
+    if any("Permission denied" in why for why in left.values()):
+        raise EvalspanError(f"{work.root} is another user's work folder: ask that user to prune it")
+
+
+def _as_json(made: Plan) -> dict[str, Any]:
+    return {
+        "evaluations": [
+            {
+                "evaluation_id": each.evaluation_id,
+                "ended_at": each.ended_at,
+                "parts": each.parts,
+                "files": each.size.files,
+                "bytes": each.size.bytes,
+                "folds": each.folds,
+            }
+            for each in made.removals
+        ],
+        "shared": [
+            {"path": item.path, "kind": item.kind, "files": item.size.files, "bytes": item.size.bytes}
+            for item in made.shared
+        ],
+        "files": made.size.files,
+        "bytes": made.size.bytes,
+    }
+
+
+def _show_plan(made: Plan, *, done: bool) -> None:
+    for removal in made.removals:
+        say(f"{removal.evaluation_id}, ended {_day(removal.ended_at)}: {_what(removal)}")
+    for item in made.shared:
+        say(f"{item.path}: {item.kind}, {_in_words(item.size)}")
+    if not made.removals and not made.shared:
+        say("nothing is to be removed or folded")
+    elif done:
+        say(f"removed: {_in_words(made.size)}")
+    else:
+        say(f"would remove {_in_words(made.size)}; nothing was changed: add --yes")
+
+
+def _what(removal: Removal) -> str:
+    goes = f"{', '.join(removal.parts)}: {_in_words(removal.size)}" if removal.parts else ""
+    return "; ".join(filter(None, [goes, "is folded into archives" if removal.folds else ""]))
+
+
+def _in_words(size: Size) -> str:
+    from coordinator.report.render import size as of_bytes
+
+    return f"{of_bytes(size.bytes)} in {size.files} file{'' if size.files == 1 else 's'}"
+
+
+def _day(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).astimezone().strftime("%Y-%m-%d")
+
+
+def show_disk(settings: Config, last: int | None, *, as_json: bool) -> None:
+    """Print what the work folder takes by kind and by evaluation, the largest first, and what `prune` would free."""
+    from coordinator.keeping.inventory import read_work_folder
+    from coordinator.keeping.prune import plan
+
+    section = settings.retention
+    policy = _policy(settings, section.keep or KEEP, section.older_than)
+    found = read_work_folder(WorkPaths(settings.work_dir))
+    freed = plan(found, policy, time.time(), code=_code(settings))
+    command = f"evalspan prune --keep {policy.keep} --older-than {section.older_than}"
+    if as_json:
+        show_json(
+            {"schema_version": 1, **_disk_json(found), "prune": {"command": command, **_as_json(freed)}}
+        )
+        return
+    most = last or ROWS
+    largest = sorted(found.evaluations, key=lambda e: -e.size.bytes)
+    _table("kind", found.by_kind().items())
+    if largest:
+        rows = ((e.evaluation_id + (" (open)" if e.ended_at is None else ""), e.size) for e in largest[:most])
+        _table("evaluation", rows)
+    if len(largest) > most:
+        say(f"{len(largest) - most} smaller evaluations are left out: --last N shows more")
+    say(f"{settings.work_dir}: {_in_words(found.total)}")
+    say(f"`{command}` would free {_in_words(freed.size)}")
+
+
+def _disk_json(found: WorkFolder) -> dict[str, Any]:
+    return {
+        "files": found.total.files,
+        "bytes": found.total.bytes,
+        "kinds": {k: {"files": s.files, "bytes": s.bytes} for k, s in found.by_kind().items()},
+        "evaluations": [
+            {
+                "evaluation_id": e.evaluation_id,
+                "ended_at": e.ended_at,
+                "files": e.size.files,
+                "bytes": e.size.bytes,
+            }
+            for e in sorted(found.evaluations, key=lambda e: -e.size.bytes)
+        ],
+    }
+
+
+def _table(title: str, rows: Iterable[tuple[str, Size]]) -> None:
+    from coordinator.report.render import size as of_bytes
+    from coordinator.report.scores import plain_table
+
+    table = plain_table()
+    table.add_column(title, overflow="fold")
+    table.add_column("size", justify="right", no_wrap=True)
+    table.add_column("files", justify="right", no_wrap=True)
+    for name, size in rows:
+        table.add_row(name, of_bytes(size.bytes), str(size.files))
+    stdout().print(table)

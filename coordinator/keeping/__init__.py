@@ -1,0 +1,5 @@
+"""What becomes of evaluations that have ended: folded into archives, pruned, counted. Start reading at `folding`.
+
+Rule: the files of an evaluation are changed only under its journal's lock (`journal.alone`), and killed at any step an
+evaluation stays readable. `retention` decides and is pure; `prune` and `housekeeping` act.
+"""

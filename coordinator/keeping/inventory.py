@@ -1,0 +1,151 @@
+"""What lies in a work folder: files and bytes by kind and by evaluation, and what evaluations still need.
+
+Rule: reads names, sizes and the beginnings of journals, and writes nothing. A folder of 3,000 evaluations that were
+folded takes seconds. Called by `status --disk`, `prune` and the daemon's housekeeping.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from coordinator.keeping.retention import OnDisk, Shared, Size
+from coordinator.runtime.status_file import Ended, read_evaluation, read_status
+from evaljobs.contract.paths import EvaluationPaths, WorkPaths
+
+_SETS = re.compile(rb'/request_sets/([^/"]+)')
+_HEAD_BYTES = 1 << 20  # of a journal, in which its request sets are named
+_BLOCK = 512  # bytes of a block as `st_blocks` counts them
+
+
+@dataclass(frozen=True, slots=True)
+class WorkFolder:
+    """A work folder: its evaluations, what they share, and what else there is, by the first name below it."""
+
+    evaluations: tuple[OnDisk, ...]
+    shared: tuple[Shared, ...]
+    others: Mapping[str, Size] = field(default_factory=dict)
+
+    def by_kind(self) -> dict[str, Size]:
+        """Size of each part of evaluations, and of each kind of what they share; the largest first."""
+        kinds: dict[str, Size] = defaultdict(Size)
+        for evaluation in self.evaluations:
+            for part, size in evaluation.parts.items():
+                kinds[f"evaluations: {part or 'records'}"] += size
+        for item in self.shared:
+            kinds[item.kind] += item.size
+        for name, size in self.others.items():
+            kinds[name] += size
+        return dict(sorted(kinds.items(), key=lambda kind: -kind[1].bytes))
+
+    @property
+    def total(self) -> Size:
+        return sum(self.by_kind().values(), Size())
+
+
+def read_work_folder(work: WorkPaths) -> WorkFolder:
+    """The work folder as it is now; what goes meanwhile is passed over."""
+    evaluations: list[OnDisk] = []
+    shared: list[Shared] = []
+    others: dict[str, Size] = {}
+    kinds = {
+        work.request_sets: "request sets",
+        work.converted: "converted checkpoints",
+        work.cache: "cache",
+        work.spool: "spool",
+        work.submissions: "spool",
+    }
+    for entry in sorted(_entries(work.root), key=lambda e: e.name):
+        path = Path(entry.path)
+        if not entry.is_dir(follow_symlinks=False):
+            others["other files"] = others.get("other files", Size()) + _size(entry)
+        elif path in kinds:
+            shared += _shared(path, kinds[path])
+        elif (path / "journal.jsonl").exists():
+            evaluations.append(_evaluation(EvaluationPaths(path)))
+        else:
+            others[f"{entry.name}/"] = _below(path)
+    return WorkFolder(tuple(evaluations), tuple(shared), others)
+
+
+def _shared(folder: Path, kind: str) -> Iterator[Shared]:
+    """What lies in one of the shared folders, each with its own kind where `prune` may remove it."""
+    for entry in _entries(folder):
+        name, path = entry.name, Path(entry.path)
+        of = kind
+        if kind == "cache" and name.startswith("code-"):
+            of = "code for jobs"
+        elif kind == "cache" and name == "judgements":
+            of = "judgements"
+        elif name.endswith(".bad"):
+            of = "unreadable notices"
+        with contextlib.suppress(FileNotFoundError):
+            used_at = entry.stat(follow_symlinks=False).st_mtime
+            size = _below(path) if entry.is_dir(follow_symlinks=False) else _size(entry)
+            yield Shared(kind=of, path=str(path), size=size, used_at=used_at)
+
+
+def _evaluation(paths: EvaluationPaths) -> OnDisk:
+    parts: dict[str, Size] = defaultdict(Size)
+    for entry in _entries(paths.root):
+        if entry.is_dir(follow_symlinks=False):
+            parts[entry.name.removeprefix(".pruned-")] += _below(Path(entry.path))
+        else:
+            archived = entry.name.removesuffix(".zip")
+            parts[archived if archived != entry.name else ""] += _size(entry)
+    status = read_status(paths)
+    ended = status if isinstance(status, Ended) else None
+    record = read_evaluation(paths) if ended is None else None
+    return OnDisk(
+        evaluation_id=paths.root.name,
+        accepted_at=ended.accepted_at if ended else record.accepted_at if record else 0.0,
+        ended_at=ended.ended_at if ended else None,
+        parts=dict(parts),
+        sets=_sets(paths.journal),
+        reuses=frozenset() if ended else _reused(paths.journal),
+        checkpoint=record.checkpoint.digest if record else "",
+    )
+
+
+def _sets(journal: Path) -> frozenset[str]:
+    """The folders of an evaluation's request sets, which one of its first events names."""
+    with contextlib.suppress(OSError), journal.open("rb") as lines:
+        for line in iter(lambda: lines.readline() if lines.tell() < _HEAD_BYTES else b"", b""):
+            if b'"kind":"request-sets-found"' in line:
+                return frozenset(name.decode() for name in _SETS.findall(line))
+    return frozenset()
+
+
+def _reused(journal: Path) -> frozenset[str]:
+    """The evaluations whose responses an open one uses again."""
+    found: set[str] = set()
+    with contextlib.suppress(OSError, ValueError), journal.open("rb") as lines:
+        for line in lines:
+            if b'"kind":"responses-found"' in line:
+                found |= set(json.loads(line).get("sources", {}).values())
+    return frozenset(found)
+
+
+def _below(folder: Path) -> Size:
+    total = Size()
+    for entry in _entries(folder):
+        total += _below(Path(entry.path)) if entry.is_dir(follow_symlinks=False) else _size(entry)
+    return total
+
+
+def _size(entry: os.DirEntry[str]) -> Size:
+    with contextlib.suppress(OSError):
+        return Size(files=1, bytes=entry.stat(follow_symlinks=False).st_blocks * _BLOCK)
+    return Size()
+
+
+def _entries(folder: Path) -> list[os.DirEntry[str]]:
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        return list(entries)
+    return []

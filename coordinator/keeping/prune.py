@@ -1,0 +1,129 @@
+"""Removes from a work folder what a policy does not keep, and folds the rest; or says what it would remove.
+
+Rule: `retention` has decided. Each evaluation is looked at once more under its journal's lock, so that one that was
+taken up again loses nothing. A part goes at once, by a rename, before its files are deleted: killed at any step an
+evaluation stays readable, and the next prune goes on. Called by `evalspan prune` and the daemon's housekeeping.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from coordinator.keeping.folding import fold_held
+from coordinator.keeping.inventory import WorkFolder, read_work_folder
+from coordinator.keeping.retention import Policy, Removal, Shared, Size, removals, unused
+from coordinator.runtime.journal import alone
+from coordinator.runtime.status_file import Ended, read_status
+from evaljobs.contract.folded import archive_of
+from evaljobs.contract.paths import EvaluationPaths, WorkPaths
+
+log = logging.getLogger(__name__)
+GOING = ".pruned-"  # how names of what is being removed begin
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What goes of evaluations, and of what they share."""
+
+    removals: tuple[Removal, ...]
+    shared: tuple[Shared, ...]
+
+    @property
+    def size(self) -> Size:
+        going: tuple[Removal | Shared, ...] = (*self.removals, *self.shared)
+        return sum((each.size for each in going), Size())
+
+
+def plan(folder: WorkFolder, policy: Policy, now: float, *, code: str | None) -> Plan:
+    """What goes. Pure; arguments as of `retention.unused`."""
+    going = removals(folder.evaluations, policy, now)
+    return Plan(
+        tuple(going),
+        tuple(unused(folder.shared, folder.evaluations, going, policy, now, code=code)),
+    )
+
+
+def carry_out(work: WorkPaths, made: Plan, policy: Policy, now: float) -> Iterator[tuple[str, str]]:
+    """Remove what was planned: (id or path, why it was left, or "") one after the other."""
+    for removal in made.removals:
+        yield removal.evaluation_id, _try_prune(work, removal)
+    for item in made.shared:
+        yield item.path, _try_remove(item, now - policy.older_than_seconds)
+    for folder in (work.request_sets, work.converted, work.cache):
+        _clear(folder)
+
+
+def prune_now(work: WorkPaths, policy: Policy, now: float, *, code: str | None) -> Plan:
+    """Plan and carry out; what was left is logged."""
+    made = plan(read_work_folder(work), policy, now, code=code)
+    for name, why in carry_out(work, made, policy, now):
+        if why:
+            log.warning("%s is left: %s", name, why)
+    return made
+
+
+def _try_prune(work: WorkPaths, removal: Removal) -> str:
+    paths = work.evaluation(removal.evaluation_id)
+    try:
+        with alone(paths.journal):
+            status = read_status(paths)
+            if not isinstance(status, Ended) or status.ended_at != removal.ended_at:
+                return "it has been taken up again"
+            prune_held(paths, removal.parts)
+    except BlockingIOError:
+        return "it is in use"
+    except OSError as error:
+        return str(error)
+    return ""
+
+
+def prune_held(paths: EvaluationPaths, parts: tuple[str, ...]) -> None:
+    """Remove these parts of an ended evaluation, whose journal's lock the caller holds, and fold the rest. OSError."""
+    for part in parts:
+        folder = paths.root / part
+        archive_of(folder).unlink(missing_ok=True)  # first: a loose file has precedence over a member
+        _set_aside(folder)
+    _clear(paths.root)
+    fold_held(paths)
+
+
+def _set_aside(path: Path) -> Path:
+    """Give a file or folder the name of one that is being removed."""
+    aside = path.with_name(f"{GOING}{path.name}")
+    if aside.exists():
+        _delete(aside)
+    with contextlib.suppress(FileNotFoundError):
+        path.rename(aside)
+    return aside
+
+
+def _try_remove(item: Shared, used_before: float) -> str:
+    """Remove what evaluations share, unless one has begun to use it since it was looked at: its user touches it first."""
+    path = Path(item.path)
+    try:
+        aside = _set_aside(path)
+        if aside.stat().st_mtime > used_before:
+            aside.rename(path)
+            return "it is in use again"
+        _delete(aside)
+    except OSError as error:
+        return str(error)
+    return ""
+
+
+def _clear(folder: Path) -> None:
+    """Delete what an earlier prune has set aside."""
+    for left in folder.glob(f"{GOING}*"):
+        _delete(left)
+
+
+def _delete(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
