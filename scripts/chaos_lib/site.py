@@ -67,6 +67,7 @@ class Site:
     work: Path
     own_clock: bool = False
     daemon: bool = False  # its coordinator is `evalspan daemon`; else `evalspan eval` of the toy suite
+    program: Path | None = None  # the command `evalspan`; None: of the cluster's environment
 
     @classmethod
     def make(
@@ -123,7 +124,7 @@ class Site:
 
     def command(self, *arguments: str) -> list[str]:
         """`evalspan ARGUMENTS` on this work folder, as the user."""
-        program = str(Path(self.cluster.python).parent / "evalspan")
+        program = str(self.program or Path(self.cluster.python).parent / "evalspan")
         return self.cluster.user_argv([program, *arguments, "--work-dir", str(self.work)], cwd=self.folder)
 
     def coordinator(self) -> list[str]:
