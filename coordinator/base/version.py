@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 from pathlib import Path
 
@@ -12,6 +13,7 @@ BUILT = ROOT / "coordinator" / "commit.txt"  # written into a wheel and an sdist
 GIT_SECONDS = 10.0
 
 
+@functools.cache
 def version_text() -> str:
     """Such as "evalspan 0.2.0 (commit 97ccac9a1b2c)"; "-dirty" follows a commit with changes that are not committed."""
     try:

@@ -31,7 +31,7 @@ from coordinator.base.process_identity import Process
 from coordinator.errors import OperatorError, RetryError
 from coordinator.services.redis_files import USER, acl_text, config_text
 from evaljobs.contract.paths import WorkPaths
-from evaljobs.contract.specs import Record
+from evaljobs.contract.specs import Kept
 from evaljobs.contract.storage import write_atomic
 from evaljobs.queue import redis_client
 from evaljobs.queue.redis_client import QueueUnavailable, RedisAddress, explain, explained
@@ -50,7 +50,7 @@ if os.getppid() == int(sys.argv[1]):
 MAX_SOCKET_PATH = 100  # bytes; sun_path holds 108 with its NUL
 
 
-class ServerRecord(Record):
+class ServerRecord(Kept):
     """WORK/redis/server.json: the server process, and the credentials that a restart keeps."""
 
     hostname: str

@@ -12,6 +12,7 @@ from __future__ import annotations
 import io
 import json
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -69,8 +70,14 @@ class Version:
         return cls(commit=short, program=program)
 
     def site(self, site: Site) -> Site:
-        """The same folder under this version."""
-        return replace(site, program=self.program)
+        """The same folder under this version. RunError where its command would run other code."""
+        mine = replace(site, program=self.program)
+        if self.program is not None:
+            ask = [self.program.with_name("python"), "-c", "import coordinator; print(coordinator.__file__)"]
+            where = site.cluster.run_as_user(ask, env=mine.env).stdout
+            if str(self.program.parents[2]) not in where:
+                raise RunError(f"{self.program} runs {where}, not {self.commit}")
+        return mine
 
 
 def _git(*words: str) -> str:
@@ -119,8 +126,13 @@ CASES = [*(f"{moment} {number}" for moment in MOMENTS for number in SIGNALS), "b
 # --- one case ----------------------------------------------------------------------------------------------------------
 
 
-def taken_up(where: Place, case: str, old: Version, new: Version, wanted: dict[str, Any]) -> Row:
-    """Run `case`; without `wanted`, an undisturbed evaluation of OLD. The row's `broken` has a line for each broken law."""
+def taken_up(
+    where: Place, case: str, old: Version, new: Version, *, wanted: dict[str, Any], keep: Path | None = None
+) -> Row:
+    """Run `case`; without `wanted`, an undisturbed evaluation of OLD. The row's `broken` has a line for each broken law.
+
+    `keep`: a folder for the evaluation's files, as they are at the takeover and at the end.
+    """
     began = time.monotonic()
     moment, _, number = case.partition(" ")
     first, second = (new, old) if case == "back" else (old, new)
@@ -131,6 +143,7 @@ def taken_up(where: Place, case: str, old: Version, new: Version, wanted: dict[s
         if look is not None and run.wait(lambda: look(site) or run.process.poll() is not None):
             _end(run, SIGNALS[number or "SIGKILL"])
             lines = len(site.events())
+            _keep(site, keep, case, "takeover")
             if case == "back":
                 row["note"] = _given_back(run, second)
             run.site = new.site(site)
@@ -145,6 +158,7 @@ def taken_up(where: Place, case: str, old: Version, new: Version, wanted: dict[s
         if look is not None:
             row |= _work_of_before(events, lines)
         row["twice"] = _twice(site)
+        _keep(site, keep, case, "end")
         row["broken"] = run.broken
     where.mend()
     row["seconds"] = round(time.monotonic() - began)
@@ -156,6 +170,13 @@ def taken_up(where: Place, case: str, old: Version, new: Version, wanted: dict[s
 def _end(run: Run, number: signal.Signals) -> None:
     run.process.send_signal(number)
     run.process.wait(timeout=60)
+
+
+def _keep(site: Site, keep: Path | None, case: str, when: str) -> None:
+    for folder in site.evaluations() if keep is not None else ():
+        left = shutil.ignore_patterns("logs", "samples", "specs", "report.json", "status.json", ".*")
+        shutil.copytree(folder, keep / case.replace(" ", "-") / when / folder.name, ignore=left)
+        (keep / case.replace(" ", "-") / "work").write_text(str(site.work))
 
 
 def _given_back(run: Run, old: Version) -> str:
@@ -231,11 +252,11 @@ def measure(options: Options) -> tuple[str, bool]:
         scratch.chmod(0o755)
         old, new = Version.of(options.old, scratch), Version.of(options.new, scratch)
         with place() as where:
-            calm = taken_up(where, "undisturbed", old, new, {})
+            calm = taken_up(where, "undisturbed", old, new, wanted={})
             rows.append(calm)
             say(f"undisturbed: {calm['seconds']} s {calm['broken']}")
             for case in [] if calm["broken"] else (options.case or CASES):
-                rows.append(taken_up(where, case, old, new, calm["scores"]))
+                rows.append(taken_up(where, case, old, new, wanted=calm["scores"], keep=options.keep))
                 said = {k: v for k, v in rows[-1].items() if k != "scores"}
                 say(json.dumps(said))
     return table(rows, old, new), not any(row["broken"] for row in rows)
@@ -265,6 +286,9 @@ OPTIONS = (
             "default": "",
             "help": "the commit that goes on; default: this tree",
         },
+    ),
+    option(
+        "--keep", None, "a new folder for files of the evaluations at the takeover and at the end", type=Path
     ),
     option(
         "--case",
