@@ -1,16 +1,20 @@
 """Evaluations that one commit begins and another takes up: scripts/try-upgrade OLD [NEW].
 
-The coordinator of OLD is ended while it stages, infers or scores, by SIGKILL and by SIGTERM. The one of NEW goes on in the
-same work folder, while jobs of OLD still run. `back` is the other way: OLD is started on a folder that NEW has written to.
-NEW ends that evaluation. The table says how many shards ran twice, and how many the jobs of OLD ran after the takeover.
+The coordinator of OLD is ended while it stages, infers or scores, by SIGKILL and by SIGTERM. Its jobs stand still until the
+coordinator of NEW has taken the evaluation up, and go on then. `daemon` does so with the daemon, two checkpoints, one more
+that OLD submits while no daemon runs, and a cordoned node. `back` is the other way: OLD is started on a folder that NEW has
+written to, and NEW ends the evaluation. The table says how many shards ran twice, and how many the jobs of OLD ran after
+the takeover.
 
 Exit status 0: all scores are those of an undisturbed run of OLD and nothing is left; 1: not so; 2: it cannot be run here.
 """
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
+import os
 import random
 import shutil
 import signal
@@ -21,7 +25,7 @@ import tempfile
 import time
 import venv
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -31,10 +35,14 @@ from dev_cluster import procs
 
 from chaos_lib.campaign import CLEAN_S, Run, laws_broken, scores, under_faults
 from chaos_lib.site import Place, Site, place
+from evaljobs.contract.storage import read_frames
 
 PATIENCE_S = 300.0
 BACK_S = 25.0  # that OLD has the folder of a newer coordinator: two looks at its jobs, and one more try
+LOOK_S = 3.0  # in which a coordinator looks at its jobs
+CORDONED = "n2"
 Row = dict[str, Any]
+Event = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,93 +98,157 @@ def _git(*words: str) -> str:
 # --- moments -----------------------------------------------------------------------------------------------------------
 
 
-def _shards(events: list[dict[str, Any]], kind: str) -> int:
+def _shards(events: Sequence[Event], kind: str) -> int:
     if kind == "planned":
         return sum(len(leaf["shards"]) for e in events if e["kind"] == kind for leaf in e["leaves"])
-    return sum(len(e["shards"]) for e in events if e["kind"] == "shards-dumped")
-
-
-def _outcomes(events: list[dict[str, Any]], kind: str) -> int:
-    return sum(e["kind"] == "outcome-seen" and e["outcome"]["kind"] == kind for e in events)
+    return sum(len(e["shards"]) for e in events if e["kind"] == kind)
 
 
 def _staging(site: Site) -> bool:
-    return bool(site.processes_of("stage")) and not _outcomes(site.events(), "staged")
+    return not any(e["kind"] == "outcome-seen" and e["outcome"]["kind"] == "staged" for e in site.events())
 
 
 def _inference(site: Site) -> bool:
-    events = site.events()
-    return _shards(events, "dumped") > 0 and len(site.processes_of("trial")) > 0
+    return _shards(site.events(), "shards-dumped") > 0
 
 
 def _metrics(site: Site) -> bool:
     events = site.events()
-    return 0 < _shards(events, "planned") == _shards(events, "dumped") and bool(site.processes_of("worker"))
+    return 0 < _shards(events, "planned") == _shards(events, "shards-dumped")
 
 
-MOMENTS: dict[str, Callable[[Site], bool]] = {
-    "staging": _staging,
-    "inference": _inference,
-    "metrics": _metrics,
+# name -> the jobs that work then, and whether it is the moment
+MOMENTS: dict[str, tuple[str, Callable[[Site], bool]]] = {
+    "staging": ("stage", _staging),
+    "inference": ("trial", _inference),
+    "metrics": ("worker", _metrics),
 }
 SIGNALS = {"SIGKILL": signal.SIGKILL, "SIGTERM": signal.SIGTERM}
-CASES = [*(f"{moment} {number}" for moment in MOMENTS for number in SIGNALS), "back"]
+CASES = [
+    *(f"{moment} {number}" for moment in MOMENTS for number in SIGNALS),
+    "daemon SIGKILL",
+    "daemon SIGTERM",
+    "back",
+]
 
 
 # --- one case ----------------------------------------------------------------------------------------------------------
 
 
-def taken_up(
-    where: Place, case: str, old: Version, new: Version, *, wanted: dict[str, Any], keep: Path | None = None
-) -> Row:
-    """Run `case`; without `wanted`, an undisturbed evaluation of OLD. The row's `broken` has a line for each broken law.
+@dataclass(slots=True, kw_only=True)
+class Case:
+    """One takeover: `first` begins, `then` goes on. `wanted`: the scores; without them nothing is taken over."""
 
-    `keep`: a folder for the evaluation's files, as they are at the takeover and at the end.
-    """
-    began = time.monotonic()
-    moment, _, number = case.partition(" ")
-    first, second = (new, old) if case == "back" else (old, new)
-    site = first.site(Site.make(where, f"u{time.time_ns() % 10**10}"))
-    row: Row = {"case": case, "broken": [], "note": ""}
-    with under_faults(site, random.Random(case), PATIENCE_S) as run:
-        look = MOMENTS["inference" if case == "back" else moment] if wanted else None
-        if look is not None and run.wait(lambda: look(site) or run.process.poll() is not None):
-            _end(run, SIGNALS[number or "SIGKILL"])
-            lines = len(site.events())
-            _keep(site, keep, case, "takeover")
-            if case == "back":
-                row["note"] = _given_back(run, second)
-            run.site = new.site(site)
-            run.process = run.site.start()
-        run.await_end(PATIENCE_S, "the evaluation")
-        events = site.events()
-        row["scores"] = next(map(scores, site.evaluations()), {})
-        run.broken += (
-            [] if look is None or any(e["kind"] == "restarted" for e in events) else ["not taken up"]
-        )
-        run.broken += _broken(run, events, row["scores"], wanted)
-        if look is not None:
-            row |= _work_of_before(events, lines)
-        row["twice"] = _twice(site)
-        _keep(site, keep, case, "end")
+    name: str
+    first: Version
+    then: Version
+    wanted: dict[str, Any]
+    keep: Path | None = None  # a folder for the evaluations' files at the takeover and at the end
+
+    @property
+    def daemon(self) -> bool:
+        return self.name.startswith("daemon")
+
+    def run(self, where: Place) -> Row:
+        """The row of the table; its `broken` has a line for each broken law."""
+        began = time.monotonic()
+        site = self.first.site(Site.make(where, f"u{time.time_ns() % 10**10}", daemon=self.daemon))
+        if self.daemon:
+            _evalspan(site, "release", CORDONED)
+            _submit(site, "tiny-a")
+            _submit(site, "tiny-b")
+        row: Row = {"case": self.name, "note": "", "lines": {}}
+        with under_faults(site, random.Random(self.name), PATIENCE_S) as run:
+            if self.wanted:
+                self._take_over(run, row)
+            run.await_end(PATIENCE_S, "the coordinator")
+            self._judge(run, row)
+        where.mend()
+        row["seconds"] = round(time.monotonic() - began)
+        if not row["broken"]:
+            site.remove()
+        return row
+
+    def _take_over(self, run: Run, row: Row) -> None:
+        moment, _, number = self.name.partition(" ")
+        verb, now = MOMENTS.get(moment, MOMENTS["inference"])
+        pids = run.found(lambda: (now(run.site) and run.site.processes_of(verb)) or run.process.poll())
+        if not isinstance(pids, list):
+            run.broken.append("its moment did not come")
+            return
+        _send(pids, signal.SIGSTOP)
+        run.process.send_signal(SIGNALS[number or "SIGKILL"])
+        run.process.wait(timeout=60)
+        row["lines"] = {folder: len(run.site.events(folder)) for folder in run.site.evaluations()}
+        _keep(run.site, self.keep, self.name, "takeover")
+        if self.daemon:
+            _submit(run.site, "tiny-c")
+        if self.name == "back":
+            row["note"] = _given_back(run, self.then)
+            run.site = self.first.site(run.site)
+        else:
+            run.site = self.then.site(run.site)
+        run.process = run.site.start(*(("daemon", "--until-idle") if self.daemon else ()))
+        procs.poll(lambda: _taken_up(run.site) or run.process.poll() is not None, deadline_s=60, every_s=0.2)
+        time.sleep(LOOK_S)
+        _send(pids, signal.SIGCONT)
+
+    def _judge(self, run: Run, row: Row) -> None:
+        site, folders = run.site, run.site.evaluations()
+        count = 3 if self.daemon else 1
+        if len(folders) != count:
+            run.broken.append(f"{len(folders)} evaluations of {count} checkpoints")
+        if self.wanted and not _taken_up(site):
+            run.broken.append("not taken up")
+        for folder in folders:
+            found, events = scores(folder), site.events(folder)
+            row["scores"] = found
+            run.broken += laws_broken(events, found, self.wanted)
+            if failed := [task for task, score in found.items() if "failed" in score] or (
+                [] if found else ["all"]
+            ):
+                run.broken.append(f"{folder.name} failed: {', '.join(failed)}")
+            nodes = {e["job"]["node"] for e in events if e["kind"] == "job-intended"}
+            if self.daemon and CORDONED in nodes:
+                run.broken.append(f"{folder.name} used the cordoned {CORDONED}")
+        log = (site.folder / "eval.log").read_text()
+        run.broken += [line for line in log.splitlines() if "passed over" in line][:3]
+        run.broken += [f"left behind: {what}" for what in site.wait_clean(CLEAN_S)]
+        row |= _work_of_before(site, row.pop("lines"))
+        row["twice"] = _twice(folders)
         row["broken"] = run.broken
-    where.mend()
-    row["seconds"] = round(time.monotonic() - began)
-    if not row["broken"]:
-        site.remove()
-    return row
+        _keep(site, self.keep, self.name, "end")
 
 
-def _end(run: Run, number: signal.Signals) -> None:
-    run.process.send_signal(number)
-    run.process.wait(timeout=60)
+def _taken_up(site: Site) -> bool:
+    """Has another coordinator gone on with each evaluation that was begun before it?"""
+    return any(e["kind"] == "restarted" for folder in site.evaluations() for e in site.events(folder))
+
+
+def _send(pids: Sequence[int], number: signal.Signals) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
+def _evalspan(site: Site, *words: str) -> None:
+    done = subprocess.run(site.command(*words), env=site.env, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise RunError(f"evalspan {' '.join(words)}: {done.stderr}")
+
+
+def _submit(site: Site, name: str) -> None:
+    """Submit a copy of the checkpoint."""
+    copy = site.folder / name
+    shutil.copytree(site.folder / "tiny", copy)
+    site.give(copy)
+    _evalspan(site, "submit", str(copy), "--suite", str(site.folder / "chaos.toml"))
 
 
 def _keep(site: Site, keep: Path | None, case: str, when: str) -> None:
     for folder in site.evaluations() if keep is not None else ():
         left = shutil.ignore_patterns("logs", "samples", "specs", "report.json", "status.json", ".*")
         shutil.copytree(folder, keep / case.replace(" ", "-") / when / folder.name, ignore=left)
-        (keep / case.replace(" ", "-") / "work").write_text(str(site.work))
 
 
 def _given_back(run: Run, old: Version) -> str:
@@ -201,44 +273,27 @@ def _jobs(site: Site) -> list[str]:
     return site.user(["squeue", "--noheader", "--array", "--format=%F_%K %j"]).splitlines()
 
 
-def _broken(
-    run: Run, events: list[dict[str, Any]], found: dict[str, Any], wanted: dict[str, Any]
-) -> Iterator[str]:
-    yield from laws_broken(events, found, wanted)
-    if len(run.site.evaluations()) != 1:
-        yield f"{len(run.site.evaluations())} evaluations of one checkpoint and suite"
-    failed = {task: why["failed"] for task, why in found.items() if "failed" in why}
-    if failed or not found:
-        yield f"failed: {json.dumps(failed)[:300]}"
-    yield from (f"left behind: {what}" for what in run.site.wait_clean(CLEAN_S))
-
-
-def _work_of_before(events: list[dict[str, Any]], lines: int) -> Row:
-    """What jobs from before the takeover did: shards that they ran after it, and outcomes that failed."""
-    before = [e for e in events[:lines] if e["kind"] == "job-intended"]
-    trials = {t for e in before for t in e.get("trials", ())}
-    later = [frame for e in events[lines:] if e["kind"] == "shards-dumped" for _, frame in e["shards"]]
-    used = sum(frame["file"].removesuffix(".frames") in trials for frame in later)
-    outcomes = (e["outcome"] for e in events[lines:] if e["kind"] == "outcome-seen")
-    failed = [f"{o['name']}: {o['error']}" for o in outcomes if o["kind"] == "failed"]
-    jobs = Counter(e["job"]["purpose"] for e in events[lines:] if e["kind"] == "job-intended")
+def _work_of_before(site: Site, lines: Mapping[Path, int]) -> Row:
+    """What came of jobs from before the takeover, and which jobs came after it."""
+    used = later = 0
+    jobs: Counter[str] = Counter()
+    for folder, count in lines.items():
+        before, after = site.events(folder)[:count], site.events(folder)[count:]
+        trials = {t for e in before if e["kind"] == "job-intended" for t in e.get("trials", ())}
+        frames = [frame for e in after if e["kind"] == "shards-dumped" for _, frame in e["shards"]]
+        later += len(frames)
+        used += sum(frame["file"].removesuffix(".frames") in trials for frame in frames)
+        jobs += Counter(e["job"]["purpose"] for e in after if e["kind"] == "job-intended")
     return {
-        "by_old_jobs": f"{used} of {len(later)}",
-        "new_jobs": ", ".join(f"{n} {what}" for what, n in sorted(jobs.items())) or "none",
-        "failed": failed,
+        "by_old_jobs": f"{used} of {later}" if lines else "",
+        "new_jobs": ", ".join(f"{n} {what}" for what, n in sorted(jobs.items())),
     }
 
 
-def _twice(site: Site) -> int:
+def _twice(folders: Sequence[Path]) -> int:
     """Shards whose responses are in more than one record."""
-    from evaljobs.contract.storage import read_frames  # noqa: PLC0415
-
-    seen = Counter(
-        head.shard
-        for folder in site.evaluations()
-        for file in folder.glob("responses/*.frames")
-        for _, head in read_frames(file, 0)
-    )
+    files = [(folder, file) for folder in folders for file in folder.glob("responses/*.frames")]
+    seen = Counter((folder, head.shard) for folder, file in files for _, head in read_frames(file, 0))
     return sum(count - 1 for count in seen.values())
 
 
@@ -252,11 +307,13 @@ def measure(options: Options) -> tuple[str, bool]:
         scratch.chmod(0o755)
         old, new = Version.of(options.old, scratch), Version.of(options.new, scratch)
         with place() as where:
-            calm = taken_up(where, "undisturbed", old, new, wanted={})
+            calm = Case(name="undisturbed", first=old, then=old, wanted={}).run(where)
             rows.append(calm)
             say(f"undisturbed: {calm['seconds']} s {calm['broken']}")
             for case in [] if calm["broken"] else (options.case or CASES):
-                rows.append(taken_up(where, case, old, new, wanted=calm["scores"], keep=options.keep))
+                pair = (new, old) if case == "back" else (old, new)
+                one = Case(name=case, first=pair[0], then=pair[1], wanted=calm["scores"], keep=options.keep)
+                rows.append(one.run(where))
                 said = {k: v for k, v in rows[-1].items() if k != "scores"}
                 say(json.dumps(said))
     return table(rows, old, new), not any(row["broken"] for row in rows)
