@@ -307,7 +307,7 @@ def measure(options: Options) -> tuple[str, bool]:
         scratch.chmod(0o755)
         old, new = Version.of(options.old, scratch), Version.of(options.new, scratch)
         with place() as where:
-            calm = Case(name="undisturbed", first=old, then=old, wanted={}).run(where)
+            calm = Case(name="undisturbed", first=old, then=old, wanted={}, keep=options.keep).run(where)
             rows.append(calm)
             say(f"undisturbed: {calm['seconds']} s {calm['broken']}")
             for case in [] if calm["broken"] else (options.case or CASES):

@@ -3,27 +3,45 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import shutil
+import tarfile
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.loops import coordinator_on, serving, until
-from support.simulated.parts import record
+from support.shapes import Shape, shapes
+from support.simulated.parts import SITE, record
 
 from coordinator.allocation import cordons
 from coordinator.cli.screen.standing import facts_of
-from coordinator.cluster.fake import FakeCluster, fake_node
+from coordinator.cluster.fake import FakeCluster, FakeMember, fake_node
 from coordinator.config.schema import Config
+from coordinator.evaluation import step as machine
+from coordinator.evaluation.events import (
+    Accepted,
+    AnyEvent,
+    JobEnded,
+    JobIntended,
+    JobSubmitted,
+    OutcomeSeen,
+    RequestSetsFound,
+)
+from coordinator.evaluation.indexes import validate
 from coordinator.evaluation.records import job_prefix
+from coordinator.evaluation.state import State
 from coordinator.intake import pending
 from coordinator.runtime.journal import JournalError, NewerJournalError, read_events
 from coordinator.runtime.loop import Coordinator
 from coordinator.runtime.operator_commands import Command, leave_command, obey_commands
 from coordinator.runtime.status_file import Ended, read_status
+from evaljobs.contract.outcomes import Outcome
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths
+from evaljobs.contract.specs import YOUNGER
 from evaljobs.queue import redis_client
 
+VERSIONS = Path(__file__).parent / "versions"
 OURS, NEWER = "ckpt-ours-00000001", "ckpt-newer-00000002"
 NEXT = "evalspan 9.0 (commit fedcba987654)"
 
@@ -148,3 +166,162 @@ def test_what_a_newer_version_adds_to_a_file_of_now_is_passed_over(tmp_path: Pat
     )  # fmt: skip
     paths.status.write_text(json.dumps(json.loads(ended.model_dump_json()) | more))
     assert read_status(paths) == ended
+
+
+# --- the way forward: journals that commit 97ccac9 wrote ----------------------------------------------------------------
+
+
+@pytest.fixture
+def earlier(tmp_path: Path) -> EvaluationPaths:
+    """An evaluation on a real Slurm, from its first event to its last, in the files that commit 97ccac9 left of it.
+
+    Made by `scripts/try-upgrade 97ccac9 --keep DIR`; without request sets, specs and logs.
+    """
+    with tarfile.open(VERSIONS / "97ccac9" / "evaluation.tar.gz") as tar:
+        tar.extractall(tmp_path / "was", filter="data")
+    (folder,) = (tmp_path / "was").iterdir()
+    paths = EvaluationPaths(folder)
+    (sets,) = [e for e in read_events(paths.journal) if isinstance(e, RequestSetsFound)]
+    there = str(Path(sets.folders[0]).parents[1]).encode()
+    for file in [paths.journal, paths.evaluation, *paths.outcomes.iterdir()]:
+        file.write_bytes(file.read_bytes().replace(there, str(tmp_path / "work").encode()))
+    return paths
+
+
+def test_an_earlier_versions_journal_replays_to_its_end_without_an_illegal_event(
+    earlier: EvaluationPaths,
+) -> None:
+    """Whole and up to each of its lines, as a coordinator leaves it that dies there."""
+    events = list(read_events(earlier.journal))
+    assert isinstance(events[0], Accepted)
+    state, _ = machine.start(events[0])
+    for event in events[1:]:
+        machine.step(state, SITE, event, replaying=True)
+        validate(state)
+    assert state.ended_at is not None
+    assert {entry.status for entry in state.entries} == {"scored"}
+    assert not state.warnings
+
+
+def cut(earlier: EvaluationPaths, work: Path, where: str) -> list[AnyEvent]:
+    """The evaluation as it was at a moment of its journal; returns what came later."""
+    lines = earlier.journal.read_bytes().splitlines(keepends=True)
+    events = list(read_events(earlier.journal))
+    kinds = [event.kind for event in events]
+    dumped = [i for i, kind in enumerate(kinds) if kind == "shards-dumped"]
+    at = 1 + {"planned": kinds.index("planned"), "inference": dumped[0], "metrics": dumped[-1]}[where]
+    paths = EvaluationPaths(work / earlier.root.name)
+    for folder in paths.folders():
+        folder.mkdir(parents=True, exist_ok=True)
+    shutil.copy(earlier.evaluation, paths.evaluation)
+    paths.journal.write_bytes(b"".join(lines[:at]))
+    for event in events[:at]:
+        if isinstance(event, OutcomeSeen):
+            name = earlier.outcome(event.outcome.kind, event.outcome.name).name
+            shutil.copy(earlier.outcomes / name, paths.outcomes / name)
+    return events[at:]
+
+
+@pytest.mark.parametrize("where", ["planned", "inference", "metrics"])
+def test_an_earlier_versions_evaluation_ends_with_its_scores_by_its_own_jobs(
+    where: str, earlier: EvaluationPaths, tmp_path: Path
+) -> None:
+    """Its jobs go on and leave what they left then. No job that was submitted is submitted again."""
+    work = tmp_path / "work"
+    later = cut(earlier, work, where)
+    paths = EvaluationPaths(work / earlier.root.name)
+    cluster = cluster_of(read_events(paths.journal))
+    mine = {member.job.name for member in cluster.members}
+    with serving(work, cluster) as coordinator:
+        coordinator.resume_all()
+        running = coordinator.running[paths.root.name]
+        for _ in range(3):
+            coordinator.tick()
+        for file in earlier.responses.iterdir():
+            shutil.copy(file, paths.responses / file.name)
+        for file in earlier.scores.iterdir():
+            shutil.copy(file, paths.scores / file.name)
+
+        def over() -> bool:
+            cluster.advance(1.0)
+            for event in later:
+                if isinstance(event, OutcomeSeen) and comes_now(running.state, event.outcome):
+                    left = earlier.outcome(event.outcome.kind, event.outcome.name)
+                    shutil.copy(left, paths.outcomes / left.name)
+            for member in cluster.members:
+                if running.state.all_terminal or member.job.purpose in ("build", "trial"):
+                    member.state = "COMPLETED"
+            return running.state.ended_at is not None
+
+        until(coordinator, over)
+    assert not mine & {job.name for job in cluster.submitted}
+    assert (
+        json.loads(paths.results.read_text())["results"] == json.loads(earlier.results.read_text())["results"]
+    )
+
+
+def comes_now(state: State, outcome: Outcome) -> bool:
+    """May the job leave it now? A metric job must be asked for, a precursor released."""
+    if outcome.kind in ("executed", "scored"):
+        return outcome.name in state.scoring.outstanding
+    return outcome.kind != "cleared" or state.jobs.by_name[outcome.name].released_at is not None
+
+
+def cluster_of(events: Iterable[AnyEvent]) -> FakeCluster:
+    """The cluster that these events describe: each submitted job that has not ended runs."""
+    nodes = [fake_node(name) for name in ("n1", "n2")] + [fake_node("c1", gpus=0)]
+    cluster = FakeCluster(fleet=nodes)
+    jobs, over = {}, set()
+    for event in events:
+        if isinstance(event, JobIntended):
+            jobs[event.job.name] = event.job
+        elif isinstance(event, JobSubmitted):
+            job = jobs[event.job]
+            cluster.members += [
+                FakeMember(
+                    job=job, job_id=event.job_id, index=i, submitted_at=0.0, state="RUNNING", node=job.node
+                )
+                for i in range(job.count)
+            ]
+        elif isinstance(event, JobEnded):
+            over.add((event.job, event.index))
+    cluster.members = [m for m in cluster.members if (m.job.name, m.index) not in over]
+    return cluster
+
+
+# --- both ways: what records may become ---------------------------------------------------------------------------------
+
+THEN: dict[str, Shape] = json.loads((VERSIONS / "97ccac9" / "shapes.json").read_text())
+TO_OLDER_JOBS = {
+    "ExecuteSpec",
+    "ScoreSpec",
+    "JudgeJob",
+    "JudgeOptions",
+    "SuiteSpec",
+    "TaskEntry",
+    "ModelOptions",
+}
+"""Records that jobs of an older version read from a newer coordinator: metric workers get new jobs."""
+
+
+@pytest.mark.parametrize("what", sorted(THEN))
+def test_records_only_grow_and_what_is_new_in_them_has_a_default(what: str) -> None:
+    """So a newer version reads an older one's, and an unknown field is a sign of a newer version."""
+    now = shapes()[what]
+    for name, fields in THEN[what].items():
+        for field, (needed, words) in fields.items():
+            assert field in now[name], f"{name}.{field} is in files that an earlier version wrote"
+            assert needed or not now[name][field][0], f"{name}.{field} is not in all of them"
+            assert set(words) <= set(now[name][field][1]), f"{name}.{field} may have a word that is gone"
+        needed_now = [f for f, (needed, _) in now[name].items() if needed and f not in fields]
+        assert not needed_now, f"{name}: files of an earlier version lack {needed_now}"
+
+
+def test_jobs_of_an_older_version_can_read_what_they_are_given() -> None:
+    """A field that they lack is left out while it is not set; an address of Redis may get none that is always there."""
+    for name in sorted(TO_OLDER_JOBS):
+        assert shapes()["specs"][name].keys() - THEN["specs"][name].keys() <= YOUNGER, name
+    address = redis_client.RedisAddress(host="h")
+    assert (
+        json.loads(address.model_dump_json(exclude_none=True)).keys() <= THEN["redis/address.json"][""].keys()
+    )
