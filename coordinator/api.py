@@ -26,7 +26,7 @@ from coordinator.report import load_series
 from coordinator.report.learning_curves import make_series
 from coordinator.runtime.drive import Aside, Caller, Follow, Progress
 from coordinator.runtime.finalize import Results, results_of, rows_of
-from coordinator.runtime.journal import Journal, NewerJournalError
+from coordinator.runtime.journal import Journal, OtherVersionError
 from coordinator.runtime.replay import Follower, changed_since, find_evaluation
 from coordinator.runtime.submission import Submission, find_submission, has_ended, send, why_waiting
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths
@@ -145,10 +145,10 @@ def evaluate(
 
 
 def _say_resumed(settings: Config, paths: EvaluationPaths, follow: Follow) -> None:
-    """NewerJournalError."""
+    """OtherVersionError."""
     try:
         state, _, _ = find_evaluation(settings, paths.root.name)
-    except NewerJournalError:
+    except OtherVersionError:
         raise
     except OperatorError:  # an unreadable journal: the run says what becomes of it
         return

@@ -2,7 +2,7 @@
 
 Rule: an event is on disk before its actions begin. A torn last line (a crash during a write) is cut off before the next
 line is written. Any other line that cannot be read is a JournalError, since without it the state would be wrong. Versions
-only add kinds, fields and words: a line with one that this version lacks is a NewerJournalError.
+only add kinds, fields and words: a line with one that this version lacks is an OtherVersionError.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class JournalError(OperatorError):
     """A journal with a line that this version cannot read: it stays as it is until a person acts."""
 
 
-class NewerJournalError(JournalError):
-    """A journal that a newer version has written to: the evaluation and its jobs are left alone."""
+class OtherVersionError(JournalError):
+    """A journal of a version that this one cannot go on with: the evaluation and its jobs are left alone."""
 
 
 class UnreadableEventError(ValueError):
@@ -171,16 +171,16 @@ def _event(line: bytes, where: str, code: str = "") -> AnyEvent:
         if all(each["type"] in NEWER for each in error.errors()):
             code = json.loads(line).get("code") or code
             if code not in ("", version_text()):
-                raise NewerJournalError(
+                raise OtherVersionError(
                     f"{where} is of a newer version, {code}; this is {version_text()}, and leaves the evaluation and "
-                    "its jobs alone: go on with the newer version"
+                    "its jobs alone: to go on with it, type `evalspan daemon` of the newer version"
                 ) from error
         what = error.errors()[0]["msg"].partition(" does not match")[0][:200]
         raise JournalError(
             f"{where} is no event of this version ({what}); move the folder away to start afresh"
         ) from error
     if isinstance(event, Accepted) and "journal_format" not in event.model_fields_set:
-        raise JournalError(
+        raise OtherVersionError(
             f"{where} is of an earlier version of evalspan: finish the evaluation with that version, or move its folder away "
             "and `evalspan submit` it again"
         )

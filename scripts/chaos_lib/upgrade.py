@@ -2,9 +2,9 @@
 
 The coordinator of OLD is ended while it stages, infers or scores, by SIGKILL and by SIGTERM. Its jobs stand still until the
 coordinator of NEW has taken the evaluation up, and go on then. `daemon` does so with the daemon, two checkpoints, one more
-that OLD submits while no daemon runs, and a cordoned node. `back` is the other way: OLD is started on a folder that NEW has
-written to, and NEW ends the evaluation. The table says how many shards ran twice, and how many the jobs of OLD ran after
-the takeover.
+that OLD submits while no daemon runs, and a cordoned node. `in-place`: the code of OLD is replaced by that of NEW while jobs
+of OLD run. `back` is the other way: OLD is started on a folder that NEW has written to, and NEW ends the evaluation. The
+table says how many shards ran twice, and how many the jobs of OLD ran after the takeover.
 
 Exit status 0: all scores are those of an undisturbed run of OLD and nothing is left; 1: not so; 2: it cannot be run here.
 """
@@ -51,6 +51,7 @@ class Version:
 
     commit: str
     program: Path | None  # the command `evalspan`; None: this tree's
+    code: Path = ROOT  # the clone that it runs
 
     @classmethod
     def of(cls, commit: str, scratch: Path) -> Version:
@@ -75,7 +76,15 @@ class Version:
             f"#!{python}\nimport sys\nfrom coordinator.__main__ import main\nsys.exit(main())\n"
         )
         program.chmod(0o755)
-        return cls(commit=short, program=program)
+        return cls(commit=short, program=program, code=clone)
+
+    def become(self, other: Version) -> None:
+        """Have this version's clone hold the code of another, as an upgrade in place does."""
+        for package in ("coordinator", "evaljobs", "priors"):
+            shutil.rmtree(self.code / package)
+            shutil.copytree(
+                other.code / package, self.code / package, ignore=shutil.ignore_patterns("__pycache__")
+            )
 
     def site(self, site: Site) -> Site:
         """The same folder under this version. RunError where its command would run other code."""
@@ -126,8 +135,8 @@ MOMENTS: dict[str, tuple[str, Callable[[Site], bool]]] = {
 SIGNALS = {"SIGKILL": signal.SIGKILL, "SIGTERM": signal.SIGTERM}
 CASES = [
     *(f"{moment} {number}" for moment in MOMENTS for number in SIGNALS),
-    "daemon SIGKILL",
-    "daemon SIGTERM",
+    *(f"daemon {number}" for number in SIGNALS),
+    *(f"in-place {moment}" for moment in MOMENTS),
     "back",
 ]
 
@@ -170,20 +179,23 @@ class Case:
         return row
 
     def _take_over(self, run: Run, row: Row) -> None:
-        moment, _, number = self.name.partition(" ")
-        verb, now = MOMENTS.get(moment, MOMENTS["inference"])
+        words = self.name.split()
+        verb, now = next((MOMENTS[word] for word in words if word in MOMENTS), MOMENTS["inference"])
+        number = next((SIGNALS[word] for word in words if word in SIGNALS), signal.SIGTERM)
         pids = run.found(lambda: (now(run.site) and run.site.processes_of(verb)) or run.process.poll())
         if not isinstance(pids, list):
             run.broken.append("its moment did not come")
             return
         _send(pids, signal.SIGSTOP)
-        run.process.send_signal(SIGNALS[number or "SIGKILL"])
+        run.process.send_signal(number)
         run.process.wait(timeout=60)
         row["lines"] = {folder: len(run.site.events(folder)) for folder in run.site.evaluations()}
         _keep(run.site, self.keep, self.name, "takeover")
         if self.daemon:
             _submit(run.site, "tiny-c")
-        if self.name == "back":
+        if "in-place" in words:
+            self.first.become(self.then)
+        elif self.name == "back":
             row["note"] = _given_back(run, self.then)
             run.site = self.first.site(run.site)
         else:
@@ -311,7 +323,10 @@ def measure(options: Options) -> tuple[str, bool]:
             rows.append(calm)
             say(f"undisturbed: {calm['seconds']} s {calm['broken']}")
             for case in [] if calm["broken"] else (options.case or CASES):
-                pair = (new, old) if case == "back" else (old, new)
+                first = (
+                    Version.of(options.old, scratch / case.replace(" ", "-")) if "in-place" in case else old
+                )
+                pair = (new, old) if case == "back" else (first, new)
                 one = Case(name=case, first=pair[0], then=pair[1], wanted=calm["scores"], keep=options.keep)
                 rows.append(one.run(where))
                 said = {k: v for k, v in rows[-1].items() if k != "scores"}

@@ -20,7 +20,13 @@ from coordinator.cluster.fake import FakeCluster, fake_node
 from coordinator.errors import OperatorError
 from coordinator.evaluation.events import Accepted, CancelAsked, OutcomeSeen, Restarted, ResultsWritten
 from coordinator.runtime import journal as store
-from coordinator.runtime.journal import Journal, JournalError, UnreadableEventError, WorkLock, read_events
+from coordinator.runtime.journal import (
+    Journal,
+    OtherVersionError,
+    UnreadableEventError,
+    WorkLock,
+    read_events,
+)
 from evaljobs.contract.outcomes import Failed
 
 EVENTS = [CancelAsked(at=float(i), reason="grün " * i) for i in range(4)]
@@ -146,7 +152,7 @@ def test_an_unfinished_journal_of_an_earlier_version_is_refused_in_one_line(tmp_
     journal.close()
     assert list(read_events(path))
     path.write_bytes(path.read_bytes().replace(b',"journal_format":1', b""))
-    with pytest.raises(JournalError, match="`evalspan submit` it again") as refused:
+    with pytest.raises(OtherVersionError, match="`evalspan submit` it again") as refused:
         list(read_events(path))
     assert "\n" not in str(refused.value)
 

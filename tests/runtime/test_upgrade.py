@@ -32,7 +32,7 @@ from coordinator.evaluation.indexes import validate
 from coordinator.evaluation.records import job_prefix
 from coordinator.evaluation.state import State
 from coordinator.intake import pending
-from coordinator.runtime.journal import JournalError, NewerJournalError, read_events
+from coordinator.runtime.journal import JournalError, OtherVersionError, read_events
 from coordinator.runtime.loop import Coordinator
 from coordinator.runtime.operator_commands import Command, leave_command, obey_commands
 from coordinator.runtime.status_file import Ended, read_status
@@ -128,7 +128,7 @@ def test_a_command_to_a_newer_versions_evaluation_waits_for_that_version(
     later.tick()
     assert command.exists()
     assert jobs_of(cluster, NEWER)
-    with pytest.raises(NewerJournalError):
+    with pytest.raises(OtherVersionError):
         list(read_events(later.performer.site.paths.evaluation(NEWER).journal))
 
 
@@ -141,7 +141,7 @@ def test_a_line_that_its_own_version_cannot_read_is_damaged(tmp_path: Path, clus
         journal.write_bytes(whole + json.dumps(line).encode() + b"\n")
         with pytest.raises(JournalError) as damaged:
             list(read_events(journal))
-        assert not isinstance(damaged.value, NewerJournalError)
+        assert not isinstance(damaged.value, OtherVersionError)
 
 
 def test_what_a_newer_version_adds_to_a_file_of_now_is_passed_over(tmp_path: Path) -> None:
