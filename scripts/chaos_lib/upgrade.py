@@ -35,6 +35,8 @@ from dev_cluster import procs
 
 from chaos_lib.campaign import CLEAN_S, Run, laws_broken, scores, under_faults
 from chaos_lib.site import Place, Site, place
+from coordinator.runtime.journal import WorkLock
+from evaljobs.contract.paths import WorkPaths
 from evaljobs.contract.storage import read_frames
 
 PATIENCE_S = 300.0
@@ -162,12 +164,14 @@ class Case:
         """The row of the table; its `broken` has a line for each broken law."""
         began = time.monotonic()
         site = self.first.site(Site.make(where, f"u{time.time_ns() % 10**10}", daemon=self.daemon))
-        if self.daemon:
-            _evalspan(site, "release", CORDONED)
-            _submit(site, "tiny-a")
-            _submit(site, "tiny-b")
         row: Row = {"case": self.name, "note": "", "lines": {}}
         with under_faults(site, random.Random(self.name), PATIENCE_S) as run:
+            if self.daemon:
+                run.wait(lambda: WorkLock(WorkPaths(site.work).lock).held())
+                _evalspan(site, "release", CORDONED)
+                run.wait(WorkPaths(site.work).nodes.exists)
+                _submit(site, "tiny-a")
+                _submit(site, "tiny-b")
             if self.wanted:
                 self._take_over(run, row)
             run.await_end(PATIENCE_S, "the coordinator")
