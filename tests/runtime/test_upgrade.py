@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support import replays
 from support.loops import coordinator_on, serving, until
 from support.shapes import Shape, shapes
 from support.simulated.parts import SITE, record
@@ -201,6 +202,14 @@ def test_an_earlier_versions_journal_replays_to_its_end_without_an_illegal_event
     assert state.ended_at is not None
     assert {entry.status for entry in state.entries} == {"scored"}
     assert not state.warnings
+
+
+def test_an_earlier_versions_journals_lead_to_what_they_led_to_then() -> None:
+    """Simulated evaluations under faults, at some moments and at the end: what is done, lost and submitted. A rule that
+    decides otherwise today must leave the replay of what was decided then as it was.
+    """
+    for events, standings in replays.read(VERSIONS / "97ccac9" / "simulated.jsonl.gz"):
+        assert replays.replayed(events, standings) == standings
 
 
 def cut(earlier: EvaluationPaths, work: Path, where: str) -> list[AnyEvent]:
