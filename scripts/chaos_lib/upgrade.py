@@ -136,6 +136,7 @@ MOMENTS: dict[str, tuple[str, Callable[[Site], bool]]] = {
 }
 SIGNALS = {"SIGKILL": signal.SIGKILL, "SIGTERM": signal.SIGTERM}
 CASES = [
+    "undisturbed",
     *(f"{moment} {number}" for moment in MOMENTS for number in SIGNALS),
     *(f"daemon {number}" for number in SIGNALS),
     *(f"in-place {moment}" for moment in MOMENTS),
@@ -323,18 +324,17 @@ def measure(options: Options) -> tuple[str, bool]:
         scratch.chmod(0o755)
         old, new = Version.of(options.old, scratch), Version.of(options.new, scratch)
         with place() as where:
-            calm = Case(name="undisturbed", first=old, then=old, wanted={}, keep=options.keep).run(where)
-            rows.append(calm)
-            say(f"undisturbed: {calm['seconds']} s {calm['broken']}")
-            for case in [] if calm["broken"] else (options.case or CASES):
+            for case in dict.fromkeys(("undisturbed", *(options.case or CASES))):
                 first = (
                     Version.of(options.old, scratch / case.replace(" ", "-")) if "in-place" in case else old
                 )
                 pair = (new, old) if case == "back" else (first, new)
-                one = Case(name=case, first=pair[0], then=pair[1], wanted=calm["scores"], keep=options.keep)
+                wanted = rows[0]["scores"] if rows else {}
+                one = Case(name=case, first=pair[0], then=pair[1], wanted=wanted, keep=options.keep)
                 rows.append(one.run(where))
-                said = {k: v for k, v in rows[-1].items() if k != "scores"}
-                say(json.dumps(said))
+                say(json.dumps({k: v for k, v in rows[-1].items() if k != "scores"}))
+                if rows[0]["broken"]:
+                    break
     return table(rows, old, new), not any(row["broken"] for row in rows)
 
 

@@ -42,7 +42,8 @@ from evaljobs.contract.paths import EvaluationPaths, WorkPaths
 from evaljobs.contract.specs import YOUNGER
 from evaljobs.queue import redis_client
 
-VERSIONS = Path(__file__).parent / "versions"
+VERSIONS = Path(__file__).parent / "versions"  # a folder for each commit: CONTRIBUTING says how to make one
+COMMITS = sorted(folder.name for folder in VERSIONS.iterdir())
 OURS, NEWER = "ckpt-ours-00000001", "ckpt-newer-00000002"
 NEXT = "evalspan 9.0 (commit fedcba987654)"
 
@@ -169,16 +170,16 @@ def test_what_a_newer_version_adds_to_a_file_of_now_is_passed_over(tmp_path: Pat
     assert read_status(paths) == ended
 
 
-# --- the way forward: journals that commit 97ccac9 wrote ----------------------------------------------------------------
+# --- the way forward: evaluations of earlier commits -------------------------------------------------------------------
 
 
-@pytest.fixture
-def earlier(tmp_path: Path) -> EvaluationPaths:
-    """An evaluation on a real Slurm, from its first event to its last, in the files that commit 97ccac9 left of it.
+@pytest.fixture(params=COMMITS)
+def earlier(tmp_path: Path, request: pytest.FixtureRequest) -> EvaluationPaths:
+    """An evaluation on a real Slurm, from its first event to its last, in files that an earlier commit left of it.
 
-    Made by `scripts/try-upgrade 97ccac9 --keep DIR`; without request sets, specs and logs.
+    Without request sets, specs, logs and samples.
     """
-    with tarfile.open(VERSIONS / "97ccac9" / "evaluation.tar.gz") as tar:
+    with tarfile.open(VERSIONS / request.param / "evaluation.tar.gz") as tar:
         tar.extractall(tmp_path / "was", filter="data")
     (folder,) = (tmp_path / "was").iterdir()
     paths = EvaluationPaths(folder)
@@ -204,11 +205,12 @@ def test_an_earlier_versions_journal_replays_to_its_end_without_an_illegal_event
     assert not state.warnings
 
 
-def test_an_earlier_versions_journals_lead_to_what_they_led_to_then() -> None:
+@pytest.mark.parametrize("commit", COMMITS)
+def test_an_earlier_versions_journals_lead_to_what_they_led_to_then(commit: str) -> None:
     """Simulated evaluations under faults, at some moments and at the end: what is done, lost and submitted. A rule that
     decides otherwise today must leave the replay of what was decided then as it was.
     """
-    for events, standings in replays.read(VERSIONS / "97ccac9" / "simulated.jsonl.gz"):
+    for events, standings in replays.read(VERSIONS / commit / "simulated.jsonl.gz"):
         assert replays.replayed(events, standings) == standings
 
 
@@ -300,7 +302,9 @@ def cluster_of(events: Iterable[AnyEvent]) -> FakeCluster:
 
 # --- both ways: what records may become ---------------------------------------------------------------------------------
 
-THEN: dict[str, Shape] = json.loads((VERSIONS / "97ccac9" / "shapes.json").read_text())
+THEN: dict[str, dict[str, Shape]] = {
+    commit: json.loads((VERSIONS / commit / "shapes.json").read_text()) for commit in COMMITS
+}
 TO_OLDER_JOBS = {
     "ExecuteSpec",
     "ScoreSpec",
@@ -313,11 +317,11 @@ TO_OLDER_JOBS = {
 """Records that jobs of an older version read from a newer coordinator: metric workers get new jobs."""
 
 
-@pytest.mark.parametrize("what", sorted(THEN))
-def test_records_only_grow_and_what_is_new_in_them_has_a_default(what: str) -> None:
+@pytest.mark.parametrize(("commit", "what"), [(commit, what) for commit in COMMITS for what in THEN[commit]])
+def test_records_only_grow_and_what_is_new_in_them_has_a_default(commit: str, what: str) -> None:
     """So a newer version reads an older one's, and an unknown field is a sign of a newer version."""
     now = shapes()[what]
-    for name, fields in THEN[what].items():
+    for name, fields in THEN[commit][what].items():
         for field, (needed, words) in fields.items():
             assert field in now[name], f"{name}.{field} is in files that an earlier version wrote"
             assert needed or not now[name][field][0], f"{name}.{field} is not in all of them"
@@ -326,11 +330,13 @@ def test_records_only_grow_and_what_is_new_in_them_has_a_default(what: str) -> N
         assert not needed_now, f"{name}: files of an earlier version lack {needed_now}"
 
 
-def test_jobs_of_an_older_version_can_read_what_they_are_given() -> None:
+@pytest.mark.parametrize("commit", COMMITS)
+def test_jobs_of_an_older_version_can_read_what_they_are_given(commit: str) -> None:
     """A field that they lack is left out while it is not set; an address of Redis may get none that is always there."""
     for name in sorted(TO_OLDER_JOBS):
-        assert shapes()["specs"][name].keys() - THEN["specs"][name].keys() <= YOUNGER, name
+        assert shapes()["specs"][name].keys() - THEN[commit]["specs"][name].keys() <= YOUNGER, name
     address = redis_client.RedisAddress(host="h")
     assert (
-        json.loads(address.model_dump_json(exclude_none=True)).keys() <= THEN["redis/address.json"][""].keys()
+        json.loads(address.model_dump_json(exclude_none=True)).keys()
+        <= THEN[commit]["redis/address.json"][""].keys()
     )
