@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 import tarfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -130,8 +132,19 @@ def test_a_command_to_a_newer_versions_evaluation_waits_for_that_version(
     later.tick()
     assert command.exists()
     assert jobs_of(cluster, NEWER)
-    with pytest.raises(OtherVersionError):
-        list(read_events(later.performer.site.paths.evaluation(NEWER).journal))
+    typed = [
+        sys.executable,
+        "-m",
+        "coordinator",
+        "retry",
+        NEWER,
+        "--work-dir",
+        str(later.performer.site.work_dir),
+    ]
+    said = subprocess.run(typed, capture_output=True, text=True, check=False, timeout=60)
+    assert said.returncode == 2
+    assert " ".join(said.stderr.split()).count(f"is of a newer version, {NEXT}; this is evalspan ") == 1
+    assert "Traceback" not in said.stderr
 
 
 def test_a_line_that_its_own_version_cannot_read_is_damaged(tmp_path: Path, cluster: FakeCluster) -> None:
