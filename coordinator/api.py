@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
@@ -28,7 +28,7 @@ from coordinator.report import load_series
 from coordinator.report.learning_curves import make_series
 from coordinator.runtime.drive import Aside, Caller, Follow, Progress
 from coordinator.runtime.finalize import Results, results_of, rows_of
-from coordinator.runtime.journal import Journal
+from coordinator.runtime.journal import Journal, OtherVersionError
 from coordinator.runtime.replay import Follower, changed_since, find_evaluation
 from coordinator.runtime.submission import Submission, find_submission, has_ended, send, why_waiting
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths
@@ -149,8 +149,14 @@ def evaluate(
 
 
 def _say_resumed(settings: Config, paths: EvaluationPaths, follow: Follow) -> None:
-    with suppress(OperatorError):  # an unreadable journal: the run says what becomes of it
+    """OtherVersionError."""
+    try:
         state, _, _ = find_evaluation(settings, paths.root.name)
+    except OtherVersionError:
+        raise
+    except OperatorError:  # an unreadable journal: the run says what becomes of it
+        return
+    else:
         if said := resubmit.resumed(state):
             follow.say(said)
 

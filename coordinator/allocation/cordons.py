@@ -11,11 +11,11 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from evaljobs.contract.specs import Record
+from evaljobs.contract.specs import Kept
 from evaljobs.contract.storage import write_record
 
 
-class Nodes(Record):
+class Nodes(Kept):
     """`nodes.json`. `cordoned`: node -> unix seconds until which no evaluation takes it."""
 
     schema_version: int = 1

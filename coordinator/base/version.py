@@ -1,7 +1,13 @@
-"""Which evalspan this is: its version, and the commit that it was built from or is a clone of."""
+"""Which evalspan this is: its version, and the commit that it was built from or is a clone of.
+
+Journals name it: two versions whose code differs may not have the same name. Where git refuses to read a clone (it is
+another user's), a digest of the coordinator's code stands for the commit.
+"""
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import importlib.metadata
 from pathlib import Path
 
@@ -12,14 +18,24 @@ BUILT = ROOT / "coordinator" / "commit.txt"  # written into a wheel and an sdist
 GIT_SECONDS = 10.0
 
 
+@functools.cache
 def version_text() -> str:
-    """Such as "evalspan 0.2.0 (commit 97ccac9a1b2c)"; "-dirty" follows a commit with changes that are not committed."""
+    """Such as "evalspan 0.2.0 (commit 97ccac9a1b2c)"; "-dirty" follows a commit with changes that are not committed.
+    Without a commit "(code 1a2b3c4d5e6f)".
+    """
     try:
         version = importlib.metadata.version("evalspan")
     except importlib.metadata.PackageNotFoundError:  # a copied folder
         version = "of unknown version"
     commit = _commit()
-    return f"evalspan {version} ({f'commit {commit}' if commit else 'unknown commit'})"
+    return f"evalspan {version} ({f'commit {commit}' if commit else f'code {_digest()}'})"
+
+
+def _digest() -> str:
+    digest = hashlib.sha256()
+    for file in sorted((ROOT / "coordinator").rglob("*.py")):
+        digest.update(f"{file.name}\0".encode() + file.read_bytes())
+    return digest.hexdigest()[:12]
 
 
 def _commit() -> str:

@@ -26,8 +26,10 @@ class Accepted(Event):
 
     kind: Literal["accepted"] = "accepted"
     record: EvaluationRecord
-    journal_format: Literal[1] = 1  # absent in journals of versions that did not write `JobIntended`
+    # raised where lines mean something else in their old shape; absent before `JobIntended` was written
+    journal_format: Literal[1] = 1
     signs: bool = False  # the coordinator leaves signs: the journal's mtime is the last of them
+    code: str = ""  # version and commit of the coordinator; "" in older journals
 
 
 class CheckpointConverted(Event):
@@ -355,7 +357,10 @@ class Restarted(Event):
 
     kind: Literal["restarted"] = "restarted"
     seen_at: float | None = None
-    signs: bool = False  # as of `Accepted`
+    # these three as of `Accepted`
+    journal_format: Literal[1] = 1
+    signs: bool = False
+    code: str = ""
 
 
 class ResultsWritten(Event):

@@ -19,7 +19,7 @@ from pydantic import ValidationError
 from coordinator.cluster import ClusterError
 from coordinator.errors import RetryError
 from coordinator.intake.sources import Delivery, Notice
-from evaljobs.contract.specs import Record
+from evaljobs.contract.specs import Kept
 from evaljobs.contract.storage import write_record
 
 log = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ REFUSED_SECONDS = 7 * 86400.0  # a refusal stays in the file for so long
 _NO_SUCH_PLACE = {errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP}
 
 
-class Waiting(Record):
+class Waiting(Kept):
     """A checkpoint that is not accepted yet, and why. `since`: unix seconds of its first notice.
 
     `evaluation_id`: what `submit` printed, "" where another way announced it. `user`: who asked first.
@@ -47,7 +47,7 @@ class Waiting(Record):
     user: str = ""
 
 
-class Refused(Record):
+class Refused(Kept):
     """A checkpoint that was refused. `at`: unix seconds. `user`: who asked first."""
 
     checkpoint: str
@@ -57,7 +57,7 @@ class Refused(Record):
     user: str = ""
 
 
-class RefusedCommand(Record):
+class RefusedCommand(Kept):
     """A command that its user may not give. `at`: unix seconds."""
 
     command: str
@@ -66,7 +66,7 @@ class RefusedCommand(Record):
     why: str
 
 
-class PendingFile(Record):
+class PendingFile(Kept):
     """`pending.json`. `unsigned`: notices without a signature that were refused; `unsigned_at`: the last one, unix seconds."""
 
     schema_version: int = 1

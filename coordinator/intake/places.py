@@ -11,11 +11,11 @@ import contextlib
 from pydantic import ValidationError
 
 from evaljobs.contract.paths import EvaluationPaths
-from evaljobs.contract.specs import Record
+from evaljobs.contract.specs import Kept
 from evaljobs.contract.storage import read_record, write_record
 
 
-class Places(Record):
+class Places(Kept):
     """Full paths, besides the one in the evaluation's record, in the order in which they were announced."""
 
     schema_version: int = 1

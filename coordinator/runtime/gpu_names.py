@@ -14,11 +14,11 @@ from pydantic import ValidationError
 
 from coordinator.cluster import NodeState
 from coordinator.evaluation.state import State
-from evaljobs.contract.specs import Record
+from evaljobs.contract.specs import Kept
 from evaljobs.contract.storage import read_record, write_record
 
 
-class GpuNames(Record):
+class GpuNames(Kept):
     """`gpu_names.json`: node -> name of its GPUs, e.g. "NVIDIA A100-SXM4-80GB"."""
 
     schema_version: int = 1

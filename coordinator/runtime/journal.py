@@ -1,7 +1,8 @@
 """The journal of an evaluation (append-only, fsynced, one writer, replayed on start), and the lock of a work folder.
 
-Rule: an event is on disk before its actions begin. A torn last line (a crash during a write) is cut off. Any other line
-that cannot be read is a JournalError, since without it the state would be wrong.
+Rule: an event is on disk before its actions begin. A torn last line (a crash during a write) is cut off before the next
+line is written. Any other line that cannot be read is a JournalError, since without it the state would be wrong. Versions
+only add kinds, fields and words: a line with one that this version lacks is an OtherVersionError.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import errno
 import fcntl
 import gc
 import itertools
+import json
 import logging
 import os
 import time
@@ -19,6 +21,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from coordinator.base.version import version_text
 from coordinator.errors import OperatorError
 from coordinator.evaluation import step as machine
 from coordinator.evaluation.events import EVENT, Accepted, AnyEvent, Restarted
@@ -36,6 +39,10 @@ class JournalError(OperatorError):
     """A journal with a line that this version cannot read: it stays as it is until a person acts."""
 
 
+class OtherVersionError(JournalError):
+    """A journal of a version that this one cannot go on with: the evaluation and its jobs are left alone."""
+
+
 class UnreadableEventError(ValueError):
     """An event that a journal could not give back."""
 
@@ -51,15 +58,15 @@ class Journal:
         self.path = path
         self.last_at = 0.0  # the latest time of an event that `replay` has read, in unix seconds
         self.signed = False  # did the last coordinator that `replay` has read of leave signs?
+        self._may_be_torn = True  # looked at before the first write: a newer version's journal stays as it is
         self._fd = make_file(path, os.O_RDWR | os.O_APPEND)
         if not _locked(self._fd, fcntl.LOCK_SH):
             os.close(self._fd)
             raise BlockingIOError(errno.EAGAIN, "its files are being folded or pruned: try again", str(path))
-        self._cut_torn_tail()
 
     @staticmethod
     def begun(path: Path) -> bool:
-        """Is there a whole line in it? A torn first one is cut by `replay`, which leaves nothing to go on with."""
+        """Is there a whole line in it? A torn first one is nothing to go on with."""
         with suppress(FileNotFoundError), path.open("rb") as file:
             return file.readline().endswith(b"\n")
         return False
@@ -72,6 +79,9 @@ class Journal:
         data = b"".join(map(line_of, events))
         if not data:
             return
+        if self._may_be_torn:
+            self._cut_torn_tail()
+            self._may_be_torn = False
         end = os.fstat(self._fd).st_size
         try:
             written = 0
@@ -145,8 +155,12 @@ def line_of(event: AnyEvent) -> bytes:
 
 def read_events(path: Path) -> Iterator[AnyEvent]:
     """All whole events of a journal, also of one that another process is writing. JournalError names a bad line."""
+    code = ""
     for number, line in enumerate(_whole_lines(path, 0), start=1):
-        yield _event(line, f"{path}:{number}")
+        event = _event(line, f"{path}:{number}", code)
+        if isinstance(event, (Accepted, Restarted)):
+            code = event.code
+        yield event
 
 
 def events_after(path: Path, offset: int) -> tuple[list[AnyEvent], int]:
@@ -164,16 +178,28 @@ def _whole_lines(path: Path, offset: int) -> Iterator[bytes]:
         yield from itertools.takewhile(lambda line: line.endswith(b"\n"), lines)
 
 
-def _event(line: bytes, where: str) -> AnyEvent:
+NEWER = {"extra_forbidden", "union_tag_invalid", "literal_error"}
+"""pydantic's words for a field, a kind and a word that this version lacks."""
+
+
+def _event(line: bytes, where: str, code: str = "") -> AnyEvent:
+    """`code`: the version that wrote the lines before it. A line of this very version that it cannot read is damaged."""
     try:
         event = EVENT.validate_json(line)
     except ValidationError as error:
+        if all(each["type"] in NEWER for each in error.errors()):
+            code = json.loads(line).get("code") or code
+            if code not in ("", version_text()):
+                raise OtherVersionError(
+                    f"{where} is of a newer version, {code}; this is {version_text()}, and leaves the evaluation and "
+                    "its jobs alone: to go on with it, type `evalspan daemon` of the newer version"
+                ) from error
         what = error.errors()[0]["msg"].partition(" does not match")[0][:200]
         raise JournalError(
             f"{where} is no event of this version ({what}); move the folder away to start afresh"
         ) from error
     if isinstance(event, Accepted) and "journal_format" not in event.model_fields_set:
-        raise JournalError(
+        raise OtherVersionError(
             f"{where} is of an earlier version of evalspan: finish the evaluation with that version, or move its folder away "
             "and `evalspan submit` it again"
         )

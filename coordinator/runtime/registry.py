@@ -34,7 +34,7 @@ from coordinator.evaluation.state import State
 from coordinator.intake import places
 from coordinator.runtime.detect import Grace
 from coordinator.runtime.effects import Performer
-from coordinator.runtime.journal import CopiedJournalError, Journal, WorkLock
+from coordinator.runtime.journal import CopiedJournalError, Journal, OtherVersionError, WorkLock
 from coordinator.runtime.parked import ParkedEvaluations
 from coordinator.runtime.runner import Running
 from coordinator.runtime.status_file import (
@@ -254,7 +254,7 @@ class Evaluations:
             return
         try:
             running = self._replayed(root) if (root / "journal.jsonl").exists() else None
-        except OSError:
+        except (OSError, OtherVersionError):
             raise
         except Exception as error:
             log.exception("%s cannot be resumed", evaluation_id)

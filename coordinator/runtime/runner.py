@@ -21,6 +21,7 @@ from pydantic import ValidationError
 from coordinator.allocation import stragglers
 from coordinator.base import clock
 from coordinator.base.throttle import Throttle
+from coordinator.base.version import version_text
 from coordinator.cluster import Job, JobState
 from coordinator.cluster.sbatch_text import log_file
 from coordinator.evaluation import shards
@@ -107,7 +108,7 @@ class Running:
             make_folder(folder)
         write_atomic(paths.evaluation, record.model_dump_json(indent=1).encode())
         journal = Journal(paths.journal)
-        event = Accepted(at=clock.now(), record=record, signs=True)
+        event = Accepted(at=clock.now(), record=record, signs=True, code=version_text())
         try:
             journal.append([event])
             state, actions = machine.start(event)
@@ -126,7 +127,6 @@ class Running:
         was parked since then.
         """
         path = EvaluationPaths(root).journal
-        # before a torn line is cut off
         seen_at = path.stat().st_mtime if path.exists() and not ran_here else None
         journal = Journal(path)
         try:
@@ -155,7 +155,7 @@ class Running:
             clock.not_before(journal.last_at)
             now = clock.now()
             seen_at = min(seen_at, now) if journal.signed and seen_at is not None else None
-            running.take([Restarted(at=now, seen_at=seen_at, signs=True)])
+            running.take([Restarted(at=now, seen_at=seen_at, signs=True, code=version_text())])
         return running
 
     def make_folders(self) -> None:

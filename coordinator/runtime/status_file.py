@@ -15,14 +15,14 @@ from pydantic import TypeAdapter, ValidationError
 from coordinator.evaluation.records import EvaluationRecord
 from coordinator.evaluation.state import State
 from evaljobs.contract.paths import EvaluationPaths
-from evaljobs.contract.specs import Record
+from evaljobs.contract.specs import Kept
 from evaljobs.contract.storage import write_record
 
 SCHEMA_VERSION = 1
 WARNINGS = 5  # number of warnings in a summary: the last ones
 
 
-class Ended(Record):
+class Ended(Kept):
     """An evaluation that has ended. `started`: it used GPUs; `cancelled`: why it was cancelled or dropped, or ""."""
 
     what: Literal["ended"] = "ended"
@@ -48,7 +48,7 @@ class Ended(Record):
     asked_by: tuple[str, ...] = ()
 
 
-class Parked(Record):
+class Parked(Kept):
     """An evaluation that cannot go on now. `cancelled`: the reason of a cancellation that waits for its return, or ""."""
 
     what: Literal["parked"] = "parked"

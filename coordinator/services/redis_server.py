@@ -32,7 +32,7 @@ from coordinator.errors import OperatorError, RetryError
 from coordinator.services.notice_key import notice_key
 from coordinator.services.redis_files import USER, acl_text, config_text
 from evaljobs.contract.paths import WorkPaths
-from evaljobs.contract.specs import Record
+from evaljobs.contract.specs import Kept
 from evaljobs.contract.storage import make_file, write_atomic
 from evaljobs.queue import redis_client
 from evaljobs.queue.redis_client import QueueUnavailable, RedisAddress, explain, explained
@@ -51,7 +51,7 @@ if os.getppid() == int(sys.argv[1]):
 MAX_SOCKET_PATH = 100  # bytes; sun_path holds 108 with its NUL
 
 
-class ServerRecord(Record):
+class ServerRecord(Kept):
     """WORK/redis/server.json: the server process, and its credentials."""
 
     hostname: str

@@ -28,6 +28,16 @@ class Record(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
+class Kept(Record):
+    """A file that says what is so now, and that each version writes anew: unknown fields are passed over.
+
+    A newer version may add fields to it, with a default. All other records are refused where they
+    have a field that the reader lacks, since it may decide a score.
+    """
+
+    model_config = ConfigDict(extra="ignore")
+
+
 class _Younger(Record):
     """Leaves fields of `younger` that are not set out of every dump.
 
@@ -174,7 +184,7 @@ class JudgeJob(Record):
 # --- request sets --------------------------------------------------------------------------------------------------
 
 
-class RequestSetManifest(Record):
+class RequestSetManifest(Kept):
     """A leaf task's tokenised requests. Written last: a set with a manifest is whole.
 
     `key` is the request digest. It covers all that decides an answer besides the weights: the
@@ -197,7 +207,7 @@ class RequestSetManifest(Record):
     generation_cap_tokens: int
 
 
-class EntryManifest(Record):
+class EntryManifest(Kept):
     """All leaves of a suite entry are built: leaf task -> folder below its own. Written last."""
 
     schema_version: int = SCHEMA_VERSION
@@ -205,7 +215,7 @@ class EntryManifest(Record):
     sets: dict[str, str]
 
 
-class BatchIndex(Record):
+class BatchIndex(Kept):
     """A request set's batches in one cut (`names.Cut`), in the order to run them. Position i is batch i.
 
     `offsets[i]..offsets[i+1]` are the bytes of batch i in the batch file (len(offsets) = batches +

@@ -20,7 +20,7 @@ from pydantic import Field, ValidationError
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from evaljobs.contract.specs import SCHEMA_VERSION, Record
+from evaljobs.contract.specs import SCHEMA_VERSION, Kept
 from evaljobs.contract.storage import write_atomic
 
 T = TypeVar("T")
@@ -33,7 +33,7 @@ class QueueUnavailable(Exception):  # noqa: N818 (a state of the world that call
     """Redis is away, refuses the connection, or has no address yet. The message says what to do."""
 
 
-class RedisAddress(Record):
+class RedisAddress(Kept):
     """A socket, or host and port, with credentials. `repr` leaves the password out."""
 
     schema_version: int = SCHEMA_VERSION

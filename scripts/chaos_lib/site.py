@@ -67,6 +67,7 @@ class Site:
     work: Path
     own_clock: bool = False
     daemon: bool = False  # its coordinator is `evalspan daemon`; else `evalspan eval` of the toy suite
+    program: Path | None = None  # `evalspan` of an environment that finds its own code; None: the cluster's
 
     @classmethod
     def make(
@@ -105,8 +106,10 @@ class Site:
         env = self.cluster.user_env
         clock = {"LD_PRELOAD": str(self.folder / "clock.so"), "CHAOS_CLOCK": str(self.folder / "clock")}
         own = {"EVALSPAN_CONFIG": str(self.folder / "evalspan.toml"), "NO_COLOR": "1"}
-        path = f"{self.folder / 'bin'}:{env['PATH']}"
-        return {**env, **(clock if self.own_clock else {}), **own, "PATH": path}
+        own["PATH"] = f"{self.folder / 'bin'}:{env['PATH']}"
+        if self.program is not None:
+            own["PYTHONPATH"] = ""
+        return {**env, **(clock if self.own_clock else {}), **own}
 
     def give_clock(self) -> None:
         """Have `set_clock` govern the coordinator and all that it starts, trials and workers too. Needs a C compiler."""
@@ -123,7 +126,7 @@ class Site:
 
     def command(self, *arguments: str) -> list[str]:
         """`evalspan ARGUMENTS` on this work folder, as the user."""
-        program = str(Path(self.cluster.python).parent / "evalspan")
+        program = str(self.program or Path(self.cluster.python).parent / "evalspan")
         return self.cluster.user_argv([program, *arguments, "--work-dir", str(self.work)], cwd=self.folder)
 
     def coordinator(self) -> list[str]:
