@@ -135,6 +135,7 @@ class Coordinator(Evaluations):
     def tick(self) -> None:
         """Do once everything that is due."""
         now = clock.now()
+        self.calls.new_turn()
         if self._throttle.due("lease", self.pace.lease, now):
             self._touch_lease()
         if self._throttle.due("redis", self.pace.redis, now):
