@@ -37,7 +37,7 @@ from dev_cluster.testing import wait_until
 from support.simulated.large import SITE, Large, plain_step
 
 from bench.harness import Options, command, option, row, spread, targets
-from bench.synthetic_run import COMMANDS, count_commands, counted, environment, run
+from bench.synthetic_run import COMMANDS, count_commands, counted, environment, first_on_the_machine, run
 from coordinator.evaluation import actions as do
 from coordinator.evaluation import events as ev
 from coordinator.evaluation.state import State
@@ -225,7 +225,8 @@ def disturbed(options: Options, site: Site) -> Iterator[None]:
     if options.freeze:
         freezer.start()
     try:
-        yield
+        with first_on_the_machine(announcer.pid):  # else it would measure its own wait for the CPU
+            yield
     finally:
         over.set()
         announcer.terminate()
