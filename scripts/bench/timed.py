@@ -137,7 +137,7 @@ def main(root: Path) -> None:
     options_of = from_settings.run_options
 
     def run_options(config: Config) -> RunOptions:
-        return options_of(config).model_copy(update={"max_trials": synthetic.given()["trials_each"]})
+        return options_of(config).model_copy(update={"max_trials": synthetic.given().get("trials_each")})
 
     from_settings.run_options = run_options
     costs = Costs()
