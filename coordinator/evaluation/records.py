@@ -74,7 +74,10 @@ class Inputs(Record):
 
 
 class EvaluationRecord(Record):
-    """One checkpoint x one suite, as accepted. Kept in `evaluation.json`; never changed afterwards."""
+    """One checkpoint x one suite, as accepted. Kept in `evaluation.json`, which is not written again.
+
+    The state's copy takes up what comes later: a converted checkpoint, another priority, more memory for trials.
+    """
 
     schema_version: int = 1
     evaluation_id: str

@@ -1,7 +1,7 @@
 """Calls of a cluster beside the loop, so that a controller that answers late holds up nothing else.
 
-Rule: the loop waits `patience` seconds for the end of a call and takes a later answer in a later tick. While one call
-is late, it waits for none. Called by `coordinator.runtime.loop`, `effects`, `service` and `wiring`.
+Rule: a turn of the loop waits `patience` seconds in all for the ends of calls and takes later answers in later turns. While
+one call is late, it waits for none. Called by `coordinator.runtime.loop`, `effects`, `service` and `wiring`.
 """
 
 from __future__ import annotations
@@ -47,12 +47,17 @@ class Call(Generic[T]):
 
 
 class ClusterCalls:
-    """The calls under way. `patience`: most seconds to wait for one; None: each is made in the caller's thread."""
+    """The calls under way. `patience`: most seconds of a turn to wait; None: each call is made in the caller's thread."""
 
     def __init__(self, patience: float | None = None) -> None:
         self._patience = patience
+        self._left = patience or 0.0  # seconds that this turn may still wait
         self._asked: dict[str, Call[Any]] = {}  # by what was asked
         self._under_way: list[Call[Any]] = []
+
+    def new_turn(self) -> None:
+        """A turn of the loop begins: it may wait anew."""
+        self._left = self._patience or 0.0
 
     def begin(self, what: str, effect: Callable[[], T]) -> Call[T]:
         """Begin a call of its own. OSError where no thread can be started."""
@@ -68,13 +73,16 @@ class ClusterCalls:
         return call
 
     def wait(self, calls: Collection[Call[Any]]) -> None:
-        """Return once all of these have ended, or as soon as one is late."""
+        """Return once all of these have ended, one is late, or this turn has waited for long enough."""
         self._under_way = [call for call in self._under_way if not call.ended.is_set()]
         if self._patience is None:
             return
-        until = min((call.since for call in self._under_way), default=0.0) + self._patience
+        began = time.monotonic()
+        oldest = min((call.since for call in self._under_way), default=began)
+        until = min(oldest + self._patience, began + self._left)
         for call in calls:
             call.ended.wait(max(0.0, until - time.monotonic()))
+        self._left -= time.monotonic() - began
 
     def ask(self, what: str, effect: Callable[[], T]) -> Call[T] | None:
         """The ended call; None while it is under way. The same question is asked once at a time."""

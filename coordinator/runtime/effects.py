@@ -224,7 +224,7 @@ class Performer:
             Path(workers_stop_file(paths)).unlink(missing_ok=True)
         env = environment(self.site, action.job.purpose)
         job = replace(action.job, env=env, secrets=secrets_for(state.record, action.job.purpose))
-        mine[name] = self.calls.begin(f"the submission of {name}", partial(self.cluster.submit, job))
+        mine[name] = self.calls.begin("a submission", partial(self.cluster.submit, job))
         return []
 
     def cancel(self, job_ids: Sequence[str]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -24,7 +25,8 @@ from coordinator.base.throttle import Throttle
 from coordinator.cluster import Cluster, ClusterError, JobState, NodeState
 from coordinator.cluster.slurm_reasons import none_usable
 from coordinator.errors import OperatorError, RetryError
-from coordinator.evaluation.events import MemoryOffered, NodesOffered, NodeWithdrawn
+from coordinator.evaluation.events import MemoryOffered, NodesOffered, NodeWithdrawn, Offer
+from coordinator.evaluation.state import Phase
 from coordinator.intake.people import People
 from coordinator.runtime import gpu_names
 from coordinator.runtime.detect import Grace
@@ -57,7 +59,9 @@ class Pace:
     nodes: float = 10.0
     redis: float = 2.0
     lease: float = 30.0
-    submit: float = 1.0  # most seconds of a tick that submissions take, if they are more than one
+    share: float = (
+        0.25  # most seconds of a tick for offers of nodes, and as many for submissions; one of each is made
+    )
 
 
 class Coordinator(Evaluations):
@@ -87,6 +91,10 @@ class Coordinator(Evaluations):
         self.calls = performer.calls
         # nodes with a fault that one evaluation found, which no evaluation is offered: until unix seconds
         self._at_fault: dict[str, float] = {}
+        self._offers: deque[tuple[str, tuple[Offer, ...]]] = (
+            deque()
+        )  # (evaluation id, nodes), not passed on yet
+        self._demands: Sequence[Demand] | None = None  # what those offers answer; None: all were passed on
         self._unknown: set[str] = set()  # states of jobs that no table has, logged already
         self._throttle = Throttle()
 
@@ -131,6 +139,7 @@ class Coordinator(Evaluations):
 
     def _give_back(self, now: float) -> None:
         """Withdraw cordoned nodes from evaluations; also from one that was parked when the cordon was set."""
+        self._offers.clear()
         cordoned = self._cordoned(now)
         open_ones = [state for state in self._states() if state.ended_at is None]
         self._withdraw(
@@ -147,6 +156,7 @@ class Coordinator(Evaluations):
     def tick(self) -> None:
         """Do once everything that is due."""
         now = clock.now()
+        self.calls.new_turn()
         if self._throttle.due("lease", self.pace.lease, now):
             self._touch_lease()
         if self._throttle.due("redis", self.pace.redis, now):
@@ -157,6 +167,7 @@ class Coordinator(Evaluations):
         if listing is not None:
             self._end_jobs(listing)
         self._offer(now)
+        self._pass_on(now)
         self._submit()
         self._say_late()
         self._return_parked(now)
@@ -172,7 +183,7 @@ class Coordinator(Evaluations):
 
     def _submit(self) -> None:
         """Submit the jobs that evaluations asked for, in the order in which evaluations are served."""
-        deadline = time.monotonic() + self.pace.submit
+        deadline = time.monotonic() + self.pace.share
         for state in in_turn(self._states(), self._users()):
             self._guarded(state.evaluation_id, lambda r: r.submit(deadline))
 
@@ -266,10 +277,23 @@ class Coordinator(Evaluations):
         without = self._cordoned(now) | {node for node, until in self._at_fault.items() if until > now}
         without |= demand.started_since(states, call.asked_at)
         free = [replace(n, usable=n.usable and n.name not in without) for n in self.nodes]
-        for evaluation_id, offers in demand.offers(states, free, demands, self.limits).items():
-            if offers:
-                self._tell(evaluation_id, NodesOffered(at=now, offers=offers))
-        self._stage_ahead(demands, now)
+        offers = demand.offers(states, free, demands, self.limits)
+        self._offers = deque((evaluation_id, nodes) for evaluation_id, nodes in offers.items() if nodes)
+        self._demands = demands
+
+    def _pass_on(self, now: float) -> None:
+        """Pass offers on to evaluations. Each may plan then, which takes tenths of a second, so the rest may wait a turn."""
+        until = time.monotonic() + self.pace.share
+        while self._offers:
+            evaluation_id, nodes = self._offers.popleft()
+            running = self.running.get(evaluation_id)
+            if running is not None and running.state.ending.phase == Phase.RUNNING:
+                self._tell(evaluation_id, NodesOffered(at=now, offers=nodes))
+            if time.monotonic() >= until:
+                return
+        if self._demands is not None:
+            demands, self._demands = self._demands, None
+            self._stage_ahead(demands, now)
 
     def _unusable(self, now: float) -> Iterator[tuple[str, str, str]]:
         """(evaluation id, node, why) of nodes that are to be withdrawn from an evaluation."""

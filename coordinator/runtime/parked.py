@@ -90,6 +90,7 @@ class ParkedEvaluations:
             parked.for_person = not isinstance(error, OSError)
             first = SITE_SECONDS if parked.for_person else DISK_SECONDS
             parked.until = now + max(first, min(60.0, 10 * seconds))
+            parked.write(now)
         else:
             parked.for_person = isinstance(error, JournalError)
             self._fault(parked, now)

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+ROCR = "ROCR_VISIBLE_DEVICES"
 # Variables that name a job's GPUs: NVIDIA's, AMD's two, Intel's. Slurm sets that of the node's vendor; where
-# it does not know the vendor it sets several, and AMD's library heeds the first, too.
-GPU_VARIABLES = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
+# it does not know the vendor it sets several. ROCm reads HIP's, else NVIDIA's, as a choice from ROCR's.
+GPU_VARIABLES = ("CUDA_VISIBLE_DEVICES", ROCR, "HIP_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
 HF_ENGINES = ("hf", "hf-auto", "huggingface")  # lm-eval's names of its class for transformers
 
 

@@ -13,6 +13,7 @@ import contextlib
 import importlib.metadata
 import json
 import logging
+import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -229,7 +230,8 @@ def _write(paths: EvaluationPaths, spec: ScoreSpec, results: Mapping[str, Any]) 
         lines = [_sample_line(sample) for sample in samples]
         write_atomic(paths.samples / f"samples_{slug(task)}_{spec.entry:03d}.jsonl", "".join(lines).encode())
     kept = {part: results[part] for part in PARTS if part in results}
-    kept["configs"] = hidden(results["configs"])  # a task's YAML may hold the token of its data set
+    # a task's YAML may hold the token of its data set
+    kept["configs"] = reproducible(hidden(results["configs"]))
     kept["config"] = {
         **results["config"],
         "model": spec.model.engine,
@@ -243,6 +245,14 @@ def _write(paths: EvaluationPaths, spec: ScoreSpec, results: Mapping[str, Any]) 
     text = json.dumps(kept, indent=2, default=handle_non_serializable, ensure_ascii=False)
     write_atomic(place, text.encode())
     return place
+
+
+def reproducible(configs: Any) -> Any:
+    """Tasks' configs as JSON values, a function without source by its name: its address differs from run to run."""
+    from lm_eval.utils import handle_non_serializable  # noqa: PLC0415
+
+    text = json.dumps(configs, default=handle_non_serializable, ensure_ascii=False)
+    return json.loads(re.sub(r" at 0x[0-9a-f]+(?=[>,])", "", text))
 
 
 def _sample_line(sample: Mapping[str, Any]) -> str:

@@ -18,7 +18,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from evaljobs.contract.names import GPU_VARIABLES
+from evaljobs.contract.names import GPU_VARIABLES, ROCR
 from evaljobs.contract.outcomes import Failed
 from evaljobs.contract.paths import EvaluationPaths
 from evaljobs.contract.specs import HostSpec, TrialSpec
@@ -32,10 +32,18 @@ POLL_SECONDS = 0.2
 STOP_SECONDS = 20.0  # seconds for trials to end; Slurm's KillWait of 30 s leaves the rest to clear
 
 
-def gpus_of(environment: Mapping[str, str]) -> tuple[str, tuple[str, ...]]:
-    """The variable that names the job's GPUs, and the GPUs."""
-    name = next((n for n in GPU_VARIABLES if environment.get(n)), GPU_VARIABLES[0])
-    return name, tuple(g for g in environment.get(name, "").split(",") if g)
+def gpus_of(environment: Mapping[str, str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The variables that a trial's GPUs are to be named in, and the job's GPUs.
+
+    ROCm applies HIP's variable, or CUDA's where that is not set, to what ROCR's leaves, so a second cut there would leave
+    no GPU.
+    """
+    named = [n for n in GPU_VARIABLES if environment.get(n)]
+    above = [n for n in named if n != ROCR] or named
+    if not above:
+        return (), ()
+    gpus = environment[above[0]]
+    return tuple(n for n in above if environment[n] == gpus), tuple(g for g in gpus.split(",") if g)
 
 
 def share(gpus: Sequence[str], members: int, per_trial: int) -> list[str | None]:
@@ -62,9 +70,9 @@ def main(spec: HostSpec) -> int:
     paths = EvaluationPaths(spec.stage.evaluation_dir)
     with precursor.stopping_on_signals() as stop:
         try:
-            variable, gpus = gpus_of(os.environ)
+            variables, gpus = gpus_of(os.environ)
             shares = [
-                {} if one is None else {variable: one}
+                {} if one is None else dict.fromkeys(variables, one)
                 for one in share(gpus, len(spec.trial.lanes), spec.gpus_per_trial)
             ]
             holding = precursor.stage_only(spec.stage, stop=stop)
@@ -100,7 +108,7 @@ def _run_trials(
             children.append(_start(place, paths.logs / f"{spec.name}.{index}.log", index, devices))
             precursor.say(
                 f"trial {spec.trial.lanes[index].trial} is pid {children[-1].pid}, "
-                f"GPUs {', '.join(devices.values()) or '-'}"
+                f"GPUs {next(iter(devices.values()), '-')}"
             )
         _wait(spec.trial, children, stop)
     finally:

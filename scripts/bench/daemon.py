@@ -6,18 +6,28 @@
 gate's, which waits for a checkpoint that has stopped changing), submissions per node, what it asks of the controller
 (its commands are counted by wrappers), seconds from a shard to the next one on its GPU, and its CPU share and memory when nothing is left to do.
 `scale` (--scale, and nothing else then): many evaluations on one daemon and a cluster of many nodes, with an engine that
-holds its GPU for drawn seconds; every document must be scored once, and the coordinator must stay below one core.
+holds its GPU for drawn seconds; every document must be scored once, and the coordinator must stay below one core. A
+checkpoint is announced every two seconds: the daemon must pick up each notice within two seconds, and a turn of its loop
+may take one second, however late the controller answers: --answer has each Slurm command of the daemon take so many
+seconds more (in the process that the daemon starts), --freeze stops slurmctld itself for so long. The daemon gets the CPU
+time that it asks for: at a site the nodes' trials run on other machines.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
+import shutil
+import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter, defaultdict
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +37,7 @@ from dev_cluster.testing import wait_until
 from support.simulated.large import SITE, Large, plain_step
 
 from bench.harness import Options, command, option, row, spread, targets
-from bench.synthetic_run import COMMANDS, count_commands, counted, run
+from bench.synthetic_run import COMMANDS, count_commands, counted, environment, first_on_the_machine, run
 from coordinator.evaluation import actions as do
 from coordinator.evaluation import events as ev
 from coordinator.evaluation.state import State
@@ -170,18 +180,70 @@ def scale(options: Options) -> dict[str, Any]:
     with dev_cluster(nodes=options.nodes, gpus=options.gpus, cpu_nodes=CPU_NODES) as cluster:
         slow = f"{cluster.gpu_nodes[0]}/0:{options.slow}"
         log = keep / "daemon.log" if keep is not None else None
-        site, costs, started = run(cluster, "scale", settings, slow=slow, log=log, seconds=PATIENCE_SECONDS)
+        site, costs, started = run(
+            cluster,
+            "scale",
+            settings,
+            slow=slow,
+            log=log,
+            seconds=PATIENCE_SECONDS,
+            answer=options.answer,
+            own_machine=True,
+            during=partial(disturbed, options),
+        )
         if keep is not None:
             (keep / "costs.json").write_text(json.dumps(costs, indent=1))
+            shutil.copy(site.folder / "notices.json", keep)
         commands = counted(site)
         return {
             **{key: settings[key] for key in ("nodes", "gpus", "evaluations", "tasks")},
             **figures(site.work, started),
             "coordinator": costs,
+            "notices": heard(site.folder / "notices.json", costs["looked_at"]),
+            "load_1_5_15": os.getloadavg(),
             "commands": commands,
             "polls_per_second": (commands["squeue"] + commands["sinfo"]) / costs["busy_seconds"],
             "left": site.wait_clean(60),
         }
+
+
+@contextlib.contextmanager
+def disturbed(options: Options, site: Site) -> Iterator[None]:
+    """Announce checkpoints all the while; stop slurmctld once, where that is asked for."""
+    argv = [site.cluster.python, "-m", "bench.notices", str(site.folder)]
+    over = threading.Event()
+
+    def freeze() -> None:
+        if not over.wait(options.freeze_at):
+            site.cluster.freeze_controller()
+            over.wait(options.freeze)
+            site.cluster.thaw_controller()
+
+    freezer = threading.Thread(target=freeze)
+    with (site.folder / "announcer.log").open("w") as log:
+        argv = site.cluster.user_argv(argv, cwd=site.folder)
+        announcer = subprocess.Popen(argv, env=environment(site), stderr=log)
+    if options.freeze:
+        freezer.start()
+    try:
+        with first_on_the_machine(announcer.pid):  # else it would measure its own wait for the CPU
+            yield
+    finally:
+        over.set()
+        announcer.terminate()
+        announcer.wait()
+        if options.freeze:
+            freezer.join()
+
+
+def heard(file: Path, looked_at: float) -> dict[str, Any]:
+    """Seconds until notices were picked up, those of before the daemon's first look counted from that."""
+    rows = [(max(at, looked_at), heard_at) for at, heard_at in json.loads(file.read_text())]
+    return {
+        "count": len(rows),
+        "not_heard": sum(heard_at is None for _, heard_at in rows),
+        "seconds": spread([max(0.0, heard_at - at) for at, heard_at in rows if heard_at is not None]),
+    }
 
 
 def figures(work: Path, started: float) -> dict[str, Any]:
@@ -261,6 +323,9 @@ def measure(options: Options) -> tuple[dict[str, Any], bool]:
         rows = [
             row("evaluations and tasks lost or wrong", lost, 0),
             row("cores of the coordinator", found["coordinator"]["cores"], 1.0),
+            row("99th percentile of a turn", found["coordinator"]["turns"]["loop"]["seconds"]["p99"], 1.0),
+            row("seconds until a notice is picked up", found["notices"]["seconds"]["max"], 2.0),
+            row("notices lost", found["notices"]["not_heard"], 0),
         ]
         return targets(rows, scale=found)
     result = {
@@ -287,8 +352,15 @@ OPTIONS = (
     option("--tasks", 60, "scale: of an evaluation"),
     option("--batches", 24, "scale: of a task, on average; one document each"),
     option("--batch-seconds", 1.0, "scale: of a batch, on average"),
-    option("--nodes-each", 2, "scale: [borrow] max_nodes, of one evaluation"),
+    option(
+        "--trials-each",
+        12,
+        "scale: most trials of one evaluation at once, so that all evaluations run at once",
+    ),
     option("--slow", 1.0, "scale: the first GPU takes so many times as long"),
+    option("--answer", 0.0, "scale: seconds that each Slurm command takes more"),
+    option("--freeze", 0.0, "scale: seconds for which slurmctld is stopped"),
+    option("--freeze-at", 20.0, "scale: seconds after the daemon's start"),
     option("--seed", 1, "scale: of what is drawn"),
     option("--keep", text="scale: put the daemon's log and costs.json there", metavar="DIR", type=Path),
 )

@@ -3,7 +3,7 @@
     python -m bench.folder FOLDER SETTINGS
 
 SETTINGS is JSON: that of a portfolio (scale, sigma, seed, workers) or of drawn sets (evaluations, tasks, batches,
-batch_seconds, nodes_each, poll, seed). Rule: files of the real formats, made without lm-eval. A batch is one request, of a
+batch_seconds, trials_each, poll, seed). Rule: files of the real formats, made without lm-eval. A batch is one request, of a
 document of its own, whose text is its true seconds; the planner sees tokens in proportion to the predicted seconds, and a
 history that says how long those took. All checkpoints have one tokenizer, so they share their request sets.
 """
@@ -61,8 +61,6 @@ cpu_partition = "cpu"
 poll_seconds = {poll}
 [watch]
 suite = "{suite}"
-[borrow]
-{borrow}
 """
 
 
@@ -164,8 +162,7 @@ def main(root: Path, given: dict[str, Any]) -> None:
     suite_file, config = root / "suite.toml", root / "evalspan.toml"
     rows = "".join(f'[[task]]\nname = "{one.name}"\n' for one in sets)
     suite_file.write_text(f'name = "synthetic"\nbatch_size = 1\n{rows}')
-    borrow = f"max_nodes = {given['nodes_each']}" if "nodes_each" in given else ""
-    words = {"engine": ENGINE, "load": load, "borrow": borrow, "suite": suite_file}
+    words = {"engine": ENGINE, "load": load, "suite": suite_file}
     config.write_text(CONFIG.format(workers=given.get("workers", 1), poll=given.get("poll", 1.0), **words))
     metrics = {
         s.name: {
@@ -176,7 +173,9 @@ def main(root: Path, given: dict[str, Any]) -> None:
         }
         for s in sets
     }
-    (root / "bench.json").write_text(json.dumps({"storage_seconds": storage, "metrics": metrics}))
+    (root / "bench.json").write_text(
+        json.dumps({"storage_seconds": storage, "metrics": metrics, "trials_each": given.get("trials_each")})
+    )
     settings = from_settings.load(config)
     site, suite = from_settings.site_of(settings), load_suite(suite_file)
     model, version = from_settings.model_options(settings), from_settings.lm_eval_version(settings, site)

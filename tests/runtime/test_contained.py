@@ -20,6 +20,7 @@ from coordinator.cli.screen.standing import facts_of
 from coordinator.cli.screen.watching import Sight, _over
 from coordinator.cluster.fake import FakeCluster, fake_node
 from coordinator.config.schema import ClusterConfig, Config
+from coordinator.errors import RetryError
 from coordinator.evaluation.records import job_prefix
 from coordinator.hook import pinned
 from coordinator.runtime import parked
@@ -93,6 +94,24 @@ def test_a_fault_in_an_evaluations_turn_parks_it_and_its_journal_brings_it_back(
     for _ in range(20):  # it does not spin
         pair.tick()
     assert caplog.text.count("Traceback") == 1
+    parked_bad(pair).until = 0.0
+    pair.tick()
+    assert sorted(pair.running) == [BAD, GOOD]
+    assert shown(pair)[BAD]["fault"] is None
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), RetryError("the site is away")])
+def test_what_the_disk_or_the_site_refuses_stands_in_status_until_it_goes_on(
+    pair: Coordinator, error: Exception
+) -> None:
+    def refused(*_: object) -> None:
+        raise error
+
+    pair.running[BAD].observe = refused  # type: ignore[method-assign]
+    pair.tick()
+    assert list(pair.running) == [GOOD]
+    assert (shown(pair)[BAD]["stage"], shown(pair)[BAD]["fault"]) == ("parked", str(error))
+    assert halted(pair) == {BAD: "parked", GOOD: ""}
     parked_bad(pair).until = 0.0
     pair.tick()
     assert sorted(pair.running) == [BAD, GOOD]

@@ -7,10 +7,14 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 from dev_cluster.testing import wait_until
+from hypothesis import given
+from hypothesis import strategies as st
 from support.loops import coordinator_on, until
 from support.simulated.parts import record
 
@@ -158,6 +162,38 @@ def test_redis_waits_for_the_controllers_place_and_the_loop_does_not(monkeypatch
     wait_until(known, "the place is known")
     assert bind() == "127.0.0.1"
     assert len(asked) == 1
+
+
+@given(seconds=st.lists(st.floats(0.0, 2.0), min_size=1), patience=st.floats(0.0, 1.0))
+def test_a_turn_waits_for_all_its_calls_together_no_longer_than_for_one(
+    seconds: list[float], patience: float
+) -> None:
+    """However many calls it makes one after the other, and however long each takes."""
+    now = [100.0]
+    calls = ClusterCalls(patience)
+
+    class Answer(threading.Event):
+        """Set after `takes` seconds."""
+
+        takes = 0.0
+
+        def wait(self, timeout: float | None = None) -> bool:
+            assert timeout is not None
+            now[0] += min(self.takes, timeout)
+            if self.takes <= timeout:
+                self.set()
+            return self.is_set()
+
+    with mock.patch.object(cluster_calls, "time", SimpleNamespace(monotonic=lambda: now[0])):
+        for _turn in range(2):
+            calls.new_turn()
+            began = now[0]
+            for each in seconds:
+                call = calls.begin("a call", lambda: None)
+                call.ended = late = Answer()
+                late.takes = each
+                calls.wait([call])
+            assert now[0] - began <= patience + 1e-9
 
 
 def test_an_interrupt_in_a_call_of_the_loops_own_thread_is_no_answer() -> None:

@@ -125,3 +125,19 @@ def test_a_worker_of_a_judge_suite_gets_the_key_and_the_environment_of_workers(t
     assert given.pop("metric") == (("JUDGE_KEY",), env)
     assert given.keys() >= {"build", "stage"}
     assert set(map(str, given.values())) == {str(((), env))}
+
+
+def test_evaluations_that_plan_share_no_turn(tmp_path: Path) -> None:
+    """A plan takes tenths of a second: twenty in one turn held up the loop. Each node is still offered once."""
+    cluster = FakeCluster(fleet=[replace(n, gpus=1, gpus_free=1) for n in NODES])
+    coordinator = coordinator_on(tmp_path, cluster)
+    coordinator.pace = replace(coordinator.pace, nodes=1e9, share=0.0)
+    base = record()
+    base = base.model_copy(update={"options": base.options.model_copy(update={"max_trials": 2})})
+    running = [coordinator.accept(another(base, number)) for number in (1, 2, 3)]
+    taken = []
+    for _turn in running:
+        coordinator.tick()
+        taken.append([len(each.state.nodes.by_name) for each in running])
+    assert taken == [[2, 0, 0], [2, 2, 0], [2, 2, 2]]
+    assert len({node for each in running for node in each.state.nodes.by_name}) == 6

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.exactness.pipeline import Case, dumped, executed, our_run
@@ -116,3 +118,18 @@ def test_merged_results_have_the_shape_of_one_run() -> None:
     assert merged["n-samples"] == {"b": {"effective": 2}, "b#2": {"effective": 2}}
     assert "groups" not in merged
     assert merge_results([{**two, "groups": {"g": {}}}])["groups"] == {"g": {}}
+
+
+def test_a_function_in_a_config_has_no_address_in_the_results() -> None:
+    """It differs from run to run: two evaluations of one checkpoint would differ in their bytes."""
+
+    def configs() -> dict[str, Any]:
+        def shuffled(docs: object) -> object:
+            return docs
+
+        return {"t": {"process_docs": str(partial(shuffled, 1)), "fewshot_config": {"samples": shuffled}}}
+
+    one, other = configs(), configs()
+    assert str(one) != str(other)
+    assert metric.reproducible(one) == metric.reproducible(other)
+    assert "shuffled" in metric.reproducible(one)["t"]["process_docs"]

@@ -113,8 +113,15 @@ def test_gpus_are_shared_out_once_each(per: int, members: int, spare: int) -> No
 
 @pytest.mark.parametrize("name", hosted_trials.GPU_VARIABLES)
 def test_gpus_of_every_vendor_are_shared_out(name: str) -> None:
-    """NVIDIA's variable goes first: where Slurm sets all of them, AMD's library heeds it, too."""
-    assert hosted_trials.gpus_of({name: "0,MIG-a"}) == (name, ("0", "MIG-a"))
-    all_of_them = dict.fromkeys(hosted_trials.GPU_VARIABLES, "0,1")
-    assert hosted_trials.gpus_of(all_of_them) == ("CUDA_VISIBLE_DEVICES", ("0", "1"))
-    assert hosted_trials.gpus_of({})[1] == ()
+    assert hosted_trials.gpus_of({name: "0,MIG-a"}) == ((name,), ("0", "MIG-a"))
+    assert hosted_trials.gpus_of({}) == ((), ())
+
+
+def test_where_slurm_names_gpus_for_all_vendors_each_library_sees_the_trials_own() -> None:
+    """HIP's variable beats CUDA's in ROCm, and both choose from what ROCR's leaves: that one stays whole."""
+    assert hosted_trials.gpus_of(dict.fromkeys(hosted_trials.GPU_VARIABLES, "0,1")) == (
+        ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ZE_AFFINITY_MASK"),
+        ("0", "1"),
+    )
+    numbered_anew = {"ROCR_VISIBLE_DEVICES": "2,3", "HIP_VISIBLE_DEVICES": "0,1"}
+    assert hosted_trials.gpus_of(numbered_anew) == (("HIP_VISIBLE_DEVICES",), ("0", "1"))

@@ -34,7 +34,7 @@ def coordinator_on(work: Path, cluster: FakeCluster, *, redis: bool = False) -> 
         cluster=cluster,
         keeper=RedisServer(WorkPaths(work)) if redis else NoRedis(),
         limits=Limits(),
-        pace=Pace(tick=0.0, jobs=0.0, nodes=0.0, redis=0.1 if redis else 0.0, submit=60.0),
+        pace=Pace(tick=0.0, jobs=0.0, nodes=0.0, redis=0.1 if redis else 0.0, share=60.0),
         grace=Grace(),
     )
 
