@@ -3,7 +3,7 @@
     python -m bench.folder FOLDER SETTINGS
 
 SETTINGS is JSON: that of a portfolio (scale, sigma, seed, workers) or of drawn sets (evaluations, tasks, batches,
-batch_seconds, nodes_each, poll, seed). Rule: files of the real formats, made without lm-eval. A batch is one request, of a
+batch_seconds, nodes_each, poll, seed); `announced` false: it leaves no notices. Rule: files of the real formats, made without lm-eval. A batch is one request, of a
 document of its own, whose text is its true seconds; the planner sees tokens in proportion to the predicted seconds, and a
 history that says how long those took. All checkpoints have one tokenizer, so they share their request sets.
 """
@@ -191,6 +191,8 @@ def main(root: Path, given: dict[str, Any]) -> None:
         place = first.with_name(f"step-{number}")
         if number:
             make_checkpoint(place, megabytes << 20)
+        if not given.get("announced", True):
+            continue
         source = inspect(place).source
         notice = Notice(checkpoint=source, step=number, suite=str(suite_file), noticed_at=time.time())
         submit(WorkPaths(settings.work_dir), notice)

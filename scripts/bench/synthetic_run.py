@@ -48,6 +48,12 @@ def run(
 
     `settings`: what bench.folder takes. `slow`: "NODE/GPU:TIMES". `log`: where the daemon's log goes. Errors: RunError.
     """
+    site = furnished(cluster, name, settings)
+    return site, *run_daemon(site, seconds, slow=slow, log=log)
+
+
+def furnished(cluster: Cluster, name: str, settings: dict[str, Any]) -> Site:
+    """A site with the folder that bench.folder makes of `settings`. RunError."""
     _compile_all()
     folder = cluster.user_dir / name
     cluster.run_as_user(["mkdir", "-p", str(folder / "bin")], check=True)
@@ -57,17 +63,25 @@ def run(
     prepared = cluster.run_as_user(argv, env=_env(site), timeout=600)
     if prepared.returncode:
         raise RunError(prepared.stderr[-4000:])
-    return site, *run_daemon(site, seconds, slow=slow, log=log)
+    return site
 
 
 def run_daemon(
     site: Site, seconds: float, *, slow: str = "", log: Path | None = None
 ) -> tuple[dict[str, Any], float]:
     """`bench.timed` on a folder with evalspan.toml, bench.json and notices: its costs, and when it was started."""
-    log = log or site.folder / "daemon.log"
-    argv = [site.cluster.python, "-m", "bench.timed", str(site.folder)]
-    argv, env = site.cluster.user_argv(argv, cwd=site.folder), {**_env(site), synthetic.SLOW: slow}
     started = time.time()
+    run_module(site, "bench.timed", seconds=seconds, slow=slow, log=log)
+    return json.loads((site.folder / "costs.json").read_text()), started
+
+
+def run_module(
+    site: Site, module: str, *words: str, seconds: float, slow: str = "", log: Path | None = None
+) -> None:
+    """`python -m MODULE FOLDER WORD…` as the site's user, to its end. RunError where it fails."""
+    log = log or site.folder / "daemon.log"
+    argv = [site.cluster.python, "-m", module, str(site.folder), *words]
+    argv, env = site.cluster.user_argv(argv, cwd=site.folder), {**_env(site), synthetic.SLOW: slow}
     with log.open("w") as lines, subprocess.Popen(argv, env=env, stdout=lines, stderr=lines) as process:
         try:
             status = process.wait(seconds)
@@ -76,7 +90,6 @@ def run_daemon(
             raise
     if status:
         raise RunError(f"the daemon ended with {status}: {log.read_text()[-4000:]}")
-    return json.loads((site.folder / "costs.json").read_text()), started
 
 
 def _env(site: Site) -> dict[str, str]:

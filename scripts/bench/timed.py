@@ -73,7 +73,8 @@ class Costs:
         return {"count": len(rows), "seconds": spread([wall for _, wall, _ in rows]), "longest": longest}
 
 
-def main(root: Path) -> None:
+def synthetic_jobs(root: Path) -> None:
+    """Have the daemon of this process start its jobs with `bench.synthetic`, which reads `root`/bench.json."""
     os.environ[synthetic.FOLDER] = str(root)
     command = (sys.executable, "-m", "bench.synthetic")
     plain = wiring.site_of
@@ -82,6 +83,10 @@ def main(root: Path) -> None:
         return dataclasses.replace(plain(config), trial_command=command, worker_command=command)
 
     wiring.site_of = site_of
+
+
+def main(root: Path) -> None:
+    synthetic_jobs(root)
     costs = Costs()
     Coordinator.tick = costs.timed("coordinator", Coordinator.tick)  # type: ignore[method-assign]
     Service.tick = costs.timed("service", Service.tick)  # type: ignore[method-assign]
