@@ -10,7 +10,10 @@ indistinguishable from zero (`bench.growth`), or its growth over 1,000 evaluatio
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +41,23 @@ def real(options: Options) -> dict[str, Any]:
         return {**figures(rows, site.work), "left": site.wait_clean(60)}
 
 
+def simulated(options: Options) -> dict[str, Any]:
+    """The daemon's loop on a played cluster and clock; it watches the folder in which checkpoints appear."""
+    more = {"announced": False, "watched": True, "kilobytes": 4, "nodes_each": 1, "evaluations": options.evaluations}
+    with tempfile.TemporaryDirectory(prefix="evalspan-months-", dir=options.dir) as place:
+        root = Path(place)
+        env = {**os.environ, "NO_COLOR": "1"}
+        words = [sys.executable, "-m", "bench.folder", place, json.dumps(TASKS | more)]
+        subprocess.run(words, check=True, env=env)
+        words = [sys.executable, "-m", "bench.months_daemon", place, str(options.at_once), "played"]
+        with (options.log or root / "daemon.log").open("w") as log:
+            ended = subprocess.run(words, env=env, stdout=log, stderr=log, check=False)
+        if ended.returncode:
+            raise RunError(f"the daemon ended with {ended.returncode}: {Path(log.name).read_text()[-4000:]}")
+        rows = [json.loads(line) for line in (root / "rows.jsonl").read_text().splitlines()]
+        return figures(rows, root / "work")
+
+
 def figures(rows: list[dict[str, float]], work: Path) -> dict[str, Any]:
     """First and last row, slopes, and how many evaluations have all their scores."""
     scored = 0
@@ -48,7 +68,7 @@ def figures(rows: list[dict[str, float]], work: Path) -> dict[str, Any]:
 
 
 def measure(options: Options) -> tuple[dict[str, Any], bool]:
-    found = {"real": real}[options.part](options)
+    found = {"real": real, "simulated": simulated}[options.part](options)
     if found["scored"] != options.evaluations:
         raise RunError(f"{found['scored']} of {options.evaluations} evaluations have all their scores")
     slopes = found["slopes"]
@@ -60,7 +80,8 @@ OPTIONS = (
     option("--part", "simulated", "simulated or real"),
     option("--evaluations", 200),
     option("--at-once", 4, "evaluations between two rows"),
-    option("--log", text="real: the daemon's log", metavar="FILE", type=Path),
+    option("--dir", text="simulated: where the work folder lies", metavar="DIR", type=Path),
+    option("--log", text="the daemon's log", metavar="FILE", type=Path),
 )
 if __name__ == "__main__":
     sys.exit(command("bench_months", __doc__, measure, *OPTIONS, slurm=lambda options: options.part == "real"))

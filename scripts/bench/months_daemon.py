@@ -1,8 +1,9 @@
 """`evalspan daemon` on a furnished folder, which announces checkpoints to itself and measures what it holds between them.
 
-    python -m bench.months_daemon FOLDER AT_ONCE
+    python -m bench.months_daemon FOLDER AT_ONCE [played]
 
-Rule: nothing of the daemon is replaced but what starts its jobs (`bench.timed`). AT_ONCE checkpoints are announced, and
+Rule: nothing of the daemon is replaced but what starts its jobs (`bench.timed`); with "played" its cluster and its clock
+are (`bench.months_world`). AT_ONCE checkpoints are announced, and
 once all have ended, QUIET turns of the loop pass and a row is added to FOLDER/rows.jsonl. After the last checkpoint it
 ends by SIGTERM, as an operator would end it.
 """
@@ -18,8 +19,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from bench.folder import WATCHED
 from bench.growth import holdings
+from bench.months_world import World, play
 from bench.timed import synthetic_jobs
+from coordinator.base import clock
 from coordinator.cli.service import daemon
 from coordinator.intake.sources import Notice, submit
 from coordinator.runtime.loop import Coordinator
@@ -32,8 +36,8 @@ QUIET = 40  # turns with nothing to do, of 0.2 s each, that are timed for a row
 class Announcer:
     """Announces checkpoints group by group, and measures the daemon between two groups."""
 
-    def __init__(self, root: Path, at_once: int) -> None:
-        self.root, self.at_once = root, at_once
+    def __init__(self, root: Path, at_once: int, world: World | None) -> None:
+        self.root, self.at_once, self.world = root, at_once, world
         self.left = sorted((root / "checkpoints").iterdir(), key=lambda p: int(p.name.rpartition("-")[2]))
         self.ended = 0
         self.idle_since: float | None = None
@@ -45,9 +49,12 @@ class Announcer:
 
     def turn_ended(self, service: Service) -> None:
         """Called after each turn of the daemon's loop."""
-        spent, now = time.thread_time() - self.began, time.monotonic()
-        busy = service.coordinator.busy or service.coordinator.running or service.waiting
-        if busy or any(service.paths.submissions.glob("*.json")):
+        spent, now = time.thread_time() - self.began, clock.now()
+        busy = bool(service.coordinator.busy or service.coordinator.running or service.waiting)
+        busy = busy or any(service.paths.submissions.glob("*.json"))
+        if self.world is not None:
+            self.world.turn(busy=busy)
+        if busy:
             self.idle_since = None
             self.turns.clear()
             return
@@ -73,6 +80,9 @@ class Announcer:
         group, self.left = self.left[: self.at_once], self.left[self.at_once :]
         self.ended += len(group)
         for place in group:
+            if (self.root / WATCHED).is_dir():
+                place.rename(self.root / WATCHED / place.name)
+                continue
             step = int(place.name.rpartition("-")[2])
             suite = str(self.root / "suite.toml")
             submit(service.paths, Notice(checkpoint=str(place), step=step, suite=suite, noticed_at=time.time()))
@@ -95,11 +105,11 @@ def watched(announcer: Announcer) -> None:
         owner.tick = tick
 
 
-def main(root: Path, at_once: int) -> None:
-    synthetic_jobs(root)
-    watched(Announcer(root, at_once))
+def main(root: Path, at_once: int, *, played: bool) -> None:
+    world = play(root) if played else synthetic_jobs(root)
+    watched(Announcer(root, at_once, world))
     daemon(config=root / "evalspan.toml")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+    main(Path(sys.argv[1]), int(sys.argv[2]), played="played" in sys.argv[3:])
