@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import logging
 import os
+import sys
 import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,7 +23,7 @@ from coordinator.cluster import Job
 from coordinator.cluster.fake import FakeCluster, FakeMember, fake_node
 from coordinator.cluster.slurm_rules import Hosting
 from coordinator.evaluation.job_specs import workers_stop_file
-from coordinator.runtime import loop, wiring
+from coordinator.runtime import wiring
 from evaljobs.contract.outcomes import Cleared, Staged, TrialEnded
 from evaljobs.contract.paths import EvaluationPaths
 from evaljobs.contract.specs import SPEC, StageSpec, TrialSpec
@@ -65,6 +66,12 @@ class Worker(SimpleWorker):  # type: ignore[misc]
 
     def _install_signal_handlers(self) -> None:
         """Leave the daemon's in place."""
+
+    def subscribe(self) -> None:
+        """Take no commands over Redis, as evalspan's worker."""
+
+    def unsubscribe(self) -> None:
+        """As `subscribe`."""
 
 
 class World:
@@ -178,8 +185,6 @@ def play(root: Path) -> World:
     for metric in synthetic.given()["metrics"].values():
         metric["seconds"] = 0.0
     synthetic.answer = lambda batch: [(piece.index, "") for piece in batch.pieces]  # no second passes
-    import sys  # noqa: PLC0415
-
     sys.modules["evaljobs.scoring.score"] = synthetic
     logging.getLogger("rq").setLevel(logging.WARNING)
     world = World()
@@ -188,5 +193,4 @@ def play(root: Path) -> World:
     wiring.hosting = lambda _config, _cluster: Hosting(listed=tuple(world.cluster.nodes()))
     plain = wiring.Pace
     wiring.Pace = lambda **more: plain(tick=0.0, **more)  # type: ignore[misc,assignment]
-    assert loop.clock is clock
     return world
