@@ -175,7 +175,11 @@ def main(root: Path, given: dict[str, Any]) -> None:
     words |= {"folders": [], "backlog": '"all"', "redis": ""}
     if given.get("watched", False):
         (root / WATCHED).mkdir()
-        words |= {"folders": [str(root / WATCHED)], "backlog": "{ keep_every = 1 }", "redis": 'bind = "127.0.0.1"'}
+        words |= {
+            "folders": [str(root / WATCHED)],
+            "backlog": "{ keep_every = 1 }",
+            "redis": 'bind = "127.0.0.1"',
+        }
     config.write_text(CONFIG.format(workers=given.get("workers", 1), poll=given.get("poll", 1.0), **words))
     metrics = {
         s.name: {

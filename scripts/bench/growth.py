@@ -94,9 +94,7 @@ def slope(at: Sequence[float], values: Sequence[float], measures: int = 1) -> di
     slopes = sorted(1000 * (values[j] - values[i]) / (at[j] - at[i]) for i, j in pairs)
     count = len(values)
     ties = [values.count(value) for value in set(values)]
-    variance = (
-        count * (count - 1) * (2 * count + 5) - sum(t * (t - 1) * (2 * t + 5) for t in ties)
-    ) / 18
+    variance = (count * (count - 1) * (2 * count + 5) - sum(t * (t - 1) * (2 * t + 5) for t in ties)) / 18
     z = statistics.NormalDist().inv_cdf(1 - (1 - CONFIDENCE) / 2 / measures)
     reach = z * variance**0.5
     low = slopes[max(0, int((len(slopes) - reach) / 2))]

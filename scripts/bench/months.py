@@ -25,7 +25,12 @@ from bench.synthetic_run import furnished, run_module
 from evaljobs.contract.paths import EvaluationPaths
 
 PATIENCE_SECONDS = 4 * 3600
-TASKS = {"tasks": 3, "batches": 3, "batch_seconds": 0.1, "seed": 1}  # of each evaluation; one executes programs
+TASKS = {
+    "tasks": 3,
+    "batches": 3,
+    "batch_seconds": 0.1,
+    "seed": 1,
+}  # of each evaluation; one executes programs
 # what is truth, and may grow: a line of the history for a task of an evaluation, up to its bound
 TRUTH = ("observations_kb", "work_kb")
 
@@ -43,7 +48,13 @@ def real(options: Options) -> dict[str, Any]:
 
 def simulated(options: Options) -> dict[str, Any]:
     """The daemon's loop on a played cluster and clock; it watches the folder in which checkpoints appear."""
-    more = {"announced": False, "watched": True, "kilobytes": 4, "nodes_each": 1, "evaluations": options.evaluations}
+    more = {
+        "announced": False,
+        "watched": True,
+        "kilobytes": 4,
+        "nodes_each": 1,
+        "evaluations": options.evaluations,
+    }
     with tempfile.TemporaryDirectory(prefix="evalspan-months-", dir=options.dir) as place:
         root = Path(place)
         env = {**os.environ, "NO_COLOR": "1"}
@@ -84,4 +95,6 @@ OPTIONS = (
     option("--log", text="the daemon's log", metavar="FILE", type=Path),
 )
 if __name__ == "__main__":
-    sys.exit(command("bench_months", __doc__, measure, *OPTIONS, slurm=lambda options: options.part == "real"))
+    sys.exit(
+        command("bench_months", __doc__, measure, *OPTIONS, slurm=lambda options: options.part == "real")
+    )

@@ -66,7 +66,11 @@ class Announcer:
             self._announce(service)
 
     def _measure(self, service: Service) -> None:
-        row = {"ended": self.ended, "at": time.time(), "idle_turn_ms": 1000 * sum(self.turns) / len(self.turns)}
+        row = {
+            "ended": self.ended,
+            "at": time.time(),
+            "idle_turn_ms": 1000 * sum(self.turns) / len(self.turns),
+        }
         row |= holdings(service.paths)
         with (self.root / "rows.jsonl").open("a") as file:
             file.write(json.dumps(row) + "\n")
@@ -85,7 +89,9 @@ class Announcer:
                 continue
             step = int(place.name.rpartition("-")[2])
             suite = str(self.root / "suite.toml")
-            submit(service.paths, Notice(checkpoint=str(place), step=step, suite=suite, noticed_at=time.time()))
+            submit(
+                service.paths, Notice(checkpoint=str(place), step=step, suite=suite, noticed_at=time.time())
+            )
 
 
 def watched(announcer: Announcer) -> None:

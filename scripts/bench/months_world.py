@@ -51,7 +51,8 @@ class Cluster(FakeCluster):
     def submit(self, job: Job) -> str:
         job_id = str(next(self.ids))
         self.members += [
-            FakeMember(job=job, job_id=job_id, index=index, submitted_at=self.now) for index in range(job.count)
+            FakeMember(job=job, job_id=job_id, index=index, submitted_at=self.now)
+            for index in range(job.count)
         ]
         return job_id
 
