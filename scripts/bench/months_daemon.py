@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import sys
 import time
@@ -30,6 +31,7 @@ from coordinator.runtime.loop import Coordinator
 from coordinator.runtime.service import Service
 
 SETTLE_SECONDS = 3.0  # of an idle daemon before its turns count: the last jobs' ends are taken meanwhile
+STANDING = 100  # newest checkpoints in the watched folder; older ones are removed, as trainings do
 QUIET = 40  # turns with nothing to do, of 0.2 s each, that are timed for a row
 
 
@@ -39,6 +41,7 @@ class Announcer:
     def __init__(self, root: Path, at_once: int, world: World | None) -> None:
         self.root, self.at_once, self.world = root, at_once, world
         self.left = sorted((root / "checkpoints").iterdir(), key=lambda p: int(p.name.rpartition("-")[2]))
+        self.past: list[Path] = []  # checkpoints that were put into the watched folder
         self.ended = 0
         self.idle_since: float | None = None
         self.turns: list[float] = []  # CPU seconds of idle turns
@@ -81,11 +84,14 @@ class Announcer:
         if not self.left:
             os.kill(os.getpid(), signal.SIGTERM)
             return
+        for place in self.past[:-STANDING]:
+            shutil.rmtree(place)
+        self.past = self.past[-STANDING:]
         group, self.left = self.left[: self.at_once], self.left[self.at_once :]
         self.ended += len(group)
         for place in group:
             if (self.root / WATCHED).is_dir():
-                place.rename(self.root / WATCHED / place.name)
+                self.past.append(place.rename(self.root / WATCHED / place.name))
                 continue
             step = int(place.name.rpartition("-")[2])
             suite = str(self.root / "suite.toml")
