@@ -36,8 +36,7 @@ from evaljobs.trial.shard_runner import RequestSet, run_shard
 BUSY_SECONDS, IDLE_SECONDS = 1.0, 0.2
 LISTED_SECONDS = 300.0  # that an ended job stays in the listing, as Slurm's MinJobAge
 FLEET = (
-    fake_node("n1", gpus=2),
-    fake_node("n2", gpus=2),
+    *(fake_node(f"n{number}", gpus=2) for number in range(20)),
     replace(fake_node("c1", gpus=0), partitions=("cpu",)),
 )
 
