@@ -1,6 +1,7 @@
 """The table of observed run times: one JSON line per observation, appended by any number of processes.
 
-Rule: an append holds the file's lock and is on disk before it returns. A torn last line, left by a
+Rule: an append holds the file's lock and is on disk before it returns. The table does not grow without end: of each task
+and place the newest KEPT observations are certain to stay, and predictions need no older ones. A torn last line, left by a
 killed writer, is skipped by readers and dropped by the next append. Any other line that is no
 observation is refused by number.
 """
@@ -10,7 +11,8 @@ from __future__ import annotations
 import fcntl
 import os
 import stat
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -28,6 +30,10 @@ Count = Annotated[int, Field(ge=0, le=10**18)]
 Seconds = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
 MEASURABLE = 1e-6
 """Seconds below this count as unknown."""
+KEPT = 20
+"""Newest observations of a task and place that stay: older ones weigh an eighth together in `priors.fit`."""
+SPAN_BYTES = 1 << 18
+"""Bytes appended to a table between two looks for observations to drop."""
 
 
 class Observation(BaseModel):
@@ -73,7 +79,22 @@ def append(path: Path, observations: Iterable[Observation]) -> None:
     if not lines:
         return
     with _locked(path) as file:
+        before = os.fstat(file).st_size
         _write(file, lines)
+        if before // SPAN_BYTES != os.fstat(file).st_size // SPAN_BYTES:
+            with suppress(ValueError, OSError):  # a corrupt table stays as it is; a full disk, too
+                _drop_old(path, _whole(file))
+
+
+def newest(observations: Sequence[Observation]) -> list[Observation]:
+    """The newest KEPT observations of each task and place, in their order. Pure."""
+    counts: Counter[tuple[str, tuple[str, str, str]]] = Counter()
+    kept = []
+    for one in reversed(observations):
+        counts[one.task, one.place] += 1
+        if counts[one.task, one.place] <= KEPT:
+            kept.append(one)
+    return kept[::-1]
 
 
 def merge(path: Path, observations: Iterable[Observation]) -> int:
@@ -125,15 +146,43 @@ def _lines(observations: Iterable[Observation]) -> bytes:
 def _locked(path: Path) -> Iterator[int]:
     path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
     visible = stat.S_IMODE(path.parent.stat().st_mode) & 0o044 | 0o600  # as its folder, whatever the umask
-    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    while True:
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        try:
+            if stat.S_IMODE(os.fstat(file).st_mode) != visible:
+                with suppress(PermissionError):  # another user's
+                    os.fchmod(file, visible)
+            fcntl.flock(file, fcntl.LOCK_EX)
+            if _is_at(path, file):
+                yield file
+                return
+        finally:
+            os.close(file)  # releases the lock
+
+
+def _is_at(path: Path, file: int) -> bool:
+    """Is the open file the one at `path`? Another process may have replaced it before it gave the lock back."""
+    with suppress(FileNotFoundError):
+        return os.path.samestat(os.fstat(file), path.stat())
+    return False
+
+
+def _drop_old(path: Path, text: bytes) -> None:
+    """Replace the locked table by its newest observations, where that makes it shorter by a quarter."""
+    held = parse(text, str(path))
+    kept = newest(held)
+    if len(kept) > 0.75 * len(held):
+        return
+    fresh = path.with_name(f".{path.name}-{os.getpid()}")
     try:
-        if stat.S_IMODE(os.fstat(file).st_mode) != visible:
-            with suppress(PermissionError):  # another user's
-                os.fchmod(file, visible)
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield file
+        with fresh.open("wb") as file:
+            os.fchmod(file.fileno(), stat.S_IMODE(path.stat().st_mode))
+            file.write(_lines(kept))
+            file.flush()
+            os.fsync(file.fileno())
+        fresh.replace(path)
     finally:
-        os.close(file)  # releases the lock
+        fresh.unlink(missing_ok=True)
 
 
 def _whole(file: int) -> bytes:

@@ -18,7 +18,7 @@ import re
 import stat
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -27,6 +27,7 @@ from typing import Annotated, Any
 from pydantic import Field, ValidationError
 
 from coordinator.base.isolate import LoopGuard, warn_once
+from coordinator.base.listing import Listing
 from coordinator.base.turns import ALL, Turns
 from coordinator.base.words import one_line
 from coordinator.errors import OperatorError
@@ -343,7 +344,7 @@ class FolderWatch:
     """Finds checkpoint folders below watched folders, also those of lost notices.
 
     Remembers reported folders with their contents: a restarted training may write other checkpoints
-    into folders of the same names.
+    into folders of the same names. Those that a training has removed are forgotten.
     """
 
     def __init__(self, memory: Path, folders: Sequence[tuple[str, str]], *, any_format: bool = False) -> None:
@@ -354,8 +355,11 @@ class FolderWatch:
         self.any_format = any_format
         self.memory = memory
         self.folders = folders
+        self._places = [_Place(pattern, suite) for pattern, suite in folders]
         self._seen: dict[str, str] = {}  # reported folder -> digest of its contents then
         self._due: deque[str] = deque()  # reported folders, the next to be checked again first
+        self._unwritten = False  # has `memory` to be written?
+        self._write_at = float("-inf")  # not before, in monotonic seconds
         self._guard = LoopGuard(log)  # an error in one place skips that place alone
         with contextlib.suppress(OSError, ValueError, TypeError):
             self._seen = dict(json.loads(memory.read_text()))
@@ -363,14 +367,18 @@ class FolderWatch:
     def look(self) -> Iterator[Delivery]:
         """A delivery for each checkpoint folder not acknowledged yet; checks AGAIN acknowledged ones."""
         again = self._in_turn()
-        for pattern, suite in self.folders:
-            for folder in self._guard(f"watching {pattern!r}", _checkpoints, pattern) or ():
-                key = f"{suite}\0{folder}"
-                if key in self._seen and key not in again:
-                    continue
-                delivery = self._guard(f"watching {str(folder)!r}", self._news, folder, suite, key)
+        for place in self._places:
+            listed = self._guard(f"watching {place.pattern!r}", place.list, self._seen) or ()
+            for key in sorted({*listed, *(again & place.keys)}):
+                folder = Path(key.partition("\0")[2])
+                delivery = self._guard(f"watching {str(folder)!r}", self._news, folder, place.suite, key)
                 if delivery is not None:
                     yield delivery
+        for key in again:
+            if _is_gone(Path(key.partition("\0")[2])):
+                self._seen.pop(key, None)
+                self._unwritten = True
+        self._write()
 
     def _in_turn(self) -> set[str]:
         if not self._due:
@@ -397,8 +405,76 @@ class FolderWatch:
 
     def _remember(self, key: str, held: str) -> None:
         self._seen[key] = held
-        with contextlib.suppress(OSError):  # full disk: reported again after a restart, without effect
-            write_atomic(self.memory, json.dumps(self._seen, sort_keys=True).encode())
+        self._unwritten = True
+        self._write()
+
+    def _write(self) -> None:
+        """Write the memory where it has changed; it takes at most a thousandth of the time, however long it is.
+
+        What is not in it, also on a full disk, is reported again after a restart, without effect.
+        """
+        began = time.monotonic()
+        if self._unwritten and began >= self._write_at:
+            with contextlib.suppress(OSError):
+                write_atomic(self.memory, json.dumps(self._seen, sort_keys=True).encode())
+                self._unwritten = False
+            ended = time.monotonic()
+            self._write_at = ended + 1000 * (ended - began)
+
+
+class _Place:
+    """A watched folder or glob, with the folders that its last listing showed."""
+
+    def __init__(self, pattern: str, suite: str) -> None:
+        self.pattern, self.suite = pattern, suite
+        self.keys: frozenset[str] = frozenset()
+        self._new: frozenset[str] = frozenset()  # of `keys`, those that were not reported
+        plain = not any(char in pattern for char in "*?[")
+        self._listing = Listing(pattern) if plain else None
+
+    def list(self, seen: Mapping[str, str]) -> frozenset[str]:
+        """Keys of folders that are not reported yet. OSError."""
+        found = self._listed()
+        if found is not None:
+            self.keys = frozenset(f"{self.suite}\0{folder}" for folder in found)
+            self._new = self.keys
+        self._new = frozenset(key for key in self._new if key not in seen)
+        return self._new
+
+    def _listed(self) -> list[str] | None:
+        """Folders of the place; None where they are those of the last time."""
+        if self._listing is None:
+            root = Path(self.pattern)
+            anchor = Path(root.anchor or ".")
+            relative = str(root.relative_to(anchor)) if root.anchor else self.pattern
+            return [str(p) for p in anchor.glob(relative) if not _is_unfinished(p.name)]
+        try:
+            with self._listing.news(time.monotonic()) as entries:
+                if entries is None:
+                    return None
+                within = [e.name for e in entries if not _is_unfinished(e.name) and _is_folder(e)]
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        # the folder may be a checkpoint itself
+        return [str(Path(self.pattern)), *(os.path.join(self.pattern, name) for name in within)]  # noqa: PTH118
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    """False also for a link into a folder that this user may not enter, where `is_dir` raises."""
+    try:
+        return entry.is_dir()
+    except OSError:
+        return False
+
+
+def _is_gone(folder: Path) -> bool:
+    """Was it removed? An empty folder above it may be a mount point whose storage is away."""
+    with contextlib.suppress(OSError):
+        if not os.path.lexists(folder):
+            above = next(p for p in folder.parents if p.is_dir())
+            with os.scandir(above) as entries:
+                return any(True for _ in entries)
+    return False
 
 
 def _held(folder: Path) -> str:
@@ -412,18 +488,6 @@ def _held(folder: Path) -> str:
                     rows.append((entry.name, found.st_size, found.st_mtime_ns))
     rows.sort()
     return hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:16]
-
-
-def _checkpoints(pattern: str) -> list[Path]:
-    """Folders of a watched place: a glob's matches, else the folder and those in it. OSError."""
-    root = Path(pattern)
-    if not any(char in pattern for char in "*?["):
-        # `Path.is_dir` raises for a link into a folder that this user may not enter
-        within = [p for p in root.iterdir() if os.path.isdir(p)] if root.is_dir() else []  # noqa: PTH112
-        return [root, *sorted(p for p in within if not _is_unfinished(p.name))] if root.is_dir() else []
-    anchor = Path(root.anchor or ".")
-    found = anchor.glob(str(root.relative_to(anchor)) if root.anchor else pattern)
-    return sorted(p for p in found if not _is_unfinished(p.name))
 
 
 def _is_unfinished(name: str) -> bool:

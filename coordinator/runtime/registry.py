@@ -282,9 +282,12 @@ class Evaluations:
                 running.journal.close()
                 del self.running[evaluation_id]
                 self.performer.forget(evaluation_id)
+                self._parked.forget(evaluation_id, faults=True)
+                self._ran.discard(evaluation_id)
         for evaluation_id, parked in list(self._parked.by_id.items()):
             if parked.reason == "removed" and not parked.open:
                 self._parked.forget(evaluation_id, faults=True)
+                self._ran.discard(evaluation_id)
 
     def _clear_converted(self, digest: str | None) -> None:
         """Remove the converted checkpoint of an ended evaluation, unless another evaluation of it runs or may return."""

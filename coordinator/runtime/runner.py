@@ -20,6 +20,7 @@ from pydantic import ValidationError
 
 from coordinator.allocation import stragglers
 from coordinator.base import clock
+from coordinator.base.listing import Listing
 from coordinator.base.throttle import Throttle
 from coordinator.base.version import version_text
 from coordinator.cluster import Job, JobState
@@ -88,6 +89,7 @@ class Running:
         self.snapshot: QueueSnapshot | None = None
         self.listed: Sequence[JobState] = ()  # the cluster's jobs at the last look, for the live screen
         self._outcomes_read = {self.paths.outcome(kind, name).name for kind, name in state.seen}
+        self._outcomes = Listing(self.paths.outcomes)
         self._consumed: dict[str, int] = {}
         self._throttle = Throttle()
         self._cancels: list[str] = []  # ids of jobs to cancel, or of members: "id_index"
@@ -265,11 +267,9 @@ class Running:
 
     def _new_outcomes(self, now: float) -> list[AnyEvent]:
         events: list[AnyEvent] = []
-        with os.scandir(self.paths.outcomes) as entries:
-            fresh = sorted(
-                e.name for e in entries if e.name not in self._outcomes_read and e.name.endswith(".json")
-            )
-        for name in fresh:
+        with self._outcomes.news(now) as entries:
+            names = [e.name for e in entries or ()]
+        for name in sorted(n for n in names if n not in self._outcomes_read and n.endswith(".json")):
             try:
                 outcome = OUTCOME.validate_json(read_plain(self.paths.outcomes / name, MAX_OUTCOME_BYTES))
             except ValidationError as error:

@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from coordinator.allocation.backlog import Seen, stale
+from coordinator.allocation.backlog import Past, Seen, stale
 from coordinator.base import clock
 from coordinator.base.isolate import LoopGuard, isolated
 from coordinator.base.throttle import Throttle
@@ -85,7 +85,11 @@ class Service:
         # pins of an earlier daemon: the first tick removes those that no evaluation needs any more
         taken = list(_records(self.paths))
         self._pinned: set[str] = {str(pin) for pin in map(_pin, taken) if _is_there(pin)}
-        self._series = {record.evaluation_id: _seen(record, "over") for record in taken}
+        self._series: dict[str, Seen] = {}  # evaluations that are not over
+        self._past = Past()
+        if config.backlog not in ("all", "latest"):  # one of several is kept: all count
+            for record in taken:
+                self._past.add(_seen(record, "over"))
         self._hosting: Hosting | None = None
         self._no_rules: ClusterError | EvalspanError = EvalspanError("the site's rules are not known yet")
         self._made_of: dict[str, Inputs] = {}
@@ -301,8 +305,10 @@ class Service:
         keep_every = None if policy == "latest" else policy.keep_every
         there = {record.evaluation_id for record in self.coordinator.records()}
         for evaluation_id in self._series.keys() - there:  # it has ended, was given up, or was removed
-            self._series[evaluation_id] = replace(self._series[evaluation_id], phase="over")
-        for evaluation_id, why in stale(self._series.values(), keep_every).items():
+            over = self._series.pop(evaluation_id)
+            if keep_every is not None:
+                self._past.add(over)
+        for evaluation_id, why in stale(self._series.values(), keep_every, self._past.orders).items():
             # a full disk, or a parked evaluation: cancelled at a later look
             with contextlib.suppress(OSError, KeyError):
                 self.coordinator.cancel(evaluation_id, why)

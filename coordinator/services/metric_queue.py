@@ -148,6 +148,11 @@ class MetricQueue:
     def _remove(self, queue: Any) -> None:
         for job in self._live(queue) | set(queue.failed_job_registry.get_job_ids(cleanup=False)):
             _forget(queue, job)
+        finished = queue.finished_job_registry.get_job_ids(cleanup=False)
+        if finished:  # RQ would keep them for RESULT_SECONDS; their results lie in a key beside them
+            queue.connection.delete(
+                *map(queue.job_class.key_for, finished), *(f"rq:results:{job}" for job in finished)
+            )
         queue.delete(delete_jobs=True)
         _empty(queue)
 
@@ -168,7 +173,8 @@ def _forget(queue: Any, rq_id: str) -> None:
         log.warning("job %s is in Redis in part (%r): removed", rq_id, error)
     parts = queue.connection.zrange(f"rq:executions:{rq_id}", 0, -1)
     executions = [f"rq:execution:{rq_id}:{part.decode()}" for part in parts]
-    queue.connection.delete(queue.job_class.key_for(rq_id), f"rq:executions:{rq_id}", *executions)
+    keys = (queue.job_class.key_for(rq_id), f"rq:executions:{rq_id}", f"rq:results:{rq_id}")
+    queue.connection.delete(*keys, *executions)
 
 
 def _of_execution(entry: bytes) -> str:

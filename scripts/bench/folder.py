@@ -3,7 +3,8 @@
     python -m bench.folder FOLDER SETTINGS
 
 SETTINGS is JSON: that of a portfolio (scale, sigma, seed, workers) or of drawn sets (evaluations, tasks, batches,
-batch_seconds, trials_each, poll, seed). Rule: files of the real formats, made without lm-eval. A batch is one request, of a
+batch_seconds, trials_each, nodes_each, poll, seed); `announced` false: it leaves no notices; `watched`: the daemon watches WATCHED,
+and its Redis is of this host alone; `kilobytes`: of a checkpoint. Rule: files of the real formats, made without lm-eval. A batch is one request, of a
 document of its own, whose text is its true seconds; the planner sees tokens in proportion to the predicted seconds, and a
 history that says how long those took. All checkpoints have one tokenizer, so they share their request sets.
 """
@@ -39,6 +40,7 @@ from priors.table import Observation, append
 
 ENGINE = "synthetic"
 HARDWARE = "a100"
+WATCHED = "run"  # the folder of checkpoints that the daemon watches, where it does
 TOKENS_A_SECOND = 100_000
 EARLIER = 3  # checkpoints that were evaluated before, each with exactly the predicted seconds
 LOAD_SECONDS = 2.0  # of a drawn evaluation's trial
@@ -46,6 +48,7 @@ METRIC_SECONDS = 0.2
 EXECUTES_EVERY = 10  # a drawn set in so many has programs to execute
 CONFIG = """
 work_dir = "work"
+backlog = {backlog}
 [trial]
 engine = "{engine}"
 device = "cpu"
@@ -61,6 +64,11 @@ cpu_partition = "cpu"
 poll_seconds = {poll}
 [watch]
 suite = "{suite}"
+folders = {folders}
+[redis]
+{redis}
+[borrow]
+{borrow}
 """
 
 
@@ -162,7 +170,16 @@ def main(root: Path, given: dict[str, Any]) -> None:
     suite_file, config = root / "suite.toml", root / "evalspan.toml"
     rows = "".join(f'[[task]]\nname = "{one.name}"\n' for one in sets)
     suite_file.write_text(f'name = "synthetic"\nbatch_size = 1\n{rows}')
-    words = {"engine": ENGINE, "load": load, "suite": suite_file}
+    borrow = f"max_nodes = {given['nodes_each']}" if "nodes_each" in given else ""
+    words = {"engine": ENGINE, "load": load, "borrow": borrow, "suite": suite_file}
+    words |= {"folders": [], "backlog": '"all"', "redis": ""}
+    if given.get("watched", False):
+        (root / WATCHED).mkdir()
+        words |= {
+            "folders": [str(root / WATCHED)],
+            "backlog": "{ keep_every = 1 }",
+            "redis": 'bind = "127.0.0.1"',
+        }
     config.write_text(CONFIG.format(workers=given.get("workers", 1), poll=given.get("poll", 1.0), **words))
     metrics = {
         s.name: {
@@ -181,7 +198,8 @@ def main(root: Path, given: dict[str, Any]) -> None:
     model, version = from_settings.model_options(settings), from_settings.lm_eval_version(settings, site)
     paths, inputs = site.paths, from_settings.inputs_for(site, version)(suite, model)
     first = root / "checkpoints" / "step-0"
-    checkpoint = make_checkpoint(first, megabytes << 20)
+    size = given.get("kilobytes", megabytes << 10) << 10
+    checkpoint = make_checkpoint(first, size)
     for index, one in enumerate(sets):
         name = request_sets.folder_name(suite, index, checkpoint, model, inputs)
         write_set(one, paths.request_sets / name)
@@ -189,7 +207,9 @@ def main(root: Path, given: dict[str, Any]) -> None:
     for number in range(given.get("evaluations", 1)):
         place = first.with_name(f"step-{number}")
         if number:
-            make_checkpoint(place, megabytes << 20)
+            make_checkpoint(place, size)
+        if not given.get("announced", True):
+            continue
         source = inspect(place).source
         notice = Notice(checkpoint=source, step=number, suite=str(suite_file), noticed_at=time.time())
         submit(WorkPaths(settings.work_dir), notice)

@@ -56,6 +56,13 @@ def run(
     `settings`: what bench.folder takes. `slow`: "NODE/GPU:TIMES". `log`: where the daemon's log goes. `answer`: seconds
     that each Slurm command takes more. `own_machine`: as of `run_daemon`. `during`: entered with the site before the daemon starts. Errors: RunError.
     """
+    site = furnished(cluster, name, settings, answer)
+    with during(site):
+        return site, *run_daemon(site, seconds, slow=slow, log=log, own_machine=own_machine)
+
+
+def furnished(cluster: Cluster, name: str, settings: dict[str, Any], answer: float = 0.0) -> Site:
+    """A site with the folder that bench.folder makes of `settings`; `answer`: as of `run`. RunError."""
     _compile_all()
     folder = cluster.user_dir / name
     cluster.run_as_user(["mkdir", "-p", str(folder / "bin")], check=True)
@@ -65,8 +72,7 @@ def run(
     prepared = cluster.run_as_user(argv, env=environment(site), timeout=600)
     if prepared.returncode:
         raise RunError(prepared.stderr[-4000:])
-    with during(site):
-        return site, *run_daemon(site, seconds, slow=slow, log=log, own_machine=own_machine)
+    return site
 
 
 def run_daemon(
@@ -76,10 +82,24 @@ def run_daemon(
 
     `own_machine`: the daemon and all that it starts go before the nodes' jobs, which are on other machines at a site.
     """
-    log = log or site.folder / "daemon.log"
-    argv = [site.cluster.python, "-m", "bench.timed", str(site.folder)]
-    argv, env = site.cluster.user_argv(argv, cwd=site.folder), {**environment(site), synthetic.SLOW: slow}
     started = time.time()
+    run_module(site, "bench.timed", seconds=seconds, slow=slow, log=log, own_machine=own_machine)
+    return json.loads((site.folder / "costs.json").read_text()), started
+
+
+def run_module(
+    site: Site,
+    module: str,
+    *words: str,
+    seconds: float,
+    slow: str = "",
+    log: Path | None = None,
+    own_machine: bool = False,
+) -> None:
+    """`python -m MODULE FOLDER WORD…` as the site's user, to its end. `own_machine`: as of `run_daemon`. RunError where it fails."""
+    log = log or site.folder / "daemon.log"
+    argv = [site.cluster.python, "-m", module, str(site.folder), *words]
+    argv, env = site.cluster.user_argv(argv, cwd=site.folder), {**environment(site), synthetic.SLOW: slow}
     with log.open("w") as lines, subprocess.Popen(argv, env=env, stdout=lines, stderr=lines) as process:
         try:
             with first_on_the_machine(process.pid) if own_machine else contextlib.nullcontext():
@@ -89,7 +109,6 @@ def run_daemon(
             raise
     if status:
         raise RunError(f"the daemon ended with {status}: {log.read_text()[-4000:]}")
-    return json.loads((site.folder / "costs.json").read_text()), started
 
 
 @contextlib.contextmanager

@@ -125,7 +125,8 @@ class _Turn:
         self.tick = partial(turn, owner)
 
 
-def main(root: Path) -> None:
+def synthetic_jobs(root: Path) -> None:
+    """Have the daemon of this process start its jobs with `bench.synthetic`, which reads `root`/bench.json."""
     os.environ[synthetic.FOLDER] = str(root)
     command = (sys.executable, "-m", "bench.synthetic")
     plain = wiring.site_of
@@ -140,6 +141,10 @@ def main(root: Path) -> None:
         return options_of(config).model_copy(update={"max_trials": synthetic.given().get("trials_each")})
 
     from_settings.run_options = run_options
+
+
+def main(root: Path) -> None:
+    synthetic_jobs(root)
     costs = Costs()
     Coordinator.run = costs.run(Coordinator.run)  # type: ignore[method-assign]
     Coordinator.tick = costs.timed("coordinator", Coordinator.tick)  # type: ignore[method-assign]

@@ -253,6 +253,7 @@ class Watcher:
         self._scores = Scores()
         self._last: dict[str, tuple[str, float]] = {}  # evaluation -> its last line, unix seconds
         self._printed: set[tuple[str, str]] = set()  # (evaluation, task) whose score was printed
+        self._shown: frozenset[str] = frozenset()  # evaluations of the last call of `show`
 
     def __enter__(self) -> Watcher:
         if self._live is not None:
@@ -282,6 +283,7 @@ class Watcher:
     ) -> None:
         """Draw what runs, the evaluations that ended last, and `below`; in a pipe, print what has changed."""
         now = time.time()
+        self._forget_others(runnings, ended)
         if self._live is not None:
             width, height = self.console.size
             under = [*show_rows(ended, width, now), *below] if ended else list(below)
@@ -294,6 +296,18 @@ class Watcher:
         for row in ended:
             self._print_end(row)
         # no line for `trouble`: the log has it
+
+    def _forget_others(self, runnings: Sequence[Watched], ended: Sequence[Row]) -> None:
+        """Drop what is remembered of evaluations that are shown no more: a daemon lives for months."""
+        shown = frozenset(
+            [*(r.state.evaluation_id for r in runnings), *(row["evaluation_id"] for row in ended)]
+        )
+        if shown == self._shown:
+            return
+        self._shown = shown
+        self._last = {name: line for name, line in self._last.items() if name in shown}
+        self._printed = {(name, task) for name, task in self._printed if name in shown}
+        self._scores.keep({e.result_file for r in runnings for e in r.state.entries})
 
     def _print_changes(self, running: Watched, now: float, turns: Mapping[str, Turn]) -> None:
         state = running.state

@@ -6,7 +6,7 @@ Rule: the main metric of a task is the first that lm-eval lists for it. Called b
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,10 @@ class Scores:
                 return ()
             self._read[entry.result_file] = _groups_or_tasks(results)
         return self._read[entry.result_file]
+
+    def keep(self, files: Collection[str]) -> None:
+        """Forget the scores of all other files."""
+        self._read = {file: scores for file, scores in self._read.items() if file in files}
 
 
 def read_results(file: Path) -> dict[str, Any] | None:

@@ -1,0 +1,48 @@
+"""Lists a folder again only where it may have changed.
+
+Rule: a folder whose time stamp has stood still since well before the last listing has the same entries. To open the folder
+has an NFS client ask the server for the stamp. The caller gives the time. Called by `intake.sources` and `runtime.runner`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+SETTLED_SECONDS = (
+    2.0  # coarsest time stamps of file systems: a later change within them leaves the stamp as it is
+)
+ANYWAY_SECONDS = (
+    30.0  # between two listings of a folder whose stamp stands still: some file systems keep none
+)
+
+
+class Listing:
+    """The entries of one folder, as of the last look at which it may have changed."""
+
+    def __init__(self, folder: str | Path) -> None:
+        self._folder = folder
+        self._stamp = -1
+        self._seen_at = 0.0  # when this stamp was seen first
+        self._listed_at = float("-inf")
+
+    @contextlib.contextmanager
+    def news(self, now: float) -> Iterator[Iterator[os.DirEntry[str]] | None]:
+        """All entries; None where they are those of the last time. `now`: seconds of any clock that goes on. OSError."""
+        descriptor = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            if not self._may_differ(os.fstat(descriptor).st_mtime_ns, now):
+                yield None
+                return
+            with os.scandir(descriptor) as entries:
+                yield entries
+            self._listed_at = now
+        finally:
+            os.close(descriptor)
+
+    def _may_differ(self, stamp: int, now: float) -> bool:
+        if stamp != self._stamp:
+            self._stamp, self._seen_at = stamp, now
+        return self._listed_at < self._seen_at + SETTLED_SECONDS or now - self._listed_at >= ANYWAY_SECONDS
