@@ -40,11 +40,14 @@ def evaluation_data(
         "entries": [[e.name, e.status, e.error, e.unscored] for e in report.entries],
         "unscored": results.get("unscored", {}),
         "scores": score_rows(results),
-        "causes": {cause: sum(getattr(g, cause) * max(1, g.gpus) for g in report.gpus) for cause in SECONDS_BY_CAUSE},
+        "causes": {
+            cause: sum(getattr(g, cause) * max(1, g.gpus) for g in report.gpus) for cause in SECONDS_BY_CAUSE
+        },
         "lanes": _lanes(report),
         "shards": _shards(report, predicted),
         "jobs": [
-            [s.what, s.name, s.begin, s.seconds, s.row] for s in spans(events, report.accepted_at, [e.name for e in report.entries])
+            [s.what, s.name, s.begin, s.seconds, s.row]
+            for s in spans(events, report.accepted_at, [e.name for e in report.entries])
         ],
         "nodes": _nodes(report, events),
         "notes": [[n.at, n.about, n.text, n.bad] for n in notes(events, report.accepted_at)],
@@ -88,7 +91,17 @@ def _about(report: Report, price: float | None) -> dict[str, Any]:
 def _lanes(report: Report) -> list[list[Any]]:
     """A row per trial: name, node, GPUs, device, begin, seconds held, its seconds before the first shard, shards, end."""
     return [
-        [g.trial, g.node, g.gpus, g.device, g.started_at - report.accepted_at, g.held, g.imports + g.load + g.warm, g.shards, g.ended]
+        [
+            g.trial,
+            g.node,
+            g.gpus,
+            g.device,
+            g.started_at - report.accepted_at,
+            g.held,
+            g.imports + g.load + g.warm,
+            g.shards,
+            g.ended,
+        ]
         for g in report.gpus
     ]
 

@@ -40,7 +40,7 @@ def page(title: str, data: Mapping[str, Any], blocks: Mapping[str, bytes] | None
         '<meta name="referrer" content="no-referrer"><link rel="icon" href="data:,">',
         f"<title>{html.escape(title)}</title>",
         f"<style>{style}</style></head><body>",
-        '<noscript>This page needs JavaScript: it draws its charts in the browser, from data in this file.</noscript>',
+        "<noscript>This page needs JavaScript: it draws its charts in the browser, from data in this file.</noscript>",
         f'<script type="application/json" id="data">{as_json(data)}</script>',
         *(
             f'<script type="application/gzip" id="block-{html.escape(name)}">{base64.b64encode(content).decode()}</script>'
@@ -53,7 +53,9 @@ def page(title: str, data: Mapping[str, Any], blocks: Mapping[str, bytes] | None
 
 def as_json(data: Any) -> str:
     """JSON that can stand in a script element: no `<`, so no end tag and no comment."""
-    return json.dumps(_finite(data), ensure_ascii=False, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+    return json.dumps(_finite(data), ensure_ascii=False, separators=(",", ":"), allow_nan=False).replace(
+        "<", "\\u003c"
+    )
 
 
 def _finite(value: Any) -> Any:

@@ -19,7 +19,9 @@ CHUNK = 200  # samples that are compressed together before a task's share is loo
 COLUMNS = ("doc_id", "prompt", "choices", "answers", "filtered", "target", "values", "filter", "hash")
 
 
-def blocks_of(tasks: Mapping[str, Iterable[str]], most_bytes: int = MOST_BYTES) -> tuple[list[dict[str, Any]], dict[str, bytes]]:
+def blocks_of(
+    tasks: Mapping[str, Iterable[str]], most_bytes: int = MOST_BYTES
+) -> tuple[list[dict[str, Any]], dict[str, bytes]]:
     """(a row of the index per task, name of a block -> its gzip bytes). `tasks`: task -> lines of its sample file."""
     share = most_bytes // max(1, len(tasks))
     index, blocks = [], {}
@@ -54,7 +56,9 @@ def _fitting(lines: Iterable[str], share: int) -> tuple[bytes, int, int]:
 
 
 def _packed(rows: list[list[Any]]) -> bytes:
-    return gzip.compress(json.dumps(rows, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace"), mtime=0)
+    return gzip.compress(
+        json.dumps(rows, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace"), mtime=0
+    )
 
 
 def sample_row(sample: Mapping[str, Any]) -> list[Any]:
@@ -62,7 +66,9 @@ def sample_row(sample: Mapping[str, Any]) -> list[Any]:
     asked = [a for a in sample.get("arguments", {}).values() if isinstance(a, Mapping)]
     prompt = asked[0].get("arg_0", "") if asked else ""
     choices = [a.get("arg_1") for a in asked]
-    choices = [_text(c) for c in choices] if len(asked) > 1 and all(isinstance(c, str) for c in choices) else []
+    choices = (
+        [_text(c) for c in choices] if len(asked) > 1 and all(isinstance(c, str) for c in choices) else []
+    )
     answers = [_text(a[0] if isinstance(a, list) and len(a) == 1 else a) for a in sample.get("resps", [])]
     filtered = [_text(a) for a in sample.get("filtered_resps", [])]
     values = {str(m): _number(sample.get(m)) for m in sample.get("metrics", [])}
@@ -76,7 +82,11 @@ def _text(value: Any) -> str:
     if isinstance(value, list) and len(value) == 2 and str(value[1]) in ("True", "False"):
         value = f"{value[0]}{' (greedy)' if str(value[1]) == 'True' else ''}"  # a log-likelihood
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= MOST_TEXT else f"{text[:MOST_TEXT]} … ({len(text) - MOST_TEXT:,} characters left out)"
+    return (
+        text
+        if len(text) <= MOST_TEXT
+        else f"{text[:MOST_TEXT]} … ({len(text) - MOST_TEXT:,} characters left out)"
+    )
 
 
 def _number(value: Any) -> Any:

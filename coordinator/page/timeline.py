@@ -6,7 +6,8 @@ wherever a job's own is not recorded. Used by the page and by the trace.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 from coordinator.evaluation.events import (
     AnyEvent,
@@ -82,7 +83,7 @@ def in_rows(found: Iterable[Span]) -> list[Span]:
         kind = "metric" if span.what in ("execute", "score") else span.what
         ends = kinds.setdefault(kind, [])
         row = next((i for i, end in enumerate(ends) if end <= span.begin), len(ends))
-        ends[row:row + 1] = [span.begin + span.seconds]
+        ends[row : row + 1] = [span.begin + span.seconds]
         placed.append((kind, row, span))
     first, at = {}, 0
     for kind, ends in kinds.items():
@@ -99,31 +100,51 @@ def notes(events: Iterable[AnyEvent], accepted_at: float) -> list[Note]:
     return found
 
 
-def _told(event: AnyEvent) -> list[tuple[str, str, bool]]:
-    match event:
-        case NodesOffered():
-            return [(o.node, f"{o.gpus} GPUs offered{f' ({o.gpu_type})' if o.gpu_type else ''}", False) for o in event.offers]
-        case NodeWithdrawn():
-            return [(event.node, f"withdrawn: {event.reason}", True)]
-        case BackOffOver():
-            return [(node, "back-off over", False) for node in event.nodes]
-        case JobNotSubmitted():
-            return [(event.job, f"not submitted: {event.error}", True)]
-        case JobEnded() if event.state not in CALM:
-            where = f" (running {event.shard})" if event.shard else ""
-            return [(f"{event.job}.{event.index}", f"ended {event.state}{where}", True)]
-        case TrialHung():
-            return [(event.trial, f"no progress for {event.seconds:.0f} s{f' at {event.shard}' if event.shard else ''}", True)]
-        case StragglersFound():
-            return [(trial, f"{times:.1f} times slower than the others", True) for trial, times in event.trials.items()]
-        case ShardCorrupted():
-            return [(event.shard, f"runs again: {event.error}", True)]
-        case Restarted():
-            return [("coordinator", "another coordinator took over", False)]
-        case OutcomeSeen() if isinstance(event.outcome, Failed):
-            return [(event.outcome.node or event.outcome.name, f"{event.outcome.job} failed: {event.outcome.error}", True)]
-        case OutcomeSeen() if isinstance(event.outcome, Staged):
-            why = f"; {event.outcome.why}" if event.outcome.why else ""
-            return [(event.outcome.node, f"weights staged ({event.outcome.rung}){why}", False)]
-        case _:
-            return []
+Told = Iterable[tuple[str, str, bool]]  # (about, text, bad)
+
+
+def _told(event: AnyEvent) -> Told:
+    if isinstance(event, OutcomeSeen):
+        return _of_outcome(event.outcome)
+    tell: Callable[[Any], Told] | None = _TELLERS.get(type(event))
+    return () if tell is None else tell(event)
+
+
+def _of_outcome(outcome: Any) -> Told:
+    if isinstance(outcome, Failed):
+        yield outcome.node or outcome.name, f"{outcome.job} failed: {outcome.error}", True
+    elif isinstance(outcome, Staged):
+        why = f"; {outcome.why}" if outcome.why else ""
+        yield outcome.node, f"weights staged ({outcome.rung}){why}", False
+
+
+def _offered(event: NodesOffered) -> Told:
+    for offer in event.offers:
+        kind = f" ({offer.gpu_type})" if offer.gpu_type else ""
+        yield offer.node, f"{offer.gpus} GPUs offered{kind}", False
+
+
+def _job_ended(event: JobEnded) -> Told:
+    if event.state not in CALM:
+        where = f" (running {event.shard})" if event.shard else ""
+        yield f"{event.job}.{event.index}", f"ended {event.state}{where}", True
+
+
+def _hung(event: TrialHung) -> Told:
+    where = f" at {event.shard}" if event.shard else ""
+    yield event.trial, f"no progress for {event.seconds:.0f} s{where}", True
+
+
+_TELLERS: Mapping[type[AnyEvent], Callable[[Any], Told]] = {
+    NodesOffered: _offered,
+    NodeWithdrawn: lambda e: [(e.node, f"withdrawn: {e.reason}", True)],
+    BackOffOver: lambda e: [(node, "back-off over", False) for node in e.nodes],
+    JobNotSubmitted: lambda e: [(e.job, f"not submitted: {e.error}", True)],
+    JobEnded: _job_ended,
+    TrialHung: _hung,
+    StragglersFound: lambda e: [
+        (trial, f"{times:.1f} times slower than the others", True) for trial, times in e.trials.items()
+    ],
+    ShardCorrupted: lambda e: [(e.shard, f"runs again: {e.error}", True)],
+    Restarted: lambda _: [("coordinator", "another coordinator took over", False)],
+}

@@ -17,7 +17,8 @@ def training_data(points: Sequence[Point], price: float | None = None) -> dict[s
         groups[str(PurePosixPath(point.checkpoint).parent), point.suite].append(point)
     names = short_names([folder for folder, _ in groups])
     made = [
-        _training(names[folder], folder, suite, make_series(each, price)) for (folder, suite), each in sorted(groups.items())
+        _training(names[folder], folder, suite, make_series(each, price))
+        for (folder, suite), each in sorted(groups.items())
     ]
     return {"kind": "training", "trainings": made, "price": price}
 
@@ -40,11 +41,26 @@ def _training(name: str, folder: str, suite: str, series: Series) -> dict[str, A
         "suite": suite,
         "superseded": series.superseded,
         "points": [
-            [p.evaluation_id, p.label, p.step, p.status, p.mode, p.accepted_at, p.makespan_seconds, p.gpu_seconds, p.cost]
+            [
+                p.evaluation_id,
+                p.label,
+                p.step,
+                p.status,
+                p.mode,
+                p.accepted_at,
+                p.makespan_seconds,
+                p.gpu_seconds,
+                p.cost,
+            ]
             for p in series.points
         ],
         "curves": [
-            {"task": curve[0].task, "measure": curve[0].measure, "up": curve[-1].higher_is_better, **_columns(at, curve)}
+            {
+                "task": curve[0].task,
+                "measure": curve[0].measure,
+                "up": curve[-1].higher_is_better,
+                **_columns(at, curve),
+            }
             for at, curve in _by_score(series, places)
         ],
     }
@@ -75,6 +91,8 @@ def _short(value: float) -> float:
     return float(f"{value:.6g}")
 
 
-def comparison_data(heads: Sequence[str], ids: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def comparison_data(
+    heads: Sequence[str], ids: Sequence[str], rows: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
     """`heads`, `ids`: of the evaluations compared; `rows`: of `comparisons.comparison`."""
     return {"kind": "comparison", "heads": list(heads), "ids": list(ids), "rows": [dict(row) for row in rows]}

@@ -15,7 +15,7 @@ function el(tag, props = {}, ...children) {
     else if (key === "style") for (const [name, to] of Object.entries(value)) made.style.setProperty(name, to);
     else made.setAttribute(key, value === true ? "" : value);
   }
-  made.append(...children.flat().filter((child) => child !== null && child !== undefined));
+  made.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined));
   return made;
 }
 
@@ -27,8 +27,8 @@ function said(text, className = "said") {
 
 function seconds(value) {
   if (value === null || value === undefined) return "–";
-  if (value < 0) return `-${seconds(-value)}`;
-  if (value < 1) return `${Math.round(value * 1000)} ms`;
+  if (value <= -0.001) return `-${seconds(-value)}`;
+  if (value < 1) return `${Math.abs(Math.round(value * 1000))} ms`;
   if (value < 60) return `${value.toFixed(1)} s`;
   const s = Math.round(value), [h, m] = [Math.floor(s / 3600), Math.floor((s % 3600) / 60)];
   return h ? `${h} h ${String(m).padStart(2, "0")} min` : `${m} min ${String(s % 60).padStart(2, "0")} s`;

@@ -10,7 +10,7 @@ const STAGES = { build: "build requests", staging: "stage weights", queue_wait: 
 function bars(rows, label) {
   const most = Math.max(...rows.map((r) => r[1]), 1e-9);
   return el("table", { class: "bars", "aria-label": label }, el("tbody", {}, rows.map(([name, value, note, tint]) =>
-    el("tr", {}, el("th", { scope: "row" }, said(name)), el("td", { class: "bar" }, el("span", { style: { width: `${100 * value / most}%`, background: tint ?? "var(--line-0)" } })),
+    el("tr", {}, el("th", { scope: "row" }, said(name)), el("td", { class: "bar" }, el("span", { style: { width: `${Math.max(0, 100 * value / most)}%`, background: tint ?? "var(--line-0)" } })),
       el("td", { class: "right", text: seconds(value) }), el("td", { class: "soft", text: note ?? "" })))));
 }
 

@@ -21,7 +21,7 @@ function table(columns, rows, { caption, open, order = null, label } = {}) {
     more.textContent = `${(rows.length - shown).toLocaleString("en")} more rows`;
   }
   fill();
-  const holder = el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": caption ?? label ?? "table" }, made, more);
+  const holder = el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": `table: ${caption ?? label ?? ""}` }, made, more);
   holder.show = (others) => { rows = others; shown = FIRST_ROWS; fill(); };
   return holder;
 }
