@@ -15,11 +15,22 @@ from rich.console import Console
 from typer.models import CommandInfo, TyperInfo
 
 from coordinator.base.disk_space import RESUMES, shortage
-from coordinator.cli import catalogue, commands, doctor, evaluate, series, service, tools
+from coordinator.cli import catalogue, commands, doctor, evaluate, pages, series, service, tools
 from coordinator.cli.app import app
 from coordinator.errors import BugError, EvalspanError, OperatorError
 
-__all__ = ["app", "catalogue", "commands", "doctor", "evaluate", "main", "series", "service", "tools"]
+__all__ = [
+    "app",
+    "catalogue",
+    "commands",
+    "doctor",
+    "evaluate",
+    "main",
+    "pages",
+    "series",
+    "service",
+    "tools",
+]
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +38,7 @@ log = logging.getLogger(__name__)
 GROUPS = {
     "Evaluate": ("eval", "ls", "validate", "prepare"),
     "Follow": ("status", "watch", "logs", "cancel", "retry"),
-    "Results": ("report", "compare", "export"),
+    "Results": ("report", "compare", "export", "serve"),
     "During training": ("daemon", "submit", "release"),
     "Site and tools": ("init", "doctor", "plan", "simulate", "clean", "worker", "priors"),
 }

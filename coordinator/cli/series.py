@@ -113,19 +113,20 @@ def _write_files(
     *,
     mixed: bool,
 ) -> None:
-    from coordinator.cli import pages
+    from coordinator.cli.pages import write_page, write_trace
+    from coordinator.page import read
     from coordinator.report.load_series import find_series
 
     if series is not None:
         if html is None or trace is not None:
             raise OperatorError("--trace is of one evaluation: name it, without --series")
         found = find_series(settings.work_dir, series, suite, mixed=mixed)
-        pages.of_trainings(found, settings.gpu_hour_price, html)
+        write_page(html, read.of_trainings(found, settings.gpu_hour_price))
         return
     if html is not None:
-        pages.of_evaluation(settings, evaluation or "", html)
+        write_page(html, read.of_evaluation(settings, evaluation or ""))
     if trace is not None:
-        pages.trace_of(settings, evaluation or "", trace)
+        write_trace(settings, evaluation or "", trace)
 
 
 def _points(

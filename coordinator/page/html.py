@@ -17,20 +17,24 @@ from importlib.resources import files
 from typing import Any
 
 SCRIPTS = (
-    "uplot.js", "base.js", "table.js", "curves.js", "heatmap.js", "summary.js", "lanes.js", "samples.js", "page.js",
+    "uplot.js", "base.js", "table.js", "curves.js", "heatmap.js", "summary.js", "lanes.js", "samples.js", "index.js", "page.js",
 )  # fmt: skip
 STYLES = ("uplot.css", "page.css")
+SAME_SERVER = "; connect-src 'self'"
 
 
-def page(title: str, data: Mapping[str, Any], blocks: Mapping[str, bytes] | None = None) -> str:
+def page(
+    title: str, data: Mapping[str, Any], blocks: Mapping[str, bytes] | None = None, *, live: bool = False
+) -> str:
     """The page as text. `data`: what JSON holds; numbers that are not finite become null.
 
-    `blocks`: name -> gzip bytes that the page unpacks when it shows them.
+    `blocks`: name -> gzip bytes that the page unpacks when it shows them. `live`: the server's page, which asks its server
+    for news; any other loads nothing.
     """
-    script, style = _joined(SCRIPTS), _joined(STYLES)
+    script, style = _joined((*SCRIPTS, "live.js") if live else SCRIPTS), _joined(STYLES)
     policy = (
         f"default-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(style)}'; img-src data:; "
-        "base-uri 'none'; form-action 'none'"
+        f"base-uri 'none'; form-action 'none'{live * SAME_SERVER}"
     )
     parts = [
         "<!doctype html>",

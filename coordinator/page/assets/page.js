@@ -23,10 +23,14 @@ function begin() {
 function otherTheme() {
   const dark = document.documentElement.dataset.theme ?? (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
   document.documentElement.dataset.theme = dark === "dark" ? "light" : "dark";
-  const open = location.hash;
-  document.querySelectorAll("nav, main, .skip").forEach((old) => old.remove()); // canvases keep the colours that they were drawn with
+  const at = scrollY;
+  drawAgain(); // canvases keep the colours that they were drawn with
+  scrollTo(0, at);
+}
+
+function drawAgain() {
+  document.querySelectorAll("nav, main, .skip").forEach((old) => old.remove());
   begin();
-  if (open) document.querySelector(open)?.scrollIntoView();
 }
 
 begin();
