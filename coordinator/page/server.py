@@ -10,12 +10,17 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import errno
 import hmac
 import os
 import secrets
+import signal
 import socket
+import stat
+import sys
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from threading import Lock
@@ -203,6 +208,7 @@ def run(settings: Config, *, port: int, unix: Path | None, say: Callable[[str], 
     bound, address, token = _bound(port, unix)
     bound.listen()  # who opens the address at once waits
     say(address)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # uvicorn passes the signal on when it has ended
     config = uvicorn.Config(application(settings, token), log_level="warning", server_header=False, ws="none")
     try:
         uvicorn.Server(config).run(sockets=[bound])
@@ -221,6 +227,7 @@ def _bound(port: int, unix: Path | None) -> tuple[socket.socket, str, str | None
             bound.bind(("127.0.0.1", port))
             token = secrets.token_urlsafe(24)
             return bound, f"http://127.0.0.1:{bound.getsockname()[1]}/?token={token}", token
+        _remove_left(unix)
         bound = socket.socket(socket.AF_UNIX)
         before = os.umask(0o177)
         try:
@@ -236,3 +243,10 @@ def _bound(port: int, unix: Path | None) -> tuple[socket.socket, str, str | None
         raise OperatorError(
             f"{unix or f'127.0.0.1:{port}'} cannot be listened on: {error.strerror or error}"
         ) from error
+
+
+def _remove_left(unix: Path) -> None:
+    """Remove the socket of a server that was killed."""
+    with suppress(OSError), socket.socket(socket.AF_UNIX) as link:
+        if stat.S_ISSOCK(unix.lstat().st_mode) and link.connect_ex(str(unix)) == errno.ECONNREFUSED:
+            unix.unlink()

@@ -116,6 +116,8 @@ def test_a_training_is_shown_as_page_and_as_data_and_no_file_changes(served: Ser
 
 def test_a_unix_socket_is_the_users_alone_and_is_removed(work: Path, tmp_path: Path):
     place = tmp_path / "s"
+    with socket.socket(socket.AF_UNIX) as killed:
+        killed.bind(str(place))  # of a server that was killed
     process = _start("--work-dir", str(work), "--unix", str(place))
     assert process.stdout is not None
     assert str(place) in process.stdout.readline()
