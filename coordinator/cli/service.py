@@ -67,13 +67,14 @@ def daemon(
 
     evalspan daemon --until-idle --work-dir /shared/evalspan-work
     """
-    from contextlib import ExitStack
+    from contextlib import ExitStack, closing
 
     from coordinator.base.isolate import LoopGuard
     from coordinator.base.signals import Signals
     from coordinator.cli.screen.live_screen import Watcher
     from coordinator.intake.admission import missing_places, no_place
     from coordinator.intake.from_settings import check_device
+    from coordinator.monitor.watch import Monitor
     from coordinator.runtime.journal import DAEMON
     from coordinator.runtime.service import Service
     from coordinator.runtime.wiring import coordinator_of
@@ -98,6 +99,7 @@ def daemon(
                 return  # stopped by a signal during the wait
             raise
         watcher = stack.enter_context(Watcher(screen))
+        monitor = stack.enter_context(closing(Monitor(settings)))
         quiet_since = time.monotonic()
         guard = LoopGuard(log)
         coordinator.resume_all()
@@ -106,9 +108,11 @@ def daemon(
             nonlocal quiet_since
             service.tick()
             running = [r for r in coordinator.running.values() if r.state.ended_at is None]
-            for ended in (r.state for r in coordinator.running.values() if r.state.ended_at is not None):
+            gone = [r.state for r in coordinator.running.values() if r.state.ended_at is not None]
+            for ended in gone:
                 exporter.ask()
                 _log_end(ended)
+            guard("metrics and news", monitor.tick, coordinator, service.pending_count, gone)
             guard("trackers", exporter.tick)
             if coordinator.busy or service.waiting or exporter.busy:
                 quiet_since = time.monotonic()

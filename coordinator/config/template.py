@@ -270,4 +270,13 @@ kind = "{kind}"               # "local": processes on this machine; "slurm": job
 # wandb_mode = "offline"      # "online" sends at once
 # mlflow_uri = "http://mlflow.site:5000"   # example; or file:///path of a file store
 # mlflow_experiment = "evalspan"
+
+# Of the daemon, for Prometheus (docs/monitoring.md); needs `pip install 'evalspan[metrics]'`.
+[metrics]
+# listen = "127.0.0.1:9464"   # example
+
+# News of the daemon as JSON: an evaluation ended, failed or is parked, a score fell beyond its error.
+[notify]
+# command = ["/home/me/tell"] # example: reads the JSON from its standard input
+# webhook = "https://chat.site/hook"   # example: gets it by POST
 """

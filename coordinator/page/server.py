@@ -209,7 +209,13 @@ def run(settings: Config, *, port: int, unix: Path | None, say: Callable[[str], 
     bound.listen()  # who opens the address at once waits
     say(address)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # uvicorn passes the signal on when it has ended
-    config = uvicorn.Config(application(settings, token), log_level="warning", server_header=False, ws="none")
+    config = uvicorn.Config(
+        application(settings, token),
+        log_level="warning",
+        server_header=False,
+        ws="none",
+        timeout_graceful_shutdown=1,
+    )
     try:
         uvicorn.Server(config).run(sockets=[bound])
     finally:

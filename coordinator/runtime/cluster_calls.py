@@ -9,12 +9,14 @@ from __future__ import annotations
 import errno
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Generic, TypeVar
 
 from coordinator.base import clock
 
 T = TypeVar("T")
+SUBMISSION = "the submission"  # of a job, whose name follows
 SAID_SECONDS = 2.0  # age of an unanswered call from which on it is named to people
 
 
@@ -53,10 +55,17 @@ class ClusterCalls:
         self._patience = patience
         self._asked: dict[str, Call[Any]] = {}  # by what was asked
         self._under_way: list[Call[Any]] = []
+        self._made: Counter[str] = Counter()
+
+    def take_counts(self) -> Mapping[str, int]:
+        """What was asked how often since this was called last; all submissions as one."""
+        made, self._made = self._made, Counter()
+        return made
 
     def begin(self, what: str, effect: Callable[[], T]) -> Call[T]:
         """Begin a call of its own. OSError where no thread can be started."""
         call = Call(what, effect)
+        self._made[SUBMISSION if what.startswith(SUBMISSION) else what] += 1
         if self._patience is None:
             call.make()
             return call

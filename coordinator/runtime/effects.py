@@ -61,7 +61,7 @@ from coordinator.intake.checkpoint import CheckpointError, inspect
 from coordinator.intake.source_keys import inputs_of
 from coordinator.planning.make_plan import PlanningError, hardware_of, make_plan
 from coordinator.runtime import gpu_names, reuse
-from coordinator.runtime.cluster_calls import Call, ClusterCalls
+from coordinator.runtime.cluster_calls import SUBMISSION, Call, ClusterCalls
 from coordinator.runtime.finalize import write_results
 from coordinator.services.metric_queue import MetricQueue
 from evaljobs.contract.storage import write_atomic
@@ -224,7 +224,7 @@ class Performer:
             Path(workers_stop_file(paths)).unlink(missing_ok=True)
         env = environment(self.site, action.job.purpose)
         job = replace(action.job, env=env, secrets=secrets_for(state.record, action.job.purpose))
-        mine[name] = self.calls.begin(f"the submission of {name}", partial(self.cluster.submit, job))
+        mine[name] = self.calls.begin(f"{SUBMISSION} of {name}", partial(self.cluster.submit, job))
         return []
 
     def cancel(self, job_ids: Sequence[str]) -> None:
