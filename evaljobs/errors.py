@@ -11,7 +11,7 @@ import os
 import traceback
 from typing import Final, Literal
 
-from evaljobs.contract.secret_values import scrubbed
+from evaljobs.secret_values import scrubbed
 
 DETAIL: Final = 4000  # characters kept of a traceback
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import os
 
-from evaljobs.contract.secret_values import scrubbed
+from evaljobs.secret_values import scrubbed
 
 # how control characters are shown: they command a terminal
 SHOWN = {code: "?" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"}

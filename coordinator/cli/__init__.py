@@ -15,13 +15,25 @@ import sys
 from typer.models import CommandInfo, TyperInfo
 
 from coordinator.base.disk_space import RESUMES, shortage
-from coordinator.cli import catalogue, commands, disk, doctor, evaluate, series, service, tools
+from coordinator.cli import catalogue, commands, disk, doctor, evaluate, pages, series, service, tools
 from coordinator.cli.app import app
 from coordinator.cli.terminal import Console
 from coordinator.errors import BugError, EvalspanError, OperatorError
-from evaljobs.contract.secret_values import scrubbed
+from evaljobs.secret_values import scrubbed
 
-__all__ = ["app", "catalogue", "commands", "disk", "doctor", "evaluate", "main", "series", "service", "tools"]
+__all__ = [
+    "app",
+    "catalogue",
+    "commands",
+    "disk",
+    "doctor",
+    "evaluate",
+    "main",
+    "pages",
+    "series",
+    "service",
+    "tools",
+]
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +41,7 @@ log = logging.getLogger(__name__)
 GROUPS = {
     "Evaluate": ("eval", "ls", "validate", "prepare"),
     "Follow": ("status", "watch", "logs", "cancel", "retry"),
-    "Results": ("report", "compare", "export"),
+    "Results": ("report", "compare", "export", "serve"),
     "During training": ("daemon", "submit", "release"),
     "Site and tools": ("init", "doctor", "plan", "simulate", "prune", "clean", "worker", "priors"),
 }

@@ -55,6 +55,10 @@ JSON = Annotated[bool, typer.Option("--json", help="Print JSON (versioned) inste
 VERBOSE = Annotated[
     bool, typer.Option("--verbose", "-v", help="All of the accounting: by stage and GPU, other schedulers.")
 ]
+HTML = Annotated[
+    Path | None,
+    typer.Option("--html", help="Write a page to look at in a browser: one file, which loads nothing."),
+]
 
 _EVALUATION = typer.Argument(help="Evaluation id, its beginning, or the digest at its end.")
 EVALUATION = Annotated[str, _EVALUATION]

@@ -11,6 +11,7 @@ import typer
 
 from coordinator.cli.app import (
     CONFIG,
+    HTML,
     JSON,
     ONE_EVALUATION,
     VERBOSE,
@@ -57,6 +58,10 @@ def report(
     as_csv: Annotated[
         bool, typer.Option("--csv", help="Print CSV: a line per checkpoint and score.")
     ] = False,
+    html: HTML = None,
+    trace: Annotated[
+        Path | None, typer.Option("--trace", help="Write the jobs' spans as a Chrome trace (for Perfetto).")
+    ] = None,
     verbose: VERBOSE = False,
     as_json: JSON = False,
 ) -> None:
@@ -67,6 +72,8 @@ def report(
     evalspan report step-1000-core-1a2b3c4d
 
     evalspan report --series runs/7b --gpu-hour-price 2.10
+
+    evalspan report step-1000-core-1a2b3c4d --html report.html
     """
     from coordinator import api
     from coordinator.report.render import show
@@ -74,6 +81,11 @@ def report(
     settings = settings_of(config, work_dir, {"gpu_hour_price": gpu_hour_price})
     if (evaluation is None) == (series is None):
         raise OperatorError("name an evaluation, or say --series FOLDER")
+    if html is not None or trace is not None:
+        if as_csv or as_json:
+            raise OperatorError("say --html or --trace without --csv and --json")
+        _write_files(settings, evaluation, series, suite, html, trace, mixed=mixed)
+        return
     if series is not None or as_csv:
         _show_series(
             _points(settings, evaluation, series, suite, mixed=mixed),
@@ -89,6 +101,32 @@ def report(
     else:
         known = made.makespan_seconds is not None
         show(stdout(), made, results, settings.gpu_hour_price, ran=known, verbose=verbose)
+
+
+def _write_files(
+    settings: Config,
+    evaluation: str | None,
+    series: str | None,
+    suite: str | None,
+    html: Path | None,
+    trace: Path | None,
+    *,
+    mixed: bool,
+) -> None:
+    from coordinator.cli.pages import write_page, write_trace
+    from coordinator.page import read
+    from coordinator.report.load_series import find_series
+
+    if series is not None:
+        if html is None or trace is not None:
+            raise OperatorError("--trace is of one evaluation: name it, without --series")
+        found = find_series(settings.work_dir, series, suite, mixed=mixed)
+        write_page(html, read.of_trainings(found, settings.gpu_hour_price))
+        return
+    if html is not None:
+        write_page(html, read.of_evaluation(settings, evaluation or ""))
+    if trace is not None:
+        write_trace(settings, evaluation or "", trace)
 
 
 def _points(

@@ -69,18 +69,17 @@ def daemon(
 
     evalspan daemon --until-idle --work-dir /shared/evalspan-work
     """
-    from contextlib import ExitStack
+    from contextlib import ExitStack, closing
 
     from coordinator.base.isolate import LoopGuard
     from coordinator.base.signals import Signals
+    from coordinator.cli.beside import Beside
     from coordinator.cli.screen.live_screen import Watcher
     from coordinator.intake.admission import missing_places, no_place
     from coordinator.intake.from_settings import check_device
-    from coordinator.keeping.housekeeping import Housekeeper, code_of
     from coordinator.runtime.journal import DAEMON
     from coordinator.runtime.service import Service
     from coordinator.runtime.wiring import coordinator_of
-    from coordinator.trackers.live import Exporter
 
     settings = settings_of(config, work_dir)
     _check_watch(settings, config)
@@ -91,8 +90,6 @@ def daemon(
     service = Service(coordinator, settings)
     for why in (*filter(None, [no_place(settings.watch)]), *missing_places(settings.watch)):
         log.warning("%s", why)
-    exporter = Exporter(settings)
-    housekeeper = Housekeeper(settings, code_of(settings, coordinator.performer.site.trial_env))
     with ExitStack() as stack:
         signals = stack.enter_context(Signals())
         try:
@@ -102,7 +99,7 @@ def daemon(
                 return  # stopped by a signal during the wait
             raise
         watcher = stack.enter_context(Watcher(screen))
-        stack.callback(housekeeper.stop)
+        beside = stack.enter_context(closing(Beside(settings, coordinator)))
         quiet_since = time.monotonic()
         guard = LoopGuard(log)
         coordinator.resume_all()
@@ -111,16 +108,15 @@ def daemon(
             nonlocal quiet_since
             service.tick()
             running = [r for r in coordinator.running.values() if r.state.ended_at is None]
-            for ended in (r.state for r in coordinator.running.values() if r.state.ended_at is not None):
-                exporter.ask()
-                housekeeper.ended(ended.evaluation_id)
+            gone = [r.state for r in coordinator.running.values() if r.state.ended_at is not None]
+            for ended in gone:
                 _log_end(ended)
-            guard("trackers", exporter.tick)
-            if coordinator.busy or service.waiting or exporter.busy or housekeeper.busy:
+            beside.tick(service.pending_count, gone)
+            if coordinator.busy or service.waiting or beside.busy:
                 quiet_since = time.monotonic()
             guard("the screen", watcher.show, running, coordinator.trouble)
             coordinator.forget_ended()
-            guard("housekeeping", housekeeper.tick, time.time())
+            beside.keep_house()
 
         def over() -> bool:
             return bool(signals.received) or (until_idle and time.monotonic() - quiet_since > 5.0)

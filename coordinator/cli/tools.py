@@ -16,7 +16,18 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from coordinator.cli.app import CONFIG, JSON, WORK_DIR, app, say, say_aside, settings_of, show_json, stdout
+from coordinator.cli.app import (
+    CONFIG,
+    HTML,
+    JSON,
+    WORK_DIR,
+    app,
+    say,
+    say_aside,
+    settings_of,
+    show_json,
+    stdout,
+)
 from coordinator.errors import OperatorError
 from evaljobs.contract.paths import WorkPaths
 
@@ -259,6 +270,7 @@ def compare(
     evaluations: Annotated[list[str], typer.Argument(help="Two or more evaluation ids.")],
     config: CONFIG = None,
     work_dir: WORK_DIR = None,
+    html: HTML = None,
     as_json: JSON = False,
 ) -> None:
     """Print scores of several evaluations side by side; marks a drop beyond two standard errors.
@@ -267,20 +279,17 @@ def compare(
 
     evalspan compare step-1000-core-1a2b3c4d step-2000-core-5e6f7a8b
     """
+    from coordinator.cli.pages import write_page
+    from coordinator.page import read
     from coordinator.report.comparisons import comparison, heads_of, show_comparison
-    from coordinator.report.load_series import point_of
-    from coordinator.runtime.replay import find_evaluation
 
     settings = settings_of(config, work_dir)
     if len(evaluations) < 2:
         raise OperatorError("name at least two evaluations; `evalspan report` prints one")
-    points, columns = [], []
-    for name in evaluations:
-        state, paths, _ = find_evaluation(settings, name)
-        if not paths.results.exists():
-            raise OperatorError(f"{state.evaluation_id} has no results yet")
-        points.append(point_of(paths, state.record))
-        columns.append(json.loads(paths.results.read_text()))
+    if html is not None:
+        write_page(html, read.of_comparison(settings, evaluations))
+        return
+    points, columns, _ = read.read_columns(settings, evaluations)
     ids, heads, rows = [p.evaluation_id for p in points], heads_of(points), comparison(columns)
     if as_json:
         show_json({"schema_version": 1, "evaluations": ids, "rows": rows, "headings": heads})

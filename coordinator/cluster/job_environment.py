@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from fnmatch import fnmatchcase
 
-from evaljobs.contract.secret_values import names_variable
+from evaljobs.secret_values import names_variable
 
 INDEX = "EVALSPAN_INDEX"
 # Variables of an enclosing Slurm job, or of the user's listings, that must not reach Slurm commands.

@@ -294,6 +294,32 @@ class RetentionConfig(Record):
         return age_seconds(self.older_than)
 
 
+def _address(text: str) -> str:
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65535:
+        raise ValueError('an address such as "127.0.0.1:9464"')
+    return text
+
+
+def _web_address(text: str) -> str:
+    if not re.match(r"https?://[^/\s]+", text):
+        raise ValueError("an address that begins with https:// or http://")
+    return text
+
+
+class MetricsConfig(Record):
+    """Prometheus metrics of the daemon."""
+
+    listen: Annotated[str, AfterValidator(_address)] | None = None  # "HOST:PORT"; None: no metrics
+
+
+class NotifyConfig(Record):
+    """Who gets news of evaluations, as JSON."""
+
+    command: tuple[str, ...] = ()  # program and arguments; reads the JSON from its standard input
+    webhook: Annotated[str, AfterValidator(_web_address)] | None = None
+
+
 class Config(Record):
     """All settings. Paths are absolute once loaded."""
 
@@ -316,5 +342,7 @@ class Config(Record):
     checkpoint: CheckpointConfig = CheckpointConfig()
     trackers: TrackersConfig = TrackersConfig()
     retention: RetentionConfig = RetentionConfig()
+    metrics: MetricsConfig = MetricsConfig()
+    notify: NotifyConfig = NotifyConfig()
     gpu_hour_price: Annotated[float, Field(ge=0)] | None = None
     backlog: Literal["all", "latest"] | KeepEvery = "all"

@@ -284,4 +284,13 @@ kind = "{kind}"               # "local": processes on this machine; "slurm": job
 # keep = "scores"             # example: "scores" alone, "responses" and samples too, or "all": only what is not needed goes; default: nothing goes
 # older_than = "30d"          # also "12h", "8w"
 # baselines = []              # evaluations that lose nothing, by id or glob of ids, e.g. ["step-100000-*"]; `prune` heeds it, too
+
+# Of the daemon, for Prometheus (docs/monitoring.md); needs `pip install 'evalspan[metrics]'`.
+[metrics]
+# listen = "127.0.0.1:9464"   # example
+
+# News of the daemon as JSON: an evaluation ended, failed or is parked, a score fell beyond its error.
+[notify]
+# command = ["/home/me/tell"] # example: reads the JSON from its standard input
+# webhook = "https://chat.site/hook"   # example: gets it by POST
 """

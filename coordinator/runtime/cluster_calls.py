@@ -9,7 +9,8 @@ from __future__ import annotations
 import errno
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Generic, TypeVar
 
 from coordinator.base import clock
@@ -54,6 +55,12 @@ class ClusterCalls:
         self._left = patience or 0.0  # seconds that this turn may still wait
         self._asked: dict[str, Call[Any]] = {}  # by what was asked
         self._under_way: list[Call[Any]] = []
+        self._made: Counter[str] = Counter()
+
+    def take_counts(self) -> Mapping[str, int]:
+        """What was asked how often since this was called last."""
+        made, self._made = self._made, Counter()
+        return made
 
     def new_turn(self) -> None:
         """A turn of the loop begins: it may wait anew."""
@@ -62,6 +69,7 @@ class ClusterCalls:
     def begin(self, what: str, effect: Callable[[], T]) -> Call[T]:
         """Begin a call of its own. OSError where no thread can be started."""
         call = Call(what, effect)
+        self._made[what] += 1
         if self._patience is None:
             call.make()
             return call

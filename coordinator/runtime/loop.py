@@ -97,6 +97,7 @@ class Coordinator(Evaluations):
         self._demands: Sequence[Demand] | None = None  # what those offers answer; None: all were passed on
         self._unknown: set[str] = set()  # states of jobs that no table has, logged already
         self._throttle = Throttle()
+        self.turn_seconds = 0.0  # of the last turn
 
     @contextmanager
     def in_charge(
@@ -338,4 +339,5 @@ class Coordinator(Evaluations):
             self.tick()
             if on_tick is not None:
                 on_tick()
+            self.turn_seconds = time.monotonic() - started
             time.sleep(max(0.0, self.pace.tick - (time.monotonic() - started)))

@@ -12,7 +12,7 @@ import errno
 import logging
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -35,7 +35,7 @@ from coordinator.intake import places
 from coordinator.runtime.detect import Grace
 from coordinator.runtime.effects import Performer
 from coordinator.runtime.journal import CopiedJournalError, Journal, OtherVersionError, WorkLock
-from coordinator.runtime.parked import ParkedEvaluations
+from coordinator.runtime.parked import ParkedEvaluation, ParkedEvaluations
 from coordinator.runtime.runner import Running
 from coordinator.runtime.status_file import (
     Ended,
@@ -75,6 +75,11 @@ class Evaluations:
         """Does an evaluation run, or is one parked that returns without a person, or that still has jobs?"""
         waiting = any(p.open and not p.for_person for p in self._parked.by_id.values())
         return waiting or any(r.state.ended_at is None for r in self.running.values())
+
+    @property
+    def parked(self) -> Mapping[str, ParkedEvaluation]:
+        """The parked evaluations, by id."""
+        return self._parked.by_id
 
     def records(self) -> list[EvaluationRecord]:
         """Of all evaluations that have not ended and are not given up: their checkpoints are needed."""

@@ -100,6 +100,10 @@ class Service:
         """Is a checkpoint pending? Those pending for longer than WAIT_SECONDS do not count."""
         return any(clock.now() - each.since < WAIT_SECONDS for each in self._pending.values())
 
+    @property
+    def pending_count(self) -> int:
+        return len(self._pending)
+
     def tick(self) -> None:
         now = clock.now()
         if not self._throttle.due("look", LOOK_SECONDS, now):

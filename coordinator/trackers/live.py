@@ -29,9 +29,9 @@ from coordinator.report.load_series import point_of, records
 from coordinator.trackers import TRACKERS, export_points, runs_of
 from evaljobs import log_lines
 from evaljobs.contract.paths import EvaluationPaths
-from evaljobs.contract.secret_values import scrubbed
 from evaljobs.contract.specs import Record
 from evaljobs.contract.storage import make_file, make_folder, write_atomic
+from evaljobs.secret_values import scrubbed
 
 log = logging.getLogger(__name__)
 

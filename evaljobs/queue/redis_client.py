@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import redis
 from pydantic import Field, ValidationError
@@ -234,3 +234,13 @@ _CAUSES: tuple[tuple[tuple[type[Exception] | str, ...], str], ...] = (
         "cannot be reached: does it run there, and is its address right? ({text})",
     ),
 )
+
+
+def used_memory(address_file: Path, seconds: float = 1.0) -> float | None:
+    """Bytes that the Redis of this address uses; None where it does not answer in `seconds`."""
+    try:
+        with client(read(address_file), seconds=seconds) as link:
+            info: Any = link.info("memory")
+            return float(info["used_memory"])
+    except (redis.RedisError, OSError, QueueUnavailable, KeyError):
+        return None

@@ -23,7 +23,6 @@ from typing import Any
 from evaljobs.contract.folded import files_in, read_bytes
 from evaljobs.contract.outcomes import Executed, Failed, Scored
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths, request_set_manifest, slug
-from evaljobs.contract.secret_values import hidden
 from evaljobs.contract.specs import ExecuteSpec, FrameRef, RequestSetManifest, ScoreSpec
 from evaljobs.contract.storage import read_record, write_atomic, write_outcome
 from evaljobs.errors import JobError, OperatorError, details, one_line
@@ -37,6 +36,7 @@ from evaljobs.sandbox.code_eval import CodeEval
 from evaljobs.scoring import bootstrap
 from evaljobs.scoring.collect_programs import record_programs
 from evaljobs.scoring.item_deadlines import Items
+from evaljobs.secret_values import hidden
 
 log = logging.getLogger(__name__)
 

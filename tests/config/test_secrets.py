@@ -14,8 +14,8 @@ from coordinator.config.loading import load
 from coordinator.errors import OperatorError
 from coordinator.intake.suites import load_suite
 from evaljobs import log_lines
-from evaljobs.contract.secret_values import HIDDEN, hidden, in_command, in_text, places, scrubbed
 from evaljobs.errors import JobError, one_line
+from evaljobs.secret_values import HIDDEN, hidden, in_command, in_text, places, scrubbed
 
 TOKEN = "hf_" + "aB3" * 11
 SECRETS = [

@@ -1,0 +1,49 @@
+"""What a daemon does beside its loop: trackers, housekeeping, metrics and news. An error of one is that one's alone."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+
+from coordinator.base.isolate import LoopGuard
+from coordinator.config.schema import Config
+from coordinator.evaluation.state import State
+from coordinator.keeping.housekeeping import Housekeeper, code_of
+from coordinator.monitor.watch import Monitor
+from coordinator.runtime.loop import Coordinator
+from coordinator.trackers.live import Exporter
+
+log = logging.getLogger(__name__)
+
+
+class Beside:
+    """Of one daemon that holds its work folder. OperatorError where `[metrics] listen` cannot be had."""
+
+    def __init__(self, settings: Config, coordinator: Coordinator) -> None:
+        self._coordinator = coordinator
+        self._exporter = Exporter(settings)
+        self._housekeeper = Housekeeper(settings, code_of(settings, coordinator.performer.site.trial_env))
+        self._monitor = Monitor(settings)
+        self._guard = LoopGuard(log)
+
+    @property
+    def busy(self) -> bool:
+        """Is something left to do for `--until-idle` to wait for?"""
+        return self._exporter.busy or self._housekeeper.busy
+
+    def tick(self, pending: int, gone: Sequence[State]) -> None:
+        """`pending`: checkpoints that are not accepted yet; `gone`: evaluations that have ended since the last call."""
+        for ended in gone:
+            self._exporter.ask()
+            self._housekeeper.ended(ended.evaluation_id)
+        self._guard("metrics and news", self._monitor.tick, self._coordinator, pending, gone)
+        self._guard("trackers", self._exporter.tick)
+
+    def keep_house(self) -> None:
+        """After the loop has forgotten ended evaluations: their files may be folded."""
+        self._guard("housekeeping", self._housekeeper.tick, time.time())
+
+    def close(self) -> None:
+        self._housekeeper.stop()
+        self._monitor.close()

@@ -1,0 +1,78 @@
+"""`report --html | --trace`, `compare --html`, `serve`: pages and traces as files, and as a server."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from coordinator.cli.app import CONFIG, WORK_DIR, app, say
+from coordinator.errors import OperatorError
+from evaljobs.contract.storage import write_atomic
+
+if TYPE_CHECKING:
+    from coordinator.config.schema import Config
+    from coordinator.page.read import Contents
+
+
+def write_page(file: Path, contents: Contents) -> None:
+    """Write a page to a file. OperatorError where that cannot be."""
+    from coordinator.page.html import page
+
+    text = page(*contents)
+    _save(file, text)
+    say(f"wrote {file} ({len(text) / 1e6:.1f} MB): open it in a browser", err=True)
+
+
+def write_trace(settings: Config, name: str, file: Path) -> None:
+    """Write one evaluation's spans in Chrome's trace format. OperatorError where that cannot be."""
+    from coordinator.page.read import evaluation_and_results
+    from coordinator.page.trace import trace
+
+    _save(file, json.dumps(trace(evaluation_and_results(settings, name)[0]), allow_nan=False))
+    say(f"wrote {file}: open it in https://ui.perfetto.dev or chrome://tracing", err=True)
+
+
+def _save(file: Path, text: str) -> None:
+    if not file.parent.is_dir():
+        raise OperatorError(f"{file}: the folder {file.parent} does not exist")
+    try:
+        write_atomic(file, text.encode("utf-8", "replace"))
+    except OSError as error:
+        raise OperatorError(f"{file} cannot be written: {error.strerror or error}") from error
+
+
+@app.command()
+def serve(
+    port: Annotated[int, typer.Option(min=0, max=65535, help="On 127.0.0.1; 0: any free one.")] = 0,
+    unix: Annotated[
+        Path | None, typer.Option("--unix", help="Or: a Unix socket, which only you can open.")
+    ] = None,
+    config: CONFIG = None,
+    work_dir: WORK_DIR = None,
+) -> None:
+    """Show evaluations, trainings and comparisons in a browser, kept up to date; reads files, changes none.
+
+    Examples:
+
+    evalspan serve
+
+    evalspan serve --port 8421
+
+    ssh -L 8421:127.0.0.1:8421 LOGIN_NODE
+    """
+    import os
+
+    from coordinator.config import loading
+
+    try:
+        from coordinator.page import server
+    except ImportError as error:
+        raise OperatorError(f"`evalspan serve` needs {error.name}: pip install 'evalspan[web]'") from error
+
+    settings = loading.load(config, os.environ, {"work_dir": work_dir})  # makes and tries no folder
+    if not settings.work_dir.is_dir():
+        raise OperatorError(f"there is no work folder {settings.work_dir}: give --work-dir")
+    server.run(settings, port=port, unix=unix, say=say)

@@ -1,0 +1,155 @@
+"""Prometheus metrics of a daemon on `[metrics] listen`; a thread answers scrapes from values that the loop handed over.
+
+Rule: the loop pays for `note` alone, at most every NOTE_SECONDS. Names and units follow Prometheus' conventions: base
+units, `_total` for counters, labels with few values. Counters begin at 0 with each daemon.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, start_http_server
+from prometheus_client.core import GaugeMetricFamily
+
+from coordinator.base.version import version_text
+from coordinator.errors import OperatorError
+from coordinator.monitor.sample import Sample, sample
+from coordinator.report.measurements import Report
+
+if TYPE_CHECKING:
+    from coordinator.runtime.loop import Coordinator
+
+log = logging.getLogger(__name__)
+
+NOTE_SECONDS = 5.0  # between two looks at the evaluations
+LOOP_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+MAKESPAN_SECONDS = (60, 300, 600, 1200, 1800, 3600, 7200, 14400, 28800)
+CAUSES = {
+    "infer": "inference", "imports": "import", "load": "load", "warm": "warm-up", "dump": "dump", "wait": "wait", "other": "other",
+}  # fmt: skip
+LABELS = {
+    "phases": "phase",
+    "shards": "state",
+    "nodes": "status",
+    "jobs": "purpose",
+}  # of the gauges of a `Sample`
+
+
+class Metrics:
+    """The metrics of one daemon. OperatorError where `listen`, "HOST:PORT", cannot be listened on."""
+
+    def __init__(self, listen: str, memory: Callable[[], float | None]) -> None:
+        """`memory`: bytes that Redis uses, asked in the thread of a scrape; None: it did not answer."""
+        self.registry = CollectorRegistry()
+        self._noted_at = 0.0
+        self._gauges = {
+            "phases": self._gauge(
+                "evaluations", "Evaluations by phase; pending: not accepted yet", ["phase"]
+            ),
+            "shards": self._gauge("shards", "Shards of open evaluations", ["state"]),
+            "nodes": self._gauge("nodes", "Nodes of open evaluations", ["status"]),
+            "jobs": self._gauge("jobs", "Jobs in the cluster's queue or running", ["purpose"]),
+        }
+        self._metric_jobs = self._gauge("metric_jobs", "CPU jobs of metrics without an outcome")
+        self._oldest = self._gauge("oldest_evaluation_seconds", "Age of the oldest open evaluation")
+        self._late = self._gauge(
+            "cluster_call_late_seconds", "Age of the cluster's oldest unanswered call; 0: none is late"
+        )
+        self._troubled = self._gauge("trouble", "1 while the loop shows a trouble of storage, site or Redis")
+        self._calls = self._counter("cluster_calls", "Calls of the cluster", ["call"])
+        self._ended = self._counter("evaluations_ended", "Evaluations that have ended", ["status"])
+        self._gpu = self._counter("gpu_seconds", "GPU seconds of ended evaluations", ["cause"])
+        self._staged = self._counter(
+            "staged_bytes", "Bytes of weights staged in nodes' memory, of ended evaluations"
+        )
+        self._loop = self._histogram("loop_seconds", "Seconds of a turn of the loop", LOOP_SECONDS)
+        self._makespan = self._histogram(
+            "makespan_seconds", "Seconds from acceptance to the last score", MAKESPAN_SECONDS
+        )
+        Info("evalspan_build", "Version", registry=self.registry).info({"version": version_text()})
+        self.registry.register(_RedisMemory(memory))
+        for cause in CAUSES.values():
+            self._gpu.labels(cause)
+        host, _, port = listen.rpartition(":")
+        try:
+            self._server, self._thread = start_http_server(int(port), host, self.registry)
+        except (OSError, ValueError) as error:
+            why = getattr(error, "strerror", None) or error
+            raise OperatorError(f"[metrics] listen = {listen!r} cannot be listened on: {why}") from error
+        self.port: int = self._server.server_port
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    def turn(self, seconds: float) -> None:
+        """A turn of the loop took so long."""
+        self._loop.observe(seconds)
+
+    def note(self, coordinator: Coordinator, pending: int, now: float) -> None:
+        """Hand over how things stand. `pending`: checkpoints that are not accepted yet; `now`: unix seconds."""
+        if time.monotonic() - self._noted_at < NOTE_SECONDS:
+            return
+        self._noted_at = time.monotonic()
+        found = sample(
+            [r.state for r in coordinator.running.values()],
+            parked=len(coordinator.parked),
+            pending=pending,
+            now=now,
+        )
+        self._show(found)
+        late = coordinator.calls.late()
+        self._late.set(0.0 if late is None else late[1])
+        self._troubled.set(bool(coordinator.trouble))
+        made = coordinator.calls.take_counts()
+        for call, count in made.items():
+            self._calls.labels(call).inc(count)
+
+    def ended(self, reports: Iterable[Path]) -> None:
+        """Add what ended evaluations cost, by their report files; one without a report counts by nothing."""
+        for file in reports:
+            with suppress(OSError, ValueError):
+                self._add(Report.model_validate_json(file.read_bytes()))
+
+    def _show(self, found: Sample) -> None:
+        for name, gauge in self._gauges.items():
+            for label, value in getattr(found, name).items():
+                gauge.labels(label).set(value)
+        self._metric_jobs.set(found.metric_jobs)
+        self._oldest.set(found.oldest_seconds)
+
+    def _add(self, report: Report) -> None:
+        self._ended.labels(report.status).inc()
+        for cause, label in CAUSES.items():
+            self._gpu.labels(label).inc(sum(getattr(g, cause) * max(1, g.gpus) for g in report.gpus))
+        self._staged.inc(report.staged_bytes)
+        if report.makespan_seconds is not None:
+            self._makespan.observe(report.makespan_seconds)
+
+    def _gauge(self, name: str, what: str, labels: Iterable[str] = ()) -> Gauge:
+        return Gauge(f"evalspan_{name}", what, labels, registry=self.registry)
+
+    def _counter(self, name: str, what: str, labels: Iterable[str] = ()) -> Counter:
+        return Counter(f"evalspan_{name}", what, labels, registry=self.registry)
+
+    def _histogram(self, name: str, what: str, buckets: Iterable[float]) -> Histogram:
+        return Histogram(f"evalspan_{name}", what, buckets=tuple(buckets), registry=self.registry)
+
+
+class _RedisMemory:
+    """Asked in the thread of a scrape, so that a Redis that is away costs the loop nothing."""
+
+    def __init__(self, memory: Callable[[], float | None]) -> None:
+        self._memory = memory
+
+    def collect(self) -> Iterable[GaugeMetricFamily]:
+        used = self._memory()
+        yield GaugeMetricFamily("evalspan_redis_up", "1 where Redis answers", value=float(used is not None))
+        if used is not None:
+            yield GaugeMetricFamily("evalspan_redis_memory_bytes", "Memory that Redis uses", value=used)

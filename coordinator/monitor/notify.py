@@ -1,0 +1,196 @@
+"""`[notify]`: news of evaluations, as JSON to a command's standard input or to a webhook.
+
+Rule: the loop only puts news in a queue; a thread sends them, one after the other. A failed sending is tried again
+TRIES times at doubled intervals. A full queue drops the oldest, with a line in the log. News do not outlive the daemon.
+"""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field
+
+from coordinator.evaluation.records import EvaluationRecord
+from coordinator.report.learning_curves import make_series
+from coordinator.report.load_series import find_series
+from evaljobs.contract.specs import Record
+
+log = logging.getLogger(__name__)
+
+MOST_WAITING = 200  # news in the queue
+TRIES = 6
+FIRST_PAUSE = 2.0  # seconds before the second try; doubled each time
+COMMAND_SECONDS = 60.0  # longest run of a command
+WEBHOOK_SECONDS = 10.0  # longest wait for a webhook
+MOST_FELL = 20  # scores named in one piece of news
+
+
+class Fell(Record):
+    """A score that is worse than at the checkpoint before by more than two standard errors of the difference."""
+
+    task: str
+    measure: str
+    before: float
+    after: float
+    stderr: float | None
+
+
+class News(Record):
+    """What a command or webhook gets. `text`: one line for people, as chat programs show it."""
+
+    schema_version: Literal[1] = 1
+    event: Literal["ended", "failed", "parked", "fell"]
+    text: str
+    evaluation_id: str
+    checkpoint: str
+    step: int | None
+    suite: str
+    at: float  # unix seconds
+    status: str = ""  # of an evaluation that has ended: done | failed | cancelled
+    errors: dict[str, str] = Field(default_factory=dict)  # task -> why it has no score
+    reason: str = ""  # why an evaluation is parked
+    fell: tuple[Fell, ...] = ()
+
+
+def ended(record: EvaluationRecord, status: str, errors: Mapping[str, str], at: float) -> News:
+    """`errors`: task -> why it has no score."""
+    event: Literal["ended", "failed"] = "failed" if status == "failed" else "ended"
+    why = "; ".join(f"{task}: {error}" for task, error in list(errors.items())[:3])
+    text = f"evalspan: {record.evaluation_id} is {status}{f': {why}' if why else ''}"
+    return News(event=event, text=text, status=status, errors=dict(errors), **_of(record, at))
+
+
+def parked(record: EvaluationRecord, reason: str, at: float) -> News:
+    text = f"evalspan: {record.evaluation_id} is parked: {reason}"
+    return News(event="parked", text=text, reason=reason, **_of(record, at))
+
+
+def fell(record: EvaluationRecord, scores: Sequence[Fell], at: float) -> News:
+    said = "; ".join(f"{s.task} {s.measure} {s.before:.4f} -> {s.after:.4f}" for s in scores[:3])
+    more = f" and {len(scores) - 3} more" if len(scores) > 3 else ""
+    text = f"evalspan: {record.evaluation_id}: beyond two standard errors: {said}{more}"
+    return News(event="fell", text=text, fell=tuple(scores[:MOST_FELL]), **_of(record, at))
+
+
+def _of(record: EvaluationRecord, at: float) -> dict[str, Any]:
+    return {
+        "evaluation_id": record.evaluation_id,
+        "checkpoint": record.checkpoint.announced,
+        "step": record.checkpoint.step,
+        "suite": record.suite.name,
+        "at": at,
+    }
+
+
+def fallen(work_dir: Path, record: EvaluationRecord) -> list[Fell]:
+    """Scores of this evaluation that regressed against the checkpoint before it of the same training and suite."""
+    folder = str(Path(record.checkpoint.announced).parent)
+    series = make_series(find_series(work_dir, folder, record.suite.name, mixed=True))
+    places = [i for i, p in enumerate(series.points) if p.evaluation_id == record.evaluation_id]
+    if not places:
+        return []
+    before = {s.name: s for p in series.points[: places[0]] for s in p.scores}
+    return [
+        Fell(task=s.task, measure=s.measure, before=before[s.name].value, after=s.value, stderr=s.stderr)
+        for s in series.points[places[0]].scores
+        if s.regressed and s.name in before
+    ]
+
+
+class Notifier:
+    """Sends news in a thread. `pause(seconds)` waits between two tries, and is True once the daemon ends."""
+
+    def __init__(
+        self,
+        command: Sequence[str] = (),
+        webhook: str | None = None,
+        pause: Callable[[float], bool] | None = None,
+    ) -> None:
+        self._sinks: list[Callable[[bytes], None]] = []
+        if command:
+            self._sinks.append(lambda body: _run(command, body))
+        if webhook:
+            self._sinks.append(lambda body: _post(webhook, body))
+        self._over = threading.Event()
+        self._pause = pause or self._over.wait
+        self._waiting: deque[Callable[[], News | None]] = deque()
+        self._more = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._sending = False
+
+    def tell(self, make: Callable[[], News | None]) -> None:
+        """Have news sent. `make` runs in the thread, since it may read files; None: there is nothing to say."""
+        if not self._sinks:
+            return
+        with self._more:
+            if len(self._waiting) >= MOST_WAITING:
+                self._waiting.popleft()
+                log.warning("[notify]: more than %d news wait; the oldest is dropped", MOST_WAITING)
+            self._waiting.append(make)
+            self._more.notify()
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name="news", daemon=True)
+            self._thread.start()
+
+    def finish(self, seconds: float) -> None:
+        """Wait at most `seconds` for what is left to be sent; the thread then ends with the process."""
+        with self._more:
+            self._more.wait_for(lambda: not self._waiting and not self._sending, seconds)
+        self._over.set()
+
+    def _work(self) -> None:
+        while True:
+            with self._more:
+                self._sending = False
+                self._more.notify_all()
+                self._more.wait_for(lambda: bool(self._waiting))
+                make, self._sending = self._waiting.popleft(), True
+            try:
+                news = make()
+            except Exception:
+                log.exception("[notify]: news could not be made")
+                continue
+            if news is not None:
+                for sink in self._sinks:
+                    self._send(sink, news)
+
+    def _send(self, sink: Callable[[bytes], None], news: News) -> None:
+        body = news.model_dump_json().encode()
+        for number in range(1, TRIES + 1):
+            try:
+                sink(body)
+            except Exception as error:  # noqa: BLE001 (a person's command or server: anything may come of it)
+                if number == TRIES:
+                    log.warning("[notify]: %s of %s is not told: %s", news.event, news.evaluation_id, error)
+                    return
+                if self._pause(FIRST_PAUSE * 2 ** (number - 1)):
+                    return
+            else:
+                return
+
+
+def _run(command: Sequence[str], body: bytes) -> None:
+    done = subprocess.run(command, input=body, capture_output=True, timeout=COMMAND_SECONDS, check=False)
+    if done.returncode:
+        last = done.stderr.decode(errors="replace").strip().splitlines()[-1:] or [""]
+        raise OSError(f"{command[0]} ended with {done.returncode} {last[0][:200]}".rstrip())
+
+
+def _post(webhook: str, body: bytes) -> None:
+    import requests  # noqa: PLC0415 (0.2 s, for a daemon with a webhook alone)
+
+    answer = requests.post(
+        webhook,
+        data=body,
+        headers={"Content-Type": "application/json"},
+        timeout=WEBHOOK_SECONDS,
+        allow_redirects=False,
+    )
+    if not answer.ok or answer.is_redirect:
+        raise OSError(f"the webhook answered {answer.status_code}")

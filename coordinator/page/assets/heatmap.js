@@ -1,0 +1,72 @@
+// Tasks by checkpoints: each cell a score, its colour the change in standard errors, or its place in the row's range.
+
+if (DATA.kind === "training") PARTS.push({ id: "heatmap", name: "Tasks × checkpoints", make: heatmapPart }, { id: "cost", name: "Cost", make: costPart });
+
+const STRONG = 4; // standard errors of a change with the fullest colour
+
+function heatmapPart() {
+  const place = el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "scores by task and checkpoint" });
+  const detail = el("div", { class: "detail", role: "status" });
+  let [which, by, text] = [0, "evidence", ""];
+  const draw = () => place.replaceChildren(heatmap(DATA.trainings[which], by, text, detail));
+  const tools = el("div", { class: "tools" },
+    DATA.trainings.length > 1 ? choice("training", DATA.trainings.map((t, i) => [i, `${t.name} · ${t.suite}`]), (v) => { which = Number(v); draw(); }) : null,
+    choice("colour by", [["evidence", "change from the checkpoint before, in standard errors"], ["range", "place between the row's worst and best"]], (v) => { by = v; draw(); }),
+    search("find a task", (v) => { text = v; draw(); }));
+  draw();
+  return section("heatmap", "Tasks × checkpoints", "Blue is better, orange is worse. ! marks a drop beyond two standard errors, ~ a score that is not comparable with the one before. A cell gives its details.", tools, place, detail);
+}
+
+function heatmap(training, by, text, detail) {
+  const heads = training.points.map((p) => el("th", { scope: "col", class: "right" }, said(p[1])));
+  const rows = training.curves.filter((c) => `${c.task} ${c.measure}`.toLowerCase().includes(text)).map((curve) => {
+    const place = new Map(curve.at.map((at, i) => [at, i]));
+    const cells = training.points.map((point, at) => {
+      const i = place.get(at);
+      if (i === undefined || curve.value[i] === null) return el("td", { class: "right", text: "–" });
+      const strength = by === "range" ? inRange(curve, i) : evidence(curve, i);
+      return el("td", { class: `right heat ${shade(strength)}` }, el("button", { type: "button", text: `${score(curve.value[i])}${curve.marks[i]}`,
+        onclick: () => detail.replaceChildren(cellDetail(training, curve, i)) }));
+    });
+    return el("tr", {}, el("th", { scope: "row" }, said(curve.task), el("small", {}, " ", said(curve.measure), curve.up ? null : " (lower is better)")), cells);
+  });
+  return el("table", { class: "heatmap" }, el("thead", {}, el("tr", {}, el("th", { scope: "col", text: "task" }), heads)), el("tbody", {}, rows));
+}
+
+/** -1 to 1: the change from the point before in standard errors of the difference, over STRONG. null: not known. */
+function evidence(curve, i) {
+  if (i === 0 || curve.marks[i] === "~") return null;
+  const [a, b, ea, eb] = [curve.value[i - 1], curve.value[i], curve.stderr[i - 1], curve.stderr[i]];
+  if (a === null || ea === null || eb === null) return null;
+  const error = Math.hypot(ea, eb), change = (curve.up ? 1 : -1) * (b - a);
+  return error ? Math.max(-1, Math.min(1, change / error / STRONG)) : Math.sign(change);
+}
+
+function inRange(curve, i) {
+  const values = curve.value.filter((v) => v !== null), [low, high] = [Math.min(...values), Math.max(...values)];
+  return high > low ? (curve.up ? 1 : -1) * (2 * (curve.value[i] - low) / (high - low) - 1) : 0;
+}
+
+const shade = (strength) => (strength === null ? "none" : `${strength < 0 ? "down" : "up"}-${Math.round(Math.abs(strength) * 4)}`);
+
+function cellDetail(training, curve, i) {
+  const point = training.points[curve.at[i]], before = i > 0 ? training.points[curve.at[i - 1]] : null;
+  const error = curve.stderr[i] === null ? "" : ` ± ${score(curve.stderr[i])}`;
+  const change = i > 0 && curve.value[i - 1] !== null ? `; ${(curve.value[i] - curve.value[i - 1]).toFixed(4)} from ${before[1]}` : "";
+  return el("p", {}, said(curve.task, "said strong"), ` at `, said(point[1]), `: ${score(curve.value[i])}${error}${change}`,
+    curve.documents[i] ? `; ${curve.documents[i].toLocaleString("en")} documents` : "", ". ",
+    command(`evalspan report ${quoted(point[0])}`), before ? command(`evalspan compare ${quoted(before[0])} ${quoted(point[0])}`) : null);
+}
+
+function costPart() {
+  const rows = DATA.trainings.flatMap((t) => t.points.map((point) => ({ training: t, point })));
+  const priced = rows.some((r) => r.point[8] !== null);
+  const columns = [
+    { name: "training", of: (r) => r.training.name }, { name: "suite", of: (r) => r.training.suite }, { name: "checkpoint", of: (r) => r.point[2] ?? r.point[1], show: (r) => r.point[1] },
+    { name: "status", of: (r) => r.point[3] }, { name: "accepted", of: (r) => r.point[5], show: (r) => when(r.point[5]) },
+    { name: "makespan", of: (r) => r.point[6], show: (r) => seconds(r.point[6]), right: true }, { name: "GPU time", of: (r) => r.point[7], show: (r) => seconds(r.point[7]), right: true },
+    ...(priced ? [{ name: "cost", of: (r) => r.point[8], show: (r) => figure(r.point[8]), right: true }] : []),
+  ];
+  const gpu = rows.reduce((sum, r) => sum + (r.point[7] ?? 0), 0), cost = rows.reduce((sum, r) => sum + (r.point[8] ?? 0), 0);
+  return section("cost", "Cost per checkpoint", `${rows.length} evaluations, ${seconds(gpu)} of GPUs${priced ? `, ${figure(cost)} in all` : ""}.`, table(columns, rows, { label: "cost per checkpoint" }));
+}

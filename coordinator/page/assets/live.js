@@ -1,0 +1,40 @@
+// Of a served page: asks for the data again when the server says that they have changed, and draws the page anew.
+
+const LEAST_MS = 3000; // between two times that the page is drawn
+
+function stayCurrent() {
+  const state = el("span", { class: "note", role: "status" });
+  const show = () => document.querySelector("nav")?.insertBefore(state, document.querySelector("nav button"));
+  show();
+  let [due, busy] = [false, false];
+  const again = async () => {
+    if (busy) return;
+    [busy, due] = [true, false];
+    try {
+      const answer = await fetch(location.href, { headers: { Accept: "application/json" } });
+      if (!answer.ok) throw new Error(answer.status);
+      renew(await answer.json());
+      show();
+      state.textContent = `as of ${new Date().toLocaleTimeString()}`;
+    } catch {
+      state.textContent = "the server does not answer";
+    }
+    setTimeout(() => { busy = false; if (due) again(); }, LEAST_MS);
+  };
+  const source = new EventSource(`/changes?of=${encodeURIComponent(location.pathname)}`);
+  source.onmessage = () => { due = true; again(); };
+  source.onerror = () => { state.textContent = "the server does not answer"; };
+  source.onopen = () => { state.textContent = "kept up to date"; };
+}
+
+function renew({ data, blocks }) {
+  for (const key of Object.keys(DATA)) delete DATA[key];
+  Object.assign(DATA, data);
+  document.querySelectorAll("script[id^='block-']").forEach((old) => old.remove());
+  for (const [name, text] of Object.entries(blocks)) document.body.append(el("script", { type: "application/gzip", id: `block-${name}`, text }));
+  const at = scrollY;
+  drawAgain();
+  scrollTo(0, at);
+}
+
+stayCurrent();

@@ -1,0 +1,36 @@
+// Puts the parts of the page together: the heading, the list of parts, and each part when it is near the view.
+
+if (DATA.kind === "comparison") PARTS.unshift({ id: "changes", name: "Changes", make: changesPart });
+
+function changesPart() {
+  const columns = [{ name: "task", of: (r) => r.task }, { name: "measure", of: (r) => r.metric.replace(",none", "") },
+    ...DATA.heads.map((head, i) => ({ name: head, of: (r) => r.values[i], show: (r) => `${score(r.values[i])}${r.differs[i] ? "~" : ""}`, right: true })),
+    { name: "change", of: (r) => r.change, show: (r) => (r.change === null ? "–" : `${r.change >= 0 ? "+" : ""}${r.change.toFixed(4)}${r.regressed ? " !" : ""}`), right: true }];
+  const ids = el("ul", {}, DATA.ids.map((id, i) => el("li", {}, said(DATA.heads[i], "said strong"), ": ", said(id))));
+  return section("changes", "Changes", "! marks a drop beyond two standard errors; ~ a score that is not comparable with the first evaluation's.", ids, table(columns, DATA.rows, { label: "changes" }), command(`evalspan compare ${DATA.ids.map(quoted).join(" ")}`));
+}
+
+function begin() {
+  const parts = PARTS.map((part) => ({ ...part, holder: el("div", { class: "part", id: `part-${part.id}` }) }));
+  const nav = el("nav", { "aria-label": "parts of the page" }, el("strong", { text: "evalspan" }), parts.map((p) => el("a", { href: `#part-${p.id}`, text: p.name })),
+    el("button", { type: "button", text: "light / dark", onclick: otherTheme }));
+  const main = el("main", { id: "main" }, el("h1", {}, said(document.title)), DATA.note ? el("p", { class: "note" }, said(DATA.note)) : null, parts.map((p) => p.holder));
+  document.body.append(el("a", { class: "skip", href: "#main", text: "to the content" }), nav, main);
+  for (const part of parts) part.holder.append(part.make());
+  if (DATA.made_at) main.append(el("footer", { class: "note", text: `Made ${when(DATA.made_at)} by evalspan ${DATA.version ?? ""}. Nothing in this page was loaded from elsewhere.` }));
+}
+
+function otherTheme() {
+  const dark = document.documentElement.dataset.theme ?? (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
+  document.documentElement.dataset.theme = dark === "dark" ? "light" : "dark";
+  const at = scrollY;
+  drawAgain(); // canvases keep the colours that they were drawn with
+  scrollTo(0, at);
+}
+
+function drawAgain() {
+  document.querySelectorAll("nav, main, .skip").forEach((old) => old.remove());
+  begin();
+}
+
+begin();

@@ -1,0 +1,91 @@
+// Samples: what was asked, answered and scored; of a comparison, two evaluations side by side with what flipped.
+
+if (DATA.samples) PARTS.push({ id: "samples", name: "Samples", make: samplesPart });
+
+const AT_ONCE = 50; // samples listed at once
+const [ID, PROMPT, CHOICES, ANSWERS, FILTERED, TARGET, VALUES, FILTER, HASH] = [0, 1, 2, 3, 4, 5, 6, 7, 8];
+
+function samplesPart() {
+  const list = el("div", { class: "samples" }), count = el("p", { class: "note", role: "status" });
+  const state = { task: 0, text: "", only: "all", rows: [] };
+  const pairs = DATA.kind === "comparison";
+  const load = async () => {
+    const one = DATA.samples[state.task];
+    count.textContent = "unpacking…";
+    state.rows = pairs ? paired(...await Promise.all(one.blocks.map((b) => (b ? unpacked(b) : [])))) : (await unpacked(one.block)).map((row) => [row]);
+    draw();
+  };
+  const draw = () => {
+    const kept = state.rows.filter((sides) => wanted(sides, state));
+    const one = DATA.samples[state.task];
+    const left = one.of > one.samples ? ` The page holds the first ${one.samples.toLocaleString("en")} of ${one.of.toLocaleString("en")}; all are in the evaluation's samples.` : "";
+    count.textContent = `${kept.length.toLocaleString("en")} of ${state.rows.length.toLocaleString("en")} samples.${left}`;
+    list.replaceChildren();
+    more(list, kept, 0, pairs);
+  };
+  const kinds = pairs ? [["flipped", "flipped"], ["worse", "worse in the last"], ["better", "better in the last"], ["all", "all"]] : [["all", "all"], ["wrong", "below the best value"], ["right", "with the best value"]];
+  state.only = kinds[0][0];
+  const tools = el("div", { class: "tools" }, choice("task", DATA.samples.map((s, i) => [i, `${s.task} (${s.of.toLocaleString("en")})`]), (v) => { state.task = Number(v); load(); }),
+    choice("show", kinds, (v) => { state.only = v; draw(); }), search("find text", (v) => { state.text = v; draw(); }));
+  const made = section("samples", "Samples", null, tools, count, list);
+  if (DATA.samples.length) whenSeen(made, load);
+  else count.textContent = "There are no samples.";
+  return made;
+}
+
+/** Samples of the same document and filter of two evaluations. */
+function paired(first, last) {
+  const key = (row) => `${row[ID]}\u0000${row[FILTER]}\u0000${row[HASH]}`;
+  const before = new Map(first.map((row) => [key(row), row]));
+  return last.filter((row) => before.has(key(row))).map((row) => [before.get(key(row)), row]);
+}
+
+/** The sample's first value that is a number. */
+const worth = (row) => Object.values(row[VALUES]).find((v) => typeof v === "number") ?? null;
+
+function wanted(sides, { text, only }) {
+  const values = sides.map(worth), last = values.at(-1);
+  if (only === "wrong" && !(last !== null && last < 1)) return false;
+  if (only === "right" && !(last !== null && last >= 1)) return false;
+  if (only === "flipped" && values[0] === values[1]) return false;
+  if (only === "worse" && !(values[1] < values[0])) return false;
+  if (only === "better" && !(values[1] > values[0])) return false;
+  return !text || sides.some((row) => [row[PROMPT], row[TARGET], ...row[ANSWERS]].some((part) => String(part).toLowerCase().includes(text)));
+}
+
+function more(list, rows, from, pairs) {
+  list.append(...rows.slice(from, from + AT_ONCE).map((sides) => sampleItem(sides, pairs)));
+  if (rows.length <= from + AT_ONCE) return;
+  const button = el("button", { type: "button", class: "more", text: `${(rows.length - from - AT_ONCE).toLocaleString("en")} more`, onclick: () => { button.remove(); more(list, rows, from + AT_ONCE, pairs); } });
+  list.append(button);
+}
+
+function sampleItem(sides, pairs) {
+  const row = sides.at(-1);
+  const values = sides.map((side) => Object.entries(side[VALUES]).map(([name, v]) => `${name} ${figure2(v)}`).join(", ")).join(" → ");
+  const made = el("details", { class: `sample ${mark(sides)}` }, el("summary", {}, el("span", { class: "number", text: `#${row[ID]}` }), " ", said(row[PROMPT].slice(-160), "said one-line"), el("span", { class: "values" }, said(values))));
+  made.addEventListener("toggle", () => { if (made.open && made.children.length === 1) made.append(sampleBody(sides, pairs)); });
+  return made;
+}
+
+const figure2 = (v) => (typeof v === "number" ? NUMBER.format(v) : String(v ?? "–").slice(0, 60));
+
+function mark(sides) {
+  const values = sides.map(worth);
+  if (sides.length === 2) return values[1] < values[0] ? "worse" : values[1] > values[0] ? "better" : "";
+  return values[0] === null ? "" : values[0] >= 1 ? "better" : "worse";
+}
+
+function sampleBody(sides, pairs) {
+  const row = sides.at(-1);
+  const heads = pairs ? DATA.heads.length === 2 ? DATA.heads : [DATA.heads[0], DATA.heads.at(-1)] : [""];
+  const answers = sides.map((side, i) => el("div", {}, pairs ? el("h4", {}, said(heads[i])) : null, answersOf(side)));
+  return el("div", { class: "body" }, el("h4", { text: "asked" }), el("pre", {}, said(row[PROMPT])), el("h4", { text: "gold" }), el("pre", {}, said(row[TARGET])), el("div", { class: pairs ? "sides" : null }, answers));
+}
+
+function answersOf(row) {
+  if (row[CHOICES].length) return el("table", {}, el("tbody", {}, row[CHOICES].map((text, i) => el("tr", {}, el("td", {}, said(text)), el("td", { class: "right" }, said(row[ANSWERS][i] ?? ""))))));
+  const parts = [el("h4", { text: "answered" }), ...row[ANSWERS].map((a) => el("pre", {}, said(a)))];
+  if (row[FILTERED].length) parts.push(el("h4", {}, "after the filter ", said(row[FILTER])), ...row[FILTERED].map((a) => el("pre", {}, said(a))));
+  return el("div", {}, parts);
+}

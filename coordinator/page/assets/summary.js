@@ -1,0 +1,65 @@
+// One evaluation in figures: makespan against its bound, scores, GPU seconds by cause, nodes, failures.
+
+if (DATA.kind === "evaluation") PARTS.push(
+  { id: "summary", name: "Summary", make: summaryPart }, { id: "scores", name: "Scores", make: scoresPart }, { id: "time", name: "Time", make: timePart });
+
+const CAUSES = { infer: "inference", imports: "import", load: "load", warm: "warm-up", dump: "dump", wait: "wait", other: "interpreter" };
+const STAGES = { build: "build requests", staging: "stage weights", queue_wait: "longest wait in the queue", load: "import, load, warm-up (mean)", inference: "inference", metric_tail: "metrics after the last response" };
+
+/** Bars of seconds beside each other. `rows`: [name, seconds, note, colour]. */
+function bars(rows, label) {
+  const most = Math.max(...rows.map((r) => r[1]), 1e-9);
+  return el("table", { class: "bars", "aria-label": label }, el("tbody", {}, rows.map(([name, value, note, tint]) =>
+    el("tr", {}, el("th", { scope: "row" }, said(name)), el("td", { class: "bar" }, el("span", { style: { width: `${Math.max(0, 100 * value / most)}%`, background: tint ?? "var(--line-0)" } })),
+      el("td", { class: "right", text: seconds(value) }), el("td", { class: "soft", text: note ?? "" })))));
+}
+
+function summaryPart() {
+  const a = DATA.about, rows = [];
+  if (a.makespan !== null) rows.push(["makespan", a.makespan, a.ratio ? `${a.ratio.toFixed(3)} × the lower bound` : ""]);
+  if (a.bound) rows.push(["lower bound", a.bound, "no schedule of these seconds is shorter", "var(--line-2)"]);
+  if (a.predicted) rows.push(["predicted", a.predicted, "by the plan", "var(--line-3)"]);
+  for (const [policy, value] of Object.entries(DATA.policies)) rows.push([policy, value, "simulated from the seconds of this run", "var(--soft)"]);
+  const facts = [["checkpoint", a.checkpoint], ["suite", a.mode === "exact" ? a.suite : `${a.suite}, ${a.mode} mode`], ["status", a.status], ["accepted", when(a.accepted_at)],
+    ["GPU time", `${seconds(a.gpu_seconds)}, ${share(a.busy)} in inference${a.cost === null ? "" : `; cost ${figure(a.cost)}`}`],
+    ["weights staged", `${bytes(a.staged_bytes)}, of these ${bytes(a.storage_bytes)} read from storage`],
+    a.tokens?.computed ? ["tokens", figure(a.tokens.computed)] : null, a.waited ? ["without GPUs", seconds(a.waited)] : null,
+    a.limited ? ["kept out by a limit on jobs", seconds(a.limited)] : null, a.paused ? ["paused", seconds(a.paused)] : null].filter(Boolean);
+  return section("summary", a.id, null, el("dl", {}, facts.map(([name, value]) => [el("dt", { text: name }), el("dd", {}, said(value))])),
+    bars(rows, "makespan beside its bound and simulated baselines"), command(`evalspan report ${quoted(a.id)} --verbose`));
+}
+
+function scoresPart() {
+  const status = new Map(DATA.entries.map((e) => [e[0], e]));
+  const columns = [
+    { name: "task", of: (r) => r[0] }, { name: "measure", of: (r) => r[1], show: (r) => `${r[1]}${r[4] ? "" : " (lower is better)"}` },
+    { name: "value", of: (r) => r[2], show: (r) => score(r[2]), right: true }, { name: "standard error", of: (r) => r[3], show: (r) => score(r[3]), right: true },
+    { name: "documents", of: (r) => r[5], show: (r) => r[5]?.toLocaleString("en"), right: true }, { name: "shots", of: (r) => r[6], right: true }, { name: "version", of: (r) => r[7], right: true },
+  ];
+  const without = [...status.values()].filter((e) => e[1] !== "scored");
+  const list = without.length ? el("ul", {}, without.map(([name, state, error]) => el("li", {}, said(name, "said strong"), `: ${state}`, error ? ": " : "", said(error)))) : null;
+  return section("scores", "Scores", null, list, table(columns, DATA.scores, { label: "scores" }));
+}
+
+function timePart() {
+  const total = Object.values(DATA.causes).reduce((a, b) => a + b, 0);
+  const causes = Object.entries(CAUSES).map(([key, name], i) => [name, DATA.causes[key], total ? share(DATA.causes[key] / total) : "", `var(--line-${i})`]).filter((r) => r[1] > 0);
+  const stages = Object.entries(STAGES).filter(([key]) => DATA.stages[key] !== undefined).map(([key, name]) => [name, DATA.stages[key], key === "queue_wait" ? DATA.stages.waited_for : ""]);
+  return section("time", "Where the time went", "From the trigger to the score; stages overlap.", el("h3", { text: "Stages" }), bars(stages, "seconds of each stage"),
+    el("h3", { text: "GPU seconds by cause" }), causes.length ? bars(causes, "GPU seconds by cause") : el("p", { text: "No trial has ended yet." }), el("h3", { text: "Predicted and actual seconds of tasks" }), predictions());
+}
+
+/** Per task: sums over its shards. */
+function predictions() {
+  const s = DATA.shards, rows = s.tasks.map((task) => ({ task, shards: 0, actual: 0, predicted: 0, known: true }));
+  s.task.forEach((t, i) => {
+    rows[t].shards += 1;
+    rows[t].actual += s.seconds[i];
+    if (s.predicted[i] === null) rows[t].known = false;
+    else rows[t].predicted += s.predicted[i];
+  });
+  const times = (r) => (r.known && r.predicted ? r.actual / r.predicted : null);
+  return table([{ name: "task", of: (r) => r.task }, { name: "shards", of: (r) => r.shards, right: true }, { name: "seconds", of: (r) => r.actual, show: (r) => seconds(r.actual), right: true },
+    { name: "predicted", of: (r) => (r.known ? r.predicted : null), show: (r) => (r.known ? seconds(r.predicted) : "–"), right: true },
+    { name: "actual / predicted", of: times, show: (r) => figure(times(r)), right: true }], rows, { label: "predicted and actual seconds", order: [2, false] });
+}

@@ -1,0 +1,44 @@
+// A table whose columns sort. Long ones show their first rows and a button for more.
+
+const FIRST_ROWS = 100;
+
+/** `columns`: {name, of(row) → value that sorts, show(row) → text or element (default: the value), right}. `open(row)`: what Enter or a click on a row does. */
+function table(columns, rows, { caption, open, order = null, label } = {}) {
+  let [by, up] = order ?? [null, true];
+  let shown = FIRST_ROWS;
+  const body = el("tbody");
+  const more = el("button", { type: "button", class: "more", onclick: () => { shown += 10 * FIRST_ROWS; fill(); } });
+  const heads = columns.map((column, i) => {
+    const button = el("button", { type: "button", text: column.name, onclick: () => { up = by === i ? !up : !column.right; by = i; fill(); } });
+    return el("th", { scope: "col", class: column.right ? "right" : null }, button);
+  });
+  const made = el("table", { "aria-label": label ?? null }, caption ? el("caption", { text: caption }) : null, el("thead", {}, el("tr", {}, heads)), body);
+  function fill() {
+    const sorted = by === null ? [...rows] : rows.toSorted((a, b) => compared(columns[by].of(a), columns[by].of(b)) * (up ? 1 : -1));
+    heads.forEach((head, i) => head.setAttribute("aria-sort", by === i ? (up ? "ascending" : "descending") : "none"));
+    body.replaceChildren(...sorted.slice(0, shown).map((row) => rowOf(columns, row, open)));
+    more.hidden = rows.length <= shown;
+    more.textContent = `${(rows.length - shown).toLocaleString("en")} more rows`;
+  }
+  fill();
+  const holder = el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": `table: ${caption ?? label ?? ""}` }, made, more);
+  holder.show = (others) => { rows = others; shown = FIRST_ROWS; fill(); };
+  return holder;
+}
+
+function rowOf(columns, row, open) {
+  const cells = columns.map((column) => {
+    const value = column.show ? column.show(row) : column.of(row);
+    return el("td", { class: column.right ? "right" : null }, value instanceof Node ? value : said(value ?? "–"));
+  });
+  if (!open) return el("tr", {}, cells);
+  const key = (event) => { if (event.key === "Enter" || event.key === " ") { event.preventDefault(); open(row); } };
+  return el("tr", { tabindex: 0, class: "opens", onclick: () => open(row), onkeydown: key }, cells);
+}
+
+/** Order of two cells; those without a value come last. */
+function compared(a, b) {
+  if (a === null || a === undefined) return b === null || b === undefined ? 0 : 1;
+  if (b === null || b === undefined) return -1;
+  return typeof a === "number" && typeof b === "number" ? a - b : String(a).localeCompare(String(b), "en", { numeric: true });
+}

@@ -1,0 +1,194 @@
+"""Reads what a page shows: one evaluation, trainings, or evaluations beside each other. Changes no file.
+
+Rule: a title, JSON data and packed blocks come out, and nothing is kept. `cli/pages.py` writes them to a file, `serve`
+answers with them.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from coordinator.base.version import version_text
+from coordinator.config.schema import Config
+from coordinator.errors import OperatorError
+from coordinator.evaluation.state import State
+from coordinator.page import evaluation, samples, training
+from coordinator.report.comparisons import comparison, heads_of
+from coordinator.report.learning_curves import Point
+from coordinator.report.load_series import point_of
+from coordinator.runtime.finalize import results_of
+from coordinator.runtime.replay import find_evaluation
+from coordinator.runtime.status_file import Ended
+from evaljobs.contract.paths import EvaluationPaths, slug
+
+MOST_LOGS = 12  # logs of failed jobs whose last lines a page holds
+LAST_LINES = 30
+LAST_BYTES = 20_000  # of a log, that are read
+
+
+class Contents(NamedTuple):
+    """Of one page. `blocks`: name -> gzip bytes."""
+
+    title: str
+    data: dict[str, Any]
+    blocks: dict[str, bytes]
+
+
+def of_evaluation(settings: Config, name: str) -> Contents:
+    """One evaluation, also while it runs. OperatorError where there is none of that name, or several."""
+    data, paths, results = evaluation_and_results(settings, name)
+    files = dict(_sample_files(paths, results))
+    index, blocks = samples.blocks_of({task: _lines(file) for task, file in files.items()})
+    return _made(data["about"]["id"], {**data, "logs": _logs(paths, data["notes"]), "samples": index}, blocks)
+
+
+def of_work_folder(settings: Config, running: Sequence[State], ended: Sequence[Ended]) -> Contents:
+    """All evaluations of the work folder, the newest first, and their trainings."""
+    rows = [
+        [
+            s.evaluation_id,
+            s.record.suite.name,
+            s.record.checkpoint.step,
+            s.ending.phase.name.lower(),
+            *_progress(s),
+            s.record.accepted_at,
+        ]
+        for s in running
+    ]
+    rows += [
+        [
+            e.evaluation_id,
+            e.suite,
+            e.step,
+            _end(e),
+            e.scored,
+            e.entries,
+            e.shards_done,
+            e.shards,
+            e.accepted_at,
+        ]
+        for e in ended
+    ]
+    folders = [(s.record.checkpoint.announced, s.record.suite.name) for s in running]
+    folders += [(e.checkpoint, e.suite) for e in ended]
+    count = Counter((str(Path(folder).parent), suite) for folder, suite in folders)
+    data = {
+        "kind": "index",
+        "running": len(running),
+        "evaluations": rows,
+        "trainings": [[folder, suite, number] for (folder, suite), number in sorted(count.items())],
+    }
+    return _made(str(settings.work_dir), data)
+
+
+def _progress(state: State) -> tuple[int, int, int, int]:
+    scored = sum(e.status == "scored" for e in state.entries)
+    return (
+        scored,
+        len(state.entries),
+        len(state.shards.by_name) - state.shards.todo,
+        len(state.shards.by_name),
+    )
+
+
+def _end(ended: Ended) -> str:
+    return "cancelled" if ended.cancelled else "failed" if ended.errors else "done"
+
+
+def of_trainings(points: Sequence[Point], price: float | None) -> Contents:
+    data = training.training_data(points, price)
+    return _made(", ".join(dict.fromkeys(t["name"] for t in data["trainings"])), data)
+
+
+def of_comparison(settings: Config, names: Sequence[str]) -> Contents:
+    """Scores of all these evaluations; samples of the first and the last. OperatorError where one has no results."""
+    points, columns, folders = read_columns(settings, names)
+    heads = heads_of(points)
+    pair = (0, -1)
+    found = [dict(_sample_files(folders[i], columns[i])) for i in pair]
+    share = samples.MOST_BYTES // 2
+    packed = [samples.blocks_of({t: _lines(f) for t, f in files.items()}, share) for files in found]
+    indexes = [{row["task"]: row for row in index} for index, _ in packed]
+    sides = ("first", "last")
+    data = {
+        **training.comparison_data(heads, [p.evaluation_id for p in points], comparison(columns)),
+        "samples": [
+            {
+                **row,
+                "blocks": [
+                    f"{side}-{index[task]['block']}" for side, index in zip(sides, indexes, strict=True)
+                ],
+            }
+            for task, row in indexes[1].items()
+            if task in indexes[0]
+        ],
+    }
+    blocks = {
+        f"{side}-{name}": block
+        for side, (_, each) in zip(sides, packed, strict=True)
+        for name, block in each.items()
+    }
+    return _made(" and ".join(heads), data, blocks)
+
+
+def read_columns(
+    settings: Config, names: Sequence[str]
+) -> tuple[list[Point], list[dict[str, Any]], list[EvaluationPaths]]:
+    """(points, results.json, folders) of evaluations that have results; OperatorError for one that has none."""
+    points, columns, folders = [], [], []
+    for name in names:
+        state, paths, _ = find_evaluation(settings, name)
+        if not paths.results.exists():
+            raise OperatorError(f"{state.evaluation_id} has no results yet")
+        points.append(point_of(paths, state.record))
+        columns.append(json.loads(paths.results.read_text()))
+        folders.append(paths)
+    return points, columns, folders
+
+
+def evaluation_and_results(
+    settings: Config, name: str
+) -> tuple[dict[str, Any], EvaluationPaths, dict[str, Any]]:
+    """(the page's data without samples and logs, its folder, its results)."""
+    state, paths, events = find_evaluation(settings, name)
+    # at its end the times were written down: the responses that they came from may be gone since
+    found = results_of(state, paths, events if state.ended_at is None else None)
+    return (
+        evaluation.evaluation_data(found.report, events, found.raw, settings.gpu_hour_price),
+        paths,
+        found.raw,
+    )
+
+
+def _made(title: str, data: Mapping[str, Any], blocks: Mapping[str, bytes] | None = None) -> Contents:
+    version = version_text().removeprefix("evalspan ")
+    return Contents(title, {**data, "made_at": time.time(), "version": version}, dict(blocks or {}))
+
+
+def _sample_files(paths: EvaluationPaths, results: Mapping[str, Any]) -> Iterator[tuple[str, Path]]:
+    for task in results.get("n-samples", {}):
+        for file in sorted(paths.samples.glob(f"samples_{slug(task)}_[0-9][0-9][0-9].jsonl"))[:1]:
+            yield task, file
+
+
+def _lines(file: Path) -> Iterator[str]:
+    with file.open(encoding="utf-8", errors="replace") as lines:
+        yield from lines
+
+
+def _logs(paths: EvaluationPaths, notes: Sequence[Sequence[Any]]) -> list[list[str]]:
+    """(job, the last lines of its log) of jobs that ended badly."""
+    found: list[list[str]] = []
+    for job in dict.fromkeys(about for _, about, _, bad in notes if bad):
+        for name in (job, job.removesuffix(".0")):
+            file = paths.log(name)
+            if file.exists() and len(found) < MOST_LOGS:
+                text = file.read_bytes()[-LAST_BYTES:].decode(errors="replace")
+                found.append([name, "\n".join(text.splitlines()[-LAST_LINES:])])
+                break
+    return found

@@ -1,0 +1,258 @@
+"""`evalspan serve`: the pages of a work folder in a browser, kept up to date.
+
+Rule: a process of its own that reads files and journals, writes none, and talks to no daemon, Redis or Slurm: it cannot
+harm them. It listens on loopback or on a Unix socket. Other users of the host reach loopback too, so the address that
+is printed holds a token, which the browser keeps as a cookie. Hosts other than loopback are refused, since a page of
+another site could have its name resolve to this address.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import errno
+import hmac
+import os
+import secrets
+import signal
+import socket
+import stat
+import sys
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.middleware import Middleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, RedirectResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from coordinator.config.schema import Config
+from coordinator.errors import EvalspanError, OperatorError
+from coordinator.page import html, read
+from coordinator.report.load_series import find_series
+from coordinator.runtime.replay import Follower
+
+COOKIE = "evalspan"
+HOSTS = ["127.0.0.1", "localhost", "[::1]"]
+LOOK_SECONDS = 2.0  # between two looks at the sizes of journals
+FEWEST_COMPARED = 2
+MOST_PAGES = 4  # made pages that are kept
+MOST_ENDED = 500  # evaluations that have ended, on the first page
+HEADERS = {
+    "Cache-Control": "no-store",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+}
+
+
+class Pages:
+    """Makes the contents of pages, one at a time, and keeps the last ones until a journal has grown."""
+
+    def __init__(self, settings: Config) -> None:
+        self.settings = settings
+        self._made: OrderedDict[str, tuple[object, read.Contents]] = OrderedDict()
+        self._follower = Follower(settings)
+        self._lock = Lock()
+
+    def get(self, path: str, query: str, make: Callable[[], read.Contents]) -> read.Contents:
+        key, mark = f"{path}?{query}", self.mark(path)
+        with self._lock:
+            kept = self._made.pop(key, None)
+            if kept is None or kept[0] != mark:
+                kept = mark, make()
+            self._made[key] = kept
+            while len(self._made) > MOST_PAGES:
+                self._made.popitem(last=False)
+            return kept[1]
+
+    def mark(self, path: str) -> object:
+        """Differs once what this page shows may have changed: sizes of journals."""
+        part = path.removeprefix("/evaluation/")
+        root = Path(self.settings.work_dir)
+        files = (
+            [root / part / "journal.jsonl"]
+            if part != path and "/" not in part
+            else root.glob("*/journal.jsonl")
+        )
+        return tuple(sorted((f.parent.name, f.stat().st_size) for f in files if f.exists()))
+
+    def index(self) -> read.Contents:
+        running = self._follower.states()
+        return read.of_work_folder(self.settings, running, self._follower.ended(MOST_ENDED))
+
+    def trainings(self, folder: str, suite: str | None) -> read.Contents:
+        found = find_series(self.settings.work_dir, folder, suite, mixed=True)
+        return read.of_trainings(found, self.settings.gpu_hour_price)
+
+
+class _Views:
+    """The answers, a method for each route."""
+
+    def __init__(self, settings: Config) -> None:
+        self._settings = settings
+        self._pages = Pages(settings)
+
+    def routes(self) -> list[Route]:
+        return [
+            Route("/", self._index),
+            Route("/evaluation/{name}", self._evaluation),
+            Route("/training", self._training),
+            Route("/compare", self._compare),
+            Route("/changes", self._news),
+        ]
+
+    async def _answer(self, request: Request, make: Callable[[], read.Contents]) -> Response:
+        try:
+            found = await run_in_threadpool(self._pages.get, request.url.path, request.url.query, make)
+        except OperatorError as error:
+            return PlainTextResponse(str(error), status_code=404)
+        except (EvalspanError, OSError) as error:
+            return PlainTextResponse(str(error), status_code=503)
+        if request.headers.get("accept") == "application/json":
+            blocks = {name: base64.b64encode(content).decode() for name, content in found.blocks.items()}
+            text = html.as_json({"data": found.data, "blocks": blocks})
+            return Response(text, media_type="application/json")
+        text = await run_in_threadpool(partial(html.page, *found, live=True))
+        return Response(text, media_type="text/html; charset=utf-8")
+
+    async def _index(self, request: Request) -> Response:
+        return await self._answer(request, self._pages.index)
+
+    async def _evaluation(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        return await self._answer(request, lambda: read.of_evaluation(self._settings, name))
+
+    async def _training(self, request: Request) -> Response:
+        asked = request.query_params
+        folder, suite = asked.get("folder", "*"), asked.get("suite")
+        return await self._answer(request, lambda: self._pages.trainings(folder, suite))
+
+    async def _compare(self, request: Request) -> Response:
+        names = request.query_params.getlist("id")
+        if len(names) < FEWEST_COMPARED:
+            return PlainTextResponse("name two evaluations: /compare?id=…&id=…", status_code=404)
+        return await self._answer(request, lambda: read.of_comparison(self._settings, names))
+
+    async def _news(self, request: Request) -> Response:
+        return StreamingResponse(_changes(request, self._pages), media_type="text/event-stream")
+
+
+def application(settings: Config, token: str | None) -> Starlette:
+    """The web application. `token`: what a browser must show; None: on a Unix socket, whose mode keeps others out."""
+    hosts = Middleware(TrustedHostMiddleware, allowed_hosts=HOSTS, www_redirect=False)
+    return Starlette(routes=_Views(settings).routes(), middleware=[hosts, Middleware(_Guard, token)])
+
+
+async def _changes(request: Request, pages: Pages) -> AsyncIterator[str]:
+    """A line each time that the page `of` may have changed; a comment in between, so that a gone browser is noticed."""
+    path = request.query_params.get("of", "/")
+    last = await run_in_threadpool(pages.mark, path)
+    while not await request.is_disconnected():
+        yield ": there\n\n"
+        await asyncio.sleep(LOOK_SECONDS)
+        mark = await run_in_threadpool(pages.mark, path)
+        if mark != last:
+            last = mark
+            yield "data: changed\n\n"
+
+
+class _Guard:
+    """Refuses requests that change something or lack the token, and adds HEADERS to every answer."""
+
+    def __init__(self, app: Any, token: str | None) -> None:
+        self._app, self._token = app, token
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def with_headers(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                more = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
+                message = {**message, "headers": [*message["headers"], *more]}
+            await send(message)
+
+        refused = self._refusal(Request(scope))
+        handler: Callable[..., Awaitable[None]] = self._app if refused is None else refused
+        await handler(scope, receive, with_headers)
+
+    def _refusal(self, request: Request) -> Response | None:
+        if request.method not in ("GET", "HEAD"):
+            return PlainTextResponse("this server shows, and changes nothing", status_code=405)
+        if self._token is None or self._is_token(request.cookies.get(COOKIE, "")):
+            return None
+        if not self._is_token(request.query_params.get("token", "")):
+            return PlainTextResponse("open the address that `evalspan serve` has printed", status_code=403)
+        kept = RedirectResponse(request.url.path, status_code=303)
+        kept.set_cookie(COOKIE, self._token, httponly=True, samesite="strict")
+        return kept
+
+    def _is_token(self, given: str) -> bool:
+        return self._token is not None and hmac.compare_digest(given.encode(), self._token.encode())
+
+
+def run(settings: Config, *, port: int, unix: Path | None, say: Callable[[str], None]) -> None:
+    """Serve until SIGINT or SIGTERM. OperatorError where the address cannot be had."""
+    bound, address, token = _bound(port, unix)
+    bound.listen()  # who opens the address at once waits
+    say(address)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # uvicorn passes the signal on when it has ended
+    config = uvicorn.Config(
+        application(settings, token),
+        log_level="warning",
+        server_header=False,
+        ws="none",
+        timeout_graceful_shutdown=1,
+    )
+    try:
+        uvicorn.Server(config).run(sockets=[bound])
+    finally:
+        bound.close()
+        if unix is not None:
+            unix.unlink(missing_ok=True)
+
+
+def _bound(port: int, unix: Path | None) -> tuple[socket.socket, str, str | None]:
+    """(socket that listens, what to open, token)."""
+    try:
+        if unix is None:
+            bound = socket.socket(socket.AF_INET)
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            bound.bind(("127.0.0.1", port))
+            token = secrets.token_urlsafe(24)
+            return bound, f"http://127.0.0.1:{bound.getsockname()[1]}/?token={token}", token
+        _remove_left(unix)
+        bound = socket.socket(socket.AF_UNIX)
+        before = os.umask(0o177)
+        try:
+            bound.bind(str(unix))
+        finally:
+            os.umask(before)
+        return (
+            bound,
+            f"ssh -L 8421:{unix.absolute()} {socket.gethostname()}, then http://127.0.0.1:8421/",
+            None,
+        )
+    except OSError as error:
+        raise OperatorError(
+            f"{unix or f'127.0.0.1:{port}'} cannot be listened on: {error.strerror or error}"
+        ) from error
+
+
+def _remove_left(unix: Path) -> None:
+    """Remove the socket of a server that was killed."""
+    with suppress(OSError), socket.socket(socket.AF_UNIX) as link:
+        if stat.S_ISSOCK(unix.lstat().st_mode) and link.connect_ex(str(unix)) == errno.ECONNREFUSED:
+            unix.unlink()

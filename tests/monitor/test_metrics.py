@@ -1,0 +1,91 @@
+"""Prometheus metrics of a daemon."""
+
+from __future__ import annotations
+
+import urllib.request
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from prometheus_client.parser import text_string_to_metric_families
+from support.simulated.parts import Faults, record
+from support.simulated.world import World
+from support.trainings import two_trainings
+
+from coordinator.errors import OperatorError
+from coordinator.monitor.metrics import Metrics
+from coordinator.monitor.sample import sample
+
+
+@pytest.fixture
+def metrics() -> Iterator[Metrics]:
+    made = Metrics("127.0.0.1:0", lambda: 4096.0)
+    yield made
+    made.close()
+
+
+def _scraped(metrics: Metrics) -> dict[tuple[str, str], float]:
+    with urllib.request.urlopen(f"http://127.0.0.1:{metrics.port}/metrics", timeout=30) as answer:
+        text = answer.read().decode()
+    return {
+        (one.name, ",".join(one.labels.values())): one.value
+        for family in text_string_to_metric_families(text)
+        for one in family.samples
+    }
+
+
+def _coordinator(world: World, **more: Any) -> Any:
+    calls = SimpleNamespace(
+        late=lambda: ("the listing of jobs", 7.0), take_counts=lambda: Counter({"a submission": 3})
+    )
+    running = {world.state.evaluation_id: SimpleNamespace(state=world.state)}
+    return SimpleNamespace(running=running, parked={}, calls=calls, trouble="", **more)
+
+
+@settings(max_examples=20)
+@given(st.integers(0, 1000), st.integers(1, 60))
+def test_every_open_shard_is_counted_once(seed: int, turns: int):
+    world = World(seed, Faults(kill=0.1), record())
+    for _ in range(turns):
+        world.work()
+    found = sample([world.state], parked=2, pending=1, now=world.state.record.accepted_at + 5.0)
+    open_ones = world.state.ended_at is None
+    assert sum(found.shards.values()) == (len(world.state.shards.by_name) if open_ones else 0)
+    assert found.phases["parked"] == 2
+    assert found.phases["pending"] == 1
+    assert sum(found.phases.values()) == 3 + open_ones
+    assert found.oldest_seconds == (5.0 if open_ones else 0.0)
+
+
+def test_a_scrape_shows_what_the_loop_handed_over(metrics: Metrics):
+    world = World(0, Faults(), record())
+    metrics.note(_coordinator(world), pending=4, now=world.state.record.accepted_at + 60)
+    metrics.turn(0.02)
+    seen = _scraped(metrics)
+    assert seen["evalspan_evaluations", "running"] == 1
+    assert seen["evalspan_evaluations", "pending"] == 4
+    assert seen["evalspan_oldest_evaluation_seconds", ""] == 60
+    assert seen["evalspan_cluster_call_late_seconds", ""] == 7
+    assert seen["evalspan_cluster_calls_total", "a submission"] == 3
+    assert seen["evalspan_loop_seconds_count", ""] == 1
+    assert seen["evalspan_redis_memory_bytes", ""] == 4096
+
+
+def test_ended_evaluations_count_with_their_gpu_seconds(metrics: Metrics, tmp_path: Path):
+    work = two_trainings(tmp_path / "work")
+    reports = sorted(work.glob("*/report.json"))
+    metrics.ended([*reports, tmp_path / "none.json"])
+    seen = _scraped(metrics)
+    assert seen["evalspan_evaluations_ended_total", "done"] == len(reports)
+    assert ("evalspan_gpu_seconds_total", "inference") in seen
+    assert seen["evalspan_makespan_seconds_count", ""] == len(reports)
+
+
+def test_an_address_that_is_taken_is_an_error_of_one_line(metrics: Metrics):
+    with pytest.raises(OperatorError, match=r"\[metrics\] listen = '127.0.0.1:\d+' cannot be listened on: "):
+        Metrics(f"127.0.0.1:{metrics.port}", lambda: None)

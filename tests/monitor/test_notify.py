@@ -1,0 +1,123 @@
+"""News of evaluations, by a command and by a webhook."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from support.simulated.parts import record
+from support.trainings import leave
+
+from coordinator.monitor import notify
+from coordinator.monitor.notify import MOST_WAITING, TRIES, News, Notifier
+from coordinator.runtime.status_file import read_evaluation
+
+SECONDS = 60.0  # most that a busy machine takes
+
+
+class Hook:
+    """A web server that takes news. `refuse`: how many of the next requests it answers with 503."""
+
+    def __init__(self) -> None:
+        self.got: list[dict[str, object]] = []
+        self.refuse = 0
+        hook = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                hook.refuse, refused = hook.refuse - 1, hook.refuse > 0
+                if not refused:
+                    hook.got.append(json.loads(body))
+                self.send_response(503 if refused else 200)
+                self.end_headers()
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_port}/hook"
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+
+@pytest.fixture
+def hook() -> Iterator[Hook]:
+    made = Hook()
+    yield made
+    made.server.shutdown()
+    made.server.server_close()
+
+
+def _news(number: int = 0) -> News:
+    return notify.parked(_record(), f"reason {number}", 1.0)
+
+
+def _record():
+    return record()
+
+
+def _no_pause(_seconds: float) -> bool:
+    return False
+
+
+def test_a_command_and_a_webhook_get_the_same_json(hook: Hook, tmp_path: Path):
+    out = tmp_path / "news"
+    tell = [sys.executable, "-c", f"import sys; open({str(out)!r}, 'a').write(sys.stdin.read() + '\\n')"]
+    notifier = Notifier(tell, hook.url)
+    notifier.tell(lambda: notify.ended(_record(), "failed", {"add": "no data"}, 2.0))
+    notifier.tell(lambda: None)
+    notifier.finish(SECONDS)
+    assert [json.loads(line) for line in out.read_text().splitlines()] == hook.got
+    assert hook.got[0]["event"] == "failed"
+    assert hook.got[0]["errors"] == {"add": "no data"}
+    assert "add: no data" in str(hook.got[0]["text"])
+
+
+def test_news_that_are_refused_are_sent_again_in_order(hook: Hook):
+    hook.refuse = TRIES - 1
+    notifier = Notifier(webhook=hook.url, pause=_no_pause)
+    notifier.tell(lambda: _news(0))
+    notifier.tell(lambda: _news(1))
+    notifier.finish(SECONDS)
+    assert [n["reason"] for n in hook.got] == ["reason 0", "reason 1"]
+
+
+def test_a_receiver_that_never_answers_costs_its_news_alone(hook: Hook, tmp_path: Path):
+    out = tmp_path / "news"
+    tell = [sys.executable, "-c", f"import sys; open({str(out)!r}, 'a').write(sys.stdin.read() + '\\n')"]
+    notifier = Notifier(tell, "http://127.0.0.1:1/none", pause=_no_pause)
+    for number in range(3):
+        notifier.tell(lambda number=number: _news(number))
+    notifier.finish(SECONDS)
+    assert len(out.read_text().splitlines()) == 3
+
+
+def test_the_queue_is_bounded_and_telling_never_waits(hook: Hook):
+    gate = threading.Event()
+    notifier = Notifier(webhook=hook.url, pause=_no_pause)
+    notifier.tell(lambda: gate.wait(SECONDS) and None)
+    for number in range(MOST_WAITING + 50):
+        notifier.tell(lambda number=number: _news(number))
+    gate.set()
+    notifier.finish(SECONDS)
+    assert MOST_WAITING - 1 <= len(hook.got) <= MOST_WAITING
+    assert hook.got[-1]["reason"] == f"reason {MOST_WAITING + 49}"
+
+
+def test_a_score_that_fell_beyond_its_error_is_news_and_one_within_is_none(tmp_path: Path):
+    paths = [leave(tmp_path, step, value) for step, value in ((1, 0.5), (2, 0.3), (3, 0.295))]
+    records = [read_evaluation(p) for p in paths]
+    fell = [[(f.task, f.measure) for f in notify.fallen(tmp_path, r)] for r in records if r is not None]
+    assert fell == [[], [("add", "exact_match")], []]
+
+
+def test_nothing_is_started_where_nobody_wants_news():
+    before = threading.active_count()
+    notifier = Notifier()
+    notifier.tell(_news)
+    assert threading.active_count() == before

@@ -1,0 +1,198 @@
+"""One HTML file of an evaluation, a training or a comparison."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+import html.parser
+import json
+import re
+from collections.abc import Iterable
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.simulated.parts import Faults, record
+from support.simulated.world import World
+from support.trainings import point, two_trainings
+from typer.testing import CliRunner
+
+from coordinator.cli import app
+from coordinator.evaluation.events import Planned
+from coordinator.page.evaluation import evaluation_data
+from coordinator.page.html import as_json, page
+from coordinator.page.samples import blocks_of
+from coordinator.page.timeline import Span, in_rows
+from coordinator.page.trace import trace
+from coordinator.page.training import short_names, training_data
+from coordinator.report.learning_curves import make_series
+from coordinator.report.measurements import ShardSpan, make_report
+
+HOSTILE = '<img src=x onerror="alert(1)"></script><script>alert(2)</script>\x1b[31m\u202e\u2028'
+MOST_CODE = 400_000  # bytes of a page without data
+
+
+class _Elements(html.parser.HTMLParser):
+    """The page's elements, and the text of its scripts and styles."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: dict[int, str] = {}
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        self.texts[len(self.tags) - 1] = self.texts.get(len(self.tags) - 1, "") + data
+
+    def of(self, tag: str) -> list[tuple[dict[str, str | None], str]]:
+        return [(attrs, self.texts.get(i, "")) for i, (name, attrs) in enumerate(self.tags) if name == tag]
+
+
+def _policy(made: _Elements) -> str:
+    return next(a["content"] or "" for a, _ in made.of("meta") if a.get("http-equiv"))
+
+
+def test_a_page_loads_nothing_from_outside_and_runs_its_own_script_alone():
+    made = _Elements(page(HOSTILE, {"kind": "training", "trainings": [], "hostile": HOSTILE}, {"b": b"x"}))
+    assert not [a for _, a in made.tags if a.get("src") or (a.get("href") or "data:,") != "data:,"]
+    scripts, policy = made.of("script"), _policy(made)
+    assert policy.startswith("default-src 'none'; ")
+    run = [text for attrs, text in scripts if attrs.get("type") is None]
+    assert len(run) == 1
+    digest = base64.b64encode(hashlib.sha256(run[0].encode()).digest()).decode()
+    assert f"script-src 'sha256-{digest}'" in policy
+    assert not re.search(
+        r"\b(fetch|XMLHttpRequest|WebSocket|EventSource|importScripts|innerHTML)\b",
+        run[0].split("const DATA")[1],
+    )
+    assert [tag for tag, _ in made.tags if tag in ("img", "iframe", "object", "link")] == [
+        "link"
+    ]  # the empty icon
+
+
+def test_the_code_of_a_page_is_small():
+    assert len(page("", {"kind": "training", "trainings": []})) < MOST_CODE
+
+
+@given(
+    st.recursive(
+        st.text() | st.floats() | st.none(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)
+    )
+)
+def test_data_come_back_as_they_were_and_close_no_script_element(data: object):
+    text = as_json({"x": data})
+    assert "<" not in text
+    assert "NaN" not in re.sub(r'"(?:[^"\\]|\\.)*"', "", text)
+    assert as_json(json.loads(text)) == text
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["build", "execute", "score"]), st.floats(0, 100), st.floats(0.1, 50)),
+        max_size=30,
+    )
+)
+def test_spans_of_one_row_never_overlap_and_none_is_lost(drawn: list[tuple[str, float, float]]):
+    spans = in_rows([Span(what=what, name="t", begin=begin, seconds=length) for what, begin, length in drawn])
+    assert sorted((s.what, s.begin, s.seconds) for s in spans) == sorted(drawn)
+    for row in {s.row for s in spans}:
+        mine = sorted((s.begin, s.begin + s.seconds) for s in spans if s.row == row)
+        assert all(end <= begin for (_, end), (begin, _) in pairwise(mine))
+
+
+@settings(max_examples=15)
+@given(st.integers(0, 200))
+def test_an_evaluations_page_holds_each_trial_and_shard_that_counts(seed: int):
+    world = World(seed, Faults(kill=0.1, node_down=0.05), record())
+    world.run()
+    lanes = [lane for event in world.journal if isinstance(event, Planned) for lane in event.lanes]
+    trials = list(world.state.trials.by_name)
+    spans = [
+        ShardSpan(shard=shard, trial=trials[0] if trials else "t", started_at=world.now, seconds=1.0)
+        for lane in lanes
+        for shard, _, _ in lane.shards
+    ]
+    report = make_report(world.state, world.journal, spans, world.now)
+    data = evaluation_data(report, world.journal, {})
+    assert [lane[0] for lane in data["lanes"]] == [g.trial for g in report.gpus]
+    assert len(data["shards"]["task"]) == len(spans)
+    assert all(seconds is not None for seconds in data["shards"]["predicted"])
+    assert sum(data["causes"].values()) == pytest.approx(report.gpu_seconds, abs=1e-6)
+    known = trace(data)["traceEvents"]
+    assert sum(e.get("cat") == "trial" for e in known) == len(report.gpus)
+    assert all(e["dur"] >= 0 for e in known if e["ph"] == "X")
+
+
+def _samples(count: int, text: str) -> Iterable[str]:
+    for i in range(count):
+        yield json.dumps(
+            {"doc_id": i, "arguments": {"gen_args_0": {"arg_0": f"{text}{i}", "arg_1": {}}}, "resps": [[text]], "filtered_resps": [text],
+             "target": text, "metrics": ["acc"], "acc": float("nan"), "filter": "none", "doc_hash": "ab"}
+        )  # fmt: skip
+
+
+def test_samples_are_cut_to_the_pages_size_and_counted():
+    noise = "".join(hashlib.sha256(str(i).encode()).hexdigest() for i in range(20))
+    index, blocks = blocks_of({"long": _samples(2000, noise), "short": _samples(5, "a")}, most_bytes=100_000)
+    assert [(row["task"], row["of"]) for row in index] == [("long", 2000), ("short", 5)]
+    assert 0 < index[0]["samples"] < 2000
+    assert index[1]["samples"] == 5
+    assert sum(map(len, blocks.values())) < 150_000
+    rows = json.loads(gzip.decompress(blocks[index[1]["block"]]))
+    assert [row[0] for row in rows] == [0, 1, 2, 3, 4]
+    assert rows[0][6] == {"acc": None}
+
+
+def test_a_megabyte_of_answer_is_cut_with_a_word():
+    _, blocks = blocks_of({"t": _samples(1, "A" * 1_000_000)})
+    assert len(gzip.decompress(blocks["samples-0"])) < 30_000
+    assert b"characters left out" in gzip.decompress(blocks["samples-0"])
+
+
+def test_trainings_of_a_page_are_the_folders_of_checkpoints():
+    points = [
+        point(step, 0.5, checkpoint=f"/runs/{run}/ckpt/step-{step}", evaluation_id=f"{run}-{step}")
+        for run in "ab"
+        for step in (1, 2)
+    ]
+    data = training_data(points)
+    assert [(t["name"], len(t["points"])) for t in data["trainings"]] == [("a/ckpt", 2), ("b/ckpt", 2)]
+    curve = next(c for c in data["trainings"][0]["curves"] if c["task"] == "add")
+    alone = make_series(points[:2]).curves[0]
+    assert curve["value"] == [p.value for p in alone.points]
+    assert curve["at"] == [0, 1]
+
+
+@given(st.lists(st.text("ab/", min_size=1), min_size=1, max_size=6, unique=True))
+def test_short_names_are_unique(folders: list[str]):
+    folders = list({str(Path("/") / f.strip("/")) for f in folders})
+    names = short_names(folders)
+    assert len(set(names.values())) == len(folders)
+
+
+def test_report_and_compare_write_pages(tmp_path: Path):
+    work = two_trainings(tmp_path / "work")
+    out = tmp_path / "p.html"
+    run = CliRunner()
+    made = run.invoke(app, ["report", "--series", "/runs/*/*", "--work-dir", str(work), "--html", str(out)])
+    assert made.exit_code == 0, made.output
+    assert '"kind":"training"' in out.read_text()
+    refused = run.invoke(
+        app,
+        [
+            "report",
+            "--series",
+            "/runs/*/*",
+            "--work-dir",
+            str(work),
+            "--html",
+            str(tmp_path / "no" / "p.html"),
+        ],
+    )
+    assert refused.exit_code != 0

@@ -1,0 +1,131 @@
+"""`evalspan serve`: pages of a work folder, over HTTP."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.trainings import two_trainings
+
+SECONDS = 60  # most that an answer takes on a busy machine
+
+
+class Served:
+    """A running server. `ask`: path -> (status, headers, body)."""
+
+    def __init__(self, process: subprocess.Popen[str], address: str) -> None:
+        self.process = process
+        place, _, self.token = address.removeprefix("http://").partition("/?token=")
+        self.host, _, port = place.partition(":")
+        self.port = int(port)
+
+    def ask(self, path: str, method: str = "GET", **headers: str) -> tuple[int, dict[str, str], str]:
+        link = http.client.HTTPConnection(self.host, self.port, timeout=SECONDS)
+        link.request(method, path, headers=headers)
+        answer = link.getresponse()
+        found = answer.status, {k.lower(): v for k, v in answer.getheaders()}, answer.read().decode()
+        link.close()
+        return found
+
+    def get(self, path: str, **headers: str) -> tuple[int, dict[str, str], str]:
+        return self.ask(path, Cookie=f"evalspan={self.token}", **headers)
+
+
+def _start(*words: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "coordinator", "serve", *words]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2])
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    process.send_signal(signal.SIGTERM)
+    process.wait(SECONDS)
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return two_trainings(tmp_path_factory.mktemp("serve") / "work")
+
+
+@pytest.fixture(scope="module")
+def served(work: Path) -> Iterator[Served]:
+    process = _start("--work-dir", str(work))
+    assert process.stdout is not None
+    yield Served(process, process.stdout.readline().strip())
+    _end(process)
+
+
+def test_only_who_has_the_printed_address_sees_a_page(served: Served):
+    assert served.ask("/")[0] == 403
+    assert served.ask("/?token=wrong")[0] == 403
+    assert served.ask("/", Cookie="evalspan=wrong")[0] == 403
+    status, headers, _ = served.ask(f"/?token={served.token}")
+    assert (status, headers["location"]) == (303, "/")
+    assert "httponly" in headers["set-cookie"].lower()
+    assert "samesite=strict" in headers["set-cookie"].lower()
+    assert served.get("/")[0] == 200
+
+
+def test_a_name_that_another_site_has_resolved_to_loopback_is_refused(served: Served):
+    assert served.get("/", Host="evil.example")[0] == 400
+    assert served.get("/", Host=f"localhost:{served.port}")[0] == 200
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS"])
+def test_a_request_that_would_change_something_is_refused(served: Served, method: str):
+    assert served.ask("/", method, Cookie=f"evalspan={served.token}")[0] == 405
+
+
+def test_no_other_site_may_read_an_answer_and_a_page_reaches_its_server_alone(served: Served):
+    status, headers, body = served.get("/", Origin="http://evil.example")
+    assert status == 200
+    assert "access-control-allow-origin" not in headers
+    assert headers["x-frame-options"] == "DENY"
+    assert headers["x-content-type-options"] == "nosniff"
+    assert "connect-src 'self'" in body
+    assert "default-src 'none'" in body
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/evaluation/..", "/evaluation/%2e%2e%2f%2e%2e%2fetc", "/evaluation/*", "/nothing", "/compare?id=a"],
+)
+def test_what_is_not_there_is_not_found(served: Served, path: str):
+    assert served.get(path)[0] == 404
+
+
+def test_a_training_is_shown_as_page_and_as_data_and_no_file_changes(served: Served, work: Path):
+    def seen() -> dict[str, tuple[int, int]]:
+        every = [work, *work.rglob("*")]
+        return {str(p): (p.lstat().st_mtime_ns, p.lstat().st_size) for p in every}
+
+    before = seen()
+    status, _, page = served.get("/training?folder=/runs/a")
+    assert status == 200
+    assert '"kind":"training"' in page
+    data = json.loads(served.get("/training?folder=/runs/a", Accept="application/json")[2])["data"]
+    assert [t["folder"] for t in data["trainings"]] == ["/runs/a"]
+    assert seen() == before
+
+
+def test_a_unix_socket_is_the_users_alone_and_is_removed(work: Path, tmp_path: Path):
+    place = tmp_path / "s"
+    with socket.socket(socket.AF_UNIX) as killed:
+        killed.bind(str(place))  # of a server that was killed
+    process = _start("--work-dir", str(work), "--unix", str(place))
+    assert process.stdout is not None
+    assert str(place) in process.stdout.readline()
+    assert place.stat().st_mode & 0o777 == 0o600
+    with socket.socket(socket.AF_UNIX) as link:
+        link.settimeout(SECONDS)
+        link.connect(str(place))
+        link.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+        assert link.recv(100).startswith(b"HTTP/1.1 200")
+    _end(process)
+    assert not place.exists()
