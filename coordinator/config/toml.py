@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from coordinator.errors import OperatorError
-from evaljobs.contract import secret_values
+from evaljobs import secret_values
 
 Model = TypeVar("Model", bound=BaseModel)
 MOST_BYTES = 16 << 20  # size of a settings or suite file
