@@ -75,7 +75,8 @@ def load(
         probe.unlink(missing_ok=True)  # a process of another host may have had the same pid, and name
     except OSError as error:
         full = shortage(error, work)
-        used = os.path.exists(WorkPaths(work).lock)  # noqa: PTH110 (False in a private folder)
+        paths = WorkPaths(work)
+        used = any(map(os.path.exists, (paths.lock, paths.submissions)))  # False in a private folder
         if used and (full or error.errno in {errno.EACCES, errno.EROFS}):
             return config  # it was in use before: the loop waits for room, and `report` reads another user's scores
         if full:
