@@ -34,6 +34,7 @@ PIN_GRACE_SECONDS = 120.0  # an announced checkpoint counts as pinned this long 
 MOST_NOTICES = 10_000  # undelivered notices that are kept; a later one is refused
 STREAM = "evalspan:checkpoints"
 PIN_PREFIX = ".evalspan-pin-"
+MOST_PIN = 1 << 14  # characters of a pin: an inode and a path
 SUMS = "evalspan.sums.json"  # staging checks its copies against it (`staging.fingerprint.SAVE_SUMS`)
 SUMMED = (".safetensors", ".bin", ".json", ".txt", ".model", ".jinja", ".tiktoken", ".py")
 NOT_SUMMED = ("optimizer", "scheduler", "rng_state", "random_states", "training_args", "trainer_state")
@@ -210,8 +211,10 @@ def pin_text(folder: str | os.PathLike[str]) -> str:
 def _is_of(pin: str, folder: str) -> bool:
     """Does the pin name this folder? One that is empty or cannot be read pins where it is."""
     try:
-        with open(pin, encoding="utf-8") as file:
-            inode, _, place = file.read().partition(" ")
+        # others may write to the folder: a link is not followed, a pipe is not waited for
+        descriptor = os.open(pin, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(descriptor, encoding="utf-8") as file:
+            inode, _, place = file.read(MOST_PIN).partition(" ")
         return inode in ("", str(os.stat(folder).st_ino)) or place == os.path.realpath(folder)
     except (OSError, ValueError):
         return True

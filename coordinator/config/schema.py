@@ -184,6 +184,7 @@ class JudgeConfig(Record):
     model: str | None = None
     api_key_env: str | None = None
     api_key_file: Place | None = None
+    allow_http: bool = False  # the key may go to another host unencrypted
     temperature: Annotated[float, Field(ge=0, le=2)] = 0.0
     max_tokens: Positive = 2048
     concurrency: Annotated[int, Field(ge=1, le=1024)] = 8

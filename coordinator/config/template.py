@@ -228,6 +228,7 @@ kind = "{kind}"               # "local": processes on this machine; "slurm": job
 # model = "gpt-4.1"           # example
 # api_key_env = "OPENAI_API_KEY"      # example: the variable that holds the key
 # api_key_file = "judge.key"  # example, in its place: a file of mode 0600
+# allow_http = false          # true: a key may go to another host by http://, for a network that you trust
 # temperature = 0.0
 # max_tokens = 2048           # per answer
 # concurrency = 8             # requests at once, of all workers together

@@ -11,6 +11,7 @@ import errno
 import hashlib
 import importlib.metadata
 import importlib.util
+import ipaddress
 import os
 import shlex
 import shutil
@@ -29,7 +30,7 @@ from coordinator.base.run_command import CommandError, run_command
 from coordinator.cluster.local import gpu_names
 from coordinator.cluster.slurm_rules import FEW_WORKERS
 from coordinator.config import loading
-from coordinator.config.schema import Config, TrialConfig
+from coordinator.config.schema import Config, JudgeConfig, TrialConfig
 from coordinator.errors import EvalspanError, OperatorError, RetryError
 from coordinator.evaluation.job_specs import Site
 from coordinator.evaluation.records import EvaluationRecord, Inputs, RunOptions
@@ -286,12 +287,13 @@ def judge_options(config: Config) -> JudgeOptions | None:
         raise OperatorError("[judge] has a url and no model: say which model judges")
     if section.api_key_env is not None and section.api_key_file is not None:
         raise OperatorError("[judge] has api_key_env and api_key_file: keep one of them")
+    _check_way(parts, section)
     prices = (section.price_per_million_prompt_tokens, section.price_per_million_completion_tokens)
     if section.max_cost is not None and None in prices:
         raise OperatorError(
             "[judge] max_cost needs price_per_million_prompt_tokens and price_per_million_completion_tokens"
         )
-    known = section.model_dump(exclude_none=True) | {"url": section.url.rstrip("/")}
+    known = section.model_dump(exclude_none=True, exclude={"allow_http"}) | {"url": section.url.rstrip("/")}
     options = JudgeOptions.model_validate(known)
     from evaljobs.judges.endpoint import read_key  # noqa: PLC0415 (requests: a fifth of a second for each command)
 
@@ -300,6 +302,20 @@ def judge_options(config: Config) -> JudgeOptions | None:
     except JobError as error:
         raise OperatorError(str(error)) from error
     return options
+
+
+def _check_way(url: urllib.parse.SplitResult, judge: JudgeConfig) -> None:
+    """OperatorError where the key would cross a network unencrypted, and the settings do not allow that."""
+    host, with_key = url.hostname or "", judge.api_key_env is not None or judge.api_key_file is not None
+    try:
+        here = ipaddress.ip_address(host).is_loopback
+    except ValueError:  # a name
+        here = host == "localhost"
+    if url.scheme == "http" and with_key and not here and not judge.allow_http:
+        raise OperatorError(
+            f"[judge] url is http://{host}, and others on the way could read the key: use https://, leave the key away "
+            "where the server asks for none, or set allow_http = true for a network that you trust"
+        )
 
 
 class LmEvalVersion:

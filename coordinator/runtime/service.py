@@ -282,7 +282,7 @@ class Service:
         wanted = {str(_pin(record)) for record in self.coordinator.records()}
         for pin in wanted - self._pinned:
             with contextlib.suppress(OSError):  # a read-only checkpoint cannot be pinned
-                _leave_pin(pin)
+                _leave_pin(Path(pin))
         for pin in self._pinned - wanted:
             with contextlib.suppress(OSError):
                 Path(pin).unlink()
@@ -301,16 +301,16 @@ def _records(paths: WorkPaths) -> Iterator[EvaluationRecord]:
             yield record
 
 
-def _leave_pin(pin: str) -> None:
-    """Make a pin. Nothing is written to what another user has put in its place. OSError."""
-    text = pin_text(Path(pin).parent).encode()
-    descriptor = os.open(pin, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(text)
-
-
 def _pin(record: EvaluationRecord) -> Path:
     return Path(record.checkpoint.announced) / f"{PIN_PREFIX}{record.evaluation_id}"
+
+
+def _leave_pin(pin: Path) -> None:
+    """Write a pin. What is at its name goes, and is not followed: others may write to the checkpoint's folder. OSError."""
+    pin.unlink(missing_ok=True)
+    descriptor = os.open(pin, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+    with open(descriptor, "w", encoding="utf-8") as file:  # noqa: PTH123 (a descriptor)
+        file.write(pin_text(pin.parent))
 
 
 def _phase(state: State) -> Literal["waiting", "started", "over"]:

@@ -16,6 +16,8 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -24,6 +26,7 @@ from support.with_root import fill, small_disk
 
 from coordinator import hook
 from coordinator.intake import sources
+from coordinator.runtime.service import _leave_pin
 from coordinator.services.redis_server import RedisServer, SiteRedis
 from evaljobs.contract.paths import WorkPaths
 from evaljobs.queue import redis_client
@@ -418,6 +421,43 @@ def test_a_pin_that_was_copied_pins_no_copy(tmp_path):
     assert hook.pinned(folder)
     (copy / pin.name).write_text("")
     assert hook.pinned(copy)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "link to a pipe", "endless"])
+def test_a_planted_pin_holds_up_no_training(tmp_path, kind):
+    """A pipe or a link at a pin's name is not opened to the end; it pins, as any unreadable pin does."""
+    (folder,) = _checkpoints(tmp_path, [100])
+    pin = folder / f"{hook.PIN_PREFIX}x"
+    os.mkfifo(pin if kind == "pipe" else tmp_path / "pipe")
+    if kind != "pipe":
+        pin.symlink_to("/dev/zero" if kind == "endless" else tmp_path / "pipe")
+    with ThreadPoolExecutor(1) as thread:
+        looked = thread.submit(hook.pinned, folder)
+        try:
+            assert looked.result(timeout=60)
+        except TimeoutError:
+            os.close(os.open(tmp_path / "pipe" if kind != "pipe" else pin, os.O_WRONLY | os.O_NONBLOCK))
+            raise
+
+
+def test_the_daemons_pin_is_written_through_no_planted_link(tmp_path):
+    """What another user put at its name goes; the file behind a link stays as it was, and a folder is not made anew."""
+    (folder,) = _checkpoints(tmp_path, [100])
+    pin, behind = folder / f"{hook.PIN_PREFIX}x", tmp_path / "behind"
+    behind.write_text("precious")
+    for plant in (
+        partial(pin.symlink_to, behind),
+        partial(os.mkfifo, pin),
+        partial(os.link, behind, pin),
+        pin.touch,
+    ):
+        plant()
+        _leave_pin(pin)
+        assert (pin.read_text(), pin.is_symlink()) == (hook.pin_text(folder), False)
+        pin.unlink()
+    assert behind.read_text() == "precious"
+    with pytest.raises(FileNotFoundError):
+        _leave_pin(tmp_path / "gone" / pin.name)
 
 
 def test_rotation_spares_pinned_checkpoints_and_the_newest(tmp_path):

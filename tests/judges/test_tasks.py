@@ -227,6 +227,25 @@ def test_settings_are_refused_before_anything_is_submitted(tmp_path: Path) -> No
     assert (found.url, found.api_key_file) == (url, str(key))
 
 
+@pytest.mark.parametrize("host", ["judge.site", "node17:8000", "10.0.0.3", "[2001:db8::1]:80"])
+def test_a_key_crosses_no_network_unencrypted_unless_the_settings_allow_it(
+    monkeypatch: pytest.MonkeyPatch, host: str
+) -> None:
+    """Refused before anything is submitted; without a key, on this machine and by https there is nothing to refuse."""
+    monkeypatch.setenv("MY_JUDGE_KEY", "k")
+
+    def judge(url: str, **more: Any) -> Any:
+        return judge_options(Config(judge=JudgeConfig(url=url, model="m", **more)))
+
+    with pytest.raises(CoordinatorError, match="others on the way could read the key: use https"):
+        judge(f"http://{host}/v1", api_key_env="MY_JUDGE_KEY")
+    for url in (f"https://{host}/v1", "http://127.0.0.1:1/v1", "http://[::1]/v1", "http://localhost/v1"):
+        assert judge(url, api_key_env="MY_JUDGE_KEY").url == url
+    assert judge(f"http://{host}/v1").api_key_env is None
+    allowed = judge(f"http://{host}/v1", api_key_env="MY_JUDGE_KEY", allow_http=True)
+    assert allowed == judge(f"http://{host}/v1").model_copy(update={"api_key_env": "MY_JUDGE_KEY"})
+
+
 @pytest.mark.model
 def test_a_whole_evaluation_with_a_judge(model_dir, tmp_path: Path, endpoint) -> None:
     """`evalspan eval` here: answers, judgements, scores and cost, the key in no file. A refused ask
