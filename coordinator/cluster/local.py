@@ -305,8 +305,9 @@ class LocalCluster:
     def _start(self, job: Job, entry: _Entry, member: _Member, slots: Sequence[int]) -> None:
         guardian = (sys.executable, "-I", "-S", local_guardian.__file__, str(self.kill_seconds))
         try:
-            log_to = make_file(log_file(job, member.index))
-            with os.fdopen(log_to, "ab") as out, self._lock_file() as lock:
+            path = Path(log_file(job, member.index))
+            make_folder(path.parent)
+            with os.fdopen(make_file(path), "ab") as out, self._lock_file() as lock:
                 fcntl.flock(lock, fcntl.LOCK_SH)
                 member.guardian = subprocess.Popen(
                     [*guardian, *job.argv],

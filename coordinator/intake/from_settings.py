@@ -34,7 +34,6 @@ from coordinator.errors import EvalspanError, OperatorError, RetryError
 from coordinator.evaluation.job_specs import Site
 from coordinator.evaluation.records import EvaluationRecord, Inputs, RunOptions
 from coordinator.intake import suites, validate
-from coordinator.intake.people import People
 from coordinator.intake.source_keys import inputs_of, with_full_paths
 from coordinator.intake.work_folder import is_of_another, open_folder
 from evaljobs.contract.engine_traits import engine_traits
@@ -76,8 +75,8 @@ def load(
         probe.unlink(missing_ok=True)  # a process of another host may have had the same pid, and name
     except OSError as error:
         full = shortage(error, work)
-        # False in a private folder; a member may submit before the first daemon has run
-        used = os.path.exists(WorkPaths(work).lock) or People.of(work) is not None  # noqa: PTH110
+        paths = WorkPaths(work)
+        used = any(map(os.path.exists, (paths.lock, paths.submissions)))  # False in a private folder
         if used and (full or error.errno in {errno.EACCES, errno.EROFS}):
             return config  # it was in use before: the loop waits for room, and `report` reads another user's scores
         if full:

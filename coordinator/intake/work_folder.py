@@ -10,6 +10,7 @@ from __future__ import annotations
 import grp
 import logging
 import os
+import shlex
 import stat
 from contextlib import suppress
 from pathlib import Path
@@ -76,7 +77,7 @@ def _refuse_writable(root: Path, mode: int) -> None:
         only_ours = WorkPaths(root).lock.exists() or not any(root.iterdir())
         raise OperatorError(
             f"{' and '.join(who)} may write to the work folder {root}, and so replace what your jobs run: "
-            + (f"`chmod -R go-w {root}`" if only_ours else NEW)
+            + (f"`chmod -R go-w {shlex.quote(str(root))}`" if only_ours else NEW)
         )
 
 
@@ -104,11 +105,13 @@ def _keep_private(root: Path, mode: int) -> None:
 
 def _share(root: Path, group: int, name: str) -> None:
     """Give the folder to the group. OperatorError where something in it would stay closed to the group."""
-    closed = [entry.name for entry in os.scandir(root) if not _is_open(entry.stat(), group, entry.name)]
+    with os.scandir(root) as entries:
+        closed = [e.name for e in entries if not _is_open(e.stat(follow_symlinks=False), group, e.name)]
     if closed:
+        at = shlex.quote(str(root))
         raise OperatorError(
             f"shared_group = {name!r}: its members cannot read {min(closed)} in {root}, from before it was shared: "
-            f"`chgrp -R {name} {root}; chmod -R g+rX,g-w {root}; find {root} -type d -exec chmod g+s {{}} +`"
+            f"`chgrp -R {name} {at}; chmod -R g+rX,g-w {at}; find {at} -type d -exec chmod g+s {{}} +`"
         )
     os.chown(root, -1, group)
     root.chmod(SHARED)

@@ -23,7 +23,7 @@ from coordinator.evaluation import step as machine
 from coordinator.evaluation.events import EVENT, Accepted, AnyEvent, Restarted
 from coordinator.evaluation.job_specs import Site
 from coordinator.evaluation.state import IllegalEventError, State
-from evaljobs.contract.storage import make_file
+from evaljobs.contract.storage import make_file, make_folder
 
 log = logging.getLogger(__name__)
 
@@ -210,6 +210,7 @@ class WorkLock:
     def acquire(self, command: str = "evalspan") -> None:
         """Take the lock for `command`, such as DAEMON; OperatorError names the command and the process that hold it."""
         try:
+            make_folder(self.path.parent)
             fd = make_file(self.path, os.O_RDWR)
         except PermissionError as error:
             raise OperatorError(

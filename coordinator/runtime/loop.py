@@ -31,7 +31,7 @@ from coordinator.runtime.detect import Grace
 from coordinator.runtime.effects import Performer
 from coordinator.runtime.registry import Evaluations
 from coordinator.runtime.shares import Shares
-from evaljobs.contract.storage import make_file
+from evaljobs.contract.storage import make_file, make_folder
 
 JOBS, NODES = "the listing of jobs", "the listing of nodes"
 """The loop's two questions to the cluster, as people read them."""
@@ -179,6 +179,7 @@ class Coordinator(Evaluations):
     def _touch_lease(self) -> None:
         path = self.performer.site.paths.lease
         try:
+            make_folder(path.parent)
             os.close(make_file(path))
             path.touch()
         except OSError as error:  # a full disk: a precursor waits for several touches

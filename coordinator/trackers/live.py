@@ -30,7 +30,7 @@ from coordinator.report.load_series import point_of, records
 from coordinator.trackers import TRACKERS, export_points, runs_of
 from evaljobs.contract.paths import EvaluationPaths
 from evaljobs.contract.specs import Record
-from evaljobs.contract.storage import make_file, write_atomic
+from evaljobs.contract.storage import make_file, make_folder, write_atomic
 
 log = logging.getLogger(__name__)
 
@@ -107,6 +107,7 @@ def export_left(job: Job) -> list[str]:
     """Export to each target what it lacks; an error line for each run that failed."""
     work = Path(job.work_dir)
     folder = work / FOLDER
+    make_folder(folder)
     with os.fdopen(make_file(folder / "lock"), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # the export of a killed daemon may still run
         ages = {
@@ -219,6 +220,7 @@ class Exporter:
         return self._folder / "export.log"
 
     def _begin(self) -> None:
+        make_folder(self._folder)
         with os.fdopen(make_file(self._log), "ab") as out:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "coordinator.trackers.live"],

@@ -96,13 +96,8 @@ def file_mode(folder: str | Path) -> int:
 
 
 def make_file(path: str | Path, flags: int = os.O_WRONLY | os.O_APPEND) -> int:
-    """Open a file, made where it is missing, as visible as its folder whatever the umask; its descriptor.
-
-    Makes the folder where it is missing. OSError where the file system refuses.
-    """
-    path = Path(path)
-    make_folder(path.parent)
-    mode = file_mode(path.parent)
+    """Open a file, made where it is missing, as visible as its folder whatever the umask; its descriptor. OSError."""
+    mode = file_mode(Path(path).parent)
     descriptor = os.open(path, flags | os.O_CREAT | os.O_CLOEXEC, 0o600)
     if stat.S_IMODE(os.fstat(descriptor).st_mode) != mode:
         with contextlib.suppress(PermissionError):  # another user's
@@ -223,6 +218,7 @@ class FrameWriter:
     """Appends frames to one response file; `append` returns when they are on disk. One writer."""
 
     def __init__(self, path: Path) -> None:
+        make_folder(path.parent)
         self.path = path
         self._file = os.fdopen(make_file(path), "ab", buffering=0)
         sync_folder(path.parent)

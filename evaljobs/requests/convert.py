@@ -50,6 +50,7 @@ def arguments(command: str, source: str, target: str) -> list[str]:
 
 def _convert(spec: ConvertSpec) -> None:
     out = Path(spec.out_dir)
+    make_folder(out.parent)
     with _alone(out.with_name(f"{out.name}.lock")):
         if out.is_dir():
             return

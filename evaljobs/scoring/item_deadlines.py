@@ -27,7 +27,7 @@ from typing import Any, Final
 
 from evaljobs.contract.paths import EvaluationPaths, slug
 from evaljobs.contract.specs import ExecuteSpec, ScoreSpec
-from evaljobs.contract.storage import make_file
+from evaljobs.contract.storage import make_file, make_folder
 from evaljobs.errors import RetryError
 
 log = logging.getLogger(__name__)
@@ -82,6 +82,7 @@ class Items:
         self._first: set[str] = set()  # tasks whose metric has run
 
     def __enter__(self) -> Items:
+        make_folder(self._file.parent)
         note = make_file(self._file, os.O_RDWR)
         with contextlib.suppress(OSError):  # a second run of this job has the lock, and the note
             fcntl.flock(note, fcntl.LOCK_EX | fcntl.LOCK_NB)

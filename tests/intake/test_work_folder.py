@@ -20,6 +20,7 @@ from coordinator.intake import from_settings, sources
 from coordinator.intake.sources import Notice
 from coordinator.intake.work_folder import open_folder
 from evaljobs.contract.paths import WorkPaths
+from evaljobs.contract.storage import write_atomic
 
 GROUP = next(g.gr_name for g in getgrall() if g.gr_gid == os.getegid())
 DROPS = ("spool", "spool/commands", "submissions", "submissions/suites")
@@ -99,12 +100,15 @@ def test_a_group_that_is_unknown_is_refused_before_it_could_read(tmp_path):
 def test_a_private_folder_is_shared_only_once_its_group_can_read_what_is_there(tmp_path, open_umask):
     work = tmp_path / "work"
     load(work)
-    (work / "run-1").mkdir(0o700)
-    with pytest.raises(OperatorError, match=r"cannot read run-1.*`chgrp -R"):
+    write_atomic(work / "run-1" / "journal", b"")
+    with pytest.raises(OperatorError, match=r"cannot read run-1.*`chgrp -R") as refused:
         load(work, GROUP)
-    (work / "run-1").chmod(0o750)
+    typed = str(refused.value).split("`")[1]
+    subprocess.run(["sh", "-c", typed], check=True)
     load(work, GROUP)
-    assert mode(work) == 0o2750
+    write_atomic(work / "run-1" / "later", b"")
+    assert {mode(path) for path in (work, work / "run-1")} == {0o2750}
+    assert {mode(path) for path in (work / "run-1").iterdir()} == {0o640}
 
 
 def test_redis_files_stay_closed_to_the_group(tmp_path):
@@ -135,6 +139,7 @@ def test_a_member_submits_and_announces_and_changes_nothing_else(shared):
 
     def act() -> None:
         os.umask(0o077)
+        load(shared.root, SHARING)  # before any daemon ran
         sources.submit(shared, Notice(checkpoint="/runs/theirs"))
         sources.spool(shared, Notice(checkpoint="/runs/noticed"))
         changes = [

@@ -137,7 +137,7 @@ def test_only_its_own_user_submits_to_a_work_folder() -> None:
         submit(WorkPaths(folder), Notice(checkpoint="/ours"))
 
         def theirs() -> None:
-            with pytest.raises(OperatorError, match="of its own user alone; announce"):
+            with pytest.raises(OperatorError, match="of its own user and of its shared_group; announce"):
                 submit(WorkPaths(folder), Notice(checkpoint="/theirs"))
             spool(WorkPaths(folder), Notice(checkpoint="/theirs"))
 
