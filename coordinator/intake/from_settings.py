@@ -77,8 +77,7 @@ def load(
     except OSError as error:
         full = shortage(error, work)
         paths = WorkPaths(work)
-        # False in a private folder; a member may submit before the first daemon has run
-        used = any(map(os.path.exists, (paths.lock, paths.submissions)))
+        used = any(map(os.path.exists, (paths.lock, paths.submissions)))  # False in a private folder
         if used and (full or error.errno in {errno.EACCES, errno.EROFS}):
             return config  # it was in use before: the loop waits for room, and `report` reads another user's scores
         if full:

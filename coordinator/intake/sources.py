@@ -169,7 +169,11 @@ def _is_trusted(paths: WorkPaths) -> bool:
 def from_spool(
     paths: WorkPaths, turns: Turns | None = None, people: People | None = None
 ) -> Iterator[Delivery]:
-    """Notices in the spool folder, oldest first. Files stay until their notices are acknowledged. The rest: as above."""
+    """Notices in the spool folder, oldest first. Files stay until their notices are acknowledged.
+
+    `turns`: as above. `people`: of a shared work folder; a file that is no member's for certain, as of an older hook, has
+    no `user`.
+    """
     yield from _from_folder(turns or Turns(paths.spool, ALL), people, own=False)
 
 
@@ -194,7 +198,7 @@ def _from_folder(turns: Turns, people: People | None, *, own: bool) -> Iterator[
             try:
                 user = people.author(status)
             except NotAMemberError as error:
-                wrong = str(error)
+                wrong = str(error) if own else wrong  # what the spool may name is limited, whoever asks
         named = path.stem.partition("-")[2]
         yield Delivery(
             str(path),

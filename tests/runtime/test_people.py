@@ -120,6 +120,45 @@ def test_a_file_that_is_no_members_for_certain_asks_for_nothing(folder: Path, fo
     assert not list((folder / "work" / "submissions").glob("*.json"))
 
 
+def test_a_notice_of_the_hook_is_its_trainings_users(folder: Path) -> None:
+    """An older hook leaves files that the group may write: these are taken, too, as the daemon's user's."""
+    small(folder / "step-2", seed=2)
+    for place, uid, mode in (("step-1", BOB, 0o640), ("step-2", BOB, 0o664)):
+        sources.spool(WorkPaths(folder / "work"), Notice(checkpoint=str(folder / place), suite=SUITE))
+        (file,) = (f for f in (folder / "work" / "spool").glob("*.json") if f.stat().st_uid == 0)
+        os.chown(file, uid, -1)
+        file.chmod(mode)
+    ears = ears_on(folder)
+    ears.tick()
+    asked = {
+        Path(r.state.record.checkpoint.source).name: r.state.users.asked_by
+        for r in ears.coordinator.running.values()
+    }
+    assert asked == {"step-1": [bob], "step-2": ["root"]}
+
+
+def test_what_the_daemons_user_may_not_read_is_refused_by_name(folder: Path) -> None:
+    """In one line with the user and the file, at once: the submitter can mend it."""
+    ears_on(folder).tick()  # imports
+    place = folder / "ann"
+    place.mkdir()
+    os.chown(place, ANN, -1)
+    closed = small(folder / "step-3", seed=3)
+    closed.chmod(0o700)
+
+    def serve() -> None:
+        os.environ["EVALSPAN_WORK_DIR"] = str(place / "work")
+        from_settings.load(None, place / "work")
+        ears = ears_on(place)
+        sources.submit(ears.paths, Notice(checkpoint=str(closed), suite=SUITE))
+        ears.tick()
+        (refused,) = pending.read(ears.paths.pending).refused
+        assert f"{ann}, as whom the daemon runs, may not read {closed}" in refused.why
+        assert (refused.user, "\n" in refused.why) == (ann, False)
+
+    as_user(serve, member=True, uid=ANN)
+
+
 def test_a_member_cancels_and_retries_that_members_evaluations_alone(folder: Path) -> None:
     """Where two asked, the one who cancels leaves; the last one's cancellation ends it."""
     ask(folder, ANN)
