@@ -51,9 +51,9 @@ REFUSED = {
 }
 NEEDLESS = {  # flags without a value that ask for what is so in any case
     "--confirm-run-unsafe-code": "programs run in a sandbox",
-    "--log-samples": "samples are always kept, in ID/samples of the work folder",
+    "--log-samples": "samples are always kept: `evalspan export ID --to lm-eval --out DIR` writes them",
     "--show-config": "each task's configuration is in results.json",
-    "--write-out": "prompts are in the samples, in ID/samples of the work folder",
+    "--write-out": "prompts are in the samples: `evalspan export ID --to lm-eval --out DIR` writes them",
 }
 ENGINES = {"hf": "hf", "huggingface": "hf", "hf-auto": "hf", "vllm": "vllm", "sglang": "sglang"}
 NAMES = "--tasks"  # takes several words

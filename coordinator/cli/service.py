@@ -335,6 +335,10 @@ def logs(
     settings = settings_of(config, work_dir)
     state, paths, _ = find_evaluation(settings, evaluation)
     chosen = logs_of(state, paths, what)
+    if not chosen and what is None and state.ended_at is not None:
+        raise OperatorError(
+            f"{state.evaluation_id} has no logs any more: `evalspan prune` removes those of old evaluations"
+        )
     if not chosen:
         raise OperatorError(f"no log in {paths.logs} is of {what!r}: `evalspan logs {evaluation}` lists them")
     for file in chosen:

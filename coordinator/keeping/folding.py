@@ -19,8 +19,10 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
+from coordinator.base.isolate import isolated, traceback_of
 from coordinator.keeping.retention import MOST_FILES
 from coordinator.runtime.journal import alone
 from coordinator.runtime.status_file import Ended, read_status
@@ -85,6 +87,11 @@ def try_fold(paths: EvaluationPaths, aside: Callable[[], contextlib.AbstractCont
         log.warning("%s is not folded: %s", paths.root.name, error)
 
 
+def _not_folded(name: str, error: Exception) -> None:
+    if not isinstance(error, BlockingIOError):  # it has been taken up again
+        log.warning("%s is not folded: %s", name, error, exc_info=traceback_of(error))
+
+
 def count_files(paths: EvaluationPaths) -> int:
     """Files, not folders, of an evaluation."""
     return sum(len(names) for _, _, names in os.walk(paths.root))
@@ -123,13 +130,21 @@ def _loose_files(folder: Path) -> list[_Loose]:
     with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
         for entry in sorted(entries, key=lambda e: e.name):
             there = entry.stat(follow_symlinks=False)
-            if not stat.S_ISREG(there.st_mode):
+            if not stat.S_ISREG(there.st_mode) or not _is_text(entry.name):
                 continue
             if entry.name.startswith("."):
                 Path(entry.path).unlink(missing_ok=True)
                 continue
             found.append(_Loose(Path(entry.path), there.st_size, _stamp(there)))
     return found
+
+
+def _is_text(name: str) -> bool:
+    """Can an archive hold this name? A job may write any bytes."""
+    try:
+        return bool(name.encode())
+    except UnicodeEncodeError:
+        return False
 
 
 def _stamp(there: os.stat_result) -> tuple[int, int, int]:
@@ -242,10 +257,6 @@ def fold_all(work_dir: Path, names: Iterable[str] | None = None) -> int:
     if names is None:
         names = sorted(journal.parent.name for journal in work_dir.glob("*/journal.jsonl"))
     for name in names:
-        try:
+        with isolated(partial(_not_folded, name)):
             folded += fold(EvaluationPaths(work_dir / name))
-        except BlockingIOError:
-            continue  # it has been taken up again
-        except OSError as error:
-            log.warning("%s is not folded: %s", name, error)
     return folded

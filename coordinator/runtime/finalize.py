@@ -29,7 +29,7 @@ from coordinator.report.learning_curves import SCORES, Point, ScoreValue, scores
 from coordinator.report.measurements import Report, ShardSpan, make_report, without_measurements
 from coordinator.runtime.journal import read_events
 from coordinator.runtime.reuse import REUSED
-from evaljobs.contract.folded import read_bytes
+from evaljobs.contract.folded import files_in, read_bytes
 from evaljobs.contract.names import ShardId
 from evaljobs.contract.paths import EvaluationPaths, batch_index_file, request_set_manifest
 from evaljobs.contract.specs import BatchIndex, Record, RequestSetManifest
@@ -314,10 +314,16 @@ def results_of(
 def _known_report(state: State, paths: EvaluationPaths, events: Sequence[AnyEvent] | None) -> Report:
     why: list[Exception] = []
     with isolated(why.append):
-        if events is None and paths.report.exists():
+        if paths.report.exists() and (events is None or _is_pruned(state, paths)):
             return Report.model_validate_json(paths.report.read_bytes())
         return report_of(state, paths, events)
     return without_measurements(state, f"{type(why[0]).__name__}: {why[0]}")
+
+
+def _is_pruned(state: State, paths: EvaluationPaths) -> bool:
+    """Has `prune` removed the responses of an evaluation that has ended? Its report says what they showed."""
+    answered = any(shard.frame is not None for shard in state.shards.by_name.values())
+    return state.ended_at is not None and answered and not files_in(paths.responses)
 
 
 def rows_of(point: Point) -> list[dict[str, Any]]:

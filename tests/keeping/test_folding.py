@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from support.ended import leave_ended
 from support.steps import killed_at
+from support.with_root import fill, small_disk
 
 from coordinator.keeping.folding import MOST_FILES, count_files, fold, folders_of
 from coordinator.runtime.finalize import shard_spans
@@ -134,12 +135,29 @@ def test_what_is_open_is_not_folded(paths: EvaluationPaths) -> None:
 
 
 def test_what_is_no_regular_file_stays(paths: EvaluationPaths, tmp_path: Path) -> None:
-    """A job may leave a link or a pipe: neither is followed, and neither holds up the fold."""
+    """A job may leave a link, a pipe, or a name that is no text: none is followed, and none holds up the fold."""
+    Path(os.fsdecode(bytes(paths.logs) + b"/\xff.log")).write_bytes(b"")
     (paths.logs / "link.log").symlink_to(tmp_path / "elsewhere")
     os.mkfifo(paths.logs / "pipe.log")
     fold(paths, most=0)
-    assert {f.name for f in paths.logs.iterdir()} == {"link.log", "pipe.log"}
+    assert {f.name for f in paths.logs.iterdir()} == {"link.log", "pipe.log", os.fsdecode(b"\xff.log")}
     assert "link.log" not in folded.members(folded.archive_of(paths.logs))
+
+
+def test_a_full_disk_costs_no_file(made: EvaluationPaths, tmp_path: Path) -> None:
+    """The fold fails, and all files are there; with room it is done."""
+    with small_disk(tmp_path, "4m") as disk:
+        paths = EvaluationPaths(disk / made.root.name)
+        shutil.copytree(made.root, paths.root)
+        before = contents(paths)
+        filler = fill(disk)
+        with pytest.raises(OSError, match="No space left"):
+            fold(paths, most=0)
+        assert contents(paths) == before
+        assert not [*paths.root.glob(".*")]
+        filler.unlink()
+        assert fold(paths, most=0)
+        assert contents(paths) == before
 
 
 def test_a_damaged_archive_is_an_error_and_costs_no_loose_file(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,10 @@ from typer.testing import CliRunner
 import evalspan
 from coordinator.cli import app
 from coordinator.keeping.folding import fold, folders_of
-from evaljobs.contract.paths import EvaluationPaths
+from coordinator.keeping.inventory import read_work_folder
+from coordinator.keeping.prune import prune_now
+from coordinator.keeping.retention import Policy
+from evaljobs.contract.paths import EvaluationPaths, WorkPaths
 
 pytestmark = pytest.mark.model
 
@@ -28,8 +32,12 @@ def exported(settings: Path, name: str, out: Path) -> dict[str, bytes]:
     return {str(file.relative_to(out)): file.read_bytes() for file in out.rglob("*.json*")}
 
 
-def test_what_reads_an_evaluation_finds_the_same_once_it_is_folded(toy_model: Path, tmp_path: Path) -> None:
-    """Results, report, logs and lm-eval's files; and an evaluation of more tasks uses its responses and scores again."""
+def test_what_reads_an_evaluation_finds_the_same_once_it_is_folded(
+    toy_model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Results, report, logs and lm-eval's files; and an evaluation of more tasks uses its responses and scores again.
+    Pruned to its scores, it has the same results and report.
+    """
     settings = tmp_path / "evalspan.toml"
     settings.write_text(f'work_dir = "work"\n{config_text()}')
     more = {"include_path": TASKS, "batch_size": 8, "limit": 8, "config": settings}
@@ -39,18 +47,18 @@ def test_what_reads_an_evaluation_finds_the_same_once_it_is_folded(toy_model: Pa
     def views() -> list[object]:
         found = evalspan.results(name, config=settings)
         report = json.loads(shown(settings, "report", name, "--json"))
-        return [found.raw, found.rows(), found.report, report, shown(settings, "logs", name)]
+        return [found.raw, found.rows(), found.report, report]
 
     before, files = views(), exported(settings, name, tmp_path / "before")
+    logs = shown(settings, "logs", name)
     assert any("samples_toy_choice" in file for file in files)
     assert fold(paths, most=0)
     assert not any(folder.exists() for folder in folders_of(paths))
     assert views() == before
     assert exported(settings, name, tmp_path / "after") == files
-    log = next(
-        line.partition(":")[0] for line in shown(settings, "logs", name).splitlines() if "trial" in line
-    )
-    assert f"{log}" in shown(settings, "logs", name, log.removesuffix(".log"))
+    assert shown(settings, "logs", name) == logs
+    log = next(line.partition(":")[0] for line in logs.splitlines() if "trial" in line)
+    assert f"/{log}" in shown(settings, "logs", name, log.removesuffix(".log"))
     second = evalspan.evaluate(toy_model, tasks="toy_choice,toy_programs,toy_pages", **more)
     assert second.complete
     used = second.raw["evalspan"]["responses_from"]
@@ -62,3 +70,12 @@ def test_what_reads_an_evaluation_finds_the_same_once_it_is_folded(toy_model: Pa
     assert json.loads(
         next((second.folder / "samples").glob("samples_toy_choice*")).read_text().splitlines()[0]
     )
+    work = WorkPaths(first.folder.parent)
+    sets = {evaluation.evaluation_id: evaluation.sets for evaluation in read_work_folder(work).evaluations}
+    assert sets[name] < sets[second.evaluation_id] == {folder.name for folder in work.request_sets.iterdir()}
+    prune_now(work, Policy(keep="scores", older_than_seconds=0), time.time(), code=None)
+    assert not [*paths.root.glob("responses*"), *paths.root.glob("samples*"), *work.request_sets.iterdir()]
+    assert views() == before
+    done = CliRunner().invoke(app, ["logs", name, "--config", str(settings)])
+    assert "has no logs any more" in str(done.exception)
+    assert not [record for record in caplog.records if "lacks the times" in record.message]
