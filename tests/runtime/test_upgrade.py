@@ -122,6 +122,7 @@ def test_what_a_newer_version_has_journalled_is_left_alone_in_one_line(
     assert jobs_of(cluster, NEWER)
 
 
+@pytest.mark.parametrize("work", [{}], ids=["kind"], indirect=True)
 def test_a_command_to_a_newer_versions_evaluation_waits_for_that_version(
     later: Coordinator, cluster: FakeCluster
 ) -> None:
