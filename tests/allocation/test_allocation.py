@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 
 from hypothesis import given
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 from support.demands import clusters, demands, limits
 
 from coordinator.allocation.allocate import Demand, Limits, allocate
-from coordinator.allocation.backlog import Seen, stale
+from coordinator.allocation.backlog import Past, Seen, stale
 from coordinator.cluster import NodeState
 from coordinator.cluster.fake import fake_node
 from coordinator.cluster.node_choice import exclude
@@ -150,6 +151,19 @@ def test_a_started_or_newest_checkpoint_is_never_dropped(items: list[Seen], ever
         assert not any(s.phase != "waiting" for s in mine if s.evaluation_id in dropped)
         left = [s for s in open_ones if s.phase == "waiting" and s.evaluation_id not in dropped]
         assert every is not None or left in ([], [open_ones[-1]])
+
+
+@given(history(), st.none() | st.integers(1, 5), st.randoms())
+def test_of_what_is_over_its_place_in_the_series_is_enough(
+    items: list[Seen], every: int | None, dice: random.Random
+) -> None:
+    """The same choice as with all evaluations at hand, in whatever order they ended, also where one came back."""
+    items = list({(s.series, s.order): s for s in items}.values())
+    past = Past()
+    over = [s for s in items if s.phase == "over"]
+    for one in dice.sample(over, len(over)) * 2 + [s for s in items if dice.random() < 0.3]:
+        past.add(one)
+    assert stale([s for s in items if s.phase != "over"], every, past.orders) == stale(items, every)
 
 
 @given(st.integers(1, 5), st.integers(1, 30), st.lists(st.booleans(), min_size=30, max_size=30))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 import shutil
 from collections.abc import Iterator
@@ -249,6 +250,26 @@ def test_many_reported_checkpoints_are_looked_into_in_turns(
     found = [place for _ in range(3) for place in names(watch.look())]
     assert found == [str(places[7])]
     assert sorted(looked_into) == sorted(places)
+
+
+def test_checkpoints_that_a_training_has_removed_are_forgotten(tmp_path: Path) -> None:
+    """In memory and on disk; not those below an empty folder, which may be a mount point whose storage is away."""
+    run, away = tmp_path / "run", tmp_path / "away"
+    gone = [checkpoint(run, f"step-{i}") for i in range(15)]
+    checkpoint(away, "step-1")
+    memory = tmp_path / "watched.json"
+    watch = FolderWatch(memory, [(str(run), "core"), (str(away), "core")])
+    for delivery in watch.look():
+        delivery.acknowledge()
+    checkpoint(run, "step-99")
+    for place in (*gone, away / "step-1"):
+        shutil.rmtree(place)
+    for _ in range(3):
+        assert names(watch.look()) == [str(run / "step-99")]
+    assert [Path(key).name for key in watch._seen] == ["step-1"]
+    watch._write_at = 0.0
+    list(watch.look())
+    assert list(json.loads(memory.read_text())) == [f"core\0{away / 'step-1'}"]
 
 
 def test_a_watched_place_that_cannot_be_looked_into_hides_no_other(tmp_path: Path) -> None:

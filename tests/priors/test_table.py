@@ -9,7 +9,7 @@ import sys
 import pytest
 from support.records import observation
 
-from priors import commands
+from priors import commands, table
 from priors.table import append, merge, read
 
 
@@ -148,3 +148,38 @@ def test_a_table_of_before_modes_is_read_as_exact_and_exact_runs_are_written_as_
     assert [one.mode for one in read(path)] == ["exact", "fast"]
     assert [one["mode"] for one in commands.show(path)["tasks"]] == ["exact", "fast"]
     assert [one["mode"] for one in commands.fit(path)["speeds"]] == ["exact", "fast"]
+
+
+def test_a_table_keeps_the_newest_runs_of_each_task_and_does_not_grow(tmp_path, monkeypatch):
+    """Of each task and place: a rare one loses nothing to a frequent one."""
+    monkeypatch.setattr(table, "SPAN_BYTES", 4096)
+    path = tmp_path / "observations.jsonl"
+    append(path, [observation(0, task="rare", hardware=hardware) for hardware in ("a100", "h100")])
+    sizes = []
+    for number in range(12 * table.KEPT):
+        append(path, [observation(number, task="frequent")])
+        sizes.append(path.stat().st_size)
+    found = read(path)
+    assert [one.hardware for one in found if one.task == "rare"] == ["a100", "h100"]
+    newest = [one.at for one in found if one.task == "frequent"][-table.KEPT :]
+    assert newest == [1000.0 + number for number in range(11 * table.KEPT, 12 * table.KEPT)]
+    half = len(sizes) // 2
+    assert max(sizes[half:]) <= max(sizes[:half])
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_what_is_appended_while_a_table_is_shortened_is_not_lost(tmp_path):
+    """Four processes append and shorten it at once: the last run of each is there, and every line is whole."""
+    path = tmp_path / "observations.jsonl"
+    code = (
+        "import sys; from pathlib import Path; from priors import table; table.SPAN_BYTES = 2048;"
+        "base = table.Observation.model_validate_json(sys.argv[2]);"
+        "[table.append(Path(sys.argv[1]), [base.model_copy(update={'task': sys.argv[3], 'at': float(n)})])"
+        " for n in range(100)]"
+    )
+    words = [sys.executable, "-c", code, str(path), observation().model_dump_json()]
+    writers = [subprocess.Popen([*words, str(writer)]) for writer in range(4)]
+    assert [writer.wait(120) for writer in writers] == [0] * 4
+    for writer in range(4):
+        mine = [one.at for one in read(path) if one.task == str(writer)]
+        assert mine[-table.KEPT :] == [float(n) for n in range(100 - table.KEPT, 100)]

@@ -358,6 +358,20 @@ def test_workers_end_when_there_is_no_work(shared_work: WorkPaths) -> None:
     assert "cannot be imported" not in (bench.paths.logs / "worker.log").read_text()
 
 
+def test_nothing_of_an_evaluation_stays_in_redis(shared_work: WorkPaths) -> None:
+    """Neither its finished jobs nor their results: a daemon's Redis does not grow with what has ended."""
+    name = uuid.uuid4().hex
+    bench = Bench(shared_work, name)
+    for job in ("one", "two"):
+        bench.enqueue(job)
+    with running(bench, "--burst-idle", "1") as process:
+        assert process.wait(120) == 0
+    with redis_client.connect(shared_work.redis_address) as client:
+        assert [key for key in client.scan_iter() if name.encode() in key]
+        bench.queue.remove()
+        assert [key for key in client.scan_iter() if name.encode() in key] == []
+
+
 IMPATIENT = (
     "import sys; from evaljobs.scoring import item_deadlines; item_deadlines.FIRST_SECONDS = 0.0; "
     "from evaljobs.scoring.worker import main; sys.exit(main(sys.argv[5:]))"

@@ -53,7 +53,7 @@ def another(base: EvaluationRecord, number: int) -> EvaluationRecord:
     return base.model_copy(update=update)
 
 
-def until(coordinator: Coordinator, done: Callable[[], bool]) -> None:
+def until(coordinator: Coordinator, done: Callable[[], object]) -> None:
     """Tick until it is so."""
     end = time.monotonic() + 60
     while not done():
