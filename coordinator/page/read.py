@@ -24,6 +24,7 @@ from coordinator.report.load_series import point_of
 from coordinator.runtime.finalize import results_of
 from coordinator.runtime.replay import find_evaluation
 from coordinator.runtime.status_file import Ended
+from evaljobs.contract.folded import exists, files_in, open_file, read_bytes
 from evaljobs.contract.paths import EvaluationPaths, slug
 
 MOST_LOGS = 12  # logs of failed jobs whose last lines a page holds
@@ -172,13 +173,14 @@ def _made(title: str, data: Mapping[str, Any], blocks: Mapping[str, bytes] | Non
 
 def _sample_files(paths: EvaluationPaths, results: Mapping[str, Any]) -> Iterator[tuple[str, Path]]:
     for task in results.get("n-samples", {}):
-        for file in sorted(paths.samples.glob(f"samples_{slug(task)}_[0-9][0-9][0-9].jsonl"))[:1]:
+        for file in files_in(paths.samples, f"samples_{slug(task)}_[0-9][0-9][0-9].jsonl")[:1]:
             yield task, file
 
 
 def _lines(file: Path) -> Iterator[str]:
-    with file.open(encoding="utf-8", errors="replace") as lines:
-        yield from lines
+    with open_file(file) as lines:
+        for line in lines:
+            yield line.decode(errors="replace")
 
 
 def _logs(paths: EvaluationPaths, notes: Sequence[Sequence[Any]]) -> list[list[str]]:
@@ -187,8 +189,8 @@ def _logs(paths: EvaluationPaths, notes: Sequence[Sequence[Any]]) -> list[list[s
     for job in dict.fromkeys(about for _, about, _, bad in notes if bad):
         for name in (job, job.removesuffix(".0")):
             file = paths.log(name)
-            if file.exists() and len(found) < MOST_LOGS:
-                text = file.read_bytes()[-LAST_BYTES:].decode(errors="replace")
+            if exists(file) and len(found) < MOST_LOGS:
+                text = read_bytes(file)[-LAST_BYTES:].decode(errors="replace")
                 found.append([name, "\n".join(text.splitlines()[-LAST_LINES:])])
                 break
     return found

@@ -33,6 +33,7 @@ from coordinator.evaluation.state import State
 from coordinator.hook import PIN_PREFIX, pin_text
 from coordinator.intake import admission, from_settings, sources
 from coordinator.intake.admission import NotAdmittedError
+from coordinator.intake.folder_watch import FolderWatch
 from coordinator.intake.pending import PendingCheckpoint, PendingWriter, may_pass
 from coordinator.intake.people import group_name
 from coordinator.intake.resubmit import nothing_run
@@ -79,7 +80,7 @@ class Service:
         self._refused: list[PendingCheckpoint] = []  # in this look
         self._suite_files = admission.suite_files(config.watch)
         watched = [(str(f), config.watch.suite or "default") for f in config.watch.folders]
-        self._watch = sources.FolderWatch(
+        self._watch = FolderWatch(
             self.paths.watched, watched, any_format=config.checkpoint.convert is not None
         )
         # pins of an earlier daemon: the first tick removes those that no evaluation needs any more

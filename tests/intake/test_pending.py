@@ -24,8 +24,8 @@ from coordinator.cli import app
 from coordinator.config.schema import Config, WatchConfig
 from coordinator.errors import OperatorError, RetryError
 from coordinator.intake import pending, validate
+from coordinator.intake.folder_watch import FolderWatch
 from coordinator.intake.from_settings import LmEvalVersion
-from coordinator.intake.sources import FolderWatch
 from coordinator.runtime.operator_commands import Command, leave_command
 
 pytestmark = pytest.mark.usefixtures("every_tick")

@@ -18,9 +18,10 @@ from support.served import served_work
 from coordinator import hook
 from coordinator.cluster.fake import FakeCluster
 from coordinator.config.schema import Config
-from coordinator.intake import pending, sources
+from coordinator.intake import folder_watch, pending, sources
 from coordinator.intake.checkpoint import step_of
-from coordinator.intake.sources import FolderWatch, Notice, count_in_stream, from_spool, from_stream, spool
+from coordinator.intake.folder_watch import FolderWatch
+from coordinator.intake.sources import Notice, count_in_stream, from_spool, from_stream, spool
 from coordinator.runtime.service import Service
 from evaljobs.contract.paths import WorkPaths
 from evaljobs.queue import redis_client
@@ -244,8 +245,8 @@ def test_many_reported_checkpoints_are_looked_into_in_turns(
     for delivery in watch.look():
         delivery.acknowledge()
     looked_into: list[Path] = []
-    held = sources._held
-    monkeypatch.setattr(sources, "_held", lambda folder: looked_into.append(folder) or held(folder))
+    held = folder_watch._held
+    monkeypatch.setattr(folder_watch, "_held", lambda folder: looked_into.append(folder) or held(folder))
     (places[7] / "config.json").write_text("[0]")  # another size: on some kernels the time is that of a tick
     found = [place for _ in range(3) for place in names(watch.look())]
     assert found == [str(places[7])]

@@ -21,7 +21,7 @@ from coordinator.cli.screen.live_screen import Watcher
 from coordinator.cluster.fake import FakeCluster, fake_node
 from coordinator.cluster.slurm_rules import Hosting
 from coordinator.config.schema import Config, WatchConfig
-from coordinator.intake import sources
+from coordinator.intake import folder_watch
 from coordinator.runtime.journal import Journal
 from coordinator.runtime.loop import Coordinator
 from coordinator.runtime.runner import Running
@@ -100,7 +100,7 @@ def test_a_daemon_holds_the_same_after_n_and_2n_evaluations(
     """Its intake, backlog, coordinator, live screen and Redis: no container of theirs is larger."""
     hours = itertools.count(clock.now(), 3600.0)
     monkeypatch.setattr(clock, "now", lambda: next(hours))  # each look is due
-    monkeypatch.setattr(sources, "AGAIN", 100)
+    monkeypatch.setattr(folder_watch, "AGAIN", 100)
     config = Config(
         work_dir=tmp_path / "work",
         watch=WatchConfig(folders=(tmp_path / "run",), suite=SUITE),
