@@ -74,11 +74,18 @@ def drops(paths: WorkPaths) -> tuple[Path, ...]:
 def _refuse_writable(root: Path, mode: int) -> None:
     who = [name for name, bit in (("its group", stat.S_IWGRP), ("all users", stat.S_IWOTH)) if mode & bit]
     if who:
-        only_ours = WorkPaths(root).lock.exists() or not any(root.iterdir())
         raise OperatorError(
             f"{' and '.join(who)} may write to the work folder {root}, and so replace what your jobs run: "
-            + (f"`chmod -R go-w {shlex.quote(str(root))}`" if only_ours else NEW)
+            + (f"`chmod -R go-w {shlex.quote(str(root))}`" if _is_only_ours(root) else NEW)
         )
+
+
+def _is_only_ours(root: Path) -> bool:
+    """Is it a work folder already, or empty? Another folder's modes are not evalspan's to change."""
+    work = WorkPaths(root)
+    marks = (work.lock, work.submissions, work.spool, work.redis, work.cache, work.request_sets)
+    used = any(mark.exists() for mark in marks) or any(root.glob("*/evaluation.json"))
+    return used or not any(root.iterdir())
 
 
 def _group_id(name: str) -> int:
@@ -94,6 +101,10 @@ def _group_id(name: str) -> int:
 def _keep_private(root: Path, mode: int) -> None:
     if mode == PRIVATE:
         return
+    if mode & 0o077 and not _is_only_ours(root):
+        raise OperatorError(
+            f"{root} holds other files, and other users may read it: {NEW}, or type `chmod 700 {shlex.quote(str(root))}`"
+        )
     root.chmod(PRIVATE)
     if mode & 0o077:
         log.warning(

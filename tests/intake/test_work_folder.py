@@ -56,6 +56,15 @@ def test_a_group_that_shares_it_reads_all_and_writes_to_the_drop_folders_alone(t
     load(work, GROUP)  # nothing to do
 
 
+def test_a_folder_with_other_files_keeps_its_modes(tmp_path):
+    """As a project's folder that others read: the user narrows it, or names another."""
+    tmp_path.chmod(0o755)
+    (tmp_path / "train.py").write_text("")
+    with pytest.raises(OperatorError, match=f"chmod 700 {tmp_path}"):
+        load(tmp_path)
+    assert mode(tmp_path) == 0o755
+
+
 @pytest.mark.parametrize("bits", [0o770, 0o707, 0o777, 0o2770])
 @pytest.mark.parametrize("group", [None, GROUP])
 def test_a_folder_that_others_may_write_is_refused_with_what_to_type(tmp_path, bits, group):
