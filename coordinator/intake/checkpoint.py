@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from coordinator.base.words import first_of
+from coordinator.base.words import CONTROL, first_of
 from coordinator.errors import OperatorError
 from coordinator.hook import PIN_PREFIX
 from evaljobs.contract.specs import CheckpointFile, CheckpointSpec, Weights
@@ -66,7 +66,6 @@ _STEP = re.compile(
 _EPOCH = re.compile(rf"epochs?[-_=]?([0-9]+){_ENDS}", re.IGNORECASE)
 _ALONE = re.compile(r"^([0-9]+)(?:[-_][a-zA-Z]+)*$")
 LOADED_AT_ONCE = 4  # tensors that transformers reads and converts side by side
-CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")  # these command a terminal, or end a line of a log
 MOST_TEXT = 1000  # most characters of an error
 Tensors = Mapping[str, tuple[str, int]]  # name -> (dtype, bytes), of safetensors headers
 UNFINISHED = ("*.tmp", "*.part", "*.incomplete", "*.lock")  # files of writers that still write, or died
