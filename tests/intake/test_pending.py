@@ -49,7 +49,7 @@ def test_what_one_notice_raises_costs_no_other_and_is_told(tmp_path: Path) -> No
     assert taken(ears) == ["good"]
     shown = pending.read(ears.paths.pending)
     refused = [Path(r.checkpoint).name[:7] for r in shown.refused]
-    assert refused == ["xxxxxxx", "no\0name", "circle", "good", "good", "nowhere"]
+    assert refused == ["no?name", "xxxxxxx", "circle", "good", "good", "nowhere"]
     assert "no such folder" in shown.refused[-1].why
     waits = {(Path(w.checkpoint).name, w.suite[:9]): w.why for w in shown.waiting}
     assert "no list of names" in waits["odd", SUITE[:9]]
