@@ -66,6 +66,7 @@ _STEP = re.compile(
 _EPOCH = re.compile(rf"epochs?[-_=]?([0-9]+){_ENDS}", re.IGNORECASE)
 _ALONE = re.compile(r"^([0-9]+)(?:[-_][a-zA-Z]+)*$")
 LOADED_AT_ONCE = 4  # tensors that transformers reads and converts side by side
+MOST_TENSORS = 1_000_000  # of all weight files together; a model of 10**12 parameters has some 10**5
 MOST_TEXT = 1000  # most characters of an error
 Tensors = Mapping[str, tuple[str, int]]  # name -> (dtype, bytes), of safetensors headers
 UNFINISHED = ("*.tmp", "*.part", "*.incomplete", "*.lock")  # files of writers that still write, or died
@@ -267,6 +268,8 @@ def _weights(folder: Path, *, allow_bin: bool) -> tuple[list[str], Tensors]:
             if missing := named - held.keys():
                 raise CheckpointError(f"{folder / name}: lacks {min(missing)}, which the index says it holds")
             tensors |= held
+            if len(tensors) > MOST_TENSORS:
+                raise CheckpointError(f"{folder}: has more than {MOST_TENSORS} tensors, which no model has")
         return [index, *shards], tensors
     single, index = "pytorch_model.bin", "pytorch_model.bin.index.json"
     if (folder / single).is_file():

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from support.daemons import SUITE, announce, daemon, small, taken
-from support.node_memory import MIB, NodeMemory, make_checkpoint
+from support.node_memory import MIB, NodeMemory, make_checkpoint, safetensors
 from support.trials import OPTIONS, Evaluation
 from support.with_root import USER, as_user
 
@@ -48,6 +48,16 @@ def test_a_giant_sparse_file_is_refused_unread(name: str, tmp_path: Path) -> Non
 def _sparse(path: Path) -> None:
     path.touch()
     os.truncate(path, 1 << 40)
+
+
+def test_many_headers_fill_no_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each file's header may be as long as the format allows; the tensors of all files together are bounded."""
+    monkeypatch.setattr("coordinator.intake.checkpoint.MOST_TENSORS", 100)
+    folder = make_checkpoint(tmp_path / "step-1", size=100)
+    for number in (1, 2, 3):
+        name = f"model-{number:05}-of-00003.safetensors"
+        safetensors(folder / name, {f"t{number - 1}": b"x"} | {f"{number}-{n}": b"" for n in range(40)})
+    assert "more than 100 tensors" in refused(folder)
 
 
 NAMES = (
