@@ -105,8 +105,10 @@ class Service:
             each = self._pending.pop(key)
             if not each.withdrawn and not self._dealt_with(each, now):
                 self._pending[key] = each  # the last one to be examined again
-        for key in list(self._pending)[MOST_PENDING:]:
-            del self._pending[key]
+        newest = list(reversed(self._pending))
+        newest.sort(key=lambda key: self._pending[key].own)  # what the settings or the user name goes last
+        for key in newest[: max(0, len(self._pending) - MOST_PENDING)]:
+            del self._pending[key]  # its source brings it again
         self._guard("commands", obey_commands, self.coordinator, None, self._commands)
         self._guard("stale checkpoints", self._drop_stale)
         self._guard("pins", self._pins)
@@ -128,7 +130,7 @@ class Service:
                 self._refuse(each, delivery.wrong, now)
                 continue
             key = (delivery.notice.checkpoint, delivery.notice.suite)
-            if len(self._pending) >= MOST_PENDING:  # not kept: it would be young at each look
+            if len(self._pending) >= MOST_PENDING and not delivery.own:  # not kept, so young at each look
                 each.since = min(now, delivery.notice.noticed_at or now)
             self._pending.setdefault(key, each).add(delivery)
 

@@ -40,10 +40,12 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def service_on(work: WorkPaths, roots: Path) -> tuple[Service, set[str]]:
-    """A daemon's intake, and the names of the checkpoints that it has examined."""
-    made = Service(
-        coordinator_on(work.root, FakeCluster(fleet=[])), Config(watch=WatchConfig(roots=(roots,)))
-    )
+    """A daemon's intake, and the names of the checkpoints that it has examined; one lies in a watched folder."""
+    watched = roots.parent / "watched"
+    (watched / "watched").mkdir(parents=True)
+    (watched / "watched" / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
+    watch = WatchConfig(roots=(roots,), folders=(watched,), suite="quickstart")
+    made = Service(coordinator_on(work.root, FakeCluster(fleet=[])), Config(watch=watch))
     seen: set[str] = set()
     examine = made._examine
 
@@ -81,7 +83,9 @@ def test_stuck_notices_beyond_the_bound_hide_none_and_fill_neither_memory_nor_st
     (work.spool / "9999-1.json").write_text(notice(roots, "good").model_dump_json())
     for _ in range(3):
         service.tick()
-    assert seen == {*map(str, range(STUCK)), "good"}
+    assert seen == {*map(str, range(STUCK)), "good", "watched"}
+    own = [each for each in service._pending.values() if each.own]
+    assert len(own) == 1, "what others announce displaces nothing that the settings name"
     assert len(list(work.spool.iterdir())) == STUCK + 1
     assert len(pending.read(work.pending).waiting) == pending.MOST_WAITING
 
