@@ -261,16 +261,7 @@ def _weights(folder: Path, *, allow_bin: bool) -> tuple[list[str], Tensors]:
         return ["model.safetensors"], _tensors(folder / "model.safetensors")
     index = "model.safetensors.index.json"
     if (folder / index).is_file():
-        tensors: dict[str, tuple[str, int]] = {}
-        shards = _indexed(folder, index)
-        for name, named in shards.items():
-            held = _tensors(folder / name)
-            if missing := named - held.keys():
-                raise CheckpointError(f"{folder / name}: lacks {min(missing)}, which the index says it holds")
-            tensors |= held
-            if len(tensors) > MOST_TENSORS:
-                raise CheckpointError(f"{folder}: has more than {MOST_TENSORS} tensors, which no model has")
-        return [index, *shards], tensors
+        return _sharded(folder, index)
     single, index = "pytorch_model.bin", "pytorch_model.bin.index.json"
     if (folder / single).is_file():
         names, extra = [single], []
@@ -288,6 +279,20 @@ def _weights(folder: Path, *, allow_bin: bool) -> tuple[list[str], Tensors]:
         if not zipfile.is_zipfile(folder / name):
             raise CheckpointError(f"{folder / name}: truncated, or saved by a torch before 1.6")
     return [*extra, *names], {}
+
+
+def _sharded(folder: Path, index: str) -> tuple[list[str], Tensors]:
+    """As of `_weights`, for safetensors with an index."""
+    tensors: dict[str, tuple[str, int]] = {}
+    shards = _indexed(folder, index)
+    for name, named in shards.items():
+        held = _tensors(folder / name)
+        if missing := named - held.keys():
+            raise CheckpointError(f"{folder / name}: lacks {min(missing)}, which the index says it holds")
+        tensors |= held
+        if len(tensors) > MOST_TENSORS:
+            raise CheckpointError(f"{folder}: has more than {MOST_TENSORS} tensors, which no model has")
+    return [index, *shards], tensors
 
 
 def _sizes(tensors: Tensors, config: Mapping[str, Any]) -> Weights:
