@@ -81,7 +81,7 @@ def run(path: Path, verb: str) -> int:
     """Run one spec, whose kind must be the verb. Returns the exit status."""
     try:
         spec = SPEC.validate_json(read_own(path))
-    except (JobError, FrameError) as error:
+    except FrameError as error:
         log.error("%s", error)  # noqa: TRY400 (one line that says what to do)
         return 2
     if spec.kind != verb:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+
+CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")  # characters that command a terminal, or end a line of a log
 
 
 def first_of(names: Sequence[str], most: int = 5) -> str:

@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from coordinator.base.words import first_of
+from coordinator.base.words import CONTROL, first_of
 from coordinator.errors import OperatorError
 from coordinator.hook import PIN_PREFIX
 from evaljobs.contract.specs import CheckpointFile, CheckpointSpec, Weights
@@ -66,7 +66,7 @@ _STEP = re.compile(
 _EPOCH = re.compile(rf"epochs?[-_=]?([0-9]+){_ENDS}", re.IGNORECASE)
 _ALONE = re.compile(r"^([0-9]+)(?:[-_][a-zA-Z]+)*$")
 LOADED_AT_ONCE = 4  # tensors that transformers reads and converts side by side
-CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")  # these command a terminal, or end a line of a log
+MOST_TENSORS = 1_000_000  # of all weight files together; a model of 10**12 parameters has some 10**5
 MOST_TEXT = 1000  # most characters of an error
 Tensors = Mapping[str, tuple[str, int]]  # name -> (dtype, bytes), of safetensors headers
 UNFINISHED = ("*.tmp", "*.part", "*.incomplete", "*.lock")  # files of writers that still write, or died
@@ -261,14 +261,7 @@ def _weights(folder: Path, *, allow_bin: bool) -> tuple[list[str], Tensors]:
         return ["model.safetensors"], _tensors(folder / "model.safetensors")
     index = "model.safetensors.index.json"
     if (folder / index).is_file():
-        tensors: dict[str, tuple[str, int]] = {}
-        shards = _indexed(folder, index)
-        for name, named in shards.items():
-            held = _tensors(folder / name)
-            if missing := named - held.keys():
-                raise CheckpointError(f"{folder / name}: lacks {min(missing)}, which the index says it holds")
-            tensors |= held
-        return [index, *shards], tensors
+        return _sharded(folder, index)
     single, index = "pytorch_model.bin", "pytorch_model.bin.index.json"
     if (folder / single).is_file():
         names, extra = [single], []
@@ -286,6 +279,20 @@ def _weights(folder: Path, *, allow_bin: bool) -> tuple[list[str], Tensors]:
         if not zipfile.is_zipfile(folder / name):
             raise CheckpointError(f"{folder / name}: truncated, or saved by a torch before 1.6")
     return [*extra, *names], {}
+
+
+def _sharded(folder: Path, index: str) -> tuple[list[str], Tensors]:
+    """As of `_weights`, for safetensors with an index."""
+    tensors: dict[str, tuple[str, int]] = {}
+    shards = _indexed(folder, index)
+    for name, named in shards.items():
+        held = _tensors(folder / name)
+        if missing := named - held.keys():
+            raise CheckpointError(f"{folder / name}: lacks {min(missing)}, which the index says it holds")
+        tensors |= held
+        if len(tensors) > MOST_TENSORS:
+            raise CheckpointError(f"{folder}: has more than {MOST_TENSORS} tensors, which no model has")
+    return [index, *shards], tensors
 
 
 def _sizes(tensors: Tensors, config: Mapping[str, Any]) -> Weights:

@@ -13,7 +13,6 @@ import contextlib
 import json
 import logging
 import os
-import re
 import stat
 import time
 from collections.abc import Callable, Iterator
@@ -26,7 +25,7 @@ from pydantic import Field, ValidationError
 
 from coordinator.base.isolate import warn_once
 from coordinator.base.turns import ALL, Turns
-from coordinator.base.words import one_line
+from coordinator.base.words import CONTROL, one_line
 from coordinator.errors import OperatorError
 from coordinator.hook import STREAM
 from coordinator.intake.people import NotAMemberError, People
@@ -44,7 +43,6 @@ MOST_ENTRIES = 100  # of the stream, of each kind (unacknowledged and new), that
 MOST_STREAM_BYTES = 4 << 20  # of one answer of the stream: a larger one would fill the daemon's memory
 MOST_ERRORS = 3  # errors shown of a malformed notice
 MOST_SHOWN = 500  # characters shown of a malformed notice
-CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")  # these command a terminal, or end a line of a log
 GROUP = "daemon"
 CONSUMER = "coordinator"
 COUNT_SECONDS = 2.0  # longest wait for Redis where notices are only counted

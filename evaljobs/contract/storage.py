@@ -34,7 +34,6 @@ from evaljobs.contract.folded import open_member
 from evaljobs.contract.outcomes import Outcome, ShardResponses
 from evaljobs.contract.paths import EvaluationPaths
 from evaljobs.contract.specs import SCHEMA_VERSION, FrameRef, Record
-from evaljobs.errors import OperatorError
 
 log = logging.getLogger(__name__)
 
@@ -319,14 +318,14 @@ def read_with_status(path: Path, most: int) -> tuple[bytes, os.stat_result]:
 def read_own(path: Path) -> bytes:
     """The bytes of a file that decides what this process runs.
 
-    OperatorError where it belongs to another user, or others may write to it; FrameError where it is no regular file.
+    FrameError where it belongs to another user, others may write to it, or it is no regular file.
     """
     with _open_regular(path) as file:
         found = os.fstat(file.fileno())
         if found.st_uid not in (0, os.geteuid()):
-            raise OperatorError(f"{path} belongs to uid {found.st_uid}, not to {os.geteuid()}: it is not run")
+            raise FrameError(f"{path} belongs to uid {found.st_uid}, not to {os.geteuid()}: it is not run")
         if found.st_mode & 0o022:
-            raise OperatorError(f"{path} may be written by others: it is not run; `chmod go-w` it")
+            raise FrameError(f"{path} may be written by others: it is not run; `chmod go-w` it")
         return file.read()
 
 

@@ -201,7 +201,7 @@ class Endpoint:
         return text.replace(self._key, "[key]") if self._key else text
 
 
-class _Deadline(requests.adapters.HTTPAdapter):  # type: ignore[misc]  # requests has no types
+class _Deadline(requests.adapters.HTTPAdapter):  # type: ignore[misc]
     """Ends the connection of one request after `seconds`, in whatever part of the answer it is then.
 
     The limits of requests and http.client begin anew with each byte that arrives.

@@ -36,7 +36,7 @@ from evaljobs.contract.outcomes import Failed
 from evaljobs.contract.paths import EvaluationPaths
 from evaljobs.contract.specs import SPEC, ExecuteSpec, ScoreSpec
 from evaljobs.contract.storage import FrameError, read_own, write_outcome
-from evaljobs.errors import JobError, details, one_line
+from evaljobs.errors import details, one_line
 from evaljobs.queue import redis_client
 from evaljobs.queue.redis_client import explained
 from evaljobs.scoring import rq_jobs
@@ -82,8 +82,8 @@ def read_spec(path: Path, kind: str) -> ExecuteSpec | ScoreSpec:
     """The spec of a checked path; RefusedJobError where it is of another kind, place, version or user."""
     try:
         spec = SPEC.validate_json(read_own(path))
-    except (JobError, FrameError) as error:
-        raise RefusedJobError(one_line(error)) from error
+    except FrameError as error:
+        raise RefusedJobError(str(error)) from error
     except ValidationError as error:
         first = error.errors(include_input=False)[0]
         raise RefusedJobError(

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from support.daemons import SUITE, announce, daemon, small, taken
-from support.node_memory import MIB, make_checkpoint
+from support.node_memory import MIB, NodeMemory, make_checkpoint, safetensors
 from support.trials import OPTIONS, Evaluation
 from support.with_root import USER, as_user
 
@@ -24,6 +24,8 @@ from coordinator.intake.checkpoint import CheckpointError, inspect
 from coordinator.trackers import lm_eval_files
 from evaljobs.contract.paths import WorkPaths
 from evaljobs.staging import publish, store
+from evaljobs.staging.copy import SourceChanged
+from evaljobs.trial.engines import loading
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="not root: cannot become another user")
 
@@ -46,6 +48,16 @@ def test_a_giant_sparse_file_is_refused_unread(name: str, tmp_path: Path) -> Non
 def _sparse(path: Path) -> None:
     path.touch()
     os.truncate(path, 1 << 40)
+
+
+def test_many_headers_fill_no_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each file's header may be as long as the format allows; the tensors of all files together are bounded."""
+    monkeypatch.setattr("coordinator.intake.checkpoint.MOST_TENSORS", 100)
+    folder = make_checkpoint(tmp_path / "step-1", size=100)
+    for number in (1, 2, 3):
+        name = f"model-{number:05}-of-00003.safetensors"
+        safetensors(folder / name, {f"t{number - 1}": b"x"} | {f"{number}-{n}": b"" for n in range(40)})
+    assert "more than 100 tensors" in refused(folder)
 
 
 NAMES = (
@@ -102,10 +114,8 @@ def test_an_index_names_no_file_outside_of_the_folder(name: object, tmp_path: Pa
 
 
 @pytest.mark.parametrize("name", ["../../x", "/x", "a/../../../x", "a\0b"])
-def test_no_name_in_a_spec_is_copied_to_outside_of_node_memory(name: str, world, tmp_path: Path) -> None:
+def test_no_name_in_a_spec_is_copied_to_outside_of_node_memory(name: str, tmp_path: Path) -> None:
     """Not even where the daemon was deceived: the node looks at the names itself."""
-    from evaljobs.staging.copy import SourceChanged
-
     with pytest.raises(SourceChanged, match="no name of a checkpoint's file"):
         publish._target_path(tmp_path / "incoming", name)
     assert not (tmp_path / "incoming").exists()
@@ -251,8 +261,6 @@ def test_a_checkpoint_runs_no_code_while_requests_are_built_and_it_is_loaded(
     shared_work: WorkPaths, model_dir: Path, tmp_path: Path
 ) -> None:
     """Modules beside its config, named by auto_map or as the libraries' own; pickles beside its safetensors."""
-    from evaljobs.trial.engines import loading
-
     folder, marker = with_code(model_dir, tmp_path / "evil")
     assert not {f.name for f in inspect(folder).files} & {
         "pytorch_model.bin",
@@ -282,7 +290,7 @@ def test_a_chat_template_is_no_program(
     folder = tmp_path / "templated"
     shutil.copytree(model_dir, folder)
     (folder / "chat_template.jinja").write_text(template.replace("MARKER", str(tmp_path / "ran")))
-    name = f"template-{abs(hash(template))}"
+    name = f"template-{tmp_path.name}"
     with pytest.raises(Exception) as failed:
         Evaluation(shared_work, folder, name, apply_chat_template=True)
     assert "root:" not in str(failed.value)
@@ -314,8 +322,6 @@ def test_a_checkpoint_that_changes_while_it_is_looked_at_is_not_taken_as_it_was(
     ears_at, tmp_path: Path
 ) -> None:
     """Announced as whole, written over before its files are copied: the copy is refused, by content, and not published."""
-    from support.node_memory import NodeMemory
-
     root = Path(tempfile.mkdtemp(prefix="attack-", dir="/dev/shm"))
     try:
         world = NodeMemory(folder=tmp_path, root=root)

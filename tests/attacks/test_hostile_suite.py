@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -20,7 +19,7 @@ from typer.testing import CliRunner
 from coordinator.cli import app
 from coordinator.errors import OperatorError
 from coordinator.evaluation.records import id_stem
-from coordinator.intake import pending, sources
+from coordinator.intake import pending
 from coordinator.intake.suites import load_suite
 from coordinator.report.measurements import Report
 from coordinator.trackers import lm_eval_files
@@ -179,13 +178,3 @@ def test_nothing_that_others_wrote_commands_the_terminal_that_shows_it(
         done = CliRunner().invoke(app, arguments)
         assert done.stdout
         assert not commands(done.stdout), arguments
-
-
-def test_a_suite_that_is_kept_for_a_submission_is_not_the_one_that_lies_there(tmp_path: Path) -> None:
-    """Beside submissions its content decides its name: one that was planted under that name is refused, not taken."""
-    work = WorkPaths(tmp_path / "work")
-    kept = sources.keep_suite(work, "x.toml", "name = 'x'\n")
-    assert kept.read_text() == "name = 'x'\n"
-    assert kept.stat().st_mode & 0o022 == 0
-    assert (work.submissions / "suites").stat().st_mode & 0o022 == 0
-    shutil.rmtree(work.root)

@@ -87,6 +87,24 @@ def test_a_command_resumes_no_journal_outside_of_the_work_folder(
     assert list((ears.paths.spool / "commands").glob("*.json")) == []
 
 
+@as_root
+@pytest.mark.parametrize("what", ["cancel", "retry", "release"])
+def test_a_command_of_another_user_is_not_obeyed(
+    what: str, ears: Service, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The file system vouches for who left it: the file's owner, or the owner of a link."""
+    for number, plant in enumerate(("file", "link")):
+        file = command(ears, f"{number}.json", command=what, evaluation_id="x", nodes=["n1"], seconds=60.0)
+        if plant == "link":
+            file.rename(file.with_suffix(".txt"))
+            file.symlink_to(file.with_suffix(".txt"))
+        os.lchown(file, STRANGER, STRANGER)
+    obey_commands(ears.coordinator)
+    assert cordons.read(ears.paths.nodes, time.time()) == {}
+    assert sum("another user left it" in r.getMessage() for r in caplog.records) == 2
+    assert list((ears.paths.spool / "commands").glob("*.json")) == []
+
+
 @pytest.mark.parametrize("seconds", [1e308, -1e308, 0.5])
 def test_no_command_leaves_cordons_that_cannot_be_read(seconds: float, ears: Service) -> None:
     """An unending cordon of a node, or of what is no node: the others, and the next daemon, go on."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import hmac
 import json
 import socket
 import subprocess
@@ -27,6 +29,7 @@ from coordinator.intake import pending
 from coordinator.intake.sources import count_in_stream
 from coordinator.runtime.runner import Running
 from coordinator.runtime.service import Service
+from coordinator.services.notice_key import notice_key
 from evaljobs.contract.paths import WorkPaths
 from evaljobs.contract.specs import JudgeOptions
 from evaljobs.contract.storage import read_record
@@ -332,6 +335,42 @@ def test_a_notice_of_a_hundred_megabytes_is_refused_unread(
     (refused,) = read_record(ears.paths.pending, pending.PendingFile).refused
     assert len(refused.model_dump_json()) < 5000
     assert "longer" in refused.why
+    assert count_in_stream(ears.paths) == 0
+
+
+def test_no_forged_altered_or_replayed_notice_starts_a_second_evaluation(
+    server: redis.Redis, tmp_path: Path, every_tick: None
+) -> None:
+    """At a site's Redis: unsigned, signed with another key, with the signature of other words, or with the words moved to
+    another field. A copy of a sound notice is the same evaluation.
+    """
+    watch = WatchConfig(roots=(tmp_path / "run",), suite=SUITE)
+    ears = daemon(tmp_path, Config(watch=watch, redis={"url": f"unix://{tmp_path}/s"}))
+    key = notice_key(ears.paths)
+
+    def signed(number: int, by: bytes = key) -> dict[str, bytes]:
+        place = small(tmp_path / "run" / f"step-{number}", seed=number)
+        text = json.dumps({"checkpoint": str(place), "suite": SUITE}).encode()
+        return {"notice": text, "mac": hmac.new(by, text, hashlib.sha256).hexdigest().encode()}
+
+    sound = signed(1)
+    forged = [
+        {"notice": signed(2)["notice"]},
+        signed(3, b""),
+        signed(4, b"x" * 32),
+        signed(5) | {"mac": sound["mac"]},
+        signed(7) | {"mac": b"\xff" * 64},
+        {"mac": signed(8)["mac"], "other": signed(9)["notice"]},
+        {"notice": sound["notice"] + b" ", "mac": sound["mac"]},
+    ]
+    for fields in (*forged, sound, sound):
+        server.xadd(STREAM, fields)
+    for _ in range(3):
+        ears.tick()
+    assert taken(ears) == ["step-1"]
+    server.xadd(STREAM, sound)
+    ears.tick()
+    assert taken(ears) == ["step-1"]
     assert count_in_stream(ears.paths) == 0
 
 
