@@ -169,7 +169,8 @@ def _from_folder(folder: Path, people: People | None, *, own: bool) -> Iterator[
         try:
             text, status = read_with_status(path, MOST_NOTICE_BYTES)
         except (OSError, FrameError) as error:
-            if isinstance(error, OSError) or isinstance(error.__cause__, PermissionError):
+            denied = isinstance(error.__cause__, PermissionError)
+            if isinstance(error, OSError) or (denied and people is None):  # a member's stays closed
                 log.warning("%s cannot be read yet: %s", path, error)  # storage may be away for a moment
                 continue
             yield Delivery(str(path), Notice(checkpoint=str(path)), set_aside, own=own, wrong=str(error))
