@@ -179,7 +179,8 @@ def _from_folder(turns: Turns, people: People | None, *, own: bool) -> Iterator[
         try:
             text, status = read_with_status(path, MOST_NOTICE_BYTES)
         except (OSError, FrameError) as error:
-            if isinstance(error, OSError) or isinstance(error.__cause__, PermissionError):
+            denied = isinstance(error.__cause__, PermissionError)
+            if isinstance(error, OSError) or (denied and people is None):  # a member's stays closed
                 unread.append(f"{path} cannot be read yet: {error}")
                 continue
             claims = Notice(checkpoint=_printable(path))

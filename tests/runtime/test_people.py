@@ -146,16 +146,23 @@ def test_what_the_daemons_user_may_not_read_is_refused_by_name(folder: Path) -> 
     closed = small(folder / "step-3", seed=3)
     closed.chmod(0o700)
 
-    def serve() -> None:
+    def share() -> None:
         os.environ["EVALSPAN_WORK_DIR"] = str(place / "work")
         from_settings.load(None, place / "work")
+
+    def serve() -> None:
         ears = ears_on(place)
         sources.submit(ears.paths, Notice(checkpoint=str(closed), suite=SUITE))
         ears.tick()
-        (refused,) = pending.read(ears.paths.pending).refused
+        own, refused = pending.read(ears.paths.pending).refused
+        assert (own.checkpoint, "Permission denied" in own.why) == (str(unread), True)
         assert f"{ann}, as whom the daemon runs, may not read {closed}" in refused.why
         assert (refused.user, "\n" in refused.why) == (ann, False)
 
+    as_user(share, member=True, uid=ANN)
+    unread = sources.submit(WorkPaths(place / "work"), Notice(checkpoint="/c"))
+    unread.chmod(0o600)
+    os.chown(unread, BOB, -1)
     as_user(serve, member=True, uid=ANN)
 
 
