@@ -6,9 +6,12 @@ Rule: the loop never waits for it, and nothing that it does can harm the loop. I
 from __future__ import annotations
 
 import contextlib
+import os
 import subprocess
 import sys
 from pathlib import Path
+
+from evaljobs.contract.storage import file_mode, make_folder
 
 STOP_SECONDS = 5.0  # longest wait for its end
 MOST_LOG_BYTES = 1 << 20  # a log that has grown beyond this size is begun anew
@@ -29,11 +32,12 @@ class Aside:
 
     def begin(self, job: bytes) -> None:
         """Start the process. OSError: no memory, no process, a full disk."""
-        self.log.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(self.log.parent)
         with contextlib.suppress(FileNotFoundError):
             if self.log.stat().st_size > MOST_LOG_BYTES:
                 self.log.unlink()
-        with self.log.open("ab") as out:
+        mode = file_mode(self.log.parent)
+        with os.fdopen(os.open(self.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, mode), "ab") as out:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", self._module],
                 stdin=subprocess.PIPE,
