@@ -22,6 +22,7 @@ from coordinator.keeping.retention import Policy
 from coordinator.report.render import size as in_words
 from evaljobs.contract.paths import WorkPaths
 from evaljobs.contract.specs import Record
+from evaljobs.contract.storage import write_atomic
 
 log = logging.getLogger(__name__)
 
@@ -113,7 +114,7 @@ def keep_house(job: Job, now: float) -> None:
         if now - mark.stat().st_mtime < RETENTION_SECONDS / 2:
             return
     if job.retention is not None:
-        mark.touch()
+        write_atomic(mark, b"")
         made = prune_now(work, job.retention, now, code=job.code)
         if made.size.files:
             log.info(
