@@ -1,7 +1,7 @@
-"""Lists a folder again only where it may have changed.
+"""Listings of folders for a process that lives for months: a folder is listed again only where it may have changed.
 
 Rule: a folder whose time stamp has stood still since well before the last listing has the same entries. To open the folder
-has an NFS client ask the server for the stamp. The caller gives the time. Called by `intake.sources` and `runtime.runner`.
+has an NFS client ask the server for the stamp. The caller gives the time. Called by `intake.sources` and `runtime`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,16 @@ SETTLED_SECONDS = (
 ANYWAY_SECONDS = (
     30.0  # between two listings of a folder whose stamp stands still: some file systems keep none
 )
+
+
+def beginning(folder: Path, start: str) -> list[Path]:
+    """Entries of a folder whose names begin so, in no order; none where it cannot be listed.
+
+    `Path.glob` would keep a compiled pattern of each name that it was ever asked for.
+    """
+    with contextlib.suppress(OSError):
+        return [folder / name for name in os.listdir(folder) if name.startswith(start)]  # noqa: PTH208 (names alone)
+    return []
 
 
 class Listing:

@@ -286,6 +286,8 @@ class Evaluations:
             if running.state.ended_at is not None:
                 running.journal.close()
                 del self.running[evaluation_id]
+                # once more: what its last trials wrote after the results would stay in Redis for good
+                self.performer.remove_queues(evaluation_id, logging.DEBUG)
                 self.performer.forget(evaluation_id)
                 self._parked.forget(evaluation_id, faults=True)
                 self._ran.discard(evaluation_id)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
+from coordinator.base.listing import beginning
 from coordinator.base.words import first_of
 from coordinator.config.schema import Config
 from coordinator.errors import OperatorError
@@ -52,9 +53,7 @@ def replay(events: list[AnyEvent], config: Config) -> State:
 def changed_since(record: EvaluationRecord, work: WorkPaths) -> str:
     """What has changed since the last evaluation of this checkpoint's folder on this suite; "" without one, or no change."""
     name = record.evaluation_id.rpartition("-")[0]
-    records = (
-        read_evaluation(EvaluationPaths(file.parent)) for file in work.root.glob(f"{name}-*/evaluation.json")
-    )
+    records = (read_evaluation(EvaluationPaths(folder)) for folder in beginning(work.root, f"{name}-"))
     place, suite = record.checkpoint.announced, record.suite.name
     alike = [r for r in records if r is not None and (r.checkpoint.announced, r.suite.name) == (place, suite)]
     return resubmit.remade(max(alike, key=lambda r: r.accepted_at), record) if alike else ""

@@ -19,6 +19,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from coordinator.base.listing import beginning
 from coordinator.errors import EvalspanError
 from coordinator.evaluation.actions import FindResponses
 from coordinator.evaluation.events import OutcomeSeen, Planned, PlannedLeaf, ResponsesFound, ShardsDumped
@@ -118,13 +119,13 @@ def _candidates(state: State, work: WorkPaths) -> Iterator[_Earlier]:
     spec = state.conversion.announced or ours.checkpoint
     prefix = slug(checkpoint_name(spec.source))[:40]
     found = []
-    for file in work.root.glob(f"{prefix}-*/results.json"):
-        paths = EvaluationPaths(file.parent)
+    for folder in beginning(work.root, f"{prefix}-"):
+        paths = EvaluationPaths(folder)
         if paths.root.name == ours.evaluation_id:
             continue
         with contextlib.suppress(OSError, ValueError, ValidationError, AttributeError):
             record = EvaluationRecord.model_validate_json(paths.evaluation.read_bytes())
-            said: dict[str, Any] = json.loads(file.read_bytes()).get("evalspan", {})
+            said: dict[str, Any] = json.loads(paths.results.read_bytes()).get("evalspan", {})
             same = (record.checkpoint.digest, record.convert, record.model) == (
                 spec.digest,
                 ours.convert,

@@ -118,7 +118,11 @@ def watched(announcer: Announcer) -> None:
 
 
 def main(root: Path, at_once: int, *, played: bool) -> None:
-    world = play(root) if played else synthetic_jobs(root)
+    world = None
+    if played:
+        world = play(root)
+    else:
+        synthetic_jobs(root)
     watched(Announcer(root, at_once, world))
     daemon(config=root / "evalspan.toml")
 
