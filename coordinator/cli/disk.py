@@ -62,11 +62,15 @@ def prune(
 ) -> None:
     """Remove logs, responses and samples of old evaluations, and shared files that none needs any more.
 
-    --keep scores: logs, specs, outcomes, responses, verdicts, judgements and samples go. --keep responses: logs,
-    specs and outcomes go. --keep all: evaluations lose nothing, and those of more than 60 files are folded into archives.
+    --keep scores: logs, specs, outcomes, responses, verdicts, judgements and samples go.
+
+    --keep responses: logs, specs and outcomes go.
+
+    --keep all: evaluations lose nothing, and those of more than 60 files are folded into archives.
+
     With each, request sets, converted checkpoints, code and unreadable notices that no evaluation needs go.
 
-    What runs, waits or is parked loses nothing, nor do [retention] baselines. Examples:
+    What runs, waits or is parked loses nothing, nor do the baselines that the settings name. Examples:
 
     evalspan prune --keep responses --older-than 30d
 
