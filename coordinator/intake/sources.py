@@ -255,7 +255,7 @@ class FolderWatch:
         """A delivery for each checkpoint folder not acknowledged yet; checks AGAIN acknowledged ones."""
         again = self._in_turn()
         for place in self._places:
-            listed = self._guard(f"watching {place.pattern!r}", place.list, self._seen) or ()
+            listed = self._guard(f"watching {place.pattern!r}", place.unreported, self._seen) or ()
             for key in sorted({*listed, *(again & place.keys)}):
                 folder = Path(key.partition("\0")[2])
                 delivery = self._guard(f"watching {str(folder)!r}", self._news, folder, place.suite, key)
@@ -319,7 +319,7 @@ class _Place:
         plain = not any(char in pattern for char in "*?[")
         self._listing = Listing(pattern) if plain else None
 
-    def list(self, seen: Mapping[str, str]) -> frozenset[str]:
+    def unreported(self, seen: Mapping[str, str]) -> frozenset[str]:
         """Keys of folders that are not reported yet. OSError."""
         found = self._listed()
         if found is not None:
