@@ -84,7 +84,7 @@ def _is_only_ours(root: Path) -> bool:
     """Is it a work folder already, or empty? Another folder's modes are not evalspan's to change."""
     work = WorkPaths(root)
     marks = (work.lock, work.submissions, work.spool, work.redis, work.cache, work.request_sets)
-    used = any(mark.exists() for mark in marks) or any(root.glob("*/evaluation.json"))
+    used = any(mark.exists() for mark in marks) or any(root.glob("*/journal.jsonl"))
     return used or not any(root.iterdir())
 
 

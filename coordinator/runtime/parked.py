@@ -90,7 +90,10 @@ class ParkedEvaluations:
             parked.for_person = not isinstance(error, OSError)
             first = SITE_SECONDS if parked.for_person else DISK_SECONDS
             parked.until = now + max(first, min(60.0, 10 * seconds))
-            parked.write(now)
+            if not isinstance(
+                error, OtherVersionError
+            ):  # nothing is written beside a newer version's journal
+                parked.write(now)
         else:
             parked.for_person = isinstance(error, JournalError)
             self._fault(parked, now)

@@ -63,6 +63,7 @@ def evalspan(*arguments: str, folder: Path, **env: str) -> subprocess.CompletedP
 @pytest.fixture
 def site(tmp_path: Path) -> Path:
     """A folder with a work folder of three checkpoints, the last of which fell."""
+    (tmp_path / "evalspan-work").mkdir(mode=0o700)
     leave(tmp_path / "evalspan-work", 10, 0.2)
     leave(tmp_path / "evalspan-work", 20, 0.6)
     leave(tmp_path / "evalspan-work", 30, 0.3)

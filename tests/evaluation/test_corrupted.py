@@ -12,6 +12,7 @@ from support.records import framed, head_of
 from support.simulated.parts import SITE, Faults
 from support.simulated.world import World
 
+from coordinator.base.listing import Listing
 from coordinator.base.throttle import Throttle
 from coordinator.evaluation import actions as do
 from coordinator.evaluation import events as ev
@@ -31,7 +32,7 @@ def looking_at(state: State, folder: Path) -> Running:
     running = Running.__new__(Running)
     running.state, running.paths, running.snapshot = state, EvaluationPaths(folder), None
     running._consumed, running._paces, running._outcomes_read = {}, {}, set()
-    running._throttle = Throttle()
+    running._throttle, running._outcomes = Throttle(), Listing(running.paths.outcomes)
     return running
 
 

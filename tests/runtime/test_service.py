@@ -201,6 +201,7 @@ def test_a_retry_of_a_folded_evaluation_counts_its_responses_so_far(
 ) -> None:
     """They are read from the archive, and what was run is not run again."""
     site.pause_a_trial(after=1)
+    site.env["EVALSPAN_CLUSTER_SLOTS"] = "1"  # of two trials, each might run one shard
     with daemon(site) as (_, log):
         told = site.run(site.command("submit", str(site.model), "--suite", str(site.suite), "--json"))
         name = json.loads(told.stdout)["evaluation_id"]

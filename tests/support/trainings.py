@@ -101,7 +101,9 @@ def leave(
 
 
 def two_trainings(folder: Path) -> Path:
-    """Three checkpoints of /runs/a (the last one still runs) and one of another training."""
+    """Three checkpoints of /runs/a (the last one still runs) and one of another training, in a work folder as evalspan makes it."""
+    folder.mkdir(mode=0o700)
+    (folder / "daemon.lock").touch()
     leave(folder, 10, 0.2)
     leave(folder, 20, 0.6)
     leave(folder, 30, None)

@@ -127,7 +127,9 @@ def lm_eval_run(model_dir: Path, case: Case, batch_size: int, threads: int = 1) 
         task: [json.loads(metric._sample_line(s)) for s in lines]
         for task, lines in results["samples"].items()
     }
-    return Outcome(results=plain({p: results[p] for p in COMPARED if p in results}), samples=samples)
+    found = plain({p: results[p] for p in COMPARED if p in results})
+    found["configs"] = metric.reproducible(results["configs"])  # functions without their addresses
+    return Outcome(results=found, samples=samples)
 
 
 def our_run(model_dir: Path, case: Case, batch_size: int, n_shards: int, folder: Path, **how: Any) -> Outcome:
