@@ -12,7 +12,7 @@ from pathlib import Path
 
 MOST = 200  # files of one look of a daemon: a checkpoint that is not whole costs a millisecond
 ALL = 100_000  # files of one look of a command, which looks once
-MOST_BAD = 100  # files set aside (`*.bad`) that are kept for a person to read
+MOST_BAD = 100  # unreadable files (`*.bad`) that are kept for a person to read
 
 
 class Turns:
@@ -21,7 +21,7 @@ class Turns:
     def __init__(self, folder: Path, most: int = MOST) -> None:
         self.folder = folder
         self.most = most
-        self.bad = 0  # files set aside that this round has seen
+        self.bad = 0  # `*.bad` files that this round has seen
         self._entries: Iterator[os.DirEntry[str]] | None = None
 
     def look(self) -> list[Path]:
@@ -46,6 +46,6 @@ class Turns:
         return sorted(found)
 
     def keeps_bad(self) -> bool:
-        """May one more file be set aside?"""
+        """May one more file be kept as `*.bad`?"""
         self.bad += 1
         return self.bad <= MOST_BAD

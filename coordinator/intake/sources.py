@@ -192,7 +192,7 @@ def _from_folder(turns: Turns, people: People | None, *, own: bool) -> Iterator[
             try:
                 user = people.author(status)
             except NotAMemberError as error:
-                wrong = str(error) if own else wrong  # what the spool may name is limited, whoever asks
+                wrong = str(error) if own else wrong  # what the spool may name is limited for all users
         named = path.stem.partition("-")[2]
         yield Delivery(
             str(path),

@@ -88,7 +88,7 @@ def try_fold(paths: EvaluationPaths, aside: Callable[[], contextlib.AbstractCont
 
 
 def _not_folded(name: str, error: Exception) -> None:
-    if not isinstance(error, BlockingIOError):  # it has been taken up again
+    if not isinstance(error, BlockingIOError):  # a coordinator works on it again
         log.warning("%s is not folded: %s", name, error, exc_info=traceback_of(error))
 
 

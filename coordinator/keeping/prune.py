@@ -1,7 +1,7 @@
 """Removes from a work folder what a policy does not keep, and folds the rest; or says what it would remove.
 
 Rule: `retention` has decided. Each evaluation is looked at once more under its journal's lock, so that one that was
-taken up again loses nothing. A part goes at once, by a rename, before its files are deleted: killed at any step an
+that a coordinator resumed loses nothing. A part goes at once, by a rename, before its files are deleted: killed at any step an
 evaluation stays readable, and the next prune goes on. Called by `evalspan prune` and the daemon's housekeeping.
 """
 
@@ -73,7 +73,7 @@ def _try_prune(work: WorkPaths, removal: Removal) -> str:
         with alone(paths.journal):
             status = read_status(paths)
             if not isinstance(status, Ended) or status.ended_at != removal.ended_at:
-                return "it has been taken up again"
+                return "a coordinator has resumed it"
             prune_held(paths, removal.parts)
     except BlockingIOError:
         return "it is in use"
@@ -117,7 +117,7 @@ def _try_remove(item: Shared, used_before: float) -> str:
 
 
 def _clear(folder: Path) -> None:
-    """Delete what an earlier prune has set aside."""
+    """Delete what an earlier prune has renamed."""
     for left in folder.glob(f"{GOING}*"):
         _delete(left)
 

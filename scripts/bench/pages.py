@@ -134,7 +134,6 @@ def _samples(dice: random.Random, text: str) -> Iterator[str]:
         "the",
         "north",
         "and",
-        "nobody",
         "knows",
         "why",
         "it",

@@ -216,7 +216,7 @@ class Case:
         if len(folders) != count:
             run.broken.append(f"{len(folders)} evaluations of {count} checkpoints")
         if self.wanted and not _taken_up(site):
-            run.broken.append("not taken up")
+            run.broken.append("not resumed")
         for folder in folders:
             found, events = scores(folder), site.events(folder)
             row["scores"] = found

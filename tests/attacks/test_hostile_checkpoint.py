@@ -302,10 +302,10 @@ def test_a_chat_template_is_no_program(
 def test_a_config_names_no_code_of_the_hub(key: str, inside: bool, tmp_path: Path) -> None:
     """transformers takes a kernel's repository from the config, and runs what it fetches."""
     folder = make_checkpoint(tmp_path / "step-1", size=100)
-    named = {key: "somebody/kernel@main"}
+    named = {key: "org/kernel@main"}
     config = {"architectures": ["LlamaForCausalLM"], **({"text_config": named} if inside else named)}
     (folder / "config.json").write_text(json.dumps(config))
-    assert "somebody/kernel" in refused(folder)
+    assert "org/kernel" in refused(folder)
 
 
 def test_a_pickle_is_refused_before_anything_reads_it(tmp_path: Path) -> None:

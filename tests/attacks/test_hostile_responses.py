@@ -92,7 +92,7 @@ def test_no_figure_of_a_record_makes_a_straggler_of_another_trial(
 
 
 def test_the_first_whole_record_of_a_shard_is_its_answer(running: Running) -> None:
-    """A later one, in whoever's file, changes nothing that was accepted."""
+    """A later one, in any file, changes nothing that was accepted."""
     shard, (task, key) = next(iter(shards(running).items()))
     left(running, "b.frames", head_of(shard=shard, task=task, key=key, trial="honest"))
     found = dumped(running)

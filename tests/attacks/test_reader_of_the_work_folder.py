@@ -71,7 +71,7 @@ def test_another_user_sees_nothing_of_a_new_work_folder_and_of_its_files(shared:
 
 @as_root
 def test_a_reader_of_the_work_folder_keeps_no_daemon_from_starting(shared: Path) -> None:
-    """A lock on a file asks for no right to write to it: whoever may open it may hold it."""
+    """A lock on a file asks for no right to write to it: each user who may open it may hold it."""
     work = WorkPaths(shared / "home" / "work")
 
     def begin() -> None:

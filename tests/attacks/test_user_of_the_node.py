@@ -122,7 +122,7 @@ def test_no_command_leaves_cordons_that_cannot_be_read(seconds: float, ears: Ser
 def test_what_is_planted_among_notices_is_said_once_and_is_gone(
     place: str, kind: str, ears: Service, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Also where the name that it is set aside by is taken: the daemon's log does not grow by it for months."""
+    """Also where a file of its `*.bad` name is there: the daemon's log does not grow by it for months."""
     folder = ears.paths.root / place
     folder.mkdir(parents=True, exist_ok=True)
     for name in ("1-x.json", "1-x.bad"):

@@ -181,7 +181,7 @@ def test_a_nodes_state_reads_as_sinfo_says_it(state: str, said: str) -> None:
 
 
 class Layout:
-    """A job of somebody's that holds GPUs, or waits for some."""
+    """A job of another user that holds GPUs, or waits for some."""
 
     def __init__(self, state: str, gres: dict[str, Any]) -> None:
         self.state, self.gres = state, gres

@@ -86,7 +86,7 @@ def test_a_file_in_the_current_folder_stands_before_no_module_of_a_job(tmp_path)
 
 
 def test_code_that_others_own_or_may_write_is_not_run(tmp_path):
-    """Whoever changed the folder before a job began: the job's own script looks."""
+    """A user changed the folder before a job began: the job's own script looks."""
     config = Config(work_dir=tmp_path, trial=TrialConfig(python=sys.executable))
     site = site_of(config)
     (code,) = (tmp_path / "cache").glob("code-*")

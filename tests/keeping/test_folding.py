@@ -124,7 +124,7 @@ def test_a_file_written_since_has_precedence_and_is_folded_at_the_next_end(paths
 
 
 def test_what_is_open_is_not_folded(paths: EvaluationPaths) -> None:
-    """Neither one that a coordinator has taken up again, nor one that is not known to have ended."""
+    """Neither one that a coordinator has resumed, nor one that is not known to have ended."""
     journal = Journal(paths.journal)
     with pytest.raises(BlockingIOError):
         fold(paths, most=0)

@@ -76,7 +76,7 @@ def test_an_evaluation_taken_up_again_since_the_plan_loses_nothing(
     assert [why for _, why in carry_out(work, made, SCORES, now)] == ["it is in use"]
     journal.close()
     remove_status(paths)
-    assert [why for _, why in carry_out(work, made, SCORES, now)] == ["it has been taken up again"]
+    assert [why for _, why in carry_out(work, made, SCORES, now)] == ["a coordinator has resumed it"]
     assert count_files(paths) == files - 1  # without its status
 
 

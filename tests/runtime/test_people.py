@@ -103,7 +103,7 @@ def test_who_asks_is_the_owner_of_the_file_and_nothing_in_it(folder: Path) -> No
     "forged", ["stranger", "open to others", "a link to another's file", "a symbolic link"]
 )
 def test_a_file_that_is_no_members_for_certain_asks_for_nothing(folder: Path, forged: str) -> None:
-    """It is set aside, and the status says why."""
+    """It becomes a `*.bad` file, and the status says why."""
     ask(folder, USER if forged == "stranger" else ANN)
     (file,) = (folder / "work" / "submissions").glob("*.json")
     if forged == "open to others":

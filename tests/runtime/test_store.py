@@ -176,7 +176,7 @@ def test_a_coordinator_leaves_signs_by_which_the_next_one_dates_its_end(tmp_path
 
 
 def test_an_outcome_is_dated_by_its_file(tmp_path: Path) -> None:
-    """It may have been there for days; a file server's clock ahead of ours dates nothing in the future."""
+    """It may have been there for days; a file server's clock ahead of this host's dates nothing in the future."""
     coordinator = coordinator_on(tmp_path / "work", FakeCluster(fleet=[fake_node("n1")]))
     running = coordinator.accept(record())
     for name, mtime in (("a", 1000.0), ("b", time.time() + 1e6)):

@@ -1,4 +1,4 @@
-"""Another version's evaluations: an older one's are taken up, a newer one's are left alone."""
+"""Another version's evaluations: an older one's are resumed, a newer one's are left alone."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def go_on_as_newer(journal: Path, **unknown: object) -> None:
 
 @pytest.fixture(params=[{}, {"asked_by": "eve"}, {"journal_format": 2}], ids=["kind", "field", "format"])
 def work(tmp_path: Path, cluster: FakeCluster, request: pytest.FixtureRequest) -> Path:
-    """A work folder with an evaluation of this version and one that a newer one has taken up; both have jobs."""
+    """A work folder with an evaluation of this version and one that a newer one has resumed; both have jobs."""
     folder = tmp_path / "work"
     with serving(folder, cluster) as before:
         for name in (OURS, NEWER):

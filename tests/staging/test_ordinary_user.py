@@ -141,7 +141,7 @@ def test_what_others_planted_costs_a_suffix_and_is_left_alone(
 
 
 def test_a_home_with_a_suffix_stays_in_use_when_the_plain_name_is_free_again(shared: NodeMemory) -> None:
-    """Precursors before and after it share one copy; a suffixed folder of another user is no home of ours."""
+    """Precursors before and after it share one copy; a suffixed folder of another user is no home of this user."""
     plant_file(shared)
     (shared.root / f"{home(shared).name}.00000000").mkdir()
 
