@@ -162,6 +162,7 @@ def test_nothing_that_others_wrote_commands_the_terminal_that_shows_it(
 ) -> None:
     """What stands in records already: of checkpoints, suites, errors of jobs, reasons; by `status`, `report` and `logs`."""
     work = WorkPaths(tmp_path / "work")
+    work.root.mkdir(mode=0o700)
     paths = leave(work.root, 10, 0.5, parent=f"/runs/{ESCAPES}")
     report = Report.model_validate_json(paths.report.read_bytes())
     worded = report.model_copy(

@@ -20,7 +20,7 @@ from dev_cluster.testing import wait_until
 from support.daemons import daemon
 from support.loops import another
 from support.simulated.parts import record
-from support.with_root import USER, as_user
+from support.with_root import USER, as_user, needs_open_code
 
 from coordinator.config.schema import Config
 from coordinator.intake.work_folder import open_folder
@@ -45,6 +45,7 @@ def shared() -> Iterator[Path]:
     shutil.rmtree(made)
 
 
+@needs_open_code
 @as_root
 def test_another_user_sees_nothing_of_a_new_work_folder_and_of_its_files(shared: Path) -> None:
     """Made under the widest umask: folders 0700, files 0600, from the root of the work folder down."""

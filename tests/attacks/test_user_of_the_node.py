@@ -16,7 +16,7 @@ import pytest
 from dev_cluster.testing import wait_until
 from support.daemons import SUITE, daemon, small, taken
 from support.simulated.parts import record
-from support.with_root import USER, as_user
+from support.with_root import USER, as_user, needs_open_code
 
 from coordinator.allocation import cordons
 from coordinator.base import process_identity
@@ -170,6 +170,7 @@ def test_a_files_name_writes_to_no_terminal_and_no_second_line(
     assert all(line.isprintable() for line in lines)
 
 
+@needs_open_code
 @as_root
 def test_a_decoy_of_the_server_is_left_alone_and_keeps_no_server_from_starting(shared: Path) -> None:
     """A stranger's process with the server's command line, which names the work folder's configuration."""

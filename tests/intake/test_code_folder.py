@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from support.with_root import as_user
+from support.with_root import as_user, needs_open_code
 
 import evaljobs
 from coordinator.config.schema import Config, TrialConfig
@@ -109,6 +109,7 @@ def test_code_that_others_own_or_may_write_is_not_run(tmp_path):
     assert run().returncode == 1
 
 
+@needs_open_code
 @pytest.mark.skipif(os.geteuid() != 0, reason="not root: cannot become another user")
 def test_a_guest_of_a_work_folder_runs_a_copy_of_his_own(monkeypatch):
     """He may not write to it, and need not trust what lies there."""

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from support.daemons import SUITE, daemon, only, small
-from support.with_root import GROUP, MEMBERS, USER, as_user
+from support.with_root import GROUP, MEMBERS, USER, as_user, needs_open_code
 from typer.testing import CliRunner, Result
 
 from coordinator.allocation import cordons
@@ -137,6 +137,7 @@ def test_a_notice_of_the_hook_is_its_trainings_users(folder: Path) -> None:
     assert asked == {"step-1": [bob], "step-2": ["root"]}
 
 
+@needs_open_code
 def test_what_the_daemons_user_may_not_read_is_refused_by_name(folder: Path) -> None:
     """In one line with the user and the file, at once: the submitter can mend it."""
     ears_on(folder).tick()  # imports
@@ -242,6 +243,7 @@ def test_use_outlives_the_daemon_and_counts_once(folder: Path) -> None:
     )
 
 
+@needs_open_code
 def test_two_users_of_a_group_share_a_daemon(folder: Path) -> None:
     """Each in that user's own process, which may write to the drop folders alone."""
     paths = WorkPaths(folder / "work")

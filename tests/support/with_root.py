@@ -27,6 +27,13 @@ MEMBERS = sorted(
 """Users of this machine whose group is GROUP: (uid, name)."""
 
 
+needs_open_code = pytest.mark.skipif(
+    not all(folder.stat().st_mode & 0o001 for folder in Path(__file__).parents),
+    reason="evalspan lies in a folder that no other user may enter",
+)
+"""Of a test whose other user reads evalspan's files, beyond the modules that this process has imported."""
+
+
 def as_user(act: Callable[[], None], *, member: bool = False, uid: int = USER) -> None:
     """Do it in a process of the user's, forked from this one: his interpreter need not be readable to him.
 
