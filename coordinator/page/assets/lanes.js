@@ -176,7 +176,7 @@ function cut(pen, text, width) {
 function lanesPart() {
   const canvas = el("canvas", { tabindex: 0, role: "img", "aria-label": `${DATA.lanes.length} trials and ${DATA.jobs.length} jobs without GPUs over ${seconds(DATA.about.makespan)}; the tables below and above hold the same figures` });
   const status = el("p", { class: "note", role: "status" }, HINT);
-  const tasks = el("div", { class: "legend" }, DATA.shards.tasks.slice(0, 24).map((task, i) => el("span", {}, el("span", { class: "swatch", style: { background: `var(--line-${i % SERIES})` } }), said(task))));
+  const tasks = el("div", { class: "legend", tabindex: 0, role: "group", "aria-label": "tasks by colour" }, DATA.shards.tasks.slice(0, 24).map((task, i) => el("span", {}, el("span", { class: "swatch", style: { background: `var(--line-${i % SERIES})` } }), said(task))));
   const made = section("lanes", "Lanes", "A row per trial and per row of jobs without GPUs. Grey: held; dark grey: import, load, warm-up; colours: shards by task.", status, el("div", { class: "canvas" }, canvas), tasks, longest());
   whenSeen(canvas, () => new Lanes(canvas, status).draw());
   return made;
@@ -206,7 +206,7 @@ function failuresPart() {
   const all = DATA.notes, bad = all.filter((n) => n[3]);
   const columns = [{ name: "at", of: (r) => r[0], show: (r) => seconds(r[0]), right: true }, { name: "kind", of: kinds }, { name: "what", of: (r) => r[1] }, { name: "what happened", of: (r) => r[2] }];
   const list = table(columns, bad, { label: "failures and troubles", order: [0, true] });
-  const logs = DATA.logs?.length ? el("div", {}, el("h3", { text: "Last lines of their logs" }), DATA.logs.map(([job, lines]) => el("details", {}, el("summary", {}, said(job)), el("pre", {}, said(lines)), command(`evalspan logs ${quoted(DATA.about.id)} ${quoted(job)}`)))) : null;
+  const logs = DATA.logs?.length ? el("div", {}, el("h3", { text: "Last lines of their logs" }), DATA.logs.map(([job, lines]) => el("details", {}, el("summary", {}, said(job)), el("pre", { tabindex: 0 }, said(lines)), command(`evalspan logs ${quoted(DATA.about.id)} ${quoted(job)}`)))) : null;
   const warnings = DATA.warnings.length ? el("ul", {}, DATA.warnings.map((text) => el("li", {}, said(text)))) : null;
   const unscored = Object.entries(DATA.unscored).map(([task, items]) => el("li", {}, said(task, "said strong"), `: ${Object.keys(items).length} items without a score, the first: `, said(Object.entries(items)[0]?.join(": "))));
   return section("failures", "Failures", bad.length ? null : "Nothing failed.", warnings, unscored.length ? el("ul", {}, unscored) : null,

@@ -80,12 +80,12 @@ function sampleBody(sides, pairs) {
   const row = sides.at(-1);
   const heads = pairs ? DATA.heads.length === 2 ? DATA.heads : [DATA.heads[0], DATA.heads.at(-1)] : [""];
   const answers = sides.map((side, i) => el("div", {}, pairs ? el("h4", {}, said(heads[i])) : null, answersOf(side)));
-  return el("div", { class: "body" }, el("h4", { text: "asked" }), el("pre", {}, said(row[PROMPT])), el("h4", { text: "gold" }), el("pre", {}, said(row[TARGET])), el("div", { class: pairs ? "sides" : null }, answers));
+  return el("div", { class: "body" }, el("h4", { text: "asked" }), el("pre", { tabindex: 0 }, said(row[PROMPT])), el("h4", { text: "gold" }), el("pre", { tabindex: 0 }, said(row[TARGET])), el("div", { class: pairs ? "sides" : null }, answers));
 }
 
 function answersOf(row) {
   if (row[CHOICES].length) return el("table", {}, el("tbody", {}, row[CHOICES].map((text, i) => el("tr", {}, el("td", {}, said(text)), el("td", { class: "right" }, said(row[ANSWERS][i] ?? ""))))));
-  const parts = [el("h4", { text: "answered" }), ...row[ANSWERS].map((a) => el("pre", {}, said(a)))];
-  if (row[FILTERED].length) parts.push(el("h4", {}, "after the filter ", said(row[FILTER])), ...row[FILTERED].map((a) => el("pre", {}, said(a))));
+  const parts = [el("h4", { text: "answered" }), ...row[ANSWERS].map((a) => el("pre", { tabindex: 0 }, said(a)))];
+  if (row[FILTERED].length) parts.push(el("h4", {}, "after the filter ", said(row[FILTER])), ...row[FILTERED].map((a) => el("pre", { tabindex: 0 }, said(a))));
   return el("div", {}, parts);
 }
