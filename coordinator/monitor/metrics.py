@@ -40,12 +40,6 @@ MAKESPAN_SECONDS = (60, 300, 600, 1200, 1800, 3600, 7200, 14400, 28800)
 CAUSES = {
     "infer": "inference", "imports": "import", "load": "load", "warm": "warm-up", "dump": "dump", "wait": "wait", "other": "other",
 }  # fmt: skip
-LABELS = {
-    "phases": "phase",
-    "shards": "state",
-    "nodes": "status",
-    "jobs": "purpose",
-}  # of the gauges of a `Sample`
 
 
 class Metrics:

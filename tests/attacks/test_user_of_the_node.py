@@ -5,11 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
 import socket
-import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -34,18 +31,6 @@ from evaljobs.contract.storage import read_record
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="not root: cannot become another user")
 STRANGER = USER + 1
-
-
-@pytest.fixture
-def shared() -> Iterator[Path]:
-    """A folder that all may read, and in which USER and a stranger have folders of their own."""
-    made = Path(tempfile.mkdtemp(prefix="attack-"))
-    made.chmod(0o755)
-    for name, uid in (("home", USER), ("stranger", STRANGER)):
-        (made / name).mkdir()
-        os.chown(made / name, uid, uid)
-    yield made
-    shutil.rmtree(made)
 
 
 @pytest.fixture

@@ -62,13 +62,13 @@ function more(list, rows, from, pairs) {
 
 function sampleItem(sides, pairs) {
   const row = sides.at(-1);
-  const values = sides.map((side) => Object.entries(side[VALUES]).map(([name, v]) => `${name} ${figure2(v)}`).join(", ")).join(" → ");
+  const values = sides.map((side) => Object.entries(side[VALUES]).map(([name, v]) => `${name} ${shortValue(v)}`).join(", ")).join(" → ");
   const made = el("details", { class: `sample ${mark(sides)}` }, el("summary", {}, el("span", { class: "number", text: `#${row[ID]}` }), " ", said(row[PROMPT].slice(-160), "said one-line"), el("span", { class: "values" }, said(values))));
   made.addEventListener("toggle", () => { if (made.open && made.children.length === 1) made.append(sampleBody(sides, pairs)); });
   return made;
 }
 
-const figure2 = (v) => (typeof v === "number" ? NUMBER.format(v) : String(v ?? "–").slice(0, 60));
+const shortValue = (v) => (typeof v === "number" ? NUMBER.format(v) : String(v ?? "–").slice(0, 60));
 
 function mark(sides) {
   const values = sides.map(worth);
