@@ -47,7 +47,8 @@ class Metrics:
 
     def __init__(self, listen: str, memory: Callable[[], float | None]) -> None:
         """`memory`: bytes that Redis uses, asked in the thread of a scrape; None: it did not answer."""
-        disable_created_metrics()  # a time beside each counter, which nothing here needs
+        # without a time beside each counter, which nothing here needs
+        disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
         self._noted_at = 0.0
         self._gauges = {
