@@ -128,8 +128,9 @@ def evaluate(
         submitted_by=asker(known.work_dir),
     )
     paths = site.paths.evaluation(record.evaluation_id)
+    resumed = ""
     if Journal.begun(paths.journal):
-        _say_resumed(known, paths, followed)
+        resumed = _resumed(known, paths)
     else:
         if said := changed_since(record, site.paths):
             followed.say(said)
@@ -141,6 +142,8 @@ def evaluate(
         coordinator.in_charge("evalspan eval"),
         ending_local_jobs(coordinator),
     ):
+        if resumed:  # true only now that the work folder is ours
+            followed.say(resumed)
         state = drive(coordinator, record, watch).state
     try_fold(paths, lambda: followed.busy(f"folding the files of {record.evaluation_id}"))
     Exporter(known).finish(TRACKER_SECONDS)
@@ -148,17 +151,15 @@ def evaluate(
     return results_of(state, paths, note="" if ran else resubmit.nothing_run(state))
 
 
-def _say_resumed(settings: Config, paths: EvaluationPaths, follow: Follow) -> None:
-    """OtherVersionError."""
+def _resumed(settings: Config, paths: EvaluationPaths) -> str:
+    """What a person reads of an evaluation that was begun before; "" where it had ended. OtherVersionError."""
     try:
         state, _, _ = find_evaluation(settings, paths.root.name)
     except OtherVersionError:
         raise
     except OperatorError:  # an unreadable journal: the run says what becomes of it
-        return
-    else:
-        if said := resubmit.resumed(state):
-            follow.say(said)
+        return ""
+    return resubmit.resumed(state)
 
 
 def _checked(

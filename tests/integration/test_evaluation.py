@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import stat
 import subprocess
@@ -194,10 +195,16 @@ def test_a_killed_coordinator_leaves_nothing_on_this_machine(local_site: Any) ->
 
 
 def test_killed_and_run_again_it_resumes(local_site: Any, expected: Expected) -> None:
-    """SIGKILL of the coordinator in mid-inference: its jobs end with it, the next one runs what is left, and no more."""
+    """SIGKILL of the coordinator in mid-inference: its jobs end with it, the next one runs what is left, and no more.
+
+    One that is started before that is refused in one line.
+    """
     local_site.pause_a_trial(after=1)
     first = local_site.start(local_site.evaluate("--shards-per-task", "4"))
     wait(lambda: local_site.paused() and dumped(local_site) >= 2, first)
+    refused = local_site.run(local_site.evaluate("--shards-per-task", "4"))
+    assert refused.returncode == 2
+    assert re.fullmatch(r"evalspan: .* is in use by evalspan eval, .*\n", refused.stderr)
     first.send_signal(signal.SIGKILL)
     first.communicate()
     second = local_site.start(local_site.evaluate("--shards-per-task", "4"))
