@@ -180,7 +180,8 @@ def _preempted(run: Run) -> str | None:
     if node is None:
         return None
     options = ["--partition=gpu", f"--nodelist={node}", "--gres=gpu:2", "--mem=100", "--job-name=intruder"]
-    run.site.user(["sbatch", *options, "--output=/dev/null", "--wrap=sleep 5"])
+    # Slurm holds a requeued job back for two minutes: where the node dies, too, it would be left behind
+    run.site.user(["sbatch", *options, "--no-requeue", "--output=/dev/null", "--wrap=sleep 5"])
     return node
 
 
