@@ -255,15 +255,14 @@ class RedisServer:
     def _end_unrecorded(self) -> None:
         """End a server that a coordinator started and did not live to record: two must not share a folder."""
         config, program = os.fsencode(self.folder.absolute() / "valkey.conf"), os.fsencode(binary().name)
-        for place in Path("/proc").glob("[0-9]*/cmdline"):
+        # glob("[0-9]*/cmdline") would look at each file, and raise where the process has just ended
+        for place in Path("/proc").glob("[0-9]*"):
             with suppress(OSError):
-                if place.stat().st_uid != os.geteuid():
+                if (place / "cmdline").stat().st_uid != os.geteuid():
                     continue  # another user may imitate its command line
-                words = place.read_bytes().split(b"\0")
+                words = (place / "cmdline").read_bytes().split(b"\0")
                 if config in words[1:] and words[0].endswith(program):
-                    process_identity.end(
-                        process_identity.identify(int(place.parent.name)), patience=STOP_SECONDS
-                    )
+                    process_identity.end(process_identity.identify(int(place.name)), patience=STOP_SECONDS)
 
     def _address(self, port: int, password: str) -> RedisAddress:
         if self.bind == "unix":

@@ -250,11 +250,11 @@ def in_inference(coordinator: subprocess.Popen[bytes], folder: Path, log: Path) 
     deadline = time.monotonic() + 300
     while time.monotonic() < deadline and coordinator.poll() is None:
         if "inference" in log.read_text():
-            for place in Path("/proc").glob("[0-9]*/cmdline"):
+            for place in Path("/proc").glob("[0-9]*"):
                 with contextlib.suppress(OSError):
-                    words = place.read_bytes().split(b"\0")
+                    words = (place / "cmdline").read_bytes().split(b"\0")
                     if words[1:4] == [b"-m", b"evaljobs", b"trial"] and str(folder).encode() in words[4]:
-                        return int(place.parent.name)
+                        return int(place.name)
         time.sleep(0.1)
     raise RunError(f"no trial infers: {log.read_text()[-2000:]}")
 

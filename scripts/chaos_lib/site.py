@@ -251,9 +251,10 @@ class Site:
 
 
 def _processes() -> Iterator[tuple[int, list[str]]]:
-    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+    # glob("[0-9]*/cmdline") would look at each file, and raise where the process has just ended
+    for entry in Path("/proc").glob("[0-9]*"):
         try:
-            words = entry.read_bytes().decode(errors="replace").split("\0")
+            words = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")
         except OSError:
             continue
-        yield int(entry.parent.name), words
+        yield int(entry.name), words

@@ -85,10 +85,10 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 def _left(folder: Path) -> list[int]:
     """Processes that work in the folder: jobs, Redis."""
     found = []
-    for place in Path("/proc").glob("[0-9]*/cmdline"):
+    for place in Path("/proc").glob("[0-9]*"):
         try:
-            if str(folder / "work").encode() in place.read_bytes():
-                found.append(int(place.parent.name))
+            if str(folder / "work").encode() in (place / "cmdline").read_bytes():
+                found.append(int(place.name))
         except OSError:
             continue
     return found

@@ -152,13 +152,13 @@ def descendants(pid: int) -> set[int]:
     """Processes that `pid` started, at any depth, and `pid`."""
     found = {pid}
     parents: dict[int, int] = {}
-    for place in Path("/proc").glob("[0-9]*/stat"):
+    for place in Path("/proc").glob("[0-9]*"):
         try:
-            fields = place.read_text().rpartition(")")[2].split()
+            fields = (place / "stat").read_text().rpartition(")")[2].split()
         except OSError:
             continue
         if fields[0] != "Z":
-            parents[int(place.parent.name)] = int(fields[1])
+            parents[int(place.name)] = int(fields[1])
     while more := {child for child, parent in parents.items() if parent in found} - found:
         found |= more
     return found

@@ -78,15 +78,15 @@ def processes(site: Any, *verbs: str) -> list[str]:
 def pids(site: Any, *verbs: str) -> dict[int, str]:
     """Those processes by their ids. A child that has not called exec yet has its parent's command line, and is left out."""
     found = {}
-    for place in Path("/proc").glob("[0-9]*/cmdline"):
+    for place in Path("/proc").glob("[0-9]*"):
         try:
-            words = place.read_bytes().decode(errors="replace").split("\0")
+            words = (place / "cmdline").read_bytes().decode(errors="replace").split("\0")
         except OSError:
             continue
         if any(word.endswith("local_guardian.py") for word in words):
             continue  # it bears the command line of its job
         if "evaljobs" in words and any(v in words for v in verbs) and str(site.work) in " ".join(words):
-            found[int(place.parent.name)] = " ".join(words)
+            found[int(place.name)] = " ".join(words)
     # the parent of one that is gone by now cannot be asked: it was such a child, or has ended
     parents = {pid: _parent(pid) for pid in found}
     return {pid: found[pid] for pid, parent in parents.items() if parent is not None and parent not in found}
