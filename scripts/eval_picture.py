@@ -1,4 +1,4 @@
-"""Draws docs/eval.svg from a run of scripts/quickstart, as `evalspan eval` printed it:
+"""Draws docs/pictures/eval.svg from a run of scripts/quickstart, as `evalspan eval` printed it:
 
 .venv/bin/python scripts/eval_picture.py evalspan-work/EVALUATION
 """
@@ -16,7 +16,7 @@ from coordinator.report.measurements import Report
 from coordinator.report.render import show
 
 COLUMNS = 96
-OUT = Path(__file__).parents[1] / "docs" / "eval.svg"
+OUT = Path(__file__).parents[1] / "docs" / "pictures" / "eval.svg"
 
 
 def main(evaluation: Path) -> None:

@@ -2,7 +2,7 @@
 
 Rule: every answer begins with its header and every record ends with a mark. So a truncated or
 missing answer differs from "no jobs" and raises ClusterError. A job state not in PHASES is
-"unknown". Versions tried: docs/slurm.md.
+"unknown". Versions tried: docs/site/slurm.md.
 """
 
 from __future__ import annotations

@@ -166,7 +166,7 @@ kind = "{kind}"               # "local": processes on this machine; "slurm": job
 # nice = 100                  # example: stand behind the site's other jobs
 # reservation = "my-res"      # example
 # extra_args = []             # for every sbatch, e.g. ["--exclusive=user"]
-# export = []                 # further variables that jobs get, e.g. ["SITE_*"] (docs/slurm.md#variables-that-jobs-get)
+# export = []                 # further variables that jobs get, e.g. ["SITE_*"] (docs/site/slurm.md#variables-that-jobs-get)
 # poll_seconds = 10.0         # between two listings of the cluster's jobs; of its nodes: 1.5 times that
 # slots = 2                   # example; local: trials at once
 
@@ -181,7 +181,7 @@ kind = "{kind}"               # "local": processes on this machine; "slurm": job
 # container = "apptainer exec --nv image.sif"   # example: command in front of it
 # env = {{}}                    # e.g. {{ NCCL_DEBUG = "WARN" }}
 # engine = "hf"               # or "vllm"; "sglang": passed to lm-eval, not tested here
-# mode = "exact"              # of suites without one; "fast": hf computes each shared context once (docs/models.md)
+# mode = "exact"              # of suites without one; "fast": hf computes each shared context once (docs/evaluating/models.md)
 # model_args = {{}}             # lm-eval's --model_args, e.g. {{ dtype = "bfloat16" }}
 # gpus_per_trial = 1
 # cpus = 1
@@ -271,7 +271,7 @@ kind = "{kind}"               # "local": processes on this machine; "slurm": job
 # convert = "python dcp_to_hf.py {{src}} {{dst}}"   # example: for checkpoints in training's own format; a CPU job, cached
 # convert_memory_mb = 65536   # example; default: twice the checkpoint and 4 GB
 
-# Written at each evaluation's end; each needs its package (docs/trackers.md).
+# Written at each evaluation's end; each needs its package (docs/results/trackers.md).
 [trackers]
 # tensorboard_dir = "tb"      # example
 # wandb_project = "pretraining"   # example; offline runs lie in the work folder below trackers/
@@ -279,13 +279,13 @@ kind = "{kind}"               # "local": processes on this machine; "slurm": job
 # mlflow_uri = "http://mlflow.site:5000"   # example; or file:///path of a file store
 # mlflow_experiment = "evalspan"
 
-# What the daemon keeps of evaluations that ended `older_than` ago; scores and journals always (docs/operations.md).
+# What the daemon keeps of evaluations that ended `older_than` ago; scores and journals always (docs/operations/operations.md).
 [retention]
 # keep = "scores"             # example: "scores" alone, "responses" and samples too, or "all": only what is not needed goes; default: nothing goes
 # older_than = "30d"          # also "12h", "8w"
 # baselines = []              # evaluations that lose nothing, by id or glob of ids, e.g. ["step-100000-*"]; `prune` heeds it, too
 
-# Of the daemon, for Prometheus (docs/monitoring.md); needs `pip install 'evalspan[metrics]'`.
+# Of the daemon, for Prometheus (docs/results/monitoring.md); needs `pip install 'evalspan[metrics]'`.
 [metrics]
 # listen = "127.0.0.1:9464"   # example
 

@@ -93,7 +93,7 @@ def judge_for(suite: SuiteSpec, judge: Callable[[], JudgeOptions | None]) -> Jud
     if found is None:
         raise OperatorError(
             f"suite {suite.name} has tasks that a judge scores ({', '.join(judged)}): "
-            "set url and model of [judge] in evalspan.toml (docs/judges.md)"
+            "set url and model of [judge] in evalspan.toml (docs/evaluating/judges.md)"
         )
     return found
 

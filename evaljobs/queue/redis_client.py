@@ -26,7 +26,7 @@ from evaljobs.contract.storage import write_atomic
 T = TypeVar("T")
 SOCKET_SECONDS = 5.0  # most seconds for one command; a queue script takes milliseconds
 HEALTH_SECONDS = 15  # seconds idle before a connection is pinged: firewalls drop silent ones
-DOCS = "see docs/redis.md"
+DOCS = "see docs/site/redis.md"
 
 
 class QueueUnavailable(Exception):  # noqa: N818 (a state of the world that callers wait out, not a fault of theirs)

@@ -21,7 +21,7 @@ TASK, BATCH_SIZE = "capitals", 4
 
 @pytest.fixture
 def suite(tmp_path: Path) -> Path:
-    """The example of docs/suites.md, in a folder with a space and an umlaut."""
+    """The example of docs/evaluating/suites.md, in a folder with a space and an umlaut."""
     folder = tmp_path / "meine Süite"
     files = dict(EXAMPLE.findall(DOCS.read_text()))
     assert files.keys() == {"mine.toml", "tasks/capitals.yaml", "tasks/prompts.py", "tasks/data/test.jsonl"}
