@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import io
 import json
-import re
 import sys
 from pathlib import Path
 
@@ -30,8 +29,7 @@ def main(evaluation: Path) -> None:
         f"$ evalspan eval {checkpoint} --suite {report.suite}", style="bold", highlight=False, soft_wrap=True
     )
     show(console, report, results)
-    drawn = console.export_svg(title="evalspan eval", unique_id="evalspan")
-    OUT.write_text(re.sub(r"@font-face \{.*?\}\s*", "", drawn, flags=re.DOTALL))  # it names fonts elsewhere
+    OUT.write_text(console.export_svg(title="evalspan eval", unique_id="evalspan"))
 
 
 if __name__ == "__main__":

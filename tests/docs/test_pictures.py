@@ -11,7 +11,7 @@ from pictures import packing
 from pictures.__main__ import DRAWN
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
-PICTURES = sorted(DOCS.glob("pictures/*.svg"))
+PICTURES = [*DRAWN, "time.svg"]
 SVG = "{http://www.w3.org/2000/svg}"
 
 
@@ -31,13 +31,12 @@ def test_packing_md_quotes_the_figures_of_its_picture():
         assert f"| {100 * row['busy']:.1f} % |" in text
 
 
-@pytest.mark.parametrize("picture", PICTURES, ids=lambda picture: picture.name)
-def test_a_picture_loads_nothing(picture):
-    text = picture.read_text()
-    assert not re.search(r"url\(|@import|<image|<script|href", text.replace("url(#", ""))
+@pytest.mark.parametrize("name", PICTURES)
+def test_a_picture_of_the_explanation_loads_nothing(name):
+    assert not re.search(r"url\(|@import|<image|<script|href", (DOCS / "pictures" / name).read_text())
 
 
-@pytest.mark.parametrize("name", [*DRAWN, "time.svg"])
+@pytest.mark.parametrize("name", PICTURES)
 def test_a_picture_of_the_explanation_says_in_words_what_it_shows(name):
     root = ET.parse(DOCS / "pictures" / name).getroot()  # noqa: S314 (our own file)
     assert root.get("role") == "img"
