@@ -56,7 +56,7 @@ class Block:
 
     @property
     def place(self) -> str:
-        return f"{self.page.relative_to(ROOT)}:{self.line}"
+        return f"{_name(self.page)}:{self.line}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +97,7 @@ def blocks(page: Path) -> Iterator[Block]:
     """
     comment = None
     for token in MarkdownIt().enable("table").parse(page.read_text()):
-        here = f"{page.relative_to(ROOT)}:{token.map[0] + 1}" if token.map else str(page)
+        here = f"{_name(page)}:{token.map[0] + 1}" if token.map else _name(page)
         if token.type == "code_block":
             raise ValueError(f"{here}: an indented code block; write ```sh (commands) or ```text (output)")
         if token.type == "fence":
@@ -107,6 +107,10 @@ def blocks(page: Path) -> Iterator[Block]:
             raise ValueError(f"{here}: the example's comment before this line stands before no block")
         elif token.type == "html_block" and (said := COMMENT.search(token.content)):
             comment = f"{comment}; {said[1]}" if comment else said[1]
+
+
+def _name(page: Path) -> str:
+    return str(page.relative_to(ROOT)) if page.is_relative_to(ROOT) else page.name
 
 
 def _block(page: Path, token: Any, here: str, comment: str | None) -> Block:
