@@ -140,12 +140,12 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: 
 
 
 def _prose(text: str, linked: Any) -> str:
-    """Text between fences: links, no example's comments, an empty line before each list."""
+    """Text between fences: links, no example's comments, an empty line before each list and table."""
     lines: list[str] = []
     for line in LINK.sub(linked, COMMENT.sub("", text)).split("\n"):
         before = lines[-1] if lines else ""
-        starts = ITEM.match(line) and not ITEM.match(before) and not before.startswith((" ", "\t"))
-        if starts and before.strip() and not _in_item(lines):
+        lists = ITEM.match(line) and not _in_item(lines)
+        if before.strip() and (lists or (line.startswith("|") and not before.startswith("|"))):
             lines.append("")
         lines.append(line)
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""`python -m support.examples`: how many blocks of the pages run here, by other tests, or not, and why not."""
+"""`python -m docs_lib.examples`: how many blocks of the pages run here, by other tests, or not, and why not."""
 
 from __future__ import annotations
 
