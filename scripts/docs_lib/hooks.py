@@ -19,51 +19,19 @@ from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parents[2]
 TOP_PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")
-SHIM = "assets/worker-in-a-frame.js"
+ASSETS = ("worker-in-a-frame.js", "site.css")  # beside this module
 
 LINK = re.compile(r"(?<=\]\()([^)\s#]+)(#[^)\s]*)?(?=\))")
 COMMENT = re.compile(r"^ *<!-- example:.*?-->\n", re.MULTILINE | re.DOTALL)
 FENCE = re.compile(r"^( *)(```+).*?^\1\2 *$", re.MULTILINE | re.DOTALL)
 ITEM = re.compile(r"^( *)(?:[-*]|\d+\.) ")
 
-# A browser refuses workers of pages that are opened as files. Search is a worker: there it runs in a hidden frame.
-SHIM_SCRIPT = """
-if (location.protocol === "file:")
-  window.Worker = class extends EventTarget {
-    constructor(url) {
-      super()
-      const frame = document.createElement("iframe")
-      frame.hidden = true
-      document.body.appendChild(frame)
-      this.frame = frame.contentWindow
-      window.addEventListener("message", event => {
-        if (event.source === this.frame) this.dispatchEvent(new MessageEvent("message", { data: event.data }))
-      })
-      const prepare = "postMessage = data => parent.dispatchEvent(new MessageEvent('message', { data, source: window }));"
-        + "importScripts = (...urls) => Promise.all(urls.map(url => new Promise(done => {"
-        + "const script = document.createElement('script'); script.src = url; script.onload = done;"
-        + "document.body.appendChild(script) })))"
-      this.loaded = new Promise(done => { this.done = done })
-      this.frame.document.open()
-      this.frame.document.write("<html><body><script>" + prepare + "<\\/script></body></html>")
-      this.frame.document.close()
-      const script = this.frame.document.createElement("script")
-      script.src = url
-      script.onload = () => this.done()
-      this.frame.document.body.appendChild(script)
-    }
-    postMessage(data) {
-      this.loaded.then(() => this.frame.dispatchEvent(new MessageEvent("message", { data, source: window })))
-    }
-    terminate() {}
-  }
-"""
-
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Anchors by GitHub's rule; the shim that lets search work from a folder comes from the site itself."""
+    """Anchors by GitHub's rule; the script that lets search work from a folder comes from the site itself."""
     config.mdx_configs.setdefault("toc", {})["slugify"] = anchor
-    config.extra["polyfills"] = [f"{SHIM}?iframe-worker"]
+    config.extra["polyfills"] = ["assets/worker-in-a-frame.js?iframe-worker"]
+    config.extra_css.append("assets/site.css")
     return config
 
 
@@ -92,7 +60,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for uri, text in pages.items():
         for target in _outside(source(uri), text):
             texts.setdefault(place(target), shown(target))
-    for uri, text in {**texts, SHIM: SHIM_SCRIPT}.items():
+    texts |= {f"assets/{name}": (Path(__file__).parent / name).read_text() for name in ASSETS}
+    for uri, text in texts.items():
         files.append(File.generated(config, uri, content=text))
     return files
 
@@ -120,7 +89,7 @@ def _target(page: Path, link: str) -> Path | None:
     return target if target.is_relative_to(ROOT) else None
 
 
-def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
+def on_page_markdown(markdown: str, *, page: Page, **_others: Any) -> str:
     """The page's text for mkdocs: links to where the site has their targets, lists as CommonMark reads them, and without
     the comments for the tests of its examples.
     """
