@@ -134,7 +134,7 @@ class Picture:
         for cls, meaning in entries:
             self.rect(x, y - 10, 12, 12, cls, corner=2)
             self.text(x + 17, y, meaning, "s")
-            x += 17 + 6.3 * len(meaning) + 14
+            x += 17 + 6.6 * len(meaning) + 14
 
     def svg(self, height: float) -> str:
         """The picture as text."""
