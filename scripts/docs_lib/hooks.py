@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import posixpath
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +22,11 @@ TOP_PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")
 ASSETS = ("worker-in-a-frame.js", "site.css")  # beside this module
 
 LINK = re.compile(r"(?<=\]\()([^)\s#]+)(#[^)\s]*)?(?=\))")
-COMMENT = re.compile(r"^ *<!-- example:.*?-->\n", re.MULTILINE | re.DOTALL)
 FENCE = re.compile(r"^( *)(```+).*?^\1\2 *$", re.MULTILINE | re.DOTALL)
-ITEM = re.compile(r"^( *)(?:[-*]|\d+\.) ")
+OPENING = re.compile(r" *(```+)")
+ITEM = re.compile(r"(?:[-*]|\d+\.) +")
+COMMENT = re.compile(r" *<!-- example:")
+INDENT = 4  # columns of an item's further lines, for Python-Markdown
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
@@ -101,30 +103,45 @@ def on_page_markdown(markdown: str, *, page: Page, **_others: Any) -> str:
             return match[0]
         return posixpath.relpath(place(target), posixpath.dirname(here) or ".") + (match[2] or "")
 
-    parts, end = [], 0
-    for fence in FENCE.finditer(markdown):
-        parts += [_prose(markdown[end : fence.start()], linked), fence[0]]
-        end = fence.end()
-    return "".join([*parts, _prose(markdown[end:], linked)])
+    text = _Lines(lambda line: LINK.sub(linked, line))
+    for line in markdown.split("\n"):
+        text.take(line)
+    return "\n".join(text.lines)
 
 
-def _prose(text: str, linked: Any) -> str:
-    """Text between fences: links, no example's comments, an empty line before each list and table."""
-    lines: list[str] = []
-    for line in LINK.sub(linked, COMMENT.sub("", text)).split("\n"):
-        before = lines[-1] if lines else ""
-        lists = ITEM.match(line) and not _in_item(lines)
-        if before.strip() and (lists or (line.startswith("|") and not before.startswith("|"))):
-            lines.append("")
-        lines.append(line)
-    return "\n".join(lines)
+class _Lines:
+    """Lines for Python-Markdown, which wants an empty line before a list or table, and four columns below an item."""
 
+    def __init__(self, prose: Callable[[str], str]) -> None:
+        self.lines: list[str] = []
+        self._prose = prose
+        self._fence = ""  # what ends the open block
+        self._comment = False
+        self._width = 0  # columns of the marker of the list's item that is open; 0: no list
 
-def _in_item(lines: list[str]) -> bool:
-    """Whether the last line continues a list's item: no empty line since the item's first one."""
-    for line in reversed(lines):
-        if ITEM.match(line):
-            return True
-        if not line.strip():
-            return False
-    return False
+    def take(self, line: str) -> None:
+        """The next line of the page."""
+        before = self.lines[-1] if self.lines else ""
+        if self._fence:
+            if line.strip() == self._fence:
+                self._fence = ""
+            self.lines.append(self._indented(line))
+            return
+        if self._comment or COMMENT.match(line):
+            self._comment = "-->" not in line
+            return
+        listed = self._width
+        if item := ITEM.match(line):
+            self._width = item.end()
+        elif line.strip() and not line.startswith(" ") and not before.strip():
+            self._width = 0
+        if opening := OPENING.match(line):
+            self._fence = opening[1]
+        starts = (item and not listed) or (line.startswith("|") and not before.startswith("|"))
+        if starts and before.strip():
+            self.lines.append("")
+        self.lines.append(self._indented(self._prose(line) if not opening else line))
+
+    def _indented(self, line: str) -> str:
+        inside = self._width and line.strip() and line.startswith(" " * self._width)
+        return " " * max(0, INDENT - self._width) + line if inside else line

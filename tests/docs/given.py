@@ -15,6 +15,7 @@ from functools import cache
 from pathlib import Path
 
 from support import toys
+from support.examples.pages import ROOT
 
 STEPS = (100, 200, 300)
 LIMIT = "2"
@@ -44,10 +45,15 @@ class Given:
 
 def copy(source: Path, target: Path) -> None:
     """Copy a folder's content with its times, by which checkpoints are known; paths below `source` become the copy's."""
-    shutil.copytree(source, target, dirs_exist_ok=True)
+    shutil.copytree(source, target, symlinks=True, dirs_exist_ok=True)
     before, after = os.fsencode(source), os.fsencode(target)
     for file in target.rglob("*"):
-        if file.is_file() and file.suffix != ".safetensors" and before in (content := file.read_bytes()):
+        if (
+            file.is_file()
+            and not file.is_symlink()
+            and file.suffix != ".safetensors"
+            and before in (content := file.read_bytes())
+        ):
             stat = file.stat()
             file.write_bytes(content.replace(before, after))
             os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
@@ -74,6 +80,13 @@ def series(folder: Path) -> dict[str, str]:
         evaluate(folder, f"runs/7b/step-{step}")
     first, *_, last = _ids(folder)
     return {"RUN_FOLDER": "runs/7b", "CHECKPOINT": "runs/7b/step-300", "FIRST_ID": first, "ID": last}
+
+
+def clone(folder: Path) -> dict[str, str]:
+    """`scripts`, `coordinator` and `tests` as in a clone, to be read."""
+    for name in ("scripts", "coordinator", "tests"):
+        (folder / name).symlink_to(ROOT / name)
+    return {}
 
 
 def evaluate(folder: Path, checkpoint: str) -> None:
@@ -116,4 +129,5 @@ KINDS: dict[str, Callable[[Path], dict[str, str]]] = {
     "checkpoint": checkpoint,
     "evaluated": evaluated,
     "series": series,
+    "clone": clone,
 }

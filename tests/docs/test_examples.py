@@ -1,6 +1,6 @@
 """Laws of the examples: what a page tells a reader to type is run, and does what the page says.
 
-docs/dev-cluster.md, "Examples of these pages are run", has the conventions; examples.toml says where each page runs.
+CONTRIBUTING.md, "Change the documentation", has the conventions; examples.toml says where each page runs.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ pytest.importorskip("mkdocs", reason="needs the extra docs: pip install -e '.[do
 pytest.importorskip("material", reason="needs the extra docs: pip install -e '.[docs]'")
 
 # what a reader sees as structure; the site's own elements (permalinks, copy buttons) have other names
-STRUCTURE = {"li", "pre", "table", "tr", "th", "td", "img", "h1", "h2", "h3", "h4"}
+STRUCTURE = {"ol", "ul", "li", "pre", "table", "tr", "th", "td", "img", "h1", "h2", "h3", "h4"}
 
 
 class _Elements(HTMLParser):
