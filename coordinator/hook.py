@@ -189,7 +189,7 @@ def pinned(checkpoint: str | os.PathLike[str]) -> bool:
 
     The daemon leaves a pin in each accepted checkpoint and removes it at the evaluation's end. A pin
     that was copied with its folder does not pin the copy. A checkpoint announced by this process
-    counts as pinned until the daemon's pin was seen once, for at most PIN_GRACE_SECONDS.
+    counts as pinned until the daemon's pin was seen once, for at most two minutes (PIN_GRACE_SECONDS).
     """
     try:
         where = os.path.abspath(os.fspath(checkpoint))
