@@ -111,6 +111,8 @@ def find(path: Path | None, environ: Mapping[str, str]) -> Path | None:
             by = "--config" if path else "$EVALSPAN_CONFIG"
             raise OperatorError(f"{by} names {named}, which is no file: `evalspan init` writes one")
         return named
+    # File ./evalspan.toml: settings | you, or `evalspan init` | by hand
+    # File ~/.config/evalspan.toml: settings, where the current folder has none | you | by hand
     home = Path(environ["HOME"]) if environ.get("HOME") else None
     places = [Path.cwd() / FILE_NAME, *([home / ".config" / FILE_NAME] if home else [])]
     return next((place for place in places if os.path.isfile(place)), None)  # noqa: PTH113 (as above)

@@ -10,10 +10,14 @@ import pytest
 import typer
 from docs_lib.reference import FOLDER, PAGES, stale
 from docs_lib.reference.exits import script_codes
+from docs_lib.reference.files import entries
 from docs_lib.reference.settings import described
+from support.toys import config_text, suite_text
 
+import evalspan
 from coordinator.cli import EVERY, GROUPS, MORE, app
 from coordinator.config.loading import _settings
+from evaljobs.contract.paths import WorkPaths
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -62,3 +66,34 @@ def test_each_command_and_option_has_a_help_text():
             silent += [f"{name} {p.name}" for p in each.params if not p.help and p.name != "help"]
             silent += [] if each.help else [name]
     assert silent == []
+
+
+def test_each_path_of_a_work_folder_is_in_the_page_of_files():
+    """A file that two processes agree on is an entry, and a folder holds one."""
+    work = WorkPaths("work")
+    places = [*vars(work).values(), *vars(work.evaluation("ID")).values()]
+    known = entries()
+    starts = [each.pattern.replace("WORK_DIR", "work") for each in known]
+    assert [
+        str(place)
+        for place in places
+        if not any(each.matches(str(place)) for each in known)
+        and not any(start.startswith(f"{place}/") for start in starts)
+    ] == []
+
+
+@pytest.mark.model
+def test_each_file_of_a_real_evaluation_is_in_the_page_of_files(toy_model, tmp_path):
+    """Also those that a command leaves and a running daemon would have taken."""
+    (tmp_path / "evalspan.toml").write_text(f'work_dir = "work"\n{config_text()}')
+    config, suite = tmp_path / "evalspan.toml", tmp_path / "suite.toml"
+    suite.write_text(suite_text("toys", {"toy_choice": {"limit": 4}, "toy_programs": {"limit": 2}}))
+    evalspan.evaluate(toy_model, suite, limit=4, config=config)
+    evalspan.submit(toy_model, suite, limit=2, config=config)
+    evalspan.notify(toy_model, 1, work_dir=tmp_path / "work")
+    assert evalspan.flush()
+    files = [file for file in (tmp_path / "work").rglob("*") if not file.is_dir()]
+    names = [file.relative_to(tmp_path).as_posix() for file in files]
+    known = entries()
+    assert len({each.pattern for each in known for name in names if each.matches(name)}) > 20
+    assert [name for name in names if not any(each.matches(name) for each in known)] == []

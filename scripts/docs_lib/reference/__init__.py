@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from docs_lib.reference.commands import commands_page
 from docs_lib.reference.events import events_page
 from docs_lib.reference.exits import exits_page
+from docs_lib.reference.files import files_page
 from docs_lib.reference.metrics import metrics_page
 from docs_lib.reference.python_api import python_page
 from docs_lib.reference.settings import settings_page
@@ -40,6 +41,7 @@ PAGES: Mapping[str, Callable[[], str]] = {
     "exit-codes.md": exits_page,
     "suite-file.md": suite_page,
     "python.md": python_page,
+    "files.md": files_page,
     "events.md": events_page,
     "metrics.md": metrics_page,
 }

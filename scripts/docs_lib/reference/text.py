@@ -66,7 +66,7 @@ def literal(value: Any) -> str:
 
 def first_upper(text: str) -> str:
     """As a sentence begins, but for names of files and lists of words."""
-    return text[:1].upper() + text[1:] if re.match(r"[a-z]+(?![\w.-])(?! \|)", text) else text
+    return text[:1].upper() + text[1:] if re.match(r"[a-z]+(?:-[a-z]+)*(?![\w.-])(?! \|)", text) else text
 
 
 # --- comments of the code ----------------------------------------------------------------------------------------------
