@@ -1,7 +1,11 @@
 """One Config from evalspan.toml, the environment and the command line.
 
-Rule: the command line overrides the environment, the environment the file, the file the defaults
-of `schema.py`. The file is read strictly. No other module of the coordinator reads settings from
+Settings are searched for in `--config`, `$EVALSPAN_CONFIG`, `./evalspan.toml` and `~/.config/evalspan.toml`: the first file
+found counts. A key `x` of section `[s]` is also the variable `EVALSPAN_S_X`: text as it is, everything else as in TOML
+(`EVALSPAN_WATCH_FOLDERS='["/a"]'`). The command line wins over variables, variables win over the file, and the file over the
+defaults. A wrong key or type is refused with file, line and key before anything is submitted.
+
+Rule: the defaults are those of `schema.py`. The file is read strictly. No other module of the coordinator reads settings from
 the environment.
 """
 

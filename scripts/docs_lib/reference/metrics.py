@@ -12,8 +12,8 @@ from prometheus_client.registry import Collector
 from coordinator.monitor.metrics import Metrics
 from coordinator.monitor.sample import sample
 
-INTRO = """Metrics that a daemon with `[metrics] listen` has for Prometheus, and the alert rules that are shipped. How to scrape
-them: [Prometheus](../results/monitoring.md#prometheus)."""
+INTRO = """Metrics that a daemon with `[metrics] listen` has for Prometheus, and the alert rules that are shipped. The
+setting: [`[metrics]`](settings.md#metrics)."""
 RULES = ROOT / "scripts" / "monitoring" / "alerts.yml"
 UNITS = ("seconds", "bytes")
 PER_KIND = {"counter": "_total", "info": "_info"}

@@ -10,14 +10,12 @@ from typing import Any
 from docs_lib.reference.text import code, first_upper, literal, page, plain, table
 from pydantic.fields import FieldInfo
 
-from coordinator.config import template
+from coordinator.config import loading, template
 from coordinator.config.loading import OPTIONS, PREFIX
 from coordinator.config.schema import Config
 from evaljobs.contract.specs import Record
 
-INTRO = """Each section and key of `evalspan.toml`. Where the file is searched, and what wins over it: [settings: file,
-environment, command line](../operations/operations.md#settings-file-environment-command-line). `evalspan init` writes a file
-with all of these keys."""
+INTRO = "Each section and key of `evalspan.toml`. `evalspan init` writes a file with all of them."
 LINE = re.compile(r"(?:# )?([a-z_]+) = (.*?)(?:\s+# (.*))?")
 MORE = re.compile(r"# {10,}# (.*)")  # a description's second line
 
@@ -33,7 +31,9 @@ class Described:
 
 def settings_page() -> str:
     said = described()
-    parts = [_section("", Config, said)]
+    # the paragraph of the module that loads them
+    where = (loading.__doc__ or "").split("\n\n")[1]
+    parts = ["## Settings: file, environment, command line", plain(where), _section("", Config, said)]
     for name, field in Config.model_fields.items():
         if model := _model(field):
             parts += _sections(name, model, said)

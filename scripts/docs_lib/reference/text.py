@@ -19,7 +19,7 @@ WRITTEN = "`scripts/docs reference` writes this page from the code."
 
 def page(title: str, intro: str, *parts: str) -> str:
     """A page of the reference: each part is a section or a paragraph."""
-    return "\n\n".join([f"# {title}", f"{plain(intro)} {WRITTEN}", *(part for part in parts if part)]) + "\n"
+    return "\n\n".join([f"# {title}", plain(f"{intro} {WRITTEN}"), *(part for part in parts if part)]) + "\n"
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -46,7 +46,14 @@ def plain(text: str) -> str:
     """Prose of a docstring or comment, with links to the pages that it names by their path in the repository."""
     said = re.sub(r"``(.+?)``", r"`\1`", inspect.cleandoc(text))
     said = re.sub(r"\(docs/([\w/.-]+\.md(?:#[\w-]+)?)\)", r"([more](../\1))", said)
-    return _outside_code(said)
+    return "\n\n".join(map(_wrapped, re.split(r"\n\s*\n", _outside_code(said))))
+
+
+def _wrapped(paragraph: str) -> str:
+    """Lines of at most 100 characters; a list stays as it is."""
+    if paragraph.startswith(("- ", "|", " ")):
+        return paragraph
+    return textwrap.fill(" ".join(paragraph.split()), 100, break_long_words=False, break_on_hyphens=False)
 
 
 def _outside_code(text: str) -> str:
