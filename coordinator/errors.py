@@ -39,7 +39,7 @@ class ExitCode(IntEnum):
     TROUBLE = 3
     # cancelled, or ended by Ctrl-C | the same command goes on from what is there
     INTERRUPTED = 130
-    # the reader of the output ended, as of `evalspan ls | head` | nothing
+    # the reader of the output ended, such as `head` | nothing
     READER_GONE = 141
     # ended by SIGTERM; its jobs on Slurm go on | the same command resumes the evaluation
     TERMINATED = 143

@@ -33,6 +33,13 @@ def test_each_row_of_the_reference_says_what_it_means(name):
     assert [row for row in rows if re.search(r"\|\s+\|$", row)] == []
 
 
+@pytest.mark.parametrize("name", PAGES)
+def test_no_code_in_a_table_has_a_bar(name):
+    """A forge takes the escape before it away, the site shows it."""
+    rows = [line for line in (FOLDER / name).read_text().splitlines() if line.startswith("|")]
+    assert [code for row in rows for code in re.findall(r"`[^`]*`", row) if "|" in code] == []
+
+
 def test_each_setting_has_a_description_in_the_file_that_init_writes():
     said = described()
     assert [".".join(key) for key, _ in _settings() if not said[".".join(key)].text] == []

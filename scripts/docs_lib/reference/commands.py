@@ -88,7 +88,8 @@ def _value(parameter: Any) -> str:
     many = parameter.multiple or parameter.nargs == -1
     kind = next(iter(get_args(kind)), kind) if get_origin(kind) in (list, tuple) else kind
     if parameter.metavar and parameter.param_type_name == "option":
-        said = code(parameter.metavar)
+        said = " or ".join(map(code, parameter.metavar.strip("[]").split("|")))
+        said += ", or no value" if parameter.metavar.startswith("[") else ""
     else:
         said = NAMES.get(kind, NAMES.get(getattr(kind, "__name__", ""), "text"))
     low, high = parameter.min, parameter.max

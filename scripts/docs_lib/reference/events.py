@@ -11,7 +11,7 @@ from dataclasses import MISSING, fields, is_dataclass
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from docs_lib.reference.text import block, code, field_notes, first_upper, page, plain, table
+from docs_lib.reference.text import block, code, field_notes, first_upper, kinds, page, plain, table
 from pydantic import BaseModel
 
 from coordinator.cluster import Job
@@ -68,7 +68,7 @@ def _fields(record: type, without: tuple[str, ...] = ()) -> str:
     notes = field_notes(record)
     types = inspect.get_annotations(record)
     rows = [
-        [code(name), code(types[name]), default, plain(first_upper(notes.get(name, "")))]
+        [code(name), kinds(types[name]), default, plain(first_upper(notes.get(name, "")))]
         for name, default in _defaults(record)
         if name not in without
     ]

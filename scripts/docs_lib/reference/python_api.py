@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from docs_lib.reference.text import code, field_notes, first_upper, page, plain, table
+from docs_lib.reference.text import code, field_notes, first_upper, kinds, page, plain, table
 from pydantic import BaseModel
 
 import evalspan
@@ -48,14 +48,14 @@ def _function(name: str) -> Iterator[str]:
     function: Callable[..., Any] = getattr(evalspan, name)
     signature = inspect.signature(function)
     yield f"### `evalspan.{name}`"
-    yield f"Returns {code(str(signature.return_annotation))}."
+    yield f"Returns {kinds(str(signature.return_annotation))}."
     yield plain(function.__doc__ or "")
     rows = []
     for each in signature.parameters.values():
         rest = each.kind is each.VAR_KEYWORD
         by = {each.KEYWORD_ONLY: "by name", each.VAR_KEYWORD: "by name"}.get(each.kind, "by place or name")
         default = "" if rest else "must be given" if each.default is each.empty else code(repr(each.default))
-        rows.append([code(f"**{each.name}" if rest else each.name), code(str(each.annotation)), default, by])
+        rows.append([code(f"**{each.name}" if rest else each.name), kinds(str(each.annotation)), default, by])
     yield table(["argument", "type", "default", "given"], rows)
 
 
@@ -65,7 +65,7 @@ def _record(record: type) -> Iterator[str]:
     yield plain(record.__doc__ or "")
     notes = field_notes(record)
     rows = [
-        [code(name), code(getattr(kind, "__forward_arg__", kind)), plain(first_upper(notes.get(name, "")))]
+        [code(name), kinds(getattr(kind, "__forward_arg__", kind)), plain(first_upper(notes.get(name, "")))]
         for name, kind in inspect.get_annotations(record).items()
         if name != "model_config" and not name.startswith("_")
     ]

@@ -37,6 +37,18 @@ def code(text: str) -> str:
     return f"{fence}{' '.join(text.split())}{fence}" if text else ""
 
 
+def kinds(annotation: str) -> str:
+    """A type as code, its choices apart: a bar within code shows differently on a forge and on the site."""
+    parts, depth = [""], 0
+    for letter in annotation:
+        depth += (letter in "[(") - (letter in "])")
+        if letter == "|" and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return " or ".join(code(part.strip()) for part in parts)
+
+
 def block(text: str) -> str:
     """Output or a shape, which nobody runs."""
     return f"```text\n{text.rstrip()}\n```"
