@@ -85,7 +85,9 @@ def adapter(folder: Path) -> dict[str, str]:
     torch.manual_seed(1)
     model = toys.toy_model(folder)
     base = AutoModelForCausalLM.from_pretrained(model)
-    lora = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False, task_type="CAUSAL_LM")
+    lora = LoraConfig(
+        r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False, task_type="CAUSAL_LM"
+    )
     get_peft_model(base, lora).save_pretrained(folder / "adapter")
     shutil.rmtree(model)
     return {"ADAPTER": "adapter"}
