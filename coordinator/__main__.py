@@ -11,9 +11,9 @@ import signal
 import sys
 from types import FrameType
 
+from coordinator.errors import ExitCode
+
 AGAIN_SECONDS = 0.01  # until an interrupt that was swallowed is raised again
-READER_GONE = 141  # exit code, as a shell reports SIGPIPE
-INTERRUPTED = 130  # exit code, as a shell reports SIGINT
 
 
 def main() -> None:
@@ -36,10 +36,10 @@ def main() -> None:
 
         command_line()
     except KeyboardInterrupt:
-        sys.exit(INTERRUPTED)
+        sys.exit(ExitCode.INTERRUPTED)
     except SystemExit as end:  # typer and rich exit with 1 where the reader is gone, which means failed tasks
-        if end.code == 1 and output is not None and _reader_is_gone(output):
-            sys.exit(READER_GONE)
+        if end.code == ExitCode.FAILED and output is not None and _reader_is_gone(output):
+            sys.exit(ExitCode.READER_GONE)
         raise
     finally:
         if interrupted:

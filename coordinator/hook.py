@@ -33,8 +33,11 @@ REDIS_REST_SECONDS = 30.0  # after a failure of Redis, notices go to the spool f
 PIN_GRACE_SECONDS = 120.0  # an announced checkpoint counts as pinned this long before the daemon's pin
 MOST_NOTICES = 10_000  # undelivered notices that are kept; a later one is refused
 STREAM = "evalspan:checkpoints"
+# File CHECKPOINT/.evalspan-pin-ID: an evaluation needs the checkpoint: rotation leaves it | the coordinator | at the
+# evaluation's end
 PIN_PREFIX = ".evalspan-pin-"
 MOST_PIN = 1 << 14  # characters of a pin: an inode and a path
+# File CHECKPOINT/evalspan.sums.json: hashes of the files, with `notify(sums=True)` | the training | with the checkpoint
 SUMS = "evalspan.sums.json"  # staging checks its copies against it (`staging.fingerprint.SAVE_SUMS`)
 SUMMED = (".safetensors", ".bin", ".json", ".txt", ".model", ".jinja", ".tiktoken", ".py")
 NOT_SUMMED = ("optimizer", "scheduler", "rng_state", "random_states", "training_args", "trainer_state")
@@ -189,7 +192,7 @@ def pinned(checkpoint: str | os.PathLike[str]) -> bool:
 
     The daemon leaves a pin in each accepted checkpoint and removes it at the evaluation's end. A pin
     that was copied with its folder does not pin the copy. A checkpoint announced by this process
-    counts as pinned until the daemon's pin was seen once, for at most PIN_GRACE_SECONDS.
+    counts as pinned until the daemon's pin was seen once, for at most two minutes (PIN_GRACE_SECONDS).
     """
     try:
         where = os.path.abspath(os.fspath(checkpoint))

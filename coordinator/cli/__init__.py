@@ -1,7 +1,6 @@
 """The command line. Each command reads arguments, calls one function and shows the result.
 
-Exit codes: 0 done; 1 the evaluation has failed tasks, or items without a score; 2 bad input,
-refused before anything was submitted; 3 a bug in evalspan, or a service failed; 130 cancelled.
+Exit codes: `errors.ExitCode`; what a command's own codes mean stands in `MORE`.
 Rule: a module with commands imports typer, rich's console, errors and paths at its head. Each of its functions
 imports inside itself what else it needs, so that `--help` loads no Redis client, and a command only its own rooms.
 """
@@ -11,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from collections.abc import Mapping
 
 from typer.models import CommandInfo, TyperInfo
 
@@ -18,7 +18,7 @@ from coordinator.base.disk_space import RESUMES, shortage
 from coordinator.cli import catalogue, commands, disk, doctor, evaluate, pages, series, service, tools
 from coordinator.cli.app import app
 from coordinator.cli.terminal import Console
-from coordinator.errors import BugError, EvalspanError, OperatorError
+from coordinator.errors import BugError, EvalspanError, ExitCode, OperatorError
 from evaljobs.secret_values import scrubbed
 
 __all__ = [
@@ -44,6 +44,30 @@ GROUPS = {
     "Results": ("report", "compare", "export", "serve"),
     "During training": ("daemon", "submit", "release"),
     "Site and tools": ("init", "doctor", "plan", "simulate", "prune", "clean", "worker", "priors"),
+}
+
+# Exit codes that each command may end with.
+EVERY = (
+    ExitCode.DONE,
+    ExitCode.REFUSED,
+    ExitCode.TROUBLE,
+    ExitCode.INTERRUPTED,
+    ExitCode.READER_GONE,
+)
+# Further exit codes of a command, with what they mean there.
+MORE: Mapping[str, Mapping[ExitCode, str]] = {
+    "eval": {
+        ExitCode.FAILED: "the evaluation ended, and some of its tasks failed or have items without a score",
+        ExitCode.TERMINATED: "SIGTERM ended the command; the evaluation is not cancelled",
+    },
+    "daemon": {
+        ExitCode.DONE: "Ctrl-C, SIGTERM or `scancel` stopped it; with --until-idle also: nothing is left to do"
+    },
+    "watch": {ExitCode.DONE: "Ctrl-C left the screen, or all that it showed has ended"},
+    "serve": {ExitCode.DONE: "SIGTERM stopped it"},
+    "retry": {ExitCode.FAILED: "tasks failed again, or have items without a score"},
+    "doctor": {ExitCode.FAILED: "a finding would stop an evaluation"},
+    "clean": {ExitCode.FAILED: "some files were left alone, since evalspan did not write them"},
 }
 
 
@@ -75,13 +99,13 @@ def main() -> None:
             log.exception(BUG)
         else:
             _complain(str(error))
-        sys.exit(2 if isinstance(error, OperatorError) else 3)
+        sys.exit(ExitCode.REFUSED if isinstance(error, OperatorError) else ExitCode.TROUBLE)
     except Exception as error:
         if full := shortage(error):
             _complain(f"{full}: {RESUMES}")
         else:
             log.exception(BUG)
-        sys.exit(3)
+        sys.exit(ExitCode.TROUBLE)
 
 
 def _complain(text: str) -> None:

@@ -11,7 +11,7 @@ import typer
 
 from coordinator.cli.app import CONFIG, EVALUATION, WORK_DIR, AtTerminal, app, say, say_aside, settings_of
 from coordinator.cli.terminal import Console
-from coordinator.errors import OperatorError
+from coordinator.errors import ExitCode, OperatorError
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def _ask(config: Config, evaluation: str, command: Command) -> None:
     for task, why in by_reason({e.name: e.error for e in ended.entries if e.status == "failed"}).items():
         say(f"{ended.evaluation_id}: {task}: {why}")
     if ended.failed_entries() or ended.unscored_items:
-        raise typer.Exit(1)
+        raise typer.Exit(ExitCode.FAILED)
     say(f"{ended.evaluation_id} is scored{reused(ended)}: `evalspan report {ended.evaluation_id}`")
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from coordinator.cli.app import CONFIG, JSON, WORK_DIR, app, settings_of, stdout
+from coordinator.errors import ExitCode
 
 if TYPE_CHECKING:
     from coordinator.doctor.facts import Checkup
@@ -45,7 +46,7 @@ def doctor(
     else:
         show(made, settings.work_dir)
     if made.failed:
-        raise typer.Exit(1)
+        raise typer.Exit(ExitCode.FAILED)
 
 
 def show(made: Checkup, work_dir: Path) -> None:

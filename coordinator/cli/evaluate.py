@@ -23,7 +23,7 @@ from coordinator.cli.app import (
 from coordinator.cli.lm_eval_flags import LmEvalCommand
 from coordinator.cli.suite_options import LM_EVAL, takes_suite
 from coordinator.cli.terminal import Console
-from coordinator.errors import OperatorError
+from coordinator.errors import ExitCode, OperatorError
 
 if TYPE_CHECKING:
     from coordinator.api import Results
@@ -163,9 +163,9 @@ def _show(found: Results, *, as_json: bool, verbose: bool, gpu_hour_price: float
         results = f"Results: {found.folder / 'results.json'}\n" if found.scores else ""
         say(f"\n{results}Samples, logs, responses: {found.folder}")
     if found.status == "cancelled":
-        raise typer.Exit(130)
+        raise typer.Exit(ExitCode.INTERRUPTED)
     if not found.complete:
-        raise typer.Exit(1)
+        raise typer.Exit(ExitCode.FAILED)
 
 
 @app.command(cls=LmEvalCommand)

@@ -20,12 +20,12 @@ from rich.console import Console
 from coordinator.base.signals import Signals, cancelled_by_slurm
 from coordinator.cli.app import AtTerminal
 from coordinator.cli.screen.live_screen import Watcher
+from coordinator.errors import ExitCode
 from coordinator.runtime.loop import Coordinator
 from coordinator.runtime.runner import Running
 
 QUESTION = "Cancel this evaluation? y: yes, n: it goes on, Ctrl-C again: yes [y/N] "
 LEFT = "SIGTERM: the evaluation is not cancelled; the same command resumes it"
-TERMINATED = 143  # exit code, as a shell reports SIGTERM
 
 
 class Interrupt:
@@ -52,7 +52,7 @@ class Interrupt:
             return False
         if signal.SIGTERM in new and not cancelled_by_slurm(os.environ):
             self._watcher.console.print(LEFT, soft_wrap=True)
-            raise typer.Exit(TERMINATED)
+            raise typer.Exit(ExitCode.TERMINATED)
         if new and (signal.SIGTERM in new or self._asking or len(new) > 1 or not self._keyboard.isatty()):
             return self._close(cancel=True)
         if new:

@@ -232,7 +232,11 @@ def priors_fit(config: CONFIG = None, work_dir: WORK_DIR = None) -> None:
 
 
 @priors_app.command("import")
-def priors_import(file: Path, config: CONFIG = None, work_dir: WORK_DIR = None) -> None:
+def priors_import(
+    file: Annotated[Path, typer.Argument(help="Its priors/observations.jsonl.")],
+    config: CONFIG = None,
+    work_dir: WORK_DIR = None,
+) -> None:
     """Add the observations of another work folder's file. A corrupt file is refused with its line.
 
     Example:
@@ -341,7 +345,9 @@ def _show_cleaned(one: dict[str, Any]) -> None:
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def worker(context: typer.Context, config: CONFIG = None, work_dir: WORK_DIR = None) -> None:
-    """Run a metric worker, beside those that the coordinator starts. Further arguments are passed on.
+    """Run a metric worker, beside those that the coordinator starts, and end with its exit code.
+
+    Further arguments are passed on.
 
     Example:
 

@@ -24,21 +24,21 @@ class Job:
     A job with `count > 1` is one array: member i runs the same argv with EVALSPAN_INDEX=i.
     """
 
-    name: str
-    argv: tuple[str, ...]
+    name: str  # unique for each attempt
+    argv: tuple[str, ...]  # what it runs
     log: str  # path; "%i" stands for the member's index
-    count: int = 1
+    count: int = 1  # members; more than 1: an array
     node: str | None = None  # the only node it may run on
     exclude: tuple[str, ...] = ()  # nodes that a job without `node` may not run on
     gpus: int = 0  # per member
-    cpus: int = 1
-    memory_mb: int = 1024
-    time_limit_seconds: int = 3600
-    comment: str = ""
-    env: Mapping[str, str] = field(default_factory=dict)
+    cpus: int = 1  # per member
+    memory_mb: int = 1024  # per member
+    time_limit_seconds: int = 3600  # of each member
+    comment: str = ""  # for Slurm's --comment
+    env: Mapping[str, str] = field(default_factory=dict)  # variables that it gets
     secrets: tuple[str, ...] = ()  # names of the coordinator's secret variables that this job gets
     best_effort: bool = False  # to partitions that may preempt it at any time
-    purpose: Purpose = "trial"
+    purpose: Purpose = "trial"  # what kind of job
     gpu_type: str = ""  # of its GPUs, in Slurm's word; known when it is submitted
 
 

@@ -1,7 +1,11 @@
 """One Config from evalspan.toml, the environment and the command line.
 
-Rule: the command line overrides the environment, the environment the file, the file the defaults
-of `schema.py`. The file is read strictly. No other module of the coordinator reads settings from
+Settings are searched for in `--config`, `$EVALSPAN_CONFIG`, `./evalspan.toml` and `~/.config/evalspan.toml`: the first file
+found counts. A key `x` of section `[s]` is also the variable `EVALSPAN_S_X`: text as it is, everything else as in TOML
+(`EVALSPAN_WATCH_FOLDERS='["/a"]'`). The command line wins over variables, variables win over the file, and the file over the
+defaults. A wrong key or type is refused with file, line and key before anything is submitted.
+
+Rule: the defaults are those of `schema.py`. The file is read strictly. No other module of the coordinator reads settings from
 the environment.
 """
 
@@ -111,6 +115,8 @@ def find(path: Path | None, environ: Mapping[str, str]) -> Path | None:
             by = "--config" if path else "$EVALSPAN_CONFIG"
             raise OperatorError(f"{by} names {named}, which is no file: `evalspan init` writes one")
         return named
+    # File ./evalspan.toml: settings | you, or `evalspan init` | by hand
+    # File ~/.config/evalspan.toml: settings, where the current folder has none | you | by hand
     home = Path(environ["HOME"]) if environ.get("HOME") else None
     places = [Path.cwd() / FILE_NAME, *([home / ".config" / FILE_NAME] if home else [])]
     return next((place for place in places if os.path.isfile(place)), None)  # noqa: PTH113 (as above)

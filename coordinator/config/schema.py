@@ -86,7 +86,7 @@ class ClusterConfig(Record):
 
 
 class RoleConfig(Record):
-    """What jobs of one role ask Slurm for; None: as [cluster] says. `extra_args` follow those of [cluster]."""
+    """What jobs of one role ask Slurm for, in place of what [cluster] says."""
 
     partition: str | None = None
     account: str | None = None
@@ -257,7 +257,7 @@ class CheckpointConfig(Record):
 
 
 class TrackersConfig(Record):
-    """Trackers that get each ended evaluation; None: not this one."""
+    """Trackers that get each ended evaluation; one that is not set gets nothing."""
 
     tensorboard_dir: Place | None = None
     wandb_project: str | None = None

@@ -85,6 +85,7 @@ def check_up(
 @contextlib.contextmanager
 def _folder(config: Config) -> Iterator[Path]:
     """A folder that nodes see, deleted at the end."""
+    # File WORK_DIR/cache/doctor/RANDOM/…: jobs and answers of a check | `doctor` | at its end
     folder = WorkPaths(config.work_dir).cache / "doctor" / secrets.token_hex(4)
     try:
         make_folder(folder)

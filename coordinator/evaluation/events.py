@@ -22,10 +22,10 @@ class Event(Record):
 
 
 class Accepted(Event):
-    """The first event of a journal."""
+    """The first event of a journal. Then: the evaluation is running, its entries are unbuilt."""
 
     kind: Literal["accepted"] = "accepted"
-    record: EvaluationRecord
+    record: EvaluationRecord  # what is evaluated, and how
     # raised where lines mean something else in their old shape; absent before `JobIntended` was written
     journal_format: Literal[1] = 1
     signs: bool = False  # the coordinator leaves signs: the journal's mtime is the last of them
@@ -33,182 +33,188 @@ class Accepted(Event):
 
 
 class CheckpointConverted(Event):
-    """What the conversion left was looked at: the checkpoint that is evaluated; None: `error` says why it is none."""
+    """What the conversion left was looked at. Then: request sets are looked up; without a checkpoint the evaluation closes."""
 
     kind: Literal["checkpoint-converted"] = "checkpoint-converted"
-    checkpoint: CheckpointSpec | None = None
-    error: str = ""
+    checkpoint: CheckpointSpec | None = None  # what is evaluated; None: the conversion left none
+    error: str = ""  # why it left none
 
 
 class RequestSetsFound(Event):
-    """Which entries' request sets are on disk already, whole and unchanged: entry -> {leaf task: folder}."""
+    """Which entries' request sets are on disk already, whole and unchanged. Then: these entries are built; build jobs for the
+    others are due.
+    """
 
     kind: Literal["request-sets-found"] = "request-sets-found"
-    sets: dict[int, dict[str, str]]
+    sets: dict[int, dict[str, str]]  # entry -> {leaf task: folder}
     folders: dict[int, str]  # entry -> where its sets lie or shall be built
-    batch_size: int | Literal["auto"]
+    batch_size: int | Literal["auto"]  # of the suite, or as an earlier evaluation probed it
 
 
 class Offer(Record):
-    """GPUs of a node that this evaluation may use. `memory_mb`: free; `node_memory_mb`: in all, 0 where it is unknown."""
+    """GPUs of a node that this evaluation may use."""
 
-    node: str
-    gpus: int
-    memory_mb: int
-    node_memory_mb: int = 0
-    gpu_type: str = ""
+    node: str  # its name
+    gpus: int  # free ones that it may use
+    memory_mb: int  # free
+    node_memory_mb: int = 0  # in all; 0: unknown
+    gpu_type: str = ""  # as Gres names it; "": not said
     best_effort: bool = False  # jobs there may be preempted
 
 
 class NodesOffered(Event):
+    """Nodes with free GPUs. Then: a new or withdrawn node is offered, one in use may have more lanes."""
+
     kind: Literal["nodes-offered"] = "nodes-offered"
-    offers: tuple[Offer, ...]
+    offers: tuple[Offer, ...]  # one a node
 
 
 class MemoryOffered(Event):
-    """Nodes whose GPUs are busy with other jobs and whose memory has room: weights may be prefetched there."""
+    """Nodes whose GPUs are busy with other jobs and whose memory has room. Then: weights may be prefetched there."""
 
     kind: Literal["memory-offered"] = "memory-offered"
-    nodes: tuple[str, ...]
+    nodes: tuple[str, ...]  # their names
 
 
 class BackOffOver(Event):
-    """A time is over: the back-off of these nodes, the pause between metric worker jobs (`workers`), the pause of jobs that
-    a limit on jobs keeps out (`held`), or a precursor's time, which shall be renewed (`precursors`).
-    """
+    """A time is over. Then: a node in back-off is offered or ready, jobs are submitted again, a precursor gets a successor."""
 
     kind: Literal["back-off-over"] = "back-off-over"
-    nodes: tuple[str, ...] = ()
-    workers: bool = False
-    held: bool = False
-    precursors: bool = False
+    nodes: tuple[str, ...] = ()  # whose back-off is over
+    workers: bool = False  # the pause between metric worker jobs
+    held: bool = False  # the pause of jobs that a limit on jobs keeps out
+    precursors: bool = False  # the time of a precursor, which shall be renewed
 
 
 class NodeWithdrawn(Event):
-    """The node shall be used no more: it drained, died or is cordoned."""
+    """The node shall be used no more. Then: it is withdrawn, its trials end, and it may be offered again."""
 
     kind: Literal["node-withdrawn"] = "node-withdrawn"
-    node: str
-    reason: str
+    node: str  # its name
+    reason: str  # it drained, died or is cordoned
 
 
 class JobIntended(Event):
-    """The evaluation decided to submit this job. A replay makes the job from this event and decides nothing anew.
-
-    `entries`: of a build job; `lanes`, `trials`: of a trial or host job, one a member; `precursor`: the job whose staged
-    weights the trials read; `node_lanes`: the lanes that the evaluation uses on the job's node from now on, 0 for a
-    prefetch or a job without a node.
+    """The evaluation decided to submit this job. A replay makes the job from this event and decides nothing anew. Then: the
+    job is intended; its entries are building, its node is staging.
     """
 
     kind: Literal["job-intended"] = "job-intended"
-    job: Job
-    entries: tuple[int, ...] = ()
-    lanes: tuple[str, ...] = ()
-    trials: tuple[str, ...] = ()
-    precursor: str | None = None
+    job: Job  # all that it asks of the cluster
+    entries: tuple[int, ...] = ()  # of a build job
+    lanes: tuple[str, ...] = ()  # of a trial or host job, one a member
+    trials: tuple[str, ...] = ()  # of a trial or host job, one a member
+    precursor: str | None = None  # the job whose staged weights the trials read
+    # lanes that the evaluation uses on the job's node from now on; 0: a prefetch, or a job without a node
     node_lanes: int = 0
 
 
 class ShardsDealt(Event):
-    """The evaluation moved shards of lanes that it lost: shard -> its lane from now on. A replay decides nothing anew."""
+    """The evaluation moved shards of lanes that it lost. A replay decides nothing anew. Then: they are queued anew."""
 
     kind: Literal["shards-dealt"] = "shards-dealt"
-    lanes: dict[str, str]
+    lanes: dict[str, str]  # shard -> its lane from now on
 
 
 class TokenBudgetReduced(Event):
-    """A unit of this entry did not fit a GPU's memory: its tasks start again with this budget. A replay decides nothing anew."""
+    """A unit of this entry did not fit a GPU's memory. A replay decides nothing anew. Then: the entry is unbuilt, and its
+    tasks start again with the smaller budget.
+    """
 
     kind: Literal["token-budget-reduced"] = "token-budget-reduced"
-    entry: int
-    token_budget: int
+    entry: int  # of the suite
+    token_budget: int  # padded tokens of a forward pass, from now on
 
 
 class JobSubmitted(Event):
+    """The cluster has taken the job. Then: it is submitted; where it was ended meanwhile it is cancelled."""
+
     kind: Literal["job-submitted"] = "job-submitted"
-    job: str
-    job_id: str
+    job: str  # its name
+    job_id: str  # the cluster's
 
 
 class JobNotSubmitted(Event):
-    """Submission failed. maybe_done: it may have happened all the same; refused: asking again is useless, also of a job in
-    the queue that its partition will never start; of_node: for the job's node alone; limited: a limit on jobs is
-    reached, it surely did not happen, and it is tried again after a pause.
+    """Submission failed. Then: the job is uncertain (`maybe_done`), held (`limited`), intended again, or ended (`refused`);
+    after eight submissions in doubt the evaluation closes.
     """
 
     kind: Literal["job-not-submitted"] = "job-not-submitted"
-    job: str
-    error: str
-    maybe_done: bool = False
+    job: str  # its name
+    error: str  # the cluster's words
+    maybe_done: bool = False  # it may have happened all the same
+    # asking again is useless, also of a job in the queue that its partition will never start
     refused: bool = False
-    of_node: bool = False
-    limited: bool = False
+    of_node: bool = False  # refused for the job's node alone
+    limited: bool = (
+        False  # a limit on jobs is reached: it surely did not happen, and is tried again after a pause
+    )
 
 
 class LimitReached(Event):
-    """Builds or trials wait for a limit on this user's jobs (`why`: the cluster's word), which idle jobs of the evaluation
-    fill.
+    """Builds or trials wait for a limit on this user's jobs, which idle jobs of the evaluation fill. Then: an idle node is
+    withdrawn, workers end, or fewer lanes are used.
     """
 
     kind: Literal["limit-reached"] = "limit-reached"
-    why: str
+    why: str  # the cluster's word
 
 
 class JobStarted(Event):
+    """A member of a job runs. Then: it is running, and metric workers may be intended."""
+
     kind: Literal["job-started"] = "job-started"
-    job: str
-    index: int = 0
-    node: str | None = None
-    started_at: float | None = None
-    submitted_at: float | None = None
+    job: str  # its name
+    index: int = 0  # of the member in the job's array
+    node: str | None = None  # that it runs on; None: not listed
+    started_at: float | None = None  # unix seconds, by the cluster
+    submitted_at: float | None = None  # unix seconds, by the cluster
     ends_at: float | None = None  # unix seconds, by its time limit; None: unknown, or in older journals
     waited_for: str = ""  # the cluster's last reason before it started
 
 
 class JobEnded(Event):
-    """A member of a job is over; `state` is the cluster's word. lost: it vanished from a successful listing.
-
-    `shard`: the one that its trial ran, by the queue. `unlaunched`: the node, where it has no log: Slurm gave it to the
-    node and ended it before it began.
+    """A member of a job is over. Then: the job is ended once all members are; trials without an outcome count as dead, and
+    their shards are queued again.
     """
 
     kind: Literal["job-ended"] = "job-ended"
-    job: str
-    index: int = 0
-    state: str
-    lost: bool = False
-    shard: str | None = None
+    job: str  # its name
+    index: int = 0  # of the member in the job's array
+    state: str  # the cluster's word
+    lost: bool = False  # it vanished from a successful listing
+    shard: str | None = None  # the one that its trial ran, by the queue
+    # the node, where it has no log: Slurm gave the job to the node and ended it before it began
     unlaunched: str = ""
 
 
 class OutcomeSeen(Event):
-    """`left_at`: unix seconds at which its file was written, at most `at`. Both differ where a job ended while no
-    coordinator ran.
+    """A job left an outcome file. Then, by its kind: entries are built or scored, a node is ready, a trial has ended; after a
+    failure the job is tried again, or the entry has failed.
     """
 
     kind: Literal["outcome-seen"] = "outcome-seen"
-    outcome: Outcome
-    left_at: float | None = None  # None: in journals of versions before 0.2.0
+    outcome: Outcome  # what the file holds
+    # unix seconds at which the file was written, at most `at`; both differ where a job ended while no coordinator ran;
+    # None: in journals of versions before 0.2.0
+    left_at: float | None = None
 
 
 class PlannedLeaf(Record):
-    """A leaf task as planned: its shards, and for an `execute` metric the documents of each shard.
+    """A leaf task as planned."""
 
-    `executes_at_once`: its `execute` jobs that get anywhere at the same time (a judge's endpoint sets it); 0: no limit.
-    `metric_seconds`: what its metric is predicted to take for all documents.
-    """
-
-    task: str
-    entry: int
-    key: str
-    folder: str
-    executes: bool
-    sampled: bool
-    documents: int
-    shards: tuple[str, ...]
-    shard_documents: tuple[tuple[int, ...], ...] = ()
+    task: str  # leaf task of lm-eval
+    entry: int  # of the suite
+    key: str  # the request digest
+    folder: str  # of its request set
+    executes: bool  # its metric runs programs or asks a judge
+    sampled: bool  # generations are drawn
+    documents: int  # in all
+    shards: tuple[str, ...]  # their names, in order
+    shard_documents: tuple[tuple[int, ...], ...] = ()  # of each shard; of an `execute` metric alone
+    # its `execute` jobs that get anywhere at the same time (a judge's endpoint sets it); 0: no limit
     executes_at_once: int = 0
-    metric_seconds: float = 0.0
+    metric_seconds: float = 0.0  # what its metric is predicted to take for all documents
 
     @property
     def cut(self) -> str:
@@ -217,153 +223,165 @@ class PlannedLeaf(Record):
 
 
 class PlannedLane(Record):
-    """Shards dealt to one lane, in order, with predicted seconds and the rank that every lane compares by."""
+    """Shards dealt to one lane, in order."""
 
-    lane: str
-    node: str
-    shards: tuple[tuple[str, float, float], ...]  # (shard, rank: lower is sooner, predicted seconds)
+    lane: str  # its name
+    node: str  # that it is on
+    # (shard, rank that every lane compares by: lower is sooner, predicted seconds)
+    shards: tuple[tuple[str, float, float], ...]
 
 
 class Planned(Event):
+    """The plan is made. Then: its shards are to do, and the work queue is filled."""
+
     kind: Literal["planned"] = "planned"
-    batch_size: int
-    leaves: tuple[PlannedLeaf, ...]
-    lanes: tuple[PlannedLane, ...]
-    predicted_makespan_seconds: float
-    lower_bound_seconds: float
-    gpu_seconds: float
-    # at the 95th percentile: inference on one lane after the other, and one trial's load; 0: not predicted
-    work_seconds_95: float = 0.0
-    load_seconds_95: float = 0.0
+    batch_size: int  # of the request sets
+    leaves: tuple[PlannedLeaf, ...]  # leaf tasks that are planned
+    lanes: tuple[PlannedLane, ...]  # each with its shards
+    predicted_makespan_seconds: float  # from now on
+    lower_bound_seconds: float  # no plan can be sooner
+    gpu_seconds: float  # predicted, in all
+    work_seconds_95: float = (
+        0.0  # inference on one lane after the other at the 95th percentile; 0: not predicted
+    )
+    load_seconds_95: float = 0.0  # one trial's load at the 95th percentile; 0: not predicted
     workers: int = 0  # for metrics, to start with; 0: not predicted
     sigma: float = 0.0  # spread of the log of predicted seconds; 0: not predicted
 
 
 class ResponsesFound(Event):
-    """Responses of earlier evaluations that answer these requests, in files of this one's folder; none: all are to be asked.
-
-    `scores`: entry -> score file, where the score keys are equal, too. `sources`: leaf task -> the earlier evaluation.
+    """Responses of earlier evaluations that answer these requests, now in files of this one's folder. Then: their shards are
+    done, entries with `scores` are scored; the rest is planned.
     """
 
     kind: Literal["responses-found"] = "responses-found"
-    leaves: tuple[PlannedLeaf, ...] = ()
-    shards: tuple[tuple[str, FrameRef], ...] = ()
-    scores: dict[int, str] = Field(default_factory=dict)
-    sources: dict[str, str] = Field(default_factory=dict)
+    leaves: tuple[PlannedLeaf, ...] = ()  # those that are answered
+    shards: tuple[tuple[str, FrameRef], ...] = ()  # with the place of each record
+    scores: dict[int, str] = Field(
+        default_factory=dict
+    )  # entry -> score file, where the score keys are equal, too
+    sources: dict[str, str] = Field(default_factory=dict)  # leaf task -> the earlier evaluation
 
 
 class PlanFailed(Event):
+    """No plan could be made. Then: the evaluation closes."""
+
     kind: Literal["plan-failed"] = "plan-failed"
-    error: str
+    error: str  # why none could be made
 
 
 class ShardsDumped(Event):
-    """Whole shards found in response files, checksums right."""
+    """Whole shards found in response files, checksums right. Then: they are done; metric jobs of what is whole are due."""
 
     kind: Literal["shards-dumped"] = "shards-dumped"
-    shards: tuple[tuple[str, FrameRef], ...]
+    shards: tuple[tuple[str, FrameRef], ...]  # with the place of each record
 
 
 class ShardCorrupted(Event):
-    """A shard's record turned out unreadable after it was counted: it must run again."""
+    """A shard's record turned out unreadable after it was counted. Then: it runs again; the third time its task fails."""
 
     kind: Literal["shard-corrupted"] = "shard-corrupted"
-    shard: str
-    error: str
+    shard: str  # its name
+    error: str  # what is wrong with the record
 
 
 class QueueLost(Event):
-    """Redis does not hold this evaluation's queue (it restarted empty, or was never filled)."""
+    """Redis does not hold this evaluation's queue (it restarted empty, or was never filled). Then: it is filled again."""
 
     kind: Literal["queue-lost"] = "queue-lost"
 
 
 class ShardsStray(Event):
-    """Shards neither queued, claimed by a living trial, nor done. `again`: those that were stray before, and queued since."""
+    """Shards neither queued, claimed by a living trial, nor done. Then: they are queued again."""
 
     kind: Literal["shards-stray"] = "shards-stray"
-    shards: tuple[str, ...]
-    again: tuple[str, ...] = ()
+    shards: tuple[str, ...]  # their names
+    again: tuple[str, ...] = ()  # those that were stray before, and queued since
 
 
 class MetricJobsLost(Event):
-    """Metric jobs without an outcome that RQ does not know (any more)."""
+    """Metric jobs without an outcome that RQ does not know (any more). Then: they are given to RQ again, ten times at most."""
 
     kind: Literal["metric-jobs-lost"] = "metric-jobs-lost"
-    jobs: tuple[str, ...]
+    jobs: tuple[str, ...]  # their names
 
 
 class MetricJobsDied(Event):
-    """Metric jobs without an outcome that RQ has given up: their workers died with them, again and again. name -> why."""
+    """Metric jobs without an outcome that RQ has given up: their workers died with them, again and again. Then: each counts
+    as failed.
+    """
 
     kind: Literal["metric-jobs-died"] = "metric-jobs-died"
-    jobs: dict[str, str]
+    jobs: dict[str, str]  # name -> why
 
 
 class TrialHung(Event):
-    """A running trial that has made no progress for too long."""
+    """A running trial has made no progress for too long. Then: its job is cancelled, its shard runs elsewhere."""
 
     kind: Literal["trial-hung"] = "trial-hung"
-    trial: str
-    shard: str | None
-    seconds: float
+    trial: str  # its name
+    shard: str | None  # that it ran
+    seconds: float  # without progress
 
 
 class StragglersFound(Event):
-    """Trials that are slower than the prior by three sigma while others are not: trial -> times as long as the others."""
+    """Trials slower than the prior by three sigma while others are not. Then: no trial follows them on their lanes."""
 
     kind: Literal["stragglers-found"] = "stragglers-found"
-    trials: dict[str, float]
+    trials: dict[str, float]  # trial -> times as long as the others
 
 
 class CancelAsked(Event):
+    """The evaluation is cancelled. Then: it closes; one whose results are written stays as it is."""
+
     kind: Literal["cancel-asked"] = "cancel-asked"
-    reason: str
+    reason: str  # by whom, or why
 
 
 class RetryAsked(Event):
-    """Failed entries shall be tried again, and those scored that have items without a score."""
+    """Failed entries shall be tried again, and those scored that have items without a score. Then: the evaluation is running
+    again; one that is ending ends first.
+    """
 
     kind: Literal["retry-asked"] = "retry-asked"
 
 
 class PriorityAsked(Event):
-    """It goes before evaluations of a lower priority from now on."""
+    """A submission changed the priority. Then: the evaluation goes before those of a lower one."""
 
     kind: Literal["priority-asked"] = "priority-asked"
-    priority: int
+    priority: int  # higher goes first
 
 
 class AskedFor(Event):
-    """A further user asks for the evaluation. Of a cancelled one this user is the only asker from now on."""
+    """A further user asks for the evaluation. Then: the user is listed; of a cancelled one as the only asker."""
 
     kind: Literal["asked-for"] = "asked-for"
-    user: str
+    user: str  # name of the user
 
 
 class AskWithdrawn(Event):
-    """One of several users who asked for the evaluation cancelled it: it goes on for the others."""
+    """One of several users who asked for the evaluation cancelled it. Then: it goes on for the others."""
 
     kind: Literal["ask-withdrawn"] = "ask-withdrawn"
-    user: str
+    user: str  # name of the user
 
 
 class Restarted(Event):
-    """A coordinator took over: effects that can be repeated are repeated, submissions are looked up first.
-
-    `seen_at`: unix seconds of the last sign of the coordinator before it, by the journal's age. None: that one left no
-    signs, or it is this process, where the evaluation was parked.
-    """
+    """A coordinator took over. Then: effects that can be repeated are repeated, submissions are looked up first."""
 
     kind: Literal["restarted"] = "restarted"
+    # unix seconds of the last sign of the coordinator before it, by the journal's age; None: that one left no signs, or it
+    # is this process, where the evaluation was parked
     seen_at: float | None = None
-    # these three as of `Accepted`
-    journal_format: Literal[1] = 1
-    signs: bool = False
-    code: str = ""
+    journal_format: Literal[1] = 1  # as of `Accepted`
+    signs: bool = False  # as of `Accepted`
+    code: str = ""  # as of `Accepted`
 
 
 class ResultsWritten(Event):
+    """results.json and the report are written. Then: the evaluation is leaving, and ended when its last job has ended."""
+
     kind: Literal["results-written"] = "results-written"
 
 

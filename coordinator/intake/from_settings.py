@@ -149,8 +149,11 @@ def _code_folder(config: Config) -> Path:
     digest = hashlib.sha256()
     for file in sorted(file for source in sources for file in source.rglob("*.py")):
         digest.update(f"{file.name}\0".encode() + file.read_bytes())
+    # File WORK_DIR/cache/code-HASH/…: the node-side code, for an interpreter without evalspan | any command | `prune`
     cache = WorkPaths(config.work_dir).cache
     if is_of_another(config.work_dir):
+        # File ~/.cache/evalspan/code-HASH/…: the node-side code, where the work folder is another user's | `submit` | by
+        # hand
         cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "evalspan"
     folder = cache / f"code-{digest.hexdigest()[:16]}"
     for source in sources:

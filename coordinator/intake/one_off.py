@@ -41,14 +41,14 @@ PathLike = str | Path
 class SuiteSettings(TypedDict, total=False):
     """Settings of a suite that a call may replace; each has the meaning that it has in a suite file."""
 
-    gen_kwargs: Mapping[str, Any] | None
+    gen_kwargs: Mapping[str, Any] | None  # generation settings of each task
     include_path: Sequence[PathLike] | PathLike  # folders of task YAMLs, from the current folder
-    apply_chat_template: bool | str | None
-    system_instruction: str | None
-    fewshot_as_multiturn: bool | None
-    seed: int | None
-    mode: Mode | None
-    token_budget: int | str | None
+    apply_chat_template: bool | str | None  # True, or a template's name
+    system_instruction: str | None  # system message of each prompt
+    fewshot_as_multiturn: bool | None  # few-shot examples as turns of the conversation
+    seed: int | None  # one seed for all generators
+    mode: Mode | None  # "exact" or "fast"
+    token_budget: int | str | None  # tokens of a forward pass in fast mode, or "auto"
 
 
 class SuiteOptions(Record):

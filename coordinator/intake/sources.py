@@ -112,6 +112,7 @@ def may_withdraw(paths: WorkPaths, submission: Delivery) -> bool:
 def keep_suite(paths: WorkPaths, name: str, text: str) -> Path:
     """Write a suite file that submissions name, beside them: other users may not change it. OperatorError as of `submit`."""
     with _own_folder(paths) as folder:
+        # File WORK_DIR/submissions/suites/SUITE.toml: a suite that submissions name | `submit` | by hand
         make_folder(folder / "suites")
         file = folder / "suites" / name  # its content decides its name
         if file.exists() and file.lstat().st_uid != os.geteuid():  # its owner could change it

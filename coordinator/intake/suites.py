@@ -43,7 +43,7 @@ class _SuiteFile(Record):
     """Keys of a suite file."""
 
     name: Name
-    include_path: tuple[str, ...] = ()
+    include_path: tuple[str, ...] = ()  # folders of task YAMLs, relative to the suite file
     batch_size: Positive | Literal["auto"] = 1
     seed: int | None = None
     apply_chat_template: bool | str = False
@@ -51,6 +51,7 @@ class _SuiteFile(Record):
     fewshot_as_multiturn: bool | None = None
     mode: Mode | None = None
     token_budget: Positive | Literal["auto"] | None = None
+    # [[task]], one or more, in the order of reports
     task: Annotated[tuple[_Task, ...], Field(min_length=1)]
 
 

@@ -33,6 +33,7 @@ from evaljobs.contract.storage import file_mode, sync_folder
 log = logging.getLogger(__name__)
 
 
+# File WORK_DIR/ID/.folding-RANDOM: an unfinished archive | the coordinator | at the next fold
 TEMPORARY = ".folding-"  # how names of unfinished archives begin
 _PART_BYTES = 1 << 20
 

@@ -65,6 +65,7 @@ class Housekeeper:
         self._job = Job(work_dir=str(config.work_dir), ended=None, retention=policy_of(config), code=code)
         self._ended: set[str] | None = None  # to fold; None: all of them, as at the start
         self._throttle = Throttle()
+        # File WORK_DIR/cache/housekeeping.log: output of folds and of retention | the coordinator | may be removed
         self._process = Aside(
             "coordinator.keeping.housekeeping", WorkPaths(config.work_dir).cache / "housekeeping.log"
         )

@@ -23,6 +23,7 @@ from evaljobs.contract.folded import archive_of
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths
 
 log = logging.getLogger(__name__)
+# File WORK_DIR/ID/.pruned-NAME: what is being removed | `prune`, the coordinator | at the next prune
 GOING = ".pruned-"  # how names of what is being removed begin
 
 

@@ -55,7 +55,9 @@ class Metrics:
             "phases": self._gauge(
                 "evaluations", "Evaluations by phase; pending: not accepted yet", ["phase"]
             ),
-            "shards": self._gauge("shards", "Shards of open evaluations", ["state"]),
+            "shards": self._gauge(
+                "shards", "Shards of open evaluations; quarantined: run too often in vain", ["state"]
+            ),
             "nodes": self._gauge("nodes", "Nodes of open evaluations", ["status"]),
             "jobs": self._gauge("jobs", "Jobs in the cluster's queue or running", ["purpose"]),
         }
@@ -65,8 +67,12 @@ class Metrics:
             "cluster_call_late_seconds", "Age of the cluster's oldest unanswered call; 0: none is late"
         )
         self._troubled = self._gauge("trouble", "1 while the loop shows a trouble of storage, site or Redis")
-        self._calls = self._counter("cluster_calls", "Calls of the cluster", ["call"])
-        self._ended = self._counter("evaluations_ended", "Evaluations that have ended", ["status"])
+        self._calls = self._counter(
+            "cluster_calls", "Calls of the cluster, by what was asked, such as a submission", ["call"]
+        )
+        self._ended = self._counter(
+            "evaluations_ended", "Evaluations that have ended; status: done, failed or cancelled", ["status"]
+        )
         self._gpu = self._counter("gpu_seconds", "GPU seconds of ended evaluations", ["cause"])
         self._staged = self._counter(
             "staged_bytes", "Bytes of weights staged in nodes' memory, of ended evaluations"
@@ -75,7 +81,9 @@ class Metrics:
         self._makespan = self._histogram(
             "makespan_seconds", "Seconds from acceptance to the last score", MAKESPAN_SECONDS
         )
-        Info("evalspan_build", "Version", registry=self.registry).info({"version": version_text()})
+        Info("evalspan_build", "Version and commit of the daemon", registry=self.registry).info(
+            {"version": version_text()}
+        )
         self.registry.register(_RedisMemory(memory))
         for cause in CAUSES.values():
             self._gpu.labels(cause)

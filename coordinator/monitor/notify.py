@@ -34,28 +34,30 @@ MOST_FELL = 20  # scores named in one piece of news
 class Fell(Record):
     """A score that is worse than at the checkpoint before by more than two standard errors of the difference."""
 
-    task: str
-    measure: str
-    before: float
-    after: float
-    stderr: float | None
+    task: str  # leaf task or group
+    measure: str  # the metric, with the filter of the answers where there is one
+    before: float  # its value at the checkpoint before
+    after: float  # its value now
+    stderr: float | None  # of `after`; None: lm-eval gives none
 
 
 class News(Record):
-    """What a command or webhook gets. `text`: one line for people, as chat programs show it."""
+    """What a command or webhook gets."""
 
-    schema_version: Literal[1] = 1
+    schema_version: Literal[1] = 1  # raised where a field changes its meaning
+    # ended: an evaluation has ended; failed: it has, with failed tasks; parked: it cannot go on since a minute; fell: a score
+    # is worse than at the checkpoint before by more than two standard errors
     event: Literal["ended", "failed", "parked", "fell"]
-    text: str
-    evaluation_id: str
-    checkpoint: str
-    step: int | None
-    suite: str
+    text: str  # one line for people, as chat programs show it
+    evaluation_id: str  # names its folder in the work folder
+    checkpoint: str  # the folder that training wrote
+    step: int | None  # training step; None: not known
+    suite: str  # its name
     at: float  # unix seconds
     status: str = ""  # of an evaluation that has ended: done | failed | cancelled
     errors: dict[str, str] = Field(default_factory=dict)  # task -> why it has no score
     reason: str = ""  # why an evaluation is parked
-    fell: tuple[Fell, ...] = ()
+    fell: tuple[Fell, ...] = ()  # scores that fell, 20 at most
 
 
 def ended(record: EvaluationRecord, status: str, errors: Mapping[str, str], at: float) -> News:

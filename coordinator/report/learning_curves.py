@@ -27,23 +27,26 @@ SCORES = ConfigDict(allow_inf_nan=True)  # a score of lm-eval may be NaN
 
 
 class ScoreValue(Record):
-    """One value of lm-eval's results. `stderr` is None where lm-eval gives none."""
+    """One value of lm-eval's results."""
 
     model_config = SCORES
 
-    task: str
-    metric: str
-    filter: str
-    value: float
-    stderr: float | None = None
-    higher_is_better: bool = True
+    task: str  # or group
+    metric: str  # such as "acc"
+    filter: str  # of the answers, such as "strict-match"; "none": none
+    value: float  # as lm-eval gives it
+    stderr: float | None = None  # None: lm-eval gives none
+    higher_is_better: bool = True  # as lm-eval says of the metric
     documents: int | None = None  # of a group: of all its tasks
     version: str = ""  # the task's own, as lm-eval gives it
-    n_shot: int | None = None
+    n_shot: int | None = None  # examples in each prompt
     keys: tuple[str, str] = ("", "")  # request digest and score key; empty where results.json has none
-    # against the checkpoint before in its series, as of `CurvePoint`
-    differs: Difference = ""
-    regressed: bool = False
+    differs: Difference = (
+        ""  # in a series: how it was asked otherwise than at the checkpoint before, as of `CurvePoint`
+    )
+    regressed: bool = (
+        False  # in a series: worse than at the checkpoint before by more than two standard errors
+    )
 
     @property
     def measure(self) -> str:

@@ -31,14 +31,14 @@ URGENT = 3  # interrupts after which `evaluate` no longer waits for its cancella
 
 
 class Progress(Record):
-    """How far an evaluation is, for the `progress` of `evaluate`. `trouble`: what it waits for; "": nothing."""
+    """How far an evaluation is, for the `progress` of `evaluate`."""
 
-    evaluation_id: str
-    tasks: int
-    scored: int
-    shards: int
-    shards_done: int
-    trouble: str = ""
+    evaluation_id: str  # names its folder in the work folder
+    tasks: int  # entries of the suite
+    scored: int  # of these, those that have their scores
+    shards: int  # parts of the tasks; 0 before the plan is made
+    shards_done: int  # of these, those whose responses are on disk
+    trouble: str = ""  # what it waits for; "": nothing
 
     def __str__(self) -> str:
         shards = f"{self.shards_done}/{self.shards} shards, " if self.shards else ""

@@ -233,18 +233,17 @@ class Results(Record):
 
     model_config = SCORES
 
-    evaluation_id: str
+    evaluation_id: str  # names its folder in the work folder
     status: str  # running | done | failed | cancelled; failed: at least one task has no score
-    suite: str
-    checkpoint: str
-    step: int | None
-    scores: tuple[ScoreValue, ...]
+    suite: str  # its name
+    checkpoint: str  # the folder that training wrote, or the Hub's model
+    step: int | None  # training step; None: not known
+    scores: tuple[ScoreValue, ...]  # one for each task, metric and filter
     failed: dict[str, str]  # task -> its error
-    makespan_seconds: (
-        float | None
-    )  # from acceptance to the last score, without `paused_seconds`; None: not known
+    # from acceptance to the last score, without `paused_seconds`; None: not known
+    makespan_seconds: float | None
     paused_seconds: float | None  # in which no coordinator ran the evaluation, and none of its jobs worked
-    gpu_seconds: float | None
+    gpu_seconds: float | None  # that its jobs held GPUs; None: not known
     folder: Path  # holds results.json, samples, logs and the journal
     note: str = ""  # of `evaluate`: why nothing was run
     report: Report = Field(exclude=True, repr=False)  # where the time went

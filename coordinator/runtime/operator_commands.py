@@ -53,6 +53,7 @@ class Command(Record):
 def leave_command(paths: WorkPaths, command: Command) -> Path:
     """Write a command for the coordinator of this work folder, and return its file. OperatorError where it is another user's."""
     folder = paths.spool / "commands"
+    # File WORK_DIR/spool/commands/TIME.json: a command to the coordinator | `cancel`, `retry`, `release` | once it is obeyed
     file = folder / f"{time.time_ns()}.json"
     try:
         write_atomic(file, command.model_dump_json(exclude_defaults=True).encode())

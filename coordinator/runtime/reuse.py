@@ -36,6 +36,8 @@ from evaljobs.contract.storage import file_mode
 
 log = logging.getLogger(__name__)
 
+# File WORK_DIR/ID/responses/NAME.reused: hard link to answers of an earlier evaluation | the coordinator | folded;
+# `prune --keep scores`
 REUSED = ".reused"  # suffix of a linked response file; the loop does not look for new records in it
 
 Sets = Mapping[str, tuple[RequestSetManifest, BatchIndex]]

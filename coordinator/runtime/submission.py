@@ -25,11 +25,11 @@ from evaljobs.contract.specs import Mode, Record
 class Submission(Record):
     """What follows from a submission. `what` is for programs, `note` and `waits` are for people."""
 
-    evaluation_id: str
-    checkpoint: str
+    evaluation_id: str  # for `wait`, `results` and the commands
+    checkpoint: str  # folder, as it was announced
     suite: str  # as in the notice: a name, or the full path of a file
     what: str  # new | known | priority-raised | taken-up-again | ended
-    note: str = ""
+    note: str = ""  # the same for people
     daemon: bool = False  # a daemon runs for the work folder
     waits: str = ""  # what it waits for, where no daemon runs
     sent: tuple[str, ...] = ()  # its files in the work folder; the daemon removes each that it has dealt with

@@ -95,6 +95,9 @@ def cluster_of(config: Config) -> Cluster:
     work = WorkPaths(config.work_dir)
     if config.cluster.kind == "local":
         gpus = gpu_names()
+        # File WORK_DIR/cache/jobs/jobs.jsonl: jobs of the local cluster of the last day | the coordinator | may be removed
+        # File WORK_DIR/cache/jobs/guardians.lock: locked (flock) by each process that watches a local job | a guardian | may
+        # be removed
         return LocalCluster(
             work.cache / "jobs",
             slots=config.cluster.slots or len(gpus) or slots(config),

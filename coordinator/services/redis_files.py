@@ -25,6 +25,11 @@ def acl_text(password: str) -> str:
 
 def config_text(folder: Path, address: RedisAddress, listen: list[str]) -> str:
     """The server's configuration file, to be written with `os.fsencode`."""
+    # File WORK_DIR/redis/data/…: data of the embedded Redis, an append-only file; rewritten at 64 MB | the embedded Redis | stays
+    # File WORK_DIR/redis/users.acl: user of the embedded Redis, with the digest of the password | the coordinator | stays
+    # File WORK_DIR/redis/valkey.conf: configuration of the embedded Redis | the coordinator | written anew at each start
+    # File WORK_DIR/redis/valkey.log: log of the embedded Redis | the embedded Redis | stays
+    # File WORK_DIR/redis/valkey.pid: process id of the embedded Redis | the embedded Redis | at its end
     lines = [
         f"dir {_quoted(folder.absolute() / 'data')}",
         f"aclfile {_quoted(folder.absolute() / 'users.acl')}",

@@ -115,6 +115,7 @@ class RedisServer:
         self.port = port
         self.ends_with_coordinator = ends_with_coordinator
         self.folder = work.redis
+        # File WORK_DIR/redis/server.json: process and address of the embedded Redis | the coordinator | stays
         self._record_file = self.folder / "server.json"
         self._process: subprocess.Popen[bytes] | None = None
         self._served = False  # a server of this folder has answered
@@ -271,10 +272,13 @@ class RedisServer:
         return RedisAddress(host=self.bind, port=port, username=USER, password=password)
 
     def _socket_path(self) -> Path:
+        # File WORK_DIR/redis/redis.sock: socket of the embedded Redis, where it serves one machine | the embedded Redis | at its end
         path = (self.folder / "redis.sock").absolute()
         if len(os.fsencode(path)) <= MAX_SOCKET_PATH:
             return path
         digest = hashlib.sha256(os.fsencode(path)).hexdigest()[:16]
+        # File /tmp/evalspan-UID-HASH/redis.sock: socket of the embedded Redis, where the work folder's path is too long
+        # for one | the embedded Redis | at its end
         folder = Path(f"/tmp/evalspan-{os.getuid()}-{digest}")
         folder.mkdir(mode=0o700, exist_ok=True)
         if folder.stat().st_uid != os.getuid() or folder.is_symlink():

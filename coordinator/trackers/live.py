@@ -35,7 +35,10 @@ from evaljobs.secret_values import scrubbed
 
 log = logging.getLogger(__name__)
 
+# File WORK_DIR/trackers/export.log: output of exports | the coordinator | stays
+# File WORK_DIR/trackers/wandb/…: offline runs of W&B | the coordinator | by hand, once they are sent
 FOLDER = "trackers"  # below the work folder: the exports' log and lock, W&B's offline runs
+# File WORK_DIR/ID/trackers.json: which trackers have the scores, or why not | the coordinator | kept
 NOTE = "trackers.json"  # in an evaluation's folder
 LIMIT_SECONDS = (
     600  # seconds after which an export is ended; a server that does not answer can hold one without end

@@ -29,6 +29,8 @@ COMPRESSIONS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 
 def archive_of(folder: Path) -> Path:
     """The archive that holds the folded files of `folder`."""
+    # File WORK_DIR/ID/FOLDER.zip: files of a folder of an ended evaluation that had more than 60 | the coordinator |
+    # as its files
     return folder.with_name(f"{folder.name}.zip")
 
 

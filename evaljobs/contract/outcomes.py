@@ -17,34 +17,34 @@ class Built(Record):
     """The request sets of a suite entry are on disk. `sets` maps each leaf task to its folder."""
 
     kind: Literal["built"] = "built"
-    name: str
-    entry: int
-    batch_size: int | Literal["auto"]
+    name: str  # of the job
+    entry: int  # of the suite
+    batch_size: int | Literal["auto"]  # of the batches; "auto": requests alone
     cut: str = ""  # as in BuildSpec
-    sets: dict[str, str]
-    seconds: float
+    sets: dict[str, str]  # leaf task -> folder
+    seconds: float  # that it took
 
 
 class Converted(Record):
     """The conversion wrote a Hugging Face folder to `path`; the coordinator still has to check it."""
 
     kind: Literal["converted"] = "converted"
-    name: str
-    path: str
-    seconds: float
+    name: str  # of the job
+    path: str  # the Hugging Face folder
+    seconds: float  # that it took
 
 
 class Staged(Record):
     """The weights are in this node's memory (rung "shm", "disk") or read in place ("storage")."""
 
     kind: Literal["staged"] = "staged"
-    name: str
-    node: str
-    path: str
-    rung: str
-    bytes: int
+    name: str  # of the job
+    node: str  # its node
+    path: str  # folder that trials load from
+    rung: str  # "shm", "disk", or "storage": read in place
+    bytes: int  # of the weights
     storage_bytes: int  # bytes read from shared storage: 0 when the copy existed already
-    seconds: float
+    seconds: float  # that it took
     why: str = ""  # why a higher rung was not used
     gpu_name: str = ""  # of the node's GPUs, e.g. "NVIDIA A100-SXM4-80GB"; "": unknown
 
@@ -53,10 +53,10 @@ class Cleared(Record):
     """The precursor gave its lease back: the memory is free, or another evaluation's precursor still holds it."""
 
     kind: Literal["cleared"] = "cleared"
-    name: str
-    node: str
-    freed_bytes: int
-    reason: str
+    name: str  # of the job
+    node: str  # its node
+    freed_bytes: int  # 0 where another precursor holds the copy
+    reason: str  # why it cleared
 
 
 class TrialEnded(Record):
@@ -68,22 +68,22 @@ class TrialEnded(Record):
 
     kind: Literal["trial-ended"] = "trial-ended"
     name: str  # the trial (a member of the array), not the job
-    node: str
-    reason: str
-    shards: int
+    node: str  # its node
+    reason: str  # "drained", "terminated", "queue-lost" or "outdated"
+    shards: int  # that it did
     started_at: float  # unix seconds
-    ended_at: float
+    ended_at: float  # unix seconds
     wait_seconds: float  # waiting for the staged manifest
-    import_seconds: float
-    load_seconds: float
+    import_seconds: float  # importing torch and the engine
+    load_seconds: float  # loading the weights
     warm_seconds: float = 0.0  # the first forward pass, which loads kernels and libraries
-    infer_seconds: float
+    infer_seconds: float  # answering shards
     tokenise_seconds: float = 0.0  # in infer_seconds: text to tokens and back
     generated_tokens: int | None = None  # padding included; None: the engine did not say
-    dump_seconds: float
-    idle_seconds: float
+    dump_seconds: float  # writing responses
+    idle_seconds: float  # without a shard
     devices: str  # e.g. "NVIDIA A100-SXM4-80GB" or "cpu"
-    gpus: int
+    gpus: int  # that it held
     fast: str = ""  # fast mode: why its likelihoods were computed lm-eval's way; "": they were not
 
 
@@ -91,8 +91,8 @@ class Probed(Record):
     """The first trial has found the batch size and the token budget that "auto" stands for."""
 
     kind: Literal["probed"] = "probed"
-    name: str
-    batch_size: int
+    name: str  # of the trial
+    batch_size: int  # the largest that fits
     token_budget: int | None = None  # None: of versions without fast mode
 
 
@@ -105,13 +105,13 @@ class TooLarge(Record):
 
     kind: Literal["too-large"] = "too-large"
     name: str  # of the trial, with a number
-    trial: str
-    node: str
-    shard: str
-    what: Literal["likelihoods", "unit", "generation"]
-    fits: int = Field(ge=0)
-    of: int = Field(ge=1)
-    devices: str
+    trial: str  # that ran it
+    node: str  # its node
+    shard: str  # that it dropped
+    what: Literal["likelihoods", "unit", "generation"]  # of the batch's requests; a unit is one of fast mode
+    fits: int = Field(ge=0)  # rows that fit at once
+    of: int = Field(ge=1)  # rows of the batch
+    devices: str  # e.g. "NVIDIA A100-SXM4-80GB"
     error: str  # of torch, in one line
 
 
@@ -119,12 +119,12 @@ class Executed(Record):
     """The verdicts of these documents are on disk. `failed` maps an item to the reason."""
 
     kind: Literal["executed"] = "executed"
-    name: str
-    task: str
-    documents: int
-    programs: int
-    seconds: float
-    failed: dict[str, str] = Field(default_factory=dict)
+    name: str  # of the job
+    task: str  # leaf task
+    documents: int  # whose verdicts are on disk
+    programs: int  # that it ran
+    seconds: float  # that it took
+    failed: dict[str, str] = Field(default_factory=dict)  # item -> why it has no verdict
     asked: int = 0  # requests that this job sent to the judge
 
 
@@ -132,12 +132,12 @@ class Scored(Record):
     """A suite entry is scored; the result file holds lm-eval's own shape."""
 
     kind: Literal["scored"] = "scored"
-    name: str
-    entry: int
-    result_file: str
-    seconds: float
-    programs_run: int = 0
-    asked: int = 0
+    name: str  # of the job
+    entry: int  # of the suite
+    result_file: str  # in lm-eval's shape
+    seconds: float  # that it took
+    programs_run: int = 0  # by this job
+    asked: int = 0  # requests that this job sent to the judge
     # "task document" of each item that counts in no mean, with the reason
     unscored: dict[str, str] = Field(default_factory=dict)
 
@@ -146,14 +146,16 @@ class Failed(Record):
     """A job's error. `blame`: operator (mend it, then retry), retry (try again), bug."""
 
     kind: Literal["failed"] = "failed"
-    name: str
-    job: Literal["build", "convert", "stage", "trial", "host", "execute", "score"]
-    blame: Literal["operator", "retry", "bug"]
+    name: str  # of the job, or of the trial
+    job: Literal["build", "convert", "stage", "trial", "host", "execute", "score"]  # what kind of job
+    blame: Literal[
+        "operator", "retry", "bug"
+    ]  # who must act: mend it, then retry; try again; a bug of evalspan
     error: str  # one line: what happened and what to do next
-    detail: str = ""
-    node: str | None = None
+    detail: str = ""  # end of its traceback
+    node: str | None = None  # its node
     shard: str | None = None  # the shard that a trial was running
-    entry: int | None = None
+    entry: int | None = None  # of the suite
     # set where the kernel ended a process for lack of memory: MiB that its job had
     memory_mb: int | None = None
     unfit: bool = False  # the trial sees fewer GPUs on its node than its job asked for

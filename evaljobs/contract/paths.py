@@ -1,7 +1,9 @@
 """Paths of a work folder: every name on disk on which two processes must agree.
 
 Rule: a file that one process writes and another reads has its path here and nowhere else. Used by
-the coordinator and by all jobs.
+the coordinator and by all jobs. A comment "File PATTERN: what | who writes it | when it goes" stands
+where a file has its name, here or elsewhere; the reference in docs/ is made of them. Words in
+capitals in a pattern stand for any name, "…" for everything below a folder.
 """
 
 from __future__ import annotations
@@ -24,23 +26,50 @@ class EvaluationPaths:
 
     def __init__(self, root: str | Path) -> None:
         self.root = Path(root)
+        # File WORK_DIR/ID/evaluation.json: checkpoint, suite and options, as they were accepted | the coordinator | kept
         self.evaluation = self.root / "evaluation.json"
+        # File WORK_DIR/ID/journal.jsonl: each event as a line, and all that a restart needs | the coordinator | kept
         self.journal = self.root / "journal.jsonl"
+        # File WORK_DIR/ID/specs/JOB.json: what a job was asked to do | the coordinator | folded; `prune --keep responses`
         self.specs = self.root / "specs"
+        # File WORK_DIR/ID/logs/JOB.log: output of a job (`evalspan logs ID JOB`) | the job | folded; `prune --keep responses`
         self.logs = self.root / "logs"
+        # File WORK_DIR/ID/outcomes/JOB.KIND.json: what a job reported | the job | folded; `prune --keep responses`
         self.outcomes = self.root / "outcomes"
+        # File WORK_DIR/ID/responses/TRIAL.frames: answers of the model, shard by shard | a trial | folded;
+        # `prune --keep scores`
         self.responses = self.root / "responses"
+        # File WORK_DIR/ID/verdicts/TASK@JOB.jsonl: verdicts of programs or of the judge | a metric worker | folded;
+        # `prune --keep scores`
         self.verdicts = self.root / "verdicts"
+        # File WORK_DIR/ID/judgements/HASH.json: a request to the judge with its answer and cost | a metric worker | folded;
+        # `prune --keep scores`
         self.judgements = self.root / "judgements"
+        # File WORK_DIR/ID/scores/ENTRY-TASK.json: scores of an entry in lm-eval's shape | a metric worker | folded, kept
         self.scores = self.root / "scores"
+        # File WORK_DIR/ID/samples/samples_TASK_ENTRY.jsonl: each document with prompt, answer and score | a metric worker |
+        # folded; `prune --keep scores`
         self.samples = self.root / "samples"
+        # File WORK_DIR/ID/release/JOB: empty; tells a precursor or the workers to end | the coordinator | folded;
+        # `prune --keep responses`
         self.release = self.root / "release"
+        # File WORK_DIR/ID/request_sets.json: where the request sets are, for a trial that started before them | the
+        # coordinator | kept
         self.request_sets = self.root / "request_sets.json"
+        # File WORK_DIR/ID/results.json: scores of all tasks in lm-eval's shape | the coordinator | kept
         self.results = self.root / "results.json"
+        # File WORK_DIR/ID/report.json: makespan, GPU seconds by cause, stages | the coordinator | kept
         self.report = self.root / "report.json"
+        # File WORK_DIR/ID/status.json: summary of an evaluation that has ended, so that its journal is not read again; or why
+        # it is parked or was given up, and until when | the coordinator | kept
         self.status = self.root / "status.json"
-        self.places = self.root / "places.json"  # of copies of the checkpoint; without any it is not there
-        self.ended = self.root / "ended.json"  # of earlier versions: read where there is no status.json
+        # File WORK_DIR/ID/places.json: further folders of the checkpoint: a copy with the same name, content and times is the
+        # same evaluation, and is in the series of each folder where it was announced; without any it is not there | the
+        # coordinator or `submit` | kept
+        self.places = self.root / "places.json"
+        # File WORK_DIR/ID/ended.json: summary as of earlier versions: read where there is no status.json | earlier versions |
+        # kept
+        self.ended = self.root / "ended.json"
 
     def folders(self) -> tuple[Path, ...]:
         return (
@@ -76,24 +105,49 @@ class WorkPaths:
 
     def __init__(self, root: str | Path) -> None:
         self.root = Path(root)
+        # File WORK_DIR/daemon.lock: locked (flock) by the one coordinator, whose host and process it names | the coordinator |
+        # stays
         self.lock = self.root / "daemon.lock"
+        # File WORK_DIR/daemon.lease: its mtime shows jobs that a coordinator lives | the coordinator | stays
         self.lease = self.root / "daemon.lease"
         self.redis = self.root / "redis"
+        # File WORK_DIR/redis/address.json: address and password of Redis, mode 0600 | the coordinator | written anew at each
+        # start
         self.redis_address = self.redis / "address.json"
-        self.notice_key = self.redis / "notice.key"  # where Redis is the site's; the hook reads it, too
+        # File WORK_DIR/redis/notice.key: signs notices where Redis is the site's; the hook reads it, too | the coordinator |
+        # stays
+        self.notice_key = self.redis / "notice.key"
         self.request_sets = self.root / "request_sets"
+        # File WORK_DIR/converted/DIGEST/…: Hugging Face folder of a checkpoint in training's own format | a conversion |
+        # when no evaluation needs it
         self.converted = self.root / "converted"
         self.priors = self.root / "priors"
+        # File WORK_DIR/priors/observations.jsonl: run times that estimates learn from: of each task and kind of hardware the
+        # newest 20 | the coordinator | stays
         self.observations = self.priors / "observations.jsonl"
         self.cache = self.root / "cache"
+        # File WORK_DIR/cache/judgements/XX/HASH.json: the judge's answers by content, hard links | a metric worker | by hand
         self.judgements = self.cache / "judgements"
+        # File WORK_DIR/cache/digests.json: digests of files that suites are made of, by their times | the coordinator |
+        # may be removed
         self.digests = self.cache / "digests.json"
+        # File WORK_DIR/cache/gpu_names.json: names of GPUs of nodes whose Gres says no type | the coordinator | may be removed
         self.gpu_names = self.cache / "gpu_names.json"
+        # File WORK_DIR/spool/TIME-HOST-PID-N.json: a notice of the hook | the training | once the daemon has dealt with it
+        # File WORK_DIR/spool/TIME.bad: an unreadable notice, a hundred at most | the coordinator | `prune`
         self.spool = self.root / "spool"
+        # File WORK_DIR/submissions/TIME-ID.json: a submission | `submit` | once the daemon has dealt with it
+        # File WORK_DIR/submissions/TIME.bad: an unreadable submission | the coordinator | `prune`
         self.submissions = self.root / "submissions"
+        # File WORK_DIR/nodes.json: cordoned nodes with the end of each cordon | the coordinator | stays
         self.nodes = self.root / "nodes.json"
+        # File WORK_DIR/pending.json: pending checkpoints with their reasons, and those refused within a week | the coordinator |
+        # stays
         self.pending = self.root / "pending.json"
-        self.users = self.root / "users.json"  # what users of a shared work folder have used
+        # File WORK_DIR/users.json: GPU seconds that users have used, with shared_group | the coordinator | stays
+        self.users = self.root / "users.json"
+        # File WORK_DIR/watched.json: checkpoints of watched folders that were taken, while they are there | the coordinator |
+        # stays
         self.watched = self.root / "watched.json"
 
     def evaluation(self, evaluation_id: str) -> EvaluationPaths:
@@ -106,28 +160,36 @@ def shipped_index(cache: Path, lm_eval_version: str) -> Path:
     {"folder": of their YAML files, "tasks": {name: [kind, YAML file or "", names that a tag
     holds]}}.
     """
+    # File WORK_DIR/cache/lm_eval-VERSION-index.json: lm-eval's tasks by name | any command | may be removed
     return cache / f"lm_eval-{lm_eval_version}-index.json"
 
 
 def task_catalogue(cache: Path, lm_eval_version: str) -> Path:
     """What lm-eval's own tasks hold, for `evalspan ls`: {name: fields of `catalogue.Described`}. "-2": of this meaning of `files`."""
+    # File WORK_DIR/cache/lm_eval-VERSION-N-catalogue.json: what lm-eval's tasks hold | `ls` | may be removed
     return cache / f"lm_eval-{lm_eval_version}-2-catalogue.json"
 
 
 def request_set_manifest(folder: str | Path) -> Path:
+    # File WORK_DIR/request_sets/ENTRY/TASK/manifest.json: key and counts of a leaf task's requests, written last | a build |
+    # `prune`
+    # File WORK_DIR/request_sets/ENTRY/TASK/requests: prompts and tokens of a leaf task | a build | `prune`
     return Path(folder) / "manifest.json"
 
 
 def entry_manifest(folder: str | Path) -> Path:
     """The manifest of `BuildSpec.out_dir`: it exists once every leaf has its request set."""
+    # File WORK_DIR/request_sets/ENTRY/entry.json: leaf tasks of a suite's entry, written last | a build | `prune`
     return Path(folder) / "entry.json"
 
 
 def batch_file(folder: str | Path, cut: str | int) -> Path:
     """The batches of a request set in one cut (`names.ShardId`), or of one batch size."""
+    # File WORK_DIR/request_sets/ENTRY/TASK/batches-CUT.jsonl: batches of these requests in one size | a build | `prune`
     return Path(folder) / f"batches-{cut}.jsonl"
 
 
 def batch_index_file(folder: str | Path, cut: str | int) -> Path:
     """The index of a batch file, written after it: where the index exists, the batches are whole."""
+    # File WORK_DIR/request_sets/ENTRY/TASK/batches-CUT.index.json: where each batch is, and its tokens | a build | `prune`
     return Path(folder) / f"batches-{cut}.index.json"

@@ -58,34 +58,37 @@ YOUNGER = frozenset({"batch_size", "mode", "token_budget"})
 
 
 class TaskEntry(_Younger):
-    """One `[[task]]` of a suite: an lm-eval task, group or tag, and the settings it overrides.
+    """One `[[task]]` of a suite: an lm-eval task, group or tag, and the settings it overrides."""
 
-    `batch_size`: of this task, in place of the suite's; in fast mode of its generation alone.
-    """
-
-    name: str
-    num_fewshot: int | None = None
-    limit: int | float | None = None
-    gen_kwargs: dict[str, Any] | None = None
+    name: str  # of lm-eval's task, group or tag, also one of a YAML in include_path
+    num_fewshot: int | None = None  # examples in each prompt; None: as the task's YAML says
+    limit: int | float | None = None  # documents, or a share of them below 1; None: all
+    gen_kwargs: dict[str, Any] | None = None  # generation settings, added to those of the task's YAML
     judge: bool = False  # scored by the model that [judge] names
-    batch_size: int | None = None
+    batch_size: int | None = None  # in place of the suite's; in fast mode of the task's generation alone
 
 
 class SuiteSpec(_Younger):
-    """A suite in lm-eval's terms. `seed=None` keeps lm-eval's own defaults (0, 1234, 1234, 1234).
+    """A suite in lm-eval's terms.
 
     `mode`: in a suite file None is the site's mode; in an evaluation's record None is "exact", and
-    "exact" does not occur. `token_budget`: of a forward pass in fast mode, padding included.
+    "exact" does not occur.
     """
 
-    name: str
-    include_path: tuple[str, ...] = ()
-    batch_size: int | Literal["auto"] = 1
-    seed: int | None = None
-    apply_chat_template: bool | str = False
-    system_instruction: str | None = None
-    fewshot_as_multiturn: bool | None = None  # None: the lm_eval command's default
-    mode: Mode | None = None
+    name: str  # in reports and in the ids of evaluations
+    include_path: tuple[str, ...] = ()  # folders of task YAMLs
+    batch_size: int | Literal["auto"] = (
+        1  # requests of a forward pass; "auto": probed by the first trial, then fixed
+    )
+    seed: int | None = None  # one seed for all generators; None: lm-eval's own (0, 1234, 1234, 1234)
+    apply_chat_template: bool | str = False  # true, or a template's name: render prompts by the tokenizer's
+    system_instruction: str | None = None  # system message of each prompt
+    fewshot_as_multiturn: bool | None = None  # examples as turns of the conversation; None: lm_eval's default
+    mode: Mode | None = (
+        None  # "exact": lm-eval's digits, "fast": each shared context once; None: [trial] mode
+    )
+    # tokens of a forward pass in fast mode, padding included; "auto": found with the batch size; None: 8192, or "auto"
+    # with batch_size = "auto"
     token_budget: int | Literal["auto"] | None = None
     tasks: tuple[TaskEntry, ...]
 

@@ -123,6 +123,7 @@ def write_atomic(path: str | Path, data: bytes, *, mode: int | None = None) -> N
     path = Path(path)
     make_folder(path.parent)
     mode = file_mode(path.parent) if mode is None else mode
+    # File WORK_DIR/…/.NAME.RANDOM: a file that is being written; killed meanwhile, it stays | any process | by hand
     descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name[:80]}.", dir=path.parent)
     try:
         with os.fdopen(descriptor, "wb") as file:

@@ -51,6 +51,8 @@ def arguments(command: str, source: str, target: str) -> list[str]:
 def _convert(spec: ConvertSpec) -> None:
     out = Path(spec.out_dir)
     make_folder(out.parent)
+    # File WORK_DIR/converted/DIGEST.lock: locked (flock) by the one conversion | a conversion | `prune`
+    # File WORK_DIR/converted/DIGEST.PID.part/…: an unfinished conversion | a conversion | at its end; `prune`
     with _alone(out.with_name(f"{out.name}.lock")):
         if out.is_dir():
             return

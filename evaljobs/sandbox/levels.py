@@ -154,6 +154,7 @@ def _programs(spec: Mapping[str, Any]) -> list[Program]:
 @contextlib.contextmanager
 def _bait() -> Iterator[dict[str, Any]]:
     """Targets that a program must not reach: file, folder, sockets, process, variable."""
+    # File /tmp/evalspan-probe-RANDOM/…: a look at what the sandbox can do here | a metric worker | within seconds
     with tempfile.TemporaryDirectory(prefix="evalspan-probe-") as folder, contextlib.ExitStack() as stack:
         Path(folder).chmod(0o755)
         secret = Path(folder, "secret")

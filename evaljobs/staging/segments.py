@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 FOLDER = Path("/dev/shm")
+# File /dev/shm/evs_RANDOM: shared memory of an engine's processes | a trial | when they have mapped it; `evalspan clean`
 PREFIX = "evs_"
 # Beginnings of names that may go once they are mapped: of a Segment, those of vLLM's communication on CPUs, semaphores of
 # joblib. Others stay: CUDA's may be opened by name later.

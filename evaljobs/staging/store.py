@@ -46,6 +46,19 @@ from evaljobs.staging.owned_files import (
     try_flock,
 )
 
+# File /dev/shm/evalspan-UID/DIGEST/stage.lock: locked (flock) by the one process that copies or verifies | a precursor |
+# with the copy
+# File /dev/shm/evalspan-UID/DIGEST/readers.lock: locked (flock) by each process that maps the weights | a precursor | with
+# the copy
+# File /dev/shm/evalspan-UID/DIGEST/leases/JOB.RANDOM: empty; locked (flock) by a precursor while it lives | a precursor |
+# with the precursor
+# File /dev/shm/evalspan-UID/DIGEST/incoming/…: half-written weights | a precursor | once they are whole
+# File /dev/shm/evalspan-UID/DIGEST/model/…: the checkpoint's weights, whole once manifest.json is there | a precursor | at the
+# end of the last evaluation that needs them, or when the coordinator's lease expires; `evalspan clean`
+# File /dev/shm/evalspan-UID/DIGEST/manifest.json: sizes and hashes, written last | a precursor | with the copy
+# File /dev/shm/evalspan-UID/retired-DIGEST-RANDOM/…: a copy out of use | a precursor | at once; by any later job; `evalspan
+# clean`
+# File /dev/shm/evalspan-UID.RANDOM/…: staged weights, where another user has the name evalspan-UID | a precursor | as there
 MODEL, INCOMING, MANIFEST, LEASES = "model", "incoming", "manifest.json", "leases"
 STAGE_LOCK, READERS_LOCK = "stage.lock", "readers.lock"
 RETIRED = "retired-"

@@ -1,0 +1,135 @@
+"""Markdown of the generated pages, and what comments and docstrings of the code say. Pure but for reading source files."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import io
+import json
+import re
+import textwrap
+import tokenize
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[3]
+WRITTEN = "`scripts/docs reference` writes this page from the code."
+
+
+def page(title: str, intro: str, *parts: str) -> str:
+    """A page of the reference: each part is a section or a paragraph."""
+    return "\n\n".join([f"# {title}", plain(f"{intro} {WRITTEN}"), *(part for part in parts if part)]) + "\n"
+
+
+def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table; "" without rows."""
+    lines = [[" ".join(cell.split()).replace("|", "\\|") for cell in row] for row in rows]
+    if not lines:
+        return ""
+    head = [list(heads), ["---"] * len(heads)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in [*head, *lines])
+
+
+def code(text: str) -> str:
+    """Inline code; "" stays empty."""
+    fence = "``" if "`" in text else "`"
+    return f"{fence}{' '.join(text.split())}{fence}" if text else ""
+
+
+def block(text: str) -> str:
+    """Output or a shape, which nobody runs."""
+    return f"```text\n{text.rstrip()}\n```"
+
+
+def plain(text: str) -> str:
+    """Prose of a docstring or comment, with links to the pages that it names by their path in the repository."""
+    said = re.sub(r"``(.+?)``", r"`\1`", inspect.cleandoc(text))
+    said = re.sub(r"\(docs/([\w/.-]+\.md(?:#[\w-]+)?)\)", r"([more](../\1))", said)
+    return "\n\n".join(map(_wrapped, re.split(r"\n\s*\n", _outside_code(said))))
+
+
+def _wrapped(paragraph: str) -> str:
+    """Lines of at most 100 characters; a list stays as it is."""
+    if paragraph.startswith(("- ", "|", " ")):
+        return paragraph
+    return textwrap.fill(" ".join(paragraph.split()), 100, break_long_words=False, break_on_hyphens=False)
+
+
+def _outside_code(text: str) -> str:
+    """Without the meaning that Markdown gives to `*` and `<` in prose."""
+    parts = re.split(r"(`[^`]*`)", text)
+    return "".join(
+        part if i % 2 else re.sub(r"\*|<(?=[a-z])", r"\\\g<0>", part) for i, part in enumerate(parts)
+    )
+
+
+def literal(value: Any) -> str:
+    """A default as one would type it, as inline code."""
+    if value is None:
+        return ""
+    return code(json.dumps(value, ensure_ascii=False))
+
+
+def first_upper(text: str) -> str:
+    """As a sentence begins, but for names of files and lists of words."""
+    return text[:1].upper() + text[1:] if re.match(r"[a-z]+(?:-[a-z]+)*(?![\w.-])(?! \|)", text) else text
+
+
+# --- comments of the code ----------------------------------------------------------------------------------------------
+
+
+def field_notes(of: type) -> dict[str, str]:
+    """Field -> its comment: behind it, in the lines above it, or the docstring below it. Base classes included."""
+    notes: dict[str, str] = {}
+    for each in reversed(of.__mro__):
+        if each.__module__.split(".")[0] in ("coordinator", "evaljobs", "priors"):
+            notes |= _notes_of(each)
+    return notes
+
+
+def _notes_of(of: type) -> dict[str, str]:
+    text = textwrap.dedent(inspect.getsource(of))
+    comments, alone = _comments(text)
+    body = ast.parse(text).body[0]
+    assert isinstance(body, ast.ClassDef)
+    notes = {}
+    for place, node in enumerate(body.body):
+        target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
+        if not isinstance(target, ast.Name):
+            continue
+        above: list[str] = []
+        line = node.lineno - 1
+        while line in alone:
+            above.insert(0, alone[line])
+            line -= 1
+        behind = [
+            comments[n] for n in range(node.lineno, (node.end_lineno or node.lineno) + 1) if n in comments
+        ]
+        below = body.body[place + 1] if place + 1 < len(body.body) else None
+        doc = _docstring(below)
+        if said := " ".join([*above, *behind, *([doc] if doc else [])]):
+            notes[target.id] = said
+    return notes
+
+
+def _docstring(node: ast.stmt | None) -> str:
+    if (
+        isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, str)
+    ):
+        return inspect.cleandoc(node.value.value)
+    return ""
+
+
+def _comments(text: str) -> tuple[dict[int, str], dict[int, str]]:
+    """(comments behind code, comments that have their line alone), by line; those to linters are left out."""
+    behind, alone = {}, {}
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.COMMENT:
+            said = re.sub(r"\s*#?\s*(noqa|type: ignore|fmt:).*", "", token.string.removeprefix("#").strip())
+            if said:
+                before = token.line[: token.start[1]].strip()
+                (behind if before else alone)[token.start[0]] = said
+    return behind, alone
