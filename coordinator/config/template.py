@@ -182,7 +182,7 @@ kind = "{kind}"               # "local": processes on this machine; "slurm": job
 # container = "apptainer exec --nv image.sif"   # example: command in front of the interpreter
 # env = {{}}                    # variables of the jobs, e.g. {{ NCCL_DEBUG = "WARN" }}
 # engine = "hf"               # lm-eval's name of the engine: "hf" or "vllm"; "sglang" is passed to lm-eval, not tested here
-# mode = "exact"              # mode of suites without one; "fast": hf computes each shared context once (docs/evaluating/models.md)
+# mode = "exact"              # mode of suites without one; "fast": hf computes each shared context once (docs/evaluating/fast-mode.md)
 # model_args = {{}}             # lm-eval's --model_args, e.g. {{ dtype = "bfloat16" }}
 # gpus_per_trial = 1          # GPUs of a trial
 # cpus = 1                    # CPU cores of a trial
@@ -286,7 +286,7 @@ kind = "{kind}"               # "local": processes on this machine; "slurm": job
 # older_than = "30d"          # time since an evaluation's end, also "12h" or "8w"
 # baselines = []              # evaluations that lose nothing, by id or glob of ids, e.g. ["step-100000-*"]; `prune` heeds it, too
 
-# Of the daemon, for Prometheus (docs/results/monitoring.md); needs `pip install 'evalspan[metrics]'`.
+# Of the daemon, for Prometheus (docs/results/alerts.md); needs `pip install 'evalspan[metrics]'`.
 [metrics]
 # listen = "127.0.0.1:9464"   # example: HOST:PORT that Prometheus scrapes; default: no metrics
 

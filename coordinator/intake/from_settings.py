@@ -35,7 +35,7 @@ from coordinator.errors import EvalspanError, OperatorError, RetryError
 from coordinator.evaluation.job_specs import Site
 from coordinator.evaluation.records import EvaluationRecord, Inputs, RunOptions
 from coordinator.intake import suites, validate
-from coordinator.intake.source_keys import inputs_of, with_full_paths
+from coordinator.intake.source_keys import check_adapter, inputs_of, with_full_paths
 from coordinator.intake.work_folder import is_of_another, open_folder
 from evaljobs.contract.engine_traits import engine_traits
 from evaljobs.contract.names import HF_ENGINES
@@ -423,10 +423,11 @@ def record_of(
     submitted_by: str = "",
 ) -> EvaluationRecord:
     """The evaluation of a checkpoint under these settings; `options`: in place of theirs. OperatorError."""
+    check_adapter(model := model_options(config))
     return validate.make_record(
         checkpoint,
         settled(config, suite),
-        model=model_options(config),
+        model=model,
         options=options or run_options(config),
         inputs=inputs,
         judge=partial(judge_options, config),

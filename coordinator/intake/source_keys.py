@@ -14,9 +14,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from coordinator.errors import EvalspanError
+from coordinator.errors import EvalspanError, OperatorError
 from coordinator.evaluation.job_specs import Site
 from coordinator.evaluation.records import Inputs
+from coordinator.intake.hub import HUB_ID
+from evaljobs.contract.names import HF_ENGINES
 from evaljobs.contract.paths import shipped_index
 from evaljobs.contract.specs import ModelOptions, Sources, SuiteSpec
 from evaljobs.lmeval import source_files
@@ -100,3 +102,20 @@ def with_full_paths(model_args: Mapping[str, Any], folder: Path) -> dict[str, An
         return place if value and os.path.exists(place) else value  # noqa: PTH110 (also unreadable)
 
     return {key: full(key, value) for key, value in model_args.items()}
+
+
+def check_adapter(model: ModelOptions) -> None:
+    """OperatorError where `peft` is to be a folder, and none with an adapter lies there. Ids of the Hub are not looked up."""
+    named = model.model_args.get("peft")
+    if model.engine not in HF_ENGINES or not isinstance(named, str) or not named:
+        return
+    place = Path(os.path.abspath(Path(named).expanduser()))  # noqa: PTH100 (links stay)
+    if place.is_dir() and (place / "adapter_config.json").is_file():
+        return
+    if place.exists():
+        why = f"{place} has no adapter_config.json: name the folder that peft's save_pretrained wrote"
+    elif HUB_ID.fullmatch(named):
+        return
+    else:
+        why = f"there is no folder {place}"
+    raise OperatorError(f"peft in [trial] model_args: {why}")

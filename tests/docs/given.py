@@ -89,6 +89,23 @@ def clone(folder: Path) -> dict[str, str]:
     return {}
 
 
+def adapter(folder: Path) -> dict[str, str]:
+    """`adapter`: a LoRA adapter of the tiny Llama of `checkpoint`."""
+    import torch
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    torch.manual_seed(1)
+    model = toys.toy_model(folder)
+    base = AutoModelForCausalLM.from_pretrained(model)
+    lora = LoraConfig(
+        r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False, task_type="CAUSAL_LM"
+    )
+    get_peft_model(base, lora).save_pretrained(folder / "adapter")
+    shutil.rmtree(model)
+    return {"ADAPTER": "adapter"}
+
+
 def evaluate(folder: Path, checkpoint: str) -> None:
     """A real evaluation; an AssertionError shows what it printed."""
     program = Path(sys.executable).parent / "evalspan"
@@ -126,6 +143,7 @@ def _ids(folder: Path) -> list[str]:
 
 
 KINDS: dict[str, Callable[[Path], dict[str, str]]] = {
+    "adapter": adapter,
     "checkpoint": checkpoint,
     "evaluated": evaluated,
     "series": series,

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.intake.source_keys import _named_by, with_full_paths
+from coordinator.errors import OperatorError
+from coordinator.intake.source_keys import _named_by, check_adapter, with_full_paths
 from evaljobs.contract.specs import ModelOptions
 from evaljobs.lmeval.source_files import Digests
 
@@ -42,3 +43,21 @@ def test_other_values_stay_as_they_are(tmp_path: Path) -> None:
         "y": "/",
     }
     assert with_full_paths(arguments, tmp_path) == arguments
+
+
+def test_an_adapter_that_is_not_there_is_refused(tmp_path: Path, monkeypatch) -> None:
+    """Before any trial: it would fail on each node, one after the other. An id of the Hub is not looked up."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "adapter").mkdir()
+    (tmp_path / "adapter" / "adapter_config.json").write_text("{}")
+    for named in ("adapter", "./adapter", str(tmp_path / "adapter"), "lab/adapter", ""):
+        check_adapter(ModelOptions(model_args={"peft": named}))
+    check_adapter(ModelOptions(engine="vllm", model_args={"peft": "gone"}))
+    for named, why in {
+        "gone": "there is no folder",
+        "empty": "adapter_config.json",
+        "/runs/gone": "/runs/gone",
+    }.items():
+        with pytest.raises(OperatorError, match=why):
+            check_adapter(ModelOptions(model_args={"peft": named}))

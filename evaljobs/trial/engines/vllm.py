@@ -3,7 +3,7 @@
 Rule: lm-eval's class makes token ids, sampling parameters and answers. With one GPU vLLM runs inside
 the trial's process; with k, by tensor parallelism, in k processes that end with the trial. Answers
 depend slightly on which requests vLLM computes together, as in `lm_eval --model vllm`: they are equal
-within a tolerance (docs/evaluating/models.md), and draws are seeded per request. Called from `loading`.
+within a tolerance (docs/evaluating/vllm.md), and draws are seeded per request. Called from `loading`.
 """
 
 from __future__ import annotations
