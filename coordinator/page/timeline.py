@@ -25,7 +25,7 @@ from coordinator.evaluation.events import (
 from evaljobs.contract.outcomes import Built, Converted, Executed, Failed, Scored, Staged
 from evaljobs.contract.specs import Record
 
-CALM = frozenset({"COMPLETED", "CANCELLED"})  # states of a job's end that need no word
+CALM = frozenset({"COMPLETED", "COMPLETING", "CANCELLED"})  # states of a job's end that need no word
 MOST_WORDS = 400  # characters of a note
 
 

@@ -95,6 +95,7 @@ class WorkPaths:
         self.pending = self.root / "pending.json"
         self.users = self.root / "users.json"  # what users of a shared work folder have used
         self.watched = self.root / "watched.json"
+        self.news = self.root / "news.json"  # ends that `[notify]` is still to send
 
     def evaluation(self, evaluation_id: str) -> EvaluationPaths:
         return EvaluationPaths(self.root / evaluation_id)

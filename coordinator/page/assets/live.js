@@ -4,7 +4,10 @@ const LEAST_MS = 3000; // between two times that the page is drawn
 
 function stayCurrent() {
   const state = el("span", { class: "note", role: "status" });
-  const show = () => document.querySelector("nav")?.insertBefore(state, document.querySelector("nav button"));
+  const show = () => {
+    document.querySelector("nav").insertBefore(state, document.querySelector("nav button"));
+    document.querySelector("nav strong").replaceWith(el("a", { class: "strong", href: "/", text: "evalspan" }));
+  };
   show();
   let [due, busy] = [false, false];
   const again = async () => {
@@ -15,13 +18,13 @@ function stayCurrent() {
       if (!answer.ok) throw new Error(answer.status);
       renew(await answer.json());
       show();
-      state.textContent = `as of ${new Date().toLocaleTimeString()}`;
+      state.textContent = `as of ${new Date(DATA.made_at * 1000).toLocaleTimeString()}`;
     } catch {
       state.textContent = "the server does not answer";
     }
     setTimeout(() => { busy = false; if (due) again(); }, LEAST_MS);
   };
-  const source = new EventSource(`/changes?of=${encodeURIComponent(location.pathname)}`);
+  const source = new EventSource(`/changes?of=${encodeURIComponent(location.pathname + location.search)}`);
   source.onmessage = () => { due = true; again(); };
   source.onerror = () => { state.textContent = "the server does not answer"; };
   source.onopen = () => { state.textContent = "kept up to date"; };

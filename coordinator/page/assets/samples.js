@@ -6,6 +6,7 @@ const AT_ONCE = 50; // samples listed at once
 const [ID, PROMPT, CHOICES, ANSWERS, FILTERED, TARGET, VALUES, FILTER, HASH] = [0, 1, 2, 3, 4, 5, 6, 7, 8];
 
 function samplesPart() {
+  if (!DATA.samples.length) return section("samples", "Samples", "There are no samples.");
   const list = el("div", { class: "samples" }), count = el("p", { class: "note", role: "status" });
   const state = { task: 0, text: "", only: "all", rows: [] };
   const pairs = DATA.kind === "comparison";
@@ -28,8 +29,7 @@ function samplesPart() {
   const tools = el("div", { class: "tools" }, choice("task", DATA.samples.map((s, i) => [i, `${s.task} (${s.of.toLocaleString("en")})`]), (v) => { state.task = Number(v); load(); }),
     choice("show", kinds, (v) => { state.only = v; draw(); }), search("find text", (v) => { state.text = v; draw(); }));
   const made = section("samples", "Samples", null, tools, count, list);
-  if (DATA.samples.length) whenSeen(made, load);
-  else count.textContent = "There are no samples.";
+  whenSeen(made, load);
   return made;
 }
 
@@ -63,10 +63,13 @@ function more(list, rows, from, pairs) {
 function sampleItem(sides, pairs) {
   const row = sides.at(-1);
   const values = sides.map((side) => Object.entries(side[VALUES]).map(([name, v]) => `${name} ${shortValue(v)}`).join(", ")).join(" → ");
-  const made = el("details", { class: `sample ${mark(sides)}` }, el("summary", {}, el("span", { class: "number", text: `#${row[ID]}` }), " ", said(row[PROMPT].slice(-160), "said one-line"), el("span", { class: "values" }, said(values))));
+  const made = el("details", { class: `sample ${mark(sides)}` }, el("summary", {}, el("span", { class: "number", text: `#${row[ID]}` }), " ", said(ending(row[PROMPT]), "said one-line"), el("span", { class: "values" }, said(values))));
   made.addEventListener("toggle", () => { if (made.open && made.children.length === 1) made.append(sampleBody(sides, pairs)); });
   return made;
 }
+
+/** The end of a prompt, where the question stands. */
+const ending = (text) => (text.length <= 160 ? text : `… ${text.slice(-160).replace(/^\S*\s/, "")}`);
 
 const shortValue = (v) => (typeof v === "number" ? NUMBER.format(v) : String(v ?? "–").slice(0, 60));
 

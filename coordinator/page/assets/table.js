@@ -13,7 +13,9 @@ function table(columns, rows, { caption, open, order = null, label } = {}) {
     return el("th", { scope: "col", class: column.right ? "right" : null }, button);
   });
   const made = el("table", { "aria-label": label ?? null }, caption ? el("caption", { text: caption }) : null, el("thead", {}, el("tr", {}, heads)), body);
+  const none = el("p", { class: "note", text: "None." });
   function fill() {
+    [made.hidden, none.hidden] = [!rows.length, rows.length > 0];
     const sorted = by === null ? [...rows] : rows.toSorted((a, b) => compared(columns[by].of(a), columns[by].of(b)) * (up ? 1 : -1));
     heads.forEach((head, i) => head.setAttribute("aria-sort", by === i ? (up ? "ascending" : "descending") : "none"));
     body.replaceChildren(...sorted.slice(0, shown).map((row) => rowOf(columns, row, open)));
@@ -21,7 +23,7 @@ function table(columns, rows, { caption, open, order = null, label } = {}) {
     more.textContent = `${(rows.length - shown).toLocaleString("en")} more rows`;
   }
   fill();
-  const holder = el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": `table: ${caption ?? label ?? ""}` }, made, more);
+  const holder = el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": `table: ${caption ?? label ?? ""}` }, made, none, more);
   holder.show = (others) => { rows = others; shown = FIRST_ROWS; fill(); };
   return holder;
 }
