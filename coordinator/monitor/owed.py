@@ -18,7 +18,9 @@ from evaljobs.contract.specs import Kept
 from evaljobs.contract.storage import write_record
 
 
-class _Owed(Kept):
+class NewsFile(Kept):
+    """`news.json`."""
+
     schema_version: int = 1
     evaluations: tuple[str, ...] = ()
 
@@ -42,12 +44,12 @@ class Owed:
         while self._sent:
             self.ids.discard(self._sent.popleft())
         if self.ids != self._written:
-            write_record(self._path, _Owed(evaluations=tuple(sorted(self.ids))))
+            write_record(self._path, NewsFile(evaluations=tuple(sorted(self.ids))))
             self._written = set(self.ids)
 
 
 def _read(path: Path) -> tuple[str, ...]:
     try:
-        return _Owed.model_validate_json(path.read_bytes()).evaluations
+        return NewsFile.model_validate_json(path.read_bytes()).evaluations
     except (FileNotFoundError, ValidationError):
         return ()

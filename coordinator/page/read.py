@@ -190,14 +190,24 @@ def _lines(file: Path) -> Iterator[str]:
             yield line.decode(errors="replace")
 
 
-def _logs(paths: EvaluationPaths, notes: Sequence[Sequence[Any]]) -> list[list[str]]:
-    """(job, the last lines of its log) of jobs that ended badly."""
-    found: list[list[str]] = []
+def _logs(paths: EvaluationPaths, notes: Sequence[Sequence[Any]]) -> list[list[Any]]:
+    """(job, the last lines of its log or else of its traceback, is it a log?) of jobs that ended badly."""
+    found: dict[str, str] = {}
     for job in dict.fromkeys(about for _, about, _, bad in notes if bad):
         for name in (job, job.removesuffix(".0")):
-            file = paths.log(name)
-            if exists(file) and len(found) < MOST_LOGS:
-                text = read_bytes(file)[-LAST_BYTES:].decode(errors="replace")
-                found.append([name, "\n".join(text.splitlines()[-LAST_LINES:])])
+            text = _last_words(paths, name)
+            if text is not None and text not in found.values() and len(found) < MOST_LOGS:
+                found[name] = text
                 break
-    return found
+    return [[name, text or "(it is empty)", exists(paths.log(name))] for name, text in found.items()]
+
+
+def _last_words(paths: EvaluationPaths, job: str) -> str | None:
+    log, outcome = paths.log(job), paths.outcome("failed", job)
+    if exists(log):
+        text = read_bytes(log)[-LAST_BYTES:].decode(errors="replace")
+    elif exists(outcome):
+        text = json.loads(read_bytes(outcome)).get("detail", "")[-LAST_BYTES:]
+    else:
+        return None
+    return "\n".join(text.splitlines()[-LAST_LINES:])

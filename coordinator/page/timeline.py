@@ -121,7 +121,7 @@ def _of_outcome(outcome: Any) -> Told:
 def _offered(event: NodesOffered) -> Told:
     for offer in event.offers:
         kind = f" ({offer.gpu_type})" if offer.gpu_type else ""
-        yield offer.node, f"{offer.gpus} GPUs offered{kind}", False
+        yield offer.node, f"{offer.gpus} GPU{'s' * (offer.gpus != 1)} offered{kind}", False
 
 
 def _job_ended(event: JobEnded) -> Told:

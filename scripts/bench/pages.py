@@ -98,6 +98,7 @@ def evaluation_page(dice: random.Random, name: str = "evaluation", text: str = "
         "lanes": [[f"es-trial-n{n:02d}.{g}", f"node{n:02d}", 1, "NVIDIA A100", 20.0, 590.0, 40.0, 27, "drained"] for n in range(NODES) for g in range(GPUS)],
         "shards": _shards(dice, tasks), "jobs": [["score", task, 400.0 + i, 2.0, i % 8] for i, task in enumerate(tasks)],
         "nodes": [[f"node{n:02d}", "shm", "NVIDIA A100", 14 * 10**9, 14 * 10**9, 30.0, None, ""] for n in range(NODES)],
+        "standing": [[f"node{n:02d}", "withdrawn" if n == 7 else "ready", text or "drained" if n == 7 else "", None] for n in range(NODES)],
         "notes": [[60.0, "node07", f"withdrawn: {text or 'drained'}", True]], "logs": [["job", text or "line"]], "samples": index,
     }  # fmt: skip
     return html.page(name, data, blocks)

@@ -14,6 +14,10 @@ from pathlib import Path
 import pytest
 from support.trainings import two_trainings
 
+from coordinator.config.schema import Config
+from coordinator.page.read import Contents
+from coordinator.page.server import BUSY, Pages
+
 SECONDS = 60  # most that an answer takes on a busy machine
 
 
@@ -129,3 +133,26 @@ def test_a_unix_socket_is_the_users_alone_and_is_removed(work: Path, tmp_path: P
         assert link.recv(100).startswith(b"HTTP/1.1 200")
     _end(process)
     assert not place.exists()
+
+
+def test_a_page_of_a_growing_journal_costs_a_twentieth_of_a_core_and_its_end_is_not_missed(tmp_path: Path):
+    """A browser asks for the page whenever it differs; making it takes a second each time."""
+    now, spent = [0.0], [0.0]
+    journal = tmp_path / "e" / "journal.jsonl"
+    journal.parent.mkdir()
+    pages = Pages(Config(work_dir=tmp_path), now=lambda: now[0], spent=lambda: spent[0])
+
+    def make() -> Contents:
+        spent[0] += 1.0
+        return Contents(str(journal.stat().st_size), {}, {})
+
+    seen = None
+    for turn in range(1000):
+        if turn < 500:
+            journal.write_text("x" * turn)
+        if (mark := pages.shown("/evaluation/e")) != seen:
+            seen = mark
+            title = pages.get("/evaluation/e", make).title
+        now[0] += 1.0
+    assert spent[0] <= BUSY * 500 + 2
+    assert title == "499"

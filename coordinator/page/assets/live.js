@@ -8,11 +8,12 @@ function stayCurrent() {
     document.querySelector("nav").insertBefore(state, document.querySelector("nav button"));
     document.querySelector("nav strong").replaceWith(el("a", { class: "strong", href: "/", text: "evalspan" }));
   };
-  show();
-  let [due, busy] = [false, false];
+  let [due, busy, used] = [false, false, false];
+  // what a reader has opened, chosen or typed would be lost: the page then waits for a word
+  for (const kind of ["input", "click", "focusin"]) addEventListener(kind, (event) => { used ||= event.target.closest?.("main") !== null; }, true);
   const again = async () => {
     if (busy) return;
-    [busy, due] = [true, false];
+    [busy, due, used] = [true, false, false];
     try {
       const answer = await fetch(location.href, { headers: { Accept: "application/json" } });
       if (!answer.ok) throw new Error(answer.status);
@@ -22,10 +23,16 @@ function stayCurrent() {
     } catch {
       state.textContent = "the server does not answer";
     }
-    setTimeout(() => { busy = false; if (due) again(); }, LEAST_MS);
+    setTimeout(() => { busy = false; if (due) news(); }, LEAST_MS);
   };
+  const news = () => {
+    due = true;
+    if (used) state.replaceChildren(el("button", { type: "button", text: "show newer data", onclick: again }));
+    else again();
+  };
+  show();
   const source = new EventSource(`/changes?of=${encodeURIComponent(location.pathname + location.search)}`);
-  source.onmessage = () => { due = true; again(); };
+  source.onmessage = news;
   source.onerror = () => { state.textContent = "the server does not answer"; };
   source.onopen = () => { state.textContent = "kept up to date"; };
 }

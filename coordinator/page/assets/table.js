@@ -31,11 +31,18 @@ function table(columns, rows, { caption, open, order = null, label } = {}) {
 function rowOf(columns, row, open) {
   const cells = columns.map((column) => {
     const value = column.show ? column.show(row) : column.of(row);
-    return el("td", { class: column.right ? "right" : null }, value instanceof Node ? value : said(value ?? "–"));
+    return el("td", { class: column.right ? "right" : null }, value instanceof Node ? value : breaking(said(value ?? "–")));
   });
   if (!open) return el("tr", {}, cells);
   const key = (event) => { if (event.key === "Enter" || event.key === " ") { event.preventDefault(); open(row); } };
   return el("tr", { tabindex: 0, class: "opens", onclick: () => open(row), onkeydown: key }, cells);
+}
+
+/** The same text, whose long names may break after their parts. */
+function breaking(text) {
+  const parts = text.textContent.split(/(?<=[_/,|])/);
+  if (parts.length > 1) text.replaceChildren(...parts.flatMap((part) => [part, el("wbr")]));
+  return text;
 }
 
 /** Order of two cells; those without a value come last. */
