@@ -222,7 +222,9 @@ class _Guard:
             return None
         if not self._is_token(request.query_params.get("token", "")):
             return PlainTextResponse("open the address that `evalspan serve` has printed", status_code=403)
-        kept = RedirectResponse(request.url.path, status_code=303)
+        left = request.url.remove_query_params("token")
+        address = "/" + left.path.lstrip("/") + (f"?{left.query}" if left.query else "")
+        kept = RedirectResponse(address, status_code=303)
         kept.set_cookie(COOKIE, self._token, httponly=True, samesite="strict")
         return kept
 

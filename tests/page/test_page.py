@@ -133,6 +133,8 @@ def test_an_evaluations_page_holds_each_trial_and_shard_that_counts(seed: int):
     known = trace(data)["traceEvents"]
     assert sum(e.get("cat") == "trial" for e in known) == len(report.gpus)
     assert all(e["dur"] >= 0 for e in known if e["ph"] == "X")
+    named = {(e["pid"], e["tid"]) for e in known if e["name"] == "thread_name"}
+    assert {(e["pid"], e["tid"]) for e in known if e["ph"] == "X"} <= named
 
 
 def _samples(count: int, text: str) -> Iterable[str]:

@@ -76,6 +76,12 @@ def test_only_who_has_the_printed_address_sees_a_page(served: Served):
     assert served.get("/")[0] == 200
 
 
+def test_an_address_with_the_token_leads_to_the_page_that_it_names_on_this_server(served: Served):
+    _, headers, _ = served.ask(f"/training?folder=%2Fruns%2Fa&token={served.token}&suite=mini")
+    assert headers["location"] == "/training?folder=%2Fruns%2Fa&suite=mini"
+    assert served.ask(f"//evil.example/x?token={served.token}")[1]["location"] == "/evil.example/x"
+
+
 def test_a_name_that_another_site_has_resolved_to_loopback_is_refused(served: Served):
     assert served.get("/", Host="evil.example")[0] == 400
     assert served.get("/", Host=f"localhost:{served.port}")[0] == 200
