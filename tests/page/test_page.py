@@ -21,14 +21,14 @@ from support.trainings import point, two_trainings
 from typer.testing import CliRunner
 
 from coordinator.cli import app
-from coordinator.evaluation.events import Planned
+from coordinator.evaluation.events import JobEnded, Planned
 from coordinator.evaluation.state import NodeStatus, NodeUse, State
 from coordinator.page import read
 from coordinator.page.evaluation import evaluation_data
 from coordinator.page.html import as_json, page
 from coordinator.page.nodes import standing
 from coordinator.page.samples import blocks_of, sample_row
-from coordinator.page.timeline import Span, in_rows
+from coordinator.page.timeline import Span, in_rows, notes
 from coordinator.page.trace import trace
 from coordinator.page.training import short_names, training_data
 from coordinator.report.learning_curves import make_series
@@ -211,6 +211,13 @@ def test_a_failed_job_without_a_log_shows_the_end_of_its_traceback(tmp_path: Pat
     assert (shown[0], shown[1].splitlines()[-1], shown[2]) == ("score-0-0", "KeyError", False)
     assert len(shown[1].splitlines()) == read.LAST_LINES
     assert (empty[0], empty[2]) == ("es-build-a0", True)
+
+
+def test_a_job_that_slurm_still_cleans_up_after_is_no_trouble():
+    ends = [
+        JobEnded(at=1.0, job="j", index=0, state=state) for state in ("COMPLETING", "COMPLETED", "FAILED")
+    ]
+    assert [note.text for note in notes(ends, 0.0)] == ["ended FAILED"]
 
 
 @given(st.lists(st.text("ab/", min_size=1), min_size=1, max_size=6, unique=True))
