@@ -84,7 +84,7 @@ class Monitor:
                 continue
             self._told.add(evaluation_id)
             news = notify.parked(one.record, one.error, now)
-            self._notifier.tell(lambda news=news: [news])
+            self._notifier.tell(partial(list, [news]))
 
 
 def _news(work_dir: Path, record: EvaluationRecord, end: Ended) -> Iterable[News]:
