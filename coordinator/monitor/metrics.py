@@ -123,9 +123,10 @@ class Metrics:
         for call, count in made.items():
             self._calls.labels(call).inc(count)
 
-    def ended(self, reports: Iterable[Path]) -> None:
-        """Add what ended evaluations cost, by their report files; one without a report counts by nothing."""
-        for file in reports:
+    def ended(self, ends: Iterable[tuple[str, Path]]) -> None:
+        """Count evaluations that have ended by (result, report file), and what they cost where there is a report."""
+        for result, file in ends:
+            self._ended.labels(result).inc()
             with suppress(OSError, ValueError):
                 self._add(Report.model_validate_json(file.read_bytes()))
 
@@ -137,7 +138,6 @@ class Metrics:
         self._oldest.set(found.oldest_seconds)
 
     def _add(self, report: Report) -> None:
-        self._ended.labels(report.status).inc()
         for cause, label in CAUSES.items():
             self._gpu.labels(label).inc(sum(getattr(g, cause) * max(1, g.gpus) for g in report.gpus))
         self._staged.inc(report.staged_bytes)

@@ -1,7 +1,8 @@
 """`[notify]`: news of evaluations, as JSON to a command's standard input or to a webhook.
 
 Rule: the loop only puts news in a queue; a thread sends them, one after the other. A failed sending is tried again
-TRIES times at doubled intervals. A full queue drops the oldest, with a line in the log. News do not outlive the daemon.
+TRIES times at doubled intervals, then given up. A full queue drops the oldest, with a line in the log. `owed` keeps the ends
+that a daemon's own end cuts short.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import logging
 import subprocess
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -121,20 +122,27 @@ class Notifier:
             self._sinks.append(lambda body: _post(webhook, body))
         self._over = threading.Event()
         self._pause = pause or self._over.wait
-        self._waiting: deque[Callable[[], News | None]] = deque()
+        self._waiting: deque[tuple[Callable[[], Iterable[News]], Callable[[], None]]] = deque()
         self._more = threading.Condition()
         self._thread: threading.Thread | None = None
         self._sending = False
 
-    def tell(self, make: Callable[[], News | None]) -> None:
-        """Have news sent. `make` runs in the thread, since it may read files; None: there is nothing to say."""
+    @property
+    def wanted(self) -> bool:
+        """Is there a command or a webhook to send news to?"""
+        return bool(self._sinks)
+
+    def tell(self, make: Callable[[], Iterable[News]], settled: Callable[[], None] = lambda: None) -> None:
+        """Have news sent. Both run in the thread: `make`, since it may read files; `settled` once the news were sent or given
+        up, and never where the daemon's end came first.
+        """
         if not self._sinks:
             return
         with self._more:
             if len(self._waiting) >= MOST_WAITING:
-                self._waiting.popleft()
+                self._waiting.popleft()[1]()
                 log.warning("[notify]: more than %d news wait; the oldest is dropped", MOST_WAITING)
-            self._waiting.append(make)
+            self._waiting.append((make, settled))
             self._more.notify()
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="news", daemon=True)
@@ -152,29 +160,30 @@ class Notifier:
                 self._sending = False
                 self._more.notify_all()
                 self._more.wait_for(lambda: bool(self._waiting))
-                make, self._sending = self._waiting.popleft(), True
+                (make, settled), self._sending = self._waiting.popleft(), True
             try:
-                news = make()
+                cut = any(not self._send(sink, news) for news in make() for sink in self._sinks)
             except Exception:
                 log.exception("[notify]: news could not be made")
-                continue
-            if news is not None:
-                for sink in self._sinks:
-                    self._send(sink, news)
+                cut = False
+            if cut:
+                return
+            settled()
 
-    def _send(self, sink: Callable[[bytes], None], news: News) -> None:
+    def _send(self, sink: Callable[[bytes], None], news: News) -> bool:
+        """Send, or give up after TRIES. False: the daemon ends before."""
         body = news.model_dump_json().encode()
         for number in range(1, TRIES + 1):
             try:
                 sink(body)
             except Exception as error:  # noqa: BLE001 (a person's command or server: anything may come of it)
                 if number == TRIES:
-                    log.warning("[notify]: %s of %s is not told: %s", news.event, news.evaluation_id, error)
-                    return
-                if self._pause(FIRST_PAUSE * 2 ** (number - 1)):
-                    return
+                    log.warning("[notify]: %s of %s is given up: %s", news.event, news.evaluation_id, error)
+                elif self._pause(FIRST_PAUSE * 2 ** (number - 1)):
+                    return False
             else:
-                return
+                break
+        return True
 
 
 def _run(command: Sequence[str], body: bytes) -> None:

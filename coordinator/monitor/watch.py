@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from coordinator.base import clock
 from coordinator.config.schema import Config
 from coordinator.errors import OperatorError
+from coordinator.evaluation.records import EvaluationRecord
 from coordinator.evaluation.state import State
 from coordinator.monitor import notify
-from coordinator.monitor.notify import Notifier
+from coordinator.monitor.notify import News, Notifier
+from coordinator.monitor.owed import Owed
+from coordinator.runtime.replay import find_evaluation
+from coordinator.runtime.status_file import Ended, ended_of, read_evaluation, read_status
 from evaljobs.contract.paths import WorkPaths
 
 if TYPE_CHECKING:
@@ -26,8 +31,10 @@ class Monitor:
     """Metrics and news of one daemon. OperatorError where `[metrics] listen` cannot be had."""
 
     def __init__(self, settings: Config) -> None:
+        self._settings = settings
         self._work = WorkPaths(settings.work_dir)
         self._notifier = Notifier(settings.notify.command, settings.notify.webhook)
+        self._owed: Owed | None = None  # read in the first turn
         self._metrics = _metrics(settings, self._work)
         self._parked_since: dict[str, float] = {}  # unix seconds
         self._told: set[str] = set()  # parked evaluations that were news
@@ -35,31 +42,37 @@ class Monitor:
     def tick(self, coordinator: Coordinator, pending: int, ended: Sequence[State]) -> None:
         """`pending`: checkpoints that are not accepted yet; `ended`: evaluations that have ended since the last call."""
         now = clock.now()
+        ends = {s.evaluation_id: ended_of(s, 0) for s in ended}
         if self._metrics is not None:
             self._metrics.turn(coordinator.turn_seconds)
             self._metrics.note(coordinator, pending, now)
-            self._metrics.ended(self._work.evaluation(s.evaluation_id).report for s in ended)
-        for state in ended:
-            self._tell_end(state, now)
+            self._metrics.ended((e.result, self._work.evaluation(id_).report) for id_, e in ends.items())
+        if not self._notifier.wanted:
+            return
+        self._tell_ends(coordinator, {s.evaluation_id: s.record for s in ended}, ends)
         self._tell_parked(coordinator, now)
 
     def close(self) -> None:
         self._notifier.finish(FINISH_SECONDS)
         if self._metrics is not None:
             self._metrics.close()
+        if self._owed is not None:
+            self._owed.write()
 
-    def _tell_end(self, state: State, now: float) -> None:
-        record = state.record
-        errors = {e.name: e.error for e in state.entries if e.status == "failed"}
-        status = "cancelled" if state.ending.cancelled else "failed" if errors else "done"
-        self._notifier.tell(partial(notify.ended, record, status, errors, now))
-        work_dir = self._work.root
-
-        def look() -> notify.News | None:
-            found = notify.fallen(work_dir, record)
-            return notify.fell(record, found, now) if found else None
-
-        self._notifier.tell(look)
+    def _tell_ends(
+        self, coordinator: Coordinator, records: Mapping[str, EvaluationRecord], ends: Mapping[str, Ended]
+    ) -> None:
+        open_ones = coordinator.running.keys() | coordinator.parked.keys()
+        if self._owed is None:
+            self._owed = Owed(self._work.news)
+            for evaluation_id in self._owed.ids - open_ones:
+                self._owed.send(self._notifier, evaluation_id, partial(_left, self._settings, evaluation_id))
+        for evaluation_id, end in ends.items():
+            self._owed.send(
+                self._notifier, evaluation_id, partial(_news, self._work.root, records[evaluation_id], end)
+            )
+        self._owed.ids |= open_ones
+        self._owed.write()
 
     def _tell_parked(self, coordinator: Coordinator, now: float) -> None:
         parked = coordinator.parked
@@ -70,7 +83,25 @@ class Monitor:
             if evaluation_id in self._told or one.record is None or now - since < PARKED_SECONDS:
                 continue
             self._told.add(evaluation_id)
-            self._notifier.tell(partial(notify.parked, one.record, one.error, now))
+            news = notify.parked(one.record, one.error, now)
+            self._notifier.tell(partial(list, [news]))
+
+
+def _news(work_dir: Path, record: EvaluationRecord, end: Ended) -> Iterable[News]:
+    yield notify.ended(record, end.result, end.errors, end.ended_at)
+    if fell := notify.fallen(work_dir, record):
+        yield notify.fell(record, fell, end.ended_at)
+
+
+def _left(settings: Config, evaluation_id: str) -> Iterable[News]:
+    """News of an evaluation that ended under an earlier daemon; none where its folder was removed since."""
+    paths = WorkPaths(settings.work_dir).evaluation(evaluation_id)
+    record, end = read_evaluation(paths), read_status(paths)
+    if record is not None and paths.journal.exists() and not isinstance(end, Ended):
+        state = find_evaluation(settings, evaluation_id)[0]
+        end = ended_of(state, 0) if state.ended_at is not None else None
+    if record is not None and isinstance(end, Ended):
+        yield from _news(Path(settings.work_dir), record, end)
 
 
 def _metrics(settings: Config, work: WorkPaths) -> Metrics | None:

@@ -21,9 +21,13 @@ SCORE_COLUMNS = ("task", "measure", "value", "stderr", "higher_is_better", "docu
 
 
 def evaluation_data(
-    report: Report, events: Sequence[AnyEvent], results: Mapping[str, Any], price: float | None = None
+    report: Report,
+    events: Sequence[AnyEvent],
+    results: Mapping[str, Any],
+    price: float | None = None,
+    standing: Sequence[Sequence[Any]] = (),
 ) -> dict[str, Any]:
-    """`price`: of a GPU hour, any currency."""
+    """`price`: of a GPU hour, any currency; `standing`: of `nodes.standing`."""
     predicted = {
         shard: seconds
         for event in events
@@ -50,6 +54,7 @@ def evaluation_data(
             for s in spans(events, report.accepted_at, [e.name for e in report.entries])
         ],
         "nodes": _nodes(report, events),
+        "standing": standing,
         "notes": [[n.at, n.about, n.text, n.bad] for n in notes(events, report.accepted_at)],
     }
 

@@ -17,7 +17,7 @@ from importlib.resources import files
 from typing import Any
 
 SCRIPTS = (
-    "uplot.js", "base.js", "table.js", "curves.js", "heatmap.js", "summary.js", "lanes.js", "samples.js", "index.js", "page.js",
+    "uplot.js", "base.js", "table.js", "curves.js", "heatmap.js", "summary.js", "lanes.js", "index.js", "nodes.js", "samples.js", "page.js",
 )  # fmt: skip
 STYLES = ("uplot.css", "page.css")
 SAME_SERVER = "; connect-src 'self'"

@@ -13,11 +13,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from coordinator.allocation import cordons
 from coordinator.base.version import version_text
 from coordinator.config.schema import Config
 from coordinator.errors import OperatorError
 from coordinator.evaluation.state import State
-from coordinator.page import evaluation, samples, training
+from coordinator.page import evaluation, nodes, samples, training
 from coordinator.report.comparisons import comparison, heads_of
 from coordinator.report.learning_curves import Point
 from coordinator.report.load_series import point_of
@@ -25,7 +26,7 @@ from coordinator.runtime.finalize import results_of
 from coordinator.runtime.replay import find_evaluation
 from coordinator.runtime.status_file import Ended
 from evaljobs.contract.folded import exists, files_in, open_file, read_bytes
-from evaljobs.contract.paths import EvaluationPaths, slug
+from evaljobs.contract.paths import EvaluationPaths, WorkPaths, slug
 
 MOST_LOGS = 12  # logs of failed jobs whose last lines a page holds
 LAST_LINES = 30
@@ -66,7 +67,7 @@ def of_work_folder(settings: Config, running: Sequence[State], ended: Sequence[E
             e.evaluation_id,
             e.suite,
             e.step,
-            _end(e),
+            e.result,
             e.scored,
             e.entries,
             e.shards_done,
@@ -82,6 +83,7 @@ def of_work_folder(settings: Config, running: Sequence[State], ended: Sequence[E
         "kind": "index",
         "running": len(running),
         "evaluations": rows,
+        "standing": _standing(settings, running),
         "trainings": [[folder, suite, number] for (folder, suite), number in sorted(count.items())],
     }
     return _made(str(settings.work_dir), data)
@@ -95,10 +97,6 @@ def _progress(state: State) -> tuple[int, int, int, int]:
         len(state.shards.by_name) - state.shards.todo,
         len(state.shards.by_name),
     )
-
-
-def _end(ended: Ended) -> str:
-    return "cancelled" if ended.cancelled else "failed" if ended.errors else "done"
 
 
 def of_trainings(points: Sequence[Point], price: float | None) -> Contents:
@@ -160,10 +158,19 @@ def evaluation_and_results(
     # at its end the times were written down: the responses that they came from may be gone since
     found = results_of(state, paths, events if state.ended_at is None else None)
     return (
-        evaluation.evaluation_data(found.report, events, found.raw, settings.gpu_hour_price),
+        evaluation.evaluation_data(
+            found.report, events, found.raw, settings.gpu_hour_price, _standing(settings, [state])
+        ),
         paths,
         found.raw,
     )
+
+
+def _standing(settings: Config, states: Sequence[State]) -> list[list[Any]]:
+    """How the nodes stand; cordons only beside evaluations that run, or none at all."""
+    over = bool(states) and all(state.ended_at is not None for state in states)
+    cordoned = {} if over else cordons.read(WorkPaths(settings.work_dir).nodes, time.time())
+    return nodes.standing(states, cordoned)
 
 
 def _made(title: str, data: Mapping[str, Any], blocks: Mapping[str, bytes] | None = None) -> Contents:
@@ -183,14 +190,24 @@ def _lines(file: Path) -> Iterator[str]:
             yield line.decode(errors="replace")
 
 
-def _logs(paths: EvaluationPaths, notes: Sequence[Sequence[Any]]) -> list[list[str]]:
-    """(job, the last lines of its log) of jobs that ended badly."""
-    found: list[list[str]] = []
+def _logs(paths: EvaluationPaths, notes: Sequence[Sequence[Any]]) -> list[list[Any]]:
+    """(job, the last lines of its log or else of its traceback, is it a log?) of jobs that ended badly."""
+    found: dict[str, str] = {}
     for job in dict.fromkeys(about for _, about, _, bad in notes if bad):
         for name in (job, job.removesuffix(".0")):
-            file = paths.log(name)
-            if exists(file) and len(found) < MOST_LOGS:
-                text = read_bytes(file)[-LAST_BYTES:].decode(errors="replace")
-                found.append([name, "\n".join(text.splitlines()[-LAST_LINES:])])
+            text = _last_words(paths, name)
+            if text is not None and text not in found.values() and len(found) < MOST_LOGS:
+                found[name] = text
                 break
-    return found
+    return [[name, text or "(it is empty)", exists(paths.log(name))] for name, text in found.items()]
+
+
+def _last_words(paths: EvaluationPaths, job: str) -> str | None:
+    log, outcome = paths.log(job), paths.outcome("failed", job)
+    if exists(log):
+        text = read_bytes(log)[-LAST_BYTES:].decode(errors="replace")
+    elif exists(outcome):
+        text = json.loads(read_bytes(outcome)).get("detail", "")[-LAST_BYTES:]
+    else:
+        return None
+    return "\n".join(text.splitlines()[-LAST_LINES:])

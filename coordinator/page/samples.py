@@ -69,8 +69,10 @@ def sample_row(sample: Mapping[str, Any]) -> list[Any]:
     choices = (
         [_text(c) for c in choices] if len(asked) > 1 and all(isinstance(c, str) for c in choices) else []
     )
-    answers = [_text(a[0] if isinstance(a, list) and len(a) == 1 else a) for a in sample.get("resps", [])]
-    filtered = [_text(a) for a in sample.get("filtered_resps", [])]
+    answers, filtered = (
+        [_text(a[0] if isinstance(a, list) and len(a) == 1 else a) for a in sample.get(name, [])]
+        for name in ("resps", "filtered_resps")
+    )
     values = {str(m): _number(sample.get(m)) for m in sample.get("metrics", [])}
     return [
         sample.get("doc_id"), _text(prompt), choices, answers, filtered if filtered != answers else [],

@@ -18,13 +18,14 @@ import signal
 import socket
 import stat
 import sys
+import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from threading import Lock
-from typing import Any
+from typing import Any, NamedTuple
 
 import uvicorn
 from starlette.applications import Starlette
@@ -45,6 +46,7 @@ COOKIE = "evalspan"
 HOSTS = ["127.0.0.1", "localhost", "[::1]"]
 LOOK_SECONDS = 2.0  # between two looks at the sizes of journals
 FEWEST_COMPARED = 2
+BUSY = 0.05  # of a core's time, that making a page anew takes at most
 MOST_PAGES = 4  # made pages that are kept
 MOST_ENDED = 500  # evaluations that have ended, on the first page
 HEADERS = {
@@ -56,28 +58,52 @@ HEADERS = {
 }
 
 
-class Pages:
-    """Makes the contents of pages, one at a time, and keeps the last ones until a journal has grown."""
+class _Made(NamedTuple):
+    mark: object
+    contents: read.Contents
+    until: float  # monotonic seconds before which it is not made anew
 
-    def __init__(self, settings: Config) -> None:
+
+class Pages:
+    """Makes the contents of pages, one at a time, and keeps the last ones until a journal has grown.
+
+    A page is made anew so seldom that it costs BUSY of a core at most: one of 7,000 shards takes a third of a second.
+    """
+
+    def __init__(
+        self,
+        settings: Config,
+        now: Callable[[], float] = time.monotonic,
+        spent: Callable[[], float] = time.thread_time,
+    ) -> None:
+        """`spent`: CPU seconds of this thread."""
         self.settings = settings
-        self._made: OrderedDict[str, tuple[object, read.Contents]] = OrderedDict()
+        self._now, self._spent = now, spent
+        self._made: OrderedDict[str, _Made] = OrderedDict()
         self._follower = Follower(settings)
         self._lock = Lock()
 
-    def get(self, path: str, query: str, make: Callable[[], read.Contents]) -> read.Contents:
-        key, mark = f"{path}?{query}", self.mark(path)
+    def get(self, address: str, make: Callable[[], read.Contents]) -> read.Contents:
+        """`address`: path and query of the page."""
         with self._lock:
-            kept = self._made.pop(key, None)
-            if kept is None or kept[0] != mark:
-                kept = mark, make()
-            self._made[key] = kept
+            mark, kept = self.shown(address), self._made.pop(address, None)
+            if kept is None or kept.mark != mark:
+                began = self._spent()
+                contents = make()
+                kept = _Made(mark, contents, self._now() + (self._spent() - began) / BUSY)
+            self._made[address] = kept
             while len(self._made) > MOST_PAGES:
                 self._made.popitem(last=False)
-            return kept[1]
+            return kept.contents
 
-    def mark(self, path: str) -> object:
+    def shown(self, address: str) -> object:
+        """The mark of what `get` would give now."""
+        kept = self._made.get(address)
+        return kept.mark if kept is not None and self._now() < kept.until else self.mark(address)
+
+    def mark(self, address: str) -> object:
         """Differs once what this page shows may have changed: sizes of journals."""
+        path = address.partition("?")[0]
         part = path.removeprefix("/evaluation/")
         root = Path(self.settings.work_dir)
         files = (
@@ -114,7 +140,8 @@ class _Views:
 
     async def _answer(self, request: Request, make: Callable[[], read.Contents]) -> Response:
         try:
-            found = await run_in_threadpool(self._pages.get, request.url.path, request.url.query, make)
+            address = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+            found = await run_in_threadpool(self._pages.get, address, make)
         except OperatorError as error:
             return PlainTextResponse(str(error), status_code=404)
         except (EvalspanError, OSError) as error:
@@ -156,12 +183,12 @@ def application(settings: Config, token: str | None) -> Starlette:
 
 async def _changes(request: Request, pages: Pages) -> AsyncIterator[str]:
     """A line each time that the page `of` may have changed; a comment in between, so that a gone browser is noticed."""
-    path = request.query_params.get("of", "/")
-    last = await run_in_threadpool(pages.mark, path)
+    address = request.query_params.get("of", "/")
+    last = await run_in_threadpool(pages.shown, address)
     while not await request.is_disconnected():
         yield ": there\n\n"
         await asyncio.sleep(LOOK_SECONDS)
-        mark = await run_in_threadpool(pages.mark, path)
+        mark = await run_in_threadpool(pages.shown, address)
         if mark != last:
             last = mark
             yield "data: changed\n\n"
@@ -195,7 +222,9 @@ class _Guard:
             return None
         if not self._is_token(request.query_params.get("token", "")):
             return PlainTextResponse("open the address that `evalspan serve` has printed", status_code=403)
-        kept = RedirectResponse(request.url.path, status_code=303)
+        left = request.url.remove_query_params("token")
+        address = "/" + left.path.lstrip("/") + (f"?{left.query}" if left.query else "")
+        kept = RedirectResponse(address, status_code=303)
         kept.set_cookie(COOKIE, self._token, httponly=True, samesite="strict")
         return kept
 

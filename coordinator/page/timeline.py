@@ -25,7 +25,7 @@ from coordinator.evaluation.events import (
 from evaljobs.contract.outcomes import Built, Converted, Executed, Failed, Scored, Staged
 from evaljobs.contract.specs import Record
 
-CALM = frozenset({"COMPLETED", "CANCELLED"})  # states of a job's end that need no word
+CALM = frozenset({"COMPLETED", "COMPLETING", "CANCELLED"})  # states of a job's end that need no word
 MOST_WORDS = 400  # characters of a note
 
 
@@ -121,7 +121,7 @@ def _of_outcome(outcome: Any) -> Told:
 def _offered(event: NodesOffered) -> Told:
     for offer in event.offers:
         kind = f" ({offer.gpu_type})" if offer.gpu_type else ""
-        yield offer.node, f"{offer.gpus} GPUs offered{kind}", False
+        yield offer.node, f"{offer.gpus} GPU{'s' * (offer.gpus != 1)} offered{kind}", False
 
 
 def _job_ended(event: JobEnded) -> Told:

@@ -28,6 +28,8 @@ def trace(data: Mapping[str, Any]) -> dict[str, Any]:
         more = {"shard": shards["name"][i], "predicted_seconds": shards["predicted"][i]}
         time = (shards["begin"][i], shards["seconds"][i])
         events.append(_span(shards["tasks"][shards["task"][i]], "shard", places[lane], time, more))
+    kinds = {row: "metrics" if what in ("execute", "score") else what for what, _, _, _, row in data["jobs"]}
+    events += [_name("thread_name", (0, row), kind) for row, kind in kinds.items()]
     for what, name, begin, seconds, row in data["jobs"]:
         events.append(_span(f"{what} {name}", what, (0, row), (begin, seconds)))
     for at, about, text, _ in data["notes"]:

@@ -47,6 +47,10 @@ class Ended(Kept):
     warnings: tuple[str, ...]
     asked_by: tuple[str, ...] = ()
 
+    @property
+    def result(self) -> str:
+        return "cancelled" if self.cancelled else "failed" if self.errors else "done"
+
 
 class Parked(Kept):
     """An evaluation that cannot go on now. `cancelled`: the reason of a cancellation that waits for its return, or ""."""

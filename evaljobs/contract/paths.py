@@ -149,6 +149,7 @@ class WorkPaths:
         # File WORK_DIR/watched.json: checkpoints of watched folders that were taken, while they are there | the coordinator |
         # stays
         self.watched = self.root / "watched.json"
+        self.news = self.root / "news.json"  # ends that `[notify]` is still to send
 
     def evaluation(self, evaluation_id: str) -> EvaluationPaths:
         return EvaluationPaths(self.root / evaluation_id)

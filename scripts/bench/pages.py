@@ -3,7 +3,8 @@
     scripts/bench_pages [--shots FOLDER] [--axe axe.min.js] [--page FILE …]
 
 Needs Chromium and `pip install playwright`. `--page`: also these pages. For each page, in light and dark, 1280 and 400
-pixels wide: requests, console errors, sideways scrolling, and with --axe serious violations of axe-core, must be none.
+pixels wide: requests, console errors, sideways scrolling, and with --axe serious violations of axe-core, must be none;
+so must faults of a walk by keyboard and of a print, in dark.
 """
 
 from __future__ import annotations
@@ -47,6 +48,27 @@ TIMED = """() => {
   document.body.offsetHeight;
   return Math.round(performance.now() - began);
 }"""
+FOCUSED = """() => {
+  const at = document.activeElement, box = at.getBoundingClientRect(), look = getComputedStyle(at);
+  if (at === document.body) return null;
+  at.dataset.reached = '';
+  const seen = look.outlineStyle !== 'none' && box.height > 0 && box.bottom > 0 && box.top < innerHeight;
+  return { name: `${at.tagName} ${(at.getAttribute('aria-label') ?? at.textContent).slice(0, 40)}`, seen };
+}"""
+UNREACHED = """() => [...document.querySelectorAll('a[href], button, select, input, summary, [tabindex]')]
+  .filter((e) => e.checkVisibility({ contentVisibilityAuto: true }) && !e.closest('details:not([open]) > :not(summary)') && e.dataset.reached === undefined)
+  .map((e) => `${e.tagName} ${e.textContent.slice(0, 40)}`)"""
+PAPER_FAULTS = """() => {
+  const faults = new Set(), words = [...document.querySelectorAll('main th, main td button')].filter((e) => e.checkVisibility());
+  if (getComputedStyle(document.body).backgroundColor !== 'rgb(255, 255, 255)') faults.add('the paper is dark');
+  for (const e of words) if (!e.innerText.trim() && e.textContent.trim()) faults.add(`${e.textContent} is missing`);
+  for (const e of document.querySelectorAll('.bars th')) if (e.clientWidth < 60) faults.add(`${e.textContent} is ${e.clientWidth} pixels wide`);
+  for (const e of document.querySelectorAll('main tr, main canvas')) if (e.checkVisibility() && e.getBoundingClientRect().right > innerWidth) faults.add(`cut off: ${e.textContent.slice(0, 40)}`);
+  return [...faults].slice(0, 5);
+}"""
+PAPER_WIDTH = 718  # pixels of A4 within a browser's margins
+MOST_STOPS = 1500  # of the Tab key: 1,200 cells of a table of 60 tasks and 20 checkpoints
+SAMPLES_MS = 1500  # until the first task's samples are there
 BETWEEN_MS = 300  # between two clicks
 
 
@@ -98,6 +120,7 @@ def evaluation_page(dice: random.Random, name: str = "evaluation", text: str = "
         "lanes": [[f"es-trial-n{n:02d}.{g}", f"node{n:02d}", 1, "NVIDIA A100", 20.0, 590.0, 40.0, 27, "drained"] for n in range(NODES) for g in range(GPUS)],
         "shards": _shards(dice, tasks), "jobs": [["score", task, 400.0 + i, 2.0, i % 8] for i, task in enumerate(tasks)],
         "nodes": [[f"node{n:02d}", "shm", "NVIDIA A100", 14 * 10**9, 14 * 10**9, 30.0, None, ""] for n in range(NODES)],
+        "standing": [[f"node{n:02d}", "withdrawn" if n == 7 else "ready", text or "drained" if n == 7 else "", None] for n in range(NODES)],
         "notes": [[60.0, "node07", f"withdrawn: {text or 'drained'}", True]], "logs": [["job", text or "line"]], "samples": index,
     }  # fmt: skip
     return html.page(name, data, blocks)
@@ -169,6 +192,9 @@ def looked_at(browser: Browser, file: Path, shots: Path | None, axe: str) -> dic
                 page.evaluate(axe)
                 found = page.evaluate("axe.run(document, {resultTypes: ['violations']})")["violations"]
                 faults += [f"axe: {v['id']}" for v in found if v["impact"] in ("serious", "critical")]
+            if theme == "dark":
+                faults += by_keyboard(page) + on_paper(page)
+                page.emulate_media(media="screen")
             if shots is not None:
                 page.screenshot(path=shots / f"{file.stem}-{theme}-{width}.png")
             context.close()
@@ -177,6 +203,32 @@ def looked_at(browser: Browser, file: Path, shots: Path | None, axe: str) -> dic
         "first_view_ms": sorted(map(round, first)),
         "faults": sorted(set(faults)),
     }
+
+
+def by_keyboard(page: Page) -> list[str]:
+    """Faults of a walk with the Tab key: stops that are not seen, actions that it does not reach."""
+    page.wait_for_timeout(SAMPLES_MS)
+    found = []
+    for _ in range(MOST_STOPS):
+        page.keyboard.press("Tab")
+        stop = page.evaluate(FOCUSED)
+        if stop is None:
+            return found + [f"no Tab reaches {name}" for name in page.evaluate(UNREACHED)]
+        found += [f"focus is not seen at {stop['name']}"] * (not stop["seen"])
+    return [*found, "Tab never leaves the page"]
+
+
+def on_paper(page: Page) -> list[str]:
+    """Faults of a print from this browser: dark paper, headings that are missing, text a letter wide, rows beyond the edge."""
+    size = page.viewport_size
+    page.set_viewport_size({"width": PAPER_WIDTH, "height": 1000})
+    page.emulate_media(media="print")
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    found: list[str] = page.evaluate(PAPER_FAULTS)
+    page.evaluate("dispatchEvent(new Event('afterprint'))")
+    if size is not None:
+        page.set_viewport_size(size)
+    return [f"on paper: {fault}" for fault in found]
 
 
 def _listen(page: Page, faults: list[str]) -> None:

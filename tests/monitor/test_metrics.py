@@ -76,11 +76,14 @@ def test_a_scrape_shows_what_the_loop_handed_over(metrics: Metrics):
     assert seen["evalspan_redis_memory_bytes", ""] == 4096
 
 
-def test_ended_evaluations_count_with_their_gpu_seconds(metrics: Metrics, tmp_path: Path):
+def test_every_ended_evaluation_counts_and_its_gpu_seconds_where_there_is_a_report(
+    metrics: Metrics, tmp_path: Path
+):
     work = two_trainings(tmp_path / "work")
     reports = sorted(work.glob("*/report.json"))
-    metrics.ended([*reports, tmp_path / "none.json"])
+    metrics.ended([*(("done", report) for report in reports), ("failed", tmp_path / "none.json")])
     seen = _scraped(metrics)
+    assert seen["evalspan_evaluations_ended_total", "failed"] == 1
     assert seen["evalspan_evaluations_ended_total", "done"] == len(reports)
     assert ("evalspan_gpu_seconds_total", "inference") in seen
     assert seen["evalspan_makespan_seconds_count", ""] == len(reports)

@@ -69,8 +69,8 @@ def test_a_command_and_a_webhook_get_the_same_json(hook: Hook, tmp_path: Path):
     out = tmp_path / "news"
     tell = [sys.executable, "-c", f"import sys; open({str(out)!r}, 'a').write(sys.stdin.read() + '\\n')"]
     notifier = Notifier(tell, hook.url)
-    notifier.tell(lambda: notify.ended(_record(), "failed", {"add": "no data"}, 2.0))
-    notifier.tell(lambda: None)
+    notifier.tell(lambda: [notify.ended(_record(), "failed", {"add": "no data"}, 2.0)])
+    notifier.tell(list)
     notifier.finish(SECONDS)
     assert [json.loads(line) for line in out.read_text().splitlines()] == hook.got
     assert hook.got[0]["event"] == "failed"
@@ -81,8 +81,8 @@ def test_a_command_and_a_webhook_get_the_same_json(hook: Hook, tmp_path: Path):
 def test_news_that_are_refused_are_sent_again_in_order(hook: Hook):
     hook.refuse = TRIES - 1
     notifier = Notifier(webhook=hook.url, pause=_no_pause)
-    notifier.tell(lambda: _news(0))
-    notifier.tell(lambda: _news(1))
+    notifier.tell(lambda: [_news(0)])
+    notifier.tell(lambda: [_news(1)])
     notifier.finish(SECONDS)
     assert [n["reason"] for n in hook.got] == ["reason 0", "reason 1"]
 
@@ -92,7 +92,7 @@ def test_a_receiver_that_never_answers_costs_its_news_alone(hook: Hook, tmp_path
     tell = [sys.executable, "-c", f"import sys; open({str(out)!r}, 'a').write(sys.stdin.read() + '\\n')"]
     notifier = Notifier(tell, "http://127.0.0.1:1/none", pause=_no_pause)
     for number in range(3):
-        notifier.tell(lambda number=number: _news(number))
+        notifier.tell(lambda number=number: [_news(number)])
     notifier.finish(SECONDS)
     assert len(out.read_text().splitlines()) == 3
 
@@ -100,9 +100,14 @@ def test_a_receiver_that_never_answers_costs_its_news_alone(hook: Hook, tmp_path
 def test_the_queue_is_bounded_and_telling_never_waits(hook: Hook):
     gate = threading.Event()
     notifier = Notifier(webhook=hook.url, pause=_no_pause)
-    notifier.tell(lambda: gate.wait(SECONDS) and None)
+
+    def wait() -> list[News]:
+        gate.wait(SECONDS)
+        return []
+
+    notifier.tell(wait)
     for number in range(MOST_WAITING + 50):
-        notifier.tell(lambda number=number: _news(number))
+        notifier.tell(lambda number=number: [_news(number)])
     gate.set()
     notifier.finish(SECONDS)
     assert MOST_WAITING - 1 <= len(hook.got) <= MOST_WAITING
@@ -119,5 +124,5 @@ def test_a_score_that_fell_beyond_its_error_is_news_and_one_within_is_none(tmp_p
 def test_nothing_is_started_where_nobody_wants_news():
     before = threading.active_count()
     notifier = Notifier()
-    notifier.tell(_news)
+    notifier.tell(lambda: [_news()])
     assert threading.active_count() == before

@@ -21,15 +21,21 @@ from support.trainings import point, two_trainings
 from typer.testing import CliRunner
 
 from coordinator.cli import app
-from coordinator.evaluation.events import Planned
+from coordinator.evaluation.events import JobEnded, Planned
+from coordinator.evaluation.state import NodeStatus, NodeUse, State
+from coordinator.page import read
 from coordinator.page.evaluation import evaluation_data
 from coordinator.page.html import as_json, page
-from coordinator.page.samples import blocks_of
-from coordinator.page.timeline import Span, in_rows
+from coordinator.page.nodes import standing
+from coordinator.page.samples import blocks_of, sample_row
+from coordinator.page.timeline import Span, in_rows, notes
 from coordinator.page.trace import trace
 from coordinator.page.training import short_names, training_data
 from coordinator.report.learning_curves import make_series
 from coordinator.report.measurements import ShardSpan, make_report
+from evaljobs.contract.outcomes import Failed
+from evaljobs.contract.paths import EvaluationPaths
+from evaljobs.contract.storage import write_outcome
 
 HOSTILE = '<img src=x onerror="alert(1)"></script><script>alert(2)</script>\x1b[31m\u202e\u2028'
 MOST_CODE = 400_000  # bytes of a page without data
@@ -127,6 +133,8 @@ def test_an_evaluations_page_holds_each_trial_and_shard_that_counts(seed: int):
     known = trace(data)["traceEvents"]
     assert sum(e.get("cat") == "trial" for e in known) == len(report.gpus)
     assert all(e["dur"] >= 0 for e in known if e["ph"] == "X")
+    named = {(e["pid"], e["tid"]) for e in known if e["name"] == "thread_name"}
+    assert {(e["pid"], e["tid"]) for e in known if e["ph"] == "X"} <= named
 
 
 def _samples(count: int, text: str) -> Iterable[str]:
@@ -149,6 +157,11 @@ def test_samples_are_cut_to_the_pages_size_and_counted():
     assert rows[0][6] == {"acc": None}
 
 
+def test_an_answer_that_a_filter_left_as_a_list_of_one_is_shown_as_it_is():
+    row = sample_row({"resps": [["def f():\n"]], "filtered_resps": [["    return 1\n"]]})
+    assert (row[3], row[4]) == (["def f():\n"], ["    return 1\n"])
+
+
 def test_a_megabyte_of_answer_is_cut_with_a_word():
     _, blocks = blocks_of({"t": _samples(1, "A" * 1_000_000)})
     assert len(gzip.decompress(blocks["samples-0"])) < 30_000
@@ -167,6 +180,44 @@ def test_trainings_of_a_page_are_the_folders_of_checkpoints():
     alone = make_series(points[:2]).curves[0]
     assert curve["value"] == [p.value for p in alone.points]
     assert curve["at"] == [0, 1]
+
+
+def _stood(status: NodeStatus, until: float | None = None) -> State:
+    state = World(0, Faults(), record()).state
+    node = NodeUse(name="n0", lanes=1, status=status, why=f"why {status}", back_off_until=until)
+    state.nodes.by_name["n0"] = node
+    return state
+
+
+def test_each_node_stands_once_with_the_worst_of_its_evaluations_and_until_when():
+    states = [_stood("ready"), _stood("back-off", 90.0), _stood("staging")]
+    rows = {row[0]: row[1:] for row in standing(states, {"n9": 120.0})}
+    assert rows["n0"] == ["back-off", "why back-off", 90.0]
+    assert (rows["n9"][0], rows["n9"][2]) == ("cordoned", 120.0)
+    assert {row[0]: row[1] for row in standing(states, {"n0": 120.0})} == {"n0": "cordoned"}
+
+
+def test_a_failed_job_without_a_log_shows_the_end_of_its_traceback(tmp_path: Path):
+    paths = EvaluationPaths(tmp_path)
+    for folder in paths.folders():
+        folder.mkdir(parents=True)
+    failed = Failed(
+        name="score-0-0", job="score", blame="bug", error="KeyError", detail="a\n" * 100 + "KeyError\n"
+    )
+    write_outcome(paths, failed)
+    paths.log("es-build-a0").write_text("")
+    notes = [[1.0, name, "failed", True] for name in ("score-0-0", "es-build-a0.0", "gone")]
+    (shown, empty) = read._logs(paths, notes)
+    assert (shown[0], shown[1].splitlines()[-1], shown[2]) == ("score-0-0", "KeyError", False)
+    assert len(shown[1].splitlines()) == read.LAST_LINES
+    assert (empty[0], empty[2]) == ("es-build-a0", True)
+
+
+def test_a_job_that_slurm_still_cleans_up_after_is_no_trouble():
+    ends = [
+        JobEnded(at=1.0, job="j", index=0, state=state) for state in ("COMPLETING", "COMPLETED", "FAILED")
+    ]
+    assert [note.text for note in notes(ends, 0.0)] == ["ended FAILED"]
 
 
 @given(st.lists(st.text("ab/", min_size=1), min_size=1, max_size=6, unique=True))

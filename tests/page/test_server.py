@@ -14,6 +14,10 @@ from pathlib import Path
 import pytest
 from support.trainings import two_trainings
 
+from coordinator.config.schema import Config
+from coordinator.page.read import Contents
+from coordinator.page.server import BUSY, Pages
+
 SECONDS = 60  # most that an answer takes on a busy machine
 
 
@@ -70,6 +74,12 @@ def test_only_who_has_the_printed_address_sees_a_page(served: Served):
     assert "httponly" in headers["set-cookie"].lower()
     assert "samesite=strict" in headers["set-cookie"].lower()
     assert served.get("/")[0] == 200
+
+
+def test_an_address_with_the_token_leads_to_the_page_that_it_names_on_this_server(served: Served):
+    _, headers, _ = served.ask(f"/training?folder=%2Fruns%2Fa&token={served.token}&suite=mini")
+    assert headers["location"] == "/training?folder=%2Fruns%2Fa&suite=mini"
+    assert served.ask(f"//evil.example/x?token={served.token}")[1]["location"] == "/evil.example/x"
 
 
 def test_a_name_that_another_site_has_resolved_to_loopback_is_refused(served: Served):
@@ -129,3 +139,26 @@ def test_a_unix_socket_is_the_users_alone_and_is_removed(work: Path, tmp_path: P
         assert link.recv(100).startswith(b"HTTP/1.1 200")
     _end(process)
     assert not place.exists()
+
+
+def test_a_page_of_a_growing_journal_costs_a_twentieth_of_a_core_and_its_end_is_not_missed(tmp_path: Path):
+    """A browser asks for the page whenever it differs; making it takes a second each time."""
+    now, spent = [0.0], [0.0]
+    journal = tmp_path / "e" / "journal.jsonl"
+    journal.parent.mkdir()
+    pages = Pages(Config(work_dir=tmp_path), now=lambda: now[0], spent=lambda: spent[0])
+
+    def make() -> Contents:
+        spent[0] += 1.0
+        return Contents(str(journal.stat().st_size), {}, {})
+
+    seen = None
+    for turn in range(1000):
+        if turn < 500:
+            journal.write_text("x" * turn)
+        if (mark := pages.shown("/evaluation/e")) != seen:
+            seen = mark
+            title = pages.get("/evaluation/e", make).title
+        now[0] += 1.0
+    assert spent[0] <= BUSY * 500 + 2
+    assert title == "499"

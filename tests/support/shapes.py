@@ -26,6 +26,7 @@ READ = {
     "status.json parked": "coordinator.runtime.status_file:Parked",
     "nodes.json": "coordinator.allocation.cordons:Nodes",
     "places.json": "coordinator.intake.places:Places",
+    "news.json": "coordinator.monitor.owed:NewsFile",
     "pending.json": "coordinator.intake.pending:PendingFile",
     "notices": "coordinator.intake.sources:Notice",
     "submissions": "coordinator.runtime.submission:Submission",

@@ -3,6 +3,7 @@
 
 const NUMBER = new Intl.NumberFormat("en", { maximumSignificantDigits: 4 });
 const DATA = JSON.parse(document.getElementById("data").textContent);
+let PRINTING = false;
 const PARTS = []; // of the page: {id, name, make()}; each script adds its own
 
 /** An element. `props`: attributes; `on…`: listeners; `text`: its text. Children: elements, texts, or null for none. */
@@ -85,13 +86,12 @@ function search(label, change) {
   return el("label", { class: "field" }, el("span", { text: label }), made);
 }
 
-/** Calls `draw` once `element` is near the view: sixty charts are not drawn before they can be seen. */
+/** Calls `draw` once `element` is near the view, or is printed: sixty charts are not drawn before they can be seen. */
 function whenSeen(element, draw) {
-  new IntersectionObserver((entries, observer) => {
-    if (!entries.some((e) => e.isIntersecting)) return;
-    observer.disconnect();
-    draw();
-  }, { rootMargin: "200px" }).observe(element);
+  const observer = new IntersectionObserver((entries) => { if (entries.some((e) => e.isIntersecting)) element.drawNow(); }, { rootMargin: "200px" });
+  element.drawNow = () => { observer.disconnect(); element.drawNow = null; draw(); };
+  element.setAttribute("data-waits", "");
+  observer.observe(element);
 }
 
 /** The rows of a block, unpacked: gzip in base64 inside a script element. */

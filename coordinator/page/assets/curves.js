@@ -45,7 +45,10 @@ function chart(one) {
   const range = values.length ? `${score(Math.min(...values))} to ${score(Math.max(...values))}` : "no values";
   const made = el("figure", { "aria-label": `${name}, ${range}` }, el("figcaption", {}, said(one.task, "said strong"),
     " ", said(one.measure), one.up ? null : " (lower is better)"), place, readout(one));
-  whenSeen(made, () => drawChart(place, one, made.lastChild));
+  whenSeen(made, () => {
+    place.redraw = () => { place.replaceChildren(); drawChart(place, one, made.lastChild); };
+    place.redraw();
+  });
   return made;
 }
 
@@ -61,7 +64,7 @@ const swatch = (training) => el("span", { class: "swatch", style: { background: 
 function lastValues({ lines }) {
   const rows = lines.slice(0, 3).map(({ training, curve }) => {
     const [first, last] = [curve.value[0], curve.value.at(-1)];
-    const change = first === null || last === null ? "" : ` (${last - first >= 0 ? "+" : ""}${(last - first).toFixed(4)})`;
+    const change = first === null || last === null ? "" : ` (${last - first >= 0 ? "+" : ""}${(last - first).toFixed(4)} since the first)`;
     return el("span", {}, swatch(training), `${score(last)}${change} `);
   });
   return lines.length > 3 ? [...rows, `and ${lines.length - 3} more`] : rows;

@@ -14,7 +14,7 @@ function heatmapPart() {
     choice("colour by", [["evidence", "change from the checkpoint before, in standard errors"], ["range", "place between the row's worst and best"]], (v) => { by = v; draw(); }),
     search("find a task", (v) => { text = v; draw(); }));
   draw();
-  return section("heatmap", "Tasks × checkpoints", "Blue is better, orange is worse. ! marks a drop beyond two standard errors, ~ a score that is not comparable with the one before. A cell gives its details.", tools, place, detail);
+  return section("heatmap", "Tasks × checkpoints", "Blue is better, orange is worse. ! marks a drop beyond two standard errors, ~ a score that is not comparable with the one before. Select a cell for its details.", tools, place, detail);
 }
 
 function heatmap(training, by, text, detail) {

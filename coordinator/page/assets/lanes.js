@@ -1,9 +1,10 @@
 // Lanes over time on a canvas: trials with their shards, jobs without GPUs, the lower bound and the prediction as lines.
 
-if (DATA.kind === "evaluation") PARTS.push({ id: "lanes", name: "Lanes", make: lanesPart }, { id: "nodes", name: "Nodes", make: nodesPart }, { id: "failures", name: "Failures", make: failuresPart });
+if (DATA.kind === "evaluation") PARTS.push({ id: "lanes", name: "Lanes", make: lanesPart }, { id: "failures", name: "Failures", make: failuresPart });
 
-const ROW = 16, HEAD = 22, NAMES = 170; // pixels: a row, the axis, the names
+const ROW = 16, HEAD = 22, FOOT = 16, NAMES = 170; // pixels: a row, the axis, the names of lines, the names of rows
 const MOST_HEIGHT = 560; // pixels of the canvas; more rows scroll
+const PAPER = 800; // pixels of all rows on paper
 
 class Lanes {
   constructor(canvas, status) {
@@ -21,18 +22,19 @@ class Lanes {
     canvas.addEventListener("pointerup", () => { this.drag = null; });
     canvas.addEventListener("keydown", (event) => this.key(event));
     new ResizeObserver(() => this.draw()).observe(canvas.parentElement);
-    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.draw());
+    canvas.redraw = () => this.draw();
   }
 
   get width() { return this.canvas.clientWidth; }
   get names() { return Math.min(NAMES, this.width / 3); }
   x(at) { return this.names + (at - this.from) / (this.to - this.from) * (this.width - this.names); }
   at(x) { return this.from + (x - this.names) / (this.width - this.names) * (this.to - this.from); }
-  get shown() { return Math.floor((this.height - HEAD) / ROW); }
+  get shown() { return Math.floor((this.height - HEAD - FOOT) / this.step); }
 
   draw() {
     const ratio = devicePixelRatio, pen = this.canvas.getContext("2d");
-    this.height = Math.min(MOST_HEIGHT, HEAD + ROW * this.rows.length + 4);
+    this.step = PRINTING ? Math.max(2, Math.min(ROW, PAPER / this.rows.length)) : ROW;
+    this.height = Math.min(PRINTING ? Infinity : MOST_HEIGHT, HEAD + this.step * this.rows.length + FOOT);
     this.canvas.style.height = `${this.height}px`;
     this.canvas.width = this.width * ratio;
     this.canvas.height = this.height * ratio;
@@ -45,27 +47,32 @@ class Lanes {
     this.axis(pen);
     pen.save();
     pen.beginPath();
-    pen.rect(0, HEAD, this.width, this.height - HEAD);
+    pen.rect(0, HEAD, this.width, this.height - HEAD - FOOT);
     pen.clip();
-    this.rows.slice(this.top, this.top + this.shown + 1).forEach((row, i) => this.row(pen, row, HEAD + i * ROW));
+    (PRINTING ? this.rows : this.rows.slice(this.top, this.top + this.shown + 1)).forEach((row, i) => this.row(pen, row, HEAD + i * this.step));
     pen.restore();
-    this.rule(pen, DATA.about.bound, "bound");
-    this.rule(pen, DATA.about.predicted, "predicted");
+    const { bound, predicted } = DATA.about;
+    this.rule(pen, bound, "bound", bound <= predicted);
+    this.rule(pen, predicted, "predicted", predicted < bound);
   }
 
   axis(pen) {
     const step = niceStep((this.to - this.from) / Math.max(2, this.width / 110));
     pen.textAlign = "center";
+    let free = 0; // pixels from which on no name of the axis stands yet
     for (let at = Math.ceil(this.from / step) * step; at <= this.to; at += step) {
       pen.fillStyle = this.ink.rule;
       pen.fillRect(this.x(at), HEAD, 1, this.height);
       pen.fillStyle = this.ink.soft;
-      pen.fillText(seconds(at), this.x(at), HEAD / 2);
+      const half = pen.measureText(seconds(at)).width / 2, middle = Math.min(this.x(at), this.width - half);
+      if (middle - half < free) continue;
+      pen.fillText(seconds(at), middle, HEAD / 2);
+      free = middle + half + 6;
     }
     pen.textAlign = "left";
   }
 
-  rule(pen, at, name) {
+  rule(pen, at, name, before) {
     if (!at || at < this.from || at > this.to) return;
     pen.strokeStyle = this.ink.ink;
     pen.setLineDash([4, 3]);
@@ -75,7 +82,8 @@ class Lanes {
     pen.stroke();
     pen.setLineDash([]);
     pen.fillStyle = this.ink.ink;
-    pen.fillText(name, Math.min(this.x(at) + 3, this.width - 60), this.height - 7);
+    const size = pen.measureText(name).width, left = this.x(at) + (before ? -size - 3 : 3);
+    pen.fillText(name, Math.max(0, Math.min(left, this.width - size)), this.height - FOOT / 2);
   }
 
   row(pen, row, y) {
@@ -85,22 +93,23 @@ class Lanes {
       this.box(pen, begin, Math.min(before, held), y, this.ink.load);
       for (const i of this.byLane.get(row.lane) ?? []) this.box(pen, DATA.shards.begin[i], DATA.shards.seconds[i], y, this.lines[this.hue.get(DATA.shards.task[i])], true);
     } else for (const job of row.jobs) this.box(pen, job[2], job[3], y, job[0] === "execute" || job[0] === "score" ? this.lines[5] : this.ink.load, true);
+    if (this.step < 9) return; // no name can be read
     pen.fillStyle = this.ink.paper;
     pen.fillRect(0, y, this.names, ROW);
     pen.fillStyle = this.ink.ink;
-    pen.fillText(cut(pen, row.lane === undefined ? row.name : `${row.node} ${row.name.split(".").at(-1)}`, this.names - 6), 2, y + ROW / 2);
+    pen.fillText(cut(pen, row.lane === undefined ? row.name : `${row.node} ${row.name.split(".").at(-1)}`, this.names - 6), 2, y + this.step / 2);
   }
 
   box(pen, begin, length, y, fill, edge = false) {
     const left = Math.max(this.names, this.x(begin)), right = Math.min(this.width, this.x(begin + length));
     if (right <= left) return;
     pen.fillStyle = fill;
-    pen.fillRect(left, y + 2, Math.max(0.5, right - left - (edge && right - left > 3 ? 1 : 0)), ROW - 4);
+    pen.fillRect(left, y + this.step / 8, Math.max(0.5, right - left - (edge && right - left > 3 ? 1 : 0)), 0.75 * this.step);
   }
 
   /** What lies below a place of the canvas, as a sentence; "" for nothing. */
   found(x, y) {
-    const row = this.rows[this.top + Math.floor((y - HEAD) / ROW)], at = this.at(x);
+    const row = this.rows[this.top + Math.floor((y - HEAD) / this.step)], at = this.at(x);
     if (!row || y < HEAD || x < this.names) return row && y >= HEAD ? row.name : "";
     if (row.lane === undefined) {
       const job = row.jobs.find((j) => j[2] <= at && at <= j[2] + j[3]);
@@ -175,9 +184,10 @@ function cut(pen, text, width) {
 
 function lanesPart() {
   const canvas = el("canvas", { tabindex: 0, role: "img", "aria-label": `${DATA.lanes.length} trials and ${DATA.jobs.length} jobs without GPUs over ${seconds(DATA.about.makespan)}; the tables below and above hold the same figures` });
-  const status = el("p", { class: "note", role: "status" }, HINT);
+  if (!DATA.lanes.length && !DATA.jobs.length) return section("lanes", "Lanes", "No trial has ended yet.");
+  const status = el("p", { class: "note hint", role: "status" }, HINT);
   const tasks = el("div", { class: "legend", tabindex: 0, role: "group", "aria-label": "tasks by colour" }, DATA.shards.tasks.slice(0, 24).map((task, i) => el("span", {}, el("span", { class: "swatch", style: { background: `var(--line-${i % SERIES})` } }), said(task))));
-  const made = section("lanes", "Lanes", "A row per trial and per row of jobs without GPUs. Grey: held; dark grey: import, load, warm-up; colours: shards by task.", status, el("div", { class: "canvas" }, canvas), tasks, longest());
+  const made = section("lanes", "Lanes", "A row for each trial, and rows for jobs without GPUs. Faint: a trial holds its GPUs; grey: import, load, warm-up, and jobs; colours: shards by task.", status, el("div", { class: "canvas" }, canvas), tasks, longest());
   whenSeen(canvas, () => new Lanes(canvas, status).draw());
   return made;
 }
@@ -192,23 +202,13 @@ function longest() {
     s.task.map((_, i) => i), { label: "shards", order: [6, false] }));
 }
 
-function nodesPart() {
-  const bad = new Map();
-  for (const [, about, , isBad] of DATA.notes) if (isBad) bad.set(about, (bad.get(about) ?? 0) + 1);
-  const columns = [{ name: "node", of: (r) => r[0] }, { name: "weights", of: (r) => r[1] }, { name: "GPUs", of: (r) => r[2] }, { name: "staged", of: (r) => r[3], show: (r) => bytes(r[3]), right: true },
-    { name: "from storage", of: (r) => r[4], show: (r) => bytes(r[4]), right: true }, { name: "seconds", of: (r) => r[5], show: (r) => seconds(r[5]), right: true },
-    { name: "before its GPUs", of: (r) => r[6], show: (r) => seconds(r[6]), right: true }, { name: "troubles", of: (r) => bad.get(r[0]) ?? 0, right: true }, { name: "why", of: (r) => r[7] }];
-  return section("nodes", "Nodes", "Where the weights were staged, and how. \"Before its GPUs\": seconds that they were there ahead of the first free GPU.", table(columns, DATA.nodes, { label: "nodes" }));
-}
-
 function failuresPart() {
-  const kinds = (row) => (row[3] ? "trouble" : "news");
   const all = DATA.notes, bad = all.filter((n) => n[3]);
-  const columns = [{ name: "at", of: (r) => r[0], show: (r) => seconds(r[0]), right: true }, { name: "kind", of: kinds }, { name: "what", of: (r) => r[1] }, { name: "what happened", of: (r) => r[2] }];
+  const columns = [{ name: "at", of: (r) => r[0], show: (r) => seconds(r[0]), right: true }, { name: "what", of: (r) => r[1] }, { name: "what happened", of: (r) => r[2], show: (r) => said(r[2], r[3] ? "said trouble" : "said") }];
   const list = table(columns, bad, { label: "failures and troubles", order: [0, true] });
-  const logs = DATA.logs?.length ? el("div", {}, el("h3", { text: "Last lines of their logs" }), DATA.logs.map(([job, lines]) => el("details", {}, el("summary", {}, said(job)), el("pre", { tabindex: 0 }, said(lines)), command(`evalspan logs ${quoted(DATA.about.id)} ${quoted(job)}`)))) : null;
+  const logs = DATA.logs?.length ? el("div", {}, el("h3", { text: "Last lines of their logs" }), DATA.logs.map(([job, lines, isLog]) => el("details", {}, el("summary", {}, said(job)), el("pre", { tabindex: 0 }, said(lines)), isLog ? command(`evalspan logs ${quoted(DATA.about.id)} ${quoted(job)}`) : null))) : null;
   const warnings = DATA.warnings.length ? el("ul", {}, DATA.warnings.map((text) => el("li", {}, said(text)))) : null;
   const unscored = Object.entries(DATA.unscored).map(([task, items]) => el("li", {}, said(task, "said strong"), `: ${Object.keys(items).length} items without a score, the first: `, said(Object.entries(items)[0]?.join(": "))));
-  return section("failures", "Failures", bad.length ? null : "Nothing failed.", warnings, unscored.length ? el("ul", {}, unscored) : null,
+  return section("failures", "Failures", bad.length || DATA.warnings.length ? null : "Nothing failed.", warnings, unscored.length ? el("ul", {}, unscored) : null,
     choice("show", [["bad", `troubles (${bad.length})`], ["all", `all events (${all.length})`]], (v) => list.show(v === "all" ? all : bad)), list, logs);
 }

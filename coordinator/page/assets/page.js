@@ -20,12 +20,33 @@ function begin() {
   if (DATA.made_at) main.append(el("footer", { class: "note", text: `Made ${when(DATA.made_at)} by evalspan ${DATA.version ?? ""}. Nothing in this page was loaded from elsewhere.` }));
 }
 
+const DARK = matchMedia("(prefers-color-scheme: dark)");
+
 function otherTheme() {
-  const dark = document.documentElement.dataset.theme ?? (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
+  const dark = document.documentElement.dataset.theme ?? (DARK.matches ? "dark" : "light");
   document.documentElement.dataset.theme = dark === "dark" ? "light" : "dark";
-  const at = scrollY;
-  drawAgain(); // canvases keep the colours that they were drawn with
-  scrollTo(0, at);
+  recolour();
+}
+
+/** Canvases keep the colours that they were drawn with. */
+function recolour() {
+  for (const drawn of document.querySelectorAll(".plot, canvas")) drawn.redraw?.();
+}
+
+/** Paper is white and does not scroll: what is printed is drawn whole, in light colours, with the logs of failures. */
+function printed() {
+  const { theme } = document.documentElement.dataset;
+  const closed = document.querySelectorAll("#failures details:not([open])");
+  const set = (printing, to) => {
+    PRINTING = printing;
+    if (to) document.documentElement.dataset.theme = to;
+    else delete document.documentElement.dataset.theme;
+    for (const log of closed) log.open = printing;
+    recolour();
+  };
+  for (const waiting of document.querySelectorAll("[data-waits]")) waiting.drawNow?.();
+  set(true, "light");
+  addEventListener("afterprint", () => set(false, theme), { once: true });
 }
 
 function drawAgain() {
@@ -33,4 +54,6 @@ function drawAgain() {
   begin();
 }
 
+DARK.addEventListener("change", recolour);
+addEventListener("beforeprint", printed);
 begin();

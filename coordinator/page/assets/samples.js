@@ -6,6 +6,7 @@ const AT_ONCE = 50; // samples listed at once
 const [ID, PROMPT, CHOICES, ANSWERS, FILTERED, TARGET, VALUES, FILTER, HASH] = [0, 1, 2, 3, 4, 5, 6, 7, 8];
 
 function samplesPart() {
+  if (!DATA.samples.length) return section("samples", "Samples", "There are no samples.");
   const list = el("div", { class: "samples" }), count = el("p", { class: "note", role: "status" });
   const state = { task: 0, text: "", only: "all", rows: [] };
   const pairs = DATA.kind === "comparison";
@@ -28,8 +29,7 @@ function samplesPart() {
   const tools = el("div", { class: "tools" }, choice("task", DATA.samples.map((s, i) => [i, `${s.task} (${s.of.toLocaleString("en")})`]), (v) => { state.task = Number(v); load(); }),
     choice("show", kinds, (v) => { state.only = v; draw(); }), search("find text", (v) => { state.text = v; draw(); }));
   const made = section("samples", "Samples", null, tools, count, list);
-  if (DATA.samples.length) whenSeen(made, load);
-  else count.textContent = "There are no samples.";
+  requestIdleCallback(load); // not at the first look, yet before a print
   return made;
 }
 
@@ -62,11 +62,15 @@ function more(list, rows, from, pairs) {
 
 function sampleItem(sides, pairs) {
   const row = sides.at(-1);
-  const values = sides.map((side) => Object.entries(side[VALUES]).map(([name, v]) => `${name} ${shortValue(v)}`).join(", ")).join(" → ");
-  const made = el("details", { class: `sample ${mark(sides)}` }, el("summary", {}, el("span", { class: "number", text: `#${row[ID]}` }), " ", said(row[PROMPT].slice(-160), "said one-line"), el("span", { class: "values" }, said(values))));
+  const filter = row[FILTER] && row[FILTER] !== "none" ? `,${row[FILTER]}` : "";
+  const values = Object.keys(row[VALUES]).map((name) => `${name}${filter} ${sides.map((side) => shortValue(side[VALUES][name])).join(" → ")}`).join(", ");
+  const made = el("details", { class: `sample ${mark(sides)}` }, el("summary", {}, el("span", { class: "number", text: `#${row[ID]}` }), " ", said(ending(row[PROMPT]), "said one-line"), el("span", { class: "values" }, said(values))));
   made.addEventListener("toggle", () => { if (made.open && made.children.length === 1) made.append(sampleBody(sides, pairs)); });
   return made;
 }
+
+/** The end of a prompt, where the question stands. */
+const ending = (text) => (text.length <= 160 ? text : `… ${text.slice(-160).replace(/^\S*\s/, "")}`);
 
 const shortValue = (v) => (typeof v === "number" ? NUMBER.format(v) : String(v ?? "–").slice(0, 60));
 
@@ -83,8 +87,18 @@ function sampleBody(sides, pairs) {
   return el("div", { class: "body" }, el("h4", { text: "asked" }), el("pre", { tabindex: 0 }, said(row[PROMPT])), el("h4", { text: "gold" }), el("pre", { tabindex: 0 }, said(row[TARGET])), el("div", { class: pairs ? "sides" : null }, answers));
 }
 
+/** Choices with their log-likelihoods. The gold one is named by its place or its text. */
+function choicesOf(row) {
+  const worths = row[ANSWERS].map(parseFloat), most = Math.max(...worths);
+  return el("table", {}, el("tbody", {}, row[CHOICES].map((text, i) => {
+    const gold = row[TARGET] === String(i) || row[TARGET] === text;
+    const words = [gold ? "gold" : "", worths[i] === most ? "most likely" : ""].filter(Boolean).join(", ");
+    return el("tr", {}, el("td", {}, said(text)), el("td", { class: "right", text: Number.isFinite(worths[i]) ? worths[i].toFixed(3) : "–" }), el("td", { class: "soft", text: words }));
+  })));
+}
+
 function answersOf(row) {
-  if (row[CHOICES].length) return el("table", {}, el("tbody", {}, row[CHOICES].map((text, i) => el("tr", {}, el("td", {}, said(text)), el("td", { class: "right" }, said(row[ANSWERS][i] ?? ""))))));
+  if (row[CHOICES].length) return choicesOf(row);
   const parts = [el("h4", { text: "answered" }), ...row[ANSWERS].map((a) => el("pre", { tabindex: 0 }, said(a)))];
   if (row[FILTERED].length) parts.push(el("h4", {}, "after the filter ", said(row[FILTER])), ...row[FILTERED].map((a) => el("pre", { tabindex: 0 }, said(a))));
   return el("div", {}, parts);

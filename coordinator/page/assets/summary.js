@@ -3,11 +3,12 @@
 if (DATA.kind === "evaluation") PARTS.push(
   { id: "summary", name: "Summary", make: summaryPart }, { id: "scores", name: "Scores", make: scoresPart }, { id: "time", name: "Time", make: timePart });
 
-const CAUSES = { infer: "inference", imports: "import", load: "load", warm: "warm-up", dump: "dump", wait: "wait", other: "interpreter" };
+const CAUSES = { infer: "inference", imports: "import", load: "load", warm: "warm-up", dump: "dump", wait: "wait", other: "start, end, lost" };
 const STAGES = { build: "build requests", staging: "stage weights", queue_wait: "longest wait in the queue", load: "import, load, warm-up (mean)", inference: "inference", metric_tail: "metrics after the last response" };
 
 /** Bars of seconds beside each other. `rows`: [name, seconds, note, colour]. */
-function bars(rows, label) {
+function bars(rows, label, none = "None.") {
+  if (!rows.length) return el("p", { class: "note", text: none });
   const most = Math.max(...rows.map((r) => r[1]), 1e-9);
   return el("table", { class: "bars", "aria-label": label }, el("tbody", {}, rows.map(([name, value, note, tint]) =>
     el("tr", {}, el("th", { scope: "row" }, said(name)), el("td", { class: "bar" }, el("span", { style: { width: `${Math.max(0, 100 * value / most)}%`, background: tint ?? "var(--line-0)" } })),
@@ -16,7 +17,7 @@ function bars(rows, label) {
 
 function summaryPart() {
   const a = DATA.about, rows = [];
-  if (a.makespan !== null) rows.push(["makespan", a.makespan, a.ratio ? `${a.ratio.toFixed(3)} × the lower bound` : ""]);
+  if (a.makespan !== null) rows.push([a.status === "running" ? "so far" : "makespan", a.makespan, a.ratio ? `${a.ratio.toFixed(3)} × the lower bound` : ""]);
   if (a.bound) rows.push(["lower bound", a.bound, "no schedule of these seconds is shorter", "var(--line-2)"]);
   if (a.predicted) rows.push(["predicted", a.predicted, "by the plan", "var(--line-3)"]);
   for (const [policy, value] of Object.entries(DATA.policies)) rows.push([policy, value, "simulated from the seconds of this run", "var(--soft)"]);
@@ -25,7 +26,7 @@ function summaryPart() {
     ["weights staged", `${bytes(a.staged_bytes)}, of these ${bytes(a.storage_bytes)} read from storage`],
     a.tokens?.computed ? ["tokens", figure(a.tokens.computed)] : null, a.waited ? ["without GPUs", seconds(a.waited)] : null,
     a.limited ? ["kept out by a limit on jobs", seconds(a.limited)] : null, a.paused ? ["paused", seconds(a.paused)] : null].filter(Boolean);
-  return section("summary", a.id, null, el("dl", {}, facts.map(([name, value]) => [el("dt", { text: name }), el("dd", {}, said(value))])),
+  return section("summary", "Summary", null, el("dl", {}, facts.map(([name, value]) => [el("dt", { text: name }), el("dd", {}, said(value))])),
     bars(rows, "makespan beside its bound and simulated baselines"), command(`evalspan report ${quoted(a.id)} --verbose`));
 }
 
@@ -44,9 +45,9 @@ function scoresPart() {
 function timePart() {
   const total = Object.values(DATA.causes).reduce((a, b) => a + b, 0);
   const causes = Object.entries(CAUSES).map(([key, name], i) => [name, DATA.causes[key], total ? share(DATA.causes[key] / total) : "", `var(--line-${i})`]).filter((r) => r[1] > 0);
-  const stages = Object.entries(STAGES).filter(([key]) => DATA.stages[key] !== undefined).map(([key, name]) => [name, DATA.stages[key], key === "queue_wait" ? DATA.stages.waited_for : ""]);
+  const stages = Object.entries(STAGES).filter(([key]) => DATA.stages[key] !== undefined).map(([key, name]) => [name, Math.max(0, DATA.stages[key]), key === "queue_wait" ? DATA.stages.waited_for : ""]);
   return section("time", "Where the time went", "From the trigger to the score; stages overlap.", el("h3", { text: "Stages" }), bars(stages, "seconds of each stage"),
-    el("h3", { text: "GPU seconds by cause" }), causes.length ? bars(causes, "GPU seconds by cause") : el("p", { text: "No trial has ended yet." }), el("h3", { text: "Predicted and actual seconds of tasks" }), predictions());
+    el("h3", { text: "GPU seconds by cause" }), bars(causes, "GPU seconds by cause", "No trial has ended yet."), el("h3", { text: "Predicted and actual seconds of tasks" }), predictions());
 }
 
 /** Per task: sums over its shards. */

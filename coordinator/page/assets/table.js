@@ -13,7 +13,9 @@ function table(columns, rows, { caption, open, order = null, label } = {}) {
     return el("th", { scope: "col", class: column.right ? "right" : null }, button);
   });
   const made = el("table", { "aria-label": label ?? null }, caption ? el("caption", { text: caption }) : null, el("thead", {}, el("tr", {}, heads)), body);
+  const none = el("p", { class: "note", text: "None." });
   function fill() {
+    [made.hidden, none.hidden] = [!rows.length, rows.length > 0];
     const sorted = by === null ? [...rows] : rows.toSorted((a, b) => compared(columns[by].of(a), columns[by].of(b)) * (up ? 1 : -1));
     heads.forEach((head, i) => head.setAttribute("aria-sort", by === i ? (up ? "ascending" : "descending") : "none"));
     body.replaceChildren(...sorted.slice(0, shown).map((row) => rowOf(columns, row, open)));
@@ -21,7 +23,7 @@ function table(columns, rows, { caption, open, order = null, label } = {}) {
     more.textContent = `${(rows.length - shown).toLocaleString("en")} more rows`;
   }
   fill();
-  const holder = el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": `table: ${caption ?? label ?? ""}` }, made, more);
+  const holder = el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": `table: ${caption ?? label ?? ""}` }, made, none, more);
   holder.show = (others) => { rows = others; shown = FIRST_ROWS; fill(); };
   return holder;
 }
@@ -29,11 +31,18 @@ function table(columns, rows, { caption, open, order = null, label } = {}) {
 function rowOf(columns, row, open) {
   const cells = columns.map((column) => {
     const value = column.show ? column.show(row) : column.of(row);
-    return el("td", { class: column.right ? "right" : null }, value instanceof Node ? value : said(value ?? "–"));
+    return el("td", { class: column.right ? "right" : null }, value instanceof Node ? value : breaking(said(value ?? "–")));
   });
   if (!open) return el("tr", {}, cells);
   const key = (event) => { if (event.key === "Enter" || event.key === " ") { event.preventDefault(); open(row); } };
   return el("tr", { tabindex: 0, class: "opens", onclick: () => open(row), onkeydown: key }, cells);
+}
+
+/** The same text, whose long names may break after their parts. */
+function breaking(text) {
+  const parts = text.textContent.split(/(?<=[_/,|])/);
+  if (parts.length > 1) text.replaceChildren(...parts.flatMap((part) => [part, el("wbr")]));
+  return text;
 }
 
 /** Order of two cells; those without a value come last. */
