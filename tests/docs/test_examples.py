@@ -42,6 +42,8 @@ def _on(name: str) -> object:
 def test_the_examples_of_a_page_do_what_it_says(name, given, tmp_path, request):
     """Each block in the page's order; see `support.examples.run`."""
     entry = TABLE[name]
+    for module in entry.needs:
+        pytest.importorskip(module)
     if entry.on == "slurm":
         place = _user(request.getfixturevalue("site"), name)
     else:
