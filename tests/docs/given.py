@@ -142,10 +142,66 @@ def _ids(folder: Path) -> list[str]:
     return [file.parent.name for file in sorted(found, key=lambda file: file.stat().st_mtime)]
 
 
+def suite(folder: Path) -> dict[str, str]:
+    """`suites/mine.toml`: two documents of a toy task."""
+    (folder / "suites").mkdir()
+    (folder / "suites" / "mine.toml").write_text(toys.suite_text("mine", {"toy_choice": {"limit": 2}}))
+    return {}
+
+
+def repository(folder: Path) -> dict[str, str]:
+    """`evalspan`: the repository, as a reader has cloned it."""
+    (folder / "evalspan").symlink_to(Path(__file__).resolve().parents[2])
+    return {}
+
+
+def megatron(folder: Path) -> dict[str, str]:
+    """`checkpoints/iter_0000500`: the tiny Llama under Megatron Core's names and shapes, as its format `torch_dist` keeps
+    them, beside an optimizer's state; `hf-assets`: config and tokenizer.
+    """
+    import torch
+    import torch.distributed.checkpoint as dcp
+    from transformers import AutoModelForCausalLM
+
+    assets = folder / "hf-assets"
+    toys.toy_model(folder).rename(assets)
+    model = AutoModelForCausalLM.from_pretrained(assets)
+    (assets / "model.safetensors").unlink()
+    found, count = model.state_dict(), model.config.num_hidden_layers
+    groups, size = model.config.num_key_value_heads, model.config.head_dim
+
+    def layers(name: str) -> torch.Tensor:
+        return torch.stack([found[f"model.layers.{i}.{name}.weight"] for i in range(count)])
+
+    def heads(name: str) -> torch.Tensor:
+        return layers(f"self_attn.{name}_proj").view(count, groups, -1, size, model.config.hidden_size)
+
+    qkv = torch.cat([heads(name) for name in "qkv"], dim=2).view(count, -1, model.config.hidden_size)
+    attention, mlp = "decoder.layers.self_attention", "decoder.layers.mlp"
+    padding = torch.zeros(40, model.config.hidden_size)
+    state = {
+        "embedding.word_embeddings.weight": torch.cat([found["model.embed_tokens.weight"], padding]),
+        "output_layer.weight": torch.cat([found["lm_head.weight"], padding]),
+        "decoder.final_layernorm.weight": found["model.norm.weight"],
+        f"{attention}.linear_qkv.layer_norm_weight": layers("input_layernorm"),
+        f"{attention}.linear_qkv.weight": qkv,
+        f"{attention}.linear_proj.weight": layers("self_attn.o_proj"),
+        f"{mlp}.linear_fc1.layer_norm_weight": layers("post_attention_layernorm"),
+        f"{mlp}.linear_fc1.weight": torch.cat([layers("mlp.gate_proj"), layers("mlp.up_proj")], dim=1),
+        f"{mlp}.linear_fc2.weight": layers("mlp.down_proj"),
+        "optimizer.state.exp_avg.decoder.final_layernorm.weight": torch.zeros(4),
+    }
+    dcp.save(state, checkpoint_id=folder / "checkpoints" / "iter_0000500", no_dist=True)
+    return {}
+
+
 KINDS: dict[str, Callable[[Path], dict[str, str]]] = {
     "adapter": adapter,
     "checkpoint": checkpoint,
-    "evaluated": evaluated,
-    "series": series,
     "clone": clone,
+    "evaluated": evaluated,
+    "megatron": megatron,
+    "repository": repository,
+    "series": series,
+    "suite": suite,
 }

@@ -38,11 +38,13 @@ def _on(name: str) -> object:
     return pytest.param(name, marks=marks, id=name)
 
 
-@pytest.mark.timeout(1800)  # seconds; the first page of a kind that is given makes it
+@pytest.mark.timeout(1800)  # the tutorial trains a model and evaluates five checkpoints
 @pytest.mark.parametrize("name", [_on(name) for name in TABLE])
 def test_the_examples_of_a_page_do_what_it_says(name, given, tmp_path, request):
     """Each block in the page's order; see `support.examples.run`."""
     entry = TABLE[name]
+    for module in entry.needs:
+        pytest.importorskip(module)
     if entry.on == "slurm":
         place = _user(request.getfixturevalue("site"), name)
     else:

@@ -62,7 +62,8 @@ class Block:
 @dataclass(frozen=True, kw_only=True)
 class Entry:
     """A page's row of the table. `words`: capitals on the page → what the run puts there, for a shell to read; `found`:
-    capitals → a pattern, whose first group is looked for in the output so far, last match first.
+    capitals → a pattern, whose first group is looked for in the output so far, last match first; `needs`: modules that
+    evalspan does not bring, without which the page is skipped.
     """
 
     on: str = "local"
@@ -70,6 +71,7 @@ class Entry:
     words: dict[str, str] = field(default_factory=dict)
     found: dict[str, str] = field(default_factory=dict)
     env: dict[str, str] = field(default_factory=dict)
+    needs: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.on not in {"local", "slurm"}:
