@@ -279,7 +279,7 @@ kind = "{kind}"               # "local": processes on this machine; "slurm": job
 # mlflow_uri = "http://mlflow.site:5000"   # example; or file:///path of a file store
 # mlflow_experiment = "evalspan"
 
-# What the daemon keeps of evaluations that ended `older_than` ago; scores and journals always (docs/operations/operations.md).
+# What the daemon keeps of evaluations that ended `older_than` ago; scores and journals always (docs/operations/retention.md).
 [retention]
 # keep = "scores"             # example: "scores" alone, "responses" and samples too, or "all": only what is not needed goes; default: nothing goes
 # older_than = "30d"          # also "12h", "8w"
