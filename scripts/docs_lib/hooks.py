@@ -1,0 +1,147 @@
+"""Hooks of mkdocs: the site shows what a forge shows of the same pages. Named in mkdocs.yml.
+
+Rule: pages are plain Markdown with links between files of the repository; what a site needs besides is made here. Pages and
+files outside docs/ that a page links to become pages and texts of the folder `project` of the site.
+"""
+
+from __future__ import annotations
+
+import os
+import posixpath
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+ROOT = Path(__file__).resolve().parents[2]
+TOP_PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")
+ASSETS = ("worker-in-a-frame.js", "site.css")  # beside this module
+
+LINK = re.compile(r"(?<=\]\()([^)\s#]+)(#[^)\s]*)?(?=\))")
+FENCE = re.compile(r"^( *)(```+).*?^\1\2 *$", re.MULTILINE | re.DOTALL)
+OPENING = re.compile(r" *(```+)")
+ITEM = re.compile(r"(?:[-*]|\d+\.) +")
+COMMENT = re.compile(r" *<!-- example:")
+INDENT = 4  # columns of an item's further lines, for Python-Markdown
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Anchors by GitHub's rule; the script that lets search work from a folder comes from the site itself."""
+    config.mdx_configs.setdefault("toc", {})["slugify"] = anchor
+    config.extra["polyfills"] = ["assets/worker-in-a-frame.js?iframe-worker"]
+    config.extra_css.append("assets/site.css")
+    return config
+
+
+def anchor(heading: str, separator: str) -> str:
+    """A heading's name in links."""
+    return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", separator)
+
+
+def place(path: Path) -> str:
+    """Where a file of the repository is, as a name below docs/; README.md would become a folder's index."""
+    if path.is_relative_to(ROOT / "docs"):
+        return path.relative_to(ROOT / "docs").as_posix()
+    name = path.relative_to(ROOT).as_posix()
+    return f"project/{name.lower()}" if path.suffix == ".md" else f"project/{name}.txt"
+
+
+def source(uri: str) -> Path:
+    """The file that a page of the site is made from."""
+    return next((ROOT / name for name in TOP_PAGES if place(ROOT / name) == uri), ROOT / "docs" / uri)
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the pages of the top folder, and each file outside docs/ that a page links to."""
+    texts = {place(ROOT / name): (ROOT / name).read_text(encoding="utf-8") for name in TOP_PAGES}
+    pages = {file.src_uri: file.content_string for file in files.documentation_pages()} | texts
+    for uri, text in pages.items():
+        for target in _outside(source(uri), text):
+            texts.setdefault(place(target), shown(target))
+    texts |= {f"assets/{name}": (Path(__file__).parent / name).read_text() for name in ASSETS}
+    for uri, text in texts.items():
+        files.append(File.generated(config, uri, content=text))
+    return files
+
+
+def shown(path: Path) -> str:
+    """A file's text; of a folder, the names in it."""
+    if path.is_dir():
+        return "\n".join(sorted(one.name for one in path.iterdir() if one.name[0] not in "._")) + "\n"
+    return path.read_text(encoding="utf-8")
+
+
+def _outside(page: Path, text: str) -> Iterator[Path]:
+    """Files of the repository outside docs/ that the page links to."""
+    for link, _ in LINK.findall(FENCE.sub("", text)):
+        target = _target(page, link)
+        if target is not None and not target.is_relative_to(ROOT / "docs") and target.exists():
+            yield target
+
+
+def _target(page: Path, link: str) -> Path | None:
+    """The file of the repository that a link leads to; None: an address."""
+    if "://" in link or link.startswith("mailto:"):
+        return None
+    target = Path(os.path.normpath(page.parent / link))
+    return target if target.is_relative_to(ROOT) else None
+
+
+def on_page_markdown(markdown: str, *, page: Page, **_others: Any) -> str:
+    """The page's text for mkdocs: links to where the site has their targets, lists as CommonMark reads them, and without
+    the comments for the tests of its examples.
+    """
+    here = page.file.src_uri
+
+    def linked(match: re.Match[str]) -> str:
+        target = _target(source(here), match[1])
+        if target is None:
+            return match[0]
+        return posixpath.relpath(place(target), posixpath.dirname(here) or ".") + (match[2] or "")
+
+    text = _Lines(lambda line: LINK.sub(linked, line))
+    for line in markdown.split("\n"):
+        text.take(line)
+    return "\n".join(text.lines)
+
+
+class _Lines:
+    """Lines for Python-Markdown, which wants an empty line before a list or table, and four columns below an item."""
+
+    def __init__(self, prose: Callable[[str], str]) -> None:
+        self.lines: list[str] = []
+        self._prose = prose
+        self._fence = ""  # what ends the open block
+        self._comment = False
+        self._width = 0  # columns of the marker of the list's item that is open; 0: no list
+
+    def take(self, line: str) -> None:
+        """The next line of the page."""
+        before = self.lines[-1] if self.lines else ""
+        if self._fence:
+            if line.strip() == self._fence:
+                self._fence = ""
+            self.lines.append(self._indented(line))
+            return
+        if self._comment or COMMENT.match(line):
+            self._comment = "-->" not in line
+            return
+        listed = self._width
+        if item := ITEM.match(line):
+            self._width = item.end()
+        elif line.strip() and not line.startswith(" ") and not before.strip():
+            self._width = 0
+        if opening := OPENING.match(line):
+            self._fence = opening[1]
+        starts = (item and not listed) or (line.startswith("|") and not before.startswith("|"))
+        if starts and before.strip():
+            self.lines.append("")
+        self.lines.append(self._indented(self._prose(line) if not opening else line))
+
+    def _indented(self, line: str) -> str:
+        inside = self._width and line.strip() and line.startswith(" " * self._width)
+        return " " * max(0, INDENT - self._width) + line if inside else line

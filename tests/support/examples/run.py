@@ -1,0 +1,304 @@
+"""Run a page's examples as a reader would: commands in one shell, code in one interpreter, files where they stand.
+
+Rule: the page's folder is empty but for what is given, and is HOME; a page that ends leaves no process.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from coordinator.services.redis_server import RedisServer
+from evaljobs.contract.paths import WorkPaths
+from support.examples.pages import Block, Entry
+
+BLOCK_SECONDS = 480  # limit of one block
+SHOWN_SECONDS = 60  # for a block in the background to print what it shows
+END_SECONDS = 60  # for a block in the background to end after SIGINT, and for what it started to be gone
+OUTPUT_LINES = 60  # of a failed block's output in the message
+
+# Reads `NUMBER STATUS` of blocks: runs the file of that number, answers with its status. A block that must fail runs in a
+# shell of its own, since it would end this one. File descriptor 9 is the answer's; no block gets it.
+SHELL = r"""
+set -E; exec 8<&0 9>&1 </dev/null
+trap 'printf "%s %s\n" "$LINENO" "$?" > "$EXAMPLES/failed"' ERR
+while read -r number exits <&8; do
+  set -e; code=0
+  if [ "$exits" = 0 ]; then
+    source "$EXAMPLES/$number" </dev/null >"$EXAMPLES/$number.out" 2>&1 8<&- 9>&-
+  else
+    set +e
+    ( set -e; source "$EXAMPLES/$number" ) </dev/null >"$EXAMPLES/$number.out" 2>&1 8<&- 9>&-
+    code=$?
+  fi
+  export -p > "$EXAMPLES/environment"; pwd > "$EXAMPLES/place"
+  echo "$code" >&9
+done
+"""
+
+PYTHON = r"""
+import os, sys, traceback
+sys.path.insert(0, "")
+answers, names = os.dup(1), {"__name__": "__main__"}
+for request in open(0, closefd=False):
+    number, line, page = request.rstrip("\n").split(" ", 2)
+    out = os.open(f"{os.environ['EXAMPLES']}/{number}.out", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    os.dup2(out, 1), os.dup2(out, 2), os.close(out)
+    code = 0
+    try:
+        text = open(f"{os.environ['EXAMPLES']}/{number}").read()
+        exec(compile("\n" * (int(line) - 1) + text, page, "exec"), names)
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    sys.stdout.flush(), sys.stderr.flush()
+    os.write(answers, b"%d\n" % code)
+"""
+
+
+class ExampleError(Exception):
+    """A block did something else than its page says."""
+
+
+@dataclass(kw_only=True)
+class Place:
+    """Where a page runs: its folder, the environment, and how a command line is started there (as another user, say)."""
+
+    folder: Path
+    env: dict[str, str]
+    argv: Callable[[Sequence[str]], list[str]] = list
+    written: Callable[[Path], None] = lambda _path: None  # called for each file that the runner writes
+    ended: Callable[[], None] = lambda: None  # called before processes are looked for
+
+
+@dataclass
+class _Interpreter:
+    """A process that runs blocks one after the other, and answers each with a status."""
+
+    process: subprocess.Popen[bytes]
+    requests: int
+
+    def run(self, request: str) -> int | None:
+        """The block's status; None: the interpreter ended with the block, or the time is over."""
+        os.write(self.requests, f"{request}\n".encode())
+        assert self.process.stdout is not None
+        ready, _, _ = select.select([self.process.stdout], [], [], BLOCK_SECONDS)
+        answer = self.process.stdout.readline() if ready else b""
+        return int(answer) if answer.strip() else None
+
+
+@dataclass
+class Page:
+    """A page that runs."""
+
+    entry: Entry
+    place: Place
+    words: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.words = {**self.words, **self.entry.words}
+        self.work = self.place.folder / ".examples"  # blocks and their output
+        self.work.mkdir()
+        self.place.written(self.work)
+        self.env = {**self.place.env, **self.entry.env, "EXAMPLES": str(self.work)}
+        self.outputs: list[Path] = []
+        self.behind: list[tuple[Block, subprocess.Popen[bytes], Path]] = []
+        self.interpreters: dict[str, _Interpreter] = {}
+
+    def run(self, blocks: Sequence[Block]) -> None:
+        """Each block in order. ExampleError: the first that does something else than the page says."""
+        try:
+            for number, block in enumerate(blocks):
+                self._take(number, block)
+            for block, process, out in self.behind:
+                self._end_behind(block, process, out)
+        finally:
+            left = self._end()
+        if left:
+            raise ExampleError("processes are left:\n" + "\n".join(left))
+
+    def _take(self, number: int, block: Block) -> None:
+        file, out = self.work / str(number), self.work / f"{number}.out"
+        text = self._said(block.text)
+        if block.title:
+            target = self.place.folder / self._said(block.title)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_text((target.read_text() + "\n" if block.added else "") + text)
+            for path in (target, *target.parents):
+                if path == self.place.folder:
+                    break
+                self.place.written(path)
+            return
+        file.write_text(text)
+        out.touch()
+        for path in (file, out):
+            self.place.written(path)
+        self.outputs.append(out)
+        if block.background:
+            self._start_behind(block, file, out)
+            return
+        if block.language == "sh":
+            status = self._interpreter("sh").run(f"{number} {block.exits}")
+        else:
+            status = self._interpreter("python").run(f"{number} {block.line} {block.page.name}")
+        self._check(block, status, out)
+
+    def _check(self, block: Block, status: int | None, out: Path) -> None:
+        if status != block.exits:
+            raise ExampleError(self._failure(block, status, out))
+        for text in map(self._said, block.shows):
+            if not _shows(out, text):
+                raise ExampleError(f"{block.place}: the output does not show {text!r}\n{_tail(out)}")
+
+    def _failure(self, block: Block, status: int | None, out: Path) -> str:
+        """Page, line of the page, command, status and output."""
+        line, command = block.line, block.text.strip()
+        shell = self.interpreters["sh" if block.language == "sh" else "python"].process
+        if status is None:
+            with suppress(subprocess.TimeoutExpired):
+                status = shell.wait(timeout=5)
+        with suppress(OSError, ValueError, IndexError):
+            if block.language == "sh":
+                offset, code = map(int, (self.work / "failed").read_text().split())
+                line, status = block.line + offset - 1, code
+                command = _command(block.text, offset)
+        ending = f"did not end within {BLOCK_SECONDS} s" if status is None else f"ended with status {status}"
+        wanted = f" instead of {block.exits}" if block.exits else ""
+        name = block.place.rpartition(":")[0]
+        return f"{name}:{line}: `{command}` {ending}{wanted}\n{_tail(out)}"
+
+    def _said(self, text: str) -> str:
+        """The text with the words in capitals replaced."""
+        words = dict(self.words)
+        for word, pattern in self.entry.found.items():
+            if re.search(rf"\b{word}\b", text):
+                found = re.findall(pattern, "\n".join(map(_read, self.outputs)), re.MULTILINE)
+                if not found:
+                    raise ExampleError(f"no output so far shows {pattern!r}, from which {word} is read")
+                words[word] = found[-1]
+        if not words:
+            return text
+        return re.sub(rf"\b({'|'.join(map(re.escape, words))})\b", lambda found: words[found[1]], text)
+
+    def _interpreter(self, kind: str) -> _Interpreter:
+        if kind not in self.interpreters:
+            reading, writing = os.pipe()
+            bash = ["bash", "--noprofile", "--norc", "-c", SHELL]
+            line = [sys.executable, "-c", PYTHON] if kind == "python" else bash
+            self.interpreters[kind] = _Interpreter(
+                self._popen(line, stdin=reading, stdout=subprocess.PIPE), writing
+            )
+            os.close(reading)
+        return self.interpreters[kind]
+
+    def _popen(self, line: Sequence[str], **streams: Any) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            self.place.argv(line), env=self.env, cwd=self.place.folder, start_new_session=True, **streams
+        )
+
+    def _start_behind(self, block: Block, file: Path, out: Path) -> None:
+        """As in another terminal, with the shell's folder and environment."""
+        start = f'[ ! -e "$EXAMPLES/place" ] || {{ source "$EXAMPLES/environment"; cd "$(cat "$EXAMPLES/place")"; }}; set -e; source {file}'
+        with out.open("wb") as stream:
+            line = ["bash", "--noprofile", "--norc", "-c", start]
+            process = self._popen(line, stdin=subprocess.DEVNULL, stdout=stream, stderr=subprocess.STDOUT)
+        self.behind.append((block, process, out))
+        for text in map(self._said, block.shows):
+            _until(lambda text=text: _shows(out, text) or process.poll() is not None, SHOWN_SECONDS)  # type: ignore[misc]
+            if not _shows(out, text):
+                raise ExampleError(f"{block.place}: the output does not show {text!r}\n{_tail(out)}")
+
+    def _end_behind(self, block: Block, process: subprocess.Popen[bytes], out: Path) -> None:
+        if process.poll() not in {None, 0}:
+            raise ExampleError(
+                f"{block.place}: in the background `{block.text.strip()}` ended with status {process.returncode}\n{_tail(out)}"
+            )
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGINT)
+        try:
+            process.wait(timeout=END_SECONDS)
+        except subprocess.TimeoutExpired:
+            raise ExampleError(f"{block.place}: it does not end by SIGINT\n{_tail(out)}") from None
+
+    def _end(self) -> list[str]:
+        """End all that the page started; lines of what had to be ended by force."""
+        for interpreter in self.interpreters.values():
+            os.close(interpreter.requests)  # its end of input
+            with suppress(subprocess.TimeoutExpired):
+                interpreter.process.wait(timeout=5)
+            interpreter.process.stdout.close()  # type: ignore[union-attr]
+        for process in [process for _, process, _ in self.behind] + [
+            i.process for i in self.interpreters.values()
+        ]:
+            if process.poll() is None:
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+        self.place.ended()
+        for record in self.place.folder.rglob("redis/server.json"):
+            RedisServer(WorkPaths(record.parents[1])).stop()
+        _until(lambda: not _processes(self.place.folder), END_SECONDS)
+        left = _processes(self.place.folder)
+        for pid in left:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        return [f"{pid} {line}" for pid, line in left.items()]
+
+
+def _processes(folder: Path) -> dict[int, str]:
+    """Processes that name the folder in their command line or environment, or are in it, with their command lines."""
+    found, name = {}, os.fsencode(folder)
+    for process in Path("/proc").iterdir():
+        if not process.name.isdigit() or int(process.name) == os.getpid():
+            continue
+        with suppress(OSError):
+            line = (process / "cmdline").read_bytes()
+            if not line:  # ended, or of the kernel
+                continue
+            if (
+                name in line
+                or name in (process / "environ").read_bytes()
+                or name in os.fsencode((process / "cwd").readlink())
+            ):
+                found[int(process.name)] = line.replace(b"\0", b" ").decode(errors="replace")
+    return found
+
+
+def _command(text: str, line: int) -> str:
+    """The command that ends at this line of a block, with the lines that a backslash joins to it."""
+    lines = text.splitlines()
+    first = last = line - 1
+    while first and lines[first - 1].endswith("\\"):
+        first -= 1
+    while lines[last].endswith("\\"):
+        last += 1
+    return "\n".join(lines[first : last + 1]).strip()
+
+
+def _shows(out: Path, text: str) -> bool:
+    """Whether the text is in the output; lines may be broken elsewhere, by the width of a terminal."""
+    return " ".join(text.split()) in " ".join(_read(out).split())
+
+
+def _read(out: Path) -> str:
+    return out.read_text(errors="replace")
+
+
+def _tail(out: Path) -> str:
+    return "\n".join(_read(out).splitlines()[-OUTPUT_LINES:])
+
+
+def _until(condition: Callable[[], bool], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.1)
