@@ -280,7 +280,7 @@ kind = "{kind}"               # "local": processes on this machine; "slurm": job
 # mlflow_uri = "http://mlflow.site:5000"   # example: MLflow's server, or file:///path of a file store
 # mlflow_experiment = "evalspan"   # name of MLflow's experiment
 
-# What the daemon keeps of evaluations that ended `older_than` ago; scores and journals always (docs/operations/operations.md).
+# What the daemon keeps of evaluations that ended `older_than` ago; scores and journals always (docs/operations/retention.md).
 [retention]
 # keep = "scores"             # example: what stays: "scores" alone, "responses" and samples too, or "all": only what is not needed goes; default: nothing goes
 # older_than = "30d"          # time since an evaluation's end, also "12h" or "8w"

@@ -332,6 +332,7 @@ def test_a_daemon_whose_job_is_queued_is_not_started_again():
     )
     (never,) = show_daemon("", None, 400, NOW, "evalspan daemon", [replace(job, reason="PartitionTimeLimit")])
     assert "it never starts: `scancel 125`, then `sbatch -t TIME ...`" in never.plain
+    assert "extra_args" not in never.plain  # of jobs that evalspan submits
     assert "4 of its jobs still run" in drawn(200, row(stopped=True, jobs_left=4))
     assert "still run" not in drawn(200, row(stopped=True, jobs_left=0))
 

@@ -257,13 +257,15 @@ def show_daemon(
 
 
 def _queued(job: JobState, now: float) -> str:
+    queued = f"the daemon's job {job.job_id} is queued"
+    if job.reason == "PartitionTimeLimit":  # the reason's own words are about jobs that evalspan submits
+        return (
+            f"{queued} (the partition allows less time: {job.reason}); it never starts: `scancel {job.job_id}`, "
+            "then `sbatch -t TIME ...` with the time that `sinfo -o '%P %l'` allows"
+        )
     starts = "" if job.started_at is None else f"starts {clock_time(job.started_at, now)}"
     why = "; ".join(filter(None, [starts, in_words(job.reason)]))
-    never = f"; it never starts: `scancel {job.job_id}`, then `sbatch -t TIME ...` with the time that `sinfo -o '%P %l'` allows"
-    return (
-        f"the daemon's job {job.job_id} is queued{f' ({why})' if why else ''}"
-        f"{never if job.reason == 'PartitionTimeLimit' else ''}"
-    )
+    return f"{queued}{f' ({why})' if why else ''}"
 
 
 def show_left_out(count: int, shown: int, width: int, typed: str) -> Iterator[Text]:
