@@ -149,7 +149,8 @@ class WorkPaths:
         # File WORK_DIR/watched.json: checkpoints of watched folders that were taken, while they are there | the coordinator |
         # stays
         self.watched = self.root / "watched.json"
-        self.news = self.root / "news.json"  # ends that `[notify]` is still to send
+        # File WORK_DIR/news.json: evaluations whose end `[notify]` is still to send | the daemon | stays
+        self.news = self.root / "news.json"
 
     def evaluation(self, evaluation_id: str) -> EvaluationPaths:
         return EvaluationPaths(self.root / evaluation_id)
