@@ -17,7 +17,7 @@ from support.examples.run import Page, Place
 
 from .given import Given, environment
 
-TABLE, UNCONVERTED = table()
+TABLE = table()
 PAGES = pages()
 
 
@@ -43,6 +43,8 @@ def _on(name: str) -> object:
 def test_the_examples_of_a_page_do_what_it_says(name, given, tmp_path, request):
     """Each block in the page's order; see `support.examples.run`."""
     entry = TABLE[name]
+    if entry.long and "EVERY_PAGE" not in os.environ:
+        pytest.skip("its evaluations take long: scripts/docs check runs them")
     for module in entry.needs:
         pytest.importorskip(module)
     if entry.on == "slurm":
@@ -84,25 +86,16 @@ def _user(cluster: Cluster, name: str) -> Place:
 
 @pytest.mark.parametrize("name", PAGES)
 def test_every_example_is_run_or_says_why_not(name):
-    """A page's blocks have languages, and those that a reader types run here, in the test that is named, or not, with a
-    reason. Pages that are not converted yet are in a list, which loses each page that is.
-    """
-    try:
-        found = list(blocks(PAGES[name]))
-        for block in found:
-            if block.run_by:
-                assert (ROOT / block.run_by).is_file(), f"{block.place}: there is no {block.run_by}"
-        left = [block.place for block in found if block.run_here]
-        assert not left or name in TABLE, f"{left}: not marked, and the page is not in examples.toml"
-    except (AssertionError, ValueError):
-        if name not in UNCONVERTED:
-            raise
-        return
-    assert name not in UNCONVERTED, "the page is converted: take it out of `unconverted` in examples.toml"
+    """A page's blocks have languages. Those that a reader types run here, in the test that is named, or not, with a reason."""
+    found = list(blocks(PAGES[name]))
+    for block in found:
+        if block.run_by:
+            assert (ROOT / block.run_by).is_file(), f"{block.place}: there is no {block.run_by}"
+    left = [block.place for block in found if block.run_here]
+    assert not left or name in TABLE, f"{left}: not marked, and the page is not in examples.toml"
 
 
 def test_each_page_of_the_table_exists_and_has_something_to_run():
     for name in TABLE:
         assert any(block.run_here for block in blocks(PAGES[name])), name
-    assert set(PAGES) >= UNCONVERTED
     assert list(TABLE) == sorted(TABLE)

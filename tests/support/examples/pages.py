@@ -63,7 +63,7 @@ class Block:
 class Entry:
     """A page's row of the table. `words`: capitals on the page → what the run puts there, for a shell to read; `found`:
     capitals → a pattern, whose first group is looked for in the output so far, last match first; `needs`: modules that
-    evalspan does not bring, without which the page is skipped.
+    evalspan does not bring, without which the page is skipped; `long`: only `scripts/docs check` runs it, since its evaluations take longer than CI has.
     """
 
     on: str = "local"
@@ -72,6 +72,7 @@ class Entry:
     found: dict[str, str] = field(default_factory=dict)
     env: dict[str, str] = field(default_factory=dict)
     needs: tuple[str, ...] = ()
+    long: bool = False
 
     def __post_init__(self) -> None:
         if self.on not in {"local", "slurm"}:
@@ -84,13 +85,10 @@ def pages() -> dict[str, Path]:
     return found | {page.name: page for page in ROOT.glob("*.md")}
 
 
-def table() -> tuple[dict[str, Entry], set[str]]:
-    """Rows by page, and the pages that are not converted to the conventions yet."""
+def table() -> dict[str, Entry]:
+    """Rows by page."""
     read: dict[str, Any] = tomllib.loads(TABLE.read_text())
-    unconverted = set(read.pop("unconverted", []))
-    return {
-        name: Entry(**{**row, "given": tuple(row.get("given", ()))}) for name, row in read.items()
-    }, unconverted
+    return {name: Entry(**{**row, "given": tuple(row.get("given", ()))}) for name, row in read.items()}
 
 
 def blocks(page: Path) -> Iterator[Block]:
