@@ -10,6 +10,7 @@ import hashlib
 import os
 import re
 import shutil
+import stat
 from collections.abc import Callable
 from pathlib import Path
 
@@ -154,18 +155,24 @@ def slurm_options(config: Config) -> SlurmOptions:
     )
 
 
+def _password(file: Path | None) -> str | None:
+    """OperatorError where the file cannot be read, or where all users may read it."""
+    if file is None:
+        return None
+    try:
+        mode, password = file.stat().st_mode, file.read_text().strip()
+    except OSError as error:
+        raise OperatorError(f"redis.password_file {file}: {error.strerror}") from error
+    if mode & stat.S_IROTH:
+        raise OperatorError(f"redis.password_file {file}: all users may read it; type: chmod o-r {file}")
+    return password
+
+
 def keeper_of(config: Config, cluster: Cluster, calls: ClusterCalls | None = None) -> Keeper:
     """The site's Redis where the settings name one, else a server of our own."""
     work = WorkPaths(config.work_dir)
     if config.redis.url:
-        password = None
-        if config.redis.password_file is not None:
-            try:
-                password = config.redis.password_file.read_text().strip()
-            except OSError as error:
-                raise OperatorError(
-                    f"redis.password_file {config.redis.password_file}: {error.strerror}"
-                ) from error
+        password = _password(config.redis.password_file)
         try:
             address = RedisAddress.from_url(
                 config.redis.url,

@@ -83,6 +83,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, int]]
 def config(site: tuple[Path, int], work: Path, **changes: object) -> Config:
     folder, port = site
     (folder / "password").write_text(PASSWORD + "\n")
+    (folder / "password").chmod(0o640)
     section = {
         "url": f"rediss://localhost:{port}/0",
         "username": "evalspan",
@@ -127,3 +128,16 @@ def test_what_is_missing_is_said(
     with pytest.raises(OperatorError, match=said):
         keeper_of(settings, cluster_of(settings)).ensure()
     assert not WorkPaths(settings.work_dir).redis_address.exists()
+
+
+def test_a_password_that_all_users_may_read_is_refused(tmp_path: Path) -> None:
+    """The line says what to type."""
+    file = tmp_path / "password"
+    file.write_text(PASSWORD)
+    file.chmod(0o644)
+    site = RedisConfig(url="redis://127.0.0.1:1/0", username="evalspan", password_file=file)
+    settings = Config(work_dir=tmp_path / "work", redis=site)
+    with pytest.raises(OperatorError, match=f"chmod o-r {file}"):
+        keeper_of(settings, cluster_of(settings))
+    file.chmod(0o640)
+    keeper_of(settings, cluster_of(settings))
