@@ -23,6 +23,7 @@ from pathlib import Path
 from dev_cluster.api import Cluster
 
 from chaos_lib.campaign import Run
+from chaos_lib.site import INTRUDER
 
 GAP_S = (3.0, 17.0)  # between two strikes of a schedule
 
@@ -179,9 +180,8 @@ def _preempted(run: Run) -> str | None:
     node = _node_of(run, "trial")
     if node is None:
         return None
-    options = ["--partition=gpu", f"--nodelist={node}", "--gres=gpu:2", "--mem=100", "--job-name=intruder"]
-    # Slurm holds a requeued job back for two minutes: where the node dies, too, it would be left behind
-    run.site.user(["sbatch", *options, "--no-requeue", "--output=/dev/null", "--wrap=sleep 5"])
+    options = ["--partition=gpu", f"--nodelist={node}", "--gres=gpu:2", "--mem=100", f"--job-name={INTRUDER}"]
+    run.site.user(["sbatch", *options, "--output=/dev/null", "--wrap=sleep 5"])
     return node
 
 
