@@ -62,6 +62,7 @@ kind = "slurm"
 partition = "gpu"
 cpu_partition = "cpu"
 poll_seconds = {poll}
+export = ["BENCH_*"]
 [watch]
 suite = "{suite}"
 folders = {folders}
