@@ -19,7 +19,7 @@ from coordinator.simulation.instance import DataSet, Instance
 from evaljobs.contract.specs import Mode
 from priors.hardware import MEMORY_GB, NOMINAL, memory_bytes
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "plan.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "evaluating" / "plan.md"
 
 
 def evalspan(folder: Path, *arguments: str) -> Result:
