@@ -23,7 +23,7 @@ from support.toys import cluster_tasks, config_text, furnish, suite_text, toy_mo
 from evaljobs.contract.storage import read_frames
 
 HUNG_SECONDS = 45
-INTRUDER = "intruder"  # the job that preempts: another user's, in the cluster's eyes
+INTRUDER = "intruder"  # name of the job that preempts trials, from a partition of higher priority
 TASKS: dict[str, dict[str, int]] = {"toy_choice": {}, "toy_sums": {"limit": 24}, "toy_programs": {}}
 
 

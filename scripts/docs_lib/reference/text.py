@@ -50,7 +50,7 @@ def kinds(annotation: str) -> str:
 
 
 def block(text: str) -> str:
-    """Output or a shape, which nobody runs."""
+    """Output or a shape, which is not run."""
     return f"```text\n{text.rstrip()}\n```"
 
 
