@@ -27,7 +27,7 @@ def test_a_folder_trained_again_is_another_model(tmp_path: Path, monkeypatch, ke
         weights.write_bytes(content)
         arguments = with_full_paths({key: typed}, tmp_path)
         assert arguments == {key: str(weights.parent)}
-        keys.add(_named_by(ModelOptions(model_args=arguments), Digests(None)))
+        keys.add(_named_by(ModelOptions(model_args=arguments), Digests(None), {}))
     assert len(keys - {""}) == 2
 
 

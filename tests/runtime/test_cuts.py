@@ -95,9 +95,9 @@ def test_fewer_tokens_take_less(folder: Path, tmp_path: Path) -> None:
 
 
 def test_only_the_batches_of_the_wanted_cut_count_as_built(folder: Path, tmp_path: Path) -> None:
-    assert request_sets.found(folder, "fast-100-8") == {"t0": str(folder / "t0")}
-    assert request_sets.found(folder, "") == {"t0": str(folder / "t0")}
-    assert request_sets.found(folder, "fast-50-8") is None
+    assert request_sets.found(folder, "fast-100-8", None) == {"t0": str(folder / "t0")}
+    assert request_sets.found(folder, "", None) == {"t0": str(folder / "t0")}
+    assert request_sets.found(folder, "fast-50-8", None) is None
     with pytest.raises(PlanningError, match="batches-fast-50-8"):
         plan_of(folder, "fast-50-8", tmp_path)
 
