@@ -25,6 +25,7 @@ from evaljobs.contract.names import HF_ENGINES, PLACES
 from evaljobs.contract.paths import shipped_index
 from evaljobs.contract.specs import ModelOptions, Sources, SuiteSpec
 from evaljobs.lmeval import shown_inputs, source_files
+from evaljobs.staging.fingerprint import BadWeights, folder_identity
 
 # Variables that say where something lies, or how much is printed: what lies there counts.
 NO_INPUT = re.compile(
@@ -59,7 +60,7 @@ def inputs_of(
     found = Inputs(
         lm_eval=lm_eval,
         entries=tuple(entries),
-        model=_named_by(model, digests, env),
+        model=_named_by(model, env),
         env=_digests_of(site.worker_env),
         single=tuple(n for n in names if source_files.is_one_task(suite.include_path, n, digests, lookup)),
     )
@@ -84,16 +85,26 @@ def _lookup(index: Path) -> source_files.Lookup:
     return shipped
 
 
-def _named_by(model: ModelOptions, digests: source_files.Digests, env: Mapping[str, str]) -> str:
+def _named_by(model: ModelOptions, env: Mapping[str, str]) -> str:
     """What model arguments name, as of `Inputs.model`; "" where they name nothing."""
     named = {
-        key: source_files.file_or_folder(Path(value), digests)
+        key: _identity(key, value)
         for key, value in model.model_args.items()
         if isinstance(value, str) and value.startswith("/") and os.path.exists(value)  # noqa: PTH110 (also unreadable)
     }
     for key, name in source_files.hub_models(model).items():
         (named[key],) = shown_inputs.revision_rows([name], "models", env).values()
     return json.dumps(sorted(named.items())) if named else ""
+
+
+def _identity(key: str, place: str) -> str:
+    """"-" where the place cannot be read: the job that reads it reports the error."""
+    try:
+        return folder_identity(place)
+    except BadWeights as error:
+        raise OperatorError(f"{key} in [trial] model_args: {place}: {error}") from error
+    except OSError:
+        return "-"
 
 
 def _digests_of(env: Mapping[str, str]) -> dict[str, str]:

@@ -12,8 +12,10 @@ from support.simulated.parts import record
 from coordinator.evaluation import events as ev
 from coordinator.evaluation import step as machine
 from coordinator.evaluation.actions import FindResponses, MakePlan
+from coordinator.evaluation.job_specs import Site
 from coordinator.evaluation.records import EvaluationRecord, cut_on_disk
 from coordinator.intake import request_sets
+from coordinator.intake.present import Present
 from coordinator.planning.make_plan import PlanningError, make_plan
 from coordinator.runtime import reuse
 from coordinator.runtime.journal import line_of
@@ -140,7 +142,8 @@ def test_responses_are_used_again_in_the_same_cut_alone(
     sought = FindResponses(
         sets={0: {"t0": str(folder / "t0")}}, batch_size=8, cuts={0: wanted} if wanted else {}
     )
-    found = reuse.find(state, sought, work, 3.0)
+    site = Site(work_dir=str(work.root), trial_command=(), worker_command=())
+    found = reuse.find(state, sought, work, Present(site), 3.0)
     assert dict(found.sources) == ({"t0": before.evaluation_id} if of == wanted else {})
     if of == wanted:
         assert {ShardId.parse(shard).cut for shard, _ in found.shards} == {wanted}
