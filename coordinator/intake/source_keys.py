@@ -98,7 +98,7 @@ def _named_by(model: ModelOptions, env: Mapping[str, str]) -> str:
 
 
 def _identity(key: str, place: str) -> str:
-    """"-" where the place cannot be read: the job that reads it reports the error."""
+    """ "-" where the place cannot be read: the job that reads it reports the error."""
     try:
         return folder_identity(place)
     except BadWeights as error:

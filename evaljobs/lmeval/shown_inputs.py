@@ -93,16 +93,20 @@ def recorded(rows: dict[str, str], *, leave_out: Iterable[str | Path] = ()) -> I
         yield
     finally:
         _recorder = None
-    places = _Places(leave_out)
+        _add_rows(rows, mine, before, _Places(leave_out, began))
+
+
+def _add_rows(rows: dict[str, str], mine: _Recorder, before: set[str], places: _Places) -> None:
+    """`before`: names of the modules that were there when the block began."""
     digests = Digests()
     for path, changed_at in mine.opened.items():
-        kept = None if path in mine.written else places.row_of(path, began)
+        kept = None if path in mine.written else places.row_of(path)
         if kept is not None:
             same = kept != path or _changed_at(path) == changed_at
             rows[kept] = digests.of(Path(kept)) if same else CHANGING
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
-        kept = places.row_of(file, began) if isinstance(file, str) else None
+        kept = places.row_of(file) if isinstance(file, str) else None
         if kept is None:
             continue
         rows.setdefault(kept, digests.of(Path(kept)))
@@ -125,8 +129,10 @@ def _changed_at(path: str) -> int:
 class _Places:
     """Which files count as inputs, and under which path."""
 
-    def __init__(self, leave_out: Iterable[str | Path]) -> None:
+    def __init__(self, leave_out: Iterable[str | Path], began: int) -> None:
+        """`began`: ns; files of the temporary folder that are younger were made by the run itself."""
         env = os.environ
+        self._began = began
         home = env.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111
         caches = (home, hub_cache(env), datasets_cache(env), env.get("HF_HOME"), env.get("HF_MODULES_CACHE"))
         left = [str(p) for p in (*leave_out, *SYSTEM, *caches, sysconfig.get_path("stdlib")) if p]
@@ -134,7 +140,7 @@ class _Places:
         self._left = tuple({f"{place}/" for place in left})
         self._temporary = f"{os.path.realpath(tempfile.gettempdir())}/"
 
-    def row_of(self, path: str, began: int) -> str | None:
+    def row_of(self, path: str) -> str | None:
         """The path of the row that stands for this file; None: it is no input."""
         parts = path.split("/")
         for number, part in enumerate(parts):
@@ -144,7 +150,7 @@ class _Places:
         path = _source_of(path)
         if path.endswith(".pyc") or path.startswith(self._left) or not os.path.isfile(path):  # noqa: PTH113
             return None
-        young = path.startswith(self._temporary) and _changed_at(path) >= began
+        young = path.startswith(self._temporary) and _changed_at(path) >= self._began
         return None if young else path
 
 
