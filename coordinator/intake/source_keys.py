@@ -93,12 +93,13 @@ def _named_by(model: ModelOptions, env: Mapping[str, str]) -> str:
         if isinstance(value, str) and value.startswith("/") and os.path.exists(value)  # noqa: PTH110 (also unreadable)
     }
     for key, name in source_files.hub_models(model).items():
-        (named[key],) = shown_inputs.revision_rows([name], "models", env).values()
+        (revision,) = shown_inputs.revision_rows([name], "models", env).values()
+        named[key] = f"{name} {revision}"
     return json.dumps(sorted(named.items())) if named else ""
 
 
 def _identity(key: str, place: str) -> str:
-    """ "-" where the place cannot be read: the job that reads it reports the error."""
+    """Digest of a file or a folder; "-" where it cannot be read, since the job that reads it reports the error."""
     try:
         return folder_identity(place)
     except BadWeights as error:

@@ -183,7 +183,7 @@ def keys_of(state: State) -> dict[str, dict[str, str]]:
     for task, leaf in state.shards.leaves.items():
         with suppress(OSError, ValueError):
             manifest = read_record(request_set_manifest(leaf.planned.folder), RequestSetManifest)
-            keys[task] = {"requests": manifest.key, "score": manifest.score_key}
+            keys[task] = {"requests": manifest.key, "asks": manifest.asks, "score": manifest.score_key}
     return keys
 
 

@@ -30,7 +30,7 @@ from coordinator.intake.present import Present
 from coordinator.planning.make_plan import PlanningError, read_sets
 from coordinator.runtime.journal import read_events
 from evaljobs.contract.folded import exists, file_size, open_file, read_bytes
-from evaljobs.contract.names import ShardId
+from evaljobs.contract.names import PLACES, ShardId
 from evaljobs.contract.outcomes import Scored
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths, slug
 from evaljobs.contract.specs import BatchIndex, FrameRef, RequestSetManifest
@@ -135,19 +135,18 @@ def _candidates(state: State, work: WorkPaths) -> Iterator[_Earlier]:
         with contextlib.suppress(OSError, ValueError, ValidationError, AttributeError):
             record = EvaluationRecord.model_validate_json(paths.evaluation.read_bytes())
             said: dict[str, Any] = json.loads(paths.results.read_bytes()).get("evalspan", {})
-            same = (record.checkpoint.digest, record.convert, record.model) == (
-                spec.digest,
-                ours.convert,
-                ours.model,
-            )
-            same = same and _adapters(record) == _adapters(ours)
+            same = (record.checkpoint.digest, record.convert) == (spec.digest, ours.convert)
+            same = same and _model(record) == _model(ours)
             if same and said.get("keys"):
                 found.append(_Earlier(record, paths, said.get("batch_size"), said["keys"]))
     return iter(sorted(found, key=lambda e: -e.record.accepted_at))
 
 
-def _adapters(record: EvaluationRecord) -> dict[str, str]:
-    return {} if record.inputs is None else record.inputs.named(adapters=True)
+def _model(record: EvaluationRecord) -> object:
+    """The model's settings, and what its adapter is; the request digest holds what a tokenizer is."""
+    rest = {key: value for key, value in record.model.model_args.items() if key not in PLACES}
+    adapters = None if record.inputs is None else record.inputs.named(adapters=True)
+    return record.model.model_copy(update={"model_args": rest}), adapters
 
 
 def _with(

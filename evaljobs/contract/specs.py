@@ -199,6 +199,7 @@ class RequestSetManifest(Kept):
     schema_version: int = SCHEMA_VERSION
     task: str
     key: str
+    asks: str = ""  # digest of what two results must share to be compared: prompts and settings, no versions
     score_key: str = ""
     shown: str = ""  # name of the file with the rows that the build showed, as in `EntryManifest`
     output_type: str

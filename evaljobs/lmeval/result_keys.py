@@ -19,9 +19,11 @@ from pathlib import Path
 from typing import Any
 
 import evaljobs
+from evaljobs.contract.names import ADAPTERS
 from evaljobs.contract.specs import ModelOptions, SuiteSpec
 from evaljobs.errors import OperatorError
 from evaljobs.lmeval import shown_inputs
+from evaljobs.lmeval.batches import RequestsHead
 from evaljobs.lmeval.conversations import messages_of
 from evaljobs.lmeval.source_files import Digests
 
@@ -46,7 +48,7 @@ NOT_SCORED = frozenset(
     ]
 )
 NOT_OF_THE_TASK = frozenset({"pretrained", "config_source"})  # locations that lm-eval adds
-PLACES = frozenset({"tokenizer"})  # model arguments that are locations; the content counts instead
+PLACES = frozenset({"tokenizer", *ADAPTERS})  # model arguments that are locations; the content counts instead
 
 
 def instances_digest(instances: Iterable[Any], follow_up: str = "") -> dict[str, str]:
@@ -71,25 +73,31 @@ def instances_digest(instances: Iterable[Any], follow_up: str = "") -> dict[str,
     return {kind: digest.hexdigest() for kind, digest in digests.items()}
 
 
-def request_digest(
-    lm: Any, suite: SuiteSpec, model: ModelOptions, body: bytes, *, sampled: bool, follow_up: str
-) -> str:
-    """Digest of all that decides an answer besides the weights. `body`: the stored requests."""
+def request_digests(
+    lm: Any, suite: SuiteSpec, model: ModelOptions, body: bytes, *, sampled: bool, head: RequestsHead
+) -> tuple[str, str]:
+    """Digest of all that decides an answer besides the weights, and of what two results must share to be compared.
+
+    The second leaves versions and the tokenizer out: a training whose site was upgraded stays one curve.
+    `body`: the stored requests.
+    """
     tokenizer = lm.tokenizer
-    what = {
-        "requests": hashlib.sha256(body).hexdigest(),
-        "engines": engine_versions(model.engine),
-        "tokenizer": _tokenizer_digest(tokenizer),
+    asked = {
         "engine": model.engine,
         "args": {key: value for key, value in model.model_args.items() if key not in PLACES},
         "seed": suite.seed if sampled else None,
-        "template": getattr(tokenizer, "chat_template", None) if follow_up else None,
+        "template": getattr(tokenizer, "chat_template", None) if head.follow_up else None,
         "max_length": lm.max_length,
         "add_bos_token": lm.add_bos_token,
         "prefix_token": lm.prefix_token_id,
         "backend": lm.backend,
     }
-    return _digest(what)
+    answered = {
+        "requests": hashlib.sha256(body).hexdigest(),
+        "engines": engine_versions(model.engine),
+        "tokenizer": _tokenizer_digest(tokenizer),
+    }
+    return _digest(asked | answered), _digest(asked | {"instances": head.digests})
 
 
 @functools.lru_cache(maxsize=4)

@@ -205,9 +205,7 @@ def _write_set(spec: BuildSpec, lm: Any, name: str, task: Any, *, score_key: str
     head, pieces = describe_requests(lm, name, instances, conversations.follow_up_of(task))
     body = encode_requests(head, pieces)
     sampled = any(_sampled(s) for s in head.settings)
-    key = result_keys.request_digest(
-        lm, spec.suite, spec.model, body, sampled=sampled, follow_up=head.follow_up
-    )
+    key, asks = result_keys.request_digests(lm, spec.suite, spec.model, body, sampled=sampled, head=head)
     relative = f"{slug(name)}-{key[:12]}"
     place = Path(spec.out_dir) / relative
     caps = [head.max_gen_tokens[p.settings] if p.settings >= 0 else 0 for p in pieces]
@@ -215,6 +213,7 @@ def _write_set(spec: BuildSpec, lm: Any, name: str, task: Any, *, score_key: str
     manifest = RequestSetManifest(
         task=name,
         key=key,
+        asks=asks,
         score_key=score_key,
         shown=shown,
         output_type=str(task.OUTPUT_TYPE),
