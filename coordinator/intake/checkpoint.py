@@ -93,12 +93,14 @@ def inspect(
     with _refusing(folder):
         config = _config(folder)
         large, tensors = _weights(folder, allow_bin=allow_bin) if weights else ([], {})
-        small = _small_files(folder, code="auto_map" in config)
+        small = _small_files(folder, code="auto_map" in config or _tokenizer_has_code(folder))
         sums = _save_sums(folder)
         files = tuple(_describe(folder, name, sums) for name in sorted({*small, *large}))
+        found = identity(files, folder)
         return CheckpointSpec(
             source=str(folder),
-            digest=identity(files, folder),
+            digest=found.digest,
+            samples=found.samples,
             files=files,
             step=step,
             weights=_sizes(tensors, config) if tensors else None,
@@ -333,7 +335,7 @@ def _tensors(path: Path) -> Tensors:
 
 
 def _small_files(folder: Path, *, code: bool) -> list[str]:
-    """Config and tokenizer files; the model's Python files where its config names them."""
+    """Config and tokenizer files; Python files where the model's or the tokenizer's config names them."""
     patterns = (*SMALL_FILES, "*.py") if code else SMALL_FILES
     names = [
         name
@@ -344,6 +346,12 @@ def _small_files(folder: Path, *, code: bool) -> list[str]:
     if not any(fnmatch.fnmatch(name, t) for name in names for t in TOKENIZERS):
         raise CheckpointError(f"{folder}: no tokenizer; save it beside the model (tokenizer.save_pretrained)")
     return names
+
+
+def _tokenizer_has_code(folder: Path) -> bool:
+    """Does the tokenizer name classes in Python files of the checkpoint? transformers reads its auto_map first."""
+    place = folder / "tokenizer_config.json"
+    return place.is_file() and "auto_map" in _json(place)
 
 
 def _names(folder: Path) -> Iterable[str]:

@@ -23,13 +23,14 @@ from typing import Literal
 
 from evaljobs.contract.outcomes import Cleared, Failed, Staged
 from evaljobs.contract.paths import EvaluationPaths
-from evaljobs.contract.specs import CheckpointSpec, StageSpec
+from evaljobs.contract.specs import StageSpec
 from evaljobs.contract.storage import write_outcome
 from evaljobs.errors import JobError, RetryError, one_line
 from evaljobs.staging import copy as copying
 from evaljobs.staging import owned_files, publish, segments, store
 from evaljobs.staging.capacity import gpu_name, room
 from evaljobs.staging.coordinator_lease import CoordinatorLease, is_there
+from evaljobs.staging.fingerprint import check_storage
 from evaljobs.staging.owned_files import Refused
 from evaljobs.staging.store import Slot
 
@@ -96,13 +97,6 @@ def stage_only(spec: StageSpec, *, stop: threading.Event | None = None) -> Holdi
         gpu_name=gpu_name(),
     )
     return Holding(spec=spec, staged=staged, slot=slot)
-
-
-def check_storage(checkpoint: CheckpointSpec) -> None:
-    """Raise SourceChanged unless the checkpoint on storage is the one that was announced, by sizes and mtimes."""
-    for file in checkpoint.files:
-        path = Path(checkpoint.source) / file.name
-        copying.check_source(path, path, file.size, file.mtime_ns)
 
 
 def _stage_on(root: str, spec: StageSpec, stop: threading.Event) -> tuple[Slot, int, list[str]]:

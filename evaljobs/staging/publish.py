@@ -30,7 +30,7 @@ from evaljobs.staging.copy import (
     copy_files,
     hash_file,
 )
-from evaljobs.staging.fingerprint import BadWeights, identity, is_safe_name
+from evaljobs.staging.fingerprint import announced_mtime, check_identity, is_safe_name
 from evaljobs.staging.huge_pages import Purse, huge_pages
 from evaljobs.staging.owned_files import Refused
 from evaljobs.staging.store import INCOMING, MANIFEST, MODEL, Slot
@@ -131,7 +131,7 @@ def copy_in(
                     name=file.name,
                     source=source / file.name,
                     size=file.size,
-                    mtime_ns=file.mtime_ns,
+                    mtime_ns=announced_mtime(checkpoint, file),
                     target=target,
                     pages=pages,
                 )
@@ -169,9 +169,4 @@ def _check(checkpoint: CheckpointSpec, sums: dict[str, str], incoming: Path) -> 
                 f"{checkpoint.source}/{file.name} is not what was saved: its hash is {sums[file.name]},"
                 f" {file.xxh3_128} was written down at save time"
             )
-    try:
-        found = identity(checkpoint.files, incoming)
-    except BadWeights as error:
-        raise SourceChanged(f"{checkpoint.source}: {error}") from error
-    if found != checkpoint.digest:
-        raise SourceChanged(f"{checkpoint.source} is {found}, not {checkpoint.digest} as announced")
+    check_identity(checkpoint, incoming)
