@@ -29,6 +29,7 @@ from evaljobs.staging.fingerprint import (
     HEADER_LIMIT,
     SAVE_SUMS,
     BadWeights,
+    content_of,
     fingerprint,
     identity,
     is_safe_name,
@@ -101,6 +102,7 @@ def inspect(
             source=str(folder),
             digest=found.digest,
             samples=found.samples,
+            content=_content(folder, files),
             files=files,
             step=step,
             weights=_sizes(tensors, config) if tensors else None,
@@ -382,6 +384,15 @@ def _save_sums(folder: Path) -> dict[str, str]:
     if not isinstance(sums, dict):
         raise CheckpointError(f"{folder / SAVE_SUMS}: holds no xxh3_128 table")
     return {str(name): str(value) for name, value in sums.items()}
+
+
+def _content(folder: Path, files: Iterable[CheckpointFile]) -> str | None:
+    """What the hook's hashes say of the whole checkpoint; None where one is missing, or a file was written later."""
+    sums = {f.name: f.xxh3_128 for f in files if f.xxh3_128 is not None}
+    if not all(f.name in sums for f in files):
+        return None
+    written = (folder / SAVE_SUMS).stat().st_mtime_ns
+    return None if any(f.mtime_ns > written for f in files) else content_of(sums)
 
 
 def _describe(folder: Path, name: str, sums: dict[str, str]) -> CheckpointFile:

@@ -132,6 +132,7 @@ class CheckpointSpec(Record):
     source: str
     digest: str
     samples: str | None = None  # None: in training's own format, or accepted by an earlier version
+    content: str | None = None  # by the hook's hashes of whole files (`content_of`); None: not known yet
     files: tuple[CheckpointFile, ...]  # those that inference needs: config, weights, tokenizer
     step: int | None = None
     converted_from: str | None = None  # the announced folder, where `source` is its conversion

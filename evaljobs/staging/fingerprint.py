@@ -152,6 +152,11 @@ def identity(files: Iterable[CheckpointFile], folder: str | Path) -> Identity:
     return _of_rows([_row(f.name, f.size, f.mtime_ns, Path(folder) / f.name) for f in files])
 
 
+def content_of(sums: Mapping[str, str]) -> str:
+    """32 hex digits over whole files: `sums` has the xxh3_128 of each. Two checkpoints of equal content are the same."""
+    return _digest(sorted(sums.items()))
+
+
 def check_storage(checkpoint: CheckpointSpec) -> None:
     """Raise SourceChanged unless the checkpoint on storage is the one that was announced."""
     for file in checkpoint.files:

@@ -68,7 +68,7 @@ def stage_only(spec: StageSpec, *, stop: threading.Event | None = None) -> Holdi
     """
     stop = stop if stop is not None else threading.Event()
     started = time.monotonic()
-    slot, copied, path, rung = None, 0, spec.checkpoint.source, "storage"
+    slot, copied, path, rung, content = None, 0, spec.checkpoint.source, "storage", None
     why: list[str] = []
     for root in spec.roots:
         try:
@@ -78,6 +78,7 @@ def stage_only(spec: StageSpec, *, stop: threading.Event | None = None) -> Holdi
             say(f"cannot stage on {root}: {error}")
             continue
         path, rung = str(slot.model), room(root).rung
+        content = publish.content(slot)
         why += notes
         break
     else:
@@ -95,6 +96,7 @@ def stage_only(spec: StageSpec, *, stop: threading.Event | None = None) -> Holdi
         seconds=time.monotonic() - started,
         why="; ".join(why),
         gpu_name=gpu_name(),
+        content=content,
     )
     return Holding(spec=spec, staged=staged, slot=slot)
 

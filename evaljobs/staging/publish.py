@@ -30,7 +30,7 @@ from evaljobs.staging.copy import (
     copy_files,
     hash_file,
 )
-from evaljobs.staging.fingerprint import announced_mtime, check_identity, is_safe_name
+from evaljobs.staging.fingerprint import announced_mtime, check_identity, content_of, is_safe_name
 from evaljobs.staging.huge_pages import Purse, huge_pages
 from evaljobs.staging.owned_files import Refused
 from evaljobs.staging.store import INCOMING, MANIFEST, MODEL, Slot
@@ -65,6 +65,11 @@ def verify_slot(slot: Slot, checkpoint: CheckpointSpec, *, readers: int) -> list
             for f, wrong in zip(checkpoint.files, pool.map(bad, checkpoint.files), strict=True)
             if wrong
         ]
+
+
+def content(slot: Slot) -> str:
+    """What `fingerprint.content_of` says of the published copy, whose files were hashed while they were copied."""
+    return content_of(json.loads((slot.path / MANIFEST).read_bytes())["files"])
 
 
 def withdraw(slot: Slot) -> None:
