@@ -261,6 +261,8 @@ class ResponsesFound(Event):
         default_factory=dict
     )  # entry -> score file, where the score keys are equal, too
     sources: dict[str, str] = Field(default_factory=dict)  # leaf task -> the earlier evaluation
+    # more are answered for a checkpoint with equal samples; whether its content is equal a precursor is to say
+    alike: bool = False
 
 
 class PlanFailed(Event):

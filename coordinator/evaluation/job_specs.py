@@ -6,6 +6,7 @@ decide when a job is due; `coordinator.runtime.effects`, which writes the specs 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -22,6 +23,7 @@ from coordinator.evaluation.time_limits import (
     trial_limit_seconds,
     worker_limit_seconds,
 )
+from evaljobs.contract.names import ADAPTERS
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths
 from evaljobs.contract.specs import (
     BuildSpec,
@@ -347,6 +349,8 @@ def _trial_spec(state: State, site: Site, info: JobInfo, *, path: str) -> TrialS
         evaluation_id=state.evaluation_id,
         node=info.job.node or "",
         model_path=path,
+        checkpoint=record.checkpoint,
+        adapters=_adapters(record),
         model=record.model,
         batch_size=state.batch_size,
         request_sets={t: leaf.planned.folder for t, leaf in leaves.items()},
@@ -358,6 +362,20 @@ def _trial_spec(state: State, site: Site, info: JobInfo, *, path: str) -> TrialS
         gpus=_gpus_of_a_trial(state, info),
         idle_seconds=0.0,  # nothing unclaimed: a shard that comes back later gets a trial of its own
     )
+
+
+def _adapters(record: EvaluationRecord) -> dict[str, str]:
+    """The adapters on storage that the model arguments name, with their identities at acceptance.
+
+    None of an evaluation that an earlier version accepted, which took them by another rule.
+    """
+    if record.inputs is None or record.checkpoint.samples is None:
+        return {}
+    named = dict(json.loads(record.inputs.model or "[]"))
+    args = record.model.model_args
+    return {
+        args[key]: digest for key, digest in named.items() if key in ADAPTERS and args[key].startswith("/")
+    }
 
 
 def _gpus_of_a_trial(state: State, info: JobInfo) -> int:

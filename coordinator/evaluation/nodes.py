@@ -94,6 +94,7 @@ def staged(state: State, outcome: Staged, at: float) -> list[Action]:
         return jobs.release(state, info, at) if info.live and info.job.purpose == "stage" else []
     place.path, place.why = outcome.path, outcome.why or place.why
     name_gpus(place, outcome.gpu_name)
+    state.nodes.content = state.nodes.content or outcome.content
     if place.status != "back-off":  # a node whose back-off began meanwhile stays there
         place.status = "ready"
     if info.job.purpose == "stage":
@@ -347,6 +348,13 @@ def _use_due(state: State, site: Site, now: float, *, submits: bool) -> Due:
         else:
             break  # the journal has what was submitted, and then the nodes behind
     return actions
+
+
+def content_to_come(state: State) -> bool:
+    """Will a precursor say what the checkpoint holds before the first trial starts?"""
+    options, used = state.record.options, state.nodes.by_name.values()
+    stages = options.stage and not options.host_trials and state.nodes.content is None
+    return stages and not any(node.status == "ready" or node.hosted for node in used)
 
 
 def _room(state: State, node: NodeUse) -> int:

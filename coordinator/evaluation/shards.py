@@ -84,7 +84,7 @@ def _place(state: State, leaf: PlannedLeaf, where: Mapping[str, tuple[str, float
 
 def responses_found(state: State, event: ResponsesFound) -> list[Action]:
     plan = state.plan
-    plan.pending = False
+    plan.pending, plan.alike = False, event.alike
     fresh = [leaf for leaf in event.leaves if leaf.task not in state.shards.leaves]
     for leaf in fresh:
         # the lane counts only where a record turns out unreadable and its shard runs again
@@ -119,7 +119,10 @@ def publish(state: State) -> list[Action]:
 
 
 def due(state: State) -> list[Action]:
-    """Look for responses of earlier evaluations, then plan, once every entry is built."""
+    """Look for responses of earlier evaluations, then plan, once every entry is built.
+
+    Where earlier ones are of a checkpoint with equal samples, they are looked for again once the content is known.
+    """
     if state.plan.pending or state.batch_size == "auto":
         return []
     entries = state.index.entries
@@ -130,6 +133,11 @@ def due(state: State) -> list[Action]:
         for index, entry in sorted(entries["unplanned"].items())
     }
     cuts = {index: state.cut_of(state.entries[index]) for index in fresh}
+    if state.plan.alike and nodes.content_to_come(state):
+        return []
+    if state.plan.alike and state.nodes.content is not None:
+        state.plan.alike = False
+        state.plan.looked_for.clear()
     unsought = {task for sets in fresh.values() for task in sets} - state.plan.looked_for
     if unsought:
         state.plan.looked_for |= unsought

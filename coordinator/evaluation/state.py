@@ -248,6 +248,7 @@ class Nodes:
 
     by_name: dict[str, NodeUse] = field(default_factory=dict)
     prefetches: dict[str, Prefetch] = field(default_factory=dict)
+    content: str | None = None  # of the checkpoint's whole files, by the hook or the first precursor
     most: int = 0  # nodes in use at once until `most_until`, after a limit on jobs was reached
     most_until: float = 0.0  # unix seconds
     most_times: int = 0  # such times, one after the other
@@ -299,6 +300,7 @@ class Plan:
     """Part of `shards`, too: what is asked of the planner, and what it predicted."""
 
     pending: bool = False  # also while responses of earlier evaluations are looked for
+    alike: bool = False  # as of `ResponsesFound`, the last one
     looked_for: set[str] = field(default_factory=set)  # leaf tasks whose earlier responses were looked for
     reused: dict[str, str] = field(default_factory=dict)  # leaf task -> evaluation that its responses are of
     reused_scores: set[int] = field(default_factory=set)  # entries whose scores are that evaluation's, too

@@ -112,6 +112,7 @@ def start(event: ev.Accepted) -> tuple[State, list[Action]]:
     state = State(
         record=record, entries=entries, batch_size=suite.batch_size, token_budget=suite.token_budget
     )
+    state.nodes.content = record.checkpoint.content
     state.users.counted_at = event.at
     if record.submitted_by:
         state.users.add(record.submitted_by, alone=True)

@@ -29,6 +29,7 @@ from evaljobs.staging.fingerprint import (
     HEADER_LIMIT,
     SAVE_SUMS,
     BadWeights,
+    content_of,
     fingerprint,
     identity,
     is_safe_name,
@@ -93,12 +94,15 @@ def inspect(
     with _refusing(folder):
         config = _config(folder)
         large, tensors = _weights(folder, allow_bin=allow_bin) if weights else ([], {})
-        small = _small_files(folder, code="auto_map" in config)
+        small = _small_files(folder, code="auto_map" in config or _tokenizer_has_code(folder))
         sums = _save_sums(folder)
         files = tuple(_describe(folder, name, sums) for name in sorted({*small, *large}))
+        found = identity(files, folder)
         return CheckpointSpec(
             source=str(folder),
-            digest=identity(files, folder),
+            digest=found.digest,
+            samples=found.samples,
+            content=_content(folder, files),
             files=files,
             step=step,
             weights=_sizes(tensors, config) if tensors else None,
@@ -333,7 +337,7 @@ def _tensors(path: Path) -> Tensors:
 
 
 def _small_files(folder: Path, *, code: bool) -> list[str]:
-    """Config and tokenizer files; the model's Python files where its config names them."""
+    """Config and tokenizer files; Python files where the model's or the tokenizer's config names them."""
     patterns = (*SMALL_FILES, "*.py") if code else SMALL_FILES
     names = [
         name
@@ -344,6 +348,12 @@ def _small_files(folder: Path, *, code: bool) -> list[str]:
     if not any(fnmatch.fnmatch(name, t) for name in names for t in TOKENIZERS):
         raise CheckpointError(f"{folder}: no tokenizer; save it beside the model (tokenizer.save_pretrained)")
     return names
+
+
+def _tokenizer_has_code(folder: Path) -> bool:
+    """Does the tokenizer name classes in Python files of the checkpoint? transformers reads its auto_map first."""
+    place = folder / "tokenizer_config.json"
+    return place.is_file() and "auto_map" in _json(place)
 
 
 def _names(folder: Path) -> Iterable[str]:
@@ -374,6 +384,15 @@ def _save_sums(folder: Path) -> dict[str, str]:
     if not isinstance(sums, dict):
         raise CheckpointError(f"{folder / SAVE_SUMS}: holds no xxh3_128 table")
     return {str(name): str(value) for name, value in sums.items()}
+
+
+def _content(folder: Path, files: Iterable[CheckpointFile]) -> str | None:
+    """What the hook's hashes say of the whole checkpoint; None where one is missing, or a file was written later."""
+    sums = {f.name: f.xxh3_128 for f in files if f.xxh3_128 is not None}
+    if not all(f.name in sums for f in files):
+        return None
+    written = (folder / SAVE_SUMS).stat().st_mtime_ns
+    return None if any(f.mtime_ns > written for f in files) else content_of(sums)
 
 
 def _describe(folder: Path, name: str, sums: dict[str, str]) -> CheckpointFile:

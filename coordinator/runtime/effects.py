@@ -315,6 +315,8 @@ class Performer:
         with suppress(OSError):  # predictions alone need them
             gpu_names.keep(self.site.paths.gpu_names, state)
         write_results(state, self.site.of(state), action.failed, self.observations)
+        with suppress(OSError):  # answers are then not found for a copy of the checkpoint
+            reuse.keep_samples(state, self.site.paths)
         return [ResultsWritten(at=clock.now())]
 
 

@@ -220,6 +220,7 @@ def write_results(
         "evaluation_id": state.evaluation_id,
         "checkpoint": state.record.checkpoint.announced,
         "checkpoint_digest": state.record.checkpoint.digest,
+        "checkpoint_content": state.nodes.content,
         "step": state.record.checkpoint.step,
         "suite": state.record.suite.name,
         "status": made.status,

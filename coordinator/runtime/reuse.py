@@ -1,8 +1,8 @@
 """Reuse of responses and scores: those of earlier evaluations of the same requests are linked into this one's folder.
 
-Rule: only equal keys count: the same checkpoint, adapter, model options and cut, and a request digest of which every
-batch is answered; for scores also the score keys of all tasks of an entry, and what the scoring used. Files are linked,
-so the earlier folder may be removed.
+Rule: only equal keys count: the same checkpoint by its content, adapter, model options and cut, and a request digest of
+which every batch is answered; for scores also the score keys of all tasks of an entry, and what the scoring used. Files
+are linked, so the earlier folder may be removed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from evaljobs.contract.names import PLACES, ShardId
 from evaljobs.contract.outcomes import Scored
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths, slug
 from evaljobs.contract.specs import BatchIndex, FrameRef, RequestSetManifest
-from evaljobs.contract.storage import file_mode
+from evaljobs.contract.storage import file_mode, make_file, make_folder
 
 log = logging.getLogger(__name__)
 
@@ -63,6 +63,7 @@ class _Earlier:
     paths: EvaluationPaths
     batch_size: int | str | None  # of shards whose names have no cut
     keys: Mapping[str, Mapping[str, str]]  # leaf task -> "requests" and "score"
+    same: bool  # the checkpoint is ours; False: its samples are, and whether its content is, is not known
     leaves: dict[str, PlannedLeaf] = field(default_factory=dict)
     frames: dict[str, FrameRef] = field(default_factory=dict)
     scores: dict[int, str] = field(default_factory=dict)  # entry -> score file, where no item lacks its score
@@ -100,7 +101,7 @@ def find(
         sets = read_sets(folders, {t: cut_on_disk(cut, wanted.batch_size) for t, cut in cuts.items()})
     except PlanningError:
         return nothing  # the plan will say so
-    found = nothing
+    found, alike = nothing, set[str]()
     ours = _Ours(state.record, work.evaluation(state.evaluation_id), cuts, present)
     for earlier in _candidates(state, work):
         wants = {
@@ -112,6 +113,9 @@ def find(
         }
         if not wants:
             continue
+        if not earlier.same:
+            alike |= wants
+            continue
         try:
             earlier.read()
             found = _with(found, ours, wanted, earlier, {task: sets[task] for task in wants})
@@ -119,26 +123,51 @@ def find(
             log.warning("responses of %s are not used again: %s", earlier.paths.root.name, error)
         if len(found.sources) == len(sets):
             break
-    return found
+    return found.model_copy(update={"alike": bool(alike - found.sources.keys())})
+
+
+def keep_samples(state: State, work: WorkPaths) -> None:
+    """Have this evaluation found by copies of its checkpoint; only where its content is known. OSError."""
+    checkpoint = state.record.checkpoint
+    if checkpoint.samples is not None and state.nodes.content is not None:
+        make_folder(work.cache)
+        with os.fdopen(make_file(work.samples), "a") as file:
+            file.write(f"{checkpoint.samples} {state.evaluation_id}\n")
+
+
+def _alike(work: WorkPaths, samples: str | None) -> Iterator[Path]:
+    """Folders of evaluations of checkpoints with these samples."""
+    if samples is not None:
+        with contextlib.suppress(OSError), work.samples.open() as lines:
+            yield from (work.root / line[33:].strip() for line in lines if line.startswith(f"{samples} "))
 
 
 def _candidates(state: State, work: WorkPaths) -> Iterator[_Earlier]:
-    """Ended evaluations of this checkpoint with these options, newest first."""
+    """Ended evaluations of this checkpoint with these options, newest first.
+
+    The same checkpoint: of equal name and digest, or, touched or copied, of equal content. Equal samples alone never say
+    the same.
+    """
     ours = state.record
     spec = state.conversion.announced or ours.checkpoint
+    content = state.nodes.content
     prefix = slug(checkpoint_name(spec.source))[:40]
     found = []
-    for folder in beginning(work.root, f"{prefix}-"):
+    for folder in {*beginning(work.root, f"{prefix}-"), *_alike(work, spec.samples)}:
         paths = EvaluationPaths(folder)
         if paths.root.name == ours.evaluation_id:
             continue
         with contextlib.suppress(OSError, ValueError, ValidationError, AttributeError):
             record = EvaluationRecord.model_validate_json(paths.evaluation.read_bytes())
             said: dict[str, Any] = json.loads(paths.results.read_bytes()).get("evalspan", {})
-            same = (record.checkpoint.digest, record.convert) == (spec.digest, ours.convert)
-            same = same and _model(record) == _model(ours)
-            if same and said.get("keys"):
-                found.append(_Earlier(record, paths, said.get("batch_size"), said["keys"]))
+            its, theirs = record.checkpoint, said.get("checkpoint_content")
+            same = (checkpoint_name(its.source), its.digest) == (checkpoint_name(spec.source), spec.digest)
+            alike = None not in (theirs, spec.samples) and its.samples == spec.samples
+            alike = alike and content in (None, theirs)
+            used = record.convert == ours.convert and _model(record) == _model(ours) and said.get("keys")
+            if used and (same or alike):
+                same = same or content is not None
+                found.append(_Earlier(record, paths, said.get("batch_size"), said["keys"], same))
     return iter(sorted(found, key=lambda e: -e.record.accepted_at))
 
 

@@ -47,6 +47,7 @@ class Staged(Record):
     seconds: float  # that it took
     why: str = ""  # why a higher rung was not used
     gpu_name: str = ""  # of the node's GPUs, e.g. "NVIDIA A100-SXM4-80GB"; "": unknown
+    content: str | None = None  # of the copy (`fingerprint.content_of`); None: read in place, or not said
 
 
 class Cleared(Record):

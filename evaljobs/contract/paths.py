@@ -131,6 +131,9 @@ class WorkPaths:
         # File WORK_DIR/cache/digests.json: digests of files that suites are made of, by their times | the coordinator |
         # may be removed
         self.digests = self.cache / "digests.json"
+        # File WORK_DIR/cache/samples.txt: evaluations by their checkpoints' samples, so that those of a copy are found | the
+        # coordinator | may be removed
+        self.samples = self.cache / "samples.txt"
         # File WORK_DIR/cache/gpu_names.json: names of GPUs of nodes whose Gres says no type | the coordinator | may be removed
         self.gpu_names = self.cache / "gpu_names.json"
         # File WORK_DIR/spool/TIME-HOST-PID-N.json: a notice of the hook | the training | once the daemon has dealt with it

@@ -127,10 +127,12 @@ class Weights(Record):
 
 
 class CheckpointSpec(Record):
-    """A checkpoint on storage. `digest`: of names, sizes, mtimes and safetensors headers."""
+    """A checkpoint on storage. `digest`, `samples`: its identity (`evaljobs.staging.fingerprint`)."""
 
     source: str
     digest: str
+    samples: str | None = None  # None: in training's own format, or accepted by an earlier version
+    content: str | None = None  # by the hook's hashes of whole files (`content_of`); None: not known yet
     files: tuple[CheckpointFile, ...]  # those that inference needs: config, weights, tokenizer
     step: int | None = None
     converted_from: str | None = None  # the announced folder, where `source` is its conversion
@@ -316,6 +318,10 @@ class TrialSpec(Record):
     evaluation_id: str
     node: str
     model_path: str  # the staged folder, or the checkpoint's own where it could not be staged
+    checkpoint: CheckpointSpec | None = None  # as announced; None: written by a version that did not say it
+    adapters: dict[
+        str, str
+    ] = {}  # adapter's folder on storage -> its identity (`folder_identity`) at acceptance
     model: ModelOptions
     batch_size: int | Literal["auto"]  # "auto": probe, leave `Probed`, wait for shards
     request_sets: dict[str, str]  # leaf task -> folder; may be empty for a probe

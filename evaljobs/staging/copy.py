@@ -47,12 +47,12 @@ class Stopped(RetryError):  # noqa: N818 (a request, not an error)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Copy:
-    """One file to copy: `size` bytes (and mtime in ns) that the source must have before and after."""
+    """One file to copy: `size` bytes (and mtime in ns, unless None) that the source must have before and after."""
 
     name: str
     source: Path
     size: int
-    mtime_ns: int
+    mtime_ns: int | None
     target: int  # open for writing, already `size` bytes long
     pages: HugePages | None = None  # prepared before each write
 
@@ -70,15 +70,15 @@ class _File:
     hashing: bool = False
 
 
-def check_source(descriptor: int | Path, path: Path, size: int, mtime_ns: int) -> None:
-    """Raise SourceChanged unless the file has this size and mtime."""
+def check_source(descriptor: int | Path, path: Path, size: int, mtime_ns: int | None) -> None:
+    """Raise SourceChanged unless the file has this size and, where one is given, mtime."""
     try:
         found = os.stat(descriptor)  # noqa: PTH116 (a path or a descriptor)
     except FileNotFoundError as error:
         raise SourceChanged(f"{path} is gone") from error
     if found.st_size != size:
         raise SourceChanged(f"{path} has {found.st_size} bytes, {size} were announced")
-    if found.st_mtime_ns != mtime_ns:
+    if mtime_ns is not None and found.st_mtime_ns != mtime_ns:
         raise SourceChanged(f"{path} was written to after it was announced")
 
 

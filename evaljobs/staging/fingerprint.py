@@ -9,16 +9,17 @@ Called by `coordinator/intake/checkpoint.py` when a checkpoint is announced, by 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, NamedTuple
 
-from evaljobs.contract.specs import CheckpointFile
-from evaljobs.staging.copy import hash_file
+from evaljobs.contract.specs import CheckpointFile, CheckpointSpec
+from evaljobs.staging.copy import SourceChanged, check_source, hash_file
 
 HEADER_LIMIT = 100 << 20  # bytes; the safetensors library's own limit of a header
 WEIGHTS = (
@@ -37,6 +38,22 @@ SAVE_SUMS = "evalspan.sums.json"
 
 class BadWeights(ValueError):  # noqa: N818 (a fact about a file, not about our code)
     """A weight file is not what its format says: truncated, half-written, or no safetensors at all."""
+
+
+class Row(NamedTuple):
+    """What of one file counts: a digest of its samples, its bytes and mtime; or a digest of its content alone."""
+
+    name: str
+    digest: str
+    size: int = 0
+    mtime_ns: int = 0
+
+
+class Identity(NamedTuple):
+    """32 hex digits each: `digest` of all that counts, `samples` of the same without mtimes."""
+
+    digest: str
+    samples: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,14 +144,72 @@ def is_weights(name: str, size: int) -> bool:
     return name.endswith(WEIGHTS) or size > HEADER_LIMIT
 
 
-def identity(files: Iterable[CheckpointFile], folder: str | Path) -> str:
-    """The digest of a checkpoint: 32 hex digits over `files` (their order does not matter) and what is in them.
+def identity(files: Iterable[CheckpointFile], folder: str | Path) -> Identity:
+    """The identity of a checkpoint, over `files` (their order does not matter) and what is in them.
 
     `folder` holds the files' bytes: the checkpoint itself or a copy of it. Raises BadWeights and OSError.
     """
-    rows = [
-        _row(f.name, f.size, f.mtime_ns, Path(folder) / f.name) for f in sorted(files, key=lambda f: f.name)
-    ]
+    return _of_rows([_row(f.name, f.size, f.mtime_ns, Path(folder) / f.name) for f in files])
+
+
+def content_of(sums: Mapping[str, str]) -> str:
+    """32 hex digits over whole files: `sums` has the xxh3_128 of each. Two checkpoints of equal content are the same."""
+    return _digest(sorted(sums.items()))
+
+
+def check_storage(checkpoint: CheckpointSpec) -> None:
+    """Raise SourceChanged unless the checkpoint on storage is the one that was announced."""
+    for file in checkpoint.files:
+        path = Path(checkpoint.source) / file.name
+        check_source(path, path, file.size, announced_mtime(checkpoint, file))
+    check_identity(checkpoint, checkpoint.source)
+
+
+def check_identity(checkpoint: CheckpointSpec, folder: str | Path) -> None:
+    """Raise SourceChanged unless `folder`, the checkpoint's own or a copy, holds what was announced."""
+    with _saying(checkpoint.source):
+        before = checkpoint.samples is None
+        found = _identity_before(checkpoint, folder) if before else identity(checkpoint.files, folder).digest
+        if found != checkpoint.digest:
+            raise SourceChanged(f"{checkpoint.source} holds other content than was announced")
+
+
+def check_folder(place: str | Path, announced: str) -> None:
+    """Raise SourceChanged unless an adapter has the `folder_identity` that was announced."""
+    with _saying(place):
+        if folder_identity(place) != announced:
+            raise SourceChanged(f"{place} holds other content than was announced")
+
+
+@contextlib.contextmanager
+def _saying(place: str | Path) -> Iterator[None]:
+    """Turn what a changed file makes a reader raise into SourceChanged."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise SourceChanged(f"{error.filename} is gone") from error
+    except BadWeights as error:
+        raise SourceChanged(f"{place}: {error}") from error
+
+
+def announced_mtime(checkpoint: CheckpointSpec, file: CheckpointFile) -> int | None:
+    """The mtime in ns that a file must still have; None where its content counts."""
+    by_time = checkpoint.samples is None or is_weights(file.name, file.size)
+    return file.mtime_ns if by_time else None
+
+
+def _identity_before(checkpoint: CheckpointSpec, folder: str | Path) -> str:
+    """The digest by the rule of earlier versions, whose open evaluations go on: weights by four places, others by mtime."""
+    rows = []
+    for f in sorted(checkpoint.files, key=lambda f: f.name):
+        sha, place = hashlib.sha256(), Path(folder) / f.name
+        if f.name.endswith(".safetensors"):
+            sha.update(read_header(place).raw)
+        weights = f.name.endswith((".safetensors", ".bin"))
+        with place.open("rb") as file:
+            for quarter in (1, 2, 3, 4) if weights else ():
+                sha.update(os.pread(file.fileno(), 4096, max(0, f.size * quarter // 4 - 4096)))
+        rows.append((f.name, f.size, f.mtime_ns, sha.hexdigest() if weights else ""))
     return _digest(rows)
 
 
@@ -145,7 +220,7 @@ def folder_identity(place: str | Path) -> str:
     """
     place = Path(place)
     if not place.is_dir():
-        return _digest([_row(place.name, (found := place.stat()).st_size, found.st_mtime_ns, place)])
+        return _of_rows([_row(place.name, (found := place.stat()).st_size, found.st_mtime_ns, place)]).digest
     rows = []
     for path, folders, files in os.walk(place):
         folders[:] = [each for each in folders if not each.startswith((".", "__pycache__"))]
@@ -153,15 +228,19 @@ def folder_identity(place: str | Path) -> str:
             if file.is_file():
                 found = file.stat()
                 rows.append(_row(file.relative_to(place).as_posix(), found.st_size, found.st_mtime_ns, file))
-    return _digest(sorted(rows, key=lambda row: str(row[0])))
+    return _of_rows(rows).digest
 
 
-def _row(name: str, size: int, mtime_ns: int, place: Path) -> list[object]:
-    """What of one file counts."""
+def _row(name: str, size: int, mtime_ns: int, place: Path) -> Row:
     if is_weights(name, size):
-        return [name, size, mtime_ns, fingerprint(place).hex()]
-    return [name, hash_file(place)]
+        return Row(name, fingerprint(place).hex(), size, mtime_ns)
+    return Row(name, hash_file(place))
 
 
-def _digest(rows: list[list[object]]) -> str:
+def _of_rows(rows: Iterable[Row]) -> Identity:
+    rows = sorted(rows)
+    return Identity(_digest(rows), _digest([row._replace(mtime_ns=0) for row in rows]))
+
+
+def _digest(rows: Sequence[tuple[object, ...]]) -> str:
     return hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:32]

@@ -23,13 +23,14 @@ from typing import Literal
 
 from evaljobs.contract.outcomes import Cleared, Failed, Staged
 from evaljobs.contract.paths import EvaluationPaths
-from evaljobs.contract.specs import CheckpointSpec, StageSpec
+from evaljobs.contract.specs import StageSpec
 from evaljobs.contract.storage import write_outcome
 from evaljobs.errors import JobError, RetryError, one_line
 from evaljobs.staging import copy as copying
 from evaljobs.staging import owned_files, publish, segments, store
 from evaljobs.staging.capacity import gpu_name, room
 from evaljobs.staging.coordinator_lease import CoordinatorLease, is_there
+from evaljobs.staging.fingerprint import check_storage
 from evaljobs.staging.owned_files import Refused
 from evaljobs.staging.store import Slot
 
@@ -67,7 +68,7 @@ def stage_only(spec: StageSpec, *, stop: threading.Event | None = None) -> Holdi
     """
     stop = stop if stop is not None else threading.Event()
     started = time.monotonic()
-    slot, copied, path, rung = None, 0, spec.checkpoint.source, "storage"
+    slot, copied, path, rung, content = None, 0, spec.checkpoint.source, "storage", None
     why: list[str] = []
     for root in spec.roots:
         try:
@@ -77,6 +78,7 @@ def stage_only(spec: StageSpec, *, stop: threading.Event | None = None) -> Holdi
             say(f"cannot stage on {root}: {error}")
             continue
         path, rung = str(slot.model), room(root).rung
+        content = publish.content(slot)
         why += notes
         break
     else:
@@ -94,15 +96,9 @@ def stage_only(spec: StageSpec, *, stop: threading.Event | None = None) -> Holdi
         seconds=time.monotonic() - started,
         why="; ".join(why),
         gpu_name=gpu_name(),
+        content=content,
     )
     return Holding(spec=spec, staged=staged, slot=slot)
-
-
-def check_storage(checkpoint: CheckpointSpec) -> None:
-    """Raise SourceChanged unless the checkpoint on storage is the one that was announced, by sizes and mtimes."""
-    for file in checkpoint.files:
-        path = Path(checkpoint.source) / file.name
-        copying.check_source(path, path, file.size, file.mtime_ns)
 
 
 def _stage_on(root: str, spec: StageSpec, stop: threading.Event) -> tuple[Slot, int, list[str]]:

@@ -30,7 +30,7 @@ from evaljobs.staging.copy import (
     copy_files,
     hash_file,
 )
-from evaljobs.staging.fingerprint import BadWeights, identity, is_safe_name
+from evaljobs.staging.fingerprint import announced_mtime, check_identity, content_of, is_safe_name
 from evaljobs.staging.huge_pages import Purse, huge_pages
 from evaljobs.staging.owned_files import Refused
 from evaljobs.staging.store import INCOMING, MANIFEST, MODEL, Slot
@@ -65,6 +65,11 @@ def verify_slot(slot: Slot, checkpoint: CheckpointSpec, *, readers: int) -> list
             for f, wrong in zip(checkpoint.files, pool.map(bad, checkpoint.files), strict=True)
             if wrong
         ]
+
+
+def content(slot: Slot) -> str:
+    """What `fingerprint.content_of` says of the published copy, whose files were hashed while they were copied."""
+    return content_of(json.loads((slot.path / MANIFEST).read_bytes())["files"])
 
 
 def withdraw(slot: Slot) -> None:
@@ -131,7 +136,7 @@ def copy_in(
                     name=file.name,
                     source=source / file.name,
                     size=file.size,
-                    mtime_ns=file.mtime_ns,
+                    mtime_ns=announced_mtime(checkpoint, file),
                     target=target,
                     pages=pages,
                 )
@@ -169,9 +174,4 @@ def _check(checkpoint: CheckpointSpec, sums: dict[str, str], incoming: Path) -> 
                 f"{checkpoint.source}/{file.name} is not what was saved: its hash is {sums[file.name]},"
                 f" {file.xxh3_128} was written down at save time"
             )
-    try:
-        found = identity(checkpoint.files, incoming)
-    except BadWeights as error:
-        raise SourceChanged(f"{checkpoint.source}: {error}") from error
-    if found != checkpoint.digest:
-        raise SourceChanged(f"{checkpoint.source} is {found}, not {checkpoint.digest} as announced")
+    check_identity(checkpoint, incoming)

@@ -31,6 +31,8 @@ from evaljobs.contract.storage import FrameWriter, write_outcome
 from evaljobs.errors import JobError, OperatorError, RetryError, details, one_line
 from evaljobs.lmeval import run as harness
 from evaljobs.queue.work_queue import QueueUnavailable, WorkQueue
+from evaljobs.staging.copy import SourceChanged
+from evaljobs.staging.fingerprint import check_folder, check_storage
 from evaljobs.staging.store import NotStaged, reading, slot_of
 from evaljobs.trial.ahead import Ahead
 from evaljobs.trial.claims import Claims, QueueLostError
@@ -145,6 +147,7 @@ class Trial:
         self._sets: dict[str, str] = dict(spec.request_sets)
         self._open: dict[tuple[str, str], RequestSet] = {}  # by task and cut
         self._batch_size = spec.batch_size
+        self._in_place = True  # the checkpoint is read on storage
         self._too_large = 0  # batches that did not fit
         self._terminated = False
         self._uninterruptible = False
@@ -190,6 +193,8 @@ class Trial:
                 if not seen:
                     raise UnstagedError(f"this job sees no staged weights in {slot}") from error
                 raise RetryError(f"the staged checkpoint is gone: {one_line(error)}") from error
+            self._in_place = slot is None
+            self._check_weights()
             engine = self._engine = loading.load(
                 self.spec.model_path,
                 self.spec.model,
@@ -198,6 +203,7 @@ class Trial:
                 phase=self._phase,
             )
             held.enter_context(contextlib.closing(engine))
+            self._check_weights()
             self.seconds.imports = engine.loaded.import_seconds
             self.seconds.load = engine.loaded.load_seconds
             self.seconds.warm = engine.warm_up()
@@ -207,6 +213,19 @@ class Trial:
             self._phase("infer")
             with FrameWriter(self.paths.response_file(self.lane.trial)) as responses:
                 return self._pull(engine, responses)
+
+    def _check_weights(self) -> None:
+        """Raise SourceChanged where what is loaded from storage is not what was announced: its scores would be another's."""
+        checkpoint, adapters = self.spec.checkpoint, self.spec.adapters
+        try:
+            if checkpoint is not None and self._in_place:
+                check_storage(checkpoint)
+            for place, identity in adapters.items():
+                check_folder(place, identity)
+        except SourceChanged as error:
+            raise SourceChanged(
+                f"the weights changed while they were loaded: {error}; evaluate it again"
+            ) from error
 
     def _settle_batch_size(self, engine: Engine) -> None:
         """Find the batch size, report it, and wait for the request sets that are cut to it."""
@@ -285,6 +304,8 @@ class Trial:
         except TooLargeError as error:
             self._report_too_large(engine, shard, error)
             return
+        if not engine.loaded.gpus:  # the weights are mapped files, also after they were loaded
+            self._check_weights()
         self._uninterruptible = True
         with self.seconds.spent("dump"):
             responses.append(record)
@@ -435,7 +456,7 @@ class Trial:
             error=one_line(error),
             detail=details(),
             node=self.spec.node,
-            shard=self.standing.shard,
+            shard=None if isinstance(error, SourceChanged) else self.standing.shard,
             unfit=isinstance(error, UnfitError),
             unstaged=isinstance(error, UnstagedError),
         )

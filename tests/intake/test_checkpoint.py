@@ -120,6 +120,20 @@ def test_causal_models_are_accepted_by_rule(tmp_path: Path, architecture: str) -
     assert inspect(folder)
 
 
+@pytest.mark.parametrize("config", ["config.json", "tokenizer_config.json"])
+def test_python_files_count_where_either_config_names_code(tmp_path: Path, config: str) -> None:
+    """A tokenizer's class alone may lie in the checkpoint: its file is staged, and an edit of it is seen."""
+    folder = make_checkpoint(tmp_path / "x")
+    (folder / "tokenization_x.py").write_text("a = 1")
+    assert "tokenization_x.py" not in names(folder)
+    held = {"architectures": ["LlamaForCausalLM"], "auto_map": {"AutoTokenizer": ["tokenization_x.X", None]}}
+    (folder / config).write_text(json.dumps(held))
+    assert "tokenization_x.py" in names(folder)
+    digest = inspect(folder).digest
+    (folder / "tokenization_x.py").write_text("a = 2")
+    assert inspect(folder).digest != digest
+
+
 def test_bin_weights_only_where_allowed(tmp_path: Path) -> None:
     """pytorch_model.bin runs code when loaded: refused unless allowed; a truncated one is always refused."""
     folder = make_checkpoint(tmp_path / "x", shards=1)

@@ -1,0 +1,118 @@
+"""Weights that change while an evaluation runs: no score is of other weights than were announced."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import sites
+
+from coordinator.intake.checkpoint import inspect
+from evaljobs.staging.fingerprint import SAMPLE_BYTES, read_header
+
+pytestmark = pytest.mark.model
+
+TASK = """task: mine
+custom_dataset: !function load.rows
+test_split: test
+output_type: multiple_choice
+doc_to_text: "{{q}}"
+doc_to_target: a
+doc_to_choice: ["no", "yes"]
+metric_list:
+  - {metric: acc, aggregation: mean, higher_is_better: true}
+"""
+LOAD = """import pathlib
+import datasets
+
+
+def rows(**_):  # a training writes while requests are built
+    pathlib.Path("{weights}").write_bytes(pathlib.Path("{new}").read_bytes())
+    return {{"test": datasets.Dataset.from_list([{{"q": f"river {{i}} breaks", "a": i % 2}} for i in range(8)])}}
+"""
+
+
+def test_weights_written_while_requests_are_built_are_not_scored(tmp_path: Path, toy_model: Path) -> None:
+    """Without staging the trial finds it before it loads; the evaluation fails in one line that says what to type."""
+    model = shutil.copytree(toy_model, tmp_path / "model")
+    site = sites.local(tmp_path, model, "--slots", "1", more="\n[stage]\nenabled = false\n")
+    weights, new, tasks = model / "model.safetensors", tmp_path / "new", tmp_path / "mine"
+    data = weights.read_bytes()
+    header = 8 + int.from_bytes(data[:8], "little")
+    new.write_bytes(data[:header] + bytes(len(data) - header))
+    tasks.mkdir()
+    (tasks / "mine.yaml").write_text(TASK)
+    (tasks / "load.py").write_text(LOAD.format(weights=weights, new=new))
+    site.suite.write_text('name = "mine"\ninclude_path = ["mine"]\nbatch_size = 4\n[[task]]\nname = "mine"\n')
+    try:
+        done = site.run(site.evaluate())
+    finally:
+        site.stop_redis()
+    assert done.returncode == 1, done.stderr
+    (failed,) = site.results()["failed"].values()
+    assert f"{weights} was written to after it was announced" in failed
+    assert "evaluate it again" in failed
+    assert "\n" not in failed
+
+
+def jobs(site: sites.Site, done: subprocess.CompletedProcess[str]) -> tuple[dict[str, Any], set[str]]:
+    """Results of an evaluation, and kinds of jobs that it ran."""
+    assert done.returncode == 0, done.stderr
+    results = json.loads(done.stdout)
+    root = site.work / results["evalspan"]["evaluation_id"]
+    return results, {p.name.split("-")[2] for p in (root / "logs").iterdir()}
+
+
+@pytest.mark.timeout(900)  # five evaluations
+def test_a_touched_or_copied_checkpoint_of_equal_content_takes_the_answers(
+    tmp_path: Path, toy_model: Path
+) -> None:
+    """A precursor hashes it while it copies, and no trial runs. Equal samples of other content are answered anew."""
+    model = shutil.copytree(toy_model, tmp_path / "step-1")
+    weights = model / "model.safetensors"
+    site = sites.local(tmp_path, model, "--slots", "1", entries={"toy_choice": {"limit": 8}})
+    try:
+        first, kinds = jobs(site, site.run(site.evaluate()))
+        assert "trial" in kinds
+        before = first["evalspan"]
+        assert before["checkpoint_content"]
+
+        weights.touch()
+        touched, kinds = jobs(site, site.run(site.evaluate()))
+        assert touched["evalspan"]["evaluation_id"] != before["evaluation_id"]
+        assert "stage" in kinds
+        assert not kinds & {"trial", "host", "metric"}
+        assert touched["results"] == first["results"]
+        assert set(touched["evalspan"]["responses_from"].values()) == {before["evaluation_id"]}
+
+        site.model = shutil.copytree(model, tmp_path / "another-name", copy_function=shutil.copyfile)
+        copied, kinds = jobs(site, site.run(site.evaluate()))
+        assert not kinds & {"trial", "host", "metric"}
+        assert copied["results"] == first["results"]
+        assert copied["evalspan"]["checkpoint_content"] == before["checkpoint_content"]
+
+        site.model = model
+        place = unsampled(weights)
+        with weights.open("r+b") as file:
+            file.seek(place)
+            byte = file.read(1)
+            file.seek(place)
+            file.write(bytes([byte[0] ^ 1]))
+        edited, kinds = jobs(site, site.run(site.evaluate()))
+        assert {"stage", "trial"} <= kinds
+        assert edited["evalspan"]["checkpoint_content"] != before["checkpoint_content"]
+        samples = [inspect(each).samples for each in (model, tmp_path / "another-name")]
+        assert samples[0] == samples[1], "the samples did not tell"
+    finally:
+        site.stop_redis()
+
+
+def unsampled(weights: Path) -> int:
+    """A place of the largest tensor that no sample shows."""
+    start, stop = max(read_header(weights).spans, key=lambda span: span[1] - span[0])
+    assert stop - start > 2 * SAMPLE_BYTES
+    return start

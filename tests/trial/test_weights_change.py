@@ -1,0 +1,119 @@
+"""A trial answers no request with weights that were not announced."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.served import served_work
+from support.trials import Evaluation
+
+from coordinator.intake.checkpoint import inspect
+from evaljobs.contract.outcomes import Failed, TrialEnded
+from evaljobs.contract.paths import WorkPaths
+from evaljobs.contract.specs import TrialSpec
+from evaljobs.contract.storage import read_record
+from evaljobs.staging.fingerprint import folder_identity, read_header
+from evaljobs.trial.engines import loading
+from evaljobs.trial.trial import Trial
+
+pytestmark = pytest.mark.model
+
+
+@pytest.fixture(scope="module")
+def work() -> Iterator[WorkPaths]:
+    with served_work("weights") as made:
+        yield made
+
+
+@pytest.fixture
+def evaluation(
+    work: WorkPaths, tiny_model_dir: Path, tmp_path: Path, request: pytest.FixtureRequest
+) -> Evaluation:
+    model = shutil.copytree(tiny_model_dir, tmp_path / "model")
+    made = Evaluation(work, model, request.node.name)
+    made.fill()
+    return made
+
+
+@pytest.fixture
+def adapter(tiny_model_dir: Path, tmp_path: Path) -> Path:
+    folder = tmp_path / "adapter"
+    folder.mkdir()
+    shutil.copy(tiny_model_dir / "model.safetensors", folder / "adapter_model.safetensors")
+    return folder
+
+
+def spec(evaluation: Evaluation, adapter: Path) -> TrialSpec:
+    return evaluation.spec(
+        checkpoint=inspect(evaluation.model), adapters={str(adapter): folder_identity(adapter)}
+    )
+
+
+def reverse(weights: Path) -> None:
+    """Write the last tensor anew, in place: a mapping of the file shows it."""
+    start, stop = read_header(weights).spans[-1]
+    with weights.open("r+b") as file:
+        file.seek(start)
+        data = file.read(stop - start)
+        file.seek(start)
+        file.write(data[::-1])
+
+
+def failure(evaluation: Evaluation) -> Failed:
+    failed = read_record(evaluation.paths.outcome("failed", "trial.0"), Failed)
+    assert (failed.blame, failed.shard) == ("operator", None)
+    assert "evaluate it again" in failed.error
+    assert "\n" not in failed.error
+    return failed
+
+
+@pytest.mark.parametrize("which", ["checkpoint", "adapter"])
+@pytest.mark.parametrize("when", ["before", "while loading", "while answering"])
+def test_weights_that_change_on_storage_answer_nothing(
+    evaluation: Evaluation, adapter: Path, monkeypatch: pytest.MonkeyPatch, which: str, when: str
+) -> None:
+    """Before loading, while loading, and on a CPU, whose weights are mapped files, also later: the trial fails in one line."""
+    weights = (
+        evaluation.model / "model.safetensors"
+        if which == "checkpoint"
+        else adapter / "adapter_model.safetensors"
+    )
+    made = spec(evaluation, adapter)
+    trial = Trial(made, made.lanes[0])
+    if when == "before":
+        reverse(weights)
+    elif when == "while loading":
+        real = loading.load
+
+        def load(*args: Any, **options: Any) -> Any:
+            engine = real(*args, **options)
+            reverse(weights)
+            return engine
+
+        monkeypatch.setattr(loading, "load", load)
+    else:
+        tick: Callable[[int, int], None] = trial._tick
+
+        def change(done: int, of: int) -> None:
+            if trial.shards == 1 and done == 0:
+                reverse(weights)
+            tick(done, of)
+
+        monkeypatch.setattr(trial, "_tick", change)
+    assert trial.perform() == 1
+    assert str(weights if which == "checkpoint" else adapter) in failure(evaluation).error
+    assert len(evaluation.dumped()) == (when == "while answering")
+    assert not evaluation.queue.snapshot().claims
+
+
+def test_weights_that_stay_are_answered_with(evaluation: Evaluation, adapter: Path) -> None:
+    """Also where a file that is no weight has been touched."""
+    made = spec(evaluation, adapter)
+    (evaluation.model / "config.json").touch()
+    assert Trial(made, made.lanes[0]).perform() == 0
+    assert read_record(evaluation.paths.outcome("trial-ended", "trial.0"), TrialEnded).reason == "drained"
+    assert sorted(evaluation.dumped()) == sorted(evaluation.shards)
