@@ -158,6 +158,7 @@ class LimitReached(Event):
 
     kind: Literal["limit-reached"] = "limit-reached"
     why: str  # the cluster's word
+    others: bool = False  # jobs of other evaluations run, and will end
 
 
 class JobStarted(Event):
