@@ -163,7 +163,13 @@ def with_launches(
 
 
 def limit_events(
-    state: State, limited: Mapping[str, str], seen: Sightings, grace: Grace, now: float, *, others: bool = False
+    state: State,
+    limited: Mapping[str, str],
+    seen: Sightings,
+    grace: Grace,
+    now: float,
+    *,
+    others: bool = False,
 ) -> list[AnyEvent]:
     """At most one event: work waits for a limit, and of this evaluation only idle jobs run, or for long none.
 

@@ -26,14 +26,15 @@ from coordinator.base.throttle import Throttle
 from coordinator.cluster import Cluster, ClusterError, JobState, NodeState
 from coordinator.cluster.slurm_reasons import none_usable
 from coordinator.errors import OperatorError, RetryError
-from coordinator.evaluation.limits import FEWER_SECONDS
 from coordinator.evaluation.events import MemoryOffered, NodesOffered, NodeWithdrawn, Offer
+from coordinator.evaluation.limits import FEWER_SECONDS
 from coordinator.evaluation.state import Phase
 from coordinator.intake.people import People
 from coordinator.runtime import gpu_names
 from coordinator.runtime.detect import Grace, limit_events
 from coordinator.runtime.effects import Performer
 from coordinator.runtime.registry import Evaluations
+from coordinator.runtime.runner import Running
 from coordinator.runtime.shares import Shares
 from evaljobs.contract.storage import make_file, make_folder
 
@@ -150,13 +151,17 @@ class Coordinator(Evaluations):
         first = job_limits.first_kept_out(states, self._kept_out, users)
         self._withdraw(job_limits.given_up(states, first, users), now)
         working = {state.evaluation_id for state in self._states() if job_limits.works(state)}
-        for evaluation_id, running in list(self.running.items()):
-            limited = partial(limit_events, running.state, self._kept_out, running.seen, self.grace, now)
-            events = limited(others=bool(working - {evaluation_id}))
-            self._guarded(evaluation_id, lambda r, events=events: r.take(events))
-            if events:
-                most = len(demand.nodes_in_use(self._states()))
-                self._few = (max(1, most), now + FEWER_SECONDS)
+        for evaluation_id in list(self.running):
+            others = bool(working - {evaluation_id})
+            self._guarded(evaluation_id, partial(self._reached, others=others, now=now))
+
+    def _reached(self, running: Running, *, others: bool, now: float) -> None:
+        """Tell an evaluation that a limit is reached where only idle jobs of it run; take no more nodes for a while then."""
+        state, seen = running.state, running.seen
+        events = limit_events(state, self._kept_out, seen, self.grace, now, others=others)
+        running.take(events)
+        if events:
+            self._few = (max(1, len(demand.nodes_in_use(self._states()))), now + FEWER_SECONDS)
 
     def _fewer(self, now: float) -> Limits:
         """The settings' limits, and for a while no more nodes than a limit on jobs left."""

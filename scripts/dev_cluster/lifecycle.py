@@ -99,7 +99,9 @@ def _reserve(request: Request) -> Record:
     python, repo, exposures, warnings = _site(request, root)
     if spec.accounting:
         accounting.check_machine()
-    if (spec.gpu_jobs_only or spec.demand_account) and not list(Path("/usr/lib").glob("**/slurm*/job_submit_lua.so")):
+    if (spec.gpu_jobs_only or spec.demand_account) and not list(
+        Path("/usr/lib").glob("**/slurm*/job_submit_lua.so")
+    ):
         raise DevClusterError(f"Slurm's job_submit_lua plugin is missing: apt-get install {PACKAGES}")
     return Record(
         spec=spec,

@@ -10,7 +10,6 @@ import shlex
 import shutil
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 from dev_cluster import accounting, real_site
@@ -27,8 +26,15 @@ pytestmark = [
 ]
 log = logging.getLogger(__name__)
 SHAPE = {
-    **{"nodes": 3, "gpus": 2, "cpu_nodes": 1, "cpus": 8, "memory_mb": 16000, "untyped_gres": True},
-    **{"accounting": True, "demand_account": True, "max_time": 60},
+    "nodes": 3,
+    "gpus": 2,
+    "cpu_nodes": 1,
+    "cpus": 8,
+    "memory_mb": 16000,
+    "untyped_gres": True,
+    "accounting": True,
+    "demand_account": True,
+    "max_time": 60,
 }
 AT_ONCE = 3
 TIMES_LONGER = 3  # than a lone evaluation, each of three at once
@@ -49,7 +55,11 @@ class Folder:
         program = f'#!/bin/sh\nexec {site.python} -m coordinator "$@"\n'
         site.run_as_user(["tee", self.path / "bin/evalspan"], input=program, check=True)
         site.run_as_user(["chmod", "755", self.path / "bin/evalspan"], check=True)
-        self.env = {"NO_COLOR": "1", "EVALSPAN_BIN": str(self.path / "bin/evalspan"), "EVALSPAN_TRIAL_DEVICE": "cpu"}
+        self.env = {
+            "NO_COLOR": "1",
+            "EVALSPAN_BIN": str(self.path / "bin/evalspan"),
+            "EVALSPAN_TRIAL_DEVICE": "cpu",
+        }
 
     def evalspan(self, *words: str, **env: str) -> str:
         argv = [self.path / "bin/evalspan", *words]

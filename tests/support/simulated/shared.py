@@ -53,7 +53,10 @@ class Tenant(World):
         others = any(job_limits.works(t.state) for t in shared.open if t is not self)
         found = detect.limit_events(own, shared.kept_out(), self.seen, grace, self.now, others=others)
         if found:
-            shared.few = (max(1, len(demand.nodes_in_use([t.state for t in shared.open]))), self.now + FEWER_SECONDS)
+            shared.few = (
+                max(1, len(demand.nodes_in_use([t.state for t in shared.open]))),
+                self.now + FEWER_SECONDS,
+            )
         return found
 
 
