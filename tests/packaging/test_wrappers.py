@@ -177,7 +177,10 @@ def test_a_daemon_near_its_time_limit_submits_its_successor_before_it_ends(tmp_p
         wait_until(lambda: called_at_last in called.read_text(), "the successor is cancelled")
     (tmp_path / "end").touch()
     assert job.wait(timeout=120) == 0
-    assert set(called.read_text().partition("--wait ")[2].splitlines()) == {KEPT, *filter(None, [called_at_last])}
+    assert set(called.read_text().partition("--wait ")[2].splitlines()) == {
+        KEPT,
+        *filter(None, [called_at_last]),
+    }
 
 
 @pytest.mark.parametrize("script", ["evaluate.sbatch", "evalspan-daemon.sbatch"])
