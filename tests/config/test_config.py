@@ -391,6 +391,11 @@ def test_the_work_folders_origin_is_what_load_takes_it_from(toml, tmp_path, monk
     assert loading.work_folder_from(file, {}, None) == str(file)
 
 
+def test_a_list_in_a_variable_is_shown_as_it_is_written():
+    with pytest.raises(OperatorError, match=r"should be a list, not \"n1,n2\": write \[\"n1\", \"n2\"\]"):
+        loading.load(None, {"EVALSPAN_NODES_EXCLUDE": "n1,n2"})
+
+
 @pytest.mark.parametrize(
     ("key", "said"),
     [
