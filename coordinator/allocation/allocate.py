@@ -96,6 +96,7 @@ def allocate(
         wanted = min(demand.gpus, left, _of_user(demand.asker, limits, given))
         chosen = [n for n in nodes if n.gpus and not n.excluded]
         fits_somewhere = any(_holds(n, n.memory_mb, demand, new=True) for n in chosen)
+        largest = max((n.memory_mb for n in chosen if n.counts_memory), default=0)
         small = set() if demand.need.refusal(chosen) else {n.name for n in chosen if not demand.need.holds(n)}
         for node in sorted(usable, key=lambda n: n.name not in demand.in_use):
             if wanted < demand.gpus_per_trial:
@@ -123,6 +124,7 @@ def allocate(
                     gpus=has + gpus,
                     memory_mb=node.memory_free_mb,
                     node_memory_mb=node.memory_mb,
+                    largest_mb=largest,
                     gpu_type=node.gpu_type,
                     best_effort=node.best_effort,
                 )

@@ -97,11 +97,12 @@ def askers(states: Iterable[State], usage: Usage, held: Mapping[str, int]) -> di
     }
 
 
+def turn_of(state: State, users: Mapping[str, Asker]) -> tuple[float, float, str, int, float, str]:
+    """Sort key of an evaluation: by user, then by priority, then by age. `users`: empty where there is one user."""
+    asker = users.get(state.users.payer, ONE_USER)
+    return *asker.turn(), -state.record.priority, state.record.accepted_at, state.evaluation_id
+
+
 def in_turn(states: Iterable[State], users: Mapping[str, Asker]) -> list[State]:
-    """States as they are served: by user, then by priority, then by age. `users`: empty where there is one user."""
-
-    def turn(state: State) -> tuple[object, ...]:
-        asker = users.get(state.users.payer, ONE_USER)
-        return *asker.turn(), -state.record.priority, state.record.accepted_at, state.evaluation_id
-
-    return sorted(states, key=turn)
+    """States as they are served."""
+    return sorted(states, key=lambda state: turn_of(state, users))

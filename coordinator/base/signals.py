@@ -54,12 +54,13 @@ def shows_cancelled(text: str, restarts: int) -> bool:
     it started. Pure.
 
     Slurm sends SIGTERM for `scancel`, requeue, preemption and the time limit alike, and prints COMPLETING for each while
-    the job ends. A requeue has counted one more restart by then, the time limit has its own Reason, and a job that is
-    warned of its preemption is still RUNNING.
+    the job ends. A requeue has counted one more restart by then, the time limit has its own Reason, a job that is warned
+    of its preemption is still RUNNING, and one that a preemption ends (PreemptMode=CANCEL) has the time of it.
     """
     fields = dict(re.findall(r"(\S+?)=(\S*)", text))
     return (
         fields.get("JobState") in ("COMPLETING", "CANCELLED")
         and fields.get("Reason") == "None"
+        and fields.get("PreemptTime", "None") == "None"
         and fields.get("Restarts") == str(restarts)
     )

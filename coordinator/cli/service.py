@@ -264,7 +264,7 @@ def status(
         command,
         now,
         partial(queued_daemons, settings),
-        wrapped_daemon(settings, command),
+        partial(wrapped_daemon, settings, command.partition(" daemon")[2]),
     )
     asked = Choice(open=only_open, failed=only_failed, last=last if as_json else last or ROWS)
     chosen, left_out = asked.of(facts)

@@ -8,7 +8,7 @@ import shlex
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -369,6 +369,8 @@ def init(
     cluster: Annotated[
         Literal["local", "slurm"] | None, typer.Option(help="Default: slurm where its commands are.")
     ] = None,
+    account: Annotated[str | None, typer.Option(help="Slurm account of all jobs.")] = None,
+    qos: Annotated[str | None, typer.Option(help="QOS of all jobs.")] = None,
 ) -> None:
     """Write a commented evalspan.toml with values from this machine or its Slurm.
 
@@ -376,27 +378,37 @@ def init(
 
     evalspan init
 
+    evalspan init --account my-account
+
     evalspan init --cluster local
     """
-    from coordinator.cli.screen.standing import daemon_wrapper
+    from coordinator.cli.screen.standing import wrapped_daemon
     from coordinator.config import template
 
     if path.exists() and not force:
         raise OperatorError(f"{path} is there already: --force overwrites it")
     kind = cluster or ("slurm" if shutil.which("sbatch") else "local")
-    probe = _probe_slurm() if kind == "slurm" else template.probe_of("local", [])
+    named = {"cluster.account": account, "cluster.qos": qos}
+    probe = _probe_slurm(named) if kind == "slurm" else template.probe_of("local", [])
     try:
         path.write_text(template.default_text(probe), encoding="utf-8")
     except OSError as error:
         raise OperatorError(f"{path} cannot be written: {error.strerror or error}") from error
     say(f"wrote {path}{f' for partition {probe.choice}' if probe.choice else ''}")
     options = "" if path == Path("evalspan.toml") else f" --config {shlex.quote(str(path))}"
-    for step in template.next_steps(probe, shlex.quote(str(daemon_wrapper())), options):
-        say(step)
+    say(f"next: `evalspan doctor{options}` checks this site")
+    if kind == "slurm":
+        settings = settings_of(path, None)
+        say(f"then the daemon: `{wrapped_daemon(settings, options)}`")
+        one = wrapped_daemon(settings, f" CHECKPOINT SUITE{options}", "evaluate")
+        say(f"or one evaluation as a job: `{one}`")
 
 
-def _probe_slurm() -> SiteProbe:
-    """What init writes of this Slurm: nodes of all its partitions that are up, not of the default one alone."""
+def _probe_slurm(named: Mapping[str, object]) -> SiteProbe:
+    """What init writes of this Slurm: nodes of all its partitions that are up, not of the default one alone.
+
+    `named`: settings of the command line.
+    """
     from coordinator.cluster import Cluster, ClusterError, slurm_rules
     from coordinator.cluster.sbatch_text import GPU_REQUEST
     from coordinator.config import template
@@ -409,6 +421,7 @@ def _probe_slurm() -> SiteProbe:
 
             def of(partition: str | None, request: str | None = None) -> Cluster:
                 asked = {
+                    **named,
                     "cluster.kind": "slurm",
                     "cluster.partition": partition,
                     "slurm.gpu_request": request,
@@ -419,6 +432,8 @@ def _probe_slurm() -> SiteProbe:
             refusing = slurm_rules.refusing({name: of(name) for name in names})
             limits = {p.name: p.max_seconds for p in rules.partitions if p.max_seconds is not None}
             probe = template.probe_of("slurm", nodes, rules.preemptible, refusing, limits)
+            cluster = settings_of(None, Path(scratch) / "probe", named).cluster
+            probe = replace(probe, account=cluster.account, qos=cluster.qos)
             if probe.partition is not None:
                 form = slurm_rules.request_taken(partial(of, probe.partition))
                 probe = replace(probe, gpu_request=None if form == GPU_REQUEST else form)

@@ -264,22 +264,24 @@ def precursor_refusal(cluster: Cluster, nodes: Sequence[str], job: Job = PRECURS
     return ""
 
 
-def refusing(clusters: Mapping[str, Cluster]) -> frozenset[str]:
-    """Partitions that take this user's job neither without a GPU nor with one. `clusters`: one set to each partition.
+def refusing(clusters: Mapping[str, Cluster]) -> dict[str, str]:
+    """Partitions that take this user's job neither without a GPU nor with one, with Slurm's words.
+
+    `clusters`: one set to each partition.
 
     Such as those of other groups, accounts or QOS. Raises ClusterError.
     """
-    refused = set()
+    refused: dict[str, str] = {}
     for name, cluster in clusters.items():
         for gpus in (0, 1):
             try:
                 cluster.check(replace(PRECURSOR, gpus=gpus))
-            except RefusedError:
+            except RefusedError as error:
+                refused[name] = str(error)
                 continue
+            refused.pop(name, None)
             break
-        else:
-            refused.add(name)
-    return frozenset(refused)
+    return refused
 
 
 def request_taken(cluster_with: Callable[[str], Cluster]) -> str | None:

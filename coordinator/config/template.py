@@ -14,10 +14,9 @@ from types import MappingProxyType
 from typing import Literal
 
 from coordinator.cluster import NodeState
+from coordinator.cluster.daemon_job import slurm_time
 from coordinator.cluster.sbatch_text import GPU_REQUEST
 from coordinator.config.schema import TrialConfig, seconds_of
-
-DAEMON_SECONDS = 86_400  # time limit of the daemon's own job where the partition allows it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +30,8 @@ class SiteProbe:
     partitions: tuple[str, ...] = ()  # each with its GPUs, e.g. "gpu (16 GPUs)", the chosen one first
     max_seconds: int | None = None  # MaxTime of `partition`; None: no limit
     gpu_request: str | None = None  # form that the site asks for; None: the default does
-    daemon_max_seconds: int | None = None  # of the partition without GPUs, else of `partition`
+    account: str | None = None  # that jobs name; None: the site's default
+    qos: str | None = None  # the same
 
     @property
     def choice(self) -> str:
@@ -45,13 +45,13 @@ def probe_of(
     kind: Literal["local", "slurm"],
     nodes: Sequence[NodeState],
     preemptible: AbstractSet[str] = frozenset(),
-    refusing: AbstractSet[str] = frozenset(),
+    refusing: Mapping[str, str] = MappingProxyType({}),
     max_seconds: Mapping[str, int] = MappingProxyType({}),
 ) -> SiteProbe:
     """The partition with most GPUs whose jobs keep them, and one of nodes without GPUs, if any.
 
-    `preemptible`: partitions whose jobs may be preempted. `refusing`: those that take no job of this user. Of
-    both, one with GPUs is chosen where there is no other. `max_seconds`: partition -> MaxTime; no key: no limit.
+    `preemptible`: partitions whose jobs may be preempted. `refusing`: those that take no job of this user, with Slurm's
+    words. Of both, one is chosen where there is no other. `max_seconds`: partition -> MaxTime; no key: no limit.
     """
     if kind == "local":
         return SiteProbe()
@@ -62,19 +62,20 @@ def probe_of(
     with_gpus = [name for name, count in gpus.most_common() if count]
     with_gpus.sort(key=lambda name: (name in refusing, name in preemptible))  # stable: by GPUs within each
     without = [name for name, count in sorted(gpus.items()) if not count]
-    notes = dict.fromkeys(preemptible, ", jobs may be preempted") | dict.fromkeys(
-        refusing, ", refuses your jobs"
-    )
+    notes = dict.fromkeys(preemptible, ", jobs may be preempted")
+    notes |= {name: f", refuses your jobs: {words}" for name, words in refusing.items()}
     shapes = Counter((node.gpus, node.gpu_type or "GPUs") for node in nodes if node.gpus)
     summary = ", ".join(f"{n} nodes with {each} {kind_}" for (each, kind_), n in shapes.most_common())
     chosen = with_gpus[0] if with_gpus else None
-    for_cpus = next((name for name in without if with_gpus and name not in refusing), None)
+    taken = [name for name in without if name not in refusing]
+    if refusing.keys() >= set(gpus):  # whatever the reason is, it is none of a partition
+        taken = without
+    for_cpus = taken[0] if with_gpus and taken else None
     return SiteProbe(
         kind=kind,
         partition=chosen,
         cpu_partition=for_cpus,
         max_seconds=max_seconds.get(chosen or ""),
-        daemon_max_seconds=max_seconds.get(for_cpus or chosen or ""),
         summary=summary or f"{len(nodes)} nodes without GPUs",
         partitions=tuple(f"{name} ({gpus[name]} GPUs{notes.get(name, '')})" for name in with_gpus + without),
     )
@@ -89,35 +90,12 @@ def default_text(probe: SiteProbe) -> str:
         + "   # partition of jobs with GPUs"
         + (f": {probe.choice}" if probe.choice else "; default: the site's"),
         cpu_partition=_set("cpu_partition", probe.cpu_partition, "cpu"),
+        account=_set("account", probe.account, "my-account"),
+        qos=_set("qos", probe.qos, "my-qos"),
         gpu_request=_set("gpu_request", probe.gpu_request, GPU_REQUEST),
         time_limit=_time_limit(probe),
         roles="\n".join(_ROLE.format(role=role, what=what) for role, what in ROLES.items()),
     )
-
-
-def next_steps(probe: SiteProbe, wrapper: str, options: str) -> list[str]:
-    """What to type after `init`. `wrapper`: path of evalspan-daemon.sbatch; `options`: of this file, or ""."""
-    steps = [f"next: `evalspan doctor{options}` checks this site"]
-    if probe.kind == "slurm":
-        partition = probe.cpu_partition or probe.partition
-        where = f"-p {partition} " if partition else ""
-        limit = slurm_time(min(DAEMON_SECONDS, probe.daemon_max_seconds or DAEMON_SECONDS))
-        steps.append(
-            f"then the daemon: `sbatch {where}-t {limit} {wrapper}{options}` (with -A ACCOUNT where the site wants one)"
-        )
-        one = wrapper.replace("evalspan-daemon.sbatch", "evaluate.sbatch")
-        steps.append(
-            f"or one evaluation as a job: `sbatch {where}-t {limit} {one} CHECKPOINT SUITE{options}`"
-        )
-    return steps
-
-
-def slurm_time(seconds: int) -> str:
-    """Seconds as Slurm's days-hours:minutes:seconds."""
-    minutes, rest = divmod(seconds, 60)
-    days, minutes = divmod(minutes, 24 * 60)
-    clock = f"{minutes // 60:02}:{minutes % 60:02}:{rest:02}"
-    return f"{days}-{clock}" if days else clock.removeprefix("0")
 
 
 def _time_limit(probe: SiteProbe) -> str:
@@ -162,8 +140,8 @@ kind = "{kind}"               # "local": processes on this machine; "slurm": job
 # api = "cli"                 # how Slurm is called; "pyslurm" needs `pip install evalspan[slurm]` and Slurm 25.11
 {partition}
 {cpu_partition}               # partition of jobs without GPUs; default: partition
-# account = "my-account"      # example: Slurm account of all jobs; default: the site's
-# qos = "my-qos"              # example: QOS of all jobs; default: the site's
+{account}      # example: Slurm account of all jobs; default: the site's
+{qos}              # example: QOS of all jobs; default: the site's
 # nice = 100                  # example: sbatch's --nice, so that jobs stand behind the site's others
 # reservation = "my-res"      # example: reservation that all jobs run in
 # extra_args = []             # options of every sbatch, e.g. ["--exclusive=user"]

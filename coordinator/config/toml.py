@@ -152,6 +152,8 @@ def _complaint(model: type[BaseModel], data: Mapping[str, Any], error: Validatio
     else:
         wanted = " or ".join(dict.fromkeys(_wanted(f) for _, f in first))
         text = f"{key!r} of {owner} should be {wanted}, not {_shown(fault['input'])}"
+        if wanted == "a list" and isinstance(fault["input"], str):  # of a variable, as a rule
+            text += f": write {_shown(fault['input'].split(','))}"
     # a list with a faulty member is reported as too short, too
     holders = {place[:end] for place in faults for end in range(len(place))}
     others = dict.fromkeys(repr(str(place[-1])) for place in faults if place not in {location, *holders})

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from coordinator.base.run_command import CommandError, run_command
 from coordinator.cluster import Cluster, ClusterError, Job, NodeState, Purpose, slurm_rules
+from coordinator.cluster.daemon_job import daemon_job, own_options
 from coordinator.cluster.local import LocalCluster, gpu_names
 from coordinator.cluster.slurm_accounts import ACCOUNT_FORMAT, QOS_FORMAT, USER_FORMAT, Accounting, parse_rows
 from coordinator.cluster.slurm_cli import SlurmCli
@@ -183,6 +184,8 @@ def _ask_slurm(facts: Facts, cluster: SlurmCli, nodes: Sequence[NodeState]) -> N
         facts.allowed_seconds = {
             k: cluster.within_limits(j).time_limit_seconds for k, j in facts.jobs.items()
         }
+        own = SlurmCli(own_options(options))
+        facts.daemon_seconds = own.within_limits(daemon_job(options)).time_limit_seconds
         refusal = slurm_rules.precursor_refusal(cluster, [n.name for n in nodes if n.usable and n.gpus])
         facts.host_reason = slurm_rules.host_reason(
             rules, options.trial_partition, refusal, stage=config.stage.enabled

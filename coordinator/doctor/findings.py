@@ -9,10 +9,11 @@ Called by `collect`, which reads the facts.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import takewhile
 from typing import Any
 
+from coordinator.base.words import first_of
 from coordinator.config.schema import Config, TrialConfig
 from coordinator.doctor import slurm_findings
 from coordinator.doctor.facts import Check, Facts, Finding, fail, gigabytes, ok, ok_unless, warn
@@ -30,13 +31,23 @@ LEAST_TRANSFORMERS = 5  # major version
 
 
 def judge(facts: Facts) -> tuple[Finding, ...]:
-    """All findings, in the order of the table."""
+    """All findings, in the order of the table; those of one cause are one line."""
     checks = HERE
     if facts.cluster_error:
         checks += (_no_cluster,)
     else:
         checks += (SLURM if facts.slurm else LOCAL) + NODES
-    return tuple(finding for check in checks for finding in check(facts))
+    return _merged(finding for check in checks for finding in check(facts))
+
+
+def _merged(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """Warnings and failures that say the same stand where the first of them does, with all their subjects."""
+    found: dict[object, list[Finding]] = {}
+    for one in findings:
+        found.setdefault(one if one.status == "ok" else (one.found, one.todo, one.status), []).append(one)
+    return tuple(
+        same[0].model_copy(update={"what": first_of([one.what for one in same])}) for same in found.values()
+    )
 
 
 # --- this machine ----------------------------------------------------------------------------------------------------

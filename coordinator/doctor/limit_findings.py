@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from coordinator.cluster import Job, Purpose
+from coordinator.cluster.daemon_job import DAEMON_SECONDS, daemon_job, own_options
 from coordinator.cluster.sbatch_text import ROLES
 from coordinator.cluster.slurm_accounts import Accounting, Limit
 from coordinator.cluster.slurm_rules import SiteRules
@@ -20,6 +21,7 @@ from coordinator.doctor.facts import Facts, Finding, fail, ok, ok_unless, warn
 WORKERS = (
     8  # builds, and after them metric workers, that one evaluation has at once, unless [metric] workers says
 )
+LEAST_DAEMON_SECONDS = 600  # time limit of the coordinator's own job, below which it is a warning
 ENOUGH_NODES = 4  # at once, below which a limit is a warning
 ENFORCED = {"limits", "safe", "all"}  # words of AccountingStorageEnforce with which Slurm applies limits
 UNITS = {"cpu": "CPUs", "mem": "MB", "gres/gpu": "GPUs", "node": "nodes", "jobs": "jobs"}
@@ -107,6 +109,7 @@ class Demand:
     hosting: bool  # one job a node hosts its trials
     workers: int  # metric workers at once; builds come before, and wait for each other where they must
     nodes: int  # that are enough
+    daemon: int = 0  # of the coordinator's own job
 
     @classmethod
     def of(cls, facts: Facts, limit: Limit, kinds: Sequence[Purpose]) -> Demand:
@@ -124,6 +127,7 @@ class Demand:
             hosting=facts.hosting,
             workers=facts.config.metric.workers or WORKERS,
             nodes=min(nodes),
+            daemon=_of_daemon(facts, limit, kinds),
         )
 
     def node(self, what: str, lanes: int) -> int:
@@ -143,6 +147,18 @@ class Demand:
     @property
     def worker(self) -> int:
         return self.jobs.get("metric", 0)
+
+
+def _of_daemon(facts: Facts, limit: Limit, kinds: Sequence[Purpose]) -> int:
+    """How much of a limit on all jobs the coordinator's own job takes: where jobs of its account, QOS and partition count."""
+    options, own = facts.options, own_options(facts.options)
+    job = daemon_job(own)
+    alike = [k for k in kinds if options.account_of(facts.jobs[k]) == own.account_of(job)]
+    alike = [k for k in alike if options.qos_of(facts.jobs[k]) == own.qos_of(job)]
+    if limit.of_partition:
+        alike = [k for k in alike if options.partition_of(facts.jobs[k]) == own.partition_of(job)]
+    counts = bool(alike) and not limit.of_a_job and limit.what != "node"
+    return amount(job, limit.what, set()) or 0 if counts else 0
 
 
 def amount(job: Job, what: str, types: set[str]) -> int | None:
@@ -188,7 +204,7 @@ def _judge_one_job(what: str, text: str, limit: Limit, demand: Demand, facts: Fa
 
 def _judge_together(what: str, text: str, limit: Limit, demand: Demand, facts: Facts) -> Finding:
     """A limit on all jobs together. Slurm counts each member of an array, precursors and workers, too."""
-    most, worker = limit.most, demand.worker
+    most, worker = limit.most - demand.daemon, demand.worker
     node = demand.node(limit.what, demand.lanes) if demand.jobs.keys() & {"stage", "trial"} else 0
     beside = 0 if limit.what == "node" else worker * demand.workers
     another = f"another {_carrier(limit, demand.kinds, facts)}"
@@ -224,7 +240,9 @@ def _asks(demand: Demand, what: str, node: int, beside: int) -> str:
         jobs = [f"one job with {trials}"]
     parts = [f"a node takes {node} ({' and '.join(jobs)})"] if node else []
     workers = "a metric worker takes" if demand.workers == 1 else f"{demand.workers} metric workers take"
-    return ", ".join(parts + ([f"{workers} {beside}"] if beside else [])) or "builds take turns"
+    parts += [f"{workers} {beside}"] if beside else []
+    parts += [f"the coordinator's own job {demand.daemon}"] if demand.daemon else []
+    return ", ".join(parts) or "builds take turns"
 
 
 def _instead(limit: Limit, kinds: Sequence[Purpose], facts: Facts, *, least: bool) -> str:
@@ -256,6 +274,12 @@ def setting_of_role(facts: Facts, kind: Purpose, field: str) -> str:
 
 def _judge_time(facts: Facts, rules: SiteRules) -> Iterator[Finding]:
     """MaxWall: jobs ask for no more than their account and QOS allow; the partitions' MaxTime has findings of its own."""
+    if 0 < facts.daemon_seconds < DAEMON_SECONDS:
+        text = f"runs for at most {hours(facts.daemon_seconds)}, then a successor goes on"
+        todo = "it ends 3 minutes before its limit: run `evalspan daemon` on a login node, or set another [cluster] qos"
+        yield ok_unless(
+            todo if facts.daemon_seconds < LEAST_DAEMON_SECONDS else "", "coordinator's job", text
+        )
     cut: dict[int, list[Purpose]] = {}
     for kind, allowed in facts.allowed_seconds.items():
         chosen = rules.chosen(facts.options.partition_of(facts.jobs[kind]))

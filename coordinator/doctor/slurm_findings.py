@@ -198,11 +198,13 @@ def _job_kinds(facts: Facts) -> Iterator[Finding]:
 
 def _wrong_name(facts: Facts, kind: Purpose, refusal: str) -> str:
     """The setting that a refusal is about, with what the user may name there; "" where it is about none."""
+    job, options = facts.jobs.get(kind), facts.options
+    account = options.account_of(job) if job is not None else None
     about = next((field for field in ("account", "qos") if f"invalid {field}" in refusal.lower()), None)
-    if about is None or facts.accounting is None or kind not in facts.jobs:
+    if about is None and account is None and "account" in refusal.lower():
+        about = "account"  # a rule of the site's own, in its own words, demands one
+    if about is None or facts.accounting is None or job is None:
         return setting_of(refusal).replace("ROLE", ROLES[kind])
-    job, options = facts.jobs[kind], facts.options
-    account = options.account_of(job)
     value = account if about == "account" else options.qos_of(job)
     yours = facts.accounting.own_accounts if about == "account" else facts.accounting.qos_of(account)
     plural = "accounts" if about == "account" else "QOS"

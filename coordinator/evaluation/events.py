@@ -58,6 +58,7 @@ class Offer(Record):
     gpus: int  # free ones that it may use
     memory_mb: int  # free
     node_memory_mb: int = 0  # in all; 0: unknown
+    largest_mb: int = 0  # in all, of the largest node that the settings allow; 0: unknown
     gpu_type: str = ""  # as Gres names it; "": not said
     best_effort: bool = False  # jobs there may be preempted
 
@@ -158,6 +159,7 @@ class LimitReached(Event):
 
     kind: Literal["limit-reached"] = "limit-reached"
     why: str  # the cluster's word
+    others: bool = False  # jobs of other evaluations run, and will end
 
 
 class JobStarted(Event):

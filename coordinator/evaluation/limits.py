@@ -1,8 +1,10 @@
 """Limits on this user's jobs that an evaluation's own idle jobs fill: what it gives up then, so that work goes on.
 
 Rule: precursors and idle metric workers hold places of a limit (MaxJobs, GrpTRES, MaxSubmit) that builds and trials need.
-Where nothing that works is left to end, the evaluation gives up one node; of its last node it gives up the precursor, and
-one job there stages and hosts the trials. Where that job alone is too large, it has half the lanes. Called from: `step`.
+Where nothing of it that works is left to end, the evaluation gives up half of its nodes. Where no other evaluation's work is
+left to end either, it gives up the precursor of its last node, and one job there stages and hosts the trials. Where that
+job alone is too large, it has half the lanes. What evaluations give up for each other: `coordinator.allocation.job_limits`.
+Called from: `step`.
 """
 
 from __future__ import annotations
@@ -20,13 +22,18 @@ def reached(state: State, event: LimitReached) -> list[Action]:
     """Jobs wait for a limit, and no job of this evaluation that would end by itself runs."""
     if not state.can_work:
         return []
-    idle = idle_nodes(state)
-    if idle and len(state.index.in_use) > 1:
-        node = min(idle, key=lambda n: (n.status == "ready", n.name))
-        actions = nodes.withdraw(state, node.name, f"a limit on jobs is reached: {event.why}", event.at)
+    idle = sorted(idle_nodes(state), key=lambda n: (n.status == "ready", n.name))
+    in_use = len(state.index.in_use)
+    if spare := idle[: in_use - max(1, in_use // 2)]:
+        why = f"a limit on jobs is reached: {event.why}"
+        actions = [action for node in spare for action in nodes.withdraw(state, node.name, why, event.at)]
         _use_no_more(state, event.at)
-        state.warnings.append(f"{node.name} is given up for a while, so that other jobs start: {event.why}")
+        names = ", ".join(node.name for node in spare)
+        verb = "are" if len(spare) > 1 else "is"
+        state.warnings.append(f"{names} {verb} given up for a while, so that other jobs start: {event.why}")
         return actions
+    if event.others:
+        return []
     if "metric" in state.index.jobs and not state.scoring.outstanding:
         workers = [info for info in state.live_jobs("metric") if info.released_at is None]
         released = [action for info in workers for action in jobs.release(state, info, event.at)]

@@ -50,6 +50,8 @@ def offered(state: State, event: NodesOffered) -> list[Action]:
             node.lanes = lanes
         if node is not None:
             node.memory_mb = offer.node_memory_mb
+            largest = (state.nodes.largest_mb, offer.largest_mb, offer.node_memory_mb)
+            state.nodes.largest_mb = max(largest)
             indexes.file_node(state, node)
     return []
 

@@ -247,6 +247,7 @@ class Nodes:
     """Part of `nodes`."""
 
     by_name: dict[str, NodeUse] = field(default_factory=dict)
+    largest_mb: int = 0  # memory of the largest node that was offered or could be; 0: unknown
     prefetches: dict[str, Prefetch] = field(default_factory=dict)
     content: str | None = None  # of the checkpoint's whole files, by the hook or the first precursor
     most: int = 0  # nodes in use at once until `most_until`, after a limit on jobs was reached

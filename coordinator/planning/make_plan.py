@@ -9,7 +9,6 @@ from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from math import ceil
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -43,9 +42,9 @@ SHARD_OVERHEAD_SECONDS = 0.02
 trials on 2 cores, 95th percentile 0.013); shared storage takes longer. It decides how finely a short run
 is cut, and so the cost of a prior that is off by 10x."""
 SLACK = 1.02  # longest accepted end of the metrics, as a factor of the end with the most workers
-WORKER_SECONDS = (
-    10.0  # least CPU seconds of metrics that are worth one more worker: it imports lm-eval for about as long
-)
+# CPU seconds of metrics, at a high percentile, that are worth one more worker: it imports lm-eval for 10 s, and such
+# seconds are three times the likely ones
+WORKER_SECONDS = 30.0
 BYTES_PER_PARAMETER = 2  # of bf16 and fp16, the usual formats of checkpoints
 
 
@@ -154,7 +153,7 @@ def fewest_workers(end: Callable[[int], float], most: int, cpu_seconds: float) -
     `end`: number of workers -> seconds until the last metric has ended. A spare worker idles on a CPU, a missing one
     delays the evaluation. `cpu_seconds`: of all metrics; each worker has WORKER_SECONDS of them.
     """
-    most = max(1, min(most, ceil(cpu_seconds / WORKER_SECONDS)))
+    most = max(1, min(most, int(cpu_seconds / WORKER_SECONDS)))
     enough = SLACK * end(most)
     return 1 + bisect_left(range(1, most), True, key=lambda workers: end(workers) <= enough)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from coordinator.allocation import job_limits
 from coordinator.cluster import Job, JobState, slurm_reasons
 from coordinator.evaluation import renewals
 from coordinator.evaluation.events import (
@@ -27,8 +28,7 @@ from coordinator.evaluation.events import (
 from coordinator.evaluation.state import JobInfo, Phase, State
 
 MAX_GRACE_SECONDS = 600.0
-ALONE = 10  # times `Grace.limited` that a limit keeps all jobs of an evaluation out before it asks for less
-WORK = ("build", "trial", "host")  # purposes of jobs that an evaluation cannot do without
+ALONE = 30  # times `Grace.limited` that a limit keeps all jobs of an evaluation out before it asks for less
 
 
 @dataclass(slots=True, kw_only=True)
@@ -38,7 +38,7 @@ class Grace:
     lost: float = 30.0  # a submitted job that listings lack
     uncertain: float = 10.0  # a submission that may have happened
     hung: float = 900.0  # a running trial without progress
-    limited: float = 60.0  # jobs that a limit keeps out, while only idle jobs of the evaluation run
+    limited: float = 20.0  # jobs that a limit keeps out, while only idle jobs of the evaluation run
     overdue: float = 60.0  # a job that was cancelled or released
     outcome: float = 0.0  # an ended job: on NFS its files may appear after the listing shows its end
 
@@ -163,38 +163,29 @@ def with_launches(
 
 
 def limit_events(
-    state: State, listing: Iterable[JobState], seen: Sightings, grace: Grace, now: float
+    state: State,
+    limited: Mapping[str, str],
+    seen: Sightings,
+    grace: Grace,
+    now: float,
+    *,
+    others: bool = False,
 ) -> list[AnyEvent]:
-    """At most one event: builds or trials wait for a limit, and of this evaluation only idle jobs run, or for long none."""
-    why = _limit(state, listing)
-    running = _running(state)
-    idle = {"stage"} if state.scoring.outstanding else {"stage", "metric"}
-    if why is None or not running <= idle:
+    """At most one event: work waits for a limit, and of this evaluation only idle jobs run, or for long none.
+
+    `limited`: `job_limits.kept_out`. `others`: do jobs of other evaluations of this daemon run that end by themselves? It
+    waits for those, and gives up only nodes beside its first.
+    """
+    why, runs = job_limits.waits_for(state, limited), job_limits.running(state)
+    waits_in_vain = len(state.index.in_use) > 1 if others else True
+    if not why or job_limits.works(state) or not waits_in_vain:
         seen.limited_since = None
         return []
     seen.limited_since = seen.limited_since or now
-    if now - seen.limited_since < (grace.limited if running else ALONE * grace.limited):
+    if now - seen.limited_since < (grace.limited if runs else ALONE * grace.limited):
         return []
     seen.limited_since = None
-    return [LimitReached(at=now, why=why)]
-
-
-def _limit(state: State, listing: Iterable[JobState]) -> str | None:
-    """The limit that keeps a build or trial of this evaluation out; None where none does."""
-    jobs = state.jobs
-    wanted = {n for n in jobs.live if jobs.by_name[n].job.purpose in WORK and not jobs.by_name[n].released_at}
-    held = next((h.why for name, h in jobs.held.items() if name in wanted), None)
-    pending = (row for row in listing if row.phase == "pending" and row.name in wanted)
-    return held or next((row.reason for row in pending if slurm_reasons.of_all_jobs(row.reason)), None)
-
-
-def _running(state: State) -> set[str]:
-    """Purposes of this evaluation's jobs that run, or are about to end."""
-    return {
-        info.job.purpose
-        for info in map(state.jobs.by_name.__getitem__, state.jobs.live)
-        if "running" in info.members.values() or (info.phase == "submitted" and info.released_at)
-    }
+    return [LimitReached(at=now, why=why, others=others)]
 
 
 def with_shards(state: State, events: Iterable[AnyEvent], claims: Mapping[str, str]) -> list[AnyEvent]:

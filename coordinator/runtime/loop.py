@@ -13,9 +13,10 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Protocol
 
-from coordinator.allocation import cordons, demand, prefetch
+from coordinator.allocation import cordons, demand, job_limits, prefetch
 from coordinator.allocation.allocate import Demand, Limits
 from coordinator.allocation.fair_share import Asker, in_turn
 from coordinator.base import clock
@@ -26,12 +27,14 @@ from coordinator.cluster import Cluster, ClusterError, JobState, NodeState
 from coordinator.cluster.slurm_reasons import none_usable
 from coordinator.errors import OperatorError, RetryError
 from coordinator.evaluation.events import MemoryOffered, NodesOffered, NodeWithdrawn, Offer
+from coordinator.evaluation.limits import FEWER_SECONDS
 from coordinator.evaluation.state import Phase
 from coordinator.intake.people import People
 from coordinator.runtime import gpu_names
-from coordinator.runtime.detect import Grace
+from coordinator.runtime.detect import Grace, limit_events
 from coordinator.runtime.effects import Performer
 from coordinator.runtime.registry import Evaluations
+from coordinator.runtime.runner import Running
 from coordinator.runtime.shares import Shares
 from evaljobs.contract.storage import make_file, make_folder
 
@@ -97,6 +100,9 @@ class Coordinator(Evaluations):
         self._demands: Sequence[Demand] | None = None  # what those offers answer; None: all were passed on
         self._unknown: set[str] = set()  # states of jobs that no table has, logged already
         self._throttle = Throttle()
+        # of the last listing: job -> the limit on this user's jobs that it waits for
+        self._kept_out: Mapping[str, str] = {}
+        self._few = (0, 0.0)  # nodes that such a limit left, until unix seconds
         self.turn_seconds = 0.0  # of the last turn
 
     @contextmanager
@@ -138,6 +144,31 @@ class Coordinator(Evaluations):
         cordons.cordon(self.performer.site.paths.nodes, nodes, until, now)
         self._give_back(now)
 
+    def _make_way(self, listing: Iterable[JobState], now: float) -> None:
+        """Where a limit keeps jobs out, give up what holds places of it in vain."""
+        self._kept_out = job_limits.kept_out(listing)
+        states, users = self._states(), self._users()
+        first = job_limits.first_kept_out(states, self._kept_out, users)
+        self._withdraw(job_limits.given_up(states, first, users), now)
+        working = {state.evaluation_id for state in self._states() if job_limits.works(state)}
+        for evaluation_id in list(self.running):
+            others = bool(working - {evaluation_id})
+            self._guarded(evaluation_id, partial(self._reached, others=others, now=now))
+
+    def _reached(self, running: Running, *, others: bool, now: float) -> None:
+        """Tell an evaluation that a limit is reached where only idle jobs of it run; take no more nodes for a while then."""
+        state, seen = running.state, running.seen
+        events = limit_events(state, self._kept_out, seen, self.grace, now, others=others)
+        running.take(events)
+        if events:
+            self._few = (max(1, len(demand.nodes_in_use(self._states()))), now + FEWER_SECONDS)
+
+    def _fewer(self, now: float) -> Limits:
+        """The settings' limits, and for a while no more nodes than a limit on jobs left."""
+        most, until = self._few
+        nodes = [n for n in (self.limits.max_nodes, most if now < until else None) if n is not None]
+        return replace(self.limits, max_nodes=min(nodes, default=None))
+
     def _give_back(self, now: float) -> None:
         """Withdraw cordoned nodes from evaluations; also from one that was parked when the cordon was set."""
         self._offers.clear()
@@ -167,6 +198,7 @@ class Coordinator(Evaluations):
             self._guarded(evaluation_id, lambda r: r.observe(listing, clock.now()))
         if listing is not None:
             self._end_jobs(listing)
+            self._make_way(listing, now)
         self._offer(now)
         self._pass_on(now)
         self._submit()
@@ -278,9 +310,11 @@ class Coordinator(Evaluations):
         without = self._cordoned(now) | {node for node, until in self._at_fault.items() if until > now}
         without |= demand.started_since(states, call.asked_at)
         free = [replace(n, usable=n.usable and n.name not in without) for n in self.nodes]
-        offers = demand.offers(states, free, demands, self.limits)
+        first = job_limits.first_kept_out(states, self._kept_out, self._users())
+        may = job_limits.not_behind(demands, first, self._users())
+        offers = demand.offers(states, free, may, self._fewer(now))
         self._offers = deque((evaluation_id, nodes) for evaluation_id, nodes in offers.items() if nodes)
-        self._demands = demands
+        self._demands = None if first is not None or now < self._few[1] else demands
 
     def _pass_on(self, now: float) -> None:
         """Pass offers on to evaluations. Each may plan then, which takes tenths of a second, so the rest may wait a turn."""

@@ -244,7 +244,6 @@ class Running:
             claims = self.snapshot.claims if self.snapshot is not None else {}
             events = detect.with_launches(self.state, events, listing, _began)
             self.take(detect.with_shards(self.state, events, claims))
-            self.take(detect.limit_events(self.state, listing, self.seen, self.grace, now))
         self.performer.cancel(detect.overdue_jobs(self.state, self.seen, self.grace, now))
         progress = None
         if self.snapshot is not None:

@@ -72,7 +72,7 @@ def slurm_conf(spec: ClusterSpec, layout: Layout, *, host: str, base_port: int) 
         lines += real_site.power_lines(layout)
     if spec.private_shm:
         lines += ["JobContainerType=job_container/tmpfs", "PrologFlags=Contain"]
-    if spec.gpu_jobs_only:
+    if spec.gpu_jobs_only or spec.demand_account:
         lines.append("JobSubmitPlugins=lua")
     return "\n".join([*lines, *_nodes(spec, base_port + 1), *_partitions(spec), ""])
 
@@ -121,6 +121,12 @@ def gres_conf(spec: ClusterSpec, layout: Layout) -> str:
         files = f"File={layout.devices}/nvidia[0-{spec.gpus - 1}]"
         lines.append(f"NodeName={name} Name=gpu{f' Type={kind}' if kind else ''} {files}")
     return "\n".join([*lines, ""])
+
+
+def job_submit(spec: ClusterSpec, rules: str) -> str:
+    """job_submit.lua: `rules`, behind which of them this site has."""
+    asked = {"gpu_jobs_only": spec.gpu_jobs_only, "demand_account": spec.demand_account}
+    return "".join(f"local {name} = {str(value).lower()}\n" for name, value in asked.items()) + rules
 
 
 def job_container_conf(layout: Layout) -> str:

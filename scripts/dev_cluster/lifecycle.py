@@ -99,7 +99,9 @@ def _reserve(request: Request) -> Record:
     python, repo, exposures, warnings = _site(request, root)
     if spec.accounting:
         accounting.check_machine()
-    if spec.gpu_jobs_only and not list(Path("/usr/lib").glob("**/slurm*/job_submit_lua.so")):
+    if (spec.gpu_jobs_only or spec.demand_account) and not list(
+        Path("/usr/lib").glob("**/slurm*/job_submit_lua.so")
+    ):
         raise DevClusterError(f"Slurm's job_submit_lua plugin is missing: apt-get install {PACKAGES}")
     return Record(
         spec=spec,
@@ -217,7 +219,7 @@ def _furnish(record: Record) -> None:
         layout.slurm_conf: conf.slurm_conf(spec, layout, host=host, base_port=record.base_port),
         layout.conf / "gres.conf": conf.gres_conf(spec, layout),
         layout.conf / "job_container.conf": conf.job_container_conf(layout),
-        layout.conf / "job_submit.lua": SUBMIT_RULE.read_text(),
+        layout.conf / "job_submit.lua": conf.job_submit(spec, SUBMIT_RULE.read_text()),
         layout.hosts: conf.hosts(spec, host, Path("/etc/hosts").read_text()),
         layout.view_script: conf.namespace_script(spec, layout, plan),
         layout.env_file: f"export SLURM_CONF={layout.slurm_conf}\n",

@@ -26,13 +26,14 @@ class Qos:
     limits: str
 
 
-# One limit each, so that a try meets it alone: `--qos NAME`.
+# One limit each, so that a try meets it alone: `--qos NAME`; and one with those of a busy site.
 QOS = (
     Qos("short", "MaxWall=00:30:00"),
     Qos("few-jobs", "MaxJobsPerUser=2"),
     Qos("few-submits", "MaxSubmitJobsPerUser=4"),
     Qos("few-cpus", "GrpTRES=cpu=2"),
     Qos("few-gpus", "MaxTRESPerUser=gres/gpu=1"),
+    Qos("busy", "MaxJobsPerUser=4 MaxWall=00:18:00 GrpTRES=gres/gpu=3"),
 )
 
 

@@ -46,6 +46,7 @@ class ClusterSpec:
     private_shm: bool = _option(False, "each job has its own /dev/shm and /tmp")
     exclusive: bool = _option(False, "a job gets GPU nodes whole")
     gpu_jobs_only: bool = _option(False, "GPU partitions refuse jobs without a GPU")
+    demand_account: bool = _option(False, "jobs that name no account are refused")
     cpu_memory_mb: int = _option(0, "MiB that raise a job's CPUs by one on GPU nodes (MaxMemPerCPU; 0: none)")
     cgroups: bool = _option(False, "cgroups hold each job to its memory, cores and GPUs")
     accounting: bool = _option(False, "slurmdbd and MariaDB: an account, and QOS with limits")

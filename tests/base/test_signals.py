@@ -9,6 +9,13 @@ from coordinator.base.signals import cancelled_by_slurm, shows_cancelled
 ENDS = "JobId=1 JobName=x JobState={state} Reason={reason} Dependency=(null) Requeue=1 Restarts={restarts} BatchFlag=1"
 
 
+def test_a_job_that_preemption_cancels_is_none_that_a_person_cancelled():
+    """PreemptMode=CANCEL: the jobs of its evaluation go on, and the same command resumes it."""
+    text = ENDS.format(state="COMPLETING", reason="None", restarts=0)
+    assert shows_cancelled(f"{text} PreemptTime=None", 0)
+    assert not shows_cancelled(f"{text} PreemptTime=2026-11-23T06:58:01", 0)
+
+
 @pytest.mark.parametrize(
     ("state", "reason", "restarts", "before", "cancelled"),
     [

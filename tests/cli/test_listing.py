@@ -224,11 +224,10 @@ def test_on_slurm_the_daemon_is_started_as_a_job_and_its_last_log_is_named(tmp_p
     """A job that ended at once by a wrong setting left its reason there."""
     monkeypatch.chdir(tmp_path)
     config = Config.model_validate({"cluster": {"kind": "slurm", "cpu_partition": "cpu"}})
-    line = wrapped_daemon(config, "evalspan daemon --work-dir w")
-    script = line.split()[3]
-    assert line == f"sbatch -p cpu {script} --work-dir w"
-    assert Path(script).is_file()
-    assert wrapped_daemon(Config(), "evalspan daemon") == ""
+    line = wrapped_daemon(config, " --work-dir w")
+    assert re.fullmatch(r"sbatch -p cpu -t 1-00:00:00 -J evalspan-daemon-\w+ (\S+) --work-dir w", line)
+    assert Path(line.split()[-3]).is_file()
+    assert wrapped_daemon(Config(), "") == ""
     (before,) = show_daemon("", None, 400, NOW, "evalspan daemon", wrapper=line)
     (tmp_path / "evalspan-daemon.log").write_text("evalspan: ...")
     (after,) = show_daemon("", None, 400, NOW, "evalspan daemon", wrapper=line)

@@ -290,10 +290,10 @@ def test_a_partition_of_another_group_is_one_that_refuses(
     ask = "from coordinator.cluster.slurm_rules import ask_rules; print([p.name for p in ask_rules().partitions if p.hidden])"
     version = slurm_site.run_as_user(["sinfo", "--version"]).stdout.split()[1]
     each = {n: SlurmCli(replace(slurm.options, partition=n)) for n in ("gpu", "cpu")}
-    assert refusing(each) == frozenset()
+    assert refusing(each) == {}
     slurm_site.update("PartitionName=gpu", "AllowGroups=root")
     try:
-        assert refusing(each) == ({"gpu"} if version < "25.11" else set())
+        assert refusing(each).keys() == ({"gpu"} if version < "25.11" else set())
         done = slurm_site.run_as_user([slurm_site.python, "-c", ask], cwd=slurm_site.repo, check=True)
         assert "'gpu'" in done.stdout
     finally:

@@ -1,6 +1,7 @@
 """Laws of the settings: precedence, refusals, and the file that `init` writes as the reference."""
 
 import re
+from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.cluster import NodeState
+from coordinator.cluster.daemon_job import slurm_time
 from coordinator.config import loading, schema, template
 from coordinator.errors import OperatorError
 from coordinator.intake import from_settings
@@ -340,34 +342,35 @@ def test_init_takes_a_preemptible_partition_only_where_no_other_has_gpus(toml):
 
 
 def test_init_takes_a_partition_that_refuses_this_users_jobs_only_where_no_other_has_gpus():
-    """One of another group, say; the line says which refuse. CPU work stays beside the trials then."""
+    """One of another group, say; the line says which refuse, in Slurm's words. CPU work stays beside the trials then.
+
+    Where all refuse (an account is demanded), the reason is no partition's, and both are chosen as if none did.
+    """
     nodes = [_node("n1", 8, "gpu", "theirs"), _node("n2", 8, "theirs"), _node("c1", 0, "cpu")]
-    probe = template.probe_of("slurm", nodes, refusing={"theirs", "cpu"})
+    probe = template.probe_of("slurm", nodes, refusing={"theirs": "no", "cpu": "not you"})
     assert (
         probe.choice
-        == "gpu (8 GPUs); others: theirs (16 GPUs, refuses your jobs), cpu (0 GPUs, refuses your jobs)"
+        == "gpu (8 GPUs); others: theirs (16 GPUs, refuses your jobs: no), cpu (0 GPUs, refuses your jobs: not you)"
     )
     assert (probe.partition, probe.cpu_partition) == ("gpu", None)
+    every = template.probe_of("slurm", nodes, refusing=dict.fromkeys(("gpu", "theirs", "cpu"), "no account"))
+    assert (every.partition, every.cpu_partition) == ("theirs", "cpu")
 
 
-def test_init_keeps_within_the_partitions_limits_and_says_what_to_type(toml):
-    """A trial's and the daemon's time limit fit MaxTime; where the site has none, the defaults stand."""
+def test_init_keeps_within_the_partitions_limits(toml):
+    """A trial's time limit fits MaxTime; where the site has none, the default stands. An account is written."""
     nodes = [_node("n1", 8, "gpu"), _node("c1", 0, "cpu")]
     short = template.probe_of("slurm", nodes, max_seconds={"gpu": 7200, "cpu": 2 * 86_400})
     assert loading.load(toml(template.default_text(short)), {}).trial.time_limit == "2:00:00"
-    assert "sbatch -p cpu -t 1-00:00:00 w.sbatch" in template.next_steps(short, "w.sbatch", "")[1]
-    alone = template.probe_of("slurm", nodes[:1], max_seconds={"gpu": 7200})
-    assert (
-        "sbatch -p gpu -t 2:00:00 w.sbatch --config x`"
-        in template.next_steps(alone, "w.sbatch", " --config x")[1]
-    )
     assert '# time_limit = "4:00:00"' in template.default_text(template.probe_of("slurm", nodes))
-    assert template.next_steps(template.SiteProbe(), "w", "") == ["next: `evalspan doctor` checks this site"]
+    named = replace(short, account="proj", qos="long")
+    got = loading.load(toml(template.default_text(named)), {}).cluster
+    assert (got.account, got.qos) == ("proj", "long")
 
 
 @given(st.integers(1, 99 * 86_400))
 def test_a_time_limit_is_written_as_it_is_read(seconds):
-    assert schema.seconds_of(template.slurm_time(seconds)) == seconds
+    assert schema.seconds_of(slurm_time(seconds)) == seconds
 
 
 def test_a_lease_is_renewed_six_times_in_its_time(toml, tmp_path, monkeypatch):
@@ -386,6 +389,11 @@ def test_the_work_folders_origin_is_what_load_takes_it_from(toml, tmp_path, monk
     assert loading.work_folder_from(plain, {}, None) == "the default, below the current folder"
     file = toml('work_dir = "/w"\n')
     assert loading.work_folder_from(file, {}, None) == str(file)
+
+
+def test_a_list_in_a_variable_is_shown_as_it_is_written():
+    with pytest.raises(OperatorError, match=r"should be a list, not \"n1,n2\": write \[\"n1\", \"n2\"\]"):
+        loading.load(None, {"EVALSPAN_NODES_EXCLUDE": "n1,n2"})
 
 
 @pytest.mark.parametrize(

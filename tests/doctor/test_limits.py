@@ -77,8 +77,9 @@ def judged(settings: dict[str, Any] | None = None, **facts: Any) -> dict[str, Fi
     [
         ({"submits": "100"}, "MaxSubmitJobs", "ok", "enough for 10 nodes at once"),
         ({"jobs": "30"}, "MaxJobs", "warn", "[borrow] max_nodes = 2"),
-        ({"jobs": "12"}, "MaxJobs", "warn", "[borrow] max_nodes = 1 and [metric] workers = 3"),
-        ({"jobs": "5"}, "MaxJobs", "warn", "[borrow] max_gpus = 3 and [metric] workers = 1"),
+        ({"jobs": "12"}, "MaxJobs", "warn", "[borrow] max_nodes = 1 and [metric] workers = 2"),
+        ({"jobs": "4"}, "MaxJobs", "warn", "the coordinator's own job 1"),
+        ({"jobs": "5"}, "MaxJobs", "warn", "[borrow] max_gpus = 2 and [metric] workers = 1"),
         ({"jobs": "2"}, "MaxJobs", "warn", "jobs wait for each other, so an evaluation takes longer: set another [cluster] account"),
         ({"jobs": "0"}, "MaxJobs", "fail", "a metric job asks for 1 -> these can never start: set another [cluster] account"),
         ({"group": "gres/gpu=32"}, "GrpTRES gres/gpu", "ok", "account lab allows 32 GPUs at once, other users' included"),
@@ -197,6 +198,7 @@ def test_a_partition_for_other_accounts_is_a_failure() -> None:
     [
         ({"cluster": {"kind": "slurm", "account": "nope"}}, "Invalid account or account/partition combination", "[cluster] account is 'nope'; your accounts: lab"),
         ({}, "Invalid account or account/partition combination", "[cluster] account is not set; your accounts: lab"),
+        ({}, "name your account: --account=ACCOUNT; Unspecified error", "[cluster] account is not set; your accounts: lab"),
         ({"slurm": {"trial": {"account": "x"}}}, "Invalid account", "[slurm.trial] account is 'x'; your accounts: lab"),
         ({"slurm": {"trial": {"qos": "high"}}}, "Invalid qos specification", "[slurm.trial] qos is 'high'; your QOS: normal, short"),
         ({}, "Requested reservation is invalid", "[cluster] reservation; `scontrol show reservation` lists them"),
@@ -272,3 +274,19 @@ def test_small_job_arrays_are_no_obstacle() -> None:
     arrays = judge_arrays(SiteRules(config={"MaxArraySize": "1"}), lanes=8)
     assert arrays.status == "ok"
     assert "in jobs of 1" in arrays.found
+
+
+def test_one_cause_is_one_line() -> None:
+    """A site that demands an account refuses all kinds of jobs by the same words: the accounts are named once."""
+    kinds = dict.fromkeys(("build", "trial", "metric"), ("fail", "refused: name your account", True))
+    found = judge(facts_of(accounting=accounting(), job_kinds=kinds))
+    (line,) = [f for f in found if f.found.startswith("refused")]
+    assert line.what == "build jobs, trial jobs, metric jobs"
+    assert line.todo == "[cluster] account is not set; your accounts: lab"
+
+
+@pytest.mark.parametrize(("seconds", "status"), [(300, "warn"), (1080, "ok")])
+def test_the_coordinators_own_job_is_named_where_its_time_is_cut(seconds: int, status: str) -> None:
+    found = judged(accounting=accounting(), daemon_seconds=seconds)["coordinator's job"]
+    assert found.status == status
+    assert "a successor goes on" in found.found

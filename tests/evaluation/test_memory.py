@@ -83,16 +83,30 @@ def test_beyond_that_the_failure_names_the_setting_that_would_do(purpose: Purpos
     world.run_to_scores()
 
 
-def test_no_more_is_asked_for_than_the_node_has() -> None:
-    world = Strict(3, "trial", 8194, nodes=1)
+def of_nodes(takes_mb: int, node_mb: int) -> Strict:
+    """A world whose trials take `takes_mb`, on one node of `node_mb`."""
+    world = Strict(3, "trial", takes_mb, nodes=1)
+    world.faults.restart = 0.0
     while not world.state.nodes.by_name:
         world.tick()
-    for node in world.state.nodes.by_name.values():
-        node.memory_mb = 8194  # too few for the weights beside a trial of 8,194 MB
-    world.faults.restart = 0.0
+    world.state.nodes.largest_mb = node_mb
+    return world
+
+
+def test_a_trial_is_given_what_the_node_has_where_twice_as_much_is_more_than_that() -> None:
+    """8,000 MB, of which the weights take 513: 7,487 for a trial that had 4,097."""
+    world = of_nodes(7000, 8000)
+    world.run_to_scores()
+    assert set(world.asked) == {4097, 7487}
+    assert any("set [trial] memory_mb = 7487 for later evaluations" in w for w in world.state.warnings)
+
+
+def test_no_number_is_named_that_no_node_has() -> None:
+    world = of_nodes(7600, 8000)
     world.run()
-    assert set(world.asked) == {4097}
-    assert all("set [trial] memory_mb = 8194" in e.error for e in world.state.entries)
+    assert set(world.asked) == {4097, 7487}
+    said = "it had 7487 MB, and no node has more than 8000 MB for it and the weights"
+    assert all(said in entry.error for entry in world.state.entries)
 
 
 class Small(World):

@@ -13,7 +13,7 @@ from coordinator.planning.flow_shop import end_of
 from coordinator.planning.make_plan import SLACK, WORKER_SECONDS, fewest_workers
 from coordinator.planning.model import WorkSet
 from coordinator.planning.planner import plan
-from priors.estimate import Learnt, predict_metric
+from priors.estimate import Learnt, percentile_95, predict_metric
 
 
 def crew_of(sets, on, *, most, cores=1, factor=1.0, load_seconds=0.0, shard_overhead_seconds=0.05):
@@ -44,6 +44,18 @@ def test_a_few_seconds_of_scoring_get_one_worker_however_many_tasks_share_them(l
     ]
     _, end = crew_of(sets, alike(4), most=32, load_seconds=8.0)
     assert fewest_workers(end, 32, leaves * each) == 1
+
+
+def test_112_documents_get_one_worker() -> None:
+    """Three small tasks and 24 programs: a second worker would start for as long as it worked."""
+    sizes = {"mmlu": (40, False), "hellaswag": (24, False), "gsm8k": (24, False), "humaneval": (24, True)}
+    parts = {name: predict_metric(f"quickstart_{name}", *size, Learnt([])) for name, size in sizes.items()}
+    sets = [
+        WorkSet(name=n, batch_seconds=[0.5] * 5, metric_seconds=p.seconds, metric="score")
+        for n, p in parts.items()
+    ]
+    _, end = crew_of(sets, alike(2), most=64, load_seconds=8.0)
+    assert fewest_workers(end, 64, sum(percentile_95(p.seconds, p.sigma) for p in parts.values())) == 1
 
 
 @settings(max_examples=40)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
-from support.loops import NoRedis, another, coordinator_on
+from support.loops import NoRedis, another, coordinator_on, until
 from support.simulated.parts import record
 
 from coordinator.base import clock
-from coordinator.cluster import ClusterError, Job
+from coordinator.cluster import ClusterError, Job, JobState
 from coordinator.cluster.fake import FakeCluster, fake_node
 from coordinator.errors import RetryError
 from coordinator.evaluation import job_ends
@@ -65,6 +66,41 @@ def test_a_fault_of_a_node_is_learnt_once(tmp_path: Path) -> None:
     for _ in range(3):
         coordinator.tick()
     assert "n1" in third.state.nodes.by_name
+
+
+class _Limited(FakeCluster):
+    """Once it is full, what is pending waits for a limit on this user's jobs."""
+
+    full = False
+
+    def jobs(self) -> list[JobState]:
+        return [
+            replace(job, reason="QOSMaxJobsPerUserLimit") if self.full and job.phase == "pending" else job
+            for job in super().jobs()
+        ]
+
+    def start(self, *purposes: str) -> None:
+        for member in self.members:
+            if member.job.purpose in purposes and member.phase == "pending":
+                member.state = "RUNNING"
+
+
+def test_nothing_is_staged_ahead_of_an_evaluation_that_waits_for_a_limit(tmp_path: Path) -> None:
+    """Two precursors hold all places, and the first one's builds wait: the second one's makes way, until nothing waits."""
+    cluster = _Limited(fleet=[fake_node(name, gpus=1, memory_mb=64_000) for name in ("n1", "n2")])
+    coordinator = coordinator_on(tmp_path, cluster)
+    first, second = (coordinator.accept(another(record(max_trials=1), n)) for n in (1, 2))
+    staging = lambda: [j.node for j in cluster.submitted if j.purpose == "stage"]  # noqa: E731
+    until(coordinator, lambda: len(staging()) == 2)
+    cluster.start("stage")
+    cluster.full = True
+    until(coordinator, lambda: second.state.nodes.by_name["n2"].status == "withdrawn")
+    for _ in range(3):
+        coordinator.tick()
+    assert first.state.nodes.by_name["n1"].status == "staging"
+    assert len(staging()) == 2
+    cluster.start("build")
+    until(coordinator, lambda: len(staging()) == 3)
 
 
 class _LateRedis(NoRedis):

@@ -6,7 +6,6 @@ journal gives a row that says so and does not affect other rows. `listing` print
 
 from __future__ import annotations
 
-import shlex
 import shutil
 import sys
 import time
@@ -33,9 +32,10 @@ from coordinator.cli.screen.progress import (
 )
 from coordinator.cli.screen.score_lines import Scores, first_of_each, main_scores, read_results
 from coordinator.cluster import Cluster, ClusterError, JobState, NodeState
+from coordinator.cluster.daemon_job import DAEMON, daemon_job, own_options, sbatch_line
 from coordinator.cluster.slurm_cli import SlurmCli
 from coordinator.cluster.slurm_reasons import gpus_in_words
-from coordinator.config.schema import Config, TrialConfig
+from coordinator.config.schema import Config
 from coordinator.evaluation.events import Accepted
 from coordinator.evaluation.footprint import UNKNOWN_NEED, gpu_need
 from coordinator.evaluation.state import NodeUse, State
@@ -57,7 +57,6 @@ Row = dict[str, Any]  # what `--json` prints of an evaluation
 OVER = ("ended", "cancelled")  # stages of a row without further work
 GIVEN_UP = "given up"  # the stage of an evaluation that only `retry` brings back
 ROWS = 20  # shown by default
-DAEMON_JOB = "evalspan-daemon"  # job name in scripts/evalspan-daemon.sbatch
 LISTING_SECONDS = 5.0  # longest wait for `squeue`, which only explains what waits
 
 
@@ -362,30 +361,34 @@ def listed_jobs(config: Config) -> list[JobState]:
 
 
 def queued_daemons(config: Config) -> list[JobState]:
-    """This user's jobs by the name of evalspan-daemon.sbatch that are pending; empty where they cannot be had."""
+    """This work folder's daemon jobs that are pending; empty where they cannot be had."""
     if config.cluster.kind != "slurm" or shutil.which("squeue") is None:
         return []
+    options = slurm_options(config)
     try:
-        cluster = SlurmCli(replace(slurm_options(config), timeout_seconds=LISTING_SECONDS))
-        return [job for job in cluster.jobs_named(DAEMON_JOB) if job.phase == "pending"]
+        cluster = SlurmCli(replace(options, timeout_seconds=LISTING_SECONDS))
+        return [job for job in cluster.jobs_named(daemon_job(options).name) if job.phase == "pending"]
     except ClusterError:
         return []
 
 
-def wrapped_daemon(config: Config, typed: str) -> str:
-    """How evalspan-daemon.sbatch is submitted; "" without Slurm. `typed`: `evalspan daemon` with this call's options."""
+def wrapped_daemon(config: Config, rest: str, script: str = DAEMON) -> str:
+    """How SCRIPT.sbatch is submitted; "" without Slurm. `rest`: words behind it, with a space before them.
+
+    Its time is what partition, account and QOS allow; a day where Slurm does not say.
+    """
     if config.cluster.kind != "slurm":
         return ""
-    partition = config.cluster.cpu_partition or config.cluster.partition
-    where = f"-p {partition} " if partition else ""
-    if config.trial.time_limit_seconds < TrialConfig().time_limit_seconds:  # MaxTime, as `init` writes it
-        where += f"-t {config.trial.time_limit} "
-    return f"sbatch {where}{shlex.quote(str(daemon_wrapper()))}{typed.partition(' daemon')[2]}"
+    options = slurm_options(config)
+    job, own = daemon_job(options), own_options(options)
+    with suppress(ClusterError):
+        job = SlurmCli(replace(own, timeout_seconds=LISTING_SECONDS)).within_limits(job)
+    return sbatch_line(job, options, wrapper(script), rest, named=script == DAEMON)
 
 
-def daemon_wrapper() -> Path:
-    """evalspan-daemon.sbatch of this installation, or of the clone."""
-    name = f"{DAEMON_JOB}.sbatch"
+def wrapper(script: str = DAEMON) -> Path:
+    """SCRIPT.sbatch of this installation, or of the clone."""
+    name = f"{script}.sbatch"
     installed = Path(sys.prefix) / "share" / "evalspan" / name
     return installed if installed.exists() else Path(__file__).resolve().parents[3] / "scripts" / name
 

@@ -61,11 +61,11 @@ def read_surroundings(
     daemon_command: str,
     now: float,
     ask: Callable[[], Sequence[JobState]] = tuple,
-    wrapped: str = "",
+    wrapped: Callable[[], str] = str,
 ) -> Surroundings:
-    """`daemon_command`: as it is typed, with this call's options; `now`: unix seconds; `ask`: for queued daemons.
+    """`daemon_command`: as it is typed, with this call's options; `now`: unix seconds.
 
-    `wrapped`: as in `Surroundings`.
+    `ask`: for queued daemons; `wrapped`: for how one is submitted. Neither is called where a process has the folder.
     """
     holder = WorkLock(paths.lock).holder()
     queued: Sequence[JobState] = () if holder else ask()
@@ -84,7 +84,7 @@ def read_surroundings(
         daemon_command=daemon_command,
         in_stream=sources.count_in_stream(paths) if holder and not is_daemon(holder) else 0,
         queued=queued,
-        wrapped=wrapped,
+        wrapped="" if holder or queued else wrapped(),
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 
 from rich.console import Console
@@ -73,7 +74,7 @@ class Sight:
 
     def _look(self, now: float) -> Surroundings:
         work, command = WorkPaths(self._config.work_dir), self._daemon_command
-        return read_surroundings(work, command, now, self._daemons, wrapped_daemon(self._config, command))
+        return read_surroundings(work, command, now, self._daemons, self._wrapped)
 
     def _daemons(self) -> Sequence[JobState]:
         """Queued jobs of the daemon, asked for while no process has the folder."""
@@ -81,6 +82,14 @@ class Sight:
         if self._throttle.due("daemons", SLURM_SECONDS, now):
             self._queued = queued_daemons(self._config)
         return self._queued
+
+    @cached_property
+    def _daemon_line(self) -> str:
+        return wrapped_daemon(self._config, self._daemon_command.partition(" daemon")[2])
+
+    def _wrapped(self) -> str:
+        """How the daemon's job is submitted: Slurm is asked once for its limits."""
+        return self._daemon_line
 
     def _paths(self, state: State) -> EvaluationPaths:
         return EvaluationPaths(Path(self._config.work_dir) / state.evaluation_id)

@@ -9,11 +9,13 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-from coordinator.allocation import demand, prefetch
+from coordinator.allocation import demand, job_limits, prefetch
 from coordinator.allocation.allocate import Limits
 from coordinator.cluster import NodeState
 from coordinator.cluster.fake import fake_node
 from coordinator.evaluation import events as ev
+from coordinator.evaluation.limits import FEWER_SECONDS
+from coordinator.runtime import detect
 from support.simulated.parts import FakeJob, FakeMember, Faults, record
 from support.simulated.world import World
 
@@ -45,6 +47,18 @@ class Tenant(World):
     def nodes(self) -> None:
         """What the cluster has is offered to all evaluations at once."""
 
+    def limit_events(self, grace: detect.Grace) -> list[ev.AnyEvent]:
+        """As `loop._make_way` does."""
+        shared, own = self.shared, self.state
+        others = any(job_limits.works(t.state) for t in shared.open if t is not self)
+        found = detect.limit_events(own, shared.kept_out(), self.seen, grace, self.now, others=others)
+        if found:
+            shared.few = (
+                max(1, len(demand.nodes_in_use([t.state for t in shared.open]))),
+                self.now + FEWER_SECONDS,
+            )
+        return found
+
 
 class Shared:
     """The cluster and the daemon's part that looks at all evaluations."""
@@ -67,6 +81,7 @@ class Shared:
         self.down: set[str] = set()
         self.arrivals = sorted(dice.randint(0, 60) * 5.0 for _ in range(dice.randint(2, 5)))
         self.tenants: list[Tenant] = []
+        self.few = (0, 0.0)  # nodes that a limit on jobs left, until when
 
     @property
     def open(self) -> list[Tenant]:
@@ -86,6 +101,10 @@ class Shared:
         gpus, memory = self.used(node)
         fits = gpus + job.job.gpus <= self.gpus and memory + job.job.memory_mb <= self.memory
         return node not in self.down and fits and dice.random() < 0.8
+
+    def kept_out(self) -> dict[str, str]:
+        """Jobs that wait for a limit on this user's jobs."""
+        return {}
 
     def listing(self) -> list[NodeState]:
         found = []
@@ -131,15 +150,25 @@ class Shared:
         for name, node in demand.in_the_way(states, nodes, self.now):
             tenant = next(t for t in self.open if t.state.evaluation_id == name)
             tenant.take([ev.NodeWithdrawn(at=self.now, node=node, reason="memory")])
+        first = job_limits.first_kept_out(states, self.kept_out(), {})
+        for name, node, why in list(job_limits.given_up(states, first, {})):
+            tenant = next(t for t in self.open if t.state.evaluation_id == name)
+            tenant.take([ev.NodeWithdrawn(at=self.now, node=node, reason=why)])
         demands = demand.demands(states)
-        offered = demand.offers(states, nodes, demands, self.limits)
+        limits = replace(self.limits, max_nodes=self.few[0]) if self.now < self.few[1] else self.limits
+        offered = demand.offers(states, nodes, job_limits.not_behind(demands, first, {}), limits)
         waiting, held = demand.waiting(states, demands), demand.held(states)
         staged = prefetch.choose(nodes, waiting, held, self.limits, share=self.share)
+        if first is not None or self.now < self.few[1]:
+            staged = {}
         for tenant in self.open:
             if offers := offered.get(tenant.state.evaluation_id):
                 tenant.take([ev.NodesOffered(at=self.now, offers=offers)])
             if names := staged.get(tenant.state.evaluation_id):
                 tenant.take([ev.MemoryOffered(at=self.now, nodes=names)])
+
+    def arrives(self) -> Tenant:
+        return Tenant(self.dice.randrange(1 << 32), self, len(self.tenants))
 
     def run(self, most: int = 4000) -> None:
         for _ in range(most):
@@ -147,7 +176,7 @@ class Shared:
                 return
             while self.arrivals and self.arrivals[0] <= self.now:
                 self.arrivals.pop(0)
-                self.tenants.append(Tenant(self.dice.randrange(1 << 32), self, len(self.tenants)))
+                self.tenants.append(self.arrives())
             self.change()
             for tenant in self.open:
                 tenant.tick()

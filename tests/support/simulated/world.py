@@ -10,6 +10,7 @@ import random
 from collections.abc import Iterable
 from typing import Any
 
+from coordinator.allocation import job_limits
 from coordinator.cluster import Job, JobState
 from coordinator.evaluation import actions as do
 from coordinator.evaluation import events as ev
@@ -399,7 +400,7 @@ class World:
             events = detect.with_launches(self.state, events, self.listing(), self.began)
             self.take(detect.with_shards(self.state, events, self.claims))
             grace = detect.Grace()
-            self.take(detect.limit_events(self.state, self.listing(), self.seen, grace, self.now))
+            self.take(self.limit_events(grace))
         for job_id in detect.overdue_jobs(self.state, self.seen, detect.Grace(), self.now):
             self.cancel(do.CancelJob(job_id=job_id))
         self.take(detect.waits_over(self.state, self.now))
@@ -422,6 +423,10 @@ class World:
         self.take(detect.metric_events(missing, self.given_up, self.now))
         self.nodes()
         self.submit_called()
+
+    def limit_events(self, grace: detect.Grace) -> list[ev.AnyEvent]:
+        limited = job_limits.kept_out(self.listing())
+        return detect.limit_events(self.state, limited, self.seen, grace, self.now)
 
     def nodes(self) -> None:
         used = {n.name for n in self.state.nodes.by_name.values() if n.status != "withdrawn"}

@@ -1,0 +1,148 @@
+"""Several checkpoints at once on a site that runs four jobs of a user, with `init`'s own settings and daemon line."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import shlex
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+from dev_cluster import accounting, real_site
+from dev_cluster.api import Cluster
+from dev_cluster.spec import DevClusterError
+from dev_cluster.testing import unfinished, wait_state, wait_until
+from support.sites import cluster
+from support.toys import make_readable, toy_model
+
+pytestmark = [
+    pytest.mark.model,
+    pytest.mark.slurm,
+    pytest.mark.skipif(not os.environ.get("EVALSPAN_LONG"), reason="scripts/try-sites runs this"),
+]
+log = logging.getLogger(__name__)
+SHAPE = {
+    "nodes": 3,
+    "gpus": 2,
+    "cpu_nodes": 1,
+    "cpus": 8,
+    "memory_mb": 16000,
+    "untyped_gres": True,
+    "accounting": True,
+    "demand_account": True,
+    "max_time": 60,
+}
+AT_ONCE = 3
+TIMES_LONGER = 3  # than a lone evaluation, each of three at once
+
+
+class Folder:
+    """The ordinary user's folder, with checkpoints of different weights, what `init` wrote, and its daemon."""
+
+    def __init__(self, site: Cluster, models: Path) -> None:
+        self.site, self.path = site, Path(site.user_dir) / "evaluations"
+        site.run_as_user(["mkdir", "-p", self.path / "bin"], check=True)
+        for seed in range(3 + AT_ONCE):
+            to = self.path / f"step-{seed}"
+            site.run_as_user(["mkdir", to], check=True)
+            for file in toy_model(models, seed).iterdir():  # the user cannot read root's temporary folders
+                shutil.copyfile(file, to / file.name)
+            make_readable(to.iterdir())
+        program = f'#!/bin/sh\nexec {site.python} -m coordinator "$@"\n'
+        site.run_as_user(["tee", self.path / "bin/evalspan"], input=program, check=True)
+        site.run_as_user(["chmod", "755", self.path / "bin/evalspan"], check=True)
+        self.env = {
+            "NO_COLOR": "1",
+            "EVALSPAN_BIN": str(self.path / "bin/evalspan"),
+            "EVALSPAN_TRIAL_DEVICE": "cpu",
+        }
+
+    def evalspan(self, *words: str, **env: str) -> str:
+        argv = [self.path / "bin/evalspan", *words]
+        done = self.site.run_as_user(argv, cwd=self.path, env=self.env | env)
+        assert done.returncode == 0, f"{words}: {done.stdout}\n{done.stderr}"
+        return done.stdout
+
+    def start_daemon(self) -> str:
+        """By the line that `init` prints, word for word."""
+        said = self.evalspan("init", EVALSPAN_CLUSTER_ACCOUNT=real_site.ACCOUNT)
+        (line,) = re.findall(r"then the daemon: `(sbatch [^`]*)`", said)
+        argv = ["sbatch", "--parsable", *shlex.split(line)[1:]]
+        return self.site.run_as_user(argv, cwd=self.path, env=self.env, check=True).stdout.strip()
+
+    def submit(self, seed: int) -> str:
+        told = self.evalspan("submit", f"step-{seed}", "--suite", "quickstart", "--json")
+        return str(json.loads(told)["evaluation_id"])
+
+    def ended(self, name: str) -> bool:
+        return (self.path / "evalspan-work" / name / "results.json").exists()
+
+
+def timed(folder: Folder, *seeds: int, deadline_s: float = 1500) -> list[float]:
+    """Seconds from each one's submission to its results."""
+    began, names = {}, []
+    for seed in seeds:
+        at = time.time()
+        names.append(folder.submit(seed))
+        began[names[-1]] = at
+    took: dict[str, float] = {}
+
+    def over() -> bool:
+        for name in names:
+            if name not in took and folder.ended(name):
+                took[name] = time.time() - began[name]
+        return len(took) == len(names)
+
+    try:
+        wait_until(over, f"{names} are scored, not only {took}", deadline_s)
+    except AssertionError:
+        log.warning("%s\n%s", queue(folder.site), folder.evalspan("status"))
+        raise
+    return [round(took[name], 1) for name in names]
+
+
+def queue(site: Cluster) -> str:
+    return site.run_as_user(["squeue", "-o", "%i %j %T %r %l %M"]).stdout
+
+
+def hand_over(folder: Folder, job: str, seed: int) -> str:
+    """While a job waits for the limit, the daemon is told that its time is over. Its successor, which runs at once."""
+    name = folder.submit(seed)
+    wait_until(lambda: "QOSMaxJobsPerUserLimit" in queue(folder.site), "a job waits for the limit", 300)
+    folder.site.run_as_user(["scancel", "--batch", "--signal=USR1", job], check=True)
+    wait_state(folder.site, job, "COMPLETED")
+    said = (folder.path / "evalspan-daemon.log").read_text()
+    (successor,) = re.findall(r"job (\d+) goes on", said)
+    wait_state(folder.site, successor, "RUNNING")
+    wait_until(lambda: folder.ended(name), f"{name} is scored", 600)
+    return str(successor)
+
+
+@pytest.mark.timeout(3600)
+def test_each_site_scores_several_checkpoints_under_a_limit_on_jobs(tmp_path: Path) -> None:
+    """Three at once take at most three times a lone evaluation's time, and the daemon's line of `init` runs as printed.
+
+    Its successor gets its place, though another job waits for the limit.
+    """
+    try:
+        accounting.check_machine()
+    except DevClusterError as error:
+        pytest.skip(str(error))
+    with cluster(**SHAPE) as site:
+        accounting.set_default_qos(site.record, "busy")
+        folder = Folder(site, tmp_path)
+        job = folder.start_daemon()
+        try:
+            wait_until(lambda: "daemon: running" in folder.evalspan("status"), "the daemon runs", 60)
+            (first,), (lone,) = timed(folder, 0), timed(folder, 1)
+            several = timed(folder, *range(2, 2 + AT_ONCE))
+            log.warning("first %s s, a lone one %s s, three at once %s s", first, lone, several)
+            job = hand_over(folder, job, 2 + AT_ONCE)
+        finally:
+            site.run_as_user(["scancel", job])
+        wait_until(lambda: unfinished(site) == [], "its jobs are gone")
+        assert max(several) <= TIMES_LONGER * lone, (first, lone, several)
