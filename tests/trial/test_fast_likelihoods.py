@@ -164,6 +164,18 @@ def test_rows_past_a_window_that_no_mask_tells_of_go_lm_evals_way(
         assert max(abs(answers[n][0] - exact[n][0]) for n in exact) < rounding
 
 
+def test_rows_under_dynamic_rope_go_lm_evals_way(toy_model: Path, tmp_path: Path) -> None:
+    """A converted checkpoint's config is seen by the trial alone; its digits depend on no earlier row."""
+    rope = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1e4}
+    kind = ("LlamaConfig", {**SIZES, "max_position_embeddings": 32, "rope_parameters": rope})
+    engine = engine_of(kind, toy_model, tmp_path, max_length=256)
+    head, pieces = few_shot(engine.lm.max_length)
+    units = [batch for batch, _, _ in cut_requests(head, pieces, Cut(4, 256))]
+    forwards = asked(engine, units)
+    assert "dynamic rope" in engine.loaded.fast
+    assert asked(engine, units[::-1]) == forwards
+
+
 def test_rounding_of_bfloat16_passes_the_probe(toy_model: Path, tmp_path: Path) -> None:
     engine = engine_of(FAST["llama, grouped queries"], toy_model, tmp_path, dtype="bfloat16")
     both(engine)
