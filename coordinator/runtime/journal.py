@@ -305,6 +305,14 @@ class WorkLock:
         except OSError:
             return False
 
+    @property
+    def removed(self) -> bool:
+        """Was the file that we hold deleted, as with its folder? False while the storage below it is away."""
+        try:
+            return self._fd is not None and os.fstat(self._fd).st_nlink == 0
+        except OSError:
+            return False
+
     def release(self) -> None:
         if self._fd is not None:
             os.close(self._fd)

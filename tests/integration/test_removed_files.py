@@ -61,3 +61,17 @@ def test_request_sets_removed_before_a_retry_are_built_again(
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
     assert site.results()["results"] == {task: expected[task] for task in sites.WATCHED}
+
+
+def test_a_work_folder_removed_below_an_evaluation_ends_it_in_one_line(site: sites.Site) -> None:
+    """Exit code 3; nothing of it lives on, and the same command evaluates in a new folder."""
+    process = paused(site)
+    trial = site.paused()
+    shutil.rmtree(site.work)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 3, said
+    assert said.splitlines()[-1].startswith(f"evalspan: the work folder {site.work} was removed")
+    assert "Traceback" not in said
+    wait_until(lambda: not Path(f"/proc/{trial}").exists())
+    again = site.run(site.evaluate("--limit", "2"))
+    assert again.returncode == 0, again.stderr
