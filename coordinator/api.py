@@ -340,7 +340,7 @@ def wait(
     evaluation was given up, or there is none.
     Where no daemon runs it waits for one, and logs a warning that says so.
     """
-    known = from_settings.load(config, work_dir, settings)
+    known = from_settings.load(config, work_dir, settings, makes=False)
     submission = evaluation if isinstance(evaluation, Submission) else find_submission(known, str(evaluation))
     name = submission.evaluation_id
     follower = Follower(known, only=name)
@@ -373,7 +373,7 @@ def results(
 
     OperatorError where the work folder has none, or several, of that name.
     """
-    return _found(from_settings.load(config, work_dir, settings), evaluation)
+    return _found(from_settings.load(config, work_dir, settings, makes=False), evaluation)
 
 
 def series(
@@ -393,7 +393,7 @@ def series(
     submitted_by. An evaluation without a score has one row whose score is None. `mixed`: evaluations in exact and in
     fast mode together. OperatorError where there is no evaluation, or there are both modes.
     """
-    known = from_settings.load(config, work_dir, settings)
+    known = from_settings.load(config, work_dir, settings, makes=False)
     points = make_series(load_series.find_series(known.work_dir, str(folder), suite, mixed=mixed)).points
     return [row for point in points for row in rows_of(point)]
 

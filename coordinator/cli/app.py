@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from coordinator.cli.terminal import Console
+from coordinator.errors import OperatorError
 
 if TYPE_CHECKING:
     from coordinator.config.schema import Config
@@ -110,9 +111,35 @@ def place_of(settings: Config, config: Path | None, work_dir: Path | None) -> st
 
 
 def settings_of(
-    config: Path | None, work_dir: Path | None, more: Mapping[str, object] | None = None
+    config: Path | None,
+    work_dir: Path | None,
+    more: Mapping[str, object] | None = None,
+    *,
+    makes: bool = True,
 ) -> Config:
     """`from_settings.load`, imported by the commands that read settings alone."""
     from coordinator.intake.from_settings import load
 
-    return load(config, work_dir, more)
+    return load(config, work_dir, more, makes=makes)
+
+
+def settings_there(
+    config: Path | None, work_dir: Path | None, more: Mapping[str, object] | None = None
+) -> Config:
+    """`settings_of` a command about evaluations that there are: OperatorError without a work folder."""
+    settings = settings_of(config, work_dir, more, makes=False)
+    if missing := no_work_folder(settings, config, work_dir):
+        raise OperatorError(f"{missing}: name the one that you mean by --work-dir")
+    return settings
+
+
+def no_work_folder(settings: Config, config: Path | None, work_dir: Path | None) -> str:
+    """That there is none, and where its path came from; "" where there is one."""
+    import os
+
+    from coordinator.config.loading import work_folder_from
+
+    place = settings.work_dir
+    if os.path.lexists(place):
+        return ""
+    return f"there is no work folder {place} (from {work_folder_from(config, os.environ, work_dir)})"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from coordinator.cli.app import CONFIG, EVALUATION, WORK_DIR, AtTerminal, app, say, say_aside, settings_of
+from coordinator.cli.app import CONFIG, EVALUATION, WORK_DIR, AtTerminal, app, say, say_aside, settings_there
 from coordinator.cli.terminal import Console
 from coordinator.errors import ExitCode, OperatorError
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths
@@ -191,7 +191,7 @@ def cancel(
     """
     from coordinator.runtime.operator_commands import Command
 
-    _ask(settings_of(config, work_dir), evaluation, Command(command="cancel", reason=reason))
+    _ask(settings_there(config, work_dir), evaluation, Command(command="cancel", reason=reason))
 
 
 @app.command()
@@ -204,7 +204,7 @@ def retry(evaluation: EVALUATION, config: CONFIG = None, work_dir: WORK_DIR = No
     """
     from coordinator.runtime.operator_commands import Command
 
-    _ask(settings_of(config, work_dir), evaluation, Command(command="retry"))
+    _ask(settings_there(config, work_dir), evaluation, Command(command="retry"))
 
 
 @app.command()
@@ -240,7 +240,7 @@ def release(
         raise OperatorError("--minutes is a number of minutes")
     if not node and not minutes:
         raise OperatorError("--minutes 0 lets a node be taken again: name it")
-    settings = settings_of(config, work_dir)
+    settings = settings_there(config, work_dir)
     paths = WorkPaths(settings.work_dir)
     people = People.of(paths.root, settings.users.admins)
     if why := refusal(people, name_of(os.geteuid()), "release"):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from coordinator.cli.app import CONFIG, JSON, WORK_DIR, app, say, settings_of, show_json, stdout
+from coordinator.cli.app import CONFIG, JSON, WORK_DIR, app, say, settings_there, show_json, stdout
 from coordinator.errors import EvalspanError, OperatorError
 from evaljobs.contract.paths import WorkPaths
 
@@ -81,7 +81,7 @@ def prune(
 
     if yes and dry_run:
         raise OperatorError("say --yes or --dry-run")
-    settings = settings_of(config, work_dir)
+    settings = settings_there(config, work_dir)
     work, policy, now = WorkPaths(settings.work_dir), _policy(settings, keep, older_than), time.time()
     made = plan(read_work_folder(work), policy, now, code=_code(settings))
     left = {name: why for name, why in carry_out(work, made, policy, now) if why} if yes else {}

@@ -18,7 +18,7 @@ from coordinator.cli.app import (
     WORK_DIR,
     app,
     say,
-    settings_of,
+    settings_there,
     show_json,
     stdout,
 )
@@ -78,7 +78,7 @@ def report(
     from coordinator import api
     from coordinator.report.render import show
 
-    settings = settings_of(config, work_dir, {"gpu_hour_price": gpu_hour_price})
+    settings = settings_there(config, work_dir, {"gpu_hour_price": gpu_hour_price})
     if (evaluation is None) == (series is None):
         raise OperatorError("name an evaluation, or say --series FOLDER")
     if html is not None or trace is not None:
@@ -207,7 +207,7 @@ def export(
     """
     from coordinator.runtime.replay import find_evaluation
 
-    settings = settings_of(config, work_dir, {"gpu_hour_price": gpu_hour_price})
+    settings = settings_there(config, work_dir, {"gpu_hour_price": gpu_hour_price})
     if left:
         _export_left(settings)
         return

@@ -18,9 +18,11 @@ from coordinator.cli.app import (
     WORK_DIR,
     AtTerminal,
     app,
+    no_work_folder,
     place_of,
     say,
     settings_of,
+    settings_there,
     show_json,
     stdout,
 )
@@ -251,10 +253,10 @@ def status(
     from coordinator.cli.screen.surroundings import read_surroundings
     from coordinator.runtime.replay import find_folder
 
-    settings = settings_of(config, work_dir)
     if disk:
-        show_disk(settings, last, as_json=as_json)
+        show_disk(settings_there(config, work_dir), last, as_json=as_json)
         return
+    settings = settings_of(config, work_dir, makes=False)
     only = find_folder(settings, evaluation) if evaluation else None
     facts = facts_of(settings, only, partial(listed_jobs, settings), partial(listed_nodes, settings))
     now = time.time()
@@ -280,7 +282,9 @@ def status(
         *show_left_out(left_out, len(chosen), width, typed("status", config, work_dir)),
         *around.lines(width, now),
     ]
-    if not facts:
+    if missing := no_work_folder(settings, config, work_dir):
+        say(f"{missing}: `evalspan eval` or `evalspan submit` makes it")
+    elif not facts:
         say("no evaluations here yet: `evalspan submit` or `evalspan eval` starts one")
         say(f"work folder: {place_of(settings, config, work_dir)}")
     elif not chosen:
@@ -306,7 +310,7 @@ def watch(
     from coordinator.cli.screen import watching
     from coordinator.runtime.replay import find_folder
 
-    settings = settings_of(config, work_dir)
+    settings = settings_there(config, work_dir)
     only = find_folder(settings, evaluation) if evaluation else None
     if why := watching.watch(settings, stdout(), typed("daemon", config, work_dir), only):
         say(why)
@@ -332,7 +336,7 @@ def logs(
     from coordinator.runtime.replay import find_evaluation
     from evaljobs.contract.folded import read_bytes
 
-    settings = settings_of(config, work_dir)
+    settings = settings_there(config, work_dir)
     state, paths, _ = find_evaluation(settings, evaluation)
     chosen = logs_of(state, paths, what)
     if not chosen and what is None and state.ended_at is not None:

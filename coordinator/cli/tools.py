@@ -25,6 +25,7 @@ from coordinator.cli.app import (
     say,
     say_aside,
     settings_of,
+    settings_there,
     show_json,
     stdout,
 )
@@ -287,7 +288,7 @@ def compare(
     from coordinator.page import read
     from coordinator.report.comparisons import comparison, heads_of, show_comparison
 
-    settings = settings_of(config, work_dir)
+    settings = settings_there(config, work_dir)
     if len(evaluations) < 2:
         raise OperatorError("name at least two evaluations; `evalspan report` prints one")
     if html is not None:

@@ -30,10 +30,11 @@ from coordinator.config.schema import Config
 from coordinator.doctor.facts import Checkup, Facts, Status
 from coordinator.doctor.findings import judge
 from coordinator.doctor.node_jobs import Target, survey
-from coordinator.errors import EvalspanError, OperatorError
+from coordinator.errors import EvalspanError, OperatorError, RetryError
 from coordinator.evaluation.job_specs import Site
 from coordinator.intake import from_settings, validate
 from coordinator.runtime import wiring
+from coordinator.runtime.journal import WorkLock
 from coordinator.services import redis_server
 from coordinator.services.redis_server import RedisServer, local_address_towards
 from evaljobs.contract.paths import WorkPaths
@@ -59,6 +60,13 @@ def check_up(
             work_free=disk.f_bavail * disk.f_frsize,
         )
         ask_interpreter(facts, site)
+        lock = WorkLock(folder / "lock")
+        try:
+            lock.acquire()
+        except RetryError as error:
+            facts.locks_error = str(error)
+            return Checkup(cluster=config.cluster.kind, findings=judge(facts))
+        lock.release()
         try:
             cluster = _cluster(config, folder)
             nodes = cluster.nodes()

@@ -57,6 +57,7 @@ class Facts:
     interpreter_error: str = ""
     work_fs: str
     work_free: int  # bytes
+    locks_error: str = ""  # why no file of the work folder can be locked; nothing after it was read
     cluster_error: str = ""
     gpus: Sequence[str] = ()  # this machine's, where jobs run here
     api: str = ""  # pyslurm's version, and what goes through Slurm's commands all the same

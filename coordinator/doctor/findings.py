@@ -35,7 +35,7 @@ def judge(facts: Facts) -> tuple[Finding, ...]:
     checks = HERE
     if facts.cluster_error:
         checks += (_no_cluster,)
-    else:
+    elif not facts.locks_error:
         checks += (SLURM if facts.slurm else LOCAL) + NODES
     return _merged(finding for check in checks for finding in check(facts))
 
@@ -102,7 +102,9 @@ def _work_folder(facts: Facts) -> Iterator[Finding]:
     """Room, and whether nodes see it: their answers lie there."""
     what, fs = "work folder", facts.work_fs
     found = f"{facts.config.work_dir} ({fs}, {gigabytes(facts.work_free)} free)"
-    if facts.work_free < LEAST_FREE_BYTES:
+    if facts.locks_error:
+        yield fail(what, found, facts.locks_error)
+    elif facts.work_free < LEAST_FREE_BYTES:
         yield fail(what, found, "make room there, or give --work-dir another folder")
     elif facts.slurm and fs in MEMORY_FS:
         todo = "this is memory of one machine: give --work-dir a folder on shared storage"

@@ -25,6 +25,7 @@ FEW_DOCUMENTS = 100
 FEW_A_JOB = 4  # such entries
 # build jobs in a row, for each that runs at a time, that had nothing built: then all entries fail
 MAX_DEATHS = 6
+HAVE_SETS = ("built", "scoring")  # statuses of entries that read their request sets
 MAX_PAUSE_SECONDS = 600.0  # longest pause after a build job that its node could not launch
 
 
@@ -111,11 +112,16 @@ def conversion_restarted(state: State) -> list[Action]:
 
 
 def found(state: State, event: RequestSetsFound) -> list[Action]:
+    """The request sets on disk: an entry whose sets were removed meanwhile has them built again."""
     if event.folders.keys() != set(range(len(state.entries))):
         raise IllegalEventError("request sets were looked up for other entries")
     for entry in state.entries:
         entry.folder = event.folders[entry.index]
-        if entry.index in event.sets and not entry.terminal:
+        if entry.status in HAVE_SETS:
+            if entry.index not in event.sets:
+                state.plan.pending = False
+                again(state, entry)
+        elif entry.index in event.sets and not entry.terminal:
             entry.sets = event.sets[entry.index]
             entry.status = "built"
             indexes.file_entry(state, entry)
@@ -196,7 +202,7 @@ def probed(state: State, outcome: Probed, _at: float) -> list[Action]:
 
 
 def again(state: State, entry: EntryState) -> None:
-    """The entry's requests are there and lack the batches of its cut."""
+    """The entry's requests lack the batches of its cut, or were removed."""
     entry.status = "unbuilt"
     entry.build_attempts = 0
     indexes.file_entry(state, entry)

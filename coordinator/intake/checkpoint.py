@@ -199,7 +199,8 @@ def step_of(name: str) -> int | None:
     return int(found[-1]) if found else None
 
 
-def _json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object of a checkpoint's folder; CheckpointError where it is none."""
     try:
         if path.stat().st_size > HEADER_LIMIT:
             raise CheckpointError(f"{path}: longer than {HEADER_LIMIT >> 20} MiB, which no such file is")
@@ -223,7 +224,7 @@ def _config(folder: Path) -> dict[str, Any]:
             else ""
         )
         raise CheckpointError(f"{folder}: no config.json; {hint or 'save the model with save_pretrained'}")
-    config = _json(folder / "config.json")
+    config = read_json(folder / "config.json")
     architectures = config.get("architectures") or []
     auto_map = config.get("auto_map") or {}
     if not isinstance(architectures, list) or not isinstance(auto_map, dict):
@@ -315,7 +316,7 @@ def _sizes(tensors: Tensors, config: Mapping[str, Any]) -> Weights:
 
 def _indexed(folder: Path, index: str) -> dict[str, set[str]]:
     """Shard file -> names of its tensors, by the index; each file exists."""
-    table = _json(folder / index).get("weight_map")
+    table = read_json(folder / index).get("weight_map")
     if not isinstance(table, dict) or not table:
         raise CheckpointError(f"{folder / index}: has no weight_map")
     shards: dict[str, set[str]] = {}
@@ -380,7 +381,7 @@ def _save_sums(folder: Path) -> dict[str, str]:
     """Hashes written by the hook when the checkpoint was saved; empty without them."""
     if not (folder / SAVE_SUMS).is_file():
         return {}
-    sums = _json(folder / SAVE_SUMS).get("xxh3_128")
+    sums = read_json(folder / SAVE_SUMS).get("xxh3_128")
     if not isinstance(sums, dict):
         raise CheckpointError(f"{folder / SAVE_SUMS}: holds no xxh3_128 table")
     return {str(name): str(value) for name, value in sums.items()}

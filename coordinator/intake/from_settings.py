@@ -61,14 +61,19 @@ def load(
     path: str | Path | None,
     work_dir: str | Path | None = None,
     more: Mapping[str, object] | None = None,
+    *,
+    makes: bool = True,
 ) -> Config:
     """The settings in force: file, environment, command line. The work folder is made and checked.
 
-    `more`: dotted key -> value of another option; None: not given.
+    `more`: dotted key -> value of another option; None: not given. `makes` False: of a command that
+    only reads, which leaves a folder that is not there unmade.
     """
     overrides = {"work_dir": work_dir, **(more or {})}
     config = loading.load(Path(path) if path else None, os.environ, overrides)
     work = config.work_dir
+    if not makes and not os.path.lexists(work):
+        return config
     try:
         open_folder(work, config.shared_group)
         probe = work / f".probe-{os.getpid()}"

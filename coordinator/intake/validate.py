@@ -24,8 +24,9 @@ from coordinator.errors import OperatorError, RetryError
 from coordinator.evaluation.footprint import NO_CHECKPOINT, Footprint, footprint, gpu_need
 from coordinator.evaluation.job_specs import Site, asked
 from coordinator.evaluation.records import EvaluationRecord, Inputs, RunOptions, evaluation_id, is_snapshot
-from coordinator.intake.checkpoint import inspect, inspect_raw, is_hugging_face, step_of
+from coordinator.intake.checkpoint import inspect, inspect_raw, is_hugging_face, read_json, step_of
 from coordinator.intake.suites import load_suite
+from evaljobs.contract.rope import growing_rope
 from evaljobs.contract.specs import CheckpointSpec, JudgeOptions, ModelOptions, SuiteSpec
 from evaljobs.lmeval.task_yaml import unreadable
 
@@ -58,6 +59,8 @@ def make_record(
     if spec.step is None and not is_snapshot(spec.source):  # digits of a commit's hash are no step
         spec = spec.model_copy(update={"step": step_of(Path(spec.source).name)})
     loaded = load_suite(suite) if isinstance(suite, str) else suite
+    if loaded.mode == "fast" and convert is None:
+        _check_rope(Path(spec.source))
     judging = judge_for(loaded, judge)
     made_of = inputs(loaded, model)
     return EvaluationRecord(
@@ -82,6 +85,15 @@ def inspected(
     if convert is None or is_hugging_face(checkpoint):
         return inspect(Path(checkpoint), allow_bin=allow_bin, step=step), None
     return inspect_raw(checkpoint, convert=convert, step=step), convert
+
+
+def _check_rope(folder: Path) -> None:
+    """OperatorError for a model whose tokens a tree would place on another scale than their own row does."""
+    if kind := growing_rope(read_json(folder / "config.json")):
+        raise OperatorError(
+            f'{folder}: mode "fast" is not for a model with {kind} rope (config.json), which scales a row by the longest '
+            'row beside it: --mode exact, or set mode = "exact"'
+        )
 
 
 def judge_for(suite: SuiteSpec, judge: Callable[[], JudgeOptions | None]) -> JudgeOptions | None:

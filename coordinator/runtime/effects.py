@@ -18,6 +18,7 @@ from typing import Any
 
 from coordinator.base import clock
 from coordinator.cluster import Cluster, ClusterError, JobState, LimitError, RefusedError
+from coordinator.evaluation import builds
 from coordinator.evaluation.actions import (
     Action,
     EnqueueMetric,
@@ -65,6 +66,7 @@ from coordinator.runtime import gpu_names, reuse
 from coordinator.runtime.cluster_calls import Call, ClusterCalls
 from coordinator.runtime.finalize import write_results
 from coordinator.services.metric_queue import MetricQueue
+from evaljobs.contract.paths import request_set_manifest
 from evaljobs.contract.storage import write_atomic
 from evaljobs.queue.work_queue import QueuedShard, QueueSnapshot, QueueUnavailable, WorkQueue
 
@@ -161,6 +163,20 @@ class Performer:
                 sets[index] = there
         return [RequestSetsFound(at=clock.now(), sets=sets, folders=folders, batch_size=batch_size)]
 
+    def lost_sets(self, state: State) -> list[AnyEvent]:
+        """News of request sets that were removed while an entry still reads them: those that are there."""
+        held = [entry for entry in state.entries if entry.status in builds.HAVE_SETS]
+        kept = {
+            entry.index: dict(entry.sets)
+            for entry in held
+            if all(request_set_manifest(folder).exists() for folder in entry.sets.values())
+        }
+        if len(kept) == len(held):
+            return []
+        log.warning("%s: request sets were removed, and are built again", state.evaluation_id)
+        folders = {entry.index: entry.folder for entry in state.entries}
+        return [RequestSetsFound(at=clock.now(), sets=kept, folders=folders, batch_size=state.batch_size)]
+
     def _inspect_converted(self, state: State, action: InspectConverted) -> list[AnyEvent]:
         announced = state.conversion.announced or state.record.checkpoint
         try:
@@ -175,7 +191,7 @@ class Performer:
             hardware = hardware_of(state.nodes.by_name.values())
             planned: Planned = make_plan(state.record, action, self.observations, hardware, clock.now())
         except PlanningError as error:
-            return [PlanFailed(at=clock.now(), error=str(error))]
+            return self.lost_sets(state) or [PlanFailed(at=clock.now(), error=str(error))]
         return [planned]
 
     def _find_responses(self, state: State, action: FindResponses) -> list[AnyEvent]:

@@ -22,16 +22,18 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from coordinator.base.version import version_text
-from coordinator.errors import OperatorError
+from coordinator.errors import OperatorError, RetryError
 from coordinator.evaluation import step as machine
 from coordinator.evaluation.events import EVENT, Accepted, AnyEvent, Restarted
 from coordinator.evaluation.job_specs import Site
 from coordinator.evaluation.state import IllegalEventError, State
 from evaljobs.contract.storage import make_file, make_folder
+from evaljobs.staging.capacity import fs_type
 
 log = logging.getLogger(__name__)
 
 DAEMON = "evalspan daemon"  # the command that takes submissions while it holds a work folder
+NO_LOCKS = frozenset({errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK})  # of a mount without them
 ASKING_SECONDS = 0.5  # longest time for which a command that only asks for the holder keeps the lock
 
 
@@ -136,7 +138,7 @@ def alone(path: Path) -> Iterator[None]:
     """
     fd = os.open(path, os.O_RDWR)  # NFS locks for one process alone only what is open for writing
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
     finally:
         os.close(fd)
@@ -252,7 +254,10 @@ class WorkLock:
         self._fd: int | None = None
 
     def acquire(self, command: str = "evalspan") -> None:
-        """Take the lock for `command`, such as DAEMON; OperatorError names the command and the process that hold it."""
+        """Take the lock for `command`, such as DAEMON; OperatorError names the command and the process that hold it.
+
+        RetryError where the file system has no locks.
+        """
         try:
             make_folder(self.path.parent)
             fd = make_file(self.path, os.O_RDWR)
@@ -274,14 +279,14 @@ class WorkLock:
 
     def holder(self) -> str:
         """The command and process that hold it, such as "evalspan eval, pid 7 on n1"; "" where none does. A process that
-        only asks the same holds nothing.
+        only asks the same holds nothing. RetryError where the file system has no locks.
         """
         try:
             fd = os.open(self.path, os.O_RDONLY)  # also for users who may only read the work folder
         except OSError:
             return ""
         try:
-            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            _flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             return _owner(fd)
         finally:
@@ -300,10 +305,32 @@ class WorkLock:
         except OSError:
             return False
 
+    @property
+    def removed(self) -> bool:
+        """Was the file that we hold deleted, as with its folder? False while the storage below it is away."""
+        try:
+            return self._fd is not None and os.fstat(self._fd).st_nlink == 0
+        except OSError:
+            return False
+
     def release(self) -> None:
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
+
+
+def _flock(fd: int, kind: int) -> None:
+    """`fcntl.flock`; RetryError where the file system has no such locks."""
+    try:
+        fcntl.flock(fd, kind)
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            raise
+        folder = Path(f"/proc/self/fd/{fd}").readlink().parent
+        raise RetryError(
+            f"the file system of {folder} ({fs_type(folder)}) has no file locks (flock: {error.strerror}), which keep a "
+            "second coordinator away: mount it with `-o flock` (Lustre), or give --work-dir a folder elsewhere"
+        ) from error
 
 
 def _owner(fd: int) -> str:
@@ -315,7 +342,7 @@ def _locked(fd: int, kind: int = fcntl.LOCK_EX) -> bool:
     end = time.monotonic() + ASKING_SECONDS
     while True:
         try:
-            fcntl.flock(fd, kind | fcntl.LOCK_NB)
+            _flock(fd, kind | fcntl.LOCK_NB)
         except BlockingIOError:
             if time.monotonic() > end:
                 return False

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 from coordinator.allocation import cordons, demand, job_limits, prefetch
 from coordinator.allocation.allocate import Demand, Limits
@@ -129,7 +129,7 @@ class Coordinator(Evaluations):
                     self._redis_away(error)
             yield
         finally:
-            if self.shares is not None:
+            if self.shares is not None and not self._lock.removed:
                 self.shares.write()
             waiting = any(parked.open for parked in self._parked.by_id.values())
             if not waiting and not any(r.state.jobs.live for r in self.running.values()):
@@ -186,7 +186,9 @@ class Coordinator(Evaluations):
     # --- one tick --------------------------------------------------------------------------------------------------
 
     def tick(self) -> None:
-        """Do once everything that is due."""
+        """Do once everything that is due. RetryError where the work folder was removed."""
+        if self._lock.removed:
+            self._leave_removed()
         now = clock.now()
         self.calls.new_turn()
         if self._throttle.due("lease", self.pace.lease, now):
@@ -209,6 +211,15 @@ class Coordinator(Evaluations):
                 self._clear_converted(running.state.converted_digest)
         if self.shares is not None:
             self.shares.count(self._states(), now)
+
+    def _leave_removed(self) -> NoReturn:
+        """Cancel all jobs, which can leave nothing any more; RetryError."""
+        live = [state.jobs.by_name[name] for state in self._states() for name in state.jobs.live]
+        self.performer.cancel([info.job_id for info in live if info.job_id])
+        work = self.performer.site.work_dir
+        raise RetryError(
+            f"the work folder {work} was removed: its jobs are cancelled; the same command begins anew"
+        )
 
     def _users(self) -> Mapping[str, Asker]:
         """Users with open evaluations, by name; empty where the work folder has one user."""

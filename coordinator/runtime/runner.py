@@ -65,6 +65,7 @@ from evaljobs.queue.work_queue import QueueSnapshot, QueueUnavailable
 
 log = logging.getLogger(__name__)
 
+SETS_SECONDS = 15.0  # between two looks whether the request sets are there; a failed job asks for one, too
 AUDIT_SECONDS = 15.0  # between two comparisons of the work queue with the shards to do
 PACE_SECONDS = 5.0  # between two comparisons of trials with each other
 METRIC_AUDIT_SECONDS = 3.0  # between two looks at the metric queue; a look costs one round trip
@@ -234,7 +235,13 @@ class Running:
         outcomes = self._new_outcomes(now)
         self._look_at_queue(now)
         dumped = self._new_shards(now, thorough=bool(outcomes) or listing is not None)
-        self.take([*dumped, *self._corrupted(outcomes, now), *outcomes])
+        failed = any(isinstance(e, OutcomeSeen) and e.outcome.kind == "failed" for e in outcomes)
+        lost = (
+            self.performer.lost_sets(self.state)
+            if failed or self._throttle.due("sets", SETS_SECONDS, now)
+            else []
+        )
+        self.take([*lost, *dumped, *self._corrupted(outcomes, now), *outcomes])
         if listing is not None:
             self.listed = listing
             events, twins = detect.job_events(self.state, listing, self.seen, self.grace, now)

@@ -212,15 +212,34 @@ def _download(original: Callable[..., Any], task: Any, keywords: Any, **more: An
 
 
 def bad_module(config: Mapping[str, Any]) -> str:
-    """The message for a `!function` whose module beside the YAML is no Python; "" where there is none."""
+    """The message for a `!function` whose module beside the YAML is no Python, or imports what is not there; else ""."""
     for _keys, value in texts(config):
         if isinstance(value, Function) and value.module and value.file.is_file():
             try:
-                ast.parse(value.file.read_bytes())
+                code = value.file.read_bytes()
+                tree = ast.parse(code)
             except SyntaxError as error:
                 return f"{value.file}, line {error.lineno}: {error.msg}"
             except (OSError, ValueError) as error:
                 return f"{value.file}: {error}"
+            if b"sys.path" not in code and (why := _missing_import(tree, value.file)):
+                return why
+    return ""
+
+
+def _missing_import(tree: ast.Module, file: Path) -> str:
+    """The message for an import at a module's top level that its jobs cannot do; "" where there is none."""
+    for node in tree.body:
+        named = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        if isinstance(node, ast.ImportFrom) and not node.level:
+            named = [str(node.module)]
+        for top in (name.partition(".")[0] for name in named):
+            if not _installed(top):
+                beside = (file.parent / f"{top}.py").is_file() or (file.parent / top).is_dir()
+                todo = "install it in the trials' interpreter"
+                if beside:
+                    todo = f"lm-eval puts no task's folder on sys.path: put {file.parent} there before that line, or install it"
+                return f"{file}, line {node.lineno}: no module {top}: {todo}"
     return ""
 
 

@@ -25,7 +25,7 @@ from typing import Any
 from evaljobs import garbage
 from evaljobs.contract.names import Cut, ShardId
 from evaljobs.contract.outcomes import Failed, Probed, TooLarge, TrialEnded
-from evaljobs.contract.paths import EvaluationPaths
+from evaljobs.contract.paths import EvaluationPaths, request_set_manifest
 from evaljobs.contract.specs import LaneSpec, TrialSpec
 from evaljobs.contract.storage import FrameWriter, write_outcome
 from evaljobs.errors import JobError, OperatorError, RetryError, details, one_line
@@ -353,12 +353,15 @@ class Trial:
         return "" if inside else f"its request set has {batches} batches"
 
     def _has_requests(self, shard: str) -> bool:
-        """Whether this trial has the request set of the shard's task, or finds it in the file of later ones."""
+        """Whether the request set of the shard's task is there, named at the start or in the file of later ones.
+
+        False for one that was removed: it is built again.
+        """
         task, place = ShardId.parse(shard).task, self.spec.request_sets_file
         if task not in self._sets and place is not None:
             with contextlib.suppress(FileNotFoundError):
                 self._sets |= json.loads(Path(place).read_text())["request_sets"]
-        return task in self._sets
+        return task in self._sets and request_set_manifest(self._sets[task]).exists()
 
     def _request_set(self, task: str, cut: str) -> RequestSet:
         if (task, cut) not in self._open:

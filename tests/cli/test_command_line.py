@@ -260,6 +260,31 @@ def test_json_and_csv_are_the_only_things_on_stdout(site):
     )
 
 
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (("status",), 0),
+        (("status", "--json"), 0),
+        (("status", "--disk"), 2),
+        (("watch",), 2),
+        (("logs", "x"), 2),
+        (("report", "--series", "/runs/a"), 2),
+        (("compare", "x", "y"), 2),
+        (("cancel", "x"), 2),
+        (("retry", "x"), 2),
+        (("prune", "--keep", "scores", "--older-than", "3d"), 2),
+    ],
+    ids=str,
+)
+def test_a_mistyped_work_folder_is_named_and_not_made(tmp_path, words, code):
+    told = evalspan(*words, "--work-dir", "nosuch", folder=tmp_path)
+    assert told.returncode == code
+    if "--json" not in words:
+        said = " ".join((told.stdout + told.stderr).split())
+        assert f"there is no work folder {tmp_path}/nosuch (from --work-dir)" in said
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("to", ["csv", "json", "lm-eval"])
 def test_an_export_names_the_files_it_wrote(site, to):
     """One path a line, each there; a second export writes the same ones."""

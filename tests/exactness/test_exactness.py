@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.exactness.pipeline import Case, Outcome, our_run
+from support.exactness.pipeline import Case, Outcome, lm_eval_run, our_run
 
 CASES = {
     "multiple choice": Case(task="toy_choice"),
@@ -38,6 +39,8 @@ CASES = {
     "MBPP": Case(task="local_mbpp"),
     "MBPP+, instruct": Case(task="local_mbpp_plus_instruct"),
 }
+
+ORIGINAL = 64  # tokens: fewer than a row with three examples has
 
 
 def assert_equal(ours: Outcome, theirs: Outcome) -> None:
@@ -99,6 +102,32 @@ def test_fast_scores_are_the_same_for_any_sharding_and_close_to_lm_eval(
     for metric, value in theirs.results["results"][task].items():
         ours = runs[0].results["results"][task][metric]
         assert ours == (pytest.approx(value, abs=1e-3) if isinstance(value, float) else value), metric
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("rope", ["dynamic", "longrope"])
+@pytest.mark.parametrize("task", ["toy_choice", "toy_sums"])
+def test_rows_past_a_ropes_original_length_score_the_same_for_any_sharding(
+    rope: str, task: str, model_dir: Path, tmp_path: Path
+) -> None:
+    """`dynamic` keeps its scale from batch to batch in an lm_eval process, so its digits are not those; `longrope`'s are."""
+    model = tmp_path / "model"
+    shutil.copytree(model_dir, model)
+    config = json.loads((model / "config.json").read_text())
+    half = config["hidden_size"] // config["num_attention_heads"] // 2
+    scaling: dict[str, object] = {"rope_type": rope, "rope_theta": 1e4, "factor": 16.0}
+    longest, max_length = (ORIGINAL, {"max_length": 1024}) if rope == "dynamic" else (1024, {})
+    if rope == "longrope":
+        factors = {"long_factor": [2.0] * half, "short_factor": [1.0] * half}
+        scaling |= {"original_max_position_embeddings": ORIGINAL, **factors}
+    changes = {"max_position_embeddings": longest, "rope_parameters": scaling}
+    (model / "config.json").write_text(json.dumps(config | changes))
+    case = Case(task=task, entry={"num_fewshot": 3, "limit": 24}, model_args=max_length)
+    runs = [our_run(model, case, 8, n, tmp_path / str(n), sets=tmp_path / "sets") for n in (1, 3, 7)]
+    assert_equal(runs[1], runs[0])
+    assert_equal(runs[2], runs[0])
+    theirs = lm_eval_run(model, case, 8)
+    assert (runs[0].samples == theirs.samples) == (rope == "longrope")
 
 
 @pytest.mark.model

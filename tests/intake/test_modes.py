@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.node_memory import make_checkpoint
 
 from coordinator.errors import OperatorError
-from coordinator.evaluation.records import Inputs, evaluation_id
+from coordinator.evaluation.records import Inputs, RunOptions, evaluation_id
 from coordinator.intake import one_off, suites
+from coordinator.intake.validate import make_record
 from evaljobs.contract.specs import CheckpointSpec, ModelOptions, Sources, SuiteSpec, TaskEntry
 
 CHECKPOINT = CheckpointSpec(source="/ckpts/step-100", digest="d" * 8, files=())
@@ -124,3 +128,30 @@ def test_a_mode_of_the_command_line_stands_in_the_suite_s_name():
     assert changed.name.startswith("core-fast-")
     assert one_off.suite_of(one_off.SuiteOptions(suite="core", mode="exact")).name == "core"
     assert options.words() == ["--suite", "core", "--token-budget", "4096", "--mode", "fast"]
+
+
+ROPES = {
+    "dynamic": {"rope_scaling": {"type": "dynamic", "factor": 4.0}},
+    "longrope": {"text_config": {"rope_parameters": {"full_attention": {"rope_type": "longrope"}}}},
+    "": {"rope_parameters": {"rope_type": "llama3", "factor": 8.0}, "quantizer": {"type": "dynamic"}},
+}
+
+
+@pytest.mark.parametrize("kind", ROPES)
+def test_fast_mode_is_refused_for_a_rope_that_follows_the_longest_row(tmp_path, kind):
+    """In one line, by config.json, and before lm-eval or the cluster is asked."""
+    folder = make_checkpoint(tmp_path / "step-1")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | ROPES[kind]))
+
+    def made(mode):
+        suite = suites.settled(CORE, mode, "hf").model_copy(update={"tasks": CORE.tasks[:1]})
+        options = {"model": ModelOptions(), "options": RunOptions(), "inputs": lambda *_: Inputs()}
+        return make_record(str(folder), suite, **options)
+
+    made("exact")
+    if not kind:
+        made("fast")
+        return
+    with pytest.raises(OperatorError, match=f"not for a model with {kind} rope.*--mode exact"):
+        made("fast")

@@ -274,6 +274,12 @@ JSON_TASK = "dataset_path: json\ndataset_kwargs: {data_files: {test: %s}}"
     ("file", "text", "says"),
     [
         ("own.py", "def same(rows):\n    return (\n", "own.py, line 2: '(' was never closed"),
+        (
+            "own.py",
+            "import json\nfrom deeper import x\n",
+            "own.py, line 2: no module deeper: lm-eval puts no",
+        ),
+        ("own.py", "import json, nosuchthing.part\n", "own.py, line 1: no module nosuchthing: install it"),
         ("half.jsonl", '{"x": "a"}\n\n{"x": "b\n{"x": "c"}\n', "half.jsonl, line 3: "),
         ("half.jsonl", '{"x": "a",\n{"x": "c"}\n', "half.jsonl, line 1: "),
         ("half.json", '[\n{"x": "a"},\n{"x":\n', "half.json, line 4: "),
@@ -283,6 +289,7 @@ def test_a_module_or_data_that_cannot_be_read_are_refused_by_file_and_line(
     file: str, text: str, says: str, tasks: Path
 ) -> None:
     (tasks / file).write_text(text)
+    (tasks / "deeper.py").write_text("x = 1\n")
     more = "dataset_path: data\nprocess_docs: !function own.same" if file == "own.py" else JSON_TASK % file
     write(tasks, more)
     (why,) = ask(tasks).unfit.values()

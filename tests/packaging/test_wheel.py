@@ -142,7 +142,7 @@ def test_the_wheel_works_from_another_folder(installed, tmp_path):
     [
         (("-h",), "daemon"),
         (("init", "--cluster", "local"), "evalspan.toml"),
-        (("status",), "no evaluations here yet"),
+        (("status",), "there is no work folder"),
         (("plan", "--suite", "core", "--json"), "makespan"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from evaljobs.contract.rope import growing_rope
 from evaljobs.trial.engines.tree import UnitTensors
 
 SLIDING = "sliding_attention"
 WINDOWS = ("sliding_window", "window_size", "attention_window", "attention_chunk_size")
-GROWING_ROPE = ("dynamic", "longrope")  # rotary embeddings that change with a row's length
 # Largest distance of a unit's log-probabilities from those of plain forward passes, over the distance
 # where each token attends to all before it. Rounding alone reaches 0.04 in bfloat16, 4e-6 in float32;
 # attention that heeds no mask, or positions of its own, is above 0.3.
@@ -75,13 +75,10 @@ def shape_of(lm: Any) -> Shape:
     form = config._attn_implementation  # noqa: SLF001
     if form not in {"sdpa", "eager"}:
         raise UnfitModelError(f"its attention {form!r} takes no mask of a tree")
+    if rope := growing_rope(config.to_dict()):
+        raise UnfitModelError(f"its {rope} rope scales a row by the longest row beside it")
     text = config.get_text_config()
     windows = [getattr(text, name, None) for name in WINDOWS]
-    rope = getattr(text, "rope_parameters", None) or {}
-    if rope.get("rope_type") in GROWING_ROPE:
-        original = rope.get("original_max_position_embeddings")
-        windows.append(original or getattr(text, "original_max_position_embeddings", None))
-        windows.append(text.max_position_embeddings)
     kinds = tuple(sorted(set(getattr(text, "layer_types", None) or ())))
     slides = kinds == (SLIDING,) or (not kinds and getattr(text, "sliding_window", None) is not None)
     return Shape(

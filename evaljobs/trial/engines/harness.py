@@ -16,6 +16,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from evaljobs.contract.rope import DYNAMIC, growing_rope
 from evaljobs.contract.specs import ModelOptions
 from evaljobs.lmeval.batches import Batch
 from evaljobs.lmeval.conversations import converse
@@ -46,6 +47,8 @@ class HarnessEngine:
             self.usage.generated_tokens = 0
             lm.tok_decode = self._counted(lm.tok_decode)
         self._fast: FastLikelihoods | None = None
+        config: Any = getattr(getattr(lm, "model", None), "config", None)
+        self._keeps_scale = hasattr(config, "to_dict") and growing_rope(config.to_dict()) == DYNAMIC
 
     def warm_up(self) -> float:
         """Seconds of a first forward pass of one token: its loading does not count as inference.
@@ -99,6 +102,8 @@ class HarnessEngine:
         pairs: list[tuple[int, Any]] = []
         for done, (batch, seed) in enumerate(zip(batches, seeds, strict=True)):
             tick(done)
+            if self._keeps_scale:
+                self.warm_up()  # a short row takes the scale back that the batch before has left
             seed_generators(seed)
             pairs += run_batch(self.lm, batch) if batch.unit is None else self._unit_answers(batch)
         return pairs
