@@ -2,54 +2,18 @@
 
 from __future__ import annotations
 
-import http.client
 import json
-import signal
 import socket
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.serving import SECONDS, Served, end, serving, start
 from support.trainings import two_trainings
 
 from coordinator.config.schema import Config
 from coordinator.page.read import Contents
 from coordinator.page.server import BUSY, Pages
-
-SECONDS = 60  # most that an answer takes on a busy machine
-
-
-class Served:
-    """A running server. `ask`: path -> (status, headers, body)."""
-
-    def __init__(self, process: subprocess.Popen[str], address: str) -> None:
-        self.process = process
-        place, _, self.token = address.removeprefix("http://").partition("/?token=")
-        self.host, _, port = place.partition(":")
-        self.port = int(port)
-
-    def ask(self, path: str, method: str = "GET", **headers: str) -> tuple[int, dict[str, str], str]:
-        link = http.client.HTTPConnection(self.host, self.port, timeout=SECONDS)
-        link.request(method, path, headers=headers)
-        answer = link.getresponse()
-        found = answer.status, {k.lower(): v for k, v in answer.getheaders()}, answer.read().decode()
-        link.close()
-        return found
-
-    def get(self, path: str, **headers: str) -> tuple[int, dict[str, str], str]:
-        return self.ask(path, Cookie=f"evalspan={self.token}", **headers)
-
-
-def _start(*words: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "coordinator", "serve", *words]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2])
-
-
-def _end(process: subprocess.Popen[str]) -> None:
-    process.send_signal(signal.SIGTERM)
-    process.wait(SECONDS)
 
 
 @pytest.fixture(scope="module")
@@ -59,16 +23,14 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def served(work: Path) -> Iterator[Served]:
-    process = _start("--work-dir", str(work))
-    assert process.stdout is not None
-    yield Served(process, process.stdout.readline().strip())
-    _end(process)
+    with serving("--work-dir", str(work)) as found:
+        yield found
 
 
 def test_only_who_has_the_printed_address_sees_a_page(served: Served):
     assert served.ask("/")[0] == 403
     assert served.ask("/?token=wrong")[0] == 403
-    assert served.ask("/", Cookie="evalspan=wrong")[0] == 403
+    assert served.ask("/", Cookie=f"evalspan-{served.port}=wrong")[0] == 403
     status, headers, _ = served.ask(f"/?token={served.token}")
     assert (status, headers["location"]) == (303, "/")
     assert "httponly" in headers["set-cookie"].lower()
@@ -89,7 +51,7 @@ def test_a_name_that_another_site_has_resolved_to_loopback_is_refused(served: Se
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS"])
 def test_a_request_that_would_change_something_is_refused(served: Served, method: str):
-    assert served.ask("/", method, Cookie=f"evalspan={served.token}")[0] == 405
+    assert served.ask("/", method, Cookie=served.cookie)[0] == 405
 
 
 def test_no_other_site_may_read_an_answer_and_a_page_reaches_its_server_alone(served: Served):
@@ -128,7 +90,7 @@ def test_a_unix_socket_is_the_users_alone_and_is_removed(work: Path, tmp_path: P
     place = tmp_path / "s"
     with socket.socket(socket.AF_UNIX) as killed:
         killed.bind(str(place))  # of a server that was killed
-    process = _start("--work-dir", str(work), "--unix", str(place))
+    process = start("--work-dir", str(work), "--unix", str(place))
     assert process.stdout is not None
     assert str(place) in process.stdout.readline()
     assert place.stat().st_mode & 0o777 == 0o600
@@ -137,7 +99,7 @@ def test_a_unix_socket_is_the_users_alone_and_is_removed(work: Path, tmp_path: P
         link.connect(str(place))
         link.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
         assert link.recv(100).startswith(b"HTTP/1.1 200")
-    _end(process)
+    end(process)
     assert not place.exists()
 
 
