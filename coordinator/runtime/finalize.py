@@ -294,8 +294,16 @@ def results_of(
         report = report.model_copy(update={"status": halt.word, "warnings": (halt.text, *report.warnings)})
     known = report.makespan_seconds is not None
     # results.json of an evaluation that is retried is that of its last end
-    ended = state.ended_at is not None and paths.results.exists()
-    raw = json.loads(paths.results.read_bytes()) if ended else merged_results(state)
+    raw: dict[str, Any] | None = None
+    if state.ended_at is not None and paths.results.exists():
+        try:
+            raw = json.loads(paths.results.read_bytes())
+        except ValueError as error:
+            damaged = (
+                f"{paths.results} cannot be read ({error}); these scores are those of its tasks' own files"
+            )
+            report = report.model_copy(update={"warnings": (*report.warnings, damaged)})
+    raw = merged_results(state) if raw is None else raw
     return Results(
         evaluation_id=state.evaluation_id,
         status=report.status,

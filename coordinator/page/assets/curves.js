@@ -25,7 +25,7 @@ function curvesPart() {
     const trainings = DATA.trainings.filter((_, i) => picked.has(i));
     const charts = chartsOf(trainings).filter((c) => `${c.suite} ${c.task} ${c.measure}`.toLowerCase().includes(text))
       .filter((c) => only === "all" || c.lines.some((l) => l.curve.marks.includes("!")));
-    count.textContent = `${charts.length} charts. A filled dot marks a drop beyond two standard errors; a hollow one, a point that is not comparable with the one before.`;
+    count.textContent = `${charts.length} chart${charts.length === 1 ? "" : "s"}. A filled dot marks a drop beyond two standard errors; a hollow one, a point that is not comparable with the one before.`;
     grid.replaceChildren(...charts.map(chart));
   };
   const tools = el("div", { class: "tools" }, search("find a task", (value) => { text = value; draw(); }),
@@ -102,7 +102,7 @@ function drawChart(place, one, below) {
     series.push({ stroke, width: 1.5, spanGaps: true, points: { show: true, size: 5, filter: (_, __, show) => (show || curve.at.length < 40 ? null : []), fill: stroke }, marks });
     if (one.lines.length > BANDS || curve.stderr.every((e) => e === null)) continue;
     for (const sign of [2, -2]) {
-      columns.push(spread(training, curve, curve.value.map((v, i) => (v === null || curve.stderr[i] === null ? null : v + sign * curve.stderr[i]))));
+      columns.push(spread(training, curve, curve.value.map((v, i) => (v === null || curve.stderr[i] === null ? null : Math.max(v + sign * curve.stderr[i], Math.min(v, 0))))));
       series.push({ stroke: "transparent", points: { show: false }, spanGaps: true });
     }
     bands.push({ series: [series.length - 2, series.length - 1], fill: `${stroke}26` });
