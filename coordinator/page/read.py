@@ -87,7 +87,7 @@ def of_work_folder(
         "running": sum(halt is None for _, halt in begun),
         "halted": sum(halt is not None for _, halt in begun),
         "evaluations": rows,
-        "standing": _standing(settings, [s for s, _ in begun]),
+        "standing": _standing(settings, [s for s, halt in begun if halt is None]),
         "trainings": [[folder, suite, number] for (folder, suite), number in sorted(count.items())],
     }
     return _made(str(settings.work_dir), data)

@@ -180,6 +180,7 @@ def test_a_large_page_holds_up_no_other(tmp_path: Path):
     large.start()
     assert begun.wait(SECONDS)
     assert pages.get("/", pages.index).title == str(tmp_path)
+    assert large.is_alive()
     over.set()
     large.join()
 

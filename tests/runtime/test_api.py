@@ -358,7 +358,7 @@ def test_rows_of_a_series_are_flat_and_in_order(tmp_path, monkeypatch):
     assert [r["step"] for r in rows] == [10, 10, 20, 20, 30]
     assert all(r.keys() == COLUMNS for r in rows)
     assert (rows[0]["task"], rows[0]["value"], rows[0]["documents"]) == ("add", 0.2, 100)
-    assert (rows[-1]["status"], rows[-1]["value"]) == ("running", None)
+    assert (rows[-1]["status"], rows[-1]["value"]) == ("open", None)
     assert evalspan.series("/runs/a", "mini") == rows
     with pytest.raises(OperatorError, match=r"no evaluation there is of suite 'other' \(there are: mini\)"):
         evalspan.series("/runs/a", "other")

@@ -111,7 +111,7 @@ function drawChart(place, one, below) {
   const axis = { stroke: ink, grid, ticks: grid, font: "12px system-ui" };
   new uPlot({
     width: Math.max(220, place.clientWidth), height: 150, legend: { show: false }, cursor: { points: { size: 6 } },
-    scales: { x: { time: false }, y: { range: (_, low, high) => (high - low < 1e-9 ? [low - 0.05, high + 0.05] : uPlot.rangeNum(low, high, 0.1, true)) } }, axes: [{ ...axis, values: (_, ticks) => ticks.map((t) => NUMBER.format(t)) }, { ...axis, size: 52 }],
+    scales: { x: { time: false }, y: { range: (_, low, high) => (high - low < 1e-9 ? [Math.max(low - 0.05, Math.min(low, 0)), high + 0.05] : uPlot.rangeNum(low, high, 0.1, true)) } }, axes: [{ ...axis, values: (_, ticks) => ticks.map((t) => NUMBER.format(t)) }, { ...axis, size: 52 }],
     series, bands, hooks: { draw: [(plot) => drawMarks(plot, series)], setCursor: [(plot) => showCursor(plot, one, below, x)] },
   }, columns, place);
 }
