@@ -28,7 +28,7 @@ from coordinator.report import load_series
 from coordinator.report.learning_curves import make_series
 from coordinator.runtime.drive import Aside, Caller, Follow, Progress
 from coordinator.runtime.finalize import Results, results_of, rows_of
-from coordinator.runtime.journal import Journal, OtherVersionError
+from coordinator.runtime.journal import Journal, OtherVersionError, WorkLock
 from coordinator.runtime.present_inputs import as_of_now, changed_since, renewed
 from coordinator.runtime.replay import Follower, find_evaluation
 from coordinator.runtime.submission import Submission, find_submission, has_ended, send, why_waiting
@@ -135,6 +135,9 @@ def evaluate(
     resumed = said = ""
     if Journal.begun(paths.journal):
         resumed = _resumed(known, paths)
+        if not resumed and WorkLock(site.paths.lock).held() and (shown := _shown(known, paths)):
+            coordinator.close()
+            return shown
     else:
         if said := changed_since(record, site):
             followed.say(said)
@@ -153,6 +156,14 @@ def evaluate(
     Exporter(known).finish(TRACKER_SECONDS)
     ran = before is None or _written_at(paths.results) != before
     return results_of(state, paths, note=said if ran else resubmit.nothing_run(state))
+
+
+def _shown(settings: Config, paths: EvaluationPaths) -> Results | None:
+    """Results of an evaluation that has ended, which needs no work folder of its own; None of any other."""
+    state, _, _ = find_evaluation(settings, paths.root.name)
+    if state.ended_at is None or state.ending.cancelled:
+        return None
+    return results_of(state, paths, note=resubmit.nothing_run(state))
 
 
 def _resumed(settings: Config, paths: EvaluationPaths) -> str:
@@ -190,12 +201,14 @@ def _checked(
 def _check_suite(record: EvaluationRecord, settings: Config, aside: Aside, prepare: list[str]) -> None:
     """Refuse a suite whose tasks or data jobs would not find. At first lm-eval reads thousands of files."""
     from coordinator.doctor.shared_storage import check_shared
-    from coordinator.intake.validate import check_tasks, prepare_command
+    from coordinator.intake.validate import check_tasks, passed_over, prepare_command
 
     named = record.checkpoint.source
     fetch = prepare_command(named, prepare, convert=record.convert)
     with aside.busy("asking lm-eval for the suite's tasks"):
         files = check_tasks(record.suite, from_settings.site_of(settings), fetch)
+    if said := passed_over(record.suite):
+        aside.say(said)
     if settings.cluster.kind == "slurm":
         check_shared([str(settings.work_dir), named, *record.suite.include_path, *files])
 

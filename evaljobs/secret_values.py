@@ -32,6 +32,7 @@ _LOOKS = re.compile(
     | github_pat_[A-Za-z0-9_]{20,} | gh[oprsu]_[A-Za-z0-9]{30,} | glpat-[A-Za-z0-9_-]{20,}
     | AKIA[0-9A-Z]{16}(?![0-9A-Z]) | AIza[A-Za-z0-9_-]{35} | xox[abeprs]-[A-Za-z0-9-]{10,} | nvapi-[A-Za-z0-9_-]{20,}
     | eyJ[A-Za-z0-9_-]{10,}\.eyJ[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]+
+    | services/T[A-Z0-9]+/B[A-Z0-9]+/[A-Za-z0-9]+(?![A-Za-z0-9])
     | -----BEGIN[ ][A-Z ]*PRIVATE[ ]KEY-----
     )""",
     re.VERBOSE,

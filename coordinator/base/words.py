@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Sequence
 
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")  # characters that command a terminal, or end a line of a log
@@ -18,3 +19,11 @@ def one_line(text: object, most: int = 1000) -> str:
     """Text that others may have written, as one line of at most `most` characters that commands no terminal."""
     line = " ".join(str(text)[:most].split())
     return "".join(c if c.isprintable() else "?" for c in line)
+
+
+def clock_time(at: float, now: float) -> str:
+    """Local time of day, with the date where it is not today's. `at`, `now`: unix seconds."""
+    then, today = time.localtime(at), time.localtime(now)
+    if then[:3] == today[:3]:
+        return time.strftime("%H:%M", then)
+    return time.strftime("%d %b %H:%M" if then.tm_year == today.tm_year else "%Y-%m-%d", then)

@@ -264,7 +264,7 @@ def validate(
     from coordinator.doctor.shared_storage import check_shared
     from coordinator.intake import catalogue, from_settings, hub, one_off, request_sets
     from coordinator.intake.checkpoint import inspect
-    from coordinator.intake.validate import check_tasks, inspected, judge_for, prepare_command
+    from coordinator.intake.validate import check_tasks, inspected, judge_for, passed_over, prepare_command
 
     settings = settings_of(config, work_dir)
     site = from_settings.site_of(settings)
@@ -293,6 +293,8 @@ def validate(
     with AtTerminal().busy("asking lm-eval for the suite's tasks"):
         files = check_tasks(loaded, site, prepare)
         own = catalogue.own_tasks(site, version())
+    if said := passed_over(loaded):
+        say_aside(said)
     if settings.cluster.kind == "slurm":
         named = [spec.source] if spec else []
         check_shared([str(settings.work_dir), *named, *loaded.include_path, *files])

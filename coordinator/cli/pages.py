@@ -73,6 +73,8 @@ def serve(
         raise OperatorError(f"`evalspan serve` needs {error.name}: pip install 'evalspan[web]'") from error
 
     settings = loading.load(config, os.environ, {"work_dir": work_dir})  # makes and tries no folder
+    if unix is not None and port:
+        raise OperatorError("--port and --unix: a socket of this user has no port; give one of them")
     if not settings.work_dir.is_dir():
         raise OperatorError(f"there is no work folder {settings.work_dir}: give --work-dir")
     server.run(settings, port=port, unix=unix, say=say)

@@ -220,7 +220,7 @@ def export(
         state, _, _ = find_evaluation(settings, evaluation)
         series, suite = str(Path(state.record.checkpoint.source).parent), state.record.suite.name
     found = _points(settings, evaluation, series, suite, mixed=mixed)
-    done = [p for p in found.points if p.status != "running"]
+    done = [p for p in found.points if p.status not in ("open", "unreadable")]
     if not done:
         raise OperatorError("none of these evaluations has ended yet: there is nothing to export")
     try:

@@ -318,6 +318,7 @@ class NotifyConfig(Record):
 
     command: tuple[str, ...] = ()  # program and arguments; reads the JSON from its standard input
     webhook: Annotated[str, AfterValidator(_web_address)] | None = None
+    webhook_file: Place | None = None
 
 
 class Config(Record):

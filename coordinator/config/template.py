@@ -272,4 +272,5 @@ kind = "{kind}"               # "local": processes on this machine; "slurm": job
 [notify]
 # command = ["/home/me/tell"] # example: program and arguments; it reads the JSON from its standard input
 # webhook = "https://chat.site/hook"   # example: gets the JSON by POST
+# webhook_file = "webhook.url"         # example: in place of webhook a file of mode 0600 with the address, where who knows it may post
 """

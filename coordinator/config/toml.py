@@ -57,6 +57,7 @@ COMMANDS = {("trial", "prologue"), ("trial", "container"), ("checkpoint", "conve
 MAY_HOLD = {("redis", "url")}  # goes to redis/address.json (mode 0600) alone
 INSTEAD = {
     "judge": "api_key_env names its variable, api_key_file its file (mode 0600)",
+    "notify": "webhook_file names a file (mode 0600) that holds the address",
     "redis": "password_file names its file (mode 0600)",
     "trackers": "set the tracker's own variable where evalspan starts (MLFLOW_TRACKING_PASSWORD, WANDB_API_KEY)",
 }

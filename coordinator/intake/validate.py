@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from coordinator.base.run_command import CommandError, run_command
+from coordinator.base.words import first_of
 from coordinator.cluster import Cluster, ClusterError, Job, NodeState, Purpose, RefusedError
 from coordinator.cluster.sbatch_text import ROLES
 from coordinator.cluster.slurm_parse import OF_A_NODE, says, setting_of
@@ -167,6 +168,13 @@ def check_tasks(suite: SuiteSpec, site: Site, prepare: str) -> Sequence[str]:
         )
     files: list[str] = answer["files"]
     return files
+
+
+def passed_over(suite: SuiteSpec) -> str:
+    """Names YAML files in the suite's folders that cannot be read, which lm-eval passes over without a word; "" for none."""
+    files = [file for folder in suite.include_path for file in sorted(Path(folder).rglob("*.y*ml"))]
+    said = [f"{file}: {why}" for file in files if (why := unreadable(file))]
+    return f"lm-eval passes over what cannot be read: {first_of(said)}" if said else ""
 
 
 def _check_files(suite: SuiteSpec) -> None:

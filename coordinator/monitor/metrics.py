@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,7 +27,7 @@ from prometheus_client.core import GaugeMetricFamily
 
 from coordinator.base.version import version_text
 from coordinator.errors import OperatorError
-from coordinator.monitor.sample import Sample, sample
+from coordinator.monitor.sample import PHASES, Sample, sample
 from coordinator.report.measurements import Report
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 NOTE_SECONDS = 5.0  # between two looks at the evaluations
+SILENT_SECONDS = 90.0  # without a turn of the loop: then nothing that it ran is shown as running
 LOOP_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 MAKESPAN_SECONDS = (60, 300, 600, 1200, 1800, 3600, 7200, 14400, 28800)
 CAUSES = {
@@ -51,9 +53,12 @@ class Metrics:
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
         self._noted_at = 0.0
+        self._phases: Mapping[str, int] = {}
         self._gauges = {
             "phases": self._gauge(
-                "evaluations", "Evaluations by phase; pending: not accepted yet", ["phase"]
+                "evaluations",
+                "Evaluations by phase; pending: not accepted yet; stopped: the loop hangs",
+                ["phase"],
             ),
             "shards": self._gauge(
                 "shards", "Shards of open evaluations; quarantined: run too often in vain", ["state"]
@@ -84,6 +89,8 @@ class Metrics:
         Info("evalspan_build", "Version and commit of the daemon", registry=self.registry).info(
             {"version": version_text()}
         )
+        for phase in (*PHASES, "stopped"):
+            self._gauges["phases"].labels(phase).set_function(partial(self._phase, phase))
         self.registry.register(_RedisMemory(memory))
         for cause in CAUSES.values():
             self._gpu.labels(cause)
@@ -130,8 +137,17 @@ class Metrics:
             with suppress(OSError, ValueError):
                 self._add(Report.model_validate_json(file.read_bytes()))
 
+    def _phase(self, phase: str) -> int:
+        """Evaluations of a phase; stopped where the loop has shown no sign of life for SILENT_SECONDS."""
+        halted = "stopped" if time.monotonic() - self._noted_at > SILENT_SECONDS else ""
+        shown = {name: name if name in ("parked", "pending") else halted or name for name in self._phases}
+        return sum(count for name, count in self._phases.items() if shown[name] == phase)
+
     def _show(self, found: Sample) -> None:
+        self._phases = found.phases
         for name, gauge in self._gauges.items():
+            if name == "phases":
+                continue
             for label, value in getattr(found, name).items():
                 gauge.labels(label).set(value)
         self._metric_jobs.set(found.metric_jobs)

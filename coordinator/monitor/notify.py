@@ -1,19 +1,23 @@
 """`[notify]`: news of evaluations, as JSON to a command's standard input or to a webhook.
 
 Rule: the loop only puts news in a queue; a thread sends them, one after the other. A failed sending is tried again
-TRIES times at doubled intervals, then given up. A full queue drops the oldest, with a line in the log. `owed` keeps the ends
-that a daemon's own end cuts short.
+TRIES times at doubled intervals, then given up; one that a webhook refuses for good is given up at once. A full queue drops
+the oldest, with a line in the log. `owed` keeps the ends that a daemon's own end cuts short. No error names more of a
+webhook's address than its host: whoever knows the rest may post there.
 """
 
 from __future__ import annotations
 
+import html
 import logging
+import re
 import subprocess
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 from pydantic import Field
 
@@ -29,6 +33,7 @@ TRIES = 6
 FIRST_PAUSE = 2.0  # seconds before the second try; doubled each time
 COMMAND_SECONDS = 60.0  # longest run of a command
 WEBHOOK_SECONDS = 10.0  # longest wait for a webhook
+AGAIN = (408, 425, 429)  # answers of a webhook below 500 after which the same news may be taken
 MOST_FELL = 20  # scores named in one piece of news
 
 
@@ -49,7 +54,8 @@ class News(Record):
     # ended: an evaluation has ended; failed: it has, with failed tasks; parked: it cannot go on since a minute; fell: a score
     # is worse than at the checkpoint before by more than two standard errors
     event: Literal["ended", "failed", "parked", "fell"]
-    text: str  # one line for people, as chat programs show it
+    # one line for people; & < > are written &amp; &lt; &gt;, as chat programs read them, and nothing in it calls a channel
+    text: str
     evaluation_id: str  # names its folder in the work folder
     checkpoint: str  # the folder that training wrote
     step: int | None  # training step; None: not known
@@ -65,20 +71,26 @@ def ended(record: EvaluationRecord, status: str, errors: Mapping[str, str], at: 
     """`errors`: task -> why it has no score."""
     event: Literal["ended", "failed"] = "failed" if status == "failed" else "ended"
     why = "; ".join(f"{task}: {error}" for task, error in list(errors.items())[:3])
-    text = f"evalspan: {record.evaluation_id} is {status}{f': {why}' if why else ''}"
+    text = _for_chats(f"{record.evaluation_id} is {status}{f': {why}' if why else ''}")
     return News(event=event, text=text, status=status, errors=dict(errors), **_of(record, at))
 
 
 def parked(record: EvaluationRecord, reason: str, at: float) -> News:
-    text = f"evalspan: {record.evaluation_id} is parked: {reason}"
+    text = _for_chats(f"{record.evaluation_id} is parked: {reason}")
     return News(event="parked", text=text, reason=reason, **_of(record, at))
 
 
 def fell(record: EvaluationRecord, scores: Sequence[Fell], at: float) -> News:
     said = "; ".join(f"{s.task} {s.measure} {s.before:.4f} -> {s.after:.4f}" for s in scores[:3])
     more = f" and {len(scores) - 3} more" if len(scores) > 3 else ""
-    text = f"evalspan: {record.evaluation_id}: beyond two standard errors: {said}{more}"
+    text = _for_chats(f"{record.evaluation_id}: beyond two standard errors: {said}{more}")
     return News(event="fell", text=text, fell=tuple(scores[:MOST_FELL]), **_of(record, at))
+
+
+def _for_chats(text: str) -> str:
+    """A line that a chat shows as it is: an error's text makes no link and calls no channel."""
+    line = html.escape(" ".join(text.split()), quote=False)
+    return "evalspan: " + re.sub(r"@(?=(?:all|channel|everyone|here)\b)", "@\u200b", line)
 
 
 def _of(record: EvaluationRecord, at: float) -> dict[str, Any]:
@@ -104,6 +116,10 @@ def fallen(work_dir: Path, record: EvaluationRecord) -> list[Fell]:
         for s in series.points[places[0]].scores
         if s.regressed and s.name in before
     ]
+
+
+class RefusedError(OSError):
+    """A webhook refuses this piece of news, and would refuse it again."""
 
 
 class Notifier:
@@ -177,12 +193,13 @@ class Notifier:
             try:
                 sink(body)
             except Exception as error:  # noqa: BLE001 (a person's command or server: anything may come of it)
-                if number == TRIES:
+                if number == TRIES or isinstance(error, RefusedError):
                     log.warning("[notify]: %s of %s is given up: %s", news.event, news.evaluation_id, error)
-                elif self._pause(FIRST_PAUSE * 2 ** (number - 1)):
+                    return True
+                if self._pause(FIRST_PAUSE * 2 ** (number - 1)):
                     return False
             else:
-                break
+                return True
         return True
 
 
@@ -196,12 +213,26 @@ def _run(command: Sequence[str], body: bytes) -> None:
 def _post(webhook: str, body: bytes) -> None:
     import requests  # noqa: PLC0415 (0.2 s, for a daemon with a webhook alone)
 
-    answer = requests.post(
-        webhook,
-        data=body,
-        headers={"Content-Type": "application/json"},
-        timeout=WEBHOOK_SECONDS,
-        allow_redirects=False,
-    )
+    named = f"the webhook at {urlsplit(webhook).hostname}"
+    try:
+        answer = requests.post(
+            webhook,
+            data=body,
+            headers={"Content-Type": "application/json"},
+            timeout=WEBHOOK_SECONDS,
+            allow_redirects=False,
+        )
+    except requests.RequestException as error:  # its text holds the address
+        raise OSError(f"{named} is not reached: {_kind(error)}") from None
+    if answer.status_code in AGAIN or answer.status_code >= 500:
+        raise OSError(f"{named} answered {answer.status_code}")
     if not answer.ok or answer.is_redirect:
-        raise OSError(f"the webhook answered {answer.status_code}")
+        raise RefusedError(f"{named} answered {answer.status_code}, and is not asked again")
+
+
+def _kind(error: BaseException) -> str:
+    """The system's word for the first cause of an error, or else the error's type."""
+    cause: BaseException | None = error
+    while cause is not None and getattr(cause, "strerror", None) is None:
+        cause = cause.__cause__ or cause.__context__
+    return str(getattr(cause, "strerror", None) or type(error).__name__)

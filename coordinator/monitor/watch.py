@@ -7,8 +7,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pydantic import ValidationError
+
 from coordinator.base import clock
-from coordinator.config.schema import Config
+from coordinator.config.schema import Config, NotifyConfig
 from coordinator.errors import OperatorError
 from coordinator.evaluation.records import EvaluationRecord
 from coordinator.evaluation.state import State
@@ -18,6 +20,8 @@ from coordinator.monitor.owed import Owed
 from coordinator.runtime.replay import find_evaluation
 from coordinator.runtime.status_file import Ended, ended_of, read_evaluation, read_status
 from evaljobs.contract.paths import WorkPaths
+from evaljobs.contract.storage import read_secret
+from evaljobs.errors import JobError
 
 if TYPE_CHECKING:
     from coordinator.monitor.metrics import Metrics
@@ -33,7 +37,7 @@ class Monitor:
     def __init__(self, settings: Config) -> None:
         self._settings = settings
         self._work = WorkPaths(settings.work_dir)
-        self._notifier = Notifier(settings.notify.command, settings.notify.webhook)
+        self._notifier = Notifier(settings.notify.command, _webhook(settings.notify))
         self._owed: Owed | None = None  # read in the first turn
         self._metrics = _metrics(settings, self._work)
         self._parked_since: dict[str, float] = {}  # unix seconds
@@ -102,6 +106,23 @@ def _left(settings: Config, evaluation_id: str) -> Iterable[News]:
         end = ended_of(state, 0) if state.ended_at is not None else None
     if record is not None and isinstance(end, Ended):
         yield from _news(Path(settings.work_dir), record, end)
+
+
+def _webhook(section: NotifyConfig) -> str | None:
+    """The webhook's address, from its file where it has one. OperatorError names no part of it."""
+    if section.webhook_file is None:
+        return section.webhook
+    if section.webhook is not None:
+        raise OperatorError("[notify] has webhook and webhook_file: keep one of them")
+    try:
+        address = read_secret("[notify] webhook_file", section.webhook_file)
+        return NotifyConfig(webhook=address).webhook
+    except JobError as error:
+        raise OperatorError(str(error)) from error
+    except ValidationError:
+        raise OperatorError(
+            f"[notify] webhook_file {section.webhook_file}: one line with the address, https://…"
+        ) from None
 
 
 def _metrics(settings: Config, work: WorkPaths) -> Metrics | None:

@@ -17,6 +17,7 @@ from evaljobs.contract.names import ShardId
 from evaljobs.contract.outcomes import Staged
 
 SECONDS_BY_CAUSE = ("infer", "imports", "load", "warm", "dump", "wait", "other")  # of `GpuUse`
+HALTS = ("stopped", "parked", "given up")  # statuses whose first warning says since when and why
 SCORE_COLUMNS = ("task", "measure", "value", "stderr", "higher_is_better", "documents", "n_shot", "version")
 
 
@@ -73,6 +74,7 @@ def _about(report: Report, price: float | None) -> dict[str, Any]:
         "mode": report.mode,
         "token_budget": report.token_budget,
         "status": report.status,
+        "halted": report.warnings[0] if report.status in HALTS else "",
         "accepted_at": report.accepted_at,
         "makespan": report.makespan_seconds,
         "predicted": report.predicted_makespan_seconds,

@@ -23,6 +23,7 @@ from coordinator.report.comparisons import comparison, heads_of
 from coordinator.report.learning_curves import Point
 from coordinator.report.load_series import point_of
 from coordinator.runtime.finalize import results_of
+from coordinator.runtime.halts import Halt
 from coordinator.runtime.replay import find_evaluation
 from coordinator.runtime.status_file import Ended
 from evaljobs.contract.folded import exists, files_in, open_file, read_bytes
@@ -49,18 +50,20 @@ def of_evaluation(settings: Config, name: str) -> Contents:
     return _made(data["about"]["id"], {**data, "logs": _logs(paths, data["notes"]), "samples": index}, blocks)
 
 
-def of_work_folder(settings: Config, running: Sequence[State], ended: Sequence[Ended]) -> Contents:
-    """All evaluations of the work folder, the newest first, and their trainings."""
+def of_work_folder(
+    settings: Config, begun: Sequence[tuple[State, Halt | None]], ended: Sequence[Ended]
+) -> Contents:
+    """All evaluations of the work folder, the newest first, and their trainings. `begun`: those that have not ended."""
     rows = [
         [
             s.evaluation_id,
             s.record.suite.name,
             s.record.checkpoint.step,
-            s.ending.phase.name.lower(),
+            halt.text if halt else s.ending.phase.name.lower(),
             *_progress(s),
             s.record.accepted_at,
         ]
-        for s in running
+        for s, halt in begun
     ]
     rows += [
         [
@@ -76,14 +79,15 @@ def of_work_folder(settings: Config, running: Sequence[State], ended: Sequence[E
         ]
         for e in ended
     ]
-    folders = [(s.record.checkpoint.announced, s.record.suite.name) for s in running]
+    folders = [(s.record.checkpoint.announced, s.record.suite.name) for s, _ in begun]
     folders += [(e.checkpoint, e.suite) for e in ended]
     count = Counter((str(Path(folder).parent), suite) for folder, suite in folders)
     data = {
         "kind": "index",
-        "running": len(running),
+        "running": sum(halt is None for _, halt in begun),
+        "halted": sum(halt is not None for _, halt in begun),
         "evaluations": rows,
-        "standing": _standing(settings, running),
+        "standing": _standing(settings, [s for s, halt in begun if halt is None]),
         "trainings": [[folder, suite, number] for (folder, suite), number in sorted(count.items())],
     }
     return _made(str(settings.work_dir), data)

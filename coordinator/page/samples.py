@@ -26,24 +26,33 @@ def blocks_of(
     share = most_bytes // max(1, len(tasks))
     index, blocks = [], {}
     for number, (task, lines) in enumerate(tasks.items()):
-        rows, kept, of = _fitting(lines, share)
+        rows, counts = _fitting(lines, share)
         blocks[f"samples-{number}"] = rows
-        index.append({"task": task, "block": f"samples-{number}", "samples": kept, "of": of})
+        index.append({"task": task, "block": f"samples-{number}", **counts})
     return index, blocks
 
 
-def _fitting(lines: Iterable[str], share: int) -> tuple[bytes, int, int]:
-    """(gzip of the first samples that fit, how many these are, how many there are)."""
+def _fitting(lines: Iterable[str], share: int) -> tuple[bytes, dict[str, int]]:
+    """(gzip of the first samples that fit, counts of their documents, of all, and of broken lines).
+
+    A document has a line for each filter.
+    """
     kept: list[list[Any]] = []
-    size, of, full = 0, 0, False
+    size, broken, full = 0, 0, False
+    documents: set[str] = set()
     chunk: list[list[Any]] = []
     for line in lines:
         if not line.strip():
             continue
-        of += 1
+        try:
+            row = sample_row(json.loads(line))
+        except (ValueError, AttributeError, TypeError):  # cut short, or no sample
+            broken += 1
+            continue
+        documents.add(str(row[0]))
         if full:
             continue
-        chunk.append(sample_row(json.loads(line)))
+        chunk.append(row)
         if len(chunk) == CHUNK:
             size += len(_packed(chunk))
             full = size > share
@@ -52,7 +61,8 @@ def _fitting(lines: Iterable[str], share: int) -> tuple[bytes, int, int]:
             chunk = []
     if chunk and not full and size + len(_packed(chunk)) <= share:
         kept += chunk
-    return _packed(kept), len(kept), of
+    shown = len({str(row[0]) for row in kept})
+    return _packed(kept), {"samples": shown, "of": len(documents), "broken": broken}
 
 
 def _packed(rows: list[list[Any]]) -> bytes:

@@ -8,7 +8,6 @@ another site could have its name resolve to this address.
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import errno
 import hmac
@@ -19,13 +18,14 @@ import socket
 import stat
 import sys
 import time
-from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections import OrderedDict, defaultdict
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from threading import Lock
 from typing import Any, NamedTuple
+from urllib.parse import quote, unquote
 
 import uvicorn
 from starlette.applications import Starlette
@@ -33,20 +33,27 @@ from starlette.concurrency import run_in_threadpool
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, RedirectResponse, Response, StreamingResponse
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from coordinator.config.schema import Config
 from coordinator.errors import EvalspanError, OperatorError
+from coordinator.evaluation.state import State
 from coordinator.page import html, read
 from coordinator.report.load_series import find_series
-from coordinator.runtime.replay import Follower
+from coordinator.runtime.halts import Halt, halt_of, is_held
+from coordinator.runtime.journal import WorkLock
+from coordinator.runtime.replay import Follower, find_folder
+from evaljobs.contract.paths import EvaluationPaths, WorkPaths
 
-COOKIE = "evalspan"
+COOKIE = "evalspan"  # with the port that the browser sees: a browser keeps one set of cookies for all ports of a host
 HOSTS = ["127.0.0.1", "localhost", "[::1]"]
-LOOK_SECONDS = 2.0  # between two looks at the sizes of journals
+LOOK_SECONDS = 2.0  # between two looks at the work folder
 FEWEST_COMPARED = 2
 BUSY = 0.05  # of a core's time, that making a page anew takes at most
+MOST_AT_ONCE = 200  # connections; one more is answered by 503
+HEADER_SECONDS = 10.0  # from a connection to its first request
 MOST_PAGES = 4  # made pages that are kept
 MOST_ENDED = 500  # evaluations that have ended, on the first page
 HEADERS = {
@@ -59,15 +66,16 @@ HEADERS = {
 
 
 class _Made(NamedTuple):
-    mark: object
+    mark: str
     contents: read.Contents
     until: float  # monotonic seconds before which it is not made anew
 
 
 class Pages:
-    """Makes the contents of pages, one at a time, and keeps the last ones until a journal has grown.
+    """Makes the contents of pages, and keeps the last ones until a journal has grown or a coordinator has died.
 
     A page is made anew so seldom that it costs BUSY of a core at most: one of 7,000 shards takes a third of a second.
+    All browsers share one look at the work folder in LOOK_SECONDS.
     """
 
     def __init__(
@@ -80,42 +88,63 @@ class Pages:
         self.settings = settings
         self._now, self._spent = now, spent
         self._made: OrderedDict[str, _Made] = OrderedDict()
+        self._making: defaultdict[str, Lock] = defaultdict(Lock)  # address -> held while it is made
         self._follower = Follower(settings)
-        self._lock = Lock()
+        self._open: list[tuple[State, Halt | None]] = []
+        self._looked_at, self._work_mark = float("-inf"), ""
+        self._lock = Lock()  # of what is kept and of the look at the work folder
 
     def get(self, address: str, make: Callable[[], read.Contents]) -> read.Contents:
-        """`address`: path and query of the page."""
-        with self._lock:
-            mark, kept = self.shown(address), self._made.pop(address, None)
+        """Contents whose data hold the mark. `address`: path and query of the page."""
+        with self._making[address]:
+            mark, kept = self.shown(address), self._made.get(address)
             if kept is None or kept.mark != mark:
                 began = self._spent()
-                contents = make()
+                title, data, blocks = make()
+                contents = read.Contents(title, {**data, "mark": mark}, blocks)
                 kept = _Made(mark, contents, self._now() + (self._spent() - began) / BUSY)
-            self._made[address] = kept
-            while len(self._made) > MOST_PAGES:
-                self._made.popitem(last=False)
+            with self._lock:
+                self._made[address] = kept
+                self._made.move_to_end(address)
+                while len(self._made) > MOST_PAGES:
+                    self._making.pop(self._made.popitem(last=False)[0], None)
             return kept.contents
 
-    def shown(self, address: str) -> object:
+    def shown(self, address: str) -> str:
         """The mark of what `get` would give now."""
         kept = self._made.get(address)
         return kept.mark if kept is not None and self._now() < kept.until else self.mark(address)
 
-    def mark(self, address: str) -> object:
-        """Differs once what this page shows may have changed: sizes of journals."""
+    def mark(self, address: str) -> str:
+        """Differs once what this page shows may have changed."""
         path = address.partition("?")[0]
         part = path.removeprefix("/evaluation/")
+        if part != path and "/" not in part:
+            paths = EvaluationPaths(Path(self.settings.work_dir) / unquote(part))
+            try:
+                size = paths.journal.stat().st_size
+            except OSError:
+                return ""
+            return f"{hash((size, halt_of(paths, runs=is_held(paths)))):x}"
+        with self._lock:
+            self._look()
+            return self._work_mark
+
+    def _look(self) -> None:
+        """Look at the work folder, at most once in LOOK_SECONDS."""
+        if self._now() - self._looked_at < LOOK_SECONDS:
+            return
         root = Path(self.settings.work_dir)
-        files = (
-            [root / part / "journal.jsonl"]
-            if part != path and "/" not in part
-            else root.glob("*/journal.jsonl")
-        )
-        return tuple(sorted((f.parent.name, f.stat().st_size) for f in files if f.exists()))
+        runs = WorkLock(WorkPaths(root).lock).held()
+        states = self._follower.states()
+        self._open = [(s, halt_of(EvaluationPaths(root / s.evaluation_id), runs=runs)) for s in states]
+        self._work_mark = f"{hash((self._follower.mark(), *(halt for _, halt in self._open))):x}"
+        self._looked_at = self._now()
 
     def index(self) -> read.Contents:
-        running = self._follower.states()
-        return read.of_work_folder(self.settings, running, self._follower.ended(MOST_ENDED))
+        with self._lock:
+            self._look()
+            return read.of_work_folder(self.settings, self._open, self._follower.ended(MOST_ENDED))
 
     def trainings(self, folder: str, suite: str | None) -> read.Contents:
         found = find_series(self.settings.work_dir, folder, suite, mixed=True)
@@ -135,7 +164,7 @@ class _Views:
             Route("/evaluation/{name}", self._evaluation),
             Route("/training", self._training),
             Route("/compare", self._compare),
-            Route("/changes", self._news),
+            Route("/changes", self._mark),
         ]
 
     async def _answer(self, request: Request, make: Callable[[], read.Contents]) -> Response:
@@ -158,6 +187,12 @@ class _Views:
 
     async def _evaluation(self, request: Request) -> Response:
         name = request.path_params["name"]
+        try:
+            whole = (await run_in_threadpool(find_folder, self._settings, name)).root.name
+        except OperatorError as error:
+            return PlainTextResponse(str(error), status_code=404)
+        if whole != name:  # the page is kept up to date by its whole id
+            return RedirectResponse(f"/evaluation/{quote(whole)}", status_code=303)
         return await self._answer(request, lambda: read.of_evaluation(self._settings, name))
 
     async def _training(self, request: Request) -> Response:
@@ -171,27 +206,17 @@ class _Views:
             return PlainTextResponse("name two evaluations: /compare?id=…&id=…", status_code=404)
         return await self._answer(request, lambda: read.of_comparison(self._settings, names))
 
-    async def _news(self, request: Request) -> Response:
-        return StreamingResponse(_changes(request, self._pages), media_type="text/event-stream")
+    async def _mark(self, request: Request) -> Response:
+        """What a page's `mark` would be now: a browser asks while the page is seen, and holds no connection open."""
+        return PlainTextResponse(
+            await run_in_threadpool(self._pages.shown, request.query_params.get("of", "/"))
+        )
 
 
 def application(settings: Config, token: str | None) -> Starlette:
     """The web application. `token`: what a browser must show; None: on a Unix socket, whose mode keeps others out."""
     hosts = Middleware(TrustedHostMiddleware, allowed_hosts=HOSTS, www_redirect=False)
     return Starlette(routes=_Views(settings).routes(), middleware=[hosts, Middleware(_Guard, token)])
-
-
-async def _changes(request: Request, pages: Pages) -> AsyncIterator[str]:
-    """A line each time that the page `of` may have changed; a comment in between, so that a gone browser is noticed."""
-    address = request.query_params.get("of", "/")
-    last = await run_in_threadpool(pages.shown, address)
-    while not await request.is_disconnected():
-        yield ": there\n\n"
-        await asyncio.sleep(LOOK_SECONDS)
-        mark = await run_in_threadpool(pages.shown, address)
-        if mark != last:
-            last = mark
-            yield "data: changed\n\n"
 
 
 class _Guard:
@@ -218,18 +243,32 @@ class _Guard:
     def _refusal(self, request: Request) -> Response | None:
         if request.method not in ("GET", "HEAD"):
             return PlainTextResponse("this server shows, and changes nothing", status_code=405)
-        if self._token is None or self._is_token(request.cookies.get(COOKIE, "")):
+        if "\0" in unquote(str(request.url)):
+            return PlainTextResponse("no name has a NUL character", status_code=404)
+        if self._token is None or self._is_token(request.cookies.get(_cookie(request), "")):
             return None
         if not self._is_token(request.query_params.get("token", "")):
             return PlainTextResponse("open the address that `evalspan serve` has printed", status_code=403)
         left = request.url.remove_query_params("token")
         address = "/" + left.path.lstrip("/") + (f"?{left.query}" if left.query else "")
         kept = RedirectResponse(address, status_code=303)
-        kept.set_cookie(COOKIE, self._token, httponly=True, samesite="strict")
+        kept.set_cookie(_cookie(request), self._token, httponly=True, samesite="strict")
         return kept
 
     def _is_token(self, given: str) -> bool:
         return self._token is not None and hmac.compare_digest(given.encode(), self._token.encode())
+
+
+def _cookie(request: Request) -> str:
+    return f"{COOKIE}-{request.url.port or 80}"
+
+
+class _Timed(H11Protocol):
+    """Ends a connection on which no request has come within HEADER_SECONDS."""
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self.loop.call_later(HEADER_SECONDS, lambda: self.cycle or transport.close())
 
 
 def run(settings: Config, *, port: int, unix: Path | None, say: Callable[[str], None]) -> None:
@@ -243,6 +282,8 @@ def run(settings: Config, *, port: int, unix: Path | None, say: Callable[[str], 
         log_level="warning",
         server_header=False,
         ws="none",
+        http=_Timed,
+        limit_concurrency=MOST_AT_ONCE,
         timeout_graceful_shutdown=1,
     )
     try:

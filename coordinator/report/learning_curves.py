@@ -68,7 +68,7 @@ class Point(Record):
     suite: str
     checkpoint: str
     step: int | None
-    status: str  # running | done | failed | cancelled
+    status: str  # done | failed | cancelled | open (it has not ended) | unreadable (its files are damaged)
     mode: str = "exact"
     accepted_at: float  # unix seconds
     makespan_seconds: float | None = None  # without `paused_seconds`

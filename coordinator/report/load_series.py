@@ -65,17 +65,9 @@ def records(
 
 def point_of(paths: EvaluationPaths, record: EvaluationRecord) -> Point:
     """The point of one evaluation as its files stand now."""
-    known: dict[str, Any] = {
-        "evaluation_id": record.evaluation_id,
-        "suite": record.suite.name,
-        "checkpoint": record.checkpoint.source,
-        "step": record.checkpoint.step,
-        "mode": record.suite.mode or "exact",
-        "accepted_at": record.accepted_at,
-        "submitted_by": record.submitted_by,
-    }
+    known = _known(record)
     if not paths.results.exists():
-        return Point(status="running", **known)
+        return Point(status="open", **known)
     try:
         results = json.loads(paths.results.read_bytes())
         if not paths.report.exists():  # none could be made: its times and costs are not known
@@ -94,6 +86,18 @@ def point_of(paths: EvaluationPaths, record: EvaluationRecord) -> Point:
     )
 
 
+def _known(record: EvaluationRecord) -> dict[str, Any]:
+    return {
+        "evaluation_id": record.evaluation_id,
+        "suite": record.suite.name,
+        "checkpoint": record.checkpoint.source,
+        "step": record.checkpoint.step,
+        "mode": record.suite.mode or "exact",
+        "accepted_at": record.accepted_at,
+        "submitted_by": record.submitted_by,
+    }
+
+
 def find_series(
     work_dir: Path, selector: str, suite: str | None = None, *, mixed: bool = False
 ) -> list[Point]:
@@ -102,7 +106,13 @@ def find_series(
     OperatorError where there is none, or where a suite's evaluations have different modes and are not
     to be `mixed`.
     """
-    points = [point_of(paths, record) for paths, record in records(work_dir, selector, suite)]
+    points = []
+    for paths, record in records(work_dir, selector, suite):
+        try:
+            points.append(point_of(paths, record))
+        except OperatorError as error:  # one damaged file hides no other checkpoint
+            log.warning("%s", error)
+            points.append(Point(status="unreadable", **_known(record)))
     if not points:
         suites = {r.suite.name for _, r in records(work_dir, selector, None)}
         if suites:

@@ -86,7 +86,9 @@ class Report(Record):
     token_budget: int | None = None  # of fast mode, where it was settled
     # leaf task -> its cut (`names.Cut`), where that is not the evaluation's
     cuts: dict[str, str] = Field(default_factory=dict)
-    status: str  # running | done | failed | cancelled
+    status: (
+        str  # running | done | failed | cancelled; of one that does not go on: stopped | parked | given up
+    )
     asked_by: tuple[str, ...] = ()  # users; the first one pays
     accepted_at: float
     makespan_seconds: float | None  # from acceptance to the last score, without `paused_seconds`

@@ -27,6 +27,7 @@ from coordinator.planning.make_plan import BYTES_PER_PARAMETER, hardware_of, rea
 from coordinator.report.judge_cost import judge_use
 from coordinator.report.learning_curves import SCORES, Point, ScoreValue, scores_of
 from coordinator.report.measurements import Report, ShardSpan, make_report, without_measurements
+from coordinator.runtime.halts import halt_of, is_held, last_sign
 from coordinator.runtime.journal import read_events
 from coordinator.runtime.reuse import REUSED
 from evaljobs.contract.folded import files_in, read_bytes
@@ -72,7 +73,7 @@ def report_of(state: State, paths: EvaluationPaths, events: Iterable[AnyEvent] |
         state,
         read_events(paths.journal) if events is None else events,
         spans,
-        time.time(),
+        time.time() if is_held(paths) else last_sign(paths),
         _indexes(state, spans) if state.all_terminal else None,
     )
     if state.record.judge is None:
@@ -257,7 +258,8 @@ class Results(Record):
     model_config = SCORES
 
     evaluation_id: str  # names its folder in the work folder
-    status: str  # running | done | failed | cancelled; failed: at least one task has no score
+    # running | done | failed | cancelled | stopped | parked | given up; failed: at least one task has no score
+    status: str
     suite: str  # its name
     checkpoint: str  # the folder that training wrote, or the Hub's model
     step: int | None  # training step; None: not known
@@ -311,10 +313,20 @@ def results_of(
     Where no report can be made, a warning in it says why, and the costs are None.
     """
     report = _known_report(state, paths, events)
+    if state.ended_at is None and (halt := halt_of(paths, runs=is_held(paths))):
+        report = report.model_copy(update={"status": halt.word, "warnings": (halt.text, *report.warnings)})
     known = report.makespan_seconds is not None
     # results.json of an evaluation that is retried is that of its last end
-    ended = state.ended_at is not None and paths.results.exists()
-    raw = json.loads(paths.results.read_bytes()) if ended else merged_results(state)
+    raw: dict[str, Any] | None = None
+    if state.ended_at is not None and paths.results.exists():
+        try:
+            raw = json.loads(paths.results.read_bytes())
+        except ValueError as error:
+            damaged = (
+                f"{paths.results} cannot be read ({error}); these scores are those of its tasks' own files"
+            )
+            report = report.model_copy(update={"warnings": (*report.warnings, damaged)})
+    raw = merged_results(state) if raw is None else raw
     return Results(
         evaluation_id=state.evaluation_id,
         status=report.status,

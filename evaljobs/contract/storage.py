@@ -34,6 +34,7 @@ from evaljobs.contract.folded import open_member
 from evaljobs.contract.outcomes import Outcome, ShardResponses
 from evaljobs.contract.paths import EvaluationPaths
 from evaljobs.contract.specs import SCHEMA_VERSION, FrameRef, Record
+from evaljobs.errors import OperatorError
 
 log = logging.getLogger(__name__)
 
@@ -328,6 +329,18 @@ def read_own(path: Path) -> bytes:
         if found.st_mode & 0o022:
             raise FrameError(f"{path} may be written by others: it is not run; `chmod go-w` it")
         return file.read()
+
+
+def read_secret(setting: str, place: Path) -> str:
+    """The text of a user's secret file. `setting`: for errors. OperatorError where it cannot be read, or others can read it."""
+    try:
+        mode = place.stat().st_mode
+        text = place.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise OperatorError(f"{setting} {place} cannot be read: {error}") from error
+    if not stat.S_ISREG(mode) or mode & 0o077:
+        raise OperatorError(f"{setting} {place} is open to others: chmod 600 {place}")
+    return text
 
 
 def read_frames(

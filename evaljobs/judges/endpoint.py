@@ -13,7 +13,6 @@ import email.utils
 import json
 import os
 import socket
-import stat
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -26,6 +25,7 @@ import requests.adapters
 import urllib3
 
 from evaljobs.contract.specs import JudgeOptions
+from evaljobs.contract.storage import read_secret
 from evaljobs.errors import OperatorError
 from evaljobs.judges.records import Ask
 
@@ -74,14 +74,7 @@ def read_key(judge: JudgeOptions) -> str | None:
         if not key:
             raise OperatorError(f"[judge] api_key_env: ${judge.api_key_env} is not set here")
     elif judge.api_key_file is not None:
-        place = Path(judge.api_key_file)
-        try:
-            mode = place.stat().st_mode
-            key = place.read_text(encoding="utf-8").strip()
-        except (OSError, UnicodeDecodeError) as error:
-            raise OperatorError(f"[judge] api_key_file {place} cannot be read: {error}") from error
-        if not stat.S_ISREG(mode) or mode & 0o077:
-            raise OperatorError(f"[judge] api_key_file {place} is open to others: chmod 600 {place}")
+        key = read_secret("[judge] api_key_file", Path(judge.api_key_file))
     else:
         return None
     if not key or not key.isascii() or not key.isprintable() or " " in key:

@@ -15,7 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from coordinator.cli.screen.layout import clock_time, fitted, wrapped
+from coordinator.base.words import clock_time
+from coordinator.cli.screen.layout import fitted, wrapped
 from coordinator.cli.screen.listing import show_daemon, show_left_out, show_pending, show_rows
 from coordinator.cli.screen.standing import OVER, Choice, failed, failed_jobs, with_details, wrapped_daemon
 from coordinator.cli.screen.surroundings import read_surroundings

@@ -40,6 +40,7 @@ SETTINGS = {  # text of a settings file -> the form that the refusal names
     f'[judge]\napi_key_env = "{SECRETS[1]}"': "api_key_env",
     '[judge]\nurl = "https://me:hunter22@judge/v1"': "api_key_file",
     '[redis]\npassword = "hunter22"': "password_file",
+    '[notify]\nwebhook = "https://hooks.slack.com/services/T000/B000/hunter22"': "webhook_file",
     '[trackers]\nmlflow_uri = "https://me:hunter22@mlflow"': "MLFLOW_TRACKING_PASSWORD",
 }
 

@@ -16,7 +16,7 @@ from coordinator.errors import OperatorError
 from coordinator.evaluation.job_specs import Site
 from coordinator.intake import one_off, suites
 from coordinator.intake.one_off import SuiteOptions, suite_options
-from coordinator.intake.validate import check_tasks
+from coordinator.intake.validate import check_tasks, passed_over
 from evaljobs.contract.specs import SuiteSpec, TaskEntry
 
 FILE = """
@@ -208,6 +208,15 @@ def test_options_are_taken_whole_or_one_by_one():
     for more in ({"limit": 5}, {"batch_size": "auto"}):
         with pytest.raises(OperatorError, match="holds the other settings"):
             suite_options(chosen, (), {}, **{**none, **more})
+
+
+def test_a_broken_yaml_beside_the_suites_tasks_is_named_by_line(tmp_path: Path) -> None:
+    """lm-eval passes it over without a word, and every other task of the folder is evaluated."""
+    (tmp_path / "rivers.yaml").write_text("task: rivers\n")
+    suite = SuiteSpec(name="s", include_path=(str(tmp_path),), tasks=(TaskEntry(name="rivers"),))
+    assert passed_over(suite) == ""
+    (tmp_path / "lakes.yaml").write_text("task: lakes\n  doc_to_text: {}\n")
+    assert f"{tmp_path}/lakes.yaml: line 2, column 14: mapping values" in passed_over(suite)
 
 
 @pytest.mark.parametrize("named", ["file", "include_path"])

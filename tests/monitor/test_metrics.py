@@ -18,7 +18,7 @@ from support.simulated.world import World
 from support.trainings import two_trainings
 
 from coordinator.errors import OperatorError
-from coordinator.monitor.metrics import Metrics
+from coordinator.monitor.metrics import SILENT_SECONDS, Metrics
 from coordinator.monitor.sample import sample
 
 
@@ -74,6 +74,17 @@ def test_a_scrape_shows_what_the_loop_handed_over(metrics: Metrics):
     assert seen["evalspan_cluster_calls_total", "a submission"] == 3
     assert seen["evalspan_loop_seconds_count", ""] == 1
     assert seen["evalspan_redis_memory_bytes", ""] == 4096
+
+
+def test_no_evaluation_is_counted_as_running_where_the_loop_hangs(metrics: Metrics):
+    """The thread of a scrape lives on beside a loop that makes no turn."""
+    world = World(0, Faults(), record())
+    metrics.note(_coordinator(world), pending=4, now=world.state.record.accepted_at + 60)
+    assert _scraped(metrics)["evalspan_evaluations", "stopped"] == 0
+    metrics._noted_at -= SILENT_SECONDS + 1
+    seen = _scraped(metrics)
+    assert (seen["evalspan_evaluations", "stopped"], seen["evalspan_evaluations", "running"]) == (1, 0)
+    assert seen["evalspan_evaluations", "pending"] == 4
 
 
 def test_every_ended_evaluation_counts_and_its_gpu_seconds_where_there_is_a_report(

@@ -5,52 +5,18 @@ from __future__ import annotations
 import json
 import sys
 import threading
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from support.hook import Hook
 from support.simulated.parts import record
 from support.trainings import leave
 
 from coordinator.monitor import notify
-from coordinator.monitor.notify import MOST_WAITING, TRIES, News, Notifier
+from coordinator.monitor.notify import MOST_WAITING, News, Notifier
 from coordinator.runtime.status_file import read_evaluation
 
 SECONDS = 60.0  # most that a busy machine takes
-
-
-class Hook:
-    """A web server that takes news. `refuse`: how many of the next requests it answers with 503."""
-
-    def __init__(self) -> None:
-        self.got: list[dict[str, object]] = []
-        self.refuse = 0
-        hook = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers["Content-Length"]))
-                hook.refuse, refused = hook.refuse - 1, hook.refuse > 0
-                if not refused:
-                    hook.got.append(json.loads(body))
-                self.send_response(503 if refused else 200)
-                self.end_headers()
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server.server_port}/hook"
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
-
-
-@pytest.fixture
-def hook() -> Iterator[Hook]:
-    made = Hook()
-    yield made
-    made.server.shutdown()
-    made.server.server_close()
 
 
 def _news(number: int = 0) -> News:
@@ -79,12 +45,29 @@ def test_a_command_and_a_webhook_get_the_same_json(hook: Hook, tmp_path: Path):
 
 
 def test_news_that_are_refused_are_sent_again_in_order(hook: Hook):
-    hook.refuse = TRIES - 1
+    hook.answers = [503, 429, 408, 500, 502]
     notifier = Notifier(webhook=hook.url, pause=_no_pause)
     notifier.tell(lambda: [_news(0)])
     notifier.tell(lambda: [_news(1)])
     notifier.finish(SECONDS)
     assert [n["reason"] for n in hook.got] == ["reason 0", "reason 1"]
+
+
+@pytest.mark.parametrize("place", ["http://127.0.0.1:1", "http://me:hunter22@127.0.0.1:1", "http://[nowhere"])
+def test_no_part_of_a_webhooks_address_but_its_host_is_logged_where_no_server_answers(
+    place: str, caplog: pytest.LogCaptureFixture
+):
+    notifier = Notifier(webhook=f"{place}/services/T000/B000/XXXX?key=YYYY", pause=_no_pause)
+    notifier.tell(lambda: [_news()])
+    notifier.finish(SECONDS)
+    assert "given up" in caplog.text
+    assert not any(part in caplog.text for part in ("services", "T000", "XXXX", "YYYY", "hunter22"))
+
+
+def test_the_text_of_news_makes_no_link_and_calls_no_channel_of_a_chat():
+    news = notify.parked(_record(), "<!channel> <http://evil|click> a&b\n@here me@host", 1.0)
+    assert "&lt;!channel&gt; &lt;http://evil|click&gt; a&amp;b @\u200bhere me@host" in news.text
+    assert news.reason.startswith("<!channel>")
 
 
 def test_a_receiver_that_never_answers_costs_its_news_alone(hook: Hook, tmp_path: Path):

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support.hook import Hook
 from support.node_memory import make_checkpoint
 from support.simulated.parts import Faults
 from support.simulated.world import World
@@ -72,6 +73,47 @@ def test_an_end_is_told_after_a_restart_where_the_daemon_died_before_its_news_we
         ("ended", "cancelled", found.parent.name)
     ]
     assert json.loads(WorkPaths(work).news.read_text())["evaluations"] == []
+
+
+def test_the_address_of_a_webhook_stands_in_no_log_where_its_server_refuses_the_news(
+    tmp_path: Path, hook: Hook
+):
+    """Slack's form of address, whose path is the secret. A 403 is final: the news is posted once."""
+    secret, address = "T000/B000/XXXX", tmp_path / "webhook.url"
+    hook.answers = [403]
+    address.write_text(hook.url.replace("/hook", f"/services/{secret}\n"))
+    address.chmod(0o600)
+    config = tmp_path / "evalspan.toml"
+    config.write_text(
+        f'work_dir = "{tmp_path / "work"}"\n[cluster]\nkind = "local"\nslots = 1\n[trial]\ndevice = "cpu"\n'
+        f'[watch]\nroots = ["{tmp_path}"]\n[notify]\nwebhook_file = "{address}"\n'
+    )
+    checkpoint = make_checkpoint(tmp_path / "step-7", shards=1, size=100, seed=0)
+
+    def evalspan(*words: str | Path) -> list[str | Path]:
+        return [sys.executable, "-m", "coordinator", *words, "--config", config]
+
+    address.chmod(0o644)
+    refused = subprocess.run(evalspan("daemon"), check=False, capture_output=True, text=True)
+    assert (refused.returncode, secret in refused.stderr) == (2, False)
+    assert f"chmod 600 {address}" in refused.stderr
+    address.chmod(0o600)
+    subprocess.run(evalspan("submit", checkpoint, "--suite", "quickstart"), check=True, capture_output=True)
+    with (tmp_path / "log").open("w") as log:
+        daemon = subprocess.Popen(evalspan("daemon"), stderr=log, stdout=log)
+    try:
+        _until(lambda: list((tmp_path / "work").glob("step-7-*/journal.jsonl")), daemon)
+        (found,) = (tmp_path / "work").glob("step-7-*/journal.jsonl")
+        subprocess.run(evalspan("cancel", found.parent.name), check=True, capture_output=True)
+        _until(lambda: "is given up" in (tmp_path / "log").read_text(), daemon)
+        daemon.terminate()
+        daemon.wait(SECONDS)
+    finally:
+        daemon.kill()
+    said = (tmp_path / "log").read_text()
+    assert "the webhook at 127.0.0.1 answered 403" in said
+    assert not any(part in said for part in (secret, "T000", "XXXX", "/services"))
+    assert len(hook.paths) == 1
 
 
 def _monitor(work: Path, *command: str) -> Monitor:

@@ -2,54 +2,23 @@
 
 from __future__ import annotations
 
-import http.client
 import json
-import signal
+import shutil
 import socket
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Event, Thread
 
 import pytest
+from support.serving import SECONDS, Served, end, serving, start
 from support.trainings import two_trainings
 
 from coordinator.config.schema import Config
 from coordinator.page.read import Contents
-from coordinator.page.server import BUSY, Pages
-
-SECONDS = 60  # most that an answer takes on a busy machine
-
-
-class Served:
-    """A running server. `ask`: path -> (status, headers, body)."""
-
-    def __init__(self, process: subprocess.Popen[str], address: str) -> None:
-        self.process = process
-        place, _, self.token = address.removeprefix("http://").partition("/?token=")
-        self.host, _, port = place.partition(":")
-        self.port = int(port)
-
-    def ask(self, path: str, method: str = "GET", **headers: str) -> tuple[int, dict[str, str], str]:
-        link = http.client.HTTPConnection(self.host, self.port, timeout=SECONDS)
-        link.request(method, path, headers=headers)
-        answer = link.getresponse()
-        found = answer.status, {k.lower(): v for k, v in answer.getheaders()}, answer.read().decode()
-        link.close()
-        return found
-
-    def get(self, path: str, **headers: str) -> tuple[int, dict[str, str], str]:
-        return self.ask(path, Cookie=f"evalspan={self.token}", **headers)
-
-
-def _start(*words: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "coordinator", "serve", *words]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2])
-
-
-def _end(process: subprocess.Popen[str]) -> None:
-    process.send_signal(signal.SIGTERM)
-    process.wait(SECONDS)
+from coordinator.page.server import BUSY, LOOK_SECONDS, Pages
+from coordinator.runtime.status_file import Ended
+from evaljobs.contract.paths import EvaluationPaths
+from evaljobs.contract.storage import write_record
 
 
 @pytest.fixture(scope="module")
@@ -59,16 +28,14 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def served(work: Path) -> Iterator[Served]:
-    process = _start("--work-dir", str(work))
-    assert process.stdout is not None
-    yield Served(process, process.stdout.readline().strip())
-    _end(process)
+    with serving("--work-dir", str(work)) as found:
+        yield found
 
 
 def test_only_who_has_the_printed_address_sees_a_page(served: Served):
     assert served.ask("/")[0] == 403
     assert served.ask("/?token=wrong")[0] == 403
-    assert served.ask("/", Cookie="evalspan=wrong")[0] == 403
+    assert served.ask("/", Cookie=f"evalspan-{served.port}=wrong")[0] == 403
     status, headers, _ = served.ask(f"/?token={served.token}")
     assert (status, headers["location"]) == (303, "/")
     assert "httponly" in headers["set-cookie"].lower()
@@ -89,7 +56,7 @@ def test_a_name_that_another_site_has_resolved_to_loopback_is_refused(served: Se
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS"])
 def test_a_request_that_would_change_something_is_refused(served: Served, method: str):
-    assert served.ask("/", method, Cookie=f"evalspan={served.token}")[0] == 405
+    assert served.ask("/", method, Cookie=served.cookie)[0] == 405
 
 
 def test_no_other_site_may_read_an_answer_and_a_page_reaches_its_server_alone(served: Served):
@@ -128,7 +95,7 @@ def test_a_unix_socket_is_the_users_alone_and_is_removed(work: Path, tmp_path: P
     place = tmp_path / "s"
     with socket.socket(socket.AF_UNIX) as killed:
         killed.bind(str(place))  # of a server that was killed
-    process = _start("--work-dir", str(work), "--unix", str(place))
+    process = start("--work-dir", str(work), "--unix", str(place))
     assert process.stdout is not None
     assert str(place) in process.stdout.readline()
     assert place.stat().st_mode & 0o777 == 0o600
@@ -137,7 +104,7 @@ def test_a_unix_socket_is_the_users_alone_and_is_removed(work: Path, tmp_path: P
         link.connect(str(place))
         link.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
         assert link.recv(100).startswith(b"HTTP/1.1 200")
-    _end(process)
+    end(process)
     assert not place.exists()
 
 
@@ -162,3 +129,105 @@ def test_a_page_of_a_growing_journal_costs_a_twentieth_of_a_core_and_its_end_is_
         now[0] += 1.0
     assert spent[0] <= BUSY * 500 + 2
     assert title == "499"
+
+
+def test_two_servers_of_one_host_keep_a_cookie_each(served: Served):
+    """A browser keeps one set of cookies for all ports of a host: the name holds the port that the browser sees."""
+    assert f"evalspan-{served.port}=" in served.ask(f"/?token={served.token}")[1]["set-cookie"]
+    forwarded = served.ask(f"/?token={served.token}", Host="localhost:8421")[1]["set-cookie"]
+    assert "evalspan-8421=" in forwarded
+
+
+def test_a_beginning_of_an_id_leads_to_the_page_that_is_kept_up_to_date(served: Served, work: Path):
+    folder = work / "step-9-mini-12345678"
+    folder.mkdir()
+    (folder / "journal.jsonl").touch()
+    status, headers, _ = served.get("/evaluation/step-9-mini-1")
+    shutil.rmtree(folder)
+    assert (status, headers["location"]) == (303, f"/evaluation/{folder.name}")
+
+
+@pytest.mark.parametrize(
+    "path", ["/training?folder=%00", "/evaluation/a%00b", "/compare?id=a%00&id=b", "/changes?of=%00"]
+)
+def test_a_nul_in_an_address_is_not_found(served: Served, path: str):
+    assert served.get(path)[0] == 404
+
+
+def test_a_damaged_evaluation_hides_no_other_checkpoint_of_its_training(served: Served, work: Path):
+    whole = served.data("/training?folder=/runs/a")["trainings"][0]["points"]
+    file = next(f for f in work.glob("*/results.json") if f.parent.name == whole[0][0])
+    kept = file.read_text()
+    file.write_text(kept[: len(kept) // 2])
+    try:
+        found = served.data("/training?folder=/runs/a&suite=mini")["trainings"][0]["points"]
+        assert [p[0] for p in found] == [p[0] for p in whole]
+        assert found[0][3] == "unreadable"
+    finally:
+        file.write_text(kept)
+
+
+def test_a_large_page_holds_up_no_other(tmp_path: Path):
+    """The index is made while another page is being made."""
+    pages, begun, over = Pages(Config(work_dir=tmp_path)), Event(), Event()
+
+    def make() -> Contents:
+        begun.set()
+        assert over.wait(SECONDS)
+        return Contents("large", {}, {})
+
+    large = Thread(target=lambda: pages.get("/compare?id=a&id=b", make))
+    large.start()
+    assert begun.wait(SECONDS)
+    assert pages.get("/", pages.index).title == str(tmp_path)
+    assert large.is_alive()
+    over.set()
+    large.join()
+
+
+def test_a_connection_without_a_request_is_ended_and_the_end_of_the_server_is_quiet(work: Path):
+    with serving("--work-dir", str(work)) as found:
+        with socket.create_connection((found.host, found.port)) as silent:
+            silent.settimeout(SECONDS)
+            silent.sendall(b"GET / HTTP/1.1\r\nHost:")
+            assert silent.recv(100) == b""
+        assert found.get("/changes?of=/")[2]
+        assert end(found.process) == ""
+
+
+def test_a_port_beside_a_unix_socket_is_refused(work: Path, tmp_path: Path):
+    process = start("--work-dir", str(work), "--unix", str(tmp_path / "s"), "--port", "8421")
+    assert process.wait(SECONDS) == 2
+    assert not (tmp_path / "s").exists()
+
+
+def test_a_look_at_thousands_of_ended_evaluations_costs_as_much_as_one_at_those_that_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """All browsers share one look, and a journal of an ended evaluation is looked at once in ENDED_SECONDS."""
+    for i in range(100):
+        paths = EvaluationPaths(tmp_path / f"step-{i}-mini-12345678")
+        paths.root.mkdir()
+        paths.journal.write_text("x")
+        about = {
+            "evaluation_id": paths.root.name,
+            "checkpoint": "/c",
+            "step": i,
+            "suite": "mini",
+            "warnings": (),
+        }
+        counts = {"shards": 1, "shards_done": 1, "scored": 1, "entries": 1, "stragglers": {}, "errors": {}}
+        write_record(
+            paths.status,
+            Ended(**about, **counts, journal_bytes=1, accepted_at=1.0, ended_at=2.0, started=True),
+        )
+    now, seen = [0.0], []
+    pages = Pages(Config(work_dir=tmp_path), now=lambda: now[0])
+    mark = pages.mark("/")
+    assert len(pages.index().data["evaluations"]) == 100
+    stat = Path.stat
+    monkeypatch.setattr(Path, "stat", lambda path, **how: seen.append(path) or stat(path, **how))
+    for _ in range(20):  # tabs
+        now[0] += LOOK_SECONDS / 10
+        assert pages.mark("/") == mark
+    assert len(seen) < 10

@@ -59,7 +59,7 @@ def test_a_regression_is_one_way_and_mirrors(a, b, e, f):
 
 def test_cost_is_gpu_hours_at_the_price():
     """1,800 s at 2 an hour cost 1; a checkpoint that runs costs nothing yet."""
-    running = point(2, 0.1, status="running", gpu_seconds=None, scores=())
+    running = point(2, 0.1, status="open", gpu_seconds=None, scores=())
     series = make_series([point(1, 0.1), running], gpu_hour_price=2.0)
     assert [p.cost for p in series.points] == [1.0, None]
     assert [p.gpu_seconds for p in series.points] == [1800.0, None]
@@ -67,7 +67,7 @@ def test_cost_is_gpu_hours_at_the_price():
 
 def test_csv_has_a_line_per_checkpoint_and_score():
     """Readable by name; a running checkpoint has a line with empty scores."""
-    series = make_series([point(1, 0.5), point(2, 0.1), point(3, 0, status="running", scores=())])
+    series = make_series([point(1, 0.5), point(2, 0.1), point(3, 0, status="open", scores=())])
     rows = list(csv.DictReader(io.StringIO(to_csv(series))))
     assert [(r["step"], r["task"], r["value"], r["regressed"]) for r in rows] == [
         ("1", "add", "0.5", "0"),
@@ -162,7 +162,7 @@ def test_a_series_is_found_in_the_work_folder(work):
     assert [(p.step, p.status, len(p.scores)) for p in points] == [
         (10, "done", 2),
         (20, "done", 2),
-        (30, "running", 0),
+        (30, "open", 0),
     ]
     with pytest.raises(OperatorError, match="checkpoints are in: /runs/a, /runs/b; `evalspan status`"):
         find_series(work, "/runs/c")

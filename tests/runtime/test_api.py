@@ -28,7 +28,7 @@ from coordinator.evaluation.events import Accepted
 from coordinator.evaluation.records import EvaluationRecord
 from coordinator.intake.sources import Notice, submit
 from coordinator.runtime import replay
-from coordinator.runtime.journal import Journal, events_after, read_events
+from coordinator.runtime.journal import DAEMON, Journal, WorkLock, events_after, read_events
 from coordinator.runtime.parked import FAULT_SECONDS
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths
 
@@ -48,7 +48,7 @@ def settings(tmp_path: Path) -> Path:
 @pytest.mark.model
 def test_a_script_evaluates_in_a_thread_and_prints_nothing(toy_model, settings, capfd):
     """As in a notebook: no terminal, not the main thread. The results are what files, `results` and `series` say; the
-    second call runs nothing, and says so. However many follow, the process holds no more descriptors.
+    second call runs nothing, and says so, also beside a daemon that holds the work folder. However many follow, the process holds no more descriptors.
     """
     seen: list[api.Progress] = []
     found: list[api.Results] = []
@@ -85,6 +85,13 @@ def test_a_script_evaluates_in_a_thread_and_prints_nothing(toy_model, settings, 
     assert again.evaluation_id == made.evaluation_id
     assert "from the same inputs; nothing was run" in again.note
     assert again.scores == made.scores
+    daemon = WorkLock(WorkPaths(made.folder.parent).lock)
+    daemon.acquire(DAEMON)
+    beside = evalspan.evaluate(
+        toy_model, tasks="toy_choice", include_path=[TASKS], batch_size="8", config=settings
+    )
+    daemon.release()
+    assert (beside.note, beside.rows()) == (again.note, again.rows())
     held = len(list(Path("/proc/self/fd").iterdir()))
     for _ in range(5):  # as in a notebook of a day
         evalspan.evaluate(
@@ -351,7 +358,7 @@ def test_rows_of_a_series_are_flat_and_in_order(tmp_path, monkeypatch):
     assert [r["step"] for r in rows] == [10, 10, 20, 20, 30]
     assert all(r.keys() == COLUMNS for r in rows)
     assert (rows[0]["task"], rows[0]["value"], rows[0]["documents"]) == ("add", 0.2, 100)
-    assert (rows[-1]["status"], rows[-1]["value"]) == ("running", None)
+    assert (rows[-1]["status"], rows[-1]["value"]) == ("open", None)
     assert evalspan.series("/runs/a", "mini") == rows
     with pytest.raises(OperatorError, match=r"no evaluation there is of suite 'other' \(there are: mini\)"):
         evalspan.series("/runs/a", "other")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 import textwrap
-import time
 from collections.abc import Iterable, Sequence
 
 JOINT = "\xa0"  # holds a quoted command together while its line is folded
@@ -65,11 +64,3 @@ def abreast(lines: Sequence[str], width: int, *, most: int = 3, few: int = 4) ->
     high = -(-len(lines) // count)
     rows = (lines[row::high] for row in range(high))
     return [GAP.join(line.ljust(wide) for line in row).rstrip() for row in rows]
-
-
-def clock_time(at: float, now: float) -> str:
-    """Local time of day, with the date where it is not today's. `at`, `now`: unix seconds."""
-    then, today = time.localtime(at), time.localtime(now)
-    if then[:3] == today[:3]:
-        return time.strftime("%H:%M", then)
-    return time.strftime("%d %b %H:%M" if then.tm_year == today.tm_year else "%Y-%m-%d", then)

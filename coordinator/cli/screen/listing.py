@@ -10,7 +10,8 @@ from pathlib import Path
 
 from rich.text import Text
 
-from coordinator.cli.screen.layout import GAP, clock_time, column_widths, fitted, padded, wrapped
+from coordinator.base.words import clock_time
+from coordinator.cli.screen.layout import GAP, column_widths, fitted, padded, wrapped
 from coordinator.cli.screen.progress import about, all_in_back_off
 from coordinator.cli.screen.score_lines import in_brief
 from coordinator.cli.screen.standing import OVER, Row
@@ -19,6 +20,7 @@ from coordinator.cluster.slurm_reasons import in_words
 from coordinator.intake.pending import PendingFile
 from coordinator.report.learning_curves import ScoreValue
 from coordinator.report.render import by_reason, seconds
+from coordinator.runtime.halts import STOPPED
 from coordinator.runtime.journal import DAEMON, is_daemon
 
 HEADS = {
@@ -36,7 +38,6 @@ LEAST_SCORES = 2  # of a row, where they are a column
 MOST_CHECKPOINTS = 5  # paths shown that wait for one reason
 DAEMON_LOG = Path("evalspan-daemon.log")  # of scripts/evalspan-daemon.sbatch, in the folder of submission
 BELOW = "    "  # begins a line about the row above
-STOPPED = "no process goes on with it: type the same `evalspan eval …` again, or start `evalspan daemon`"
 
 
 def show_rows(rows: Sequence[Row], width: int, now: float, *, whole: bool = False) -> Iterator[Text]:

@@ -41,6 +41,7 @@ from coordinator.evaluation.footprint import UNKNOWN_NEED, gpu_need
 from coordinator.evaluation.state import NodeUse, State
 from coordinator.report.learning_curves import ScoreValue
 from coordinator.report.render import seconds
+from coordinator.runtime.halts import last_sign, word_of
 from coordinator.runtime.journal import WorkLock, read_events
 from coordinator.runtime.replay import replay
 from coordinator.runtime.status_file import WARNINGS, Ended, Parked, read_evaluation, read_status
@@ -55,7 +56,6 @@ from evaljobs.queue.work_queue import QueueSnapshot, WorkQueue
 Row = dict[str, Any]  # what `--json` prints of an evaluation
 
 OVER = ("ended", "cancelled")  # stages of a row without further work
-GIVEN_UP = "given up"  # the stage of an evaluation that only `retry` brings back
 ROWS = 20  # shown by default
 LISTING_SECONDS = 5.0  # longest wait for `squeue`, which only explains what waits
 
@@ -101,7 +101,8 @@ def facts_of(
         for row in rows:
             row["stopped"] = row["stage"] not in OVER
             if row["stopped"]:
-                row["age_seconds"] = _until_last_sign(row)
+                sign = last_sign(EvaluationPaths(Path(row["folder"])))
+                row["age_seconds"] = max(0.0, sign - float(row["accepted_at"]))
             if row["stopped"] and (names := row.get("job_names")):
                 row["jobs_left"] = sum(j.phase == "running" and j.name in names for j in asked())
     for row in rows:
@@ -146,15 +147,6 @@ def say_what_is_taken(
     for row, need in found:
         mine = ", ".join(filter(None, [*said, need.left_out(nodes)]))
         row["waits_for"] = [mine if what == NO_SLOT else what for what in row["waits_for"]]
-
-
-def _until_last_sign(row: Row) -> float:
-    """Seconds from its acceptance to the last line of its journal."""
-    try:
-        last = EvaluationPaths(Path(row["folder"])).journal.stat().st_mtime
-    except OSError:
-        return float(row["age_seconds"])
-    return max(0.0, last - float(row["accepted_at"]))
 
 
 def _count_ahead(rows: Sequence[Row], others: Sequence[Row]) -> None:
@@ -238,7 +230,7 @@ def _row_of_state(
         "checkpoint": state.record.checkpoint.announced,
         "asked_by": list(state.users.asked_by),
         "priority": state.record.priority,
-        "stage": stage_of(state, now, queue) if parked is None else stage_of_parked(parked),
+        "stage": stage_of(state, now, queue) if parked is None else word_of(parked),
         "shards_done": done_shards(state),
         "shards": len(state.shards.by_name),
         "trials": len(state.trials.live),
@@ -312,7 +304,7 @@ def row_of_ended(ended: Ended, paths: EvaluationPaths) -> Row:
 def _row_of_record(paths: EvaluationPaths, parked: Parked | None, why: str) -> Row:
     """A row from `evaluation.json` alone, where the journal cannot be read."""
     record = read_evaluation(paths)
-    known: Row = {"fault": why} | ({"stage": stage_of_parked(parked)} if parked is not None else {})
+    known: Row = {"fault": why} | ({"stage": word_of(parked)} if parked is not None else {})
     if record is not None:
         known |= {
             "suite": record.suite.name,
@@ -330,10 +322,6 @@ def _row_of_record(paths: EvaluationPaths, parked: Parked | None, why: str) -> R
 
 def _score(score: ScoreValue) -> Row:
     return score.model_dump(include={"task", "metric", "filter", "value", "stderr", "higher_is_better"})
-
-
-def stage_of_parked(parked: Parked) -> str:
-    return GIVEN_UP if parked.until is None else "parked"
 
 
 def _straggles(times: float, *, ended: bool) -> str:

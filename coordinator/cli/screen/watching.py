@@ -17,18 +17,16 @@ from rich.text import Text
 
 from coordinator.base.signals import Signals
 from coordinator.base.throttle import Throttle
-from coordinator.cli.screen.listing import STOPPED, show_rows
+from coordinator.cli.screen.listing import show_rows
 from coordinator.cli.screen.live_screen import View, Watcher
 from coordinator.cli.screen.progress import has_pending
 from coordinator.cli.screen.standing import (
-    GIVEN_UP,
     Row,
     facts_of,
     listed_jobs,
     queue_now,
     queued_daemons,
     row_of_ended,
-    stage_of_parked,
     with_details,
     wrapped_daemon,
 )
@@ -36,8 +34,9 @@ from coordinator.cli.screen.surroundings import Surroundings, read_surroundings
 from coordinator.cluster import JobState
 from coordinator.config.schema import Config
 from coordinator.evaluation.state import State
+from coordinator.runtime.halts import GIVEN_UP, halt_of
 from coordinator.runtime.replay import Follower
-from coordinator.runtime.status_file import Ended, Parked, read_status
+from coordinator.runtime.status_file import Ended
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths
 
 TICK_SECONDS = 0.5  # between two drawings
@@ -103,10 +102,8 @@ class Sight:
 
     def _halt(self, state: State) -> tuple[str, str]:
         """Where an evaluation that has not ended does not go on: a word and why."""
-        if not self.around.holder:
-            return "stopped", STOPPED
-        status = read_status(self._paths(state))
-        return (stage_of_parked(status), status.error) if isinstance(status, Parked) else ("", "")
+        halt = halt_of(self._paths(state), runs=bool(self.around.holder))
+        return ("", "") if halt is None else (halt.word, halt.why)
 
 
 def watch(config: Config, console: Console, daemon_command: str, only: EvaluationPaths | None) -> str:

@@ -25,7 +25,7 @@ function curvesPart() {
     const trainings = DATA.trainings.filter((_, i) => picked.has(i));
     const charts = chartsOf(trainings).filter((c) => `${c.suite} ${c.task} ${c.measure}`.toLowerCase().includes(text))
       .filter((c) => only === "all" || c.lines.some((l) => l.curve.marks.includes("!")));
-    count.textContent = `${charts.length} charts. A filled dot marks a drop beyond two standard errors; a hollow one, a point that is not comparable with the one before.`;
+    count.textContent = `${charts.length} chart${charts.length === 1 ? "" : "s"}. A filled dot marks a drop beyond two standard errors; a hollow one, a point that is not comparable with the one before.`;
     grid.replaceChildren(...charts.map(chart));
   };
   const tools = el("div", { class: "tools" }, search("find a task", (value) => { text = value; draw(); }),
@@ -102,7 +102,7 @@ function drawChart(place, one, below) {
     series.push({ stroke, width: 1.5, spanGaps: true, points: { show: true, size: 5, filter: (_, __, show) => (show || curve.at.length < 40 ? null : []), fill: stroke }, marks });
     if (one.lines.length > BANDS || curve.stderr.every((e) => e === null)) continue;
     for (const sign of [2, -2]) {
-      columns.push(spread(training, curve, curve.value.map((v, i) => (v === null || curve.stderr[i] === null ? null : v + sign * curve.stderr[i]))));
+      columns.push(spread(training, curve, curve.value.map((v, i) => (v === null || curve.stderr[i] === null ? null : Math.max(v + sign * curve.stderr[i], Math.min(v, 0))))));
       series.push({ stroke: "transparent", points: { show: false }, spanGaps: true });
     }
     bands.push({ series: [series.length - 2, series.length - 1], fill: `${stroke}26` });
@@ -111,7 +111,7 @@ function drawChart(place, one, below) {
   const axis = { stroke: ink, grid, ticks: grid, font: "12px system-ui" };
   new uPlot({
     width: Math.max(220, place.clientWidth), height: 150, legend: { show: false }, cursor: { points: { size: 6 } },
-    scales: { x: { time: false }, y: { range: (_, low, high) => (high - low < 1e-9 ? [low - 0.05, high + 0.05] : uPlot.rangeNum(low, high, 0.1, true)) } }, axes: [{ ...axis, values: (_, ticks) => ticks.map((t) => NUMBER.format(t)) }, { ...axis, size: 52 }],
+    scales: { x: { time: false }, y: { range: (_, low, high) => (high - low < 1e-9 ? [Math.max(low - 0.05, Math.min(low, 0)), high + 0.05] : uPlot.rangeNum(low, high, 0.1, true)) } }, axes: [{ ...axis, values: (_, ticks) => ticks.map((t) => NUMBER.format(t)) }, { ...axis, size: 52 }],
     series, bands, hooks: { draw: [(plot) => drawMarks(plot, series)], setCursor: [(plot) => showCursor(plot, one, below, x)] },
   }, columns, place);
 }

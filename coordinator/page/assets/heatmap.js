@@ -5,32 +5,51 @@ if (DATA.kind === "training") PARTS.push({ id: "heatmap", name: "Tasks × checkp
 const STRONG = 4; // standard errors of a change with the fullest colour
 
 function heatmapPart() {
-  const place = el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "scores by task and checkpoint" });
+  const place = el("div", { class: "scroll tall", tabindex: 0, role: "region", "aria-label": "scores by task and checkpoint: arrow keys choose a cell" });
   const detail = el("div", { class: "detail", role: "status" });
-  let [which, by, text] = [0, "evidence", ""];
-  const draw = () => place.replaceChildren(heatmap(DATA.trainings[which], by, text, detail));
+  let [which, by, text, chosen] = [0, "evidence", "", null];
+  const draw = () => { chosen = null; place.replaceChildren(heatmap(DATA.trainings[which], text)); colourCells(place, by); };
+  const choose = (cell) => {
+    if (!cell?.curve) return;
+    chosen?.classList.remove("chosen");
+    (chosen = cell).classList.add("chosen");
+    cell.scrollIntoView({ block: "nearest", inline: "nearest" });
+    detail.replaceChildren(cellDetail(DATA.trainings[which], cell.curve, cell.at));
+  };
+  place.addEventListener("click", (event) => choose(event.target.closest("td")));
+  place.addEventListener("keydown", (event) => {
+    const [down, right] = { ArrowDown: [1, 0], ArrowUp: [-1, 0], ArrowRight: [0, 1], ArrowLeft: [0, -1] }[event.key] ?? [0, 0];
+    const table = place.querySelector("table"), row = table.rows[(chosen ? chosen.parentNode.rowIndex : 1) + down];
+    if (!down && !right) return;
+    event.preventDefault();
+    choose(row?.cells[(chosen ? chosen.cellIndex : 1) + right]);
+  });
   const tools = el("div", { class: "tools" },
     DATA.trainings.length > 1 ? choice("training", DATA.trainings.map((t, i) => [i, `${t.name} · ${t.suite}`]), (v) => { which = Number(v); draw(); }) : null,
-    choice("colour by", [["evidence", "change from the checkpoint before, in standard errors"], ["range", "place between the row's worst and best"]], (v) => { by = v; draw(); }),
+    choice("colour by", [["evidence", "change from the checkpoint before, in standard errors"], ["range", "place between the row's worst and best"]], (v) => { by = v; colourCells(place, by); }),
     search("find a task", (v) => { text = v; draw(); }));
   draw();
-  return section("heatmap", "Tasks × checkpoints", "Blue is better, orange is worse. ! marks a drop beyond two standard errors, ~ a score that is not comparable with the one before. Select a cell for its details.", tools, place, detail);
+  return section("heatmap", "Tasks × checkpoints", "Blue is better, orange is worse. ! marks a drop beyond two standard errors, ~ a score that is not comparable with the one before. Choose a cell for its details.", tools, place, detail);
 }
 
-function heatmap(training, by, text, detail) {
-  const heads = training.points.map((p) => el("th", { scope: "col", class: "right" }, said(p[1])));
+function heatmap(training, text) {
+  const heads = training.points.map((p) => el("th", { scope: "col", class: "right", title: p[1] }, said(p[1])));
   const rows = training.curves.filter((c) => `${c.task} ${c.measure}`.toLowerCase().includes(text)).map((curve) => {
     const place = new Map(curve.at.map((at, i) => [at, i]));
     const cells = training.points.map((point, at) => {
       const i = place.get(at);
       if (i === undefined || curve.value[i] === null) return el("td", { class: "right", text: "–" });
-      const strength = by === "range" ? inRange(curve, i) : evidence(curve, i);
-      return el("td", { class: `right heat ${shade(strength)}` }, el("button", { type: "button", text: `${score(curve.value[i])}${curve.marks[i]}`,
-        onclick: () => detail.replaceChildren(cellDetail(training, curve, i)) }));
+      return Object.assign(el("td", { text: `${score(curve.value[i])}${curve.marks[i]}` }), { curve, at: i });
     });
-    return el("tr", {}, el("th", { scope: "row" }, said(curve.task), el("small", {}, " ", said(curve.measure), curve.up ? null : " (lower is better)")), cells);
+    return el("tr", {}, el("th", { scope: "row", title: `${curve.task} ${curve.measure}` }, said(curve.task), el("small", {}, " ", said(curve.measure), curve.up ? null : " (lower is better)")), cells);
   });
   return el("table", { class: "heatmap" }, el("thead", {}, el("tr", {}, el("th", { scope: "col", text: "task" }), heads)), el("tbody", {}, rows));
+}
+
+function colourCells(place, by) {
+  for (const cell of place.querySelectorAll("td")) {
+    if (cell.curve) cell.className = `right heat ${shade(by === "range" ? inRange(cell.curve, cell.at) : evidence(cell.curve, cell.at))}${cell.classList.contains("chosen") ? " chosen" : ""}`;
+  }
 }
 
 /** -1 to 1: the change from the point before in standard errors of the difference, over STRONG. null: not known. */
@@ -43,7 +62,7 @@ function evidence(curve, i) {
 }
 
 function inRange(curve, i) {
-  const values = curve.value.filter((v) => v !== null), [low, high] = [Math.min(...values), Math.max(...values)];
+  const [low, high] = curve.range ??= ((values) => [Math.min(...values), Math.max(...values)])(curve.value.filter((v) => v !== null));
   return high > low ? (curve.up ? 1 : -1) * (2 * (curve.value[i] - low) / (high - low) - 1) : 0;
 }
 
@@ -55,7 +74,8 @@ function cellDetail(training, curve, i) {
   const change = i > 0 && curve.value[i - 1] !== null ? `; ${(curve.value[i] - curve.value[i - 1]).toFixed(4)} from ${before[1]}` : "";
   return el("p", {}, said(curve.task, "said strong"), ` at `, said(point[1]), `: ${score(curve.value[i])}${error}${change}`,
     curve.documents[i] ? `; ${curve.documents[i].toLocaleString("en")} documents` : "", ". ",
-    command(`evalspan report ${quoted(point[0])}`), before ? command(`evalspan compare ${quoted(before[0])} ${quoted(point[0])}`) : null);
+    DATA.mark ? el("a", { href: `/evaluation/${encodeURIComponent(point[0])}`, text: "its page" }) : command(`evalspan report ${quoted(point[0])}`), " ",
+    !before ? null : DATA.mark ? el("a", { href: `/compare?id=${encodeURIComponent(before[0])}&id=${encodeURIComponent(point[0])}`, text: `beside ${before[1]}` }) : command(`evalspan compare ${quoted(before[0])} ${quoted(point[0])}`));
 }
 
 function costPart() {

@@ -196,7 +196,7 @@ function lanesPart() {
 function longest() {
   const s = DATA.shards, over = (i) => (s.predicted[i] === null ? null : s.seconds[i] - s.predicted[i]);
   return el("details", {}, el("summary", { text: "Shards as a table" }), table([
-    { name: "task", of: (i) => s.tasks[s.task[i]] }, { name: "shard", of: (i) => s.name[i] }, { name: "trial", of: (i) => DATA.lanes[s.lane[i]]?.[0] ?? "runs still" },
+    { name: "task", of: (i) => s.tasks[s.task[i]] }, { name: "shard", of: (i) => s.name[i] }, { name: "trial", of: (i) => DATA.lanes[s.lane[i]]?.[0] ?? (DATA.about.status === "running" ? "runs still" : "not ended") },
     { name: "begin", of: (i) => s.begin[i], show: (i) => seconds(s.begin[i]), right: true }, { name: "seconds", of: (i) => s.seconds[i], show: (i) => seconds(s.seconds[i]), right: true },
     { name: "predicted", of: (i) => s.predicted[i], show: (i) => seconds(s.predicted[i]), right: true }, { name: "over", of: over, show: (i) => seconds(over(i)), right: true }],
     s.task.map((_, i) => i), { label: "shards", order: [6, false] }));

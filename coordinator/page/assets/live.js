@@ -1,6 +1,6 @@
-// Of a served page: asks for the data again when the server says that they have changed, and draws the page anew.
+// Of a served page: asks, while it is seen, whether its data have changed, and draws the page anew.
 
-const LEAST_MS = 3000; // between two times that the page is drawn
+const LOOK_MS = 2000; // between two questions to the server
 
 function stayCurrent() {
   const state = el("span", { class: "note", role: "status" });
@@ -8,33 +8,37 @@ function stayCurrent() {
     document.querySelector("nav").insertBefore(state, document.querySelector("nav button"));
     document.querySelector("nav strong").replaceWith(el("a", { class: "strong", href: "/", text: "evalspan" }));
   };
-  let [due, busy, used] = [false, false, false];
+  let [busy, used] = [false, false];
   // what a reader has opened, chosen or typed would be lost: the page then waits for a word
   for (const kind of ["input", "click", "focusin"]) addEventListener(kind, (event) => { used ||= event.target.closest?.("main") !== null; }, true);
+  const ask = async (address, headers) => {
+    const answer = await fetch(address, { headers });
+    if (!answer.ok) throw new Error(answer.status);
+    return answer;
+  };
   const again = async () => {
-    if (busy) return;
-    [busy, due, used] = [true, false, false];
+    renew(await (await ask(location.href, { Accept: "application/json" })).json());
+    used = false;
+    show();
+    state.textContent = `as of ${new Date(DATA.made_at * 1000).toLocaleTimeString()}`;
+  };
+  const look = async () => {
+    if (document.hidden || busy) return;
+    busy = true;
     try {
-      const answer = await fetch(location.href, { headers: { Accept: "application/json" } });
-      if (!answer.ok) throw new Error(answer.status);
-      renew(await answer.json());
-      show();
-      state.textContent = `as of ${new Date(DATA.made_at * 1000).toLocaleTimeString()}`;
+      const mark = await (await ask(`/changes?of=${encodeURIComponent(location.pathname + location.search)}`)).text();
+      if (mark === DATA.mark) state.textContent ||= "shows what the files say";
+      else if (used) state.replaceChildren(el("button", { type: "button", text: "show newer data", onclick: again }));
+      else await again();
     } catch {
       state.textContent = "the server does not answer";
     }
-    setTimeout(() => { busy = false; if (due) news(); }, LEAST_MS);
-  };
-  const news = () => {
-    due = true;
-    if (used) state.replaceChildren(el("button", { type: "button", text: "show newer data", onclick: again }));
-    else again();
+    busy = false;
   };
   show();
-  const source = new EventSource(`/changes?of=${encodeURIComponent(location.pathname + location.search)}`);
-  source.onmessage = news;
-  source.onerror = () => { state.textContent = "the server does not answer"; };
-  source.onopen = () => { state.textContent = "kept up to date"; };
+  setInterval(look, LOOK_MS);
+  addEventListener("visibilitychange", look);
+  look();
 }
 
 function renew({ data, blocks }) {

@@ -4,7 +4,7 @@ if (DATA.kind === "comparison") PARTS.unshift({ id: "changes", name: "Changes", 
 
 function changesPart() {
   const columns = [{ name: "task", of: (r) => r.task }, { name: "measure", of: (r) => r.metric.replace(",none", "") },
-    ...DATA.heads.map((head, i) => ({ name: head, of: (r) => r.values[i], show: (r) => `${score(r.values[i])}${r.differs[i] ? "~" : ""}`, right: true })),
+    ...DATA.heads.map((head, i) => ({ name: head, of: (r) => r.values[i], show: (r) => `${score(r.values[i])}${r.stderrs[i] === null ? "" : ` ± ${score(r.stderrs[i])}`}${r.differs[i] ? "~" : ""}`, right: true })),
     { name: "change", of: (r) => r.change, show: (r) => (r.change === null ? "–" : `${r.change >= 0 ? "+" : ""}${r.change.toFixed(4)}${r.regressed ? " !" : ""}`), right: true }];
   const ids = el("ul", {}, DATA.ids.map((id, i) => el("li", {}, said(DATA.heads[i], "said strong"), ": ", said(id))));
   return section("changes", "Changes", "! marks a drop beyond two standard errors; ~ a score that is not comparable with the first evaluation's.", ids, table(columns, DATA.rows, { label: "changes" }), command(`evalspan compare ${DATA.ids.map(quoted).join(" ")}`));
@@ -25,6 +25,7 @@ const DARK = matchMedia("(prefers-color-scheme: dark)");
 function otherTheme() {
   const dark = document.documentElement.dataset.theme ?? (DARK.matches ? "dark" : "light");
   document.documentElement.dataset.theme = dark === "dark" ? "light" : "dark";
+  try { localStorage.theme = document.documentElement.dataset.theme; } catch {} // refused: the theme is this page's alone
   recolour();
 }
 
@@ -54,6 +55,7 @@ function drawAgain() {
   begin();
 }
 
+try { if (localStorage.theme) document.documentElement.dataset.theme = localStorage.theme; } catch {}
 DARK.addEventListener("change", recolour);
 addEventListener("beforeprint", printed);
 begin();

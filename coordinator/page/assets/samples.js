@@ -8,25 +8,30 @@ const [ID, PROMPT, CHOICES, ANSWERS, FILTERED, TARGET, VALUES, FILTER, HASH] = [
 function samplesPart() {
   if (!DATA.samples.length) return section("samples", "Samples", "There are no samples.");
   const list = el("div", { class: "samples" }), count = el("p", { class: "note", role: "status" });
-  const state = { task: 0, text: "", only: "all", rows: [] };
+  const state = { task: 0, text: "", only: "all", filter: "", rows: [] };
+  const filters = el("span");
   const pairs = DATA.kind === "comparison";
   const load = async () => {
     const one = DATA.samples[state.task];
     count.textContent = "unpacking…";
     state.rows = pairs ? paired(...await Promise.all(one.blocks.map((b) => (b ? unpacked(b) : [])))) : (await unpacked(one.block)).map((row) => [row]);
+    const names = [...new Set(state.rows.map((sides) => sides[0][FILTER]))];
+    state.filter = names[0];
+    filters.replaceChildren(...(names.length > 1 ? [choice("filter", names.map((name) => [name, name]), (v) => { state.filter = v; draw(); })] : []));
     draw();
   };
   const draw = () => {
-    const kept = state.rows.filter((sides) => wanted(sides, state));
+    const rows = state.rows.filter((sides) => sides[0][FILTER] === state.filter), kept = rows.filter((sides) => wanted(sides, state));
+    const worse = pairs ? rows.filter((sides) => mark(sides) === "worse").length : 0, better = pairs ? rows.filter((sides) => mark(sides) === "better").length : 0;
     const one = DATA.samples[state.task];
     const left = one.of > one.samples ? ` The page holds the first ${one.samples.toLocaleString("en")} of ${one.of.toLocaleString("en")}; all are in the evaluation's samples.` : "";
-    count.textContent = `${kept.length.toLocaleString("en")} of ${state.rows.length.toLocaleString("en")} samples.${left}`;
+    count.textContent = `${kept.length.toLocaleString("en")} of ${rows.length.toLocaleString("en")} samples.${pairs ? ` Flipped: ${better} better, ${worse} worse.` : ""}${one.broken ? ` ${one.broken} lines of its file cannot be read.` : ""}${left}`;
     list.replaceChildren();
     more(list, kept, 0, pairs);
   };
   const kinds = pairs ? [["flipped", "flipped"], ["worse", "worse in the last"], ["better", "better in the last"], ["all", "all"]] : [["all", "all"], ["wrong", "below the best value"], ["right", "with the best value"]];
   state.only = kinds[0][0];
-  const tools = el("div", { class: "tools" }, choice("task", DATA.samples.map((s, i) => [i, `${s.task} (${s.of.toLocaleString("en")})`]), (v) => { state.task = Number(v); load(); }),
+  const tools = el("div", { class: "tools" }, choice("task", DATA.samples.map((s, i) => [i, `${s.task} (${s.of.toLocaleString("en")})`]), (v) => { state.task = Number(v); load(); }), filters,
     choice("show", kinds, (v) => { state.only = v; draw(); }), search("find text", (v) => { state.text = v; draw(); }));
   const made = section("samples", "Samples", null, tools, count, list);
   requestIdleCallback(load); // not at the first look, yet before a print

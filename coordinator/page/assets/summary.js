@@ -6,6 +6,11 @@ if (DATA.kind === "evaluation") PARTS.push(
 const CAUSES = { infer: "inference", imports: "import", load: "load", warm: "warm-up", dump: "dump", wait: "wait", other: "start, end, lost" };
 const STAGES = { build: "build requests", staging: "stage weights", queue_wait: "longest wait in the queue", load: "import, load, warm-up (mean)", inference: "inference", metric_tail: "metrics after the last response" };
 
+const OPEN_OR_DONE = new Set(["running", "done"]); // statuses without trouble
+
+/** What the trials held: a report says the same words. */
+const held = () => (DATA.lanes.length && DATA.lanes.every((lane) => lane[3] === "cpu") ? "slot" : "GPU");
+
 /** Bars of seconds beside each other. `rows`: [name, seconds, note, colour]. */
 function bars(rows, label, none = "None.") {
   if (!rows.length) return el("p", { class: "note", text: none });
@@ -17,17 +22,18 @@ function bars(rows, label, none = "None.") {
 
 function summaryPart() {
   const a = DATA.about, rows = [];
-  if (a.makespan !== null) rows.push([a.status === "running" ? "so far" : "makespan", a.makespan, a.ratio ? `${a.ratio.toFixed(3)} × the lower bound` : ""]);
-  if (a.bound) rows.push(["lower bound", a.bound, "no schedule of these seconds is shorter", "var(--line-2)"]);
+  if (a.makespan !== null) rows.push([a.status === "running" ? "so far" : a.halted ? "until it stopped" : "makespan", a.makespan, a.ratio ? `${a.ratio.toFixed(3)} × the lower bound` : ""]);
+  if (a.bound) rows.push(["lower bound", a.bound, "from the seconds of this run", "var(--line-2)"]);
   if (a.predicted) rows.push(["predicted", a.predicted, "by the plan", "var(--line-3)"]);
   for (const [policy, value] of Object.entries(DATA.policies)) rows.push([policy, value, "simulated from the seconds of this run", "var(--soft)"]);
-  const facts = [["checkpoint", a.checkpoint], ["suite", a.mode === "exact" ? a.suite : `${a.suite}, ${a.mode} mode`], ["status", a.status], ["accepted", when(a.accepted_at)],
-    ["GPU time", `${seconds(a.gpu_seconds)}, ${share(a.busy)} in inference${a.cost === null ? "" : `; cost ${figure(a.cost)}`}`],
+  const facts = [["checkpoint", a.checkpoint], ["suite", a.mode === "exact" ? a.suite : `${a.suite}, ${a.mode} mode`], ["status", a.halted || a.status, OPEN_OR_DONE.has(a.status) ? "said" : "said trouble"], ["accepted", when(a.accepted_at)],
+    [`${held()} time`, `${seconds(a.gpu_seconds)}, ${share(a.busy)} in inference${a.cost === null ? "" : `; cost ${figure(a.cost)}`}`],
     ["weights staged", `${bytes(a.staged_bytes)}, of these ${bytes(a.storage_bytes)} read from storage`],
     a.tokens?.computed ? ["tokens", figure(a.tokens.computed)] : null, a.waited ? ["without GPUs", seconds(a.waited)] : null,
     a.limited ? ["kept out by a limit on jobs", seconds(a.limited)] : null, a.paused ? ["paused", seconds(a.paused)] : null].filter(Boolean);
-  return section("summary", "Summary", null, el("dl", {}, facts.map(([name, value]) => [el("dt", { text: name }), el("dd", {}, said(value))])),
-    bars(rows, "makespan beside its bound and simulated baselines"), command(`evalspan report ${quoted(a.id)} --verbose`));
+  return section("summary", "Summary", null, el("dl", {}, facts.map(([name, value, look]) => [el("dt", { text: name }), el("dd", {}, said(value, look))])),
+    bars(rows, "makespan beside its bound and simulated baselines"), command(`evalspan report ${quoted(a.id)} --verbose`),
+    DATA.entries.some((e) => e[1] === "failed") || a.status === "given up" ? command(`evalspan retry ${quoted(a.id)}`) : null);
 }
 
 function scoresPart() {
@@ -38,7 +44,7 @@ function scoresPart() {
     { name: "documents", of: (r) => r[5], show: (r) => r[5]?.toLocaleString("en"), right: true }, { name: "shots", of: (r) => r[6], right: true }, { name: "version", of: (r) => r[7], right: true },
   ];
   const without = [...status.values()].filter((e) => e[1] !== "scored");
-  const list = without.length ? el("ul", {}, without.map(([name, state, error]) => el("li", {}, said(name, "said strong"), `: ${state}`, error ? ": " : "", said(error)))) : null;
+  const list = without.length ? el("ul", {}, without.map(([name, state, error]) => el("li", {}, said(name, "said strong"), `: ${DATA.about.halted && state !== "failed" ? "was " : ""}${state}`, error ? ": " : "", said(error)))) : null;
   return section("scores", "Scores", null, list, table(columns, DATA.scores, { label: "scores" }));
 }
 
@@ -47,7 +53,7 @@ function timePart() {
   const causes = Object.entries(CAUSES).map(([key, name], i) => [name, DATA.causes[key], total ? share(DATA.causes[key] / total) : "", `var(--line-${i})`]).filter((r) => r[1] > 0);
   const stages = Object.entries(STAGES).filter(([key]) => DATA.stages[key] !== undefined).map(([key, name]) => [name, Math.max(0, DATA.stages[key]), key === "queue_wait" ? DATA.stages.waited_for : ""]);
   return section("time", "Where the time went", "From the trigger to the score; stages overlap.", el("h3", { text: "Stages" }), bars(stages, "seconds of each stage"),
-    el("h3", { text: "GPU seconds by cause" }), bars(causes, "GPU seconds by cause", "No trial has ended yet."), el("h3", { text: "Predicted and actual seconds of tasks" }), predictions());
+    el("h3", { text: `${held()} seconds by cause` }), bars(causes, `${held()} seconds by cause`, "No trial has ended yet."), el("h3", { text: "Predicted and actual seconds of tasks" }), predictions());
 }
 
 /** Per task: sums over its shards. */
