@@ -204,6 +204,9 @@ class PlannedLeaf(Record):
     """A leaf task as planned."""
 
     task: str  # leaf task of lm-eval
+    # of its shards: the task's, or "task#2" where another entry asks other requests of the task; "" in journals of
+    # earlier versions: the task's, and its shards serve every entry that has the task
+    name: str = ""
     entry: int  # of the suite
     key: str  # the request digest
     folder: str  # of its request set
@@ -255,12 +258,12 @@ class ResponsesFound(Event):
     """
 
     kind: Literal["responses-found"] = "responses-found"
-    leaves: tuple[PlannedLeaf, ...] = ()  # those that are answered
+    leaves: tuple[PlannedLeaf, ...] = ()  # those that are answered, and those whose shards another entry has
     shards: tuple[tuple[str, FrameRef], ...] = ()  # with the place of each record
     scores: dict[int, str] = Field(
         default_factory=dict
     )  # entry -> score file, where the score keys are equal, too
-    sources: dict[str, str] = Field(default_factory=dict)  # leaf task -> the earlier evaluation
+    sources: dict[str, str] = Field(default_factory=dict)  # name of a leaf task -> the earlier evaluation
 
 
 class PlanFailed(Event):

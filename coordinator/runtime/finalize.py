@@ -35,7 +35,7 @@ from evaljobs.contract.paths import EvaluationPaths, batch_index_file, request_s
 from evaljobs.contract.specs import BatchIndex, Record, RequestSetManifest
 from evaljobs.contract.storage import FrameError, make_folder, read_frames, read_record, write_atomic
 from evaljobs.judges.kept import judgements
-from evaljobs.lmeval.results import merge_results
+from evaljobs.lmeval.results import merge_results, merged_names
 from priors.table import Observation
 from priors.table import append as append_observations
 
@@ -97,13 +97,9 @@ def merged_results(state: State) -> dict[str, Any]:
     with their reasons.
     """
     failed = {e.name: e.error for e in state.entries if e.status == "failed"}
-    scores = []
-    for entry in (e for e in state.entries if e.status == "scored"):
-        try:
-            scores.append(json.loads(read_bytes(Path(entry.result_file))))
-        except (FileNotFoundError, ValueError) as error:
-            failed[entry.name] = f"its scores in {entry.result_file} cannot be read (any more): {error}"
-    results = merge_results(scores)
+    scores, unread = _scores(state)
+    failed |= unread
+    results = merge_results(list(scores.values()))
     if "config" in results:
         # tasks were scored by a model without batches; lm-eval's key names those of inference
         results["config"] |= {"batch_size": state.batch_size}
@@ -115,6 +111,18 @@ def merged_results(state: State) -> dict[str, Any]:
     return results
 
 
+def _scores(state: State) -> tuple[dict[int, Any], dict[str, str]]:
+    """Score files of the scored entries, by index; names of those whose file cannot be read, with the reason."""
+    scores: dict[int, Any] = {}
+    unread: dict[str, str] = {}
+    for entry in (e for e in state.entries if e.status == "scored"):
+        try:
+            scores[entry.index] = json.loads(read_bytes(Path(entry.result_file)))
+        except (FileNotFoundError, ValueError) as error:
+            unread[entry.name] = f"its scores in {entry.result_file} cannot be read (any more): {error}"
+    return scores, unread
+
+
 def learnt(state: State, report: Report) -> list[Observation]:
     """What this evaluation shows of each leaf task that was run whole: GPU and metric seconds against its tokens."""
     seconds: dict[str, float] = defaultdict(float)
@@ -122,11 +130,11 @@ def learnt(state: State, report: Report) -> list[Observation]:
         seconds[ShardId.parse(span.shard).task] += span.seconds
     loads = [g.imports + g.load + g.warm for g in report.gpus if g.load > 0]
     rows = []
-    for task, leaf in state.shards.leaves.items():
-        if leaf.todo or task not in seconds:
+    for name, leaf in state.shards.leaves.items():
+        if leaf.todo or name not in seconds:
             continue
-        cut = cut_on_disk(leaf.planned.cut, state.batch_size)
-        manifest, index = read_sets({task: leaf.planned.folder}, {task: cut})[task]
+        task, cut = leaf.planned.task, cut_on_disk(leaf.planned.cut, state.batch_size)
+        manifest, index = read_sets({name: leaf.planned.folder}, {name: cut})[name]
         entry = state.entries[leaf.planned.entry]
         rows.append(
             Observation(
@@ -140,7 +148,7 @@ def learnt(state: State, report: Report) -> list[Observation]:
                 prefill_tokens=sum(index.prefill_tokens),
                 generated_tokens=sum(index.generated_tokens),
                 documents=manifest.documents,
-                inference_seconds=seconds[task],
+                inference_seconds=seconds[name],
                 metric_seconds=report.metric_seconds.get(task, 0.0) if entry.status == "scored" else 0.0,
                 load_seconds=min(loads) if loads else None,
                 at=report.accepted_at,
@@ -177,12 +185,16 @@ def _warn(state: State, what: str, error: Exception) -> None:
 
 
 def keys_of(state: State) -> dict[str, dict[str, str]]:
-    """Leaf task -> its request digest and score key, of the tasks that came to be planned."""
-    keys = {}
-    for task, leaf in state.shards.leaves.items():
-        with suppress(OSError, ValueError):
-            manifest = read_record(request_set_manifest(leaf.planned.folder), RequestSetManifest)
-            keys[task] = {"requests": manifest.key, "score": manifest.score_key}
+    """Leaf task, as `merged_results` names it -> its request digest and score key, of those that came to be planned."""
+    keys: dict[str, dict[str, str]] = {}
+    scores, _ = _scores(state)
+    alias = dict(zip(scores, merged_names(list(scores.values())), strict=True))
+    for entry in sorted(state.entries, key=lambda e: e.index not in scores):
+        for task, name in entry.leaves.items():
+            with suppress(OSError, ValueError):
+                manifest = read_record(request_set_manifest(entry.sets[task]), RequestSetManifest)
+                said = {"requests": manifest.key, "score": manifest.score_key}
+                keys.setdefault(alias.get(entry.index, {}).get(task, name), said)
     return keys
 
 

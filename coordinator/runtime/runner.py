@@ -48,7 +48,6 @@ from coordinator.runtime.finalize import try_report
 from coordinator.runtime.journal import CopiedJournalError, Journal, replayed
 from coordinator.runtime.status_file import write_ended
 from coordinator.services.metric_queue import MetricQueue
-from evaljobs.contract.names import ShardId
 from evaljobs.contract.outcomes import OUTCOME
 from evaljobs.contract.paths import EvaluationPaths
 from evaljobs.contract.specs import FrameRef
@@ -295,8 +294,8 @@ class Running:
         ]
         events: dict[str, AnyEvent] = {}
         for metric in (self.state.scoring.metrics[n] for n in failed if n in self.state.scoring.outstanding):
-            sets = self.state.entries[metric.entry].sets
-            for shard in shards.shards_of(self.state, [metric.task] if metric.kind == "execute" else sets):
+            its = self.state.entries[metric.entry].leaves.values()
+            for shard in shards.shards_of(self.state, [metric.task] if metric.kind == "execute" else its):
                 frame = self.state.shards.by_name[shard].frame
                 if frame is None or shard in events:
                     continue
@@ -352,18 +351,13 @@ class Running:
         try:
             for reference, head in read_frames(self.paths.responses / name, self._consumed.get(name, 0)):
                 self._consumed[name] = reference.offset + reference.length
-                leaf = self.state.shards.leaves.get(head.task)
                 shard = self.state.shards.by_name.get(head.shard)
                 own = name == self.paths.response_file(head.trial).name  # else it speaks of another trial
                 if shard is not None and own and 0 <= head.seconds < math.inf:
                     pace = self._paces.get(head.trial, stragglers.Pace())
                     self._paces[head.trial] = pace.and_done(head.seconds, shard.seconds)
-                if (
-                    leaf is None
-                    or shard is None
-                    or leaf.planned.key != head.key
-                    or ShardId.parse(head.shard).task != head.task
-                ):
+                its = None if shard is None else self.state.shards.leaves[shard.leaf].planned
+                if shard is None or its is None or (its.task, its.key) != (head.task, head.key):
                     if name not in self._strange and not shards.is_retired(self.state, head.shard):
                         log.warning("%s holds a shard of other requests (%s): passed over", name, head.shard)
                     self._strange.add(name)

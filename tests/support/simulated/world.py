@@ -29,7 +29,7 @@ from evaljobs.contract.outcomes import (
     Scored,
     Staged,
 )
-from evaljobs.contract.specs import FrameRef, TrialSpec
+from evaljobs.contract.specs import FrameRef, ScoreSpec, TrialSpec
 from support.simulated.parts import SITE, FakeJob, FakeMember, Faults, ended, planned, record, too_large
 
 
@@ -221,13 +221,17 @@ class World:
         """Has the cluster room for this pending member now?"""
         return self.dice.random() < 0.6 and job.job.node not in self.drained
 
+    def leaf_tasks(self, entry: str) -> Iterable[str]:
+        """What lm-eval makes of an entry."""
+        return (entry,)
+
     def run_build(self, job: FakeJob, index: int, member: FakeMember) -> None:
         for spec in job.specs.values():
             if self.dice.random() < self.faults.build_fails:
                 self.leave(Failed(name=spec.name, job="build", blame="retry", error="no", entry=spec.entry))
             else:
                 task = self.record.suite.tasks[spec.entry].name
-                sets = {task: f"{spec.out_dir}/{task}"}
+                sets = {leaf: f"{spec.out_dir}/{leaf}" for leaf in self.leaf_tasks(task)}
                 self.leave(
                     Built(name=spec.name, entry=spec.entry, batch_size=8, cut=spec.cut, sets=sets, seconds=1)
                 )
@@ -279,7 +283,8 @@ class World:
                 del self.claims[shard]
                 continue
             self.frames[shard] = self.frames.get(shard, 0) + 1
-            self.dumped.append((shard, FrameRef(file=f"{trial}.frames", offset=self.frames[shard], length=1)))
+            place = FrameRef(file=f"{trial}.frames", offset=sum(self.frames.values()), length=1)
+            self.dumped.append((shard, place))
             del self.claims[shard]
         if self.queue is None:
             return  # waits
@@ -336,14 +341,17 @@ class World:
                 self.leave(Executed(name=name, task=metric.task, documents=1, programs=1, seconds=1))
             else:
                 spec: Any = self.specs[name]
-                for task, frames in spec.frames.items():
-                    planned = self.state.shards.leaves[task].planned
-                    assert len(frames) == len(planned.shards), "a partial score"
+                self.check_score(spec)
                 self.scored_with[metric.entry] = self.scored_with.get(metric.entry, 0) + 1
                 unscored = {"t 1": "hung"} if self.dice.random() < self.faults.item_fails else {}
                 self.leave(
                     Scored(name=name, entry=metric.entry, result_file="/r", seconds=1, unscored=unscored)
                 )
+
+    def check_score(self, spec: ScoreSpec) -> None:
+        for task, frames in spec.frames.items():
+            leaf = self.state.shards.leaves[self.state.entries[spec.entry].leaves[task]]
+            assert len(frames) == len(leaf.planned.shards), "a partial score"
 
     # --- one tick ------------------------------------------------------------------------------------------------------
 
