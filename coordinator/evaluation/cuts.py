@@ -81,7 +81,7 @@ def reduced(state: State, event: TokenBudgetReduced) -> list[Action]:
         f"{entry.name} starts again with a token budget of {event.token_budget}: a unit of {_budget(state, entry)} tokens "
         f"does not fit the GPU memory{where}"
     )
-    withdrawn = shards.retire(state, entry)
+    withdrawn = shards.retire(state, entry, executes=False)
     entry.token_budget = event.token_budget
     builds.again(state, entry)
     return withdrawn

@@ -347,6 +347,8 @@ class RetryAsked(Event):
     """
 
     kind: Literal["retry-asked"] = "retry-asked"
+    # entries whose responses or request sets are not on disk any more: they begin anew; () in journals of earlier versions
+    gone: tuple[int, ...] = ()
 
 
 class PriorityAsked(Event):

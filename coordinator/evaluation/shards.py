@@ -92,7 +92,11 @@ def _planned_anew(
     waiting = {document: len(its) for document, its in places.items()}
     todo = len(leaf.shards)
     made = LeafState(planned=leaf, todo=todo, waiting=waiting, places=places)
+    # the names of its execute jobs follow those of an earlier plan
+    made.executes = made.executed = sum(m.task == made.name for m in state.scoring.metrics.values())
     state.shards.leaves[made.name] = made
+    # another entry's requests of it may be these: they are looked for anew
+    state.plan.looked_for = {pair for pair in state.plan.looked_for if pair[1] != leaf.task}
     state.shards.todo += todo
     return made
 
@@ -392,19 +396,19 @@ def _wanted_again(state: State, leaf: LeafState) -> list[str]:
     return again
 
 
-def retire(state: State, entry: EntryState) -> list[Action]:
-    """Forget the plan of an entry's likelihoods: they are to be cut into other batches. The caller changes its status.
+def retire(state: State, entry: EntryState, *, executes: bool) -> list[Action]:
+    """Forget the plan of an entry whose requests are cut into other batches, or are gone. The caller changes its status.
 
-    Their shards go with the last open entry that has them. Tasks that execute programs generate their answers: the token budget does not cut those.
+    Shards go with the last open entry that has them. `executes`: also those of tasks that execute programs, which
+    generate their answers: a token budget does not cut these.
     """
     withdrawn = []
     for task, known in list(entry.leaves.items()):
         leaf = state.shards.leaves[known]
-        if leaf.planned.executes:
+        if leaf.planned.executes and not executes:
             continue
         leaf.entries.remove(entry.index)
         del entry.leaves[task]
-        state.plan.looked_for.discard((entry.index, task))
         if open_entries(state, leaf):
             continue
         for name in leaf.planned.shards:
@@ -414,6 +418,10 @@ def retire(state: State, entry: EntryState) -> list[Action]:
             del state.shards.by_name[name]
         for other in (state.entries[index] for index in leaf.entries):
             del other.leaves[task]  # one that is retried is planned again
+        for metric in [state.scoring.metrics[name] for name in state.scoring.outstanding]:
+            if metric.task == known:
+                metric.done = True
+                state.scoring.outstanding.discard(metric.name)
         state.shards.retired.add((known, leaf.planned.cut))
         del state.shards.leaves[known]
         indexes.drop_leaf(state, known)
@@ -439,5 +447,5 @@ def shards_of(state: State, leaves: Iterable[str]) -> Iterable[str]:
 def restarted(state: State) -> list[Action]:
     """A plan that was asked for is asked for again; the request sets are named again."""
     state.plan.pending = False
-    state.plan.looked_for &= {(entry.index, task) for entry in state.entries for task in entry.leaves}
+    state.plan.looked_for.clear()
     return [] if state.winding_down else publish(state)

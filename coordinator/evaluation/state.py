@@ -399,6 +399,12 @@ class State:
         return self.ending.phase >= Phase.WRITING
 
     @property
+    def plans_later(self) -> bool:
+        """No shard is to do, and a plan is to come: it may be worth any number of lanes."""
+        ahead = not self.index.entries.keys().isdisjoint({"unbuilt", "building", "unplanned"})
+        return not self.shards.todo and (ahead or not self.shards.leaves)
+
+    @property
     def can_work(self) -> bool:
         """Its checkpoint and request sets are known, and its end has not begun: nodes and workers are of use."""
         return self.builds.looked_up and self.conversion.status in ("none", "done") and not self.winding_down
@@ -446,7 +452,7 @@ class State:
     @property
     def waits_until(self) -> float | None:
         """Unix seconds at which the first node returns, while there is work and all nodes are in back-off; None otherwise."""
-        if not (self.shards.todo or not self.shards.leaves) or self.winding_down:
+        if not (self.shards.todo or self.plans_later) or self.winding_down:
             return None
         times = [n.back_off_until for n in self.nodes.by_name.values() if n.status == "back-off"]
         in_use = any(n.status in ("offered", "staging", "ready") for n in self.nodes.by_name.values())

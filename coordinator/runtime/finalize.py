@@ -185,7 +185,7 @@ def _warn(state: State, what: str, error: Exception) -> None:
 
 
 def keys_of(state: State) -> dict[str, dict[str, str]]:
-    """Leaf task, as `merged_results` names it -> its request digest and score key, of those that came to be planned."""
+    """Leaf task, as `merged_results` names it -> its request digest and score key, of those whose request sets are there."""
     keys: dict[str, dict[str, str]] = {}
     scores, _ = _scores(state)
     alias = dict(zip(scores, merged_names(list(scores.values())), strict=True))
@@ -206,6 +206,9 @@ def write_results(
     if report is not None:
         teach(state, report, observations)
     results = merged_results(state)
+    before: dict[str, Any] = {}  # a retry finds no request sets of what was pruned
+    with suppress(OSError, ValueError):
+        before = json.loads(paths.results.read_bytes())["evalspan"]["keys"]
     made = report or without_measurements(state, "")
     results["evalspan"] = {
         "evaluation_id": state.evaluation_id,
@@ -221,7 +224,7 @@ def write_results(
         "makespan_seconds": None if report is None else report.makespan_seconds,
         "paused_seconds": None if report is None else report.paused_seconds,
         "failed_entries": sorted(failed),
-        "keys": keys_of(state),
+        "keys": before | keys_of(state),
         "responses_from": dict(state.plan.reused),
     }
     write_atomic(paths.results, json.dumps(results, indent=2, default=str).encode())

@@ -36,6 +36,8 @@ from support.simulated.parts import SITE, FakeJob, FakeMember, Faults, ended, pl
 class World:
     """Runs one evaluation to its end under `faults`; every step is checked by `validate`."""
 
+    site = SITE
+
     def __init__(
         self, seed: int, faults: Faults, rec: EvaluationRecord | None = None, nodes: int = 2, gpus: int = 2
     ) -> None:
@@ -78,7 +80,7 @@ class World:
 
     def take(self, events: list[ev.AnyEvent]) -> None:
         for event in events:
-            step = machine.step(self.state, SITE, event)
+            step = machine.step(self.state, self.site, event)
             # the journal keeps what JSON keeps
             self.journal += [ev.EVENT.validate_json(ev.EVENT.dump_json(e)) for e in (event, *step.intents)]
             self.perform(step.actions)
@@ -132,7 +134,7 @@ class World:
             case do.EnqueueMetric():
                 self.rq.add(action.name)
                 self.specs[action.name] = metric_spec(
-                    self.state, SITE, self.state.scoring.metrics[action.name]
+                    self.state, self.site, self.state.scoring.metrics[action.name]
                 )
                 self.given_up.pop(action.name, None)
                 self.enqueued[action.name] = self.enqueued.get(action.name, 0) + 1
@@ -168,7 +170,10 @@ class World:
         self.next_id += 1
         members = {i: FakeMember() for i in range(action.job.count)}
         job = FakeJob(
-            job=action.job, job_id=str(self.next_id), specs=specs_of(self.state, SITE, info), members=members
+            job=action.job,
+            job_id=str(self.next_id),
+            specs=specs_of(self.state, self.site, info),
+            members=members,
         )
         key = name if name not in self.jobs else f"{name}#{self.next_id}"
         self.jobs[key] = job
@@ -283,8 +288,7 @@ class World:
                 del self.claims[shard]
                 continue
             self.frames[shard] = self.frames.get(shard, 0) + 1
-            place = FrameRef(file=f"{trial}.frames", offset=sum(self.frames.values()), length=1)
-            self.dumped.append((shard, place))
+            self.dumped.append((shard, self.answer(shard, trial)))
             del self.claims[shard]
         if self.queue is None:
             return  # waits
@@ -295,6 +299,10 @@ class World:
             self.end_member(job, index, member)
             return
         self.claim(job, index, member, self.dice.choice(open_))
+
+    def answer(self, _shard: str, trial: str) -> FrameRef:
+        """The place of its record."""
+        return FrameRef(file=f"{trial}.frames", offset=sum(self.frames.values()), length=1)
 
     def oversize(self, node: str, trial: str, shard: str) -> bool:
         """Does a batch of the shard not fit? Then the trial leaves an outcome and drops the shard."""
@@ -344,14 +352,18 @@ class World:
                 self.check_score(spec)
                 self.scored_with[metric.entry] = self.scored_with.get(metric.entry, 0) + 1
                 unscored = {"t 1": "hung"} if self.dice.random() < self.faults.item_fails else {}
+                file = self.score_file(spec)
                 self.leave(
-                    Scored(name=name, entry=metric.entry, result_file="/r", seconds=1, unscored=unscored)
+                    Scored(name=name, entry=metric.entry, result_file=file, seconds=1, unscored=unscored)
                 )
 
     def check_score(self, spec: ScoreSpec) -> None:
         for task, frames in spec.frames.items():
             leaf = self.state.shards.leaves[self.state.entries[spec.entry].leaves[task]]
             assert len(frames) == len(leaf.planned.shards), "a partial score"
+
+    def score_file(self, _spec: ScoreSpec) -> str:
+        return "/r"
 
     # --- one tick ------------------------------------------------------------------------------------------------------
 
