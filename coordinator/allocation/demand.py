@@ -33,7 +33,7 @@ def demands(states: Iterable[State], users: Mapping[str, Asker] | None = None) -
         in_use = _in_use(state)
         have = sum(n.lanes for n in in_use)
         most = options.max_trials if options.max_trials is not None else NO_LIMIT
-        if state.shards.leaves:
+        if not state.plans_later:
             # without stealing, the shards were dealt to the lanes that there were
             todo = max(state.shards.todo, 0)
             most = min(most, todo) if options.steal or not have else have
@@ -116,7 +116,8 @@ def _promised_lanes(state: State) -> Iterator[tuple[NodeUse, int]]:
     in_use = _in_use(state)
     busy = {n.name: state.running_lanes(n.name) for n in in_use}
     # towards its end an evaluation has more lanes than shards: the next evaluation uses these
-    wanted = state.shards.todo - sum(busy.values()) if state.shards.leaves else sum(n.lanes for n in in_use)
+    lanes_in_use = sum(n.lanes for n in in_use)
+    wanted = lanes_in_use if state.plans_later else state.shards.todo - sum(busy.values())
     for node in in_use:
         lanes = max(0, min(node.lanes - busy[node.name], wanted))
         wanted -= lanes
@@ -167,7 +168,7 @@ def nodes_in_use(states: Iterable[State]) -> set[str]:
         n.name
         for state in _open(states)
         for n in _in_use(state)
-        if n.status != "offered" or state.shards.todo or not state.shards.leaves
+        if n.status != "offered" or state.shards.todo or state.plans_later
     }
 
 

@@ -42,9 +42,9 @@ class CancelJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FindResponses:
-    """Look for responses of earlier evaluations before GPUs are asked for -> ResponsesFound."""
+    """Look for responses of this and earlier evaluations before GPUs are asked for -> ResponsesFound."""
 
-    sets: Mapping[int, Mapping[str, str]]
+    sets: Mapping[int, Mapping[str, str]]  # entry -> {name of a leaf task: folder}; a name stands once
     batch_size: int
     cuts: Mapping[int, str] = field(default_factory=dict)  # entry -> as `records.cut_of`; else ""
 
@@ -53,7 +53,7 @@ class FindResponses:
 class MakePlan:
     """Read batch indexes and priors, plan -> Planned | PlanFailed."""
 
-    sets: Mapping[int, Mapping[str, str]]
+    sets: Mapping[int, Mapping[str, str]]  # as of `FindResponses`
     batch_size: int
     lanes: tuple[tuple[str, str], ...]  # (lane, node)
     cuts: Mapping[int, str] = field(default_factory=dict)  # as of `FindResponses`

@@ -24,13 +24,13 @@ def too_large(state: State, outcome: TooLarge, _at: float) -> list[Action]:
     shard = state.shards.by_name.get(outcome.shard)
     if shard is None or shard.frame is not None or shard.quarantined:
         return []
-    entry = state.entries[shards.leaf_of(state, outcome.shard).planned.entry]
-    if entry.terminal:
-        return []
-    if outcome.what == "unit" and outcome.fits and _budget(state, entry) > MIN_TOKEN_BUDGET:
-        state.shards.too_large.setdefault(entry.index, outcome)
-        return []
-    return shards.fail_entry(state, entry, _why(state, entry, outcome))
+    actions: list[Action] = []
+    for entry in shards.open_entries(state, shards.leaf_of(state, outcome.shard)):
+        if outcome.what == "unit" and outcome.fits and _budget(state, entry) > MIN_TOKEN_BUDGET:
+            state.shards.too_large.setdefault(entry.index, outcome)
+        else:
+            actions += shards.fail_entry(state, entry, _why(state, entry, outcome))
+    return actions
 
 
 def _budget(state: State, entry: EntryState) -> int:
@@ -81,7 +81,7 @@ def reduced(state: State, event: TokenBudgetReduced) -> list[Action]:
         f"{entry.name} starts again with a token budget of {event.token_budget}: a unit of {_budget(state, entry)} tokens "
         f"does not fit the GPU memory{where}"
     )
-    withdrawn = shards.retire(state, entry)
+    withdrawn = shards.retire(state, entry, executes=False)
     entry.token_budget = event.token_budget
     builds.again(state, entry)
     return withdrawn

@@ -6,6 +6,8 @@ every entry is scored or has failed the results are written; it has ended when n
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from coordinator.evaluation import builds, indexes, jobs, nodes, scoring, shards
 from coordinator.evaluation.actions import Action, RemoveQueue, StopWorkers, WriteResults
 from coordinator.evaluation.events import CancelAsked, ResultsWritten, RetryAsked
@@ -29,7 +31,7 @@ def results_written(state: State, _event: ResultsWritten) -> list[Action]:
     return []
 
 
-def retry(state: State, _event: RetryAsked) -> list[Action]:
+def retry(state: State, event: RetryAsked) -> list[Action]:
     """In a running evaluation, what has failed is tried again beside the rest. One that is ending ends first: its jobs
     end, and other jobs may have its nodes by then.
     """
@@ -38,20 +40,22 @@ def retry(state: State, _event: RetryAsked) -> list[Action]:
     if state.winding_down and state.ending.phase != Phase.ENDED:
         state.ending.retry_waits = True
         return []
-    return begin_again(state) if state.ending.phase == Phase.ENDED else _reopen(state)
+    if state.ending.phase == Phase.ENDED:
+        return begin_again(state, event.gone)
+    return _reopen(state, event.gone)
 
 
-def begin_again(state: State) -> list[Action]:
+def begin_again(state: State, gone: Collection[int] = ()) -> list[Action]:
     """Go on with an evaluation that has ended: it has no job, no staged weights and no queue."""
     state.ending.cancelled, state.ending.ended_at = "", None
     state.ending.retried, state.ending.retry_waits = True, False
     state.users.gpu_seconds = 0.0  # those until its end are counted
     builds.convert_again(state)
     nodes.withdraw_all(state)
-    return _reopen(state)
+    return _reopen(state, gone)
 
 
-def _reopen(state: State) -> list[Action]:
+def _reopen(state: State, gone: Collection[int]) -> list[Action]:
     state.ending.phase, state.ending.reason, state.ending.inference_only = Phase.RUNNING, "", False
     state.trials.deaths_without_progress = state.nodes.all_backed_off = 0
     state.jobs.doublings = {}
@@ -61,8 +65,14 @@ def _reopen(state: State) -> list[Action]:
             entry.status, entry.unscored = "built", {}  # its responses are there: it is scored once more
             entry.score_attempts_before = entry.score_attempts
             indexes.file_entry(state, entry)
-    failed = [entry for entry in state.entries if entry.status == "failed"]
-    return [action for entry in failed for action in shards.reopen_entry(state, entry)]
+    actions: list[Action] = []
+    for entry in (e for e in state.entries if not e.terminal or e.status == "failed"):
+        if entry.index in gone:
+            actions += shards.retire(state, entry, executes=True)
+            entry.sets, entry.status = {}, "failed"
+        if entry.status == "failed":
+            actions += shards.reopen_entry(state, entry)
+    return actions
 
 
 def close_due(state: State) -> list[Action]:

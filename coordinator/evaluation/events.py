@@ -206,6 +206,9 @@ class PlannedLeaf(Record):
     """A leaf task as planned."""
 
     task: str  # leaf task of lm-eval
+    # of its shards: the task's, or "task#2" where another entry asks other requests of the task; "" in journals of
+    # earlier versions: the task's, and its shards serve every entry that has the task
+    name: str = ""
     entry: int  # of the suite
     key: str  # the request digest
     folder: str  # of its request set
@@ -257,12 +260,12 @@ class ResponsesFound(Event):
     """
 
     kind: Literal["responses-found"] = "responses-found"
-    leaves: tuple[PlannedLeaf, ...] = ()  # those that are answered
+    leaves: tuple[PlannedLeaf, ...] = ()  # those that are answered, and those whose shards another entry has
     shards: tuple[tuple[str, FrameRef], ...] = ()  # with the place of each record
     scores: dict[int, str] = Field(
         default_factory=dict
     )  # entry -> score file, where the score keys are equal, too
-    sources: dict[str, str] = Field(default_factory=dict)  # leaf task -> the earlier evaluation
+    sources: dict[str, str] = Field(default_factory=dict)  # name of a leaf task -> the earlier evaluation
     # more are answered for a checkpoint with equal samples; whether its content is equal a precursor is to say
     alike: bool = False
 
@@ -348,6 +351,8 @@ class RetryAsked(Event):
     """
 
     kind: Literal["retry-asked"] = "retry-asked"
+    # entries whose responses or request sets are not on disk any more: they begin anew; () in journals of earlier versions
+    gone: tuple[int, ...] = ()
 
 
 class PriorityAsked(Event):

@@ -133,9 +133,9 @@ def _node_group(state: State, node: NodeUse) -> str:
 def file_entry(state: State, entry: EntryState) -> None:
     """An entry's status or its sets have changed."""
     _move(state.index.entries, _entry_group(state, entry), entry.index, entry)
-    for task in entry.sets:
-        leaf = state.shards.leaves.get(task)
-        if leaf is not None and leaf.planned.executes:
+    for name in entry.leaves.values():
+        leaf = state.shards.leaves[name]
+        if leaf.planned.executes:
             _file_executable(state, leaf)
 
 
@@ -144,26 +144,27 @@ def _entry_group(state: State, entry: EntryState) -> str:
         return ""
     if entry.status != "built" or not entry.sets:
         return entry.status
-    if any(task not in state.shards.leaves for task in entry.sets):
+    if not entry.sets.keys() <= entry.leaves.keys():
         return "unplanned"
-    return "answered" if all(task in state.index.answered for task in entry.sets) else "built"
+    return "answered" if state.index.answered.issuperset(entry.leaves.values()) else "built"
 
 
 def file_leaf(state: State, leaf: LeafState) -> None:
     """What a leaf task lacks has changed: shards, documents to execute, verdicts."""
-    task, answered = leaf.planned.task, state.index.answered
+    answered = state.index.answered
     lacks = bool(leaf.todo or leaf.complete or leaf.executes > leaf.executed)
-    if lacks == (task in answered):
-        (answered.discard if lacks else answered.add)(task)
-        file_entry(state, state.entries[leaf.planned.entry])
+    if lacks == (leaf.name in answered):
+        (answered.discard if lacks else answered.add)(leaf.name)
+        for entry in leaf.entries:
+            file_entry(state, state.entries[entry])
     elif leaf.planned.executes:
         _file_executable(state, leaf)
 
 
-def drop_leaf(state: State, task: str) -> None:
-    """A leaf task is planned no more. Its entry is filed by the caller, whose status changes, too."""
-    state.index.answered.discard(task)
-    state.index.executable.pop(task, None)
+def drop_leaf(state: State, name: str) -> None:
+    """A leaf task is planned no more. Its entries are filed by the caller."""
+    state.index.answered.discard(name)
+    state.index.executable.pop(name, None)
 
 
 def _file_executable(state: State, leaf: LeafState) -> None:
@@ -173,10 +174,10 @@ def _file_executable(state: State, leaf: LeafState) -> None:
     size, at_once = state.record.options.execute_documents, leaf.planned.executes_at_once
     whole = leaf.complete and (len(leaf.complete) >= size or leaf.todo == 0)
     full = at_once and leaf.executes - leaf.executed > at_once
-    if whole and not full and state.entries[leaf.planned.entry].status == "built":
-        state.index.executable[leaf.planned.task] = leaf
+    if whole and not full and any(state.entries[entry].status == "built" for entry in leaf.entries):
+        state.index.executable[leaf.name] = leaf
     else:
-        state.index.executable.pop(leaf.planned.task, None)
+        state.index.executable.pop(leaf.name, None)
 
 
 # --- from nothing ----------------------------------------------------------------------------------------------------------
@@ -221,6 +222,8 @@ def _validate_shards(state: State) -> None:
         at_once = leaf.planned.executes_at_once
         ahead = leaf.executes - leaf.executed
         assert not at_once or ahead <= at_once + 1, f"{task}: {ahead} jobs for a judge that takes {at_once}"
+        held = [e.index for e in state.entries if task in e.leaves.values()]
+        assert sorted(leaf.entries) == held, f"{task} serves {leaf.entries}, and entries {held} have it"
     open_ = {n for n, m in state.scoring.metrics.items() if not m.done}
     assert state.scoring.outstanding == open_, "outstanding metric jobs"
 
@@ -246,8 +249,8 @@ def _validate_ending(state: State) -> None:
     for entry in state.entries:
         if entry.status == "scored":
             assert entry.result_file, f"{entry.name} is scored without a result file"
-            leaves = state.shards.leaves
-            assert all(leaves[t].todo == 0 for t in entry.sets), f"{entry.name} is scored in part"
+            leaves = [state.shards.leaves[name] for name in entry.leaves.values()]
+            assert all(leaf.todo == 0 for leaf in leaves), f"{entry.name} is scored in part"
     ending = state.ending
     assert (ending.phase == Phase.ENDED) is (ending.ended_at is not None), "ended without its time"
     assert ending.phase != Phase.CLOSING or ending.reason or ending.cancelled, "closing without a reason"

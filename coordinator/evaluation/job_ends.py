@@ -254,10 +254,9 @@ def count_kill(
         shard.died_on.append(node.name)
     if _condemned(state, shard):
         _acquit_nodes(state, shard)
-        entry = state.entries[shards.leaf_of(state, name).planned.entry]
         state.warnings.append(f"shard {name} quarantined: {error}")
         why = f"shard {name} took down {shard.kills} trials; the last: {error}"
-        return shards.fail_entry(state, entry, why)
+        return shards.fail_leaf(state, shards.leaf_of(state, name), why)
     if len(shard.died_on) > 1:
         _acquit_nodes(state, shard)
     elif node is not None and lane is not None:

@@ -353,7 +353,7 @@ def _trial_spec(state: State, site: Site, info: JobInfo, *, path: str) -> TrialS
         adapters=_adapters(record),
         model=record.model,
         batch_size=state.batch_size,
-        request_sets={t: leaf.planned.folder for t, leaf in leaves.items()},
+        request_sets={name: leaf.planned.folder for name, leaf in leaves.items()},
         request_sets_file=None if leaves else str(paths.request_sets),
         seed=record.suite.seed if record.suite.seed is not None else 1234,
         redis_file=str(site.paths.redis_address),
@@ -415,24 +415,24 @@ def _execute_spec(state: State, site: Site, metric: MetricState) -> ExecuteSpec:
         name=metric.name,
         evaluation_dir=site.folder(state),
         suite=record.suite,
-        entry=leaf.planned.entry,
+        entry=metric.entry,
         task=leaf.planned.task,
-        request_set=leaf.planned.folder,
+        request_set=state.entries[metric.entry].sets[leaf.planned.task],
         documents=metric.documents,
         frames=tuple(f for f in frames if f is not None),
         model_dir=record.checkpoint.source,
         model=record.model,
         item_seconds=record.options.item_seconds,
         allow_unsafe=record.options.allow_unsafe,
-        judge=_judge(state, site, leaf.planned.entry),
+        judge=_judge(state, site, metric.entry),
     )
 
 
 def _score_spec(state: State, site: Site, metric: MetricState) -> ScoreSpec:
     record, entry = state.record, state.entries[metric.entry]
     frames: dict[str, tuple[FrameRef, ...]] = {}
-    for task in entry.sets:
-        shards = (state.shards.by_name[s] for s in state.shards.leaves[task].planned.shards)
+    for task, name in entry.leaves.items():
+        shards = (state.shards.by_name[s] for s in state.shards.leaves[name].planned.shards)
         frames[task] = tuple(s.frame for s in shards if s.frame is not None)
     return ScoreSpec(
         name=metric.name,

@@ -225,7 +225,7 @@ def back_off(state: State, node: NodeUse, why: str, *, at_fault: bool = False) -
 
 def _check_all_backed_off(state: State, why: str) -> None:
     in_use = any(n.status in IN_USE for n in state.nodes.by_name.values())
-    if in_use or not (state.shards.todo or not state.shards.leaves):
+    if in_use or not (state.shards.todo or state.plans_later):
         return
     state.nodes.all_backed_off += 1
     if state.nodes.all_backed_off > MAX_ALL_BACKED_OFF:
@@ -330,7 +330,7 @@ def _back_offs_due(state: State, now: float) -> None:
 def _use_due(state: State, site: Site, now: float, *, submits: bool) -> Due:
     actions: Due = []
     offered = list(state.index.nodes.get("offered", {}).values())
-    dealt = state.shards.leaves and state.index.lanes_in_use and not state.record.options.steal
+    dealt = not state.plans_later and state.index.lanes_in_use and not state.record.options.steal
     own: set[str] | None = None
     for node in offered:
         if not _wanted(state, node, now):
@@ -371,7 +371,7 @@ def _wanted(state: State, node: NodeUse, now: float) -> bool:
         return False
     if _room(state, node) <= 0 or (most is not None and len(state.index.in_use) >= most):
         return False
-    return not state.shards.leaves or state.shards.todo > in_use  # else what is in use suffices
+    return state.plans_later or state.shards.todo > in_use  # else what is in use suffices
 
 
 def _reads_storage(state: State, node: NodeUse) -> bool:
@@ -385,7 +385,7 @@ def _hosts(state: State, node: NodeUse) -> bool:
 
 def _host_waits(state: State, node: NodeUse) -> bool:
     """A host holds GPUs from its start: not before there are shards, but to probe for the batch size."""
-    if not _hosts(state, node) or state.shards.leaves:
+    if not _hosts(state, node) or not state.plans_later:
         return False
     return state.batch_size != "auto" or bool(state.index.in_use)
 
@@ -395,7 +395,7 @@ def _stage(state: State, site: Site, node: NodeUse, now: float) -> Due:
     if not _hosts(state, node):
         node.lanes = lanes
         return _submit(state, precursor_job(state, site, node, now))
-    if state.shards.leaves:
+    if not state.plans_later:
         lanes = max(1, min(lanes, state.shards.todo - len(state.trials.live)))
     return _submit(state, host_job(state, site, node, node.lane_names[:lanes], now))
 

@@ -26,7 +26,7 @@ def job_started(state: State, event: JobStarted) -> list[Action]:
 
 def due(state: State, now: float) -> list[NodeUse]:
     """Nodes whose precursor needs a successor now."""
-    if not state.shards.todo and state.shards.leaves:
+    if not state.shards.todo and not state.plans_later:
         return []
     found = []
     for name, at in state.nodes.renewals.items():

@@ -130,9 +130,9 @@ def _metrics(state: State, now: float) -> list[Action]:
             kind="score",
             entry=entry.index,
             seconds=sum(
-                state.shards.leaves[t].planned.metric_seconds
-                for t in entry.sets
-                if not state.shards.leaves[t].planned.executes
+                state.shards.leaves[name].planned.metric_seconds
+                for name in entry.leaves.values()
+                if not state.shards.leaves[name].planned.executes
             ),
             enqueued_at=now,
         )
@@ -142,21 +142,22 @@ def _metrics(state: State, now: float) -> list[Action]:
 
 def needs_no_gpu(state: State, entry: EntryState) -> bool:
     """Every response of the entry is there."""
-    leaves = [state.shards.leaves.get(task) for task in entry.sets]
-    return bool(leaves) and all(leaf is not None and not leaf.todo for leaf in leaves)
+    planned = bool(entry.sets) and entry.sets.keys() <= entry.leaves.keys()
+    return planned and not any(state.shards.leaves[name].todo for name in entry.leaves.values())
 
 
 def _execute(state: State, leaf: LeafState, now: float) -> Action:
     size = state.record.options.execute_documents
     documents, leaf.complete = leaf.complete[:size], leaf.complete[size:]
-    name = f"execute-{leaf.planned.task}-{leaf.executes}"
+    name = f"execute-{leaf.name}-{leaf.executes}"
+    entry = next(index for index in leaf.entries if state.entries[index].status == "built")
     leaf.executes += 1
     indexes.file_leaf(state, leaf)
     metric = MetricState(
         name=name,
         kind="execute",
-        entry=leaf.planned.entry,
-        task=leaf.planned.task,
+        entry=entry,
+        task=leaf.name,
         documents=tuple(sorted(documents)),
         seconds=leaf.planned.metric_seconds * len(documents) / max(1, leaf.planned.documents),
         enqueued_at=now,

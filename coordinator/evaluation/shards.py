@@ -7,7 +7,7 @@ be scored fails loudly and takes its other shards out of the queue. Called from:
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from itertools import cycle
+from itertools import count, cycle
 
 from coordinator.evaluation import indexes, nodes
 from coordinator.evaluation.actions import (
@@ -33,7 +33,7 @@ from coordinator.evaluation.events import (
 from coordinator.evaluation.jobs import Due
 from coordinator.evaluation.state import EntryState, IllegalEventError, LeafState, ShardState, State
 from evaljobs.contract.names import ShardId
-from evaljobs.contract.specs import FrameRef
+from evaljobs.contract.specs import FrameRef, RequestSetManifest
 
 MAX_UNREAD = 3  # times that a shard was run and left no record that can be read
 REUSED_LANE = "reused"  # a lane of no trial: others take from it
@@ -57,39 +57,57 @@ def planned(state: State, event: Planned) -> list[Action]:
     plan.workers = max(plan.workers, event.workers)
     where = {s: (lane.lane, rank, sec) for lane in event.lanes for s, rank, sec in lane.shards}
     for leaf in event.leaves:
-        if leaf.task not in state.shards.leaves:  # planned before (a retry): its shards stand
-            _place(state, leaf, where)
+        _place(state, leaf, where)
     return [*publish(state), _fill(state)]  # a trial that claims a shard looks for its request set
 
 
 def _place(state: State, leaf: PlannedLeaf, where: Mapping[str, tuple[str, float, float]]) -> None:
-    """The leaf task's shards are to do. `where`: shard -> lane, rank and seconds."""
+    """The leaf task's shards are to do, or were so already. `where`: shard -> lane, rank and seconds."""
+    known = state.shards.leaves.get(leaf.name or leaf.task)
+    made = _planned_anew(state, leaf, where) if known is None else known
+    # in journals of earlier versions a leaf task's shards serve every entry that has it
+    theirs = [leaf.entry] if leaf.name else [e.index for e in state.entries if leaf.task in e.sets]
+    for entry in (state.entries[index] for index in theirs):
+        if leaf.task not in entry.leaves:
+            entry.leaves[leaf.task] = made.name
+            made.entries.append(entry.index)
+    _wanted_again(state, made)  # by an entry that was built when those that had it had failed
+    indexes.file_leaf(state, made)
+    for index in made.entries:
+        indexes.file_entry(state, state.entries[index])  # it is planned, or one leaf task less is to be
+
+
+def _planned_anew(
+    state: State, leaf: PlannedLeaf, where: Mapping[str, tuple[str, float, float]]
+) -> LeafState:
     per_shard = leaf.shard_documents or ((),) * len(leaf.shards)
     places: dict[int, list[int]] = {}
     for place, (shard, documents) in enumerate(zip(leaf.shards, per_shard, strict=True)):
         lane, rank, seconds = where[shard]
         state.shards.by_name[shard] = ShardState(
-            task=leaf.task, rank=rank, seconds=seconds, lane=lane, documents=documents
+            leaf=leaf.name or leaf.task, rank=rank, seconds=seconds, lane=lane, documents=documents
         )
         for document in documents:
             places.setdefault(document, []).append(place)
     waiting = {document: len(its) for document, its in places.items()}
     todo = len(leaf.shards)
     made = LeafState(planned=leaf, todo=todo, waiting=waiting, places=places)
-    state.shards.leaves[leaf.task] = made
+    # the names of its execute jobs follow those of an earlier plan
+    made.executes = made.executed = sum(m.task == made.name for m in state.scoring.metrics.values())
+    state.shards.leaves[made.name] = made
+    # another entry's requests of it may be these: they are looked for anew
+    state.plan.looked_for = {pair for pair in state.plan.looked_for if pair[1] != leaf.task}
     state.shards.todo += todo
-    indexes.file_leaf(state, made)
-    indexes.file_entry(state, state.entries[leaf.entry])  # it is planned, or one leaf task less is to be
+    return made
 
 
 def responses_found(state: State, event: ResponsesFound) -> list[Action]:
     plan = state.plan
     plan.pending, plan.alike = False, event.alike
-    fresh = [leaf for leaf in event.leaves if leaf.task not in state.shards.leaves]
-    for leaf in fresh:
+    for leaf in event.leaves:
         # the lane counts only where a record turns out unreadable and its shard runs again
         _place(state, leaf, dict.fromkeys(leaf.shards, (REUSED_LANE, 0.0, 1.0)))
-        plan.reused[leaf.task] = event.sources[leaf.task]
+    plan.reused |= event.sources
     for name, frame in event.shards:
         if state.shards.by_name[name].frame is None:
             _done(state, name, frame)
@@ -99,7 +117,7 @@ def responses_found(state: State, event: ResponsesFound) -> list[Action]:
             entry.status, entry.result_file = "scored", file
             indexes.file_entry(state, entry)
             plan.reused_scores.add(index)
-    return [*publish(state), _fill(state)] if fresh else []
+    return [*publish(state), _fill(state)] if event.leaves else []
 
 
 def plan_failed(state: State, event: PlanFailed) -> list[Action]:
@@ -114,31 +132,34 @@ def publish(state: State) -> list[Action]:
     before = record.suite.batch_size == "auto" or record.options.early_trials
     if not before or not leaves or state.batch_size == "auto":
         return []
-    sets = {task: leaf.planned.folder for task, leaf in leaves.items()}
+    sets = {name: leaf.planned.folder for name, leaf in leaves.items()}
     return [PublishSets(batch_size=state.batch_size, sets=sets)]
 
 
 def due(state: State) -> list[Action]:
     """Look for responses of earlier evaluations, then plan, once every entry is built.
 
-    Where earlier ones are of a checkpoint with equal samples, they are looked for again once the content is known.
+    Of entries that have one leaf task the first is planned first; the next one takes its shards, or asks other requests.
+    Where earlier evaluations are of a checkpoint with equal samples, they are looked for again once the content is known.
     """
     if state.plan.pending or state.batch_size == "auto":
         return []
     entries = state.index.entries
     if "unbuilt" in entries or "building" in entries or "unplanned" not in entries:
         return []
-    fresh = {
-        index: {task: folder for task, folder in entry.sets.items() if task not in state.shards.leaves}
-        for index, entry in sorted(entries["unplanned"].items())
-    }
+    turn: dict[str, int] = {}  # leaf task -> entry
+    for index, entry in sorted(entries["unplanned"].items()):
+        turn |= {task: index for task in entry.sets if task not in entry.leaves and task not in turn}
+    fresh: dict[int, dict[str, str]] = {}
+    for task, index in turn.items():
+        fresh.setdefault(index, {})[_free_name(state, task)] = state.entries[index].sets[task]
     cuts = {index: state.cut_of(state.entries[index]) for index in fresh}
     if state.plan.alike and nodes.content_to_come(state):
         return []
     if state.plan.alike and state.nodes.content is not None:
         state.plan.alike = False
         state.plan.looked_for.clear()
-    unsought = {task for sets in fresh.values() for task in sets} - state.plan.looked_for
+    unsought = {(index, task) for task, index in turn.items()} - state.plan.looked_for
     if unsought:
         state.plan.looked_for |= unsought
         state.plan.pending = True
@@ -155,6 +176,28 @@ def due(state: State) -> list[Action]:
     state.plan.pending = True
     lanes = lanes[:most] if most else lanes
     return [MakePlan(sets=fresh, batch_size=state.batch_size, lanes=lanes, cuts=cuts)]
+
+
+def _free_name(state: State, task: str) -> str:
+    """The name of a leaf task of which no planned one asks the same requests."""
+    names = (f"{task}#{number}" if number > 1 else task for number in count(1))
+    return next(name for name in names if name not in state.shards.leaves)
+
+
+def equal_leaf(
+    state: State, entry: int, manifest: RequestSetManifest, folder: str, cut: str
+) -> PlannedLeaf | None:
+    """The planned leaf task that asks these requests in these batches, as this entry's; None where there is none."""
+    for leaf in state.shards.leaves.values():
+        its = leaf.planned
+        if (its.task, its.key, its.cut, its.executes) == (
+            manifest.task,
+            manifest.key,
+            cut,
+            manifest.executes,
+        ):
+            return its.model_copy(update={"name": leaf.name, "entry": entry, "folder": folder})
+    return None
 
 
 def deal_due(state: State, now: float, *, submits: bool) -> Due:
@@ -202,7 +245,12 @@ def dumped(state: State, event: ShardsDumped) -> list[Action]:
 
 def leaf_of(state: State, shard: str) -> LeafState:
     """The leaf task that a planned shard is part of."""
-    return state.shards.leaves[state.shards.by_name[shard].task]
+    return state.shards.leaves[state.shards.by_name[shard].leaf]
+
+
+def open_entries(state: State, leaf: LeafState) -> list[EntryState]:
+    """The entries that its shards answer and that are neither scored nor failed."""
+    return [state.entries[index] for index in leaf.entries if not state.entries[index].terminal]
 
 
 def _done(state: State, name: str, frame: FrameRef) -> None:
@@ -222,7 +270,7 @@ def corrupted(state: State, event: ShardCorrupted) -> list[Action]:
     shard = state.shards.by_name.get(event.shard)
     if shard is None or shard.frame is None:
         return []
-    if state.entries[leaf_of(state, event.shard).planned.entry].terminal:
+    if not open_entries(state, leaf_of(state, event.shard)):
         return []  # its score stands, or will never be
     _take_back(state, event.shard)
     if failed := _unread(state, event.shard, event.error):
@@ -243,10 +291,10 @@ def _take_back(state: State, name: str) -> None:
         if document in leaf.complete:
             leaf.complete.remove(document)
     indexes.file_leaf(state, leaf)
-    entry = state.entries[leaf.planned.entry]
-    if entry.status == "scoring":
-        entry.status = "built"
-        indexes.file_entry(state, entry)
+    for entry in open_entries(state, leaf):
+        if entry.status == "scoring":
+            entry.status = "built"
+            indexes.file_entry(state, entry)
 
 
 def _unread(state: State, name: str, why: str) -> list[Action]:
@@ -257,7 +305,7 @@ def _unread(state: State, name: str, why: str) -> list[Action]:
         return []
     state.warnings.append(f"shard {name} quarantined: {why}")
     said = f"shard {name} was run {shard.unread} times and left no record that can be read; the last: {why}"
-    return fail_entry(state, state.entries[leaf_of(state, name).planned.entry], said)
+    return fail_leaf(state, leaf_of(state, name), said)
 
 
 # --- the work queue ----------------------------------------------------------------------------------------------------------
@@ -309,11 +357,12 @@ def _to_do(state: State, name: str) -> bool:
 
 
 def fail_entry(state: State, entry: EntryState, error: str) -> list[Action]:
-    """An entry cannot be scored: it says why, and its other shards are not worth a GPU any more."""
+    """An entry cannot be scored: it says why, and its other shards are not worth a GPU any more, unless for other entries."""
     entry.status, entry.error = "failed", error
     indexes.file_entry(state, entry)
     withdrawn = []
-    for name in shards_of(state, entry.sets):
+    lost = [n for n in entry.leaves.values() if not open_entries(state, state.shards.leaves[n])]
+    for name in shards_of(state, lost):
         if _to_do(state, name):
             state.shards.by_name[name].quarantined = True
             state.shards.todo -= 1
@@ -321,43 +370,68 @@ def fail_entry(state: State, entry: EntryState, error: str) -> list[Action]:
     return [WithdrawShards(shards=tuple(withdrawn))] if withdrawn else []
 
 
+def fail_leaf(state: State, leaf: LeafState, error: str) -> list[Action]:
+    """A leaf task cannot be answered: no entry that has it can be scored."""
+    return [action for entry in open_entries(state, leaf) for action in fail_entry(state, entry, error)]
+
+
 def reopen_entry(state: State, entry: EntryState) -> list[Action]:
     """A failed entry is tried again from where it stood; its shards are queued."""
     entry.error, entry.build_attempts, entry.score_attempts_before = "", 0, entry.score_attempts
     entry.status = "built" if entry.sets else "unbuilt"
     indexes.file_entry(state, entry)
+    again: list[str] = []
+    for leaf in (state.shards.leaves[name] for name in entry.leaves.values()):
+        for name in leaf.planned.shards:
+            shard = state.shards.by_name[name]
+            shard.kills, shard.died_on, shard.doubts, shard.unread = 0, [], {}, 0
+        again += _wanted_again(state, leaf)
+    return requeue(state, again)
+
+
+def _wanted_again(state: State, leaf: LeafState) -> list[str]:
+    """Its shards that were withdrawn are to do; their names."""
     again = []
-    for name in shards_of(state, entry.sets):
+    for name in leaf.planned.shards if open_entries(state, leaf) else ():
         shard = state.shards.by_name[name]
-        shard.kills, shard.died_on, shard.doubts, shard.unread = 0, [], {}, 0
         if shard.quarantined:
             shard.quarantined = False
             if shard.frame is None:
                 state.shards.todo += 1
                 again.append(name)
-    return requeue(state, again)
+    return again
 
 
-def retire(state: State, entry: EntryState) -> list[Action]:
-    """Forget the plan of an entry's likelihoods: they are to be cut into other batches. The caller changes its status.
+def retire(state: State, entry: EntryState, *, executes: bool) -> list[Action]:
+    """Forget the plan of an entry whose requests are cut into other batches, or are gone. The caller changes its status.
 
-    Tasks that execute programs generate their answers: the token budget does not cut those.
+    Shards go with the last open entry that has them. `executes`: also those of tasks that execute programs, which
+    generate their answers: a token budget does not cut these.
     """
     withdrawn = []
-    for task in entry.sets:
-        leaf = state.shards.leaves.get(task)
-        if leaf is None or leaf.planned.executes:
+    for task, known in list(entry.leaves.items()):
+        leaf = state.shards.leaves[known]
+        if leaf.planned.executes and not executes:
+            continue
+        leaf.entries.remove(entry.index)
+        del entry.leaves[task]
+        if open_entries(state, leaf):
             continue
         for name in leaf.planned.shards:
             if _to_do(state, name):
                 state.shards.todo -= 1
                 withdrawn.append(name)
             del state.shards.by_name[name]
-        state.shards.retired.add((task, leaf.planned.cut))
-        del state.shards.leaves[task]
-        indexes.drop_leaf(state, task)
-        state.plan.looked_for.discard(task)
-        state.plan.reused.pop(task, None)
+        for other in (state.entries[index] for index in leaf.entries):
+            del other.leaves[task]  # one that is retried is planned again
+        for metric in [state.scoring.metrics[name] for name in state.scoring.outstanding]:
+            if metric.task == known:
+                metric.done = True
+                state.scoring.outstanding.discard(metric.name)
+        state.shards.retired.add((known, leaf.planned.cut))
+        del state.shards.leaves[known]
+        indexes.drop_leaf(state, known)
+        state.plan.reused.pop(known, None)
     return [WithdrawShards(shards=tuple(withdrawn))] if withdrawn else []
 
 
@@ -370,15 +444,14 @@ def is_retired(state: State, shard: str) -> bool:
     return (name.task, name.cut) in state.shards.retired
 
 
-def shards_of(state: State, tasks: Iterable[str]) -> Iterable[str]:
-    """The shards of these leaf tasks, as far as they are planned."""
-    for task in tasks:
-        leaf = state.shards.leaves.get(task)
-        yield from leaf.planned.shards if leaf is not None else ()
+def shards_of(state: State, leaves: Iterable[str]) -> Iterable[str]:
+    """The shards of planned leaf tasks of these names."""
+    for name in leaves:
+        yield from state.shards.leaves[name].planned.shards
 
 
 def restarted(state: State) -> list[Action]:
     """A plan that was asked for is asked for again; the request sets are named again."""
     state.plan.pending = False
-    state.plan.looked_for &= state.shards.leaves.keys()
+    state.plan.looked_for.clear()
     return [] if state.winding_down else publish(state)

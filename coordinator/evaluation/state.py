@@ -51,6 +51,9 @@ class EntryState:
     status: EntryStatus = "unbuilt"
     folder: str = ""
     sets: Mapping[str, str] = field(default_factory=dict)  # leaf task -> folder
+    leaves: dict[str, str] = field(
+        default_factory=dict
+    )  # leaf task -> its name in `Shards.leaves`, once planned
     build_job: str = ""  # the last that was to build it
     build_attempts: int = 0  # that failed, or during which the job ended
     score_attempts: int = 0
@@ -71,16 +74,22 @@ class LeafState:
 
     planned: PlannedLeaf
     todo: int
+    entries: list[int] = field(default_factory=list)  # that its shards answer: those that ask equal requests
     waiting: dict[int, int] = field(default_factory=dict)
     places: dict[int, list[int]] = field(default_factory=dict)  # document -> its shards' places in the plan
     complete: list[int] = field(default_factory=list)  # whole documents not yet given to an execute job
     executes: int = 0  # execute jobs enqueued so far
     executed: int = 0
 
+    @property
+    def name(self) -> str:
+        """Its name in `Shards.leaves` and in the names of its shards."""
+        return self.planned.name or self.planned.task
+
 
 @dataclass(slots=True, kw_only=True)
 class ShardState:
-    task: str = ""  # the leaf task that it is part of
+    leaf: str = ""  # name of the leaf task that it is part of
     rank: float
     seconds: float
     lane: str
@@ -191,7 +200,7 @@ class MetricState:
     name: str
     kind: Literal["execute", "score"]
     entry: int
-    task: str = ""
+    task: str = ""  # of an execute job: the name of a leaf task
     documents: tuple[int, ...] = ()  # of an execute job: whole ones of `task`
     done: bool = False
     enqueued_at: float = 0.0
@@ -217,8 +226,8 @@ class Index:
     lanes_in_use: int = 0  # their sum
     # not terminal, by status; of those built, "unplanned" lack a plan and "answered" lack neither response nor verdict
     entries: dict[str, dict[int, EntryState]] = field(default_factory=dict)
-    answered: set[str] = field(default_factory=set)  # leaf tasks that lack neither
-    # leaf tasks of which an execute job is due
+    answered: set[str] = field(default_factory=set)  # names of leaf tasks that lack neither
+    # names of leaf tasks of which an execute job is due
     executable: dict[str, LeafState] = field(default_factory=dict)
 
 
@@ -288,9 +297,9 @@ class Shards:
     """Part of `shards`."""
 
     by_name: dict[str, ShardState] = field(default_factory=dict)
-    leaves: dict[str, LeafState] = field(default_factory=dict)
+    leaves: dict[str, LeafState] = field(default_factory=dict)  # by name
     todo: int = 0  # neither done nor quarantined nor withdrawn
-    # (leaf task, cut) that were planned and did not fit a GPU's memory: their answers count no more
+    # (name of a leaf task, cut) that were planned and did not fit a GPU's memory: their answers count no more
     retired: set[tuple[str, str]] = field(default_factory=set)
     # entry -> the unit that did not fit, until its token budget is reduced
     too_large: dict[int, TooLarge] = field(default_factory=dict)
@@ -302,8 +311,9 @@ class Plan:
 
     pending: bool = False  # also while responses of earlier evaluations are looked for
     alike: bool = False  # as of `ResponsesFound`, the last one
-    looked_for: set[str] = field(default_factory=set)  # leaf tasks whose earlier responses were looked for
-    reused: dict[str, str] = field(default_factory=dict)  # leaf task -> evaluation that its responses are of
+    # (entry, leaf task) whose earlier responses were looked for
+    looked_for: set[tuple[int, str]] = field(default_factory=set)
+    reused: dict[str, str] = field(default_factory=dict)  # name of a leaf task -> evaluation of its responses
     reused_scores: set[int] = field(default_factory=set)  # entries whose scores are that evaluation's, too
     made_at: float | None = None
     count: int = 0
@@ -392,6 +402,12 @@ class State:
         return self.ending.phase >= Phase.WRITING
 
     @property
+    def plans_later(self) -> bool:
+        """No shard is to do, and a plan is to come: it may be worth any number of lanes."""
+        ahead = not self.index.entries.keys().isdisjoint({"unbuilt", "building", "unplanned"})
+        return not self.shards.todo and (ahead or not self.shards.leaves)
+
+    @property
     def can_work(self) -> bool:
         """Its checkpoint and request sets are known, and its end has not begun: nodes and workers are of use."""
         return self.builds.looked_up and self.conversion.status in ("none", "done") and not self.winding_down
@@ -439,7 +455,7 @@ class State:
     @property
     def waits_until(self) -> float | None:
         """Unix seconds at which the first node returns, while there is work and all nodes are in back-off; None otherwise."""
-        if not (self.shards.todo or not self.shards.leaves) or self.winding_down:
+        if not (self.shards.todo or self.plans_later) or self.winding_down:
             return None
         times = [n.back_off_until for n in self.nodes.by_name.values() if n.status == "back-off"]
         in_use = any(n.status in ("offered", "staging", "ready") for n in self.nodes.by_name.values())

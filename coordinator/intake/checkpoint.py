@@ -354,7 +354,7 @@ def _small_files(folder: Path, *, code: bool) -> list[str]:
 def _tokenizer_has_code(folder: Path) -> bool:
     """Does the tokenizer name classes in Python files of the checkpoint? transformers reads its auto_map first."""
     place = folder / "tokenizer_config.json"
-    return place.is_file() and "auto_map" in _json(place)
+    return place.is_file() and "auto_map" in read_json(place)
 
 
 def _names(folder: Path) -> Iterable[str]:

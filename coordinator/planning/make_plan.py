@@ -55,9 +55,9 @@ class PlanningError(Exception):
 def read_sets(
     folders: Mapping[str, str], cuts: Mapping[str, str]
 ) -> dict[str, tuple[RequestSetManifest, BatchIndex]]:
-    """Manifest and batches of every leaf task; PlanningError names what cannot be read.
+    """Manifest and batches of every leaf task, by name; PlanningError says what cannot be read.
 
-    `cuts`: leaf task -> the cut of its batch files, as `records.cut_on_disk`.
+    `cuts`: its name -> the cut of its batch files, as `records.cut_on_disk`.
     """
     sets = {}
     for task, folder in folders.items():
@@ -82,6 +82,7 @@ def hardware_of(nodes: Iterable[NodeUse]) -> str:
 
 def _work_set(
     record: EvaluationRecord,
+    name: str,
     manifest: RequestSetManifest,
     index: BatchIndex,
     *,
@@ -102,7 +103,7 @@ def _work_set(
     # one judge job may send as many requests at once as the judge's cap allows
     at_once = JUDGES_AT_ONCE if judged else metric.at_once
     return WorkSet(
-        name=manifest.task,
+        name=name,
         batch_seconds=batches.seconds,
         metric_seconds=metric.seconds,
         metric="execute" if manifest.executes else "score",
@@ -125,6 +126,7 @@ def _leaf(
     batches = [index.documents[s.first_batch : s.end_batch] for s in own] if manifest.executes else []
     return PlannedLeaf(
         task=manifest.task,
+        name=work.name,
         entry=entry,
         key=manifest.key,
         folder=folder,
@@ -178,10 +180,12 @@ def make_plan(
         together = (
             1 if manifest.executes else scored[entry_of[task]]
         )  # an entry's tasks are scored by one job
-        metric = predict_metric(task, manifest.documents, manifest.executes, history, together=together)
+        metric = predict_metric(
+            manifest.task, manifest.documents, manifest.executes, history, together=together
+        )
         judged = record.suite.tasks[entry_of[task]].judge
         work[task] = _work_set(
-            record, manifest, index, hardware=hardware, history=history, metric=metric, judged=judged
+            record, task, manifest, index, hardware=hardware, history=history, metric=metric, judged=judged
         )
         late[task] = percentile_95(metric.seconds, metric.sigma)
     load_seconds = predict_load(size, hardware, history)

@@ -69,9 +69,12 @@ def _sets(
     """Data sets of an instance: the leaf tasks that ran; leaves share their entry's scoring evenly."""
     sets = []
     for entry in state.entries:
-        leaves = [t for t in entry.sets if t in state.shards.leaves and gpu_seconds.get(t)]
+        known = state.shards.leaves
+        leaves = [
+            n for n in entry.leaves.values() if gpu_seconds.get(n) and known[n].entries[0] == entry.index
+        ]
         for task in leaves:
-            planned = state.shards.leaves[task].planned
+            planned = known[task].planned
             # an entry of one task may have the task's name: count its seconds once
             shared = metric_seconds.get(entry.name, 0.0) / len(leaves) if entry.name != task else 0.0
             sets.append(

@@ -273,14 +273,15 @@ def _bound(state: State, gathered: _Gathered, shards: Sequence[ShardSpan]) -> fl
     seconds: Mapping[str, float] = _seconds_by_task(shards)
     sets = []
     for entry in state.entries:
-        for task in entry.sets:
-            leaf = state.shards.leaves.get(task)
-            if leaf is None or task not in seconds:
+        for name in entry.leaves.values():
+            leaf = state.shards.leaves[name]
+            task = leaf.planned.task
+            if name not in seconds or leaf.entries[0] != entry.index:
                 continue
             sets.append(
                 MeasuredSet(
-                    name=task,
-                    gpu_seconds=seconds[task],
+                    name=name,
+                    gpu_seconds=seconds[name],
                     documents=leaf.planned.documents,
                     metric_seconds=gathered.metric_seconds.get(task, 0.0),
                     executes=leaf.planned.executes,

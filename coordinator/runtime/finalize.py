@@ -36,7 +36,7 @@ from evaljobs.contract.paths import EvaluationPaths, batch_index_file, entry_man
 from evaljobs.contract.specs import BatchIndex, Record, RequestSetManifest
 from evaljobs.contract.storage import FrameError, make_folder, read_frames, read_record, write_atomic
 from evaljobs.judges.kept import judgements
-from evaljobs.lmeval.results import merge_results
+from evaljobs.lmeval.results import merge_results, merged_names
 from evaljobs.lmeval.shown_inputs import CHANGING, merged, rows_of_set
 from priors.table import Observation
 from priors.table import append as append_observations
@@ -99,13 +99,9 @@ def merged_results(state: State) -> dict[str, Any]:
     with their reasons.
     """
     failed = {e.name: e.error for e in state.entries if e.status == "failed"}
-    scores = []
-    for entry in (e for e in state.entries if e.status == "scored"):
-        try:
-            scores.append(json.loads(read_bytes(Path(entry.result_file))))
-        except (FileNotFoundError, ValueError) as error:
-            failed[entry.name] = f"its scores in {entry.result_file} cannot be read (any more): {error}"
-    results = merge_results(scores)
+    scores, unread = _scores(state)
+    failed |= unread
+    results = merge_results(list(scores.values()))
     if "config" in results:
         # tasks were scored by a model without batches; lm-eval's key names those of inference
         results["config"] |= {"batch_size": state.batch_size}
@@ -117,6 +113,18 @@ def merged_results(state: State) -> dict[str, Any]:
     return results
 
 
+def _scores(state: State) -> tuple[dict[int, Any], dict[str, str]]:
+    """Score files of the scored entries, by index; names of those whose file cannot be read, with the reason."""
+    scores: dict[int, Any] = {}
+    unread: dict[str, str] = {}
+    for entry in (e for e in state.entries if e.status == "scored"):
+        try:
+            scores[entry.index] = json.loads(read_bytes(Path(entry.result_file)))
+        except (FileNotFoundError, ValueError) as error:
+            unread[entry.name] = f"its scores in {entry.result_file} cannot be read (any more): {error}"
+    return scores, unread
+
+
 def learnt(state: State, report: Report) -> list[Observation]:
     """What this evaluation shows of each leaf task that was run whole: GPU and metric seconds against its tokens."""
     seconds: dict[str, float] = defaultdict(float)
@@ -124,11 +132,11 @@ def learnt(state: State, report: Report) -> list[Observation]:
         seconds[ShardId.parse(span.shard).task] += span.seconds
     loads = [g.imports + g.load + g.warm for g in report.gpus if g.load > 0]
     rows = []
-    for task, leaf in state.shards.leaves.items():
-        if leaf.todo or task not in seconds:
+    for name, leaf in state.shards.leaves.items():
+        if leaf.todo or name not in seconds:
             continue
-        cut = cut_on_disk(leaf.planned.cut, state.batch_size)
-        manifest, index = read_sets({task: leaf.planned.folder}, {task: cut})[task]
+        task, cut = leaf.planned.task, cut_on_disk(leaf.planned.cut, state.batch_size)
+        manifest, index = read_sets({name: leaf.planned.folder}, {name: cut})[name]
         entry = state.entries[leaf.planned.entry]
         rows.append(
             Observation(
@@ -142,7 +150,7 @@ def learnt(state: State, report: Report) -> list[Observation]:
                 prefill_tokens=sum(index.prefill_tokens),
                 generated_tokens=sum(index.generated_tokens),
                 documents=manifest.documents,
-                inference_seconds=seconds[task],
+                inference_seconds=seconds[name],
                 metric_seconds=report.metric_seconds.get(task, 0.0) if entry.status == "scored" else 0.0,
                 load_seconds=min(loads) if loads else None,
                 at=report.accepted_at,
@@ -179,12 +187,16 @@ def _warn(state: State, what: str, error: Exception) -> None:
 
 
 def keys_of(state: State) -> dict[str, dict[str, str]]:
-    """Leaf task -> its request digest and score key, of the tasks that came to be planned."""
-    keys = {}
-    for task, leaf in state.shards.leaves.items():
-        with suppress(OSError, ValueError):
-            manifest = read_record(request_set_manifest(leaf.planned.folder), RequestSetManifest)
-            keys[task] = {"requests": manifest.key, "asks": manifest.asks, "score": manifest.score_key}
+    """Leaf task, as `merged_results` names it -> its request digest and score key, of those whose request sets are there."""
+    keys: dict[str, dict[str, str]] = {}
+    scores, _ = _scores(state)
+    alias = dict(zip(scores, merged_names(list(scores.values())), strict=True))
+    for entry in sorted(state.entries, key=lambda e: e.index not in scores):
+        for task, name in entry.leaves.items():
+            with suppress(OSError, ValueError):
+                manifest = read_record(request_set_manifest(entry.sets[task]), RequestSetManifest)
+                said = {"requests": manifest.key, "asks": manifest.asks, "score": manifest.score_key}
+                keys.setdefault(alias.get(entry.index, {}).get(task, name), said)
     return keys
 
 
@@ -194,10 +206,10 @@ def shown_of(state: State) -> dict[str, dict[str, str]]:
     A failed task whose request sets were dropped, since they turned out wrong, has a row that nothing equals.
     """
     built, scored, dropped = {}, [], {}
-    for leaf in state.shards.leaves.values():
+    for place in {place for entry in state.entries for place in entry.sets.values()}:
         with suppress(OSError, ValueError):
-            manifest = read_record(request_set_manifest(leaf.planned.folder), RequestSetManifest)
-            folder = Path(leaf.planned.folder).parent
+            manifest = read_record(request_set_manifest(place), RequestSetManifest)
+            folder = Path(place).parent
             built[folder, manifest.shown] = rows_of_set(folder, manifest.shown) or {}
     for entry in state.entries:
         if entry.status == "failed" and entry.sets and not entry_manifest(entry.folder).exists():
@@ -216,6 +228,9 @@ def write_results(
     if report is not None:
         teach(state, report, observations)
     results = merged_results(state)
+    before: dict[str, Any] = {}  # a retry finds no request sets of what was pruned
+    with suppress(OSError, ValueError):
+        before = json.loads(paths.results.read_bytes())["evalspan"]["keys"]
     made = report or without_measurements(state, "")
     results["evalspan"] = {
         "evaluation_id": state.evaluation_id,
@@ -232,7 +247,7 @@ def write_results(
         "makespan_seconds": None if report is None else report.makespan_seconds,
         "paused_seconds": None if report is None else report.paused_seconds,
         "failed_entries": sorted(failed),
-        "keys": keys_of(state),
+        "keys": before | keys_of(state),
         "shown": shown_of(state),
         "responses_from": dict(state.plan.reused),
     }

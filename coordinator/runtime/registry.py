@@ -210,7 +210,7 @@ class Evaluations:
         running.make_folders()
         for note in running.paths.verdicts.glob("*.hand"):  # items that killed their process may be run again
             note.unlink(missing_ok=True)
-        self._ask(evaluation_id, RetryAsked(at=clock.now()))
+        self._ask(evaluation_id, RetryAsked(at=clock.now(), gone=running.gone()))
 
     def prioritize(self, evaluation_id: str, priority: int) -> None:
         """Serve it in another order. OSError and KeyError as of `cancel`."""

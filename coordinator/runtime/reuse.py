@@ -13,8 +13,8 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +22,11 @@ from pydantic import ValidationError
 
 from coordinator.base.listing import beginning
 from coordinator.errors import EvalspanError
+from coordinator.evaluation import shards
 from coordinator.evaluation.actions import FindResponses
 from coordinator.evaluation.events import OutcomeSeen, Planned, PlannedLeaf, ResponsesFound, ShardsDumped
 from coordinator.evaluation.records import EvaluationRecord, checkpoint_name, cut_on_disk
-from coordinator.evaluation.state import State
+from coordinator.evaluation.state import EntryState, State
 from coordinator.intake.present import Present
 from coordinator.planning.make_plan import PlanningError, read_sets
 from coordinator.runtime.journal import read_events
@@ -51,7 +52,8 @@ class _Ours:
 
     record: EvaluationRecord
     paths: EvaluationPaths
-    cuts: Mapping[str, str]  # leaf task -> its cut
+    cuts: Mapping[str, str]  # name of a leaf task -> its cut
+    entries: Sequence[EntryState]
     present: Present
 
 
@@ -62,9 +64,9 @@ class _Earlier:
     record: EvaluationRecord
     paths: EvaluationPaths
     batch_size: int | str | None  # of shards whose names have no cut
-    keys: Mapping[str, Mapping[str, str]]  # leaf task -> "requests" and "score"
+    keys: Mapping[str, Mapping[str, str]]  # name of a leaf task -> "requests" and "score"
     same: bool  # the checkpoint is ours; False: its samples are, and whether its content is, is not known
-    leaves: dict[str, PlannedLeaf] = field(default_factory=dict)
+    leaves: dict[str, PlannedLeaf] = field(default_factory=dict)  # by name
     frames: dict[str, FrameRef] = field(default_factory=dict)
     scores: dict[int, str] = field(default_factory=dict)  # entry -> score file, where no item lacks its score
 
@@ -72,7 +74,7 @@ class _Earlier:
         for event in read_events(self.paths.journal):
             match event:
                 case Planned() | ResponsesFound():
-                    self.leaves = {leaf.task: leaf for leaf in event.leaves} | self.leaves
+                    self.leaves = {leaf.name or leaf.task: leaf for leaf in event.leaves} | self.leaves
                     if isinstance(event, ResponsesFound):
                         self.frames |= dict(event.shards)
                         self.scores |= event.scores
@@ -91,25 +93,35 @@ class _Earlier:
 def find(
     state: State, wanted: FindResponses, work: WorkPaths, present: Present, now: float
 ) -> ResponsesFound:
-    """What of `wanted` earlier evaluations of this work folder have; nothing where it cannot be read, or for `--fresh`."""
+    """What of `wanted` another entry asks, or earlier evaluations of this work folder have.
+
+    Nothing where it cannot be read; `--fresh` uses nothing of earlier evaluations.
+    """
     nothing = ResponsesFound(at=now)
-    if state.record.inputs is not None and state.record.inputs.fresh:
-        return nothing
     folders = {task: folder for sets in wanted.sets.values() for task, folder in sets.items()}
     cuts = {t: wanted.cuts.get(entry, "") for entry, sets in wanted.sets.items() for t in sets}
     try:
         sets = read_sets(folders, {t: cut_on_disk(cut, wanted.batch_size) for t, cut in cuts.items()})
     except PlanningError:
         return nothing  # the plan will say so
-    found, alike = nothing, set[str]()
-    ours = _Ours(state.record, work.evaluation(state.evaluation_id), cuts, present)
-    for earlier in _candidates(state, work):
+    alike = set[str]()
+    shared = {
+        name: equal
+        for entry, named in wanted.sets.items()
+        for name, folder in named.items()
+        if (equal := shards.equal_leaf(state, entry, sets[name][0], folder, cuts[name])) is not None
+    }
+    found = nothing.model_copy(update={"leaves": tuple(shared.values())})
+    sets = {name: one for name, one in sets.items() if name not in shared}
+    ours = _Ours(state.record, work.evaluation(state.evaluation_id), cuts, state.entries, present)
+    fresh = state.record.inputs is not None and bool(state.record.inputs.fresh)
+    for earlier in () if fresh else _candidates(state, work):
         wants = {
             task
             for task in sets
             if (cuts[task] or earlier.batch_size == wanted.batch_size)
             and task not in found.sources
-            and earlier.keys.get(task, {}).get("requests") == sets[task][0].key
+            and any(keys.get("requests") == sets[task][0].key for keys in earlier.keys.values())
         }
         if not wants:
             continue
@@ -190,24 +202,30 @@ def _with(
         task: (entry, folder) for entry, named in wanted.sets.items() for task, folder in named.items()
     }
     leaves: list[PlannedLeaf] = []
-    shards: dict[str, FrameRef] = {}
-    for task, (manifest, index) in sets.items():
-        leaf = earlier.leaves.get(task)
-        if leaf is None or leaf.key != manifest.key or not _whole(leaf, index, earlier, ours.cuts[task]):
+    frames: dict[str, FrameRef] = {}
+    for name, (manifest, index) in sets.items():
+        equal = (e for e in earlier.leaves.values() if (e.task, e.key) == (manifest.task, manifest.key))
+        leaf = next((e for e in equal if _whole(e, index, earlier, ours.cuts[name])), None)
+        if leaf is None:
             continue
-        shards |= {s: _linked(earlier.paths, earlier.frames[s], own) for s in leaf.shards}
-        leaves.append(_as_ours(leaf, *entry_of[task], manifest, index))
-    taken = {leaf.task for leaf in leaves}
+        named = leaf.model_copy(update={"name": name})
+        as_ours = _as_ours(named, *entry_of[name], manifest, index)
+        for their, shard in zip(leaf.shards, as_ours.shards, strict=True):
+            frames[shard] = _linked(earlier.paths, earlier.frames[their], own)
+        leaves.append(as_ours)
+    taken = {leaf.name for leaf in leaves}
     scores = {
         entry: file
         for entry, named in wanted.sets.items()
+        # all of the entry: none of its leaf tasks is another entry's, too
         if named.keys() <= taken
+        and len(named) == len(ours.entries[entry].sets)
         and (file := _score(ours, entry, {t: sets[t][0] for t in named}, earlier)) is not None
     }
     return found.model_copy(
         update={
             "leaves": (*found.leaves, *leaves),
-            "shards": (*found.shards, *shards.items()),
+            "shards": (*found.shards, *frames.items()),
             "scores": found.scores | scores,
             "sources": found.sources | dict.fromkeys(sorted(taken), earlier.record.evaluation_id),
         }
@@ -265,6 +283,7 @@ def _as_ours(
         documents = (tuple(sorted({d for b in index.documents[a:z] for d in b})) for a, z in spans)
     return leaf.model_copy(
         update={
+            "shards": tuple(str(replace(ShardId.parse(shard), task=leaf.name)) for shard in leaf.shards),
             "entry": entry,
             "folder": folder,
             "executes": manifest.executes,
@@ -288,12 +307,11 @@ def _score(
     ]
     if theirs is None or settings[0] != settings[1]:
         return None
-    if any(
-        not manifests[t].score_key or earlier.keys[t].get("score") != manifests[t].score_key
-        for t in manifests
-    ):
-        return None
-    for task in manifests:
+    for manifest in manifests.values():
+        before_keys = {k.get("score") for k in earlier.keys.values() if k.get("requests") == manifest.key}
+        if not manifest.score_key or before_keys != {manifest.score_key}:
+            return None
+    for task in (manifest.task for manifest in manifests.values()):
         samples = earlier.paths.samples / f"samples_{slug(task)}_{theirs:03d}.jsonl"
         if exists(samples):
             _link(samples, ours.paths.samples / f"samples_{slug(task)}_{entry:03d}.jsonl")

@@ -45,12 +45,12 @@ from coordinator.evaluation.state import IllegalEventError, State
 from coordinator.runtime import detect
 from coordinator.runtime.effects import Performer
 from coordinator.runtime.finalize import try_report
-from coordinator.runtime.journal import CopiedJournalError, Journal, replayed
+from coordinator.runtime.journal import CopiedJournalError, Journal, line_of, replayed
 from coordinator.runtime.status_file import write_ended
 from coordinator.services.metric_queue import MetricQueue
-from evaljobs.contract.names import ShardId
+from evaljobs.contract.folded import exists
 from evaljobs.contract.outcomes import OUTCOME
-from evaljobs.contract.paths import EvaluationPaths
+from evaljobs.contract.paths import EvaluationPaths, request_set_manifest
 from evaljobs.contract.specs import FrameRef
 from evaljobs.contract.storage import (
     FrameError,
@@ -74,7 +74,16 @@ REFILL_SECONDS = 2.0  # between two tries to fill the queue of a Redis that take
 RESPONSES = re.compile(r"[\w.-]+\.frames", re.ASCII)  # names of response files; others are ignored
 SIGN_SECONDS = 10.0  # between two signs that a coordinator runs the evaluation: its journal's mtime
 NEVER = sys.maxsize  # bytes consumed of a file that is no response file: it is not read again
+# events that come of an event's actions, of theirs, and so on: an entry is looked up, planned and scored once
+MAX_ANSWERS = 50
+MAX_ANSWERS_AN_ENTRY = 4
+LAST_ANSWERS = 10  # of too many, in the log
+MOST_SAID = 500  # bytes of each
 MAX_OUTCOME_BYTES = 1 << 24  # size of an outcome file; larger ones are passed over
+
+
+class EndlessTurnError(Exception):
+    """An evaluation's events and actions call for each other without end: it is parked, and the loop goes on."""
 
 
 class Running:
@@ -166,6 +175,19 @@ class Running:
         for folder in self.paths.folders():
             make_folder(folder)
 
+    def gone(self) -> tuple[int, ...]:
+        """Entries that a retry concerns and whose responses or request sets are not on disk any more, as after `prune`."""
+        lost = []
+        for entry in (e for e in self.state.entries if e.status == "failed" or e.unscored):
+            frames = (
+                self.state.shards.by_name[s].frame
+                for s in shards.shards_of(self.state, entry.leaves.values())
+            )
+            files = {self.paths.responses / frame.file for frame in frames if frame is not None}
+            if not all(map(exists, [*files, *map(request_set_manifest, entry.sets.values())])):
+                lost.append(entry.index)
+        return tuple(lost)
+
     # --- the loop's body -------------------------------------------------------------------------------------------
 
     def take(self, events: Sequence[AnyEvent]) -> None:
@@ -202,7 +224,9 @@ class Running:
         return actions
 
     def _perform(self, actions: Iterable[Action]) -> None:
+        """Perform these actions, and those that follow from what comes of them. EndlessTurnError where that does not end."""
         waiting = deque(actions)
+        answers: list[AnyEvent] = []
         while waiting:
             action = waiting.popleft()
             if isinstance(action, CancelJob):
@@ -213,6 +237,13 @@ class Running:
                 self._submits.append(action)  # `submit` takes its turn after all that is known
                 continue
             came = self.performer.perform(self.state, action)
+            answers += came
+            if len(answers) > MAX_ANSWERS + MAX_ANSWERS_AN_ENTRY * len(self.state.entries):
+                last = b"".join(line_of(event)[:MOST_SAID] + b"\n" for event in answers[-LAST_ANSWERS:])
+                log.error("%s: its last events:\n%s", self.state.evaluation_id, last.decode(errors="replace"))
+                raise EndlessTurnError(
+                    f"{len(answers)} events followed from one another, the last is {answers[-1].kind}: a bug of evalspan"
+                )
             waiting.extend(self._logged(came))
 
     def submit(self, deadline: float) -> None:
@@ -301,8 +332,8 @@ class Running:
         ]
         events: dict[str, AnyEvent] = {}
         for metric in (self.state.scoring.metrics[n] for n in failed if n in self.state.scoring.outstanding):
-            sets = self.state.entries[metric.entry].sets
-            for shard in shards.shards_of(self.state, [metric.task] if metric.kind == "execute" else sets):
+            its = self.state.entries[metric.entry].leaves.values()
+            for shard in shards.shards_of(self.state, [metric.task] if metric.kind == "execute" else its):
                 frame = self.state.shards.by_name[shard].frame
                 if frame is None or shard in events:
                     continue
@@ -358,18 +389,13 @@ class Running:
         try:
             for reference, head in read_frames(self.paths.responses / name, self._consumed.get(name, 0)):
                 self._consumed[name] = reference.offset + reference.length
-                leaf = self.state.shards.leaves.get(head.task)
                 shard = self.state.shards.by_name.get(head.shard)
                 own = name == self.paths.response_file(head.trial).name  # else it speaks of another trial
                 if shard is not None and own and 0 <= head.seconds < math.inf:
                     pace = self._paces.get(head.trial, stragglers.Pace())
                     self._paces[head.trial] = pace.and_done(head.seconds, shard.seconds)
-                if (
-                    leaf is None
-                    or shard is None
-                    or leaf.planned.key != head.key
-                    or ShardId.parse(head.shard).task != head.task
-                ):
+                its = None if shard is None else self.state.shards.leaves[shard.leaf].planned
+                if shard is None or its is None or (its.task, its.key) != (head.task, head.key):
                     if name not in self._strange and not shards.is_retired(self.state, head.shard):
                         log.warning("%s holds a shard of other requests (%s): passed over", name, head.shard)
                     self._strange.add(name)

@@ -50,6 +50,7 @@ class Cut:
 class ShardId:
     """Batches first_batch..end_batch-1 of a leaf task's request set: "task|first|end".
 
+    `task` is "task#2" where two entries of a suite ask different requests of one leaf task.
     `cut` says how the requests are cut into batches: "" by the evaluation's batch size, "4" by a
     batch size of the task's own, "fast-8192-8" in fast mode (`Cut`). Where it is not "", the name is
     "task|cut:first|end". Batches of different cuts have different names, so answers to one never count for another.

@@ -87,7 +87,7 @@ def run_shard(
             engine, batches[at], seeds[at], too_large, fast=fast, tick=lambda: tick(at, len(numbers))
         )
     return ShardResponses(
-        task=name.task,
+        task=requests.index.task,
         key=requests.index.key,
         shard=shard,
         trial=trial,

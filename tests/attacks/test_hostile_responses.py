@@ -38,7 +38,11 @@ def shards(running: Running) -> dict[str, tuple[str, str]]:
     """Shard -> its task and key, of those to do."""
     leaves = running.state.shards.leaves
     found = running.state.shards.by_name
-    return {n: (s.task, leaves[s.task].planned.key) for n, s in found.items() if s.frame is None}
+    return {
+        n: (leaves[s.leaf].planned.task, leaves[s.leaf].planned.key)
+        for n, s in found.items()
+        if s.frame is None
+    }
 
 
 def dumped(running: Running) -> dict[str, FrameRef]:

@@ -29,7 +29,7 @@ def state(paths: Any, lanes: int, *tasks: str, executes: bool = False) -> State:
     made = State(record=record, entries=[], batch_size=8)
     made.nodes.by_name["n"] = NodeUse(name="n", lanes=lanes)
     for index, task in enumerate(tasks):
-        made.entries.append(EntryState(index=index, name=task, sets={task: "folder"}))
+        made.entries.append(EntryState(index=index, name=task, sets={task: "folder"}, leaves={task: task}))
         planned = PlannedLeaf(
             task=task,
             entry=index,
@@ -40,7 +40,7 @@ def state(paths: Any, lanes: int, *tasks: str, executes: bool = False) -> State:
             documents=40,
             shards=(),
         )
-        made.shards.leaves[task] = LeafState(planned=planned, todo=0)
+        made.shards.leaves[task] = LeafState(planned=planned, todo=0, entries=[index])
     return made
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,19 +17,26 @@ from support.loops import coordinator_on, serving, until
 from support.simulated.parts import record
 from support.with_root import USER, fill, no_room_for_an_event
 
+from coordinator.base.signals import Signals
 from coordinator.base.throttle import Throttle
 from coordinator.cli.screen.standing import facts_of
 from coordinator.cli.screen.watching import Sight, _over
 from coordinator.cluster.fake import FakeCluster, fake_node
 from coordinator.config.schema import ClusterConfig, Config
 from coordinator.errors import RetryError
+from coordinator.evaluation import step as machine
+from coordinator.evaluation.actions import FindRequestSets
+from coordinator.evaluation.events import AnyEvent
+from coordinator.evaluation.job_specs import Site
 from coordinator.evaluation.records import job_prefix
+from coordinator.evaluation.state import State
 from coordinator.hook import pinned
 from coordinator.runtime import parked
 from coordinator.runtime.drive import drive
 from coordinator.runtime.journal import line_of, read_events
 from coordinator.runtime.loop import Coordinator
 from coordinator.runtime.operator_commands import Command, leave_command, obey_commands
+from coordinator.runtime.runner import MAX_ANSWERS, MAX_ANSWERS_AN_ENTRY
 from coordinator.runtime.service import Service
 from coordinator.runtime.status_file import Ended, Parked, read_status, write_parked
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths
@@ -179,6 +188,48 @@ def test_one_that_is_faulty_again_and_again_is_given_up_and_its_jobs_end(
     assert "is no event of this version" in str(pair.lost(BAD))
     assert shown(pair)[BAD]["stage"] == "given up"
     journal.write_bytes(whole)
+    leave_command(pair.performer.site.paths, Command(command="retry", evaluation_id=BAD))
+    obey_commands(pair)
+    assert sorted(pair.running) == [BAD, GOOD]
+
+
+def test_events_that_call_for_each_other_without_end_park_their_evaluation(
+    pair: Coordinator, cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each turn is bounded, also that of a restart: the last events are logged, the other evaluation and a signal go on."""
+    step, asked = machine.step, list[AnyEvent]()
+
+    def endless(state: State, site: Site, event: AnyEvent, *, replaying: bool = False) -> machine.Step:
+        found = step(state, site, event, replaying=replaying)
+        if state.evaluation_id != BAD or replaying:
+            return found
+        asked.append(event)
+        return replace(found, actions=(*found.actions, FindRequestSets(record=state.record)))
+
+    monkeypatch.setattr(machine, "step", endless)
+    most = MAX_ANSWERS + MAX_ANSWERS_AN_ENTRY * len(record().suite.tasks)
+    journal = pair.running[BAD].paths.journal
+    pair.prioritize(GOOD, 1)
+    with pytest.raises(OSError, match="is parked"):
+        pair.prioritize(BAD, 1)
+    for _ in parked.FAULT_SECONDS:
+        assert parked_bad(pair).reason == "fault"
+        assert "the last is request-sets-found: a bug of evalspan" in str(shown(pair)[BAD]["fault"])
+        assert len(asked) <= most + 1
+        asked.clear()
+        parked_bad(pair).until = 0.0
+        with Signals((signal.SIGTERM,)) as signals:
+            os.kill(os.getpid(), signal.SIGTERM)
+            pair.run(lambda: bool(signals.received))
+            pair.tick()
+        assert list(pair.running) == [GOOD]
+    assert caplog.text.count("its last events") == 1 + len(parked.FAULT_SECONDS)
+    assert '"kind":"request-sets-found"' in caplog.text
+    assert parked_bad(pair).reason == "given-up"
+    until(pair, lambda: not jobs_of(cluster, BAD) and not parked_bad(pair).open)
+    assert jobs_of(cluster, GOOD)
+    assert len(journal.read_bytes().splitlines()) < 5 * (most + 10)
+    monkeypatch.undo()
     leave_command(pair.performer.site.paths, Command(command="retry", evaluation_id=BAD))
     obey_commands(pair)
     assert sorted(pair.running) == [BAD, GOOD]

@@ -121,7 +121,7 @@ def _folded(text: str, width: int, style: str) -> Iterator[Text]:
 
 def _open_word(state: State, entry: EntryState) -> str:
     """What a task waits for. Its programs are run or judged once all its responses are written."""
-    leaves = [state.shards.leaves[task] for task in entry.sets if task in state.shards.leaves]
+    leaves = [state.shards.leaves[name] for name in entry.leaves.values()]
     if entry.status == "built" and leaves and all(leaf.todo == 0 for leaf in leaves):
         return "executing"
     return OPEN[entry.status]

@@ -40,7 +40,7 @@ def stage_of(state: State, now: float, snapshot: QueueSnapshot | None = None) ->
         return "clearing" if state.ended_at is None else "cancelled" if state.ending.cancelled else "ended"
     if state.ending.cancelled or state.ending.reason:
         return "ending"
-    if state.shards.leaves and state.shards.todo == 0:
+    if not state.shards.todo and not state.plans_later:
         return "scoring"
     stage, jobs = _under_way(state)
     if stage == "inference":

@@ -138,14 +138,15 @@ def planned(action: do.MakePlan, dice: random.Random, now: float) -> ev.Planned:
     """A plan of one to six shards a task; every second task executes programs."""
     leaves, rows = [], []
     for entry, sets in action.sets.items():
-        for task, folder in sets.items():
+        for name, folder in sets.items():
             executes = entry % 2 == 1
             cut = action.cuts.get(entry, "")
-            shards = tuple(str(ShardId(task, i, i + 1, cut)) for i in range(dice.randint(1, 6)))
+            shards = tuple(str(ShardId(name, i, i + 1, cut)) for i in range(dice.randint(1, 6)))
             documents = tuple((i, i + 1) for i in range(len(shards))) if executes else ()
             leaves.append(
                 ev.PlannedLeaf(
-                    task=task,
+                    task=folder.rpartition("/")[2],
+                    name=name,
                     entry=entry,
                     key="k",
                     folder=folder,

@@ -30,12 +30,14 @@ from evaljobs.contract.outcomes import (
     Scored,
     Staged,
 )
-from evaljobs.contract.specs import FrameRef, TrialSpec
+from evaljobs.contract.specs import FrameRef, ScoreSpec, TrialSpec
 from support.simulated.parts import SITE, FakeJob, FakeMember, Faults, ended, planned, record, too_large
 
 
 class World:
     """Runs one evaluation to its end under `faults`; every step is checked by `validate`."""
+
+    site = SITE
 
     def __init__(
         self, seed: int, faults: Faults, rec: EvaluationRecord | None = None, nodes: int = 2, gpus: int = 2
@@ -79,7 +81,7 @@ class World:
 
     def take(self, events: list[ev.AnyEvent]) -> None:
         for event in events:
-            step = machine.step(self.state, SITE, event)
+            step = machine.step(self.state, self.site, event)
             # the journal keeps what JSON keeps
             self.journal += [ev.EVENT.validate_json(ev.EVENT.dump_json(e)) for e in (event, *step.intents)]
             self.perform(step.actions)
@@ -133,7 +135,7 @@ class World:
             case do.EnqueueMetric():
                 self.rq.add(action.name)
                 self.specs[action.name] = metric_spec(
-                    self.state, SITE, self.state.scoring.metrics[action.name]
+                    self.state, self.site, self.state.scoring.metrics[action.name]
                 )
                 self.given_up.pop(action.name, None)
                 self.enqueued[action.name] = self.enqueued.get(action.name, 0) + 1
@@ -169,7 +171,10 @@ class World:
         self.next_id += 1
         members = {i: FakeMember() for i in range(action.job.count)}
         job = FakeJob(
-            job=action.job, job_id=str(self.next_id), specs=specs_of(self.state, SITE, info), members=members
+            job=action.job,
+            job_id=str(self.next_id),
+            specs=specs_of(self.state, self.site, info),
+            members=members,
         )
         key = name if name not in self.jobs else f"{name}#{self.next_id}"
         self.jobs[key] = job
@@ -222,13 +227,17 @@ class World:
         """Has the cluster room for this pending member now?"""
         return self.dice.random() < 0.6 and job.job.node not in self.drained
 
+    def leaf_tasks(self, entry: str) -> Iterable[str]:
+        """What lm-eval makes of an entry."""
+        return (entry,)
+
     def run_build(self, job: FakeJob, index: int, member: FakeMember) -> None:
         for spec in job.specs.values():
             if self.dice.random() < self.faults.build_fails:
                 self.leave(Failed(name=spec.name, job="build", blame="retry", error="no", entry=spec.entry))
             else:
                 task = self.record.suite.tasks[spec.entry].name
-                sets = {task: f"{spec.out_dir}/{task}"}
+                sets = {leaf: f"{spec.out_dir}/{leaf}" for leaf in self.leaf_tasks(task)}
                 self.leave(
                     Built(name=spec.name, entry=spec.entry, batch_size=8, cut=spec.cut, sets=sets, seconds=1)
                 )
@@ -280,7 +289,7 @@ class World:
                 del self.claims[shard]
                 continue
             self.frames[shard] = self.frames.get(shard, 0) + 1
-            self.dumped.append((shard, FrameRef(file=f"{trial}.frames", offset=self.frames[shard], length=1)))
+            self.dumped.append((shard, self.answer(shard, trial)))
             del self.claims[shard]
         if self.queue is None:
             return  # waits
@@ -291,6 +300,10 @@ class World:
             self.end_member(job, index, member)
             return
         self.claim(job, index, member, self.dice.choice(open_))
+
+    def answer(self, _shard: str, trial: str) -> FrameRef:
+        """The place of its record."""
+        return FrameRef(file=f"{trial}.frames", offset=sum(self.frames.values()), length=1)
 
     def oversize(self, node: str, trial: str, shard: str) -> bool:
         """Does a batch of the shard not fit? Then the trial leaves an outcome and drops the shard."""
@@ -337,14 +350,21 @@ class World:
                 self.leave(Executed(name=name, task=metric.task, documents=1, programs=1, seconds=1))
             else:
                 spec: Any = self.specs[name]
-                for task, frames in spec.frames.items():
-                    planned = self.state.shards.leaves[task].planned
-                    assert len(frames) == len(planned.shards), "a partial score"
+                self.check_score(spec)
                 self.scored_with[metric.entry] = self.scored_with.get(metric.entry, 0) + 1
                 unscored = {"t 1": "hung"} if self.dice.random() < self.faults.item_fails else {}
+                file = self.score_file(spec)
                 self.leave(
-                    Scored(name=name, entry=metric.entry, result_file="/r", seconds=1, unscored=unscored)
+                    Scored(name=name, entry=metric.entry, result_file=file, seconds=1, unscored=unscored)
                 )
+
+    def check_score(self, spec: ScoreSpec) -> None:
+        for task, frames in spec.frames.items():
+            leaf = self.state.shards.leaves[self.state.entries[spec.entry].leaves[task]]
+            assert len(frames) == len(leaf.planned.shards), "a partial score"
+
+    def score_file(self, _spec: ScoreSpec) -> str:
+        return "/r"
 
     # --- one tick ------------------------------------------------------------------------------------------------------
 
