@@ -24,6 +24,7 @@ from coordinator.evaluation.job_specs import Site
 from coordinator.evaluation.records import Inputs, cut_of, cut_on_disk
 from coordinator.intake.checkpoint import inspect
 from coordinator.intake.present import Present
+from evaljobs.contract.names import ADAPTERS
 from evaljobs.contract.paths import batch_index_file, entry_manifest, request_set_manifest, slug
 from evaljobs.contract.specs import (
     BuildSpec,
@@ -60,7 +61,7 @@ def folder_name(
             if not f.name.endswith(WEIGHTS)
         ],
         "engine": model.engine,
-        "args": model.model_args,
+        "args": {key: value for key, value in model.model_args.items() if key not in ADAPTERS},
         "lm_eval": inputs.lm_eval,
     }
     digest = hashlib.sha256(json.dumps(what, sort_keys=True, default=str).encode()).hexdigest()[:16]

@@ -134,12 +134,14 @@ def score(spec: ScoreSpec) -> Scored:
     work = WorkPaths(paths.root.parent)
     entry = spec.suite.tasks[spec.entry]
     rows: dict[str, str] = {}
+    run.quiet_environment(offline=True)
+    # before the recording: lm-eval's index opens each YAML of include_path
+    tasks = run.entry_tasks(spec.suite, entry, model=spec.model, model_dir=spec.model_dir)
     with (
         Items(spec) as items,
         _unchanged_meanwhile(spec, work),
         shown_inputs.recorded(rows, leave_out=(work.root, spec.model_dir)),
     ):
-        run.quiet_environment(offline=True)
         leaves = {
             task: _answers(paths, folder, spec.frames.get(task, ()))
             for task, folder in spec.request_sets.items()
@@ -147,7 +149,6 @@ def score(spec: ScoreSpec) -> Scored:
         for leaf in leaves.values():
             replay_model.check_whole(leaf.head, leaf.answers)
         executed = _executed(spec, paths, leaves, items)
-        tasks = run.entry_tasks(spec.suite, entry, model=spec.model, model_dir=spec.model_dir)
         tasks.on_load = items.guard
 
         def compute_when_loaded(**arguments: Any) -> Any:
