@@ -11,7 +11,8 @@ import os
 import tempfile
 from collections.abc import Iterable, Mapping
 
-from coordinator.base.run_command import run_command
+from coordinator.base.run_command import CommandError, run_command
+from coordinator.errors import RetryError
 from coordinator.evaluation.job_specs import Site
 from evaljobs.lmeval.shown_inputs import digest_of
 from evaljobs.lmeval.source_files import Digests
@@ -33,7 +34,7 @@ class Present:
         return not self._site.container
 
     def changed(self, rows: Mapping[str, str], *, of_build: bool = False) -> list[str]:
-        """Paths whose digest is another now, sorted. CommandError where a container does not answer."""
+        """Paths whose digest is another now, sorted. RetryError where a container does not answer."""
         now = self.digests(rows, of_build=of_build)
         return sorted(path for path, digest in rows.items() if now[path] != digest)
 
@@ -51,10 +52,14 @@ class Present:
         with tempfile.NamedTemporaryFile("w", suffix=".json", dir=self._site.work_dir) as file:
             file.write(json.dumps(paths))
             file.flush()
-            told = run_command(
-                [*self._site.trial_command, "-m", "evaljobs", "changed", file.name],
-                seconds=CONTAINER_SECONDS,
-                env={**os.environ, **self._site.trial_env},
-            )
+            try:
+                told = run_command(
+                    [*self._site.trial_command, "-m", "evaljobs", "changed", file.name],
+                    seconds=CONTAINER_SECONDS,
+                    env={**os.environ, **self._site.trial_env},
+                )
+            except CommandError as error:
+                why = f"the container of [trial] did not say what has changed in it: {error}"
+                raise RetryError(why) from error
         digests: dict[str, str] = json.loads(told.strip().splitlines()[-1])
         return digests
