@@ -50,7 +50,7 @@ from coordinator.runtime.status_file import write_ended
 from coordinator.services.metric_queue import MetricQueue
 from evaljobs.contract.folded import exists
 from evaljobs.contract.outcomes import OUTCOME
-from evaljobs.contract.paths import EvaluationPaths, request_set_manifest
+from evaljobs.contract.paths import EvaluationPaths, entry_manifest, request_set_manifest
 from evaljobs.contract.specs import FrameRef
 from evaljobs.contract.storage import (
     FrameError,
@@ -176,7 +176,10 @@ class Running:
             make_folder(folder)
 
     def gone(self) -> tuple[int, ...]:
-        """Entries that a retry concerns and whose responses or request sets are not on disk any more, as after `prune`."""
+        """Entries that a retry concerns and that begin anew: their responses or request sets are not on disk any more.
+
+        `prune` removes them, and a score that finds other prompts drops the sets.
+        """
         lost = []
         for entry in (e for e in self.state.entries if e.status == "failed" or e.unscored):
             frames = (
@@ -184,7 +187,8 @@ class Running:
                 for s in shards.shards_of(self.state, entry.leaves.values())
             )
             files = {self.paths.responses / frame.file for frame in frames if frame is not None}
-            if not all(map(exists, [*files, *map(request_set_manifest, entry.sets.values())])):
+            whole = [entry_manifest(entry.folder)] if entry.sets else []
+            if not all(map(exists, [*files, *whole, *map(request_set_manifest, entry.sets.values())])):
                 lost.append(entry.index)
         return tuple(lost)
 
