@@ -22,6 +22,7 @@ from evaljobs.contract.names import HF_ENGINES
 from evaljobs.contract.paths import shipped_index
 from evaljobs.contract.specs import ModelOptions, Sources, SuiteSpec
 from evaljobs.lmeval import source_files
+from evaljobs.staging.fingerprint import BadWeights, folder_identity
 
 # model arguments that name a file or a folder, of lm-eval's engines
 PATHS = ("peft", "delta", "tokenizer", "lora_local_path", "tokenizer_path", "chat_template")
@@ -54,7 +55,7 @@ def inputs_of(
     found = Inputs(
         lm_eval=lm_eval,
         entries=tuple(entries),
-        model=_named_by(model, digests),
+        model=_named_by(model),
         single=tuple(n for n in names if source_files.is_one_task(suite.include_path, n, digests, lookup)),
     )
     digests.keep()
@@ -78,14 +79,21 @@ def _lookup(index: Path) -> source_files.Lookup:
     return shipped
 
 
-def _named_by(model: ModelOptions, digests: source_files.Digests) -> str:
-    """Digest of local files and folders that model arguments name: an adapter, another tokenizer."""
+def _named_by(model: ModelOptions) -> str:
+    """Identities of local files and folders that model arguments name: an adapter, another tokenizer."""
     named = sorted(
-        (key, source_files.file_or_folder(Path(value), digests))
+        (key, _identity(key, value))
         for key, value in model.model_args.items()
         if isinstance(value, str) and value.startswith("/") and os.path.exists(value)  # noqa: PTH110 (also unreadable)
     )
     return json.dumps(named) if named else ""
+
+
+def _identity(key: str, place: str) -> str:
+    try:
+        return folder_identity(place)
+    except (OSError, BadWeights) as error:
+        raise OperatorError(f"{key} in [trial] model_args: {place} cannot be read: {error}") from error
 
 
 def with_full_paths(model_args: Mapping[str, Any], folder: Path) -> dict[str, Any]:

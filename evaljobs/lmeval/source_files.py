@@ -207,16 +207,6 @@ def _reached(
     return own, theirs
 
 
-def file_or_folder(path: Path, digests: Digests) -> str:
-    """Digest of a file, or of all files below a folder (large ones by size and mtime)."""
-    closure = _Closure((), digests)
-    if path.is_dir():
-        closure.neighbours(path)
-    else:
-        closure.file(path)
-    return closure.digest()
-
-
 def _hf_home(env: Mapping[str, str]) -> Path:
     return Path(
         env.get("HF_HOME") or Path(env.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "huggingface"
