@@ -98,16 +98,6 @@ def _named_by(model: ModelOptions, env: Mapping[str, str]) -> str:
     return json.dumps(sorted(named.items())) if named else ""
 
 
-def _identity(key: str, place: str) -> str:
-    """Digest of a file or a folder; "-" where it cannot be read, since the job that reads it reports the error."""
-    try:
-        return folder_identity(place)
-    except BadWeights as error:
-        raise OperatorError(f"{key} in [trial] model_args: {place}: {error}") from error
-    except OSError:
-        return "-"
-
-
 def _digests_of(env: Mapping[str, str]) -> dict[str, str]:
     """Variable -> digest of its value; without secrets, which are no inputs, and without places."""
     return {
@@ -117,6 +107,13 @@ def _digests_of(env: Mapping[str, str]) -> dict[str, str]:
         and not secret_values.names_variable(name)
         and not secret_values.in_text(value)
     }
+
+
+def _identity(key: str, place: str) -> str:
+    try:
+        return folder_identity(place)
+    except (OSError, BadWeights) as error:
+        raise OperatorError(f"{key} in [trial] model_args: {place} cannot be read: {error}") from error
 
 
 def with_full_paths(model_args: Mapping[str, Any], folder: Path) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 from evaljobs.contract.specs import CheckpointFile, CheckpointSpec
-from evaljobs.staging.copy import SourceChanged, check_source, hash_file
+from evaljobs.staging.copy import BLOCK, SourceChanged, check_source, hash_file
 
 HEADER_LIMIT = 100 << 20  # bytes; the safetensors library's own limit of a header
 WEIGHTS = (
@@ -110,7 +110,7 @@ def read_header(path: str | Path) -> Header:
 
 
 def fingerprint(path: str | Path) -> bytes:
-    """A digest of a weight file's header and of a sample of every tensor, or of 64 places where it is no safetensors.
+    """A digest of a weight file's header and of samples: of every tensor, or of 64 parts, and at its quarters and end.
 
     Two saves of one model have the same sizes and headers, and where mtimes are whole seconds (or were restored by a
     copy) nothing else tells them apart: training moves every tensor, so the samples do.
@@ -124,6 +124,7 @@ def fingerprint(path: str | Path) -> bytes:
             places = [place for span in header.spans for place in _places(*span, 1)]
         else:
             places = list(_places(0, size, PLAIN_PARTS))
+        places += [max(0, size * quarter // 4 - SAMPLE_BYTES) for quarter in (1, 2, 3, 4)]
         for place in places:  # all are asked for first: slow storage answers side by side
             os.posix_fadvise(file.fileno(), place, SAMPLE_BYTES, os.POSIX_FADV_WILLNEED)
         for place in places:
@@ -234,7 +235,7 @@ def folder_identity(place: str | Path) -> str:
 def _row(name: str, size: int, mtime_ns: int, place: Path) -> Row:
     if is_weights(name, size):
         return Row(name, fingerprint(place).hex(), size, mtime_ns)
-    return Row(name, hash_file(place))
+    return Row(name, hash_file(place, block=BLOCK))
 
 
 def _of_rows(rows: Iterable[Row]) -> Identity:

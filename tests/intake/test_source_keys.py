@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
-import torch
-from safetensors.torch import save_file
+from support.node_memory import safetensors
 
 from coordinator.errors import OperatorError
 from coordinator.intake.source_keys import _named_by, check_adapter, with_full_paths
@@ -20,16 +20,20 @@ from evaljobs.contract.specs import ModelOptions
 def test_a_folder_trained_again_is_another_model(tmp_path: Path, monkeypatch, key: str, typed: str) -> None:
     """However its path is written."""
     monkeypatch.setenv("HOME", str(tmp_path))
-    weights = tmp_path / "adapter" / "adapter.safetensors"
+    weights = tmp_path / "adapter" / "adapter_model.safetensors"
     weights.parent.mkdir()
     (tmp_path / "runs").mkdir()
     keys = set()
-    for content in (b"first", b"second"):
-        save_file({"w": torch.tensor(list(content))}, weights)
+    for content in (b"first", b"other"):
+        safetensors(weights, {"a": content})
+        os.utime(weights, ns=(0, 0))
         arguments = with_full_paths({key: typed}, tmp_path)
         assert arguments == {key: str(weights.parent)}
         keys.add(_named_by(ModelOptions(model_args=arguments), {}))
     assert len(keys - {""}) == 2
+    weights.write_bytes(b"half")
+    with pytest.raises(OperatorError, match=f"{key} in .* cannot be read"):
+        _named_by(ModelOptions(model_args=arguments), {})
 
 
 def test_other_values_stay_as_they_are(tmp_path: Path) -> None:

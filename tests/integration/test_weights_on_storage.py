@@ -12,7 +12,8 @@ import pytest
 from support import sites
 
 from coordinator.intake.checkpoint import inspect
-from evaljobs.staging.fingerprint import SAMPLE_BYTES, read_header
+from evaljobs.staging.copy import hash_file
+from evaljobs.staging.fingerprint import SAMPLE_BYTES, SAVE_SUMS, content_of, read_header
 
 pytestmark = pytest.mark.model
 
@@ -36,14 +37,28 @@ def rows(**_):  # a training writes while requests are built
 """
 
 
-def test_weights_written_while_requests_are_built_are_not_scored(tmp_path: Path, toy_model: Path) -> None:
-    """Without staging the trial finds it before it loads; the evaluation fails in one line that says what to type."""
+@pytest.mark.parametrize("which", ["checkpoint", "adapter"])
+def test_weights_written_while_requests_are_built_are_not_scored(
+    tmp_path: Path, toy_model: Path, which: str
+) -> None:
+    """A checkpoint that is not staged, and an adapter beside a staged one: the evaluation fails in one line that says what
+    to type.
+    """
     model = shutil.copytree(toy_model, tmp_path / "model")
-    site = sites.local(tmp_path, model, "--slots", "1", more="\n[stage]\nenabled = false\n")
-    weights, new, tasks = model / "model.safetensors", tmp_path / "new", tmp_path / "mine"
+    more = "\n[stage]\nenabled = false\n"
+    weights, named = model / "model.safetensors", "model.safetensors was written to after it was announced"
+    if which == "adapter":
+        adapter = adapter_of(model, tmp_path / "adapter")
+        more = f'\n[trial.model_args]\npeft = "{adapter}"\n'
+        weights, named = (
+            adapter / "adapter_model.safetensors",
+            "adapter holds other content than was announced",
+        )
+    site = sites.local(tmp_path, model, "--slots", "1", more=more)
+    new, tasks = tmp_path / "new", tmp_path / "mine"
     data = weights.read_bytes()
     header = 8 + int.from_bytes(data[:8], "little")
-    new.write_bytes(data[:header] + bytes(len(data) - header))
+    new.write_bytes(data[:header] + b"\1" * (len(data) - header))
     tasks.mkdir()
     (tasks / "mine.yaml").write_text(TASK)
     (tasks / "load.py").write_text(LOAD.format(weights=weights, new=new))
@@ -54,9 +69,19 @@ def test_weights_written_while_requests_are_built_are_not_scored(tmp_path: Path,
         site.stop_redis()
     assert done.returncode == 1, done.stderr
     (failed,) = site.results()["failed"].values()
-    assert f"{weights} was written to after it was announced" in failed
+    assert named in failed
     assert "evaluate it again" in failed
     assert "\n" not in failed
+
+
+def adapter_of(model: Path, folder: Path) -> Path:
+    """A LoRA adapter of a model."""
+    peft = pytest.importorskip("peft")
+    transformers = pytest.importorskip("transformers")
+    base = transformers.AutoModelForCausalLM.from_pretrained(model)
+    lora = peft.LoraConfig(task_type="CAUSAL_LM", target_modules=["q_proj"])
+    peft.get_peft_model(base, lora).save_pretrained(folder)
+    return folder
 
 
 def jobs(site: sites.Site, done: subprocess.CompletedProcess[str]) -> tuple[dict[str, Any], set[str]]:
@@ -116,3 +141,28 @@ def unsampled(weights: Path) -> int:
     start, stop = max(read_header(weights).spans, key=lambda span: span[1] - span[0])
     assert stop - start > 2 * SAMPLE_BYTES
     return start
+
+
+@pytest.mark.timeout(600)  # three evaluations
+def test_the_hooks_hashes_say_at_acceptance_that_a_copy_is_the_same(tmp_path: Path, toy_model: Path) -> None:
+    """Then no job but the request set's runs, also without staging. Hashes older than the weights say nothing."""
+    model = shutil.copytree(toy_model, tmp_path / "step-1")
+    sums = {f.name: hash_file(model / f.name) for f in inspect(model).files}
+    (model / SAVE_SUMS).write_text(json.dumps({"xxh3_128": sums}))
+    entries = {"toy_choice": {"limit": 8}}
+    site = sites.local(tmp_path, model, "--slots", "1", entries=entries, more="\n[stage]\nenabled = false\n")
+    try:
+        first, _ = jobs(site, site.run(site.evaluate()))
+        assert first["evalspan"]["checkpoint_content"] == content_of(sums) == inspect(model).content
+        site.model = shutil.copytree(model, tmp_path / "step-2", copy_function=shutil.copyfile)
+        (site.model / SAVE_SUMS).touch()
+        copied, kinds = jobs(site, site.run(site.evaluate()))
+        assert not kinds & {"stage", "trial", "metric"}
+        assert copied["results"] == first["results"]
+        (model / "model.safetensors").touch()
+        assert inspect(model).content is None
+        site.model = model
+        _, kinds = jobs(site, site.run(site.evaluate()))
+        assert "trial" in kinds
+    finally:
+        site.stop_redis()
