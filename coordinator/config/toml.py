@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -45,6 +46,10 @@ def read(path: Path) -> tuple[dict[str, Any], str]:
 def check(model: type[Model], data: Mapping[str, Any], where: Where) -> Model:
     """`data` as a `model`. OperatorError names the first error, or secret, and by `where` the value's source."""
     _refuse_secrets(data, where)
+    for location, text in _texts(data):
+        if LONE.search(text):
+            shown = text.encode(errors="surrogateescape")
+            raise OperatorError(f"{where(location)}: {shown!r} is not UTF-8: give it another name")
     try:
         # JSON mode is strict on types yet takes TOML's lists for tuples and text for paths.
         return model.model_validate_json(json.dumps(data, default=str), strict=True)
@@ -52,6 +57,7 @@ def check(model: type[Model], data: Mapping[str, Any], where: Where) -> Model:
         raise OperatorError(_complaint(model, data, error, where)) from error
 
 
+LONE = re.compile("[\ud800-\udfff]")  # Python's escape of a byte that is no UTF-8
 VARIABLES = (("trial", "env"),)  # tables whose keys are names of variables
 COMMANDS = {("trial", "prologue"), ("trial", "container"), ("checkpoint", "convert")}
 MAY_HOLD = {("redis", "url")}  # goes to redis/address.json (mode 0600) alone
@@ -91,8 +97,8 @@ def _secrets(data: Mapping[str, Any]) -> Iterator[Location]:
 
 def _texts(data: Any) -> Iterator[tuple[Location, str]]:
     """(location, text) of each text in nested tables and lists."""
-    if isinstance(data, str):
-        yield (), data
+    if isinstance(data, str | Path):
+        yield (), str(data)
     pairs: Any = data.items() if isinstance(data, Mapping) else enumerate(data) if _is_list(data) else ()
     for key, value in pairs:
         yield from (((key, *rest), text) for rest, text in _texts(value))
@@ -149,7 +155,7 @@ def _complaint(model: type[BaseModel], data: Mapping[str, Any], error: Validatio
     if location in missing:
         text = f"{owner} needs the key {key!r}"
     elif kind == "extra_forbidden":
-        text = f"{owner} has no key {key!r}; {_instead(str(key), _fields(model, location[:-1]))}"
+        text = f"{owner} has no key {key!r}; {did_you_mean(str(key), _fields(model, location[:-1]))}"
     else:
         wanted = " or ".join(dict.fromkeys(_wanted(f) for _, f in first))
         text = f"{key!r} of {owner} should be {wanted}, not {_shown(fault['input'])}"
@@ -221,6 +227,7 @@ def _model_in(annotation: Any) -> type[BaseModel] | None:
     return None
 
 
-def _instead(key: str, keys: list[str]) -> str:
+def did_you_mean(key: str, keys: Sequence[str]) -> str:
+    """For a message about a wrong key: the nearest right one, or all."""
     near = difflib.get_close_matches(key, keys, n=1, cutoff=0.6)
     return f"did you mean {near[0]!r}?" if near else f"it may have: {', '.join(keys)}"

@@ -36,7 +36,7 @@ from coordinator.evaluation.job_specs import Site
 from coordinator.evaluation.records import EvaluationRecord, Inputs, RunOptions
 from coordinator.intake import suites, validate
 from coordinator.intake.source_keys import check_adapter, inputs_of, with_full_paths
-from coordinator.intake.work_folder import is_of_another, open_folder
+from coordinator.intake.work_folder import is_of_another, is_read_only, open_folder
 from evaljobs.contract.engine_traits import engine_traits
 from evaljobs.contract.names import HF_ENGINES
 from evaljobs.contract.paths import WorkPaths
@@ -67,19 +67,21 @@ def load(
     """The settings in force: file, environment, command line. The work folder is made and checked.
 
     `more`: dotted key -> value of another option; None: not given. `makes` False: of a command that
-    only reads, which leaves a folder that is not there unmade.
+    only reads, which leaves a folder that is not there, or read-only, as it is.
     """
     overrides = {"work_dir": work_dir, **(more or {})}
     config = loading.load(Path(path) if path else None, os.environ, overrides)
     work = config.work_dir
-    if not makes and not os.path.lexists(work):
-        return config
     try:
+        if not makes and is_read_only(work):
+            return config
         open_folder(work, config.shared_group)
         probe = work / f".probe-{os.getpid()}"
         probe.write_bytes(b"")
         probe.unlink(missing_ok=True)  # a process of another host may have had the same pid, and name
     except OSError as error:
+        if not makes and error.errno == errno.ENOENT:
+            return config
         full = shortage(error, work)
         paths = WorkPaths(work)
         used = any(map(os.path.exists, (paths.lock, paths.submissions)))  # False in a private folder

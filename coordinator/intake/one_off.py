@@ -130,6 +130,11 @@ def suite_options(
         return SuiteOptions.model_validate(data)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
+        if first["type"] == "extra_forbidden":
+            known = [*SuiteOptions.model_fields]
+            raise OperatorError(
+                f"no argument {first['loc'][0]!r}; {toml.did_you_mean(str(first['loc'][0]), known)}"
+            ) from error
         raise OperatorError(f"{first['loc'][0]}: {first['msg']}, not {first['input']!r}") from error
 
 

@@ -133,9 +133,10 @@ def _find(text: str) -> Path:
     shipped = folder() / f"{text}.toml"
     if text and shipped.is_file():
         return shipped
-    near = difflib.get_close_matches(text, names(), n=3, cutoff=0.4) or names()
+    near = difflib.get_close_matches(text, names(), n=3, cutoff=0.6)
+    known = f"nearest: {', '.join(near)}" if near else f"shipped: {', '.join(names())}"
     raise OperatorError(
-        f"no suite named {text!r} (nearest: {', '.join(near)}); a suite of your own is a file: --suite ./{text or 'my'}.toml"
+        f"no suite named {text!r} ({known}); a suite of your own is a file: --suite ./{text or 'my'}.toml"
     )
 
 

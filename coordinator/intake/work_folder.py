@@ -46,6 +46,11 @@ def open_folder(root: Path, shared_group: str | None) -> None:
         return
     if not made:
         _refuse_writable(root, found.st_mode)
+        if is_read_only(root):
+            raise OperatorError(
+                f"the work folder {root} is read-only ({stat.S_IMODE(found.st_mode):04o}): "
+                f"`chmod u+w {shlex.quote(str(root))}`, or {NEW}"
+            )
     group = None if shared_group is None else _group_id(shared_group)
     if group is None:
         _keep_private(root, stat.S_IMODE(found.st_mode))
@@ -64,6 +69,11 @@ def is_of_another(root: Path) -> bool:
         return os.geteuid() not in (0, root.stat().st_uid)
     except OSError:
         return False
+
+
+def is_read_only(root: Path) -> bool:
+    """Has its owner no right to write, as in a folder that a person has closed?"""
+    return not root.stat().st_mode & stat.S_IWUSR
 
 
 def drops(paths: WorkPaths) -> tuple[Path, ...]:

@@ -80,6 +80,8 @@ def test_an_unknown_suite_names_the_nearest():
     """A typing error is answered with the nearest name."""
     with pytest.raises(OperatorError, match=r"no suite named 'quikstart' \(nearest: quickstart\)"):
         suites.load_suite("quikstart")
+    with pytest.raises(OperatorError, match=r"no suite named 'nosuch' \(shipped: code, core, "):
+        suites.load_suite("nosuch")
     with pytest.raises(OperatorError, match=r"no suite file \./none\.toml"):
         suites.load_suite("./none.toml")
 

@@ -65,6 +65,17 @@ def test_a_folder_with_other_files_keeps_its_modes(tmp_path):
     assert mode(tmp_path) == 0o755
 
 
+@pytest.mark.parametrize("group", [None, GROUP])
+def test_a_folder_that_its_user_has_closed_is_refused_and_read_as_it_is(tmp_path, group):
+    work = tmp_path / "work"
+    work.mkdir()
+    work.chmod(0o555)
+    with pytest.raises(OperatorError, match=rf"read-only \(0555\): `chmod u\+w {work}`"):
+        load(work, group)
+    from_settings.load(None, work, {"shared_group": group}, makes=False)
+    assert mode(work) == 0o555
+
+
 @pytest.mark.parametrize("bits", [0o770, 0o707, 0o777, 0o2770])
 @pytest.mark.parametrize("group", [None, GROUP])
 def test_a_folder_that_others_may_write_is_refused_with_what_to_type(tmp_path, bits, group):
