@@ -27,7 +27,7 @@ NODES, GPUS = 32, 8
 HOSTILE = '<img src=x onerror="alert(1)"></script><script>alert(2)</script>\x1b[31m\u202e'
 CLICKS = {
     "training": {
-        "a cell": "document.querySelector('.heat button').click()",
+        "a cell": "document.querySelector('td.heat').click()",
         "another training": "pick('#heatmap select', 3)",
         "a training less": "document.querySelector('.legend input').click()",
         "find a task": "type('#curves input[type=search]', '_1')",
@@ -59,7 +59,7 @@ UNREACHED = """() => [...document.querySelectorAll('a[href], button, select, inp
   .filter((e) => e.checkVisibility({ contentVisibilityAuto: true }) && !e.closest('details:not([open]) > :not(summary)') && e.dataset.reached === undefined)
   .map((e) => `${e.tagName} ${e.textContent.slice(0, 40)}`)"""
 PAPER_FAULTS = """() => {
-  const faults = new Set(), words = [...document.querySelectorAll('main th, main td button')].filter((e) => e.checkVisibility());
+  const faults = new Set(), words = [...document.querySelectorAll('main th, main td.heat')].filter((e) => e.checkVisibility());
   if (getComputedStyle(document.body).backgroundColor !== 'rgb(255, 255, 255)') faults.add('the paper is dark');
   for (const e of words) if (!e.innerText.trim() && e.textContent.trim()) faults.add(`${e.textContent} is missing`);
   for (const e of document.querySelectorAll('.bars th')) if (e.clientWidth < 60) faults.add(`${e.textContent} is ${e.clientWidth} pixels wide`);

@@ -36,6 +36,17 @@ def _told(file: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
 
+def _site(folder: Path, notify: str) -> tuple[Callable[..., list[str | Path]], Path]:
+    """(a command line of evalspan on this work folder, a checkpoint). `notify`: a line of [notify]."""
+    config = folder / "evalspan.toml"
+    config.write_text(
+        f'work_dir = "{folder / "work"}"\n[cluster]\nkind = "local"\nslots = 1\n[trial]\ndevice = "cpu"\n'
+        f'[watch]\nroots = ["{folder}"]\n[notify]\n{notify}\n'
+    )
+    checkpoint = make_checkpoint(folder / "step-7", shards=1, size=100, seed=0)
+    return lambda *words: [sys.executable, "-m", "coordinator", *words, "--config", config], checkpoint
+
+
 def test_an_end_is_told_after_a_restart_where_the_daemon_died_before_its_news_were_sent(tmp_path: Path):
     """The command of the first daemon kills it, between the evaluation's end and the delivery."""
     work, told, killer = tmp_path / "work", tmp_path / "told", tmp_path / "killer"
@@ -43,16 +54,7 @@ def test_an_end_is_told_after_a_restart_where_the_daemon_died_before_its_news_we
     tell.write_text(
         f"[ ! -e {killer} ] || {{ rm {killer}; kill -9 $PPID; exit 1; }}\ncat >> {told}; echo >> {told}\n"
     )
-    config = tmp_path / "evalspan.toml"
-    config.write_text(
-        f'work_dir = "{work}"\n[cluster]\nkind = "local"\nslots = 1\n[trial]\ndevice = "cpu"\n'
-        f'[watch]\nroots = ["{tmp_path}"]\n[notify]\ncommand = ["sh", "{tell}"]\n'
-    )
-    checkpoint = make_checkpoint(tmp_path / "step-7", shards=1, size=100, seed=0)
-
-    def evalspan(*words: str | Path) -> list[str | Path]:
-        return [sys.executable, "-m", "coordinator", *words, "--config", config]
-
+    evalspan, checkpoint = _site(tmp_path, f'command = ["sh", "{tell}"]')
     killer.touch()
     subprocess.run(evalspan("submit", checkpoint, "--suite", "quickstart"), check=True, capture_output=True)
     first = subprocess.Popen(evalspan("daemon"), stderr=subprocess.DEVNULL)
@@ -83,16 +85,7 @@ def test_the_address_of_a_webhook_stands_in_no_log_where_its_server_refuses_the_
     hook.answers = [403]
     address.write_text(hook.url.replace("/hook", f"/services/{secret}\n"))
     address.chmod(0o600)
-    config = tmp_path / "evalspan.toml"
-    config.write_text(
-        f'work_dir = "{tmp_path / "work"}"\n[cluster]\nkind = "local"\nslots = 1\n[trial]\ndevice = "cpu"\n'
-        f'[watch]\nroots = ["{tmp_path}"]\n[notify]\nwebhook_file = "{address}"\n'
-    )
-    checkpoint = make_checkpoint(tmp_path / "step-7", shards=1, size=100, seed=0)
-
-    def evalspan(*words: str | Path) -> list[str | Path]:
-        return [sys.executable, "-m", "coordinator", *words, "--config", config]
-
+    evalspan, checkpoint = _site(tmp_path, f'webhook_file = "{address}"')
     address.chmod(0o644)
     refused = subprocess.run(evalspan("daemon"), check=False, capture_output=True, text=True)
     assert (refused.returncode, secret in refused.stderr) == (2, False)

@@ -157,6 +157,13 @@ def test_samples_are_cut_to_the_pages_size_and_counted():
     assert rows[0][6] == {"acc": None}
 
 
+def test_a_broken_line_costs_itself_alone_and_a_document_of_two_filters_counts_once():
+    lines = [*_samples(2, "a"), *(line.replace('"none"', '"vote"') for line in _samples(2, "a"))]
+    (row,), blocks = blocks_of({"t": [*lines, '{"doc_id": 7, ', "3", '"x"']})
+    assert (row["samples"], row["of"], row["broken"]) == (2, 2, 3)
+    assert len(json.loads(gzip.decompress(blocks["samples-0"]))) == 4
+
+
 def test_an_answer_that_a_filter_left_as_a_list_of_one_is_shown_as_it_is():
     row = sample_row({"resps": [["def f():\n"]], "filtered_resps": [["    return 1\n"]]})
     assert (row[3], row[4]) == (["def f():\n"], ["    return 1\n"])

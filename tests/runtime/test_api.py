@@ -102,6 +102,10 @@ def test_a_script_evaluates_in_a_thread_and_prints_nothing(toy_model, settings, 
     assert by_id.rows() == made.rows() == evalspan.series(toy_model.parent, config=settings)
     assert by_id.rows()[0].keys() == COLUMNS
     assert evalspan.wait(made.evaluation_id, timeout=0, config=settings).rows() == made.rows()
+    (made.folder / "results.json").write_text("{")  # damaged: the tasks' own files have the scores
+    damaged = evalspan.results(made.evaluation_id, config=settings)
+    assert damaged.scores == made.scores
+    assert "results.json cannot be read" in damaged.report.warnings[-1]
 
 
 INTERRUPTED = """
