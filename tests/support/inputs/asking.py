@@ -36,18 +36,25 @@ class Answer:
     trouble: str = ""
     said: str = field(default="", compare=False)
 
-    def differs(self, other: Answer) -> str:
-        """Where two answers differ, in a line; "" where they are equal."""
+    def wrong(self, other: Answer) -> dict[str, str]:
+        """Leaf task -> where two answers differ; the task is "" for an answer that failed, and for groups alone."""
         for one in (self, other):
             if one.trouble:
-                return one.trouble
-        for task in sorted({*self.results, *other.results}):
+                return {"": one.trouble}
+        found = {}
+        for task in sorted({*self.samples, *other.samples}):
             a, b = self.results.get(task), other.results.get(task)
             if a != b:
-                return f"{task}: {a} and {b}"
-            if self.samples.get(task) != other.samples.get(task):
-                return f"{task}: other samples"
-        return ""
+                found[task] = f"{task}: {a} and {b}"
+            elif self.samples.get(task) != other.samples.get(task):
+                found[task] = f"{task}: other samples"
+        if not found and self.results != other.results:
+            found[""] = f"groups: {self.results} and {other.results}"
+        return found
+
+    def differs(self, other: Answer) -> str:
+        """Where two answers differ, in a line; "" where they are equal."""
+        return "; ".join(self.wrong(other).values())
 
 
 def numbers(results: dict[str, Any]) -> dict[str, dict[str, float]]:
@@ -78,8 +85,11 @@ def leaves(value: Any) -> Iterator[Any]:
 def warm(folder: Path) -> Iterator[str]:
     """The command in place of an interpreter's, as words of a shell."""
     place = folder / "warm.sock"
+    place.unlink(missing_ok=True)
     argv = [sys.executable, str(WARM), "serve", str(place)]
-    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={"OMP_NUM_THREADS": "1", "PYTHONPATH": ""}) as server:
+    with subprocess.Popen(
+        argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={"OMP_NUM_THREADS": "1", "PYTHONPATH": ""}
+    ) as server:
         assert server.stdout is not None
         assert server.stdin is not None
         server.stdout.readline()
@@ -161,7 +171,13 @@ class Asking:
         ]  # fmt: skip
         try:
             done = subprocess.run(
-                argv, cwd=world.folder, env=world.environment(), capture_output=True, text=True, timeout=300, check=False
+                argv,
+                cwd=world.folder,
+                env=world.environment(),
+                capture_output=True,
+                text=True,
+                timeout=300,
+                check=False,
             )
         except subprocess.TimeoutExpired:
             return Answer({}, {}, trouble="evalspan: not ended after 300 s")
@@ -185,7 +201,9 @@ class Asking:
         for file in paths.samples.glob("samples_*.jsonl"):
             lines = [json.loads(line) for line in file.read_text().splitlines()]
             samples.setdefault(file.stem[len("samples_") : -4], []).extend(lines)
-        trouble = "" if done.returncode == 0 else f"evalspan: exit {done.returncode}: {last_line(done.stderr)}"
+        trouble = (
+            "" if done.returncode == 0 else f"evalspan: exit {done.returncode}: {last_line(done.stderr)}"
+        )
         return Answer(
             numbers({**printed.get("results", {}), **printed.get("groups", {})}),
             {task: comparable(lines) for task, lines in samples.items()},

@@ -18,7 +18,7 @@ import socket
 import sys
 
 PRELOADED = (
-    "torch", "torch.nn", "torch.fx.passes.infra.pass_base", "torch.export", "numpy", "pandas", "pyarrow.dataset", "pyarrow.parquet",
+    "torch", "torch._dynamo", "torch.utils._pytree", "torch.nn", "torch.fx.passes.infra.pass_base", "torch.export", "numpy", "pandas", "pyarrow.dataset", "pyarrow.parquet",
     "pyarrow.json", "pyarrow.csv", "sacrebleu", "sympy", "multiprocess", "dill", "fsspec", "requests", "regex", "yaml", "jinja2",
     "redis", "psutil", "safetensors", "scipy.stats", "sqlite3", "pydantic",
 )  # fmt: skip
@@ -37,11 +37,10 @@ def ask(place: str, argv: list[str]) -> int:
     """Have the server run `argv`; SIGTERM is passed on, and the child ends with this process."""
     with socket.socket(socket.AF_UNIX) as link:
         link.connect(place)
-        what = json.dumps({"argv": argv, "cwd": os.getcwd(), "env": dict(os.environ)}).encode()
+        here = os.getcwd()  # noqa: PTH109 (without pathlib it starts sooner)
+        what = json.dumps({"argv": argv, "cwd": here, "env": dict(os.environ)}).encode()
         fds = array.array("i", [0, 1, 2])
-        link.sendmsg(
-            [len(what).to_bytes(8, "big")], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fds.tobytes())]
-        )
+        link.sendmsg([len(what).to_bytes(8, "big")], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fds.tobytes())])
         link.sendall(what)
         lines = link.makefile("r")
         child = int(lines.readline())
@@ -60,7 +59,7 @@ def _kill(pid: int, number: int) -> None:
 
 def serve(place: str) -> int:
     import importlib
-    import threading
+    import select
 
     for name in PRELOADED:
         with contextlib.suppress(ImportError):
@@ -68,19 +67,17 @@ def serve(place: str) -> int:
     with socket.socket(socket.AF_UNIX) as door:
         door.bind(place)
         door.listen(64)
-        print("ready", flush=True)
-        # A thread would make the fork unsafe: one keeper process a child does the waiting.
-        threading.stack_size()
+        os.write(1, b"ready\n")
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-        import select
-
         while True:
             ready, _, _ = select.select([door, 0], [], [])
             if 0 in ready and not os.read(0, 1):
                 return 0
             if door in ready:
                 link, _ = door.accept()
-                if os.fork() == 0:
+                if (
+                    os.fork() == 0
+                ):  # a keeper of each child: the server has one thread, so that forks are safe
                     door.close()
                     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                     _keep(link)
@@ -129,8 +126,9 @@ def _become(asked: dict[str, object], fds: list[int]) -> None:
     os.environ.clear()
     os.environ.update(asked["env"])
     os.chdir(asked["cwd"])
-    sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w", buffering=1), open(2, "w", buffering=1)  # noqa: SIM115, PTH123
+    sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w", buffering=1), open(2, "w", buffering=1)  # noqa: SIM115
     sys.path[0:1] = [p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p]
+    sys.dont_write_bytecode = "PYTHONDONTWRITEBYTECODE" in os.environ
     importlib.invalidate_caches()
     words = list(asked["argv"])[1:]
     code: object = 1
