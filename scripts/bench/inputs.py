@@ -64,8 +64,9 @@ def verdicts(edits: tuple[Edit, ...], ours: Answer, theirs: Answer, before: Answ
         wrong.setdefault("", "is another evaluation, of equal inputs")
     found: dict[str, list[str]] = {}
     for task, text in wrong.items():
-        for edit in [e for e in edits if task in e.tasks] or edits:
-            found.setdefault(edit.name, []).append(text)
+        of_task = [edit.name for edit in edits if task in edit.tasks]
+        for name in of_task or [" + ".join(edit.name for edit in edits)]:
+            found.setdefault(name, []).append(text[:300])
     return {name: "; ".join(texts) for name, texts in found.items()}
 
 

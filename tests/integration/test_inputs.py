@@ -36,7 +36,7 @@ STEPS = {
         "the same data touched afterwards",
         "comment of an included YAML",
         "comment of an imported module",
-        "Hub's token in [trial] env",
+        "Hub's token by the prologue",
         "Hub's progress bars in [trial] env",
         "checkpoint touched",
     ),
