@@ -253,6 +253,12 @@ def _move_hub(w: World) -> None:
     w.exports["HF_HOME"] = str(new)
 
 
+def _token(w: World) -> None:
+    w.write("token", f"hf_{w.count('token')}")
+    w.path("token").chmod(0o600)
+    w.exports["HF_TOKEN"] = f"$(cat {w.path('token')})"
+
+
 def _upgrade(w: World) -> None:
     if not w.path("newer").exists():
         newer_transformers(w)
@@ -271,7 +277,7 @@ row("large file touched", "", "", touch("tasks/blob.bin"), may="")
 row("another task's YAML edited", "", "", bump("tasks/other.yaml", "# "))
 row("another task added", "", "", lambda w: w.write(f"tasks/new{w.count('new')}.yaml", "task: new\noutput_type: multiple_choice\n"))
 row("Hub's progress bars in [trial] env", "", "", setting("trial_env", "HF_HUB_DISABLE_PROGRESS_BARS", "1", "0"))
-row("Hub's token by the prologue", "", "", lambda w: w.exports.update(HF_TOKEN=f"hf_{w.count('token')}"))
+row("Hub's token by the prologue", "", "", _token)
 row("Hub's token in the environment", "", "", lambda w: w.env.update(HF_TOKEN=f"hf_{w.count('other token')}"))
 row("Hub's endpoint in the environment", "", "", lambda w: w.env.update(HF_ENDPOINT=f"http://127.0.0.1:{w.count('port')}"))
 row("weights not staged", "", "", setting("settings", "stage.enabled", "true", "false"))
