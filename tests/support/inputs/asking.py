@@ -85,7 +85,8 @@ def leaves(value: Any) -> Iterator[Any]:
 def warm(folder: Path) -> Iterator[str]:
     """The command in place of an interpreter's, as words of a shell."""
     place = folder / "warm.sock"
-    place.unlink(missing_ok=True)
+    for old in folder.glob("warm.sock*"):
+        old.unlink()
     argv = [sys.executable, str(WARM), "serve", str(place)]
     with subprocess.Popen(
         argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={"OMP_NUM_THREADS": "1", "PYTHONPATH": ""}
@@ -98,7 +99,8 @@ def warm(folder: Path) -> Iterator[str]:
         finally:
             server.stdin.close()
             server.wait()
-            place.unlink(missing_ok=True)
+            for socket in folder.glob("warm.sock*"):
+                socket.unlink()
 
 
 class Asking:
@@ -145,9 +147,6 @@ class Asking:
             **world.trial_env,
             **world.exports,
             "HF_DATASETS_CACHE": str(cache),
-            "HF_DATASETS_OFFLINE": "1",
-            "TOKENIZERS_PARALLELISM": "false",
-            "TQDM_DISABLE": "1",
         }
         done = subprocess.run(
             [*self.command.split(), sys.executable, plain.__file__, str(asked_file), str(out)],

@@ -192,7 +192,10 @@ class World:
             "PYTHONDONTWRITEBYTECODE": "1",  # two edits within one second are two modules
             "OMP_NUM_THREADS": "1",
             "HF_HOME": str(self.folder / "hf"),
-            "HF_HUB_OFFLINE": "1",
+            **dict.fromkeys(
+                ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "HF_EVALUATE_OFFLINE", "TQDM_DISABLE"), "1"
+            ),
+            "TOKENIZERS_PARALLELISM": "false",
             "NO_COLOR": "1",
             "COLUMNS": "200",
             **self.env,
