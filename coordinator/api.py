@@ -29,7 +29,8 @@ from coordinator.report.learning_curves import make_series
 from coordinator.runtime.drive import Aside, Caller, Follow, Progress
 from coordinator.runtime.finalize import Results, results_of, rows_of
 from coordinator.runtime.journal import Journal, OtherVersionError
-from coordinator.runtime.replay import Follower, changed_since, find_evaluation
+from coordinator.runtime.present_inputs import as_of_now, changed_since, renewed
+from coordinator.runtime.replay import Follower, find_evaluation
 from coordinator.runtime.submission import Submission, find_submission, has_ended, send, why_waiting
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths
 from evaljobs.contract.specs import SuiteSpec
@@ -74,6 +75,7 @@ def evaluate(
     step: int | None = None,
     slots: int | None = None,
     shards_per_task: int | None = None,
+    fresh: bool = False,
     config: PathLike | None = None,
     work_dir: PathLike | None = None,
     settings: Mapping[str, object] | None = None,
@@ -88,7 +90,8 @@ def evaluate(
     `SuiteOptions` as `suite` is in place of all these arguments.
     `limit`: documents of each task, or a share below 1. `limit`, `num_fewshot`, `batch_size` and
     `more` (`SuiteSettings`) replace what the suite says. `step`: training step, by default the
-    number in the folder's name. `slots`: trials at once, at most. `config`, `work_dir`: as the
+    number in the folder's name. `slots`: trials at once, at most. `fresh`: build, ask and score again,
+    whatever is there. `config`, `work_dir`: as the
     command line has them; `settings`: dotted key -> value, such as {"cluster.kind": "slurm",
     "trial.model_args": {"dtype": "float32"}}.
 
@@ -127,12 +130,13 @@ def evaluate(
         step=step,
         submitted_by=asker(known.work_dir),
     )
+    record = renewed(record) if fresh else as_of_now(record, site)
     paths = site.paths.evaluation(record.evaluation_id)
-    resumed = ""
+    resumed = said = ""
     if Journal.begun(paths.journal):
         resumed = _resumed(known, paths)
     else:
-        if said := changed_since(record, site.paths):
+        if said := changed_since(record, site):
             followed.say(said)
         record = _checked(record, known, coordinator, followed, _prepare(chosen, known, config, work_dir))
     before = _written_at(paths.results)
@@ -148,7 +152,7 @@ def evaluate(
     try_fold(paths, lambda: followed.busy(f"folding the files of {record.evaluation_id}"))
     Exporter(known).finish(TRACKER_SECONDS)
     ran = before is None or _written_at(paths.results) != before
-    return results_of(state, paths, note="" if ran else resubmit.nothing_run(state))
+    return results_of(state, paths, note=said if ran else resubmit.nothing_run(state))
 
 
 def _resumed(settings: Config, paths: EvaluationPaths) -> str:
@@ -271,7 +275,9 @@ def submit(
     spec = one_off.suite_of(chosen, known.watch.suite)
     aside = aside or Caller(progress=False)
     folder = _folder(checkpoint, known, aside)
-    record = from_settings.record_of(known, folder, spec, inputs, priority=priority, step=step)
+    record = as_of_now(
+        from_settings.record_of(known, folder, spec, inputs, priority=priority, step=step), site
+    )
     before: State | None = None
     if Journal.begun(site.paths.evaluation(record.evaluation_id).journal):
         before, paths, _ = find_evaluation(known, record.evaluation_id)
@@ -280,7 +286,7 @@ def submit(
         _check_suite(record, known, aside, _prepare(chosen, known, config, work_dir))
     answer = resubmit.submitted(before, priority, asker(known.work_dir))
     if before is None:
-        answer = replace(answer, said=changed_since(record, site.paths))
+        answer = replace(answer, said=changed_since(record, site))
     notice = sources.Notice(
         checkpoint=record.checkpoint.source,
         step=record.checkpoint.step,

@@ -40,6 +40,7 @@ PASSED_ON = {
     "clean": ("evaljobs.staging.clean", "clean_main"),
     "probe": ("evaljobs.staging.node_probe", "main"),
     "catalogue": ("evaljobs.lmeval.catalogue", "main"),
+    "changed": ("evaljobs.lmeval.shown_inputs", "main"),
 }
 
 

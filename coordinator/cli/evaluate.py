@@ -75,6 +75,9 @@ def evaluate(
             min=1, metavar="N", help="Evaluate N documents of each task in both modes and print differences."
         ),
     ] = None,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Build, ask and score again, whatever earlier evaluations have.")
+    ] = False,
     verbose: VERBOSE = False,
     as_json: JSON = False,
 ) -> None:
@@ -110,6 +113,7 @@ def evaluate(
             step=step,
             slots=slots,
             shards_per_task=shards_per_task,
+            fresh=fresh,
             config=config,
             work_dir=work_dir,
             settings={**settings, **trial},

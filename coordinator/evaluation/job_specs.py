@@ -59,6 +59,7 @@ class Site:
     readers: int = 16
     prefetch: float = 0.5  # share of a node's free memory that prefetched weights may take; 0: no prefetch
     offline: bool = True
+    container: bool = False  # jobs of the trials' interpreter see other files than this process
 
     @cached_property
     def paths(self) -> WorkPaths:

@@ -15,7 +15,7 @@ from typing import Literal
 
 from pydantic import ConfigDict, Field
 
-from evaljobs.contract.names import Cut
+from evaljobs.contract.names import ADAPTERS, Cut
 from evaljobs.contract.paths import slug
 from evaljobs.contract.specs import (
     CheckpointSpec,
@@ -65,12 +65,35 @@ class RunOptions(Record):
 
 
 class Inputs(Record):
-    """What a suite's tasks are made of when it is submitted: lm-eval's version, and each entry's source key."""
+    """What an evaluation is made of when it is submitted, beside its checkpoint and settings. The one list of inputs:
 
-    lm_eval: str = ""
-    entries: tuple[Sources, ...] = ()
-    model: str = ""  # digest of local files that model arguments name
+    | input | id | name of a request set | request digest | score key |
+    |---|---|---|---|---|
+    | `lm_eval`, `entries`, `env`, `fresh` | yes | yes | by what is built | by what is scored |
+    | `model`: a tokenizer, a template | yes | yes | its content | no |
+    | `model`: an adapter | yes | no | no: answers are used again under equal weights alone | no |
+    | what a build shows: files, packages, revisions | by `shown` | compared: built again | by what is built | no |
+    | what a score shows | by `shown` | no | no | compared: scored again |
+    | versions of engines | by `shown` | compared: built again | yes | no |
+    """
+
+    lm_eval: str = ""  # its version
+    entries: tuple[Sources, ...] = ()  # the source key of each task of the suite
+    model: str = (
+        ""  # JSON: (argument, digest) of each file, folder or model of the Hub that model arguments name
+    )
+    env: Mapping[str, str] = Field(
+        default_factory=dict
+    )  # variable of [trial] env -> digest of its value; without secrets and places
+    # digest of what earlier evaluations of these inputs showed, where that has changed since; "": nothing has
+    shown: str = ""
+    fresh: str = ""  # when `--fresh` asked for it; "": what is there may be used again
     single: tuple[str, ...] = ()  # entries that are one leaf task for certain; no part of any key
+
+    def named(self, *, adapters: bool) -> dict[str, str]:
+        """Model argument -> digest of what it names: of adapters alone, or of all others."""
+        named: dict[str, str] = dict(json.loads(self.model or "[]"))
+        return {key: digest for key, digest in named.items() if (key in ADAPTERS) == adapters}
 
 
 class EvaluationRecord(Record):
@@ -128,7 +151,9 @@ def evaluation_id(
     if judge is not None:
         what.append([judge.url, judge.model, judge.temperature, judge.max_tokens])
     if inputs is not None:
-        what.append(inputs.model_dump(mode="json", exclude={"single"}))
+        made_of = inputs.model_dump(mode="json", exclude={"single"})
+        younger = ("env", "shown", "fresh")  # without them, as earlier versions named it
+        what.append({key: value for key, value in made_of.items() if value or key not in younger})
     digest = hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:8]
     return f"{id_stem(folder, suite.name, suite.mode)}-{digest}"
 

@@ -137,6 +137,7 @@ def site_of(config: Config) -> Site:
         lease_seconds=config.stage.lease_seconds,
         readers=config.stage.readers,
         prefetch=config.stage.prefetch,
+        container=config.trial.container is not None,
     )
 
 

@@ -23,6 +23,7 @@ from coordinator.errors import OperatorError
 from coordinator.evaluation.job_specs import Site
 from coordinator.evaluation.records import Inputs, cut_of, cut_on_disk
 from coordinator.intake.checkpoint import inspect
+from coordinator.intake.present import Present
 from evaljobs.contract.paths import batch_index_file, entry_manifest, request_set_manifest, slug
 from evaljobs.contract.specs import (
     BuildSpec,
@@ -32,6 +33,7 @@ from evaljobs.contract.specs import (
     RequestSetManifest,
     SuiteSpec,
 )
+from evaljobs.lmeval.shown_inputs import rows_of_set
 
 WEIGHTS = (".safetensors", ".bin", ".safetensors.index.json", ".bin.index.json")
 
@@ -49,6 +51,9 @@ def folder_name(
         "system": suite.system_instruction,
         "multiturn": suite.fewshot_as_multiturn,
         "sources": inputs.entries[entry].model_dump(mode="json"),
+        "named": inputs.named(adapters=False),
+        "env": inputs.env,
+        "fresh": inputs.fresh,
         "model": [
             _digest(Path(checkpoint.source) / f.name)
             for f in checkpoint.files
@@ -66,10 +71,12 @@ def _digest(path: Path) -> list[str]:
     return [path.name, hashlib.sha256(path.read_bytes()).hexdigest()]
 
 
-def found(folder: Path, cut: str) -> dict[str, str] | None:
+def found(folder: Path, cut: str, present: Present | None) -> dict[str, str] | None:
     """Leaf task -> folder of a whole set with batches of this cut; None where one must be built.
 
-    `cut`: as `records.cut_on_disk`. The folder's mtime then says when it was used last, for `prune`.
+    A set is built again where an input that its build showed has changed: `present` looks; None: it
+    was built just now. `cut`: as `records.cut_on_disk`. The folder's mtime then says when it was used
+    last, for `prune`.
     """
     with contextlib.suppress(OSError):
         os.utime(folder)
@@ -77,6 +84,10 @@ def found(folder: Path, cut: str) -> dict[str, str] | None:
         entry = EntryManifest.model_validate_json(entry_manifest(folder).read_bytes())
     except (OSError, ValidationError):
         return None
+    if present is not None:
+        rows = rows_of_set(folder, entry.shown)
+        if rows is None or not present.reads_builds or present.changed(rows):
+            return None
     sets = {task: str(folder / relative) for task, relative in entry.sets.items()}
     for place in sets.values():
         try:
@@ -97,10 +108,10 @@ def at_hand(
     suite: SuiteSpec, checkpoint: CheckpointSpec, model: ModelOptions, inputs: Inputs, site: Site
 ) -> dict[str, dict[str, str]]:
     """Task -> {leaf task: folder} of the suite's request sets that are built for this tokenizer."""
-    sets = {}
+    sets, present = {}, None if site.container else Present(site)
     for index, task in enumerate(suite.tasks):
         name = folder_name(suite, index, checkpoint, model, inputs)
-        there = found(site.paths.request_sets / name, _on_disk(suite, index))
+        there = found(site.paths.request_sets / name, _on_disk(suite, index), present)
         if there is not None:
             sets[task.name] = there
     return sets
@@ -127,7 +138,7 @@ def prepare(
         name = folder_name(suite, index, checkpoint, model, made_of)
         folder = site.paths.request_sets / name
         cut = cut_of(suite, index, suite.batch_size, suite.token_budget)
-        there = found(folder, _on_disk(suite, index))
+        there = found(folder, _on_disk(suite, index), Present(site))
         if there is None:
             spec = BuildSpec(
                 name=f"prepare-{index}",
@@ -147,7 +158,7 @@ def prepare(
             ):
                 _build(spec, site)
             folder = _as_looked_up(folder, folder_name(suite, index, checkpoint, model, inputs(suite, model)))
-            there = found(folder, _on_disk(suite, index))
+            there = found(folder, _on_disk(suite, index), None)
         if there is None:
             raise OperatorError(
                 f"{task.name} was built, but {folder} does not hold it: is the work folder shared?"

@@ -6,12 +6,13 @@ it. Failed tasks are retried only by `evalspan retry`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
 
 from coordinator.base.words import first_of
-from coordinator.evaluation.records import EvaluationRecord
+from coordinator.evaluation.records import EvaluationRecord, Inputs
 from coordinator.evaluation.state import State
 from evaljobs.contract.specs import ModelOptions
 
@@ -52,8 +53,11 @@ def _answered(state: State) -> str:
     )
 
 
-def remade(before: EvaluationRecord, now: EvaluationRecord) -> str:
-    """Message for a person who asks for an evaluation again whose inputs have changed; "" where none of these did."""
+def remade(before: EvaluationRecord, now: EvaluationRecord, shown: Sequence[str] = ()) -> str:
+    """Message for a person who asks for an evaluation again whose inputs have changed; "" where none of these did.
+
+    `shown`: files and packages, in words, that earlier builds or scores used and that differ now. No value is told.
+    """
     changed = []
     if before.checkpoint.digest != now.checkpoint.digest:
         changed.append("the checkpoint's files")
@@ -61,14 +65,31 @@ def remade(before: EvaluationRecord, now: EvaluationRecord) -> str:
         changed.append("settings of the suite")
     if before.model != now.model:
         changed.append("settings of the model")
+    changed += _of_inputs(before.inputs or Inputs(), now.inputs or Inputs())
     if tasks := _edited(before, now):
         changed.append(f"files or data of {first_of(tasks, 3)}")
+    elif shown:
+        changed.append(first_of(list(dict.fromkeys(shown)), 3))
+    if now.inputs is not None and now.inputs.fresh:
+        return "everything is built, asked and scored again, as --fresh says"
     if not changed:
         return ""
     return (
         f"{' and '.join(changed)} changed since {before.evaluation_id}: this is a new evaluation, and responses to "
         "requests that are the same are used again"
     )
+
+
+def _of_inputs(before: Inputs, now: Inputs) -> list[str]:
+    """What differs between two evaluations' inputs, beside the files of their tasks."""
+    changed = [f"lm_eval {before.lm_eval} to {now.lm_eval}"] if before.lm_eval != now.lm_eval else []
+    for adapters in (True, False):
+        were, are = before.named(adapters=adapters), now.named(adapters=adapters)
+        changed += [
+            f"what {key} of the model names" for key in were.keys() & are.keys() if were[key] != are[key]
+        ]
+    names = sorted(n for n in before.env.keys() | now.env.keys() if before.env.get(n) != now.env.get(n))
+    return [*changed, *([f"{first_of(names, 3)} of [trial] env"] if names else [])]
 
 
 def kept(before: EvaluationRecord, model: ModelOptions) -> str:

@@ -7,8 +7,10 @@ version.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -18,13 +20,17 @@ from coordinator.errors import EvalspanError, OperatorError
 from coordinator.evaluation.job_specs import Site
 from coordinator.evaluation.records import Inputs
 from coordinator.intake.hub import HUB_ID
-from evaljobs.contract.names import HF_ENGINES
+from evaljobs import secret_values
+from evaljobs.contract.names import HF_ENGINES, PLACES
 from evaljobs.contract.paths import shipped_index
 from evaljobs.contract.specs import ModelOptions, Sources, SuiteSpec
-from evaljobs.lmeval import source_files
+from evaljobs.lmeval import shown_inputs, source_files
+from evaljobs.staging.fingerprint import BadWeights, folder_identity
 
-# model arguments that name a file or a folder, of lm-eval's engines
-PATHS = ("peft", "delta", "tokenizer", "lora_local_path", "tokenizer_path", "chat_template")
+# Variables that say where something lies, or how much is printed: what lies there counts.
+NO_INPUT = re.compile(
+    r"HF_|HUGGINGFACE_|TRANSFORMERS_(CACHE|VERBOSITY|OFFLINE)|XDG_|TQDM_|(HOME|TMPDIR|PATH|PYTHONPATH|PYTHONSAFEPATH)$"
+)
 
 
 def inputs_of(
@@ -54,7 +60,8 @@ def inputs_of(
     found = Inputs(
         lm_eval=lm_eval,
         entries=tuple(entries),
-        model=_named_by(model, digests),
+        model=_named_by(model, env),
+        env=_digests_of(site.worker_env),
         single=tuple(n for n in names if source_files.is_one_task(suite.include_path, n, digests, lookup)),
     )
     digests.keep()
@@ -78,25 +85,49 @@ def _lookup(index: Path) -> source_files.Lookup:
     return shipped
 
 
-def _named_by(model: ModelOptions, digests: source_files.Digests) -> str:
-    """Digest of local files and folders that model arguments name: an adapter, another tokenizer."""
-    named = sorted(
-        (key, source_files.file_or_folder(Path(value), digests))
+def _named_by(model: ModelOptions, env: Mapping[str, str]) -> str:
+    """What model arguments name, as of `Inputs.model`; "" where they name nothing."""
+    named = {
+        key: _identity(key, value)
         for key, value in model.model_args.items()
         if isinstance(value, str) and value.startswith("/") and os.path.exists(value)  # noqa: PTH110 (also unreadable)
-    )
-    return json.dumps(named) if named else ""
+    }
+    for key, name in source_files.hub_models(model).items():
+        (revision,) = shown_inputs.revision_rows([name], "models", env).values()
+        named[key] = f"{name} {revision}"
+    return json.dumps(sorted(named.items())) if named else ""
+
+
+def _identity(key: str, place: str) -> str:
+    """Digest of a file or a folder; "-" where it cannot be read, since the job that reads it reports the error."""
+    try:
+        return folder_identity(place)
+    except BadWeights as error:
+        raise OperatorError(f"{key} in [trial] model_args: {place}: {error}") from error
+    except OSError:
+        return "-"
+
+
+def _digests_of(env: Mapping[str, str]) -> dict[str, str]:
+    """Variable -> digest of its value; without secrets, which are no inputs, and without places."""
+    return {
+        name: hashlib.sha256(value.encode()).hexdigest()[:16]
+        for name, value in sorted(env.items())
+        if not NO_INPUT.match(name)
+        and not secret_values.names_variable(name)
+        and not secret_values.in_text(value)
+    }
 
 
 def with_full_paths(model_args: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """Model arguments with each local file or folder by its full path; other values as they are.
 
-    `folder`: relative paths start there. A word without a slash is a path only under a key of PATHS, so a folder
+    `folder`: relative paths start there. A word without a slash is a path only under a key of PLACES, so a folder
     named `float32` is no dtype.
     """
 
     def full(key: str, value: Any) -> Any:
-        if not isinstance(value, str) or not ("/" in value or key in PATHS):
+        if not isinstance(value, str) or not ("/" in value or key in PLACES):
             return value
         place = os.path.abspath(folder / os.path.expanduser(value))  # noqa: PTH100, PTH111 (links stay; any ~)
         return place if value and os.path.exists(place) else value  # noqa: PTH110 (also unreadable)

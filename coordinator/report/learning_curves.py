@@ -40,7 +40,7 @@ class ScoreValue(Record):
     documents: int | None = None  # of a group: of all its tasks
     version: str = ""  # the task's own, as lm-eval gives it
     n_shot: int | None = None  # examples in each prompt
-    keys: tuple[str, str] = ("", "")  # request digest and score key; empty where results.json has none
+    keys: tuple[str, str] = ("", "")  # what was asked and score key; empty where results.json has none
     differs: Difference = (
         ""  # in a series: how it was asked otherwise than at the checkpoint before, as of `CurvePoint`
     )
@@ -182,12 +182,12 @@ def _documents(results: Mapping[str, Any], task: str) -> int | None:
 
 
 def keys_of(results: Mapping[str, Any], task: str) -> tuple[str, str]:
-    """(request digest, score key) of a task, or of all tasks of a group; "" where results.json has none."""
+    """(what was asked, score key) of a task, or of all tasks of a group; "" where results.json has none."""
     keys = results.get("evalspan", {}).get("keys", {})
     leaves = sorted(set(_leaves(results.get("group_subtasks", {}), task, frozenset())))
     if not leaves or any(leaf not in keys for leaf in leaves):
         return "", ""
-    parts = [(keys[leaf].get("requests", ""), keys[leaf].get("score", "")) for leaf in leaves]
+    parts = [(keys[leaf].get("asks", ""), keys[leaf].get("score", "")) for leaf in leaves]
     if len(parts) == 1:
         return parts[0]
     requests, score = ("".join(part) for part in zip(*parts, strict=True))

@@ -58,6 +58,7 @@ from coordinator.evaluation.records import EvaluationRecord, cut_of, cut_on_disk
 from coordinator.evaluation.state import State
 from coordinator.intake import request_sets
 from coordinator.intake.checkpoint import CheckpointError, inspect
+from coordinator.intake.present import Present
 from coordinator.intake.source_keys import inputs_of
 from coordinator.planning.make_plan import PlanningError, hardware_of, make_plan
 from coordinator.runtime import gpu_names, reuse
@@ -149,13 +150,13 @@ class Performer:
         )
         sets: dict[int, dict[str, str]] = {}
         folders: dict[int, str] = {}
-        batch_size = record.suite.batch_size
+        batch_size, present = record.suite.batch_size, Present(self.site)
         for index in range(len(record.suite.tasks)):
             name = request_sets.folder_name(record.suite, index, record.checkpoint, record.model, inputs)
             folder = self.site.paths.request_sets / name
             folders[index] = str(folder)
             cut = cut_of(record.suite, index, batch_size, record.suite.token_budget)
-            there = request_sets.found(folder, cut_on_disk(cut, batch_size))
+            there = request_sets.found(folder, cut_on_disk(cut, batch_size), present)
             if there is not None:
                 sets[index] = there
         return [RequestSetsFound(at=clock.now(), sets=sets, folders=folders, batch_size=batch_size)]
@@ -178,7 +179,7 @@ class Performer:
         return [planned]
 
     def _find_responses(self, state: State, action: FindResponses) -> list[AnyEvent]:
-        return [reuse.find(state, action, self.site.paths, clock.now())]
+        return [reuse.find(state, action, self.site.paths, Present(self.site), clock.now())]
 
     def _publish_sets(self, state: State, action: PublishSets) -> list[AnyEvent]:
         text = json.dumps({"batch_size": action.batch_size, "request_sets": dict(action.sets)})

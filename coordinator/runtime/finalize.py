@@ -31,11 +31,12 @@ from coordinator.runtime.journal import read_events
 from coordinator.runtime.reuse import REUSED
 from evaljobs.contract.folded import files_in, read_bytes
 from evaljobs.contract.names import ShardId
-from evaljobs.contract.paths import EvaluationPaths, batch_index_file, request_set_manifest
+from evaljobs.contract.paths import EvaluationPaths, batch_index_file, entry_manifest, request_set_manifest
 from evaljobs.contract.specs import BatchIndex, Record, RequestSetManifest
 from evaljobs.contract.storage import FrameError, make_folder, read_frames, read_record, write_atomic
 from evaljobs.judges.kept import judgements
 from evaljobs.lmeval.results import merge_results
+from evaljobs.lmeval.shown_inputs import CHANGING, merged, rows_of_set
 from priors.table import Observation
 from priors.table import append as append_observations
 
@@ -182,8 +183,28 @@ def keys_of(state: State) -> dict[str, dict[str, str]]:
     for task, leaf in state.shards.leaves.items():
         with suppress(OSError, ValueError):
             manifest = read_record(request_set_manifest(leaf.planned.folder), RequestSetManifest)
-            keys[task] = {"requests": manifest.key, "score": manifest.score_key}
+            keys[task] = {"requests": manifest.key, "asks": manifest.asks, "score": manifest.score_key}
     return keys
+
+
+def shown_of(state: State) -> dict[str, dict[str, str]]:
+    """What the builds and the scoring of this evaluation used: "build" and "score" -> rows of `shown_inputs`.
+
+    A failed task whose request sets were dropped, since they turned out wrong, has a row that nothing equals.
+    """
+    built, scored, dropped = {}, [], {}
+    for leaf in state.shards.leaves.values():
+        with suppress(OSError, ValueError):
+            manifest = read_record(request_set_manifest(leaf.planned.folder), RequestSetManifest)
+            folder = Path(leaf.planned.folder).parent
+            built[folder, manifest.shown] = rows_of_set(folder, manifest.shown) or {}
+    for entry in state.entries:
+        if entry.status == "failed" and entry.sets and not entry_manifest(entry.folder).exists():
+            dropped[str(entry_manifest(entry.folder))] = CHANGING
+        with suppress(OSError, ValueError):
+            if entry.status == "scored":
+                scored.append(json.loads(read_bytes(Path(entry.result_file))).get("shown") or {})
+    return {"build": merged([*built.values(), dropped]), "score": merged(scored)}
 
 
 def write_results(
@@ -210,6 +231,7 @@ def write_results(
         "paused_seconds": None if report is None else report.paused_seconds,
         "failed_entries": sorted(failed),
         "keys": keys_of(state),
+        "shown": shown_of(state),
         "responses_from": dict(state.plan.reused),
     }
     write_atomic(paths.results, json.dumps(results, indent=2, default=str).encode())

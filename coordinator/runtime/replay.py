@@ -5,18 +5,15 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
-from coordinator.base.listing import beginning
 from coordinator.base.words import first_of
 from coordinator.config.schema import Config
 from coordinator.errors import OperatorError
 from coordinator.evaluation.events import AnyEvent
-from coordinator.evaluation.records import EvaluationRecord
 from coordinator.evaluation.state import State
-from coordinator.intake import resubmit
 from coordinator.intake.from_settings import site_of
 from coordinator.runtime.journal import events_after, read_events, replay_on, replayed
-from coordinator.runtime.status_file import Ended, ended_of, read_evaluation, read_status
-from evaljobs.contract.paths import EvaluationPaths, WorkPaths
+from coordinator.runtime.status_file import Ended, ended_of, read_status
+from evaljobs.contract.paths import EvaluationPaths
 
 
 def find_evaluation(config: Config, prefix: str) -> tuple[State, EvaluationPaths, list[AnyEvent]]:
@@ -48,15 +45,6 @@ def replay(events: list[AnyEvent], config: Config) -> State:
     if state is None:
         raise OperatorError("the journal is empty: the evaluation was never accepted; submit it again")
     return state
-
-
-def changed_since(record: EvaluationRecord, work: WorkPaths) -> str:
-    """What has changed since the last evaluation of this checkpoint's folder on this suite; "" without one, or no change."""
-    name = record.evaluation_id.rpartition("-")[0]
-    records = (read_evaluation(EvaluationPaths(folder)) for folder in beginning(work.root, f"{name}-"))
-    place, suite = record.checkpoint.announced, record.suite.name
-    alike = [r for r in records if r is not None and (r.checkpoint.announced, r.suite.name) == (place, suite)]
-    return resubmit.remade(max(alike, key=lambda r: r.accepted_at), record) if alike else ""
 
 
 class Follower:

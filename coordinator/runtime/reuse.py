@@ -1,7 +1,8 @@
 """Reuse of responses and scores: those of earlier evaluations of the same requests are linked into this one's folder.
 
-Rule: only equal keys count: the same checkpoint, model options and cut, and a request digest of which every batch is
-answered; for scores the score keys of all tasks of an entry, too. Files are linked, so the earlier folder may be removed.
+Rule: only equal keys count: the same checkpoint, adapter, model options and cut, and a request digest of which every
+batch is answered; for scores also the score keys of all tasks of an entry, and what the scoring used. Files are linked,
+so the earlier folder may be removed.
 """
 
 from __future__ import annotations
@@ -25,10 +26,11 @@ from coordinator.evaluation.actions import FindResponses
 from coordinator.evaluation.events import OutcomeSeen, Planned, PlannedLeaf, ResponsesFound, ShardsDumped
 from coordinator.evaluation.records import EvaluationRecord, checkpoint_name, cut_on_disk
 from coordinator.evaluation.state import State
+from coordinator.intake.present import Present
 from coordinator.planning.make_plan import PlanningError, read_sets
 from coordinator.runtime.journal import read_events
-from evaljobs.contract.folded import exists, file_size, open_file
-from evaljobs.contract.names import ShardId
+from evaljobs.contract.folded import exists, file_size, open_file, read_bytes
+from evaljobs.contract.names import PLACES, ShardId
 from evaljobs.contract.outcomes import Scored
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths, slug
 from evaljobs.contract.specs import BatchIndex, FrameRef, RequestSetManifest
@@ -50,6 +52,7 @@ class _Ours:
     record: EvaluationRecord
     paths: EvaluationPaths
     cuts: Mapping[str, str]  # leaf task -> its cut
+    present: Present
 
 
 @dataclass(slots=True)
@@ -84,9 +87,13 @@ class _Earlier:
                     pass
 
 
-def find(state: State, wanted: FindResponses, work: WorkPaths, now: float) -> ResponsesFound:
-    """What of `wanted` earlier evaluations of this work folder have; nothing where it cannot be read."""
+def find(
+    state: State, wanted: FindResponses, work: WorkPaths, present: Present, now: float
+) -> ResponsesFound:
+    """What of `wanted` earlier evaluations of this work folder have; nothing where it cannot be read, or for `--fresh`."""
     nothing = ResponsesFound(at=now)
+    if state.record.inputs is not None and state.record.inputs.fresh:
+        return nothing
     folders = {task: folder for sets in wanted.sets.values() for task, folder in sets.items()}
     cuts = {t: wanted.cuts.get(entry, "") for entry, sets in wanted.sets.items() for t in sets}
     try:
@@ -94,7 +101,7 @@ def find(state: State, wanted: FindResponses, work: WorkPaths, now: float) -> Re
     except PlanningError:
         return nothing  # the plan will say so
     found = nothing
-    ours = _Ours(state.record, work.evaluation(state.evaluation_id), cuts)
+    ours = _Ours(state.record, work.evaluation(state.evaluation_id), cuts, present)
     for earlier in _candidates(state, work):
         wants = {
             task
@@ -128,14 +135,18 @@ def _candidates(state: State, work: WorkPaths) -> Iterator[_Earlier]:
         with contextlib.suppress(OSError, ValueError, ValidationError, AttributeError):
             record = EvaluationRecord.model_validate_json(paths.evaluation.read_bytes())
             said: dict[str, Any] = json.loads(paths.results.read_bytes()).get("evalspan", {})
-            same = (record.checkpoint.digest, record.convert, record.model) == (
-                spec.digest,
-                ours.convert,
-                ours.model,
-            )
+            same = (record.checkpoint.digest, record.convert) == (spec.digest, ours.convert)
+            same = same and _model(record) == _model(ours)
             if same and said.get("keys"):
                 found.append(_Earlier(record, paths, said.get("batch_size"), said["keys"]))
     return iter(sorted(found, key=lambda e: -e.record.accepted_at))
+
+
+def _model(record: EvaluationRecord) -> object:
+    """The model's settings, and what its adapter is; the request digest holds what a tokenizer is."""
+    rest = {key: value for key, value in record.model.model_args.items() if key not in PLACES}
+    adapters = None if record.inputs is None else record.inputs.named(adapters=True)
+    return record.model.model_copy(update={"model_args": rest}), adapters
 
 
 def _with(
@@ -258,8 +269,14 @@ def _score(
         if exists(samples):
             _link(samples, ours.paths.samples / f"samples_{slug(task)}_{entry:03d}.jsonl")
     scores = Path(earlier.scores[theirs])
-    if not exists(scores):
+    if not exists(scores) or _scores_otherwise(scores, ours.present):
         return None
     target = ours.paths.scores / f"{entry:03d}-{slug(name)}.json"
     _link(scores, target)
     return str(target)
+
+
+def _scores_otherwise(scores: Path, present: Present) -> bool:
+    """Has a file or a package changed since, that this scoring used?"""
+    shown: dict[str, str] | None = json.loads(read_bytes(scores)).get("shown")
+    return shown is None or bool(present.changed(shown))

@@ -41,7 +41,7 @@ from coordinator.runtime import wiring
 from coordinator.runtime.journal import Journal
 from coordinator.runtime.loop import Coordinator
 from coordinator.runtime.operator_commands import obey_commands
-from coordinator.runtime.replay import changed_since
+from coordinator.runtime.present_inputs import as_of_now, changed_since
 from coordinator.runtime.status_file import read_evaluation
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths
 from evaljobs.contract.specs import ModelOptions, SuiteSpec
@@ -206,7 +206,7 @@ class Service:
             suite = admission.admitted_suite(suite, watch, self._suite_files)
         if not each.own:
             admission.check_place(notice.checkpoint, watch)
-        return from_settings.record_of(
+        record = from_settings.record_of(
             self.config,
             notice.checkpoint,
             suite,
@@ -215,6 +215,7 @@ class Service:
             step=notice.step,
             submitted_by=each.user,
         )
+        return as_of_now(record, self.coordinator.performer.site)
 
     def _unreadable(self, error: Exception) -> str:
         """Why a member's checkpoint or suite cannot be read, where the daemon's user may not; "" for another error."""
@@ -242,7 +243,7 @@ class Service:
             begun = Journal.begun(self.paths.evaluation(record.evaluation_id).journal)
             if not begun and (why := gpu_need(record).refusal(self.coordinator.nodes or rules.listed)):
                 return self._refuse(each, why, clock.now())
-            if not begun and (said := changed_since(record, self.paths)):
+            if not begun and (said := changed_since(record, self.coordinator.performer.site)):
                 log.info("%s", said)
             self.coordinator.accept_or_wait(wiring.at_site(record, rules, self.config))
             running = self.coordinator.running.get(record.evaluation_id)

@@ -13,6 +13,10 @@ ROCR = "ROCR_VISIBLE_DEVICES"
 # it does not know the vendor it sets several. ROCm reads HIP's, else NVIDIA's, as a choice from ROCR's.
 GPU_VARIABLES = ("CUDA_VISIBLE_DEVICES", ROCR, "HIP_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
 HF_ENGINES = ("hf", "hf-auto", "huggingface")  # lm-eval's names of its class for transformers
+# Arguments of a model that name its adapter's weights, on which no request depends.
+ADAPTERS = ("peft", "delta", "lora_local_path")
+# Arguments of a model that name a file, a folder or a model of the Hub.
+PLACES = (*ADAPTERS, "tokenizer", "tokenizer_path", "chat_template")
 
 
 @dataclass(frozen=True, slots=True)

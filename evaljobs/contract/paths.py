@@ -185,6 +185,12 @@ def entry_manifest(folder: str | Path) -> Path:
     return Path(folder) / "entry.json"
 
 
+def shown_file(folder: str | Path, name: str) -> Path:
+    """Rows of inputs that a build showed (`evaljobs.lmeval.shown_inputs`). `folder`: `BuildSpec.out_dir`."""
+    # File WORK_DIR/request_sets/ENTRY/shown-DIGEST.json: files and packages that a build used | a build | `prune`
+    return Path(folder) / name
+
+
 def batch_file(folder: str | Path, cut: str | int) -> Path:
     """The batches of a request set in one cut (`names.ShardId`), or of one batch size."""
     # File WORK_DIR/request_sets/ENTRY/TASK/batches-CUT.jsonl: batches of these requests in one size | a build | `prune`

@@ -192,14 +192,16 @@ class RequestSetManifest(Kept):
 
     `key` is the request digest. It covers all that decides an answer besides the weights: the
     requests with their generation settings, the tokenizer, the engine with its arguments and
-    versions. `score_key` covers all that turns answers into a score: filters, metrics, gold
-    answers, their code and versions.
+    versions. `score_key` covers all that turns answers into a score and is known before a score:
+    filters, metrics, gold answers, their code; a score file says what its scoring imported.
     """
 
     schema_version: int = SCHEMA_VERSION
     task: str
     key: str
+    asks: str = ""  # digest of what two results must share to be compared: prompts and settings, no versions
     score_key: str = ""
+    shown: str = ""  # name of the file with the rows that the build showed, as in `EntryManifest`
     output_type: str
     executes: bool = False  # its metric runs programs or asks a judge: can be split by document
     documents: int
@@ -211,11 +213,16 @@ class RequestSetManifest(Kept):
 
 
 class EntryManifest(Kept):
-    """All leaves of a suite entry are built: leaf task -> folder below its own. Written last."""
+    """All leaves of a suite entry are built: leaf task -> folder below its own. Written last.
+
+    `shown`: name of a file beside this one, path -> digest of what the build opened and imported
+    (`evaljobs.lmeval.shown_inputs`). Where a row differs now, the sets are built again.
+    """
 
     schema_version: int = SCHEMA_VERSION
     entry: str
     sets: dict[str, str]
+    shown: str = ""  # "": built by a version that did not look; such sets are built again
 
 
 class BatchIndex(Kept):

@@ -29,6 +29,16 @@ class ReplayError(JobError):
     """The responses do not match the requests."""
 
 
+class OtherPromptsError(ReplayError):
+    """lm-eval asks other prompts now than the request set holds: an input that no key sees has changed."""
+
+    def __init__(self, task: str, what: str) -> None:
+        super().__init__(
+            f"task {task}: {what} (its data, its code or its settings changed since the request set was built): "
+            "type the same command, and its requests are built again"
+        )
+
+
 def collect_answers(head: RequestsHead, key: str, responses: Path, frames: Sequence[FrameRef]) -> list[Any]:
     """Answers by request index, `_MISSING` where the records hold none.
 
@@ -136,17 +146,15 @@ def _answers(leaves: Mapping[str, Answers] | None, kind: str, requests: Sequence
     streams: dict[str, Iterator[Any]] = {}
     for task, asked in by_task.items():
         if task not in leaves:
-            raise ReplayError(f"lm-eval asks for task {task}, which has no request set")
+            raise OtherPromptsError(task, "lm-eval asks for it, and it has no request set")
         leaf = leaves[task]
         if instances_digest(asked, leaf.head.follow_up).get(kind) != leaf.head.digests.get(kind):
-            raise ReplayError(
-                f"task {task}: lm-eval now asks other prompts than those answered (its data, its code or its "
-                "settings changed since the request set was built): evaluate again"
-            )
+            raise OtherPromptsError(task, "lm-eval now asks other prompts than those answered")
         order: Sequence[int] = leaf.head.order.get(kind, range(leaf.head.requests))
         streams[task] = iter([leaf.answers[index] for index in order])
         if len(asked) != len(order):
-            raise ReplayError(f"task {task}: {len(asked)} requests asked, {leaf.head.requests} answered")
+            what = f"{len(asked)} requests asked, {leaf.head.requests} answered"
+            raise OtherPromptsError(task, what)
     for request in requests:
         yield next(streams[request.task_name])
 

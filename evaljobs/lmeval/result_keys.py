@@ -9,16 +9,23 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import functools
 import hashlib
 import importlib.metadata
+import importlib.util
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import evaljobs
+from evaljobs.contract.names import ADAPTERS
 from evaljobs.contract.specs import ModelOptions, SuiteSpec
 from evaljobs.errors import OperatorError
+from evaljobs.lmeval import shown_inputs
+from evaljobs.lmeval.batches import RequestsHead
 from evaljobs.lmeval.conversations import messages_of
+from evaljobs.lmeval.source_files import Digests
 
 # Keys of a task's configuration that change no score: requests, documents or the engine decide them.
 NOT_SCORED = frozenset(
@@ -41,7 +48,7 @@ NOT_SCORED = frozenset(
     ]
 )
 NOT_OF_THE_TASK = frozenset({"pretrained", "config_source"})  # locations that lm-eval adds
-PLACES = frozenset({"tokenizer"})  # model arguments that are locations; the content counts instead
+PLACES = frozenset({"tokenizer", *ADAPTERS})  # model arguments that are locations; the content counts instead
 
 
 def instances_digest(instances: Iterable[Any], follow_up: str = "") -> dict[str, str]:
@@ -66,28 +73,50 @@ def instances_digest(instances: Iterable[Any], follow_up: str = "") -> dict[str,
     return {kind: digest.hexdigest() for kind, digest in digests.items()}
 
 
-def request_digest(
-    lm: Any, suite: SuiteSpec, model: ModelOptions, body: bytes, *, sampled: bool, follow_up: str
-) -> str:
-    """Digest of all that decides an answer besides the weights. `body`: the stored requests."""
-    import transformers  # noqa: PLC0415
+def request_digests(
+    lm: Any, suite: SuiteSpec, model: ModelOptions, body: bytes, *, sampled: bool, head: RequestsHead
+) -> tuple[str, str]:
+    """Digest of all that decides an answer besides the weights, and of what two results must share to be compared.
 
+    The second leaves versions and the tokenizer out: a training whose site was upgraded stays one curve.
+    `body`: the stored requests.
+    """
     tokenizer = lm.tokenizer
-    what = {
-        "requests": hashlib.sha256(body).hexdigest(),
-        "lm_eval": importlib.metadata.version("lm_eval"),  # the engine is lm-eval's model class
-        "transformers": transformers.__version__,
-        "tokenizer": _tokenizer_digest(tokenizer),
+    asked = {
         "engine": model.engine,
         "args": {key: value for key, value in model.model_args.items() if key not in PLACES},
         "seed": suite.seed if sampled else None,
-        "template": getattr(tokenizer, "chat_template", None) if follow_up else None,
+        "template": getattr(tokenizer, "chat_template", None) if head.follow_up else None,
         "max_length": lm.max_length,
         "add_bos_token": lm.add_bos_token,
         "prefix_token": lm.prefix_token_id,
         "backend": lm.backend,
     }
-    return _digest(what)
+    answered = {
+        "requests": hashlib.sha256(body).hexdigest(),
+        "engines": engine_versions(model.engine),
+        "tokenizer": _tokenizer_digest(tokenizer),
+    }
+    return _digest(asked | answered), _digest(asked | {"instances": head.digests})
+
+
+@functools.lru_cache(maxsize=4)
+def engine_versions(engine: str) -> Mapping[str, str]:
+    """Package -> version of all whose code makes answers; one in development has the digest of its modules, too.
+
+    `evalspan` is the code of our own engines.
+    """
+    own, digests = Path(evaljobs.__file__).parent / "trial" / "engines", Digests()
+    found = {"evalspan": _digest({file.name: _code(file) for file in sorted(own.glob("*.py"))})}
+    for name in (*shown_inputs.ENGINES, engine):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+            spec = importlib.util.find_spec(name)
+            place = Path(spec.origin).parent if spec is not None and spec.origin else None
+            if place is not None and not set(shown_inputs.PACKAGES) & set(place.parts):
+                modules = sorted(p for p in place.rglob("*.py") if place / "tasks" not in p.parents)
+                found[name] += _digest({str(p.relative_to(place)): digests.of(p) for p in modules})
+    return found
 
 
 def score_key(task: Any, groups: Mapping[str, Any], files: Iterable[tuple[Path, str]]) -> str:

@@ -22,7 +22,7 @@ from typing import Any
 
 from evaljobs.contract.specs import ModelOptions, SuiteSpec, TaskEntry
 from evaljobs.errors import JobError, OperatorError, one_line
-from evaljobs.lmeval import hooks, source_files, task_paths
+from evaljobs.lmeval import hooks, present_data, source_files, task_paths
 from evaljobs.lmeval.task_yaml import Index, index_of, reached
 
 DEFAULT_SEEDS = (0, 1234, 1234, 1234)  # python, numpy, torch, few-shot: lm_eval/_cli/run.py --seed
@@ -185,6 +185,7 @@ def run_entry(
     """
     import lm_eval.evaluator  # noqa: PLC0415
 
+    present_data.install()
     python, numpy, torch, fewshot = DEFAULT_SEEDS if suite.seed is None else (suite.seed,) * 4
     multiturn = suite.fewshot_as_multiturn
     if multiturn is None:  # EvaluatorConfig._validate_arguments

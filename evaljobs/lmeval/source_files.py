@@ -23,8 +23,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from evaljobs.contract.names import PLACES
 from evaljobs.contract.paths import WorkPaths
-from evaljobs.contract.specs import SuiteSpec
+from evaljobs.contract.specs import ModelOptions, SuiteSpec
 from evaljobs.contract.storage import write_atomic
 from evaljobs.errors import OperatorError
 from evaljobs.lmeval.task_yaml import (
@@ -38,7 +39,7 @@ from evaljobs.lmeval.task_yaml import (
     texts,
 )
 
-REMEMBERED_BYTES = 1 << 20  # bytes; larger files are hashed once per size, mtime and inode
+REMEMBERED_BYTES = 1 << 20  # bytes; larger files are hashed once per size, mtime, ctime and inode
 NEIGHBOUR_BYTES = 16 << 20  # bytes; larger files beside a module count by size and mtime
 MOST_NEIGHBOURS = 10_000  # most files counted in one folder that a module's text names
 DATA_KEYS = ("data_files", "data_dir", "dataset_path")  # their values may be folders or globs
@@ -67,7 +68,7 @@ Lookup = Callable[[str], Shipped | None]
 
 
 class Digests:
-    """sha256 of files' contents; those of large files are kept in `cache` by size, mtime and inode."""
+    """sha256 of files' contents; those of large files are kept in `cache` by size, mtime, ctime and inode."""
 
     def __init__(self, cache: Path | None = None) -> None:
         self._cache = cache
@@ -88,10 +89,11 @@ class Digests:
     def _of(self, path: Path) -> str:
         try:
             stat = path.stat()
-            what = [stat.st_size, stat.st_mtime_ns, stat.st_ino]
+            # ctime: an edit may restore the size and the mtime, but not that
+            what = [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino]
             known = self._known.get(str(path))
-            if known is not None and known[:3] == what:
-                return str(known[3])
+            if known is not None and known[:-1] == what:
+                return str(known[-1])
             with path.open("rb") as file:
                 digest = hashlib.file_digest(file, "sha256").hexdigest()
         except OSError:
@@ -189,6 +191,17 @@ def files_of(include_path: Sequence[str], name: str, shipped: Lookup = no_shippe
     return sorted((Path(place), digest) for place, digest in found)
 
 
+def hub_sets(include_path: Sequence[str], name: str, shipped: Lookup = no_shipped) -> set[str]:
+    """Data sets of the Hub that an entry's tasks name."""
+    return {path for one in _reached(include_path, name, Digests(), shipped) for path, _config in one.hub}
+
+
+def hub_models(model: ModelOptions) -> dict[str, str]:
+    """Argument -> the model of the Hub that it names: an adapter, another tokenizer."""
+    named = ((key, value) for key, value in model.model_args.items() if isinstance(value, str))
+    return {k: v for k, v in named if k in PLACES and v.count("/") == 1 and not os.path.exists(v)}  # noqa: PTH110
+
+
 def _reached(
     include_path: Sequence[str], name: str, digests: Digests, shipped: Lookup
 ) -> tuple[_Closure, _Closure]:
@@ -207,20 +220,15 @@ def _reached(
     return own, theirs
 
 
-def file_or_folder(path: Path, digests: Digests) -> str:
-    """Digest of a file, or of all files below a folder (large ones by size and mtime)."""
-    closure = _Closure((), digests)
-    if path.is_dir():
-        closure.neighbours(path)
-    else:
-        closure.file(path)
-    return closure.digest()
-
-
 def _hf_home(env: Mapping[str, str]) -> Path:
     return Path(
         env.get("HF_HOME") or Path(env.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "huggingface"
     )
+
+
+def hub_cache(env: Mapping[str, str]) -> Path:
+    """Folder of the Hub's repositories, with their revisions."""
+    return Path(env.get("HF_HUB_CACHE") or _hf_home(env) / "hub")
 
 
 def datasets_cache(env: Mapping[str, str]) -> Path:
@@ -230,11 +238,7 @@ def datasets_cache(env: Mapping[str, str]) -> Path:
 
 def _revision(path: str, config: str, env: Mapping[str, str]) -> str:
     """A data set's cached state: the commits of its references, else its prepared versions."""
-    hub = (
-        Path(env.get("HF_HUB_CACHE") or _hf_home(env) / "hub")
-        / f"datasets--{path.replace('/', '--')}"
-        / "refs"
-    )
+    hub = hub_cache(env) / f"datasets--{path.replace('/', '--')}" / "refs"
     prepared = datasets_cache(env) / path.replace("/", "___")
     with contextlib.suppress(OSError):
         if commits := sorted((ref.name, ref.read_text()) for ref in hub.iterdir() if ref.is_file()):

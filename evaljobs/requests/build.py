@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import json
 import logging
 import sys
@@ -27,12 +28,13 @@ from evaljobs.contract.paths import (
     batch_index_file,
     entry_manifest,
     request_set_manifest,
+    shown_file,
     slug,
 )
 from evaljobs.contract.specs import BuildSpec, EntryManifest, RequestSetManifest
 from evaljobs.contract.storage import read_record, write_atomic, write_outcome, write_record
 from evaljobs.errors import JobError, OperatorError, details, one_line
-from evaljobs.lmeval import conversations, hooks, result_keys, run, source_files, stub_model
+from evaljobs.lmeval import conversations, hooks, result_keys, run, shown_inputs, source_files, stub_model
 from evaljobs.lmeval.batches import (
     Kind,
     Piece,
@@ -50,8 +52,9 @@ log = logging.getLogger(__name__)
 def build(spec: BuildSpec) -> Built:
     """Build the missing request sets of an entry. Raises JobError where the operator must act.
 
-    Sets that are on disk and unchanged are kept. Several processes may build the same entry: they
-    write the same bytes.
+    Sets that are on disk are kept where nothing that their build showed has changed. Several
+    processes may build the same entry: a set's folder is named by its content, so they write the
+    same bytes, and an evaluation that began with other sets keeps those.
     """
     started = time.monotonic()
     run.quiet_environment(offline=spec.offline)
@@ -64,8 +67,8 @@ def build(spec: BuildSpec) -> Built:
     if sets is None:
         # the folder is named by the digest of these files
         with source_files.unchanged_meanwhile(spec.suite, spec.entry, spec.source, work):
-            sets = _build_entry(spec)
-        write_record(entry_manifest(folder), EntryManifest(entry=entry.name, sets=sets))
+            sets, shown = _build_entry(spec, work)
+        write_record(entry_manifest(folder), EntryManifest(entry=entry.name, sets=sets, shown=shown))
     places = {task: str(folder / relative) for task, relative in sets.items()}
     cut = spec.cut or ("" if spec.batch_size == "auto" else str(spec.batch_size))
     for place in places.values() if cut else ():
@@ -130,21 +133,29 @@ def add_batches(folder: Path, cut: str | int) -> None:
 
 
 def _sets_on_disk(folder: Path) -> dict[str, str] | None:
-    """Leaf task -> folder name, or None where a set is missing. `folder`'s name is a digest."""
+    """Leaf task -> folder name, or None where a set is missing or its inputs differ now. `folder`'s name is a digest."""
     try:
         entry = read_record(entry_manifest(folder), EntryManifest)
         for name in entry.sets.values():
             read_record(request_set_manifest(folder / name), RequestSetManifest)
+        rows = shown_inputs.rows_of_set(folder, entry.shown)
     except (FileNotFoundError, ValueError):
         return None
-    return entry.sets
+    return None if rows is None or shown_inputs.changed(rows) else entry.sets
+
+
+def drop(folder: str | Path) -> None:
+    """Drop an entry's request sets, since they turned out wrong: the next evaluation has them built again."""
+    entry_manifest(folder).unlink(missing_ok=True)
 
 
 # --- one entry ---------------------------------------------------------------------------------------------------
 
 
-def _build_entry(spec: BuildSpec) -> dict[str, str]:
+def _build_entry(spec: BuildSpec, work: WorkPaths) -> tuple[dict[str, str], str]:
+    """Leaf task -> folder name, and the name of the file with the rows that the build showed."""
     entry = spec.suite.tasks[spec.entry]
+    rows: dict[str, str] = {}
     tasks = run.entry_tasks(spec.suite, entry, model=spec.model, model_dir=spec.model_dir)
     lm = stub_model.model(spec.model_dir, spec.model)
 
@@ -154,22 +165,37 @@ def _build_entry(spec: BuildSpec) -> dict[str, str]:
 
     tasks.on_load = on_load
     try:
-        run.run_entry(lm, spec.suite, entry, tasks, seed_torch=True)
+        with shown_inputs.recorded(rows, leave_out=(work.root, spec.model_dir)):
+            run.run_entry(lm, spec.suite, entry, tasks, seed_torch=True)
     except run.RequestsBuiltError:
         pass
     except JobError:
         raise
     except ValueError as error:  # lm-eval refuses settings that exclude each other
         raise OperatorError(f"task {entry.name}: {one_line(error)}") from error
+    shown = _write_shown(spec, tasks, rows)
     files = source_files.files_of(spec.suite.include_path, entry.name, tasks.shipped)
     sets: dict[str, str] = {}
     for name, task in tasks.loaded["tasks"].items():
         score_key = result_keys.score_key(task, tasks.loaded.get("groups", {}), files)
-        sets[name] = _write_set(spec, lm, name, task, score_key)
-    return sets
+        sets[name] = _write_set(spec, lm, name, task, score_key=score_key, shown=shown)
+    return sets, shown
 
 
-def _write_set(spec: BuildSpec, lm: Any, name: str, task: Any, score_key: str) -> str:
+def _write_shown(spec: BuildSpec, tasks: run.Tasks, rows: dict[str, str]) -> str:
+    """Write what the build used, with the engine's packages and the revisions of data sets and models. Returns the file's name."""
+    entry = spec.suite.tasks[spec.entry]
+    hub = source_files.hub_sets(spec.suite.include_path, entry.name, tasks.shipped)
+    rows |= shown_inputs.package_rows((*shown_inputs.ENGINES, spec.model.engine))
+    rows |= shown_inputs.revision_rows(hub, "datasets")
+    rows |= shown_inputs.revision_rows(source_files.hub_models(spec.model).values(), "models")
+    data = json.dumps(rows, sort_keys=True, indent=0).encode()
+    name = f"shown-{hashlib.sha256(data).hexdigest()[:12]}.json"
+    write_atomic(shown_file(spec.out_dir, name), data)
+    return name
+
+
+def _write_set(spec: BuildSpec, lm: Any, name: str, task: Any, *, score_key: str, shown: str) -> str:
     instances = list(task.instances)
     judged = asks_judge(task)
     if judged and not spec.suite.tasks[spec.entry].judge:
@@ -179,9 +205,7 @@ def _write_set(spec: BuildSpec, lm: Any, name: str, task: Any, score_key: str) -
     head, pieces = describe_requests(lm, name, instances, conversations.follow_up_of(task))
     body = encode_requests(head, pieces)
     sampled = any(_sampled(s) for s in head.settings)
-    key = result_keys.request_digest(
-        lm, spec.suite, spec.model, body, sampled=sampled, follow_up=head.follow_up
-    )
+    key, asks = result_keys.request_digests(lm, spec.suite, spec.model, body, sampled=sampled, head=head)
     relative = f"{slug(name)}-{key[:12]}"
     place = Path(spec.out_dir) / relative
     caps = [head.max_gen_tokens[p.settings] if p.settings >= 0 else 0 for p in pieces]
@@ -189,7 +213,9 @@ def _write_set(spec: BuildSpec, lm: Any, name: str, task: Any, score_key: str) -
     manifest = RequestSetManifest(
         task=name,
         key=key,
+        asks=asks,
         score_key=score_key,
+        shown=shown,
         output_type=str(task.OUTPUT_TYPE),
         executes=runs_programs(task) or judged,
         documents=len({i.doc_id for i in instances}),

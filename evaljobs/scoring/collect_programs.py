@@ -49,9 +49,7 @@ def record_programs(
     programs; the score runs those.
     """
     if instances_digest(task.instances, leaf.head.follow_up) != leaf.head.digests:
-        raise replay_model.ReplayError(
-            f"task {leaf.head.task}: the rebuilt task asks other prompts than those answered: evaluate again"
-        )
+        raise replay_model.OtherPromptsError(leaf.head.task, "it asks other prompts than those answered")
     recorded = Recorded()
     by_document = _answered(task, leaf, documents)
     chosen = [instance for instances in by_document.values() for instance in instances]

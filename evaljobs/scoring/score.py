@@ -15,7 +15,7 @@ import json
 import logging
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -28,9 +28,9 @@ from evaljobs.contract.storage import read_record, write_atomic, write_outcome
 from evaljobs.errors import JobError, OperatorError, details, one_line
 from evaljobs.judges.asking import Judges
 from evaljobs.judges.records import Ask, Reply
-from evaljobs.lmeval import hooks, replay_model, run, source_files
+from evaljobs.lmeval import hooks, replay_model, run, shown_inputs, source_files
 from evaljobs.lmeval.results import BY_NAME
-from evaljobs.requests.build import read_head
+from evaljobs.requests.build import drop, read_head
 from evaljobs.sandbox import Program, SandboxUnavailableError, Verdict, run_programs
 from evaljobs.sandbox.code_eval import CodeEval
 from evaljobs.scoring import bootstrap
@@ -66,6 +66,10 @@ def perform(spec: ExecuteSpec | ScoreSpec) -> Executed | Scored | Failed:
         outcome = execute(spec) if isinstance(spec, ExecuteSpec) else score(spec)
     except Exception as error:
         log.exception("%s failed", spec.name)
+        if isinstance(error, replay_model.OtherPromptsError):
+            sets = spec.request_sets.values() if isinstance(spec, ScoreSpec) else [spec.request_set]
+            for folder in sets:
+                drop(Path(folder).parent)
         outcome = Failed(
             name=spec.name,
             job=spec.kind,
@@ -129,7 +133,12 @@ def score(spec: ScoreSpec) -> Scored:
     paths = EvaluationPaths(spec.evaluation_dir)
     work = WorkPaths(paths.root.parent)
     entry = spec.suite.tasks[spec.entry]
-    with Items(spec) as items, source_files.unchanged_meanwhile(spec.suite, spec.entry, spec.source, work):
+    rows: dict[str, str] = {}
+    with (
+        Items(spec) as items,
+        _unchanged_meanwhile(spec, work),
+        shown_inputs.recorded(rows, leave_out=(work.root, spec.model_dir)),
+    ):
         run.quiet_environment(offline=True)
         leaves = {
             task: _answers(paths, folder, spec.frames.get(task, ()))
@@ -159,13 +168,11 @@ def score(spec: ScoreSpec) -> Scored:
             )
         unasked = set(leaves) - set(results["configs"])
         if unasked:
-            raise replay_model.ReplayError(
-                f"lm-eval no longer asks for {', '.join(sorted(unasked))}: evaluate again"
-            )
+            raise replay_model.OtherPromptsError(", ".join(sorted(unasked)), "lm-eval no longer asks for it")
     return Scored(
         name=spec.name,
         entry=spec.entry,
-        result_file=str(_write(paths, spec, results)),
+        result_file=str(_write(paths, spec, results, rows)),
         seconds=time.monotonic() - started,
         programs_run=executed.ran,
         asked=executed.asked,
@@ -222,8 +229,35 @@ def _executed(
     return _Executed(compute=compute, replies=judges.replies, ran=ran, asked=asked, unjudged=unjudged)
 
 
-def _write(paths: EvaluationPaths, spec: ScoreSpec, results: Mapping[str, Any]) -> Path:
-    """Write the samples, then the score file: where it exists, both are whole."""
+@contextlib.contextmanager
+def _unchanged_meanwhile(spec: ScoreSpec, work: WorkPaths) -> Iterator[None]:
+    """Check before and after the block that the entry's files are those that its requests were built of."""
+    with source_files.unchanged_meanwhile(spec.suite, spec.entry, spec.source, work):
+        _check_shown(spec)
+        yield
+        _check_shown(spec)
+
+
+def _check_shown(spec: ScoreSpec) -> None:
+    """OperatorError where a file that the build opened differs now. Packages do not count, since this job shows its own.
+
+    Nor do files that are not here: the build may have read them in its node's temporary folder.
+    """
+    for folder in spec.request_sets.values():
+        shown = read_record(request_set_manifest(folder), RequestSetManifest).shown
+        rows = shown_inputs.rows_of_set(Path(folder).parent, shown) or {}
+        files = {p: digest for p, digest in rows.items() if not p.endswith("/RECORD") and Path(p).exists()}
+        if differing := shown_inputs.changed(files):
+            raise OperatorError(
+                f"{shown_inputs.in_words(differing[0])} changed since the requests of {spec.suite.tasks[spec.entry].name} "
+                "were built: type the same command; answers to requests that are still the same are used again"
+            )
+
+
+def _write(
+    paths: EvaluationPaths, spec: ScoreSpec, results: Mapping[str, Any], rows: Mapping[str, str]
+) -> Path:
+    """Write the samples, then the score file: where it exists, both are whole. `rows`: what the scoring showed."""
     from lm_eval.utils import handle_non_serializable  # noqa: PLC0415
 
     for task, samples in results["samples"].items():
@@ -241,6 +275,7 @@ def _write(paths: EvaluationPaths, spec: ScoreSpec, results: Mapping[str, Any]) 
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             kept[f"{package}_version"] = importlib.metadata.version(package)
     kept["entry"] = spec.suite.tasks[spec.entry].model_dump(mode="json")
+    kept["shown"] = dict(rows)
     place = paths.scores / f"{spec.entry:03d}-{slug(spec.suite.tasks[spec.entry].name)}.json"
     text = json.dumps(kept, indent=2, default=handle_non_serializable, ensure_ascii=False)
     write_atomic(place, text.encode())

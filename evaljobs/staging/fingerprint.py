@@ -1,9 +1,10 @@
-"""Safetensors headers, and a checkpoint's identity: a digest of names, sizes, mtimes, headers and samples.
+"""Safetensors headers, and the identity of a checkpoint or an adapter: a digest of its files.
 
-Rules: a header and a few small samples are read, never a whole file, and with the standard library alone. A checkpoint
-on shared storage and its copy have the same identity.
+Rules: weights count by header, size, mtime and a sample of every tensor, so no weight file is read whole; every other
+file counts by content, whatever its mtime. A checkpoint on shared storage and its copy have the same identity.
 
-Called by `coordinator/intake/checkpoint.py` when a checkpoint is announced, and by `publish.py` for the copy.
+Called by `coordinator/intake/checkpoint.py` when a checkpoint is announced, by `publish.py` for the copy, and by
+`coordinator/intake/source_keys.py` for the folders that model arguments name.
 """
 
 from __future__ import annotations
@@ -11,15 +12,25 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from evaljobs.contract.specs import CheckpointFile
+from evaljobs.staging.copy import hash_file
 
 HEADER_LIMIT = 100 << 20  # bytes; the safetensors library's own limit of a header
-SAMPLE_BYTES = 4096
+WEIGHTS = (
+    ".safetensors",
+    ".bin",
+    ".pt",
+    ".pth",
+    ".gguf",
+)  # larger files than HEADER_LIMIT count as weights, too
+SAMPLE_BYTES = 1024
+SAMPLED_PART = 64 << 20  # bytes: of a larger tensor each such part is sampled
+PLAIN_PARTS = 64  # parts of a weight file that is no safetensors, each sampled as a tensor is
 # {"xxh3_128": {file name: hex}}, written beside the weights when they are saved
 SAVE_SUMS = "evalspan.sums.json"
 
@@ -30,10 +41,11 @@ class BadWeights(ValueError):  # noqa: N818 (a fact about a file, not about our 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Header:
-    """A safetensors header: its raw JSON, and name -> (dtype such as "BF16", bytes) of its tensors."""
+    """A safetensors header: its raw JSON, name -> (dtype such as "BF16", bytes) of its tensors, and (first byte, end) of each."""
 
     raw: bytes
     tensors: Mapping[str, tuple[str, int]]
+    spans: Sequence[tuple[int, int]]
 
 
 def is_safe_name(name: str) -> bool:
@@ -61,41 +73,95 @@ def read_header(path: str | Path) -> Header:
         entries = {
             n: (e["dtype"], *map(int, e["data_offsets"])) for n, e in table.items() if n != "__metadata__"
         }
-        end = max((stop for _, _, stop in entries.values()), default=0)
+        spans = sorted((start, stop) for _, start, stop in entries.values())
     except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise BadWeights("its safetensors header is no header") from error
-    expected = 8 + len(raw) + end
+    end = 0
+    for start, stop in spans:
+        if start != end or stop < start:
+            raise BadWeights("its safetensors header describes tensors that overlap, or leaves a hole")
+        end = stop
+    data = 8 + len(raw)
+    expected = data + end
     if expected != actual:
         raise BadWeights(f"its header says {expected} bytes, the file has {actual}")
-    tensors = {name: (str(dtype), stop - start) for name, (dtype, start, stop) in entries.items()}
-    return Header(raw=raw, tensors=tensors)
+    return Header(
+        raw=raw,
+        tensors={name: (str(dtype), stop - start) for name, (dtype, start, stop) in entries.items()},
+        spans=[(data + start, data + stop) for start, stop in spans],
+    )
 
 
 def fingerprint(path: str | Path) -> bytes:
-    """A digest of a weight file's header and of samples at its quarters and its end (16 KiB read and the header).
+    """A digest of a weight file's header and of a sample of every tensor, or of 64 places where it is no safetensors.
 
     Two saves of one model have the same sizes and headers, and where mtimes are whole seconds (or were restored by a
     copy) nothing else tells them apart: training moves every tensor, so the samples do.
     """
     sha = hashlib.sha256()
-    if str(path).endswith(".safetensors"):
-        sha.update(read_header(path).raw)
-    with Path(path).open("rb") as file:
+    with Path(path).open("rb", buffering=0) as file:
         size = os.fstat(file.fileno()).st_size
-        for quarter in (1, 2, 3, 4):
-            offset = max(0, size * quarter // 4 - SAMPLE_BYTES)
-            sha.update(os.pread(file.fileno(), SAMPLE_BYTES, offset))
+        if str(path).endswith(".safetensors"):
+            header = read_header(path)
+            sha.update(header.raw)
+            places = [place for span in header.spans for place in _places(*span, 1)]
+        else:
+            places = list(_places(0, size, PLAIN_PARTS))
+        for place in places:  # all are asked for first: slow storage answers side by side
+            os.posix_fadvise(file.fileno(), place, SAMPLE_BYTES, os.POSIX_FADV_WILLNEED)
+        for place in places:
+            sha.update(os.pread(file.fileno(), SAMPLE_BYTES, place))
     return sha.digest()
 
 
+def _places(start: int, stop: int, parts: int) -> Iterator[int]:
+    """Where the samples of these bytes begin: in the middle of each of `parts` parts, or of more where they are large."""
+    parts = max(parts, -(-(stop - start) // SAMPLED_PART))
+    for part in range(parts):
+        middle = start + (stop - start) * (2 * part + 1) // (2 * parts)
+        yield max(start, middle - SAMPLE_BYTES // 2)
+
+
+def is_weights(name: str, size: int) -> bool:
+    """Does a file count by header, size, mtime and samples, and not by content?"""
+    return name.endswith(WEIGHTS) or size > HEADER_LIMIT
+
+
 def identity(files: Iterable[CheckpointFile], folder: str | Path) -> str:
-    """The digest of a checkpoint: 32 hex digits over `files` (their order does not matter) and their fingerprints.
+    """The digest of a checkpoint: 32 hex digits over `files` (their order does not matter) and what is in them.
 
     `folder` holds the files' bytes: the checkpoint itself or a copy of it. Raises BadWeights and OSError.
     """
+    rows = [
+        _row(f.name, f.size, f.mtime_ns, Path(folder) / f.name) for f in sorted(files, key=lambda f: f.name)
+    ]
+    return _digest(rows)
+
+
+def folder_identity(place: str | Path) -> str:
+    """The identity of an adapter or of any other file or folder that a model argument names, by the rule of `identity`.
+
+    Hidden files do not count. Raises BadWeights and OSError.
+    """
+    place = Path(place)
+    if not place.is_dir():
+        return _digest([_row(place.name, (found := place.stat()).st_size, found.st_mtime_ns, place)])
     rows = []
-    for f in sorted(files, key=lambda f: f.name):
-        weights = f.name.endswith((".safetensors", ".bin"))
-        sample = fingerprint(Path(folder) / f.name).hex() if weights else ""
-        rows.append((f.name, f.size, f.mtime_ns, sample))
+    for path, folders, files in os.walk(place):
+        folders[:] = [each for each in folders if not each.startswith((".", "__pycache__"))]
+        for file in (Path(path) / name for name in files if name[0] != "."):
+            if file.is_file():
+                found = file.stat()
+                rows.append(_row(file.relative_to(place).as_posix(), found.st_size, found.st_mtime_ns, file))
+    return _digest(sorted(rows, key=lambda row: str(row[0])))
+
+
+def _row(name: str, size: int, mtime_ns: int, place: Path) -> list[object]:
+    """What of one file counts."""
+    if is_weights(name, size):
+        return [name, size, mtime_ns, fingerprint(place).hex()]
+    return [name, hash_file(place)]
+
+
+def _digest(rows: list[list[object]]) -> str:
     return hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:32]

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from support.node_memory import make_checkpoint, safetensors
 
 from coordinator.intake.checkpoint import CheckpointError, inspect, inspect_raw
-from evaljobs.contract.specs import CheckpointFile
-from evaljobs.staging.fingerprint import BadWeights, identity, is_safe_name, read_header
+from evaljobs.staging.fingerprint import BadWeights, is_safe_name, read_header
 
 NESTED = (500_000).to_bytes(8, "little") + b'{"a":' * 100_000
 ENDLESS = (30).to_bytes(8, "little") + b'{"a": {"data_offsets":[0,1e999]}}'[:30]
@@ -133,45 +132,6 @@ def test_bin_weights_only_where_allowed(tmp_path: Path) -> None:
     os.truncate(folder / "pytorch_model.bin", 500)
     with pytest.raises(CheckpointError, match="truncated"):
         inspect(folder, allow_bin=True)
-
-
-files = st.lists(
-    st.builds(
-        CheckpointFile,
-        name=st.text("abcdef-.", min_size=1, max_size=8).filter(lambda n: is_safe_name(n) and n[0] != "."),
-        size=st.integers(0, 2**50),
-        mtime_ns=st.integers(0, 2**62),
-    ),
-    min_size=1,
-    max_size=6,
-    unique_by=lambda f: f.name,
-)
-
-
-@given(files=files, data=st.data())
-def test_identity_is_of_the_set_and_of_each_field(files: list[CheckpointFile], data: st.DataObject) -> None:
-    """The order does not matter; any other name, size or time gives another identity; hashes known or not do not."""
-    digest = identity(files, "/nowhere")
-    assert identity(data.draw(st.permutations(files)), "/nowhere") == digest
-    assert identity([f.model_copy(update={"xxh3_128": "0"}) for f in files], "/nowhere") == digest
-    i = data.draw(st.integers(0, len(files) - 1))
-    field = data.draw(st.sampled_from(["size", "mtime_ns"]))
-    changed = [*files]
-    changed[i] = files[i].model_copy(update={field: getattr(files[i], field) + 1})
-    assert identity(changed, "/nowhere") != digest
-    assert identity([*files, CheckpointFile(name="zzz", size=0, mtime_ns=0)], "/nowhere") != digest
-
-
-def test_identity_tells_two_steps_with_equal_sizes_and_times_apart(tmp_path: Path) -> None:
-    """Sizes, headers and (restored) times are equal between steps of one run: the samples are not."""
-    one, two = make_checkpoint(tmp_path / "a", seed=1), make_checkpoint(tmp_path / "b", seed=2)
-    for folder in (one, two):
-        for file in folder.iterdir():
-            os.utime(file, ns=(0, 0))
-    assert inspect(one).digest != inspect(two).digest
-    copy = tmp_path / "copy"
-    shutil.copytree(one, copy)
-    assert inspect(copy).digest == inspect(one).digest
 
 
 ANYTHING = st.recursive(

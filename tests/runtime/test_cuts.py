@@ -12,8 +12,10 @@ from support.simulated.parts import record
 from coordinator.evaluation import events as ev
 from coordinator.evaluation import step as machine
 from coordinator.evaluation.actions import FindResponses, MakePlan
+from coordinator.evaluation.job_specs import Site
 from coordinator.evaluation.records import EvaluationRecord, cut_on_disk
 from coordinator.intake import request_sets
+from coordinator.intake.present import Present
 from coordinator.planning.make_plan import PlanningError, make_plan
 from coordinator.runtime import reuse
 from coordinator.runtime.journal import line_of
@@ -95,9 +97,9 @@ def test_fewer_tokens_take_less(folder: Path, tmp_path: Path) -> None:
 
 
 def test_only_the_batches_of_the_wanted_cut_count_as_built(folder: Path, tmp_path: Path) -> None:
-    assert request_sets.found(folder, "fast-100-8") == {"t0": str(folder / "t0")}
-    assert request_sets.found(folder, "") == {"t0": str(folder / "t0")}
-    assert request_sets.found(folder, "fast-50-8") is None
+    assert request_sets.found(folder, "fast-100-8", None) == {"t0": str(folder / "t0")}
+    assert request_sets.found(folder, "", None) == {"t0": str(folder / "t0")}
+    assert request_sets.found(folder, "fast-50-8", None) is None
     with pytest.raises(PlanningError, match="batches-fast-50-8"):
         plan_of(folder, "fast-50-8", tmp_path)
 
@@ -140,7 +142,8 @@ def test_responses_are_used_again_in_the_same_cut_alone(
     sought = FindResponses(
         sets={0: {"t0": str(folder / "t0")}}, batch_size=8, cuts={0: wanted} if wanted else {}
     )
-    found = reuse.find(state, sought, work, 3.0)
+    site = Site(work_dir=str(work.root), trial_command=(), worker_command=())
+    found = reuse.find(state, sought, work, Present(site), 3.0)
     assert dict(found.sources) == ({"t0": before.evaluation_id} if of == wanted else {})
     if of == wanted:
         assert {ShardId.parse(shard).cut for shard, _ in found.shards} == {wanted}

@@ -1,0 +1,80 @@
+"""Which evaluation a checkpoint and its settings mean now, given what earlier ones of the same inputs showed.
+
+Rule: what is known before a build names an evaluation. An ended one of that name is today's only where nothing has
+changed that its builds or its scoring used; else its scores are of other inputs, and a new one is named by what has
+changed as well. An open one goes on. Called from `coordinator.api` and `runtime.service`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Mapping
+
+from coordinator.base.listing import beginning
+from coordinator.evaluation.job_specs import Site
+from coordinator.evaluation.records import EvaluationRecord, Inputs, evaluation_id
+from coordinator.intake import resubmit
+from coordinator.intake.present import Present
+from coordinator.runtime.status_file import Ended, read_evaluation, read_status
+from evaljobs.contract.paths import EvaluationPaths
+from evaljobs.lmeval.shown_inputs import in_words
+
+Shown = Mapping[str, Mapping[str, str]]  # "build" and "score" -> rows
+
+
+def as_of_now(record: EvaluationRecord, site: Site) -> EvaluationRecord:
+    """The record under the id that its inputs have now. CommandError where a container does not answer."""
+    present = Present(site)
+    seen: dict[str, set[str]] = {"build": set(), "score": set()}
+    while True:
+        shown = _shown_by(site.paths.evaluation(record.evaluation_id))
+        if shown is None or not _changed(shown, present):
+            return record
+        for part in seen:
+            seen[part] |= shown.get(part, {}).keys()
+        now = {p: present.digests(sorted(paths), of_build=p == "build") for p, paths in seen.items()}
+        digest = hashlib.sha256(json.dumps(now, sort_keys=True).encode()).hexdigest()[:16]
+        named = _named(record, (record.inputs or Inputs()).model_copy(update={"shown": digest}))
+        if named.evaluation_id == record.evaluation_id:
+            return record  # it was made for this very state; a node sees some file otherwise
+        record = named
+
+
+def renewed(record: EvaluationRecord) -> EvaluationRecord:
+    """The record of an evaluation that uses nothing of earlier ones."""
+    made_of = record.inputs or Inputs()
+    return _named(record, made_of.model_copy(update={"fresh": f"{record.accepted_at:.3f}"}))
+
+
+def _named(record: EvaluationRecord, inputs: Inputs) -> EvaluationRecord:
+    name = evaluation_id(record.checkpoint, record.suite, record.model, record.judge, inputs)
+    return record.model_copy(update={"inputs": inputs, "evaluation_id": name})
+
+
+def changed_since(record: EvaluationRecord, site: Site) -> str:
+    """What has changed since the last evaluation of this checkpoint's folder on this suite; "" without one, or no change."""
+    work, name = site.paths, record.evaluation_id.rpartition("-")[0]
+    records = (read_evaluation(EvaluationPaths(folder)) for folder in beginning(work.root, f"{name}-"))
+    place, suite = record.checkpoint.announced, record.suite.name
+    alike = [r for r in records if r is not None and (r.checkpoint.announced, r.suite.name) == (place, suite)]
+    if not alike:
+        return ""
+    before = max(alike, key=lambda r: r.accepted_at)
+    shown = _shown_by(work.evaluation(before.evaluation_id)) or {}
+    return resubmit.remade(before, record, list(map(in_words, _changed(shown, Present(site)))))
+
+
+def _shown_by(paths: EvaluationPaths) -> Shown | None:
+    """What an ended evaluation used; None of one that is open, or not there."""
+    if not isinstance(read_status(paths), Ended):
+        return None
+    with contextlib.suppress(OSError, ValueError):
+        found: Shown = json.loads(paths.results.read_bytes()).get("evalspan", {}).get("shown", {})
+        return found
+    return None
+
+
+def _changed(shown: Shown, present: Present) -> list[str]:
+    return [p for part, rows in shown.items() for p in present.changed(rows, of_build=part == "build")]
