@@ -28,7 +28,8 @@ NONE = Edit("nothing was edited", lambda _world: None)
 
 def steps(options: Options) -> Iterator[tuple[Edit, ...]]:
     """One edit alone, or several at once."""
-    edits = [edit for edit in EDITS if options.only in edit.name]
+    words = options.only.split("|")
+    edits = [edit for edit in EDITS if any(word in edit.name for word in words)]
     yield from together(edits) if options.together else ((edit,) for edit in edits)
     drawn = random.Random(options.seed)
     for _ in range(options.pairs):
@@ -36,21 +37,17 @@ def steps(options: Options) -> Iterator[tuple[Edit, ...]]:
 
 
 def together(edits: list[Edit]) -> Iterator[tuple[Edit, ...]]:
-    """Steps of edits that concern different tasks; those of one task stay in their order."""
-    made: list[list[Edit]] = []
-    for edit in edits:
-        at = len(made)
-        while at and not any(
-            not (edit.tasks and other.tasks) or {*edit.tasks} & {*other.tasks} for other in made[at - 1]
-        ):
-            at -= 1
-        if not edit.tasks and made and not made[-1][0].tasks:
-            made[-1].append(edit)
-        elif at < len(made):
-            made[at].append(edit)
-        else:
-            made.append([edit])
-    yield from map(tuple, made)
+    """Steps of edits that concern different tasks, those of one task in their order; then those of several tasks, each alone."""
+    steps: list[list[Edit]] = []
+    for edit in (edit for edit in edits if len(edit.tasks) == 1):
+        at = next(
+            (n + 1 for n, step in reversed([*enumerate(steps)]) if edit.tasks in [e.tasks for e in step]), 0
+        )
+        if at == len(steps):
+            steps.append([])
+        steps[at].append(edit)
+    yield from map(tuple, steps)
+    yield from ((edit,) for edit in edits if len(edit.tasks) != 1)
 
 
 def verdicts(edits: tuple[Edit, ...], ours: Answer, theirs: Answer, before: Answer | None) -> dict[str, str]:
@@ -146,7 +143,7 @@ OPTIONS = (
     option("--pairs", 60, "random pairs of edits after the edits alone"),
     option("--seed", 1),
     option("--together", False, "neighbours that concern different tasks in one step", action="store_true"),
-    option("--only", "", "only edits with these words in their names"),
+    option("--only", "", "only edits with one of these words in their names, as A|B"),
     option("--resume", False, "do not ask again what rows.jsonl has", action="store_true"),
 )
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 Rule: `changes` names the keys that must become others, `may` those that may; all others must stay. `tasks`: whose keys.
 A GPU may answer again for `tasks` where "request" or "weights" is among them, and for no other task.
 
+    found     known only to a build or a scoring; the id of what is asked again depends on what earlier ones showed
     id        the evaluation's id
     set       the name of a request set
     request   the request digest, or the engine's versions beside it
@@ -48,12 +49,17 @@ class Edit:
     may: str = ""
 
     @property
+    def found(self) -> bool:
+        return "found" in self.changes.split()
+
+    @property
     def gpu(self) -> tuple[str, ...]:
         """Tasks that a GPU may answer again."""
         return self.tasks if {"request", "weights"} & {*self.changes.split()} else ()
 
 
 COMMENT, SCORE, REQUEST = "id", "id score", "id set request"
+FOUND_COMMENT, FOUND_SCORE, FOUND_REQUEST = (f"found {keys}" for keys in (COMMENT, SCORE, REQUEST))
 # A comment may stand in the name of a set, and a changed prompt may be a changed score.
 ROWS: list[Edit] = []
 
@@ -168,10 +174,12 @@ def _replaced(path: Path, before: str, value: str) -> str:
 
 
 def _copy_adapter(w: World) -> None:
-    source = _adapter(w)
+    """Names the copy where an adapter of a folder is named."""
+    named = str(w.model_args.get("peft", ""))
     name = f"copied-adapter-{w.count('copied adapter')}"
-    shutil.copytree(source, w.path(name))
-    w.model_args["peft"] = f"./{name}"
+    shutil.copytree(w.folder / (named if named.startswith("./") else "adapter"), w.path(name))
+    if named.startswith("./"):
+        w.model_args["peft"] = f"./{name}"
 
 
 def _revise_adapter(w: World) -> None:
@@ -273,7 +281,7 @@ row("YAML touched", "", "", touch("tasks/choose.yaml"))
 row("data touched", "", "", touch("tasks/data/choose.jsonl"))
 row("module touched", "", "", touch("tasks/helper.py"))
 row("outside file touched", "", "", touch("outside/style.txt"))
-row("large file touched", "", "", touch("tasks/blob.bin"), may="")
+row("large file touched", "", "", touch("tasks/blob.bin"), may="id set")
 row("another task's YAML edited", "", "", bump("tasks/other.yaml", "# "))
 row("another task added", "", "", lambda w: w.write(f"tasks/new{w.count('new')}.yaml", "task: new\noutput_type: multiple_choice\n"))
 row("Hub's progress bars in [trial] env", "", "", setting("trial_env", "HF_HUB_DISABLE_PROGRESS_BARS", "1", "0"))
@@ -291,7 +299,7 @@ row("comment of a group", COMMENT, MOST, bump("tasks/most.yaml", "# "))
 row("comment of a module", COMMENT, MOST, bump("tasks/helper.py", "# "))
 row("comment of an imported module", COMMENT, MOST, bump("tasks/deeper.py", "# "))
 row("comment of a scorer", COMMENT, ALL, bump("tasks/metrics.py", "# "))
-row("comment of an editable package", COMMENT, "edited", bump("src/editlib/words.py", "# "), may="set score")
+row("comment of an editable package", FOUND_COMMENT, "edited", bump("src/editlib/words.py", "# "), may="set score")
 row("blank lines of a YAML", COMMENT, "count", append("tasks/count.yaml", "\n"))
 row("variable that nothing reads in [trial] env", COMMENT, ALL, lambda w: w.trial_env.update(UNUSED=str(w.count("unused"))), may="set score")
 row("a column that no prompt shows", SCORE, "choose", bump("tasks/data/choose.jsonl", '"note": "x'))
@@ -307,17 +315,17 @@ row("module imported by process_docs' map", REQUEST, "mapped", bump("tasks/deepe
 row("module imported by process_docs' map, size and mtime kept", REQUEST, "mapped", bump("tasks/deeper.py", "Well ", stat=True))
 row("module imported by process_docs' filter", REQUEST, "mapped", bump("tasks/deeper.py", "FIRST = "))
 row("module imported by a generator of rows", REQUEST, "generated", bump("tasks/deeper.py", "FROM = "))
-row("file outside read by a generator of rows", REQUEST, "generated", bump("outside/rows.txt", "river "))
-row("file outside read by a module", REQUEST, "opened", bump("outside/style.txt", "Style "))
-row("file outside read by a module, size and mtime kept", REQUEST, "opened", bump("outside/style.txt", "Style ", stat=True))
+row("file outside read by a generator of rows", FOUND_REQUEST, "generated", bump("outside/rows.txt", "river "))
+row("file outside read by a module", FOUND_REQUEST, "opened", bump("outside/style.txt", "Style "))
+row("file outside read by a module, size and mtime kept", FOUND_REQUEST, "opened", bump("outside/style.txt", "Style ", stat=True))
 row("variable in [trial] env read by a module", REQUEST, "opened", lambda w: w.trial_env.update(PROMPT_STYLE=f"style {w.count('style')}"))
-row("variable by the prologue read by a module", REQUEST, "opened", lambda w: w.exports.update(PROMPT_STYLE=f"style-{w.count('style')}"))
-row("far place of a large file read by a module, size and mtime kept", REQUEST, "gathered", lambda w: w.poke("tasks/blob.bin", BLOB_AT, b"%08d" % w.count("blob")))
+row("variable by the prologue read by a module", FOUND_REQUEST, "opened", lambda w: w.exports.update(PROMPT_STYLE=f"style-{w.count('style')}"))
+row("far place of a large file read by a module, size and mtime kept", FOUND_REQUEST, "gathered", lambda w: w.poke("tasks/blob.bin", BLOB_AT, b"%08d" % w.count("blob")))
 row("file that appears in a folder listed by a module", REQUEST, "gathered", lambda w: w.write(f"tasks/extras/x{w.count('extra')}.txt", "x\n"))
-row("package of a prompt 1.0 -> 2.0", REQUEST, "packaged", lambda w: install(w, "draftlib", f"{1 + (n := w.count('draft'))}.0", PACKAGES["draftlib"].replace("100", f"{100 + n}")))
-row("package of a prompt installed again, version kept", REQUEST, "packaged", lambda w: install(w, "draftlib", "1.0", PACKAGES["draftlib"].replace("100", f"{500 + w.count('draft again')}")))
-row("editable package", REQUEST, "edited", bump("src/editlib/words.py", "Edited "))
-row("editable package, size and mtime kept", REQUEST, "edited", bump("src/editlib/words.py", "Edited ", stat=True))
+row("package of a prompt 1.0 -> 2.0", FOUND_REQUEST, "packaged", lambda w: install(w, "draftlib", f"{1 + (n := w.count('draft'))}.0", PACKAGES["draftlib"].replace("100", f"{100 + n}")))
+row("package of a prompt installed again, version kept", FOUND_REQUEST, "packaged", lambda w: install(w, "draftlib", "1.0", PACKAGES["draftlib"].replace("100", f"{500 + w.count('draft again')}")))
+row("editable package", FOUND_REQUEST, "edited", bump("src/editlib/words.py", "Edited "))
+row("editable package, size and mtime kept", FOUND_REQUEST, "edited", bump("src/editlib/words.py", "Edited ", stat=True))
 
 # --- data ------------------------------------------------------------------------------------------------------------
 
@@ -346,8 +354,8 @@ row("scorer", SCORE, METRICS, bump("tasks/metrics.py", "SCALE = "))
 row("scorer, size and mtime kept", SCORE, METRICS, bump("tasks/metrics.py", "SCALE = ", stat=True))
 row("module that a scorer imports", SCORE, METRICS, bump("tasks/grading.py", "MORE = "))
 row("file beside that a scorer reads", SCORE, METRICS, bump("tasks/accepted.txt", ""))
-row("file outside that a scorer reads", SCORE, METRICS, bump("outside/grade.txt", ""))
-row("file outside that a scorer reads, size and mtime kept", SCORE, METRICS, bump("outside/grade.txt", "", stat=True))
+row("file outside that a scorer reads", FOUND_SCORE, METRICS, bump("outside/grade.txt", ""))
+row("file outside that a scorer reads, size and mtime kept", FOUND_SCORE, METRICS, bump("outside/grade.txt", "", stat=True))
 row("variable in [trial] env that a scorer reads", SCORE, METRICS, lambda w: w.trial_env.update(GRADE=str(w.count("grade"))))
 row("regex of a filter", SCORE, "count", swap("tasks/count.yaml", "{1,100}", "{1,2}"))
 row("a further filter", SCORE, "count", swap("tasks/count.yaml", "filter_list:\n", "filter_list:\n  - name: raw\n    filter: [{function: take_first}]\n"))
@@ -356,9 +364,8 @@ row("aggregation by a module", SCORE, "count", bump("tasks/metrics.py", "min(val
 row("direction of a metric", SCORE, "choose", swap("tasks/choose.yaml", "higher_is_better: true", "higher_is_better: false"))
 row("version of a task", SCORE, ALL, bump("tasks/common/base.yaml", "version: "))
 row("weights of a group", SCORE, MOST, swap("tasks/most.yaml", "weight_by_size: true", "weight_by_size: false"))
-row("package of a scorer 1.0 -> 2.0", SCORE, "packaged", lambda w: install(w, "gradelib", f"{1 + (n := w.count('grade lib'))}.0", PACKAGES["gradelib"].replace("100", f"{100 + n}")))
-row("package of a scorer installed again, version kept", SCORE, "packaged", lambda w: install(w, "gradelib", "1.0", PACKAGES["gradelib"].replace("100", f"{500 + w.count('grade again')}")))
-row("file of an installed package patched by hand", SCORE, "packaged", bump("site-packages/gradelib/__init__.py", "'number': "))
+row("package of a scorer 1.0 -> 2.0", FOUND_SCORE, "packaged", lambda w: install(w, "gradelib", f"{1 + (n := w.count('grade lib'))}.0", PACKAGES["gradelib"].replace("100", f"{100 + n}")))
+row("package of a scorer installed again, version kept", FOUND_SCORE, "packaged", lambda w: install(w, "gradelib", "1.0", PACKAGES["gradelib"].replace("100", f"{500 + w.count('grade again')}")))
 
 # --- the suite -------------------------------------------------------------------------------------------------------
 
@@ -377,15 +384,15 @@ row("chat template on or off", REQUEST, ALL, setting("suite", "apply_chat_templa
 row("dtype", REQUEST, ALL, setting("model_args", "dtype", None, "float64"))
 row("begin token", REQUEST, ALL, setting("model_args", "add_bos_token", None, True))
 row("longest prompt", REQUEST, ALL, setting("model_args", "max_length", None, 200, 190))
-row("an adapter", "id weights", ALL, setting("model_args", "peft", "./adapter"), may="request")
+row("an adapter", "id weights", ALL, setting("model_args", "peft", "./adapter"), may="request set")
 row("adapter trained again into its folder", "id weights", ALL, lambda w: _retrain(w, stat=False), may="request")
 row("adapter trained again into its folder, size and mtime kept", "id weights", ALL, lambda w: _retrain(w, stat=True), may="request")
 row("adapter's config", "id weights", ALL, _alpha, may="request")
 row("adapter touched", "", "", touch_below("adapter"), may="id")
-row("adapter copied to another folder", "", "", _copy_adapter, may="id")
-row("adapter of the Hub", "id weights", ALL, setting("model_args", "peft", "org/adapter"), may="request")
+row("adapter copied to another folder", "", "", _copy_adapter, may="id set")
+row("adapter of the Hub", "id weights", ALL, setting("model_args", "peft", "org/adapter"), may="request set")
 row("adapter of the Hub: main moves", "id weights", ALL, _revise_adapter, may="request")
-row("no adapter", "id weights", ALL, lambda w: w.model_args.pop("peft", None), may="request")
+row("no adapter", "id weights", ALL, lambda w: w.model_args.pop("peft", None), may="request set")
 row("another tokenizer", REQUEST, ALL, setting("model_args", "tokenizer", "./tok"))
 row("file of the other tokenizer", REQUEST, ALL, lambda w: _retoken(w.path("tok/tokenizer.json"), w.count("tok")))
 row("file of the other tokenizer, size and mtime kept", REQUEST, ALL, lambda w: _retoken(w.path("tok/tokenizer.json"), w.count("tok"), stat=True))
@@ -409,8 +416,8 @@ row("tokenizer.json, size and mtime kept", REQUEST, ALL, lambda w: _retoken(w.pa
 # --- the Hub's cache and versions ------------------------------------------------------------------------------------
 
 row("HF_HOME by the prologue, the same content", "", "", _move_hub)
-row("data set in the prologue's HF_HOME: main moves", REQUEST, "hubbed", revise_rows)
-row("another version of transformers", "id set request", ALL, _upgrade)
+row("data set in the prologue's HF_HOME: main moves", FOUND_REQUEST, "hubbed", revise_rows)
+row("another version of transformers", "found id set request", ALL, _upgrade)
 # fmt: on
 
 EDITS: tuple[Edit, ...] = tuple(ROWS)
