@@ -39,15 +39,20 @@ def steps(options: Options) -> Iterator[tuple[Edit, ...]]:
 def together(edits: list[Edit]) -> Iterator[tuple[Edit, ...]]:
     """Steps of edits that concern different tasks, those of one task in their order; then those of several tasks, each alone."""
     steps: list[list[Edit]] = []
-    for edit in (edit for edit in edits if len(edit.tasks) == 1):
+    for edit in (edit for edit in edits if len(edit.tasks) in (1, 2)):
         at = next(
-            (n + 1 for n, step in reversed([*enumerate(steps)]) if edit.tasks in [e.tasks for e in step]), 0
+            (
+                n + 1
+                for n, step in reversed([*enumerate(steps)])
+                if {*edit.tasks} & {task for e in step for task in e.tasks}
+            ),
+            0,
         )
         if at == len(steps):
             steps.append([])
         steps[at].append(edit)
     yield from map(tuple, steps)
-    yield from ((edit,) for edit in edits if len(edit.tasks) != 1)
+    yield from ((edit,) for edit in edits if len(edit.tasks) not in (1, 2))
 
 
 def verdicts(edits: tuple[Edit, ...], ours: Answer, theirs: Answer, before: Answer | None) -> dict[str, str]:

@@ -26,7 +26,7 @@ DEFAULT_SEEDS = {"random": 0, "numpy_random": 1234, "torch_random": 1234, "fewsh
 
 @dataclass(frozen=True)
 class Answer:
-    """What was printed. `ran`: leaf tasks with newly answered shards, `jobs`: kinds of jobs that were submitted."""
+    """What was printed. `ran`: leaf tasks with newly answered shards, without a number at their ends, `jobs`: kinds of jobs that were submitted."""
 
     results: dict[str, dict[str, float]]
     samples: dict[str, list[str]]
@@ -194,7 +194,7 @@ class Asking:
         if name not in before:
             for event in read_events(paths.journal):
                 if event.kind == "shards-dumped":
-                    ran |= {ShardId.parse(shard).task for shard, _ in event.shards}
+                    ran |= {ShardId.parse(shard).task.rstrip("0123456789") for shard, _ in event.shards}
             jobs = {log.name.split("-")[2] for log in (paths.root / "logs").glob("es-*")}
         samples: dict[str, list[dict[str, Any]]] = {}
         for file in paths.samples.glob("samples_*.jsonl"):

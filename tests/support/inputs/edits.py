@@ -35,7 +35,7 @@ from support.inputs.world import (
 )
 
 MOST = ("count", "mapped", "generated", "opened", "packaged", "edited", "big", "linked", "gathered", "hubbed")
-ALL = ("choose", *MOST, "globbed")
+ALL = ("choose", *MOST, "globbed", "tagged")
 METRICS = tuple(task for task in ALL if task != "packaged")  # scored by metrics.py
 Do = Callable[[World], object]
 
@@ -341,8 +341,8 @@ row("last row of a file over 1 MiB, size and mtime kept", REQUEST, "big", lambda
 row("file of a glob", REQUEST, "globbed", bump("tasks/parts/two.jsonl", "two "))
 row("file that a glob finds anew", REQUEST, "globbed", lambda w: w.write(f"tasks/parts/x{(n := w.count('part'))}.jsonl", jsonl("part", 100 * n, 1)))
 row("file that a glob finds no more", REQUEST, "globbed", lambda w: max(w.path("tasks/parts").glob("[ox]*.jsonl")).unlink())
-row("link moved", REQUEST, "linked", _move_link)
-row("file behind a link", REQUEST, "linked", lambda w: w.write(f"outside/{w.path('tasks/data/linked.jsonl').readlink().name}", jsonl("lane", 100 * w.count("lane"))))
+row("link moved", REQUEST, "linked tagged", _move_link)
+row("file behind a link", REQUEST, "linked tagged", lambda w: w.write(f"outside/{w.path('tasks/data/linked.jsonl').readlink().name}", jsonl("lane", 100 * w.count("lane"))))
 row("data set of the Hub: main moves", REQUEST, "hubbed", revise_rows)
 row("order of rows", REQUEST, "opened", lambda w: w.path("tasks/data/opened.jsonl").write_text("".join(w.path("tasks/data/opened.jsonl").read_text().splitlines(keepends=True)[k] for k in (1, 2, 3, 0))))
 
