@@ -187,11 +187,13 @@ def keys_of(results: Mapping[str, Any], task: str) -> tuple[str, str]:
     leaves = sorted(set(_leaves(results.get("group_subtasks", {}), task, frozenset())))
     if not leaves or any(leaf not in keys for leaf in leaves):
         return "", ""
-    parts = [(keys[leaf].get("asks", ""), keys[leaf].get("score", "")) for leaf in leaves]
-    if len(parts) == 1:
-        return parts[0]
-    requests, score = ("".join(part) for part in zip(*parts, strict=True))
-    return hashlib.sha256(requests.encode()).hexdigest(), hashlib.sha256(score.encode()).hexdigest()
+    # earlier versions wrote the request digest alone, which holds versions, too
+    kind = "asks" if all(keys[leaf].get("asks") for leaf in leaves) else "requests"
+    asked = [keys[leaf].get(kind, "") for leaf in leaves]
+    score = [keys[leaf].get("score", "") for leaf in leaves]
+    if len(leaves) > 1:
+        asked, score = ([hashlib.sha256("".join(part).encode()).hexdigest()] for part in (asked, score))
+    return asked[0] and f"{kind} {asked[0]}", score[0]
 
 
 def mode_of(results: Mapping[str, Any]) -> str:
@@ -209,8 +211,9 @@ def _leaves(groups: Mapping[str, Any], name: str, seen: frozenset[str]) -> Itera
 
 
 def difference(before: tuple[str, str], after: tuple[str, str]) -> Difference:
-    """What differs between two pairs of keys; None where one is unknown."""
-    if before[0] and after[0] and before[0] != after[0]:
+    """What differs between two pairs of keys; nothing where one is unknown, or of another kind."""
+    kinds = {key.partition(" ")[0] for key in (before[0], after[0])}
+    if len(kinds) == 1 and before[0] != after[0]:
         return "requests"
     if before[1] and after[1] and before[1] != after[1]:
         return "score"
