@@ -14,39 +14,62 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from bench.harness import Options, command, option, say
 from support.inputs.asking import Answer, Asking, warm
 from support.inputs.edits import EDITS, Edit
-from support.inputs.world import World, make
+from support.inputs.world import make
+
+from bench.harness import Options, command, option, say
 
 NONE = Edit("nothing was edited", lambda _world: None)
 
 
 def steps(options: Options) -> Iterator[tuple[Edit, ...]]:
-    """One edit, or two at once."""
-    if options.only:
-        yield from ((edit,) for edit in EDITS if options.only in edit.name)
-        return
-    yield from ((edit,) for edit in EDITS)
+    """One edit alone, or several at once."""
+    words = options.only.split("|")
+    edits = [edit for edit in EDITS if any(word in edit.name for word in words)]
+    yield from together(edits) if options.together else ((edit,) for edit in edits)
     drawn = random.Random(options.seed)
     for _ in range(options.pairs):
-        yield tuple(drawn.sample(EDITS, 2))
+        yield tuple(drawn.sample(edits, 2))
 
 
-def verdict(edits: tuple[Edit, ...], ours: Answer, theirs: Answer, before: Answer | None) -> str:
-    """What is wrong, in words; "" where nothing is."""
-    if said := ours.differs(theirs):
-        return f"differs: {said}"
-    if extra := ours.ran - {task for edit in edits for task in edit.gpu}:
-        return f"ran on a GPU in vain: {', '.join(sorted(extra))}"
-    names = {key for edit in edits for key in f"{edit.changes} {edit.may}".split()}
-    if before is not None and not names and ours.evaluation != before.evaluation:
-        return "is another evaluation, of equal inputs"
-    return ""
+def together(edits: list[Edit]) -> Iterator[tuple[Edit, ...]]:
+    """Steps of edits that concern different tasks, those of one task in their order; then those of several tasks, each alone."""
+    steps: list[list[Edit]] = []
+    for edit in (edit for edit in edits if len(edit.tasks) in (1, 2)):
+        at = next(
+            (
+                n + 1
+                for n, step in reversed([*enumerate(steps)])
+                if {*edit.tasks} & {task for e in step for task in e.tasks}
+            ),
+            0,
+        )
+        if at == len(steps):
+            steps.append([])
+        steps[at].append(edit)
+    yield from map(tuple, steps)
+    yield from ((edit,) for edit in edits if len(edit.tasks) not in (1, 2))
+
+
+def verdicts(edits: tuple[Edit, ...], ours: Answer, theirs: Answer, before: Answer | None) -> dict[str, str]:
+    """Edit -> what is wrong, in words; nothing where all is right."""
+    wrong = {task: f"differs: {text}" for task, text in ours.wrong(theirs).items()}
+    allowed = {task for edit in edits for task in edit.gpu}
+    for task in ours.ran - allowed if before is not None else ():
+        wrong.setdefault(task, f"{task} ran on a GPU in vain")
+    keys = {key for edit in edits for key in f"{edit.changes} {edit.may}".split()}
+    if before is not None and not before.trouble and not keys and ours.evaluation != before.evaluation:
+        wrong.setdefault("", "is another evaluation, of equal inputs")
+    found: dict[str, list[str]] = {}
+    for task, text in wrong.items():
+        of_task = [edit.name for edit in edits if task in edit.tasks]
+        for name in of_task or [" + ".join(edit.name for edit in edits)]:
+            found.setdefault(name, []).append(text[:300])
+    return {name: "; ".join(texts) for name, texts in found.items()}
 
 
 def measure(options: Options) -> tuple[str, bool]:
@@ -75,31 +98,42 @@ def measure(options: Options) -> tuple[str, bool]:
                 say(f"(asked without comparison: {name})")
             started = time.monotonic()
             ours, theirs = ask()
-            wrong = verdict(edits, ours, theirs, before and before[0])
+            wrong = verdicts(edits, ours, theirs, before and before[0])
             line = {
                 "edit": name,
+                "edits": len(edits),
                 "evalspan": ours.results.get("most", {}),
                 "lm_eval": theirs.results.get("most", {}),
                 "moved": before is None or bool(theirs.differs(before[1])),
                 "gpu": sorted(ours.ran),
                 "jobs": sorted(ours.jobs),
                 "verdict": wrong or "right",
+                "said": ours.said.splitlines()[-3:] if wrong else [],
                 "seconds": round(time.monotonic() - started, 1),
             }
-            say(f"{line['seconds']:6.1f} s  {name}: {line['verdict']}{'' if line['moved'] else ' (no score moved)'}")
+            say(f"{line['seconds']:6.1f} s  {name}{'' if line['moved'] else ' (no score moved)'}")
+            for edit, text in wrong.items():
+                say(f"          WRONG {edit}: {text}")
             with (folder / "rows.jsonl").open("a") as file:
                 file.write(json.dumps(line) + "\n")
             found.append(line)
             before = ours, theirs
             if wrong:
                 asking.fresh()
-                ours, theirs = ask()
+                ours = asking.ours()
+                before = ours, theirs
                 if ours.differs(theirs):
                     say(f"          and in an empty work folder: {ours.differs(theirs)}")
-                before = replace(ours), theirs
-    wrong_rows = [line for line in found if line["verdict"] != "right"]
-    table = "\n".join(f"{line['edit']}: {line['verdict']}" for line in wrong_rows)
-    return f"{len(found)} rows, {len(wrong_rows)} wrong\n{table}", not wrong_rows
+    wrong_rows = [
+        f"{name}: {text}"
+        for line in found
+        if line["verdict"] != "right"
+        for name, text in line["verdict"].items()
+    ]
+    edits = sum(line["edits"] for line in found[1:])
+    return "\n".join(
+        [f"{edits} edits in {len(found)} questions, {len(wrong_rows)} wrong", *wrong_rows]
+    ), not wrong_rows
 
 
 def _known(folder: Path, options: Options) -> dict[str, dict[str, Any]]:
@@ -113,7 +147,8 @@ OPTIONS = (
     option("folder", type=Path),
     option("--pairs", 60, "random pairs of edits after the edits alone"),
     option("--seed", 1),
-    option("--only", "", "only edits with these words in their names"),
+    option("--together", False, "neighbours that concern different tasks in one step", action="store_true"),
+    option("--only", "", "only edits with one of these words in their names, as A|B"),
     option("--resume", False, "do not ask again what rows.jsonl has", action="store_true"),
 )
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ DEFAULT_SEEDS = {"random": 0, "numpy_random": 1234, "torch_random": 1234, "fewsh
 
 @dataclass(frozen=True)
 class Answer:
-    """What was printed. `ran`: leaf tasks with newly answered shards, `jobs`: kinds of jobs that were submitted."""
+    """What was printed. `ran`: leaf tasks with newly answered shards, without a number at their ends, `jobs`: kinds of jobs that were submitted."""
 
     results: dict[str, dict[str, float]]
     samples: dict[str, list[str]]
@@ -36,18 +36,25 @@ class Answer:
     trouble: str = ""
     said: str = field(default="", compare=False)
 
-    def differs(self, other: Answer) -> str:
-        """Where two answers differ, in a line; "" where they are equal."""
+    def wrong(self, other: Answer) -> dict[str, str]:
+        """Leaf task -> where two answers differ; the task is "" for an answer that failed, and for groups alone."""
         for one in (self, other):
             if one.trouble:
-                return one.trouble
-        for task in sorted({*self.results, *other.results}):
+                return {"": one.trouble}
+        found = {}
+        for task in sorted({*self.samples, *other.samples}):
             a, b = self.results.get(task), other.results.get(task)
             if a != b:
-                return f"{task}: {a} and {b}"
-            if self.samples.get(task) != other.samples.get(task):
-                return f"{task}: other samples"
-        return ""
+                found[task] = f"{task}: {a} and {b}"
+            elif self.samples.get(task) != other.samples.get(task):
+                found[task] = f"{task}: other samples"
+        if not found and self.results != other.results:
+            found[""] = f"groups: {self.results} and {other.results}"
+        return found
+
+    def differs(self, other: Answer) -> str:
+        """Where two answers differ, in a line; "" where they are equal."""
+        return "; ".join(self.wrong(other).values())
 
 
 def numbers(results: dict[str, Any]) -> dict[str, dict[str, float]]:
@@ -78,8 +85,12 @@ def leaves(value: Any) -> Iterator[Any]:
 def warm(folder: Path) -> Iterator[str]:
     """The command in place of an interpreter's, as words of a shell."""
     place = folder / "warm.sock"
+    for old in folder.glob("warm.sock*"):
+        old.unlink()
     argv = [sys.executable, str(WARM), "serve", str(place)]
-    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={"OMP_NUM_THREADS": "1", "PYTHONPATH": ""}) as server:
+    with subprocess.Popen(
+        argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={"OMP_NUM_THREADS": "1", "PYTHONPATH": ""}
+    ) as server:
         assert server.stdout is not None
         assert server.stdin is not None
         server.stdout.readline()
@@ -88,7 +99,8 @@ def warm(folder: Path) -> Iterator[str]:
         finally:
             server.stdin.close()
             server.wait()
-            place.unlink(missing_ok=True)
+            for socket in folder.glob("warm.sock*"):
+                socket.unlink()
 
 
 class Asking:
@@ -135,9 +147,6 @@ class Asking:
             **world.trial_env,
             **world.exports,
             "HF_DATASETS_CACHE": str(cache),
-            "HF_DATASETS_OFFLINE": "1",
-            "TOKENIZERS_PARALLELISM": "false",
-            "TQDM_DISABLE": "1",
         }
         done = subprocess.run(
             [*self.command.split(), sys.executable, plain.__file__, str(asked_file), str(out)],
@@ -161,7 +170,13 @@ class Asking:
         ]  # fmt: skip
         try:
             done = subprocess.run(
-                argv, cwd=world.folder, env=world.environment(), capture_output=True, text=True, timeout=300, check=False
+                argv,
+                cwd=world.folder,
+                env=world.environment(),
+                capture_output=True,
+                text=True,
+                timeout=300,
+                check=False,
             )
         except subprocess.TimeoutExpired:
             return Answer({}, {}, trouble="evalspan: not ended after 300 s")
@@ -179,13 +194,15 @@ class Asking:
         if name not in before:
             for event in read_events(paths.journal):
                 if event.kind == "shards-dumped":
-                    ran |= {ShardId.parse(shard).task for shard, _ in event.shards}
+                    ran |= {ShardId.parse(shard).task.rstrip("0123456789") for shard, _ in event.shards}
             jobs = {log.name.split("-")[2] for log in (paths.root / "logs").glob("es-*")}
         samples: dict[str, list[dict[str, Any]]] = {}
         for file in paths.samples.glob("samples_*.jsonl"):
             lines = [json.loads(line) for line in file.read_text().splitlines()]
             samples.setdefault(file.stem[len("samples_") : -4], []).extend(lines)
-        trouble = "" if done.returncode == 0 else f"evalspan: exit {done.returncode}: {last_line(done.stderr)}"
+        trouble = (
+            "" if done.returncode == 0 else f"evalspan: exit {done.returncode}: {last_line(done.stderr)}"
+        )
         return Answer(
             numbers({**printed.get("results", {}), **printed.get("groups", {})}),
             {task: comparable(lines) for task, lines in samples.items()},

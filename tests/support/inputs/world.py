@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+ROOT = Path(__file__).parents[3]  # of evalspan's code
 ROWS = 4  # of each task's data
 BIG_ROWS = 14_000  # of big.jsonl: 1.3 MiB
 BLOB_BYTES, BLOB_AT = 17 << 20, 11_000_000  # a file beside a module, and the place that the module reads
@@ -181,6 +182,7 @@ class World:
             *([str(self.folder / "newer")] if self.newer else ()),
             str(self.folder / "site-packages"),
             str(self.folder / "src"),
+            str(ROOT),
         ]
         return {
             "PATH": os.environ["PATH"],
@@ -190,7 +192,10 @@ class World:
             "PYTHONDONTWRITEBYTECODE": "1",  # two edits within one second are two modules
             "OMP_NUM_THREADS": "1",
             "HF_HOME": str(self.folder / "hf"),
-            "HF_HUB_OFFLINE": "1",
+            **dict.fromkeys(
+                ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "HF_EVALUATE_OFFLINE", "TQDM_DISABLE"), "1"
+            ),
+            "TOKENIZERS_PARALLELISM": "false",
             "NO_COLOR": "1",
             "COLUMNS": "200",
             **self.env,
@@ -260,8 +265,8 @@ def make(folder: Path) -> World:
         world.write(f"outside/{name}.txt", text + "\n")
     world.path("tasks/blob.bin").write_bytes(b"x" * BLOB_BYTES)
     world.path("home").mkdir()
-    for name in PACKAGES:
-        install(world, name, "1.0", PACKAGES[name])
+    for name, text in PACKAGES.items():
+        install(world, name, "1.0", text)
     world.write("src/editlib/words.py", "# 100\nBEFORE = 'Edited 100: '\n")
     _models(world)
     for name, source in (("models--org--adapter", "adapter"), ("models--org--tok", "tok")):
@@ -288,7 +293,9 @@ def install(world: World, name: str, version: str, text: str) -> None:
     if editable:
         (info / "direct_url.json").write_text(json.dumps(direct))
     files = [] if editable else [f"{name}/__init__.py,sha256={_sha(text)},{len(text)}"]
-    (info / "RECORD").write_text("\n".join([*files, f"{info.name}/METADATA,,", f"{info.name}/RECORD,,"]) + "\n")
+    (info / "RECORD").write_text(
+        "\n".join([*files, f"{info.name}/METADATA,,", f"{info.name}/RECORD,,"]) + "\n"
+    )
 
 
 def _sha(text: str) -> str:
@@ -322,8 +329,12 @@ def make_adapter(world: World, name: str, seed: int) -> None:
     from transformers import AutoModelForCausalLM
 
     torch.manual_seed(seed)
-    lora = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False, task_type="CAUSAL_LM")
-    get_peft_model(AutoModelForCausalLM.from_pretrained(world.path("model")), lora).save_pretrained(world.path(name))
+    lora = LoraConfig(
+        r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False, task_type="CAUSAL_LM"
+    )
+    get_peft_model(AutoModelForCausalLM.from_pretrained(world.path("model")), lora).save_pretrained(
+        world.path(name)
+    )
 
 
 def revise(repository: Path, source: Path) -> None:
@@ -348,7 +359,9 @@ def revise_rows(world: World) -> None:
     shutil.copy(world.path("rows.jsonl"), hub / "snapshots" / commit / "test.jsonl")
     (hub / "refs").mkdir(exist_ok=True)
     (hub / "refs" / "main").write_text(commit)
-    rows = datasets.Dataset.from_list([json.loads(line) for line in world.path("rows.jsonl").read_text().splitlines()])
+    rows = datasets.Dataset.from_list(
+        [json.loads(line) for line in world.path("rows.jsonl").read_text().splitlines()]
+    )
     place = world.hf_home / "datasets" / "org___rows" / "default" / "0.0.0" / commit
     place.mkdir(parents=True)
     from datasets.arrow_writer import ArrowWriter
@@ -372,24 +385,28 @@ def newer_transformers(world: World) -> None:
     import importlib.util
 
     found = importlib.util.find_spec("transformers")
-    assert found is not None and found.origin is not None
+    assert found is not None
+    assert found.origin is not None
     real, place = Path(found.origin).parent, world.path("newer/transformers")
     for folder in ("", "models", "models/llama"):
         (place / folder).mkdir(parents=True)
         for file in (real / folder).iterdir():
-            if str((Path(folder) / file.name)) not in ("models", "models/llama", "__pycache__"):
+            if str(Path(folder) / file.name) not in ("models", "models/llama", "__pycache__"):
                 (place / folder / file.name).symlink_to(file)
     version = importlib.metadata.version("transformers")
     for name, old, new in (
         ("__init__.py", f'__version__ = "{version}"', '__version__ = "99.0.0"'),
-        ("models/llama/modeling_llama.py", "self.variance_epsilon = eps", "self.variance_epsilon = eps + 0.01"),
+        (
+            "models/llama/modeling_llama.py",
+            "self.variance_epsilon = eps",
+            "self.variance_epsilon = eps + 0.01",
+        ),
     ):
         text = (real / name).read_text()
         assert old in text, (name, old)
         (place / name).unlink()
         (place / name).write_text(text.replace(old, new))
     info = world.path("newer/transformers-99.0.0.dist-info")
-    shutil.copytree(Path(str(importlib.metadata.distribution("transformers")._path)), info)  # type: ignore[attr-defined]  # noqa: SLF001
+    shutil.copytree(Path(str(importlib.metadata.distribution("transformers")._path)), info)  # type: ignore[attr-defined]
     text = (info / "METADATA").read_text()
     (info / "METADATA").write_text(text.replace(f"Version: {version}", "Version: 99.0.0", 1))
-
