@@ -155,7 +155,7 @@ def evaluate(
     try_fold(paths, lambda: followed.busy(f"folding the files of {record.evaluation_id}"))
     Exporter(known).finish(TRACKER_SECONDS)
     ran = before is None or _written_at(paths.results) != before
-    return results_of(state, paths, note=said if ran else resubmit.nothing_run(state))
+    return results_of(state, paths, note="" if ran else resubmit.nothing_run(state), changed=said)
 
 
 def _shown(settings: Config, paths: EvaluationPaths) -> Results | None:

@@ -286,6 +286,7 @@ class Results(Record):
     gpu_seconds: float | None  # that its jobs held GPUs; None: not known
     folder: Path  # holds results.json, samples, logs and the journal
     note: str = ""  # of `evaluate`: why nothing was run
+    changed: str = ""  # of `evaluate`: what has changed since the last evaluation of this checkpoint and suite
     report: Report = Field(exclude=True, repr=False)  # where the time went
     raw: dict[str, Any] = Field(exclude=True, repr=False)  # results.json, in lm-eval's shape
 
@@ -321,7 +322,11 @@ class Results(Record):
 
 
 def results_of(
-    state: State, paths: EvaluationPaths, events: Sequence[AnyEvent] | None = None, note: str = ""
+    state: State,
+    paths: EvaluationPaths,
+    events: Sequence[AnyEvent] | None = None,
+    note: str = "",
+    changed: str = "",
 ) -> Results:
     """`events`: of the journal, where they were read; None: the report at the end is read, too.
 
@@ -355,6 +360,7 @@ def results_of(
         gpu_seconds=report.gpu_seconds if known else None,
         folder=paths.root,
         note=note,
+        changed=changed,
         report=report,
         raw=raw,
     )
