@@ -244,9 +244,10 @@ def _check_shown(spec: ScoreSpec) -> None:
 
     Nor do files that are not here: the build may have read them in its node's temporary folder.
     """
-    for folder in spec.request_sets.values():
+    sets = {Path(folder).parent: folder for folder in spec.request_sets.values()}  # leaf tasks of one build
+    for parent, folder in sets.items():
         shown = read_record(request_set_manifest(folder), RequestSetManifest).shown
-        rows = shown_inputs.rows_of_set(Path(folder).parent, shown) or {}
+        rows = shown_inputs.rows_of_set(parent, shown) or {}
         files = {p: digest for p, digest in rows.items() if not p.endswith("/RECORD") and Path(p).exists()}
         if differing := shown_inputs.changed(files):
             raise OperatorError(
