@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from support import sites
+from support.trials import TASKS
 
 from coordinator.intake.checkpoint import inspect
 from evaljobs.staging.copy import hash_file
@@ -17,23 +18,18 @@ from evaljobs.staging.fingerprint import SAMPLE_BYTES, SAVE_SUMS, content_of, re
 
 pytestmark = pytest.mark.model
 
-TASK = """task: mine
+TASK = f"""include: {TASKS}/choice.yaml
+task: mine
 custom_dataset: !function load.rows
-test_split: test
-output_type: multiple_choice
-doc_to_text: "{{q}}"
-doc_to_target: a
-doc_to_choice: ["no", "yes"]
-metric_list:
-  - {metric: acc, aggregation: mean, higher_is_better: true}
 """
-LOAD = """import pathlib
-import datasets
+LOAD = """import pathlib, sys
+sys.path.append("{tasks}")
+from rows import choice
 
 
 def rows(**_):  # a training writes while requests are built
     pathlib.Path("{weights}").write_bytes(pathlib.Path("{new}").read_bytes())
-    return {{"test": datasets.Dataset.from_list([{{"q": f"river {{i}} breaks", "a": i % 2}} for i in range(8)])}}
+    return choice(rows=8)
 """
 
 
@@ -61,7 +57,7 @@ def test_weights_written_while_requests_are_built_are_not_scored(
     new.write_bytes(data[:header] + b"\1" * (len(data) - header))
     tasks.mkdir()
     (tasks / "mine.yaml").write_text(TASK)
-    (tasks / "load.py").write_text(LOAD.format(weights=weights, new=new))
+    (tasks / "load.py").write_text(LOAD.format(tasks=TASKS, weights=weights, new=new))
     site.suite.write_text('name = "mine"\ninclude_path = ["mine"]\nbatch_size = 4\n[[task]]\nname = "mine"\n')
     try:
         done = site.run(site.evaluate())
