@@ -384,7 +384,7 @@ def init(
     evalspan init --cluster local
     """
     from coordinator.cli.screen.standing import wrapped_daemon
-    from coordinator.config import template
+    from coordinator.config import loading, template
 
     if path.exists() and not force:
         raise OperatorError(f"{path} is there already: --force overwrites it")
@@ -399,7 +399,7 @@ def init(
     options = "" if path == Path("evalspan.toml") else f" --config {shlex.quote(str(path))}"
     say(f"next: `evalspan doctor{options}` checks this site")
     if kind == "slurm":
-        settings = settings_of(path, None)
+        settings = loading.load(path, os.environ)  # makes no work folder
         say(f"then the daemon: `{wrapped_daemon(settings, options)}`")
         one = wrapped_daemon(settings, f" CHECKPOINT SUITE{options}", "evaluate")
         say(f"or one evaluation as a job: `{one}`")

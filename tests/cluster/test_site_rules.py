@@ -122,7 +122,8 @@ def test_init_looks_at_all_partitions_of_a_real_slurm(slurm_site: Cluster) -> No
     first, *steps = done.stdout.splitlines()
     assert first == f"wrote {made} for partition {chosen}"
     assert "evalspan doctor" in steps[0]
-    assert "sbatch -p cpu" in steps[1]
+    assert "`sbatch -p cpu -t 1-00:00:00 -J evalspan-daemon-" in steps[1]
+    assert "evaluate.sbatch CHECKPOINT SUITE --config " in steps[2]
     found = loading.load(made, {}).cluster
     assert (found.partition, found.cpu_partition) == ("gpu", "cpu")
 
