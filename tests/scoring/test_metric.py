@@ -13,7 +13,7 @@ import pytest
 from support.exactness.pipeline import Case, dumped, executed, our_run
 
 from evaljobs.contract.outcomes import Failed, Scored
-from evaljobs.contract.paths import EvaluationPaths
+from evaljobs.contract.paths import EvaluationPaths, entry_manifest
 from evaljobs.contract.storage import write_record
 from evaljobs.lmeval import replay_model
 from evaljobs.lmeval.results import merge_results
@@ -35,11 +35,16 @@ def test_a_task_that_lacks_a_shard_is_not_scored(model_dir: Path, tmp_path: Path
 
 @pytest.mark.model
 def test_answers_to_other_prompts_are_refused(model_dir: Path, tmp_path: Path) -> None:
-    """The rebuilt task must have the answered prompts; other keys are refused."""
+    """The rebuilt task must have the answered prompts, else its request sets are dropped; other keys are refused."""
     spec = dumped(model_dir, Case(task="toy_choice"), tmp_path)
     other = spec.suite.model_copy(update={"system_instruction": "Be brief."})
-    with pytest.raises(replay_model.ReplayError, match="other prompts"):
-        metric.score(spec.model_copy(update={"suite": other}))
+    sets = Path(next(iter(spec.request_sets.values()))).parent
+    assert entry_manifest(sets).exists()
+    outcome = metric.perform(spec.model_copy(update={"suite": other}))
+    assert isinstance(outcome, Failed)
+    assert "other prompts" in outcome.error
+    assert "type the same command" in outcome.error
+    assert not entry_manifest(sets).exists(), "the next evaluation has them built again"
     letters = dumped(model_dir, Case(task="toy_letters"), tmp_path / "letters")
     (tmp_path / "responses" / "other").write_bytes(
         (tmp_path / "letters" / "responses" / "trial0.frames").read_bytes()
