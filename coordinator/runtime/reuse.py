@@ -67,6 +67,7 @@ class _Earlier:
     keys: Mapping[str, Mapping[str, str]]  # name of a leaf task -> "requests" and "score"
     same: bool  # the checkpoint is ours; False: its samples are, and whether its content is, is not known
     leaves: dict[str, PlannedLeaf] = field(default_factory=dict)  # by name
+    asked: set[tuple[int, str, str]] = field(default_factory=set)  # (entry, leaf task, request digest)
     frames: dict[str, FrameRef] = field(default_factory=dict)
     scores: dict[int, str] = field(default_factory=dict)  # entry -> score file, where no item lacks its score
 
@@ -75,6 +76,7 @@ class _Earlier:
             match event:
                 case Planned() | ResponsesFound():
                     self.leaves = {leaf.name or leaf.task: leaf for leaf in event.leaves} | self.leaves
+                    self.asked |= {(leaf.entry, leaf.task, leaf.key) for leaf in event.leaves}
                     if isinstance(event, ResponsesFound):
                         self.frames |= dict(event.shards)
                         self.scores |= event.scores
@@ -311,6 +313,8 @@ def _score(
         before_keys = {k.get("score") for k in earlier.keys.values() if k.get("requests") == manifest.key}
         if not manifest.score_key or before_keys != {manifest.score_key}:
             return None
+        if (theirs, manifest.task, manifest.key) not in earlier.asked:
+            return None  # another entry asked that
     for task in (manifest.task for manifest in manifests.values()):
         samples = earlier.paths.samples / f"samples_{slug(task)}_{theirs:03d}.jsonl"
         if exists(samples):
