@@ -41,8 +41,8 @@ class CheckpointConverted(Event):
 
 
 class RequestSetsFound(Event):
-    """Which entries' request sets are on disk already, whole and unchanged. Then: these entries are built; build jobs for the
-    others are due.
+    """Which entries' request sets are on disk, whole and unchanged: looked up at the start, and after some were removed. Then:
+    these entries are built; build jobs for the others are due.
     """
 
     kind: Literal["request-sets-found"] = "request-sets-found"

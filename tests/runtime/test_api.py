@@ -180,9 +180,9 @@ def test_an_error_is_raised_before_anything_is_started(tmp_path, settings):
     with pytest.raises(evalspan.OperatorError, match="no suite named 'quikstart'"):
         evalspan.evaluate(small(tmp_path / "step-1"), "quikstart", config=settings)
     with pytest.raises(evalspan.OperatorError, match=r"no argument 'limitt'; did you mean 'limit'"):
-        evalspan.evaluate(small(tmp_path / "step-2"), "quickstart", limitt=3, config=settings)
+        evalspan.evaluate(small(tmp_path / "mistyped"), "quickstart", limitt=3, config=settings)
     with pytest.raises(evalspan.OperatorError, match=r"--work-dir.*is not UTF-8"):
-        evalspan.evaluate(small(tmp_path / "step-3"), "quickstart", work_dir="bad\udcff")
+        evalspan.evaluate(small(tmp_path / "unnamed"), "quickstart", work_dir="bad\udcff")
     with pytest.raises(evalspan.EvalspanError, match="no such folder"):
         evalspan.evaluate(tmp_path / "none", SUITE, config=settings)
     for wrong in ({"slots": 0}, {"slots": "2"}, {"shards_per_task": 0}, {"slots": True}):
