@@ -286,7 +286,9 @@ class Results(Record):
     gpu_seconds: float | None  # that its jobs held GPUs; None: not known
     folder: Path  # holds results.json, samples, logs and the journal
     note: str = ""  # of `evaluate`: why nothing was run
-    changed: str = ""  # of `evaluate`: what has changed since the last evaluation of this checkpoint and suite
+    changed: str = (
+        ""  # of `evaluate`: what has changed since the last evaluation of this checkpoint and suite
+    )
     report: Report = Field(exclude=True, repr=False)  # where the time went
     raw: dict[str, Any] = Field(exclude=True, repr=False)  # results.json, in lm-eval's shape
 

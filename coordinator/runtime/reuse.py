@@ -304,7 +304,10 @@ def _score(
         (i for i, t in enumerate(before.suite.tasks) if t.name == name and i in earlier.scores), None
     )
     settings = [
-        (r.judge, r.options.bootstrap_iters, r.options.item_seconds, r.options.allow_unsafe)
+        (
+            *(r.judge, r.options.bootstrap_iters, r.options.item_seconds, r.options.allow_unsafe),
+            r.inputs and r.inputs.env,  # a scorer may read it
+        )
         for r in (before, now)
     ]
     if theirs is None or settings[0] != settings[1]:
