@@ -114,13 +114,18 @@ def test_scoring_loads_no_torch(model_dir: Path, tmp_path: Path) -> None:
 
 
 def test_merged_results_have_the_shape_of_one_run() -> None:
-    """Entries merge by name, in order; a repeated name keeps both; no groups, no key."""
+    """Entries merge by name, in order; other results of a name are kept apart, also in their group; no groups, no key."""
     one = {"results": {"b": {"acc,none": 1}}, "versions": {"b": 1}, "n-samples": {"b": {"effective": 2}}}
     two = {"results": {"a": {"acc,none": 2}}, "versions": {"a": 1}}
-    merged = merge_results([one, two, one])
-    assert list(merged["results"]) == ["b", "a", "b#2"]
+    group = {"results": {"g": {}, "b": {"acc,none": 1, "alias": " - b"}}, "versions": {"b": 1}}
+    other = {**group, "n-samples": {"b": {"effective": 1}}, "group_subtasks": {"g": ["b"]}}
+    merged = merge_results([one, two, other])
+    assert list(merged["results"]) == ["b", "a", "g", "b#2"]
     assert list(merged["versions"]) == ["a", "b", "b#2"]
-    assert merged["n-samples"] == {"b": {"effective": 2}, "b#2": {"effective": 2}}
+    assert merged["n-samples"] == {"b": {"effective": 2}, "b#2": {"effective": 1}}
+    assert merged["group_subtasks"] == {"g": ["b#2"]}
+    same = merge_results([one, {**group, "n-samples": one["n-samples"]}])
+    assert same["results"] == {"b": {"acc,none": 1}, "g": {}}, "equal results but for the indent of a group"
     assert "groups" not in merged
     assert merge_results([{**two, "groups": {"g": {}}}])["groups"] == {"g": {}}
 
