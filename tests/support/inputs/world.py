@@ -314,7 +314,7 @@ def _models(world: World) -> None:
     tiny_model.make(world.path("other"), corpus, seed=8)
     other = tiny_model.make(world.path("made"), [text.upper() + text for text in corpus], vocabulary=600)
     world.path("tok").mkdir()
-    for file in other.glob("*token*"):
+    for file in (*other.glob("*token*"), other / "config.json"):  # transformers looks for it on the Hub
         shutil.copy(file, world.path("tok"))
     for file in other.glob("chat_template*"):
         shutil.copy(file, world.path("tok"))
