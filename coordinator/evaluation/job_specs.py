@@ -6,7 +6,6 @@ decide when a job is due; `coordinator.runtime.effects`, which writes the specs 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -23,7 +22,6 @@ from coordinator.evaluation.time_limits import (
     trial_limit_seconds,
     worker_limit_seconds,
 )
-from evaljobs.contract.names import ADAPTERS
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths
 from evaljobs.contract.specs import (
     BuildSpec,
@@ -371,11 +369,8 @@ def _adapters(record: EvaluationRecord) -> dict[str, str]:
     """
     if record.inputs is None or record.checkpoint.samples is None:
         return {}
-    named = dict(json.loads(record.inputs.model or "[]"))
-    args = record.model.model_args
-    return {
-        args[key]: digest for key, digest in named.items() if key in ADAPTERS and args[key].startswith("/")
-    }
+    args, named = record.model.model_args, record.inputs.named(adapters=True)
+    return {args[key]: digest for key, digest in named.items() if args[key].startswith("/")}
 
 
 def _gpus_of_a_trial(state: State, info: JobInfo) -> int:

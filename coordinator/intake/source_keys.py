@@ -27,6 +27,8 @@ from evaljobs.contract.specs import ModelOptions, Sources, SuiteSpec
 from evaljobs.lmeval import shown_inputs, source_files
 from evaljobs.staging.fingerprint import BadWeights, folder_identity
 
+# Model arguments that name a folder which a run fills.
+MADE_BY_RUNS = ("download_dir", "cache_dir", "offload_folder")
 # Variables that say where something lies, or how much is printed: what lies there counts.
 NO_INPUT = re.compile(
     r"HF_|HUGGINGFACE_|TRANSFORMERS_(CACHE|VERBOSITY|OFFLINE)|XDG_|TQDM_|(HOME|TMPDIR|PATH|PYTHONPATH|PYTHONSAFEPATH)$"
@@ -90,7 +92,10 @@ def _named_by(model: ModelOptions, env: Mapping[str, str]) -> str:
     named = {
         key: _identity(key, value)
         for key, value in model.model_args.items()
-        if isinstance(value, str) and value.startswith("/") and os.path.exists(value)  # noqa: PTH110 (also unreadable)
+        if isinstance(value, str)
+        and value.startswith("/")
+        and key not in MADE_BY_RUNS
+        and os.path.exists(value)  # noqa: PTH110 (also unreadable)
     }
     for key, name in source_files.hub_models(model).items():
         (revision,) = shown_inputs.revision_rows([name], "models", env).values()
