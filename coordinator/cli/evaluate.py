@@ -130,7 +130,7 @@ def evaluate(
 def _check_fast(
     evaluated: Callable[[SuiteOptions], Results], chosen: SuiteOptions, documents: int, *, as_json: bool
 ) -> None:
-    """Evaluate in exact mode, then in fast mode; exit code 1 where scores are missing."""
+    """Evaluate in fast mode, which may be refused, then in exact mode; exit code 1 where scores are missing."""
     from coordinator.report import mode_check
 
     if chosen.mode is not None or chosen.limit is not None:
@@ -138,14 +138,15 @@ def _check_fast(
             "--check-fast N evaluates N documents in both modes: leave --mode and --limit away"
         )
     found: dict[str, Results] = {}
-    for mode in ("exact", "fast"):
+    for mode in ("fast", "exact"):
         budget = chosen.token_budget if mode == "fast" else None
         more = {"mode": mode, "limit": documents, "token_budget": budget}
         found[mode] = evaluated(chosen.model_copy(update=more))
         if not found[mode].complete:
             _show(found[mode], as_json=as_json, verbose=False, gpu_hour_price=None)
     made = mode_check.check(
-        {mode: one.folder for mode, one in found.items()}, {mode: one.raw for mode, one in found.items()}
+        {mode: found[mode].folder for mode in ("exact", "fast")},
+        {mode: found[mode].raw for mode in ("exact", "fast")},
     )
     if as_json:
         show_json(made.model_dump(mode="json"))
