@@ -285,7 +285,7 @@ row("large file touched", "", "", touch("tasks/blob.bin"), may="id set")
 row("another task's YAML edited", "", "", bump("tasks/other.yaml", "# "))
 row("another task added", "", "", lambda w: w.write(f"tasks/new{w.count('new')}.yaml", "task: new\noutput_type: multiple_choice\n"))
 row("Hub's progress bars in [trial] env", "", "", setting("trial_env", "HF_HUB_DISABLE_PROGRESS_BARS", "1", "0"))
-row("Hub's token by the prologue", "", "", _token)
+row("Hub's token by the prologue", "", "", _token, may="id set")
 row("Hub's token in the environment", "", "", lambda w: w.env.update(HF_TOKEN=f"hf_{w.count('other token')}"))
 row("Hub's endpoint in the environment", "", "", lambda w: w.env.update(HF_ENDPOINT=f"http://127.0.0.1:{w.count('port')}"))
 row("weights not staged", "", "", setting("settings", "stage.enabled", "true", "false"))
@@ -415,7 +415,7 @@ row("tokenizer.json, size and mtime kept", REQUEST, ALL, lambda w: _retoken(w.pa
 
 # --- the Hub's cache and versions ------------------------------------------------------------------------------------
 
-row("HF_HOME by the prologue, the same content", "", "", _move_hub)
+row("HF_HOME by the prologue, the same content", "", "", _move_hub, may="id set")
 row("data set in the prologue's HF_HOME: main moves", FOUND_REQUEST, "hubbed", revise_rows)
 row("another version of transformers", "found id set request", ALL, _upgrade)
 # fmt: on
