@@ -78,7 +78,7 @@ def right(asking: Asking, edits: tuple[Edit, ...]) -> None:
     for edit in edits:
         edit.do(asking.world)
     theirs, ours = asking.plain(), asking.ours()
-    assert ours.differs(theirs) == "", ours.said
+    assert ours.differs(theirs) == ""
     assert ours.ran <= {task for edit in edits for task in edit.gpu}
 
 

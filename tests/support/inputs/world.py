@@ -312,7 +312,7 @@ def _models(world: World) -> None:
     corpus = [f"the river {i} breaks, the stone {i} sings, say yes or no." for i in range(200)]
     tiny_model.make(world.path("model"), corpus)
     tiny_model.make(world.path("other"), corpus, seed=8)
-    other = tiny_model.make(world.path("made"), [text.upper() + text for text in corpus], vocabulary=600)
+    other = tiny_model.make(world.path("made"), [text.upper() + text for text in corpus], vocabulary=480)
     world.path("tok").mkdir()
     for file in (*other.glob("*token*"), other / "config.json"):  # transformers looks for it on the Hub
         shutil.copy(file, world.path("tok"))
