@@ -59,7 +59,10 @@ class Site:
     readers: int = 16
     prefetch: float = 0.5  # share of a node's free memory that prefetched weights may take; 0: no prefetch
     offline: bool = True
-    container: bool = False  # jobs of the trials' interpreter see other files than this process
+    foreign: bool = (
+        False  # the trials' interpreter has other packages, or sees other files, than this process
+    )
+    command: str = ""  # what [trial] says of that interpreter: prologue, container, python
 
     @cached_property
     def paths(self) -> WorkPaths:

@@ -69,7 +69,7 @@ class Inputs(Record):
 
     | input | id | name of a request set | request digest | score key |
     |---|---|---|---|---|
-    | `lm_eval`, `entries`, `env`, `fresh` | yes | yes | by what is built | by what is scored |
+    | `lm_eval`, `entries`, `env`, `command`, `fresh` | yes | yes | by what is built | by what is scored |
     | `model`: a tokenizer, a template | yes | yes | its content | no |
     | `model`: an adapter | yes | no | no: answers are used again under equal weights alone | no |
     | what a build shows: files, packages, revisions | by `shown` | compared: built again | by what is built | no |
@@ -85,6 +85,7 @@ class Inputs(Record):
     env: Mapping[str, str] = Field(
         default_factory=dict
     )  # variable of [trial] env -> digest of its value; without secrets and places
+    command: str = ""  # digest of [trial] prologue, container and python; "": none of them is set
     # digest of what earlier evaluations of these inputs showed, where that has changed since; "": nothing has
     shown: str = ""
     fresh: str = ""  # when `--fresh` asked for it; "": what is there may be used again
@@ -152,7 +153,7 @@ def evaluation_id(
         what.append([judge.url, judge.model, judge.temperature, judge.max_tokens])
     if inputs is not None:
         made_of = inputs.model_dump(mode="json", exclude={"single"})
-        younger = ("env", "shown", "fresh")  # without them, as earlier versions named it
+        younger = ("env", "command", "shown", "fresh")  # without them, as earlier versions named it
         what.append({key: value for key, value in made_of.items() if value or key not in younger})
     digest = hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:8]
     return f"{id_stem(folder, suite.name, suite.mode)}-{digest}"

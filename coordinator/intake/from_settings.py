@@ -144,7 +144,8 @@ def site_of(config: Config) -> Site:
         lease_seconds=config.stage.lease_seconds,
         readers=config.stage.readers,
         prefetch=config.stage.prefetch,
-        container=config.trial.container is not None,
+        foreign=_is_foreign(config),
+        command="\n".join(filter(None, (config.trial.prologue, config.trial.container, config.trial.python))),
     )
 
 

@@ -1,6 +1,7 @@
 """Says which of the inputs that a build or a score showed have changed since.
 
-Rule: rows are read again where they were made: by this process, or inside the container of the trials. Called by
+Rule: rows are read again where they were made: by this process, or by the interpreter of [trial] python or container,
+which has other packages or files. Called by
 `intake.request_sets`, `runtime.present_inputs` and `runtime.reuse`.
 """
 
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import tempfile
 from collections.abc import Iterable, Mapping
 
@@ -17,7 +19,7 @@ from coordinator.evaluation.job_specs import Site
 from evaljobs.lmeval.shown_inputs import digest_of
 from evaljobs.lmeval.source_files import Digests
 
-CONTAINER_SECONDS = 60.0  # longest wait for the digests that a container tells
+ANSWER_SECONDS = 60.0  # longest wait for the digests that the trials' interpreter tells
 
 
 class Present:
@@ -26,22 +28,24 @@ class Present:
     def __init__(self, site: Site) -> None:
         self._site = site
         self._digests = Digests(site.paths.digests)
-        self._inside: dict[str, str] = {}  # path in the container of the trials -> digest
+        self._inside: dict[str, str] = {}  # path, as the trials' interpreter sees it -> digest
+        named = site.worker_env.get("PYTHONPATH", "")
+        self._search = [*filter(None, named.split(os.pathsep)), *sys.path]
 
     @property
     def reads_builds(self) -> bool:
         """Are rows of a build cheap to read here? Else the build job itself looks."""
-        return not self._site.container
+        return not self._site.foreign
 
     def changed(self, rows: Mapping[str, str], *, of_build: bool = False) -> list[str]:
-        """Paths whose digest is another now, sorted. RetryError where a container does not answer."""
+        """Paths whose digest is another now, sorted. RetryError where the trials' interpreter does not answer."""
         now = self.digests(rows, of_build=of_build)
         return sorted(path for path, digest in rows.items() if now[path] != digest)
 
     def digests(self, paths: Iterable[str], *, of_build: bool = False) -> dict[str, str]:
         paths = list(paths)
         if not of_build or self.reads_builds:
-            found = {path: digest_of(path, self._digests) for path in paths}
+            found = {path: digest_of(path, self._digests, self._search) for path in paths}
             self._digests.keep()
             return found
         if unknown := sorted(set(paths) - self._inside.keys()):
@@ -55,11 +59,11 @@ class Present:
             try:
                 told = run_command(
                     [*self._site.trial_command, "-m", "evaljobs", "changed", file.name],
-                    seconds=CONTAINER_SECONDS,
+                    seconds=ANSWER_SECONDS,
                     env={**os.environ, **self._site.trial_env},
                 )
             except CommandError as error:
-                why = f"the container of [trial] did not say what has changed in it: {error}"
+                why = f"the interpreter of the trials did not say what has changed: {error}"
                 raise RetryError(why) from error
         digests: dict[str, str] = json.loads(told.strip().splitlines()[-1])
         return digests

@@ -54,6 +54,7 @@ def folder_name(
         "sources": inputs.entries[entry].model_dump(mode="json"),
         "named": inputs.named(adapters=False),
         "env": inputs.env,
+        "command": inputs.command,
         "fresh": inputs.fresh,
         "model": [
             _digest(Path(checkpoint.source) / f.name)
@@ -109,7 +110,7 @@ def at_hand(
     suite: SuiteSpec, checkpoint: CheckpointSpec, model: ModelOptions, inputs: Inputs, site: Site
 ) -> dict[str, dict[str, str]]:
     """Task -> {leaf task: folder} of the suite's request sets that are built for this tokenizer."""
-    sets, present = {}, None if site.container else Present(site)
+    sets, present = {}, None if site.foreign else Present(site)
     for index, task in enumerate(suite.tasks):
         name = folder_name(suite, index, checkpoint, model, inputs)
         there = found(site.paths.request_sets / name, _on_disk(suite, index), present)

@@ -89,7 +89,10 @@ def _of_inputs(before: Inputs, now: Inputs) -> list[str]:
             f"what {key} of the model names" for key in were.keys() & are.keys() if were[key] != are[key]
         ]
     names = sorted(n for n in before.env.keys() | now.env.keys() if before.env.get(n) != now.env.get(n))
-    return [*changed, *([f"{first_of(names, 3)} of [trial] env"] if names else [])]
+    changed += [f"{first_of(names, 3)} of [trial] env"] if names else []
+    return (
+        [*changed, "prologue, container or python of [trial]"] if before.command != now.command else changed
+    )
 
 
 def kept(before: EvaluationRecord, model: ModelOptions) -> str:

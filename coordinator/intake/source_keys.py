@@ -31,7 +31,7 @@ from evaljobs.staging.fingerprint import BadWeights, folder_identity
 MADE_BY_RUNS = ("download_dir", "cache_dir", "offload_folder")
 # Variables that say where something lies, or how much is printed: what lies there counts.
 NO_INPUT = re.compile(
-    r"HF_|HUGGINGFACE_|TRANSFORMERS_(CACHE|VERBOSITY|OFFLINE)|XDG_|TQDM_|(HOME|TMPDIR|PATH|PYTHONPATH|PYTHONSAFEPATH)$"
+    r"HF_|HUGGINGFACE_|TRANSFORMERS_(CACHE|VERBOSITY|OFFLINE)|XDG_|TQDM_|(HOME|TMPDIR|PATH|PYTHONSAFEPATH)$"
 )
 
 
@@ -64,6 +64,7 @@ def inputs_of(
         entries=tuple(entries),
         model=_named_by(model, env),
         env=_digests_of(site.worker_env),
+        command=hashlib.sha256(site.command.encode()).hexdigest()[:16] if site.command else "",
         single=tuple(n for n in names if source_files.is_one_task(suite.include_path, n, digests, lookup)),
     )
     digests.keep()

@@ -25,7 +25,7 @@ Shown = Mapping[str, Mapping[str, str]]  # "build" and "score" -> rows
 
 
 def as_of_now(record: EvaluationRecord, site: Site) -> EvaluationRecord:
-    """The record under the id that its inputs have now. RetryError where a container does not answer."""
+    """The record under the id that its inputs have now. RetryError where the trials' interpreter does not answer."""
     present = Present(site)
     seen: dict[str, set[str]] = {"build": set(), "score": set()}
     while True:

@@ -306,7 +306,7 @@ def _score(
     settings = [
         (
             *(r.judge, r.options.bootstrap_iters, r.options.item_seconds, r.options.allow_unsafe),
-            r.inputs and r.inputs.env,  # a scorer may read it
+            r.inputs and (r.inputs.env, r.inputs.command),  # a scorer may read a variable
         )
         for r in (before, now)
     ]

@@ -1,8 +1,8 @@
 """Inputs that only a run shows: files that a build or a score opened through Python, and the packages it imported.
 
-Rule: inputs are rows, path -> digest. A file has the digest of its content. An installed package has one row, its
-RECORD file, which names its version and files; a package in development has a row for each module. A folder of
-revisions has the digest of its files. So whoever can read the same paths can say what has changed, without lm-eval.
+Rule: inputs are rows, path -> digest. A file has the digest of its content. An installed package has one row,
+`package:NAME` -> its version and a digest of its RECORD; a package in development has a row for each module. A folder
+of revisions has the digest of its files. So a process with the same paths and packages says what has changed.
 What C or Rust code opens is not seen. Called from `requests.build`, `scoring.score`, `run`, and by the coordinator.
 """
 
@@ -16,7 +16,7 @@ import os
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -24,7 +24,8 @@ from typing import Any, Final
 from evaljobs.contract.paths import shown_file
 from evaljobs.lmeval.source_files import Digests, datasets_cache, hub_cache
 
-Rows = Mapping[str, str]  # path -> digest
+Rows = Mapping[str, str]  # path, or package -> digest
+PACKAGE: Final = "package:"
 
 CHANGING: Final = "changed while it was read"  # the digest of such a file: equal to none
 # Places of the machine, not of an evaluation; what lies in site-packages below them counts.
@@ -96,6 +97,20 @@ def recorded(rows: dict[str, str], *, leave_out: Iterable[str | Path] = ()) -> I
         _add_rows(rows, mine, before, _Places(leave_out, began))
 
 
+def _row(key: str, digests: Digests) -> tuple[str, str]:
+    """A row as `_Places` names it: of a package by its RECORD, or of a file."""
+    return (
+        _package_row(Path(key), digests)
+        if key.endswith(".dist-info/RECORD")
+        else (key, digests.of(Path(key)))
+    )
+
+
+def _package_row(record: Path, digests: Digests) -> tuple[str, str]:
+    name, _, version = record.parent.name.removesuffix(".dist-info").partition("-")
+    return f"{PACKAGE}{name}", f"{version} {digests.of(record)}"
+
+
 def _add_rows(rows: dict[str, str], mine: _Recorder, before: set[str], places: _Places) -> None:
     """`before`: names of the modules that were there when the block began."""
     digests = Digests()
@@ -103,13 +118,14 @@ def _add_rows(rows: dict[str, str], mine: _Recorder, before: set[str], places: _
         kept = None if path in mine.written else places.row_of(path)
         if kept is not None:
             same = kept != path or _changed_at(path) == changed_at
-            rows[kept] = digests.of(Path(kept)) if same else CHANGING
+            key, digest = _row(kept, digests)
+            rows[key] = digest if same else CHANGING
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
         kept = places.row_of(file) if isinstance(file, str) else None
         if kept is None:
             continue
-        rows.setdefault(kept, digests.of(Path(kept)))
+        rows.setdefault(*_row(kept, digests))
         if name not in before and name.partition(".")[0] not in before and kept == file:
             del sys.modules[name]
 
@@ -189,14 +205,10 @@ def _records(site: str) -> Mapping[str, str]:
 
 def package_rows(names: Iterable[str]) -> dict[str, str]:
     """Rows of installed packages by their modules' names; those that are not installed have none."""
-    digests, rows = Digests(), {}
-    for name in names:
-        for place in sys.path:
-            record = _record_of(place, name) if place.rpartition("/")[2] in PACKAGES else None
-            if record is not None:
-                rows[record] = digests.of(Path(record))
-                break
-    return rows
+    digests = Digests()
+    places = [place for place in sys.path if place.rpartition("/")[2] in PACKAGES]
+    records = (next(filter(None, (_record_of(place, name) for place in places)), None) for name in names)
+    return dict(_package_row(Path(record), digests) for record in records if record is not None)
 
 
 def revision_rows(ids: Iterable[str], kind: str, env: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -209,15 +221,36 @@ def revision_rows(ids: Iterable[str], kind: str, env: Mapping[str, str] | None =
     return {str(folder): digest_of(str(folder)) for folder in folders}
 
 
-def digest_of(path: str, digests: Digests | None = None) -> str:
-    """Digest of a row's file, or of a folder's files, as it is now; "-" where there is none."""
+def digest_of(path: str, digests: Digests | None = None, search: Sequence[str] | None = None) -> str:
+    """Digest of a row's file, package, or folder's files, as it is now; "-" where there is none.
+
+    `search`: folders of packages, the first has precedence; None: sys.path.
+    """
     digests = digests or Digests()
+    if path.startswith(PACKAGE):
+        return _package_now(path.removeprefix(PACKAGE), digests, sys.path if search is None else search)
     place = Path(path)
     if not place.is_dir():
         return digests.of(place)
     files = sorted(p for p in place.rglob("*") if p.is_file())
     rows = [[str(p.relative_to(place)), digests.of(p)] for p in files]
     return hashlib.sha256(json.dumps(rows).encode()).hexdigest()
+
+
+def _package_now(name: str, digests: Digests, search: Sequence[str]) -> str:
+    for place in search:
+        with contextlib.suppress(OSError):
+            record = _installed(place, os.stat(place).st_mtime_ns).get(name)  # noqa: PTH116
+            if record is not None:
+                return _package_row(record, digests)[1]
+    return "-"
+
+
+@functools.lru_cache(maxsize=64)
+def _installed(place: str, _mtime_ns: int) -> Mapping[str, Path]:
+    """Package -> RECORD in a folder of sys.path, as it was at this time of change."""
+    names = (name for name in os.listdir(place) if name.endswith(".dist-info"))  # noqa: PTH208
+    return {name.partition("-")[0]: Path(place, name, "RECORD") for name in names}
 
 
 def rows_of_set(folder: str | Path, name: str) -> dict[str, str] | None:
@@ -245,11 +278,11 @@ def changed(rows: Rows, digests: Digests | None = None) -> list[str]:
 
 
 def in_words(path: str) -> str:
-    """A row's path as a person reads it: a package by name and version."""
+    """A row's path as a person reads it."""
+    if path.startswith(PACKAGE):
+        return f"package {path.removeprefix(PACKAGE)}"
     folder, _, file = path.rpartition("/")
     name = folder.rpartition("/")[2]
-    if file == "RECORD" and name.endswith(".dist-info"):
-        return f"package {name.removesuffix('.dist-info').replace('-', ' ')}"
     if file == "refs" and "--" in name:
         return f"the revision of {name.partition('--')[2].replace('--', '/')}"
     return path

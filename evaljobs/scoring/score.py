@@ -248,7 +248,7 @@ def _check_shown(spec: ScoreSpec) -> None:
     for parent, folder in sets.items():
         shown = read_record(request_set_manifest(folder), RequestSetManifest).shown
         rows = shown_inputs.rows_of_set(parent, shown) or {}
-        files = {p: digest for p, digest in rows.items() if not p.endswith("/RECORD") and Path(p).exists()}
+        files = {p: digest for p, digest in rows.items() if Path(p).exists()}
         if differing := shown_inputs.changed(files):
             raise OperatorError(
                 f"{shown_inputs.in_words(differing[0])} changed since the requests of {spec.suite.tasks[spec.entry].name} "

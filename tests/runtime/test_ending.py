@@ -77,7 +77,7 @@ def test_during_a_retry_results_are_those_of_now(
     again.status, again.error = "built", ""
     world.state.ending.phase, world.state.ending.ended_at = Phase.RUNNING, None
     found = finalize.results_of(world.state, paths, world.journal)
-    assert (found.status, found.failed) == ("running", {})
+    assert (found.status, found.failed) == ("stopped", {}), "no process holds its work folder"
     assert {s.task for s in found.scores} == {e.name for e in others}
 
 

@@ -40,7 +40,7 @@ from coordinator.runtime.loop import Coordinator
 from coordinator.runtime.operator_commands import Command, leave_command, obey_commands
 from coordinator.runtime.status_file import Ended, read_status
 from evaljobs.contract.outcomes import Outcome
-from evaljobs.contract.paths import EvaluationPaths, WorkPaths
+from evaljobs.contract.paths import EvaluationPaths, WorkPaths, request_set_manifest
 from evaljobs.contract.specs import YOUNGER
 from evaljobs.queue import redis_client
 
@@ -244,6 +244,11 @@ def cut(earlier: EvaluationPaths, work: Path, where: str) -> list[AnyEvent]:
         if isinstance(event, OutcomeSeen):
             name = earlier.outcome(event.outcome.kind, event.outcome.name).name
             shutil.copy(earlier.outcomes / name, paths.outcomes / name)
+            for folder in getattr(
+                event.outcome, "sets", {}
+            ).values():  # kept as names alone; missing ones are built
+                request_set_manifest(folder).parent.mkdir(parents=True, exist_ok=True)
+                request_set_manifest(folder).touch()
     return events[at:]
 
 
