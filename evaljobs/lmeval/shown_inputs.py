@@ -204,11 +204,9 @@ def _records(site: str) -> Mapping[str, str]:
 
 
 def package_rows(names: Iterable[str]) -> dict[str, str]:
-    """Rows of installed packages by their modules' names; those that are not installed have none."""
-    digests = Digests()
-    places = [place for place in sys.path if place.rpartition("/")[2] in PACKAGES]
-    records = (next(filter(None, (_record_of(place, name) for place in places)), None) for name in names)
-    return dict(_package_row(Path(record), digests) for record in records if record is not None)
+    """Rows of packages that this process would import; those that are not installed have none."""
+    rows = {f"{PACKAGE}{name}": digest_of(f"{PACKAGE}{name}") for name in names}
+    return {key: digest for key, digest in rows.items() if digest != "-"}
 
 
 def revision_rows(ids: Iterable[str], kind: str, env: Mapping[str, str] | None = None) -> dict[str, str]:
