@@ -200,6 +200,7 @@ class Trial:
                 self.spec.model,
                 self.spec.batch_size,
                 gpus=self.spec.gpus,
+                seed=self.spec.seed,
                 phase=self._phase,
             )
             held.enter_context(contextlib.closing(engine))

@@ -61,9 +61,12 @@ def load(
     batch_size: int | Literal["auto"],
     *,
     gpus: int = 0,
+    seed: int = 1234,
     phase: Callable[[str], None] = lambda _phase: None,
 ) -> Engine:
     """Import the engine and load the checkpoint; `device=None`: cuda where there is one, else CPU.
+
+    `seed`: of what loading draws, as lm_eval's torch seed: the rows of a larger tokenizer that comes with an adapter.
 
     Calls `phase("import")` and `phase("load")` as they begin. Raises UnfitError where fewer than
     `gpus` GPUs are seen, on a device that is not chosen or "cuda"; OperatorError where the model
@@ -86,6 +89,7 @@ def load(
     has_gpu = torch.cuda.is_available()
     device = options.device or ("cuda" if has_gpu else "cpu")
     arguments = {**spread(options, gpus, device), "pretrained": model_path}
+    torch.manual_seed(seed)
     lm = model_class.create_from_arg_obj(
         arguments, {"batch_size": batch_size, "max_batch_size": None, "device": device}
     )
