@@ -29,19 +29,7 @@ PACKAGE: Final = "package:"
 
 CHANGING: Final = "changed while it was read"  # the digest of such a file: equal to none
 # Places of the machine, not of an evaluation; what lies in site-packages below them counts.
-SYSTEM: Final = (
-    "/proc",
-    "/sys",
-    "/dev",
-    "/etc",
-    "/run",
-    "/usr",
-    "/lib",
-    "/lib64",
-    "/bin",
-    "/sbin",
-    "/var/lib",
-)
+SYSTEM: Final = ("/proc", "/sys", "/dev", "/etc", "/run", "/usr", "/lib", "/lib64", "/bin", "/sbin", "/var")
 PACKAGES: Final = ("site-packages", "dist-packages")
 # Packages that decide an answer, whether or not a job of the CPU imports them.
 ENGINES: Final = ("torch", "transformers", "tokenizers", "accelerate", "peft", "lm_eval")
@@ -69,14 +57,14 @@ _recorder: _Recorder | None = None
 
 @functools.cache
 def _listen() -> None:
-    """Hear of each file that this process opens; Python has no way to end that."""
+    """Have each file that this process opens noted while a block is recorded. Python cannot remove an audit hook."""
 
-    def heard(event: str, arguments: tuple[Any, ...]) -> None:
+    def noted(event: str, arguments: tuple[Any, ...]) -> None:
         if event == "open" and _recorder is not None:
             with contextlib.suppress(Exception):  # an audit hook that raises ends the opening
                 _recorder.note(*arguments)
 
-    sys.addaudithook(heard)
+    sys.addaudithook(noted)
 
 
 @contextlib.contextmanager
