@@ -29,7 +29,7 @@ PACKAGE: Final = "package:"
 
 CHANGING: Final = "changed while it was read"  # the digest of such a file: equal to none
 # Places of the machine, not of an evaluation; what lies in site-packages below them counts.
-SYSTEM: Final = ("/proc", "/sys", "/dev", "/etc", "/run", "/usr", "/lib", "/lib64", "/bin", "/sbin", "/var")
+SYSTEM: Final = ("/proc", "/sys", "/dev", "/etc", "/run", "/usr", "/lib", "/lib64", "/bin", "/sbin")
 PACKAGES: Final = ("site-packages", "dist-packages")
 # Packages that decide an answer, whether or not a job of the CPU imports them.
 ENGINES: Final = ("torch", "transformers", "tokenizers", "accelerate", "peft", "lm_eval")
