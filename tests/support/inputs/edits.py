@@ -388,7 +388,7 @@ row("an adapter", "id weights", ALL, setting("model_args", "peft", "./adapter"),
 row("adapter trained again into its folder", "id weights", ALL, lambda w: _retrain(w, stat=False), may="request")
 row("adapter trained again into its folder, size and mtime kept", "id weights", ALL, lambda w: _retrain(w, stat=True), may="request")
 row("adapter's config", "id weights", ALL, _alpha, may="request")
-row("adapter touched", "", "", touch_below("adapter"), may="id")
+row("adapter touched", "id weights", ALL, touch_below("adapter"), may="request set")
 row("adapter copied to another folder", "", "", _copy_adapter, may="id set")
 row("adapter of the Hub", "id weights", ALL, setting("model_args", "peft", "org/adapter"), may="request set")
 row("adapter of the Hub: main moves", "id weights", ALL, _revise_adapter, may="request")
