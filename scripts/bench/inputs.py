@@ -30,7 +30,8 @@ def steps(options: Options) -> Iterator[tuple[Edit, ...]]:
     """One edit alone, or several at once."""
     words = options.only.split("|")
     edits = [edit for edit in EDITS if any(word in edit.name for word in words)]
-    yield from together(edits) if options.together else ((edit,) for edit in edits)
+    if not options.pairs_alone:
+        yield from together(edits) if options.together else ((edit,) for edit in edits)
     drawn = random.Random(options.seed)
     for _ in range(options.pairs):
         yield tuple(drawn.sample(edits, 2))
@@ -146,6 +147,7 @@ def _known(folder: Path, options: Options) -> dict[str, dict[str, Any]]:
 OPTIONS = (
     option("folder", type=Path),
     option("--pairs", 60, "random pairs of edits after the edits alone"),
+    option("--pairs-alone", False, "the pairs, and no edit alone", action="store_true"),
     option("--seed", 1),
     option("--together", False, "neighbours that concern different tasks in one step", action="store_true"),
     option("--only", "", "only edits with one of these words in their names, as A|B"),
