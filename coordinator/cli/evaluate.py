@@ -161,8 +161,8 @@ def _show(found: Results, *, as_json: bool, verbose: bool, gpu_hour_price: float
     if found.note:
         typer.echo(found.note, err=as_json)
     if as_json:
-        ours = {**found.raw.get("evalspan", {}), "changed": found.changed}
-        show_json({**found.raw, "evalspan": ours})
+        changed = {"changed": found.changed} if found.changed else {}
+        show_json({**found.raw, "evalspan": {**found.raw.get("evalspan", {}), **changed}})
     else:
         ran = not found.note and found.makespan_seconds is not None
         show(stdout(), found.report, found.raw, gpu_hour_price, ran=ran, verbose=verbose)

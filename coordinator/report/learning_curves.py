@@ -212,8 +212,8 @@ def _leaves(groups: Mapping[str, Any], name: str, seen: frozenset[str]) -> Itera
 
 def difference(before: tuple[str, str], after: tuple[str, str]) -> Difference:
     """What differs between two pairs of keys; nothing where one is unknown, or of another kind."""
-    kinds = {key.partition(" ")[0] for key in (before[0], after[0])}
-    if len(kinds) == 1 and before[0] != after[0]:
+    kinds = {key.rpartition(" ")[0] for key in (before[0], after[0])}
+    if before[0] and after[0] and len(kinds) == 1 and before[0] != after[0]:
         return "requests"
     if before[1] and after[1] and before[1] != after[1]:
         return "score"

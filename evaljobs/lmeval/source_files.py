@@ -202,6 +202,11 @@ def hub_models(model: ModelOptions) -> dict[str, str]:
     return {k: v for k, v in named if k in PLACES and v.count("/") == 1 and not os.path.exists(v)}  # noqa: PTH110
 
 
+def paths_of(include_path: Sequence[str], name: str, shipped: Lookup = no_shipped) -> set[str]:
+    """Real paths of an entry's files and data: those of its source key."""
+    return {path for one in _reached(include_path, name, Digests(), shipped) for path in one.found}
+
+
 def _reached(
     include_path: Sequence[str], name: str, digests: Digests, shipped: Lookup
 ) -> tuple[_Closure, _Closure]:

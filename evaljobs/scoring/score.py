@@ -134,42 +134,22 @@ def score(spec: ScoreSpec) -> Scored:
     work = WorkPaths(paths.root.parent)
     entry = spec.suite.tasks[spec.entry]
     rows: dict[str, str] = {}
-    run.quiet_environment(offline=True)
-    # before the recording: lm-eval's index opens each YAML of include_path
-    tasks = run.entry_tasks(spec.suite, entry, model=spec.model, model_dir=spec.model_dir)
-    with (
-        Items(spec) as items,
-        _unchanged_meanwhile(spec, work),
-        shown_inputs.recorded(rows, leave_out=(work.root, spec.model_dir)),
-    ):
+    with Items(spec) as items, _unchanged_meanwhile(spec, work):
+        run.quiet_environment(offline=True)
         leaves = {
             task: _answers(paths, folder, spec.frames.get(task, ()))
             for task, folder in spec.request_sets.items()
         }
         for leaf in leaves.values():
             replay_model.check_whole(leaf.head, leaf.answers)
-        executed = _executed(spec, paths, leaves, items)
-        tasks.on_load = items.guard
-
-        def compute_when_loaded(**arguments: Any) -> Any:
-            return executed.compute(**arguments) if tasks.loaded else hooks.unrun(**arguments)
-
-        with (
-            hooks.SEAM.answering(compute_when_loaded),
-            hooks.JUDGES.answering(executed.replies),
-            bootstrap.in_lm_eval(),  # lm-eval's own uses every CPU of the node, not those of the job
-        ):
-            results = run.run_entry(
-                _replay(spec, leaves),
-                spec.suite,
-                entry,
-                tasks,
-                bootstrap_iters=spec.bootstrap_iters,
-                seed_torch=False,
-            )
-        unasked = set(leaves) - set(results["configs"])
-        if unasked:
-            raise replay_model.OtherPromptsError(", ".join(sorted(unasked)), "lm-eval no longer asks for it")
+        # before the recording: lm-eval's index opens each YAML of include_path
+        tasks = run.entry_tasks(spec.suite, entry, model=spec.model, model_dir=spec.model_dir)
+        with shown_inputs.recorded(rows, leave_out=(work.root, spec.model_dir)):
+            executed = _executed(spec, paths, leaves, items)
+            results = _results(spec, leaves, tasks, executed, items)
+    # the score key holds these, and knows a comment from code
+    for named in source_files.paths_of(spec.suite.include_path, entry.name, tasks.shipped):
+        rows.pop(named, None)
     return Scored(
         name=spec.name,
         entry=spec.entry,
@@ -230,11 +210,42 @@ def _executed(
     return _Executed(compute=compute, replies=judges.replies, ran=ran, asked=asked, unjudged=unjudged)
 
 
+def _results(
+    spec: ScoreSpec,
+    leaves: Mapping[str, replay_model.Answers],
+    tasks: run.Tasks,
+    executed: _Executed,
+    items: Items,
+) -> dict[str, Any]:
+    """lm-eval's own results of the entry, from these answers. OtherPromptsError where it asks for other tasks."""
+    tasks.on_load = items.guard
+
+    def compute_when_loaded(**arguments: Any) -> Any:
+        return executed.compute(**arguments) if tasks.loaded else hooks.unrun(**arguments)
+
+    with (
+        hooks.SEAM.answering(compute_when_loaded),
+        hooks.JUDGES.answering(executed.replies),
+        bootstrap.in_lm_eval(),  # lm-eval's own uses every CPU of the node, not those of the job
+    ):
+        results = run.run_entry(
+            _replay(spec, leaves),
+            spec.suite,
+            spec.suite.tasks[spec.entry],
+            tasks,
+            bootstrap_iters=spec.bootstrap_iters,
+            seed_torch=False,
+        )
+    if unasked := set(leaves) - set(results["configs"]):
+        raise replay_model.OtherPromptsError(", ".join(sorted(unasked)), "lm-eval no longer asks for it")
+    return results
+
+
 @contextlib.contextmanager
 def _unchanged_meanwhile(spec: ScoreSpec, work: WorkPaths) -> Iterator[None]:
     """Check before and after the block that the entry's files are those that its requests were built of."""
+    _check_shown(spec)  # first, since it names the file
     with source_files.unchanged_meanwhile(spec.suite, spec.entry, spec.source, work):
-        _check_shown(spec)
         yield
         _check_shown(spec)
 

@@ -32,6 +32,7 @@ from evaljobs.contract.paths import (
     batch_index_file,
     entry_manifest,
     request_set_manifest,
+    shown_file,
 )
 from evaljobs.contract.specs import BatchIndex, EntryManifest, Record, RequestSetManifest
 from evaljobs.contract.storage import write_atomic
@@ -124,7 +125,9 @@ def write_set(one: Set, folder: Path) -> None:
     )
     _write(batch_index_file(place, 1), index)
     _write(request_set_manifest(place), manifest)
-    _write(entry_manifest(folder), EntryManifest(entry=one.name, sets={one.name: "set"}))
+    shown = "shown-nothing.json"  # no file that could change
+    shown_file(folder, shown).write_text("{}")
+    _write(entry_manifest(folder), EntryManifest(entry=one.name, sets={one.name: "set"}, shown=shown))
 
 
 def _batch(number: int, seconds: float) -> Batch:

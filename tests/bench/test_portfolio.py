@@ -41,7 +41,7 @@ def test_request_sets_are_whole_for_coordinator_and_trial(portfolio, tmp_path):
     """A set that the bench writes is found, read by the planner, and holds each batch's true seconds as its text."""
     one = next(s for s in portfolio.sets if s.name == "humaneval")
     folder.write_set(one, tmp_path)
-    sets = found(tmp_path, "1")
+    sets = found(tmp_path, "1", None)
     manifest, index = read_sets(sets, {"humaneval": "1"})["humaneval"]
     assert manifest.executes
     assert manifest.documents == len(one.seconds) == len(index.documents)

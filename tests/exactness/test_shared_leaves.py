@@ -22,6 +22,7 @@ from support.simulated.world import World
 from coordinator.evaluation import actions as do
 from coordinator.evaluation import events as ev
 from coordinator.evaluation.job_specs import Site
+from coordinator.intake.present import Present
 from coordinator.planning.make_plan import make_plan
 from coordinator.runtime import reuse
 from coordinator.runtime.finalize import keys_of, merged_results
@@ -107,7 +108,7 @@ class Suite(World):
                 folders = dict.fromkeys(sets, str(self.lab.folder))
                 return [ev.RequestSetsFound(at=self.now, sets=sets, folders=folders, batch_size=1)]
             case do.FindResponses():
-                return [reuse.find(self.state, action, self.site.paths, self.now)]
+                return [reuse.find(self.state, action, self.site.paths, Present(self.site), self.now)]
             case do.MakePlan():
                 none = self.lab.folder / "observations"
                 return [make_plan(self.record, action, none, "cpu", self.now)]

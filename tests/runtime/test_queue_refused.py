@@ -113,8 +113,8 @@ def test_a_shard_that_was_run_without_redis_is_not_queued_in_an_empty_one(
     name = running.performer.queue(state.evaluation_id).unclaimed()[0]
     shard = state.shards.by_name[name]
     ran = ShardResponses(
-        task=shard.task,
-        key=state.shards.leaves[shard.task].planned.key,
+        task=state.shards.leaves[shard.leaf].planned.task,
+        key=state.shards.leaves[shard.leaf].planned.key,
         shard=name,
         trial="t",
         started_at=1e6,
