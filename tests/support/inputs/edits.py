@@ -289,6 +289,7 @@ row("Hub's token by the prologue", "", "", _token, may="id set")
 row("Hub's token in the environment", "", "", lambda w: w.env.update(HF_TOKEN=f"hf_{w.count('other token')}"))
 row("Hub's endpoint in the environment", "", "", lambda w: w.env.update(HF_ENDPOINT=f"http://127.0.0.1:{w.count('port')}"))
 row("weights not staged", "", "", setting("settings", "stage.enabled", "true", "false"))
+row("weights staged again", "", "", setting("settings", "stage.enabled", "true", "false"))
 
 # --- what is built or scored again, without another digit ------------------------------------------------------------
 
