@@ -1,8 +1,7 @@
 """Says which of the inputs that a build or a score showed have changed since.
 
 Rule: rows are read again where they were made: by this process, or by the interpreter of [trial] python or container,
-which has other packages or files. Called by
-`intake.request_sets`, `runtime.present_inputs` and `runtime.reuse`.
+which has other packages or files. Called by `intake.request_sets`, `runtime.present_inputs` and `runtime.reuse`.
 """
 
 from __future__ import annotations

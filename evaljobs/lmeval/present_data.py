@@ -8,35 +8,52 @@ Called from `run`.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from evaljobs.lmeval.source_files import Digests
 
 
+@contextlib.contextmanager
+def made_anew() -> Iterator[None]:
+    """Inside the block `datasets` gives the data of now. What it makes lies in a folder that goes with the block."""
+    import datasets  # noqa: PLC0415
+    from datasets import fingerprint  # noqa: PLC0415
+
+    _count_by_content()
+    generate = datasets.Dataset.from_generator
+    before = fingerprint._TEMP_DIR_FOR_TEMP_CACHE_FILES  # noqa: SLF001 (there is no public name for it)
+    # not left to the end of the process: a metric worker's child ends at once
+    with tempfile.TemporaryDirectory(prefix="evalspan-data-", ignore_cleanup_errors=True) as folder:
+
+        def anew(*arguments: Any, **more: Any) -> Any:
+            return generate(*arguments, **{**more, "cache_dir": tempfile.mkdtemp(dir=folder)})
+
+        datasets.Dataset.from_generator = staticmethod(anew)
+        fingerprint._TEMP_DIR_FOR_TEMP_CACHE_FILES = SimpleNamespace(name=folder)  # noqa: SLF001
+        try:
+            yield
+        finally:
+            datasets.Dataset.from_generator = staticmethod(generate)
+            fingerprint._TEMP_DIR_FOR_TEMP_CACHE_FILES = before  # noqa: SLF001
+
+
 @functools.cache
-def install() -> None:
-    """Change `datasets` in this process, once."""
+def _count_by_content() -> None:
+    """Change `datasets` in this process, once: no result of `map` is kept, and a local file counts by its content."""
     import datasets  # noqa: PLC0415
     from datasets import data_files  # noqa: PLC0415
 
     datasets.disable_caching()
     origin = data_files._get_single_origin_metadata  # noqa: SLF001 (there is no public name for it)
-    generate = datasets.Dataset.from_generator
 
     def by_content(data_file: str, *arguments: Any, **more: Any) -> Any:
         place = Path(data_file.removeprefix("file://"))
         return (Digests().of(place),) if place.is_file() else origin(data_file, *arguments, **more)
 
-    def anew(*arguments: Any, **more: Any) -> Any:
-        folder = tempfile.TemporaryDirectory(prefix="evalspan-data-")  # removed with the process
-        _folders.append(folder)
-        return generate(*arguments, **{**more, "cache_dir": folder.name})
-
     data_files._get_single_origin_metadata = by_content  # noqa: SLF001
-    datasets.Dataset.from_generator = staticmethod(anew)
-
-
-_folders: list[tempfile.TemporaryDirectory[str]] = []

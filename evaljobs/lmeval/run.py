@@ -185,12 +185,11 @@ def run_entry(
     """
     import lm_eval.evaluator  # noqa: PLC0415
 
-    present_data.install()
     python, numpy, torch, fewshot = DEFAULT_SEEDS if suite.seed is None else (suite.seed,) * 4
     multiturn = suite.fewshot_as_multiturn
     if multiturn is None:  # EvaluatorConfig._validate_arguments
         multiturn = bool(suite.apply_chat_template)
-    with _without_environment_report():
+    with present_data.made_anew(), _without_environment_report():
         results = lm_eval.evaluator.simple_evaluate(
             model=lm,
             task_manager=tasks,
