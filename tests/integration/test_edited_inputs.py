@@ -31,9 +31,9 @@ def rows(**_):
 """
 
 
-def told(site: Any) -> tuple[float, str, set[str], str]:
+def told(site: Any, *options: str) -> tuple[float, str, set[str], str]:
     """Accuracy, id, kinds of jobs that ran in its folder, and what was said."""
-    done = site.run(site.evaluate())
+    done = site.run(site.evaluate(*options))
     assert done.returncode == 0, done.stderr
     results = json.loads(done.stdout)
     name = results["evalspan"]["evaluation_id"]
@@ -41,7 +41,7 @@ def told(site: Any) -> tuple[float, str, set[str], str]:
     return results["results"]["mine"]["acc,none"], name, logs, done.stderr
 
 
-@pytest.mark.timeout(900)  # five evaluations
+@pytest.mark.timeout(900)  # six evaluations
 def test_scores_are_of_what_is_on_disk_and_gpus_run_for_new_requests_alone(local_site: Any) -> None:
     site = local_site
     tasks = Path(site.folder) / "mine"
@@ -75,5 +75,9 @@ def test_scores_are_of_what_is_on_disk_and_gpus_run_for_new_requests_alone(local
     assert "was scored in another way" in " ".join(compared.stdout.split())
 
     (tasks / "mine.yaml").write_text(TASK.replace("{{q}}", "Well, {{q}}"))
-    _, _, jobs, _ = told(site)
+    value, name, jobs, _ = told(site)
     assert {"build", "trial", "metric"} <= jobs
+
+    again, fresh, jobs, _ = told(site, "--fresh")
+    assert (again, fresh != name) == (value, True)
+    assert {"build", "trial", "metric"} <= jobs, "nothing of earlier evaluations is used"
