@@ -38,6 +38,16 @@ def go_on(site: sites.Site) -> None:
     os.kill(pid, signal.SIGCONT)
 
 
+def remove_while_written(folder: Path) -> None:
+    """Files that the running evaluation writes meanwhile go with it."""
+
+    def removed() -> bool:
+        shutil.rmtree(folder, ignore_errors=True)
+        return not folder.exists()
+
+    wait_until(removed)
+
+
 def test_request_sets_removed_below_an_open_evaluation_are_built_again(
     site: sites.Site, expected: dict[str, Any]
 ) -> None:
@@ -67,7 +77,7 @@ def test_a_work_folder_removed_below_an_evaluation_ends_it_in_one_line(site: sit
     """Exit code 3; nothing of it lives on, and the same command evaluates in a new folder."""
     process = paused(site)
     trial = site.paused()
-    shutil.rmtree(site.work)
+    remove_while_written(site.work)
     _, said = process.communicate(timeout=60)
     assert process.returncode == 3, said
     assert said.splitlines()[-1].startswith(f"evalspan: the work folder {site.work} was removed")
