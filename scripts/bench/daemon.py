@@ -113,7 +113,7 @@ def _cost(pid: int) -> tuple[float, float]:
 def gaps(work: Path) -> dict[str, Any]:
     """Seconds between a shard's last answer and the next shard's start on the same trial, its dump between them."""
     found = []
-    for file in (f for folder in work.iterdir() for f in files_in(folder / "responses", "*.frames")):
+    for file in (f for folder in work.glob("*/responses") for f in files_in(folder, "*.frames")):
         spans = sorted((head.started_at, head.seconds) for _, head in read_frames(file, 0))
         found += [start - (before + lasted) for (before, lasted), (start, _) in itertools.pairwise(spans)]
     return {"shards": len(found), **(spread(found) if found else {})}
