@@ -1,0 +1,235 @@
+"""What `status`, `report`, `report --series`, `compare`, `plan` and `doctor` say of recorded work folders.
+
+`folders/NAME.tar.gz` are work folders of real evaluations (README.md says how each came about). Of `--json` the goldens
+hold the fields of `FIELDS`: those that docs name, and that a user's program may rely on. Texts are snapshots.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import sys
+import tarfile
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.goldens import HERE, Goldens
+
+from coordinator import cli
+
+SUBJECT = {  # folder -> the evaluation of it that `report` is asked for, by the beginning of its id
+    "ended": "step-1000",
+    "series": "step-4000",
+    "running": "step-2000",
+    "failed": "step-2000",
+    "parked": "step-2000",
+    "killed": "step-2000",
+    "folded": "step-2000",
+    "pruned": "step-2000",
+    "cancelled": "step-2000",
+    "modes": "step-3000",
+    "pending": "step-1000",
+    "older": "step-2000",
+    "oldest": "step-2000",
+}
+SCORE = "task metric filter value stderr higher_is_better"
+POINT = "evaluation_id suite checkpoint step status mode makespan_seconds paused_seconds gpu_seconds cost submitted_by"
+# command -> its fields; a field of a list or record is followed by the fields of its members
+FIELDS: dict[str, dict[str, Any]] = {
+    "status": {
+        "": "schema_version daemon holder kept_back_seconds refused_commands",
+        "waiting": {"": "checkpoint suite since why evaluation_id user"},
+        "refused": {"": "checkpoint suite at why user"},
+        "evaluations": {
+            "": "evaluation_id suite mode step checkpoint stage stopped shards_done shards scored entries accepted_at"
+            " ended_at makespan_seconds asked_by errors fault warnings waits_for nodes_aside held_jobs failed_jobs trackers",
+            "scores": {"": SCORE},
+        },
+    },
+    "report": {
+        "": "schema_version evaluation_id checkpoint step suite mode token_budget status asked_by accepted_at"
+        " makespan_seconds predicted_makespan_seconds lower_bound_seconds ratio stages gpu_seconds gpu_busy_fraction nodes"
+        " staged_bytes storage_bytes metric_seconds judge tokens reused reused_scores paused_seconds waited_seconds"
+        " limited_seconds warnings scores groups versions n-shot higher_is_better n-samples",
+        "entries": {"": "name status error unscored"},
+    },
+    "series": {
+        "": "schema_version",
+        "points": {"": POINT, "scores": {"": f"{SCORE} documents version n_shot differs regressed"}},
+        "curves": {
+            "": "suite task metric filter name higher_is_better",
+            "points": {"": "label step value stderr change regressed differs documents"},
+        },
+    },
+    "compare": {
+        "": "schema_version evaluations headings",
+        "rows": {"": "task metric values stderrs change regressed differs documents versions n_shot"},
+    },
+    "plan": {"": "schema_version planned_makespan_seconds lower_bound_seconds what_if"},
+}
+PLAN = [
+    "--suite",
+    "plan.toml",
+    "--nodes",
+    "2",
+    "--gpus-per-node",
+    "2",
+    "--cpu-slots",
+    "4",
+    "--model-size",
+    "1m",
+    "--hardware",
+    "cpu",
+]
+SUITE = 'name = "plan"\n' + "".join(
+    f'[[task]]\nname = "{task}_toy"\n' for task in ("arc_easy", "gsm8k", "humaneval")
+)
+# fields that hold sentences: that there is one counts here; its words stand in the texts
+SENTENCES = {"error", "errors", "failed_jobs", "fault", "sentence", "waits_for", "warnings", "why"}
+RECORDED = "/runs/work/"  # where the folders were
+OF_SOME_MACHINES = {"local RemoveIPC", "local interpreter"}  # findings there alone
+DIGITS = 6  # of a number
+
+
+def kept(found: Any, fields: Mapping[str, Any]) -> Any:
+    """The fields of `fields` alone, without words of sentences, and numbers to DIGITS."""
+    if isinstance(found, list):
+        return [kept(one, fields) for one in found]
+    whole = {name: plain(found[name], name) for name in fields[""].split() if name in found}
+    return whole | {name: kept(found[name], more) for name, more in fields.items() if name and name in found}
+
+
+def plain(value: Any, name: str) -> Any:
+    if isinstance(value, Mapping):
+        return {key: plain(one, name if name in SENTENCES else key) for key, one in value.items()}
+    if isinstance(value, list):
+        return [plain(one, name) for one in value]
+    if isinstance(value, str) and value and name in SENTENCES:
+        return "a sentence"
+    return float(f"{value:.{DIGITS}g}") if isinstance(value, float) and value < 1e9 else value
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
+    """The command `evalspan` in this process: exit code, standard output, standard error."""
+
+    def evalspan(*words: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["evalspan", *words])
+        code = 0
+        try:
+            cli.main()
+        except SystemExit as end:
+            code = int(end.code or 0)
+        out, err = capsys.readouterr()
+        return code, out.replace(str(Path.cwd()), "DIR"), err.replace(str(Path.cwd()), "DIR")
+
+    return evalspan
+
+
+@pytest.fixture
+def place(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty folder with settings, and no others. Its path has the same length always: lines wrap by it."""
+    folder = Path(tempfile.mkdtemp(prefix="views-", dir="/tmp"))
+    (folder / "evalspan.toml").write_text('[cluster]\nkind = "local"\nslots = 2\n[trial]\ndevice = "cpu"\n')
+    (folder / "plan.toml").write_text(SUITE)
+    monkeypatch.chdir(folder)
+    for name in [name for name in os.environ if name.startswith("EVALSPAN_")]:
+        monkeypatch.delenv(name)
+    for name, value in {
+        "HOME": str(folder),
+        "EVALSPAN_CONFIG": "evalspan.toml",
+        "EVALSPAN_WORK_DIR": "work",
+        "COLUMNS": "100",
+        "NO_COLOR": "1",
+        "TZ": "UTC",
+    }.items():
+        monkeypatch.setenv(name, value)
+    time.tzset()
+    yield folder
+    monkeypatch.undo()
+    time.tzset()
+    shutil.rmtree(folder)
+
+
+def unpack(name: str, place: Path) -> float:
+    """The work folder as it was recorded; unix seconds of five seconds later.
+
+    A journal names files by their whole paths: those of evaluations that have not ended get the paths of here.
+    """
+    with tarfile.open(HERE / "folders" / f"{name}.tar.gz") as archive:
+        archive.extractall(place, filter="data")
+        newest = max(member.mtime for member in archive if member.isfile())
+    work = place / "work"
+    work.chmod(0o700)
+    for journal in work.glob("*/journal.jsonl"):
+        if not (journal.parent / "results.json").exists():
+            kept_at = journal.stat().st_mtime
+            journal.write_text(journal.read_text().replace(RECORDED, f"{work}/"))
+            os.utime(journal, (kept_at, kept_at))  # `stopped since` is read from it
+    return newest + 5.0
+
+
+@contextlib.contextmanager
+def held(lock: Path) -> Iterator[None]:
+    """As a daemon holds its work folder."""
+    with lock.open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+@pytest.mark.parametrize("name", SUBJECT)
+def test_what_is_said_of_a_recorded_work_folder(
+    name: str, place: Path, run: Any, goldens: Goldens, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Values of `--json` that a user's program reads, exit codes, and the texts beside them."""
+    now = unpack(name, place)
+    monkeypatch.setattr(time, "time", lambda: now)
+    monkeypatch.setenv("PATH", str(place))
+    ids = sorted(file.parent.name for file in (place / "work").glob("*/journal.jsonl"))
+    commands = {
+        "status": ["status"],
+        "report": ["report", SUBJECT[name]],
+        "series": ["report", "--series", "/runs/7b"],
+        "compare": ["compare", *ids],
+        "plan": ["plan", *PLAN],
+    }
+    texts = ""
+    with held(place / "work" / "daemon.lock") if name == "running" else contextlib.nullcontext():
+        for command, words in commands.items():
+            code, out, _ = run(*words, "--json")
+            found = {"exit code": code} | (kept(json.loads(out), FIELDS[command]) if out else {})
+            goldens.check(f"views/{name}-{command}.json", found)
+            code, out, err = run(*words)
+            told = "\n".join(line.rstrip() for line in (out + err).splitlines())
+            texts += f"$ evalspan {' '.join(words)}\n{told}\n\n"
+    goldens.check(f"texts/views/{name}.txt", texts)
+
+
+def test_a_series_of_both_modes_is_shown_where_it_is_asked_for(
+    place: Path, run: Any, goldens: Goldens
+) -> None:
+    """`--mixed` has both modes on one curve, with a mark where the mode changes."""
+    unpack("modes", place)
+    code, out, _ = run("report", "--series", "/runs/7b", "--mixed", "--json")
+    assert code == 0
+    goldens.check("views/modes-mixed.json", kept(json.loads(out), FIELDS["series"]))
+
+
+def test_doctor_names_what_it_looked_at_on_a_machine_without_slurm(
+    place: Path, run: Any, goldens: Goldens
+) -> None:
+    """Each finding has the same name and fields on any machine; what it found is the machine's."""
+    code, out, _ = run("doctor", "--sample-mb", "1", "--json")
+    made = json.loads(out)
+    assert code == any(one["status"] == "fail" for one in made["findings"])
+    names = [one["what"] for one in made["findings"] if one["what"] not in OF_SOME_MACHINES]
+    fields = sorted({field for one in made["findings"] for field in one})
+    nodes = {name: sorted(answer) for name, answer in made["nodes"].items()}
+    goldens.check("views/doctor.json", made | {"findings": {"fields": fields, "what": names}, "nodes": nodes})
