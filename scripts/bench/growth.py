@@ -81,7 +81,7 @@ def _size(path: Path) -> int:
 def grown(rows: Sequence[Mapping[str, float]]) -> dict[str, Any]:
     """By measure: its slope over the last half of `rows`, which have "ended", the number of ended evaluations."""
     half = rows[len(rows) // 2 :]
-    names = [name for name in half[0] if name not in ("ended", "at")]
+    names = [name for name in half[0] if name not in ("ended", "at", "process")]
     at = [row["ended"] for row in half]
     return {name: slope(at, [row[name] for row in half], len(names)) for name in names}
 

@@ -3,14 +3,18 @@
 `real`: a daemon on a development cluster, real Slurm, real Redis, synthetic engine: `--evaluations`, several at once.
 `simulated`: the daemon's loop in this process on a simulated clock: coordinator, service, performer, Redis and files are
 real; jobs are played (`bench.months_world`).
+With --dir a run of `real` that was cut goes on when the command is typed again: the same work folder and rows, a new
+cluster, and a new daemon, which first ends what was open. Figures are of the longest stretch of rows of one daemon.
 A row is taken whenever a group of evaluations has ended. Each measure's slope over the last half of the rows must be
 indistinguishable from zero (`bench.growth`), or its growth over 1,000 evaluations below 1 % of its level.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -38,8 +42,13 @@ BOUNDED = ("observations_kb", "redis_data_kb")
 def real(options: Options) -> dict[str, Any]:
     """A daemon as a process on real Slurm, with real jobs."""
     settings = TASKS | {"evaluations": options.evaluations, "announced": False, "nodes_each": 1}
-    with dev_cluster(nodes=2, gpus=2, cpu_nodes=1) as cluster:
-        site = furnished(cluster, "months", settings)
+    place = options.dir and options.dir.resolve()
+    if place:
+        place.mkdir(parents=True, exist_ok=True)
+    with dev_cluster(nodes=2, gpus=2, cpu_nodes=1, expose=[place] if place else []) as cluster:
+        if place:
+            shutil.chown(place, cluster.user)
+        site = furnished(cluster, "months", settings, folder=place and place / "months")
         at_once = str(options.at_once)
         run_module(site, "bench.months_daemon", at_once, seconds=PATIENCE_SECONDS, log=options.log)
         rows = [json.loads(line) for line in (site.folder / "rows.jsonl").read_text().splitlines()]
@@ -70,12 +79,17 @@ def simulated(options: Options) -> dict[str, Any]:
 
 
 def figures(rows: list[dict[str, float]], work: Path) -> dict[str, Any]:
-    """First and last row, slopes, and how many evaluations have all their scores."""
+    """First and last row and slopes of the longest stretch, and how many evaluations have all their scores."""
+    stretches = [list(of_one) for _, of_one in itertools.groupby(rows, lambda row: row["process"])]
+    rows = max(stretches, key=len)
+    if len(rows) < 3:
+        raise RunError(f"no slope of {len(rows)} rows: no daemon lasted for more")
     scored = 0
     for journal in work.glob("*/journal.jsonl"):
         status = json.loads(EvaluationPaths(journal.parent).status.read_text())
         scored += status["scored"] == status["entries"]
-    return {"rows": len(rows), "first": rows[0], "last": rows[-1], "scored": scored, "slopes": grown(rows)}
+    found = {"rows": len(rows), "first": rows[0], "last": rows[-1], "scored": scored, "slopes": grown(rows)}
+    return {"daemons": len(stretches), **found}
 
 
 def measure(options: Options) -> tuple[dict[str, Any], bool]:
@@ -91,7 +105,7 @@ OPTIONS = (
     option("--part", "simulated", "simulated or real"),
     option("--evaluations", 200),
     option("--at-once", 4, "evaluations between two rows"),
-    option("--dir", text="simulated: where the work folder lies", metavar="DIR", type=Path),
+    option("--dir", text="where the work folder lies; real: it stays there", metavar="DIR", type=Path),
     option("--log", text="the daemon's log", metavar="FILE", type=Path),
 )
 if __name__ == "__main__":

@@ -5,7 +5,7 @@
 Rule: nothing of the daemon is replaced but what starts its jobs (`bench.timed`); with "played" its cluster and its clock
 are (`bench.months_world`). AT_ONCE checkpoints are announced, and
 once all have ended, QUIET turns of the loop pass and a row is added to FOLDER/rows.jsonl. After the last checkpoint it
-ends by SIGTERM, as an operator would end it.
+ends by SIGTERM, as an operator would end it. Started again, it announces no checkpoint that an earlier one has accepted.
 """
 
 from __future__ import annotations
@@ -40,9 +40,15 @@ class Announcer:
 
     def __init__(self, root: Path, at_once: int, world: World | None) -> None:
         self.root, self.at_once, self.world = root, at_once, world
-        self.left = sorted((root / "checkpoints").iterdir(), key=lambda p: int(p.name.rpartition("-")[2]))
+        found = sorted((root / "checkpoints").iterdir(), key=_step)
+        accepted = (root / "work").glob("*/journal.jsonl")
+        known = {journal.parent.name.partition("-synthetic-")[0] for journal in accepted}
+        self.left = [place for place in found if place.name not in known]
         self.past: list[Path] = []  # checkpoints that were put into the watched folder
-        self.ended = 0
+        self.ended = len(known)
+        self.rows = root / "rows.jsonl"
+        rows = self.rows.read_text().splitlines() if self.rows.exists() else []
+        self.process = 1 + (json.loads(rows[-1])["process"] if rows else 0)  # number of this daemon
         self.idle_since: float | None = None
         self.turns: list[float] = []  # CPU seconds of idle turns
         self.began = 0.0
@@ -71,11 +77,12 @@ class Announcer:
     def _measure(self, service: Service) -> None:
         row = {
             "ended": self.ended,
+            "process": self.process,
             "at": time.time(),
             "idle_turn_ms": 1000 * sum(self.turns) / len(self.turns),
         }
         row |= holdings(service.paths)
-        with (self.root / "rows.jsonl").open("a") as file:
+        with self.rows.open("a") as file:
             file.write(json.dumps(row) + "\n")
 
     def _announce(self, service: Service) -> None:
@@ -93,11 +100,13 @@ class Announcer:
             if (self.root / WATCHED).is_dir():
                 self.past.append(place.rename(self.root / WATCHED / place.name))
                 continue
-            step = int(place.name.rpartition("-")[2])
             suite = str(self.root / "suite.toml")
-            submit(
-                service.paths, Notice(checkpoint=str(place), step=step, suite=suite, noticed_at=time.time())
-            )
+            notice = Notice(checkpoint=str(place), step=_step(place), suite=suite, noticed_at=time.time())
+            submit(service.paths, notice)
+
+
+def _step(place: Path) -> int:
+    return int(place.name.rpartition("-")[2])
 
 
 def watched(announcer: Announcer) -> None:

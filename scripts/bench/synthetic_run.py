@@ -61,17 +61,26 @@ def run(
         return site, *run_daemon(site, seconds, slow=slow, log=log, own_machine=own_machine)
 
 
-def furnished(cluster: Cluster, name: str, settings: dict[str, Any], answer: float = 0.0) -> Site:
-    """A site with the folder that bench.folder makes of `settings`; `answer`: as of `run`. RunError."""
+def furnished(
+    cluster: Cluster, name: str, settings: dict[str, Any], answer: float = 0.0, folder: Path | None = None
+) -> Site:
+    """A site with the folder that bench.folder makes of `settings`; `answer`: as of `run`. RunError.
+
+    `folder`: where it lies instead of in the cluster's own folder; one that was made before stays as it is.
+    """
     _compile_all()
-    folder = cluster.user_dir / name
+    folder = folder or cluster.user_dir / name
     cluster.run_as_user(["mkdir", "-p", str(folder / "bin")], check=True)
     site = Site(cluster=cluster, folder=folder, work=folder / "work")
     count_commands(site, answer)
+    made = folder / "made"
+    if made.exists():
+        return site
     argv = [cluster.python, "-m", "bench.folder", str(folder), json.dumps(settings)]
     prepared = cluster.run_as_user(argv, env=environment(site), timeout=600)
     if prepared.returncode:
         raise RunError(prepared.stderr[-4000:])
+    made.touch()
     return site
 
 

