@@ -1,0 +1,41 @@
+"""behaviours.csv: what a user loses if a test function's law breaks; no behaviour goes without a word."""
+
+from __future__ import annotations
+
+import ast
+import csv
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from support.goldens import HERE
+
+TESTS = HERE.parent
+
+
+def functions(file: Path) -> Iterator[str]:
+    """Test functions of a file, methods as Class::function, a state machine's TestCase by its name."""
+    for node in ast.parse(file.read_text()).body:
+        match node:
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                yield name
+            case ast.ClassDef():
+                yield from (f"{node.name}::{m.name}" for m in node.body if isinstance(m, ast.FunctionDef))
+            case ast.Assign(targets=[ast.Name(id=name)]) | ast.AnnAssign(target=ast.Name(id=name)):
+                yield name
+
+
+def test_each_behaviour_is_held_by_a_test_or_dropped_by_a_decision() -> None:
+    """`now`: empty while the row's own test is there; else "held by PATH::FUNCTION" or "dropped: decision N"."""
+    with (HERE / "behaviours.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    there = {f"{f.relative_to(TESTS)}::{name}" for f in TESTS.rglob("test_*.py") for name in functions(f)}
+    lost = [
+        row
+        for row in rows
+        if (row["now"].removeprefix("held by ") if row["now"] else row["test"]) not in there
+        and not re.match(r"dropped: decision \d+", row["now"])
+    ]
+    assert lost == []
+    assert [row["test"] for row in rows] == sorted({row["test"] for row in rows})
+    assert all(row["loss"] for row in rows)
