@@ -99,6 +99,43 @@ def test_what_is_built_is_kept(model_dir: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.model
+def test_a_set_is_built_again_where_a_file_that_its_build_read_has_changed(
+    model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file that no setting names, in the same folder of sets: another checkpoint asks for the same one."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))  # files of temporary folders are no inputs
+    tasks, words = tmp_path / "tasks", tmp_path / "outside" / "words.txt"
+    for place in (tasks, words.parent, tmp_path / "tmp"):
+        place.mkdir()
+    words.write_text("the river")
+    (tasks / "load.py").write_text(
+        "import datasets\n\n\ndef rows(**_):\n"
+        f"    return {{'test': datasets.Dataset.from_list([{{'q': open({str(words)!r}).read()}}])}}\n"
+    )
+    (tasks / "own.yaml").write_text(
+        "task: own\ncustom_dataset: !function load.rows\ntest_split: test\noutput_type: multiple_choice\n"
+        "doc_to_text: '{{q}}'\ndoc_to_target: 0\ndoc_to_choice: ['no', 'yes']\nmetric_list: [{metric: acc}]\n"
+    )
+    own = spec(model_dir, tmp_path / "work" / "sets", "own", suite={"include_path": (str(tasks),)})
+    first = build.build(own).sets
+    assert build.build(own).sets == first
+    words.write_text("the forest")
+    assert build.build(own).sets != first
+
+
+@pytest.mark.model
+def test_drawn_answers_are_of_one_seed_and_greedy_ones_of_any(model_dir: Path, tmp_path: Path) -> None:
+    """Answers are used again under equal keys."""
+
+    def key(task: str, seed: int) -> str:
+        built = build.build(spec(model_dir, tmp_path / f"{task}-{seed}", task, suite={"seed": seed}))
+        return read_record(request_set_manifest(built.sets[task]), RequestSetManifest).key
+
+    assert key("toy_sampled", 1) != key("toy_sampled", 2)
+    assert key("toy_sums", 1) == key("toy_sums", 2)
+
+
+@pytest.mark.model
 def test_the_same_set_comes_out_of_another_checkpoint_with_the_same_tokenizer(
     model_dir: Path, tmp_path: Path
 ) -> None:

@@ -201,6 +201,16 @@ def test_a_dead_lane_costs_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(killed) == 2
 
 
+def test_a_test_that_changes_its_interpreter_changes_no_later_verdict(level: str) -> None:
+    """The next program of the lane is judged by another process."""
+    changing = "import builtins\nbuiltins.sum = lambda values: 0\nassert f(3) == 9"
+    programs = [
+        plain_program(RIGHT.code, changing),
+        plain_program(RIGHT.code, "assert sum([f(1), f(2)]) == 5"),
+    ]
+    assert [v.verdict for v in run_programs(programs, level=Level(level), workers=1)] == ["pass", "pass"]
+
+
 def test_threads_and_forked_processes_may_run_programs() -> None:
     """Several threads at once, and a forked child, get their verdicts."""
     results: list[str] = []

@@ -80,9 +80,9 @@ def engine_of(kind: tuple[str, dict[str, Any]], toy_model: Path, folder: Path, *
     return engine
 
 
-def few_shot(max_length: int, documents: int = 12) -> tuple[RequestsHead, list[Piece]]:
+def few_shot(max_length: int, documents: int = 12, seed: int = 3) -> tuple[RequestsHead, list[Piece]]:
     """Documents with the same examples and several choices; the last request is cut from the left."""
-    draw = random.Random(3)
+    draw = random.Random(seed)
 
     def some(count: int) -> list[int]:
         return [draw.randrange(3, VOCABULARY) for _ in range(count)]
@@ -220,6 +220,19 @@ def test_a_unit_leaves_the_task_prefix_as_it_is(toy_model: Path, tmp_path: Path)
     for layer, (keys, values) in zip(cache.layers, before, strict=True):
         assert torch.equal(layer.keys, keys)
         assert torch.equal(layer.values, values)
+
+
+def test_a_task_is_computed_on_its_own_prefix(toy_model: Path, tmp_path: Path) -> None:
+    """Not on that of the task before it, also where both prefixes are equally long."""
+    kind = FAST["llama, grouped queries"]
+    engine = engine_of(kind, toy_model, tmp_path)
+    before, units = (
+        [batch for batch, _, _ in cut_requests(*few_shot(engine.lm.max_length, seed=seed), Cut(4, 256))]
+        for seed in (3, 4)
+    )
+    assert {b.unit.prefix for b in before if b.unit} == {b.unit.prefix for b in units if b.unit} == {0, 20}
+    asked(engine, before)
+    assert asked(engine, units) == asked(engine_of(kind, toy_model, tmp_path), units)
 
 
 def test_windows_of_a_token_budget_run_at_once(toy_model: Path, tmp_path: Path) -> None:

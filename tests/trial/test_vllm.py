@@ -16,6 +16,7 @@ from evaljobs.contract.names import ShardId
 from evaljobs.contract.paths import EvaluationPaths
 from evaljobs.contract.specs import ModelOptions, SuiteSpec, TaskEntry
 from evaljobs.errors import OperatorError
+from evaljobs.lmeval.batches import Batch, Piece
 from evaljobs.requests import build
 from evaljobs.trial.engines import loading, vllm
 from evaljobs.trial.engines.protocol import Engine
@@ -125,6 +126,23 @@ def test_each_sampled_request_has_a_seed_of_its_own(
     assert None not in sampled
     assert len(set(sampled)) == len(sampled) == 3 * LIMIT
     assert set(greedy) == {None}
+
+
+def test_a_request_is_generated_with_its_own_settings(engine: Engine) -> None:
+    """Also beside requests of other settings in one shard."""
+
+    def batch(number: int, most: int) -> Batch:
+        settings = {"until": ["zzz"], "do_sample": False, "max_gen_toks": most}
+        pieces = [Piece("generate_until", number, number, "the river", length=2, settings=number)]
+        return Batch(kind="generate_until", text=True, settings=settings, pieces=pieces)
+
+    def asked(*batches: Batch) -> dict[int, Any]:
+        return dict(engine.answers(batches, [1] * len(batches), lambda _done: None))
+
+    short, long = batch(0, 2), batch(1, 9)
+    alone = asked(short) | asked(long)
+    assert alone[0] != alone[1]
+    assert asked(short, long) == alone
 
 
 def test_a_seed_that_the_task_gives_is_kept() -> None:
