@@ -297,3 +297,22 @@ def test_weights_that_wait_leave_their_memory_to_who_has_the_gpus(
     assert room - held[gone[-1][0]] < wanted
     order = sorted(waiting, key=lambda s: (-s.record.priority, s.record.accepted_at))
     assert [name for name, _ in gone] == [s.evaluation_id for s in order[::-1][: len(gone)]]
+
+
+def test_weights_staged_ahead_go_with_their_evaluation(tmp_path: Path) -> None:
+    """A cancelled evaluation releases the precursors of nodes whose GPUs it never had."""
+    coordinator, cluster, (first, second, _) = _three(tmp_path)
+    running = coordinator.accept(first)
+    coordinator.tick()
+    cluster.submit(Job(name="busy", argv=("x",), log="x", gpus=2, node="n1"))
+    cluster.advance(1)
+    later = coordinator.accept(second)
+    _staged(running.paths, next(j.name for j in cluster.submitted if j.purpose == "stage"))
+    coordinator.tick()
+    coordinator.tick()
+    (use,) = later.state.nodes.prefetches.values()
+    _staged(later.paths, use.precursor or "")
+    coordinator.tick()
+    coordinator.cancel(second.evaluation_id, "done with")
+    coordinator.tick()
+    assert later.paths.release_file(use.precursor or "").exists()

@@ -10,13 +10,16 @@ from support.simulated.parts import FakeJob, FakeMember, Faults, record
 from support.simulated.world import World
 
 from coordinator.allocation.demand import at_fault
+from coordinator.evaluation.events import JobEnded
 from coordinator.evaluation.job_ends import (
+    MAX_DEATHS,
     MAX_KILLS,
     MAX_KILLS_ON_ONE_NODE,
     NODE_WORDS,
     SHARD_WORDS,
     whose,
 )
+from coordinator.evaluation.jobs import PREEMPTED
 from coordinator.evaluation.memory import MAX_DOUBLINGS
 from evaljobs.contract.outcomes import Failed
 
@@ -214,3 +217,21 @@ def test_a_shard_that_takes_too_much_memory_is_named_and_no_node_is(seed: int, n
     assert world.deaths[shard] <= MAX_KILLS_ON_ONE_NODE + MAX_DOUBLINGS
     world.assert_nothing_left()
     in_use_again(world)
+
+
+class _Preempted(World):
+    """A cluster that takes each trial's place before it has done anything."""
+
+    def run_trial(self, job: FakeJob, index: int, member: FakeMember) -> None:
+        self.end_member(job, index, member)
+        member.word = PREEMPTED
+
+
+def test_preemptions_end_no_evaluation() -> None:
+    """However many in a row: they are no fault of a trial, so the evaluation waits for its place."""
+    world = _Preempted(1, QUIET)
+    for _ in range(200):
+        world.tick()
+    preempted = [e for e in world.journal if isinstance(e, JobEnded) and e.state == PREEMPTED]
+    assert len(preempted) > 2 * MAX_DEATHS * len(world.node_names)
+    assert not world.state.ending.reason

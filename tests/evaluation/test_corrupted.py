@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import zlib
 from pathlib import Path
@@ -218,3 +219,14 @@ def test_what_is_no_response_file_is_passed_over_by_the_loop(tmp_path: Path) -> 
     assert running._new_shards(5.0, thorough=True) == []
     assert running._new_shards(6.0, thorough=True) == []
     assert running._new_outcomes(5.0) == []
+
+
+def test_answers_of_a_shard_that_come_twice_count_once() -> None:
+    """As from a trial that was taken for lost and dumped after all: of equal answers the first stay."""
+    world = World(1, Faults())
+    while not (done := [n for n, s in world.state.shards.by_name.items() if s.frame is not None]):
+        world.tick()
+    before = copy.deepcopy(world.state.shards)
+    again = FrameRef(file="late.frames", offset=0, length=1)
+    world.take([ev.ShardsDumped(at=world.now, shards=((done[0], again),))])
+    assert world.state.shards == before

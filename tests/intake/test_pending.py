@@ -265,3 +265,17 @@ def test_a_damaged_journal_costs_no_other_evaluation(tmp_path: Path) -> None:
     assert rows["e1-suite-00000001"]["stage"] == "cancelled"
     assert rows["e2-suite-00000002"]["stage"] == "parked"
     assert f"{journal}:1" in rows["e2-suite-00000002"]["fault"]
+
+
+def test_a_watched_checkpoint_is_taken_once_it_has_stopped_changing(tmp_path: Path) -> None:
+    """No training said that it is saved: one that changes between two looks is still being written."""
+    watch = WatchConfig(folders=(str(tmp_path / "run"),), suite=SUITE)
+    ears = daemon(tmp_path / "work", Config(watch=watch))
+    folder = small(tmp_path / "run" / "step-1")
+    ears.tick()
+    (weights,) = folder.glob("*.safetensors")
+    os.utime(weights, (1, 1))
+    ears.tick()
+    assert not taken(ears)
+    ears.tick()
+    assert taken(ears) == ["step-1"]

@@ -1,15 +1,19 @@
-"""Laws of model arguments in a source key: a local file or folder counts by its contents, wherever it is typed."""
+"""Laws of source keys: a local file or folder that a model argument names counts by its contents, wherever it is typed."""
 
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.node_memory import safetensors
+from support.simulated.parts import SITE, record
 
 from coordinator.errors import OperatorError
-from coordinator.intake.source_keys import _named_by, check_adapter, with_full_paths
+from coordinator.evaluation.records import evaluation_id
+from coordinator.intake.source_keys import _named_by, check_adapter, inputs_of, with_full_paths
 from evaljobs.contract.specs import ModelOptions
 
 
@@ -66,3 +70,12 @@ def test_an_adapter_that_is_not_there_is_refused(tmp_path: Path, monkeypatch) ->
     }.items():
         with pytest.raises(OperatorError, match=why):
             check_adapter(ModelOptions(model_args={"peft": named}))
+
+
+@pytest.mark.parametrize("changed", [{"worker_env": {"GRADE": "2"}}, {"command": "module load b"}])
+def test_another_environment_of_trials_is_another_evaluation(tmp_path: Path, changed: dict[str, Any]) -> None:
+    """Another value of a variable; another prologue, container or Python of [trial]: a task may compute with it."""
+    site = replace(SITE, work_dir=str(tmp_path), worker_env={"GRADE": "1"}, command="module load a")
+    of, model = record(), ModelOptions()
+    inputs = [inputs_of(of.suite, model, s, "0.4", lambda *_: None) for s in (site, replace(site, **changed))]
+    assert len({evaluation_id(of.checkpoint, of.suite, model, inputs=each) for each in inputs}) == 2

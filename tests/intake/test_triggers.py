@@ -12,12 +12,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from support.daemons import SUITE, daemon, small, taken
 from support.loops import coordinator_on
 from support.served import served_work
 
 from coordinator import hook
 from coordinator.cluster.fake import FakeCluster
-from coordinator.config.schema import Config
+from coordinator.config.schema import Config, WatchConfig
 from coordinator.intake import folder_watch, pending, sources
 from coordinator.intake.checkpoint import step_of
 from coordinator.intake.folder_watch import FolderWatch
@@ -301,3 +302,21 @@ STEPS = {
 @pytest.mark.parametrize("name", STEPS)
 def test_the_step_is_the_number_that_the_name_gives_it_not_the_models_size(name: str) -> None:
     assert step_of(name) == STEPS[name]
+
+
+@pytest.mark.usefixtures("every_tick")
+def test_a_stream_notice_stays_until_its_checkpoint_is_taken(served: WorkPaths, tmp_path: Path) -> None:
+    """A daemon that dies while it waits for a half-written checkpoint leaves the notice to the next one."""
+    late = small(tmp_path / "late")
+    whole = (late / "config.json").read_text()
+    (late / "config.json").write_text(whole[:-2])
+    notice = Notice(checkpoint=str(late), suite=SUITE)
+    with redis_client.connect(served.redis_address) as client:
+        client.xadd(hook.STREAM, {"notice": notice.model_dump_json()})
+    roots = Config(watch=WatchConfig(roots=(tmp_path,)))
+    daemon(served.root, roots).tick()
+    (late / "config.json").write_text(whole)
+    after = daemon(served.root, roots)
+    after.tick()
+    after.tick()
+    assert (taken(after), count_in_stream(served)) == (["late"], 0)
