@@ -43,7 +43,7 @@ GROUPS = {
     "Follow": ("status", "watch", "logs", "cancel", "retry"),
     "Results": ("report", "compare", "export", "serve"),
     "During training": ("daemon", "submit", "release"),
-    "Site and tools": ("init", "doctor", "plan", "simulate", "prune", "clean", "worker", "priors"),
+    "Site and tools": ("init", "doctor", "plan", "prune", "clean", "worker", "priors"),
 }
 
 # Exit codes that each command may end with.

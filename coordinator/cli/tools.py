@@ -1,4 +1,4 @@
-"""`evalspan plan | simulate | priors | compare | clean | worker | init`: tools beside evaluations."""
+"""`evalspan plan | priors | compare | clean | worker | init`: tools beside evaluations."""
 
 from __future__ import annotations
 
@@ -75,9 +75,8 @@ def plan(
 
     evalspan plan --instance instance.json --json
     """
+    from coordinator.planning import from_suite, plan_instance
     from coordinator.report.comparisons import lane_table
-    from coordinator.simulation import commands as packing
-    from coordinator.simulation import from_suite
 
     if (instance is None) == (suite is None):
         raise OperatorError("name an --instance file or a --suite")
@@ -102,7 +101,7 @@ def plan(
         if save_instance is not None:
             _save(save_instance, text)
     try:
-        made, more = packing.plan_instance(text), packing.what_if(text)
+        made, more = plan_instance.plan_instance(text), plan_instance.what_if(text)
     except ValueError as error:
         raise OperatorError(f"{instance or suite}: {error}") from error
     if as_json:
@@ -137,14 +136,14 @@ def _save(path: Path, text: str) -> None:
         path.write_text(text + "\n", encoding="utf-8")
     except OSError as error:
         raise OperatorError(f"{path} cannot be written: {error.strerror}") from error
-    say(f"wrote {path}: `evalspan simulate --instance {path} --policy evalspan`", err=True)
+    say(f"wrote {path}: `evalspan plan --instance {path}`", err=True)
 
 
 def _suite_instance(settings: Config, name: str, tokenizer: str | None, **more: Any) -> dict[str, Any]:
     from coordinator.intake import from_settings, hub, request_sets
     from coordinator.intake.checkpoint import inspect
+    from coordinator.planning import from_suite
     from coordinator.runtime.wiring import coordinator_of
-    from coordinator.simulation import from_suite
     from priors.table import read
 
     loaded = from_settings.settled(settings, name)
@@ -168,42 +167,6 @@ def _suite_instance(settings: Config, name: str, tokenizer: str | None, **more: 
         )
     except ValueError as error:
         raise OperatorError(str(error)) from error
-
-
-@app.command()
-def simulate(
-    instance: Annotated[Path, typer.Option("--instance", help="A planning instance (JSON).")],
-    policy: Annotated[
-        str,
-        typer.Option(
-            help="per-dataset, opencompass-size, opencompass-num-worker, round-robin (of cached tokens), "
-            "paper (the same, tokens made in each trial) or evalspan."
-        ),
-    ],
-    sigma: Annotated[float, typer.Option(min=0, help="Spread of the log prediction error.")] = 0.3,
-    seeds: Annotated[int, typer.Option(min=1, help="How many draws.")] = 50,
-    as_json: JSON = False,
-) -> None:
-    """Simulate a policy on an instance whose run times differ from the predicted ones.
-
-    Example:
-
-    evalspan simulate --instance instance.json --policy per-dataset --sigma 0.3
-    """
-    from coordinator.simulation import commands as packing
-
-    try:
-        made = packing.simulate_instance(_text(instance), policy, sigma, seeds)
-    except ValueError as error:
-        raise OperatorError(f"{instance}: {error}") from error
-    if as_json:
-        show_json(made)
-        return
-    makespan = made["makespan_seconds"]
-    stdout().print(
-        f"{policy}: makespan {makespan['median']:.1f} s (p95 {makespan['p95']:.1f}), "
-        f"lower bound {made['lower_bound_seconds']:.1f} s, GPUs busy {100 * made['gpu_busy_fraction']:.1f} %"
-    )
 
 
 @priors_app.command("show")

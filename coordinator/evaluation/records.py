@@ -165,6 +165,9 @@ def id_stem(folder: str, suite: str, mode: Mode | None = None) -> str:
     return f"{stem}-fast" if mode == "fast" and not stem.endswith("-fast") else stem
 
 
+TOKEN_BUDGET = 8192  # padded tokens of a forward pass in fast mode, where the suite gives none
+
+
 def cut_of(
     suite: SuiteSpec,
     entry: int,

@@ -18,9 +18,9 @@ from pydantic import Field
 
 from coordinator.config import toml
 from coordinator.errors import OperatorError
+from coordinator.evaluation.records import TOKEN_BUDGET
 from evaljobs.contract.specs import Mode, Record, SuiteSpec, TaskEntry
 
-TOKEN_BUDGET = 8192  # padded tokens of a forward pass in fast mode, where nothing is said
 FAST_ENGINES = ("hf", "hf-auto", "huggingface")  # lm-eval's names of its transformers class
 # a name stands in lists, logs and file names; control characters command a terminal
 Name = Annotated[str, Field(min_length=1, max_length=500, pattern=r"^[^\x00-\x1f\x7f-\x9f]*$")]

@@ -39,7 +39,6 @@ def evaluation_data(
     return {
         "kind": "evaluation",
         "about": _about(report, price),
-        "policies": report.without_evalspan,
         "stages": report.stages.model_dump(exclude_none=True),
         "warnings": report.warnings,
         "entries": [[e.name, e.status, e.error, e.unscored] for e in report.entries],

@@ -28,14 +28,13 @@ from coordinator.evaluation.events import (
 from coordinator.evaluation.state import State
 from coordinator.planning.lower_bound import MeasuredSet, measured_lower_bound
 from coordinator.report import gpu_use
-from coordinator.report.counterfactual import without_evalspan
 from coordinator.report.gpu_use import GpuUse
 from coordinator.report.judge_cost import JudgeUse
 from coordinator.report.pauses import Absences, Span, covered, within, without
 from coordinator.report.tokens import Indexes, TokenUse, token_use
 from evaljobs.contract.names import Cut, ShardId
 from evaljobs.contract.outcomes import Built, Executed, Scored, Staged, TrialEnded
-from evaljobs.contract.specs import Record
+from evaljobs.contract.specs import Kept, Record
 
 LEAST_WAIT_SECONDS = 10.0  # without a GPU that count as a wait: a listing of nodes comes every few seconds
 
@@ -74,7 +73,7 @@ class EntryLine(Record):
     unscored: int = 0
 
 
-class Report(Record):
+class Report(Kept):
     """The makespan report of one evaluation. `--json` prints exactly this."""
 
     schema_version: int = 1
@@ -95,8 +94,6 @@ class Report(Record):
     predicted_makespan_seconds: float | None
     lower_bound_seconds: float | None
     ratio: float | None  # of the makespan without `waited_seconds` to the bound
-    # policy -> makespan simulated from the seconds measured here; empty while the evaluation runs
-    without_evalspan: dict[str, float] = Field(default_factory=dict)
     plan_policy: str = "evalspan"
     stages: Stages
     gpu_seconds: float
@@ -307,18 +304,6 @@ def _bound(state: State, gathered: _Gathered, shards: Sequence[ShardSpan]) -> fl
     )
 
 
-def _without(state: State, gathered: _Gathered, shards: Sequence[ShardSpan]) -> dict[str, float]:
-    loads = [t.import_seconds + t.load_seconds for t in gathered.loaded]
-    return without_evalspan(
-        state,
-        gpu_seconds=_seconds_by_task(shards),
-        metric_seconds=gathered.metric_seconds,
-        load_seconds=sum(loads) / len(loads) if loads else 0.0,
-        read_seconds=min((s.seconds for s in gathered.staged if s.storage_bytes), default=0.0),
-        build_seconds=sum(end - start for start, end in gathered.built),
-    )
-
-
 def _seconds_by_task(shards: Iterable[ShardSpan]) -> dict[str, float]:
     seconds: dict[str, float] = defaultdict(float)
     for span in shards:
@@ -377,7 +362,6 @@ def make_report(
         lower_bound_seconds=bound,
         ratio=(makespan - waited) / bound if bound else None,
         plan_policy=record.options.plan_policy,
-        without_evalspan=_without(state, gathered, shards) if whole else {},
         stages=_stages(gathered, shards, pauses),
         gpu_seconds=held,
         gpu_busy_fraction=busy / held if held else None,

@@ -18,7 +18,6 @@ from rich.text import Text
 
 from coordinator.base.words import first_of
 from coordinator.cluster.slurm_reasons import in_words
-from coordinator.report.counterfactual import CACHED
 from coordinator.report.gpu_use import DRAINED, GpuUse
 from coordinator.report.judge_cost import JudgeTask, JudgeUse
 from coordinator.report.measurements import Report
@@ -90,10 +89,6 @@ def _summary(report: Report, gpu_hour_price: float | None) -> Iterator[tuple[str
     yield "makespan", seconds(report.makespan_seconds), "; ".join(filter(None, (ratio, *absence(report))))
     policy = "" if report.plan_policy == "evalspan" else f", planned by {report.plan_policy}"
     yield "  predicted", seconds(report.predicted_makespan_seconds), f"from the plan on, by the prior{policy}"
-    for other, makespan in report.without_evalspan.items():
-        times = f"{makespan / report.worked_seconds:.2f} x, " if report.worked_seconds else ""
-        note = "; without building requests, which the bound has" if other == CACHED else ""
-        yield f"  {other}", seconds(makespan), f"{times}simulated from this run's measured seconds{note}"
     yield "build requests", seconds(stages.build), "" if stages.build is not None else "reused"
     rungs = ", ".join(f"{n}: {r}" for n, r in list(report.nodes.items())[:4]) + (
         " ..." if len(report.nodes) > 4 else ""
@@ -349,7 +344,7 @@ def show(
     """Print what it took, warnings, scores, and last what failed.
 
     `ran=False`: nothing ran now, so times and costs are left out. `verbose`: accounting by GPU and
-    stage, and other schedulers' simulated makespans.
+    stage.
     """
     parts: list[RenderableType] = []
     if ran:

@@ -17,9 +17,11 @@ from random import Random
 from statistics import median
 from typing import Any
 
+from simulation.policies import simulate_instance
+
 from bench.harness import Options, command, option, row, targets
+from coordinator.planning.plan_instance import plan_instance
 from coordinator.planning.planner import Lane, WorkSet, plan
-from coordinator.simulation.commands import plan_instance, simulate_instance
 
 Texts = dict[int, str]
 Rows = Iterator[dict[str, Any]]

@@ -113,7 +113,7 @@ def evaluation_page(dice: random.Random, name: str = "evaluation", text: str = "
         "staged_bytes": 14 * 10**9 * NODES, "storage_bytes": 14 * 10**9 * NODES, "tokens": None, "judge": None, "reused": {},
     }  # fmt: skip
     data = {
-        "kind": "evaluation", "about": about, "policies": {"a job a data set": 1900.0}, "stages": {"inference": 550.0, "staging": 30.0},
+        "kind": "evaluation", "about": about, "stages": {"inference": 550.0, "staging": 30.0},
         "warnings": [text] if text else [], "entries": [[task, "scored", "", 0] for task in tasks], "unscored": {},
         "scores": [[task, "acc", 0.5, 0.01, True, 1000, 5, "1.0"] for task in tasks],
         "causes": {"infer": 140_000.0, "imports": 3000.0, "load": 4000.0, "warm": 500.0, "dump": 500.0, "wait": 1000.0, "other": 1000.0},

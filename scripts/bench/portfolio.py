@@ -11,10 +11,11 @@ from functools import cached_property
 from math import ceil
 from pathlib import Path
 
+from simulation import baselines
+from simulation.sampled_times import Predicted, Truth
+
+from coordinator.planning.instance import DataSet, Instance, parse_instance
 from coordinator.planning.lower_bound import Bound
-from coordinator.simulation import baselines
-from coordinator.simulation.instance import DataSet, Instance, parse_instance
-from coordinator.simulation.sampled_times import Predicted, Truth
 from priors.sizes import known
 
 INSTANCE = Path(__file__).with_name("portfolio63_32gpus.instance.json")

@@ -21,11 +21,11 @@ from typing import Any
 
 from dev_cluster import procs
 from dev_cluster.api import Cluster, dev_cluster
+from simulation.baselines import SUBMIT_SECONDS
 
 from bench.harness import Options, RunError, command, option, row, say, targets
 from bench.portfolio import INSTANCE, Portfolio
 from bench.synthetic_run import run
-from coordinator.simulation.baselines import SUBMIT_SECONDS
 
 NODES, GPUS, CPU_NODES = 4, 8, 2
 PEER_JOB = Path("scripts") / "bench" / "peer_job.py"

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from simulation import baselines, simulate
+from simulation.sampled_times import Predicted, Truth
+
+from coordinator.planning.instance import Instance, parse_instance
 from coordinator.planning.planner import PLANNERS
-from coordinator.simulation import baselines, simulate
-from coordinator.simulation.instance import Instance, parse_instance
-from coordinator.simulation.sampled_times import Predicted, Truth
 from pictures.svg import EDGE, WIDTH, Picture
 
 INSTANCE = Path(__file__).parents[1] / "bench" / "portfolio63_8gpus.instance.json"

@@ -13,8 +13,8 @@ from bench import slurm as bench
 from bench.portfolio import INSTANCE, Portfolio
 
 from coordinator.intake.request_sets import found
+from coordinator.planning.instance import parse_instance
 from coordinator.planning.make_plan import read_sets
-from coordinator.simulation.instance import parse_instance
 from evaljobs.trial.shard_runner import RequestSet
 
 

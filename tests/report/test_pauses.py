@@ -170,7 +170,6 @@ def test_a_trial_that_never_loaded_says_nothing_of_loads(world: World) -> None:
     alone, beside = of(20.0), of(20.0, 0.0)
     assert alone.lower_bound_seconds
     assert (beside.lower_bound_seconds, beside.stages.load) == (alone.lower_bound_seconds, 20.0)
-    assert beside.without_evalspan == alone.without_evalspan
 
 
 def test_a_coordinator_was_there_until_its_last_sign() -> None:

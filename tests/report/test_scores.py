@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from rich.console import Console
 from support.trainings import leave, results
 
-from coordinator.report.counterfactual import CACHED
 from coordinator.report.gpu_use import GpuUse
 from coordinator.report.learning_curves import scores_of
 from coordinator.report.measurements import EntryLine, Report
@@ -99,7 +98,7 @@ def test_a_group_counts_the_documents_of_its_tasks() -> None:
 def report(tmp_path: Path) -> Report:
     read = Report.model_validate_json(leave(tmp_path, 1, 0.5).report.read_bytes())
     failed = EntryLine(name="add", status="failed", error="no data [set]")
-    update = {"warnings": ("a warning",), "entries": (failed,), "without_evalspan": {"round-robin": 180.0}}
+    update = {"warnings": ("a warning",), "entries": (failed,)}
     return read.model_copy(update=update)
 
 
@@ -121,7 +120,6 @@ def test_scores_come_after_the_accounting_and_only_failures_after_them(
     ]
     assert order == sorted(order)
     assert max(map(len, text.splitlines())) <= width
-    assert ("round-robin" in text) == verbose
     assert len(text[: text.index("Scores of")].splitlines()) < 10 or verbose
 
 
@@ -150,12 +148,11 @@ def test_a_machine_without_gpus_has_slot_time(report: Report, device: str, held:
     known: dict[str, Any] = {"node": "n", "gpus": 1, "started_at": 0.0, "held": 9.0, "infer": 1.0}
     known |= {"other": 8.0, "shards": 1, "ended": "drained"}
     gpus = tuple(GpuUse(trial=f"es-1-trial-n-{d}", device=d, **known) for d in (device, ""))
-    made = report.model_copy(update={"gpus": gpus, "without_evalspan": {CACHED: 60.0}})
+    made = report.model_copy(update={"gpus": gpus})
     assert held in shown(made, 120)
     text = shown(made, 200, verbose=True)
     assert ("slot seconds" in text, "GPU seconds" in text) == (device == "cpu", device != "cpu")
     assert ("slots by cause" in text) == (device == "cpu")
-    assert "without building requests, which the bound has" in text
 
 
 def test_stages_are_said_to_overlap(report: Report) -> None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import pytest
-
-from coordinator.planning.model import WorkSet
-from coordinator.simulation.baselines import (
+from simulation.baselines import (
     Costs,
     Piece,
     Source,
@@ -16,7 +14,9 @@ from coordinator.simulation.baselines import (
     run_tasks,
     size_factor,
 )
-from coordinator.simulation.sampled_times import Predicted, Truth
+from simulation.sampled_times import Predicted, Truth
+
+from coordinator.planning.model import WorkSet
 
 
 def piece(name, start, end):

@@ -7,15 +7,15 @@ from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
+from simulation.policies import simulate_instance
+from simulation.sampled_times import Predicted, Truth
+from simulation.simulate import simulate
 from support.problems import fixed, lanes, work_sets
 
+from coordinator.planning.instance import parse_instance
 from coordinator.planning.model import Lane, WorkSet
 from coordinator.planning.planner import PLANNERS
 from coordinator.planning.round_robin import SMALL, plan_round_robin
-from coordinator.simulation.commands import simulate_instance
-from coordinator.simulation.instance import parse_instance
-from coordinator.simulation.sampled_times import Predicted, Truth
-from coordinator.simulation.simulate import simulate
 
 FEW = settings(max_examples=120)
 

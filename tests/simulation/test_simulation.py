@@ -8,6 +8,8 @@ from statistics import median
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from simulation.sampled_times import Predicted, Truth
+from simulation.simulate import simulate
 from support.problems import fixed, lanes, work_sets
 
 from coordinator.planning.batch_sums import Even
@@ -15,8 +17,6 @@ from coordinator.planning.cpu_stage import divided, metrics_end
 from coordinator.planning.make_plan import SHARD_OVERHEAD_SECONDS
 from coordinator.planning.model import Lane, LanePlan, Plan, PlannedShard, WorkSet
 from coordinator.planning.planner import plan
-from coordinator.simulation.sampled_times import Predicted, Truth
-from coordinator.simulation.simulate import simulate
 
 FEW = settings(max_examples=80)
 

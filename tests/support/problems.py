@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
 from hypothesis import strategies as st
 
 from coordinator.planning.model import UNLIMITED, Lane, WorkSet
@@ -56,3 +59,60 @@ fixed = st.fixed_dictionaries(
         "stage_seconds": st.sampled_from([0.0, 4.5]),
     }
 )
+
+
+BASE = {
+    "schema_version": 1,
+    "gpus": 4,
+    "gpus_per_node": 2,
+    "cpu_slots": 4,
+    "load_seconds": 20.0,
+    "shard_overhead_seconds": 1.0,
+    "storage_seconds_alone": 4.5,
+    "staging_seconds": 4.5,
+    "preprocess_seconds": 45.0,
+    "datasets": [
+        {"name": "mmlu_5shot", "docs": 1400, "gpu_seconds": 4493.4, "metric_seconds": 4.0, "metric": "score"},
+        {
+            "name": "judge",
+            "docs": 80,
+            "gpu_seconds": 200,
+            "metric_seconds": 900.0,
+            "metric": "execute",
+            "metric_parallelism": 1,
+            "sigma": 0.5,
+        },
+        {"name": "squad2", "docs": 900, "gpu_seconds": 300.0},
+    ],
+}
+
+
+def instance_text(**changes: Any) -> str:
+    """A planning instance of three sets, as JSON, with these fields instead."""
+    return json.dumps(BASE | changes)
+
+
+@st.composite
+def instances(draw: st.DrawFn) -> str:
+    """Instances of a few sets, every optional cost present or absent."""
+    data_sets = [
+        {
+            "name": f"set{index}",
+            "docs": draw(st.integers(1, 60)),
+            "gpu_seconds": draw(st.floats(0, 500)),
+            "metric_seconds": draw(st.floats(0, 500)),
+            "metric": draw(st.sampled_from(["score", "execute"])),
+            "metric_parallelism": draw(st.integers(1, 5)),
+            "labels": draw(st.integers(0, 5)),
+        }
+        for index in range(draw(st.integers(1, 10)))
+    ]
+    return json.dumps(
+        BASE
+        | {
+            "gpus": draw(st.integers(1, 10)),
+            "gpus_per_node": draw(st.integers(1, 4)),
+            "cpu_slots": draw(st.integers(1, 6)),
+            "datasets": data_sets,
+        }
+    )

@@ -25,14 +25,13 @@ function summaryPart() {
   if (a.makespan !== null) rows.push([a.status === "running" ? "so far" : a.halted ? "until it stopped" : "makespan", a.makespan, a.ratio ? `${a.ratio.toFixed(3)} × the lower bound` : ""]);
   if (a.bound) rows.push(["lower bound", a.bound, "from the seconds of this run", "var(--line-2)"]);
   if (a.predicted) rows.push(["predicted", a.predicted, "by the plan", "var(--line-3)"]);
-  for (const [policy, value] of Object.entries(DATA.policies)) rows.push([policy, value, "simulated from the seconds of this run", "var(--soft)"]);
   const facts = [["checkpoint", a.checkpoint], ["suite", a.mode === "exact" ? a.suite : `${a.suite}, ${a.mode} mode`], ["status", a.halted || a.status, OPEN_OR_DONE.has(a.status) ? "said" : "said trouble"], ["accepted", when(a.accepted_at)],
     [`${held()} time`, `${seconds(a.gpu_seconds)}, ${share(a.busy)} in inference${a.cost === null ? "" : `; cost ${figure(a.cost)}`}`],
     ["weights staged", `${bytes(a.staged_bytes)}, of these ${bytes(a.storage_bytes)} read from storage`],
     a.tokens?.computed ? ["tokens", figure(a.tokens.computed)] : null, a.waited ? ["without GPUs", seconds(a.waited)] : null,
     a.limited ? ["kept out by a limit on jobs", seconds(a.limited)] : null, a.paused ? ["paused", seconds(a.paused)] : null].filter(Boolean);
   return section("summary", "Summary", null, el("dl", {}, facts.map(([name, value, look]) => [el("dt", { text: name }), el("dd", {}, said(value, look))])),
-    bars(rows, "makespan beside its bound and simulated baselines"), command(`evalspan report ${quoted(a.id)} --verbose`),
+    bars(rows, "makespan beside its bound and the prediction"), command(`evalspan report ${quoted(a.id)} --verbose`),
     DATA.entries.some((e) => e[1] === "failed") || a.status === "given up" ? command(`evalspan retry ${quoted(a.id)}`) : null);
 }
 

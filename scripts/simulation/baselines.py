@@ -16,7 +16,7 @@ from heapq import heappop, heappush
 from math import ceil
 
 from coordinator.planning.cpu_stage import MetricJob, metrics_end
-from coordinator.simulation.sampled_times import Truth
+from simulation.sampled_times import Truth
 
 MAX_TASK_SIZE = 40_000
 GEN_TASK_COEF = 20

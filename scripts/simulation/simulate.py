@@ -14,7 +14,7 @@ from heapq import heapify, heappop, heappush
 
 from coordinator.planning.cpu_stage import FINEST, MetricJob, divided, metrics_end
 from coordinator.planning.model import Lane, Plan, PlannedShard
-from coordinator.simulation.sampled_times import Truth
+from simulation.sampled_times import Truth
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,8 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from coordinator.errors import OperatorError
-from coordinator.evaluation.records import cut_of, cut_on_disk
-from coordinator.intake.suites import TOKEN_BUDGET
+from coordinator.evaluation.records import TOKEN_BUDGET, cut_of, cut_on_disk
 from coordinator.planning.make_plan import BYTES_PER_PARAMETER, SHARD_OVERHEAD_SECONDS, read_sets
 from evaljobs.contract.names import Cut
 from evaljobs.contract.specs import SuiteSpec, TaskEntry
