@@ -1,1 +1,0 @@
-"""Draws the pictures of docs/explanation: `scripts/draw-pictures` writes docs/pictures/*.svg anew."""
