@@ -22,7 +22,7 @@ from coordinator.errors import EvalspanError, OperatorError
 from coordinator.evaluation.state import State
 from coordinator.intake import from_settings, hub, one_off, places, resubmit, sources
 from coordinator.intake.one_off import PathLike, SuiteOptions, SuiteSettings
-from coordinator.intake.people import asker
+from coordinator.intake.work_folder import refuse_guest
 from coordinator.keeping.folding import try_fold
 from coordinator.report import load_series
 from coordinator.report.learning_curves import make_series
@@ -128,7 +128,6 @@ def evaluate(
             update={"shards_per_task": shards_per_task, "max_trials": slots}
         ),
         step=step,
-        submitted_by=asker(known.work_dir),
     )
     record = renewed(record) if fresh else as_of_now(record, site)
     paths = site.paths.evaluation(record.evaluation_id)
@@ -282,6 +281,8 @@ def submit(
     )
     _check_own(settings or {})
     known = from_settings.load(config, work_dir, settings)
+    if chosen.changed:  # a member of a group names one of the daemon's suites
+        refuse_guest(known.work_dir, " to list your suite in [watch] suites")
     from_settings.check_device(known)
     site = from_settings.site_of(known)
     inputs = from_settings.inputs_for(site, from_settings.lm_eval_version(known, site))
@@ -297,7 +298,7 @@ def submit(
         places.keep(paths, before.record.checkpoint.announced, record.checkpoint.announced)
     else:
         _check_suite(record, known, aside, _prepare(chosen, known, config, work_dir))
-    answer = resubmit.submitted(before, priority, asker(known.work_dir))
+    answer = resubmit.submitted(before, priority)
     if before is None:
         answer = replace(answer, said=changed_since(record, site))
     notice = sources.Notice(
@@ -402,8 +403,7 @@ def series(
 
     `folder`: the folder that holds the checkpoints, or a glob of them. `suite`: of this suite only.
     A row has evaluation_id, suite, step, checkpoint, status, task, filter, metric, value, stderr,
-    documents, n_shot, version, higher_is_better, makespan_seconds, paused_seconds, gpu_seconds, mode,
-    submitted_by. An evaluation without a score has one row whose score is None. `mixed`: evaluations in exact and in
+    documents, n_shot, version, higher_is_better, makespan_seconds, paused_seconds, gpu_seconds, mode. An evaluation without a score has one row whose score is None. `mixed`: evaluations in exact and in
     fast mode together. OperatorError where there is no evaluation, or there are both modes.
     """
     known = from_settings.load(config, work_dir, settings, makes=False)

@@ -1,19 +1,19 @@
 """Divides free GPUs among evaluations. Pure. Called by the daemon's loop.
 
-Rule: by user (`fair_share`), then by priority, then age; each free GPU is offered once. An evaluation keeps the GPUs it
+Rule: by priority, then age; each free GPU is offered once. An evaluation keeps the GPUs it
 uses and may grow on its nodes. A GPU that was offered and is not used yet is not free.
 """
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from coordinator.allocation.fair_share import ONE_USER, Asker
 from coordinator.cluster import NodeState
 from coordinator.evaluation.events import Offer
 from coordinator.evaluation.footprint import UNKNOWN_NEED, GpuNeed
+
+Turn = tuple[int, float, str]  # -priority, accepted at (unix seconds), evaluation id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,21 +33,19 @@ class Demand:
     precursor_mb: int = 0
     trial_mb: int = 0
     need: GpuNeed = UNKNOWN_NEED
-    asker: Asker = ONE_USER
 
     @property
-    def turn(self) -> tuple[float, float, str, int, float, str]:
-        """Sort key of demands: by user, then by priority, then age."""
-        return *self.asker.turn(), -self.priority, self.accepted_at, self.evaluation_id
+    def turn(self) -> Turn:
+        """Sort key of demands: by priority, then age."""
+        return -self.priority, self.accepted_at, self.evaluation_id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What all evaluations together may take of the cluster at most; `user_gpus`: those of one user."""
+    """What all evaluations together may take of the cluster at most."""
 
     max_nodes: int | None = None
     max_gpus: int | None = None
-    user_gpus: int | None = None
     leave_nodes_free: int = 0
 
 
@@ -87,13 +85,12 @@ def allocate(
         usable = [n for n in usable if n.name not in spared]
     most = sum(n.gpus for n in nodes)
     left = most if limits.max_gpus is None else max(0, limits.max_gpus - gpus_in_use)
-    given: dict[str, int] = {}
     in_use = set(nodes_in_use).union(*(d.in_use for d in demands))
     taken: set[str] = set()
     offers: dict[str, tuple[Offer, ...]] = {}
-    for demand in _in_turn(demands, given):
+    for demand in sorted(demands, key=lambda d: d.turn):
         mine: list[Offer] = []
-        wanted = min(demand.gpus, left, _of_user(demand.asker, limits, given))
+        wanted = min(demand.gpus, left)
         chosen = [n for n in nodes if n.gpus and not n.excluded]
         fits_somewhere = any(_holds(n, n.memory_mb, demand, new=True) for n in chosen)
         largest = max((n.memory_mb for n in chosen if n.counts_memory), default=0)
@@ -117,7 +114,6 @@ def allocate(
             in_use.add(node.name)
             wanted -= gpus
             left -= gpus
-            given[demand.asker.user] = given.get(demand.asker.user, 0) + gpus
             mine.append(
                 Offer(
                     node=node.name,
@@ -131,25 +127,6 @@ def allocate(
             )
         offers[demand.evaluation_id] = tuple(mine)
     return offers
-
-
-def _in_turn(demands: Iterable[Demand], given: Mapping[str, int]) -> Iterator[Demand]:
-    """Demands as they are served. `given`: user -> GPUs in this round, which the caller keeps."""
-    of_users: dict[str, list[Demand]] = {}
-    for demand in sorted(demands, key=lambda d: d.turn, reverse=True):
-        of_users.setdefault(demand.asker.user, []).append(demand)
-    while of_users:
-        user = min(of_users, key=lambda u: of_users[u][-1].asker.turn(given.get(u, 0)))
-        yield of_users[user].pop()
-        if not of_users[user]:
-            del of_users[user]
-
-
-def _of_user(asker: Asker, limits: Limits, given: Mapping[str, int]) -> int:
-    """GPUs that evaluations of this user may take now; as many as they like without a limit."""
-    if limits.user_gpus is None:
-        return sys.maxsize
-    return limits.user_gpus - asker.holds - given.get(asker.user, 0)
 
 
 def _holds(node: NodeState, megabytes: int, demand: Demand, *, new: bool) -> int:

@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from coordinator.allocation.allocate import Demand, Limits, allocate
-from coordinator.allocation.fair_share import ONE_USER, Asker, in_turn
+from coordinator.allocation.allocate import Demand, Limits, Turn, allocate
 from coordinator.allocation.prefetch import Candidate, Held
 from coordinator.cluster import NodeState
 from coordinator.evaluation.events import Offer
@@ -24,10 +23,19 @@ PATIENCE_SECONDS = 30.0  # wait before a memory shortage counts: jobs and nodes 
 TAKEN_SECONDS = 120.0  # wait for a node busy with other users' jobs before a free node is used instead
 
 
-def demands(states: Iterable[State], users: Mapping[str, Asker] | None = None) -> list[Demand]:
-    """GPUs that evaluations could use beyond what they have. `users`: who pays; None: one user."""
+def turn_of(state: State) -> Turn:
+    """Sort key of an evaluation, as `Demand.turn`."""
+    return -state.record.priority, state.record.accepted_at, state.evaluation_id
+
+
+def in_turn(states: Iterable[State]) -> list[State]:
+    """States as they are served."""
+    return sorted(states, key=turn_of)
+
+
+def demands(states: Iterable[State]) -> list[Demand]:
+    """GPUs that evaluations could use beyond what they have."""
     found = []
-    users = users or {}
     for state in _open(states):
         options = state.record.options
         in_use = _in_use(state)
@@ -55,7 +63,6 @@ def demands(states: Iterable[State], users: Mapping[str, Asker] | None = None) -
                 precursor_mb=_once_mb(state),
                 trial_mb=trial_memory_mb(state.record),
                 need=gpu_need(state.record),
-                asker=users.get(state.users.payer, ONE_USER),
             )
         )
     return found
@@ -150,18 +157,6 @@ def gpus_in_use(states: Iterable[State]) -> int:
     )
 
 
-def gpus_of_users(states: Iterable[State]) -> dict[str, int]:
-    """User -> GPUs that the user's evaluations use, and those that they were offered and will use."""
-    gpus: dict[str, int] = {}
-    for state in states:
-        lanes = sum(state.index.in_use.values())
-        if state.ending.phase == Phase.RUNNING:
-            lanes += sum(n for node, n in _promised_lanes(state) if node.status == "offered")
-        user = state.users.payer
-        gpus[user] = gpus.get(user, 0) + lanes * state.record.options.gpus_per_trial
-    return gpus
-
-
 def nodes_in_use(states: Iterable[State]) -> set[str]:
     """Nodes with GPUs in use, or offered to an evaluation with work: what the limit on nodes counts."""
     return {
@@ -248,19 +243,14 @@ def waiting(states: Iterable[State], demanded: Sequence[Demand]) -> list[Candida
     return candidates
 
 
-def in_the_way(
-    states: Iterable[State],
-    nodes: Iterable[NodeState],
-    now: float,
-    users: Mapping[str, Asker] | None = None,
-) -> list[tuple[str, str]]:
+def in_the_way(states: Iterable[State], nodes: Iterable[NodeState], now: float) -> list[tuple[str, str]]:
     """(evaluation id, node) of prefetched checkpoints to clear.
 
     Another evaluation got the node's GPUs, and its precursor has waited PATIENCE_SECONDS for
     memory. The prefetch of the lowest turn goes first; none goes where all of them would not free
     enough.
     """
-    served = in_turn(_open(states), users or {})
+    served = in_turn(_open(states))
     gone: list[tuple[str, str]] = []
     for node in nodes:
         uses = [(s, s.nodes.by_name[node.name]) for s in served if node.name in s.nodes.by_name]

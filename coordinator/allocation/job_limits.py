@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from coordinator.allocation.allocate import Demand
-from coordinator.allocation.demand import IN_USE
-from coordinator.allocation.fair_share import Asker, in_turn, turn_of
+from coordinator.allocation.demand import IN_USE, in_turn, turn_of
 from coordinator.cluster import JobState, slurm_reasons
 from coordinator.evaluation.state import JobInfo, Phase, State
 
@@ -60,36 +59,30 @@ def works(state: State) -> bool:
     return not running(state) <= ({"stage"} if state.scoring.outstanding else {"stage", "metric"})
 
 
-def first_kept_out(
-    states: Iterable[State], limited: Mapping[str, str], users: Mapping[str, Asker]
-) -> tuple[State, str] | None:
+def first_kept_out(states: Iterable[State], limited: Mapping[str, str]) -> tuple[State, str] | None:
     """The first evaluation in turn that waits for a limit, and the limit."""
-    ready = in_turn((s for s in states if s.ending.phase == Phase.RUNNING), users)
+    ready = in_turn(s for s in states if s.ending.phase == Phase.RUNNING)
     return next(((state, why) for state in ready if (why := waits_for(state, limited))), None)
 
 
-def not_behind(
-    demands: Sequence[Demand], first: tuple[State, str] | None, users: Mapping[str, Asker]
-) -> Sequence[Demand]:
+def not_behind(demands: Sequence[Demand], first: tuple[State, str] | None) -> Sequence[Demand]:
     """Those of evaluations that go before the one that waits for a limit."""
     if first is None:
         return demands
-    turn = turn_of(first[0], users)
+    turn = turn_of(first[0])
     return [d for d in demands if d.turn < turn]
 
 
-def given_up(
-    states: Iterable[State], first: tuple[State, str] | None, users: Mapping[str, Asker]
-) -> Iterator[tuple[str, str, str]]:
+def given_up(states: Iterable[State], first: tuple[State, str] | None) -> Iterator[tuple[str, str, str]]:
     """(evaluation id, node, why) of places that hold jobs in vain: all prefetches, and idle nodes of those behind `first`."""
     if first is None:
         return
     found, limit = first
     why = f"a limit on jobs is reached, and {found.evaluation_id} goes first: {limit}"
-    turn = turn_of(found, users)
+    turn = turn_of(found)
     for state in states:
         idle = [p.name for p in state.nodes.prefetches.values() if p.status in ("staging", "ready")]
-        if turn_of(state, users) > turn and state.ending.phase == Phase.RUNNING:
+        if turn_of(state) > turn and state.ending.phase == Phase.RUNNING:
             idle += [
                 node.name
                 for node in state.nodes.by_name.values()

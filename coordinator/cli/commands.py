@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
@@ -28,6 +27,7 @@ def _ask(config: Config, evaluation: str, command: Command) -> None:
     """Leave the command to a running daemon, else run it here. Exit code 1: a retry failed."""
     from coordinator.cli.screen.live_screen import Watcher
     from coordinator.intake.resubmit import reused
+    from coordinator.intake.work_folder import refuse_guest
     from coordinator.keeping.folding import try_fold
     from coordinator.report.render import by_reason
     from coordinator.runtime.journal import WorkLock
@@ -35,6 +35,7 @@ def _ask(config: Config, evaluation: str, command: Command) -> None:
     from coordinator.runtime.submission import withdrawn
     from coordinator.runtime.wiring import coordinator_of
 
+    refuse_guest(config.work_dir)
     try:
         folder = find_folder(config, evaluation)
     except OperatorError:
@@ -47,11 +48,10 @@ def _ask(config: Config, evaluation: str, command: Command) -> None:
     command = command.model_copy(update={"evaluation_id": name})
     holder = WorkLock(paths.lock).holder()
     state = _state_of(folder, config)
-    other = _check_user(config, command, state, folder)
-    if state is not None and _changes_nothing(state, command, config, alive=bool(holder or other)):
+    if state is not None and _changes_nothing(state, command, config, alive=bool(holder)):
         return
-    if holder or other:
-        _leave(config, command, state, holder, other)
+    if holder:
+        _leave(config, command, holder)
         return
     coordinator = coordinator_of(config)
     with coordinator.in_charge(f"evalspan {command.command}"), Watcher(Console(stderr=True)) as watcher:
@@ -80,46 +80,16 @@ def _ask(config: Config, evaluation: str, command: Command) -> None:
     say(f"{ended.evaluation_id} is scored{reused(ended)}: `evalspan report {ended.evaluation_id}`")
 
 
-def _leave(config: Config, command: Command, state: State | None, holder: str, owner: str) -> None:
-    """Leave the command to the daemon. `holder`: of the work folder; `owner`: its user, where that is another one."""
+def _leave(config: Config, command: Command, holder: str) -> None:
+    """Leave the command to the daemon. `holder`: of the work folder."""
     from coordinator.runtime.journal import is_daemon
     from coordinator.runtime.operator_commands import leave_command
 
     leave_command(WorkPaths(config.work_dir), command)
-    later = ""
-    if not holder:
-        later = f"; no daemon runs, and the next one of {owner} obeys it"
-    elif not is_daemon(holder):
-        later = f"; where {holder}, runs another evaluation, the next daemon obeys it"
+    later = (
+        "" if is_daemon(holder) else f"; where {holder}, runs another evaluation, the next daemon obeys it"
+    )
     say(f"{command.command} of {command.evaluation_id} is asked for{later}")
-    if command.command == "cancel" and state is not None and (others := _others(config, state)):
-        say_aside(f"it goes on for {' and '.join(others)}, who asked for it, too")
-
-
-def _check_user(config: Config, command: Command, state: State | None, folder: EvaluationPaths) -> str:
-    """The work folder's user where that is another one, else "". OperatorError where this user may not command that."""
-    from coordinator.intake.people import People, name_of, refusal
-    from coordinator.runtime.status_file import read_evaluation
-
-    people = People.of(config.work_dir, config.users.admins)
-    if people is None:
-        return ""
-    record = read_evaluation(folder)
-    known = [record.submitted_by] if record is not None and record.submitted_by else []
-    asked_by = known if state is None else state.users.asked_by
-    if why := refusal(people, name_of(os.geteuid()), command.command, asked_by, command.evaluation_id):
-        raise OperatorError(why)
-    return "" if os.geteuid() == people.owner else people.daemon
-
-
-def _others(config: Config, state: State) -> list[str]:
-    """Users for whom an evaluation goes on when this user cancels it."""
-    from coordinator.intake.people import People, name_of
-
-    people, user = People.of(config.work_dir, config.users.admins), name_of(os.geteuid())
-    if people is None or people.commands_all(user):
-        return []
-    return [other for other in state.users.asked_by if other != user]
 
 
 def _state_of(folder: EvaluationPaths, config: Config) -> State | None:
@@ -229,7 +199,7 @@ def release(
     evalspan release node17 --minutes 0
     """
     from coordinator.allocation import demand
-    from coordinator.intake.people import People, name_of, refusal
+    from coordinator.intake.work_folder import refuse_guest
     from coordinator.runtime.journal import WorkLock
     from coordinator.runtime.operator_commands import Command, leave_command
     from coordinator.runtime.replay import Follower
@@ -242,9 +212,7 @@ def release(
         raise OperatorError("--minutes 0 lets a node be taken again: name it")
     settings = settings_there(config, work_dir)
     paths = WorkPaths(settings.work_dir)
-    people = People.of(paths.root, settings.users.admins)
-    if why := refusal(people, name_of(os.geteuid()), "release"):
-        raise OperatorError(why)
+    refuse_guest(paths.root)
     if not WorkLock(paths.lock).held():
         if node and not minutes and _end_cordon(paths, node):
             say(f"{node} may be taken again")

@@ -227,14 +227,6 @@ class BorrowConfig(Record):
     best_effort_qos: str | None = None
 
 
-class UsersConfig(Record):
-    """Fair share between users, and who may do what; with `shared_group` alone."""
-
-    half_life_hours: Annotated[float, Field(gt=0)] = 24.0
-    max_gpus: Positive | None = None  # of one user's evaluations together
-    admins: tuple[str, ...] = ()  # user names
-
-
 class NodesConfig(Record):
     """Which nodes evalspan may take."""
 
@@ -326,7 +318,7 @@ class Config(Record):
 
     work_dir: Place = Path("evalspan-work")
     shared_group: str | None = (
-        None  # Unix group whose members may read the work folder and submit; None: its user alone
+        None  # Unix group whose members may read the work folder and leave checkpoints; None: its user alone
     )
     cluster: ClusterConfig = ClusterConfig()
     slurm: SlurmConfig = SlurmConfig()
@@ -338,7 +330,6 @@ class Config(Record):
     judge: JudgeConfig = JudgeConfig()
     watch: WatchConfig = WatchConfig()
     borrow: BorrowConfig = BorrowConfig()
-    users: UsersConfig = UsersConfig()
     nodes: NodesConfig = NodesConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     trackers: TrackersConfig = TrackersConfig()

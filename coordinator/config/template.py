@@ -231,12 +231,6 @@ kind = "{kind}"               # "local": processes on this machine; "slurm": job
 # best_effort = "scavenge"    # example: partitions whose jobs are preempted, used for nodes that [cluster] partition lacks
 # best_effort_qos = "low"     # example: QOS of jobs there; default: [cluster] qos
 
-# With shared_group: fair share between the users who submit.
-[users]
-# half_life_hours = 24.0      # the user with the fewest GPU seconds goes first; after so long a GPU second counts half
-# max_gpus = 32               # example: most GPUs of one user's evaluations together; default: no bound
-# admins = []                 # users who may cancel and retry others' evaluations and release nodes, e.g. ["alice"]
-
 [nodes]
 # include = []                # the only nodes for jobs with GPUs, as Slurm hostlists, e.g. ["gpu[01-16]", "dgx1"]
 # exclude = []                # nodes without jobs of evalspan, e.g. ["gpu[03,07]"]

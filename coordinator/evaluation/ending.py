@@ -49,7 +49,6 @@ def begin_again(state: State, gone: Collection[int] = ()) -> list[Action]:
     """Go on with an evaluation that has ended: it has no job, no staged weights and no queue."""
     state.ending.cancelled, state.ending.ended_at = "", None
     state.ending.retried, state.ending.retry_waits = True, False
-    state.users.gpu_seconds = 0.0  # those until its end are counted
     builds.convert_again(state)
     nodes.withdraw_all(state)
     return _reopen(state, gone)

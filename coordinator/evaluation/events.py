@@ -362,20 +362,6 @@ class PriorityAsked(Event):
     priority: int  # higher goes first
 
 
-class AskedFor(Event):
-    """A further user asks for the evaluation. Then: the user is listed; of a cancelled one as the only asker."""
-
-    kind: Literal["asked-for"] = "asked-for"
-    user: str  # name of the user
-
-
-class AskWithdrawn(Event):
-    """One of several users who asked for the evaluation cancelled it. Then: it goes on for the others."""
-
-    kind: Literal["ask-withdrawn"] = "ask-withdrawn"
-    user: str  # name of the user
-
-
 class Restarted(Event):
     """A coordinator took over. Then: effects that can be repeated are repeated, submissions are looked up first."""
 
@@ -425,8 +411,6 @@ AnyEvent = (
     | CancelAsked
     | RetryAsked
     | PriorityAsked
-    | AskedFor
-    | AskWithdrawn
     | Restarted
     | ResultsWritten
 )

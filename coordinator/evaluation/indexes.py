@@ -91,11 +91,6 @@ def end_trial(state: State, name: str) -> Trial | None:
     return trial
 
 
-def gpus_running(state: State) -> int:
-    """GPUs of its trials that the cluster has started."""
-    return len(state.index.running) * state.record.options.gpus_per_trial
-
-
 # --- nodes ---------------------------------------------------------------------------------------------------------------
 
 

@@ -144,7 +144,7 @@ def _job(state: State, site: Site, purpose: Purpose, detail: str, asks: Asked) -
         argv=(*site.trial_command, "-m", "evaljobs", purpose, str(paths.spec(name))),
         log=str(paths.log(name)),
         **asks,
-        comment="/".join(filter(None, (state.evaluation_id, ",".join(state.users.asked_by)))),
+        comment=state.evaluation_id,
         purpose=purpose,
     )
 

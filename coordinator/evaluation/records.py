@@ -113,9 +113,7 @@ class EvaluationRecord(Record):
     convert: str | None = None  # command that makes a Hugging Face folder of the checkpoint first
     judge: JudgeOptions | None = None  # where the suite has tasks that a judge scores
     priority: int = 0
-    submitted_by: str = (
-        ""  # the user who asked first; "": unknown, or a work folder of one user. No part of the id
-    )
+    submitted_by: str = Field(default="", exclude=True)  # of records of earlier versions; it decides nothing
     accepted_at: float  # unix seconds
 
 

@@ -15,7 +15,6 @@ from typing import Literal
 from coordinator.cluster import Job
 from coordinator.evaluation.events import PlannedLeaf
 from coordinator.evaluation.records import EvaluationRecord, cut_of
-from coordinator.evaluation.users import Users
 from evaljobs.contract.names import LaneId
 from evaljobs.contract.outcomes import TooLarge
 from evaljobs.contract.specs import CheckpointSpec, FrameRef
@@ -374,7 +373,6 @@ class State:
     plan: Plan = field(default_factory=Plan)
     scoring: Scoring = field(default_factory=Scoring)
     ending: Ending = field(default_factory=Ending)
-    users: Users = field(default_factory=Users)
     index: Index = field(default_factory=Index)
 
     @property

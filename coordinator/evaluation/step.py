@@ -11,8 +11,7 @@ How it is cut. The state has one part for each subject, and each subject is a mo
     shards       the plan, responses, the work queue                      nodes            offers, staging, back-off, prefetch
     scoring      metric jobs and their workers                            trials           model loads on lanes of nodes
     renewals     successors of precursors                                 limits           what gives way to a limit on jobs
-    cuts         batches that do not fit a GPU's memory
-    users            who asked, GPU seconds                               ending           reasons to end, results, retries
+    cuts         batches that do not fit a GPU's memory                   ending           reasons to end, results, retries
 
 A module has handlers, which record events, and rules, which look at the state and say what is due. The two tables below
 name the handler of every event and every outcome file. After the handler, `_due` applies the rules of all subjects in
@@ -113,9 +112,6 @@ def start(event: ev.Accepted) -> tuple[State, list[Action]]:
         record=record, entries=entries, batch_size=suite.batch_size, token_budget=suite.token_budget
     )
     state.nodes.content = record.checkpoint.content
-    state.users.counted_at = event.at
-    if record.submitted_by:
-        state.users.add(record.submitted_by, alone=True)
     for entry in entries:
         indexes.file_entry(state, entry)
     if state.batch_size == "auto" and engine_traits(record.model.engine).batches_itself:
@@ -130,9 +126,7 @@ def step(state: State, site: Site, event: ev.AnyEvent, *, replaying: bool = Fals
     handler = _EVENTS.get(type(event))
     if handler is None:
         raise IllegalEventError(f"{event.kind} cannot come to a running evaluation")
-    gpus = indexes.gpus_running(state)
     found: jobs.Due = [*handler(state, event)]
-    state.users.count(gpus, event)
     found += _due(state, site, event.at, submits=not replaying)
     if state.ending.phase == Phase.ENDED and state.ending.retry_waits:
         found += ending.begin_again(state)
@@ -185,16 +179,6 @@ def _prioritized(state: State, event: ev.PriorityAsked) -> list[Action]:
     return []
 
 
-def _asked_for(state: State, event: ev.AskedFor) -> list[Action]:
-    state.users.add(event.user, alone=bool(state.ending.cancelled))
-    return []
-
-
-def _ask_withdrawn(state: State, event: ev.AskWithdrawn) -> list[Action]:
-    state.users.remove(event.user)
-    return []
-
-
 def _restarted(state: State, event: ev.Restarted) -> list[Action]:
     """Repeat what may be repeated, subject by subject."""
     jobs.restarted(state, event.at)
@@ -234,8 +218,6 @@ _EVENTS: Mapping[type, Callable[[State, Any], list[Action]]] = {
     ev.RetryAsked: ending.retry,
     ev.ResultsWritten: ending.results_written,
     ev.PriorityAsked: _prioritized,
-    ev.AskedFor: _asked_for,
-    ev.AskWithdrawn: _ask_withdrawn,
     ev.Restarted: _restarted,
 }
 _OUTCOMES: Mapping[

@@ -1,8 +1,8 @@
 """Checks what a notice names: suites and folders must be allowed by the operator's settings.
 
-Rule: any user with access to Redis or the spool folder can write a notice, and a suite or a
-checkpoint may run code. So a notice names a suite, never a file, and a checkpoint below `[watch]
-roots` or a watched folder. Called by `service`.
+Rule: any user with access to Redis or the spool folder can write a notice, a member of the group a
+submission, and a suite or a checkpoint may run code. So these name a suite, or a file of `[watch]
+suites`, and a checkpoint below `[watch] roots` or a watched folder. Called by `service`.
 """
 
 from __future__ import annotations
@@ -91,6 +91,8 @@ def admitted_suite(name: str, watch: WatchConfig, files: Mapping[str, str]) -> s
         return watch.suite
     if name in files:
         return files[name]
+    if name in files.values():
+        return name
     if toml.is_file_name(name):
         raise NotAdmittedError(
             f"a notice names a suite, not a file: list the file in [watch] suites and announce {Path(name).stem!r}"
@@ -101,8 +103,8 @@ def admitted_suite(name: str, watch: WatchConfig, files: Mapping[str, str]) -> s
     return name
 
 
-def check_place(checkpoint: str, watch: WatchConfig) -> None:
-    """NotAdmittedError unless the resolved folder is below `[watch] roots` or `folders`."""
+def check_place(checkpoint: str, watch: WatchConfig, *, submitted: bool = False) -> None:
+    """NotAdmittedError unless the resolved folder is below `[watch] roots` or `folders`. `submitted`: by a member."""
     roots = (*watch.roots, *watch.folders)
     try:
         place = Path(checkpoint).resolve()
@@ -111,9 +113,10 @@ def check_place(checkpoint: str, watch: WatchConfig) -> None:
     except (OSError, RuntimeError, ValueError) as error:  # links in a circle, a name with a NUL
         raise NotAdmittedError(f"{checkpoint}: no folder that can be looked up ({error})") from error
     named = f"any of [watch] roots and folders ({', '.join(map(str, roots))})" if roots else "[watch] roots"
+    other = f", or evaluate this one: `evalspan submit {shlex.quote(str(place))} --suite NAME`"
     raise NotAdmittedError(
-        f"{place} is not below {named}: set roots to the folder that training writes its checkpoints to and start the daemon anew, "
-        f"or evaluate this one: `evalspan submit {shlex.quote(str(place))} --suite NAME`"
+        f"{place} is not below {named}: set roots to the folder that training writes its checkpoints to and start the daemon anew"
+        f"{'' if submitted else other}"
     )
 
 

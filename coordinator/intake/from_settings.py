@@ -429,7 +429,6 @@ def record_of(
     options: RunOptions | None = None,
     priority: int = 0,
     step: int | None = None,
-    submitted_by: str = "",
 ) -> EvaluationRecord:
     """The evaluation of a checkpoint under these settings; `options`: in place of theirs. OperatorError."""
     check_adapter(model := model_options(config))
@@ -444,5 +443,4 @@ def record_of(
         step=step,
         allow_bin=config.checkpoint.allow_bin,
         convert=config.checkpoint.convert,
-        submitted_by=submitted_by,
     )

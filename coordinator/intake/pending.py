@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 MOST_WAITING = 1000  # pending checkpoints in the file: the oldest ones, those of submissions first
 MOST_COPIES = 100  # notices of one checkpoint that are kept until it is accepted
-MOST_REFUSED = 20  # refused checkpoints, and commands, in the file: the last ones
+MOST_REFUSED = 20  # refused checkpoints in the file: the last ones
 REFUSED_SECONDS = 7 * 86400.0  # a refusal stays in the file for so long
 
 # errors of a path that does not exist or cannot; every other OSError is storage's and may pass
@@ -36,7 +36,7 @@ _NO_SUCH_PLACE = {errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP}
 class Waiting(Kept):
     """A checkpoint that is not accepted yet, and why. `since`: unix seconds of its first notice.
 
-    `evaluation_id`: what `submit` printed, "" where another way announced it. `user`: who asked first.
+    `evaluation_id`: what `submit` printed, "" where another way announced it.
     """
 
     checkpoint: str
@@ -44,24 +44,13 @@ class Waiting(Kept):
     since: float
     why: str
     evaluation_id: str = ""
-    user: str = ""
 
 
 class Refused(Kept):
-    """A checkpoint that was refused. `at`: unix seconds. `user`: who asked first."""
+    """A checkpoint that was refused. `at`: unix seconds."""
 
     checkpoint: str
     suite: str
-    at: float
-    why: str
-    user: str = ""
-
-
-class RefusedCommand(Kept):
-    """A command that its user may not give. `at`: unix seconds."""
-
-    command: str
-    user: str
     at: float
     why: str
 
@@ -72,7 +61,6 @@ class PendingFile(Kept):
     schema_version: int = 1
     waiting: tuple[Waiting, ...] = ()
     refused: tuple[Refused, ...] = ()
-    refused_commands: tuple[RefusedCommand, ...] = ()
     unsigned: int = 0
     unsigned_at: float = 0.0
 
@@ -107,7 +95,6 @@ def with_unread(known: PendingFile, unread: Iterable[Delivery], why: str, now: f
             since=since,
             why=each.wrong or why,
             evaluation_id=each.evaluation_id,
-            user=each.user,
         )
         waiting.setdefault((checkpoint, suite), entry)
     return known.model_copy(update={"waiting": tuple(waiting.values())})
@@ -126,7 +113,7 @@ class PendingCheckpoint:
     announced: bool = False  # by the process that saved it; False: only seen in a watched folder
     own: bool = False  # named by the daemon's own user or its settings: any suite and folder is allowed
     evaluation_id: str = ""  # what `submit` printed
-    users: list[str] = field(default_factory=list)  # who asked, the first one first; empty: one user
+    member: str = ""  # "FILE of USER", where a member of the group left it
 
     @property
     def withdrawn(self) -> bool:
@@ -136,11 +123,6 @@ class PendingCheckpoint:
             for key in self.acknowledge
         )
 
-    @property
-    def user(self) -> str:
-        """The first user who asked; "" where the work folder has one."""
-        return self.users[0] if self.users else ""
-
     def add(self, delivery: Delivery) -> None:
         self.announced |= delivery.announced
         self.own |= delivery.own
@@ -149,10 +131,9 @@ class PendingCheckpoint:
             self.acknowledge[delivery.key] = delivery.acknowledge
         elif delivery.key not in self.acknowledge:  # the others bring it again
             delivery.acknowledge()
-        if delivery.user and delivery.user not in self.users:
-            self.users.append(delivery.user)
-        # the first user's priority alone: that user pays
-        if delivery.notice.priority > self.notice.priority and delivery.user == self.user:
+        if delivery.member:
+            self.member = f"{delivery.key} of {delivery.member}"
+        if delivery.notice.priority > self.notice.priority:
             self.notice = delivery.notice
 
     def wait(self, why: str) -> None:
@@ -175,7 +156,6 @@ class PendingWriter:
         self._path = path
         self._written = read(path)
         self._refused = {(r.checkpoint, r.suite): r for r in self._written.refused}
-        self._commands = list(self._written.refused_commands)
         self._unsigned, self._unsigned_at = self._written.unsigned, self._written.unsigned_at
 
     def refuse_unsigned(self, now: float) -> int:
@@ -183,15 +163,10 @@ class PendingWriter:
         self._unsigned, self._unsigned_at = self._unsigned + 1, now
         return self._unsigned
 
-    def refuse(self, notice: Notice, why: str, now: float, user: str = "") -> None:
+    def refuse(self, notice: Notice, why: str, now: float) -> None:
         key = (notice.checkpoint, notice.suite)
         self._refused.pop(key, None)  # the newest is the last one
-        self._refused[key] = Refused(
-            checkpoint=notice.checkpoint, suite=notice.suite, at=now, why=why, user=user
-        )
-
-    def refuse_command(self, refused: RefusedCommand) -> None:
-        self._commands.append(refused)
+        self._refused[key] = Refused(checkpoint=notice.checkpoint, suite=notice.suite, at=now, why=why)
 
     def accept(self, notice: Notice) -> None:
         """Drop an earlier refusal of it."""
@@ -206,7 +181,6 @@ class PendingWriter:
                 since=p.since,
                 why=p.why,
                 evaluation_id=p.evaluation_id,
-                user=p.user,
             )
             for p in sorted(pending, key=lambda p: (not p.own, p.since))
             if p.why
@@ -214,11 +188,9 @@ class PendingWriter:
         refused = tuple(r for r in self._refused.values() if now - r.at < REFUSED_SECONDS)[-MOST_REFUSED:]
         if now - self._unsigned_at >= REFUSED_SECONDS:
             self._unsigned, self._unsigned_at = 0, 0.0
-        self._commands = [c for c in self._commands if now - c.at < REFUSED_SECONDS][-MOST_REFUSED:]
         current = PendingFile(
             waiting=waiting,
             refused=refused,
-            refused_commands=tuple(self._commands),
             unsigned=self._unsigned,
             unsigned_at=self._unsigned_at,
         )

@@ -137,13 +137,12 @@ def nothing_run(state: State) -> str:
     return f"scored on {at} from the same inputs; nothing was run{again}"
 
 
-def submitted(known: State | None, priority: int, user: str = "") -> Submitted:
-    """`known`: the evaluation by its journal; None: there is none yet. `user`: who asks; "": the work folder has one user."""
+def submitted(known: State | None, priority: int) -> Submitted:
+    """`known`: the evaluation by its journal; None: there is none yet."""
     if known is None:
         return Submitted(what="new", announce=True)
-    before, payer = known.record.priority, known.users.payer
-    may_raise = user in ("", payer) or not payer or bool(known.ending.cancelled)
-    raised = f"its priority is raised from {before} to {priority}" if priority > before and may_raise else ""
+    before = known.record.priority
+    raised = f"its priority is raised from {before} to {priority}" if priority > before else ""
     if known.ending.cancelled:
         said = f"it was cancelled ({known.ending.cancelled}) and is resumed; what is scored is kept"
         said = f"{said}; {raised}" if raised else said
@@ -165,7 +164,4 @@ def submitted(known: State | None, priority: int, user: str = "") -> Submitted:
     if raised:
         return Submitted(what="priority-raised", said=raised, announce=True)
     kept = f"; its priority stays {before} (a submission lowers none)" if priority < before else ""
-    if not may_raise:
-        kept = f": {payer} asked first, in whose turn it is served"
-    listed = not user or user in known.users.asked_by
-    return Submitted(what="known", said=f"it is known already{kept}", announce=not listed)
+    return Submitted(what="known", said=f"it is known already{kept}")

@@ -3,8 +3,8 @@
 Rule: delivery is at least once, and every source gives the same `Notice`. An evaluation's id is a
 function of its content, so a checkpoint announced a hundred times is evaluated once. A notice is
 acknowledged only after it was accepted or refused for good. Other users may write to the stream and
-the spool folder: only watched folders, and the submissions of the user and of the group that shares
-the work folder, give `own` notices.
+the spool folder, and members of the group that shares the work folder to its submissions: only
+watched folders and the user's own submissions give `own` notices.
 """
 
 from __future__ import annotations
@@ -28,8 +28,7 @@ from coordinator.base.turns import ALL, Turns
 from coordinator.base.words import CONTROL, one_line
 from coordinator.errors import OperatorError
 from coordinator.hook import STREAM
-from coordinator.intake.people import NotAMemberError, People
-from coordinator.intake.work_folder import DROP, SHARED
+from coordinator.intake.work_folder import DROP, SHARED, is_of_another, name_of, unsafe
 from coordinator.services.notice_key import is_signed, notice_key
 from evaljobs.contract.paths import WorkPaths
 from evaljobs.contract.specs import Record
@@ -64,9 +63,9 @@ class Delivery:
 
     `unsigned`: it came by a Redis of the site's without the signature of this work folder's key.
     `announced`: by hook or `submit`; False: seen in a watched folder, perhaps half-written. `own`:
-    named by the daemon's user, a member or the settings. `wrong`: why it is no notice; `notice` then
-    holds its claims. `evaluation_id`: what `submit` printed; "" of a notice by another way. `user`: who
-    asked, by the file; "" of a notice by another way, or where the work folder has one user.
+    named by the daemon's user or the settings. `wrong`: why it is no notice; `notice` then holds its
+    claims. `evaluation_id`: what `submit` printed; "" of a notice by another way. `member`: who left
+    the submission, where that is another user; else "".
     """
 
     key: str
@@ -76,7 +75,7 @@ class Delivery:
     own: bool = False
     wrong: str = ""
     evaluation_id: str = ""
-    user: str = ""
+    member: str = ""
     unsigned: bool = False
 
 
@@ -95,28 +94,19 @@ def submit(paths: WorkPaths, notice: Notice, evaluation_id: str = "") -> Path:
 
 
 def withdraw(paths: WorkPaths, evaluation_id: str) -> None:
-    """Remove the submissions of this evaluation, in a shared work folder this user's: no daemon begins it by them."""
+    """Remove the submissions of this evaluation: no daemon begins it by them."""
     with _own_folder(paths):
         for each in from_submissions(paths):
-            if each.evaluation_id == evaluation_id and may_withdraw(paths, each):
+            if each.evaluation_id == evaluation_id:
                 each.acknowledge()
 
 
-def may_withdraw(paths: WorkPaths, submission: Delivery) -> bool:
-    """Is it this user's, or the work folder?"""
-    with contextlib.suppress(OSError):
-        return os.geteuid() in (Path(submission.key).stat().st_uid, paths.submissions.stat().st_uid)
-    return False
-
-
 def keep_suite(paths: WorkPaths, name: str, text: str) -> Path:
-    """Write a suite file that submissions name, beside them: other users may not change it. OperatorError as of `submit`."""
+    """Write a suite file that submissions name, beside them. OperatorError as of `submit`."""
     with _own_folder(paths) as folder:
         # File WORK_DIR/submissions/suites/SUITE.toml: a suite that submissions name | `submit` | by hand
         make_folder(folder / "suites")
         file = folder / "suites" / name  # its content decides its name
-        if file.exists() and file.lstat().st_uid != os.geteuid():  # its owner could change it
-            file = file.with_stem(f"{file.stem}u{os.geteuid()}")
         write_atomic(file, text.encode())
         return file.resolve()
 
@@ -139,17 +129,14 @@ def _leave(folder: Path, notice: Notice, evaluation_id: str = "") -> Path:
     return file
 
 
-def from_submissions(
-    paths: WorkPaths, turns: Turns | None = None, people: People | None = None
-) -> Iterator[Delivery]:
-    """Submissions, oldest first. From a folder that other users own or may write they are not `own`; members of the group
-    that shares the work folder may write there.
+def from_submissions(paths: WorkPaths, turns: Turns | None = None) -> Iterator[Delivery]:
+    """Submissions, oldest first. A file of another user, or in a folder that such a user owns or may write, is not `own`;
+    members of the group that shares the work folder may write there.
 
-    `turns`: of the daemon, which looks again and again; None: one look. `people`: of a shared work folder; a file that is
-    no member's is `wrong`.
+    `turns`: of the daemon, which looks again and again; None: one look.
     """
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-        yield from _from_folder(turns or Turns(paths.submissions, ALL), people, own=_is_trusted(paths))
+        yield from _from_folder(turns or Turns(paths.submissions, ALL), own=_is_trusted(paths))
 
 
 def _is_trusted(paths: WorkPaths) -> bool:
@@ -160,18 +147,12 @@ def _is_trusted(paths: WorkPaths) -> bool:
     return drop.st_uid == os.geteuid() and (by_members or drop.st_mode & 0o022 == 0)
 
 
-def from_spool(
-    paths: WorkPaths, turns: Turns | None = None, people: People | None = None
-) -> Iterator[Delivery]:
-    """Notices in the spool folder, oldest first. Files stay until their notices are acknowledged.
-
-    `turns`: as above. `people`: of a shared work folder; a file that is no member's for certain, as of an older hook, has
-    no `user`.
-    """
-    yield from _from_folder(turns or Turns(paths.spool, ALL), people, own=False)
+def from_spool(paths: WorkPaths, turns: Turns | None = None) -> Iterator[Delivery]:
+    """Notices in the spool folder, oldest first. Files stay until their notices are acknowledged. `turns`: as above."""
+    yield from _from_folder(turns or Turns(paths.spool, ALL), own=False)
 
 
-def _from_folder(turns: Turns, people: People | None, *, own: bool) -> Iterator[Delivery]:
+def _from_folder(turns: Turns, *, own: bool) -> Iterator[Delivery]:
     """Deliveries of a folder; acknowledging a malformed one renames its file to `*.bad`, or removes it past MOST_BAD."""
     unread: list[str] = []  # storage may be away for a moment
     for path in turns.look():
@@ -181,28 +162,26 @@ def _from_folder(turns: Turns, people: People | None, *, own: bool) -> Iterator[
             text, status = read_with_status(path, MOST_NOTICE_BYTES)
         except (OSError, FrameError) as error:
             denied = isinstance(error.__cause__, PermissionError)
-            if isinstance(error, OSError) or (denied and people is None):  # a member's stays closed
+            if isinstance(error, OSError) or (denied and not is_of_another(path)):  # a member's stays closed
                 unread.append(f"{path} cannot be read yet: {error}")
                 continue
             claims = Notice(checkpoint=_printable(path))
             yield Delivery(str(path), claims, aside, own=own, wrong=_printable(error))
             continue
         notice, wrong = parse(text, claimed=str(path))
-        user = ""
-        if people is not None:
-            try:
-                user = people.author(status)
-            except NotAMemberError as error:
-                wrong = str(error) if own else wrong  # what the spool may name is limited for all users
+        member = ""
+        if own:  # what the spool may name is limited for all users
+            wrong = f"{path}: {why}" if (why := unsafe(status)) else wrong
+            member = "" if status.st_uid in (0, os.geteuid()) else name_of(status.st_uid)
         named = path.stem.partition("-")[2]
         yield Delivery(
             str(path),
             notice,
             aside if wrong else unlink,
-            own=own,
+            own=own and not member,
             wrong=wrong,
             evaluation_id="" if named.isdecimal() else _printable(named),  # the process that left it
-            user=user,
+            member=member,
         )
     if unread:
         more = f" (and {len(unread) - 1} other files)" if unread[1:] else ""

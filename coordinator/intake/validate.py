@@ -46,7 +46,6 @@ def make_record(
     step: int | None = None,
     allow_bin: bool = False,
     convert: str | None = None,
-    submitted_by: str = "",
 ) -> EvaluationRecord:
     """Inspect the checkpoint and load the suite; OperatorError in one line where either is wrong.
 
@@ -74,7 +73,6 @@ def make_record(
         convert=convert,
         judge=judging,
         priority=priority,
-        submitted_by=submitted_by,
         accepted_at=time.time(),
     )
 

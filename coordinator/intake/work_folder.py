@@ -1,8 +1,8 @@
 """The work folder: its user's alone, or readable by one group; refused where others could replace what jobs run.
 
 Rule: its root decides who may see what lies in it, since a new file is as visible as its folder (`storage.file_mode`).
-Members of the group write to the folders of `DROPS` alone, where the sticky bit keeps each member's files from the
-others. Called by `from_settings.load`.
+Members of the group leave notices and submissions in `drops`, where the sticky bit keeps each member's files from the
+others; all else is the user's. Called by `from_settings.load`, the intake and the commands.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import grp
 import logging
 import os
+import pwd
 import shlex
 import stat
 from contextlib import suppress
@@ -56,11 +57,19 @@ def open_folder(root: Path, shared_group: str | None) -> None:
         _keep_private(root, stat.S_IMODE(found.st_mode))
     elif made or (stat.S_IMODE(found.st_mode), found.st_gid) != (SHARED, group):
         _share(root, group, str(shared_group))
-    for folder in drops(WorkPaths(root)):
-        if group is not None and not folder.exists():
-            folder.mkdir(PRIVATE)
+    _open_drops(WorkPaths(root), group)
+
+
+def _open_drops(paths: WorkPaths, group: int | None) -> None:
+    """Let the group, where there is one, write to the drop folders, and to none below them."""
+    own = (paths.spool / "commands", paths.submissions / "suites")
+    if group is not None:  # else a member could make these two
+        for folder in own:
+            folder.mkdir(PRIVATE, parents=True, exist_ok=True)
+    for folder in (*own, paths.redis):
+        _fit(folder, PRIVATE)
+    for folder in drops(paths):
         _fit(folder, PRIVATE if group is None else DROP, group)
-    _fit(WorkPaths(root).redis, PRIVATE)
 
 
 def is_of_another(root: Path) -> bool:
@@ -71,6 +80,30 @@ def is_of_another(root: Path) -> bool:
         return False
 
 
+def refuse_guest(root: Path, instead: str = "") -> None:
+    """OperatorError where the work folder is another user's, who alone commands it. `instead`: what that user may do."""
+    if is_of_another(root):
+        owner = name_of(root.stat().st_uid)
+        raise OperatorError(f"evaluations of {root} are {owner}'s: ask {owner}{instead}")
+
+
+def unsafe(file: os.stat_result) -> str:
+    """Why a file in the work folder may not be what its owner wrote; "" where it is."""
+    if file.st_mode & 0o022:
+        return f"other users than {name_of(file.st_uid)} may write to its file"
+    if file.st_nlink != 1:
+        return f"its file, which {name_of(file.st_uid)} owns, has another name, perhaps of another user"
+    return ""
+
+
+def name_of(uid: int) -> str:
+    """The user's name; the number where this host knows none."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
 def is_read_only(root: Path) -> bool:
     """Has its owner no right to write, as in a folder that a person has closed?"""
     return not root.stat().st_mode & stat.S_IWUSR
@@ -78,7 +111,7 @@ def is_read_only(root: Path) -> bool:
 
 def drops(paths: WorkPaths) -> tuple[Path, ...]:
     """The folders that members of the group write to."""
-    return paths.spool, paths.spool / "commands", paths.submissions, paths.submissions / "suites"
+    return paths.spool, paths.submissions
 
 
 def _refuse_writable(root: Path, mode: int) -> None:

@@ -76,7 +76,6 @@ class Point(Record):
     gpu_seconds: float | None = None
     cost: float | None = None  # gpu_seconds at the price that was given, in its currency
     scores: tuple[ScoreValue, ...] = ()
-    submitted_by: str = ""  # the user who asked first
 
     @property
     def ended_at(self) -> float:
@@ -322,7 +321,7 @@ def is_regression(value: float, stderr: float | None, later: ScoreValue) -> bool
 CSV_COLUMNS = (
     "suite", "step", "checkpoint", "evaluation_id", "status", "task", "metric", "filter", "value", "stderr",
     "documents", "regressed", "makespan_seconds", "gpu_seconds", "cost",
-    "version", "n_shot", "higher_is_better", "differs", "paused_seconds", "mode", "submitted_by",
+    "version", "n_shot", "higher_is_better", "differs", "paused_seconds", "mode",
 )  # fmt: skip
 
 
@@ -333,7 +332,7 @@ def to_csv(series: Series) -> str:
     writer.writerow(CSV_COLUMNS)
     for p in series.points:
         head = (p.suite, p.step, p.checkpoint, p.evaluation_id, p.status)
-        costs, tail = (p.makespan_seconds, p.gpu_seconds, p.cost), (p.paused_seconds, p.mode, p.submitted_by)
+        costs, tail = (p.makespan_seconds, p.gpu_seconds, p.cost), (p.paused_seconds, p.mode)
         for s in p.scores:
             score = (s.task, s.metric, s.filter, s.value, s.stderr, s.documents, int(s.regressed))
             facts = (s.version, s.n_shot, int(s.higher_is_better), s.differs)

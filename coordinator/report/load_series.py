@@ -94,7 +94,6 @@ def _known(record: EvaluationRecord) -> dict[str, Any]:
         "step": record.checkpoint.step,
         "mode": record.suite.mode or "exact",
         "accepted_at": record.accepted_at,
-        "submitted_by": record.submitted_by,
     }
 
 

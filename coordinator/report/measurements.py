@@ -88,7 +88,6 @@ class Report(Kept):
     status: (
         str  # running | done | failed | cancelled; of one that does not go on: stopped | parked | given up
     )
-    asked_by: tuple[str, ...] = ()  # users; the first one pays
     accepted_at: float
     makespan_seconds: float | None  # from acceptance to the last score, without `paused_seconds`
     predicted_makespan_seconds: float | None
@@ -424,7 +423,6 @@ class _Mode(TypedDict):
     mode: str
     token_budget: int | None
     cuts: dict[str, str]
-    asked_by: tuple[str, ...]
 
 
 def _mode(state: State) -> _Mode:
@@ -438,7 +436,6 @@ def _mode(state: State) -> _Mode:
             for task, leaf in state.shards.leaves.items()
             if leaf.planned.cut not in ("", usual)
         },
-        asked_by=tuple(state.users.asked_by),
     )
 
 

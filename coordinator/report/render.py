@@ -84,8 +84,6 @@ def summary(report: Report, gpu_hour_price: float | None = None, *, notes: bool 
 def _summary(report: Report, gpu_hour_price: float | None) -> Iterator[tuple[str, str, str]]:
     stages = report.stages
     ratio = _ratio(report)
-    if report.asked_by:
-        yield "asked for by", report.asked_by[0], " and ".join(report.asked_by[1:])
     yield "makespan", seconds(report.makespan_seconds), "; ".join(filter(None, (ratio, *absence(report))))
     policy = "" if report.plan_policy == "evalspan" else f", planned by {report.plan_policy}"
     yield "  predicted", seconds(report.predicted_makespan_seconds), f"from the plan on, by the prior{policy}"
@@ -273,8 +271,6 @@ def absence(report: Report) -> Iterator[str]:
 
 def brief(report: Report, gpu_hour_price: float | None = None) -> Iterator[list[str]]:
     """The accounting in a few lines, each in parts that belong together."""
-    if report.asked_by:
-        yield [f"asked for by {' and '.join(report.asked_by)}"]
     running = " so far" if report.status == "running" else ""
     predicted = report.predicted_makespan_seconds
     yield [

@@ -318,7 +318,6 @@ class Results(Record):
                 paused_seconds=self.paused_seconds or 0.0,
                 gpu_seconds=self.gpu_seconds,
                 scores=self.scores,
-                submitted_by="".join(self.report.asked_by[:1]),
             )
         )
 
@@ -396,7 +395,6 @@ def rows_of(point: Point) -> list[dict[str, Any]]:
         "paused_seconds": point.paused_seconds,
         "gpu_seconds": point.gpu_seconds,
         "mode": point.mode,
-        "submitted_by": point.submitted_by,
     }
     scores = [{name: getattr(score, name) for name in SCORE_COLUMNS} for score in point.scores]
     return [{**head, **score, **tail} for score in scores or [dict.fromkeys(SCORE_COLUMNS)]]

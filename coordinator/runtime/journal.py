@@ -159,6 +159,8 @@ def read_events(path: Path) -> Iterator[AnyEvent]:
     """All whole events of a journal, also of one that another process is writing. JournalError names a bad line."""
     code = ""
     for number, line in enumerate(_whole_lines(path, 0), start=1):
+        if _is_retired(line):
+            continue
         event = _event(line, f"{path}:{number}", code)
         if isinstance(event, (Accepted, Restarted)):
             code = event.code
@@ -169,7 +171,8 @@ def events_after(path: Path, offset: int) -> tuple[list[AnyEvent], int]:
     """The whole events from byte `offset` on, and the offset after them: to follow a journal as it grows."""
     events = []
     for line in _whole_lines(path, offset):
-        events.append(_event(line, f"{path}, byte {offset}"))
+        if not _is_retired(line):
+            events.append(_event(line, f"{path}, byte {offset}"))
         offset += len(line)
     return events, offset
 
@@ -178,6 +181,11 @@ def _whole_lines(path: Path, offset: int) -> Iterator[bytes]:
     with path.open("rb") as lines:
         lines.seek(offset)
         yield from itertools.takewhile(lambda line: line.endswith(b"\n"), lines)
+
+
+def _is_retired(line: bytes) -> bool:
+    """Is it of a kind that earlier versions wrote, and that decides nothing any more: who asked?"""
+    return b'"kind":"asked-for"' in line or b'"kind":"ask-withdrawn"' in line
 
 
 NEWER = {"extra_forbidden", "union_tag_invalid", "literal_error"}

@@ -18,7 +18,6 @@ from typing import NoReturn, Protocol
 
 from coordinator.allocation import cordons, demand, job_limits, prefetch
 from coordinator.allocation.allocate import Demand, Limits
-from coordinator.allocation.fair_share import Asker, in_turn
 from coordinator.base import clock
 from coordinator.base.disk_space import shortage
 from coordinator.base.isolate import isolated
@@ -29,13 +28,11 @@ from coordinator.errors import OperatorError, RetryError
 from coordinator.evaluation.events import MemoryOffered, NodesOffered, NodeWithdrawn, Offer
 from coordinator.evaluation.limits import FEWER_SECONDS
 from coordinator.evaluation.state import Phase
-from coordinator.intake.people import People
 from coordinator.runtime import gpu_names
 from coordinator.runtime.detect import Grace, limit_events
 from coordinator.runtime.effects import Performer
 from coordinator.runtime.registry import Evaluations
 from coordinator.runtime.runner import Running
-from coordinator.runtime.shares import Shares
 from evaljobs.contract.storage import make_file, make_folder
 
 JOBS, NODES = "the listing of jobs", "the listing of nodes"
@@ -79,16 +76,11 @@ class Coordinator(Evaluations):
         limits: Limits,
         pace: Pace,
         grace: Grace,
-        people: People | None = None,
-        shares: Shares | None = None,
     ) -> None:
-        """`people`, `shares`: of a shared work folder; None: it has one user."""
         super().__init__(performer, grace)
         self.cluster = cluster
         self.keeper = keeper
         self.limits = limits
-        self.people = people
-        self.shares = shares
         self.pace = pace
         self.nodes: list[NodeState] = []
         self.calls = performer.calls
@@ -129,8 +121,6 @@ class Coordinator(Evaluations):
                     self._redis_away(error)
             yield
         finally:
-            if self.shares is not None and not self._lock.removed:
-                self.shares.write()
             waiting = any(parked.open for parked in self._parked.by_id.values())
             if not waiting and not any(r.state.jobs.live for r in self.running.values()):
                 self.keeper.stop()
@@ -147,9 +137,9 @@ class Coordinator(Evaluations):
     def _make_way(self, listing: Iterable[JobState], now: float) -> None:
         """Where a limit keeps jobs out, give up what holds places of it in vain."""
         self._kept_out = job_limits.kept_out(listing)
-        states, users = self._states(), self._users()
-        first = job_limits.first_kept_out(states, self._kept_out, users)
-        self._withdraw(job_limits.given_up(states, first, users), now)
+        states = self._states()
+        first = job_limits.first_kept_out(states, self._kept_out)
+        self._withdraw(job_limits.given_up(states, first), now)
         working = {state.evaluation_id for state in self._states() if job_limits.works(state)}
         for evaluation_id in list(self.running):
             others = bool(working - {evaluation_id})
@@ -209,8 +199,6 @@ class Coordinator(Evaluations):
         for running in self.running.values():
             if running.state.ended_at is not None:
                 self._clear_converted(running.state.converted_digest)
-        if self.shares is not None:
-            self.shares.count(self._states(), now)
 
     def _leave_removed(self) -> NoReturn:
         """Cancel all jobs, which can leave nothing any more; RetryError."""
@@ -221,14 +209,10 @@ class Coordinator(Evaluations):
             f"the work folder {work} was removed: its jobs are cancelled; the same command begins anew"
         )
 
-    def _users(self) -> Mapping[str, Asker]:
-        """Users with open evaluations, by name; empty where the work folder has one user."""
-        return {} if self.shares is None else self.shares.askers(self._states())
-
     def _submit(self) -> None:
         """Submit the jobs that evaluations asked for, in the order in which evaluations are served."""
         deadline = time.monotonic() + self.pace.share
-        for state in in_turn(self._states(), self._users()):
+        for state in demand.in_turn(self._states()):
             self._guarded(state.evaluation_id, lambda r: r.submit(deadline))
 
     def _touch_lease(self) -> None:
@@ -303,7 +287,7 @@ class Coordinator(Evaluations):
     def _offer(self, now: float) -> None:
         states = self._states()
         in_use = any(state.nodes.by_name for state in states)
-        demands = demand.demands(states, self._users())
+        demands = demand.demands(states)
         every = self.pace.nodes if demands else 6 * self.pace.nodes
         wanted = (demands or in_use) and self._throttle.due("nodes", every, now)
         call = self.calls.ask(NODES, self.cluster.nodes) if wanted or self.calls.asking(NODES) else None
@@ -321,8 +305,8 @@ class Coordinator(Evaluations):
         without = self._cordoned(now) | {node for node, until in self._at_fault.items() if until > now}
         without |= demand.started_since(states, call.asked_at)
         free = [replace(n, usable=n.usable and n.name not in without) for n in self.nodes]
-        first = job_limits.first_kept_out(states, self._kept_out, self._users())
-        may = job_limits.not_behind(demands, first, self._users())
+        first = job_limits.first_kept_out(states, self._kept_out)
+        may = job_limits.not_behind(demands, first)
         offers = demand.offers(states, free, may, self._fewer(now))
         self._offers = deque((evaluation_id, nodes) for evaluation_id, nodes in offers.items() if nodes)
         self._demands = None if first is not None or now < self._few[1] else demands
@@ -357,7 +341,7 @@ class Coordinator(Evaluations):
                 node,
                 "its jobs wait for what other users have there, and another node is free",
             )
-        for evaluation_id, node in demand.in_the_way(self._states(), self.nodes, now, self._users()):
+        for evaluation_id, node in demand.in_the_way(self._states(), self.nodes, now):
             yield evaluation_id, node, "the evaluation that has its GPUs needs its memory"
 
     def _withdraw(self, lost: Iterable[tuple[str, str, str]], now: float) -> None:

@@ -23,8 +23,6 @@ from coordinator.base.isolate import isolated, traceback_of
 from coordinator.cluster import ClusterError, JobState
 from coordinator.evaluation.events import (
     AnyEvent,
-    AskedFor,
-    AskWithdrawn,
     CancelAsked,
     PriorityAsked,
     RetryAsked,
@@ -40,7 +38,6 @@ from coordinator.runtime.runner import Running
 from coordinator.runtime.status_file import (
     Ended,
     Parked,
-    read_evaluation,
     read_status,
     remove_status,
     write_ended,
@@ -215,26 +212,6 @@ class Evaluations:
     def prioritize(self, evaluation_id: str, priority: int) -> None:
         """Serve it in another order. OSError and KeyError as of `cancel`."""
         self._ask(evaluation_id, PriorityAsked(at=clock.now(), priority=priority))
-
-    def ask_for(self, evaluation_id: str, user: str) -> None:
-        """A further user asks for it. OSError and KeyError as of `cancel`."""
-        if user not in self.running[evaluation_id].state.users.asked_by:
-            self._ask(evaluation_id, AskedFor(at=clock.now(), user=user))
-
-    def withdraw_ask(self, evaluation_id: str, user: str) -> None:
-        """One of several users wants it no more. OSError and KeyError as of `cancel`."""
-        self._ask(evaluation_id, AskWithdrawn(at=clock.now(), user=user))
-
-    def asked_by(self, evaluation_id: str) -> tuple[list[str], bool]:
-        """Users who asked for an evaluation of this folder, also for one that has ended; and whether it was cancelled."""
-        if (running := self.running.get(evaluation_id)) is not None:
-            return running.state.users.asked_by, bool(running.state.ending.cancelled)
-        paths = self.performer.site.paths.evaluation(evaluation_id)
-        status = read_status(paths)
-        if isinstance(status, Ended):
-            return list(status.asked_by), bool(status.cancelled)
-        record = read_evaluation(paths)
-        return ([record.submitted_by] if record is not None and record.submitted_by else []), False
 
     def _ask(self, evaluation_id: str, event: AnyEvent) -> None:
         """Pass on what a person asked for. OSError where the evaluation is parked, or was parked by it: the event may be in

@@ -13,7 +13,6 @@ import json
 import logging
 import os
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -35,8 +34,8 @@ from coordinator.intake import admission, from_settings, sources
 from coordinator.intake.admission import NotAdmittedError
 from coordinator.intake.folder_watch import FolderWatch
 from coordinator.intake.pending import PendingCheckpoint, PendingWriter, may_pass
-from coordinator.intake.people import group_name
 from coordinator.intake.resubmit import nothing_run
+from coordinator.intake.work_folder import name_of
 from coordinator.runtime import wiring
 from coordinator.runtime.journal import Journal
 from coordinator.runtime.loop import Coordinator
@@ -71,7 +70,6 @@ class Service:
         self.coordinator = coordinator
         self.config = config
         self.paths = coordinator.performer.site.paths
-        self.people = coordinator.people
         self._pending: dict[tuple[str, str], PendingCheckpoint] = {}  # by (checkpoint, suite)
         self._writer = PendingWriter(self.paths.pending)
         self._throttle = Throttle()
@@ -120,8 +118,7 @@ class Service:
         newest.sort(key=lambda key: self._pending[key].own)  # what the settings or the user name goes last
         for key in newest[: max(0, len(self._pending) - MOST_PENDING)]:
             del self._pending[key]  # its source brings it again
-        refuse = self._writer.refuse_command
-        self._guard("commands", obey_commands, self.coordinator, None, self._commands, refuse)
+        self._guard("commands", obey_commands, self.coordinator, None, self._commands)
         self._guard("stale checkpoints", self._drop_stale)
         self._guard("pins", self._pins)
         self._write_pending(now)
@@ -136,8 +133,6 @@ class Service:
             if delivery.unsigned:
                 self._refuse_unsigned(delivery, now)
                 continue
-            if self.people is not None and not delivery.user and not delivery.wrong:
-                delivery = replace(delivery, user=self.people.daemon)  # noqa: PLW2901
             each = PendingCheckpoint(delivery.notice, since=now)
             if delivery.wrong:
                 each.add(delivery)
@@ -150,8 +145,8 @@ class Service:
 
     def _deliveries(self) -> Iterator[sources.Delivery]:
         signed = self.config.redis.url is not None
-        yield from sources.from_submissions(self.paths, self._submissions, self.people)
-        yield from sources.from_spool(self.paths, self._spool, self.people)
+        yield from sources.from_submissions(self.paths, self._submissions)
+        yield from sources.from_spool(self.paths, self._spool)
         yield from sources.from_stream(self.paths, self._stream, signed=signed)
         yield from self._watch.look()
 
@@ -181,14 +176,18 @@ class Service:
             record = self._record(each)
         except (EvalspanError, OSError, ValueError) as error:
             each.signature = ""
-            why = self._unreadable(error) or " ".join(str(error).split())
+            member = "" if each.own else each.member
+            closed = _closed_to_us(error) if member else ""
+            why = closed or " ".join(str(error).split())
             young = (
                 now - each.since < WAIT_SECONDS
             )  # it may not be whole yet, or its suite file may be edited
             passing = may_pass(error) or (young and admission.may_be_there(each.notice.checkpoint))
-            if passing and not isinstance(error, NotAdmittedError) and not self._unreadable(error):
+            if passing and not isinstance(error, NotAdmittedError) and not closed:
                 each.wait(why)
                 return False
+            if member:
+                why = f"{member}: {why}"
             return self._refuse(each, why, now)
         if each.announced and not each.why:
             return self._accept(record, each)  # announced after it was saved, and whole at the first look
@@ -205,27 +204,11 @@ class Service:
         if not each.own or suite == "default":
             suite = admission.admitted_suite(suite, watch, self._suite_files)
         if not each.own:
-            admission.check_place(notice.checkpoint, watch)
+            admission.check_place(notice.checkpoint, watch, submitted=bool(each.member))
         record = from_settings.record_of(
-            self.config,
-            notice.checkpoint,
-            suite,
-            self._inputs,
-            priority=notice.priority,
-            step=notice.step,
-            submitted_by=each.user,
+            self.config, notice.checkpoint, suite, self._inputs, priority=notice.priority, step=notice.step
         )
         return as_of_now(record, self.coordinator.performer.site)
-
-    def _unreadable(self, error: Exception) -> str:
-        """Why a member's checkpoint or suite cannot be read, where the daemon's user may not; "" for another error."""
-        cause = error if isinstance(error, OSError) else error.__cause__
-        if self.people is None or not isinstance(cause, PermissionError):
-            return ""
-        return (
-            f"{self.people.daemon}, as whom the daemon runs, may not read {cause.filename}: "
-            f"let the group {group_name(self.people.group)} read it and enter its folders"
-        )
 
     def _inputs(self, suite: SuiteSpec, model: ModelOptions) -> Inputs:
         """Source keys of a suite, looked up once a tick."""
@@ -249,24 +232,14 @@ class Service:
             running = self.coordinator.running.get(record.evaluation_id)
             if running is not None and running.state.ended_at is not None:
                 log.info("%s: %s", record.evaluation_id, nothing_run(running.state))
-            if running is not None:
-                self._ask_again(running.state, record.priority, each)
+            if running is not None and record.priority > running.state.record.priority:  # never lowered
+                self.coordinator.prioritize(record.evaluation_id, record.priority)
         except (OSError, ClusterError, EvalspanError) as error:
             each.wait(str(error))
             return False
         self._writer.accept(each.notice)
         each.done()
         return True
-
-    def _ask_again(self, state: State, priority: int, each: PendingCheckpoint) -> None:
-        """A notice raises the priority and never lowers it; in a shared work folder that of its own user's evaluation."""
-        if state.ended_at is None and self.people is not None:
-            known = state.users.asked_by or [self.people.daemon]  # it was begun before the folder was shared
-            for user in (*known, *each.users):
-                self.coordinator.ask_for(state.evaluation_id, user)
-        own = each.user in ("", state.users.payer) or state.ending.cancelled
-        if own and priority > state.record.priority:
-            self.coordinator.prioritize(state.evaluation_id, priority)
 
     def _rules(self) -> Hosting:
         """The site's rules, asked for once; after a failure, such as a wrong partition, again in RULES_SECONDS."""
@@ -288,7 +261,7 @@ class Service:
     def _refuse(self, each: PendingCheckpoint, why: str, now: float) -> bool:
         if len(self._refused) < MOST_LINES:
             log.warning("%s is not evaluated: %s", each.notice.checkpoint, why)
-        self._writer.refuse(each.notice, why, now, each.user)
+        self._writer.refuse(each.notice, why, now)
         self._refused.append(each)
         return True
 
@@ -331,6 +304,17 @@ class Service:
             with contextlib.suppress(OSError):
                 Path(pin).unlink()
         self._pinned = wanted
+
+
+def _closed_to_us(error: Exception) -> str:
+    """Why a checkpoint or suite cannot be read, where the daemon's user may not; "" for another error."""
+    cause = error if isinstance(error, OSError) else error.__cause__
+    if not isinstance(cause, PermissionError):
+        return ""
+    return (
+        f"{name_of(os.geteuid())}, as whom the daemon runs, may not read {cause.filename}: let the group read it and "
+        "enter its folders"
+    )
 
 
 def _is_there(place: Path) -> bool:

@@ -45,7 +45,6 @@ class Ended(Kept):
     stragglers: Mapping[str, float]  # trial -> its time as a multiple of the other trials' time
     errors: Mapping[str, str]
     warnings: tuple[str, ...]
-    asked_by: tuple[str, ...] = ()
 
     @property
     def result(self) -> str:
@@ -112,7 +111,6 @@ def ended_of(state: State, journal_bytes: int) -> Ended:
         stragglers=dict(state.trials.stragglers),
         errors={e.name: e.error for e in state.entries if e.error},
         warnings=tuple(dict.fromkeys(state.warnings))[-WARNINGS:],
-        asked_by=tuple(state.users.asked_by),
     )
 
 

@@ -15,6 +15,7 @@ from coordinator.errors import OperatorError
 from coordinator.evaluation.records import checkpoint_name, id_stem
 from coordinator.intake import pending, resubmit, sources
 from coordinator.intake.suites import load_suite
+from coordinator.intake.work_folder import refuse_guest
 from coordinator.runtime.journal import Journal, WorkLock, is_daemon
 from coordinator.runtime.replay import Follower, find_folder
 from coordinator.runtime.status_file import Ended, Parked, read_evaluation, read_status
@@ -40,6 +41,8 @@ def send(
     paths: WorkPaths, evaluation_id: str, notice: sources.Notice, answer: resubmit.Submitted, daemon: str
 ) -> Submission:
     """Leave the notice and the command that `answer` asks for. `daemon`: the command that starts one."""
+    if answer.again:
+        refuse_guest(paths.root)  # a command follows
     status = read_status(paths.evaluation(evaluation_id))
     ended = status.journal_bytes if answer.again and isinstance(status, Ended) else None
     sent = []
@@ -48,7 +51,7 @@ def send(
     if answer.again:
         from coordinator.runtime.operator_commands import Command, leave_command  # noqa: PLC0415 (loads redis)
 
-        sent.append(leave_command(paths, Command(command="retry", evaluation_id=evaluation_id, submits=True)))
+        sent.append(leave_command(paths, Command(command="retry", evaluation_id=evaluation_id)))
     holder = WorkLock(paths.lock).holder()
     waits = answer.announce or answer.again or (answer.what == "known" and not holder)
     return Submission(
@@ -84,8 +87,7 @@ def withdrawn(settings: Config, name: str) -> str:
     A daemon may be accepting it at this moment: a running one gets a command to cancel it, too.
     """
     paths = WorkPaths(settings.work_dir)
-    mine = [each for each in sources.from_submissions(paths) if sources.may_withdraw(paths, each)]
-    ids = {each.evaluation_id for each in mine} - {""}
+    ids = {each.evaluation_id for each in sources.from_submissions(paths)} - {""}
     found = sorted(i for i in ids if i.startswith(name) or i.endswith(f"-{name}"))
     found = [name] if name in ids else found
     if len(found) > 1:

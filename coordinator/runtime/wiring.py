@@ -28,12 +28,10 @@ from coordinator.errors import OperatorError, RetryError
 from coordinator.evaluation.job_specs import precursor_memory_mb, trial_memory_mb
 from coordinator.evaluation.records import EvaluationRecord
 from coordinator.intake.from_settings import hung_seconds, lm_eval_version, site_of, slots
-from coordinator.intake.people import People
 from coordinator.runtime.cluster_calls import ClusterCalls
 from coordinator.runtime.detect import Grace
 from coordinator.runtime.effects import Performer
 from coordinator.runtime.loop import Coordinator, Keeper, Pace
-from coordinator.runtime.shares import Shares
 from coordinator.services.redis_server import RedisServer, SiteRedis, local_address_towards
 from evaljobs.contract.paths import WorkPaths
 from evaljobs.queue.redis_client import RedisAddress
@@ -255,7 +253,6 @@ def coordinator_of(config: Config) -> Coordinator:
         calls=calls,
     )
     poll = config.cluster.poll_seconds
-    people = People.of(config.work_dir, config.users.admins)
     lease = min(Pace().lease, config.stage.lease_seconds / 6)  # between two touches
     return Coordinator(
         performer=performer,
@@ -265,7 +262,6 @@ def coordinator_of(config: Config) -> Coordinator:
             max_nodes=config.borrow.max_nodes,
             max_gpus=config.borrow.max_gpus,
             leave_nodes_free=config.borrow.leave_nodes_free,
-            user_gpus=None if people is None else config.users.max_gpus,
         ),
         pace=Pace(tick=0.1, jobs=0.2, nodes=1.0, lease=lease)
         if local
@@ -273,6 +269,4 @@ def coordinator_of(config: Config) -> Coordinator:
         grace=Grace(lost=2.0, uncertain=1.0, hung=hung_seconds(config))
         if local
         else Grace(lost=max(30.0, 3 * poll), outcome=3.0, hung=hung_seconds(config)),
-        people=people,
-        shares=None if people is None else Shares(site.paths, 3600 * config.users.half_life_hours),
     )

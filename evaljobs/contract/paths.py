@@ -147,8 +147,6 @@ class WorkPaths:
         # File WORK_DIR/pending.json: pending checkpoints with their reasons, and those refused within a week | the coordinator |
         # stays
         self.pending = self.root / "pending.json"
-        # File WORK_DIR/users.json: GPU seconds that users have used, with shared_group | the coordinator | stays
-        self.users = self.root / "users.json"
         # File WORK_DIR/watched.json: checkpoints of watched folders that were taken, while they are there | the coordinator |
         # stays
         self.watched = self.root / "watched.json"

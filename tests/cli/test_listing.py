@@ -42,7 +42,7 @@ def row(**more: Any) -> dict[str, Any]:
         "stage": "building requests", "shards_done": 3, "shards": 17, "trials": 2, "scored": 1, "entries": 4,
         "accepted_at": NOW - 75, "ended_at": None, "age_seconds": 75.0, "makespan_seconds": None, "eta_seconds": None,
         "stopped": False, "stragglers": {}, "waits_seconds": None, "waits_for": [], "errors": {}, "nodes_aside": {},
-        "held_jobs": {}, "failed_jobs": {}, "trackers": {}, "asked_by": [], "fault": None, "scores": [],
+        "held_jobs": {}, "failed_jobs": {}, "trackers": {}, "fault": None, "scores": [],
     }  # fmt: skip
     return {**known, **more}
 
@@ -63,23 +63,6 @@ def drawn(width: int, *rows: dict[str, Any], whole: bool = False, now: float = N
     for line in show_rows(rows, width, now, whole=whole):
         console.print(line, soft_wrap=True)
     return out.getvalue()
-
-
-@pytest.mark.parametrize("width", [40, 120, 200])
-def test_who_asked_is_shown_where_a_work_folder_has_several_users(width):
-    assert "user" not in drawn(width, row())
-    text = drawn(width, row(asked_by=["ann", "bob"]), ended())
-    assert "ann,bob" in text
-    refused = pending.PendingFile(
-        waiting=(pending.Waiting(checkpoint="/c", suite="s", since=0, why="no room", user="ann"),),
-        refused_commands=(
-            pending.RefusedCommand(command="cancel", user="bob", at=NOW, why="ann asked for it"),
-        ),
-    )
-    lines = " ".join(" ".join(str(line) for line in show_pending(refused, 200, NOW)).split())
-    assert "by ann" in lines
-    assert "cancel by bob was refused" in lines
-    assert "ann asked for it" in lines
 
 
 @pytest.mark.parametrize("width", [40, 80, 120, 200])

@@ -40,21 +40,21 @@ SUBJECT = {  # folder -> the evaluation of it that `report` is asked for, by the
     "oldest": "step-2000",
 }
 SCORE = "task metric filter value stderr higher_is_better"
-POINT = "evaluation_id suite checkpoint step status mode makespan_seconds paused_seconds gpu_seconds cost submitted_by"
+POINT = "evaluation_id suite checkpoint step status mode makespan_seconds paused_seconds gpu_seconds cost"
 # command -> its fields; a field of a list or record is followed by the fields of its members
 FIELDS: dict[str, dict[str, Any]] = {
     "status": {
-        "": "schema_version daemon holder kept_back_seconds refused_commands",
-        "waiting": {"": "checkpoint suite since why evaluation_id user"},
-        "refused": {"": "checkpoint suite at why user"},
+        "": "schema_version daemon holder kept_back_seconds",
+        "waiting": {"": "checkpoint suite since why evaluation_id"},
+        "refused": {"": "checkpoint suite at why"},
         "evaluations": {
             "": "evaluation_id suite mode step checkpoint stage stopped shards_done shards scored entries accepted_at"
-            " ended_at makespan_seconds asked_by errors fault warnings waits_for nodes_aside held_jobs failed_jobs trackers",
+            " ended_at makespan_seconds errors fault warnings waits_for nodes_aside held_jobs failed_jobs trackers",
             "scores": {"": SCORE},
         },
     },
     "report": {
-        "": "schema_version evaluation_id checkpoint step suite mode token_budget status asked_by accepted_at"
+        "": "schema_version evaluation_id checkpoint step suite mode token_budget status accepted_at"
         " makespan_seconds predicted_makespan_seconds lower_bound_seconds ratio stages gpu_seconds gpu_busy_fraction nodes"
         " staged_bytes storage_bytes metric_seconds judge tokens reused reused_scores paused_seconds waited_seconds"
         " limited_seconds warnings scores groups versions n-shot higher_is_better n-samples",

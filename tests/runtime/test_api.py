@@ -35,7 +35,7 @@ from evaljobs.contract.paths import EvaluationPaths, WorkPaths
 COLUMNS = {
     "evaluation_id", "suite", "step", "checkpoint", "status", "task", "filter", "metric", "value", "stderr",
     "documents", "n_shot", "version", "higher_is_better", "makespan_seconds", "paused_seconds",
-    "gpu_seconds", "mode", "submitted_by",
+    "gpu_seconds", "mode",
 }  # fmt: skip
 
 

@@ -24,7 +24,7 @@ from coordinator.runtime.halts import STOPPED
 from coordinator.runtime.journal import DAEMON, is_daemon
 
 HEADS = {
-    "step": "step", "checkpoint": "checkpoint", "suite": "suite", "user": "user", "state": "state", "scored": "scored", "time": "time",
+    "step": "step", "checkpoint": "checkpoint", "suite": "suite", "state": "state", "scored": "scored", "time": "time",
     "scores": "scores", "id": "evaluation",
 }  # fmt: skip
 ID_HAS = ("checkpoint", "suite")  # they are in the id, too
@@ -68,11 +68,8 @@ def show_rows(rows: Sequence[Row], width: int, now: float, *, whole: bool = Fals
             yield Text(_line(cell, layout, widths), style=_style(row))
         else:
             yield Text(cell["id"], style="bold")
-            by = f"by {cell['user']}" if cell["user"] else ""
-            said = (f"step {cell['step']}", by, cell["state"], f"{cell['scored']} scored", cell["time"])
-            yield from (
-                Text(line) for line in wrapped(", ".join(filter(None, said)), width, first="  ", rest="  ")
-            )
+            said = f"step {cell['step']}, {cell['state']}, {cell['scored']} scored, {cell['time']}"
+            yield from (Text(line) for line in wrapped(said, width, first="  ", rest="  "))
         if "scores" not in layout and _scores(row):
             yield Text(BELOW + fitted(_scores(row), width - len(BELOW)), style="cyan")
         for what, style in _notes(row, whole=whole):
@@ -83,9 +80,7 @@ def show_rows(rows: Sequence[Row], width: int, now: float, *, whole: bool = Fals
 
 def _layout(cells: Sequence[Mapping[str, str]], scores: int, width: int) -> tuple[str, ...]:
     """The richest columns that fit; () where none do. `scores`: least characters of that column; 0: there are none."""
-    users = any(cell["user"] for cell in cells)
-    layouts = [tuple(c for c in one if users or c != "user") for one in LAYOUTS]
-    for layout in (one for one in layouts if scores or "scores" not in one):
+    for layout in (one for one in LAYOUTS if scores or "scores" not in one):
         least = {c: max(len(HEADS[c]), *(len(x[c]) for x in cells)) for c in layout if c != "scores"}
         room = width - sum(least.values()) - len(GAP) * (len(layout) - 1)
         if room >= (scores if "scores" in layout else 0):
@@ -104,7 +99,6 @@ def _cells(row: Row, now: float) -> dict[str, str]:
         "step": "-" if row["step"] is None else str(row["step"]),
         "checkpoint": "/".join(Path(row["checkpoint"]).parts[-2:]),
         "suite": row["suite"],
-        "user": ",".join(row["asked_by"]),
         "state": _state(row, now),
         "scored": f"{row['scored']}/{row['entries']}",
         "time": seconds(taken if taken is not None else row["age_seconds"]),
@@ -166,31 +160,22 @@ def _mishaps(row: Row) -> Iterator[str]:
 
 
 def show_pending(checkpoints: PendingFile, width: int, now: float) -> Iterator[Text]:
-    """Pending checkpoints, refused ones and refused commands, by their reason. `now`: unix seconds."""
+    """Pending checkpoints and refused ones, by their reason. `now`: unix seconds."""
     waiting: dict[str, list[str]] = {}
     for one in checkpoints.waiting:
-        named = (f"  {one.evaluation_id}" if one.evaluation_id else "") + _by(one.user)
+        named = f"  {one.evaluation_id}" if one.evaluation_id else ""
         said = f"{one.checkpoint}  suite {_suite(one.suite)}  for {seconds(now - one.since)}{named}"
         waiting.setdefault(one.why, []).append(said)
     refused: dict[str, list[str]] = {}
     for bad in reversed(checkpoints.refused):
-        said = f"{bad.checkpoint}  suite {_suite(bad.suite)}  at {clock_time(bad.at, now)}{_by(bad.user)}"
+        said = f"{bad.checkpoint}  suite {_suite(bad.suite)}  at {clock_time(bad.at, now)}"
         refused.setdefault(bad.why, []).append(said)
     yield from _by_reason("waits", "wait", waiting, width, "yellow")
     yield from _by_reason("was refused", "were refused", refused, width, "red")
-    for command in reversed(checkpoints.refused_commands):
-        said = (
-            f"{command.command} by {command.user} was refused at {clock_time(command.at, now)}: {command.why}"
-        )
-        yield from (Text(line, style="red") for line in wrapped(said, width, rest="  "))
     if checkpoints.unsigned:
         last = clock_time(checkpoints.unsigned_at, now)
         said = f"notices in Redis refused without this work folder's signature: {checkpoints.unsigned}, the last at {last}"
         yield from (Text(line, style="red") for line in wrapped(said, width, rest="  "))
-
-
-def _by(user: str) -> str:
-    return f"  by {user}" if user else ""
 
 
 def _by_reason(

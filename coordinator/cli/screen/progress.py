@@ -105,13 +105,13 @@ def waits_of(state: State, now: float, listed: Sequence[JobState] = (), *, timed
     return said
 
 
-Turn = tuple[str, float, float]  # the user who pays, -priority, accepted at (unix seconds)
+Turn = tuple[float, float]  # -priority, accepted at (unix seconds)
 
 
 def ahead_of(evaluation_id: str, turns: Mapping[str, Turn]) -> list[str]:
-    """A sentence on the same user's evaluations that are served before one that waits."""
+    """A sentence on the evaluations that are served before one that waits."""
     own = turns[evaluation_id]
-    first = [other for other, turn in turns.items() if turn[0] == own[0] and turn < own]
+    first = [other for other, turn in turns.items() if turn < own]
     if len(first) > 1:
         return [f"{len(first)} evaluations are served before it"]
     return [f"{other} is served before it" for other in first]
@@ -123,7 +123,7 @@ def with_turn(waits: Sequence[str], ahead: Sequence[str]) -> list[str]:
 
 
 def turn_of(state: State) -> Turn:
-    return state.users.payer, -state.record.priority, state.record.accepted_at
+    return -state.record.priority, state.record.accepted_at
 
 
 def about(left: float) -> str:

@@ -142,8 +142,6 @@ def say_what_is_taken(
         include={"max_nodes", "max_gpus", "leave_nodes_free"}, exclude_defaults=True
     ):
         said.append("or [borrow] allows no more: " + ", ".join(f"{k} = {v}" for k, v in bounds.items()))
-    if config.users.max_gpus is not None and any(row["asked_by"] for row, _ in found):
-        said.append(f"or [users] max_gpus = {config.users.max_gpus} allows the user no more")
     for row, need in found:
         mine = ", ".join(filter(None, [*said, need.left_out(nodes)]))
         row["waits_for"] = [mine if what == NO_SLOT else what for what in row["waits_for"]]
@@ -151,10 +149,7 @@ def say_what_is_taken(
 
 def _count_ahead(rows: Sequence[Row], others: Sequence[Row]) -> None:
     """Say of each of `rows` that waits how many of all are served before it."""
-    turns = {
-        r["evaluation_id"]: ("".join(r["asked_by"][:1]), -r.pop("priority", 0), r["accepted_at"])
-        for r in (*rows, *others)
-    }
+    turns = {r["evaluation_id"]: (-r.pop("priority", 0), r["accepted_at"]) for r in (*rows, *others)}
     there = {
         name: turns[name] for r in (*rows, *others) if r["stage"] not in OVER and (name := r["evaluation_id"])
     }
@@ -205,7 +200,7 @@ def _blank(paths: EvaluationPaths) -> Row:
         "shards_done": 0, "shards": 0, "trials": 0, "scored": 0, "entries": 0, "accepted_at": 0.0, "ended_at": None,
         "age_seconds": 0.0, "makespan_seconds": None, "eta_seconds": None, "stopped": False, "jobs_left": 0, "nodes_aside": {},
         "held_jobs": {}, "waits_seconds": None, "waits_for": [], "stragglers": {}, "errors": {}, "warnings": [],
-        "asked_by": [], "fault": None, "scores": [], "failed_jobs": {}, "trackers": {}, "folder": str(paths.root),
+        "fault": None, "scores": [], "failed_jobs": {}, "trackers": {}, "folder": str(paths.root),
     }  # fmt: skip
 
 
@@ -228,7 +223,6 @@ def _row_of_state(
         "mode": state.record.suite.mode or "exact",
         "step": state.record.checkpoint.step,
         "checkpoint": state.record.checkpoint.announced,
-        "asked_by": list(state.users.asked_by),
         "priority": state.record.priority,
         "stage": stage_of(state, now, queue) if parked is None else word_of(parked),
         "shards_done": done_shards(state),
@@ -286,7 +280,6 @@ def row_of_ended(ended: Ended, paths: EvaluationPaths) -> Row:
         "mode": ended.mode,
         "step": ended.step,
         "checkpoint": ended.checkpoint,
-        "asked_by": list(ended.asked_by),
         "stage": "cancelled" if ended.cancelled else "ended",
         "shards_done": ended.shards_done,
         "shards": ended.shards,
@@ -311,7 +304,6 @@ def _row_of_record(paths: EvaluationPaths, parked: Parked | None, why: str) -> R
             "mode": record.suite.mode or "exact",
             "step": record.checkpoint.step,
             "checkpoint": record.checkpoint.announced,
-            "asked_by": [record.submitted_by] if record.submitted_by else [],
             "priority": record.priority,
             "entries": len(record.suite.tasks),
             "accepted_at": record.accepted_at,

@@ -150,13 +150,13 @@ class Shared:
         for name, node in demand.in_the_way(states, nodes, self.now):
             tenant = next(t for t in self.open if t.state.evaluation_id == name)
             tenant.take([ev.NodeWithdrawn(at=self.now, node=node, reason="memory")])
-        first = job_limits.first_kept_out(states, self.kept_out(), {})
-        for name, node, why in list(job_limits.given_up(states, first, {})):
+        first = job_limits.first_kept_out(states, self.kept_out())
+        for name, node, why in list(job_limits.given_up(states, first)):
             tenant = next(t for t in self.open if t.state.evaluation_id == name)
             tenant.take([ev.NodeWithdrawn(at=self.now, node=node, reason=why)])
         demands = demand.demands(states)
         limits = replace(self.limits, max_nodes=self.few[0]) if self.now < self.few[1] else self.limits
-        offered = demand.offers(states, nodes, job_limits.not_behind(demands, first, {}), limits)
+        offered = demand.offers(states, nodes, job_limits.not_behind(demands, first), limits)
         waiting, held = demand.waiting(states, demands), demand.held(states)
         staged = prefetch.choose(nodes, waiting, held, self.limits, share=self.share)
         if first is not None or self.now < self.few[1]:
