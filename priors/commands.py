@@ -1,4 +1,4 @@
-"""Results of `evalspan priors show | fit | import | export`, as JSON-able values.
+"""Results of `evalspan priors show | import | export`, as JSON-able values.
 
 Rule: a file that is no table of observations raises ValueError with file and line.
 """
@@ -6,74 +6,47 @@ Rule: a file that is no table of observations raises ValueError with file and li
 from __future__ import annotations
 
 import json
-from math import exp
 from pathlib import Path
 from typing import Any
 
-from priors.estimate import percentile_95
-from priors.fit import Learnt
-from priors.hardware import cold_rates
-from priors.table import merge, parse, read
+from priors.estimate import Learnt, Prediction, rates_of
+from priors.table import Observation, Place, merge, parse, read
 
 
 def show(path: Path) -> dict[str, Any]:
-    """Every observed task by hardware, engine and mode: runs, the last run's seconds, the learnt residual."""
-    learnt = Learnt(read(path))
-    history = learnt.timed
-    rows = []
-    for task, place in sorted({(one.task, one.place) for one in history}):
-        own = [one for one in history if (one.task, one.place) == (task, place)]
-        own_residual = learnt.residual(task, place)
-        hardware, engine, mode = place
-        rows.append(
+    """Every observed task by hardware, engine and mode, and of each of these places its rates and ratio."""
+    observations = read(path)
+    learnt = Learnt(observations)
+    tasks = []
+    last: dict[Place, Observation] = {}
+    for (task, place), runs in sorted(learnt.runs.items()):
+        ratio, newest = learnt.ratio(task, place), runs[-1]
+        late = Prediction(seconds=1.0, sigma=ratio.sigma).late
+        seen = newest.model_dump(include={"documents", "inference_seconds", "metric_seconds", "at"})
+        tasks.append(
             {
                 "task": task,
-                "hardware": hardware,
-                "engine": engine,
-                "mode": mode,
-                "observations": len(own),
-                "documents": own[-1].documents,
-                "inference_seconds": own[-1].inference_seconds,
-                "metric_seconds": own[-1].metric_seconds,
-                "factor": exp(own_residual.mean),
-                "sigma": own_residual.sigma,
-                "p95_over_median": percentile_95(1.0, own_residual.sigma),
-                "at": own[-1].at,
+                **_named(place),
+                "observations": len(runs),
+                **seen,
+                "factor": ratio.factor,
+                "sigma": ratio.sigma,
+                "p95_over_median": late,
             }
         )
-    return {"schema_version": 1, "observations": len(history), "tasks": rows}
-
-
-def fit(path: Path) -> dict[str, Any]:
-    """Rates learnt per hardware, engine and mode, for the model size and batch size seen last."""
-    learnt = Learnt(read(path))
-    history = learnt.timed
-    rows = []
-    for place in sorted({one.place for one in history}):
-        last = [one for one in history if one.place == place][-1]
-        speed = learnt.speed(place)
-        hardware, engine, mode = place
-        cold = cold_rates(
-            model_parameters=last.model_parameters,
-            hardware=hardware,
-            engine=engine,
-            batch_size=last.batch_size,
-        )
-        rows.append(
-            {
-                "hardware": hardware,
-                "engine": engine,
-                "mode": mode,
-                "observations": speed.observations,
-                "model_parameters": last.model_parameters,
-                "batch_size": last.batch_size,
-                "prefill_tokens_per_second": cold.prefill_per_second / exp(speed.prefill),
-                "generated_tokens_per_second": cold.generated_per_second / exp(speed.generated),
-                "prefill_factor": exp(speed.prefill),
-                "generated_factor": exp(speed.generated),
-            }
-        )
-    return {"schema_version": 1, "speeds": rows}
+        last[place] = max(last.get(place, newest), newest, key=lambda one: one.at)
+    speeds = [
+        {
+            **_named(place),
+            "model_parameters": one.model_parameters,
+            "batch_size": one.batch_size,
+            "prefill_tokens_per_second": rates_of(one).prefill_per_second / learnt.places[place],
+            "generated_tokens_per_second": rates_of(one).generated_per_second / learnt.places[place],
+            "factor": learnt.places[place],
+        }
+        for place, one in sorted(last.items())
+    ]
+    return {"schema_version": 1, "observations": len(observations), "tasks": tasks, "speeds": speeds}
 
 
 def import_file(path: Path, file: Path) -> dict[str, Any]:
@@ -97,6 +70,10 @@ def import_file(path: Path, file: Path) -> dict[str, Any]:
 def export(path: Path) -> list[dict[str, Any]]:
     """Every observation, oldest line first. `import` reads this array, or one object per line."""
     return [one.model_dump(mode="json") for one in read(path)]
+
+
+def _named(place: Place) -> dict[str, str]:
+    return dict(zip(("hardware", "engine", "mode"), place, strict=True))
 
 
 def _as_lines(text: bytes, name: str) -> bytes:

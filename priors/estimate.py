@@ -1,36 +1,30 @@
 """Predicts seconds, with a spread, of every batch, of a metric and of a model load. Pure.
 
-Rule: predictions are medians; the spread is of log seconds, so the 95th percentile is
-median · exp(1.645 sigma). Called by `make_plan` and `from_suite`.
+    seconds = (batches · a + prefill / R_p + expected generated / R_d) · median ratio of the last five runs
+
+Rule: predictions are medians; the spread is of log seconds. The ratio, real over formula, is of a task's runs on this
+hardware and engine in this mode; of a task without a run there, the median over the tasks that have one; without any
+run, 1. The order of observations counts only through their time. Called by `make_plan` and `from_suite`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from math import exp, log, sqrt
+from math import exp, hypot, sqrt
+from statistics import median
 
-from priors.fit import Learnt, Residual, expected_generated, residual
 from priors.hardware import Rates, cold_rates, nominal
 from priors.sizes import known
-from priors.table import MEASURABLE
+from priors.table import MEASURABLE, RUNS, Observation, Place
 
-__all__ = [
-    "BatchPrediction",
-    "Features",
-    "Learnt",
-    "MetricPrediction",
-    "Rates",
-    "load_percentile_95",
-    "percentile_95",
-    "predict_batches",
-    "predict_load",
-    "predict_metric",
-    "rates",
-]
-
+SIGMA_TASK = 0.4
+"""Spread of log seconds between tasks without a run (41 published runs: 0.40)."""
+SIGMA_RUN = 0.1
+"""Spread of one task's log seconds from checkpoint to checkpoint."""
 SIGMA_HARDWARE = 0.5
-"""Added spread of hardware without nominal figures and without observations."""
+"""Added spread of hardware without nominal figures and without a run."""
 SIGMA_METRIC = 0.7
 """Spread of log metric seconds between tasks: most shipped figures are estimates."""
 SIGMA_METRIC_RUN = 0.2
@@ -56,9 +50,31 @@ class Features:
     mode: str = "exact"
 
     @property
-    def place(self) -> tuple[str, str, str]:
+    def place(self) -> Place:
         """As of `Observation`."""
         return self.hardware, self.engine, self.mode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ratio:
+    """Real seconds over the formula's: the median of the newest runs. `sigma`: spread of the next run's log around it."""
+
+    factor: float
+    sigma: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """Median seconds and the spread of their log. `at_once`: the most jobs of a metric at once; None: unknown."""
+
+    seconds: float
+    sigma: float
+    at_once: int | None = None
+
+    @property
+    def late(self) -> float:
+        """Seconds that one run in twenty exceeds."""
+        return self.seconds * exp(1.645 * self.sigma)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,34 +85,25 @@ class BatchPrediction:
     sigma: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MetricPrediction:
-    """Median CPU seconds of a task's whole metric. `at_once`: its most jobs at once; None: unknown."""
+class Learnt:
+    """A history prepared for many predictions: sorted, grouped by task and place."""
 
-    seconds: float
-    sigma: float
-    at_once: int | None = None
+    def __init__(self, history: Iterable[Observation]) -> None:
+        self.all = sorted(history, key=lambda one: one.at)
+        self.runs: dict[tuple[str, Place], list[Observation]] = defaultdict(list)
+        for one in self.all:
+            if one.inference_seconds >= MEASURABLE:
+                self.runs[one.task, one.place].append(one)
+        factors: dict[Place, list[float]] = defaultdict(list)
+        for task, place in self.runs:
+            factors[place].append(self.ratio(task, place).factor)
+        self.places = {place: median(each) for place, each in factors.items()}
 
-
-def percentile_95(median: float, sigma: float) -> float:
-    """Seconds that one run in twenty exceeds."""
-    return median * exp(1.645 * sigma)
-
-
-def rates(features: Features, learnt: Learnt) -> Rates:
-    """Learnt tokens per second of a model on this hardware and engine, without task residuals."""
-    cold = cold_rates(
-        model_parameters=features.model_parameters,
-        hardware=features.hardware,
-        engine=features.engine,
-        batch_size=features.batch_size,
-    )
-    speed = learnt.speed(features.place)
-    return Rates(
-        prefill_per_second=cold.prefill_per_second / exp(speed.prefill),
-        generated_per_second=cold.generated_per_second / exp(speed.generated),
-        batch_seconds=cold.batch_seconds,
-    )
+    def ratio(self, task: str, place: Place) -> Ratio:
+        """Of a task's inference in a place."""
+        if own := self.runs.get((task, place)):
+            return _ratio([one.inference_seconds / _formula(one) for one in own], SIGMA_TASK, SIGMA_RUN)
+        return Ratio(factor=self.places.get(place, 1.0), sigma=hypot(SIGMA_TASK, SIGMA_RUN))
 
 
 def predict_batches(
@@ -111,73 +118,88 @@ def predict_batches(
     """
     if len(prefill_tokens) != len(generated_tokens):
         raise ValueError("every batch needs its prefill and its generated tokens")
-    at = rates(features, learnt)
-    own = learnt.residual(features.task, features.place)
-    factor = exp(own.mean)
+    rates, own = rates_of(features), learnt.ratio(features.task, features.place)
     seconds = tuple(
-        factor
-        * (
-            at.batch_seconds
-            + prefill / at.prefill_per_second
-            + expected_generated(cap, features.batch_size) / at.generated_per_second
-        )
+        own.factor * _seconds(rates, 1, prefill, cap, features.batch_size)
         for prefill, cap in zip(prefill_tokens, generated_tokens, strict=True)
     )
-    known_hardware = features.hardware == "cpu" or nominal(features.hardware) is not None
-    seen = known_hardware or any(one.hardware == features.hardware for one in learnt.timed)
-    sigma = own.sigma if seen else sqrt(own.sigma**2 + SIGMA_HARDWARE**2)
-    return BatchPrediction(seconds=seconds, sigma=sigma)
+    hardware = features.hardware
+    seen = hardware == "cpu" or nominal(hardware) is not None or any(hardware == h for h, *_ in learnt.places)
+    return BatchPrediction(seconds=seconds, sigma=own.sigma if seen else hypot(own.sigma, SIGMA_HARDWARE))
 
 
 def predict_metric(
     task: str, documents: int, executes: bool, learnt: Learnt, *, together: int = 1
-) -> MetricPrediction:
+) -> Prediction:
     """CPU seconds of a task's metric; `executes`: it runs programs or sends requests to a judge.
 
     `together`: tasks that one job scores, such as a group's: they share its start.
     """
-    logs = [
-        log(one.metric_seconds / _cold_metric(task, one.documents, executes))
-        for one in learnt.by_task.get(task, ())
-        if one.metric_seconds >= MEASURABLE and one.documents > 0
-    ]
-    own = residual(logs, sigma_before=SIGMA_METRIC, sigma_run=SIGMA_METRIC_RUN)
     row = known(task)
-    return MetricPrediction(
-        seconds=_cold_metric(task, documents, executes, together) * exp(own.mean) if documents else 0.0,
+    fits = row is not None and row.documents and executes == (row.kind in {"code", "judge"})
+    each = EXECUTE_SECONDS if executes else SCORE_SECONDS
+    if row is not None and fits:
+        each = row.metric_seconds / row.documents
+    own = _ratio(
+        [
+            one.metric_seconds / (JOB_SECONDS + one.documents * each)
+            for one in learnt.all
+            if one.task == task and one.metric_seconds >= MEASURABLE and one.documents
+        ],
+        SIGMA_METRIC,
+        SIGMA_METRIC_RUN,
+    )
+    return Prediction(
+        seconds=own.factor * (JOB_SECONDS / together + documents * each) if documents else 0.0,
         sigma=own.sigma,
         at_once=JUDGES_AT_ONCE if executes and row is not None and row.kind == "judge" else None,
     )
 
 
-def predict_load(model_bytes: int, hardware: str, learnt: Learnt) -> float:
+def predict_load(model_bytes: int, hardware: str, learnt: Learnt) -> Prediction:
     """Seconds from a trial's start to its first batch: interpreter, imports, weights from node memory."""
-    own = _load_residual(hardware, learnt)
-    return _cold_load(model_bytes, hardware) * exp(own.mean)
 
+    def cold(size: int) -> float:
+        # 14 GB to a GPU in 10 s, with start-up (shipped portfolio); tmpfs gives 4.8 GB/s
+        return 7.0 + max(0, size) / (2e9 if hardware == "cpu" else 4.8e9)
 
-def load_percentile_95(model_bytes: int, hardware: str, learnt: Learnt) -> float:
-    """Seconds that one load in twenty exceeds."""
-    own = _load_residual(hardware, learnt)
-    return percentile_95(_cold_load(model_bytes, hardware) * exp(own.mean), own.sigma)
-
-
-def _load_residual(hardware: str, learnt: Learnt) -> Residual:
-    logs = [
-        log(one.load_seconds / _cold_load(2 * one.model_parameters, hardware))
+    seen = [
+        one.load_seconds / cold(2 * one.model_parameters)
         for one in learnt.all
         if one.hardware == hardware and one.load_seconds and one.load_seconds >= MEASURABLE
     ]
-    return residual(logs, sigma_before=SIGMA_METRIC, sigma_run=SIGMA_METRIC_RUN)
+    own = _ratio(seen, SIGMA_METRIC, SIGMA_METRIC_RUN)
+    return Prediction(seconds=own.factor * cold(model_bytes), sigma=own.sigma)
 
 
-def _cold_metric(task: str, documents: int, executes: bool, together: int = 1) -> float:
-    row = known(task)
-    if row is not None and row.documents and executes == (row.kind in {"code", "judge"}):
-        return JOB_SECONDS / together + documents * row.metric_seconds / row.documents
-    return JOB_SECONDS / together + documents * (EXECUTE_SECONDS if executes else SCORE_SECONDS)
+def rates_of(one: Features | Observation) -> Rates:
+    """Tokens per second without a run."""
+    return cold_rates(
+        model_parameters=one.model_parameters,
+        hardware=one.hardware,
+        engine=one.engine,
+        batch_size=one.batch_size,
+    )
 
 
-def _cold_load(model_bytes: int, hardware: str) -> float:
-    """14 GB to a GPU in 10 s, with start-up (shipped portfolio); tmpfs gives 4.8 GB/s."""
-    return 7.0 + max(0, model_bytes) / (2e9 if hardware == "cpu" else 4.8e9)
+def _ratio(seen: Sequence[float], between: float, within: float) -> Ratio:
+    """`seen`: oldest first. `between` tasks and `within` one task's runs: spreads of the log."""
+    newest = seen[-RUNS:]
+    if not newest:
+        return Ratio(factor=1.0, sigma=hypot(between, within))
+    return Ratio(factor=median(newest), sigma=within * sqrt(1 + 1 / len(newest)))
+
+
+def _formula(one: Observation) -> float:
+    batches = max(1.0, one.documents / one.batch_size)
+    return _seconds(rates_of(one), batches, one.prefill_tokens, one.generated_tokens, one.documents)
+
+
+def _seconds(rates: Rates, batches: float, prefill: int, cap: int, requests: float) -> float:
+    """Of requests under a summed cap, of which 0.35 and 4 a request are generated (shipped portfolio)."""
+    generated = min(cap, 0.35 * cap + 4 * requests)
+    return (
+        batches * rates.batch_seconds
+        + prefill / rates.prefill_per_second
+        + generated / rates.generated_per_second
+    )

@@ -31,61 +31,37 @@ class Rates:
     batch_seconds: float
 
 
-NOMINAL: dict[str, tuple[float, float]] = {
-    # name: (dense bf16 or fp16 FLOP/s, memory bytes/s), from the vendors' data sheets
-    "gb200": (2.5e15, 8.0e12),
-    "gh200": (989e12, 4.0e12),
-    "b200": (2.25e15, 8.0e12),
-    "b100": (1.75e15, 8.0e12),
-    "h200": (989e12, 4.8e12),
-    "h100": (989e12, 3.35e12),
-    "h800": (989e12, 3.35e12),
-    "h20": (148e12, 4.0e12),
-    "a100": (312e12, 2.0e12),
-    "a800": (312e12, 2.0e12),
-    "a40": (150e12, 0.696e12),
-    "a30": (165e12, 0.933e12),
-    "a10": (125e12, 0.6e12),
-    "l40": (362e12, 0.864e12),
-    "l4": (121e12, 0.3e12),
-    "v100": (125e12, 0.9e12),
-    "t4": (65e12, 0.32e12),
-    "4090": (165e12, 1.0e12),
-    "3090": (71e12, 0.936e12),
-    "mi300": (1307e12, 5.3e12),
-    "mi250": (383e12, 3.2e12),
-}
-UNKNOWN = NOMINAL["a100"]
-MEMORY_GB: dict[str, int] = {
-    # name: GB of one GPU; of a type sold with several sizes the largest, unless its name says another
-    "gb200": 186,
-    "gh200": 96,
-    "b200": 180,
-    "b100": 180,
-    "h200": 141,
-    "h100": 80,
-    "h800": 80,
-    "h20": 96,
-    "a100": 80,
-    "a800": 80,
-    "a40": 48,
-    "a30": 24,
-    "a10": 24,
-    "l40": 48,
-    "l4": 24,
-    "v100": 32,
-    "t4": 16,
-    "4090": 24,
-    "3090": 24,
-    "mi300": 192,
-    "mi250": 128,
+NOMINAL: dict[str, tuple[float, float, int]] = {
+    # name: (dense bf16 or fp16 FLOP/s, memory bytes/s, GB), from the vendors' data sheets; of a type sold with
+    # several sizes the largest, unless its name says another
+    "gb200": (2.5e15, 8.0e12, 186),
+    "gh200": (989e12, 4.0e12, 96),
+    "b200": (2.25e15, 8.0e12, 180),
+    "b100": (1.75e15, 8.0e12, 180),
+    "h200": (989e12, 4.8e12, 141),
+    "h100": (989e12, 3.35e12, 80),
+    "h800": (989e12, 3.35e12, 80),
+    "h20": (148e12, 4.0e12, 96),
+    "a100": (312e12, 2.0e12, 80),
+    "a800": (312e12, 2.0e12, 80),
+    "a40": (150e12, 0.696e12, 48),
+    "a30": (165e12, 0.933e12, 24),
+    "a10": (125e12, 0.6e12, 24),
+    "l40": (362e12, 0.864e12, 48),
+    "l4": (121e12, 0.3e12, 24),
+    "v100": (125e12, 0.9e12, 32),
+    "t4": (65e12, 0.32e12, 16),
+    "4090": (165e12, 1.0e12, 24),
+    "3090": (71e12, 0.936e12, 24),
+    "mi300": (1307e12, 5.3e12, 192),
+    "mi250": (383e12, 3.2e12, 128),
 }
 
 
 def nominal(hardware: str) -> tuple[float, float] | None:
     """(FLOP/s, bytes/s) by Slurm's or the driver's name, e.g. `nvidia_h100_80gb_hbm3`, or None."""
     known = _known(hardware)
-    return None if known is None else NOMINAL[known]
+    return None if known is None else NOMINAL[known][:2]
 
 
 def memory_bytes(hardware: str) -> int | None:
@@ -95,8 +71,9 @@ def memory_bytes(hardware: str) -> int | None:
         return None
     said = [int(number) for number in re.findall(r"(\d+)gb?(?![a-z0-9])", hardware.lower())]
     # The first is the whole GPU's and the last a MIG slice's; a superchip's name says its CPU's memory ("GH200 480GB").
-    sizes = [gb for gb in said if gb <= 2 * MEMORY_GB[known]]
-    return 10**9 * (sizes[-1] if sizes else MEMORY_GB[known])
+    largest = NOMINAL[known][2]
+    sizes = [gb for gb in said if gb <= 2 * largest]
+    return 10**9 * (sizes[-1] if sizes else largest)
 
 
 def _known(hardware: str) -> str | None:
@@ -113,7 +90,7 @@ def cold_rates(*, model_parameters: int, hardware: str, engine: str, batch_size:
             generated_per_second=CPU_GENERATED / parameters,
             batch_seconds=BATCH_SECONDS,
         )
-    flops, memory = nominal(hardware) or UNKNOWN
+    flops, memory = nominal(hardware) or NOMINAL["a100"][:2]
     step = 2 * parameters / memory + HOST_STEP_SECONDS.get(engine, HOST_STEP_SECONDS[""])
     return Rates(
         prefill_per_second=flops * PREFILL_EFFICIENCY / (2 * parameters),

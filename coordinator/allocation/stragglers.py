@@ -14,7 +14,7 @@ from math import exp, log
 from statistics import median
 
 SIGMAS = 3.0
-LEAST_SIGMA = 0.1  # spread of log seconds of one set's shards on one GPU (priors.fit.SIGMA_RUN)
+LEAST_SIGMA = 0.1  # spread of log seconds of one set's shards on one GPU (priors.estimate.SIGMA_RUN)
 LEAST_SHARDS = 2  # fewest shards to judge a trial by: one may be odd
 LEAST_SECONDS = 10.0  # least seconds of shards to judge a trial by: less is noise
 LEAST_OTHERS = 3

@@ -171,7 +171,7 @@ def _suite_instance(settings: Config, name: str, tokenizer: str | None, **more: 
 
 @priors_app.command("show")
 def priors_show(config: CONFIG = None, work_dir: WORK_DIR = None) -> None:
-    """Print observed run times, task by task.
+    """Print observed run times, task by task, and what the next plan makes of them.
 
     Example:
 
@@ -180,19 +180,6 @@ def priors_show(config: CONFIG = None, work_dir: WORK_DIR = None) -> None:
     from priors.commands import show
 
     show_json(_priors(show, config, work_dir))
-
-
-@priors_app.command("fit")
-def priors_fit(config: CONFIG = None, work_dir: WORK_DIR = None) -> None:
-    """Print rates and residuals as the next plan will use them.
-
-    Example:
-
-    evalspan priors fit
-    """
-    from priors.commands import fit
-
-    show_json(_priors(fit, config, work_dir))
 
 
 @priors_app.command("import")

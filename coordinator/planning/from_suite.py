@@ -125,7 +125,7 @@ def instance(
         "gpus": nodes * (gpus_per_node // gpus_per_trial),
         "gpus_per_node": gpus_per_node // gpus_per_trial,
         "cpu_slots": cpu_slots * nodes,
-        "load_seconds": predict_load(size, hardware, learnt),
+        "load_seconds": predict_load(size, hardware, learnt).seconds,
         "shard_overhead_seconds": SHARD_OVERHEAD_SECONDS,
         "staging_seconds": size / BYTES_PER_SECOND,
         "datasets": rows,

@@ -28,9 +28,7 @@ from priors.estimate import (
     JUDGES_AT_ONCE,
     Features,
     Learnt,
-    MetricPrediction,
-    load_percentile_95,
-    percentile_95,
+    Prediction,
     predict_batches,
     predict_load,
     predict_metric,
@@ -88,7 +86,7 @@ def _work_set(
     *,
     hardware: str,
     history: Learnt,
-    metric: MetricPrediction,
+    metric: Prediction,
     judged: bool,
 ) -> WorkSet:
     features = Features(
@@ -187,13 +185,13 @@ def make_plan(
         work[task] = _work_set(
             record, task, manifest, index, hardware=hardware, history=history, metric=metric, judged=judged
         )
-        late[task] = percentile_95(metric.seconds, metric.sigma)
-    load_seconds = predict_load(size, hardware, history)
+        late[task] = metric.late
+    load = predict_load(size, hardware, history)
     asked = [work[task] for task, (_, index) in sets.items() if index.requests]
     made = PLANNERS[options.plan_policy](
         asked,
         [Lane(name=lane, node=node) for lane, node in wanted.lanes],
-        load_seconds=load_seconds,
+        load_seconds=load.seconds,
         shard_overhead_seconds=SHARD_OVERHEAD_SECONDS,
         cpu_slots=options.workers * options.worker_cpus,
         shards_per_task=options.shards_per_task,
@@ -203,7 +201,7 @@ def make_plan(
         return end_of(
             made,
             sets,
-            load_seconds=load_seconds,
+            load_seconds=load.seconds,
             shard_overhead_seconds=SHARD_OVERHEAD_SECONDS,
             cpu_slots=workers * options.worker_cpus,
         )
@@ -233,8 +231,10 @@ def make_plan(
         lower_bound_seconds=made.lower_bound_seconds,
         gpu_seconds=made.gpu_seconds,
         # as if all priors were off together: too short a limit costs a load, too long a backfill slot
-        work_seconds_95=sum(percentile_95(sum(one.batch_seconds), one.sigma) for one in work.values()),
-        load_seconds_95=load_percentile_95(size, hardware, history),
+        work_seconds_95=sum(
+            Prediction(seconds=sum(one.batch_seconds), sigma=one.sigma).late for one in work.values()
+        ),
+        load_seconds_95=load.late,
         workers=workers,
         sigma=max((one.sigma for one in work.values()), default=0.0),
     )

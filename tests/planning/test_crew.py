@@ -13,7 +13,7 @@ from coordinator.planning.flow_shop import end_of
 from coordinator.planning.make_plan import SLACK, WORKER_SECONDS, fewest_workers
 from coordinator.planning.model import WorkSet
 from coordinator.planning.planner import plan
-from priors.estimate import Learnt, percentile_95, predict_metric
+from priors.estimate import Learnt, predict_metric
 
 
 def crew_of(sets, on, *, most, cores=1, factor=1.0, load_seconds=0.0, shard_overhead_seconds=0.05):
@@ -55,7 +55,7 @@ def test_112_documents_get_one_worker() -> None:
         for n, p in parts.items()
     ]
     _, end = crew_of(sets, alike(2), most=64, load_seconds=8.0)
-    assert fewest_workers(end, 64, sum(percentile_95(p.seconds, p.sigma) for p in parts.values())) == 1
+    assert fewest_workers(end, 64, sum(p.late for p in parts.values())) == 1
 
 
 @settings(max_examples=40)

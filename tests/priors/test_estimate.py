@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import exp, isfinite, log
 from random import Random
-from statistics import fmean
+from statistics import fmean, median
 
 import pytest
 from hypothesis import given, settings
@@ -14,15 +14,14 @@ from support.records import observation
 from priors.estimate import (
     Features,
     Learnt,
-    percentile_95,
+    Prediction,
     predict_batches,
     predict_load,
     predict_metric,
-    rates,
+    rates_of,
 )
-from priors.fit import residual
 from priors.hardware import nominal
-from priors.sizes import TASKS, known, table
+from priors.sizes import known, table
 
 SEVEN = Features(
     task="task0", model_parameters=7_000_000_000, hardware="nvidia_a100-sxm4-80gb", engine="hf", batch_size=8
@@ -31,7 +30,7 @@ SEVEN = Features(
 
 def test_cold_rates_of_a_7b_model_on_an_a100_are_the_portfolios():
     """9,000 prefill and 270 generated tokens a second, to 5 %."""
-    cold = rates(SEVEN, Learnt([]))
+    cold = rates_of(SEVEN)
     assert cold.prefill_per_second == pytest.approx(9000, rel=0.05)
     assert cold.generated_per_second == pytest.approx(270, rel=0.05)
 
@@ -45,9 +44,8 @@ def test_cold_humaneval_takes_its_measured_inference():
 
 def test_cold_rates_on_a_core_are_the_measured_ones():
     """A 135M model: 150 to 400 prefill and 11 to 16 generated tokens a second."""
-    cold = rates(
-        Features(task="x", model_parameters=135_000_000, hardware="cpu", engine="hf", batch_size=4),
-        Learnt([]),
+    cold = rates_of(
+        Features(task="x", model_parameters=135_000_000, hardware="cpu", engine="hf", batch_size=4)
     )
     assert 150 <= cold.prefill_per_second <= 400
     assert 11 <= cold.generated_per_second <= 16
@@ -57,9 +55,7 @@ def test_cold_rates_on_a_core_are_the_measured_ones():
 def test_larger_models_are_slower_on_anything(parameters, hardware):
     """Doubling the parameters never raises a rate."""
     one, two = (
-        rates(
-            Features(task="x", model_parameters=n, hardware=hardware, engine="hf", batch_size=8), Learnt([])
-        )
+        rates_of(Features(task="x", model_parameters=n, hardware=hardware, engine="hf", batch_size=8))
         for n in (parameters, 2 * parameters)
     )
     assert two.prefill_per_second < one.prefill_per_second
@@ -100,8 +96,8 @@ def test_the_first_run_moves_the_prediction_most_of_the_way():
     assert got == pytest.approx(3 * 100_000 / 9000, rel=0.25)
 
 
-def test_a_uniformly_slow_site_is_learnt_as_speed_not_as_residuals():
-    """All of 20 tasks at half speed: a task never seen is predicted at nearly half speed too."""
+def test_a_slow_site_is_slow_for_a_task_without_a_run():
+    """All of 20 tasks at half speed: a task never seen is predicted at half speed, too."""
     history = [
         observation(n, hardware=SEVEN.hardware, inference_seconds=2 * 100_000 / 8914) for n in range(1, 21)
     ]
@@ -110,46 +106,39 @@ def test_a_uniformly_slow_site_is_learnt_as_speed_not_as_residuals():
     assert warm == pytest.approx(2 * cold, rel=0.1)
 
 
-def test_prefill_and_generation_speeds_are_told_apart():
-    """Prefill as predicted, generation three times slower: rates show it."""
-    random = Random(1)
-    cold = rates(SEVEN, Learnt([]))
-    history = []
-    for number in range(30):
-        prefill, cap = random.randint(10_000, 200_000), random.choice([0, 50_000, 200_000])
-        generated = min(cap, 0.35 * cap + 400)
-        seconds = prefill / cold.prefill_per_second + 3 * generated / cold.generated_per_second
-        history.append(
-            observation(
-                number,
-                hardware=SEVEN.hardware,
-                prefill_tokens=prefill,
-                generated_tokens=cap,
-                inference_seconds=seconds,
-            )
-        )
-    got = rates(SEVEN, Learnt(history))
-    assert got.prefill_per_second == pytest.approx(cold.prefill_per_second, rel=0.25)
-    assert got.generated_per_second == pytest.approx(cold.generated_per_second / 3, rel=0.25)
+def seconds_of(history):
+    return sum(predict_batches(SEVEN, [100_000], [0], Learnt(history)).seconds)
 
 
-@given(st.lists(st.floats(-1, 1), min_size=1, max_size=30))
-def test_a_residual_is_shrunk_to_zero_and_never_beyond_what_was_seen(logs):
-    """Between 0 and the extremes seen; the spread falls towards a run's own."""
-    got = residual(logs, sigma_before=0.4, sigma_run=0.1)
-    assert min(0.0, *logs) - 1e-12 <= got.mean <= max(0.0, *logs) + 1e-12
-    assert 0.1 <= got.sigma <= residual([], sigma_before=0.4, sigma_run=0.1).sigma
+def run_of(seconds, at, **more):
+    return observation(0, hardware=SEVEN.hardware, inference_seconds=seconds, at=float(at), **more)
 
 
-def test_a_residual_follows_a_change():
-    """After 20 runs at 0 and 25 at 1, the residual is nearer to 1."""
-    assert residual([0.0] * 20 + [1.0] * 25, sigma_before=0.4, sigma_run=0.1).mean > 0.8
+@given(st.lists(st.floats(1, 1000), min_size=1, max_size=12))
+def test_a_prediction_is_the_median_of_the_last_five_runs(seconds):
+    """Of equal requests the median of their seconds, whatever was before the last five."""
+    history = [run_of(each, at) for at, each in enumerate(seconds)]
+    one = seconds_of([run_of(1.0, 0)])
+    assert seconds_of(history) == pytest.approx(one * median(seconds[-5:]))
+
+
+def test_runs_elsewhere_do_not_count():
+    """Runs on other hardware, by another engine or of another task leave a task's own ratio as it is."""
+    own = [run_of(30.0, 0)]
+    others = [
+        run_of(300.0, 1, **other) for other in ({"task": "task1"}, {"engine": "vllm"}, {"mode": "fast"})
+    ]
+    others.append(observation(0, hardware="h100", inference_seconds=300.0))
+    assert seconds_of(own + others) == seconds_of(own)
 
 
 def test_stated_spreads_are_those_of_one_and_three_runs():
     """0.14 after one checkpoint, 0.12 after three, of which 0.10 is the run's own."""
-    assert residual([0.3], sigma_before=0.4, sigma_run=0.1).sigma == pytest.approx(0.139, abs=0.002)
-    assert residual([0.3] * 3, sigma_before=0.4, sigma_run=0.1).sigma == pytest.approx(0.115, abs=0.002)
+    spreads = [
+        predict_batches(SEVEN, [9], [0], Learnt([run_of(30.0, at) for at in range(n)])).sigma
+        for n in (0, 1, 3)
+    ]
+    assert spreads == pytest.approx([0.412, 0.141, 0.115], abs=0.002)
 
 
 def test_predictions_get_better_with_checkpoints():
@@ -216,26 +205,25 @@ def test_a_judge_is_asked_one_at_a_time_and_programs_as_there_are_slots():
 
 def test_load_seconds_grow_with_the_model_and_follow_the_site():
     """14 GB take about 10 s; a site that was seen at 40 s is predicted near it."""
-    assert predict_load(14_000_000_000, "a100", Learnt([])) == pytest.approx(10, rel=0.05)
-    assert predict_load(140_000_000_000, "a100", Learnt([])) > 30
-    assert (
-        predict_load(14_000_000_000, "a100", Learnt([observation(n, load_seconds=40.0) for n in range(3)]))
-        > 30
-    )
-    assert predict_load(14_000_000_000, "h100", Learnt([observation(0, load_seconds=40.0)])) < 11
+    slow = Learnt([observation(n, load_seconds=40.0) for n in range(3)])
+    assert predict_load(14_000_000_000, "a100", Learnt([])).seconds == pytest.approx(10, rel=0.05)
+    assert predict_load(140_000_000_000, "a100", Learnt([])).seconds > 30
+    assert predict_load(14_000_000_000, "a100", slow).seconds > 30
+    assert predict_load(14_000_000_000, "h100", slow).seconds < 11
 
 
 def test_the_95th_percentile_is_beyond_the_median():
     """1.645 spreads out in the log."""
-    assert percentile_95(100.0, 0.0) == 100.0
-    assert percentile_95(100.0, 0.4) == pytest.approx(193, rel=0.01)
+    assert Prediction(seconds=100.0, sigma=0.0).late == 100.0
+    assert Prediction(seconds=100.0, sigma=0.4).late == pytest.approx(193, rel=0.01)
 
 
 def test_the_shipped_table_is_whole_and_tasks_are_found_in_it():
-    """86 rows; every name given to lm-eval's tasks is a row; leaves are found by their group."""
-    rows = set(table())
+    """86 rows; each is found by its own name and by lm-eval's; leaves are found by their group."""
+    rows = {row.name: row for row in table().values()}
     assert len(rows) == 86
-    assert set(TASKS.values()) <= rows
+    names = [name for row in rows.values() for name in (row.name, *row.tasks.split())]
+    assert len(names) == len(set(names)) == len(table())
     assert known("mmlu_anatomy") == known("mmlu")
     assert known("gsm8k").name == "gsm8k_5shot_lmeval"
     assert known("hellaswag").labels == 4
@@ -274,7 +262,7 @@ def test_no_observation_makes_a_prediction_useless(history, hardware):
     got = predict_batches(features, [0, 1000], [0, 512], Learnt(history))
     metric = predict_metric("task0", 100, False, Learnt(history))
     load = predict_load(14_000_000_000, hardware, Learnt(history))
-    values = [*got.seconds, got.sigma, metric.seconds, metric.sigma, load]
+    values = [*got.seconds, got.sigma, metric.seconds, metric.sigma, load.seconds, load.late]
     assert all(isfinite(value) and value >= 0 for value in values)
 
 
@@ -284,7 +272,7 @@ def test_no_observation_makes_a_prediction_useless(history, hardware):
     task=st.sampled_from(["task0", "other"]),
 )
 def test_what_one_mode_took_predicts_nothing_of_the_other(exact, fast, task):
-    """A rate and a task's deviation are learnt by mode: their tokens are other tokens."""
+    """Ratios are of a mode: its tokens are other tokens."""
     mine = SEVEN.__class__(
         task=task, model_parameters=7_000_000_000, hardware="a100", engine="hf", batch_size=8
     )

@@ -9,8 +9,8 @@ import sys
 import pytest
 from support.records import observation
 
-from priors import commands, table
-from priors.table import append, merge, read
+from priors import commands
+from priors.table import RUNS, append, merge, read
 
 
 def test_what_was_appended_is_read(tmp_path):
@@ -45,7 +45,7 @@ def test_concurrent_writers_lose_nothing(tmp_path):
 
 @pytest.mark.parametrize("cut", [1, 20, -2])
 def test_a_torn_last_line_is_tolerated_and_mended(tmp_path, cut):
-    """Readers skip the half line of a killed writer; the next append removes it."""
+    """Readers skip the half line that a killed writer of an earlier version left; the next append removes it."""
     path = tmp_path / "observations.jsonl"
     append(path, [observation(0)])
     torn = observation(1).model_dump_json().encode()[:cut]
@@ -121,65 +121,53 @@ def test_a_file_that_is_not_there_is_refused(tmp_path):
         commands.import_file(tmp_path / "table", tmp_path / "missing")
 
 
-def test_show_and_fit_say_what_was_learnt(tmp_path):
-    """A task twice as slow as others has a factor above 1; rates are per hardware and engine."""
+def test_show_says_what_was_learnt(tmp_path):
+    """A task twice as slow as others has twice their factor; rates are per hardware and engine."""
     path = tmp_path / "observations.jsonl"
     append(path, [observation(number) for number in range(6)])
     append(path, [observation(9, inference_seconds=25.0), observation(9, inference_seconds=25.0, at=2000.0)])
     shown = commands.show(path)
     assert shown["observations"] == 8
-    slow = next(row for row in shown["tasks"] if row["task"] == "task9")
-    assert slow["observations"] == 2
-    assert slow["factor"] > 1.4
-    (speed,) = commands.fit(path)["speeds"]
-    assert (speed["hardware"], speed["engine"], speed["observations"]) == ("a100", "hf", 8)
+    rows = {row["task"]: row for row in shown["tasks"]}
+    assert rows["task9"]["observations"] == 2
+    assert rows["task9"]["factor"] == pytest.approx(
+        25 / observation(0).inference_seconds * rows["task0"]["factor"]
+    )
+    (speed,) = shown["speeds"]
+    assert (speed["hardware"], speed["engine"], speed["mode"]) == ("a100", "hf", "exact")
     assert speed["prefill_tokens_per_second"] == pytest.approx(8000, rel=0.3)
     assert json.loads(json.dumps(shown)) == shown
     assert commands.show(tmp_path / "none")["tasks"] == []
 
 
-def test_a_table_of_before_modes_is_read_as_exact_and_exact_runs_are_written_as_before(tmp_path):
-    """So that an older version reads a table without fast runs."""
+def test_a_table_of_before_modes_is_read_as_exact(tmp_path):
+    """A line without a mode is an exact run."""
     path = tmp_path / "observations.jsonl"
-    line = observation(0).model_dump_json()
-    assert "mode" not in json.loads(line)
-    path.write_text(line + "\n")
+    line = observation(0).model_dump(mode="json", exclude={"mode"})
+    path.write_text(json.dumps(line) + "\n")
     append(path, [observation(1, mode="fast")])
     assert [one.mode for one in read(path)] == ["exact", "fast"]
-    assert [one["mode"] for one in commands.show(path)["tasks"]] == ["exact", "fast"]
-    assert [one["mode"] for one in commands.fit(path)["speeds"]] == ["exact", "fast"]
 
 
-def test_a_table_keeps_the_newest_runs_of_each_task_and_does_not_grow(tmp_path, monkeypatch):
-    """Of each task and place: a rare one loses nothing to a frequent one."""
-    monkeypatch.setattr(table, "SPAN_BYTES", 4096)
+def test_a_table_keeps_the_newest_runs_of_each_task_and_does_not_grow(tmp_path):
+    """Of each task and place: a rare one loses nothing to a frequent one, a measured run nothing to answers used again."""
     path = tmp_path / "observations.jsonl"
     append(path, [observation(0, task="rare", hardware=hardware) for hardware in ("a100", "h100")])
-    sizes = []
-    for number in range(12 * table.KEPT):
-        append(path, [observation(number, task="frequent")])
-        sizes.append(path.stat().st_size)
+    append(path, [observation(number, task="frequent") for number in range(3 * RUNS)])
+    append(
+        path, [observation(99, task="frequent", inference_seconds=0.0, at=5e9 + n) for n in range(3 * RUNS)]
+    )
     found = read(path)
     assert [one.hardware for one in found if one.task == "rare"] == ["a100", "h100"]
-    newest = [one.at for one in found if one.task == "frequent"][-table.KEPT :]
-    assert newest == [1000.0 + number for number in range(11 * table.KEPT, 12 * table.KEPT)]
-    half = len(sizes) // 2
-    assert max(sizes[half:]) <= max(sizes[:half])
-    assert list(tmp_path.iterdir()) == [path]
+    measured = [one.at for one in found if one.task == "frequent" and one.inference_seconds]
+    assert measured == [observation(number).at for number in range(2 * RUNS, 3 * RUNS)]
+    assert len(found) == 2 + 2 * RUNS
+    assert [file.name for file in sorted(tmp_path.iterdir())] == [f".{path.name}.lock", path.name]
 
 
-def test_what_is_appended_while_a_table_is_shortened_is_not_lost(tmp_path):
-    """Four processes append and shorten it at once: the last run of each is there, and every line is whole."""
+def test_a_corrupt_table_is_appended_to(tmp_path):
+    """Nothing that a person may mend is dropped."""
     path = tmp_path / "observations.jsonl"
-    code = (
-        "import sys; from pathlib import Path; from priors import table; table.SPAN_BYTES = 2048;"
-        "base = table.Observation.model_validate_json(sys.argv[2]);"
-        "[table.append(Path(sys.argv[1]), [base.model_copy(update={'task': sys.argv[3], 'at': float(n)})])"
-        " for n in range(100)]"
-    )
-    words = [sys.executable, "-c", code, str(path), observation().model_dump_json()]
-    writers = [subprocess.Popen([*words, str(writer)]) for writer in range(4)]
-    assert [writer.wait(120) for writer in writers] == [0] * 4
-    for writer in range(4):
-        mine = [one.at for one in read(path) if one.task == str(writer)]
-        assert mine[-table.KEPT :] == [float(n) for n in range(100 - table.KEPT, 100)]
+    path.write_text("not json\n")
+    append(path, [observation(0)])
+    assert path.read_text().splitlines() == ["not json", observation(0).model_dump_json()]
