@@ -8,7 +8,6 @@ Called by `runtime`.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -23,8 +22,6 @@ from evaljobs.queue.redis_client import QueueUnavailable, RedisAddress, explaine
 from evaljobs.scoring import rq_jobs
 
 __all__ = ["MetricQueue", "MetricQueueStatus", "QueueUnavailable"]
-
-log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -86,16 +83,8 @@ class MetricQueue:
             self._address = redis_client.read(self._file)
             client = redis_client.shared(self._address)
             self._queue = rq_jobs.open_queue(client, self.evaluation_id)
-        try:
-            with explained(self._address.where if self._address else "its address"):
-                return effect(self._queue)
-        except QueueUnavailable as error:
-            if "WRONGTYPE" in str(error.__cause__):
-                _empty(self._queue)
-            raise
-        except ValueError as error:  # others may have written to its lists what is no text
-            _empty(self._queue)
-            raise QueueUnavailable(f"RQ's lists were damaged ({error}), and are filled again") from error
+        with explained(self._address.where if self._address else "its address"):
+            return effect(self._queue)
 
     def _enqueue(self, queue: Any, kind: str, name: str, spec: Path, seconds: float) -> None:
         rq_id = rq_jobs.job_id(self.evaluation_id, name)
@@ -130,7 +119,7 @@ class MetricQueue:
             pipe.lrange(queue.intermediate_queue_key, 0, -1)
             pipe.zrange(queue.started_job_registry.key, 0, -1)
             queued, popped, running = pipe.execute()
-        return {rq_jobs.id_text(i) for i in (*queued, *popped)} | {_of_execution(e) for e in running}
+        return {i.decode() for i in (*queued, *popped)} | {_of_execution(e) for e in running}
 
     def _known(self, queue: Any) -> set[str]:
         return {rq_jobs.job_name(self.evaluation_id, i) for i in self._live(queue)}
@@ -164,13 +153,9 @@ def _empty(queue: Any) -> None:
 
 
 def _forget(queue: Any, rq_id: str) -> None:
-    """Delete a job from Redis. RQ cannot read the partial record that a heartbeat leaves in an emptied Redis."""
-    try:
+    """Delete a job from Redis. RQ cannot read (KeyError) the part that a heartbeat leaves in an emptied Redis."""
+    with suppress(NoSuchJobError, KeyError):
         queue.job_class.fetch(rq_id, connection=queue.connection, serializer=queue.serializer).delete()
-    except NoSuchJobError:
-        pass
-    except (KeyError, ValueError, TypeError, AttributeError) as error:
-        log.warning("job %s is in Redis in part (%r): removed", rq_id, error)
     parts = queue.connection.zrange(f"rq:executions:{rq_id}", 0, -1)
     executions = [f"rq:execution:{rq_id}:{part.decode()}" for part in parts]
     keys = (queue.job_class.key_for(rq_id), f"rq:executions:{rq_id}", f"rq:results:{rq_id}")
@@ -179,11 +164,12 @@ def _forget(queue: Any, rq_id: str) -> None:
 
 def _of_execution(entry: bytes) -> str:
     """RQ's registry of running jobs holds "job:execution"."""
-    return rq_jobs.id_text(entry).rpartition(":")[0]
+    return entry.decode().rpartition(":")[0]
 
 
 def _last_line(job: Any) -> str:
-    text = job.last_error().strip()
+    result = job.latest_result()
+    text = ((result and result.exc_string) or "").strip()
     if AbandonedJobError.__name__ in text:  # RQ's clean-up, not a worker, wrote it
         return f"its worker died {RETRIES + 1} times"
     return text.splitlines()[-1][:400] if text else "no reason is known"

@@ -9,7 +9,6 @@ from `trial.trial`.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -25,16 +24,6 @@ from evaljobs.queue.redis_client import QueueUnavailable, RedisAddress, explaine
 __all__ = ["Claim", "Progress", "QueueSnapshot", "QueueUnavailable", "QueuedShard", "WorkQueue"]
 
 T = TypeVar("T")
-# in errors of Redis: a key of another type, or a value that a script of `lua` cannot read
-_DAMAGED = (
-    "WRONGTYPE",
-    "attempt to ",
-    "Expected ",
-    "nested data",
-    "not a valid float",
-    "not an integer",
-    "bad argument",
-)
 AHEAD = 128  # most shards that are named to a trial ahead of its claims; a lane seldom has more
 OTHER_LANES = 4  # most lanes that these may come from besides the trial's own
 CHUNK = 500  # most shards in one script call, so that Redis can serve other clients
@@ -148,21 +137,19 @@ class WorkQueue:
         epoch, unclaimed, claims, trials = self._read(
             ("HGET", "meta", "epoch"), ("HLEN", "where"), ("HGETALL", "claims"), ("HGETALL", "trials")
         )
-        with self._emptied_where_damaged():
-            claimed = {_text(s): json.loads(c) for s, c in claims.items()}
-            return QueueSnapshot(
-                epoch=None if epoch is None else _text(epoch),
-                unclaimed=int(unclaimed),
-                claims={s: str(trial) for s, (trial, _) in claimed.items()},
-                claimed_at={s: float(since) for s, (_, since) in claimed.items()},
-                trials={_text(t): _progress(json.loads(p)) for t, p in trials.items()},
-            )
+        claimed = {_text(s): json.loads(c) for s, c in claims.items()}
+        return QueueSnapshot(
+            epoch=None if epoch is None else _text(epoch),
+            unclaimed=unclaimed,
+            claims={s: trial for s, (trial, _) in claimed.items()},
+            claimed_at={s: float(since) for s, (_, since) in claimed.items()},
+            trials={_text(t): _progress(json.loads(p)) for t, p in trials.items()},
+        )
 
     def unclaimed(self) -> tuple[str, ...]:
         """Every queued shard, in no order. O(shards)."""
         (names,) = self._read(("HKEYS", "where"))
-        with self._emptied_where_damaged():
-            return tuple(_text(n) for n in names)
+        return tuple(_text(n) for n in names)
 
     def loads(self) -> dict[str, float]:
         """Predicted seconds still queued, by lane; lanes without a shard are absent."""
@@ -256,30 +243,6 @@ class WorkQueue:
 
         return self._twice(effect)
 
-    @contextlib.contextmanager
-    def _emptied_where_damaged(self) -> Iterator[None]:
-        """Delete the queue where it holds what its scripts never write: other users of a site's Redis may write, too.
-
-        The coordinator fills it again, as where Redis has lost it. Raises QueueUnavailable then.
-        """
-        try:
-            yield
-        except QueueUnavailable as error:
-            if not any(sign in str(error.__cause__) for sign in _DAMAGED):
-                raise
-            self._empty()
-            raise
-        except (ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-            self._empty()
-            raise QueueUnavailable(
-                f"the work queue in Redis was damaged ({error}), and is filled again"
-            ) from error
-
-    def _empty(self) -> None:
-        with explained("its address" if self._address is None else self._address.where):
-            for key in self._client.scan_iter(match=f"{self._prefix}*", count=CHUNK):
-                self._client.unlink(key)
-
     def _twice(self, effect: Callable[[], T]) -> T:
         """Call `effect`, again after a broken connection: the server may have restarted or moved."""
 
@@ -287,8 +250,7 @@ class WorkQueue:
             with explained("its address" if self._address is None else self._address.where):
                 return effect()
 
-        with self._emptied_where_damaged():
-            return once_more(tried, self._follow)
+        return once_more(tried, self._follow)
 
     def _follow(self) -> None:
         if self._file is not None:

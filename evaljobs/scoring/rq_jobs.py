@@ -1,7 +1,7 @@
 """Metric jobs as RQ keeps them: their names, the guarded job class, and recovery of jobs whose worker died.
 
-Rule: write access to Redis must not be a way to run code. A job read from Redis is data: one function name of `FUNCTIONS`
-with one path, no callbacks, no webhooks, no repeats. Anything else is refused where it is read, before any import.
+Rule: a job read from Redis is data: one function name of `FUNCTIONS` with one path; callbacks, webhooks and repeats are
+dropped. Another name is refused where it is read, before any import.
 One queue per evaluation: RQ pops a job of a single queue through an intermediate list, so a worker that dies while it
 pops loses no job.
 Called by the metric workers, their supervisor, and the coordinator's metric queue.
@@ -9,15 +9,11 @@ Called by the metric workers, their supervisor, and the coordinator's metric que
 
 from __future__ import annotations
 
-import json
 import re
-import zlib
-from base64 import b64decode
-from collections.abc import Iterable, Mapping
-from typing import Any, cast
+from collections.abc import Mapping
+from typing import Any
 
 import redis
-from rq.exceptions import NoSuchJobError
 from rq.job import Job, JobStatus
 from rq.queue import Queue
 from rq.serializers import JSONSerializer
@@ -36,108 +32,23 @@ SEEN_MS = 30_000  # ms that the mark "seen popped" lives
 # score of a running job that is to be queued again; a worker's sign sets it to a time of today
 _GIVEN_UP = 1.0
 
-MAX_DATA = (
-    1 << 16
-)  # bytes of a job's field and of its decompressed payload; evalspan's own have a few hundred
-MAX_FIELDS = 64  # of a job's record; RQ's own have some thirty
-_REFUSED = json.dumps(["refused", None, [], {}]).encode()
-
-
-# A record as Redis gives it; a longer field comes empty, and one of many fields is none.
-_READ_JOB = f"""
-if redis.call('hlen', KEYS[1]) > {MAX_FIELDS} then return {{}} end
-local found = {{}}
-for _, name in ipairs(redis.call('hkeys', KEYS[1])) do
-  local whole = #name <= 100 and redis.call('hstrlen', KEYS[1], name) <= {MAX_DATA}
-  found[#found + 1] = string.sub(name, 1, 100)
-  found[#found + 1] = whole and redis.call('hget', KEYS[1], name) or ''
-end
-return found
-"""
-_LAST_ERROR = f"""
-local row = redis.call('xrevrange', KEYS[1], '+', '-', 'count', 1)[1]
-for i = 1, row and #row[2] or 0, 2 do
-  if row[2][i] == 'exc_string' then return string.sub(row[2][i + 1], 1, {MAX_DATA}) end
-end
-return ''
-"""
-
 
 class GuardedJob(Job):  # type: ignore[misc]
-    """A job from Redis that imports nothing, calls nothing back and sends nothing, whatever its record says.
-
-    No more than MAX_DATA bytes of a field of it leave Redis.
-    """
-
-    @classmethod
-    def fetch_many(cls, job_ids: Iterable[str], connection: Any, serializer: Any = None) -> list[Any]:
-        """The jobs of these ids; None for an id without a job."""
-        return [cls._fetched(job_id, connection, serializer) for job_id in job_ids]
-
-    @classmethod
-    def _fetched(cls, job_id: str, connection: Any, serializer: Any) -> GuardedJob | None:
-        try:
-            return cast("GuardedJob", cls.fetch(job_id, connection=connection, serializer=serializer))
-        except NoSuchJobError:
-            return None
-
-    def refresh(self) -> None:
-        """Read the record anew; NoSuchJobError where there is none."""
-        words = self.connection.eval(_READ_JOB, 1, self.key)
-        if not words:
-            raise NoSuchJobError(f"No such job: {self.key}")
-        self.restore(dict(zip(words[::2], words[1::2], strict=True)))
-
-    def last_error(self) -> str:
-        """The end of the text of its last failure, MAX_DATA bytes at most; "" without one."""
-        packed = self.connection.eval(_LAST_ERROR, 1, f"rq:results:{self.id}")
-        try:
-            unpacked = zlib.decompressobj().decompress(b64decode(packed[: len(packed) // 4 * 4]), MAX_DATA)
-        except (ValueError, zlib.error):
-            return ""
-        return unpacked.decode(errors="replace")
+    """A job from Redis that imports nothing, calls nothing back and sends nothing, whatever its record says."""
 
     def restore(self, raw_data: Any) -> None:
-        """Take over what Redis holds; NoSuchJobError where that is no job at all."""
-        try:
-            super().restore(_bounded(raw_data))
-        except NoSuchJobError:
-            raise
-        except Exception as error:
-            raise NoSuchJobError(f"job {self.id} in Redis is malformed: {error!r}") from error
+        super().restore(raw_data)
         self._success_callback_name = self._failure_callback_name = self._stopped_callback_name = None
         self.webhooks: list[Any] = []
         self.repeats_left = None
         self._dependency_ids: list[str] = []
 
     def order(self) -> tuple[str, str]:
-        """(kind of spec, path of the spec); ValueError with the reason where the job is no metric job."""
-        try:
-            name, instance, args, kwargs = self.func_name, self.instance, self.args, self.kwargs
-        except Exception as error:
-            raise ValueError("its payload is not a metric job's JSON") from error
-        kinds = [kind for kind, function in FUNCTIONS.items() if function == name]
-        if not kinds:
-            raise ValueError(f"its function {str(name)[:80]!r} is not on the list")
-        if instance is not None or kwargs != {} or not isinstance(args, list) or len(args) != 1:
-            raise ValueError("it does not have exactly one argument")
-        if not isinstance(args[0], str) or "\0" in args[0]:
-            raise ValueError("its argument is not a path")
-        return kinds[0], args[0]
-
-
-def _bounded(raw: Any) -> dict[Any, Any]:
-    """The record with compressed fields of more than MAX_DATA bytes replaced, before RQ unpacks them."""
-    bounded = dict(raw)
-    for field, substitute in ((b"data", _REFUSED), (b"exc_info", b"")):
-        value = bounded.get(field, b"")
-        try:
-            small = len(zlib.decompressobj().decompress(value, MAX_DATA + 1)) <= MAX_DATA
-        except zlib.error:
-            small = len(value) <= MAX_DATA
-        if not small:
-            bounded[field] = substitute
-    return bounded
+        """(kind of spec, path of the spec); ValueError where the job is no metric job."""
+        for kind, function in FUNCTIONS.items():
+            if function == self.func_name:
+                return kind, str(self.args[0])
+        raise ValueError(f"its function {str(self.func_name)[:80]!r} is not on the list")
 
 
 def queue_name(evaluation_id: str) -> str:
@@ -159,7 +70,7 @@ def _escape(text: str) -> str:
 
 
 def _unescape(text: str) -> str:
-    return id_text(re.sub(rb"_([0-9A-F]{2})", lambda m: bytes([int(m[1], 16)]), text.encode()))
+    return re.sub(rb"_([0-9A-F]{2})", lambda m: bytes([int(m[1], 16)]), text.encode()).decode()
 
 
 def open_queue(client: redis.Redis, evaluation_id: str, job_class: type[GuardedJob] = GuardedJob) -> Any:
@@ -169,12 +80,7 @@ def open_queue(client: redis.Redis, evaluation_id: str, job_class: type[GuardedJ
 
 def popped_ids(queue: Any) -> list[str]:
     """Jobs that a worker has popped and not started yet."""
-    return [id_text(i) for i in queue.connection.lrange(queue.intermediate_queue_key, 0, -1)]
-
-
-def id_text(value: bytes) -> str:
-    """An id in a list of RQ's. Others may write to it: what is no UTF-8 is an id of no job."""
-    return value.decode(errors="replace")
+    return [i.decode() for i in queue.connection.lrange(queue.intermediate_queue_key, 0, -1)]
 
 
 def is_idle(queue: Any) -> bool:
@@ -248,7 +154,7 @@ def _of_executions(queue: Any, name: str) -> dict[bytes, bytes | None]:
     running = queue.connection.zrange(queue.started_job_registry.key, 0, -1)
     with queue.connection.pipeline(transaction=False) as pipe:
         for entry in running:
-            pipe.hget(f"rq:execution:{id_text(entry)}", name)
+            pipe.hget(f"rq:execution:{entry.decode()}", name)
         return dict(zip(running, pipe.execute(), strict=True))
 
 

