@@ -1,6 +1,6 @@
 """The interface to a cluster: one Protocol, implemented by Slurm's commands, pyslurm and local processes.
 
-Rule: only this room calls a cluster. Every implementation and the fake pass one contract suite
+Rule: only this room calls a cluster. All implementations pass one contract suite
 (tests/cluster/test_contract.py).
 """
 

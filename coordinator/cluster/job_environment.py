@@ -1,4 +1,4 @@
-"""Which variables of the coordinator reach Slurm's commands and jobs. Pure. Called by all clusters but the fake.
+"""Which variables of the coordinator reach Slurm's commands and jobs. Pure. Called by all clusters.
 
 Rule: a job gets the variables that PASSED or `[cluster] export` names. One whose name says secret is passed only where
 `export` has its full name, or where the job itself names it, as one that asks a judge does.

@@ -124,10 +124,6 @@ class Curve(Record):
         """Has a point a standard error?"""
         return any(p.stderr is not None for p in self.points)
 
-    @property
-    def regressions(self) -> tuple[CurvePoint, ...]:
-        return tuple(p for p in self.points if p.regressed)
-
 
 class Series(Record):
     """All checkpoints of a training. `--json` prints exactly this."""

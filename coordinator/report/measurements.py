@@ -116,11 +116,6 @@ class Report(Kept):
     limited_seconds: float = 0.0  # in which a limit on jobs kept jobs out
     warnings: tuple[str, ...]
 
-    @property
-    def worked_seconds(self) -> float | None:
-        """The makespan without the wait for GPUs, seconds."""
-        return None if self.makespan_seconds is None else self.makespan_seconds - self.waited_seconds
-
 
 def _mean(values: Iterable[float]) -> float | None:
     values = list(values)

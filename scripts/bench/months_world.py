@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from rq.worker import SimpleWorker
+from support.fake_cluster import FakeCluster, FakeMember, fake_node
 
 from bench import synthetic
 from coordinator.base import clock
 from coordinator.cluster import Job
-from coordinator.cluster.fake import FakeCluster, FakeMember, fake_node
 from coordinator.cluster.slurm_rules import Hosting
 from coordinator.evaluation.job_specs import workers_stop_file
 from coordinator.runtime import wiring

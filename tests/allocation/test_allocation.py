@@ -8,11 +8,11 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 from support.demands import clusters, demands, limits
+from support.fake_cluster import fake_node
 
 from coordinator.allocation.allocate import Demand, Limits, allocate
 from coordinator.allocation.backlog import Past, Seen, stale
 from coordinator.cluster import NodeState
-from coordinator.cluster.fake import fake_node
 from coordinator.cluster.node_choice import exclude
 
 promises = st.dictionaries(st.sampled_from([f"n{i}" for i in range(8)]), st.integers(0, 8))

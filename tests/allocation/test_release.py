@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.fake_cluster import FakeCluster, fake_node
 from support.loops import coordinator_on
 from support.simulated.parts import record
 
 from coordinator.allocation import cordons
 from coordinator.allocation.demand import LOSS, Use, to_give_back
 from coordinator.base import clock
-from coordinator.cluster.fake import FakeCluster, fake_node
 from coordinator.runtime.loop import Coordinator
 from coordinator.runtime.runner import Running
 

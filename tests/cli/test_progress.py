@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.fake_cluster import fake_node
 from support.simulated.parts import record
 
 from coordinator.cli.screen.progress import (
@@ -23,7 +24,6 @@ from coordinator.cli.screen.progress import (
 )
 from coordinator.cli.screen.standing import _row_of_state, say_what_is_taken
 from coordinator.cluster import Job, JobPhase, JobState, Purpose
-from coordinator.cluster.fake import fake_node
 from coordinator.config.schema import Config
 from coordinator.evaluation.events import PlannedLeaf
 from coordinator.evaluation.footprint import GpuNeed

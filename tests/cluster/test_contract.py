@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 from dev_cluster.api import Cluster as Site
+from support.fake_cluster import FakeCluster, fake_node
 
 from coordinator.cluster import Cluster, ClusterError, Job, JobState, RefusedError
-from coordinator.cluster.fake import FakeCluster, fake_node
 from coordinator.cluster.local import NODE, LocalCluster
 from coordinator.cluster.sbatch_text import SlurmOptions
 from coordinator.cluster.slurm_cli import SlurmCli

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.fake_cluster import fake_node
 
 from coordinator.cluster import Job, NodeState, RefusedError
-from coordinator.cluster.fake import fake_node
 from coordinator.cluster.node_choice import NodeChoice, check_hostlist, choose, in_hostlist, place
 from coordinator.cluster.sbatch_text import (
     GPU_REQUEST,

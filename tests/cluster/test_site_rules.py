@@ -6,8 +6,8 @@ import pytest
 from dev_cluster.api import Cluster, dev_cluster, unavailable
 from hypothesis import given
 from hypothesis import strategies as st
+from support.fake_cluster import fake_node
 
-from coordinator.cluster.fake import fake_node
 from coordinator.cluster.slurm_parse import seconds_of
 from coordinator.cluster.slurm_rules import (
     FEW_WORKERS,

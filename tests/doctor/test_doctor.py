@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from dev_cluster.api import Cluster
 from dev_cluster.testing import unfinished, wait_until
+from support.fake_cluster import FakeCluster, fake_node
 
 from coordinator.cli.doctor import show
-from coordinator.cluster.fake import FakeCluster, fake_node
 from coordinator.cluster.node_choice import NodeChoice, choose
 from coordinator.cluster.slurm_rules import Partition, SiteRules
 from coordinator.config.schema import Config

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.fake_cluster import fake_node
 
-from coordinator.cluster.fake import fake_node
 from coordinator.cluster.slurm_accounts import (
     ACCOUNT_FORMAT,
     QOS_FORMAT,

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.fake_cluster import FakeCluster, fake_node
 from support.loops import another, coordinator_on
 from support.node_memory import NodeMemory
 from support.simulated.parts import Faults, record
@@ -17,7 +18,6 @@ from support.simulated.world import World, replay
 from coordinator.allocation import demand, prefetch
 from coordinator.allocation.allocate import Demand, Limits
 from coordinator.cluster import Job, NodeState
-from coordinator.cluster.fake import FakeCluster, fake_node
 from coordinator.evaluation import events as ev
 from coordinator.evaluation import step as machine
 from coordinator.evaluation.job_specs import precursor_memory_mb

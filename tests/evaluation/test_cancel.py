@@ -7,11 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from support.fake_cluster import FakeCluster, fake_node
 from support.simulated.parts import SITE, Faults
 from support.simulated.world import World, replay
 
 from coordinator.cluster import ClusterError, Job
-from coordinator.cluster.fake import FakeCluster, fake_node
 from coordinator.evaluation import events as ev
 from coordinator.evaluation.actions import RemoveQueue, WithdrawShards
 from coordinator.runtime.effects import Performer

@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.fake_cluster import FakeCluster, fake_node
 from support.simulated.parts import record
 
 from coordinator.allocation.allocate import Demand, Limits, allocate
 from coordinator.cluster import NodeState
-from coordinator.cluster.fake import FakeCluster, fake_node
 from coordinator.errors import OperatorError
 from coordinator.evaluation.footprint import GB, GPU_RESERVE_BYTES, GpuNeed, gpu_need, loaded_bytes
 from coordinator.evaluation.job_specs import BASE_MEMORY_MB, asked, precursor_memory_mb, trial_memory_mb

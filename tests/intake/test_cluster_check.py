@@ -6,10 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from support.fake_cluster import FakeCluster, fake_node
 from support.simulated.parts import record
 
 from coordinator.cluster import Job, RefusedError
-from coordinator.cluster.fake import FakeCluster, fake_node
 from coordinator.cluster.node_choice import NodeChoice, choose
 from coordinator.cluster.slurm_cli import SlurmCli
 from coordinator.cluster.slurm_rules import SiteRules, host_reason, precursor_refusal

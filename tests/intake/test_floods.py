@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.fake_cluster import FakeCluster
 from support.loops import coordinator_on
 from support.served import served_work
 
 from coordinator import hook
 from coordinator.base import clock
 from coordinator.base.turns import MOST_BAD, Turns
-from coordinator.cluster.fake import FakeCluster
 from coordinator.config.schema import Config, WatchConfig
 from coordinator.intake import pending, sources
 from coordinator.intake.sources import MOST_ENTRIES, MOST_NOTICE_BYTES, Notice, StreamPlace, from_stream

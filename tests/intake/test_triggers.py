@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 from support.daemons import SUITE, daemon, small, taken
+from support.fake_cluster import FakeCluster
 from support.loops import coordinator_on
 from support.served import served_work
 
 from coordinator import hook
-from coordinator.cluster.fake import FakeCluster
 from coordinator.config.schema import Config, WatchConfig
 from coordinator.intake import folder_watch, pending, sources
 from coordinator.intake.checkpoint import step_of

@@ -42,10 +42,9 @@ def test_a_drop_beyond_two_standard_errors_is_flagged():
     values = [0.50, 0.48, 0.60, 0.50]
     (curve, pages) = make_series([point(i, v) for i, v in enumerate(values)]).curves
     assert [p.regressed for p in curve.points] == [False, False, False, True]
-    assert curve.regressions[0].step == 3
-    assert not pages.regressions, "its errors are unknown"
+    assert not any(p.regressed for p in pages.points), "its errors are unknown"
     (unknown, _) = make_series([point(0, 0.9, "N/A"), point(1, 0.1, "N/A")]).curves
-    assert not unknown.regressions
+    assert not any(p.regressed for p in unknown.points)
 
 
 @given(a=st.floats(0, 1), b=st.floats(0, 1), e=st.floats(0.001, 0.1), f=st.floats(0.001, 0.1))

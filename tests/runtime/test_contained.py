@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.fake_cluster import FakeCluster, fake_node
 from support.loops import coordinator_on, serving, until
 from support.simulated.parts import record
 from support.with_root import USER, fill, no_room_for_an_event
@@ -21,7 +22,6 @@ from coordinator.base.signals import Signals
 from coordinator.base.throttle import Throttle
 from coordinator.cli.screen.standing import facts_of
 from coordinator.cli.screen.watching import Sight, _over
-from coordinator.cluster.fake import FakeCluster, fake_node
 from coordinator.config.schema import ClusterConfig, Config
 from coordinator.errors import RetryError
 from coordinator.evaluation import step as machine

@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 from support.daemons import SUITE, small
+from support.fake_cluster import FakeCluster, fake_node
 from support.loops import coordinator_on, serving, until
 from support.simulated.parts import record
 
 from coordinator.base import clock
 from coordinator.cli.screen.live_screen import Watcher
-from coordinator.cluster.fake import FakeCluster, fake_node
 from coordinator.cluster.slurm_rules import Hosting
 from coordinator.config.schema import Config, WatchConfig
 from coordinator.intake import folder_watch

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from support.fake_cluster import FakeCluster, fake_node
 from support.loops import NoRedis, another, coordinator_on, until
 from support.simulated.parts import record
 
 from coordinator.base import clock
 from coordinator.cluster import ClusterError, Job, JobState
-from coordinator.cluster.fake import FakeCluster, fake_node
 from coordinator.errors import RetryError
 from coordinator.evaluation import job_ends
 

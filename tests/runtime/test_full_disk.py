@@ -8,13 +8,13 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from support.fake_cluster import FakeCluster, fake_node
 from support.loops import coordinator_on, serving
 from support.simulated.parts import record
 from support.with_root import fill, no_room_for_an_event
 
 from coordinator import cli
 from coordinator.base.disk_space import RESUMES, shortage
-from coordinator.cluster.fake import FakeCluster, fake_node
 from coordinator.errors import OperatorError, RetryError
 from coordinator.intake import from_settings
 from coordinator.runtime.drive import _cancel

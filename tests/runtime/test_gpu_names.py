@@ -6,10 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from support.fake_cluster import FakeCluster, fake_node
 from support.loops import another, coordinator_on, until
 from support.simulated.parts import record
 
-from coordinator.cluster.fake import FakeCluster, fake_node
 from coordinator.evaluation.state import NodeUse
 from coordinator.planning.make_plan import hardware_of
 from coordinator.runtime import gpu_names

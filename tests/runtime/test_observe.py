@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.fake_cluster import FakeCluster, fake_node
 from support.loops import coordinator_on
 from support.simulated.parts import SITE, Faults, record
 from support.simulated.world import World
 
 from coordinator.base import clock
 from coordinator.cluster import JobState
-from coordinator.cluster.fake import FakeCluster, fake_node
 from coordinator.evaluation import actions as do
 from coordinator.evaluation import events as ev
 from coordinator.evaluation import step as machine

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 from support.daemons import announce, daemon, small
+from support.fake_cluster import FakeCluster
 from support.loops import coordinator_on
 
 from coordinator.base import clock
-from coordinator.cluster.fake import FakeCluster
 from coordinator.config.schema import ClusterConfig, Config, WatchConfig
 from coordinator.intake import pending
 from coordinator.runtime.service import RULES_SECONDS, Service

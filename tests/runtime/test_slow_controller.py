@@ -15,12 +15,12 @@ import pytest
 from dev_cluster.testing import wait_until
 from hypothesis import given
 from hypothesis import strategies as st
+from support.fake_cluster import FakeCluster, fake_node
 from support.loops import coordinator_on, until
 from support.simulated.parts import record
 
 from coordinator.allocation import demand
 from coordinator.cluster import Job, JobState, NodeState
-from coordinator.cluster.fake import FakeCluster, fake_node
 from coordinator.errors import RetryError
 from coordinator.evaluation.events import JobStarted
 from coordinator.runtime import cluster_calls, wiring

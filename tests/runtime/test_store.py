@@ -12,11 +12,11 @@ import time
 from pathlib import Path
 
 import pytest
+from support.fake_cluster import FakeCluster, fake_node
 from support.loops import coordinator_on
 from support.simulated.parts import record
 from support.with_root import small_disk
 
-from coordinator.cluster.fake import FakeCluster, fake_node
 from coordinator.errors import OperatorError
 from coordinator.evaluation.events import Accepted, CancelAsked, OutcomeSeen, Restarted, ResultsWritten
 from coordinator.runtime import journal as store

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
+from support.fake_cluster import FakeCluster, fake_node
 from support.loops import another, coordinator_on
 from support.simulated.parts import record
 
 from coordinator.cluster import Job
-from coordinator.cluster.fake import FakeCluster, fake_node
 from coordinator.evaluation import jobs
 from coordinator.evaluation.actions import SubmitJob
 from coordinator.evaluation.job_specs import worker_job

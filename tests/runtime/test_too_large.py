@@ -6,8 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from support.daemons import announce, daemon, small, taken, until
+from support.fake_cluster import fake_node
 
-from coordinator.cluster.fake import fake_node
 from coordinator.cluster.slurm_rules import Hosting
 from coordinator.config.schema import Config, NodesConfig, WatchConfig
 from coordinator.evaluation.footprint import GB, GPU_RESERVE_BYTES

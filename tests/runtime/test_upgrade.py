@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 from support import replays
+from support.fake_cluster import FakeCluster, FakeMember, fake_node
 from support.loops import coordinator_on, serving, until
 from support.shapes import Shape, shapes
 from support.simulated.parts import SITE, record
 
 from coordinator.allocation import cordons
 from coordinator.cli.screen.standing import facts_of
-from coordinator.cluster.fake import FakeCluster, FakeMember, fake_node
 from coordinator.config.schema import Config
 from coordinator.evaluation import step as machine
 from coordinator.evaluation.events import (

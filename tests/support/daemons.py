@@ -6,12 +6,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from coordinator.cluster.fake import FakeCluster
 from coordinator.cluster.slurm_rules import Hosting
 from coordinator.config.schema import Config, WatchConfig
 from coordinator.intake.sources import Notice, spool
 from coordinator.runtime.runner import Running
 from coordinator.runtime.service import Service
+from support.fake_cluster import FakeCluster
 from support.loops import coordinator_on
 from support.node_memory import make_checkpoint
 

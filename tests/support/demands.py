@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from coordinator.allocation.allocate import Demand, Limits
 from coordinator.cluster import NodeState
-from coordinator.cluster.fake import fake_node
+from support.fake_cluster import fake_node
 
 
 @st.composite

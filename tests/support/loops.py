@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from coordinator.allocation.allocate import Limits
-from coordinator.cluster.fake import FakeCluster
 from coordinator.evaluation.job_specs import Site
 from coordinator.evaluation.records import EvaluationRecord
 from coordinator.intake.from_settings import own_version
@@ -17,6 +16,7 @@ from coordinator.runtime.effects import Performer
 from coordinator.runtime.loop import Coordinator, Pace
 from coordinator.services.redis_server import RedisServer
 from evaljobs.contract.paths import WorkPaths
+from support.fake_cluster import FakeCluster
 
 
 class NoRedis:

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import redis
 
-from coordinator.cluster.fake import FakeCluster
 from coordinator.evaluation.job_specs import Site
 from coordinator.runtime.detect import Grace
 from coordinator.runtime.effects import Performer
@@ -20,6 +19,7 @@ from coordinator.services.redis_server import binary
 from evaljobs.contract.paths import WorkPaths
 from evaljobs.contract.storage import write_record
 from evaljobs.queue.redis_client import RedisAddress
+from support.fake_cluster import FakeCluster
 from support.simulated.parts import Faults
 from support.simulated.world import World
 

@@ -12,10 +12,10 @@ from dataclasses import replace
 from coordinator.allocation import demand, job_limits, prefetch
 from coordinator.allocation.allocate import Limits
 from coordinator.cluster import NodeState
-from coordinator.cluster.fake import fake_node
 from coordinator.evaluation import events as ev
 from coordinator.evaluation.limits import FEWER_SECONDS
 from coordinator.runtime import detect
+from support.fake_cluster import fake_node
 from support.simulated.parts import FakeJob, FakeMember, Faults, record
 from support.simulated.world import World
 

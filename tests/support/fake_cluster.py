@@ -1,13 +1,12 @@
-"""A cluster without processes: the Cluster protocol on plain values, for tests.
+"""A cluster without processes: the Cluster protocol on plain values, for tests and benches.
 
 Rule: state changes only by calls; time is a number that `advance` adds to. The next calls of a
-method can be made to fail, with or without their effect.
+method can be made to fail.
 """
 
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -36,12 +35,6 @@ class FakeMember:
         return PHASES.get(self.state, "unknown")
 
 
-@dataclass(slots=True)
-class _Script:
-    error: ClusterError
-    done: bool  # the call has its effect before it raises
-
-
 def fake_node(name: str, *, gpus: int = 8, cpus: int = 64, memory_mb: int = 512_000) -> NodeState:
     """An idle node of partition "gpu" ("cpu" without GPUs)."""
     return NodeState(
@@ -68,14 +61,12 @@ class FakeCluster:
     now: float = 0.0  # unix seconds
     members: list[FakeMember] = field(default_factory=list)  # in the order of submission
     submitted: list[Job] = field(default_factory=list)  # every job that was submitted
-    _scripts: dict[Method, deque[_Script]] = field(default_factory=dict)
+    _failures: dict[Method, list[ClusterError]] = field(default_factory=dict)  # of the next calls
 
     # --- the protocol ------------------------------------------------------------------------------------------------
 
     def submit(self, job: Job) -> str:
-        script = self._next("submit")
-        if script is not None and not script.done:
-            raise script.error
+        self._fail("submit")
         self._refuse(job)
         self.submitted.append(job)
         job_id = str(len(self.submitted))
@@ -83,12 +74,10 @@ class FakeCluster:
             FakeMember(job=job, job_id=job_id, index=index, submitted_at=self.now)
             for index in range(job.count)
         ]
-        if script is not None:
-            raise script.error
         return job_id
 
     def jobs(self) -> list[JobState]:
-        self._listing("jobs")
+        self._fail("jobs")
         return [
             JobState(
                 job_id=m.job_id,
@@ -104,23 +93,17 @@ class FakeCluster:
         ]
 
     def nodes(self) -> list[NodeState]:
-        self._listing("nodes")
+        self._fail("nodes")
         return [self._node(node) for node in self.fleet]
 
     def cancel(self, job_ids: Sequence[str]) -> None:
-        script = self._next("cancel")
-        if script is not None and not script.done:
-            raise script.error
+        self._fail("cancel")
         for member in self.members:
             if {member.job_id, f"{member.job_id}_{member.index}"} & set(job_ids) and member.phase != "ended":
                 member.state = "CANCELLED"
-        if script is not None:
-            raise script.error
 
     def check(self, job: Job) -> None:
-        script = self._next("check")
-        if script is not None:
-            raise script.error
+        self._fail("check")
         self._refuse(job)
 
     # --- the passing of time and injected events ---------------------------------------------------------------------
@@ -129,9 +112,7 @@ class FakeCluster:
         """Let time pass: end due members, start jobs that fit, first come first served."""
         self.now += seconds
         for member in list(self.members):
-            if member.phase != "running":
-                continue
-            if member.ends_at <= self.now:
+            if member.phase == "running" and member.ends_at <= self.now:
                 member.state = "COMPLETED"
         for member in self.members:
             if member.phase == "pending":
@@ -148,20 +129,15 @@ class FakeCluster:
                 return member
         raise KeyError(f"{job_id}_{index}")
 
-    def fail(self, method: Method, error: ClusterError, *, times: int = 1, done: bool = False) -> None:
-        """Make the next `times` calls of `method` raise `error`; with `done` they take effect first."""
-        self._scripts.setdefault(method, deque()).extend(_Script(error, done) for _ in range(times))
+    def fail(self, method: Method, error: ClusterError, *, times: int) -> None:
+        """Make the next `times` calls of `method` raise `error`, without effect."""
+        self._failures.setdefault(method, []).extend([error] * times)
 
     # --- helpers -----------------------------------------------------------------------------------------------------
 
-    def _next(self, method: Method) -> _Script | None:
-        queue = self._scripts.get(method)
-        return queue.popleft() if queue else None
-
-    def _listing(self, method: Method) -> None:
-        script = self._next(method)
-        if script is not None:
-            raise script.error
+    def _fail(self, method: Method) -> None:
+        if errors := self._failures.get(method):
+            raise errors.pop()
 
     def _refuse(self, job: Job) -> None:
         names = {node.name for node in self.fleet}
