@@ -27,10 +27,10 @@ from coordinator.keeping.folding import try_fold
 from coordinator.report import load_series
 from coordinator.report.learning_curves import make_series
 from coordinator.runtime.drive import Aside, Caller, Follow, Progress
-from coordinator.runtime.finalize import Results, results_of, rows_of
-from coordinator.runtime.journal import Journal, OtherVersionError, WorkLock
+from coordinator.runtime.finalize import Results, results_in_files, results_of, rows_of
+from coordinator.runtime.journal import Journal, OtherFormatError, WorkLock, ended_in_other_format
 from coordinator.runtime.present_inputs import as_of_now, changed_since, renewed
-from coordinator.runtime.replay import Follower, find_evaluation
+from coordinator.runtime.replay import Follower, find_evaluation, find_folder
 from coordinator.runtime.submission import Submission, find_submission, has_ended, send, why_waiting
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths
 from evaljobs.contract.specs import SuiteSpec
@@ -166,10 +166,10 @@ def _shown(settings: Config, paths: EvaluationPaths) -> Results | None:
 
 
 def _resumed(settings: Config, paths: EvaluationPaths) -> str:
-    """What a person reads of an evaluation that was begun before; "" where it had ended. OtherVersionError."""
+    """What a person reads of an evaluation that was begun before; "" where it had ended. OtherFormatError."""
     try:
         state, _, _ = find_evaluation(settings, paths.root.name)
-    except OtherVersionError:
+    except OtherFormatError:
         raise
     except OperatorError:  # an unreadable journal: the run says what becomes of it
         return ""
@@ -412,7 +412,10 @@ def series(
 
 
 def _found(settings: Config, evaluation: str) -> Results:
-    state, paths, events = find_evaluation(settings, evaluation)
+    paths = find_folder(settings, evaluation)
+    if ended_in_other_format(paths.journal):
+        return results_in_files(paths)
+    state, paths, events = find_evaluation(settings, paths.root.name)
     return results_of(state, paths, events)
 
 

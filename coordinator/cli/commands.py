@@ -97,13 +97,13 @@ def _state_of(folder: EvaluationPaths, config: Config) -> State | None:
 
     A parked evaluation may still have jobs, and a retry may mend it.
     """
-    from coordinator.runtime.journal import JournalError, OtherVersionError, read_events
+    from coordinator.runtime.journal import JournalError, OtherFormatError, read_events
     from coordinator.runtime.replay import replay
     from coordinator.runtime.status_file import Parked, read_status
 
     try:
         state = replay(list(read_events(folder.journal)), config)
-    except OtherVersionError:
+    except OtherFormatError:
         raise
     except JournalError:
         return None

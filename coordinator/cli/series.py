@@ -134,13 +134,13 @@ def _points(
 ) -> Series:
     from coordinator.report.learning_curves import make_series
     from coordinator.report.load_series import find_series, point_of
-    from coordinator.runtime.replay import find_evaluation
+    from coordinator.runtime.replay import find_record
 
     price = settings.gpu_hour_price
     if series is not None:
         return make_series(find_series(settings.work_dir, series, suite, mixed=mixed), price)
-    state, paths, _ = find_evaluation(settings, evaluation or "")
-    return make_series([point_of(paths, state.record)], price)
+    record, paths = find_record(settings, evaluation or "")
+    return make_series([point_of(paths, record)], price)
 
 
 def _show_series(series: Series, *, as_csv: bool, as_json: bool) -> None:
@@ -205,7 +205,7 @@ def export(
 
     evalspan export --left
     """
-    from coordinator.runtime.replay import find_evaluation
+    from coordinator.runtime.replay import find_record
 
     settings = settings_there(config, work_dir, {"gpu_hour_price": gpu_hour_price})
     if left:
@@ -217,8 +217,8 @@ def export(
         raise OperatorError("name an evaluation, or say --series FOLDER")
     if to == "wandb" and evaluation is not None:
         # W&B syncs only the last of several offline runs of one id: write the whole training
-        state, _, _ = find_evaluation(settings, evaluation)
-        series, suite = str(Path(state.record.checkpoint.source).parent), state.record.suite.name
+        record, _ = find_record(settings, evaluation)
+        series, suite = str(Path(record.checkpoint.source).parent), record.suite.name
     found = _points(settings, evaluation, series, suite, mixed=mixed)
     done = [p for p in found.points if p.status not in ("open", "unreadable")]
     if not done:

@@ -16,6 +16,9 @@ from evaljobs.contract.names import ShardId
 from evaljobs.contract.outcomes import Outcome
 from evaljobs.contract.specs import CheckpointSpec, FrameRef, Record
 
+JOURNAL_FORMAT: Literal[2] = 2
+"""Raised with each change of the records below: a journal of another number is not gone on with (`runtime.journal`)."""
+
 
 class Event(Record):
     at: float  # unix seconds, when the coordinator learned of it
@@ -26,10 +29,8 @@ class Accepted(Event):
 
     kind: Literal["accepted"] = "accepted"
     record: EvaluationRecord  # what is evaluated, and how
-    # raised where lines mean something else in their old shape; absent before `JobIntended` was written
-    journal_format: Literal[1] = 1
-    signs: bool = False  # the coordinator leaves signs: the journal's mtime is the last of them
-    code: str = ""  # version and commit of the coordinator; "" in older journals
+    journal_format: Literal[2] = JOURNAL_FORMAT  # of all lines; before it was written: 0
+    code: str = ""  # version and commit of the coordinator; "": not known
 
 
 class CheckpointConverted(Event):
@@ -171,7 +172,7 @@ class JobStarted(Event):
     node: str | None = None  # that it runs on; None: not listed
     started_at: float | None = None  # unix seconds, by the cluster
     submitted_at: float | None = None  # unix seconds, by the cluster
-    ends_at: float | None = None  # unix seconds, by its time limit; None: unknown, or in older journals
+    ends_at: float | None = None  # unix seconds, by its time limit; None: unknown
     waited_for: str = ""  # the cluster's last reason before it started
 
 
@@ -198,7 +199,7 @@ class OutcomeSeen(Event):
     kind: Literal["outcome-seen"] = "outcome-seen"
     outcome: Outcome  # what the file holds
     # unix seconds at which the file was written, at most `at`; both differ where a job ended while no coordinator ran;
-    # None: in journals of versions before 0.2.0
+    # None: not known
     left_at: float | None = None
 
 
@@ -206,9 +207,8 @@ class PlannedLeaf(Record):
     """A leaf task as planned."""
 
     task: str  # leaf task of lm-eval
-    # of its shards: the task's, or "task#2" where another entry asks other requests of the task; "" in journals of
-    # earlier versions: the task's, and its shards serve every entry that has the task
-    name: str = ""
+    # of its shards: the task's, or "task#2" where another entry asks other requests of the task
+    name: str
     entry: int  # of the suite
     key: str  # the request digest
     folder: str  # of its request set
@@ -351,7 +351,7 @@ class RetryAsked(Event):
     """
 
     kind: Literal["retry-asked"] = "retry-asked"
-    # entries whose responses or request sets are not on disk any more: they begin anew; () in journals of earlier versions
+    # entries whose responses or request sets are not on disk any more: they begin anew
     gone: tuple[int, ...] = ()
 
 
@@ -366,12 +366,9 @@ class Restarted(Event):
     """A coordinator took over. Then: effects that can be repeated are repeated, submissions are looked up first."""
 
     kind: Literal["restarted"] = "restarted"
-    # unix seconds of the last sign of the coordinator before it, by the journal's age; None: that one left no signs, or it
-    # is this process, where the evaluation was parked
+    # unix seconds of the last sign of the coordinator before it, by the journal's age; None: it is this process, where the
+    # evaluation was parked
     seen_at: float | None = None
-    journal_format: Literal[1] = 1  # as of `Accepted`
-    signs: bool = False  # as of `Accepted`
-    code: str = ""  # as of `Accepted`
 
 
 class ResultsWritten(Event):

@@ -366,11 +366,8 @@ def _trial_spec(state: State, site: Site, info: JobInfo, *, path: str) -> TrialS
 
 
 def _adapters(record: EvaluationRecord) -> dict[str, str]:
-    """The adapters on storage that the model arguments name, with their identities at acceptance.
-
-    None of an evaluation that an earlier version accepted, which took them by another rule.
-    """
-    if record.inputs is None or record.checkpoint.samples is None:
+    """The adapters on storage that the model arguments name, with their identities at acceptance."""
+    if record.inputs is None:
         return {}
     args, named = record.model.model_args, record.inputs.named(adapters=True)
     return {args[key]: digest for key, digest in named.items() if args[key].startswith("/")}

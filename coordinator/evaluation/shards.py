@@ -63,14 +63,12 @@ def planned(state: State, event: Planned) -> list[Action]:
 
 def _place(state: State, leaf: PlannedLeaf, where: Mapping[str, tuple[str, float, float]]) -> None:
     """The leaf task's shards are to do, or were so already. `where`: shard -> lane, rank and seconds."""
-    known = state.shards.leaves.get(leaf.name or leaf.task)
+    known = state.shards.leaves.get(leaf.name)
     made = _planned_anew(state, leaf, where) if known is None else known
-    # in journals of earlier versions a leaf task's shards serve every entry that has it
-    theirs = [leaf.entry] if leaf.name else [e.index for e in state.entries if leaf.task in e.sets]
-    for entry in (state.entries[index] for index in theirs):
-        if leaf.task not in entry.leaves:
-            entry.leaves[leaf.task] = made.name
-            made.entries.append(entry.index)
+    entry = state.entries[leaf.entry]
+    if leaf.task not in entry.leaves:
+        entry.leaves[leaf.task] = made.name
+        made.entries.append(entry.index)
     _wanted_again(state, made)  # by an entry that was built when those that had it had failed
     indexes.file_leaf(state, made)
     for index in made.entries:
@@ -85,7 +83,7 @@ def _planned_anew(
     for place, (shard, documents) in enumerate(zip(leaf.shards, per_shard, strict=True)):
         lane, rank, seconds = where[shard]
         state.shards.by_name[shard] = ShardState(
-            leaf=leaf.name or leaf.task, rank=rank, seconds=seconds, lane=lane, documents=documents
+            leaf=leaf.name, rank=rank, seconds=seconds, lane=lane, documents=documents
         )
         for document in documents:
             places.setdefault(document, []).append(place)

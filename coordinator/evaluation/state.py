@@ -83,7 +83,7 @@ class LeafState:
     @property
     def name(self) -> str:
         """Its name in `Shards.leaves` and in the names of its shards."""
-        return self.planned.name or self.planned.task
+        return self.planned.name
 
 
 @dataclass(slots=True, kw_only=True)

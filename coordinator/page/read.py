@@ -22,9 +22,10 @@ from coordinator.page import evaluation, nodes, samples, training
 from coordinator.report.comparisons import comparison, heads_of
 from coordinator.report.learning_curves import Point
 from coordinator.report.load_series import point_of
-from coordinator.runtime.finalize import results_of
+from coordinator.runtime.finalize import results_in_files, results_of
 from coordinator.runtime.halts import Halt
-from coordinator.runtime.replay import find_evaluation
+from coordinator.runtime.journal import ended_in_other_format
+from coordinator.runtime.replay import find_evaluation, find_folder, find_record
 from coordinator.runtime.status_file import Ended
 from evaljobs.contract.folded import exists, files_in, open_file, read_bytes
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths, slug
@@ -145,10 +146,10 @@ def read_columns(
     """(points, results.json, folders) of evaluations that have results; OperatorError for one that has none."""
     points, columns, folders = [], [], []
     for name in names:
-        state, paths, _ = find_evaluation(settings, name)
+        record, paths = find_record(settings, name)
         if not paths.results.exists():
-            raise OperatorError(f"{state.evaluation_id} has no results yet")
-        points.append(point_of(paths, state.record))
+            raise OperatorError(f"{record.evaluation_id} has no results yet")
+        points.append(point_of(paths, record))
         columns.append(json.loads(paths.results.read_text()))
         folders.append(paths)
     return points, columns, folders
@@ -158,7 +159,15 @@ def evaluation_and_results(
     settings: Config, name: str
 ) -> tuple[dict[str, Any], EvaluationPaths, dict[str, Any]]:
     """(the page's data without samples and logs, its folder, its results)."""
-    state, paths, events = find_evaluation(settings, name)
+    paths = find_folder(settings, name)
+    if ended_in_other_format(paths.journal):  # its events are not read: the page has no jobs and no notes
+        found = results_in_files(paths)
+        return (
+            evaluation.evaluation_data(found.report, (), found.raw, settings.gpu_hour_price),
+            paths,
+            found.raw,
+        )
+    state, paths, events = find_evaluation(settings, paths.root.name)
     # at its end the times were written down: the responses that they came from may be gone since
     found = results_of(state, paths, events if state.ended_at is None else None)
     return (

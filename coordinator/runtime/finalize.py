@@ -20,6 +20,7 @@ from pydantic import Field
 
 from coordinator.base.isolate import isolated, traceback_of
 from coordinator.base.words import first_of
+from coordinator.errors import OperatorError
 from coordinator.evaluation.events import AnyEvent
 from coordinator.evaluation.records import cut_on_disk
 from coordinator.evaluation.state import State
@@ -336,7 +337,6 @@ def results_of(
     report = _known_report(state, paths, events)
     if state.ended_at is None and (halt := halt_of(paths, runs=is_held(paths))):
         report = report.model_copy(update={"status": halt.word, "warnings": (halt.text, *report.warnings)})
-    known = report.makespan_seconds is not None
     # results.json of an evaluation that is retried is that of its last end
     raw: dict[str, Any] | None = None
     if state.ended_at is not None and paths.results.exists():
@@ -348,8 +348,22 @@ def results_of(
             )
             report = report.model_copy(update={"warnings": (*report.warnings, damaged)})
     raw = merged_results(state) if raw is None else raw
+    return _results(report, raw, paths).model_copy(update={"note": note, "changed": changed})
+
+
+def results_in_files(paths: EvaluationPaths) -> Results:
+    """Results of an evaluation that has ended, from report.json and results.json alone. OperatorError without them."""
+    try:
+        report = Report.model_validate_json(paths.report.read_bytes())
+        return _results(report, json.loads(paths.results.read_bytes()), paths)
+    except (OSError, ValueError) as error:
+        raise OperatorError(f"{paths.root}: its report or results cannot be read: {error}") from error
+
+
+def _results(report: Report, raw: dict[str, Any], paths: EvaluationPaths) -> Results:
+    known = report.makespan_seconds is not None
     return Results(
-        evaluation_id=state.evaluation_id,
+        evaluation_id=report.evaluation_id,
         status=report.status,
         suite=report.suite,
         checkpoint=report.checkpoint,
@@ -360,8 +374,6 @@ def results_of(
         paused_seconds=report.paused_seconds if known else None,
         gpu_seconds=report.gpu_seconds if known else None,
         folder=paths.root,
-        note=note,
-        changed=changed,
         report=report,
         raw=raw,
     )

@@ -1,8 +1,8 @@
 """The journal of an evaluation (append-only, fsynced, one writer, replayed on start), and the lock of a work folder.
 
 Rule: an event is on disk before its actions begin. A torn last line (a crash during a write) is cut off before the next
-line is written. Any other line that cannot be read is a JournalError, since without it the state would be wrong. Versions
-only add kinds, fields and words: a line with one that this version lacks is an OtherVersionError.
+line is written. Any other line that cannot be read is a JournalError, since without it the state would be wrong. A journal
+of another format (`JOURNAL_FORMAT`) is an OtherFormatError: it stays as it is, and its evaluation is not gone on with.
 """
 
 from __future__ import annotations
@@ -14,18 +14,20 @@ import itertools
 import json
 import logging
 import os
+import shlex
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
-from coordinator.base.version import version_text
 from coordinator.errors import OperatorError, RetryError
 from coordinator.evaluation import step as machine
-from coordinator.evaluation.events import EVENT, Accepted, AnyEvent, Restarted
+from coordinator.evaluation.events import EVENT, JOURNAL_FORMAT, Accepted, AnyEvent
 from coordinator.evaluation.job_specs import Site
+from coordinator.evaluation.records import job_prefix
 from coordinator.evaluation.state import IllegalEventError, State
 from evaljobs.contract.storage import make_file, make_folder
 from evaljobs.staging.capacity import fs_type
@@ -41,8 +43,8 @@ class JournalError(OperatorError):
     """A journal with a line that this version cannot read: it stays as it is until a person acts."""
 
 
-class OtherVersionError(JournalError):
-    """A journal of a version that this one cannot go on with: the evaluation and its jobs are left alone."""
+class OtherFormatError(JournalError):
+    """A journal of another format: the evaluation and its jobs are left alone."""
 
 
 class UnreadableEventError(ValueError):
@@ -59,8 +61,9 @@ class Journal:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.last_at = 0.0  # the latest time of an event that `replay` has read, in unix seconds
-        self.signed = False  # did the last coordinator that `replay` has read of leave signs?
-        self._may_be_torn = True  # looked at before the first write: a newer version's journal stays as it is
+        self._may_be_torn = (
+            True  # looked at before the first write: a journal of another format stays as it is
+        )
         self._fd = make_file(path, os.O_RDWR | os.O_APPEND)
         if not _locked(self._fd, fcntl.LOCK_SH):
             os.close(self._fd)
@@ -100,8 +103,6 @@ class Journal:
         """All events so far. JournalError names the line that cannot be read."""
         for event in read_events(self.path):
             self.last_at = max(self.last_at, event.at)
-            if isinstance(event, (Accepted, Restarted)):
-                self.signed = event.signs
             yield event
 
     def sign(self, at: float) -> None:
@@ -157,19 +158,17 @@ def line_of(event: AnyEvent) -> bytes:
 
 def read_events(path: Path) -> Iterator[AnyEvent]:
     """All whole events of a journal, also of one that another process is writing. JournalError names a bad line."""
-    code = ""
+    _check_format(path)
     for number, line in enumerate(_whole_lines(path, 0), start=1):
-        if _is_retired(line):
-            continue
-        event = _event(line, f"{path}:{number}", code)
-        if isinstance(event, (Accepted, Restarted)):
-            code = event.code
-        yield event
+        if not _is_retired(line):
+            yield _event(line, f"{path}:{number}")
 
 
 def events_after(path: Path, offset: int) -> tuple[list[AnyEvent], int]:
     """The whole events from byte `offset` on, and the offset after them: to follow a journal as it grows."""
     events = []
+    if offset == 0:
+        _check_format(path)
     for line in _whole_lines(path, offset):
         if not _is_retired(line):
             events.append(_event(line, f"{path}, byte {offset}"))
@@ -188,32 +187,62 @@ def _is_retired(line: bytes) -> bool:
     return b'"kind":"asked-for"' in line or b'"kind":"ask-withdrawn"' in line
 
 
-NEWER = {"extra_forbidden", "union_tag_invalid", "literal_error"}
-"""pydantic's words for a field, a kind and a word that this version lacks."""
-
-
-def _event(line: bytes, where: str, code: str = "") -> AnyEvent:
-    """`code`: the version that wrote the lines before it. A line of this very version that it cannot read is damaged."""
+def _event(line: bytes, where: str) -> AnyEvent:
     try:
-        event = EVENT.validate_json(line)
+        return EVENT.validate_json(line)
     except ValidationError as error:
-        if all(each["type"] in NEWER for each in error.errors()):
-            code = json.loads(line).get("code") or code
-            if code not in ("", version_text()):
-                raise OtherVersionError(
-                    f"{where} is of a newer version, {code}; this is {version_text()}, and leaves the evaluation and "
-                    "its jobs alone: to go on with it, type `evalspan daemon` of the newer version"
-                ) from error
         what = error.errors()[0]["msg"].partition(" does not match")[0][:200]
         raise JournalError(
             f"{where} is no event of this version ({what}); move the folder away to start afresh"
         ) from error
-    if isinstance(event, Accepted) and "journal_format" not in event.model_fields_set:
-        raise OtherVersionError(
-            f"{where} is of an earlier version of evalspan: finish the evaluation with that version, or move its folder away "
-            "and `evalspan submit` it again"
+
+
+def has_other_format(path: Path) -> bool:
+    """Was the journal written in another format? False where it has no first event."""
+    return bool(_first(path).get("journal_format", 0) != JOURNAL_FORMAT)
+
+
+def ended_in_other_format(path: Path) -> bool:
+    """Has the evaluation of such a journal ended? Of its lines only the kinds are looked at."""
+    with suppress(OSError):
+        if has_other_format(path):
+            lines = path.read_bytes()
+            return lines.rfind(b'"kind":"results-written"') > lines.rfind(b'"kind":"retry-asked"')
+    return False
+
+
+def _first(path: Path) -> dict[str, Any]:
+    """The first event of a journal of any format; one of the present format where it has none."""
+    with suppress(OSError, ValueError), path.open("rb") as file:
+        event = json.loads(file.readline())
+        if isinstance(event, dict) and event.get("kind") == "accepted":
+            return event
+    return {"journal_format": JOURNAL_FORMAT}
+
+
+def _check_format(path: Path) -> None:
+    """OtherFormatError, with what to type, where the journal has another format."""
+    if not has_other_format(path):
+        return
+    first, name = _first(path), path.parent.name
+    made = first.get("code") or "another version of evalspan"
+    formats = f"{made} (journal format {first.get('journal_format', 0)}, here {JOURNAL_FORMAT})"
+    record = first.get("record", {})
+    source = record.get("checkpoint", {}).get("source", "CHECKPOINT")
+    again = (
+        f"move {path.parent} away and type `evalspan submit {shlex.quote(source)} --suite "
+        f"{shlex.quote(record.get('suite', {}).get('name', 'SUITE'))}`"
+    )
+    if ended_in_other_format(path):
+        raise OtherFormatError(
+            f"{name} is of {formats}: `evalspan report {name}` shows its scores, and nothing else is done with it; to "
+            f"evaluate again, {again}"
         )
-    return event
+    raise OtherFormatError(
+        f"{name} was begun by {formats} and has not ended; nothing of it is changed here. To end its jobs, type "
+        f"`scancel $(squeue --me --noheader -o '%A %j' | grep ' {job_prefix(name)}' | cut -d' ' -f1)`; to evaluate again, "
+        f"{again}"
+    )
 
 
 def replayed(events: Iterable[AnyEvent], site: Site) -> State | None:

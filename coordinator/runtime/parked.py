@@ -2,7 +2,7 @@
 
 Rule: an error in one evaluation's turn parks that evaluation alone. It is read back from its journal after a pause, for
 as long as it takes where the disk or the site refuses; at most three times an hour where its journal cannot be read or
-our code is at fault. One whose journal is of another version is left alone. Its jobs go on meanwhile, since trials pull shards and dump responses without the coordinator. Then
+our code is at fault. One whose journal is of another format is left alone. Its jobs go on meanwhile, since trials pull shards and dump responses without the coordinator. Then
 it is given up: its jobs are cancelled, and `status.json` says why until `evalspan retry` or a new coordinator.
 Called by `coordinator.runtime.registry`.
 """
@@ -15,7 +15,7 @@ from typing import Literal
 
 from coordinator.errors import EvalspanError
 from coordinator.evaluation.records import EvaluationRecord
-from coordinator.runtime.journal import JournalError, OtherVersionError
+from coordinator.runtime.journal import JournalError, OtherFormatError
 from coordinator.runtime.status_file import Parked, read_evaluation, write_parked
 from evaljobs.contract.paths import EvaluationPaths
 
@@ -84,15 +84,13 @@ class ParkedEvaluations:
         if removed:
             parked.reason, parked.error = "removed", "its folder has been removed"
             self._faults.pop(root.name, None)
-        elif isinstance(error, OtherVersionError) or (
+        elif isinstance(error, OtherFormatError) or (
             isinstance(error, (OSError, EvalspanError)) and not isinstance(error, JournalError)
         ):
             parked.for_person = not isinstance(error, OSError)
             first = SITE_SECONDS if parked.for_person else DISK_SECONDS
             parked.until = now + max(first, min(60.0, 10 * seconds))
-            if not isinstance(
-                error, OtherVersionError
-            ):  # nothing is written beside a newer version's journal
+            if not isinstance(error, OtherFormatError):  # nothing is written beside such a journal
                 parked.write(now)
         else:
             parked.for_person = isinstance(error, JournalError)

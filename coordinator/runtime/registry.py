@@ -32,7 +32,13 @@ from coordinator.evaluation.state import State
 from coordinator.intake import places
 from coordinator.runtime.detect import Grace
 from coordinator.runtime.effects import Performer
-from coordinator.runtime.journal import CopiedJournalError, Journal, OtherVersionError, WorkLock
+from coordinator.runtime.journal import (
+    CopiedJournalError,
+    Journal,
+    OtherFormatError,
+    WorkLock,
+    ended_in_other_format,
+)
 from coordinator.runtime.parked import ParkedEvaluation, ParkedEvaluations
 from coordinator.runtime.runner import Running
 from coordinator.runtime.status_file import (
@@ -133,6 +139,9 @@ class Evaluations:
         if parked is not None:  # it was given up, and a person asks for it again
             self._parked.forget(record.evaluation_id, faults=True)
             remove_status(paths)
+        if ended_in_other_format(paths.journal):
+            log.info("%s has ended, in another journal format: nothing is run", record.evaluation_id)
+            return
         try:
             self.accept(record)
         except Exception as error:
@@ -236,7 +245,7 @@ class Evaluations:
             return
         try:
             running = self._replayed(root) if (root / "journal.jsonl").exists() else None
-        except (OSError, OtherVersionError):
+        except (OSError, OtherFormatError):
             raise
         except Exception as error:
             log.exception("%s cannot be resumed", evaluation_id)

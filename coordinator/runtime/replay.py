@@ -11,10 +11,11 @@ from coordinator.base.words import first_of
 from coordinator.config.schema import Config
 from coordinator.errors import OperatorError
 from coordinator.evaluation.events import AnyEvent
+from coordinator.evaluation.records import EvaluationRecord
 from coordinator.evaluation.state import State
 from coordinator.intake.from_settings import site_of
 from coordinator.runtime.journal import events_after, read_events, replay_on, replayed
-from coordinator.runtime.status_file import Ended, ended_of, read_status
+from coordinator.runtime.status_file import Ended, ended_of, read_evaluation, read_status
 from evaljobs.contract.paths import EvaluationPaths
 
 ENDED_SECONDS = 10.0  # between two looks at the journals of evaluations that have ended
@@ -25,6 +26,14 @@ def find_evaluation(config: Config, prefix: str) -> tuple[State, EvaluationPaths
     paths = find_folder(config, prefix)
     events = list(read_events(paths.journal))
     return replay(events, config), paths, events
+
+
+def find_record(config: Config, prefix: str) -> tuple[EvaluationRecord, EvaluationPaths]:
+    """The evaluation of that name as it was accepted; its journal is not read. OperatorError."""
+    paths = find_folder(config, prefix)
+    if (record := read_evaluation(paths)) is None:
+        raise OperatorError(f"{paths.evaluation} cannot be read")
+    return record, paths
 
 
 def find_folder(config: Config, prefix: str) -> EvaluationPaths:

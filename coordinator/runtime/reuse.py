@@ -75,7 +75,7 @@ class _Earlier:
         for event in read_events(self.paths.journal):
             match event:
                 case Planned() | ResponsesFound():
-                    self.leaves = {leaf.name or leaf.task: leaf for leaf in event.leaves} | self.leaves
+                    self.leaves = {leaf.name: leaf for leaf in event.leaves} | self.leaves
                     self.asked |= {(leaf.entry, leaf.task, leaf.key) for leaf in event.leaves}
                     if isinstance(event, ResponsesFound):
                         self.frames |= dict(event.shards)

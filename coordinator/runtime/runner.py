@@ -120,7 +120,7 @@ class Running:
             make_folder(folder)
         write_atomic(paths.evaluation, record.model_dump_json(indent=1).encode())
         journal = Journal(paths.journal)
-        event = Accepted(at=clock.now(), record=record, signs=True, code=version_text())
+        event = Accepted(at=clock.now(), record=record, code=version_text())
         try:
             journal.append([event])
             state, actions = machine.start(event)
@@ -166,8 +166,8 @@ class Running:
             running.make_folders()
             clock.not_before(journal.last_at)
             now = clock.now()
-            seen_at = min(seen_at, now) if journal.signed and seen_at is not None else None
-            running.take([Restarted(at=now, seen_at=seen_at, signs=True, code=version_text())])
+            seen_at = None if seen_at is None else min(seen_at, now)
+            running.take([Restarted(at=now, seen_at=seen_at)])
         return running
 
     def make_folders(self) -> None:

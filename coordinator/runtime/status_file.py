@@ -1,19 +1,22 @@
 """`status.json` of an evaluation: its summary once it has ended, or why it is parked.
 
 Rule: the journal stays the truth. The summary counts while the journal has the length that it had at the end; without a
-valid one, or after a `retry`, the journal is read. The daemon, `status` and the backlog read this file.
+valid one, or after a `retry`, the journal is read. Of one that has ended in another journal format the summary is made of
+its other files. The daemon, `status` and the backlog read this file.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Mapping
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import TypeAdapter, ValidationError
 
 from coordinator.evaluation.records import EvaluationRecord
 from coordinator.evaluation.state import State
+from coordinator.runtime.journal import ended_in_other_format
 from evaljobs.contract.paths import EvaluationPaths
 from evaljobs.contract.specs import Kept
 from evaljobs.contract.storage import write_record
@@ -69,15 +72,43 @@ _STATUS: TypeAdapter[Ended | Parked] = TypeAdapter(Ended | Parked)
 def read_status(paths: EvaluationPaths) -> Ended | Parked | None:
     """What became of an evaluation; None where only its journal says it."""
     try:
-        # evaluations that ended under earlier versions have `ended.json`, which holds the same fields
-        file = paths.status if paths.status.exists() else paths.ended
-        found = _STATUS.validate_json(file.read_bytes())
-        if isinstance(found, Ended) and found.journal_bytes != paths.journal.stat().st_size:
-            return None
+        found = _STATUS.validate_json(paths.status.read_bytes())
+        grown = isinstance(found, Ended) and found.journal_bytes != paths.journal.stat().st_size
     except (OSError, ValidationError):
-        return None
+        return _of_files(paths)
     current = found.schema_version == SCHEMA_VERSION and found.evaluation_id == paths.root.name
-    return found if current else None
+    return found if current and not grown else _of_files(paths)
+
+
+def _of_files(paths: EvaluationPaths) -> Ended | None:
+    """The summary of an evaluation that has ended in another journal format; None of any other."""
+    if not ended_in_other_format(paths.journal) or (record := read_evaluation(paths)) is None:
+        return None
+    results: dict[str, Any] = {}
+    report: dict[str, Any] = {}
+    with contextlib.suppress(OSError, ValueError):
+        results = json.loads(paths.results.read_bytes())
+        report = json.loads(paths.report.read_bytes())
+    errors, shards = results.get("failed", {}), len(report.get("shards", ()))
+    return Ended(
+        evaluation_id=paths.root.name,
+        journal_bytes=paths.journal.stat().st_size,
+        accepted_at=record.accepted_at,
+        ended_at=(paths.results if results else paths.journal).stat().st_mtime,
+        checkpoint=record.checkpoint.announced,
+        step=record.checkpoint.step,
+        suite=record.suite.name,
+        mode=record.suite.mode or "exact",
+        cancelled="on request" if report.get("status") == "cancelled" else "",
+        started=bool(report.get("gpus")),
+        shards=shards,
+        shards_done=shards,
+        scored=sum(entry["status"] == "scored" for entry in report.get("entries", ())),
+        entries=len(record.suite.tasks),
+        stragglers={},
+        errors=errors,
+        warnings=tuple(report.get("warnings", ()))[-WARNINGS:],
+    )
 
 
 def write_ended(state: State, paths: EvaluationPaths) -> None:

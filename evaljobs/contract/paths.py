@@ -67,9 +67,6 @@ class EvaluationPaths:
         # same evaluation, and is in the series of each folder where it was announced; without any it is not there | the
         # coordinator or `submit` | kept
         self.places = self.root / "places.json"
-        # File WORK_DIR/ID/ended.json: summary as of earlier versions: read where there is no status.json | earlier versions |
-        # kept
-        self.ended = self.root / "ended.json"
 
     def folders(self) -> tuple[Path, ...]:
         return (

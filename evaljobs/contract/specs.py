@@ -131,7 +131,7 @@ class CheckpointSpec(Record):
 
     source: str
     digest: str
-    samples: str | None = None  # None: in training's own format, or accepted by an earlier version
+    samples: str | None = None  # None: in training's own format
     content: str | None = None  # by the hook's hashes of whole files (`content_of`); None: not known yet
     files: tuple[CheckpointFile, ...]  # those that inference needs: config, weights, tokenizer
     step: int | None = None
@@ -318,7 +318,7 @@ class TrialSpec(Record):
     evaluation_id: str
     node: str
     model_path: str  # the staged folder, or the checkpoint's own where it could not be staged
-    checkpoint: CheckpointSpec | None = None  # as announced; None: written by a version that did not say it
+    checkpoint: CheckpointSpec | None = None  # as announced; None: not compared with what is loaded
     adapters: dict[
         str, str
     ] = {}  # adapter's folder on storage -> its identity (`folder_identity`) at acceptance

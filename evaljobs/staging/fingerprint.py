@@ -162,16 +162,14 @@ def check_storage(checkpoint: CheckpointSpec) -> None:
     """Raise SourceChanged unless the checkpoint on storage is the one that was announced."""
     for file in checkpoint.files:
         path = Path(checkpoint.source) / file.name
-        check_source(path, path, file.size, announced_mtime(checkpoint, file))
+        check_source(path, path, file.size, announced_mtime(file))
     check_identity(checkpoint, checkpoint.source)
 
 
 def check_identity(checkpoint: CheckpointSpec, folder: str | Path) -> None:
     """Raise SourceChanged unless `folder`, the checkpoint's own or a copy, holds what was announced."""
     with _saying(checkpoint.source):
-        before = checkpoint.samples is None
-        found = _identity_before(checkpoint, folder) if before else identity(checkpoint.files, folder).digest
-        if found != checkpoint.digest:
+        if identity(checkpoint.files, folder).digest != checkpoint.digest:
             raise SourceChanged(f"{checkpoint.source} holds other content than was announced")
 
 
@@ -193,25 +191,9 @@ def _saying(place: str | Path) -> Iterator[None]:
         raise SourceChanged(f"{place}: {error}") from error
 
 
-def announced_mtime(checkpoint: CheckpointSpec, file: CheckpointFile) -> int | None:
+def announced_mtime(file: CheckpointFile) -> int | None:
     """The mtime in ns that a file must still have; None where its content counts."""
-    by_time = checkpoint.samples is None or is_weights(file.name, file.size)
-    return file.mtime_ns if by_time else None
-
-
-def _identity_before(checkpoint: CheckpointSpec, folder: str | Path) -> str:
-    """The digest by the rule of earlier versions, whose open evaluations go on: weights by four places, others by mtime."""
-    rows = []
-    for f in sorted(checkpoint.files, key=lambda f: f.name):
-        sha, place = hashlib.sha256(), Path(folder) / f.name
-        if f.name.endswith(".safetensors"):
-            sha.update(read_header(place).raw)
-        weights = f.name.endswith((".safetensors", ".bin"))
-        with place.open("rb") as file:
-            for quarter in (1, 2, 3, 4) if weights else ():
-                sha.update(os.pread(file.fileno(), 4096, max(0, f.size * quarter // 4 - 4096)))
-        rows.append((f.name, f.size, f.mtime_ns, sha.hexdigest() if weights else ""))
-    return _digest(rows)
+    return file.mtime_ns if is_weights(file.name, file.size) else None
 
 
 def folder_identity(place: str | Path) -> str:

@@ -136,7 +136,7 @@ def copy_in(
                     name=file.name,
                     source=source / file.name,
                     size=file.size,
-                    mtime_ns=announced_mtime(checkpoint, file),
+                    mtime_ns=announced_mtime(file),
                     target=target,
                     pages=pages,
                 )

@@ -60,7 +60,7 @@ def test_a_command_resumes_no_journal_outside_of_the_work_folder(
     named = name.replace("/{stranger}", str(root))
     journal = Journal(root / "journal.jsonl")
     base = record().model_copy(update={"evaluation_id": root.name})
-    journal.append([Accepted(at=1.0, record=base, signs=True)])
+    journal.append([Accepted(at=1.0, record=base)])
     journal.close()
     before = (root / "journal.jsonl").read_bytes()
     command(ears, command=what, evaluation_id=named)

@@ -264,7 +264,15 @@ def test_status_asks_the_queue_of_an_evaluation_whose_trials_run(shared_work):
     """While a process runs it: no trial's last word before a stop counts."""
     state = with_job(state_of(10.0), "trial", "running")
     planned = PlannedLeaf(
-        task="t", entry=0, key="k", folder="f", executes=False, sampled=False, documents=1, shards=()
+        task="t",
+        name="t",
+        entry=0,
+        key="k",
+        folder="f",
+        executes=False,
+        sampled=False,
+        documents=1,
+        shards=(),
     )
     state.shards.leaves["t"] = LeafState(planned=planned, todo=1)
     paths = EvaluationPaths(shared_work.root / state.evaluation_id)

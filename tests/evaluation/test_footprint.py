@@ -13,9 +13,9 @@ from support.simulated.parts import record
 from coordinator.allocation.allocate import Demand, Limits, allocate
 from coordinator.cluster import NodeState
 from coordinator.errors import OperatorError
-from coordinator.evaluation.footprint import GB, GPU_RESERVE_BYTES, GpuNeed, gpu_need, loaded_bytes
+from coordinator.evaluation.footprint import GB, GpuNeed, gpu_need, loaded_bytes
 from coordinator.evaluation.job_specs import BASE_MEMORY_MB, asked, precursor_memory_mb, trial_memory_mb
-from coordinator.evaluation.records import EvaluationRecord, RunOptions
+from coordinator.evaluation.records import EvaluationRecord
 from coordinator.intake.validate import check_cluster
 from evaljobs.contract.specs import CheckpointFile, ModelOptions, Weights
 
@@ -168,10 +168,3 @@ def test_memory_that_jobs_ask_for_follows_the_weights_and_a_setting_stands(
     assert asked("build", evaluation.options)["memory_mb"] == BASE_MEMORY_MB
     kept = with_gpus(evaluation, 1, trial_memory_mb=123)
     assert trial_memory_mb(kept) == asked("build", kept.options)["memory_mb"] == 123
-
-
-def test_an_earlier_versions_record_keeps_what_it_asked_for() -> None:
-    old = RunOptions.model_validate({"trial_memory_mb": 4096})
-    assert asked("trial", old)["memory_mb"] == 4096
-    assert gpu_need(record(1)).weights == 0, "its weights were not looked at: nothing is refused"
-    assert GPU_RESERVE_BYTES < 16 * GB

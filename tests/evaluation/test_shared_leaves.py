@@ -138,20 +138,3 @@ def test_answers_stay_wanted_until_the_last_entry_that_has_them_fails() -> None:
     shards.reopen_entry(world.state, first)
     assert world.state.shards.todo == len(own)
     assert list(shards.shards_of(world.state, first.leaves.values())) == list(own)
-
-
-def test_a_journal_of_a_version_that_looped_is_replayed_and_its_entries_are_scored() -> None:
-    """There a leaf task's shards were the last entry's, and plans without a task followed one another for ever."""
-    world = Overlapping(3, Faults(), tasks=(TaskEntry(name="l0"), TaskEntry(name="g0")))
-    world.groups = {"g0": ["l0", "l1"]}
-    while not world.state.shards.leaves:
-        world.tick()
-    place = next(i for i, event in enumerate(world.journal) if isinstance(event, ev.Planned))
-    (plan,) = (event for event in world.journal if isinstance(event, ev.Planned))
-    leaves = tuple(leaf.model_copy(update={"name": "", "entry": 1}) for leaf in plan.leaves)
-    looped = plan.model_copy(update={"leaves": leaves})
-    again = plan.model_copy(update={"leaves": (), "lanes": ()})
-    world.journal[place:] = [looped, *[again] * 24_000]
-    world.restart()
-    world.run_to_scores()
-    assert sorted(world.asked()) == ["l0 with None examples", "l1 with None examples"]

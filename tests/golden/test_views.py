@@ -23,6 +23,7 @@ import pytest
 from support.goldens import HERE, Goldens
 
 from coordinator import cli
+from coordinator.evaluation.events import JOURNAL_FORMAT
 
 SUBJECT = {  # folder -> the evaluation of it that `report` is asked for, by the beginning of its id
     "ended": "step-1000",
@@ -161,7 +162,7 @@ def place(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def unpack(name: str, place: Path) -> float:
     """The work folder as it was recorded; unix seconds of five seconds later.
 
-    A journal names files by their whole paths: those of evaluations that have not ended get the paths of here.
+    Journals of evaluations that have not ended get the paths of here, and the journal format of now.
     """
     with tarfile.open(HERE / "folders" / f"{name}.tar.gz") as archive:
         archive.extractall(place, filter="data")
@@ -171,9 +172,17 @@ def unpack(name: str, place: Path) -> float:
     for journal in work.glob("*/journal.jsonl"):
         if not (journal.parent / "results.json").exists():
             kept_at = journal.stat().st_mtime
-            journal.write_text(journal.read_text().replace(RECORDED, f"{work}/"))
+            lines = journal.read_text().replace(RECORDED, f"{work}/").splitlines()
+            journal.write_text("".join(f"{json.dumps(of_now(json.loads(line)))}\n" for line in lines))
             os.utime(journal, (kept_at, kept_at))  # `stopped since` is read from it
     return newest + 5.0
+
+
+def of_now(event: dict[str, Any]) -> dict[str, Any]:
+    """An event as it is recorded, in the journal format of now."""
+    if event["kind"] in ("accepted", "restarted"):
+        event = {key: value for key, value in event.items() if key not in ("journal_format", "signs", "code")}
+    return event | ({"journal_format": JOURNAL_FORMAT} if event["kind"] == "accepted" else {})
 
 
 @contextlib.contextmanager

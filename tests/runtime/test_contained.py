@@ -391,7 +391,7 @@ def cancelled(work: Path, cluster: FakeCluster) -> Coordinator:
 
 
 def test_of_what_has_ended_no_journal_is_read(tmp_path: Path, cluster: FakeCluster) -> None:
-    """Neither by a daemon that starts nor by `status`; one without the word (of an earlier version) is read once."""
+    """Neither by a daemon that starts nor by `status`; one whose summary was lost is read once."""
     work = tmp_path / "work"
     before = cancelled(work, cluster)
     paths = EvaluationPaths(work / GOOD)
@@ -411,23 +411,6 @@ def test_of_what_has_ended_no_journal_is_read(tmp_path: Path, cluster: FakeClust
     with paths.journal.open("ab") as journal:
         journal.write(b"x")
     assert read_status(paths) is None, "it was gone on with"
-
-
-def test_what_ended_under_an_earlier_version_stays_readable(tmp_path: Path, cluster: FakeCluster) -> None:
-    """Its summary is `ended.json`, without the field that tells it from a parked one; `status.json` counts before it."""
-    work = tmp_path / "work"
-    before = cancelled(work, cluster)
-    paths = EvaluationPaths(work / GOOD)
-    ended = read_status(paths)
-    old = json.loads(paths.status.read_text())
-    del old["what"]
-    paths.ended.write_text(json.dumps(old))
-    paths.status.unlink()
-    assert read_status(paths) == ended
-    paths.journal.write_bytes(b"x" * (paths.journal.stat().st_size - 1) + b"\n")
-    assert shown(before)[GOOD]["stage"] == "cancelled"
-    write_parked(paths, Parked(evaluation_id=GOOD, at=1.0, error="no disk", until=2.0))
-    assert shown(before)[GOOD]["stage"] == "parked"
 
 
 def test_a_copy_of_an_evaluations_folder_is_no_second_one(tmp_path: Path, cluster: FakeCluster) -> None:

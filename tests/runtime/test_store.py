@@ -18,11 +18,10 @@ from support.simulated.parts import record
 from support.with_root import small_disk
 
 from coordinator.errors import OperatorError
-from coordinator.evaluation.events import Accepted, CancelAsked, OutcomeSeen, Restarted, ResultsWritten
+from coordinator.evaluation.events import CancelAsked, OutcomeSeen, Restarted, ResultsWritten
 from coordinator.runtime import journal as store
 from coordinator.runtime.journal import (
     Journal,
-    OtherVersionError,
     UnreadableEventError,
     WorkLock,
     read_events,
@@ -144,19 +143,6 @@ def test_a_look_at_the_lock_is_taken_for_no_owner(tmp_path: Path, monkeypatch: p
     lock.release()
 
 
-def test_an_unfinished_journal_of_an_earlier_version_is_refused_in_one_line(tmp_path: Path) -> None:
-    """It does not say which jobs were submitted: the message says what to type."""
-    path = tmp_path / "journal.jsonl"
-    journal = Journal(path)
-    journal.append([Accepted(at=0.0, record=record(1))])
-    journal.close()
-    assert list(read_events(path))
-    path.write_bytes(path.read_bytes().replace(b',"journal_format":1', b""))
-    with pytest.raises(OtherVersionError, match="`evalspan submit` it again") as refused:
-        list(read_events(path))
-    assert "\n" not in str(refused.value)
-
-
 def test_a_coordinator_leaves_signs_by_which_the_next_one_dates_its_end(tmp_path: Path) -> None:
     """The journal's age, not only its last event: `Restarted` keeps it, and it outlives a torn line."""
     coordinator = coordinator_on(tmp_path / "work", FakeCluster(fleet=[fake_node("n1")]))
@@ -189,21 +175,17 @@ def test_an_outcome_is_dated_by_its_file(tmp_path: Path) -> None:
     assert [event.left_at for event in seen] == [1000.0, seen[1].at]
 
 
-def test_a_time_without_signs_or_in_this_process_is_no_absence(tmp_path: Path) -> None:
-    """A version that left no signs may have run long after its last event; a parked evaluation had a coordinator."""
+def test_a_time_in_this_process_is_no_absence(tmp_path: Path) -> None:
+    """A parked evaluation had a coordinator."""
     coordinator = coordinator_on(tmp_path / "work", FakeCluster(fleet=[fake_node("n1")]))
     running = coordinator.accept(record())
     path = running.journal.path
     coordinator._failed(running, RuntimeError("a fault"))
     coordinator._resume(running.paths.root)
     coordinator.running[running.state.evaluation_id].journal.close()
-    path.write_bytes(path.read_bytes().replace(b'"signs":true', b'"signs":false'))
-    for _ in range(2):
-        coordinator_on(tmp_path / "work", FakeCluster(fleet=[fake_node("n1")])).accept(
-            record()
-        ).journal.close()
+    coordinator_on(tmp_path / "work", FakeCluster(fleet=[fake_node("n1")])).accept(record()).journal.close()
     restarted = [event for event in read_events(path) if isinstance(event, Restarted)]
-    assert [event.seen_at is None for event in restarted] == [True, True, False]
+    assert [event.seen_at is None for event in restarted] == [True, False]
 
 
 def test_an_append_leaves_the_coordinators_time_not_the_file_servers(tmp_path: Path) -> None:

@@ -10,17 +10,14 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.node_memory import MIB, NodeMemory, make_checkpoint, safetensors
+from support.node_memory import MIB, make_checkpoint, safetensors
 
 from coordinator.intake.checkpoint import inspect
 from evaljobs.contract.specs import CheckpointFile
-from evaljobs.staging import precursor
-from evaljobs.staging.copy import SourceChanged
 from evaljobs.staging.fingerprint import (
     PLAIN_PARTS,
     SAMPLE_BYTES,
     BadWeights,
-    check_storage,
     fingerprint,
     folder_identity,
     identity,
@@ -134,30 +131,6 @@ def test_identity_tells_two_steps_with_equal_sizes_and_times_apart(tmp_path: Pat
     copy = tmp_path / "copy"
     shutil.copytree(one, copy)
     assert inspect(copy).digest == inspect(one).digest
-
-
-def test_a_checkpoint_that_an_earlier_version_accepted_is_staged_by_its_rule(world: NodeMemory) -> None:
-    """Its record has no `samples`. A file that is no weight counts by mtime, too, so nothing that changed passes."""
-    folder = make_checkpoint(world.folder / "step-1")
-    for file in folder.iterdir():
-        os.utime(file, ns=(10**18, 10**18))
-    before = inspect(folder).model_copy(
-        update={"samples": None, "digest": "48dd945c0bfb507c96bcbb7f8d5c452d"}
-    )
-    precursor.clear(precursor.stage_only(world.spec(before)), "test")
-    check_storage(before)
-    for file in folder.glob("[cm]*.json"):
-        edit(file, 0, file.read_bytes())
-        os.utime(file)
-        with pytest.raises(SourceChanged, match=f"{file.name} was written to"):
-            check_storage(before)
-        with pytest.raises(SourceChanged, match=f"{file.name} was written to"):
-            precursor.stage_only(world.spec(before))
-        os.utime(file, ns=(10**18, 10**18))
-    weights = folder / "model-00001-of-00003.safetensors"
-    edit(weights, weights.stat().st_size - 10, b"xxxxxxxxxx")
-    with pytest.raises(SourceChanged, match="other content"):
-        precursor.stage_only(world.spec(before))
 
 
 def test_the_identity_of_an_adapter_follows_its_files(tmp_path: Path) -> None:

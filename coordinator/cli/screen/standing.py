@@ -42,7 +42,7 @@ from coordinator.evaluation.state import NodeUse, State
 from coordinator.report.learning_curves import ScoreValue
 from coordinator.report.render import seconds
 from coordinator.runtime.halts import last_sign, word_of
-from coordinator.runtime.journal import WorkLock, read_events
+from coordinator.runtime.journal import OtherFormatError, WorkLock, read_events
 from coordinator.runtime.replay import replay
 from coordinator.runtime.status_file import WARNINGS, Ended, Parked, read_evaluation, read_status
 from coordinator.runtime.wiring import slurm_options
@@ -189,6 +189,8 @@ def _row(
             return None  # a copy of another evaluation's folder
         return _row_of_state(replay(events, config), status, paths, ask, runs=runs)
     except Exception as error:  # noqa: BLE001 (one bad row must not hide the others)
+        if isinstance(error, OtherFormatError):
+            return _row_of_record(paths, None, str(error))
         why = status.error if status is not None else f"its journal cannot be read: {error}"
         return _row_of_record(paths, status, why)
 

@@ -116,6 +116,7 @@ class Large:
                 executes = entry % 2 == 1
                 leaf = ev.PlannedLeaf(
                     task=task,
+                    name=task,
                     entry=entry,
                     key="k",
                     folder=folder,
