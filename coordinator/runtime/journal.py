@@ -160,8 +160,7 @@ def read_events(path: Path) -> Iterator[AnyEvent]:
     """All whole events of a journal, also of one that another process is writing. JournalError names a bad line."""
     _check_format(path)
     for number, line in enumerate(_whole_lines(path, 0), start=1):
-        if not _is_retired(line):
-            yield _event(line, f"{path}:{number}")
+        yield _event(line, f"{path}:{number}")
 
 
 def events_after(path: Path, offset: int) -> tuple[list[AnyEvent], int]:
@@ -170,8 +169,7 @@ def events_after(path: Path, offset: int) -> tuple[list[AnyEvent], int]:
     if offset == 0:
         _check_format(path)
     for line in _whole_lines(path, offset):
-        if not _is_retired(line):
-            events.append(_event(line, f"{path}, byte {offset}"))
+        events.append(_event(line, f"{path}, byte {offset}"))
         offset += len(line)
     return events, offset
 
@@ -180,11 +178,6 @@ def _whole_lines(path: Path, offset: int) -> Iterator[bytes]:
     with path.open("rb") as lines:
         lines.seek(offset)
         yield from itertools.takewhile(lambda line: line.endswith(b"\n"), lines)
-
-
-def _is_retired(line: bytes) -> bool:
-    """Is it of a kind that earlier versions wrote, and that decides nothing any more: who asked?"""
-    return b'"kind":"asked-for"' in line or b'"kind":"ask-withdrawn"' in line
 
 
 def _event(line: bytes, where: str) -> AnyEvent:

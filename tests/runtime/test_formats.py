@@ -26,7 +26,7 @@ from coordinator.runtime.status_file import Ended, read_status
 from evaljobs.contract.paths import EvaluationPaths
 
 OURS, OTHER = "ckpt-ours-00000001", "ckpt-other-00000002"
-FIELDS = "8d5e1b0b"
+FIELDS = "c0491b6c"
 
 
 def test_other_fields_in_a_journal_are_another_format() -> None:

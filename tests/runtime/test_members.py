@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import tempfile
@@ -200,22 +199,3 @@ def test_a_member_leaves_checkpoints_and_commands_nothing(folder: Path) -> None:
     assert not list((paths.spool / "commands").iterdir())
     ears.tick()
     assert [r.state.record.priority for r in ears.coordinator.running.values()][-1] == 9
-
-
-def test_an_evaluation_that_names_its_askers_goes_on(folder: Path) -> None:
-    """Records and journals of versions that kept who asked: the names decide nothing."""
-    ears = ears_on(folder)
-    announce(ears, folder / "runs" / "step-1")
-    ears.tick()
-    before = only(ears).state
-    journal = ears.paths.evaluation(before.evaluation_id).journal
-    first, *others = journal.read_text().splitlines()
-    accepted = json.loads(first)
-    accepted["record"]["submitted_by"] = ann
-    asked = [{"kind": kind, "at": accepted["at"], "user": bob} for kind in ("asked-for", "ask-withdrawn")]
-    lines = [json.dumps(each, separators=(",", ":")) for each in (accepted, *asked)]
-    journal.write_text("\n".join([*lines, *others, ""]))
-    after = ears_on(folder)
-    after.coordinator.resume_all()
-    assert only(after).state.record.model_copy(update={"submitted_by": ""}) == before.record
-    assert "submitted_by" not in only(after).state.record.model_dump()
