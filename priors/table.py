@@ -8,6 +8,7 @@ versions could leave; a table with such a line is appended to, so that nothing i
 from __future__ import annotations
 
 import fcntl
+import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -16,7 +17,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from evaljobs.contract.storage import make_folder, write_atomic
+from evaljobs.contract.storage import make_file, make_folder, write_atomic
 
 Count = Annotated[int, Field(ge=0, le=10**18)]
 Seconds = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
@@ -123,6 +124,6 @@ def _lines(observations: Iterable[Observation]) -> bytes:
 def _locked(path: Path) -> Iterator[None]:
     make_folder(path.parent)
     # File WORK_DIR/priors/.observations.jsonl.lock: held by who writes the table | any process | never
-    with path.with_name(f".{path.name}.lock").open("ab") as lock:
+    with os.fdopen(make_file(path.with_name(f".{path.name}.lock")), "ab") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # closing it releases it
         yield
