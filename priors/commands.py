@@ -21,7 +21,6 @@ def show(path: Path) -> dict[str, Any]:
     last: dict[Place, Observation] = {}
     for (task, place), runs in sorted(learnt.runs.items()):
         ratio, newest = learnt.ratio(task, place), runs[-1]
-        late = Prediction(seconds=1.0, sigma=ratio.sigma).late
         seen = newest.model_dump(include={"documents", "inference_seconds", "metric_seconds", "at"})
         tasks.append(
             {
@@ -31,7 +30,7 @@ def show(path: Path) -> dict[str, Any]:
                 **seen,
                 "factor": ratio.factor,
                 "sigma": ratio.sigma,
-                "p95_over_median": late,
+                "p95_over_median": Prediction(seconds=1.0, sigma=ratio.sigma).late,
             }
         )
         last[place] = max(last.get(place, newest), newest, key=lambda one: one.at)

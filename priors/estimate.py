@@ -86,12 +86,14 @@ class BatchPrediction:
 
 
 class Learnt:
-    """A history prepared for many predictions: sorted, grouped by task and place."""
+    """A history prepared for many predictions: sorted, grouped by task and by place."""
 
     def __init__(self, history: Iterable[Observation]) -> None:
         self.all = sorted(history, key=lambda one: one.at)
+        self.by_task: dict[str, list[Observation]] = defaultdict(list)
         self.runs: dict[tuple[str, Place], list[Observation]] = defaultdict(list)
         for one in self.all:
+            self.by_task[one.task].append(one)
             if one.inference_seconds >= MEASURABLE:
                 self.runs[one.task, one.place].append(one)
         factors: dict[Place, list[float]] = defaultdict(list)
@@ -136,15 +138,14 @@ def predict_metric(
     `together`: tasks that one job scores, such as a group's: they share its start.
     """
     row = known(task)
-    fits = row is not None and row.documents and executes == (row.kind in {"code", "judge"})
     each = EXECUTE_SECONDS if executes else SCORE_SECONDS
-    if row is not None and fits:
+    if row is not None and row.documents and executes == (row.kind in {"code", "judge"}):
         each = row.metric_seconds / row.documents
     own = _ratio(
         [
             one.metric_seconds / (JOB_SECONDS + one.documents * each)
-            for one in learnt.all
-            if one.task == task and one.metric_seconds >= MEASURABLE and one.documents
+            for one in learnt.by_task.get(task, ())
+            if one.metric_seconds >= MEASURABLE and one.documents
         ],
         SIGMA_METRIC,
         SIGMA_METRIC_RUN,

@@ -111,7 +111,7 @@ def _write(path: Path, observations: Iterable[Observation]) -> None:
     """Of each task and place the newest in time; runs whose answers were used again do not displace measured ones."""
     runs: dict[tuple[object, ...], list[Observation]] = defaultdict(list)
     for one in sorted(observations, key=lambda one: one.at):
-        runs[one.task, one.place, one.inference_seconds > 0, one.metric_seconds > 0].append(one)
+        runs[one.task, one.place, one.inference_seconds >= MEASURABLE].append(one)
     kept = (one for each in runs.values() for one in each[-RUNS:])
     write_atomic(path, _lines(sorted(kept, key=lambda one: one.at)))
 

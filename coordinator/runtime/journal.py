@@ -61,9 +61,8 @@ class Journal:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.last_at = 0.0  # the latest time of an event that `replay` has read, in unix seconds
-        self._may_be_torn = (
-            True  # looked at before the first write: a journal of another format stays as it is
-        )
+        # looked at before the first write: a journal of another format stays as it is
+        self._may_be_torn = True
         self._fd = make_file(path, os.O_RDWR | os.O_APPEND)
         if not _locked(self._fd, fcntl.LOCK_SH):
             os.close(self._fd)

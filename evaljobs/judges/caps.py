@@ -57,8 +57,7 @@ TAKE = (
     _COMMON
     + """
 for _, ask in ipairs(redis.call('ZRANGEBYSCORE', P .. 'leases', '-inf', now)) do drop(ask, nil) end
-local spent = string.match(redis.call('HGET', P .. 'spent', ARGV[6]) or '', '^%d+$')
-spent = math.max(tonumber(spent or 0), tonumber(ARGV[9]))
+local spent = math.max(tonumber(redis.call('HGET', P .. 'spent', ARGV[6]) or 0), tonumber(ARGV[9]))
 redis.call('HSET', P .. 'spent', ARGV[6], string.format('%.0f', spent))
 local pause = redis.call('PTTL', P .. 'pause')
 if pause > 0 then return {'wait', pause} end
