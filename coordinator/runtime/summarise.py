@@ -1,0 +1,300 @@
+"""Makes the `Summary` of an evaluation from its state: its stage, what it waits for, what it runs, the time left. Pure.
+
+Rule: derived from the state, from what the cluster lists of its jobs, and from its work queue. Called by
+`coordinator.runtime.runner`, and by `replay` for an evaluation without a valid summary.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from coordinator.cluster import JobState
+from coordinator.cluster.slurm_reasons import in_words
+from coordinator.evaluation.state import EntryState, JobInfo, Phase, State
+from coordinator.report.learning_curves import ScoreValue
+from coordinator.runtime.summary import (
+    NO_SLOT,
+    WARNINGS,
+    Lane,
+    Node,
+    Summary,
+    Task,
+    Timed,
+    first_of_each,
+    known_by,
+)
+from evaljobs.contract.names import ShardId
+from evaljobs.queue.work_queue import Progress, QueueSnapshot
+
+WAITS_SECONDS = 15.0  # a job that is pending for less is only starting
+LEAST_SECONDS = 1.0  # predicted while a shard is to do
+MOST_LANES = 64  # in a summary each with its own task; of more, those of MOST_NODES nodes are counted
+MOST_NODES = 16
+MOST_KINDS = 4  # of open metric jobs in a summary; further ones are counted together
+LATEST = 12  # tasks scored last that have all their values in a summary
+SCORES_SHOWN = 4  # of each
+LOADING = {"import", "load"}  # phases of a trial before its model can infer
+IN_USE = ("offered", "staging", "ready")
+PENDING = "pending"
+IDLE = "no shard"
+PHASES = {"import": "importing", "load": "loading", "infer": "inferring", "wait": "waits for requests"}
+OPEN = {"scoring": "scoring", "built": "to infer", "building": "building requests", "unbuilt": "to build"}
+JOBS = {
+    "build": "request-set job",
+    "convert": "conversion job",
+    "stage": "staging job",
+    "trial": "trial",
+    "host": "trial host",
+    "metric": "metric-worker job",
+}
+OTHERS = "others"  # open metric jobs of further kinds
+Values = Callable[[EntryState], Sequence[ScoreValue]]  # of a scored task; () where its file cannot be read
+
+
+def summary_of(
+    state: State,
+    now: float,
+    snapshot: QueueSnapshot | None = None,
+    listed: Sequence[JobState] = (),
+    scores: Values = lambda _: (),
+) -> Summary:
+    """The summary of a state. `snapshot`: its work queue; `listed`: the cluster's jobs; `now`: unix seconds."""
+    shards, nodes = state.shards.by_name, state.nodes.by_name.values()
+    open_metrics = [state.scoring.metrics[name] for name in sorted(state.scoring.outstanding)]
+    kinds = Counter(f"{m.kind} {m.task or state.entries[m.entry].name}" for m in open_metrics).most_common()
+    waits_until = None if state.ended_at is not None else state.waits_until
+    stage = stage_of(state, now, snapshot)
+    return Summary(
+        **known_by(state.record),
+        written_at=now,
+        converted_digest=state.converted_digest,
+        ended_at=state.ended_at,
+        phase=state.ending.phase.name.lower(),
+        stage=stage,
+        cancelled=state.ending.cancelled,
+        scored=sum(e.status == "scored" for e in state.entries),
+        tasks=tuple(_tasks(state, scores)),
+        shards=len(shards),
+        shards_done=done_shards(state),
+        shards_quarantined=sum(shard.quarantined for shard in shards.values()),
+        trials=len(state.trials.live),
+        gpus=_running(state) * state.record.options.gpus_per_trial,
+        **_lanes(state, snapshot),
+        nodes=tuple(_nodes(state)),
+        nodes_by_status=Counter(n.status for n in nodes),
+        jobs={purpose: len(each) for purpose, each in state.index.jobs.items() if each},
+        metric_jobs=len(state.scoring.metrics),
+        metric_jobs_open={
+            **dict(kinds[:MOST_KINDS]),
+            **({OTHERS: sum(n for _, n in kinds[MOST_KINDS:])} if len(kinds) > MOST_KINDS else {}),
+        },
+        done_at=None if (left := seconds_left(state, now)) is None else now + left,
+        waits_until=waits_until,
+        waits=tuple(_waits(state, now, listed, stage)),
+        held=tuple(Timed(what=n, at=job.due_at, why=job.why) for n, job in sorted(state.jobs.held.items())),
+        stragglers={
+            trial: f"takes {times:.1f} times as long as the others{'' if trial in state.trials.live else ' (it has ended)'}"
+            for trial, times in state.trials.stragglers.items()
+        },
+        warnings=tuple(dict.fromkeys(state.warnings))[-WARNINGS:],
+    )
+
+
+def _tasks(state: State, scores: Values) -> Iterator[Task]:
+    """Before the end all tasks, at the end those that failed."""
+    latest = [e.index for e in state.entries if e.status == "scored"][-LATEST:]
+    for entry in state.entries:
+        if state.ended_at is None or entry.error:
+            values = first_of_each(found := scores(entry)) if entry.status == "scored" else ()
+            values = tuple(found[:SCORES_SHOWN]) if entry.index in latest else values
+            yield Task(name=entry.name, state=_task_state(state, entry), error=entry.error, scores=values)
+
+
+def _task_state(state: State, entry: EntryState) -> str:
+    """What a task waits for. Its programs are run or judged once all its responses are written."""
+    leaves = [state.shards.leaves[name] for name in entry.leaves.values()]
+    if entry.status == "built" and leaves and all(leaf.todo == 0 for leaf in leaves):
+        return "executing"
+    return OPEN.get(entry.status, entry.status)
+
+
+def _running(state: State) -> int:
+    """Trials whose jobs run."""
+    return sum(
+        state.jobs.by_name[t.job].members.get(t.member) == "running" for t in state.trials.live.values()
+    )
+
+
+def _lanes(state: State, snapshot: QueueSnapshot | None) -> dict[str, Any]:
+    """What each living trial does; of many, how many trials of the first nodes do what."""
+    trials = {} if snapshot is None else snapshot.trials
+    names = {trial.lane: name for name, trial in state.trials.live.items()}
+    lanes = [_lane(state, lane, names[lane], trials.get(names[lane])) for lane in sorted(names, key=_natural)]
+    if len(lanes) <= MOST_LANES:
+        return {"lanes": tuple(lanes)}
+    nodes: dict[str, Counter[str]] = {}
+    for lane in lanes:
+        nodes.setdefault(lane.lane.rpartition("/")[0], Counter())[lane.doing] += 1
+    return {"lanes_by_node": dict(list(nodes.items())[:MOST_NODES])}
+
+
+def _lane(state: State, lane: str, trial: str, progress: Progress | None) -> Lane:
+    if progress is None:
+        return Lane(lane=lane, doing="starting" if trial in state.index.running else PENDING)
+    doing = PHASES.get(progress.phase, progress.phase or "starting")
+    if not progress.shard:
+        return Lane(lane=lane, doing=IDLE if progress.phase == "infer" else doing)
+    batch = f"{progress.batches_done} of {progress.batches}" if progress.batches else ""
+    return Lane(lane=lane, doing=doing, task=ShardId.parse(progress.shard).task, batch=batch)
+
+
+def _natural(lane: str) -> list[tuple[bool, int, str]]:
+    """Sort key that puts n2 before n10."""
+    parts = "".join(c if c.isdigit() else f"\0{c}\0" for c in lane).replace("\0\0", "").split("\0")
+    return [(p.isdigit(), int(p) if p.isdigit() else 0, p) for p in parts if p]
+
+
+def _nodes(state: State) -> Iterator[Node]:
+    for ahead in state.nodes.prefetches.values():
+        if ahead.status != "over":
+            yield Node(name=ahead.name, status=ahead.status, why="before its GPUs are free")
+    for node in state.nodes.by_name.values():
+        yield Node(
+            name=node.name, status=node.status, why=node.why, until=node.back_off_until, times=node.back_offs
+        )
+
+
+def stage_of(state: State, now: float, snapshot: QueueSnapshot | None = None) -> str:
+    """The furthest stage under way, in one or two words; "waits" where no job of it runs and none is starting.
+
+    `snapshot`: its work queue, in which running trials say whether they load or infer; None: not read.
+    """
+    if state.ending.phase >= Phase.LEAVING:
+        return "clearing" if state.ended_at is None else "cancelled" if state.ending.cancelled else "ended"
+    if state.ending.cancelled or state.ending.reason:
+        return "ending"
+    if not state.shards.todo and not state.plans_later:
+        return "scoring"
+    stage, jobs = _under_way(state)
+    if stage == "inference":
+        return _trials_stage(state, snapshot)
+    pending = [is_pending(info, now) for info in jobs]
+    return "waits" if pending and all(pending) else stage
+
+
+def _under_way(state: State) -> tuple[str, list[JobInfo]]:
+    """The stage before the last response, and the jobs whose start it needs."""
+    unbuilt = any(e.status in ("unbuilt", "building") for e in state.entries)
+    early = unbuilt and not state.shards.leaves  # trials load meanwhile
+    if state.trials.live and (state.index.running or done_shards(state)) and not early:
+        return "inference", []
+    if unbuilt:
+        return "building requests", state.live_jobs("build")
+    if state.trials.live:
+        hosts = {t.job: state.jobs.by_name[t.job] for t in state.trials.live.values()}
+        return "starting trials", list(hosts.values())
+    if any(n.status in IN_USE for n in state.nodes.by_name.values()):
+        return "staging", state.live_jobs("stage")
+    return "waits", []
+
+
+def _trials_stage(state: State, snapshot: QueueSnapshot | None) -> str:
+    """What the running trials do: "inference" where one infers, or where some shards are done and no trial loads."""
+    trials = {} if snapshot is None else snapshot.trials
+    phases = {trials[name].phase for name in state.index.running if name in trials}
+    if "infer" not in phases and phases & LOADING:
+        return "loading"
+    return "inference" if "infer" in phases or done_shards(state) else "starting trials"
+
+
+def done_shards(state: State) -> int:
+    return len(state.shards.by_name) - state.shards.todo
+
+
+def is_pending(info: JobInfo, now: float) -> bool:
+    """Was it submitted a while ago, and has the cluster started no member of it?"""
+    return has_pending(info, now) and "running" not in info.members.values()
+
+
+def has_pending(info: JobInfo, now: float) -> bool:
+    """Was it submitted a while ago, and has the cluster not started all members of it?"""
+    return (
+        info.phase == "submitted"
+        and now - info.changed_at >= WAITS_SECONDS
+        and "pending" in info.members.values()
+    )
+
+
+def _waits(state: State, now: float, listed: Sequence[JobState], stage: str) -> Iterator[Timed]:
+    """What it waits for: each kind of pending job and each reason, or a free slot."""
+    if state.ended_at is not None:
+        return
+    found = list(_pending_jobs(state, now, listed))
+    yield from found
+    if not found and stage == "waits" and state.waits_until is None and not state.jobs.held:
+        yield Timed(what=NO_SLOT)
+
+
+def _pending_jobs(state: State, now: float, listed: Sequence[JobState]) -> Iterator[Timed]:
+    reasons = {(job.name, job.index): job.reason for job in listed if job.phase == "pending"}
+    found: Counter[tuple[str, str]] = Counter()
+    since: dict[tuple[str, str], float] = {}
+    for name in sorted(state.jobs.live):
+        info = state.jobs.by_name[name]
+        if not has_pending(info, now):
+            continue
+        for member in (m for m, phase in info.members.items() if phase == "pending"):
+            if listed and (name, member) not in reasons:
+                continue  # it started since the journal was written
+            what = (JOBS.get(info.job.purpose, info.job.purpose), in_words(reasons.get((name, member), "")))
+            found[what] += 1
+            since[what] = min(since.get(what, now), info.changed_at)
+    for (job, why), count in found.items():
+        said = f"{count} {job}s are pending" if count > 1 else f"a {job} is pending"
+        yield Timed(what=said, at=since[job, why], why=why)
+
+
+def seconds_left(state: State, now: float) -> float | None:
+    """Predicted seconds until the last score; None before the plan and when no work is left.
+
+    Mixes the plan, which has the load and the CPU tail, with the pace of the shards so far, weighted by the share of
+    work that is done. The plan's time runs from the start of the first trial. Never below what the shards to do need.
+    """
+    if state.plan.made_at is None or not state.shards.by_name or state.ended_at is not None:
+        return None
+    tail = _tail_seconds(state)
+    if state.shards.todo == 0:
+        return tail or None
+    total = left = 0.0
+    planned = set()
+    for shard in state.shards.by_name.values():
+        total += shard.seconds
+        planned.add(shard.lane)
+        if shard.frame is None and not shard.quarantined:
+            left += shard.seconds
+    work = max(LEAST_SECONDS, left / max(1, state.index.lanes_in_use or len(planned)), tail)
+    elapsed = _inference_seconds(state, now)
+    by_plan = max(work, state.plan.predicted_makespan_seconds - elapsed)
+    share = (total - left) / total if total > 0 else 0.0
+    if share <= 0:
+        return by_plan
+    return max(work, share * elapsed * left / (total - left) + (1 - share) * by_plan)
+
+
+def _inference_seconds(state: State, now: float) -> float:
+    """Seconds since the first of the present trials started; 0 while none has."""
+    assert state.plan.made_at is not None
+    starts = [
+        info.changed_at
+        for info in {t.job: state.jobs.by_name.get(t.job) for t in state.trials.live.values()}.values()
+        if info is not None and "running" in info.members.values()
+    ]
+    return max(0.0, now - max(state.plan.made_at, min(starts))) if starts else 0.0
+
+
+def _tail_seconds(state: State) -> float:
+    """Predicted seconds of the metric jobs that are open."""
+    open_ones = [state.scoring.metrics[name].seconds for name in state.scoring.outstanding]
+    return max([sum(open_ones) / state.cpu_slots, *open_ones], default=0.0)

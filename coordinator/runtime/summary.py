@@ -1,0 +1,384 @@
+"""`Summary`: all that is shown of one evaluation, in its `status.json`.
+
+Rule: the journal stays the truth. A coordinator writes the summary of what it runs where it has changed, at most every
+WRITE_SECONDS, and at the end. Screens, pages, metrics and news read it and replay no journal. That of an ended evaluation
+counts while the journal has the length that it had at the end. `coordinator.runtime.summarise` makes it from a state.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from pydantic import ValidationError
+
+from coordinator.base.words import clock_time
+from coordinator.evaluation.records import EvaluationRecord
+from coordinator.report.learning_curves import SCORES, ScoreValue, scores_of
+from evaljobs.contract import folded
+from evaljobs.contract.outcomes import OUTCOME, Failed
+from evaljobs.contract.paths import EvaluationPaths
+from evaljobs.contract.specs import Kept
+from evaljobs.contract.storage import write_atomic
+
+SCHEMA_VERSION: Literal[2] = 2
+WRITE_SECONDS = 5.0  # least between two writes of one evaluation's summary
+SILENT_SECONDS = 90.0  # without a sign of its coordinator: then an evaluation reads "stopped"
+MOST_BYTES = 64 * 1024  # of a summary
+CUTS = (200, 60, 20, 5)  # members that its lists keep where it would be larger: the first that suffices
+CUT_TEXT = 200  # characters of an error then
+WARNINGS = 5  # of a summary: the last ones
+CAUSES = (
+    "infer",
+    "imports",
+    "load",
+    "warm",
+    "dump",
+    "wait",
+    "other",
+)  # of GPU seconds, as `report.gpu_use` has them
+GIVEN_UP = "given up"  # only `retry` brings it back
+NOTHING_FREE = "nothing that it could run on is free"
+NO_SLOT = f"{NOTHING_FREE} (`evalspan status` says what is used)"
+STOPPED = "no process goes on with it: type the same `evalspan eval …` again, or start `evalspan daemon`"
+
+
+class Timed(Kept):
+    """What happens, such as "a trial is pending"; `at`: since or until when, in unix seconds; `why`: "" where unknown."""
+
+    what: str
+    at: float | None = None
+    why: str = ""
+
+
+class Task(Kept):
+    """A task of the suite. `scores`: up to SCORES_SHOWN of a task scored lately, else its main one."""
+
+    model_config = SCORES
+
+    name: str
+    state: str  # to build | building requests | to infer | executing | scoring | scored | failed
+    error: str = ""  # why it has no score
+    scores: tuple[ScoreValue, ...] = ()
+
+
+class Lane(Kept):
+    """What the trial of a lane does. `batch`: "3 of 10"; `task` and `batch` are "" where it has no shard."""
+
+    lane: str
+    doing: str
+    task: str = ""
+    batch: str = ""
+
+
+class Node(Kept):
+    """A node of an evaluation. `until`: unix seconds of the end of its back-off, the `times`th."""
+
+    name: str
+    status: str  # offered | staging | ready | back-off | withdrawn
+    why: str = ""
+    until: float | None = None
+    times: int = 0
+
+
+class Parked(Kept):
+    """Why an evaluation cannot go on now. `cancelled`: the reason of a cancellation that waits for its return, or ""."""
+
+    at: float  # unix seconds
+    error: str
+    until: float | None = None  # unix seconds of the next try; None: given up until `evalspan retry`
+    cancelled: str = ""
+
+
+class Summary(Kept):
+    """One evaluation. Times ending in `_at` and `_until` are unix seconds, others seconds."""
+
+    model_config = SCORES
+
+    schema_version: Literal[2]  # one of another version is made anew
+    evaluation_id: str
+    written_at: float
+    journal_bytes: int = 0  # at the end; 0 before
+
+    suite: str = ""
+    mode: str = "exact"
+    step: int | None = None
+    checkpoint: str = ""  # the folder that training wrote
+    converted_digest: str | None = None  # of the announced checkpoint: names its converted copy
+    priority: int = 0  # higher is served first
+    accepted_at: float = 0.0
+    ended_at: float | None = None
+
+    phase: str = "running"  # of `evaluation.state.Phase`
+    stage: str = "unreadable"  # the furthest under way, in one or two words; "ended", "cancelled" at the end
+    cancelled: str = ""  # why a person ended it, or ""
+    parked: Parked | None = None
+    fault: str = ""  # why its journal cannot be read
+
+    entries: int = 0  # tasks of the suite
+    scored: int = 0  # of these, those that have their scores
+    tasks: tuple[Task, ...] = ()  # before the end all, at the end those that failed
+    shards: int = 0  # 0 before the plan is made
+    shards_done: int = 0
+    shards_quarantined: int = 0
+    trials: int = 0  # that live
+    gpus: int = 0  # of trials whose jobs run
+    lanes: tuple[Lane, ...] = ()  # of living trials; () where there are more than MOST_LANES
+    lanes_by_node: Mapping[
+        str, Mapping[str, int]
+    ] = {}  # then: the first nodes -> what their trials do -> trials
+    nodes: tuple[Node, ...] = ()  # in use, prefetched to, in back-off or withdrawn
+    nodes_by_status: Mapping[str, int] = {}  # without those prefetched to
+    jobs: Mapping[str, int] = {}  # purpose -> jobs in the cluster's queue or running
+    metric_jobs: int = 0  # given to RQ in all
+    metric_jobs_open: Mapping[str, int] = {}  # kind and task -> those without an outcome
+
+    done_at: float | None = None  # predicted time of the last score
+    waits_until: float | None = None  # while all nodes are in back-off: the first returns
+    waits: tuple[Timed, ...] = ()  # for what it waits, since `at`
+    held: tuple[Timed, ...] = ()  # jobs that Slurm does not take yet; submitted again at `at`
+    stragglers: Mapping[str, str] = {}  # trial -> how slow it is, in words
+    failed_jobs: Mapping[str, str] = {}  # job or trial -> the last line of its error; mended ones included
+    warnings: tuple[str, ...] = ()  # the last ones
+
+    # at the end, of results.json and report.json; None: not known
+    scores: tuple[ScoreValue, ...] = ()  # the main one of each task or group
+    makespan_seconds: float | None = None  # from acceptance to the last score, without pauses
+    gpu_seconds: Mapping[str, float] = {}  # cause -> GPU seconds
+    staged_bytes: int = 0
+
+    left_out: str = ""  # where it was cut: what has the rest
+
+    @property
+    def errors(self) -> dict[str, str]:
+        """Task -> why it has no score."""
+        return {task.name: task.error for task in self.tasks if task.error}
+
+    @property
+    def result(self) -> str:
+        """Of one that has ended."""
+        return "cancelled" if self.cancelled else "failed" if self.errors else "done"
+
+    @property
+    def turn(self) -> tuple[float, float]:
+        """Evaluations are served in this order."""
+        return -self.priority, self.accepted_at
+
+    @property
+    def main_scores(self) -> tuple[ScoreValue, ...]:
+        """The main score of each task or group that has one."""
+        return self.scores or first_of_each(score for task in self.tasks for score in task.scores)
+
+
+class Halt(NamedTuple):
+    """Why an evaluation does not go on. `word`: stopped | parked | given up; `since`: unix seconds."""
+
+    word: str
+    since: float
+    why: str
+
+    @property
+    def text(self) -> str:
+        return f"{self.word} since {clock_time(self.since, time.time())}: {self.why}"
+
+
+def halt_of(summary: Summary, paths: EvaluationPaths, *, held: bool) -> Halt | None:
+    """Of an evaluation that has not ended; None where it goes on. `held`: a process holds the work folder.
+
+    Its coordinator signs its journal every 10 s: a process that hangs, or that runs other evaluations alone, does not.
+    """
+    if (parked := summary.parked) is not None:
+        return Halt(GIVEN_UP if parked.until is None else "parked", parked.at, parked.error)
+    signed_at = last_sign(paths)
+    return None if held and time.time() - signed_at < SILENT_SECONDS else Halt("stopped", signed_at, STOPPED)
+
+
+def last_sign(paths: EvaluationPaths) -> float:
+    """When a coordinator signed its journal last, in unix seconds; now where storage is away."""
+    try:
+        return paths.journal.stat().st_mtime
+    except OSError:
+        return time.time()
+
+
+# --- the file --------------------------------------------------------------------------------------------------------
+
+
+def write_summary(paths: EvaluationPaths, summary: Summary) -> bool:
+    """Write it where its folder exists. False where the disk refuses it: readers use the journal then."""
+    with suppress(OSError):
+        if paths.root.is_dir():
+            write_atomic(paths.status, as_json(fitted(summary)))
+            return True
+    return False
+
+
+def as_json(summary: Summary) -> bytes:
+    return summary.model_dump_json(exclude_defaults=True).encode()
+
+
+def fitted(summary: Summary) -> Summary:
+    """The summary in at most MOST_BYTES: lists are cut, tasks that failed stay first, and `left_out` says what has all."""
+    for most in CUTS:
+        if len(as_json(summary)) <= MOST_BYTES:
+            break
+        tasks = sorted(summary.tasks, key=lambda task: not task.error)[:most]
+        summary = summary.model_copy(
+            update={
+                "tasks": tuple(t.model_copy(update={"error": t.error[:CUT_TEXT]}) for t in tasks),
+                "lanes": summary.lanes[:most],
+                "lanes_by_node": dict(list(summary.lanes_by_node.items())[:most]),
+                "nodes": tuple(sorted(summary.nodes, key=lambda node: not node.why)[:most]),
+                "scores": summary.scores[:most],
+                "warnings": tuple(text[:CUT_TEXT] for text in summary.warnings),
+                **{name: _first(getattr(summary, name), most) for name in ("stragglers", "failed_jobs")},
+                "held": tuple(h.model_copy(update={"why": h.why[:CUT_TEXT]}) for h in summary.held[:most]),
+                "waits": summary.waits[:most],
+                "left_out": "results.json and report.json have all",
+            }
+        )
+    return summary
+
+
+def _first(texts: Mapping[str, str], most: int) -> dict[str, str]:
+    return {name: text[:CUT_TEXT] for name, text in list(texts.items())[:most]}
+
+
+def read_summary(paths: EvaluationPaths) -> Summary | None:
+    """The summary of its file, or of its other files where it has ended in another journal format.
+
+    None where only its journal says how it stands; also where a retry was journalled since.
+    """
+    try:
+        found = Summary.model_validate_json(paths.status.read_bytes())
+        grown = found.ended_at is not None and found.journal_bytes != paths.journal.stat().st_size
+    except (OSError, ValidationError):
+        return _of_files(paths)
+    return found if found.evaluation_id == paths.root.name and not grown else _of_files(paths)
+
+
+def ended(paths: EvaluationPaths) -> Summary | None:
+    """The summary of an evaluation that has ended; None of any other."""
+    found = read_summary(paths)
+    return None if found is None or found.ended_at is None else found
+
+
+def read_evaluation(paths: EvaluationPaths) -> EvaluationRecord | None:
+    """The record that an evaluation was accepted with; None where it cannot be read."""
+    try:
+        return EvaluationRecord.model_validate_json(paths.evaluation.read_bytes())
+    except (OSError, ValidationError):
+        return None
+
+
+def of_record(paths: EvaluationPaths, fault: str) -> Summary:
+    """What `evaluation.json` says alone, where the journal cannot be read: `fault` says why."""
+    record = read_evaluation(paths)
+    known = {} if record is None else known_by(record)
+    known |= {"schema_version": SCHEMA_VERSION, "evaluation_id": paths.root.name}
+    return Summary(written_at=time.time(), fault=fault, **known)
+
+
+def known_by(record: EvaluationRecord) -> dict[str, Any]:
+    """Fields of a summary that the record gives."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "evaluation_id": record.evaluation_id,
+        "suite": record.suite.name,
+        "mode": record.suite.mode or "exact",
+        "step": record.checkpoint.step,
+        "checkpoint": record.checkpoint.announced,
+        "priority": record.priority,
+        "accepted_at": record.accepted_at,
+        "entries": len(record.suite.tasks),
+    }
+
+
+def _of_files(paths: EvaluationPaths) -> Summary | None:
+    """Of an evaluation that has ended in another journal format; None of any other."""
+    from coordinator.runtime.journal import ended_in_other_format  # noqa: PLC0415 (few evaluations need the state machine)
+
+    if not ended_in_other_format(paths.journal):
+        return None
+    report, results = read_json(paths.report), read_json(paths.results)
+    failed, shards = results.get("failed", {}), len(report.get("shards", ()))
+    found = of_record(paths, "").model_copy(
+        update={
+            "journal_bytes": paths.journal.stat().st_size,
+            "ended_at": (paths.results if results else paths.journal).stat().st_mtime,
+            "cancelled": "on request" if report.get("status") == "cancelled" else "",
+            "shards": shards,
+            "shards_done": shards,
+            "scored": sum(entry["status"] == "scored" for entry in report.get("entries", ())),
+            "tasks": tuple(Task(name=name, state="failed", error=why) for name, why in failed.items()),
+            "warnings": tuple(report.get("warnings", ()))[-WARNINGS:],
+        }
+    )
+    return with_costs(found, paths)
+
+
+# --- the end ---------------------------------------------------------------------------------------------------------
+
+
+def with_costs(summary: Summary, paths: EvaluationPaths) -> Summary:
+    """The summary of one that has ended, with what its results, report and outcomes say of scores, costs and failures."""
+    report, gpus = read_json(paths.report), read_json(paths.report).get("gpus", ())
+    # one that died with its node left no outcome: the report has the cluster's word, in capitals
+    died = {g["trial"]: f"its job ended: {g['ended']}" for g in gpus if g["ended"].isupper()}
+    return summary.model_copy(
+        update={
+            "phase": "ended",
+            "stage": "cancelled" if summary.cancelled else "ended",
+            "scores": first_of_each(groups_or_tasks(read_json(paths.results))),
+            "failed_jobs": died | failed_jobs(paths),
+            "makespan_seconds": report.get(
+                "makespan_seconds", (summary.ended_at or 0.0) - summary.accepted_at
+            ),
+            "gpu_seconds": {c: sum(g.get(c, 0.0) * max(1, g["gpus"]) for g in gpus) for c in CAUSES}
+            if gpus
+            else {},
+            "staged_bytes": report.get("staged_bytes", 0),
+        }
+    )
+
+
+def failed_jobs(paths: EvaluationPaths) -> dict[str, str]:
+    """Job or trial -> its error line, by their outcome files; retried ones included."""
+    found = {}
+    for file in folded.files_in(paths.outcomes, "*.failed.json"):
+        with suppress(OSError, ValidationError):
+            outcome = OUTCOME.validate_json(folded.read_bytes(file))
+            if isinstance(outcome, Failed):
+                found[outcome.name] = outcome.error
+    return found
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """A JSON object in a file, folded or not; empty where it is not there, or storage is away for a moment."""
+    with suppress(OSError, ValueError):
+        if isinstance(found := json.loads(folded.read_bytes(file)), dict):
+            return found
+    return {}
+
+
+def groups_or_tasks(results: Mapping[str, Any]) -> tuple[ScoreValue, ...]:
+    """Values of groups, and of the tasks that no group holds, in lm-eval's results."""
+    groups: Mapping[str, Any] = results.get("groups") or {}
+    if not groups:
+        return scores_of(results)
+    below = {name for members in (results.get("group_subtasks") or {}).values() for name in members}
+    top = {g: values for g, values in groups.items() if g not in below}
+    alone = {t: v for t, v in (results.get("results") or {}).items() if t not in below and t not in groups}
+    return scores_of({**results, "results": alone, "groups": top or groups})
+
+
+def first_of_each(scores: Iterable[ScoreValue]) -> tuple[ScoreValue, ...]:
+    """The main metric of each task: the first that lm-eval lists for it."""
+    found: dict[str, ScoreValue] = {}
+    for score in scores:
+        found.setdefault(score.task, score)
+    return tuple(found.values())

@@ -1,0 +1,70 @@
+"""Laws of `Summary`, the record that screens, pages, metrics and news read in place of a journal."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.simulated.large import Large
+
+from coordinator.evaluation.state import State
+from coordinator.report.learning_curves import ScoreValue
+from coordinator.runtime.summarise import summary_of
+from coordinator.runtime.summary import MOST_BYTES, fitted, read_summary, write_summary
+from evaljobs.contract.paths import EvaluationPaths
+
+
+class Halfway(Large):
+    """A large evaluation, up to its trials' first responses."""
+
+    def _dump(self) -> None:
+        raise StopIteration
+
+
+def under_way(nodes: int, tasks: int) -> State:
+    made = Halfway(nodes, tasks=tasks)
+    with pytest.raises(StopIteration):
+        made.run()
+    return made.state
+
+
+@pytest.mark.parametrize(("nodes", "tasks"), [(1, 2), (600, 20), (2, 600)])
+def test_a_summary_is_read_back_as_it_was_written_and_has_at_most_64_kb(
+    tmp_path: Path, nodes: int, tasks: int
+) -> None:
+    """Of 4,800 lanes, or of 600 tasks with four long scores each: what counts is whole, and what failed stays first."""
+    state = under_way(nodes, tasks)
+    state.entries[-1].status, state.entries[-1].error = "failed", "KeyError: 'x' " * 500
+    for entry in state.entries[:-1]:
+        entry.status = "scored"
+    value = ScoreValue(
+        task="a_task_of_a_long_name" * 3, metric="acc_norm", filter="none", value=0.1 + 0.2, stderr=0.01
+    )
+    made = summary_of(state, 5.0, scores=lambda _: [value] * 9)
+    paths = EvaluationPaths(tmp_path / state.evaluation_id)
+    paths.root.mkdir()
+    assert write_summary(paths, made)
+    read = read_summary(paths)
+    assert read == fitted(made)
+    assert paths.status.stat().st_size <= MOST_BYTES
+    assert (read.scored, read.entries, read.trials) == (tasks - 1, tasks, 8 * nodes)
+    assert state.entries[-1].name in read.errors
+    assert bool(read.left_out) == (tasks == 600)
+
+
+def test_the_summary_of_an_ended_evaluation_counts_until_its_journal_grows(tmp_path: Path) -> None:
+    """A retry that a coordinator journalled just before it was killed is not lost: the journal is the truth."""
+    state = Large(1, tasks=2).run()
+    paths = EvaluationPaths(tmp_path / state.evaluation_id)
+    paths.root.mkdir()
+    paths.journal.write_text("{}\n")
+    made = summary_of(state, 9.0)
+    write_summary(paths, made.model_copy(update={"journal_bytes": 3}))
+    assert read_summary(paths) is not None
+    paths.journal.write_text("{}\n{}\n")
+    assert read_summary(paths) is None
+    (tmp_path / "copy").mkdir()
+    copied = EvaluationPaths(tmp_path / "copy")
+    copied.status.write_bytes(paths.status.read_bytes())
+    copied.journal.write_text("{}\n")
+    assert read_summary(copied) is None, "a copied folder is no evaluation"
