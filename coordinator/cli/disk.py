@@ -24,7 +24,7 @@ KEEP: Literal["scores"] = "scores"  # what `status --disk` computes with, where 
 
 
 def _policy(settings: Config, keep: Keep, older_than: str) -> Policy:
-    from coordinator.config.schema import age_seconds
+    from coordinator.config.checks import age_seconds
     from coordinator.keeping.retention import Policy
 
     try:

@@ -33,8 +33,8 @@ from coordinator.errors import OperatorError
 from evaljobs.contract.paths import WorkPaths
 
 if TYPE_CHECKING:
+    from coordinator.cluster.site_probe import SiteProbe
     from coordinator.config.schema import Config
-    from coordinator.config.template import SiteProbe
 
 priors_app = typer.Typer(no_args_is_help=True, help="Predicted run times of tasks, and what they rest on.")
 app.add_typer(priors_app, name="priors")
@@ -334,15 +334,16 @@ def init(
     evalspan init --cluster local
     """
     from coordinator.cli.screen.standing import wrapped_daemon
+    from coordinator.cluster.site_probe import SiteProbe
     from coordinator.config import loading, template
 
     if path.exists() and not force:
         raise OperatorError(f"{path} is there already: --force overwrites it")
     kind = cluster or ("slurm" if shutil.which("sbatch") else "local")
     named = {"cluster.account": account, "cluster.qos": qos}
-    probe = _probe_slurm(named) if kind == "slurm" else template.probe_of("local", [])
+    probe = _probe_slurm(named) if kind == "slurm" else SiteProbe()
     try:
-        path.write_text(template.default_text(probe), encoding="utf-8")
+        path.write_text(template.default_text(probe.summary, probe.chosen()), encoding="utf-8")
     except OSError as error:
         raise OperatorError(f"{path} cannot be written: {error.strerror or error}") from error
     say(f"wrote {path}{f' for partition {probe.choice}' if probe.choice else ''}")
@@ -361,8 +362,8 @@ def _probe_slurm(named: Mapping[str, object]) -> SiteProbe:
     `named`: settings of the command line.
     """
     from coordinator.cluster import Cluster, ClusterError, slurm_rules
-    from coordinator.cluster.sbatch_text import GPU_REQUEST
-    from coordinator.config import template
+    from coordinator.cluster.site_probe import probe_of
+    from coordinator.config.checks import GPU_REQUEST
     from coordinator.runtime.wiring import cluster_of
 
     try:
@@ -382,7 +383,7 @@ def _probe_slurm(named: Mapping[str, object]) -> SiteProbe:
             nodes = of(",".join(names) or None).nodes()
             refusing = slurm_rules.refusing({name: of(name) for name in names})
             limits = {p.name: p.max_seconds for p in rules.partitions if p.max_seconds is not None}
-            probe = template.probe_of("slurm", nodes, rules.preemptible, refusing, limits)
+            probe = probe_of(nodes, rules.preemptible, refusing, limits)
             cluster = settings_of(None, Path(scratch) / "probe", named).cluster
             probe = replace(probe, account=cluster.account, qos=cluster.qos)
             if probe.partition is not None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from coordinator.cluster import Job
 from coordinator.cluster.sbatch_text import SlurmOptions
+from coordinator.config.schema import SlurmConfig
 
 DAEMON_SECONDS = 86_400  # time limit where partition, account and QOS allow it
 DAEMON = "evalspan-daemon"  # begins the job's name; the script is DAEMON.sbatch
@@ -20,7 +21,8 @@ MEMORY_MB = 1024
 
 def own_options(options: SlurmOptions) -> SlurmOptions:
     """Options of the coordinator's own job: no role of jobs that it submits is its."""
-    return replace(options, roles={})
+    settings = options.settings.model_copy(update={"slurm": SlurmConfig()})
+    return replace(options, settings=settings)
 
 
 def daemon_job(options: SlurmOptions) -> Job:

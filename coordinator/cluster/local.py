@@ -122,7 +122,7 @@ class LocalCluster:
     """The Cluster protocol on this machine. One coordinator at a time uses `state_dir`.
 
     `slots`: jobs with one GPU that run at once. `gpus`: as `gpu_names` gives them; [] for CPU
-    slots. `kill_seconds`: between SIGTERM and SIGKILL. `export`, `secrets`: as of `SlurmOptions`.
+    slots. `kill_seconds`: between SIGTERM and SIGKILL. `export`: of the settings. `secrets`: as of `SlurmOptions`.
     """
 
     def __init__(

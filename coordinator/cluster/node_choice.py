@@ -8,31 +8,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from coordinator.cluster import Job, NodeState
-
-_ENTRY = re.compile(r"(?:[^\[\],\s]|\[[^\[\]\s]*\])+")  # of a hostlist; commas in brackets belong to it
-_RANGE = re.compile(r"(\d+)(?:-(\d+))?", re.ASCII)
-
-
-def check_hostlist(text: str) -> str:
-    """Return `text`; ValueError where it is no Slurm hostlist, such as "gpu[01-04,7],n1"."""
-    if ",".join(_ENTRY.findall(text)) != text or not text:
-        raise ValueError(f'Slurm hostlists such as "gpu[01-04],n7" (no hostlist: {text!r})')
-    for ranges in re.findall(r"\[(.*?)\]", text):
-        for part in ranges.split(","):
-            match = _RANGE.fullmatch(part)
-            if match is None or int(match[2] or match[1]) < int(match[1]):
-                raise ValueError(
-                    f'Slurm hostlists with ranges such as "gpu[01-04,7]" (no hostlist: {text!r})'
-                )
-    return text
+from coordinator.config.checks import ENTRY
+from coordinator.config.schema import Config, NodesConfig
 
 
 def in_hostlist(name: str, text: str) -> bool:
     """Is the node named by this hostlist? It is matched and not expanded, so that its size costs nothing."""
-    return any(_fits(re.split(r"\[(.*?)\]", entry), name) for entry in _ENTRY.findall(text))
+    return any(_fits(re.split(r"\[(.*?)\]", entry), name) for entry in ENTRY.findall(text))
 
 
 def _fits(words: Sequence[str], name: str) -> bool:
@@ -57,39 +42,30 @@ def _in_ranges(number: str, ranges: str) -> bool:
     return False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeChoice:
-    """[nodes] of the settings. Empty: no condition."""
+def _excluding(node: NodeState, nodes: NodesConfig) -> str:
+    """The setting that keeps evalspan off a node; "" where none does.
 
-    include: tuple[str, ...] = ()  # hostlists
-    exclude: tuple[str, ...] = ()  # hostlists
-    gpu_types: tuple[str, ...] = ()  # as Gres names them
-    features: tuple[str, ...] = ()  # a node has them all
-
-    def excludes(self, node: NodeState) -> str:
-        """The setting that keeps evalspan off a node; "" where none does.
-
-        A node without GPUs, as all are that only the CPU partition reaches, is subject to `exclude` alone.
-        """
-        if any(in_hostlist(node.name, hosts) for hosts in self.exclude):
-            return "[nodes] exclude"
-        if not node.gpus:
-            return ""
-        if self.include and not any(in_hostlist(node.name, hosts) for hosts in self.include):
-            return "[nodes] include"
-        types = {name.lower() for name in node.gpu_type.split("+")}
-        if self.gpu_types and not types <= {name.lower() for name in self.gpu_types}:
-            return "[nodes] gpu_types"
-        return "" if set(self.features) <= set(node.features) else "[nodes] features"
+    A node without GPUs, as all are that only the CPU partition reaches, is subject to `exclude` alone.
+    """
+    if any(in_hostlist(node.name, hosts) for hosts in nodes.exclude):
+        return "[nodes] exclude"
+    if not node.gpus:
+        return ""
+    if nodes.include and not any(in_hostlist(node.name, hosts) for hosts in nodes.include):
+        return "[nodes] include"
+    types = {name.lower() for name in node.gpu_type.split("+")}
+    if nodes.gpu_types and not types <= {name.lower() for name in nodes.gpu_types}:
+        return "[nodes] gpu_types"
+    return "" if set(nodes.features) <= set(node.features) else "[nodes] features"
 
 
-def choose(node: NodeState, choice: NodeChoice, gpu_request: str) -> NodeState:
+def choose(node: NodeState, settings: Config) -> NodeState:
     """The node as the settings leave it: not usable where they exclude it, with their name as the reason.
 
-    A `gpu_request` with {type} excludes nodes whose Gres names no type, or several.
+    A request for GPUs with {type} excludes nodes whose Gres names no type, or several.
     """
-    setting = choice.excludes(node)
-    if not setting and node.gpus and "{type}" in gpu_request and not _one_type(node):
+    setting = _excluding(node, settings.nodes)
+    if not setting and node.gpus and "{type}" in settings.slurm.gpu_request and not _one_type(node):
         setting = "[slurm] gpu_request (its {type} needs a Gres with one)"
     return exclude(node, setting) if setting else node
 

@@ -7,17 +7,16 @@ place, so that Slurm's SIGTERM reaches it. bash reads back exactly the given arg
 from __future__ import annotations
 
 import math
-import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from coordinator.cluster import Job, Purpose, RefusedError
 from coordinator.cluster.job_environment import INDEX
-from coordinator.cluster.node_choice import NodeChoice
+from coordinator.config.checks import GPU_REQUEST
+from coordinator.config.schema import Config, RoleConfig
 
 TERM_BEFORE_END_SECONDS = 60  # seconds before its time limit at which a job gets SIGTERM
-GPU_REQUEST = "--gres=gpu:{n}"  # arguments that ask for a job's GPUs, unless the settings have others
 ROLES: Mapping[Purpose, str] = {
     "build": "build",
     "convert": "build",
@@ -31,33 +30,10 @@ ROLES: Mapping[Purpose, str] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Role:
-    """What jobs of one role ask for in place of what SlurmOptions says of all; None: the same."""
-
-    partition: str | None = None
-    account: str | None = None
-    qos: str | None = None
-    extra_args: tuple[str, ...] = ()  # behind those of all jobs, so they override them
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SlurmOptions:
-    """How this user's jobs are submitted on this site."""
+    """How this user's jobs are submitted on this site: the settings, and what they lack."""
 
-    partition: str | None = None  # None: the site's default
-    cpu_partition: str | None = None  # for jobs without GPUs; None: `partition`
-    account: str | None = None
-    qos: str | None = None
-    best_effort: str | None = None  # partitions for jobs that may be preempted
-    best_effort_qos: str | None = None  # for those jobs; None: `qos`
-    nice: int | None = None
-    reservation: str | None = None
-    wake: bool = False  # nodes that are powered down may be used
-    extra_args: tuple[str, ...] = ()  # last, so they override the arguments above
-    roles: Mapping[str, Role] = field(default_factory=dict)  # by the names in ROLES
-    gpu_request: str = GPU_REQUEST
-    nodes: NodeChoice = field(default_factory=NodeChoice)
-    export: tuple[str, ...] = ()  # further variables that jobs get, as of `job_environment.passed_on`
+    settings: Config = field(default_factory=Config)
     secrets: tuple[str, ...] = ()  # variables that hold secrets, whatever their names
     log_mode: int = 0o600  # of jobs' logs: slurmstepd makes them by the umask with which `sbatch` was called
     chdir: str | None = None  # jobs' working directory; None: the coordinator's, if it exists
@@ -69,43 +45,44 @@ class SlurmOptions:
         90.0  # per Slurm command; sites with thousands of jobs set MessageTimeout to 60 s
     )
 
-    def role(self, purpose: Purpose) -> Role:
-        return self.roles.get(ROLES[purpose], Role())
+    def role(self, purpose: Purpose) -> RoleConfig:
+        role: RoleConfig = getattr(self.settings.slurm, ROLES[purpose])
+        return role
 
     @property
     def trial_partition(self) -> str | None:
         """The partitions whose nodes are offered to evaluations; None: the site's default."""
-        return self.role("trial").partition or self.partition
+        return self.role("trial").partition or self.settings.cluster.partition
 
     @property
     def metric_partition(self) -> str | None:
-        """The partitions of metric workers; None: `partition`."""
-        return self.role("metric").partition or self.cpu_partition
+        """The partitions of metric workers; None: those of all jobs."""
+        return self.role("metric").partition or self.settings.cluster.cpu_partition
 
     @property
     def build_partition(self) -> str | None:
-        """The partitions of builds and conversions; None: `partition`."""
-        return self.role("build").partition or self.cpu_partition
+        """The partitions of builds and conversions; None: those of all jobs."""
+        return self.role("build").partition or self.settings.cluster.cpu_partition
 
     def partition_of(self, job: Job) -> str | None:
         """The partitions for a job: its role's; CPU jobs not bound to a node go to the CPU partition."""
         if job.best_effort:
-            return self.best_effort
+            return self.settings.borrow.best_effort
         own = self.role(job.purpose).partition
         if own is None and job.gpus == 0 and job.node is None:
-            own = self.cpu_partition
+            own = self.settings.cluster.cpu_partition
         # a precursor stands beside its node's trials
-        return own or (self.trial_partition if job.purpose == "stage" else self.partition)
+        return own or (self.trial_partition if job.purpose == "stage" else self.settings.cluster.partition)
 
     def account_of(self, job: Job) -> str | None:
-        return self.role(job.purpose).account or self.account
+        return self.role(job.purpose).account or self.settings.cluster.account
 
     def qos_of(self, job: Job) -> str | None:
-        own = self.role(job.purpose).qos or self.qos
-        return self.best_effort_qos or own if job.best_effort else own
+        own = self.role(job.purpose).qos or self.settings.cluster.qos
+        return self.settings.borrow.best_effort_qos or own if job.best_effort else own
 
     def extra_args_of(self, job: Job) -> tuple[str, ...]:
-        return (*self.extra_args, *self.role(job.purpose).extra_args)
+        return (*self.settings.cluster.extra_args, *self.role(job.purpose).extra_args)
 
 
 def within_limits(
@@ -204,32 +181,18 @@ def sbatch_arguments(job: Job, options: SlurmOptions) -> list[str]:
         arguments.append(f"--nodelist={job.node}")
     elif job.exclude:
         arguments.append(f"--exclude={','.join(job.exclude)}")
-    arguments += gpu_arguments(job, options.gpu_request)
+    arguments += gpu_arguments(job, options.settings.slurm.gpu_request)
     for flag, value in (
         ("partition", options.partition_of(job)),
         ("account", options.account_of(job)),
         ("qos", options.qos_of(job)),
-        ("nice", options.nice),
-        ("reservation", options.reservation),
+        ("nice", options.settings.cluster.nice),
+        ("reservation", options.settings.cluster.reservation),
         ("chdir", options.chdir),
     ):
         if value is not None:
             arguments.append(f"--{flag}={value}")
     return [*arguments, *options.extra_args_of(job)]
-
-
-def check_gpu_request(template: str) -> str:
-    """Return `template`; ValueError where it makes no arguments that ask for {n} GPUs, perhaps of a {type}."""
-    try:
-        words = shlex.split(template)
-    except ValueError:  # an open quotation mark
-        words = []
-    other = re.search(r"[{}]", template.replace("{n}", "").replace("{type}", ""))
-    if not words or not words[0].startswith("-") or "{n}" not in template or other:
-        raise ValueError(
-            'arguments of sbatch with {n} and at most {type}, such as "--gres=gpu:{type}:{n}" or "--gpus-per-node={n}"'
-        )
-    return template
 
 
 def gpu_arguments(job: Job, template: str) -> list[str]:

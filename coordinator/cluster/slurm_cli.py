@@ -56,7 +56,11 @@ class SlurmCli:
         """The environment of a submission, and so of its job."""
         options = self.options
         return submission_environment(
-            os.environ, options.env, export=options.export, secrets=options.secrets, given=job.secrets
+            os.environ,
+            options.env,
+            export=options.settings.cluster.export,
+            secrets=options.secrets,
+            given=job.secrets,
         )
 
     def jobs(self) -> list[JobState]:

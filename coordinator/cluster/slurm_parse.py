@@ -260,7 +260,7 @@ def parse_nodes(text: str, options: SlurmOptions) -> list[NodeState]:
         row = _node(fields, partition, options)
         seen.setdefault(row.name, []).append(row)
     certain = _names(options.trial_partition) or defaults
-    trials = certain | _names(options.best_effort)
+    trials = certain | _names(options.settings.borrow.best_effort)
     staging = _names(options.role("stage").partition)  # a precursor stands on its trials' node
     reachable = trials | _names(options.metric_partition) | _names(options.build_partition)
     nodes = []
@@ -279,7 +279,7 @@ def parse_nodes(text: str, options: SlurmOptions) -> list[NodeState]:
         if staging and node.gpus and not node.best_effort and staging.isdisjoint(node.partitions):
             nodes.append(exclude(node, "[slurm.precursor] partition"))
         else:
-            nodes.append(choose(node, options.nodes, options.gpu_request))
+            nodes.append(choose(node, options.settings))
     return nodes
 
 
@@ -371,8 +371,8 @@ def _node(fields: list[str], partition: str, options: SlurmOptions) -> NodeState
     except (IndexError, ValueError) as error:
         raise ClusterError(f"sinfo printed a node that cannot be read: {fields!r}") from error
     base = state.lower().rstrip(BAD_MARKS + "-+")
-    good = base in USABLE_STATES or (options.reservation is not None and base == "reserved")
-    bad = set(BAD_MARKS) - set(ASLEEP if options.wake else "")
+    good = base in USABLE_STATES or (options.settings.cluster.reservation is not None and base == "reserved")
+    bad = set(BAD_MARKS) - set(ASLEEP if options.settings.nodes.wake else "")
     return NodeState(
         name=name,
         usable=good and available == "up" and not set(state) & bad,

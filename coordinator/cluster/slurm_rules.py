@@ -16,9 +16,9 @@ from math import ceil
 
 from coordinator.base.run_command import CommandError, run_command
 from coordinator.cluster import Cluster, ClusterError, Job, NodeState, RefusedError
-from coordinator.cluster.sbatch_text import GPU_REQUEST
 from coordinator.cluster.slurm_accounts import parse_tres
 from coordinator.cluster.slurm_parse import seconds_of, setting_of
+from coordinator.config.checks import GPU_REQUEST
 
 SCONTROL_SECONDS = 90.0  # time limit of one `scontrol`
 HOLDER_MEMORY_MB = 512  # MiB of the precursor in the check

@@ -6,8 +6,6 @@ says what each setting means, for the file that `evalspan init` writes.
 
 from __future__ import annotations
 
-import re
-import shlex
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -19,50 +17,24 @@ from pydantic import (
     field_validator,
 )
 
-from coordinator.cluster.node_choice import check_hostlist
-from coordinator.cluster.sbatch_text import GPU_REQUEST, check_gpu_request
+from coordinator.config.checks import (
+    GPU_REQUEST,
+    age_seconds,
+    check_address,
+    check_age,
+    check_conversion,
+    check_gpu_request,
+    check_hostlist,
+    check_model_args,
+    check_time,
+    check_web_address,
+    seconds_of,
+)
 from evaljobs.contract.specs import Mode, Record
-
-_TIME = re.compile(r"(?:(\d+)-)?(\d{1,2}):(\d\d):(\d\d)")
-
-
-def seconds_of(time_limit: str) -> int:
-    """Seconds of Slurm's `[days-]hours:minutes:seconds`; ValueError for any other text."""
-    match = _TIME.fullmatch(time_limit)
-    if match is None:
-        raise ValueError('a time such as "4:00:00" or "2-00:00:00" (days-hours:minutes:seconds)')
-    days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
-    return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
-
-
-def _is_time(text: str) -> str:
-    if seconds_of(text) == 0:
-        raise ValueError("a time longer than 0:00:00")
-    return text
-
-
-def _conversion(command: str) -> str:
-    try:
-        words = shlex.split(command)
-    except ValueError as error:
-        raise ValueError(f"a command line ({error})") from error
-    if not any("{src}" in w for w in words) or not any("{dst}" in w for w in words):
-        raise ValueError('a command with {src} and {dst} in it, such as "python convert.py {src} {dst}"')
-    return command
-
-
-def _no_place(model_args: dict[str, Any]) -> dict[str, Any]:
-    for key in ("pretrained", "revision", "subfolder"):
-        if key in model_args:
-            raise ValueError(
-                f"a table without {key!r} (the checkpoint, ORG/MODEL@REVISION or a folder, says it)"
-            )
-    return model_args
-
 
 Positive = Annotated[int, Field(ge=1)]
 Count = Annotated[int, Field(ge=0)]
-TimeLimit = Annotated[str, AfterValidator(_is_time)]
+TimeLimit = Annotated[str, AfterValidator(check_time)]
 HostLists = Annotated[tuple[str, ...], AfterValidator(lambda texts: tuple(map(check_hostlist, texts)))]
 # A folder or file; `load` resolves `~` and paths relative to the file that names it.
 Place = Annotated[Path, PlainSerializer(str)]
@@ -114,7 +86,7 @@ class TrialConfig(Record):
     engine: str = "hf"  # lm-eval's model name: hf, vllm, sglang
     mode: Mode = "exact"  # of suites that do not say theirs
     # less path and batch size
-    model_args: Annotated[dict[str, Any], AfterValidator(_no_place)] = Field(default_factory=dict)
+    model_args: Annotated[dict[str, Any], AfterValidator(check_model_args)] = Field(default_factory=dict)
     gpus_per_trial: Positive = 1
     cpus: Positive = 1
     memory_mb: Positive | None = None  # None: by the checkpoint
@@ -244,7 +216,7 @@ class CheckpointConfig(Record):
 
     allow_bin: bool = False
     # command that makes a Hugging Face folder {dst} from training's own format {src}; run without a shell
-    convert: Annotated[str, AfterValidator(_conversion)] | None = None
+    convert: Annotated[str, AfterValidator(check_conversion)] | None = None
     convert_memory_mb: Positive | None = None
 
 
@@ -258,27 +230,11 @@ class TrackersConfig(Record):
     mlflow_experiment: str = "evalspan"
 
 
-_AGE = re.compile(r"(\d+)([hdw])")
-
-
-def age_seconds(text: str) -> int:
-    """Seconds of "12h", "30d" or "8w"; ValueError for any other text."""
-    match = _AGE.fullmatch(text)
-    if match is None:
-        raise ValueError('an age such as "12h", "30d" or "8w"')
-    return int(match.group(1)) * {"h": 3600, "d": 86_400, "w": 604_800}[match.group(2)]
-
-
-def _is_age(text: str) -> str:
-    age_seconds(text)
-    return text
-
-
 class RetentionConfig(Record):
     """What the daemon keeps of ended evaluations by itself."""
 
     keep: Literal["scores", "responses", "all"] | None = None  # None: nothing is removed
-    older_than: Annotated[str, AfterValidator(_is_age)] = "30d"
+    older_than: Annotated[str, AfterValidator(check_age)] = "30d"
     baselines: tuple[str, ...] = ()  # ids of evaluations, or globs of them, that lose nothing
 
     @property
@@ -286,30 +242,17 @@ class RetentionConfig(Record):
         return age_seconds(self.older_than)
 
 
-def _address(text: str) -> str:
-    host, _, port = text.rpartition(":")
-    if not host or not port.isdecimal() or int(port) > 65535:
-        raise ValueError('an address such as "127.0.0.1:9464"')
-    return text
-
-
-def _web_address(text: str) -> str:
-    if not re.match(r"https?://[^/\s]+", text):
-        raise ValueError("an address that begins with https:// or http://")
-    return text
-
-
 class MetricsConfig(Record):
     """Prometheus metrics of the daemon."""
 
-    listen: Annotated[str, AfterValidator(_address)] | None = None  # "HOST:PORT"; None: no metrics
+    listen: Annotated[str, AfterValidator(check_address)] | None = None  # "HOST:PORT"; None: no metrics
 
 
 class NotifyConfig(Record):
     """Who gets news of evaluations, as JSON."""
 
     command: tuple[str, ...] = ()  # program and arguments; reads the JSON from its standard input
-    webhook: Annotated[str, AfterValidator(_web_address)] | None = None
+    webhook: Annotated[str, AfterValidator(check_web_address)] | None = None
     webhook_file: Place | None = None
 
 

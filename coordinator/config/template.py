@@ -6,107 +6,35 @@ commented out with their default, so the file is the reference and changes nothi
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
-from types import MappingProxyType
-from typing import Literal
+from collections.abc import Mapping
 
-from coordinator.cluster import NodeState
-from coordinator.cluster.daemon_job import slurm_time
-from coordinator.cluster.sbatch_text import GPU_REQUEST
-from coordinator.config.schema import TrialConfig, seconds_of
+from coordinator.config.checks import GPU_REQUEST
+from coordinator.config.schema import TrialConfig
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SiteProbe:
-    """What the probe of the cluster found."""
+def default_text(summary: str, chosen: Mapping[str, tuple[str, str]]) -> str:
+    """Text of an evalspan.toml for a site. `chosen`: setting ("cluster.partition") -> its value, and a note for the reader."""
 
-    kind: Literal["local", "slurm"] = "local"
-    partition: str | None = None
-    cpu_partition: str | None = None
-    summary: str = "one machine"  # a line for the reader, e.g. "4 nodes with 8 a100"
-    partitions: tuple[str, ...] = ()  # each with its GPUs, e.g. "gpu (16 GPUs)", the chosen one first
-    max_seconds: int | None = None  # MaxTime of `partition`; None: no limit
-    gpu_request: str | None = None  # form that the site asks for; None: the default does
-    account: str | None = None  # that jobs name; None: the site's default
-    qos: str | None = None  # the same
+    def line(setting: str, example: str) -> str:
+        key = setting.partition(".")[2]
+        return f'{key} = "{chosen[setting][0]}"' if setting in chosen else f'# {key} = "{example}"'
 
-    @property
-    def choice(self) -> str:
-        """The partition of jobs with GPUs, and the others, in a line; "" where none has GPUs."""
-        if self.partition is None:
-            return ""
-        return f"{self.partitions[0]}; others: {', '.join(self.partitions[1:]) or 'none'}"
-
-
-def probe_of(
-    kind: Literal["local", "slurm"],
-    nodes: Sequence[NodeState],
-    preemptible: AbstractSet[str] = frozenset(),
-    refusing: Mapping[str, str] = MappingProxyType({}),
-    max_seconds: Mapping[str, int] = MappingProxyType({}),
-) -> SiteProbe:
-    """The partition with most GPUs whose jobs keep them, and one of nodes without GPUs, if any.
-
-    `preemptible`: partitions whose jobs may be preempted. `refusing`: those that take no job of this user, with Slurm's
-    words. Of both, one is chosen where there is no other. `max_seconds`: partition -> MaxTime; no key: no limit.
-    """
-    if kind == "local":
-        return SiteProbe()
-    gpus: Counter[str] = Counter()
-    for node in nodes:
-        for partition in node.partitions:
-            gpus[partition] += node.gpus
-    with_gpus = [name for name, count in gpus.most_common() if count]
-    with_gpus.sort(key=lambda name: (name in refusing, name in preemptible))  # stable: by GPUs within each
-    without = [name for name, count in sorted(gpus.items()) if not count]
-    notes = dict.fromkeys(preemptible, ", jobs may be preempted")
-    notes |= {name: f", refuses your jobs: {words}" for name, words in refusing.items()}
-    shapes = Counter((node.gpus, node.gpu_type or "GPUs") for node in nodes if node.gpus)
-    summary = ", ".join(f"{n} nodes with {each} {kind_}" for (each, kind_), n in shapes.most_common())
-    chosen = with_gpus[0] if with_gpus else None
-    taken = [name for name in without if name not in refusing]
-    if refusing.keys() >= set(gpus):  # whatever the reason is, it is none of a partition
-        taken = without
-    for_cpus = taken[0] if with_gpus and taken else None
-    return SiteProbe(
-        kind=kind,
-        partition=chosen,
-        cpu_partition=for_cpus,
-        max_seconds=max_seconds.get(chosen or ""),
-        summary=summary or f"{len(nodes)} nodes without GPUs",
-        partitions=tuple(f"{name} ({gpus[name]} GPUs{notes.get(name, '')})" for name in with_gpus + without),
-    )
-
-
-def default_text(probe: SiteProbe) -> str:
-    """Text of an evalspan.toml for this site."""
+    _, choice = chosen.get("cluster.partition", ("", ""))
+    _, limit = chosen.get("trial.time_limit", ("", ""))
     return _TEXT.format(
-        summary=probe.summary,
-        kind=probe.kind,
-        partition=_set("partition", probe.partition, "gpu")
+        summary=summary,
+        kind=chosen.get("cluster.kind", ("local", ""))[0],
+        partition=line("cluster.partition", "gpu")
         + "   # partition of jobs with GPUs"
-        + (f": {probe.choice}" if probe.choice else "; default: the site's"),
-        cpu_partition=_set("cpu_partition", probe.cpu_partition, "cpu"),
-        account=_set("account", probe.account, "my-account"),
-        qos=_set("qos", probe.qos, "my-qos"),
-        gpu_request=_set("gpu_request", probe.gpu_request, GPU_REQUEST),
-        time_limit=_time_limit(probe),
+        + (f": {choice}" if choice else "; default: the site's"),
+        cpu_partition=line("cluster.cpu_partition", "cpu"),
+        account=line("cluster.account", "my-account"),
+        qos=line("cluster.qos", "my-qos"),
+        gpu_request=line("slurm.gpu_request", GPU_REQUEST),
+        time_limit=line("trial.time_limit", TrialConfig().time_limit)
+        + f"      # {f'{limit}; ' if limit else ''}",
         roles="\n".join(_ROLE.format(role=role, what=what) for role, what in ROLES.items()),
     )
-
-
-def _time_limit(probe: SiteProbe) -> str:
-    default = TrialConfig().time_limit
-    if probe.max_seconds is None or probe.max_seconds >= seconds_of(default):
-        return f'# time_limit = "{default}"      # '
-    return f'time_limit = "{slurm_time(probe.max_seconds)}"        # MaxTime of partition {probe.partition}; '
-
-
-def _set(key: str, value: str | None, example: str) -> str:
-    return f'# {key} = "{example}"' if value is None else f'{key} = "{value}"'
 
 
 ROLES = {

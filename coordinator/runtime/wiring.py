@@ -18,8 +18,7 @@ from coordinator.allocation.allocate import Limits
 from coordinator.base.run_command import CommandError, run_command
 from coordinator.cluster import Cluster, RefusedError, slurm_parse
 from coordinator.cluster.local import LocalCluster, gpu_names
-from coordinator.cluster.node_choice import NodeChoice
-from coordinator.cluster.sbatch_text import ROLES, Role, SlurmOptions
+from coordinator.cluster.sbatch_text import ROLES, SlurmOptions
 from coordinator.cluster.slurm_cli import SlurmCli
 from coordinator.cluster.slurm_pyslurm import SlurmApi
 from coordinator.cluster.slurm_rules import SCONTROL_SECONDS, Hosting, Wants, ask_hosting, unknown_partition
@@ -61,7 +60,7 @@ def hosting(config: Config, cluster: Cluster) -> Hosting:
         "--partition, [cluster] partition": config.cluster.partition,
         "[cluster] cpu_partition": config.cluster.cpu_partition,
         "[borrow] best_effort": config.borrow.best_effort,
-        **{f"[slurm.{name}] partition": role.partition for name, role in options.roles.items()},
+        **{f"[slurm.{role}] partition": options.role(purpose).partition for purpose, role in ROLES.items()},
     }
     if site.rules is not None and (wrong := unknown_partition(site.rules, named)):
         raise OperatorError(wrong)
@@ -129,23 +128,8 @@ def _secrets(config: Config) -> tuple[str, ...]:
 
 
 def slurm_options(config: Config) -> SlurmOptions:
-    section = config.cluster
-    roles = {role: Role(**getattr(config.slurm, role).model_dump()) for role in set(ROLES.values())}
     return SlurmOptions(
-        partition=section.partition,
-        cpu_partition=section.cpu_partition,
-        account=section.account,
-        qos=section.qos,
-        best_effort=config.borrow.best_effort,
-        best_effort_qos=config.borrow.best_effort_qos,
-        nice=section.nice,
-        reservation=section.reservation,
-        wake=config.nodes.wake,
-        extra_args=section.extra_args,
-        roles=roles,
-        gpu_request=config.slurm.gpu_request,
-        nodes=NodeChoice(**config.nodes.model_dump(exclude={"wake", "gpu_memory_gb"})),
-        export=section.export,
+        settings=config,
         secrets=_secrets(config),
         log_mode=0o600 if config.shared_group is None else 0o640,
         chdir=str(config.work_dir),

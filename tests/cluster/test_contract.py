@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from dev_cluster.api import Cluster as Site
 from support.fake_cluster import FakeCluster, fake_node
+from support.slurm_options import slurm_options
 
 from coordinator.cluster import Cluster, ClusterError, Job, JobState, RefusedError
 from coordinator.cluster.local import NODE, LocalCluster
@@ -47,7 +48,7 @@ def fake_place(folder: Path) -> Place:
 
 def fake_pyslurm_place(folder: Path) -> Place:
     """pyslurm's names and types over processes of this machine."""
-    options = SlurmOptions(
+    options = slurm_options(
         token=uuid.uuid4().hex[:8],
         command_prefix=(str(FAKE_PYSLURM / "commands"),),
         env={"PYTHONPATH": str(FAKE_PYSLURM), "FAKE_SLURM": str(folder / "jobs")},
@@ -57,7 +58,7 @@ def fake_pyslurm_place(folder: Path) -> Place:
 
 def slurm_place(make: Callable[[SlurmOptions], Cluster], real: Site, env: Mapping[str, str]) -> Place:
     """A real Slurm, as an ordinary user of its submit side."""
-    options = SlurmOptions(
+    options = slurm_options(
         partition="gpu",
         cpu_partition="cpu",
         token=f"evalspan:{uuid.uuid4().hex[:8]}",
@@ -310,14 +311,14 @@ def test_slurms_refusals_and_silences_are_told_apart(slurm_site: object, tmp_pat
     """A bad partition is refused for good; a command that cannot be run or prints garbage is no news."""
     prefix = tuple(slurm_site.user_argv(["x"])[:-1])  # type: ignore[attr-defined]
     env = dict(slurm_site.user_env)  # type: ignore[attr-defined]
-    bad = SlurmCli(SlurmOptions(partition="nope", command_prefix=prefix, env=env))
+    bad = SlurmCli(slurm_options(partition="nope", command_prefix=prefix, env=env))
     with pytest.raises(RefusedError, match="nope"):
         bad.check(Job(name="x", argv=("true",), log="/dev/null"))
-    away = SlurmCli(SlurmOptions(command_prefix=(str(tmp_path / "missing"),)))
+    away = SlurmCli(slurm_options(command_prefix=(str(tmp_path / "missing"),)))
     with pytest.raises(ClusterError):
         away.jobs()
     garbage = tmp_path / "garbage"
     garbage.write_text("#!/bin/sh\necho what is this\n")
     garbage.chmod(0o755)
     with pytest.raises(ClusterError):
-        SlurmCli(SlurmOptions(command_prefix=(str(garbage),))).jobs()
+        SlurmCli(slurm_options(command_prefix=(str(garbage),))).jobs()

@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 from dev_cluster.api import Cluster
+from support.slurm_options import slurm_options
 
 from coordinator.cluster import Job, LimitError, NodeState, RefusedError
-from coordinator.cluster.node_choice import NodeChoice, in_hostlist
-from coordinator.cluster.sbatch_text import Role, SlurmOptions
+from coordinator.cluster.node_choice import in_hostlist
 from coordinator.cluster.slurm_cli import SlurmCli
+from coordinator.config.schema import NodesConfig, RoleConfig
 
 pytestmark = pytest.mark.slurm
 
@@ -22,15 +23,16 @@ FORMS = ("--gres=gpu:{n}", "--gres=gpu:{type}:{n}", "--gpus-per-node={n}", "--gp
 
 
 def slurm(site: Cluster, **more: object) -> SlurmCli:
-    options = SlurmOptions(
-        partition="gpu",
-        cpu_partition="cpu",
-        token=uuid.uuid4().hex[:8],
-        best_effort="spare",
-        command_prefix=tuple(site.user_argv(["x"])[:-1]),
-        env=dict(site.user_env),
-    )
-    return SlurmCli(replace(options, **more))  # type: ignore[arg-type]
+    """`more`: arguments of `slurm_options`."""
+    options = {
+        "partition": "gpu",
+        "cpu_partition": "cpu",
+        "token": uuid.uuid4().hex[:8],
+        "borrow": {"best_effort": "spare"},
+        "command_prefix": tuple(site.user_argv(["x"])[:-1]),
+        "env": dict(site.user_env),
+    }
+    return SlurmCli(slurm_options(**(options | more)))
 
 
 def job(site: Cluster, script: str, **more: object) -> Job:
@@ -56,14 +58,14 @@ def run(cluster: SlurmCli, work: Job) -> str:
 @pytest.mark.parametrize("form", FORMS)
 def test_a_job_gets_its_gpus_by_every_form_of_request(slurm_site: Cluster, form: str) -> None:
     """On a named node and on none; the check accepts what a submission does."""
-    cluster = slurm(slurm_site, gpu_request=form)
+    cluster = slurm(slurm_site, slurm={"gpu_request": form})
     work = job(slurm_site, "echo $CUDA_VISIBLE_DEVICES", gpus=2, node=slurm_site.gpu_nodes[1])
     cluster.check(replace(work, node=None))
     assert run(cluster, work) == "0,1"
 
 
 def test_a_request_for_gpus_that_no_node_has_is_refused_by_the_check(slurm_site: Cluster) -> None:
-    cluster = slurm(slurm_site, gpu_request="--gres=gpu:h100:{n}")
+    cluster = slurm(slurm_site, slurm={"gpu_request": "--gres=gpu:h100:{n}"})
     with pytest.raises(RefusedError):
         cluster.check(job(slurm_site, "true", gpus=1))
 
@@ -75,13 +77,13 @@ def states(cluster: SlurmCli) -> dict[str, NodeState]:
 @pytest.mark.parametrize(
     "choice",
     [
-        NodeChoice(exclude=("n[1,7-9]",)),
-        NodeChoice(include=("n[2-3]",)),
-        NodeChoice(features=("rack2",)),
+        NodesConfig(exclude=("n[1,7-9]",)),
+        NodesConfig(include=("n[2-3]",)),
+        NodesConfig(features=("rack2",)),
     ],
 )
 def test_offers_and_jobs_without_a_node_keep_off_the_same_nodes(
-    slurm_site: Cluster, choice: NodeChoice
+    slurm_site: Cluster, choice: NodesConfig
 ) -> None:
     cluster = slurm(slurm_site, nodes=choice, cpu_partition=None)
     found = states(cluster)
@@ -92,10 +94,10 @@ def test_offers_and_jobs_without_a_node_keep_off_the_same_nodes(
 def test_a_setting_that_excludes_cpu_nodes_is_obeyed_too_and_a_feature_asks_none_of_them(
     slurm_site: Cluster,
 ) -> None:
-    features = slurm(slurm_site, nodes=NodeChoice(features=("rack2",)))
+    features = slurm(slurm_site, nodes=NodesConfig(features=("rack2",)))
     assert states(features)["c1"].usable
     assert run(features, job(slurm_site, "echo $SLURMD_NODENAME", purpose="metric")) == "c1"
-    assert not states(slurm(slurm_site, nodes=NodeChoice(exclude=("c1",))))["c1"].usable
+    assert not states(slurm(slurm_site, nodes=NodesConfig(exclude=("c1",))))["c1"].usable
 
 
 def test_a_job_of_a_drained_partition_is_submitted_again_later(slurm_site: Cluster) -> None:
@@ -121,10 +123,10 @@ def test_slurm_reads_a_hostlist_as_evalspan_does(slurm_site: Cluster, hosts: str
 
 def test_slurm_lists_each_job_with_the_options_of_its_role(slurm_site: Cluster) -> None:
     roles = {
-        "precursor": Role(partition="spare", extra_args=("--nice=7",)),
-        "build": Role(partition="gpu", account="builders"),
+        "precursor": RoleConfig(partition="spare", extra_args=("--nice=7",)),
+        "build": RoleConfig(partition="gpu", account="builders"),
     }
-    cluster = slurm(slurm_site, roles=roles, account="all", extra_args=("--begin=now+1hour",))
+    cluster = slurm(slurm_site, slurm=roles, account="all", extra_args=("--begin=now+1hour",))
     ids = {
         purpose: cluster.submit(job(slurm_site, "true", purpose=purpose, node=node))
         for purpose, node in (("stage", "n1"), ("build", None), ("metric", None))

@@ -9,18 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.fake_cluster import fake_node
+from support.slurm_options import slurm_options
 
 from coordinator.cluster import Job, NodeState, RefusedError
-from coordinator.cluster.node_choice import NodeChoice, check_hostlist, choose, in_hostlist, place
+from coordinator.cluster.node_choice import choose, in_hostlist, place
 from coordinator.cluster.sbatch_text import (
-    GPU_REQUEST,
-    Role,
-    SlurmOptions,
-    check_gpu_request,
     gpu_arguments,
     sbatch_arguments,
 )
 from coordinator.cluster.slurm_reasons import none_left
+from coordinator.config.checks import GPU_REQUEST, check_gpu_request, check_hostlist
+from coordinator.config.schema import Config, NodesConfig, RoleConfig, SlurmConfig
 
 NUMBERS = st.integers(0, 120)
 
@@ -68,7 +67,7 @@ def fleets(draw: st.DrawFn) -> list[NodeState]:
 
 
 CHOICES = st.builds(
-    NodeChoice,
+    NodesConfig,
     include=st.sampled_from([(), ("n[0-2]",), ("n0", "n4")]),
     exclude=st.sampled_from([(), ("n[1-3]",), ("n0,n9",)]),
     gpu_types=st.sampled_from([(), ("a100",), ("A100", "h100")]),
@@ -78,10 +77,10 @@ CHOICES = st.builds(
 
 @given(fleets(), CHOICES, st.sampled_from([GPU_REQUEST, "--gres=gpu:{type}:{n}"]))
 def test_a_job_that_names_no_node_avoids_exactly_the_nodes_that_are_not_offered(
-    fleet: list[NodeState], choice: NodeChoice, request_: str
+    fleet: list[NodeState], choice: NodesConfig, request_: str
 ) -> None:
     """One decision for offers and submissions. CPU nodes are subject to `exclude` alone."""
-    nodes = [choose(n, choice, request_) for n in fleet]
+    nodes = [choose(n, Config(nodes=choice, slurm=SlurmConfig(gpu_request=request_))) for n in fleet]
     job = Job(name="a", argv=("x",), log="/l")
     excluded = {n.name for n in nodes if n.excluded}
     assert set(place(job, nodes).exclude) == excluded
@@ -102,9 +101,9 @@ def test_a_job_that_names_no_node_avoids_exactly_the_nodes_that_are_not_offered(
 
 @given(fleets(), CHOICES)
 def test_settings_that_leave_no_node_are_named_in_one_line_and_only_then(
-    fleet: list[NodeState], choice: NodeChoice
+    fleet: list[NodeState], choice: NodesConfig
 ) -> None:
-    nodes = [choose(n, choice, GPU_REQUEST) for n in fleet]
+    nodes = [choose(n, Config(nodes=choice)) for n in fleet]
     said = none_left(nodes)
     with_gpus = [n for n in nodes if n.gpus]
     assert bool(said) == bool(with_gpus and all(n.excluded for n in with_gpus))
@@ -116,11 +115,13 @@ def test_settings_that_leave_no_node_are_named_in_one_line_and_only_then(
 def test_the_line_says_what_the_nodes_have() -> None:
     node = replace(fake_node("n1"), gpu_type="a100", features=("nvlink",))
     untyped = replace(fake_node("n2"), gpu_type="")
-    typed = [choose(n, NodeChoice(gpu_types=("h100",)), GPU_REQUEST) for n in (node, untyped)]
+    typed = [choose(n, Config(nodes=NodesConfig(gpu_types=("h100",)))) for n in (node, untyped)]
     assert none_left(typed) == (
         "[nodes] gpu_types leaves no node with GPUs; the cluster has n1 (a100, nvlink), n2 (a Gres without type)"
     )
-    assert "[slurm] gpu_request" in none_left([choose(untyped, NodeChoice(), "--gres=gpu:{type}:{n}")])
+    assert "[slurm] gpu_request" in none_left(
+        [choose(untyped, Config(slurm=SlurmConfig(gpu_request="--gres=gpu:{type}:{n}")))]
+    )
 
 
 @given(
@@ -153,12 +154,12 @@ def test_a_type_that_no_listing_names_is_the_nodes_refusal() -> None:
 def test_each_role_asks_for_its_own_partition_account_and_qos() -> None:
     """A role's arguments stand behind those of all jobs; a role without settings asks as [cluster] says."""
     roles = {
-        "precursor": Role(partition="shared", qos="tiny"),
-        "trial": Role(account="gpus", extra_args=("--constraint=nvlink",)),
-        "build": Role(partition="long"),
+        "precursor": RoleConfig(partition="shared", qos="tiny"),
+        "trial": RoleConfig(account="gpus", extra_args=("--constraint=nvlink",)),
+        "build": RoleConfig(partition="long"),
     }
-    options = SlurmOptions(
-        partition="gpu", cpu_partition="cpu", account="all", qos="q", roles=roles, extra_args=("--x",)
+    options = slurm_options(
+        partition="gpu", cpu_partition="cpu", account="all", qos="q", slurm=roles, extra_args=("--x",)
     )
     wanted = {
         "stage": ["--partition=shared", "--account=all", "--qos=tiny", "--x"],
@@ -178,10 +179,10 @@ def test_each_role_asks_for_its_own_partition_account_and_qos() -> None:
 
 def test_a_precursor_goes_to_the_partition_of_its_trials() -> None:
     """It stands beside them, so [slurm.trial] partition is its own, too, unless [slurm.precursor] names one."""
-    options = SlurmOptions(partition="gpu", roles={"trial": Role(partition="big")})
+    spare = {"best_effort": "spare", "best_effort_qos": "low"}
+    options = slurm_options(partition="gpu", slurm={"trial": RoleConfig(partition="big")}, borrow=spare)
     job = Job(name="a", argv=("x",), log="/l", node="n1", purpose="stage")
     assert "--partition=big" in sbatch_arguments(job, options)
     assert "--partition=gpu" in sbatch_arguments(replace(job, purpose="metric"), options)
-    spare = replace(options, best_effort="spare", best_effort_qos="low")
-    said = sbatch_arguments(replace(job, purpose="trial", gpus=1, best_effort=True), spare)
+    said = sbatch_arguments(replace(job, purpose="trial", gpus=1, best_effort=True), options)
     assert {"--partition=spare", "--qos=low"} <= set(said)

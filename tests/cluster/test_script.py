@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.slurm_options import slurm_options
 
 from coordinator.cluster import Job, RefusedError
 from coordinator.cluster.job_environment import client_environment, submission_environment
 from coordinator.cluster.sbatch_text import (
-    SlurmOptions,
     batch_script,
     log_file,
     log_pattern,
@@ -92,7 +92,7 @@ def test_the_arguments_say_all_that_a_job_needs() -> None:
         time_limit_seconds=3601,
         comment="ev",
     )
-    options = SlurmOptions(
+    options = slurm_options(
         partition="gpu",
         cpu_partition="cpu",
         account="a",
@@ -127,7 +127,7 @@ def test_the_arguments_say_all_that_a_job_needs() -> None:
 
 
 def test_cpu_work_goes_to_the_cpu_partition_unless_it_is_a_nodes_own() -> None:
-    options = SlurmOptions(partition="gpu", cpu_partition="cpu")
+    options = slurm_options(partition="gpu", cpu_partition="cpu")
     free = sbatch_arguments(Job(name="a", argv=("x",), log="/l"), options)
     holder = sbatch_arguments(Job(name="a", argv=("x",), log="/l", node="n1"), options)
     trial = sbatch_arguments(Job(name="a", argv=("x",), log="/l", gpus=1), options)
@@ -139,13 +139,15 @@ def test_cpu_work_goes_to_the_cpu_partition_unless_it_is_a_nodes_own() -> None:
 
 def test_nodes_that_launch_nothing_are_excluded_from_jobs_of_no_node() -> None:
     free = Job(name="j", argv=("true",), log="/dev/null", exclude=("c1", "c2"))
-    assert "--exclude=c1,c2" in sbatch_arguments(free, SlurmOptions())
-    bound = sbatch_arguments(replace(free, node="c1"), SlurmOptions())
+    assert "--exclude=c1,c2" in sbatch_arguments(free, slurm_options())
+    bound = sbatch_arguments(replace(free, node="c1"), slurm_options())
     assert not any(a.startswith("--exclude") for a in bound)
 
 
 def test_best_effort_jobs_name_the_preempting_partition_and_its_qos() -> None:
-    options = SlurmOptions(partition="gpu", qos="q", best_effort="spare", best_effort_qos="low")
+    options = slurm_options(
+        partition="gpu", qos="q", borrow={"best_effort": "spare", "best_effort_qos": "low"}
+    )
     taken = sbatch_arguments(Job(name="a", argv=("x",), log="/l", node="n1", best_effort=True), options)
     sure = sbatch_arguments(Job(name="a", argv=("x",), log="/l", node="n1"), options)
     assert {"--partition=spare", "--qos=low"} <= set(taken)
@@ -154,7 +156,7 @@ def test_best_effort_jobs_name_the_preempting_partition_and_its_qos() -> None:
 
 def test_a_short_job_is_not_told_to_end_before_it_began() -> None:
     """`--signal` may come a minute early."""
-    arguments = sbatch_arguments(Job(name="a", argv=("x",), log="/l", time_limit_seconds=60), SlurmOptions())
+    arguments = sbatch_arguments(Job(name="a", argv=("x",), log="/l", time_limit_seconds=60), slurm_options())
     assert not any(a.startswith("--signal") for a in arguments)
 
 

@@ -26,8 +26,9 @@ from coordinator.config import loading, template
 ASK = """
 from coordinator.cluster.sbatch_text import SlurmOptions
 from coordinator.cluster.slurm_cli import SlurmCli
+from coordinator.config.schema import ClusterConfig, Config
 from coordinator.cluster.slurm_rules import Wants, ask_hosting
-site = ask_hosting(SlurmCli(SlurmOptions(partition="gpu", cpu_partition="cpu")), "gpu", "cpu")
+site = ask_hosting(SlurmCli(SlurmOptions(settings=Config(cluster=ClusterConfig(partition="gpu", cpu_partition="cpu")))), "gpu", "cpu")
 wants = Wants(precursor_mb=2000, trial_mb=2000, trial_cpus=4, trial_gpus=1)
 print(site.workers_that_fit(wants, 2), site.reason_for(wants))
 """
@@ -181,7 +182,7 @@ def test_without_staging_only_whole_nodes_matter() -> None:
 
 def test_the_reference_file_names_auto_and_both_answers_are_taken(tmp_path) -> None:
     """`auto` is the default; true and false of a file or the environment win over it."""
-    assert 'host_trials = "auto"' in template.default_text(template.SiteProbe())
+    assert 'host_trials = "auto"' in template.default_text("", {})
     assert loading.load(None, {}).stage.host_trials == "auto"
     for said, meant in (("true", True), ("false", False), ("auto", "auto")):
         assert loading.load(None, {"EVALSPAN_STAGE_HOST_TRIALS": said}).stage.host_trials == meant

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.slurm_options import slurm_options
 
 from coordinator.cluster import ClusterError, Job, RefusedError
 from coordinator.cluster import slurm_parse as text
@@ -43,7 +44,7 @@ EVERYTHING = Job(
     memory_mb=100,
     time_limit_seconds=600,
 )
-OPTIONS = SlurmOptions(
+OPTIONS = slurm_options(
     partition="gpu", account="lab", qos="high", nice=5, reservation="r", chdir="/w", token="t"  # noqa: S106
 )  # fmt: skip
 
@@ -155,7 +156,7 @@ PARTITIONS = [
 
 def test_nodes_and_their_limits_are_read_as_from_sinfo() -> None:
     said = nodes_text([NODE], PARTITIONS, {"n1": 3})
-    (node,) = text.parse_nodes(said, SlurmOptions())
+    (node,) = text.parse_nodes(said, slurm_options())
     assert (node.gpus, node.gpus_free, node.gpu_type, node.cpus_free, node.memory_free_mb) == (
         4,
         1,
@@ -239,7 +240,7 @@ def options(folder: Path, source: str, **more: Any) -> SlurmOptions:
     """A site whose pyslurm is this source."""
     (folder / "pyslurm.py").write_text(source)
     env = {"PYTHONPATH": str(folder), "FAKE_SLURM": str(folder)}
-    return SlurmOptions(command_prefix=(str(FAKE / "commands"),), env=env, **more)
+    return slurm_options(command_prefix=(str(FAKE / "commands"),), env=env, **more)
 
 
 def test_without_pyslurm_one_line_names_the_setting_to_change(tmp_path: Path) -> None:
@@ -328,7 +329,7 @@ def test_a_job_gets_none_of_the_coordinators_own_slurm_variables(
     """A coordinator may run in a job itself; pyslurm hands on every SLURM_ variable of its process."""
     monkeypatch.setenv("SLURM_NTASKS_PER_NODE", "7")
     monkeypatch.setenv("OWN_PATH", "kept")
-    here = SlurmOptions(
+    here = slurm_options(
         command_prefix=(str(FAKE / "commands"),),
         env={"PYTHONPATH": str(FAKE), "FAKE_SLURM": str(tmp_path / "jobs")},
     )
@@ -351,6 +352,7 @@ def test_pyslurms_process_ends_with_its_coordinator(tmp_path: Path) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", source.format(str(tmp_path))],
         cwd=Path(__file__).parent,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
         stdout=subprocess.PIPE,
     ) as coordinator:
         assert coordinator.stdout is not None

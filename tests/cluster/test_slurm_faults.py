@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 from dev_cluster.api import Cluster
+from support.slurm_options import slurm_options
 
 from coordinator.cluster import ClusterError, Job, JobState, LimitError, RefusedError
-from coordinator.cluster.sbatch_text import SlurmOptions
 from coordinator.cluster.slurm_cli import SlurmCli
 from coordinator.cluster.slurm_parse import NODE_FIELDS
 from coordinator.cluster.slurm_rules import refusing, request_taken
@@ -32,7 +32,7 @@ def wrapped(folder: Path, **more: object) -> SlurmCli:
     if not (folder / "sinfo").exists():
         command(folder, "sinfo", f"printf '{NO_NODES}'")
     return SlurmCli(
-        SlurmOptions(**{"env": {"PATH": path}, "command_prefix": ("env", f"PATH={path}"), **more})
+        slurm_options(**{"env": {"PATH": path}, "command_prefix": ("env", f"PATH={path}"), **more})
     )  # type: ignore[arg-type]
 
 
@@ -118,7 +118,7 @@ def test_a_listing_that_fails_is_no_news(tmp_path: Path, script: str) -> None:
 
 
 def test_a_missing_command_is_told_by_name(tmp_path: Path) -> None:
-    slurm = SlurmCli(SlurmOptions(command_prefix=(str(tmp_path / "missing"),)))
+    slurm = SlurmCli(slurm_options(command_prefix=(str(tmp_path / "missing"),)))
     for call in (slurm.jobs, slurm.nodes, lambda: slurm.cancel(["1"]), lambda: slurm.check(JOB)):
         assert "missing cannot be run" in str(raised(call))
 
@@ -153,7 +153,7 @@ def faulty(slurm_site: Cluster) -> tuple[Path, SlurmCli, Path]:
     env = dict(slurm_site.user_env)
     env["PATH"] = f"{folder}:{env['PATH']}"
     prefix = (*slurm_site.user_argv(["env"]), f"PATH={env['PATH']}")
-    options = SlurmOptions(
+    options = slurm_options(
         partition="gpu", token=f"t-{folder.name}", command_prefix=prefix, env=env, timeout_seconds=60.0
     )
     return folder, SlurmCli(options), folder
@@ -264,7 +264,7 @@ def test_init_finds_the_form_of_request_that_a_site_takes(
     _, slurm, _ = faulty
 
     def asking(form: str) -> SlurmCli:
-        return SlurmCli(replace(slurm.options, partition="gpu", gpu_request=form))
+        return SlurmCli(slurm_options(slurm.options, partition="gpu", slurm={"gpu_request": form}))
 
     def strict(form: str) -> SlurmCli:  # a site that wants a type: Slurm refuses what no node has
         return asking(form if "{type}" in form else form.replace("gpu:", "gpu:none:"))
@@ -289,7 +289,7 @@ def test_a_partition_of_another_group_is_one_that_refuses(
     _, slurm, _ = faulty
     ask = "from coordinator.cluster.slurm_rules import ask_rules; print([p.name for p in ask_rules().partitions if p.hidden])"
     version = slurm_site.run_as_user(["sinfo", "--version"]).stdout.split()[1]
-    each = {n: SlurmCli(replace(slurm.options, partition=n)) for n in ("gpu", "cpu")}
+    each = {n: SlurmCli(slurm_options(slurm.options, partition=n)) for n in ("gpu", "cpu")}
     assert refusing(each) == {}
     slurm_site.update("PartitionName=gpu", "AllowGroups=root")
     try:

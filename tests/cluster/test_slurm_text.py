@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.slurm_options import slurm_options
 
 from coordinator.cluster import ClusterError, Job, LimitError, RefusedError
-from coordinator.cluster.node_choice import NodeChoice
-from coordinator.cluster.sbatch_text import Role, SlurmOptions, within_limits
+from coordinator.cluster.sbatch_text import SlurmOptions, within_limits
 from coordinator.cluster.slurm_accounts import cluster_of, default_walls, parse_walls
 from coordinator.cluster.slurm_parse import (
     FIELD_END,
@@ -27,6 +27,7 @@ from coordinator.cluster.slurm_parse import (
 )
 from coordinator.cluster.slurm_reasons import gpus_in_words, none_usable, unusable
 from coordinator.cluster.slurm_rules import parse_partitions, partition_qos
+from coordinator.config.schema import RoleConfig
 
 QUEUE_HEAD = (
     "ARRAY_JOB_ID",
@@ -167,7 +168,7 @@ def test_the_kernels_kill_is_seen_while_the_node_still_cleans_up() -> None:
 
 def test_a_node_of_several_partitions_is_one_node() -> None:
     text = table(NODE_HEAD, node("n1", "spare"), node("n1", "gpu*"), node("n2", "other"))
-    (n1,) = parse_nodes(text, SlurmOptions())
+    (n1,) = parse_nodes(text, slurm_options())
     assert (n1.name, n1.usable, n1.gpus, n1.gpus_free, n1.gpu_type) == ("n1", True, 8, 5, "a100")
     assert (n1.cpus, n1.cpus_free, n1.memory_mb, n1.memory_free_mb) == (64, 48, 512000, 500000)
     assert n1.partitions == ("spare", "gpu")
@@ -175,29 +176,35 @@ def test_a_node_of_several_partitions_is_one_node() -> None:
 
 def test_only_nodes_and_gpus_of_our_partitions_are_ours() -> None:
     text = table(NODE_HEAD, node("n1", "gpu*"), node("n2", "big"), node("c1", "cpu"), node("x", "other"))
-    nodes = parse_nodes(text, SlurmOptions(partition="big,more", cpu_partition="cpu"))
+    nodes = parse_nodes(text, slurm_options(partition="big,more", cpu_partition="cpu"))
     assert [(n.name, n.gpus, n.gpus_free) for n in nodes] == [("c1", 0, 0), ("n2", 8, 5)]
 
 
 def test_the_partitions_of_roles_decide_whose_nodes_are_listed() -> None:
     """Trials' nodes have GPUs to offer; those of builds and metric workers count as nodes without."""
     text = table(NODE_HEAD, node("n1", "gpu*"), node("n2", "big"), node("c1", "cpu"), node("c2", "long"))
-    roles = {"trial": Role(partition="big"), "metric": Role(partition="cpu"), "build": Role(partition="long")}
-    nodes = parse_nodes(text, SlurmOptions(partition="gpu", roles=roles))
+    roles = {
+        "trial": RoleConfig(partition="big"),
+        "metric": RoleConfig(partition="cpu"),
+        "build": RoleConfig(partition="long"),
+    }
+    nodes = parse_nodes(text, slurm_options(partition="gpu", slurm=roles))
     assert [(n.name, n.gpus) for n in nodes] == [("c1", 0), ("c2", 0), ("n2", 8)]
 
 
 def test_a_node_that_the_precursors_partition_lacks_is_not_offered() -> None:
     """Nothing could be staged there. On a preemptible node the precursor goes to that partition."""
     rows = (node("n1", "gpu*"), node("n1", "shared"), node("n2", "gpu*"), node("n3", "spare"))
-    options = SlurmOptions(best_effort="spare", roles={"precursor": Role(partition="shared")})
+    options = slurm_options(
+        borrow={"best_effort": "spare"}, slurm={"precursor": RoleConfig(partition="shared")}
+    )
     nodes = parse_nodes(table(NODE_HEAD, *rows), options)
     assert [n.excluded for n in nodes] == ["", "[slurm.precursor] partition", ""]
 
 
 def test_a_node_has_the_features_that_are_active() -> None:
     rows = (node("n1", "gpu*", features="rack1,nvlink"), node("n2", "gpu*"))
-    nodes = parse_nodes(table(NODE_HEAD, *rows), SlurmOptions(nodes=NodeChoice(features=("nvlink",))))
+    nodes = parse_nodes(table(NODE_HEAD, *rows), slurm_options(nodes={"features": ("nvlink",)}))
     assert [(n.features, n.usable, n.excluded) for n in nodes] == [
         (("rack1", "nvlink"), True, ""),
         ((), False, "[nodes] features"),
@@ -211,14 +218,14 @@ def test_a_node_that_only_a_preempting_partition_gives_is_best_effort() -> None:
         *(node("n1", "gpu*"), node("n1", "spare"), node("n2", "spare")),
         *(node("n3", "gpu*", avail="down"), node("n3", "spare"), node("n4", "spare", state="down*")),
     )
-    nodes = parse_nodes(text, SlurmOptions(best_effort="spare"))
+    nodes = parse_nodes(text, slurm_options(borrow={"best_effort": "spare"}))
     assert [(n.name, n.best_effort) for n in nodes] == [
         ("n1", False),
         ("n2", True),
         ("n3", True),
         ("n4", False),
     ]
-    assert [n.name for n in parse_nodes(text, SlurmOptions())] == ["n1", "n3"]
+    assert [n.name for n in parse_nodes(text, slurm_options())] == ["n1", "n3"]
 
 
 @pytest.mark.parametrize(
@@ -230,7 +237,7 @@ def test_a_node_that_only_a_preempting_partition_gives_is_best_effort() -> None:
     ],
 )  # fmt: skip
 def test_only_states_known_to_be_good_are_usable(state: str, usable: bool) -> None:
-    (n1,) = parse_nodes(table(NODE_HEAD, node("n1", "gpu*", state)), SlurmOptions())
+    (n1,) = parse_nodes(table(NODE_HEAD, node("n1", "gpu*", state)), slurm_options())
     assert (n1.usable, n1.state) == (usable, state)
 
 
@@ -239,22 +246,22 @@ def test_only_states_known_to_be_good_are_usable(state: str, usable: bool) -> No
 )
 def test_a_node_without_power_is_usable_where_jobs_may_wake_it(state: str, usable: bool) -> None:
     """While it boots, too; not while it goes down."""
-    (n1,) = parse_nodes(table(NODE_HEAD, node("n1", "gpu*", state)), SlurmOptions(wake=True))
+    (n1,) = parse_nodes(table(NODE_HEAD, node("n1", "gpu*", state)), slurm_options(nodes={"wake": True}))
     assert n1.usable is usable
 
 
 def test_a_reserved_node_is_usable_by_who_has_the_reservation() -> None:
     rows = table(NODE_HEAD, node("n1", "gpu*", "reserved"), node("n2", "gpu*", avail="down"))
-    n1, n2 = parse_nodes(rows, SlurmOptions(reservation="ours"))
+    n1, n2 = parse_nodes(rows, slurm_options(reservation="ours"))
     assert (n1.usable, n2.usable) == (True, False)
 
 
 @pytest.mark.parametrize("field", ["cpus"])
 def test_a_node_that_cannot_be_read_is_no_news(field: str) -> None:
     with pytest.raises(ClusterError):
-        parse_nodes(table(NODE_HEAD, node("n1", "gpu*", **{field: "many"})), SlurmOptions())
+        parse_nodes(table(NODE_HEAD, node("n1", "gpu*", **{field: "many"})), slurm_options())
     with pytest.raises(ClusterError):
-        parse_nodes("", SlurmOptions())
+        parse_nodes("", slurm_options())
 
 
 @pytest.mark.parametrize(
@@ -389,15 +396,15 @@ def test_the_default_qos_of_an_account_is_read() -> None:
 @pytest.mark.parametrize(
     ("options", "seconds"),
     [
-        (SlurmOptions(), 1800),  # the default partition's QOS
-        (SlurmOptions(partition="gpu"), 2700),
-        (SlurmOptions(qos="short"), 1800),
-        (SlurmOptions(qos="normal", account="other", partition="gpu"), 3600),
-        (SlurmOptions(account="lab", partition="tiny"), 60),
-        (SlurmOptions(account="other", partition="gpu"), 1800),  # its default QOS
-        (SlurmOptions(account="other", qos="normal", partition="gpu"), 3600),
-        (SlurmOptions(account="third", partition="gpu"), 3600),
-        (SlurmOptions(account="other", partition="gpu,quick"), 1800),
+        (slurm_options(), 1800),  # the default partition's QOS
+        (slurm_options(partition="gpu"), 2700),
+        (slurm_options(qos="short"), 1800),
+        (slurm_options(qos="normal", account="other", partition="gpu"), 3600),
+        (slurm_options(account="lab", partition="tiny"), 60),
+        (slurm_options(account="other", partition="gpu"), 1800),  # its default QOS
+        (slurm_options(account="other", qos="normal", partition="gpu"), 3600),
+        (slurm_options(account="third", partition="gpu"), 3600),
+        (slurm_options(account="other", partition="gpu,quick"), 1800),
     ],
 )
 def test_no_job_asks_for_more_time_than_partition_account_and_qos_allow(
@@ -432,7 +439,7 @@ def test_cancelling_complains_of_living_jobs_alone() -> None:
 def test_nodes_that_take_no_job_are_named_with_state_and_reason() -> None:
     """And GPUs that are used are counted on the others alone."""
     rows = [node(n, "gpu*", "drained", reason="new driver") for n in ("n1", "n2")]
-    nodes = parse_nodes(table(NODE_HEAD, *rows, node("n3", "gpu*")), SlurmOptions())
+    nodes = parse_nodes(table(NODE_HEAD, *rows, node("n3", "gpu*")), slurm_options())
     assert unusable(nodes) == "n1, n2 are drained (new driver)"
     assert gpus_in_words(nodes, 2) == "3 of 8 GPUs are used, 2 of them by evalspan; " + unusable(nodes)
     assert gpus_in_words(nodes[:2], 0) == unusable(nodes)

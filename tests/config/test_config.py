@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from coordinator.cluster import NodeState
 from coordinator.cluster.daemon_job import slurm_time
-from coordinator.config import loading, schema, template
+from coordinator.cluster.site_probe import SiteProbe, probe_of
+from coordinator.config import checks, loading, schema, template
 from coordinator.errors import OperatorError
 from coordinator.intake import from_settings
 from coordinator.runtime import wiring
@@ -237,7 +238,7 @@ def test_variables_hold_text_or_toml():
 @pytest.mark.parametrize(("text", "seconds"), [("4:00:00", 14400), ("2-01:00:30", 176430), ("0:00:01", 1)])
 def test_time_limits_are_slurms(text, seconds):
     """Slurm's own way to write a time."""
-    assert schema.seconds_of(text) == seconds
+    assert checks.seconds_of(text) == seconds
 
 
 @pytest.mark.parametrize(
@@ -282,13 +283,13 @@ def test_no_trial_holds_gpus_that_its_engine_leaves_idle(toml, trial, refused):
 
 def test_the_written_file_changes_nothing(toml):
     """As written for a local site it equals the defaults, with the current folder as work."""
-    path = toml(template.default_text(template.SiteProbe()))
+    path = toml(template.default_text("", {}))
     assert loading.load(path, {}) == schema.Config(work_dir=Path.cwd() / "evalspan-work")
 
 
 def test_the_written_file_is_the_whole_reference(toml):
     """With all comments taken off it is valid, names every setting and has the defaults."""
-    text = template.default_text(template.SiteProbe())
+    text = template.default_text("", {})
     bare = re.sub(r"(?m)^# (?=[a-z_]+ = )", "", text)
     got = loading.load(toml(bare), {})
     written = set(re.findall(r"(?m)^([a-z_]+) = ", bare))
@@ -315,29 +316,32 @@ def _node(name, gpus, *partitions):
 def test_init_sets_what_the_probe_found(toml):
     """The partition with most GPUs, and one without any for CPU work."""
     nodes = [_node("n1", 8, "gpu", "all"), _node("n2", 8, "gpu"), _node("c1", 0, "cpu")]
-    probe = template.probe_of("slurm", nodes)
-    got = loading.load(toml(template.default_text(probe)), {}).cluster
+    probe = probe_of(nodes)
+    got = loading.load(toml(template.default_text(probe.summary, probe.chosen())), {}).cluster
     assert (got.kind, got.partition, got.cpu_partition) == ("slurm", "gpu", "cpu")
     assert probe.summary == "2 nodes with 8 a100"
     assert probe.choice == "gpu (16 GPUs); others: all (8 GPUs), cpu (0 GPUs)"
-    bare = template.probe_of("slurm", [_node("c1", 0, "cpu")])
+    bare = probe_of([_node("c1", 0, "cpu")])
     assert (bare.partition, bare.cpu_partition) == (None, None)
 
 
 def test_init_writes_the_request_for_gpus_that_the_site_takes(toml):
-    probe = template.SiteProbe(kind="slurm", gpu_request="--gres=gpu:{type}:{n}")
-    assert loading.load(toml(template.default_text(probe)), {}).slurm.gpu_request == "--gres=gpu:{type}:{n}"
+    probe = SiteProbe(kind="slurm", gpu_request="--gres=gpu:{type}:{n}")
+    assert (
+        loading.load(toml(template.default_text(probe.summary, probe.chosen())), {}).slurm.gpu_request
+        == "--gres=gpu:{type}:{n}"
+    )
 
 
 def test_init_takes_a_preemptible_partition_only_where_no_other_has_gpus(toml):
     """More GPUs do not make up for jobs that end at any time; the line and the file say which may be preempted."""
     nodes = [_node("n1", 8, "gpu", "spare"), _node("n2", 8, "spare")]
-    probe = template.probe_of("slurm", nodes, {"spare"})
+    probe = probe_of(nodes, {"spare"})
     assert probe.choice == "gpu (8 GPUs); others: spare (16 GPUs, jobs may be preempted)"
-    text = template.default_text(probe)
+    text = template.default_text(probe.summary, probe.chosen())
     assert probe.choice in text
     assert loading.load(toml(text), {}).cluster.partition == "gpu"
-    alone = template.probe_of("slurm", [_node("n1", 8, "spare")], {"spare"})
+    alone = probe_of([_node("n1", 8, "spare")], {"spare"})
     assert alone.choice == "spare (8 GPUs, jobs may be preempted); others: none"
 
 
@@ -347,30 +351,33 @@ def test_init_takes_a_partition_that_refuses_this_users_jobs_only_where_no_other
     Where all refuse (an account is demanded), the reason is no partition's, and both are chosen as if none did.
     """
     nodes = [_node("n1", 8, "gpu", "theirs"), _node("n2", 8, "theirs"), _node("c1", 0, "cpu")]
-    probe = template.probe_of("slurm", nodes, refusing={"theirs": "no", "cpu": "not you"})
+    probe = probe_of(nodes, refusing={"theirs": "no", "cpu": "not you"})
     assert (
         probe.choice
         == "gpu (8 GPUs); others: theirs (16 GPUs, refuses your jobs: no), cpu (0 GPUs, refuses your jobs: not you)"
     )
     assert (probe.partition, probe.cpu_partition) == ("gpu", None)
-    every = template.probe_of("slurm", nodes, refusing=dict.fromkeys(("gpu", "theirs", "cpu"), "no account"))
+    every = probe_of(nodes, refusing=dict.fromkeys(("gpu", "theirs", "cpu"), "no account"))
     assert (every.partition, every.cpu_partition) == ("theirs", "cpu")
 
 
 def test_init_keeps_within_the_partitions_limits(toml):
     """A trial's time limit fits MaxTime; where the site has none, the default stands. An account is written."""
     nodes = [_node("n1", 8, "gpu"), _node("c1", 0, "cpu")]
-    short = template.probe_of("slurm", nodes, max_seconds={"gpu": 7200, "cpu": 2 * 86_400})
-    assert loading.load(toml(template.default_text(short)), {}).trial.time_limit == "2:00:00"
-    assert '# time_limit = "4:00:00"' in template.default_text(template.probe_of("slurm", nodes))
+    short = probe_of(nodes, max_seconds={"gpu": 7200, "cpu": 2 * 86_400})
+    assert (
+        loading.load(toml(template.default_text(short.summary, short.chosen())), {}).trial.time_limit
+        == "2:00:00"
+    )
+    assert '# time_limit = "4:00:00"' in template.default_text("", probe_of(nodes).chosen())
     named = replace(short, account="proj", qos="long")
-    got = loading.load(toml(template.default_text(named)), {}).cluster
+    got = loading.load(toml(template.default_text(named.summary, named.chosen())), {}).cluster
     assert (got.account, got.qos) == ("proj", "long")
 
 
 @given(st.integers(1, 99 * 86_400))
 def test_a_time_limit_is_written_as_it_is_read(seconds):
-    assert schema.seconds_of(slurm_time(seconds)) == seconds
+    assert checks.seconds_of(slurm_time(seconds)) == seconds
 
 
 def test_a_lease_is_renewed_six_times_in_its_time(toml, tmp_path, monkeypatch):

@@ -15,9 +15,9 @@ from dev_cluster.testing import unfinished, wait_until
 from support.fake_cluster import FakeCluster, fake_node
 
 from coordinator.cli.doctor import show
-from coordinator.cluster.node_choice import NodeChoice, choose
+from coordinator.cluster.node_choice import choose
 from coordinator.cluster.slurm_rules import Partition, SiteRules
-from coordinator.config.schema import Config
+from coordinator.config.schema import Config, NodesConfig
 from coordinator.doctor import collect, findings
 from coordinator.doctor.facts import Checkup, Facts, Finding
 from coordinator.doctor.node_jobs import Answer, Target
@@ -277,7 +277,7 @@ def test_gpu_nodes_that_take_no_job_are_counted_and_named() -> None:
 
 def test_nodes_that_the_settings_exclude_are_no_warning_unless_none_is_left() -> None:
 
-    excluded = choose(fake_node("n1"), NodeChoice(exclude=("n1",)), "--gres=gpu:{n}")
+    excluded = choose(fake_node("n1"), Config(nodes=NodesConfig(exclude=("n1",))))
     found = judged(config=SLURM, gpu_nodes=[excluded, fake_node("n2")])["GPU nodes"]
     assert (found.status, found.found) == ("ok", "1 of 1 usable, 1 more excluded by the settings")
     found = judged(config=SLURM, gpu_nodes=[excluded])["GPU nodes"]

@@ -10,10 +10,10 @@ from support.fake_cluster import FakeCluster, fake_node
 from support.simulated.parts import record
 
 from coordinator.cluster import Job, RefusedError
-from coordinator.cluster.node_choice import NodeChoice, choose
+from coordinator.cluster.node_choice import choose
 from coordinator.cluster.slurm_cli import SlurmCli
 from coordinator.cluster.slurm_rules import SiteRules, host_reason, precursor_refusal
-from coordinator.config.schema import ClusterConfig, Config
+from coordinator.config.schema import ClusterConfig, Config, NodesConfig
 from coordinator.doctor import collect
 from coordinator.errors import OperatorError
 from coordinator.intake.validate import check_cluster
@@ -70,7 +70,7 @@ def test_a_wrong_setting_of_precursors_is_refused_and_no_reason_to_host_trials()
 
 def test_settings_that_exclude_every_node_are_named_before_anything_is_submitted() -> None:
     nodes = [
-        choose(fake_node(n), NodeChoice(exclude=("n1",), features=("nvlink",)), "--gres=gpu:{n}")
+        choose(fake_node(n), Config(nodes=NodesConfig(exclude=("n1",), features=("nvlink",))))
         for n in ("n1", "n2")
     ]
     cluster = FakeCluster(fleet=nodes)

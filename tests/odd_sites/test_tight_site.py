@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from dev_cluster.api import Cluster
 from dev_cluster.testing import unfinished
+from support.slurm_options import slurm_options
 
 from coordinator.cluster import Job, RefusedError
-from coordinator.cluster.sbatch_text import SlurmOptions
 from coordinator.cluster.slurm_cli import SlurmCli
 
 HOUR = 3600
@@ -21,7 +20,7 @@ HOUR = 3600
 def slurm(cluster: Cluster, *extra: str) -> SlurmCli:
     prefix = tuple(cluster.user_argv(["x"])[:-1])
     return SlurmCli(
-        SlurmOptions(
+        slurm_options(
             partition="gpu",
             cpu_partition="cpu",
             token="tight",  # noqa: S106 (no secret)
@@ -50,7 +49,7 @@ def test_a_refusal_that_one_node_causes_says_so(tight_cluster: Cluster) -> None:
         with pytest.raises(RefusedError) as caught:
             cluster.submit(bad)
         assert caught.value.of_node, str(caught.value)
-    nowhere = SlurmCli(replace(cluster.options, partition="nope"))
+    nowhere = SlurmCli(slurm_options(cluster.options, partition="nope"))
     with pytest.raises(RefusedError) as caught:
         nowhere.submit(job(tight_cluster, gpus=1))
     assert not caught.value.of_node

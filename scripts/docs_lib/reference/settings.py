@@ -111,7 +111,7 @@ def described() -> dict[str, Described]:
     """Dotted key -> what the template says of it."""
     found: dict[str, Described] = {}
     section, above, last = "", [], ""
-    for line in template.default_text(template.SiteProbe()).splitlines():
+    for line in template.default_text("", {}).splitlines():
         if line.startswith("["):
             section = line.partition("]")[0].strip("[") + "."
         elif (more := MORE.fullmatch(line)) and last:

@@ -1,0 +1,106 @@
+"""Checks of single values of the settings: times, ages, hostlists, requests for GPUs, addresses, commands. Pure.
+
+Rule: each returns its argument, or raises a ValueError that says what to write instead. Fields of `schema.py` name them.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from typing import Any
+
+GPU_REQUEST = "--gres=gpu:{n}"  # arguments that ask for a job's GPUs, unless the settings have others
+ENTRY = re.compile(r"(?:[^\[\],\s]|\[[^\[\]\s]*\])+")  # of a hostlist; commas in brackets belong to it
+_RANGE = re.compile(r"(\d+)(?:-(\d+))?", re.ASCII)
+_TIME = re.compile(r"(?:(\d+)-)?(\d{1,2}):(\d\d):(\d\d)")
+
+
+def seconds_of(time_limit: str) -> int:
+    """Seconds of Slurm's `[days-]hours:minutes:seconds`; ValueError for any other text."""
+    match = _TIME.fullmatch(time_limit)
+    if match is None:
+        raise ValueError('a time such as "4:00:00" or "2-00:00:00" (days-hours:minutes:seconds)')
+    days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
+    return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+
+
+def check_time(text: str) -> str:
+    if seconds_of(text) == 0:
+        raise ValueError("a time longer than 0:00:00")
+    return text
+
+
+def check_conversion(command: str) -> str:
+    try:
+        words = shlex.split(command)
+    except ValueError as error:
+        raise ValueError(f"a command line ({error})") from error
+    if not any("{src}" in w for w in words) or not any("{dst}" in w for w in words):
+        raise ValueError('a command with {src} and {dst} in it, such as "python convert.py {src} {dst}"')
+    return command
+
+
+def check_model_args(model_args: dict[str, Any]) -> dict[str, Any]:
+    for key in ("pretrained", "revision", "subfolder"):
+        if key in model_args:
+            raise ValueError(
+                f"a table without {key!r} (the checkpoint, ORG/MODEL@REVISION or a folder, says it)"
+            )
+    return model_args
+
+
+_AGE = re.compile(r"(\d+)([hdw])")
+
+
+def age_seconds(text: str) -> int:
+    """Seconds of "12h", "30d" or "8w"; ValueError for any other text."""
+    match = _AGE.fullmatch(text)
+    if match is None:
+        raise ValueError('an age such as "12h", "30d" or "8w"')
+    return int(match.group(1)) * {"h": 3600, "d": 86_400, "w": 604_800}[match.group(2)]
+
+
+def check_age(text: str) -> str:
+    age_seconds(text)
+    return text
+
+
+def check_hostlist(text: str) -> str:
+    """Return `text`; ValueError where it is no Slurm hostlist, such as "gpu[01-04,7],n1"."""
+    if ",".join(ENTRY.findall(text)) != text or not text:
+        raise ValueError(f'Slurm hostlists such as "gpu[01-04],n7" (no hostlist: {text!r})')
+    for ranges in re.findall(r"\[(.*?)\]", text):
+        for part in ranges.split(","):
+            match = _RANGE.fullmatch(part)
+            if match is None or int(match[2] or match[1]) < int(match[1]):
+                raise ValueError(
+                    f'Slurm hostlists with ranges such as "gpu[01-04,7]" (no hostlist: {text!r})'
+                )
+    return text
+
+
+def check_gpu_request(template: str) -> str:
+    """Return `template`; ValueError where it makes no arguments that ask for {n} GPUs, perhaps of a {type}."""
+    try:
+        words = shlex.split(template)
+    except ValueError:  # an open quotation mark
+        words = []
+    other = re.search(r"[{}]", template.replace("{n}", "").replace("{type}", ""))
+    if not words or not words[0].startswith("-") or "{n}" not in template or other:
+        raise ValueError(
+            'arguments of sbatch with {n} and at most {type}, such as "--gres=gpu:{type}:{n}" or "--gpus-per-node={n}"'
+        )
+    return template
+
+
+def check_address(text: str) -> str:
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65535:
+        raise ValueError('an address such as "127.0.0.1:9464"')
+    return text
+
+
+def check_web_address(text: str) -> str:
+    if not re.match(r"https?://[^/\s]+", text):
+        raise ValueError("an address that begins with https:// or http://")
+    return text
