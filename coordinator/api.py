@@ -23,7 +23,7 @@ from coordinator.evaluation.state import State
 from coordinator.intake import from_settings, hub, one_off, places, resubmit, sources
 from coordinator.intake.one_off import PathLike, SuiteOptions, SuiteSettings
 from coordinator.intake.work_folder import refuse_guest
-from coordinator.keeping.folding import try_fold
+from coordinator.keeping.archive import archive_all
 from coordinator.report import load_series
 from coordinator.report.learning_curves import make_series
 from coordinator.runtime.drive import Aside, Caller, Follow, Progress
@@ -151,7 +151,7 @@ def evaluate(
         if resumed:  # true only now that the work folder is ours
             followed.say(resumed)
         state = drive(coordinator, record, watch).state
-    try_fold(paths, lambda: followed.busy(f"folding the files of {record.evaluation_id}"))
+    archive_all(site.paths.root, [record.evaluation_id])
     Exporter(known).finish(TRACKER_SECONDS)
     ran = before is None or _written_at(paths.results) != before
     return results_of(state, paths, note="" if ran else resubmit.nothing_run(state), changed=said)

@@ -41,7 +41,7 @@ class Beside:
         self._guard("trackers", self._exporter.tick)
 
     def keep_house(self) -> None:
-        """After the loop has forgotten ended evaluations: their files may be folded."""
+        """After the loop has forgotten ended evaluations: their files may be archived."""
         self._guard("housekeeping", self._housekeeper.tick, time.time())
 
     def close(self) -> None:

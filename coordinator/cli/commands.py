@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from coordinator.cli.app import CONFIG, EVALUATION, WORK_DIR, AtTerminal, app, say, say_aside, settings_there
+from coordinator.cli.app import CONFIG, EVALUATION, WORK_DIR, app, say, say_aside, settings_there
 from coordinator.cli.terminal import Console
 from coordinator.errors import ExitCode, OperatorError
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths
@@ -28,7 +28,7 @@ def _ask(config: Config, evaluation: str, command: Command) -> None:
     from coordinator.cli.screen.live_screen import Watcher
     from coordinator.intake.resubmit import reused
     from coordinator.intake.work_folder import refuse_guest
-    from coordinator.keeping.folding import try_fold
+    from coordinator.keeping.archive import archive_all
     from coordinator.report.render import by_reason
     from coordinator.runtime.journal import WorkLock
     from coordinator.runtime.replay import find_folder
@@ -69,7 +69,7 @@ def _ask(config: Config, evaluation: str, command: Command) -> None:
         )
     ended = coordinator.running[name].state
     coordinator.close()
-    try_fold(folder, lambda: AtTerminal().busy(f"folding the files of {name}"))
+    archive_all(paths.root, [name])
     if command.command == "cancel":
         say(f"{ended.evaluation_id} is cancelled")
         return

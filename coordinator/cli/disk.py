@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from coordinator.config.schema import Config
     from coordinator.keeping.inventory import WorkFolder
     from coordinator.keeping.prune import Plan
-    from coordinator.keeping.retention import Keep, Policy, Removal, Size
+    from coordinator.keeping.retention import Keep, Policy, Size
 
 ROWS = 20  # evaluations that `status --disk` lists, without --last
 KEEP: Literal["scores"] = "scores"  # what `status --disk` computes with, where `[retention]` says nothing
@@ -48,7 +48,7 @@ def _code(settings: Config) -> str | None:
 @app.command()
 def prune(
     keep: Annotated[
-        Literal["scores", "responses", "all"],
+        Literal["scores", "responses"],
         typer.Option(help="What stays of old evaluations, beside results, reports and journals."),
     ],
     older_than: Annotated[str, typer.Option(help="Only evaluations that ended so long ago: 12h, 30d, 8w.")],
@@ -65,8 +65,6 @@ def prune(
     --keep scores: logs, specs, outcomes, responses, verdicts, judgements and samples go.
 
     --keep responses: logs, specs and outcomes go.
-
-    --keep all: evaluations lose nothing, and those of more than 60 files are folded into archives.
 
     With each, request sets, converted checkpoints, code and unreadable notices that no evaluation needs go.
 
@@ -104,7 +102,6 @@ def _as_json(made: Plan) -> dict[str, Any]:
                 "parts": each.parts,
                 "files": each.size.files,
                 "bytes": each.size.bytes,
-                "folds": each.folds,
             }
             for each in made.removals
         ],
@@ -119,26 +116,24 @@ def _as_json(made: Plan) -> dict[str, Any]:
 
 def _show_plan(made: Plan, *, done: bool) -> None:
     for removal in made.removals:
-        say(f"{removal.evaluation_id}, ended {_day(removal.ended_at)}: {_what(removal)}")
+        goes = f"{', '.join(removal.parts)}: {_in_words(removal.size)}"
+        say(f"{removal.evaluation_id}, ended {_day(removal.ended_at)}: {goes}")
     for item in made.shared:
         say(f"{item.path}: {item.kind}, {_in_words(item.size)}")
     if not made.removals and not made.shared:
-        say("nothing is to be removed or folded")
+        say("nothing is to be removed")
     elif done:
         say(f"removed: {_in_words(made.size)}")
     else:
         say(f"would remove {_in_words(made.size)}; nothing was changed: add --yes")
 
 
-def _what(removal: Removal) -> str:
-    goes = f"{', '.join(removal.parts)}: {_in_words(removal.size)}" if removal.parts else ""
-    return "; ".join(filter(None, [goes, "is folded into archives" if removal.folds else ""]))
-
-
 def _in_words(size: Size) -> str:
     from coordinator.report.render import size as of_bytes
 
-    return f"{of_bytes(size.bytes)} in {size.files} file{'' if size.files == 1 else 's'}"
+    # members of an archive are no files
+    files = f" in {size.files} file{'' if size.files == 1 else 's'}" if size.files else ""
+    return of_bytes(size.bytes) + files
 
 
 def _day(at: float) -> str:

@@ -233,7 +233,7 @@ class TrackersConfig(Record):
 class RetentionConfig(Record):
     """What the daemon keeps of ended evaluations by itself."""
 
-    keep: Literal["scores", "responses", "all"] | None = None  # None: nothing is removed
+    keep: Literal["scores", "responses"] | None = None  # None: nothing is removed
     older_than: Annotated[str, AfterValidator(check_age)] = "30d"
     baselines: tuple[str, ...] = ()  # ids of evaluations, or globs of them, that lose nothing
 

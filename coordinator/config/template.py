@@ -182,7 +182,7 @@ kind = "{kind}"               # "local": processes on this machine; "slurm": job
 
 # What the daemon keeps of evaluations that ended `older_than` ago; scores and journals always (docs/operations/retention.md).
 [retention]
-# keep = "scores"             # example: what stays: "scores" alone, "responses" and samples too, or "all": only what is not needed goes; default: nothing goes
+# keep = "scores"             # example: what stays: "scores" alone, or "responses" and samples too; default: nothing goes
 # older_than = "30d"          # time since an evaluation's end, also "12h" or "8w"
 # baselines = []              # evaluations that lose nothing, by id or glob of ids, e.g. ["step-100000-*"]; `prune` heeds it, too
 

@@ -1,12 +1,11 @@
-"""The daemon's housekeeping, in a process of its own: folds ended evaluations and, by `[retention]`, prunes.
+"""The daemon's child process that archives ended evaluations and, by `[retention]`, prunes as `evalspan prune` does.
 
 Rule: one process at a time, and the loop never waits for it; killed at any step it is done again. It is started when an
-evaluation has ended, at the daemon's start for what an earlier one left, and at most once an hour for `[retention]`.
+evaluation has ended, at the daemon's start for what an earlier one left, and once a day for `[retention]`.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import sys
@@ -16,7 +15,7 @@ from pathlib import Path
 from coordinator.base.aside import Aside
 from coordinator.base.throttle import Throttle
 from coordinator.config.schema import Config
-from coordinator.keeping.folding import fold_all
+from coordinator.keeping.archive import archive_all
 from coordinator.keeping.prune import prune_now
 from coordinator.keeping.retention import Policy
 from coordinator.report.render import size as in_words
@@ -26,12 +25,13 @@ from evaljobs.contract.storage import write_atomic
 
 log = logging.getLogger(__name__)
 
-RETENTION_SECONDS = 3600.0  # between two prunes by `[retention]`
+RETENTION_SECONDS = 86400.0  # between two prunes by `[retention]`
+LOOK_SECONDS = 600.0  # between two looks whether one is due
 NICE = 10  # of the process: evaluations go first
 
 
 class Job(Record):
-    """Input of the process. `ended`: ids of evaluations to fold, None: all; `code`: as of `retention.unused`."""
+    """Input of the process. `ended`: ids of evaluations to archive, None: all; `code`: as of `retention.unused`."""
 
     work_dir: str
     ended: tuple[str, ...] | None
@@ -58,20 +58,31 @@ def code_of(config: Config, env: dict[str, str]) -> str | None:
     return Path(first).name if first and Path(first).parent == cache else None
 
 
+def prune_due(work: WorkPaths, now: float) -> bool:
+    """Was no prune by `[retention]` within the last day, by this or an earlier daemon? `now`: unix seconds."""
+    try:
+        return now - _mark(work).stat().st_mtime >= RETENTION_SECONDS
+    except FileNotFoundError:
+        return True
+
+
+def _mark(work: WorkPaths) -> Path:
+    return work.cache / "retention"  # its mtime: of the last prune
+
+
 class Housekeeper:
-    """Starts housekeeping for the daemon and does not wait for it."""
+    """Starts the process for the daemon and does not wait for it."""
 
     def __init__(self, config: Config, code: str | None) -> None:
-        self._job = Job(work_dir=str(config.work_dir), ended=None, retention=policy_of(config), code=code)
-        self._ended: set[str] | None = None  # to fold; None: all of them, as at the start
+        self._work = WorkPaths(config.work_dir)
+        self._policy, self._code = policy_of(config), code
+        self._ended: set[str] | None = None  # to archive; None: all of them, as at the start
         self._throttle = Throttle()
-        # File WORK_DIR/cache/housekeeping.log: output of folds and of retention | the coordinator | may be removed
-        self._process = Aside(
-            "coordinator.keeping.housekeeping", WorkPaths(config.work_dir).cache / "housekeeping.log"
-        )
+        # File WORK_DIR/cache/housekeeping.log: output of archiving and of retention | the coordinator | may be removed
+        self._process = Aside("coordinator.keeping.housekeeping", self._work.cache / "housekeeping.log")
 
     def ended(self, evaluation_id: str) -> None:
-        """Fold this evaluation, once its journal is closed."""
+        """Archive this evaluation, once its journal is closed."""
         if self._ended is not None:
             self._ended.add(evaluation_id)
 
@@ -87,15 +98,19 @@ class Housekeeper:
             )
         if self._process.running:
             return
-        prunes = self._job.retention is not None and self._throttle.due("retention", RETENTION_SECONDS, now)
+        looks = self._policy is not None and self._throttle.due("retention", LOOK_SECONDS, now)
+        prunes = looks and prune_due(self._work, now)
         if self._ended == set() and not prunes:
             return
-        changes: dict[str, object] = {"ended": None if self._ended is None else tuple(sorted(self._ended))}
-        if not prunes:
-            changes["retention"] = None
+        job = Job(
+            work_dir=str(self._work.root),
+            ended=None if self._ended is None else tuple(sorted(self._ended)),
+            retention=self._policy if prunes else None,
+            code=self._code,
+        )
         self._ended = set()
         try:
-            self._process.begin(self._job.model_copy(update=changes).model_dump_json().encode())
+            self._process.begin(job.model_dump_json().encode())
         except OSError as error:  # no memory, no process, a full disk
             log.warning("housekeeping: %s; tried again at the next evaluation's end", error)
 
@@ -105,30 +120,26 @@ class Housekeeper:
 
 
 def keep_house(job: Job, now: float) -> None:
-    """Fold, then prune where no other prune of this work folder was within the last hour."""
+    """Archive, then prune where the job says so."""
     work = WorkPaths(job.work_dir)
-    folded = fold_all(work.root, job.ended)
-    if folded:
-        log.info("folded %d evaluations", folded)
-    mark = work.cache / "retention"  # its mtime: of the last prune, also by an earlier daemon
-    with contextlib.suppress(FileNotFoundError):
-        if now - mark.stat().st_mtime < RETENTION_SECONDS / 2:
-            return
-    if job.retention is not None:
-        write_atomic(mark, b"")
-        made = prune_now(work, job.retention, now, code=job.code)
-        if made.size.files:
-            log.info(
-                "pruned %d evaluations and %d shared files or folders: %s in %d files",
-                len(made.removals),
-                len(made.shared),
-                in_words(made.size.bytes),
-                made.size.files,
-            )
+    if archived := archive_all(work.root, job.ended):
+        log.info("archived %d evaluations", archived)
+    if job.retention is None:
+        return
+    write_atomic(_mark(work), b"")
+    made = prune_now(work, job.retention, now, code=job.code)
+    if made.removals or made.shared:
+        log.info(
+            "pruned %d evaluations and %d shared files or folders: %s in %d files",
+            len(made.removals),
+            len(made.shared),
+            in_words(made.size.bytes),
+            made.size.files,
+        )
 
 
 def main() -> int:
-    """The housekeeping process. Its output is the log."""
+    """The child process. Its output is the log."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     os.nice(NICE)
     keep_house(Job.model_validate_json(sys.stdin.buffer.read()), time.time())

@@ -1,7 +1,7 @@
-"""Removes from a work folder what a policy does not keep, and folds the rest; or says what it would remove.
+"""Removes from a work folder what a policy does not keep; or says what it would remove.
 
-Rule: `retention` has decided. Each evaluation is looked at once more under its journal's lock, so that one that was
-that a coordinator resumed loses nothing. A part goes at once, by a rename, before its files are deleted: killed at any step an
+Rule: `retention` has decided. Each evaluation is looked at once more under its journal's lock, so that one that
+a coordinator resumed loses nothing. A part goes at once, by a rename, before its files are deleted: killed at any step an
 evaluation stays readable, and the next prune goes on. Called by `evalspan prune` and the daemon's housekeeping.
 """
 
@@ -14,12 +14,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from coordinator.keeping.folding import fold_held
+from coordinator.keeping.archive import MOST_FILES, count_files, write_archive
 from coordinator.keeping.inventory import WorkFolder, read_work_folder
 from coordinator.keeping.retention import Policy, Removal, Shared, Size, removals, unused
 from coordinator.runtime.journal import alone
 from coordinator.runtime.status_file import Ended, read_status
-from evaljobs.contract.folded import archive_of
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths
 
 log = logging.getLogger(__name__)
@@ -84,13 +83,12 @@ def _try_prune(work: WorkPaths, removal: Removal) -> str:
 
 
 def prune_held(paths: EvaluationPaths, parts: tuple[str, ...]) -> None:
-    """Remove these parts of an ended evaluation, whose journal's lock the caller holds, and fold the rest. OSError."""
+    """Remove these parts of an ended evaluation, whose journal's lock the caller holds. OSError."""
     for part in parts:
-        folder = paths.root / part
-        archive_of(folder).unlink(missing_ok=True)  # first: a loose file has precedence over a member
-        _set_aside(folder)
+        _set_aside(paths.root / part)
+    if any(paths.root.glob("*.zip")) or count_files(paths) > MOST_FILES:
+        write_archive(paths, without=parts)
     _clear(paths.root)
-    fold_held(paths)
 
 
 def _set_aside(path: Path) -> Path:

@@ -14,16 +14,14 @@ from typing import Final, Literal
 
 from evaljobs.contract.specs import Record
 
-Keep = Literal["scores", "responses", "all"]
-MOST_FILES: Final = 60  # an ended evaluation of at most so many files is not folded
+Keep = Literal["scores", "responses"]
 
-# parts of an evaluation's folder that go; with "all" evaluations are folded and lose nothing
+# parts of an evaluation's folder that go
 GOING: Final[Mapping[Keep, tuple[str, ...]]] = {
     "scores": (
         "specs", "outcomes", "release", "logs", "verdicts", "judgements", "responses", "samples",
     ),
     "responses": ("specs", "outcomes", "release", "logs"),
-    "all": (),
 }  # fmt: skip
 
 
@@ -48,7 +46,7 @@ class Size:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OnDisk:
-    """An evaluation's folder. `parts`: folder -> its size, loose and folded; "": its other files.
+    """An evaluation's folder. `parts`: folder -> its size, loose and archived; "": its other files. An archive is one of those, without its members.
 
     `sets`: names of the request sets that it uses. Of an open one, `reuses`: ids of evaluations whose responses it uses
     again; `checkpoint`: the digest of its checkpoint.
@@ -83,13 +81,12 @@ class Shared:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Removal:
-    """What goes of an evaluation: these parts; `folds`: what is left of it is then folded."""
+    """What goes of an evaluation: these parts."""
 
     evaluation_id: str
     ended_at: float
     parts: tuple[str, ...]
     size: Size
-    folds: bool
 
 
 def removals(evaluations: Sequence[OnDisk], policy: Policy, now: float) -> list[Removal]:
@@ -103,16 +100,9 @@ def removals(evaluations: Sequence[OnDisk], policy: Policy, now: float) -> list[
             continue
         parts = tuple(part for part in GOING[policy.keep] if part in each.parts)
         size = sum((each.parts[part] for part in parts), Size())
-        folds = each.size.files - size.files > MOST_FILES
-        if parts or folds:
+        if parts:
             found.append(
-                Removal(
-                    evaluation_id=each.evaluation_id,
-                    ended_at=each.ended_at,
-                    parts=parts,
-                    size=size,
-                    folds=folds,
-                )
+                Removal(evaluation_id=each.evaluation_id, ended_at=each.ended_at, parts=parts, size=size)
             )
     return sorted(found, key=lambda removal: removal.ended_at)
 

@@ -66,7 +66,9 @@ class Journal:
         self._fd = make_file(path, os.O_RDWR | os.O_APPEND)
         if not _locked(self._fd, fcntl.LOCK_SH):
             os.close(self._fd)
-            raise BlockingIOError(errno.EAGAIN, "its files are being folded or pruned: try again", str(path))
+            raise BlockingIOError(
+                errno.EAGAIN, "its files are being archived or pruned: try again", str(path)
+            )
 
     @staticmethod
     def begun(path: Path) -> bool:

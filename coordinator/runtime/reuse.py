@@ -39,7 +39,7 @@ from evaljobs.contract.storage import file_mode, make_file, make_folder
 
 log = logging.getLogger(__name__)
 
-# File WORK_DIR/ID/responses/NAME.reused: hard link to answers of an earlier evaluation | the coordinator | folded;
+# File WORK_DIR/ID/responses/NAME.reused: hard link to answers of an earlier evaluation | the coordinator | archived;
 # `prune --keep scores`
 REUSED = ".reused"  # suffix of a linked response file; the loop does not look for new records in it
 
@@ -263,7 +263,7 @@ def _linked(earlier: EvaluationPaths, frame: FrameRef, own: EvaluationPaths) -> 
 
 
 def _link(source: Path, target: Path) -> None:
-    """A second name for a file that is never written again; a copy where it is folded, or where there are no links."""
+    """A second name for a file that is never written again; a copy where it is archived, or where there are no links."""
     if target.exists():
         return
     try:

@@ -171,7 +171,7 @@ class Running:
         return running
 
     def make_folders(self) -> None:
-        """The folders that jobs write to, where a fold removed them at an earlier end. OSError."""
+        """The folders that jobs write to, where archiving removed them at an earlier end. OSError."""
         for folder in self.paths.folders():
             make_folder(folder)
 

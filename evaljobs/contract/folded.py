@@ -1,8 +1,9 @@
-"""Files of an evaluation, loose or folded: `logs/x.log` may be the member `x.log` of `logs.zip` beside that folder.
+"""Files of an evaluation, loose or in its archive: `logs/x.log` may be the member of that name of `files.zip`.
 
 Rule: what reads a file of an evaluation that may have ended opens it here, by the path at which it was written. A loose
-file has precedence over a member of its name, since a retry writes loose files beside the archives. A member that was
-stored without compression is read in place, at any offset. Written by `coordinator.keeping.folding`.
+file has precedence over a member of its name, since a retry writes loose files beside the archive. A member that was
+stored without compression is read in place, at any offset. Until 23 November 2026 each folder had an archive of its own,
+`logs.zip` with `x.log`: it is read, too. Written by `coordinator.keeping.archive`.
 """
 
 from __future__ import annotations
@@ -15,27 +16,33 @@ import os
 import struct
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import IO
 
-_LOCAL_HEADER = struct.Struct(
-    "<4s22xHH"
-)  # of a member in a zip file: magic, bytes of its name and of its extra field
-_LOCAL_MAGIC = b"PK\x03\x04"
-COMPRESSIONS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+_HEADER_BYTES, _LENGTHS_AT = (
+    30,
+    26,
+)  # of a member: its header; in it, lengths of its name and of its extra field
 
 
-def archive_of(folder: Path) -> Path:
-    """The archive that holds the folded files of `folder`."""
-    # File WORK_DIR/ID/FOLDER.zip: files of a folder of an ended evaluation that had more than 60 | the coordinator |
+def archive_of(root: Path) -> Path:
+    """The archive of an evaluation's folder."""
+    # File WORK_DIR/ID/files.zip: files of the folders of an ended evaluation that had more than 60 | the coordinator |
     # as its files
-    return folder.with_name(f"{folder.name}.zip")
+    return root / "files.zip"
+
+
+def archives_of(folder: Path) -> tuple[tuple[Path, str], ...]:
+    """The archives that may hold files of `folder`, with what their names begin with in it; the first has precedence."""
+    # File WORK_DIR/ID/FOLDER.zip: the same of one folder, as earlier versions left it | the coordinator | as its files
+    of_folder = folder.with_name(f"{folder.name}.zip")
+    return (archive_of(folder.parent), f"{folder.name}/"), (of_folder, "")
 
 
 def open_file(path: Path) -> IO[bytes]:
-    """Open a file for reading, loose or folded. FileNotFoundError; OSError (EIO) for a damaged archive."""
+    """Open a file for reading, loose or archived. FileNotFoundError; OSError (EIO) for a damaged archive."""
     try:
         return path.open("rb")
     except FileNotFoundError:
@@ -53,114 +60,81 @@ def file_size(path: Path) -> int:
     try:
         return path.stat().st_size
     except FileNotFoundError:
-        return _member(path).file_size
+        for archive, prefix in archives_of(path.parent):
+            if info := members(archive).get(prefix + path.name):
+                return info.file_size
+        raise
 
 
 def exists(path: Path) -> bool:
-    """Is there such a file, loose or folded? False, too, where the archive is damaged."""
+    """Is there such a file, loose or archived? False, too, where the archive is damaged."""
     with contextlib.suppress(OSError):
         return file_size(path) >= 0
     return False
 
 
 def files_in(folder: Path, pattern: str = "*") -> list[Path]:
-    """Paths of the files in `folder` whose names match, loose and folded, sorted; none where there is no such folder.
+    """Paths of the files in `folder` whose names match, loose and archived, sorted; none where there is no such folder.
 
     Temporary files (their names begin with a dot) are left out.
     """
     names: set[str] = set()
     with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
         names |= {entry.name for entry in entries if not entry.is_dir(follow_symlinks=False)}
-    names |= set(members(archive_of(folder)))  # after that: what a fold has just removed is there
+    for archive, prefix in reversed(archives_of(folder)):  # what has just been archived is in the one after
+        names |= {name[len(prefix) :] for name in members(archive) if name.startswith(prefix)}
     return [folder / n for n in sorted(names) if not n.startswith(".") and fnmatch.fnmatchcase(n, pattern)]
 
 
 def members(archive: Path) -> Mapping[str, zipfile.ZipInfo]:
     """The members of an archive by name; none where there is no archive. OSError (EIO) where it is damaged."""
     try:
-        with archive.open("rb") as file:
-            return _members(file, archive)
-    except FileNotFoundError:
+        there = archive.stat()
+    except (FileNotFoundError, NotADirectoryError):
         return {}
-
-
-def _members(file: IO[bytes], archive: Path) -> Mapping[str, zipfile.ZipInfo]:
-    there = os.fstat(file.fileno())
-    return _read_members(str(archive), there.st_ino, there.st_mtime_ns, there.st_size)
+    return _read_members(archive, there.st_ino, there.st_mtime_ns, there.st_size)
 
 
 @lru_cache(maxsize=8)
-def _read_members(archive: str, _inode: int, _mtime_ns: int, _size: int) -> Mapping[str, zipfile.ZipInfo]:
+def _read_members(archive: Path, _inode: int, _mtime_ns: int, _size: int) -> Mapping[str, zipfile.ZipInfo]:
     """Read once for each content of an archive: that of 10,000 files takes a tenth of a second to list."""
+    with _errors_of(archive), zipfile.ZipFile(archive) as opened:
+        return {info.filename: info for info in opened.infolist()}
+
+
+@contextlib.contextmanager
+def _errors_of(archive: Path) -> Iterator[None]:
     try:
-        with zipfile.ZipFile(archive) as opened:
-            return {info.filename: info for info in opened.infolist()}
-    except (zipfile.BadZipFile, struct.error, ValueError) as error:
-        raise _damaged(archive, str(error)) from error
-
-
-def _member(path: Path) -> zipfile.ZipInfo:
-    info = members(archive_of(path.parent)).get(path.name)
-    if info is None:
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
-    return info
+        yield
+    except (zipfile.BadZipFile, zlib.error, struct.error, EOFError, ValueError, NotImplementedError) as error:
+        raise OSError(errno.EIO, f"the archive is damaged: {error}", str(archive)) from error
 
 
 def open_member(path: Path) -> IO[bytes]:
-    """Open the folded file that had this path; errors as of `open_file`."""
-    archive = archive_of(path.parent)
-    try:
-        file = archive.open("rb")
-    except (FileNotFoundError, NotADirectoryError):
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path)) from None
-    with contextlib.ExitStack() as stack:
-        stack.callback(file.close)
-        info = _members(file, archive).get(path.name)
-        if info is None:
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
-        start = _data_offset(file, info, archive)
-        if info.compress_type == zipfile.ZIP_STORED:
+    """Open the archived file that had this path; errors as of `open_file`."""
+    for archive, prefix in archives_of(path.parent):
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError), contextlib.ExitStack() as stack:
+            file = stack.enter_context(archive.open("rb"))
+            there = os.fstat(file.fileno())
+            listed = _read_members(archive, there.st_ino, there.st_mtime_ns, there.st_size)
+            if (info := listed.get(prefix + path.name)) is None:
+                continue
+            with _errors_of(archive):
+                file.seek(info.header_offset + _LENGTHS_AT)
+                start = info.header_offset + _HEADER_BYTES + sum(struct.unpack("<HH", file.read(4)))
+                if info.compress_type != zipfile.ZIP_STORED:
+                    file.seek(start)
+                    return io.BytesIO(zipfile.ZipExtFile(file, "r", info).read())  # checks its CRC-32
             stack.pop_all()
             return io.BufferedReader(_Stored(file, start, info.file_size))
-        file.seek(start)
-        return io.BytesIO(_inflated(file.read(info.compress_size), info, archive))
-
-
-def _data_offset(file: IO[bytes], info: zipfile.ZipInfo, archive: Path) -> int:
-    """Where a member's bytes begin: behind a header whose length the list of members does not say."""
-    file.seek(info.header_offset)
-    header = file.read(_LOCAL_HEADER.size)
-    if len(header) < _LOCAL_HEADER.size or info.compress_type not in COMPRESSIONS:
-        raise _damaged(archive, f"{info.filename} cannot be read")
-    magic, name, extra = _LOCAL_HEADER.unpack(header)
-    if magic != _LOCAL_MAGIC:
-        raise _damaged(archive, f"{info.filename} is not where it should be")
-    return int(info.header_offset + _LOCAL_HEADER.size + name + extra)
-
-
-def _inflated(data: bytes, info: zipfile.ZipInfo, archive: Path) -> bytes:
-    try:
-        inflate = zlib.decompressobj(-zlib.MAX_WBITS)
-        text = inflate.decompress(data, info.file_size + 1)
-    except zlib.error as error:
-        raise _damaged(archive, f"{info.filename}: {error}") from error
-    if len(text) != info.file_size or zlib.crc32(text) != info.CRC:
-        raise _damaged(archive, f"{info.filename} does not match its checksum")
-    return text
-
-
-def _damaged(archive: str | Path, why: str) -> OSError:
-    return OSError(errno.EIO, f"the archive is damaged: {why}", str(archive))
+    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
 
 
 class _Stored(io.RawIOBase):
     """The bytes of a stored member, `size` from offset `start` of the archive on."""
 
     def __init__(self, file: IO[bytes], start: int, size: int) -> None:
-        self._file = file
-        self._start = start
-        self._size = size
-        self._at = 0
+        self._file, self._start, self._size, self._at = file, start, size, 0
 
     def readable(self) -> bool:
         return True
@@ -169,16 +143,12 @@ class _Stored(io.RawIOBase):
         return True
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
-        if base + offset < 0:
-            raise ValueError(f"negative seek value {base + offset}")
-        self._at = base + offset
+        self._at = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence] + offset
         return self._at
 
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
         wanted = max(0, min(len(buffer), self._size - self._at))
-        self._file.seek(self._start + self._at)
-        data = self._file.read(wanted)
+        data = os.pread(self._file.fileno(), wanted, self._start + self._at)
         buffer[: len(data)] = data
         self._at += len(data)
         return len(data)

@@ -30,27 +30,27 @@ class EvaluationPaths:
         self.evaluation = self.root / "evaluation.json"
         # File WORK_DIR/ID/journal.jsonl: each event as a line, and all that a restart needs | the coordinator | kept
         self.journal = self.root / "journal.jsonl"
-        # File WORK_DIR/ID/specs/JOB.json: what a job was asked to do | the coordinator | folded; `prune --keep responses`
+        # File WORK_DIR/ID/specs/JOB.json: what a job was asked to do | the coordinator | archived; `prune --keep responses`
         self.specs = self.root / "specs"
-        # File WORK_DIR/ID/logs/JOB.log: output of a job (`evalspan logs ID JOB`) | the job | folded; `prune --keep responses`
+        # File WORK_DIR/ID/logs/JOB.log: output of a job (`evalspan logs ID JOB`) | the job | archived; `prune --keep responses`
         self.logs = self.root / "logs"
-        # File WORK_DIR/ID/outcomes/JOB.KIND.json: what a job reported | the job | folded; `prune --keep responses`
+        # File WORK_DIR/ID/outcomes/JOB.KIND.json: what a job reported | the job | archived; `prune --keep responses`
         self.outcomes = self.root / "outcomes"
-        # File WORK_DIR/ID/responses/TRIAL.frames: answers of the model, shard by shard | a trial | folded;
+        # File WORK_DIR/ID/responses/TRIAL.frames: answers of the model, shard by shard | a trial | archived;
         # `prune --keep scores`
         self.responses = self.root / "responses"
-        # File WORK_DIR/ID/verdicts/TASK@JOB.jsonl: verdicts of programs or of the judge | a metric worker | folded;
+        # File WORK_DIR/ID/verdicts/TASK@JOB.jsonl: verdicts of programs or of the judge | a metric worker | archived;
         # `prune --keep scores`
         self.verdicts = self.root / "verdicts"
-        # File WORK_DIR/ID/judgements/HASH.json: a request to the judge with its answer and cost | a metric worker | folded;
+        # File WORK_DIR/ID/judgements/HASH.json: a request to the judge with its answer and cost | a metric worker | archived;
         # `prune --keep scores`
         self.judgements = self.root / "judgements"
-        # File WORK_DIR/ID/scores/ENTRY-TASK.json: scores of an entry in lm-eval's shape | a metric worker | folded, kept
+        # File WORK_DIR/ID/scores/ENTRY-TASK.json: scores of an entry in lm-eval's shape | a metric worker | archived, kept
         self.scores = self.root / "scores"
         # File WORK_DIR/ID/samples/samples_TASK_ENTRY.jsonl: each document with prompt, answer and score | a metric worker |
-        # folded; `prune --keep scores`
+        # archived; `prune --keep scores`
         self.samples = self.root / "samples"
-        # File WORK_DIR/ID/release/JOB: empty; tells a precursor or the workers to end | the coordinator | folded;
+        # File WORK_DIR/ID/release/JOB: empty; tells a precursor or the workers to end | the coordinator | archived;
         # `prune --keep responses`
         self.release = self.root / "release"
         # File WORK_DIR/ID/request_sets.json: where the request sets are, for a trial that started before them | the

@@ -281,7 +281,7 @@ def _read_start(file: IO[bytes], at: int) -> _Start | None:
 
 
 def _open_regular(path: Path) -> IO[bytes]:
-    """Open a regular file for reading, also a folded one.
+    """Open a regular file for reading, also an archived one.
 
     Raises FrameError for anything else (a pipe would block, a link may lead elsewhere), and OSError
     where the file system refuses.

@@ -48,7 +48,7 @@ def note_file(spec: ExecuteSpec | ScoreSpec) -> Path:
     """A job's note: its current item, then the items of deaths. Tries of a score share one."""
     job = spec.name if isinstance(spec, ExecuteSpec) else "score"
     # File WORK_DIR/ID/verdicts/ENTRY-JOB.hand: the item that a metric worker runs, should it kill the process | a metric
-    # worker | folded; `prune --keep scores`
+    # worker | archived; `prune --keep scores`
     return EvaluationPaths(spec.evaluation_dir).verdicts / f"{spec.entry:03d}-{slug(job)}.hand"
 
 

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
-import shutil
 import time
 from pathlib import Path
 
 import pytest
 from support.ended import leave_ended
-from support.steps import killed_at
 from support.trainings import leave
 from typer.testing import CliRunner
 
 from coordinator.cli import app
-from coordinator.keeping.folding import count_files
+from coordinator.keeping.archive import count_files
 from coordinator.keeping.inventory import read_work_folder
-from coordinator.keeping.prune import carry_out, plan, prune_now
-from coordinator.keeping.retention import GOING, Policy
+from coordinator.keeping.prune import carry_out, plan
+from coordinator.keeping.retention import Policy
 from coordinator.report.load_series import point_of
 from coordinator.runtime.journal import Journal, read_events
 from coordinator.runtime.status_file import read_evaluation, remove_status
@@ -41,27 +38,6 @@ def lacks_nothing_that_stays(paths: EvaluationPaths) -> None:
     assert read_evaluation(paths) is not None
     assert json.loads(paths.results.read_bytes())["results"]
     assert len(folded.files_in(paths.scores)) == 2
-
-
-def test_a_prune_killed_at_any_step_leaves_a_readable_evaluation_and_goes_on(
-    there: tuple[WorkPaths, EvaluationPaths], tmp_path: Path
-) -> None:
-    work, paths = there
-    for part in ("specs", "outcomes", "verdicts"):
-        shutil.rmtree(paths.root / part)
-    whole = tmp_path.parent / f"{tmp_path.name}-whole"
-    shutil.copytree(paths.root, whole)
-    for step in itertools.count(1):
-        shutil.rmtree(paths.root)
-        shutil.copytree(whole, paths.root)
-        if not killed_at(step, lambda: prune_now(work, SCORES, time.time(), code=None)):
-            break
-        lacks_nothing_that_stays(paths)
-        prune_now(work, SCORES, time.time(), code=None)
-        lacks_nothing_that_stays(paths)
-        assert not [name for name in os.listdir(paths.root) if name.startswith(".")]  # noqa: PTH208
-        assert not {f.name.removesuffix(".zip") for f in paths.root.iterdir()} & set(GOING["scores"])
-    assert step > 20
 
 
 def test_an_evaluation_taken_up_again_since_the_plan_loses_nothing(
@@ -86,7 +62,7 @@ def test_a_request_set_used_since_the_plan_stays(tmp_path: Path) -> None:
         (work.request_sets / name).mkdir(parents=True)
         (work.request_sets / name / "entry.json").write_text("{}")
         os.utime(work.request_sets / name, (1, 1))
-    policy = Policy(keep="all", older_than_seconds=3600)
+    policy = Policy(keep="responses", older_than_seconds=3600)
     made = plan(read_work_folder(work), policy, time.time(), code=None)
     os.utime(work.request_sets / "old-1")
     left = {Path(name).name: why for name, why in carry_out(work, made, policy, time.time())}

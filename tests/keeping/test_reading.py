@@ -1,4 +1,4 @@
-"""Commands and later evaluations on one whose files are folded: they find what they found before."""
+"""Commands and later evaluations on one whose files are archived: they find what they found before."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from typer.testing import CliRunner
 
 import evalspan
 from coordinator.cli import app
-from coordinator.keeping.folding import fold, folders_of
+from coordinator.keeping.archive import FOLDERS, archive_ended
 from coordinator.keeping.inventory import read_work_folder
 from coordinator.keeping.prune import prune_now
 from coordinator.keeping.retention import Policy
+from evaljobs.contract.folded import files_in
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths
 
 pytestmark = pytest.mark.model
@@ -32,7 +33,7 @@ def exported(settings: Path, name: str, out: Path) -> dict[str, bytes]:
     return {str(file.relative_to(out)): file.read_bytes() for file in out.rglob("*.json*")}
 
 
-def test_what_reads_an_evaluation_finds_the_same_once_it_is_folded(
+def test_what_reads_an_evaluation_finds_the_same_once_it_is_archived(
     toy_model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Results, report, logs and lm-eval's files; and an evaluation of more tasks uses its responses and scores again.
@@ -52,8 +53,8 @@ def test_what_reads_an_evaluation_finds_the_same_once_it_is_folded(
     before, files = views(), exported(settings, name, tmp_path / "before")
     logs = shown(settings, "logs", name)
     assert any("samples_toy_choice" in file for file in files)
-    assert fold(paths, most=0)
-    assert not any(folder.exists() for folder in folders_of(paths))
+    assert archive_ended(paths, most=0)
+    assert not any((paths.root / name).exists() for name in FOLDERS)
     assert views() == before
     assert exported(settings, name, tmp_path / "after") == files
     assert shown(settings, "logs", name) == logs
@@ -74,7 +75,7 @@ def test_what_reads_an_evaluation_finds_the_same_once_it_is_folded(
     sets = {evaluation.evaluation_id: evaluation.sets for evaluation in read_work_folder(work).evaluations}
     assert sets[name] < sets[second.evaluation_id] == {folder.name for folder in work.request_sets.iterdir()}
     prune_now(work, Policy(keep="scores", older_than_seconds=0), time.time(), code=None)
-    assert not [*paths.root.glob("responses*"), *paths.root.glob("samples*"), *work.request_sets.iterdir()]
+    assert not [*files_in(paths.responses), *files_in(paths.samples), *work.request_sets.iterdir()]
     assert views() == before
     done = CliRunner().invoke(app, ["logs", name, "--config", str(settings)])
     assert "has no logs any more" in str(done.exception)

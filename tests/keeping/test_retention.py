@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.keeping.retention import GOING, MOST_FILES, OnDisk, Policy, Shared, Size, removals, unused
+from coordinator.keeping.retention import GOING, OnDisk, Policy, Shared, Size, removals, unused
 
 NAMES = [f"step-{i}" for i in range(6)]
 SETS = [f"set-{i}" for i in range(4)]
@@ -73,24 +73,13 @@ def test_nothing_goes_of_what_is_open_young_reused_or_a_baseline(
 
 @FEW
 @given(folders(), POLICIES)
-def test_scores_and_records_never_go_and_all_keeps_all(evaluations: list[OnDisk], policy: Policy) -> None:
+def test_scores_and_records_never_go(evaluations: list[OnDisk], policy: Policy) -> None:
     """Whatever the policy: results, reports and journals stay, so a learning curve loses no point."""
     found = removals(evaluations, policy, NOW)
     assert not {"", "scores"} & {part for removal in found for part in removal.parts}
     kept_with_responses = {"responses", "samples", "verdicts", "judgements"}
     if policy.keep != "scores":
         assert not kept_with_responses & {part for removal in found for part in removal.parts}
-    if policy.keep == "all":
-        assert all(removal.folds and removal.size == Size() for removal in found)
-
-
-@FEW
-@given(folders(), POLICIES)
-def test_what_is_left_of_many_files_is_folded(evaluations: list[OnDisk], policy: Policy) -> None:
-    by_id = {e.evaluation_id: e for e in evaluations}
-    for removal in removals(evaluations, policy, NOW):
-        left = by_id[removal.evaluation_id].size.files - removal.size.files
-        assert removal.folds == (left > MOST_FILES)
 
 
 @FEW

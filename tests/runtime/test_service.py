@@ -19,7 +19,7 @@ import pytest
 from coordinator.hook import STREAM, pinned
 from coordinator.intake.checkpoint import inspect
 from coordinator.intake.sources import Notice, spool
-from coordinator.keeping.folding import fold
+from coordinator.keeping.archive import archive_ended
 from coordinator.runtime.status_file import Ended, read_status
 from evaljobs.contract.folded import archive_of, members
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths
@@ -196,7 +196,7 @@ def test_cancelled_in_mid_run_nothing_is_left_and_a_retry_ends_with_the_same_sco
         assert process.returncode == 0
 
 
-def test_a_retry_of_a_folded_evaluation_counts_its_responses_so_far(
+def test_a_retry_of_an_archived_evaluation_counts_its_responses_so_far(
     site: Any, expected: dict[str, Any]
 ) -> None:
     """They are read from the archive, and what was run is not run again."""
@@ -209,8 +209,8 @@ def test_a_retry_of_a_folded_evaluation_counts_its_responses_so_far(
         assert site.run(site.command("cancel", name)).returncode == 0
         paths = EvaluationPaths(site.root())
         wait(lambda: isinstance(read_status(paths), Ended), "it has ended", log)
-        wait(lambda: _folded(paths), "its files are folded", log)
-        before = set(members(archive_of(paths.responses)))
+        wait(lambda: _archived(paths), "its files are archived", log)
+        before = {name.removeprefix("responses/") for name in members(archive_of(paths.root))}
         assert site.run(site.command("retry", name)).returncode == 0
         wait(lambda: "failed" not in site.results(), "the retry ends", log)
     assert dict(site.results()["results"]) == expected
@@ -220,9 +220,9 @@ def test_a_retry_of_a_folded_evaluation_counts_its_responses_so_far(
     assert before & {frame["file"] for e in dumps for _, frame in e["shards"]}
 
 
-def _folded(paths: EvaluationPaths) -> bool:
+def _archived(paths: EvaluationPaths) -> bool:
     with suppress(BlockingIOError):  # the daemon has not closed its journal yet
-        return fold(paths, most=0)
+        return archive_ended(paths, most=0)
     return False
 
 

@@ -19,7 +19,7 @@ EVALUATION, WORK = "WORK_DIR/ID/", "WORK_DIR/"
 SECTIONS = {
     EVALUATION: (
         "Files of an evaluation",
-        "`ID` is its id. Folded: into a zip file beside the folder, at its end.",
+        "`ID` is its id. Archived: put into `files.zip` at its end, where there are more than 60.",
     ),
     WORK: ("Files that evaluations of a work folder share", ""),
     "CHECKPOINT/": ("Files in a checkpoint's folder", ""),

@@ -1,0 +1,157 @@
+"""Puts the files of an ended evaluation into one zip file, `files.zip`.
+
+Rule: the archive is written beside the folders under a temporary name, made durable and read back; only then does it
+take its name, and only then the files go. So a reader (`evaljobs.contract.folded`) finds each file at any time, and what
+was killed is done again. Called at the end of an evaluation, by the daemon in a process of its own, and by `prune`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import shutil
+import stat
+import tempfile
+import time
+import zipfile
+from collections.abc import Collection, Iterable
+from functools import partial
+from pathlib import Path
+
+from coordinator.base.isolate import isolated, traceback_of
+from coordinator.runtime.journal import alone
+from coordinator.runtime.status_file import Ended, read_status
+from evaljobs.contract.folded import archive_of, file_size, files_in, open_file
+from evaljobs.contract.paths import EvaluationPaths
+from evaljobs.contract.storage import file_mode, sync_folder
+
+log = logging.getLogger(__name__)
+
+MOST_FILES = 60  # an ended evaluation of at most so many files keeps its folders, which people open by hand
+FOLDERS = (
+    "specs", "outcomes", "release", "verdicts", "judgements", "responses", "logs", "scores", "samples",
+)  # fmt: skip
+
+# File WORK_DIR/ID/.files-RANDOM: an unfinished archive | the coordinator | at the next one
+_TEMPORARY = ".files-"  # how names of unfinished archives begin
+_PART_BYTES = 1 << 20
+
+
+def archive_ended(paths: EvaluationPaths, most: int = MOST_FILES) -> bool:
+    """Archive an evaluation of more than `most` files. False where it stays as it is.
+
+    BlockingIOError where a coordinator or a prune works on it; OSError where the disk refuses: all files are still
+    there.
+    """
+    if count_files(paths) <= most:
+        return False
+    with alone(paths.journal):
+        if not isinstance(read_status(paths), Ended):
+            return False
+        write_archive(paths)
+    return True
+
+
+def archive_all(work_dir: Path, names: Iterable[str] | None = None) -> int:
+    """`archive_ended` of these evaluations of a work folder, or of all; how many were. An error of one is logged: it keeps
+    its files, and a later daemon archives it.
+    """
+    if names is None:
+        names = sorted(journal.parent.name for journal in work_dir.glob("*/journal.jsonl"))
+    archived = 0
+    for name in names:
+        with isolated(partial(_not_archived, name)):
+            archived += archive_ended(EvaluationPaths(work_dir / name))
+    return archived
+
+
+def _not_archived(name: str, error: Exception) -> None:
+    if not isinstance(error, BlockingIOError):  # a coordinator works on it again
+        log.warning("%s is not archived: %s", name, error, exc_info=traceback_of(error))
+
+
+def count_files(paths: EvaluationPaths) -> int:
+    """Files, not folders, of an evaluation."""
+    return sum(len(names) for _, _, names in os.walk(paths.root))
+
+
+def write_archive(paths: EvaluationPaths, without: Collection[str] = ()) -> None:
+    """Archive an evaluation that has ended and whose journal's lock the caller holds; errors as of `archive_ended`.
+
+    Members of earlier archives stay, but for those of the folders `without`.
+    """
+    for left in paths.root.glob(f"{_TEMPORARY}*"):  # of a process that was killed
+        left.unlink(missing_ok=True)
+    kept = [paths.root / name for name in FOLDERS if name not in without]
+    loose = {path: there for folder in kept for path, there in _loose(folder)}
+    if files := [path for folder in kept for path in _archivable(folder)]:
+        _write(archive_of(paths.root), files)
+    else:
+        archive_of(paths.root).unlink(missing_ok=True)
+    for path, there in loose.items():
+        with contextlib.suppress(FileNotFoundError):
+            if _stamp(path.lstat()) == _stamp(there):  # a job that ends late may still write
+                path.unlink()
+    for folder in (paths.root / name for name in FOLDERS):
+        folder.with_name(f"{folder.name}.zip").unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # not there, or not empty
+            folder.rmdir()
+
+
+def _loose(folder: Path) -> list[tuple[Path, os.stat_result]]:
+    """Files that lie in a folder and can be archived. Unfinished ones (`write_atomic`) go: their writers have ended."""
+    for left in folder.glob(".*"):
+        left.unlink(missing_ok=True)
+    return [(path, path.lstat()) for path in _archivable(folder) if os.path.lexists(path)]
+
+
+def _archivable(folder: Path) -> list[Path]:
+    """Files of a folder, loose and archived, but for a link, a pipe, or a name that is no text, as a job may leave it."""
+    return [
+        path
+        for path in files_in(folder)
+        if path.name.isprintable() and (not os.path.lexists(path) or stat.S_ISREG(path.lstat().st_mode))
+    ]
+
+
+def _stamp(there: os.stat_result) -> tuple[int, int, int]:
+    return there.st_ino, there.st_mtime_ns, there.st_size
+
+
+def _write(archive: Path, files: list[Path]) -> None:
+    """Write the archive anew. OSError where it does not hold these files."""
+    descriptor, name = tempfile.mkstemp(prefix=_TEMPORARY, dir=archive.parent)
+    temporary = Path(name)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            os.fchmod(file.fileno(), file_mode(archive.parent))
+            with zipfile.ZipFile(file, "w") as new:
+                for path in files:
+                    _add(new, path)
+            file.flush()
+            os.fsync(file.fileno())
+        _check(temporary, len(files))
+        temporary.replace(archive)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync_folder(archive.parent)
+
+
+def _check(archive: Path, files: int) -> None:
+    """Read an archive back."""
+    with zipfile.ZipFile(archive) as written:
+        if (damaged := written.testzip()) is not None or len(written.infolist()) != files:
+            raise OSError(f"{archive} was not written whole ({damaged or 'its list of files'})")
+
+
+def _add(new: zipfile.ZipFile, path: Path) -> None:
+    info = zipfile.ZipInfo(f"{path.parent.name}/{path.name}", time.localtime()[:6])
+    # response files hold compressed records and are read in place
+    stored = path.parent.name == "responses"
+    info.compress_type = zipfile.ZIP_STORED if stored else zipfile.ZIP_DEFLATED
+    info.external_attr = 0o600 << 16
+    info.file_size = file_size(path)  # whether the member needs the 64-bit form
+    with open_file(path) as source, new.open(info, "w") as target:
+        shutil.copyfileobj(source, target, _PART_BYTES)

@@ -1,0 +1,242 @@
+"""The archive of an evaluation that has ended: nothing lost, nothing doubled, and few files."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import subprocess
+import sys
+import time
+import zipfile
+from pathlib import Path
+
+import pytest
+from support.ended import leave_ended
+from support.steps import killed_at
+from support.toys import config_text
+from support.with_root import fill, small_disk
+
+from coordinator.keeping.archive import FOLDERS, MOST_FILES, archive_ended, count_files
+from coordinator.keeping.housekeeping import RETENTION_SECONDS, Job, keep_house, prune_due
+from coordinator.keeping.prune import prune_now
+from coordinator.keeping.retention import GOING, Policy
+from coordinator.runtime.finalize import shard_spans
+from coordinator.runtime.journal import Journal, read_events
+from coordinator.runtime.status_file import remove_status
+from evaljobs.contract import folded
+from evaljobs.contract.paths import EvaluationPaths, WorkPaths
+from evaljobs.contract.storage import read_frame
+
+SCORES = Policy(keep="scores", older_than_seconds=0)
+
+
+def contents(paths: EvaluationPaths) -> dict[str, bytes]:
+    """Every file of the folders, read as commands read it."""
+    return {
+        f"{name}/{file.name}": folded.read_bytes(file)
+        for name in FOLDERS
+        for file in folded.files_in(paths.root / name)
+    }
+
+
+def archive_as_before(paths: EvaluationPaths) -> None:
+    """As evalspan did until 23 November 2026: an archive a folder."""
+    for folder in (paths.root / name for name in FOLDERS if (paths.root / name).exists()):
+        kind = zipfile.ZIP_STORED if folder.name == "responses" else zipfile.ZIP_DEFLATED
+        with zipfile.ZipFile(folder.with_name(f"{folder.name}.zip"), "w", compression=kind) as archive:
+            for file in folder.iterdir():
+                archive.write(file, file.name)
+        shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> EvaluationPaths:
+    return leave_ended(tmp_path_factory.mktemp("work"), 1, 2, 2)[1]
+
+
+@pytest.fixture
+def paths(made: EvaluationPaths, tmp_path: Path) -> EvaluationPaths:
+    """A small evaluation that has ended, to be changed by the test."""
+    shutil.copytree(made.root, tmp_path / "work" / made.root.name)
+    return EvaluationPaths(tmp_path / "work" / made.root.name)
+
+
+def test_an_evaluation_of_64_nodes_and_60_tasks_is_left_in_8_files(tmp_path: Path) -> None:
+    """All reads as before, responses in place; what has at most 60 files keeps its folders."""
+    state, paths = leave_ended(tmp_path, 64, 8, 60)
+    before, spans, there = contents(paths), shard_spans(state, paths), count_files(paths)
+    assert there > 1900
+    assert not archive_ended(paths, most=there)
+    assert archive_ended(paths)
+    assert count_files(paths) <= 8
+    assert contents(paths) == before
+    assert shard_spans(state, paths) == spans
+    for shard in state.shards.by_name.values():
+        assert shard.frame is not None
+        assert read_frame(paths.responses, shard.frame).shard in state.shards.by_name
+    held = folded.members(folded.archive_of(paths.root)).values()
+    stored = {i.filename.startswith("responses/") for i in held if i.compress_type == zipfile.ZIP_STORED}
+    assert stored == {True}
+
+
+@pytest.mark.parametrize(
+    ("begins", "keep"),
+    [
+        ("loose", "all"),
+        ("retried", "all"),
+        ("archived as before", "all"),
+        ("loose", "scores"),
+        ("archived", "responses"),
+        ("archived as before", "scores"),
+    ],
+)
+def test_what_is_killed_at_any_step_loses_nothing_that_stays_and_is_done_again(
+    paths: EvaluationPaths, tmp_path: Path, begins: str, keep: str
+) -> None:
+    """Archiving and pruning, before each step on the file system; after a retry, loose files beside the archive count."""
+    work = WorkPaths(paths.root.parent)
+    for name in ("specs", "outcomes", "verdicts"):
+        shutil.rmtree(paths.root / name)
+    if begins == "archived as before":
+        archive_as_before(paths)
+    elif begins != "loose":
+        archive_ended(paths, most=0)
+    if begins == "retried":
+        for name in ("scores/000-t0.json", "logs/new.log", "responses/new.frames"):
+            (paths.root / name).parent.mkdir()
+            (paths.root / name).write_bytes(b"again")
+        assert contents(paths)["scores/000-t0.json"] == b"again"
+    goes = () if keep == "all" else GOING[keep]  # type: ignore[index]
+    policy = SCORES.model_copy(update={"keep": keep})
+
+    def act() -> None:
+        if keep == "all":
+            archive_ended(paths, most=0)
+        else:
+            prune_now(work, policy, time.time(), code=None)
+
+    def stays() -> dict[str, bytes]:
+        assert list(read_events(paths.journal))
+        return {name: text for name, text in contents(paths).items() if name.partition("/")[0] not in goes}
+
+    before, whole = stays(), tmp_path / "whole"
+    shutil.copytree(paths.root, whole)
+    for step in itertools.count(1):
+        shutil.rmtree(paths.root)
+        shutil.copytree(whole, paths.root)
+        if not killed_at(step, act):
+            break
+        assert stays() == before, step
+        act()
+        assert contents(paths) == before, step
+        assert not [
+            *paths.root.glob(".*"),
+            *(paths.root / name for name in goes if (paths.root / name).exists()),
+        ]
+    assert step > 20
+
+
+def test_a_reader_finds_every_file_while_it_is_archived(paths: EvaluationPaths) -> None:
+    before = contents(paths)
+    pid = os.fork()
+    if pid == 0:
+        try:
+            archive_ended(paths, most=0)
+        finally:
+            os._exit(0)
+    while os.waitpid(pid, os.WNOHANG)[0] == 0:
+        assert contents(paths) == before
+    assert contents(paths) == before
+    assert not paths.samples.exists()
+
+
+def test_what_is_open_is_not_archived(paths: EvaluationPaths) -> None:
+    """Neither one that a coordinator has resumed, nor one that is not known to have ended."""
+    journal = Journal(paths.journal)
+    with pytest.raises(BlockingIOError):
+        archive_ended(paths, most=0)
+    journal.close()
+    remove_status(paths)
+    assert not archive_ended(paths, most=0)
+    assert not [*paths.root.glob("*.zip")]
+
+
+def test_what_is_no_regular_file_stays(paths: EvaluationPaths, tmp_path: Path) -> None:
+    """A job may leave a link, a pipe, or a name that is no text: none is followed, and none holds up the rest."""
+    odd = Path(os.fsdecode(bytes(paths.logs) + b"/\xff.log"))
+    odd.write_bytes(b"")
+    (paths.logs / "link.log").symlink_to(tmp_path / "elsewhere")
+    os.mkfifo(paths.logs / "pipe.log")
+    archive_ended(paths, most=0)
+    assert {f.name for f in paths.logs.iterdir()} == {"link.log", "pipe.log", odd.name}
+    assert "logs/link.log" not in folded.members(folded.archive_of(paths.root))
+
+
+def test_a_full_disk_costs_no_file(made: EvaluationPaths, tmp_path: Path) -> None:
+    """Archiving fails, and all files are there; with room it is done."""
+    with small_disk(tmp_path, "4m") as disk:
+        paths = EvaluationPaths(disk / made.root.name)
+        shutil.copytree(made.root, paths.root)
+        before = contents(paths)
+        filler = fill(disk)
+        with pytest.raises(OSError, match="No space left"):
+            archive_ended(paths, most=0)
+        assert contents(paths) == before
+        assert not [*paths.root.glob(".*")]
+        filler.unlink()
+        assert archive_ended(paths, most=0)
+        assert contents(paths) == before
+
+
+@pytest.mark.parametrize("at", [0.3, -10])
+def test_a_damaged_archive_is_an_error_and_costs_no_loose_file(paths: EvaluationPaths, at: float) -> None:
+    """Damaged in its members, or in the list of them."""
+    shutil.rmtree(paths.responses)  # their frames have checksums of their own
+    archive_ended(paths, most=0)
+    archive = folded.archive_of(paths.root)
+    data = bytearray(archive.read_bytes())
+    place = int(at * len(data)) if at > 0 else len(data) + int(at)
+    data[place : place + 8] = bytes(b ^ 0xFF for b in data[place : place + 8])
+    archive.write_bytes(data)
+    paths.samples.mkdir()
+    (paths.samples / "new.jsonl").write_text("new")
+    with pytest.raises(OSError, match=r"damaged.*files\.zip"):
+        contents(paths)
+    with pytest.raises(OSError, match="damaged"):
+        archive_ended(paths, most=0)
+    assert (paths.samples / "new.jsonl").read_text() == "new"
+    assert archive.read_bytes() == data
+
+
+@pytest.mark.parametrize("keep", [None, "responses"])
+def test_a_daemon_archives_what_was_left_and_prunes_by_retention_before_it_is_idle(
+    tmp_path: Path, keep: str | None
+) -> None:
+    left = leave_ended(tmp_path / "work", 2, 8, 8)[1]
+    settings = tmp_path / "evalspan.toml"
+    retention = f'[retention]\nkeep = "{keep}"\nolder_than = "1h"\n' if keep else ""
+    settings.write_text(f'work_dir = "work"\n{config_text()}{retention}[watch]\nroots = ["{tmp_path}"]\n')
+    assert count_files(left) > MOST_FILES
+    done = subprocess.run(
+        [sys.executable, "-m", "coordinator", "daemon", "--until-idle", "--config", str(settings)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert count_files(left) <= 8, (tmp_path / "work" / "cache" / "housekeeping.log").read_text()
+    there = {name.partition("/")[0] for name in contents(left)}
+    assert {"responses", "samples", "scores", "verdicts"} <= there
+    assert ("logs" in there) == (keep is None)
+
+
+def test_retention_prunes_at_most_once_a_day_whatever_starts_it(paths: EvaluationPaths) -> None:
+    """A daemon that starts anew each minute included."""
+    work, now = WorkPaths(paths.root.parent), time.time()
+    assert prune_due(work, now)
+    keep_house(Job(work_dir=str(work.root), ended=(), retention=SCORES), now)
+    assert not paths.specs.exists()
+    assert not prune_due(work, now + RETENTION_SECONDS / 2)
+    assert prune_due(work, now + RETENTION_SECONDS + 60)
