@@ -65,7 +65,8 @@ class SlurmCli:
 
     def jobs(self) -> list[JobState]:
         """Run one `squeue` for this user; the jobs whose comment has the token."""
-        return text.parse_queue(self._queue(), self.options.token)
+        argv = ["squeue", "--me", "--all", "--array", "--states=all", f"--format={text.QUEUE_FORMAT}"]
+        return text.parse_queue(self._ask(argv), self.options.token)
 
     def jobs_named(self, name: str) -> list[JobState]:
         """Run one `squeue` for this user's jobs of that name, whatever their comment."""
@@ -77,9 +78,9 @@ class SlurmCli:
 
         Where no node with GPUs can be used and some are reserved, `scontrol` says until when.
         """
-        said = self._sinfo()
-        self._limits = text.parse_limits(said)
-        self._nodes = text.parse_nodes(said, self.options)
+        rows = self._node_rows()
+        self._limits = text.max_times(rows)
+        self._nodes = text.nodes_of(rows, self.options)
         if any(n.usable and n.gpus for n in self._nodes):
             return list(self._nodes)
         return self._with_reservations(self._nodes)
@@ -158,15 +159,9 @@ class SlurmCli:
             if not waits:
                 raise RefusedError(error.words) from error
 
-    def _queue(self) -> str:
-        """All of this user's jobs, as of QUEUE_FORMAT."""
-        return self._ask(
-            ["squeue", "--me", "--all", "--array", "--states=all", f"--format={text.QUEUE_FORMAT}"]
-        )
-
-    def _sinfo(self) -> str:
-        """All nodes and partitions, as of NODE_FORMAT."""
-        return self._ask(["sinfo", "--Node", "--all", f"--Format={text.NODE_FORMAT}"])
+    def _node_rows(self) -> list[text.NodeRow]:
+        """All nodes, in each of their partitions."""
+        return text.parse_sinfo(self._ask(["sinfo", "--Node", "--all", f"--Format={text.NODE_FORMAT}"]))
 
     def _ask(self, argv: Sequence[str]) -> str:
         try:

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 from coordinator.cluster import ClusterError, JobPhase, JobState, LimitError, NodeState, RefusedError
 from coordinator.cluster.node_choice import choose, exclude
@@ -227,60 +227,119 @@ def parse_queue(text: str, token: str | None) -> list[JobState]:
             continue
         if not array.isdigit():
             raise ClusterError(f"squeue printed a job id that cannot be read: {array[:40]!r}")
-        phase = PHASES.get(state, "unknown")
         jobs.append(
-            JobState(
+            job_state(
                 job_id=array,
                 name=name,
                 index=int(index) if index.isdigit() else 0,
-                phase=phase,
-                state="OUT_OF_MEMORY" if (state, reason) == ("COMPLETING", "OutOfMemory") else state,
-                node=node or None,
-                reason="" if reason == "None" else reason,
+                state=state,
+                node=node,
+                reason=reason,
                 submitted_at=_seconds(submitted),
                 # before it has a node: Slurm's own guess
                 started_at=_seconds(started) if node or token is None else None,
-                ends_at=_seconds(ends) if phase == "running" else None,
+                ends_at=_seconds(ends),
             )
         )
     return jobs
 
 
-def parse_nodes(text: str, options: SlurmOptions) -> list[NodeState]:
-    """Parse `sinfo --Node --Format=NODE_FORMAT` with its header: nodes of the set partitions, by name.
+def job_state(*, state: str, node: str, reason: str, ends_at: float | None, **rest: Any) -> JobState:
+    """The record of one member, from Slurm's own words. `rest`: further fields of JobState."""
+    phase = PHASES.get(state, "unknown")
+    return JobState(
+        phase=phase,
+        state="OUT_OF_MEMORY" if (state, reason) == ("COMPLETING", "OutOfMemory") else state,
+        node=node or None,
+        reason="" if reason == "None" else reason,
+        ends_at=ends_at if phase == "running" else None,
+        **rest,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeRow:
+    """A node in one of its partitions, as Slurm lists it. Memory in MiB."""
+
+    name: str
+    partition: str
+    default: bool  # is the partition the site's default one?
+    up: bool  # the partition
+    max_seconds: int | None  # MaxTime of the partition; None: no limit
+    state: str  # of the node, as sinfo's StateLong
+    gpus: int
+    gpus_used: int
+    gpu_type: str
+    cpus: int
+    cpus_free: int
+    memory_mb: int
+    memory_used_mb: int
+    features: Sequence[str]  # active ones
+    reason: str
+
+
+def parse_sinfo(text: str) -> list[NodeRow]:
+    """Parse `sinfo --Node --Format=NODE_FORMAT` with its header."""
+    return [_row(fields) for fields in _records(text, len(NODE_FIELDS), "sinfo")]
+
+
+def max_times(rows: Iterable[NodeRow]) -> dict[str | None, int]:
+    """Partition -> MaxTime in seconds; None: the default one. No key: no limit."""
+    named = ((key, row) for row in rows for key in (row.partition, *([None] if row.default else [])))
+    return {key: row.max_seconds for key, row in named if row.max_seconds is not None}
+
+
+def nodes_of(listed: Iterable[NodeRow], options: SlurmOptions) -> list[NodeState]:
+    """The nodes of the set partitions, by name.
 
     A node that only the CPU partition reaches counts as one without GPUs. One that the settings exclude is not usable.
     """
-    seen: dict[str, list[NodeState]] = {}  # a row for each of a node's partitions
+    seen: dict[str, list[NodeRow]] = {}
     defaults = set()
-    for fields in _records(text, len(NODE_FIELDS), "sinfo"):
-        partition = fields[1].rstrip("*")
-        if fields[1].endswith("*"):
-            defaults.add(partition)
-        row = _node(fields, partition, options)
+    for row in listed:
         seen.setdefault(row.name, []).append(row)
+        defaults |= {row.partition} if row.default else set()
     certain = _names(options.trial_partition) or defaults
     trials = certain | _names(options.settings.borrow.best_effort)
     staging = _names(options.role("stage").partition)  # a precursor stands on its trials' node
     reachable = trials | _names(options.metric_partition) | _names(options.build_partition)
     nodes = []
     for _, rows in sorted(seen.items()):
-        mine = [row for row in rows if row.partitions[0] in reachable]
+        mine = [row for row in rows if row.partition in reachable]
         if not mine:
             continue
-        node = replace(
-            mine[0],
-            usable=any(row.usable for row in mine),
-            partitions=tuple(row.partitions[0] for row in rows),
-            best_effort=_preemptible(rows, certain, trials - certain),
+        usable = {row.partition for row in rows if _usable(row, options)}
+        names = tuple(row.partition for row in rows)
+        gpus = mine[0].gpus if trials.intersection(names) else 0
+        node = NodeState(
+            name=mine[0].name,
+            usable=not usable.isdisjoint(reachable),
+            state=mine[0].state,
+            gpus=gpus,
+            gpus_free=max(0, gpus - mine[0].gpus_used),
+            gpu_type=mine[0].gpu_type if gpus else "",
+            cpus=mine[0].cpus,
+            cpus_free=mine[0].cpus_free,
+            memory_mb=mine[0].memory_mb,
+            memory_free_mb=max(0, mine[0].memory_mb - mine[0].memory_used_mb),
+            features=tuple(mine[0].features),
+            partitions=names,
+            # reachable only through partitions that may preempt a job
+            best_effort=bool(usable & trials - certain) and not usable & certain,
+            reason=mine[0].reason,
         )
-        if not trials.intersection(node.partitions):
-            node = replace(node, gpus=0, gpus_free=0, gpu_type="")
         if staging and node.gpus and not node.best_effort and staging.isdisjoint(node.partitions):
             nodes.append(exclude(node, "[slurm.precursor] partition"))
         else:
             nodes.append(choose(node, options.settings))
     return nodes
+
+
+def _usable(row: NodeRow, options: SlurmOptions) -> bool:
+    base = row.state.lower().rstrip(BAD_MARKS + "-+")
+    good = base in USABLE_STATES or (options.settings.cluster.reservation is not None and base == "reserved")
+    bad = set(BAD_MARKS) - set(ASLEEP if options.settings.nodes.wake else "")
+    return good and row.up and not set(row.state) & bad
 
 
 def is_reserved(node: NodeState) -> bool:
@@ -338,54 +397,35 @@ def parse_reservations(text: str) -> list[Reservation]:
     return found
 
 
-def parse_limits(text: str) -> dict[str | None, int]:
-    """Partition -> MaxTime in seconds, from the same `sinfo`; None: the default one. No key: no limit."""
-    limits: dict[str | None, int] = {}
-    for fields in _records(text, len(NODE_FIELDS), "sinfo"):
-        limit = seconds_of(fields[3])
-        if limit is not None:
-            limits[fields[1].rstrip("*")] = limit
-            if fields[1].endswith("*"):
-                limits[None] = limit
-    return limits
-
-
-def _preemptible(rows: Sequence[NodeState], certain: AbstractSet[str], spare: AbstractSet[str]) -> bool:
-    """Is the node reachable only through partitions that may preempt a job?"""
-    usable = {row.partitions[0] for row in rows if row.usable}
-    return bool(usable & spare) and not usable & certain
-
-
 def _names(partitions: str | None) -> set[str]:
     return set(partitions.split(",")) if partitions else set()
 
 
-def _node(fields: list[str], partition: str, options: SlurmOptions) -> NodeState:
-    name, _, available, _, state, gres, gres_used, reason, cpus, memory, allocated, features = fields
+def _row(fields: list[str]) -> NodeRow:
+    name, partition, available, limit, state, gres, gres_used, reason, cpus, memory, allocated, features = (
+        fields
+    )
     gpus, gpu_type = parse_gres(gres)
-    used, _ = parse_gres(gres_used)
     counts = cpus.split("/")  # allocated / idle / other / total
     try:
-        idle, total = int(counts[1]), int(counts[3])
-        memory_mb, memory_used_mb = int(memory), int(allocated)
+        idle, total, memory_mb, used_mb = int(counts[1]), int(counts[3]), int(memory), int(allocated)
     except (IndexError, ValueError) as error:
         raise ClusterError(f"sinfo printed a node that cannot be read: {fields!r}") from error
-    base = state.lower().rstrip(BAD_MARKS + "-+")
-    good = base in USABLE_STATES or (options.settings.cluster.reservation is not None and base == "reserved")
-    bad = set(BAD_MARKS) - set(ASLEEP if options.settings.nodes.wake else "")
-    return NodeState(
+    return NodeRow(
         name=name,
-        usable=good and available == "up" and not set(state) & bad,
+        partition=partition.rstrip("*"),
+        default=partition.endswith("*"),
+        up=available == "up",
+        max_seconds=seconds_of(limit),
         state=state,
         gpus=gpus,
-        gpus_free=max(0, gpus - used),
+        gpus_used=parse_gres(gres_used)[0],
+        gpu_type=gpu_type,
         cpus=total,
         cpus_free=idle,
         memory_mb=memory_mb,
-        memory_free_mb=max(0, memory_mb - memory_used_mb),
-        gpu_type=gpu_type,
+        memory_used_mb=used_mb,
         features=() if features in ("", "(null)") else tuple(features.split(",")),
-        partitions=(partition,),
         reason="" if reason.lower() in ("none", "(null)", "n/a") else reason.strip(),
     )
 

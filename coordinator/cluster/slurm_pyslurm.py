@@ -1,89 +1,82 @@
-"""Slurm through pyslurm: submits, lists and cancels jobs without a process each.
+"""Slurm whose jobs and nodes are listed by pyslurm: `[cluster] api = "pyslurm"`.
 
-Rule: pyslurm runs in a process of its own (`pyslurm_process`, `pyslurm_server`), which is killed where it does not
-answer in time. Slurm's commands (SlurmCli) do what pyslurm cannot; BY_COMMANDS names it. Written
-for pyslurm 25.11.2, which needs Slurm 25.11. pyslurm is GPL-2.0: the optional extra `slurm`, never
-bundled.
+Rule: pyslurm answers queries, each in a process of its own (`pyslurm_queries`), which is killed where it does not answer in
+time. Slurm's commands submit, cancel and say the site's rules. pyslurm is GPL-2.0: the optional extra `slurm`, never bundled.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+import os
+import sys
+from typing import Any
 
-from coordinator.cluster import ClusterError, Job, RefusedError
-from coordinator.cluster.pyslurm_process import INSTALL_HINT, PyslurmProcess
-from coordinator.cluster.pyslurm_text import description, environment, nodes_text, queue_text
-from coordinator.cluster.sbatch_text import (
-    SlurmOptions,
-    batch_script,
-    sbatch_arguments,
-)
+from coordinator.base.run_command import CommandError, run_command
+from coordinator.cluster import ClusterError, JobState, RefusedError
+from coordinator.cluster import slurm_parse as text
+from coordinator.cluster.job_environment import client_environment
+from coordinator.cluster.sbatch_text import SlurmOptions
 from coordinator.cluster.slurm_cli import SlurmCli
+from coordinator.cluster.slurm_parse import NodeRow
 
-MOST_CANCELS = 100  # by RPC; pyslurm takes 12 ms for each, in turn
-BY_COMMANDS = (
-    "the check before the start (sbatch --test-only), cancelling waiting members of arrays and many jobs at once "
-    "(scancel), MaxWall and the site's rules (scontrol)"
+USE_COMMANDS = 'use [cluster] api = "cli"'
+INSTALL_HINT = (
+    "install it with `pip install 'evalspan[slurm]'` on a machine with the headers and libslurmfull.so of Slurm 25.11 "
+    f"(SLURM_INCLUDE_DIR, SLURM_LIB_DIR), or {USE_COMMANDS}"
 )
-GPUS_BY_COMMAND = (
-    ", nodes (sinfo: PrivateData hides other users' jobs and AccountingStorageTRES lacks gres/gpu, "
-    "so pyslurm shows no GPUs in use)"
-)
-
-
-def of_another_version(pyslurm: str, slurm: str) -> str:
-    """Why this pyslurm is not for this Slurm, in one line; "" where it is. `slurm`: of `sinfo --version`."""
-    words = slurm.split()
-    if len(words) > 1 and words[1].split(".")[:2] != pyslurm.split(".")[:2]:
-        return f"pyslurm {pyslurm} is built for another version than this Slurm ({words[1]}): {INSTALL_HINT}"
-    return ""
+# Slurm's words where library and controller do not understand each other, and where slurmctld ends.
+OTHER_VERSION = ("incompatible versions", "protocol version", "zero bytes")
+BY_COMMANDS = "submissions (sbatch), cancellations (scancel), the site's rules (scontrol)"
+NODES_BY_COMMAND = ", nodes (sinfo: AccountingStorageTRES lacks gres/gpu, so pyslurm shows no GPUs in use)"
 
 
 class SlurmApi(SlurmCli):
-    """The Cluster protocol by pyslurm, as this process's user. RefusedError without pyslurm."""
+    """The Cluster protocol with pyslurm's listings, as this process's user. RefusedError without a fitting pyslurm."""
 
     def __init__(self, options: SlurmOptions) -> None:
         super().__init__(options)
-        self._process = PyslurmProcess(options)
-        self._hidden = False  # GPUs in use, at the last listing
+        self._nodes_by_command = False  # at the last listing
         try:
-            self.version = self._process.start()
-            reason = of_another_version(self.version, self._ask(["sinfo", "--version"]))
+            self.version = self._query("version")["version"]
+            slurm = self._ask(["sinfo", "--version"]).split()
         except ClusterError as error:
-            reason = str(error)
-        if reason:
-            self.close()
-            raise RefusedError(reason)
+            raise RefusedError(str(error)) from error
+        if len(slurm) > 1 and slurm[1].split(".")[:2] != self.version.split(".")[:2]:
+            raise RefusedError(
+                f"pyslurm {self.version} is built for another version than this Slurm ({slurm[1]}): {INSTALL_HINT}"
+            )
 
     @property
     def by_commands(self) -> str:
         """What Slurm's commands do all the same, in words."""
-        return BY_COMMANDS + GPUS_BY_COMMAND * self._hidden
+        return BY_COMMANDS + NODES_BY_COMMAND * self._nodes_by_command
 
-    def submit(self, job: Job) -> str:
-        """Submit by one RPC. After a ClusterError, look for the job's name before a retry."""
-        fields = description(sbatch_arguments(self.within_limits(job), self.options))
-        present = self.environment_of(job)
-        fields |= {
-            "script": batch_script(job, self.options.log_mode),
-            **environment(fields.get("environment", "ALL"), present),
-        }
-        fields["environment"]["SLURM_CPUS_PER_TASK"] = fields["cpus_per_task"]  # as sbatch does
-        return str(self._process.ask("submit", fields))
+    def jobs(self) -> list[JobState]:
+        """One query; the jobs whose comment has the token."""
+        return [JobState(**row) for row in self._query("jobs", self.options.token)["found"]]
 
-    def cancel(self, job_ids: Sequence[str]) -> None:
-        """Cancel by an RPC each; by `scancel` many, members that wait, and where the RPC failed. Ignores ids that are gone."""
-        few = len(job_ids) <= MOST_CANCELS
-        super().cancel(self._process.ask("cancel", list(job_ids)) if few else job_ids)
+    def _node_rows(self) -> list[NodeRow]:
+        found = self._query("nodes")["found"]
+        self._nodes_by_command = found is None
+        if found is None:
+            return super()._node_rows()
+        return [NodeRow(**row) for row in found]
 
-    def close(self) -> None:
-        """End pyslurm's process."""
-        self._process.stop()
-
-    def _queue(self) -> str:
-        return queue_text(self._process.ask("jobs"))
-
-    def _sinfo(self) -> str:
-        found = self._process.ask("nodes")
-        self._hidden = found["used"] is None
-        return super()._sinfo() if self._hidden else nodes_text(**found)
+    def _query(self, *words: str) -> Any:
+        """The answer of one process of pyslurm; ClusterError in one line."""
+        argv = [*self.options.command_prefix, sys.executable, "-m", "coordinator.cluster.pyslurm_queries"]
+        # Slurm's library abbreviates the list of an array's waiting members, but for SLURM_BITSTR_LEN=0.
+        env = {**client_environment(os.environ, self.options.env), "SLURM_BITSTR_LEN": "0"}
+        try:
+            return json.loads(run_command([*argv, *words], seconds=self.options.timeout_seconds, env=env))
+        except CommandError as error:
+            said = f"pyslurm: {error}"
+            if error.timed_out:
+                said += "; is slurmctld up?"
+            elif "No module named 'pyslurm'" in str(error):
+                said = f"pyslurm is not installed: {INSTALL_HINT}"
+            elif text.says(str(error), OTHER_VERSION):
+                said += (
+                    f": where squeue answers, pyslurm is of another version than this Slurm; {USE_COMMANDS}"
+                )
+            raise ClusterError(said) from error

@@ -21,8 +21,6 @@ from coordinator.cluster.sbatch_text import SlurmOptions
 from coordinator.cluster.slurm_cli import SlurmCli
 from coordinator.cluster.slurm_pyslurm import SlurmApi
 
-FAKE_PYSLURM = Path(__file__).parent / "fake_pyslurm"
-
 
 @dataclass
 class Place:
@@ -44,16 +42,6 @@ def fake_place(folder: Path) -> Place:
     ]
     cluster = FakeCluster(fleet=fleet, seconds=lambda job, _: math.inf if "sleep" in job.argv[-1] else 0.0)
     return Place(cluster, folder, "n1", 2, tick=lambda: cluster.advance(1.0), real=False)
-
-
-def fake_pyslurm_place(folder: Path) -> Place:
-    """pyslurm's names and types over processes of this machine."""
-    options = slurm_options(
-        token=uuid.uuid4().hex[:8],
-        command_prefix=(str(FAKE_PYSLURM / "commands"),),
-        env={"PYTHONPATH": str(FAKE_PYSLURM), "FAKE_SLURM": str(folder / "jobs")},
-    )
-    return Place(SlurmApi(options), folder, NODE, 2)
 
 
 def slurm_place(make: Callable[[SlurmOptions], Cluster], real: Site, env: Mapping[str, str]) -> Place:
@@ -86,7 +74,6 @@ def pyslurm_place(request: pytest.FixtureRequest) -> Place:
     params=[
         "local",
         "fake",
-        "fake pyslurm",
         pytest.param("slurm", marks=pytest.mark.slurm),
         pytest.param("pyslurm", marks=pytest.mark.slurm),
     ]
@@ -101,9 +88,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
     if request.param == "slurm":
         yield slurm_place(SlurmCli, request.getfixturevalue("slurm_site"), {})
         return
-    place = pyslurm_place(request) if request.param == "pyslurm" else fake_pyslurm_place(tmp_path)
-    yield place
-    place.cluster.close()  # type: ignore[attr-defined]
+    yield pyslurm_place(request)
 
 
 def job(place: Place, script: str, **more: object) -> Job:
@@ -270,40 +255,6 @@ def test_a_check_submits_nothing(place: Place) -> None:
     work = job(place, "true", gpus=1)
     place.cluster.check(work)
     assert not [s for s in place.cluster.jobs() if s.name == work.name]
-
-
-WORDS, NUMBER = (str, type(None)), (int, type(None))
-TYPES = {
-    "jobs": {
-        "allocated_nodes": WORDS, "array_id": NUMBER, "array_task_id": NUMBER, "array_tasks_waiting": WORDS,
-        "comment": WORDS, "end_time": NUMBER, "id": int, "name": WORDS, "start_time": NUMBER, "state": str,
-        "state_reason": WORDS, "submit_time": int,
-    },
-    "nodes": {
-        "active_features": list, "allocated_cpus": int, "allocated_memory": int, "available_features": list,
-        "configured_gres": dict, "idle_cpus": int, "name": str, "partitions": list, "real_memory": int,
-        "reason": WORDS, "state": str, "total_cpus": int,
-    },
-    "partitions": {"is_default": bool, "max_time": (int, str), "name": str, "state": str},
-}  # fmt: skip
-
-
-def test_the_fake_pyslurm_lists_in_the_types_of_the_real_one(place: Place) -> None:
-    if not isinstance(place.cluster, SlurmApi):
-        pytest.skip("of pyslurm alone")
-    work = job(place, "sleep 600", count=3, gpus=1, node=place.node)
-    job_id = place.cluster.submit(work)
-    wait(place, work.name, lambda s: sum(x.phase == "running" for x in s) == 2)
-    found = place.cluster._process.ask("nodes")
-    for kind, rows in {**found, "jobs": place.cluster._process.ask("jobs")}.items():
-        if kind == "used":
-            assert rows == {place.node: 2}
-            continue
-        for row in rows:
-            assert row.keys() == TYPES[kind].keys()
-            assert [name for name, value in row.items() if not isinstance(value, TYPES[kind][name])] == []
-    place.cluster.cancel([job_id])
-    wait(place, work.name, ended)
 
 
 @pytest.mark.slurm

@@ -1,0 +1,151 @@
+"""One query of Slurm by pyslurm: prints the records that `slurm_parse` reads from squeue and sinfo, as JSON.
+
+Rule: a process of its own, and the only importer of pyslurm. Slurm's library ends its process where it finds no slurm.conf,
+and holds Python's lock while it waits for slurmctld. Started by `slurm_pyslurm`. Written for pyslurm 25.11.2.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import re
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict
+from typing import Any
+
+from coordinator.cluster import JobState
+from coordinator.cluster.sbatch_text import is_ours
+from coordinator.cluster.slurm_parse import NodeRow, job_state
+
+GPU = "gres/gpu"
+
+
+def jobs(pyslurm: Any, token: str) -> Iterable[JobState]:
+    """This user's jobs whose comment has `token`: each member of an array, as of `parse_queue`."""
+    for job in pyslurm.Jobs.load().values():
+        if job.user_id != os.getuid() or not is_ours(_comment(job), token):
+            continue
+        for member in members(job.array_task_id, job.array_tasks_waiting):
+            yield job_state(
+                job_id=str(job.array_id or job.id),
+                name=job.name or "",
+                index=member,
+                state=job.state,
+                node=job.allocated_nodes or "",
+                reason=job.state_reason or "",
+                submitted_at=job.submit_time,
+                started_at=job.start_time if job.allocated_nodes else None,
+                ends_at=job.end_time,
+            )
+
+
+def _comment(job: Any) -> str:
+    try:
+        return job.comment or ""
+    except UnicodeDecodeError:  # evalspan's are UTF-8
+        return ""
+
+
+def members(number: int | None, waiting: str | None) -> list[int]:
+    """An array's members in one of pyslurm's jobs: all that wait are one. [0] where it is no array.
+
+    pyslurm gives None for the number 0, so a started job without a number is member 0.
+    """
+    if not waiting or number is not None:
+        return [number or 0]
+    found: list[int] = []
+    for first, last, step in re.findall(r"(\d+)(?:-(\d+)(?::(\d+))?)?", waiting):
+        found += range(int(first), int(last or first) + 1, int(step or 1))
+    return found
+
+
+def nodes(pyslurm: Any) -> Iterable[NodeRow] | None:
+    """Each node in each of its partitions, as of `parse_sinfo`. None: Slurm does not account GPUs, so those in use are unknown."""
+    if GPU not in pyslurm.slurmctld.Config.load().accounting_storage_tres:
+        return None
+    partitions = {part.name: part for part in pyslurm.Partitions.load().values()}
+    return [
+        NodeRow(
+            name=node.name,
+            partition=part.name,
+            default=part.is_default,
+            up=part.state == "UP",
+            max_seconds=part.max_time * 60 if isinstance(part.max_time, int) else None,
+            state=state_long(node.state),
+            gpus=sum(n for kind, n in node.configured_gres.items() if kind.split(":")[0] == "gpu"),
+            gpus_used=int(node.allocated_tres.get(GPU, 0)),
+            gpu_type="+".join(kind[4:] for kind in node.configured_gres if kind.startswith("gpu:")),
+            cpus=node.total_cpus,
+            cpus_free=node.idle_cpus,
+            memory_mb=node.real_memory or 0,
+            memory_used_mb=node.allocated_memory,
+            features=tuple(node.active_features),
+            reason=node.reason or "",
+        )
+        for node in pyslurm.Nodes.load().values()
+        for part in map(partitions.get, node.partitions)
+        if part is not None
+    ]
+
+
+# Flags behind a node's state, and the mark that `sinfo` puts there; the first one counts.
+_MARKS = {
+    "MAINTENANCE": "$",
+    "REBOOT_ISSUED": "^",
+    "REBOOT_REQUESTED": "@",
+    "POWERING_UP": "#",
+    "POWERING_DOWN": "%",
+    "POWERED_DOWN": "~",
+    "POWER_DOWN": "!",
+    "NOT_RESPONDING": "*",
+}
+
+
+def state_long(state: str) -> str:
+    """The state as `sinfo` has it, from one as pyslurm has it: "IDLE+DRAIN" -> "drained".
+
+    Source: node_state_string of Slurm.
+    """
+    base, *flags = state.upper().split("+")
+    mark = next((mark for flag, mark in _MARKS.items() if flag in flags), "")
+    busy = base in ("ALLOCATED", "MIXED")
+    ending = busy or "COMPLETING" in flags
+    silent = "*" * ("NOT_RESPONDING" in flags)
+    quiet = next((flag for flag in ("RESERVED", "BLOCKED", "PLANNED") if flag in flags), "")
+    words = (
+        ("INVALID_REG" in flags, "inval"),
+        (mark == "$" and not (busy or base == "DOWN" or "DRAIN" in flags), f"maint{silent}"),
+        (mark == "^" and not busy, "reboot^"),
+        (mark == "@" and not busy, f"reboot{silent}"),
+        ("DRAIN" in flags, f"{'draining' if ending else 'drained'}{mark}"),
+        ("FAIL" in flags, f"{'failing' if ending else 'fail'}{silent}"),
+        ("COMPLETING" in flags and base not in ("ALLOCATED", "DOWN"), f"completing{mark}"),
+        (base == "IDLE" and bool(quiet) and not mark, quiet.lower()),
+    )
+    return next((word for holds, word in words if holds), base.lower() + mark)
+
+
+QUERIES: Mapping[str, Callable[..., Iterable[Any] | None]] = {
+    "jobs": jobs,
+    "nodes": nodes,
+    "version": lambda _: None,
+}
+
+
+def main(query: str, *arguments: str) -> None:
+    """Print {"version": pyslurm's, "found": records}; an error of Slurm is the last line of standard error."""
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="ascii")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # the library's own words are no answer
+    pyslurm = importlib.import_module("pyslurm")
+    try:
+        found = QUERIES[query](pyslurm, *arguments)
+        rows = None if found is None else [asdict(record) for record in found]
+    except pyslurm.PyslurmError as error:
+        sys.exit(str(error))
+    print(json.dumps({"version": pyslurm.__version__, "found": rows}), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
