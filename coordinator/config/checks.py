@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Mapping
 from typing import Any
 
 GPU_REQUEST = "--gres=gpu:{n}"  # arguments that ask for a job's GPUs, unless the settings have others
@@ -77,6 +78,42 @@ def check_hostlist(text: str) -> str:
                     f'Slurm hostlists with ranges such as "gpu[01-04,7]" (no hostlist: {text!r})'
                 )
     return text
+
+
+_LOGS, _FOUND = "evalspan reads its jobs' logs", "evalspan finds its jobs by it"
+RESERVED: Mapping[str, tuple[str, str]] = {
+    "array": ("a", "evalspan numbers the members of its jobs"),
+    "clusters": ("M", "the variable SLURM_CLUSTERS names the cluster"),
+    "comment": ("", _FOUND),
+    "error": ("e", _LOGS),
+    "exclude": ("x", "[nodes] exclude names such nodes"),
+    "export": ("", "[cluster] export and [trial] env give jobs variables"),
+    "export-file": ("", "[cluster] export and [trial] env give jobs variables"),
+    "help": ("h", "nothing would be submitted"),
+    "job-name": ("J", _FOUND),
+    "nodefile": ("F", "[nodes] include names such nodes"),
+    "nodelist": ("w", "[nodes] include names such nodes"),
+    "output": ("o", _LOGS),
+    "partition": ("p", "[cluster] partition names it"),
+    "requeue": ("", "evalspan repeats a lost job itself"),
+    "test-only": ("", "nothing would be submitted"),
+    "usage": ("", "nothing would be submitted"),
+    "version": ("V", "nothing would be submitted"),
+    "wait": ("W", "sbatch would end with the job"),
+    "wrap": ("", "the script is evalspan's"),
+}
+"""Options of sbatch that no setting may add, with their letters, and why."""
+
+
+def check_extra_args(words: tuple[str, ...]) -> tuple[str, ...]:
+    """Return `words`; ValueError for an option in RESERVED, also one that is abbreviated as sbatch allows."""
+    for word in words:
+        name = word.removeprefix("--").partition("=")[0] if word.startswith("--") else ""
+        letter = re.match(r"-[HIQksuvO]*([^-HIQksuvO])", word)  # behind letters that take no value
+        for option, (short, why) in RESERVED.items():
+            if (name and option.startswith(name)) or (letter and letter[1] == short):
+                raise ValueError(f"options of sbatch but for --{option} ({why})")
+    return words
 
 
 def check_gpu_request(template: str) -> str:

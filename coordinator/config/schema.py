@@ -23,6 +23,7 @@ from coordinator.config.checks import (
     check_address,
     check_age,
     check_conversion,
+    check_extra_args,
     check_gpu_request,
     check_hostlist,
     check_model_args,
@@ -36,6 +37,7 @@ Positive = Annotated[int, Field(ge=1)]
 Count = Annotated[int, Field(ge=0)]
 TimeLimit = Annotated[str, AfterValidator(check_time)]
 HostLists = Annotated[tuple[str, ...], AfterValidator(lambda texts: tuple(map(check_hostlist, texts)))]
+SbatchOptions = Annotated[tuple[str, ...], AfterValidator(check_extra_args)]
 # A folder or file; `load` resolves `~` and paths relative to the file that names it.
 Place = Annotated[Path, PlainSerializer(str)]
 
@@ -51,7 +53,7 @@ class ClusterConfig(Record):
     qos: str | None = None
     nice: Count | None = None  # users can only lower their priority
     reservation: str | None = None
-    extra_args: tuple[str, ...] = ()
+    extra_args: SbatchOptions = ()
     export: tuple[str, ...] = ()  # further variables that jobs get, "*" for any characters
     poll_seconds: Annotated[float, Field(ge=1)] = 10.0
     slots: Positive | None = None  # local: trials at once; None: one per GPU, or two CPU slots
@@ -63,7 +65,7 @@ class RoleConfig(Record):
     partition: str | None = None
     account: str | None = None
     qos: str | None = None
-    extra_args: tuple[str, ...] = ()
+    extra_args: SbatchOptions = ()
 
 
 class SlurmConfig(Record):

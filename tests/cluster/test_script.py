@@ -21,6 +21,7 @@ from coordinator.cluster.sbatch_text import (
     quote,
     sbatch_arguments,
 )
+from coordinator.config.checks import RESERVED, check_extra_args
 
 # Any bytes but NUL, as Python holds file names; the odd ones often.
 WORDS = st.one_of(
@@ -100,7 +101,7 @@ def test_the_arguments_say_all_that_a_job_needs() -> None:
         nice=5,
         reservation="r",
         token="t",  # noqa: S106
-        extra_args=("-x",),
+        extra_args=("--x",),
     )
     arguments = sbatch_arguments(job, options)
     for wanted in (
@@ -123,7 +124,7 @@ def test_the_arguments_say_all_that_a_job_needs() -> None:
         "--reservation=r",
     ):
         assert wanted in arguments
-    assert arguments[-1] == "-x"
+    assert arguments[-1] == "--x"
 
 
 def test_cpu_work_goes_to_the_cpu_partition_unless_it_is_a_nodes_own() -> None:
@@ -217,3 +218,30 @@ def test_a_submission_carries_variables_that_are_named_and_no_secret_but_slurms_
     assert carried("SITE_*", "WANDB_API_KEY", "MINE") == {**plain, **own, "WANDB_API_KEY": "s"}
     assert carried("SITE_*", given=("MINE", "HF_TOKEN")) == {**plain, **own, "MINE": "s", "HF_TOKEN": "s"}
     assert "unset SLURM_JWT" in batch_script(Job(name="a", argv=("true",), log="/l"))
+
+
+@pytest.mark.parametrize("option", RESERVED)
+def test_an_option_that_the_coordinator_needs_is_no_extra_argument(option: str) -> None:
+    """In each form of sbatch: with a comment of another, all jobs of an evaluation would be lost from its listing."""
+    letter, _ = RESERVED[option]
+    short = [[f"-{letter}x"], [f"-{letter}", "x"], [f"-Hs{letter}"]] if letter else []
+    for words in (
+        [f"--{option}=x"],
+        [f"--{option}", "x"],
+        [f"--{option[:-1]}=x"],
+        ["--exclusive", f"--{option}"],
+        *short,
+    ):
+        with pytest.raises(ValueError, match="options of sbatch but for --"):
+            check_extra_args(tuple(words))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        (), ("--exclusive",), ("--constraint=a100&ib",), ("-C", "a100"), ("--nice=7",), ("--time=1:00:00", "-t60"),
+        ("--begin=now+1hour",), ("--mem=0", "--hint=nomultithread"), ("--account=a", "-Ab", "-qhigh"), ("--wait-all-nodes=1",),
+    ],
+)  # fmt: skip
+def test_other_options_of_sbatch_are_the_sites_own(words: tuple[str, ...]) -> None:
+    assert check_extra_args(words) == words
