@@ -53,9 +53,7 @@ WORK_DIR = Annotated[
     ),
 ]
 JSON = Annotated[bool, typer.Option("--json", help="Print JSON (versioned) instead of tables.")]
-VERBOSE = Annotated[
-    bool, typer.Option("--verbose", "-v", help="All of the accounting: by stage and GPU, other schedulers.")
-]
+VERBOSE = Annotated[bool, typer.Option("--verbose", "-v", help="All of the accounting: by stage and GPU.")]
 HTML = Annotated[
     Path | None,
     typer.Option("--html", help="Write a page to look at in a browser: one file, which loads nothing."),

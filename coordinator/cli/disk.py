@@ -186,12 +186,10 @@ def _disk_json(found: WorkFolder) -> dict[str, Any]:
 
 def _table(title: str, rows: Iterable[tuple[str, Size]]) -> None:
     from coordinator.report.render import size as of_bytes
-    from coordinator.report.scores import plain_table
+    from coordinator.report.tables import Sheet
 
-    table = plain_table()
-    table.add_column(title, overflow="fold")
-    table.add_column("size", justify="right", no_wrap=True)
-    table.add_column("files", justify="right", no_wrap=True)
+    sheet = Sheet("", title, "size", "files")
     for name, size in rows:
-        table.add_row(name, of_bytes(size.bytes), str(size.files))
-    stdout().print(table)
+        sheet.add(name, of_bytes(size.bytes), str(size.files))
+    stdout().print(sheet)
+    say("")

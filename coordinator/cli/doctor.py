@@ -50,32 +50,17 @@ def doctor(
 
 
 def show(made: Checkup, work_dir: Path) -> None:
-    """Print the findings, as a table or (on a narrow terminal) as lines, then a summary."""
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
+    """Print the findings, then a summary."""
+    from coordinator.report.tables import Parts, Sheet
 
-    from coordinator.report.render import NARROW
-
-    if stdout().width < NARROW:
-        for finding in made.findings:
-            line = Text.assemble(
-                (finding.status, STYLES[finding.status]), f" {finding.what}: {finding.found}"
-            )
-            stdout().print(line, soft_wrap=False, overflow="fold")
-            if finding.todo:
-                stdout().print(Text(f"-> {finding.todo}", style=STYLES[finding.status]), overflow="fold")
-        _show_end(made, work_dir)
-        return
-    table = Table("", "what", "found, and what to do", box=box.SIMPLE)
-    for finding in made.findings:
-        found = Text(finding.found)
-        if finding.todo:
-            found.append(f"\n-> {finding.todo}", style=STYLES[finding.status])
-        found.overflow = "fold"  # a path is never cut
-        what = Text(finding.what, overflow="fold")  # nor is a node's name
-        table.add_row(Text(finding.status, style=STYLES[finding.status]), what, found)
-    stdout().print(table)
+    sheet = Sheet("", "what", "", "found, and what to do")
+    for one in made.findings:
+        style = "" if one.status == "ok" else STYLES[one.status]
+        sheet.add(
+            one.what, one.status, Parts(one.found, one.todo and f"-> {one.todo}", apart=True), style=style
+        )
+    stdout().print(sheet)
+    stdout().print()
     _show_end(made, work_dir)
 
 

@@ -111,7 +111,8 @@ def plan(
     stdout().print(
         f"planned makespan {makespan:.1f} s, lower bound {bound:.1f} s, ratio {makespan / bound:.4f}"
     )
-    stdout().print(lane_table(made["lanes"]))
+    for part in ("", lane_table(made["lanes"]), ""):
+        stdout().print(part)
     say(more["sentence"])
 
 

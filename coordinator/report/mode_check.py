@@ -14,7 +14,7 @@ from typing import Any
 from rich.console import Console
 
 from coordinator.report.learning_curves import scores_of
-from coordinator.report.scores import plain_table
+from coordinator.report.tables import Sheet
 from evaljobs.contract.folded import files_in, open_file
 from evaljobs.contract.paths import EvaluationPaths, slug
 from evaljobs.contract.specs import Record
@@ -117,31 +117,17 @@ def _lines(paths: EvaluationPaths, task: str) -> Iterator[Mapping[str, Any]]:
 
 def show(console: Console, made: ModeCheck) -> None:
     """A row per task, then a row per score."""
-    table = plain_table("fast against exact")
-    table.add_column("task", overflow="fold")
-    for head in ("documents", "worst", "mean", "argmax", "metrics", "answers"):
-        table.add_column(head, justify="right", no_wrap=True)
+    table = Sheet("fast against exact", "task", "documents", "worst", "mean", "argmax", "metrics", "answers")
     for one in made.tasks:
-        table.add_row(
-            one.task,
-            str(one.documents),
-            *("-" if x is None else f"{x:.1e}" for x in (one.worst, one.mean)),
-            *("-" if x is None else str(x) for x in (one.argmax, one.metrics, one.answers)),
-        )
-    console.print(table)
-    console.print(
-        "worst, mean: absolute difference of a log-likelihood; argmax, metrics, answers: documents that differ",
-        highlight=False,
-    )
-    scores = plain_table()
-    scores.add_column("score", overflow="fold")
-    for head in ("exact", "fast", "difference"):
-        scores.add_column(head, justify="right", no_wrap=True)
+        differences = ("-" if x is None else f"{x:.1e}" for x in (one.worst, one.mean))
+        others = ("-" if x is None else str(x) for x in (one.argmax, one.metrics, one.answers))
+        table.add(one.task, str(one.documents), *differences, *others)
+    scores = Sheet("", "score", "exact", "fast", "difference")
     for score in made.scores:
-        both = None not in (score.exact, score.fast)
-        change = f"{(score.fast or 0) - (score.exact or 0):+.4f}" if both else "-"
+        both = score.exact is not None and score.fast is not None
         values = ("-" if x is None else f"{x:.4f}" for x in (score.exact, score.fast))
-        scores.add_row(score.name, *values, change)
-    console.print(scores)
-    for mode, evaluation in made.evaluations.items():
-        console.print(f"{mode}: {evaluation}", highlight=False, markup=False)
+        scores.add(score.name, *values, f"{(score.fast or 0) - (score.exact or 0):+.4f}" if both else "-")
+    said = "worst, mean: absolute difference of a log-likelihood; argmax, metrics, answers: documents that differ"
+    ids = (f"{mode}: {evaluation}" for mode, evaluation in made.evaluations.items())
+    for part in (table, said, "", scores, "", *ids):
+        console.print(part, highlight=False, markup=False)

@@ -6,28 +6,26 @@ so that they are on the screen; only failures, on which a person must act, follo
 
 from __future__ import annotations
 
-import re
-import textwrap
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from rich import box
-from rich.console import Console, RenderableType
-from rich.table import Table
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.measure import Measurement
 from rich.text import Text
 
 from coordinator.base.words import first_of
 from coordinator.cluster.slurm_reasons import in_words
 from coordinator.report.gpu_use import DRAINED, GpuUse
 from coordinator.report.judge_cost import JudgeTask, JudgeUse
+from coordinator.report.learning_curves import scores_of
 from coordinator.report.measurements import Report
-from coordinator.report.scores import fits, plain_table, score_table
+from coordinator.report.tables import Parts, Sheet
 from coordinator.report.tokens import TokenUse
 from evaljobs.contract.names import Cut
 
 CANCELLED = "cancelled: "  # begins the error of a task that a cancellation has ended
-NARROW = 72  # columns below which the summary leaves out its notes
 LANES = 64  # lanes that are drawn
+LANE_WIDTH = 100  # columns of the widest lane
 
 
 def seconds(value: float | None) -> str:
@@ -68,116 +66,146 @@ def count(value: float) -> str:
     return f"{value:.3g} G"
 
 
-def summary(report: Report, gpu_hour_price: float | None = None, *, notes: bool = True) -> Table:
-    """Makespan, bound, stages, GPU seconds and cost, a line each; without `notes` the figures alone."""
-    table = Table(show_header=False, box=box.SIMPLE)
-    table.add_column(no_wrap=True)
-    table.add_column(justify="right", no_wrap=True)
-    if notes:
-        table.add_column(overflow="fold")  # a node's name is never cut
-    for name, figure, note in _summary(report, gpu_hour_price):
-        style = "bold" if name == "makespan" else ""
-        table.add_row(name, figure, *([note] if notes else []), style=style)
-    return table
+def summary(report: Report, gpu_hour_price: float | None = None, *, verbose: bool = False) -> Sheet:
+    """Makespan, GPU seconds and cost, a row each; `verbose`: each stage, too, and the tokens."""
+    sheet = Sheet("", "", "", "")
+    for name, figure, *notes in _summary(report, gpu_hour_price, verbose=verbose):
+        sheet.add(name, figure, Parts(*notes), style="bold" if name == "makespan" else "")
+    return sheet
 
 
-def _summary(report: Report, gpu_hour_price: float | None) -> Iterator[tuple[str, str, str]]:
+def _summary(report: Report, gpu_hour_price: float | None, *, verbose: bool) -> Iterator[tuple[str, ...]]:
+    """Name, figure and notes of each row."""
+    running = "so far" if report.status == "running" else ""
+    yield "makespan", seconds(report.makespan_seconds), running, _ratio(report), *absence(report)
+    policy = "" if report.plan_policy == "evalspan" else f"planned by {report.plan_policy}"
+    if report.predicted_makespan_seconds is not None:
+        yield (
+            "predicted",
+            seconds(report.predicted_makespan_seconds),
+            "from the plan on, by the prior",
+            policy,
+        )
+    yield from _stages(report) if verbose else [("stages", "", *_stages_in_brief(report))]
+    busy = f"{100 * report.gpu_busy_fraction:.0f} % inference" if report.gpu_busy_fraction is not None else ""
+    yield f"{_held(report)} time", seconds(report.gpu_seconds), busy
+    if report.judge is not None:
+        yield from _judge(report.judge, verbose=verbose)
+    if gpu_hour_price is not None:
+        yield "cost", f"{report.gpu_seconds / 3600 * gpu_hour_price:.4f}", f"at {gpu_hour_price:g} a GPU hour"
+
+
+def _stages_in_brief(report: Report) -> list[str]:
     stages = report.stages
-    ratio = _ratio(report)
-    yield "makespan", seconds(report.makespan_seconds), "; ".join(filter(None, (ratio, *absence(report))))
-    policy = "" if report.plan_policy == "evalspan" else f", planned by {report.plan_policy}"
-    yield "  predicted", seconds(report.predicted_makespan_seconds), f"from the plan on, by the prior{policy}"
+    known = {
+        "requests": stages.build,
+        "staging": stages.staging,
+        "queue": stages.queue_wait,
+        "import + load": stages.load,
+        "inference": stages.inference,
+        "scores after it": stages.metric_tail,
+    }
+    taken = [f"{name} {seconds(its)}" for name, its in known.items() if its is not None]
+    return [*taken, "they overlap"] if len(taken) > 1 else taken
+
+
+def _stages(report: Report) -> Iterator[tuple[str, ...]]:
+    """A row for each stage, with what it read and waited for."""
+    stages = report.stages
     yield "build requests", seconds(stages.build), "" if stages.build is not None else "reused"
-    rungs = ", ".join(f"{n}: {r}" for n, r in list(report.nodes.items())[:4]) + (
-        " ..." if len(report.nodes) > 4 else ""
-    )
-    read = f"{size(report.storage_bytes)} read from storage; {rungs}" if report.nodes else ""
-    yield "staging", seconds(stages.staging), read
+    rungs = [f"{node}: {rung}" for node, rung in report.nodes.items()]
+    read = f"{size(report.storage_bytes)} read from storage" if rungs else ""
+    yield "staging", seconds(stages.staging), read, first_of(rungs, 4)
     if report.staged_ahead:
-        waited = ", ".join(f"{n}: {seconds(s)}" for n, s in list(report.staged_ahead.items())[:4])
-        more = " ..." if len(report.staged_ahead) > 4 else ""
-        yield "  ahead", "", f"staged before GPUs came free, {waited}{more}"
-    why = in_words(stages.waited_for)
-    yield "queue wait", seconds(stages.queue_wait), "longest of the trials" + (f": {why}" if why else "")
-    parts = (stages.load_import, stages.load_weights, stages.load_warm_up)
-    split = "import {}, load {}, warm-up {}".format(*map(seconds, parts))
-    yield "import + load", seconds(stages.load), f"mean of the trials: {split}" if stages.load else ""
+        waited = [f"{node}: {seconds(its)}" for node, its in report.staged_ahead.items()]
+        yield "  ahead", "", "staged before GPUs came free", first_of(waited, 4)
+    yield "queue wait", seconds(stages.queue_wait), "longest of the trials", in_words(stages.waited_for)
+    parts = {"import": stages.load_import, "load": stages.load_weights, "warm-up": stages.load_warm_up}
+    split = [f"{name} {seconds(its)}" for name, its in parts.items()]
+    yield "import + load", seconds(stages.load), *(["mean of the trials", *split] if stages.load else [])
     yield "inference", seconds(stages.inference), f"{len(report.shards)} shards"
     if report.tokens is not None:
         yield from _tokens(report.tokens)
     yield "metric", seconds(stages.metric), "CPU seconds of execute and score jobs"
     yield "  tail", seconds(stages.metric_tail), "after the last response"
-    busy = f"{100 * report.gpu_busy_fraction:.0f} % inference" if report.gpu_busy_fraction is not None else ""
-    yield f"{_held(report)} seconds", seconds(report.gpu_seconds), busy
-    if report.judge is not None:
-        yield from _judge(report.judge)
-    if gpu_hour_price is not None:
-        yield "cost", f"{report.gpu_seconds / 3600 * gpu_hour_price:.4f}", f"at {gpu_hour_price:g} a GPU hour"
 
 
-def _tokens(tokens: TokenUse) -> Iterator[tuple[str, str, str]]:
+def _tokens(tokens: TokenUse) -> Iterator[tuple[str, ...]]:
     """What a GPU second bought."""
-    asked = f"{count(tokens.asked)} asked, {100 * abs(tokens.shared):.0f} % "
-    asked += "more by padding" if tokens.shared < 0 else "saved by sharing"
-    rate = f"; {count(tokens.per_second)} a second of inference" if tokens.per_second else ""
-    yield "  input tokens", count(tokens.computed), asked + rate
+    share = (
+        f"{100 * abs(tokens.shared):.0f} % {'more by padding' if tokens.shared < 0 else 'saved by sharing'}"
+    )
+    rate = f"{count(tokens.per_second)} a second of inference" if tokens.per_second else ""
+    yield "  input tokens", count(tokens.computed), f"{count(tokens.asked)} asked", share, rate
     if tokens.generated:
         yield "  new tokens", count(tokens.generated), "generated, with the padding behind shorter answers"
     yield "  tokenising", seconds(tokens.tokenise_seconds), "of the inference"
 
 
-def _judge(judge: JudgeUse) -> Iterator[tuple[str, str, str]]:
-    """What the judge cost, in total and by task."""
+def _judge(judge: JudgeUse, *, verbose: bool) -> Iterator[tuple[str, ...]]:
+    """What the judge cost, in total and (`verbose`) by task."""
     most = f" of at most {judge.max_cost:g}" if judge.max_cost is not None else ""
-    yield "judge", f"{judge.cost:.4f}" if judge.priced else "-", f"by {judge.model}{most}"
-    for name, task in judge.tasks.items():
-        yield (
-            f"  {name}",
-            f"{task.cost:.4f}" if judge.priced else "-",
-            ", ".join(filter(None, _judgements([task]))),
-        )
+    by = f"by {judge.model}{most}"
+    yield "judge", f"{judge.cost:.4f}" if judge.priced else "-", by, *_judgements(judge.tasks.values())
+    for name, task in judge.tasks.items() if verbose else ():
+        yield f"  {name}", f"{task.cost:.4f}" if judge.priced else "-", *_judgements([task])
 
 
 def _judgements(tasks: Collection[JudgeTask]) -> Iterator[str]:
     """Judgements and tokens of these tasks together."""
     yield f"{sum(t.judgements for t in tasks)} judgements"
-    for count, what in (
+    for number, what in (
         (sum(t.reused for t in tasks), "paid for elsewhere"),
         (sum(t.missing for t in tasks), "could not be had"),
     ):
-        yield f"{count} {what}" if count else ""
+        yield f"{number} {what}" if number else ""
     yield f"{sum(t.prompt_tokens for t in tasks)} + {sum(t.completion_tokens for t in tasks)} tokens"
 
 
-def gpu_table(report: Report) -> Table:
+def gpu_table(report: Report) -> Sheet:
     """A row per trial: seconds that its GPUs were held, by cause, and how it ended where one did not end by itself."""
-    table = plain_table(f"{_held(report)}s by cause")
-    table.add_column("trial", overflow="fold")
-    for name in ("held", "infer", "import", "load", "warm", "dump", "wait", "other", "shards"):
-        table.add_column(name, justify="right", no_wrap=True)
-    ends = any(_end(g) for g in report.gpus)
-    if ends:
-        table.add_column("ended", no_wrap=True)
+    names = ("held", "infer", "import", "load", "warm", "dump", "wait", "other", "shards", "ended")
+    sheet = Sheet(f"{_held(report)}s by cause", "trial", *names)
     for g in report.gpus:
         parts = (g.held, g.infer, g.imports, g.load, g.warm, g.dump, g.wait, g.other)
-        table.add_row(_lane_name(g), *(f"{p:.1f}" for p in parts), str(g.shards), *[_end(g)] * ends)
-    return table
+        sheet.add(_lane_name(g), *(f"{p:.1f}" for p in parts), str(g.shards), _end(g))
+    return sheet
 
 
-def gantt(report: Report, width: int) -> Text:
-    """A line per trial: `.` import and load, `#` inference, blank idle."""
-    if not report.gpus:
-        return Text("")
-    begin = min(g.started_at for g in report.gpus)
-    span = max(max(g.started_at + g.held for g in report.gpus) - begin, 1e-9)
-    text = Text(f"\nLanes over {seconds(span)}: # inference, . import and load\n", style="bold")
-    longest = max(len(_lane_name(g)) for g in report.gpus[:LANES])
-    for g in report.gpus[:LANES]:
-        lane = _lane(report, g, begin, span, max(10, width - longest - 4))
-        text.append(f"{_lane_name(g):>{longest}} |{lane}|\n", style="default")
+class Lane:
+    """A trial over time, as wide as its column: `.` import and load, `#` inference, blank idle."""
+
+    def __init__(self, spans: Sequence[tuple[float, float, str]], whole: float) -> None:
+        self._spans, self._whole = spans, whole
+
+    def __rich_console__(self, _console: Console, options: ConsoleOptions) -> Iterator[Text]:
+        width = min(options.max_width, LANE_WIDTH)
+        cells = [" "] * width
+        for start, length, mark in self._spans:
+            first, last = (int(at / self._whole * width) for at in (start, start + length))
+            for i in range(max(first, 0), min(last + 1, width)):
+                cells[i] = mark
+        yield Text("".join(cells))
+
+    def __rich_measure__(self, _console: Console, _options: ConsoleOptions) -> Measurement:
+        return Measurement(10, LANE_WIDTH)
+
+
+def gantt(report: Report) -> Sheet:
+    """A lane for each trial."""
+    begin = min((g.started_at for g in report.gpus), default=0.0)
+    whole = max([1e-9, *(g.started_at + g.held - begin for g in report.gpus)])
+    title = f"Lanes over {seconds(whole)}: # inference, . import and load"
     if len(report.gpus) > LANES:
-        text.append(f"... and {len(report.gpus) - LANES} more\n")
-    return text
+        title += f"; {len(report.gpus) - LANES} more trials are not drawn"
+    sheet = Sheet(title, "", "")
+    for g in report.gpus[:LANES]:
+        shards = [s for s in report.shards if s.trial == g.trial]
+        first = min((s.started_at - g.started_at for s in shards), default=g.held)
+        before = (g.started_at - begin, min(first, g.imports + g.load + g.warm + g.other), ".")
+        spans = [before, *((s.started_at - begin, s.seconds, "#") for s in shards)]
+        sheet.add(_lane_name(g), Lane(spans, whole))
+    return sheet
 
 
 def _held(report: Report) -> str:
@@ -192,31 +220,6 @@ def _end(gpu: GpuUse) -> str:
 
 def _lane_name(gpu: GpuUse) -> str:
     return gpu.trial.split("-", 3)[-1]
-
-
-def _lane(report: Report, gpu: GpuUse, begin: float, span: float, width: int) -> str:
-    cells = [" "] * width
-
-    def paint(start: float, length: float, mark: str) -> None:
-        first = int((start - begin) / span * width)
-        last = int((start + length - begin) / span * width)
-        for i in range(max(first, 0), min(last + 1, width)):
-            cells[i] = mark
-
-    shards = [s for s in report.shards if s.trial == gpu.trial]
-    first = min((s.started_at - gpu.started_at for s in shards), default=gpu.held)
-    paint(gpu.started_at, min(first, gpu.imports + gpu.load + gpu.warm + gpu.other), ".")
-    for s in shards:
-        paint(s.started_at, s.seconds, "#")
-    return "".join(cells)
-
-
-def gpu_lines(report: Report) -> Text:
-    text = Text(f"\n{_held(report)}s: seconds held, inferring\n", style="bold")
-    for g in report.gpus:
-        end = f", {_end(g)}" if _end(g) else ""
-        text.append(f"{_lane_name(g)}: {g.held:.1f}, {g.infer:.1f}{end}\n", style="default")
-    return text
 
 
 def mode_lines(report: Report) -> list[str]:
@@ -269,63 +272,33 @@ def absence(report: Report) -> Iterator[str]:
         yield f"jobs went on for {seconds(went_on)} without a coordinator"
 
 
-def brief(report: Report, gpu_hour_price: float | None = None) -> Iterator[list[str]]:
-    """The accounting in a few lines, each in parts that belong together."""
-    running = " so far" if report.status == "running" else ""
-    predicted = report.predicted_makespan_seconds
-    yield [
-        f"makespan {seconds(report.makespan_seconds)}{running}",
-        _ratio(report),
-        *absence(report),
-        f"predicted {seconds(predicted)} from the plan on" if predicted else "",
-    ]
-    busy = "" if report.gpu_busy_fraction is None else f"{100 * report.gpu_busy_fraction:.0f} % in inference"
-    cost = ""
-    if gpu_hour_price is not None:
-        cost = f"cost {report.gpu_seconds / 3600 * gpu_hour_price:.4f} at {gpu_hour_price:g} a GPU hour"
-    yield [f"{_held(report)} time {seconds(report.gpu_seconds)}", busy, cost]
-    if report.judge is not None:
-        (_, figure, by), *_ = _judge(report.judge)
-        yield [f"judge {figure}", by, *_judgements(report.judge.tasks.values())]
-    stages = {
-        "requests": report.stages.build,
-        "staging": report.stages.staging,
-        "queue": report.stages.queue_wait,
-        "import + load": report.stages.load,
-        "inference": report.stages.inference,
-        "scores after it": report.stages.metric_tail,
-    }
-    taken = [f"{name} {seconds(its)}" for name, its in stages.items() if its is not None]
-    yield [*taken[:-1], *(f"{last} (they overlap)" for last in taken[-1:])]
+def score_table(results: Mapping[str, Any], title: str, *, ascii_only: bool = False) -> Sheet:
+    """A row per score, groups last: lm-eval's values with what lm_eval prints beside them.
 
-
-def folded(parts: Iterable[str], width: int) -> str:
-    """Parts joined by commas, in lines of `width`; a figure and its unit stay on one line."""
-    whole = ", ".join(part.replace(" ", "\xa0") if len(part) < width // 2 else part for part in parts if part)
-    whole = re.sub(r"(\d) (s|min|h|x|%)(?!\w)", "\\1\xa0\\2", whole)
-    lines = textwrap.wrap(
-        whole, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
-    )
-    return "\n".join(lines).replace("\xa0", " ")
-
-
-def accounting(
-    console: Console, report: Report, gpu_hour_price: float | None, *, verbose: bool
-) -> Iterator[RenderableType]:
-    """What the evaluation took: a few lines, or all tables. A narrow terminal gets the figures of both."""
-    narrow = console.width < NARROW
-    if narrow or not verbose:
-        yield from (
-            Text(folded(parts, console.width)) for parts in brief(report, gpu_hour_price) if any(parts)
+    `ascii_only`: `^`, `v` and `+-`, for a terminal without UTF-8.
+    """
+    groups, ways = results.get("groups", {}), results.get("higher_is_better", {})
+    marks, plus_minus = (("^", "v"), "+-") if ascii_only else (("↑", "↓"), "±")
+    scores = sorted(scores_of(results), key=lambda score: score.task in groups)
+    heads = ("task", "version", "n-shot", "n", "filter", "metric", "value", f"{plus_minus} stderr")
+    sheet = Sheet(title, *heads, without=[["version"], ["version", "n-shot"]])
+    before = ""
+    for score in scores:
+        named = [
+            score.task,
+            score.version,
+            *("" if x is None else str(x) for x in (score.n_shot, score.documents)),
+        ]
+        better = ways.get(score.task, {}).get(score.metric)
+        sheet.add(
+            *(named if score.task != before else ["", "", "", ""]),
+            "" if score.filter == "none" else score.filter,
+            score.metric if better is None else f"{score.metric} {marks[not better]}",
+            f"{score.value:.4f}",
+            "-" if score.stderr is None else f"{score.stderr:.4f}",
         )
-    if not verbose:
-        return
-    yield Text(f"Makespan of {report.evaluation_id}", style="italic")
-    yield summary(report, gpu_hour_price, notes=not narrow)
-    if report.gpus:
-        table = gpu_table(report)
-        yield table if fits(console, table) else gpu_lines(report)
-        yield gantt(report, console.width)
+        before = score.task
+    return sheet
 
 
 def show(
@@ -344,12 +317,13 @@ def show(
     """
     parts: list[RenderableType] = []
     if ran:
-        parts += accounting(console, report, gpu_hour_price, verbose=verbose)
+        parts.append(summary(report, gpu_hour_price, verbose=verbose))
+        parts += [Text(""), gpu_table(report), Text(""), gantt(report)] if verbose and report.gpus else []
     parts += [Text(line) for line in (*mode_lines(report), *reuse_lines(report))]
     parts += [Text(f"warning: {w}", style="yellow") for w in report.warnings]
     if results is not None and results.get("results"):
         title = f"Scores of {report.evaluation_id}"
-        parts += [Text(""), score_table(console, results, title)]
+        parts += [Text(""), score_table(results, title, ascii_only=console.options.ascii_only)]
     failed = {e.name: e.error for e in report.entries if e.status == "failed"}
     if report.status == "cancelled":
         failed = {name: why for name, why in failed.items() if not why.startswith(CANCELLED)}

@@ -10,6 +10,7 @@ import contextlib
 import fcntl
 import json
 import os
+import re
 import shutil
 import sys
 import tarfile
@@ -219,6 +220,34 @@ def test_what_is_said_of_a_recorded_work_folder(
             told = "\n".join(line.rstrip() for line in (out + err).splitlines())
             texts += f"$ evalspan {' '.join(words)}\n{told}\n\n"
     goldens.check(f"texts/views/{name}.txt", texts)
+
+
+@pytest.mark.parametrize("name", ["running", "series", "failed", "modes", "pending"])
+@pytest.mark.parametrize("width", [40, 120])
+def test_what_a_terminal_shows_of_a_recorded_work_folder(
+    name: str, width: int, place: Path, run: Any, *, goldens: Goldens, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No line but a command is wider than the terminal, no id is cut, and `status` has each evaluation once."""
+    now = unpack(name, place)
+    monkeypatch.setattr(time, "time", lambda: now)
+    for variable, value in {"PATH": str(place), "FORCE_COLOR": "1", "COLUMNS": str(width)}.items():
+        monkeypatch.setenv(variable, value)
+    ids = sorted(file.parent.name for file in (place / "work").glob("*/journal.jsonl"))
+    texts = []
+    with held(place / "work" / "daemon.lock") if name == "running" else contextlib.nullcontext():
+        for words in (
+            ["status"],
+            ["report", SUBJECT[name], "--verbose"],
+            ["report", "--series", "/runs/7b", "--mixed"],
+            ["compare", *ids],
+        ):
+            _, out, _ = run(*words)
+            told = "\n".join(line.rstrip() for line in re.sub(r"\x1b\[[0-9;]*m", "", out).splitlines())
+            wide = [line.strip() for line in told.splitlines() if len(line) > width]
+            assert all(re.fullmatch(r"`[^`]+`[.;]?", line) for line in wide), wide  # a command is whole
+            texts.append(f"$ evalspan {' '.join(words)}\n{told}\n")
+    assert all(texts[0].count(one) == 1 for one in ids)
+    goldens.check(f"texts/views/{name}-{width}.txt", "\n".join(texts))
 
 
 def test_a_series_of_both_modes_is_shown_where_it_is_asked_for(

@@ -25,12 +25,11 @@ from coordinator.evaluation.state import JobInfo, State, Trial
 from coordinator.report.gpu_use import GpuUse, died
 from coordinator.report.measurements import (
     LEAST_WAIT_SECONDS,
-    EntryLine,
     ShardSpan,
     make_report,
     without_measurements,
 )
-from coordinator.report.render import absence, gpu_table, seconds, show
+from coordinator.report.render import absence, gpu_table, seconds
 
 
 @pytest.mark.parametrize("cpus", [1, 4])
@@ -157,13 +156,3 @@ def test_a_wait_for_gpus_stands_apart_from_what_the_schedule_took(late: float) -
     assert report.lower_bound_seconds
     worked = report.makespan_seconds - report.waited_seconds
     assert worked == pytest.approx(report.ratio * report.lower_bound_seconds)
-
-
-def test_what_failed_is_brought_back_by_retry() -> None:
-    """Also where `submit` or a daemon began it."""
-    state = State(record=record(1), entries=[], batch_size=8)
-    failed = EntryLine(name="add", status="failed", error="no data")
-    out = io.StringIO()
-    report = without_measurements(state, "no").model_copy(update={"entries": (failed,)})
-    show(Console(file=out, width=200), report, None)
-    assert f"`evalspan retry {report.evaluation_id}`" in out.getvalue()

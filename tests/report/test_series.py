@@ -1,4 +1,4 @@
-"""Laws of learning curves: order, regressions, cost, and a drawing that fits."""
+"""Laws of learning curves: order, regressions, cost."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from support.trainings import leave, point, results
 
 from coordinator.errors import OperatorError
 from coordinator.intake import places
-from coordinator.report.comparisons import plot, show_series, without_step
+from coordinator.report.comparisons import show_series, without_step
 from coordinator.report.learning_curves import Series, is_regression, make_series, scores_of, to_csv
 from coordinator.report.load_series import find_series, in_series
 
@@ -84,44 +84,6 @@ def test_json_is_versioned_and_reads_back():
     assert Series.model_validate_json(series.model_dump_json()) == series
 
 
-@given(
-    values=st.lists(st.floats(-1e6, 1e6), min_size=2, max_size=20),
-    width=st.integers(20, 200),
-    height=st.integers(2, 20),
-)
-def test_a_plot_fits_and_is_ascii(values, width, height):
-    """Any values, any width: no line is wider, and every end of the curve is drawn."""
-    lines = plot(make_series([point(i, v) for i, v in enumerate(values)]).curves[:1], width, height)
-    assert all(len(line) <= width and line.isascii() for line in lines)
-    assert sum(line.count("*") for line in lines[:height]) >= 1
-
-
-def test_a_plot_names_zero_marks_where_curves_meet_and_draws_no_lone_point():
-    """An axis through zero has no 1e-16; the legend says which way a metric is better."""
-    curves = make_series([point(i, v) for i, v in enumerate((0.3, 0.0, -0.9))]).curves
-    assert any(line.split("|")[0].strip() == "0" for line in plot([curves[0]], 80, 13))
-    add = curves[0]
-    both = plot([add, add.model_copy(update={"name": "twin"})], 80)
-    assert not any(mark in line for line in both[:12] for mark in "*o")
-    assert both[-1] == "  = several"
-    assert "  * pages/word_perplexity (lower is better)" in plot([curves[1]], 80)
-    alone = make_series([point(0, 0.5)])
-    assert plot(alone.curves, 80) == []
-    console = Console(width=100, record=True)
-    show_series(console, alone)
-    assert "+0.0000" not in console.export_text()
-
-
-def test_a_score_that_is_not_finite_has_its_row_and_no_point():
-    """A perplexity that overflowed, say; where no score is finite, there is no chart."""
-    series = make_series([point(i, v) for i, v in enumerate((0.1, float("nan"), float("inf"), 0.3))])
-    console = Console(width=100, record=True)
-    show_series(console, series)
-    assert {"nan", "inf"} <= set(console.export_text().split())
-    assert sum(line.count("*") for line in plot(series.curves[:1], 80)[:12]) == 2
-    assert plot(make_series([point(0, float("nan"))]).curves, 80) == []
-
-
 def test_a_series_says_which_checkpoints_have_no_step_and_how_one_is_given():
     """Its x axis is their order then; the first five are named, and the number of the rest."""
     points = [point(i, 0.1).model_copy(update={"checkpoint": f"/r/v{i}"}) for i in range(9)]
@@ -132,14 +94,6 @@ def test_a_series_says_which_checkpoints_have_no_step_and_how_one_is_given():
         "x is the order of the checkpoints: 8 of 9 have no training step (v1, v2, v3, v4, v5 and 3 more)"
     )
     assert "--step" in said
-
-
-def test_a_rising_curve_rises_in_the_plot():
-    """The first point is in the lowest row at the left, the last in the highest at the right."""
-    lines = plot(make_series([point(i, i / 10) for i in range(5)]).curves[:1], 60, 5)
-    assert lines[4].index("*") == 9
-    assert lines[0].rstrip().endswith("*")
-    assert [lines[4 - i].index("*") for i in range(5)] == sorted(lines[4 - i].index("*") for i in range(5))
 
 
 def test_a_folder_or_a_glob_names_a_training(tmp_path, monkeypatch):
@@ -199,26 +153,6 @@ def test_a_damaged_evaluation_does_not_hide_the_others(work):
     (work / "broken").mkdir()
     (work / "broken" / "evaluation.json").write_text('{"schema_version": 1')
     assert len(find_series(work, "/runs/a")) == 3
-
-
-@pytest.mark.parametrize("width", [40, 80, 120, 200])
-@pytest.mark.parametrize("count", [1, 4, 30])
-def test_a_series_names_what_does_not_fit_and_cuts_nothing(width, count):
-    """Each checkpoint's value is in the table or in a line of its own, or its absence is said."""
-    points = [point(1000 * i, 0.2037 + i / 100) for i in range(1, count + 1)]
-    out = io.StringIO()
-    show_series(Console(file=out, width=width, color_system=None), make_series(points))
-    text = out.getvalue()
-    scores = text[text.index("scores by step") :]
-    assert max(map(len, text.splitlines())) <= width
-    assert "…" not in text
-    assert f"{points[-1].scores[0].value:.4f}" in scores
-    missing = [p.label for p in points if f"{p.scores[0].value:.4f}" not in scores]
-    if missing:
-        assert ", ".join(missing) in scores or f"({len(missing)} checkpoints)" in scores
-        assert "--csv" in scores
-    else:
-        assert "left out" not in scores
 
 
 def test_checkpoints_of_one_step_have_curves_with_both():

@@ -1,0 +1,142 @@
+"""Tables and lines of figures in a terminal, for `report`, `compare`, `plan`, `status` and the live screen.
+
+Rule: no name, figure or command is cut, and no line is wider than the terminal unless one name is. A table that does
+not fit has fewer columns; where that does not help, each row becomes a name with lines of figures below it.
+"""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Collection, Iterable, Iterator, Sequence
+
+from rich import box
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.measure import Measurement
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+UNBOUNDED = 10_000  # columns: wider than any table
+LEAST = 24  # columns that a cell of several parts has at least
+JOINT = "\xa0"  # holds words together while their line is folded
+
+
+def folded(parts: Iterable[str], width: int) -> str:
+    """Parts joined by commas in lines of `width`; a figure with its unit, and a command in backticks, are on one line."""
+    whole = ", ".join(part.replace(" ", JOINT) if len(part) < width // 2 else part for part in parts if part)
+    whole = re.sub(r"`[^`]*`", lambda found: found[0].replace(" ", JOINT), whole)
+    whole = re.sub(r"(\d) (s|min|h|x|%)(?!\w)", f"\\1{JOINT}\\2", whole)
+    lines = textwrap.wrap(
+        whole, max(width, 3), subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
+    )
+    return "\n".join(lines).replace(JOINT, " ")
+
+
+class Parts:
+    """A cell, or a line, of parts that belong together; as many lines as its width needs. `apart`: a line each."""
+
+    def __init__(self, *parts: str, style: str = "", apart: bool = False) -> None:
+        self.parts = [part for part in parts if part]
+        self.style, self._apart = style, apart
+
+    def __str__(self) -> str:
+        return ("\n" if self._apart else ", ").join(self.parts)
+
+    def __rich_console__(self, _console: Console, options: ConsoleOptions) -> Iterator[Text]:
+        lines = [[part] for part in self.parts] if self._apart else [self.parts]
+        yield Text("\n".join(folded(line, options.max_width) for line in lines), style=self.style)
+
+    def __rich_measure__(self, _console: Console, _options: ConsoleOptions) -> Measurement:
+        whole = max(map(cell_len, str(self).splitlines()), default=0)
+        return Measurement(min(whole, max([LEAST, *map(cell_len, str(self).split())])), whole)
+
+
+Cell = str | RenderableType  # what is no text takes the columns that are left
+
+
+class Sheet:
+    """Rows of figures below headings; the first cell of a row is its name.
+
+    `without`: columns that are left out one after the other where the terminal is narrow. `turns`: rows may become
+    columns.
+    """
+
+    def __init__(
+        self, title: str, *heads: str, without: Sequence[Collection[str]] = (), turns: bool = False
+    ) -> None:
+        self._title, self._heads = title, heads
+        self._without, self._turns = [(), *without], turns
+        self._rows: list[tuple[list[Cell], str]] = []
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def add(self, *cells: Cell, style: str = "") -> None:
+        """Add a row. A column without any text is not shown."""
+        self._rows.append(([*cells], style))
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
+        """The richest table that fits, else lines."""
+        if not self._rows:
+            return
+        if self._title:
+            yield Text(self._title, style="bold")
+        made = [self._table(without) for without in self._without]
+        made += [self._turned()._table(())] if self._turns else []  # noqa: SLF001 (a sheet of its own)
+        free = options.update_width(UNBOUNDED)
+        for table in made:
+            if Measurement.get(console, free, table).minimum <= options.max_width:
+                yield table
+                return
+        for cells, style in self._rows:
+            yield from self._lines(cells, style)
+
+    def _table(self, without: Collection[str]) -> Table:
+        filled = [any(str(row[i]) for row, _ in self._rows) for i in range(len(self._heads))]
+        kept = [i for i, head in enumerate(self._heads) if filled[i] and head not in without]
+        table = Table(
+            box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="bold", collapse_padding=True
+        )
+        table.show_header = any(self._heads)
+        for i in kept:
+            cells = [row[i] for row, _ in self._rows]
+            texts = [str(cell) for cell in cells]
+            lines = [line for text in (self._heads[i], *texts) for line in text.splitlines()]
+            flexible = any(not isinstance(cell, str) for cell in cells)
+            numbers = i > 0 and all(text[:1] in "+-0123456789" or text in ("nan", "inf") for text in texts)
+            table.add_column(
+                self._heads[i],
+                justify="right" if numbers and not flexible else "left",
+                no_wrap=not flexible,
+                min_width=None if flexible else max(map(cell_len, lines), default=0),
+            )
+        for row, style in self._rows:
+            shown = (row[i] for i in kept)
+            table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in shown), style=style)
+        return table
+
+    def _turned(self) -> Sheet:
+        """Rows as columns; their names are folded after the task."""
+        names = (str(cells[0]).replace("/", "/\n", 1) for cells, _ in self._rows)
+        sheet = Sheet("", self._heads[0], *names)
+        for i, head in list(enumerate(self._heads))[1:]:
+            sheet.add(head, *(cells[i] for cells, _ in self._rows))
+        return sheet
+
+    def _lines(self, cells: Sequence[Cell], style: str) -> Iterator[RenderableType]:
+        name, *parts = str(cells[0]), *self._parts(cells)
+        if not any(self._heads):
+            yield Parts(" ".join([name, *parts[:1]]), *parts[1:], style=style)
+            return
+        if name:
+            yield Text(name, style=f"bold {style}")
+        yield Padding(Parts(*parts, style=style), (0, 0, 0, 2), expand=False)
+
+    def _parts(self, cells: Sequence[Cell]) -> Iterator[str]:
+        for head, cell in zip(self._heads[1:], cells[1:], strict=True):
+            if isinstance(cell, Parts):
+                yield from cell.parts
+            elif isinstance(cell, str) and cell:
+                yield f"{head} {cell}".strip()

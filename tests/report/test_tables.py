@@ -1,0 +1,139 @@
+"""Laws of what is drawn: nothing is cut or wider than the terminal, and a table that does not fit becomes lines."""
+
+from __future__ import annotations
+
+import io
+import re
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+from support.trainings import point, results
+
+from coordinator.report.comparisons import (
+    comparison,
+    heads_of,
+    lane_table,
+    plot,
+    show_comparison,
+    show_series,
+)
+from coordinator.report.learning_curves import make_series
+from coordinator.report.tables import Parts, Sheet, folded
+
+WIDTHS = pytest.mark.parametrize("width", [40, 80, 120])
+
+
+def printed(width: int, *parts: Any) -> str:
+    out = io.StringIO()
+    for part in parts:
+        Console(file=out, width=width, color_system=None).print(part)
+    return out.getvalue()
+
+
+cells = st.from_regex(r"[a-zé/_]{1,12}( [0-9]{1,3}\.[0-9])?", fullmatch=True)
+
+
+@given(
+    rows=st.lists(st.tuples(cells, cells, cells, st.lists(cells, max_size=6)), min_size=1, max_size=5),
+    width=st.integers(30, 120),
+    turns=st.booleans(),
+)
+def test_a_sheet_has_each_cell_whole_and_fits(
+    rows: list[tuple[str, str, str, list[str]]], width: int, *, turns: bool
+) -> None:
+    """At any width: as a table, turned, or as lines."""
+    sheet = Sheet("", "name", "first", "second", "parts", turns=turns)
+    for name, first, second, parts in rows:
+        sheet.add(name, first, second, Parts(*parts))
+    text = printed(width, sheet)
+    assert max(map(len, text.splitlines())) <= width
+    joined = " ".join(re.sub(r"/\s+", "/", text).split())
+    for name, *more, parts in rows:
+        for part in (name, *more, *parts):
+            assert all(word in joined for word in part.split()), text
+
+
+def test_a_narrow_terminal_has_fewer_columns_and_then_lines() -> None:
+    sheet = Sheet("", "name", "first", "second", without=[["first"]])
+    sheet.add("a" * 10, "b" * 10, "c" * 10)
+    assert ["b" * 10 in printed(width, sheet) for width in (40, 30, 20)] == [True, False, True]
+    assert [len(printed(width, sheet).splitlines()[-1].split()) for width in (40, 30, 20)] == [3, 2, 1]
+
+
+@given(
+    parts=st.lists(
+        st.sampled_from(["makespan 45.7 s", "71 % in inference", "", "type `a b c`", "1.07 x of 3 h"])
+    ),
+    width=st.integers(20, 120),
+)
+def test_a_figure_and_its_unit_stay_on_one_line(parts: list[str], width: int) -> None:
+    """As a command does; nothing is lost and nothing is wider."""
+    lines = folded(parts, width).splitlines()
+    assert all(len(line) <= width for line in lines)
+    assert " ".join(" ".join(lines).split()) == ", ".join(filter(None, parts))
+    assert not any(re.search(r"\d$", line) or line.strip() in ("s", "min", "%") for line in lines)
+    assert all(line.count("`") % 2 == 0 for line in lines)
+
+
+@WIDTHS
+@pytest.mark.parametrize("count", [1, 2, 5, 30])
+def test_every_figure_of_a_series_and_a_comparison_is_whole_and_a_drop_is_marked(
+    width: int, count: int
+) -> None:
+    """Values, changes, headings and ids; `!` where the last is worse than the first beyond two standard errors."""
+    points = [point(1000 * i, 0.9 - 0.02 * i) for i in range(1, count + 1)]
+    out = io.StringIO()
+    console = Console(file=out, width=width, color_system=None)
+    show_series(console, make_series(points))
+    rows, ids = comparison([results(p.scores[0].value) for p in points]), [p.evaluation_id for p in points]
+    show_comparison(console, heads_of(points), ids, rows)
+    text = out.getvalue()
+    assert max(map(len, text.splitlines())) <= width
+    assert "…" not in text
+    for one in points:
+        assert text.count(f"{one.scores[0].value:.4f}") >= 2
+        assert one.evaluation_id in text
+        assert f"step {one.step}" in text
+    assert ("!" in text) == (count > 2)
+
+
+@given(
+    values=st.lists(st.floats(-1e6, 1e6) | st.sampled_from([float("nan"), float("inf")]), max_size=20),
+    width=st.integers(20, 200),
+    ascii_only=st.booleans(),
+)
+def test_a_chart_fits_and_needs_no_colour(values: list[float], width: int, *, ascii_only: bool) -> None:
+    """Any values, any width; fewer than two that are finite have no chart; in ASCII where the terminal has no more."""
+    curves = make_series([point(i, v) for i, v in enumerate(values)]).curves[:1]
+    lines = printed(width, *plot(curves, width, ascii_only=ascii_only)).splitlines()
+    assert bool(lines) == (sum(abs(v) < 1e9 for v in values) > 1)
+    assert all(len(line) <= width for line in lines)
+    assert not lines or sum(line.count("*") for line in lines[:-1]) >= 1
+    assert not ascii_only or all(line.isascii() for line in lines)
+
+
+def test_a_rising_curve_rises_and_the_legend_says_which_way_is_better() -> None:
+    """By steps, or by order where a checkpoint has none."""
+    series = make_series([point(i, i / 10) for i in range(5)])
+    for curve in (
+        series.curves[0],
+        series.curves[0].model_copy(
+            update={"points": tuple(p.model_copy(update={"step": None}) for p in series.curves[0].points)}
+        ),
+    ):
+        lines = printed(60, *plot([curve], 60)).splitlines()
+        places = [line.index("*") for line in lines if "*" in line][:-1]
+        assert places == sorted(places, reverse=True)
+        assert len(places) > 5
+    assert "pages/word_perplexity (lower is better)" in printed(80, *plot([series.curves[1]], 80))
+
+
+def test_gpus_with_the_same_data_sets_share_a_row() -> None:
+    """A thousand GPUs are no thousand lines; how many shards each has is told."""
+    lanes = [{"gpu": i, "shards": [{"dataset": "mmlu"}] * (3 + i % 2)} for i in range(1000)]
+    lanes.append({"gpu": 1001, "shards": [{"dataset": "gsm8k"}]})
+    rows = [line.split() for line in printed(80, lane_table(lanes)).splitlines()]
+    assert rows[2:] == [["0-999", "3-4", "mmlu"], ["1001", "1", "gsm8k"]]
