@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.simulated.failing import VAGUE, Faulty
-from support.simulated.parts import FakeJob, FakeMember, Faults, record
-from support.simulated.world import World
+from support.simulated.parts import Faults, record
+from support.simulated.world import VAGUE, World
 
 from coordinator.allocation.demand import at_fault
 from coordinator.evaluation.events import JobEnded
@@ -21,7 +22,6 @@ from coordinator.evaluation.job_ends import (
 )
 from coordinator.evaluation.jobs import PREEMPTED
 from coordinator.evaluation.memory import MAX_DOUBLINGS
-from evaljobs.contract.outcomes import Failed
 
 ECC = (
     "AcceleratorError: CUDA error: uncorrectable ECC error encountered Search for `cudaErrorECCUncorrectable'"
@@ -34,10 +34,15 @@ BUSY = Faults(
 )
 
 
+def faulty(*args: Any, **kwargs: Any) -> World:
+    """Trials claim shards as from the real queue."""
+    return World(*args, in_order=True, **kwargs)
+
+
 def in_use_again(world: World) -> None:
     """No node that works is out of use, or only for as long as one rest."""
     for node in world.state.nodes.by_name.values():
-        assert node.name in world.bad or node.back_offs <= 1, world.summary()
+        assert node.name in world.odd.bad or node.back_offs <= 1, world.summary()
 
 
 @pytest.mark.parametrize("phrase", NODE_WORDS)
@@ -74,8 +79,8 @@ def test_a_bad_node_among_good_ones_costs_nothing(
 ) -> None:
     """Whatever its error, each of its trials fails on a shard: every entry is scored, no shard is quarantined,
     and where it had the time to fail again and again it is in back-off."""
-    world = Faulty(seed, faults, record(entries=8), nodes=nodes, gpus=gpus)
-    world.bad = {"n0": error}
+    world = faulty(seed, faults, record(entries=8), nodes=nodes, gpus=gpus)
+    world.odd.bad = {"n0": error}
     world.run_to_scores()
     most = 3 if error == ECC else 3 * gpus
     backed_off = [w for w in world.state.warnings if w.startswith("node n0 is in back-off")]
@@ -98,10 +103,10 @@ def test_poison_costs_its_task_and_no_node(
     """One shard, or all of a task: the task fails after a bounded number of deaths of each, everything else is scored, and
     no node is out of use for longer than one rest."""
     whole, faults = how
-    world = Faulty(seed, faults, record(entries=6), nodes=nodes, gpus=gpus)
+    world = faulty(seed, faults, record(entries=6), nodes=nodes, gpus=gpus)
     world.until_planned()
     shards = list(world.state.shards.leaves["t1"].planned.shards)
-    world.poison = dict.fromkeys(shards if whole else shards[:1], error)
+    world.odd.poison = dict.fromkeys(shards if whole else shards[:1], error)
     world.run()
     assert {e.name for e in world.state.entries if e.status != "scored"} == {"t1"}, world.summary()
     assert f"took down {MAX_KILLS}" in world.state.entries[1].error or nodes > 1
@@ -121,11 +126,11 @@ def test_a_bad_node_and_a_poison_shard_are_told_apart(
     seed: int, nodes: int, gpus: int, errors: tuple[str, str]
 ) -> None:
     """Both at once: the poison's task fails and no other."""
-    world = Faulty(seed, BUSY, record(entries=6), nodes=nodes, gpus=gpus)
-    world.bad = {"n0": errors[0]}
+    world = faulty(seed, BUSY, record(entries=6), nodes=nodes, gpus=gpus)
+    world.odd.bad = {"n0": errors[0]}
     world.until_planned()
     poison = world.state.shards.leaves["t1"].planned.shards[0]
-    world.poison = {poison: errors[1]}
+    world.odd.poison = {poison: errors[1]}
     world.run()
     assert {e.name for e in world.state.entries if e.status != "scored"} == {"t1"}, world.summary()
     world.assert_nothing_left()
@@ -142,39 +147,27 @@ def test_where_all_nodes_or_all_shards_are_bad_it_ends_with_reasons(
     seed: int, nodes: int, error: str, everything: bool
 ) -> None:
     """It ends after a bounded number of trials, and each entry says why."""
-    world = Faulty(seed, Faults(slow_outcome=0.2), record(entries=5), nodes=nodes)
+    world = faulty(seed, Faults(slow_outcome=0.2), record(entries=5), nodes=nodes)
     world.until_planned()
     if everything:
-        world.poison = dict.fromkeys(world.state.shards.by_name, error)
+        world.odd.poison = dict.fromkeys(world.state.shards.by_name, error)
     else:
-        world.bad = dict.fromkeys(world.node_names, error)
+        world.odd.bad = dict.fromkeys(world.node_names, error)
     world.run()
     assert all(e.status == "failed" and e.error for e in world.state.entries)
     assert sum(world.died_at.values()) <= MAX_KILLS_ON_ONE_NODE * len(world.state.shards.by_name) + 8 * nodes
     world.assert_nothing_left()
 
 
-class Blind(Faulty):
-    """Trials of bad nodes see no GPU."""
-
-    def run_trial(self, job: FakeJob, index: int, member: FakeMember) -> None:
-        node, trial = job.job.node or "", next(iter(job.specs.values())).lanes[index].trial
-        if node not in self.bad:
-            super().run_trial(job, index, member)
-            return
-        self.died_at[node] = self.died_at.get(node, 0) + 1
-        self.leave(Failed(name=trial, job="trial", blame="retry", error="sees none", node=node, unfit=True))
-        self.end_member(job, index, member)
-
-
 @settings(max_examples=20)
 @given(seed=st.integers(0, 2**32), gpus=st.sampled_from([1, 2, 8]))
 def test_a_node_without_its_gpus_rests_at_once_and_no_evaluation_is_offered_it(seed: int, gpus: int) -> None:
     """One trial a lane dies there before the node rests, for one minute and longer each time; all is scored elsewhere."""
-    world = Blind(seed, QUIET, record(entries=6), nodes=2, gpus=gpus)
+    world = faulty(seed, QUIET, record(entries=6), nodes=2, gpus=gpus)
+    world.odd.blind = True
     world.until_planned()
     bad = world.node_names[0]
-    world.bad = {bad: "no GPU"}
+    world.odd.bad = {bad: "no GPU"}
     told: set[str] = set()
     while world.state.ended_at is None:
         world.tick()
@@ -189,27 +182,15 @@ def test_a_node_without_its_gpus_rests_at_once_and_no_evaluation_is_offered_it(s
         assert world.died_at[bad] <= gpus * node.back_offs
 
 
-class Silent(Faulty):
-    """The kernel ends trials that run a poison shard: nothing is heard of them but Slurm's word."""
-
-    def fail(self, trial: str, node: str, shard: str, error: str) -> None:
-        self.claims[shard] = trial
-        self.deaths[shard] = self.deaths.get(shard, 0) + 1
-        self.died_at[node] = self.died_at.get(node, 0) + 1
-        for job in self.jobs.values():
-            for index, member in job.members.items():
-                if trial in job.job.name + f".{index}":
-                    member.word = error
-
-
 @settings(max_examples=20)
 @given(seed=st.integers(0, 2**32), nodes=st.integers(1, 3), gpus=st.sampled_from([1, 2, 8]))
 def test_a_shard_that_takes_too_much_memory_is_named_and_no_node_is(seed: int, nodes: int, gpus: int) -> None:
     """Its trials are killed without a word of their own, also with more memory: it is quarantined as if they had told of it."""
-    world = Silent(seed, Faults(listing=0.2, slow_outcome=0.2), record(entries=6), nodes=nodes, gpus=gpus)
+    world = faulty(seed, Faults(listing=0.2, slow_outcome=0.2), record(entries=6), nodes=nodes, gpus=gpus)
+    world.odd.silent = True
     world.until_planned()
     shard = world.state.shards.leaves["t1"].planned.shards[0]
-    world.poison = {shard: "OUT_OF_MEMORY"}
+    world.odd.poison = {shard: "OUT_OF_MEMORY"}
     world.run()
     failed = {e.name: e.error for e in world.state.entries if e.status != "scored"}
     assert failed.keys() == {"t1"}, world.summary()
@@ -219,17 +200,9 @@ def test_a_shard_that_takes_too_much_memory_is_named_and_no_node_is(seed: int, n
     in_use_again(world)
 
 
-class _Preempted(World):
-    """A cluster that takes each trial's place before it has done anything."""
-
-    def run_trial(self, job: FakeJob, index: int, member: FakeMember) -> None:
-        self.end_member(job, index, member)
-        member.word = PREEMPTED
-
-
 def test_preemptions_end_no_evaluation() -> None:
     """However many in a row: they are no fault of a trial, so the evaluation waits for its place."""
-    world = _Preempted(1, QUIET)
+    world = World(1, preempts=True)
     for _ in range(200):
         world.tick()
     preempted = [e for e in world.journal if isinstance(e, JobEnded) and e.state == PREEMPTED]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.simulated.parts import SITE, FakeJob, FakeMember, Faults, ended, record
+from support.simulated.parts import SITE, Faults, ended, record
 from support.simulated.world import World
 
 from coordinator.evaluation import actions as do
@@ -18,44 +18,10 @@ from coordinator.runtime import detect
 TICK = 5.0
 
 
-class Waiting(World):
-    """A cluster that has no room for members of some jobs: (purpose, first member that waits) of each."""
-
-    full: tuple[str, int] = ("", 0)
-
-    def starts(self, job: FakeJob, member: FakeMember) -> bool:
-        purpose, first = self.full
-        index = next(i for i, x in job.members.items() if x is member)
-        return (job.job.purpose != purpose or index < first) and super().starts(job, member)
-
-
-@settings(max_examples=40)
-@given(
-    seed=st.integers(0, 2**32),
-    ticks=st.integers(0, 40),
-    full=st.sampled_from([("stage", 0), ("metric", 0), ("trial", 0), ("build", 0), ("metric", 1)]),
-)
-def test_a_cancelled_evaluation_waits_for_no_job_that_has_not_started(
-    seed: int, ticks: int, full: tuple[str, int]
-) -> None:
-    """Whichever of its jobs the cluster has no room for, it ends within a few looks, and nothing is left."""
-    world = Waiting(seed, Faults(submit_timeout=0.1, restart=0.05), record(workers=3))
-    world.full = full
-    for _ in range(ticks):
-        if world.state.ended_at is None:
-            world.tick()
-    asked = world.now
-    world.take([ev.CancelAsked(at=world.now, reason="asked")])
-    world.run()
-    assert world.now - asked <= 8 * TICK, world.summary()
-    world.assert_nothing_left()
-
-
 @pytest.mark.parametrize("seed", range(10))
 def test_the_end_waits_for_no_worker_that_has_not_started(seed: int) -> None:
     """With all scored by the first worker, the second, still queued, is gone at once."""
-    world = Waiting(seed, Faults(), record(entries=6, workers=3))
-    world.full = ("metric", 1)
+    world = World(seed, rec=record(entries=6, workers=3), full=("metric", 1))
     plan = world.effect
 
     def wide(action: do.Action) -> list[ev.AnyEvent]:

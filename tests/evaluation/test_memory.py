@@ -5,15 +5,14 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.simulated.parts import FakeJob, FakeMember, Faults, record
+from support.simulated.parts import Faults, record
 from support.simulated.world import World
 
 from coordinator.cluster import Purpose
 from coordinator.evaluation import events as ev
 from coordinator.evaluation import memory
 from coordinator.evaluation.job_specs import trial_memory_mb
-from coordinator.evaluation.memory import MAX_DOUBLINGS, OUT_OF_MEMORY
-from evaljobs.contract.outcomes import Failed
+from coordinator.evaluation.memory import MAX_DOUBLINGS
 from evaljobs.contract.specs import CheckpointFile
 
 SETTINGS: dict[Purpose, str] = {
@@ -26,26 +25,10 @@ SETTINGS: dict[Purpose, str] = {
 FIRST: dict[Purpose, int] = {"build": 4096, "trial": 4097, "metric": 4096, "stage": 513}
 
 
-class Strict(World):
+def strict(seed: int, purpose: Purpose, takes_mb: int, **world: int) -> World:
     """The kernel ends each job of one purpose that asks for less than it takes."""
-
-    def __init__(self, seed: int, purpose: Purpose, takes_mb: int, **world: int) -> None:
-        self.purpose, self.takes_mb = purpose, takes_mb
-        self.asked: list[int] = []
-        super().__init__(seed, Faults(listing=0.2, restart=0.02), record(entries=4), **world)
-
-    def work(self) -> None:
-        for job in list(self.jobs.values()):
-            for index, member in job.members.items():
-                if job.job.purpose == self.purpose and member.phase == "running":
-                    self.short(job, index, member)
-        super().work()
-
-    def short(self, job: FakeJob, index: int, member: FakeMember) -> None:
-        self.asked.append(job.job.memory_mb)
-        if job.job.memory_mb < self.takes_mb:
-            member.word = OUT_OF_MEMORY
-            self.end_member(job, index, member)
+    faults = Faults(listing=0.2, restart=0.02)
+    return World(seed, faults, record(entries=4), takes_mb={purpose: takes_mb}, **world)
 
 
 @settings(max_examples=20)
@@ -59,9 +42,9 @@ def test_with_up_to_eight_times_the_memory_all_is_scored_and_no_node_is_blamed(
     seed: int, purpose: Purpose, times: int, nodes: int
 ) -> None:
     first = FIRST[purpose]
-    world = Strict(seed, purpose, times * first, nodes=nodes)
+    world = strict(seed, purpose, times * first, nodes=nodes)
     world.run_to_scores()
-    assert max(world.asked) == times * first
+    assert max(world.asked_mb) == times * first
     assert not any(node.back_offs for node in world.state.nodes.by_name.values())
     said = [w for w in world.state.warnings if "for lack of memory" in w]
     assert len(said) == {2: 1, 4: 2, 8: 3}[times]
@@ -72,9 +55,9 @@ def test_with_up_to_eight_times_the_memory_all_is_scored_and_no_node_is_blamed(
 def test_beyond_that_the_failure_names_the_setting_that_would_do(purpose: Purpose) -> None:
     """And a retry goes on from there."""
     most = FIRST[purpose] << MAX_DOUBLINGS
-    world = Strict(3, purpose, 2 * most)
+    world = strict(3, purpose, 2 * most)
     world.run()
-    assert max(world.asked) == most
+    assert max(world.asked_mb) == most
     errors = [e.error for e in world.state.entries if e.status != "scored"]
     assert errors
     assert all(f"it had {most} MB; set {SETTINGS[purpose]} = {2 * most}" in error for error in errors)
@@ -83,9 +66,9 @@ def test_beyond_that_the_failure_names_the_setting_that_would_do(purpose: Purpos
     world.run_to_scores()
 
 
-def of_nodes(takes_mb: int, node_mb: int) -> Strict:
+def of_nodes(takes_mb: int, node_mb: int) -> World:
     """A world whose trials take `takes_mb`, on one node of `node_mb`."""
-    world = Strict(3, "trial", takes_mb, nodes=1)
+    world = strict(3, "trial", takes_mb, nodes=1)
     world.faults.restart = 0.0
     while not world.state.nodes.by_name:
         world.tick()
@@ -97,44 +80,22 @@ def test_a_trial_is_given_what_the_node_has_where_twice_as_much_is_more_than_tha
     """8,000 MB, of which the weights take 513: 7,487 for a trial that had 4,097."""
     world = of_nodes(7000, 8000)
     world.run_to_scores()
-    assert set(world.asked) == {4097, 7487}
+    assert set(world.asked_mb) == {4097, 7487}
     assert any("set [trial] memory_mb = 7487 for later evaluations" in w for w in world.state.warnings)
 
 
 def test_no_number_is_named_that_no_node_has() -> None:
     world = of_nodes(7600, 8000)
     world.run()
-    assert set(world.asked) == {4097, 7487}
+    assert set(world.asked_mb) == {4097, 7487}
     said = "it had 7487 MB, and no node has more than 8000 MB for it and the weights"
     assert all(said in entry.error for entry in world.state.entries)
-
-
-class Small(World):
-    """Metric jobs need more than their workers have, and each says so."""
-
-    def run_metric(self, job: FakeJob, index: int, member: FakeMember) -> None:
-        if job.job.memory_mb >= 8192:
-            super().run_metric(job, index, member)
-            return
-        for name in sorted(self.rq):
-            self.rq.discard(name)
-            metric = self.state.scoring.metrics[name]
-            self.leave(
-                Failed(
-                    name=name,
-                    job=metric.kind,
-                    blame="retry",
-                    error="short",
-                    entry=metric.entry,
-                    memory_mb=4096,
-                )
-            )
 
 
 @settings(max_examples=10)
 @given(seed=st.integers(0, 2**32))
 def test_workers_with_too_little_memory_give_way_to_larger_ones(seed: int) -> None:
-    world = Small(seed, Faults(listing=0.2), record(entries=4))
+    world = World(seed, Faults(listing=0.2), record(entries=4), metric_mb=8192)
     world.run_to_scores()
     asked = [j.job.memory_mb for j in world.jobs.values() if j.job.purpose == "metric"]
     assert set(asked) == {4096, 8192}
@@ -142,7 +103,7 @@ def test_workers_with_too_little_memory_give_way_to_larger_ones(seed: int) -> No
 
 def test_a_build_that_lacks_memory_never_lowers_what_trials_ask_for() -> None:
     """Both have one setting, and a trial asks for more by its weights."""
-    world = Strict(3, "build", 8192)
+    world = strict(3, "build", 8192)
     file = CheckpointFile(name="model.safetensors", size=20 << 30, mtime_ns=1)
     state = world.state
     spec = state.record.checkpoint.model_copy(update={"files": (file,)})

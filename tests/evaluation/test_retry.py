@@ -6,8 +6,8 @@ from collections import Counter
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.simulated.failing import VAGUE, Faulty
 from support.simulated.parts import Faults, record
+from support.simulated.world import VAGUE, World
 
 from coordinator.evaluation import events as ev
 
@@ -22,7 +22,7 @@ FAULTS = Faults(
 )
 
 
-def nothing_is_doubled(world: Faulty) -> None:
+def nothing_is_doubled(world: World) -> None:
     """No node is staged on twice, and no lane has two trials, but for jobs that were told to end."""
     live = [world.state.jobs.by_name[name] for name in world.state.jobs.live]
     held = Counter(i.job.node for i in live if i.job.purpose in ("stage", "host") and i.released_at is None)
@@ -51,11 +51,13 @@ def test_a_retry_at_any_moment_doubles_and_orphans_nothing(
 ) -> None:
     """Whenever it is asked for, of an evaluation that runs, is ending or has ended: what had failed is tried again, no
     job is there twice, and in the end, with the reason gone, all is scored and nothing is left."""
-    world = Faulty(seed, Faults(**vars(FAULTS) | {"build_fails": 0.3}), record(entries=5), nodes=nodes)
+    world = World(
+        seed, Faults(**vars(FAULTS) | {"build_fails": 0.3}), record(entries=5), nodes=nodes, in_order=True
+    )
     tick = 0
     while world.state.ended_at is None or tick <= max(asked):
-        if world.state.shards.leaves and not world.poison and tick < 40:
-            world.poison = dict.fromkeys(list(world.state.shards.by_name)[:2], VAGUE)
+        if world.state.shards.leaves and not world.odd.poison and tick < 40:
+            world.odd.poison = dict.fromkeys(list(world.state.shards.by_name)[:2], VAGUE)
         if tick in asked:
             world.take([ev.RetryAsked(at=world.now)])
         if tick == cancelled and world.state.ended_at is None:
@@ -65,7 +67,7 @@ def test_a_retry_at_any_moment_doubles_and_orphans_nothing(
         tick += 1
         assert tick < 2000, world.summary()
     world.assert_nothing_left()
-    world.poison = {}
+    world.odd.poison = {}
     world.faults = Faults(listing=0.1)
     if world.state.failed_entries() or world.state.unscored_items:
         world.take([ev.RetryAsked(at=world.now)])
@@ -78,13 +80,13 @@ def test_a_retry_at_any_moment_doubles_and_orphans_nothing(
 @given(seed=st.integers(0, 2**32), nodes=st.integers(1, 3))
 def test_a_retry_of_what_runs_takes_nothing_from_it(seed: int, nodes: int) -> None:
     """With an entry failed and the rest inferring: no job ends of it, no weights are staged anew, the entry is scored."""
-    world = Faulty(seed, Faults(), record(entries=12), nodes=nodes)
+    world = World(seed, Faults(), record(entries=12), nodes=nodes, in_order=True)
     world.until_planned()
     poison = world.state.shards.leaves["t1"].planned.shards[0]
-    world.poison = {poison: VAGUE}
+    world.odd.poison = {poison: VAGUE}
     while not world.state.failed_entries() and world.state.ended_at is None:
         world.tick()
-    world.poison = {}
+    world.odd.poison = {}
     if world.state.ended_at is not None or not world.state.shards.todo:
         return  # it came last
     live, staged = set(world.state.jobs.live), [j for j in world.jobs if world.jobs[j].job.purpose == "stage"]
@@ -103,7 +105,7 @@ def test_a_retry_of_what_runs_takes_nothing_from_it(seed: int, nodes: int) -> No
 def test_a_retry_while_it_is_being_cancelled_waits_for_the_end(seed: int, ticks: int, after: int) -> None:
     """It is not lost: once the last job has ended all is tried again, and scored. A second cancellation takes it back."""
     for taken_back in (False, True):
-        world = Faulty(seed, Faults(), record(entries=4))
+        world = World(seed, Faults(), record(entries=4), in_order=True)
         for _ in range(ticks):
             if world.state.ended_at is None:
                 world.tick()

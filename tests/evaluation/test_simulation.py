@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,42 +10,6 @@ from support.simulated.shared import Shared
 from support.simulated.world import World, replay
 
 from coordinator.evaluation import events as ev
-from coordinator.evaluation.scoring import MAX_LOSSES
-
-MILD = Faults(kill=0.01, listing=0.1, slow_outcome=0.2)
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_an_undisturbed_evaluation_scores_every_entry_once(seed: int) -> None:
-    """Without faults each entry is scored exactly once and nothing is left on the cluster."""
-    world = World(seed, Faults())
-    world.run_to_scores()
-    assert world.scored_with == {0: 1, 1: 1, 2: 1}
-    assert all(n == 1 for n in world.frames.values())
-
-
-@settings(max_examples=150)
-@given(seed=st.integers(0, 2**32), kill=st.floats(0, 0.02), nodes=st.integers(1, 4))
-def test_everything_is_scored_whatever_dies_now_and_then(seed: int, kill: float, nodes: int) -> None:
-    """Killed jobs, lost submissions, a wiped queue, lost metric jobs, late news, restarts: all entries are scored."""
-    faults = Faults(
-        kill=kill,
-        submit_waits=0.2,
-        submit_lost=0.05,
-        submit_timeout=0.05,
-        vanish=0.2,
-        listing=0.2,
-        wipe_queue=0.03,
-        lose_metric=0.05,
-        restart=0.05,
-        node_down=0.01,
-        slow_outcome=0.3,
-    )
-    world = World(seed, faults, nodes=nodes)
-    world.run()
-    lost = [e for e in world.state.entries if e.status != "scored"]
-    assert not lost or world.state.ending.reason or any("times" in e.error for e in lost), world.summary()
-    world.assert_nothing_left()
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -67,52 +29,6 @@ def test_without_stealing_a_lane_runs_exactly_the_shards_that_were_planned_for_i
     assert all(n == 1 for n in world.frames.values())
     lanes = [trial.lane for trial in world.state.trials.by_name.values()]
     assert len(set(lanes)) == len(lanes)
-
-
-@pytest.mark.long
-@settings(max_examples=150)
-@given(seed=st.integers(0, 2**32), most=st.sampled_from([None, 1, 3]), nodes=st.integers(1, 4))
-def test_without_stealing_every_shard_of_a_lost_lane_is_run_by_others(
-    seed: int, most: int | None, nodes: int
-) -> None:
-    """`steal` False: nodes that go, trials that die, lanes that are preempted, a wiped queue, fewer trials than lanes were
-    planned: all entries are scored all the same."""
-    faults = Faults(
-        kill=0.01,
-        submit_lost=0.05,
-        vanish=0.2,
-        listing=0.2,
-        wipe_queue=0.03,
-        restart=0.05,
-        node_down=0.02,
-        drain=0.01,
-        preempt=0.02,
-        slow_outcome=0.3,
-        straggle=0.05,
-    )
-    world = World(seed, faults, record(steal=False, max_trials=most), nodes=nodes)
-    world.run()
-    lost = [e for e in world.state.entries if e.status != "scored"]
-    assert not lost or world.state.ending.reason or any("times" in e.error for e in lost), world.summary()
-    world.assert_nothing_left()
-    assert replay(world.journal) == world.state
-
-
-@settings(max_examples=60)
-@given(seed=st.integers(0, 2**32), dies=st.sampled_from([0.3, 0.8, 1.0]), forgets=st.sampled_from([0.0, 1.0]))
-def test_a_metric_job_that_takes_its_workers_down_is_not_asked_for_without_end(
-    seed: int, dies: float, forgets: float
-) -> None:
-    """However often metric jobs end without an outcome, or are forgotten by the queue, the evaluation ends: each is
-    enqueued a bounded number of times, and an entry without a score says why."""
-    world = World(seed, Faults(metric_dies=dies, lose_metric=forgets))
-    world.run()
-    assert max(world.enqueued.values()) <= MAX_LOSSES + 1
-    assert not world.state.ending.reason
-    for entry in world.state.entries:
-        assert entry.status == "scored" or "abandoned" in entry.error or "forgot" in entry.error
-    if dies == 1 and not forgets:
-        assert all("abandoned" in e.error for e in world.state.entries)
 
 
 @settings(max_examples=100)
@@ -143,50 +59,6 @@ def test_a_trial_that_outlives_its_limit_hands_its_shards_back(
     for limits in asked.values():
         assert limits == sorted(limits)
         assert limits[-1] <= most
-
-
-@settings(max_examples=60)
-@given(seed=st.integers(0, 2**32), kill=st.floats(0, 0.1))
-def test_nothing_is_built_or_staged_before_a_checkpoint_is_converted(seed: int, kill: float) -> None:
-    """A conversion that dies is tried again, three times in all; until it is done no other job is submitted."""
-    world = World(
-        seed,
-        Faults(kill=kill, convert_fails=kill, submit_lost=0.1, vanish=0.2, restart=0.1),
-        record(convert="x"),
-    )
-    world.run()
-    scored = all(e.status == "scored" for e in world.state.entries)
-    assert scored or world.state.ending.reason or any("times" in e.error for e in world.state.entries), (
-        world.summary()
-    )
-    purposes = [j.job.purpose for j in world.jobs.values()]
-    assert purposes[0] == "convert"
-    assert world.converted or set(purposes) == {"convert"}
-    assert not scored or world.state.record.checkpoint.announced == "/c"
-
-
-@settings(max_examples=60)
-@given(seed=st.integers(0, 2**32), preempt=st.floats(0, 0.15), nodes=st.integers(1, 3))
-def test_preemption_blames_no_node(seed: int, preempt: float, nodes: int) -> None:
-    """However often GPUs are taken back, with shards handed back in time or not: all is scored, no node is in back-off."""
-    world = World(seed, Faults(preempt=preempt, listing=0.1), nodes=nodes)
-    world.run_to_scores()
-    assert all(n.failures == 0 and not n.back_offs for n in world.state.nodes.by_name.values())
-
-
-@settings(max_examples=150)
-@given(seed=st.integers(0, 2**32), nodes=st.integers(2, 4))
-def test_a_drained_node_keeps_nothing_waiting(seed: int, nodes: int) -> None:
-    """Nodes drain while submissions to them are in doubt: the others score all, nothing more is submitted to a
-    drained one, and no job waits for it."""
-    faults = Faults(
-        submit_waits=0.3, submit_lost=0.2, submit_timeout=0.3, drain=0.1, restart=0.03, listing=0.1
-    )
-    world = World(seed, faults, nodes=nodes, gpus=8)
-    world.run()
-    scored = all(e.status == "scored" for e in world.state.entries)
-    assert scored or "could not be submitted" in world.state.ending.reason, world.summary()
-    world.assert_nothing_left()
 
 
 @pytest.mark.long
@@ -229,38 +101,6 @@ def test_a_journal_rebuilds_the_state_exactly(seed: int, steal: bool) -> None:
         assert replay(world.journal) == world.state
 
 
-@settings(max_examples=60)
-@given(seed=st.integers(0, 2**32))
-def test_what_cannot_be_done_ends_with_reasons(seed: int) -> None:
-    """Builds, staging and metrics that keep failing end the evaluation with a reason for each entry; it never hangs."""
-    world = World(seed, Faults(kill=0.2, build_fails=0.5, stage_fails=0.5, metric_fails=0.5))
-    world.run()
-    for entry in world.state.entries:
-        assert entry.status == "scored" or entry.error
-
-
-class Poisoned(World):
-    """The build of entry 2 ends its job: of the entries after it nothing is heard."""
-
-    def run_build(self, job: Any, index: int, member: Any) -> None:
-        whole = job.specs
-        names = [spec.entry for spec in whole.values()]
-        if 2 in names:
-            job.specs = {n: s for n, s in whole.items() if names.index(s.entry) < names.index(2)}
-        super().run_build(job, index, member)
-        job.specs = whole
-
-
-@settings(max_examples=40)
-@given(seed=st.integers(0, 2**32), parts=st.integers(1, 3))
-def test_an_entry_whose_build_ends_its_job_takes_no_other_with_it(seed: int, parts: int) -> None:
-    """It fails after three tries, by name; all others are scored."""
-    world = Poisoned(seed, Faults(slow_outcome=0.1), record(entries=7, build_jobs=parts))
-    world.run()
-    assert [e.index for e in world.state.entries if e.status != "scored"] == [2], world.summary()
-    assert "its build job ended 3 times" in world.state.entries[2].error
-
-
 def test_where_no_entry_can_be_built_all_of_them_say_so_after_six_jobs() -> None:
     """It is not tried three times for each of thirty entries."""
     world = World(1, Faults(), record(entries=30, build_jobs=1))
@@ -268,32 +108,6 @@ def test_where_no_entry_can_be_built_all_of_them_say_so_after_six_jobs() -> None
     world.run()
     assert all("its build job ended" in e.error for e in world.state.entries)
     assert sum(j.job.purpose == "build" for j in world.jobs.values()) == 6
-
-
-@settings(max_examples=40)
-@given(seed=st.integers(0, 2**32), at=st.integers(0, 30))
-def test_cancelling_at_any_moment_leaves_nothing_behind(seed: int, at: int) -> None:
-    """After a cancellation no job runs, no memory is held, and every unscored entry says why."""
-    world = World(seed, MILD, record(entries=4, max_trials=3))
-    for _ in range(at):
-        if world.state.ended_at is None:
-            world.tick()
-    if world.state.ended_at is None:
-        world.take([ev.CancelAsked(at=world.now, reason="asked")])
-    world.run()
-    world.assert_nothing_left()
-    assert all(e.status == "scored" or "cancelled" in e.error for e in world.state.entries)
-
-
-@settings(max_examples=60)
-@given(seed=st.integers(0, 2**32), straggle=st.floats(0.05, 1.0), nodes=st.integers(1, 3))
-def test_stragglers_lose_no_work(seed: int, straggle: float, nodes: int) -> None:
-    """Whichever trials are named as slow, all of them too, and whatever dies meanwhile: all entries are scored."""
-    faults = Faults(straggle=straggle, kill=0.01, wipe_queue=0.03, restart=0.05, slow_outcome=0.2)
-    world = World(seed, faults, record(entries=4), nodes=nodes)
-    world.run()
-    lost = [e for e in world.state.entries if e.status != "scored"]
-    assert not lost or world.state.ending.reason or any("times" in e.error for e in lost), world.summary()
 
 
 def test_a_stragglers_lane_is_left_alone_while_another_trial_runs() -> None:
@@ -319,15 +133,6 @@ def test_a_stragglers_lane_is_left_alone_while_another_trial_runs() -> None:
     assert checked, "no trial followed another: other dice are needed"
 
 
-def killed(world: World, nodes: list[str]) -> None:
-    """All trials that run on these nodes die at once, without a word."""
-    for job in world.jobs.values():
-        if job.job.purpose == "trial" and job.job.node in nodes:
-            for index, member in job.members.items():
-                if member.phase == "running":
-                    world.end_member(job, index, member)
-
-
 def inferring(world: World) -> bool:
     """A shard is done and another one is to do, with a trial running."""
     done = any(s.frame is not None for s in world.state.shards.by_name.values())
@@ -344,7 +149,7 @@ def test_a_node_that_takes_eight_trials_with_it_ends_no_evaluation(seed: int) ->
     world = World(seed, Faults(), record(entries=12), nodes=1 + seed % 2, gpus=8)
     while not inferring(world):
         world.tick()
-    killed(world, ["n0"])
+    world.kill("trial", ["n0"])
     world.tick()
     assert not world.state.ending.reason
     world.run_to_scores()
@@ -359,7 +164,7 @@ def test_nodes_that_all_rest_are_waited_for(seed: int) -> None:
     for _ in range(100):
         if all(n.status == "back-off" for n in world.state.nodes.by_name.values()):
             break
-        killed(world, world.node_names)
+        world.kill("trial")
         world.tick()
     assert not world.state.ending.reason
     assert world.state.waits_until is not None
@@ -375,7 +180,7 @@ def test_waiting_for_nodes_is_bounded() -> None:
         world.tick()
     started = world.now
     while world.state.ended_at is None:
-        killed(world, world.node_names)
+        world.kill("trial")
         for job in world.jobs.values():  # none lives to its first shard
             for index, member in job.members.items() if job.job.purpose == "trial" else ():
                 world.end_member(job, index, member)

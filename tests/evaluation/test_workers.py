@@ -17,17 +17,6 @@ from coordinator.evaluation.scoring import MAX_WORKER_JOBS, WAITING_SECONDS
 from evaljobs.contract.specs import JudgeOptions
 
 
-def end_running(world: World) -> int:
-    """End every worker that runs, without a word; how many there were."""
-    ended = 0
-    for job in [j for j in world.jobs.values() if j.job.purpose == "metric"]:
-        for index, member in job.members.items():
-            if member.phase == "running":
-                world.end_member(job, index, member)
-                ended += 1
-    return ended
-
-
 @pytest.mark.parametrize("judged", [True, False])
 def test_the_judges_key_reaches_workers_of_suites_with_judge_tasks_alone(judged: bool) -> None:
     plain = record(entries=2)
@@ -48,7 +37,7 @@ def test_workers_that_get_something_done_are_sent_for_again_however_often_they_a
     while world.state.ended_at is None:
         world.tick()
         if not world.state.scoring.worker_attempts:
-            taken += end_running(world)
+            taken += world.kill("metric")
     world.run_to_scores()
     assert taken > MAX_WORKER_JOBS
 
@@ -59,7 +48,7 @@ def test_workers_that_get_nothing_done_have_a_quarter_of_an_hour_and_a_retry_sen
     ends: list[float] = []
     while world.state.ended_at is None:
         world.tick()
-        ends += [world.now] * end_running(world)
+        ends += [world.now] * world.kill("metric")
     assert len(ends) >= MAX_WORKER_JOBS
     assert ends[-1] - ends[0] > 900
     assert all("worker jobs ended" in e.error for e in world.state.entries)

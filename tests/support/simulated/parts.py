@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,13 +11,14 @@ from coordinator.cluster import Job
 from coordinator.evaluation import actions as do
 from coordinator.evaluation import events as ev
 from coordinator.evaluation.job_specs import Site
-from coordinator.evaluation.records import EvaluationRecord, RunOptions
+from coordinator.evaluation.records import EvaluationRecord, Inputs, RunOptions
 from evaljobs.contract.names import Cut, ShardId
 from evaljobs.contract.outcomes import TooLarge, TrialEnded
 from evaljobs.contract.specs import (
     CheckpointFile,
     CheckpointSpec,
     ModelOptions,
+    Sources,
     SuiteSpec,
     TaskEntry,
 )
@@ -132,6 +133,16 @@ def record(
         convert=convert,
         accepted_at=0.0,
     )
+
+
+def limited(limits: Sequence[float | None], *, groups: bool = False, **options: Any) -> EvaluationRecord:
+    """Tasks of these limits. `groups`: they may be groups of tasks."""
+    made = record(entries=len(limits), **options)
+    tasks = [t.model_copy(update={"limit": n}) for t, n in zip(made.suite.tasks, limits, strict=True)]
+    names = tuple(t.name for t in tasks)
+    inputs = Inputs(entries=tuple(Sources() for _ in tasks), single=() if groups else names)
+    suite = made.suite.model_copy(update={"tasks": tuple(tasks)})
+    return made.model_copy(update={"suite": suite, "inputs": inputs})
 
 
 def planned(action: do.MakePlan, dice: random.Random, now: float) -> ev.Planned:

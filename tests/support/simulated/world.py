@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 from coordinator.allocation import job_limits
-from coordinator.cluster import Job, JobState
+from coordinator.cluster import Job
 from coordinator.evaluation import actions as do
 from coordinator.evaluation import events as ev
 from coordinator.evaluation import step as machine
@@ -20,58 +21,51 @@ from coordinator.evaluation.job_specs import metric_spec, specs_of
 from coordinator.evaluation.records import EvaluationRecord
 from coordinator.evaluation.state import State
 from coordinator.runtime import detect
-from evaljobs.contract.names import Cut, ShardId
-from evaljobs.contract.outcomes import (
-    Built,
-    Cleared,
-    Converted,
-    Executed,
-    Failed,
-    Scored,
-    Staged,
-)
-from evaljobs.contract.specs import FrameRef, ScoreSpec, TrialSpec
-from support.simulated.parts import SITE, FakeJob, FakeMember, Faults, ended, planned, record, too_large
+from evaljobs.contract.names import ShardId
+from support.simulated.cluster import Cluster, Odd
+from support.simulated.parts import SITE, FakeJob, FakeMember, Faults, planned, record
+
+VAGUE = "RuntimeError: CUDA error: an illegal memory access was encountered"
+UNFIT = "Requested node configuration is not available"
+BANNED = "Invalid qos specification"
+LIMIT = "QOSMaxSubmitJobPerUserLimit; Batch job submission failed: Job violates accounting/QOS policy"
 
 
-class World:
-    """Runs one evaluation to its end under `faults`; every step is checked by `validate`."""
+class World(Cluster):
+    """Runs one evaluation to its end under `faults` on a cluster with oddities (`odd`, `Odd`'s fields); every step is
+    checked by `validate`.
+    """
 
     site = SITE
 
     def __init__(
-        self, seed: int, faults: Faults, rec: EvaluationRecord | None = None, nodes: int = 2, gpus: int = 2
+        self,
+        seed: int,
+        faults: Faults | None = None,
+        rec: EvaluationRecord | None = None,
+        nodes: int = 2,
+        gpus: int = 2,
+        **odd: Any,
     ) -> None:
+        super().__init__()
+        self.odd = Odd(**odd)
+        self.refusals: dict[str, list[float]] = {}  # job -> times at which a limit kept it out
         self.gpus = gpus
         self.dice = random.Random(seed)
-        self.faults = faults
+        self.faults = faults or Faults()
         self.now = 0.0
         self.record = rec or record()
         self.node_names = [f"n{i}" for i in range(nodes)]
         self.journal: list[ev.AnyEvent] = []
-        self.jobs: dict[str, FakeJob] = {}
         self.next_id = 100
-        self.queue: dict[str, tuple[str, float]] | None = None  # shard -> (lane, rank)
+        self.queue = None
         self.epoch: str | None = None
-        self.published: set[str] = set()  # tasks whose request sets early trials find
-        self.claims: dict[str, str] = {}
-        self.rq: set[str] = set()
-        self.specs: dict[str, Any] = {}  # of metric jobs, as they were queued
-        self.given_up: dict[str, str] = {}  # metric jobs -> the queue's reason
+        self.published, self.claims = set(), {}
+        self.rq, self.specs, self.given_up = set(), {}, {}
         self.enqueued: dict[str, int] = {}
-        self.outcomes: list[Any] = []
-        self.left: list[Any] = []  # every outcome file ever written
-        self.dumped: list[tuple[str, FrameRef]] = []
-        self.frames: dict[str, int] = {}
         self.seen = detect.Sightings()
-        self.converted: set[str] = set()
-        self.scored_with: dict[int, int] = {}
-        self.workers_stopped = False
-        self.drained: set[str] = set()
+        self.workers_stopped, self.drained = False, set()
         self.called: list[do.SubmitJob] = []  # submissions whose turn has not come
-        self.fits = 0  # batch size or token budget that always fits
-        self.oversized = 0  # batches that did not fit
-        self.memory: set[tuple[str, str]] = set()  # (node, holder) that hold staged weights
         event = ev.Accepted(at=0.0, record=self.record)
         self.state, actions = machine.start(event)
         self.journal.append(event)
@@ -121,6 +115,8 @@ class World:
                 self.published = set(action.sets)
             case do.QueueShards() if self.queue is not None:
                 for shard, rank, _ in action.shards:
+                    if self.odd.in_order:
+                        self.claims.pop(shard, None)
                     self.queue[shard] = (action.lane, rank)
             case do.WithdrawShards() if self.queue is not None:
                 for shard in action.shards:
@@ -163,6 +159,8 @@ class World:
         if info.released_at is not None:
             return [ev.JobNotSubmitted(at=self.now, job=name, error="nothing needs it any more")]
         assert action.job.node not in self.drained, f"{name} would wait for a drained node"
+        if refused := self.refusal(action.job):
+            return [refused]
         if action.job.purpose == "metric":
             self.workers_stopped = False  # as `Performer` does
         roll = self.dice.random()
@@ -182,6 +180,20 @@ class World:
             return [ev.JobNotSubmitted(at=self.now, job=name, error="timed out", maybe_done=True)]
         return [ev.JobSubmitted(at=self.now, job=name, job_id=job.job_id)]
 
+    def refusal(self, job: Job) -> ev.JobNotSubmitted | None:
+        """What the cluster says to a job that it does not take."""
+        odd = self.odd
+        told = partial(ev.JobNotSubmitted, at=self.now, job=job.name)
+        if job.node in odd.unfit and (not odd.refused or job.purpose in odd.refused):
+            return told(error=UNFIT, refused=True, of_node=True)
+        if job.purpose == odd.banned:
+            return told(error=BANNED, refused=True)
+        assert job.count <= odd.array, f"{job.name} is an array of {job.count}"
+        if self.members("pending", "running") + job.count > odd.submitted:
+            self.refusals.setdefault(job.name, []).append(self.now)
+            return told(error=LIMIT, limited=True)
+        return None
+
     def cancel(self, action: do.CancelJob) -> None:
         for job in self.jobs.values():
             if job.job_id == action.job_id:
@@ -189,210 +201,7 @@ class World:
                     if action.index in (None, index):
                         self.end_member(job, index, member)
 
-    # --- the cluster's side --------------------------------------------------------------------------------------------
-
-    def end_member(self, job: FakeJob, _index: int, member: FakeMember) -> None:
-        if member.phase == "ended":
-            return
-        member.phase = "ended"
-        self.memory.discard((job.job.node or "", job.job.name))
-        if self.dice.random() < self.faults.vanish:
-            job.listed = False
-
-    def leave(self, outcome: Any) -> None:
-        self.outcomes.append(outcome)
-        self.left.append(outcome)
-
-    def work(self) -> None:
-        """Every running member does a little; some die."""
-        for job in list(self.jobs.values()):
-            for index, member in job.members.items():
-                if member.phase == "pending":
-                    member.phase = "running" if self.starts(job, member) else "pending"
-                elif member.phase == "running":
-                    if self.faults.preempt and job.job.node and self.dice.random() < self.faults.preempt:
-                        if job.job.purpose == "trial" and self.dice.random() < 0.7:
-                            self.overrun(job, index, member)  # it had the time to hand its shard back
-                        else:
-                            self.end_member(job, index, member)
-                        member.word = "PREEMPTED"
-                    elif self.dice.random() < self.faults.kill:
-                        self.end_member(job, index, member)
-                    elif job.job.purpose == "trial" and self.dice.random() < self.faults.overrun:
-                        self.overrun(job, index, member)
-                    else:
-                        getattr(self, f"run_{job.job.purpose}")(job, index, member)
-
-    def starts(self, job: FakeJob, _member: FakeMember) -> bool:
-        """Has the cluster room for this pending member now?"""
-        return self.dice.random() < 0.6 and job.job.node not in self.drained
-
-    def leaf_tasks(self, entry: str) -> Iterable[str]:
-        """What lm-eval makes of an entry."""
-        return (entry,)
-
-    def run_build(self, job: FakeJob, index: int, member: FakeMember) -> None:
-        for spec in job.specs.values():
-            if self.dice.random() < self.faults.build_fails:
-                self.leave(Failed(name=spec.name, job="build", blame="retry", error="no", entry=spec.entry))
-            else:
-                task = self.record.suite.tasks[spec.entry].name
-                sets = {leaf: f"{spec.out_dir}/{leaf}" for leaf in self.leaf_tasks(task)}
-                self.leave(
-                    Built(name=spec.name, entry=spec.entry, batch_size=8, cut=spec.cut, sets=sets, seconds=1)
-                )
-        self.end_member(job, index, member)
-
-    def run_convert(self, job: FakeJob, index: int, member: FakeMember) -> None:
-        if self.dice.random() < self.faults.convert_fails:
-            self.leave(Failed(name=job.job.name, job="convert", blame="retry", error="no"))
-        else:
-            (spec,) = job.specs.values()
-            self.converted.add(spec.out_dir)
-            self.leave(Converted(name=job.job.name, path=spec.out_dir, seconds=1))
-        self.end_member(job, index, member)
-
-    def run_stage(self, job: FakeJob, index: int, member: FakeMember) -> None:
-        node = job.job.node or ""
-        if job.released:
-            self.leave(Cleared(name=job.job.name, node=node, freed_bytes=1, reason="released"))
-            self.end_member(job, index, member)
-        elif (node, job.job.name) not in self.memory:
-            if self.dice.random() < self.faults.stage_fails:
-                self.leave(Failed(name=job.job.name, job="stage", blame="retry", error="ENOSPC", node=node))
-                self.end_member(job, index, member)
-                return
-            self.memory.add((node, job.job.name))
-            self.leave(
-                Staged(
-                    name=job.job.name, node=node, path="/s", rung="shm", bytes=1, storage_bytes=1, seconds=1
-                )
-            )
-
-    def overrun(self, job: FakeJob, index: int, member: FakeMember) -> None:
-        spec: TrialSpec = next(iter(job.specs.values()))
-        lane = spec.lanes[index]
-        for shard in [s for s, t in self.claims.items() if t == lane.trial]:
-            del self.claims[shard]
-            if self.queue is not None:
-                self.queue[shard] = (lane.lane, 0.0)
-        self.leave(ended(spec.node, lane.trial, "terminated"))
-        member.word = "TIMEOUT"
-        self.end_member(job, index, member)
-
-    def run_trial(self, job: FakeJob, index: int, member: FakeMember) -> None:
-        spec: TrialSpec = next(iter(job.specs.values()))
-        trial = spec.lanes[index].trial
-        held = [s for s, t in self.claims.items() if t == trial]
-        for shard in held:
-            if self.oversize(spec.node, trial, shard):
-                del self.claims[shard]
-                continue
-            self.frames[shard] = self.frames.get(shard, 0) + 1
-            self.dumped.append((shard, self.answer(shard, trial)))
-            del self.claims[shard]
-        if self.queue is None:
-            return  # waits
-        lane = spec.lanes[index].lane
-        open_ = [s for s in sorted(self.queue) if self.record.options.steal or self.queue[s][0] == lane]
-        if not open_:
-            self.leave(ended(spec.node, trial, "drained"))
-            self.end_member(job, index, member)
-            return
-        self.claim(job, index, member, self.dice.choice(open_))
-
-    def answer(self, _shard: str, trial: str) -> FrameRef:
-        """The place of its record."""
-        return FrameRef(file=f"{trial}.frames", offset=sum(self.frames.values()), length=1)
-
-    def oversize(self, node: str, trial: str, shard: str) -> bool:
-        """Does a batch of the shard not fit? Then the trial leaves an outcome and drops the shard."""
-        cut = Cut.parse(ShardId.parse(shard).cut or "8")
-        size = cut.token_budget or cut.batch_size
-        leaf = self.state.shards.leaves.get(ShardId.parse(shard).task)
-        if cut.token_budget and leaf is not None and leaf.planned.executes:
-            return False  # it generates, which the budget does not cut
-        if not self.faults.too_large or size <= self.fits or self.dice.random() >= self.faults.too_large:
-            return False
-        self.oversized += 1
-        self.leave(too_large(shard, trial, node, self.oversized))
-        return True
-
-    def claim(self, job: FakeJob, index: int, member: FakeMember, shard: str) -> None:
-        """Take it from the queue; a trial that was not told of its task leaves it there, and ends."""
-        spec: TrialSpec = next(iter(job.specs.values()))
-        trial = spec.lanes[index].trial
-        later = self.published if spec.request_sets_file is not None else set()
-        if ShardId.parse(shard).task not in spec.request_sets.keys() | later:
-            self.leave(ended(spec.node, trial, "outdated"))
-            self.end_member(job, index, member)
-            return
-        assert self.queue is not None
-        del self.queue[shard]
-        self.claims[shard] = trial
-
-    def run_metric(self, job: FakeJob, index: int, member: FakeMember) -> None:
-        if self.workers_stopped:
-            self.end_member(job, index, member)
-            return
-        for name in sorted(self.rq):
-            if self.faults.metric_slow and self.dice.random() < self.faults.metric_slow:
-                continue
-            self.rq.discard(name)
-            metric = self.state.scoring.metrics[name]
-            if self.faults.metric_dies and self.dice.random() < self.faults.metric_dies:
-                self.given_up[name] = "abandoned"
-            elif self.dice.random() < self.faults.metric_fails:
-                self.leave(
-                    Failed(name=name, job=metric.kind, blame="retry", error="boom", entry=metric.entry)
-                )
-            elif metric.kind == "execute":
-                self.leave(Executed(name=name, task=metric.task, documents=1, programs=1, seconds=1))
-            else:
-                spec: Any = self.specs[name]
-                self.check_score(spec)
-                self.scored_with[metric.entry] = self.scored_with.get(metric.entry, 0) + 1
-                unscored = {"t 1": "hung"} if self.dice.random() < self.faults.item_fails else {}
-                file = self.score_file(spec)
-                self.leave(
-                    Scored(name=name, entry=metric.entry, result_file=file, seconds=1, unscored=unscored)
-                )
-
-    def check_score(self, spec: ScoreSpec) -> None:
-        for task, frames in spec.frames.items():
-            leaf = self.state.shards.leaves[self.state.entries[spec.entry].leaves[task]]
-            assert len(frames) == len(leaf.planned.shards), "a partial score"
-
-    def score_file(self, _spec: ScoreSpec) -> str:
-        return "/r"
-
     # --- one tick ------------------------------------------------------------------------------------------------------
-
-    def listing(self) -> list[JobState]:
-        rows = []
-        for job in self.jobs.values():
-            for index, member in job.members.items():
-                if not job.listed and member.phase == "ended":
-                    continue  # what vanishes is what has ended: a member that runs is shown
-                rows.append(
-                    JobState(
-                        job_id=job.job_id,
-                        name=job.job.name,
-                        index=index,
-                        phase=member.phase,  # type: ignore[arg-type]
-                        state=member.word or member.phase.upper(),
-                        ends_at=self.ends_at(job, member),
-                    )
-                )
-        return rows
-
-    def ends_at(self, _job: FakeJob, _member: FakeMember) -> float | None:
-        """By its time limit; None: this cluster has none."""
-        return None
-
-    def began(self, _job: Job, _index: int) -> bool:
-        """Has this member a log?"""
-        return True
 
     def tick(self) -> None:
         self.now += 5.0
@@ -489,6 +298,10 @@ class World:
                 return
             self.tick()
         raise AssertionError(f"not ended after {most} ticks: {self.summary()}")
+
+    def until_planned(self) -> None:
+        while not self.state.shards.leaves and self.state.ended_at is None:
+            self.tick()
 
     def run_to_scores(self) -> None:
         """Run to the end: every entry is scored and nothing is left."""

@@ -1,0 +1,320 @@
+"""The machine on seeded clusters, a row a scenario: what goes wrong there, and what becomes of the evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, Literal
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.simulated.parts import Faults, limited, record
+from support.simulated.world import BANNED, UNFIT, World, replay
+
+from coordinator.evaluation import events as ev
+from coordinator.evaluation import jobs, nodes
+from coordinator.evaluation.scoring import MAX_LOSSES
+
+TICK = 5.0
+STORM = {
+    "kill": 0.01, "submit_waits": 0.2, "submit_lost": 0.05, "submit_timeout": 0.05, "vanish": 0.2, "listing": 0.2,
+    "wipe_queue": 0.03, "lose_metric": 0.05, "restart": 0.05, "node_down": 0.01, "slow_outcome": 0.3,
+}  # fmt: skip
+NEVER = "PartitionTimeLimit", "QOSMaxWallDurationPerJobLimit", "AssocMaxWallDurationPerJobLimit"
+LIMITED = "QOSMaxJobsPerUserLimit"
+ONE_JOB = "AssocMaxJobsLimit"
+LONG = "gpu-node-of-the-very-long-named-cluster-in-building-"
+C_NODES = [f"c{i}" for i in range(60)]
+
+
+@dataclass(frozen=True)
+class Row:
+    """`ends`: "scored": every entry; "said": those that are not say after how many tries, or the evaluation says why;
+    "failed": each of them, with words of `says`. `fails`: entries that do so where all others are scored.
+    """
+
+    faults: dict[str, float] = field(default_factory=dict)
+    record: dict[str, Any] = field(default_factory=dict)
+    odd: dict[str, Any] = field(default_factory=dict)
+    nodes: tuple[int, int] = (1, 4)  # fewest, most
+    gpus: int = 2
+    ends: Literal["scored", "said", "failed"] = "scored"
+    fails: tuple[str, ...] = ()
+    says: str = ""  # part of each failed entry's error
+    warns: str = ""  # part of a warning in every run
+    blames: bool = True  # may a node be in back-off?
+    check: Callable[[World], None] = lambda _world: None
+    examples: int = 20
+
+    def world(self, seed: int, count: int) -> World:
+        options = dict(self.record)
+        made = limited(**options) if "limits" in options else record(**options)
+        return World(seed, Faults(**self.faults), made, nodes=count, gpus=self.gpus, **self.odd)
+
+    @property
+    def counts(self) -> st.SearchStrategy[int]:
+        return st.integers(*self.nodes)
+
+
+def once_each(world: World) -> None:
+    """Each entry is scored once, each shard is run once."""
+    assert set(world.scored_with.values()) == {1}
+    assert all(n == 1 for n in world.frames.values())
+
+
+def bounded(world: World) -> None:
+    assert max(world.enqueued.values()) <= MAX_LOSSES + 1
+    assert not world.state.ending.reason
+
+
+def converted_first(world: World) -> None:
+    purposes = [j.job.purpose for j in world.jobs.values()]
+    assert purposes[0] == "convert"
+    assert world.converted or set(purposes) == {"convert"}
+    scored = all(e.status == "scored" for e in world.state.entries)
+    assert not scored or world.state.record.checkpoint.announced == "/c"
+
+
+def n0_alone(world: World) -> None:
+    node = world.state.nodes.by_name["n0"]
+    told = [w for w in world.state.warnings if UNFIT in w]
+    assert not node.back_offs or (UNFIT in node.why and any("n0 is in back-off" in w for w in told))
+    assert not any("n1" in w for w in told)
+
+
+def waited_half_an_hour(world: World) -> None:
+    assert 60.0 * (2**nodes.MAX_ALL_BACKED_OFF - 1) <= world.now <= 3600.0
+
+
+def at_once(world: World) -> None:
+    assert world.now < 300.0
+
+
+def with_growing_pauses(world: World) -> None:
+    assert not any(info.submissions for info in world.state.jobs.by_name.values())
+    for times in world.refusals.values():
+        for number, (before, after) in enumerate(pairwise(times)):
+            assert after - before >= min(jobs.HELD_SECONDS * 2**number, jobs.MAX_HELD_SECONDS)
+
+
+def on_hosts_alone(world: World) -> None:
+    assert {j.job.purpose for j in world.jobs.values()} == {"build", "host", "metric"}
+    assert all(n == 1 for n in world.frames.values())
+
+
+def hosted(world: World) -> None:
+    assert any(n.hosted for n in world.state.nodes.by_name.values())
+
+
+def staged_again(world: World) -> None:
+    assert not any(n.hosted for n in world.state.nodes.by_name.values())
+    assert any(n.unseen for n in world.state.nodes.by_name.values())
+
+
+def with_fewer_lanes(world: World) -> None:
+    assert any(j.job.gpus == 2 for j in world.jobs.values())
+    assert any(node.lanes == 1 for node in world.state.nodes.by_name.values())
+
+
+def elsewhere(world: World) -> None:
+    builds = [j.job for j in world.of("build")]
+    assert world.odd.unlaunchable <= set(builds[-1].exclude) or not builds[-1].exclude
+
+
+def names_no_log(world: World) -> None:
+    assert world.now > 600.0
+    assert not any("log" in e.error for e in world.state.entries)
+
+
+ROWS = {
+    "nothing goes wrong": Row(blames=False, check=once_each),
+    "jobs, submissions, nodes, the queue and the coordinator die": Row(STORM, ends="said", examples=100),
+    "checkpoints are converted first": Row(
+        {"kill": 0.05, "convert_fails": 0.05, "submit_lost": 0.1, "vanish": 0.2, "restart": 0.1},
+        {"convert": "x"}, ends="said", check=converted_first, examples=40,
+    ),
+    "preemption": Row({"preempt": 0.15, "listing": 0.1}, nodes=(1, 3), blames=False, examples=40),
+    "nodes drain while submissions are in doubt": Row(
+        {"submit_waits": 0.3, "submit_lost": 0.2, "submit_timeout": 0.3, "drain": 0.1, "restart": 0.03, "listing": 0.1},
+        nodes=(2, 4), gpus=8, ends="said", examples=100,
+    ),
+    "trials are named as stragglers": Row({**STORM, "straggle": 0.5, "node_down": 0}, {"entries": 4}, nodes=(1, 3), ends="said"),
+    "all of them are": Row({"straggle": 1.0, "restart": 0.05}, {"entries": 4}, nodes=(1, 3)),
+    "builds, staging and metrics fail": Row(
+        {"kill": 0.2, "build_fails": 0.5, "stage_fails": 0.5, "metric_fails": 0.5}, nodes=(2, 2), ends="failed", examples=60
+    ),
+    "each metric job takes its worker down": Row(
+        {"metric_dies": 1.0}, ends="failed", fails=("t0", "t1", "t2"), says="abandoned", check=bounded
+    ),
+    "some metric jobs do": Row({"metric_dies": 0.3}, ends="failed", says="abandoned", check=bounded),
+    "the queue forgets each metric job": Row({"lose_metric": 1.0}, ends="failed", says="forgot", check=bounded),
+    "a build ends its job": Row(
+        {"slow_outcome": 0.1}, {"entries": 7, "build_jobs": 2}, {"deadly": 2}, fails=("t2",), says="its build job ended 3 times"
+    ),
+    "trials load while requests are built": Row(
+        {"kill": 0.03, "restart": 0.05, "wipe_queue": 0.03, "build_fails": 0.2, "slow_outcome": 0.2, "listing": 0.1},
+        {"limits": [8, 8, 8], "early_trials": True}, nodes=(2, 2), ends="failed", examples=40,
+    ),
+    "the same without stealing": Row(
+        {"kill": 0.03, "restart": 0.05, "wipe_queue": 0.03, "build_fails": 0.2, "slow_outcome": 0.2, "listing": 0.1},
+        {"limits": [8, 8], "early_trials": True, "steal": False}, nodes=(2, 2), ends="failed",
+    ),
+    "CPU nodes cannot launch builds": Row(
+        odd={"unlaunchable": frozenset(C_NODES[:4])}, warns="could not launch", check=elsewhere, examples=5
+    ),
+    "no CPU node can": Row(
+        odd={"unlaunchable": frozenset(C_NODES)}, ends="failed", fails=("t0", "t1", "t2"),
+        says="no node could launch its build job", check=names_no_log, examples=5,
+    ),
+    "no arrays": Row({"kill": 0.02}, {"entries": 4, "workers": 4, "array_size": 1}, {"array": 1}, gpus=4, nodes=(2, 2)),
+    "small arrays": Row({"kill": 0.02}, {"entries": 4, "workers": 4, "array_size": 2}, {"array": 2}, gpus=4, nodes=(2, 2)),
+    "a limit on submissions": Row(
+        {"restart": 0.02, "submit_waits": 0.2}, {"entries": 4, "workers": 2}, {"submitted": 5}, nodes=(2, 2),
+        blames=False, check=with_growing_pauses, examples=40,
+    ),
+    "precursors fill it": Row({"restart": 0.01}, {"entries": 4}, {"submitted": 3}, nodes=(3, 3), gpus=1),
+    "a limit on running jobs": Row(
+        {"restart": 0.01}, {"entries": 4}, {"running": 2, "reason": LIMITED}, nodes=(2, 2)
+    ),
+    "nodes are given up for it": Row(
+        {"restart": 0.01}, {"entries": 4}, {"running": 2, "reason": LIMITED}, nodes=(3, 8), warns=f"{LIMITED}"
+    ),
+    "three places for three nodes": Row({"restart": 0.01}, {"entries": 4}, {"running": 3, "reason": LIMITED}, nodes=(3, 8)),
+    "four places for two nodes": Row({"restart": 0.01}, {"entries": 4}, {"running": 4, "reason": LIMITED}, nodes=(2, 2)),
+    "one job at a time": Row(
+        {"restart": 0.01}, {}, {"running": 1, "reason": ONE_JOB}, nodes=(1, 1), warns=ONE_JOB, check=hosted, examples=8
+    ),
+    "hosts": Row(record={"host_trials": True}, nodes=(1, 3), check=on_hosts_alone),
+    "hosts die": Row({**STORM, "stage_fails": 0.05, "submit_waits": 0, "lose_metric": 0}, {"host_trials": True},
+        nodes=(1, 3), ends="said", examples=80),
+    "hosts never stage": Row({"stage_fails": 1.0}, {"host_trials": True}, ends="failed", fails=("t0", "t1", "t2")),
+    "a limit holds hosts with one lane": Row(
+        {"restart": 0.01}, {"host_trials": True}, {"host_gpus": 1, "reason": "QOSGrpCpuLimit"}, nodes=(2, 2),
+        check=with_fewer_lanes, examples=5,
+    ),
+    "/dev/shm is private": Row(
+        {"slow_outcome": 0.2, "restart": 0.05}, odd={"private": True}, nodes=(1, 3), warns="private", check=hosted, examples=40
+    ),
+    "nodes lose their memory": Row(
+        {"slow_outcome": 0.2, "restart": 0.05, "listing": 0.2}, odd={"power_cut": True}, nodes=(1, 3), check=staged_again, examples=40
+    ),
+    **{
+        f"one node's {' or '.join(purposes) or 'job'} is refused": Row(
+            {"submit_waits": 0.2, "restart": 0.02}, {"entries": 4},
+            {"unfit": frozenset({"n0"}), "refused": frozenset(purposes)}, nodes=(2, 2), check=n0_alone,
+        )
+        for purposes in ((), ("stage",), ("trial",))
+    },
+    "every node refuses": Row(
+        record={"entries": 2}, odd={"unfit": frozenset({"n0", "n1"})}, nodes=(2, 2), ends="failed", fails=("t0", "t1"),
+        says=UNFIT, check=waited_half_an_hour, examples=5,
+    ),
+    "no precursor is taken": Row(
+        record={"entries": 2}, odd={"banned": "stage"}, ends="failed", fails=("t0", "t1"), says=BANNED, check=at_once, examples=5
+    ),
+    **{
+        f"a {purpose} waits for {reason}": Row(
+            record={"entries": 2}, odd={"full": (purpose, 0), "reason": reason}, ends="failed", says=reason,
+            warns=reason, examples=3,
+        )
+        for purpose, reason in [*((p, NEVER[0]) for p in ("build", "stage", "trial", "metric")), *(("trial", r) for r in NEVER[1:])]
+    },
+}  # fmt: skip
+# lanes keep their shards, whatever becomes of their nodes and trials
+DEALT_OUT = {
+    f"without stealing, {most or 'any number of'} trials": Row(
+        {**STORM, "submit_waits": 0, "submit_timeout": 0, "lose_metric": 0, "node_down": 0.02, "drain": 0.01,
+         "preempt": 0.02, "straggle": 0.05},
+        {"steal": False, "max_trials": most}, ends="said", examples=50,
+    )
+    for most in (None, 1, 3)
+}  # fmt: skip
+
+
+def run_and_check(row: Row, world: World) -> None:
+    """Run to the end, and hold the laws of every scenario and those of its row."""
+    world.run()
+    state = world.state
+    world.assert_nothing_left()
+    assert replay(world.journal) == state
+    lost = [e for e in state.entries if e.status != "scored"]
+    if row.fails:
+        assert {e.name for e in lost} == set(row.fails), world.summary()
+    elif row.ends == "scored":
+        assert not lost, world.summary()
+    elif row.ends == "said":
+        assert not lost or state.ending.reason or all("times" in e.error for e in lost), world.summary()
+    assert all(e.error and (row.says in e.error or row.says in state.ending.reason) for e in lost), (
+        world.summary()
+    )
+    assert row.blames or not any(n.back_offs or n.failures for n in state.nodes.by_name.values())
+    assert any(row.warns in text for text in [*state.warnings, state.ending.reason]) or not row.warns
+    row.check(world)
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_an_evaluation_ends_as_its_scenario_says(name: str) -> None:
+    """Whatever goes wrong: it ends with scores or with reasons, holds no job and no memory, and its journal replays."""
+    row = ROWS[name]
+
+    @settings(max_examples=row.examples)
+    @given(seed=st.integers(0, 2**32), count=row.counts)
+    def holds(seed: int, count: int) -> None:
+        run_and_check(row, row.world(seed, count))
+
+    holds()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", DEALT_OUT)
+def test_without_stealing_every_shard_of_a_lost_lane_is_run_by_others(name: str) -> None:
+    """Nodes that go, trials that die, lanes that are preempted, fewer trials than lanes were planned: all is scored."""
+    row = DEALT_OUT[name]
+
+    @settings(max_examples=row.examples)
+    @given(seed=st.integers(0, 2**32), count=row.counts)
+    def holds(seed: int, count: int) -> None:
+        run_and_check(row, row.world(seed, count))
+
+    holds()
+
+
+STUCK = [("stage", 0), ("metric", 0), ("trial", 0), ("build", 0), ("metric", 1)]
+
+
+@settings(max_examples=120)
+@given(
+    seed=st.integers(0, 2**32),
+    ticks=st.integers(0, 40),
+    name=st.sampled_from([*ROWS, *STUCK]),
+)
+def test_a_cancelled_evaluation_ends_at_once_whatever_goes_wrong(
+    seed: int, ticks: int, name: str | tuple[str, int]
+) -> None:
+    """At any moment of any scenario, and where jobs do not start at all: what is unscored says so, and nothing is left."""
+    if isinstance(name, str):
+        row = ROWS[name]
+    else:
+        row = Row({"submit_timeout": 0.1, "restart": 0.05}, {"workers": 3}, {"full": name}, nodes=(2, 2))
+    world = row.world(seed, row.nodes[0])
+    for _ in range(ticks):
+        if world.state.ended_at is None:
+            world.tick()
+    asked, open_then = world.now, world.state.ended_at is None
+    if open_then:
+        world.take([ev.CancelAsked(at=world.now, reason="asked")])
+    world.run()
+    world.assert_nothing_left()
+    assert all(e.status == "scored" or e.error for e in world.state.entries)
+    assert isinstance(name, str) or world.now - asked <= 8 * TICK, world.summary()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_an_evaluation_ends_on_nodes_whose_names_differ_at_their_end_alone(seed: int) -> None:
+    """Each of them stages and runs trials under names of its own, with failures and restarts as elsewhere."""
+    world = World(seed, Faults(kill=0.02, restart=0.05), nodes=3)
+    world.node_names = [f"{LONG}{i:04d}" for i in range(1, 4)]
+    world.run_to_scores()
+    assert {job.job.node for job in world.of("stage")} == set(world.node_names)
