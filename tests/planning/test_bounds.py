@@ -12,48 +12,33 @@ from coordinator.planning.model import Lane, WorkSet
 TWO = [Lane(name="a", node="n"), Lane(name="b", node="n")]
 
 
-def test_gpu_time_binds():
-    """4.5 staging + 10 load + 100 s over 2 GPUs."""
-    sets = [WorkSet(name="x", batch_seconds=[1.0] * 100, metric_seconds=1.0, metric="execute")]
-    got = bound(sets, TWO, load_seconds=10, cpu_slots=4, stage_seconds=4.5)
-    assert got.gpu_seconds == pytest.approx(64.5)
-    assert got.seconds == pytest.approx(64.5)
-    assert got.binding == "GPU time"
+def work(name: str = "x", batches: list[float] | None = None, tail: float = 0.0, **more) -> WorkSet:
+    return WorkSet(name=name, batch_seconds=batches or [1.0] * 100, metric_seconds=tail, **more)
 
 
-def test_the_tail_of_an_execute_metric_binds():
-    """10 load + one batch of 1 s + 300 s over min(3 allowed, 4 slots)."""
-    sets = [
-        WorkSet(
-            name="x",
-            batch_seconds=[1.0] * 100,
-            metric_seconds=300.0,
-            metric="execute",
-            metric_parallelism=3,
-        )
-    ]
-    got = bound(sets, TWO, load_seconds=10, cpu_slots=4)
-    assert got.seconds == pytest.approx(111.0)
-    assert got.binding == "the tail of x"
+PROGRAMS = {"metric": "execute"}
 
 
-def test_the_tail_of_a_score_metric_waits_for_its_whole_set():
-    """10 load + 100 s over 2 GPUs + 30 s on one slot; one long batch makes its set wait."""
-    spread = WorkSet(name="x", batch_seconds=[1.0] * 100, metric_seconds=30.0)
-    assert bound([spread], TWO, load_seconds=10, cpu_slots=4).seconds == pytest.approx(90.0)
-    single = WorkSet(name="x", batch_seconds=[80.0, 20.0], metric_seconds=30.0)
-    assert bound([single], TWO, load_seconds=10, cpu_slots=4).seconds == pytest.approx(120.0)
-
-
-def test_cpu_slots_bind():
-    """10 load + the first batch anywhere + 600 CPU s over 2 slots."""
-    sets = [
-        WorkSet(name=name, batch_seconds=[2.0] * 3, metric_seconds=300.0, metric="execute")
-        for name in ("x", "y")
-    ]
-    got = bound(sets, TWO, load_seconds=10, cpu_slots=2)
-    assert got.cpu_seconds == pytest.approx(312.0)
-    assert got.binding == "CPU slots"
+@pytest.mark.parametrize(
+    ("sets", "slots", "stage", "seconds", "binding"),
+    [
+        # staging + load + the work of two GPUs
+        ([work(tail=1.0, **PROGRAMS)], 4, 4.5, 4.5 + 10 + 100 / 2, "GPU time"),
+        # load + a batch + the tail over min(3 allowed, 4 slots)
+        ([work(tail=300.0, metric_parallelism=3, **PROGRAMS)], 4, 0.0, 10 + 1 + 300 / 3, "the tail of x"),
+        # the score of a whole set waits for its last batch, on one slot; one long batch makes its set wait
+        ([work(tail=30.0)], 4, 0.0, 10 + 100 / 2 + 30, "the tail of x"),
+        ([work(batches=[80.0, 20.0], tail=30.0)], 4, 0.0, 10 + 80 + 30, "the tail of x"),
+        # load + the first batch anywhere + all CPU seconds over the slots
+        ([work(n, [2.0] * 3, 300.0, **PROGRAMS) for n in "xy"], 2, 0.0, 10 + 2 + 600 / 2, "CPU slots"),
+        ([], 1, 0.0, 0.0, "GPU time"),
+    ],
+)
+def test_the_bound_is_its_largest_term_and_names_it(sets, slots, stage, seconds, binding):
+    """By hand, on two GPUs and a load of 10 s."""
+    got = bound(sets, TWO, load_seconds=10, cpu_slots=slots, stage_seconds=stage)
+    assert got.seconds == pytest.approx(seconds)
+    assert got.binding == binding
 
 
 def test_late_and_fast_lanes_fill_like_water():
@@ -91,8 +76,3 @@ def test_a_measured_run_is_bounded_by_the_same_formula():
     got = measured_lower_bound(sets, gpus=4, cpu_slots=2, load_seconds=10.0, before_seconds=5.0)
     # the terms: GPU time 50, the tail of x 57, the tail of y 10 + 15 + 70, CPU slots 92
     assert got == pytest.approx(100.0)
-
-
-def test_nothing_to_do_is_bounded_by_nothing():
-    """No set, no seconds."""
-    assert bound([], TWO, load_seconds=10, cpu_slots=1).seconds == 0.0

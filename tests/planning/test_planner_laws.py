@@ -7,6 +7,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.oracle import best_known, random_problem
 from support.problems import alike, fixed, lanes, work_sets
 
 from coordinator.planning.planner import Lane, WorkSet, plan
@@ -189,3 +190,12 @@ def test_seconds_that_cannot_be_divided_are_planned_all_the_same():
     least = WorkSet(name="a", batch_seconds=[0.0, 5e-324])
     made = plan([least], alike(1), load_seconds=0.0, shard_overhead_seconds=0.0)
     assert covered(made, "a") == [(0, 2)]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_plan_is_within_5_percent_of_the_best_known(seed):
+    """The best schedule of CP-SAT, on random problems of 1 to 500 sets and 1 to 512 GPUs."""
+    pytest.importorskip("ortools")
+    sets, on, costs = random_problem(seed)
+    made = plan(sets, on, **costs)
+    assert made.makespan_seconds <= 1.05 * best_known(made, sets, seconds=1, **costs)
