@@ -14,7 +14,9 @@ from __future__ import annotations
 import json
 import os
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +24,8 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
 from coordinator.config import toml
-from coordinator.config.schema import Config
+from coordinator.config.schema import Config, SlurmConfig, settings
 from coordinator.errors import OperatorError
-from evaljobs.contract.specs import Record
 
 FILE_NAME = "evalspan.toml"
 PREFIX = "EVALSPAN_"
@@ -53,54 +54,51 @@ def _said_by(key: str) -> str:
 def load(
     path: Path | None, environ: Mapping[str, str], overrides: Mapping[str, object] | None = None
 ) -> Config:
-    """The settings of this process.
+    """The settings of this process, checked once.
 
     `path`: of --config (None: searched, see `find`). `overrides`: dotted key ("cluster.partition")
     -> value of the command line; None: not given. OperatorError names file and line, variable or
     option.
     """
     file = find(path, environ)
-    data: dict[str, Any] = {}
-    where: toml.Where = lambda _location: "the defaults"  # noqa: E731 (replaced just below)
+    data: dict[str, Any] = {"work_dir": Config.model_fields["work_dir"].default}
+    in_file: toml.Where = lambda _location: "the defaults"  # noqa: E731 (replaced just below)
     if file is not None:
-        data, text = toml.read(file)
-        toml.check(Config, data, toml.in_file(file, text))
-        data = _absolute(data, file.parent)
-        where = toml.in_file(file, text)
-    said: dict[toml.Location, str] = {}
-    for location, variable, value in _from_environment(environ):
-        _put(data, location, value)
-        said[location] = f"${variable}"
-    source: toml.Where = lambda location: _nearest(said, location) or where(location)  # noqa: E731 (as above)
-    toml.check(Config, data, source)
-    for key, value in (overrides or {}).items():
-        if value is not None or key.startswith(f"{MODEL_ARGS}."):  # None is a model argument's value, too
-            _put(data, tuple(key.split(".")), value)
-            said[tuple(key.split("."))] = _said_by(key)
-    _over_roles(data, overrides or {})
-    named = [location for location, _ in _settings() if _is_for_slurm(location) and _has(data, location)]
-    if named:
-        # a partition or an account means Slurm; a file that has them may yet be used with --cluster local
-        data.setdefault("cluster", {}).setdefault("kind", "slurm")
-    checked = toml.check(Config, data, source)
-    typed: set[toml.Location] = {
-        tuple(key.split(".")) for key, value in (overrides or {}).items() if value is not None
+        read, text = toml.read(file)
+        in_file = toml.in_file(file, text)
+        data |= _absolute(read, file.parent)
+    given: dict[toml.Location, object] = {
+        tuple(key.split(".")): value
+        for key, value in (overrides or {}).items()
+        if value is not None or key.startswith(f"{MODEL_ARGS}.")  # None is a model argument's value, too
     }
-    if ("cluster", "kind") not in said:  # the file chose it, so that a variable is no older choice
-        typed |= said.keys()
-    for location in named:
-        if checked.cluster.kind == "local" and location in typed:
+    said: dict[toml.Location, str] = {}
+    for location, source, value in (
+        *_from_environment(environ),
+        *((location, _said_by(".".join(map(str, location))), value) for location, value in given.items()),
+    ):
+        _put(data, location, value)
+        said[location] = source
+    _over_roles(data, given)
+    named = [location for location, _ in settings() if _is_for_slurm(location) and _has(data, location)]
+    if named and not _has(data, ("cluster", "kind")):
+        # a partition or an account means Slurm; a file that has them may yet be used with --cluster local
+        _put(data, ("cluster", "kind"), "slurm")
+
+    def where(location: toml.Location) -> str:
+        tables = (location[:length] for length in range(len(location), 0, -1))
+        return next((said[table] for table in tables if table in said), "") or in_file(location)
+
+    config = toml.check(Config, _absolute(data, Path.cwd()), where)
+    # where the file chose local, a variable is no older choice
+    typed = given if ("cluster", "kind") in said else said
+    for location in named if config.cluster.kind == "local" else ():
+        if location in typed:
             raise OperatorError(
-                f"{source(location)}: {toml.name(location[:-1])} {location[-1]} is for Slurm, and jobs would run on this machine: "
+                f"{where(location)}: {toml.name(location[:-1])} {location[-1]} is for Slurm, and jobs would run on this machine: "
                 f'add --cluster slurm, or set kind = "slurm" in [cluster] of {FILE_NAME}'
             )
-    return Config.model_validate(_absolute(checked.model_dump(), Path.cwd()))
-
-
-def _nearest(said: Mapping[toml.Location, str], location: toml.Location) -> str:
-    """What set this location, or the nearest table around it; "" where nothing did."""
-    tables = (location[:length] for length in range(len(location), 0, -1))
-    return next((said[table] for table in tables if table in said), "")
+    return config
 
 
 def find(path: Path | None, environ: Mapping[str, str]) -> Path | None:
@@ -142,24 +140,13 @@ def work_folder_from(path: Path | None, environ: Mapping[str, str], given: Path 
     return "the default, below the current folder"
 
 
-def _settings(
-    model: type[Record] = Config, table: tuple[str, ...] = ()
-) -> Iterator[tuple[tuple[str, ...], FieldInfo]]:
-    """(keys of its tables and its own, field) of every setting."""
-    for name, field in model.model_fields.items():
-        if isinstance(field.annotation, type) and issubclass(field.annotation, Record):
-            yield from _settings(field.annotation, (*table, name))
-        else:
-            yield (*table, name), field
-
-
-def _over_roles(data: dict[str, Any], overrides: Mapping[str, object]) -> None:
+def _over_roles(data: dict[str, Any], given: Mapping[toml.Location, object]) -> None:
     """Let --account and --qos hold for every role, --partition for those of jobs on nodes with GPUs."""
     for key in ("partition", "account", "qos"):
-        roles = ("precursor", "trial") if key == "partition" else ("precursor", "trial", "metric", "build")
-        if overrides.get(f"cluster.{key}") is not None:
-            for role in roles:
-                data.get("slurm", {}).get(role, {}).pop(key, None)
+        roles = ("precursor", "trial") if key == "partition" else SlurmConfig.model_fields
+        for role in roles if ("cluster", key) in given else ():
+            if _has(data, ("slurm", role, key)):
+                del data["slurm"][role][key]
 
 
 def _is_for_slurm(location: tuple[str, ...]) -> bool:
@@ -175,16 +162,16 @@ def _has(data: Any, location: tuple[str, ...]) -> bool:
 
 
 def _from_environment(environ: Mapping[str, str]) -> Iterator[tuple[toml.Location, str, object]]:
-    for location, field in _settings():
+    for location, field in settings():
         variable = PREFIX + "_".join(location).upper()
         if environ.get(variable):
-            yield location, variable, _value(environ[variable], field)
-    known = {PREFIX + "_".join(location).upper() for location, _ in _settings()}
-    sections = {location[0] for location, _ in _settings() if len(location) > 1}
+            yield location, f"${variable}", _value(environ[variable], field)
+    known = {PREFIX + "_".join(location).upper() for location, _ in settings()}
+    sections = {location[0] for location, _ in settings() if len(location) > 1}
     for variable in sorted(environ.keys() - known):
         section, _, key = variable.removeprefix(PREFIX).lower().partition("_")
         if variable.startswith(PREFIX) and section in sections:
-            yield (section, key), variable, environ[variable]  # refused as an unknown key
+            yield (section, key), f"${variable}", environ[variable]  # refused as an unknown key
 
 
 def _value(text: str, field: FieldInfo) -> object:
@@ -201,29 +188,33 @@ def _value(text: str, field: FieldInfo) -> object:
     return text
 
 
-def _put(data: dict[str, Any], location: toml.Location, value: object) -> None:
+def _put(data: Any, location: toml.Location, value: object) -> None:
+    """Set a key in nested tables; a value in the place of a table stays, and is refused later."""
     for key in location[:-1]:
         data = data.setdefault(str(key), {})
-    data[str(location[-1])] = str(value) if isinstance(value, Path) else value
+        if not isinstance(data, dict):
+            return
+    data[str(location[-1])] = value
 
 
 def _absolute(data: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """`data` with every path absolute: `~` is the home, a relative one is below `folder`."""
-    return _each_place(data, lambda text: str((folder / Path(text).expanduser()).absolute()))
 
+    def absolute(value: Any) -> Any:
+        if isinstance(value, list):
+            return [absolute(each) for each in value]
+        return str((folder / Path(value).expanduser()).absolute()) if isinstance(value, str | Path) else value
 
-def _each_place(data: Mapping[str, Any], change: Callable[[str], str]) -> dict[str, Any]:
-    changed = json.loads(json.dumps(data, default=str))
-    for location, field in _settings():
-        if "Path" not in str(field.annotation):
+    changed: dict[str, Any] = json.loads(json.dumps(data, default=str))
+    for location, field in settings():
+        if not _has(changed, location):
             continue
-        table = changed if len(location) == 1 else changed.get(location[0], {})
-        value = table.get(location[-1])
-        if isinstance(value, str):
-            table[location[-1]] = change(value)
-        elif isinstance(value, list):
-            table[location[-1]] = [change(text) for text in value]
-    suite = changed.get("watch", {}).get("suite")
-    if isinstance(suite, str) and toml.is_file_name(suite):
-        changed["watch"]["suite"] = change(suite)
-    return dict(changed)
+        *tables, key = location
+        table = reduce(getitem, tables, changed)
+        value = table[key]
+        is_list = "tuple" in str(field.annotation)
+        if ("Path" in str(field.annotation) and is_list == isinstance(value, list)) or (
+            location == ("watch", "suite") and isinstance(value, str) and toml.is_file_name(value)
+        ):
+            table[key] = absolute(value)
+    return changed

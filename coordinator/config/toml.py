@@ -231,3 +231,20 @@ def did_you_mean(key: str, keys: Sequence[str]) -> str:
     """For a message about a wrong key: the nearest right one, or all."""
     near = difflib.get_close_matches(key, keys, n=1, cutoff=0.6)
     return f"did you mean {near[0]!r}?" if near else f"it may have: {', '.join(keys)}"
+
+
+def as_toml(value: Any) -> str:
+    """A value as TOML writes it. OperatorError for one that TOML cannot hold."""
+    match value:
+        case str() | Path():
+            # JSON's escapes are TOML's, but for DEL, which TOML wants escaped too
+            return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
+        case bool() | int() | float():
+            return json.dumps(value)
+        case list() | tuple():
+            return f"[{', '.join(map(as_toml, value))}]"
+        case dict():
+            inner = ", ".join(f"{as_toml(k)} = {as_toml(v)}" for k, v in value.items())
+            return f"{{ {inner} }}" if inner else "{}"
+        case _:
+            raise OperatorError(f"TOML cannot hold {value!r}: leave it out")

@@ -290,19 +290,4 @@ def as_toml(suite: SuiteSpec) -> str:
 
 def _lines(table: Mapping[str, Any]) -> Iterator[str]:
     for key, value in table.items():
-        yield f"{key} = {_toml(value)}"
-
-
-def _toml(value: Any) -> str:
-    match value:
-        case str():
-            # JSON's escapes are TOML's, but for DEL, which TOML wants escaped too
-            return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-        case bool() | int() | float():
-            return json.dumps(value)
-        case list() | tuple():
-            return f"[{', '.join(map(_toml, value))}]"
-        case dict():
-            return "{ " + ", ".join(f"{_toml(k)} = {_toml(v)}" for k, v in value.items()) + " }"
-        case _:
-            raise OperatorError(f"a suite file cannot hold {value!r}: leave it out")
+        yield f"{key} = {toml.as_toml(value)}"

@@ -11,12 +11,11 @@ import typer
 from docs_lib.reference import FOLDER, PAGES, stale
 from docs_lib.reference.exits import script_codes
 from docs_lib.reference.files import entries
-from docs_lib.reference.settings import described
 from support.toys import config_text, suite_text
 
 import evalspan
 from coordinator.cli import EVERY, GROUPS, MORE, app
-from coordinator.config.loading import _settings
+from coordinator.config.schema import settings
 from evaljobs.contract.paths import WorkPaths
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -40,9 +39,8 @@ def test_no_code_in_a_table_has_a_bar(name):
     assert [code for row in rows for code in re.findall(r"`[^`]*`", row) if "|" in code] == []
 
 
-def test_each_setting_has_a_description_in_the_file_that_init_writes():
-    said = described()
-    assert [".".join(key) for key, _ in _settings() if not said[".".join(key)].text] == []
+def test_each_setting_has_a_text():
+    assert [".".join(key) for key, field in settings() if not field.description] == []
 
 
 def test_each_command_ends_with_a_code_that_the_reference_knows():

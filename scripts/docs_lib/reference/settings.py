@@ -1,92 +1,74 @@
-"""docs/reference/settings.md: each key of evalspan.toml. Types and bounds are the schema's, descriptions the template's."""
+"""docs/reference/settings.md: each key of evalspan.toml, from the fields of the schema."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from docs_lib.reference.text import code, first_upper, literal, page, plain, table
-from pydantic.fields import FieldInfo
 
-from coordinator.config import loading, template
+from coordinator.config import loading
 from coordinator.config.loading import OPTIONS, PREFIX
-from coordinator.config.schema import Config
+from coordinator.config.schema import Config, RoleConfig, record_of
+from coordinator.config.template import what
+from coordinator.config.toml import as_toml
 from evaljobs.contract.specs import Record
 
 INTRO = "Each section and key of `evalspan.toml`. `evalspan init` writes a file with all of them."
-LINE = re.compile(r"(?:# )?([a-z_]+) = (.*?)(?:\s+# (.*))?")
-MORE = re.compile(r"# {10,}# (.*)")  # a description's second line
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Described:
-    """A key as the template has it. `default`: what happens without it, where the schema's default is none."""
-
-    text: str
-    example: str = ""
-    default: str = ""
 
 
 def settings_page() -> str:
-    said = described()
     # the paragraph of the module that loads them
     where = (loading.__doc__ or "").split("\n\n")[1]
-    parts = ["## Settings: file, environment, command line", plain(where), _section("", Config, said)]
+    parts = ["## Settings: file, environment, command line", plain(where), _section("", Config)]
     for name, field in Config.model_fields.items():
-        if model := _model(field):
-            parts += _sections(name, model, said)
+        if model := record_of(field):
+            parts += _sections(name, model)
     return page("Settings", INTRO, *parts)
 
 
-def _sections(name: str, model: type[Record], said: Mapping[str, Described]) -> Iterator[str]:
-    yield _section(name, model, said)
-    roles = [(key, sub) for key, field in model.model_fields.items() if (sub := _model(field))]
+def _sections(name: str, model: type[Record]) -> Iterator[str]:
+    yield _section(name, model)
+    roles = [key for key, field in model.model_fields.items() if record_of(field)]
     if roles:
-        yield _roles(name, dict(roles), said)
+        yield _roles(name, roles)
 
 
-def _section(name: str, model: type[Record], said: Mapping[str, Described]) -> str:
+def _section(name: str, model: type[Record]) -> str:
     head = f"## `[{name}]`" if name else "## Keys at the top"
-    what = "" if name == "" else plain(model.__doc__ or "")
-    return "\n\n".join(filter(None, [head, what, _table(name, model, said)]))
+    return "\n\n".join(filter(None, [head, plain(what((name,))) if name else "", _table(name, model)]))
 
 
-def _roles(name: str, roles: Mapping[str, type[Record]], said: Mapping[str, Described]) -> str:
-    first, model = next(iter(roles.items()))
-    heads = ", ".join(f"`[{name}.{role}]`" for role in roles)
-    what = [f"- `[{name}.{role}]`: {template.ROLES[role]}" for role in roles]
+def _roles(name: str, roles: Sequence[str]) -> str:
     return "\n\n".join(
         [
-            f"### {heads}",
-            plain(model.__doc__ or ""),
-            "\n".join(what),
-            f"Keys of each, here of `{first}`:",
-            _table(f"{name}.{first}", model, said),
+            f"### {', '.join(f'`[{name}.{role}]`' for role in roles)}",
+            plain(RoleConfig.__doc__ or ""),
+            "\n".join(f"- `[{name}.{role}]`: {what((name, role))}" for role in roles),
+            f"Keys of each, here of `{roles[0]}`:",
+            _table(f"{name}.{roles[0]}", RoleConfig),
         ]
     )
 
 
-def _table(section: str, model: type[Record], said: Mapping[str, Described]) -> str:
+def _table(section: str, model: type[Record]) -> str:
     shapes = model.model_json_schema()
     rows = []
     for key, field in model.model_fields.items():
-        if _model(field):
+        if record_of(field):
             continue
         dotted = f"{section}.{key}".lstrip(".")
-        note = said[dotted]
         shape = shapes["properties"][key]
-        value = field.get_default(call_default_factory=True)
-        default = note.default if value is None else literal(shape.get("default", value))
-        example = f" Example: {code(note.example)}." if note.example else ""
+        text, _, without = str(field.description).partition("; default: ")
+        default = without if field.default is None else literal(shape.get("default", field.default))
+        example = f" Example: {code(as_toml(field.examples[0]))}." if field.examples else ""
         option = f", `{OPTIONS[dotted]}`" if dotted in OPTIONS else ""
         rows.append(
             [
                 code(key),
                 words(shape, shapes.get("$defs", {})),
                 default or "none",
-                _sentence(note.text) + example,
+                _sentence(text) + example,
                 code(PREFIX + dotted.replace(".", "_").upper()) + option,
             ]
         )
@@ -94,49 +76,7 @@ def _table(section: str, model: type[Record], said: Mapping[str, Described]) -> 
 
 
 def _sentence(text: str) -> str:
-    if not text:
-        return ""
     return plain((text if text.startswith(("true:", "false:")) else first_upper(text)).rstrip(".") + ".")
-
-
-def _model(field: FieldInfo) -> type[Record] | None:
-    kind = field.annotation
-    return kind if isinstance(kind, type) and issubclass(kind, Record) else None
-
-
-# --- descriptions ------------------------------------------------------------------------------------------------------
-
-
-def described() -> dict[str, Described]:
-    """Dotted key -> what the template says of it."""
-    found: dict[str, Described] = {}
-    section, above, last = "", [], ""
-    for line in template.default_text("", {}).splitlines():
-        if line.startswith("["):
-            section = line.partition("]")[0].strip("[") + "."
-        elif (more := MORE.fullmatch(line)) and last:
-            found[last] = _parsed(f"{found[last].text} {more[1]}", "", found[last])
-        elif key := LINE.fullmatch(line):
-            last = section + key[1]
-            found[last] = _parsed(" ".join([*above, *([key[3]] if key[3] else [])]), key[2])
-        if line.startswith("# ") and not LINE.fullmatch(line) and not MORE.fullmatch(line):
-            above.append(line.removeprefix("# "))
-        else:
-            above = []
-    return found
-
-
-def _parsed(text: str, value: str, before: Described | None = None) -> Described:
-    """`text`: a comment of the template, such as "example: the port; default: any"."""
-    example, default = "", ""
-    if found := re.match(r"example(?:, of|[:,;])?\s*", text):
-        example, text = value, text[found.end() :]
-    if found := re.search(r"(?:^|; )default: ([^;(]+)", text):
-        default = found[1].strip()
-        text = (text[: found.start()] + text[found.end() :]).strip()
-    if before:
-        return Described(text=text, example=before.example, default=default or before.default)
-    return Described(text=text, example=example, default=default)
 
 
 # --- types -------------------------------------------------------------------------------------------------------------
