@@ -28,10 +28,13 @@ from coordinator.report import load_series
 from coordinator.report.learning_curves import make_series
 from coordinator.runtime.drive import Aside, Caller, Follow, Progress
 from coordinator.runtime.finalize import Results, results_in_files, results_of, rows_of
-from coordinator.runtime.journal import Journal, OtherFormatError, WorkLock, ended_in_other_format
+from coordinator.runtime.journal import Journal, OtherFormatError
 from coordinator.runtime.present_inputs import as_of_now, changed_since, renewed
-from coordinator.runtime.replay import Follower, find_evaluation, find_folder
+from coordinator.runtime.replay import find_evaluation
 from coordinator.runtime.submission import Submission, find_submission, has_ended, send, why_waiting
+from coordinator.runtime.summaries import find_folder
+from coordinator.runtime.summary import ended
+from coordinator.runtime.work_lock import WorkLock
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths
 from evaljobs.contract.specs import SuiteSpec
 
@@ -357,10 +360,9 @@ def wait(
     known = from_settings.load(config, work_dir, settings, makes=False)
     submission = evaluation if isinstance(evaluation, Submission) else find_submission(known, str(evaluation))
     name = submission.evaluation_id
-    follower = Follower(known, only=name)
     deadline = None if timeout is None else time.monotonic() + timeout
     said = ""
-    while not has_ended(known, submission, follower):
+    while not has_ended(known, submission):
         why = why_waiting(known, submission, typed("daemon", config, work_dir))
         left = POLL_SECONDS if deadline is None else deadline - time.monotonic()
         if left <= 0:
@@ -413,8 +415,8 @@ def series(
 
 def _found(settings: Config, evaluation: str) -> Results:
     paths = find_folder(settings, evaluation)
-    if ended_in_other_format(paths.journal):
-        return results_in_files(paths)
+    if ended(paths) is not None and (found := results_in_files(paths)) is not None:
+        return found
     state, paths, events = find_evaluation(settings, paths.root.name)
     return results_of(state, paths, events)
 

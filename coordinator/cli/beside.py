@@ -8,10 +8,10 @@ from collections.abc import Sequence
 
 from coordinator.base.isolate import LoopGuard
 from coordinator.config.schema import Config
-from coordinator.evaluation.state import State
 from coordinator.keeping.housekeeping import Housekeeper, code_of
 from coordinator.monitor.watch import Monitor
 from coordinator.runtime.loop import Coordinator
+from coordinator.runtime.summary import Summary
 from coordinator.trackers.live import Exporter
 
 log = logging.getLogger(__name__)
@@ -32,7 +32,7 @@ class Beside:
         """Is something left to do for `--until-idle` to wait for?"""
         return self._exporter.busy or self._housekeeper.busy
 
-    def tick(self, pending: int, gone: Sequence[State]) -> None:
+    def tick(self, pending: int, gone: Sequence[Summary]) -> None:
         """`pending`: checkpoints that are not accepted yet; `gone`: evaluations that have ended since the last call."""
         for ended in gone:
             self._exporter.ask()

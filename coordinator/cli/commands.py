@@ -25,15 +25,15 @@ MOST_MINUTES = 60.0 * 24 * 365  # largest --minutes of `release`: a year
 
 def _ask(config: Config, evaluation: str, command: Command) -> None:
     """Leave the command to a running daemon, else run it here. Exit code 1: a retry failed."""
-    from coordinator.cli.screen.live_screen import Watcher
+    from coordinator.cli.screen.live_screen import Shown, Watcher
     from coordinator.intake.resubmit import reused
     from coordinator.intake.work_folder import refuse_guest
     from coordinator.keeping.archive import archive_all
     from coordinator.report.render import by_reason
-    from coordinator.runtime.journal import WorkLock
-    from coordinator.runtime.replay import find_folder
     from coordinator.runtime.submission import withdrawn
+    from coordinator.runtime.summaries import find_folder
     from coordinator.runtime.wiring import coordinator_of
+    from coordinator.runtime.work_lock import WorkLock
 
     refuse_guest(config.work_dir)
     try:
@@ -65,7 +65,7 @@ def _ask(config: Config, evaluation: str, command: Command) -> None:
             coordinator.retry(name)
         coordinator.run(
             lambda: _has_ended(coordinator, name),
-            lambda: watcher.show(list(coordinator.running.values()), coordinator.trouble),
+            lambda: watcher.show([*map(Shown, coordinator.summaries())], coordinator.trouble),
         )
     ended = coordinator.running[name].state
     coordinator.close()
@@ -82,8 +82,8 @@ def _ask(config: Config, evaluation: str, command: Command) -> None:
 
 def _leave(config: Config, command: Command, holder: str) -> None:
     """Leave the command to the daemon. `holder`: of the work folder."""
-    from coordinator.runtime.journal import is_daemon
     from coordinator.runtime.operator_commands import leave_command
+    from coordinator.runtime.work_lock import is_daemon
 
     leave_command(WorkPaths(config.work_dir), command)
     later = (
@@ -99,7 +99,7 @@ def _state_of(folder: EvaluationPaths, config: Config) -> State | None:
     """
     from coordinator.runtime.journal import JournalError, OtherFormatError, read_events
     from coordinator.runtime.replay import replay
-    from coordinator.runtime.status_file import Parked, read_status
+    from coordinator.runtime.summary import read_summary
 
     try:
         state = replay(list(read_events(folder.journal)), config)
@@ -107,7 +107,8 @@ def _state_of(folder: EvaluationPaths, config: Config) -> State | None:
         raise
     except JournalError:
         return None
-    return None if state.ended_at is None and isinstance(read_status(folder), Parked) else state
+    found = read_summary(folder)
+    return None if state.ended_at is None and found is not None and found.parked is not None else state
 
 
 def _changes_nothing(state: State, command: Command, config: Config, *, alive: bool) -> bool:
@@ -199,10 +200,11 @@ def release(
     evalspan release node17 --minutes 0
     """
     from coordinator.allocation import demand
+    from coordinator.cli.screen.standing import all_of
     from coordinator.intake.work_folder import refuse_guest
-    from coordinator.runtime.journal import WorkLock
     from coordinator.runtime.operator_commands import Command, leave_command
-    from coordinator.runtime.replay import Follower
+    from coordinator.runtime.replay import find_evaluation
+    from coordinator.runtime.work_lock import WorkLock
 
     if bool(node) == bool(gpus):
         raise OperatorError("name a node, or say --gpus K")
@@ -218,7 +220,8 @@ def release(
             say(f"{node} may be taken again")
             return
         raise OperatorError(f"no daemon runs on {paths.root}: there is nothing to give back")
-    used = demand.uses(Follower(settings).states())
+    begun = [s.evaluation_id for s in all_of(settings) if s.ended_at is None]
+    used = demand.uses([find_evaluation(settings, evaluation_id)[0] for evaluation_id in begun])
     if node:
         _check_node(settings, node, used)
     names = (node,) if node else demand.to_give_back(used, gpus)

@@ -38,7 +38,7 @@ def _code(settings: Config) -> str | None:
     """The code folder of jobs; None while a coordinator runs, perhaps of another version: it clears its own."""
     from coordinator.intake.from_settings import site_of
     from coordinator.keeping.housekeeping import code_of
-    from coordinator.runtime.journal import WorkLock
+    from coordinator.runtime.work_lock import WorkLock
 
     if WorkLock(WorkPaths(settings.work_dir).lock).held():
         return None

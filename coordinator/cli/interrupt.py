@@ -19,10 +19,9 @@ from rich.console import Console
 
 from coordinator.base.signals import Signals, cancelled_by_slurm
 from coordinator.cli.app import AtTerminal
-from coordinator.cli.screen.live_screen import Watcher
+from coordinator.cli.screen.live_screen import Shown, Watcher
 from coordinator.errors import ExitCode
 from coordinator.runtime.loop import Coordinator
-from coordinator.runtime.runner import Running
 
 QUESTION = "Cancel this evaluation? y: yes, n: it goes on, Ctrl-C again: yes [y/N] "
 LEFT = "SIGTERM: the evaluation is not cancelled; the same command resumes it"
@@ -39,10 +38,10 @@ class Interrupt:
         self._seen = 0  # signals handled so far
         self._asking = False
 
-    def show(self, runnings: Sequence[Running], trouble: str) -> None:
+    def show(self, runs: Sequence[Shown], trouble: str) -> None:
         """Draw, unless a question is open."""
         if not self._asking:
-            self._watcher.show(runnings, trouble)
+            self._watcher.show(runs, trouble)
 
     def wanted(self) -> bool:
         """True once, when the person cancels. At SIGTERM raises typer.Exit; the evaluation stays open."""
@@ -89,7 +88,7 @@ class Screen(AtTerminal):
                 if interrupt.cancelled and not said:  # the journal has it
                     said = True
                     self._console.print("cancelling: its jobs are ended, node memory is cleared")
-                interrupt.show(list(coordinator.running.values()), coordinator.trouble)
+                interrupt.show([*map(Shown, coordinator.summaries())], coordinator.trouble)
                 return interrupt.wanted()
 
             yield watch

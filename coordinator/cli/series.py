@@ -134,7 +134,7 @@ def _points(
 ) -> Series:
     from coordinator.report.learning_curves import make_series
     from coordinator.report.load_series import find_series, point_of
-    from coordinator.runtime.replay import find_record
+    from coordinator.runtime.summaries import find_record
 
     price = settings.gpu_hour_price
     if series is not None:
@@ -205,7 +205,7 @@ def export(
 
     evalspan export --left
     """
-    from coordinator.runtime.replay import find_record
+    from coordinator.runtime.summaries import find_record
 
     settings = settings_there(config, work_dir, {"gpu_hour_price": gpu_hour_price})
     if left:

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from coordinator.config.schema import Config
     from coordinator.evaluation.state import State
     from coordinator.intake.one_off import SuiteOptions
+    from evaljobs.contract.paths import EvaluationPaths
 
 log = logging.getLogger(__name__)
 
@@ -76,12 +77,12 @@ def daemon(
     from coordinator.base.isolate import LoopGuard
     from coordinator.base.signals import Signals
     from coordinator.cli.beside import Beside
-    from coordinator.cli.screen.live_screen import Watcher
+    from coordinator.cli.screen.live_screen import Shown, Watcher
     from coordinator.intake.admission import missing_places, no_place
     from coordinator.intake.from_settings import check_device
-    from coordinator.runtime.journal import DAEMON
     from coordinator.runtime.service import Service
     from coordinator.runtime.wiring import coordinator_of
+    from coordinator.runtime.work_lock import DAEMON
 
     settings = settings_of(config, work_dir)
     _check_watch(settings, config)
@@ -109,10 +110,11 @@ def daemon(
         def tick() -> None:
             nonlocal quiet_since
             service.tick()
-            running = [r for r in coordinator.running.values() if r.state.ended_at is None]
-            gone = [r.state for r in coordinator.running.values() if r.state.ended_at is not None]
+            found = coordinator.summaries()
+            running = [Shown(summary) for summary in found if summary.ended_at is None]
+            gone = [summary for summary in found if summary.ended_at is not None]
             for ended in gone:
-                _log_end(ended)
+                _log_end(coordinator.running[ended.evaluation_id].state)
             beside.tick(service.pending_count, gone)
             if coordinator.busy or service.waiting or beside.busy:
                 quiet_since = time.monotonic()
@@ -240,26 +242,22 @@ def status(
     """
     from coordinator.base.typed import typed
     from coordinator.cli.screen.listing import show_left_out, show_rows
-    from coordinator.cli.screen.standing import (
-        ROWS,
-        Choice,
-        facts_of,
+    from coordinator.cli.screen.slurm_answers import (
         listed_jobs,
         listed_nodes,
         queued_daemons,
-        with_details,
         wrapped_daemon,
     )
+    from coordinator.cli.screen.standing import ROWS, Choice, all_of, rows_of
     from coordinator.cli.screen.surroundings import read_surroundings
-    from coordinator.runtime.replay import find_folder
+    from coordinator.runtime.summaries import find_folder
 
     if disk:
         show_disk(settings_there(config, work_dir), last, as_json=as_json)
         return
     settings = settings_of(config, work_dir, makes=False)
-    only = find_folder(settings, evaluation) if evaluation else None
-    facts = facts_of(settings, only, partial(listed_jobs, settings), partial(listed_nodes, settings))
-    now = time.time()
+    only = find_folder(settings, evaluation).root.name if evaluation else None
+    found, now = all_of(settings), time.time()
     command = typed("daemon", config, work_dir)
     around = read_surroundings(
         WorkPaths(settings.work_dir),
@@ -268,27 +266,30 @@ def status(
         partial(queued_daemons, settings),
         partial(wrapped_daemon, settings, command.partition(" daemon")[2]),
     )
-    asked = Choice(open=only_open, failed=only_failed, last=last if as_json else last or ROWS)
-    chosen, left_out = asked.of(facts)
+    asked = Choice(only=only, open=only_open, failed=only_failed, last=last if as_json else last or ROWS)
+    chosen, left_out = asked.of(found)
+    open_ones = [summary for summary in found if summary.ended_at is None]
+    rows = rows_of(
+        settings, chosen, open_ones, partial(listed_jobs, settings), partial(listed_nodes, settings)
+    )
     if as_json:
-        wanted = {row["evaluation_id"] for row in chosen}
-        rows = [with_details(row) for row in facts if row["evaluation_id"] in wanted]
+        rows.sort(key=lambda row: (row["accepted_at"], row["evaluation_id"]))
         show_json({"schema_version": 1, **around.as_json(), "evaluations": rows})
         return
     console = stdout()
     width = console.width
     lines = [
-        *show_rows([with_details(row) for row in chosen], width, now, whole=only is not None),
+        *show_rows(rows, width, now, whole=only is not None),
         *show_left_out(left_out, len(chosen), width, typed("status", config, work_dir)),
         *around.lines(width, now),
     ]
     if missing := no_work_folder(settings, config, work_dir):
         say(f"{missing}: `evalspan eval` or `evalspan submit` makes it")
-    elif not facts:
+    elif not found:
         say("no evaluations here yet: `evalspan submit` or `evalspan eval` starts one")
         say(f"work folder: {place_of(settings, config, work_dir)}")
     elif not chosen:
-        say(f"none of the {len(facts)} evaluations here {'runs or waits' if only_open else 'has failed'}")
+        say(f"none of the {len(found)} evaluations here {'runs or waits' if only_open else 'has failed'}")
     for line in lines:
         console.print(line, soft_wrap=True, highlight=False)
 
@@ -308,7 +309,7 @@ def watch(
     """
     from coordinator.base.typed import typed
     from coordinator.cli.screen import watching
-    from coordinator.runtime.replay import find_folder
+    from coordinator.runtime.summaries import find_folder
 
     settings = settings_there(config, work_dir)
     only = find_folder(settings, evaluation) if evaluation else None
@@ -332,13 +333,12 @@ def logs(
 
     evalspan logs step-1000-core-1a2b3c4d "hellaswag|0|12" -n 100
     """
-    from coordinator.cli.screen.standing import logs_of
     from coordinator.runtime.replay import find_evaluation
     from evaljobs.contract.folded import read_bytes
 
     settings = settings_there(config, work_dir)
     state, paths, _ = find_evaluation(settings, evaluation)
-    chosen = logs_of(state, paths, what)
+    chosen = _logs_of(state, paths, what)
     if not chosen and what is None and state.ended_at is not None:
         raise OperatorError(
             f"{state.evaluation_id} has no logs any more: `evalspan prune` removes those of old evaluations"
@@ -353,3 +353,23 @@ def logs(
         else:
             say(f"== {file}", "bold")
             say("\n".join(text[-lines:]))
+
+
+def _logs_of(state: State, paths: EvaluationPaths, what: str | None) -> list[Path]:
+    """Log files that `what` names: (part of) a job's or trial's name, or a shard of the trial."""
+    from pathlib import Path
+
+    from evaljobs.contract.folded import exists, files_in
+
+    files = files_in(paths.logs, "*.log")
+    if what is None:
+        return files
+    shards = [s for name, s in state.shards.by_name.items() if what in (name, name.replace("|", " "))]
+    trials = {Path(s.frame.file).stem for s in shards if s.frame is not None}
+    jobs = {info.job.log: info for info in state.jobs.by_name.values()}
+    chosen = [f for f in files if what in f.name]
+    for pattern, info in jobs.items():
+        for member, trial in enumerate(info.trials):
+            if trial in trials or trial == what:
+                chosen.append(Path(pattern.replace("%i", str(member))))
+    return sorted({f for f in chosen if exists(f)})

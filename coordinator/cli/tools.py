@@ -334,7 +334,7 @@ def init(
 
     evalspan init --cluster local
     """
-    from coordinator.cli.screen.standing import wrapped_daemon
+    from coordinator.cli.screen.slurm_answers import wrapped_daemon
     from coordinator.cluster.site_probe import SiteProbe
     from coordinator.config import loading, template
 

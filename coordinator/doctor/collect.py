@@ -34,7 +34,7 @@ from coordinator.errors import EvalspanError, OperatorError, RetryError
 from coordinator.evaluation.job_specs import Site
 from coordinator.intake import from_settings, validate
 from coordinator.runtime import wiring
-from coordinator.runtime.journal import WorkLock
+from coordinator.runtime.work_lock import WorkLock
 from coordinator.services import redis_server
 from coordinator.services.redis_server import RedisServer, local_address_towards
 from evaljobs.contract.paths import WorkPaths

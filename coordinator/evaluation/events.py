@@ -11,13 +11,10 @@ from typing import Annotated, Literal
 from pydantic import Field, TypeAdapter
 
 from coordinator.cluster import Job
-from coordinator.evaluation.records import EvaluationRecord
+from coordinator.evaluation.records import JOURNAL_FORMAT, EvaluationRecord
 from evaljobs.contract.names import ShardId
 from evaljobs.contract.outcomes import Outcome
 from evaljobs.contract.specs import CheckpointSpec, FrameRef, Record
-
-JOURNAL_FORMAT: Literal[2] = 2
-"""Raised with each change of the records below: a journal of another number is not gone on with (`runtime.journal`)."""
 
 
 class Event(Record):

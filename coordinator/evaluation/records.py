@@ -27,6 +27,9 @@ from evaljobs.contract.specs import (
     SuiteSpec,
 )
 
+JOURNAL_FORMAT: Literal[2] = 2
+"""Raised with each change of `events`: a journal of another number is not gone on with (`runtime.journal`)."""
+
 
 class RunOptions(Record):
     """How an evaluation is run. Nothing in here changes a score; options of earlier versions are passed over."""

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from coordinator.base.isolate import isolated, traceback_of
 from coordinator.runtime.journal import alone
-from coordinator.runtime.status_file import Ended, read_status
+from coordinator.runtime.summary import ended
 from evaljobs.contract.folded import archive_of, file_size, files_in, open_file
 from evaljobs.contract.paths import EvaluationPaths
 from evaljobs.contract.storage import file_mode, sync_folder
@@ -47,7 +47,7 @@ def archive_ended(paths: EvaluationPaths, most: int = MOST_FILES) -> bool:
     if count_files(paths) <= most:
         return False
     with alone(paths.journal):
-        if not isinstance(read_status(paths), Ended):
+        if ended(paths) is None:
             return False
         write_archive(paths)
     return True

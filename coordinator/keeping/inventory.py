@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from coordinator.keeping.retention import OnDisk, Shared, Size
-from coordinator.runtime.status_file import Ended, read_evaluation, read_status
+from coordinator.runtime.summary import ended, read_evaluation
 from evaljobs.contract.folded import members
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths
 
@@ -105,16 +105,15 @@ def _evaluation(paths: EvaluationPaths) -> OnDisk:
                     part = name.partition("/")[0] if "/" in name else entry.name.removesuffix(".zip")
                     parts[part] += Size(bytes=info.compress_size)
                     parts[""] += Size(bytes=-info.compress_size)
-    status = read_status(paths)
-    ended = status if isinstance(status, Ended) else None
-    record = read_evaluation(paths) if ended is None else None
+    over = ended(paths)
+    record = read_evaluation(paths) if over is None else None
     return OnDisk(
         evaluation_id=paths.root.name,
-        accepted_at=ended.accepted_at if ended else record.accepted_at if record else 0.0,
-        ended_at=ended.ended_at if ended else None,
+        accepted_at=over.accepted_at if over else record.accepted_at if record else 0.0,
+        ended_at=over.ended_at if over else None,
         parts=dict(parts),
         sets=_sets(paths.journal),
-        reuses=frozenset() if ended else _reused(paths.journal),
+        reuses=frozenset() if over else _reused(paths.journal),
         checkpoint=record.checkpoint.digest if record else "",
     )
 

@@ -18,7 +18,7 @@ from coordinator.keeping.archive import MOST_FILES, count_files, write_archive
 from coordinator.keeping.inventory import WorkFolder, read_work_folder
 from coordinator.keeping.retention import Policy, Removal, Shared, Size, removals, unused
 from coordinator.runtime.journal import alone
-from coordinator.runtime.status_file import Ended, read_status
+from coordinator.runtime.summary import ended
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths
 
 log = logging.getLogger(__name__)
@@ -71,8 +71,8 @@ def _try_prune(work: WorkPaths, removal: Removal) -> str:
     paths = work.evaluation(removal.evaluation_id)
     try:
         with alone(paths.journal):
-            status = read_status(paths)
-            if not isinstance(status, Ended) or status.ended_at != removal.ended_at:
+            found = ended(paths)
+            if found is None or found.ended_at != removal.ended_at:
                 return "a coordinator has resumed it"
             prune_held(paths, removal.parts)
     except BlockingIOError:

@@ -8,27 +8,26 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from prometheus_client import (
     CollectorRegistry,
-    Counter,
     Gauge,
     Histogram,
     Info,
     disable_created_metrics,
     start_http_server,
 )
+from prometheus_client import Counter as Counted
 from prometheus_client.core import GaugeMetricFamily
 
 from coordinator.base.version import version_text
 from coordinator.errors import OperatorError
-from coordinator.monitor.sample import PHASES, Sample, sample
-from coordinator.report.measurements import Report
+from coordinator.evaluation.state import Phase
+from coordinator.runtime.summary import Summary
 
 if TYPE_CHECKING:
     from coordinator.runtime.loop import Coordinator
@@ -37,6 +36,9 @@ log = logging.getLogger(__name__)
 
 NOTE_SECONDS = 5.0  # between two looks at the evaluations
 SILENT_SECONDS = 90.0  # without a turn of the loop: then nothing that it ran is shown as running
+PHASES = (*(phase.name.lower() for phase in Phase if phase is not Phase.ENDED), "parked", "pending")
+NODES = ("offered", "staging", "ready", "back-off", "withdrawn")
+JOBS = ("build", "convert", "stage", "trial", "host", "metric")
 LOOP_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 MAKESPAN_SECONDS = (60, 300, 600, 1200, 1800, 3600, 7200, 14400, 28800)
 CAUSES = {
@@ -116,13 +118,8 @@ class Metrics:
         if time.monotonic() - self._noted_at < NOTE_SECONDS:
             return
         self._noted_at = time.monotonic()
-        found = sample(
-            [r.state for r in coordinator.running.values()],
-            parked=len(coordinator.parked),
-            pending=pending,
-            now=now,
-        )
-        self._show(found)
+        open_ones = [s for s in coordinator.summaries() if s.ended_at is None]
+        self._show(open_ones, {"parked": len(coordinator.parked), "pending": pending}, now)
         late = coordinator.calls.late()
         self._late.set(0.0 if late is None else late[1])
         self._troubled.set(bool(coordinator.trouble))
@@ -130,12 +127,15 @@ class Metrics:
         for call, count in made.items():
             self._calls.labels(call).inc(count)
 
-    def ended(self, ends: Iterable[tuple[str, Path]]) -> None:
-        """Count evaluations that have ended by (result, report file), and what they cost where there is a report."""
-        for result, file in ends:
-            self._ended.labels(result).inc()
-            with suppress(OSError, ValueError):
-                self._add(Report.model_validate_json(file.read_bytes()))
+    def ended(self, ends: Iterable[Summary]) -> None:
+        """Count evaluations that have ended, and what they cost as far as it is known."""
+        for summary in ends:
+            self._ended.labels(summary.result).inc()
+            for cause, seconds in summary.gpu_seconds.items():
+                self._gpu.labels(CAUSES[cause]).inc(seconds)
+            self._staged.inc(summary.staged_bytes)
+            if summary.makespan_seconds is not None:
+                self._makespan.observe(summary.makespan_seconds)
 
     def _phase(self, phase: str) -> int:
         """Evaluations of a phase; stopped where the loop has shown no sign of life for SILENT_SECONDS."""
@@ -143,28 +143,30 @@ class Metrics:
         shown = {name: name if name in ("parked", "pending") else halted or name for name in self._phases}
         return sum(count for name, count in self._phases.items() if shown[name] == phase)
 
-    def _show(self, found: Sample) -> None:
-        self._phases = found.phases
-        for name, gauge in self._gauges.items():
-            if name == "phases":
-                continue
-            for label, value in getattr(found, name).items():
-                gauge.labels(label).set(value)
-        self._metric_jobs.set(found.metric_jobs)
-        self._oldest.set(found.oldest_seconds)
-
-    def _add(self, report: Report) -> None:
-        for cause, label in CAUSES.items():
-            self._gpu.labels(label).inc(sum(getattr(g, cause) * max(1, g.gpus) for g in report.gpus))
-        self._staged.inc(report.staged_bytes)
-        if report.makespan_seconds is not None:
-            self._makespan.observe(report.makespan_seconds)
+    def _show(self, summaries: Sequence[Summary], more: Mapping[str, int], now: float) -> None:
+        """`more`: phases that no summary has -> evaluations and checkpoints."""
+        self._phases = Counter(s.phase for s in summaries) | Counter(more)
+        quarantined = sum(s.shards_quarantined for s in summaries)
+        done = sum(s.shards_done for s in summaries) - quarantined
+        shards = {
+            "quarantined": quarantined,
+            "done": done,
+            "to do": sum(s.shards for s in summaries) - done - quarantined,
+        }
+        for name, label, value in (
+            *(("shards", label, value) for label, value in shards.items()),
+            *(("nodes", label, sum(s.nodes_by_status.get(label, 0) for s in summaries)) for label in NODES),
+            *(("jobs", label, sum(s.jobs.get(label, 0) for s in summaries)) for label in JOBS),
+        ):
+            self._gauges[name].labels(label).set(value)
+        self._metric_jobs.set(sum(sum(s.metric_jobs_open.values()) for s in summaries))
+        self._oldest.set(max((now - s.accepted_at for s in summaries), default=0.0))
 
     def _gauge(self, name: str, what: str, labels: Iterable[str] = ()) -> Gauge:
         return Gauge(f"evalspan_{name}", what, labels, registry=self.registry)
 
-    def _counter(self, name: str, what: str, labels: Iterable[str] = ()) -> Counter:
-        return Counter(f"evalspan_{name}", what, labels, registry=self.registry)
+    def _counter(self, name: str, what: str, labels: Iterable[str] = ()) -> Counted:
+        return Counted(f"evalspan_{name}", what, labels, registry=self.registry)
 
     def _histogram(self, name: str, what: str, buckets: Iterable[float]) -> Histogram:
         return Histogram(f"evalspan_{name}", what, buckets=tuple(buckets), registry=self.registry)

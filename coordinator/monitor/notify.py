@@ -14,16 +14,16 @@ import re
 import subprocess
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from pydantic import Field
 
-from coordinator.evaluation.records import EvaluationRecord
 from coordinator.report.learning_curves import make_series
 from coordinator.report.load_series import find_series
+from coordinator.runtime.summary import Summary
 from evaljobs.contract.specs import Record
 
 log = logging.getLogger(__name__)
@@ -67,24 +67,23 @@ class News(Record):
     fell: tuple[Fell, ...] = ()  # scores that fell, 20 at most
 
 
-def ended(record: EvaluationRecord, status: str, errors: Mapping[str, str], at: float) -> News:
-    """`errors`: task -> why it has no score."""
-    event: Literal["ended", "failed"] = "failed" if status == "failed" else "ended"
-    why = "; ".join(f"{task}: {error}" for task, error in list(errors.items())[:3])
-    text = _for_chats(f"{record.evaluation_id} is {status}{f': {why}' if why else ''}")
-    return News(event=event, text=text, status=status, errors=dict(errors), **_of(record, at))
+def ended(end: Summary) -> News:
+    event: Literal["ended", "failed"] = "failed" if end.result == "failed" else "ended"
+    why = "; ".join(f"{task}: {error}" for task, error in list(end.errors.items())[:3])
+    text = _for_chats(f"{end.evaluation_id} is {end.result}{f': {why}' if why else ''}")
+    return News(event=event, text=text, status=end.result, errors=end.errors, **_of(end, end.ended_at))
 
 
-def parked(record: EvaluationRecord, reason: str, at: float) -> News:
-    text = _for_chats(f"{record.evaluation_id} is parked: {reason}")
-    return News(event="parked", text=text, reason=reason, **_of(record, at))
+def parked(summary: Summary, reason: str, at: float) -> News:
+    text = _for_chats(f"{summary.evaluation_id} is parked: {reason}")
+    return News(event="parked", text=text, reason=reason, **_of(summary, at))
 
 
-def fell(record: EvaluationRecord, scores: Sequence[Fell], at: float) -> News:
+def fell(end: Summary, scores: Sequence[Fell]) -> News:
     said = "; ".join(f"{s.task} {s.measure} {s.before:.4f} -> {s.after:.4f}" for s in scores[:3])
     more = f" and {len(scores) - 3} more" if len(scores) > 3 else ""
-    text = _for_chats(f"{record.evaluation_id}: beyond two standard errors: {said}{more}")
-    return News(event="fell", text=text, fell=tuple(scores[:MOST_FELL]), **_of(record, at))
+    text = _for_chats(f"{end.evaluation_id}: beyond two standard errors: {said}{more}")
+    return News(event="fell", text=text, fell=tuple(scores[:MOST_FELL]), **_of(end, end.ended_at))
 
 
 def _for_chats(text: str) -> str:
@@ -93,21 +92,16 @@ def _for_chats(text: str) -> str:
     return "evalspan: " + re.sub(r"@(?=(?:all|channel|everyone|here)\b)", "@\u200b", line)
 
 
-def _of(record: EvaluationRecord, at: float) -> dict[str, Any]:
-    return {
-        "evaluation_id": record.evaluation_id,
-        "checkpoint": record.checkpoint.announced,
-        "step": record.checkpoint.step,
-        "suite": record.suite.name,
-        "at": at,
-    }
+def _of(summary: Summary, at: float | None) -> dict[str, Any]:
+    named = summary.model_dump(include={"evaluation_id", "checkpoint", "step", "suite"})
+    return {**named, "at": at}
 
 
-def fallen(work_dir: Path, record: EvaluationRecord) -> list[Fell]:
+def fallen(work_dir: Path, end: Summary) -> list[Fell]:
     """Scores of this evaluation that regressed against the checkpoint before it of the same training and suite."""
-    folder = str(Path(record.checkpoint.announced).parent)
-    series = make_series(find_series(work_dir, folder, record.suite.name, mixed=True))
-    places = [i for i, p in enumerate(series.points) if p.evaluation_id == record.evaluation_id]
+    folder = str(Path(end.checkpoint).parent)
+    series = make_series(find_series(work_dir, folder, end.suite, mixed=True))
+    places = [i for i, p in enumerate(series.points) if p.evaluation_id == end.evaluation_id]
     if not places:
         return []
     before = {s.name: s for p in series.points[: places[0]] for s in p.scores}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,13 +12,11 @@ from pydantic import ValidationError
 from coordinator.base import clock
 from coordinator.config.schema import Config, NotifyConfig
 from coordinator.errors import OperatorError
-from coordinator.evaluation.records import EvaluationRecord
-from coordinator.evaluation.state import State
 from coordinator.monitor import notify
 from coordinator.monitor.notify import News, Notifier
 from coordinator.monitor.owed import Owed
-from coordinator.runtime.replay import find_evaluation
-from coordinator.runtime.status_file import Ended, ended_of, read_evaluation, read_status
+from coordinator.runtime.summaries import Summaries
+from coordinator.runtime.summary import Summary, known_by
 from evaljobs.contract.paths import WorkPaths
 from evaljobs.contract.storage import read_secret
 from evaljobs.errors import JobError
@@ -43,17 +41,16 @@ class Monitor:
         self._parked_since: dict[str, float] = {}  # unix seconds
         self._told: set[str] = set()  # parked evaluations that were news
 
-    def tick(self, coordinator: Coordinator, pending: int, ended: Sequence[State]) -> None:
+    def tick(self, coordinator: Coordinator, pending: int, ended: Sequence[Summary]) -> None:
         """`pending`: checkpoints that are not accepted yet; `ended`: evaluations that have ended since the last call."""
         now = clock.now()
-        ends = {s.evaluation_id: ended_of(s, 0) for s in ended}
         if self._metrics is not None:
             self._metrics.turn(coordinator.turn_seconds)
             self._metrics.note(coordinator, pending, now)
-            self._metrics.ended((e.result, self._work.evaluation(id_).report) for id_, e in ends.items())
+            self._metrics.ended(ended)
         if not self._notifier.wanted:
             return
-        self._tell_ends(coordinator, {s.evaluation_id: s.record for s in ended}, ends)
+        self._tell_ends(coordinator, ended)
         self._tell_parked(coordinator, now)
 
     def close(self) -> None:
@@ -63,18 +60,14 @@ class Monitor:
         if self._owed is not None:
             self._owed.write()
 
-    def _tell_ends(
-        self, coordinator: Coordinator, records: Mapping[str, EvaluationRecord], ends: Mapping[str, Ended]
-    ) -> None:
+    def _tell_ends(self, coordinator: Coordinator, ended: Sequence[Summary]) -> None:
         open_ones = coordinator.running.keys() | coordinator.parked.keys()
         if self._owed is None:
             self._owed = Owed(self._work.news)
             for evaluation_id in self._owed.ids - open_ones:
                 self._owed.send(self._notifier, evaluation_id, partial(_left, self._settings, evaluation_id))
-        for evaluation_id, end in ends.items():
-            self._owed.send(
-                self._notifier, evaluation_id, partial(_news, self._work.root, records[evaluation_id], end)
-            )
+        for end in ended:
+            self._owed.send(self._notifier, end.evaluation_id, partial(_news, self._work.root, end))
         self._owed.ids |= open_ones
         self._owed.write()
 
@@ -87,25 +80,22 @@ class Monitor:
             if evaluation_id in self._told or one.record is None or now - since < PARKED_SECONDS:
                 continue
             self._told.add(evaluation_id)
-            news = notify.parked(one.record, one.error, now)
+            news = notify.parked(Summary(written_at=now, **known_by(one.record)), one.error, now)
             self._notifier.tell(partial(list, [news]))
 
 
-def _news(work_dir: Path, record: EvaluationRecord, end: Ended) -> Iterable[News]:
-    yield notify.ended(record, end.result, end.errors, end.ended_at)
-    if fell := notify.fallen(work_dir, record):
-        yield notify.fell(record, fell, end.ended_at)
+def _news(work_dir: Path, end: Summary) -> Iterable[News]:
+    yield notify.ended(end)
+    if fell := notify.fallen(work_dir, end):
+        yield notify.fell(end, fell)
 
 
 def _left(settings: Config, evaluation_id: str) -> Iterable[News]:
     """News of an evaluation that ended under an earlier daemon; none where its folder was removed since."""
-    paths = WorkPaths(settings.work_dir).evaluation(evaluation_id)
-    record, end = read_evaluation(paths), read_status(paths)
-    if record is not None and paths.journal.exists() and not isinstance(end, Ended):
-        state = find_evaluation(settings, evaluation_id)[0]
-        end = ended_of(state, 0) if state.ended_at is not None else None
-    if record is not None and isinstance(end, Ended):
-        yield from _news(Path(settings.work_dir), record, end)
+    found = Summaries(settings, evaluation_id)
+    found.look(0.0)
+    for end in found.ended:
+        yield from _news(Path(settings.work_dir), end)
 
 
 def _webhook(section: NotifyConfig) -> str | None:

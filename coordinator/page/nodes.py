@@ -5,21 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from coordinator.evaluation.state import State
+from coordinator.runtime.summary import Summary
 
 # the worst comes first where several evaluations use a node
 ORDER = ("cordoned", "back-off", "withdrawn", "ready", "staging", "offered")
 
 
-def standing(states: Iterable[State], cordoned: Mapping[str, float]) -> list[list[Any]]:
+def standing(summaries: Iterable[Summary], cordoned: Mapping[str, float]) -> list[list[Any]]:
     """A row per node: name, status, why, until (unix seconds, or None). `cordoned`: node -> unix seconds."""
     found: dict[str, list[Any]] = {}
-    for state in states:
-        for ahead in state.nodes.prefetches.values():
-            if ahead.status != "over":
-                _put(found, [ahead.name, ahead.status, "before its GPUs are free", None])
-        for node in state.nodes.by_name.values():
-            _put(found, [node.name, node.status, node.why, node.back_off_until])
+    for node in (node for summary in summaries for node in summary.nodes):
+        _put(found, [node.name, node.status, node.why, node.until])
     for name, until in cordoned.items():
         why = "an operator gave it back (evalspan release)"
         _put(found, [name, "cordoned", why, until])

@@ -17,16 +17,15 @@ from coordinator.allocation import cordons
 from coordinator.base.version import version_text
 from coordinator.config.schema import Config
 from coordinator.errors import OperatorError
-from coordinator.evaluation.state import State
 from coordinator.page import evaluation, nodes, samples, training
 from coordinator.report.comparisons import comparison, heads_of
 from coordinator.report.learning_curves import Point
 from coordinator.report.load_series import point_of
 from coordinator.runtime.finalize import results_in_files, results_of
-from coordinator.runtime.halts import Halt
-from coordinator.runtime.journal import ended_in_other_format
-from coordinator.runtime.replay import find_evaluation, find_folder, find_record
-from coordinator.runtime.status_file import Ended
+from coordinator.runtime.journal import has_other_format, read_events
+from coordinator.runtime.replay import find_evaluation, summary_now
+from coordinator.runtime.summaries import find_folder, find_record
+from coordinator.runtime.summary import Halt, Summary, ended
 from evaljobs.contract.folded import exists, files_in, open_file, read_bytes
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths, slug
 
@@ -52,37 +51,24 @@ def of_evaluation(settings: Config, name: str) -> Contents:
 
 
 def of_work_folder(
-    settings: Config, begun: Sequence[tuple[State, Halt | None]], ended: Sequence[Ended]
+    settings: Config, begun: Sequence[tuple[Summary, Halt | None]], ended: Sequence[Summary]
 ) -> Contents:
     """All evaluations of the work folder, the newest first, and their trainings. `begun`: those that have not ended."""
     rows = [
         [
             s.evaluation_id,
-            s.record.suite.name,
-            s.record.checkpoint.step,
-            halt.text if halt else s.ending.phase.name.lower(),
-            *_progress(s),
-            s.record.accepted_at,
+            s.suite,
+            s.step,
+            s.result if s.ended_at is not None else halt.text if halt else s.phase,
+            s.scored,
+            s.entries,
+            s.shards_done,
+            s.shards,
+            s.accepted_at,
         ]
-        for s, halt in begun
+        for s, halt in (*begun, *((s, None) for s in ended))
     ]
-    rows += [
-        [
-            e.evaluation_id,
-            e.suite,
-            e.step,
-            e.result,
-            e.scored,
-            e.entries,
-            e.shards_done,
-            e.shards,
-            e.accepted_at,
-        ]
-        for e in ended
-    ]
-    folders = [(s.record.checkpoint.announced, s.record.suite.name) for s, _ in begun]
-    folders += [(e.checkpoint, e.suite) for e in ended]
-    count = Counter((str(Path(folder).parent), suite) for folder, suite in folders)
+    count = Counter((str(Path(s.checkpoint).parent), s.suite) for s in (*(s for s, _ in begun), *ended))
     data = {
         "kind": "index",
         "running": sum(halt is None for _, halt in begun),
@@ -92,16 +78,6 @@ def of_work_folder(
         "trainings": [[folder, suite, number] for (folder, suite), number in sorted(count.items())],
     }
     return _made(str(settings.work_dir), data)
-
-
-def _progress(state: State) -> tuple[int, int, int, int]:
-    scored = sum(e.status == "scored" for e in state.entries)
-    return (
-        scored,
-        len(state.entries),
-        len(state.shards.by_name) - state.shards.todo,
-        len(state.shards.by_name),
-    )
 
 
 def of_trainings(points: Sequence[Point], price: float | None) -> Contents:
@@ -160,30 +136,22 @@ def evaluation_and_results(
 ) -> tuple[dict[str, Any], EvaluationPaths, dict[str, Any]]:
     """(the page's data without samples and logs, its folder, its results)."""
     paths = find_folder(settings, name)
-    if ended_in_other_format(paths.journal):  # its events are not read: the page has no jobs and no notes
-        found = results_in_files(paths)
-        return (
-            evaluation.evaluation_data(found.report, (), found.raw, settings.gpu_hour_price),
-            paths,
-            found.raw,
-        )
+    price = settings.gpu_hour_price
+    if ended(paths) is not None and (found := results_in_files(paths)) is not None:
+        # of another journal format its events are not read: the page has no jobs and no notes
+        told = () if has_other_format(paths.journal) else tuple(read_events(paths.journal))
+        return evaluation.evaluation_data(found.report, told, found.raw, price), paths, found.raw
     state, paths, events = find_evaluation(settings, paths.root.name)
-    # at its end the times were written down: the responses that they came from may be gone since
     found = results_of(state, paths, events if state.ended_at is None else None)
-    return (
-        evaluation.evaluation_data(
-            found.report, events, found.raw, settings.gpu_hour_price, _standing(settings, [state])
-        ),
-        paths,
-        found.raw,
+    standing = (
+        [] if state.ended_at is not None else _standing(settings, [summary_now(state, paths, time.time())])
     )
+    return evaluation.evaluation_data(found.report, events, found.raw, price, standing), paths, found.raw
 
 
-def _standing(settings: Config, states: Sequence[State]) -> list[list[Any]]:
-    """How the nodes stand; cordons only beside evaluations that run, or none at all."""
-    over = bool(states) and all(state.ended_at is not None for state in states)
-    cordoned = {} if over else cordons.read(WorkPaths(settings.work_dir).nodes, time.time())
-    return nodes.standing(states, cordoned)
+def _standing(settings: Config, summaries: Sequence[Summary]) -> list[list[Any]]:
+    """How the nodes stand, and which are cordoned."""
+    return nodes.standing(summaries, cordons.read(WorkPaths(settings.work_dir).nodes, time.time()))
 
 
 def _made(title: str, data: Mapping[str, Any], blocks: Mapping[str, bytes] | None = None) -> Contents:

@@ -39,12 +39,11 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from coordinator.config.schema import Config
 from coordinator.errors import EvalspanError, OperatorError
-from coordinator.evaluation.state import State
 from coordinator.page import html, read
 from coordinator.report.load_series import find_series
-from coordinator.runtime.halts import Halt, halt_of, is_held
-from coordinator.runtime.journal import WorkLock
-from coordinator.runtime.replay import Follower, find_folder
+from coordinator.runtime.summaries import Summaries, find_folder
+from coordinator.runtime.summary import Halt, Summary, halt_of, read_summary
+from coordinator.runtime.work_lock import WorkLock
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths
 
 COOKIE = "evalspan"  # with the port that the browser sees: a browser keeps one set of cookies for all ports of a host
@@ -89,8 +88,8 @@ class Pages:
         self._now, self._spent = now, spent
         self._made: OrderedDict[str, _Made] = OrderedDict()
         self._making: defaultdict[str, Lock] = defaultdict(Lock)  # address -> held while it is made
-        self._follower = Follower(settings)
-        self._open: list[tuple[State, Halt | None]] = []
+        self._summaries = Summaries(settings, most=MOST_ENDED)
+        self._open: list[tuple[Summary, Halt | None]] = []
         self._looked_at, self._work_mark = float("-inf"), ""
         self._lock = Lock()  # of what is kept and of the look at the work folder
 
@@ -125,7 +124,7 @@ class Pages:
                 size = paths.journal.stat().st_size
             except OSError:
                 return ""
-            return f"{hash((size, halt_of(paths, runs=is_held(paths)))):x}"
+            return f"{hash((size, halt_of(read_summary(paths), paths))):x}"
         with self._lock:
             self._look()
             return self._work_mark
@@ -136,15 +135,19 @@ class Pages:
             return
         root = Path(self.settings.work_dir)
         runs = WorkLock(WorkPaths(root).lock).held()
-        states = self._follower.states()
-        self._open = [(s, halt_of(EvaluationPaths(root / s.evaluation_id), runs=runs)) for s in states]
-        self._work_mark = f"{hash((self._follower.mark(), *(halt for _, halt in self._open))):x}"
+        self._summaries.look(self._now())
+        self._open = [
+            (s, halt_of(s, EvaluationPaths(root / s.evaluation_id), held=runs)) for s in self._summaries.open
+        ]
+        ended = [(s.evaluation_id, s.ended_at) for s in self._summaries.ended]
+        begun = [(s.evaluation_id, s.written_at, halt) for s, halt in self._open]
+        self._work_mark = f"{hash((*ended, *begun)):x}"
         self._looked_at = self._now()
 
     def index(self) -> read.Contents:
         with self._lock:
             self._look()
-            return read.of_work_folder(self.settings, self._open, self._follower.ended(MOST_ENDED))
+            return read.of_work_folder(self.settings, self._open, self._summaries.ended)
 
     def trainings(self, folder: str, suite: str | None) -> read.Contents:
         found = find_series(self.settings.work_dir, folder, suite, mixed=True)

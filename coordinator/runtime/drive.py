@@ -17,12 +17,12 @@ from coordinator.base.signals import Signals
 from coordinator.cluster.local import LocalCluster
 from coordinator.errors import OperatorError, RetryError
 from coordinator.evaluation.records import EvaluationRecord
-from coordinator.evaluation.state import State
 from evaljobs.contract.specs import Record
 
 if TYPE_CHECKING:
     from coordinator.runtime.loop import Coordinator
     from coordinator.runtime.runner import Running
+    from coordinator.runtime.summary import Summary
 
 log = logging.getLogger(__name__)
 
@@ -88,30 +88,29 @@ class Caller:
             def watch() -> bool:
                 if len(signals.received) >= URGENT:
                     raise KeyboardInterrupt
-                for running in coordinator.running.values():
-                    self._show(running.state, coordinator.trouble)
+                for summary in coordinator.summaries():
+                    self._show(summary, coordinator.trouble)
                 return bool(signals.received)
 
             yield watch
         if signals.received:
             raise KeyboardInterrupt
 
-    def _show(self, state: State, trouble: str) -> None:
+    def _show(self, summary: Summary, trouble: str) -> None:
         if self._tell is None:
             return
-        shards = len(state.shards.by_name)
         now = Progress(
-            evaluation_id=state.evaluation_id,
-            tasks=len(state.entries),
-            scored=sum(e.status == "scored" for e in state.entries),
-            shards=shards,
-            shards_done=shards - state.shards.todo,
+            evaluation_id=summary.evaluation_id,
+            tasks=summary.entries,
+            scored=summary.scored,
+            shards=summary.shards,
+            shards_done=summary.shards_done,
             trouble=trouble,
         )
         at = time.monotonic()
-        last, told_at = self._last.get(state.evaluation_id, (None, at))
+        last, told_at = self._last.get(summary.evaluation_id, (None, at))
         if last != now or at - told_at >= ALIVE_SECONDS:
-            self._last[state.evaluation_id] = now, at
+            self._last[summary.evaluation_id] = now, at
             self._tell(now)
 
 

@@ -28,9 +28,9 @@ from coordinator.planning.make_plan import BYTES_PER_PARAMETER, hardware_of, rea
 from coordinator.report.judge_cost import judge_use
 from coordinator.report.learning_curves import SCORES, Point, ScoreValue, scores_of
 from coordinator.report.measurements import Report, ShardSpan, make_report, without_measurements
-from coordinator.runtime.halts import halt_of, is_held, last_sign
-from coordinator.runtime.journal import read_events
+from coordinator.runtime.journal import has_other_format, read_events
 from coordinator.runtime.reuse import REUSED
+from coordinator.runtime.summary import halt_of, is_alive, last_sign, read_summary
 from evaljobs.contract.folded import files_in, read_bytes
 from evaljobs.contract.names import ShardId
 from evaljobs.contract.paths import EvaluationPaths, batch_index_file, entry_manifest, request_set_manifest
@@ -74,7 +74,7 @@ def report_of(state: State, paths: EvaluationPaths, events: Iterable[AnyEvent] |
         state,
         read_events(paths.journal) if events is None else events,
         spans,
-        time.time() if is_held(paths) else last_sign(paths),
+        time.time() if is_alive(paths) else last_sign(paths),
         _indexes(state, spans) if state.all_terminal else None,
     )
     if state.record.judge is None:
@@ -335,7 +335,7 @@ def results_of(
     Where no report can be made, a warning in it says why, and the costs are None.
     """
     report = _known_report(state, paths, events)
-    if state.ended_at is None and (halt := halt_of(paths, runs=is_held(paths))):
+    if state.ended_at is None and (halt := halt_of(read_summary(paths), paths)):
         report = report.model_copy(update={"status": halt.word, "warnings": (halt.text, *report.warnings)})
     # results.json of an evaluation that is retried is that of its last end
     raw: dict[str, Any] | None = None
@@ -351,13 +351,18 @@ def results_of(
     return _results(report, raw, paths).model_copy(update={"note": note, "changed": changed})
 
 
-def results_in_files(paths: EvaluationPaths) -> Results:
-    """Results of an evaluation that has ended, from report.json and results.json alone. OperatorError without them."""
+def results_in_files(paths: EvaluationPaths) -> Results | None:
+    """Results of an evaluation that has ended, from report.json and results.json alone; None where one cannot be read.
+
+    OperatorError then, where its journal has another format.
+    """
     try:
         report = Report.model_validate_json(paths.report.read_bytes())
         return _results(report, json.loads(paths.results.read_bytes()), paths)
     except (OSError, ValueError) as error:
-        raise OperatorError(f"{paths.root}: its report or results cannot be read: {error}") from error
+        if has_other_format(paths.journal):
+            raise OperatorError(f"{paths.root}: its report or results cannot be read: {error}") from error
+        return None
 
 
 def _results(report: Report, raw: dict[str, Any], paths: EvaluationPaths) -> Results:

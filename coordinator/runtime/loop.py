@@ -121,6 +121,7 @@ class Coordinator(Evaluations):
                     self._redis_away(error)
             yield
         finally:
+            self.write_summaries()
             waiting = any(parked.open for parked in self._parked.by_id.values())
             if not waiting and not any(r.state.jobs.live for r in self.running.values()):
                 self.keeper.stop()

@@ -3,7 +3,7 @@
 Rule: an error in one evaluation's turn parks that evaluation alone. It is read back from its journal after a pause, for
 as long as it takes where the disk or the site refuses; at most three times an hour where its journal cannot be read or
 our code is at fault. One whose journal is of another format is left alone. Its jobs go on meanwhile, since trials pull shards and dump responses without the coordinator. Then
-it is given up: its jobs are cancelled, and `status.json` says why until `evalspan retry` or a new coordinator.
+it is given up: its jobs are cancelled, and its summary says why until `evalspan retry` or a new coordinator.
 Called by `coordinator.runtime.registry`.
 """
 
@@ -16,7 +16,7 @@ from typing import Literal
 from coordinator.errors import EvalspanError
 from coordinator.evaluation.records import EvaluationRecord
 from coordinator.runtime.journal import JournalError, OtherFormatError
-from coordinator.runtime.status_file import Parked, read_evaluation, write_parked
+from coordinator.runtime.summary import Parked, of_record, read_evaluation, read_summary, write_summary
 from evaljobs.contract.paths import EvaluationPaths
 
 DISK_SECONDS = 2.0  # pause after the disk refused; 10 times the time to read the journal, if that is longer
@@ -56,12 +56,12 @@ class ParkedEvaluation:
         return self.returns or self.ending
 
     def write(self, now: float, cancelled: str = "") -> None:
-        """Write `status.json`."""
+        """Say so in its summary."""
         until = self.until if self.returns else None
-        parked = Parked(
-            evaluation_id=self.root.name, at=now, error=self.error, until=until, cancelled=cancelled
-        )
-        write_parked(EvaluationPaths(self.root), parked)
+        parked = Parked(at=now, error=self.error, until=until, cancelled=cancelled)
+        paths = EvaluationPaths(self.root)
+        known = read_summary(paths) or of_record(paths, "")
+        write_summary(paths, known.model_copy(update={"parked": parked, "written_at": now}))
 
 
 @dataclass(slots=True)

@@ -17,7 +17,7 @@ from coordinator.evaluation.job_specs import Site
 from coordinator.evaluation.records import EvaluationRecord, Inputs, evaluation_id
 from coordinator.intake import resubmit
 from coordinator.intake.present import Present
-from coordinator.runtime.status_file import Ended, read_evaluation, read_status
+from coordinator.runtime.summary import ended, read_evaluation
 from evaljobs.contract.paths import EvaluationPaths
 from evaljobs.lmeval.shown_inputs import in_words
 
@@ -68,7 +68,7 @@ def changed_since(record: EvaluationRecord, site: Site) -> str:
 
 def _shown_by(paths: EvaluationPaths) -> Shown | None:
     """What an ended evaluation used; None of one that is open, or not there."""
-    if not isinstance(read_status(paths), Ended):
+    if ended(paths) is None:
         return None
     with contextlib.suppress(OSError, ValueError):
         found: Shown = json.loads(paths.results.read_bytes()).get("evalspan", {}).get("shown", {})

@@ -3,7 +3,7 @@
 Rule: `_guarded` is the one boundary between evaluations: an error in an evaluation's turn parks that evaluation alone
 (`coordinator.runtime.parked`). A parked evaluation is read back from its journal. One whose folder was removed is
 forgotten, and its jobs are cancelled. The journal of one that has ended is not read again
-(`coordinator.runtime.status_file`). `coordinator.runtime.loop` decides when each is looked at.
+(`coordinator.runtime.summary`). `coordinator.runtime.loop` decides when each is looked at.
 """
 
 from __future__ import annotations
@@ -32,22 +32,11 @@ from coordinator.evaluation.state import State
 from coordinator.intake import places
 from coordinator.runtime.detect import Grace
 from coordinator.runtime.effects import Performer
-from coordinator.runtime.journal import (
-    CopiedJournalError,
-    Journal,
-    OtherFormatError,
-    WorkLock,
-    ended_in_other_format,
-)
+from coordinator.runtime.journal import CopiedJournalError, Journal, OtherFormatError, ended_in_other_format
 from coordinator.runtime.parked import ParkedEvaluation, ParkedEvaluations
 from coordinator.runtime.runner import Running
-from coordinator.runtime.status_file import (
-    Ended,
-    Parked,
-    read_status,
-    remove_status,
-    write_ended,
-)
+from coordinator.runtime.summary import Summary, ended, read_summary, write_summary
+from coordinator.runtime.work_lock import WorkLock
 from evaljobs.contract.paths import EvaluationPaths
 
 log = logging.getLogger(__name__)
@@ -138,7 +127,6 @@ class Evaluations:
             return
         if parked is not None:  # it was given up, and a person asks for it again
             self._parked.forget(record.evaluation_id, faults=True)
-            remove_status(paths)
         if ended_in_other_format(paths.journal):
             log.info("%s has ended, in another journal format: nothing is run", record.evaluation_id)
             return
@@ -152,12 +140,16 @@ class Evaluations:
     def resume_all(self) -> None:
         """Resume every evaluation of the work folder that has not ended; the journals of ended ones are not read."""
         converted: set[str] = set()
+        began = time.time()
         for journal in sorted(Path(self.performer.site.work_dir).glob("*/journal.jsonl")):
-            status = read_status(EvaluationPaths(journal.parent))
-            if not isinstance(status, Ended):
+            paths = EvaluationPaths(journal.parent)
+            if (found := ended(paths)) is None:
                 self._resume(journal.parent)
-            elif status.converted_digest is not None:
-                converted.add(status.converted_digest)
+                continue
+            if found.written_at >= began:  # made of the files of another journal format
+                write_summary(paths, found)
+            if found.converted_digest is not None:
+                converted.add(found.converted_digest)
         for digest in converted:
             self._clear_converted(digest)
 
@@ -179,17 +171,16 @@ class Evaluations:
                 log.warning("%s", error)
         if running is None:
             return
-        before, was_parked = read_status(running.paths), root.name in self._parked.by_id
+        before, was_parked = read_summary(running.paths), root.name in self._parked.by_id
         self._parked.forget(root.name, faults=False)
-        remove_status(running.paths)
-        write_ended(running.state, running.paths)
+        running.write_summary()
         if running.state.ended_at is not None and not was_parked:  # no command waits for its end
             running.journal.close()
             self._clear_converted(running.state.converted_digest)
             return
         self.running[root.name] = running
-        if isinstance(before, Parked) and before.cancelled:
-            self._tell(root.name, CancelAsked(at=clock.now(), reason=before.cancelled))
+        if before is not None and before.parked is not None and before.parked.cancelled:
+            self._tell(root.name, CancelAsked(at=clock.now(), reason=before.parked.cancelled))
 
     # --- what people ask -----------------------------------------------------------------------------------------
 
@@ -254,6 +245,16 @@ class Evaluations:
             raise KeyError(evaluation_id)
         self.running[evaluation_id] = running
 
+    def summaries(self) -> list[Summary]:
+        """Of the evaluations that run, and of those that have ended since the last turn."""
+        now = clock.now()
+        return [running.summary(now) for running in self.running.values()]
+
+    def write_summaries(self) -> None:
+        """As this process leaves the evaluations."""
+        for running in self.running.values():
+            running.write_summary()
+
     def _states(self) -> list[State]:
         return [running.state for running in self.running.values()]
 
@@ -269,7 +270,7 @@ class Evaluations:
     def forget_ended(self) -> None:
         """Free the memory and files of evaluations that have ended: a daemon lives for months."""
         for evaluation_id, running in list(self.running.items()):
-            if running.state.ended_at is not None:
+            if running.state.ended_at is not None and running.write_summary():
                 running.journal.close()
                 del self.running[evaluation_id]
                 # once more: what its last trials wrote after the results would stay in Redis for good

@@ -41,15 +41,25 @@ from coordinator.evaluation.events import (
     StragglersFound,
 )
 from coordinator.evaluation.records import EvaluationRecord
-from coordinator.evaluation.state import IllegalEventError, State
+from coordinator.evaluation.state import EntryState, IllegalEventError, State
+from coordinator.report.learning_curves import ScoreValue
 from coordinator.runtime import detect
 from coordinator.runtime.effects import Performer
 from coordinator.runtime.finalize import try_report
 from coordinator.runtime.journal import CopiedJournalError, Journal, line_of, replayed
-from coordinator.runtime.status_file import write_ended
+from coordinator.runtime.summarise import summary_of
+from coordinator.runtime.summary import (
+    WRITE_SECONDS,
+    Summary,
+    failed_jobs,
+    groups_or_tasks,
+    read_json,
+    with_costs,
+    write_summary,
+)
 from coordinator.services.metric_queue import MetricQueue
 from evaljobs.contract.folded import exists
-from evaljobs.contract.outcomes import OUTCOME
+from evaljobs.contract.outcomes import OUTCOME, Failed
 from evaljobs.contract.paths import EvaluationPaths, entry_manifest, request_set_manifest
 from evaljobs.contract.specs import FrameRef
 from evaljobs.contract.storage import (
@@ -72,6 +82,7 @@ METRIC_AUDIT_SECONDS = 3.0  # between two looks at the metric queue; a look cost
 FULL_SCAN_SECONDS = 15.0  # between two looks at all response files; Redis names grown ones sooner
 REFILL_SECONDS = 2.0  # between two tries to fill the queue of a Redis that takes no writes
 RESPONSES = re.compile(r"[\w.-]+\.frames", re.ASCII)  # names of response files; others are ignored
+SUMMARY_SECONDS = 1.0  # between two summaries made of a state
 SIGN_SECONDS = 10.0  # between two signs that a coordinator runs the evaluation: its journal's mtime
 NEVER = sys.maxsize  # bytes consumed of a file that is no response file: it is not read again
 # events that come of an event's actions, of theirs, and so on: an entry is looked up, planned and scored once
@@ -109,6 +120,10 @@ class Running:
         self._queued_again: set[str] = set()  # shards that an audit found missing and queued again
         self._refused: tuple[str, ...] = ()  # missing shards that Redis did not take; journalled already
         self._strange: set[str] = set()  # response files with unknown shards, logged already
+        self._failed = failed_jobs(self.paths) if state.seen else {}  # job or trial -> its error
+        self._values: dict[str, Sequence[ScoreValue]] = {}  # score file -> its values
+        self._summary: Summary | None = None
+        self._written: Summary | None = None  # the summary in the file
 
     # --- birth and return ------------------------------------------------------------------------------------------
 
@@ -192,6 +207,45 @@ class Running:
                 lost.append(entry.index)
         return tuple(lost)
 
+    # --- what is shown ---------------------------------------------------------------------------------------------
+
+    def summary(self, now: float) -> Summary:
+        """Its summary, made anew at most once in SUMMARY_SECONDS. `now`: unix seconds."""
+        over = self.state.ended_at is not None
+        if (
+            self._summary is None
+            or (self._summary.ended_at is None and over)
+            or (not over and self._throttle.due("summary", SUMMARY_SECONDS, now))
+        ):
+            self._summary = self._summarised(now)
+        return self._summary
+
+    def _summarised(self, now: float) -> Summary:
+        made = summary_of(self.state, now, self.snapshot, self.listed, self._scores)
+        if self.state.ended_at is not None:
+            made = with_costs(made, self.paths)
+            return made.model_copy(update={"journal_bytes": self.paths.journal.stat().st_size})
+        return made.model_copy(update={"failed_jobs": dict(self._failed)})
+
+    def _scores(self, entry: EntryState) -> Sequence[ScoreValue]:
+        """The values of a scored task; its file is read once."""
+        if entry.result_file not in self._values:
+            found = groups_or_tasks(read_json(Path(entry.result_file)))
+            if not found:
+                return ()
+            self._values[entry.result_file] = found
+        return self._values[entry.result_file]
+
+    def write_summary(self) -> bool:
+        """Write the summary where it has changed. False where the disk refuses it."""
+        made = self.summary(clock.now())
+        if made.like(self._written):
+            return True
+        if not write_summary(self.paths, made):
+            return False
+        self._written = made
+        return True
+
     # --- the loop's body -------------------------------------------------------------------------------------------
 
     def take(self, events: Sequence[AnyEvent]) -> None:
@@ -208,7 +262,7 @@ class Running:
         if self.state.ended_at != ended_at and self.state.ended_at is not None:
             # once more: the outcomes of the last jobs came after the results were written
             try_report(self.state, self.paths)
-            write_ended(self.state, self.paths)
+            self.write_summary()
 
     def _logged(self, events: Iterable[AnyEvent]) -> list[Action]:
         """What shall be done after these events: they are in the journal, each followed by its intents. Where the journal
@@ -267,6 +321,8 @@ class Running:
             return
         if self._throttle.due("sign", SIGN_SECONDS, now):
             self.journal.sign(now)
+        if self._throttle.due("write summary", WRITE_SECONDS, now):
+            self.write_summary()
         outcomes = self._new_outcomes(now)
         self._look_at_queue(now)
         dumped = self._new_shards(now, thorough=bool(outcomes) or listing is not None)
@@ -321,6 +377,8 @@ class Running:
                 log.warning("%s is passed over", error)
             else:
                 entry = getattr(outcome, "entry", None)
+                if isinstance(outcome, Failed):
+                    self._failed[outcome.name] = outcome.error
                 if entry is None or 0 <= entry < len(self.state.entries):
                     left_at = min((self.paths.outcomes / name).stat().st_mtime, now)
                     events.append(OutcomeSeen(at=now, outcome=outcome, left_at=left_at))

@@ -41,7 +41,7 @@ from coordinator.runtime.journal import Journal
 from coordinator.runtime.loop import Coordinator
 from coordinator.runtime.operator_commands import obey_commands
 from coordinator.runtime.present_inputs import as_of_now, changed_since
-from coordinator.runtime.status_file import read_evaluation
+from coordinator.runtime.summary import read_evaluation
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths
 from evaljobs.contract.specs import ModelOptions, SuiteSpec
 

@@ -16,9 +16,10 @@ from coordinator.evaluation.records import checkpoint_name, id_stem
 from coordinator.intake import pending, resubmit, sources
 from coordinator.intake.suites import load_suite
 from coordinator.intake.work_folder import refuse_guest
-from coordinator.runtime.journal import Journal, WorkLock, is_daemon
-from coordinator.runtime.replay import Follower, find_folder
-from coordinator.runtime.status_file import Ended, Parked, read_evaluation, read_status
+from coordinator.runtime.journal import Journal
+from coordinator.runtime.summaries import find_folder
+from coordinator.runtime.summary import ended, read_evaluation, read_summary
+from coordinator.runtime.work_lock import WorkLock, is_daemon
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths
 from evaljobs.contract.specs import Mode, Record
 
@@ -43,8 +44,7 @@ def send(
     """Leave the notice and the command that `answer` asks for. `daemon`: the command that starts one."""
     if answer.again:
         refuse_guest(paths.root)  # a command follows
-    status = read_status(paths.evaluation(evaluation_id))
-    ended = status.journal_bytes if answer.again and isinstance(status, Ended) else None
+    before = ended(paths.evaluation(evaluation_id)) if answer.again else None
     sent = []
     if answer.announce:
         sent.append(sources.submit(paths, notice, evaluation_id))
@@ -63,7 +63,7 @@ def send(
         daemon=is_daemon(holder),
         waits=pending.waits_for_daemon(holder, daemon) if waits and not is_daemon(holder) else "",
         sent=tuple(map(str, sent)),
-        ended_bytes=ended,
+        ended_bytes=None if before is None else before.journal_bytes,
     )
 
 
@@ -137,26 +137,24 @@ def _stems(settings: Config, checkpoint: str, suite: str) -> set[str]:
     return {id_stem(name, suite_name, mode) for name in names for mode in MODES}
 
 
-def has_ended(settings: Config, submission: Submission, follower: Follower) -> bool:
-    """Has it ended since the submission? `follower`: of this evaluation alone.
+def has_ended(settings: Config, submission: Submission) -> bool:
+    """Has it ended since the submission?
 
     OperatorError where the daemon refused the checkpoint, made another evaluation of it, or gave the evaluation up.
     """
     paths = WorkPaths(settings.work_dir)
     folder = paths.evaluation(submission.evaluation_id)
     unread = any(Path(file).exists() for file in submission.sent)  # first: the daemon removes them last
-    status = read_status(folder)
-    if isinstance(status, Ended):
-        return status.journal_bytes != submission.ended_bytes
+    found = read_summary(folder)
+    if found is not None and found.ended_at is not None:
+        return found.journal_bytes != submission.ended_bytes
     if unread:
         return False
-    if isinstance(status, Parked) and status.until is None:
-        raise OperatorError(f"{submission.evaluation_id} was given up: {status.error}")
+    if found is not None and found.parked is not None and found.parked.until is None:
+        raise OperatorError(f"{submission.evaluation_id} was given up: {found.parked.error}")
     if not Journal.begun(folder.journal):
         _check_pending(paths, submission)
-        return False
-    # an ended evaluation lacks its summary only where the disk refused it
-    return folder.results.exists() and not follower.states() and bool(follower.ended(1))
+    return False
 
 
 def _check_pending(paths: WorkPaths, submission: Submission) -> None:

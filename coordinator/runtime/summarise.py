@@ -67,7 +67,7 @@ def summary_of(
     waits_until = None if state.ended_at is not None else state.waits_until
     stage = stage_of(state, now, snapshot)
     return Summary(
-        **known_by(state.record),
+        **known_by(state.record) | {"entries": len(state.entries)},
         written_at=now,
         converted_digest=state.converted_digest,
         ended_at=state.ended_at,
@@ -103,13 +103,11 @@ def summary_of(
 
 
 def _tasks(state: State, scores: Values) -> Iterator[Task]:
-    """Before the end all tasks, at the end those that failed."""
     latest = [e.index for e in state.entries if e.status == "scored"][-LATEST:]
     for entry in state.entries:
-        if state.ended_at is None or entry.error:
-            values = first_of_each(found := scores(entry)) if entry.status == "scored" else ()
-            values = tuple(found[:SCORES_SHOWN]) if entry.index in latest else values
-            yield Task(name=entry.name, state=_task_state(state, entry), error=entry.error, scores=values)
+        found = scores(entry) if entry.status == "scored" else ()
+        shown = tuple(found[:SCORES_SHOWN]) if entry.index in latest else first_of_each(found)
+        yield Task(name=entry.name, state=_task_state(state, entry), error=entry.error, scores=shown)
 
 
 def _task_state(state: State, entry: EntryState) -> str:

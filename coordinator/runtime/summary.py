@@ -17,11 +17,12 @@ from typing import Any, Literal, NamedTuple
 from pydantic import ValidationError
 
 from coordinator.base.words import clock_time
-from coordinator.evaluation.records import EvaluationRecord
+from coordinator.evaluation.records import JOURNAL_FORMAT, EvaluationRecord
 from coordinator.report.learning_curves import SCORES, ScoreValue, scores_of
+from coordinator.runtime.work_lock import WorkLock
 from evaljobs.contract import folded
 from evaljobs.contract.outcomes import OUTCOME, Failed
-from evaljobs.contract.paths import EvaluationPaths
+from evaljobs.contract.paths import EvaluationPaths, WorkPaths
 from evaljobs.contract.specs import Kept
 from evaljobs.contract.storage import write_atomic
 
@@ -102,6 +103,7 @@ class Summary(Kept):
     schema_version: Literal[2]  # one of another version is made anew
     evaluation_id: str
     written_at: float
+    journal_format: int = 0  # of an evaluation of which this is another one than today's, only the end counts
     journal_bytes: int = 0  # at the end; 0 before
 
     suite: str = ""
@@ -121,7 +123,7 @@ class Summary(Kept):
 
     entries: int = 0  # tasks of the suite
     scored: int = 0  # of these, those that have their scores
-    tasks: tuple[Task, ...] = ()  # before the end all, at the end those that failed
+    tasks: tuple[Task, ...] = ()  # in the file of one that has ended: those that failed
     shards: int = 0  # 0 before the plan is made
     shards_done: int = 0
     shards_quarantined: int = 0
@@ -163,6 +165,12 @@ class Summary(Kept):
         """Of one that has ended."""
         return "cancelled" if self.cancelled else "failed" if self.errors else "done"
 
+    def like(self, other: Summary | None) -> bool:
+        """Do both show the same? The time of writing and a prediction that moves with it do not count."""
+        if other is None:
+            return False
+        return self.model_copy(update={"written_at": other.written_at, "done_at": other.done_at}) == other
+
     @property
     def turn(self) -> tuple[float, float]:
         """Evaluations are served in this order."""
@@ -186,15 +194,20 @@ class Halt(NamedTuple):
         return f"{self.word} since {clock_time(self.since, time.time())}: {self.why}"
 
 
-def halt_of(summary: Summary, paths: EvaluationPaths, *, held: bool) -> Halt | None:
-    """Of an evaluation that has not ended; None where it goes on. `held`: a process holds the work folder.
+def halt_of(summary: Summary | None, paths: EvaluationPaths, *, held: bool | None = None) -> Halt | None:
+    """Of an evaluation that has not ended; None where it goes on. `held` as of `is_alive`."""
+    if summary is not None and (parked := summary.parked) is not None:
+        return Halt(GIVEN_UP if parked.until is None else "parked", parked.at, parked.error)
+    return None if is_alive(paths, held=held) else Halt("stopped", last_sign(paths), STOPPED)
+
+
+def is_alive(paths: EvaluationPaths, *, held: bool | None = None) -> bool:
+    """Does a coordinator run it? `held`: a process holds the work folder; None: it is asked here.
 
     Its coordinator signs its journal every 10 s: a process that hangs, or that runs other evaluations alone, does not.
     """
-    if (parked := summary.parked) is not None:
-        return Halt(GIVEN_UP if parked.until is None else "parked", parked.at, parked.error)
-    signed_at = last_sign(paths)
-    return None if held and time.time() - signed_at < SILENT_SECONDS else Halt("stopped", signed_at, STOPPED)
+    held = WorkLock(WorkPaths(paths.root.parent).lock).held() if held is None else held
+    return held and time.time() - last_sign(paths) < SILENT_SECONDS
 
 
 def last_sign(paths: EvaluationPaths) -> float:
@@ -209,12 +222,13 @@ def last_sign(paths: EvaluationPaths) -> float:
 
 
 def write_summary(paths: EvaluationPaths, summary: Summary) -> bool:
-    """Write it where its folder exists. False where the disk refuses it: readers use the journal then."""
-    with suppress(OSError):
+    """Write it, unless its folder was removed. False where the disk refuses it: readers use the journal then."""
+    try:
         if paths.root.is_dir():
             write_atomic(paths.status, as_json(fitted(summary)))
-            return True
-    return False
+    except OSError:
+        return False
+    return True
 
 
 def as_json(summary: Summary) -> bytes:
@@ -222,7 +236,12 @@ def as_json(summary: Summary) -> bytes:
 
 
 def fitted(summary: Summary) -> Summary:
-    """The summary in at most MOST_BYTES: lists are cut, tasks that failed stay first, and `left_out` says what has all."""
+    """The summary in at most MOST_BYTES: lists are cut, tasks that failed stay first, and `left_out` says what has all.
+
+    Of one that has ended, only the tasks that failed are kept.
+    """
+    if summary.ended_at is not None:
+        summary = summary.model_copy(update={"tasks": tuple(t for t in summary.tasks if t.error)})
     for most in CUTS:
         if len(as_json(summary)) <= MOST_BYTES:
             break
@@ -255,10 +274,13 @@ def read_summary(paths: EvaluationPaths) -> Summary | None:
     """
     try:
         found = Summary.model_validate_json(paths.status.read_bytes())
-        grown = found.ended_at is not None and found.journal_bytes != paths.journal.stat().st_size
+        if found.ended_at is None:
+            counts = found.journal_format == JOURNAL_FORMAT
+        else:
+            counts = found.journal_bytes == paths.journal.stat().st_size
     except (OSError, ValidationError):
         return _of_files(paths)
-    return found if found.evaluation_id == paths.root.name and not grown else _of_files(paths)
+    return found if found.evaluation_id == paths.root.name and counts else _of_files(paths)
 
 
 def ended(paths: EvaluationPaths) -> Summary | None:
@@ -287,6 +309,7 @@ def known_by(record: EvaluationRecord) -> dict[str, Any]:
     """Fields of a summary that the record gives."""
     return {
         "schema_version": SCHEMA_VERSION,
+        "journal_format": JOURNAL_FORMAT,
         "evaluation_id": record.evaluation_id,
         "suite": record.suite.name,
         "mode": record.suite.mode or "exact",
@@ -299,25 +322,30 @@ def known_by(record: EvaluationRecord) -> dict[str, Any]:
 
 
 def _of_files(paths: EvaluationPaths) -> Summary | None:
-    """Of an evaluation that has ended in another journal format; None of any other."""
+    """Of an evaluation that has ended under an earlier version, from its files; None of any other."""
     from coordinator.runtime.journal import ended_in_other_format  # noqa: PLC0415 (few evaluations need the state machine)
 
-    if not ended_in_other_format(paths.journal):
+    before = read_json(paths.status)
+    size = paths.journal.stat().st_size if paths.journal.exists() else 0
+    if before.get("what") != "ended" or before.get("journal_bytes") != size:
+        before = {}
+    if not before and not ended_in_other_format(paths.journal):
         return None
     report, results = read_json(paths.report), read_json(paths.results)
     failed, shards = results.get("failed", {}), len(report.get("shards", ()))
-    found = of_record(paths, "").model_copy(
-        update={
-            "journal_bytes": paths.journal.stat().st_size,
-            "ended_at": (paths.results if results else paths.journal).stat().st_mtime,
-            "cancelled": "on request" if report.get("status") == "cancelled" else "",
-            "shards": shards,
-            "shards_done": shards,
-            "scored": sum(entry["status"] == "scored" for entry in report.get("entries", ())),
-            "tasks": tuple(Task(name=name, state="failed", error=why) for name, why in failed.items()),
-            "warnings": tuple(report.get("warnings", ()))[-WARNINGS:],
-        }
-    )
+    known = {
+        "ended_at": (paths.results if results else paths.journal).stat().st_mtime,
+        "cancelled": "on request" if report.get("status") == "cancelled" else "",
+        "shards": shards,
+        "shards_done": shards,
+        "scored": sum(entry["status"] == "scored" for entry in report.get("entries", ())),
+        "warnings": report.get("warnings", ())[-WARNINGS:],
+        "converted_digest": None,
+    }
+    tasks = [Task(name=name, state="failed", error=why) for name, why in before.get("errors", failed).items()]
+    known = {name: before.get(name, value) for name, value in known.items()}
+    known |= {"journal_bytes": size, "tasks": tuple(tasks), "warnings": tuple(known["warnings"])}
+    found = of_record(paths, "").model_copy(update=known)
     return with_costs(found, paths)
 
 
@@ -332,6 +360,7 @@ def with_costs(summary: Summary, paths: EvaluationPaths) -> Summary:
     return summary.model_copy(
         update={
             "phase": "ended",
+            "nodes": (),
             "stage": "cancelled" if summary.cancelled else "ended",
             "scores": first_of_each(groups_or_tasks(read_json(paths.results))),
             "failed_jobs": died | failed_jobs(paths),

@@ -60,8 +60,8 @@ class EvaluationPaths:
         self.results = self.root / "results.json"
         # File WORK_DIR/ID/report.json: makespan, GPU seconds by cause, stages | the coordinator | kept
         self.report = self.root / "report.json"
-        # File WORK_DIR/ID/status.json: summary of an evaluation that has ended, so that its journal is not read again; or why
-        # it is parked or was given up, and until when | the coordinator | kept
+        # File WORK_DIR/ID/status.json: summary, all that is shown of the evaluation: how far it is, what it waits for, why it
+        # is parked, scores and costs | the coordinator | kept
         self.status = self.root / "status.json"
         # File WORK_DIR/ID/places.json: further folders of the checkpoint: a copy with the same name, content and times is the
         # same evaluation, and is in the series of each folder where it was announced; without any it is not there | the

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from coordinator.intake import from_settings, pending, sources
-from coordinator.runtime.status_file import read_evaluation
+from coordinator.runtime.summary import read_evaluation
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths
 from evaljobs.contract.storage import write_atomic
 

@@ -30,7 +30,7 @@ from chaos_lib.campaign import CLEAN_S, Run, laws_broken, scores, under_faults
 from chaos_lib.faults import FAULTS, Fault, schedule
 from chaos_lib.site import TASKS, Place, Site, place
 from coordinator.hook import PIN_PREFIX
-from coordinator.runtime.journal import WorkLock
+from coordinator.runtime.work_lock import WorkLock
 from evaljobs.contract.paths import WorkPaths
 
 CALM_S = 600.0  # for what is in flight when the storm ends

@@ -21,7 +21,7 @@ from support.with_root import USER, as_user, needs_open_code
 
 from coordinator.config.schema import Config
 from coordinator.intake.work_folder import open_folder
-from coordinator.runtime.journal import DAEMON, WorkLock
+from coordinator.runtime.work_lock import DAEMON, WorkLock
 from coordinator.services.redis_server import RedisServer
 from evaljobs.contract.paths import WorkPaths
 from evaljobs.queue import redis_client

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import re
 import time
 from dataclasses import replace
@@ -18,7 +17,8 @@ from rich.console import Console
 from coordinator.base.words import clock_time
 from coordinator.cli.screen.layout import fitted, wrapped
 from coordinator.cli.screen.listing import show_daemon, show_left_out, show_pending, show_rows
-from coordinator.cli.screen.standing import OVER, Choice, failed, failed_jobs, with_details, wrapped_daemon
+from coordinator.cli.screen.slurm_answers import wrapped_daemon
+from coordinator.cli.screen.standing import Choice, failed
 from coordinator.cli.screen.surroundings import read_surroundings
 from coordinator.cli.screen.watching import Sight
 from coordinator.cluster import JobState
@@ -26,9 +26,9 @@ from coordinator.cluster.slurm_parse import FIELD_END, QUEUE_FORMAT, RECORD_END
 from coordinator.cluster.slurm_reasons import NEVER, WAITS, in_words, never_starts
 from coordinator.config.schema import ClusterConfig, Config
 from coordinator.intake import pending, sources
-from coordinator.runtime.journal import DAEMON, WorkLock
-from evaljobs.contract.outcomes import Failed
-from evaljobs.contract.paths import EvaluationPaths, WorkPaths
+from coordinator.runtime.summary import Parked, Summary, Task
+from coordinator.runtime.work_lock import DAEMON, WorkLock
+from evaljobs.contract.paths import WorkPaths
 
 ID = "step-1000-of-a-training-with-a-long-name-core-1a2b3c4d"
 
@@ -111,28 +111,33 @@ def test_the_time_of_an_ended_evaluation_stands_still():
     assert "61.5 s" in later
 
 
-rows = st.builds(
-    row,
+summaries = st.builds(
+    Summary,
+    schema_version=st.just(2),
+    written_at=st.just(0.0),
     evaluation_id=st.uuids().map(str),
     accepted_at=st.floats(0, NOW),
-    stage=st.sampled_from(["inference", "waits", "ended", "cancelled", "parked"]),
-    errors=st.sampled_from([{}, {"task": "no data"}]),
-    fault=st.sampled_from([None, "disk full"]),
+    ended_at=st.sampled_from([None, NOW]),
+    cancelled=st.sampled_from(["", "on request"]),
+    tasks=st.sampled_from([(), (Task(name="task", state="failed", error="no data"),)]),
+    parked=st.sampled_from([None, Parked(at=0.0, error="disk full")]),
 )
 
 
-@given(st.lists(rows, max_size=30), st.booleans(), st.booleans(), st.one_of(st.none(), st.integers(1, 10)))
+@given(
+    st.lists(summaries, max_size=30), st.booleans(), st.booleans(), st.one_of(st.none(), st.integers(1, 10))
+)
 def test_a_choice_of_rows_is_complete_in_order_and_counts_what_it_leaves_out(found, open_, failed_, last):
     """What is not over comes first, then the newest; every row that is asked for is shown or counted."""
     shown, left = Choice(open=open_, failed=failed_, last=last).of(found)
-    over = [r["stage"] in OVER for r in shown]
+    over = [s.ended_at is not None for s in shown]
     assert over == sorted(over)
     for group in (True, False):
-        times = [r["accepted_at"] for r, is_over in zip(shown, over, strict=True) if is_over is group]
+        times = [s.accepted_at for s, is_over in zip(shown, over, strict=True) if is_over is group]
         assert times == sorted(times, reverse=True)
     assert not (open_ and any(over))
-    assert not failed_ or all(failed(r) for r in shown)
-    asked = sum((not open_ or r["stage"] not in OVER) and (not failed_ or failed(r)) for r in found)
+    assert not failed_ or all(failed(s) for s in shown)
+    asked = sum((not open_ or s.ended_at is None) and (not failed_ or failed(s)) for s in found)
     assert len(shown) + left == asked
     assert last is None or len(shown) <= last
     said = " ".join(line.plain for line in show_left_out(left, len(shown), 200, "evalspan status"))
@@ -217,28 +222,6 @@ def test_on_slurm_the_daemon_is_started_as_a_job_and_its_last_log_is_named(tmp_p
     (after,) = show_daemon("", None, 400, NOW, "evalspan daemon", wrapper=line)
     assert f"`{line}`" in before.plain
     assert after.plain == f"{before.plain}; evalspan-daemon.log says how its last job ended"
-
-
-def test_failed_jobs_are_read_from_their_outcomes(tmp_path: Path):
-    """Each with its line; another version's file is passed over; no folder is no failure."""
-    paths = EvaluationPaths(tmp_path)
-    assert failed_jobs(paths) == {}
-    paths.outcomes.mkdir()
-    told = Failed(name="es-1-trial-n1-a0.0", job="trial", blame="retry", error="CUDA out of memory")
-    paths.outcome("failed", told.name).write_text(told.model_dump_json())
-    (paths.outcomes / "other.failed.json").write_text(json.dumps({"kind": "unheard-of"}))
-    assert failed_jobs(paths) == {told.name: "CUDA out of memory"}
-
-
-def test_a_trial_that_died_with_its_node_is_named_by_the_clusters_word(tmp_path: Path):
-    """It left no outcome of its own: `status ID` has it from the report."""
-    gpus = [
-        {"trial": "es-1-trial-n1-a0.0", "ended": "NODE_FAIL"},
-        {"trial": "es-1-trial-n2-a0.0", "ended": "drained"},
-    ]
-    EvaluationPaths(tmp_path).report.write_text(json.dumps({"gpus": gpus, "makespan_seconds": 5.0}))
-    more = with_details(row(folder=str(tmp_path), stage="ended", ended_at=NOW))
-    assert more["failed_jobs"] == {"es-1-trial-n1-a0.0": "its job ended: NODE_FAIL"}
 
 
 def test_pending_and_refused_checkpoints_stand_below_their_reason():

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import io
 import json
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import pytest
 from rich.console import Console
@@ -15,20 +14,39 @@ from support.trainings import leave, results
 
 from coordinator.cli.screen import live_screen
 from coordinator.cli.screen.lanes import apart
-from coordinator.cli.screen.live_screen import ALIVE_SECONDS, View, Watcher, screen
-from coordinator.cli.screen.score_lines import Scores
+from coordinator.cli.screen.live_screen import ALIVE_SECONDS, Shown, Watcher, screen
 from coordinator.cluster import Job, JobState
 from coordinator.evaluation.records import EvaluationRecord
 from coordinator.evaluation.state import EntryState, JobInfo, NodeUse, Phase, ShardState, State, Trial
+from coordinator.report.learning_curves import ScoreValue
 from coordinator.report.render import by_reason
 from coordinator.runtime import drive
+from coordinator.runtime.summarise import summary_of
+from coordinator.runtime.summary import groups_or_tasks, read_json
 from evaljobs.contract.specs import FrameRef
 from evaljobs.queue.work_queue import Progress, QueueSnapshot
 
 DONE = FrameRef(file="a.frames", offset=0, length=1)
 
 
-def running(folder: Path, *, shards: int = 12, done: int = 5, lanes: int = 3) -> View:
+class Run(NamedTuple):
+    """An evaluation under way, and what its coordinator sees of it."""
+
+    state: State
+    snapshot: QueueSnapshot
+    listed: tuple[JobState, ...] = ()
+
+    def shown(self, after: float = 60.0) -> Shown:
+        """`after`: seconds since its acceptance."""
+        now = self.state.record.accepted_at + after
+        return Shown(summary_of(self.state, now, self.snapshot, self.listed, values))
+
+
+def values(entry: EntryState) -> tuple[ScoreValue, ...]:
+    return groups_or_tasks(read_json(Path(entry.result_file)))
+
+
+def running(folder: Path, *, shards: int = 12, done: int = 5, lanes: int = 3) -> Run:
     """An evaluation in the middle: one task scored, one to infer, `lanes` trials at work on two nodes."""
     paths = leave(folder / "work", 1000, None)
     record = EvaluationRecord.model_validate_json(paths.evaluation.read_bytes())
@@ -62,13 +80,13 @@ def running(folder: Path, *, shards: int = 12, done: int = 5, lanes: int = 3) ->
     snapshot = QueueSnapshot(
         epoch="plan-1", unclaimed=1, claims={}, claimed_at={}, trials=dict.fromkeys(names[1:], progress)
     )
-    return View(state, snapshot)
+    return Run(state, snapshot)
 
 
-def drawn(*runnings: Any, width: int, height: int | None = None, below: tuple[Text, ...] = ()) -> str:
+def drawn(*runs: Run, width: int, height: int | None = None, below: tuple[Text, ...] = ()) -> str:
     out = io.StringIO()
-    now = runnings[0].state.record.accepted_at + 60
-    shown = screen(runnings, "no news of jobs", width, now=now, scores=Scores(), below=below, height=height)
+    now = runs[0].state.record.accepted_at + 60
+    shown = screen([r.shown() for r in runs], "no news of jobs", width, now=now, below=below, height=height)
     Console(file=out, width=width).print(shown)
     return out.getvalue()
 
@@ -133,25 +151,15 @@ def test_the_clusters_reason_for_a_pending_job_is_on_the_screen(tmp_path):
     (job,) = one.state.jobs.by_name.values()
     job.members[0] = "pending"
     one.state.jobs.live.add(job.job.name)
-    listed = [
+    listed = tuple(
         JobState(job_id="7", name=name, index=0, phase="pending", state="PENDING", reason=reason)
         for name, reason in ((job.job.name, "Resources"), ("es-2-trial-n1-a0", "Priority"))
-    ]
-    text = " ".join(drawn(replace(one, listed=listed), width=80).split())
+    )
+    text = " ".join(drawn(one._replace(listed=listed), width=80).split())
     assert (
         "a trial is pending for 50.0 s: no node has enough free GPUs, CPUs or memory yet (Resources)" in text
     )
     assert "Priority" not in text
-
-
-def test_trials_that_all_load_are_not_called_inference(tmp_path):
-    one = running(tmp_path, done=0)
-    assert one.snapshot is not None
-    loading = Progress(phase="load")
-    snapshot = replace(one.snapshot, trials=dict.fromkeys(one.snapshot.trials, loading))
-    one = replace(one, snapshot=snapshot)
-    assert "loading" in drawn(one, width=80)
-    assert "inference" not in drawn(one, width=80)
 
 
 @pytest.mark.parametrize("dumb", [False, True])
@@ -161,8 +169,8 @@ def test_in_a_pipe_each_change_and_each_score_is_a_line(tmp_path, dumb):
     one = running(tmp_path)
     console = Console(file=out, width=40, force_terminal=dumb, color_system=None, _environ={"TERM": "dumb"})
     with Watcher(console) as watcher:
-        watcher.show([one], "")
-        watcher.show([one], "")
+        watcher.show([one.shown()], "")
+        watcher.show([one.shown()], "")
     lines = out.getvalue().splitlines()
     assert len(lines) == 2, lines
     assert all("step-1000-mini-00001000" in line for line in lines)
@@ -177,7 +185,7 @@ def test_in_a_pipe_a_long_stage_gives_a_sign_of_life(tmp_path, monkeypatch):
     monkeypatch.setattr(live_screen.time, "time", lambda: now[0])
     with Watcher(Console(file=out, width=200, color_system=None)) as watcher:
         for now[0] in (1000.0, 1000.0 + ALIVE_SECONDS - 1, 1000.0 + ALIVE_SECONDS, 1001.0 + ALIVE_SECONDS):
-            watcher.show([one], "")
+            watcher.show([one.shown()], "")
     assert out.getvalue().count("inference, 5/12 shards, 1/2 scored") == 2
 
 
@@ -188,8 +196,8 @@ def test_progress_of_a_call_gives_a_sign_of_life(tmp_path, monkeypatch):
     monkeypatch.setattr(drive.time, "monotonic", lambda: now[0])
     caller = drive.Caller(seen.append)
     for now[0] in (1000.0, 999.0 + drive.ALIVE_SECONDS, 1000.0 + drive.ALIVE_SECONDS):
-        caller._show(one.state, "")
-    caller._show(one.state, "Redis is away")
+        caller._show(one.shown().summary, "")
+    caller._show(one.shown().summary, "Redis is away")
     assert [progress.trouble for progress in seen] == ["", "", "Redis is away"]
 
 
@@ -200,7 +208,7 @@ def test_in_a_pipe_a_back_off_has_its_reason(tmp_path):
         "n1": NodeUse(name="n1", lanes=1, status="back-off", why="3 trials died", back_off_until=2.0)
     }
     with Watcher(Console(file=out, width=200, color_system=None)) as watcher:
-        watcher.show([one], "")
+        watcher.show([one.shown()], "")
     assert "1/2 scored: n1: in back-off: 3 trials died" in out.getvalue()
 
 
@@ -225,8 +233,8 @@ def test_what_ended_sixty_tasks_is_told_once(tmp_path):
     told = [f"task1, task2, task3 and 56 more: {why}", "task0: no data"]
     out = io.StringIO()
     with Watcher(Console(file=out, width=200, color_system=None)) as watcher:
-        watcher.show([one], "")
-        watcher.show([one], "")
+        watcher.show([one.shown()], "")
+        watcher.show([one.shown()], "")
     errors = {e.name: e.error for e in one.state.entries}
     for text in (out.getvalue(), drawn(one, width=200)):
         for line in told:

@@ -22,7 +22,7 @@ from coordinator.doctor import collect
 from coordinator.errors import OperatorError
 from coordinator.intake import from_settings, hub, suites
 from coordinator.intake.checkpoint import inspect, is_hugging_face
-from coordinator.runtime.journal import DAEMON, WorkLock
+from coordinator.runtime.work_lock import DAEMON, WorkLock
 from evaljobs.contract.paths import WorkPaths
 from evaljobs.contract.storage import make_file
 

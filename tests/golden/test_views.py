@@ -24,7 +24,11 @@ import pytest
 from support.goldens import HERE, Goldens
 
 from coordinator import cli
-from coordinator.evaluation.events import JOURNAL_FORMAT
+from coordinator.config.schema import Config
+from coordinator.evaluation.records import JOURNAL_FORMAT
+from coordinator.runtime.replay import by_journal
+from coordinator.runtime.summary import Parked, write_summary
+from evaljobs.contract.paths import EvaluationPaths
 
 SUBJECT = {  # folder -> the evaluation of it that `report` is asked for, by the beginning of its id
     "ended": "step-1000",
@@ -176,7 +180,17 @@ def unpack(name: str, place: Path) -> float:
             lines = journal.read_text().replace(RECORDED, f"{work}/").splitlines()
             journal.write_text("".join(f"{json.dumps(of_now(json.loads(line)))}\n" for line in lines))
             os.utime(journal, (kept_at, kept_at))  # `stopped since` is read from it
+            _park(EvaluationPaths(journal.parent), Config(work_dir=work))
     return newest + 5.0
+
+
+def _park(paths: EvaluationPaths, config: Config) -> None:
+    """The summary of an evaluation that was parked, as a coordinator of now writes it."""
+    if paths.status.exists() and (was := json.loads(paths.status.read_bytes()))["what"] == "parked":
+        found = by_journal(paths, config)
+        assert found is not None
+        parked = Parked(at=was["at"], error=was["error"], until=was["until"])
+        assert write_summary(paths, found.model_copy(update={"parked": parked}))
 
 
 def of_now(event: dict[str, Any]) -> dict[str, Any]:

@@ -23,7 +23,6 @@ from coordinator.keeping.prune import prune_now
 from coordinator.keeping.retention import GOING, Policy
 from coordinator.runtime.finalize import shard_spans
 from coordinator.runtime.journal import Journal, read_events
-from coordinator.runtime.status_file import remove_status
 from evaljobs.contract import folded
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths
 from evaljobs.contract.storage import read_frame
@@ -157,7 +156,7 @@ def test_what_is_open_is_not_archived(paths: EvaluationPaths) -> None:
     with pytest.raises(BlockingIOError):
         archive_ended(paths, most=0)
     journal.close()
-    remove_status(paths)
+    paths.status.unlink()
     assert not archive_ended(paths, most=0)
     assert not [*paths.root.glob("*.zip")]
 

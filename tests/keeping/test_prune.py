@@ -19,7 +19,7 @@ from coordinator.keeping.prune import carry_out, plan
 from coordinator.keeping.retention import Policy
 from coordinator.report.load_series import point_of
 from coordinator.runtime.journal import Journal, read_events
-from coordinator.runtime.status_file import read_evaluation, remove_status
+from coordinator.runtime.summary import read_evaluation
 from evaljobs.contract import folded
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths
 
@@ -51,7 +51,7 @@ def test_an_evaluation_taken_up_again_since_the_plan_loses_nothing(
     journal = Journal(paths.journal)
     assert [why for _, why in carry_out(work, made, SCORES, now)] == ["it is in use"]
     journal.close()
-    remove_status(paths)
+    paths.status.unlink()
     assert [why for _, why in carry_out(work, made, SCORES, now)] == ["a coordinator has resumed it"]
     assert count_files(paths) == files - 1  # without its status
 

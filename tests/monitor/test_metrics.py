@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 from support.simulated.parts import Faults, record
@@ -19,7 +19,9 @@ from support.trainings import two_trainings
 
 from coordinator.errors import OperatorError
 from coordinator.monitor.metrics import SILENT_SECONDS, Metrics
-from coordinator.monitor.sample import sample
+from coordinator.runtime.summarise import summary_of
+from coordinator.runtime.summary import Summary, Task, with_costs
+from evaljobs.contract.paths import EvaluationPaths
 
 
 @pytest.fixture
@@ -39,27 +41,34 @@ def _scraped(metrics: Metrics) -> dict[tuple[str, str], float]:
     }
 
 
-def _coordinator(world: World, **more: Any) -> Any:
+def _coordinator(world: World) -> Any:
     calls = SimpleNamespace(
         late=lambda: ("the listing of jobs", 7.0), take_counts=lambda: Counter({"a submission": 3})
     )
-    running = {world.state.evaluation_id: SimpleNamespace(state=world.state)}
-    return SimpleNamespace(running=running, parked={}, calls=calls, trouble="", **more)
+    summaries = [summary_of(world.state, world.now)]
+    return SimpleNamespace(summaries=lambda: summaries, parked={"a": 1, "b": 2}, calls=calls, trouble="")
 
 
-@settings(max_examples=20)
+@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.integers(0, 1000), st.integers(1, 60))
-def test_every_open_shard_is_counted_once(seed: int, turns: int):
+def test_every_open_shard_is_counted_once(metrics: Metrics, seed: int, turns: int):
     world = World(seed, Faults(kill=0.1), record())
     for _ in range(turns):
         world.work()
-    found = sample([world.state], parked=2, pending=1, now=world.state.record.accepted_at + 5.0)
+    metrics._noted_at = 0.0
+    metrics.note(_coordinator(world), pending=1, now=world.state.record.accepted_at + 5.0)
+    seen = _scraped(metrics)
     open_ones = world.state.ended_at is None
-    assert sum(found.shards.values()) == (len(world.state.shards.by_name) if open_ones else 0)
-    assert found.phases["parked"] == 2
-    assert found.phases["pending"] == 1
-    assert sum(found.phases.values()) == 3 + open_ones
-    assert found.oldest_seconds == (5.0 if open_ones else 0.0)
+    total = {
+        name: sum(v for (of, _), v in seen.items() if of == f"evalspan_{name}")
+        for name in ("shards", "evaluations")
+    }
+    assert total == {
+        "shards": len(world.state.shards.by_name) if open_ones else 0,
+        "evaluations": 3 + open_ones,
+    }
+    assert (seen["evalspan_evaluations", "parked"], seen["evalspan_evaluations", "pending"]) == (2, 1)
+    assert seen["evalspan_oldest_evaluation_seconds", ""] == (5.0 if open_ones else 0.0)
 
 
 def test_a_scrape_shows_what_the_loop_handed_over(metrics: Metrics):
@@ -91,13 +100,15 @@ def test_every_ended_evaluation_counts_and_its_gpu_seconds_where_there_is_a_repo
     metrics: Metrics, tmp_path: Path
 ):
     work = two_trainings(tmp_path / "work")
-    reports = sorted(work.glob("*/report.json"))
-    metrics.ended([*(("done", report) for report in reports), ("failed", tmp_path / "none.json")])
+    over = Summary(schema_version=2, evaluation_id="e", written_at=0.0, ended_at=1.0)
+    ends = [with_costs(over, EvaluationPaths(file.parent)) for file in sorted(work.glob("*/report.json"))]
+    failed = (Task(name="t", state="failed", error="no data"),)
+    metrics.ended([*ends, over.model_copy(update={"tasks": failed})])
     seen = _scraped(metrics)
     assert seen["evalspan_evaluations_ended_total", "failed"] == 1
-    assert seen["evalspan_evaluations_ended_total", "done"] == len(reports)
+    assert seen["evalspan_evaluations_ended_total", "done"] == len(ends)
     assert ("evalspan_gpu_seconds_total", "inference") in seen
-    assert seen["evalspan_makespan_seconds_count", ""] == len(reports)
+    assert seen["evalspan_makespan_seconds_count", ""] == len(ends)
 
 
 def test_an_address_that_is_taken_is_an_error_of_one_line(metrics: Metrics):

@@ -14,17 +14,17 @@ from support.trainings import leave
 
 from coordinator.monitor import notify
 from coordinator.monitor.notify import MOST_WAITING, News, Notifier
-from coordinator.runtime.status_file import read_evaluation
+from coordinator.runtime.summary import Summary, known_by, of_record
 
 SECONDS = 60.0  # most that a busy machine takes
 
 
 def _news(number: int = 0) -> News:
-    return notify.parked(_record(), f"reason {number}", 1.0)
+    return notify.parked(_summary(), f"reason {number}", 1.0)
 
 
-def _record():
-    return record()
+def _summary(**more: object) -> Summary:
+    return Summary(written_at=0.0, **known_by(record()), **more)
 
 
 def _no_pause(_seconds: float) -> bool:
@@ -35,7 +35,13 @@ def test_a_command_and_a_webhook_get_the_same_json(hook: Hook, tmp_path: Path):
     out = tmp_path / "news"
     tell = [sys.executable, "-c", f"import sys; open({str(out)!r}, 'a').write(sys.stdin.read() + '\\n')"]
     notifier = Notifier(tell, hook.url)
-    notifier.tell(lambda: [notify.ended(_record(), "failed", {"add": "no data"}, 2.0)])
+    notifier.tell(
+        lambda: [
+            notify.ended(
+                _summary(ended_at=2.0, tasks=[{"name": "add", "state": "failed", "error": "no data"}])
+            )
+        ]
+    )
     notifier.tell(list)
     notifier.finish(SECONDS)
     assert [json.loads(line) for line in out.read_text().splitlines()] == hook.got
@@ -65,7 +71,7 @@ def test_no_part_of_a_webhooks_address_but_its_host_is_logged_where_no_server_an
 
 
 def test_the_text_of_news_makes_no_link_and_calls_no_channel_of_a_chat():
-    news = notify.parked(_record(), "<!channel> <http://evil|click> a&b\n@here me@host", 1.0)
+    news = notify.parked(_summary(), "<!channel> <http://evil|click> a&b\n@here me@host", 1.0)
     assert "&lt;!channel&gt; &lt;http://evil|click&gt; a&amp;b @\u200bhere me@host" in news.text
     assert news.reason.startswith("<!channel>")
 
@@ -99,8 +105,7 @@ def test_the_queue_is_bounded_and_telling_never_waits(hook: Hook):
 
 def test_a_score_that_fell_beyond_its_error_is_news_and_one_within_is_none(tmp_path: Path):
     paths = [leave(tmp_path, step, value) for step, value in ((1, 0.5), (2, 0.3), (3, 0.295))]
-    records = [read_evaluation(p) for p in paths]
-    fell = [[(f.task, f.measure) for f in notify.fallen(tmp_path, r)] for r in records if r is not None]
+    fell = [[(f.task, f.measure) for f in notify.fallen(tmp_path, of_record(p, ""))] for p in paths]
     assert fell == [[], [("add", "exact_match")], []]
 
 

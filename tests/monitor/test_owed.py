@@ -19,6 +19,7 @@ from support.simulated.world import World
 
 from coordinator.config.schema import Config, NotifyConfig
 from coordinator.monitor.watch import Monitor
+from coordinator.runtime.summarise import summary_of
 from evaljobs.contract.paths import WorkPaths
 
 SECONDS = 120.0  # most that a busy machine takes
@@ -114,7 +115,7 @@ def _monitor(work: Path, *command: str) -> Monitor:
 
 
 def _coordinator(*worlds: World) -> Any:
-    running = {w.state.evaluation_id: SimpleNamespace(state=w.state) for w in worlds}
+    running = {w.state.evaluation_id: w for w in worlds}
     return SimpleNamespace(running=running, parked={}, turn_seconds=0.0)
 
 
@@ -130,7 +131,7 @@ def test_an_evaluation_is_owed_from_its_first_turn_until_its_news_are_sent(tmp_p
     monitor.tick(_coordinator(world), 0, [])
     assert _owed(tmp_path) == [world.state.evaluation_id]
     world.run()
-    monitor.tick(_coordinator(world), 0, [world.state])
+    monitor.tick(_coordinator(world), 0, [summary_of(world.state, world.now)])
     _until(lambda: _told(told))
     _until(lambda: (monitor.tick(_coordinator(), 0, []), not _owed(tmp_path))[1])
     monitor.close()
@@ -148,7 +149,7 @@ def test_news_that_were_given_up_are_no_longer_owed_and_those_cut_short_are(
     world.run()
     monitor = _monitor(tmp_path, "false")
     monkeypatch.setattr(monitor._notifier, "_pause", lambda _: ends)
-    monitor.tick(_coordinator(world), 0, [world.state])
+    monitor.tick(_coordinator(world), 0, [summary_of(world.state, world.now)])
     assert len(_owed(tmp_path)) == 1
     assert monitor._notifier._thread is not None
     if ends:

@@ -22,7 +22,7 @@ from support.simulated.parts import Faults, record
 from support.simulated.world import World
 
 from coordinator.monitor.metrics import Metrics
-from coordinator.monitor.sample import sample
+from coordinator.runtime.summarise import summary_of
 
 FOLDER = Path(__file__).parents[2] / "scripts" / "monitoring"
 SECONDS = 60.0  # most that a busy machine takes
@@ -32,7 +32,7 @@ SECONDS = 60.0  # most that a busy machine takes
 def metrics() -> Iterator[Metrics]:
     made = Metrics("127.0.0.1:0", lambda: 1.0)
     world = World(0, Faults(), record())
-    made._show(sample([world.state], parked=0, pending=0, now=0.0))
+    made._show([summary_of(world.state, 0.0)], {}, 0.0)
     made._calls.labels("the listing of jobs").inc()
     made._ended.labels("done").inc()
     yield made

@@ -22,7 +22,6 @@ from typer.testing import CliRunner
 
 from coordinator.cli import app
 from coordinator.evaluation.events import JobEnded, Planned
-from coordinator.evaluation.state import NodeStatus, NodeUse, State
 from coordinator.page import read
 from coordinator.page.evaluation import evaluation_data
 from coordinator.page.html import as_json, page
@@ -33,6 +32,7 @@ from coordinator.page.trace import trace
 from coordinator.page.training import short_names, training_data
 from coordinator.report.learning_curves import make_series
 from coordinator.report.measurements import ShardSpan, make_report
+from coordinator.runtime.summary import Node, Summary, known_by
 from evaljobs.contract.outcomes import Failed
 from evaljobs.contract.paths import EvaluationPaths
 from evaljobs.contract.storage import write_outcome
@@ -189,19 +189,15 @@ def test_trainings_of_a_page_are_the_folders_of_checkpoints():
     assert curve["at"] == [0, 1]
 
 
-def _stood(status: NodeStatus, until: float | None = None) -> State:
-    state = World(0, Faults(), record()).state
-    node = NodeUse(name="n0", lanes=1, status=status, why=f"why {status}", back_off_until=until)
-    state.nodes.by_name["n0"] = node
-    return state
-
-
 def test_each_node_stands_once_with_the_worst_of_its_evaluations_and_until_when():
-    states = [_stood("ready"), _stood("back-off", 90.0), _stood("staging")]
-    rows = {row[0]: row[1:] for row in standing(states, {"n9": 120.0})}
+    stood = [
+        Node(name="n0", status=how, why=f"why {how}", until=90.0) for how in ("ready", "back-off", "staging")
+    ]
+    found = [Summary(written_at=0.0, nodes=(node,), **known_by(record())) for node in stood]
+    rows = {row[0]: row[1:] for row in standing(found, {"n9": 120.0})}
     assert rows["n0"] == ["back-off", "why back-off", 90.0]
     assert (rows["n9"][0], rows["n9"][2]) == ("cordoned", 120.0)
-    assert {row[0]: row[1] for row in standing(states, {"n0": 120.0})} == {"n0": "cordoned"}
+    assert {row[0]: row[1] for row in standing(found, {"n0": 120.0})} == {"n0": "cordoned"}
 
 
 def test_a_failed_job_without_a_log_shows_the_end_of_its_traceback(tmp_path: Path):

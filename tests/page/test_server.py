@@ -16,9 +16,8 @@ from support.trainings import two_trainings
 from coordinator.config.schema import Config
 from coordinator.page.read import Contents
 from coordinator.page.server import BUSY, LOOK_SECONDS, Pages
-from coordinator.runtime.status_file import Ended
+from coordinator.runtime.summary import Summary, write_summary
 from evaljobs.contract.paths import EvaluationPaths
-from evaljobs.contract.storage import write_record
 
 
 @pytest.fixture(scope="module")
@@ -204,23 +203,13 @@ def test_a_port_beside_a_unix_socket_is_refused(work: Path, tmp_path: Path):
 def test_a_look_at_thousands_of_ended_evaluations_costs_as_much_as_one_at_those_that_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """All browsers share one look, and a journal of an ended evaluation is looked at once in ENDED_SECONDS."""
+    """All browsers share one look, and the summary of an ended evaluation is read once in ENDED_SECONDS."""
     for i in range(100):
         paths = EvaluationPaths(tmp_path / f"step-{i}-mini-12345678")
         paths.root.mkdir()
         paths.journal.write_text("x")
-        about = {
-            "evaluation_id": paths.root.name,
-            "checkpoint": "/c",
-            "step": i,
-            "suite": "mini",
-            "warnings": (),
-        }
-        counts = {"shards": 1, "shards_done": 1, "scored": 1, "entries": 1, "stragglers": {}, "errors": {}}
-        write_record(
-            paths.status,
-            Ended(**about, **counts, journal_bytes=1, accepted_at=1.0, ended_at=2.0, started=True),
-        )
+        about = {"schema_version": 2, "evaluation_id": paths.root.name, "written_at": 2.0, "ended_at": 2.0}
+        write_summary(paths, Summary(**about, journal_bytes=1))
     now, seen = [0.0], []
     pages = Pages(Config(work_dir=tmp_path), now=lambda: now[0])
     mark = pages.mark("/")

@@ -28,8 +28,9 @@ from coordinator.evaluation.events import Accepted
 from coordinator.evaluation.records import EvaluationRecord
 from coordinator.intake.sources import Notice, submit
 from coordinator.runtime import replay
-from coordinator.runtime.journal import DAEMON, Journal, WorkLock, events_after, read_events
+from coordinator.runtime.journal import Journal, events_after, read_events
 from coordinator.runtime.parked import FAULT_SECONDS
+from coordinator.runtime.work_lock import DAEMON, WorkLock
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths
 
 COLUMNS = {

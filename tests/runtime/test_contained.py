@@ -10,7 +10,6 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from support.fake_cluster import FakeCluster, fake_node
@@ -20,7 +19,7 @@ from support.with_root import USER, fill, no_room_for_an_event
 
 from coordinator.base.signals import Signals
 from coordinator.base.throttle import Throttle
-from coordinator.cli.screen.standing import facts_of
+from coordinator.cli.screen.standing import all_of, rows_of
 from coordinator.cli.screen.watching import Sight, _over
 from coordinator.config.schema import ClusterConfig, Config
 from coordinator.errors import RetryError
@@ -33,12 +32,11 @@ from coordinator.evaluation.state import State
 from coordinator.hook import pinned
 from coordinator.runtime import parked
 from coordinator.runtime.drive import drive
-from coordinator.runtime.journal import line_of, read_events
 from coordinator.runtime.loop import Coordinator
 from coordinator.runtime.operator_commands import Command, leave_command, obey_commands
 from coordinator.runtime.runner import MAX_ANSWERS, MAX_ANSWERS_AN_ENTRY
 from coordinator.runtime.service import Service
-from coordinator.runtime.status_file import Ended, Parked, read_status, write_parked
+from coordinator.runtime.summary import Parked, ended, of_record, read_summary, write_summary
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths
 
 GOOD, BAD = "ckpt-good-00000001", "ckpt-bad-00000002"
@@ -72,14 +70,15 @@ def pair(tmp_path: Path, cluster: FakeCluster) -> Iterator[Coordinator]:
 
 def shown(coordinator: Coordinator) -> dict[str, dict[str, object]]:
     config = Config(work_dir=coordinator.performer.site.paths.root)
-    return {row["evaluation_id"]: row for row in facts_of(config)}
+    found = all_of(config)
+    return {row["evaluation_id"]: row for row in rows_of(config, found, [s for s in found if not s.ended_at])}
 
 
 def halted(coordinator: Coordinator) -> dict[str, str]:
     """What `watch` says of each evaluation that does not go on; "" where it does."""
     config = Config(work_dir=coordinator.performer.site.paths.root)
     views = Sight(config, "evalspan daemon", None).views(time.time())
-    return {view.state.evaluation_id: view.halt[0] for view in views}
+    return {view.summary.evaluation_id: view.halt.word if view.halt else "" for view in views}
 
 
 def parked_bad(coordinator: Coordinator) -> parked.ParkedEvaluation:
@@ -147,26 +146,10 @@ def test_a_watch_of_one_evaluation_ends_where_it_is_given_up(
     monkeypatch.setenv("PATH", str(tmp_path))
     config = Config(work_dir=pair.performer.site.paths.root, cluster=ClusterConfig(kind="slurm"))
     for until_, ends in ((time.time() + 60.0, False), (None, True)):
-        write_parked(paths, Parked(evaluation_id=BAD, at=1.0, error="no disk", until=until_))
+        parked = Parked(at=1.0, error="no disk", until=until_)
+        assert write_summary(paths, of_record(paths, "").model_copy(update={"parked": parked}))
         sight = Sight(config, "evalspan daemon", paths)
         assert bool(_over(sight, sight.views(time.time()), draws=True)) is ends
-
-
-def test_a_row_asked_for_alone_counts_what_is_served_before_it(pair: Coordinator) -> None:
-    """As its row among all: its job has been pending for a while, and so has that of the first."""
-    for number, name in enumerate((GOOD, BAD)):
-        journal = pair.running[name].paths.journal
-        events = [e for e in read_events(journal) if e.kind not in ("job-started", "job-ended")]
-        early: list[Any] = [e.model_copy(update={"at": e.at - 100.0}) for e in events]
-        first = early[0].record.model_copy(update={"accepted_at": float(number)})
-        early[0] = early[0].model_copy(update={"record": first})
-        journal.write_bytes(b"".join(map(line_of, early)))
-    config = Config(work_dir=pair.performer.site.paths.root)
-    rows = {row["evaluation_id"]: row["waits_for"] for row in facts_of(config)}
-    assert f"{GOOD} is served before it" in rows[BAD]
-    for name, waits in rows.items():
-        (alone,) = facts_of(config, EvaluationPaths(config.work_dir / name))
-        assert alone["waits_for"] == waits
 
 
 def test_one_that_is_faulty_again_and_again_is_given_up_and_its_jobs_end(
@@ -247,6 +230,7 @@ def test_a_journal_of_another_version_costs_no_other_evaluation_its_start_or_its
         journal.write(b'{"kind": "of-another-version"}\n')
     (work / "empty").mkdir()
     (work / "empty" / "journal.jsonl").touch()
+    (work / BAD / "status.json").unlink()
     coordinator = coordinator_on(work, cluster, redis=True)
     assert shown(coordinator)[BAD]["stage"] == "unreadable"
     assert f"{BAD}/journal.jsonl:" in str(shown(coordinator)[BAD]["fault"])
@@ -257,9 +241,10 @@ def test_a_journal_of_another_version_costs_no_other_evaluation_its_start_or_its
         obey_commands(coordinator)
         until(coordinator, lambda: not jobs_of(cluster, BAD) and coordinator.lost(BAD) is not None)
     coordinator.keeper.stop()
-    status = read_status(EvaluationPaths(work / BAD))
-    assert isinstance(status, Parked)
-    assert (status.cancelled, status.until) == ("enough", None)
+    summary = read_summary(EvaluationPaths(work / BAD))
+    assert summary is not None
+    assert summary.parked is not None
+    assert (summary.parked.cancelled, summary.parked.until) == ("enough", None)
     lines = (work / BAD / "journal.jsonl").read_bytes().splitlines(keepends=True)
     (work / BAD / "journal.jsonl").write_bytes(b"".join(lines[:-1]))
     with serving(work, cluster) as later:
@@ -395,22 +380,21 @@ def test_of_what_has_ended_no_journal_is_read(tmp_path: Path, cluster: FakeClust
     work = tmp_path / "work"
     before = cancelled(work, cluster)
     paths = EvaluationPaths(work / GOOD)
-    row = shown(before)[GOOD]
-    ended = read_status(paths)
-    assert isinstance(ended, Ended)
+    row, over = shown(before)[GOOD], ended(paths)
+    assert over is not None
     paths.status.unlink()
-    assert {**shown(before)[GOOD], "age_seconds": 0} == {**row, "age_seconds": 0}
+    assert shown(before)[GOOD] == row
     coordinator = coordinator_on(work, cluster, redis=True)
     coordinator.resume_all()
     assert not coordinator.running
-    assert read_status(paths) == ended
+    assert over.like(ended(paths))
     paths.journal.write_bytes(b"x" * paths.journal.stat().st_size)
     coordinator.resume_all()
     assert not coordinator._parked.by_id
     assert shown(before)[GOOD]["stage"] == "cancelled"
     with paths.journal.open("ab") as journal:
         journal.write(b"x")
-    assert read_status(paths) is None, "it was gone on with"
+    assert read_summary(paths) is None, "it was gone on with"
 
 
 def test_a_copy_of_an_evaluations_folder_is_no_second_one(tmp_path: Path, cluster: FakeCluster) -> None:

@@ -19,7 +19,7 @@ from support.loops import coordinator_on, serving, until
 from support.simulated.parts import record
 
 from coordinator.base import clock
-from coordinator.cli.screen.live_screen import Watcher
+from coordinator.cli.screen.live_screen import Shown, Watcher
 from coordinator.cluster.slurm_rules import Hosting
 from coordinator.config.schema import Config, WatchConfig
 from coordinator.intake import folder_watch
@@ -84,7 +84,7 @@ def evaluated(service: Service, watcher: Watcher, number: int) -> None:
     def look() -> list[Running]:
         service.tick()
         found = list(coordinator.running.values())
-        watcher.show(found, coordinator.trouble)
+        watcher.show([*map(Shown, coordinator.summaries())], coordinator.trouble)
         return found
 
     until(coordinator, look)

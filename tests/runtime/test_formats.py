@@ -17,12 +17,12 @@ from support.goldens import HERE
 from support.loops import coordinator_on, serving, until
 from support.simulated.parts import record
 
-from coordinator.cli.screen.standing import facts_of
+from coordinator.cli.screen.standing import all_of
 from coordinator.config.schema import Config
-from coordinator.evaluation.events import EVENT, JOURNAL_FORMAT
-from coordinator.evaluation.records import job_prefix
+from coordinator.evaluation.events import EVENT
+from coordinator.evaluation.records import JOURNAL_FORMAT, job_prefix
 from coordinator.runtime.journal import JournalError, OtherFormatError, read_events
-from coordinator.runtime.status_file import Ended, read_status
+from coordinator.runtime.summary import read_summary
 from evaljobs.contract.paths import EvaluationPaths
 
 OURS, OTHER = "ckpt-ours-00000001", "ckpt-other-00000002"
@@ -94,8 +94,8 @@ def test_an_unfinished_evaluation_of_another_format_is_refused_and_left_alone(
     assert {p: p.read_bytes() for p in (work / OTHER).rglob("*") if p.is_file()} == files
     assert jobs_of(cluster, OTHER)
     (said,) = [text for line in caplog.records if OTHER in (text := line.getMessage())]
-    (row,) = [r for r in facts_of(Config(work_dir=work)) if r["evaluation_id"] == OTHER]
-    assert str(row["fault"]) in said
+    (summary,) = [s for s in all_of(Config(work_dir=work)) if s.evaluation_id == OTHER]
+    assert summary.fault in said
     assert "\n" not in said
     for part in (
         str(work / OTHER),
@@ -152,9 +152,9 @@ def ended(tmp_path: Path) -> EvaluationPaths:
 
 def test_what_has_ended_in_another_format_is_over(ended: EvaluationPaths, cluster: FakeCluster) -> None:
     """A daemon passes it over, asked for again or not; tests/golden/views says what is shown of it."""
-    status = read_status(ended)
-    assert isinstance(status, Ended)
-    assert (status.result, status.scored, status.entries) == ("done", 3, 3)
+    found = read_summary(ended)
+    assert found is not None
+    assert (found.result, found.scored, found.entries) == ("done", 3, 3)
     coordinator = coordinator_on(ended.root.parent, cluster, redis=True)
     with coordinator.in_charge():
         coordinator.resume_all()
@@ -168,6 +168,6 @@ def test_one_that_was_asked_for_again_has_not_ended(ended: EvaluationPaths) -> N
     """Its results are those of before the retry."""
     with ended.journal.open("a") as file:
         file.write('{"kind":"retry-asked","at":9.0}\n')
-    assert read_status(ended) is None
+    assert read_summary(ended) is None
     with pytest.raises(OtherFormatError, match="has not ended"):
         list(read_events(ended.journal))

@@ -11,8 +11,8 @@ from support.simulated.parts import record
 from coordinator.evaluation.job_specs import Site
 from coordinator.evaluation.records import EvaluationRecord, Inputs, evaluation_id
 from coordinator.runtime.present_inputs import as_of_now, changed_since, renewed
-from coordinator.runtime.status_file import Ended
-from evaljobs.contract.storage import write_atomic, write_record
+from coordinator.runtime.summary import Summary, known_by, write_summary
+from evaljobs.contract.storage import write_atomic
 from evaljobs.lmeval.shown_inputs import digest_of
 
 
@@ -37,14 +37,8 @@ def end(site: Site, made: EvaluationRecord, *files: Path, rows: dict[str, str] |
     shown = {"build": {}, "score": rows or {str(file): digest_of(str(file)) for file in files}}
     write_atomic(paths.results, json.dumps({"evalspan": {"shown": shown}}).encode())
     write_atomic(paths.evaluation, made.model_dump_json().encode())
-    write_record(
-        paths.status,
-        Ended(
-            evaluation_id=made.evaluation_id, journal_bytes=3, accepted_at=1.0, ended_at=2.0,
-            checkpoint=made.checkpoint.source, step=1, suite=made.suite.name, started=True, shards=1, shards_done=1,
-            scored=1, entries=1, stragglers={}, errors={}, warnings=(),
-        ),
-    )  # fmt: skip
+    over = Summary(**known_by(made), written_at=2.0, ended_at=2.0, journal_bytes=3)
+    assert write_summary(paths, over)
     return made.evaluation_id
 
 

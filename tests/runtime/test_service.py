@@ -20,7 +20,7 @@ from coordinator.hook import STREAM, pinned
 from coordinator.intake.checkpoint import inspect
 from coordinator.intake.sources import Notice, spool
 from coordinator.keeping.archive import archive_ended
-from coordinator.runtime.status_file import Ended, read_status
+from coordinator.runtime.summary import ended
 from evaljobs.contract.folded import archive_of, members
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths
 from evaljobs.contract.storage import read_frames
@@ -208,7 +208,7 @@ def test_a_retry_of_an_archived_evaluation_counts_its_responses_so_far(
         wait(lambda: site.paused() and dumped(site) >= 1, "a trial has written", log)
         assert site.run(site.command("cancel", name)).returncode == 0
         paths = EvaluationPaths(site.root())
-        wait(lambda: isinstance(read_status(paths), Ended), "it has ended", log)
+        wait(lambda: ended(paths) is not None, "it has ended", log)
         wait(lambda: _archived(paths), "its files are archived", log)
         before = {name.removeprefix("responses/") for name in members(archive_of(paths.root))}
         assert site.run(site.command("retry", name)).returncode == 0

@@ -19,13 +19,9 @@ from support.with_root import small_disk
 
 from coordinator.errors import OperatorError
 from coordinator.evaluation.events import CancelAsked, OutcomeSeen, Restarted, ResultsWritten
-from coordinator.runtime import journal as store
-from coordinator.runtime.journal import (
-    Journal,
-    UnreadableEventError,
-    WorkLock,
-    read_events,
-)
+from coordinator.runtime import work_lock
+from coordinator.runtime.journal import Journal, UnreadableEventError, read_events
+from coordinator.runtime.work_lock import WorkLock
 from evaljobs.contract.outcomes import Failed
 
 EVENTS = [CancelAsked(at=float(i), reason="grün " * i) for i in range(4)]
@@ -103,7 +99,7 @@ def test_on_a_full_disk_an_append_leaves_nothing_and_works_again_later(tmp_path:
 HOLD = """
 import sys, time
 from pathlib import Path
-from coordinator.runtime.journal import WorkLock
+from coordinator.runtime.work_lock import WorkLock
 WorkLock(Path(sys.argv[1])).acquire()
 print("held", flush=True)
 time.sleep(600)
@@ -130,7 +126,7 @@ def test_one_owner_at_a_time_and_its_death_frees_the_lock(tmp_path: Path) -> Non
 
 def test_a_look_at_the_lock_is_taken_for_no_owner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that asks hears nothing of another that asks, and an owner waits until it has its answer."""
-    monkeypatch.setattr(store, "ASKING_SECONDS", 60.0)
+    monkeypatch.setattr(work_lock, "ASKING_SECONDS", 60.0)
     lock, path = WorkLock(tmp_path / "daemon.lock"), tmp_path / "daemon.lock"
     path.touch()
     with path.open() as asking:

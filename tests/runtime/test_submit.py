@@ -22,7 +22,7 @@ from coordinator.errors import OperatorError
 from coordinator.intake.from_settings import inputs_for, record_of
 from coordinator.intake.sources import Notice, spool, submit
 from coordinator.report.load_series import find_series
-from coordinator.runtime.journal import DAEMON, WorkLock
+from coordinator.runtime.work_lock import DAEMON, WorkLock
 from evaljobs.contract.paths import WorkPaths
 
 pytestmark = pytest.mark.usefixtures("own_settings")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,16 @@ from support.simulated.large import Large
 from coordinator.evaluation.state import State
 from coordinator.report.learning_curves import ScoreValue
 from coordinator.runtime.summarise import summary_of
-from coordinator.runtime.summary import MOST_BYTES, fitted, read_summary, write_summary
+from coordinator.runtime.summary import (
+    MOST_BYTES,
+    Summary,
+    failed_jobs,
+    fitted,
+    read_summary,
+    with_costs,
+    write_summary,
+)
+from evaljobs.contract.outcomes import Failed
 from evaljobs.contract.paths import EvaluationPaths
 
 
@@ -68,3 +78,24 @@ def test_the_summary_of_an_ended_evaluation_counts_until_its_journal_grows(tmp_p
     copied.status.write_bytes(paths.status.read_bytes())
     copied.journal.write_text("{}\n")
     assert read_summary(copied) is None, "a copied folder is no evaluation"
+
+
+def test_failed_jobs_are_read_from_their_outcomes_and_the_report(tmp_path: Path) -> None:
+    """Each with its line; another version's file is passed over; no folder is no failure. A trial that died with its node
+    left no outcome: the report has the cluster's word.
+    """
+    paths = EvaluationPaths(tmp_path)
+    assert failed_jobs(paths) == {}
+    paths.outcomes.mkdir()
+    told = Failed(name="es-1-trial-n1-a0.0", job="trial", blame="retry", error="CUDA out of memory")
+    paths.outcome("failed", told.name).write_text(told.model_dump_json())
+    (paths.outcomes / "other.failed.json").write_text(json.dumps({"kind": "unheard-of"}))
+    assert failed_jobs(paths) == {told.name: "CUDA out of memory"}
+    gpus = [
+        {"trial": f"es-1-trial-n{i}-a0.0", "ended": how, "gpus": 1, "load": 2.5}
+        for i, how in ((2, "NODE_FAIL"), (3, "drained"))
+    ]
+    paths.report.write_text(json.dumps({"gpus": gpus, "makespan_seconds": 5.0}))
+    made = with_costs(Summary(schema_version=2, evaluation_id="e", written_at=0.0, ended_at=9.0), paths)
+    assert made.failed_jobs == {told.name: told.error, "es-1-trial-n2-a0.0": "its job ended: NODE_FAIL"}
+    assert (made.makespan_seconds, made.gpu_seconds["load"]) == (5.0, 5.0)

@@ -10,7 +10,8 @@ from coordinator.cluster.sbatch_text import log_file
 from coordinator.evaluation import events as ev
 from coordinator.evaluation.state import State
 from coordinator.runtime.journal import Journal
-from coordinator.runtime.status_file import write_ended
+from coordinator.runtime.replay import summary_now
+from coordinator.runtime.summary import write_summary
 from evaljobs.contract.names import ShardId
 from evaljobs.contract.outcomes import Scored, ShardResponses
 from evaljobs.contract.paths import EvaluationPaths
@@ -92,5 +93,5 @@ def leave_ended(
     paths.results.write_text(json.dumps({"results": {e.name: {"acc,none": 0.5} for e in state.entries}}))
     paths.report.write_text("{}")
     paths.request_sets.write_text(json.dumps({"batch_size": 8, "request_sets": {}}))
-    write_ended(state, paths)
+    write_summary(paths, summary_now(state, paths, state.ended_at or 0.0))
     return state, paths

@@ -12,16 +12,15 @@ from rich.text import Text
 
 from coordinator.base.words import clock_time
 from coordinator.cli.screen.layout import GAP, column_widths, fitted, padded, wrapped
-from coordinator.cli.screen.progress import about, all_in_back_off
 from coordinator.cli.screen.score_lines import in_brief
-from coordinator.cli.screen.standing import OVER, Row
+from coordinator.cli.screen.standing import OVER, Row, about, all_in_back_off
 from coordinator.cluster import JobState
 from coordinator.cluster.slurm_reasons import in_words
 from coordinator.intake.pending import PendingFile
 from coordinator.report.learning_curves import ScoreValue
 from coordinator.report.render import by_reason, seconds
-from coordinator.runtime.halts import STOPPED
-from coordinator.runtime.journal import DAEMON, is_daemon
+from coordinator.runtime.summary import STOPPED
+from coordinator.runtime.work_lock import DAEMON, is_daemon
 
 HEADS = {
     "step": "step", "checkpoint": "checkpoint", "suite": "suite", "state": "state", "scored": "scored", "time": "time",

@@ -16,7 +16,7 @@ from coordinator.allocation import cordons
 from coordinator.cli.screen.listing import show_cordons, show_daemon, show_pending, show_stream
 from coordinator.cluster import JobState
 from coordinator.intake import pending, sources
-from coordinator.runtime.journal import WorkLock, is_daemon
+from coordinator.runtime.work_lock import WorkLock, is_daemon
 from evaljobs.contract.paths import WorkPaths
 
 

@@ -1,4 +1,4 @@
-"""The loop of `evalspan watch`: follows journals of evaluations that another process runs, and draws them.
+"""The loop of `evalspan watch`: follows evaluations that another process runs, and draws them.
 
 Rule: writes nothing. At a terminal it stays until Ctrl-C; with an id until that evaluation has ended or
 is given up; in a pipe until
@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from functools import cached_property
-from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
@@ -18,30 +17,19 @@ from rich.text import Text
 from coordinator.base.signals import Signals
 from coordinator.base.throttle import Throttle
 from coordinator.cli.screen.listing import show_rows
-from coordinator.cli.screen.live_screen import View, Watcher
-from coordinator.cli.screen.progress import has_pending
-from coordinator.cli.screen.standing import (
-    Row,
-    facts_of,
-    listed_jobs,
-    queue_now,
-    queued_daemons,
-    row_of_ended,
-    with_details,
-    wrapped_daemon,
-)
+from coordinator.cli.screen.live_screen import Shown, Watcher
+from coordinator.cli.screen.slurm_answers import queued_daemons, wrapped_daemon
+from coordinator.cli.screen.standing import Row, rows_of
 from coordinator.cli.screen.surroundings import Surroundings, read_surroundings
 from coordinator.cluster import JobState
 from coordinator.config.schema import Config
-from coordinator.evaluation.state import State
-from coordinator.runtime.halts import GIVEN_UP, halt_of
-from coordinator.runtime.replay import Follower
-from coordinator.runtime.status_file import Ended
+from coordinator.runtime.summaries import Summaries
+from coordinator.runtime.summary import GIVEN_UP, halt_of
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths
 
 TICK_SECONDS = 0.5  # between two drawings
 LOOK_SECONDS = 2.0  # between two looks at the daemon and pending checkpoints
-SLURM_SECONDS = 30.0  # between two `squeue`, while jobs are pending
+SLURM_SECONDS = 30.0  # between two `squeue`, while no process has the work folder
 LAST = 5  # ended evaluations below those that run
 
 
@@ -52,24 +40,23 @@ class Sight:
         self.only = only
         self.ended: list[Row] = []
         self._config = config
-        self._follower = Follower(config, only.root.name if only else None)
-        self._rows: dict[str, Row] = {}  # evaluation -> its row, once it has ended
-        self._listed: Sequence[JobState] = ()
+        self._summaries = Summaries(config, only.root.name if only else None, LAST)
         self._throttle = Throttle()
         self._daemon_command = daemon_command
         self._queued: Sequence[JobState] = ()  # the daemon's own jobs that are pending
         self.around: Surroundings = self._look(time.time())
 
-    def views(self, now: float) -> list[View]:
+    def views(self, now: float) -> list[Shown]:
         """The evaluations that have not ended, oldest first."""
-        states = self._follower.states()
-        self.ended = [self._row_of(ended) for ended in self._follower.ended(LAST)]
         if self._throttle.due("look", LOOK_SECONDS, now):
             self.around = self._look(now)
-        pending = any(has_pending(s.jobs.by_name[name], now) for s in states for name in s.jobs.live)
-        if pending and self._throttle.due("slurm", SLURM_SECONDS, now):
-            self._listed = listed_jobs(self._config)
-        return [View(s, queue_now(self._paths(s), s), self._listed, self._halt(s)) for s in states]
+        self._summaries.look(now)
+        self.ended = rows_of(self._config, self._summaries.ended, ())
+        held = bool(self.around.holder)
+        work = WorkPaths(self._config.work_dir)
+        return [
+            Shown(s, halt_of(s, work.evaluation(s.evaluation_id), held=held)) for s in self._summaries.open
+        ]
 
     def _look(self, now: float) -> Surroundings:
         work, command = WorkPaths(self._config.work_dir), self._daemon_command
@@ -90,26 +77,11 @@ class Sight:
         """How the daemon's job is submitted: Slurm is asked once for its limits."""
         return self._daemon_line
 
-    def _paths(self, state: State) -> EvaluationPaths:
-        return EvaluationPaths(Path(self._config.work_dir) / state.evaluation_id)
-
-    def _row_of(self, ended: Ended) -> Row:
-        known = self._rows.get(ended.evaluation_id)
-        if known is None or known["ended_at"] != ended.ended_at:
-            paths = EvaluationPaths(Path(self._config.work_dir) / ended.evaluation_id)
-            known = self._rows[ended.evaluation_id] = with_details(row_of_ended(ended, paths))
-        return known
-
-    def _halt(self, state: State) -> tuple[str, str]:
-        """Where an evaluation that has not ended does not go on: a word and why."""
-        halt = halt_of(self._paths(state), runs=bool(self.around.holder))
-        return ("", "") if halt is None else (halt.word, halt.why)
-
 
 def watch(config: Config, console: Console, daemon_command: str, only: EvaluationPaths | None) -> str:
     """Draw until it is over, and return why it is; "" after Ctrl-C. `daemon_command`: as typed."""
     sight = Sight(config, daemon_command, only)
-    why, now, below = "", time.time(), list[Text]()
+    why, now, below, views = "", time.time(), list[Text](), list[Shown]()
     with Signals() as signals, Watcher(console) as watcher:
         while not signals.received:
             now = time.time()
@@ -120,21 +92,23 @@ def watch(config: Config, console: Console, daemon_command: str, only: Evaluatio
             if why:
                 break
             time.sleep(TICK_SECONDS)
-    rows = [with_details(row) for row in facts_of(config, only)] if only else sight.ended
+    rows = [*rows_of(config, [v.summary for v in views], ()), *sight.ended] if only else sight.ended
     if only or watcher.draws:  # what it showed below stays on the terminal
         for line in (*show_rows(rows, console.width, now), *([] if only else below)):
             console.print(line, soft_wrap=True, highlight=False)
     return "" if only else why
 
 
-def _idle(views: Sequence[View]) -> list[Text]:
+def _idle(views: Sequence[Shown]) -> list[Text]:
     return [] if views else [Text(""), Text("no evaluation runs or waits", style="dim")]
 
 
-def _over(sight: Sight, views: Sequence[View], draws: bool) -> str:
+def _over(sight: Sight, views: Sequence[Shown], draws: bool) -> str:
     """Why nothing is left to watch; "" where something is."""
     if sight.only:
-        goes_on = sight.around.holder and any(view.halt[0] != GIVEN_UP for view in views)
+        goes_on = sight.around.holder and any(
+            view.halt is None or view.halt.word != GIVEN_UP for view in views
+        )
         return "" if goes_on else "it has ended or was given up, or no process goes on with it"
     if draws:
         return ""

@@ -10,7 +10,6 @@ from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.registry import Collector
 
 from coordinator.monitor.metrics import Metrics
-from coordinator.monitor.sample import sample
 
 INTRO = """Metrics that a daemon with `[metrics] listen` has for Prometheus, and the alert rules that are shipped. The
 setting: [`[metrics]`](settings.md#metrics)."""
@@ -22,7 +21,7 @@ PER_KIND = {"counter": "_total", "info": "_info"}
 def metrics_page() -> str:
     made = Metrics("127.0.0.1:0", lambda: 0.0)
     try:
-        made._show(sample([], parked=0, pending=0, now=0.0))  # noqa: SLF001 (so that each label has its values)
+        made._show([], {}, 0.0)  # noqa: SLF001 (so that each label has its values)
         rows = sorted(_rows(made))
     finally:
         made.close()

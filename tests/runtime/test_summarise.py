@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -11,37 +12,26 @@ from hypothesis import strategies as st
 from support.fake_cluster import fake_node
 from support.simulated.parts import record
 
-from coordinator.cli.screen.progress import (
-    NO_SLOT,
-    WAITS_SECONDS,
-    about,
-    ahead_of,
-    eta_seconds,
-    held_jobs,
-    stage_of,
-    waits_of,
-    with_turn,
-)
-from coordinator.cli.screen.standing import _row_of_state, say_what_is_taken
+from coordinator.cli.screen.standing import about, ahead_of, held_jobs, in_words, rows_of, with_turn
 from coordinator.cluster import Job, JobPhase, JobState, Purpose
 from coordinator.config.schema import Config
-from coordinator.evaluation.events import PlannedLeaf
-from coordinator.evaluation.footprint import GpuNeed
 from coordinator.evaluation.indexes import file_job
 from coordinator.evaluation.state import (
     EntryState,
     HeldJob,
     JobInfo,
-    LeafState,
     MetricState,
     NodeUse,
     ShardState,
     State,
     Trial,
 )
-from evaljobs.contract.paths import EvaluationPaths
-from evaljobs.contract.specs import FrameRef
-from evaljobs.queue.work_queue import Progress, QueueSnapshot, WorkQueue
+from coordinator.runtime.summarise import WAITS_SECONDS, seconds_left, stage_of, summary_of
+from coordinator.runtime.summary import NO_SLOT
+from coordinator.runtime.work_lock import WorkLock
+from evaljobs.contract.paths import EvaluationPaths, WorkPaths
+from evaljobs.contract.specs import FrameRef, Weights
+from evaljobs.queue.work_queue import Progress, QueueSnapshot
 
 DONE = FrameRef(file="a.frames", offset=0, length=1)
 NOW = 1_700_000_000.0
@@ -89,7 +79,7 @@ def test_what_is_left_is_positive_while_work_is_left(shards, data, elapsed, make
     state = state_of(*shards, done=done, lanes=lanes, makespan=makespan)
     if started:
         with_job(state, "trial", "running")
-    eta = eta_seconds(state, NOW + elapsed)
+    eta = seconds_left(state, NOW + elapsed)
     if done == len(shards):
         assert eta is None
         return
@@ -104,17 +94,17 @@ def test_what_is_left_is_positive_while_work_is_left(shards, data, elapsed, make
 def test_before_the_first_trial_starts_the_whole_plan_is_left(shards, elapsed):
     """Load and tail included: a plan that waits for GPUs does not run off."""
     state = state_of(*shards, makespan=sum(shards) + 50)
-    assert eta_seconds(state, NOW + elapsed) == pytest.approx(sum(shards) + 50)
+    assert seconds_left(state, NOW + elapsed) == pytest.approx(sum(shards) + 50)
     state.plan.made_at = None
-    assert eta_seconds(state, NOW + elapsed) is None
+    assert seconds_left(state, NOW + elapsed) is None
 
 
 def test_the_plan_runs_from_the_start_of_the_first_trial():
     """Also where it waited in the queue for an hour; later the pace of the shards counts more and more."""
     state = with_job(state_of(10.0, 10.0, makespan=60.0), "trial", "running", at=NOW + 3600)
-    assert eta_seconds(state, NOW + 3610) == pytest.approx(50.0)
+    assert seconds_left(state, NOW + 3610) == pytest.approx(50.0)
     slow = with_job(state_of(*[10.0] * 10, done=9, makespan=110.0), "trial", "running")
-    eta = eta_seconds(slow, NOW + 900)
+    eta = seconds_left(slow, NOW + 900)
     assert eta is not None
     assert 85.0 < eta < 100.0
 
@@ -122,19 +112,19 @@ def test_the_plan_runs_from_the_start_of_the_first_trial():
 def test_a_pause_is_no_pace():
     """Half done, and no trial runs, four days after the plan: what is left is what the plan says of it."""
     state = state_of(*[10.0] * 10, done=5, makespan=110.0)
-    left = eta_seconds(state, NOW + 4 * 86400)
+    left = seconds_left(state, NOW + 4 * 86400)
     assert left == pytest.approx(55.0)
     with_job(state, "trial", "pending")
-    assert eta_seconds(state, NOW + 4 * 86400) == left
+    assert seconds_left(state, NOW + 4 * 86400) == left
 
 
 def test_after_the_last_shard_the_tail_is_left():
     """The open metric jobs, which are predicted, too; then nothing."""
     state = state_of(10.0, done=1)
-    assert eta_seconds(state, NOW) is None
+    assert seconds_left(state, NOW) is None
     state.scoring.metrics["m"] = MetricState(name="m", kind="score", entry=0, seconds=30.0)
     state.scoring.outstanding.add("m")
-    assert eta_seconds(state, NOW) == 30.0
+    assert seconds_left(state, NOW) == 30.0
 
 
 @pytest.mark.parametrize(("age", "stage"), [(0.0, "starting trials"), (WAITS_SECONDS, "waits")])
@@ -187,6 +177,10 @@ def test_trials_that_load_while_requests_are_built_infer_nothing():
     assert stage_of(state, NOW) == "building requests"
 
 
+def waits_of(state: State, now: float, listed: Sequence[JobState] = (), *, timed: bool = True) -> list[str]:
+    return [in_words(what, now, timed=timed) for what in summary_of(state, now, None, listed).waits]
+
+
 def test_an_evaluation_without_a_node_waits_and_says_so():
     """With its place in the order; one that has a node is staging."""
     state = state_of(10.0)
@@ -195,20 +189,12 @@ def test_an_evaluation_without_a_node_waits_and_says_so():
     state.nodes.by_name["n1"] = NodeUse(name="n1", lanes=1, status="staging")
     assert stage_of(state, NOW) == "staging"
     assert waits_of(state, NOW) == []
-    turns = {"es-1": ("", 0, 3.0), "es-2": ("", 0, 1.0), "es-3": ("", -5, 9.0), "es-4": ("", 0, 4.0)}
-    turns["es-5"] = ("another user", -9, 0.0)
-    assert ahead_of("es-1", turns) == ["2 evaluations are served before it"]
-    assert ahead_of("es-2", turns) == ["es-3 is served before it"]
-    assert ahead_of("es-3", turns) == []
-
-
-def test_an_evaluation_behind_another_waits_for_that_one_and_for_no_gpu():
-    """GPUs may be free, since the first one has not taken them yet; the log of the daemon says so, too."""
-    waits = ["a trial is pending", NO_SLOT]
-    assert with_turn(waits, ["es-3 is served before it"]) == [
-        "a trial is pending",
-        "es-3 is served before it",
-    ]
+    turns = {"es-1": (0, 3.0), "es-2": (0, 1.0), "es-3": (-5, 9.0), "es-4": (0, 4.0)}
+    ahead = {name: ahead_of(name, turns) for name in turns}
+    assert ahead["es-1"] == ["2 evaluations are served before it"]
+    assert (ahead["es-2"], ahead["es-3"]) == (["es-3 is served before it"], [])
+    # GPUs may be free, since the first one has not taken them yet
+    assert with_turn(["a trial is pending", NO_SLOT], ahead["es-2"]) == ["a trial is pending", *ahead["es-2"]]
     assert with_turn([NO_SLOT], []) == [NO_SLOT]
 
 
@@ -234,51 +220,44 @@ def test_pending_jobs_are_counted_by_kind_with_the_clusters_reason():
 @pytest.mark.parametrize(
     ("borrow", "more"), [({}, ""), ({"max_nodes": 2}, ", or [borrow] allows no more: max_nodes = 2")]
 )
-def test_an_evaluation_without_a_slot_names_what_is_taken(borrow, more):
+def test_an_evaluation_without_a_slot_names_what_is_taken(borrow, more, tmp_path):
     """Nodes are asked for where one waits, and [borrow] is named where it is set; one that is stopped says nothing of it."""
+    config = Config.model_validate({"borrow": borrow, "work_dir": tmp_path})
+    waits = summary_of(state_of(10.0), NOW)
+    paths = EvaluationPaths(tmp_path / waits.evaluation_id)
+    paths.root.mkdir()
+    paths.journal.touch()
+    large = record(1)
+    large = large.model_copy(
+        update={
+            "checkpoint": large.checkpoint.model_copy(update={"weights": Weights(sizes={"BF16": 20 * 10**9})})
+        }
+    )
+    paths.evaluation.write_text(large.model_dump_json())
     taken = [replace(fake_node("n1"), gpus_free=0)]
-    waits = {"waits_for": [NO_SLOT], "stopped": False, "gpus": 2}
-    stopped = {"waits_for": [NO_SLOT], "stopped": True, "gpus": 0}
-    config = Config.model_validate({"borrow": borrow})
-    say_what_is_taken([waits, stopped], config, lambda: taken)
-    assert waits["waits_for"] == [f"8 of 8 GPUs are used, 2 of them by evalspan{more}"]
     small = replace(fake_node("n2"), gpu_type="t4", gpus_free=8)
-    large = {"waits_for": [NO_SLOT], "stopped": False, "need": GpuNeed(weights=20 * 10**9)}
-    say_what_is_taken([large], config, lambda: [*taken, small])
+    others = [waits.model_copy(update={"gpus": 2})]
+    (stopped,) = rows_of(config, [waits], others, ask_nodes=lambda: taken)
+    assert (stopped["stopped"], stopped["waits_for"]) == (True, [NO_SLOT])
+    lock = WorkLock(WorkPaths(tmp_path).lock)
+    lock.acquire()
+    said = [
+        rows_of(config, [waits], others, ask_nodes=ask)[0]
+        for ask in (lambda: taken, lambda: [*taken, small], tuple)
+    ]
+    lock.release()
     too_small = "without n2 (t4 of 16 GB): GPUs too small for weights of 20.0 GB; [trial] gpus_per_trial = 2 would use them"
-    assert large["waits_for"] == [f"8 of 16 GPUs are used{more}, {too_small}"]
-    other = {"waits_for": [NO_SLOT], "stopped": False}
-    say_what_is_taken([other], config, tuple)
-    assert other["waits_for"] == [f"nothing that it could run on is free{more}"]
+    assert [row["waits_for"] for row in said] == [
+        [f"8 of 8 GPUs are used, 2 of them by evalspan{more}"],
+        [f"8 of 16 GPUs are used, 2 of them by evalspan{more}, {too_small}"],
+        [f"nothing that it could run on is free{more}"],
+    ]
 
 
 def test_a_job_that_is_kept_out_has_a_countdown_only_while_a_process_goes_on():
     state = state_of(10.0)
     state.jobs.held["es-1"] = HeldJob(why="QOSMaxSubmitJobPerUserLimit", due_at=NOW + 95)
     kept = "Slurm does not take it yet (QOSMaxSubmitJobPerUserLimit)"
-    assert held_jobs(state, NOW) == {"es-1": f"{kept}; submitted again in 95.0 s"}
-    assert held_jobs(state, NOW, timed=False) == {"es-1": kept}
-
-
-def test_status_asks_the_queue_of_an_evaluation_whose_trials_run(shared_work):
-    """While a process runs it: no trial's last word before a stop counts."""
-    state = with_job(state_of(10.0), "trial", "running")
-    planned = PlannedLeaf(
-        task="t",
-        name="t",
-        entry=0,
-        key="k",
-        folder="f",
-        executes=False,
-        sampled=False,
-        documents=1,
-        shards=(),
-    )
-    state.shards.leaves["t"] = LeafState(planned=planned, todo=1)
-    paths = EvaluationPaths(shared_work.root / state.evaluation_id)
-    (trial,) = state.trials.live
-    WorkQueue.connect(shared_work.redis_address, state.evaluation_id).heartbeat(trial, phase="load")
-    assert _row_of_state(state, None, paths, tuple, runs=True)["stage"] == "loading"
-    assert _row_of_state(state, None, paths, tuple, runs=False)["stage"] == "starting trials"
-    away = EvaluationPaths(paths.root / "work" / state.evaluation_id)
-    assert _row_of_state(state, None, away, tuple, runs=True)["stage"] == "starting trials"
+    made = summary_of(state, NOW)
+    assert held_jobs(made, NOW) == {"es-1": f"{kept}; submitted again in 95.0 s"}
+    assert held_jobs(made, NOW, timed=False) == {"es-1": kept}

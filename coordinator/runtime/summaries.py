@@ -1,0 +1,110 @@
+"""The evaluations of a work folder as their summaries say. Writes nothing there.
+
+Rule: the journal is replayed of an evaluation alone that has no valid summary; once, until it has grown.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from coordinator.base.listing import Listing
+from coordinator.base.words import first_of
+from coordinator.config.schema import Config
+from coordinator.errors import OperatorError
+from coordinator.evaluation.records import EvaluationRecord
+from coordinator.runtime.summary import Summary, read_evaluation, read_summary
+from evaljobs.contract.paths import EvaluationPaths
+
+ENDED_SECONDS = (
+    60.0  # between two readings of the summaries of evaluations that have ended: a retry may concern them
+)
+
+
+def find_folder(config: Config, prefix: str) -> EvaluationPaths:
+    """The folder of the evaluation whose id begins with `prefix`, or has it as its digest. OperatorError unless exactly
+    one does.
+    """
+    root = Path(config.work_dir)
+    if prefix != ".." and Path(prefix).name == prefix and EvaluationPaths(root / prefix).journal.exists():
+        return EvaluationPaths(root / prefix)
+    ids = sorted(p.parent.name for p in root.glob("*/journal.jsonl"))
+    found = [i for i in ids if i.startswith(prefix) or i.endswith(f"-{prefix}")]
+    if len(found) != 1:
+        known = first_of(found or ids) or "none"
+        what = "no evaluation" if not found else f"{len(found)} evaluations"
+        verb = "begins" if not found else "begin"
+        todo = "type more of the id" if found else "`evalspan status` lists all"
+        raise OperatorError(f"{what} in {root} {verb} with {prefix!r} (there are: {known}): {todo}")
+    return EvaluationPaths(root / found[0])
+
+
+def find_record(config: Config, prefix: str) -> tuple[EvaluationRecord, EvaluationPaths]:
+    """The evaluation of that name as it was accepted. OperatorError."""
+    paths = find_folder(config, prefix)
+    if (record := read_evaluation(paths)) is None:
+        raise OperatorError(f"{paths.evaluation} cannot be read")
+    return record, paths
+
+
+class Summaries:
+    """Follows the evaluations of a work folder. Those that have ended are read again once in ENDED_SECONDS."""
+
+    def __init__(self, config: Config, only: str | None = None, most: float = math.inf) -> None:
+        """`only`: the id of one evaluation; `most`: ended evaluations whose summaries are kept, the newest."""
+        self.open: list[Summary] = []  # that have not ended, oldest first; as of the last `look`
+        self.ended: list[Summary] = []  # the newest first
+        self._config = config
+        self._most = most
+        self._names: frozenset[str] = frozenset([only] if only else [])
+        self._listing = None if only else Listing(config.work_dir)
+        self._over: set[str] = set()  # names of evaluations that had ended when they were read last
+        self._over_at = -math.inf
+        self._replayed: dict[str, tuple[int, Summary | None]] = {}  # bytes of a journal, and what it gave
+
+    def look(self, now: float) -> None:
+        """Read what may have changed. `now`: seconds of any clock that goes on."""
+        self._list(now)
+        if now - self._over_at >= ENDED_SECONDS:
+            self._over, self._over_at, self.ended = set(), now, []
+        self._over &= self._names
+        self._replayed = {name: kept for name, kept in self._replayed.items() if name in self._names}
+        found = list(self._read())
+        self.open = sorted((s for s in found if s.ended_at is None), key=lambda s: s.accepted_at)
+        over = [s for s in found if s.ended_at is not None]
+        self._over |= {s.evaluation_id for s in over}
+        kept = [s for s in self.ended if s.evaluation_id in self._over]
+        newest = sorted([*kept, *over], key=lambda s: -(s.ended_at or 0.0))
+        self.ended = newest if self._most == math.inf else newest[: int(self._most)]
+
+    def _list(self, now: float) -> None:
+        if self._listing is not None:
+            with suppress(OSError), self._listing.news(now) as entries:
+                if entries is not None:
+                    self._names = frozenset(entry.name for entry in entries if entry.is_dir())
+
+    def _read(self) -> Iterator[Summary]:
+        for name in self._names - self._over:
+            paths = EvaluationPaths(Path(self._config.work_dir) / name)
+            summary = read_summary(paths)
+            if summary is not None:
+                self._replayed.pop(name, None)
+            else:
+                summary = self._by_journal(paths)
+            if summary is not None:
+                yield summary
+
+    def _by_journal(self, paths: EvaluationPaths) -> Summary | None:
+        """None where it is no evaluation: its journal is empty, or of another folder."""
+        from coordinator.runtime.replay import by_journal  # noqa: PLC0415 (few evaluations need the state machine)
+
+        try:
+            size = paths.journal.stat().st_size
+        except OSError:  # no evaluation, or storage is away for a moment
+            return self._replayed.get(paths.root.name, (0, None))[1]
+        known = self._replayed.get(paths.root.name)
+        if known is None or known[0] != size:
+            known = self._replayed[paths.root.name] = size, by_journal(paths, self._config)
+        return known[1]

@@ -1,0 +1,128 @@
+"""The lock of a work folder: one coordinator at a time. Called by `runtime`, and by commands that ask for its holder."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from coordinator.errors import OperatorError, RetryError
+from evaljobs.contract.storage import make_file, make_folder
+from evaljobs.staging.capacity import fs_type
+
+DAEMON = "evalspan daemon"  # the command that takes submissions while it holds a work folder
+NO_LOCKS = frozenset({errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK})  # of a mount without them
+ASKING_SECONDS = 0.5  # longest time for which a command that only asks for the holder keeps the lock
+
+
+def is_daemon(holder: str) -> bool:
+    """Does this holder of a work folder's lock, as `WorkLock.holder` names it, take submissions?"""
+    return holder.startswith(DAEMON)
+
+
+class WorkLock:
+    """One coordinator per work folder. The kernel frees the lock when its owner dies, however it dies."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._fd: int | None = None
+
+    def acquire(self, command: str = "evalspan") -> None:
+        """Take the lock for `command`, such as DAEMON; OperatorError names the command and the process that hold it.
+
+        RetryError where the file system has no locks.
+        """
+        try:
+            make_folder(self.path.parent)
+            fd = make_file(self.path, os.O_RDWR)
+        except PermissionError as error:
+            raise OperatorError(
+                f"{self.path.parent} is another user's work folder: give --work-dir a folder of yours"
+            ) from error
+        if not locked(fd):
+            owner = _owner(fd)
+            os.close(fd)
+            now = "submit to it (`evalspan submit`), end it" if is_daemon(owner) else "wait until it ends"
+            raise OperatorError(
+                f"{self.path.parent} is in use by {owner}: {now}, or give --work-dir another folder"
+            )
+        with suppress(OSError):  # on a full disk the lock holds without it
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, f"{command}, pid {os.getpid()} on {os.uname().nodename}\n".encode(), 0)
+        self._fd = fd
+
+    def holder(self) -> str:
+        """The command and process that hold it, such as "evalspan eval, pid 7 on n1"; "" where none does. A process that
+        only asks the same holds nothing. RetryError where the file system has no locks.
+        """
+        try:
+            fd = os.open(self.path, os.O_RDONLY)  # also for users who may only read the work folder
+        except OSError:
+            return ""
+        try:
+            flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return _owner(fd)
+        finally:
+            os.close(fd)
+        return ""
+
+    def held(self) -> bool:
+        """Does any command hold it?"""
+        return bool(self.holder())
+
+    @property
+    def there(self) -> bool:
+        """Do we hold it, and does its path show the file that we hold? Not while the storage below it is away."""
+        try:
+            return self._fd is not None and os.path.samestat(os.fstat(self._fd), self.path.stat())
+        except OSError:
+            return False
+
+    @property
+    def removed(self) -> bool:
+        """Was the file that we hold deleted, as with its folder? False while the storage below it is away."""
+        try:
+            return self._fd is not None and os.fstat(self._fd).st_nlink == 0
+        except OSError:
+            return False
+
+    def release(self) -> None:
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+
+
+def flock(fd: int, kind: int) -> None:
+    """`fcntl.flock`; RetryError where the file system has no such locks."""
+    try:
+        fcntl.flock(fd, kind)
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            raise
+        folder = Path(f"/proc/self/fd/{fd}").readlink().parent
+        raise RetryError(
+            f"the file system of {folder} ({fs_type(folder)}) has no file locks (flock: {error.strerror}), which keep a "
+            "second coordinator away: mount it with `-o flock` (Lustre), or give --work-dir a folder elsewhere"
+        ) from error
+
+
+def _owner(fd: int) -> str:
+    return os.pread(fd, 200, 0).decode(errors="replace").strip() or "another process"
+
+
+def locked(fd: int, kind: int = fcntl.LOCK_EX) -> bool:
+    """Take the lock; tried for ASKING_SECONDS, since another command may only be asking for the holder."""
+    end = time.monotonic() + ASKING_SECONDS
+    while True:
+        try:
+            flock(fd, kind | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > end:
+                return False
+            time.sleep(0.02)
+        else:
+            return True
