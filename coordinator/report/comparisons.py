@@ -5,7 +5,7 @@ Rule: an ASCII mark stands for each curve, so that a terminal without colours sh
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import isfinite
 from typing import Any
 
@@ -29,9 +29,9 @@ from coordinator.report.render import seconds
 from coordinator.report.tables import Parts, Sheet
 
 WHAT: Mapping[str, str] = {
-    "mode": "was computed in another mode",
-    "requests": "was asked with other prompts or settings",
-    "score": "was scored in another way (gold answers, filters or metrics)",
+    "mode": "computed in another mode",
+    "requests": "asked with other prompts or settings",
+    "score": "scored in another way (gold answers, filters or metrics)",
 }
 ERRORLESS = "no standard error, so a drop is never marked: "
 MARK = "~"  # stands beside a value that is not comparable with its neighbour
@@ -138,23 +138,20 @@ def _costs(series: Series) -> Sheet:
     return sheet
 
 
-def _show_differences(console: Console, series: Series) -> None:
-    """Print a line per checkpoint and reason: scores not comparable with the checkpoint before."""
-    alike: dict[tuple[str, str, str], list[str]] = {}
-    for curve in series.curves:
-        for before, point in zip(curve.points, curve.points[1:], strict=False):
-            if point.differs:
-                what = _other(point.differs, before.documents, point.documents, f"at {before.label}")
-                alike.setdefault((before.label, point.label, what), []).append(curve.name)
-    for (_, label, what), names in alike.items():
-        _say(console, f"{MARK} at {label} {_stated(names, what)}: not comparable", "yellow")
+def _show_differences(console: Console, found: Iterable[tuple[str, str, str]]) -> None:
+    """Print a line per reason. `found`: where scores are not comparable with which others, how they differ, a score."""
+    alike: dict[tuple[str, str], dict[str, None]] = {}
+    for where, what, name in found:
+        alike.setdefault((where, what), {})[name] = None
+    for (where, what), names in alike.items():
+        _say(console, f"{MARK} {where}: {what}: {', '.join(names)}", "yellow")
 
 
-def _other(what: str, before: int | None, after: int | None, where: str) -> str:
-    """How a score differs from the one `where`. `before`, `after`: documents."""
+def _other(what: str, before: int | None, after: int | None) -> str:
+    """How scores differ. `before`, `after`: documents."""
     if what == "requests" and before is not None and after is not None and before != after:
-        return f"is over other documents: {after}, and {before} {where}"
-    return f"{WHAT[what]} than {where}"
+        return f"over {after} documents, not {before}"
+    return WHAT[what]
 
 
 def show_series(console: Console, series: Series) -> None:
@@ -174,12 +171,16 @@ def show_series(console: Console, series: Series) -> None:
         parts += ["", _scores(curves, f"{suite}: scores by step")] if curves else []
     for part in (*parts, ""):
         console.print(part, highlight=False)
+    differs = []
     for curve in series.curves:
         for before, point in zip(curve.points, curve.points[1:], strict=False):
+            if point.differs:
+                what = _other(point.differs, before.documents, point.documents)
+                differs.append((f"{point.label} is not comparable with {before.label}", what, curve.name))
             if point.regressed:
                 change = f"{before.value:.4f} at {before.label} -> {point.value:.4f} at {point.label}"
                 _say(console, f"regression: {curve.name} {change}, beyond two standard errors", "red")
-    _show_differences(console, series)
+    _show_differences(console, differs)
     _show_errorless(console, [c.name for c in series.curves if len(c.points) > 1 and not c.has_errors])
     if series.superseded:
         many = "evaluations are" if series.superseded > 1 else "evaluation is"
@@ -251,29 +252,19 @@ def show_comparison(
     console.print()
     for head, evaluation in zip(heads, ids, strict=True):
         _say(console, f"{head}: {evaluation}")
-    _show_columns_that_differ(console, heads, rows)
+    differs = [
+        (
+            f"{head} is not comparable with {heads[0]}",
+            _other(what, row["documents"][0], row["documents"][i]),
+            row["task"] + _other_facts(row, i),
+        )
+        for row in rows
+        for i, (head, what) in enumerate(zip(heads, row["differs"], strict=True))
+        if what
+    ]
+    _show_differences(console, differs)
     errorless = [row for row in rows if row["change"] is not None and None in row["stderrs"]]
     _show_errorless(console, [f"{row['task']}/{row['metric'].partition(',')[0]}" for row in errorless])
-
-
-def _show_columns_that_differ(
-    console: Console, names: Sequence[str], rows: Sequence[Mapping[str, Any]]
-) -> None:
-    """Print a line per evaluation and kind of difference from the first one: the tasks concerned."""
-    alike: dict[tuple[str, str], dict[str, None]] = {}
-    for row in rows:
-        for i, (name, differs) in enumerate(zip(names, row["differs"], strict=True)):
-            if differs:
-                what = _other(differs, row["documents"][0], row["documents"][i], f"in {names[0]}")
-                alike.setdefault((name, what), {})[row["task"] + _other_facts(row, i)] = None
-    for (name, what), tasks in alike.items():
-        _say(console, f"{MARK} in {name} {_stated(tasks, what)}: not comparable", "yellow")
-
-
-def _stated(names: Collection[str], what: str) -> str:
-    """A sentence of the names and `what`, which begins with "is" or "was"."""
-    verb, _, rest = what.partition(" ")
-    return f"{', '.join(names)} {({'is': 'are', 'was': 'were'}[verb]) if len(names) > 1 else verb} {rest}"
 
 
 def _show_errorless(console: Console, names: Sequence[str]) -> None:

@@ -80,7 +80,7 @@ def test_a_comparison_of_modes_warns_and_marks_no_drop() -> None:
     assert not rows[0]["regressed"]
     out = io.StringIO()
     show_comparison(Console(file=out, width=120), ["a", "b", "c"], ["a", "b", "c"], rows)
-    assert "~ in c add, pages were computed in another mode than in a: not comparable" in out.getvalue()
+    assert "~ c is not comparable with a: computed in another mode: add, pages" in out.getvalue()
 
 
 def test_a_report_names_the_mode_the_budget_and_what_is_not_the_suite_s(tmp_path: Path) -> None:
