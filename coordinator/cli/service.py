@@ -241,7 +241,8 @@ def status(
     evalspan status step-1000-core-1a2b3c4d --json
     """
     from coordinator.base.typed import typed
-    from coordinator.cli.screen.listing import show_left_out, show_rows
+    from coordinator.cli.screen.board import board, show
+    from coordinator.cli.screen.listing import show_left_out
     from coordinator.cli.screen.slurm_answers import (
         listed_jobs,
         listed_nodes,
@@ -276,13 +277,6 @@ def status(
         rows.sort(key=lambda row: (row["accepted_at"], row["evaluation_id"]))
         show_json({"schema_version": 1, **around.as_json(), "evaluations": rows})
         return
-    console = stdout()
-    width = console.width
-    lines = [
-        *show_rows(rows, width, now, whole=only is not None),
-        *show_left_out(left_out, len(chosen), width, typed("status", config, work_dir)),
-        *around.lines(width, now),
-    ]
     if missing := no_work_folder(settings, config, work_dir):
         say(f"{missing}: `evalspan eval` or `evalspan submit` makes it")
     elif not found:
@@ -290,8 +284,8 @@ def status(
         say(f"work folder: {place_of(settings, config, work_dir)}")
     elif not chosen:
         say(f"none of the {len(found)} evaluations here {'runs or waits' if only_open else 'has failed'}")
-    for line in lines:
-        console.print(line, soft_wrap=True, highlight=False)
+    left = show_left_out(left_out, len(chosen), typed("status", config, work_dir))
+    show(stdout(), [*board(rows, now, whole=only is not None), *left, *around.lines(now)])
 
 
 @app.command()

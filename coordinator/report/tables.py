@@ -19,13 +19,14 @@ from rich.table import Table
 from rich.text import Text
 
 UNBOUNDED = 10_000  # columns: wider than any table
-LEAST = 24  # columns that a cell of several parts has at least
+LEAST = 40  # columns that a part gets at least before it is broken
+NUMBER = re.compile(r"([-+]?[0-9.]\S*( \S+)?|-|nan|inf|)$")  # a cell that stands at the right of its column
 JOINT = "\xa0"  # holds words together while their line is folded
 
 
 def folded(parts: Iterable[str], width: int) -> str:
     """Parts joined by commas in lines of `width`; a figure with its unit, and a command in backticks, are on one line."""
-    whole = ", ".join(part.replace(" ", JOINT) if len(part) < width // 2 else part for part in parts if part)
+    whole = ", ".join(part.replace(" ", JOINT) if len(part) < width - 2 else part for part in parts if part)
     whole = re.sub(r"`[^`]*`", lambda found: found[0].replace(" ", JOINT), whole)
     whole = re.sub(r"(\d) (s|min|h|x|%)(?!\w)", f"\\1{JOINT}\\2", whole)
     lines = textwrap.wrap(
@@ -50,7 +51,8 @@ class Parts:
 
     def __rich_measure__(self, _console: Console, _options: ConsoleOptions) -> Measurement:
         whole = max(map(cell_len, str(self).splitlines()), default=0)
-        return Measurement(min(whole, max([LEAST, *map(cell_len, str(self).split())])), whole)
+        part = min(LEAST, max(map(cell_len, self.parts), default=0))
+        return Measurement(min(whole, max([part, *map(cell_len, str(self).split())])), whole)
 
 
 Cell = str | RenderableType  # what is no text takes the columns that are left
@@ -105,7 +107,7 @@ class Sheet:
             texts = [str(cell) for cell in cells]
             lines = [line for text in (self._heads[i], *texts) for line in text.splitlines()]
             flexible = any(not isinstance(cell, str) for cell in cells)
-            numbers = i > 0 and all(text[:1] in "+-0123456789" or text in ("nan", "inf") for text in texts)
+            numbers = i > 0 and all(NUMBER.match(text) for text in texts)
             table.add_column(
                 self._heads[i],
                 justify="right" if numbers and not flexible else "left",
@@ -136,6 +138,8 @@ class Sheet:
 
     def _parts(self, cells: Sequence[Cell]) -> Iterator[str]:
         for head, cell in zip(self._heads[1:], cells[1:], strict=True):
+            if head in self._without[-1]:
+                continue
             if isinstance(cell, Parts):
                 yield from cell.parts
             elif isinstance(cell, str) and cell:

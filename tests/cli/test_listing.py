@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import io
 import re
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rich.console import Console
+from support.screens import LONG_ID, NOW, ended, listed, printed, row, running
 
 from coordinator.base.words import clock_time
-from coordinator.cli.screen.layout import fitted, wrapped
-from coordinator.cli.screen.listing import show_daemon, show_left_out, show_pending, show_rows
+from coordinator.cli.screen.listing import show_daemon, show_left_out, show_pending
 from coordinator.cli.screen.slurm_answers import wrapped_daemon
 from coordinator.cli.screen.standing import Choice, failed
 from coordinator.cli.screen.surroundings import read_surroundings
@@ -30,85 +27,76 @@ from coordinator.runtime.summary import Parked, Summary, Task
 from coordinator.runtime.work_lock import DAEMON, WorkLock
 from evaljobs.contract.paths import WorkPaths
 
-ID = "step-1000-of-a-training-with-a-long-name-core-1a2b3c4d"
-
-
-NOW = 1_700_000_000.0
-
-
-def row(**more: Any) -> dict[str, Any]:
-    known = {
-        "evaluation_id": ID, "step": 1000, "checkpoint": "/runs/a/step-1000-of-a-training", "suite": "core",
-        "stage": "building requests", "shards_done": 3, "shards": 17, "trials": 2, "scored": 1, "entries": 4,
-        "accepted_at": NOW - 75, "ended_at": None, "age_seconds": 75.0, "makespan_seconds": None, "eta_seconds": None,
-        "stopped": False, "stragglers": {}, "waits_seconds": None, "waits_for": [], "errors": {}, "nodes_aside": {},
-        "held_jobs": {}, "failed_jobs": {}, "trackers": {}, "fault": None, "scores": [],
-    }  # fmt: skip
-    return {**known, **more}
-
-
-def ended(**more: Any) -> dict[str, Any]:
-    score = {"metric": "acc", "filter": "none", "value": 0.25, "stderr": 0.01, "higher_is_better": True}
-    known = {
-        "evaluation_id": "step-900-core-00000000", "step": 900, "stage": "ended", "scored": 4, "trials": 0, "shards_done": 17,
-        "accepted_at": NOW - 7200, "ended_at": NOW - 3600, "age_seconds": 3600.0, "makespan_seconds": 61.5,
-        "scores": [{"task": task, **score} for task in ("hellaswag", "arc_challenge", "winogrande", "mmlu")],
-    }  # fmt: skip
-    return row(**{**known, **more})
-
-
-def drawn(width: int, *rows: dict[str, Any], whole: bool = False, now: float = NOW) -> str:
-    out = io.StringIO()
-    console = Console(file=out, width=width, color_system=None)
-    for line in show_rows(rows, width, now, whole=whole):
-        console.print(line, soft_wrap=True)
-    return out.getvalue()
+TROUBLES = {  # a field of a row, and what is said of it
+    "errors": ({"hellaswag": "no data [set]"}, "hellaswag: no data [set]"),
+    "nodes_aside": ({"n1": "in back-off: three trials died"}, "n1: in back-off: three trials died"),
+    "waits_seconds": (61.0, "all nodes are in back-off: it waits for 61.0 s more"),
+    "waits_for": (["2 trials are pending (Priority)"], "2 trials are pending (Priority)"),
+    "held_jobs": ({"es-1-build-a0": "MaxSubmitJobs"}, "es-1-build-a0: MaxSubmitJobs"),
+    "stragglers": ({"es-1-trial-n2-a0.3": "takes 3.1 times as long"}, "es-1-trial-n2-a0.3 takes 3.1 times as long"),
+    "failed_jobs": ({f"es-1-trial-n1-a{i}": "out of memory" for i in (0, 1)}, "es-1-trial-n1-a0, es-1-trial-n1-a1 failed: out of memory"),
+    "trackers": ({"wandb": "no answer"}, "not in wandb: no answer (`evalspan export --left` tries again)"),
+    "fault": ("disk full", "disk full"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("width", [40, 80, 120, 200])
-def test_ids_figures_and_scores_are_whole_at_any_width(width):
-    """No id is cut or folded; nothing but an id is wider than the terminal; scores that do not fit are counted."""
-    text = drawn(
-        width, row(eta_seconds=40.2), ended(), row(evaluation_id="b-core-00000000", step=None, shards=0)
+def test_a_listing_has_each_evaluation_and_what_went_wrong_at_any_width(width):
+    """Ids, figures and scores are whole, and what waits or failed is named with its evaluation. In a pipe each
+    evaluation and each note is one line that begins with the id.
+    """
+    rows = [row(running(LONG_ID), **{name: value for name, (value, _) in TROUBLES.items()}), row(ended())]
+    text = listed(width, *rows)
+    wide = {line.strip() for line in text.splitlines() if len(line) > width}
+    assert wide <= {LONG_ID, f"{LONG_ID}:"}
+    whole = " ".join(text.split())
+    figures = (
+        "5/12",
+        "1/2",
+        "4/4",
+        "60.0 s",
+        "61.5 s",
+        "about 41 s",
+        "mmlu acc 0.2500",
+        "step-900-core-00000000",
     )
-    words = text.split()
-    for part in (ID, "step-900-core-00000000", "b-core-00000000", "3/17", "1/4", "4/4", "61.5"):
-        assert any(part in word for word in words), (part, text)
-    assert "about 41 s left" in text
-    shown = text.count(" acc 0.2500")
-    assert shown == 4 or f"and {4 - shown} more" in text
-    for line in text.splitlines():
-        assert len(line) <= width or line.strip() == ID, line
+    for part in (*figures, *(f"{LONG_ID}: {said}" for _, said in TROUBLES.values())):
+        assert part in whole, text
+    lines = listed(10_000, *rows).splitlines()
+    assert [line.split()[0].strip(":") for line in lines[2:4]] == [LONG_ID, "step-900-core-00000000"]
+    assert [line.partition(": ")[0] for line in lines[4:]] == [LONG_ID] * len(TROUBLES)
 
 
-@given(st.integers(20, 240), st.lists(st.integers(1, 60), max_size=12))
-def test_every_score_is_shown_or_counted(width, lengths):
-    """`fitted` never loses a part without saying so, and never is wider than asked unless nothing fits."""
-    parts = ["x" * length for length in lengths]
-    line = fitted(parts, width)
-    found = re.findall(r"x+", line)
-    left = re.search(r"(\d+) (?:more|scores)$", line)
-    assert len(found) + (int(left[1]) if left else 0) == len(parts)
-    assert len(line) <= max(width, len("12 scores"))
-
-
-@given(st.integers(20, 200), st.lists(st.from_regex(r"[a-z/]{1,30}|`[a-z]{1,8} [a-z]{1,8}`", fullmatch=True)))
-def test_a_folded_message_keeps_words_and_commands_whole(width, words):
-    text = " ".join(words)
-    lines = wrapped(text, width, first="    ", rest="      ")
-    assert " ".join(" ".join(lines).split()) == " ".join(text.split())
-    for command in re.findall(r"`[^`]*`", text):
-        assert any(command in line for line in lines)
-    assert all(len(line) <= width or len(line.split("`")) > 1 or len(line.split()) == 1 for line in lines)
+def test_a_row_of_many_scores_counts_those_that_it_leaves_out():
+    scores = [score for score in row(ended())["scores"] for _ in range(3)]
+    assert "and 6 more" in listed(120, row(ended(), scores=scores))
 
 
 def test_the_time_of_an_ended_evaluation_stands_still():
     """Its makespan and when it ended, today, earlier or in another year."""
-    assert drawn(120, ended()) == drawn(120, ended(), now=NOW + 60)
-    later = drawn(120, ended(), now=NOW + 5 * 86400)
+    assert listed(120, row(ended())) == listed(120, row(ended()), now=NOW + 60)
+    later = listed(120, row(ended()), now=NOW + 5 * 86400)
     assert time.strftime("ended %d %b %H:%M", time.localtime(NOW - 3600)) in later
-    assert "ended 2023-11-14" in drawn(120, ended(), now=NOW + 400 * 86400)
+    assert "ended 2023-11-14" in listed(120, row(ended()), now=NOW + 400 * 86400)
     assert "61.5 s" in later
+
+
+def test_a_mended_failure_is_shown_only_where_its_evaluation_is_asked_for():
+    """While it runs, too; in a list of ended evaluations it would stand for ever."""
+    failure = {"failed_jobs": {"es-1-trial-n1-a0": "CUDA out of memory"}}
+    assert "CUDA" not in listed(120, row(ended(), **failure))
+    assert "a0 failed and was made up for: CUDA" in listed(120, row(ended(), **failure), whole=True)
+    assert "a0 failed: CUDA" in listed(120, row(running(), **failure))
+
+
+def test_an_evaluation_that_no_process_runs_is_called_stopped():
+    """Whatever stage its journal ends in; what it waited for then does not count, jobs that still run do."""
+    more = {"waits_for": ["no GPU is free"], "jobs_left": 4}
+    text = listed(120, row(running(), stopped_at=NOW - 45, **more))
+    assert f"stopped since {clock_time(NOW - 45, NOW)}" in text
+    assert "no process goes on with it" in text
+    assert "4 of its jobs still run" in text
+    assert not {"inference", "GPU", "left"} & {*text.split()}
 
 
 summaries = st.builds(
@@ -140,73 +128,8 @@ def test_a_choice_of_rows_is_complete_in_order_and_counts_what_it_leaves_out(fou
     asked = sum((not open_ or s.ended_at is None) and (not failed_ or failed(s)) for s in found)
     assert len(shown) + left == asked
     assert last is None or len(shown) <= last
-    said = " ".join(line.plain for line in show_left_out(left, len(shown), 200, "evalspan status"))
+    said = printed(200, *show_left_out(left, len(shown), "evalspan status"))
     assert (f"--last {asked}" in said) == bool(left)
-
-
-def test_what_went_wrong_is_below_its_row_with_its_name():
-    """A task, a node, a trial and a tracker, also in brackets that rich would eat."""
-    text = drawn(
-        200,
-        row(
-            errors={"hellaswag": "no data [set]"},
-            nodes_aside={"n1": "three trials died"},
-            waits_seconds=61.0,
-            waits_for=["2 trials are pending for 3:10 min: jobs of higher priority go first (Priority)"],
-            held_jobs={"es-1-build-a0": "Slurm does not take it yet (MaxSubmitJobs)"},
-            stragglers={"es-1-trial-n2-a0.3": "takes 3.1 times as long as the others"},
-            failed_jobs={"es-1-trial-n1-a0": "CUDA out of memory", "es-1-trial-n1-a1": "CUDA out of memory"},
-            trackers={"wandb": "no answer"},
-        ),
-    )
-    for line in (
-        "hellaswag: no data [set]",
-        "n1: three trials died",
-        "all nodes are in back-off: it waits for 61.0 s more",
-        "2 trials are pending for 3:10 min: jobs of higher priority go first (Priority)",
-        "es-1-build-a0: Slurm does not take it yet (MaxSubmitJobs)",
-        "es-1-trial-n2-a0.3 takes 3.1 times as long as the others",
-        "es-1-trial-n1-a0, es-1-trial-n1-a1 failed: CUDA out of memory",
-        "not in wandb: no answer (`evalspan export --left` tries again)",
-    ):
-        assert f"    {line}" in text.splitlines(), text
-
-
-def test_a_mended_failure_is_shown_only_where_its_evaluation_is_asked_for():
-    """While it runs, too; in a list of ended evaluations it would stand for ever."""
-    failure = {"failed_jobs": {"es-1-trial-n1-a0": "CUDA out of memory"}}
-    assert "CUDA" not in drawn(120, ended(**failure))
-    assert "es-1-trial-n1-a0 failed and was made up for: CUDA" in drawn(120, ended(**failure), whole=True)
-    assert "es-1-trial-n1-a0 failed: CUDA" in drawn(120, row(**failure))
-
-
-def test_an_evaluation_that_no_process_runs_is_called_stopped():
-    """Whatever stage its journal ends in; what it waited for then does not count."""
-    text = drawn(120, row(stage="inference", stopped=True, waits_for=["no GPU is free"], age_seconds=15.0))
-    assert f"stopped since {clock_time(NOW - 60, NOW)}" in text
-    assert (
-        "no process goes on with it: type the same `evalspan eval …` again, or start `evalspan daemon`"
-        in text
-    )
-    assert "inference" not in text
-    assert "no GPU" not in text
-
-
-@pytest.mark.parametrize(
-    ("holder", "says"),
-    [
-        ("evalspan daemon, pid 7 on n1", "daemon: running since {}, pid 7 on n1"),
-        (
-            "evalspan eval, pid 7 on n1",
-            "daemon: not running; evalspan eval, pid 7 on n1, has the work folder since {}",
-        ),
-        ("", "daemon: not running; to start it: `evalspan daemon --work-dir w`"),
-    ],
-)
-def test_the_daemons_state_names_host_and_time_or_what_to_type(holder, says):
-    lines = show_daemon(holder, NOW if holder else None, 200, NOW + 60, "evalspan daemon --work-dir w")
-    said = " ".join(line.plain for line in lines)
-    assert said.startswith(says.format(time.strftime("%H:%M", time.localtime(NOW))))
 
 
 def test_on_slurm_the_daemon_is_started_as_a_job_and_its_last_log_is_named(tmp_path: Path, monkeypatch):
@@ -217,29 +140,41 @@ def test_on_slurm_the_daemon_is_started_as_a_job_and_its_last_log_is_named(tmp_p
     assert re.fullmatch(r"sbatch -p cpu -t 1-00:00:00 -J evalspan-daemon-\w+ (\S+) --work-dir w", line)
     assert Path(line.split()[-3]).is_file()
     assert wrapped_daemon(Config(), "") == ""
-    (before,) = show_daemon("", None, 400, NOW, "evalspan daemon", wrapper=line)
+    before = str(show_daemon("", None, NOW, "evalspan daemon", wrapper=line))
     (tmp_path / "evalspan-daemon.log").write_text("evalspan: ...")
-    (after,) = show_daemon("", None, 400, NOW, "evalspan daemon", wrapper=line)
-    assert f"`{line}`" in before.plain
-    assert after.plain == f"{before.plain}; evalspan-daemon.log says how its last job ended"
+    after = str(show_daemon("", None, NOW, "evalspan daemon", wrapper=line))
+    assert f"`{line}`" in before
+    assert after == f"{before}; evalspan-daemon.log says how its last job ended"
+
+
+@pytest.mark.parametrize(
+    ("holder", "says"),
+    [
+        ("evalspan daemon, pid 7 on n1", "daemon: running since {}, pid 7 on n1"),
+        ("evalspan eval, pid 7 on n1", "daemon: not running; evalspan eval, pid 7 on n1, has the work folder since {}"),
+        ("", "daemon: not running; to start it: `evalspan daemon --work-dir w`"),
+    ],
+)  # fmt: skip
+def test_the_daemons_state_names_host_and_time_or_what_to_type(holder, says):
+    said = show_daemon(holder, NOW if holder else None, NOW + 60, "evalspan daemon --work-dir w")
+    assert str(said).startswith(says.format(time.strftime("%H:%M", time.localtime(NOW))))
 
 
 def test_pending_and_refused_checkpoints_stand_below_their_reason():
     """Each on a line; names in brackets that rich would eat; a reason that many share is said once, and the rest counted."""
-    wait = "no config.json"
+    waits = {"suite": "/s/core.toml", "since": NOW - 60, "why": "no config.json"}
     shown = pending.PendingFile(
-        waiting=tuple(
-            pending.Waiting(checkpoint=f"/run/[step]-{i}", suite="/s/core.toml", since=NOW - 60, why=wait)
-            for i in range(7)
-        ),
+        waiting=tuple(pending.Waiting(checkpoint=f"/run/[step]-{i}", **waits) for i in range(7)),
         refused=(pending.Refused(checkpoint="/run/step-2", suite="croe", at=NOW, why="no suite"),),
     )
-    lines = [line.plain for line in show_pending(shown, 80, NOW)]
-    assert lines[0] == "7 checkpoints wait: no config.json"
-    assert lines[1].split() == ["/run/[step]-0", "suite", "core", "for", "60.0", "s"]
-    assert lines[6].strip() == "and 2 more: `evalspan status --json` has all"
-    assert lines[7] == "a checkpoint was refused: no suite"
-    assert lines[8].split()[:3] == ["/run/step-2", "suite", "croe"]
+    lines = [line.split() for line in printed(80, *show_pending(shown, NOW)).splitlines()]
+    assert [words[0] for words in lines if words[0].startswith("/")] == [
+        *(f"/run/[step]-{i}" for i in range(5)),
+        "/run/step-2",
+    ]
+    assert lines[1] == ["/run/[step]-0", "suite", "core", "for", "60.0", "s"]
+    assert "and 2 more" in " ".join(lines[6])
+    assert len(lines) == 9
 
 
 @pytest.mark.parametrize(
@@ -281,7 +216,7 @@ def test_every_reason_that_no_wait_mends_says_what_to_do():
 
 
 def test_a_daemon_whose_job_is_queued_is_not_started_again():
-    """Its job is named, with Slurm's guess of its start and the reason; jobs of a stopped evaluation are counted."""
+    """Its job is named, with Slurm's guess of its start and the reason."""
     job = JobState(
         job_id="125",
         name="evalspan-daemon",
@@ -291,16 +226,14 @@ def test_a_daemon_whose_job_is_queued_is_not_started_again():
         reason="BeginTime",
         started_at=NOW,
     )
-    (line,) = show_daemon("", None, 200, NOW, "evalspan daemon", [job])
+    line = str(show_daemon("", None, NOW, "evalspan daemon", [job]))
     at = time.strftime("%H:%M", time.localtime(NOW))
-    assert line.plain == (
+    assert line == (
         f"daemon: not running; the daemon's job 125 is queued (starts {at}; its start is delayed, as after a requeue (BeginTime))"
     )
-    (never,) = show_daemon("", None, 400, NOW, "evalspan daemon", [replace(job, reason="PartitionTimeLimit")])
-    assert "it never starts: `scancel 125`, then `sbatch -t TIME ...`" in never.plain
-    assert "extra_args" not in never.plain  # of jobs that evalspan submits
-    assert "4 of its jobs still run" in drawn(200, row(stopped=True, jobs_left=4))
-    assert "still run" not in drawn(200, row(stopped=True, jobs_left=0))
+    never = str(show_daemon("", None, NOW, "evalspan daemon", [replace(job, reason="PartitionTimeLimit")]))
+    assert "it never starts: `scancel 125`, then `sbatch -t TIME ...`" in never
+    assert "extra_args" not in never  # of jobs that evalspan submits
 
 
 def test_a_notice_waits_for_the_daemons_job_where_that_is_queued(tmp_path):
@@ -325,8 +258,7 @@ def test_watch_names_the_daemons_queued_job_as_status_does(tmp_path, monkeypatch
     config = Config(work_dir=tmp_path / "work", cluster=ClusterConfig(kind="slurm"))
     sight = Sight(config, "evalspan daemon", None)
     assert [job.job_id for job in sight.around.queued] == ["125"]
-    (line,) = [text.plain for text in sight.around.lines(200, NOW) if "daemon: " in text.plain]
-    assert "the daemon's job 125 is queued" in line
+    assert "the daemon's job 125 is queued" in printed(200, *sight.around.lines(NOW))
     lock = WorkLock(WorkPaths(config.work_dir).lock)
     lock.acquire(DAEMON)
     sight.views(time.time() + 60)

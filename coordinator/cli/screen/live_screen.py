@@ -1,48 +1,27 @@
-"""The live screen of running evaluations: stages, what they wait for, lanes, metrics, scores and the time left.
+"""The live screen of `watch`, `eval` and the daemon: the table of evaluations, drawn anew.
 
-Rule: reads summaries, and computes only sums for display. Without a capable
-terminal it prints lines instead: one per score, and one per changed evaluation every few seconds.
-A part of the screen is a line; where the terminal has too few of them, evaluations are shown in brief.
+Rule: reads summaries. Without a capable terminal it prints lines instead: one per score, and one per changed
+evaluation every few seconds.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, RenderableType
 from rich.live import Live
-from rich.progress_bar import ProgressBar
-from rich.table import Table
-from rich.text import Text
 
-from coordinator.base.words import first_of
-from coordinator.cli.screen.lanes import lane_rows
-from coordinator.cli.screen.layout import GAP, abreast, wrapped
-from coordinator.cli.screen.listing import show_rows
-from coordinator.cli.screen.score_lines import in_brief, value_in_words
-from coordinator.cli.screen.standing import (
-    Row,
-    about,
-    ahead_of,
-    all_in_back_off,
-    held_jobs,
-    in_words,
-    seconds_left,
-    with_turn,
-)
+from coordinator.cli.screen.board import in_brief, screen, value_in_words
+from coordinator.cli.screen.standing import Row, ahead_of, in_words, row_of, with_turn
 from coordinator.report.learning_curves import ScoreValue
 from coordinator.report.render import by_reason, seconds
-from coordinator.runtime.summary import Halt, Summary, Task
+from coordinator.report.tables import Parts
+from coordinator.runtime.summary import Halt, Summary
 
-MAX_ENTRIES = 12  # scored tasks shown, the latest
-FEW_ENTRIES = 3  # of an evaluation that is shown in brief
 LINE_SECONDS = 5.0  # least seconds between two lines of one evaluation, without a terminal
 ALIVE_SECONDS = 30.0  # most seconds between two lines of one evaluation, without a terminal
-WHOLE, SHORT, BRIEF = 2, 1, 0  # how much is shown of an evaluation
-BELOW = "    "  # begins a line about the one above
 ENDED = "ended"  # last line of an evaluation, in a pipe
 
 
@@ -53,146 +32,17 @@ class Shown(NamedTuple):
     halt: Halt | None = None
 
 
-def _metrics(summary: Summary, width: int) -> Iterator[Text]:
-    """The queue of metric jobs: how many are open, by kind and task."""
-    if not summary.metric_jobs:
-        return
-    waiting = sum(summary.metric_jobs_open.values())
-    yield Text.assemble(("  metric jobs", "dim"), f" {waiting} open, {summary.metric_jobs - waiting} done")
-    shown = [
-        f"{what}{f' x {count}' if count > 1 else ''}" for what, count in summary.metric_jobs_open.items()
-    ]
-    yield from (
-        Text(line, style="cyan") for line in wrapped(", ".join(shown), width, first=BELOW, rest=BELOW)
-    )
-
-
-def _entries(summary: Summary, width: int, most: int) -> Iterator[Text]:
-    """Lines of failed tasks, of the latest scored ones, and of open tasks by what they wait for."""
-    scored = [task for task in summary.tasks if task.state == "scored"]
-    yield Text(f"  {summary.scored}/{summary.entries} tasks scored", style="dim")
-    for failures, why in by_reason(summary.errors).items():
-        yield from _folded(f"{failures}: {why}", width, "bold red")
-    if summary.scored > most:
-        yield Text(f"{BELOW}and {summary.scored - most} before these", style="dim")
-    lines = [line for task in scored[-most:] for line in _score_lines(task, width)]
-    yield from (Text(BELOW + line, style="green") for line in abreast(lines, width - len(BELOW)))
-    words = {task.name: task.state for task in summary.tasks if task.state not in ("scored", "failed")}
-    for word in dict.fromkeys(words.values()):
-        names = [name for name, its in words.items() if its == word]
-        yield from _folded(f"{word}: {first_of(names, 6)}", width, "dim")
-
-
-def _score_lines(task: Task, width: int) -> list[str]:
-    """The values of a scored task, if need be each on a line of its own."""
-    own = {value.task for value in task.scores} == {task.name}
-    shown = [f"{'' if own else v.task + ' '}{value_in_words(v)}" for v in task.scores]
-    line = GAP.join([task.name, *shown])
-    if len(BELOW) + len(line) <= width:
-        return [line]
-    return [task.name, *(GAP + one for one in shown)]
-
-
-def _folded(text: str, width: int, style: str) -> Iterator[Text]:
-    yield from (Text(line, style=style) for line in wrapped(text, width, first=BELOW, rest=BELOW + GAP))
-
-
-def _heading(summary: Summary, width: int) -> Iterator[Text]:
-    """Step, checkpoint and suite; the id at the end of the line, or on the next one."""
-    name = "/".join(Path(summary.checkpoint).parts[-2:])
-    step = "" if summary.step is None else f"step {summary.step}"
-    named = GAP.join(filter(None, (step, name, f"suite {summary.suite}")))
-    room = width - len(named) - len(summary.evaluation_id)
-    if room >= len(GAP):
-        yield Text.assemble((named, "bold"), " " * min(room, 8), (summary.evaluation_id, "dim"))
-        return
-    yield from (Text(line, style="bold") for line in wrapped(named, width, rest="  "))
-    yield Text(f"  {summary.evaluation_id}", style="dim")
-
-
-def _progress(shown: Shown, now: float, width: int) -> Iterator[RenderableType]:
-    """Stage, time so far and time left; the bar of shards."""
-    summary, halt = shown
-    stage = summary.stage if halt is None else halt.word
-    eta = None if halt else seconds_left(summary, now)
-    left = "" if eta is None else f", {about(eta)} {'left' if summary.trials else 'of work left'}"
-    taken = seconds((summary.ended_at or now) - summary.accepted_at)
-    yield Text.assemble(("  " + stage, "yellow" if halt or stage == "waits" else "cyan"),
-                        f"{GAP}{taken}{' so far' if summary.ended_at is None else ''}{left}")  # fmt: skip
-    if not summary.shards:
-        return
-    done, total, trials = summary.shards_done, summary.shards, summary.trials
-    figures = f"{done}/{total} shards{GAP}{trials} trial{'' if trials == 1 else 's'}"
-    room = width - len(figures) - 4
-    if room >= 8:
-        line = Table.grid(padding=(0, 1))
-        line.add_row(" ", ProgressBar(total=total, completed=done, width=min(60, room)), figures)
-        yield line
-    else:
-        yield Text(f"  {figures}")
-
-
-def _waits(shown: Shown, now: float, turns: Mapping[str, tuple[float, float]], *, timed: bool) -> list[str]:
-    """What it waits for. `turns`: of all evaluations on the screen, in which they are served."""
-    summary, halt = shown
-    if halt is not None:
-        return [halt.why]
-    waits = [in_words(what, now, timed=timed) for what in summary.waits]
-    return with_turn(waits, ahead_of(summary.evaluation_id, turns)) if summary.stage == "waits" else waits
-
-
-def _block(
-    shown: Shown, now: float, width: int, *, much: int, turns: Mapping[str, tuple[float, float]]
-) -> Iterator[RenderableType]:
-    """An evaluation. `much`: WHOLE; SHORT: its lanes by node and its last scores; BRIEF: its progress alone."""
-    summary = shown.summary
-    yield from _heading(summary, width)
-    yield from _progress(shown, now, width)
-    waits = _waits(shown, now, turns, timed=True)
-    if shown.halt is None:
-        back = None if summary.waits_until is None else summary.waits_until - now
-        held = [f"{names}: {why}" for names, why in by_reason(held_jobs(summary, now)).items()]
-        waits = [*filter(None, [all_in_back_off(back)]), *held, *waits]
-    for what in waits:
-        yield from _folded(what, width, "yellow")
-    if much == BRIEF:
-        return
-    yield from lane_rows(summary, width, by_node=much == SHORT)
-    yield from _metrics(summary, width)
-    yield from _entries(summary, width, MAX_ENTRIES if much == WHOLE else FEW_ENTRIES)
-    for warning in summary.warnings[-3:]:
-        yield from _folded(f"! {warning}", width, "yellow")
-
-
-def screen(
-    runs: Sequence[Shown],
-    trouble: str,
-    width: int,
-    *,
-    now: float,
-    below: Sequence[Text] = (),
-    height: int | None = None,
-) -> RenderableType:
-    """What runs, then `below`. `height`: lines of the terminal; None: as many as there are."""
-    end = [*_folded(f"! {trouble}", width, "yellow")] if trouble else []
-    end += below
-    room = None if height is None else max(1, height - len(end) - 1)
-    count, turns = len(runs), _turns(runs)
-    lines: list[RenderableType] = []
-    for levels in ([WHOLE] * count, [SHORT] * count, [SHORT, *[BRIEF] * (count - 1)], [BRIEF] * count):
-        blocks = [
-            [*_block(one, now, width, much=much, turns=turns), *([Text("")] if much else [])]
-            for one, much in zip(runs, levels, strict=False)
-        ]
-        lines = [line for block in blocks for line in block]
-        if room is None or len(lines) <= room:
-            return Group(*lines, *end)
-    shown = lines[: max(0, (room or 1) - 1)]
-    return Group(*shown, Text("  and more: `evalspan status` lists all", style="dim"), *end)
-
-
-def _turns(runs: Sequence[Shown]) -> dict[str, tuple[float, float]]:
-    return {one.summary.evaluation_id: one.summary.turn for one in runs}
+def rows_of_runs(runs: Sequence[Shown], now: float) -> list[Row]:
+    """A row for each; of one that waits, with its turn among them."""
+    turns = {summary.evaluation_id: summary.turn for summary, _ in runs}
+    rows = []
+    for summary, halt in runs:
+        stopped = halt is not None and summary.parked is None
+        row = row_of(summary, halt, now, stopped_at=halt.since if halt is not None and stopped else None)
+        if row["stage"] == "waits":
+            row["waits_for"] = with_turn(row["waits_for"], ahead_of(summary.evaluation_id, turns))
+        rows.append(row)
+    return rows
 
 
 class Watcher:
@@ -207,7 +57,6 @@ class Watcher:
         )
         self._last: dict[str, tuple[str, float]] = {}  # evaluation -> its last line, unix seconds
         self._printed: set[tuple[str, str]] = set()  # (evaluation, task) whose score was printed
-        self._shown: frozenset[str] = frozenset()  # evaluations of the last call of `show`
 
     def __enter__(self) -> Watcher:
         if self._live is not None:
@@ -233,32 +82,34 @@ class Watcher:
             self._live.start()
 
     def show(
-        self, runs: Sequence[Shown], trouble: str, ended: Sequence[Row] = (), below: Sequence[Text] = ()
+        self,
+        runs: Sequence[Shown],
+        trouble: str,
+        ended: Sequence[Row] = (),
+        below: Sequence[RenderableType] = (),
     ) -> None:
         """Draw what runs, the evaluations that ended last, and `below`; in a pipe, print what has changed."""
         now = time.time()
-        self._forget_others(runs, ended)
+        rows = rows_of_runs(runs, now)
+        self._forget_others([*rows, *ended])
         if self._live is not None:
-            width, height = self.console.size
-            under = [*show_rows(ended, width, now), *below] if ended else list(below)
-            self._live.update(screen(runs, trouble, width, now=now, below=under, height=height))
+            end = [*([Parts(f"! {trouble}", style="yellow")] if trouble else []), *below]
+            going = [summary for summary, _ in runs]
+            self._live.update(screen(self.console, [*rows, *ended], going, end, now, self.console.height))
             return
-        for one in runs:
-            self._print_changes(one, now, _turns(runs))
+        for one, row in zip(runs, rows, strict=True):
+            self._print_changes(one, row, now)
         for row in ended:
             self._print_end(row)
         # no line for `trouble`: the log has it
 
-    def _forget_others(self, runs: Sequence[Shown], ended: Sequence[Row]) -> None:
+    def _forget_others(self, rows: Sequence[Row]) -> None:
         """Drop what is remembered of evaluations that are shown no more: a daemon lives for months."""
-        shown = frozenset([*_turns(runs), *(row["evaluation_id"] for row in ended)])
-        if shown == self._shown:
-            return
-        self._shown = shown
+        shown = frozenset(row["evaluation_id"] for row in rows)
         self._last = {name: line for name, line in self._last.items() if name in shown}
         self._printed = {(name, task) for name, task in self._printed if name in shown}
 
-    def _print_changes(self, shown: Shown, now: float, turns: Mapping[str, tuple[float, float]]) -> None:
+    def _print_changes(self, shown: Shown, row: Row, now: float) -> None:
         summary, halt = shown
         name = summary.evaluation_id
         shards = f", {summary.shards_done}/{summary.shards} shards" if summary.shards else ""
@@ -270,8 +121,9 @@ class Watcher:
             self._print(f"{age}: {names}: {why}")
         for task in fresh:
             if task.state == "scored":
-                self._print(f"{age}: {task.name}: {GAP.join(map(value_in_words, task.scores))}")
-        waits = _waits(shown, now, turns, timed=False)
+                self._print(f"{age}: {task.name}: {', '.join(map(value_in_words, task.scores))}")
+        timeless = {in_words(what, now): in_words(what, now, timed=False) for what in summary.waits}
+        waits = [timeless.get(what, what) for what in row["waits_for"]] if halt is None else [halt.why]
         if halt is None and summary.waits_until is not None:
             resting = {node.name: node.why for node in summary.nodes if node.status == "back-off"}
             waits += [f"{names}: in back-off: {why}" for names, why in by_reason(resting).items()]
@@ -285,7 +137,7 @@ class Watcher:
         if name not in self._last or self._last[name][0] == ENDED:
             return
         self._last[name] = (ENDED, row["ended_at"])
-        scores = GAP.join(in_brief(ScoreValue(**score)) for score in row["scores"])
+        scores = ", ".join(in_brief(ScoreValue(**score)) for score in row["scores"])
         said = f"{row['stage']}, {row['scored']}/{row['entries']} scored{f': {scores}' if scores else ''}"
         self._print(f"[{seconds(row['age_seconds']):>9}] {name}: {said}")
 

@@ -19,6 +19,7 @@ from coordinator.runtime.summaries import Summaries
 from coordinator.runtime.summary import (
     NO_SLOT,
     NOTHING_FREE,
+    Halt,
     Node,
     Summary,
     Timed,
@@ -108,11 +109,17 @@ def rows_of(
 
 def _row(summary: Summary, paths: EvaluationPaths, *, held: bool) -> Row:
     """`held`: a process holds the work folder."""
-    now, over = time.time(), summary.ended_at is not None
-    halt = None if over else halt_of(summary, paths, held=held)
-    runs = halt is None or (summary.parked is not None and held)
-    until = summary.ended_at or (now if runs else last_sign(paths))
+    halt = None if summary.ended_at is not None else halt_of(summary, paths, held=held)
+    stopped = halt is not None and (summary.parked is None or not held)
+    row = row_of(summary, halt, time.time(), stopped_at=last_sign(paths) if stopped else None)
+    return row | {"trackers": failures(paths), "folder": str(paths.root)}
+
+
+def row_of(summary: Summary, halt: Halt | None, now: float, *, stopped_at: float | None = None) -> Row:
+    """The row of a summary alone. `halt`: why it does not go on; `stopped_at`: since when no process runs it."""
+    over = summary.ended_at is not None
     parked = summary.parked if not over else None
+    until, runs = summary.ended_at or stopped_at or now, stopped_at is None
     return {
         "evaluation_id": summary.evaluation_id,
         "suite": summary.suite,
@@ -144,8 +151,8 @@ def _row(summary: Summary, paths: EvaluationPaths, *, held: bool) -> Row:
         "fault": parked.error if parked else summary.fault or None,
         "scores": [_score(score) for score in summary.main_scores],
         "failed_jobs": dict(summary.failed_jobs),
-        "trackers": failures(paths),
-        "folder": str(paths.root),
+        "trackers": {},
+        "folder": "",
     }
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.text import Text
+from rich.console import RenderableType
 
 from coordinator.allocation import cordons
 from coordinator.cli.screen.listing import show_cordons, show_daemon, show_pending, show_stream
@@ -47,13 +47,11 @@ class Surroundings:
             **self.checkpoints.model_dump(mode="json", exclude={"schema_version"}),
         }
 
-    def lines(self, width: int, now: float) -> Iterator[Text]:
-        yield from show_pending(self.checkpoints, width, now)
-        yield from show_stream(self.in_stream, width)
-        yield from show_cordons(self.cordoned, width)
-        yield from show_daemon(
-            self.holder, self.since, width, now, self.daemon_command, self.queued, self.wrapped
-        )
+    def lines(self, now: float) -> Iterator[RenderableType]:
+        yield from show_pending(self.checkpoints, now)
+        yield from show_stream(self.in_stream)
+        yield from show_cordons(self.cordoned)
+        yield show_daemon(self.holder, self.since, now, self.daemon_command, self.queued, self.wrapped)
 
 
 def read_surroundings(

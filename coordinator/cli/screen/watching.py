@@ -11,12 +11,12 @@ import time
 from collections.abc import Sequence
 from functools import cached_property
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.text import Text
 
 from coordinator.base.signals import Signals
 from coordinator.base.throttle import Throttle
-from coordinator.cli.screen.listing import show_rows
+from coordinator.cli.screen.board import board, show
 from coordinator.cli.screen.live_screen import Shown, Watcher
 from coordinator.cli.screen.slurm_answers import queued_daemons, wrapped_daemon
 from coordinator.cli.screen.standing import Row, rows_of
@@ -81,12 +81,13 @@ class Sight:
 def watch(config: Config, console: Console, daemon_command: str, only: EvaluationPaths | None) -> str:
     """Draw until it is over, and return why it is; "" after Ctrl-C. `daemon_command`: as typed."""
     sight = Sight(config, daemon_command, only)
-    why, now, below, views = "", time.time(), list[Text](), list[Shown]()
+    why, now, below, views = "", time.time(), list[RenderableType](), list[Shown]()
     with Signals() as signals, Watcher(console) as watcher:
         while not signals.received:
             now = time.time()
             views = sight.views(now)
-            below = [] if only else [*_idle(views), Text(""), *sight.around.lines(console.width, now)]
+            idle = [] if views else [Text("no evaluation runs or waits", style="dim")]
+            below = [] if only else ["", *idle, *sight.around.lines(now)]
             watcher.show(views, "", () if only else sight.ended, below)
             why = _over(sight, views, watcher.draws)
             if why:
@@ -94,13 +95,8 @@ def watch(config: Config, console: Console, daemon_command: str, only: Evaluatio
             time.sleep(TICK_SECONDS)
     rows = [*rows_of(config, [v.summary for v in views], ()), *sight.ended] if only else sight.ended
     if only or watcher.draws:  # what it showed below stays on the terminal
-        for line in (*show_rows(rows, console.width, now), *([] if only else below)):
-            console.print(line, soft_wrap=True, highlight=False)
+        show(console, [*board(rows, now), *below])
     return "" if only else why
-
-
-def _idle(views: Sequence[Shown]) -> list[Text]:
-    return [] if views else [Text(""), Text("no evaluation runs or waits", style="dim")]
 
 
 def _over(sight: Sight, views: Sequence[Shown], draws: bool) -> str:

@@ -1,0 +1,212 @@
+"""The table of evaluations in a terminal: a row each, notes below it, and of those that run tasks and lanes. Pure.
+
+Rule: reads rows and summaries alone. Words, not codes; no id, figure or command is cut, and what has no room is counted.
+`status` prints it; `watch`, `eval` and the daemon draw it anew.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.progress_bar import ProgressBar
+from rich.text import Text
+
+from coordinator.base.words import clock_time, first_of
+from coordinator.cli.screen.standing import OVER, Row, about, all_in_back_off
+from coordinator.report.learning_curves import ScoreValue
+from coordinator.report.render import by_reason, seconds
+from coordinator.report.tables import UNBOUNDED, Parts, Sheet
+from coordinator.runtime.summary import STOPPED, Lane, Summary
+
+HEADS = (
+    "evaluation",
+    "step",
+    "checkpoint",
+    "suite",
+    "state",
+    "scored",
+    "shards",
+    "trials",
+    "time",
+    "left",
+    "scores",
+)
+IN_ID = ("checkpoint", "suite")  # columns that an id says, too
+MOST_SCORES = 6  # of a row
+MOST_TASKS, FEW_TASKS = 12, 3  # scored tasks shown of an evaluation that runs, the latest
+MOST_LANES = 16  # rows of lanes; with more, the screen shows a row per node
+WHOLE, SHORT, BRIEF = 2, 1, 0  # how much is shown of an evaluation that runs
+STYLES = {"inferring": "green", "pending": "dim", "no shard": "dim"}
+
+
+def board(rows: Sequence[Row], now: float, *, whole: bool = False) -> Iterator[RenderableType]:
+    """A row for each evaluation; below the table what they wait for and what went wrong. `whole`: mended failures, too."""
+    sheet = Sheet("", *HEADS, without=[IN_ID, (*IN_ID, "trials"), (*IN_ID, "trials", "step")])
+    for row in rows:
+        going = row["stage"] not in OVER
+        eta = row["eta_seconds"] if going and row["trials"] and not row["stopped"] else None
+        taken = row["age_seconds"] if going or row["makespan_seconds"] is None else row["makespan_seconds"]
+        scores = [in_brief(ScoreValue(**score)) for score in row["scores"]]
+        sheet.add(
+            row["evaluation_id"],
+            "-" if row["step"] is None else str(row["step"]),
+            "/".join(Path(row["checkpoint"]).parts[-2:]),
+            row["suite"],
+            _state(row, now),
+            f"{row['scored']}/{row['entries']}",
+            f"{row['shards_done']}/{row['shards']}" if going and row["shards"] else "",
+            str(row["trials"]) if going and row["trials"] else "",
+            seconds(taken),
+            "" if eta is None else about(eta),
+            Parts(
+                *scores[:MOST_SCORES], f"and {len(scores) - MOST_SCORES} more" * (len(scores) > MOST_SCORES)
+            ),
+            style=_style(row),
+        )
+    yield sheet
+    for row in rows:
+        name = f"{row['evaluation_id']}: " if len(rows) > 1 else ""
+        yield from (Parts(f"{name}{what}", style=style) for what, style in _notes(row, whole=whole))
+
+
+def show(console: Console, parts: Iterable[RenderableType]) -> None:
+    """Print parts of a screen; without a terminal each row and note is one line, however long."""
+    if not console.is_terminal:
+        console.width = UNBOUNDED
+    for part in parts:
+        console.print(part, overflow="ignore", crop=False, highlight=False)
+
+
+def _state(row: Row, now: float) -> str:
+    if row["stage"] not in OVER:
+        since = clock_time(row["accepted_at"] + row["age_seconds"], now)
+        return f"stopped since {since}" if row["stopped"] and row["fault"] is None else row["stage"]
+    missed = row["entries"] - row["scored"]
+    word = row["stage"] if row["stage"] == "cancelled" or not missed else f"{missed} failed"
+    return f"{word} {clock_time(row['ended_at'], now)}"
+
+
+def _style(row: Row) -> str:
+    if row["fault"] is not None or (row["stage"] == "ended" and row["scored"] < row["entries"]):
+        return "red"
+    if row["stage"] in OVER:
+        return "dim" if row["stage"] == "cancelled" else ""
+    return "yellow" if row["stopped"] or row["stage"] == "waits" else "green"
+
+
+def _notes(row: Row, *, whole: bool) -> Iterator[tuple[str, str]]:
+    """What it waits for and what went wrong, worst first, with the colour."""
+    over = row["stage"] in OVER
+    if row["fault"] is not None:
+        yield row["fault"], "red"
+    for name, why in {**by_reason(row["errors"]), **row["nodes_aside"]}.items():
+        yield f"{name}: {why}", "dim" if row["stage"] == "cancelled" else "red"
+    if row["stopped"] and row["fault"] is None:
+        yield STOPPED + (f"; {left} of its jobs still run" if (left := row["jobs_left"]) else ""), "yellow"
+    waits = [] if row["stopped"] else [all_in_back_off(row["waits_seconds"]), *row["waits_for"]]
+    held = [f"{names}: {why}" for names, why in by_reason(row["held_jobs"]).items()]
+    mishaps = []
+    if whole or not over:  # once it has ended, they cost time and no score
+        mishaps += [f"{name} {why}" for name, why in row["stragglers"].items()]
+        mended = " and was made up for" if over else ""
+        mishaps += [f"{names} failed{mended}: {why}" for names, why in by_reason(row["failed_jobs"]).items()]
+    for name, why in row["trackers"].items():
+        mishaps.append(f"not in {name}: {why} (`evalspan export --left` tries again)")
+    yield from ((what, "yellow") for what in (*waits, *held, *mishaps) if what)
+
+
+def details(summary: Summary, *, whole: bool) -> Iterator[RenderableType]:
+    """Progress, lanes, metric jobs and tasks of an evaluation that runs. Not `whole`: lanes by node, the last scores."""
+    if summary.shards:
+        bar = ProgressBar(total=summary.shards, completed=summary.shards_done, width=60)
+        yield Padding(bar, 0, expand=False)
+    yield from _lanes(summary, by_node=not whole)
+    if summary.metric_jobs:
+        counts = summary.metric_jobs_open
+        kinds = [f"{what}{f' x {count}' if count > 1 else ''}" for what, count in counts.items()]
+        waiting = sum(counts.values())
+        yield Parts(f"metric jobs: {waiting} open", f"{summary.metric_jobs - waiting} done", *kinds)
+    most = MOST_TASKS if whole else FEW_TASKS
+    scored = [task for task in summary.tasks if task.state == "scored"]
+    tasks = Sheet("", f"scored {summary.scored} of {summary.entries} tasks", "")
+    for task in scored[-most:]:
+        own = {value.task for value in task.scores} == {task.name}
+        tasks.add(
+            task.name, Parts(*(f"{'' if own else f'{v.task} '}{value_in_words(v)}" for v in task.scores))
+        )
+    yield tasks
+    if summary.scored > most:
+        yield Text(f"and {summary.scored - most} before these", style="dim")
+    waiting_for: dict[str, list[str]] = {}
+    for task in summary.tasks:
+        if task.state not in ("scored", "failed"):
+            waiting_for.setdefault(task.state, []).append(task.name)
+    yield from (Parts(f"{word}: {first_of(names, 6)}", style="dim") for word, names in waiting_for.items())
+    yield from (Parts(f"! {warning}", style="yellow") for warning in summary.warnings[-3:])
+
+
+def _lanes(summary: Summary, *, by_node: bool) -> Iterator[Sheet]:
+    if summary.lanes and len(summary.lanes) <= MOST_LANES and not by_node:
+        sheet = Sheet("", "lane", "trial", "task", "batch")
+        for lane in summary.lanes:
+            sheet.add(lane.lane, lane.doing, lane.task, lane.batch, style=STYLES.get(lane.doing, "yellow"))
+        yield sheet
+        return
+    nodes = summary.lanes_by_node or _by_node(summary.lanes)
+    sheet = Sheet("", "node", "trials")
+    for name, doing in list(nodes.items())[:MOST_LANES]:
+        sheet.add(name, Parts(*(f"{count} {what}" for what, count in Counter(doing).most_common())))
+    if len(nodes) > MOST_LANES:
+        sheet.add(f"and {len(nodes) - MOST_LANES} more nodes", "")
+    yield sheet
+
+
+def _by_node(lanes: Iterable[Lane]) -> dict[str, Counter[str]]:
+    nodes: dict[str, Counter[str]] = {}
+    for lane in lanes:
+        nodes.setdefault(lane.lane.rpartition("/")[0], Counter())[lane.doing] += 1
+    return nodes
+
+
+def screen(
+    console: Console,
+    rows: Sequence[Row],
+    running: Sequence[Summary],
+    below: Sequence[RenderableType],
+    now: float,
+    height: int | None,
+) -> RenderableType:
+    """The table, what runs in as much detail as fits, then `below`. `height`: lines of the terminal; None: any."""
+    for levels in ([True] * len(running), [False] * len(running), [False] * bool(running), []):
+        more: list[RenderableType] = []
+        for summary, whole in zip(running, levels, strict=False):
+            more += ["", *([Text(summary.evaluation_id, style="bold")] if len(rows) > 1 else [])]
+            more += details(summary, whole=whole)
+        made = Group(*board(rows, now), *more, *below)
+        if height is None or _lines(console, made) < height:
+            return made
+    shown = list(rows)
+    while len(shown) > 1 and _lines(console, made) >= (height or 1):
+        shown.pop()
+        left = Text(f"and {len(rows) - len(shown)} more: `evalspan status` lists all", style="dim")
+        made = Group(*board(shown, now), left, *below)
+    return made
+
+
+def _lines(console: Console, made: RenderableType) -> int:
+    return len(console.render_lines(made, pad=False))
+
+
+def value_in_words(score: ScoreValue) -> str:
+    """Metric, value and standard error."""
+    error = "" if score.stderr is None else f" ± {score.stderr:.4f}"
+    return f"{score.measure} {score.value:.4f}{error}"
+
+
+def in_brief(score: ScoreValue) -> str:
+    """Task, metric and value: an error is in the report."""
+    return f"{score.task} {score.metric} {score.value:.4f}"
