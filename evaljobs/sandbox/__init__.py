@@ -1,8 +1,8 @@
 """Runs programs that models wrote, each in isolation, and returns a verdict for each.
 
 Rule: usable alone, with the standard library only. `records` has its values, `levels` finds the
-isolation that holds here, `code_eval` has the interface of Hugging Face `evaluate`; `isolation/`
-isolates programs, `rpc/` lets a test call them. Start reading at `run`.
+isolation that holds here, `code_eval` has the interface of Hugging Face `evaluate`, `isolation/` runs
+a program with its test in one isolated process. Start reading at `run`.
 """
 
 from evaljobs.sandbox.levels import LevelReport, best_level, probe_levels

@@ -3,20 +3,17 @@
 Rule: `compute` has the arguments and results of `evaluate.load("code_eval").compute`
 (evaluate/metrics/code_eval/code_eval.py, 0.4), which lm-eval's HumanEval and MBPP tasks call. The
 caller's `run` returns the verdicts: `run_programs`, a look-up of earlier ones by `Program.id` (a
-`program_key`), or both. `with_prompt` separates a program's prompt from its completion, so that the
-completion cannot redefine the prompt's helpers. Called from `scoring`.
+`program_key`), or both. Called from `scoring`.
 """
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Any
 
 from evaljobs.sandbox.records import Program, Verdict, program_key
-from evaljobs.sandbox.rpc import names
 
 CodeEvalResults = dict[int, list[tuple[int, dict[str, Any]]]]
 
@@ -76,37 +73,6 @@ def plain_program(candidate: str, reference: str, timeout: float = 3.0) -> Progr
     """A candidate and the test text that runs after it, under their key."""
     key = program_key(candidate, reference, timeout)
     return Program(id=key, code=candidate, test=reference, timeout_seconds=timeout)
-
-
-_CALL: Final = re.compile(r"(?s)(.*)\ncheck\(([^\W\d]\w*)\)\s*")
-
-
-def with_prompt(program: Program, prompt: str | None) -> Program:
-    """The same program, split into prompt and completion where its test is HumanEval's.
-
-    Such a test ends in a call of `check` with one name. It may call the prompt's helpers
-    (HumanEval/32, /38, /50), which a whole program can redefine. The program stays whole where the
-    test needs names that neither it nor the prompt binds, or the prompt is not Python.
-    """
-    call = _CALL.fullmatch(program.test or "")
-    if not prompt or call is None or not program.code.startswith(prompt):
-        return program
-    test, entry_point = call.groups()
-    try:
-        bound = names.bound_by_prompt(prompt, entry_point)
-        unbound = names.unbound(f"{test}\ncheck({entry_point})") - bound - {entry_point}
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return program
-    if unbound:
-        return program
-    return replace(
-        program,
-        prompt=prompt,
-        completion=program.code.removeprefix(prompt),
-        code="",
-        test=test,
-        entry_point=entry_point,
-    )
 
 
 def pass_at_k(results: CodeEvalResults, k: Sequence[int]) -> dict[str, Any]:

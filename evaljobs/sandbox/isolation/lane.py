@@ -1,4 +1,4 @@
-"""One lane: an isolated process that runs one job at a time, fed over two sockets.
+"""One lane: an isolated process that runs one program at a time, fed over a socket.
 
 Rule: what a lane sends is parsed as data and bounded. A lane that breaks the protocol, dies or
 overruns is ended and reported, never waited for. Called from `run`.
@@ -7,8 +7,6 @@ overruns is ended and reported, never waited for. Called from `run`.
 from __future__ import annotations
 
 import contextlib
-import functools
-import importlib.util
 import json
 import os
 import select
@@ -16,18 +14,16 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from evaljobs.sandbox.isolation.zygote import HEADER, NUMPY, SETUP_FAILED, STDIO
+from evaljobs.sandbox.isolation.zygote import HEADER
 from evaljobs.sandbox.records import VERDICTS, Job, Level, SandboxUnavailableError
 
 _START_SECONDS: Final = 60.0  # most seconds to start: a cold interpreter on slow storage
-_GRACE_SECONDS: Final = 20.0  # seconds added to a job's own limit, for a loaded node
-_SEND_SECONDS: Final = 20.0
-_MESSAGE: Final = 1 << 16
+_GRACE_SECONDS: Final = 20.0  # seconds added to twice a job's own limit, for a loaded node
+_MOST_BYTES: Final = 1 << 16  # of an answer
 _LAUNCH: Final = Path(__file__).with_name("launch.py")
 ENVIRONMENT: Final[Mapping[str, str]] = {
     "PATH": "/usr/bin:/bin",
@@ -43,38 +39,18 @@ class LaneDeadError(Exception):
     """The lane has ended; its job has no verdict."""
 
 
-@functools.cache
-def _numpy() -> dict[str, Any] | None:
-    """Location of numpy, found without importing it; None if it is not installed."""
-    with contextlib.suppress(ImportError, ValueError):
-        spec = importlib.util.find_spec("numpy")
-        if spec and spec.origin:
-            folder = Path(spec.origin).parent
-            libraries = folder.with_name("numpy.libs")
-            return {
-                "init": spec.origin,
-                "paths": [str(folder), *([str(libraries)] if libraries.exists() else [])],
-            }
-    return None
-
-
 class Lane:
-    """A running lane. Not thread-safe; its user multiplexes with `fileno()`."""
+    """A running lane. A thread may `close` it while another waits in `run`."""
 
     def __init__(self, level: Level) -> None:
-        self.level = level
-        self._job, job = socket.socketpair()
-        self._verdict, verdict = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        config = {
-            "level": level.value,
-            "job_fd": job.fileno(),
-            "verdict_fd": verdict.fileno(),
-            "numpy": _numpy(),
-        }
-        # The interpreter itself, not a virtual environment's link to it: a lane has no site packages.
+        """Start the process and wait for it; SandboxUnavailableError without isolation."""
+        self._socket, theirs = socket.socketpair()
+        packages = {os.path.realpath(p) for p in sys.path if p.endswith(("/site-packages", "/dist-packages"))}
+        config = {"level": level.value, "fd": theirs.fileno(), "packages": sorted(packages)}
+        # The interpreter itself, not a virtual environment's link to it: with that one's packages.
         interpreter = os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
         flags = ["-S", "-s", "-P", "-X", "utf8"]
-        try:
+        with theirs:
             self._process = subprocess.Popen(
                 [interpreter, *flags, str(_LAUNCH), json.dumps(config)],
                 stdin=subprocess.DEVNULL,
@@ -82,61 +58,41 @@ class Lane:
                 stderr=subprocess.PIPE,
                 env=dict(ENVIRONMENT),
                 cwd="/",
-                pass_fds=(job.fileno(), verdict.fileno()),
+                pass_fds=(theirs.fileno(),),
                 start_new_session=True,
             )
-        finally:
-            job.close()
-            verdict.close()
-        self._job.settimeout(_SEND_SECONDS)
-        self._verdict.setblocking(False)
-        self._checker: dict[str, Any] | None = None
-        self.ready = False
-        self.deadline = time.monotonic() + _START_SECONDS
-
-    def fileno(self) -> int:
-        """Readable when the lane has sent a message or has ended."""
-        return self._verdict.fileno()
-
-    def send(self, job: Job) -> None:
-        """Send the next job; LaneDeadError if the lane does not take it."""
-        flags = (STDIO if job.stdio else 0) | (NUMPY if job.numpy else 0)
-        head = HEADER.pack(len(job.body), round(job.timeout_seconds * 1000), job.memory_mib, flags)
-        self._checker = None
-        self.deadline = time.monotonic() + job.timeout_seconds + _GRACE_SECONDS
         try:
-            self._job.sendall(head + job.body)
+            started = self._answer(_START_SECONDS)
+            reason = started.get("error")
+        except LaneDeadError:
+            reason = f"the sandbox did not start: {self._last_words()}"
+        if reason:
+            self.close()
+            raise SandboxUnavailableError(str(reason))
+
+    def run(self, job: Job) -> tuple[str, str, float]:
+        """Verdict, reason and seconds of a job, once its process is reaped; LaneDeadError without."""
+        head = HEADER.pack(len(job.body), round(job.timeout_seconds * 1000), job.memory_mib, job.numpy)
+        try:
+            self._socket.sendall(head + job.body)
         except OSError as error:
             raise LaneDeadError(f"the lane took no job: {error}") from None
+        answer = self._answer(2 * job.timeout_seconds + _GRACE_SECONDS)
+        if answer.get("verdict") not in VERDICTS:
+            raise LaneDeadError("the lane gave no verdict")
+        return answer["verdict"], str(answer["reason"]), float(answer["seconds"])
 
-    def receive(self) -> tuple[str, str, float] | None:
-        """Verdict, reason and seconds once the job's processes are reaped; None if more is to come.
-
-        SandboxUnavailableError without isolation; LaneDeadError if the lane has ended.
-        """
-        try:
-            data = self._verdict.recv(_MESSAGE)
-        except BlockingIOError:
-            return None
-        except OSError:
-            data = b""
-        try:
-            message = json.loads(data) if data else None
-        except ValueError:
-            message = None
-        if not isinstance(message, dict):
-            if not self.ready:
-                raise SandboxUnavailableError(f"the sandbox did not start: {self._last_words()}")
-            raise LaneDeadError("the lane ended")
-        if "error" in message:
-            raise SandboxUnavailableError(str(message["error"]))
-        if "ready" in message:
-            self.ready = True
-            return None
-        if "end" not in message:
-            self._checker = message
-            return None
-        return _conclude(self._checker, message)
+    def _answer(self, seconds: float) -> dict[str, Any]:
+        self._socket.settimeout(seconds)
+        line = b""
+        with contextlib.suppress(OSError, ValueError):
+            while not line.endswith(b"\n") and len(line) < _MOST_BYTES:
+                if not (chunk := self._socket.recv(_MOST_BYTES)):
+                    break
+                line += chunk
+            if isinstance(answer := json.loads(line), dict):
+                return answer
+        raise LaneDeadError("the lane ended")
 
     def _last_words(self) -> str:
         stream = self._process.stderr
@@ -147,31 +103,14 @@ class Lane:
 
     def close(self) -> None:
         """End the lane and all that runs in it, and wait for it."""
-        self._job.close()  # an idle zygote ends by itself
-        self._verdict.close()
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)  # an idle zygote ends by itself
         try:
             self._process.wait(timeout=0.5)
         except subprocess.TimeoutExpired:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
+        self._socket.close()
         if self._process.stderr:
             self._process.stderr.close()
-
-
-def _conclude(checked: dict[str, Any] | None, end: dict[str, Any]) -> tuple[str, str, float]:
-    """Verdict, reason and seconds from the checker's message and the job's end."""
-    seconds = float(end["seconds"])
-    if end["timed_out"]:
-        return "timeout", "the time limit was reached", seconds
-    if checked is None or checked.get("verdict") not in VERDICTS:
-        return "crash", "the checker died", seconds
-    verdict, reason, status = checked["verdict"], str(checked.get("reason", "")), end["status"]
-    if verdict == "crash" and isinstance(status, int):
-        if os.WIFSIGNALED(status):
-            reason = f"killed by signal {os.WTERMSIG(status)}"
-        elif os.WEXITSTATUS(status) == SETUP_FAILED:
-            reason = "its process could not be shut in"
-        else:
-            reason = f"the program ended its process (status {os.WEXITSTATUS(status)})"
-    return verdict, reason, seconds

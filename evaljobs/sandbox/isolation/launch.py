@@ -6,19 +6,18 @@ Rule: started by `lane` as `python -S -s -P launch.py CONFIG` with a clean envir
 its code first, then gives up in turn: namespaces, the file system except the interpreter, its user,
 its capabilities. A step that fails ends the lane with the reason, so no program runs half isolated.
 
-CONFIG is JSON: {"level", "job_fd", "verdict_fd", "numpy": null | {"init", "paths"}}.
+CONFIG is JSON: {"level", "fd", "packages"}: the socket to the supervisor, and folders of installed
+packages.
 """
 
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import json
 import os
 import socket
 import sys
 import types
-from importlib.machinery import ModuleSpec
 from typing import Any, Final
 
 _NOBODY: Final = 65534
@@ -42,24 +41,8 @@ if __name__ == "__main__":
 from evaljobs.sandbox.isolation import kernel, zygote  # noqa: E402
 
 
-class NumpyFinder:
-    """Finds numpy and no other installed package."""
-
-    def __init__(self, init: str) -> None:
-        self._init = init
-
-    def find_spec(self, fullname: str, path: Any, target: Any = None) -> ModuleSpec | None:  # noqa: ARG002
-        """Spec of numpy itself; its submodules are found through it."""
-        if fullname != "numpy":
-            return None
-        folder = os.path.dirname(self._init)
-        return importlib.util.spec_from_file_location(
-            "numpy", self._init, submodule_search_locations=[folder]
-        )
-
-
-def readable_paths(numpy: dict[str, Any] | None) -> list[str]:
-    """Absolute paths that a program may read, parents first: libraries, time zones, numpy."""
+def readable_paths() -> list[str]:
+    """Absolute paths that a program may read, parents first: modules, libraries, time zones."""
     wanted = {path for path in sys.path if os.path.exists(path)}
     wanted |= {os.path.realpath(path) for path in wanted}
     for line in zygote.read_text("/proc/self/maps").splitlines():
@@ -67,7 +50,6 @@ def readable_paths(numpy: dict[str, Any] | None) -> list[str]:
         if ".so" in path:
             wanted.add(_library_path("/" + path))
     wanted |= {path for path in _EXTRAS if os.path.exists(path)}
-    wanted |= set(numpy["paths"]) if numpy else set()
     kept: list[str] = []
     for path in sorted(wanted):
         if not any(path.startswith(parent + "/") for parent in kept):
@@ -127,8 +109,7 @@ def build_root(readable: list[str]) -> None:
     for folder in ("/proc", "/tmp"):
         os.makedirs(folder, exist_ok=True)
     os.symlink("/tmp", "/dev/shm")
-    # All of /proc: a program's own namespace may mount another only where this one is not restricted.
-    kernel.mount("proc", "/proc", "proc", kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC)
+    kernel.mount_proc()
     kernel.call("umount2", b"/old", kernel.MNT_DETACH)
     os.rmdir("/old")
     flags = kernel.MS_REMOUNT | kernel.MS_BIND | kernel.MS_RDONLY | kernel.MS_NOSUID | kernel.MS_NODEV
@@ -140,6 +121,7 @@ def drop_root() -> None:
     os.setgroups([])
     os.setresgid(_NOBODY, _NOBODY, _NOBODY)
     os.setresuid(_NOBODY, _NOBODY, _NOBODY)
+    kernel.prctl(kernel.PR_SET_DUMPABLE, 1)  # so that it can map its user in the next namespace
 
 
 def readable_by_others(path: str) -> bool:
@@ -154,64 +136,66 @@ def readable_by_others(path: str) -> bool:
     return False
 
 
-def _enter_private_root(level: str, readable: list[str]) -> bool:
+def leave_root(level: str, readable: list[str]) -> bool:
     """As root: make a private root where that is allowed, then become the unprivileged user.
 
-    Returns whether a root is still to be made.
+    Returns whether the root was made. Root makes the mounts, because the unprivileged user may not
+    reach an interpreter in root's home.
     """
+    made = False
     if level != "rlimits":
-        # Root makes the mounts, because the unprivileged user may not reach an interpreter in
-        # root's home. Landlock does the same here, without a user namespace.
-        try:
+        with contextlib.suppress(PermissionError):  # root of a container may lack the right
             enter_namespaces(user=False)
-        except PermissionError:
-            pass  # root of a container may lack the right: go on as any user
-        else:
-            build_root(readable)
-            drop_root()
-            kernel.prctl(kernel.PR_SET_PDEATHSIG, 9)
-            return False
-    # Never as root outside a private root: kill(-1) there would end every process of the machine.
-    if not readable_by_others(sys.path[-1]):
+            made = True
+    if made:
+        build_root(readable)
+    elif not readable_by_others(os.__file__):
+        # Never as root outside a private root: kill(-1) there would end every process of the machine.
         raise PermissionError("started as root with an interpreter that no other user can read")
     drop_root()
-    kernel.prctl(kernel.PR_SET_DUMPABLE, 1)  # so that it can map its user in the next namespace
-    return level == "namespaces"
+    return made
 
 
-def enter_box(level: str, numpy: dict[str, Any] | None) -> list[str]:
-    """Isolate this process; returns the paths that its programs may read."""
-    readable = readable_paths(numpy)
-    private = _enter_private_root(level, readable) if os.geteuid() == 0 else level == "namespaces"
-    if private and os.geteuid() != 0:
+def isolate(level: str) -> list[str]:
+    """Isolate this process; returns the paths that its programs may read.
+
+    With namespaces it keeps its rights over its own user namespace, to give each program a fresh
+    /tmp; programs drop them.
+    """
+    readable = readable_paths()
+    made = os.geteuid() == 0 and leave_root(level, readable)
+    if level == "namespaces" and made:
+        kernel.call("unshare", kernel.CLONE_NEWUSER | kernel.CLONE_NEWNS)
+        kernel.map_ids(_NOBODY, _NOBODY, _NOBODY)
+    elif level == "namespaces":
         enter_namespaces(user=True)
         build_root(readable)
-        kernel.prctl(kernel.PR_SET_PDEATHSIG, 9)
-    os.chdir("/")
-    kernel.prctl(kernel.PR_SET_DUMPABLE, 0)  # no program may use /proc or ptrace on this process
-    if level != "rlimits":
+    elif level == "landlock":
         kernel.drop_capabilities()
+    os.chdir("/")
+    if made or level == "namespaces":
+        kernel.prctl(kernel.PR_SET_PDEATHSIG, 9)
+    kernel.prctl(kernel.PR_SET_DUMPABLE, 0)  # no program may use /proc or ptrace on this process
     kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
     return readable
 
 
 def main(config: dict[str, Any]) -> None:
     """Isolate the process and serve until the supervisor closes its socket."""
-    given = (config["job_fd"], config["verdict_fd"])
-    # dup takes the lowest numbers: later processes close what they must not have below 256
-    job, verdict = (socket.socket(fileno=os.dup(fd)) for fd in given)
-    for fd in given:
-        os.close(fd)
-    if config["numpy"]:
-        sys.meta_path.insert(0, NumpyFinder(config["numpy"]["init"]))
+    # dup takes the lowest number: later processes close what they must not have below 256
+    job = socket.socket(fileno=os.dup(config["fd"]))
+    os.close(config["fd"])
+    sys.path += config["packages"]
     try:
         zygote.preload()
-        readable = enter_box(config["level"], config["numpy"])
-        lane = zygote.Zygote(level=config["level"], job=job, verdict=verdict, readable=readable)
+        with contextlib.suppress(OSError):
+            kernel.write_proc("/proc/self/oom_score_adj", "1000")  # programs end before other jobs
+        readable = isolate(config["level"])
+        lane = zygote.Zygote(level=config["level"], job=job, readable=readable)
     except OSError as error:
-        verdict.send(json.dumps({"error": str(error)}).encode())
+        job.sendall(json.dumps({"error": str(error)}).encode() + b"\n")
         os._exit(1)
-    verdict.send(json.dumps({"ready": True}).encode())
+    job.sendall(json.dumps({"ready": True}).encode() + b"\n")
     lane.serve()
 
 

@@ -1,19 +1,18 @@
 # ruff: noqa: PTH123, PTH208
 # pathlib, and what it imports, would enlarge every fork.
-"""The warm process of a lane: it forks a process per job, keeps the deadline, and reaps.
+"""The warm process of a lane: it forks a process per program, keeps the deadline, and reaps.
 
-Rule: this process reads a job's header, never a program or a test; the checker's process reads the
+Rule: this process reads a job's header, never a program or a test; the program's process reads the
 rest from the same socket. So no later program can find an earlier test in inherited memory. Started
 by `launch`.
 
-A job on the stream socket is HEADER, then the body, JSON for the checker. Each message on the
-verdict socket is one JSON object: {"ready"} or {"error"} once, then two per job: the checker's
-{"verdict", "reason"}, unless it was killed, and the zygote's {"end", "timed_out", "seconds",
-"status"} once the program's process is reaped.
+A job is HEADER, then the body, JSON for `execute.judge`. Each answer is a line of JSON: {"ready"}
+or {"error"} once, then {"verdict", "reason", "seconds"} per job, once its process is reaped.
 """
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import gc
 import json
@@ -24,24 +23,19 @@ import select
 import signal
 import socket
 import struct
+import sys
 import time
-from typing import Any, Final
+from typing import Final
 
-from evaljobs.sandbox.isolation import kernel
-from evaljobs.sandbox.rpc import candidate, checker
-from evaljobs.sandbox.rpc.frames import receive_exactly
+from evaljobs.sandbox.isolation import execute, kernel
 
-HEADER: Final = struct.Struct("!IIII")  # bytes of the body, timeout in ms, address space in MiB, flags
-STDIO: Final = 1  # flag: the program reads standard input and its output is compared
-NUMPY: Final = 2  # flag: load numpy in the zygote, so that each fork has it
-SETUP_FAILED: Final = 97  # exit status of a candidate that could not be isolated
+HEADER: Final = struct.Struct("!III?")  # bytes of the body, timeout in ms, address space in MiB, numpy
 FILE_BYTES: Final = 16 << 20
 SCRATCH: Final = "size=64m,nr_inodes=4096,mode=700"
-CHECKER_MEMORY: Final = 2 << 30
-_INNER_ID: Final = 65534
+_READY: Final = b"r"  # the program's process is isolated and has read its job: the clock starts
+_ANSWER_FD: Final = 3
 _THREADS: Final = 64
 _GRACE_STEP: Final = 0.05  # seconds; less starvation adds no time to a job
-_NAMESPACES: Final = kernel.CLONE_NEWUSER | kernel.CLONE_NEWPID | kernel.CLONE_NEWNS | kernel.CLONE_NEWIPC
 _PRELOADED: Final = [
     "bisect",
     "collections",
@@ -58,33 +52,36 @@ _PRELOADED: Final = [
     "string",
     "typing",
 ]
+# Bound before a program can replace them.
+_write: Final = os.write
+_leave: Final = os._exit
+
+Outcome = tuple[str, str]  # verdict and reason
 
 
 def preload() -> None:
     """Import what most programs import, once for all of them."""
     for name in _PRELOADED:
         __import__(name)
+    for name in ("exit", "quit"):  # as the site module, which is not loaded, would set them
+        setattr(builtins, name, sys.exit)
     random.seed(0)  # a program that draws numbers gets the same verdict each time
 
 
 class Zygote:
     """Serves one lane. Made after the process is isolated."""
 
-    def __init__(
-        self, *, level: str, job: socket.socket, verdict: socket.socket, readable: list[str]
-    ) -> None:
-        self._level = level
+    def __init__(self, *, level: str, job: socket.socket, readable: list[str]) -> None:
         self._job = job
-        self._verdict = verdict
-        self._judge: tuple[int, socket.socket] | None = None  # the checker's process, the socket to it
         self._private = level == "namespaces"
         self._ruleset = kernel.landlock_ruleset(readable, ["/dev/null"]) if level == "landlock" else None
-        self._filter = kernel.seccomp_program(pid=1, metadata=True) if self._private else None
+        if self._private:
+            _mount_scratch()
         # RLIMIT_NPROC counts all processes of a user; without a user namespace it can only bound
         # their growth.
         alive = sum(name.isdigit() for name in os.listdir("/proc"))
         self._processes = _THREADS if self._private else 4096 + alive
-        # Limits that fit the zygote and the checker too are set once, and inherited.
+        # Limits that fit the zygote too are set once, and inherited.
         for kind in (resource.RLIMIT_CORE, resource.RLIMIT_MEMLOCK, resource.RLIMIT_MSGQUEUE):
             _limit(kind, 0)
         _limit(resource.RLIMIT_FSIZE, FILE_BYTES)
@@ -99,144 +96,116 @@ class Zygote:
     def serve(self) -> None:
         """Run jobs until the supervisor closes its socket, then end this process."""
         while (head := receive_exactly(self._job, HEADER.size)) is not None:
-            length, timeout_ms, memory_mib, flags = HEADER.unpack(head)
-            if flags & NUMPY:
+            length, timeout_ms, memory_mib, numpy = HEADER.unpack(head)
+            if numpy:
                 with contextlib.suppress(ImportError):
                     __import__("numpy")
-            self._run(length, timeout_ms / 1000, memory_mib << 20, flags)
+            verdict, reason, seconds = self._run(length, timeout_ms / 1000, memory_mib << 20)
+            answer = {"verdict": verdict, "reason": reason, "seconds": round(seconds, 6)}
+            self._job.sendall(json.dumps(answer).encode() + b"\n")
         os._exit(0)
 
-    def _run(self, length: int, timeout: float, memory: int, flags: int) -> None:
-        ours, theirs = socket.socketpair()
-        output_read, output_write = os.pipe() if flags & STDIO else (-1, -1)
-        subject = kernel.clone(_NAMESPACES) if self._private else os.fork()
-        if subject == 0:
-            self._become_candidate(theirs, output_write, timeout, memory)
-        theirs.close()
-        judge, control = self._judge = self._judge or self._new_judge()
-        fds = [ours.fileno(), *([output_read] if output_read >= 0 else [])]
-        socket.send_fds(control, [checker.LENGTH.pack(length)], fds)
-        ours.close()
-        for fd in (output_read, output_write):
-            if fd >= 0:
-                os.close(fd)
-        end = self._watch(judge, control, subject, timeout)
-        self._verdict.send(json.dumps(end).encode())
-
-    def _watch(self, judge: int, control: socket.socket, subject: int, timeout: float) -> dict[str, Any]:
-        """Wait for the checker's end or the deadline, then end and reap both.
-
-        Time that the two were runnable without a core is added, up to once the timeout, so that a
-        loaded node does not fail honest programs.
-        """
-        if _message(control) != checker.READ:  # the checker has read its job: the clock starts
+    def _run(self, length: int, timeout: float, memory: int) -> tuple[str, str, float]:
+        token = os.urandom(16)
+        answer, theirs = os.pipe()
+        program = os.fork()
+        if program == 0:
+            self._become_program(theirs, length, timeout, memory, token)
+        os.close(theirs)
+        if os.read(answer, 1) != _READY:
             os._exit(3)  # the job socket is out of step: the supervisor starts another lane
         start = time.monotonic()
+        message = self._wait(program, answer, timeout)
+        os.close(answer)
+        os.kill(program, signal.SIGKILL)  # one that has ended is a zombie until the next line
+        _, status = os.waitpid(program, 0)
+        if self._private:
+            kernel.call("umount2", b"/tmp", kernel.MNT_DETACH)
+            _mount_scratch()
+        return *_conclude(message, token, status), time.monotonic() - start
+
+    def _wait(self, program: int, answer: int, timeout: float) -> bytes | None:
+        """The program's message, empty if its process has ended; None at the deadline.
+
+        Time that the process was runnable without a core is added, up to once the timeout, so that a
+        loaded node does not fail honest programs.
+        """
         poller = select.poll()
-        poller.register(control, select.POLLIN)
+        poller.register(answer, select.POLLIN)
         poller.register(self._job, select.POLLHUP)
-        timed_out, grace = True, 0.0
+        end, grace = time.monotonic() + timeout, 0.0
         while True:
-            left = start + timeout + grace - time.monotonic()
+            left = end + grace - time.monotonic()
             if left <= 0:
-                starved = min(_starved(judge, subject), timeout)
+                starved = min(_starved(program), timeout)
                 if starved - grace < _GRACE_STEP:
-                    break
+                    return None
                 grace = starved
                 continue
             events = dict(poller.poll(left * 1000 + 1))
             if self._job.fileno() in events:
                 os._exit(0)  # the supervisor has ended; the kernel ends the rest
-            if control.fileno() in events:
-                timed_out = False
-                break
-        early, status = os.waitpid(subject, os.WNOHANG)
-        if not early:
-            os.kill(subject, signal.SIGKILL)
-            os.waitpid(subject, 0)
-        if timed_out:
-            os.kill(judge, signal.SIGKILL)
-        if timed_out or _message(control) != checker.DONE:
-            control.close()
-            os.waitpid(judge, 0)
-            self._judge = None
-        seconds = time.monotonic() - start
-        return {
-            "end": 1,
-            "timed_out": timed_out,
-            "seconds": round(seconds, 6),
-            "status": status if early else None,
-        }
+            if answer in events:
+                return os.read(answer, 4096)  # a pipe holds a message of this length whole
 
-    # --- the two children
+    # --- the child
 
-    def _new_judge(self) -> tuple[int, socket.socket]:
-        ours, theirs = socket.socketpair()
-        pid = os.fork()
-        if pid:
-            theirs.close()
-            return pid, ours
+    def _become_program(self, answer: int, length: int, timeout: float, memory: int, token: bytes) -> None:
         try:
-            ours.close()
-            kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
-            _limit(resource.RLIMIT_AS, CHECKER_MEMORY)
-            gc.enable()
-            self._enter_landlock()
-            self._install_filter()
-            checker.serve(theirs, self._job, self._verdict)
+            task = json.loads(receive_exactly(self._job, length) or b"")
+            self._shut_in(answer, timeout, memory, script="stdout" in task)
+            _write(_ANSWER_FD, _READY)
+            _write(_ANSWER_FD, execute.judge(task, token))
         finally:
-            os._exit(0)
+            _leave(0)
 
-    def _become_candidate(self, channel: socket.socket, output: int, timeout: float, memory: int) -> None:
-        try:
-            self._shut_in_candidate(channel, output, timeout, memory)
-        except BaseException:  # noqa: BLE001  (half a box must not run anything)
-            os._exit(SETUP_FAILED)
-        try:
-            candidate.Agent(socket.socket(fileno=candidate.CHANNEL_FD)).serve()
-        finally:
-            os._exit(0)
-
-    def _shut_in_candidate(self, channel: socket.socket, output: int, timeout: float, memory: int) -> None:
-        kernel.prctl(kernel.PR_SET_DUMPABLE, 1)  # its own /proc files must be writable for a moment
+    def _shut_in(self, answer: int, timeout: float, memory: int, *, script: bool) -> None:
+        kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
         if self._private:
-            kernel.map_ids(_INNER_ID, _INNER_ID, _INNER_ID)
-        with contextlib.suppress(OSError):
-            kernel.write_proc("/proc/self/oom_score_adj", "1000")
-        if self._private:
-            flags = kernel.MS_NOSUID | kernel.MS_NODEV
-            kernel.mount("tmpfs", "/tmp", "tmpfs", flags, SCRATCH)
-            kernel.mount_proc()
             os.chdir("/tmp")
-        else:
-            os.setsid()
-            kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
-        self._enter_landlock()  # before its descriptor is overwritten
-        if output >= 0:
-            os.dup2(os.memfd_create("stdin"), 0)
-            os.dup2(output, 1)
-        os.dup2(channel.fileno(), candidate.CHANNEL_FD)
-        channel.detach()
-        os.closerange(candidate.CHANNEL_FD + 1, 256)
+            kernel.drop_capabilities()
+        if self._ruleset is not None:  # a domain of its own: it cannot trace or signal the zygote
+            kernel.call("landlock_restrict_self", self._ruleset, 0)
+        if script:
+            for fd, name in ((0, "stdin"), (1, "stdout")):
+                os.dup2(os.memfd_create(name), fd)
+        os.dup2(answer, _ANSWER_FD)
+        os.closerange(_ANSWER_FD + 1, 256)
         _limit(resource.RLIMIT_AS, memory)
         _limit(resource.RLIMIT_CPU, int(timeout * 2) + 1)
         _limit(resource.RLIMIT_NPROC, self._processes)
         gc.enable()
-        kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
-        if self._private:
-            kernel.drop_capabilities()
-        self._install_filter()
+        kernel.install_seccomp()
 
-    def _enter_landlock(self) -> None:
-        if self._ruleset is not None:  # it cannot trace or signal siblings and parent
-            kernel.call("landlock_restrict_self", self._ruleset, 0)
-            os.close(self._ruleset)
 
-    def _install_filter(self) -> None:
-        """Install the system call filter: this process may signal itself alone, and start no other."""
-        pid = os.getpid()
-        program = self._filter if pid == 1 else None
-        kernel.install_seccomp(program or kernel.seccomp_program(pid=pid, metadata=self._private))
+def _conclude(message: bytes | None, token: bytes, status: int) -> Outcome:
+    """Verdict and reason: only the token is a pass."""
+    if message is None:
+        return "timeout", "the time limit was reached"
+    if message == token:
+        return "pass", ""
+    if message:
+        kind = "memory" if message.startswith(execute.MEMORY) else "fail"
+        return kind, message[1:].decode(errors="replace")
+    if os.WIFSIGNALED(status):
+        return "crash", f"killed by signal {os.WTERMSIG(status)}"
+    return "crash", f"the program ended its process (status {os.WEXITSTATUS(status)})"
+
+
+def _mount_scratch() -> None:
+    """The program's own folder for files."""
+    kernel.mount("tmpfs", "/tmp", "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, SCRATCH)
+
+
+def receive_exactly(sock: socket.socket, size: int) -> bytes | None:
+    """The next `size` bytes, None if the stream ends before."""
+    parts = bytearray()
+    while len(parts) < size:
+        chunk = sock.recv(min(size - len(parts), 1 << 20))
+        if not chunk:
+            return None
+        parts += chunk
+    return bytes(parts)
 
 
 def read_text(path: str) -> str:
@@ -245,21 +214,11 @@ def read_text(path: str) -> str:
         return file.read()
 
 
-def _message(control: socket.socket) -> bytes:
-    """The checker's next message, one byte; empty if its process has ended."""
-    try:
-        return control.recv(1)
-    except OSError:
-        return b""
-
-
-def _starved(*pids: int) -> float:
-    """Longest wait of these processes for a core, in seconds (/proc/PID/schedstat, field 2)."""
-    waits = [0.0]
-    for pid in pids:
-        with contextlib.suppress(OSError, IndexError, ValueError):
-            waits.append(int(read_text(f"/proc/{pid}/schedstat").split()[1]) / 1e9)
-    return max(waits)
+def _starved(pid: int) -> float:
+    """Seconds that a process has waited for a core (/proc/PID/schedstat, field 2)."""
+    with contextlib.suppress(OSError, IndexError, ValueError):
+        return int(read_text(f"/proc/{pid}/schedstat").split()[1]) / 1e9
+    return 0.0
 
 
 def _limit(kind: int, value: int) -> None:
