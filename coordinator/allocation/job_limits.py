@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from coordinator.allocation.allocate import Demand
 from coordinator.allocation.demand import IN_USE, in_turn, turn_of
-from coordinator.cluster import JobState, slurm_reasons
+from coordinator.cluster import JobState, slurm_limits
 from coordinator.evaluation.state import JobInfo, Phase, State
 
 WORK = ("build", "convert", "trial", "host")  # purposes of jobs that an evaluation cannot do without
@@ -20,7 +20,7 @@ WORK = ("build", "convert", "trial", "host")  # purposes of jobs that an evaluat
 def kept_out(listing: Iterable[JobState]) -> dict[str, str]:
     """Job -> the limit on all of this user's jobs that it waits for."""
     pending = (row for row in listing if row.phase == "pending")
-    return {row.name: row.reason for row in pending if slurm_reasons.of_all_jobs(row.reason)}
+    return {row.name: row.reason for row in pending if slurm_limits.of_all_jobs(row.reason)}
 
 
 def waits_for(state: State, limited: Mapping[str, str]) -> str:

@@ -1,4 +1,4 @@
-"""Which nodes the settings leave to evalspan, by Slurm hostlist, GPU type and feature. Pure. Called by both Slurm clusters.
+"""Which nodes the settings leave to evalspan, by Slurm hostlist, GPU type and feature; those that take no job, in words. Pure.
 
 Rule: offers and submissions follow one decision. An excluded node is never offered; a job that names no node avoids it
 by `--exclude`.
@@ -10,9 +10,12 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
+from coordinator.base.words import first_of
 from coordinator.cluster import Job, NodeState
 from coordinator.config.checks import ENTRY
 from coordinator.config.schema import Config, NodesConfig
+
+MOST_NODES = 8  # named of those in one state
 
 
 def in_hostlist(name: str, text: str) -> bool:
@@ -89,3 +92,51 @@ def place(job: Job, nodes: Sequence[NodeState]) -> Job:
     excluded = [n.name for n in nodes if n.excluded] if job.node is None else []
     both = tuple(dict.fromkeys([*job.exclude, *excluded]))
     return replace(job, exclude=both, gpu_type=next(types, "") if job.gpus else "")
+
+
+# --- in words, for `status`, `doctor` and refusals ----------------------------------------------------------------------
+
+
+def unusable(nodes: Sequence[NodeState]) -> str:
+    """The nodes that take no job, by their state and the admin's reason: "n1, n2 are drained (new driver)"."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for node in nodes:
+        if not node.usable:
+            found.setdefault((node.state, node.reason), []).append(node.name)
+    said = []
+    for (state, reason), names in found.items():
+        shown, verb = first_of(names, MOST_NODES), "are" if len(names) > 1 else "is"
+        said.append(f"{shown} {verb} {state}{f' ({reason})' if reason else ''}")
+    return "; ".join(said)
+
+
+def none_left(nodes: Sequence[NodeState]) -> str:
+    """The settings that exclude every node with GPUs, and what those nodes have; "" where a node is left."""
+    nodes = [n for n in nodes if n.gpus]
+    if not nodes or not all(n.excluded for n in nodes):
+        return ""
+    settings = list(dict.fromkeys(n.excluded for n in nodes))
+    has = [f"{n.name} ({', '.join((n.gpu_type or 'a Gres without type', *n.features))})" for n in nodes]
+    verb = "leave" if len(settings) > 1 else "leaves"
+    return f"{' and '.join(settings)} {verb} no node with GPUs; the cluster has {first_of(has, MOST_NODES)}"
+
+
+def none_usable(nodes: Sequence[NodeState]) -> str:
+    """Why no job can start on a GPU now; "" where a node with GPUs takes jobs."""
+    gpu_nodes = [n for n in nodes if n.gpus]
+    if not gpu_nodes or any(n.usable for n in gpu_nodes):
+        return ""
+    return f"no node with GPUs can be used now: {unusable(gpu_nodes)}"
+
+
+def gpus_in_words(nodes: Sequence[NodeState], own: int) -> str:
+    """Why no GPU is free: nodes that take no job, and GPUs that are used. "" where no node has GPUs.
+
+    `own`: those that this work folder's trials use.
+    """
+    nodes = [n for n in nodes if n.gpus]
+    total = sum(n.gpus for n in nodes if n.usable)
+    used = total - sum(n.gpus_free for n in nodes if n.usable)
+    of_ours = f", {own} of them by evalspan" if own else ""
+    said = (f"{used} of {total} GPUs are used{of_ours}" if total else "", unusable(nodes))
+    return "; ".join(filter(None, said))

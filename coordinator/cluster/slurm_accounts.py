@@ -10,6 +10,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from coordinator.cluster.slurm_limits import NAMES, PARTITION_QOS, Limit
+
 DEFAULT_QOS_FORMAT = "defaultaccount,account,partition,defaultqos"
 USER_FORMAT = f"{DEFAULT_QOS_FORMAT},qos,maxjobs,maxsubmit,maxtres,maxtrespernode,grptres,grpjobs,grpsubmit"
 ACCOUNT_FORMAT = "account,parentname,grptres,grpjobs,grpsubmit"
@@ -17,57 +19,11 @@ QOS_FORMAT = (
     "name,mintres,maxtres,maxtrespernode,maxtrespu,maxtrespa,grptres,"
     "maxjobspu,maxjobspa,grpjobs,maxsubmitpu,maxsubmitpa,grpsubmit"
 )
-NAMES = {
-    "mintres": "MinTRES",
-    "maxtres": "MaxTRES",
-    "maxtrespernode": "MaxTRESPerNode",
-    "maxtrespu": "MaxTRESPerUser",
-    "maxtrespa": "MaxTRESPerAccount",
-    "grptres": "GrpTRES",
-    "maxjobs": "MaxJobs",
-    "maxjobspu": "MaxJobsPerUser",
-    "maxjobspa": "MaxJobsPerAccount",
-    "grpjobs": "GrpJobs",
-    "maxsubmit": "MaxSubmitJobs",
-    "maxsubmitpu": "MaxSubmitJobsPerUser",
-    "maxsubmitpa": "MaxSubmitJobsPerAccount",
-    "grpsubmit": "GrpSubmit",
-}
-"""Field of sacctmgr -> the limit's name for `sacctmgr modify` and the site's admins."""
-OF_A_JOB = ("MinTRES", "MaxTRES", "MaxTRESPerNode")
-PARTITION_QOS = "the partition's QOS "  # begins the holder of its limits
 _OVERRIDES = {
     "MaxJobs": ("MaxJobsPerUser", "MaxJobsPerAccount"),
     "MaxSubmitJobs": ("MaxSubmitJobsPerUser", "MaxSubmitJobsPerAccount"),
 }  # limit of an association -> limits of a QOS that hold in its place
 _UNITS = "KMGTP"  # of 1024
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limit:
-    """A limit on jobs. `what`: "jobs", or a TRES such as "cpu", "mem" (MiB), "gres/gpu"."""
-
-    name: str
-    what: str
-    most: int  # of MinTRES: the least
-    holder: str  # "QOS normal", "account lab", "your association with account lab"
-
-    @property
-    def of_a_job(self) -> bool:
-        """Is it on each job alone, and not on all that run or wait?"""
-        return self.name in OF_A_JOB
-
-    @property
-    def of_partition(self) -> bool:
-        """Is it of a partition's own QOS?"""
-        return self.holder.startswith(PARTITION_QOS)
-
-    @property
-    def shared(self) -> bool:
-        """Do other users' jobs count?"""
-        return not self.holder.startswith("your") and (
-            self.name.startswith("Grp") or self.name.endswith("Account")
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from coordinator.base.run_command import CommandError, run_command
-from coordinator.cluster import ClusterError, Job, JobState, LimitError, NodeState, RefusedError
+from coordinator.cluster import ClusterError, Job, JobState, NodeState, RefusedError
 from coordinator.cluster import slurm_accounts as accounts
 from coordinator.cluster import slurm_parse as text
 from coordinator.cluster.job_environment import client_environment, submission_environment
@@ -23,6 +23,7 @@ from coordinator.cluster.sbatch_text import (
     sbatch_arguments,
     within_limits,
 )
+from coordinator.cluster.slurm_limits import ends, failure
 from coordinator.cluster.slurm_rules import parse_partitions, partition_qos
 
 IDS_A_CALL = 1000  # most job ids of one `scancel`, far below the kernel's limit
@@ -46,7 +47,7 @@ class SlurmCli:
             env = self.environment_of(job)
             out = self._run(arguments, stdin=batch_script(job, self.options.log_mode), env=env)
         except _FailedError as error:
-            raise text.failure(error.words) from error
+            raise failure(error.words) from error
         job_id = out.strip().split(";", 1)[0]  # "id;cluster" on sites with several
         if not job_id.isdigit():
             raise ClusterError(f"sbatch printed no job id but {out.strip()[:80]!r}")
@@ -121,7 +122,7 @@ class SlurmCli:
         except KeyError:
             return {}
         except _FailedError as error:
-            return None if error.stderr is None or text.says(error.words, text.AWAY) else {}
+            return None if error.stderr is None or ends(error.words) == "away" else {}
         return walls
 
     def _default_walls(
@@ -153,10 +154,9 @@ class SlurmCli:
         try:
             self._run(arguments, stdin=batch_script(job, self.options.log_mode))
         except _FailedError as error:
-            if error.stderr is None or text.says(error.words, text.AWAY):
+            if error.stderr is None or ends(error.words) == "away":
                 raise ClusterError(error.words) from error
-            waits = text.says(error.words, text.WOULD_WAIT) or type(text.failure(error.words)) is LimitError
-            if not waits:
+            if ends(error.words) != "time":  # else it would wait
                 raise RefusedError(error.words) from error
 
     def _node_rows(self) -> list[text.NodeRow]:

@@ -1,4 +1,4 @@
-"""Parsers for the output and the error texts of Slurm's commands. Pure. Called by both Slurm clusters.
+"""Parsers for the output of Slurm's commands. Pure. Called by both Slurm clusters.
 
 Rule: every answer begins with its header and every record ends with a mark. So a truncated or
 missing answer differs from "no jobs" and raises ClusterError. A job state not in PHASES is
@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from coordinator.cluster import ClusterError, JobPhase, JobState, LimitError, NodeState, RefusedError
+from coordinator.cluster import ClusterError, JobPhase, JobState, NodeState
 from coordinator.cluster.node_choice import choose, exclude
 from coordinator.cluster.sbatch_text import SlurmOptions, is_ours
-from coordinator.cluster.slurm_reasons import in_words, never_starts
+from coordinator.cluster.slurm_limits import ends
 
 FIELD_END, RECORD_END = (
     "\x1f",
@@ -79,129 +79,10 @@ PHASES: dict[str, JobPhase] = {
     ),
 }
 
-# Slurm's refusals that a retry would meet again (its slurm_errno.c, and its option parser).
-REFUSALS = (
-    "invalid partition",
-    "no partition specified",
-    "invalid account",
-    "invalid qos",
-    "invalid wckey",
-    "invalid node name",
-    "invalid feature",
-    "invalid generic resource",
-    "invalid gres",
-    "invalid job array",
-    "invalid user id",
-    "invalid group id",
-    "invalid license",
-    "invalid --",
-    "invalid numeric value",
-    "invalid time limit",
-    "requested node configuration is not available",
-    "requested nodes not in this partition",
-    "requested reservation is invalid",
-    "access denied to requested reservation",
-    "multiple partition job request not supported",
-    "cpu count specification invalid",
-    "invalid trackable resource",
-    "requested time limit is invalid",
-    "requested gres option unsupported",
-    "node count specification invalid",
-    "more processors requested than permitted",
-    "memory specification can not be satisfied",
-    "memory required by task is not available",
-    "user's group not permitted",
-    "access/permission denied",
-    "unspecified error",  # a site's job_submit plug-in refused; its own words stand before
-    "unrecognized option",
-    "unknown option",
-    "option requires an argument",
-    "requires an argument",
-)
-# What a refusal is about -> the setting that names it, and the command that lists what there is.
-SETTINGS = {
-    "invalid partition": "--partition, [cluster] or [slurm.ROLE] partition; `sinfo --summarize` lists them",
-    "user's group not permitted": "--partition, [cluster] or [slurm.ROLE] partition",
-    "invalid account": "--account, [cluster] or [slurm.ROLE] account; `sacctmgr show associations user=$USER` lists yours",
-    "invalid qos": "--qos, [cluster] or [slurm.ROLE] qos; `sacctmgr show associations user=$USER` lists yours",
-    "requested reservation is invalid": "[cluster] reservation; `scontrol show reservation` lists them",
-    "access denied to requested reservation": "[cluster] reservation; `scontrol show reservation` shows its users",
-    "invalid generic resource": "[slurm] gpu_request; `sinfo -N -O NodeList,Gres` lists what nodes have",
-    "invalid gres": "[slurm] gpu_request; `sinfo -N -O NodeList,Gres` lists what nodes have",
-}
-# Refusals that one node may cause alone: by its memory, CPUs, GPUs, or because it is gone.
-OF_A_NODE = (
-    "invalid node name",
-    "invalid generic resource",
-    "invalid gres",
-    "invalid trackable resource",
-    "requested gres option unsupported",
-    "requested node configuration is not available",
-    "requested nodes not in this partition",
-    "more processors requested than permitted",
-    "cpu count specification invalid",
-    "memory specification can not be satisfied",
-    "memory required by task is not available",
-)
-# Refusals that end by themselves: a limit of association or QOS (such as MaxSubmitJobs) once other jobs ended, a
-# partition that is drained, a reservation that has not begun.
-LIMITS = (
-    "violates accounting/qos policy",
-    "breached requested qos usage threshold",
-    "required partition not available",
-    "partition in down state",
-    "requested reservation not usable now",
-    "system submissions disabled",
-)
-# The controller was not reached in time; whether it has the job is unknown.
-AWAY = (
-    "unable to contact slurm",
-    "timed out",
-    "connection refused",
-    "connection reset",
-    "connect failure",
-    "transport endpoint",
-    "zero bytes",
-    "unable to establish",
-    "standby mode",
-    "temporarily unable",
-    "authentication",
-    "munge",
-    "resource temporarily",
-)
-# The job would wait; `sbatch --test-only` reports that as a failure.
-WOULD_WAIT = ("required node not available", "requested nodes are busy", "resources temporarily unavailable")
-GONE = ("invalid job id", "already completing or completed", "already finished")
-
 USABLE_STATES = frozenset({"idle", "mixed", "allocated", "completing", "planned"})
 # sinfo's marks of unusable nodes: not responding, power changes, maintenance, reboot; not "-" (planned).
 BAD_MARKS = "*~#!%$@^"
 ASLEEP = "~#"  # those of a node that is powered down, or boots
-
-
-def says(words: str, phrases: Iterable[str]) -> bool:
-    lower = words.lower()
-    return any(phrase in lower for phrase in phrases)
-
-
-def refused(words: str) -> bool:
-    """Is it a refusal that a retry would meet again? False where the controller was not reached."""
-    return says(words, REFUSALS) and not says(words, AWAY)
-
-
-def setting_of(words: str) -> str:
-    """The setting that a refusal is about, and how to list its values; "" where Slurm's words name none."""
-    return next((setting for phrase, setting in SETTINGS.items() if says(words, (phrase,))), "")
-
-
-def failure(words: str) -> ClusterError:
-    """The error that a failed submission's words mean."""
-    if says(words, LIMITS):
-        never = next((word for word in re.findall(r"\w+", words) if never_starts(word)), None)
-        return LimitError(words) if never is None else RefusedError(f"{in_words(never)}: {words}")
-    if refused(words):
-        return RefusedError(words, of_node=says(words, OF_A_NODE))
-    return ClusterError(words)
 
 
 def own_words(stderr: str) -> str:
@@ -212,7 +93,7 @@ def own_words(stderr: str) -> str:
 
 def not_cancelled(stderr: str) -> str:
     """Errors of `scancel`, less those of jobs that are gone; "" where none is left."""
-    return own_words("\n".join(line for line in stderr.splitlines() if not says(line, GONE)))
+    return own_words("\n".join(line for line in stderr.splitlines() if ends(line) != "gone"))
 
 
 def parse_queue(text: str, token: str | None) -> list[JobState]:

@@ -13,7 +13,6 @@ from typing import Any
 
 from coordinator.base.run_command import CommandError, run_command
 from coordinator.cluster import ClusterError, JobState, RefusedError
-from coordinator.cluster import slurm_parse as text
 from coordinator.cluster.job_environment import client_environment
 from coordinator.cluster.sbatch_text import SlurmOptions
 from coordinator.cluster.slurm_cli import SlurmCli
@@ -75,7 +74,7 @@ class SlurmApi(SlurmCli):
                 said += "; is slurmctld up?"
             elif "No module named 'pyslurm'" in str(error):
                 said = f"pyslurm is not installed: {INSTALL_HINT}"
-            elif text.says(str(error), OTHER_VERSION):
+            elif any(words in str(error).lower() for words in OTHER_VERSION):
                 said += (
                     f": where squeue answers, pyslurm is of another version than this Slurm; {USE_COMMANDS}"
                 )

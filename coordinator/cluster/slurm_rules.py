@@ -16,11 +16,20 @@ from math import ceil
 
 from coordinator.base.run_command import CommandError, run_command
 from coordinator.cluster import Cluster, ClusterError, Job, NodeState, RefusedError
-from coordinator.cluster.slurm_accounts import parse_tres
-from coordinator.cluster.slurm_parse import seconds_of, setting_of
+from coordinator.cluster.slurm_accounts import (
+    ACCOUNT_FORMAT,
+    QOS_FORMAT,
+    USER_FORMAT,
+    Accounting,
+    parse_rows,
+    parse_tres,
+)
+from coordinator.cluster.slurm_limits import setting_of
+from coordinator.cluster.slurm_parse import seconds_of
 from coordinator.config.checks import GPU_REQUEST
 
 SCONTROL_SECONDS = 90.0  # time limit of one `scontrol`
+SACCTMGR_SECONDS = 30.0  # of one `sacctmgr`
 HOLDER_MEMORY_MB = 512  # MiB of the precursor in the check
 GPU_REQUESTS = (GPU_REQUEST, "--gres=gpu:{type}:{n}", "--gpus-per-node={n}", "--gpus-per-node={type}:{n}")
 FEW_WORKERS = 8  # least metric workers, where the partition has the cores
@@ -238,6 +247,30 @@ def ask_rules() -> SiteRules:
         config=parse_config(scontrol("show", "config")),
         partitions=tuple(replace(p, hidden=p.hidden or p.name not in shown) for p in every),
     )
+
+
+def ask_accounting(user: str, cluster: str) -> Accounting:
+    """This user's associations with one cluster, the accounts above them, and all QOS. Raises ClusterError."""
+    here = f"cluster={cluster}"
+    own = _sacctmgr(USER_FORMAT, "user", user, "withassoc", here)
+    accounts: dict[str, dict[str, str]] = {}
+    asked = {row["account"] for row in own}
+    while asked:
+        found = _sacctmgr(
+            ACCOUNT_FORMAT, "assoc", "where", here, f"accounts={','.join(sorted(asked))}", "user="
+        )
+        accounts |= {row["account"]: row for row in found}
+        asked = {row["parentname"] for row in found} - accounts.keys() - {""}
+    qos = {row["name"]: row for row in _sacctmgr(QOS_FORMAT, "qos")}
+    return Accounting(associations=own, accounts=accounts, qos=qos)
+
+
+def _sacctmgr(fields: str, *words: str) -> list[dict[str, str]]:
+    argv = ["sacctmgr", "-nP", "show", *words, f"format={fields}"]
+    try:
+        return parse_rows(run_command(argv, seconds=SACCTMGR_SECONDS), fields)
+    except CommandError as error:
+        raise ClusterError(str(error)) from error
 
 
 PRECURSOR = Job(

@@ -80,39 +80,31 @@ def check_hostlist(text: str) -> str:
     return text
 
 
-_LOGS, _FOUND = "evalspan reads its jobs' logs", "evalspan finds its jobs by it"
-RESERVED: Mapping[str, tuple[str, str]] = {
-    "array": ("a", "evalspan numbers the members of its jobs"),
-    "clusters": ("M", "the variable SLURM_CLUSTERS names the cluster"),
-    "comment": ("", _FOUND),
-    "error": ("e", _LOGS),
-    "exclude": ("x", "[nodes] exclude names such nodes"),
-    "export": ("", "[cluster] export and [trial] env give jobs variables"),
-    "export-file": ("", "[cluster] export and [trial] env give jobs variables"),
-    "help": ("h", "nothing would be submitted"),
-    "job-name": ("J", _FOUND),
-    "nodefile": ("F", "[nodes] include names such nodes"),
-    "nodelist": ("w", "[nodes] include names such nodes"),
-    "output": ("o", _LOGS),
-    "partition": ("p", "[cluster] partition names it"),
-    "requeue": ("", "evalspan repeats a lost job itself"),
-    "test-only": ("", "nothing would be submitted"),
-    "usage": ("", "nothing would be submitted"),
-    "version": ("V", "nothing would be submitted"),
-    "wait": ("W", "sbatch would end with the job"),
-    "wrap": ("", "the script is evalspan's"),
+RESERVED: Mapping[str, str] = {
+    "evalspan finds its jobs by it": "comment job-name J clusters M",
+    "evalspan reads its jobs' logs": "output o error e",
+    "evalspan numbers the members of its jobs": "array a",
+    "evalspan repeats a lost job itself": "requeue",
+    "the script is evalspan's": "wrap",
+    "sbatch would not print the job's id": "quiet Q",
+    "sbatch would end with the job": "wait W",
+    "nothing would be submitted": "test-only help h usage version V",
+    "[cluster] partition names it": "partition p",
+    "[nodes] names such nodes": "nodelist w nodefile F exclude x",
+    "[cluster] export and [trial] env give jobs variables": "export export-file",
 }
-"""Options of sbatch that no setting may add, with their letters, and why."""
+"""Why -> options of sbatch, and their letters, that no setting may add."""
 
 
 def check_extra_args(words: tuple[str, ...]) -> tuple[str, ...]:
     """Return `words`; ValueError for an option in RESERVED, also one that is abbreviated as sbatch allows."""
     for word in words:
         name = word.removeprefix("--").partition("=")[0] if word.startswith("--") else ""
-        letter = re.match(r"-[HIQksuvO]*([^-HIQksuvO])", word)  # behind letters that take no value
-        for option, (short, why) in RESERVED.items():
-            if (name and option.startswith(name)) or (letter and letter[1] == short):
-                raise ValueError(f"options of sbatch but for --{option} ({why})")
+        letter = re.match(r"-[HIksuvO]*(\w)", word)  # behind letters that take no value
+        for why, options in RESERVED.items():
+            for long, short in re.findall(r"([\w-]{2,})(?: (\w)\b)?", options):
+                if (name and long.startswith(name)) or (letter and letter[1] == short):
+                    raise ValueError(f"options of sbatch but for --{long} ({why})")
     return words
 
 

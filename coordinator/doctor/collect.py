@@ -22,9 +22,9 @@ from coordinator.base.run_command import CommandError, run_command
 from coordinator.cluster import Cluster, ClusterError, Job, NodeState, Purpose, slurm_rules
 from coordinator.cluster.daemon_job import daemon_job, own_options
 from coordinator.cluster.local import LocalCluster, gpu_names
-from coordinator.cluster.slurm_accounts import ACCOUNT_FORMAT, QOS_FORMAT, USER_FORMAT, Accounting, parse_rows
 from coordinator.cluster.slurm_cli import SlurmCli
-from coordinator.cluster.slurm_parse import parse_reservations, setting_of
+from coordinator.cluster.slurm_limits import setting_of
+from coordinator.cluster.slurm_parse import parse_reservations
 from coordinator.cluster.slurm_pyslurm import SlurmApi
 from coordinator.config.schema import Config
 from coordinator.doctor.facts import Checkup, Facts, Status
@@ -43,7 +43,6 @@ from evaljobs.queue.redis_client import QueueUnavailable, read
 from evaljobs.staging.capacity import fs_type
 
 INTERPRETER_SECONDS = 120.0  # to import torch and an engine from slow storage
-SACCTMGR_SECONDS = 30.0
 
 
 def check_up(
@@ -183,8 +182,8 @@ def _ask_slurm(facts: Facts, cluster: SlurmCli, nodes: Sequence[NodeState]) -> N
     facts.user = pwd.getpwuid(os.getuid()).pw_name
     if rules.config.get("AccountingStorageType", "").partition("/")[2] not in ("", "none"):
         try:
-            facts.accounting = ask_accounting(facts.user, rules.config.get("ClusterName", ""))
-        except CommandError as error:
+            facts.accounting = slurm_rules.ask_accounting(facts.user, rules.config.get("ClusterName", ""))
+        except ClusterError as error:
             facts.accounting_error = str(error)
     facts.jobs = samples(config, nodes)
     facts.job_kinds = dict(_job_kinds(config, cluster, nodes))
@@ -209,27 +208,6 @@ def samples(config: Config, nodes: Sequence[NodeState]) -> dict[Purpose, Job]:
         for kind, job in validate.probes(options).items()
         if kind != "stage" or config.stage.enabled
     }
-
-
-def ask_accounting(user: str, cluster: str) -> Accounting:
-    """This user's associations with one cluster, the accounts above them, and all QOS. CommandError."""
-    here = f"cluster={cluster}"
-    own = _sacctmgr(USER_FORMAT, "user", user, "withassoc", here)
-    accounts: dict[str, dict[str, str]] = {}
-    asked = {row["account"] for row in own}
-    while asked:
-        found = _sacctmgr(
-            ACCOUNT_FORMAT, "assoc", "where", here, f"accounts={','.join(sorted(asked))}", "user="
-        )
-        accounts |= {row["account"]: row for row in found}
-        asked = {row["parentname"] for row in found} - accounts.keys() - {""}
-    qos = {row["name"]: row for row in _sacctmgr(QOS_FORMAT, "qos")}
-    return Accounting(associations=own, accounts=accounts, qos=qos)
-
-
-def _sacctmgr(fields: str, *words: str) -> list[dict[str, str]]:
-    argv = ["sacctmgr", "-nP", "show", *words, f"format={fields}"]
-    return parse_rows(run_command(argv, seconds=SACCTMGR_SECONDS), fields)
 
 
 def _job_kinds(

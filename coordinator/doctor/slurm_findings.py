@@ -9,10 +9,10 @@ from collections.abc import Iterator, Sequence
 
 from coordinator.base.words import first_of
 from coordinator.cluster import Purpose
-from coordinator.cluster.node_choice import in_hostlist
+from coordinator.cluster.node_choice import in_hostlist, none_left, unusable
 from coordinator.cluster.sbatch_text import ROLES
-from coordinator.cluster.slurm_parse import Reservation, local_time, setting_of
-from coordinator.cluster.slurm_reasons import none_left, unusable
+from coordinator.cluster.slurm_limits import setting_of
+from coordinator.cluster.slurm_parse import Reservation, local_time
 from coordinator.cluster.slurm_rules import PRIVATE, SiteRules
 from coordinator.config.schema import Config
 from coordinator.doctor.facts import Check, Facts, Finding, fail, ok, ok_unless, warn

@@ -17,9 +17,9 @@ from typing import Literal
 from coordinator.base.run_command import CommandError, run_command
 from coordinator.base.words import first_of
 from coordinator.cluster import Cluster, ClusterError, Job, NodeState, Purpose, RefusedError
+from coordinator.cluster.node_choice import none_left
 from coordinator.cluster.sbatch_text import ROLES
-from coordinator.cluster.slurm_parse import OF_A_NODE, says, setting_of
-from coordinator.cluster.slurm_reasons import none_left
+from coordinator.cluster.slurm_limits import ends, setting_of
 from coordinator.cluster.slurm_rules import precursor_refusal
 from coordinator.errors import OperatorError, RetryError
 from coordinator.evaluation.footprint import NO_CHECKPOINT, Footprint, footprint, gpu_need
@@ -216,7 +216,7 @@ def check_cluster(cluster: Cluster, record: EvaluationRecord) -> str:
         if record.options.host_trials or not record.options.stage:
             del jobs["stage"]
         for kind, refusal in refusals(cluster, jobs, nodes):
-            if says(refusal, OF_A_NODE) and not any(n.usable for n in nodes):
+            if ends(refusal) == "node" and not any(n.usable for n in nodes):
                 continue  # it waits for its nodes; they refuse, too, where they cannot hold the job
             hint = _hint(jobs[kind], refusal)
             raise OperatorError(

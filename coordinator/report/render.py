@@ -14,7 +14,7 @@ from rich.measure import Measurement
 from rich.text import Text
 
 from coordinator.base.words import first_of
-from coordinator.cluster.slurm_reasons import in_words
+from coordinator.cluster.slurm_limits import in_words
 from coordinator.report.gpu_use import DRAINED, GpuUse
 from coordinator.report.judge_cost import JudgeTask, JudgeUse
 from coordinator.report.learning_curves import scores_of

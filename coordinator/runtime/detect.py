@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from coordinator.allocation import job_limits
-from coordinator.cluster import Job, JobState, slurm_reasons
+from coordinator.cluster import Job, JobState, slurm_limits
 from coordinator.evaluation import renewals
 from coordinator.evaluation.events import (
     AnyEvent,
@@ -94,10 +94,10 @@ def _one_job(
         events.append(JobSubmitted(at=now, job=name, job_id=job_id))
     by_index = {m.index: m for m in members if m.job_id == job_id}
     reasons = [m.reason for m in members if m.phase == "pending"]
-    never = next((reason for reason in reasons if slurm_reasons.never_starts(reason)), None)
+    never = next((reason for reason in reasons if slurm_limits.never_starts(reason)), None)
     if never is not None:
-        error = f"it would never start: {slurm_reasons.in_words(never)}"
-        of_node = never in slurm_reasons.OF_A_NODE
+        error = f"it would never start: {slurm_limits.in_words(never)}"
+        of_node = slurm_limits.of_a_node(never)
         return [*events, JobNotSubmitted(at=now, job=name, error=error, refused=True, of_node=of_node)]
     for index, phase in info.members.items():
         if phase == "ended":

@@ -23,7 +23,7 @@ from coordinator.base.disk_space import shortage
 from coordinator.base.isolate import isolated
 from coordinator.base.throttle import Throttle
 from coordinator.cluster import Cluster, ClusterError, JobState, NodeState
-from coordinator.cluster.slurm_reasons import none_usable
+from coordinator.cluster.node_choice import none_usable
 from coordinator.errors import OperatorError, RetryError
 from coordinator.evaluation.events import MemoryOffered, NodesOffered, NodeWithdrawn, Offer
 from coordinator.evaluation.limits import FEWER_SECONDS

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from coordinator.cluster import JobState
-from coordinator.cluster.slurm_reasons import in_words
+from coordinator.cluster.slurm_limits import in_words
 from coordinator.evaluation.state import EntryState, JobInfo, Phase, State
 from coordinator.report.learning_curves import ScoreValue
 from coordinator.runtime.summary import (

@@ -16,10 +16,11 @@ from pathlib import Path
 
 from coordinator.allocation.allocate import Limits
 from coordinator.base.run_command import CommandError, run_command
-from coordinator.cluster import Cluster, RefusedError, slurm_parse
+from coordinator.cluster import Cluster, RefusedError
 from coordinator.cluster.local import LocalCluster, gpu_names
 from coordinator.cluster.sbatch_text import ROLES, SlurmOptions
 from coordinator.cluster.slurm_cli import SlurmCli
+from coordinator.cluster.slurm_limits import ends
 from coordinator.cluster.slurm_pyslurm import SlurmApi
 from coordinator.cluster.slurm_rules import SCONTROL_SECONDS, Hosting, Wants, ask_hosting, unknown_partition
 from coordinator.config.schema import Config
@@ -216,7 +217,7 @@ def controller_host() -> str:
         if match is not None:
             return match.group(2) or match.group(1)
     except CommandError as error:
-        said, away = str(error), error.timed_out or slurm_parse.says(str(error), slurm_parse.AWAY)
+        said, away = str(error), error.timed_out or ends(str(error)) == "away"
     if away:
         raise RetryError(f"{' '.join(argv)}: {said}")
     raise OperatorError(f"{' '.join(argv)}: {said}; set redis.bind to this host's cluster address")

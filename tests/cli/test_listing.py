@@ -19,8 +19,8 @@ from coordinator.cli.screen.standing import Choice, failed
 from coordinator.cli.screen.surroundings import read_surroundings
 from coordinator.cli.screen.watching import Sight
 from coordinator.cluster import JobState
+from coordinator.cluster.slurm_limits import RULES, in_words, never_starts
 from coordinator.cluster.slurm_parse import FIELD_END, QUEUE_FORMAT, RECORD_END
-from coordinator.cluster.slurm_reasons import NEVER, WAITS, in_words, never_starts
 from coordinator.config.schema import ClusterConfig, Config
 from coordinator.intake import pending, sources
 from coordinator.runtime.summary import Parked, Summary, Task
@@ -206,10 +206,9 @@ def test_a_limit_on_one_job_alone_is_one_that_no_wait_mends(whose, limit):
 
 
 def test_every_reason_that_no_wait_mends_says_what_to_do():
-    for reason, words in NEVER.items():
-        assert never_starts(reason)
-        assert re.search(r"\[(cluster|trial)\] \w+", words), reason
-    assert not any(never_starts(reason) for reason in WAITS)
+    for rule in (rule for rule in RULES if rule.reason):
+        assert never_starts(rule.reason) == (rule.ends != "time")
+        assert rule.ends == "time" or re.search(r"\[(cluster|trial)\] \w+", rule.means), rule
     others = "uid_1001_not_in_group_permitted_to_use_this_partition_(gpu)"  # 25.11, of AllowGroups
     assert never_starts(others)
     assert "[cluster] partition" in in_words(others)

@@ -15,7 +15,7 @@ from dev_cluster.api import Cluster as Site
 from support.fake_cluster import FakeCluster, fake_node
 from support.slurm_options import slurm_options
 
-from coordinator.cluster import Cluster, ClusterError, Job, JobState, RefusedError
+from coordinator.cluster import Cluster, Job, JobState, RefusedError
 from coordinator.cluster.local import NODE, LocalCluster
 from coordinator.cluster.sbatch_text import SlurmOptions
 from coordinator.cluster.slurm_cli import SlurmCli
@@ -255,21 +255,3 @@ def test_a_check_submits_nothing(place: Place) -> None:
     work = job(place, "true", gpus=1)
     place.cluster.check(work)
     assert not [s for s in place.cluster.jobs() if s.name == work.name]
-
-
-@pytest.mark.slurm
-def test_slurms_refusals_and_silences_are_told_apart(slurm_site: object, tmp_path: Path) -> None:
-    """A bad partition is refused for good; a command that cannot be run or prints garbage is no news."""
-    prefix = tuple(slurm_site.user_argv(["x"])[:-1])  # type: ignore[attr-defined]
-    env = dict(slurm_site.user_env)  # type: ignore[attr-defined]
-    bad = SlurmCli(slurm_options(partition="nope", command_prefix=prefix, env=env))
-    with pytest.raises(RefusedError, match="nope"):
-        bad.check(Job(name="x", argv=("true",), log="/dev/null"))
-    away = SlurmCli(slurm_options(command_prefix=(str(tmp_path / "missing"),)))
-    with pytest.raises(ClusterError):
-        away.jobs()
-    garbage = tmp_path / "garbage"
-    garbage.write_text("#!/bin/sh\necho what is this\n")
-    garbage.chmod(0o755)
-    with pytest.raises(ClusterError):
-        SlurmCli(slurm_options(command_prefix=(str(garbage),))).jobs()

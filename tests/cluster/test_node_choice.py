@@ -12,12 +12,11 @@ from support.fake_cluster import fake_node
 from support.slurm_options import slurm_options
 
 from coordinator.cluster import Job, NodeState, RefusedError
-from coordinator.cluster.node_choice import choose, in_hostlist, place
+from coordinator.cluster.node_choice import choose, in_hostlist, none_left, place
 from coordinator.cluster.sbatch_text import (
     gpu_arguments,
     sbatch_arguments,
 )
-from coordinator.cluster.slurm_reasons import none_left
 from coordinator.config.checks import GPU_REQUEST, check_gpu_request, check_hostlist
 from coordinator.config.schema import Config, NodesConfig, RoleConfig, SlurmConfig
 

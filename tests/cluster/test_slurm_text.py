@@ -14,11 +14,12 @@ from support.fake_cluster import fake_node
 from support.slurm_options import slurm_options
 
 from coordinator.cluster import ClusterError, Job, LimitError, NodeState, RefusedError
+from coordinator.cluster.node_choice import gpus_in_words, none_usable, unusable
 from coordinator.cluster.sbatch_text import SlurmOptions, within_limits
+from coordinator.cluster.slurm_limits import failure, setting_of
 from coordinator.cluster.slurm_parse import (
     FIELD_END,
     RECORD_END,
-    failure,
     max_times,
     nodes_of,
     not_cancelled,
@@ -27,9 +28,7 @@ from coordinator.cluster.slurm_parse import (
     parse_queue,
     parse_sinfo,
     seconds_of,
-    setting_of,
 )
-from coordinator.cluster.slurm_reasons import gpus_in_words, none_usable, unusable
 
 QUEUE_HEAD = ("ARRAY_JOB_ID", "ARRAY_TASK_ID", "STATE", "SUBMIT_TIME", "START_TIME", "END_TIME", "NODELIST", "REASON", "COMMENT", "NAME")  # fmt: skip
 NODE_HEAD = ("NODELIST", "PARTITION", "AVAIL", "TIMELIMIT", "STATE", "GRES", "GRES_USED", "REASON", "CPUS(A/I/O/T)", "MEMORY", "ALLOCMEM", "ACTIVE_FEATURES")  # fmt: skip

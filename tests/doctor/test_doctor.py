@@ -30,28 +30,11 @@ STAGED = {"fs": "tmpfs", "rung": "shm", "size": 8 << 30, "free": 8 << 30, "write
 def ask(cluster: Cluster, **env: str) -> tuple[int, dict[str, Any]]:
     """Exit code and JSON of a doctor that looks at this cluster."""
     work = cluster.user_dir / "doctor"
+    options = ["--cluster", "slurm", "--work-dir", work, "--sample-mb", "16", "--wait", "120"]
+    asked = {"CLUSTER_CPU_PARTITION": "cpu", "CLUSTER_PARTITION": "gpu", "TRIAL_DEVICE": "cpu", **env}
     done = cluster.run_as_user(
-        [
-            cluster.python,
-            "-m",
-            "coordinator",
-            "doctor",
-            "--json",
-            "--cluster",
-            "slurm",
-            "--work-dir",
-            work,
-            "--sample-mb",
-            "16",
-            "--wait",
-            "120",
-        ],
-        env={
-            "EVALSPAN_CLUSTER_CPU_PARTITION": "cpu",
-            "EVALSPAN_CLUSTER_PARTITION": "gpu",
-            "EVALSPAN_TRIAL_DEVICE": "cpu",
-            **env,
-        },
+        [cluster.python, "-m", "coordinator", "doctor", "--json", *options],
+        env={f"EVALSPAN_{name}": value for name, value in asked.items()},
         timeout=280,
     )
     assert done.returncode in (0, 1), done.stderr
@@ -95,7 +78,7 @@ def test_an_odd_site_is_told_to_be_odd(odd_cluster: Cluster) -> None:
     (staging,) = (f for f in told["findings"] if f["what"] == "staging")
     assert staging["status"] == "warn"
     assert "EXCLUSIVE" in staging["found"]
-    code, told = ask(odd_cluster, EVALSPAN_STAGE_HOST_TRIALS="false")
+    code, told = ask(odd_cluster, STAGE_HOST_TRIALS="false")
     assert code == 1
     assert status(told)["staging"] == "fail"
     assert_nothing_is_left(odd_cluster)
@@ -109,7 +92,7 @@ def test_doctor_probes_every_kind_of_job_at_its_real_limits(tight_cluster: Clust
     assert {k: found[k] for k in ("build jobs", "trial jobs", "metric jobs")} == dict.fromkeys(
         ("build jobs", "trial jobs", "metric jobs"), "ok"
     ), told
-    code, told = ask(tight_cluster, EVALSPAN_METRIC_MEMORY_MB="999000")
+    code, told = ask(tight_cluster, METRIC_MEMORY_MB="999000")
     assert code == 1
     failed = {f["what"]: f["found"] for f in told["findings"] if f["status"] == "fail"}
     assert "refused" in failed["metric jobs"]
@@ -119,7 +102,7 @@ def test_doctor_probes_every_kind_of_job_at_its_real_limits(tight_cluster: Clust
 @pytest.mark.slurm
 def test_a_wrong_partition_stops_here(plain_cluster: Cluster) -> None:
     """A partition that is not there fails, and those that are there are named."""
-    code, told = ask(plain_cluster, EVALSPAN_CLUSTER_PARTITION="gpus")
+    code, told = ask(plain_cluster, CLUSTER_PARTITION="gpus")
     assert code == 1
     assert any(f["status"] == "fail" and "gpu, spare, cpu" in f["found"] for f in told["findings"]), told
 
@@ -181,48 +164,62 @@ def judged(**facts: Any) -> dict[str, Finding]:
     return {f.what: f for f in findings.judge(Facts(**{**calm, **facts}))}
 
 
-def statuses(**facts: Any) -> set[str]:
-    return {f.status for f in judged(**facts).values()}
+AWAY = "the controller is away"
+LOST, BUSY, REFUSED = answer(), answer(), answer()
+LOST.trouble, BUSY.trouble, REFUSED.trouble = "left no answer", "no answer within 60 s", "its job is FAILED"
+REFUSED.refused = True
+DRAINED = replace(fake_node("n1"), usable=False, state="drained", reason="new driver")
+EXCLUDED = choose(fake_node("n1"), Config(nodes=NodesConfig(exclude=("n1",))))
 
 
-def test_what_cannot_be_read_is_never_ok() -> None:
-    """Each fact that is missing for a reason shows as a finding with that reason and what to do."""
-    assert statuses() == {"ok"}
-
-    for what, facts in {
-        "trial interpreter": {"interpreter_error": "no such file"},
-        "Redis": {"redis_error": "connection refused"},
-        "cluster": {"cluster_error": "sinfo is not there"},
-        "Slurm's settings": {"config": SLURM, "rules_error": "the controller is away"},
-        "trial jobs": {"config": SLURM, "job_kinds": {"trial": ("warn", "the controller is away", True)}},
-        "metric jobs": {"config": SLURM, "job_kinds": {"metric": ("fail", "refused: no CPUs", False)}},
-    }.items():
-        found = judged(**facts)[what]
-        assert found.status in {"warn", "fail"}
-        assert found.todo
-        assert found.found in {
-            str(fact) for fact in (*facts.values(), "the controller is away", "refused: no CPUs")
-        }
+def slurm(**tables: Any) -> Config:
+    return Config.model_validate({"cluster": {"kind": "slurm"}} | tables)
 
 
-def test_a_work_folder_on_a_local_disk_is_proved_by_the_answers_of_nodes() -> None:
-    """Nodes write their answers there: whatever its file system, those that answered see it."""
-
-    lost = answer()
-    lost.trouble = "left no answer"
-    assert judged(config=SLURM)["work folder"].status == "warn"
-    assert judged(config=SLURM, answers=[answer(), lost])["work folder"].status == "warn"
-    assert judged(config=SLURM, answers=[answer()])["work folder"].status == "ok"
-    assert judged(config=SLURM, work_fs="tmpfs", answers=[answer()])["work folder"].status == "fail"
-
-
-def test_one_busy_node_warns_and_no_answer_at_all_fails() -> None:
-    """A node that does not answer in time is passed over; where every one was refused, no evaluation would run."""
-    busy, lost = answer(), answer()
-    busy.trouble, lost.trouble, lost.refused = "no answer within 60 s", "its job is FAILED", True
-    assert statuses(answers=[busy, answer()]) == {"ok", "warn"}
-    assert "fail" in statuses(answers=[lost])
-    assert "fail" not in statuses(answers=[lost, busy])
+@pytest.mark.parametrize(
+    ("facts", "what", "status", "says"),
+    [
+        # what cannot be read is never ok, and shows with its reason
+        ({"interpreter_error": "no such file"}, "trial interpreter", "fail", "no such file"),
+        ({"redis_error": "connection refused"}, "Redis", "fail", "connection refused"),
+        ({"cluster_error": "sinfo is not there"}, "cluster", "fail", "sinfo is not there"),
+        ({"config": SLURM, "rules_error": AWAY}, "Slurm's settings", "warn", AWAY),
+        ({"config": SLURM, "job_kinds": {"trial": ("warn", AWAY, True)}}, "trial jobs", "warn", AWAY),
+        ({"config": SLURM, "job_kinds": {"metric": ("fail", "no CPUs", False)}}, "metric jobs", "fail", "no CPUs"),
+        # nodes write their answers to the work folder: whatever its file system, those that answered see it
+        ({"config": SLURM}, "work folder", "warn", ""),
+        ({"config": SLURM, "answers": [answer(), LOST]}, "work folder", "warn", ""),
+        ({"config": SLURM, "answers": [answer()]}, "work folder", "ok", ""),
+        ({"config": SLURM, "work_fs": "tmpfs", "answers": [answer()]}, "work folder", "fail", ""),
+        # a busy node is passed over; where every one was refused, no evaluation would run
+        ({"answers": [BUSY, answer()]}, "n1", "warn", "60 s"),
+        ({"answers": [REFUSED]}, "GPU nodes", "fail", ""),
+        ({"answers": [REFUSED, BUSY]}, "GPU nodes", "", ""),
+        # nodes that take no job are counted; those that the settings exclude are no warning unless none is left
+        ({"config": SLURM, "gpu_nodes": [DRAINED]}, "GPU nodes", "fail", "0 of 1 usable: n1 is drained (new driver)"),
+        ({"config": SLURM, "gpu_nodes": [DRAINED, fake_node("n2")]}, "GPU nodes", "warn", "1 of 2 usable"),
+        ({"config": SLURM, "gpu_nodes": [fake_node("n2")]}, "GPU nodes", "ok", "1 of 1 usable"),
+        ({"config": SLURM, "gpu_nodes": [EXCLUDED, fake_node("n2")]}, "GPU nodes", "ok", "1 more excluded"),
+        ({"config": SLURM, "gpu_nodes": [EXCLUDED]}, "GPU nodes", "fail", "[nodes] exclude"),
+        # what Slurm's commands do under pyslurm
+        ({"config": slurm(), "api": "25.11.2; by Slurm's commands: scancel"}, "pyslurm", "ok", "scancel"),
+        # what stops the daemon or its hook
+        ({"config": slurm()}, "hook", "warn", ""),
+        ({"config": slurm(watch={"roots": ["/"]})}, "hook", "", ""),
+        ({"config": slurm(watch={"roots": ["/nowhere"]})}, "[watch]", "warn", ""),
+        ({"config": slurm(watch={"roots": ["/"], "suite": "mien"})}, "[watch]", "fail", ""),
+    ],
+)  # fmt: skip
+def test_a_fact_is_found_with_its_reason_and_what_to_do(
+    facts: dict[str, Any], what: str, status: str, says: str
+) -> None:
+    """Only what would stop an evaluation fails. "": nothing is said of it."""
+    assert {f.status for f in judged().values()} == {"ok"}
+    found = judged(**facts).get(what)
+    assert (found.status if found else "") == status
+    if found:
+        assert says in found.found
+        assert found.todo or status == "ok"
 
 
 def test_a_sandbox_that_does_not_hold_is_named_with_its_reason() -> None:
@@ -260,33 +257,6 @@ def test_the_trial_interpreter_must_import_its_engine(engine: str, tmp_path: Pat
     assert ("libvllm_that_is_missing" in finding.found) == (engine == "vllm")
 
 
-def test_what_pyslurm_cannot_do_is_named() -> None:
-    pyslurm = Config.model_validate({"cluster": {"kind": "slurm", "api": "pyslurm"}})
-    assert "scancel" in judged(config=pyslurm, api="25.11.2; by Slurm's commands: scancel")["pyslurm"].found
-
-
-def test_gpu_nodes_that_take_no_job_are_counted_and_named() -> None:
-    """All of them: an evaluation would stop. Some: it runs on the others."""
-
-    drained = replace(fake_node("n1"), usable=False, state="drained", reason="new driver")
-    found = judged(config=SLURM, gpu_nodes=[drained])["GPU nodes"]
-    assert (found.status, found.found) == ("fail", "0 of 1 usable: n1 is drained (new driver)")
-    assert judged(config=SLURM, gpu_nodes=[drained, fake_node("n2")])["GPU nodes"].status == "warn"
-    assert judged(config=SLURM, gpu_nodes=[fake_node("n2")])["GPU nodes"].found == "1 of 1 usable"
-
-
-def test_nodes_that_the_settings_exclude_are_no_warning_unless_none_is_left() -> None:
-
-    excluded = choose(fake_node("n1"), Config(nodes=NodesConfig(exclude=("n1",))))
-    found = judged(config=SLURM, gpu_nodes=[excluded, fake_node("n2")])["GPU nodes"]
-    assert (found.status, found.found) == ("ok", "1 of 1 usable, 1 more excluded by the settings")
-    found = judged(config=SLURM, gpu_nodes=[excluded])["GPU nodes"]
-    assert (found.status, found.found) == (
-        "fail",
-        "[nodes] exclude leaves no node with GPUs; the cluster has n1 (fake)",
-    )
-
-
 @pytest.mark.parametrize(
     ("settings", "found"),
     [
@@ -314,33 +284,17 @@ def test_each_partition_that_a_role_names_is_checked(settings: dict[str, str], f
 def test_a_doctor_asks_for_gpus_partitions_and_nodes_as_evaluations_do(plain_cluster: Cluster) -> None:
     """By roles with partitions of their own, and only on nodes that the settings leave."""
     asked = {
-        "EVALSPAN_SLURM_GPU_REQUEST": "--gpus-per-node={type}:{n}",
-        "EVALSPAN_SLURM_TRIAL_PARTITION": "gpu",
-        "EVALSPAN_SLURM_METRIC_PARTITION": "cpu",
-        "EVALSPAN_SLURM_BUILD_PARTITION": "cpu",
-        "EVALSPAN_CLUSTER_CPU_PARTITION": "",
-        "EVALSPAN_NODES_FEATURES": '["rack1"]',
+        "SLURM_GPU_REQUEST": "--gpus-per-node={type}:{n}",
+        "SLURM_TRIAL_PARTITION": "gpu",
+        "SLURM_METRIC_PARTITION": "cpu",
+        "SLURM_BUILD_PARTITION": "cpu",
+        "CLUSTER_CPU_PARTITION": "",
+        "NODES_FEATURES": '["rack1"]',
     }
     code, told = ask(plain_cluster, **asked)
     assert code == 0, told
     assert {status(told)[f"{kind} jobs"] for kind in ("build", "trial", "metric")} == {"ok"}
     assert told["nodes"].keys() == {"n1", "c1"}
-
-
-def test_a_site_without_a_place_for_the_hooks_checkpoints_is_warned() -> None:
-    slurm = {"cluster": {"kind": "slurm"}}
-    assert judged(config=Config.model_validate(slurm))["hook"].status == "warn"
-    assert "hook" not in judged(config=Config.model_validate(slurm | {"watch": {"roots": ["/shared"]}}))
-
-
-def test_what_stops_the_daemon_at_its_start_is_found(tmp_path: Path) -> None:
-    """A suite of [watch] that does not load, and a missing root."""
-    for watch, status in (
-        ({"roots": [tmp_path / "no"]}, "warn"),
-        ({"roots": [tmp_path], "suite": "mien"}, "fail"),
-    ):
-        config = Config.model_validate({"cluster": {"kind": "slurm"}, "watch": watch})
-        assert judged(config=config)["[watch]"].status == status
 
 
 @pytest.mark.parametrize(

@@ -15,16 +15,16 @@ from coordinator.cluster.slurm_accounts import (
     QOS_FORMAT,
     USER_FORMAT,
     Accounting,
-    Limit,
     parse_rows,
 )
+from coordinator.cluster.slurm_limits import Limit
 from coordinator.cluster.slurm_parse import parse_reservations
 from coordinator.cluster.slurm_rules import Partition, SiteRules
 from coordinator.config.schema import Config
 from coordinator.doctor import collect
 from coordinator.doctor.facts import Facts, Finding
 from coordinator.doctor.findings import judge
-from coordinator.doctor.limit_findings import Demand, judge_limit
+from coordinator.doctor.limit_findings import case_of, judge_limit
 from coordinator.doctor.slurm_findings import judge_arrays
 from coordinator.runtime import wiring
 
@@ -72,35 +72,6 @@ def judged(settings: dict[str, Any] | None = None, **facts: Any) -> dict[str, Fi
     return {finding.what: finding for finding in judge(facts_of(settings, **facts))}
 
 
-@pytest.mark.parametrize(
-    ("limits", "what", "status", "says"),
-    [
-        ({"submits": "100"}, "MaxSubmitJobs", "ok", "enough for 10 nodes at once"),
-        ({"jobs": "30"}, "MaxJobs", "warn", "[borrow] max_nodes = 2"),
-        ({"jobs": "12"}, "MaxJobs", "warn", "[borrow] max_nodes = 1 and [metric] workers = 2"),
-        ({"jobs": "4"}, "MaxJobs", "warn", "the coordinator's own job 1"),
-        ({"jobs": "5"}, "MaxJobs", "warn", "[borrow] max_gpus = 2 and [metric] workers = 1"),
-        ({"jobs": "2"}, "MaxJobs", "warn", "jobs wait for each other, so an evaluation takes longer: set another [cluster] account"),
-        ({"jobs": "0"}, "MaxJobs", "fail", "a metric job asks for 1 -> these can never start: set another [cluster] account"),
-        ({"group": "gres/gpu=32"}, "GrpTRES gres/gpu", "ok", "account lab allows 32 GPUs at once, other users' included"),
-        ({"group": "gres/gpu=20"}, "GrpTRES gres/gpu", "warn", "[borrow] max_nodes = 2"),
-        ({"user": "gres/gpu=6"}, "MaxTRESPerUser gres/gpu", "warn", "enough for 6 of 8 trials of a node -> set [borrow] max_gpus = 6, or another [cluster] qos"),
-        ({"user": "gres/gpu=0"}, "MaxTRESPerUser gres/gpu", "fail", "it can never start: lower [trial] gpus_per_trial, or set another [cluster] qos"),
-        ({"qos_group": "mem=4000M"}, "GrpTRES mem", "fail", "lower [trial] memory_mb and [metric] memory_mb, or set another [cluster] qos"),
-        ({"qos_group": "node=2"}, "GrpTRES node", "warn", "enough for 2 nodes at once -> set [borrow] max_nodes = 2"),
-        ({"a_job": "cpu=1"}, "MaxTRES cpu", "ok", "no job asks for more"),
-        ({"least": "gres/gpu=1"}, "MinTRES gres/gpu", "fail", "set another QOS in [slurm.build] qos and [slurm.precursor] qos and [slurm.metric] qos"),
-    ],
-)  # fmt: skip
-def test_a_limit_is_compared_with_what_jobs_ask_for(
-    limits: dict[str, str], what: str, status: str, says: str
-) -> None:
-    """Enough for several nodes: ok. Less: a warning with settings that fit. Less than one job: a failure."""
-    found = judged(accounting=accounting(**limits))[what]
-    assert found.status == status
-    assert says in f"{found.found} -> {found.todo}"
-
-
 @given(
     name=st.sampled_from(
         ["MaxJobs", "GrpTRES cpu", "GrpTRES mem", "GrpTRES gres/gpu", "MaxTRESPerUser node"]
@@ -117,7 +88,7 @@ def test_settings_that_a_finding_names_end_its_warning(name: str, most: int, hos
 
     def found() -> Finding:
         facts = facts_of(settings)
-        (only,) = judge_limit(limit, Demand.of(facts, limit, list(facts.jobs)), facts)
+        (only,) = judge_limit(case_of(facts, limit, list(facts.jobs)))
         return only
 
     words = found().todo.replace(",", "").replace(":", "").split()

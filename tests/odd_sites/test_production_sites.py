@@ -46,7 +46,22 @@ gpu_types = ["a100"]
 exclude = ["n1,gpu-node-of-the-very-long-named-cluster-in-building-12-n[0003]"]
 """
 SETTINGS = {"power-saving": "[nodes]\nwake = true\n", "requests": REQUESTS}  # name -> more settings
+QUEUE = ["squeue", "-o", "%i %j %T %r %l"]
 ALL = ({"cgroups": True, "accounting": True, "max_time": 60, "part_limits": "ALL"}, ["--qos", "short"])
+
+
+def finished(site: Any, process: subprocess.Popen[str], expected: dict[str, Any]) -> None:
+    """The evaluation ends with lm-eval's scores and leaves no job."""
+    try:
+        out, err = process.communicate(timeout=420)
+    except subprocess.TimeoutExpired:
+        shown = [site.cluster.run_as_user(argv).stdout for argv in (QUEUE, ["sinfo", "--list-reasons"])]
+        shown.append(site.run(site.command("status")).stdout)
+        process.kill()
+        raise AssertionError("\n".join(["not ended in 420 s", *shown, process.communicate()[1]])) from None
+    assert process.returncode == 0, f"{out}\n{err}"
+    assert dict(json.loads(out)["results"]) == expected
+    assert unfinished(site.cluster) == []
 
 
 def evaluate(
@@ -75,20 +90,7 @@ def evaluate(
             site.env |= dict.fromkeys(
                 ("EVALSPAN_TRIAL_MEMORY_MB", "EVALSPAN_METRIC_MEMORY_MB"), str(memory_mb)
             )
-        process = site.start(site.evaluate("--shards-per-task", "3", *options))
-        try:
-            out, err = process.communicate(timeout=420)
-        except subprocess.TimeoutExpired:
-            queue = site_cluster.run_as_user(["squeue", "-o", "%i %j %T %r %l"]).stdout
-            queue += site_cluster.run_as_user(["sinfo", "--list-reasons"]).stdout
-            status = site.run(site.command("status")).stdout
-            process.kill()
-            raise AssertionError(
-                f"not ended in 420 s\n{queue}\n{status}\n{process.communicate()[1]}"
-            ) from None
-        assert process.returncode == 0, f"{out}\n{err}"
-        assert dict(json.loads(out)["results"]) == expected
-        assert unfinished(site_cluster) == []
+        finished(site, site.start(site.evaluate("--shards-per-task", "3", *options)), expected)
         report = json.loads(site.run(site.command("report", site.root().name, "--json")).stdout)
     if shape.get("cgroups"):
         assert not list(Path("/sys/fs/cgroup").glob("*/slurm_n*/uid_*"))
@@ -111,11 +113,7 @@ def test_each_site_of_short_jobs_keeps_staged_weights(make_site: Any, expected: 
     with cluster(nodes=1, gpus=1, cpu_nodes=1, cpus=8, max_time=2) as site_cluster:
         site = make_site(site_cluster)
         site.pause_a_trial(after=1)
-        process = site.start(site.evaluate("--shards-per-task", "3"))
-        out, err = process.communicate(timeout=420)
-        assert process.returncode == 0, f"{out}\n{err}"
-        assert dict(json.loads(out)["results"]) == expected
-        assert unfinished(site_cluster) == []
+        finished(site, site.start(site.evaluate("--shards-per-task", "3")), expected)
         outcomes = [json.loads(p.read_text()) for p in (site.root() / "outcomes").glob("*-stage-*.json")]
         staged = [o for o in outcomes if o["kind"] == "staged"]
         assert len(staged) > 1
@@ -143,13 +141,9 @@ def test_each_site_with_a_node_that_launches_nothing(make_site: Any, expected: d
         spool.rename(spool.with_name("c1.away"))
         spool.touch()
         site = make_site(site_cluster)
-        process = site.start(site.evaluate("--shards-per-task", "3"))
-        out, err = process.communicate(timeout=420)
-        assert process.returncode == 0, f"{out}\n{err}"
-        assert dict(json.loads(out)["results"]) == expected
+        finished(site, site.start(site.evaluate("--shards-per-task", "3")), expected)
         warnings = json.loads((site.root() / "report.json").read_text())["warnings"]
         assert any("c1 could not launch" in warning for warning in warnings), warnings
-        assert unfinished(site_cluster) == []
 
 
 @pytest.mark.skipif(not os.environ.get("EVALSPAN_LONG"), reason="scripts/try-sites runs this")
@@ -162,42 +156,6 @@ def test_each_site_whose_nodes_are_drained_at_the_start(make_site: Any, expected
         try:
             wait_until(lambda: "n1 is drained (new driver)" in site.run(site.command("status")).stdout)
             site_cluster.update("nodename=n1", "state=resume")
-            out, err = process.communicate(timeout=420)
+            finished(site, process, expected)
         finally:
             process.kill()
-        assert process.returncode == 0, f"{out}\n{err}"
-        assert dict(json.loads(out)["results"]) == expected
-
-
-# name of a site -> what `doctor` says of it: the finding, its status, words of it
-OBSTACLES = {
-    "max-wall": ("MaxWall", "warn", "account or QOS allows 0.5 h"),
-    "max-jobs": ("MaxJobsPerUser", "warn", "QOS few-jobs allows 2 jobs at once"),
-    "max-submit": ("MaxSubmitJobsPerUser", "warn", "QOS few-submits allows 4 jobs at once"),
-    "group-cpus": ("GrpTRES cpu", "warn", "QOS few-cpus allows 2 CPUs at once"),
-    "gpus-of-a-user": ("MaxTRESPerUser gres/gpu", "warn", "enough for 1 of 2 trials of a node"),
-    "max-time": ("GPU partition", "warn", "at most 1 h"),
-    "max-time-enforced": ("GPU partition", "warn", "at most 1 h"),
-    "mixed-nodes": ("nodes with little memory", "warn", "n1 (2000 MB)"),
-    "reservation": ("reservation maintenance", "warn", "1 of 2 GPU nodes (n1), until "),
-    "power-saving": ("GPU nodes", "fail", "n1 is idle~"),
-    "no-arrays": ("job arrays", "ok", "come in jobs of 1"),
-}
-
-
-@pytest.mark.skipif(not os.environ.get("EVALSPAN_LONG"), reason="scripts/try-sites runs these")
-@pytest.mark.parametrize("name", list(OBSTACLES))
-def test_each_site_is_described_by_doctor(name: str, make_site: Any) -> None:
-    """Its obstacle is named before an evaluation meets it; the exit code is 1 where nothing could run."""
-    shape, options = SITES[name]
-    what, status, says = OBSTACLES[name]
-    with cluster(**{"nodes": 1, "gpus": 2, "cpu_nodes": 1, "cpus": 8, **shape}) as site_cluster:
-        site = make_site(site_cluster)
-        site.env |= {"EVALSPAN_METRIC_WORKERS": "8"}
-        site.env |= {"EVALSPAN_CLUSTER_QOS": options[1]} if options else {}
-        told = site.run(
-            site.command("doctor", "--cluster", "slurm", "--partition", "gpu", "--json", "--sample-mb", "16")
-        )
-    findings = [f for f in json.loads(told.stdout)["findings"] if f["what"] == what]
-    assert any(f["status"] == status and says in f["found"] for f in findings), told.stdout
-    assert told.returncode == (status == "fail"), told.stdout

@@ -25,7 +25,7 @@ print(SlurmCli(SlurmOptions()).within_limits(job).time_limit_seconds)
 
 LIMITS_OF = """
 import sys
-from coordinator.doctor.collect import ask_accounting
+from coordinator.cluster.slurm_rules import ask_accounting
 found = ask_accounting("evalspan-test", sys.argv[1])
 for limit in found.limits(None, sys.argv[2], ["gpu"]):
     print(limit.name, limit.what, limit.most, limit.holder, sep="|")

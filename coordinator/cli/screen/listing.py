@@ -10,7 +10,7 @@ from rich.padding import Padding
 
 from coordinator.base.words import clock_time
 from coordinator.cluster import JobState
-from coordinator.cluster.slurm_reasons import in_words
+from coordinator.cluster.slurm_limits import in_words
 from coordinator.intake.pending import PendingFile
 from coordinator.report.render import seconds
 from coordinator.report.tables import Parts

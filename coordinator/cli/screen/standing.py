@@ -218,7 +218,7 @@ def _say_what_is_taken(
     found = [row for row in rows if NO_SLOT in row["waits_for"] and not row["stopped"]]
     if not found:
         return
-    from coordinator.cluster.slurm_reasons import gpus_in_words
+    from coordinator.cluster.node_choice import gpus_in_words
     from coordinator.evaluation.footprint import UNKNOWN_NEED, gpu_need
 
     nodes = ask_nodes()
