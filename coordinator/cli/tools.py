@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import json
 import os
 import shlex
@@ -372,17 +373,27 @@ def _probe_slurm(named: Mapping[str, object]) -> SiteProbe:
         names = [p.name for p in rules.partitions if p.up and not p.hidden]
         with tempfile.TemporaryDirectory() as scratch:
 
-            def of(partition: str | None, request: str | None = None) -> Cluster:
+            def of(partition: str | None, request: str | None = None, **more: str) -> Cluster:
                 asked = {
                     **named,
                     "cluster.kind": "slurm",
                     "cluster.partition": partition,
                     "slurm.gpu_request": request,
                 }
-                return cluster_of(settings_of(None, Path(scratch) / "probe", asked))
+                return cluster_of(settings_of(None, Path(scratch) / "probe", asked | more))
+
+            def refusing_of(account: str) -> dict[str, str]:
+                asked = {"cluster.account": account} if account else {}
+                return slurm_rules.refusing({name: of(name, **asked) for name in names})
 
             nodes = of(",".join(names) or None).nodes()
-            refusing = slurm_rules.refusing({name: of(name) for name in names})
+            refusing = refusing_of("")
+            account = settings_of(None, Path(scratch) / "probe", named).cluster.account
+            if account is None and refusing.keys() >= set(names):
+                account = slurm_rules.account_demanded(getpass.getuser(), rules, refusing_of)
+                if account is not None:
+                    named = {**named, "cluster.account": account}
+                    refusing = refusing_of("")
             limits = {p.name: p.max_seconds for p in rules.partitions if p.max_seconds is not None}
             probe = probe_of(nodes, rules.preemptible, refusing, limits)
             cluster = settings_of(None, Path(scratch) / "probe", named).cluster

@@ -317,6 +317,22 @@ def refusing(clusters: Mapping[str, Cluster]) -> dict[str, str]:
     return refused
 
 
+def account_demanded(user: str, rules: SiteRules, refusing: Callable[[str], Mapping[str, str]]) -> str | None:
+    """The first account of this user, the default one before others, whose jobs some partition takes; None: no account helps.
+
+    `refusing`: of an account, the partitions that refuse its jobs. Raises ClusterError.
+    """
+    try:
+        own = ask_accounting(user, rules.config.get("ClusterName", "")).associations
+    except ClusterError:  # a site without accounting
+        return None
+    every = {p.name for p in rules.partitions if p.up and not p.hidden}
+    names = dict.fromkeys(
+        row["account"] for row in sorted(own, key=lambda r: r["account"] != r["defaultaccount"])
+    )
+    return next((name for name in names if every - refusing(name).keys()), None)
+
+
 def request_taken(cluster_with: Callable[[str], Cluster]) -> str | None:
     """The first of GPU_REQUESTS by which the cluster takes a job with a GPU; None where it takes none.
 
