@@ -130,7 +130,7 @@ def found(state: State, event: RequestSetsFound) -> list[Action]:
     return []
 
 
-def due(state: State, site: Site, now: float, *, submits: bool) -> Due:
+def builds_due(state: State, site: Site, now: float, *, submits: bool) -> Due:
     unbuilt = state.index.entries.get("unbuilt")
     if not unbuilt or not submits or now < state.builds.due_at:
         return []

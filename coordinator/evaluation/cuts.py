@@ -55,7 +55,7 @@ def _why(state: State, entry: EntryState, outcome: TooLarge) -> str:
     return f"{said}; {fit}: set batch_size = {outcome.fits} in {suite}"
 
 
-def due(state: State, now: float, *, submits: bool) -> Due:
+def cuts_due(state: State, now: float, *, submits: bool) -> Due:
     """Reduce the budgets of entries of which a unit did not fit: to the part that fits, and at least by half."""
     if not state.shards.too_large or not submits:
         return []

@@ -93,7 +93,7 @@ def close_due(state: State) -> list[Action]:
     return actions
 
 
-def due(state: State, now: float) -> list[Action]:
+def ending_due(state: State, now: float) -> list[Action]:
     """Write the results once no entry is open; end once no job is left."""
     ending = state.ending
     if not state.all_terminal:

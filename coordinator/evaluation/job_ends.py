@@ -233,10 +233,10 @@ def failed_late(state: State, trial: Trial, name: str | None, error: str) -> lis
     trial.counted = False
     if whose(error) == "node":
         return []  # as it was counted
-    backs_off = node.status == "back-off" and nodes.over_limit(node)
+    backs_off = node.status == "back-off" and nodes.must_back_off(node)
     node.failures = max(0, node.failures - 1)
     state.trials.deaths_without_progress = max(0, state.trials.deaths_without_progress - 1)
-    if backs_off and not nodes.over_limit(node):
+    if backs_off and not nodes.must_back_off(node):
         nodes.exonerate(state, node)
     return died_with(state, trial, node.name, name, error)
 
@@ -287,9 +287,9 @@ def _acquit_nodes(state: State, shard: ShardState) -> None:
     """The shard is at fault: its deaths count against no node, and nodes in back-off for them return."""
     for lane, deaths in shard.doubts.items():
         node = state.nodes.by_name[LaneId.parse(lane).node]
-        backs_off = node.status == "back-off" and nodes.over_limit(node)
+        backs_off = node.status == "back-off" and nodes.must_back_off(node)
         node.doubts[lane] = max(0, node.doubts.get(lane, 0) - deaths)
-        if backs_off and not nodes.over_limit(node):
+        if backs_off and not nodes.must_back_off(node):
             nodes.exonerate(state, node)
     shard.doubts.clear()
 

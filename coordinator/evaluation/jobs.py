@@ -88,14 +88,14 @@ def started(state: State, event: JobStarted) -> list[Action]:
 
 
 def hold(state: State, info: JobInfo, why: str, now: float) -> None:
-    """A limit on jobs keeps this one out: `due` submits it again after a pause."""
+    """A limit on jobs keeps this one out: `jobs_due` submits it again after a pause."""
     info.phase = "intended"
     pause = min(HELD_SECONDS * 2 ** min(info.refusals, 20), MAX_HELD_SECONDS)
     info.refusals += 1
     state.jobs.held[info.job.name] = HeldJob(why=why, due_at=now + pause)
 
 
-def due(state: State, now: float) -> list[Action]:
+def jobs_due(state: State, now: float) -> list[Action]:
     """Jobs whose pause is over. A job that shall end has no pause: its submission is answered by "nothing needs it"."""
     jobs, held = state.jobs.by_name, state.jobs.held
     over = [n for n, h in held.items() if now >= h.due_at or jobs[n].released_at is not None]

@@ -76,7 +76,7 @@ def memory_offered(state: State, event: MemoryOffered) -> list[Action]:
 
 
 def back_off_over(_state: State, _event: BackOffOver) -> list[Action]:
-    """`due` takes nodes back at any event; this event says that time has passed though nothing else happened."""
+    """`nodes_due` takes nodes back at any event; this event says that time has passed though nothing else happened."""
     return []
 
 
@@ -215,7 +215,7 @@ def preempted(state: State, info: JobInfo, now: float) -> list[Action]:
 
 
 def back_off(state: State, node: NodeUse, why: str, *, at_fault: bool = False) -> None:
-    """Leave a node that is in use alone; `due` says for how long. `at_fault`: other evaluations would fail there, too."""
+    """Leave a node that is in use alone; `nodes_due` says for how long. `at_fault`: other evaluations would fail there, too."""
     if node.status in ("ready", "staging"):
         node.status, node.why, node.at_fault = "back-off", why, at_fault
         indexes.file_node(state, node)
@@ -247,7 +247,7 @@ def exonerate(state: State, node: NodeUse) -> None:
     return_to_use(state, node)
 
 
-def over_limit(node: NodeUse) -> bool:
+def must_back_off(node: NodeUse) -> bool:
     """Have so many trials died there, or on one lane of it, that it must be in back-off?"""
     return node.failures + max(node.doubts.values(), default=0) >= MAX_FAILURES
 
@@ -305,14 +305,14 @@ def host(state: State, node: NodeUse, why: str, now: float) -> list[Action]:
 # --- rules -------------------------------------------------------------------------------------------------------------------
 
 
-def due(state: State, site: Site, now: float, *, submits: bool) -> Due:
+def nodes_due(state: State, site: Site, now: float, *, submits: bool) -> Due:
     """Back-offs that begin or end; then prefetches, and nodes taken into use, as many as there is work for."""
     _back_offs_due(state, now)
     actions: Due = []
     for ahead in state.nodes.prefetches.values() if submits else ():
         if ahead.status == "offered":
             actions += _submit(state, precursor_job(state, site, ahead, now))
-    for node in renewals.due(state, now) if submits else ():
+    for node in renewals.renewals_due(state, now) if submits else ():
         actions += _submit(state, precursor_job(state, site, node, now))
     return [*actions, *_use_due(state, site, now, submits=submits)]
 

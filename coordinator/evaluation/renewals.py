@@ -24,7 +24,7 @@ def job_started(state: State, event: JobStarted) -> list[Action]:
     return actions
 
 
-def due(state: State, now: float) -> list[NodeUse]:
+def renewals_due(state: State, now: float) -> list[NodeUse]:
     """Nodes whose precursor needs a successor now."""
     if not state.shards.todo and not state.plans_later:
         return []

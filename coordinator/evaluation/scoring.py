@@ -174,7 +174,7 @@ def _enqueue(state: State, metric: MetricState) -> EnqueueMetric:
 # --- workers -----------------------------------------------------------------------------------------------------------------
 
 
-def due(state: State, site: Site, now: float, *, submits: bool) -> Due:
+def scoring_due(state: State, site: Site, now: float, *, submits: bool) -> Due:
     return [*_metrics(state, now), *_workers(state, site, now, submits=submits)]
 
 

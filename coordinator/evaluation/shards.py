@@ -134,7 +134,7 @@ def publish(state: State) -> list[Action]:
     return [PublishSets(batch_size=state.batch_size, sets=sets)]
 
 
-def due(state: State) -> list[Action]:
+def shards_due(state: State) -> list[Action]:
     """Look for responses of earlier evaluations, then plan, once every entry is built.
 
     Of entries that have one leaf task the first is planned first; the next one takes its shards, or asks other requests.

@@ -144,16 +144,16 @@ def _due(state: State, site: Site, now: float, *, submits: bool) -> jobs.Due:
     found: jobs.Due = [*ending.close_due(state)]
     found += builds.conversion_due(state, site, now, submits=submits)
     if state.can_work and not state.all_terminal:
-        found += cuts.due(state, now, submits=submits)
-        found += builds.due(state, site, now, submits=submits)
-        found += nodes.due(state, site, now, submits=submits)
-        found += shards.due(state)
+        found += cuts.cuts_due(state, now, submits=submits)
+        found += builds.builds_due(state, site, now, submits=submits)
+        found += nodes.nodes_due(state, site, now, submits=submits)
+        found += shards.shards_due(state)
         found += shards.deal_due(state, now, submits=submits)
-        found += trials.due(state, site, now, submits=submits)
-        found += scoring.due(state, site, now, submits=submits)
+        found += trials.trials_due(state, site, now, submits=submits)
+        found += scoring.scoring_due(state, site, now, submits=submits)
         found += nodes.release_due(state, now)
-    found += ending.due(state, now)
-    found += jobs.due(state, now)
+    found += ending.ending_due(state, now)
+    found += jobs.jobs_due(state, now)
     return found
 
 

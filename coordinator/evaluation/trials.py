@@ -99,7 +99,7 @@ def straggle(state: State, event: StragglersFound) -> list[Action]:
     return []
 
 
-def due(state: State, site: Site, now: float, *, submits: bool) -> Due:
+def trials_due(state: State, site: Site, now: float, *, submits: bool) -> Due:
     """As many trials as there are shards that no living trial can be holding, on the lanes that are free.
 
     Without stealing, a trial for each free lane whose own shards are to do. Where slots are no GPUs, trials load while few

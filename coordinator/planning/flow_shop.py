@@ -15,7 +15,7 @@ from coordinator.planning.batch_sums import extremes, reaching, running, seconds
 from coordinator.planning.cpu_stage import FINEST, MetricJob, divided, metrics_end
 from coordinator.planning.lower_bound import bound
 from coordinator.planning.model import Lane, LanePlan, Plan, PlannedShard, WorkSet
-from coordinator.planning.shard_sizes import OVERHEAD_SHARE, Cut, shards_of
+from coordinator.planning.shard_sizes import OVERHEAD_SHARE, Span, shards_of
 
 PASSES = 3  # of levelling, over all sets
 SETS = 32
@@ -28,7 +28,7 @@ CLOSE = 1e-4
 class Try:
     """Cuts on lanes, and when they end: seconds from now."""
 
-    cuts: list[Cut]  # by rank
+    cuts: list[Span]  # by rank
     lane_of: list[int]  # lane of each cut
     makespan: float
     lane_ends: list[float]
@@ -80,7 +80,7 @@ class Shop:
             self._sums[index] = running(self.sets[index].batch_seconds)
         return self._sums[index]
 
-    def deal(self, cuts: list[Cut], urgent_from: float) -> Try:
+    def deal(self, cuts: list[Span], urgent_from: float) -> Try:
         """Order cuts by rank, deal each to the lane that ends it soonest, then run the CPU stage."""
         cuts = sorted(
             cuts, key=lambda cut: (-cut[4] if cut[4] > urgent_from else 0.0, -cut[3], cut[0], cut[1])
@@ -132,7 +132,7 @@ class Shop:
         again = self.placed(cuts, dealt.lane_of)
         return again if again.makespan < dealt.makespan else dealt
 
-    def placed(self, cuts: list[Cut], lane_of: list[int]) -> Try:
+    def placed(self, cuts: list[Span], lane_of: list[int]) -> Try:
         """These cuts, by rank, each on the lane that `lane_of` names for it."""
         lane_ends = list(self.starts)
         ends: list[float] = []
@@ -142,7 +142,7 @@ class Shop:
         makespan = max(max(ends, default=0.0), self._metrics_end(cuts, ends))
         return Try(cuts, lane_of, makespan, lane_ends)
 
-    def _metrics_end(self, cuts: list[Cut], ends: list[float]) -> float:
+    def _metrics_end(self, cuts: list[Span], ends: list[float]) -> float:
         done: dict[int, float] = {}
         jobs: list[MetricJob] = []
         executed = [

@@ -17,8 +17,8 @@ from coordinator.planning.model import Lane, LanePlan, Plan, PlannedShard, WorkS
 from coordinator.planning.round_robin import plan_round_robin
 from coordinator.planning.shard_sizes import (
     LONGEST,
-    Cut,
     Sizes,
+    Span,
     cut_evenly,
     cut_guided,
     shards_of,
@@ -160,16 +160,16 @@ def _on_fewer_lanes(shop: Shop, shards_per_task: int | None, floor: float, best:
     return best
 
 
-def _forced(shop: Shop, shards_per_task: int) -> list[Cut]:
+def _forced(shop: Shop, shards_per_task: int) -> list[Span]:
     """`shards_per_task` nearly equal shards of every set."""
-    cuts: list[Cut] = []
+    cuts: list[Span] = []
     for index, work in enumerate(shop.sets):
         sums = shop.sums(index)
         cuts += shards_of(index, work, sums, cut_evenly(sums, shards_per_task), shop.cpu_slots)
     return cuts
 
 
-def _guided(shop: Shop, urgent_from: float, shares: float, parts: float = LONGEST) -> list[Cut]:
+def _guided(shop: Shop, urgent_from: float, shares: float, parts: float = LONGEST) -> list[Span]:
     """Cut sets in the usual order of their runs: urgent ones by tail, then the longest first."""
     sizes = sizes_for(
         total=shop.total,
@@ -185,7 +185,7 @@ def _guided(shop: Shop, urgent_from: float, shares: float, parts: float = LONGES
         key=lambda index: (-tails[index] if tails[index] > urgent_from else 0.0, -totals[index], index),
     )
     left, ahead = shop.total, 0.0
-    cuts: list[Cut] = []
+    cuts: list[Span] = []
     for index in order:
         work, total = shop.sets[index], totals[index]
         count = len(work.batch_seconds)

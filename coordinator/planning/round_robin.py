@@ -13,12 +13,12 @@ from math import ceil
 
 from coordinator.planning.flow_shop import Shop, finished, opened
 from coordinator.planning.model import Lane, Plan, WorkSet
-from coordinator.planning.shard_sizes import Cut, cut_evenly, shards_of
+from coordinator.planning.shard_sizes import Span, cut_evenly, shards_of
 
 SMALL = 0.25
 """Part of a lane's even share of GPU seconds: shorter sets are batched, up to so much; a metric that takes longer goes first."""
 
-Unit = tuple[float, float, tuple[Cut, ...]]
+Portion = tuple[float, float, tuple[Span, ...]]
 """(CPU seconds of its metric where that is long, else 0; GPU seconds; cuts that one lane runs one after the other)"""
 
 
@@ -46,15 +46,17 @@ def plan_round_robin(
         shards_per_task=shards_per_task,
         stage_seconds=stage_seconds,
     )
-    queue = sorted(_units(shop, shards_per_task), key=lambda unit: (-unit[0], -unit[1], unit[2][0][:2]))
-    dealt = [(cut, number % len(lanes)) for number, unit in enumerate(queue) for cut in unit[2]]
+    queue = sorted(
+        _portions(shop, shards_per_task), key=lambda portion: (-portion[0], -portion[1], portion[2][0][:2])
+    )
+    dealt = [(cut, number % len(lanes)) for number, portion in enumerate(queue) for cut in portion[2]]
     return finished(shop, shop.placed([cut for cut, _ in dealt], [lane for _, lane in dealt]), floor)
 
 
-def _units(shop: Shop, shards_per_task: int | None) -> Iterator[Unit]:
+def _portions(shop: Shop, shards_per_task: int | None) -> Iterator[Portion]:
     """What is dealt: pieces of large sets, whole sets, and batches of small ones."""
     share = shop.total / len(shop.lanes)
-    small: list[Unit] = []
+    small: list[Portion] = []
     long = SMALL * share
     for index, work in enumerate(shop.sets):
         if not work.batch_seconds:
@@ -63,25 +65,25 @@ def _units(shop: Shop, shards_per_task: int | None) -> Iterator[Unit]:
         pieces = shards_per_task or (max(1, ceil(cost / share - 1e-9)) if share else 1)
         cuts = shards_of(index, work, sums, cut_evenly(sums, pieces), shop.cpu_slots)
         metric = work.metric_seconds if work.metric_seconds >= long else 0.0
-        units = [(metric, cut[3], (cut,)) for cut in cuts]
+        portions = [(metric, cut[3], (cut,)) for cut in cuts]
         if shards_per_task is None and not metric and cost < long:
-            small += units
+            small += portions
         else:
-            yield from units
-    yield from _batched(sorted(small, key=lambda unit: -unit[1]), long)
+            yield from portions
+    yield from _batched(sorted(small, key=lambda portion: -portion[1]), long)
 
 
-def _batched(small: Sequence[Unit], most: float) -> Iterator[Unit]:
+def _batched(small: Sequence[Portion], most: float) -> Iterator[Portion]:
     """Next-fit, in the order given: batches of at most `most` GPU seconds."""
-    batch: list[Unit] = []
-    for unit in small:
-        if batch and sum(seconds for _, seconds, _ in batch) + unit[1] > most:
+    batch: list[Portion] = []
+    for portion in small:
+        if batch and sum(seconds for _, seconds, _ in batch) + portion[1] > most:
             yield _joined(batch)
             batch = []
-        batch.append(unit)
+        batch.append(portion)
     if batch:
         yield _joined(batch)
 
 
-def _joined(batch: Sequence[Unit]) -> Unit:
+def _joined(batch: Sequence[Portion]) -> Portion:
     return 0.0, sum(seconds for _, seconds, _ in batch), tuple(cut for _, _, its in batch for cut in its)

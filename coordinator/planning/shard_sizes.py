@@ -24,7 +24,7 @@ LONGEST = 12
 GROWTH = 1.4
 """Growth from shard to shard of a long tail: the CPU stage starts early and is then never idle."""
 
-Cut = tuple[int, int, int, float, float]
+Span = tuple[int, int, int, float, float]
 """(index of set, first batch, end batch, seconds, tail: CPU seconds that only start after it)"""
 
 
@@ -107,9 +107,11 @@ def cut_guided(sums: Sequence[float], sizes: Sizes, left: float, start: float, l
     return ends
 
 
-def shards_of(index: int, work: WorkSet, sums: Sequence[float], ends: Iterable[int], slots: int) -> list[Cut]:
+def shards_of(
+    index: int, work: WorkSet, sums: Sequence[float], ends: Iterable[int], slots: int
+) -> list[Span]:
     """The cuts of one set with their tails; `slots`: number of CPU slots."""
-    cuts: list[Cut] = []
+    cuts: list[Span] = []
     first, total = 0, sums[-1]
     divisible = work.metric == "execute" and total > 0
     at_once = min(work.metric_parallelism, slots)

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
 from evaljobs.contract.specs import JudgeOptions, Record
-from evaljobs.judges.records import Judgement
+from evaljobs.judges.judgement import Judgement
 
 MILLION = 1e6
 

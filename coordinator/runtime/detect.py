@@ -270,7 +270,7 @@ def waits_over(state: State, now: float) -> list[AnyEvent]:
     )
     builds = "unbuilt" in state.index.entries and state.builds.due_at and now >= state.builds.due_at
     workers = state.waits_for_workers and now >= state.scoring.workers_due_at
-    renew = bool(renewals.due(state, now)) and not state.all_terminal
+    renew = bool(renewals.renewals_due(state, now)) and not state.all_terminal
     if not (over or workers or held or renew or builds):
         return []
     return [BackOffOver(at=now, nodes=over, workers=workers, held=held, precursors=renew)]

@@ -305,7 +305,7 @@ class Performer:
                 case WithdrawShards():
                     queue.withdraw(action.shards)
                 case ReleaseClaims():
-                    queue.release_claims(action.trial)
+                    queue.requeue_claims(action.trial)
         except QueueUnavailable as error:
             log.log(_level(state), "work queue: %s", error)
         return []
@@ -338,7 +338,7 @@ class Performer:
 
 def _queued(shard: tuple[str, float, float]) -> QueuedShard:
     name, rank, seconds = shard
-    return QueuedShard(shard=name, priority=rank, seconds=seconds)
+    return QueuedShard(shard=name, rank=rank, seconds=seconds)
 
 
 def _submitted(name: str, call: Call[str]) -> AnyEvent:

@@ -127,7 +127,7 @@ class Coordinator(Evaluations):
                 self.keeper.stop()
             self._lock.release()
 
-    def release(self, nodes: Sequence[str], until: float) -> None:
+    def cordon(self, nodes: Sequence[str], until: float) -> None:
         """Cordon these nodes until `until` (unix seconds) and give them back; a time that is over ends their cordon.
         OSError where the disk refuses `nodes.json`: nothing is given back then.
         """

@@ -107,4 +107,4 @@ def _obey(coordinator: Coordinator, command: Command) -> None:
         coordinator.revive(name)
         coordinator.retry(name)
     else:
-        coordinator.release(command.nodes, clock.now() + command.seconds)
+        coordinator.cordon(command.nodes, clock.now() + command.seconds)

@@ -21,10 +21,10 @@ from typing import Final
 from evaljobs.contract.paths import EvaluationPaths
 from evaljobs.contract.specs import JudgeJob
 from evaljobs.errors import OperatorError, RetryError, one_line
-from evaljobs.judges.caps import LEASE_SECONDS, Caps, Lease, Over
+from evaljobs.judges.caps import GRANT_SECONDS, Caps, Grant, Over
 from evaljobs.judges.endpoint import MAX_PAUSE, AgainError, Answered, Endpoint, NeverError, read_key
+from evaljobs.judges.judgement import Ask, Judgement, Reply, ask_key, cost, cost_at_most, read_answer
 from evaljobs.judges.kept import Kept
-from evaljobs.judges.records import Ask, Judgement, Reply, ask_key, cost, cost_at_most, read_answer
 from evaljobs.queue.redis_client import QueueUnavailable
 
 log = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ class Judges:
         name: str,
         *,
         backoff_seconds: float = 1.0,
-        lease_seconds: float = LEASE_SECONDS,
+        grant_seconds: float = GRANT_SECONDS,
     ) -> None:
         if job is None:
             raise OperatorError(
@@ -73,7 +73,7 @@ class Judges:
             job.options,
             self._evaluation,
             spent=self._kept.spent,
-            lease_seconds=lease_seconds,
+            grant_seconds=grant_seconds,
         )
         self._lock = threading.Lock()
         self._ended = threading.Event()  # set by an error of the whole job
@@ -128,11 +128,11 @@ class Judges:
         limited_until = time.monotonic() + LIMITED_SECONDS
         failures = 0
         while True:
-            lease = self._lease(key, ask)
-            if lease is None:
+            grant = self._grant(key, ask)
+            if grant is None:
                 return spent.tries > 0
             try:
-                self._request(endpoint, lease, ask, spent)
+                self._request(endpoint, grant, ask, spent)
             except AgainError as error:
                 if error.anew or (error.limited and time.monotonic() < limited_until):
                     continue
@@ -150,8 +150,8 @@ class Judges:
                 self._failed_in_a_row = 0
                 return True
 
-    def _request(self, endpoint: Endpoint, lease: Lease, ask: Ask, spent: _Try) -> None:
-        """One try under a lease; its cost and any answer are on disk before the lease ends."""
+    def _request(self, endpoint: Endpoint, grant: Grant, ask: Ask, spent: _Try) -> None:
+        """One try under a grant; its cost and any answer are on disk before the grant ends."""
         started = time.monotonic()
         most = cost_at_most(self._options, ask)
         paid = most  # unless the try is found to be free
@@ -160,28 +160,28 @@ class Judges:
             answered = endpoint.ask(ask)
             paid = self._cost(answered, most)
             spent.cost += paid
-            self._write(lease.ask, ask, spent, answered=answered, seconds=time.monotonic() - started)
+            self._write(grant.ask, ask, spent, answered=answered, seconds=time.monotonic() - started)
         except AgainError as error:
             paid = most if error.paid else 0
-            if error.limited:  # set while the lease is held, so that no worker asks before
+            if error.limited:  # set while the grant is held, so that no worker asks before
                 self._pause(error.after if error.after is not None else self._pause_of(spent.tries))
             if paid:
                 spent.cost += paid
-                self._write(lease.ask, ask, spent, error=one_line(error))
+                self._write(grant.ask, ask, spent, error=one_line(error))
             raise
         except (NeverError, OperatorError):
             paid = 0
             raise
         finally:
-            self._give_back(lease, paid)
+            self._give_back(grant, paid)
 
     def _cost(self, answered: Answered, most: int) -> int:
         if answered.prompt_tokens is None or answered.completion_tokens is None:
             return most
         return cost(self._options, answered.prompt_tokens, answered.completion_tokens)
 
-    def _lease(self, key: str, ask: Ask) -> Lease | None:
-        """A lease for one try; None once the ask has an answer from another job, or has failed."""
+    def _grant(self, key: str, ask: Ask) -> Grant | None:
+        """A grant for one try; None once the ask has an answer from another job, or has failed."""
         most = cost_at_most(self._options, ask)
         away_since: float | None = None
         while not self._ended.is_set():
@@ -197,10 +197,10 @@ class Judges:
                 self._ended.wait(1.0)
                 continue
             away_since = None
-            if isinstance(taken, Lease):
+            if isinstance(taken, Grant):
                 if not self._has(key):
                     return taken
-                self._give_back(taken, 0)  # another job had the lease meanwhile
+                self._give_back(taken, 0)  # another job had the grant meanwhile
                 return None
             if isinstance(taken, Over):
                 self._errors[key] = (
@@ -211,11 +211,11 @@ class Judges:
             self._ended.wait(min(taken, 1.0))
         return None
 
-    def _give_back(self, lease: Lease, paid: int) -> None:
+    def _give_back(self, grant: Grant, paid: int) -> None:
         try:
-            self._caps.settle(lease, paid)
+            self._caps.settle(grant, paid)
         except QueueUnavailable as error:
-            log.warning("a lease ends by itself: %s", error)
+            log.warning("a grant ends by itself: %s", error)
 
     def _pause(self, seconds: float) -> None:
         """Pause all workers, or this thread alone where Redis is away."""

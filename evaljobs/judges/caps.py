@@ -1,14 +1,14 @@
 """Limits on requests to a judge that all workers share, kept in Redis.
 
-Rule: a request is made only under a lease, which one script grants or refuses. Limits are the
+Rule: a request is made only under a grant, which one script grants or refuses. Limits are the
 requests in flight, the requests started in any 60 seconds, and the evaluation's cost cap, in which
-each lease counts at its largest cost. There is no lease during a pause that the endpoint asked for,
-nor a second one for the same ask. A lease that is not renewed (its worker died) ends by itself and
+each grant counts at its largest cost. There is no grant during a pause that the endpoint asked for,
+nor a second one for the same ask. A grant that is not renewed (its worker died) ends by itself and
 counts at its largest cost, since the request may have been billed. The files are the truth: no sum
 in Redis counts for less than what they hold, or than this process has seen. Called from `asking`.
 
 Keys below `evalspan:judge:{digest of url and model}:`
-  leases   zset   ask by the time in ms at which its lease ends
+  grants   zset   ask by the time in ms at which its grant ends
   holders  hash   ask -> [token, evaluation, its largest cost]
   starts   zset   request by the time in ms of its start, of the last minute
   pause    text   expires when requests may start again
@@ -30,8 +30,8 @@ from evaljobs.contract.specs import JudgeOptions
 from evaljobs.queue import redis_client
 from evaljobs.queue.redis_client import QueueUnavailable, explained
 
-LEASE_SECONDS: Final = 20.0  # seconds until a lease that is not renewed ends
-FULL_SECONDS: Final = 0.2  # seconds between two tries while all leases are taken
+GRANT_SECONDS: Final = 20.0  # seconds until a grant that is not renewed ends
+FULL_SECONDS: Final = 0.2  # seconds between two tries while all grants are taken
 
 _COMMON = """
 local P = KEYS[1]
@@ -41,7 +41,7 @@ local DAY = 86400000
 
 local function drop(ask, cost)
   local text = redis.call('HGET', P .. 'holders', ask)
-  redis.call('ZREM', P .. 'leases', ask)
+  redis.call('ZREM', P .. 'grants', ask)
   redis.call('HDEL', P .. 'holders', ask)
   if not text then return end
   local holder = cjson.decode(text)
@@ -51,17 +51,17 @@ local function drop(ask, cost)
 end
 """
 
-# takes ask, token, lease ms, concurrency, starts a minute (0: any), evaluation, largest cost,
+# takes ask, token, grant ms, concurrency, starts a minute (0: any), evaluation, largest cost,
 # cost cap ('': none), least sum spent
 TAKE = (
     _COMMON
     + """
-for _, ask in ipairs(redis.call('ZRANGEBYSCORE', P .. 'leases', '-inf', now)) do drop(ask, nil) end
+for _, ask in ipairs(redis.call('ZRANGEBYSCORE', P .. 'grants', '-inf', now)) do drop(ask, nil) end
 local spent = math.max(tonumber(redis.call('HGET', P .. 'spent', ARGV[6]) or 0), tonumber(ARGV[9]))
 redis.call('HSET', P .. 'spent', ARGV[6], string.format('%.0f', spent))
 local pause = redis.call('PTTL', P .. 'pause')
 if pause > 0 then return {'wait', pause} end
-if redis.call('ZSCORE', P .. 'leases', ARGV[1]) then return {'wait', -1} end
+if redis.call('ZSCORE', P .. 'grants', ARGV[1]) then return {'wait', -1} end
 if ARGV[8] ~= '' then
   local held = 0
   for _, text in ipairs(redis.call('HVALS', P .. 'holders')) do
@@ -72,7 +72,7 @@ if ARGV[8] ~= '' then
   if most > tonumber(ARGV[8]) then return {'over', tostring(spent)} end
   if most + held > tonumber(ARGV[8]) then return {'wait', -1} end
 end
-if redis.call('ZCARD', P .. 'leases') >= tonumber(ARGV[4]) then return {'wait', -1} end
+if redis.call('ZCARD', P .. 'grants') >= tonumber(ARGV[4]) then return {'wait', -1} end
 local starts = P .. 'starts'
 redis.call('ZREMRANGEBYSCORE', starts, '-inf', now - 60000)
 local limit = tonumber(ARGV[5])
@@ -80,10 +80,10 @@ if limit > 0 and redis.call('ZCARD', starts) >= limit then
   local first = redis.call('ZRANGE', starts, 0, 0, 'WITHSCORES')
   return {'wait', tonumber(first[2]) + 60001 - now}
 end
-redis.call('ZADD', P .. 'leases', now + tonumber(ARGV[3]), ARGV[1])
+redis.call('ZADD', P .. 'grants', now + tonumber(ARGV[3]), ARGV[1])
 redis.call('HSET', P .. 'holders', ARGV[1], cjson.encode({ARGV[2], ARGV[6], ARGV[7]}))
 redis.call('ZADD', starts, now, ARGV[2])
-for _, name in ipairs({'leases', 'holders', 'starts'}) do redis.call('PEXPIRE', P .. name, DAY) end
+for _, name in ipairs({'grants', 'holders', 'starts'}) do redis.call('PEXPIRE', P .. name, DAY) end
 redis.call('PEXPIRE', P .. 'spent', 30 * DAY)
 return {'granted', string.format('%.0f', spent)}
 """
@@ -100,14 +100,14 @@ return 1
 """
 )
 
-# takes lease ms, then pairs of ask and token
+# takes grant ms, then pairs of ask and token
 RENEW = (
     _COMMON
     + """
 for i = 2, #ARGV, 2 do
   local text = redis.call('HGET', P .. 'holders', ARGV[i])
   if text and cjson.decode(text)[1] == ARGV[i + 1] then
-    redis.call('ZADD', P .. 'leases', 'XX', now + tonumber(ARGV[1]), ARGV[i])
+    redis.call('ZADD', P .. 'grants', 'XX', now + tonumber(ARGV[1]), ARGV[i])
   end
 end
 return 1
@@ -123,7 +123,7 @@ return 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lease:
+class Grant:
     """Permission to make one request."""
 
     ask: str
@@ -144,7 +144,7 @@ def prefix(judge: JudgeOptions) -> str:
 
 
 class Caps:
-    """The limits of a judge for one evaluation. A context manager that renews its leases.
+    """The limits of a judge for one evaluation. A context manager that renews its grants.
 
     Thread-safe. Methods raise QueueUnavailable where Redis is away, and may be repeated.
     """
@@ -156,7 +156,7 @@ class Caps:
         evaluation: str,
         *,
         spent: Callable[[], int],
-        lease_seconds: float = LEASE_SECONDS,
+        grant_seconds: float = GRANT_SECONDS,
     ) -> None:
         """`spent`: counts the millionths spent from the evaluation's files; called once."""
         self._file = redis_file
@@ -164,12 +164,12 @@ class Caps:
         self._evaluation = evaluation
         self._spent = spent
         self._least: int | None = None  # millionths spent that are known of; None: the files were not read
-        self._lease_ms = max(1, int(lease_seconds * 1000))
+        self._grant_ms = max(1, int(grant_seconds * 1000))
         self._prefix = prefix(judge)
         self._held: dict[str, str] = {}
         self._lock = threading.Lock()
         self._ended = threading.Event()
-        self._renewer = threading.Thread(target=self._renew, name="judge-leases", daemon=True)
+        self._renewer = threading.Thread(target=self._renew, name="judge-grants", daemon=True)
 
     def __enter__(self) -> Caps:
         self._renewer.start()
@@ -179,12 +179,12 @@ class Caps:
         self._ended.set()
         self._renewer.join()
 
-    def take(self, ask: str, most: int) -> Lease | Over | float:
-        """A lease for a request that costs at most `most` millionths, or seconds to wait first."""
+    def take(self, ask: str, most: int) -> Grant | Over | float:
+        """A grant for a request that costs at most `most` millionths, or seconds to wait first."""
         token = uuid.uuid4().hex
         judge = self._judge
         cap = "" if judge.max_cost is None else str(round(judge.max_cost * 1_000_000))
-        limits = (self._lease_ms, judge.concurrency, judge.requests_per_minute or 0)
+        limits = (self._grant_ms, judge.concurrency, judge.requests_per_minute or 0)
         least = self._known_spent()
         word, figure = self._run(TAKE, ask, token, *limits, self._evaluation, most, cap, least)
         if word in (b"granted", b"over"):
@@ -192,7 +192,7 @@ class Caps:
         if word == b"granted":
             with self._lock:
                 self._held[ask] = token
-            return Lease(ask=ask, token=token)
+            return Grant(ask=ask, token=token)
         if word == b"over":
             return Over(spent=int(float(figure)))
         return FULL_SECONDS if int(figure) < 0 else int(figure) / 1000
@@ -204,23 +204,23 @@ class Caps:
             self._least = max(self._least, seen)
             return self._least
 
-    def settle(self, lease: Lease, cost: int) -> None:
-        """End a lease; the request has cost `cost` millionths."""
+    def settle(self, grant: Grant, cost: int) -> None:
+        """End a grant; the request has cost `cost` millionths."""
         with self._lock:
-            self._held.pop(lease.ask, None)
-        self._run(SETTLE, lease.ask, lease.token, cost)
+            self._held.pop(grant.ask, None)
+        self._run(SETTLE, grant.ask, grant.token, cost)
 
     def pause(self, seconds: float) -> None:
         """Stop all requests to this judge for so many seconds, as the endpoint asked."""
         self._run(PAUSE, max(1, int(seconds * 1000)))
 
     def _renew(self) -> None:
-        while not self._ended.wait(self._lease_ms / 4000):
+        while not self._ended.wait(self._grant_ms / 4000):
             with self._lock:
                 pairs = [part for pair in self._held.items() for part in pair]
             if pairs:
-                with suppress(QueueUnavailable):  # Redis comes back, or the leases end
-                    self._run(RENEW, self._lease_ms, *pairs)
+                with suppress(QueueUnavailable):  # Redis comes back, or the grants end
+                    self._run(RENEW, self._grant_ms, *pairs)
 
     def _run(self, script: str, *arguments: str | float) -> Any:
         address = redis_client.read(self._file)  # each time: a Redis that was away may have a new one

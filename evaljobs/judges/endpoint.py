@@ -27,7 +27,7 @@ import urllib3
 from evaljobs.contract.specs import JudgeOptions
 from evaljobs.contract.storage import read_secret
 from evaljobs.errors import OperatorError
-from evaljobs.judges.records import Ask
+from evaljobs.judges.judgement import Ask
 
 CONNECT_SECONDS: Final = 15.0
 MAX_BYTES: Final = 8 << 20  # largest response in bytes; an answer of 2,048 tokens has some 10,000

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from evaljobs.contract.folded import files_in, read_bytes
 from evaljobs.contract.storage import make_folder, write_atomic
-from evaljobs.judges.records import Judgement
+from evaljobs.judges.judgement import Judgement
 
 
 class Kept:

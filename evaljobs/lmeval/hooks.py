@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from evaljobs.errors import OperatorError
-from evaljobs.judges.records import Ask, Reply
+from evaljobs.judges.judgement import Ask, Reply
 
 
 def unrun(*, k: Any = (1, 10, 100), **_arguments: Any) -> tuple[dict[str, float], dict[str, Any]]:

@@ -4,9 +4,9 @@ Keys below `evalspan:{evaluation}:`
   meta      hash    epoch (set: the queue is filled), filling (token of a fill in progress),
                     own (set: a lane runs its own shards alone, without stealing or copies),
                     predicted and took (seconds of all done shards; their ratio corrects predictions)
-  info      hash    shard -> lane, priority, seconds (of every shard that was named, claimed or not)
+  info      hash    shard -> lane, rank, seconds (of every shard that was named, claimed or not)
   where     hash    queued shard -> its lane
-  lane:L    zset    shard by priority (lower first)
+  lane:L    zset    shard by rank (lower first)
   lanes     set     every lane that has had a shard
   load      zset    lane by predicted seconds still queued in it; only lanes with a shard
   claims    hash    shard -> trial and time of the claim
@@ -14,7 +14,7 @@ Keys below `evalspan:{evaluation}:`
   withdrawn set     shards that must not return to the queue
   copies    hash    claimed shard -> trial that runs it a second time; '': one of the two is done
   trials    hash    trial -> progress (JSON)
-  gone      set     released trials: they claim nothing more, and their heartbeats register nothing
+  gone      set     dismissed trials: they claim nothing more, and their heartbeats register nothing
 
 Invariant: a shard is in `where`, in `claims` or in neither; never in both.
 
@@ -133,7 +133,7 @@ redis.call('UNLINK', key('lanes'), key('load'), key('where'), key('info'), key('
 return 1
 """)
 
-# takes token, lane, then shard, priority, seconds. Earlier calls of this fill may have queued
+# takes token, lane, then shard, rank, seconds. Earlier calls of this fill may have queued
 # shards.
 FILL = _with_common("""
 if redis.call('HGET', key('meta'), 'filling') ~= ARGV[1] then return -1 end
@@ -155,7 +155,7 @@ end
 return 1
 """)
 
-# takes lane, then shard, priority, seconds
+# takes lane, then shard, rank, seconds
 ADD = _with_common("""
 for i = 2, #ARGV, 3 do
   local shard = ARGV[i]
@@ -189,7 +189,7 @@ return out
 """)
 
 # takes trial
-RELEASE = _with_common("""
+REQUEUE = _with_common("""
 local mine = held(ARGV[1])
 for _, shard in ipairs(mine) do give_back(shard) end
 local copies = redis.call('HGETALL', key('copies'))

@@ -31,10 +31,10 @@ CHUNK = 500  # most shards in one script call, so that Redis can serve other cli
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueuedShard:
-    """A shard to run. Lower `priority` is claimed first; `seconds` (predicted) steer stealing."""
+    """A shard to run. Lower `rank` is claimed first; `seconds` (predicted) steer stealing."""
 
     shard: str
-    priority: float
+    rank: float
     seconds: float
 
 
@@ -125,12 +125,12 @@ class WorkQueue:
         for start in range(0, len(shards), CHUNK):
             self._run(lua.WITHDRAW, *shards[start : start + CHUNK])
 
-    def release_claims(self, trial: str) -> tuple[str, ...]:
+    def requeue_claims(self, trial: str) -> tuple[str, ...]:
         """Queue the shards that a dead trial had claimed in their planned lanes, and return them.
 
-        The release is final: if the trial still runs, it can claim and register no shard.
+        That is final: if the trial still runs, it can claim and register no shard.
         """
-        return tuple(_text(s) for s in self._run(lua.RELEASE, trial))
+        return tuple(_text(s) for s in self._run(lua.REQUEUE, trial))
 
     def snapshot(self) -> QueueSnapshot:
         """The state that the coordinator reads every tick, in one round trip."""
@@ -202,7 +202,7 @@ class WorkQueue:
 
         `looks`: how often the trial's engine has come by between two of its steps: progress of a kind.
 
-        False where another trial has `shard` or has done it, or where this trial was released. To
+        False where another trial has `shard` or has done it, or where this trial was dismissed. To
         drop the shard then saves work; to finish it does no harm.
         """
         progress: dict[str, str | int] = {"phase": phase, "shard": shard or "", "looks": looks}
@@ -265,7 +265,7 @@ def _chunks(shards: Sequence[QueuedShard]) -> Iterator[list[str]]:
         for s in shards[start : start + CHUNK]:
             if not 0 <= s.seconds < float("inf"):
                 raise ValueError(f"{s.shard} is predicted to take {s.seconds} s")
-            values += (s.shard, repr(float(s.priority)), repr(float(s.seconds)))
+            values += (s.shard, repr(float(s.rank)), repr(float(s.seconds)))
         yield values
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from evaljobs.errors import one_line
-from evaljobs.judges.records import Ask, Reply
+from evaljobs.judges.judgement import Ask, Reply
 from evaljobs.lmeval import hooks, replay_model
 from evaljobs.lmeval.result_keys import instances_digest
 from evaljobs.sandbox import Program, Verdict

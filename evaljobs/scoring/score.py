@@ -27,7 +27,7 @@ from evaljobs.contract.specs import ExecuteSpec, FrameRef, RequestSetManifest, S
 from evaljobs.contract.storage import read_record, write_atomic, write_outcome
 from evaljobs.errors import JobError, OperatorError, details, one_line
 from evaljobs.judges.asking import Judges
-from evaljobs.judges.records import Ask, Reply
+from evaljobs.judges.judgement import Ask, Reply
 from evaljobs.lmeval import hooks, replay_model, run, shown_inputs, source_files
 from evaljobs.lmeval.results import BY_NAME
 from evaljobs.requests.build import drop, read_head

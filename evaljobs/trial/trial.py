@@ -69,7 +69,7 @@ class OvertakenError(Exception):
 
 
 @dataclass(slots=True)
-class Standing:
+class Activity:
     """State that heartbeats report. The trial's thread writes it; the heartbeat thread reads it."""
 
     phase: str = "wait"
@@ -131,7 +131,7 @@ class Trial:
         self.spec = spec
         self.lane = lane
         self.paths = EvaluationPaths(spec.evaluation_dir)
-        self.standing = Standing()
+        self.activity = Activity()
         self.seconds = Seconds()
         self.shards = 0
         self._ahead = Ahead()
@@ -285,9 +285,9 @@ class Trial:
                 time.sleep(POLL_SECONDS)
 
     def _run_one(self, engine: Engine, shard: str, responses: FrameWriter) -> None:
-        self.standing.shard, self.standing.batches_done, self.standing.overtaken = shard, 0, None
+        self.activity.shard, self.activity.batches_done, self.activity.overtaken = shard, 0, None
         name = ShardId.parse(shard)
-        self.standing.batches = name.end_batch - name.first_batch
+        self.activity.batches = name.end_batch - name.first_batch
         try:
             with self.seconds.spent("infer"):
                 record = run_shard(
@@ -300,7 +300,7 @@ class Trial:
                 )
         except OvertakenError:
             log.info("%s is dropped: another trial has it", shard)
-            self.standing.shard = None
+            self.activity.shard = None
             return
         except TooLargeError as error:
             self._report_too_large(engine, shard, error)
@@ -311,7 +311,7 @@ class Trial:
         with self.seconds.spent("dump"):
             responses.append(record)
         self.shards += 1
-        self.standing.shard = None
+        self.activity.shard = None
         self._claims.dumped(shard)
         self._uninterruptible = False
         if self._terminated:
@@ -336,7 +336,7 @@ class Trial:
             error=str(error)[:MOST_SAID],
         )
         write_outcome(self.paths, outcome)
-        self.standing.shard = None
+        self.activity.shard = None
         self._claims.dumped(shard)  # no other trial shall try it
 
     def _no_shard(self, shard: str) -> str:
@@ -374,16 +374,16 @@ class Trial:
 
     def _drop_shard(self, beating: threading.Thread) -> None:
         """Give back the current shard, once the last heartbeat cannot claim it anew."""
-        if self.standing.shard is not None:
+        if self.activity.shard is not None:
             beating.join(BEAT_SECONDS)
-            self._claims.give_back(self.standing.shard)
+            self._claims.give_back(self.activity.shard)
 
     def _beat(self, over: threading.Event) -> None:
         """Send heartbeats on a connection of its own until `over`; skip a queue that is away."""
         queue: WorkQueue | None = None
         renew_at = 0.0
         while not over.wait(HEARTBEAT_SECONDS if queue is not None else POLL_SECONDS):
-            now = self.standing
+            now = self.activity
             shard = now.shard  # read once: the trial's thread changes it meanwhile
             if shard == now.overtaken:
                 shard = None  # a beat would claim it anew once the other trial has done it
@@ -408,13 +408,13 @@ class Trial:
     # --- account -------------------------------------------------------------------------------------------------
 
     def _phase(self, phase: str) -> None:
-        self.standing.phase = phase
+        self.activity.phase = phase
 
     def _tick(self, done: int, of: int) -> None:
-        self.standing.batches_done, self.standing.batches = done, of
-        self.standing.looks += 1
+        self.activity.batches_done, self.activity.batches = done, of
+        self.activity.looks += 1
         self._check_terminated()
-        if self.standing.shard is not None and self.standing.overtaken == self.standing.shard:
+        if self.activity.shard is not None and self.activity.overtaken == self.activity.shard:
             raise OvertakenError
 
     def on_signal(self, *_signal: object) -> None:
@@ -460,7 +460,7 @@ class Trial:
             error=one_line(error),
             detail=details(),
             node=self.spec.node,
-            shard=None if isinstance(error, SourceChanged) else self.standing.shard,
+            shard=None if isinstance(error, SourceChanged) else self.activity.shard,
             unfit=isinstance(error, UnfitError),
             unstaged=isinstance(error, UnstagedError),
         )

@@ -46,7 +46,7 @@ def bench_shards(work: WorkPaths, shards: int, lanes: int, processes: int) -> di
     per = shards // lanes
     plan = {
         f"l{n}": [
-            QueuedShard(shard=f"task{n % 60}|{n * per + i}|{n * per + i + 1}", priority=i, seconds=per - i)
+            QueuedShard(shard=f"task{n % 60}|{n * per + i}|{n * per + i + 1}", rank=i, seconds=per - i)
             for i in range(per)
         ]
         for n in range(lanes)

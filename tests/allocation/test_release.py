@@ -84,7 +84,7 @@ def test_a_node_that_is_given_back_is_left_alone_until_its_time(
     monkeypatch.setattr(clock, "now", lambda: now)
     cluster, coordinator, running = staging(tmp_path)
     (holder,) = (j for j in cluster.submitted if j.purpose == "stage")
-    coordinator.release(("n1",), now + 60)
+    coordinator.cordon(("n1",), now + 60)
     coordinator.tick()
     assert running.state.nodes.by_name["n1"].status == "withdrawn"
     assert not [j for j in cluster.jobs() if j.name == holder.name and j.phase != "ended"]
@@ -96,9 +96,9 @@ def test_a_node_that_is_given_back_is_left_alone_until_its_time(
     now += 2
     coordinator.tick()
     assert running.state.nodes.by_name["n1"].status == "staging"
-    coordinator.release(("n1",), now + 60)
+    coordinator.cordon(("n1",), now + 60)
     coordinator.tick()
-    coordinator.release(("n1",), now)
+    coordinator.cordon(("n1",), now)
     coordinator.tick()
     assert running.state.nodes.by_name["n1"].status == "staging"
 
@@ -110,7 +110,7 @@ def test_a_resting_or_retried_node_is_given_back_too(tmp_path: Path, monkeypatch
     cluster, coordinator, running = staging(tmp_path)
     node = running.state.nodes.by_name["n1"]
     node.status, node.back_off_until = "back-off", now + 5
-    coordinator.release(("n1",), now + 600)
+    coordinator.cordon(("n1",), now + 600)
     assert node.status == "withdrawn"
     now += 10
     coordinator.tick()

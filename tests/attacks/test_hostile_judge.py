@@ -19,8 +19,8 @@ from evaljobs.contract.paths import WorkPaths
 from evaljobs.contract.specs import JudgeJob, JudgeOptions
 from evaljobs.errors import OperatorError
 from evaljobs.judges.asking import Judges
+from evaljobs.judges.judgement import Ask, Reply, read_answer
 from evaljobs.judges.kept import judgements
-from evaljobs.judges.records import Ask, Reply, read_answer
 
 KEY = "sk-very-secret"
 Serve = Callable[[socket.socket], None]

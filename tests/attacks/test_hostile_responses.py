@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from support.open_redis import running_on
-from support.records import framed, head_of
+from support.written import framed, head_of
 
 from coordinator.evaluation.events import OutcomeSeen, ShardsDumped
 from coordinator.runtime.runner import Running

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
-from support.records import framed, head_of
+from support.written import framed, head_of
 
 from evaljobs.__main__ import run
 from evaljobs.contract.names import ShardId

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.records import framed, head_of
 from support.simulated.parts import SITE, Faults
 from support.simulated.world import World
+from support.written import framed, head_of
 
 from coordinator.base.listing import Listing
 from coordinator.base.throttle import Throttle

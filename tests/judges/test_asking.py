@@ -19,17 +19,17 @@ from evaljobs.contract.specs import JudgeJob
 from evaljobs.errors import OperatorError
 from evaljobs.judges.asking import Judges
 from evaljobs.judges.caps import prefix
-from evaljobs.judges.records import Ask, Judgement
+from evaljobs.judges.judgement import Ask, Judgement
 from evaljobs.queue import redis_client
 
 ASKER = """
 import sys
 from evaljobs.contract.specs import JudgeJob
 from evaljobs.judges.asking import Judges
-from evaljobs.judges.records import Ask
+from evaljobs.judges.judgement import Ask
 job = JudgeJob.model_validate_json(sys.argv[1])
 asks = [Ask(system="s", user=f"{sys.argv[4]}{i}", form="rating") for i in range(int(sys.argv[3]))]
-judges = Judges(job, sys.argv[2], f"job-{sys.argv[4]}", backoff_seconds=0.02, lease_seconds=float(sys.argv[5]))
+judges = Judges(job, sys.argv[2], f"job-{sys.argv[4]}", backoff_seconds=0.02, grant_seconds=float(sys.argv[5]))
 print(judges.ask_missing(asks), sum(r.value is not None for r in judges.replies(asks)))
 """
 
@@ -43,8 +43,8 @@ def judges(job: JudgeJob, folder: Path, **options: object) -> Judges:
     return Judges(changed, str(folder), "job", backoff_seconds=0.02)
 
 
-def start(job: JudgeJob, folder: Path, count: int, name: str, lease: float = 10.0) -> subprocess.Popen[str]:
-    argv = [sys.executable, "-c", ASKER, job.model_dump_json(), str(folder), str(count), name, str(lease)]
+def start(job: JudgeJob, folder: Path, count: int, name: str, grant: float = 10.0) -> subprocess.Popen[str]:
+    argv = [sys.executable, "-c", ASKER, job.model_dump_json(), str(folder), str(count), name, str(grant)]
     return subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
 
 
@@ -265,18 +265,18 @@ def test_answers_that_were_lost_are_counted_at_their_most(job, folder, endpoint)
 
 def test_a_killed_worker_loses_no_paid_answer_and_no_slot(job, folder, endpoint) -> None:
     """SIGKILL with answers on disk and requests in flight: the next worker sends the rest only, and
-    the dead one's leases end by themselves.
+    the dead one's grants end by themselves.
     """
     job = job.model_copy(update={"options": job.options.model_copy(update={"concurrency": 2})})
     endpoint.handle = lambda r: r.answer() if r.number < 5 else r.hang()
-    first = start(job, folder, 12, "q", lease=0.5)
+    first = start(job, folder, 12, "q", grant=0.5)
     wait_until(lambda: len(kept(folder)) == 5 and endpoint.open == 2)
     os.kill(first.pid, signal.SIGKILL)
     first.communicate()
     answered = {k.user for k in kept(folder)}
     endpoint.handle = lambda r: r.answer()
     sent = len(endpoint.requests)
-    second = start(job, folder, 12, "q", lease=0.5)
+    second = start(job, folder, 12, "q", grant=0.5)
     assert second.communicate(timeout=60)[0].split() == ["7", "12"]
     assert answered.isdisjoint(endpoint.users()[sent:])
     assert len(endpoint.requests) - sent == 7
@@ -297,16 +297,16 @@ def test_the_same_ask_is_never_sent_twice_at_once(job, folder, endpoint) -> None
 
 
 def test_a_living_worker_keeps_its_lease(job, folder, endpoint) -> None:
-    """A request longer than a lease holds its slot: leases are renewed while the worker lives."""
+    """A request longer than a grant holds its slot: grants are renewed while the worker lives."""
     job = job.model_copy(update={"options": job.options.model_copy(update={"concurrency": 1})})
 
     def handle(request: Request) -> None:
         if request.number == 0:
-            request.released.wait(3.6)  # two leases and more
+            request.released.wait(3.6)  # two grants and more
         request.answer()
 
     endpoint.handle = handle
-    workers = [start(job, folder, 2, name, lease=1.5) for name in "ab"]
+    workers = [start(job, folder, 2, name, grant=1.5) for name in "ab"]
     assert [w.communicate(timeout=60)[0].split() for w in workers] == [["2", "2"]] * 2
     assert endpoint.most_open == 1
 

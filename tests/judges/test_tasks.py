@@ -26,7 +26,7 @@ from evaljobs.contract.specs import (
     TaskEntry,
 )
 from evaljobs.errors import OperatorError
-from evaljobs.judges.records import Reply
+from evaljobs.judges.judgement import Reply
 from evaljobs.lmeval import hooks, run
 from evaljobs.scoring import score
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from coordinator.report.judge_cost import judge_use
 from evaljobs.contract.specs import JudgeOptions
-from evaljobs.judges.records import Judgement
+from evaljobs.judges.judgement import Judgement
 
 OPTIONS = JudgeOptions(url="http://j/v1", model="m", price_per_million_prompt_tokens=1.0, max_cost=2.0)
 ROWS = st.lists(

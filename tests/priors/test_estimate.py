@@ -9,7 +9,7 @@ from statistics import fmean, median
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.records import observation
+from support.written import observation
 
 from priors.estimate import (
     Features,

@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from support.records import observation
+from support.written import observation
 
 from priors import commands
 from priors.table import RUNS, append, merge, read

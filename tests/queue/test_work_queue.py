@@ -18,7 +18,7 @@ from evaljobs.queue.work_queue import AHEAD, Claim, QueuedShard, QueueUnavailabl
 
 
 def shards(*names: str, seconds: float = 1.0) -> list[QueuedShard]:
-    return [QueuedShard(shard=n, priority=i, seconds=seconds) for i, n in enumerate(names)]
+    return [QueuedShard(shard=n, rank=i, seconds=seconds) for i, n in enumerate(names)]
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def queue(client: redis.Redis) -> WorkQueue:
 
 
 def test_waits_until_filled_then_own_lane_in_order_then_drained(queue: WorkQueue) -> None:
-    """A trial waits for the fill, takes its own lane by priority, and ends when nothing is unclaimed."""
+    """A trial waits for the fill, takes its own lane by rank, and ends when nothing is unclaimed."""
     assert queue.claim("t", "a") == Claim(kind="wait")
     queue.fill({"a": shards("x", "y")}, "1")
     assert queue.claim("t", "a").shard == "x"
@@ -104,9 +104,9 @@ def test_a_dead_copy_is_forgotten_and_a_dead_straggler_is_replaced(
     """The copy's trial dies: another may copy. The straggler dies: its shard is queued again."""
     straggling(queue, client)
     assert queue.claim("fast", "a").shard == "y"
-    assert queue.release_claims("fast") == ()
+    assert queue.requeue_claims("fast") == ()
     assert queue.claim("third", "a").shard == "y"
-    assert queue.release_claims("slow") == ("y",)
+    assert queue.requeue_claims("slow") == ("y",)
     assert queue.heartbeat("third", phase="infer", shard="y")
     assert queue.snapshot().claims == {"y": "third"}
     assert queue.unclaimed() == ()
@@ -154,10 +154,10 @@ def test_fill_keeps_claims_and_replaces_the_rest(queue: WorkQueue) -> None:
 
 
 def test_a_dead_trials_claims_return_to_their_lane(queue: WorkQueue) -> None:
-    """release_claims queues what the trial held, in the planned lane and rank; the dead one's done still counts."""
+    """requeue_claims queues what the trial held, in the planned lane and rank; the dead one's done still counts."""
     queue.fill({"a": shards("x", "y"), "b": shards("z")}, "1")
     queue.claim("t", "a")
-    assert queue.release_claims("t") == ("x",)
+    assert queue.requeue_claims("t") == ("x",)
     assert queue.claim("u", "a").shard == "x"
     assert not queue.heartbeat("t", phase="run", shard="x")
     assert not queue.done("t", "x", 5)
@@ -168,7 +168,7 @@ def test_a_released_trial_takes_nothing_back(queue: WorkQueue) -> None:
     """A trial released while it lives: its heartbeat registers no claim, it claims nothing more, and what it finished counts."""
     queue.fill({"a": shards("x", "y")}, "1")
     queue.claim("t", "a")
-    assert queue.release_claims("t") == ("x",)
+    assert queue.requeue_claims("t") == ("x",)
     assert not queue.heartbeat("t", phase="infer", shard="x")
     assert queue.snapshot().claims == {}
     assert "t" not in queue.snapshot().trials
@@ -270,7 +270,7 @@ def test_odd_predictions_are_refused(queue: WorkQueue) -> None:
     """A negative or undefined duration would corrupt a lane's load."""
     for seconds in (-1.0, float("nan")):
         with pytest.raises(ValueError, match="predicted"):
-            queue.fill({"a": [QueuedShard(shard="x", priority=0, seconds=seconds)]}, "1")
+            queue.fill({"a": [QueuedShard(shard="x", rank=0, seconds=seconds)]}, "1")
     with pytest.raises(ValueError, match="twice"):
         queue.fill({"a": shards("x"), "b": shards("x")}, "1")
 

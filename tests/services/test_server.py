@@ -220,7 +220,7 @@ def test_a_killed_server_returns_with_its_data_and_place_and_another_password(
 def test_the_password_changes_under_a_queue_that_goes_on(server: RedisServer, work: WorkPaths) -> None:
     server.ensure()
     queue = WorkQueue.connect(work.redis_address, "e")
-    queue.fill({"a": [QueuedShard(shard="x", priority=0, seconds=1)]}, "1")
+    queue.fill({"a": [QueuedShard(shard="x", rank=0, seconds=1)]}, "1")
     assert queue.claim("t", "a").shard == "x"
     kill(server)
     server.ensure()
@@ -244,10 +244,10 @@ def test_a_taken_port_is_given_up_and_clients_follow(server: RedisServer, work: 
     """Where its port was taken meanwhile, the server moves, and a queue that was connected follows."""
     address = server.ensure()
     queue = WorkQueue.connect(work.redis_address, "e")
-    queue.fill({"a": [QueuedShard(shard="x", priority=0, seconds=1)]}, "1")
+    queue.fill({"a": [QueuedShard(shard="x", rank=0, seconds=1)]}, "1")
     moved = move(server)
     assert moved.port != address.port
-    queue.fill({"a": [QueuedShard(shard="x", priority=0, seconds=1)]}, "2")
+    queue.fill({"a": [QueuedShard(shard="x", rank=0, seconds=1)]}, "2")
     assert queue.claim("t", "a").shard == "x"
 
 
@@ -417,7 +417,7 @@ def test_nodes_of_another_network_pull_shards_and_score(two_hosts, tmp_path: Pat
             host,
             f"""{common}
         RedisServer(work, {bind!r}).ensure()
-        WorkQueue.connect(work.redis_address, "e").fill({{"a": [QueuedShard(shard="x", priority=0, seconds=1)]}}, "1")
+        WorkQueue.connect(work.redis_address, "e").fill({{"a": [QueuedShard(shard="x", rank=0, seconds=1)]}}, "1")
         MetricQueue(work.redis_address, "e").enqueue("score", "far", Path({str(spec)!r}))
         """,
         )

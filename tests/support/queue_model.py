@@ -19,9 +19,7 @@ LANES = ("a", "b", "c")
 NAMES = st.sampled_from([f"s{i}" for i in range(8)])
 TRIAL = st.sampled_from(TRIALS)
 LANE = st.sampled_from(LANES)
-QUEUED = st.builds(
-    QueuedShard, shard=NAMES, priority=st.integers(0, 3), seconds=st.sampled_from([0.0, 0.5, 2.0])
-)
+QUEUED = st.builds(QueuedShard, shard=NAMES, rank=st.integers(0, 3), seconds=st.sampled_from([0.0, 0.5, 2.0]))
 PLAN = st.lists(st.tuples(LANE, QUEUED), max_size=8, unique_by=lambda x: x[1].shard)
 
 
@@ -52,7 +50,7 @@ class AgainstModel(RuleBasedStateMachine):
     def fill(self, plan, epoch, steal) -> None:
         self.queue.fill(self._lanes(plan), epoch, steal=steal)
         self.steal = steal
-        self.info = {s.shard: (lane, s.priority, s.seconds) for lane, s in plan}
+        self.info = {s.shard: (lane, s.rank, s.seconds) for lane, s in plan}
         self.unclaimed = {s: i for s, i in self.info.items() if s not in self.claims}
         self.withdrawn = set()
         self.epoch = epoch
@@ -63,7 +61,7 @@ class AgainstModel(RuleBasedStateMachine):
         for s in more:
             self.claims.pop(s.shard, None)
             self.withdrawn.discard(s.shard)
-            self.info[s.shard] = self.unclaimed[s.shard] = (lane, s.priority, s.seconds)
+            self.info[s.shard] = self.unclaimed[s.shard] = (lane, s.rank, s.seconds)
 
     @rule(names=st.lists(NAMES, max_size=3, unique=True))
     def withdraw(self, names) -> None:
@@ -123,7 +121,7 @@ class AgainstModel(RuleBasedStateMachine):
     @rule(trial=TRIAL)
     def release(self, trial) -> None:
         mine = {s for s, t in self.claims.items() if t == trial}
-        assert set(self.queue.release_claims(trial)) == mine
+        assert set(self.queue.requeue_claims(trial)) == mine
         for shard in mine:
             self._return(shard)
         self.last_done.pop(trial, None)

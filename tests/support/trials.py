@@ -61,7 +61,7 @@ class Evaluation:
 
     def fill(self, lanes: int = 1) -> None:
         # no prediction: no shard counts as late or is copied, however slow this machine is
-        queued = [QueuedShard(shard=s, priority=0.0, seconds=0.0) for s in self.shards]
+        queued = [QueuedShard(shard=s, rank=0.0, seconds=0.0) for s in self.shards]
         self.queue.fill({f"lane{i}": queued[i::lanes] for i in range(lanes)}, "epoch")
 
     def spec(self, **changes: object) -> TrialSpec:

@@ -60,19 +60,19 @@ def test_a_shard_that_another_trial_has_done_is_dropped(evaluation: Evaluation) 
     shard.
     """
     whole = str(ShardId(TASK, 0, len(evaluation.shards)))
-    evaluation.queue.fill({"lane0": [QueuedShard(shard=whole, priority=0.0, seconds=1.0)]}, "epoch")
+    evaluation.queue.fill({"lane0": [QueuedShard(shard=whole, rank=0.0, seconds=1.0)]}, "epoch")
     trial = Trial(evaluation.spec(), evaluation.spec().lanes[0])
-    trial.standing.phase = "infer"
+    trial.activity.phase = "infer"
     trial._beat = lambda _over: None  # type: ignore[method-assign]  # what it would hear is said below
     real, ticks = trial._tick, []
 
     def tick(done: int, of: int) -> None:
         ticks.append(done)
         if done == 1:
-            trial.standing.overtaken = whole
+            trial.activity.overtaken = whole
             evaluation.queue.withdraw([whole])
             evaluation.queue.done("another", whole, 1)
-            evaluation.queue.release_claims(trial.lane.trial)
+            evaluation.queue.requeue_claims(trial.lane.trial)
         real(done, of)
 
     trial._tick = tick  # type: ignore[method-assign]
@@ -88,11 +88,11 @@ def test_a_beat_takes_nothing_back(evaluation: Evaluation, monkeypatch: pytest.M
     evaluation.fill()
     shard = evaluation.queue.claim("another", "lane0").shard
     trial, over = Trial(evaluation.spec(), evaluation.spec().lanes[0]), threading.Event()
-    trial.standing.shard = shard
+    trial.activity.shard = shard
     beating = threading.Thread(target=trial._beat, args=(over,))
     beating.start()
     try:
-        wait_until(lambda: trial.standing.overtaken)
+        wait_until(lambda: trial.activity.overtaken)
         evaluation.queue.done("another", shard, 1)
         done_at = evaluation.queue.snapshot().trials["another"].beat_at
         wait_until(lambda: evaluation.queue.snapshot().trials["trial.0"].beat_at > done_at + 0.1)
@@ -100,7 +100,7 @@ def test_a_beat_takes_nothing_back(evaluation: Evaluation, monkeypatch: pytest.M
         over.set()
         beating.join()
     assert evaluation.queue.snapshot().claims == {}
-    assert trial.standing.overtaken == shard
+    assert trial.activity.overtaken == shard
 
 
 @pytest.mark.model
@@ -236,7 +236,7 @@ def test_a_terminated_trial_gives_its_shard_back(evaluation: Evaluation) -> None
     assert ended.reason in {"terminated", "drained"}
     assert ended.shards == len(evaluation.dumped())
     # The coordinator releases a shard that was dumped but not reported, as after a crash.
-    evaluation.queue.release_claims("trial.0")
+    evaluation.queue.requeue_claims("trial.0")
     second = evaluation.start(1)
     wait_until(
         lambda: evaluation.paths.outcome("trial-ended", "trial.1").exists() or second.poll() is not None
@@ -300,7 +300,7 @@ def test_a_shard_that_cannot_be_run_is_named(evaluation: Evaluation) -> None:
     place = batch_file(evaluation.sets[TASK], 2)
     place.write_bytes(place.read_bytes()[:-50])  # the last batch is torn
     last = evaluation.shards[-1]
-    evaluation.queue.fill({"lane0": [QueuedShard(shard=last, priority=0.0, seconds=1.0)]}, "epoch")
+    evaluation.queue.fill({"lane0": [QueuedShard(shard=last, rank=0.0, seconds=1.0)]}, "epoch")
     process = evaluation.start()
     log = finish(process)
     assert process.returncode == 1, log
@@ -335,7 +335,7 @@ def test_a_batch_that_does_not_fit_the_gpu_is_reported_with_the_size_that_fits(
         "toy_choice", index.prefill_tokens.index(whole), index.prefill_tokens.index(whole) + 1, cut
     )
     small = ShardId("toy_choice", 0, 6, "1")
-    shards = [QueuedShard(shard=str(s), priority=float(n), seconds=0.0) for n, s in enumerate((large, small))]
+    shards = [QueuedShard(shard=str(s), rank=float(n), seconds=0.0) for n, s in enumerate((large, small))]
     evaluation.queue.fill({"lane0": shards}, "epoch")
     process = evaluation.start(environment=on_a_small_gpu(whole // 2), batch_size=16)
     log = finish(process)

@@ -18,7 +18,7 @@ from typing import Any
 import datasets
 
 from evaljobs.errors import OperatorError
-from evaljobs.judges.records import Ask, Form
+from evaljobs.judges.judgement import Ask, Form
 from evaljobs.lmeval.conversations import turns
 from evaljobs.lmeval.hooks import JUDGES
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from evaljobs.contract.specs import JudgeOptions
 from evaljobs.judges.endpoint import MAX_PAUSE, retry_after
-from evaljobs.judges.records import Ask, ask_key, cost, cost_at_most, read_answer
+from evaljobs.judges.judgement import Ask, ask_key, cost, cost_at_most, read_answer
 
 JUDGE = JudgeOptions(
     url="http://h/v1", model="m", price_per_million_prompt_tokens=2.5, price_per_million_completion_tokens=10
