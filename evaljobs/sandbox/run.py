@@ -89,10 +89,9 @@ class _Lanes:
 
     def _run(self, job: Job) -> tuple[str, str, float]:
         for _ in range(_TRIES):
-            lane = self._take()
             if self._closed:
-                lane.close()
                 break
+            lane = self._take()
             try:
                 result = lane.run(job)
             except LaneDeadError:
@@ -109,6 +108,8 @@ class _Lanes:
         except IndexError:
             lane = Lane(self._level)
             self._alive.add(lane)
+            if self._closed:  # while it started
+                lane.close()
             return lane
 
     def close(self) -> None:

@@ -83,9 +83,9 @@ class Lane:
         return answer["verdict"], str(answer["reason"]), float(answer["seconds"])
 
     def _answer(self, seconds: float) -> dict[str, Any]:
-        self._socket.settimeout(seconds)
         line = b""
         with contextlib.suppress(OSError, ValueError):
+            self._socket.settimeout(seconds)
             while not line.endswith(b"\n") and len(line) < _MOST_BYTES:
                 if not (chunk := self._socket.recv(_MOST_BYTES)):
                     break

@@ -77,6 +77,7 @@ class Zygote:
         self._ruleset = kernel.landlock_ruleset(readable, ["/dev/null"]) if level == "landlock" else None
         if self._private:
             _mount_scratch()
+        kernel.seccomp_program()  # built once, for all forks
         # RLIMIT_NPROC counts all processes of a user; without a user namespace it can only bound
         # their growth.
         alive = sum(name.isdigit() for name in os.listdir("/proc"))
