@@ -20,7 +20,7 @@ from coordinator.config import toml
 from coordinator.config.schema import Config
 from coordinator.errors import EvalspanError, OperatorError
 from coordinator.evaluation.state import State
-from coordinator.intake import from_settings, hub, one_off, places, resubmit, sources
+from coordinator.intake import from_settings, hub, inbox, one_off, places, resubmit
 from coordinator.intake.one_off import PathLike, SuiteOptions, SuiteSettings
 from coordinator.intake.work_folder import refuse_guest
 from coordinator.keeping.archive import archive_all
@@ -304,15 +304,16 @@ def submit(
     answer = resubmit.submitted(before, priority)
     if before is None:
         answer = replace(answer, said=changed_since(record, site))
-    notice = sources.Notice(
+    notice = inbox.Notice(
         checkpoint=record.checkpoint.source,
         step=record.checkpoint.step,
         suite=_named(chosen, spec, known),
         priority=priority,
         noticed_at=time.time(),
+        evaluation_id=record.evaluation_id,
     )
     daemon = typed("daemon", config, work_dir)
-    return send(site.paths, record.evaluation_id, notice, answer, daemon)
+    return send(site.paths, notice, answer, daemon)
 
 
 def _check_counts(**counts: object) -> None:
@@ -336,7 +337,7 @@ def _named(chosen: SuiteOptions, spec: SuiteSpec, settings: Config) -> str:
     """The suite in a notice: a name, or the full path of its file, which is written where there is none."""
     if chosen.changed:
         return str(
-            sources.keep_suite(WorkPaths(settings.work_dir), one_off.file_name(spec), one_off.as_toml(spec))
+            inbox.keep_suite(WorkPaths(settings.work_dir), one_off.file_name(spec), one_off.as_toml(spec))
         )
     named = chosen.suite if chosen.suite is not None else str(settings.watch.suite)
     return str(Path(named).expanduser().resolve()) if toml.is_file_name(named) else named

@@ -1,7 +1,7 @@
 """The module that a training process imports to announce saved checkpoints. Never raises, never blocks.
 
 Rule: standard library only. `notify` puts a notice on a list and returns. A background thread
-delivers it to the daemon's Redis stream, or as a file in the spool folder where Redis is away. Each
+leaves it as a file in the inbox of the work folder, and keeps it until the folder takes it. Each
 kind of fault is one warning. Only rank 0 sends notices. The daemon's `[watch]` folders make up for a lost
 notice. Trainer callbacks are made on request, from the trainer's classes.
 """
@@ -26,13 +26,12 @@ TYPE_CHECKING = False  # typing costs milliseconds at import
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-LOOK_SECONDS = 0.2  # interval at which the thread looks for notices
+LOOK_SECONDS = (
+    0.2  # interval at which the thread looks for notices, and tries those again that no folder took
+)
 FLUSH_SECONDS = 5.0  # longest wait for undelivered notices at the end of the training process
-REDIS_SECONDS = 1.5  # time limit of connecting and of a command: together less than FLUSH_SECONDS
-REDIS_REST_SECONDS = 30.0  # after a failure of Redis, notices go to the spool folder this long
 PIN_GRACE_SECONDS = 120.0  # an announced checkpoint counts as pinned this long before the daemon's pin
 MOST_NOTICES = 10_000  # undelivered notices that are kept; a later one is refused
-STREAM = "evalspan:checkpoints"
 # File CHECKPOINT/.evalspan-pin-ID: an evaluation needs the checkpoint: rotation leaves it | the coordinator | at the
 # evaluation's end
 PIN_PREFIX = ".evalspan-pin-"
@@ -61,7 +60,6 @@ class _Courier:
         self.hurry = threading.Event()
         self.starting = threading.Lock()
         self.started = False
-        self.redis_rests_until = 0.0
         self.ending = False
         self.gave_up = False
 
@@ -88,47 +86,44 @@ class _Courier:
         while True:
             while not self.notices:
                 self.hurry.wait(LOOK_SECONDS)
-            at = self._ready()
-            if at is None:
+            if not self._round():
                 time.sleep(LOOK_SECONDS)
+
+    def _round(self) -> bool:
+        """Deliver what can be delivered, oldest first; False if every work folder took none."""
+        away: set[str] = set()
+        at, before = 0, len(self.notices)
+        while at < len(self.notices):
+            notice = self.notices[at]
+            folder = str(notice["_work_dir"])
+            if folder not in away and self._is_dealt_with(folder, notice):
+                del self.notices[at]  # still its place: `take` adds at the end
                 continue
-            try:
-                self._deliver(dict(self.notices[at]))
-            except Exception as error:  # noqa: BLE001 (training must go on)
-                if not os.path.exists(str(self.notices[at]["_work_dir"])):
-                    continue  # it went away meanwhile
+            away.add(folder)  # the order of its notices is kept
+            at += 1
+        return at < before
+
+    def _is_dealt_with(self, folder: str, notice: dict[str, object]) -> bool:
+        try:
+            if not os.path.exists(folder):  # mistyped, or its storage is away: it is not made here
                 _warn(
-                    "a notice is lost ({!r}): the daemon finds the checkpoint if [watch] folders names its place",
-                    error,
+                    "there is no work folder {}: notices wait for it until training ends; mend work_dir or make the folder",
+                    folder,
                 )
-            del self.notices[at]  # still its place: `take` adds at the end
-
-    def _ready(self) -> int | None:
-        """The place of the oldest notice whose work folder is there; None without one."""
-        away = set()
-        for at in range(len(self.notices)):
-            folder = str(self.notices[at]["_work_dir"])
-            if folder in away:
-                continue
-            if os.path.exists(folder):
-                return at
-            away.add(folder)  # mistyped, or its storage is away: it is not made here
+                return False
+            if notice["_sums"]:
+                notice["_sums"] = False  # once, also where the folder takes the notice later
+                self._sum(str(notice["checkpoint"]))
+            leave(folder, json.dumps({key: notice[key] for key in notice if key[0] != "_"}, sort_keys=True))
+        except OSError as error:
+            _warn("no notice can be written to {}, and they wait until training ends: {!r}", folder, error)
+            return False
+        except Exception as error:  # noqa: BLE001 (training must go on)
             _warn(
-                "there is no work folder {}: notices wait for it until training ends; mend work_dir or make the folder",
-                folder,
+                "a notice is lost ({!r}): the daemon finds the checkpoint if [watch] folders names its place",
+                error,
             )
-        return None
-
-    def _deliver(self, notice: dict[str, object]) -> None:
-        folder = str(notice.pop("_work_dir"))
-        if notice.pop("_sums", False):
-            self._sum(str(notice["checkpoint"]))
-        text = json.dumps(notice, sort_keys=True)
-        if time.monotonic() >= self.redis_rests_until:
-            if _to_redis(folder, text):
-                return
-            self.redis_rests_until = time.monotonic() + REDIS_REST_SECONDS
-        _to_spool(folder, text)
+        return True
 
     def _sum(self, checkpoint: str) -> None:
         """Write the files' hashes before the notice is sent; a failure does not stop the notice."""
@@ -259,7 +254,6 @@ def _flush_at_exit() -> None:
     if _courier.gave_up:  # atexit, after the same call by multiprocessing
         return
     _courier.ending = True  # a notice without sums is better than none
-    _courier.redis_rests_until = float("inf")  # the rest goes to the spool folder, without a wait for Redis
     if not _courier.flush(FLUSH_SECONDS):
         _courier.gave_up = True
         left = list(_courier.notices)
@@ -310,69 +304,6 @@ def _warn(text: str, *values: object) -> None:
             sys.stderr.write(f"evalspan: {text.format(*values)}\n")
 
 
-def _to_redis(folder: str, text: str) -> bool:
-    """Send by the stream; False without the redis package or an answer from the daemon's Redis.
-
-    A server that started again meanwhile has another password: where it refuses, the address file is read again.
-    """
-    address_file = os.path.join(folder, "redis", "address.json")
-    refused = None
-    for _ in range(2):
-        try:
-            with open(address_file, encoding="utf-8") as file:
-                address = file.read()
-        except (OSError, ValueError):
-            break
-        if address == refused:
-            break
-        if _sent(folder, address, text):
-            return True
-        refused = address
-    return False
-
-
-def _sent(folder: str, published: str, text: str) -> bool:
-    try:
-        import redis  # noqa: PLC0415 (optional, and never at import)
-        from redis.backoff import NoBackoff  # noqa: PLC0415
-        from redis.retry import Retry  # noqa: PLC0415
-
-        address = json.loads(published)
-        where: dict[str, object] = {"unix_socket_path": address.get("socket")}
-        if not address.get("socket"):
-            where = {"host": address["host"], "port": address["port"]}
-            if address.get("tls"):
-                where.update(ssl=True, ssl_ca_certs=address.get("ca_file"))  # `|=` needs Python 3.9
-                where.update(ssl_certfile=address.get("cert_file"), ssl_keyfile=address.get("key_file"))
-        with redis.Redis(
-            db=address.get("db", 0),
-            username=address.get("username"),
-            password=address.get("password"),
-            socket_timeout=REDIS_SECONDS,
-            socket_connect_timeout=REDIS_SECONDS,
-            retry=Retry(NoBackoff(), 0),
-            protocol=2,
-            **where,  # type: ignore[arg-type]
-        ) as client:
-            client.xadd(STREAM, _signed(folder, text))
-    except Exception:  # noqa: BLE001 (Redis away is no error: the notice goes to the spool folder)
-        return False
-    return True
-
-
-def _signed(folder: str, text: str) -> dict[str, str]:
-    """The notice, and its signature where the work folder has a key: its Redis is one that others may write to. OSError."""
-    key_file = os.path.join(folder, "redis", "notice.key")
-    if not os.path.exists(key_file):
-        return {"notice": text}
-    import hashlib  # noqa: PLC0415 (milliseconds at import)
-    import hmac  # noqa: PLC0415
-
-    with open(key_file, "rb") as file:
-        key = file.read()
-    return {"notice": text, "mac": hmac.new(key, text.encode(), hashlib.sha256).hexdigest()}
-
-
 def _write_sums(checkpoint: str, ending: Callable[[], bool]) -> None:
     """Hash the files that a trial may read, by reading them back (mostly from the page cache)."""
     import xxhash  # noqa: PLC0415 (optional, and never at import)
@@ -393,13 +324,18 @@ def _write_sums(checkpoint: str, ending: Callable[[], bool]) -> None:
     _write(os.path.join(checkpoint, SUMS), json.dumps({"xxh3_128": table}))
 
 
-def _to_spool(folder: str, text: str) -> None:
-    spool = os.path.join(folder, "spool")
+def leave(work_dir: str, text: str) -> str:
+    """Write a notice (JSON) into the inbox of this work folder, and return its file. OSError.
+
+    All that is in an inbox is written here (`coordinator.intake.inbox` reads it). Names sort by time.
+    """
+    inbox = os.path.join(work_dir, "inbox")
     with contextlib.suppress(FileExistsError):
-        os.mkdir(spool, 0o700)
+        os.mkdir(inbox, 0o700)
     name = f"{time.time_ns()}-{os.uname().nodename}-{os.getpid()}-{next(_numbers)}.json"
-    visible = os.stat(spool).st_mode & 0o044 | 0o600  # the daemon may read it whatever the umask
-    _write(os.path.join(spool, name), text, visible)
+    visible = os.stat(inbox).st_mode & 0o044 | 0o600  # the daemon may read it whatever the umask
+    _write(os.path.join(inbox, name), text, visible)
+    return os.path.join(inbox, name)
 
 
 def _write(place: str, text: str, mode: int | None = None) -> None:
@@ -412,7 +348,8 @@ def _write(place: str, text: str, mode: int | None = None) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(f"{place}.tmp", place)
-    except OSError:
+    except OSError as error:
+        error.filename = error.filename or place  # a full disk names none
         with contextlib.suppress(OSError):
             os.unlink(f"{place}.tmp")
         raise

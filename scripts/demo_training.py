@@ -204,8 +204,7 @@ def main() -> int:
     suite = write_suite(folder / "suite")
     config = folder / "evalspan.toml"
     config.write_text(
-        f'work_dir = "{work}"\n\n[cluster]\nkind = "local"\nslots = 1\n\n'
-        f'[watch]\nroots = ["{runs}"]\nsuites = ["{suite}"]\n'
+        f'work_dir = "{work}"\n\n[cluster]\nkind = "local"\nslots = 1\n\n[watch]\nsuites = ["{suite}"]\n'
     )
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     began = time.monotonic()

@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from coordinator.allocation.demand import Use
     from coordinator.config.schema import Config
     from coordinator.evaluation.state import State
+    from coordinator.intake.inbox import Notice
     from coordinator.runtime.loop import Coordinator
-    from coordinator.runtime.operator_commands import Command
 
 MOST_MINUTES = 60.0 * 24 * 365  # largest --minutes of `release`: a year
 
 
-def _ask(config: Config, evaluation: str, command: Command) -> None:
+def _ask(config: Config, evaluation: str, command: Notice) -> None:
     """Leave the command to a running daemon, else run it here. Exit code 1: a retry failed."""
     from coordinator.cli.screen.live_screen import Shown, Watcher
     from coordinator.intake.resubmit import reused
@@ -80,12 +80,12 @@ def _ask(config: Config, evaluation: str, command: Command) -> None:
     say(f"{ended.evaluation_id} is scored{reused(ended)}: `evalspan report {ended.evaluation_id}`")
 
 
-def _leave(config: Config, command: Command, holder: str) -> None:
+def _leave(config: Config, command: Notice, holder: str) -> None:
     """Leave the command to the daemon. `holder`: of the work folder."""
-    from coordinator.runtime.operator_commands import leave_command
+    from coordinator.intake.inbox import leave
     from coordinator.runtime.work_lock import is_daemon
 
-    leave_command(WorkPaths(config.work_dir), command)
+    leave(WorkPaths(config.work_dir), command)
     later = (
         "" if is_daemon(holder) else f"; where {holder}, runs another evaluation, the next daemon obeys it"
     )
@@ -111,7 +111,7 @@ def _state_of(folder: EvaluationPaths, config: Config) -> State | None:
     return None if state.ended_at is None and found is not None and found.parked is not None else state
 
 
-def _changes_nothing(state: State, command: Command, config: Config, *, alive: bool) -> bool:
+def _changes_nothing(state: State, command: Notice, config: Config, *, alive: bool) -> bool:
     """Whether a command would change nothing, and say why; a retry that does says which settings it keeps."""
     from coordinator.intake.from_settings import model_options
     from coordinator.intake.resubmit import kept
@@ -123,7 +123,7 @@ def _changes_nothing(state: State, command: Command, config: Config, *, alive: b
     return bool(nothing)
 
 
-def _nothing_to_do(state: State, command: Command, *, alive: bool) -> str:
+def _nothing_to_do(state: State, command: Notice, *, alive: bool) -> str:
     """Why a command would change nothing; "" where it would.
 
     Without a daemon a retry continues an evaluation that has not ended.
@@ -160,9 +160,9 @@ def cancel(
 
     evalspan cancel step-1000-core-1a2b3c4d --reason "wrong suite"
     """
-    from coordinator.runtime.operator_commands import Command
+    from coordinator.intake.inbox import Notice
 
-    _ask(settings_there(config, work_dir), evaluation, Command(command="cancel", reason=reason))
+    _ask(settings_there(config, work_dir), evaluation, Notice(command="cancel", reason=reason))
 
 
 @app.command()
@@ -173,9 +173,9 @@ def retry(evaluation: EVALUATION, config: CONFIG = None, work_dir: WORK_DIR = No
 
     evalspan retry step-1000-core-1a2b3c4d
     """
-    from coordinator.runtime.operator_commands import Command
+    from coordinator.intake.inbox import Notice
 
-    _ask(settings_there(config, work_dir), evaluation, Command(command="retry"))
+    _ask(settings_there(config, work_dir), evaluation, Notice(command="retry"))
 
 
 @app.command()
@@ -201,8 +201,8 @@ def release(
     """
     from coordinator.allocation import demand
     from coordinator.cli.screen.standing import all_of
+    from coordinator.intake.inbox import Notice, leave
     from coordinator.intake.work_folder import refuse_guest
-    from coordinator.runtime.operator_commands import Command, leave_command
     from coordinator.runtime.replay import find_evaluation
     from coordinator.runtime.work_lock import WorkLock
 
@@ -227,7 +227,7 @@ def release(
     names = (node,) if node else demand.to_give_back(used, gpus)
     if not names:
         raise OperatorError("no GPU is in use by an evaluation: there is nothing to give back")
-    leave_command(paths, Command(command="release", nodes=names, seconds=60 * minutes))
+    leave(paths, Notice(command="release", nodes=names, seconds=60 * minutes))
     for name in names:
         say(_given_back(name, used, minutes))
 

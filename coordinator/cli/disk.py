@@ -66,7 +66,7 @@ def prune(
 
     --keep responses: logs, specs and outcomes go.
 
-    With each, request sets, converted checkpoints, code and unreadable notices that no evaluation needs go.
+    With each, request sets, converted checkpoints and code that no evaluation needs go.
 
     What runs, waits or is parked loses nothing, nor do the baselines that the settings name. Examples:
 

@@ -91,7 +91,7 @@ def daemon(
     check_device(settings)
     coordinator = coordinator_of(settings)
     service = Service(coordinator, settings)
-    for why in (*filter(None, [no_place(settings.watch)]), *missing_places(settings.watch)):
+    for why in (*filter(None, [no_place(settings)]), *missing_places(settings.watch)):
         log.warning("%s", why)
     with ExitStack() as stack:
         signals = stack.enter_context(Signals())

@@ -272,14 +272,15 @@ class KeepEvery(Record):
 
 
 class WatchConfig(Record):
-    """Where checkpoints appear, and what a notice may name."""
+    """Where checkpoints appear, and what a member's notice may name."""
 
     folders: tuple[Place, ...] = setting(
         'folders that a training writes checkpoints to, listed every second, e.g. ["/shared/run7/checkpoints"]; needs `suite` below',
         (),
     )
     roots: tuple[Place, ...] = setting(
-        'checkpoints that the hook announces are taken below these and `folders` only, e.g. ["/shared"]', ()
+        'checkpoints of members of shared_group are taken below these and `folders` only, e.g. ["/shared"]',
+        (),
     )
     suites: tuple[Place, ...] = setting(
         'suite files that the hook may name, e.g. ["suites/mine.toml"], which it names "mine"', ()

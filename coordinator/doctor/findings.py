@@ -129,8 +129,8 @@ def _gpus(facts: Facts) -> Iterator[Finding]:
 
 
 def _watch(facts: Facts) -> Iterator[Finding]:
-    if why := no_place(facts.config.watch):
-        yield warn("hook", why, "set [watch] roots to the folder that training writes its checkpoints to")
+    if why := no_place(facts.config):
+        yield warn("[watch]", why, "set [watch] roots to the folder that training writes its checkpoints to")
     for why in missing_places(facts.config.watch):
         yield warn("[watch]", why, "name the folder that training writes its checkpoints to, or make it")
     try:

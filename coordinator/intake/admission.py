@@ -1,20 +1,19 @@
-"""Checks what a notice names: suites and folders must be allowed by the operator's settings.
+"""Checks what a notice names: suites and folders of a member must be allowed by the operator's settings.
 
-Rule: any user with access to Redis or the spool folder can write a notice, a member of the group a
-submission, and a suite or a checkpoint may run code. So these name a suite, or a file of `[watch]
-suites`, and a checkpoint below `[watch] roots` or a watched folder. Called by `service`.
+Rule: a suite or a checkpoint may run code. So a member of the group that shares the work folder names a shipped
+suite, or one of `[watch] suites`, and a checkpoint below `[watch] roots` or a watched folder. The work folder's own
+user names any. Called by `service`.
 """
 
 from __future__ import annotations
 
 import errno
-import shlex
 from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
 
 from coordinator.config import toml
-from coordinator.config.schema import WatchConfig
+from coordinator.config.schema import Config, WatchConfig
 from coordinator.errors import OperatorError
 from coordinator.intake import suites
 from evaljobs.contract.specs import SuiteSpec
@@ -24,11 +23,11 @@ class NotAdmittedError(OperatorError):
     """A notice names what the settings do not allow: a refusal for good."""
 
 
-def no_place(watch: WatchConfig) -> str:
-    """What becomes of the hook's checkpoints where no folder for them is set; "" where one is."""
-    if watch.roots or watch.folders:
+def no_place(config: Config) -> str:
+    """What becomes of members' checkpoints where no folder for them is set; "" where one is, or there are no members."""
+    if config.shared_group is None or config.watch.roots or config.watch.folders:
         return ""
-    return "neither [watch] roots nor folders is set: checkpoints that the hook announces will be refused"
+    return "neither [watch] roots nor folders is set: checkpoints of members of shared_group will be refused"
 
 
 def missing_places(watch: WatchConfig) -> list[str]:
@@ -48,7 +47,7 @@ def may_be_there(place: str | Path) -> bool:
     except (FileNotFoundError, NotADirectoryError, ValueError):
         return False
     except OSError as error:
-        return error.errno != errno.ENAMETOOLONG
+        return error.errno not in (errno.ENAMETOOLONG, errno.ELOOP)
     return True
 
 
@@ -83,15 +82,15 @@ def suite_files(watch: WatchConfig) -> dict[str, str]:
     return found
 
 
-def admitted_suite(name: str, watch: WatchConfig, files: Mapping[str, str]) -> str:
-    """The shipped suite or suite file of that name; `files`: from `suite_files`. NotAdmittedError."""
+def admitted_suite(name: str, watch: WatchConfig, files: Mapping[str, str], *, own: bool = False) -> str:
+    """The shipped suite or suite file of that name; `files`: from `suite_files`. `own`: any file. NotAdmittedError."""
     if name == "default":
         if watch.suite is None:
             raise OperatorError("no suite was named and [watch] suite is not set")
         return watch.suite
     if name in files:
         return files[name]
-    if name in files.values():
+    if name in files.values() or (own and toml.is_file_name(name)):
         return name
     if toml.is_file_name(name):
         raise NotAdmittedError(
@@ -103,8 +102,8 @@ def admitted_suite(name: str, watch: WatchConfig, files: Mapping[str, str]) -> s
     return name
 
 
-def check_place(checkpoint: str, watch: WatchConfig, *, submitted: bool = False) -> None:
-    """NotAdmittedError unless the resolved folder is below `[watch] roots` or `folders`. `submitted`: by a member."""
+def check_place(checkpoint: str, watch: WatchConfig) -> None:
+    """NotAdmittedError unless the resolved folder is below `[watch] roots` or `folders`."""
     roots = (*watch.roots, *watch.folders)
     try:
         place = Path(checkpoint).resolve()
@@ -113,10 +112,8 @@ def check_place(checkpoint: str, watch: WatchConfig, *, submitted: bool = False)
     except (OSError, RuntimeError, ValueError) as error:  # links in a circle, a name with a NUL
         raise NotAdmittedError(f"{checkpoint}: no folder that can be looked up ({error})") from error
     named = f"any of [watch] roots and folders ({', '.join(map(str, roots))})" if roots else "[watch] roots"
-    other = f", or evaluate this one: `evalspan submit {shlex.quote(str(place))} --suite NAME`"
     raise NotAdmittedError(
         f"{place} is not below {named}: set roots to the folder that training writes its checkpoints to and start the daemon anew"
-        f"{'' if submitted else other}"
     )
 
 

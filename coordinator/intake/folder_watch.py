@@ -1,4 +1,4 @@
-"""Finds checkpoints in watched folders, also those whose notices were lost.
+"""Finds checkpoints in watched folders, also those whose notices were lost, and announces them in the inbox.
 
 Rule: a folder that was reported is remembered with its contents; a look lists only folders that have changed, and
 checks a few of the reported ones for new contents. Called by `runtime.service`.
@@ -13,55 +13,62 @@ import logging
 import os
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from coordinator.base.isolate import LoopGuard
 from coordinator.base.listing import Listing
 from coordinator.hook import PIN_PREFIX
 from coordinator.intake.checkpoint import step_of
-from coordinator.intake.sources import Delivery, Notice
+from coordinator.intake.inbox import Notice, leave
+from evaljobs.contract.paths import WorkPaths
 from evaljobs.contract.storage import write_atomic
 
 log = logging.getLogger(__name__)
 
 AGAIN = 10  # reported checkpoints that one look checks for new contents
+MOST_NEW = 100  # checkpoints that one look announces: each is a file that is synced
 
 
 class FolderWatch:
-    """Finds checkpoint folders below watched folders, also those of lost notices.
+    """Announces checkpoint folders below watched folders, also those of lost notices.
 
     Remembers reported folders with their contents: a restarted training may write other checkpoints
     into folders of the same names. Those that a training has removed are forgotten.
     """
 
-    def __init__(self, memory: Path, folders: Sequence[tuple[str, str]], *, any_format: bool = False) -> None:
-        """`folders`: (folder of checkpoints or a glob, suite). `memory`: file of reported folders.
+    def __init__(
+        self, paths: WorkPaths, folders: Sequence[tuple[str, str]], *, any_format: bool = False
+    ) -> None:
+        """`folders`: (folder of checkpoints or a glob, suite).
 
         `any_format`: a folder with a training step in its name counts as a checkpoint, too.
         """
         self.any_format = any_format
-        self.memory = memory
-        self.folders = folders
+        self.paths = paths
         self._places = [_Place(pattern, suite) for pattern, suite in folders]
         self._seen: dict[str, str] = {}  # reported folder -> digest of its contents then
+        self._left: dict[str, Path] = {}  # reported folder -> its notice, until the daemon has dealt with it
         self._due: deque[str] = deque()  # reported folders, the next to be checked again first
-        self._unwritten = False  # has `memory` to be written?
+        self._unwritten = False  # has the file of reported folders to be written?
         self._write_at = float("-inf")  # not before, in monotonic seconds
         self._guard = LoopGuard(log)  # an error in one place skips that place alone
         with contextlib.suppress(OSError, ValueError, TypeError):
-            self._seen = dict(json.loads(memory.read_text()))
+            self._seen = dict(json.loads(paths.watched.read_text()))
 
-    def look(self) -> Iterator[Delivery]:
-        """A delivery for each checkpoint folder not acknowledged yet; checks AGAIN acknowledged ones."""
+    def look(self) -> None:
+        """Leave a notice of each checkpoint folder that was not reported, MOST_NEW at most; check AGAIN reported ones."""
+        self._left = {key: file for key, file in self._left.items() if os.path.lexists(file)}
         again = self._in_turn()
+        left = 0
         for place in self._places:
             listed = self._guard(f"watching {place.pattern!r}", place.new, self._seen) or ()
             for key in sorted({*listed, *(again & place.keys)}):
                 folder = Path(key.partition("\0")[2])
-                delivery = self._guard(f"watching {str(folder)!r}", self._news, folder, place.suite, key)
-                if delivery is not None:
-                    yield delivery
+                if left < MOST_NEW and key not in self._left:
+                    left += bool(
+                        self._guard(f"watching {str(folder)!r}", self._report, folder, place.suite, key)
+                    )
         for key in again:
             if _is_gone(Path(key.partition("\0")[2])):
                 self._seen.pop(key, None)
@@ -73,17 +80,21 @@ class FolderWatch:
             self._due.extend(self._seen)
         return {self._due.popleft() for _ in range(min(AGAIN, len(self._due)))}
 
-    def _news(self, folder: Path, suite: str, key: str) -> Delivery | None:
+    def _report(self, folder: Path, suite: str, key: str) -> bool:
+        """Announce a checkpoint with new contents; False: it is none, or has none."""
         if not self._is_checkpoint(folder):
-            return None
+            return False
         held = _held(folder)
         if self._seen.get(key) == held:
-            return None
+            return False
         str(folder).encode()  # raises for a name that is no UTF-8: no notice can hold it
-        notice = Notice(
-            checkpoint=str(folder), step=step_of(folder.name), suite=suite, noticed_at=time.time()
+        step, now = step_of(folder.name), time.time()
+        self._left[key] = leave(
+            self.paths, Notice(checkpoint=str(folder), step=step, suite=suite, noticed_at=now, seen=True)
         )
-        return Delivery(f"watch/{key}", notice, lambda: self._remember(key, held), announced=False, own=True)
+        self._seen[key] = held
+        self._unwritten = True
+        return True
 
     def _is_checkpoint(self, folder: Path) -> bool:
         # `Path.exists` raises in a folder that this user may not enter
@@ -91,20 +102,15 @@ class FolderWatch:
             self.any_format and step_of(folder.name) is not None
         )
 
-    def _remember(self, key: str, held: str) -> None:
-        self._seen[key] = held
-        self._unwritten = True
-        self._write()
-
     def _write(self) -> None:
-        """Write the memory where it has changed; it takes at most a thousandth of the time, however long it is.
+        """Write the file of reported folders where they have changed; it takes at most a thousandth of the time, however long it is.
 
         What is not in it, also on a full disk, is reported again after a restart, without effect.
         """
         began = time.monotonic()
         if self._unwritten and began >= self._write_at:
             with contextlib.suppress(OSError):
-                write_atomic(self.memory, json.dumps(self._seen, sort_keys=True).encode())
+                write_atomic(self.paths.watched, json.dumps(self._seen, sort_keys=True).encode())
                 self._unwritten = False
             ended = time.monotonic()
             self._write_at = ended + 1000 * (ended - began)

@@ -84,7 +84,7 @@ def load(
             return config
         full = shortage(error, work)
         paths = WorkPaths(work)
-        used = any(map(os.path.exists, (paths.lock, paths.submissions)))  # False in a private folder
+        used = any(map(os.path.exists, (paths.lock, paths.inbox)))  # False in a private folder
         if used and (full or error.errno in {errno.EACCES, errno.EROFS}):
             return config  # it was in use before: the loop waits for room, and `report` reads another user's scores
         if full:

@@ -1,33 +1,29 @@
-"""Pending checkpoints: announced and not accepted yet, each with its reason; and those refused lately.
+"""Pending checkpoints: announced and not accepted yet, each with its reason.
 
-Rule: `pending.json` in the work folder is written when this changes, for `evalspan status`. Nothing is decided by it;
-refusals in it outlive the daemon. `coordinator.runtime.service` decides what is accepted.
+Rule: `pending.json` in the work folder is written when this changes, for `evalspan status`. Nothing is decided by it.
+`coordinator.runtime.service` decides what is accepted.
 """
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import logging
-import os
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import ValidationError
 
 from coordinator.cluster import ClusterError
 from coordinator.errors import RetryError
-from coordinator.intake.sources import Delivery, Notice
+from coordinator.intake.inbox import InboxFile, Notice, Refused, refusals
+from evaljobs.contract.paths import WorkPaths
 from evaljobs.contract.specs import Kept
 from evaljobs.contract.storage import write_record
 
 log = logging.getLogger(__name__)
 
-MOST_WAITING = 1000  # pending checkpoints in the file: the oldest ones, those of submissions first
-MOST_COPIES = 100  # notices of one checkpoint that are kept until it is accepted
-MOST_REFUSED = 20  # refused checkpoints in the file: the last ones
-REFUSED_SECONDS = 7 * 86400.0  # a refusal stays in the file for so long
+MOST_WAITING = 1000  # pending checkpoints in the file: the oldest ones
 
 # errors of a path that does not exist or cannot; every other OSError is storage's and may pass
 _NO_SUCH_PLACE = {errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP}
@@ -46,27 +42,28 @@ class Waiting(Kept):
     evaluation_id: str = ""
 
 
-class Refused(Kept):
-    """A checkpoint that was refused. `at`: unix seconds."""
-
-    checkpoint: str
-    suite: str
-    at: float
-    why: str
-
-
 class PendingFile(Kept):
-    """`pending.json`. `unsigned`: notices without a signature that were refused; `unsigned_at`: the last one, unix seconds."""
+    """`pending.json`."""
 
     schema_version: int = 1
     waiting: tuple[Waiting, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoints:
+    """What `status` shows of an inbox: pending checkpoints, and those that were refused within a week."""
+
+    waiting: tuple[Waiting, ...] = ()
     refused: tuple[Refused, ...] = ()
-    unsigned: int = 0
-    unsigned_at: float = 0.0
 
 
-def read(path: Path) -> PendingFile:
-    """What the last daemon wrote; empty where there is no file, or storage is away."""
+def read(paths: WorkPaths, now: float) -> Checkpoints:
+    """As the last daemon left them. `now`: unix seconds."""
+    return Checkpoints(_written(paths.pending).waiting, refusals(paths, now))
+
+
+def _written(path: Path) -> PendingFile:
+    """Empty where there is no file, or storage is away."""
     try:
         return PendingFile.model_validate_json(path.read_bytes())
     except (OSError, ValidationError):
@@ -83,70 +80,62 @@ def waits_for_daemon(holder: str, daemon: str = "evalspan daemon") -> str:
     )
 
 
-def with_unread(known: PendingFile, unread: Iterable[Delivery], why: str, now: float) -> PendingFile:
-    """`known` and the notices in the work folder that it does not name. `why`: what they wait for; `now`: unix seconds."""
+def with_unread(known: Checkpoints, unread: Iterable[InboxFile], why: str, now: float) -> Checkpoints:
+    """`known` and the files of the inbox that it does not name. `why`: what they wait for; `now`: unix seconds."""
     waiting = {(w.checkpoint, w.suite): w for w in known.waiting}
-    for each in unread:
-        checkpoint, suite, at = each.notice.checkpoint, each.notice.suite, each.notice.noticed_at
-        since = at if 0 < at < now else now  # a notice may hold any number
-        entry = Waiting(
-            checkpoint=checkpoint,
-            suite=suite,
-            since=since,
-            why=each.wrong or why,
-            evaluation_id=each.evaluation_id,
-        )
-        waiting.setdefault((checkpoint, suite), entry)
-    return known.model_copy(update={"waiting": tuple(waiting.values())})
+    for file in unread:
+        each = PendingCheckpoint(since=_announced(file.notice, now), why=file.wrong or why, files=[file])
+        waiting.setdefault((file.notice.checkpoint, file.notice.suite), each.shown())
+    return Checkpoints(tuple(waiting.values()), known.refused)
+
+
+def _announced(notice: Notice, now: float) -> float:
+    """A notice may hold any number."""
+    return notice.noticed_at if 0 < notice.noticed_at < now else now
 
 
 @dataclass(slots=True)
 class PendingCheckpoint:
     """A checkpoint that was announced and is neither accepted nor refused yet."""
 
-    notice: Notice
     since: float  # unix seconds
-    acknowledge: dict[str, Callable[[], object]] = field(default_factory=dict)  # by the key of each delivery
+    files: list[InboxFile]  # that announce it, oldest first
+    why: str = ""  # it is not accepted yet
+    looked_at: float = float("-inf")  # unix seconds
     signature: str = ""  # digest of its files at the last look
     stable_since: float = 0.0  # unix seconds
-    why: str = ""  # it is not accepted yet
-    announced: bool = False  # by the process that saved it; False: only seen in a watched folder
-    own: bool = False  # named by the daemon's own user or its settings: any suite and folder is allowed
-    evaluation_id: str = ""  # what `submit` printed
-    member: str = ""  # "FILE of USER", where a member of the group left it
 
     @property
-    def withdrawn(self) -> bool:
-        """Were all its notices files, and is none of them left? Storage that is away brings it again."""
-        return bool(self.acknowledge) and not any(
-            not Path(key).is_absolute() or os.path.exists(key)  # noqa: PTH110 (a stale handle raises)
-            for key in self.acknowledge
-        )
+    def notice(self) -> Notice:
+        """The first one of the highest priority."""
+        return max((file.notice for file in self.files), key=lambda notice: notice.priority)
 
-    def add(self, delivery: Delivery) -> None:
-        self.announced |= delivery.announced
-        self.own |= delivery.own
-        self.evaluation_id = delivery.evaluation_id or self.evaluation_id
-        if len(self.acknowledge) < MOST_COPIES:
-            self.acknowledge[delivery.key] = delivery.acknowledge
-        elif delivery.key not in self.acknowledge:  # the others bring it again
-            delivery.acknowledge()
-        if delivery.member:
-            self.member = f"{delivery.key} of {delivery.member}"
-        if delivery.notice.priority > self.notice.priority:
-            self.notice = delivery.notice
+    @property
+    def announced(self) -> bool:
+        """Did a process say that it is saved? False: it was only seen in a watched folder."""
+        return not all(file.notice.seen for file in self.files)
+
+    @property
+    def member(self) -> str:
+        """FILE of USER, where members of the group alone left it; "" where this user did."""
+        last = self.files[-1]
+        return f"{last.path} of {last.member}" if all(file.member for file in self.files) else ""
 
     def wait(self, why: str) -> None:
-        """Keep its notices; log the reason where it is a new one."""
+        """Keep its files; log the reason where it is a new one."""
         if why != self.why:
             self.why = why
             log.info("%s is not taken yet: %s", self.notice.checkpoint, why)
 
-    def done(self) -> None:
-        """Acknowledge every delivery of it; one that cannot be acknowledged now comes again, to no effect."""
-        for acknowledge in self.acknowledge.values():
-            with contextlib.suppress(OSError):
-                acknowledge()
+    def shown(self) -> Waiting:
+        named = [file.notice.evaluation_id for file in self.files if file.notice.evaluation_id]
+        return Waiting(
+            checkpoint=self.notice.checkpoint,
+            suite=self.notice.suite,
+            since=self.since,
+            why=self.why,
+            evaluation_id=named[-1] if named else "",
+        )
 
 
 class PendingWriter:
@@ -154,50 +143,15 @@ class PendingWriter:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._written = read(path)
-        self._refused = {(r.checkpoint, r.suite): r for r in self._written.refused}
-        self._unsigned, self._unsigned_at = self._written.unsigned, self._written.unsigned_at
+        self._last = _written(path)
 
-    def refuse_unsigned(self, now: float) -> int:
-        """Count a notice whose words nothing vouches for, and keep none of them; the count so far."""
-        self._unsigned, self._unsigned_at = self._unsigned + 1, now
-        return self._unsigned
-
-    def refuse(self, notice: Notice, why: str, now: float) -> None:
-        key = (notice.checkpoint, notice.suite)
-        self._refused.pop(key, None)  # the newest is the last one
-        self._refused[key] = Refused(checkpoint=notice.checkpoint, suite=notice.suite, at=now, why=why)
-
-    def accept(self, notice: Notice) -> None:
-        """Drop an earlier refusal of it."""
-        self._refused.pop((notice.checkpoint, notice.suite), None)
-
-    def write(self, pending: Iterable[PendingCheckpoint], now: float) -> None:
+    def write(self, pending: Iterable[PendingCheckpoint]) -> None:
         """Write the file where it has changed. OSError where the disk refuses: the next look tries again."""
-        waiting = tuple(
-            Waiting(
-                checkpoint=p.notice.checkpoint,
-                suite=p.notice.suite,
-                since=p.since,
-                why=p.why,
-                evaluation_id=p.evaluation_id,
-            )
-            for p in sorted(pending, key=lambda p: (not p.own, p.since))
-            if p.why
-        )[:MOST_WAITING]
-        refused = tuple(r for r in self._refused.values() if now - r.at < REFUSED_SECONDS)[-MOST_REFUSED:]
-        if now - self._unsigned_at >= REFUSED_SECONDS:
-            self._unsigned, self._unsigned_at = 0, 0.0
-        current = PendingFile(
-            waiting=waiting,
-            refused=refused,
-            unsigned=self._unsigned,
-            unsigned_at=self._unsigned_at,
-        )
-        if current != self._written:
+        waiting = tuple(p.shown() for p in sorted(pending, key=lambda p: p.since) if p.why)
+        current = PendingFile(waiting=waiting[:MOST_WAITING])
+        if current != self._last:
             write_record(self._path, current)
-            self._written = current
-            self._refused = {(r.checkpoint, r.suite): r for r in refused}
+            self._last = current
 
 
 def may_pass(error: Exception) -> bool:

@@ -1,8 +1,8 @@
 """The work folder: its user's alone, or readable by one group; refused where others could replace what jobs run.
 
 Rule: its root decides who may see what lies in it, since a new file is as visible as its folder (`storage.file_mode`).
-Members of the group leave notices and submissions in `drops`, where the sticky bit keeps each member's files from the
-others; all else is the user's. Called by `from_settings.load`, the intake and the commands.
+Members of the group leave checkpoints in the inbox, where the sticky bit keeps each member's files from the others;
+all else is the user's. Called by `from_settings.load`, the intake and the commands.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 PRIVATE = 0o700
 SHARED = 0o2750  # setgid: what is made below belongs to the group, too
 NEW = "give --work-dir a new folder"
-DROP = 0o3770  # of a folder in which each member of the group leaves files of its own
+DROP = 0o3770  # of a shared inbox, in which each member of the group leaves files of its own
 
 
 def open_folder(root: Path, shared_group: str | None) -> None:
@@ -57,23 +57,21 @@ def open_folder(root: Path, shared_group: str | None) -> None:
         _keep_private(root, stat.S_IMODE(found.st_mode))
     elif made or (stat.S_IMODE(found.st_mode), found.st_gid) != (SHARED, group):
         _share(root, group, str(shared_group))
-    _open_drops(WorkPaths(root), group)
+    _open_inbox(WorkPaths(root), group)
 
 
-def _open_drops(paths: WorkPaths, group: int | None) -> None:
-    """Let the group, where there is one, write to the drop folders, and to none below them."""
-    own = (paths.spool / "commands", paths.submissions / "suites")
-    if group is not None:  # else a member could make these two
-        for folder in own:
+def _open_inbox(paths: WorkPaths, group: int | None) -> None:
+    """Let the group, where there is one, write to the inbox, and to no folder below it."""
+    for folder in (paths.inbox / "refused", paths.inbox / "suites"):
+        if group is not None:  # else a member could make these two
             folder.mkdir(PRIVATE, parents=True, exist_ok=True)
-    for folder in (*own, paths.redis):
-        _fit(folder, PRIVATE)
-    for folder in drops(paths):
-        _fit(folder, PRIVATE if group is None else DROP, group)
+        _fit(folder, PRIVATE if group is None else SHARED, group)
+    _fit(paths.redis, PRIVATE)
+    _fit(paths.inbox, PRIVATE if group is None else DROP, group)
 
 
 def is_of_another(root: Path) -> bool:
-    """Is it another user's, so that this one may read it at most, or leave files in its `drops`? Root's rights are the owner's."""
+    """Is it another user's, so that this one may read it at most, or leave checkpoints in its inbox? Root's rights are the owner's."""
     try:
         return os.geteuid() not in (0, root.stat().st_uid)
     except OSError:
@@ -109,11 +107,6 @@ def is_read_only(root: Path) -> bool:
     return not root.stat().st_mode & stat.S_IWUSR
 
 
-def drops(paths: WorkPaths) -> tuple[Path, ...]:
-    """The folders that members of the group write to."""
-    return paths.spool, paths.submissions
-
-
 def _refuse_writable(root: Path, mode: int) -> None:
     who = [name for name, bit in (("its group", stat.S_IWGRP), ("all users", stat.S_IWOTH)) if mode & bit]
     if who:
@@ -126,7 +119,7 @@ def _refuse_writable(root: Path, mode: int) -> None:
 def _is_only_ours(root: Path) -> bool:
     """Is it a work folder already, or empty? Another folder's modes are not evalspan's to change."""
     work = WorkPaths(root)
-    marks = (work.lock, work.submissions, work.spool, work.redis, work.cache, work.request_sets)
+    marks = (work.lock, work.inbox, work.redis, work.cache, work.request_sets)
     used = any(mark.exists() for mark in marks) or any(root.glob("*/journal.jsonl"))
     return used or not any(root.iterdir())
 
@@ -173,7 +166,7 @@ def _share(root: Path, group: int, name: str) -> None:
 
 def _is_open(entry: os.stat_result, group: int, name: str) -> bool:
     """May the group read this entry of the root? True of what is made or fitted anew."""
-    if name.startswith(".") or name in ("redis", "spool", "submissions"):
+    if name.startswith(".") or name in ("redis", "inbox"):
         return True
     return bool(entry.st_mode & (stat.S_IRGRP if entry.st_gid == group else stat.S_IROTH))
 

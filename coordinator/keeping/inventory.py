@@ -59,8 +59,6 @@ def read_work_folder(work: WorkPaths) -> WorkFolder:
         work.request_sets: "request sets",
         work.converted: "converted checkpoints",
         work.cache: "cache",
-        work.spool: "spool",
-        work.submissions: "spool",
     }
     for entry in sorted(_entries(work.root), key=lambda e: e.name):
         path = Path(entry.path)
@@ -84,8 +82,6 @@ def _shared(folder: Path, kind: str) -> Iterator[Shared]:
             of = "code for jobs"
         elif kind == "cache" and name == "judgements":
             of = "judgements"
-        elif name.endswith(".bad"):
-            of = "unreadable notices"
         with contextlib.suppress(FileNotFoundError):
             used_at = entry.stat(follow_symlinks=False).st_mtime
             size = _below(path) if entry.is_dir(follow_symlinks=False) else _size(entry)

@@ -120,7 +120,7 @@ def unused(
     *,
     code: str | None,
 ) -> list[Shared]:
-    """What evaluations share and none of them needs: request sets, converted checkpoints, code, unreadable notices.
+    """What evaluations share and none of them needs: request sets, converted checkpoints, code.
 
     A request set is needed while an evaluation that uses it has its responses: `retry` of that one reads it. `code`:
     the name of the code folder of the coordinator that runs; None: not known, and no code folder goes.
@@ -147,8 +147,6 @@ def unused(
                 return item.name.startswith(digests) if all(digests) else True
             case "code for jobs":
                 return item.used_at >= outdated
-            case "unreadable notices":
-                return False
             case _:
                 return True
 

@@ -17,6 +17,7 @@ from coordinator.base.signals import Signals
 from coordinator.cluster.local import LocalCluster
 from coordinator.errors import OperatorError, RetryError
 from coordinator.evaluation.records import EvaluationRecord
+from coordinator.intake.inbox import Inbox
 from evaljobs.contract.specs import Record
 
 if TYPE_CHECKING:
@@ -127,13 +128,15 @@ def drive(coordinator: Coordinator, record: EvaluationRecord, watch: Callable[[]
     from coordinator.runtime.operator_commands import obey_commands  # noqa: PLC0415 (loads a Redis client)
 
     coordinator.accept_or_wait(record)
+    inbox = Inbox(coordinator.performer.site.paths)
     cancelled = False
     # An earlier run was cancelled: asking for the same evaluation again resumes it. None: not yet known.
     cancelled_before: bool | None = None
 
     def tick() -> None:
         nonlocal cancelled
-        obey_commands(coordinator, record.evaluation_id)  # another one's jobs would end with this run
+        # another one's jobs would end with this run
+        obey_commands(coordinator, inbox.look(), record.evaluation_id)
         if watch() and not cancelled:
             _cancel(coordinator, record.evaluation_id)
             cancelled = True

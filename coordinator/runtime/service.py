@@ -1,9 +1,9 @@
 """The daemon's intake: notices of checkpoints become evaluations; commands, stale checkpoints and pins are dealt with.
 
-Rule: a notice is acknowledged only once its evaluation is journalled or refused for good, so that a restarted daemon
+Rule: a notice stays in the inbox until its evaluation is journalled or refused for good, so that a restarted daemon
 reads it again. A checkpoint that is still being written is looked at again until it is whole and has stopped changing.
-An error of the checkpoint itself refuses it; while storage or the site is away, it stays pending. A notice that names
-what the settings do not allow is refused at once (`admission`). `evalspan daemon` calls `Service.tick`.
+An error of the checkpoint itself refuses it; while storage or the site is away, it stays pending. A member's notice that
+names what the settings do not allow is refused at once (`admission`). `evalspan daemon` calls `Service.tick`.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ import contextlib
 import json
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Literal
 
 from coordinator.allocation.backlog import Past, Seen, stale
 from coordinator.base import clock
-from coordinator.base.isolate import LoopGuard, isolated
+from coordinator.base.isolate import LoopGuard, isolated, warn_once
 from coordinator.base.throttle import Throttle
-from coordinator.base.turns import Turns
+from coordinator.base.words import one_line
 from coordinator.cluster import ClusterError
 from coordinator.cluster.slurm_rules import Hosting
 from coordinator.config.schema import Config
@@ -30,9 +30,10 @@ from coordinator.evaluation.footprint import gpu_need
 from coordinator.evaluation.records import EvaluationRecord, Inputs
 from coordinator.evaluation.state import State
 from coordinator.hook import PIN_PREFIX, pin_text
-from coordinator.intake import admission, from_settings, sources
+from coordinator.intake import admission, from_settings
 from coordinator.intake.admission import NotAdmittedError
 from coordinator.intake.folder_watch import FolderWatch
+from coordinator.intake.inbox import Inbox, InboxFile, done, forget_refusals, refuse
 from coordinator.intake.pending import PendingCheckpoint, PendingWriter, may_pass
 from coordinator.intake.resubmit import nothing_run
 from coordinator.intake.work_folder import name_of
@@ -53,12 +54,8 @@ STABLE_SECONDS = 2.0
 # A checkpoint that is not whole after this time is refused. One that waits for storage or the site stays pending, but
 # no longer keeps `--until-idle` running.
 WAIT_SECONDS = 3600.0
-LOOK_SECONDS = 1.0  # between two looks at notices and commands
-UNSIGNED_SECONDS = 60.0  # between two lines of the log that count notices without a signature
-# Pending checkpoints that are kept in memory. A notice beyond them is looked at when its source brings it, in turns.
-MOST_PENDING = 1000
-MOST_LOOKS = 100  # known pending checkpoints that one look examines, in turns
-MOST_LINES = 10  # refusals that one look logs by name
+LOOK_SECONDS = 1.0  # between two looks at the inbox
+MOST_LOOKS = 100  # pending checkpoints that one look examines, in turns
 RULES = "the question for the site's rules"
 RULES_SECONDS = 30.0  # between two questions for the site's rules, where they fail
 
@@ -73,14 +70,10 @@ class Service:
         self._pending: dict[tuple[str, str], PendingCheckpoint] = {}  # by (checkpoint, suite)
         self._writer = PendingWriter(self.paths.pending)
         self._throttle = Throttle()
-        self._submissions, self._spool = Turns(self.paths.submissions), Turns(self.paths.spool)
-        self._commands, self._stream = Turns(self.paths.spool / "commands"), sources.StreamPlace()
-        self._refused: list[PendingCheckpoint] = []  # in this look
+        self._inbox = Inbox(self.paths)
         self._suite_files = admission.suite_files(config.watch)
         watched = [(str(f), config.watch.suite or "default") for f in config.watch.folders]
-        self._watch = FolderWatch(
-            self.paths.watched, watched, any_format=config.checkpoint.convert is not None
-        )
+        self._watch = FolderWatch(self.paths, watched, any_format=config.checkpoint.convert is not None)
         # pins of an earlier daemon: the first tick removes those that no evaluation needs any more
         taken = list(_records(self.paths))
         self._pinned: set[str] = {str(pin) for pin in map(_pin, taken) if _is_there(pin)}
@@ -108,55 +101,35 @@ class Service:
         if not self._throttle.due("look", LOOK_SECONDS, now):
             return
         self._made_of.clear()
-        known = list(self._pending)
-        self._guard("what is announced", self._read_notices, now)
-        for key in [*known[:MOST_LOOKS], *list(self._pending)[len(known) :]]:
-            each = self._pending.pop(key)
-            if not each.withdrawn and not self._dealt_with(each, now):
-                self._pending[key] = each  # the last one to be examined again
-        newest = list(reversed(self._pending))
-        newest.sort(key=lambda key: self._pending[key].own)  # what the settings or the user name goes last
-        for key in newest[: max(0, len(self._pending) - MOST_PENDING)]:
-            del self._pending[key]  # its source brings it again
-        self._guard("commands", obey_commands, self.coordinator, None, self._commands)
+        self._guard("watched folders", self._watch.look)
+        files = self._inbox.look()
+        self._know(files, now)
+        for each in sorted(self._pending.values(), key=lambda each: each.looked_at)[:MOST_LOOKS]:
+            each.looked_at = now
+            with isolated(partial(self._unexpected, each, now)):
+                if not self._lacks_lm_eval(each):
+                    self._examine(each, now)
+        self._guard("commands", obey_commands, self.coordinator, files)
         self._guard("stale checkpoints", self._drop_stale)
         self._guard("pins", self._pins)
-        self._write_pending(now)
-        if len(self._refused) > MOST_LINES:
-            log.warning("and %d other notices are refused", len(self._refused) - MOST_LINES)
-        for each in self._refused:  # last: `wait` looks for a refusal once the notice is gone
-            each.done()
-        self._refused.clear()
+        self._guard(str(self.paths.pending), self._writer.write, self._pending.values())
 
-    def _read_notices(self, now: float) -> None:
-        for delivery in self._deliveries():
-            if delivery.unsigned:
-                self._refuse_unsigned(delivery, now)
+    def _know(self, files: Sequence[InboxFile], now: float) -> None:
+        """The pending checkpoints are those in the inbox. What was withdrawn is none any more; what is malformed is refused."""
+        found: dict[tuple[str, str], list[InboxFile]] = {}
+        for file in files:
+            if file.notice.command != "evaluate":
                 continue
-            each = PendingCheckpoint(delivery.notice, since=now)
-            if delivery.wrong:
-                each.add(delivery)
-                self._refuse(each, delivery.wrong, now)
-                continue
-            key = (delivery.notice.checkpoint, delivery.notice.suite)
-            if len(self._pending) >= MOST_PENDING and not delivery.own:  # not kept, so young at each look
-                each.since = min(now, delivery.notice.noticed_at or now)
-            self._pending.setdefault(key, each).add(delivery)
-
-    def _deliveries(self) -> Iterator[sources.Delivery]:
-        signed = self.config.redis.url is not None
-        yield from sources.from_submissions(self.paths, self._submissions)
-        yield from sources.from_spool(self.paths, self._spool)
-        yield from sources.from_stream(self.paths, self._stream, signed=signed)
-        yield from self._watch.look()
+            if file.wrong:
+                self._refuse(PendingCheckpoint(now, [file]), file.wrong, now)
+            else:
+                found.setdefault((file.notice.checkpoint, file.notice.suite), []).append(file)
+        known, self._pending = self._pending, {}
+        for key, theirs in found.items():
+            self._pending[key] = known.get(key) or PendingCheckpoint(now, theirs)
+            self._pending[key].files = theirs
 
     # --- pending checkpoints -----------------------------------------------------------------------------------------
-
-    def _dealt_with(self, each: PendingCheckpoint, now: float) -> bool:
-        """True once the notice is dealt with: accepted, or refused for good. An unexpected error refuses it."""
-        with isolated(partial(self._unexpected, each, now)):
-            return not self._lacks_lm_eval(each) and self._examine(each, now)
-        return True
 
     def _unexpected(self, each: PendingCheckpoint, now: float, error: Exception) -> None:
         log.error("%s", each.notice.checkpoint, exc_info=error)
@@ -171,40 +144,35 @@ class Service:
             return True
         return False
 
-    def _examine(self, each: PendingCheckpoint, now: float) -> bool:
+    def _examine(self, each: PendingCheckpoint, now: float) -> None:
         try:
             record = self._record(each)
         except (EvalspanError, OSError, ValueError) as error:
             each.signature = ""
-            member = "" if each.own else each.member
+            member = each.member
             closed = _closed_to_us(error) if member else ""
             why = closed or " ".join(str(error).split())
-            young = (
-                now - each.since < WAIT_SECONDS
-            )  # it may not be whole yet, or its suite file may be edited
+            # it may not be whole yet, or its suite file may be edited
+            young = now - each.since < WAIT_SECONDS
             passing = may_pass(error) or (young and admission.may_be_there(each.notice.checkpoint))
             if passing and not isinstance(error, NotAdmittedError) and not closed:
                 each.wait(why)
-                return False
-            if member:
-                why = f"{member}: {why}"
-            return self._refuse(each, why, now)
-        if each.announced and not each.why:
-            return self._accept(record, each)  # announced after it was saved, and whole at the first look
-        if record.checkpoint.digest != each.signature:
-            each.signature, each.stable_since = record.checkpoint.digest, now
-            return False
-        if now - each.stable_since < STABLE_SECONDS:
-            return False
-        return self._accept(record, each)
+            else:
+                self._refuse(each, f"{member}: {why}" if member else why, now)
+            return
+        if not each.announced or each.why:  # else: announced after it was saved, and whole at the first look
+            if record.checkpoint.digest != each.signature:
+                each.signature, each.stable_since = record.checkpoint.digest, now
+                return
+            if now - each.stable_since < STABLE_SECONDS:
+                return
+        self._accept(record, each)
 
     def _record(self, each: PendingCheckpoint) -> EvaluationRecord:
-        notice, watch = each.notice, self.config.watch
-        suite = notice.suite
-        if not each.own or suite == "default":
-            suite = admission.admitted_suite(suite, watch, self._suite_files)
-        if not each.own:
-            admission.check_place(notice.checkpoint, watch, submitted=bool(each.member))
+        notice, watch, own = each.notice, self.config.watch, not each.member
+        suite = admission.admitted_suite(notice.suite, watch, self._suite_files, own=own)
+        if not own:
+            admission.check_place(notice.checkpoint, watch)
         record = from_settings.record_of(
             self.config, notice.checkpoint, suite, self._inputs, priority=notice.priority, step=notice.step
         )
@@ -219,13 +187,14 @@ class Service:
             self._made_of[key] = look(suite, model)
         return self._made_of[key]
 
-    def _accept(self, record: EvaluationRecord, each: PendingCheckpoint) -> bool:
-        """Accept a good checkpoint; False, and it stays pending, where storage or the site is away."""
+    def _accept(self, record: EvaluationRecord, each: PendingCheckpoint) -> None:
+        """Accept a good checkpoint; it stays pending where storage or the site is away."""
         try:
             rules = self._rules()  # first: while the site is away, this is as far as each look comes
             begun = Journal.begun(self.paths.evaluation(record.evaluation_id).journal)
             if not begun and (why := gpu_need(record).refusal(self.coordinator.nodes or rules.listed)):
-                return self._refuse(each, why, clock.now())
+                self._refuse(each, why, clock.now())
+                return
             if not begun and (said := changed_since(record, self.coordinator.performer.site)):
                 log.info("%s", said)
             self.coordinator.accept_or_wait(wiring.at_site(record, rules, self.config))
@@ -236,10 +205,11 @@ class Service:
                 self.coordinator.prioritize(record.evaluation_id, record.priority)
         except (OSError, ClusterError, EvalspanError) as error:
             each.wait(str(error))
-            return False
-        self._writer.accept(each.notice)
-        each.done()
-        return True
+            return
+        forget_refusals(self.paths, each.notice)
+        for file in each.files:
+            done(file)
+        self._pending.pop((each.notice.checkpoint, each.notice.suite), None)
 
     def _rules(self) -> Hosting:
         """The site's rules, asked for once; after a failure, such as a wrong partition, again in RULES_SECONDS."""
@@ -258,21 +228,17 @@ class Service:
             raise self._no_rules
         return self._hosting
 
-    def _refuse(self, each: PendingCheckpoint, why: str, now: float) -> bool:
-        if len(self._refused) < MOST_LINES:
-            log.warning("%s is not evaluated: %s", each.notice.checkpoint, why)
-        self._writer.refuse(each.notice, why, now)
-        self._refused.append(each)
-        return True
-
-    def _refuse_unsigned(self, delivery: sources.Delivery, now: float) -> None:
-        count = self._writer.refuse_unsigned(now)
-        if self._throttle.due("unsigned", UNSIGNED_SECONDS, now):
-            log.warning("%d notices in Redis are refused: they lack the signature of this work folder", count)
-        delivery.acknowledge()
-
-    def _write_pending(self, now: float) -> None:
-        self._guard(str(self.paths.pending), self._writer.write, self._pending.values(), now)
+    def _refuse(self, each: PendingCheckpoint, why: str, now: float) -> None:
+        try:
+            for file in each.files:
+                refuse(file, why, now)
+        except OSError as error:  # a full disk: the next look tries again
+            warn_once(log, one_line(f"{self.paths.inbox}/refused cannot be written: {error}"))
+            return
+        log.warning("%s is not evaluated: %s", each.notice.checkpoint, why)
+        key = (each.notice.checkpoint, each.notice.suite)
+        if self._pending.get(key) is each:
+            del self._pending[key]
 
     # --- housekeeping -----------------------------------------------------------------------------------
 

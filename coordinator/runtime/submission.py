@@ -6,6 +6,7 @@ what it wrote after, and no clocks of two hosts are compared. Called by `coordin
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from coordinator.base.words import first_of
 from coordinator.config.schema import Config
 from coordinator.errors import OperatorError
 from coordinator.evaluation.records import checkpoint_name, id_stem
-from coordinator.intake import pending, resubmit, sources
+from coordinator.intake import inbox, pending, resubmit
 from coordinator.intake.suites import load_suite
 from coordinator.intake.work_folder import refuse_guest
 from coordinator.runtime.journal import Journal
@@ -38,20 +39,17 @@ class Submission(Record):
     ended_bytes: int | None = None  # length of the journal of an evaluation that had ended and is resumed
 
 
-def send(
-    paths: WorkPaths, evaluation_id: str, notice: sources.Notice, answer: resubmit.Submitted, daemon: str
-) -> Submission:
-    """Leave the notice and the command that `answer` asks for. `daemon`: the command that starts one."""
+def send(paths: WorkPaths, notice: inbox.Notice, answer: resubmit.Submitted, daemon: str) -> Submission:
+    """Leave the notice of a checkpoint and the command that `answer` asks for. `daemon`: the command that starts one."""
     if answer.again:
         refuse_guest(paths.root)  # a command follows
+    evaluation_id = notice.evaluation_id
     before = ended(paths.evaluation(evaluation_id)) if answer.again else None
     sent = []
     if answer.announce:
-        sent.append(sources.submit(paths, notice, evaluation_id))
+        sent.append(inbox.leave(paths, notice))
     if answer.again:
-        from coordinator.runtime.operator_commands import Command, leave_command  # noqa: PLC0415 (loads redis)
-
-        sent.append(leave_command(paths, Command(command="retry", evaluation_id=evaluation_id)))
+        sent.append(inbox.leave(paths, inbox.Notice(command="retry", evaluation_id=evaluation_id)))
     holder = WorkLock(paths.lock).holder()
     waits = answer.announce or answer.again or (answer.what == "known" and not holder)
     return Submission(
@@ -87,7 +85,8 @@ def withdrawn(settings: Config, name: str) -> str:
     A daemon may be accepting it at this moment: a running one gets a command to cancel it, too.
     """
     paths = WorkPaths(settings.work_dir)
-    ids = {each.evaluation_id for each in sources.from_submissions(paths)} - {""}
+    files = inbox.waiting_files(paths)
+    ids = {file.notice.evaluation_id for file in files} - {""}
     found = sorted(i for i in ids if i.startswith(name) or i.endswith(f"-{name}"))
     found = [name] if name in ids else found
     if len(found) > 1:
@@ -96,11 +95,11 @@ def withdrawn(settings: Config, name: str) -> str:
         )
     if not found:
         return ""
-    sources.withdraw(paths, found[0])
+    for file in files:
+        if file.notice.evaluation_id == found[0]:
+            file.path.unlink(missing_ok=True)
     if WorkLock(paths.lock).held():
-        from coordinator.runtime.operator_commands import Command, leave_command  # noqa: PLC0415 (loads redis)
-
-        leave_command(paths, Command(command="cancel", evaluation_id=found[0]))
+        inbox.leave(paths, inbox.Notice(command="cancel", evaluation_id=found[0]))
     return found[0]
 
 
@@ -116,9 +115,9 @@ def why_waiting(settings: Config, submission: Submission, daemon: str) -> str:
 
 def _unaccepted(paths: WorkPaths) -> Iterator[tuple[str, str, tuple[str, ...]]]:
     """(checkpoint, suite, file of its notice) of what is announced and not accepted."""
-    for each in (*sources.from_submissions(paths), *sources.from_spool(paths)):
-        yield each.notice.checkpoint, each.notice.suite, (each.key,)
-    for waiting in pending.read(paths.pending).waiting:
+    for file in inbox.waiting_files(paths):
+        yield file.notice.checkpoint, file.notice.suite, (str(file.path),)
+    for waiting in pending.read(paths, time.time()).waiting:
         yield waiting.checkpoint, waiting.suite, ()
 
 
@@ -160,7 +159,7 @@ def has_ended(settings: Config, submission: Submission) -> bool:
 def _check_pending(paths: WorkPaths, submission: Submission) -> None:
     """OperatorError unless the checkpoint is pending, or its evaluation has begun meanwhile."""
     key = (submission.checkpoint, submission.suite)
-    known = pending.read(paths.pending)
+    known = pending.read(paths, time.time())
     for refused in known.refused:
         if (refused.checkpoint, refused.suite) == key:
             raise OperatorError(f"{refused.checkpoint} was refused: {refused.why}")

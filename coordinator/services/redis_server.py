@@ -29,7 +29,6 @@ from coordinator.base import process_identity
 from coordinator.base.disk_space import SHORT
 from coordinator.base.process_identity import Process
 from coordinator.errors import OperatorError, RetryError
-from coordinator.services.notice_key import notice_key
 from coordinator.services.redis_files import USER, acl_text, config_text
 from evaljobs.contract.paths import WorkPaths
 from evaljobs.contract.specs import Kept
@@ -370,9 +369,6 @@ class SiteRedis:
                 self._client.ping()
         except (QueueUnavailable, OperatorError) as error:
             raise (RetryError if served else OperatorError)(str(error)) from error
-        if not served:
-            self.work.redis.mkdir(mode=0o700, parents=True, exist_ok=True)
-            notice_key(self.work)  # before the hook finds the address
         _publish(self.address, self.work)
         return self.address
 

@@ -111,9 +111,6 @@ class WorkPaths:
         # File WORK_DIR/redis/address.json: address and password of Redis, mode 0600 | the coordinator | written anew at each
         # start
         self.redis_address = self.redis / "address.json"
-        # File WORK_DIR/redis/notice.key: signs notices where Redis is the site's; the hook reads it, too | the coordinator |
-        # stays
-        self.notice_key = self.redis / "notice.key"
         self.request_sets = self.root / "request_sets"
         # File WORK_DIR/converted/DIGEST/…: Hugging Face folder of a checkpoint in training's own format | a conversion |
         # when no evaluation needs it
@@ -133,16 +130,13 @@ class WorkPaths:
         self.samples = self.cache / "samples.txt"
         # File WORK_DIR/cache/gpu_names.json: names of GPUs of nodes whose Gres says no type | the coordinator | may be removed
         self.gpu_names = self.cache / "gpu_names.json"
-        # File WORK_DIR/spool/TIME-HOST-PID-N.json: a notice of the hook | the training | once the daemon has dealt with it
-        # File WORK_DIR/spool/TIME.bad: an unreadable notice, a hundred at most | the coordinator | `prune`
-        self.spool = self.root / "spool"
-        # File WORK_DIR/submissions/TIME-ID.json: a submission | `submit` | once the daemon has dealt with it
-        # File WORK_DIR/submissions/TIME.bad: an unreadable submission | the coordinator | `prune`
-        self.submissions = self.root / "submissions"
+        # File WORK_DIR/inbox/TIME-HOST-PID-N.json: a checkpoint to evaluate, or a command | the training, `submit`, `cancel`,
+        # `retry`, `release`, the coordinator for a watched folder | once the coordinator has dealt with it
+        # File WORK_DIR/inbox/refused/NAME.json: one that was refused, a hundred at most | the coordinator | after a week
+        self.inbox = self.root / "inbox"
         # File WORK_DIR/nodes.json: cordoned nodes with the end of each cordon | the coordinator | stays
         self.nodes = self.root / "nodes.json"
-        # File WORK_DIR/pending.json: pending checkpoints with their reasons, and those refused within a week | the coordinator |
-        # stays
+        # File WORK_DIR/pending.json: pending checkpoints with their reasons | the coordinator | stays
         self.pending = self.root / "pending.json"
         # File WORK_DIR/watched.json: checkpoints of watched folders that were taken, while they are there | the coordinator |
         # stays

@@ -23,7 +23,7 @@ from bench.portfolio import INSTANCE, Portfolio, Set
 from bench.staging import make_checkpoint
 from coordinator.intake import from_settings, request_sets
 from coordinator.intake.checkpoint import inspect
-from coordinator.intake.sources import Notice, submit
+from coordinator.intake.inbox import Notice, leave
 from coordinator.intake.suites import load_suite
 from coordinator.planning.make_plan import BYTES_PER_PARAMETER
 from evaljobs.contract.paths import (
@@ -216,7 +216,7 @@ def main(root: Path, given: dict[str, Any]) -> None:
             continue
         source = inspect(place).source
         notice = Notice(checkpoint=source, step=number, suite=str(suite_file), noticed_at=time.time())
-        submit(WorkPaths(settings.work_dir), notice)
+        leave(WorkPaths(settings.work_dir), notice)
 
 
 if __name__ == "__main__":

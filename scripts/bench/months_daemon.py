@@ -26,7 +26,7 @@ from bench.months_world import World, play
 from bench.timed import synthetic_jobs
 from coordinator.base import clock
 from coordinator.cli.service import daemon
-from coordinator.intake.sources import Notice, submit
+from coordinator.intake.inbox import Notice, leave
 from coordinator.runtime.loop import Coordinator
 from coordinator.runtime.service import Service
 
@@ -60,7 +60,7 @@ class Announcer:
         """Called after each turn of the daemon's loop."""
         spent, now = time.thread_time() - self.began, clock.now()
         busy = bool(service.coordinator.busy or service.coordinator.running or service.waiting)
-        busy = busy or any(service.paths.submissions.glob("*.json"))
+        busy = busy or any(service.paths.inbox.glob("*.json"))
         if self.world is not None:
             self.world.turn(busy=busy)
         if busy:
@@ -102,7 +102,7 @@ class Announcer:
                 continue
             suite = str(self.root / "suite.toml")
             notice = Notice(checkpoint=str(place), step=_step(place), suite=suite, noticed_at=time.time())
-            submit(service.paths, notice)
+            leave(service.paths, notice)
 
 
 def _step(place: Path) -> int:

@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from coordinator.intake import from_settings, pending, sources
+from coordinator.intake import from_settings, inbox, pending
 from coordinator.runtime.summary import read_evaluation
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths
 from evaljobs.contract.storage import write_atomic
@@ -31,7 +31,7 @@ class Notices:
         self._paths, self._kept = paths, kept
         self._rows: list[tuple[float, float | None]] = []
         self._waiting: dict[Path, tuple[int, str]] = {}  # file -> its row, its checkpoint
-        for file in sorted(paths.submissions.glob("*.json")):
+        for file in sorted(paths.inbox.glob("*.json")):
             self._add(file, json.loads(file.read_bytes())["checkpoint"], file.stat().st_mtime)
 
     def _add(self, file: Path, checkpoint: str, at: float) -> None:
@@ -39,11 +39,11 @@ class Notices:
         self._rows.append((at, None))
 
     def shown(self) -> set[str]:
-        return {each.checkpoint for each in pending.read(self._paths.pending).waiting}
+        return {each.checkpoint for each in pending.read(self._paths, time.time()).waiting}
 
-    def announce(self, notice: sources.Notice) -> None:
+    def announce(self, notice: inbox.Notice) -> None:
         at = time.time()
-        self._add(sources.submit(self._paths, notice), notice.checkpoint, at)
+        self._add(inbox.leave(self._paths, notice), notice.checkpoint, at)
 
     def look(self) -> None:
         shown, now = self.shown(), time.time()
@@ -54,13 +54,13 @@ class Notices:
         write_atomic(self._kept, json.dumps(self._rows).encode())
 
 
-def open_ones(paths: WorkPaths, suite: str) -> Iterator[sources.Notice]:
+def open_ones(paths: WorkPaths, suite: str) -> Iterator[inbox.Notice]:
     """A notice of each evaluation without results."""
     for file in sorted(paths.root.glob("*/evaluation.json")):
         record = read_evaluation(EvaluationPaths(file.parent))
         if record is not None and not EvaluationPaths(file.parent).results.exists():
             checkpoint = record.checkpoint
-            yield sources.Notice(
+            yield inbox.Notice(
                 checkpoint=checkpoint.announced, step=checkpoint.step, suite=suite, noticed_at=time.time()
             )
 

@@ -191,7 +191,7 @@ class Storm:
                     yield f"{checkpoint.name}: {law}"
         yield from (f"an evaluation of {checkpoint}" for checkpoint in evaluations)
         yield from (f"pinned still: {pin.parent.name}" for pin in self.folder.glob(f"*/{PIN_PREFIX}*"))
-        yield from (f"notice left: {f.name}" for f in self.site.work.glob("spool/*.json"))
+        yield from (f"notice left: {f.name}" for f in self.site.work.glob("inbox/*.json"))
         yield from (f"left behind: {what}" for what in self.site.wait_clean(CLEAN_S))
 
 

@@ -185,16 +185,16 @@ def test_a_suite_that_cannot_run_is_refused_by_submit(talks, tiny_model_dir, why
     done = evalspan("submit", str(tiny_model_dir), "--suite", suite, "--work-dir", "w", folder=talks)
     assert done.returncode == 2, done.stderr
     assert says in " ".join(done.stderr.split())
-    assert not (talks / "w" / "spool").exists()
+    assert not (talks / "w" / "inbox").exists()
 
 
 @pytest.mark.model
 def test_a_suite_whose_turns_have_a_template_is_taken(talks, tiny_model_dir):
-    """The same task is spooled for the next daemon where the suite says how turns are rendered."""
+    """The same task is left for the next daemon where the suite says how turns are rendered."""
     suite = _suite(talks, 'apply_chat_template = true\n[[task]]\nname = "toy_talks"\n')
     done = evalspan("submit", str(tiny_model_dir), "--suite", suite, "--work-dir", "w", folder=talks)
     assert done.returncode == 0, done.stderr
-    assert len(list((talks / "w" / "submissions").glob("*.json"))) == 1
+    assert len(list((talks / "w" / "inbox").glob("*.json"))) == 1
 
 
 @pytest.mark.parametrize(

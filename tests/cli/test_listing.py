@@ -22,7 +22,8 @@ from coordinator.cluster import JobState
 from coordinator.cluster.slurm_limits import RULES, in_words, never_starts
 from coordinator.cluster.slurm_parse import FIELD_END, QUEUE_FORMAT, RECORD_END
 from coordinator.config.schema import ClusterConfig, Config
-from coordinator.intake import pending, sources
+from coordinator.intake import pending
+from coordinator.intake.inbox import Notice, Refused, leave
 from coordinator.runtime.summary import Parked, Summary, Task
 from coordinator.runtime.work_lock import DAEMON, WorkLock
 from evaljobs.contract.paths import WorkPaths
@@ -162,10 +163,13 @@ def test_the_daemons_state_names_host_and_time_or_what_to_type(holder, says):
 
 def test_pending_and_refused_checkpoints_stand_below_their_reason():
     """Each on a line; names in brackets that rich would eat; a reason that many share is said once, and the rest counted."""
-    waits = {"suite": "/s/core.toml", "since": NOW - 60, "why": "no config.json"}
-    shown = pending.PendingFile(
-        waiting=tuple(pending.Waiting(checkpoint=f"/run/[step]-{i}", **waits) for i in range(7)),
-        refused=(pending.Refused(checkpoint="/run/step-2", suite="croe", at=NOW, why="no suite"),),
+    wait = "no config.json"
+    shown = pending.Checkpoints(
+        waiting=tuple(
+            pending.Waiting(checkpoint=f"/run/[step]-{i}", suite="/s/core.toml", since=NOW - 60, why=wait)
+            for i in range(7)
+        ),
+        refused=(Refused(checkpoint="/run/step-2", suite="croe", at=NOW, why="no suite"),),
     )
     lines = [line.split() for line in printed(80, *show_pending(shown, NOW)).splitlines()]
     assert [words[0] for words in lines if words[0].startswith("/")] == [
@@ -237,7 +241,7 @@ def test_a_daemon_whose_job_is_queued_is_not_started_again():
 
 def test_a_notice_waits_for_the_daemons_job_where_that_is_queued(tmp_path):
     paths = WorkPaths(tmp_path)
-    sources.submit(paths, sources.Notice(checkpoint="/c", suite="core"))
+    leave(paths, Notice(checkpoint="/c", suite="core"))
     job = JobState(job_id="125", name="evalspan-daemon", index=0, phase="pending", state="PENDING")
     queued = read_surroundings(paths, "evalspan daemon", NOW, lambda: [job])
     assert [w.why for w in queued.checkpoints.waiting] == ["the daemon's job 125 is queued"]

@@ -203,9 +203,10 @@ def slurm(**tables: Any) -> Config:
         ({"config": SLURM, "gpu_nodes": [EXCLUDED]}, "GPU nodes", "fail", "[nodes] exclude"),
         # what Slurm's commands do under pyslurm
         ({"config": slurm(), "api": "25.11.2; by Slurm's commands: scancel"}, "pyslurm", "ok", "scancel"),
-        # what stops the daemon or its hook
-        ({"config": slurm()}, "hook", "warn", ""),
-        ({"config": slurm(watch={"roots": ["/"]})}, "hook", "", ""),
+        # what stops the daemon or members' checkpoints
+        ({"config": slurm()}, "[watch]", "", ""),
+        ({"config": slurm(shared_group="team")}, "[watch]", "warn", ""),
+        ({"config": slurm(shared_group="team", watch={"roots": ["/"]})}, "[watch]", "", ""),
         ({"config": slurm(watch={"roots": ["/nowhere"]})}, "[watch]", "warn", ""),
         ({"config": slurm(watch={"roots": ["/"], "suite": "mien"})}, "[watch]", "fail", ""),
     ],

@@ -167,7 +167,8 @@ def place(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def unpack(name: str, place: Path) -> float:
     """The work folder as it was recorded; unix seconds of five seconds later.
 
-    Journals of evaluations that have not ended get the paths of here, and the journal format of now.
+    Journals of evaluations that have not ended get the paths of here, and the journal format of now; submissions and
+    refusals lie in the inbox.
     """
     with tarfile.open(HERE / "folders" / f"{name}.tar.gz") as archive:
         archive.extractall(place, filter="data")
@@ -181,7 +182,21 @@ def unpack(name: str, place: Path) -> float:
             journal.write_text("".join(f"{json.dumps(of_now(json.loads(line)))}\n" for line in lines))
             os.utime(journal, (kept_at, kept_at))  # `stopped since` is read from it
             _park(EvaluationPaths(journal.parent), Config(work_dir=work))
+    if (work / "submissions").exists():
+        to_inbox(work)
     return newest + 5.0
+
+
+def to_inbox(work: Path) -> None:
+    """Submissions had their evaluation's id in the file's name, and refusals stood in `pending.json`."""
+    (work / "submissions").rename(work / "inbox")
+    for file in (work / "inbox").glob("*.json"):
+        notice = json.loads(file.read_text()) | {"evaluation_id": file.stem.partition("-")[2]}
+        file.write_text(json.dumps(notice))
+    if (work / "pending.json").exists():
+        (work / "inbox" / "refused").mkdir()
+        for number, reason in enumerate(json.loads((work / "pending.json").read_text())["refused"]):
+            (work / "inbox" / "refused" / f"{number}.reason").write_text(json.dumps(reason))
 
 
 def _park(paths: EvaluationPaths, config: Config) -> None:

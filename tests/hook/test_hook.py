@@ -11,26 +11,20 @@ import ast
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
 import pytest
-from support.metric_jobs import kill
 from support.with_root import fill, small_disk
 
 from coordinator import hook
-from coordinator.intake import sources
+from coordinator.intake.inbox import Inbox, Notice
 from coordinator.runtime.service import _leave_pin
-from coordinator.services.redis_server import RedisServer, SiteRedis
 from evaljobs.contract.paths import WorkPaths
-from evaljobs.queue import redis_client
-from evaljobs.queue.redis_client import RedisAddress
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -48,9 +42,9 @@ def train(body: str, *, seconds: float = 60, **env: str) -> subprocess.Completed
     )
 
 
-def spooled(work: Path) -> list[sources.Notice]:
-    """What a daemon would read of the spool folder."""
-    return [d.notice for d in sources.from_spool(WorkPaths(work))]
+def announced(work: Path) -> list[Notice]:
+    """What a daemon would read."""
+    return [file.notice for file in Inbox(WorkPaths(work)).look()]
 
 
 ONCE = "from coordinator import hook; print(hook.notify('/ckpt/step-7', 7, 'core', priority=3))"
@@ -72,7 +66,7 @@ def test_a_notice_at_the_end_of_training_still_arrives(tmp_path):
     """`notify` as last statement: the flush at exit delivers every field, with absolute paths."""
     done = train(ONCE, EVALSPAN_WORK_DIR=str(tmp_path))
     assert (done.returncode, done.stdout, done.stderr) == (0, "True\n", "")
-    (notice,) = spooled(tmp_path)
+    (notice,) = announced(tmp_path)
     assert (notice.checkpoint, notice.step, notice.suite, notice.priority) == ("/ckpt/step-7", 7, "core", 3)
     assert notice.noticed_at > 0
 
@@ -81,7 +75,7 @@ def test_many_notices_arrive_in_order(tmp_path):
     """All of them, oldest first, none twice."""
     body = "from coordinator import hook\nfor i in range(50): hook.notify(f'/c/{i}', i)\nhook.flush(50)"
     train(body, EVALSPAN_WORK_DIR=str(tmp_path))
-    assert [n.step for n in spooled(tmp_path)] == list(range(50))
+    assert [n.step for n in announced(tmp_path)] == list(range(50))
 
 
 @pytest.mark.parametrize("variable", ["RANK", "SLURM_PROCID", "PMI_RANK", "OMPI_COMM_WORLD_RANK"])
@@ -89,12 +83,12 @@ def test_only_rank_0_sends_notices(tmp_path, variable):
     """Any launcher's rank silences all others, without a warning."""
     done = train(ONCE, EVALSPAN_WORK_DIR=str(tmp_path), **{variable: "3"})
     assert (done.returncode, done.stdout, done.stderr) == (0, "False\n", "")
-    assert not spooled(tmp_path)
+    assert not announced(tmp_path)
 
 
 BAD = {
     "no work folder is named": ("hook.notify('/c', 1)", ""),
-    "the work folder is a file": ("hook.notify('/c', 1, work_dir=__FILE__)", "[watch]"),
+    "the work folder is a file": ("hook.notify('/c', 1, work_dir=__FILE__)", "they wait"),
     "the work folder cannot be made": ("hook.notify('/c', 1, work_dir='/proc/nothing/here')", "notices wait"),
     "a work folder that is mistyped": (
         "hook.notify('/c', 1, work_dir=__DIR__ + '/new')",
@@ -125,8 +119,8 @@ def test_a_mistake_is_one_warning_and_no_error(tmp_path, case):
     assert first.startswith("evalspan: ")
     assert words in first
     ends = "evalspan: training ends with notices left: 3 undelivered"
-    assert [line.partition(" to ")[0] for line in last] == [ends] * ("notices wait" in first), done.stderr
-    assert all(("work_dir" in call and "/here; the" in line) or "/new; the" in line for line in last)
+    assert [line.partition(" to ")[0] for line in last] == [ends] * (" wait" in first), done.stderr
+    assert all(str(tmp_path) in line or "/proc/nothing/here; the" in line for line in last)
     assert [p.name for p in tmp_path.iterdir()] == ["file"], "no folder was made"
 
 
@@ -155,7 +149,7 @@ def test_a_work_folder_that_is_away_for_a_moment_loses_no_notice(tmp_path):
     """
     done = train(body, EVALSPAN_WORK_DIR=str(tmp_path / "work"))
     assert done.stdout == "True 1 True\n"
-    assert [n.step for n in spooled(tmp_path / "work")] == [0, 1, 2]
+    assert [n.step for n in announced(tmp_path / "work")] == [0, 1, 2]
 
 
 def test_a_work_folder_that_is_away_holds_up_no_other(tmp_path):
@@ -171,7 +165,7 @@ def test_a_work_folder_that_is_away_holds_up_no_other(tmp_path):
     """
     done = train(body, EVALSPAN_WORK_DIR=str(tmp_path))
     assert done.stdout == f"{{{str(tmp_path / 'away')!r}}}\n"
-    assert [n.step for n in spooled(tmp_path)] == [0, 1, 2]
+    assert [n.step for n in announced(tmp_path)] == [0, 1, 2]
 
 
 def test_what_a_long_training_remembers_is_bounded(tmp_path, monkeypatch):
@@ -206,150 +200,42 @@ def test_a_closed_stderr_does_not_reach_training():
     assert (done.returncode, done.stdout) == (0, "False\n")
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkPaths]:
-    work = WorkPaths(tmp_path_factory.mktemp("redis-work"))
-    running = RedisServer(work)
-    running.ensure()
-    yield work
-    running.stop()
-
-
-def test_where_redis_answers_the_daemon_reads_the_stream(server):
-    """With a password: the notice is in the stream, not in the spool, until acknowledged."""
-    patient = f"{ONCE}; hook.REDIS_SECONDS = 30.0; print(hook.flush(50))"
-    done = train(patient, EVALSPAN_WORK_DIR=str(server.root))
-    assert (done.stdout, done.stderr) == ("True\nTrue\n", "")
-    assert not spooled(server.root)
-    (first,) = sources.from_stream(server)
-    assert first.notice.step == 7
-    first.acknowledge()
-    assert not list(sources.from_stream(server))
-
-
-def _down(work: WorkPaths) -> None:
-    work.redis.mkdir(parents=True)
-    redis_client.publish(RedisAddress(host="127.0.0.1", port=1), work.redis_address)
-
-
-def _damaged(work: WorkPaths) -> None:
-    work.redis.mkdir(parents=True)
-    work.redis_address.write_text('{"host": ')
-
-
-@pytest.mark.parametrize("away", [_down, _damaged])
-def test_with_redis_away_the_spool_takes_it(tmp_path, away: Callable[[WorkPaths], None]):
-    """No warning either: nothing is lost."""
-    work = WorkPaths(tmp_path)
-    away(work)
-    assert train(ONCE, EVALSPAN_WORK_DIR=str(tmp_path)).stderr == ""
-    assert [n.step for n in spooled(tmp_path)] == [7]
-
-
-def test_a_password_that_changed_meanwhile_is_read_again(tmp_path):
-    """The server starts again while the hook sends: between its look at the address and its call."""
-    work = WorkPaths(tmp_path)
-    server = RedisServer(work)
-    old = server.ensure()
-    kill(server)
-    server.ensure()
-    new = work.redis_address.read_bytes()
-    redis_client.publish(old, work.redis_address)
-    body = f"""
+def test_a_full_disk_keeps_the_notices_until_there_is_room(tmp_path):
+    """With one warning, and no half file."""
+    body = """
         import os
         from coordinator import hook
-        real = hook._sent
-        def sent(folder, address, text):
-            done = real(folder, address, text)
-            with open(folder + '/redis/address.json', 'wb') as file:  # the coordinator publishes the new one
-                file.write({new!r})
-            return done
-        hook._sent, hook.REDIS_SECONDS = sent, 30.0
-        hook.notify('/ckpt/step-7', 7)
+        for i in range(5): hook.notify('/c', i)
+        while not hook._warned: pass
+        os.unlink(os.environ["FILLER"])
         print(hook.flush(50))
     """
-    try:
-        done = train(body, EVALSPAN_WORK_DIR=str(tmp_path))
-        assert (done.stdout, done.stderr, spooled(tmp_path)) == ("True\n", "", [])
-        assert [d.notice.step for d in sources.from_stream(work)] == [7]
-    finally:
-        server.stop()
-
-
-@pytest.fixture
-def site(tmp_path: Path) -> Iterator[WorkPaths]:
-    """A work folder at a Redis of the site's, to which others may write."""
-    server = RedisServer(WorkPaths(tmp_path / "others"))
-    work = WorkPaths(tmp_path / "work")
-    work.root.mkdir(mode=0o700)
-    SiteRedis(work, server.ensure()).ensure()
-    yield work
-    server.stop()
-
-
-def test_at_a_sites_redis_only_signed_notices_count(site):
-    assert site.notice_key.stat().st_mode & 0o777 == 0o600
-    with redis_client.connect(site.redis_address) as client:
-        for mac in ({}, {"mac": "0" * 64}, {"mac": "ü"}):
-            client.xadd(hook.STREAM, {"notice": '{"checkpoint": "/theirs"}', **mac})
-    done = train(f"{ONCE}; hook.REDIS_SECONDS = 30.0; hook.flush(50)", EVALSPAN_WORK_DIR=str(site.root))
-    assert (done.stderr, spooled(site.root)) == ("", [])
-    taken = list(sources.from_stream(site, signed=True))
-    assert [(d.unsigned, d.notice.step) for d in taken] == [(True, None)] * 3 + [(False, 7)]
-    with redis_client.connect(site.redis_address) as client:  # another notice under that signature
-        (signed,) = [f for _, f in client.xrange(hook.STREAM) if b"/ckpt" in f[b"notice"]]
-        client.xadd(hook.STREAM, {**signed, "notice": signed[b"notice"].replace(b"step-7", b"step-8")})
-    assert [d.unsigned for d in sources.from_stream(site, signed=True)] == [True] * 3 + [False, True]
-
-
-def test_a_hook_without_the_key_leaves_its_notice_in_the_spool(site):
-    site.notice_key.unlink()
-    site.notice_key.symlink_to("/proc/self/mem")  # no user can read it from its start
-    assert train(ONCE, EVALSPAN_WORK_DIR=str(site.root)).stderr == ""
-    assert [n.step for n in spooled(site.root)] == [7]
-
-
-def test_a_redis_that_refuses_our_password_is_away(tmp_path, server):
-    """The spool takes what the server refuses."""
-    address = redis_client.read(server.redis_address)
-    work = WorkPaths(tmp_path)
-    work.redis.mkdir()
-    redis_client.publish(address.model_copy(update={"password": "wrong"}), work.redis_address)
-    assert train(ONCE, EVALSPAN_WORK_DIR=str(tmp_path)).stderr == ""
-    assert [n.step for n in spooled(tmp_path)] == [7]
-
-
-def test_a_redis_that_never_answers_holds_up_nothing(tmp_path):
-    """Redis accepts and is silent: `notify` returns at once, and the end of training is bounded."""
-    with socket.socket() as silent:
-        silent.bind(("127.0.0.1", 0))
-        silent.listen()
-        work = WorkPaths(tmp_path)
-        work.redis.mkdir()
-        redis_client.publish(RedisAddress(host="127.0.0.1", port=silent.getsockname()[1]), work.redis_address)
-        body = """
-            from coordinator import hook
-            hook.FLUSH_SECONDS = 25.0  # a busy machine imports and syncs slowly; one after the other they wait for 30
-            for i in range(20): hook.notify('/c', i)
-            print(len(hook._courier.notices))
-        """
-        done = train(body, EVALSPAN_WORK_DIR=str(tmp_path))
-    assert (done.returncode, done.stderr) == (0, "")
-    assert int(done.stdout) == 20, "all were taken while none was delivered"
-    assert sorted(n.step or 0 for n in spooled(tmp_path)) == list(range(20))
-
-
-def test_a_full_disk_is_one_warning(tmp_path):
-    """Nothing can take the notice: training ends well, with one line, and no half file is left."""
-    body = "from coordinator import hook\nfor i in range(5): hook.notify('/c', i)"
     with small_disk(tmp_path / "full", "64k") as disk:
-        (disk / "spool").mkdir()
+        (disk / "inbox").mkdir()
+        done = train(body, FILLER=str(fill(disk)), EVALSPAN_WORK_DIR=str(disk))
+        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (0, "True\n", 1)
+        assert "No space left" in done.stderr
+        assert [n.step for n in announced(disk)] == list(range(5))
+        assert len(list((disk / "inbox").iterdir())) == 5
+
+
+@pytest.mark.parametrize("how", ["read-only", "full", "hung"])
+def test_an_inbox_that_takes_nothing_holds_up_no_training(tmp_path, how):
+    """`notify` returns at once; the end of training is bounded, and says what is left."""
+    hangs = "hook.leave = lambda *_: time.sleep(600)" if how == "hung" else ""
+    body = f"""
+        import time
+        from coordinator import hook
+        hook.FLUSH_SECONDS = 0.5
+        {hangs}
+        for i in range(20): hook.notify('/c', i)
+    """
+    with small_disk(tmp_path / "full", "64k") as disk:
         fill(disk)
-        done = train(body, EVALSPAN_WORK_DIR=str(disk))
-        assert not list((disk / "spool").iterdir())
+        done = train(body, EVALSPAN_WORK_DIR="/proc/self" if how == "read-only" else str(disk))
     assert done.returncode == 0
-    assert done.stderr.count("\n") == 1
-    assert "No space left" in done.stderr
+    assert "20 undelivered" in done.stderr
+    assert done.stderr.count("\n") == (1 if how == "hung" else 2)
 
 
 def test_a_forked_process_can_notify(tmp_path):
@@ -366,7 +252,7 @@ def test_a_forked_process_can_notify(tmp_path):
     """
     done = train(body, EVALSPAN_WORK_DIR=str(tmp_path))
     assert done.returncode == 0, done.stderr
-    assert [n.step for n in spooled(tmp_path)] == [0, 1]
+    assert [n.step for n in announced(tmp_path)] == [0, 1]
 
 
 def test_a_child_of_multiprocessing_notifies_to_its_end(tmp_path):
@@ -383,7 +269,7 @@ def test_a_child_of_multiprocessing_notifies_to_its_end(tmp_path):
     """
     done = train(body, EVALSPAN_WORK_DIR=str(tmp_path))
     assert done.returncode == 0, done.stderr
-    assert [n.step for n in spooled(tmp_path)] == [0, 1, 2]
+    assert [n.step for n in announced(tmp_path)] == [0, 1, 2]
 
 
 # --- pins and rotation ------------------------------------------------------------------------------------------------
@@ -513,5 +399,6 @@ def test_the_daemon_reads_exactly_the_fields_that_the_hook_writes(tmp_path):
     """A field more or less would be refused as no notice."""
     hook.notify("/c", 1, work_dir=tmp_path, rank=0)
     assert hook.flush(60)
-    (file,) = (tmp_path / "spool").glob("*.json")
-    assert set(json.loads(file.read_text())) == set(sources.Notice.model_fields)
+    (file,) = (tmp_path / "inbox").glob("*.json")
+    assert list(Notice.model_fields)[:5] == ["checkpoint", "step", "suite", "priority", "noticed_at"]
+    assert set(json.loads(file.read_text())) == set(list(Notice.model_fields)[:5])

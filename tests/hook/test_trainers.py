@@ -11,7 +11,8 @@ import pytest
 from dev_cluster.testing import wait_until
 
 from coordinator import hook
-from coordinator.intake import checkpoint, sources
+from coordinator.intake import checkpoint
+from coordinator.intake.inbox import Inbox, Notice
 from evaljobs.contract.paths import WorkPaths
 
 pytestmark = pytest.mark.model
@@ -28,9 +29,9 @@ def _fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     return
 
 
-def announced(work: Path) -> list[sources.Notice]:
+def announced(work: Path) -> list[Notice]:
     assert hook.flush(60)
-    return [d.notice for d in sources.from_spool(WorkPaths(work))]
+    return [file.notice for file in Inbox(WorkPaths(work)).look()]
 
 
 def _trainer(model_dir: Path, output: Path, callback: Any, **more: Any) -> Any:
@@ -125,7 +126,7 @@ def test_dcp_is_announced_when_it_is_durable(tmp_path, tiny_model_dir):
         assert announced(work) == [], "the save has not ended, or is not exported"
         gate.set()
         getattr(saving, "upload_completion", saving).result(60)
-        wait_until(lambda: (work / "spool").exists() and bool(announced(work)))
+        wait_until(lambda: (work / "inbox").exists() and bool(announced(work)))
     finally:
         torch.distributed.destroy_process_group()
     (notice,) = announced(work)

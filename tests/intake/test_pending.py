@@ -8,6 +8,7 @@ import logging
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,11 +25,15 @@ from coordinator.cli import app
 from coordinator.config.schema import Config, WatchConfig
 from coordinator.errors import OperatorError, RetryError
 from coordinator.intake import pending, validate
-from coordinator.intake.folder_watch import FolderWatch
 from coordinator.intake.from_settings import LmEvalVersion
-from coordinator.runtime.operator_commands import Command, leave_command
+from coordinator.intake.inbox import Notice, leave
+from coordinator.runtime.service import Service
 
 pytestmark = pytest.mark.usefixtures("every_tick")
+
+
+def read(ears: Service) -> pending.Checkpoints:
+    return pending.read(ears.paths, time.time())
 
 
 def test_what_one_notice_raises_costs_no_other_and_is_told(tmp_path: Path) -> None:
@@ -38,7 +43,6 @@ def test_what_one_notice_raises_costs_no_other_and_is_told(tmp_path: Path) -> No
     (tmp_path / "circle").symlink_to(tmp_path / "circle")
     ears = daemon(tmp_path / "work")
     announce(ears, tmp_path / ("x" * 300))
-    announce(ears, "no\0name")
     announce(ears, odd)
     announce(ears, tmp_path / "circle")
     announce(ears, good, suite="quickstrat")
@@ -47,18 +51,18 @@ def test_what_one_notice_raises_costs_no_other_and_is_told(tmp_path: Path) -> No
     announce(ears, good)
     ears.tick()
     assert taken(ears) == ["good"]
-    shown = pending.read(ears.paths.pending)
+    shown = read(ears)
     refused = [Path(r.checkpoint).name[:7] for r in shown.refused]
-    assert refused == ["no?name", "xxxxxxx", "circle", "good", "good", "nowhere"]  # a NUL makes no notice
+    assert refused == ["xxxxxxx", "circle", "good", "good", "nowhere"]
     assert "no such folder" in shown.refused[-1].why
     waits = {(Path(w.checkpoint).name, w.suite[:9]): w.why for w in shown.waiting}
     assert "no list of names" in waits["odd", SUITE[:9]]
-    assert "no suite named 'quickstrat'" in shown.refused[3].why
+    assert "no suite named 'quickstrat'" in shown.refused[2].why
     assert len(waits) == notices(ears) == 1
     told = CliRunner().invoke(app, ["status", "--json", "--work-dir", str(ears.paths.root)])
     status = json.loads(told.stdout)
     assert status["waiting"] == [w.model_dump() for w in shown.waiting]
-    assert status["refused"] == [r.model_dump() for r in shown.refused]
+    assert status["refused"] == [r.model_dump(exclude={"command"}) for r in shown.refused]
 
 
 def test_a_bug_in_our_code_refuses_the_checkpoint_that_meets_it(
@@ -80,20 +84,19 @@ def test_a_bug_in_our_code_refuses_the_checkpoint_that_meets_it(
     assert taken(ears) == ["good"]
     assert notices(ears) == 0
     assert "Traceback" in caplog.text
-    (refused,) = pending.read(ears.paths.pending).refused
+    (refused,) = read(ears).refused
     assert "a faulty rule" in refused.why
-    assert daemon(tmp_path / "work")._writer._refused, "a new daemon still knows"
 
 
 def test_a_refused_checkpoint_that_is_announced_again_and_taken_is_shown_no_more(tmp_path: Path) -> None:
     ears = daemon(tmp_path / "work")
     announce(ears, tmp_path / "late")
     ears.tick()
-    assert pending.read(ears.paths.pending).refused
+    assert read(ears).refused
     announce(ears, small(tmp_path / "late"))
     ears.tick()
     assert taken(ears) == ["late"]
-    assert pending.read(ears.paths.pending) == pending.PendingFile()
+    assert read(ears) == pending.Checkpoints()
 
 
 @pytest.fixture
@@ -111,7 +114,7 @@ def interpreter(tmp_path: Path) -> Path:
 def test_without_lm_eval_notices_wait_and_are_taken_once_it_is_there(
     tmp_path: Path, interpreter: Path
 ) -> None:
-    """They stay in the spool folder for the next daemon, too; an evaluation of an earlier one that has not begun waits, as well,
+    """They stay in the inbox for the next daemon, too; an evaluation of an earlier one that has not begun waits, as well,
     and costs none that has."""
     work = tmp_path / "work"
     before = daemon(work)
@@ -127,12 +130,12 @@ def test_without_lm_eval_notices_wait_and_are_taken_once_it_is_there(
     announce(ears, small(tmp_path / "new"))
     ears.tick()
     assert notices(ears) == 1
-    (waits,) = pending.read(ears.paths.pending).waiting
+    (waits,) = read(ears).waiting
     assert "install `evalspan[hf]` there" in waits.why
     (tmp_path / "has").touch()
     wait_until(lambda: ears.tick() or "new" in taken(ears))
     assert notices(ears) == 0
-    assert not pending.read(ears.paths.pending).waiting
+    assert not read(ears).waiting
 
 
 def test_an_interpreter_that_does_not_answer_is_asked_again_after_a_rest(
@@ -184,7 +187,7 @@ def test_what_is_not_for_us_is_waited_for_and_hides_nothing(
         ears.tick()
         ears.tick()
         assert taken(ears) == ["step-2"], caplog.text
-        (waits,) = pending.read(ears.paths.pending).waiting
+        (waits,) = read(ears).waiting
         assert "Permission denied" in waits.why
         assert notices(ears) == 1
 
@@ -195,36 +198,21 @@ def test_what_is_not_for_us_is_waited_for_and_hides_nothing(
     assert taken(ears) == ["step-1"]
 
 
-def test_a_watched_place_that_raises_hides_no_other_and_is_named_once(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A glob that is none, a folder whose name is no text, a number that is none."""
-    run = tmp_path / "run"
-    for name in (os.fsdecode(b"step-\xff"), "step-²", "step-3"):
-        small(run / name)
-    watch = FolderWatch(tmp_path / "m", [(f"{run}/**x", SUITE), (str(run), SUITE)])
-    for _ in range(2):
-        told = [d.notice for d in watch.look()]
-        assert [(Path(n.checkpoint).name, n.step) for n in told] == [("step-3", 3), ("step-²", None)]
-    assert [r.message.startswith("watching ") for r in caplog.records] == [True, True]
-
-
 def test_a_command_that_raises_hides_no_other(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Of an evaluation that there is not, or whose journal is damaged, or that is no command."""
+    """Of an evaluation that there is not, or whose journal is damaged."""
     ears = daemon(tmp_path)
     broken = tmp_path / "e9-suite-00000009"
     broken.mkdir(parents=True)
     (broken / "journal.jsonl").write_text("{}\n{}\n")
     for name in ("nothing", broken.name):
-        leave_command(ears.paths, Command(command="retry", evaluation_id=name))
-    (ears.paths.spool / "commands" / "0.json").write_text("[" * 10_000)
+        leave(ears.paths, Notice(command="retry", evaluation_id=name))
     running = ears.coordinator.accept(record())
-    leave_command(ears.paths, Command(command="cancel", evaluation_id=running.state.evaluation_id))
+    leave(ears.paths, Notice(command="cancel", evaluation_id=running.state.evaluation_id))
     with caplog.at_level(logging.WARNING):
         ears.tick()
     assert running.state.ending.cancelled
-    assert not list((ears.paths.spool / "commands").iterdir())
-    assert caplog.text.count("is passed over") == 3
+    assert notices(ears) == 0
+    assert caplog.text.count("is passed over") == len(list(ears.paths.inbox.glob("refused/*.json"))) == 2
 
 
 def test_a_part_that_raises_is_said_once_until_it_changes(caplog: pytest.LogCaptureFixture) -> None:
@@ -265,17 +253,3 @@ def test_a_damaged_journal_costs_no_other_evaluation(tmp_path: Path) -> None:
     assert rows["e1-suite-00000001"]["stage"] == "cancelled"
     assert rows["e2-suite-00000002"]["stage"] == "parked"
     assert f"{journal}:1" in rows["e2-suite-00000002"]["fault"]
-
-
-def test_a_watched_checkpoint_is_taken_once_it_has_stopped_changing(tmp_path: Path) -> None:
-    """No training said that it is saved: one that changes between two looks is still being written."""
-    watch = WatchConfig(folders=(str(tmp_path / "run"),), suite=SUITE)
-    ears = daemon(tmp_path / "work", Config(watch=watch))
-    folder = small(tmp_path / "run" / "step-1")
-    ears.tick()
-    (weights,) = folder.glob("*.safetensors")
-    os.utime(weights, (1, 1))
-    ears.tick()
-    assert not taken(ears)
-    ears.tick()
-    assert taken(ears) == ["step-1"]

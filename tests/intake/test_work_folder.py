@@ -16,15 +16,14 @@ from support.with_root import GROUP as SHARING
 from support.with_root import as_user
 
 from coordinator.errors import OperatorError
-from coordinator.intake import from_settings, sources
-from coordinator.intake.sources import Notice
+from coordinator.intake import from_settings
+from coordinator.intake.inbox import Inbox, Notice, leave, refusals, refuse
 from coordinator.intake.work_folder import open_folder
 from evaljobs.contract.paths import WorkPaths
 from evaljobs.contract.storage import write_atomic
 
 GROUP = next(g.gr_name for g in getgrall() if g.gr_gid == os.getegid())
-DROPS = ("spool", "submissions")
-OWN = ("spool/commands", "submissions/suites")  # of the user alone, below those
+OWN = ("inbox/refused", "inbox/suites")  # to which members of the group may not write
 need_root = pytest.mark.skipif(os.geteuid() != 0, reason="not root: cannot become another user")
 
 
@@ -48,13 +47,13 @@ def test_a_new_work_folder_is_its_users_alone(tmp_path, open_umask):
     assert mode(tmp_path / "a" / "work") == 0o700
 
 
-def test_a_group_that_shares_it_reads_all_and_writes_to_the_drop_folders_alone(tmp_path, open_umask):
+def test_a_group_that_shares_it_reads_all_and_writes_to_the_inbox_alone(tmp_path, open_umask):
     work = tmp_path / "work"
     load(work, GROUP)
     assert mode(work) == 0o2750
-    assert {name: mode(work / name) for name in DROPS} == dict.fromkeys(DROPS, 0o3770)
-    assert {name: mode(work / name) for name in OWN} == dict.fromkeys(OWN, 0o700)
-    assert {path.stat().st_gid for path in (work, *(work / name for name in DROPS))} == {os.getegid()}
+    assert mode(work / "inbox") == 0o3770
+    assert {name: mode(work / name) for name in OWN} == dict.fromkeys(OWN, 0o2750)
+    assert {path.stat().st_gid for path in (work, work / "inbox")} == {os.getegid()}
     load(work, GROUP)  # nothing to do
 
 
@@ -110,7 +109,7 @@ def test_a_folder_that_others_may_read_is_narrowed_in_one_line(tmp_path, caplog)
 def test_a_folder_that_is_shared_no_more_is_private_again(tmp_path):
     load(tmp_path / "work", GROUP)
     load(tmp_path / "work")
-    assert {mode(tmp_path / "work" / name) for name in (*DROPS, ".")} == {0o700}
+    assert {mode(tmp_path / "work" / name) for name in (*OWN, "inbox", ".")} == {0o700}
 
 
 def test_a_group_that_is_unknown_is_refused_before_it_could_read(tmp_path):
@@ -155,33 +154,38 @@ def shared() -> Iterator[WorkPaths]:
 
 
 @need_root
-def test_a_member_submits_and_announces_and_changes_nothing_else(shared):
-    own = sources.submit(shared, Notice(checkpoint="/runs/own"))
+def test_a_member_leaves_checkpoints_reads_refusals_and_changes_nothing_else(shared):
+    own = leave(shared, Notice(checkpoint="/runs/own"))
+    leave(shared, Notice(checkpoint="/runs/refused"))
+    refuse(Inbox(shared).look()[1], "no", 1e9)
     (shared.root / "journal").touch(0o640)
 
     def act() -> None:
         os.umask(0o077)
         load(shared.root, SHARING)  # before any daemon ran
-        sources.submit(shared, Notice(checkpoint="/runs/theirs"))
-        sources.spool(shared, Notice(checkpoint="/runs/noticed"))
+        leave(shared, Notice(checkpoint="/runs/theirs"))
+        leave(shared, Notice(command="cancel", evaluation_id="e"))
+        assert [r.checkpoint for r in refusals(shared, 1e9)] == ["/runs/refused"]
         changes = [
             own.unlink,
             lambda: own.rename(own.with_suffix(".bad")),
             lambda: own.write_text("{}"),
             lambda: (shared.root / "journal").write_text(""),
+            (shared.inbox / "refused" / "x").touch,
             (shared.root / "new").mkdir,
-            shared.submissions.rmdir,
+            shared.inbox.rmdir,
         ]
         for change in changes:
             with pytest.raises(PermissionError):
                 change()
 
     as_user(act, member=True)
-    assert [(d.notice.checkpoint, d.own) for d in sources.from_submissions(shared)] == [
-        ("/runs/own", True),
-        ("/runs/theirs", False),
+    files = Inbox(shared).look()
+    assert [(f.notice.checkpoint, bool(f.member), bool(f.wrong)) for f in files] == [
+        ("/runs/own", False, False),
+        ("/runs/theirs", True, False),
+        ("", True, True),
     ]
-    assert [(d.notice.checkpoint, d.own) for d in sources.from_spool(shared)] == [("/runs/noticed", False)]
 
 
 @need_root

@@ -119,7 +119,7 @@ def test_both_planning_policies_give_lm_evals_scores(local_site: Any, expected: 
     assert done.returncode == 0, f"{done.stderr}\n{logs(local_site)}"
     assert scores(json.loads(done.stdout)) == expected
     assert_every_shard_counts_once(local_site)
-    closed = ("redis", "spool", "submissions")
+    closed = ("redis", "inbox")
     assert modes(local_site.work, *closed) == {"drwxr-s---", "-rw-r-----"}, (
         "its group reads, and writes nothing"
     )

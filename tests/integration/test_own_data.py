@@ -101,4 +101,4 @@ def test_nothing_is_staged_for_data_that_are_not_there(command: str, local_site:
     prepare = f"evalspan prepare --suite '{suite}' --work-dir {site.work} --tokenizer {site.model}"
     assert prepare in said
     assert not list(site.work.glob("*/journal.jsonl"))
-    assert not (site.work / "spool").exists()
+    assert not (site.work / "inbox").exists()

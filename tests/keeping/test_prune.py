@@ -100,8 +100,8 @@ def test_prune_changes_nothing_without_yes_and_keeps_baselines(
 def test_status_disk_counts_every_file_once(there: tuple[WorkPaths, EvaluationPaths], tmp_path: Path) -> None:
     """By kind, and by evaluation; and it says what `prune` would free."""
     work, paths = there
-    (work.spool).mkdir()
-    (work.spool / "1.bad").write_text("no notice")
+    work.inbox.mkdir()
+    (work.inbox / "1.json").write_text("no notice")
     every = sum(len(names) for _, _, names in os.walk(tmp_path))
     argv = ["status", "--disk", "--work-dir", str(work.root)]
     shown = json.loads(CliRunner().invoke(app, [*argv, "--json"]).output)

@@ -191,7 +191,7 @@ def test_training_needs_the_standard_library_alone(bare, tmp_path, way):
         shutil.copyfile(ROOT / "coordinator" / "hook.py", tmp_path / "evalspan_hook.py")
         code = f"import sys; sys.path.insert(0, '.'); import evalspan_hook as hook; {NOTIFY}"
     _run(tmp_path, bare, "-I", "-c", code)
-    (notice,) = (tmp_path / "work" / "spool").glob("*.json")
+    (notice,) = (tmp_path / "work" / "inbox").glob("*.json")
     read = json.loads(notice.read_text())
     assert read["checkpoint"] == str(tmp_path / "ckpt/step-5")
     assert (read["step"], read["suite"]) == (5, "core")

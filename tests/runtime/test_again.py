@@ -16,10 +16,10 @@ from coordinator.cli.commands import _nothing_to_do
 from coordinator.config.schema import Config, WatchConfig
 from coordinator.evaluation.state import EntryState, Phase, State
 from coordinator.intake import from_settings
+from coordinator.intake.inbox import Notice
 from coordinator.intake.resubmit import submitted
 from coordinator.intake.validate import make_record
 from coordinator.runtime import wiring
-from coordinator.runtime.operator_commands import Command
 
 pytestmark = pytest.mark.usefixtures("own_settings")
 
@@ -92,7 +92,7 @@ def test_of_what_is_scored_nothing_is_done_again(alive: bool) -> None:
     answer = submitted(state, 10)
     assert (answer.what, answer.announce, answer.again) == ("ended", False, False)
     for command in ("retry", "cancel"):
-        assert _nothing_to_do(state, Command(command=command), alive=alive).endswith(
+        assert _nothing_to_do(state, Notice(command=command), alive=alive).endswith(
             ("nothing is left to try again", "nothing is left to cancel")
         )
 

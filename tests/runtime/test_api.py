@@ -26,7 +26,7 @@ from coordinator.config.schema import Config
 from coordinator.errors import OperatorError
 from coordinator.evaluation.events import Accepted
 from coordinator.evaluation.records import EvaluationRecord
-from coordinator.intake.sources import Notice, submit
+from coordinator.intake import inbox
 from coordinator.runtime import replay
 from coordinator.runtime.journal import Journal, events_after, read_events
 from coordinator.runtime.parked import FAULT_SECONDS
@@ -216,7 +216,7 @@ def test_wait_follows_a_submission_from_the_notice_to_a_refusal_or_the_timeout(t
     assert evalspan.submit(place, SUITE).what == "known"
     with pytest.raises(OperatorError, match="no evaluation"):
         evalspan.wait("other", timeout=0)
-    file = submit(WorkPaths(tmp_path / "work"), Notice(checkpoint="/none", suite=SUITE))
+    file = inbox.leave(WorkPaths(tmp_path / "work"), inbox.Notice(checkpoint="/none", suite=SUITE))
     bad = sent.model_copy(
         update={"evaluation_id": "bad-0", "checkpoint": "/none", "sent": (str(file),), "what": "new"}
     )
@@ -227,7 +227,9 @@ def test_wait_follows_a_submission_from_the_notice_to_a_refusal_or_the_timeout(t
         with pytest.raises(OperatorError, match="/none was refused: "):
             evalspan.wait(bad, timeout=0)
         # sent again, it waits once more, whatever the clocks of the hosts say
-        file = submit(WorkPaths(tmp_path / "work"), Notice(checkpoint="/none", suite=SUITE, noticed_at=1.0))
+        file = inbox.leave(
+            WorkPaths(tmp_path / "work"), inbox.Notice(checkpoint="/none", suite=SUITE, noticed_at=1.0)
+        )
         bad = bad.model_copy(update={"sent": (str(file),)})
         with pytest.raises(TimeoutError):
             evalspan.wait(bad, timeout=0)
@@ -252,7 +254,7 @@ def test_a_submission_takes_no_settings_that_change_its_evaluation(tmp_path):
     for key, value in (("trial.model_args", {"dtype": "float32"}), ("cluster.kind", "slurm")):
         with pytest.raises(OperatorError, match=f"cannot change {key}.*the daemon's evalspan.toml"):
             evalspan.submit(place, SUITE, settings={key: value, "watch.suite": SUITE})
-    assert not (tmp_path / "work" / "submissions").exists()
+    assert not (tmp_path / "work" / "inbox").exists()
     done = CliRunner().invoke(app, ["submit", str(place), "--suite", SUITE, "--model_args", "dtype=float32"])
     assert "cannot change trial.model_args.dtype" in str(done.exception)
     assert evalspan.submit(place, SUITE, settings={"trial.device": None}).what == "new"
@@ -326,7 +328,7 @@ def test_tasks_are_submitted_as_a_suite_file_below_the_work_folder(tmp_path):
         evalspan.submit(place)
     sent = evalspan.submit(place, tasks="quickstart_mmlu,quickstart_gsm8k", limit=4)
     file = Path(sent.suite)
-    assert file.parent == tmp_path / "work" / "submissions" / "suites"
+    assert file.parent == tmp_path / "work" / "inbox" / "suites"
     assert file.parent.stat().st_mode & 0o077 == 0
     named = evalspan.submit(place, settings={"watch.suite": SUITE})
     assert named.suite == SUITE

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from support.daemons import obey
 from support.fake_cluster import FakeCluster, fake_node
 from support.loops import coordinator_on, serving, until
 from support.simulated.parts import record
@@ -30,10 +31,10 @@ from coordinator.evaluation.job_specs import Site
 from coordinator.evaluation.records import job_prefix
 from coordinator.evaluation.state import State
 from coordinator.hook import pinned
+from coordinator.intake.inbox import Notice, leave
 from coordinator.runtime import parked
 from coordinator.runtime.drive import drive
 from coordinator.runtime.loop import Coordinator
-from coordinator.runtime.operator_commands import Command, leave_command, obey_commands
 from coordinator.runtime.runner import MAX_ANSWERS, MAX_ANSWERS_AN_ENTRY
 from coordinator.runtime.service import Service
 from coordinator.runtime.summary import Parked, ended, of_record, read_summary, write_summary
@@ -171,8 +172,8 @@ def test_one_that_is_faulty_again_and_again_is_given_up_and_its_jobs_end(
     assert "is no event of this version" in str(pair.lost(BAD))
     assert shown(pair)[BAD]["stage"] == "given up"
     journal.write_bytes(whole)
-    leave_command(pair.performer.site.paths, Command(command="retry", evaluation_id=BAD))
-    obey_commands(pair)
+    leave(pair.performer.site.paths, Notice(command="retry", evaluation_id=BAD))
+    obey(pair)
     assert sorted(pair.running) == [BAD, GOOD]
 
 
@@ -213,8 +214,8 @@ def test_events_that_call_for_each_other_without_end_park_their_evaluation(
     assert jobs_of(cluster, GOOD)
     assert len(journal.read_bytes().splitlines()) < 5 * (most + 10)
     monkeypatch.undo()
-    leave_command(pair.performer.site.paths, Command(command="retry", evaluation_id=BAD))
-    obey_commands(pair)
+    leave(pair.performer.site.paths, Notice(command="retry", evaluation_id=BAD))
+    obey(pair)
     assert sorted(pair.running) == [BAD, GOOD]
 
 
@@ -237,8 +238,8 @@ def test_a_journal_of_another_version_costs_no_other_evaluation_its_start_or_its
     with coordinator.in_charge():
         coordinator.resume_all()
         assert list(coordinator.running) == [GOOD]
-        leave_command(WorkPaths(work), Command(command="cancel", evaluation_id=BAD, reason="enough"))
-        obey_commands(coordinator)
+        leave(WorkPaths(work), Notice(command="cancel", evaluation_id=BAD, reason="enough"))
+        obey(coordinator)
         until(coordinator, lambda: not jobs_of(cluster, BAD) and coordinator.lost(BAD) is not None)
     coordinator.keeper.stop()
     summary = read_summary(EvaluationPaths(work / BAD))
@@ -259,11 +260,11 @@ def test_a_run_of_one_evaluation_obeys_no_command_to_another(tmp_path: Path, clu
         coordinator.cancel(BAD, "enough")
         until(coordinator, lambda: coordinator.running[BAD].state.ended_at is not None)
         coordinator.forget_ended()
-        leave_command(WorkPaths(tmp_path / "work"), Command(command="retry", evaluation_id=BAD))
+        leave(WorkPaths(tmp_path / "work"), Notice(command="retry", evaluation_id=BAD))
         wanted = record().model_copy(update={"evaluation_id": GOOD})
         assert drive(coordinator, wanted, lambda: True).state.ended_at is not None
         assert list(coordinator.running) == [GOOD]
-        obey_commands(coordinator)
+        obey(coordinator)
         assert coordinator.running[BAD].state.ended_at is None
 
 
@@ -271,10 +272,10 @@ def test_a_run_of_one_evaluation_obeys_no_command_to_another(tmp_path: Path, clu
 def test_a_command_that_another_user_left_is_passed_over(
     pair: Coordinator, caplog: pytest.LogCaptureFixture
 ) -> None:
-    left = leave_command(pair.performer.site.paths, Command(command="cancel", evaluation_id=GOOD))
+    left = leave(pair.performer.site.paths, Notice(command="cancel", evaluation_id=GOOD))
     os.chown(left, USER, -1)
-    obey_commands(pair)
-    assert "obeys its own user" in caplog.text
+    obey(pair)
+    assert "left it: ask root" in caplog.text
     assert not left.exists()
     assert not pair.running[GOOD].state.ending.cancelled
 
@@ -312,16 +313,16 @@ def test_a_cancellation_that_a_full_disk_cut_short_ends_once_there_is_room(
         accept(coordinator, GOOD)
         until(coordinator, lambda: bool(jobs_of(cluster, GOOD)))
         paths = coordinator.performer.site.paths
-        leave_command(paths, Command(command="cancel", evaluation_id=GOOD))
+        leave(paths, Notice(command="cancel", evaluation_id=GOOD))
         filler = fill(disk)
         for _ in range(3):
-            obey_commands(coordinator)
+            obey(coordinator)
             coordinator.tick()
         assert coordinator.busy
         filler.unlink()
 
         def over() -> bool:
-            obey_commands(coordinator)
+            obey(coordinator)
             ended = coordinator.running.get(GOOD)
             return ended is not None and ended.state.ended_at is not None
 
@@ -330,7 +331,7 @@ def test_a_cancellation_that_a_full_disk_cut_short_ends_once_there_is_room(
         assert json.loads(coordinator.running[GOOD].paths.results.read_text())["failed"]
         until(
             coordinator,
-            lambda: not obey_commands(coordinator) and not list((paths.spool / "commands").iterdir()),
+            lambda: not obey(coordinator) and not list(paths.inbox.glob("*.json")),
         )
 
 
@@ -355,7 +356,7 @@ def test_while_parked_a_checkpoint_stays_pinned_and_a_cancellation_is_kept(
         service.tick()
         assert pinned(checkpoint)
         filler.unlink()
-        leave_command(coordinator.performer.site.paths, Command(command="cancel", evaluation_id=GOOD))
+        leave(coordinator.performer.site.paths, Notice(command="cancel", evaluation_id=GOOD))
         service._throttle = Throttle()
         service.tick()
         until(coordinator, lambda: GOOD in coordinator.running)

@@ -111,7 +111,7 @@ def test_a_command_that_a_full_disk_refuses_is_one_line(
             cli.main()
     assert ended.value.code == 3
     said = capsys.readouterr().err
-    assert said == f"evalspan: the disk of {disk}/work/spool/commands is full (0.0 MB free): {RESUMES}\n"
+    assert said == f"evalspan: the disk of {disk}/work/inbox is full (0.0 MB free): {RESUMES}\n"
 
 
 def test_a_used_up_quota_is_named_like_a_full_disk(tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ def test_a_wrong_partition_is_a_pending_checkpoints_reason_and_slurm_is_not_aske
         ears.tick()
         asked.append(len(calls.read_text().splitlines()))
     assert asked == [3, 3, 3, 6]
-    (waiting,) = pending.read(ears.paths.pending).waiting
+    (waiting,) = pending.read(ears.paths, 0.0).waiting
     assert (
         waiting.why
         == "the cluster has no partition 'nope' (--partition, [cluster] partition); it has: gpu (default)"

@@ -16,15 +16,14 @@ from typing import Any
 
 import pytest
 
-from coordinator.hook import STREAM, pinned
+from coordinator.hook import pinned
 from coordinator.intake.checkpoint import inspect
-from coordinator.intake.sources import Notice, spool
+from coordinator.intake.inbox import Notice, leave
 from coordinator.keeping.archive import archive_ended
 from coordinator.runtime.summary import ended
 from evaljobs.contract.folded import archive_of, members
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths
 from evaljobs.contract.storage import read_frames
-from evaljobs.queue import redis_client
 
 pytestmark = pytest.mark.model
 WEIGHTS = "model.safetensors"
@@ -121,16 +120,12 @@ def held(site: Any, log: Path) -> Iterator[None]:
 
 
 def announce(site: Any, checkpoint: Path, times: int) -> None:
-    """Through the spool folder and the Redis stream, as the hook does; the watched folder tells of it anyway."""
-    paths = WorkPaths(site.work)
-    with redis_client.connect(paths.redis_address) as client:
-        for _ in range(times):
-            notice = Notice(checkpoint=str(checkpoint), step=100, noticed_at=time.time())
-            client.xadd(STREAM, {"notice": notice.model_dump_json()})
-            spool(paths, notice)
+    """Several times, as the hook does; the watched folder tells of it anyway."""
+    for _ in range(times):
+        leave(WorkPaths(site.work), Notice(checkpoint=str(checkpoint), step=100, noticed_at=time.time()))
 
 
-def test_announced_a_hundred_times_by_three_ways_while_half_written_and_killed_in_between_it_is_one_evaluation(
+def test_announced_a_hundred_times_while_half_written_and_killed_in_between_it_is_one_evaluation(
     site: Any, expected: dict[str, Any]
 ) -> None:
     """The daemon waits for the whole checkpoint, pins it, a second daemon is refused, a killed one goes on: same digits."""
@@ -141,7 +136,6 @@ def test_announced_a_hundred_times_by_three_ways_while_half_written_and_killed_i
     site.pause_a_trial(after=0)
     with daemon(site) as (process, log):
         wait(lambda: "is not taken yet" in log.read_text(), "the log says what it waits for", log)
-        wait((site.work / "redis" / "address.json").exists, "Redis", log)
         announce(site, checkpoint, 50)
         assert not journals(site), "half a checkpoint is not taken"
         assert not pinned(checkpoint)
@@ -169,7 +163,7 @@ def test_announced_a_hundred_times_by_three_ways_while_half_written_and_killed_i
     counted = [s for e in seen if e["kind"] == "shards-dumped" for s, _ in e["shards"]]
     planned = [s for e in seen if e["kind"] == "planned" for x in e["leaves"] for s in x["shards"]]
     assert sorted(counted) == sorted(planned)
-    assert not list((site.work / "spool").glob("*")), "every notice is dealt with"
+    assert not list((site.work / "inbox").glob("*")), "every notice is dealt with"
     assert not pinned(checkpoint)
     assert not processes(site, "trial", "stage", "worker", "build")
 

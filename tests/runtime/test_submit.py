@@ -6,13 +6,11 @@ import json
 import os
 import re
 import shutil
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.daemons import SUITE, announce, daemon, notices, small, taken
-from support.with_root import as_user
 from typer.testing import CliRunner
 
 from coordinator.base.throttle import Throttle
@@ -20,7 +18,7 @@ from coordinator.cli import app
 from coordinator.config.schema import Config
 from coordinator.errors import OperatorError
 from coordinator.intake.from_settings import inputs_for, record_of
-from coordinator.intake.sources import Notice, spool, submit
+from coordinator.intake.inbox import Notice, leave
 from coordinator.report.load_series import find_series
 from coordinator.runtime.work_lock import DAEMON, WorkLock
 from evaljobs.contract.paths import WorkPaths
@@ -59,7 +57,7 @@ def test_a_submission_without_a_daemon_says_so_and_is_listed_until_one_takes_it(
         assert wait in text
         assert (f"{EVAL}, pid {os.getpid()} on " in text) == bool(holder)
     assert "daemon: not running" in told("status")
-    spool(WorkPaths(tmp_path / "work"), Notice(checkpoint="/c", noticed_at=4e9))
+    leave(WorkPaths(tmp_path / "work"), Notice(checkpoint="/c", noticed_at=4e9))
     shown = status()
     assert [(w["checkpoint"], w["suite"]) for w in shown["waiting"]] == [
         (str(place), SUITE),
@@ -83,7 +81,7 @@ def test_a_submission_of_tasks_is_listed_by_its_suites_name(tmp_path: Path) -> N
 def test_status_names_the_command_that_has_the_work_folder(lock: WorkLock) -> None:
     """A daemon runs only where a daemon has it; what it has not looked at yet is not said to wait for one."""
     lock.acquire(DAEMON)
-    spool(WorkPaths(lock.path.parent), Notice(checkpoint="/c"))
+    leave(WorkPaths(lock.path.parent), Notice(checkpoint="/c"))
     assert re.search(rf"daemon: running since \d\d:\d\d, pid {os.getpid()} on ", told("status"))
     assert (status()["daemon"], status()["waiting"]) == (True, [])
     lock.release()
@@ -121,29 +119,11 @@ def test_the_step_is_the_same_however_a_checkpoint_comes(
     ears.tick()
     (running,) = ears.coordinator.running.values()
     assert running.state.record.checkpoint.step == step
-    spool(WorkPaths(tmp_path / "other"), Notice(checkpoint=str(tmp_path / "latest"), suite=SUITE, step=said))
     other = daemon(tmp_path / "other")
+    leave(other.paths, Notice(checkpoint=str(tmp_path / "latest"), suite=SUITE, step=said))
     other.tick()
     (running,) = other.coordinator.running.values()
     assert running.state.record.checkpoint.step == step
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="not root: cannot become another user")
-def test_only_its_own_user_submits_to_a_work_folder() -> None:
-    """Also where others may write it: what they know to announce is a notice."""
-    folder = Path(tempfile.mkdtemp(prefix="submit-user-", dir="/dev/shm"))
-    try:
-        folder.chmod(0o777)
-        submit(WorkPaths(folder), Notice(checkpoint="/ours"))
-
-        def theirs() -> None:
-            with pytest.raises(OperatorError, match="of its own user and of its shared_group; announce"):
-                submit(WorkPaths(folder), Notice(checkpoint="/theirs"))
-            spool(WorkPaths(folder), Notice(checkpoint="/theirs"))
-
-        as_user(theirs)
-    finally:
-        shutil.rmtree(folder)
 
 
 def test_a_copy_of_a_checkpoint_is_one_evaluation_in_the_series_of_both_trainings(tmp_path: Path) -> None:

@@ -78,4 +78,4 @@ def test_without_sums_the_checkpoint_is_announced_all_the_same(tmp_path: Path, w
     else:
         announce(folder, tmp_path / "work", "do not wait")
     assert not (folder / f"{SAVE_SUMS}.tmp").exists()
-    assert len(list((tmp_path / "work" / "spool").glob("*.json"))) == 1
+    assert len(list((tmp_path / "work" / "inbox").glob("*.json"))) == 1

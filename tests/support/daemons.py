@@ -8,7 +8,9 @@ from pathlib import Path
 
 from coordinator.cluster.slurm_rules import Hosting
 from coordinator.config.schema import Config, WatchConfig
-from coordinator.intake.sources import Notice, spool
+from coordinator.intake.inbox import Inbox, Notice, Refused, leave, refusals
+from coordinator.runtime.loop import Coordinator
+from coordinator.runtime.operator_commands import obey_commands
 from coordinator.runtime.runner import Running
 from coordinator.runtime.service import Service
 from support.fake_cluster import FakeCluster
@@ -21,13 +23,31 @@ SUITE = "quickstart"
 def daemon(work: Path, config: Config | None = None) -> Service:
     """A daemon's ears on a cluster that has no rules of its own; by default checkpoints may lie beside the work folder."""
     config = config or Config(watch=WatchConfig(roots=(work.parent,)))
+    work.mkdir(mode=0o700, parents=True, exist_ok=True)
     made = Service(coordinator_on(work, FakeCluster(fleet=[])), config)
     made._hosting = Hosting()
     return made
 
 
 def announce(ears: Service, place: Path | str, suite: str = SUITE, priority: int = 0) -> None:
-    spool(ears.paths, Notice(checkpoint=str(place), suite=suite, priority=priority))
+    leave(ears.paths, Notice(checkpoint=str(place), suite=suite, priority=priority))
+
+
+def put(ears: Service, text: str, name: str = "1.json") -> Path:
+    """A file of any text in the inbox."""
+    file = ears.paths.inbox / name
+    file.write_text(text)
+    file.chmod(0o600)
+    return file
+
+
+def obey(coordinator: Coordinator) -> None:
+    """The commands in the inbox, as the daemon's next look obeys them."""
+    obey_commands(coordinator, Inbox(coordinator.performer.site.paths).look())
+
+
+def refused(ears: Service) -> list[Refused]:
+    return list(refusals(ears.paths, time.time()))
 
 
 def taken(ears: Service) -> list[str]:
@@ -47,7 +67,7 @@ def until(ears: Service, law: Callable[[], object], seconds: float = 60) -> None
 
 
 def notices(ears: Service) -> int:
-    return sum(len(list(f.glob("*.json"))) for f in (ears.paths.spool, ears.paths.submissions))
+    return len(list(ears.paths.inbox.glob("*.json")))
 
 
 def small(folder: Path, seed: int = 0) -> Path:

@@ -11,7 +11,7 @@ from rich.padding import Padding
 from coordinator.base.words import clock_time
 from coordinator.cluster import JobState
 from coordinator.cluster.slurm_limits import in_words
-from coordinator.intake.pending import PendingFile
+from coordinator.intake.pending import Checkpoints
 from coordinator.report.render import seconds
 from coordinator.report.tables import Parts
 from coordinator.runtime.work_lock import DAEMON, is_daemon
@@ -20,7 +20,7 @@ MOST_CHECKPOINTS = 5  # paths shown that wait for one reason
 DAEMON_LOG = Path("evalspan-daemon.log")  # of scripts/evalspan-daemon.sbatch, in the folder of submission
 
 
-def show_pending(checkpoints: PendingFile, now: float) -> Iterator[RenderableType]:
+def show_pending(checkpoints: Checkpoints, now: float) -> Iterator[RenderableType]:
     """Pending checkpoints and refused ones, by their reason. `now`: unix seconds."""
     waiting: dict[str, list[str]] = {}
     for one in checkpoints.waiting:
@@ -33,10 +33,6 @@ def show_pending(checkpoints: PendingFile, now: float) -> Iterator[RenderableTyp
         refused.setdefault(bad.why, []).append(said)
     yield from _by_reason("waits", "wait", waiting, "yellow")
     yield from _by_reason("was refused", "were refused", refused, "red")
-    if checkpoints.unsigned:
-        last = clock_time(checkpoints.unsigned_at, now)
-        said = f"notices in Redis refused without this work folder's signature: {checkpoints.unsigned}, the last at {last}"
-        yield Parts(said, style="red")
 
 
 def _by_reason(
@@ -54,15 +50,8 @@ def _by_reason(
 
 def _suite(named: str) -> str:
     """A suite's name, or that of its file; the file that a submission left has a digest in its name."""
-    kept = named.endswith(".toml") and Path(named).parts[-3:-1] == ("submissions", "suites")
+    kept = named.endswith(".toml") and Path(named).parts[-3:-1] == ("inbox", "suites")
     return Path(named).stem.rpartition("-")[0] if kept else Path(named).stem if "/" in named else named
-
-
-def show_stream(count: int) -> Iterator[Parts]:
-    """`count`: notices of the hook in Redis that no daemon has read."""
-    if count:
-        said = f"{count} notice{'s' if count > 1 else ''} of the hook wait{'' if count > 1 else 's'} in Redis for a daemon"
-        yield Parts(said, style="yellow")
 
 
 def show_cordons(cordoned: Mapping[str, float]) -> Iterator[Parts]:

@@ -1,6 +1,6 @@
 """What `status` and `watch` read of a work folder besides its evaluations: the daemon, pending checkpoints, cordons.
 
-Rule: reads files and the lock; writes nothing. Where no daemon runs, notices that none has read are listed, too.
+Rule: reads files and the lock; writes nothing. Where no daemon runs, what lies in the inbox is listed, too.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Any
 from rich.console import RenderableType
 
 from coordinator.allocation import cordons
-from coordinator.cli.screen.listing import show_cordons, show_daemon, show_pending, show_stream
+from coordinator.cli.screen.listing import show_cordons, show_daemon, show_pending
 from coordinator.cluster import JobState
-from coordinator.intake import pending, sources
+from coordinator.intake import inbox, pending
 from coordinator.runtime.work_lock import WorkLock, is_daemon
 from evaljobs.contract.paths import WorkPaths
 
@@ -26,10 +26,9 @@ class Surroundings:
 
     holder: str
     since: float | None
-    checkpoints: pending.PendingFile
+    checkpoints: pending.Checkpoints
     cordoned: Mapping[str, float]
     daemon_command: str  # with this call's options
-    in_stream: int = 0  # notices of the hook in Redis, where another command than a daemon has the folder
     queued: Sequence[JobState] = ()  # pending jobs of the daemon's wrapper, where none has the folder
     wrapped: str = ""  # how the wrapper is submitted; "" without Slurm
 
@@ -44,12 +43,12 @@ class Surroundings:
             "holder": self.holder or None,
             "holder_since": self.since,
             "kept_back_seconds": self.cordoned,
-            **self.checkpoints.model_dump(mode="json", exclude={"schema_version"}),
+            "waiting": [one.model_dump(mode="json") for one in self.checkpoints.waiting],
+            "refused": [one.model_dump(mode="json", exclude={"command"}) for one in self.checkpoints.refused],
         }
 
     def lines(self, now: float) -> Iterator[RenderableType]:
         yield from show_pending(self.checkpoints, now)
-        yield from show_stream(self.in_stream)
         yield from show_cordons(self.cordoned)
         yield show_daemon(self.holder, self.since, now, self.daemon_command, self.queued, self.wrapped)
 
@@ -67,20 +66,18 @@ def read_surroundings(
     """
     holder = WorkLock(paths.lock).holder()
     queued: Sequence[JobState] = () if holder else ask()
-    checkpoints = pending.read(paths.pending)
+    checkpoints = pending.read(paths, now)
     if not is_daemon(holder):
-        unread = [*sources.from_submissions(paths), *sources.from_spool(paths)]
         why = pending.waits_for_daemon(holder, daemon_command)
         if queued:
             why = f"the daemon's job {queued[0].job_id} is queued"
-        checkpoints = pending.with_unread(checkpoints, unread, why, now)
+        checkpoints = pending.with_unread(checkpoints, inbox.waiting_files(paths), why, now)
     return Surroundings(
         holder=holder,
         since=_written_at(paths.lock) if holder else None,
         checkpoints=checkpoints,
         cordoned={node: until - now for node, until in sorted(cordons.read(paths.nodes, now).items())},
         daemon_command=daemon_command,
-        in_stream=sources.count_in_stream(paths) if holder and not is_daemon(holder) else 0,
         queued=queued,
         wrapped="" if holder or queued else wrapped(),
     )

@@ -32,7 +32,7 @@ import evaljobs.__main__  # noqa: E402
 import evaljobs.sandbox.cli  # noqa: E402
 from coordinator import api  # noqa: E402, F401 (imported before the forks, once)
 from coordinator.errors import OperatorError  # noqa: E402
-from coordinator.intake import admission, from_settings, sources  # noqa: E402
+from coordinator.intake import admission, from_settings, inbox  # noqa: E402
 from coordinator.runtime import drive, service, wiring  # noqa: E402, F401
 
 SECONDS = 60  # of a row
@@ -92,9 +92,9 @@ def environment(site: Path) -> dict[str, str]:
 
 
 def notice() -> None:
-    """Print why the daemon refuses a notice of the hook for good (the one inner call; a notice has no exit code)."""
+    """Print why the daemon refuses a member's notice for good (the one inner call; a notice has no exit code)."""
     settings = from_settings.load(None)
-    said, wrong = sources.parse(sys.argv[1].encode(), claimed="a file of the spool")
+    said, wrong = inbox.parse(sys.argv[1].encode(), Path("a file of the inbox"))
     try:
         if not wrong:
             admission.admitted_suite(said.suite, settings.watch, admission.suite_files(settings.watch))

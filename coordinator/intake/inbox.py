@@ -1,0 +1,253 @@
+"""The inbox of a work folder: checkpoints to evaluate and commands, a file each.
+
+Rule: hook, `submit`, watched folders and commands leave files of one kind (`coordinator.hook.leave`), and `Inbox` is their
+one reader. A file stays until its evaluation is journalled or its command is obeyed, so that a restarted daemon reads it
+again; what is refused moves to `refused/`, with the reason beside it. The file's owner decides what it may ask for: this
+user all; a member of the group that shares the work folder a checkpoint below `[watch] roots`; others nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import stat
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field, ValidationError
+
+from coordinator import hook
+from coordinator.base.isolate import warn_once
+from coordinator.base.words import CONTROL, one_line
+from coordinator.errors import OperatorError
+from coordinator.intake.work_folder import DROP, name_of, unsafe
+from evaljobs.contract.paths import WorkPaths
+from evaljobs.contract.specs import Kept, Record
+from evaljobs.contract.storage import FrameError, read_with_status, write_atomic, write_record
+
+log = logging.getLogger(__name__)
+
+MOST_BYTES = 1 << 20  # size of a file: `release` may name thousands of nodes
+MOST_NEW = 200  # new files that one look of a daemon reads: a millisecond each on NFS
+ALL = 100_000  # files that the one look of a command reads
+MOST_ERRORS = 3  # errors shown of a malformed file
+MOST_SHOWN = 500  # characters shown of a malformed file
+MOST_REFUSED = 100  # refused files that are kept: the newest
+REFUSED_SECONDS = 7 * 86400.0  # a refusal is kept and shown for so long
+
+
+def _line(text: str) -> str:
+    if CONTROL.search(text):
+        raise ValueError("it has a control character")
+    return text
+
+
+Line = Annotated[str, Field(max_length=4096), AfterValidator(_line)]  # a path that Linux takes, or a name
+
+
+class Notice(Record):
+    """One file: a checkpoint that is announced or seen, or a command. The hook writes the first five fields."""
+
+    checkpoint: Line = ""
+    step: int | None = None
+    suite: Line = "default"
+    priority: int = 0
+    noticed_at: float = 0.0  # unix seconds
+    seen: bool = False  # in a watched folder: perhaps half-written, since no training said that it is saved
+    command: Literal["evaluate", "cancel", "retry", "release"] = "evaluate"
+    # of `submit`: what it printed; of `cancel` and `retry`: the name of a folder in the work folder, and no path
+    evaluation_id: str = Field(default="", pattern=r"^([A-Za-z0-9_-][A-Za-z0-9_.-]{0,250})?$")
+    nodes: tuple[str, ...] = ()  # of `release`
+    seconds: float = 0.0  # length of their cordon; 0: end it
+    reason: str = "on request"
+
+
+class Refused(Kept):
+    """NAME.reason beside the refused file NAME.json. `at`: unix seconds."""
+
+    checkpoint: str
+    suite: str
+    at: float
+    why: str
+    command: str = "evaluate"
+
+
+@dataclass(frozen=True, slots=True)
+class InboxFile:
+    """A file of the inbox. `member`: its owner, where that is another user; `wrong`: why it is refused, "" where it is not.
+
+    `notice`: what it holds, or of a malformed one what it claims.
+    """
+
+    path: Path
+    notice: Notice
+    member: str = ""
+    wrong: str = ""
+
+
+def leave(paths: WorkPaths, notice: Notice) -> Path:
+    """Leave a notice for the coordinator of this work folder, and return its file. OperatorError where this user may not."""
+    try:
+        return Path(hook.leave(str(paths.root), notice.model_dump_json(exclude_defaults=True)))
+    except PermissionError as error:
+        raise OperatorError(
+            f"{paths.inbox} cannot be written: an inbox is for its work folder's user and for the members of shared_group"
+        ) from error
+
+
+def keep_suite(paths: WorkPaths, name: str, text: str) -> Path:
+    """Write a suite file that submissions name, beside them. `name`: its content decides it. OperatorError as of `leave`."""
+    # File WORK_DIR/inbox/suites/SUITE.toml: a suite that submissions name | `submit` | by hand
+    file = paths.inbox / "suites" / name
+    try:
+        write_atomic(file, text.encode())
+    except PermissionError as error:
+        raise OperatorError(f"{file} cannot be written: the work folder is another user's") from error
+    return file.resolve()
+
+
+class Inbox:
+    """The files of an inbox, for a process that looks again and again: each is read once."""
+
+    def __init__(self, paths: WorkPaths, most: int = MOST_NEW) -> None:
+        """`most`: new files that one look reads."""
+        self.most = most
+        self.folder = paths.inbox
+        self._root = paths.root
+        self._read: dict[str, InboxFile] = {}  # by name
+
+    def look(self) -> list[InboxFile]:
+        """The files that are there, oldest first. Where storage is away: those of the last look.
+
+        The folder is opened anew, so that an NFS client asks the server for its entries.
+        """
+        try:
+            names, owner = self._names(), self._root.stat().st_uid
+            shared = stat.S_IMODE(self.folder.stat().st_mode) == DROP
+        except (FileNotFoundError, NotADirectoryError):
+            names, owner, shared = [], 0, False
+        except OSError as error:
+            warn_once(log, one_line(f"{self.folder} cannot be read yet: {error}"))
+            return list(self._read.values())
+        unread = [name for name in names if name not in self._read][: self.most]
+        opened = {name: self._open(self.folder / name, owner, shared=shared) for name in unread}
+        known = self._read | {name: file for name, file in opened.items() if file is not None}
+        self._read = {name: known[name] for name in names if name in known}
+        return list(self._read.values())
+
+    def _names(self) -> list[str]:
+        """Regular files alone: what else a person made there asks for nothing."""
+        with os.scandir(self.folder) as entries:
+            return sorted(
+                e.name for e in entries if e.name.endswith(".json") and e.is_file(follow_symlinks=False)
+            )
+
+    def _open(self, path: Path, owner: int, *, shared: bool) -> InboxFile | None:
+        """None where it is gone, or cannot be read now and is the owner's of the work folder."""
+        try:
+            uid = path.lstat().st_uid
+            member = "" if uid in (0, owner) else name_of(uid)
+            text, status = read_with_status(path, MOST_BYTES)
+        except FileNotFoundError:
+            return None
+        except (OSError, FrameError) as error:
+            denied = isinstance(error.__cause__, PermissionError)
+            if isinstance(error, OSError) or (denied and not member):
+                warn_once(log, one_line(f"{path} cannot be read yet: {error}"))
+                return None
+            return InboxFile(path, _claims(b"", path), member, one_line(error, MOST_SHOWN))
+        notice, wrong = parse(text, path)
+        if why := unsafe(status):
+            wrong = why
+        elif member and not (shared and notice.command == "evaluate"):
+            wrong = f"{member} left it: ask {name_of(owner)}, whose work folder this is"
+        return InboxFile(path, notice, member, wrong)
+
+
+def done(file: InboxFile) -> None:
+    """Remove a file that is dealt with; one that cannot be removed now comes again, to no effect."""
+    with suppress(OSError):
+        file.path.unlink(missing_ok=True)
+
+
+def refuse(file: InboxFile, why: str, now: float) -> None:
+    """Move a file to `refused/`, its reason beside it. `now`: unix seconds. OSError where the disk refuses: it comes again."""
+    notice, folder = file.notice, file.path.parent / "refused"
+    # File WORK_DIR/inbox/refused/NAME.reason: why NAME.json was refused, and when | the coordinator | after a week
+    reason = Refused(
+        checkpoint=notice.checkpoint, suite=notice.suite, at=now, why=why, command=notice.command
+    )
+    write_record(folder / f"{file.path.stem}.reason", reason)
+    file.path.replace(folder / file.path.name)
+    kept = _reasons(folder)
+    for path, _ in kept[:-MOST_REFUSED] + [one for one in kept if now - one[1].at >= REFUSED_SECONDS]:
+        _remove(path)
+
+
+def forget_refusals(paths: WorkPaths, notice: Notice) -> None:
+    """Remove what was refused of a checkpoint that is accepted now."""
+    for path, reason in _reasons(paths.inbox / "refused"):
+        if (reason.checkpoint, reason.suite) == (notice.checkpoint, notice.suite):
+            _remove(path)
+
+
+def waiting_files(paths: WorkPaths) -> list[InboxFile]:
+    """The checkpoints in the inbox, oldest first: one look of a command."""
+    return [file for file in Inbox(paths, ALL).look() if file.notice.command == "evaluate"]
+
+
+def refusals(paths: WorkPaths, now: float) -> tuple[Refused, ...]:
+    """Checkpoints that were refused within a week, by their last refusals, oldest first."""
+    found = {
+        (reason.checkpoint, reason.suite): reason
+        for _, reason in _reasons(paths.inbox / "refused")
+        if reason.command == "evaluate" and now - reason.at < REFUSED_SECONDS
+    }
+    return tuple(found.values())
+
+
+def parse(text: bytes, path: Path) -> tuple[Notice, str]:
+    """(notice, ""), or (what it claims, why it is none). `path`: stands for the checkpoint where `text` names none."""
+    try:
+        notice = Notice.model_validate_json(text)
+    except ValidationError as error:
+        why = "; ".join(
+            f"{'.'.join(map(str, e['loc'])) or 'all of it'}: {e['msg']}" for e in error.errors()[:MOST_ERRORS]
+        )
+        return _claims(text, path), one_line(f"it is no notice of this version ({why})", MOST_SHOWN)
+    if notice.command == "evaluate" and not notice.checkpoint:
+        return _claims(text, path), "it names no checkpoint"
+    return notice, ""
+
+
+def _claims(text: bytes, path: Path) -> Notice:
+    """What of a malformed file can be shown: untrusted text as one line that is safe for any file or terminal."""
+    try:
+        named = json.loads(text)
+    except (ValueError, RecursionError):
+        named = None
+    fields = named if isinstance(named, dict) else {}
+    return Notice(
+        checkpoint=one_line(fields.get("checkpoint") or path, MOST_SHOWN),
+        suite=one_line(fields.get("suite", "default"), MOST_SHOWN),
+    )
+
+
+def _reasons(folder: Path) -> list[tuple[Path, Refused]]:
+    """The reasons in `refused/`, oldest first; none where storage is away."""
+    found = []
+    with suppress(OSError), os.scandir(folder) as entries:
+        for name in sorted(e.name for e in entries if e.name.endswith(".reason")):
+            with suppress(OSError, ValidationError):
+                found.append((folder / name, Refused.model_validate_json((folder / name).read_bytes())))
+    return sorted(found, key=lambda one: one[1].at)
+
+
+def _remove(path: Path) -> None:
+    """A reason, and the file beside it."""
+    with suppress(OSError):
+        path.with_suffix(".json").unlink(missing_ok=True)
+        path.unlink(missing_ok=True)
