@@ -1,7 +1,7 @@
 """Listings of folders for a process that lives for months: a folder is listed again only where it may have changed.
 
 Rule: a folder whose time stamp has stood still since well before the last listing has the same entries. To open the folder
-has an NFS client ask the server for the stamp. The caller gives the time. Called by `intake.inbox` and `runtime`.
+has an NFS client ask the server for the stamp. The caller gives the time. Called by `intake.folder_watch` and `runtime`.
 """
 
 from __future__ import annotations

@@ -20,6 +20,7 @@ from coordinator.cli import app
 from coordinator.errors import OperatorError
 from coordinator.evaluation.records import id_stem
 from coordinator.intake import pending
+from coordinator.intake.inbox import Refused
 from coordinator.intake.suites import load_suite
 from coordinator.report.measurements import Report
 from coordinator.trackers import lm_eval_files
@@ -172,9 +173,10 @@ def test_nothing_that_others_wrote_commands_the_terminal_that_shows_it(
     found = results(0.5)
     found["results"] = {f"{name}{ESCAPES}": value for name, value in found["results"].items()}
     paths.results.write_text(json.dumps(found))
-    entry = pending.Refused(checkpoint=f"/c{ESCAPES}", suite=f"s{ESCAPES}", at=2e9, why=f"why {ESCAPES}")
+    entry = Refused(checkpoint=f"/c{ESCAPES}", suite=f"s{ESCAPES}", at=2e9, why=f"why {ESCAPES}")
     waits = pending.Waiting(checkpoint=f"/w{ESCAPES}", suite="s", since=1.0, why=ESCAPES)
-    write_record(work.pending, pending.PendingFile(refused=(entry,), waiting=(waits,)))
+    write_record(work.pending, pending.PendingFile(waiting=(waits,)))
+    write_record(work.inbox / "refused" / "1.reason", entry)
     for arguments in (["status"], ["report", "--series", f"/runs/{ESCAPES}"]):
         done = CliRunner().invoke(app, arguments)
         assert done.stdout
