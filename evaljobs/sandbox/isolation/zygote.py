@@ -56,8 +56,6 @@ _PRELOADED: Final = [
 _write: Final = os.write
 _leave: Final = os._exit
 
-Outcome = tuple[str, str]  # verdict and reason
-
 
 def preload() -> None:
     """Import what most programs import, once for all of them."""
@@ -179,7 +177,7 @@ class Zygote:
         kernel.install_seccomp()
 
 
-def _conclude(message: bytes | None, token: bytes, status: int) -> Outcome:
+def _conclude(message: bytes | None, token: bytes, status: int) -> tuple[str, str]:
     """Verdict and reason: only the token is a pass."""
     if message is None:
         return "timeout", "the time limit was reached"
