@@ -10,7 +10,6 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -34,7 +33,6 @@ from coordinator.errors import OperatorError
 from evaljobs.contract.paths import WorkPaths
 
 if TYPE_CHECKING:
-    from coordinator.cluster.site_probe import SiteProbe
     from coordinator.config.schema import Config
 
 priors_app = typer.Typer(no_args_is_help=True, help="Predicted run times of tasks, and what they rest on.")
@@ -336,19 +334,20 @@ def init(
     evalspan init --cluster local
     """
     from coordinator.cli.screen.slurm_answers import wrapped_daemon
-    from coordinator.cluster.site_probe import SiteProbe
     from coordinator.config import loading, template
 
     if path.exists() and not force:
         raise OperatorError(f"{path} is there already: --force overwrites it")
     kind = cluster or ("slurm" if shutil.which("sbatch") else "local")
     named = {"cluster.account": account, "cluster.qos": qos}
-    probe = _probe_slurm(named) if kind == "slurm" else SiteProbe()
+    local = "one machine", {"cluster.kind": ("local", "")}
+    summary, chosen = _probe_slurm(named) if kind == "slurm" else local
     try:
-        path.write_text(template.default_text(probe.summary, probe.chosen()), encoding="utf-8")
+        path.write_text(template.default_text(summary, chosen), encoding="utf-8")
     except OSError as error:
         raise OperatorError(f"{path} cannot be written: {error.strerror or error}") from error
-    say(f"wrote {path}{f' for partition {probe.choice}' if probe.choice else ''}")
+    _, partitions = chosen.get("cluster.partition", ("", ""))
+    say(f"wrote {path}{f' for partition {partitions}' if partitions else ''}")
     options = "" if path == Path("evalspan.toml") else f" --config {shlex.quote(str(path))}"
     say(f"next: `evalspan doctor{options}` checks this site")
     if kind == "slurm":
@@ -358,7 +357,7 @@ def init(
         say(f"or one evaluation as a job: `{one}`")
 
 
-def _probe_slurm(named: Mapping[str, object]) -> SiteProbe:
+def _probe_slurm(named: Mapping[str, object]) -> tuple[str, dict[str, tuple[Any, str]]]:
     """What init writes of this Slurm: nodes of all its partitions that are up, not of the default one alone.
 
     `named`: settings of the command line.
@@ -395,15 +394,16 @@ def _probe_slurm(named: Mapping[str, object]) -> SiteProbe:
                     named = {**named, "cluster.account": account}
                     refusing = refusing_of("")
             limits = {p.name: p.max_seconds for p in rules.partitions if p.max_seconds is not None}
-            probe = probe_of(nodes, rules.preemptible, refusing, limits)
+            summary, chosen = probe_of(nodes, rules.preemptible, refusing, limits)
             cluster = settings_of(None, Path(scratch) / "probe", named).cluster
-            probe = replace(probe, account=cluster.account, qos=cluster.qos)
-            if probe.partition is not None:
-                form = slurm_rules.request_taken(partial(of, probe.partition))
-                probe = replace(probe, gpu_request=None if form == GPU_REQUEST else form)
+            more = {"cluster.account": cluster.account, "cluster.qos": cluster.qos}
+            if "cluster.partition" in chosen:
+                form = slurm_rules.request_taken(partial(of, chosen["cluster.partition"][0]))
+                more["slurm.gpu_request"] = None if form == GPU_REQUEST else form
+            chosen |= {setting: (value, "") for setting, value in more.items() if value is not None}
     except ClusterError as error:
         raise OperatorError(
             f"the cluster cannot be asked ({error}): set SLURM_CONF or ask its administrators; "
             "`evalspan init --cluster local` writes settings for this machine alone"
         ) from error
-    return probe
+    return summary, chosen

@@ -6,13 +6,18 @@ others are commented out with their default, so the file is the reference and ch
 
 from __future__ import annotations
 
+import ast
+import inspect
 from collections.abc import Mapping
+from functools import cache
+from itertools import pairwise
 from typing import Any
 
 from pydantic.fields import FieldInfo
 
 from coordinator.config.schema import Config, record_of, settings
 from coordinator.config.toml import as_toml
+from evaljobs.contract.specs import Record
 
 HEAD = """\
 # evalspan.toml, written by `evalspan init` for: {summary}.
@@ -30,22 +35,39 @@ def default_text(summary: str, chosen: Mapping[str, tuple[Any, str]]) -> str:
     for location, field in settings():
         if location[:-1] != table:
             table = location[:-1]
-            lines += ["", f"# {what(table)}", f"[{'.'.join(table)}]"]
-        lines.append(_line(location[-1], field, chosen.get(".".join(location))))
+            lines += ["", f"# {text_of(table)}.", f"[{'.'.join(table)}]"]
+        lines.append(_line(location, field, chosen.get(".".join(location))))
     return "\n".join(lines) + "\n"
 
 
-def what(table: tuple[str, ...]) -> str:
-    """What the settings of a table are about: the text of its field, else its record's."""
-    model: Any = Config
-    for key in table:
-        field = model.model_fields[key]
-        model = record_of(field)
-    return field.description or str(model.__doc__)
+def text_of(location: tuple[str, ...]) -> str:
+    """What a setting or a table is about, in one line without its point: the docstring below its field, else its record's."""
+    *tables, key = location
+    model: type[Record] = Config
+    for table in tables:
+        model = record_of(model.model_fields[table]) or model
+    inner = record_of(model.model_fields[key])
+    text = _texts(model).get(key) or (inner and inner.__doc__) or ""
+    return " ".join(text.split()).rstrip(".")
 
 
-def _line(key: str, field: FieldInfo, chosen: tuple[Any, str] | None) -> str:
-    text = str(field.description)
+@cache
+def _texts(model: type[Record]) -> dict[str, str]:
+    """Field -> the docstring below it. They are read when asked for: most commands show none."""
+    (record,) = ast.parse(inspect.getsource(model)).body
+    below = pairwise(ast.iter_child_nodes(record))
+    return {
+        field.target.id: str(text.value.value)
+        for field, text in below
+        if isinstance(field, ast.AnnAssign)
+        and isinstance(field.target, ast.Name)
+        and isinstance(text, ast.Expr)
+        and isinstance(text.value, ast.Constant)
+    }
+
+
+def _line(location: tuple[str, ...], field: FieldInfo, chosen: tuple[Any, str] | None) -> str:
+    key, text = location[-1], text_of(location)
     if chosen is not None:
         value, note = chosen
         return f"{key} = {as_toml(value)}".ljust(WIDTH) + f"  # {f'{note}; ' if note else ''}{text}"

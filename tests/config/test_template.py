@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from coordinator.cluster import NodeState
-from coordinator.cluster.site_probe import SiteProbe, probe_of
+from coordinator.cluster.site_probe import probe_of
 from coordinator.config import loading, schema
 from coordinator.config.template import default_text
 
@@ -20,17 +20,18 @@ NAMES = {".".join(location) for location, _ in schema.settings()}
 TABLES = {name.rpartition(".")[0] for name in NAMES} - {""}
 
 
-def loaded(folder: Path, probe: SiteProbe) -> schema.Config:
+def loaded(folder: Path, chosen: dict[str, tuple[Any, str]]) -> schema.Config:
     """The settings of the file that `init` writes."""
     file = folder / "evalspan.toml"
-    file.write_text(default_text(probe.summary, probe.chosen()))
+    file.write_text(default_text("a site", chosen))
     return loading.load(file, {})
 
 
 def test_the_written_file_changes_nothing_and_is_the_whole_reference(tmp_path: Path) -> None:
     """It names every setting once; each line that is taken out of its comment is valid, and shows the default or an example."""
-    local = SiteProbe()
-    assert loaded(tmp_path, local) == schema.Config(work_dir=Path.cwd() / "evalspan-work")
+    assert loaded(tmp_path, {"cluster.kind": ("local", "")}) == schema.Config(
+        work_dir=Path.cwd() / "evalspan-work"
+    )
     bare = re.sub(r"(?m)^# (?=[a-z_]+ = )", "", default_text("", {}))
     (tmp_path / "bare.toml").write_text(bare)
     whole = loading.load(tmp_path / "bare.toml", {}).model_dump(mode="json")
@@ -78,25 +79,33 @@ MORE = _node("n2", 8, "more")
 def test_init_takes_the_best_partition_and_says_what_is_wrong_with_the_others(
     tmp_path: Path, nodes: list[NodeState], found: dict[str, Any], chosen: tuple[str | None, str | None]
 ) -> None:
-    probe = probe_of(nodes, **found)
-    got = loaded(tmp_path, probe).cluster
+    _, settings = probe_of(nodes, **found)
+    got = loaded(tmp_path, settings).cluster
+    _, choice = settings.get("cluster.partition", ("", ""))
     assert (got.kind, got.partition, got.cpu_partition) == ("slurm", *chosen)
     for name in found.get("preemptible", ()):
-        assert re.search(rf"\b{name} \(\d+ GPUs, jobs may be preempted\)", probe.choice)
+        assert re.search(rf"\b{name} \(\d+ GPUs, jobs may be preempted\)", choice)
     for name, words in found.get("refusing", {}).items():
-        assert re.search(rf"\b{name} \(\d+ GPUs, refuses your jobs: {words}\)", probe.choice)
-    assert probe.choice in (tmp_path / "evalspan.toml").read_text()
+        assert re.search(rf"\b{name} \(\d+ GPUs, refuses your jobs: {words}\)", choice)
+    assert choice in (tmp_path / "evalspan.toml").read_text()
 
 
-def test_init_writes_what_the_site_asks_for(tmp_path: Path) -> None:
-    """A time limit within MaxTime, the form of request for GPUs, account and QOS; nothing where the default does."""
-    wanted = SiteProbe(
-        kind="slurm", max_seconds=7200, gpu_request="--gres=gpu:{type}:{n}", account="proj", qos="long"
-    )
-    got = loaded(tmp_path, wanted)
-    assert (got.trial.time_limit, got.slurm.gpu_request) == ("2:00:00", "--gres=gpu:{type}:{n}")
+@pytest.mark.parametrize(("most", "limit"), [(7200, "2:00:00"), (4 * 3600, None), (None, None)])
+def test_init_writes_a_time_limit_within_max_time_where_the_default_is_none(
+    tmp_path: Path, most: int | None, limit: str | None
+) -> None:
+    summary, chosen = probe_of([GPU, MORE, CPU], max_seconds={"more": most, "cpu": 60} if most else {})
+    assert summary == "2 nodes with 8 a100"
+    assert chosen.get("trial.time_limit", (None, ""))[0] == limit
+    assert loaded(tmp_path, chosen).trial.time_limit == (limit or "4:00:00")
+
+
+def test_what_init_chose_is_what_is_read(tmp_path: Path) -> None:
+    """The form of request for GPUs that the site takes, account and QOS."""
+    wanted = {"slurm.gpu_request": "--gres=gpu:{type}:{n}", "cluster.account": "proj", "cluster.qos": "long"}
+    got = loaded(tmp_path, {setting: (value, "a note") for setting, value in wanted.items()})
+    assert got.slurm.gpu_request == wanted["slurm.gpu_request"]
     assert (got.cluster.account, got.cluster.qos) == ("proj", "long")
-    assert SiteProbe(kind="slurm", max_seconds=4 * 3600).chosen().keys() == {"cluster.kind"}
 
 
 # --- names of settings -------------------------------------------------------------------------------------------------

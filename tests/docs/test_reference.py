@@ -16,6 +16,7 @@ from support.toys import config_text, suite_text
 import evalspan
 from coordinator.cli import EVERY, GROUPS, MORE, app
 from coordinator.config.schema import settings
+from coordinator.config.template import text_of
 from evaljobs.contract.paths import WorkPaths
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -40,7 +41,7 @@ def test_no_code_in_a_table_has_a_bar(name):
 
 
 def test_each_setting_has_a_text():
-    assert [".".join(key) for key, field in settings() if not field.description] == []
+    assert [location for location, _ in settings() if not text_of(location)] == []
 
 
 def test_each_command_ends_with_a_code_that_the_reference_knows():

@@ -10,7 +10,7 @@ from docs_lib.reference.text import code, first_upper, literal, page, plain, tab
 from coordinator.config import loading
 from coordinator.config.loading import OPTIONS, PREFIX
 from coordinator.config.schema import Config, RoleConfig, record_of
-from coordinator.config.template import what
+from coordinator.config.template import text_of
 from coordinator.config.toml import as_toml
 from evaljobs.contract.specs import Record
 
@@ -36,7 +36,7 @@ def _sections(name: str, model: type[Record]) -> Iterator[str]:
 
 def _section(name: str, model: type[Record]) -> str:
     head = f"## `[{name}]`" if name else "## Keys at the top"
-    return "\n\n".join(filter(None, [head, plain(what((name,))) if name else "", _table(name, model)]))
+    return "\n\n".join(filter(None, [head, _sentence(text_of((name,))) if name else "", _table(name, model)]))
 
 
 def _roles(name: str, roles: Sequence[str]) -> str:
@@ -44,7 +44,7 @@ def _roles(name: str, roles: Sequence[str]) -> str:
         [
             f"### {', '.join(f'`[{name}.{role}]`' for role in roles)}",
             plain(RoleConfig.__doc__ or ""),
-            "\n".join(f"- `[{name}.{role}]`: {what((name, role))}" for role in roles),
+            "\n".join(f"- `[{name}.{role}]`: {text_of((name, role))}" for role in roles),
             f"Keys of each, here of `{roles[0]}`:",
             _table(f"{name}.{roles[0]}", RoleConfig),
         ]
@@ -59,7 +59,7 @@ def _table(section: str, model: type[Record]) -> str:
             continue
         dotted = f"{section}.{key}".lstrip(".")
         shape = shapes["properties"][key]
-        text, _, without = str(field.description).partition("; default: ")
+        text, _, without = text_of(tuple(dotted.split("."))).partition("; default: ")
         default = without if field.default is None else literal(shape.get("default", field.default))
         example = f" Example: {code(as_toml(field.examples[0]))}." if field.examples else ""
         option = f", `{OPTIONS[dotted]}`" if dotted in OPTIONS else ""
