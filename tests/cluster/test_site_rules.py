@@ -129,19 +129,6 @@ def test_init_looks_at_all_partitions_of_a_real_slurm(slurm_site: Cluster) -> No
     assert (found.partition, found.cpu_partition) == ("gpu", "cpu")
 
 
-def test_a_partition_is_read_by_its_keys() -> None:
-    """Values with an equals sign in them, and UNLIMITED, are no numbers of other keys."""
-    (found,) = parse_partitions(ROW.format(name="gpu", share="EXCLUSIVE") + "\n\n")
-    assert found == Partition(
-        name="gpu",
-        default=True,
-        exclusive=True,
-        max_seconds=2 * 86400,
-        max_memory_per_cpu_mb=4000,
-        nodes="n1",
-    )
-
-
 @given(st.text())
 def test_any_text_is_read_without_harm(text: str) -> None:
     """Garbage names no partition that asks for a host, and never raises."""

@@ -25,7 +25,6 @@ from coordinator.doctor import collect
 from coordinator.doctor.facts import Facts, Finding
 from coordinator.doctor.findings import judge
 from coordinator.doctor.limit_findings import case_of, judge_limit
-from coordinator.doctor.slurm_findings import judge_arrays
 from coordinator.runtime import wiring
 
 LANES = 8
@@ -49,16 +48,12 @@ def accounting(**limits: str) -> Accounting:
 def facts_of(settings: dict[str, Any] | None = None, nodes: int = 4, **facts: Any) -> Facts:
     """A site of nodes with eight GPUs each, whose Slurm applies the limits of its accounting."""
     config = Config.model_validate({"cluster": {"kind": "slurm"}} | (settings or {}))
-    rules = SiteRules(
-        config={"AccountingStorageEnforce": "associations,limits,qos"},
-        partitions=(Partition(name="gpu", default=True),),
-    )
     known: dict[str, Any] = {
         "config": config,
         "python": "",
         "work_fs": "nfs4",
         "work_free": 1 << 40,
-        "rules": rules,
+        "rules": rules(),
         "options": wiring.slurm_options(config),
         "jobs": collect.samples(config, [fake_node("n0")]),
         "lanes": LANES,
@@ -109,59 +104,56 @@ def test_a_limit_counts_the_jobs_of_its_roles_alone() -> None:
     assert found["MaxTRESPerUser gres/gpu"].status == "ok"
 
 
-def test_a_job_that_hosts_trials_keeps_a_limit_on_each_job_with_fewer_of_them() -> None:
-    settings = {"stage": {"host_trials": True}}
-    found = judged(settings, accounting=accounting(a_job="cpu=5"))["MaxTRES cpu"]
-    assert found.status == "warn"
-    assert found.todo == "set [borrow] max_gpus = 5, or another [cluster] account"
+def rules(enforced: str = "associations,limits,qos", **partition: Any) -> SiteRules:
+    gpu = Partition(name="gpu", default=True, **partition)
+    return SiteRules(config={"AccountingStorageEnforce": enforced}, partitions=(gpu,))
+
+
+KNOWN = {"accounting": accounting()}
+ASLEEP = replace(fake_node("n1"), state="idle~", usable=False)
+SMALL, LARGE = fake_node("n1", memory_mb=2000), fake_node("n2", memory_mb=64000)
+CUT = {"allowed_seconds": {"build": 1800, "trial": 1800, "metric": 18000}}
+HIDDEN = Accounting(associations=KNOWN["accounting"].associations, qos=KNOWN["accounting"].qos)
 
 
 @pytest.mark.parametrize(
-    ("enforced", "said"),
+    ("facts", "what", "status", "says"),
     [
-        ("none", "does not apply those of accounting (AccountingStorageEnforce=none)"),
-        ("associations", "(AccountingStorageEnforce=associations)"),
-        ("associations,limits,qos", "none on the jobs"),
+        # limits that Slurm does not apply are no obstacle; those that cannot be read are never ok
+        ({"rules": rules("none"), "accounting": accounting(jobs="0")}, "limits", "ok", "(AccountingStorageEnforce=none)"),
+        ({"rules": rules("associations"), "accounting": accounting(jobs="0")}, "limits", "ok", "=associations)"),
+        (KNOWN, "limits", "ok", "none on the jobs"),
+        ({"accounting_error": "slurmdbd is away"}, "limits", "warn", ""),
+        ({"accounting": HIDDEN}, "limits", "warn", "account lab"),
+        ({"rules_error": "scontrol timed out"}, "reservations", "warn", ""),
+        # time that account and QOS cut; what MaxTime of the partition cuts has a finding of its own
+        (KNOWN | CUT, "MaxWall", "warn", "0.5 h: build, trial jobs"),
+        (KNOWN | CUT | {"rules": rules("all", max_seconds=1800)}, "MaxWall", "", ""),
+        (KNOWN | {"daemon_seconds": 300}, "coordinator's job", "warn", "a successor goes on"),
+        (KNOWN | {"daemon_seconds": 1080}, "coordinator's job", "ok", "a successor goes on"),
+        # `sbatch` takes a job for a partition of other accounts, and it waits for ever
+        (KNOWN | {"rules": rules("all", allowed={"AllowAccounts": "chemistry"})}, "partition access", "fail", "chemistry, not lab"),
+        # nodes
+        ({"gpu_nodes": [ASLEEP]}, "GPU nodes", "fail", "set [nodes] wake = true"),
+        ({"gpu_nodes": [SMALL, LARGE]}, "nodes with little memory", "warn", "n1 (2000 MB)"),
+        ({"gpu_nodes": [SMALL, SMALL]}, "nodes with little memory", "fail", "n1 (2000 MB)"),
+        ({}, "nodes with little memory", "", ""),
+        ({"rules": SiteRules(config={"MaxArraySize": "1"})}, "job arrays", "ok", "in jobs of 1"),
     ],
-)
-def test_limits_that_slurm_does_not_apply_are_no_obstacle(enforced: str, said: str) -> None:
-    rules = SiteRules(config={"AccountingStorageEnforce": enforced})
-    limits = {"jobs": "0"} if "limits" not in enforced else {}
-    found = judged(rules=rules, accounting=accounting(**limits))["limits"]
-    assert found.status == "ok"
-    assert said in found.found
+)  # fmt: skip
+def test_a_rule_of_the_site_is_found_with_what_to_do(
+    facts: dict[str, Any], what: str, status: str, says: str
+) -> None:
+    """ "": nothing is said of it."""
+    found = judged(**facts).get(what)
+    assert (found.status if found else "") == status
+    assert not found or says in f"{found.found} -> {found.todo}"
 
 
-def test_limits_that_cannot_be_read_are_never_ok() -> None:
-    """slurmdbd that does not answer, and accounts that the site hides from users."""
-    assert judged(accounting_error="slurmdbd is away")["limits"].status == "warn"
-    assert judged(rules_error="scontrol timed out")["reservations"].status == "warn"
-    hidden = Accounting(associations=accounting().associations, qos=accounting().qos)
-    found = judged(accounting=hidden)["limits"]
-    assert (found.status, found.found) == ("warn", "the site does not show those of account lab")
-
-
-def test_time_that_account_and_qos_cut_is_named() -> None:
-    """And not what the partition's MaxTime cuts: that has a finding of its own."""
-    allowed = {"build": 1800, "trial": 1800, "metric": 18000}
-    found = judged(accounting=accounting(), allowed_seconds=allowed)["MaxWall"]
-    assert found.found.startswith("account or QOS allows 0.5 h: build, trial jobs ask for that")
-    rules = SiteRules(
-        config={"AccountingStorageEnforce": "all"},
-        partitions=(Partition(name="gpu", default=True, max_seconds=1800),),
-    )
-    assert "MaxWall" not in judged(accounting=accounting(), allowed_seconds=allowed, rules=rules)
-
-
-def test_a_partition_for_other_accounts_is_a_failure() -> None:
-    """`sbatch` takes such a job, and it waits for ever."""
-    rules = SiteRules(
-        config={"AccountingStorageEnforce": "all"},
-        partitions=(Partition(name="gpu", default=True, allowed={"AllowAccounts": "chemistry"}),),
-    )
-    found = judged(accounting=accounting(), rules=rules)["partition access"]
-    assert found.status == "fail"
-    assert found.found.startswith("partition gpu is for accounts chemistry, not lab")
+def test_a_job_that_hosts_trials_keeps_a_limit_on_each_job_with_fewer_of_them() -> None:
+    settings = {"stage": {"host_trials": True}}
+    found = judged(settings, accounting=accounting(a_job="cpu=5"))["MaxTRES cpu"]
+    assert (found.status, "[borrow] max_gpus = 5" in found.todo) == ("warn", True)
 
 
 @pytest.mark.parametrize(
@@ -203,6 +195,7 @@ RESERVATION = (
         ({"users": "me"}, "fix", "ok", "for users me"),
         ({"users": "me", "state": "INACTIVE"}, "fix", "warn", "jobs wait until it begins"),
         ({}, "fix", "warn", "remove [cluster] reservation"),
+        ({"nodes": "x[1-9]"}, None, "", ""),
     ],
 )  # fmt: skip
 def test_a_reservation_is_named_with_its_holder_its_end_and_the_nodes_that_it_takes(
@@ -216,35 +209,9 @@ def test_a_reservation_is_named_with_its_holder_its_end_and_the_nodes_that_it_ta
         accounting=accounting(),
         reservations=parse_reservations(text),
         cpu_nodes=[replace(fake_node("c1"), gpus=0)],
-    )["reservation fix"]
-    assert found.status == status
-    assert says in f"{found.found} -> {found.todo}"
-
-
-def test_a_reservation_of_other_nodes_is_not_named() -> None:
-    text = RESERVATION.format(nodes="x[1-9]", users="root", accounts="(null)", state="ACTIVE")
-    assert "reservation fix" not in judged(reservations=parse_reservations(text))
-
-
-def test_nodes_that_are_powered_down_are_shown_with_the_setting_that_boots_them() -> None:
-    asleep = replace(fake_node("n1"), state="idle~", usable=False)
-    found = judged(gpu_nodes=[asleep])["GPU nodes"]
-    assert (found.status, found.todo.partition(":")[0]) == ("fail", "set [nodes] wake = true")
-
-
-@pytest.mark.parametrize(("small", "status"), [(1, "warn"), (2, "fail")])
-def test_nodes_that_hold_no_trial_are_named(small: int, status: str) -> None:
-    nodes = [fake_node("n1", memory_mb=2000), fake_node("n2", memory_mb=2000 if small == 2 else 64000)]
-    found = judged(gpu_nodes=nodes)["nodes with little memory"]
-    assert found.status == status
-    assert found.found.startswith("n1 (2000 MB)")
-    assert "nodes with little memory" not in judged()
-
-
-def test_small_job_arrays_are_no_obstacle() -> None:
-    arrays = judge_arrays(SiteRules(config={"MaxArraySize": "1"}), lanes=8)
-    assert arrays.status == "ok"
-    assert "in jobs of 1" in arrays.found
+    ).get("reservation fix")
+    assert (found.status if found else "") == status
+    assert not found or says in f"{found.found} -> {found.todo}"
 
 
 def test_one_cause_is_one_line() -> None:
@@ -254,10 +221,3 @@ def test_one_cause_is_one_line() -> None:
     (line,) = [f for f in found if f.found.startswith("refused")]
     assert line.what == "build jobs, trial jobs, metric jobs"
     assert line.todo == "[cluster] account is not set; your accounts: lab"
-
-
-@pytest.mark.parametrize(("seconds", "status"), [(300, "warn"), (1080, "ok")])
-def test_the_coordinators_own_job_is_named_where_its_time_is_cut(seconds: int, status: str) -> None:
-    found = judged(accounting=accounting(), daemon_seconds=seconds)["coordinator's job"]
-    assert found.status == status
-    assert "a successor goes on" in found.found
