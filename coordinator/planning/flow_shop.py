@@ -92,9 +92,6 @@ class Shop:
         for _, heap in groups:
             heapify(heap)
         lane_of: list[int] = []
-        ends: list[float] = []
-        lane_ends = list(self.starts)
-        overhead = self.overhead
         for cut in cuts:
             speed, heap = groups[0]
             end = heap[0][0] + cut[3] / speed
@@ -102,14 +99,10 @@ class Shop:
                 other_end = other_heap[0][0] + cut[3] / other
                 if other_end < end:
                     heap, end = other_heap, other_end
-            end += overhead
             lane_index = heap[0][1]
-            heapreplace(heap, (end, lane_index))
+            heapreplace(heap, (end + self.overhead, lane_index))
             lane_of.append(lane_index)
-            ends.append(end)
-            lane_ends[lane_index] = end
-        makespan = max(max(ends, default=0.0), self._metrics_end(cuts, ends))
-        return Try(cuts, lane_of, makespan, lane_ends)
+        return self.placed(cuts, lane_of)
 
     def level(self, dealt: Try) -> Try:
         """The try with cuts moved so that lanes end together; unchanged where that ends no sooner."""
