@@ -20,7 +20,7 @@ from coordinator.config import toml
 from coordinator.config.schema import Config
 from coordinator.errors import EvalspanError, OperatorError
 from coordinator.evaluation.state import State
-from coordinator.intake import from_settings, hub, inbox, one_off, places, resubmit
+from coordinator.intake import from_settings, hub, inbox, one_off, places, resubmit, work_folder
 from coordinator.intake.one_off import PathLike, SuiteOptions, SuiteSettings
 from coordinator.intake.work_folder import refuse_guest
 from coordinator.keeping.archive import archive_all
@@ -115,7 +115,7 @@ def evaluate(
         suite, tasks, more, limit=limit, num_fewshot=num_fewshot, batch_size=batch_size
     )
     followed = follow or Caller(progress)
-    known = from_settings.load(
+    known = work_folder.load(
         config, work_dir, {**(settings or {}), **({"cluster.slots": slots} if slots else {})}
     )
     from_settings.check_device(known)
@@ -239,7 +239,7 @@ def prepare(
     chosen = one_off.suite_options(
         suite, tasks, more, limit=limit, num_fewshot=num_fewshot, batch_size=batch_size
     )
-    known = from_settings.load(config, work_dir, settings)
+    known = work_folder.load(config, work_dir, settings)
     site = from_settings.site_of(known)
     spec = from_settings.settled(known, one_off.suite_of(chosen, known.watch.suite))
     aside = aside or Caller(progress=False)
@@ -283,7 +283,7 @@ def submit(
         suite, tasks, more, limit=limit, num_fewshot=num_fewshot, batch_size=batch_size
     )
     _check_own(settings or {})
-    known = from_settings.load(config, work_dir, settings)
+    known = work_folder.load(config, work_dir, settings)
     if chosen.changed:  # a member of a group names one of the daemon's suites
         refuse_guest(known.work_dir, " to list your suite in [watch] suites")
     from_settings.check_device(known)
@@ -358,7 +358,7 @@ def wait(
     evaluation was given up, or there is none.
     Where no daemon runs it waits for one, and logs a warning that says so.
     """
-    known = from_settings.load(config, work_dir, settings, makes=False)
+    known = work_folder.load(config, work_dir, settings, makes=False)
     submission = evaluation if isinstance(evaluation, Submission) else find_submission(known, str(evaluation))
     name = submission.evaluation_id
     deadline = None if timeout is None else time.monotonic() + timeout
@@ -390,7 +390,7 @@ def results(
 
     OperatorError where the work folder has none, or several, of that name.
     """
-    return _found(from_settings.load(config, work_dir, settings, makes=False), evaluation)
+    return _found(work_folder.load(config, work_dir, settings, makes=False), evaluation)
 
 
 def series(
@@ -409,7 +409,7 @@ def series(
     documents, n_shot, version, higher_is_better, makespan_seconds, paused_seconds, gpu_seconds, mode. An evaluation without a score has one row whose score is None. `mixed`: evaluations in exact and in
     fast mode together. OperatorError where there is no evaluation, or there are both modes.
     """
-    known = from_settings.load(config, work_dir, settings, makes=False)
+    known = work_folder.load(config, work_dir, settings, makes=False)
     points = make_series(load_series.find_series(known.work_dir, str(folder), suite, mixed=mixed)).points
     return [row for point in points for row in rows_of(point)]
 

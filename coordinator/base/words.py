@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")  # characters that command a terminal, or end a line of a log
 
@@ -19,6 +19,26 @@ def one_line(text: object, most: int = 1000) -> str:
     """Text that others may have written, as one line of at most `most` characters that commands no terminal."""
     line = " ".join(str(text)[:most].split())
     return "".join(c if c.isprintable() else "?" for c in line)
+
+
+def seconds(value: float | None) -> str:
+    """A duration in s, min or h; a dash for None."""
+    if value is None:
+        return "-"
+    value = max(value, 0.0)  # two clocks may disagree by a moment
+    if value < 100:
+        return f"{value:.1f} s"
+    if value < 3600:
+        return f"{int(value) // 60}:{int(value) % 60:02d} min"
+    return f"{int(value) // 3600}:{int(value) // 60 % 60:02d} h"
+
+
+def by_reason(errors: Mapping[str, str]) -> dict[str, str]:
+    """Joined names -> their common reason, so 60 cancelled tasks take one line. Three names at most."""
+    names: dict[str, list[str]] = {}
+    for name, why in errors.items():
+        names.setdefault(why, []).append(name)
+    return {first_of(alike, 3): why for why, alike in names.items()}
 
 
 def clock_time(at: float, now: float) -> str:

@@ -115,8 +115,8 @@ def settings_of(
     *,
     makes: bool = True,
 ) -> Config:
-    """`from_settings.load`, imported by the commands that read settings alone."""
-    from coordinator.intake.from_settings import load
+    """`work_folder.load`, imported by the commands that read settings alone."""
+    from coordinator.intake.work_folder import load
 
     return load(config, work_dir, more, makes=makes)
 

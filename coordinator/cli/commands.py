@@ -25,11 +25,11 @@ MOST_MINUTES = 60.0 * 24 * 365  # largest --minutes of `release`: a year
 
 def _ask(config: Config, evaluation: str, command: Notice) -> None:
     """Leave the command to a running daemon, else run it here. Exit code 1: a retry failed."""
+    from coordinator.base.words import by_reason
     from coordinator.cli.screen.live_screen import Shown, Watcher
     from coordinator.intake.resubmit import reused
     from coordinator.intake.work_folder import refuse_guest
     from coordinator.keeping.archive import archive_all
-    from coordinator.report.render import by_reason
     from coordinator.runtime.submission import withdrawn
     from coordinator.runtime.summaries import find_folder
     from coordinator.runtime.wiring import coordinator_of
@@ -268,7 +268,7 @@ def _check_node(config: Config, node: str, used: Sequence[Use]) -> None:
 
 
 def _given_back(node: str, used: Sequence[Use], minutes: float) -> str:
-    from coordinator.report.render import seconds
+    from coordinator.base.words import seconds
 
     if not minutes:
         return f"{node} may be taken again"

@@ -10,7 +10,6 @@ import typer
 
 from coordinator.cli.app import CONFIG, WORK_DIR, app, say
 from coordinator.errors import OperatorError
-from evaljobs.contract.storage import write_atomic
 
 if TYPE_CHECKING:
     from coordinator.config.schema import Config
@@ -36,6 +35,8 @@ def write_trace(settings: Config, name: str, file: Path) -> None:
 
 
 def _save(file: Path, text: str) -> None:
+    from evaljobs.contract.storage import write_atomic
+
     if not file.parent.is_dir():
         raise OperatorError(f"{file}: the folder {file.parent} does not exist")
     try:

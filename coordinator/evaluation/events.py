@@ -14,7 +14,7 @@ from coordinator.cluster import Job
 from coordinator.evaluation.records import JOURNAL_FORMAT, EvaluationRecord
 from evaljobs.contract.names import ShardId
 from evaljobs.contract.outcomes import Outcome
-from evaljobs.contract.specs import CheckpointSpec, FrameRef, Record
+from evaljobs.contract.specs import DEFERRED, CheckpointSpec, FrameRef, Record
 
 
 class Event(Record):
@@ -408,4 +408,4 @@ AnyEvent = (
     | Restarted
     | ResultsWritten
 )
-EVENT: TypeAdapter[AnyEvent] = TypeAdapter(Annotated[AnyEvent, Field(discriminator="kind")])
+EVENT: TypeAdapter[AnyEvent] = TypeAdapter(Annotated[AnyEvent, Field(discriminator="kind")], config=DEFERRED)

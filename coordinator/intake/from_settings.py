@@ -7,7 +7,6 @@ and the daemon.
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import importlib.metadata
 import importlib.util
@@ -25,18 +24,16 @@ from pathlib import Path
 
 import evaljobs
 import priors
-from coordinator.base.disk_space import RESUMES, shortage
 from coordinator.base.run_command import CommandError, run_command
 from coordinator.cluster.local import gpu_names
 from coordinator.cluster.slurm_rules import FEW_WORKERS
-from coordinator.config import loading
 from coordinator.config.schema import Config, JudgeConfig, TrialConfig
 from coordinator.errors import EvalspanError, OperatorError, RetryError
 from coordinator.evaluation.job_specs import Site
 from coordinator.evaluation.records import EvaluationRecord, Inputs, RunOptions
 from coordinator.intake import suites, validate
 from coordinator.intake.source_keys import check_adapter, inputs_of, with_full_paths
-from coordinator.intake.work_folder import is_of_another, is_read_only, open_folder
+from coordinator.intake.work_folder import is_of_another
 from evaljobs.contract.engine_traits import engine_traits
 from evaljobs.contract.names import HF_ENGINES
 from evaljobs.contract.paths import WorkPaths
@@ -55,44 +52,6 @@ shift; exec "$@"
 """
 NOT_STARTED = (126, 127)  # exit codes of bash where it cannot start a program
 LOCAL_CPU_SLOTS = 2  # trials at once on a machine without GPUs
-
-
-def load(
-    path: str | Path | None,
-    work_dir: str | Path | None = None,
-    more: Mapping[str, object] | None = None,
-    *,
-    makes: bool = True,
-) -> Config:
-    """The settings in force: file, environment, command line. The work folder is made and checked.
-
-    `more`: dotted key -> value of another option; None: not given. `makes` False: of a command that
-    only reads, which leaves a folder that is not there, or read-only, as it is.
-    """
-    overrides = {"work_dir": work_dir, **(more or {})}
-    config = loading.load(Path(path) if path else None, os.environ, overrides)
-    work = config.work_dir
-    try:
-        if not makes and is_read_only(work):
-            return config
-        open_folder(work, config.shared_group)
-        probe = work / f".probe-{os.getpid()}"
-        probe.write_bytes(b"")
-        probe.unlink(missing_ok=True)  # a process of another host may have had the same pid, and name
-    except OSError as error:
-        if not makes and error.errno == errno.ENOENT:
-            return config
-        full = shortage(error, work)
-        paths = WorkPaths(work)
-        used = any(map(os.path.exists, (paths.lock, paths.inbox)))  # False in a private folder
-        if used and (full or error.errno in {errno.EACCES, errno.EROFS}):
-            return config  # it was in use before: the loop waits for room, and `report` reads another user's scores
-        if full:
-            raise OperatorError(f"{full}: {RESUMES}") from error
-        raise OperatorError(
-            f"the work folder {work} cannot be written ({error.strerror}): give --work-dir a folder of yours on shared storage"
-        ) from error
-    return config
 
 
 def _python(config: Config) -> str:

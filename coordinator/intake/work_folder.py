@@ -2,20 +2,25 @@
 
 Rule: its root decides who may see what lies in it, since a new file is as visible as its folder (`storage.file_mode`).
 Members of the group leave checkpoints in the inbox, where the sticky bit keeps each member's files from the others;
-all else is the user's. Called by `from_settings.load`, the intake and the commands.
+all else is the user's. Called by the intake and the commands.
 """
 
 from __future__ import annotations
 
+import errno
 import grp
 import logging
 import os
 import pwd
 import shlex
 import stat
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from coordinator.base.disk_space import RESUMES, shortage
+from coordinator.config import loading
+from coordinator.config.schema import Config
 from coordinator.errors import OperatorError
 from evaljobs.contract.paths import WorkPaths
 
@@ -25,6 +30,44 @@ PRIVATE = 0o700
 SHARED = 0o2750  # setgid: what is made below belongs to the group, too
 NEW = "give --work-dir a new folder"
 DROP = 0o3770  # of a shared inbox, in which each member of the group leaves files of its own
+
+
+def load(
+    path: str | Path | None,
+    work_dir: str | Path | None = None,
+    more: Mapping[str, object] | None = None,
+    *,
+    makes: bool = True,
+) -> Config:
+    """The settings in force: file, environment, command line. The work folder is made and checked.
+
+    `more`: dotted key -> value of another option; None: not given. `makes` False: of a command that
+    only reads, which leaves a folder that is not there, or read-only, as it is.
+    """
+    overrides = {"work_dir": work_dir, **(more or {})}
+    config = loading.load(Path(path) if path else None, os.environ, overrides)
+    work = config.work_dir
+    try:
+        if not makes and is_read_only(work):
+            return config
+        open_folder(work, config.shared_group)
+        probe = work / f".probe-{os.getpid()}"
+        probe.write_bytes(b"")
+        probe.unlink(missing_ok=True)  # a process of another host may have had the same pid, and name
+    except OSError as error:
+        if not makes and error.errno == errno.ENOENT:
+            return config
+        full = shortage(error, work)
+        paths = WorkPaths(work)
+        used = any(map(os.path.exists, (paths.lock, paths.inbox)))  # False in a private folder
+        if used and (full or error.errno in {errno.EACCES, errno.EROFS}):
+            return config  # it was in use before: the loop waits for room, and `report` reads another user's scores
+        if full:
+            raise OperatorError(f"{full}: {RESUMES}") from error
+        raise OperatorError(
+            f"the work folder {work} cannot be written ({error.strerror}): give --work-dir a folder of yours on shared storage"
+        ) from error
+    return config
 
 
 def open_folder(root: Path, shared_group: str | None) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-from coordinator.base.words import first_of
+from coordinator.base.words import first_of, seconds
 from coordinator.report.learning_curves import (
     Curve,
     CurvePoint,
@@ -25,7 +25,6 @@ from coordinator.report.learning_curves import (
     mode_of,
     scores_of,
 )
-from coordinator.report.render import seconds
 from coordinator.report.tables import Parts, Sheet
 
 WHAT: Mapping[str, str] = {

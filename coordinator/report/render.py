@@ -13,7 +13,7 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.measure import Measurement
 from rich.text import Text
 
-from coordinator.base.words import first_of
+from coordinator.base.words import by_reason, first_of, seconds
 from coordinator.cluster.slurm_limits import in_words
 from coordinator.report.gpu_use import DRAINED, GpuUse
 from coordinator.report.judge_cost import JudgeTask, JudgeUse
@@ -26,26 +26,6 @@ from evaljobs.contract.names import Cut
 CANCELLED = "cancelled: "  # begins the error of a task that a cancellation has ended
 LANES = 64  # lanes that are drawn
 LANE_WIDTH = 100  # columns of the widest lane
-
-
-def seconds(value: float | None) -> str:
-    """A duration in s, min or h; a dash for None."""
-    if value is None:
-        return "-"
-    value = max(value, 0.0)  # two clocks may disagree by a moment
-    if value < 100:
-        return f"{value:.1f} s"
-    if value < 3600:
-        return f"{int(value) // 60}:{int(value) % 60:02d} min"
-    return f"{int(value) // 3600}:{int(value) // 60 % 60:02d} h"
-
-
-def by_reason(errors: Mapping[str, str]) -> dict[str, str]:
-    """Joined names -> their common reason, so 60 cancelled tasks take one line. Three names at most."""
-    names: dict[str, list[str]] = {}
-    for name, why in errors.items():
-        names.setdefault(why, []).append(name)
-    return {first_of(alike, 3): why for why, alike in names.items()}
 
 
 def size(value: int) -> str:

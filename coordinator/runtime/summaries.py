@@ -15,7 +15,7 @@ from coordinator.base.words import first_of
 from coordinator.config.schema import Config
 from coordinator.errors import OperatorError
 from coordinator.evaluation.records import EvaluationRecord
-from coordinator.runtime.summary import Summary, read_evaluation, read_summary
+from coordinator.runtime.summary import Summary, read_evaluation, read_file, read_summary
 from evaljobs.contract.paths import EvaluationPaths
 
 ENDED_SECONDS = (
@@ -87,24 +87,24 @@ class Summaries:
 
     def _read(self) -> Iterator[Summary]:
         for name in self._names - self._over:
-            paths = EvaluationPaths(Path(self._config.work_dir) / name)
-            summary = read_summary(paths)
+            summary = read_file(f"{self._config.work_dir}/{name}")
             if summary is not None:
                 self._replayed.pop(name, None)
             else:
-                summary = self._by_journal(paths)
+                paths = EvaluationPaths(Path(self._config.work_dir) / name)
+                summary = read_summary(paths) or self._by_journal(paths)
             if summary is not None:
                 yield summary
 
     def _by_journal(self, paths: EvaluationPaths) -> Summary | None:
         """None where it is no evaluation: its journal is empty, or of another folder."""
-        from coordinator.runtime.replay import by_journal  # noqa: PLC0415 (few evaluations need the state machine)
-
         try:
             size = paths.journal.stat().st_size
         except OSError:  # no evaluation, or storage is away for a moment
             return self._replayed.get(paths.root.name, (0, None))[1]
         known = self._replayed.get(paths.root.name)
         if known is None or known[0] != size:
+            from coordinator.runtime.replay import by_journal  # noqa: PLC0415 (few evaluations need the state machine)
+
             known = self._replayed[paths.root.name] = size, by_journal(paths, self._config)
         return known[1]

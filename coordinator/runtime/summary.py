@@ -8,13 +8,14 @@ counts while the journal has the length that it had at the end. `coordinator.run
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from coordinator.base.words import clock_time
 from coordinator.evaluation.records import JOURNAL_FORMAT, EvaluationRecord
@@ -134,23 +135,27 @@ class Summary(Kept):
         str, Mapping[str, int]
     ] = {}  # then: the first nodes -> what their trials do -> trials
     nodes: tuple[Node, ...] = ()  # in use, prefetched to, in back-off or withdrawn
-    nodes_by_status: Mapping[str, int] = {}  # without those prefetched to
-    jobs: Mapping[str, int] = {}  # purpose -> jobs in the cluster's queue or running
+    nodes_by_status: Mapping[str, int] = Field(default_factory=dict)  # without those prefetched to
+    jobs: Mapping[str, int] = Field(default_factory=dict)  # purpose -> jobs in the cluster's queue or running
     metric_jobs: int = 0  # given to RQ in all
-    metric_jobs_open: Mapping[str, int] = {}  # kind and task -> those without an outcome
+    metric_jobs_open: Mapping[str, int] = Field(
+        default_factory=dict
+    )  # kind and task -> those without an outcome
 
     done_at: float | None = None  # predicted time of the last score
     waits_until: float | None = None  # while all nodes are in back-off: the first returns
     waits: tuple[Timed, ...] = ()  # for what it waits, since `at`
     held: tuple[Timed, ...] = ()  # jobs that Slurm does not take yet; submitted again at `at`
-    stragglers: Mapping[str, str] = {}  # trial -> how slow it is, in words
-    failed_jobs: Mapping[str, str] = {}  # job or trial -> the last line of its error; mended ones included
+    stragglers: Mapping[str, str] = Field(default_factory=dict)  # trial -> how slow it is, in words
+    failed_jobs: Mapping[str, str] = Field(
+        default_factory=dict
+    )  # job or trial -> the last line of its error; mended ones included
     warnings: tuple[str, ...] = ()  # the last ones
 
     # at the end, of results.json and report.json; None: not known
     scores: tuple[ScoreValue, ...] = ()  # the main one of each task or group
     makespan_seconds: float | None = None  # from acceptance to the last score, without pauses
-    gpu_seconds: Mapping[str, float] = {}  # cause -> GPU seconds
+    gpu_seconds: Mapping[str, float] = Field(default_factory=dict)  # cause -> GPU seconds
     staged_bytes: int = 0
 
     left_out: str = ""  # where it was cut: what has the rest
@@ -272,15 +277,21 @@ def read_summary(paths: EvaluationPaths) -> Summary | None:
 
     None where only its journal says how it stands; also where a retry was journalled since.
     """
+    return read_file(str(paths.root)) or _of_files(paths)
+
+
+def read_file(root: str) -> Summary | None:
+    """The valid summary in the folder of an evaluation; None without one. For thousands: it makes no paths."""
     try:
-        found = Summary.model_validate_json(paths.status.read_bytes())
+        with open(f"{root}/status.json", "rb") as file:  # noqa: PTH123 (as above)
+            found = Summary.model_validate_json(file.read())
         if found.ended_at is None:
             counts = found.journal_format == JOURNAL_FORMAT
         else:
-            counts = found.journal_bytes == paths.journal.stat().st_size
+            counts = found.journal_bytes == os.stat(f"{root}/journal.jsonl").st_size  # noqa: PTH116
     except (OSError, ValidationError):
-        return _of_files(paths)
-    return found if found.evaluation_id == paths.root.name and counts else _of_files(paths)
+        return None
+    return found if counts and found.evaluation_id == root.rpartition("/")[2] else None
 
 
 def ended(paths: EvaluationPaths) -> Summary | None:
@@ -323,10 +334,13 @@ def known_by(record: EvaluationRecord) -> dict[str, Any]:
 
 def _of_files(paths: EvaluationPaths) -> Summary | None:
     """Of an evaluation that has ended under an earlier version, from its files; None of any other."""
+    try:
+        size = paths.journal.stat().st_size
+    except OSError:  # another folder of the work folder
+        return None
     from coordinator.runtime.journal import ended_in_other_format  # noqa: PLC0415 (few evaluations need the state machine)
 
     before = read_json(paths.status)
-    size = paths.journal.stat().st_size if paths.journal.exists() else 0
     if before.get("what") != "ended" or before.get("journal_bytes") != size:
         before = {}
     if not before and not ended_in_other_format(paths.journal):

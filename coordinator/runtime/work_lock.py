@@ -11,7 +11,6 @@ from pathlib import Path
 
 from coordinator.errors import OperatorError, RetryError
 from evaljobs.contract.storage import make_file, make_folder
-from evaljobs.staging.capacity import fs_type
 
 DAEMON = "evalspan daemon"  # the command that takes submissions while it holds a work folder
 NO_LOCKS = frozenset({errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK})  # of a mount without them
@@ -103,6 +102,8 @@ def flock(fd: int, kind: int) -> None:
     except OSError as error:
         if error.errno not in NO_LOCKS:
             raise
+        from evaljobs.staging.capacity import fs_type  # noqa: PLC0415 (a message of few file systems needs it)
+
         folder = Path(f"/proc/self/fd/{fd}").readlink().parent
         raise RetryError(
             f"the file system of {folder} ({fs_type(folder)}) has no file locks (flock: {error.strerror}), which keep a "

@@ -22,10 +22,13 @@ Mode = Literal["exact", "fast"]
 """How likelihoods are computed: with lm-eval's digits, or each shared context once."""
 
 
+DEFERRED = ConfigDict(defer_build=True)  # a schema is built where it is used first: commands start sooner
+
+
 class Record(BaseModel):
     """Base of all records that cross a process. Floats are finite: JSON has no NaN."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, **DEFERRED)
 
 
 class Kept(Record):
@@ -392,4 +395,4 @@ class ScoreSpec(Record):
 
 _AnySpec = BuildSpec | ConvertSpec | StageSpec | TrialSpec | HostSpec | ExecuteSpec | ScoreSpec
 Spec = Annotated[_AnySpec, Field(discriminator="kind")]
-SPEC: TypeAdapter[_AnySpec] = TypeAdapter(Spec)
+SPEC: TypeAdapter[_AnySpec] = TypeAdapter(Spec, config=DEFERRED)

@@ -2,6 +2,8 @@
 
 `events`: CPU milliseconds that the state machine takes for an event of an evaluation on 256 nodes of 8 GPUs, 2,048 trials ever.
 `replay`: seconds until a coordinator that was killed has its state again from a journal of about `--events` events of such a one.
+`status` (--status N, and nothing else then): CPU seconds of `evalspan status` with Python's start, over N evaluations, one of
+them open with such a journal.
 `slurm`: a daemon on a development cluster: seconds from the trigger to the precursor's submission (and of those the
 gate's, which waits for a checkpoint that has stopped changing), submissions per node, what it asks of the controller
 (its commands are counted by wrappers), seconds from a shard to the next one on its GPU, and its CPU share and memory when nothing is left to do.
@@ -19,7 +21,9 @@ import contextlib
 import itertools
 import json
 import os
+import resource
 import shutil
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -42,9 +46,12 @@ from coordinator.evaluation import actions as do
 from coordinator.evaluation import events as ev
 from coordinator.evaluation.state import State
 from coordinator.runtime.journal import Journal, read_events, replayed
+from coordinator.runtime.summarise import summary_of
+from coordinator.runtime.summary import write_summary
+from coordinator.runtime.work_lock import WorkLock
 from evaljobs.contract.folded import files_in, read_bytes
 from evaljobs.contract.outcomes import OUTCOME
-from evaljobs.contract.paths import EvaluationPaths, request_set_manifest
+from evaljobs.contract.paths import EvaluationPaths, WorkPaths, request_set_manifest
 from evaljobs.contract.specs import SPEC, RequestSetManifest, ScoreSpec
 from evaljobs.contract.storage import read_frame, read_frames, read_record
 
@@ -79,6 +86,46 @@ def events(nodes: int) -> dict[str, Any]:
         "p99_ms": spread(each)["p99"],
         "mean_ms_by_kind": {kind: sum(ms) / len(ms) for kind, ms in sorted(spent.items())},
     }
+
+
+def status(evaluations: int, nodes: int, count: int) -> dict[str, Any]:
+    """CPU seconds of `evalspan status`, by the kernel's account of the child; median of 5."""
+    made, small = Large(nodes, GPUS, shards=max(1, count // (nodes * GPUS))), Large(1, 1, tasks=5)
+    made.run()
+    over = summary_of(small.run(), 60.0).model_copy(update={"journal_bytes": 0})
+    with tempfile.TemporaryDirectory() as folder:
+        work = WorkPaths(folder)
+        work.root.chmod(0o700)
+        for number in range(evaluations - 1):
+            paths = work.evaluation(f"step-{number}-core-{number:08x}")
+            paths.root.mkdir()
+            paths.journal.touch()
+            write_summary(
+                paths, over.model_copy(update={"evaluation_id": paths.root.name, "accepted_at": number})
+            )
+        state = replayed(made.journal[:-1], SITE)
+        assert state is not None
+        assert state.ended_at is None
+        paths = work.evaluation(state.evaluation_id)
+        paths.root.mkdir()
+        paths.evaluation.write_text(state.record.model_dump_json())
+        journal = Journal(paths.journal)
+        journal.append(made.journal[:-1])
+        journal.close()
+        write_summary(paths, summary_of(state, time.time()))
+        lock = WorkLock(work.lock)
+        lock.acquire("evalspan daemon")
+        spent = [_cpu_of("status", "--work-dir", folder) for _ in range(5)]
+        lock.release()
+    figures = {"evaluations": evaluations, "events": len(made.journal) - 1, "cpu_seconds": spent}
+    return {**figures, "of_help": statistics.median(_cpu_of("--help") for _ in range(5))}
+
+
+def _cpu_of(*words: str) -> float:
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run([sys.executable, "-m", "coordinator", *words], check=True, stdout=subprocess.DEVNULL)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
 def replay(nodes: int, count: int) -> dict[str, Any]:
@@ -328,6 +375,11 @@ def measure(options: Options) -> tuple[dict[str, Any], bool]:
             row("notices lost", found["notices"]["not_heard"], 0),
         ]
         return targets(rows, scale=found)
+    if options.status:
+        found = status(options.status, options.step_nodes, options.events)
+        return targets(
+            [row("CPU seconds of status", statistics.median(found["cpu_seconds"]), 0.6)], status=found
+        )
     result = {
         "events": events(options.step_nodes),
         "replay": replay(options.step_nodes, options.events),
@@ -343,6 +395,7 @@ def measure(options: Options) -> tuple[dict[str, Any], bool]:
 OPTIONS = (
     option("--events", 100_000, "of the journal that is replayed"),
     option("--step-nodes", 256, "of `events` and `replay`; 8 GPUs each"),
+    option("--status", 0, "evaluations that `status` lists"),
     option("--idle", 30.0, "seconds that the idle daemon is watched for; 0: no daemon"),
     option("--poll", 10.0, "[cluster] poll_seconds"),
     option("--scale", False, "many evaluations on many synthetic GPUs", action="store_true"),

@@ -21,7 +21,7 @@ from typing import Any
 
 from bench.portfolio import INSTANCE, Portfolio, Set
 from bench.staging import make_checkpoint
-from coordinator.intake import from_settings, request_sets
+from coordinator.intake import from_settings, request_sets, work_folder
 from coordinator.intake.checkpoint import inspect
 from coordinator.intake.inbox import Notice, leave
 from coordinator.intake.suites import load_suite
@@ -197,7 +197,7 @@ def main(root: Path, given: dict[str, Any]) -> None:
     (root / "bench.json").write_text(
         json.dumps({"storage_seconds": storage, "metrics": metrics, "trials_each": given.get("trials_each")})
     )
-    settings = from_settings.load(config)
+    settings = work_folder.load(config)
     site, suite = from_settings.site_of(settings), load_suite(suite_file)
     model, version = from_settings.model_options(settings), from_settings.lm_eval_version(settings, site)
     paths, inputs = site.paths, from_settings.inputs_for(site, version)(suite, model)

@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from coordinator.intake import from_settings, inbox, pending
+from coordinator.intake import inbox, pending, work_folder
 from coordinator.runtime.summary import read_evaluation
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths
 from evaljobs.contract.storage import write_atomic
@@ -66,7 +66,7 @@ def open_ones(paths: WorkPaths, suite: str) -> Iterator[inbox.Notice]:
 
 
 def main(root: Path) -> None:
-    paths = WorkPaths(from_settings.load(root / "evalspan.toml").work_dir)
+    paths = WorkPaths(work_folder.load(root / "evalspan.toml").work_dir)
     notices, count, due = Notices(paths, root / "notices.json"), 0, 0.0
     while True:
         if time.monotonic() >= due:

@@ -20,7 +20,7 @@ from coordinator.config import loading
 from coordinator.config.schema import Config
 from coordinator.doctor import collect
 from coordinator.errors import OperatorError
-from coordinator.intake import from_settings, hub, suites
+from coordinator.intake import hub, suites, work_folder
 from coordinator.intake.checkpoint import inspect, is_hugging_face
 from coordinator.runtime.work_lock import DAEMON, WorkLock
 from evaljobs.contract.paths import WorkPaths
@@ -40,7 +40,7 @@ def work(monkeypatch) -> Iterator[WorkPaths]:
     monkeypatch.setenv("HOME", str(folder))
     monkeypatch.setenv("EVALSPAN_SHARED_GROUP", GROUP)
     paths = WorkPaths(folder / "work")
-    from_settings.load(None, paths.root)
+    work_folder.load(None, paths.root)
     leave(paths.root, 10, 0.2)
     os.close(make_file(paths.lock))
     try:
@@ -88,7 +88,7 @@ def test_a_private_folder_is_refused_in_one_line(work, monkeypatch):
     private.chmod(0o700)
     here = work.root.parent
     calls = [
-        lambda: from_settings.load(None, {"work_dir": private / "w"}),
+        lambda: work_folder.load(None, {"work_dir": private / "w"}),
         lambda: hub.local_folder("private/m", print),
         lambda: suites.load_suite(private / "s.toml"),
         lambda: loading.find(private / "evalspan.toml", {}),

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from coordinator.cluster.daemon_job import slurm_time
 from coordinator.config import checks, loading, schema
 from coordinator.errors import OperatorError
-from coordinator.intake import from_settings
+from coordinator.intake import from_settings, work_folder
 from coordinator.runtime import wiring
 
 Write = Callable[[str], Path]
@@ -236,7 +236,7 @@ def test_limits_of_trials_follow_their_engine_unless_they_are_set(
 def test_a_lease_is_renewed_six_times_in_its_time(toml: Write, tmp_path: Path) -> None:
     """A short one as well, so that a holder never takes a living coordinator for dead."""
     for text, seconds in (("[stage]\nlease_seconds = 6\n", 1.0), ("", 30.0)):
-        settings = from_settings.load(toml(text), tmp_path / "w")
+        settings = work_folder.load(toml(text), tmp_path / "w")
         assert wiring.coordinator_of(settings).pace.lease == seconds
 
 

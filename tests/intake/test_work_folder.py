@@ -16,7 +16,7 @@ from support.with_root import GROUP as SHARING
 from support.with_root import as_user
 
 from coordinator.errors import OperatorError
-from coordinator.intake import from_settings
+from coordinator.intake import work_folder
 from coordinator.intake.inbox import Inbox, Notice, leave, refusals, refuse
 from coordinator.intake.work_folder import open_folder
 from evaljobs.contract.paths import WorkPaths
@@ -32,7 +32,7 @@ def mode(path: Path) -> int:
 
 
 def load(work: Path, group: str | None = None) -> None:
-    from_settings.load(None, work, {"shared_group": group})
+    work_folder.load(None, work, {"shared_group": group})
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ def test_a_folder_that_its_user_has_closed_is_refused_and_read_as_it_is(tmp_path
     work.chmod(0o555)
     with pytest.raises(OperatorError, match=rf"read-only \(0555\): `chmod u\+w {work}`"):
         load(work, group)
-    from_settings.load(None, work, {"shared_group": group}, makes=False)
+    work_folder.load(None, work, {"shared_group": group}, makes=False)
     assert mode(work) == 0o555
 
 

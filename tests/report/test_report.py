@@ -12,6 +12,7 @@ from rich.console import Console
 from support.simulated.parts import FakeJob, FakeMember, Faults, ended, record
 from support.simulated.world import World
 
+from coordinator.base.words import seconds
 from coordinator.cluster import Job, JobState
 from coordinator.evaluation.events import (
     JobEnded,
@@ -29,7 +30,7 @@ from coordinator.report.measurements import (
     make_report,
     without_measurements,
 )
-from coordinator.report.render import absence, gpu_table, seconds
+from coordinator.report.render import absence, gpu_table
 
 
 @pytest.mark.parametrize("cpus", [1, 4])

@@ -15,7 +15,7 @@ from coordinator.cli import app
 from coordinator.cli.commands import _nothing_to_do
 from coordinator.config.schema import Config, WatchConfig
 from coordinator.evaluation.state import EntryState, Phase, State
-from coordinator.intake import from_settings
+from coordinator.intake import from_settings, work_folder
 from coordinator.intake.inbox import Notice
 from coordinator.intake.resubmit import submitted
 from coordinator.intake.validate import make_record
@@ -110,7 +110,7 @@ def test_a_retry_without_a_daemon_ends_as_what_it_retried(tmp_path: Path) -> Non
     (tmp_path / "python").write_text(TRIAL)
     (tmp_path / "python").chmod(0o755)
     (tmp_path / "evalspan.toml").write_text(f'[trial]\npython = "{tmp_path}/python"\n')
-    config = from_settings.load(None)
+    config = work_folder.load(None)
     coordinator = wiring.coordinator_of(config)
     record = make_record(
         str(place),

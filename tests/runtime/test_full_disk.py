@@ -16,7 +16,7 @@ from support.with_root import fill, no_room_for_an_event
 from coordinator import cli
 from coordinator.base.disk_space import RESUMES, shortage
 from coordinator.errors import OperatorError, RetryError
-from coordinator.intake import from_settings
+from coordinator.intake import work_folder
 from coordinator.runtime.drive import _cancel
 from evaljobs.contract.paths import WorkPaths
 from evaljobs.queue import redis_client
@@ -133,5 +133,5 @@ def test_a_folder_that_never_served_and_has_no_room_is_refused(disk: Path) -> No
         for number in range(10_000):
             (disk / str(number)).touch()
     with pytest.raises(OperatorError, match=r"and 0 files free.*--work-dir"):
-        from_settings.load(None, disk / "new")
-    assert from_settings.load(None, disk / "old").work_dir == disk / "old"
+        work_folder.load(None, disk / "new")
+    assert work_folder.load(None, disk / "old").work_dir == disk / "old"

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from coordinator.cli import app
 from coordinator.config.schema import Config, WatchConfig
 from coordinator.errors import OperatorError
-from coordinator.intake import from_settings
+from coordinator.intake import work_folder
 from coordinator.intake.inbox import Notice, leave
 from coordinator.runtime import service
 from coordinator.runtime.service import Service
@@ -39,7 +39,7 @@ def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("EVALSPAN_SHARED_GROUP", GROUP)
     monkeypatch.setenv("EVALSPAN_WORK_DIR", str(made / "work"))
     monkeypatch.setattr(service, "LOOK_SECONDS", 0.0)
-    from_settings.load(None, made / "work")
+    work_folder.load(None, made / "work")
     small(made / "runs" / "step-1")
     (made / "mine.toml").write_text('name = "mine"\n[[task]]\nname = "toy"\n')
     yield made
@@ -143,7 +143,7 @@ def test_what_the_daemons_user_may_not_read_is_refused_by_name(folder: Path) -> 
 
     def share() -> None:
         os.environ["EVALSPAN_WORK_DIR"] = str(work)
-        from_settings.load(None, work)
+        work_folder.load(None, work)
 
     def serve() -> None:
         ears = Service(daemon(work).coordinator, Config(watch=WatchConfig(roots=(folder / "runs",))))

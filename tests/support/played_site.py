@@ -21,7 +21,7 @@ import pytest
 
 from coordinator.base import clock
 from coordinator.evaluation.records import Inputs
-from coordinator.intake import from_settings, validate
+from coordinator.intake import from_settings, validate, work_folder
 from coordinator.runtime import wiring
 from evaljobs.contract import outcomes as out
 from evaljobs.contract import specs
@@ -395,7 +395,7 @@ def evaluate(
     site: PlayedSite, checkpoints: Sequence[Path], suite: Path, settings: Mapping[str, object]
 ) -> None:
     """These evaluations by a real coordinator, begun together. The one place here that names the coordinator's insides."""
-    known = from_settings.load(
+    known = work_folder.load(
         None, site.work, {"cluster.kind": "slurm", "cluster.partition": "gpu", **settings}
     )
     coordinator = wiring.coordinator_of(known)

@@ -15,10 +15,9 @@ from rich.padding import Padding
 from rich.progress_bar import ProgressBar
 from rich.text import Text
 
-from coordinator.base.words import clock_time, first_of
+from coordinator.base.words import by_reason, clock_time, first_of, seconds
 from coordinator.cli.screen.standing import OVER, Row, about, all_in_back_off
 from coordinator.report.learning_curves import ScoreValue
-from coordinator.report.render import by_reason, seconds
 from coordinator.report.tables import UNBOUNDED, Parts, Sheet
 from coordinator.runtime.summary import STOPPED, Lane, Summary
 

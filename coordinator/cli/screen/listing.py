@@ -8,11 +8,10 @@ from pathlib import Path
 from rich.console import RenderableType
 from rich.padding import Padding
 
-from coordinator.base.words import clock_time
+from coordinator.base.words import clock_time, seconds
 from coordinator.cluster import JobState
 from coordinator.cluster.slurm_limits import in_words
 from coordinator.intake.pending import Checkpoints
-from coordinator.report.render import seconds
 from coordinator.report.tables import Parts
 from coordinator.runtime.work_lock import DAEMON, is_daemon
 

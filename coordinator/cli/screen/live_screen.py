@@ -13,10 +13,10 @@ from typing import NamedTuple
 from rich.console import Console, RenderableType
 from rich.live import Live
 
+from coordinator.base.words import by_reason, seconds
 from coordinator.cli.screen.board import in_brief, screen, value_in_words
 from coordinator.cli.screen.standing import Row, ahead_of, in_words, row_of, with_turn
 from coordinator.report.learning_curves import ScoreValue
-from coordinator.report.render import by_reason, seconds
 from coordinator.report.tables import Parts
 from coordinator.runtime.summary import Halt, Summary
 

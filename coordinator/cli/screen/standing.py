@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from coordinator.base.words import seconds
 from coordinator.config.schema import Config
 from coordinator.evaluation.records import job_prefix
-from coordinator.report.render import seconds
 from coordinator.runtime.summaries import Summaries
 from coordinator.runtime.summary import (
     NO_SLOT,
@@ -28,7 +28,6 @@ from coordinator.runtime.summary import (
     read_evaluation,
 )
 from coordinator.runtime.work_lock import WorkLock
-from coordinator.trackers.live import failures
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths
 
 if TYPE_CHECKING:
@@ -112,7 +111,16 @@ def _row(summary: Summary, paths: EvaluationPaths, *, held: bool) -> Row:
     halt = None if summary.ended_at is not None else halt_of(summary, paths, held=held)
     stopped = halt is not None and (summary.parked is None or not held)
     row = row_of(summary, halt, time.time(), stopped_at=last_sign(paths) if stopped else None)
-    return row | {"trackers": failures(paths), "folder": str(paths.root)}
+    return row | {"trackers": _trackers(paths), "folder": str(paths.root)}
+
+
+def _trackers(paths: EvaluationPaths) -> dict[str, str]:
+    """Tracker -> why it does not have this evaluation."""
+    if not (paths.root / "trackers.json").exists():
+        return {}
+    from coordinator.trackers.live import failures
+
+    return failures(paths)
 
 
 def row_of(summary: Summary, halt: Halt | None, now: float, *, stopped_at: float | None = None) -> Row:

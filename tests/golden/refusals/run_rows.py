@@ -32,7 +32,7 @@ import evaljobs.__main__  # noqa: E402
 import evaljobs.sandbox.cli  # noqa: E402
 from coordinator import api  # noqa: E402, F401 (imported before the forks, once)
 from coordinator.errors import OperatorError  # noqa: E402
-from coordinator.intake import admission, from_settings, inbox  # noqa: E402
+from coordinator.intake import admission, inbox, work_folder  # noqa: E402
 from coordinator.runtime import drive, service, wiring  # noqa: E402, F401
 
 SECONDS = 60  # of a row
@@ -93,7 +93,7 @@ def environment(site: Path) -> dict[str, str]:
 
 def notice() -> None:
     """Print why the daemon refuses a member's notice for good (the one inner call; a notice has no exit code)."""
-    settings = from_settings.load(None)
+    settings = work_folder.load(None)
     said, wrong = inbox.parse(sys.argv[1].encode(), Path("a file of the inbox"))
     try:
         if not wrong:
