@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from rich import box
 from rich.cells import cell_len
-from rich.console import Console, ConsoleOptions, RenderableType
+from rich.console import Console, ConsoleOptions, JustifyMethod, RenderableType
 from rich.measure import Measurement
 from rich.padding import Padding
 from rich.table import Table
@@ -85,35 +85,42 @@ class Sheet:
             return
         if self._title:
             yield Text(self._title, style="bold")
-        made = [self._table(without) for without in self._without]
-        made += [self._turned()._table(())] if self._turns else []  # noqa: SLF001 (a sheet of its own)
-        free = options.update_width(UNBOUNDED)
-        for table in made:
-            if Measurement.get(console, free, table).minimum <= options.max_width:
-                yield table
-                return
+        for sheet in (self, *([self._turned()] if self._turns else [])):
+            least = sheet._least(console, options)  # noqa: SLF001 (a sheet of its own)
+            for without in sheet._without:  # noqa: SLF001
+                kept = {i: width for i, width in least.items() if sheet._heads[i] not in without}  # noqa: SLF001
+                if (
+                    sum(kept.values()) + 2 * (len(kept) - 1) <= options.max_width
+                ):  # two blanks between columns
+                    yield sheet._table(kept)  # noqa: SLF001
+                    return
         for cells, style in self._rows:
             yield from self._lines(cells, style)
 
-    def _table(self, without: Collection[str]) -> Table:
-        filled = [any(str(row[i]) for row, _ in self._rows) for i in range(len(self._heads))]
-        kept = [i for i, head in enumerate(self._heads) if filled[i] and head not in without]
+    def _least(self, console: Console, options: ConsoleOptions) -> dict[int, int]:
+        """Column that holds anything -> its least width."""
+        least = {}
+        for i, head in enumerate(self._heads):
+            cells = [row[i] for row, _ in self._rows]
+            lines = [line for cell in (head, *cells) if isinstance(cell, str) for line in cell.splitlines()]
+            others = [cell for cell in cells if not isinstance(cell, str)]
+            widths = [*map(cell_len, lines), *(Measurement.get(console, options, o).minimum for o in others)]
+            if any(map(str, cells)):
+                least[i] = max(widths)
+        return least
+
+    def _table(self, kept: Mapping[int, int]) -> Table:
+        """`kept`: columns with their least width."""
         table = Table(
             box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="bold", collapse_padding=True
         )
         table.show_header = any(self._heads)
-        for i in kept:
+        for i, width in kept.items():
             cells = [row[i] for row, _ in self._rows]
-            texts = [str(cell) for cell in cells]
-            lines = [line for text in (self._heads[i], *texts) for line in text.splitlines()]
-            flexible = any(not isinstance(cell, str) for cell in cells)
-            numbers = i > 0 and all(NUMBER.match(text) for text in texts)
-            table.add_column(
-                self._heads[i],
-                justify="right" if numbers and not flexible else "left",
-                no_wrap=not flexible,
-                min_width=None if flexible else max(map(cell_len, lines), default=0),
-            )
+            fixed = all(isinstance(cell, str) for cell in cells)
+            numbers = fixed and i > 0 and all(NUMBER.match(str(cell)) for cell in cells)
+            justify: JustifyMethod = "right" if numbers else "left"
+            table.add_column(self._heads[i], justify=justify, no_wrap=fixed, min_width=width)
         for row, style in self._rows:
             shown = (row[i] for i in kept)
             table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in shown), style=style)

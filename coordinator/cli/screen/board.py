@@ -38,7 +38,7 @@ IN_ID = ("checkpoint", "suite")  # columns that an id says, too
 MOST_SCORES = 6  # of a row
 MOST_TASKS, FEW_TASKS = 12, 3  # scored tasks shown of an evaluation that runs, the latest
 MOST_LANES = 16  # rows of lanes; with more, the screen shows a row per node
-WHOLE, SHORT, BRIEF = 2, 1, 0  # how much is shown of an evaluation that runs
+LEAST_LINES = 3  # of the details of an evaluation
 STYLES = {"inferring": "green", "pending": "dim", "no shard": "dim"}
 
 
@@ -181,6 +181,8 @@ def screen(
 ) -> RenderableType:
     """The table, what runs in as much detail as fits, then `below`. `height`: lines of the terminal; None: any."""
     for levels in ([True] * len(running), [False] * len(running), [False] * bool(running), []):
+        if levels and height is not None and len(rows) + LEAST_LINES * len(levels) > height:
+            continue
         more: list[RenderableType] = []
         for summary, whole in zip(running, levels, strict=False):
             more += ["", *([Text(summary.evaluation_id, style="bold")] if len(rows) > 1 else [])]

@@ -37,8 +37,8 @@ def rows_of_runs(runs: Sequence[Shown], now: float) -> list[Row]:
     turns = {summary.evaluation_id: summary.turn for summary, _ in runs}
     rows = []
     for summary, halt in runs:
-        stopped = halt is not None and summary.parked is None
-        row = row_of(summary, halt, now, stopped_at=halt.since if halt is not None and stopped else None)
+        stopped_at = halt.since if halt is not None and summary.parked is None else None
+        row = row_of(summary, halt, now, stopped_at=stopped_at)
         if row["stage"] == "waits":
             row["waits_for"] = with_turn(row["waits_for"], ahead_of(summary.evaluation_id, turns))
         rows.append(row)
