@@ -122,31 +122,6 @@ def test_a_task_of_a_shipped_suite_brings_its_folder_and_its_judge():
     assert [t.judge for t in made.tasks] == [False, True]
 
 
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        ({}, "say --suite NAME or --tasks NAME,NAME"),
-        ({"tasks": ("a",), "suite": "core"}, "give one of the two"),
-        ({"tasks": ("mmlu_*",)}, "is a pattern: name each task"),
-        ({"tasks": ("a", "")}, "a name is empty"),
-        ({"tasks": ("./none.yaml",)}, "no file "),
-        ({"tasks": ("a",), "limit": 0}, "a share below 1, not 0"),
-        ({"tasks": ("a",), "limit": -3}, "a share below 1, not -3"),
-        ({"tasks": ("a",), "limit": 2.5}, "a share below 1, not 2.5"),
-        ({"tasks": ("a",), "num_fewshot": -1}, "--num-fewshot: "),
-        (
-            {"tasks": ("a",), "include_path": ("none",)},
-            r"--include-path: no folder .*/none \(paths are relative to the current folder",
-        ),
-        ({"tasks": ("a",), "batch_size": "auto:4"}, "--batch-size is a positive number"),
-    ],
-)
-def test_what_no_suite_can_hold_is_refused_in_one_line_that_names_the_option(options, says):
-    with pytest.raises(OperatorError, match=says) as refused:
-        one_off.suite_of(SuiteOptions(**options))
-    assert "\n" not in str(refused.value)
-
-
 NAMES = st.text("abcdefgh_", min_size=1, max_size=60)
 
 
