@@ -278,6 +278,15 @@ PRECURSOR = Job(
 )
 
 
+def refusal_of(cluster: Cluster, job: Job) -> str:
+    """The cluster's words where it refuses the job; "" where it takes it. Raises ClusterError."""
+    try:
+        cluster.check(job)
+    except RefusedError as error:
+        return str(error)
+    return ""
+
+
 def precursor_refusal(cluster: Cluster, nodes: Sequence[str], job: Job = PRECURSOR) -> str:
     """The cluster's words where it refuses a precursor on a GPU node for lack of a GPU; "" where not.
 
@@ -285,15 +294,9 @@ def precursor_refusal(cluster: Cluster, nodes: Sequence[str], job: Job = PRECURS
     nothing: then the second node is tried. Raises ClusterError where the cluster does not answer.
     """
     for node in nodes[:2]:
-        try:
-            cluster.check(replace(job, node=node))
-        except RefusedError as error:
-            try:
-                cluster.check(replace(job, node=node, gpus=1, purpose="trial"))
-            except RefusedError:
-                continue
-            return str(error)
-        return ""
+        words = refusal_of(cluster, replace(job, node=node))
+        if not words or not refusal_of(cluster, replace(job, node=node, gpus=1, purpose="trial")):
+            return words
     return ""
 
 
@@ -304,17 +307,9 @@ def refusing(clusters: Mapping[str, Cluster]) -> dict[str, str]:
 
     Such as those of other groups, accounts or QOS. Raises ClusterError.
     """
-    refused: dict[str, str] = {}
-    for name, cluster in clusters.items():
-        for gpus in (0, 1):
-            try:
-                cluster.check(replace(PRECURSOR, gpus=gpus))
-            except RefusedError as error:
-                refused[name] = str(error)
-                continue
-            refused.pop(name, None)
-            break
-    return refused
+    with_gpu = replace(PRECURSOR, gpus=1)
+    found = {name: refusal_of(c, PRECURSOR) and refusal_of(c, with_gpu) for name, c in clusters.items()}
+    return {name: words for name, words in found.items() if words}
 
 
 def account_demanded(user: str, rules: SiteRules, refusing: Callable[[str], Mapping[str, str]]) -> str | None:
@@ -338,13 +333,8 @@ def request_taken(cluster_with: Callable[[str], Cluster]) -> str | None:
 
     `cluster_with`: makes a cluster that asks in this form. Raises ClusterError.
     """
-    for form in GPU_REQUESTS:
-        try:
-            cluster_with(form).check(replace(PRECURSOR, gpus=1, purpose="trial"))
-        except RefusedError:
-            continue
-        return form
-    return None
+    trial = replace(PRECURSOR, gpus=1, purpose="trial")
+    return next((form for form in GPU_REQUESTS if not refusal_of(cluster_with(form), trial)), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,7 +20,7 @@ from coordinator.cluster import Cluster, ClusterError, Job, NodeState, Purpose, 
 from coordinator.cluster.node_choice import none_left
 from coordinator.cluster.sbatch_text import ROLES
 from coordinator.cluster.slurm_limits import ends, setting_of
-from coordinator.cluster.slurm_rules import precursor_refusal
+from coordinator.cluster.slurm_rules import precursor_refusal, refusal_of
 from coordinator.errors import OperatorError, RetryError
 from coordinator.evaluation.footprint import NO_CHECKPOINT, Footprint, footprint, gpu_need
 from coordinator.evaluation.job_specs import Site, asked
@@ -318,11 +318,7 @@ def refusals(
     """
     largest = sorted(nodes, key=lambda n: (not n.usable, -n.memory_mb, n.name))
     for kind, job in jobs.items():
-        if kind == "stage":
-            if words := precursor_refusal(cluster, [n.name for n in largest], job):
-                yield kind, words
-            continue
-        try:
-            cluster.check(job)
-        except RefusedError as error:
-            yield kind, str(error)
+        asked_of = [n.name for n in largest]
+        words = precursor_refusal(cluster, asked_of, job) if kind == "stage" else refusal_of(cluster, job)
+        if words:
+            yield kind, words
