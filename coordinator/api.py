@@ -157,7 +157,8 @@ def evaluate(
     archive_all(site.paths.root, [record.evaluation_id])
     Exporter(known).finish(TRACKER_SECONDS)
     ran = before is None or _written_at(paths.results) != before
-    return results_of(state, paths, note="" if ran else resubmit.nothing_run(state), changed=said)
+    note = "" if ran else resubmit.nothing_run(state)
+    return results_of(state, paths).model_copy(update={"note": note, "changed": said})
 
 
 def _shown(settings: Config, paths: EvaluationPaths) -> Results | None:
@@ -165,7 +166,7 @@ def _shown(settings: Config, paths: EvaluationPaths) -> Results | None:
     state, _, _ = find_evaluation(settings, paths.root.name)
     if state.ended_at is None or state.ending.cancelled:
         return None
-    return results_of(state, paths, note=resubmit.nothing_run(state))
+    return results_of(state, paths).model_copy(update={"note": resubmit.nothing_run(state)})
 
 
 def _resumed(settings: Config, paths: EvaluationPaths) -> str:

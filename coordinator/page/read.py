@@ -142,7 +142,7 @@ def evaluation_and_results(
         told = () if has_other_format(paths.journal) else tuple(read_events(paths.journal))
         return evaluation.evaluation_data(found.report, told, found.raw, price), paths, found.raw
     state, paths, events = find_evaluation(settings, paths.root.name)
-    found = results_of(state, paths, events if state.ended_at is None else None)
+    found = results_of(state, paths, events)
     standing = (
         [] if state.ended_at is not None else _standing(settings, [summary_now(state, paths, time.time())])
     )

@@ -30,8 +30,8 @@ from coordinator.report.learning_curves import SCORES, Point, ScoreValue, scores
 from coordinator.report.measurements import Report, ShardSpan, make_report, without_measurements
 from coordinator.runtime.journal import has_other_format, read_events
 from coordinator.runtime.reuse import REUSED
-from coordinator.runtime.summary import halt_of, is_alive, last_sign, read_summary
-from evaljobs.contract.folded import files_in, read_bytes
+from coordinator.runtime.summary import halt_of, is_alive, last_sign, read_json, read_summary
+from evaljobs.contract.folded import read_bytes
 from evaljobs.contract.names import ShardId
 from evaljobs.contract.paths import EvaluationPaths, batch_index_file, entry_manifest, request_set_manifest
 from evaljobs.contract.specs import BatchIndex, Record, RequestSetManifest
@@ -323,32 +323,29 @@ class Results(Record):
         )
 
 
-def results_of(
-    state: State,
-    paths: EvaluationPaths,
-    events: Sequence[AnyEvent] | None = None,
-    note: str = "",
-    changed: str = "",
-) -> Results:
-    """`events`: of the journal, where they were read; None: the report at the end is read, too.
+def results_of(state: State, paths: EvaluationPaths, events: Sequence[AnyEvent] | None = None) -> Results:
+    """`events`: of the journal, where they were read. Of one that has ended, from its files as far as they can be read.
 
     Where no report can be made, a warning in it says why, and the costs are None.
     """
-    report = _known_report(state, paths, events)
-    if state.ended_at is None and (halt := halt_of(read_summary(paths), paths)):
-        report = report.model_copy(update={"status": halt.word, "warnings": (halt.text, *report.warnings)})
+    over = state.ended_at is not None
+    if over and (found := results_in_files(paths)) is not None:
+        return found
+    why: list[Exception] = []
+    report = None
+    with isolated(why.append):
+        report = report_of(state, paths, events)
+    if report is None:
+        report = without_measurements(state, f"{type(why[0]).__name__}: {why[0]}")
+    said = ""
+    if not over and (halt := halt_of(read_summary(paths), paths)):
+        report, said = report.model_copy(update={"status": halt.word}), halt.text
     # results.json of an evaluation that is retried is that of its last end
-    raw: dict[str, Any] | None = None
-    if state.ended_at is not None and paths.results.exists():
-        try:
-            raw = json.loads(paths.results.read_bytes())
-        except ValueError as error:
-            damaged = (
-                f"{paths.results} cannot be read ({error}); these scores are those of its tasks' own files"
-            )
-            report = report.model_copy(update={"warnings": (*report.warnings, damaged)})
-    raw = merged_results(state) if raw is None else raw
-    return _results(report, raw, paths).model_copy(update={"note": note, "changed": changed})
+    raw = read_json(paths.results) if over else {}
+    if over and not raw and paths.results.exists():
+        said = f"{paths.results} cannot be read; these scores are those of its tasks' own files"
+    report = report.model_copy(update={"warnings": (*filter(None, [said]), *report.warnings)})
+    return _results(report, raw or merged_results(state), paths)
 
 
 def results_in_files(paths: EvaluationPaths) -> Results | None:
@@ -382,21 +379,6 @@ def _results(report: Report, raw: dict[str, Any], paths: EvaluationPaths) -> Res
         report=report,
         raw=raw,
     )
-
-
-def _known_report(state: State, paths: EvaluationPaths, events: Sequence[AnyEvent] | None) -> Report:
-    why: list[Exception] = []
-    with isolated(why.append):
-        if paths.report.exists() and (events is None or _is_pruned(state, paths)):
-            return Report.model_validate_json(paths.report.read_bytes())
-        return report_of(state, paths, events)
-    return without_measurements(state, f"{type(why[0]).__name__}: {why[0]}")
-
-
-def _is_pruned(state: State, paths: EvaluationPaths) -> bool:
-    """Has `prune` removed the responses of an evaluation that has ended? Its report says what they showed."""
-    answered = any(shard.frame is not None for shard in state.shards.by_name.values())
-    return state.ended_at is not None and answered and not files_in(paths.responses)
 
 
 def rows_of(point: Point) -> list[dict[str, Any]]:

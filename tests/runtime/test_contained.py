@@ -37,7 +37,7 @@ from coordinator.runtime.drive import drive
 from coordinator.runtime.loop import Coordinator
 from coordinator.runtime.runner import MAX_ANSWERS, MAX_ANSWERS_AN_ENTRY
 from coordinator.runtime.service import Service
-from coordinator.runtime.summary import Parked, ended, of_record, read_summary, write_summary
+from coordinator.runtime.summary import Parked, ended, of_record, read_file, read_summary, write_summary
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths
 
 GOOD, BAD = "ckpt-good-00000001", "ckpt-bad-00000002"
@@ -374,6 +374,21 @@ def cancelled(work: Path, cluster: FakeCluster) -> Coordinator:
         until(before, lambda: before.running[GOOD].state.ended_at is not None)
         before.forget_ended()
     return before
+
+
+def test_a_coordinator_keeps_the_summaries_of_what_it_runs(pair: Coordinator) -> None:
+    """From the first turn on, and once more at the end, with the length of its journal."""
+    paths = [pair.running[name].paths for name in (GOOD, BAD)]
+    assert all(read_file(str(each.root)) is not None for each in paths)
+    pair.cancel(GOOD, "asked")
+    until(pair, lambda: pair.running[GOOD].state.ended_at is not None)
+    over = read_file(str(paths[0].root))
+    assert over is not None
+    assert (over.cancelled, over.result, over.journal_bytes) == (
+        "asked",
+        "cancelled",
+        paths[0].journal.stat().st_size,
+    )
 
 
 def test_of_what_has_ended_no_journal_is_read(tmp_path: Path, cluster: FakeCluster) -> None:

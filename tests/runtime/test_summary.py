@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 import json
+import os
+import time
 from pathlib import Path
 
 import pytest
 from support.simulated.large import Large
 
+from coordinator.config.schema import Config
 from coordinator.evaluation.state import State
 from coordinator.report.learning_curves import ScoreValue
+from coordinator.runtime.summaries import Summaries
 from coordinator.runtime.summarise import summary_of
 from coordinator.runtime.summary import (
     MOST_BYTES,
+    SILENT_SECONDS,
     Summary,
     failed_jobs,
     fitted,
+    halt_of,
     read_summary,
     with_costs,
     write_summary,
 )
+from coordinator.runtime.work_lock import WorkLock
 from evaljobs.contract.outcomes import Failed
-from evaljobs.contract.paths import EvaluationPaths
+from evaljobs.contract.paths import EvaluationPaths, WorkPaths
 
 
 class Halfway(Large):
@@ -99,3 +106,26 @@ def test_failed_jobs_are_read_from_their_outcomes_and_the_report(tmp_path: Path)
     made = with_costs(Summary(schema_version=2, evaluation_id="e", written_at=0.0, ended_at=9.0), paths)
     assert made.failed_jobs == {told.name: told.error, "es-1-trial-n2-a0.0": "its job ended: NODE_FAIL"}
     assert (made.makespan_seconds, made.gpu_seconds["load"]) == (5.0, 5.0)
+
+
+def test_what_hangs_or_is_not_run_by_the_holder_of_the_work_folder_reads_stopped(tmp_path: Path) -> None:
+    """Its coordinator signs its journal: a held lock alone says nothing of it. No journal is read for that."""
+    state = under_way(1, 2)
+    work = WorkPaths(tmp_path)
+    paths = work.evaluation(state.evaluation_id)
+    paths.root.mkdir()
+    paths.journal.write_bytes(b"no event")
+    assert write_summary(paths, summary_of(state, 5.0))
+    seen = Summaries(Config(work_dir=tmp_path))
+    seen.look(0.0)
+    (summary,) = seen.open
+    lock = WorkLock(work.lock)
+    lock.acquire()
+    now, words = time.time(), []
+    for signed_at in (now, now - SILENT_SECONDS - 1):
+        os.utime(paths.journal, (signed_at, signed_at))
+        words.append(halt_of(summary, paths))
+    lock.release()
+    assert words[0] is None
+    assert words[1] is not None
+    assert (words[1].word, words[1].since) == ("stopped", pytest.approx(signed_at))
