@@ -155,24 +155,12 @@ def line_of(event: AnyEvent) -> bytes:
 def read_events(path: Path) -> Iterator[AnyEvent]:
     """All whole events of a journal, also of one that another process is writing. JournalError names a bad line."""
     _check_format(path)
-    for number, line in enumerate(_whole_lines(path, 0), start=1):
+    for number, line in enumerate(_whole_lines(path), start=1):
         yield _event(line, f"{path}:{number}")
 
 
-def events_after(path: Path, offset: int) -> tuple[list[AnyEvent], int]:
-    """The whole events from byte `offset` on, and the offset after them: to follow a journal as it grows."""
-    events = []
-    if offset == 0:
-        _check_format(path)
-    for line in _whole_lines(path, offset):
-        events.append(_event(line, f"{path}, byte {offset}"))
-        offset += len(line)
-    return events, offset
-
-
-def _whole_lines(path: Path, offset: int) -> Iterator[bytes]:
+def _whole_lines(path: Path) -> Iterator[bytes]:
     with path.open("rb") as lines:
-        lines.seek(offset)
         yield from itertools.takewhile(lambda line: line.endswith(b"\n"), lines)
 
 

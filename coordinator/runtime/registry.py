@@ -112,6 +112,7 @@ class Evaluations:
         if running is None:
             running = Running.accept(record, self.performer, self.grace)
         self.running[record.evaluation_id] = running
+        running.write_summary()  # one that was given up is so no more
         return self._at_place(running, record)
 
     def _at_place(self, running: Running, record: EvaluationRecord) -> Running:

@@ -27,8 +27,7 @@ from coordinator.errors import OperatorError
 from coordinator.evaluation.events import Accepted
 from coordinator.evaluation.records import EvaluationRecord
 from coordinator.intake import inbox
-from coordinator.runtime import replay
-from coordinator.runtime.journal import Journal, events_after, read_events
+from coordinator.runtime.journal import Journal
 from coordinator.runtime.parked import FAULT_SECONDS
 from coordinator.runtime.work_lock import DAEMON, WorkLock
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths
@@ -375,7 +374,7 @@ def test_rows_of_a_series_are_flat_and_in_order(tmp_path, monkeypatch):
         evalspan.series("/runs/a", "other")
 
 
-def test_wait_reads_each_line_of_a_journal_once(tmp_path, monkeypatch):
+def test_wait_replays_no_journal(tmp_path, monkeypatch):
     """After a retry the old results are still there, and a journal has up to a million lines."""
     monkeypatch.setenv("EVALSPAN_WORK_DIR", str(tmp_path))
     leave(tmp_path, 10, 0.5)
@@ -384,15 +383,7 @@ def test_wait_reads_each_line_of_a_journal_once(tmp_path, monkeypatch):
     journal = Journal(paths.journal)
     journal.append([Accepted(at=1.0, record=record)])
     journal.close()
-    read = []
-
-    def counted(path: Path, offset: int) -> Any:
-        read.append(offset)
-        return events_after(path, offset)
-
-    monkeypatch.setattr(replay, "events_after", counted)
-    monkeypatch.setattr(replay, "read_events", lambda path: read.append(0) or read_events(path))
+    monkeypatch.setattr("coordinator.runtime.journal._whole_lines", lambda _: pytest.fail("it is replayed"))
     monkeypatch.setattr(api, "POLL_SECONDS", 0.01)
     with pytest.raises(TimeoutError):
         evalspan.wait(record.evaluation_id, timeout=0.2)
-    assert read == [0]
