@@ -26,6 +26,7 @@ from dev_cluster.api import dev_cluster
 from bench.growth import grown
 from bench.harness import Options, RunError, command, option, row, targets
 from bench.synthetic_run import furnished, run_module
+from coordinator.runtime.summary import ended
 from evaljobs.contract.paths import EvaluationPaths
 
 PATIENCE_SECONDS = 4 * 3600
@@ -86,8 +87,8 @@ def figures(rows: list[dict[str, float]], work: Path) -> dict[str, Any]:
         raise RunError(f"no slope of {len(rows)} rows: no daemon lasted for more")
     scored = 0
     for journal in work.glob("*/journal.jsonl"):
-        status = json.loads(EvaluationPaths(journal.parent).status.read_text())
-        scored += status["scored"] == status["entries"]
+        summary = ended(EvaluationPaths(journal.parent))
+        scored += summary is not None and summary.scored == summary.entries
     found = {"rows": len(rows), "first": rows[0], "last": rows[-1], "scored": scored, "slopes": grown(rows)}
     return {"daemons": len(stretches), **found}
 
