@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from coordinator.cluster import JobState
 from coordinator.cluster.slurm_limits import in_words
@@ -26,7 +26,9 @@ from coordinator.runtime.summary import (
     known_by,
 )
 from evaljobs.contract.names import ShardId
-from evaljobs.queue.work_queue import Progress, QueueSnapshot
+
+if TYPE_CHECKING:  # `submit` loads no Redis client
+    from evaljobs.queue.work_queue import Progress, QueueSnapshot
 
 WAITS_SECONDS = 15.0  # a job that is pending for less is only starting
 LEAST_SECONDS = 1.0  # predicted while a shard is to do
