@@ -99,13 +99,10 @@ def show_json(data: Any) -> None:
 
 def place_of(settings: Config, config: Path | None, work_dir: Path | None) -> str:
     """The work folder, that it is new, and where its path came from."""
-    import os
-
-    from coordinator.config.loading import work_folder_from
     from evaljobs.contract.paths import WorkPaths
 
     new = "" if WorkPaths(settings.work_dir).lock.exists() else "new, "
-    return f"{settings.work_dir} ({new}from {work_folder_from(config, os.environ, work_dir)})"
+    return f"{settings.work_dir} ({new}from {_source_of_folder(config, work_dir)})"
 
 
 def settings_of(
@@ -135,9 +132,17 @@ def no_work_folder(settings: Config, config: Path | None, work_dir: Path | None)
     """That there is none, and where its path came from; "" where there is one."""
     import os
 
-    from coordinator.config.loading import work_folder_from
-
     place = settings.work_dir
     if os.path.lexists(place):
         return ""
-    return f"there is no work folder {place} (from {work_folder_from(config, os.environ, work_dir)})"
+    return f"there is no work folder {place} (from {_source_of_folder(config, work_dir)})"
+
+
+def _source_of_folder(config: Path | None, work_dir: Path | None) -> str:
+    """Where the work folder's path came from: an option, a variable, a file, or the default."""
+    import os
+
+    from coordinator.config.loading import source_of
+
+    named = "--work-dir" if work_dir is not None else source_of(config, os.environ, "work_dir")
+    return named or "the default, below the current folder"

@@ -137,13 +137,13 @@ def _log_end(ended: State) -> None:
 
 def _check_watch(settings: Config, config: Path | None) -> None:
     """Refuse at the start a [watch] suite that does not load or lacks its judge."""
-    from coordinator.config.loading import line_of
+    from coordinator.config.loading import source_of
     from coordinator.intake.admission import loaded_suites
     from coordinator.intake.from_settings import judge_options
     from coordinator.intake.validate import judge_for
 
     watch = settings.watch
-    for suite in loaded_suites(watch, partial(line_of, config, os.environ, "watch")):
+    for suite in loaded_suites(watch, partial(source_of, config, os.environ, "watch")):
         judge_for(suite, partial(judge_options, settings))
     if watch.suite is None and watch.folders:
         raise OperatorError(

@@ -120,24 +120,14 @@ def find(path: Path | None, environ: Mapping[str, str]) -> Path | None:
     return next((place for place in places if os.path.isfile(place)), None)  # noqa: PTH113 (as above)
 
 
-def line_of(path: Path | None, environ: Mapping[str, str], *location: str) -> str:
-    """Where a setting stands, as "FILE, line N: "; "" where no file has it. `path`, `environ`: as of `load`."""
+def source_of(path: Path | None, environ: Mapping[str, str], *location: str) -> str:
+    """What sets a setting: "$VARIABLE", or "FILE, line N"; "" where neither does. `path`, `environ`: as of `load`."""
+    variable = PREFIX + "_".join(location).upper()
+    if environ.get(variable):
+        return f"${variable}"
     file = find(path, environ)
-    text = toml.read(file)[1] if file is not None else ""
-    line = toml.line_of(text, location)
-    return f"{file}, line {line}: " if line is not None else ""
-
-
-def work_folder_from(path: Path | None, environ: Mapping[str, str], given: Path | None) -> str:
-    """Where the work folder's path came from: an option, a variable, a file, or the default. Arguments as of `load`."""
-    if given is not None:
-        return "--work-dir"
-    if f"{PREFIX}WORK_DIR" in environ:
-        return f"${PREFIX}WORK_DIR"
-    file = find(path, environ)
-    if file is not None and "work_dir" in toml.read(file)[0]:
-        return str(file)
-    return "the default, below the current folder"
+    line = toml.line_of(toml.read(file)[1], location) if file is not None else None
+    return f"{file}, line {line}" if line is not None else ""
 
 
 def _over_roles(data: dict[str, Any], given: Mapping[toml.Location, object]) -> None:

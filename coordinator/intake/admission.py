@@ -51,18 +51,18 @@ def may_be_there(place: str | Path) -> bool:
     return True
 
 
-def loaded_suites(watch: WatchConfig, line_of: Callable[[str], str] = lambda _key: "") -> list[SuiteSpec]:
-    """The suites that `[watch]` names. OperatorError names the key; `line_of`: key -> "FILE, line N: "."""
+def loaded_suites(watch: WatchConfig, source: Callable[[str], str] = lambda _key: "") -> list[SuiteSpec]:
+    """The suites that `[watch]` names. OperatorError names the key; `source`: key -> "FILE, line N"."""
     try:
         suite_files(watch)
     except OperatorError as error:
-        raise OperatorError(f"{line_of('suites')}{error}") from error
+        raise OperatorError(f"{source('suites')}: {error}".removeprefix(": ")) from error
     found = []
     for key, named in [*(("suites", str(s)) for s in watch.suites), ("suite", watch.suite)]:
         try:
             found += [suites.load_suite(named)] if named is not None else []
         except OperatorError as error:
-            raise OperatorError(f"{line_of(key)}[watch] {key}: {error}") from error
+            raise OperatorError(f"{source(key)}: [watch] {key}: {error}".removeprefix(": ")) from error
     return found
 
 

@@ -240,10 +240,8 @@ def test_a_lease_is_renewed_six_times_in_its_time(toml: Write, tmp_path: Path) -
         assert wiring.coordinator_of(settings).pace.lease == seconds
 
 
-def test_the_work_folders_origin_is_what_load_takes_it_from(toml: Write) -> None:
-    plain, named = toml(""), {"EVALSPAN_WORK_DIR": "/w"}
-    assert loading.work_folder_from(None, named, Path("/x")) == "--work-dir"
-    assert loading.work_folder_from(plain, named, None) == "$EVALSPAN_WORK_DIR"
-    assert "default" in loading.work_folder_from(plain, {}, None)
-    file = toml('work_dir = "/w"\n')
-    assert loading.work_folder_from(file, {}, None) == str(file)
+def test_what_sets_a_setting_is_what_load_takes_it_from(toml: Write) -> None:
+    file, named = toml('work_dir = "/w"\n'), {"EVALSPAN_WORK_DIR": "/x"}
+    assert loading.source_of(file, named, "work_dir") == "$EVALSPAN_WORK_DIR"
+    assert loading.source_of(file, {}, "work_dir") == f"{file}, line 1"
+    assert loading.source_of(file, named, "trial", "cpus") == ""
