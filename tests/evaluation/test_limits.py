@@ -1,6 +1,8 @@
-"""The time limits that trials and metric workers ask for."""
+"""The time limits that trials, their precursors and metric workers ask for."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -8,11 +10,11 @@ from support.simulated.parts import SITE, Faults, record
 from support.simulated.world import World
 
 from coordinator.evaluation import events as ev
-from coordinator.evaluation import indexes
+from coordinator.evaluation import indexes, nodes
 from coordinator.evaluation import step as machine
 from coordinator.evaluation.job_specs import worker_job
 from coordinator.evaluation.state import NodeUse, Trial
-from coordinator.evaluation.time_limits import SHORTEST_LIMIT_SECONDS, trial_limit_seconds
+from coordinator.evaluation.time_limits import SHORTEST_LIMIT_SECONDS, UNPLANNED_SECONDS, trial_limit_seconds
 
 DAY = 24 * 3600
 
@@ -61,3 +63,18 @@ def test_workers_ask_for_the_time_of_trials_and_metrics() -> None:
     again = worker_job(world.state, SITE, 1, world.now).job.time_limit_seconds
     world.state.scoring.worker_attempts = 0
     assert again == 2 * worker_job(world.state, SITE, 1, world.now).job.time_limit_seconds
+
+
+def test_a_precursor_asks_for_the_time_of_the_trials_that_it_serves() -> None:
+    """An hour before the plan, then what a lane's share is predicted to take; the staging comes to it."""
+    world = World(1, Faults(), record(entries=4, trial_time_limit_seconds=24 * 3600))
+    while not world.state.live_jobs("stage"):
+        world.tick()
+    early = world.state.live_jobs("stage")[0].job.time_limit_seconds
+    while not world.state.live_jobs("trial"):
+        world.tick()
+    (node, *_) = world.state.nodes.by_name.values()
+    later = nodes.precursor_job(world.state, SITE, replace(node), world.now)
+    trial = world.state.live_jobs("trial")[0].job.time_limit_seconds
+    assert UNPLANNED_SECONDS < early < UNPLANNED_SECONDS + 600
+    assert SHORTEST_LIMIT_SECONDS <= trial < later.job.time_limit_seconds < trial + 600

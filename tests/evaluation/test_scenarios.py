@@ -128,6 +128,40 @@ def names_no_log(world: World) -> None:
     assert not any("log" in e.error for e in world.state.entries)
 
 
+def weights_stay(world: World) -> None:
+    """However often precursors reach their limit: the copy has a holder, and no trial reads storage."""
+    assert len(world.of("stage")) > len(world.node_names)
+    assert all(n.rung == "shm" for n in world.state.nodes.by_name.values() if n.rung)
+    assert world.gaps <= world.now / TICK / 10, "a successor that starts late"
+
+
+def no_new_attempts(world: World) -> None:
+    """A precursor that follows one at its limit counts no attempt, and no trial reads storage."""
+    for name in world.node_names:
+        assert sum(job.job.node == name for job in world.of("stage")) > nodes.MAX_PRECURSORS
+        assert world.state.nodes.by_name[name].rung != "storage"
+
+
+def sought_with_the_content(world: World) -> None:
+    """Before any trial starts; once more where the requests were built before the first copy was whole."""
+    kinds = [
+        event.outcome.kind if isinstance(event, ev.OutcomeSeen) else event.kind for event in world.journal
+    ]
+    trials = [isinstance(e, ev.JobIntended) and e.job.purpose == "trial" for e in world.journal]
+    last = len(kinds) - 1 - kinds[::-1].index("responses-found")
+    assert kinds.index("staged") < last < trials.index(True)
+    assert searches(world) in ([True, False], [False])
+
+
+def searches(world: World) -> list[bool]:
+    """Of each search for answers, whether the content was unknown."""
+    return [e.alike for e in world.journal if isinstance(e, ev.ResponsesFound)]
+
+
+def sought_without_it(world: World) -> None:
+    assert searches(world) == [True]
+
+
 ROWS = {
     "nothing goes wrong": Row(blames=False, check=once_each),
     "jobs, submissions, nodes, the queue and the coordinator die": Row(STORM, ends="said", examples=100),
@@ -200,6 +234,27 @@ ROWS = {
     "nodes lose their memory": Row(
         {"slow_outcome": 0.2, "restart": 0.05, "listing": 0.2}, odd={"power_cut": True}, nodes=(1, 3), check=staged_again, examples=40
     ),
+    "precursors reach their limit": Row(
+        record={"entries": 12}, odd={"life": 60.0, "pace": 0.3}, nodes=(2, 2), check=weights_stay, examples=8
+    ),
+    "a node has no room for their successors": Row(
+        {"kill": 0.01, "restart": 0.03, "stage_fails": 0.05, "submit_waits": 0.2, "node_down": 0.005, "vanish": 0.2},
+        {"entries": 8}, {"life": 60.0, "pace": 0.3, "closed": frozenset({"n0"})}, nodes=(2, 2),
+    ),
+    "no node has": Row(
+        record={"entries": 30}, odd={"life": 60.0, "pace": 0.3, "closed": frozenset({"n0", "n1"})}, nodes=(2, 2),
+        check=no_new_attempts, examples=4,
+    ),
+    "earlier answers may be a copy's": Row(odd={"copied": True, "hashes": True}, nodes=(2, 2), check=sought_with_the_content, examples=8),
+    "no precursor says the content": Row({"stage_fails": 1.0}, odd={"copied": True, "hashes": True}, check=sought_without_it, examples=3),
+    "nothing is staged": Row(record={"stage": False}, odd={"copied": True}, check=sought_without_it, examples=3),
+    **{
+        f"precursors die that {'say' if hashes else 'do not say'} the content": Row(
+            {"kill": 0.01, "submit_lost": 0.05, "restart": 0.05, "node_down": 0.01, "stage_fails": 0.3, "slow_outcome": 0.3},
+            odd={"copied": True, "hashes": hashes}, nodes=(1, 3), ends="said", examples=30,
+        )
+        for hashes in (True, False)
+    },
     **{
         f"one node's {' or '.join(purposes) or 'job'} is refused": Row(
             {"submit_waits": 0.2, "restart": 0.02}, {"entries": 4},
@@ -318,3 +373,9 @@ def test_an_evaluation_ends_on_nodes_whose_names_differ_at_their_end_alone(seed:
     world.node_names = [f"{LONG}{i:04d}" for i in range(1, 4)]
     world.run_to_scores()
     assert {job.job.node for job in world.of("stage")} == set(world.node_names)
+
+
+def test_hosts_stage_while_they_hold_gpus_and_are_not_waited_for() -> None:
+    """Answers are sought without the content that a host will say."""
+    assert nodes.content_to_come(World(1, Faults()).state)
+    assert not nodes.content_to_come(World(1, Faults(), record(host_trials=True)).state)

@@ -44,43 +44,49 @@ def kinds(events: list[ev.AnyEvent]) -> list[str]:
     return [e.kind for e in events]
 
 
-def test_a_job_is_lost_only_after_two_good_listings_and_the_grace_time() -> None:
-    """One look that lacks it means nothing, nor do two in a hurry."""
-    state, _ = fresh()
+RUNS, ODD = {"phase": "running"}, {"phase": "unknown", "state": "HYPERDRIVE"}
+ENDED = {"phase": "ended", "state": "COMPLETED"}
+# the submission's phase; (seconds, our job's row or None) of each listing, and the events that the last one gives
+LOOKS = {
+    "lost only after two good listings and the grace": (
+        "submitted", [(100.0, None), (101.0, None), (131.0, None)], ["job-ended"],
+    ),
+    "one listing late is no loss": ("submitted", [(1e6, None)], []),
+    "being seen starts the count anew": ("submitted", [(0.0, None), (1e6, RUNS), (2e6, None), (2e6 + 1, None)], []),
+    "an unknown word never ends a job": ("submitted", [(t * 10.0, ODD) for t in range(100)], []),
+    "an end is told after the grace for its files": ("submitted", [(10.0, ENDED), (13.0, ENDED)], ["job-ended"]),
+    "a submission that timed out is found by its name": (
+        "uncertain", [(1.0, {"job_id": "7"})], ["job-submitted", "job-started"],
+    ),
+    "one that no listing shows is made again after the grace": (
+        "uncertain", [(5.0, None), (16.0, None)], ["job-not-submitted"],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LOOKS)
+def test_what_a_row_of_listings_means(name: str) -> None:
+    """Only the last listing of a row tells of an end or a loss; what was not submitted is submitted again, by its name."""
+    phase, looks, told = LOOKS[name]
+    state, job = fresh()
+    if phase == "uncertain":
+        state.jobs.by_name[job].phase, state.jobs.by_name[job].job_id = "uncertain", ""
     seen = detect.Sightings()
-    assert detect.job_events(state, [], seen, GRACE, 100.0) == ([], [])
-    assert detect.job_events(state, [], seen, GRACE, 101.0) == ([], [])
-    events, _ = detect.job_events(state, [], seen, GRACE, 131.0)
-    assert [(e.kind, e.lost) for e in events if isinstance(e, ev.JobEnded)] == [("job-ended", True)]
-
-
-def test_one_listing_late_is_no_loss() -> None:
-    """A single look, however long after the last, does not end a job; being seen starts the count anew."""
-    state, name = fresh()
-    seen = detect.Sightings()
-    assert detect.job_events(state, [], seen, GRACE, 1e6) == ([], [])
-    detect.job_events(state, [row(name)], seen, GRACE, 1e6 + 1)
-    assert detect.job_events(state, [], seen, GRACE, 2e6) == ([], [])
-    assert detect.job_events(state, [], seen, GRACE, 2e6 + 1) == ([], [])
-
-
-def test_a_job_of_an_unknown_state_is_still_running() -> None:
-    """Law 8: an unknown word never ends a job, for however many listings."""
-    state, name = fresh()
-    seen = detect.Sightings()
-    for now in range(0, 1000, 10):
-        listing = [row(name, phase="unknown", state="HYPERDRIVE")]
-        assert detect.job_events(state, listing, seen, GRACE, float(now)) == ([], [])
-
-
-def test_an_ended_job_is_told_after_the_grace_for_its_files() -> None:
-    """Its outcome file may reach us later than the word of its end."""
-    state, name = fresh()
-    seen = detect.Sightings()
-    ended = [row(name, phase="ended", state="COMPLETED")]
-    assert detect.job_events(state, ended, seen, GRACE, 10.0) == ([], [])
-    events, _ = detect.job_events(state, ended, seen, GRACE, 13.0)
-    assert kinds(events) == ["job-ended"]
+    for number, (now, shown) in enumerate(looks, 1):
+        events, twins = detect.job_events(
+            state, [] if shown is None else [row(job, **shown)], seen, GRACE, now
+        )
+        assert twins == []
+        if number < len(looks):
+            assert not {"job-ended", "job-not-submitted"} & set(kinds(events))
+            continue
+        assert [k for k in kinds(events) if told or k != "job-started"] == told
+        assert all(e.lost == (shown is None) for e in events if isinstance(e, ev.JobEnded))
+        for event in events:
+            again = machine.step(state, SITE, event).actions
+            if isinstance(event, ev.JobNotSubmitted):
+                assert not event.maybe_done
+                assert [a.job.name for a in again if isinstance(a, do.SubmitJob)] == [job]
 
 
 def test_the_later_twin_of_a_job_goes() -> None:
@@ -91,33 +97,6 @@ def test_the_later_twin_of_a_job_goes() -> None:
     events, twins = detect.job_events(state, listing, detect.Sightings(), GRACE, 1.0)
     assert kinds(events) == ["job-started"]
     assert twins == ["101"]
-
-
-def uncertain() -> tuple[State, str]:
-    state, name = fresh()
-    state.jobs.by_name[name].phase, state.jobs.by_name[name].job_id = "uncertain", ""
-    return state, name
-
-
-def test_a_submission_that_timed_out_is_found_by_its_name() -> None:
-    """It had happened: its id is taken over, and it is not submitted again."""
-    state, name = uncertain()
-    events, twins = detect.job_events(state, [row(name, job_id="7")], detect.Sightings(), GRACE, 1.0)
-    assert kinds(events) == ["job-submitted", "job-started"]
-    assert twins == []
-
-
-def test_a_submission_that_no_listing_shows_is_made_again_after_the_grace() -> None:
-    """Not at the first good listing: the cluster may be slow to show it."""
-    state, name = uncertain()
-    seen = detect.Sightings()
-    assert detect.job_events(state, [], seen, GRACE, 5.0) == ([], [])
-    events, _ = detect.job_events(state, [], seen, GRACE, 16.0)
-    assert [(e.kind, e.maybe_done) for e in events if isinstance(e, ev.JobNotSubmitted)] == [
-        ("job-not-submitted", False)
-    ]
-    (again,) = (a for a in machine.step(state, SITE, events[0]).actions if isinstance(a, do.SubmitJob))
-    assert again.job.name == name
 
 
 words = st.text(max_size=12)

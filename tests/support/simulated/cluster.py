@@ -40,6 +40,11 @@ class Odd:
     private: bool = False  # trials beside a precursor see nothing of its memory
     power_cut: bool = False  # ... the first ones on each node
     preempts: bool = False  # takes each trial's place before it has done anything
+    life: float = 0.0  # seconds that the cluster gives a precursor; 0: no limit
+    closed: frozenset[str] = frozenset()  # nodes that start no second precursor beside the first
+    pace: float = 1.0  # probability that a trial gets something done in a tick
+    copied: bool = False  # earlier answers are of a checkpoint with equal samples and other content
+    hashes: bool = False  # ... and precursors say the content
     # shards, builds
     poison: dict[str, str] = field(default_factory=dict)  # shard -> error of the trial that holds it
     silent: bool = False  # ... which is a word of the cluster's
@@ -87,6 +92,9 @@ class Cluster:
         self.died_at: dict[str, int] = {}  # by node
         self.launched: dict[str, str] = {}  # builds that their nodes could not launch -> node
         self.asked_mb: list[int] = []  # by jobs of `Odd.takes_mb`
+        self.begun: dict[int, float] = {}  # of precursors with a limit
+        self.had: set[str] = set()  # nodes that had weights
+        self.gaps = 0  # ticks in which one of those had none, with shards to do
 
     def of(self, purpose: str) -> list[FakeJob]:
         """The jobs of one purpose that were ever submitted."""
@@ -115,6 +123,8 @@ class Cluster:
             job.listed = False
 
     def leave(self, outcome: Any) -> None:
+        if isinstance(outcome, Staged) and self.odd.hashes:
+            outcome = outcome.model_copy(update={"content": "c"})
         self.outcomes.append(outcome)
         self.left.append(outcome)
 
@@ -125,7 +135,10 @@ class Cluster:
                 if member.phase == "pending":
                     member.phase = "running" if self.starts(job, member) else "pending"
                 elif member.phase == "running":
-                    if self.lacks_memory(job):
+                    if self.odd.life and self.now >= (self.ends_at(job, member) or self.now + 1):
+                        member.word = "COMPLETED"
+                        self.end_member(job, index, member)
+                    elif self.lacks_memory(job):
                         member.word = OUT_OF_MEMORY
                         self.end_member(job, index, member)
                     elif self.faults.preempt and job.job.node and self.dice.random() < self.faults.preempt:
@@ -155,6 +168,8 @@ class Cluster:
             return False
         if self.members("running") >= self.odd.running:
             return False
+        if job.job.node in self.odd.closed and job.job.node in {node for node, _ in self.memory}:
+            return job.job.purpose != "stage" and self.dice.random() < 0.6
         if job.job.purpose == "host" and job.job.gpus > self.odd.host_gpus:
             return False
         return self.dice.random() < 0.6 and job.job.node not in self.drained
@@ -267,6 +282,8 @@ class Cluster:
         return True
 
     def run_trial(self, job: FakeJob, index: int, member: FakeMember) -> None:
+        if self.odd.pace < 1 and self.dice.random() >= self.odd.pace:
+            return
         spec: TrialSpec = next(iter(job.specs.values()))
         trial, node, odd = spec.lanes[index].trial, spec.node, self.odd
         if self.ends_early(job, index, member, trial, node):
@@ -408,9 +425,11 @@ class Cluster:
     def reason_of(self, job: FakeJob) -> str:
         return self.odd.reason if self.odd.full[0] in ("", job.job.purpose) else ""
 
-    def ends_at(self, _job: FakeJob, _member: FakeMember) -> float | None:
+    def ends_at(self, job: FakeJob, member: FakeMember) -> float | None:
         """By its time limit; None: this cluster has none."""
-        return None
+        if not self.odd.life or job.job.purpose != "stage" or member.phase != "running":
+            return None
+        return self.begun.setdefault(id(member), self.now) + self.odd.life
 
     def began(self, job: Job, _index: int) -> bool:
         """Has this member a log?"""

@@ -99,7 +99,9 @@ class World(Cluster):
             case do.CancelJob():
                 self.cancel(action)
             case do.FindResponses():
-                return [ev.ResponsesFound(at=self.now)]
+                return [
+                    ev.ResponsesFound(at=self.now, alike=self.odd.copied and self.state.nodes.content is None)
+                ]
             case do.MakePlan():
                 return [planned(action, self.dice, self.now)]
             case do.FillQueue():
@@ -166,6 +168,10 @@ class World(Cluster):
         roll = self.dice.random()
         if roll < self.faults.submit_lost:
             return [ev.JobNotSubmitted(at=self.now, job=name, error="timed out", maybe_done=True)]
+        twins = [job for job in self.jobs.values() if job.job.name == name]
+        assert not any(m.phase != "ended" for job in twins for m in job.members.values()), (
+            f"{name} runs twice"
+        )
         self.next_id += 1
         members = {i: FakeMember() for i in range(action.job.count)}
         job = FakeJob(
@@ -252,6 +258,10 @@ class World(Cluster):
         self.take(detect.metric_events(missing, self.given_up, self.now))
         self.nodes()
         self.submit_called()
+        have = {node for node, _ in self.memory}
+        self.gaps += len(self.had - have) if self.state.shards.todo else 0
+        self.had |= have
+        assert self.state.nodes.renewals.keys() <= self.state.jobs.live
 
     def limit_events(self, grace: detect.Grace) -> list[ev.AnyEvent]:
         limited = job_limits.kept_out(self.listing())
