@@ -177,14 +177,11 @@ def _cancel(coordinator: Coordinator, evaluation_id: str) -> None:
 
 @contextmanager
 def ending_local_jobs(coordinator: Coordinator) -> Iterator[None]:
-    """At the end of a run no local job is left; after an error neither is their Redis: this process may live on."""
+    """At the end of a run no local job is left."""
     if not isinstance(coordinator.cluster, LocalCluster):
         yield
         return
     try:
         yield
-    except BaseException:
+    finally:
         coordinator.cluster.close()
-        coordinator.keeper.stop()
-        raise
-    coordinator.cluster.close()

@@ -122,9 +122,7 @@ class Coordinator(Evaluations):
             yield
         finally:
             self.write_summaries()
-            waiting = any(parked.open for parked in self._parked.by_id.values())
-            if not waiting and not any(r.state.jobs.live for r in self.running.values()):
-                self.keeper.stop()
+            self.keeper.stop()
             self._lock.release()
 
     def cordon(self, nodes: Sequence[str], until: float) -> None:

@@ -167,10 +167,9 @@ def keeper_of(config: Config, cluster: Cluster, calls: ClusterCalls | None = Non
             raise OperatorError(str(error)) from error
         return SiteRedis(work, address)
     bind: str | Callable[[], str] = config.redis.bind or "127.0.0.1"
-    local = isinstance(cluster, LocalCluster)
-    if config.redis.bind is None and not local:
+    if config.redis.bind is None and not isinstance(cluster, LocalCluster):
         bind = _towards_controller(calls or ClusterCalls())
-    return RedisServer(work, bind, port=config.redis.port, ends_with_coordinator=local)
+    return RedisServer(work, bind, port=config.redis.port)
 
 
 def _towards_controller(calls: ClusterCalls) -> Callable[[], str]:

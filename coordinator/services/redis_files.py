@@ -1,4 +1,4 @@
-"""The text of the embedded server's configuration file and ACL file. Pure; `redis_server` writes the files."""
+"""The text of the embedded server's configuration and of its users. Pure; called by `redis_server`."""
 
 from __future__ import annotations
 
@@ -18,33 +18,23 @@ ACL_RULES = (
 
 
 def acl_text(password: str) -> str:
-    """The ACL file: one user, whose password is kept as its SHA-256; the default user is off."""
+    """Lines of an ACL file or a configuration: one user, whose password is kept as its SHA-256; the default user is off."""
     digest = hashlib.sha256(password.encode()).hexdigest()
     return f"user default off resetpass resetkeys resetchannels -@all\nuser {USER} on #{digest} {ACL_RULES}\n"
 
 
-def config_text(folder: Path, address: RedisAddress, listen: list[str]) -> str:
-    """The server's configuration file, to be written with `os.fsencode`."""
-    # File WORK_DIR/redis/data/…: data of the embedded Redis, an append-only file; rewritten at 64 MB | the embedded Redis | stays
-    # File WORK_DIR/redis/users.acl: user of the embedded Redis, with the digest of the password | the coordinator | stays
-    # File WORK_DIR/redis/valkey.conf: configuration of the embedded Redis | the coordinator | written anew at each start
-    # File WORK_DIR/redis/valkey.log: log of the embedded Redis | the embedded Redis | stays
-    # File WORK_DIR/redis/valkey.pid: process id of the embedded Redis | the embedded Redis | at its end
+def config_text(address: RedisAddress, listen: list[str]) -> str:
+    """The server's configuration, which it reads from standard input; to be passed by `os.fsencode`."""
     lines = [
-        f"dir {_quoted(folder.absolute() / 'data')}",
-        f"aclfile {_quoted(folder.absolute() / 'users.acl')}",
-        f"pidfile {_quoted(folder.absolute() / 'valkey.pid')}",
-        "set-proc-title no",  # its command line goes on naming the configuration file, and so the work folder
-        f"logfile {_quoted(folder.absolute() / 'valkey.log')}",
+        "set-proc-title no",  # its command line goes on naming the work folder
         "loglevel notice",
         "daemonize no",
-        "appendonly yes",
-        "appendfsync everysec",  # writes of the last second may be lost; the coordinator repeats them
-        "aof-load-truncated yes",
+        "appendonly no",
         'save ""',
         "maxmemory-policy noeviction",
         "tcp-keepalive 30",
         "timeout 0",
+        acl_text(address.password or "").rstrip(),
     ]
     if address.socket is not None:
         lines += ["port 0", f"unixsocket {_quoted(address.socket)}", "unixsocketperm 700"]

@@ -58,12 +58,10 @@ def folder(work: WorkPaths) -> Sample:
         "digests": work.digests,
         "redis_log": work.redis / "valkey.log",
     }
-    redis = sum(_size(f) for f in (work.redis / "data").rglob("*"))
-    rest = size - redis - _size(work.observations)
+    rest = size - _size(work.observations)
     return {
         "work_inodes": files,
         "rest_kb": rest / 1024,
-        "redis_data_kb": redis / 1024,
         **{f"{name}_kb": _size(path) / 1024 for name, path in single.items()},
     }
 

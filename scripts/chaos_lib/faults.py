@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import os
 import random
 import resource
@@ -20,10 +19,13 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import redis
 from dev_cluster.api import Cluster
 
 from chaos_lib.campaign import Run
 from chaos_lib.site import INTRUDER
+from evaljobs.contract.paths import WorkPaths
+from evaljobs.queue import redis_client
 
 GAP_S = (3.0, 17.0)  # between two strikes of a schedule
 
@@ -56,20 +58,17 @@ def _kill_eval(run: Run) -> str | None:
         return f"pid {old.pid}"
 
 
-def _wipe_redis(run: Run) -> str | None:
-    server = run.site.work / "redis" / "server.json"
-    if not run.wait(server.exists):
-        return None
-    pid = json.loads(server.read_text())["pid"]
-    if not pid:
+def _kill_redis(run: Run) -> str | None:
+    """It comes back empty."""
+    work = WorkPaths(run.site.work)
+    if not run.wait(work.redis_address.exists):
         return None
     try:
+        with redis_client.connect(work.redis_address) as client:
+            pid = int(client.info("server")["process_id"])
         os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:  # it was down already
+    except (redis_client.QueueUnavailable, redis.RedisError, ProcessLookupError):  # it was down already
         return None
-    for pattern in ("redis/**/*.aof*", "redis/**/*.rdb"):
-        for path in run.site.work.glob(pattern):
-            path.unlink(missing_ok=True)
     return f"pid {pid}"
 
 
@@ -277,7 +276,7 @@ _UNKNOWN_STATE = '"$REAL" "$@" | sed \'s/RUNNING/HYPERDRIVE/g; s/COMPLETED/LIMBO
 _GARBAGE = "exec head -c 4096 /dev/urandom"
 _ALL = (
     Fault(1, "coordinator-killed", _kill_eval, breaks=("coordinator",)),
-    Fault(2, "redis-killed-and-wiped", _wipe_redis, (0.1, 0.8), breaks=("redis",)),
+    Fault(2, "redis-killed-and-wiped", _kill_redis, (0.1, 0.8), breaks=("redis",)),
     Fault(3, "slurmctld-down", partial(_controller_away, *_DOWN), breaks=("controller",)),
     Fault(3, "slurmctld-frozen", partial(_controller_away, *_FROZEN), breaks=("controller",)),
     Fault(4, "node-killed-in-trial", partial(_node_killed, "trial"), (0.0, 0.7), breaks=("node",)),

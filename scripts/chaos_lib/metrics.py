@@ -46,7 +46,7 @@ KEEP_SECONDS = 2.0  # how often the coordinator sees to Redis
 LOST_AFTER_SECONDS = 5.0  # as the coordinator's audit
 MAX_SCORES = 5
 STUCK_SECONDS = 120.0  # a kill from which nothing recovers ends the campaign
-KINDS = {"work-horse": 6, "worker": 4, "worker-and-horse": 4, "redis-kept": 3, "redis-emptied": 3}
+KINDS = {"work-horse": 6, "worker": 4, "worker-and-horse": 4, "redis": 6}
 BAD = ("lost", "doubled", "different", "scores_lost", "scores_different")
 
 
@@ -193,10 +193,6 @@ def strike(site: Coordinator, supervisor: int, kind: str, dice: random.Random) -
         if pid is None:
             return None
         os.kill(pid, signal.SIGKILL)
-        if kind == "redis-emptied":
-            for file in (site.server.folder / "data").rglob("*"):
-                if file.is_file():
-                    file.unlink(missing_ok=True)
         return list(site.outstanding)
     busy = [(w, h) for w in procs.children(supervisor) for h in procs.children(w.pid)]
     if not busy:

@@ -152,7 +152,7 @@ def site(home: Path, tmp_path: Path) -> Iterator[sites.Site]:
     made = sites.local(tmp_path, home / "tiny-7", "--slots", "1")
     made.work = home / "work"
     yield made
-    made.stop_redis()
+    made.end_workers()
     for file in made.work.glob("*/evaluation.json"):
         shutil.rmtree(file.parent)
 

@@ -21,7 +21,7 @@ def slurm_cluster() -> Iterator[Cluster]:
 def local_site(tmp_path: Path, toy_model: Path) -> Iterator[sites.Site]:
     site = sites.local(tmp_path, toy_model, "--slots", "2")
     yield site
-    site.stop_redis()
+    site.end_workers()
 
 
 @pytest.fixture

@@ -17,7 +17,9 @@ from typing import Any
 
 import pytest
 from dev_cluster.testing import unfinished
+from support.served import server_pid
 
+from evaljobs.contract.paths import WorkPaths
 from evaljobs.contract.storage import read_frames
 
 pytestmark = pytest.mark.model
@@ -90,8 +92,7 @@ def test_local_scores_are_lm_evals_and_nothing_is_left(local_site: Any, expected
     assert scores(results) == expected
     assert results == local_site.results()
     assert_every_shard_counts_once(local_site)
-    pid = json.loads((local_site.work / "redis" / "server.json").read_text())["pid"]
-    assert pid == 0, "the embedded Redis is stopped"
+    assert not (local_site.work / "redis" / "address.json").exists(), "the embedded Redis is stopped"
     digest = json.loads((local_site.root() / "evaluation.json").read_text())["checkpoint"]["digest"]
     assert not Path(f"/dev/shm/evalspan-{os.getuid()}", digest).exists(), "what others stage is theirs"
     # a second run of the same is the same evaluation: no job, the same answer
@@ -218,11 +219,7 @@ def test_a_killed_trial_and_a_wiped_redis_change_no_digit(local_site: Any, expec
     process = local_site.start(local_site.evaluate("--shards-per-task", "4"))
     wait(local_site.paused, process)
     os.kill(local_site.paused(), signal.SIGKILL)
-    server = json.loads((local_site.work / "redis" / "server.json").read_text())["pid"]
-    assert server, "it serves while a shard is to do"
-    os.kill(server, signal.SIGKILL)
-    for path in [*local_site.work.glob("redis/**/*.aof*"), *local_site.work.glob("redis/**/*.rdb")]:
-        path.unlink(missing_ok=True)
+    os.kill(server_pid(WorkPaths(local_site.work)), signal.SIGKILL)
     assert scores(finish(local_site, process)) == expected
     assert_every_shard_counts_once(local_site)
 
@@ -303,10 +300,8 @@ def test_a_trial_goes_on_while_the_coordinator_and_its_redis_are_gone(
     options = ["--shards-per-task", "3", "--slots", "1"]
     first = site.start(site.evaluate(*options))
     wait(lambda: stopped_trial(site), first)
-    server = json.loads((site.work / "redis" / "server.json").read_text())["pid"]
     first.send_signal(signal.SIGKILL)
     first.communicate()
-    os.kill(server, signal.SIGKILL)
     os.kill(stopped_trial(site) or 0, signal.SIGCONT)
     events = [json.loads(line) for line in (site.root() / "journal.jsonl").read_text().splitlines()]
     planned = sum(len(leaf["shards"]) for e in events if e["kind"] == "planned" for leaf in e["leaves"])

@@ -29,7 +29,7 @@ def test_a_hub_id_gives_the_scores_of_the_folder(tmp_path: Path, toy_model: Path
         try:
             done = site.run(site.evaluate())
         finally:
-            site.stop_redis()
+            site.end_workers()
     assert done.returncode == 0, done.stderr
     assert "Fetching" not in done.stderr, "progress bars are a terminal's"
     assert f"lab/tiny-llama: fetching revision {COMMIT[:8]}, " in done.stderr

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.model
 def site(tmp_path: Path, toy_model: Path) -> Iterator[sites.Site]:
     made = sites.local(tmp_path, toy_model, "--slots", "2", entries=sites.WATCHED)
     yield made
-    made.stop_redis()
+    made.end_workers()
 
 
 def paused(site: sites.Site) -> subprocess.Popen[str]:

@@ -33,7 +33,7 @@ def until(law: Callable[[], Any], seconds: float = 120) -> Any:
 def small_site(tmp_path: Path, toy_model: Path) -> Iterator[sites.Site]:
     site = sites.local(tmp_path, toy_model, "--slots", "2", entries=sites.WATCHED)
     yield site
-    site.stop_redis()
+    site.end_workers()
 
 
 @pytest.mark.slurm

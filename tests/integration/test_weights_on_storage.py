@@ -62,7 +62,7 @@ def test_weights_written_while_requests_are_built_are_not_scored(
     try:
         done = site.run(site.evaluate())
     finally:
-        site.stop_redis()
+        site.end_workers()
     assert done.returncode == 1, done.stderr
     (failed,) = site.results()["failed"].values()
     assert named in failed
@@ -129,7 +129,7 @@ def test_a_touched_or_copied_checkpoint_of_equal_content_takes_the_answers(
         samples = [inspect(each).samples for each in (model, tmp_path / "another-name")]
         assert samples[0] == samples[1], "the samples did not tell"
     finally:
-        site.stop_redis()
+        site.end_workers()
 
 
 def unsampled(weights: Path) -> int:
@@ -161,4 +161,4 @@ def test_the_hooks_hashes_say_at_acceptance_that_a_copy_is_the_same(tmp_path: Pa
         _, kinds = jobs(site, site.run(site.evaluate()))
         assert "trial" in kinds
     finally:
-        site.stop_redis()
+        site.end_workers()

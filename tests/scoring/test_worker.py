@@ -18,6 +18,7 @@ import rq.registry
 from dev_cluster.testing import wait_until
 from rq.utils import now
 from support.metric_jobs import Bench, children, kill, move, running, zombie
+from support.served import server_pid
 from support.with_root import memory_group
 
 from coordinator.services.redis_server import RedisServer
@@ -235,7 +236,7 @@ def test_no_password_on_a_command_line(bench_and_supervisor) -> None:
     """Neither server nor supervisor nor workers show the password in /proc."""
     bench, process = bench_and_supervisor
     password = redis_client.read(bench.work.redis_address).password
-    server = RedisServer(bench.work).pid()
+    server = server_pid(bench.work)
     assert password is not None
     for pid in (process.pid, *children(process.pid), server):
         for part in ("cmdline", "environ"):
@@ -443,9 +444,6 @@ def test_redis_restarted_empty_in_mid_job(work: WorkPaths) -> None:
             worker, horse = busy_worker(bench, process.pid, "during")
             writer = bench.read_by_job("during")
             kill(server)
-            for file in (work.redis / "data").rglob("*"):
-                if file.is_file():
-                    file.unlink()
             server.ensure()
             assert bench.queue.known() == ()
             assert children(worker) == [horse]

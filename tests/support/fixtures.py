@@ -118,7 +118,7 @@ def site(tmp_path: Path, toy_model: Path) -> Iterator[sites.Site]:
     site = sites.local(tmp_path, toy_model, entries=sites.WATCHED, more=watch)
     site.env["EVALSPAN_CLUSTER_SLOTS"] = "2"
     yield site
-    site.stop_redis()
+    site.end_workers()
 
 
 @pytest.fixture

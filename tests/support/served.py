@@ -10,6 +10,7 @@ from pathlib import Path
 
 from coordinator.services.redis_server import RedisServer
 from evaljobs.contract.paths import WorkPaths
+from evaljobs.queue import redis_client
 
 
 @contextmanager
@@ -23,3 +24,9 @@ def served_work(name: str) -> Iterator[WorkPaths]:
     finally:
         server.stop()
         shutil.rmtree(folder)
+
+
+def server_pid(work: WorkPaths) -> int:
+    """The server's pid, as the server says it."""
+    with redis_client.connect(work.redis_address) as client:
+        return int(client.info("server")["process_id"])

@@ -16,8 +16,6 @@ from typing import Any
 import pytest
 from dev_cluster.api import Cluster, dev_cluster, unavailable
 
-from coordinator.services.redis_server import RedisServer
-from evaljobs.contract.paths import WorkPaths
 from support.toys import cluster_tasks, config_text, furnish, suite_text
 
 TOYS: dict[str, dict[str, int]] = {
@@ -91,13 +89,12 @@ class Site:
                 return pid
         return None
 
-    def stop_redis(self) -> None:
-        """And its workers: a coordinator that is told to end while jobs live leaves them what they need."""
+    def end_workers(self) -> None:
+        """A coordinator that is told to end while jobs live leaves them."""
         if (pid := self.paused()) is not None:  # a test that failed before it let it go on
             os.kill(pid, signal.SIGCONT)
         for release in self.work.glob("*/release"):
             (release / "workers").touch()
-        RedisServer(WorkPaths(self.work)).stop()
 
     def root(self) -> Path:
         (found,) = (p.parent for p in self.work.glob("*/evaluation.json"))

@@ -162,31 +162,34 @@ def waiting(evaluation: Evaluation, away_seconds: float) -> tuple[Trial, list[fl
 @pytest.mark.model
 @pytest.mark.parametrize("lane", [0, 1], ids=["its own lane", "another's lane"])
 def test_a_trial_without_redis_runs_the_shards_that_come_next_and_reports_them_later(
-    tiny_model_dir: Path, lane: int
+    tiny_model_dir: Path, tmp_path: Path, lane: int
 ) -> None:
-    """Redis ends during the first shard. The trial dumps all others before it waits for Redis, which comes back with
-    the queue that it had; the trial runs nothing twice, and ends with a queue that is empty.
+    """Redis ends during the first shard. The trial dumps all others before it waits for Redis, which comes back empty and
+    is filled again; the trial runs nothing twice, and ends with a queue that is empty.
     """
-    with served_work("away") as work:
-        away = Evaluation(work, tiny_model_dir, "away")
+    server = RedisServer(WorkPaths(tmp_path))
+    server.ensure()
+    away = Evaluation(server.work, tiny_model_dir, "away")
+    away.fill()
+    spec = away.spec()
+    dumped: list[list[str]] = []
+
+    def waited(_seconds: float) -> None:
+        dumped.append(away.dumped())
+        server.ensure()
         away.fill()
-        server, spec = RedisServer(work), away.spec()
-        dumped: list[list[str]] = []
 
-        def waited(_seconds: float) -> None:
-            dumped.append(away.dumped())
-            server.ensure()
+    trial = Trial(spec, spec.lanes[lane], monotonic=lambda: 0.0, sleep=waited)
+    real = trial._tick
 
-        trial = Trial(spec, spec.lanes[lane], monotonic=lambda: 0.0, sleep=waited)
-        real = trial._tick
+    def tick(done: int, of: int) -> None:
+        if done == 0 and trial.shards == 0:
+            wait_until(lambda: len(trial._ahead._names) == len(away.shards) - 1)
+            server.stop()
+        real(done, of)
 
-        def tick(done: int, of: int) -> None:
-            if done == 0 and trial.shards == 0:
-                wait_until(lambda: len(trial._ahead._names) == len(away.shards) - 1)
-                server.stop()
-            real(done, of)
-
-        trial._tick = tick  # type: ignore[method-assign]
+    trial._tick = tick  # type: ignore[method-assign]
+    try:
         assert trial.perform() == 0
         assert sorted(dumped[0]) == sorted(away.shards)
         assert sorted(away.dumped()) == sorted(away.shards)
@@ -194,7 +197,8 @@ def test_a_trial_without_redis_runs_the_shards_that_come_next_and_reports_them_l
         assert (ended.reason, ended.shards) == ("drained", len(away.shards))
         snapshot = away.queue.snapshot()
         assert (snapshot.epoch, snapshot.unclaimed, dict(snapshot.claims)) == ("epoch", 0, {})
-        assert snapshot.trials[trial.lane.trial].shards_done == len(away.shards)
+    finally:
+        server.stop()
 
 
 @pytest.mark.model

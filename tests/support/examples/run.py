@@ -18,8 +18,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from coordinator.services.redis_server import RedisServer
-from evaljobs.contract.paths import WorkPaths
 from support.examples.pages import Block, Entry
 
 BLOCK_SECONDS = 480  # limit of one block
@@ -245,8 +243,6 @@ class Page:
                     os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
         self.place.ended()
-        for record in self.place.folder.rglob("redis/server.json"):
-            RedisServer(WorkPaths(record.parents[1])).stop()
         _until(lambda: not _processes(self.place.folder), END_SECONDS)
         left = _processes(self.place.folder)
         for pid in left:

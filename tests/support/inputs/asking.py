@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from coordinator.runtime.journal import read_events
-from coordinator.services.redis_server import RedisServer
 from evaljobs.contract.names import ShardId
-from evaljobs.contract.paths import EvaluationPaths, WorkPaths
+from evaljobs.contract.paths import EvaluationPaths
 from support.inputs import plain
 from support.inputs.world import World
 
@@ -180,8 +179,6 @@ class Asking:
             )
         except subprocess.TimeoutExpired:
             return Answer({}, {}, trouble="evalspan: not ended after 300 s")
-        finally:
-            RedisServer(WorkPaths(self.work)).stop()
         try:
             printed = json.loads(done.stdout)
             name = printed["evalspan"]["evaluation_id"]
