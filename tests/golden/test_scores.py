@@ -186,9 +186,10 @@ def evaluated(site: sites.Site, command: list[str], code: int = 0) -> tuple[dict
 def samples(root: Path) -> dict[str, list[dict[str, Any]]]:
     """TASK_ENTRY -> lines of its sample file, in the folder or in the archive beside it."""
     texts = {file.name: file.read_text() for file in (root / "samples").glob("*.jsonl")}
-    if (root / "samples.zip").exists():
-        with zipfile.ZipFile(root / "samples.zip") as archive:
-            texts = {name: archive.read(name).decode() for name in archive.namelist()}
+    if (root / "files.zip").exists():
+        with zipfile.ZipFile(root / "files.zip") as archive:
+            lines = [name for name in archive.namelist() if name.startswith("samples/")]
+            texts |= {name.removeprefix("samples/"): archive.read(name).decode() for name in lines}
     names = {name: name.removeprefix("samples_").removesuffix(".jsonl") for name in texts}
     return {names[name]: [json.loads(line) for line in texts[name].splitlines()] for name in sorted(texts)}
 
