@@ -334,6 +334,8 @@ def leave(work_dir: str, text: str) -> str:
         os.mkdir(inbox, 0o700)
     name = f"{time.time_ns()}-{os.uname().nodename}-{os.getpid()}-{next(_numbers)}.json"
     visible = os.stat(inbox).st_mode & 0o044 | 0o600  # the daemon may read it whatever the umask
+    if os.geteuid() == 0:  # the folder's mode keeps it from others
+        visible |= 0o044
     _write(os.path.join(inbox, name), text, visible)
     return os.path.join(inbox, name)
 

@@ -100,7 +100,7 @@ def check_extra_args(words: tuple[str, ...]) -> tuple[str, ...]:
     """Return `words`; ValueError for an option in RESERVED, also one that is abbreviated as sbatch allows."""
     for word in words:
         name = word.removeprefix("--").partition("=")[0] if word.startswith("--") else ""
-        letter = re.match(r"-[HIksuvO]*(\w)", word)  # behind letters that take no value
+        letter = re.match(r"-[HsuvO]*(\w)", word)  # behind letters that take no value
         for why, options in RESERVED.items():
             for long, short in re.findall(r"([\w-]{2,})(?: (\w)\b)?", options):
                 if (name and long.startswith(name)) or (letter and letter[1] == short):
@@ -114,6 +114,7 @@ def check_gpu_request(template: str) -> str:
         words = shlex.split(template)
     except ValueError:  # an open quotation mark
         words = []
+    check_extra_args(tuple(words))
     other = re.search(r"[{}]", template.replace("{n}", "").replace("{type}", ""))
     if not words or not words[0].startswith("-") or "{n}" not in template or other:
         raise ValueError(

@@ -237,7 +237,7 @@ def judge_sandbox(levels: Sequence[Mapping[str, Any]] | None, where: str, *, all
     ]
     todo = ""
     if best in ("rlimits", "none"):
-        todo = "tasks that run generated programs will fail here: ask for user namespaces or Landlock (kernel 5.13)"
+        todo = "tasks that run generated programs will fail here: ask for user namespaces or Landlock (kernel 6.2)"
         if allow_unsafe and best == "rlimits":
             todo = "[metric] allow_unsafe is set: generated programs run almost unguarded"
     return ok_unless(todo, what, f"{best} ({'; '.join(better)})" if better else best)

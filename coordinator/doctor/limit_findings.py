@@ -179,7 +179,7 @@ def amount(job: Job, what: str, types: set[str]) -> int | None:
 def judge_limit(case: Case) -> Iterator[Finding]:
     """One limit. Nothing is said of one that no job touches."""
     limit, hosting = case.limit, case.facts.hosting
-    if not any(case.jobs.values()) and not limit.least:
+    if not case.jobs or (not any(case.jobs.values()) and not limit.least):
         return
     what, unit = (
         f"{limit.name} {limit.what}".removesuffix(" jobs"),

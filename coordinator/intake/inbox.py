@@ -14,6 +14,7 @@ import os
 import stat
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -35,6 +36,8 @@ MOST_NEW = 200  # new files that one look of a daemon reads: a millisecond each 
 ALL = 100_000  # files that the one look of a command reads
 MOST_ERRORS = 3  # errors shown of a malformed file
 MOST_SHOWN = 500  # characters shown of a malformed file
+MOST_STEPS = 1 << 53  # every step below is a float, too
+MOST_NAME = 200  # characters of a refused file's name
 MOST_REFUSED = 100  # refused files that are kept: the newest
 REFUSED_SECONDS = 7 * 86400.0  # a refusal is kept and shown for so long
 
@@ -52,7 +55,7 @@ class Notice(Record):
     """One file: a checkpoint that is announced or seen, or a command. The hook writes the first five fields."""
 
     checkpoint: Line = ""
-    step: int | None = None
+    step: int | None = Field(default=None, ge=-MOST_STEPS, le=MOST_STEPS)
     suite: Line = "default"
     priority: int = 0
     noticed_at: float = 0.0  # unix seconds
@@ -132,9 +135,9 @@ class Inbox:
         except OSError as error:
             warn_once(log, one_line(f"{self.folder} cannot be read yet: {error}"))
             return list(self._read.values())
-        unread = [name for name in names if name not in self._read][: self.most]
-        opened = {name: self._open(self.folder / name, owner, shared=shared) for name in unread}
-        known = self._read | {name: file for name, file in opened.items() if file is not None}
+        unread = (name for name in names if name not in self._read)
+        opened = ((name, self._open(self.folder / name, owner, shared=shared)) for name in unread)
+        known = self._read | dict(islice(((n, f) for n, f in opened if f is not None), self.most))
         self._read = {name: known[name] for name in names if name in known}
         return list(self._read.values())
 
@@ -147,13 +150,15 @@ class Inbox:
 
     def _open(self, path: Path, owner: int, *, shared: bool) -> InboxFile | None:
         """None where it is gone, or cannot be read now and is the owner's of the work folder."""
+        member = ""
         try:
-            uid = path.lstat().st_uid
-            member = "" if uid in (0, owner) else name_of(uid)
             text, status = read_with_status(path, MOST_BYTES)
+            member = _member(status, owner)
         except FileNotFoundError:
             return None
         except (OSError, FrameError) as error:
+            with suppress(OSError):
+                member = _member(path.lstat(), owner)
             denied = isinstance(error.__cause__, PermissionError)
             if isinstance(error, OSError) or (denied and not member):
                 warn_once(log, one_line(f"{path} cannot be read yet: {error}"))
@@ -165,6 +170,11 @@ class Inbox:
         elif member and not (shared and notice.command == "evaluate"):
             wrong = f"{member} left it: ask {name_of(owner)}, whose work folder this is"
         return InboxFile(path, notice, member, wrong)
+
+
+def _member(status: os.stat_result, owner: int) -> str:
+    """The user whose file it is; "" where it is the owner's of the work folder, or root's."""
+    return "" if status.st_uid in (0, owner) else name_of(status.st_uid)
 
 
 def done(file: InboxFile) -> None:
@@ -180,8 +190,9 @@ def refuse(file: InboxFile, why: str, now: float) -> None:
     reason = Refused(
         checkpoint=notice.checkpoint, suite=notice.suite, at=now, why=why, command=notice.command
     )
-    write_record(folder / f"{file.path.stem}.reason", reason)
-    file.path.replace(folder / file.path.name)
+    name = file.path.stem[:MOST_NAME]
+    write_record(folder / f"{name}.reason", reason)
+    file.path.replace(folder / f"{name}.json")
     kept = _reasons(folder)
     for path, _ in kept[:-MOST_REFUSED] + [one for one in kept if now - one[1].at >= REFUSED_SECONDS]:
         _remove(path)

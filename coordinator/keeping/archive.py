@@ -102,7 +102,8 @@ def write_archive(paths: EvaluationPaths, without: Collection[str] = ()) -> None
 def _loose(folder: Path) -> list[tuple[Path, os.stat_result]]:
     """Files that lie in a folder and can be archived. Unfinished ones (`write_atomic`) go: their writers have ended."""
     for left in folder.glob(".*"):
-        left.unlink(missing_ok=True)
+        if not left.is_dir():
+            left.unlink(missing_ok=True)
     return [(path, path.lstat()) for path in _archivable(folder) if os.path.lexists(path)]
 
 

@@ -93,9 +93,7 @@ class Housekeeper:
     def tick(self, now: float) -> None:
         """Start what is due, where nothing runs. `now`: unix seconds. Never raises."""
         if self._process.ended():
-            log.warning(
-                "housekeeping has failed: see %s; tried again at the next evaluation's end", self._process.log
-            )
+            log.warning("housekeeping has failed: see %s; the next daemon does it again", self._process.log)
         if self._process.running:
             return
         looks = self._policy is not None and self._throttle.due("retention", LOOK_SECONDS, now)
@@ -112,7 +110,7 @@ class Housekeeper:
         try:
             self._process.begin(job.model_dump_json().encode())
         except OSError as error:  # no memory, no process, a full disk
-            log.warning("housekeeping: %s; tried again at the next evaluation's end", error)
+            log.warning("housekeeping: %s; the next daemon does it again", error)
 
     def stop(self) -> None:
         """End what runs: the next daemon does it again."""

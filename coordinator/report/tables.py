@@ -52,7 +52,8 @@ class Parts:
     def __rich_measure__(self, _console: Console, _options: ConsoleOptions) -> Measurement:
         whole = max(map(cell_len, str(self).splitlines()), default=0)
         part = min(LEAST, max(map(cell_len, self.parts), default=0))
-        return Measurement(min(whole, max([part, *map(cell_len, str(self).split())])), whole)
+        word = max(map(cell_len, str(self).split()), default=0) + 2  # the indent of further lines
+        return Measurement(min(whole, max(part, word)), whole)
 
 
 Cell = str | RenderableType  # what is no text takes the columns that are left

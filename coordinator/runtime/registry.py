@@ -164,17 +164,20 @@ class Evaluations:
     def _resume(self, root: Path) -> None:
         """Go on from the journal of an earlier coordinator or of this one; an error parks the evaluation."""
         started = time.monotonic()
-        running = None
+        running, before, was_parked = None, None, root.name in self._parked.by_id
         with isolated(lambda error: self._park(root, error, time.monotonic() - started)):
             try:
-                running = self._replayed(root)
+                found = self._replayed(root)
             except CopiedJournalError as error:  # jobs of this name belong to the evaluation that was copied
                 log.warning("%s", error)
+                return
+            if found is not None:
+                before = read_summary(found.paths)
+                found.write_summary()
+            running = found
         if running is None:
             return
-        before, was_parked = read_summary(running.paths), root.name in self._parked.by_id
         self._parked.forget(root.name, faults=False)
-        running.write_summary()
         if running.state.ended_at is not None and not was_parked:  # no command waits for its end
             running.journal.close()
             self._clear_converted(running.state.converted_digest)
@@ -249,12 +252,15 @@ class Evaluations:
     def summaries(self) -> list[Summary]:
         """Of the evaluations that run, and of those that have ended since the last turn."""
         now = clock.now()
-        return [running.summary(now) for running in self.running.values()]
+        found: list[Summary] = []
+        for name in tuple(self.running):
+            self._guarded(name, lambda r: found.append(r.summary(now)))
+        return found
 
     def write_summaries(self) -> None:
         """As this process leaves the evaluations."""
-        for running in self.running.values():
-            running.write_summary()
+        for name in tuple(self.running):
+            self._guarded(name, Running.write_summary)
 
     def _states(self) -> list[State]:
         return [running.state for running in self.running.values()]
@@ -271,9 +277,10 @@ class Evaluations:
     def forget_ended(self) -> None:
         """Free the memory and files of evaluations that have ended: a daemon lives for months."""
         for evaluation_id, running in list(self.running.items()):
-            if running.state.ended_at is not None and running.write_summary():
+            if running.state.ended_at is not None:
+                self._guarded(evaluation_id, Running.write_summary)  # else a reader replays its journal
                 running.journal.close()
-                del self.running[evaluation_id]
+                self.running.pop(evaluation_id, None)
                 # once more: what its last trials wrote after the results would stay in Redis for good
                 self.performer.remove_queues(evaluation_id, logging.DEBUG)
                 self.performer.forget(evaluation_id)
@@ -296,7 +303,7 @@ class Evaluations:
 
     # --- the boundary --------------------------------------------------------------------------------------------
 
-    def _guarded(self, evaluation_id: str, what: Callable[[Running], None]) -> None:
+    def _guarded(self, evaluation_id: str, what: Callable[[Running], object]) -> None:
         """Call `what` with an evaluation that runs. After an error its state may be half-changed, so it is dropped, and the
         evaluation is parked until it is read back from its journal. Where the cluster is away, it goes on.
         """

@@ -259,6 +259,8 @@ class Running:
         finally:
             cancels, self._cancels = self._cancels, []
             self.performer.cancel(cancels)  # one command for all
+        if ended_at is not None or self.state.ended_at is not None:
+            self._summary = None  # it holds the length of the journal
         if self.state.ended_at != ended_at and self.state.ended_at is not None:
             # once more: the outcomes of the last jobs came after the results were written
             try_report(self.state, self.paths)

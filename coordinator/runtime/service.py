@@ -103,13 +103,15 @@ class Service:
         self._made_of.clear()
         self._guard("watched folders", self._watch.look)
         files = self._inbox.look()
+        self._guard(
+            "commands", obey_commands, self.coordinator, files
+        )  # before what was submitted after them
         self._know(files, now)
         for each in sorted(self._pending.values(), key=lambda each: each.looked_at)[:MOST_LOOKS]:
             each.looked_at = now
             with isolated(partial(self._unexpected, each, now)):
                 if not self._lacks_lm_eval(each):
                     self._examine(each, now)
-        self._guard("commands", obey_commands, self.coordinator, files)
         self._guard("stale checkpoints", self._drop_stale)
         self._guard("pins", self._pins)
         self._guard(str(self.paths.pending), self._writer.write, self._pending.values())

@@ -345,6 +345,14 @@ def _of_files(paths: EvaluationPaths) -> Summary | None:
         before = {}
     if not before and not ended_in_other_format(paths.journal):
         return None
+    try:
+        return _of_earlier(paths, before, size)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:  # files that a person has changed
+        return of_record(paths, f"its report or results cannot be read: {error!r}")
+
+
+def _of_earlier(paths: EvaluationPaths, before: Mapping[str, Any], size: int) -> Summary:
+    """`before`: its status.json of an earlier version, or empty; `size`: bytes of its journal."""
     report, results = read_json(paths.report), read_json(paths.results)
     failed, shards = results.get("failed", {}), len(report.get("shards", ()))
     known = {
@@ -401,7 +409,7 @@ def failed_jobs(paths: EvaluationPaths) -> dict[str, str]:
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """A JSON object in a file, folded or not; empty where it is not there, or storage is away for a moment."""
+    """A JSON object in a file, archived or not; empty where it is not there, or storage is away for a moment."""
     with suppress(OSError, ValueError):
         if isinstance(found := json.loads(folded.read_bytes(file)), dict):
             return found

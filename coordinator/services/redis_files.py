@@ -9,7 +9,7 @@ from evaljobs.queue.redis_client import RedisAddress
 
 USER = "evalspan"
 
-# The rules under which RQ 2.x, its unique jobs, the work queue and the trigger stream were tested (tests/services, tests/queue).
+# The rules under which RQ 2.x, its unique jobs and the work queue were tested (tests/services, tests/queue).
 ACL_RULES = (
     "~rq:* ~evalspan:* &rq:* &evalspan:* "
     "-@all +@read +@write +@transaction +@connection +@pubsub +@list +@hash +@set +@sortedset +@string +@stream "

@@ -222,7 +222,7 @@ def with_turn(waits: Sequence[str], ahead: Sequence[str]) -> list[str]:
 def _say_what_is_taken(
     rows: Sequence[Row], config: Config, own: int, ask_nodes: Callable[[], Sequence[NodeState]]
 ) -> None:
-    """Say of each one that has no slot which nodes and GPUs are taken, and [borrow] where it is set. `own`: GPUs in use."""
+    """Say of each one that has no slot which nodes and GPUs are taken, and the limits of `[borrow]`. `own`: GPUs in use."""
     found = [row for row in rows if NO_SLOT in row["waits_for"] and not row["stopped"]]
     if not found:
         return

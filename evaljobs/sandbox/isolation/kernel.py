@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import functools
 import os
 import struct
@@ -232,10 +233,13 @@ READ_FILE, READ_DIR, WRITE_FILE = 1 << 2, 1 << 3, 1 << 1
 def landlock_ruleset(readable: Iterable[str], writable: Iterable[str]) -> int:
     """A ruleset's descriptor: read below `readable`, write the files `writable`, no more.
 
-    It denies all that this kernel's version can (uapi/linux/landlock.h). OSError without Landlock.
+    It denies all that this kernel's version can (uapi/linux/landlock.h). OSError without Landlock, and before Linux 6.2,
+    whose Landlock lets a file be emptied that is opened for reading.
     """
     abi = call("landlock_create_ruleset", None, 0, 1)
-    bits = 13 + sum(abi >= version for version in (2, 3, 5))  # REFER, TRUNCATE, IOCTL_DEV
+    if abi < 3:
+        raise OSError(errno.ENOSYS, "Landlock holds no O_TRUNC before Linux 6.2")
+    bits = 15 + (abi >= 5)  # IOCTL_DEV
     words = [(1 << bits) - 1]
     if abi >= 4:
         words.append(3)  # bind and connect TCP

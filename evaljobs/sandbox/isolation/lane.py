@@ -30,6 +30,7 @@ ENVIRONMENT: Final[Mapping[str, str]] = {
     "HOME": "/tmp",
     "LANG": "C.UTF-8",
     "PYTHONHASHSEED": "0",  # the same order of sets, and so the same verdict, each time
+    "MALLOC_ARENA_MAX": "1",  # each arena takes 64 MiB of a program's address space
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
 }

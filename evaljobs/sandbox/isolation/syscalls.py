@@ -60,6 +60,7 @@ madvise 28 233
 dup 32 23
 dup2 33 -
 dup3 292 24
+pause 34 -
 nanosleep 35 101
 clock_nanosleep 230 115
 getitimer 36 102

@@ -63,7 +63,6 @@ def preload() -> None:
         __import__(name)
     for name in ("exit", "quit"):  # as the site module, which is not loaded, would set them
         setattr(builtins, name, sys.exit)
-    random.seed(0)  # a program that draws numbers gets the same verdict each time
 
 
 class Zygote:
@@ -170,6 +169,7 @@ class Zygote:
                 os.dup2(os.memfd_create(name), fd)
         os.dup2(answer, _ANSWER_FD)
         os.closerange(_ANSWER_FD + 1, 256)
+        random.seed(0)  # a fork seeds anew; a program that draws numbers gets the same verdict each time
         _limit(resource.RLIMIT_AS, memory)
         _limit(resource.RLIMIT_CPU, int(timeout * 2) + 1)
         _limit(resource.RLIMIT_NPROC, self._processes)
