@@ -11,16 +11,13 @@ from pathlib import Path
 import pytest
 from support.with_root import USER
 
-STRANGER = USER + 1
-
 
 @pytest.fixture
 def shared() -> Iterator[Path]:
-    """A folder that all may read, and in which USER and a stranger have folders of their own."""
+    """A folder that all may read, and in which USER has one of his own."""
     made = Path(tempfile.mkdtemp(prefix="attack-"))
     made.chmod(0o755)
-    for name, uid in (("home", USER), ("stranger", STRANGER)):
-        (made / name).mkdir()
-        os.chown(made / name, uid, uid)
+    (made / "home").mkdir()
+    os.chown(made / "home", USER, USER)
     yield made
     shutil.rmtree(made)

@@ -143,16 +143,6 @@ def test_prepare_without_internet_names_the_data_set(
     assert done.stderr.rstrip().endswith("run the same command on a machine with internet")
 
 
-def test_eval_without_slurm_says_what_to_type_with_the_exit_code_of_a_service(
-    folder: Path, toy_model: Path
-) -> None:
-    """Nothing was wrong with what was typed: Slurm is another machine's."""
-    done = typed(folder, "eval", str(toy_model), "--suite", "toys.toml", "--cluster", "slurm")
-    assert done.returncode == 3, done.stderr
-    assert "no Slurm answers here (" in done.stderr
-    assert "--cluster local evaluates on this machine; else run on a login node" in done.stderr
-
-
 def test_validate_takes_a_checkpoint_that_eval_would_convert(folder: Path, tmp_path: Path) -> None:
     """In training's own format, by [checkpoint] convert."""
     (tmp_path / "model.pt").write_bytes(b"weights")

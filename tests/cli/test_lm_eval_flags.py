@@ -27,12 +27,10 @@ from coordinator.cli.lm_eval_flags import (
     SHORT,
     pairs,
     rewritten,
-    seed_of,
     the_checkpoint,
     trial_settings,
 )
 from coordinator.cli.suite_options import suite_options
-from coordinator.errors import OperatorError
 
 EVAL: Any = typer.main.get_command(app).commands["eval"]  # type: ignore[attr-defined]
 
@@ -145,18 +143,6 @@ def test_a_command_without_a_checkpoint_of_its_own_has_all_words_of_tasks():
         assert context.params["tasks"] == "a,b"
 
 
-def test_options_without_an_equal_are_refused_together_with_what_to_do_instead():
-    """A whole command line of lm_eval is corrected once."""
-    with pytest.raises(OperatorError) as refused:
-        rewritten(
-            ["M", "--tasks", "a", "--output_path", "out", "--predict_only", "--config", "run.yaml"],
-            VALUED,
-        )
-    for named in ("--output-path: results are in", "--predict-only: leave it", "--config: "):
-        assert named in str(refused.value)
-    assert "\n" not in str(refused.value)
-
-
 def test_a_flag_that_asks_for_what_is_so_is_left_out_with_a_line(capsys):
     """Of both spellings; the last word is still the checkpoint."""
     needless: list[str] = []
@@ -167,28 +153,6 @@ def test_a_flag_that_asks_for_what_is_so_is_left_out_with_a_line(capsys):
     told = capsys.readouterr()
     assert (told.out, told.err.count("\n")) == ("", 1)
     assert "--log-samples: samples are always kept" in told.err
-
-
-@pytest.mark.parametrize(
-    ("call", "says"),
-    [
-        (lambda: trial_settings("openai-completions", None, None), "loads checkpoints by hf, vllm, sglang"),
-        (lambda: trial_settings(None, None, "cuda:1"), "each trial has GPUs of its own"),
-        (lambda: trial_settings(None, ["batch_size=3"], None), "--batch-size"),
-        (lambda: trial_settings(None, ["pretrained=/m,revision=a"], None), "ORG/MODEL@a"),
-        (lambda: trial_settings(None, ["revision=a"], None), "needs pretrained=ORG/MODEL"),
-        (lambda: trial_settings(None, ["pretrained=a/b,subfolder=c"], None), "subfolder"),
-        (lambda: trial_settings(None, ["dtype"], None), "'dtype' should be KEY=VALUE"),
-        (lambda: pairs(["{x}"]), "is no JSON object"),
-        (lambda: seed_of("1,1,1"), "one number for all"),
-        (lambda: seed_of("1,2,3,4"), "one number for all"),
-        (lambda: the_checkpoint("/a", "/b"), "two checkpoints are named"),
-        (lambda: the_checkpoint(None, None), "name a checkpoint"),
-    ],
-)
-def test_a_value_without_an_equal_is_refused(call, says):
-    with pytest.raises(OperatorError, match=says):
-        call()
 
 
 @pytest.mark.parametrize("revision", ["step3000", "0012345", "12e4567"])

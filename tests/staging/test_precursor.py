@@ -9,10 +9,9 @@ import threading
 from pathlib import Path
 
 import pytest
-from support.node_memory import MIB, NodeMemory, make_checkpoint, names
+from support.node_memory import MIB, NodeMemory, names
 from support.with_root import small_disk
 
-from coordinator.intake.checkpoint import inspect
 from evaljobs.contract.outcomes import Cleared, Failed
 from evaljobs.staging import clean, copy, precursor, publish, store
 
@@ -135,23 +134,6 @@ def test_a_flipped_byte_in_memory_is_caught_before_reuse(world: NodeMemory) -> N
     assert world.nothing_left()
 
 
-def test_a_flipped_byte_on_storage_is_caught_where_the_save_left_hashes(world: NodeMemory) -> None:
-    """Rot on storage, with mtime and size kept: caught by the hashes that were written at save time."""
-    folder = make_checkpoint(world.folder / "step-1")
-    weights = folder / "model-00001-of-00003.safetensors"
-    (folder / "evalspan.sums.json").write_text(
-        f'{{"xxh3_128": {{"{weights.name}": "{copy.hash_file(weights)}"}}}}'
-    )
-    before = weights.stat()
-    with weights.open("r+b") as file:
-        file.seek(MIB)
-        file.write(b"\xff\x00\xff\x00")
-    os.utime(weights, ns=(before.st_atime_ns, before.st_mtime_ns))
-    with pytest.raises(copy.SourceChanged, match="not what was saved"):
-        precursor.stage_only(world.spec(inspect(folder)))
-    assert world.nothing_left()
-
-
 @pytest.mark.parametrize("change", ["gone", "rewritten", "truncated", "replaced"])
 def test_a_checkpoint_that_changed_is_a_clear_failure(world: NodeMemory, change: str) -> None:
     """Deleted, rewritten, truncated or replaced since it was announced: Failed for the operator, nothing published."""
@@ -248,22 +230,4 @@ def test_a_dead_precursors_copy_goes_when_another_checkpoint_is_staged(world: No
         precursor.clear(precursor.stage_only(world.spec(new, "b")), "test")
         assert world.copy_is_exact(old)
     precursor.clear(precursor.stage_only(world.spec(new, "b")), "test")
-    assert world.nothing_left()
-
-
-def test_weights_are_staged_once_for_evaluations_of_two_users(world: NodeMemory) -> None:
-    """One daemon serves both: their precursors hold one copy, which leaves with the last."""
-    checkpoint = world.checkpoint(size=4 * MIB)
-    other = NodeMemory(folder=world.folder / "of another user", root=world.root)
-    first = world.start(world.spec(checkpoint))
-    held = world.staged()
-    second = other.start(other.spec(checkpoint))
-    shared = other.staged()
-    assert (held.storage_bytes, shared.storage_bytes) == (checkpoint.bytes, 0)
-    assert held.path == shared.path
-    world.release()
-    first.communicate(timeout=120)
-    assert other.copy_is_exact(checkpoint)
-    other.release()
-    second.communicate(timeout=120)
     assert world.nothing_left()

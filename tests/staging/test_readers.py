@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import subprocess
 import sys
 from pathlib import Path
@@ -135,16 +134,3 @@ def test_a_trial_that_starts_early_waits_and_never_reads_half_a_model(world: Nod
     process.communicate(timeout=120)
     store.leave(slot)
     assert world.nothing_left()
-
-
-def test_map_of_a_staged_file_is_of_the_file_itself(world: NodeMemory) -> None:
-    """What a mapping shows is what was staged (the tests above rely on it)."""
-    checkpoint = world.checkpoint(shards=1)
-    holding = precursor.stage_only(world.spec(checkpoint))
-    with (
-        reading(holding.staged.path),
-        (Path(holding.staged.path) / "model.safetensors").open("rb") as file,
-        mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as view,
-    ):
-        assert view[:] == (Path(checkpoint.source) / "model.safetensors").read_bytes()
-    precursor.clear(holding, "test")

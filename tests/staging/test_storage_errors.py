@@ -12,7 +12,7 @@ from evaljobs.contract.outcomes import Staged
 from evaljobs.contract.paths import EvaluationPaths
 from evaljobs.contract.specs import CheckpointSpec, StageSpec
 from evaljobs.scoring.supervisor import Supervisor
-from evaljobs.staging.coordinator_lease import CoordinatorLease, is_there
+from evaljobs.staging.coordinator_lease import CoordinatorLease
 from evaljobs.staging.precursor import RELEASED, Holding, hold
 
 
@@ -51,16 +51,6 @@ class Looks(threading.Event):
 @pytest.fixture
 def storage(tmp_path: Path) -> Storage:
     return Storage(tmp_path)
-
-
-def test_the_fixture_is_an_error_and_no_absence(storage: Storage) -> None:
-    """`Path.exists` raises there; what is asked instead says that it cannot say."""
-    with pytest.raises(OSError, match="too long"):
-        (storage.path / "file").exists()
-    assert is_there(storage.path / "file") is None
-    storage.back()
-    assert is_there(storage.path / "file") is False
-    assert is_there(storage.path) is True
 
 
 def test_a_precursor_holds_on_until_storage_shows_its_release(storage: Storage, tmp_path: Path) -> None:
