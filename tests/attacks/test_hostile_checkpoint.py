@@ -7,9 +7,8 @@ import json
 import os
 import pickle
 import shutil
-import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -131,15 +130,6 @@ def test_a_folder_whose_name_commands_a_terminal_is_refused(name: str, tmp_path:
     assert "control character" in refused(small(tmp_path / name / "step-2"))
 
 
-@pytest.fixture
-def shared() -> Iterator[Path]:
-    """A folder in which two users may make folders."""
-    made = Path(tempfile.mkdtemp(prefix="attack-"))
-    made.chmod(0o1777)
-    yield made
-    shutil.rmtree(made)
-
-
 def owned(folder: Path, uid: int) -> Path:
     for path in (folder, *folder.rglob("*")):
         os.lchown(path, uid, uid)
@@ -152,7 +142,6 @@ def test_a_link_of_another_user_lends_out_no_private_file(name: str, shared: Pat
     """The daemon's user could read it, the checkpoint's could not: it would stand in prompts, samples and at a judge's."""
     folder = small(shared / "step-1")
     private = shared / "home"
-    private.mkdir(mode=0o755)
     secret = private / "secret.jinja"
     secret.write_text("AKIA-secret")
     secret.chmod(0o600)
@@ -160,7 +149,6 @@ def test_a_link_of_another_user_lends_out_no_private_file(name: str, shared: Pat
     (folder / name).symlink_to(private if "/" not in name and "." not in name else secret)
     owned(folder, USER + 1)
     owned(private, USER)
-    shared.chmod(0o755)
 
     def look() -> None:
         assert "another user" in refused(folder)

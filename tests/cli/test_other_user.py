@@ -71,11 +71,13 @@ def test_a_member_of_the_group_may_look(work, arguments):
 
 
 def test_another_user_may_not_run_a_daemon_nor_command_one(work):
-    """Refused in one line that says whose the folder is; no bug report."""
+    """Nor check it up: refused in one line that says whose the folder is; no bug report."""
+    settings = Config.model_validate({"work_dir": work.root, "trial": {"python": "python3"}})
 
     def act() -> None:
-        with pytest.raises(OperatorError, match="another user's work folder"):
-            WorkLock(work.lock).acquire(DAEMON)
+        for refused in (lambda: WorkLock(work.lock).acquire(DAEMON), lambda: collect.check_up(settings)):
+            with pytest.raises(OperatorError, match="another user's work folder"):
+                refused()
 
     as_user(act, member=True)
 
@@ -102,14 +104,6 @@ def test_a_private_folder_is_refused_in_one_line(work, monkeypatch):
             with pytest.raises(OperatorError) as refused:
                 call()
             assert "\n" not in str(refused.value)
-
-    as_user(act, member=True)
-
-
-def test_another_users_folder_is_no_bug_for_doctor(work):
-    def act() -> None:
-        with pytest.raises(OperatorError, match="another user's work folder"):
-            collect.check_up(Config.model_validate({"work_dir": work.root, "trial": {"python": "python3"}}))
 
     as_user(act, member=True)
 

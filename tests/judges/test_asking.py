@@ -146,24 +146,6 @@ def test_what_the_operator_must_mend_ends_the_job(status, job, folder, endpoint,
     assert endpoint.requests[0].headers["Authorization"] == "Bearer sk-very-secret"
 
 
-def test_the_key_stays_out_of_everything_that_is_written(job, folder, endpoint) -> None:
-    """An echoed key gets into no file; a key file that others can read is refused."""
-    file = folder / "key"
-    file.write_text("sk-very-secret\n")
-    with pytest.raises(OperatorError, match="chmod 600"):
-        judges(job, folder, api_key_file=str(file)).ask_missing(asks(1))
-    file.chmod(0o600)
-    endpoint.handle = lambda r: (
-        r.answer("[[3]] sk-very-secret") if r.number else r.error(500, "sk-very-secret")
-    )
-    one = judges(job, folder, api_key_file=str(file))
-    one.ask_missing(asks(1))
-    assert one.replies(asks(1))[0].value == 3.0
-    file.unlink()
-    for path in folder.parent.rglob("*"):
-        assert path.is_dir() or b"very-secret" not in path.read_bytes()
-
-
 def test_a_dead_endpoint_is_not_asked_for_each_item(job, folder, endpoint) -> None:
     """After ten asks in a row that failed all tries, the rest fails at once and says why."""
     endpoint.handle = lambda r: r.error(500)

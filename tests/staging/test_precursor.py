@@ -69,16 +69,24 @@ def test_a_dead_precursors_copy_is_used_again(world: NodeMemory) -> None:
     assert world.nothing_left()
 
 
-def test_sigterm_clears(world: NodeMemory) -> None:
-    """SIGTERM while holding: the memory is given back and the outcome says so."""
-    process = world.start(world.spec(world.checkpoint()))
-    world.staged()
-    process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=120)
-    assert process.returncode == 0
+@pytest.mark.parametrize(
+    ("how", "reason"), [("SIGTERM", "terminated"), ("lease", "not renewed"), ("clean --all", "removed")]
+)
+def test_it_clears_and_ends_by_itself(world: NodeMemory, how: str, reason: str) -> None:
+    """At SIGTERM, where the coordinator's lease file does not change for its time, and where its copy is removed."""
+    process = world.start(world.spec(world.checkpoint(), lease_seconds=0.2 if how == "lease" else 900.0))
+    if how != "lease":
+        world.staged()
+    if how == "SIGTERM":
+        process.send_signal(signal.SIGTERM)
+    elif how == "clean --all":
+        assert clean.clean(world.root).removed == ()
+        assert len(clean.clean(world.root, everything=True).removed) == 1
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
     cleared = world.outcome("cleared")
     assert isinstance(cleared, Cleared)
-    assert cleared.reason == "terminated"
+    assert reason in cleared.reason
     assert world.nothing_left()
 
 
@@ -90,28 +98,6 @@ def test_stopped_while_copying_leaves_nothing(world: NodeMemory) -> None:
     with pytest.raises(copy.Stopped) as error:
         precursor.stage_only(world.spec(checkpoint), stop=stop)
     assert precursor.failure(error.value, name="x", node="n1").blame == "retry"
-    assert world.nothing_left()
-
-
-def test_it_ends_when_the_coordinators_lease_ends(world: NodeMemory) -> None:
-    """The coordinator's lease file does not change for its time: the precursor clears and ends by itself."""
-    process = world.start(world.spec(world.checkpoint(), lease_seconds=0.2))
-    process.communicate(timeout=120)
-    assert process.returncode == 0
-    cleared = world.outcome("cleared")
-    assert isinstance(cleared, Cleared)
-    assert "not renewed" in cleared.reason
-    assert world.nothing_left()
-
-
-def test_a_copy_removed_under_its_precursor_ends_it(world: NodeMemory) -> None:
-    """`clean --all` while a precursor lives: it sees that and ends, and nothing is left."""
-    process = world.start(world.spec(world.checkpoint()))
-    world.staged()
-    assert clean.clean(world.root).removed == ()
-    assert len(clean.clean(world.root, everything=True).removed) == 1
-    process.communicate(timeout=120)
-    assert process.returncode == 0
     assert world.nothing_left()
 
 
