@@ -26,33 +26,6 @@ def queue(client: redis.Redis) -> WorkQueue:
     return WorkQueue(client, uuid.uuid4().hex)
 
 
-def test_waits_until_filled_then_own_lane_in_order_then_drained(queue: WorkQueue) -> None:
-    """A trial waits for the fill, takes its own lane by rank, and ends when nothing is unclaimed."""
-    assert queue.claim("t", "a") == Claim(kind="wait")
-    queue.fill({"a": shards("x", "y")}, "1")
-    assert queue.claim("t", "a").shard == "x"
-    assert queue.done("t", "x", 10)
-    assert queue.claim("t", "a").shard == "y"
-    assert queue.claim("u", "a") == Claim(kind="drained")
-
-
-def test_steals_the_head_of_the_lane_with_most_seconds(queue: WorkQueue) -> None:
-    """An empty lane's trial takes the head of the lane that has most predicted seconds left."""
-    queue.fill({"a": [], "b": shards("b0", "b1", seconds=2), "c": shards("c0", seconds=5)}, "1")
-    assert queue.claim("t", "a").shard == "c0"
-    assert queue.claim("u", "a").shard == "b0"
-    assert queue.loads() == {"b": 2.0}
-
-
-def test_a_lost_answer_is_given_again(queue: WorkQueue) -> None:
-    """A claim whose answer was lost is not lost: asked again, the trial gets the same shard."""
-    queue.fill({"a": shards("x", "y", "z")}, "1")
-    first = queue.claim("t", "a")
-    assert queue.claim("t", "a") == first
-    assert queue.claim("t", "a", holding=["x"]).shard == "y"
-    assert queue.claim("t", "a", holding=["y"]).shard == "x"
-
-
 def late(queue: WorkQueue, client: redis.Redis, shard: str, seconds: float) -> None:
     """As if `shard` had been claimed that much earlier."""
     claims = f"{queue._prefix}claims"
@@ -141,65 +114,6 @@ def test_shards_ahead_are_the_lanes_own_first_and_then_the_ends_of_others(queue:
     assert queue.ahead("c") == ()
 
 
-def test_fill_keeps_claims_and_replaces_the_rest(queue: WorkQueue) -> None:
-    """A fill replaces what is unclaimed; a claimed shard that it names stays claimed, and is unclaimed no second time."""
-    queue.fill({"a": shards("x", "y")}, "1")
-    queue.claim("t", "a")
-    queue.fill({"b": shards("x", "z")}, "2")
-    snapshot = queue.snapshot()
-    assert (snapshot.epoch, snapshot.claims) == ("2", {"x": "t"})
-    assert queue.unclaimed() == ("z",)
-    assert queue.give_back("t", "x")
-    assert queue.claim("u", "b").shard == "x"
-
-
-def test_a_dead_trials_claims_return_to_their_lane(queue: WorkQueue) -> None:
-    """requeue_claims queues what the trial held, in the planned lane and rank; the dead one's done still counts."""
-    queue.fill({"a": shards("x", "y"), "b": shards("z")}, "1")
-    queue.claim("t", "a")
-    assert queue.requeue_claims("t") == ("x",)
-    assert queue.claim("u", "a").shard == "x"
-    assert not queue.heartbeat("t", phase="run", shard="x")
-    assert not queue.done("t", "x", 5)
-    assert queue.snapshot().claims == {"x": "u"}
-
-
-def test_a_released_trial_takes_nothing_back(queue: WorkQueue) -> None:
-    """A trial released while it lives: its heartbeat registers no claim, it claims nothing more, and what it finished counts."""
-    queue.fill({"a": shards("x", "y")}, "1")
-    queue.claim("t", "a")
-    assert queue.requeue_claims("t") == ("x",)
-    assert not queue.heartbeat("t", phase="infer", shard="x")
-    assert queue.snapshot().claims == {}
-    assert "t" not in queue.snapshot().trials
-    assert queue.claim("t", "a") == Claim(kind="drained")
-    queue.fill({"a": shards("x", "y")}, "2")
-    assert not queue.heartbeat("t", phase="infer", shard="x")
-    assert set(queue.unclaimed()) == {"x", "y"}
-    queue.done("t", "x", 9)
-    assert queue.unclaimed() == ("y",)
-
-
-def test_withdrawn_shards_never_return(queue: WorkQueue) -> None:
-    """A withdrawn shard is not claimed, and not queued when its claim is given back; add brings it back."""
-    queue.fill({"a": shards("x", "y")}, "1")
-    queue.claim("t", "a")
-    queue.withdraw(["x", "y"])
-    queue.give_back("t", "x")
-    assert queue.claim("u", "a") == Claim(kind="drained")
-    queue.add("a", shards("x"))
-    assert queue.claim("u", "a").shard == "x"
-
-
-def test_add_takes_a_shard_from_its_holder(queue: WorkQueue) -> None:
-    """What the coordinator requeues is unclaimed, wherever it was."""
-    queue.fill({"a": shards("x")}, "1")
-    queue.claim("t", "a")
-    queue.add("b", shards("x"))
-    assert queue.snapshot().claims == {}
-    assert queue.claim("u", "b").shard == "x"
-
-
 def test_progress_moves_only_with_figures(queue: WorkQueue) -> None:
     """A heartbeat that says nothing new moves beat_at and leaves progress_at."""
     queue.heartbeat("t", phase="infer", shard="x", batches_done=1, batches=4)
@@ -225,35 +139,12 @@ def test_done_counts_once(queue: WorkQueue) -> None:
     assert (snapshot.trials["t"].shards_done, snapshot.trials["t"].response_bytes) == (1, 7)
 
 
-def test_an_emptied_redis_is_seen_and_claims_come_back(queue: WorkQueue) -> None:
-    """With all keys gone the epoch is None; heartbeats register claims anew and the next fill leaves them."""
-    queue.fill({"a": shards("x", "y")}, "1")
-    queue.claim("t", "a")
-    queue.remove()
-    assert queue.snapshot().epoch is None
-    assert queue.heartbeat("t", phase="infer", shard="x")
-    assert queue.claim("u", "a") == Claim(kind="wait")
-    queue.fill({"a": shards("x", "y")}, "2")
-    assert queue.snapshot().claims == {"x": "t"}
-    assert queue.claim("u", "a").shard == "y"
-
-
 def test_a_fill_overtaken_by_another_does_nothing_more(queue: WorkQueue, client: redis.Redis) -> None:
     """Of two fills at once the one that began last decides; the other's rest is refused."""
     queue.fill({"a": shards(*(f"x{i}" for i in range(3)))}, "1")
     client.hset(f"{queue._prefix}meta", "filling", "another's")
     queue._run(lua.FILL, "mine", "a", "late", "0.0", "1.0")
     assert "late" not in queue.unclaimed()
-
-
-def test_remove_leaves_no_key(queue: WorkQueue, client: redis.Redis) -> None:
-    """Nothing of an evaluation stays in Redis."""
-    queue.fill({"a": shards("x", "y"), "b": shards("z")}, "1")
-    queue.claim("t", "a")
-    queue.heartbeat("t", phase="infer", shard="x")
-    queue.withdraw(["z"])
-    queue.remove()
-    assert list(client.scan_iter(match=f"{queue._prefix}*")) == []
 
 
 def test_redis_away_is_one_error(tmp_path) -> None:

@@ -148,6 +148,7 @@ class AgainstModel(RuleBasedStateMachine):
     @rule()
     def redis_comes_back_empty(self) -> None:
         self.queue.remove()
+        assert list(self.client.scan_iter(match=f"{self.queue._prefix}*")) == []
         self.epoch, self.info, self.unclaimed, self.claims, self.steal = None, {}, {}, {}, True
         self.withdrawn, self.last_done, self.gone = set(), {}, set()
 
