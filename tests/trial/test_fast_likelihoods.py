@@ -207,21 +207,6 @@ def test_answers_do_not_depend_on_order_and_on_earlier_units(toy_model: Path, tm
         assert got == expected
 
 
-def test_a_unit_leaves_the_task_prefix_as_it_is(toy_model: Path, tmp_path: Path) -> None:
-    engine = engine_of(FAST["llama, grouped queries"], toy_model, tmp_path)
-    head, pieces = few_shot(engine.lm.max_length)
-    units = [batch for batch, _, _ in cut_requests(head, pieces, Cut(4, 256)) if batch.unit.prefix]
-    asked(engine, units[:1])
-    assert engine._fast is not None
-    cache = engine._fast._prefix[1]
-    before = [(layer.keys.clone(), layer.values.clone()) for layer in cache.layers]
-    asked(engine, units)
-    assert engine._fast._prefix[1] is cache
-    for layer, (keys, values) in zip(cache.layers, before, strict=True):
-        assert torch.equal(layer.keys, keys)
-        assert torch.equal(layer.values, values)
-
-
 def test_a_task_is_computed_on_its_own_prefix(toy_model: Path, tmp_path: Path) -> None:
     """Not on that of the task before it, also where both prefixes are equally long."""
     kind = FAST["llama, grouped queries"]

@@ -7,12 +7,10 @@ import os
 import shutil
 import signal
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from dev_cluster.testing import wait_until
-from support.served import served_work
 from support.trials import OPTIONS, TASK, Evaluation, finish
 
 from coordinator.services.redis_server import RedisServer
@@ -43,15 +41,9 @@ atexit.register(pathlib.Path("{folder}/handlers").touch)
 """
 
 
-@pytest.fixture(scope="module")
-def work() -> Iterator[WorkPaths]:
-    with served_work("trial") as made:
-        yield made
-
-
 @pytest.fixture
-def evaluation(work: WorkPaths, tiny_model_dir: Path, request: pytest.FixtureRequest) -> Evaluation:
-    return Evaluation(work, tiny_model_dir, request.node.name, getattr(request, "param", TASK))
+def evaluation(shared_work: WorkPaths, tiny_model_dir: Path, request: pytest.FixtureRequest) -> Evaluation:
+    return Evaluation(shared_work, tiny_model_dir, request.node.name, getattr(request, "param", TASK))
 
 
 @pytest.mark.model
@@ -202,27 +194,21 @@ def test_a_trial_without_redis_runs_the_shards_that_come_next_and_reports_them_l
 
 
 @pytest.mark.model
+@pytest.mark.parametrize(
+    ("away", "waits", "ends"), [(121, (121, 140), "drained"), (1e9, (580, 600), "queue-lost")]
+)
 def test_a_trial_waits_for_a_redis_that_is_away_as_long_as_slurm_holds_a_requeued_job(
-    evaluation: Evaluation,
+    evaluation: Evaluation, away: float, waits: tuple[float, float], ends: str
 ) -> None:
-    """After 121 s without Redis, 1 s more than `cred_expire`, a trial with default settings goes
-    on.
+    """After 121 s, 1 s more than `cred_expire`, it goes on; after `redis_patience_seconds`, 600 by default, it gives
+    its GPU back with an account.
     """
     evaluation.fill()
-    trial, slept = waiting(evaluation, 121.0)
+    trial, slept = waiting(evaluation, away)
     assert trial.perform() == 0
-    assert 121.0 <= slept[0] < 140.0
+    assert waits[0] <= slept[0] <= waits[1]
     ended = read_record(evaluation.paths.outcome("trial-ended", "trial.0"), TrialEnded)
-    assert (ended.reason, ended.shards) == ("drained", len(evaluation.shards))
-
-
-@pytest.mark.model
-def test_a_trial_gives_its_gpu_back_where_redis_stays_away(evaluation: Evaluation) -> None:
-    """After `redis_patience_seconds`, 600 by default, it ends with an account."""
-    trial, slept = waiting(evaluation, float("inf"))
-    assert trial.perform() == 0
-    assert 580.0 < slept[0] <= 600.0
-    assert read_record(evaluation.paths.outcome("trial-ended", "trial.0"), TrialEnded).reason == "queue-lost"
+    assert (ended.reason, ended.shards) == (ends, len(evaluation.shards) * (ends == "drained"))
 
 
 @pytest.mark.model
@@ -253,12 +239,12 @@ def test_a_terminated_trial_gives_its_shard_back(evaluation: Evaluation) -> None
 
 @pytest.mark.model
 def test_a_trial_that_ends_in_a_second_turn_leaves_nothing_of_it(
-    work: WorkPaths, tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch
+    shared_work: WorkPaths, tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """SIGTERM during a later turn: no half conversation is dumped, the shard is given back, and the
     next trial's answers equal those of an undisturbed one.
     """
-    chat = Evaluation(work, tiny_model_dir, "talks", "toy_talks", apply_chat_template=True)
+    chat = Evaluation(shared_work, tiny_model_dir, "talks", "toy_talks", apply_chat_template=True)
     chat.fill()
     engine = loading.load(str(chat.model), OPTIONS, 2)
     batches = RequestSet(chat.sets["toy_talks"], 2)

@@ -17,7 +17,6 @@ from typing import Any
 
 import pytest
 from dev_cluster.testing import wait_until
-from support.served import served_work
 
 from evaljobs.contract.outcomes import TrialEnded
 from evaljobs.contract.paths import WorkPaths
@@ -29,12 +28,6 @@ from evaljobs.staging import segments
 FAKE = Path(__file__).resolve().parents[1] / "support" / "fake_vllm"
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.model
-
-
-@pytest.fixture(scope="module")
-def work() -> Iterator[WorkPaths]:
-    with served_work("vllm-ends") as made:
-        yield made
 
 
 class Running:
@@ -106,9 +99,9 @@ def alive(pid: int) -> bool:
 
 @pytest.fixture
 def running(
-    work: WorkPaths, tiny_model_dir: Path, tmp_path: Path, request: pytest.FixtureRequest
+    shared_work: WorkPaths, tiny_model_dir: Path, tmp_path: Path, request: pytest.FixtureRequest
 ) -> Iterator[Running]:
-    made = Running(work, tiny_model_dir, request.node.name, tmp_path)
+    made = Running(shared_work, tiny_model_dir, request.node.name, tmp_path)
     yield made
     made.end()
 
@@ -133,10 +126,10 @@ def test_a_terminated_trial_ends_its_workers_and_writes_its_outcome(running: Run
 
 
 def test_memory_of_a_trial_that_was_killed_while_it_loaded_is_swept(
-    work: WorkPaths, tiny_model_dir: Path, tmp_path: Path
+    shared_work: WorkPaths, tiny_model_dir: Path, tmp_path: Path
 ) -> None:
     """All of its processes get SIGKILL at once, as from Slurm, before its segments lose their names."""
-    running = Running(work, tiny_model_dir, "loads", tmp_path, hangs=True)
+    running = Running(shared_work, tiny_model_dir, "loads", tmp_path, hangs=True)
     assert len(running.names()) == 4
     segments.sweep()
     assert len(running.names()) == 4  # they are in use

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.served import served_work
 from support.trials import Evaluation
 
 from coordinator.intake.checkpoint import inspect
@@ -24,18 +23,12 @@ from evaljobs.trial.trial import Trial
 pytestmark = pytest.mark.model
 
 
-@pytest.fixture(scope="module")
-def work() -> Iterator[WorkPaths]:
-    with served_work("weights") as made:
-        yield made
-
-
 @pytest.fixture
 def evaluation(
-    work: WorkPaths, tiny_model_dir: Path, tmp_path: Path, request: pytest.FixtureRequest
+    shared_work: WorkPaths, tiny_model_dir: Path, tmp_path: Path, request: pytest.FixtureRequest
 ) -> Evaluation:
     model = shutil.copytree(tiny_model_dir, tmp_path / "model")
-    made = Evaluation(work, model, request.node.name)
+    made = Evaluation(shared_work, model, request.node.name)
     made.fill()
     return made
 
