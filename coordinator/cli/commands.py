@@ -26,7 +26,8 @@ MOST_MINUTES = 60.0 * 24 * 365  # largest --minutes of `release`: a year
 def _ask(config: Config, evaluation: str, command: Notice) -> None:
     """Leave the command to a running daemon, else run it here. Exit code 1: a retry failed."""
     from coordinator.base.words import by_reason
-    from coordinator.cli.screen.live_screen import Shown, Watcher
+    from coordinator.cli.screen.live_screen import Watcher
+    from coordinator.cli.screen.standing import Shown
     from coordinator.intake.resubmit import reused
     from coordinator.intake.work_folder import refuse_guest
     from coordinator.keeping.archive import archive_all

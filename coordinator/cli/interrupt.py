@@ -19,7 +19,8 @@ from rich.console import Console
 
 from coordinator.base.signals import Signals, cancelled_by_slurm
 from coordinator.cli.app import AtTerminal
-from coordinator.cli.screen.live_screen import Shown, Watcher
+from coordinator.cli.screen.live_screen import Watcher
+from coordinator.cli.screen.standing import Shown
 from coordinator.errors import ExitCode
 from coordinator.runtime.loop import Coordinator
 

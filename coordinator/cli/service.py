@@ -77,7 +77,8 @@ def daemon(
     from coordinator.base.isolate import LoopGuard
     from coordinator.base.signals import Signals
     from coordinator.cli.beside import Beside
-    from coordinator.cli.screen.live_screen import Shown, Watcher
+    from coordinator.cli.screen.live_screen import Watcher
+    from coordinator.cli.screen.standing import Shown
     from coordinator.intake.admission import missing_places, no_place
     from coordinator.intake.from_settings import check_device
     from coordinator.runtime.service import Service
@@ -249,7 +250,7 @@ def status(
         queued_daemons,
         wrapped_daemon,
     )
-    from coordinator.cli.screen.standing import ROWS, Choice, all_of, rows_of
+    from coordinator.cli.screen.standing import ROWS, Choice, all_of, json_of, standing
     from coordinator.cli.screen.surroundings import read_surroundings
     from coordinator.runtime.summaries import find_folder
 
@@ -270,11 +271,11 @@ def status(
     asked = Choice(only=only, open=only_open, failed=only_failed, last=last if as_json else last or ROWS)
     chosen, left_out = asked.of(found)
     open_ones = [summary for summary in found if summary.ended_at is None]
-    rows = rows_of(
-        settings, chosen, open_ones, partial(listed_jobs, settings), partial(listed_nodes, settings)
-    )
+    ask, ask_nodes = partial(listed_jobs, settings), partial(listed_nodes, settings)
+    shown = standing(settings, chosen, open_ones, ask, ask_nodes)
     if as_json:
-        rows.sort(key=lambda row: (row["accepted_at"], row["evaluation_id"]))
+        shown.sort(key=lambda one: (one.summary.accepted_at, one.summary.evaluation_id))
+        rows = [json_of(one, settings.work_dir / one.summary.evaluation_id, now) for one in shown]
         show_json({"schema_version": 1, **around.as_json(), "evaluations": rows})
         return
     if missing := no_work_folder(settings, config, work_dir):
@@ -285,7 +286,7 @@ def status(
     elif not chosen:
         say(f"none of the {len(found)} evaluations here {'runs or waits' if only_open else 'has failed'}")
     left = show_left_out(left_out, len(chosen), typed("status", config, work_dir))
-    show(stdout(), [*board(rows, now, whole=only is not None), *left, *around.lines(now)])
+    show(stdout(), [*board(shown, now, whole=only is not None), *left, *around.lines(now)])
 
 
 @app.command()

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.screens import LONG_ID, NOW, ended, listed, printed, row, running
+from support.screens import LONG_ID, NOW, ended, listed, printed, running
 
 from coordinator.base.words import clock_time
 from coordinator.cli.screen.listing import show_daemon, show_left_out, show_pending
 from coordinator.cli.screen.slurm_answers import wrapped_daemon
-from coordinator.cli.screen.standing import Choice, failed
+from coordinator.cli.screen.standing import Choice, Shown, failed
 from coordinator.cli.screen.surroundings import read_surroundings
 from coordinator.cli.screen.watching import Sight
 from coordinator.cluster import JobState
@@ -24,20 +24,21 @@ from coordinator.cluster.slurm_parse import FIELD_END, QUEUE_FORMAT, RECORD_END
 from coordinator.config.schema import ClusterConfig, Config
 from coordinator.intake import pending
 from coordinator.intake.inbox import Notice, Refused, leave
-from coordinator.runtime.summary import Parked, Summary, Task
+from coordinator.runtime.summary import Halt, Node, Parked, Summary, Task, Timed
 from coordinator.runtime.work_lock import DAEMON, WorkLock
 from evaljobs.contract.paths import WorkPaths
 
-TROUBLES = {  # a field of a row, and what is said of it
-    "errors": ({"hellaswag": "no data [set]"}, "hellaswag: no data [set]"),
-    "nodes_aside": ({"n1": "in back-off: three trials died"}, "n1: in back-off: three trials died"),
-    "waits_seconds": (61.0, "all nodes are in back-off: it waits for 61.0 s more"),
-    "waits_for": (["2 trials are pending (Priority)"], "2 trials are pending (Priority)"),
-    "held_jobs": ({"es-1-build-a0": "MaxSubmitJobs"}, "es-1-build-a0: MaxSubmitJobs"),
-    "stragglers": ({"es-1-trial-n2-a0.3": "takes 3.1 times as long"}, "es-1-trial-n2-a0.3 takes 3.1 times as long"),
-    "failed_jobs": ({f"es-1-trial-n1-a{i}": "out of memory" for i in (0, 1)}, "es-1-trial-n1-a0, es-1-trial-n1-a1 failed: out of memory"),
-    "trackers": ({"wandb": "no answer"}, "not in wandb: no answer (`evalspan export --left` tries again)"),
-    "fault": ("disk full", "disk full"),
+BACK_OFF = Node(name="n1", status="back-off", why="three trials died", times=1)
+TROUBLES = {  # fields of a summary, and what is said of them
+    "hellaswag: no data [set]": {"tasks": (Task(name="hellaswag", state="failed", error="no data [set]"),)},
+    "n1: in back-off (time 1): three trials died": {"nodes": (BACK_OFF,)},
+    "all nodes are in back-off: it waits for 61.0 s more": {"waits_until": NOW + 61},
+    "2 trials are pending: Priority": {"waits": (Timed(what="2 trials are pending", why="Priority"),)},
+    "es-1-build-a0: Slurm does not take it yet (MaxSubmitJobs)": {"held": (Timed(what="es-1-build-a0", why="MaxSubmitJobs"),)},
+    "es-1-trial-n2-a0.3 takes 3.1 times as long": {"stragglers": {"es-1-trial-n2-a0.3": "takes 3.1 times as long"}},
+    "es-1-trial-n1-a0, es-1-trial-n1-a1 failed: out of memory": {"failed_jobs": {f"es-1-trial-n1-a{i}": "out of memory" for i in (0, 1)}},
+    "disk full": {"fault": "disk full"},
+    "not in wandb: no answer (`evalspan export --left` tries again)": {},
 }  # fmt: skip
 
 
@@ -46,7 +47,8 @@ def test_a_listing_has_each_evaluation_and_what_went_wrong_at_any_width(width):
     """Ids, figures and scores are whole, and what waits or failed is named with its evaluation. In a pipe each
     evaluation and each note is one line that begins with the id.
     """
-    rows = [row(running(LONG_ID), **{name: value for name, (value, _) in TROUBLES.items()}), row(ended())]
+    troubled = {field: value for fields in TROUBLES.values() for field, value in fields.items()}
+    rows = [Shown(running(LONG_ID, **troubled), trackers={"wandb": "no answer"}), Shown(ended())]
     text = listed(width, *rows)
     wide = {line.strip() for line in text.splitlines() if len(line) > width}
     assert wide <= {LONG_ID, f"{LONG_ID}:"}
@@ -61,7 +63,7 @@ def test_a_listing_has_each_evaluation_and_what_went_wrong_at_any_width(width):
         "mmlu acc 0.2500",
         "step-900-core-00000000",
     )
-    for part in (*figures, *(f"{LONG_ID}: {said}" for _, said in TROUBLES.values())):
+    for part in (*figures, *(f"{LONG_ID}: {said}" for said in TROUBLES)):
         assert part in whole, text
     lines = listed(10_000, *rows).splitlines()
     assert [line.split()[0].strip(":") for line in lines[2:4]] == [LONG_ID, "step-900-core-00000000"]
@@ -69,31 +71,30 @@ def test_a_listing_has_each_evaluation_and_what_went_wrong_at_any_width(width):
 
 
 def test_a_row_of_many_scores_counts_those_that_it_leaves_out():
-    scores = [score for score in row(ended())["scores"] for _ in range(3)]
-    assert "and 6 more" in listed(120, row(ended(), scores=scores))
+    assert "and 6 more" in listed(120, Shown(ended(scores=3 * ended().scores)))
 
 
 def test_the_time_of_an_ended_evaluation_stands_still():
     """Its makespan and when it ended, today, earlier or in another year."""
-    assert listed(120, row(ended())) == listed(120, row(ended()), now=NOW + 60)
-    later = listed(120, row(ended()), now=NOW + 5 * 86400)
+    assert listed(120, Shown(ended())) == listed(120, Shown(ended()), now=NOW + 60)
+    later = listed(120, Shown(ended()), now=NOW + 5 * 86400)
     assert time.strftime("ended %d %b %H:%M", time.localtime(NOW - 3600)) in later
-    assert "ended 2023-11-14" in listed(120, row(ended()), now=NOW + 400 * 86400)
+    assert "ended 2023-11-14" in listed(120, Shown(ended()), now=NOW + 400 * 86400)
     assert "61.5 s" in later
 
 
 def test_a_mended_failure_is_shown_only_where_its_evaluation_is_asked_for():
     """While it runs, too; in a list of ended evaluations it would stand for ever."""
     failure = {"failed_jobs": {"es-1-trial-n1-a0": "CUDA out of memory"}}
-    assert "CUDA" not in listed(120, row(ended(), **failure))
-    assert "a0 failed and was made up for: CUDA" in listed(120, row(ended(), **failure), whole=True)
-    assert "a0 failed: CUDA" in listed(120, row(running(), **failure))
+    assert "CUDA" not in listed(120, Shown(ended(**failure)))
+    assert "a0 failed and was made up for: CUDA" in listed(120, Shown(ended(**failure)), whole=True)
+    assert "a0 failed: CUDA" in listed(120, Shown(running(**failure)))
 
 
 def test_an_evaluation_that_no_process_runs_is_called_stopped():
     """Whatever stage its journal ends in; what it waited for then does not count, jobs that still run do."""
-    more = {"waits_for": ["no GPU is free"], "jobs_left": 4}
-    text = listed(120, row(running(), stopped_at=NOW - 45, **more))
+    one = running(waits=(Timed(what="no GPU is free"),))
+    text = listed(120, Shown(one, Halt("stopped", NOW - 45, ""), jobs_left=4))
     assert f"stopped since {clock_time(NOW - 45, NOW)}" in text
     assert "no process goes on with it" in text
     assert "4 of its jobs still run" in text

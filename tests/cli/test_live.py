@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from support.screens import NOW, drawn, ended, row, running
+from support.screens import NOW, drawn, ended, running
 
 from coordinator.cli.screen import live_screen
-from coordinator.cli.screen.live_screen import ALIVE_SECONDS, Shown, Watcher
+from coordinator.cli.screen.live_screen import ALIVE_SECONDS, Watcher
+from coordinator.cli.screen.standing import Shown
 from coordinator.runtime import drive
 from coordinator.runtime.summary import Node, Summary, Task
 
@@ -33,7 +34,7 @@ def lines_of(*summaries: Summary, **console: Any) -> list[str]:
     with Watcher(Console(file=out, color_system=None, **console)) as watcher:
         for summary in summaries:
             watcher.show([Shown(summary)], "")
-        watcher.show([], "", [row(ended(summaries[0].evaluation_id))])
+        watcher.show([], "", [Shown(ended(summaries[0].evaluation_id))])
     return out.getvalue().splitlines()
 
 

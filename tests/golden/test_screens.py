@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 from support.goldens import Goldens
-from support.screens import LONG_ID, NOW, drawn, ended, row, running
+from support.screens import LONG_ID, NOW, drawn, ended, running
 
-from coordinator.cli.screen.live_screen import Shown
+from coordinator.cli.screen.standing import Shown
 from coordinator.runtime.summary import Halt, Node, Task, Timed
 
 FAILED = Task(name="gsm8k", state="failed", error="no data [set]")
@@ -46,7 +46,7 @@ def test_a_screen_fits_and_has_each_evaluation_once_with_its_whole_id(
 ) -> None:
     """No line but a command or an id is wider than the terminal."""
     runs = SCREENS[name]
-    text = drawn(width, *runs, over=[row(ended())], below=["daemon: running"])
+    text = drawn(width, *runs, over=[Shown(ended())], below=["daemon: running"])
     ids = [one.summary.evaluation_id for one in runs] + ["step-900-core-00000000"]
     table = [line for line in text.splitlines() if not re.match(r"step-\S+: ", line)]
     for one in ids:

@@ -20,7 +20,7 @@ from support.with_root import USER, fill, no_room_for_an_event
 
 from coordinator.base.signals import Signals
 from coordinator.base.throttle import Throttle
-from coordinator.cli.screen.standing import all_of, rows_of
+from coordinator.cli.screen.standing import Shown, all_of, json_of, standing
 from coordinator.cli.screen.watching import Sight, _over
 from coordinator.config.schema import ClusterConfig, Config
 from coordinator.errors import RetryError
@@ -69,10 +69,13 @@ def pair(tmp_path: Path, cluster: FakeCluster) -> Iterator[Coordinator]:
         yield coordinator
 
 
-def shown(coordinator: Coordinator) -> dict[str, dict[str, object]]:
+def shown(coordinator: Coordinator) -> dict[str, Shown]:
     config = Config(work_dir=coordinator.performer.site.paths.root)
     found = all_of(config)
-    return {row["evaluation_id"]: row for row in rows_of(config, found, [s for s in found if not s.ended_at])}
+    return {
+        one.summary.evaluation_id: one
+        for one in standing(config, found, [s for s in found if not s.ended_at])
+    }
 
 
 def halted(coordinator: Coordinator) -> dict[str, str]:
@@ -96,9 +99,9 @@ def test_a_fault_in_an_evaluations_turn_parks_it_and_its_journal_brings_it_back(
     assert caplog.text.count("Traceback") == 1
     assert jobs_of(cluster, BAD)
     assert pair.busy
-    assert shown(pair)[BAD]["stage"] == "parked"
-    assert str(shown(pair)[BAD]["fault"]).startswith("TypeError: ")
-    assert shown(pair)[GOOD]["fault"] is None
+    assert shown(pair)[BAD].stage == "parked"
+    assert str(shown(pair)[BAD].fault).startswith("TypeError: ")
+    assert shown(pair)[GOOD].fault == ""
     assert halted(pair) == {BAD: "parked", GOOD: ""}
     for _ in range(20):  # it does not spin
         pair.tick()
@@ -106,7 +109,7 @@ def test_a_fault_in_an_evaluations_turn_parks_it_and_its_journal_brings_it_back(
     parked_bad(pair).until = 0.0
     pair.tick()
     assert sorted(pair.running) == [BAD, GOOD]
-    assert shown(pair)[BAD]["fault"] is None
+    assert shown(pair)[BAD].fault == ""
 
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), RetryError("the site is away")])
@@ -119,12 +122,12 @@ def test_what_the_disk_or_the_site_refuses_stands_in_status_until_it_goes_on(
     pair.running[BAD].observe = refused  # type: ignore[method-assign]
     pair.tick()
     assert list(pair.running) == [GOOD]
-    assert (shown(pair)[BAD]["stage"], shown(pair)[BAD]["fault"]) == ("parked", str(error))
+    assert (shown(pair)[BAD].stage, shown(pair)[BAD].fault) == ("parked", str(error))
     assert halted(pair) == {BAD: "parked", GOOD: ""}
     parked_bad(pair).until = 0.0
     pair.tick()
     assert sorted(pair.running) == [BAD, GOOD]
-    assert shown(pair)[BAD]["fault"] is None
+    assert shown(pair)[BAD].fault == ""
 
 
 def test_an_evaluation_that_no_process_runs_is_listed_as_stopped(
@@ -133,9 +136,9 @@ def test_an_evaluation_that_no_process_runs_is_listed_as_stopped(
     """By `status` and `watch`, as soon as the lock of the work folder is free; not while it is held."""
     with serving(tmp_path / "work", cluster) as coordinator:
         accept(coordinator, GOOD)
-        assert shown(coordinator)[GOOD]["stopped"] is False
+        assert shown(coordinator)[GOOD].stopped is False
         assert halted(coordinator) == {GOOD: ""}
-    assert shown(coordinator)[GOOD]["stopped"] is True
+    assert shown(coordinator)[GOOD].stopped is True
     assert halted(coordinator) == {GOOD: "stopped"}
 
 
@@ -170,7 +173,7 @@ def test_one_that_is_faulty_again_and_again_is_given_up_and_its_jobs_end(
     until(pair, lambda: not jobs_of(cluster, BAD) and not parked_bad(pair).open)
     assert jobs_of(cluster, GOOD)
     assert "is no event of this version" in str(pair.lost(BAD))
-    assert shown(pair)[BAD]["stage"] == "given up"
+    assert shown(pair)[BAD].stage == "given up"
     journal.write_bytes(whole)
     leave(pair.performer.site.paths, Notice(command="retry", evaluation_id=BAD))
     obey(pair)
@@ -198,7 +201,7 @@ def test_events_that_call_for_each_other_without_end_park_their_evaluation(
         pair.prioritize(BAD, 1)
     for _ in parked.FAULT_SECONDS:
         assert parked_bad(pair).reason == "fault"
-        assert "the last is request-sets-found: a bug of evalspan" in str(shown(pair)[BAD]["fault"])
+        assert "the last is request-sets-found: a bug of evalspan" in str(shown(pair)[BAD].fault)
         assert len(asked) <= most + 1
         asked.clear()
         parked_bad(pair).until = 0.0
@@ -233,8 +236,8 @@ def test_a_journal_of_another_version_costs_no_other_evaluation_its_start_or_its
     (work / "empty" / "journal.jsonl").touch()
     (work / BAD / "status.json").unlink()
     coordinator = coordinator_on(work, cluster, redis=True)
-    assert shown(coordinator)[BAD]["stage"] == "unreadable"
-    assert f"{BAD}/journal.jsonl:" in str(shown(coordinator)[BAD]["fault"])
+    assert shown(coordinator)[BAD].stage == "unreadable"
+    assert f"{BAD}/journal.jsonl:" in str(shown(coordinator)[BAD].fault)
     with coordinator.in_charge():
         coordinator.resume_all()
         assert list(coordinator.running) == [GOOD]
@@ -396,10 +399,10 @@ def test_of_what_has_ended_no_journal_is_read(tmp_path: Path, cluster: FakeClust
     work = tmp_path / "work"
     before = cancelled(work, cluster)
     paths = EvaluationPaths(work / GOOD)
-    row, over = shown(before)[GOOD], ended(paths)
+    row, over = json_of(shown(before)[GOOD], work, 0.0), ended(paths)
     assert over is not None
     paths.status.unlink()
-    assert shown(before)[GOOD] == row
+    assert json_of(shown(before)[GOOD], work, 0.0) == row
     coordinator = coordinator_on(work, cluster, redis=True)
     coordinator.resume_all()
     assert not coordinator.running
@@ -407,7 +410,7 @@ def test_of_what_has_ended_no_journal_is_read(tmp_path: Path, cluster: FakeClust
     paths.journal.write_bytes(b"x" * paths.journal.stat().st_size)
     coordinator.resume_all()
     assert not coordinator._parked.by_id
-    assert shown(before)[GOOD]["stage"] == "cancelled"
+    assert shown(before)[GOOD].stage == "cancelled"
     with paths.journal.open("ab") as journal:
         journal.write(b"x")
     assert read_summary(paths) is None, "it was gone on with"

@@ -19,7 +19,8 @@ from support.loops import coordinator_on, serving, until
 from support.simulated.parts import record
 
 from coordinator.base import clock
-from coordinator.cli.screen.live_screen import Shown, Watcher
+from coordinator.cli.screen.live_screen import Watcher
+from coordinator.cli.screen.standing import Shown
 from coordinator.cluster.slurm_rules import Hosting
 from coordinator.config.schema import Config, WatchConfig
 from coordinator.intake import folder_watch

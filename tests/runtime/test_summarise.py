@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from support.fake_cluster import fake_node
 from support.simulated.parts import record
 
-from coordinator.cli.screen.standing import about, ahead_of, held_jobs, in_words, rows_of, with_turn
+from coordinator.cli.screen.standing import Shown, about, ahead_of, held_jobs, in_words, standing
 from coordinator.cluster import Job, JobPhase, JobState, Purpose
 from coordinator.config.schema import Config
 from coordinator.evaluation.indexes import file_job
@@ -27,7 +27,7 @@ from coordinator.evaluation.state import (
     Trial,
 )
 from coordinator.runtime.summarise import WAITS_SECONDS, seconds_left, stage_of, summary_of
-from coordinator.runtime.summary import NO_SLOT
+from coordinator.runtime.summary import NO_SLOT, Timed
 from coordinator.runtime.work_lock import WorkLock
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths
 from evaljobs.contract.specs import FrameRef, Weights
@@ -194,8 +194,10 @@ def test_an_evaluation_without_a_node_waits_and_says_so():
     assert ahead["es-1"] == ["2 evaluations are served before it"]
     assert (ahead["es-2"], ahead["es-3"]) == (["es-3 is served before it"], [])
     # GPUs may be free, since the first one has not taken them yet
-    assert with_turn(["a trial is pending", NO_SLOT], ahead["es-2"]) == ["a trial is pending", *ahead["es-2"]]
-    assert with_turn([NO_SLOT], []) == [NO_SLOT]
+    waits = (Timed(what="a trial is pending"), Timed(what=NO_SLOT))
+    made = summary_of(state, NOW).model_copy(update={"waits": waits})
+    assert Shown(made, ahead=ahead["es-2"]).waits_for(NOW) == ["a trial is pending", *ahead["es-2"]]
+    assert Shown(made).waits_for(NOW)[1:] == [NO_SLOT]
 
 
 def test_pending_jobs_are_counted_by_kind_with_the_clusters_reason():
@@ -237,17 +239,17 @@ def test_an_evaluation_without_a_slot_names_what_is_taken(borrow, more, tmp_path
     taken = [replace(fake_node("n1"), gpus_free=0)]
     small = replace(fake_node("n2"), gpu_type="t4", gpus_free=8)
     others = [waits.model_copy(update={"gpus": 2})]
-    (stopped,) = rows_of(config, [waits], others, ask_nodes=lambda: taken)
-    assert (stopped["stopped"], stopped["waits_for"]) == (True, [NO_SLOT])
+    (stopped,) = standing(config, [waits], others, ask_nodes=lambda: taken)
+    assert (stopped.stopped, stopped.waits_for(NOW)) == (True, [NO_SLOT])
     lock = WorkLock(WorkPaths(tmp_path).lock)
     lock.acquire()
     said = [
-        rows_of(config, [waits], others, ask_nodes=ask)[0]
+        standing(config, [waits], others, ask_nodes=ask)[0]
         for ask in (lambda: taken, lambda: [*taken, small], tuple)
     ]
     lock.release()
     too_small = "without n2 (t4 of 16 GB): GPUs too small for weights of 20.0 GB; [trial] gpus_per_trial = 2 would use them"
-    assert [row["waits_for"] for row in said] == [
+    assert [one.waits_for(NOW) for one in said] == [
         [f"8 of 8 GPUs are used, 2 of them by evalspan{more}"],
         [f"8 of 16 GPUs are used, 2 of them by evalspan{more}, {too_small}"],
         [f"nothing that it could run on is free{more}"],

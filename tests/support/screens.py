@@ -1,4 +1,4 @@
-"""Summaries and rows of evaluations as the screens of `status`, `watch`, `eval` and the daemon get them."""
+"""Summaries of evaluations as the screens of `status`, `watch`, `eval` and the daemon get them."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from typing import Any
 from rich.console import Console, RenderableType
 
 from coordinator.cli.screen.board import board, screen
-from coordinator.cli.screen.live_screen import Shown, rows_of_runs
-from coordinator.cli.screen.standing import Row, row_of
+from coordinator.cli.screen.standing import Shown, in_turn
 from coordinator.report.learning_curves import ScoreValue
 from coordinator.runtime.summary import Lane, Summary, Task
 
@@ -49,10 +48,6 @@ def ended(name: str = "step-900-core-00000000", **more: Any) -> Summary:
     return running(name, **{**known, **more})
 
 
-def row(summary: Summary, *, stopped_at: float | None = None, **more: Any) -> Row:
-    return row_of(summary, None, NOW, stopped_at=stopped_at) | more
-
-
 def printed(width: int, *parts: RenderableType, terminal: bool = True) -> str:
     """As a terminal of that width shows it, without styles; else as a pipe gets it."""
     out = io.StringIO()
@@ -62,15 +57,15 @@ def printed(width: int, *parts: RenderableType, terminal: bool = True) -> str:
     return re.sub(r"\x1b\[[0-9;]*m", "", out.getvalue())
 
 
-def listed(width: int, *rows: Row, whole: bool = False, now: float = NOW) -> str:
+def listed(width: int, *found: Shown, whole: bool = False, now: float = NOW) -> str:
     """As `status` prints it."""
-    return printed(width, *board(rows, now, whole=whole))
+    return printed(width, *board(found, now, whole=whole))
 
 
 def drawn(
-    width: int, *runs: Shown, over: Sequence[Row] = (), below: Sequence[Any] = (), height: int | None = None
+    width: int, *runs: Shown, over: Sequence[Shown] = (), below: Sequence[Any] = (), height: int | None = None
 ) -> str:
     """As `watch` draws it."""
-    rows = [*rows_of_runs(runs, NOW), *over]
+    found = in_turn([*runs], [one.summary for one in runs])
     console = Console(file=io.StringIO(), width=width, color_system=None)
-    return printed(width, screen(console, rows, [one.summary for one in runs], below, NOW, height))
+    return printed(width, screen(console, found, over, below, NOW, height))

@@ -1,6 +1,6 @@
 """The table of evaluations in a terminal: a row each, notes below it, and of those that run tasks and lanes. Pure.
 
-Rule: reads rows and summaries alone. Words, not codes; no id, figure or command is cut, and what has no room is counted.
+Rule: reads `Shown` alone. Words, not codes; no id, figure or command is cut, and what has no room is counted.
 `status` prints it; `watch`, `eval` and the daemon draw it anew.
 """
 
@@ -16,7 +16,7 @@ from rich.progress_bar import ProgressBar
 from rich.text import Text
 
 from coordinator.base.words import by_reason, clock_time, first_of, seconds
-from coordinator.cli.screen.standing import OVER, Row, about, all_in_back_off
+from coordinator.cli.screen.standing import Shown, about, back_in, held_jobs, seconds_left
 from coordinator.report.learning_curves import ScoreValue
 from coordinator.report.tables import UNBOUNDED, Parts, Sheet
 from coordinator.runtime.summary import STOPPED, Lane, Summary
@@ -42,34 +42,35 @@ LEAST_LINES = 3  # of the details of an evaluation
 STYLES = {"inferring": "green", "pending": "dim", "no shard": "dim"}
 
 
-def board(rows: Sequence[Row], now: float, *, whole: bool = False) -> Iterator[RenderableType]:
+def board(found: Sequence[Shown], now: float, *, whole: bool = False) -> Iterator[RenderableType]:
     """A row for each evaluation; below the table what they wait for and what went wrong. `whole`: mended failures, too."""
     sheet = Sheet("", *HEADS, without=[IN_ID, (*IN_ID, "trials"), (*IN_ID, "trials", "step")])
-    for row in rows:
-        going = row["stage"] not in OVER
-        eta = row["eta_seconds"] if going and row["trials"] and not row["stopped"] else None
-        taken = row["age_seconds"] if going or row["makespan_seconds"] is None else row["makespan_seconds"]
-        scores = [in_brief(ScoreValue(**score)) for score in row["scores"]]
+    for one in found:
+        summary, going = one.summary, one.summary.ended_at is None
+        eta = seconds_left(summary, now) if going and summary.trials and not one.stopped else None
+        taken = one.age(now) if going or summary.makespan_seconds is None else summary.makespan_seconds
+        scores = [in_brief(score) for score in summary.main_scores]
         sheet.add(
-            row["evaluation_id"],
-            "-" if row["step"] is None else str(row["step"]),
-            "/".join(Path(row["checkpoint"]).parts[-2:]),
-            row["suite"],
-            _state(row, now),
-            f"{row['scored']}/{row['entries']}",
-            f"{row['shards_done']}/{row['shards']}" if going and row["shards"] else "",
-            str(row["trials"]) if going and row["trials"] else "",
+            summary.evaluation_id,
+            "-" if summary.step is None else str(summary.step),
+            "/".join(Path(summary.checkpoint).parts[-2:]),
+            summary.suite,
+            _state(one, now),
+            f"{summary.scored}/{summary.entries}",
+            f"{summary.shards_done}/{summary.shards}" if going and summary.shards else "",
+            str(summary.trials) if going and summary.trials else "",
             seconds(taken),
             "" if eta is None else about(eta),
             Parts(
                 *scores[:MOST_SCORES], f"and {len(scores) - MOST_SCORES} more" * (len(scores) > MOST_SCORES)
             ),
-            style=_style(row),
+            style=_style(one),
         )
     yield sheet
-    for row in rows:
-        name = f"{row['evaluation_id']}: " if len(rows) > 1 else ""
-        yield from (Parts(f"{name}{what}", style=style) for what, style in _notes(row, whole=whole))
+    for one in found:
+        name = f"{one.summary.evaluation_id}: " if len(found) > 1 else ""
+        notes = _notes(one, now, whole=whole)
+        yield from (Parts(f"{name}{what}", style=style) for what, style in notes if what)
 
 
 def show(console: Console, parts: Iterable[RenderableType]) -> None:
@@ -80,42 +81,45 @@ def show(console: Console, parts: Iterable[RenderableType]) -> None:
         console.print(part, overflow="ignore", crop=False, highlight=False)
 
 
-def _state(row: Row, now: float) -> str:
-    if row["stage"] not in OVER:
-        since = clock_time(row["accepted_at"] + row["age_seconds"], now)
-        return f"stopped since {since}" if row["stopped"] and row["fault"] is None else row["stage"]
-    missed = row["entries"] - row["scored"]
-    word = row["stage"] if row["stage"] == "cancelled" or not missed else f"{missed} failed"
-    return f"{word} {clock_time(row['ended_at'], now)}"
+def _state(one: Shown, now: float) -> str:
+    summary = one.summary
+    if summary.ended_at is None:
+        since = clock_time(summary.accepted_at + one.age(now), now)
+        return f"stopped since {since}" if one.stopped and not one.fault else one.stage
+    missed = summary.entries - summary.scored
+    word = one.stage if one.stage == "cancelled" or not missed else f"{missed} failed"
+    return f"{word} {clock_time(summary.ended_at, now)}"
 
 
-def _style(row: Row) -> str:
-    if row["fault"] is not None or (row["stage"] == "ended" and row["scored"] < row["entries"]):
+def _style(one: Shown) -> str:
+    if one.fault or (one.stage == "ended" and one.summary.scored < one.summary.entries):
         return "red"
-    if row["stage"] in OVER:
-        return "dim" if row["stage"] == "cancelled" else ""
-    return "yellow" if row["stopped"] or row["stage"] == "waits" else "green"
+    if one.summary.ended_at:
+        return "dim" if one.stage == "cancelled" else ""
+    return "yellow" if one.stopped or one.stage == "waits" else "green"
 
 
-def _notes(row: Row, *, whole: bool) -> Iterator[tuple[str, str]]:
+def _notes(one: Shown, now: float, *, whole: bool) -> Iterator[tuple[str, str]]:
     """What it waits for and what went wrong, worst first, with the colour."""
-    over = row["stage"] in OVER
-    if row["fault"] is not None:
-        yield row["fault"], "red"
-    for name, why in {**by_reason(row["errors"]), **row["nodes_aside"]}.items():
-        yield f"{name}: {why}", "dim" if row["stage"] == "cancelled" else "red"
-    if row["stopped"] and row["fault"] is None:
-        yield STOPPED + (f"; {left} of its jobs still run" if (left := row["jobs_left"]) else ""), "yellow"
-    waits = [] if row["stopped"] else [all_in_back_off(row["waits_seconds"]), *row["waits_for"]]
-    held = [f"{names}: {why}" for names, why in by_reason(row["held_jobs"]).items()]
-    mishaps = []
-    if whole or not over:  # once it has ended, they cost time and no score
-        mishaps += [f"{name} {why}" for name, why in row["stragglers"].items()]
-        mended = " and was made up for" if over else ""
-        mishaps += [f"{names} failed{mended}: {why}" for names, why in by_reason(row["failed_jobs"]).items()]
-    for name, why in row["trackers"].items():
-        mishaps.append(f"not in {name}: {why} (`evalspan export --left` tries again)")
-    yield from ((what, "yellow") for what in (*waits, *held, *mishaps) if what)
+    summary = one.summary
+    yield one.fault, "red"
+    for name, why in {**by_reason(summary.errors), **one.back_offs(now)}.items():
+        yield f"{name}: {why}", "dim" if one.stage == "cancelled" else "red"
+    if one.stopped and not one.fault:
+        yield STOPPED + f"; {one.jobs_left} of its jobs still run" * bool(one.jobs_left), "yellow"
+    yellow = [] if one.stopped else one.waits_for(now)
+    if (left := back_in(summary, now)) is not None and not one.stopped:
+        yellow.insert(0, f"all nodes are in back-off: it waits for {seconds(left)} more")
+    held = held_jobs(summary, now, timed=not one.stopped)
+    yellow += [f"{names}: {why}" for names, why in by_reason(held).items()]
+    if whole or not summary.ended_at:  # once it has ended, they cost time and no score
+        yellow += [f"{name} {why}" for name, why in summary.stragglers.items()]
+        mended = " and was made up for" if summary.ended_at else ""
+        failed = by_reason(summary.failed_jobs)
+        yellow += [f"{names} failed{mended}: {why}" for names, why in failed.items()]
+    for name, why in one.trackers.items():
+        yellow.append(f"not in {name}: {why} (`evalspan export --left` tries again)")
+    yield from ((what, "yellow") for what in yellow)
 
 
 def details(summary: Summary, *, whole: bool) -> Iterator[RenderableType]:
@@ -173,27 +177,28 @@ def _by_node(lanes: Iterable[Lane]) -> dict[str, Counter[str]]:
 
 def screen(
     console: Console,
-    rows: Sequence[Row],
-    running: Sequence[Summary],
+    runs: Sequence[Shown],
+    over: Sequence[Shown],
     below: Sequence[RenderableType],
     now: float,
     height: int | None,
 ) -> RenderableType:
-    """The table, what runs in as much detail as fits, then `below`. `height`: lines of the terminal; None: any."""
-    for levels in ([True] * len(running), [False] * len(running), [False] * bool(running), []):
-        if levels and height is not None and len(rows) + LEAST_LINES * len(levels) > height:
+    """The table, what `runs` in as much detail as fits, then `below`. `height`: lines of the terminal; None: any."""
+    found = [*runs, *over]
+    for levels in ([True] * len(runs), [False] * len(runs), [False] * bool(runs), []):
+        if levels and height is not None and len(found) + LEAST_LINES * len(levels) > height:
             continue
         more: list[RenderableType] = []
-        for summary, whole in zip(running, levels, strict=False):
-            more += ["", *([Text(summary.evaluation_id, style="bold")] if len(rows) > 1 else [])]
-            more += details(summary, whole=whole)
-        made = Group(*board(rows, now), *more, *below)
+        for one, whole in zip(runs, levels, strict=False):
+            more += ["", *([Text(one.summary.evaluation_id, style="bold")] if len(found) > 1 else [])]
+            more += details(one.summary, whole=whole)
+        made = Group(*board(found, now), *more, *below)
         if height is None or _lines(console, made) < height:
             return made
-    shown = list(rows)
+    shown = list(found)
     while len(shown) > 1 and _lines(console, made) >= (height or 1):
         shown.pop()
-        left = Text(f"and {len(rows) - len(shown)} more: `evalspan status` lists all", style="dim")
+        left = Text(f"and {len(found) - len(shown)} more: `evalspan status` lists all", style="dim")
         made = Group(*board(shown, now), left, *below)
     return made
 

@@ -8,41 +8,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from rich.console import Console, RenderableType
 from rich.live import Live
 
 from coordinator.base.words import by_reason, seconds
 from coordinator.cli.screen.board import in_brief, screen, value_in_words
-from coordinator.cli.screen.standing import Row, ahead_of, in_words, row_of, with_turn
-from coordinator.report.learning_curves import ScoreValue
+from coordinator.cli.screen.standing import Shown, in_turn
 from coordinator.report.tables import Parts
-from coordinator.runtime.summary import Halt, Summary
 
 LINE_SECONDS = 5.0  # least seconds between two lines of one evaluation, without a terminal
 ALIVE_SECONDS = 30.0  # most seconds between two lines of one evaluation, without a terminal
 ENDED = "ended"  # last line of an evaluation, in a pipe
-
-
-class Shown(NamedTuple):
-    """An evaluation on the screen. `halt`: why it does not go on now."""
-
-    summary: Summary
-    halt: Halt | None = None
-
-
-def rows_of_runs(runs: Sequence[Shown], now: float) -> list[Row]:
-    """A row for each; of one that waits, with its turn among them."""
-    turns = {summary.evaluation_id: summary.turn for summary, _ in runs}
-    rows = []
-    for summary, halt in runs:
-        stopped_at = halt.since if halt is not None and summary.parked is None else None
-        row = row_of(summary, halt, now, stopped_at=stopped_at)
-        if row["stage"] == "waits":
-            row["waits_for"] = with_turn(row["waits_for"], ahead_of(summary.evaluation_id, turns))
-        rows.append(row)
-    return rows
 
 
 class Watcher:
@@ -85,32 +62,31 @@ class Watcher:
         self,
         runs: Sequence[Shown],
         trouble: str,
-        ended: Sequence[Row] = (),
+        ended: Sequence[Shown] = (),
         below: Sequence[RenderableType] = (),
     ) -> None:
         """Draw what runs, the evaluations that ended last, and `below`; in a pipe, print what has changed."""
         now = time.time()
-        rows = rows_of_runs(runs, now)
-        self._forget_others([*rows, *ended])
+        runs = in_turn([*runs], [one.summary for one in runs])
+        self._forget_others([*runs, *ended])
         if self._live is not None:
             end = [*([Parts(f"! {trouble}", style="yellow")] if trouble else []), *below]
-            going = [summary for summary, _ in runs]
-            self._live.update(screen(self.console, [*rows, *ended], going, end, now, self.console.height))
+            self._live.update(screen(self.console, runs, ended, end, now, self.console.height))
             return
-        for one, row in zip(runs, rows, strict=True):
-            self._print_changes(one, row, now)
-        for row in ended:
-            self._print_end(row)
+        for one in runs:
+            self._print_changes(one, now)
+        for one in ended:
+            self._print_end(one)
         # no line for `trouble`: the log has it
 
-    def _forget_others(self, rows: Sequence[Row]) -> None:
+    def _forget_others(self, found: Sequence[Shown]) -> None:
         """Drop what is remembered of evaluations that are shown no more: a daemon lives for months."""
-        shown = frozenset(row["evaluation_id"] for row in rows)
+        shown = frozenset(one.summary.evaluation_id for one in found)
         self._last = {name: line for name, line in self._last.items() if name in shown}
         self._printed = {(name, task) for name, task in self._printed if name in shown}
 
-    def _print_changes(self, shown: Shown, row: Row, now: float) -> None:
-        summary, halt = shown
+    def _print_changes(self, one: Shown, now: float) -> None:
+        summary, halt = one.summary, one.halt
         name = summary.evaluation_id
         shards = f", {summary.shards_done}/{summary.shards} shards" if summary.shards else ""
         age = f"[{seconds(now - summary.accepted_at):>9}] {name}"
@@ -122,8 +98,7 @@ class Watcher:
         for task in fresh:
             if task.state == "scored":
                 self._print(f"{age}: {task.name}: {', '.join(map(value_in_words, task.scores))}")
-        timeless = {in_words(what, now): in_words(what, now, timed=False) for what in summary.waits}
-        waits = [timeless.get(what, what) for what in row["waits_for"]] if halt is None else [halt.why]
+        waits = one.waits_for(now, timed=False) if halt is None else [halt.why]
         if halt is None and summary.waits_until is not None:
             resting = {node.name: node.why for node in summary.nodes if node.status == "back-off"}
             waits += [f"{names}: in back-off: {why}" for names, why in by_reason(resting).items()]
@@ -131,15 +106,15 @@ class Watcher:
         line = f"{stage}{shards}, {summary.scored}/{summary.entries} scored{f': {why}' if why else ''}"
         self._line(name, line, now, age + ": ")
 
-    def _print_end(self, row: Row) -> None:
+    def _print_end(self, one: Shown) -> None:
         """Once for each evaluation that was followed: its scores in one line."""
-        name = row["evaluation_id"]
+        summary, name = one.summary, one.summary.evaluation_id
         if name not in self._last or self._last[name][0] == ENDED:
             return
-        self._last[name] = (ENDED, row["ended_at"])
-        scores = ", ".join(in_brief(ScoreValue(**score)) for score in row["scores"])
-        said = f"{row['stage']}, {row['scored']}/{row['entries']} scored{f': {scores}' if scores else ''}"
-        self._print(f"[{seconds(row['age_seconds']):>9}] {name}: {said}")
+        self._last[name] = (ENDED, summary.ended_at or 0.0)
+        scores = ", ".join(map(in_brief, summary.main_scores))
+        said = f"{one.stage}, {summary.scored}/{summary.entries} scored{f': {scores}' if scores else ''}"
+        self._print(f"[{seconds(one.age(0.0)):>9}] {name}: {said}")
 
     def _line(self, evaluation: str, line: str, now: float, head: str = "") -> None:
         last, printed_at = self._last.get(evaluation, ("", 0.0))

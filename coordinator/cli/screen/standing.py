@@ -1,14 +1,13 @@
-"""Rows of `evalspan status`, one for each evaluation of a work folder.
+"""How evaluations stand: their summaries, with what only the work folder and Slurm say. For screens and `status --json`.
 
-Rule: a row is a function of an evaluation's summary, and no journal is read. `listing` prints the rows.
+Rule: a function of an evaluation's summary; no journal is read. `board` draws it.
 """
 
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +23,6 @@ from coordinator.runtime.summary import (
     Summary,
     Timed,
     halt_of,
-    last_sign,
     read_evaluation,
 )
 from coordinator.runtime.work_lock import WorkLock
@@ -32,12 +30,74 @@ from evaljobs.contract.paths import EvaluationPaths, WorkPaths
 
 if TYPE_CHECKING:
     from coordinator.cluster import JobState, NodeState
-    from coordinator.report.learning_curves import ScoreValue
 
-Row = dict[str, Any]  # what `--json` prints of an evaluation
-
-OVER = ("ended", "cancelled")  # stages of a row without further work
 ROWS = 20  # shown by default
+SAME = {  # fields of a summary that `status --json` has as they are
+    *(
+        "evaluation_id",
+        "suite",
+        "mode",
+        "step",
+        "checkpoint",
+        "shards_done",
+        "shards",
+        "trials",
+        "scored",
+        "entries",
+    ),
+    *("accepted_at", "ended_at", "makespan_seconds", "stragglers", "warnings", "failed_jobs"),
+}
+OF_SCORE = {"task", "metric", "filter", "value", "stderr", "higher_is_better"}
+
+
+@dataclass(slots=True)
+class Shown:
+    """An evaluation on a screen. `halt`: why it does not go on now; `held`: a process holds the work folder.
+
+    `ahead`: which evaluations are served before it, in words; `taken`: what is said in place of NO_SLOT; `jobs_left`: its
+    jobs that run without a coordinator; `trackers`: tracker -> why it does not have this evaluation.
+    """
+
+    summary: Summary
+    halt: Halt | None = None
+    held: bool = True
+    ahead: Sequence[str] = ()
+    taken: str = NO_SLOT
+    jobs_left: int = 0
+    trackers: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def stopped(self) -> bool:
+        """Does no process run it?"""
+        return self.halt is not None and not (self.summary.parked and self.held)
+
+    @property
+    def stage(self) -> str:
+        return self.halt.word if self.halt is not None and self.summary.parked else self.summary.stage
+
+    @property
+    def fault(self) -> str:
+        """Why it cannot go on, or ""."""
+        return self.summary.parked.error if self.summary.parked else self.summary.fault
+
+    def age(self, now: float) -> float:
+        """Seconds from its acceptance to its end, to where it stopped, or to now."""
+        until = self.summary.ended_at or (self.halt.since if self.halt and self.stopped else now)
+        return max(0.0, until - (self.summary.accepted_at or until))
+
+    def waits_for(self, now: float, *, timed: bool = True) -> list[str]:
+        """What it waits for, in words: the evaluations ahead of it, rather than what they have not taken yet."""
+        waits = () if self.summary.parked else self.summary.waits
+        said = [in_words(what, now, timed=timed) for what in waits if what.what != NO_SLOT or not self.ahead]
+        return [*(self.taken if what == NO_SLOT else what for what in said), *self.ahead]
+
+    def back_offs(self, now: float) -> dict[str, str]:
+        """Node in back-off -> why, and for how long."""
+        return {
+            n.name: _back_off(n, now, timed=not self.stopped)
+            for n in self.summary.nodes
+            if n.status == "back-off"
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,42 +136,43 @@ def all_of(config: Config) -> list[Summary]:
     return [*found.open, *found.ended]
 
 
-def rows_of(
+def shown_of(config: Config, summary: Summary, *, held: bool) -> Shown:
+    """`held`: a process holds the work folder."""
+    paths = EvaluationPaths(config.work_dir / summary.evaluation_id)
+    halt = None if summary.ended_at is not None else halt_of(summary, paths, held=held)
+    return Shown(summary, halt, held=held, trackers=_trackers(paths))
+
+
+def standing(
     config: Config,
     chosen: Sequence[Summary],
     open_ones: Sequence[Summary],
     ask: Callable[[], Sequence[JobState]] = tuple,
     ask_nodes: Callable[[], Sequence[NodeState]] = tuple,
-) -> list[Row]:
-    """A row for each of `chosen`. `open_ones`: all evaluations that have not ended.
+) -> list[Shown]:
+    """How each of `chosen` stands. `open_ones`: all evaluations that have not ended.
 
     `ask`: for the cluster's jobs, called once where no process has the folder; `ask_nodes`: for its nodes, called
     once where no slot is free.
     """
     held = WorkLock(WorkPaths(config.work_dir).lock).held()
-    rows = [
-        _row(summary, EvaluationPaths(config.work_dir / summary.evaluation_id), held=held)
-        for summary in chosen
-    ]
+    found = in_turn([shown_of(config, summary, held=held) for summary in chosen], open_ones)
+    if left := [one for one in found if one.stopped and one.summary.jobs and not held]:
+        jobs = [job.name for job in ask() if job.phase == "running"]
+        for one in left:
+            one.jobs_left = sum(name.startswith(job_prefix(one.summary.evaluation_id)) for name in jobs)
+    if without := [one for one in found if NO_SLOT in one.waits_for(0.0) and not one.stopped]:
+        _say_what_is_taken(without, config, sum(s.gpus for s in open_ones), ask_nodes())
+    return found
+
+
+def in_turn(found: list[Shown], open_ones: Iterable[Summary]) -> list[Shown]:
+    """Say of those that wait which evaluations of `open_ones` are served before them."""
     turns = {s.evaluation_id: s.turn for s in open_ones}
-    jobs: Sequence[JobState] | None = None
-    for row, summary in zip(rows, chosen, strict=True):
-        if row["stopped"] and not held and summary.jobs:
-            jobs = ask() if jobs is None else jobs
-            prefix = job_prefix(summary.evaluation_id)
-            row["jobs_left"] = sum(j.phase == "running" and j.name.startswith(prefix) for j in jobs)
-        if row["stage"] == "waits":
-            row["waits_for"] = with_turn(row["waits_for"], ahead_of(summary.evaluation_id, turns))
-    _say_what_is_taken(rows, config, sum(s.gpus for s in open_ones), ask_nodes)
-    return rows
-
-
-def _row(summary: Summary, paths: EvaluationPaths, *, held: bool) -> Row:
-    """`held`: a process holds the work folder."""
-    halt = None if summary.ended_at is not None else halt_of(summary, paths, held=held)
-    stopped = halt is not None and (summary.parked is None or not held)
-    row = row_of(summary, halt, time.time(), stopped_at=last_sign(paths) if stopped else None)
-    return row | {"trackers": _trackers(paths), "folder": str(paths.root)}
+    for one in found:
+        if one.stage == "waits":
+            one.ahead = ahead_of(one.summary.evaluation_id, turns)
+    return found
 
 
 def _trackers(paths: EvaluationPaths) -> dict[str, str]:
@@ -123,49 +184,25 @@ def _trackers(paths: EvaluationPaths) -> dict[str, str]:
     return failures(paths)
 
 
-def row_of(summary: Summary, halt: Halt | None, now: float, *, stopped_at: float | None = None) -> Row:
-    """The row of a summary alone. `halt`: why it does not go on; `stopped_at`: since when no process runs it."""
-    over = summary.ended_at is not None
-    parked = summary.parked if not over else None
-    until, runs = summary.ended_at or stopped_at or now, stopped_at is None
-    return {
-        "evaluation_id": summary.evaluation_id,
-        "suite": summary.suite,
-        "mode": summary.mode,
-        "step": summary.step,
-        "checkpoint": summary.checkpoint,
-        "stage": halt.word if parked is not None and halt is not None else summary.stage,
-        "shards_done": summary.shards_done,
-        "shards": summary.shards,
-        "trials": summary.trials,
-        "scored": summary.scored,
-        "entries": summary.entries,
-        "accepted_at": summary.accepted_at,
-        "ended_at": summary.ended_at,
-        "age_seconds": max(0.0, until - summary.accepted_at) if summary.accepted_at else 0.0,
-        "makespan_seconds": summary.makespan_seconds,
-        "eta_seconds": None if parked else seconds_left(summary, now),
-        "stopped": not over and not runs,
-        "jobs_left": 0,
-        "nodes_aside": {
-            n.name: _back_off(n, now, timed=runs) for n in summary.nodes if n.status == "back-off"
-        },
-        "held_jobs": held_jobs(summary, now, timed=runs),
-        "waits_seconds": None if summary.waits_until is None else max(0.0, summary.waits_until - now),
-        "waits_for": [] if parked else [in_words(what, now) for what in summary.waits],
-        "stragglers": dict(summary.stragglers),
+def json_of(one: Shown, folder: Path, now: float) -> dict[str, Any]:
+    """What `status --json` has of an evaluation. `folder`: the evaluation's."""
+    summary = one.summary
+    return summary.model_dump(include=SAME) | {
+        "stage": one.stage,
+        "age_seconds": one.age(now),
+        "eta_seconds": seconds_left(summary, now),
+        "stopped": one.stopped,
+        "jobs_left": one.jobs_left,
+        "nodes_aside": one.back_offs(now),
+        "held_jobs": held_jobs(summary, now, timed=not one.stopped),
+        "waits_seconds": back_in(summary, now),
+        "waits_for": one.waits_for(now),
         "errors": summary.errors,
-        "warnings": list(summary.warnings),
-        "fault": parked.error if parked else summary.fault or None,
-        "scores": [_score(score) for score in summary.main_scores],
-        "failed_jobs": dict(summary.failed_jobs),
-        "trackers": {},
-        "folder": "",
+        "fault": one.fault or None,
+        "scores": [score.model_dump(include=OF_SCORE) for score in summary.main_scores],
+        "trackers": one.trackers,
+        "folder": str(folder),
     }
-
-
-def _score(score: ScoreValue) -> Row:
-    return score.model_dump(include={"task", "metric", "filter", "value", "stderr", "higher_is_better"})
 
 
 def _back_off(node: Node, now: float, *, timed: bool) -> str:
@@ -187,9 +224,9 @@ def about(left: float) -> str:
     return f"about {math.ceil(left)} s" if left < 100 else f"about {seconds(left)}"
 
 
-def all_in_back_off(left: float | None) -> str:
-    """`left`: seconds until the first node returns; None where a node is in use."""
-    return "" if left is None else f"all nodes are in back-off: it waits for {seconds(left)} more"
+def back_in(summary: Summary, now: float) -> float | None:
+    """Seconds until the first node returns, while all are in back-off."""
+    return None if summary.waits_until is None else max(0.0, summary.waits_until - now)
 
 
 def held_jobs(summary: Summary, now: float, *, timed: bool = True) -> dict[str, str]:
@@ -202,8 +239,8 @@ def held_jobs(summary: Summary, now: float, *, timed: bool = True) -> dict[str, 
 
 
 def seconds_left(summary: Summary, now: float) -> float | None:
-    """Predicted seconds until the last score, at least one; None before the plan."""
-    return None if summary.done_at is None else max(1.0, summary.done_at - now)
+    """Predicted seconds until the last score, at least one; None before the plan, and while it is parked."""
+    return None if summary.done_at is None or summary.parked else max(1.0, summary.done_at - now)
 
 
 def ahead_of(evaluation_id: str, turns: Mapping[str, tuple[float, float]]) -> list[str]:
@@ -214,29 +251,17 @@ def ahead_of(evaluation_id: str, turns: Mapping[str, tuple[float, float]]) -> li
     return [f"{other} is served before it" for other in first]
 
 
-def with_turn(waits: Sequence[str], ahead: Sequence[str]) -> list[str]:
-    """What it waits for: the evaluations `ahead` of it, rather than what they have not taken yet."""
-    return [*(what for what in waits if what != NO_SLOT or not ahead), *ahead]
-
-
-def _say_what_is_taken(
-    rows: Sequence[Row], config: Config, own: int, ask_nodes: Callable[[], Sequence[NodeState]]
-) -> None:
-    """Say of each one that has no slot which nodes and GPUs are taken, and the limits of `[borrow]`. `own`: GPUs in use."""
-    found = [row for row in rows if NO_SLOT in row["waits_for"] and not row["stopped"]]
-    if not found:
-        return
+def _say_what_is_taken(found: Iterable[Shown], config: Config, own: int, nodes: Sequence[NodeState]) -> None:
+    """Which nodes and GPUs are taken, and the limits of `[borrow]`. `found`: those without a slot; `own`: GPUs in use."""
     from coordinator.cluster.node_choice import gpus_in_words
     from coordinator.evaluation.footprint import UNKNOWN_NEED, gpu_need
 
-    nodes = ask_nodes()
     said = [gpus_in_words(nodes, own) or NOTHING_FREE]
     if bounds := config.borrow.model_dump(
         include={"max_nodes", "max_gpus", "leave_nodes_free"}, exclude_defaults=True
     ):
         said.append("or [borrow] allows no more: " + ", ".join(f"{k} = {v}" for k, v in bounds.items()))
-    for row in found:
-        record = read_evaluation(EvaluationPaths(Path(row["folder"])))
+    for one in found:
+        record = read_evaluation(EvaluationPaths(config.work_dir / one.summary.evaluation_id))
         need = UNKNOWN_NEED if record is None else gpu_need(record)
-        mine = ", ".join(filter(None, [*said, need.left_out(nodes)]))
-        row["waits_for"] = [mine if what == NO_SLOT else what for what in row["waits_for"]]
+        one.taken = ", ".join(filter(None, [*said, need.left_out(nodes)]))

@@ -17,14 +17,14 @@ from rich.text import Text
 from coordinator.base.signals import Signals
 from coordinator.base.throttle import Throttle
 from coordinator.cli.screen.board import board, show
-from coordinator.cli.screen.live_screen import Shown, Watcher
+from coordinator.cli.screen.live_screen import Watcher
 from coordinator.cli.screen.slurm_answers import queued_daemons, wrapped_daemon
-from coordinator.cli.screen.standing import Row, rows_of
+from coordinator.cli.screen.standing import Shown, shown_of
 from coordinator.cli.screen.surroundings import Surroundings, read_surroundings
 from coordinator.cluster import JobState
 from coordinator.config.schema import Config
 from coordinator.runtime.summaries import Summaries
-from coordinator.runtime.summary import GIVEN_UP, halt_of
+from coordinator.runtime.summary import GIVEN_UP
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths
 
 TICK_SECONDS = 0.5  # between two drawings
@@ -38,7 +38,7 @@ class Sight:
 
     def __init__(self, config: Config, daemon_command: str, only: EvaluationPaths | None) -> None:
         self.only = only
-        self.ended: list[Row] = []
+        self.ended: list[Shown] = []
         self._config = config
         self._summaries = Summaries(config, only.root.name if only else None, LAST)
         self._throttle = Throttle()
@@ -51,12 +51,9 @@ class Sight:
         if self._throttle.due("look", LOOK_SECONDS, now):
             self.around = self._look(now)
         self._summaries.look(now)
-        self.ended = rows_of(self._config, self._summaries.ended, ())
         held = bool(self.around.holder)
-        work = WorkPaths(self._config.work_dir)
-        return [
-            Shown(s, halt_of(s, work.evaluation(s.evaluation_id), held=held)) for s in self._summaries.open
-        ]
+        self.ended = [shown_of(self._config, s, held=held) for s in self._summaries.ended]
+        return [shown_of(self._config, s, held=held) for s in self._summaries.open]
 
     def _look(self, now: float) -> Surroundings:
         work, command = WorkPaths(self._config.work_dir), self._daemon_command
@@ -93,9 +90,8 @@ def watch(config: Config, console: Console, daemon_command: str, only: Evaluatio
             if why:
                 break
             time.sleep(TICK_SECONDS)
-    rows = [*rows_of(config, [v.summary for v in views], ()), *sight.ended] if only else sight.ended
     if only or watcher.draws:  # what it showed below stays on the terminal
-        show(console, [*board(rows, now), *below])
+        show(console, [*board([*(views if only else ()), *sight.ended], now), *below])
     return "" if only else why
 
 
