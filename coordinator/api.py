@@ -72,9 +72,6 @@ def evaluate(
     suite: str | Path | SuiteOptions | None = None,
     *,
     tasks: Sequence[str] | str = (),
-    limit: float | None = None,
-    num_fewshot: int | None = None,
-    batch_size: int | str | None = None,
     step: int | None = None,
     slots: int | None = None,
     shards_per_task: int | None = None,
@@ -91,8 +88,7 @@ def evaluate(
     `checkpoint`: a Hugging Face folder, or a Hub id. `suite`: a shipped suite's name or a suite
     file; `tasks`: tasks of lm-eval instead, a list or "a,b". With neither, `[watch] suite`. A
     `SuiteOptions` as `suite` is in place of all these arguments.
-    `limit`: documents of each task, or a share below 1. `limit`, `num_fewshot`, `batch_size` and
-    `more` (`SuiteSettings`) replace what the suite says. `step`: training step, by default the
+    `more` (`SuiteSettings`, such as `limit=100`) replaces what the suite says. `step`: training step, by default the
     number in the folder's name. `slots`: trials at once, at most. `fresh`: build, ask and score again,
     whatever is there. `config`, `work_dir`: as the
     command line has them; `settings`: dotted key -> value, such as {"cluster.kind": "slurm",
@@ -111,9 +107,7 @@ def evaluate(
     from coordinator.trackers.live import Exporter
 
     _check_counts(slots=slots, shards_per_task=shards_per_task)
-    chosen = one_off.suite_options(
-        suite, tasks, more, limit=limit, num_fewshot=num_fewshot, batch_size=batch_size
-    )
+    chosen = one_off.suite_options(suite, tasks, more)
     followed = follow or Caller(progress)
     known = work_folder.load(
         config, work_dir, {**(settings or {}), **({"cluster.slots": slots} if slots else {})}
@@ -143,7 +137,9 @@ def evaluate(
     else:
         if said := changed_since(record, site):
             followed.say(said)
-        record = _checked(record, known, coordinator, followed, _prepare(chosen, known, config, work_dir))
+        record = _checked(
+            record, known, coordinator, followed, prepare_options(chosen, known, config, work_dir)
+        )
     before = _written_at(paths.results)
     with (
         closing(coordinator),
@@ -191,7 +187,7 @@ def _checked(
     from coordinator.intake.validate import check_cluster, no_answer
     from coordinator.runtime import wiring
 
-    _check_suite(record, settings, follow, prepare)
+    check_suite(record.suite, settings, follow, prepare, record.checkpoint.source, convert=record.convert)
     try:
         record = wiring.at_site(record, wiring.hosting(settings, coordinator.cluster), settings)
     except ClusterError as error:
@@ -201,19 +197,30 @@ def _checked(
     return record
 
 
-def _check_suite(record: EvaluationRecord, settings: Config, aside: Aside, prepare: list[str]) -> None:
-    """Refuse a suite whose tasks or data jobs would not find. At first lm-eval reads thousands of files."""
+def check_suite(
+    suite: SuiteSpec,
+    settings: Config,
+    aside: Aside,
+    prepare: list[str],
+    checkpoint: str | None,
+    *,
+    convert: str | None,
+) -> None:
+    """Refuse a suite whose tasks or data jobs would not find. At first lm-eval reads thousands of files.
+
+    `prepare`: options of `evalspan prepare`; `checkpoint`: its folder, where one is named.
+    """
     from coordinator.doctor.shared_storage import check_shared
     from coordinator.intake.validate import check_tasks, passed_over, prepare_command
 
-    named = record.checkpoint.source
-    fetch = prepare_command(named, prepare, convert=record.convert)
+    fetch = prepare_command(checkpoint or "CHECKPOINT", prepare, convert=convert)
     with aside.busy("asking lm-eval for the suite's tasks"):
-        files = check_tasks(record.suite, from_settings.site_of(settings), fetch)
-    if said := passed_over(record.suite):
+        files = check_tasks(suite, from_settings.site_of(settings), fetch)
+    if said := passed_over(suite):
         aside.say(said)
     if settings.cluster.kind == "slurm":
-        check_shared([str(settings.work_dir), named, *record.suite.include_path, *files])
+        named = [checkpoint] if checkpoint else []
+        check_shared([str(settings.work_dir), *named, *suite.include_path, *files])
 
 
 def prepare(
@@ -221,9 +228,6 @@ def prepare(
     suite: str | Path | SuiteOptions | None = None,
     *,
     tasks: Sequence[str] | str = (),
-    limit: float | None = None,
-    num_fewshot: int | None = None,
-    batch_size: int | str | None = None,
     config: PathLike | None = None,
     work_dir: PathLike | None = None,
     settings: Mapping[str, object] | None = None,
@@ -237,9 +241,7 @@ def prepare(
     """
     from coordinator.intake import request_sets
 
-    chosen = one_off.suite_options(
-        suite, tasks, more, limit=limit, num_fewshot=num_fewshot, batch_size=batch_size
-    )
+    chosen = one_off.suite_options(suite, tasks, more)
     known = work_folder.load(config, work_dir, settings)
     site = from_settings.site_of(known)
     spec = from_settings.settled(known, one_off.suite_of(chosen, known.watch.suite))
@@ -262,9 +264,6 @@ def submit(
     suite: str | Path | SuiteOptions | None = None,
     *,
     tasks: Sequence[str] | str = (),
-    limit: float | None = None,
-    num_fewshot: int | None = None,
-    batch_size: int | str | None = None,
     priority: int = 0,
     step: int | None = None,
     config: PathLike | None = None,
@@ -280,9 +279,7 @@ def submit(
     submission may raise the priority, and it resumes a cancelled evaluation. A suite without a file
     of its own is written below the work folder for the daemon. OperatorError: bad input.
     """
-    chosen = one_off.suite_options(
-        suite, tasks, more, limit=limit, num_fewshot=num_fewshot, batch_size=batch_size
-    )
+    chosen = one_off.suite_options(suite, tasks, more)
     _check_own(settings or {})
     known = work_folder.load(config, work_dir, settings)
     if chosen.changed:  # a member of a group names one of the daemon's suites
@@ -301,7 +298,8 @@ def submit(
         before, paths, _ = find_evaluation(known, record.evaluation_id)
         places.keep(paths, before.record.checkpoint.announced, record.checkpoint.announced)
     else:
-        _check_suite(record, known, aside, _prepare(chosen, known, config, work_dir))
+        fetch = prepare_options(chosen, known, config, work_dir)
+        check_suite(record.suite, known, aside, fetch, record.checkpoint.source, convert=record.convert)
     answer = resubmit.submitted(before, priority)
     if before is None:
         answer = replace(answer, said=changed_since(record, site))
@@ -426,7 +424,7 @@ def _found(settings: Config, evaluation: str) -> Results:
 # --- arguments -------------------------------------------------------------------------------------------------------
 
 
-def _prepare(
+def prepare_options(
     chosen: SuiteOptions, settings: Config, config: PathLike | None, work_dir: PathLike | None
 ) -> list[str]:
     """The options of `evalspan prepare` for this suite."""

@@ -24,12 +24,14 @@ from coordinator.cli.app import (
     stdout,
 )
 from coordinator.cli.lm_eval_flags import LmEvalCommand
-from coordinator.cli.suite_options import INCLUDE_PATH, LIMIT, NUM_FEWSHOT, SUITE, TASKS
+from coordinator.cli.suite_options import takes_suite
 from coordinator.errors import EvalspanError, OperatorError
 
 if TYPE_CHECKING:
     from coordinator.config.schema import Config
+    from coordinator.evaluation.job_specs import Site
     from coordinator.intake.catalogue import Holding
+    from coordinator.intake.one_off import SuiteOptions
     from evaljobs.contract.specs import SuiteSpec
     from evaljobs.lmeval.catalogue import Described
 
@@ -87,8 +89,7 @@ def list_known(
     suites = _suites(settings, suite or [])
     folders = [folder for one in suites.values() for folder in one.include_path]
     folders += [str(folder) for folder in include_path or []]
-    with AtTerminal().busy(f"reading the task files of lm-eval {version}"):
-        own = catalogue.own_tasks(site, version)
+    own = _own_tasks(site, version)
     known = catalogue.with_folders(own, dict.fromkeys(folders))
     groups = {name for name, one in known.items() if one.kind in catalogue.GROUPS}
     names = {"suites": list(suites), "tasks": sorted(known.keys() - groups), "groups": sorted(groups)}
@@ -131,6 +132,13 @@ def _show(
         say_aside(
             "to fetch data: evalspan prepare --suite NAME --tokenizer CHECKPOINT, where there is internet"
         )
+
+
+def _own_tasks(site: Site, version: str) -> dict[str, Described]:
+    from coordinator.intake.catalogue import own_tasks
+
+    with AtTerminal().busy(f"reading the task files of lm-eval {version}"):
+        return own_tasks(site, version)
 
 
 def _suites(settings: Config, files: Sequence[str]) -> dict[str, SuiteSpec]:
@@ -237,12 +245,9 @@ def table(rows: Sequence[tuple[str, ...]], width: int, indent: int = 2) -> Itera
 
 
 @app.command(cls=LmEvalCommand)
+@takes_suite
 def validate(
-    suite: SUITE = None,
-    tasks: TASKS = None,
-    limit: LIMIT = None,
-    num_fewshot: NUM_FEWSHOT = None,
-    include_path: INCLUDE_PATH = None,
+    chosen: SuiteOptions,
     checkpoint: Annotated[
         str | None, typer.Option("--tokenizer", help="Also check this checkpoint: a folder, or a Hub id.")
     ] = None,
@@ -260,25 +265,16 @@ def validate(
 
     evalspan validate --tasks mine --include-path mytasks
     """
-    from coordinator.base.typed import options_of
-    from coordinator.doctor.shared_storage import check_shared
+    from coordinator import api
     from coordinator.intake import catalogue, from_settings, hub, one_off, request_sets
     from coordinator.intake.checkpoint import inspect
-    from coordinator.intake.validate import check_tasks, inspected, judge_for, passed_over, prepare_command
+    from coordinator.intake.validate import inspected, judge_for
 
     settings = settings_of(config, work_dir)
     site = from_settings.site_of(settings)
     version = from_settings.lm_eval_version(settings, site)
     allow_bin = settings.checkpoint.allow_bin
-    chosen = one_off.suite_options(
-        suite if suite or tasks else settings.watch.suite,
-        tasks or (),
-        one_off.SuiteSettings(include_path=tuple(include_path or ())),
-        limit=limit,
-        num_fewshot=num_fewshot,
-        batch_size=None,
-    )
-    loaded = from_settings.settled(settings, one_off.suite_of(chosen))
+    loaded = from_settings.settled(settings, one_off.suite_of(chosen, settings.watch.suite))
     judge_for(loaded, partial(from_settings.judge_options, settings))
     folder, spec, convert = checkpoint, None, None
     if checkpoint is not None:
@@ -287,17 +283,9 @@ def validate(
             spec, convert = inspected(folder, allow_bin=allow_bin, convert=settings.checkpoint.convert)
         else:  # the Hub's: `eval` fetches and checks the weights
             spec = inspect(folder, weights=False)
-    prepare = prepare_command(
-        checkpoint or "CHECKPOINT", [*chosen.words(), *options_of(config, work_dir)], convert=convert
-    )
-    with AtTerminal().busy("asking lm-eval for the suite's tasks"):
-        files = check_tasks(loaded, site, prepare)
-        own = catalogue.own_tasks(site, version())
-    if said := passed_over(loaded):
-        say_aside(said)
-    if settings.cluster.kind == "slurm":
-        named = [spec.source] if spec else []
-        check_shared([str(settings.work_dir), *named, *loaded.include_path, *files])
+    prepare = api.prepare_options(chosen, settings, config, work_dir)
+    api.check_suite(loaded, settings, AtTerminal(), prepare, spec.source if spec else None, convert=convert)
+    own = _own_tasks(site, version())
     held = catalogue.holdings(loaded, own)
     built: dict[str, dict[str, str]] = {}
     if spec is not None and convert is None:  # a raw checkpoint has no tokenizer yet

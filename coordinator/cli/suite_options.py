@@ -15,129 +15,75 @@ import typer
 from coordinator.cli import lm_eval_flags
 
 if TYPE_CHECKING:
-    from coordinator.intake.one_off import SuiteOptions, SuiteSettings
+    from coordinator.intake.one_off import SuiteOptions
 
 ONE_OFF = "What is evaluated"
 LM_EVAL = "As in lm_eval run (underscores work, too)"
 
-SUITE = Annotated[
-    str | None,
-    typer.Option(
-        "--suite",
-        "-s",
-        help="A suite's name, or a suite file (default: \\[watch] suite).",
-        rich_help_panel=ONE_OFF,
-    ),
-]
-TASKS = Annotated[
-    str | None, typer.Option(help="Tasks of lm-eval instead of a suite: a,b.", rich_help_panel=ONE_OFF)
-]
-LIMIT = Annotated[
-    float | None,
-    typer.Option(help="Documents of each task, or a share below 1.", rich_help_panel=ONE_OFF),
-]
-NUM_FEWSHOT = Annotated[
-    int | None, typer.Option(min=0, help="Examples in each prompt.", rich_help_panel=ONE_OFF)
-]
-BATCH_SIZE = Annotated[
-    str | None,
-    typer.Option(help='A number or "auto", in place of the suite\'s.', rich_help_panel=ONE_OFF),
-]
-MODE = Annotated[
-    str | None,
-    typer.Option(
-        metavar="exact|fast",
-        help="lm-eval's digits, or each shared context computed once.",
-        rich_help_panel=ONE_OFF,
-    ),
-]
-TOKEN_BUDGET = Annotated[
-    str | None,
-    typer.Option(help='With mode fast: tokens of a forward pass, or "auto".', rich_help_panel=ONE_OFF),
-]
-GEN_KWARGS = Annotated[
-    list[str] | None,
-    typer.Option(metavar="KEY=VALUE,…", help="Generation settings of each task.", rich_help_panel=LM_EVAL),
-]
-INCLUDE_PATH = Annotated[
-    list[str] | None, typer.Option(help="Folder of task YAMLs.", rich_help_panel=LM_EVAL)
-]
-CHAT = Annotated[
-    str | None,
-    typer.Option(
-        "--apply-chat-template",
-        metavar="[NAME]",
-        help="Render prompts by the tokenizer's chat template.",
-        rich_help_panel=LM_EVAL,
-    ),
-]
-SYSTEM = Annotated[
-    str | None,
-    typer.Option("--system-instruction", help="System message of each prompt.", rich_help_panel=LM_EVAL),
-]
-MULTITURN = Annotated[
-    str | None,
-    typer.Option(
-        "--fewshot-as-multiturn",
-        metavar="[true|false]",
-        help="Few-shot examples as turns of the conversation.",
-        rich_help_panel=LM_EVAL,
-    ),
-]
-SEED = Annotated[str | None, typer.Option(help="One seed for all generators.", rich_help_panel=LM_EVAL)]
+
+def _option(kind: Any, text: str, panel: str, *names: str, **more: Any) -> Any:
+    return Annotated[kind | None, typer.Option(*names, help=text, rich_help_panel=panel, **more)]
 
 
-def suite_options(
-    suite: SUITE = None,
-    tasks: TASKS = None,
-    limit: LIMIT = None,
-    num_fewshot: NUM_FEWSHOT = None,
-    batch_size: BATCH_SIZE = None,
-    mode: MODE = None,
-    token_budget: TOKEN_BUDGET = None,
-    gen_kwargs: GEN_KWARGS = None,
-    include_path: INCLUDE_PATH = None,
-    chat: CHAT = None,
-    system: SYSTEM = None,
-    multiturn: MULTITURN = None,
-    seed: SEED = None,
-) -> SuiteOptions:
-    """What was typed, as the record that `coordinator.api` takes."""
+OPTIONS = {
+    "suite": _option(
+        str, "A suite's name, or a suite file (default: \\[watch] suite).", ONE_OFF, "--suite", "-s"
+    ),
+    "tasks": _option(str, "Tasks of lm-eval instead of a suite: a,b.", ONE_OFF),
+    "limit": _option(float, "Documents of each task, or a share below 1.", ONE_OFF),
+    "num_fewshot": _option(int, "Examples in each prompt.", ONE_OFF, min=0),
+    "batch_size": _option(str, 'A number or "auto", in place of the suite\'s.', ONE_OFF),
+    "mode": _option(
+        str, "lm-eval's digits, or each shared context computed once.", ONE_OFF, metavar="exact|fast"
+    ),
+    "token_budget": _option(str, 'With mode fast: tokens of a forward pass, or "auto".', ONE_OFF),
+    "gen_kwargs": _option(list[str], "Generation settings of each task.", LM_EVAL, metavar="KEY=VALUE,…"),
+    "include_path": _option(list[str], "Folder of task YAMLs.", LM_EVAL),
+    "apply_chat_template": _option(
+        str, "Render prompts by the tokenizer's chat template.", LM_EVAL, metavar="[NAME]"
+    ),
+    "system_instruction": _option(str, "System message of each prompt.", LM_EVAL),
+    "fewshot_as_multiturn": _option(
+        str, "Few-shot examples as turns of the conversation.", LM_EVAL, metavar="[true|false]"
+    ),
+    "seed": _option(str, "One seed for all generators.", LM_EVAL),
+}
+
+
+def suite_options(typed: dict[str, Any]) -> SuiteOptions:
+    """What was typed, option -> value, as the record that `coordinator.api` takes."""
     from coordinator.errors import OperatorError
     from coordinator.intake import one_off
 
+    more = dict(typed)
+    suite, tasks, mode, multiturn = (more.pop(n) for n in ("suite", "tasks", "mode", "fewshot_as_multiturn"))
     if mode not in (None, "exact", "fast"):
         raise OperatorError(f"--mode is exact or fast, not {mode!r}")
-    more: SuiteSettings = {
-        "mode": mode,  # type: ignore[typeddict-item]
-        "token_budget": token_budget,
-        "gen_kwargs": lm_eval_flags.pairs(gen_kwargs, "--gen-kwargs") if gen_kwargs else None,
-        "include_path": tuple(include_path or ()),
-        "apply_chat_template": lm_eval_flags.flag_of(chat),
-        "system_instruction": system,
+    read: Any = {
+        **more,
+        "mode": mode,
+        "gen_kwargs": lm_eval_flags.pairs(typed["gen_kwargs"] or (), "--gen-kwargs") or None,
+        "include_path": typed["include_path"] or (),
+        "apply_chat_template": lm_eval_flags.flag_of(typed["apply_chat_template"]),
         "fewshot_as_multiturn": None if multiturn is None else multiturn.lower() in lm_eval_flags.TRUE,
-        "seed": lm_eval_flags.seed_of(seed),
+        "seed": lm_eval_flags.seed_of(typed["seed"]),
     }
-    return one_off.suite_options(
-        suite, tasks or (), more, limit=limit, num_fewshot=num_fewshot, batch_size=batch_size
-    )
+    return one_off.suite_options(suite, tasks or (), read)
 
 
 def takes_suite(command: Callable[..., None]) -> Callable[..., None]:
-    """`command` with the options of `suite_options` in place of its parameter `chosen`."""
+    """`command` with the options of `OPTIONS` in place of its parameter `chosen`."""
     later = {"SuiteOptions": Any}  # its module takes 0.3 s to import: not for --help
-    options = inspect.signature(suite_options).parameters
+    types = OPTIONS | get_type_hints(command, localns=later, include_extras=True)
     own = inspect.signature(command).parameters
-    types = get_type_hints(suite_options, localns=later, include_extras=True)
-    types |= get_type_hints(command, localns=later, include_extras=True)
 
     @functools.wraps(command)
     def taking(**values: Any) -> None:
-        chosen = suite_options(**{name: values.pop(name) for name in options})
+        chosen = suite_options({name: values.pop(name) for name in OPTIONS})
         command(chosen=chosen, **values)
 
-    parameters = [p for p in own.values() if p.name != "chosen"]
-    parameters[:0] = options.values()
+    parameters = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in OPTIONS]
+    parameters += [p for p in own.values() if p.name != "chosen"]
     taking.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
         [p.replace(annotation=types[p.name], kind=p.KEYWORD_ONLY) for p in parameters]
     )

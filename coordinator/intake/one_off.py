@@ -41,6 +41,9 @@ PathLike = str | Path
 class SuiteSettings(TypedDict, total=False):
     """Settings of a suite that a call may replace; each has the meaning that it has in a suite file."""
 
+    limit: float | None  # documents of each task, or a share below 1
+    num_fewshot: int | None  # examples in each prompt
+    batch_size: int | str | None  # a number, or "auto"
     gen_kwargs: Mapping[str, Any] | None  # generation settings of each task
     include_path: Sequence[PathLike] | PathLike  # folders of task YAMLs, from the current folder
     apply_chat_template: bool | str | None  # True, or a template's name
@@ -101,17 +104,11 @@ class SuiteOptions(Record):
 
 
 def suite_options(
-    suite: PathLike | SuiteOptions | None,
-    tasks: Sequence[str] | str,
-    more: SuiteSettings,
-    *,
-    limit: float | None,
-    num_fewshot: int | None,
-    batch_size: int | str | None,
+    suite: PathLike | SuiteOptions | None, tasks: Sequence[str] | str, more: SuiteSettings
 ) -> SuiteOptions:
     """Arguments of a call as options. `tasks`: names, or "a,b". OperatorError names an argument of another type."""
     if isinstance(suite, SuiteOptions):
-        if tasks or more or (limit, num_fewshot, batch_size) != (None, None, None):
+        if tasks or any(value is not None for value in more.values()):
             raise OperatorError(
                 "suite: a SuiteOptions holds the other settings of the suite: put them into it"
             )
@@ -121,9 +118,6 @@ def suite_options(
         **more,
         "suite": None if suite is None else str(suite),
         "tasks": tuple(tasks.split(",") if isinstance(tasks, str) else tasks) if tasks else (),
-        "limit": limit,
-        "num_fewshot": num_fewshot,
-        "batch_size": batch_size,
         "include_path": tuple(map(str, [folders] if isinstance(folders, PathLike) else folders)),
     }
     try:

@@ -8,7 +8,6 @@ import math
 import os
 import subprocess
 import sys
-from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,7 @@ from coordinator.cli.lm_eval_flags import (
     the_checkpoint,
     trial_settings,
 )
-from coordinator.cli.suite_options import suite_options
+from coordinator.cli.suite_options import OPTIONS, suite_options
 
 EVAL: Any = typer.main.get_command(app).commands["eval"]  # type: ignore[attr-defined]
 
@@ -64,7 +63,7 @@ def read(*words: str) -> dict[str, Any]:
     with EVAL.make_context("eval", list(words)) as context:
         p = context.params
     pretrained, trial = trial_settings(p["model"], p["model_args"], p["device"])
-    chosen = suite_options(**{name: p[name] for name in signature(suite_options).parameters})
+    chosen = suite_options({name: p[name] for name in OPTIONS})
     return {
         "checkpoint": the_checkpoint(p["checkpoint"], pretrained),
         "model_args": {k.removeprefix("trial.model_args."): v for k, v in trial.items() if "args" in k},

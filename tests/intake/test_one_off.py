@@ -177,12 +177,11 @@ def test_only_equal_suites_have_one_file_name(one, other):
 def test_options_are_taken_whole_or_one_by_one():
     """Not both: the one would be lost beside the other."""
     chosen = SuiteOptions(tasks=("arc_easy",), limit=5)
-    none = {"limit": None, "num_fewshot": None, "batch_size": None}
-    assert suite_options(chosen, (), {}, **none) is chosen
-    assert suite_options(None, "arc_easy", {}, **{**none, "limit": 5}) == chosen
+    assert suite_options(chosen, (), {"limit": None}) is chosen
+    assert suite_options(None, "arc_easy", {"limit": 5}) == chosen
     for more in ({"limit": 5}, {"batch_size": "auto"}):
         with pytest.raises(OperatorError, match="holds the other settings"):
-            suite_options(chosen, (), {}, **{**none, **more})
+            suite_options(chosen, (), more)
 
 
 def test_a_broken_yaml_beside_the_suites_tasks_is_named_by_line(tmp_path: Path) -> None:
