@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -95,6 +95,15 @@ def say_aside(text: str) -> None:
 
 def show_json(data: Any) -> None:
     stdout().print_json(json.dumps(data, default=str))
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """OperatorError where the file cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        raise OperatorError(f"{path} cannot be written: {error.strerror or error}") from error
 
 
 def place_of(settings: Config, config: Path | None, work_dir: Path | None) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from coordinator.cli.app import CONFIG, EVALUATION, WORK_DIR, app, say, say_aside, settings_there
+from coordinator.cli.app import CONFIG, EVALUATION, WORK_DIR, app, say, say_aside, settings_there, writing
 from coordinator.cli.terminal import Console
 from coordinator.errors import ExitCode, OperatorError
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths
@@ -242,10 +242,8 @@ def _end_cordon(paths: WorkPaths, node: str) -> bool:
     now = time.time()
     if node not in cordons.read(paths.nodes, now):
         return False
-    try:
+    with writing(paths.nodes):
         cordons.cordon(paths.nodes, [node], now, now)
-    except OSError as error:
-        raise OperatorError(f"{paths.nodes} cannot be written: {error.strerror or error}") from error
     return True
 
 

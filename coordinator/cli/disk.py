@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from coordinator.config.schema import Config
     from coordinator.keeping.inventory import WorkFolder
     from coordinator.keeping.prune import Plan
-    from coordinator.keeping.retention import Keep, Policy, Size
+    from coordinator.keeping.retention import Keep, OnDisk, Policy, Removal, Size
 
 ROWS = 20  # evaluations that `status --disk` lists, without --last
 KEEP: Literal["scores"] = "scores"  # what `status --disk` computes with, where `[retention]` says nothing
@@ -95,23 +95,18 @@ def prune(
 
 def _as_json(made: Plan) -> dict[str, Any]:
     return {
-        "evaluations": [
-            {
-                "evaluation_id": each.evaluation_id,
-                "ended_at": each.ended_at,
-                "parts": each.parts,
-                "files": each.size.files,
-                "bytes": each.size.bytes,
-            }
-            for each in made.removals
-        ],
-        "shared": [
-            {"path": item.path, "kind": item.kind, "files": item.size.files, "bytes": item.size.bytes}
-            for item in made.shared
-        ],
-        "files": made.size.files,
-        "bytes": made.size.bytes,
+        "evaluations": [_evaluation(each) | {"parts": each.parts} for each in made.removals],
+        "shared": [{"path": item.path, "kind": item.kind, **_size(item.size)} for item in made.shared],
+        **_size(made.size),
     }
+
+
+def _size(size: Size) -> dict[str, int]:
+    return {"files": size.files, "bytes": size.bytes}
+
+
+def _evaluation(one: Removal | OnDisk) -> dict[str, Any]:
+    return {"evaluation_id": one.evaluation_id, "ended_at": one.ended_at, **_size(one.size)}
 
 
 def _show_plan(made: Plan, *, done: bool) -> None:
@@ -169,18 +164,9 @@ def show_disk(settings: Config, last: int | None, *, as_json: bool) -> None:
 
 def _disk_json(found: WorkFolder) -> dict[str, Any]:
     return {
-        "files": found.total.files,
-        "bytes": found.total.bytes,
-        "kinds": {k: {"files": s.files, "bytes": s.bytes} for k, s in found.by_kind().items()},
-        "evaluations": [
-            {
-                "evaluation_id": e.evaluation_id,
-                "ended_at": e.ended_at,
-                "files": e.size.files,
-                "bytes": e.size.bytes,
-            }
-            for e in sorted(found.evaluations, key=lambda e: -e.size.bytes)
-        ],
+        **_size(found.total),
+        "kinds": {kind: _size(size) for kind, size in found.by_kind().items()},
+        "evaluations": [_evaluation(e) for e in sorted(found.evaluations, key=lambda e: -e.size.bytes)],
     }
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from coordinator.cli.app import CONFIG, WORK_DIR, app, say
+from coordinator.cli.app import CONFIG, WORK_DIR, app, say, writing
 from coordinator.errors import OperatorError
 
 if TYPE_CHECKING:
@@ -39,10 +39,8 @@ def _save(file: Path, text: str) -> None:
 
     if not file.parent.is_dir():
         raise OperatorError(f"{file}: the folder {file.parent} does not exist")
-    try:
+    with writing(file):
         write_atomic(file, text.encode("utf-8", "replace"))
-    except OSError as error:
-        raise OperatorError(f"{file} cannot be written: {error.strerror or error}") from error
 
 
 @app.command()

@@ -28,6 +28,7 @@ from coordinator.cli.app import (
     settings_there,
     show_json,
     stdout,
+    writing,
 )
 from coordinator.errors import OperatorError
 from evaljobs.contract.paths import WorkPaths
@@ -132,10 +133,8 @@ def _is_typed(context: typer.Context, name: str) -> bool:
 
 
 def _save(path: Path, text: str) -> None:
-    try:
+    with writing(path):
         path.write_text(text + "\n", encoding="utf-8")
-    except OSError as error:
-        raise OperatorError(f"{path} cannot be written: {error.strerror}") from error
     say(f"wrote {path}: `evalspan plan --instance {path}`", err=True)
 
 
@@ -342,10 +341,8 @@ def init(
     named = {"cluster.account": account, "cluster.qos": qos}
     local = "one machine", {"cluster.kind": ("local", "")}
     summary, chosen = _probe_slurm(named) if kind == "slurm" else local
-    try:
+    with writing(path):
         path.write_text(template.default_text(summary, chosen), encoding="utf-8")
-    except OSError as error:
-        raise OperatorError(f"{path} cannot be written: {error.strerror or error}") from error
     _, partitions = chosen.get("cluster.partition", ("", ""))
     say(f"wrote {path}{f' for partition {partitions}' if partitions else ''}")
     options = "" if path == Path("evalspan.toml") else f" --config {shlex.quote(str(path))}"

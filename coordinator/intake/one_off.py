@@ -76,6 +76,11 @@ class SuiteOptions(Record):
     fewshot_as_multiturn: bool | None = None
 
     @property
+    def folders(self) -> list[str]:
+        """Full paths of the folders of task YAMLs."""
+        return [str(Path(folder).expanduser().resolve()) for folder in self.include_path]
+
+    @property
     def changed(self) -> bool:
         """Is it more than the name or file of a suite?"""
         return bool(self.model_dump(exclude={"suite"}, exclude_defaults=True))
@@ -148,7 +153,7 @@ def suite_of(options: SuiteOptions, default: str | None = None) -> SuiteSpec:
 
 
 def _of_tasks(options: SuiteOptions) -> SuiteSpec:
-    folders = [str(Path(folder).expanduser().resolve()) for folder in options.include_path]
+    folders = options.folders
     tasks: list[dict[str, Any]] = []
     shipped = _shipped()
     own = index_of(folders)
@@ -168,11 +173,13 @@ def _changed(suite: SuiteSpec, options: SuiteOptions) -> SuiteSpec:
         return suite
     data = suite.model_dump(mode="json", exclude_none=True)
     data["task"] = [task | _of_a_task(options) for task in data.pop("tasks")]
-    folders = [str(Path(folder).expanduser().resolve()) for folder in options.include_path]
     if options.mode == "exact":
         data.pop("token_budget", None)  # of the suite's fast mode
     data |= _of_a_suite(options)
-    data["include_path"] = [*data["include_path"], *folders]  # of two definitions the later folder's counts
+    data["include_path"] = [
+        *data["include_path"],
+        *options.folders,
+    ]  # of two definitions the later folder's counts
     data["name"] = suite.name + _suffix(options, suite.model_dump(mode="json"))
     return suites.checked(data, _option, None)
 
@@ -251,7 +258,7 @@ def _suffix(options: SuiteOptions, before: Mapping[str, Any]) -> str:
     if chosen is not None and any(task.get("gen_kwargs") != chosen for task in before["tasks"]):
         hidden["gen_kwargs"] = chosen
     if options.include_path and not options.tasks:
-        hidden["include_path"] = [str(Path(folder).expanduser().resolve()) for folder in options.include_path]
+        hidden["include_path"] = options.folders
     digest = hashlib.sha256(json.dumps(hidden, sort_keys=True).encode()).hexdigest()[:6]
     mode = f"-{options.mode}" if (options.mode or "exact") != (before.get("mode") or "exact") else ""
     chat = "-chat" if options.apply_chat_template else ""
