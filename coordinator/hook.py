@@ -333,10 +333,9 @@ def leave(work_dir: str, text: str) -> str:
     with contextlib.suppress(FileExistsError):
         os.mkdir(inbox, 0o700)
     name = f"{time.time_ns()}-{os.uname().nodename}-{os.getpid()}-{next(_numbers)}.json"
-    visible = os.stat(inbox).st_mode & 0o044 | 0o600  # the daemon may read it whatever the umask
-    if os.geteuid() == 0:  # the folder's mode keeps it from others
-        visible |= 0o044
-    _write(os.path.join(inbox, name), text, visible)
+    # the daemon may read it whatever the umask, also what root leaves: the folder's mode keeps it from others
+    shown = 0o044 if os.geteuid() == 0 else os.stat(inbox).st_mode & 0o044
+    _write(os.path.join(inbox, name), text, shown | 0o600)
     return os.path.join(inbox, name)
 
 

@@ -18,7 +18,7 @@ from coordinator.intake import inbox, pending, resubmit
 from coordinator.intake.suites import load_suite
 from coordinator.intake.work_folder import refuse_guest
 from coordinator.runtime.journal import Journal
-from coordinator.runtime.summaries import Summaries, find_folder
+from coordinator.runtime.summaries import find_folder
 from coordinator.runtime.summary import ended, read_evaluation, read_summary
 from coordinator.runtime.work_lock import WorkLock, is_daemon
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths
@@ -145,10 +145,6 @@ def has_ended(settings: Config, submission: Submission) -> bool:
     folder = paths.evaluation(submission.evaluation_id)
     unread = any(Path(file).exists() for file in submission.sent)  # first: the daemon removes them last
     found = read_summary(folder)
-    if found is None and not unread:  # a coordinator was killed before it wrote one: the journal says it
-        follows = Summaries(settings, submission.evaluation_id)
-        follows.look(0.0)
-        found = next(iter([*follows.ended, *follows.open]), None)
     if found is not None and found.ended_at is not None:
         return found.journal_bytes != submission.ended_bytes
     if unread:

@@ -34,6 +34,7 @@ def looking_at(state: State, folder: Path) -> Running:
     running.state, running.paths, running.snapshot = state, EvaluationPaths(folder), None
     running._consumed, running._paces, running._outcomes_read = {}, {}, set()
     running._throttle, running._outcomes = Throttle(), Listing(running.paths.outcomes)
+    running._failed = {}
     return running
 
 
