@@ -51,6 +51,11 @@ def _said_by(key: str) -> str:
     return "--model-args" if key.startswith(f"{MODEL_ARGS}.") else OPTIONS.get(key, f"settings {key!r}")
 
 
+def _in_defaults(_location: toml.Location) -> str:
+    """Where a setting stands that nothing sets."""
+    return "the defaults"
+
+
 def load(
     path: Path | None, environ: Mapping[str, str], overrides: Mapping[str, object] | None = None
 ) -> Config:
@@ -62,7 +67,7 @@ def load(
     """
     file = find(path, environ)
     data: dict[str, Any] = {"work_dir": Config.model_fields["work_dir"].default}
-    in_file: toml.Where = lambda _location: "the defaults"  # noqa: E731 (replaced just below)
+    in_file: toml.Where = _in_defaults
     if file is not None:
         read, text = toml.read(file)
         in_file = toml.in_file(file, text)

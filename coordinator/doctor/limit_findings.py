@@ -239,7 +239,8 @@ def _judge_together(what: str, text: str, case: Case) -> Finding:
 def _asks(case: Case, node: int, beside: int) -> str:
     trials = f"{case.lanes} trials" if case.lanes > 1 else "a trial"
     stage = "a precursor without its weights" if case.limit.what == "mem" else "a precursor"
-    jobs = [name for kind, name in (("stage", stage), ("trial", trials)) if case.jobs.get(kind)]  # type: ignore[call-overload]
+    named: dict[Purpose, str] = {"stage": stage, "trial": trials}
+    jobs = [name for kind, name in named.items() if case.jobs.get(kind)]
     if case.facts.hosting:
         jobs = [f"one job with {trials}"]
     workers = "a metric worker takes" if case.workers == 1 else f"{case.workers} metric workers take"

@@ -87,16 +87,21 @@ class Sheet:
         if self._title:
             yield Text(self._title, style="bold")
         for sheet in (self, *([self._turned()] if self._turns else [])):
-            least = sheet._least(console, options)  # noqa: SLF001 (a sheet of its own)
-            for without in sheet._without:  # noqa: SLF001
-                kept = {i: width for i, width in least.items() if sheet._heads[i] not in without}  # noqa: SLF001
-                if (
-                    sum(kept.values()) + 2 * (len(kept) - 1) <= options.max_width
-                ):  # two blanks between columns
-                    yield sheet._table(kept)  # noqa: SLF001
-                    return
+            if (table := sheet.fitting(console, options)) is not None:
+                yield table
+                return
         for cells, style in self._rows:
             yield from self._lines(cells, style)
+
+    def fitting(self, console: Console, options: ConsoleOptions) -> Table | None:
+        """The table with the most columns that fit; None where none does."""
+        least = self._least(console, options)
+        for without in self._without:
+            kept = {i: width for i, width in least.items() if self._heads[i] not in without}
+            blanks = 2 * (len(kept) - 1)  # between columns
+            if sum(kept.values()) + blanks <= options.max_width:
+                return self._table(kept)
+        return None
 
     def _least(self, console: Console, options: ConsoleOptions) -> dict[int, int]:
         """Column that holds anything -> its least width."""

@@ -34,15 +34,7 @@ MOST_BYTES = 64 * 1024  # of a summary
 CUTS = (200, 60, 20, 5)  # members that its lists keep where it would be larger: the first that suffices
 CUT_TEXT = 200  # characters of an error then
 WARNINGS = 5  # of a summary: the last ones
-CAUSES = (
-    "infer",
-    "imports",
-    "load",
-    "warm",
-    "dump",
-    "wait",
-    "other",
-)  # of GPU seconds, as `report.gpu_use` has them
+CAUSES = ("infer", "imports", "load", "warm", "dump", "wait", "other")  # of GPU seconds: fields of `GpuUse`
 GIVEN_UP = "given up"  # only `retry` brings it back
 NOTHING_FREE = "nothing that it could run on is free"
 NO_SLOT = f"{NOTHING_FREE} (`evalspan status` says what is used)"
@@ -283,7 +275,7 @@ def read_summary(paths: EvaluationPaths) -> Summary | None:
 def read_file(root: str) -> Summary | None:
     """The valid summary in the folder of an evaluation; None without one. For thousands: it makes no paths."""
     try:
-        with open(f"{root}/status.json", "rb") as file:  # noqa: PTH123 (as above)
+        with open(f"{root}/status.json", "rb") as file:  # noqa: PTH123 (it makes no paths)
             found = Summary.model_validate_json(file.read())
         if found.ended_at is None:
             counts = found.journal_format == JOURNAL_FORMAT

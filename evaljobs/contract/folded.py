@@ -21,10 +21,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import IO
 
-_HEADER_BYTES, _LENGTHS_AT = (
-    30,
-    26,
-)  # of a member: its header; in it, lengths of its name and of its extra field
+_HEADER_BYTES = 30  # of a member
+_LENGTHS_AT = 26  # in the header: lengths of the member's name and of its extra field
 
 
 def archive_of(root: Path) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +22,7 @@ from coordinator.cluster.sbatch_text import (
     quote,
     sbatch_arguments,
 )
-from coordinator.config.checks import RESERVED, check_extra_args
+from coordinator.config.checks import RESERVED, check_extra_args, check_gpu_request
 
 # Any bytes but NUL, as Python holds file names; the odd ones often.
 WORDS = st.one_of(
@@ -228,6 +229,8 @@ def test_an_option_that_the_coordinator_needs_is_no_extra_argument(option: str) 
     for words in long if len(option) > 1 else short:
         with pytest.raises(ValueError, match="options of sbatch but for -"):
             check_extra_args(tuple(words))
+        with pytest.raises(ValueError, match="options of sbatch but for -"):
+            check_gpu_request(shlex.join(["--gres=gpu:{n}", *words]))
 
 
 @pytest.mark.parametrize(

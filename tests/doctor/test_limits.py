@@ -150,6 +150,12 @@ def test_a_rule_of_the_site_is_found_with_what_to_do(
     assert not found or says in f"{found.found} -> {found.todo}"
 
 
+def test_a_limit_on_what_no_job_asks_for_is_passed_over() -> None:
+    """Such as billing: sites name resources of their own."""
+    found = judged(accounting=accounting(least="billing=10,gres/shard=1"))
+    assert not [what for what in found if "billing" in what or "shard" in what]
+
+
 def test_a_job_that_hosts_trials_keeps_a_limit_on_each_job_with_fewer_of_them() -> None:
     settings = {"stage": {"host_trials": True}}
     found = judged(settings, accounting=accounting(a_job="cpu=5"))["MaxTRES cpu"]

@@ -150,6 +150,34 @@ def test_a_reader_finds_every_file_while_it_is_archived(paths: EvaluationPaths) 
     assert not paths.samples.exists()
 
 
+def test_a_reader_of_an_archive_that_is_replaced_meanwhile_has_the_files_bytes(
+    paths: EvaluationPaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has opened the old archive and lists the new one, in which members lie elsewhere."""
+    assert archive_ended(paths, most=0)
+    expected = contents(paths)
+    file = next(f for f in expected if f.startswith("responses/"))
+    listed = folded._read_members
+    replaced = []
+
+    def late(archive: Path, *stamp: int) -> object:
+        if not replaced:
+            replaced.append(archive)
+            with zipfile.ZipFile(archive) as old:
+                members = [(info, old.read(info)) for info in old.infolist()]
+            with zipfile.ZipFile(f"{archive}.new", "w") as new:
+                for info, data in [*members[::-1]]:
+                    new.writestr(info, data)
+            Path(f"{archive}.new").replace(archive)
+        return listed(archive, *stamp)
+
+    late.cache_clear = listed.cache_clear  # type: ignore[attr-defined]
+    monkeypatch.setattr(folded, "_read_members", late)
+    listed.cache_clear()
+    assert folded.read_bytes(paths.root / file) == expected[file]
+    assert replaced
+
+
 def test_what_is_open_is_not_archived(paths: EvaluationPaths) -> None:
     """Neither one that a coordinator has resumed, nor one that is not known to have ended."""
     journal = Journal(paths.journal)

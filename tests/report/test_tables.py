@@ -56,6 +56,14 @@ def test_a_sheet_has_each_cell_whole_and_fits(
             assert all(word in joined for word in part.split()), text
 
 
+def test_a_long_name_among_figures_is_whole() -> None:
+    """It stands on a line of its own, which is indented."""
+    sheet = Sheet("", "", "figure")
+    sheet.add("stages", Parts("12 s", "mmlu_professional_psychology/acc,none"))
+    for width in range(50, 70):
+        assert "mmlu_professional_psychology/acc,none" in printed(width, sheet)
+
+
 def test_a_narrow_terminal_has_fewer_columns_and_then_lines() -> None:
     sheet = Sheet("", "name", "first", "second", without=[["first"]])
     sheet.add("a" * 10, "b" * 10, "c" * 10)

@@ -33,6 +33,7 @@ from evaljobs.sandbox import (
 )
 from evaljobs.sandbox.cli import main
 from evaljobs.sandbox.code_eval import CodeEval, estimate_pass_at_k, plain_program
+from evaljobs.sandbox.isolation import kernel
 from evaljobs.sandbox.isolation.lane import ENVIRONMENT, Lane
 
 pytestmark = pytest.mark.skipif(best_level() is Level.RLIMITS, reason="no level holds hostile programs here")
@@ -329,3 +330,10 @@ def test_a_program_key_names_exactly_one_run() -> None:
         len({program_key(*run) for run in (("a", "b", 3), ("ab", "", 3), ("a", "b", 4), ("", "ab", 3))}) == 4
     )
     assert program_key("a", "b", 3) == "dc7f95cf706fc3bae9c78661c9627ca56bd47e8ea282d701fb10609740698c93"
+
+
+def test_a_landlock_that_lets_files_be_emptied_holds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before Linux 6.2 a file that is opened for reading can be truncated."""
+    monkeypatch.setattr(kernel, "call", lambda *_: 2)  # the version of Landlock
+    with pytest.raises(OSError, match=r"6\.2"):
+        kernel.landlock_ruleset([], [])

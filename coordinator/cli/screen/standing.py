@@ -33,20 +33,9 @@ if TYPE_CHECKING:
 
 ROWS = 20  # shown by default
 SAME = {  # fields of a summary that `status --json` has as they are
-    *(
-        "evaluation_id",
-        "suite",
-        "mode",
-        "step",
-        "checkpoint",
-        "shards_done",
-        "shards",
-        "trials",
-        "scored",
-        "entries",
-    ),
-    *("accepted_at", "ended_at", "makespan_seconds", "stragglers", "warnings", "failed_jobs"),
-}
+    "evaluation_id", "suite", "mode", "step", "checkpoint", "shards_done", "shards", "trials", "scored", "entries",
+    "accepted_at", "ended_at", "makespan_seconds", "stragglers", "warnings", "failed_jobs",
+}  # fmt: skip
 OF_SCORE = {"task", "metric", "filter", "value", "stderr", "higher_is_better"}
 
 
