@@ -115,9 +115,8 @@ def open_member(path: Path) -> IO[bytes]:
             file = stack.enter_context(archive.open("rb"))
             there = os.fstat(file.fileno())
             listed = _read_members(archive, there.st_ino, there.st_mtime_ns, there.st_size)
-            if not os.path.samestat(
-                archive.stat(), there
-            ):  # replaced meanwhile: the list may be of the new one
+            # replaced meanwhile: the list may be of the new one
+            if not os.path.samestat(archive.stat(), there):
                 _read_members.cache_clear()
                 return open_member(path)
             if (info := listed.get(prefix + path.name)) is None:
