@@ -60,7 +60,7 @@ def test_a_long_name_among_figures_is_whole() -> None:
     """It stands on a line of its own, which is indented."""
     sheet = Sheet("", "", "figure")
     sheet.add("stages", Parts("12 s", "mmlu_professional_psychology/acc,none"))
-    for width in range(50, 70):
+    for width in range(41, 70):
         assert "mmlu_professional_psychology/acc,none" in printed(width, sheet)
 
 
