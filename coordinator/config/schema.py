@@ -122,7 +122,7 @@ class TrialConfig(Record):
     """lm-eval's name of the engine: "hf" or "vllm"; "sglang" is passed to lm-eval, not tested here"""
     mode: Mode = "exact"
     """mode of suites without one; "fast": hf computes each shared context once
-    (docs/evaluating/fast-mode.md)"""
+    (docs/evaluating/exact-and-fast.md)"""
     model_args: Annotated[dict[str, Any], AfterValidator(check_model_args)] = Field({})
     """lm-eval's --model_args, e.g. { dtype = "bfloat16" }"""
     gpus_per_trial: Positive = 1
@@ -340,7 +340,7 @@ class TrackersConfig(Record):
 
 
 class RetentionConfig(Record):
-    """What the daemon keeps of evaluations that ended `older_than` ago; scores and journals always (docs/operations/retention.md)."""
+    """What the daemon keeps of evaluations that ended `older_than` ago; scores and journals always (docs/site/disk.md)."""
 
     keep: Literal["scores", "responses"] | None = example("scores")
     """what stays: "scores" alone, or "responses" and samples too; default: nothing goes"""

@@ -1,5 +1,5 @@
 """Whole evaluations while faults strike at seeded moments; `scripts/chaos daemon` and `scripts/chaos metrics` are campaigns of
-their own, each with its --help. docs/chaos.md explains all three.
+their own, each with its --help. docs/benchmarks.md has their laws and figures.
 
 Exit status 0: every run gave the same scores and left nothing; 1: one did not; 2: it cannot be run here.
 """

@@ -1,7 +1,7 @@
 """What can go wrong, each as one function that breaks a thing and, where it is mended, mends it again; and who strikes when.
 
 Rule: a fault strikes once its moment has come and what it needs is there; one that never finds it is "missed", which is
-no pass. Numbers are those of docs/chaos.md.
+no pass. Numbers are those of docs/benchmarks.md.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A few of the campaign's faults, some at once, each at one seeded moment (all of them: scripts/chaos, docs/chaos.md)."""
+"""A few of the campaign's faults, some at once, each at one seeded moment (all of them: scripts/chaos, docs/benchmarks.md)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The smallest campaign of `scripts/chaos metrics` (docs/chaos.md has a large one's figures)."""
+"""The smallest campaign of `scripts/chaos metrics` (docs/benchmarks.md has a large one's figures)."""
 
 from __future__ import annotations
 
