@@ -2,16 +2,15 @@
 
 Rule: `State.index` is a function of the other parts, and this module alone writes it, with the sets of live jobs and
 trials. A subject that changes a job, a node, an entry or a leaf task files it again, so that no event looks at all that
-was ever run. `validate` recounts everything. Called from: every subject; `validate` from tests.
+was ever run. Called from: every subject; `tests/support/simulated/invariants.py` recounts everything.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import fields, replace
 from typing import TypeVar
 
-from coordinator.evaluation.state import EntryState, Index, JobInfo, LeafState, NodeUse, Phase, State, Trial
+from coordinator.evaluation.state import EntryState, JobInfo, LeafState, NodeUse, State, Trial
 from evaljobs.contract.names import LaneId
 
 K = TypeVar("K", bound=Hashable)
@@ -173,83 +172,3 @@ def _file_executable(state: State, leaf: LeafState) -> None:
         state.index.executable[leaf.name] = leaf
     else:
         state.index.executable.pop(leaf.name, None)
-
-
-# --- from nothing ----------------------------------------------------------------------------------------------------------
-
-
-def recounted(state: State) -> Index:
-    """The index of this state, made anew; the state itself is only read."""
-    copy = replace(state, index=Index(), jobs=replace(state.jobs, live=set()))
-    for trial in state.trials.by_name.values():
-        copy.index.lane_trials[trial.lane] = copy.index.lane_trials.get(trial.lane, 0) + 1
-        if trial.name in state.trials.live:
-            _put(copy.index.lanes, LaneId.parse(trial.lane).node, trial.name, trial.lane)
-    for info in state.jobs.by_name.values():
-        file_job(copy, info)
-    for node in state.nodes.by_name.values():
-        file_node(copy, node)
-    for leaf in state.shards.leaves.values():
-        file_leaf(copy, leaf)
-    for entry in state.entries:
-        file_entry(copy, entry)
-    return copy.index
-
-
-def validate(state: State) -> None:
-    """Every invariant of the state, recounted; AssertionError names the first that does not hold. For tests."""
-    _validate_shards(state)
-    _validate_jobs(state)
-    _validate_nodes(state)
-    again = recounted(state)
-    for part in fields(Index):
-        kept, made = getattr(state.index, part.name), getattr(again, part.name)
-        assert kept == made, f"index.{part.name} is not what is counted"
-    _validate_ending(state)
-
-
-def _validate_shards(state: State) -> None:
-    todo = sum(1 for s in state.shards.by_name.values() if s.frame is None and not s.quarantined)
-    assert state.shards.todo == todo, f"todo is {state.shards.todo}, counted {todo}"
-    for task, leaf in state.shards.leaves.items():
-        missing = sum(1 for s in leaf.planned.shards if state.shards.by_name[s].frame is None)
-        assert leaf.todo == missing, f"{task}: todo is {leaf.todo}, counted {missing}"
-        at_once = leaf.planned.executes_at_once
-        ahead = leaf.executes - leaf.executed
-        assert not at_once or ahead <= at_once + 1, f"{task}: {ahead} jobs for a judge that takes {at_once}"
-        held = [e.index for e in state.entries if task in e.leaves.values()]
-        assert sorted(leaf.entries) == held, f"{task} serves {leaf.entries}, and entries {held} have it"
-    open_ = {n for n, m in state.scoring.metrics.items() if not m.done}
-    assert state.scoring.outstanding == open_, "outstanding metric jobs"
-
-
-def _validate_jobs(state: State) -> None:
-    jobs = state.jobs
-    assert jobs.live == {n for n, j in jobs.by_name.items() if j.live}, "live jobs"
-    assert all(jobs.by_name[n].phase == "intended" for n in jobs.held), f"held jobs {sorted(jobs.held)}"
-    for name, trial in state.trials.live.items():
-        info = jobs.by_name[trial.job]
-        assert info.live, f"{name} lives in the ended job {trial.job}"
-        assert info.trials[trial.member] == name, f"{name} is not member {trial.member} of {trial.job}"
-        assert state.trials.by_name[name] is trial, f"{name} has two records"
-
-
-def _validate_nodes(state: State) -> None:
-    nodes = state.nodes
-    assert all(node.lanes > 0 for node in nodes.by_name.values()), "a node in use without lanes"
-    assert nodes.by_name.keys().isdisjoint(nodes.prefetches), "a node is in use and prefetched"
-
-
-def _validate_ending(state: State) -> None:
-    for entry in state.entries:
-        if entry.status == "scored":
-            assert entry.result_file, f"{entry.name} is scored without a result file"
-            leaves = [state.shards.leaves[name] for name in entry.leaves.values()]
-            assert all(leaf.todo == 0 for leaf in leaves), f"{entry.name} is scored in part"
-    ending = state.ending
-    assert (ending.phase == Phase.ENDED) is (ending.ended_at is not None), "ended without its time"
-    assert ending.phase != Phase.CLOSING or ending.reason or ending.cancelled, "closing without a reason"
-    if ending.phase >= Phase.WRITING:
-        assert all(e.terminal for e in state.entries), "results with entries open"
-    if ending.phase == Phase.ENDED:
-        assert not state.jobs.live, f"ended with live jobs {sorted(state.jobs.live)}"

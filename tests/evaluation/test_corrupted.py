@@ -9,6 +9,7 @@ from pathlib import Path
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.simulated.invariants import validate
 from support.simulated.parts import SITE, Faults
 from support.simulated.world import World
 from support.written import framed, head_of
@@ -19,7 +20,6 @@ from coordinator.evaluation import actions as do
 from coordinator.evaluation import events as ev
 from coordinator.evaluation import job_specs, shards
 from coordinator.evaluation import step as machine
-from coordinator.evaluation.indexes import validate
 from coordinator.evaluation.state import State
 from coordinator.runtime.runner import Running
 from evaljobs.contract.outcomes import Failed, ShardResponses

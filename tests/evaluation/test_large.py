@@ -8,13 +8,13 @@ from types import FrameType
 from typing import Any
 
 import pytest
+from support.simulated.invariants import recounted
 from support.simulated.large import Large, plain_step
 from support.simulated.parts import Faults, record
 from support.simulated.world import World, replay
 
 from coordinator.evaluation import actions as do
 from coordinator.evaluation import events as ev
-from coordinator.evaluation.indexes import recounted
 from coordinator.evaluation.state import State
 
 

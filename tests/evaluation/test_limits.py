@@ -6,11 +6,12 @@ from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
+from support.simulated.invariants import recounted
 from support.simulated.parts import SITE, Faults, record
 from support.simulated.world import World
 
 from coordinator.evaluation import events as ev
-from coordinator.evaluation import indexes, nodes
+from coordinator.evaluation import nodes
 from coordinator.evaluation import step as machine
 from coordinator.evaluation.job_specs import worker_job
 from coordinator.evaluation.state import NodeUse, Trial
@@ -25,7 +26,7 @@ def state_of(work: float, load: float, lanes: int, most: int, attempt: int = 0):
     state.nodes.by_name = {"n1": NodeUse(name="n1", lanes=lanes, status="ready")}
     for number in range(attempt):
         state.trials.by_name[f"t{number}"] = Trial(name=f"t{number}", job="j", member=0, lane="n1/0")
-    state.index = indexes.recounted(state)
+    state.index = recounted(state)
     return state
 
 

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.fake_cluster import FakeCluster, fake_node
 from support.loops import coordinator_on
+from support.simulated.invariants import validate
 from support.simulated.parts import SITE, Faults, record
 from support.simulated.world import World
 
@@ -18,7 +19,6 @@ from coordinator.cluster import JobState
 from coordinator.evaluation import actions as do
 from coordinator.evaluation import events as ev
 from coordinator.evaluation import step as machine
-from coordinator.evaluation.indexes import validate
 from coordinator.evaluation.state import State
 from coordinator.runtime import detect
 from evaljobs.contract.outcomes import Built

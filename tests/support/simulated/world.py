@@ -16,13 +16,13 @@ from coordinator.cluster import Job
 from coordinator.evaluation import actions as do
 from coordinator.evaluation import events as ev
 from coordinator.evaluation import step as machine
-from coordinator.evaluation.indexes import validate
 from coordinator.evaluation.job_specs import metric_spec, specs_of
 from coordinator.evaluation.records import EvaluationRecord
 from coordinator.evaluation.state import State
 from coordinator.runtime import detect
 from evaljobs.contract.names import ShardId
 from support.simulated.cluster import Cluster, Odd
+from support.simulated.invariants import validate
 from support.simulated.parts import SITE, FakeJob, FakeMember, Faults, planned, record
 
 VAGUE = "RuntimeError: CUDA error: an illegal memory access was encountered"
