@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from coordinator.base.isolate import LoopGuard
 from coordinator.config.schema import Config
-from coordinator.keeping.housekeeping import Housekeeper, code_of
+from coordinator.keeping.housekeeping import Housekeeper
 from coordinator.monitor.watch import Monitor
 from coordinator.runtime.loop import Coordinator
 from coordinator.runtime.summary import Summary
@@ -23,7 +23,7 @@ class Beside:
     def __init__(self, settings: Config, coordinator: Coordinator) -> None:
         self._coordinator = coordinator
         self._exporter = Exporter(settings)
-        self._housekeeper = Housekeeper(settings, code_of(settings, coordinator.performer.site.trial_env))
+        self._housekeeper = Housekeeper(settings)
         self._monitor = Monitor(settings)
         self._guard = LoopGuard(log)
 

@@ -14,35 +14,31 @@ from coordinator.errors import EvalspanError, OperatorError
 from evaljobs.contract.paths import WorkPaths
 
 if TYPE_CHECKING:
-    from coordinator.config.schema import Config
-    from coordinator.keeping.inventory import WorkFolder
-    from coordinator.keeping.prune import Plan
-    from coordinator.keeping.retention import Keep, OnDisk, Policy, Removal, Size
+    from coordinator.config.schema import Config, RetentionConfig
+    from coordinator.keeping.retention import OnDisk, Size, WorkFolder
 
 ROWS = 20  # evaluations that `status --disk` lists, without --last
-KEEP: Literal["scores"] = "scores"  # what `status --disk` computes with, where `[retention]` says nothing
+KEEP = "scores"  # what `status --disk` computes with, where `[retention]` says nothing
 
 
-def _policy(settings: Config, keep: Keep, older_than: str) -> Policy:
-    from coordinator.config.checks import age_seconds
-    from coordinator.keeping.retention import Policy
+def _policy(settings: Config, keep: str, older_than: str) -> RetentionConfig:
+    from coordinator.config.checks import check_age
 
     try:
-        seconds = age_seconds(older_than)
+        check_age(older_than)
     except ValueError as error:
         raise OperatorError(f"--older-than {older_than}: {error}") from error
-    return Policy(keep=keep, older_than_seconds=seconds, baselines=settings.retention.baselines)
+    return settings.retention.model_copy(update={"keep": keep, "older_than": older_than})
 
 
 def _code(settings: Config) -> str | None:
     """The code folder of jobs; None while a coordinator runs, perhaps of another version: it clears its own."""
-    from coordinator.intake.from_settings import site_of
-    from coordinator.keeping.housekeeping import code_of
+    from coordinator.intake.from_settings import code_of
     from coordinator.runtime.work_lock import WorkLock
 
     if WorkLock(WorkPaths(settings.work_dir).lock).held():
         return None
-    return code_of(settings, site_of(settings).trial_env)
+    return code_of(settings)
 
 
 @app.command()
@@ -75,13 +71,14 @@ def prune(
     evalspan prune --keep scores --older-than 8w --yes
     """
     from coordinator.keeping.inventory import read_work_folder
-    from coordinator.keeping.prune import carry_out, plan
+    from coordinator.keeping.prune import carry_out
+    from coordinator.keeping.retention import going
 
     if yes and dry_run:
         raise OperatorError("say --yes or --dry-run")
     settings = settings_there(config, work_dir)
     work, policy, now = WorkPaths(settings.work_dir), _policy(settings, keep, older_than), time.time()
-    made = plan(read_work_folder(work), policy, now, code=_code(settings))
+    made = going(read_work_folder(work), policy, now, code=_code(settings))
     left = {name: why for name, why in carry_out(work, made, policy, now) if why} if yes else {}
     if as_json:
         show_json({"schema_version": 1, "removed": yes, "left": left, **_as_json(made)})
@@ -93,9 +90,9 @@ def prune(
         raise EvalspanError(f"{work.root} is another user's work folder: ask that user to prune it")
 
 
-def _as_json(made: Plan) -> dict[str, Any]:
+def _as_json(made: WorkFolder) -> dict[str, Any]:
     return {
-        "evaluations": [_evaluation(each) | {"parts": each.parts} for each in made.removals],
+        "evaluations": [_evaluation(each) | {"parts": list(each.parts)} for each in made.evaluations],
         "shared": [{"path": item.path, "kind": item.kind, **_size(item.size)} for item in made.shared],
         **_size(made.size),
     }
@@ -105,17 +102,17 @@ def _size(size: Size) -> dict[str, int]:
     return {"files": size.files, "bytes": size.bytes}
 
 
-def _evaluation(one: Removal | OnDisk) -> dict[str, Any]:
+def _evaluation(one: OnDisk) -> dict[str, Any]:
     return {"evaluation_id": one.evaluation_id, "ended_at": one.ended_at, **_size(one.size)}
 
 
-def _show_plan(made: Plan, *, done: bool) -> None:
-    for removal in made.removals:
+def _show_plan(made: WorkFolder, *, done: bool) -> None:
+    for removal in made.evaluations:
         goes = f"{', '.join(removal.parts)}: {_in_words(removal.size)}"
-        say(f"{removal.evaluation_id}, ended {_day(removal.ended_at)}: {goes}")
+        say(f"{removal.evaluation_id}, ended {_day(removal.ended_at or 0.0)}: {goes}")
     for item in made.shared:
         say(f"{item.path}: {item.kind}, {_in_words(item.size)}")
-    if not made.removals and not made.shared:
+    if not made.evaluations and not made.shared:
         say("nothing is to be removed")
     elif done:
         say(f"removed: {_in_words(made.size)}")
@@ -138,12 +135,12 @@ def _day(at: float) -> str:
 def show_disk(settings: Config, last: int | None, *, as_json: bool) -> None:
     """Print what the work folder takes by kind and by evaluation, the largest first, and what `prune` would free."""
     from coordinator.keeping.inventory import read_work_folder
-    from coordinator.keeping.prune import plan
+    from coordinator.keeping.retention import going
 
     section = settings.retention
     policy = _policy(settings, section.keep or KEEP, section.older_than)
     found = read_work_folder(WorkPaths(settings.work_dir))
-    freed = plan(found, policy, time.time(), code=_code(settings))
+    freed = going(found, policy, time.time(), code=_code(settings))
     command = f"evalspan prune --keep {policy.keep} --older-than {section.older_than}"
     if as_json:
         show_json(
@@ -158,13 +155,13 @@ def show_disk(settings: Config, last: int | None, *, as_json: bool) -> None:
         _table("evaluation", rows)
     if len(largest) > most:
         say(f"{len(largest) - most} smaller evaluations are left out: --last N shows more")
-    say(f"{settings.work_dir}: {_in_words(found.total)}")
+    say(f"{settings.work_dir}: {_in_words(found.size)}")
     say(f"`{command}` would free {_in_words(freed.size)}")
 
 
 def _disk_json(found: WorkFolder) -> dict[str, Any]:
     return {
-        **_size(found.total),
+        **_size(found.size),
         "kinds": {kind: _size(size) for kind, size in found.by_kind().items()},
         "evaluations": [_evaluation(e) for e in sorted(found.evaluations, key=lambda e: -e.size.bytes)],
     }

@@ -108,6 +108,11 @@ def site_of(config: Config) -> Site:
     )
 
 
+def code_of(config: Config) -> str | None:
+    """Name of the folder of the code that jobs run; None where they run the installed one."""
+    return _code_folder(config).name if _is_foreign(config) else None
+
+
 def _code_folder(config: Config) -> Path:
     """A copy of the node-side packages, for an interpreter without them; made once for each content of theirs.
 

@@ -14,10 +14,10 @@ from pathlib import Path
 
 from coordinator.base.aside import Aside
 from coordinator.base.throttle import Throttle
-from coordinator.config.schema import Config
+from coordinator.config.schema import Config, RetentionConfig
+from coordinator.intake.from_settings import code_of
 from coordinator.keeping.archive import archive_all
 from coordinator.keeping.prune import prune_now
-from coordinator.keeping.retention import Policy
 from coordinator.report.render import size as in_words
 from evaljobs.contract.paths import WorkPaths
 from evaljobs.contract.specs import Record
@@ -31,31 +31,12 @@ NICE = 10  # of the process: evaluations go first
 
 
 class Job(Record):
-    """Input of the process. `ended`: ids of evaluations to archive, None: all; `code`: as of `retention.unused`."""
+    """Input of the process. `ended`: ids of evaluations to archive, None: all; `code`: as of `retention.going`."""
 
     work_dir: str
     ended: tuple[str, ...] | None
-    retention: Policy | None = None
+    retention: RetentionConfig | None = None
     code: str | None = None
-
-
-def policy_of(config: Config) -> Policy | None:
-    """What `[retention]` keeps; None where it is off."""
-    section = config.retention
-    if section.keep is None:
-        return None
-    return Policy(
-        keep=section.keep,
-        older_than_seconds=section.older_than_seconds,
-        baselines=section.baselines,
-    )
-
-
-def code_of(config: Config, env: dict[str, str]) -> str | None:
-    """Name of the code folder of a coordinator's jobs, by their environment; None where they need none."""
-    first = env.get("PYTHONPATH", "").partition(os.pathsep)[0]
-    cache = WorkPaths(config.work_dir).cache
-    return Path(first).name if first and Path(first).parent == cache else None
 
 
 def prune_due(work: WorkPaths, now: float) -> bool:
@@ -73,9 +54,10 @@ def _mark(work: WorkPaths) -> Path:
 class Housekeeper:
     """Starts the process for the daemon and does not wait for it."""
 
-    def __init__(self, config: Config, code: str | None) -> None:
+    def __init__(self, config: Config) -> None:
         self._work = WorkPaths(config.work_dir)
-        self._policy, self._code = policy_of(config), code
+        self._policy = config.retention if config.retention.keep else None
+        self._code = code_of(config)
         self._ended: set[str] | None = None  # to archive; None: all of them, as at the start
         self._throttle = Throttle()
         # File WORK_DIR/cache/housekeeping.log: output of archiving and of retention | the coordinator | may be removed
@@ -126,10 +108,10 @@ def keep_house(job: Job, now: float) -> None:
         return
     write_atomic(_mark(work), b"")
     made = prune_now(work, job.retention, now, code=job.code)
-    if made.removals or made.shared:
+    if made.evaluations or made.shared:
         log.info(
             "pruned %d evaluations and %d shared files or folders: %s in %d files",
-            len(made.removals),
+            len(made.evaluations),
             len(made.shared),
             in_words(made.size.bytes),
             made.size.files,

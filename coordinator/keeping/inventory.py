@@ -11,11 +11,10 @@ import json
 import os
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from pathlib import Path
 
-from coordinator.keeping.retention import OnDisk, Shared, Size
+from coordinator.keeping.retention import OnDisk, Shared, Size, WorkFolder
 from coordinator.runtime.summary import ended, read_evaluation
 from evaljobs.contract.folded import members
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths
@@ -23,31 +22,6 @@ from evaljobs.contract.paths import EvaluationPaths, WorkPaths
 _SETS = re.compile(rb'/request_sets/([^/"]+)')
 _HEAD_BYTES = 1 << 20  # of a journal, in which its request sets are named
 _BLOCK = 512  # bytes of a block as `st_blocks` counts them
-
-
-@dataclass(frozen=True, slots=True)
-class WorkFolder:
-    """A work folder: its evaluations, what they share, and what else there is, by the first name below it."""
-
-    evaluations: tuple[OnDisk, ...]
-    shared: tuple[Shared, ...]
-    others: Mapping[str, Size] = field(default_factory=dict)
-
-    def by_kind(self) -> dict[str, Size]:
-        """Size of each part of evaluations, and of each kind of what they share; the largest first."""
-        kinds: dict[str, Size] = defaultdict(Size)
-        for evaluation in self.evaluations:
-            for part, size in evaluation.parts.items():
-                kinds[f"evaluations: {part or 'records'}"] += size
-        for item in self.shared:
-            kinds[item.kind] += item.size
-        for name, size in self.others.items():
-            kinds[name] += size
-        return dict(sorted(kinds.items(), key=lambda kind: -kind[1].bytes))
-
-    @property
-    def total(self) -> Size:
-        return sum(self.by_kind().values(), Size())
 
 
 def read_work_folder(work: WorkPaths) -> WorkFolder:

@@ -11,12 +11,12 @@ import contextlib
 import logging
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
+from coordinator.config.schema import RetentionConfig
 from coordinator.keeping.archive import MOST_FILES, count_files, write_archive
-from coordinator.keeping.inventory import WorkFolder, read_work_folder
-from coordinator.keeping.retention import Policy, Removal, Shared, Size, removals, unused
+from coordinator.keeping.inventory import read_work_folder
+from coordinator.keeping.retention import OnDisk, Shared, WorkFolder, going
 from coordinator.runtime.journal import alone
 from coordinator.runtime.summary import ended
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths
@@ -26,31 +26,11 @@ log = logging.getLogger(__name__)
 GOING = ".pruned-"  # how names of what is being removed begin
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What goes of evaluations, and of what they share."""
-
-    removals: tuple[Removal, ...]
-    shared: tuple[Shared, ...]
-
-    @property
-    def size(self) -> Size:
-        going: tuple[Removal | Shared, ...] = (*self.removals, *self.shared)
-        return sum((each.size for each in going), Size())
-
-
-def plan(folder: WorkFolder, policy: Policy, now: float, *, code: str | None) -> Plan:
-    """What goes. Pure; arguments as of `retention.unused`."""
-    going = removals(folder.evaluations, policy, now)
-    return Plan(
-        tuple(going),
-        tuple(unused(folder.shared, folder.evaluations, going, policy, now, code=code)),
-    )
-
-
-def carry_out(work: WorkPaths, made: Plan, policy: Policy, now: float) -> Iterator[tuple[str, str]]:
+def carry_out(
+    work: WorkPaths, made: WorkFolder, policy: RetentionConfig, now: float
+) -> Iterator[tuple[str, str]]:
     """Remove what was planned: (id or path, why it was left, or "") one after the other."""
-    for removal in made.removals:
+    for removal in made.evaluations:
         yield removal.evaluation_id, _try_prune(work, removal)
     for item in made.shared:
         yield item.path, _try_remove(item, now - policy.older_than_seconds)
@@ -58,23 +38,23 @@ def carry_out(work: WorkPaths, made: Plan, policy: Policy, now: float) -> Iterat
         _clear(folder)
 
 
-def prune_now(work: WorkPaths, policy: Policy, now: float, *, code: str | None) -> Plan:
-    """Plan and carry out; what was left is logged."""
-    made = plan(read_work_folder(work), policy, now, code=code)
+def prune_now(work: WorkPaths, policy: RetentionConfig, now: float, *, code: str | None) -> WorkFolder:
+    """Remove what the policy does not keep, and return what that was; what was left is logged."""
+    made = going(read_work_folder(work), policy, now, code=code)
     for name, why in carry_out(work, made, policy, now):
         if why:
             log.warning("%s is left: %s", name, why)
     return made
 
 
-def _try_prune(work: WorkPaths, removal: Removal) -> str:
+def _try_prune(work: WorkPaths, removal: OnDisk) -> str:
     paths = work.evaluation(removal.evaluation_id)
     try:
         with alone(paths.journal):
             found = ended(paths)
             if found is None or found.ended_at != removal.ended_at:
                 return "a coordinator has resumed it"
-            prune_held(paths, removal.parts)
+            prune_held(paths, tuple(removal.parts))
     except BlockingIOError:
         return "it is in use"
     except OSError as error:

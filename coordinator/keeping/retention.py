@@ -8,29 +8,20 @@ Called from `prune`, which removes, and from `status --disk`.
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Final, Literal
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final
 
-from evaljobs.contract.specs import Record
+from coordinator.config.schema import RetentionConfig
 
-Keep = Literal["scores", "responses"]
-
-# parts of an evaluation's folder that go
-GOING: Final[Mapping[Keep, tuple[str, ...]]] = {
+# `keep` of [retention] -> parts of an evaluation's folder that go
+GOING: Final[Mapping[str, tuple[str, ...]]] = {
     "scores": (
         "specs", "outcomes", "release", "logs", "verdicts", "judgements", "responses", "samples",
     ),
     "responses": ("specs", "outcomes", "release", "logs"),
 }  # fmt: skip
-
-
-class Policy(Record):
-    """What is kept of evaluations that ended `older_than_seconds` ago. `baselines`: globs of ids that lose nothing."""
-
-    keep: Keep
-    older_than_seconds: float
-    baselines: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +37,11 @@ class Size:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OnDisk:
-    """An evaluation's folder. `parts`: folder -> its size, loose and archived; "": its other files. An archive is one of those, without its members.
+    """An evaluation's folder, or what of it goes.
 
-    `sets`: names of the request sets that it uses. Of an open one, `reuses`: ids of evaluations whose responses it uses
-    again; `checkpoint`: the digest of its checkpoint.
+    `parts`: folder -> its size, loose and archived; "": its other files. An archive is one of those, without its
+    members. `sets`: names of the request sets that it uses. Of an open one, `reuses`: ids of evaluations whose
+    responses it uses again; `checkpoint`: the digest of its checkpoint.
     """
 
     evaluation_id: str
@@ -79,75 +71,62 @@ class Shared:
         return self.path.rpartition("/")[2]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Removal:
-    """What goes of an evaluation: these parts."""
+@dataclass(frozen=True, slots=True)
+class WorkFolder:
+    """A work folder, or what of it goes: evaluations, what they share, and what else there is, by the first name below it."""
 
-    evaluation_id: str
-    ended_at: float
-    parts: tuple[str, ...]
-    size: Size
+    evaluations: tuple[OnDisk, ...]
+    shared: tuple[Shared, ...]
+    others: Mapping[str, Size] = field(default_factory=dict)
 
+    def by_kind(self) -> dict[str, Size]:
+        """Size of each part of evaluations, and of each kind of what they share; the largest first."""
+        kinds: dict[str, Size] = defaultdict(Size, self.others)
+        for evaluation in self.evaluations:
+            for part, size in evaluation.parts.items():
+                kinds[f"evaluations: {part or 'records'}"] += size
+        for item in self.shared:
+            kinds[item.kind] += item.size
+        return dict(sorted(kinds.items(), key=lambda kind: -kind[1].bytes))
 
-def removals(evaluations: Sequence[OnDisk], policy: Policy, now: float) -> list[Removal]:
-    """What goes of evaluations, the oldest first."""
-    reused = {name for e in evaluations if e.ended_at is None for name in e.reuses}
-    found = []
-    for each in evaluations:
-        if each.ended_at is None or now - each.ended_at < policy.older_than_seconds:
-            continue
-        if each.evaluation_id in reused or is_baseline(each.evaluation_id, policy):
-            continue
-        parts = tuple(part for part in GOING[policy.keep] if part in each.parts)
-        size = sum((each.parts[part] for part in parts), Size())
-        if parts:
-            found.append(
-                Removal(evaluation_id=each.evaluation_id, ended_at=each.ended_at, parts=parts, size=size)
-            )
-    return sorted(found, key=lambda removal: removal.ended_at)
+    @property
+    def size(self) -> Size:
+        return sum(self.by_kind().values(), Size())
 
 
-def is_baseline(evaluation_id: str, policy: Policy) -> bool:
-    return any(fnmatch.fnmatchcase(evaluation_id, glob) for glob in policy.baselines)
-
-
-def unused(
-    shared: Iterable[Shared],
-    evaluations: Sequence[OnDisk],
-    going: Iterable[Removal],
-    policy: Policy,
-    now: float,
-    *,
-    code: str | None,
-) -> list[Shared]:
-    """What evaluations share and none of them needs: request sets, converted checkpoints, code.
+def going(folder: WorkFolder, policy: RetentionConfig, now: float, *, code: str | None) -> WorkFolder:
+    """What goes of a work folder: parts of evaluations, the oldest first, and what none of them needs then.
 
     A request set is needed while an evaluation that uses it has its responses: `retry` of that one reads it. `code`:
     the name of the code folder of the coordinator that runs; None: not known, and no code folder goes.
     """
-    shared = list(shared)
-    loses = {removal.evaluation_id for removal in going if "responses" in removal.parts}
-    open_ones = [e for e in evaluations if e.ended_at is None]
-    sets = {
-        name
-        for e in evaluations
-        if e.ended_at is None or ("responses" in e.parts and e.evaluation_id not in loses)
-        for name in e.sets
-    }
+
+    def is_old(at: float | None) -> bool:
+        return now - (at or 0.0) >= policy.older_than_seconds
+
+    open_ones = [e for e in folder.evaluations if e.ended_at is None]
+    ended = [e for e in folder.evaluations if e.ended_at is not None]
+    reused = {name for e in open_ones for name in e.reuses}
+    removals = [
+        replace(e, parts={part: e.parts[part] for part in GOING[policy.keep or ""] if part in e.parts})
+        for e in sorted(ended, key=lambda e: e.ended_at or 0.0)
+        if is_old(e.ended_at)
+        and e.evaluation_id not in reused
+        and not any(fnmatch.fnmatchcase(e.evaluation_id, glob) for glob in policy.baselines)
+    ]
+    losing = {e.evaluation_id for e in removals if "responses" in e.parts}
+    keeping = [e for e in ended if "responses" in e.parts and e.evaluation_id not in losing]
+    sets = {name for e in (*open_ones, *keeping) for name in e.sets}
     digests = tuple(e.checkpoint for e in open_ones)
     # jobs of an evaluation that was open when this code came may run older code; newer code may be taken again
-    came = next((item.used_at for item in shared if item.name == code), None)
+    came = next((item.used_at for item in folder.shared if item.name == code), None)
     outdated = came if came is not None and all(e.accepted_at >= came for e in open_ones) else 0.0
-
-    def needed(item: Shared) -> bool:
-        match item.kind:
-            case "request sets":
-                return item.name in sets
-            case "converted checkpoints":
-                return item.name.startswith(digests) if all(digests) else True
-            case "code for jobs":
-                return item.used_at >= outdated
-            case _:
-                return True
-
-    return [i for i in shared if now - i.used_at >= policy.older_than_seconds and not needed(i)]
+    unneeded: Mapping[str, Callable[[Shared], bool]] = {
+        "request sets": lambda item: item.name not in sets,
+        "converted checkpoints": lambda item: all(digests) and not item.name.startswith(digests),
+        "code for jobs": lambda item: item.used_at < outdated,
+    }
+    return WorkFolder(
+        tuple(e for e in removals if e.parts),
+        tuple(i for i in folder.shared if i.kind in unneeded and is_old(i.used_at) and unneeded[i.kind](i)),
+    )

@@ -17,17 +17,18 @@ from support.steps import killed_at
 from support.toys import config_text
 from support.with_root import fill, small_disk
 
+from coordinator.config.schema import RetentionConfig
 from coordinator.keeping.archive import FOLDERS, MOST_FILES, archive_ended, count_files
 from coordinator.keeping.housekeeping import RETENTION_SECONDS, Job, keep_house, prune_due
 from coordinator.keeping.prune import prune_now
-from coordinator.keeping.retention import GOING, Policy
+from coordinator.keeping.retention import GOING
 from coordinator.runtime.finalize import shard_spans
 from coordinator.runtime.journal import Journal, read_events
 from evaljobs.contract import folded
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths
 from evaljobs.contract.storage import read_frame
 
-SCORES = Policy(keep="scores", older_than_seconds=0)
+SCORES = RetentionConfig(keep="scores", older_than="0h")
 
 
 def contents(paths: EvaluationPaths) -> dict[str, bytes]:

@@ -13,17 +13,18 @@ from support.trainings import leave
 from typer.testing import CliRunner
 
 from coordinator.cli import app
+from coordinator.config.schema import RetentionConfig
 from coordinator.keeping.archive import count_files
 from coordinator.keeping.inventory import read_work_folder
-from coordinator.keeping.prune import carry_out, plan
-from coordinator.keeping.retention import Policy
+from coordinator.keeping.prune import carry_out
+from coordinator.keeping.retention import going
 from coordinator.report.load_series import point_of
 from coordinator.runtime.journal import Journal, read_events
 from coordinator.runtime.summary import read_evaluation
 from evaljobs.contract import folded
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths
 
-SCORES = Policy(keep="scores", older_than_seconds=0)
+SCORES = RetentionConfig(keep="scores", older_than="0h")
 
 
 @pytest.fixture
@@ -46,8 +47,8 @@ def test_an_evaluation_taken_up_again_since_the_plan_loses_nothing(
     """Between the plan and the removal a retry may have begun: its journal is open, or it has not ended."""
     work, paths = there
     files, now = count_files(paths), time.time()
-    made = plan(read_work_folder(work), SCORES, now, code=None)
-    assert made.removals
+    made = going(read_work_folder(work), SCORES, now, code=None)
+    assert made.evaluations
     journal = Journal(paths.journal)
     assert [why for _, why in carry_out(work, made, SCORES, now)] == ["it is in use"]
     journal.close()
@@ -62,8 +63,8 @@ def test_a_request_set_used_since_the_plan_stays(tmp_path: Path) -> None:
         (work.request_sets / name).mkdir(parents=True)
         (work.request_sets / name / "entry.json").write_text("{}")
         os.utime(work.request_sets / name, (1, 1))
-    policy = Policy(keep="responses", older_than_seconds=3600)
-    made = plan(read_work_folder(work), policy, time.time(), code=None)
+    policy = RetentionConfig(keep="responses", older_than="1h")
+    made = going(read_work_folder(work), policy, time.time(), code=None)
     os.utime(work.request_sets / "old-1")
     left = {Path(name).name: why for name, why in carry_out(work, made, policy, time.time())}
     assert left == {"old-1": "it is in use again", "old-2": ""}

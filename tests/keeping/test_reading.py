@@ -12,10 +12,10 @@ from typer.testing import CliRunner
 
 import evalspan
 from coordinator.cli import app
+from coordinator.config.schema import RetentionConfig
 from coordinator.keeping.archive import FOLDERS, archive_ended
 from coordinator.keeping.inventory import read_work_folder
 from coordinator.keeping.prune import prune_now
-from coordinator.keeping.retention import Policy
 from evaljobs.contract.folded import files_in
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths
 
@@ -74,7 +74,7 @@ def test_what_reads_an_evaluation_finds_the_same_once_it_is_archived(
     work = WorkPaths(first.folder.parent)
     sets = {evaluation.evaluation_id: evaluation.sets for evaluation in read_work_folder(work).evaluations}
     assert sets[name] < sets[second.evaluation_id] == {folder.name for folder in work.request_sets.iterdir()}
-    prune_now(work, Policy(keep="scores", older_than_seconds=0), time.time(), code=None)
+    prune_now(work, RetentionConfig(keep="scores", older_than="0h"), time.time(), code=None)
     assert not [*files_in(paths.responses), *files_in(paths.samples), *work.request_sets.iterdir()]
     assert views() == before
     done = CliRunner().invoke(app, ["logs", name, "--config", str(settings)])

@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 
 import evalspan
 from coordinator.cli import app
+from coordinator.config.schema import RetentionConfig
 from coordinator.keeping.prune import prune_now
-from coordinator.keeping.retention import Policy
 from coordinator.runtime.journal import read_events
 from evaljobs.contract.paths import WorkPaths
 
@@ -55,7 +55,7 @@ def test_a_retry_whose_responses_are_gone_runs_its_shards_once_and_scores(
     first = evalspan.evaluate(toy_model, suite=suite, config=settings)
     assert first.failed.keys() == {"failing"}
     work = WorkPaths(first.folder.parent)
-    prune_now(work, Policy(keep="scores", older_than_seconds=0), time.time(), code=None)
+    prune_now(work, RetentionConfig(keep="scores", older_than="0h"), time.time(), code=None)
     assert not [*first.folder.glob("responses*"), *work.request_sets.iterdir()]
     mended.touch()
     before = len(list(read_events(first.folder / "journal.jsonl")))
