@@ -160,11 +160,9 @@ def _show_series(series: Series, *, as_csv: bool, as_json: bool) -> None:
 def _export_left(settings: Config) -> None:
     from coordinator.trackers import live
 
-    job = live.job_of(settings)
-    if not job.targets:
+    if not live.targets_of(settings):
         raise OperatorError("the settings name no tracker: set one in [trackers] of evalspan.toml")
-    errors = live.export_left(job)
-    if errors:
+    if errors := live.export_left(settings):
         raise EvalspanError("; ".join(errors))
 
 

@@ -97,6 +97,18 @@ def _known(record: EvaluationRecord) -> dict[str, Any]:
     }
 
 
+def points(work_dir: Path, selector: str, suite: str | None = None) -> list[Point]:
+    """Points of all evaluations that `selector` names."""
+    found = []
+    for paths, record in records(work_dir, selector, suite):
+        try:
+            found.append(point_of(paths, record))
+        except OperatorError as error:  # one damaged file hides no other checkpoint
+            log.warning("%s", error)
+            found.append(Point(status="unreadable", **_known(record)))
+    return found
+
+
 def find_series(
     work_dir: Path, selector: str, suite: str | None = None, *, mixed: bool = False
 ) -> list[Point]:
@@ -105,14 +117,8 @@ def find_series(
     OperatorError where there is none, or where a suite's evaluations have different modes and are not
     to be `mixed`.
     """
-    points = []
-    for paths, record in records(work_dir, selector, suite):
-        try:
-            points.append(point_of(paths, record))
-        except OperatorError as error:  # one damaged file hides no other checkpoint
-            log.warning("%s", error)
-            points.append(Point(status="unreadable", **_known(record)))
-    if not points:
+    found = points(work_dir, selector, suite)
+    if not found:
         suites = {r.suite.name for _, r in records(work_dir, selector, None)}
         if suites:
             raise OperatorError(
@@ -127,8 +133,8 @@ def find_series(
             "`evalspan status` lists all evaluations)"
         )
     if not mixed:
-        _refuse_modes(points)
-    return points
+        _refuse_modes(found)
+    return found
 
 
 def _refuse_modes(points: Sequence[Point]) -> None:

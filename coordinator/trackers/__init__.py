@@ -10,17 +10,26 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from coordinator.errors import OperatorError
 from coordinator.report.learning_curves import Point, in_order
 
 
+class Row(NamedTuple):
+    """What every tracker gets of one evaluation."""
+
+    evaluation_id: str
+    step: int  # of training; else the unix second of acceptance
+    ended_at: float  # unix seconds
+    values: dict[str, float]  # every number, by its name in all trackers
+
+
 class Tracker(Protocol):
     """One run of one suite, written to a folder."""
 
-    def __call__(self, points: Sequence[Point], out: Path, run: str, project: str) -> Path:
-        """Write the points of one suite as run `run`; the path that the user opens."""
+    def __call__(self, rows: Sequence[Row], out: Path, run: str, project: str) -> Path:
+        """Write the rows of one suite, in order of their steps, as run `run`; the path that the user opens."""
 
 
 TRACKERS: Mapping[str, str] = {
@@ -38,23 +47,30 @@ def export_points(
 ) -> list[Path]:
     """Write a tracker run per training and suite; their paths. OperatorError without the package."""
     write: Tracker = importlib.import_module(module).write
-    return [write(group, out.absolute(), name, project) for name, group in runs_of(points, run).items()]
+    return [write(rows, out.absolute(), name, project) for name, rows in runs_of(points, run).items()]
 
 
-def runs_of(points: Iterable[Point], run: str | None = None) -> dict[str, list[Point]]:
-    """Points in training order by tracker run: `run` (or the checkpoints' folder) and the suite."""
+def runs_of(points: Iterable[Point], run: str | None = None) -> dict[str, list[Row]]:
+    """Rows by tracker run: `run` (or the checkpoints' folder) and the suite."""
     groups: dict[str, list[Point]] = {}
     for point in points:
-        groups.setdefault(f"{run or _training(point)}-{point.suite}", []).append(point)
-    return {name: in_order(group) for name, group in groups.items()}
+        groups.setdefault(run_of(point, run), []).append(point)
+    return {
+        name: sorted(map(_row, in_order(group)), key=lambda row: row.step) for name, group in groups.items()
+    }
 
 
-def _training(point: Point) -> str:
-    """Name of the checkpoints' folder; of its parent where the folder has a usual name."""
+def _row(point: Point) -> Row:
+    step = point.step if point.step is not None else int(point.accepted_at)
+    return Row(point.evaluation_id, step, point.ended_at, values_of(point))
+
+
+def run_of(point: Point, run: str | None = None) -> str:
+    """`run` and the suite; by default the checkpoints' folder, or its parent where the folder has a usual name."""
     folder = Path(point.checkpoint).parent
     if folder.name.lower() in COMMON and folder.parent.name:
         folder = folder.parent
-    return folder.name or "checkpoints"
+    return f"{run or folder.name or 'checkpoints'}-{point.suite}"
 
 
 def values_of(point: Point) -> dict[str, float]:
@@ -77,13 +93,6 @@ def values_of(point: Point) -> dict[str, float]:
         if value is not None:
             values[f"evalspan/{name}"] = float(value)
     return values
-
-
-def steps_of(points: Sequence[Point]) -> list[tuple[int, Point]]:
-    """(step, point) in order. Step: the training step, else the unix second of acceptance."""
-    return sorted(
-        ((p.step if p.step is not None else int(p.accepted_at), p) for p in points), key=lambda pair: pair[0]
-    )
 
 
 def need(module: str, package: str, extra: str) -> Any:

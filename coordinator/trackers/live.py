@@ -18,6 +18,7 @@ import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from pydantic import Field, ValidationError
 
@@ -25,8 +26,8 @@ from coordinator.base.aside import Aside
 from coordinator.config.schema import Config
 from coordinator.errors import OperatorError
 from coordinator.report.learning_curves import Point, make_series
-from coordinator.report.load_series import point_of, records
-from coordinator.trackers import TRACKERS, export_points, runs_of
+from coordinator.report.load_series import points
+from coordinator.trackers import TRACKERS, export_points, run_of
 from evaljobs import log_lines
 from evaljobs.contract.paths import EvaluationPaths
 from evaljobs.contract.specs import Record
@@ -43,24 +44,17 @@ NOTE = "trackers.json"  # in an evaluation's folder
 LIMIT_SECONDS = (
     600  # seconds after which an export is ended; a server that does not answer can hold one without end
 )
+SETTINGS = {"work_dir", "trackers", "gpu_hour_price"}  # that the process needs
 CUT_SHORT = "the export ended before it was done"
 
 
-class Target(Record):
-    """One tracker that the settings name."""
+class Target(NamedTuple):
+    """One tracker that the settings name. `tracker`: a key of TRACKERS."""
 
-    tracker: str  # a key of TRACKERS
-    out: str
+    tracker: str
+    out: Path
     project: str
-    env: dict[str, str] = Field(default_factory=dict)
-
-
-class Job(Record):
-    """Input of the process, on its standard input since an address may hold a password."""
-
-    work_dir: str
-    targets: tuple[Target, ...]
-    gpu_hour_price: float | None = None
+    env: Mapping[str, str]
 
 
 class Exported(Record):
@@ -77,19 +71,18 @@ class Note(Record):
     trackers: dict[str, Exported] = Field(default_factory=dict)
 
 
-def job_of(config: Config) -> Job:
-    """The exports that the settings ask for; no targets where they name no tracker."""
+def targets_of(config: Config) -> list[Target]:
+    """The trackers that the settings name."""
     section, below = config.trackers, config.work_dir / FOLDER
     targets = []
     if section.tensorboard_dir is not None:
-        targets.append(Target(tracker="tensorboard", out=str(section.tensorboard_dir), project=""))
+        targets.append(Target("tensorboard", section.tensorboard_dir, "", {}))
     if section.wandb_project is not None:
-        env: dict[str, str] = {"WANDB_MODE": section.wandb_mode}
-        targets.append(Target(tracker="wandb", out=str(below), project=section.wandb_project, env=env))
+        targets.append(Target("wandb", below, section.wandb_project, {"WANDB_MODE": section.wandb_mode}))
     if section.mlflow_uri is not None:
         env = {"MLFLOW_TRACKING_URI": section.mlflow_uri}
-        targets.append(Target(tracker="mlflow", out=str(below), project=section.mlflow_experiment, env=env))
-    return Job(work_dir=str(config.work_dir), targets=tuple(targets), gpu_hour_price=config.gpu_hour_price)
+        targets.append(Target("mlflow", below, section.mlflow_experiment, env))
+    return targets
 
 
 def read_note(paths: EvaluationPaths) -> Note:
@@ -107,53 +100,49 @@ def failures(paths: EvaluationPaths) -> dict[str, str]:
     }
 
 
-def export_left(job: Job) -> list[str]:
+def export_left(config: Config) -> list[str]:
     """Export to each target what it lacks; an error line for each run that failed."""
-    work = Path(job.work_dir)
-    folder = work / FOLDER
-    make_folder(folder)
-    with os.fdopen(make_file(folder / "lock"), "w") as lock:
+    work = config.work_dir
+    make_folder(work / FOLDER)
+    with os.fdopen(make_file(work / FOLDER / "lock"), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # the export of a killed daemon may still run
-        ages = {
-            f.parent.name: _age(f) for f in work.glob("*/results.json")
-        }  # read before the results themselves
-        points = [p for p in _points(work, job.gpu_hour_price) if p.evaluation_id in ages]
-        return [error for target in job.targets for error in _export(work, target, points, ages)]
+        # read before the results themselves
+        ages = {file.parent.name: _age(file) for file in work.glob("*/results.json")}
+        found = [p for p in points(work, "*") if p.evaluation_id in ages and p.status != "unreadable"]
+        ended = make_series(found, config.gpu_hour_price).points
+        runs: dict[str, list[Point]] = {}
+        for point in ended:
+            runs.setdefault(run_of(point), []).append(point)
+        errors = [
+            _export(work, target, run, group, ages)
+            for target in targets_of(config)
+            for run, group in runs.items()
+        ]
+        return [error for error in errors if error]
 
 
-def _points(work: Path, price: float | None) -> Sequence[Point]:
-    found = []
-    for paths, record in records(work, "*", None):
-        try:
-            found.append(point_of(paths, record))
-        except OperatorError as error:
-            log.warning("%s", error)
-    return make_series(found, price).points
-
-
-def _export(work: Path, target: Target, points: Iterable[Point], ages: Mapping[str, int]) -> list[str]:
-    errors = []
-    os.environ.update(target.env)
-    for run, group in runs_of(points).items():
-        names = [p.evaluation_id for p in group]
-        left = [i for i in names if not _has(work, i, target.tracker, ages[i])]
-        if not left:
-            continue
-        for evaluation_id in left:
-            _write_note(work, target, evaluation_id, ages[evaluation_id], CUT_SHORT)
-        error = _try(target, group)
-        for evaluation_id in left:
-            _write_note(work, target, evaluation_id, ages[evaluation_id], error)
-        if error is not None:
-            errors.append(f"{target.tracker}: {run}: {error}")
-    return errors
+def _export(work: Path, target: Target, run: str, group: Sequence[Point], ages: Mapping[str, int]) -> str:
+    """Write a run where the tracker lacks one of its evaluations; its error, or ""."""
+    folders = [EvaluationPaths(work / point.evaluation_id) for point in group]
+    left = [
+        (paths, ages[paths.root.name])
+        for paths in folders
+        if read_note(paths).trackers.get(target.tracker) != Exported(results=ages[paths.root.name])
+    ]
+    if not left:
+        return ""
+    _write_notes(left, target, CUT_SHORT)
+    error = _try(target, group)
+    _write_notes(left, target, error)
+    return f"{target.tracker}: {run}: {error}" if error else ""
 
 
 def _try(target: Target, group: Sequence[Point]) -> str | None:
     """Export a group; None, or the error. A tracker's package may raise anything, also SystemExit."""
+    os.environ.update(target.env)
     try:
-        Path(target.out).mkdir(parents=True, exist_ok=True)
-        export_points(TRACKERS[target.tracker], group, Path(target.out), project=target.project)
+        target.out.mkdir(parents=True, exist_ok=True)
+        export_points(TRACKERS[target.tracker], group, target.out, project=target.project)
     except (Exception, SystemExit) as error:  # noqa: BLE001
         lines = scrubbed(str(error), os.environ).strip().splitlines() or [""]
         return f"{type(error).__name__}: {lines[0]}" if not isinstance(error, OperatorError) else lines[0]
@@ -166,29 +155,25 @@ def _age(results: Path) -> int:
     return max(f.stat().st_mtime_ns for f in (results, report) if f.exists())
 
 
-def _has(work: Path, evaluation_id: str, tracker: str, age: int) -> bool:
-    export = read_note(EvaluationPaths(work / evaluation_id)).trackers.get(tracker)
-    return export is not None and export.error is None and export.results == age
-
-
-def _write_note(work: Path, target: Target, evaluation_id: str, age: int, error: str | None) -> None:
-    paths = EvaluationPaths(work / evaluation_id)
-    export = Exported(results=age, error=error)
-    note = Note(trackers={**read_note(paths).trackers, target.tracker: export})
-    write_atomic(paths.root / NOTE, note.model_dump_json(indent=1).encode())
+def _write_notes(left: Iterable[tuple[EvaluationPaths, int]], target: Target, error: str | None) -> None:
+    for paths, age in left:
+        export = Exported(results=age, error=error)
+        note = Note(trackers={**read_note(paths).trackers, target.tracker: export})
+        write_atomic(paths.root / NOTE, note.model_dump_json(indent=1).encode())
 
 
 class Exporter:
     """Starts export processes for the daemon, one at a time, and does not wait for them."""
 
     def __init__(self, config: Config) -> None:
-        self.job = job_of(config)
+        self._config = config
+        self._wanted = bool(targets_of(config))
         self._process = Aside("coordinator.trackers.live", config.work_dir / FOLDER / "export.log")
-        self._asked = bool(self.job.targets)  # true at the start: an earlier daemon may have left exports
+        self._asked = self._wanted  # true at the start: an earlier daemon may have left exports
 
     def ask(self) -> None:
         """Request an export, since an evaluation has ended."""
-        self._asked = bool(self.job.targets)
+        self._asked = self._wanted
 
     @property
     def busy(self) -> bool:
@@ -208,7 +193,8 @@ class Exporter:
         if self._asked and not self._process.running:
             self._asked = False
             try:
-                self._process.begin(self.job.model_dump_json().encode())
+                # on its standard input, since an address may hold a password
+                self._process.begin(self._config.model_dump_json(include=SETTINGS).encode())
             except OSError as error:  # no memory, no process, a full disk
                 log.warning("trackers: %s; tried again when the next evaluation ends", error)
 
@@ -217,7 +203,7 @@ def main() -> int:
     """The export process: 0 where every tracker has everything, else 1."""
     signal.alarm(LIMIT_SECONDS)
     log_lines.begin("%(levelname)s:%(name)s:%(message)s", level=logging.WARNING)
-    errors = export_left(Job.model_validate_json(sys.stdin.buffer.read()))
+    errors = export_left(Config.model_validate_json(sys.stdin.buffer.read()))
     for error in errors:
         print(time.strftime("%Y-%m-%dT%H:%M:%S"), error, flush=True)  # noqa: T201 (its output is the log)
     return 1 if errors else 0

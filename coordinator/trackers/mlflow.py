@@ -1,4 +1,4 @@
-"""Points as an MLflow run.
+"""Scores as an MLflow run.
 
 Rule: writes to a file store in the output folder (`mlflow ui --backend-store-uri OUT`), or to the
 server of $MLFLOW_TRACKING_URI. A later export finds the run by its tag and logs no value twice.
@@ -12,13 +12,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from coordinator.report.learning_curves import Point
-from coordinator.trackers import need, steps_of, values_of
+from coordinator.trackers import Row, need
 
 TAG = "evalspan.run"
 
 
-def write(points: Sequence[Point], out: Path, run: str, project: str) -> Path:
+def write(rows: Sequence[Row], out: Path, run: str, project: str) -> Path:
     """One run of experiment `project`; the store's folder."""
     # MLflow 3 requires this for a file store, the only store without a database.
     os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
@@ -29,15 +28,14 @@ def write(points: Sequence[Point], out: Path, run: str, project: str) -> Path:
     experiment_id = experiment.experiment_id if experiment is not None else client.create_experiment(project)
     run_id = _run(client, experiment_id, run)
     there: dict[str, set[int]] = {}
-    for step, point in steps_of(points):
-        ended = int(point.ended_at * 1000)
+    for row in rows:
         fresh = []
-        for name, value in values_of(point).items():
+        for name, value in row.values.items():
             key = re.sub(r"[^A-Za-z0-9_\-. /]", "-", name)
             if key not in there:
                 there[key] = {m.step for m in client.get_metric_history(run_id, key)}
-            if step not in there[key]:
-                fresh.append(entities.Metric(key, value, ended, step))
+            if row.step not in there[key]:
+                fresh.append(entities.Metric(key, value, int(row.ended_at * 1000), row.step))
         client.log_batch(run_id, metrics=fresh)
     client.set_terminated(run_id)
     return out

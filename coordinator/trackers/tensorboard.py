@@ -1,4 +1,4 @@
-"""Points as a TensorBoard run: `tensorboard --logdir OUT`.
+"""Scores as a TensorBoard run: `tensorboard --logdir OUT`.
 
 Rule: uses the `tensorboard` package alone (no TensorFlow, no torch). An export first reads the
 event files that evalspan wrote to the run's folder: it skips points that are there and removes
@@ -13,21 +13,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from coordinator.report.learning_curves import Point
-from coordinator.trackers import need, steps_of, values_of
+from coordinator.trackers import Row, need
 from evaljobs.contract.paths import slug
 
 SUFFIX = ".evalspan"
 Values = dict[str, float]  # by tag
 
 
-def write(points: Sequence[Point], out: Path, run: str, project: str) -> Path:  # noqa: ARG001 (TensorBoard has none)
+def write(rows: Sequence[Row], out: Path, run: str, project: str) -> Path:  # noqa: ARG001 (TensorBoard has none)
     """Event files of one run in `out/run`; the run's folder."""
     loaders = need("tensorboard.backend.event_processing.event_file_loader", "tensorboard", "tensorboard")
     events = need("tensorboard.compat.proto.event_pb2", "tensorboard", "tensorboard")
     folder = out / slug(run)
     folder.mkdir(parents=True, exist_ok=True)
-    wanted = {step: (point.ended_at, _rounded(values_of(point))) for step, point in steps_of(points)}
+    wanted = {row.step: (row.ended_at, _rounded(row.values)) for row in rows}
     there: set[int] = set()
     for file in sorted(folder.glob(f"*{SUFFIX}")):
         held = [

@@ -1,4 +1,4 @@
-"""Points as a Weights & Biases run.
+"""Scores as a Weights & Biases run.
 
 Rule: offline unless $WANDB_MODE is set, since nodes often have no internet; `wandb sync` sends the
 run later. The run's id is a function of project and run name, so a later export or sync continues
@@ -13,8 +13,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from coordinator.report.learning_curves import Point
-from coordinator.trackers import need, steps_of, values_of
+from coordinator.trackers import Row, need
 
 STEP = "training_step"
 
@@ -24,13 +23,13 @@ def run_id(project: str, run: str) -> str:
     return hashlib.sha256(f"{project}\0{run}".encode()).hexdigest()[:16]
 
 
-def _mark(point: Point) -> str:
-    """A digest that changes with the point: a retry of failed tasks adds scores."""
-    digest = hashlib.sha256(repr(sorted(values_of(point).items())).encode()).hexdigest()[:8]
-    return f"{point.evaluation_id}/{digest}"
+def _mark(row: Row) -> str:
+    """A digest that changes with the scores: a retry of failed tasks adds some."""
+    digest = hashlib.sha256(repr(sorted(row.values.items())).encode()).hexdigest()[:8]
+    return f"{row.evaluation_id}/{digest}"
 
 
-def write(points: Sequence[Point], out: Path, run: str, project: str) -> Path:
+def write(rows: Sequence[Row], out: Path, run: str, project: str) -> Path:
     """An offline run below `out/wandb`, or one on the server with WANDB_MODE=online; its folder."""
     wandb = need("wandb", "wandb", "wandb")
     started = wandb.init(
@@ -45,12 +44,11 @@ def write(points: Sequence[Point], out: Path, run: str, project: str) -> Path:
     )
     started.define_metric(STEP)
     started.define_metric("*", step_metric=STEP)
-    for step, point in steps_of(points):
-        key = f"evaluations/{step}"
-        if started.summary.get(key) == _mark(point):
-            continue  # the server has this point already
-        started.log({STEP: step, **values_of(point)})
-        started.summary[key] = _mark(point)
+    for row in rows:
+        key = f"evaluations/{row.step}"
+        if started.summary.get(key) != _mark(row):  # the server does not have them yet
+            started.log({STEP: row.step, **row.values})
+            started.summary[key] = _mark(row)
     folder = Path(started.dir).parent
     started.finish()
     wandb.teardown()  # W&B's service writes an offline run's last records at its end

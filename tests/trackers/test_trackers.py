@@ -15,10 +15,9 @@ from typing import Any
 import pytest
 from support.trainings import leave, point
 
-from coordinator import trackers
 from coordinator.errors import OperatorError
 from coordinator.report.learning_curves import Point
-from coordinator.trackers import TRACKERS, export_points, lm_eval_files, values_of
+from coordinator.trackers import TRACKERS, export_points, lm_eval_files, runs_of, values_of
 
 POINTS = [point(10, 0.2), point(20, 0.6)]
 
@@ -34,24 +33,19 @@ def test_values_have_one_name_in_all_trackers():
     }
 
 
-def test_a_point_of_other_requests_carries_a_mark_in_all_trackers(monkeypatch, tmp_path):
+def test_a_point_of_other_requests_carries_a_mark_in_all_trackers():
     """`_differs` is 1 where a run's point is not comparable with the one before, whatever the order given."""
 
     def keyed(step: int, key: str) -> Point:
         made = point(step, 0.5)
         return made.model_copy(update={"scores": (made.scores[0].model_copy(update={"keys": (key, "s")}),)})
 
-    written: list[dict[str, float]] = []
-
-    class Module:
-        @staticmethod
-        def write(points, out: Path, _run: str, _project: str) -> Path:
-            written.extend(values_of(p) for p in points)
-            return out
-
-    monkeypatch.setattr(trackers.importlib, "import_module", lambda _name: Module)
-    export_points("any", [keyed(30, "b"), keyed(10, "a"), keyed(20, "b")], tmp_path)
-    assert [v.get("mini/add/exact_match_differs") for v in written] == [None, 1.0, None]
+    (rows,) = runs_of([keyed(30, "b"), keyed(10, "a"), keyed(20, "b")]).values()
+    assert [(r.step, r.values.get("mini/add/exact_match_differs")) for r in rows] == [
+        (10, None),
+        (20, 1.0),
+        (30, None),
+    ]
 
 
 @pytest.mark.parametrize("name", TRACKERS)
@@ -75,65 +69,40 @@ def test_adapters_import_no_tracker():
     assert done.stdout.strip() == "[]"
 
 
-def test_each_training_and_suite_is_a_run(monkeypatch, tmp_path):
-    """Named after the checkpoints' folder; a given name takes its place."""
-    made: list[tuple[str, int]] = []
-
-    class Module:
-        @staticmethod
-        def write(points, out: Path, run: str, _project: str) -> Path:
-            made.append((run, len(points)))
-            return out
-
-    monkeypatch.setattr(trackers.importlib, "import_module", lambda _name: Module)
-    other = point(10, 0.1, checkpoint="/runs/b/step-10")
-    export_points("any", [*POINTS, other], tmp_path)
-    assert made == [("a-mini", 2), ("b-mini", 1)]
-    export_points("any", POINTS, tmp_path, run="mine")
-    assert made[-1] == ("mine-mini", 2)
+def test_each_training_and_suite_is_a_run():
+    """Named after the checkpoints' folder, or the one above `checkpoints`; a given name takes its place."""
+    other = point(10, 0.1, checkpoint="/runs/b/checkpoints/step-10")
+    assert {n: len(rows) for n, rows in runs_of([*POINTS, other]).items()} == {"a-mini": 2, "b-mini": 1}
+    assert {n: len(rows) for n, rows in runs_of(POINTS, "mine").items()} == {"mine-mini": 2}
 
 
 def test_tensorboard_reads_the_scores_back(tmp_path):
-    """Each value at its training step; a second export with one more point doubles nothing."""
+    """Each value once, at its training step. Exporting one step leaves the other files untouched; a changed point replaces
+    its own.
+    """
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    export_points(TRACKERS["tensorboard"], POINTS[:1], tmp_path)
-    (folder,) = export_points(TRACKERS["tensorboard"], POINTS, tmp_path)
-    read = EventAccumulator(str(folder))
-    read.Reload()
-    scalars = read.Scalars("mini/add/exact_match")
-    assert [(e.step, round(e.value, 6)) for e in scalars] == [(10, 0.2), (20, 0.6)]
-    assert [e.value for e in read.Scalars("evalspan/makespan_seconds")] == [60.0, 60.0]
-    assert scalars[0].wall_time == 1_700_000_070.0, "when its evaluation ended"
-
-
-def test_tensorboard_keeps_the_points_that_are_not_exported(tmp_path):
-    """Exporting one step leaves the other files untouched; a changed point replaces its own."""
-    pytest.importorskip("tensorboard")
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    def shown(folder: Path) -> list[tuple[int, float]]:
+    def exported(*points: Point) -> tuple[list[tuple[int, float]], dict[str, int]]:
+        (folder,) = export_points(TRACKERS["tensorboard"], points, tmp_path)
         read = EventAccumulator(str(folder))
         read.Reload()
-        return [(e.step, round(e.value, 6)) for e in read.Scalars("mini/add/exact_match")]
+        scalars = read.Scalars("mini/add/exact_match")
+        assert scalars[0].wall_time == 1_700_000_070.0, "when its evaluation ended"
+        files = {f.name: f.stat().st_mtime_ns for f in folder.iterdir()}
+        return [(e.step, round(e.value, 6)) for e in scalars], files
 
-    def files(folder: Path) -> dict[str, int]:
-        return {f.name: f.stat().st_mtime_ns for f in folder.iterdir()}
-
-    (folder,) = export_points(TRACKERS["tensorboard"], POINTS, tmp_path)
-    before = files(folder)
-    export_points(TRACKERS["tensorboard"], POINTS, tmp_path)
-    export_points(TRACKERS["tensorboard"], POINTS[1:], tmp_path)
-    assert files(folder) == before, "nothing new, nothing written"
-    export_points(TRACKERS["tensorboard"], [point(30, 0.7)], tmp_path)
-    assert shown(folder) == [(10, 0.2), (20, 0.6), (30, 0.7)]
-    assert before.items() <= files(folder).items()
-    export_points(TRACKERS["tensorboard"], [point(20, 0.5)], tmp_path)
-    assert sorted(shown(folder)) == [(10, 0.2), (20, 0.5), (30, 0.7)]
-    export_points(TRACKERS["tensorboard"], [point(None, float("nan"))], tmp_path)
-    export_points(TRACKERS["tensorboard"], [point(None, float("nan"))], tmp_path)
-    assert [step for step, _ in shown(folder)].count(1_700_000_000) == 1
+    exported(POINTS[0])
+    shown, before = exported(*POINTS)
+    assert shown == [(10, 0.2), (20, 0.6)]
+    assert exported(*POINTS) == exported(POINTS[1]) == (shown, before), "nothing new, nothing written"
+    shown, files = exported(point(30, 0.7))
+    assert shown == [(10, 0.2), (20, 0.6), (30, 0.7)]
+    assert before.items() <= files.items()
+    assert sorted(exported(point(20, 0.5))[0]) == [(10, 0.2), (20, 0.5), (30, 0.7)]
+    exported(point(None, float("nan")))
+    shown, _ = exported(point(None, float("nan")))
+    assert [step for step, _ in shown].count(1_700_000_000) == 1
 
 
 def test_mlflow_reads_the_scores_back(tmp_path, monkeypatch):
