@@ -13,11 +13,15 @@ from coordinator.evaluation.events import AnyEvent, NodesOffered, OutcomeSeen, P
 from coordinator.page.timeline import notes, spans
 from coordinator.report.learning_curves import scores_of
 from coordinator.report.measurements import Report
+from coordinator.runtime.summary import CAUSES
 from evaljobs.contract.names import ShardId
 from evaljobs.contract.outcomes import Staged
 
-SECONDS_BY_CAUSE = ("infer", "imports", "load", "warm", "dump", "wait", "other")  # of `GpuUse`
 HALTS = ("stopped", "parked", "given up")  # statuses whose first warning says since when and why
+ABOUT = {
+    "checkpoint", "step", "suite", "mode", "token_budget", "status", "accepted_at", "ratio", "gpu_seconds", "staged_bytes",
+    "storage_bytes", "tokens", "judge", "reused",
+}  # fmt: skip  # fields of a report that a page has as they are
 SCORE_COLUMNS = ("task", "measure", "value", "stderr", "higher_is_better", "documents", "n_shot", "version")
 
 
@@ -44,9 +48,7 @@ def evaluation_data(
         "entries": [[e.name, e.status, e.error, e.unscored] for e in report.entries],
         "unscored": results.get("unscored", {}),
         "scores": score_rows(results),
-        "causes": {
-            cause: sum(getattr(g, cause) * max(1, g.gpus) for g in report.gpus) for cause in SECONDS_BY_CAUSE
-        },
+        "causes": {cause: sum(getattr(g, cause) * max(1, g.gpus) for g in report.gpus) for cause in CAUSES},
         "lanes": _lanes(report),
         "shards": _shards(report, predicted),
         "jobs": [
@@ -66,31 +68,18 @@ def score_rows(results: Mapping[str, Any]) -> list[list[Any]]:
 
 def _about(report: Report, price: float | None) -> dict[str, Any]:
     return {
+        **report.model_dump(mode="json", include=ABOUT),
         "id": report.evaluation_id,
-        "checkpoint": report.checkpoint,
-        "step": report.step,
-        "suite": report.suite,
-        "mode": report.mode,
-        "token_budget": report.token_budget,
-        "status": report.status,
         "halted": report.warnings[0] if report.status in HALTS else "",
-        "accepted_at": report.accepted_at,
         "makespan": report.makespan_seconds,
         "predicted": report.predicted_makespan_seconds,
         "bound": report.lower_bound_seconds,
-        "ratio": report.ratio,
         "paused": report.paused_seconds,
         "waited": report.waited_seconds,
         "limited": report.limited_seconds,
         "policy": report.plan_policy,
-        "gpu_seconds": report.gpu_seconds,
         "busy": report.gpu_busy_fraction,
         "cost": None if price is None else report.gpu_seconds / 3600 * price,
-        "staged_bytes": report.staged_bytes,
-        "storage_bytes": report.storage_bytes,
-        "tokens": report.tokens.model_dump() if report.tokens else None,
-        "judge": report.judge.model_dump(mode="json") if report.judge else None,
-        "reused": report.reused,
     }
 
 

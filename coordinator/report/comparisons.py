@@ -210,18 +210,22 @@ def comparison(columns: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         if first is not None and last is not None:
             change = last.value - first.value
             regressed = not differs[-1] and is_regression(first.value, first.stderr, last)
+        values, documents, stderrs, versions, shots = (
+            [getattr(score, name, None) for score in found]
+            for name in ("value", "documents", "stderr", "version", "n_shot")
+        )
         rows.append(
             {
                 "task": task,
                 "metric": metric,
-                "values": [None if score is None else score.value for score in found],
+                "values": values,
                 "change": change,
                 "regressed": regressed,
                 "differs": differs,
-                "documents": [None if score is None else score.documents for score in found],
-                "stderrs": [None if score is None else score.stderr for score in found],
-                "versions": [None if score is None else score.version for score in found],
-                "n_shot": [None if score is None else score.n_shot for score in found],
+                "documents": documents,
+                "stderrs": stderrs,
+                "versions": versions,
+                "n_shot": shots,
             }
         )
     return rows

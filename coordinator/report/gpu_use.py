@@ -41,15 +41,14 @@ def used(outcome: TrialEnded, job_started: float | None) -> GpuUse:
     """What a trial says that it used. `job_started`: unix seconds, by the cluster."""
     begin = outcome.started_at if job_started is None else min(job_started, outcome.started_at)
     held = outcome.ended_at - begin
-    known = (
-        outcome.infer_seconds
-        + outcome.import_seconds
-        + outcome.load_seconds
-        + outcome.warm_seconds
-        + outcome.dump_seconds
-        + outcome.wait_seconds
-        + outcome.idle_seconds
-    )
+    parts = {
+        "infer": outcome.infer_seconds,
+        "imports": outcome.import_seconds,
+        "load": outcome.load_seconds,
+        "warm": outcome.warm_seconds,
+        "dump": outcome.dump_seconds,
+        "wait": outcome.wait_seconds + outcome.idle_seconds,
+    }
     return GpuUse(
         trial=outcome.name,
         node=outcome.node,
@@ -57,13 +56,8 @@ def used(outcome: TrialEnded, job_started: float | None) -> GpuUse:
         device=outcome.devices,
         started_at=begin,
         held=held,
-        infer=outcome.infer_seconds,
-        imports=outcome.import_seconds,
-        load=outcome.load_seconds,
-        warm=outcome.warm_seconds,
-        dump=outcome.dump_seconds,
-        wait=outcome.wait_seconds + outcome.idle_seconds,
-        other=max(0.0, held - known),
+        **parts,
+        other=max(0.0, held - sum(parts.values())),
         shards=outcome.shards,
         ended=outcome.reason,
     )

@@ -278,31 +278,15 @@ def make_series(points: Iterable[Point], gpu_hour_price: float | None = None) ->
 
 
 def _curve(suite: str, row: Sequence[tuple[str, int | None, ScoreValue]]) -> Curve:
-    last = row[-1][2]
+    last, before = row[-1][2], None
     made: list[CurvePoint] = []
     for label, step, score in row:
-        before = made[-1] if made else None
-        made.append(
-            CurvePoint(
-                label=label,
-                step=step,
-                value=score.value,
-                stderr=score.stderr,
-                change=None if before is None else score.value - before.value,
-                regressed=score.regressed,
-                differs=score.differs,
-                documents=score.documents,
-            )
-        )
-    return Curve(
-        suite=suite,
-        task=last.task,
-        metric=last.metric,
-        filter=last.filter,
-        name=last.name,
-        higher_is_better=last.higher_is_better,
-        points=tuple(made),
-    )
+        change = None if before is None else score.value - before
+        facts = score.model_dump(include={"value", "stderr", "regressed", "differs", "documents"})
+        made.append(CurvePoint(label=label, step=step, change=change, **facts))
+        before = score.value
+    facts = last.model_dump(include={"task", "metric", "filter", "higher_is_better"})
+    return Curve(suite=suite, name=last.name, points=tuple(made), **facts)
 
 
 def is_regression(value: float, stderr: float | None, later: ScoreValue) -> bool:
@@ -324,15 +308,11 @@ CSV_COLUMNS = (
 def to_csv(series: Series) -> str:
     """A line per checkpoint and score; a checkpoint without scores has one line with empty columns."""
     out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(CSV_COLUMNS)
-    for p in series.points:
-        head = (p.suite, p.step, p.checkpoint, p.evaluation_id, p.status)
-        costs, tail = (p.makespan_seconds, p.gpu_seconds, p.cost), (p.paused_seconds, p.mode)
-        for s in p.scores:
-            score = (s.task, s.metric, s.filter, s.value, s.stderr, s.documents, int(s.regressed))
-            facts = (s.version, s.n_shot, int(s.higher_is_better), s.differs)
-            writer.writerow((*head, *score, *costs, *facts, *tail))
-        if not p.scores:
-            writer.writerow((*head, *[None] * 7, *costs, *[None] * 4, *tail))
+    writer = csv.DictWriter(out, CSV_COLUMNS, extrasaction="ignore", lineterminator="\n")
+    writer.writeheader()
+    for point in series.points:
+        known = point.model_dump(exclude={"scores"})
+        for score in [score.model_dump() for score in point.scores] or [{}]:
+            marks = {name: int(value) for name, value in score.items() if isinstance(value, bool)}
+            writer.writerow(known | score | marks)
     return out.getvalue()

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypedDict
+from typing import Any
 
 from pydantic import Field
 
@@ -89,22 +89,23 @@ class Report(Kept):
         str  # running | done | failed | cancelled; of one that does not go on: stopped | parked | given up
     )
     accepted_at: float
-    makespan_seconds: float | None  # from acceptance to the last score, without `paused_seconds`
-    predicted_makespan_seconds: float | None
-    lower_bound_seconds: float | None
-    ratio: float | None  # of the makespan without `waited_seconds` to the bound
+    makespan_seconds: float | None = None  # from acceptance to the last score, without `paused_seconds`
+    predicted_makespan_seconds: float | None = None
+    lower_bound_seconds: float | None = None
+    ratio: float | None = None  # of the makespan without `waited_seconds` to the bound
     plan_policy: str = "evalspan"
-    stages: Stages
-    gpu_seconds: float
-    gpu_busy_fraction: float | None
-    gpus: tuple[GpuUse, ...]
-    nodes: dict[str, str]  # node -> rung it was staged on
+    stages: Stages = Stages()
+    gpu_seconds: float = 0.0
+    gpu_busy_fraction: float | None = None
+    gpus: tuple[GpuUse, ...] = ()
+    nodes: dict[str, str] = Field(default_factory=dict)  # node -> rung it was staged on
     # node -> seconds between the end of its prefetch and its first free GPU
     staged_ahead: dict[str, float] = Field(default_factory=dict)
-    staged_bytes: int  # weights, and request sets where a node keeps them
-    storage_bytes: int
-    shards: tuple[ShardSpan, ...]
-    metric_seconds: dict[str, float]  # CPU seconds by leaf task (execute) and entry (score)
+    staged_bytes: int = 0  # weights, and request sets where a node keeps them
+    storage_bytes: int = 0
+    shards: tuple[ShardSpan, ...] = ()
+    # CPU seconds by leaf task (execute) and entry (score)
+    metric_seconds: dict[str, float] = Field(default_factory=dict)
     entries: tuple[EntryLine, ...]
     judge: JudgeUse | None = None
     tokens: TokenUse | None = None  # None: not counted, as before the end
@@ -152,9 +153,9 @@ class _Gathered:
             self._limit(event)
 
     @property
-    def loaded(self) -> list[TrialEnded]:
-        """The trials that loaded a model: one that ended before has no seconds to average."""
-        return [t for t in self.trials if t.load_seconds > 0]
+    def loads(self) -> list[tuple[float, float, float]]:
+        """Seconds of import, load and warm-up of each trial that loaded a model: one that ended before has none to average."""
+        return [(t.import_seconds, t.load_seconds, t.warm_seconds) for t in self.trials if t.load_seconds > 0]
 
     def pauses(self, shards: Iterable[ShardSpan]) -> list[Span]:
         """When no coordinator ran the evaluation, and none of its jobs worked or waited in a queue."""
@@ -234,15 +235,16 @@ def _stages(gathered: _Gathered, shards: Sequence[ShardSpan], pauses: Sequence[S
     if shards and gathered.scored_at is not None:
         last = max(s.started_at + s.seconds for s in shards)
         tail = max(0.0, gathered.scored_at - last - within(pauses, last, gathered.scored_at))
+    parts = [_mean(part) for part in zip(*gathered.loads, strict=True)] or [None] * 3
     return Stages(
         build=covered(gathered.built),
         staging=covered(gathered.staged_at),
         queue_wait=longest,
         waited_for=reason,
-        load=_mean(t.import_seconds + t.load_seconds + t.warm_seconds for t in gathered.loaded),
-        load_import=_mean(t.import_seconds for t in gathered.loaded),
-        load_weights=_mean(t.load_seconds for t in gathered.loaded),
-        load_warm_up=_mean(t.warm_seconds for t in gathered.loaded),
+        load=_mean(map(sum, gathered.loads)),
+        load_import=parts[0],
+        load_weights=parts[1],
+        load_warm_up=parts[2],
         inference=covered((s.started_at, s.started_at + s.seconds) for s in shards),
         metric_tail=tail,
         metric=sum(gathered.metric_seconds.values()) if gathered.metric_seconds else None,
@@ -278,20 +280,15 @@ def _bound(state: State, gathered: _Gathered, shards: Sequence[ShardSpan]) -> fl
                     executes=leaf.planned.executes,
                 )
             )
-    lanes = max(
-        1,
-        len({t.name for t in gathered.trials})
-        if not state.nodes.by_name
-        else sum(n.lanes for n in state.nodes.by_name.values()),
-    )
-    load = min((t.import_seconds + t.load_seconds + t.warm_seconds for t in gathered.loaded), default=0.0)
+    lanes = sum(n.lanes for n in state.nodes.by_name.values()) or len({t.name for t in gathered.trials})
+    load = min((sum(parts) for parts in gathered.loads), default=0.0)
     built = covered(gathered.built) or 0.0
     if state.record.options.early_trials:
         built -= load  # trials loaded meanwhile
     staged = min((s.seconds for s in gathered.staged), default=0.0)
     return measured_lower_bound(
         sets,
-        gpus=lanes,
+        gpus=max(1, lanes),
         cpu_slots=state.cpu_slots,
         load_seconds=load,
         before_seconds=max(built, staged),
@@ -344,12 +341,7 @@ def make_report(
     waited = max(0.0, gathered.waited() - within(pauses, accepted, min(offers))) if offers else 0.0
     kept_out = [*gathered.limited, *((at, over) for at in gathered.kept_out.values())]
     return Report(
-        evaluation_id=record.evaluation_id,
-        checkpoint=record.checkpoint.announced,
-        step=record.checkpoint.step,
-        suite=record.suite.name,
-        **_mode(state),
-        status=_status(state),
+        **_outcome(state),
         accepted_at=accepted,
         makespan_seconds=makespan,
         predicted_makespan_seconds=state.plan.predicted_makespan_seconds or None,
@@ -372,7 +364,6 @@ def make_report(
         shards=tuple(sorted(shards, key=lambda s: s.started_at)),
         metric_seconds=dict(gathered.metric_seconds),
         tokens=token_use([s.shard for s in shards], indexes, gathered.trials) if indexes else None,
-        entries=_entry_lines(state),
         reused=dict(state.plan.reused),
         reused_scores=tuple(state.entries[i].name for i in sorted(state.plan.reused_scores)),
         away_seconds=within(gathered.absences.spans, accepted, over),
@@ -385,57 +376,26 @@ def make_report(
 
 def without_measurements(state: State, why: str) -> Report:
     """A report of how the evaluation ended alone; `why`: the reason, as a warning."""
-    record = state.record
-    return Report(
-        evaluation_id=record.evaluation_id,
-        checkpoint=record.checkpoint.announced,
-        step=record.checkpoint.step,
-        suite=record.suite.name,
-        **_mode(state),
-        status=_status(state),
-        accepted_at=record.accepted_at,
-        makespan_seconds=None,
-        predicted_makespan_seconds=None,
-        lower_bound_seconds=None,
-        ratio=None,
-        stages=Stages(),
-        gpu_seconds=0.0,
-        gpu_busy_fraction=None,
-        gpus=(),
-        nodes={},
-        staged_bytes=0,
-        storage_bytes=0,
-        shards=(),
-        metric_seconds={},
-        entries=_entry_lines(state),
-        warnings=(*dict.fromkeys(state.warnings), f"times and costs are not known: {why}"),
-    )
+    warnings = (*dict.fromkeys(state.warnings), f"times and costs are not known: {why}")
+    return Report(**_outcome(state), accepted_at=state.record.accepted_at, warnings=warnings)
 
 
-class _Mode(TypedDict):
-    """Fields of `Report`."""
-
-    mode: str
-    token_budget: int | None
-    cuts: dict[str, str]
-
-
-def _mode(state: State) -> _Mode:
-    size, budget = state.batch_size, state.token_budget
+def _outcome(state: State) -> dict[str, Any]:
+    """The fields that need no measurement."""
+    record, size, budget = state.record, state.batch_size, state.token_budget
     usual = str(Cut(size, budget)) if isinstance(size, int) and isinstance(budget, int) else ""
-    return _Mode(
-        mode=state.record.suite.mode or "exact",
-        token_budget=budget if isinstance(budget, int) else None,
-        cuts={
-            task: leaf.planned.cut
-            for task, leaf in state.shards.leaves.items()
-            if leaf.planned.cut not in ("", usual)
-        },
-    )
-
-
-def _entry_lines(state: State) -> tuple[EntryLine, ...]:
-    return tuple(
-        EntryLine(name=e.name, status=e.status, error=e.error, unscored=len(e.unscored))
-        for e in state.entries
-    )
+    planned = {task: leaf.planned.cut for task, leaf in state.shards.leaves.items()}
+    return {
+        "evaluation_id": record.evaluation_id,
+        "checkpoint": record.checkpoint.announced,
+        "step": record.checkpoint.step,
+        "suite": record.suite.name,
+        "mode": record.suite.mode or "exact",
+        "token_budget": budget if isinstance(budget, int) else None,
+        "cuts": {task: cut for task, cut in planned.items() if cut not in ("", usual)},
+        "status": _status(state),
+        "entries": tuple(
+            EntryLine(name=e.name, status=e.status, error=e.error, unscored=len(e.unscored))
+            for e in state.entries
+        ),
+    }

@@ -8,7 +8,7 @@ from typing import Any
 
 from coordinator.evaluation.records import EvaluationRecord, RunOptions
 from coordinator.report.learning_curves import Point, scores_of
-from coordinator.report.measurements import Report, Stages
+from coordinator.report.measurements import Report
 from evaljobs.contract.paths import EvaluationPaths
 from evaljobs.contract.specs import (
     CheckpointSpec,
@@ -78,18 +78,8 @@ def leave(
         status="done",
         accepted_at=record.accepted_at,
         makespan_seconds=90.0,
-        predicted_makespan_seconds=None,
-        lower_bound_seconds=None,
-        ratio=None,
-        stages=Stages(),
         gpu_seconds=3600.0,
         gpu_busy_fraction=0.5,
-        gpus=(),
-        nodes={},
-        staged_bytes=0,
-        storage_bytes=0,
-        shards=(),
-        metric_seconds={},
         entries=(),
         warnings=(),
     )
