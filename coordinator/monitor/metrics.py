@@ -27,7 +27,7 @@ from prometheus_client.core import GaugeMetricFamily
 from coordinator.base.version import version_text
 from coordinator.errors import OperatorError
 from coordinator.evaluation.state import Phase
-from coordinator.runtime.summary import Summary
+from coordinator.runtime.summary import CAUSES, Summary
 
 if TYPE_CHECKING:
     from coordinator.runtime.loop import Coordinator
@@ -41,9 +41,7 @@ NODES = ("offered", "staging", "ready", "back-off", "withdrawn")
 JOBS = ("build", "convert", "stage", "trial", "host", "metric")
 LOOP_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 MAKESPAN_SECONDS = (60, 300, 600, 1200, 1800, 3600, 7200, 14400, 28800)
-CAUSES = {
-    "infer": "inference", "imports": "import", "load": "load", "warm": "warm-up", "dump": "dump", "wait": "wait", "other": "other",
-}  # fmt: skip
+LABELS = {"infer": "inference", "imports": "import", "warm": "warm-up"}  # of causes that have another one
 
 
 class Metrics:
@@ -94,8 +92,8 @@ class Metrics:
         for phase in (*PHASES, "stopped"):
             self._gauges["phases"].labels(phase).set_function(partial(self._phase, phase))
         self.registry.register(_RedisMemory(memory))
-        for cause in CAUSES.values():
-            self._gpu.labels(cause)
+        for cause in CAUSES:
+            self._gpu.labels(LABELS.get(cause, cause))
         host, _, port = listen.rpartition(":")
         try:
             self._server, self._thread = start_http_server(int(port), host, self.registry)
@@ -132,7 +130,7 @@ class Metrics:
         for summary in ends:
             self._ended.labels(summary.result).inc()
             for cause, seconds in summary.gpu_seconds.items():
-                self._gpu.labels(CAUSES[cause]).inc(seconds)
+                self._gpu.labels(LABELS.get(cause, cause)).inc(seconds)
             self._staged.inc(summary.staged_bytes)
             if summary.makespan_seconds is not None:
                 self._makespan.observe(summary.makespan_seconds)

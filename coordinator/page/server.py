@@ -19,9 +19,8 @@ import stat
 import sys
 import time
 from collections import OrderedDict, defaultdict
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from threading import Lock
 from typing import Any, NamedTuple
@@ -29,12 +28,13 @@ from urllib.parse import quote, unquote
 
 import uvicorn
 from starlette.applications import Starlette
-from starlette.concurrency import run_in_threadpool
 from starlette.middleware import Middleware
+from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoint
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
+from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from coordinator.config.schema import Config
@@ -155,7 +155,7 @@ class Pages:
 
 
 class _Views:
-    """The answers, a method for each route."""
+    """The answers, a method for each route, which runs in a thread."""
 
     def __init__(self, settings: Config) -> None:
         self._settings = settings
@@ -170,10 +170,10 @@ class _Views:
             Route("/changes", self._mark),
         ]
 
-    async def _answer(self, request: Request, make: Callable[[], read.Contents]) -> Response:
+    def _answer(self, request: Request, make: Callable[[], read.Contents]) -> Response:
         try:
             address = request.url.path + (f"?{request.url.query}" if request.url.query else "")
-            found = await run_in_threadpool(self._pages.get, address, make)
+            found = self._pages.get(address, make)
         except OperatorError as error:
             return PlainTextResponse(str(error), status_code=404)
         except (EvalspanError, OSError) as error:
@@ -182,38 +182,33 @@ class _Views:
             blocks = {name: base64.b64encode(content).decode() for name, content in found.blocks.items()}
             text = html.as_json({"data": found.data, "blocks": blocks})
             return Response(text, media_type="application/json")
-        text = await run_in_threadpool(partial(html.page, *found, live=True))
-        return Response(text, media_type="text/html; charset=utf-8")
+        return Response(html.page(*found, live=True), media_type="text/html; charset=utf-8")
 
-    async def _index(self, request: Request) -> Response:
-        return await self._answer(request, self._pages.index)
+    def _index(self, request: Request) -> Response:
+        return self._answer(request, self._pages.index)
 
-    async def _evaluation(self, request: Request) -> Response:
+    def _evaluation(self, request: Request) -> Response:
         name = request.path_params["name"]
-        try:
-            whole = (await run_in_threadpool(find_folder, self._settings, name)).root.name
-        except OperatorError as error:
-            return PlainTextResponse(str(error), status_code=404)
-        if whole != name:  # the page is kept up to date by its whole id
-            return RedirectResponse(f"/evaluation/{quote(whole)}", status_code=303)
-        return await self._answer(request, lambda: read.of_evaluation(self._settings, name))
+        with suppress(OperatorError):  # the answer says it
+            whole = find_folder(self._settings, name).root.name
+            if whole != name:  # the page is kept up to date by its whole id
+                return RedirectResponse(f"/evaluation/{quote(whole)}", status_code=303)
+        return self._answer(request, lambda: read.of_evaluation(self._settings, name))
 
-    async def _training(self, request: Request) -> Response:
+    def _training(self, request: Request) -> Response:
         asked = request.query_params
         folder, suite = asked.get("folder", "*"), asked.get("suite")
-        return await self._answer(request, lambda: self._pages.trainings(folder, suite))
+        return self._answer(request, lambda: self._pages.trainings(folder, suite))
 
-    async def _compare(self, request: Request) -> Response:
+    def _compare(self, request: Request) -> Response:
         names = request.query_params.getlist("id")
         if len(names) < FEWEST_COMPARED:
             return PlainTextResponse("name two evaluations: /compare?id=…&id=…", status_code=404)
-        return await self._answer(request, lambda: read.of_comparison(self._settings, names))
+        return self._answer(request, lambda: read.of_comparison(self._settings, names))
 
-    async def _mark(self, request: Request) -> Response:
+    def _mark(self, request: Request) -> Response:
         """What a page's `mark` would be now: a browser asks while the page is seen, and holds no connection open."""
-        return PlainTextResponse(
-            await run_in_threadpool(self._pages.shown, request.query_params.get("of", "/"))
-        )
+        return PlainTextResponse(self._pages.shown(request.query_params.get("of", "/")))
 
 
 def application(settings: Config, token: str | None) -> Starlette:
@@ -222,26 +217,17 @@ def application(settings: Config, token: str | None) -> Starlette:
     return Starlette(routes=_Views(settings).routes(), middleware=[hosts, Middleware(_Guard, token)])
 
 
-class _Guard:
+class _Guard(BaseHTTPMiddleware):
     """Refuses requests that change something or lack the token, and adds HEADERS to every answer."""
 
-    def __init__(self, app: Any, token: str | None) -> None:
-        self._app, self._token = app, token
+    def __init__(self, app: ASGIApp, token: str | None) -> None:
+        super().__init__(app)
+        self._token = token
 
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-
-        async def with_headers(message: Any) -> None:
-            if message["type"] == "http.response.start":
-                more = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
-                message = {**message, "headers": [*message["headers"], *more]}
-            await send(message)
-
-        refused = self._refusal(Request(scope))
-        handler: Callable[..., Awaitable[None]] = self._app if refused is None else refused
-        await handler(scope, receive, with_headers)
+    async def dispatch(self, request: Request, call_next: RequestResponseEndpoint) -> Response:
+        answer = self._refusal(request) or await call_next(request)
+        answer.headers.update(HEADERS)
+        return answer
 
     def _refusal(self, request: Request) -> Response | None:
         if request.method not in ("GET", "HEAD"):
