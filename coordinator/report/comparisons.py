@@ -6,6 +6,7 @@ Rule: an ASCII mark stands for each curve, so that a terminal without colours sh
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from math import isfinite
 from typing import Any
 
@@ -161,10 +162,8 @@ def show_series(console: Console, series: Series) -> None:
         charts = [
             line
             for alike in _by_scale(curves)
-            for first in range(0, len(alike), len(MARKS))
-            for line in plot(
-                alike[first : first + len(MARKS)], console.width, ascii_only=console.options.ascii_only
-            )
+            for i in range(0, len(alike), len(MARKS))
+            for line in plot(alike[i : i + len(MARKS)], console.width, ascii_only=console.options.ascii_only)
         ]
         parts += ["", Text(f"{suite}: learning curves", style="bold"), *charts] if charts else []
         parts += ["", _scores(curves, f"{suite}: scores by step")] if curves else []
@@ -172,7 +171,7 @@ def show_series(console: Console, series: Series) -> None:
         console.print(part, highlight=False)
     differs = []
     for curve in series.curves:
-        for before, point in zip(curve.points, curve.points[1:], strict=False):
+        for before, point in pairwise(curve.points):
             if point.differs:
                 what = _other(point.differs, before.documents, point.documents)
                 differs.append((f"{point.label} is not comparable with {before.label}", what, curve.name))
@@ -304,11 +303,8 @@ def lane_table(lanes: Sequence[Mapping[str, Any]]) -> Sheet:
 
 def _ranges(numbers: Sequence[int]) -> str:
     """0-2,5 of 0, 1, 2 and 5."""
-    runs: list[list[int]] = []
-    for number in sorted(numbers):
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    ranges = [str(a) if a == b else f"{a}-{b}" for a, b in runs]
+    runs: dict[int, list[int]] = {}
+    for place, number in enumerate(sorted(numbers)):
+        runs.setdefault(number - place, []).append(number)
+    ranges = [str(r[0]) if len(r) == 1 else f"{r[0]}-{r[-1]}" for r in runs.values()]
     return ",".join(ranges[:4]) + (",..." if len(ranges) > 4 else "")

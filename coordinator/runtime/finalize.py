@@ -306,21 +306,9 @@ class Results(Record):
 
     def rows(self) -> list[dict[str, Any]]:
         """A flat row for each score, as `series` gives them."""
-        return rows_of(
-            Point(
-                evaluation_id=self.evaluation_id,
-                suite=self.suite,
-                checkpoint=self.checkpoint,
-                step=self.step,
-                status=self.status,
-                mode=self.report.mode,
-                accepted_at=self.report.accepted_at,
-                makespan_seconds=self.makespan_seconds,
-                paused_seconds=self.paused_seconds or 0.0,
-                gpu_seconds=self.gpu_seconds,
-                scores=self.scores,
-            )
-        )
+        known = {name: value for name, value in self if name in Point.model_fields}
+        known |= {"paused_seconds": self.paused_seconds or 0.0}
+        return rows_of(Point(**known, mode=self.report.mode, accepted_at=self.report.accepted_at))
 
 
 def results_of(state: State, paths: EvaluationPaths, events: Sequence[AnyEvent] | None = None) -> Results:
