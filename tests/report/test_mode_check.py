@@ -37,26 +37,21 @@ def test_differences_are_those_of_each_request(documents: list[tuple[list[float]
     assert made.answers is None
 
 
-def test_flips_are_documents_and_a_metric_may_flip_without_them() -> None:
-    pairs = [
-        (sample(0, [-1.0, -2.0]), sample(0, [-2.0, -1.0], acc=0.0)),
-        (sample(1, [-1.0, -2.0]), sample(1, [-1.0, -2.0], acc=0.5)),
-        (sample(2, [-1.0, -2.0]), sample(2, [-1.25, -2.0])),
-    ]
-    made = task_check("t", "multiple_choice", pairs)
-    assert (made.argmax, made.metrics, made.worst) == (1, 2, 1.0)
+def test_flips_are_documents_by_what_the_task_has() -> None:
+    """A metric may flip without an argmax; rolling likelihoods have no argmax, and generation has answers alone."""
 
+    def texts(*answers: str) -> list[dict[str, Any]]:
+        return [{"doc_id": n, "resps": [[text]]} for n, text in enumerate(answers)]
 
-def test_rolling_likelihoods_have_no_argmax_and_generation_has_answers_alone() -> None:
-    rolling = ({"doc_id": 0, "resps": [["-10.5"]]}, {"doc_id": 0, "resps": [["-10.0"]]})
-    made = task_check("pages", "loglikelihood_rolling", [rolling])
-    assert (made.worst, made.argmax, made.answers) == (0.5, None, None)
-    texts = [
-        ({"doc_id": n, "resps": [["42"]]}, {"doc_id": n, "resps": [[text]]}) for n, text in enumerate("42")
-    ]
-    texts.append(({"doc_id": 2, "resps": [["42"]]}, {"doc_id": 2, "resps": [["42"]]}))
-    made = task_check("sums", "generate_until", texts)
-    assert (made.worst, made.argmax, made.answers, made.documents) == (None, None, 2, 3)
+    before = [sample(n, [-1.0, -2.0]) for n in range(3)]
+    after = [sample(0, [-2.0, -1.0], acc=0.0), sample(1, [-1.0, -2.0], acc=0.5), sample(2, [-1.25, -2.0])]
+    for kind, exact, fast, found in (
+        ("multiple_choice", before, after, (3, 1.0, 1, 2, None)),
+        ("loglikelihood_rolling", texts("-10.5"), texts("-10.0"), (1, 0.5, None, 0, None)),
+        ("generate_until", texts("42", "42", "42"), texts("4", "2", "42"), (3, None, None, 0, 2)),
+    ):
+        made = task_check("t", kind, list(zip(exact, fast, strict=True)))
+        assert (made.documents, made.worst, made.argmax, made.metrics, made.answers) == found
 
 
 def test_the_table_says_what_is_not_there() -> None:

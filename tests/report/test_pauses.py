@@ -168,24 +168,32 @@ def test_a_trial_that_never_loaded_says_nothing_of_loads(world: World) -> None:
     assert (beside.lower_bound_seconds, beside.stages.load) == (alone.lower_bound_seconds, 20.0)
 
 
-def test_a_coordinator_was_there_until_its_last_sign() -> None:
-    """The later of its last event and the journal's age; without a known age nothing is left out."""
-    for seen_at, expected in ((10.0, [(20.0, 50.0)]), (30.0, [(30.0, 50.0)]), (50.0, []), (None, [])):
-        absences = Absences()
-        for event in (ev.QueueLost(at=20.0), ev.Restarted(at=50.0, seen_at=seen_at)):
-            absences.take(event)
-        assert absences.spans == expected
-
-
-def test_the_time_between_an_end_and_its_retry_is_an_absence() -> None:
-    """Once, also where coordinators came and went meanwhile."""
+@pytest.mark.parametrize(
+    ("events", "spans"),
+    [
+        *(
+            ([ev.QueueLost(at=20.0), ev.Restarted(at=50.0, seen_at=seen)], spans)
+            for seen, spans in ((10.0, [(20.0, 50.0)]), (30.0, [(30.0, 50.0)]), (50.0, []), (None, []))
+        ),
+        (
+            [
+                ev.ResultsWritten(at=100.0),
+                ev.QueueLost(at=101.0),
+                ev.Restarted(at=200.0, seen_at=150.0),
+                ev.RetryAsked(at=900.0),
+                ev.ResultsWritten(at=1000.0),
+            ],
+            [(100.0, 900.0)],
+        ),
+    ],
+)
+def test_a_coordinator_was_there_until_its_last_sign(
+    events: list[Any], spans: list[tuple[float, float]]
+) -> None:
+    """The later of its last event and the journal's age; without a known age nothing is left out. From an end to its retry none
+    was there, also where coordinators came and went meanwhile.
+    """
     absences = Absences()
-    for event in (
-        ev.ResultsWritten(at=100.0),
-        ev.QueueLost(at=101.0),
-        ev.Restarted(at=200.0, seen_at=150.0),
-        ev.RetryAsked(at=900.0),
-        ev.ResultsWritten(at=1000.0),
-    ):
+    for event in events:
         absences.take(event)
-    assert absences.spans == [(100.0, 900.0)]
+    assert absences.spans == spans

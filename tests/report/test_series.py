@@ -64,26 +64,6 @@ def test_cost_is_gpu_hours_at_the_price():
     assert [p.gpu_seconds for p in series.points] == [1800.0, None]
 
 
-def test_csv_has_a_line_per_checkpoint_and_score():
-    """Readable by name; a running checkpoint has a line with empty scores."""
-    series = make_series([point(1, 0.5), point(2, 0.1), point(3, 0, status="open", scores=())])
-    rows = list(csv.DictReader(io.StringIO(to_csv(series))))
-    assert [(r["step"], r["task"], r["value"], r["regressed"]) for r in rows] == [
-        ("1", "add", "0.5", "0"),
-        ("1", "pages", "9.5", "0"),
-        ("2", "add", "0.1", "1"),
-        ("2", "pages", "9.9", "0"),
-        ("3", "", "", ""),
-    ]
-
-
-def test_json_is_versioned_and_reads_back():
-    """The printed JSON is the record itself."""
-    series = make_series([point(1, 0.5), point(2, 0.1)], 2.0)
-    assert series.schema_version == 1
-    assert Series.model_validate_json(series.model_dump_json()) == series
-
-
 def test_a_series_says_which_checkpoints_have_no_step_and_how_one_is_given():
     """Its x axis is their order then; the first five are named, and the number of the rest."""
     points = [point(i, 0.1).model_copy(update={"checkpoint": f"/r/v{i}"}) for i in range(9)]
@@ -107,52 +87,40 @@ def test_a_folder_or_a_glob_names_a_training(tmp_path, monkeypatch):
 
 
 def test_a_series_is_found_in_the_work_folder(work):
-    """Ended ones with scores, a running one without, none of another training or suite; a typo is
-    named.
+    """Ended ones with scores, a running one without, none of another training or suite; half a record is skipped. What names
+    no evaluation is refused with what there is.
     """
     leave(work, 10, 0.1, suite="other")
+    (work / "broken").mkdir()
+    (work / "broken" / "evaluation.json").write_text('{"schema_version": 1')
     points = make_series(find_series(work, "/runs/a", "mini")).points
     assert [(p.step, p.status, len(p.scores)) for p in points] == [
         (10, "done", 2),
         (20, "done", 2),
         (30, "open", 0),
     ]
-    with pytest.raises(OperatorError, match="checkpoints are in: /runs/a, /runs/b; `evalspan status`"):
-        find_series(work, "/runs/c")
-
-
-def test_a_suite_or_a_folder_that_holds_none_is_told_from_one_that_does(work):
-    """A suite that was not evaluated there is not called a missing checkpoint; the folder above has its glob."""
-    with pytest.raises(OperatorError, match=r"no evaluation there is of suite 'nope' \(there are: mini\)"):
-        find_series(work, "/runs/a", "nope")
-    with pytest.raises(OperatorError, match=r"try '/runs/\*'"):
-        find_series(work, "/runs/")
-    assert len(find_series(work, "/runs/*")) == len(find_series(work, "/runs/a")) + len(
-        find_series(work, "/runs/b")
-    )
+    assert len(find_series(work, "/runs/*")) == len(find_series(work, "/runs/a")) + 1
+    for selector, suite, said in (
+        ("/runs/c", None, "checkpoints are in: /runs/a, /runs/b;"),
+        ("/runs/a", "nope", r"suite 'nope' \(there are: mini, other\)"),
+        ("/runs/", None, r"try '/runs/\*'"),
+    ):
+        with pytest.raises(OperatorError, match=said):
+            find_series(work, selector, suite)
 
 
 def test_costs_of_several_suites_name_them_and_earlier_evaluations_are_counted():
     first = point(1000, 0.2)
     again = first.model_copy(update={"accepted_at": first.accepted_at + 1})
-    other = first.model_copy(update={"suite": "second_suite"})
-    out = io.StringIO()
-    show_series(Console(file=out, width=120, color_system=None), make_series([first, again, other]))
-    costs = out.getvalue().split("learning curves")[0]
-    assert "suite" in costs
-    assert "second_suite" in costs
-    assert "1 earlier evaluation is left out" in out.getvalue()
-    out = io.StringIO()
-    show_series(Console(file=out, width=120, color_system=None), make_series([first]))
-    assert "suite " not in out.getvalue().split("learning curves")[0]
-    assert "earlier" not in out.getvalue()
-
-
-def test_a_damaged_evaluation_does_not_hide_the_others(work):
-    """Half a record is skipped."""
-    (work / "broken").mkdir()
-    (work / "broken" / "evaluation.json").write_text('{"schema_version": 1')
-    assert len(find_series(work, "/runs/a")) == 3
+    for points, several in (
+        ((first, again, first.model_copy(update={"suite": "second"})), True),
+        ((first,), False),
+    ):
+        out = io.StringIO()
+        show_series(Console(file=out, width=120, color_system=None), make_series(points))
+        costs = out.getvalue().split("learning curves")[0]
+        assert ("suite " in costs, "second" in costs) == (several, several)
+        assert ("1 earlier evaluation is left out" in out.getvalue()) == several
 
 
 def test_checkpoints_of_one_step_have_curves_with_both():
@@ -162,21 +130,29 @@ def test_checkpoints_of_one_step_have_curves_with_both():
     assert [p.value for p in series.curves[0].points] == [0.2, 0.4]
 
 
-def test_csv_says_version_shots_direction_and_where_a_curve_breaks():
-    """New columns come last; `differs` stands at the first point of other requests, and no regression does."""
+def test_csv_and_json_have_every_fact_of_a_score():
+    """A line per checkpoint and score, readable by name; a running checkpoint has a line with empty scores. `differs` stands at
+    the first point of other requests, and no regression does. The printed JSON is the record itself.
+    """
 
     def of(step, value, key):
         made = results(value, versions={"add": 2.0}, **{"n-shot": {"add": 5}})
         made["evalspan"] = {"keys": {"add": {"requests": key, "score": "s"}}}
         return point(step, value, scores=scores_of(made), paused_seconds=3.0)
 
-    series = make_series([of(1, 0.9, "a"), of(2, 0.1, "b"), of(3, 0.1, "b")])
-    rows = [r for r in csv.DictReader(io.StringIO(to_csv(series))) if r["task"] == "add"]
-    assert [r["differs"] for r in rows] == ["", "requests", ""]
-    assert [r["regressed"] for r in rows] == ["0", "0", "0"]
-    assert {(r["version"], r["n_shot"], r["higher_is_better"]) for r in rows} == {("2.0", "5", "1")}
-    assert {r["paused_seconds"] for r in rows} == {"3.0"}
-    assert [s.differs for p in series.points for s in p.scores if s.task == "add"] == ["", "requests", ""]
+    running = point(4, 0, status="open", scores=())
+    series = make_series([of(1, 0.9, "a"), of(2, 0.1, "b"), of(3, 0.05, "b"), running], 2.0)
+    rows = list(csv.DictReader(io.StringIO(to_csv(series))))
+    names = ("step", "task", "value", "differs", "regressed", "version", "n_shot", "higher_is_better")
+    assert [tuple(r[name] for name in names) for r in rows if r["task"] != "pages"] == [
+        ("1", "add", "0.9", "", "0", "2.0", "5", "1"),
+        ("2", "add", "0.1", "requests", "0", "2.0", "5", "1"),
+        ("3", "add", "0.05", "", "1", "2.0", "5", "1"),
+        ("4", "", "", "", "", "", "", ""),
+    ]
+    assert [r["paused_seconds"] for r in rows] == ["3.0"] * 6 + ["0.0"]
+    assert series.schema_version == 1
+    assert Series.model_validate_json(series.model_dump_json()) == series
 
 
 def test_a_copied_checkpoint_is_in_the_series_of_both_trainings(tmp_path):
