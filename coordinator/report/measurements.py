@@ -28,7 +28,7 @@ from coordinator.evaluation.events import (
 from coordinator.evaluation.state import State
 from coordinator.planning.lower_bound import MeasuredSet, measured_lower_bound
 from coordinator.report import gpu_use
-from coordinator.report.gpu_use import GpuUse
+from coordinator.report.gpu_use import GpuUse, Member
 from coordinator.report.judge_cost import JudgeUse
 from coordinator.report.pauses import Absences, Span, covered, within, without
 from coordinator.report.tokens import Indexes, TokenUse, token_use
@@ -131,12 +131,12 @@ class _Gathered:
         self.cpus = 1  # CPUs of a metric worker
         self.entries: list[str] = []
         self.submitted: dict[str, float] = {}
-        self.started: dict[tuple[str, int], float] = {}
-        self.reasons: dict[tuple[str, int], str] = {}
-        self.ended: dict[tuple[str, int], tuple[float, str]] = {}  # with the cluster's word for it
-        self.built: list[tuple[float, float]] = []
+        self.started: dict[Member, float] = {}
+        self.reasons: dict[Member, str] = {}
+        self.ended: dict[Member, tuple[float, str]] = {}  # with the cluster's word for it
+        self.built: list[Span] = []
         self.staged: list[Staged] = []
-        self.staged_at: list[tuple[float, float]] = []
+        self.staged_at: list[Span] = []
         self.there_at: dict[str, float] = {}  # node -> first staged
         self.offered_at: dict[str, float] = {}  # node -> first offer of GPUs
         self.kept_out: dict[str, float] = {}  # job -> when a limit first kept it out
@@ -203,14 +203,15 @@ class _Gathered:
             self.limited.append((self.kept_out.pop(event.job), event.at))
 
     def _outcome(self, outcome: Any, at: float) -> None:
+        span = at - getattr(outcome, "seconds", 0.0), at
         if isinstance(outcome, (Built, Staged, Executed, Scored)):
-            self.measured.append((at - outcome.seconds, at))
+            self.measured.append(span)
         match outcome:
             case Built():
-                self.built.append((at - outcome.seconds, at))
+                self.built.append(span)
             case Staged():
                 self.staged.append(outcome)
-                self.staged_at.append((at - outcome.seconds, at))
+                self.staged_at.append(span)
                 self.there_at.setdefault(outcome.node, at)
             case TrialEnded():
                 self.trials.append(outcome)

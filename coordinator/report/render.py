@@ -312,14 +312,12 @@ def show(
     parts += [Text(f"FAILED {names}: {why}", style="bold red") for names, why in by_reason(failed).items()]
     if failed and report.status != "cancelled":
         one = report.evaluation_id
-        parts.append(
+        parts += [
             Text(
                 f"`evalspan logs {one} NAME` prints a job's log; mend the cause, then `evalspan retry {one}`"
-            )
-        )
-        parts.append(
-            Text("(a change in a task's own files makes a new evaluation: type `evalspan eval …` again)")
-        )
+            ),
+            Text("(a change in a task's own files makes a new evaluation: type `evalspan eval …` again)"),
+        ]
     for entry in report.entries:
         if entry.status != "failed" and entry.unscored:
             items = "item counts" if entry.unscored == 1 else "items count"
