@@ -71,29 +71,22 @@ def test_every_open_shard_is_counted_once(metrics: Metrics, seed: int, turns: in
     assert seen["evalspan_oldest_evaluation_seconds", ""] == (5.0 if open_ones else 0.0)
 
 
-def test_a_scrape_shows_what_the_loop_handed_over(metrics: Metrics):
+def test_a_scrape_shows_what_the_loop_handed_over_and_nothing_as_running_where_it_hangs(metrics: Metrics):
+    """The thread of a scrape lives on beside a loop that makes no turn."""
     world = World(0, Faults(), record())
     metrics.note(_coordinator(world), pending=4, now=world.state.record.accepted_at + 60)
     metrics.turn(0.02)
     seen = _scraped(metrics)
-    assert seen["evalspan_evaluations", "running"] == 1
-    assert seen["evalspan_evaluations", "pending"] == 4
+    phases = {"running": 1, "pending": 4, "stopped": 0}
+    assert {phase: seen["evalspan_evaluations", phase] for phase in phases} == phases
     assert seen["evalspan_oldest_evaluation_seconds", ""] == 60
     assert seen["evalspan_cluster_call_late_seconds", ""] == 7
     assert seen["evalspan_cluster_calls_total", "a submission"] == 3
     assert seen["evalspan_loop_seconds_count", ""] == 1
     assert seen["evalspan_redis_memory_bytes", ""] == 4096
-
-
-def test_no_evaluation_is_counted_as_running_where_the_loop_hangs(metrics: Metrics):
-    """The thread of a scrape lives on beside a loop that makes no turn."""
-    world = World(0, Faults(), record())
-    metrics.note(_coordinator(world), pending=4, now=world.state.record.accepted_at + 60)
-    assert _scraped(metrics)["evalspan_evaluations", "stopped"] == 0
     metrics._noted_at -= SILENT_SECONDS + 1
-    seen = _scraped(metrics)
-    assert (seen["evalspan_evaluations", "stopped"], seen["evalspan_evaluations", "running"]) == (1, 0)
-    assert seen["evalspan_evaluations", "pending"] == 4
+    seen, phases = _scraped(metrics), {"running": 0, "pending": 4, "stopped": 1}
+    assert {phase: seen["evalspan_evaluations", phase] for phase in phases} == phases
 
 
 def test_every_ended_evaluation_counts_and_its_gpu_seconds_where_there_is_a_report(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import threading
 from pathlib import Path
 
@@ -27,14 +26,18 @@ def _summary(**more: object) -> Summary:
     return Summary(written_at=0.0, **known_by(record()), **more)
 
 
+def _into(file: Path) -> list[str]:
+    """A command that adds its news to a file, a line each."""
+    return ["sh", "-c", f"cat >> {file}; echo >> {file}"]
+
+
 def _no_pause(_seconds: float) -> bool:
     return False
 
 
 def test_a_command_and_a_webhook_get_the_same_json(hook: Hook, tmp_path: Path):
     out = tmp_path / "news"
-    tell = [sys.executable, "-c", f"import sys; open({str(out)!r}, 'a').write(sys.stdin.read() + '\\n')"]
-    notifier = Notifier(tell, hook.url)
+    notifier = Notifier(_into(out), hook.url)
     notifier.tell(
         lambda: [
             notify.ended(
@@ -61,29 +64,24 @@ def test_news_that_are_refused_are_sent_again_in_order(hook: Hook):
 
 @pytest.mark.parametrize("place", ["http://127.0.0.1:1", "http://me:hunter22@127.0.0.1:1", "http://[nowhere"])
 def test_no_part_of_a_webhooks_address_but_its_host_is_logged_where_no_server_answers(
-    place: str, caplog: pytest.LogCaptureFixture
+    place: str, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ):
-    notifier = Notifier(webhook=f"{place}/services/T000/B000/XXXX?key=YYYY", pause=_no_pause)
-    notifier.tell(lambda: [_news()])
+    """A receiver that never answers costs its news alone: the command gets them all."""
+    notifier = Notifier(
+        _into(tmp_path / "news"), f"{place}/services/T000/B000/XXXX?key=YYYY", pause=_no_pause
+    )
+    for number in range(3):
+        notifier.tell(lambda number=number: [_news(number)])
     notifier.finish(SECONDS)
     assert "given up" in caplog.text
     assert not any(part in caplog.text for part in ("services", "T000", "XXXX", "YYYY", "hunter22"))
+    assert len((tmp_path / "news").read_text().splitlines()) == 3
 
 
 def test_the_text_of_news_makes_no_link_and_calls_no_channel_of_a_chat():
     news = notify.parked(_summary(), "<!channel> <http://evil|click> a&b\n@here me@host", 1.0)
     assert "&lt;!channel&gt; &lt;http://evil|click&gt; a&amp;b @\u200bhere me@host" in news.text
     assert news.reason.startswith("<!channel>")
-
-
-def test_a_receiver_that_never_answers_costs_its_news_alone(hook: Hook, tmp_path: Path):
-    out = tmp_path / "news"
-    tell = [sys.executable, "-c", f"import sys; open({str(out)!r}, 'a').write(sys.stdin.read() + '\\n')"]
-    notifier = Notifier(tell, "http://127.0.0.1:1/none", pause=_no_pause)
-    for number in range(3):
-        notifier.tell(lambda number=number: [_news(number)])
-    notifier.finish(SECONDS)
-    assert len(out.read_text().splitlines()) == 3
 
 
 def test_the_queue_is_bounded_and_telling_never_waits(hook: Hook):
