@@ -75,7 +75,10 @@ def point_of(paths: EvaluationPaths, record: EvaluationRecord) -> Point:
             return Point(status=status, scores=scores_of(results), **known)
         report = Report.model_validate_json(paths.report.read_bytes())
     except (OSError, ValueError) as error:
-        raise OperatorError(f"{paths.root}: its report or results cannot be read: {error}") from error
+        raise OperatorError(
+            f"{paths.root}: its report or results cannot be read: {error} (without a report.json, scores are shown and "
+            "costs are not: move a damaged one away)"
+        ) from error
     return Point(
         status=report.status,
         makespan_seconds=report.makespan_seconds,

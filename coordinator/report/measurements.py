@@ -89,23 +89,22 @@ class Report(Kept):
         str  # running | done | failed | cancelled; of one that does not go on: stopped | parked | given up
     )
     accepted_at: float
-    makespan_seconds: float | None = None  # from acceptance to the last score, without `paused_seconds`
-    predicted_makespan_seconds: float | None = None
-    lower_bound_seconds: float | None = None
-    ratio: float | None = None  # of the makespan without `waited_seconds` to the bound
+    makespan_seconds: float | None  # from acceptance to the last score, without `paused_seconds`
+    predicted_makespan_seconds: float | None
+    lower_bound_seconds: float | None
+    ratio: float | None  # of the makespan without `waited_seconds` to the bound
     plan_policy: str = "evalspan"
-    stages: Stages = Stages()
-    gpu_seconds: float = 0.0
-    gpu_busy_fraction: float | None = None
-    gpus: tuple[GpuUse, ...] = ()
-    nodes: dict[str, str] = Field(default_factory=dict)  # node -> rung it was staged on
+    stages: Stages
+    gpu_seconds: float
+    gpu_busy_fraction: float | None
+    gpus: tuple[GpuUse, ...]
+    nodes: dict[str, str]  # node -> rung it was staged on
     # node -> seconds between the end of its prefetch and its first free GPU
     staged_ahead: dict[str, float] = Field(default_factory=dict)
-    staged_bytes: int = 0  # weights, and request sets where a node keeps them
-    storage_bytes: int = 0
-    shards: tuple[ShardSpan, ...] = ()
-    # CPU seconds by leaf task (execute) and entry (score)
-    metric_seconds: dict[str, float] = Field(default_factory=dict)
+    staged_bytes: int  # weights, and request sets where a node keeps them
+    storage_bytes: int
+    shards: tuple[ShardSpan, ...]
+    metric_seconds: dict[str, float]  # CPU seconds by leaf task (execute) and entry (score)
     entries: tuple[EntryLine, ...]
     judge: JudgeUse | None = None
     tokens: TokenUse | None = None  # None: not counted, as before the end
@@ -375,10 +374,24 @@ def make_report(
     )
 
 
+UNMEASURED: dict[str, Any] = {
+    **dict.fromkeys(("makespan_seconds", "predicted_makespan_seconds", "lower_bound_seconds", "ratio")),
+    "stages": Stages(),
+    "gpu_seconds": 0.0,
+    "gpu_busy_fraction": None,
+    "gpus": (),
+    "nodes": {},
+    "staged_bytes": 0,
+    "storage_bytes": 0,
+    "shards": (),
+    "metric_seconds": {},
+}
+
+
 def without_measurements(state: State, why: str) -> Report:
     """A report of how the evaluation ended alone; `why`: the reason, as a warning."""
     warnings = (*dict.fromkeys(state.warnings), f"times and costs are not known: {why}")
-    return Report(**_outcome(state), accepted_at=state.record.accepted_at, warnings=warnings)
+    return Report(**UNMEASURED, **_outcome(state), accepted_at=state.record.accepted_at, warnings=warnings)
 
 
 def _outcome(state: State) -> dict[str, Any]:

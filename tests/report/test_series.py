@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 
 import pytest
 from hypothesis import given
@@ -13,9 +14,12 @@ from support.trainings import leave, point, results
 
 from coordinator.errors import OperatorError
 from coordinator.intake import places
+from coordinator.report import load_series
 from coordinator.report.comparisons import show_series, without_step
 from coordinator.report.learning_curves import Series, is_regression, make_series, scores_of, to_csv
 from coordinator.report.load_series import find_series, in_series
+from coordinator.report.measurements import UNMEASURED
+from coordinator.runtime.finalize import results_in_files
 
 
 def test_scores_are_numbers_with_their_direction():
@@ -107,6 +111,19 @@ def test_a_series_is_found_in_the_work_folder(work):
     ):
         with pytest.raises(OperatorError, match=said):
             find_series(work, selector, suite)
+
+
+@pytest.mark.parametrize("field", UNMEASURED)
+def test_a_report_that_lacks_a_figure_is_refused_and_not_read_as_zero(work, field):
+    """With what to do; in a series its checkpoint is unreadable, and hides no other one."""
+    (paths, record) = next(load_series.records(work, "/runs/b", None))
+    report = json.loads(paths.report.read_text())
+    paths.report.write_text(json.dumps({name: value for name, value in report.items() if name != field}))
+    with pytest.raises(OperatorError, match=rf"(?s){paths.root}.*{field}.*move"):
+        load_series.point_of(paths, record)
+    found = find_series(work, "/runs/*")
+    assert sorted(p.status for p in found) == ["done", "done", "open", "unreadable"]
+    assert results_in_files(paths) is None
 
 
 def test_costs_of_several_suites_name_them_and_earlier_evaluations_are_counted():

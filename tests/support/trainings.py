@@ -8,7 +8,7 @@ from typing import Any
 
 from coordinator.evaluation.records import EvaluationRecord, RunOptions
 from coordinator.report.learning_curves import Point, scores_of
-from coordinator.report.measurements import Report
+from coordinator.report.measurements import UNMEASURED, Report
 from evaljobs.contract.paths import EvaluationPaths
 from evaljobs.contract.specs import (
     CheckpointSpec,
@@ -70,16 +70,15 @@ def leave(
     paths.evaluation.write_text(record.model_dump_json())
     if value is None:
         return paths
+    measured = {"makespan_seconds": 90.0, "gpu_seconds": 3600.0, "gpu_busy_fraction": 0.5}
     report = Report(
+        **UNMEASURED | measured,
         evaluation_id=record.evaluation_id,
         checkpoint=record.checkpoint.source,
         step=step,
         suite=suite,
         status="done",
         accepted_at=record.accepted_at,
-        makespan_seconds=90.0,
-        gpu_seconds=3600.0,
-        gpu_busy_fraction=0.5,
         entries=(),
         warnings=(),
     )
