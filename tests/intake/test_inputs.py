@@ -41,7 +41,7 @@ def keys_of(world: World) -> tuple[str, dict[str, str]]:
 def test_each_edit_changes_its_own_keys_and_no_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One after the other on one world. What a build or a scoring shows is not known yet: scripts/bench_inputs holds that."""
+    """One after the other on one world. What a build or a scoring shows is not known yet: tests/integration holds that."""
     world = make(tmp_path / "world")
     monkeypatch.setenv("HF_HOME", str(world.hf_home))
     (tmp_path / "work").mkdir()

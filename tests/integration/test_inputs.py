@@ -1,13 +1,11 @@
 """Scores are lm_eval's of now, whatever input was edited, and a GPU runs for new requests and weights alone.
 
-Rule: rows of the table in support/inputs/edits.py that concern different tasks are one step. All rows alone, and pairs of
-them: scripts/bench_inputs.
+Rule: rows of the table in support/inputs/edits.py that concern different tasks are one step.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from support.inputs.asking import Asking, warm
@@ -107,4 +105,3 @@ def test_the_table_has_sixty_rows_of_each_kind() -> None:
         "weights",
     }
     assert {name for names in STEPS.values() for name in names} <= BY_NAME.keys()
-    assert Path(__file__).parents[2].joinpath("scripts/bench_inputs").exists()

@@ -10,7 +10,6 @@ import re
 from collections.abc import Callable, Mapping
 
 from docs_lib.reference.commands import commands_page
-from docs_lib.reference.events import events_page
 from docs_lib.reference.exits import exits_page
 from docs_lib.reference.files import files_page
 from docs_lib.reference.metrics import metrics_page
@@ -42,7 +41,6 @@ PAGES: Mapping[str, Callable[[], str]] = {
     "suite-file.md": suite_page,
     "python.md": python_page,
     "files.md": files_page,
-    "events.md": events_page,
     "metrics.md": metrics_page,
 }
 
