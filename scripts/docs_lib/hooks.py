@@ -19,6 +19,7 @@ from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parents[2]
 TOP_PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")
+UNSEARCHED = ("decisions.md", "project/changelog.md")  # history: a reader's question is answered elsewhere
 ASSETS = ("worker-in-a-frame.js", "site.css")  # beside this module
 
 LINK = re.compile(r"(?<=\]\()([^)\s#]+)(#[^)\s]*)?(?=\))")
@@ -96,6 +97,8 @@ def on_page_markdown(markdown: str, *, page: Page, **_others: Any) -> str:
     the comments for the tests of its examples.
     """
     here = page.file.src_uri
+    if here in UNSEARCHED:
+        page.meta["search"] = {"exclude": True}
 
     def linked(match: re.Match[str]) -> str:
         target = _target(source(here), match[1])
