@@ -235,7 +235,7 @@ class Coordinator(Evaluations):
         # while all evaluations end, a command waits for the last jobs; of many evaluations one always ends
         ending = all(r.state.winding_down for r in self.running.values())
         every = min(self.pace.jobs, 2.0) if ending else self.pace.jobs
-        left = any(parked.ending for parked in self._parked.by_id.values())
+        left = any(parked.ending for parked in self.parked.values())
         if not (self.running or left):
             return None
         if not self.calls.asking(JOBS) and not self._throttle.due("jobs", every, now):

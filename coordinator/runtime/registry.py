@@ -1,9 +1,10 @@
 """The evaluations of one work folder: accepts, resumes, parks and forgets them, and passes events to them.
 
-Rule: `_guarded` is the one boundary between evaluations: an error in an evaluation's turn parks that evaluation alone
-(`coordinator.runtime.parked`). A parked evaluation is read back from its journal. One whose folder was removed is
-forgotten, and its jobs are cancelled. The journal of one that has ended is not read again
-(`coordinator.runtime.summary`). `coordinator.runtime.loop` decides when each is looked at.
+Rule: `_guarded` is the one boundary between evaluations: an error in an evaluation's turn parks that evaluation alone. Its
+jobs go on, its summary says why, and it is read back from its journal after PARKED_SECONDS, for as long as it takes where
+disk or site refuse. A defect (a damaged journal, an error of our code) is tried MOST_TRIES times; then it is given up: its
+jobs are cancelled, until `evalspan retry` or a new coordinator. One whose folder was removed is forgotten. The journal of
+one that has ended is not read again. `coordinator.runtime.loop` decides when each is looked at.
 """
 
 from __future__ import annotations
@@ -12,8 +13,10 @@ import errno
 import logging
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -21,32 +24,65 @@ from coordinator.base import clock
 from coordinator.base.disk_space import shortage
 from coordinator.base.isolate import isolated, traceback_of
 from coordinator.cluster import ClusterError, JobState
-from coordinator.evaluation.events import (
-    AnyEvent,
-    CancelAsked,
-    PriorityAsked,
-    RetryAsked,
-)
+from coordinator.errors import EvalspanError
+from coordinator.evaluation.events import AnyEvent, CancelAsked, PriorityAsked, RetryAsked
 from coordinator.evaluation.records import EvaluationRecord, job_prefix
 from coordinator.evaluation.state import State
 from coordinator.intake import places
 from coordinator.runtime.detect import Grace
 from coordinator.runtime.effects import Performer
-from coordinator.runtime.journal import CopiedJournalError, Journal, OtherFormatError, ended_in_other_format
-from coordinator.runtime.parked import ParkedEvaluation, ParkedEvaluations
+from coordinator.runtime.journal import (
+    CopiedJournalError,
+    Journal,
+    JournalError,
+    OtherFormatError,
+    ended_in_other_format,
+)
 from coordinator.runtime.runner import Running
-from coordinator.runtime.summary import Summary, ended, read_summary, write_summary
+from coordinator.runtime.summary import (
+    Parked,
+    Summary,
+    ended,
+    of_record,
+    read_evaluation,
+    read_summary,
+    write_summary,
+)
 from coordinator.runtime.work_lock import WorkLock
 from evaljobs.contract.paths import EvaluationPaths
 
 log = logging.getLogger(__name__)
 QUIET_SECONDS = 300.0  # a trouble that comes again within this time is not logged again
-NEXT = {
-    "refused": "trying again",
-    "fault": "parked; trying again",
-    "given-up": "given up, and its jobs end",
-    "removed": "forgotten, and its jobs end",
-}
+PARKED_SECONDS = 60.0  # pause of a parked evaluation before its journal is read again
+MOST_TRIES = 4  # defects of an evaluation after which it is given up
+LOOKS = 2  # consecutive job listings without one of its jobs, after which all its jobs have ended
+
+
+@dataclass(slots=True, kw_only=True)
+class ParkedEvaluation:
+    """An evaluation that cannot go on now. `until`: unix seconds of the next try; None: it is not tried again by itself."""
+
+    root: Path
+    record: EvaluationRecord | None
+    error: str = ""
+    until: float | None = None
+    defect: bool = False  # of its journal or our code, and not a refusal by disk or site
+    for_person: bool = False  # a person must repair something: `--until-idle` does not wait for it
+    removed: bool = False  # its folder is gone
+    ran: bool = False  # in this process
+    clean: int = 0  # consecutive listings without one of its jobs
+
+    @property
+    def ending(self) -> bool:
+        """Is it not tried again, and may it still have jobs?"""
+        return self.until is None and self.clean < LOOKS
+
+    def write(self, cancelled: str = "") -> None:
+        """Say so in its summary. `cancelled`: why a person ended it, or ""."""
+        paths, now = EvaluationPaths(self.root), clock.now()
+        known = read_summary(paths) or of_record(paths, "")
+        parked = Parked(at=now, error=self.error, until=self.until, cancelled=cancelled)
+        write_summary(paths, known.model_copy(update={"parked": parked, "written_at": now}))
 
 
 class Evaluations:
@@ -58,32 +94,25 @@ class Evaluations:
         self.running: dict[str, Running] = {}
         self.trouble: str = ""  # the last error of storage, site or evaluation, for the live screen
         self._seen_at: dict[str, float] = {}  # trouble -> when it was seen last, in monotonic seconds
-        self._parked = ParkedEvaluations()
-        self._ran: set[str] = set()  # that were parked while they ran in this process
+        self.parked: dict[str, ParkedEvaluation] = {}  # by id
+        self._defects: Counter[str] = Counter()  # evaluation id -> its defects so far
         self._lock = WorkLock(performer.site.paths.lock)
 
     @property
     def busy(self) -> bool:
         """Does an evaluation run, or is one parked that returns without a person, or that still has jobs?"""
-        waiting = any(p.open and not p.for_person for p in self._parked.by_id.values())
+        waiting = any(p.ending or not (p.until is None or p.for_person) for p in self.parked.values())
         return waiting or any(r.state.ended_at is None for r in self.running.values())
-
-    @property
-    def parked(self) -> Mapping[str, ParkedEvaluation]:
-        """The parked evaluations, by id."""
-        return self._parked.by_id
 
     def records(self) -> list[EvaluationRecord]:
         """Of all evaluations that have not ended and are not given up: their checkpoints are needed."""
-        open_ones = [r.state.record for r in self.running.values() if r.state.ended_at is None]
-        return open_ones + [
-            p.record for p in self._parked.by_id.values() if p.returns and p.record is not None
-        ]
+        parked = [p.record for p in self.parked.values() if p.until is not None and p.record is not None]
+        return [r.state.record for r in self.running.values() if r.state.ended_at is None] + parked
 
     def lost(self, evaluation_id: str) -> str | None:
         """Why an evaluation was given up, once its jobs have ended too; None where it goes on."""
-        parked = self._parked.by_id.get(evaluation_id)
-        return None if parked is None or parked.open else parked.error
+        parked = self.parked.get(evaluation_id)
+        return None if parked is None or parked.until is not None or parked.ending else parked.error
 
     def _troubled(self, what: str, error: Exception, then: str = "", *, fault: bool = False) -> None:
         """Show a trouble and what happens then; log it unless it was seen within the last QUIET_SECONDS.
@@ -123,11 +152,10 @@ class Evaluations:
     def accept_or_wait(self, record: EvaluationRecord) -> None:
         """`accept`; where an evaluation that has begun cannot be resumed now, it is parked."""
         paths = self.performer.site.paths.evaluation(record.evaluation_id)
-        parked = self._parked.by_id.get(record.evaluation_id)
-        if parked is not None and parked.returns:
+        parked = self.parked.get(record.evaluation_id)
+        if parked is not None and parked.until is not None:
             return
-        if parked is not None:  # it was given up, and a person asks for it again
-            self._parked.forget(record.evaluation_id, faults=True)
+        self._unpark(record.evaluation_id)  # where it was given up, a person asks for it again
         if ended_in_other_format(paths.journal):
             log.info("%s has ended, in another journal format: nothing is run", record.evaluation_id)
             return
@@ -154,56 +182,53 @@ class Evaluations:
         for digest in converted:
             self._clear_converted(digest)
 
-    def _replayed(self, root: Path) -> Running | None:
-        parked = root.name in self._parked.by_id
-        ran_here = parked and root.name in self._ran
-        if parked and not Journal.begun(EvaluationPaths(root).journal):
-            raise FileNotFoundError(errno.ENOENT, "its journal is not there", str(root))
-        return Running.resume(root, self.performer, self.grace, ran_here=ran_here)
-
     def _resume(self, root: Path) -> None:
         """Go on from the journal of an earlier coordinator or of this one; an error parks the evaluation."""
-        started = time.monotonic()
-        running, before, was_parked = None, None, root.name in self._parked.by_id
-        with isolated(lambda error: self._park(root, error, time.monotonic() - started)):
+        parked = self.parked.get(root.name)
+        with isolated(partial(self._park, root)):
+            if parked is not None and not Journal.begun(EvaluationPaths(root).journal):
+                raise FileNotFoundError(errno.ENOENT, "its journal is not there", str(root))
             try:
-                found = self._replayed(root)
+                ran_here = parked is not None and parked.ran
+                running = Running.resume(root, self.performer, self.grace, ran_here=ran_here)
             except CopiedJournalError as error:  # jobs of this name belong to the evaluation that was copied
                 log.warning("%s", error)
                 return
-            if found is not None:
-                before = read_summary(found.paths)
-                found.write_summary()
-            running = found
-        if running is None:
-            return
-        self._parked.forget(root.name, faults=False)
-        if running.state.ended_at is not None and not was_parked:  # no command waits for its end
-            running.journal.close()
-            self._clear_converted(running.state.converted_digest)
-            return
-        self.running[root.name] = running
-        if before is not None and before.parked is not None and before.parked.cancelled:
-            self._tell(root.name, CancelAsked(at=clock.now(), reason=before.parked.cancelled))
+            if running is None:
+                return
+            before = read_summary(running.paths)
+            running.write_summary()
+            self.parked.pop(root.name, None)
+            if running.state.ended_at is not None and parked is None:  # no command waits for its end
+                running.journal.close()
+                self._clear_converted(running.state.converted_digest)
+                return
+            self.running[root.name] = running
+            if before is not None and before.parked is not None and before.parked.cancelled:
+                self._tell(root.name, CancelAsked(at=clock.now(), reason=before.parked.cancelled))
+
+    def _unpark(self, evaluation_id: str) -> None:
+        """It is no longer parked, and its defects so far do not count."""
+        self.parked.pop(evaluation_id, None)
+        self._defects.pop(evaluation_id, None)
 
     # --- what people ask -----------------------------------------------------------------------------------------
 
     def cancel(self, evaluation_id: str, reason: str) -> None:
         """End an evaluation. OSError where that cannot be journalled now: ask again later. KeyError where there is none."""
-        parked = self._parked.by_id.get(evaluation_id)
-        if parked is not None and parked.reason == "fault":
+        parked = self.parked.get(evaluation_id)
+        if parked is not None and parked.defect:
             self._resume(parked.root)
-            parked = self._parked.by_id.get(evaluation_id)
-        if parked is not None and parked.reason in ("fault", "given-up"):
-            self._parked.give_up(parked, clock.now(), reason)
-        if parked is not None and parked.reason != "refused":
-            return  # `_end_jobs` cancels its jobs
+            parked = self.parked.get(evaluation_id)
+        if parked is not None and (parked.defect or parked.removed):  # `_end_jobs` cancels its jobs
+            self._give_up(parked, reason)
+            return
         self._ask(evaluation_id, CancelAsked(at=clock.now(), reason=reason))
 
     def retry(self, evaluation_id: str) -> None:
-        """Try again what failed in it. OSError and KeyError as of `cancel`; KeyError, too, where `revive` found a fault."""
-        parked = self._parked.by_id.get(evaluation_id)
-        if parked is not None and parked.reason != "refused":
+        """Try again what failed in it. OSError and KeyError as of `cancel`; KeyError, too, where `revive` found a defect."""
+        parked = self.parked.get(evaluation_id)
+        if parked is not None and (parked.defect or parked.removed):
             raise KeyError(f"{evaluation_id}: {parked.error}")
         if parked is not None:
             raise OSError(errno.EAGAIN, f"{evaluation_id} is parked: {parked.error}")
@@ -221,30 +246,26 @@ class Evaluations:
         """Pass on what a person asked for. OSError where the evaluation is parked, or was parked by it: the event may be in
         its journal already, and asking again does no harm.
         """
-        if evaluation_id not in self._parked.by_id and evaluation_id not in self.running:
+        if evaluation_id not in self.parked and evaluation_id not in self.running:
             raise KeyError(evaluation_id)
         self._tell(evaluation_id, event)
         if evaluation_id not in self.running:
             raise OSError(errno.EAGAIN, f"{evaluation_id} is parked: it is asked again later")
 
     def revive(self, evaluation_id: str) -> None:
-        """Resume an evaluation of this folder, also one that has ended or was given up. KeyError where there is none."""
+        """Resume an evaluation of this folder, also one that has ended or was given up. KeyError where there is none; OSError;
+        JournalError.
+        """
         if evaluation_id in self.running:
             return
         root = self.performer.site.paths.evaluation(evaluation_id).root
-        parked = self._parked.by_id.get(evaluation_id)
-        if parked is not None:
-            if parked.reason != "refused":
-                self._parked.forget(evaluation_id, faults=True)
+        if (parked := self.parked.get(evaluation_id)) is not None:
+            if parked.defect or parked.removed:
+                self._unpark(evaluation_id)
                 self._resume(root)
             return
-        try:
-            running = self._replayed(root) if (root / "journal.jsonl").exists() else None
-        except (OSError, OtherFormatError):
-            raise
-        except Exception as error:
-            log.exception("%s cannot be resumed", evaluation_id)
-            raise KeyError(f"{evaluation_id}: {error}") from error
+        there = (root / "journal.jsonl").exists()
+        running = Running.resume(root, self.performer, self.grace) if there else None
         if running is None:
             raise KeyError(evaluation_id)
         self.running[evaluation_id] = running
@@ -284,17 +305,15 @@ class Evaluations:
                 # once more: what its last trials wrote after the results would stay in Redis for good
                 self.performer.remove_queues(evaluation_id, logging.DEBUG)
                 self.performer.forget(evaluation_id)
-                self._parked.forget(evaluation_id, faults=True)
-                self._ran.discard(evaluation_id)
-        for evaluation_id, parked in list(self._parked.by_id.items()):
-            if parked.reason == "removed" and not parked.open:
-                self._parked.forget(evaluation_id, faults=True)
-                self._ran.discard(evaluation_id)
+                self._unpark(evaluation_id)
+        for evaluation_id, parked in list(self.parked.items()):
+            if parked.removed and not parked.ending:
+                self._unpark(evaluation_id)
 
     def _clear_converted(self, digest: str | None) -> None:
         """Remove the converted checkpoint of an ended evaluation, unless another evaluation of it runs or may return."""
         needed = any(s.converted_digest == digest for s in self._states() if s.ended_at is None)
-        if digest is None or needed or any(parked.open for parked in self._parked.by_id.values()):
+        if digest is None or needed or any(p.until or p.ending for p in self.parked.values()):
             return
         folder = self.performer.site.paths.converted
         with suppress(OSError):
@@ -318,23 +337,44 @@ class Evaluations:
             return
         running.journal.close()
         del self.running[running.state.evaluation_id]
-        self._ran.add(running.state.evaluation_id)
-        self._park(running.paths.root, error)
+        self._park(running.paths.root, error, ran=True)
 
     def _tell(self, evaluation_id: str, event: AnyEvent) -> None:
         """Pass one event on. A parked evaluation does not get it: its cause is seen again at a later look."""
         self._guarded(evaluation_id, lambda r: r.take([event]))
 
-    def _park(self, root: Path, error: Exception, seconds: float = 0.0) -> None:
-        """Park an evaluation after `error`: `_return_parked` tries again, unless it is given up."""
-        parked = self._parked.park(root, error, clock.now(), seconds=seconds, removed=self._is_removed(root))
-        then = {
-            "refused": "",
-            "fault": f" in {parked.until - clock.now():.0f} s",
-            "given-up": f": `evalspan retry {root.name}` once it is mended",
-            "removed": "",
-        }[parked.reason]
-        self._troubled(f"{root.name}: {parked.error}; {NEXT[parked.reason]}", error, then, fault=True)
+    def _park(self, root: Path, error: Exception, *, ran: bool = False) -> None:
+        """Park an evaluation after `error`, or give it up."""
+        name = root.name
+        parked = self.parked.get(name) or ParkedEvaluation(
+            root=root, record=read_evaluation(EvaluationPaths(root))
+        )
+        self.parked[name] = parked
+        parked.ran |= ran
+        parked.error, parked.clean = _one_line(error), 0
+        parked.removed = self._is_removed(root)
+        other = isinstance(error, OtherFormatError)
+        site = isinstance(error, (OSError, EvalspanError)) and not isinstance(error, JournalError)
+        parked.defect = not (other or site or parked.removed)
+        parked.for_person = isinstance(error, EvalspanError)
+        parked.until = clock.now() + PARKED_SECONDS
+        self._defects[name] += parked.defect
+        then = f"parked; trying again every {PARKED_SECONDS:.0f} s"
+        if parked.removed:
+            parked.error, parked.until = "its folder has been removed", None
+            then = "forgotten, and its jobs end"
+        elif self._defects[name] >= MOST_TRIES:
+            self._give_up(parked)
+            then = f"given up, and its jobs end: `evalspan retry {name}` once it is mended"
+        elif not other:  # nothing is written beside such a journal
+            parked.write()
+        self._troubled(f"{name}: {parked.error}; {then}", error, fault=True)
+
+    def _give_up(self, parked: ParkedEvaluation, cancelled: str = "") -> None:
+        """Try it no more by itself: `_end_jobs` cancels its jobs. `cancelled`: why a person ended it, or ""."""
+        parked.until, parked.clean = None, 0
+        if not parked.removed:
+            parked.write(cancelled)
 
     def _is_removed(self, root: Path) -> bool:
         """Was its folder removed, while the storage of the work folder answers?"""
@@ -344,13 +384,13 @@ class Evaluations:
             return False
 
     def _return_parked(self, now: float) -> None:
-        for parked in list(self._parked.by_id.values()):
-            if parked.returns and now >= parked.until:
+        for parked in list(self.parked.values()):
+            if parked.until is not None and now >= parked.until:
                 self._resume(parked.root)
 
     def _end_jobs(self, listing: Sequence[JobState]) -> None:
         """Cancel all jobs of evaluations that were given up or removed."""
-        for evaluation_id, parked in list(self._parked.by_id.items()):
+        for evaluation_id, parked in list(self.parked.items()):
             if not parked.ending:
                 continue
             prefix = job_prefix(evaluation_id)
@@ -361,3 +401,10 @@ class Evaluations:
             else:
                 self.performer.remove_queues(evaluation_id)
                 self.performer.forget(evaluation_id)
+
+
+def _one_line(error: Exception) -> str:
+    text = str(error).strip().partition("\n")[0][:500]
+    if text and isinstance(error, (OSError, EvalspanError)):
+        return text
+    return f"{type(error).__name__}: {text}".rstrip(": ")

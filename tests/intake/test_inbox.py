@@ -205,7 +205,7 @@ def test_no_number_of_a_notice_ends_an_evaluation_or_hides_another(
         ears.tick()
         ears.coordinator.tick()
     assert "step-5" in taken(ears)
-    assert ears.coordinator._parked.by_id == {}
+    assert ears.coordinator.parked == {}
     shown(ears)
 
 
@@ -229,7 +229,7 @@ def test_a_command_resumes_no_journal_outside_of_the_work_folder(
     put(ears, json.dumps({"command": what, "evaluation_id": name.replace("/{stranger}", str(root))}))
     ears.tick()
     assert ears.coordinator.running == {}
-    assert ears.coordinator._parked.by_id == {}
+    assert ears.coordinator.parked == {}
     assert (root / "journal.jsonl").read_bytes() == before
     assert [entry.name for entry in root.iterdir()] == ["journal.jsonl"]
     assert not list(ears.paths.inbox.glob("*.json"))

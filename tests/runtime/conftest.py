@@ -10,6 +10,8 @@ import pytest
 from support import sites, toys
 from support.with_root import small_disk
 
+from coordinator.runtime import registry
+
 
 @pytest.fixture(scope="session")
 def expected(toy_model: Path) -> dict[str, dict[str, Any]]:
@@ -18,6 +20,7 @@ def expected(toy_model: Path) -> dict[str, dict[str, Any]]:
 
 
 @pytest.fixture
-def disk(tmp_path: Path) -> Iterator[Path]:
+def disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.setattr(registry, "PARKED_SECONDS", 1.0)
     with small_disk(tmp_path, "16m") as made:
         yield made

@@ -28,7 +28,7 @@ from coordinator.evaluation.events import Accepted
 from coordinator.evaluation.records import EvaluationRecord
 from coordinator.intake import inbox
 from coordinator.runtime.journal import Journal
-from coordinator.runtime.parked import FAULT_SECONDS
+from coordinator.runtime.registry import MOST_TRIES
 from coordinator.runtime.work_lock import DAEMON, WorkLock
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths
 
@@ -293,8 +293,8 @@ def test_wait_ends_with_an_evaluation_that_was_given_up_before(tmp_path):
     folder.journal.write_bytes(journal + b"nothing\n")
     ears = daemon(tmp_path / "work", Config())
     ears.coordinator.resume_all()
-    for _ in FAULT_SECONDS:
-        ears.coordinator._parked.by_id[name].until = 0.0
+    for _ in range(1, MOST_TRIES):
+        ears.coordinator.parked[name].until = 0.0
         ears.coordinator.tick()
     folder.journal.write_bytes(journal)
     known = evalspan.submit(place, SUITE)

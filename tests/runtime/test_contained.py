@@ -32,7 +32,7 @@ from coordinator.evaluation.records import job_prefix
 from coordinator.evaluation.state import State
 from coordinator.hook import pinned
 from coordinator.intake.inbox import Notice, leave
-from coordinator.runtime import parked
+from coordinator.runtime import registry
 from coordinator.runtime.drive import drive
 from coordinator.runtime.loop import Coordinator
 from coordinator.runtime.runner import MAX_ANSWERS, MAX_ANSWERS_AN_ENTRY
@@ -85,47 +85,36 @@ def halted(coordinator: Coordinator) -> dict[str, str]:
     return {view.summary.evaluation_id: view.halt.word if view.halt else "" for view in views}
 
 
-def parked_bad(coordinator: Coordinator) -> parked.ParkedEvaluation:
-    return coordinator._parked.by_id[BAD]
+def again(coordinator: Coordinator, name: str = BAD) -> None:
+    """A turn in which a parked evaluation is tried again."""
+    coordinator.parked[name].until = 0.0
+    coordinator.tick()
 
 
-def test_a_fault_in_an_evaluations_turn_parks_it_and_its_journal_brings_it_back(
-    pair: Coordinator, cluster: FakeCluster, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    "error", [TypeError("a bug"), OSError(28, "No space left on device"), RetryError("the site is away")]
+)
+def test_an_error_in_an_evaluations_turn_parks_it_and_its_journal_brings_it_back(
+    pair: Coordinator, cluster: FakeCluster, caplog: pytest.LogCaptureFixture, error: Exception
 ) -> None:
-    """Whatever the fault: the other goes on, the traceback is told once, jobs go on, and `status` says why."""
-    pair.running[BAD].state.jobs.live = None  # type: ignore[assignment]
-    pair.tick()
-    assert list(pair.running) == [GOOD]
-    assert caplog.text.count("Traceback") == 1
-    assert jobs_of(cluster, BAD)
-    assert pair.busy
-    assert shown(pair)[BAD].stage == "parked"
-    assert str(shown(pair)[BAD].fault).startswith("TypeError: ")
-    assert shown(pair)[GOOD].fault == ""
-    assert halted(pair) == {BAD: "parked", GOOD: ""}
-    for _ in range(20):  # it does not spin
-        pair.tick()
-    assert caplog.text.count("Traceback") == 1
-    parked_bad(pair).until = 0.0
-    pair.tick()
-    assert sorted(pair.running) == [BAD, GOOD]
-    assert shown(pair)[BAD].fault == ""
+    """Whatever the error: the other goes on, the traceback of a bug is told once, jobs go on, and `status` says why."""
 
-
-@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), RetryError("the site is away")])
-def test_what_the_disk_or_the_site_refuses_stands_in_status_until_it_goes_on(
-    pair: Coordinator, error: Exception
-) -> None:
     def refused(*_: object) -> None:
         raise error
 
     pair.running[BAD].observe = refused  # type: ignore[method-assign]
-    pair.tick()
+    bug = isinstance(error, TypeError)
+    for _ in range(20):  # it does not spin
+        pair.tick()
     assert list(pair.running) == [GOOD]
-    assert (shown(pair)[BAD].stage, shown(pair)[BAD].fault) == ("parked", str(error))
+    assert caplog.text.count("Traceback") == bug
+    assert jobs_of(cluster, BAD)
+    assert pair.busy
+    bad = shown(pair)[BAD]
+    assert (bad.stage, bad.fault) == ("parked", "TypeError: a bug" if bug else str(error))
+    assert shown(pair)[GOOD].fault == ""
     assert halted(pair) == {BAD: "parked", GOOD: ""}
-    parked_bad(pair).until = 0.0
-    pair.tick()
+    again(pair)
     assert sorted(pair.running) == [BAD, GOOD]
     assert shown(pair)[BAD].fault == ""
 
@@ -165,15 +154,13 @@ def test_one_that_is_faulty_again_and_again_is_given_up_and_its_jobs_end(
     journal.write_bytes(whole + b'{"kind": "of-another-version"}\n')
     pair.running[BAD].state.jobs.live = None  # type: ignore[assignment]
     pair.tick()
-    for _ in parked.FAULT_SECONDS:
-        assert parked_bad(pair).reason == "fault"
-        parked_bad(pair).until = 0.0
-        pair.tick()
-    assert parked_bad(pair).reason == "given-up"
-    until(pair, lambda: not jobs_of(cluster, BAD) and not parked_bad(pair).open)
+    for _ in range(1, registry.MOST_TRIES):
+        assert shown(pair)[BAD].stage == "parked"
+        again(pair)
+    assert shown(pair)[BAD].stage == "given up"
+    until(pair, lambda: not jobs_of(cluster, BAD) and pair.lost(BAD))
     assert jobs_of(cluster, GOOD)
     assert "is no event of this version" in str(pair.lost(BAD))
-    assert shown(pair)[BAD].stage == "given up"
     journal.write_bytes(whole)
     leave(pair.performer.site.paths, Notice(command="retry", evaluation_id=BAD))
     obey(pair)
@@ -199,26 +186,21 @@ def test_events_that_call_for_each_other_without_end_park_their_evaluation(
     pair.prioritize(GOOD, 1)
     with pytest.raises(OSError, match="is parked"):
         pair.prioritize(BAD, 1)
-    for _ in parked.FAULT_SECONDS:
-        assert parked_bad(pair).reason == "fault"
-        assert "the last is request-sets-found: a bug of evalspan" in str(shown(pair)[BAD].fault)
+    assert "the last is request-sets-found: a bug of evalspan" in str(shown(pair)[BAD].fault)
+    for _ in range(2):
         assert len(asked) <= most + 1
         asked.clear()
-        parked_bad(pair).until = 0.0
         with Signals((signal.SIGTERM,)) as signals:
             os.kill(os.getpid(), signal.SIGTERM)
             pair.run(lambda: bool(signals.received))
-            pair.tick()
+            again(pair)
         assert list(pair.running) == [GOOD]
-    assert caplog.text.count("its last events") == 1 + len(parked.FAULT_SECONDS)
+    assert caplog.text.count("its last events") == 3
     assert '"kind":"request-sets-found"' in caplog.text
-    assert parked_bad(pair).reason == "given-up"
-    until(pair, lambda: not jobs_of(cluster, BAD) and not parked_bad(pair).open)
     assert jobs_of(cluster, GOOD)
-    assert len(journal.read_bytes().splitlines()) < 5 * (most + 10)
+    assert len(journal.read_bytes().splitlines()) < 4 * (most + 10)
     monkeypatch.undo()
-    leave(pair.performer.site.paths, Notice(command="retry", evaluation_id=BAD))
-    obey(pair)
+    again(pair)
     assert sorted(pair.running) == [BAD, GOOD]
 
 
@@ -292,19 +274,18 @@ def test_an_evaluation_whose_folder_was_removed_is_forgotten_with_its_jobs(
     pair.tick()
     assert list(pair.running) == [GOOD]
     (work / BAD / "outcomes").mkdir(parents=True)
-    until(pair, lambda: not jobs_of(cluster, BAD) and not parked_bad(pair).open)
+    until(pair, lambda: not jobs_of(cluster, BAD) and not pair.parked[BAD].ending)
     assert jobs_of(cluster, GOOD)
     pair.forget_ended()
-    assert not pair._parked.by_id
+    assert not pair.parked
     assert caplog.text.count("its folder has been removed; forgotten") == 1
     away = work.with_name("away")
     work.rename(away)
     pair.tick()
-    assert pair._parked.by_id[GOOD].reason == "refused"
+    assert pair.parked[GOOD].until is not None
     assert jobs_of(cluster, GOOD)
     away.rename(work)
-    pair._parked.by_id[GOOD].until = 0.0
-    pair.tick()
+    again(pair, GOOD)
     assert list(pair.running) == [GOOD]
 
 
@@ -409,7 +390,7 @@ def test_of_what_has_ended_no_journal_is_read(tmp_path: Path, cluster: FakeClust
     assert over.like(ended(paths))
     paths.journal.write_bytes(b"x" * paths.journal.stat().st_size)
     coordinator.resume_all()
-    assert not coordinator._parked.by_id
+    assert not coordinator.parked
     assert shown(before)[GOOD].stage == "cancelled"
     with paths.journal.open("ab") as journal:
         journal.write(b"x")
@@ -428,7 +409,7 @@ def test_a_copy_of_an_evaluations_folder_is_no_second_one(tmp_path: Path, cluste
         for _ in range(5):
             coordinator.tick()
         assert list(coordinator.running) == [GOOD]
-        assert not coordinator._parked.by_id
+        assert not coordinator.parked
         assert jobs_of(cluster, GOOD)
         assert list(shown(coordinator)) == [GOOD]
 

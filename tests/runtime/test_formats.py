@@ -86,7 +86,7 @@ def test_an_unfinished_evaluation_of_another_format_is_refused_and_left_alone(
     with coordinator.in_charge():
         coordinator.resume_all()
         for _ in range(8):
-            coordinator._parked.by_id[OTHER].until = 0.0
+            coordinator.parked[OTHER].until = 0.0
             coordinator.tick()
         assert list(coordinator.running) == [OURS]
         assert coordinator.lost(OTHER) is None
