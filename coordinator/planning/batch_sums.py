@@ -10,12 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from math import ceil
-from typing import overload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Even(Sequence[float]):
-    """`number` batches of `each` seconds."""
+    """`number` batches of `each` seconds. Slices of it are not taken."""
 
     each: float
     number: int
@@ -23,13 +22,7 @@ class Even(Sequence[float]):
     def __len__(self) -> int:
         return self.number
 
-    @overload
-    def __getitem__(self, index: int) -> float: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[float]: ...
-    def __getitem__(self, index: int | slice) -> float | Sequence[float]:
-        if isinstance(index, slice):
-            return Even(each=self.each, number=len(range(self.number)[index]))
+    def __getitem__(self, index: int) -> float:  # type: ignore[override]
         range(self.number)[index]  # raises IndexError, as a list does
         return self.each
 
@@ -45,13 +38,8 @@ class EvenSums(Sequence[float]):
     def __len__(self) -> int:
         return self.number + 1
 
-    @overload
-    def __getitem__(self, index: int) -> float: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[float]: ...
-    def __getitem__(self, index: int | slice) -> float | Sequence[float]:
-        at = range(self.number + 1)[index]
-        return [self.each * number for number in at] if isinstance(at, range) else self.each * at
+    def __getitem__(self, index: int) -> float:  # type: ignore[override]
+        return self.each * range(self.number + 1)[index]
 
 
 def seconds_of(batches: Sequence[float]) -> float:

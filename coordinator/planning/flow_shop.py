@@ -7,14 +7,14 @@ metrics end. Called by `planner` (evalspan's own policy) and `round_robin` (the 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from heapq import heapify, heapreplace
 from math import inf
 
 from coordinator.planning.batch_sums import extremes, reaching, running, seconds_of
 from coordinator.planning.cpu_stage import FINEST, MetricJob, divided, metrics_end
 from coordinator.planning.lower_bound import bound
-from coordinator.planning.model import Lane, LanePlan, Plan, PlannedShard, WorkSet
+from coordinator.planning.model import LanePlan, Plan, PlannedShard, Problem, WorkSet
 from coordinator.planning.shard_sizes import OVERHEAD_SHARE, Span, shards_of
 
 PASSES = 3  # of levelling, over all sets
@@ -37,42 +37,31 @@ class Try:
 class Shop:
     """One planning problem; `deal` is list scheduling in rank order on lanes of a few speeds."""
 
-    def __init__(
-        self,
-        *,
-        sets: Sequence[WorkSet],
-        lanes: Sequence[Lane],
-        starts: list[float],
-        load: float,
-        overhead: float,
-        cpu_slots: int,
-    ) -> None:
-        self.sets, self.lanes, self.starts, self.load = sets, lanes, starts, load
-        self.overhead, self.cpu_slots = overhead, cpu_slots
-        self.totals = [seconds_of(work.batch_seconds) for work in sets]
+    def __init__(self, problem: Problem) -> None:
+        self.problem, self.sets, self.lanes = problem, problem.sets, problem.lanes
+        self.overhead, self.cpu_slots = problem.shard_overhead_seconds, problem.cpu_slots
+        self.starts = [
+            max(lane.ready_at_seconds, problem.stage_seconds) + problem.load_seconds for lane in self.lanes
+        ]
+        self.totals = [seconds_of(work.batch_seconds) for work in self.sets]
         self.total = sum(self.totals)
-        self.width = sum(lane.speed for lane in lanes)
+        self.width = sum(lane.speed for lane in self.lanes)
         self.horizon = self.total / self.width
         self._sums: dict[int, Sequence[float]] = {}
-        self.metric_total = sum(work.metric_seconds for work in sets)
+        self.metric_total = sum(work.metric_seconds for work in self.sets)
         self.at_once = [
-            max(1, min(work.metric_parallelism, cpu_slots, len(work.batch_seconds)))
+            max(1, min(work.metric_parallelism, self.cpu_slots, len(work.batch_seconds)))
             if work.metric == "execute"
             else 1
-            for work in sets
+            for work in self.sets
         ]
-        self.tails = [work.metric_seconds / slots for work, slots in zip(sets, self.at_once, strict=True)]
+        self.tails = [
+            work.metric_seconds / slots for work, slots in zip(self.sets, self.at_once, strict=True)
+        ]
 
     def on(self, lanes: Sequence[int]) -> Shop:
         """The same problem on some of its lanes."""
-        return Shop(
-            sets=self.sets,
-            lanes=[self.lanes[index] for index in lanes],
-            starts=[self.starts[index] for index in lanes],
-            load=self.load,
-            overhead=self.overhead,
-            cpu_slots=self.cpu_slots,
-        )
+        return Shop(replace(self.problem, lanes=[self.lanes[index] for index in lanes]))
 
     def sums(self, index: int) -> Sequence[float]:
         """Running sums of a set's batch seconds, from 0.0 on."""
@@ -265,7 +254,9 @@ def finished(shop: Shop, best: Try, floor: float) -> Plan:
             )
         )
     held = sum(
-        best.lane_ends[index] - shop.starts[index] + shop.load for index, mine in enumerate(shards) if mine
+        best.lane_ends[index] - shop.starts[index] + shop.problem.load_seconds
+        for index, mine in enumerate(shards)
+        if mine
     )
     return Plan(
         lanes=tuple(
@@ -278,55 +269,29 @@ def finished(shop: Shop, best: Try, floor: float) -> Plan:
     )
 
 
-def end_of(
-    made: Plan, sets: Sequence[WorkSet], *, load_seconds: float, shard_overhead_seconds: float, cpu_slots: int
-) -> float:
-    """Seconds until the last metric of a plan ends on `cpu_slots` slots, with the metric seconds of `sets`.
+def end_of(made: Plan, problem: Problem) -> float:
+    """Seconds until the last metric of a plan ends with the metric seconds and CPU slots of `problem`.
 
-    All lanes start at once, at speed 1. Nothing is planned anew.
+    The problem has the lanes of the plan. Nothing is planned anew.
     """
-    shop = Shop(
-        sets=sets,
-        lanes=[Lane(name=lane.lane, node=lane.node) for lane in made.lanes],
-        starts=[load_seconds] * len(made.lanes),
-        load=load_seconds,
-        overhead=shard_overhead_seconds,
-        cpu_slots=cpu_slots,
-    )
-    index = {work.name: number for number, work in enumerate(sets)}
+    shop = Shop(problem)
+    index = {work.name: number for number, work in enumerate(shop.sets)}
     shards = [(shard, lane) for lane, own in enumerate(made.lanes) for shard in own.shards]
     shards.sort(key=lambda pair: pair[0].rank)
     cuts = [(index[s.set], s.first_batch, s.end_batch, s.seconds, 0.0) for s, _ in shards]
     return shop.placed(cuts, [lane for _, lane in shards]).makespan
 
 
-def opened(
-    sets: Sequence[WorkSet],
-    lanes: Sequence[Lane],
-    *,
-    load_seconds: float,
-    shard_overhead_seconds: float,
-    cpu_slots: int,
-    shards_per_task: int | None,
-    stage_seconds: float,
-) -> tuple[Shop, float]:
-    """The problem and its lower bound, seconds: a lane works from max(its ready time, `stage_seconds`) + `load_seconds` on.
+def opened(problem: Problem) -> tuple[Shop, float]:
+    """The problem as a shop, and its lower bound, seconds.
 
     ValueError: no lane, a speed, slot or shard count below what can work, two sets of one name.
     """
-    _check(sets)
-    if shards_per_task is not None and shards_per_task < 1:
+    _check(problem.sets)
+    if problem.shards_per_task is not None and problem.shards_per_task < 1:
         raise ValueError("a task needs at least one shard")
-    floor = bound(sets, lanes, load_seconds=load_seconds, cpu_slots=cpu_slots, stage_seconds=stage_seconds)
-    shop = Shop(
-        sets=sets,
-        lanes=lanes,
-        starts=[max(lane.ready_at_seconds, stage_seconds) + load_seconds for lane in lanes],
-        load=load_seconds,
-        overhead=shard_overhead_seconds,
-        cpu_slots=cpu_slots,
-    )
-    return shop, floor.seconds
+    floor = bound(problem)
+    return Shop(problem), floor.seconds
 
 
 def _check(sets: Sequence[WorkSet]) -> None:

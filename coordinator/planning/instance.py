@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from coordinator.planning.batch_sums import Even
-from coordinator.planning.model import UNLIMITED, Lane, WorkSet
+from coordinator.planning.model import UNLIMITED, Lane, Problem, WorkSet
 
 Seconds = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)]
 Spread = Annotated[float, Field(ge=0, le=10, allow_inf_nan=False)]
@@ -77,6 +77,16 @@ class Instance(BaseModel):
 
     def sets(self) -> list[WorkSet]:
         return [data_set.work() for data_set in self.datasets]
+
+    def problem(self) -> Problem:
+        return Problem(
+            self.sets(),
+            self.lanes(),
+            load_seconds=self.load_seconds,
+            shard_overhead_seconds=self.shard_overhead_seconds,
+            cpu_slots=self.cpu_slots,
+            stage_seconds=self.staging_seconds,
+        )
 
 
 def parse_instance(text: str) -> Instance:

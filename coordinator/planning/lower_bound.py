@@ -16,10 +16,12 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from operator import mul
 from typing import NamedTuple
 
 from coordinator.planning.batch_sums import extremes, seconds_of
-from coordinator.planning.model import Lane, WorkSet
+from coordinator.planning.model import Lane, Problem
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,22 +78,12 @@ class Capacity:
         pairs = sorted(
             (max(lane.ready_at_seconds, stage_seconds) + load_seconds, lane.speed) for lane in lanes
         )
-        self._starts: list[float] = []  # distinct starts, ascending
-        self._speeds: list[float] = []  # summed speed from that start on
-        self._done: list[float] = []  # work that can be done before that start
-        self._faster: list[tuple[float, float]] = []  # (start, speed) of lanes faster than all before them
-        speeds, before, done = 0.0, pairs[0][0], 0.0
-        for start, speed in pairs:
-            done += speeds * (start - before)
-            speeds, before = speeds + speed, start
-            if self._starts and self._starts[-1] == start:
-                self._speeds[-1] = speeds
-            else:
-                self._starts.append(start)
-                self._speeds.append(speeds)
-                self._done.append(done)
-            if not self._faster or speed > self._faster[-1][1]:
-                self._faster.append((start, speed))
+        self._kinds = frozenset(pairs)
+        self._starts = [start for start, _ in pairs]  # ascending
+        self._speeds = list(accumulate(speed for _, speed in pairs))  # summed, from that start on
+        gaps = (after - before for before, after in pairwise(self._starts))
+        # work that can be done before that start
+        self._done: list[float] = list(accumulate(map(mul, self._speeds, gaps), initial=0.0))
 
     def earliest(self, work: float) -> float:
         """When `work` GPU seconds, infinitely divisible, can be done at the earliest."""
@@ -100,17 +92,10 @@ class Capacity:
 
     def earliest_single(self, work: float) -> float:
         """When one lane can have done `work` GPU seconds at the earliest."""
-        return min(start + work / speed for start, speed in self._faster)
+        return min(start + work / speed for start, speed in self._kinds)
 
 
-def bound(
-    sets: Sequence[WorkSet],
-    lanes: Sequence[Lane],
-    *,
-    load_seconds: float,
-    cpu_slots: int,
-    stage_seconds: float = 0.0,
-) -> Bound:
+def bound(problem: Problem) -> Bound:
     """Terms of a plan's lower bound (0 without batches); ValueError without lanes or CPU slots."""
     sizes = [
         Size(
@@ -118,12 +103,18 @@ def bound(
             seconds_of(work.batch_seconds),
             *extremes(work.batch_seconds),
             work.metric_seconds,
-            min(work.metric_parallelism, cpu_slots) if work.metric == "execute" else 0,
+            min(work.metric_parallelism, problem.cpu_slots) if work.metric == "execute" else 0,
         )
-        for work in sets
+        for work in problem.sets
         if work.batch_seconds
     ]
-    return bound_of(sizes, lanes, load_seconds=load_seconds, cpu_slots=cpu_slots, stage_seconds=stage_seconds)
+    return bound_of(
+        sizes,
+        problem.lanes,
+        load_seconds=problem.load_seconds,
+        cpu_slots=problem.cpu_slots,
+        stage_seconds=problem.stage_seconds,
+    )
 
 
 def measured_lower_bound(

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from pydantic import ValidationError
 
@@ -19,7 +20,7 @@ from coordinator.evaluation.events import Planned, PlannedLane, PlannedLeaf
 from coordinator.evaluation.records import EvaluationRecord, cut_on_disk
 from coordinator.evaluation.state import NodeUse
 from coordinator.planning.flow_shop import end_of
-from coordinator.planning.model import UNLIMITED, Lane, LanePlan, PlannedShard, WorkSet
+from coordinator.planning.model import UNLIMITED, Lane, PlannedShard, Problem, WorkSet
 from coordinator.planning.planner import PLANNERS
 from evaljobs.contract.names import ShardId
 from evaljobs.contract.paths import batch_index_file, request_set_manifest
@@ -78,48 +79,50 @@ def hardware_of(nodes: Iterable[NodeUse]) -> str:
     return "cpu" if named == CPU_SLOT else named
 
 
-def _work_set(
-    record: EvaluationRecord,
-    name: str,
-    manifest: RequestSetManifest,
-    index: BatchIndex,
-    *,
-    hardware: str,
-    history: Learnt,
-    metric: Prediction,
-    judged: bool,
-) -> WorkSet:
-    features = Features(
-        task=manifest.task,
-        model_parameters=record.checkpoint.bytes // BYTES_PER_PARAMETER,
-        hardware=hardware,
-        engine=record.model.engine,
-        batch_size=index.batch_size,
-        mode=record.suite.mode or "exact",
-    )
-    batches = predict_batches(features, index.prefill_tokens, index.generated_tokens, history)
-    # one judge job may send as many requests at once as the judge's cap allows
-    at_once = JUDGES_AT_ONCE if judged else metric.at_once
-    return WorkSet(
-        name=name,
-        batch_seconds=batches.seconds,
-        metric_seconds=metric.seconds,
-        metric="execute" if manifest.executes else "score",
-        metric_parallelism=at_once or UNLIMITED,
-        sigma=batches.sigma,
-    )
+class _Found(NamedTuple):
+    """A leaf task's request set, and where it is named."""
+
+    entry: int
+    folder: str
+    cut: str
+    manifest: RequestSetManifest
+    batches: BatchIndex
 
 
-def _leaf(
-    manifest: RequestSetManifest,
-    index: BatchIndex,
-    shards: Iterable[PlannedShard],
-    *,
-    entry: int,
-    folder: str,
-    work: WorkSet,
-    cut: str,
-) -> PlannedLeaf:
+def _work_sets(
+    record: EvaluationRecord, sets: Mapping[str, _Found], hardware: str, history: Learnt
+) -> Iterator[tuple[WorkSet, float]]:
+    """The work of each leaf task, and CPU seconds of its metric at a high percentile."""
+    scored = Counter(one.entry for one in sets.values() if not one.manifest.executes)
+    for name, (entry, _, _, manifest, index) in sets.items():
+        features = Features(
+            task=manifest.task,
+            model_parameters=record.checkpoint.bytes // BYTES_PER_PARAMETER,
+            hardware=hardware,
+            engine=record.model.engine,
+            batch_size=index.batch_size,
+            mode=record.suite.mode or "exact",
+        )
+        batches = predict_batches(features, index.prefill_tokens, index.generated_tokens, history)
+        together = 1 if manifest.executes else scored[entry]  # an entry's tasks are scored by one job
+        metric = predict_metric(
+            manifest.task, manifest.documents, manifest.executes, history, together=together
+        )
+        # one judge job may send as many requests at once as the judge's cap allows
+        at_once = JUDGES_AT_ONCE if record.suite.tasks[entry].judge else metric.at_once
+        work = WorkSet(
+            name=name,
+            batch_seconds=batches.seconds,
+            metric_seconds=metric.seconds,
+            metric="execute" if manifest.executes else "score",
+            metric_parallelism=at_once or UNLIMITED,
+            sigma=batches.sigma,
+        )
+        yield work, metric.late
+
+
+def _leaf(found: _Found, work: WorkSet, shards: Iterable[PlannedShard]) -> PlannedLeaf:
+    entry, folder, cut, manifest, index = found
     own = sorted(shards, key=lambda s: s.first_batch)
     batches = [index.documents[s.first_batch : s.end_batch] for s in own] if manifest.executes else []
     return PlannedLeaf(
@@ -142,11 +145,6 @@ def _name(shard: PlannedShard, cut: str) -> str:
     return str(ShardId(shard.set, shard.first_batch, shard.end_batch, cut))
 
 
-def _lane(lane: LanePlan, cuts: Mapping[str, str]) -> PlannedLane:
-    shards = ((_name(s, cuts[s.set]), s.rank, s.seconds) for s in lane.shards)
-    return PlannedLane(lane=lane.lane, node=lane.node, shards=tuple(shards))
-
-
 def fewest_workers(end: Callable[[int], float], most: int, cpu_seconds: float) -> int:
     """Metric workers to start with, from 1 to `most`: the fewest that end within SLACK times the end of the most.
 
@@ -166,29 +164,21 @@ def make_plan(
         history = Learnt(read_observations(observations))
     except ValueError as error:
         raise PlanningError(f"{error}; move {observations} away to plan without it") from error
-    options, size = record.options, record.checkpoint.bytes
-    entry_of = {task: entry for entry, folders in wanted.sets.items() for task in folders}
-    folder_of = {task: folder for folders in wanted.sets.values() for task, folder in folders.items()}
-    cuts = {task: wanted.cuts.get(entry, "") for task, entry in entry_of.items()}
-    sets = read_sets(folder_of, {t: cut_on_disk(cut, wanted.batch_size) for t, cut in cuts.items()})
-    work: dict[str, WorkSet] = {}
-    late: dict[str, float] = {}  # CPU seconds of each metric at a high percentile
-    scored = Counter(entry_of[task] for task, (manifest, _) in sets.items() if not manifest.executes)
-    for task, (manifest, index) in sets.items():
-        together = (
-            1 if manifest.executes else scored[entry_of[task]]
-        )  # an entry's tasks are scored by one job
-        metric = predict_metric(
-            manifest.task, manifest.documents, manifest.executes, history, together=together
-        )
-        judged = record.suite.tasks[entry_of[task]].judge
-        work[task] = _work_set(
-            record, task, manifest, index, hardware=hardware, history=history, metric=metric, judged=judged
-        )
-        late[task] = metric.late
-    load = predict_load(size, hardware, history)
-    asked = [work[task] for task, (_, index) in sets.items() if index.requests]
-    made = PLANNERS[options.plan_policy](
+    options = record.options
+    places = {
+        task: (entry, folder) for entry, folders in wanted.sets.items() for task, folder in folders.items()
+    }
+    cuts = {task: wanted.cuts.get(entry, "") for task, (entry, _) in places.items()}
+    read = read_sets(
+        {task: folder for task, (_, folder) in places.items()},
+        {task: cut_on_disk(cut, wanted.batch_size) for task, cut in cuts.items()},
+    )
+    sets = {task: _Found(*places[task], cuts[task], *found) for task, found in read.items()}
+    pairs = list(_work_sets(record, sets, hardware, history))
+    works, late = [work for work, _ in pairs], {work.name: seconds for work, seconds in pairs}
+    asked = [work for work in works if sets[work.name].batches.requests]
+    load = predict_load(record.checkpoint.bytes, hardware, history)
+    problem = Problem(
         asked,
         [Lane(name=lane, node=node) for lane, node in wanted.lanes],
         load_seconds=load.seconds,
@@ -196,17 +186,12 @@ def make_plan(
         cpu_slots=options.workers * options.worker_cpus,
         shards_per_task=options.shards_per_task,
     )
+    made = PLANNERS[options.plan_policy](problem)
+    slow = [replace(work, metric_seconds=late[work.name]) for work in asked]
 
     def end(workers: int, sets: Sequence[WorkSet]) -> float:
-        return end_of(
-            made,
-            sets,
-            load_seconds=load.seconds,
-            shard_overhead_seconds=SHARD_OVERHEAD_SECONDS,
-            cpu_slots=workers * options.worker_cpus,
-        )
+        return end_of(made, replace(problem, sets=sets, cpu_slots=workers * options.worker_cpus))
 
-    slow = [replace(one, metric_seconds=late[one.name]) for one in asked]
     workers = fewest_workers(lambda number: end(number, slow), options.workers, sum(late.values()))
     shards: dict[str, list[PlannedShard]] = defaultdict(list)
     for lane in made.lanes:
@@ -215,26 +200,21 @@ def make_plan(
     return Planned(
         at=now,
         batch_size=wanted.batch_size,
-        leaves=tuple(
-            _leaf(
-                *found,
-                shards[task],
-                entry=entry_of[task],
-                folder=folder_of[task],
-                work=work[task],
-                cut=cuts[task],
+        leaves=tuple(_leaf(sets[work.name], work, shards[work.name]) for work in works),
+        lanes=tuple(
+            PlannedLane(
+                lane=lane.lane,
+                node=lane.node,
+                shards=tuple((_name(s, cuts[s.set]), s.rank, s.seconds) for s in lane.shards),
             )
-            for task, found in sets.items()
+            for lane in made.lanes
         ),
-        lanes=tuple(_lane(lane, cuts) for lane in made.lanes),
         predicted_makespan_seconds=max(made.makespan_seconds, end(workers, asked)),
         lower_bound_seconds=made.lower_bound_seconds,
         gpu_seconds=made.gpu_seconds,
         # as if all priors were off together: too short a limit costs a load, too long a backfill slot
-        work_seconds_95=sum(
-            Prediction(seconds=sum(one.batch_seconds), sigma=one.sigma).late for one in work.values()
-        ),
+        work_seconds_95=sum(Prediction(seconds=sum(w.batch_seconds), sigma=w.sigma).late for w in works),
         load_seconds_95=load.late,
         workers=workers,
-        sigma=max((one.sigma for one in work.values()), default=0.0),
+        sigma=max((work.sigma for work in works), default=0.0),
     )

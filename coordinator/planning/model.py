@@ -1,12 +1,12 @@
 """Values of planning: work sets, lanes, shards and the plan.
 
-Rule: a plan is a pure function of work sets, lanes and five numbers.
+Rule: a plan is a pure function of a `Problem`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Literal
 
 UNLIMITED = 1 << 30
@@ -38,6 +38,25 @@ class Lane:
     node: str
     ready_at_seconds: float = 0.0
     speed: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Sets to place on lanes, and what that costs.
+
+    A lane works from max(its ready time, `stage_seconds`) + `load_seconds` on; a shard takes its
+    seconds / the lane's speed + `shard_overhead_seconds`. `shards_per_task` forces that many nearly
+    equal shards a set.
+    """
+
+    sets: Sequence[WorkSet]
+    lanes: Sequence[Lane]
+    _: KW_ONLY
+    load_seconds: float
+    shard_overhead_seconds: float = 0.05
+    cpu_slots: int = 1
+    shards_per_task: int | None = None
+    stage_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

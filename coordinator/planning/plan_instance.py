@@ -51,13 +51,7 @@ def what_if(json_text: str, nodes: Sequence[int] | None = None) -> dict[str, Any
         gpus = count * instance.gpus_per_node
         slots = max(1, int(count * instance.cpu_slots / here))
         resized = instance.model_copy(update={"gpus": gpus, "cpu_slots": slots})
-        floor = bound(
-            resized.sets(),
-            resized.lanes(),
-            load_seconds=instance.load_seconds,
-            cpu_slots=slots,
-            stage_seconds=instance.staging_seconds,
-        )
+        floor = bound(resized.problem())
         rows.append(
             {
                 "nodes": count,
@@ -91,11 +85,4 @@ def _duration(seconds: float) -> str:
 
 def plan_of(instance: Instance, planner: str) -> Plan:
     """The instance planned by the policy of this name in `PLANNERS`."""
-    return PLANNERS[planner](
-        instance.sets(),
-        instance.lanes(),
-        load_seconds=instance.load_seconds,
-        shard_overhead_seconds=instance.shard_overhead_seconds,
-        cpu_slots=instance.cpu_slots,
-        stage_seconds=instance.staging_seconds,
-    )
+    return PLANNERS[planner](instance.problem())

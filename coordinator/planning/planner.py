@@ -9,11 +9,11 @@ simulator.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from itertools import chain
 
 from coordinator.planning.flow_shop import Shop, Try, finished, opened
-from coordinator.planning.model import Lane, LanePlan, Plan, PlannedShard, WorkSet
+from coordinator.planning.model import Plan, Problem
 from coordinator.planning.round_robin import plan_round_robin
 from coordinator.planning.shard_sizes import (
     LONGEST,
@@ -24,8 +24,6 @@ from coordinator.planning.shard_sizes import (
     shards_of,
     sizes_for,
 )
-
-__all__ = ["PLANNERS", "Lane", "LanePlan", "Plan", "PlannedShard", "WorkSet", "plan"]
 
 URGENT = (0.01, 0.002, 0.05, 1.0, 0.0)
 """A tail longer than this part of the horizon makes a shard urgent; tried in this order."""
@@ -47,35 +45,15 @@ MANY_SHARDS = 20_000
 """Shards cut over all tries after which no other way is tried: planning stays under a second."""
 
 
-def plan(
-    sets: Sequence[WorkSet],
-    lanes: Sequence[Lane],
-    *,
-    load_seconds: float,
-    shard_overhead_seconds: float = 0.05,
-    cpu_slots: int = 1,
-    shards_per_task: int | None = None,
-    stage_seconds: float = 0.0,
-) -> Plan:
+def plan(problem: Problem) -> Plan:
     """Place every batch of every set on a lane, exactly once.
 
-    A lane works from max(its ready time, `stage_seconds`) + `load_seconds` on; a shard takes its
-    seconds / the lane's speed + `shard_overhead_seconds`. `shards_per_task` forces that many nearly
-    equal shards a set. ValueError: no lane, a speed or a slot count below what can work, two sets
-    of one name.
+    ValueError: no lane, a speed or a slot count below what can work, two sets of one name.
     """
-    shop, floor = opened(
-        sets,
-        lanes,
-        load_seconds=load_seconds,
-        shard_overhead_seconds=shard_overhead_seconds,
-        cpu_slots=cpu_slots,
-        shards_per_task=shards_per_task,
-        stage_seconds=stage_seconds,
-    )
-    best, dealt = _search(shop, shards_per_task, floor)
+    shop, floor = opened(problem)
+    best, dealt = _search(shop, floor)
     if _slots_hold(best, floor):
-        best = _on_fewer_lanes(shop, shards_per_task, floor, best, dealt)
+        best = _on_fewer_lanes(shop, floor, best, dealt)
     return finished(shop, best, floor)
 
 
@@ -84,12 +62,13 @@ def _slots_hold(best: Try, floor: float) -> bool:
     return best.makespan > max(CLOSE * floor, *best.lane_ends)
 
 
-def _search(shop: Shop, shards_per_task: int | None, floor: float) -> tuple[Try, int]:
+def _search(shop: Shop, floor: float) -> tuple[Try, int]:
     """The best of all ways within the budget, and the number of shards dealt in the search."""
     tries: list[Try] = []
     best: Try | None = None
     dealt = 0
-    forced = None if shards_per_task is None else _forced(shop, shards_per_task)
+    pieces = shop.problem.shards_per_task
+    forced = None if pieces is None else _forced(shop, pieces)
     for shares, urgent_from, rare in _ways(shop):
         if rare and best is not None and not _slots_hold(best, floor):
             break
@@ -138,7 +117,7 @@ def _ways(shop: Shop) -> Iterator[tuple[float, float, bool]]:
             yield shares, part * longest, True
 
 
-def _on_fewer_lanes(shop: Shop, shards_per_task: int | None, floor: float, best: Try, dealt: int) -> Try:
+def _on_fewer_lanes(shop: Shop, floor: float, best: Try, dealt: int) -> Try:
     """Try fewer lanes where CPU slots hold the end: more lanes may only worsen the order at the slots.
 
     Leaves one more lane without shards at a time, within the budget; these lanes may still steal.
@@ -150,7 +129,7 @@ def _on_fewer_lanes(shop: Shop, shards_per_task: int | None, floor: float, best:
         if dealt > MANY_SHARDS:
             break
         kept = sorted(order[:width])
-        fewer, cost = _search(shop.on(kept), shards_per_task, floor)
+        fewer, cost = _search(shop.on(kept), floor)
         dealt += cost
         if fewer.makespan < best.makespan:
             ends = list(shop.starts)
@@ -218,5 +197,5 @@ def _aims(shop: Shop, index: int, sizes: Sizes, ahead: float | None) -> tuple[fl
     return limit, limit
 
 
-PLANNERS: Mapping[str, Callable[..., Plan]] = {"evalspan": plan, "round-robin": plan_round_robin}
+PLANNERS: Mapping[str, Callable[[Problem], Plan]] = {"evalspan": plan, "round-robin": plan_round_robin}
 """Policies by the name that `[plan] policy` gives them; evaluations and simulations call the same ones."""

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from math import ceil
 
 from coordinator.planning.flow_shop import Shop, finished, opened
-from coordinator.planning.model import Lane, Plan, WorkSet
+from coordinator.planning.model import Plan, Problem
 from coordinator.planning.shard_sizes import Span, cut_evenly, shards_of
 
 SMALL = 0.25
@@ -22,51 +22,32 @@ Portion = tuple[float, float, tuple[Span, ...]]
 """(CPU seconds of its metric where that is long, else 0; GPU seconds; cuts that one lane runs one after the other)"""
 
 
-def plan_round_robin(
-    sets: Sequence[WorkSet],
-    lanes: Sequence[Lane],
-    *,
-    load_seconds: float,
-    shard_overhead_seconds: float = 0.05,
-    cpu_slots: int = 1,
-    shards_per_task: int | None = None,
-    stage_seconds: float = 0.0,
-) -> Plan:
-    """Place every batch of every set on a lane, exactly once; arguments and errors as of `planner.plan`.
+def plan_round_robin(problem: Problem) -> Plan:
+    """Place every batch of every set on a lane, exactly once; errors as of `planner.plan`.
 
     `shards_per_task` cuts each set into that many nearly equal shards, and batches none. The planned end is that of
     lanes which do not steal.
     """
-    shop, floor = opened(
-        sets,
-        lanes,
-        load_seconds=load_seconds,
-        shard_overhead_seconds=shard_overhead_seconds,
-        cpu_slots=cpu_slots,
-        shards_per_task=shards_per_task,
-        stage_seconds=stage_seconds,
-    )
-    queue = sorted(
-        _portions(shop, shards_per_task), key=lambda portion: (-portion[0], -portion[1], portion[2][0][:2])
-    )
-    dealt = [(cut, number % len(lanes)) for number, portion in enumerate(queue) for cut in portion[2]]
+    shop, floor = opened(problem)
+    queue = sorted(_portions(shop), key=lambda portion: (-portion[0], -portion[1], portion[2][0][:2]))
+    dealt = [(cut, number % len(shop.lanes)) for number, portion in enumerate(queue) for cut in portion[2]]
     return finished(shop, shop.placed([cut for cut, _ in dealt], [lane for _, lane in dealt]), floor)
 
 
-def _portions(shop: Shop, shards_per_task: int | None) -> Iterator[Portion]:
+def _portions(shop: Shop) -> Iterator[Portion]:
     """What is dealt: pieces of large sets, whole sets, and batches of small ones."""
-    share = shop.total / len(shop.lanes)
+    share, forced = shop.total / len(shop.lanes), shop.problem.shards_per_task
     small: list[Portion] = []
     long = SMALL * share
     for index, work in enumerate(shop.sets):
         if not work.batch_seconds:
             continue
         sums, cost = shop.sums(index), shop.totals[index]
-        pieces = shards_per_task or (max(1, ceil(cost / share - 1e-9)) if share else 1)
+        pieces = forced or (max(1, ceil(cost / share - 1e-9)) if share else 1)
         cuts = shards_of(index, work, sums, cut_evenly(sums, pieces), shop.cpu_slots)
         metric = work.metric_seconds if work.metric_seconds >= long else 0.0
         portions = [(metric, cut[3], (cut,)) for cut in cuts]
-        if shards_per_task is None and not metric and cost < long:
+        if forced is None and not metric and cost < long:
             small += portions
         else:
             yield from portions

@@ -20,8 +20,9 @@ from typing import Any
 from simulation.policies import simulate_instance
 
 from bench.harness import Options, command, option, row, targets
+from coordinator.planning.model import Lane, Problem, WorkSet
 from coordinator.planning.plan_instance import plan_instance
-from coordinator.planning.planner import Lane, WorkSet, plan
+from coordinator.planning.planner import plan
 
 Texts = dict[int, str]
 Rows = Iterator[dict[str, Any]]
@@ -104,7 +105,7 @@ def random(_texts: Texts, options: Options) -> Rows:
     ratios = []
     for seed in range(options.random):
         sets, lanes, costs = random_problem(seed)
-        made = plan(sets, lanes, **costs)
+        made = plan(Problem(sets, lanes, **costs))
         ratios.append(made.makespan_seconds / best_known(made, sets, seconds=options.oracle_seconds, **costs))
     yield row("random instances, planned / best known, median", median(ratios), 1.02, instances=len(ratios))
     yield row("random instances, planned / best known, worst", max(ratios), 1.05)
@@ -140,9 +141,7 @@ def _scale_child() -> None:
     times = []
     for _ in range(3):
         wall, cpu = time.perf_counter(), time.process_time()
-        made = plan(
-            sets, lanes, load_seconds=20.0, shard_overhead_seconds=0.05, cpu_slots=9408, shards_per_task=84
-        )
+        made = plan(Problem(sets, lanes, load_seconds=20.0, cpu_slots=9408, shards_per_task=84))
         times.append((time.perf_counter() - wall, time.process_time() - cpu))
     shards = sum(len(lane.shards) for lane in made.lanes)
     wall, cpu = (median(each) for each in zip(*times, strict=True))

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.planning.lower_bound import Capacity, MeasuredSet, bound, measured_lower_bound
-from coordinator.planning.model import Lane, WorkSet
+from coordinator.planning.model import Lane, Problem, WorkSet
 
 TWO = [Lane(name="a", node="n"), Lane(name="b", node="n")]
 
@@ -36,7 +36,7 @@ PROGRAMS = {"metric": "execute"}
 )
 def test_the_bound_is_its_largest_term_and_names_it(sets, slots, stage, seconds, binding):
     """By hand, on two GPUs and a load of 10 s."""
-    got = bound(sets, TWO, load_seconds=10, cpu_slots=slots, stage_seconds=stage)
+    got = bound(Problem(sets, TWO, load_seconds=10, cpu_slots=slots, stage_seconds=stage))
     assert got.seconds == pytest.approx(seconds)
     assert got.binding == binding
 

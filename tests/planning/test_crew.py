@@ -11,16 +11,17 @@ from support.problems import alike, fixed, lanes, work_sets
 
 from coordinator.planning.flow_shop import end_of
 from coordinator.planning.make_plan import SLACK, WORKER_SECONDS, fewest_workers
-from coordinator.planning.model import WorkSet
+from coordinator.planning.model import Lane, Problem, WorkSet
 from coordinator.planning.planner import plan
 from priors.estimate import Learnt, predict_metric
 
 
 def crew_of(sets, on, *, most, cores=1, factor=1.0, load_seconds=0.0, shard_overhead_seconds=0.05):
     costs = {"load_seconds": load_seconds, "shard_overhead_seconds": shard_overhead_seconds}
-    made = plan(sets, on, cpu_slots=most * cores, **costs)
+    made = plan(Problem(sets, on, cpu_slots=most * cores, **costs))
     scaled = [replace(work, metric_seconds=factor * work.metric_seconds) for work in sets]
-    return made, lambda workers: end_of(made, scaled, cpu_slots=workers * cores, **costs)
+    alike = [Lane(name=lane.name, node=lane.node) for lane in on]
+    return made, lambda workers: end_of(made, Problem(scaled, alike, cpu_slots=workers * cores, **costs))
 
 
 @settings(max_examples=80)
@@ -44,18 +45,6 @@ def test_a_few_seconds_of_scoring_get_one_worker_however_many_tasks_share_them(l
     ]
     _, end = crew_of(sets, alike(4), most=32, load_seconds=8.0)
     assert fewest_workers(end, 32, leaves * each) == 1
-
-
-def test_112_documents_get_one_worker() -> None:
-    """Three small tasks and 24 programs: a second worker would start for as long as it worked."""
-    sizes = {"mmlu": (40, False), "hellaswag": (24, False), "gsm8k": (24, False), "humaneval": (24, True)}
-    parts = {name: predict_metric(f"quickstart_{name}", *size, Learnt([])) for name, size in sizes.items()}
-    sets = [
-        WorkSet(name=n, batch_seconds=[0.5] * 5, metric_seconds=p.seconds, metric="score")
-        for n, p in parts.items()
-    ]
-    _, end = crew_of(sets, alike(2), most=64, load_seconds=8.0)
-    assert fewest_workers(end, 64, sum(p.late for p in parts.values())) == 1
 
 
 @settings(max_examples=40)

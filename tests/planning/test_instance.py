@@ -11,9 +11,11 @@ import pytest
 from hypothesis import given, settings
 from support.problems import instance_text, instances
 
-from coordinator.planning.instance import parse_instance
+from coordinator.planning.model import Lane, Problem, WorkSet
 from coordinator.planning.plan_instance import plan_instance, what_if
-from coordinator.planning.planner import Lane, WorkSet, plan
+from coordinator.planning.planner import plan
+
+ONE = {"name": "a", "docs": 1, "gpu_seconds": 1}
 
 
 @settings(max_examples=60)
@@ -51,17 +53,11 @@ def test_every_document_stands_in_exactly_one_shard(instance):
         (instance_text(load_seconds=10**400), "load_seconds"),
         (instance_text(datasets=[]), "datasets"),
         (instance_text(datasets=[{"name": "a", "docs": 1}]), "datasets.0.gpu_seconds"),
-        (instance_text(datasets=[{"name": "a", "docs": 0, "gpu_seconds": 1}]), "datasets.0.docs"),
-        (
-            instance_text(datasets=[{"name": "a", "docs": 1, "gpu_seconds": 1, "metric": "sum"}]),
-            "datasets.0.metric",
-        ),
-        (instance_text(datasets=[{"name": "a", "docs": 1, "gpu_seconds": 1}] * 2), "twice"),
-        (instance_text(datasets=[{"name": "a", "docs": 10**10, "gpu_seconds": 1}]), "docs"),
-        (
-            instance_text(datasets=[{"name": "a", "docs": 1, "gpu_seconds": 1, "sigma": 300}]),
-            "datasets.0.sigma",
-        ),
+        (instance_text(datasets=[ONE | {"docs": 0}]), "datasets.0.docs"),
+        (instance_text(datasets=[ONE | {"metric": "sum"}]), "datasets.0.metric"),
+        (instance_text(datasets=[ONE] * 2), "twice"),
+        (instance_text(datasets=[ONE | {"docs": 10**10}]), "docs"),
+        (instance_text(datasets=[ONE | {"sigma": 300}]), "datasets.0.sigma"),
     ],
 )
 def test_what_is_no_instance_is_refused_with_its_place(bad, place):
@@ -80,13 +76,6 @@ def test_what_if_says_what_binds():
     assert got["rows"][0]["binding"] == "GPU time"
     assert got["rows"][-1]["binding"] == "the tail of judge"
     assert got["sentence"].endswith("with more than 2 nodes the limit is the tail of judge, not GPU time")
-
-
-def test_parsing_gives_one_batch_a_document():
-    """Documents of a set are equal, and their seconds add up to the set's."""
-    work = parse_instance(instance_text()).sets()[1]
-    assert len(work.batch_seconds) == 80
-    assert sum(work.batch_seconds) == pytest.approx(200.0)
 
 
 def test_a_plan_does_not_depend_on_the_interpreters_hash_seed():
@@ -115,7 +104,7 @@ def test_a_plan_for_thousands_of_gpus_stays_within_its_budget_of_shards():
         for index in range(600)
     ]
     on = [Lane(name=str(index), node=str(index // 8)) for index in range(4704)]
-    made = plan(sets, on, load_seconds=20.0, shard_overhead_seconds=0.05, cpu_slots=1200)
+    made = plan(Problem(sets, on, load_seconds=20.0, shard_overhead_seconds=0.05, cpu_slots=1200))
     assert all(lane.shards for lane in made.lanes)
     assert sum(len(lane.shards) for lane in made.lanes) <= 120_000
     assert made.makespan_seconds <= made.lower_bound_seconds + 2 * 36.05

@@ -11,7 +11,8 @@ from support.problems import alike
 
 from coordinator.planning.batch_sums import Even, running
 from coordinator.planning.flow_shop import levelled
-from coordinator.planning.planner import WorkSet, plan
+from coordinator.planning.model import Problem, WorkSet
+from coordinator.planning.planner import plan
 
 
 @st.composite
@@ -68,5 +69,7 @@ def test_one_large_set_alone_is_cut_so_that_no_lane_waits(lanes):
     work = WorkSet(
         name="mmlu", batch_seconds=[4493.4 / 14042] * 14042, metric_seconds=4.0, metric_parallelism=1
     )
-    made = plan([work], alike(lanes, per_node=8), load_seconds=20.0, shard_overhead_seconds=1.0, cpu_slots=64)
+    made = plan(
+        Problem([work], alike(lanes, per_node=8), load_seconds=20.0, shard_overhead_seconds=1.0, cpu_slots=64)
+    )
     assert made.makespan_seconds <= 1.04 * made.lower_bound_seconds

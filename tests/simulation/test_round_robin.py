@@ -13,7 +13,7 @@ from simulation.simulate import simulate
 from support.problems import fixed, lanes, work_sets
 
 from coordinator.planning.instance import parse_instance
-from coordinator.planning.model import Lane, WorkSet
+from coordinator.planning.model import Lane, Problem, WorkSet
 from coordinator.planning.planner import PLANNERS
 from coordinator.planning.round_robin import SMALL, plan_round_robin
 
@@ -41,9 +41,11 @@ def test_large_sets_are_split_small_ones_batched_and_long_metrics_go_first():
     """8 s + 2 + 1 + 0.4 of GPU on 2 lanes, a share of 5.7 s: big is cut in two; code's metric is long and goes first; s and t
     are below a quarter of the share and fit into one together; t's own metric is too short to count. Queue: code, big, big, s with t."""
     made = plan_round_robin(
-        named({"big": 8.0, "code": 2.0, "s": 1.0, "t": 0.4}, {"code": 50.0, "t": 1.0}),
-        [Lane(name=name, node="n") for name in "ab"],
-        load_seconds=1.0,
+        Problem(
+            named({"big": 8.0, "code": 2.0, "s": 1.0, "t": 0.4}, {"code": 50.0, "t": 1.0}),
+            [Lane(name=name, node="n") for name in "ab"],
+            load_seconds=1.0,
+        )
     )
     assert [(lane, s.set, s.first_batch, s.end_batch) for lane, s in dealt(made)] == [
         (0, "code", 0, 10),
@@ -58,7 +60,9 @@ def test_the_planned_end_is_that_of_lanes_which_do_not_steal():
     """a: load 1, code 2 + big 4 and two overheads of 0.5: 8.0; code's metric of 50 s starts at 3.5 and ends at 53.5."""
     sets = named({"big": 8.0, "code": 2.0}, {"code": 50.0})
     made = plan_round_robin(
-        sets, [Lane(name=name, node="n") for name in "ab"], load_seconds=1.0, shard_overhead_seconds=0.5
+        Problem(
+            sets, [Lane(name=name, node="n") for name in "ab"], load_seconds=1.0, shard_overhead_seconds=0.5
+        )
     )
     assert made.makespan_seconds == pytest.approx(53.5)
     assert made.gpu_seconds == pytest.approx(8.0 + 5.5)
@@ -68,7 +72,7 @@ def test_the_planned_end_is_that_of_lanes_which_do_not_steal():
 @given(work_sets(), lanes(), fixed)
 def test_every_batch_is_dealt_exactly_once(sets, on, costs):
     """The shards of a set, in order, are its batches without gap or overlap; lanes stand as given, each by rank."""
-    made = plan_round_robin(sets, on, **costs)
+    made = plan_round_robin(Problem(sets, on, **costs))
     assert [lane.lane for lane in made.lanes] == [lane.name for lane in on]
     shards = [shard for _, shard in dealt(made)]
     assert [shard.rank for shard in shards] == list(range(len(shards)))
@@ -87,7 +91,7 @@ def test_units_go_round_the_lanes_by_metric_then_by_length(sets, on, costs):
     """Small sets stand in batches of at most a quarter share, each on one lane; every other shard is a unit of its own, at
     most one batch longer than an even share. Units stand by metric where that is long, then by GPU seconds; lanes take
     turns."""
-    made = plan_round_robin(sets, on, **costs)
+    made = plan_round_robin(Problem(sets, on, **costs))
     known = {work.name: work for work in sets}
     share = sum(sum(work.batch_seconds) for work in sets) / len(on)
     units = []
@@ -113,7 +117,7 @@ def test_units_go_round_the_lanes_by_metric_then_by_length(sets, on, costs):
 @given(work_sets(), lanes(), fixed)
 def test_a_run_without_error_and_without_stealing_ends_as_planned(sets, on, costs):
     """At sigma 0 the simulator runs the plan shard by shard: each on its lane, in its order, to the planned end."""
-    made = plan_round_robin(sets, on, **costs)
+    made = plan_round_robin(Problem(sets, on, **costs))
     truth = Truth(Predicted(sets), sigma=0.0, seed=0)
     run = simulate(made, on, truth, steal=False, **costs)
     ran = {lane.lane: [] for lane in made.lanes}
@@ -150,7 +154,7 @@ def test_the_simulator_runs_the_plan_that_an_evaluation_is_given():
         "cpu_slots": 4,
         "stage_seconds": 4.0,
     }
-    made = PLANNERS["round-robin"](instance.sets(), instance.lanes(), **costs)
+    made = PLANNERS["round-robin"](Problem(instance.sets(), instance.lanes(), **costs))
     truth = Truth(Predicted(instance.sets()), sigma=0.3, seed=0)
     run = simulate(made, instance.lanes(), truth, steal=False, **costs)
     cached = simulate_instance(text, "round-robin", 0.3, 1)["makespan_seconds"]["median"]

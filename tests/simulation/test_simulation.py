@@ -15,7 +15,7 @@ from support.problems import fixed, lanes, work_sets
 from coordinator.planning.batch_sums import Even
 from coordinator.planning.cpu_stage import divided, metrics_end
 from coordinator.planning.make_plan import SHARD_OVERHEAD_SECONDS
-from coordinator.planning.model import Lane, LanePlan, Plan, PlannedShard, WorkSet
+from coordinator.planning.model import Lane, LanePlan, Plan, PlannedShard, Problem, WorkSet
 from coordinator.planning.planner import plan
 
 FEW = settings(max_examples=80)
@@ -119,7 +119,7 @@ def test_a_shards_cpu_work_is_dealt_out_up_to_what_may_run_at_once():
 def test_no_run_beats_the_bound_of_its_own_truth(sets, on, costs, sigma, seed):
     """Whatever was drawn, the makespan is not below the bound of the drawn seconds."""
     truth = Truth(Predicted(sets), sigma=sigma, seed=seed)
-    got = simulate(plan(sets, on, **costs), on, truth, **costs)
+    got = simulate(plan(Problem(sets, on, **costs)), on, truth, **costs)
     assert got.makespan_seconds >= got.lower_bound_seconds * (1 - 1e-9)
 
 
@@ -127,7 +127,7 @@ def test_no_run_beats_the_bound_of_its_own_truth(sets, on, costs, sigma, seed):
 @given(work_sets(), lanes(), fixed, st.integers(0, 1000))
 def test_every_shard_runs_once_on_any_lane(sets, on, costs, seed):
     """Pulling and stealing lose no shard and run none twice; no lane runs two at a time."""
-    made = plan(sets, on, **costs)
+    made = plan(Problem(sets, on, **costs))
     got = simulate(made, on, Truth(Predicted(sets), sigma=0.6, seed=seed), **costs)
     assert sorted(span.shard.rank for span in got.spans) == sorted(
         one.rank for lane in made.lanes for one in lane.shards
@@ -142,7 +142,7 @@ def test_every_shard_runs_once_on_any_lane(sets, on, costs, seed):
 def test_no_lane_idles_while_shards_wait(sets, gpus, costs, seed):
     """Lanes end within one shard of each other: a wrong prior costs a shard, never a GPU."""
     on = [Lane(name=str(i), node="n") for i in range(gpus)]
-    made = plan(sets, on, **costs)
+    made = plan(Problem(sets, on, **costs))
     got = simulate(made, on, Truth(Predicted(sets), sigma=0.6, seed=seed), **costs)
     last_start = max(span.start for span in got.spans)
     ends = {lane.name: 0.0 for lane in on}
@@ -173,7 +173,9 @@ def test_stealing_never_starves_a_long_tail(gpus, seed):
     ]
     on = [Lane(name=str(i), node="n") for i in range(gpus)]
     costs = {"load_seconds": 10.0, "shard_overhead_seconds": 0.5, "cpu_slots": 4}
-    got = simulate(plan(sets, on, **costs), on, Truth(Predicted(sets), sigma=0.6, seed=seed), **costs)
+    got = simulate(
+        plan(Problem(sets, on, **costs)), on, Truth(Predicted(sets), sigma=0.6, seed=seed), **costs
+    )
     judged = [span.start for span in got.spans if span.shard.set == "judge"]
     assert max(judged) <= max(span.end for span in got.spans) / 2
 
@@ -197,7 +199,7 @@ def test_a_short_run_whose_prior_is_ten_times_off_ends_together(width):
     sets = [[0.02] * 60, [0.03] * 15, [0.2] * 15, [0.2] * 11]
     on = [Lane(name=str(number), node="n") for number in range(width)]
     costs = {"load_seconds": 7.0, "shard_overhead_seconds": SHARD_OVERHEAD_SECONDS, "cpu_slots": 2}
-    made = plan([WorkSet(name=str(i), batch_seconds=one) for i, one in enumerate(sets)], on, **costs)
+    made = plan(Problem([WorkSet(name=str(i), batch_seconds=one) for i, one in enumerate(sets)], on, **costs))
     real = Predicted(
         [WorkSet(name=str(i), batch_seconds=[10 * x for x in one]) for i, one in enumerate(sets)]
     )

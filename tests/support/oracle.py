@@ -9,7 +9,7 @@ from __future__ import annotations
 from math import ceil
 from random import Random
 
-from coordinator.planning.planner import Lane, Plan, WorkSet
+from coordinator.planning.model import Lane, Plan, WorkSet
 
 SCALE = 100  # CP-SAT counts in whole hundredths of a second
 
