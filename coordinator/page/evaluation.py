@@ -1,28 +1,60 @@
-"""The data of one evaluation's page. Pure.
+"""The data of one evaluation's page: its report, what ran when, and what befell nodes, jobs and shards. Pure.
 
-Rule: the page shows what the report, the journal and results.json say, and computes sums alone. Long lists go as
-columns: 7,000 shards are a few arrays. Seconds count from the acceptance.
+Rule: the page shows what the report, the journal and results.json say, and computes sums alone. Long lists go as columns:
+7,000 shards are a few arrays. Seconds count from the acceptance, as journalled; by the coordinator's clock wherever a
+job's own time is not recorded. `trace` takes the same data.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
-from coordinator.evaluation.events import AnyEvent, NodesOffered, OutcomeSeen, Planned
-from coordinator.page.timeline import notes, spans
+from coordinator.evaluation.events import (
+    AnyEvent,
+    BackOffOver,
+    JobEnded,
+    JobNotSubmitted,
+    NodesOffered,
+    NodeWithdrawn,
+    OutcomeSeen,
+    Planned,
+    Restarted,
+    ShardCorrupted,
+    StragglersFound,
+    TrialHung,
+)
 from coordinator.report.learning_curves import scores_of
 from coordinator.report.measurements import Report
-from coordinator.runtime.summary import CAUSES
+from coordinator.runtime.summary import Summary
 from evaljobs.contract.names import ShardId
-from evaljobs.contract.outcomes import Staged
+from evaljobs.contract.outcomes import Built, Converted, Executed, Failed, Scored, Staged
 
 HALTS = ("stopped", "parked", "given up")  # statuses whose first warning says since when and why
-ABOUT = {
-    "checkpoint", "step", "suite", "mode", "token_budget", "status", "accepted_at", "ratio", "gpu_seconds", "staged_bytes",
-    "storage_bytes", "tokens", "judge", "reused",
-}  # fmt: skip  # fields of a report that a page has as they are
+CALM = frozenset({"COMPLETED", "COMPLETING", "CANCELLED"})  # states of a job's end that need no word
+MOST_WORDS = 400  # characters of a note
 SCORE_COLUMNS = ("task", "measure", "value", "stderr", "higher_is_better", "documents", "n_shot", "version")
+# how a node stands; the worst comes first where several evaluations use it
+STANDING = ("cordoned", "back-off", "withdrawn", "ready", "staging", "offered")
+
+
+class Span(NamedTuple):
+    """A job's work outside of the GPUs. `begin`: seconds since acceptance; `row`: spans of one row never overlap."""
+
+    what: str  # build | convert | stage | execute | score
+    name: str
+    begin: float
+    seconds: float
+    row: int = 0
+
+
+class Note(NamedTuple):
+    """Something that befell a node, a job or a shard. `at`: seconds since acceptance."""
+
+    at: float
+    about: str
+    text: str
+    bad: bool
 
 
 def evaluation_data(
@@ -32,7 +64,7 @@ def evaluation_data(
     price: float | None = None,
     standing: Sequence[Sequence[Any]] = (),
 ) -> dict[str, Any]:
-    """`price`: of a GPU hour, any currency; `standing`: of `nodes.standing`."""
+    """`price`: of a GPU hour, any currency; `standing`: of `standing_of`."""
     predicted = {
         shard: seconds
         for event in events
@@ -42,67 +74,23 @@ def evaluation_data(
     }
     return {
         "kind": "evaluation",
-        "about": _about(report, price),
-        "stages": report.stages.model_dump(exclude_none=True),
-        "warnings": report.warnings,
-        "entries": [[e.name, e.status, e.error, e.unscored] for e in report.entries],
+        "report": report.model_dump(mode="json", exclude={"shards"}),
+        "halted": report.warnings[0] if report.status in HALTS else "",
+        "cost": None if price is None else report.gpu_seconds / 3600 * price,
         "unscored": results.get("unscored", {}),
-        "scores": score_rows(results),
-        "causes": {cause: sum(getattr(g, cause) * max(1, g.gpus) for g in report.gpus) for cause in CAUSES},
-        "lanes": _lanes(report),
+        "scores": [[getattr(score, name) for name in SCORE_COLUMNS] for score in scores_of(results)],
         "shards": _shards(report, predicted),
-        "jobs": [
-            [s.what, s.name, s.begin, s.seconds, s.row]
-            for s in spans(events, report.accepted_at, [e.name for e in report.entries])
-        ],
+        "jobs": spans(events, report.accepted_at, [e.name for e in report.entries]),
         "nodes": _nodes(report, events),
         "standing": standing,
-        "notes": [[n.at, n.about, n.text, n.bad] for n in notes(events, report.accepted_at)],
+        "notes": notes(events, report.accepted_at),
     }
-
-
-def score_rows(results: Mapping[str, Any]) -> list[list[Any]]:
-    """A row per score, as SCORE_COLUMNS."""
-    return [[getattr(score, column) for column in SCORE_COLUMNS] for score in scores_of(results)]
-
-
-def _about(report: Report, price: float | None) -> dict[str, Any]:
-    return {
-        **report.model_dump(mode="json", include=ABOUT),
-        "id": report.evaluation_id,
-        "halted": report.warnings[0] if report.status in HALTS else "",
-        "makespan": report.makespan_seconds,
-        "predicted": report.predicted_makespan_seconds,
-        "bound": report.lower_bound_seconds,
-        "paused": report.paused_seconds,
-        "waited": report.waited_seconds,
-        "limited": report.limited_seconds,
-        "policy": report.plan_policy,
-        "busy": report.gpu_busy_fraction,
-        "cost": None if price is None else report.gpu_seconds / 3600 * price,
-    }
-
-
-def _lanes(report: Report) -> list[list[Any]]:
-    """A row per trial: name, node, GPUs, device, begin, seconds held, its seconds before the first shard, shards, end."""
-    return [
-        [
-            g.trial,
-            g.node,
-            g.gpus,
-            g.device,
-            g.started_at - report.accepted_at,
-            g.held,
-            g.imports + g.load + g.warm,
-            g.shards,
-            g.ended,
-        ]
-        for g in report.gpus
-    ]
 
 
 def _shards(report: Report, predicted: Mapping[str, float]) -> dict[str, list[Any]]:
-    """Columns of the shards that count. `lane`: row of `_lanes`, -1 for a trial that runs still; `task`: index into `tasks`."""
+    """Columns of the shards that count. `lane`: place of its trial in the report's `gpus`, -1 for one that runs still;
+    `task`: index into `tasks`.
+    """
     lane = {g.trial: i for i, g in enumerate(report.gpus)}
     named = [ShardId.parse(s.shard) for s in report.shards]
     tasks = {task: i for i, task in enumerate(sorted({n.task for n in named}))}
@@ -133,3 +121,97 @@ def _nodes(report: Report, events: Sequence[AnyEvent]) -> list[list[Any]]:
         kind = (one.gpu_name if one else "") or types.get(name, "")
         rows.append([name, rung, kind, *figures, report.staged_ahead.get(name), one.why if one else ""])
     return rows
+
+
+def standing_of(summaries: Iterable[Summary], cordoned: Mapping[str, float]) -> list[list[Any]]:
+    """A row per node: name, status, why, until (unix seconds, or None). `cordoned`: node -> unix seconds."""
+    rows: list[list[Any]] = [[n.name, n.status, n.why, n.until] for s in summaries for n in s.nodes]
+    rows += [
+        [name, "cordoned", "an operator gave it back (evalspan release)", until]
+        for name, until in cordoned.items()
+    ]
+    rows.sort(key=lambda row: STANDING.index(row[1]))
+    worst = {row[0]: row for row in reversed(rows)}
+    return [worst[name] for name in sorted(worst)]
+
+
+def spans(events: Iterable[AnyEvent], accepted_at: float, entries: Sequence[str]) -> list[Span]:
+    """Spans of jobs that left an outcome, in rows: each row as few as hold them. `entries`: names of the suite's tasks."""
+    found = []
+    for event in events:
+        if not isinstance(event, OutcomeSeen):
+            continue
+        outcome, left = event.outcome, event.at if event.left_at is None else event.left_at
+        match outcome:
+            case Built():
+                what, name = "build", entries[outcome.entry]
+            case Converted():
+                what, name = "convert", "checkpoint"
+            case Staged():
+                what, name = "stage", outcome.node
+            case Executed():
+                what, name = "execute", outcome.task
+            case Scored():
+                what, name = "score", entries[outcome.entry]
+            case _:
+                continue
+        found.append(Span(what, name, left - outcome.seconds - accepted_at, outcome.seconds))
+    return in_rows(found)
+
+
+def in_rows(found: Iterable[Span]) -> list[Span]:
+    """Spans by begin, each in the first row of its kind that is free then; rows of a kind stand together."""
+    kinds: dict[str, list[float]] = {}
+    placed: list[tuple[str, Span]] = []
+    for span in sorted(found, key=lambda s: s.begin):
+        kind = "metric" if span.what in ("execute", "score") else span.what
+        ends = kinds.setdefault(kind, [])
+        row = next((i for i, end in enumerate(ends) if end <= span.begin), len(ends))
+        ends[row : row + 1] = [span.begin + span.seconds]
+        placed.append((kind, span._replace(row=row)))
+    first, at = {}, 0
+    for kind, ends in kinds.items():
+        first[kind], at = at, at + len(ends)
+    return [span._replace(row=first[kind] + span.row) for kind, span in placed]
+
+
+def notes(events: Iterable[AnyEvent], accepted_at: float) -> list[Note]:
+    """What befell nodes, jobs and shards, in order."""
+    return [
+        Note(event.at - accepted_at, about, text[:MOST_WORDS], bad)
+        for event in events
+        for about, text, bad in _told(event)
+    ]
+
+
+def _told(event: AnyEvent) -> Iterator[tuple[str, str, bool]]:  # noqa: C901, PLR0912 (a case for each event)
+    """(about, text, is it bad?)."""
+    match event:
+        case OutcomeSeen(outcome=Failed() as failed):
+            yield failed.node or failed.name, f"{failed.job} failed: {failed.error}", True
+        case OutcomeSeen(outcome=Staged() as staged):
+            why = f"; {staged.why}" if staged.why else ""
+            yield staged.node, f"weights staged ({staged.rung}){why}", False
+        case NodesOffered():
+            for offer in event.offers:
+                kind = f" ({offer.gpu_type})" if offer.gpu_type else ""
+                yield offer.node, f"{offer.gpus} GPU{'s' * (offer.gpus != 1)} offered{kind}", False
+        case NodeWithdrawn():
+            yield event.node, f"withdrawn: {event.reason}", True
+        case BackOffOver():
+            yield from ((node, "back-off over", False) for node in event.nodes)
+        case JobNotSubmitted():
+            yield event.job, f"not submitted: {event.error}", True
+        case JobEnded() if event.state not in CALM:
+            where = f" (running {event.shard})" if event.shard else ""
+            yield f"{event.job}.{event.index}", f"ended {event.state}{where}", True
+        case TrialHung():
+            where = f" at {event.shard}" if event.shard else ""
+            yield event.trial, f"no progress for {event.seconds:.0f} s{where}", True
+        case StragglersFound():
+            for trial, times in event.trials.items():
+                yield trial, f"{times:.1f} times slower than the others", True
+        case ShardCorrupted():
+            yield event.shard, f"runs again: {event.error}", True
+        case Restarted():
+            yield "coordinator", "another coordinator took over", False

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +17,9 @@ from coordinator.allocation import cordons
 from coordinator.base.version import version_text
 from coordinator.config.schema import Config
 from coordinator.errors import OperatorError
-from coordinator.page import evaluation, nodes, samples, training
+from coordinator.evaluation.events import AnyEvent
+from coordinator.evaluation.state import State
+from coordinator.page import evaluation, samples, training
 from coordinator.report.comparisons import comparison, heads_of
 from coordinator.report.learning_curves import Point
 from coordinator.report.load_series import point_of
@@ -29,6 +31,10 @@ from coordinator.runtime.summary import Halt, Summary, ended
 from evaljobs.contract.folded import exists, files_in, open_file, read_bytes
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths, slug
 
+# fields of a summary in the list of evaluations
+SUMMARY = {
+    "evaluation_id", "suite", "step", "scored", "entries", "shards_done", "shards", "accepted_at",
+}  # fmt: skip
 MOST_LOGS = 12  # logs of failed jobs whose last lines a page holds
 LAST_LINES = 30
 LAST_BYTES = 20_000  # of a log, that are read
@@ -42,39 +48,32 @@ class Contents(NamedTuple):
     blocks: dict[str, bytes]
 
 
-def of_evaluation(settings: Config, name: str) -> Contents:
+# (settings, name) -> an evaluation's state, folder and events
+Find = Callable[[Config, str], tuple[State, EvaluationPaths, list[AnyEvent]]]
+
+
+def of_evaluation(settings: Config, name: str, find: Find = find_evaluation) -> Contents:
     """One evaluation, also while it runs. OperatorError where there is none of that name, or several."""
-    data, paths, results = evaluation_and_results(settings, name)
+    data, paths, results = evaluation_and_results(settings, name, find)
     files = dict(_sample_files(paths, results))
     index, blocks = samples.blocks_of({task: _lines(file) for task, file in files.items()})
-    return _made(data["about"]["id"], {**data, "logs": _logs(paths, data["notes"]), "samples": index}, blocks)
+    more = {"logs": _logs(paths, data["notes"]), "samples": index}
+    return _made(data["report"]["evaluation_id"], data | more, blocks)
 
 
 def of_work_folder(
     settings: Config, begun: Sequence[tuple[Summary, Halt | None]], ended: Sequence[Summary]
 ) -> Contents:
     """All evaluations of the work folder, the newest first, and their trainings. `begun`: those that have not ended."""
-    rows = [
-        [
-            s.evaluation_id,
-            s.suite,
-            s.step,
-            s.result if s.ended_at is not None else halt.text if halt else s.phase,
-            s.scored,
-            s.entries,
-            s.shards_done,
-            s.shards,
-            s.accepted_at,
-        ]
-        for s, halt in (*begun, *((s, None) for s in ended))
-    ]
-    count = Counter((str(Path(s.checkpoint).parent), s.suite) for s in (*(s for s, _ in begun), *ended))
+    every = [*((s, halt.text if halt else s.phase) for s, halt in begun), *((s, s.result) for s in ended)]
+    count = Counter((str(Path(s.checkpoint).parent), s.suite) for s, _ in every)
+    going = [s for s, halt in begun if halt is None]
     data = {
         "kind": "index",
-        "running": sum(halt is None for _, halt in begun),
-        "halted": sum(halt is not None for _, halt in begun),
-        "evaluations": rows,
-        "standing": _standing(settings, [s for s, halt in begun if halt is None]),
+        "running": len(going),
+        "halted": len(begun) - len(going),
+        "evaluations": [{**s.model_dump(include=SUMMARY), "status": status} for s, status in every],
+        "standing": _standing(settings, going),
         "trainings": [[folder, suite, number] for (folder, suite), number in sorted(count.items())],
     }
     return _made(str(settings.work_dir), data)
@@ -89,29 +88,24 @@ def of_comparison(settings: Config, names: Sequence[str]) -> Contents:
     """Scores of all these evaluations; samples of the first and the last. OperatorError where one has no results."""
     points, columns, folders = read_columns(settings, names)
     heads = heads_of(points)
-    pair = (0, -1)
-    found = [dict(_sample_files(folders[i], columns[i])) for i in pair]
-    share = samples.MOST_BYTES // 2
-    packed = [samples.blocks_of({t: _lines(f) for t, f in files.items()}, share) for files in found]
-    indexes = [{row["task"]: row for row in index} for index, _ in packed]
-    sides = ("first", "last")
+    indexes: list[dict[str, Any]] = []
+    blocks: dict[str, bytes] = {}
+    for side, i in (("first", 0), ("last", -1)):
+        lines = {task: _lines(file) for task, file in _sample_files(folders[i], columns[i])}
+        index, packed = samples.blocks_of(lines, samples.MOST_BYTES // 2)
+        indexes.append({row["task"]: {**row, "block": f"{side}-{row['block']}"} for row in index})
+        blocks |= {f"{side}-{name}": block for name, block in packed.items()}
+    first, last = indexes
     data = {
-        **training.comparison_data(heads, [p.evaluation_id for p in points], comparison(columns)),
+        "kind": "comparison",
+        "heads": heads,
+        "ids": [p.evaluation_id for p in points],
+        "rows": comparison(columns),
         "samples": [
-            {
-                **row,
-                "blocks": [
-                    f"{side}-{index[task]['block']}" for side, index in zip(sides, indexes, strict=True)
-                ],
-            }
-            for task, row in indexes[1].items()
-            if task in indexes[0]
+            {**row, "blocks": [first[task]["block"], row["block"]]}
+            for task, row in last.items()
+            if task in first
         ],
-    }
-    blocks = {
-        f"{side}-{name}": block
-        for side, (_, each) in zip(sides, packed, strict=True)
-        for name, block in each.items()
     }
     return _made(" and ".join(heads), data, blocks)
 
@@ -132,26 +126,27 @@ def read_columns(
 
 
 def evaluation_and_results(
-    settings: Config, name: str
+    settings: Config, name: str, find: Find = find_evaluation
 ) -> tuple[dict[str, Any], EvaluationPaths, dict[str, Any]]:
     """(the page's data without samples and logs, its folder, its results)."""
     paths = find_folder(settings, name)
-    price = settings.gpu_hour_price
+    standing: list[list[Any]] = []
     if ended(paths) is not None and (found := results_in_files(paths)) is not None:
         # of another journal format its events are not read: the page has no jobs and no notes
-        told = () if has_other_format(paths.journal) else tuple(read_events(paths.journal))
-        return evaluation.evaluation_data(found.report, told, found.raw, price), paths, found.raw
-    state, paths, events = find_evaluation(settings, paths.root.name)
-    found = results_of(state, paths, events)
-    standing = (
-        [] if state.ended_at is not None else _standing(settings, [summary_now(state, paths, time.time())])
-    )
-    return evaluation.evaluation_data(found.report, events, found.raw, price, standing), paths, found.raw
+        events = [] if has_other_format(paths.journal) else list(read_events(paths.journal))
+    else:
+        state, paths, events = find(settings, paths.root.name)
+        found = results_of(state, paths, events)
+        if state.ended_at is None:
+            standing = _standing(settings, [summary_now(state, paths, time.time())])
+    data = evaluation.evaluation_data(found.report, events, found.raw, settings.gpu_hour_price, standing)
+    return data, paths, found.raw
 
 
 def _standing(settings: Config, summaries: Sequence[Summary]) -> list[list[Any]]:
     """How the nodes stand, and which are cordoned."""
-    return nodes.standing(summaries, cordons.read(WorkPaths(settings.work_dir).nodes, time.time()))
+    cordoned = cordons.read(WorkPaths(settings.work_dir).nodes, time.time())
+    return evaluation.standing_of(summaries, cordoned)
 
 
 def _made(title: str, data: Mapping[str, Any], blocks: Mapping[str, bytes] | None = None) -> Contents:
@@ -171,10 +166,10 @@ def _lines(file: Path) -> Iterator[str]:
             yield line.decode(errors="replace")
 
 
-def _logs(paths: EvaluationPaths, notes: Sequence[Sequence[Any]]) -> list[list[Any]]:
+def _logs(paths: EvaluationPaths, notes: Sequence[evaluation.Note]) -> list[list[Any]]:
     """(job, the last lines of its log or else of its traceback, is it a log?) of jobs that ended badly."""
     found: dict[str, str] = {}
-    for job in dict.fromkeys(about for _, about, _, bad in notes if bad):
+    for job in dict.fromkeys(note.about for note in notes if note.bad):
         for name in (job, job.removesuffix(".0")):
             text = _last_words(paths, name)
             if text is not None and text not in found.values() and len(found) < MOST_LOGS:

@@ -18,15 +18,18 @@ import socket
 import stat
 import sys
 import time
-from collections import OrderedDict, defaultdict
+from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
+from itertools import islice, takewhile
 from pathlib import Path
 from threading import Lock
 from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
 
 import uvicorn
+from pydantic import ValidationError
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoint
@@ -39,13 +42,19 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from coordinator.config.schema import Config
 from coordinator.errors import EvalspanError, OperatorError
+from coordinator.evaluation.events import EVENT, AnyEvent
+from coordinator.evaluation.state import State
+from coordinator.intake.from_settings import site_of
 from coordinator.page import html, read
 from coordinator.report.load_series import find_series
+from coordinator.runtime.journal import replay_on
+from coordinator.runtime.replay import find_evaluation
 from coordinator.runtime.summaries import Summaries, find_folder
 from coordinator.runtime.summary import Halt, Summary, halt_of, read_summary
 from coordinator.runtime.work_lock import WorkLock
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths
 
+EVALUATION = "/evaluation/"  # begins the address of an evaluation's page
 COOKIE = "evalspan"  # with the port that the browser sees: a browser keeps one set of cookies for all ports of a host
 HOSTS = ["127.0.0.1", "localhost", "[::1]"]
 LOOK_SECONDS = 2.0  # between two looks at the work folder
@@ -53,7 +62,7 @@ FEWEST_COMPARED = 2
 BUSY = 0.05  # of a core's time, that making a page anew takes at most
 MOST_AT_ONCE = 200  # connections; one more is answered by 503
 HEADER_SECONDS = 10.0  # from a connection to its first request
-MOST_PAGES = 4  # made pages that are kept
+MOST_PAGES = 4  # made pages that are kept, and journals that are followed
 MOST_ENDED = 500  # evaluations that have ended, on the first page
 HEADERS = {
     "Cache-Control": "no-store",
@@ -64,8 +73,47 @@ HEADERS = {
 }
 
 
+@dataclass
+class _Journal:
+    """An evaluation as its journal says up to byte `bytes`, where the next line begins."""
+
+    inode: int
+    state: State
+    events: list[AnyEvent]
+    bytes: int
+
+
+class Journals:
+    """The evaluations that pages showed lately: of a journal that has grown, only what was added is read."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, _Journal] = {}
+
+    def find(self, settings: Config, name: str) -> tuple[State, EvaluationPaths, list[AnyEvent]]:
+        """As `find_evaluation`."""
+        paths = find_folder(settings, name)
+        kept = self._kept.pop(paths.root.name, None)
+        with paths.journal.open("rb") as file:
+            inode = os.fstat(file.fileno()).st_ino
+            if kept is None or kept.inode != inode:
+                state, _, events = find_evaluation(settings, name)
+                kept = _Journal(inode, state, events, sum(map(len, islice(file, len(events)))))
+            file.seek(kept.bytes)
+            lines = list(takewhile(lambda line: line.endswith(b"\n"), file))
+        try:
+            added = [EVENT.validate_json(line) for line in lines]
+        except ValidationError:
+            return find_evaluation(settings, name)  # which names the line
+        replay_on(kept.state, added, site_of(settings))
+        kept.events += added
+        kept.bytes += sum(map(len, lines))
+        self._kept[paths.root.name] = kept
+        for old in list(self._kept)[:-MOST_PAGES]:
+            self._kept.pop(old, None)
+        return kept.state, paths, kept.events
+
+
 class _Made(NamedTuple):
-    mark: str
     contents: read.Contents
     until: float  # monotonic seconds before which it is not made anew
 
@@ -86,40 +134,37 @@ class Pages:
         """`spent`: CPU seconds of this thread."""
         self.settings = settings
         self._now, self._spent = now, spent
-        self._made: OrderedDict[str, _Made] = OrderedDict()
+        self._made: dict[str, _Made] = {}
         self._making: defaultdict[str, Lock] = defaultdict(Lock)  # address -> held while it is made
         self._summaries = Summaries(settings, most=MOST_ENDED)
+        self._journals = Journals()
         self._open: list[tuple[Summary, Halt | None]] = []
         self._looked_at, self._work_mark = float("-inf"), ""
         self._lock = Lock()  # of what is kept and of the look at the work folder
 
     def get(self, address: str, make: Callable[[], read.Contents]) -> read.Contents:
-        """Contents whose data hold the mark. `address`: path and query of the page."""
+        """Contents whose data hold their mark. `address`: path and query of the page."""
         with self._making[address]:
-            mark, kept = self.shown(address), self._made.get(address)
-            if kept is None or kept.mark != mark:
-                began = self._spent()
-                title, data, blocks = make()
-                contents = read.Contents(title, {**data, "mark": mark}, blocks)
-                kept = _Made(mark, contents, self._now() + (self._spent() - began) / BUSY)
+            kept = self._made.get(address)
+            if kept is None or self._now() >= kept.until:
+                mark = self.mark(address)
+                if kept is None or kept.contents.data["mark"] != mark:
+                    began = self._spent()
+                    title, data, blocks = make()
+                    contents = read.Contents(title, {**data, "mark": mark}, blocks)
+                    kept = _Made(contents, self._now() + (self._spent() - began) / BUSY)
             with self._lock:
+                self._made.pop(address, None)
                 self._made[address] = kept
-                self._made.move_to_end(address)
-                while len(self._made) > MOST_PAGES:
-                    self._making.pop(self._made.popitem(last=False)[0], None)
+                for old in list(self._made)[:-MOST_PAGES]:
+                    del self._made[old]
+                    self._making.pop(old, None)
             return kept.contents
-
-    def shown(self, address: str) -> str:
-        """The mark of what `get` would give now."""
-        kept = self._made.get(address)
-        return kept.mark if kept is not None and self._now() < kept.until else self.mark(address)
 
     def mark(self, address: str) -> str:
         """Differs once what this page shows may have changed."""
-        path = address.partition("?")[0]
-        part = path.removeprefix("/evaluation/")
-        if part != path and "/" not in part:
-            paths = EvaluationPaths(Path(self.settings.work_dir) / unquote(part))
+        if address.startswith(EVALUATION):
+            paths = EvaluationPaths(Path(self.settings.work_dir) / address.removeprefix(EVALUATION))
             try:
                 size = paths.journal.stat().st_size
             except OSError:
@@ -149,6 +194,9 @@ class Pages:
             self._look()
             return read.of_work_folder(self.settings, self._open, self._summaries.ended)
 
+    def evaluation(self, name: str) -> read.Contents:
+        return read.of_evaluation(self.settings, name, self._journals.find)
+
     def trainings(self, folder: str, suite: str | None) -> read.Contents:
         found = find_series(self.settings.work_dir, folder, suite, mixed=True)
         return read.of_trainings(found, self.settings.gpu_hour_price)
@@ -164,51 +212,47 @@ class _Views:
     def routes(self) -> list[Route]:
         return [
             Route("/", self._index),
-            Route("/evaluation/{name}", self._evaluation),
+            Route(f"{EVALUATION}{{name}}", self._evaluation),
             Route("/training", self._training),
             Route("/compare", self._compare),
-            Route("/changes", self._mark),
         ]
 
-    def _answer(self, request: Request, make: Callable[[], read.Contents]) -> Response:
+    def _answer(self, request: Request, address: str, make: Callable[[], read.Contents]) -> Response:
+        """As a page or, for a page that renews itself, as data; 304 where it has these."""
         try:
-            address = request.url.path + (f"?{request.url.query}" if request.url.query else "")
             found = self._pages.get(address, make)
         except OperatorError as error:
             return PlainTextResponse(str(error), status_code=404)
         except (EvalspanError, OSError) as error:
             return PlainTextResponse(str(error), status_code=503)
-        if request.headers.get("accept") == "application/json":
-            blocks = {name: base64.b64encode(content).decode() for name, content in found.blocks.items()}
-            text = html.as_json({"data": found.data, "blocks": blocks})
-            return Response(text, media_type="application/json")
-        return Response(html.page(*found, live=True), media_type="text/html; charset=utf-8")
+        if request.headers.get("accept") != "application/json":
+            return Response(html.page(*found, live=True), media_type="text/html; charset=utf-8")
+        if request.headers.get("if-none-match") == found.data["mark"]:
+            return Response(status_code=304)
+        blocks = {name: base64.b64encode(content).decode() for name, content in found.blocks.items()}
+        text = html.as_json({"data": found.data, "blocks": blocks})
+        return Response(text, media_type="application/json")
 
     def _index(self, request: Request) -> Response:
-        return self._answer(request, self._pages.index)
+        return self._answer(request, "/", self._pages.index)
 
     def _evaluation(self, request: Request) -> Response:
         name = request.path_params["name"]
         with suppress(OperatorError):  # the answer says it
             whole = find_folder(self._settings, name).root.name
             if whole != name:  # the page is kept up to date by its whole id
-                return RedirectResponse(f"/evaluation/{quote(whole)}", status_code=303)
-        return self._answer(request, lambda: read.of_evaluation(self._settings, name))
+                return RedirectResponse(f"{EVALUATION}{quote(whole)}", status_code=303)
+        return self._answer(request, f"{EVALUATION}{name}", lambda: self._pages.evaluation(name))
 
     def _training(self, request: Request) -> Response:
-        asked = request.query_params
-        folder, suite = asked.get("folder", "*"), asked.get("suite")
-        return self._answer(request, lambda: self._pages.trainings(folder, suite))
+        folder, suite = request.query_params.get("folder", "*"), request.query_params.get("suite")
+        return self._answer(request, str(request.url), lambda: self._pages.trainings(folder, suite))
 
     def _compare(self, request: Request) -> Response:
         names = request.query_params.getlist("id")
         if len(names) < FEWEST_COMPARED:
             return PlainTextResponse("name two evaluations: /compare?id=…&id=…", status_code=404)
-        return self._answer(request, lambda: read.of_comparison(self._settings, names))
-
-    def _mark(self, request: Request) -> Response:
-        """What a page's `mark` would be now: a browser asks while the page is seen, and holds no connection open."""
-        return PlainTextResponse(self._pages.shown(request.query_params.get("of", "/")))
+        return self._answer(request, str(request.url), lambda: read.of_comparison(self._settings, names))
 
 
 def application(settings: Config, token: str | None) -> Starlette:

@@ -1,4 +1,4 @@
-"""The data of a page over checkpoints: learning curves, tasks by checkpoints, costs; and of a comparison. Pure."""
+"""The data of a page over checkpoints: learning curves, tasks by checkpoints, costs. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
-from coordinator.report.learning_curves import Point, Series, make_series
+from coordinator.report.learning_curves import Curve, Point, Series, labels, make_series
+
+POINT_COLUMNS = (
+    "evaluation_id", "label", "step", "status", "mode", "accepted_at", "makespan_seconds", "gpu_seconds", "cost",
+)  # fmt: skip
 
 
 def training_data(points: Sequence[Point], price: float | None = None) -> dict[str, Any]:
@@ -34,65 +38,30 @@ def short_names(folders: Sequence[str]) -> dict[str, str]:
 
 
 def _training(name: str, folder: str, suite: str, series: Series) -> dict[str, Any]:
-    places = {p.evaluation_id: i for i, p in enumerate(series.points)}
+    places = {label: i for i, label in enumerate(labels(series.points))}
     return {
         "name": name,
         "folder": folder,
         "suite": suite,
         "superseded": series.superseded,
-        "points": [
-            [
-                p.evaluation_id,
-                p.label,
-                p.step,
-                p.status,
-                p.mode,
-                p.accepted_at,
-                p.makespan_seconds,
-                p.gpu_seconds,
-                p.cost,
-            ]
-            for p in series.points
-        ],
-        "curves": [
-            {
-                "task": curve[0].task,
-                "measure": curve[0].measure,
-                "up": curve[-1].higher_is_better,
-                **_columns(at, curve),
-            }
-            for at, curve in _by_score(series, places)
-        ],
+        "points": [[getattr(point, column) for column in POINT_COLUMNS] for point in series.points],
+        "curves": [_columns(curve, places) for curve in series.curves],
     }
 
 
-def _by_score(series: Series, places: Mapping[str, int]) -> list[tuple[list[int], list[Any]]]:
-    found: dict[str, tuple[list[int], list[Any]]] = {}
-    for point in series.points:
-        for score in point.scores:
-            at, row = found.setdefault(score.name, ([], []))
-            at.append(places[point.evaluation_id])
-            row.append(score)
-    return list(found.values())
-
-
-def _columns(at: list[int], row: Sequence[Any]) -> dict[str, list[Any]]:
-    """Columns of a curve; `at`: places of its points in the training. `marks`: "!" a regression, "~" not comparable."""
+def _columns(curve: Curve, places: Mapping[str, int]) -> dict[str, Any]:
+    """Columns of a curve. `at`: places of its points in the training; `marks`: "!" a regression, "~" not comparable."""
     return {
-        "at": at,
-        "value": [_short(s.value) for s in row],
-        "stderr": [None if s.stderr is None else _short(s.stderr) for s in row],
-        "marks": ["!" if s.regressed else "~" if s.differs else "" for s in row],
-        "documents": [s.documents for s in row],
+        "task": curve.task,
+        "measure": curve.name.removeprefix(f"{curve.task}/"),
+        "up": curve.higher_is_better,
+        "at": [places[p.label] for p in curve.points],
+        "value": [_short(p.value) for p in curve.points],
+        "stderr": [None if p.stderr is None else _short(p.stderr) for p in curve.points],
+        "marks": ["!" if p.regressed else "~" if p.differs else "" for p in curve.points],
+        "documents": [p.documents for p in curve.points],
     }
 
 
 def _short(value: float) -> float:
     return float(f"{value:.6g}")
-
-
-def comparison_data(
-    heads: Sequence[str], ids: Sequence[str], rows: Sequence[Mapping[str, Any]]
-) -> dict[str, Any]:
-    """`heads`, `ids`: of the evaluations compared; `rows`: of `comparisons.comparison`."""
-    return {"kind": "comparison", "heads": list(heads), "ids": list(ids), "rows": [dict(row) for row in rows]}

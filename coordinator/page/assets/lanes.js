@@ -8,12 +8,12 @@ const PAPER = 800; // pixels of all rows on paper
 
 class Lanes {
   constructor(canvas, status) {
-    [this.canvas, this.status] = [canvas, status];
-    this.rows = [...DATA.lanes.map((lane, i) => ({ name: lane[0], node: lane[1], lane: i })), ...jobRows()];
+    [this.canvas, this.status, this.lanes] = [canvas, status, lanesOf(DATA.report)];
+    this.rows = [...this.lanes.map(([name, node], i) => ({ name, node, lane: i })), ...jobRows()];
     const shards = DATA.shards;
     this.byLane = new Map();
     shards.lane.forEach((lane, i) => { if (!this.byLane.has(lane)) this.byLane.set(lane, []); this.byLane.get(lane).push(i); });
-    this.end = Math.max(1, DATA.about.makespan ?? 0, ...DATA.lanes.map((l) => l[4] + l[5]), ...DATA.jobs.map((j) => j[2] + j[3]));
+    this.end = Math.max(1, DATA.report.makespan_seconds ?? 0, ...this.lanes.map((l) => l[4] + l[5]), ...DATA.jobs.map((j) => j[2] + j[3]));
     [this.from, this.to, this.top] = [0, this.end * 1.02, 0];
     this.hue = new Map(shards.tasks.map((task, i) => [i, i % SERIES]));
     canvas.addEventListener("wheel", (event) => this.wheel(event), { passive: false });
@@ -51,7 +51,7 @@ class Lanes {
     pen.clip();
     (PRINTING ? this.rows : this.rows.slice(this.top, this.top + this.shown + 1)).forEach((row, i) => this.row(pen, row, HEAD + i * this.step));
     pen.restore();
-    const { bound, predicted } = DATA.about;
+    const { lower_bound_seconds: bound, predicted_makespan_seconds: predicted } = DATA.report;
     this.rule(pen, bound, "bound", bound <= predicted);
     this.rule(pen, predicted, "predicted", predicted < bound);
   }
@@ -88,7 +88,7 @@ class Lanes {
 
   row(pen, row, y) {
     if (row.lane !== undefined) {
-      const [, , , , begin, held, before] = DATA.lanes[row.lane];
+      const [, , , , begin, held, before] = this.lanes[row.lane];
       this.box(pen, begin, held, y, this.ink.held);
       this.box(pen, begin, Math.min(before, held), y, this.ink.load);
       for (const i of this.byLane.get(row.lane) ?? []) this.box(pen, DATA.shards.begin[i], DATA.shards.seconds[i], y, this.lines[this.hue.get(DATA.shards.task[i])], true);
@@ -116,7 +116,7 @@ class Lanes {
       return job ? `${job[0]} ${job[1]}: ${seconds(job[3])}, from ${seconds(job[2])}` : "";
     }
     const s = DATA.shards, i = (this.byLane.get(row.lane) ?? []).find((k) => s.begin[k] <= at && at <= s.begin[k] + s.seconds[k]);
-    const [trial, node, gpus, device, begin, held, before, count, ended] = DATA.lanes[row.lane];
+    const [trial, node, gpus, device, begin, held, before, count, ended] = this.lanes[row.lane];
     if (i !== undefined) return `${s.tasks[s.task[i]]} ${s.name[i]}: ${seconds(s.seconds[i])}, predicted ${seconds(s.predicted[i])}; from ${seconds(s.begin[i])}; ${trial} on ${node}`;
     if (at < begin || at > begin + held) return "";
     return at < begin + before ? `${trial}: import, load, warm-up, ${seconds(before)}` : `${trial} on ${node}, ${gpus} × ${device || "GPU"}: held ${seconds(held)}, ${count} shards, ended ${ended}`;
@@ -163,6 +163,9 @@ class Lanes {
   }
 }
 
+/** Trials as [name, node, GPUs, device, begin, seconds held, of these before the first shard, shards, end]. */
+const lanesOf = ({ gpus, accepted_at }) => gpus.map((g) => [g.trial, g.node, g.gpus, g.device, g.started_at - accepted_at, g.held, g.imports + g.load + g.warm, g.shards, g.ended]);
+
 const HINT = "Point at a bar. Ctrl and wheel or + and −: zoom; drag or arrow keys: move; Shift and wheel: scroll the rows; 0: all of it.";
 
 function jobRows() {
@@ -183,8 +186,9 @@ function cut(pen, text, width) {
 }
 
 function lanesPart() {
-  const canvas = el("canvas", { tabindex: 0, role: "img", "aria-label": `${DATA.lanes.length} trials and ${DATA.jobs.length} jobs without GPUs over ${seconds(DATA.about.makespan)}; the tables below and above hold the same figures` });
-  if (!DATA.lanes.length && !DATA.jobs.length) return section("lanes", "Lanes", "No trial has ended yet.");
+  const { gpus, makespan_seconds } = DATA.report;
+  const canvas = el("canvas", { tabindex: 0, role: "img", "aria-label": `${gpus.length} trials and ${DATA.jobs.length} jobs without GPUs over ${seconds(makespan_seconds)}; the tables below and above hold the same figures` });
+  if (!gpus.length && !DATA.jobs.length) return section("lanes", "Lanes", "No trial has ended yet.");
   const status = el("p", { class: "note hint", role: "status" }, HINT);
   const tasks = el("div", { class: "legend", tabindex: 0, role: "group", "aria-label": "tasks by colour" }, DATA.shards.tasks.slice(0, 24).map((task, i) => el("span", {}, el("span", { class: "swatch", style: { background: `var(--line-${i % SERIES})` } }), said(task))));
   const made = section("lanes", "Lanes", "A row for each trial, and rows for jobs without GPUs. Faint: a trial holds its GPUs; grey: import, load, warm-up, and jobs; colours: shards by task.", status, el("div", { class: "canvas" }, canvas), tasks, longest());
@@ -196,7 +200,7 @@ function lanesPart() {
 function longest() {
   const s = DATA.shards, over = (i) => (s.predicted[i] === null ? null : s.seconds[i] - s.predicted[i]);
   return el("details", {}, el("summary", { text: "Shards as a table" }), table([
-    { name: "task", of: (i) => s.tasks[s.task[i]] }, { name: "shard", of: (i) => s.name[i] }, { name: "trial", of: (i) => DATA.lanes[s.lane[i]]?.[0] ?? (DATA.about.status === "running" ? "runs still" : "not ended") },
+    { name: "task", of: (i) => s.tasks[s.task[i]] }, { name: "shard", of: (i) => s.name[i] }, { name: "trial", of: (i) => DATA.report.gpus[s.lane[i]]?.trial ?? (DATA.report.status === "running" ? "runs still" : "not ended") },
     { name: "begin", of: (i) => s.begin[i], show: (i) => seconds(s.begin[i]), right: true }, { name: "seconds", of: (i) => s.seconds[i], show: (i) => seconds(s.seconds[i]), right: true },
     { name: "predicted", of: (i) => s.predicted[i], show: (i) => seconds(s.predicted[i]), right: true }, { name: "over", of: over, show: (i) => seconds(over(i)), right: true }],
     s.task.map((_, i) => i), { label: "shards", order: [6, false] }));
@@ -206,9 +210,9 @@ function failuresPart() {
   const all = DATA.notes, bad = all.filter((n) => n[3]);
   const columns = [{ name: "at", of: (r) => r[0], show: (r) => seconds(r[0]), right: true }, { name: "what", of: (r) => r[1] }, { name: "what happened", of: (r) => r[2], show: (r) => said(r[2], r[3] ? "said trouble" : "said") }];
   const list = table(columns, bad, { label: "failures and troubles", order: [0, true] });
-  const logs = DATA.logs?.length ? el("div", {}, el("h3", { text: "Last lines of their logs" }), DATA.logs.map(([job, lines, isLog]) => el("details", {}, el("summary", {}, said(job)), el("pre", { tabindex: 0 }, said(lines)), isLog ? command(`evalspan logs ${quoted(DATA.about.id)} ${quoted(job)}`) : null))) : null;
-  const warnings = DATA.warnings.length ? el("ul", {}, DATA.warnings.map((text) => el("li", {}, said(text)))) : null;
+  const logs = DATA.logs?.length ? el("div", {}, el("h3", { text: "Last lines of their logs" }), DATA.logs.map(([job, lines, isLog]) => el("details", {}, el("summary", {}, said(job)), el("pre", { tabindex: 0 }, said(lines)), isLog ? command(`evalspan logs ${quoted(DATA.report.evaluation_id)} ${quoted(job)}`) : null))) : null;
+  const warnings = DATA.report.warnings.length ? el("ul", {}, DATA.report.warnings.map((text) => el("li", {}, said(text)))) : null;
   const unscored = Object.entries(DATA.unscored).map(([task, items]) => el("li", {}, said(task, "said strong"), `: ${Object.keys(items).length} items without a score, the first: `, said(Object.entries(items)[0]?.join(": "))));
-  return section("failures", "Failures", bad.length || DATA.warnings.length ? null : "Nothing failed.", warnings, unscored.length ? el("ul", {}, unscored) : null,
+  return section("failures", "Failures", bad.length || DATA.report.warnings.length ? null : "Nothing failed.", warnings, unscored.length ? el("ul", {}, unscored) : null,
     choice("show", [["bad", `troubles (${bad.length})`], ["all", `all events (${all.length})`]], (v) => list.show(v === "all" ? all : bad)), list, logs);
 }

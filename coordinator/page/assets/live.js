@@ -1,4 +1,4 @@
-// Of a served page: asks, while it is seen, whether its data have changed, and draws the page anew.
+// Of a served page: asks, while it is seen, for data that have changed, and draws the page anew.
 
 const LOOK_MS = 2000; // between two questions to the server
 
@@ -11,14 +11,10 @@ function stayCurrent() {
   let [busy, used] = [false, false];
   // what a reader has opened, chosen or typed would be lost: the page then waits for a word
   for (const kind of ["input", "click", "focusin"]) addEventListener(kind, (event) => { used ||= event.target.closest?.("main") !== null; }, true);
-  const ask = async (address, headers) => {
-    const answer = await fetch(address, { headers });
-    if (!answer.ok) throw new Error(answer.status);
-    return answer;
-  };
-  const again = async () => {
-    renew(await (await ask(location.href, { Accept: "application/json" })).json());
-    used = false;
+  let newer = null; // what the server answered last, while the page waits for a word
+  const again = () => {
+    renew(newer);
+    [used, newer] = [false, null];
     show();
     state.textContent = `as of ${new Date(DATA.made_at * 1000).toLocaleTimeString()}`;
   };
@@ -26,10 +22,12 @@ function stayCurrent() {
     if (document.hidden || busy) return;
     busy = true;
     try {
-      const mark = await (await ask(`/changes?of=${encodeURIComponent(location.pathname + location.search)}`)).text();
-      if (mark === DATA.mark) state.textContent ||= "shows what the files say";
+      const answer = await fetch(location.href, { headers: { Accept: "application/json", "If-None-Match": (newer?.data ?? DATA).mark } });
+      if (answer.ok) newer = await answer.json();
+      else if (answer.status !== 304) throw new Error(answer.status);
+      if (!newer) state.textContent ||= "shows what the files say";
       else if (used) state.replaceChildren(el("button", { type: "button", text: "show newer data", onclick: again }));
-      else await again();
+      else again();
     } catch {
       state.textContent = "the server does not answer";
     }

@@ -6,7 +6,7 @@ const BAD_NODES = ["cordoned", "back-off", "withdrawn"];
 
 /** A tile per node: name, how it stands, bytes staged, and why. `bytesOf`: node -> bytes. */
 function nodeMap(bytesOf) {
-  const over = DATA.kind === "evaluation" && DATA.about.status !== "running";
+  const over = DATA.kind === "evaluation" && DATA.report.status !== "running";
   const most = Math.max(1, ...bytesOf.values());
   const tiles = DATA.standing.map(([name, status, why, until]) => {
     const bad = BAD_NODES.includes(status), staged = bytesOf.get(name) ?? 0;
