@@ -220,7 +220,7 @@ class MetricConfig(Record):
 
 
 class JudgeConfig(Record):
-    """The judge model, behind an OpenAI-compatible endpoint. Caps hold for all workers together."""
+    """The judge model, behind an OpenAI-compatible endpoint. One job at a time asks it."""
 
     url: str | None = example("https://api.openai.com/v1")
     """an OpenAI-compatible endpoint, needed by suites with judge tasks"""
@@ -237,9 +237,9 @@ class JudgeConfig(Record):
     max_tokens: Positive = 2048
     """most tokens of an answer"""
     concurrency: int = Field(8, ge=1, le=1024)
-    """most requests at once, of all workers together"""
+    """most requests at once, of all evaluations of a work folder together"""
     requests_per_minute: Positive | None = example(60)
-    """most requests within 60 s, of all workers together; default: no bound"""
+    """most requests within 60 s, of all evaluations of a work folder together; default: no bound"""
     max_cost: float | None = example(5.0, gt=0)
     """most cost of an evaluation, in the currency of the prices; default: no bound"""
     price_per_million_prompt_tokens: float | None = example(2.0, ge=0)
@@ -247,7 +247,7 @@ class JudgeConfig(Record):
     price_per_million_completion_tokens: float | None = example(8.0, ge=0)
     """price in any currency; default: not counted"""
     timeout_seconds: float = Field(120.0, gt=0)
-    """time limit of a request"""
+    """most seconds in which a request gets no byte of its answer"""
     retries: Count = 5
     """further tries of a request that failed"""
 

@@ -387,11 +387,7 @@ def _judge(state: State, site: Site, entry: int) -> JudgeJob | None:
     record = state.record
     if record.judge is None or not record.suite.tasks[entry].judge:
         return None
-    return JudgeJob(
-        options=record.judge,
-        redis_file=str(site.paths.redis_address),
-        cache_dir=str(site.paths.judgements),
-    )
+    return JudgeJob(options=record.judge, cache_dir=str(site.paths.judgements))
 
 
 def metric_spec(state: State, site: Site, metric: MetricState) -> ExecuteSpec | ScoreSpec:

@@ -271,7 +271,7 @@ def judge_options(config: Config) -> JudgeOptions | None:
         )
     known = section.model_dump(exclude_none=True, exclude={"allow_http"}) | {"url": section.url.rstrip("/")}
     options = JudgeOptions.model_validate(known)
-    from evaljobs.judges.endpoint import read_key  # noqa: PLC0415 (requests: a fifth of a second for each command)
+    from evaljobs.judges.asking import read_key  # noqa: PLC0415 (asyncio: not for each command)
 
     try:
         read_key(options)

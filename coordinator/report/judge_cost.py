@@ -1,6 +1,6 @@
 """Judgements, tokens and cost of a judge, by task. Pure. Called by `finalize` for the report.
 
-Rule: sums over the judgements on disk, failed attempts included. A judgement that another
+Rule: sums over the judgements on disk. A judgement that another
 evaluation paid for costs nothing here.
 """
 
@@ -23,7 +23,7 @@ class JudgeTask(Record):
     reused: int = 0  # judgements paid for by another evaluation
     prompt_tokens: int = 0
     completion_tokens: int = 0
-    cost: float = 0.0  # in the currency of the prices; failed attempts included
+    cost: float = 0.0  # in the currency of the prices
 
 
 class JudgeUse(Record):

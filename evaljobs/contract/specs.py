@@ -172,20 +172,19 @@ class JudgeOptions(Record):
     api_key_file: str | None = None
     temperature: float = 0.0
     max_tokens: int = 2048  # of one answer
-    concurrency: int = 8  # most requests in flight, over all workers
-    requests_per_minute: int | None = None  # most requests started in any 60 s, over all workers
+    concurrency: int = 8  # most requests in flight
+    requests_per_minute: int | None = None  # most requests started in any 60 s
     max_cost: float | None = None  # of one evaluation, in the currency of the prices; None: no cap
     price_per_million_prompt_tokens: float = 0.0
     price_per_million_completion_tokens: float = 0.0
-    timeout_seconds: float = 120.0  # of one whole request
-    retries: int = 5  # after the first try; a wait after a 429 does not count
+    timeout_seconds: float = 120.0  # without a byte of an answer
+    retries: int = 5  # after the first try
 
 
 class JudgeJob(Record):
     """What a metric job needs to ask the judge."""
 
     options: JudgeOptions
-    redis_file: str  # address of the Redis that holds the caps of all workers
     cache_dir: str  # answers by content, shared by the evaluations of a work folder
 
 

@@ -1,102 +1,89 @@
-"""Sends asks to the judge, in parallel and within the caps, and keeps the judgements.
+"""Sends asks to the judge by the openai client, many at once, and keeps the judgements.
 
-Rule: each judgement is on disk before it counts. An ask with an answer is never sent again. One
-without an answer ends with a reason: its tries are used up, it was refused, the cost cap is
-reached, or the endpoint fails all. Only an error that the operator must mend (key, model, address)
-and a lasting absence of Redis end the job. Called from `scoring.score`.
+Rule: one job at a time asks an endpoint, by a file lock, so that its limits are this process's own.
+Each judgement is on disk before it counts, and an ask with an answer is never sent again. An ask
+without an answer ends with a reason. Only an error that the operator must mend (key, model, address)
+ends the job. The key goes to the configured address alone, and is struck out of every text that
+comes back. Called from `scoring.score`.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import fcntl
+import hashlib
+import json
 import logging
-import random
-import threading
+import os
 import time
-from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from evaljobs.contract.paths import EvaluationPaths
-from evaljobs.contract.specs import JudgeJob
-from evaljobs.errors import OperatorError, RetryError, one_line
-from evaljobs.judges.caps import GRANT_SECONDS, Caps, Grant, Over
-from evaljobs.judges.endpoint import MAX_PAUSE, AgainError, Answered, Endpoint, NeverError, read_key
+from evaljobs.contract.specs import JudgeJob, JudgeOptions
+from evaljobs.contract.storage import make_file, make_folder, read_secret
+from evaljobs.errors import OperatorError
+from evaljobs.judges import kept
 from evaljobs.judges.judgement import Ask, Judgement, Reply, ask_key, cost, cost_at_most, read_answer
-from evaljobs.judges.kept import Kept
-from evaljobs.queue.redis_client import QueueUnavailable
 
-log = logging.getLogger(__name__)
-
-MAX_BACKOFF: Final = 60.0  # most seconds between two tries of an ask
 LIMITED_SECONDS: Final = 900.0  # most seconds that an ask waits out 429 replies
-AWAY_SECONDS: Final = 120.0  # most seconds to wait for Redis
+LIMITED_PAUSE: Final = 30.0  # seconds before an ask whose tries all met 429 begins anew
 GIVE_UP_AFTER: Final = 10  # consecutive asks without success before the endpoint counts as down
+OTHER_LIMIT: Final = "max_completion_tokens"  # name of `max_tokens` that newer OpenAI models accept alone
+_REFUSES_US: Final = (401, 402, 403, 404, 405)
+MAX_TOKENS: Final = 10**7  # most tokens of one request that an endpoint can mean
+_QUOTED: Final = 300  # most characters of a refusal that a message quotes
 
 
-@dataclass(slots=True)
-class _Try:
-    """Cost (millionths) and tries of one ask so far, over all jobs of the evaluation."""
+def read_key(judge: JudgeOptions) -> str | None:
+    """The key from its variable or file; None where no setting names one.
 
-    cost: int
-    tries: int = 0
+    Raises OperatorError where it is missing, or where other users can read the file.
+    """
+    if judge.api_key_env is not None:
+        key = os.environ.get(judge.api_key_env, "").strip()
+        if not key:
+            raise OperatorError(f"[judge] api_key_env: ${judge.api_key_env} is not set here")
+    elif judge.api_key_file is not None:
+        key = read_secret("[judge] api_key_file", Path(judge.api_key_file))
+    else:
+        return None
+    if not key or not key.isascii() or not key.isprintable() or " " in key:
+        raise OperatorError("[judge]: the API key is empty, or no single line of plain characters")
+    return key
 
 
 class Judges:
-    """The judge of one job; OperatorError where its evaluation has none (`job` is None).
+    """The judge of one job; OperatorError where its evaluation has none (`job` is None)."""
 
-    `backoff_seconds`: the first pause after a failed try; it doubles.
-    """
-
-    def __init__(
-        self,
-        job: JudgeJob | None,
-        evaluation_dir: str,
-        name: str,
-        *,
-        backoff_seconds: float = 1.0,
-        grant_seconds: float = GRANT_SECONDS,
-    ) -> None:
+    def __init__(self, job: JudgeJob | None, evaluation_dir: str, name: str) -> None:
         if job is None:
             raise OperatorError(
                 "the task asks a judge: say `judge = true` in its [[task]] and set [judge] url"
             )
-        paths = EvaluationPaths(evaluation_dir)
         self._options = job.options
-        self._evaluation = paths.root.name
+        self._folder = EvaluationPaths(evaluation_dir).judgements
+        self._cache = Path(job.cache_dir)
+        self._evaluation = Path(evaluation_dir).name
         self._name = name
-        self._backoff = backoff_seconds
-        self._kept = Kept(paths.judgements, Path(job.cache_dir), self._evaluation)
-        self._caps = Caps(
-            Path(job.redis_file),
-            job.options,
-            self._evaluation,
-            spent=self._kept.spent,
-            grant_seconds=grant_seconds,
-        )
-        self._lock = threading.Lock()
-        self._ended = threading.Event()  # set by an error of the whole job
+        self._key: str | None = None
+        self._limit = "max_tokens"  # this endpoint's name for the limit on answer tokens
+        self._spent = self._held = 0  # millionths: of answers on disk; at most of requests in flight
         self._failed_in_a_row = 0
         self._errors: dict[str, str] = {}
 
     def ask_missing(self, asks: Iterable[Ask]) -> int:
         """Send the asks without an answer; returns how many. JobError where the operator must act."""
-        by_key = {ask_key(ask, self._options): ask for ask in asks}
-        missing = {key: ask for key, ask in by_key.items() if not self._has(key)}
-        if not missing:
+        wanted = {ask_key(ask, self._options): ask for ask in asks}
+        if not self._missing(wanted):
             return 0
-        endpoint = Endpoint(self._options, read_key(self._options))
-        with (
-            self._caps,
-            ThreadPoolExecutor(min(self._options.concurrency, len(missing)), "judge") as pool,
-        ):
-            done = [pool.submit(self._settled, endpoint, key, ask) for key, ask in missing.items()]
-            try:
-                return sum(future.result() for future in done)
-            except BaseException:  # the job's deadline or a thread's error ends all threads
-                self._ended.set()
-                raise
+        self._key = read_key(self._options)
+        with self._alone():
+            found = kept.judgements(self._folder)
+            self._spent = sum(j.cost_millionths for j in found if j.evaluation == self._evaluation)
+            return asyncio.run(self._ask_all(self._missing(wanted)))
 
     def replies(self, asks: Sequence[Ask]) -> list[Reply]:
         """The stored replies to these asks; sends no request."""
@@ -104,164 +91,180 @@ class Judges:
 
     def _reply(self, ask: Ask) -> Reply:
         key = ask_key(ask, self._options)
-        found = self._kept.find(key)
+        found = kept.find(self._folder, self._cache, key)
         if found is not None and found.answer is not None:
             return read_answer(ask.form, found.answer)
-        kept = found.error if found is not None else "it was not asked"
-        return Reply(value=None, error=self._errors.get(key) or kept)
+        on_disk = found.error if found is not None else "it was not asked"
+        return Reply(value=None, error=self._errors.get(key) or on_disk)
 
-    def _has(self, key: str) -> bool:
-        found = self._kept.find(key)
-        return found is not None and found.answer is not None
+    def _missing(self, asks: Mapping[str, Ask]) -> dict[str, Ask]:
+        found = {key: kept.find(self._folder, self._cache, key) for key in asks}
+        return {key: ask for key, ask in asks.items() if (had := found[key]) is None or had.answer is None}
 
-    def _settled(self, endpoint: Endpoint, key: str, ask: Ask) -> bool:
-        """Whether the ask was sent. An error of the whole job stops the other threads."""
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Inside the block no other job asks this endpoint. The kernel ends a dead job's lock."""
+        digest = hashlib.sha256(f"{self._options.url}\n{self._options.model}".encode()).hexdigest()[:16]
+        make_folder(self._cache)
+        # File WORK_DIR/cache/judgements/HASH.lock: locked (flock) by the one job that asks a judge | a metric worker | stays
+        lock = make_file(self._cache / f"{digest}.lock")
         try:
-            return self._settle(endpoint, key, ask)
-        except BaseException:
-            self._ended.set()
-            raise
-
-    def _settle(self, endpoint: Endpoint, key: str, ask: Ask) -> bool:
-        before = self._kept.find(key)
-        spent = _Try(cost=before.cost_millionths if before is not None else 0)
-        limited_until = time.monotonic() + LIMITED_SECONDS
-        failures = 0
-        while True:
-            grant = self._grant(key, ask)
-            if grant is None:
-                return spent.tries > 0
-            try:
-                self._request(endpoint, grant, ask, spent)
-            except AgainError as error:
-                if error.anew or (error.limited and time.monotonic() < limited_until):
-                    continue
-                failures += 1
-                if failures > self._options.retries:
-                    with self._lock:
-                        self._failed_in_a_row += 1
-                    self._fail(key, ask, spent, f"given up after {spent.tries} tries: {one_line(error)}")
-                    return True
-                self._ended.wait(max(error.after or 0.0, self._pause_of(failures)))
-            except NeverError as error:
-                self._fail(key, ask, spent, f"refused: {error}")
-                return True
-            else:
-                self._failed_in_a_row = 0
-                return True
-
-    def _request(self, endpoint: Endpoint, grant: Grant, ask: Ask, spent: _Try) -> None:
-        """One try under a grant; its cost and any answer are on disk before the grant ends."""
-        started = time.monotonic()
-        most = cost_at_most(self._options, ask)
-        paid = most  # unless the try is found to be free
-        spent.tries += 1
-        try:
-            answered = endpoint.ask(ask)
-            paid = self._cost(answered, most)
-            spent.cost += paid
-            self._write(grant.ask, ask, spent, answered=answered, seconds=time.monotonic() - started)
-        except AgainError as error:
-            paid = most if error.paid else 0
-            if error.limited:  # set while the grant is held, so that no worker asks before
-                self._pause(error.after if error.after is not None else self._pause_of(spent.tries))
-            if paid:
-                spent.cost += paid
-                self._write(grant.ask, ask, spent, error=one_line(error))
-            raise
-        except (NeverError, OperatorError):
-            paid = 0
-            raise
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
         finally:
-            self._give_back(grant, paid)
+            os.close(lock)
 
-    def _cost(self, answered: Answered, most: int) -> int:
-        if answered.prompt_tokens is None or answered.completion_tokens is None:
-            return most
-        return cost(self._options, answered.prompt_tokens, answered.completion_tokens)
+    async def _ask_all(self, asks: Mapping[str, Ask]) -> int:
+        import openai  # noqa: PLC0415 (a second, for jobs that ask)
 
-    def _grant(self, key: str, ask: Ask) -> Grant | None:
-        """A grant for one try; None once the ask has an answer from another job, or has failed."""
-        most = cost_at_most(self._options, ask)
-        away_since: float | None = None
-        while not self._ended.is_set():
-            if self._failed_in_a_row >= GIVE_UP_AFTER:
-                self._errors[key] = f"not asked: the endpoint failed {GIVE_UP_AFTER} judgements in a row"
-                return None
-            try:
-                taken = self._caps.take(key, most)
-            except QueueUnavailable as error:
-                away_since = away_since or time.monotonic()
-                if time.monotonic() - away_since > AWAY_SECONDS:
-                    raise RetryError(f"the judge's limits cannot be checked: {error}") from error
-                self._ended.wait(1.0)
-                continue
-            away_since = None
-            if isinstance(taken, Grant):
-                if not self._has(key):
-                    return taken
-                self._give_back(taken, 0)  # another job had the grant meanwhile
-                return None
-            if isinstance(taken, Over):
-                self._errors[key] = (
-                    f"not asked: max_cost {self._options.max_cost:g} would be passed ({taken.spent / 1e6:.6g} "
-                    f"spent, this one at most {most / 1e6:.6g})"
+        for name in ("httpx2", "openai"):  # they log each request
+            logging.getLogger(name).setLevel(logging.WARNING)
+        options, pace = self._options, asyncio.Lock()
+
+        async def in_turn(_request: object) -> None:
+            """Wait before each request, tries included, so that any 60 s have `requests_per_minute` at most."""
+            async with pace:
+                await asyncio.sleep(
+                    60.0 / options.requests_per_minute if options.requests_per_minute else 0.0
                 )
-                return None
-            self._ended.wait(min(taken, 1.0))
-        return None
 
-    def _give_back(self, grant: Grant, paid: int) -> None:
+        client = openai.AsyncOpenAI(
+            base_url=options.url,
+            api_key=self._key or "none",
+            max_retries=options.retries,
+            timeout=options.timeout_seconds,
+            http_client=openai.DefaultAsyncHttpxClient(
+                follow_redirects=False, event_hooks={"request": [in_turn]}
+            ),
+        )
+        at_once = asyncio.Semaphore(options.concurrency)
+
+        async def settled(key: str, ask: Ask) -> bool:
+            async with at_once:
+                return await self._settle(client, key, ask)
+
+        async with client:
+            return sum(await asyncio.gather(*(settled(key, ask) for key, ask in asks.items())))
+
+    async def _settle(self, client: Any, key: str, ask: Ask) -> bool:
+        """Keep the judgement of one ask, or why it has none; whether it was sent."""
+        most = cost_at_most(self._options, ask)
+        if self._failed_in_a_row >= GIVE_UP_AFTER:
+            self._errors[key] = f"not asked: the endpoint failed {GIVE_UP_AFTER} judgements in a row"
+            return False
+        if not await self._affords(most):
+            self._errors[key] = (
+                f"not asked: max_cost {self._options.max_cost:g} would be passed ({self._spent / 1e6:.6g} "
+                f"spent, this one at most {most / 1e6:.6g})"
+            )
+            return False
+        self._held += most
+        started = time.time()
         try:
-            self._caps.settle(grant, paid)
-        except QueueUnavailable as error:
-            log.warning("a grant ends by itself: %s", error)
-
-    def _pause(self, seconds: float) -> None:
-        """Pause all workers, or this thread alone where Redis is away."""
-        try:
-            self._caps.pause(seconds)
-        except QueueUnavailable:
-            self._ended.wait(seconds)
-
-    def _pause_of(self, failures: int) -> float:
-        """Seconds before the next try: doubling, half of it random to spread the threads."""
-        full = min(self._backoff * 2.0 ** min(failures - 1, 10), MAX_BACKOFF, MAX_PAUSE)
-        return full * random.uniform(0.5, 1.0)
-
-    def _fail(self, key: str, ask: Ask, spent: _Try, why: str) -> None:
-        self._errors[key] = why
-        self._write(key, ask, spent, error=why)
-
-    def _write(
-        self,
-        key: str,
-        ask: Ask,
-        spent: _Try,
-        *,
-        answered: Answered | None = None,
-        error: str = "",
-        seconds: float = 0.0,
-    ) -> None:
-        options = self._options
+            found = await self._asked(client, ask, most)
+        finally:
+            self._held -= most
         judgement = Judgement(
             key=key,
             evaluation=self._evaluation,
             job=self._name,
-            url=options.url,
-            model=options.model,
-            temperature=options.temperature,
-            max_tokens=options.max_tokens,
+            **self._options.model_dump(include={"url", "model", "temperature", "max_tokens"}),
             form=ask.form,
             system=ask.system.encode(errors="replace").decode(),
             user=ask.user.encode(errors="replace").decode(),
-            answer=answered and answered.text,
-            error=error,
-            prompt_tokens=answered and answered.prompt_tokens,
-            completion_tokens=answered and answered.completion_tokens,
-            cost_millionths=spent.cost,
-            tries=max(1, spent.tries),
-            seconds=seconds,
+            seconds=time.time() - started,
             answered_at=time.time(),
+            **found,
         )
-        self._kept.keep(judgement)
+        kept.keep(self._folder, self._cache, judgement)
+        self._spent += judgement.cost_millionths
+        self._errors[key] = judgement.error
+        return True
+
+    async def _affords(self, most: int) -> bool:
+        """Whether `max_cost` allows a request of this cost; waits while that depends on requests in flight."""
+        if self._options.max_cost is None:
+            return True
+        cap = self._options.max_cost * 1e6
+        while self._held and self._spent + most <= cap < self._spent + self._held + most:  # noqa: ASYNC110 (rare)
+            await asyncio.sleep(0.05)
+        return self._spent + most <= cap
+
+    async def _asked(self, client: Any, ask: Ask, most: int) -> dict[str, Any]:
+        """What a judgement says of the answer, or of its lack. OperatorError where no ask can have one."""
+        import openai  # noqa: PLC0415
+
+        try:
+            response = await self._sent(client, ask)
+        except openai.APIStatusError as error:
+            why = self._clean(str(error))
+            if error.status_code in _REFUSES_US or error.status_code < 400 or "insufficient_quota" in why:
+                raise OperatorError(
+                    f"the judge at {self._options.url} refuses us (check [judge] url, model and key): {why}"
+                ) from None
+            if error.status_code < 500 and error.status_code not in (408, 409, 429):
+                return {"answer": None, "error": f"refused: {why}"}
+        except openai.APIError as error:  # no connection, or no answer in time
+            why = self._clean(f"{error} {error.__cause__ or ''}")
+        else:
+            self._failed_in_a_row = 0
+            return {"tries": response.retries_taken + 1, **self._read(response.text, most)}
+        self._failed_in_a_row += 1
+        tries = self._options.retries + 1
+        return {"answer": None, "tries": tries, "error": f"given up after {tries} tries: {why}"}
+
+    async def _sent(self, client: Any, ask: Ask) -> Any:
+        """The endpoint's response to an ask; openai.APIError after the client's own tries."""
+        import openai  # noqa: PLC0415
+
+        until = time.monotonic() + LIMITED_SECONDS
+        while True:
+            limit = self._limit
+            try:
+                return await client.chat.completions.with_raw_response.create(
+                    model=self._options.model,
+                    messages=[
+                        {"role": "system", "content": ask.system.encode(errors="replace").decode()},
+                        {"role": "user", "content": ask.user.encode(errors="replace").decode()},
+                    ],
+                    temperature=self._options.temperature,
+                    extra_headers=None if self._key else {"Authorization": openai.Omit()},
+                    **{limit: self._options.max_tokens},
+                )
+            except openai.BadRequestError as error:
+                if limit == OTHER_LIMIT or OTHER_LIMIT not in str(error):
+                    raise
+                self._limit = OTHER_LIMIT
+            except openai.RateLimitError as error:
+                if "insufficient_quota" in str(error) or time.monotonic() >= until:
+                    raise
+                await asyncio.sleep(LIMITED_PAUSE)
+
+    def _read(self, text: str, most: int) -> dict[str, Any]:
+        """The answer with its tokens and cost: the most that it can have cost where the endpoint sends no counts."""
+        try:
+            found = json.loads(text)
+            answer = found["choices"][0]["message"]["content"] or ""
+            usage = found.get("usage") or {}
+            prompt, completion = _count(usage.get("prompt_tokens")), _count(usage.get("completion_tokens"))
+            known = prompt is not None and completion is not None
+            return {
+                "answer": self._without_key(answer),
+                "prompt_tokens": prompt,
+                "completion_tokens": completion,
+                "cost_millionths": cost(self._options, prompt or 0, completion or 0) if known else most,
+            }
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+            return {"answer": None, "error": f"the response is no chat completion: {self._clean(text)}"}
+
+    def _clean(self, text: str) -> str:
+        line = " ".join(self._without_key(text).split())[:_QUOTED]
+        return "".join(c if c.isprintable() else "?" for c in line)
+
+    def _without_key(self, text: str) -> str:
+        text = text.encode(errors="replace").decode()  # lone surrogates cannot be written to a file
+        return text.replace(self._key, "[key]") if self._key else text
+
+
+def _count(value: Any) -> int | None:
+    return value if type(value) is int and 0 <= value <= MAX_TOKENS else None

@@ -2,8 +2,7 @@
 
 Rule: an ask is identified by its content and its judge, so equal asks are paid for once. Answers
 are read as FastChat reads them (fastchat/llm_judge/common.py, run_judge_single and run_judge_pair;
-Zheng et al. 2023, arXiv:2306.05685). Called from `asking`, `endpoint`, `kept`, `scoring` and judge
-tasks.
+Zheng et al. 2023, arXiv:2306.05685). Called from `asking`, `kept`, `scoring` and judge tasks.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ class Reply:
 class Judgement(Record):
     """An ask with its answer, as stored on disk. `answer=None`: none, with the reason in `error`.
 
-    `cost_millionths`: cost of all tries, failed ones at most, in millionths of the currency.
+    `cost_millionths`: cost of the answer in millionths of the currency, 0 without one.
     """
 
     schema_version: int = SCHEMA_VERSION

@@ -19,64 +19,41 @@ from evaljobs.contract.storage import make_folder, write_atomic
 from evaljobs.judges.judgement import Judgement
 
 
-class Kept:
-    """Judgements of one evaluation; processes may share the folder."""
+def find(folder: Path, cache: Path, key: str) -> Judgement | None:
+    """The judgement of an ask, maybe an error; copies an answer of another evaluation into `folder`."""
+    own = _read(folder / f"{key}.json")
+    if own is not None and own.answer is not None:
+        return own
+    shared = _read(_link(cache, key))
+    if shared is None:
+        return own
+    keep(folder, cache, shared)
+    return shared
 
-    def __init__(self, folder: Path, cache: Path, evaluation: str) -> None:
-        self._folder = folder
-        self._cache = cache
-        self._evaluation = evaluation
 
-    def find(self, key: str) -> Judgement | None:
-        """The judgement of an ask, maybe an error; copies an answer of another evaluation."""
-        file, other = self._files(key)
-        own = _read(file, key)
-        if own is not None and own.answer is not None:
-            return own
-        shared = _read(other, key)
-        if shared is None or shared.answer is None:
-            return own
-        if own is not None:  # the cost of failed tries stays with this evaluation
-            shared = shared.model_copy(
-                update={"evaluation": self._evaluation, "cost_millionths": own.cost_millionths}
-            )
-        write_atomic(file, _bytes(shared))
-        return shared
-
-    def keep(self, judgement: Judgement) -> None:
-        """Write a judgement; it is on disk on return. Raises OSError where the file system refuses."""
-        own, shared = self._files(judgement.key)
-        write_atomic(own, _bytes(judgement))
-        if judgement.answer is None:
-            return
-        make_folder(shared.parent)
+def keep(folder: Path, cache: Path, judgement: Judgement) -> None:
+    """Write a judgement; it is on disk on return. Raises OSError where the file system refuses."""
+    own, link = folder / f"{judgement.key}.json", _link(cache, judgement.key)
+    write_atomic(own, judgement.model_dump_json(indent=1).encode())
+    if judgement.answer is not None:
+        make_folder(link.parent)
         with contextlib.suppress(OSError):  # the link exists, or the file system has none
-            os.link(own, shared)
-
-    def spent(self) -> int:
-        """Millionths that this evaluation has paid, summed over its files."""
-        return sum(j.cost_millionths for j in judgements(self._folder) if j.evaluation == self._evaluation)
-
-    def _files(self, key: str) -> tuple[Path, Path]:
-        """The evaluation's own file of an ask, and the shared one."""
-        return self._folder / f"{key}.json", self._cache / key[:2] / f"{key}.json"
+            os.link(own, link)
 
 
 def judgements(folder: Path) -> Iterator[Judgement]:
     """All judgements of an evaluation's folder, errors included; unreadable files are skipped."""
     for file in files_in(folder, "*.json"):
-        found = _read(file, file.stem)
-        if found is not None:
+        if (found := _read(file)) is not None:
             yield found
 
 
-def _bytes(judgement: Judgement) -> bytes:
-    return judgement.model_dump_json(indent=1).encode(errors="replace")
+def _link(cache: Path, key: str) -> Path:
+    return cache / key[:2] / f"{key}.json"
 
 
-def _read(file: Path, key: str) -> Judgement | None:
+def _read(file: Path) -> Judgement | None:
     try:
-        found = Judgement.model_validate_json(read_bytes(file))
+        return Judgement.model_validate_json(read_bytes(file))
     except (OSError, ValidationError):
         return None
-    return found if found.key == key else None

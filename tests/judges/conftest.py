@@ -1,4 +1,4 @@
-"""A real Valkey and a real HTTP endpoint; each test has its own evaluation and endpoint."""
+"""A real HTTP endpoint; each test has its own evaluation and endpoint."""
 
 from __future__ import annotations
 
@@ -7,16 +7,8 @@ from pathlib import Path
 
 import pytest
 from support.endpoint import Endpoint, serving
-from support.served import served_work
 
-from evaljobs.contract.paths import WorkPaths
 from evaljobs.contract.specs import JudgeJob, JudgeOptions
-
-
-@pytest.fixture(scope="session")
-def redis_work() -> Iterator[WorkPaths]:
-    with served_work("judges") as made:
-        yield made
 
 
 @pytest.fixture
@@ -26,12 +18,9 @@ def endpoint() -> Iterator[Endpoint]:
 
 
 @pytest.fixture
-def job(endpoint: Endpoint, redis_work: WorkPaths, tmp_path: Path) -> JudgeJob:
-    """A judge at the endpoint; the endpoint's own port keeps its caps apart from other tests'."""
+def job(endpoint: Endpoint, tmp_path: Path) -> JudgeJob:
     options = JudgeOptions(url=endpoint.url, model="judge-1", timeout_seconds=60, retries=2)
-    return JudgeJob(
-        options=options, redis_file=str(redis_work.redis_address), cache_dir=str(tmp_path / "cache")
-    )
+    return JudgeJob(options=options, cache_dir=str(tmp_path / "cache"))
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from email.message import Message
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -20,7 +21,7 @@ class Request:
 
     number: int
     body: dict[str, Any]
-    headers: dict[str, str]
+    headers: Message  # of any case
     path: str
     handler: BaseHTTPRequestHandler
     released: threading.Event
@@ -48,13 +49,6 @@ class Request:
 
     def hang(self) -> None:
         self.released.wait(60)
-
-    def drip(self) -> None:
-        self.handler.send_response(200)
-        self.handler.send_header("Content-Length", "1000")
-        self.handler.end_headers()
-        while not self.released.wait(0.05):
-            self.handler.wfile.write(b" ")
 
     def close_in_the_middle(self) -> None:
         self.handler.send_response(200)
@@ -97,7 +91,7 @@ def serving() -> Iterator[Endpoint]:
 
             with endpoint.lock:
                 number = len(endpoint.requests)
-                request = Request(number, body, dict(self.headers), self.path, self, endpoint.released, leave)
+                request = Request(number, body, self.headers, self.path, self, endpoint.released, leave)
                 endpoint.requests.append(request)
                 endpoint.starts.append(time.monotonic())
                 endpoint.open += 1
