@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import os
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -20,7 +19,6 @@ from pathlib import Path
 
 from evaljobs.staging import owned_files, segments, store
 from evaljobs.staging.owned_files import Refused
-from evaljobs.staging.store import Home
 
 READER_PATIENCE = 2.0  # seconds that a trial gets to finish opening files before the copy is removed
 
@@ -30,67 +28,44 @@ class Cleaned:
     """What was done below one root. `kept`: copies in use; `problems`: what was left alone, and why."""
 
     root: str
-    freed_bytes: int = 0
-    removed: tuple[str, ...] = ()
-    kept: tuple[str, ...] = ()
-    problems: tuple[str, ...] = ()
+    freed_bytes: int
+    removed: tuple[str, ...]
+    kept: tuple[str, ...]
+    problems: tuple[str, ...]
 
 
 def clean(root: str | Path, *, everything: bool = False, patience: float = READER_PATIENCE) -> Cleaned:
-    """Remove copies below `root` that are not in use; with `everything` all: a living precursor sees it, and ends.
-
-    Cleans all homes of this user, and names what is not ours at the name of one.
-    """
-    done = Cleaned(root=str(root))
-    try:
-        parent = owned_files.open_root(root)
-    except Refused as error:
-        return Cleaned(root=str(root), problems=(str(error),))
-    try:
-        names = dict.fromkeys([*store.homes(parent, every_uid=True), store.home_name(os.geteuid())])
-    finally:
-        os.close(parent)
-    for name in names:
-        try:
-            with store.locked_home(root, name=name) as home:
-                done = _and(done, _clean(home, str(root), everything=everything, patience=patience))
-        except FileNotFoundError:
-            continue
-        except (Refused, TimeoutError) as error:
-            done = _and(done, Cleaned(root=str(root), problems=(str(error),)))
-    return done
-
-
-def _and(one: Cleaned, other: Cleaned) -> Cleaned:
-    return Cleaned(
-        root=one.root,
-        freed_bytes=one.freed_bytes + other.freed_bytes,
-        removed=one.removed + other.removed,
-        kept=one.kept + other.kept,
-        problems=one.problems + other.problems,
-    )
-
-
-def _clean(home: Home, root: str, *, everything: bool, patience: float) -> Cleaned:
+    """Remove copies below `root` that are not in use; with `everything` all: a living precursor sees it, and ends."""
     freed, removed, kept, problems = 0, [], [], []
-    for name in owned_files.names_in(home.fd):
-        retired = name.startswith(store.RETIRED)
-        if not retired and not store.DIGEST.fullmatch(name):
-            problems.append(f"{home.path / name} is none of evalspan's names: it was left alone")
-            continue
-        try:
-            left = (
-                name if retired else store.retire_unused(home, name, even_used=everything, patience=patience)
-            )
-            if left is None:
-                kept.append(name)
-            else:
-                freed += owned_files.remove_tree(home.fd, left)
-                removed.append(name)
-        except (Refused, OSError) as error:
-            problems.append(str(error))
+    try:
+        with store.locked_home(root) as home:
+            for name in owned_files.names_in(home.fd):
+                left: str | None = name
+                try:
+                    if not name.startswith(store.RETIRED):
+                        if not store.DIGEST.fullmatch(name):
+                            problems.append(
+                                f"{home.path / name} is none of evalspan's names: it was left alone"
+                            )
+                            continue
+                        left = store.retire_unused(home, name, even_used=everything, patience=patience)
+                    if left is None:
+                        kept.append(name)
+                    else:
+                        freed += owned_files.remove_tree(home.fd, left)
+                        removed.append(name)
+                except (Refused, OSError) as error:
+                    problems.append(str(error))
+    except FileNotFoundError:
+        pass
+    except (Refused, TimeoutError) as error:
+        problems.append(str(error))
     return Cleaned(
-        root=root, freed_bytes=freed, removed=tuple(removed), kept=tuple(kept), problems=tuple(problems)
+        root=str(root),
+        freed_bytes=freed,
+        removed=tuple(removed),
+        kept=tuple(kept),
+        problems=tuple(problems),
     )
 
 

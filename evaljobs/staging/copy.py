@@ -1,32 +1,26 @@
 """Copies of files at the speed of the hardware, hashed on the way.
 
-Rules: up to `WIDTH` files are written side by side, since the kernel takes one writer per tmpfs
-file at a time. More readers are started only while storage makes reads wait; beyond that they would
-slow each other. Each block is hashed in its file's order while it is still in the processor's
-cache. A source that changes meanwhile is found by size and mtime. Called by `publish.py`:
-`copy_files` for a copy, `hash_file` to verify one.
+Rules: readers take blocks from all files in turn, so that the files end together: the kernel takes one writer per tmpfs
+file at a time, and slow storage answers side by side. Each block is hashed in its file's order by the reader that wrote
+it, while it is still in the processor's cache. A source that changes meanwhile is found by size and mtime. Called by
+`publish.py`: `copy_files` for a copy, `hash_file` to verify one.
 """
 
 from __future__ import annotations
 
 import mmap
 import os
-import queue
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import xxhash
 
 from evaljobs.errors import OperatorError, RetryError
-from evaljobs.staging.huge_pages import HugePages
 
 BLOCK = 1 << 20  # bytes: fits the second-level cache between its read, its write and its hash
-WIDTH = 4  # files in flight
-WAIT = 0.0005  # seconds off the processor after which a read counts as a wait for storage
-PATIENCE = 2  # waits in a row after which a reader starts another: a single one may be a preemption
 
 ReadBlock = Callable[
     [int, list[memoryview], int], int
@@ -54,20 +48,17 @@ class Copy:
     size: int
     mtime_ns: int | None
     target: int  # open for writing, already `size` bytes long
-    pages: HugePages | None = None  # prepared before each write
 
 
 @dataclass(slots=True)
 class _File:
-    """A file in flight. `waiting`: blocks that were written and wait for their turn to be hashed."""
+    """A file in flight. `next`: the block whose turn it is to be hashed."""
 
     copy: Copy
     source: int
     state: xxhash.xxh3_128 = field(default_factory=xxhash.xxh3_128)
-    lock: threading.Lock = field(default_factory=threading.Lock)
-    waiting: dict[int, tuple[mmap.mmap, int]] = field(default_factory=dict)
+    turn: threading.Condition = field(default_factory=threading.Condition)
     next: int = 0
-    hashing: bool = False
 
 
 def check_source(descriptor: int | Path, path: Path, size: int, mtime_ns: int | None) -> None:
@@ -101,8 +92,12 @@ def copy_files(
         for copy in copies:  # links are followed: the source is the user's
             check_source(copy.source, copy.source, copy.size, copy.mtime_ns)
             files.append(_File(copy, os.open(copy.source, os.O_RDONLY | os.O_CLOEXEC)))
-        crew = _Crew(files, readers=readers, stop=stop, progress=progress, read=read, block=block)
-        crew.run()
+        crew = _Crew(files, stop or threading.Event(), progress, read, block)
+        with ThreadPoolExecutor(max(1, readers)) as pool:
+            for reader in [pool.submit(crew.work) for _ in range(readers)]:
+                reader.result()
+        if crew.stop.is_set():
+            raise Stopped("asked to stop while copying")
         for file in files:  # by descriptor and by name: changed under us, or replaced
             check_source(file.source, file.copy.source, file.copy.size, file.copy.mtime_ns)
             check_source(file.copy.source, file.copy.source, file.copy.size, file.copy.mtime_ns)
@@ -113,123 +108,65 @@ def copy_files(
 
 
 def _tickets(files: Sequence[_File], block: int) -> Iterator[tuple[_File, int]]:
-    """Blocks in the order in which they are fetched: up to WIDTH files side by side, the largest first."""
-    waiting = sorted((f for f in files if f.copy.size), key=lambda f: f.copy.size)
-    flight: list[tuple[_File, Iterator[int]]] = []
-    while waiting or flight:
-        while waiting and len(flight) < WIDTH:
-            file = waiting.pop()
-            flight.append((file, iter(range(-(-file.copy.size // block)))))
-        for entry in list(flight):
-            index = next(entry[1], None)
-            if index is None:
-                flight.remove(entry)
-            else:
-                yield entry[0], index
+    """Blocks in the order in which they are read: files proceed in proportion to their sizes."""
+    counts = [-(-file.copy.size // block) for file in files]
+    parts = ((at / count, number, at) for number, count in enumerate(counts) for at in range(count))
+    return ((files[number], at) for _, number, at in sorted(parts))
 
 
 class _Crew:
-    """The reader threads of one copy."""
+    """What the readers of one copy share."""
 
     def __init__(
         self,
         files: Sequence[_File],
-        *,
-        readers: int,
-        stop: threading.Event | None,
+        stop: threading.Event,
         progress: Callable[[int], None],
         read: ReadBlock,
         block: int,
     ) -> None:
-        self.block, self.read, self.progress = block, read, progress
-        self.stop = stop if stop is not None else threading.Event()
-        self.tickets = _tickets(files, block)
+        self.stop, self.progress, self.read, self.block = stop, progress, read, block
+        self.files, self.tickets = files, _tickets(files, block)
         self.lock = threading.Lock()
-        self.error: BaseException | None = None
-        blocks = sum(-(-f.copy.size // block) for f in files)
-        self.readers = max(1, min(readers, blocks))
-        self.threads: list[threading.Thread] = []
-        # A reader takes a buffer before a ticket. So some reader always works on a file's lowest unhashed block, and
-        # the buffers that wait for that block come back. Last in, first out: the last one used is still in the cache.
-        self.buffers: queue.LifoQueue[mmap.mmap] = queue.LifoQueue()
-        for _ in range(2 * self.readers):
-            self.buffers.put(mmap.mmap(-1, block))
+        self.failed = False
 
-    def run(self) -> None:
-        """Start a reader for each processor; readers start more while storage makes them wait."""
-        for _ in range(min(self.readers, len(os.sched_getaffinity(0)))):
-            self._start_reader()
-        for thread in self.threads:  # grows meanwhile: only a reader that was not joined yet starts another
-            thread.join()
-        if self.error is not None:
-            raise self.error
-        if self.stop.is_set():
-            raise Stopped("asked to stop while copying")
+    def work(self) -> None:
+        """A reader's thread: copies blocks until none is left, one failed, or the copy is to stop."""
+        with memoryview(mmap.mmap(-1, self.block)) as buffer:
+            try:
+                while True:
+                    with self.lock:
+                        ending = self.failed or self.stop.is_set()
+                        ticket = None if ending else next(self.tickets, None)
+                    if ticket is None:
+                        return
+                    self._block(*ticket, buffer)
+            except BaseException:
+                self.failed = True
+                for file in self.files:
+                    with file.turn:
+                        file.turn.notify_all()
+                raise
 
-    def _start_reader(self) -> None:
-        with self.lock:
-            if len(self.threads) < self.readers:
-                thread = threading.Thread(target=self._work, daemon=True)
-                self.threads.append(thread)
-                thread.start()
-
-    def _work(self) -> None:
-        waits = 0
-        try:
-            while True:
-                buffer = self.buffers.get()
-                with self.lock:
-                    ending = self.error is not None or self.stop.is_set()
-                    ticket = None if ending else next(self.tickets, None)
-                if ticket is None:
-                    self.buffers.put(buffer)  # so that the next reader that waits for a buffer ends, too
-                    return
-                waits = waits + 1 if self._block(*ticket, buffer) else 0
-                if waits >= PATIENCE:
-                    self._start_reader()
-        except BaseException as error:  # noqa: BLE001 (carried to the caller's thread)
-            self.error = self.error or error
-            self.buffers.put(mmap.mmap(-1, mmap.PAGESIZE))  # so that a reader that waits for a buffer ends
-
-    def _block(self, file: _File, index: int, buffer: mmap.mmap) -> bool:
-        """Copy one block; whether its read waited for storage, and not for the processor."""
+    def _block(self, file: _File, index: int, buffer: memoryview) -> None:
+        """Copy and hash one block. The blocks before it were taken before, so that its turn comes."""
         offset = index * self.block
-        length = min(self.block, file.copy.size - offset)
-        view = memoryview(buffer)[:length]
-        try:
-            done, busy, began = 0, time.thread_time(), time.perf_counter()
-            while done < length:
-                got = self.read(file.source, [view[done:]], offset + done)
+        with buffer[: min(self.block, file.copy.size - offset)] as view:
+            done = 0
+            while done < len(view):
+                with view[done:] as rest:
+                    got = self.read(file.source, [rest], offset + done)
                 if got == 0:
                     raise SourceChanged(f"{file.copy.source} was truncated while it was read")
                 done += got
-            worked, took = time.thread_time() - busy, time.perf_counter() - began
-            if file.copy.pages is not None:
-                file.copy.pages.prepare(offset, length)
             _write(file.copy, view, offset)
-        finally:
-            view.release()
-        self.progress(length)
-        self._hash(file, index, buffer, length)
-        return took > WAIT + 2 * worked
-
-    def _hash(self, file: _File, index: int, buffer: mmap.mmap, length: int) -> None:
-        """Hash this block if it is its turn, and those that waited for it; else the thread that hashes the file takes it."""
-        with file.lock:
-            file.waiting[index] = (buffer, length)
-            if file.hashing:
-                return
-            file.hashing = True
-        while True:
-            with file.lock:
-                ready = file.waiting.pop(file.next, None)
-                if ready is None:
-                    file.hashing = False
-                    return
-            with memoryview(ready[0]) as view:
-                file.state.update(view[: ready[1]])
-            file.next += 1
-            self.buffers.put(ready[0])
+            self.progress(len(view))
+            with file.turn:
+                file.turn.wait_for(lambda: file.next == index or self.failed)
+            file.state.update(view)
+        with file.turn:
+            file.next = index + 1
+            file.turn.notify_all()
 
 
 def _write(copy: Copy, view: memoryview, offset: int) -> None:

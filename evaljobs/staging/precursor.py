@@ -106,7 +106,7 @@ def _stage_on(root: str, spec: StageSpec, stop: threading.Event) -> tuple[Slot, 
     if not spec.checkpoint.files:
         raise copying.SourceChanged(f"{spec.checkpoint.source} announces no files")
     try:
-        slot = store.join(root, spec.checkpoint.digest, spec.name)
+        slot = store.join(root, spec.checkpoint.digest)
     except OSError as error:
         raise Refused(f"{root}: {error.strerror or error}") from error
     try:
@@ -137,14 +137,11 @@ def _only_stager(slot: Slot, stop: threading.Event) -> Iterator[None]:
 def _publish(slot: Slot, spec: StageSpec, stop: threading.Event) -> tuple[int, list[str]]:
     """Verify the copy that is there, or make one; bytes that left storage, and notes. The caller holds the stage lock."""
     notes: list[str] = []
-    if slot.path.parent.name != (plain := store.home_name(os.geteuid())):
-        notes.append(f"{slot.root / plain} is not ours: staged in {slot.path.parent}")
-        say(notes[-1])
     if publish.is_published(slot):
         bad = publish.verify_slot(slot, spec.checkpoint, readers=spec.readers)
         if not bad:
             if spec.share is None:
-                with slot.locked_home() as home:
+                with store.locked_home(slot.root) as home:
                     store.remove_unused(home, keep=slot.digest)
             return 0, notes
         notes.append(f"the copy found in {slot.path} was damaged ({', '.join(bad)}) and was replaced")
@@ -188,7 +185,7 @@ def hold(holding: Holding, stop: threading.Event) -> str:
         if expired := lease.expired():
             return expired
         if holding.slot is not None and holding.slot.lost():
-            return f"{holding.slot.path} or our lease in it was removed by another process"
+            return f"{holding.slot.path} was removed by another process"
         stop.wait(POLL_SECONDS)
 
 

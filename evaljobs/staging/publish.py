@@ -31,7 +31,6 @@ from evaljobs.staging.copy import (
     hash_file,
 )
 from evaljobs.staging.fingerprint import announced_mtime, check_identity, content_of, is_safe_name
-from evaljobs.staging.huge_pages import Purse, huge_pages
 from evaljobs.staging.owned_files import Refused
 from evaljobs.staging.store import INCOMING, MANIFEST, MODEL, Slot
 
@@ -95,7 +94,7 @@ def make_room(slot: Slot, checkpoint: CheckpointSpec, *, margin: int, share: flo
     where there is no room.
     """
     need = checkpoint.bytes + margin
-    with slot.locked_home() as home:
+    with store.locked_home(slot.root) as home:
         owned_files.remove_tree(slot.fd, INCOMING)
         store.remove_unused(home, keep=slot.digest, retired_only=share is not None)
     there = room(slot.root)
@@ -124,13 +123,11 @@ def copy_in(
     """
     incoming = slot.path / INCOMING
     source = Path(checkpoint.source)
-    purse, in_memory = Purse(), room(slot.root).rung == "shm"
     with contextlib.ExitStack() as opened:
         copies = []
         for file in checkpoint.files:
             target = _create(_target_path(incoming, file.name), file.size)
             opened.callback(os.close, target)
-            pages = opened.enter_context(huge_pages(target, file.size, purse)) if in_memory else None
             copies.append(
                 Copy(
                     name=file.name,
@@ -138,7 +135,6 @@ def copy_in(
                     size=file.size,
                     mtime_ns=announced_mtime(file),
                     target=target,
-                    pages=pages,
                 )
             )
         sums = copy_files(copies, readers=readers, stop=stop, progress=progress, read=read)

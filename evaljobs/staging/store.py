@@ -1,11 +1,10 @@
-"""Our folder in a node's memory: its layout, its locks, the precursors' leases in it, and the trials' lock on a copy.
+"""Our folder in a node's memory: its layout, its locks, and who holds or reads a copy.
 
     <root>/evalspan-<uid>/          0700, ours, no link; its lock (flock) guards every change of names below it
-                                    (evalspan-<uid>.<8 hex digits> where something else has that name)
         <digest>/                   a checkpoint
             stage.lock              held (flock) by the one process that copies or verifies
             readers.lock            held shared by each process that maps the weights
-            leases/<job>.<nonce>    empty; held (flock) by each precursor while it lives
+            held.lock               held shared by each precursor while it lives: its lease on the copy
             incoming/               half-written; trials do not read it
             model/                  the files, whole once manifest.json exists
             manifest.json           written last: sizes and hashes
@@ -31,10 +30,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from evaljobs.contract.paths import slug
 from evaljobs.staging.owned_files import (
-    DIR_FLAGS,
-    FILE_FLAGS,
     Refused,
     flock_within,
     names_in,
@@ -50,17 +46,15 @@ from evaljobs.staging.owned_files import (
 # with the copy
 # File /dev/shm/evalspan-UID/DIGEST/readers.lock: locked (flock) by each process that maps the weights | a precursor | with
 # the copy
-# File /dev/shm/evalspan-UID/DIGEST/leases/JOB.RANDOM: empty; locked (flock) by a precursor while it lives | a precursor |
-# with the precursor
+# File /dev/shm/evalspan-UID/DIGEST/held.lock: locked (flock) by each precursor while it lives | a precursor | with the copy
 # File /dev/shm/evalspan-UID/DIGEST/incoming/…: half-written weights | a precursor | once they are whole
 # File /dev/shm/evalspan-UID/DIGEST/model/…: the checkpoint's weights, whole once manifest.json is there | a precursor | at the
 # end of the last evaluation that needs them, or when the coordinator's lease expires; `evalspan clean`
 # File /dev/shm/evalspan-UID/DIGEST/manifest.json: sizes and hashes, written last | a precursor | with the copy
 # File /dev/shm/evalspan-UID/retired-DIGEST-RANDOM/…: a copy out of use | a precursor | at once; by any later job; `evalspan
 # clean`
-# File /dev/shm/evalspan-UID.RANDOM/…: staged weights, where another user has the name evalspan-UID | a precursor | as there
-MODEL, INCOMING, MANIFEST, LEASES = "model", "incoming", "manifest.json", "leases"
-STAGE_LOCK, READERS_LOCK = "stage.lock", "readers.lock"
+MODEL, INCOMING, MANIFEST = "model", "incoming", "manifest.json"
+STAGE_LOCK, HELD_LOCK, READERS_LOCK = "stage.lock", "held.lock", "readers.lock"
 RETIRED = "retired-"
 DIGEST = re.compile(r"[0-9a-f]{16,64}")
 LOCK_SECONDS = 60.0  # names are changed in milliseconds: past this, something hangs
@@ -69,11 +63,10 @@ LOCK_SECONDS = 60.0  # names are changed in milliseconds: past this, something h
 # --- the home and its lock -------------------------------------------------------------------------------------------
 
 
-HOME = re.compile(r"evalspan-\d+(\.[0-9a-f]{8})?")
+HOME = re.compile(r"evalspan-\d+")
 
 
 def home_name(uid: int) -> str:
-    """The home's name, unless something that is not ours has it: then it ends in a dot and eight random hex digits."""
     return f"evalspan-{uid}"
 
 
@@ -85,78 +78,35 @@ class Home:
     path: Path
 
 
-def homes(parent: int, *, every_uid: bool = False) -> list[str]:
-    """Names of our homes in an open root, the one without a suffix first.
-
-    `every_uid`: also those whose names have another uid, as a job in a container with other uids makes them.
-    """
-    plain = home_name(os.geteuid())
-    found = [n for n in names_in(parent) if HOME.fullmatch(n) and (every_uid or n.partition(".")[0] == plain)]
-    return sorted((n for n in found if _is_ours(parent, n)), key=lambda name: (name != plain, name))
-
-
-def _is_ours(parent: int, name: str) -> bool:
-    with contextlib.suppress(FileNotFoundError, Refused):
-        os.close(open_folder(parent, name, where=""))
-        return True
-    return False
-
-
-def _home_in(parent: int, *, create: bool) -> str:
-    """The name of our home in an open root. One name for all processes: they share copies there."""
-    plain = home_name(os.geteuid())
-    found = homes(parent)
-    if found or not create:
-        return found[0] if found else plain
-    with contextlib.suppress(FileExistsError):
-        os.mkdir(plain, 0o700, dir_fd=parent)
-    if _is_ours(parent, plain):
-        return plain
-    made = f"{plain}.{secrets.token_hex(4)}"  # another user, or an accident, was first
-    os.mkdir(made, 0o700, dir_fd=parent)
-    first = next(iter(homes(parent)), made)
-    if first != made:  # another precursor made one in this moment
-        with contextlib.suppress(OSError):
-            os.rmdir(made, dir_fd=parent)
-    return first
-
-
 @contextlib.contextmanager
-def locked_home(root: str | Path, *, create: bool = False, name: str | None = None) -> Iterator[Home]:
-    """Open our home below `root` and lock it. Leaves no empty home behind. `name`: of this home; None: of the one in use.
+def locked_home(root: str | Path, *, create: bool = False) -> Iterator[Home]:
+    """Open our home below `root` and lock it. Leaves no empty home behind.
 
     Raises FileNotFoundError where there is none (and `create` is off), Refused, TimeoutError.
     """
+    name = home_name(os.geteuid())
     with contextlib.ExitStack() as stack:
         parent = open_root(root)
         stack.callback(os.close, parent)
         deadline = time.monotonic() + LOCK_SECONDS
         while True:
-            chosen = name or _home_in(parent, create=create)
-            try:
-                home = open_folder(parent, chosen, where=str(root), create=create)
-            except Refused:
-                if name or not create or chosen == _home_in(parent, create=True):
-                    raise
-                continue  # another user took the name in this moment
+            home = open_folder(parent, name, where=str(root), create=create)
             stack.callback(os.close, home)
             if not flock_within(home, deadline - time.monotonic()):
                 raise TimeoutError(
-                    f"{root}/{chosen} is locked for {LOCK_SECONDS:.0f} s: see which process holds it"
+                    f"{root}/{name} is locked for {LOCK_SECONDS:.0f} s: see which process holds it"
                 )
-            if still_there(home, parent, chosen):  # a process that empties a home removes it
+            if still_there(home, parent, name):  # a process that empties a home removes it
                 break
-        yield Home(fd=home, path=Path(root) / chosen)
+        yield Home(fd=home, path=Path(root) / name)
         if not names_in(home):
-            os.rmdir(chosen, dir_fd=parent)
+            os.rmdir(name, dir_fd=parent)
 
 
-# --- leases ----------------------------------------------------------------------------------------------------------
-
-
-def _is_locked(parent: int, name: str) -> bool:
+def is_locked(slot: int, name: str) -> bool:
+    """Whether a living process holds a lock in an open checkpoint folder: HELD_LOCK a precursor, READERS_LOCK a trial."""
     try:
-        descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
+        descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=slot)
     except FileNotFoundError:
         return False
     try:
@@ -165,68 +115,42 @@ def _is_locked(parent: int, name: str) -> bool:
         os.close(descriptor)
 
 
-def is_held(slot: int) -> bool:
-    """Whether a living precursor has a lease in an open checkpoint folder."""
-    try:
-        leases = os.open(LEASES, DIR_FLAGS, dir_fd=slot)
-    except FileNotFoundError:
-        return False
-    try:
-        return any(_is_locked(leases, name) for name in names_in(leases))
-    finally:
-        os.close(leases)
-
-
 # --- a checkpoint's folder -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slot:
-    """A checkpoint's folder with this process's lease in it, which keeps it. `lease` is the open lease file."""
+    """A checkpoint's folder, open, with this process's `lease`, an open and locked HELD_LOCK, which keeps it."""
 
     root: Path
     digest: str
     path: Path
     fd: int
     lease: int
-    lease_name: str
 
     @property
     def model(self) -> Path:
         return self.path / MODEL
 
-    def locked_home(self) -> contextlib.AbstractContextManager[Home]:
-        """The home that this folder lies in, as of `locked_home`."""
-        return locked_home(self.root, name=self.path.parent.name)
-
-    def has_lease(self) -> bool:
-        """Whether the lease file that this process locked still has its name."""
-        return still_there(self.lease, self.fd, self.lease_name)
-
     def lost(self) -> bool:
-        """Whether another process (`clean --all`, an epilog) has removed the folder or our lease."""
-        return not self.has_lease() or not self.path.exists()
-
-    def close(self) -> None:
-        os.close(self.lease)
-        os.close(self.fd)
+        """Whether another process (`clean --all`, an epilog) has removed the folder."""
+        with contextlib.suppress(FileNotFoundError):
+            return not os.path.samestat(os.fstat(self.fd), self.path.stat(follow_symlinks=False))
+        return True
 
 
-def join(root: str | Path, digest: str, token: str) -> Slot:
-    """Take a lease in a checkpoint's folder, made if need be. Raises Refused, TimeoutError, OSError (ENOSPC)."""
+def join(root: str | Path, digest: str) -> Slot:
+    """Take a lease on a checkpoint's folder, made if need be. Raises Refused, TimeoutError, OSError (ENOSPC)."""
     if not DIGEST.fullmatch(digest):
         raise Refused(f"{digest!r} is no checkpoint digest")
-    name = f"{LEASES}/{slug(token)}.{secrets.token_hex(4)}"
     with locked_home(root, create=True) as home, contextlib.ExitStack() as undo:
         fd = open_folder(home.fd, digest, where=str(home.path), create=True)
         undo.callback(os.close, fd)
-        os.close(open_folder(fd, LEASES, where=str(home.path / digest), create=True))
         os.close(open_lock(fd, READERS_LOCK))
-        lease = os.open(name, FILE_FLAGS | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=fd)
-        fcntl.flock(lease, fcntl.LOCK_EX)
+        lease = open_lock(fd, HELD_LOCK)
+        fcntl.flock(lease, fcntl.LOCK_SH)  # another process tries it under the home's lock alone
         undo.pop_all()
-        path = home.path / digest
-        return Slot(root=Path(root), digest=digest, path=path, fd=fd, lease=lease, lease_name=name)
+        return Slot(root=Path(root), digest=digest, path=home.path / digest, fd=fd, lease=lease)
 
 
 def leave(slot: Slot, *, patience: float = 10.0) -> int:
@@ -235,17 +159,17 @@ def leave(slot: Slot, *, patience: float = 10.0) -> int:
     Trials get `patience` seconds to end; then the names go, and each trial keeps what it has mapped.
     """
     try:
-        with contextlib.suppress(FileNotFoundError), slot.locked_home() as home:
-            if slot.has_lease():
-                os.unlink(slot.lease_name, dir_fd=slot.fd)
+        fcntl.flock(slot.lease, fcntl.LOCK_UN)
+        with contextlib.suppress(FileNotFoundError), locked_home(slot.root) as home:
             name = next((n for n in names_in(home.fd) if still_there(slot.fd, home.fd, n)), None)
-            if name is not None and not is_held(slot.fd):
+            if name is not None and not is_locked(slot.fd, HELD_LOCK):
                 with readers_gone(slot.fd, patience):
                     left = retire(home, name) if name == slot.digest else name
                 return remove_tree(home.fd, left)
         return 0
     finally:
-        slot.close()
+        os.close(slot.lease)
+        os.close(slot.fd)
 
 
 @contextlib.contextmanager
@@ -273,7 +197,7 @@ def retire_unused(home: Home, digest: str, *, even_used: bool = False, patience:
     """
     slot = open_folder(home.fd, digest, where=str(home.path))
     try:
-        if not even_used and (is_held(slot) or _is_locked(slot, READERS_LOCK)):
+        if not even_used and (is_locked(slot, HELD_LOCK) or is_locked(slot, READERS_LOCK)):
             return None
         with readers_gone(slot, patience):
             return retire(home, digest)

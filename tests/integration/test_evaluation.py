@@ -171,7 +171,7 @@ def test_a_metric_that_kills_its_worker_and_one_that_hangs_cost_two_items(local_
 
 
 def left_behind(site: Any) -> list[str]:
-    """Processes that name the site's folder, and leases of its precursors on staged weights."""
+    """Processes that name the site's folder, and its staged weights."""
     folder = os.fsencode(site.folder)
     found = []
     for place in Path("/proc").glob("[0-9]*"):
@@ -179,7 +179,8 @@ def left_behind(site: Any) -> list[str]:
             if folder in (place / "cmdline").read_bytes() and int(place.name) != os.getpid():
                 found.append((place / "cmdline").read_text().replace("\0", " "))
     for spec in site.work.glob("*/specs/*-stage-*.json"):
-        found += [str(p) for p in Path("/dev/shm").glob(f"evalspan-{os.getuid()}/*/leases/{spec.stem}*")]
+        digest = json.loads(spec.read_text())["checkpoint"]["digest"]
+        found += [str(p) for p in Path("/dev/shm").glob(f"evalspan-{os.getuid()}/{digest}")]
     return found
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from support.node_memory import ROOT, NodeMemory
 
 from evaljobs.errors import OperatorError
-from evaljobs.staging import capacity, clean, node_probe, precursor
+from evaljobs.staging import capacity, node_probe
 from evaljobs.staging.capacity import V1, V2
 from evaljobs.trial import hosted_trials
 
@@ -50,21 +50,6 @@ def test_a_nonce_tells_a_shared_memory_from_a_private_one(world: NodeMemory) -> 
     assert look() == "True"
     assert look() == "False"
     assert world.nothing_left()
-
-
-def test_clean_leaves_what_has_a_precursor_and_what_is_not_ours(
-    world: NodeMemory, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A held checkpoint and a file by a name that we do not give stay; the first is listed, the second reported."""
-    holding = precursor.stage_only(world.spec(world.checkpoint()))
-    (world.home / "notes.txt").write_text("mine")
-    assert clean.clean_main(["--root", str(world.root)]) == 1
-    done = json.loads(capsys.readouterr().out)
-    assert done["kept"] == [holding.spec.checkpoint.digest]
-    assert done["removed"] == []
-    assert "notes.txt" in done["problems"][0]
-    precursor.clear(holding, "test")
-    assert (world.home / "notes.txt").read_text() == "mine"
 
 
 def test_the_tightest_limit_counts(tmp_path: Path) -> None:

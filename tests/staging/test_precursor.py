@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import threading
 from pathlib import Path
 
 import pytest
@@ -55,20 +54,6 @@ def test_two_at_once_copy_once(world: NodeMemory) -> None:
     assert world.nothing_left()
 
 
-def test_a_dead_precursors_copy_is_used_again(world: NodeMemory) -> None:
-    """A whole copy whose precursor was killed is verified and used, not copied again."""
-    checkpoint = world.checkpoint()
-    first = world.start(world.spec(checkpoint, "a"))
-    world.staged("a")
-    first.kill()
-    first.communicate()
-    holding = precursor.stage_only(world.spec(checkpoint, "b"))
-    assert holding.staged.storage_bytes == 0
-    assert world.copy_is_exact(checkpoint)
-    precursor.clear(holding, "test")
-    assert world.nothing_left()
-
-
 @pytest.mark.parametrize(
     ("how", "reason"), [("SIGTERM", "terminated"), ("lease", "not renewed"), ("clean --all", "removed")]
 )
@@ -87,36 +72,6 @@ def test_it_clears_and_ends_by_itself(world: NodeMemory, how: str, reason: str) 
     cleared = world.outcome("cleared")
     assert isinstance(cleared, Cleared)
     assert reason in cleared.reason
-    assert world.nothing_left()
-
-
-def test_stopped_while_copying_leaves_nothing(world: NodeMemory) -> None:
-    """A stop in mid-copy: no copy is published, the lease is gone, and it may be tried again."""
-    checkpoint = world.checkpoint(size=8 * MIB)
-    stop = threading.Event()
-    stop.set()
-    with pytest.raises(copy.Stopped) as error:
-        precursor.stage_only(world.spec(checkpoint), stop=stop)
-    assert precursor.failure(error.value, name="x", node="n1").blame == "retry"
-    assert world.nothing_left()
-
-
-def test_a_flipped_byte_in_memory_is_caught_before_reuse(world: NodeMemory) -> None:
-    """A byte flipped in the copy: the next precursor sees it, says so, and copies again."""
-    checkpoint = world.checkpoint()
-    first = precursor.stage_only(world.spec(checkpoint, "a"))
-    victim = Path(first.staged.path) / "model-00002-of-00003.safetensors"
-    with victim.open("r+b") as file:
-        file.seek(MIB)
-        byte = file.read(1)
-        file.seek(MIB)
-        file.write(bytes([byte[0] ^ 1]))
-    second = precursor.stage_only(world.spec(checkpoint, "b"))
-    assert second.staged.storage_bytes == checkpoint.bytes
-    assert "damaged (model-00002-of-00003.safetensors)" in second.staged.why
-    assert world.copy_is_exact(checkpoint)
-    precursor.clear(first, "test")
-    precursor.clear(second, "test")
     assert world.nothing_left()
 
 
@@ -150,7 +105,7 @@ def test_a_checkpoint_that_changed_is_a_clear_failure(world: NodeMemory, change:
 def test_deleted_half_way_publishes_nothing(world: NodeMemory) -> None:
     """The folder is deleted while blocks are read: nothing is published, although every byte could still be read."""
     checkpoint = world.checkpoint()
-    slot = store.join(world.root, checkpoint.digest, "t")
+    slot = store.join(world.root, checkpoint.digest)
     reads = iter(range(1000))
 
     def read(descriptor: int, buffers: list[memoryview], offset: int) -> int:
@@ -195,25 +150,9 @@ def test_too_small_takes_the_next_rung(world: NodeMemory, monkeypatch: pytest.Mo
         holding = precursor.stage_only(spec)
         assert "are needed" in holding.staged.why
         precursor.clear(holding, "test")
-        slot = store.join(small, checkpoint.digest, "t")
+        slot = store.join(small, checkpoint.digest)
         with pytest.raises(copy.TargetFailed, match="No space left"):
             publish.copy_in(slot, checkpoint, readers=4)
         store.leave(slot)
         assert list(small.iterdir()) == []
-    assert world.nothing_left()
-
-
-def test_a_dead_precursors_copy_goes_when_another_checkpoint_is_staged(world: NodeMemory) -> None:
-    """Not while a trial reads it, and not for a prefetch."""
-    old, new = world.checkpoint("old", seed=1), world.checkpoint("new", seed=2)
-    dead = world.start(world.spec(old, "dead"))
-    path = world.staged("dead").path
-    dead.kill()
-    dead.communicate()
-    precursor.clear(precursor.stage_only(world.spec(new, "b", share=1.0)), "test")
-    assert world.copy_is_exact(old)
-    with store.reading(path):
-        precursor.clear(precursor.stage_only(world.spec(new, "b")), "test")
-        assert world.copy_is_exact(old)
-    precursor.clear(precursor.stage_only(world.spec(new, "b")), "test")
     assert world.nothing_left()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -100,7 +101,9 @@ def test_clearing_waits_for_a_reader_that_ends_in_time(world: NodeMemory) -> Non
     with reading(staged.path):
         process.terminate()
         # the precursor has given its lease back before it waits for readers
-        wait_until(lambda: not any((Path(staged.path).parent / "leases").iterdir()))
+        slot = os.open(Path(staged.path).parent, os.O_RDONLY)
+        wait_until(lambda: not store.is_locked(slot, store.HELD_LOCK))
+        os.close(slot)
         assert Path(staged.path).is_dir()
     process.communicate(timeout=120)
     assert world.nothing_left()
@@ -123,7 +126,7 @@ def test_a_trial_that_starts_early_waits_and_never_reads_half_a_model(world: Nod
     path = staged_path(world, checkpoint)
     with pytest.raises(NotStaged), reading(path):
         pytest.fail("read what is not there")
-    slot = store.join(world.root, checkpoint.digest, "t")
+    slot = store.join(world.root, checkpoint.digest)
     path.mkdir(mode=0o700)  # as a killed precursor leaves it: a folder by the right name, without a manifest
     with pytest.raises(NotStaged), reading(path):
         pytest.fail("read half a model")
