@@ -56,7 +56,7 @@ def begin_again(state: State, gone: Collection[int] = ()) -> list[Action]:
 
 def _reopen(state: State, gone: Collection[int]) -> list[Action]:
     state.ending.phase, state.ending.reason, state.ending.inference_only = Phase.RUNNING, "", False
-    state.trials.deaths_without_progress = state.nodes.all_backed_off = 0
+    state.trials.deaths = state.nodes.all_backed_off = 0
     state.jobs.doublings = {}
     state.scoring.worker_attempts = state.builds.deaths_without_progress = 0
     for entry in state.entries:

@@ -20,12 +20,11 @@ from coordinator.evaluation.events import (
 )
 from coordinator.evaluation.job_specs import Site, host_job, precursor_job
 from coordinator.evaluation.jobs import Due
-from coordinator.evaluation.state import IllegalEventError, JobInfo, NodeUse, Prefetch, State, Trial
+from coordinator.evaluation.state import IllegalEventError, JobInfo, NodeUse, Prefetch, State
 from evaljobs.contract.outcomes import Failed, Staged
 
 BACK_OFF_SECONDS = 60.0  # of a failing node's first back-off; doubled each time
 MAX_BACK_OFF_SECONDS = 3600.0
-MAX_FAILURES = 3  # trials that die on a node for no shard's fault before it is in back-off
 # times that every node was in back-off without a shard done in between: 31 minutes in all
 MAX_ALL_BACKED_OFF = 5
 # precursor jobs on one node before its trials read storage, or host jobs before a back-off
@@ -44,7 +43,7 @@ def offered(state: State, event: NodesOffered) -> list[Action]:
             node = state.nodes.by_name[offer.node] = _taken(state, offer, lanes)
         elif node is not None and node.status == "withdrawn" and lanes > 0:
             node.status, node.lanes, node.precursor = "offered", lanes, None
-            node.attempts, node.failures, node.doubts = 0, 0, {}
+            node.attempts = node.deaths = 0
             node.gpu_type, node.best_effort = offer.gpu_type, offer.best_effort
         elif node is not None and lanes > node.lanes:
             node.lanes = lanes
@@ -232,36 +231,13 @@ def _check_all_backed_off(state: State, why: str) -> None:
         state.ending.close(f"no node is left; the last: {why}", inference_only=True)
 
 
-def return_to_use(state: State, node: NodeUse) -> None:
+def _return_to_use(state: State, node: NodeUse) -> None:
     """A node's back-off is over."""
     staged_still = node.precursor is not None and node.precursor in state.jobs.live and node.path
     node.back_off_until, node.at_fault = None, False
     node.status = "ready" if staged_still else "offered"
     node.precursor = node.precursor if staged_still else None
     indexes.file_node(state, node)
-
-
-def exonerate(state: State, node: NodeUse) -> None:
-    """What its back-off was for was not its fault: the next back-off is no longer for this one."""
-    node.back_offs -= node.back_off_until is not None
-    return_to_use(state, node)
-
-
-def must_back_off(node: NodeUse) -> bool:
-    """Have so many trials died there, or on one lane of it, that it must be in back-off?"""
-    return node.failures + max(node.doubts.values(), default=0) >= MAX_FAILURES
-
-
-def in_doubt(node: NodeUse) -> int:
-    """Trials that died there lately, for whatever reason."""
-    return node.failures + sum(node.doubts.values())
-
-
-def lane_works(state: State, trial: Trial) -> None:
-    """This trial has done a shard, whatever earlier trials on its lane died of."""
-    node = state.nodes.by_name.get(state.jobs.by_name[trial.job].job.node or "")
-    if node is not None:
-        node.doubts.pop(trial.lane, None)
 
 
 def hosts_trials(state: State, name: str | None) -> None:
@@ -279,7 +255,7 @@ def unseen(state: State, node: NodeUse, now: float) -> list[Action]:
     more, or where another node has shown it: /dev/shm is private to each job, and the node's trials are hosted.
     """
     precursor, node.precursor = node.precursor, None
-    node.status, node.failures, state.trials.deaths_without_progress = "offered", 0, 0
+    node.status, node.deaths, state.trials.deaths = "offered", 0, 0
     if node.unseen or any(n.hosted for n in state.nodes.by_name.values()):
         node.hosted, node.attempts = True, 0
         node.why = "trials do not see what another job stages there: /dev/shm is private to each job"
@@ -323,8 +299,8 @@ def _back_offs_due(state: State, now: float) -> None:
             node.back_off_until = now + min(BACK_OFF_SECONDS * 2**node.back_offs, MAX_BACK_OFF_SECONDS)
             node.back_offs += 1
         elif now >= node.back_off_until:
-            node.failures, node.doubts = MAX_FAILURES - 1, {}  # one more failure is enough
-            return_to_use(state, node)
+            node.deaths -= 1  # one more is enough
+            _return_to_use(state, node)
 
 
 def _use_due(state: State, site: Site, now: float, *, submits: bool) -> Due:

@@ -32,7 +32,7 @@ from coordinator.evaluation.events import (
 )
 from coordinator.evaluation.jobs import Due
 from coordinator.evaluation.state import EntryState, IllegalEventError, LeafState, ShardState, State
-from evaljobs.contract.names import ShardId
+from evaljobs.contract.names import LaneId, ShardId
 from evaljobs.contract.specs import FrameRef, RequestSetManifest
 
 MAX_UNREAD = 3  # times that a shard was run and left no record that can be read
@@ -208,7 +208,7 @@ def deal_due(state: State, now: float, *, submits: bool) -> Due:
     lost = state.lanes_to_do() - set(kept) - {trial.lane for trial in state.trials.live.values()}
     if not lost:
         return []
-    names = [n for n, s in state.shards.by_name.items() if s.lane in lost and _to_do(state, n)]
+    names = [n for n, s in state.shards.by_name.items() if s.lane in lost and is_to_do(state, n)]
     if not names:
         return []
     names.sort(key=lambda name: (state.shards.by_name[name].rank, name))
@@ -236,8 +236,8 @@ def dumped(state: State, event: ShardsDumped) -> list[Action]:
         _done(state, name, frame)
         trial = state.trials.by_name.get(frame.file.removesuffix(".frames"))
         if trial is not None:
-            nodes.lane_works(state, trial)
-    state.trials.deaths_without_progress = state.nodes.all_backed_off = 0
+            state.nodes.by_name[LaneId.parse(trial.lane).node].deaths = 0
+    state.trials.deaths = state.nodes.all_backed_off = 0
     return []
 
 
@@ -321,7 +321,7 @@ def refill(state: State) -> list[Action]:
 def stray(state: State, event: ShardsStray) -> list[Action]:
     actions: list[Action] = []
     for name in event.again:
-        if _to_do(state, name):
+        if is_to_do(state, name):
             actions += _unread(state, name, "response files hold no record of it")
     return [*actions, *requeue(state, event.shards)]
 
@@ -340,13 +340,14 @@ def _fill(state: State) -> FillQueue:
 def _rows(state: State, names: Iterable[str]) -> Rows:
     rows: Rows = {}
     for name in names:
-        if _to_do(state, name):
+        if is_to_do(state, name):
             shard = state.shards.by_name[name]
             rows.setdefault(shard.lane, []).append((name, shard.rank, shard.seconds))
     return rows
 
 
-def _to_do(state: State, name: str) -> bool:
+def is_to_do(state: State, name: str) -> bool:
+    """Is it planned, neither done nor quarantined?"""
     shard = state.shards.by_name.get(name)
     return shard is not None and shard.frame is None and not shard.quarantined
 
@@ -361,7 +362,7 @@ def fail_entry(state: State, entry: EntryState, error: str) -> list[Action]:
     withdrawn = []
     lost = [n for n in entry.leaves.values() if not open_entries(state, state.shards.leaves[n])]
     for name in shards_of(state, lost):
-        if _to_do(state, name):
+        if is_to_do(state, name):
             state.shards.by_name[name].quarantined = True
             state.shards.todo -= 1
             withdrawn.append(name)
@@ -382,7 +383,7 @@ def reopen_entry(state: State, entry: EntryState) -> list[Action]:
     for leaf in (state.shards.leaves[name] for name in entry.leaves.values()):
         for name in leaf.planned.shards:
             shard = state.shards.by_name[name]
-            shard.kills, shard.died_on, shard.doubts, shard.unread = 0, [], {}, 0
+            shard.died_on, shard.unread = [], 0
         again += _wanted_again(state, leaf)
     return requeue(state, again)
 
@@ -416,7 +417,7 @@ def retire(state: State, entry: EntryState, *, executes: bool) -> list[Action]:
         if open_entries(state, leaf):
             continue
         for name in leaf.planned.shards:
-            if _to_do(state, name):
+            if is_to_do(state, name):
                 state.shards.todo -= 1
                 withdrawn.append(name)
             del state.shards.by_name[name]

@@ -94,9 +94,7 @@ class ShardState:
     lane: str
     documents: tuple[int, ...] = ()
     frame: FrameRef | None = None  # set: its responses are on disk
-    kills: int = 0  # trials that it took down
-    died_on: list[str] = field(default_factory=list)  # nodes of those trials
-    doubts: dict[str, int] = field(default_factory=dict)  # lane -> of those, what counts against it, too
+    died_on: list[str] = field(default_factory=list)  # nodes of trials whose deaths with it count
     unread: int = 0  # times that it was run and left nothing that can be read
     quarantined: bool = False
 
@@ -118,9 +116,8 @@ class NodeUse:
     best_effort: bool = False  # its jobs may be preempted
     hosted: bool = False  # its trials cannot see what a precursor stages: one job stages and hosts them
     unseen: bool = False  # its trials saw nothing of what a precursor had staged, once
-    failures: int = 0  # trials that died there for no shard's fault
-    # lane -> deaths in a row that may be a shard's fault
-    doubts: dict[str, int] = field(default_factory=dict)
+    deaths: int = 0  # of trials there that count, without a shard done in between
+    died_at: float | None = None  # unix seconds of the last
     back_offs: int = 0  # how often it was in back-off
     back_off_until: float | None = None  # unix seconds; while status is "back-off"
     why: str = ""
@@ -156,7 +153,6 @@ class Trial:
     member: int
     lane: str
     cancelled: bool = False  # the coordinator ended it: its death counts against no node and no shard
-    counted: bool = False  # its end came before its own word, and counts against its node
 
 
 @dataclass(slots=True, kw_only=True)
@@ -288,7 +284,7 @@ class Trials:
     by_name: dict[str, Trial] = field(default_factory=dict)
     live: dict[str, Trial] = field(default_factory=dict)
     stragglers: dict[str, float] = field(default_factory=dict)  # trial -> times as long as the others
-    deaths_without_progress: int = 0  # in a row, without a shard done in between
+    deaths: int = 0  # of trials without a shard, in a row, without one done in between
 
 
 @dataclass(slots=True, kw_only=True)

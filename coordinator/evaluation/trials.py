@@ -11,7 +11,7 @@ from coordinator.evaluation.actions import Action, CancelJob, ReleaseClaims
 from coordinator.evaluation.events import JobIntended, StragglersFound, TrialHung
 from coordinator.evaluation.job_specs import Site, trial_job
 from coordinator.evaluation.jobs import Due
-from coordinator.evaluation.state import JobInfo, NodeUse, State, Trial
+from coordinator.evaluation.state import NodeUse, State, Trial
 from evaljobs.contract.outcomes import Failed, TrialEnded
 
 
@@ -20,7 +20,7 @@ def intended(state: State, event: JobIntended) -> list[Action]:
     return []
 
 
-def ended(state: State, outcome: TrialEnded, _at: float) -> list[Action]:
+def ended(state: State, outcome: TrialEnded, at: float) -> list[Action]:
     trial = indexes.end_trial(state, outcome.name)
     if trial is None:
         return []
@@ -37,8 +37,7 @@ def ended(state: State, outcome: TrialEnded, _at: float) -> list[Action]:
     elif outcome.reason == "queue-lost":
         state.warnings.append(f"{outcome.name} lost the work queue")
         if outcome.shards == 0:
-            why = f"{outcome.name} could not reach the work queue"
-            job_ends.trial_died(state, job.node, why)
+            job_ends.died(state, job.node, f"{outcome.name} could not reach the work queue", at)
     return [] if outcome.reason == "drained" else [ReleaseClaims(trial=outcome.name)]
 
 
@@ -56,23 +55,22 @@ def failed(state: State, outcome: Failed, at: float) -> list[Action]:
         if node.status == "ready" and node.precursor in state.jobs.live:
             return actions + nodes.unseen(state, node, at)
     if not lived:
-        return job_ends.failed_late(state, trial, outcome.shard, outcome.error)
-    return actions + _charged(state, info, trial, outcome)
+        return actions  # its death has counted
+    return actions + _charged(state, trial, outcome, at)
 
 
-def _charged(state: State, info: JobInfo, trial: Trial, outcome: Failed) -> list[Action]:
-    """The failure counts against the memory that was asked for, the trial's shard, or its node."""
+def _charged(state: State, trial: Trial, outcome: Failed, at: float) -> list[Action]:
+    """The failure counts against the memory that was asked for, or as a death on its node."""
     if outcome.memory_mb is not None:
-        return job_ends.out_of_memory(state, info, trial, outcome.shard)
-    if outcome.shard is not None:
-        return job_ends.died_with(state, trial, info.job.node, outcome.shard, outcome.error)
-    if outcome.unfit:
-        job_ends.unfit(state, info.job.node, outcome.error)
+        return job_ends.out_of_memory(state, trial, outcome.shard, at)
+    place = state.jobs.by_name[trial.job].job.node
+    node = state.nodes.by_name.get(place or "")
+    if outcome.unfit and node is not None:
+        nodes.back_off(state, node, outcome.error, at_fault=True)
         return []
-    job_ends.trial_died(state, info.job.node, outcome.error)
-    if outcome.blame == "operator":
+    if outcome.blame == "operator" and outcome.shard is None:
         state.ending.close(outcome.error)
-    return []
+    return job_ends.died_with(state, place, outcome.shard, outcome.error, at)
 
 
 def hung(state: State, event: TrialHung) -> list[Action]:
@@ -80,10 +78,11 @@ def hung(state: State, event: TrialHung) -> list[Action]:
     if trial is None:
         return []
     info = state.jobs.by_name[trial.job]
-    actions: list[Action] = []
     why = f"{event.trial} made no progress for {event.seconds:.0f} s"
-    if event.shard is not None:  # its node has the trial's end counted, should it come without an outcome
-        actions = job_ends.count_kill(state, info.job.node, event.shard, why)
+    actions: list[Action] = []
+    if not trial.cancelled:
+        indexes.mark_cancelled(state, event.trial)  # it counts now, and not at its end
+        actions = job_ends.died_with(state, info.job.node, event.shard, why, event.at)
     state.warnings.append(f"{why} and was ended")
     if info.job_id:
         actions.append(CancelJob(job_id=info.job_id, index=trial.member if info.job.count > 1 else None))
@@ -125,7 +124,7 @@ def trials_due(state: State, site: Site, now: float, *, submits: bool) -> Due:
     actions: Due = []
     shunned = _shunned(state)
     # nodes where trials have died lately come last
-    for node in sorted(state.index.nodes.get("free", {}).values(), key=nodes.in_doubt):
+    for node in sorted(state.index.nodes.get("free", {}).values(), key=lambda n: n.deaths):
         lanes = _free_lanes(state, node, shunned, own)[:need]
         if lanes:
             need -= len(lanes)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from support.simulated.parts import Faults, ended, limited
 from support.simulated.world import World
 
-from coordinator.evaluation.nodes import MAX_FAILURES
+from coordinator.evaluation.job_ends import MAX_DEATHS
 from evaljobs.contract.names import LaneId
 
 FEW, MANY = st.sampled_from([1, 8, 100]), st.sampled_from([None, 101, 0.5])
@@ -50,9 +50,9 @@ def test_a_trial_that_gave_up_waiting_for_request_sets_costs_its_node_nothing() 
                 gone += 1
         world.tick()
         assert world.state.ended_at is None
-    assert gone > MAX_FAILURES
-    assert world.state.trials.deaths_without_progress == 0
-    assert all(node.failures == 0 for node in world.state.nodes.by_name.values())
+    assert gone > MAX_DEATHS
+    assert world.state.trials.deaths == 0
+    assert all(node.deaths == 0 for node in world.state.nodes.by_name.values())
     world.run_to_scores()
 
 

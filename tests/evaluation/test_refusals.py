@@ -42,7 +42,7 @@ def test_a_job_that_a_limit_keeps_out_is_tried_again_with_growing_pauses_and_bla
             assert held.due_at > world.now or name in {a.job.name for a in world.called}
     assert world.state.ended_at is not None, world.summary()
     assert cancelled is not None or all(e.status == "scored" for e in world.state.entries), world.summary()
-    assert not any(n.back_offs or n.failures for n in world.state.nodes.by_name.values())
+    assert not any(n.back_offs or n.deaths for n in world.state.nodes.by_name.values())
     assert not any(info.submissions for info in world.state.jobs.by_name.values())
     for times in world.refusals.values():
         for number, (before, after) in enumerate(pairwise(times)):

@@ -11,10 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.simulated.parts import Faults, limited, record
-from support.simulated.world import BANNED, UNFIT, World, replay
+from support.simulated.world import BANNED, UNFIT, VAGUE, World, replay
 
 from coordinator.evaluation import events as ev
 from coordinator.evaluation import jobs, nodes
+from coordinator.evaluation.job_ends import MAX_DEATHS, MAX_DEATHS_IN_A_ROW
+from coordinator.evaluation.memory import MAX_DOUBLINGS
 from coordinator.evaluation.scoring import MAX_LOSSES
 
 TICK = 5.0
@@ -27,6 +29,9 @@ LIMITED = "QOSMaxJobsPerUserLimit"
 ONE_JOB = "AssocMaxJobsLimit"
 LONG = "gpu-node-of-the-very-long-named-cluster-in-building-"
 C_NODES = [f"c{i}" for i in range(60)]
+BUSY = {
+    "submit_waits": 0.2, "submit_timeout": 0.05, "listing": 0.2, "wipe_queue": 0.02, "restart": 0.05, "slow_outcome": 0.3,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -39,7 +44,11 @@ class Row:
     record: dict[str, Any] = field(default_factory=dict)
     odd: dict[str, Any] = field(default_factory=dict)
     nodes: tuple[int, int] = (1, 4)  # fewest, most
-    gpus: int = 2
+    gpus: int | tuple[int, ...] = 2  # of each node; several: by the seed
+    poison: tuple[str, int] = (
+        "",
+        0,
+    )  # entry of which so many shards (-1: all) take their trials down; "*": all entries
     ends: Literal["scored", "said", "failed"] = "scored"
     fails: tuple[str, ...] = ()
     says: str = ""  # part of each failed entry's error
@@ -51,7 +60,16 @@ class Row:
     def world(self, seed: int, count: int) -> World:
         options = dict(self.record)
         made = limited(**options) if "limits" in options else record(**options)
-        return World(seed, Faults(**self.faults), made, nodes=count, gpus=self.gpus, **self.odd)
+        gpus = self.gpus if isinstance(self.gpus, int) else self.gpus[seed % len(self.gpus)]
+        world = World(seed, Faults(**self.faults), made, nodes=count, gpus=gpus, **self.odd)
+        entry, many = self.poison
+        if entry:
+            world.until_planned()
+            leaves = world.state.shards.leaves
+            of = list(world.state.shards.by_name) if entry == "*" else list(leaves[entry].planned.shards)
+            word = "OUT_OF_MEMORY" if world.odd.silent else VAGUE
+            world.odd.poison = dict.fromkeys(of if many < 0 else of[:many], word)
+        return world
 
     @property
     def counts(self) -> st.SearchStrategy[int]:
@@ -82,6 +100,35 @@ def n0_alone(world: World) -> None:
     told = [w for w in world.state.warnings if UNFIT in w]
     assert not node.back_offs or (UNFIT in node.why and any("n0 is in back-off" in w for w in told))
     assert not any("n1" in w for w in told)
+
+
+def bad_node_alone(world: World) -> None:
+    """The healthy nodes are in use, and the bad one is in back-off if it had the time to fail again and again."""
+    resting = [w for w in world.state.warnings if "is in back-off" in w]
+    assert all(w.startswith("node n0") for w in resting)
+    late = 4 if world.faults.restart else 0  # with shards that another trial has done meanwhile
+    assert resting or world.died_at.get("n0", 0) < (MAX_DEATHS + 1) * world.gpus + late
+
+
+def few_deaths(world: World) -> None:
+    """Each shard takes few trials down, and no node that works is out of use for longer than one back-off."""
+    late = 2 * MAX_DEATHS if world.faults.restart else MAX_DOUBLINGS if world.odd.silent else 0
+    assert max(world.deaths.values()) <= 2 * MAX_DEATHS + late
+    for node in world.state.nodes.by_name.values():
+        assert node.name in world.odd.bad or node.back_offs <= 1, world.summary()
+
+
+def bounded_deaths(world: World) -> None:
+    """A bounded number of trials is tried."""
+    shards, count = len(world.state.shards.by_name), len(world.node_names)
+    assert sum(world.died_at.values()) <= 2 * MAX_DEATHS * shards + 8 * count
+
+
+def at_fault_at_once(world: World) -> None:
+    """One trial a lane dies on a node without GPUs before its back-off."""
+    node = world.state.nodes.by_name.get("n0")
+    assert node is None or world.died_at.get("n0", 0) <= world.gpus * (node.back_offs + 1)
+    assert not any("n1" in w for w in world.state.warnings)
 
 
 def waited_half_an_hour(world: World) -> None:
@@ -247,6 +294,41 @@ ROWS = {
     ),
     "earlier answers may be a copy's": Row(odd={"copied": True, "hashes": True}, nodes=(2, 2), check=sought_with_the_content, examples=8),
     "no precursor says the content": Row({"stage_fails": 1.0}, odd={"copied": True, "hashes": True}, check=sought_without_it, examples=3),
+    "one bad node among good ones": Row(
+        {}, {"entries": 8}, {"bad": {"n0": VAGUE}, "in_order": True}, nodes=(2, 4), gpus=(1, 2, 8), check=bad_node_alone, examples=40
+    ),
+    "the same with other faults": Row(
+        BUSY, {"entries": 8}, {"bad": {"n0": VAGUE}, "in_order": True}, nodes=(2, 4), gpus=(1, 2, 8), examples=40
+    ),
+    **{
+        f"{'all shards' if many < 0 else 'one shard'} of a task {'cannot be run' if not silent else 'takes too much memory'}": Row(
+            faults, {"entries": 6}, {"in_order": True, "silent": silent}, gpus=(1, 2, 8), poison=("t1", many), ends="failed",
+            fails=("t1",), says="times with shard t1|", check=few_deaths, examples=40,
+        )
+        for many, silent, faults in [(1, False, BUSY), (-1, False, {}), (1, True, {"listing": 0.2, "slow_outcome": 0.2})]
+    },
+    "one shard cannot be run, and one node is bad": Row(
+        BUSY, {"entries": 6}, {"bad": {"n0": VAGUE}, "in_order": True}, nodes=(3, 4), gpus=(1, 2, 8), poison=("t1", 1),
+        ends="failed", fails=("t1",), examples=40,
+    ),
+    "no shard can be run": Row(
+        {"slow_outcome": 0.2}, {"entries": 5}, {"in_order": True}, nodes=(1, 3), poison=("*", -1), ends="failed",
+        fails=("t0", "t1", "t2", "t3", "t4"), check=bounded_deaths,
+    ),
+    "all nodes are bad": Row(
+        {"slow_outcome": 0.2}, {"entries": 5}, {"in_order": True, "bad": {f"n{i}": VAGUE for i in range(3)}}, nodes=(1, 3),
+        ends="failed", fails=("t0", "t1", "t2", "t3", "t4"), check=bounded_deaths,
+    ),
+    "a node has lost its GPUs": Row(
+        {}, {"entries": 6}, {"in_order": True, "blind": True, "bad": {"n0": "no GPU"}}, nodes=(2, 2), gpus=(1, 2, 8),
+        check=at_fault_at_once,
+    ),
+    "trials reach their time limit": Row({"overrun": 0.2}, nodes=(2, 2), blames=False, examples=40),
+    "trials die before they hold a shard": Row(
+        {"slow_outcome": 0.1}, {"entries": 4}, {"unready": frozenset({"n0", "n1"})}, nodes=(2, 2), ends="failed",
+        fails=("t0", "t1", "t2", "t3"), says="trials keep failing", check=bounded_deaths,
+    ),
+    "they do on one node": Row(odd={"unready": frozenset({"n0"})}, record={"entries": 8}, nodes=(2, 4), check=bad_node_alone),
     "nothing is staged": Row(record={"stage": False}, odd={"copied": True}, check=sought_without_it, examples=3),
     **{
         f"precursors die that {'say' if hashes else 'do not say'} the content": Row(
@@ -304,7 +386,7 @@ def run_and_check(row: Row, world: World) -> None:
     assert all(e.error and (row.says in e.error or row.says in state.ending.reason) for e in lost), (
         world.summary()
     )
-    assert row.blames or not any(n.back_offs or n.failures for n in state.nodes.by_name.values())
+    assert row.blames or not any(n.back_offs or n.deaths for n in state.nodes.by_name.values())
     assert any(row.warns in text for text in [*state.warnings, state.ending.reason]) or not row.warns
     row.check(world)
 
@@ -379,3 +461,13 @@ def test_hosts_stage_while_they_hold_gpus_and_are_not_waited_for() -> None:
     """Answers are sought without the content that a host will say."""
     assert nodes.content_to_come(World(1, Faults()).state)
     assert not nodes.content_to_come(World(1, Faults(), record(host_trials=True)).state)
+
+
+def test_preemptions_end_no_evaluation() -> None:
+    """However many in a row: they are no fault of a trial, so the evaluation waits for its place."""
+    world = World(1, preempts=True)
+    for _ in range(200):
+        world.tick()
+    preempted = [e for e in world.journal if isinstance(e, ev.JobEnded) and e.state == jobs.PREEMPTED]
+    assert len(preempted) > 2 * MAX_DEATHS_IN_A_ROW * len(world.node_names)
+    assert not world.state.ending.reason

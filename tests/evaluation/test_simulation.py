@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.simulated.parts import Faults, record
 from support.simulated.shared import Shared
-from support.simulated.world import World, replay
+from support.simulated.world import VAGUE, World, replay
 
 from coordinator.evaluation import events as ev
 
@@ -49,7 +49,7 @@ def test_a_trial_that_outlives_its_limit_hands_its_shards_back(
     world.assert_nothing_left()
     if late:
         return
-    assert not any(s.kills for s in world.state.shards.by_name.values())
+    assert not any(s.died_on for s in world.state.shards.by_name.values())
     most = world.record.options.trial_time_limit_seconds
     asked: dict[str, list[int]] = {}
     for job in world.jobs.values():
@@ -156,23 +156,6 @@ def test_a_node_that_takes_eight_trials_with_it_ends_no_evaluation(seed: int) ->
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_nodes_that_all_rest_are_waited_for(seed: int) -> None:
-    """Trials die until every node rests; the evaluation waits until the first returns, says so, and ends well."""
-    world = World(seed, Faults(), record(entries=12))
-    while not inferring(world):
-        world.tick()
-    for _ in range(100):
-        if all(n.status == "back-off" for n in world.state.nodes.by_name.values()):
-            break
-        world.kill("trial")
-        world.tick()
-    assert not world.state.ending.reason
-    assert world.state.waits_until is not None
-    assert world.state.waits_until > world.now
-    assert min(n.back_off_until or 0 for n in world.state.nodes.by_name.values()) == world.state.waits_until
-    world.run_to_scores()
-
-
 def test_waiting_for_nodes_is_bounded() -> None:
     """Where trials go on dying on every node that returns, the evaluation ends with the reason, within the hour or so."""
     world = World(1, Faults(), record(entries=12))
@@ -207,23 +190,17 @@ def test_weights_go_once_no_shard_is_left(seed: int) -> None:
 
 
 def test_a_node_returns_from_a_rest_and_rests_longer_each_time() -> None:
-    """A minute, then two; back in use, one more failure and it rests again. The time is in the state."""
-    rests = []
-    for seed in range(60):
-        world = World(seed, Faults(kill=0.25), record(entries=8), nodes=3)
-        since: dict[str, float] = {}
-        for _ in range(300):
-            if world.state.ended_at is not None:
-                break
-            world.tick()
-            for node in world.state.nodes.by_name.values():
-                if node.status != "back-off":
-                    since.pop(node.name, None)
-                elif node.name not in since and node.back_off_until is not None:
-                    since[node.name] = world.now
-                    rests.append((node.back_offs, node.back_off_until - world.now))
-    assert {n for n, _ in rests} >= {1, 2}, "no node was in back-off twice: other dice are needed"
-    assert all(rest == 60.0 * 2 ** (number - 1) for number, rest in rests)
+    """A minute, then two; back in use, one more death and it rests again. The time is in the state."""
+    world = World(1, Faults(), record(entries=60), gpus=1, in_order=True, bad={"n0": VAGUE})
+    rests: dict[int, float] = {}
+    while world.state.ended_at is None:
+        world.tick()
+        for node in world.state.nodes.by_name.values():
+            if node.back_off_until is not None:
+                rests.setdefault(node.back_offs, node.back_off_until - world.now)
+    assert len(rests) > 2
+    assert all(rest == 60.0 * 2 ** (number - 1) for number, rest in rests.items())
+    world.assert_scored()
 
 
 @settings(max_examples=20)

@@ -12,7 +12,7 @@ from support.simulated.parts import record
 from coordinator.base import clock
 from coordinator.cluster import ClusterError, Job, JobState
 from coordinator.errors import RetryError
-from coordinator.evaluation import job_ends
+from coordinator.evaluation import nodes
 
 
 def test_an_evaluation_grows_on_its_own_node(tmp_path: Path) -> None:
@@ -51,7 +51,7 @@ def test_a_fault_of_a_node_is_learnt_once(tmp_path: Path) -> None:
     first = coordinator.accept(another(record(), 1))
     coordinator.tick()
     node = first.state.nodes.by_name["n1"]
-    job_ends.unfit(first.state, "n1", "n1: torch sees 0 of the 1 GPUs")
+    nodes.back_off(first.state, first.state.nodes.by_name["n1"], "torch sees 0 of the 1 GPUs", at_fault=True)
     node.back_off_until = clock.now() + 60
     coordinator.tick()
     coordinator.cancel(first.state.evaluation_id, "enough")

@@ -37,6 +37,7 @@ class Odd:
     # nodes
     bad: dict[str, str] = field(default_factory=dict)  # node -> error of its trials
     blind: bool = False  # those see no GPU
+    unready: frozenset[str] = frozenset()  # nodes whose trials die while they load
     private: bool = False  # trials beside a precursor see nothing of its memory
     power_cut: bool = False  # ... the first ones on each node
     preempts: bool = False  # takes each trial's place before it has done anything
@@ -276,6 +277,9 @@ class Cluster:
         elif odd.blind and node in odd.bad:
             self.died_at[node] = self.died_at.get(node, 0) + 1
             self.fail_trial(trial, node, "sees none", unfit=True)
+        elif node in odd.unready:
+            self.died_at[node] = self.died_at.get(node, 0) + 1
+            self.fail_trial(trial, node, "no model")
         else:
             return False
         self.end_member(job, index, member)
