@@ -531,7 +531,7 @@ class Running:
             try:
                 metrics.recover()
                 missing = detect.missing_metrics(self.state, metrics.known(), 5.0, now)
-                failed = metrics.status().failed if missing else {}
+                failed = metrics.failed() if missing else {}
             except QueueUnavailable:
                 return
             if missing:  # one that RQ gave up may have left its outcome since we looked

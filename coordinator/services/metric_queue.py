@@ -8,9 +8,8 @@ Called by `runtime`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,7 +20,7 @@ from evaljobs.queue import redis_client
 from evaljobs.queue.redis_client import QueueUnavailable, RedisAddress, explained
 from evaljobs.scoring import rq_jobs
 
-__all__ = ["MetricQueue", "MetricQueueStatus", "QueueUnavailable"]
+__all__ = ["MetricQueue", "QueueUnavailable"]
 
 T = TypeVar("T")
 
@@ -30,15 +29,6 @@ RESULT_SECONDS = 600  # that RQ keeps the record of a finished job
 FAILURE_SECONDS = 24 * 3600  # that RQ keeps the record of a failed job
 # RQ's limit of a job; the worker sets the real one from the spec that it reads (evaljobs/scoring/worker.py)
 TIMEOUT_SECONDS = 7 * 24 * 3600
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MetricQueueStatus:
-    """Metric jobs of an evaluation, by the names of their specs. `failed`: RQ's reason, one line (their outcome says more)."""
-
-    queued: int
-    running: tuple[str, ...]
-    failed: Mapping[str, str]
 
 
 class MetricQueue:
@@ -62,8 +52,9 @@ class MetricQueue:
         """Names of all jobs that are queued, popped or running: an outcome may still come from each."""
         return tuple(sorted(self._with(self._known)))
 
-    def status(self) -> MetricQueueStatus:
-        return self._with(self._status)
+    def failed(self) -> dict[str, str]:
+        """Failed jobs: name -> RQ's reason, one line. Their outcomes say more."""
+        return self._with(self._failed)
 
     def remove(self) -> None:
         """Delete every job of the evaluation from Redis. To be called once no worker runs one."""
@@ -124,15 +115,10 @@ class MetricQueue:
     def _known(self, queue: Any) -> set[str]:
         return {rq_jobs.job_name(self.evaluation_id, i) for i in self._live(queue)}
 
-    def _status(self, queue: Any) -> MetricQueueStatus:
-        running = queue.connection.zrange(queue.started_job_registry.key, 0, -1)
+    def _failed(self, queue: Any) -> dict[str, str]:
         failed = queue.failed_job_registry.get_job_ids(cleanup=False)
         jobs = queue.job_class.fetch_many(failed, connection=queue.connection, serializer=queue.serializer)
-        return MetricQueueStatus(
-            queued=int(queue.count) + len(rq_jobs.popped_ids(queue)),
-            running=tuple(sorted(rq_jobs.job_name(self.evaluation_id, _of_execution(e)) for e in running)),
-            failed={rq_jobs.job_name(self.evaluation_id, j.id): _last_line(j) for j in jobs if j is not None},
-        )
+        return {rq_jobs.job_name(self.evaluation_id, j.id): _last_line(j) for j in jobs if j is not None}
 
     def _remove(self, queue: Any) -> None:
         for job in self._live(queue) | set(queue.failed_job_registry.get_job_ids(cleanup=False)):
@@ -143,13 +129,8 @@ class MetricQueue:
                 *map(queue.job_class.key_for, finished), *(f"rq:results:{job}" for job in finished)
             )
         queue.delete(delete_jobs=True)
-        _empty(queue)
-
-
-def _empty(queue: Any) -> None:
-    """Delete RQ's lists of the queue: the coordinator enqueues again what has no outcome."""
-    registries = (queue.started_job_registry, queue.failed_job_registry, queue.finished_job_registry)
-    queue.connection.delete(queue.key, queue.intermediate_queue_key, *(r.key for r in registries))
+        registries = (queue.started_job_registry, queue.failed_job_registry, queue.finished_job_registry)
+        queue.connection.delete(queue.key, queue.intermediate_queue_key, *(r.key for r in registries))
 
 
 def _forget(queue: Any, rq_id: str) -> None:

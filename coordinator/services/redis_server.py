@@ -25,7 +25,6 @@ import redis
 
 from coordinator.base.disk_space import SHORT
 from coordinator.errors import OperatorError, RetryError
-from coordinator.services.redis_files import USER, config_text
 from evaljobs.contract.paths import WorkPaths
 from evaljobs.contract.storage import make_file
 from evaljobs.queue import redis_client
@@ -33,6 +32,14 @@ from evaljobs.queue.redis_client import QueueUnavailable, RedisAddress, explain,
 
 log = logging.getLogger(__name__)
 
+USER = "evalspan"
+
+# The rules under which RQ 2.x, its unique jobs and the work queue were tested (tests/services, tests/queue).
+ACL_RULES = (
+    "~rq:* ~evalspan:* &rq:* &evalspan:* "
+    "-@all +@read +@write +@transaction +@connection +@pubsub +@list +@hash +@set +@sortedset +@string +@stream "
+    "+@keyspace +@blocking +@scripting -flushall -flushdb -keys -swapdb -@dangerous +info +time +client|list"
+)
 START_SECONDS = 20.0  # from exec to the first answer
 STARTS = 4  # attempts to start: another process may take a port between its choice and the bind
 END_WITH_PARENT = """\
@@ -319,3 +326,38 @@ def _last_words(log_file: Path) -> str:
         if lines:
             return f"{warnings[-1] if warnings else ' '.join(lines[-4:])} (log: {log_file})"
     return f"it ended at once and wrote nothing to {log_file}"
+
+
+# --- its configuration: pure ---------------------------------------------------------------------------------------
+
+
+def acl_text(password: str) -> str:
+    """Lines of an ACL file or a configuration: one user, whose password is kept as its SHA-256; the default user is off."""
+    digest = hashlib.sha256(password.encode()).hexdigest()
+    return f"user default off resetpass resetkeys resetchannels -@all\nuser {USER} on #{digest} {ACL_RULES}\n"
+
+
+def config_text(address: RedisAddress, listen: list[str]) -> str:
+    """The server's configuration, which it reads from standard input; to be passed by `os.fsencode`."""
+    lines = [
+        "set-proc-title no",  # its command line goes on naming the work folder
+        "loglevel notice",
+        "daemonize no",
+        "appendonly no",
+        'save ""',
+        "maxmemory-policy noeviction",
+        "tcp-keepalive 30",
+        "timeout 0",
+        acl_text(address.password or "").rstrip(),
+    ]
+    if address.socket is not None:
+        lines += ["port 0", f"unixsocket {_quoted(address.socket)}", "unixsocketperm 700"]
+    else:
+        lines += [f"bind {' '.join(listen)}", f"port {address.port}", "protected-mode yes"]
+    return "\n".join(lines) + "\n"
+
+
+def _quoted(path: str | Path) -> str:
+    """A path as the format's double-quoted string. Letters are not escaped: the server reads no JSON escapes."""
+    escapes = {"\\": "\\\\", '"': '\\"', "\n": "\\n", "\r": "\\r"}
+    return f'"{"".join(escapes.get(char, char) for char in str(path))}"'

@@ -148,7 +148,7 @@ class Coordinator:
         settled = procs.poll(holds, deadline_s=STUCK_SECONDS, every_s=TICK_SECONDS)
         if not settled:
             with suppress(QueueUnavailable):
-                otherwise += f"; {self.queue.status()}, known {self.queue.known()}"
+                otherwise += f"; failed {self.queue.failed()}, known {self.queue.known()}"
             log = (self.paths.logs / "workers.log").read_text()[-3000:]
             say(f"{otherwise}; outstanding {sorted(self.outstanding)}; workers' log: {log}")
         return settled
@@ -199,8 +199,12 @@ def strike(site: Coordinator, supervisor: int, kind: str, dice: random.Random) -
         return None
     worker, horse = dice.choice(busy)
     try:
-        hit = [name for name in site.queue.status().running if name in site.outstanding]
-    except QueueUnavailable:
+        with redis_client.connect(site.server.work.redis_address) as client:
+            queue = rq_jobs.open_queue(client, site.evaluation)
+            running = queue.started_job_registry.get_job_ids(cleanup=False)
+        names = {rq_jobs.job_name(site.evaluation, job) for job in running}
+        hit = sorted(names & site.outstanding.keys())
+    except (QueueUnavailable, redis.RedisError):
         return None
     if kind != "work-horse":
         worker.send(signal.SIGKILL)

@@ -98,7 +98,7 @@ def test_a_job_that_kills_its_process_thrice_says_so(bench_and_supervisor) -> No
     assert failed is not None
     assert (failed.job, failed.blame, failed.entry) == ("score", "retry", 0)
     assert "died" in failed.error
-    wait_until(lambda: "deadly" in bench.queue.status().failed)  # the file comes first
+    wait_until(lambda: "deadly" in bench.queue.failed())  # the file comes first
 
 
 def test_a_work_horse_that_the_kernel_ends_for_lack_of_memory_is_no_riddle(bench_and_supervisor) -> None:
@@ -129,7 +129,7 @@ def test_a_job_that_kills_its_worker_thrice_is_given_up_with_the_reason(bench_an
         os.kill(worker, signal.SIGKILL)
     wait_until(lambda: "murderer" not in bench.queue.known())
     assert bench.failed("murderer") is None
-    assert "its worker died 3 times" in bench.queue.status().failed["murderer"]
+    assert "its worker died 3 times" in bench.queue.failed()["murderer"]
 
 
 @pytest.mark.parametrize("both", [False, True], ids=["worker", "worker and work-horse"])
@@ -162,7 +162,7 @@ def test_an_hour_between_two_clocks_takes_no_job_from_a_living_worker(
         wait_until(lambda: not client.exists(f"{queue.key}:recovering"))
         bench.queue.recover()
     assert queue.count == 0
-    assert bench.queue.status().running == ("hour",)
+    assert bench.queue.known() == ("hour",)
     assert busy_worker(bench, process.pid, "hour") == busy
     bench.let_go("hour")
     wait_until(lambda: bench.failed("hour"))
@@ -253,7 +253,6 @@ def test_enqueuing_twice_is_once_and_the_longest_go_first(shared_work: WorkPaths
     for name, seconds in longer.items():
         bench.queue.enqueue("score", name, bench.write_spec(name), seconds=seconds)
     assert sorted(bench.queue.known()) == sorted([*names, *longer])
-    assert bench.queue.status().queued == 8
     client = redis_client.connect(shared_work.redis_address)
     waiting = client.lrange(rq_jobs.open_queue(client, bench.evaluation).key, 0, -1)
     in_turn = [rq_jobs.job_name(bench.evaluation, i.decode()) for i in waiting]
@@ -341,7 +340,7 @@ def test_what_a_dead_worker_was_running_returns_at_once(shared_work: WorkPaths) 
     rq_jobs.give_up(queue, "host-crew-1-")
     bench.queue.recover()
     assert [rq_jobs.job_name(bench.evaluation, i) for i in queue.job_ids] == ["dead"]
-    assert bench.queue.status().running == ("alive",)
+    assert bench.queue.known() == ("alive", "dead")
     bench.queue.remove()
 
 

@@ -32,5 +32,5 @@ def test_the_reason_of_a_failure_is_its_last_line(served: WorkPaths) -> None:
         job._handle_failure(text, pipeline := client.pipeline(), worker_name="w")
         pipeline.execute()
         rq_queue.failed_job_registry.add(job, ttl=100, exc_string=text)
-        assert queue.status().failed == {"a": "refused: no spec"}
+        assert queue.failed() == {"a": "refused: no spec"}
         assert job.latest_result().exc_string == text

@@ -17,7 +17,7 @@ from coordinator.config.schema import Config, RedisConfig
 from coordinator.errors import OperatorError
 from coordinator.runtime.wiring import cluster_of, keeper_of
 from coordinator.services.metric_queue import MetricQueue
-from coordinator.services.redis_files import acl_text
+from coordinator.services.redis_server import acl_text
 from evaljobs.contract.paths import WorkPaths
 from evaljobs.queue.work_queue import WorkQueue
 
