@@ -18,8 +18,7 @@ from typing import NoReturn
 
 from evaljobs import garbage, log_lines
 from evaljobs.contract.specs import SPEC
-from evaljobs.contract.storage import FrameError, read_own
-from evaljobs.errors import JobError
+from evaljobs.errors import JobError, one_line
 
 log = logging.getLogger("evaljobs")
 
@@ -81,9 +80,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def run(path: Path, verb: str) -> int:
     """Run one spec, whose kind must be the verb. Returns the exit status."""
     try:
-        spec = SPEC.validate_json(read_own(path))
-    except FrameError as error:
-        log.error("%s", error)  # noqa: TRY400 (one line that says what to do)
+        spec = SPEC.validate_json(path.read_bytes())
+    except (OSError, ValueError) as error:
+        log.error("%s is no spec that can be read: %s", path, one_line(error))  # noqa: TRY400 (one line)
         return 2
     if spec.kind != verb:
         log.error("%s is a %s spec, not a %s spec", path, spec.kind, verb)

@@ -1,8 +1,7 @@
 """Files that outlive a crash: atomic writes, records, and append-only files of framed shards.
 
 Rule: a reader sees a whole record or none. A frame is synced before its shard is reported as done.
-Checksums find accidents, not forgeries: reading any response file takes bounded memory, and an
-invalid record raises FrameError.
+Checksums find accidents; who could forge a record has this user's rights.
 
 A frame is: magic (4 bytes) · bytes of head · bytes of body (u32 each) · xxh3_64 of those two
 figures and the head · xxh3_64 of the body (u64 each) · head (JSON of `ShardHead`) · body (zlib of
@@ -16,21 +15,18 @@ import errno
 import json
 import logging
 import os
-import re
 import stat
 import struct
 import tempfile
 import zlib
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, TypeVar
+from typing import IO, TypeVar
 
 import xxhash
-from pydantic import ValidationError
 
-from evaljobs.contract.folded import open_member
+from evaljobs.contract.folded import open_file
 from evaljobs.contract.outcomes import Outcome, ShardResponses
 from evaljobs.contract.paths import EvaluationPaths
 from evaljobs.contract.specs import SCHEMA_VERSION, FrameRef, Record
@@ -43,9 +39,6 @@ _PREFIX = struct.Struct("<4sIIQQ")
 _SIZES = struct.Struct("<II")
 _SCAN_BYTES = 1 << 20
 MAX_HEAD_BYTES = 1 << 16
-MAX_ANSWER_BYTES = 1 << 28  # most bytes of a shard's answers, as JSON and compressed
-MAX_TROUBLES = 1000  # damaged records, or false starts of one, before a file is refused
-_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 R = TypeVar("R", bound=Record)
 
@@ -184,27 +177,10 @@ def write_outcome(paths: EvaluationPaths, outcome: Outcome) -> Path:
 
 
 def encode_frame(shard: ShardResponses) -> bytes:
-    """The bytes of one frame. Answers keep every digit, since JSON floats read back equal.
-
-    Raises FrameError where the answers are larger than a reader accepts.
-    """
-    head = ShardHead(
-        schema_version=shard.schema_version,
-        task=shard.task,
-        key=shard.key,
-        shard=shard.shard,
-        trial=shard.trial,
-        started_at=shard.started_at,
-        seconds=shard.seconds,
-        responses=len(shard.responses),
-    )
+    """The bytes of one frame. Answers keep every digit, since JSON floats read back equal."""
+    head = ShardHead(**shard.model_dump(exclude={"responses"}), responses=len(shard.responses))
     head_bytes = head.model_dump_json().encode()
-    answers = json.dumps(shard.responses, separators=(",", ":")).encode()
-    body = zlib.compress(answers, 6)
-    if max(len(answers), len(body)) > MAX_ANSWER_BYTES:
-        raise FrameError(
-            f"the answers of shard {shard.shard} are {len(answers)} bytes: more than a record holds"
-        )
+    body = zlib.compress(json.dumps(shard.responses, separators=(",", ":")).encode(), 6)
     sizes = _SIZES.pack(len(head_bytes), len(body))
     prefix = _PREFIX.pack(
         MAGIC,
@@ -250,58 +226,21 @@ class FrameWriter:
         self.close()
 
 
-@dataclass(frozen=True, slots=True)
-class _Start:
-    """The sound beginning of a frame, with the offsets of its body's start and end."""
-
-    head: ShardHead
-    body: int
-    end: int
-    body_sum: int
-
-
-def _read_start(file: IO[bytes], at: int) -> _Start | None:
-    """The beginning of a frame at byte `at`, left at its body; None where no sound head is there."""
+def _read_start(file: IO[bytes], at: int) -> tuple[ShardHead, int, int] | None:
+    """Head, bytes of body and the body's sum of the frame at byte `at`; leaves `file` at the body. None: no sound head."""
     file.seek(at)
     prefix = file.read(_PREFIX.size)
     if len(prefix) < _PREFIX.size or not prefix.startswith(MAGIC):
         return None
     _, head_size, body_size, head_sum, body_sum = _PREFIX.unpack(prefix)
-    if head_size > MAX_HEAD_BYTES or body_size > MAX_ANSWER_BYTES:
+    head = file.read(min(head_size, MAX_HEAD_BYTES))
+    if xxhash.xxh3_64_intdigest(_SIZES.pack(head_size, body_size) + head) != head_sum:
         return None
-    head = file.read(head_size)
-    sum_now = xxhash.xxh3_64_intdigest(_SIZES.pack(head_size, body_size) + head)
-    if len(head) < head_size or sum_now != head_sum:
-        return None
-    body = at + _PREFIX.size + head_size
-    try:
-        return _Start(ShardHead.model_validate_json(head), body, body + body_size, body_sum)
-    except ValidationError:  # the checksums are right, so this is no accident of storage
-        return None
-
-
-def _open_regular(path: Path) -> IO[bytes]:
-    """Open a regular file for reading, also an archived one.
-
-    Raises FrameError for anything else (a pipe would block, a link may lead elsewhere), and OSError
-    where the file system refuses.
-    """
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return open_member(path)
-    except OSError as error:
-        if error.errno in (errno.ELOOP, errno.ENXIO, errno.EACCES, errno.EPERM):
-            raise FrameError(f"{path.name}: {error.strerror}") from error
-        raise
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise FrameError(f"{path.name} is not a regular file")
-    return os.fdopen(descriptor, "rb")
+    return ShardHead.model_validate_json(head), body_size, body_sum
 
 
 def read_plain(path: Path, most: int) -> bytes:
-    """The bytes of a file that any user may have written.
+    """The bytes of a file that another user may have written.
 
     Raises FrameError where it is not a regular file or is longer than `most` bytes.
     """
@@ -309,26 +248,25 @@ def read_plain(path: Path, most: int) -> bytes:
 
 
 def read_with_status(path: Path, most: int) -> tuple[bytes, os.stat_result]:
-    """`read_plain`, and the status of the file that was read: its owner, its mode."""
-    with _open_regular(path) as file:
-        data, status = file.read(most + 1), os.fstat(file.fileno())
+    """`read_plain`, and the status of the file that was read: its owner, its mode.
+
+    A pipe would block, and a link may lead elsewhere: both are FrameError. OSError where the file system refuses.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENXIO, errno.EACCES, errno.EPERM):
+            raise FrameError(f"{path.name}: {error.strerror}") from error
+        raise
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode):
+        os.close(descriptor)
+        raise FrameError(f"{path.name} is not a regular file")
+    with os.fdopen(descriptor, "rb") as file:
+        data = file.read(most + 1)
     if len(data) > most:
         raise FrameError(f"{path.name} is longer than {most} bytes")
     return data, status
-
-
-def read_own(path: Path) -> bytes:
-    """The bytes of a file that decides what this process runs.
-
-    FrameError where it belongs to another user, others may write to it, or it is no regular file.
-    """
-    with _open_regular(path) as file:
-        found = os.fstat(file.fileno())
-        if found.st_uid not in (0, os.geteuid()):
-            raise FrameError(f"{path} belongs to uid {found.st_uid}, not to {os.geteuid()}: it is not run")
-        if found.st_mode & 0o022:
-            raise FrameError(f"{path} may be written by others: it is not run; `chmod go-w` it")
-        return file.read()
 
 
 def read_secret(setting: str, place: Path) -> str:
@@ -343,125 +281,51 @@ def read_secret(setting: str, place: Path) -> str:
     return text
 
 
-def read_frames(
-    path: Path,
-    start: int = 0,
-    *,
-    on_corrupt: Callable[[int, str], None] | None = None,
-) -> Iterator[tuple[FrameRef, ShardHead]]:
+def read_frames(path: Path, start: int = 0) -> Iterator[tuple[FrameRef, ShardHead]]:
     """Heads of the whole frames of a response file from byte `start` on, in file order.
 
     Bodies are checked but not decoded. An incomplete last frame (still being written, or its writer
     died) ends the walk: call again with `start` at the end of the last whole frame. Damaged bytes
-    with a whole frame after them are reported to `on_corrupt(offset, reason)`, or logged, and
-    skipped. Raises FrameError where `path` is not a regular file or has more than MAX_TROUBLES of
-    them.
+    with a whole frame after them are logged and skipped. OSError where the file cannot be read.
     """
-    report = on_corrupt or (lambda at, why: log.warning("%s at byte %d: %s", path, at, why))
-    with _open_regular(path) as file:
-        size = file.seek(0, os.SEEK_END)
-        at, troubles = start, 0
-        while at + _PREFIX.size <= size:
+    with open_file(path) as file:
+        at: int | None = start
+        while at is not None:
             found = _read_start(file, at)
-            why = "no record begins here"
             if found is not None:
-                if _body_sum(file, found.end - found.body) == found.body_sum:
-                    yield FrameRef(file=path.name, offset=at, length=found.end - at), found.head
-                    at = found.end
+                head, size, body_sum = found
+                body = file.tell()
+                if xxhash.xxh3_64_intdigest(file.read(size)) == body_sum:
+                    yield FrameRef(file=path.name, offset=at, length=body + size - at), head
+                    at = body + size
                     continue
-                why = f"the answers of shard {found.head.shard} are torn or do not match their checksum"
-            following = _next_whole_head(file, at + 1, size)
-            if following is None:
-                if found is None or found.end > size:
-                    return  # its writer may not have finished this frame
-                following = found.end
-            report(at, why)
-            troubles += 1
-            if troubles > MAX_TROUBLES:
-                raise FrameError(f"{path.name} holds {troubles} damaged records: it is not a response file")
-            at = following
+            damaged, at = at, _next_head(file, at + 1)
+            if at is not None:
+                log.warning("%s at byte %d: a damaged record is passed over", path, damaged)
 
 
-def _body_sum(file: IO[bytes], length: int) -> int | None:
-    """The checksum of the next `length` bytes, read in parts; None where there are fewer."""
-    digest = xxhash.xxh3_64()
-    while length > 0:
-        part = file.read(min(length, _SCAN_BYTES))
-        if not part:
-            return None
-        digest.update(part)
-        length -= len(part)
-    return digest.intdigest()
-
-
-def _next_whole_head(file: IO[bytes], start: int, size: int) -> int | None:
+def _next_head(file: IO[bytes], at: int) -> int | None:
     """Offset of the next magic that begins a frame with a sound head, or None."""
-    at, false = start, 0
-    while at < size:
+    while True:
         file.seek(at)
         block = file.read(_SCAN_BYTES)
         found = block.find(MAGIC)
-        if found < 0:
-            at += max(1, len(block) - len(MAGIC) + 1)
-            continue
-        if _read_start(file, at + found) is not None:
+        if found >= 0 and _read_start(file, at + found) is not None:
             return at + found
-        at += found + 1
-        false += 1
-        if false > MAX_TROUBLES:
-            raise FrameError(f"{false} false starts of a record: this is not a response file")
-    return None
+        if found < 0 and len(block) < _SCAN_BYTES:
+            return None
+        at += found + 1 if found >= 0 else len(block) - len(MAGIC) + 1
 
 
 def read_frame(root: Path, reference: FrameRef) -> ShardResponses:
-    """The record at `reference` below the responses folder `root`.
-
-    Raises FrameError where it is missing, is not whole, or holds anything but a shard's answers.
-    """
+    """The record at `reference` below the responses folder `root`. FrameError where it is missing or not whole."""
     where = f"{reference.file}: the record at byte {reference.offset}"
-    if Path(reference.file).name != reference.file or reference.offset < 0:
-        raise FrameError(f"{where} is not in the responses folder")
     try:
-        with _open_regular(root / reference.file) as file:
+        with open_file(root / reference.file) as file:
             found = _read_start(file, reference.offset)
-            body = b"" if found is None else file.read(found.end - found.body)
-    except (OSError, ValueError, OverflowError) as error:  # for example a name with a NUL
-        raise FrameError(f"{reference.file}: {error}") from error
-    if found is None or found.end != reference.offset + reference.length:
-        raise FrameError(f"{where} is no whole record of {reference.length} bytes")
-    if xxhash.xxh3_64_intdigest(body) != found.body_sum:
-        raise FrameError(f"{where} does not match its checksum")
-    return _decoded(found.head, body, where)
-
-
-def _decoded(head: ShardHead, body: bytes, where: str) -> ShardResponses:
-    """The answers of a body whose checksum is right."""
-    try:
-        inflate = zlib.decompressobj()
-        text = inflate.decompress(body, MAX_ANSWER_BYTES + 1)
-        if len(text) > MAX_ANSWER_BYTES or not inflate.eof or inflate.unused_data:
-            raise FrameError(f"{where} does not unpack to the answers of one shard")
-        answers = json.loads(text.decode())
-        if _SURROGATE.search(text):  # a lone surrogate cannot be written to a file
-            json.dumps(answers, ensure_ascii=False).encode()
-        # here pydantic accepts lists of pairs only
-        shard = ShardResponses(**head.model_dump(exclude={"responses"}), responses=answers)
-    except (ValueError, RecursionError, zlib.error) as error:
-        why = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
-        raise FrameError(f"{where} holds no answers: {why}") from error
-    if len(shard.responses) != head.responses:
-        raise FrameError(
-            f"{where} holds {len(shard.responses)} answers where it says that it holds {head.responses}"
-        )
-    for index, answer in shard.responses:
-        if index < 0 or not _is_answer(answer):
-            raise FrameError(f"{where}: its value for request {index} is no answer")
-    return shard
-
-
-def _is_answer(answer: Any) -> bool:
-    """Whether a value is an answer as `ShardResponses` describes it."""
-    if isinstance(answer, list) and len(answer) == 2 and not isinstance(answer[0], str):
-        return all(isinstance(part, int | float) for part in answer)
-    turns = answer if isinstance(answer, list) and answer else [answer]
-    return all(isinstance(turn, str) for turn in turns)
+            if found is None or xxhash.xxh3_64_intdigest(body := file.read(found[1])) != found[2]:
+                raise FrameError(f"{where} does not match its checksums")
+    except OSError as error:
+        raise FrameError(f"{where}: {error}") from error
+    answers = json.loads(zlib.decompress(body))
+    return ShardResponses(**found[0].model_dump(exclude={"responses"}), responses=answers)

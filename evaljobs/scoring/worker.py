@@ -35,7 +35,7 @@ from evaljobs import garbage, log_lines
 from evaljobs.contract.outcomes import Failed
 from evaljobs.contract.paths import EvaluationPaths
 from evaljobs.contract.specs import SPEC, ExecuteSpec, ScoreSpec
-from evaljobs.contract.storage import FrameError, read_own, write_outcome
+from evaljobs.contract.storage import write_outcome
 from evaljobs.errors import details, one_line
 from evaljobs.queue import redis_client
 from evaljobs.queue.redis_client import explained
@@ -81,9 +81,7 @@ def checked_path(path: str, work_dir: Path) -> Path:
 def read_spec(path: Path, kind: str) -> ExecuteSpec | ScoreSpec:
     """The spec of a checked path; RefusedJobError where it is of another kind, place, version or user."""
     try:
-        spec = SPEC.validate_json(read_own(path))
-    except FrameError as error:
-        raise RefusedJobError(str(error)) from error
+        spec = SPEC.validate_json(path.read_bytes())
     except ValidationError as error:
         first = error.errors(include_input=False)[0]
         raise RefusedJobError(

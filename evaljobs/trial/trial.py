@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from evaljobs import garbage
-from evaljobs.contract.names import Cut, ShardId
+from evaljobs.contract.names import ShardId
 from evaljobs.contract.outcomes import Failed, Probed, TooLarge, TrialEnded
 from evaljobs.contract.paths import EvaluationPaths, request_set_manifest
 from evaljobs.contract.specs import LaneSpec, TrialSpec
@@ -261,10 +261,6 @@ class Trial:
             claim = self._claims.next(responses.bytes, self._has_requests)
             if claim.kind == "shard" and claim.shard is not None:
                 shard = claim.shard
-                if why := self._no_shard(shard):
-                    log.warning("%r is dropped: %s", shard[:MOST_SAID], why)
-                    self._claims.dumped(shard)
-                    continue
                 if not self._has_requests(shard):
                     self._claims.give_back(shard)
                     return "outdated"  # trials that start now have its set
@@ -338,20 +334,6 @@ class Trial:
         write_outcome(self.paths, outcome)
         self.activity.shard = None
         self._claims.dumped(shard)  # no other trial shall try it
-
-    def _no_shard(self, shard: str) -> str:
-        """Why it is no part of this trial's request sets, whose names others may forge in Redis; "" where it is one."""
-        try:
-            name = ShardId.parse(shard)
-            if name.cut:
-                Cut.parse(name.cut)
-            if not self._has_requests(shard):
-                return ""
-            batches = len(self._request_set(name.task, name.cut).index.requests)
-        except (ValueError, FileNotFoundError) as error:
-            return one_line(error)
-        inside = 0 <= name.first_batch < name.end_batch <= batches
-        return "" if inside else f"its request set has {batches} batches"
 
     def _has_requests(self, shard: str) -> bool:
         """Whether the request set of the shard's task is there, named at the start or in the file of later ones.

@@ -6,7 +6,6 @@ Frames of any content, bombs, pipes and links are in tests/contract/test_files.p
 from __future__ import annotations
 
 import json
-import math
 import os
 import resource
 import zlib
@@ -20,7 +19,7 @@ from coordinator.evaluation.events import OutcomeSeen, ShardsDumped
 from coordinator.runtime.runner import Running
 from evaljobs.contract.outcomes import ShardResponses
 from evaljobs.contract.specs import FrameRef
-from evaljobs.contract.storage import FrameError, FrameWriter, read_frames
+from evaljobs.contract.storage import FrameWriter, read_frames
 from evaljobs.lmeval.batches import RequestsHead
 from evaljobs.lmeval.replay_model import ReplayError, check_whole, collect_answers
 from evaljobs.queue.redis_client import RedisAddress, publish
@@ -72,29 +71,6 @@ def test_a_record_counts_for_the_shard_that_was_planned_and_no_other(running: Ru
     assert set(dumped(running)) == {second}
 
 
-FIGURES = ["1e999", "-1e999", "NaN", "-5", "1e308", "0", "9" * 300]
-
-
-@pytest.mark.parametrize("field", ["seconds", "started_at", "responses"])
-@pytest.mark.parametrize("figure", FIGURES, ids=lambda text: text[:5])
-def test_no_figure_of_a_record_makes_a_straggler_of_another_trial(
-    field: str, figure: str, running: Running
-) -> None:
-    """Paces are compared by what records say: one that lies about its own or in another's name ends no trial."""
-    names = shards(running)
-    living = sorted(running.state.trials.live)
-    for number, (shard, (task, key)) in enumerate(names.items()):
-        trial = living[number % len(living)] if living else f"t{number % 2}"
-        head = head_of(shard=shard, task=task, key=key, trial=trial, **{field: "FIGURE"})
-        left(running, f"forger{number % 2}.frames", head.replace(b'"FIGURE"', figure.encode()))
-    dumped(running)
-    running._compare_trials(1e6)
-    assert running.state.trials.stragglers == {}
-    assert all(
-        math.isfinite(value) for pace in running._paces.values() for value in (pace.took, pace.predicted)
-    )
-
-
 def test_the_first_whole_record_of_a_shard_is_its_answer(running: Running) -> None:
     """A later one, in any file, changes nothing that was accepted."""
     shard, (task, key) = next(iter(shards(running).items()))
@@ -105,24 +81,6 @@ def test_the_first_whole_record_of_a_shard_is_its_answer(running: Running) -> No
     left(running, "a.frames", head_of(shard=shard, task=task, key=key, trial="forger"))
     left(running, "b.frames", head_of(shard=shard, task=task, key=key, trial="forger"))
     assert dumped(running) == {}
-
-
-NAMES = ["x.frames\n", "..frames/x", "\x1b[2J.frames", "x.frames.bad", ".frames"]
-
-
-def test_names_beside_the_response_files_are_no_response_files(running: Running, tmp_path: Path) -> None:
-    """A pipe, a link to a whole record elsewhere, a folder, a giant, names that command a terminal: looked at in a moment."""
-    shard, (task, key) = next(iter(shards(running).items()))
-    (tmp_path / "else").mkdir()
-    sound = framed(head_of(shard=shard, task=task, key=key), zlib.compress(b"[]"))
-    (tmp_path / "else" / "x.frames").write_bytes(sound)
-    (running.paths.responses / "link.frames").symlink_to(tmp_path / "else" / "x.frames")
-    os.mkfifo(running.paths.responses / "pipe.frames")
-    (running.paths.responses / "folder.frames").mkdir()
-    for name in NAMES:
-        if "/" not in name:
-            (running.paths.responses / name).write_bytes(sound)
-    assert {ref.file for ref in dumped(running).values()} <= {".frames"}
 
 
 def test_outcomes_of_any_kind_stop_no_look(running: Running, tmp_path: Path) -> None:
@@ -172,12 +130,6 @@ def answers(folder: Path, *responses: tuple[int, object], key: str = "k", task: 
     with FrameWriter(folder / "a.frames") as file:
         file.append(record)
     return [reference for reference, _ in read_frames(folder / "a.frames")]
-
-
-@pytest.mark.parametrize("index", [2, 10**6, 10**30])
-def test_an_answer_to_a_request_that_there_is_not_scores_nothing(index: int, tmp_path: Path) -> None:
-    with pytest.raises((ReplayError, FrameError), match=r"which has 2|answers request"):
-        collect_answers(head(2), "k", tmp_path, answers(tmp_path, (0, [0.5, True]), (index, [0.5, True])))
 
 
 def test_answers_of_other_requests_or_in_part_score_nothing(tmp_path: Path) -> None:

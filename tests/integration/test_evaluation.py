@@ -21,6 +21,8 @@ from support.served import server_pid
 
 from evaljobs.contract.paths import WorkPaths
 from evaljobs.contract.storage import read_frames
+from evaljobs.staging.owned_files import try_flock
+from evaljobs.staging.store import HELD_LOCK, home_name
 
 pytestmark = pytest.mark.model
 Expected = dict[str, dict[str, Any]]
@@ -171,7 +173,7 @@ def test_a_metric_that_kills_its_worker_and_one_that_hangs_cost_two_items(local_
 
 
 def left_behind(site: Any) -> list[str]:
-    """Processes that name the site's folder, and its staged weights."""
+    """Processes that name the site's folder, and precursors' leases on its staged weights."""
     folder = os.fsencode(site.folder)
     found = []
     for place in Path("/proc").glob("[0-9]*"):
@@ -179,8 +181,10 @@ def left_behind(site: Any) -> list[str]:
             if folder in (place / "cmdline").read_bytes() and int(place.name) != os.getpid():
                 found.append((place / "cmdline").read_text().replace("\0", " "))
     for spec in site.work.glob("*/specs/*-stage-*.json"):
+        home = Path("/dev/shm") / home_name(os.getuid())
         digest = json.loads(spec.read_text())["checkpoint"]["digest"]
-        found += [str(p) for p in Path("/dev/shm").glob(f"evalspan-{os.getuid()}/{digest}")]
+        with contextlib.suppress(OSError), (home / digest / HELD_LOCK).open() as lock:
+            found += [] if try_flock(lock.fileno()) else [lock.name]
     return found
 
 

@@ -223,15 +223,6 @@ def test_a_spec_that_cannot_be_read_is_an_outcome(bench_and_supervisor) -> None:
     wait_until(lambda: bench.failed("unreadable task/1"))
 
 
-def test_a_spec_that_others_may_write_is_refused(bench_and_supervisor) -> None:
-    bench, _ = bench_and_supervisor
-    path = bench.write_spec("open")
-    path.chmod(0o666)
-    bench.queue.enqueue("score", "open", path)
-    wait_until(lambda: bench.failed("open"))
-    assert "may be written by others: it is not run" in bench.failed("open").error
-
-
 def test_no_password_on_a_command_line(bench_and_supervisor) -> None:
     """Neither server nor supervisor nor workers show the password in /proc."""
     bench, process = bench_and_supervisor
