@@ -6,7 +6,6 @@ units, `_total` for counters, labels with few values. Counters begin at 0 with e
 
 from __future__ import annotations
 
-import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,7 +21,6 @@ from prometheus_client import (
     start_http_server,
 )
 from prometheus_client import Counter as Counted
-from prometheus_client.core import GaugeMetricFamily
 
 from coordinator.base.version import version_text
 from coordinator.errors import OperatorError
@@ -32,16 +30,42 @@ from coordinator.runtime.summary import CAUSES, Summary
 if TYPE_CHECKING:
     from coordinator.runtime.loop import Coordinator
 
-log = logging.getLogger(__name__)
-
 NOTE_SECONDS = 5.0  # between two looks at the evaluations
 SILENT_SECONDS = 90.0  # without a turn of the loop: then nothing that it ran is shown as running
 PHASES = (*(phase.name.lower() for phase in Phase if phase is not Phase.ENDED), "parked", "pending")
 NODES = ("offered", "staging", "ready", "back-off", "withdrawn")
 JOBS = ("build", "convert", "stage", "trial", "host", "metric")
-LOOP_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
-MAKESPAN_SECONDS = (60, 300, 600, 1200, 1800, 3600, 7200, 14400, 28800)
 LABELS = {"infer": "inference", "imports": "import", "warm": "warm-up"}  # of causes that have another one
+# name -> (what it says, its label or "")
+GAUGES = {
+    "evaluations": ("Evaluations by phase; pending: not accepted yet; stopped: the loop hangs", "phase"),
+    "shards": ("Shards of open evaluations; quarantined: run too often in vain", "state"),
+    "nodes": ("Nodes of open evaluations", "status"),
+    "jobs": ("Jobs in the cluster's queue or running", "purpose"),
+    "metric_jobs": ("CPU jobs of metrics without an outcome", ""),
+    "oldest_evaluation_seconds": ("Age of the oldest open evaluation", ""),
+    "cluster_call_late_seconds": ("Age of the cluster's oldest unanswered call; 0: none is late", ""),
+    "trouble": ("1 while the loop shows a trouble of storage, site or Redis", ""),
+    "redis_up": ("1 where Redis answers", ""),
+    "redis_memory_bytes": ("Memory that Redis uses", ""),
+}
+COUNTERS = {
+    "cluster_calls": ("Calls of the cluster, by what was asked, such as a submission", "call"),
+    "evaluations_ended": ("Evaluations that have ended; status: done, failed or cancelled", "status"),
+    "gpu_seconds": ("GPU seconds of ended evaluations", "cause"),
+    "staged_bytes": ("Bytes of weights staged in nodes' memory, of ended evaluations", ""),
+}
+# name -> (what it says, upper ends of its buckets)
+HISTOGRAMS = {
+    "loop_seconds": (
+        "Seconds of a turn of the loop",
+        (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0),
+    ),
+    "makespan_seconds": (
+        "Seconds from acceptance to the last score",
+        (60, 300, 600, 1200, 1800, 3600, 7200, 14400, 28800),
+    ),
+}
 
 
 class Metrics:
@@ -51,52 +75,33 @@ class Metrics:
         """`memory`: bytes that Redis uses, asked in the thread of a scrape; None: it did not answer."""
         # without a time beside each counter, which nothing here needs
         disable_created_metrics()  # type: ignore[no-untyped-call]
-        self.registry = CollectorRegistry()
+        self.registry = shown = CollectorRegistry()
         self._noted_at = 0.0
         self._phases: Mapping[str, int] = {}
         self._gauges = {
-            "phases": self._gauge(
-                "evaluations",
-                "Evaluations by phase; pending: not accepted yet; stopped: the loop hangs",
-                ["phase"],
-            ),
-            "shards": self._gauge(
-                "shards", "Shards of open evaluations; quarantined: run too often in vain", ["state"]
-            ),
-            "nodes": self._gauge("nodes", "Nodes of open evaluations", ["status"]),
-            "jobs": self._gauge("jobs", "Jobs in the cluster's queue or running", ["purpose"]),
+            name: Gauge(f"evalspan_{name}", what, label.split(), registry=shown)
+            for name, (what, label) in GAUGES.items()
         }
-        self._metric_jobs = self._gauge("metric_jobs", "CPU jobs of metrics without an outcome")
-        self._oldest = self._gauge("oldest_evaluation_seconds", "Age of the oldest open evaluation")
-        self._late = self._gauge(
-            "cluster_call_late_seconds", "Age of the cluster's oldest unanswered call; 0: none is late"
-        )
-        self._troubled = self._gauge("trouble", "1 while the loop shows a trouble of storage, site or Redis")
-        self._calls = self._counter(
-            "cluster_calls", "Calls of the cluster, by what was asked, such as a submission", ["call"]
-        )
-        self._ended = self._counter(
-            "evaluations_ended", "Evaluations that have ended; status: done, failed or cancelled", ["status"]
-        )
-        self._gpu = self._counter("gpu_seconds", "GPU seconds of ended evaluations", ["cause"])
-        self._staged = self._counter(
-            "staged_bytes", "Bytes of weights staged in nodes' memory, of ended evaluations"
-        )
-        self._loop = self._histogram("loop_seconds", "Seconds of a turn of the loop", LOOP_SECONDS)
-        self._makespan = self._histogram(
-            "makespan_seconds", "Seconds from acceptance to the last score", MAKESPAN_SECONDS
-        )
-        Info("evalspan_build", "Version and commit of the daemon", registry=self.registry).info(
+        self._counters = {
+            name: Counted(f"evalspan_{name}", what, label.split(), registry=shown)
+            for name, (what, label) in COUNTERS.items()
+        }
+        self._histograms = {
+            name: Histogram(f"evalspan_{name}", what, buckets=buckets, registry=shown)
+            for name, (what, buckets) in HISTOGRAMS.items()
+        }
+        Info("evalspan_build", "Version and commit of the daemon", registry=shown).info(
             {"version": version_text()}
         )
         for phase in (*PHASES, "stopped"):
-            self._gauges["phases"].labels(phase).set_function(partial(self._phase, phase))
-        self.registry.register(_RedisMemory(memory))
+            self._gauges["evaluations"].labels(phase).set_function(partial(self._phase, phase))
+        self._gauges["redis_up"].set_function(lambda: memory() is not None)
+        self._gauges["redis_memory_bytes"].set_function(lambda: memory() or float("nan"))
         for cause in CAUSES:
-            self._gpu.labels(LABELS.get(cause, cause))
+            self._counters["gpu_seconds"].labels(LABELS.get(cause, cause))
         host, _, port = listen.rpartition(":")
         try:
-            self._server, self._thread = start_http_server(int(port), host, self.registry)
+            self._server, self._thread = start_http_server(int(port), host, shown)
         except (OSError, ValueError) as error:
             why = getattr(error, "strerror", None) or error
             raise OperatorError(f"[metrics] listen = {listen!r} cannot be listened on: {why}") from error
@@ -109,7 +114,7 @@ class Metrics:
 
     def turn(self, seconds: float) -> None:
         """A turn of the loop took so long."""
-        self._loop.observe(seconds)
+        self._histograms["loop_seconds"].observe(seconds)
 
     def note(self, coordinator: Coordinator, pending: int, now: float) -> None:
         """Hand over how things stand. `pending`: checkpoints that are not accepted yet; `now`: unix seconds."""
@@ -119,21 +124,20 @@ class Metrics:
         open_ones = [s for s in coordinator.summaries() if s.ended_at is None]
         self._show(open_ones, {"parked": len(coordinator.parked), "pending": pending}, now)
         late = coordinator.calls.late()
-        self._late.set(0.0 if late is None else late[1])
-        self._troubled.set(bool(coordinator.trouble))
-        made = coordinator.calls.take_counts()
-        for call, count in made.items():
-            self._calls.labels(call).inc(count)
+        self._gauges["cluster_call_late_seconds"].set(0.0 if late is None else late[1])
+        self._gauges["trouble"].set(bool(coordinator.trouble))
+        for call, count in coordinator.calls.take_counts().items():
+            self._counters["cluster_calls"].labels(call).inc(count)
 
     def ended(self, ends: Iterable[Summary]) -> None:
         """Count evaluations that have ended, and what they cost as far as it is known."""
         for summary in ends:
-            self._ended.labels(summary.result).inc()
+            self._counters["evaluations_ended"].labels(summary.result).inc()
             for cause, seconds in summary.gpu_seconds.items():
-                self._gpu.labels(LABELS.get(cause, cause)).inc(seconds)
-            self._staged.inc(summary.staged_bytes)
+                self._counters["gpu_seconds"].labels(LABELS.get(cause, cause)).inc(seconds)
+            self._counters["staged_bytes"].inc(summary.staged_bytes)
             if summary.makespan_seconds is not None:
-                self._makespan.observe(summary.makespan_seconds)
+                self._histograms["makespan_seconds"].observe(summary.makespan_seconds)
 
     def _phase(self, phase: str) -> int:
         """Evaluations of a phase; stopped where the loop has shown no sign of life for SILENT_SECONDS."""
@@ -146,38 +150,14 @@ class Metrics:
         self._phases = Counter(s.phase for s in summaries) | Counter(more)
         quarantined = sum(s.shards_quarantined for s in summaries)
         done = sum(s.shards_done for s in summaries) - quarantined
-        shards = {
-            "quarantined": quarantined,
-            "done": done,
-            "to do": sum(s.shards for s in summaries) - done - quarantined,
-        }
-        for name, label, value in (
-            *(("shards", label, value) for label, value in shards.items()),
-            *(("nodes", label, sum(s.nodes_by_status.get(label, 0) for s in summaries)) for label in NODES),
-            *(("jobs", label, sum(s.jobs.get(label, 0) for s in summaries)) for label in JOBS),
-        ):
-            self._gauges[name].labels(label).set(value)
-        self._metric_jobs.set(sum(sum(s.metric_jobs_open.values()) for s in summaries))
-        self._oldest.set(max((now - s.accepted_at for s in summaries), default=0.0))
-
-    def _gauge(self, name: str, what: str, labels: Iterable[str] = ()) -> Gauge:
-        return Gauge(f"evalspan_{name}", what, labels, registry=self.registry)
-
-    def _counter(self, name: str, what: str, labels: Iterable[str] = ()) -> Counted:
-        return Counted(f"evalspan_{name}", what, labels, registry=self.registry)
-
-    def _histogram(self, name: str, what: str, buckets: Iterable[float]) -> Histogram:
-        return Histogram(f"evalspan_{name}", what, buckets=tuple(buckets), registry=self.registry)
-
-
-class _RedisMemory:
-    """Asked in the thread of a scrape, so that a Redis that is away costs the loop nothing."""
-
-    def __init__(self, memory: Callable[[], float | None]) -> None:
-        self._memory = memory
-
-    def collect(self) -> Iterable[GaugeMetricFamily]:
-        used = self._memory()
-        yield GaugeMetricFamily("evalspan_redis_up", "1 where Redis answers", value=float(used is not None))
-        if used is not None:
-            yield GaugeMetricFamily("evalspan_redis_memory_bytes", "Memory that Redis uses", value=used)
+        todo = sum(s.shards for s in summaries) - done - quarantined
+        for name, values in {
+            "shards": {"quarantined": quarantined, "done": done, "to do": todo},
+            "nodes": {label: sum(s.nodes_by_status.get(label, 0) for s in summaries) for label in NODES},
+            "jobs": {label: sum(s.jobs.get(label, 0) for s in summaries) for label in JOBS},
+        }.items():
+            for label, value in values.items():
+                self._gauges[name].labels(label).set(value)
+        self._gauges["metric_jobs"].set(sum(sum(s.metric_jobs_open.values()) for s in summaries))
+        oldest = max((now - s.accepted_at for s in summaries), default=0.0)
+        self._gauges["oldest_evaluation_seconds"].set(oldest)

@@ -2,7 +2,7 @@
 
 Rule: the loop only puts news in a queue; a thread sends them, one after the other. A failed sending is tried again
 TRIES times at doubled intervals, then given up; one that a webhook refuses for good is given up at once. A full queue drops
-the oldest, with a line in the log. `owed` keeps the ends that a daemon's own end cuts short. No error names more of a
+the oldest, with a line in the log. `watch` keeps the ends that a daemon's own end cuts short. No error names more of a
 webhook's address than its host: whoever knows the rest may post there.
 """
 

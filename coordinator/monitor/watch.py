@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Sequence
 from functools import partial
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,11 +16,11 @@ from coordinator.config.schema import Config, NotifyConfig
 from coordinator.errors import OperatorError
 from coordinator.monitor import notify
 from coordinator.monitor.notify import News, Notifier
-from coordinator.monitor.owed import Owed
 from coordinator.runtime.summaries import Summaries
 from coordinator.runtime.summary import Summary, known_by
 from evaljobs.contract.paths import WorkPaths
-from evaljobs.contract.storage import read_secret
+from evaljobs.contract.specs import Kept
+from evaljobs.contract.storage import read_secret, write_record
 from evaljobs.errors import JobError
 
 if TYPE_CHECKING:
@@ -29,6 +31,17 @@ PARKED_SECONDS = 60.0  # after which a parked evaluation is news: a disk that is
 FINISH_SECONDS = 5.0  # most that a daemon's end waits for news to be sent
 
 
+class NewsFile(Kept):
+    """`news.json`: evaluations whose end is still to be sent, so that the death of a daemon loses no news.
+
+    An id is in it from the turn in which a daemon first runs the evaluation, until the news of its end were sent or given
+    up. The loop alone writes it, where it differs.
+    """
+
+    schema_version: int = 1
+    evaluations: tuple[str, ...] = ()
+
+
 class Monitor:
     """Metrics and news of one daemon. OperatorError where `[metrics] listen` cannot be had."""
 
@@ -36,52 +49,69 @@ class Monitor:
         self._settings = settings
         self._work = WorkPaths(settings.work_dir)
         self._notifier = Notifier(settings.notify.command, _webhook(settings.notify))
-        self._owed: Owed | None = None  # read in the first turn
+        self._owed: set[str] | None = None  # ids in `news.json`; read in the first turn
+        self._written: set[str] = set()
+        self._sent: deque[str] = deque()  # ids whose news were sent; filled by the notifier's thread
         self._metrics = _metrics(settings, self._work)
-        self._parked_since: dict[str, float] = {}  # unix seconds
-        self._told: set[str] = set()  # parked evaluations that were news
+        # unix seconds since when an evaluation is parked; inf once it was news
+        self._parked: dict[str, float] = {}
 
     def tick(self, coordinator: Coordinator, pending: int, ended: Sequence[Summary]) -> None:
-        """`pending`: checkpoints that are not accepted yet; `ended`: evaluations that have ended since the last call."""
+        """`pending`: checkpoints that are not accepted yet; `ended`: evaluations that have ended since the last call.
+
+        OSError where `news.json` cannot be read or written.
+        """
         now = clock.now()
         if self._metrics is not None:
             self._metrics.turn(coordinator.turn_seconds)
             self._metrics.note(coordinator, pending, now)
             self._metrics.ended(ended)
-        if not self._notifier.wanted:
-            return
-        self._tell_ends(coordinator, ended)
-        self._tell_parked(coordinator, now)
+        if self._notifier.wanted:
+            self._tell_ends(coordinator, ended)
+            self._tell_parked(coordinator, now)
 
     def close(self) -> None:
         self._notifier.finish(FINISH_SECONDS)
         if self._metrics is not None:
             self._metrics.close()
         if self._owed is not None:
-            self._owed.write()
+            self._write(self._owed)
 
     def _tell_ends(self, coordinator: Coordinator, ended: Sequence[Summary]) -> None:
         open_ones = coordinator.running.keys() | coordinator.parked.keys()
+        ends = {end.evaluation_id: partial(_news, self._work.root, end) for end in ended}
         if self._owed is None:
-            self._owed = Owed(self._work.news)
-            for evaluation_id in self._owed.ids - open_ones:
-                self._owed.send(self._notifier, evaluation_id, partial(_left, self._settings, evaluation_id))
-        for end in ended:
-            self._owed.send(self._notifier, end.evaluation_id, partial(_news, self._work.root, end))
-        self._owed.ids |= open_ones
-        self._owed.write()
+            self._owed = self._written = set(_read(self._work.news))
+            left = self._owed - open_ones - ends.keys()
+            ends |= {name: partial(_left, self._settings, name) for name in left}
+        for evaluation_id, make in ends.items():
+            self._notifier.tell(make, partial(self._sent.append, evaluation_id))
+        self._write(self._owed | ends.keys() | open_ones)
+
+    def _write(self, owed: set[str]) -> None:
+        while self._sent:
+            owed = owed - {self._sent.popleft()}
+        self._owed = owed
+        if owed != self._written:
+            write_record(self._work.news, NewsFile(evaluations=tuple(sorted(owed))))
+            self._written = owed
 
     def _tell_parked(self, coordinator: Coordinator, now: float) -> None:
         parked = coordinator.parked
-        self._parked_since = {id_: self._parked_since.get(id_, now) for id_ in parked}
-        self._told &= parked.keys()
-        for evaluation_id, since in self._parked_since.items():
-            one = parked[evaluation_id]
-            if evaluation_id in self._told or one.record is None or now - since < PARKED_SECONDS:
-                continue
-            self._told.add(evaluation_id)
-            news = notify.parked(Summary(written_at=now, **known_by(one.record)), one.error, now)
-            self._notifier.tell(partial(list, [news]))
+        self._parked = {name: self._parked.get(name, now) for name in parked}
+        for name, since in self._parked.items():
+            record = parked[name].record
+            if record is not None and now - since >= PARKED_SECONDS:
+                self._parked[name] = inf
+                news = notify.parked(Summary(written_at=now, **known_by(record)), parked[name].error, now)
+                self._notifier.tell(partial(list, [news]))
+
+
+def _read(path: Path) -> tuple[str, ...]:
+    try:
+        return NewsFile.model_validate_json(path.read_bytes()).evaluations
+    except (FileNotFoundError, ValidationError):
+        return ()
 
 
 def _news(work_dir: Path, end: Summary) -> Iterable[News]:
