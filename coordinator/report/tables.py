@@ -14,7 +14,6 @@ from rich import box
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, JustifyMethod, RenderableType
 from rich.measure import Measurement
-from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -24,30 +23,36 @@ NUMBER = re.compile(r"([-+]?[0-9.]\S*( \S+)?|-|nan|inf|)$")  # a cell that stand
 JOINT = "\xa0"  # holds words together while their line is folded
 
 
-def folded(parts: Iterable[str], width: int) -> str:
-    """Parts joined by commas in lines of `width`; a figure with its unit, and a command in backticks, are on one line."""
+def folded(parts: Iterable[str], width: int, indent: str = "") -> str:
+    """Parts joined by commas in lines of `width`; a figure with its unit, and a command in backticks, are on one line.
+
+    A word that the indent would push out of its line has one of its own, without the indent.
+    """
     whole = ", ".join(part.replace(" ", JOINT) if len(part) < width - 2 else part for part in parts if part)
     whole = re.sub(r"`[^`]*`", lambda found: found[0].replace(" ", JOINT), whole)
     whole = re.sub(r"(\d) (s|min|h|x|%)(?!\w)", f"\\1{JOINT}\\2", whole)
-    lines = textwrap.wrap(
-        whole, max(width, 3), subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
+    fold = textwrap.TextWrapper(
+        max(width, 3), indent, f"{indent}  ", break_long_words=False, break_on_hyphens=False
     )
+    lines = (line if len(line) <= width else line.strip(" ,") for line in fold.wrap(whole))
     return "\n".join(lines).replace(JOINT, " ")
 
 
 class Parts:
     """A cell, or a line, of parts that belong together; as many lines as its width needs. `apart`: a line each."""
 
-    def __init__(self, *parts: str, style: str = "", apart: bool = False) -> None:
+    def __init__(self, *parts: str, style: str = "", apart: bool = False, indent: str = "") -> None:
         self.parts = [part for part in parts if part]
-        self.style, self._apart = style, apart
+        self.style, self._apart, self._indent = style, apart, indent
 
     def __str__(self) -> str:
         return ("\n" if self._apart else ", ").join(self.parts)
 
     def __rich_console__(self, _console: Console, options: ConsoleOptions) -> Iterator[Text]:
         lines = [[part] for part in self.parts] if self._apart else [self.parts]
-        yield Text("\n".join(folded(line, options.max_width) for line in lines), style=self.style)
+        yield Text(
+            "\n".join(folded(line, options.max_width, self._indent) for line in lines), style=self.style
+        )
 
     def __rich_measure__(self, _console: Console, _options: ConsoleOptions) -> Measurement:
         whole = max(map(cell_len, str(self).splitlines()), default=0)
@@ -147,7 +152,7 @@ class Sheet:
             return
         if name:
             yield Text(name, style=f"bold {style}")
-        yield Padding(Parts(*parts, style=style), (0, 0, 0, 2), expand=False)
+        yield Parts(*parts, style=style, indent="  ")
 
     def _parts(self, cells: Sequence[Cell]) -> Iterator[str]:
         for head, cell in zip(self._heads[1:], cells[1:], strict=True):

@@ -13,7 +13,6 @@ PICTURES = [
     "exactness.svg",
     "machine.svg",
     "overview.svg",
-    "packing.svg",
     "phases.svg",
     "staging.svg",
     "time.svg",

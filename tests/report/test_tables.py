@@ -57,12 +57,16 @@ def test_a_sheet_has_each_cell_whole_and_fits(
             assert all(word in joined for word in part.split()), text
 
 
-def test_a_long_name_among_figures_is_whole() -> None:
-    """It stands on a line of its own, which is indented."""
-    sheet = Sheet("", "", "figure")
-    sheet.add("stages", Parts("12 s", "mmlu_professional_psychology/acc,none"))
-    for width in range(41, 70):
-        assert "mmlu_professional_psychology/acc,none" in printed(width, sheet)
+@pytest.mark.parametrize("heads", [("", "figure"), ("name", "figure"), ("", "")])
+def test_a_long_name_among_figures_is_whole(heads: tuple[str, str]) -> None:
+    """It stands on a line of its own, which is not indented where it would not fit then."""
+    name = "mmlu_professional_psychology/acc,none"
+    sheet = Sheet("", *heads)
+    sheet.add("stages", Parts("12 s", name, "3 s"))
+    for width in range(len(name), 70):
+        text = printed(width, sheet)
+        assert name in text
+        assert max(map(len, text.splitlines())) <= width
 
 
 def test_a_narrow_terminal_has_fewer_columns_and_then_lines() -> None:
