@@ -7,7 +7,7 @@ everything. Called from `score`.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,7 +39,7 @@ class Recorded:
 
 
 def record_programs(
-    task: Any, leaf: replay_model.Answers, documents: Sequence[int] | None, items: Items
+    task: Any, leaf: replay_model.Answers, documents: Sequence[int], items: Items
 ) -> Recorded:
     """Run a task's filters and metric on its answers, and record the programs and asks.
 
@@ -49,10 +49,8 @@ def record_programs(
     if instances_digest(task.instances, leaf.head.follow_up) != leaf.head.digests:
         raise replay_model.OtherPromptsError(leaf.head.task, "it asks other prompts than those answered")
     recorded = Recorded()
-    by_document = _answered(task, leaf, documents)
+    by_document = _answered(task, leaf, set(documents))
     chosen = [instance for instances in by_document.values() for instance in instances]
-    if not chosen:
-        return recorded
     with (
         hooks.SEAM.answering(CodeEval(recorded.note).compute),
         hooks.JUDGES.answering(recorded.note_asks),
@@ -77,15 +75,14 @@ def record_programs(
     return recorded
 
 
-def _answered(task: Any, leaf: replay_model.Answers, documents: Sequence[int] | None) -> dict[int, list[Any]]:
-    """The given documents' instances (None: all) with their responses, by document in build order."""
-    wanted = None if documents is None else set(documents)
+def _answered(task: Any, leaf: replay_model.Answers, documents: Collection[int]) -> dict[int, list[Any]]:
+    """The given documents' instances with their responses, by document in build order."""
     chosen: dict[int, list[Any]] = {}
     index = 0
     for instance in task.instances:
         places = range(index, index + int(instance.repeats or 1))
         index = places.stop
-        if wanted is not None and instance.doc_id not in wanted:
+        if instance.doc_id not in documents:
             continue
         if not all(replay_model.has_answer(leaf.answers, place) for place in places):
             raise replay_model.ReplayError(f"document {instance.doc_id} of {leaf.head.task} lacks responses")

@@ -77,6 +77,7 @@ class Items:
 
     def __init__(self, spec: ExecuteSpec | ScoreSpec) -> None:
         self.failed: dict[Item, str] = {}
+        self.current: Item = ("", ALL)
         self._file = note_file(spec)
         self._seconds = spec.item_seconds
         self._note = -1
@@ -109,6 +110,7 @@ class Items:
 
     def take(self, item: Item) -> None:
         """Note the current item: if the process dies now, the death counts as this item's."""
+        self.current = item
         self._write(json.dumps(item).encode()[: NOTE_BYTES - 1])
 
     def clear(self) -> None:
@@ -170,12 +172,10 @@ class Items:
     def guard(self, name: str, task: Any) -> None:
         """Route lm-eval's filters and loop over a task's documents through `filter`, `value`."""
         documents, metric = task.doc_iterator, task.process_results
-        current = [-1]
 
         def doc_iterator(**arguments: Any) -> Iterator[tuple[int, Any]]:
             count = 0
             for document, doc in documents(**arguments):
-                current[0] = document
                 count += 1
                 self.take((name, document))
                 yield document, doc
@@ -185,7 +185,7 @@ class Items:
                 raise RetryError(f"{name}: no item could be scored; the first: {mine[0]}")
 
         def process_results(doc: Any, results: Sequence[Any]) -> Mapping[str, Any]:
-            return self.value((name, current[0]), lambda: metric(doc, results))
+            return self.value(self.current, lambda: metric(doc, results))
 
         task.doc_iterator, task.process_results = doc_iterator, process_results
         for ensemble in getattr(task, "_filters", ()):

@@ -1,9 +1,9 @@
 """The metric jobs `execute` and `score`: verdicts, judgements and scores from dumped responses.
 
 Rule: a score is lm-eval's own run with a replaying model, so filters, metrics, aggregation and
-bootstrap are lm-eval's code. The sandbox runs all programs of a task at once; `judges` sends its
-asks. Verdicts and judgements are kept by content, so `execute` jobs and the later `score` share
-them and run nothing twice. An item whose metric hangs or kills its process has no score
+bootstrap are lm-eval's code. `execute` jobs have the sandbox run programs, and `judges` send asks, while
+GPUs go on; the `score` takes verdicts and judgements from disk, where they are kept by content, inside
+lm-eval's run. A job builds its task once. An item whose metric hangs or kills its process has no score
 (`item_deadlines`). Imports no torch. Called from `worker` and `python -m evaljobs`.
 """
 
@@ -15,8 +15,8 @@ import json
 import logging
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -93,15 +93,16 @@ def execute(spec: ExecuteSpec) -> Executed:
     with Items(spec) as items:
         started = time.monotonic()
         paths = EvaluationPaths(spec.evaluation_dir)
-        tasks = _built_tasks(spec)
+        task = _built_task(spec)
         leaf = _answers(paths, spec.request_set, spec.frames)
-        recorded = record_programs(tasks.loaded["tasks"][spec.task], leaf, spec.documents, items)
-        ran = Verdicts(paths, [spec.task], spec).run_missing(recorded.programs.values())
+        recorded = record_programs(task, leaf, spec.documents, items)
+        ran = Verdicts([spec.task], spec).run_missing(recorded.programs.values())
         asked = 0
         if recorded.asks:
             judges = Judges(spec.judge, spec.evaluation_dir, spec.name)
             asked = judges.ask_missing(ask for asks in recorded.asks.values() for ask in asks)
-            recorded.failed |= _unjudged(judges, recorded.asks)
+            replies = [(d, reply) for d, asks in recorded.asks.items() for reply in judges.replies(asks)]
+            recorded.failed |= {document: reply.error for document, reply in replies if reply.value is None}
         return Executed(
             name=spec.name,
             task=spec.task,
@@ -111,14 +112,6 @@ def execute(spec: ExecuteSpec) -> Executed:
             failed=recorded.failed,
             asked=asked,
         )
-
-
-def _unjudged(judges: Judges, asks: Mapping[str, Sequence[Ask]]) -> dict[str, str]:
-    """Documents that lack a judgement, with the reason."""
-    replies = {document: judges.replies(asked) for document, asked in asks.items()}
-    return {
-        document: reply.error for document, some in replies.items() for reply in some if reply.value is None
-    }
 
 
 # --- score -------------------------------------------------------------------------------------------------------
@@ -144,9 +137,9 @@ def score(spec: ScoreSpec) -> Scored:
             replay_model.check_whole(leaf.head, leaf.answers)
         # before the recording: lm-eval's index opens each YAML of include_path
         tasks = run.entry_tasks(spec.suite, entry, model=spec.model, model_dir=spec.model_dir)
+        found = _Found(spec, items)
         with shown_inputs.recorded(rows, leave_out=(work.root, spec.model_dir)):
-            executed = _executed(spec, paths, leaves, items)
-            results = _results(spec, leaves, tasks, executed, items)
+            results = _results(spec, leaves, tasks, found, items)
     # the score key holds these, and knows a comment from code
     for named in source_files.paths_of(spec.suite.include_path, entry.name, tasks.shipped):
         rows.pop(named, None)
@@ -155,77 +148,57 @@ def score(spec: ScoreSpec) -> Scored:
         entry=spec.entry,
         result_file=str(_write(paths, spec, results, rows)),
         seconds=time.monotonic() - started,
-        programs_run=executed.ran,
-        asked=executed.asked,
-        unscored={**executed.unjudged, **items.reasons()},
+        programs_run=found.ran,
+        asked=found.asked,
+        unscored={**found.unjudged, **items.reasons()},
     )
 
 
-def _no_judge(_asks: Sequence[Ask]) -> list[Reply]:
-    raise OperatorError(
-        "the task asks a judge in its score, but did not when its asks were collected: evaluate again"
-    )
+class _Found:
+    """Verdicts and judgements on disk for the metrics of an entry; missing ones are run and asked for now."""
 
+    def __init__(self, spec: ScoreSpec, items: Items) -> None:
+        self._spec = spec
+        self._items = items
+        self._book = Verdicts(list(spec.request_sets), spec)
+        self._judges: Judges | None = None
+        self.ran = self.asked = 0
+        self.unjudged: dict[str, str] = {}  # "task document" -> reason
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Executed:
-    """Answers for the seams from verdicts and judgements; missing ones are run and asked for now."""
+    def verdicts(self, programs: list[Program]) -> list[Verdict]:
+        with self._items.apart():
+            self.ran += self._book.run_missing(programs)
+        return [self._book.known[program.id] for program in programs]
 
-    compute: Callable[..., Any]
-    replies: Callable[[Sequence[Ask]], list[Reply]] = _no_judge
-    ran: int = 0
-    asked: int = 0
-    unjudged: Mapping[str, str] = field(default_factory=dict)
-
-
-def _executed(
-    spec: ScoreSpec, paths: EvaluationPaths, leaves: Mapping[str, replay_model.Answers], items: Items
-) -> _Executed:
-    """Verdicts and judgements of an entry; first runs and asks for the missing ones, in parallel."""
-    executing = [
-        task
-        for task, folder in spec.request_sets.items()
-        if read_record(request_set_manifest(folder), RequestSetManifest).executes
-    ]
-    book = Verdicts(paths, executing or [spec.suite.tasks[spec.entry].name], spec)
-
-    def verdicts(programs: list[Program]) -> list[Verdict]:
-        with items.apart():
-            return book.of(programs)
-
-    compute = CodeEval(verdicts).compute
-    tasks = _built_tasks(spec).loaded["tasks"] if executing else {}
-    wanted = {task: record_programs(tasks[task], leaves[task], None, items) for task in executing}
-    ran = book.run_missing({key: p for some in wanted.values() for key, p in some.programs.items()}.values())
-    asks = [ask for some in wanted.values() for asked in some.asks.values() for ask in asked]
-    if not asks:
-        return _Executed(compute=compute, ran=ran)
-    judges = Judges(spec.judge, spec.evaluation_dir, spec.name)
-    asked = judges.ask_missing(asks)
-    unjudged = {
-        f"{task} {document}": why
-        for task, some in wanted.items()
-        for document, why in _unjudged(judges, some.asks).items()
-    }
-    return _Executed(compute=compute, replies=judges.replies, ran=ran, asked=asked, unjudged=unjudged)
+    def replies(self, asks: Sequence[Ask]) -> list[Reply]:
+        self._judges = judges = self._judges or Judges(
+            self._spec.judge, self._spec.evaluation_dir, self._spec.name
+        )
+        with self._items.apart():
+            self.asked += judges.ask_missing(asks)
+        replies = judges.replies(asks)
+        task, document = self._items.current
+        self.unjudged |= {f"{task} {document}": r.error for r in replies if r.value is None}
+        return replies
 
 
 def _results(
     spec: ScoreSpec,
     leaves: Mapping[str, replay_model.Answers],
     tasks: run.Tasks,
-    executed: _Executed,
+    found: _Found,
     items: Items,
 ) -> dict[str, Any]:
     """lm-eval's own results of the entry, from these answers. OtherPromptsError where it asks for other tasks."""
     tasks.on_load = items.guard
+    compute = CodeEval(found.verdicts).compute
 
     def compute_when_loaded(**arguments: Any) -> Any:
-        return executed.compute(**arguments) if tasks.loaded else hooks.unrun(**arguments)
+        return compute(**arguments) if tasks.loaded else hooks.unrun(**arguments)
 
     with (
         hooks.SEAM.answering(compute_when_loaded),
-        hooks.JUDGES.answering(executed.replies),
+        hooks.JUDGES.answering(found.replies),
         bootstrap.in_lm_eval(),  # lm-eval's own uses every CPU of the node, not those of the job
     ):
         results = run.run_entry(
@@ -325,16 +298,17 @@ class Verdicts:
     all jobs.
     """
 
-    def __init__(self, paths: EvaluationPaths, tasks: Sequence[str], spec: ExecuteSpec | ScoreSpec) -> None:
+    def __init__(self, tasks: Sequence[str], spec: ExecuteSpec | ScoreSpec) -> None:
         self._spec = spec
+        folder = EvaluationPaths(spec.evaluation_dir).verdicts
         prefixes = tuple(f"{slug(task)}@" for task in tasks)
-        self._own = paths.verdicts / f"{prefixes[0]}{slug(spec.name)}.jsonl"
-        self._known: dict[str, Verdict] = {}
+        self._own = folder / f"{prefixes[0]}{slug(spec.name)}.jsonl"
+        self.known: dict[str, Verdict] = {}
         self._written: dict[str, Verdict] = {}
-        for file in files_in(paths.verdicts, "*.jsonl"):
+        for file in files_in(folder, "*.jsonl"):
             if file.name.startswith(prefixes):
                 found = [Verdict(**json.loads(line)) for line in read_bytes(file).decode().splitlines()]
-                self._known |= {verdict.id: verdict for verdict in found}
+                self.known |= {verdict.id: verdict for verdict in found}
                 if file == self._own:
                     self._written = {verdict.id: verdict for verdict in found}
 
@@ -344,7 +318,7 @@ class Verdicts:
         missing = [
             replace(program, timeout_seconds=min(program.timeout_seconds, most))
             for program in programs
-            if program.id not in self._known
+            if program.id not in self.known
         ]
         if not missing:
             return 0
@@ -352,16 +326,11 @@ class Verdicts:
             found = {v.id: v for v in run_programs(missing, allow_unsafe=self._spec.allow_unsafe)}
         except SandboxUnavailableError as error:
             raise OperatorError(one_line(error)) from error
-        self._known |= found
+        self.known |= found
         self._written |= found
         lines = [verdict.line() for verdict in self._written.values()]
         write_atomic(self._own, ("\n".join(lines) + "\n").encode())
         return len(missing)
-
-    def of(self, programs: list[Program]) -> list[Verdict]:
-        """Verdicts of these programs; missing ones are run now."""
-        self.run_missing(programs)
-        return [self._known[program.id] for program in programs]
 
 
 # --- both --------------------------------------------------------------------------------------------------------
@@ -379,11 +348,11 @@ def _replay(spec: ExecuteSpec | ScoreSpec, leaves: Mapping[str, replay_model.Ans
     return replay_model.replay_model(leaves, chat=chat, model_dir=spec.model_dir, options=spec.model)
 
 
-def _built_tasks(spec: ExecuteSpec | ScoreSpec) -> run.Tasks:
-    """The entry's tasks with their instances, built as for the request set; no answers or scores."""
+def _built_task(spec: ExecuteSpec) -> Any:
+    """The leaf task with its instances, built as for the request set; no answers or scores."""
     run.quiet_environment(offline=True)
     entry = spec.suite.tasks[spec.entry]
     tasks = run.entry_tasks(spec.suite, entry, model=spec.model, model_dir=spec.model_dir)
     with contextlib.suppress(run.RequestsBuiltError):
         run.run_entry(_replay(spec, None), spec.suite, entry, tasks, seed_torch=False)
-    return tasks
+    return tasks.loaded["tasks"][spec.task]

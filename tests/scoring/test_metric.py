@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections import Counter
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,9 @@ from support.exactness.pipeline import Case, dumped, executed, our_run
 from evaljobs.contract.outcomes import Failed, Scored
 from evaljobs.contract.paths import entry_manifest
 from evaljobs.contract.storage import write_record
-from evaljobs.lmeval import replay_model
+from evaljobs.lmeval import replay_model, run
 from evaljobs.lmeval.results import merge_results
+from evaljobs.sandbox.code_eval import CodeEval
 from evaljobs.scoring import score as metric
 
 
@@ -53,15 +55,31 @@ def test_answers_to_other_prompts_are_refused(model_dir: Path, tmp_path: Path) -
 
 
 @pytest.mark.model
-def test_executed_documents_are_not_run_again_by_the_score(model_dir: Path, tmp_path: Path) -> None:
-    """After `execute` jobs the score runs no program of theirs, and no value changes."""
+def test_executed_documents_are_not_run_again_by_the_score(
+    model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After `execute` jobs the score runs no program of theirs, and no value changes. A job builds its task once,
+    and runs the metric of each of its documents once.
+    """
     case = Case(task="toy_programs")
     spec = dumped(model_dir, case, tmp_path / "a")
     halves = (tuple(range(8)), tuple(range(8, 16)))
+    calls: Counter[str] = Counter()
+
+    def counted(place: Any, name: str) -> None:
+        real = getattr(place, name)
+        monkeypatch.setattr(place, name, lambda *a, **k: (calls.update([name]), real(*a, **k))[1])
+
+    counted(run, "run_entry")
+    counted(CodeEval, "compute")
     for documents in halves:
+        calls.clear()
         outcome = executed(spec, "toy_programs", documents)
         assert (outcome.documents, outcome.programs, outcome.failed) == (8, 8, {}), "equal answers run once"
+        assert calls == {"run_entry": 1, "compute": 8}
+    calls.clear()
     scored = metric.perform(spec)
+    assert calls == {"run_entry": 1, "compute": 16}
     assert isinstance(scored, Scored)
     assert scored.programs_run == 0
     score = json.loads(Path(scored.result_file).read_text())
