@@ -9,67 +9,57 @@ them again.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from coordinator.trackers import Row, need
 from evaljobs.contract.paths import slug
 
 SUFFIX = ".evalspan"
-Values = dict[str, float]  # by tag
 
 
 def write(rows: Sequence[Row], out: Path, run: str, project: str) -> Path:  # noqa: ARG001 (TensorBoard has none)
     """Event files of one run in `out/run`; the run's folder."""
-    loaders = need("tensorboard.backend.event_processing.event_file_loader", "tensorboard", "tensorboard")
-    events = need("tensorboard.compat.proto.event_pb2", "tensorboard", "tensorboard")
+    loaders, event_pb2, summary_pb2, writers = (
+        need(f"tensorboard.{module}", "tensorboard", "tensorboard")
+        for module in (
+            "backend.event_processing.event_file_loader",
+            "compat.proto.event_pb2",
+            "compat.proto.summary_pb2",
+            "summary.writer.event_file_writer",
+        )
+    )
     folder = out / slug(run)
     folder.mkdir(parents=True, exist_ok=True)
-    wanted = {row.step: (row.ended_at, _rounded(row.values)) for row in rows}
-    there: set[int] = set()
+    wanted = {row.step: (row.ended_at, {tag: _rounded(v) for tag, v in row.values.items()}) for row in rows}
+    changed = []  # files that have other values of a wanted point
     for file in sorted(folder.glob(f"*{SUFFIX}")):
-        held = [
-            event
-            for event in map(events.Event.FromString, loaders.RawEventFileLoader(str(file)).Load())
+        events = map(event_pb2.Event.FromString, loaders.RawEventFileLoader(str(file)).Load())
+        there = {
+            event.step: (event.wall_time, {v.tag: v.simple_value for v in event.summary.value})
+            for event in events
             if event.HasField("summary")
-        ]
-        kept = []
-        for event in held:
-            values = {v.tag: v.simple_value for v in event.summary.value}
-            changed = event.step in wanted and repr(values) != repr(wanted[event.step][1])
-            if not changed and event.step not in there:
-                there.add(event.step)
-                kept.append(event)
-        if len(kept) < len(held):
-            _write(folder, kept)
-            file.unlink(missing_ok=True)
-    _write(folder, _events({step: wanted[step] for step in sorted(wanted.keys() - there)}))
+        }
+        if any(repr(there[step][1]) != repr(wanted[step][1]) for step in there.keys() & wanted.keys()):
+            changed.append(file)
+            wanted = there | wanted
+        else:
+            wanted = {step: point for step, point in wanted.items() if step not in there}
+    if wanted:  # named by time, so TensorBoard reads it last
+        writer = writers.EventFileWriter(str(folder), filename_suffix=SUFFIX)
+        for step, (ended, values) in sorted(wanted.items()):
+            scalars = [
+                summary_pb2.Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()
+            ]
+            summary = summary_pb2.Summary(value=scalars)
+            writer.add_event(event_pb2.Event(wall_time=ended, step=step, summary=summary))
+        writer.close()
+    for file in changed:
+        file.unlink(missing_ok=True)
     return folder
 
 
-def _rounded(values: Mapping[str, float]) -> Values:
-    """The values rounded to 32 bits, as an event holds them."""
-    return {tag: struct.unpack("f", struct.pack("f", value))[0] for tag, value in values.items()}
-
-
-def _events(rows: Mapping[int, tuple[float, Values]]) -> list[Any]:
-    events = need("tensorboard.compat.proto.event_pb2", "tensorboard", "tensorboard")
-    summaries = need("tensorboard.compat.proto.summary_pb2", "tensorboard", "tensorboard")
-    made = []
-    for step, (ended, values) in rows.items():
-        pairs = [summaries.Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]
-        made.append(events.Event(wall_time=ended, step=step, summary=summaries.Summary(value=pairs)))
-    return made
-
-
-def _write(folder: Path, events: Iterable[Any]) -> None:
-    """Write one file, unless `events` is empty; named by time, so TensorBoard reads it last."""
-    events = list(events)
-    if not events:
-        return
-    writers = need("tensorboard.summary.writer.event_file_writer", "tensorboard", "tensorboard")
-    writer = writers.EventFileWriter(str(folder), filename_suffix=SUFFIX)
-    for event in events:
-        writer.add_event(event)
-    writer.close()
+def _rounded(value: float) -> float:
+    """To 32 bits, as an event holds it."""
+    rounded: float = struct.unpack("f", struct.pack("f", value))[0]
+    return rounded
