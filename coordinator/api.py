@@ -149,7 +149,7 @@ def evaluate(
     ):
         if resumed:  # true only now that the work folder is ours
             followed.say(resumed)
-        state = drive(coordinator, record, watch).state
+        state = drive(coordinator, record, watch)
     archive_all(site.paths.root, [record.evaluation_id])
     Exporter(known).finish(TRACKER_SECONDS)
     ran = before is None or _written_at(paths.results) != before

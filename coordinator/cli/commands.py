@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from coordinator.config.schema import Config
     from coordinator.evaluation.state import State
     from coordinator.intake.inbox import Notice
-    from coordinator.runtime.loop import Coordinator
 
 MOST_MINUTES = 60.0 * 24 * 365  # largest --minutes of `release`: a year
 
@@ -64,11 +63,9 @@ def _ask(config: Config, evaluation: str, command: Notice) -> None:
             coordinator.cancel(name, command.reason)
         else:
             coordinator.retry(name)
-        coordinator.run(
-            lambda: _has_ended(coordinator, name),
-            lambda: watcher.show([*map(Shown, coordinator.summaries())], coordinator.trouble),
+        ended = coordinator.until_ended(
+            name, lambda: watcher.show([*map(Shown, coordinator.summaries())], coordinator.trouble)
         )
-    ended = coordinator.running[name].state
     coordinator.close()
     archive_all(paths.root, [name])
     if command.command == "cancel":
@@ -139,13 +136,6 @@ def _nothing_to_do(state: State, command: Notice, *, alive: bool) -> str:
         else "runs, and nothing of it has failed so far"
     )
     return f"{so_far}: nothing is left to try again"
-
-
-def _has_ended(coordinator: Coordinator, evaluation_id: str) -> bool:
-    running = coordinator.running.get(evaluation_id)
-    if why := coordinator.lost(evaluation_id):
-        raise OperatorError(f"{evaluation_id} was given up: {why}")
-    return running is not None and running.state.ended_at is not None
 
 
 @app.command()

@@ -25,8 +25,9 @@ from coordinator.report.learning_curves import Point
 from coordinator.report.load_series import point_of
 from coordinator.runtime.finalize import results_in_files, results_of
 from coordinator.runtime.journal import has_other_format, read_events
-from coordinator.runtime.replay import find_evaluation, summary_now
+from coordinator.runtime.replay import find_evaluation
 from coordinator.runtime.summaries import find_folder, find_record
+from coordinator.runtime.summarise import summary_now
 from coordinator.runtime.summary import Halt, Summary, ended
 from evaljobs.contract.folded import exists, files_in, open_file, read_bytes
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths, slug

@@ -144,21 +144,30 @@ def _first_missing(seen: Sightings, key: tuple[str, int], now: float) -> float:
     return seen.missing_since.setdefault(key, now)
 
 
-def with_launches(
-    state: State, events: Iterable[AnyEvent], listing: Iterable[JobState], began: Callable[[Job, int], bool]
+def with_causes(
+    state: State,
+    events: Iterable[AnyEvent],
+    listing: Iterable[JobState],
+    claims: Mapping[str, str],
+    began: Callable[[Job, int], bool],
 ) -> list[AnyEvent]:
-    """`events`, where the end of a job names the node that could not launch it. `began`: has this member a log?"""
+    """`events`, where the end of a trial names the shard that it ran, and that of a job the node that could not launch it.
+
+    `claims`: shard -> trial; `began`: has this member a log?
+    """
     places = {(row.name, row.index): row.node for row in listing}
+    in_hand = {trial: shard for shard, trial in claims.items()}
     found: list[AnyEvent] = []
     for event in events:
-        if isinstance(event, JobEnded) and event.state != "COMPLETED":
+        if isinstance(event, JobEnded):
             info = state.jobs.by_name[event.job]
+            shard = in_hand.get(info.trials[event.index]) if info.job.purpose == "trial" else None
             node = places.get((event.job, event.index))
-            wanted = info.job.node is None and info.released_at is None
-            if node is not None and wanted and not began(info.job, event.index):
-                found.append(event.model_copy(update={"unlaunched": node}))
-                continue
-        found.append(event)
+            wanted = info.job.node is None and info.released_at is None and event.state != "COMPLETED"
+            unlaunched = node if node and wanted and not began(info.job, event.index) else ""
+            found.append(event.model_copy(update={"shard": shard, "unlaunched": unlaunched}))
+        else:
+            found.append(event)
     return found
 
 
@@ -186,19 +195,6 @@ def limit_events(
         return []
     seen.limited_since = None
     return [LimitReached(at=now, why=why, others=others)]
-
-
-def with_shards(state: State, events: Iterable[AnyEvent], claims: Mapping[str, str]) -> list[AnyEvent]:
-    """`events`, where the end of a trial names the shard that it ran. `claims`: shard -> trial."""
-    in_hand = {trial: shard for shard, trial in claims.items()}
-    found: list[AnyEvent] = []
-    for event in events:
-        if isinstance(event, JobEnded) and state.jobs.by_name[event.job].job.purpose == "trial":
-            shard = in_hand.get(state.jobs.by_name[event.job].trials[event.index])
-            found.append(event.model_copy(update={"shard": shard}))
-        else:
-            found.append(event)
-    return found
 
 
 def overdue_jobs(state: State, seen: Sightings, grace: Grace, now: float) -> list[str]:

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Protocol
 
 from coordinator.base.signals import Signals
 from coordinator.cluster.local import LocalCluster
-from coordinator.errors import OperatorError, RetryError
+from coordinator.errors import RetryError
 from coordinator.evaluation.records import EvaluationRecord
 from coordinator.intake.inbox import Inbox
 from evaljobs.contract.specs import Record
 
 if TYPE_CHECKING:
+    from coordinator.evaluation.state import State
     from coordinator.runtime.loop import Coordinator
-    from coordinator.runtime.runner import Running
     from coordinator.runtime.summary import Summary
 
 log = logging.getLogger(__name__)
@@ -119,48 +119,31 @@ def _print(progress: Progress | str) -> None:
     print(progress, file=sys.stderr, flush=True)  # noqa: T201 (what `progress=True` asks for)
 
 
-def drive(coordinator: Coordinator, record: EvaluationRecord, watch: Callable[[], bool]) -> Running:
+def drive(coordinator: Coordinator, record: EvaluationRecord, watch: Callable[[], bool]) -> State:
     """Run the loop until this one evaluation has ended. The caller holds the work folder (`in_charge`).
 
     `watch` is called after each tick; its first True cancels the evaluation. OperatorError where the
     evaluation was given up, RetryError where it cannot be cancelled.
     """
-    from coordinator.runtime.operator_commands import obey_commands  # noqa: PLC0415 (loads a Redis client)
-
-    coordinator.accept_or_wait(record)
-    inbox = Inbox(coordinator.performer.site.paths)
-    cancelled = False
-    # An earlier run was cancelled: asking for the same evaluation again resumes it. None: not yet known.
-    cancelled_before: bool | None = None
+    name, inbox, cancelled = record.evaluation_id, Inbox(coordinator.performer.site.paths), False
 
     def tick() -> None:
         nonlocal cancelled
-        # another one's jobs would end with this run
-        obey_commands(coordinator, inbox.look(), record.evaluation_id)
+        coordinator.obey(inbox.look(), name)  # another one's jobs would end with this run
         if watch() and not cancelled:
-            _cancel(coordinator, record.evaluation_id)
+            _cancel(coordinator, name)
             cancelled = True
 
-    def over() -> bool:
-        nonlocal cancelled_before
-        running = coordinator.running.get(record.evaluation_id)
-        if running is None:
-            if why := coordinator.lost(record.evaluation_id):
-                raise OperatorError(f"{record.evaluation_id} was given up: {why}")
-            return False
-        if cancelled_before is None:
-            cancelled_before = bool(running.state.ending.cancelled)
-        if running.state.ended_at is None:
-            return False
-        if cancelled_before and not cancelled:
-            with suppress(OSError):  # full disk: a later tick tries again
-                coordinator.retry(record.evaluation_id)
-                cancelled_before = False
-            return running.state.ended_at is not None and not cancelled_before
-        return True
-
-    coordinator.run(over, tick)
-    return coordinator.running[record.evaluation_id]
+    coordinator.accept_or_wait(record)
+    running = coordinator.running.get(name)
+    again = running is not None and bool(running.state.ending.cancelled)  # an earlier run was: it is resumed
+    state = coordinator.until_ended(name, tick)
+    while again and not cancelled:
+        with suppress(OSError):  # a full disk: once it is read back
+            coordinator.retry(name)
+            again = False
+        state = coordinator.until_ended(name, tick)
+    return state
 
 
 def _cancel(coordinator: Coordinator, evaluation_id: str) -> None:

@@ -6,6 +6,7 @@ and run again, it resumes from the journals. `coordinator.runtime.registry` keep
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import time
@@ -20,14 +21,16 @@ from coordinator.allocation import cordons, demand, job_limits, prefetch
 from coordinator.allocation.allocate import Demand, Limits
 from coordinator.base import clock
 from coordinator.base.disk_space import shortage
-from coordinator.base.isolate import isolated
+from coordinator.base.isolate import isolated, warn_once
 from coordinator.base.throttle import Throttle
+from coordinator.base.words import one_line
 from coordinator.cluster import Cluster, ClusterError, JobState, NodeState
 from coordinator.cluster.node_choice import none_usable
 from coordinator.errors import OperatorError, RetryError
 from coordinator.evaluation.events import MemoryOffered, NodesOffered, NodeWithdrawn, Offer
 from coordinator.evaluation.limits import FEWER_SECONDS
-from coordinator.evaluation.state import Phase
+from coordinator.evaluation.state import Phase, State
+from coordinator.intake.inbox import InboxFile, Notice, done, refuse
 from coordinator.runtime import gpu_names
 from coordinator.runtime.detect import Grace, limit_events
 from coordinator.runtime.effects import Performer
@@ -90,7 +93,6 @@ class Coordinator(Evaluations):
             deque()
         )  # (evaluation id, nodes), not passed on yet
         self._demands: Sequence[Demand] | None = None  # what those offers answer; None: all were passed on
-        self._unknown: set[str] = set()  # states of jobs that no table has, logged already
         self._throttle = Throttle()
         # of the last listing: job -> the limit on this user's jobs that it waits for
         self._kept_out: Mapping[str, str] = {}
@@ -265,9 +267,11 @@ class Coordinator(Evaluations):
     def _name_unknown(self, listing: Iterable[JobState]) -> None:
         """Log each state that is in no table, once: its jobs count as still there."""
         for job in listing:
-            if job.phase == "unknown" and job.state not in self._unknown:
-                self._unknown.add(job.state)
-                log.warning("%s is %s, a state unknown here: it counts as still there", job.name, job.state)
+            if job.phase == "unknown":
+                warn_once(
+                    log,
+                    f"{job.state} is a state of jobs that is unknown here: such jobs count as still there",
+                )
 
     # --- nodes -----------------------------------------------------------------------------------------------------
 
@@ -358,9 +362,44 @@ class Coordinator(Evaluations):
         ).items():
             self._tell(evaluation_id, MemoryOffered(at=now, nodes=names))
 
+    # --- commands --------------------------------------------------------------------------------------------------
+
+    def obey(self, files: Iterable[InboxFile], only: str | None = None) -> None:
+        """Obey the commands among the files of a look at the inbox, each at least once, then remove its file. One that cannot
+        be obeyed now stays; one that never can be is refused, with the reason in the log.
+
+        `only`: those to this evaluation, and to nodes; the others stay for the daemon.
+        """
+        for file in files:
+            notice = file.notice
+            theirs = only is not None and (file.wrong or notice.evaluation_id not in ("", only))
+            if notice.command == "evaluate" or theirs:
+                continue
+            with isolated(partial(_passed_over, file)):
+                if file.wrong:
+                    raise OperatorError(file.wrong)
+                try:
+                    self._obey(notice)
+                except (OSError, RetryError) as error:
+                    # EAGAIN: the evaluation is parked, and the log says so already
+                    if not (isinstance(error, OSError) and error.errno == errno.EAGAIN):
+                        _warn(f"the command in {file.path} cannot be obeyed yet: {error}")
+                    continue
+                done(file)
+
+    def _obey(self, notice: Notice) -> None:
+        name = notice.evaluation_id
+        if notice.command == "cancel":
+            self.cancel(name, notice.reason)
+        elif notice.command == "retry":
+            self.revive(name)
+            self.retry(name)
+        else:
+            self.cordon(notice.nodes, clock.now() + notice.seconds)
+
     # --- run ---------------------------------------------------------------------------------------------------------
 
-    def run(self, until: Callable[[], bool], on_tick: Callable[[], None] | None = None) -> None:
+    def run(self, until: Callable[[], bool], on_tick: Callable[[], object] | None = None) -> None:
         """Tick until `until()`; `on_tick` is called after each tick."""
         while not until():
             started = time.monotonic()
@@ -369,3 +408,28 @@ class Coordinator(Evaluations):
                 on_tick()
             self.turn_seconds = time.monotonic() - started
             time.sleep(max(0.0, self.pace.tick - (time.monotonic() - started)))
+
+    def until_ended(self, evaluation_id: str, on_tick: Callable[[], object]) -> State:
+        """Tick until this evaluation has ended. OperatorError where it is given up."""
+
+        def over() -> bool:
+            if why := self.lost(evaluation_id):
+                raise OperatorError(f"{evaluation_id} was given up: {why}")
+            running = self.running.get(evaluation_id)
+            return running is not None and running.state.ended_at is not None
+
+        self.run(over, on_tick)
+        return self.running[evaluation_id].state
+
+
+def _passed_over(file: InboxFile, error: Exception) -> None:
+    why = one_line(error)
+    if not isinstance(error, (KeyError, OperatorError)):
+        log.warning("%s", file.path, exc_info=error)
+    _warn(f"the command in {file.path} is passed over: {why}")
+    with isolated(lambda full: _warn(f"{file.path} cannot be moved: {full}")):
+        refuse(file, why, clock.now())
+
+
+def _warn(text: str) -> None:
+    warn_once(log, one_line(text))

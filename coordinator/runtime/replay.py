@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 
 from coordinator.config.schema import Config
 from coordinator.errors import OperatorError
@@ -12,15 +11,8 @@ from coordinator.evaluation.state import State
 from coordinator.intake.from_settings import site_of
 from coordinator.runtime.journal import OtherFormatError, read_events, replayed
 from coordinator.runtime.summaries import find_folder
-from coordinator.runtime.summarise import summary_of
-from coordinator.runtime.summary import (
-    Summary,
-    failed_jobs,
-    groups_or_tasks,
-    of_record,
-    read_json,
-    with_costs,
-)
+from coordinator.runtime.summarise import summary_now
+from coordinator.runtime.summary import Summary, of_record
 from evaljobs.contract.paths import EvaluationPaths
 
 
@@ -51,11 +43,3 @@ def by_journal(paths: EvaluationPaths, config: Config) -> Summary | None:
     except Exception as error:  # noqa: BLE001 (one bad journal must not hide other evaluations)
         what = str(error) if isinstance(error, OtherFormatError) else f"its journal cannot be read: {error}"
         return of_record(paths, what)
-
-
-def summary_now(state: State, paths: EvaluationPaths, now: float) -> Summary:
-    """The summary of a state whose coordinator is not this process."""
-    made = summary_of(state, now, scores=lambda e: groups_or_tasks(read_json(Path(e.result_file))))
-    if state.ended_at is None:
-        return made.model_copy(update={"failed_jobs": failed_jobs(paths)})
-    return with_costs(made, paths).model_copy(update={"journal_bytes": paths.journal.stat().st_size})

@@ -41,22 +41,13 @@ from coordinator.evaluation.events import (
     StragglersFound,
 )
 from coordinator.evaluation.records import EvaluationRecord
-from coordinator.evaluation.state import EntryState, IllegalEventError, State
-from coordinator.report.learning_curves import ScoreValue
+from coordinator.evaluation.state import IllegalEventError, State
 from coordinator.runtime import detect
 from coordinator.runtime.effects import Performer
 from coordinator.runtime.finalize import try_report
 from coordinator.runtime.journal import CopiedJournalError, Journal, line_of, replayed
-from coordinator.runtime.summarise import summary_of
-from coordinator.runtime.summary import (
-    WRITE_SECONDS,
-    Summary,
-    failed_jobs,
-    groups_or_tasks,
-    read_json,
-    with_costs,
-    write_summary,
-)
+from coordinator.runtime.summarise import summary_now
+from coordinator.runtime.summary import WRITE_SECONDS, Summary, failed_jobs, write_summary
 from coordinator.services.metric_queue import MetricQueue
 from evaljobs.contract.folded import exists
 from evaljobs.contract.outcomes import OUTCOME, Failed
@@ -121,7 +112,6 @@ class Running:
         self._refused: tuple[str, ...] = ()  # missing shards that Redis did not take; journalled already
         self._strange: set[str] = set()  # response files with unknown shards, logged already
         self._failed = failed_jobs(self.paths) if state.seen else {}  # job or trial -> its error
-        self._values: dict[str, Sequence[ScoreValue]] = {}  # score file -> its values
         self._summary: Summary | None = None
         self._written: Summary | None = None  # the summary in the file
 
@@ -211,30 +201,11 @@ class Running:
 
     def summary(self, now: float) -> Summary:
         """Its summary, made anew at most once in SUMMARY_SECONDS. `now`: unix seconds."""
-        over = self.state.ended_at is not None
-        if (
-            self._summary is None
-            or (self._summary.ended_at is None and over)
-            or (not over and self._throttle.due("summary", SUMMARY_SECONDS, now))
-        ):
-            self._summary = self._summarised(now)
+        if self._throttle.due("summary", SUMMARY_SECONDS, now) or self._summary is None:
+            self._summary = summary_now(
+                self.state, self.paths, now, self.snapshot, self.listed, failed=self._failed
+            )
         return self._summary
-
-    def _summarised(self, now: float) -> Summary:
-        made = summary_of(self.state, now, self.snapshot, self.listed, self._scores)
-        if self.state.ended_at is not None:
-            made = with_costs(made, self.paths)
-            return made.model_copy(update={"journal_bytes": self.paths.journal.stat().st_size})
-        return made.model_copy(update={"failed_jobs": dict(self._failed)})
-
-    def _scores(self, entry: EntryState) -> Sequence[ScoreValue]:
-        """The values of a scored task; its file is read once."""
-        if entry.result_file not in self._values:
-            found = groups_or_tasks(read_json(Path(entry.result_file)))
-            if not found:
-                return ()
-            self._values[entry.result_file] = found
-        return self._values[entry.result_file]
 
     def write_summary(self) -> bool:
         """Write the summary where it has changed. False where the disk refuses it."""
@@ -342,8 +313,7 @@ class Running:
             if any(isinstance(event, JobEnded) for event in events):
                 self._take_last_files(now)
             claims = self.snapshot.claims if self.snapshot is not None else {}
-            events = detect.with_launches(self.state, events, listing, _began)
-            self.take(detect.with_shards(self.state, events, claims))
+            self.take(detect.with_causes(self.state, events, listing, claims, _began))
         self.performer.cancel(detect.overdue_jobs(self.state, self.seen, self.grace, now))
         progress = None
         if self.snapshot is not None:

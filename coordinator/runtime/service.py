@@ -40,7 +40,6 @@ from coordinator.intake.work_folder import name_of
 from coordinator.runtime import wiring
 from coordinator.runtime.journal import Journal
 from coordinator.runtime.loop import Coordinator
-from coordinator.runtime.operator_commands import obey_commands
 from coordinator.runtime.present_inputs import as_of_now, changed_since
 from coordinator.runtime.summary import read_evaluation
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths
@@ -103,9 +102,7 @@ class Service:
         self._made_of.clear()
         self._guard("watched folders", self._watch.look)
         files = self._inbox.look()
-        self._guard(
-            "commands", obey_commands, self.coordinator, files
-        )  # before what was submitted after them
+        self._guard("commands", self.coordinator.obey, files)  # before what was submitted after them
         self._know(files, now)
         for each in sorted(self._pending.values(), key=lambda each: each.looked_at)[:MOST_LOOKS]:
             each.looked_at = now

@@ -1,13 +1,16 @@
-"""Makes the `Summary` of an evaluation from its state: its stage, what it waits for, what it runs, the time left. Pure.
+"""Makes the `Summary` of an evaluation from its state: its stage, what it waits for, what it runs, the time left.
 
-Rule: derived from the state, from what the cluster lists of its jobs, and from its work queue. Called by
-`coordinator.runtime.runner`, and by `replay` for an evaluation without a valid summary.
+Rule: derived from the state, from what the cluster lists of its jobs, and from its work queue; `summary_now` adds what files
+say. Called by `coordinator.runtime.runner`, and by `replay` for an evaluation without a valid summary.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from coordinator.cluster import JobState
@@ -22,10 +25,15 @@ from coordinator.runtime.summary import (
     Summary,
     Task,
     Timed,
+    failed_jobs,
     first_of_each,
+    groups_or_tasks,
     known_by,
+    read_json,
+    with_costs,
 )
 from evaljobs.contract.names import ShardId
+from evaljobs.contract.paths import EvaluationPaths
 
 if TYPE_CHECKING:  # `submit` loads no Redis client
     from evaljobs.queue.work_queue import Progress, QueueSnapshot
@@ -102,6 +110,35 @@ def summary_of(
         },
         warnings=tuple(dict.fromkeys(state.warnings))[-WARNINGS:],
     )
+
+
+def summary_now(
+    state: State,
+    paths: EvaluationPaths,
+    now: float,
+    snapshot: QueueSnapshot | None = None,
+    listed: Sequence[JobState] = (),
+    *,
+    failed: Mapping[str, str] | None = None,
+) -> Summary:
+    """`summary_of`, with what the files of the evaluation say. `failed`: job or trial -> its error; None: read here."""
+    made = summary_of(state, now, snapshot, listed, _values)
+    if state.ended_at is None:
+        failed = failed_jobs(paths) if failed is None else failed
+        return made.model_copy(update={"failed_jobs": dict(failed)})
+    return with_costs(made, paths).model_copy(update={"journal_bytes": paths.journal.stat().st_size})
+
+
+def _values(entry: EntryState) -> Sequence[ScoreValue]:
+    with suppress(OSError):  # archived: the summary of one that has ended has the scores of results.json
+        return _values_in(entry.result_file, Path(entry.result_file).stat().st_mtime_ns)
+    return ()
+
+
+@lru_cache(maxsize=1000)
+def _values_in(file: str, _written_at: int) -> Sequence[ScoreValue]:
+    """The values in a score file; it is read once."""
+    return groups_or_tasks(read_json(Path(file)))
 
 
 def _tasks(state: State, scores: Values) -> Iterator[Task]:

@@ -102,14 +102,14 @@ def test_an_evaluation_that_cannot_be_shown_stops_no_other(
     for step in (1, 2):
         announce(ears, small(tmp_path / f"step-{step}", seed=step))
         ears.tick()
-    real = runner.summary_of
+    real = runner.summary_now
 
-    def faulty(state: State, *more: Any) -> Summary:
+    def faulty(state: State, *more: Any, **named: Any) -> Summary:
         if "step-1" in state.evaluation_id:
             raise KeyError("x")
-        return real(state, *more)
+        return real(state, *more, **named)
 
-    monkeypatch.setattr(runner, "summary_of", faulty)
+    monkeypatch.setattr(runner, "summary_now", faulty)
     monkeypatch.setattr(runner, "SUMMARY_SECONDS", -1.0)
     assert [s.step for s in ears.coordinator.summaries()] == [2]
     ears.coordinator.close()

@@ -247,7 +247,7 @@ def test_a_run_of_one_evaluation_obeys_no_command_to_another(tmp_path: Path, clu
         coordinator.forget_ended()
         leave(WorkPaths(tmp_path / "work"), Notice(command="retry", evaluation_id=BAD))
         wanted = record().model_copy(update={"evaluation_id": GOOD})
-        assert drive(coordinator, wanted, lambda: True).state.ended_at is not None
+        assert drive(coordinator, wanted, lambda: True).ended_at is not None
         assert list(coordinator.running) == [GOOD]
         obey(coordinator)
         assert coordinator.running[BAD].state.ended_at is None

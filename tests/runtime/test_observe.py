@@ -244,5 +244,5 @@ def test_a_state_that_no_table_has_is_logged_once(tmp_path: Path, caplog: pytest
         member.state = "HYPERDRIVE"
     coordinator.tick()
     coordinator.tick()
-    said = [line for line in caplog.messages if "HYPERDRIVE, a state unknown here" in line]
+    said = [line for line in caplog.messages if "HYPERDRIVE is a state of jobs that is unknown" in line]
     assert len(said) == 1

@@ -171,42 +171,28 @@ def test_announced_a_hundred_times_while_half_written_and_killed_in_between_it_i
 def test_cancelled_in_mid_run_nothing_is_left_and_a_retry_ends_with_the_same_scores(
     site: Any, expected: dict[str, Any]
 ) -> None:
-    """`submit`, `cancel` and `retry` of a running daemon; SIGTERM ends it with exit code 0."""
-    with daemon(site) as (process, log):
-        told = site.run(site.command("submit", str(site.model), "--suite", str(site.suite), "--json"))
-        name = json.loads(told.stdout)["evaluation_id"]
-        with held(site, log):
-            assert site.run(site.command("cancel", name)).returncode == 0
-            wait(lambda: "cancel-asked" in kinds(site.root()), "it is cancelled", log)
-        wait(lambda: not processes(site, "trial", "stage", "worker", "build"), "no job is left", log)
-        wait((site.root() / "results.json").exists, "results", log)
-        assert set(site.results()["failed"]) == set(expected)
-        assert "cancelled" in json.dumps(site.results()["failed"])
-        assert site.run(site.command("retry", name)).returncode == 0
-        wait(lambda: "failed" not in site.results(), "the retry ends", log)
-        assert dict(site.results()["results"]) == expected
-        process.send_signal(signal.SIGTERM)
-        wait(lambda: process.poll() is not None, "SIGTERM ends it", log)
-        assert process.returncode == 0
-
-
-def test_a_retry_of_an_archived_evaluation_counts_its_responses_so_far(
-    site: Any, expected: dict[str, Any]
-) -> None:
-    """They are read from the archive, and what was run is not run again."""
+    """`submit`, `cancel` and `retry` of a running daemon. The retry reads the responses so far from the archive, and runs
+    nothing again; SIGTERM ends the daemon with exit code 0.
+    """
     site.pause_a_trial(after=1)
     site.env["EVALSPAN_CLUSTER_SLOTS"] = "1"  # of two trials, each might run one shard
-    with daemon(site) as (_, log):
+    with daemon(site) as (process, log):
         told = site.run(site.command("submit", str(site.model), "--suite", str(site.suite), "--json"))
         name = json.loads(told.stdout)["evaluation_id"]
         wait(lambda: site.paused() and dumped(site) >= 1, "a trial has written", log)
         assert site.run(site.command("cancel", name)).returncode == 0
         paths = EvaluationPaths(site.root())
         wait(lambda: ended(paths) is not None, "it has ended", log)
+        wait(lambda: not processes(site, "trial", "stage", "worker", "build"), "no job is left", log)
+        assert set(site.results()["failed"]) == set(expected)
+        assert "cancelled" in json.dumps(site.results()["failed"])
         wait(lambda: _archived(paths), "its files are archived", log)
         before = {name.removeprefix("responses/") for name in members(archive_of(paths.root))}
         assert site.run(site.command("retry", name)).returncode == 0
         wait(lambda: "failed" not in site.results(), "the retry ends", log)
+        process.send_signal(signal.SIGTERM)
+        wait(lambda: process.poll() is not None, "SIGTERM ends it", log)
+        assert process.returncode == 0
     assert dict(site.results()["results"]) == expected
     dumps = [e for e in events(site.root()) if e["kind"] == "shards-dumped"]
     files = Counter(shard for e in dumps for shard, _ in e["shards"])

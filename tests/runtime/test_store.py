@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import signal
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -31,16 +28,21 @@ def written(path: Path) -> bytes:
     journal = Journal(path)
     journal.append(EVENTS)
     journal.close()
+    assert path.stat().st_mtime == EVENTS[-1].at, (
+        "the coordinator's time, not that of the file server's clock"
+    )
     return path.read_bytes()
 
 
 def test_a_tail_torn_at_any_byte_is_cut_and_the_rest_stays(tmp_path: Path) -> None:
-    """For every length that a crash can leave: whole events are read, the torn one is gone, appending goes on."""
+    """For every length that a crash can leave: whole events are read, the torn one is gone, appending goes on. A plan's event
+    is megabytes long: its torn beginning is found across blocks.
+    """
     data = written(tmp_path / "whole")
     path = tmp_path / "torn"
-    for length in range(len(data) + 1):
-        path.write_bytes(data[:length])
-        whole = data[:length].count(b"\n")
+    for torn in (*(data[:length] for length in range(len(data) + 1)), data + b"x" * 200_000):
+        path.write_bytes(torn)
+        whole = torn.count(b"\n")
         assert len(list(read_events(path))) == whole, "a reader beside the writer sees whole events only"
         journal = Journal(path)
         assert list(journal.replay()) == EVENTS[:whole]
@@ -58,17 +60,6 @@ def test_an_event_that_could_not_be_read_back_is_not_written(tmp_path: Path) -> 
         journal.append([ResultsWritten(at=9.0), hostile])
     journal.close()
     assert (tmp_path / "journal").read_bytes() == data
-
-
-def test_a_torn_line_longer_than_a_block_is_cut(tmp_path: Path) -> None:
-    """A plan's event is megabytes long: its torn beginning is found across blocks."""
-    data = written(tmp_path / "journal")
-    (tmp_path / "journal").write_bytes(data + b"x" * 200_000)
-    journal = Journal(tmp_path / "journal")
-    journal.append([ResultsWritten(at=9.0)])
-    journal.close()
-    assert (tmp_path / "journal").read_bytes().startswith(data)
-    assert list(read_events(tmp_path / "journal")) == [*EVENTS, ResultsWritten(at=9.0)]
 
 
 def test_a_line_that_is_no_event_stops_us_and_is_named(tmp_path: Path) -> None:
@@ -94,34 +85,6 @@ def test_on_a_full_disk_an_append_leaves_nothing_and_works_again_later(tmp_path:
         journal.append(batch[:3])
         assert list(journal.replay()) == [*EVENTS, *batch[:3]]
         journal.close()
-
-
-HOLD = """
-import sys, time
-from pathlib import Path
-from coordinator.runtime.work_lock import WorkLock
-WorkLock(Path(sys.argv[1])).acquire()
-print("held", flush=True)
-time.sleep(600)
-"""
-
-
-def test_one_owner_at_a_time_and_its_death_frees_the_lock(tmp_path: Path) -> None:
-    """The second is told who holds it; SIGKILL of the first lets it in at once."""
-    path = tmp_path / "daemon.lock"
-    owner = subprocess.Popen([sys.executable, "-c", HOLD, str(path)], stdout=subprocess.PIPE, text=True)
-    try:
-        assert owner.stdout is not None
-        assert owner.stdout.readline() == "held\n"
-        with pytest.raises(OperatorError, match=f"pid {owner.pid} on "):
-            WorkLock(path).acquire()
-    finally:
-        owner.send_signal(signal.SIGKILL)
-        owner.communicate()
-    lock = WorkLock(path)
-    lock.acquire()
-    assert f"pid {os.getpid()}" in path.read_text()
-    lock.release()
 
 
 def test_a_look_at_the_lock_is_taken_for_no_owner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,11 +145,3 @@ def test_a_time_in_this_process_is_no_absence(tmp_path: Path) -> None:
     coordinator_on(tmp_path / "work", FakeCluster(fleet=[fake_node("n1")])).accept(record()).journal.close()
     restarted = [event for event in read_events(path) if isinstance(event, Restarted)]
     assert [event.seen_at is None for event in restarted] == [True, False]
-
-
-def test_an_append_leaves_the_coordinators_time_not_the_file_servers(tmp_path: Path) -> None:
-    """A server whose clock is ahead would have it live on."""
-    journal = Journal(tmp_path / "journal.jsonl")
-    journal.append(EVENTS)
-    assert journal.path.stat().st_mtime == EVENTS[-1].at
-    journal.close()

@@ -10,7 +10,6 @@ from coordinator.cluster.slurm_rules import Hosting
 from coordinator.config.schema import Config, WatchConfig
 from coordinator.intake.inbox import Inbox, Notice, Refused, leave, refusals
 from coordinator.runtime.loop import Coordinator
-from coordinator.runtime.operator_commands import obey_commands
 from coordinator.runtime.runner import Running
 from coordinator.runtime.service import Service
 from support.fake_cluster import FakeCluster
@@ -43,7 +42,7 @@ def put(ears: Service, text: str, name: str = "1.json") -> Path:
 
 def obey(coordinator: Coordinator) -> None:
     """The commands in the inbox, as the daemon's next look obeys them."""
-    obey_commands(coordinator, Inbox(coordinator.performer.site.paths).look())
+    coordinator.obey(Inbox(coordinator.performer.site.paths).look())
 
 
 def refused(ears: Service) -> list[Refused]:

@@ -10,7 +10,7 @@ from coordinator.cluster.sbatch_text import log_file
 from coordinator.evaluation import events as ev
 from coordinator.evaluation.state import State
 from coordinator.runtime.journal import Journal
-from coordinator.runtime.replay import summary_now
+from coordinator.runtime.summarise import summary_now
 from coordinator.runtime.summary import write_summary
 from evaljobs.contract.names import ShardId
 from evaljobs.contract.outcomes import Scored, ShardResponses

@@ -232,8 +232,7 @@ class World(Cluster):
             events, twins = detect.job_events(self.state, self.listing(), self.seen, detect.Grace(), self.now)
             for twin in twins:
                 self.cancel(do.CancelJob(job_id=twin))
-            events = detect.with_launches(self.state, events, self.listing(), self.began)
-            self.take(detect.with_shards(self.state, events, self.claims))
+            self.take(detect.with_causes(self.state, events, self.listing(), self.claims, self.began))
             grace = detect.Grace()
             self.take(self.limit_events(grace))
         for job_id in detect.overdue_jobs(self.state, self.seen, detect.Grace(), self.now):
