@@ -154,7 +154,10 @@ def evaluate(
     Exporter(known).finish(TRACKER_SECONDS)
     ran = before is None or _written_at(paths.results) != before
     note = "" if ran else resubmit.nothing_run(state)
-    return results_of(state, paths).model_copy(update={"note": note, "changed": said})
+    price = known.gpu_hour_price
+    return results_of(state, paths).model_copy(
+        update={"note": note, "changed": said, "gpu_hour_price": price}
+    )
 
 
 def _shown(settings: Config, paths: EvaluationPaths) -> Results | None:
@@ -162,7 +165,8 @@ def _shown(settings: Config, paths: EvaluationPaths) -> Results | None:
     state, _, _ = find_evaluation(settings, paths.root.name)
     if state.ended_at is None or state.ending.cancelled:
         return None
-    return results_of(state, paths).model_copy(update={"note": resubmit.nothing_run(state)})
+    more = {"note": resubmit.nothing_run(state), "gpu_hour_price": settings.gpu_hour_price}
+    return results_of(state, paths).model_copy(update=more)
 
 
 def _resumed(settings: Config, paths: EvaluationPaths) -> str:

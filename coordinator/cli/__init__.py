@@ -12,8 +12,6 @@ import os
 import sys
 from collections.abc import Mapping
 
-from typer.models import CommandInfo, TyperInfo
-
 from coordinator.base.disk_space import RESUMES, shortage
 from coordinator.cli import catalogue, commands, disk, doctor, evaluate, pages, series, service, tools
 from coordinator.cli.app import app
@@ -75,14 +73,11 @@ def _in_groups() -> None:
     """Give each command its group, and the help the order of `GROUPS`."""
     group_of = {name: group for group, names in GROUPS.items() for name in names}
     order = list(group_of)
-
-    def name_of(command: CommandInfo | TyperInfo) -> str:
-        return str(command.name or getattr(command.callback, "__name__", ""))
-
-    every: list[CommandInfo | TyperInfo] = [*app.registered_commands, *app.registered_groups]
-    for command in every:
-        command.rich_help_panel = group_of[name_of(command)]
-    app.registered_commands.sort(key=lambda command: order.index(name_of(command)))
+    for command in app.registered_commands:
+        command.rich_help_panel = group_of[str(command.name)]
+    for group in app.registered_groups:
+        group.rich_help_panel = group_of[str(group.name)]
+    app.registered_commands.sort(key=lambda command: order.index(str(command.name)))
 
 
 _in_groups()

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import inspect
 import json
-from collections.abc import Iterator, Mapping
+import os
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 
 import typer
+from typer.core import TyperCommand
 
+from coordinator.base.typed import typed
 from coordinator.cli.terminal import Console
 from coordinator.errors import OperatorError
+from evaljobs.contract.paths import WorkPaths
 
 if TYPE_CHECKING:
     from coordinator.config.schema import Config
@@ -43,25 +49,137 @@ def _options(
     """Options of `evalspan` itself."""
 
 
-CONFIG = Annotated[
-    Path | None, typer.Option("--config", help="evalspan.toml (default: here, then ~/.config/evalspan.toml).")
-]
-WORK_DIR = Annotated[
-    Path | None,
-    typer.Option(
-        "--work-dir", help="Folder that holds everything, on shared storage (default: evalspan-work)."
-    ),
-]
-JSON = Annotated[bool, typer.Option("--json", help="Print JSON (versioned) instead of tables.")]
-VERBOSE = Annotated[bool, typer.Option("--verbose", "-v", help="All of the accounting: by stage and GPU.")]
-HTML = Annotated[
-    Path | None,
-    typer.Option("--html", help="Write a page to look at in a browser: one file, which loads nothing."),
-]
+REQUIRED = inspect.Parameter.empty
 
-_EVALUATION = typer.Argument(help="Evaluation id, its beginning, or the digest at its end.")
-EVALUATION = Annotated[str, _EVALUATION]
-ONE_EVALUATION = Annotated[str | None, _EVALUATION]  # of a command that takes a series, too
+
+# --- what is typed ---------------------------------------------------------------------------------------------------
+
+
+def option(text: str, *names: str, default: Any = None, **more: Any) -> Any:
+    """An option of a command, as an attribute of its class. `default` REQUIRED: it must be given."""
+    return default, typer.Option(*names, help=text, **more)
+
+
+def argument(text: str, default: Any = REQUIRED) -> Any:
+    """A word without a name, as an attribute of a command's class."""
+    return default, typer.Argument(help=text)
+
+
+def flag(text: str, *names: str) -> Any:
+    return option(text, *names, default=False)
+
+
+class Command:
+    """One call of a command: an attribute for each option, whose value is what was typed. `run` obeys it.
+
+    Its docstring is the help. The options that all share come last.
+    """
+
+    def __init__(self, context: typer.Context | None = None, **typed: Any) -> None:
+        self.__dict__ |= {name: made[0] for name, made in declared(type(self)).items()} | typed
+        self.rest = context.args if context else []  # words that are no option, where the command takes such
+        sources = {name: context and context.get_parameter_source(name) for name in typed}
+        self.given = [name for name, source in sources.items() if source and source.name == "COMMANDLINE"]
+
+    def run(self) -> None:
+        raise NotImplementedError
+
+
+def declared(command: type[Command]) -> dict[str, Any]:
+    """Option of a command -> its default, and typer's record of it."""
+    bases = [*reversed(command.__mro__)]
+    bases.sort(key=lambda base: base.__module__ == __name__)
+    names = (name for base in bases for name in inspect.get_annotations(base))
+    return {name: getattr(command, name) for name in names}
+
+
+parameter = partial(inspect.Parameter, kind=inspect.Parameter.KEYWORD_ONLY)
+C = TypeVar("C", bound=type[Command])
+
+
+def command(
+    name: str = "", *, group: typer.Typer = app, cls: type[TyperCommand] | None = None, **more: Any
+) -> Callable[[C], C]:
+    """Make a class one of `group`'s commands. `more`: as of typer."""
+
+    def made(command: C) -> C:
+        kinds = get_type_hints(command)
+
+        def call(context: typer.Context, **typed: Any) -> None:
+            command(context, **typed).run()
+
+        parameters = [
+            parameter("context", annotation=typer.Context),
+            *(
+                parameter(name, default=default, annotation=Annotated[kinds[name], info])
+                for name, (default, info) in declared(command).items()
+            ),
+        ]
+        call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        call.__annotations__ = {each.name: each.annotation for each in parameters}
+        call.__doc__ = command.__doc__
+        group.command(name or command.__name__.lower(), cls=cls, **more)(call)
+        return command
+
+    return made
+
+
+class Where(Command):
+    """A command that finds its settings and its work folder by these options."""
+
+    config: Path | None = option("evalspan.toml (default: here, then ~/.config/evalspan.toml).", "--config")
+    work_dir: Path | None = option(
+        "Folder that holds everything, on shared storage (default: evalspan-work).", "--work-dir"
+    )
+
+    def settings(self, more: Mapping[str, object] | None = None, *, makes: bool = True) -> Config:
+        """`work_folder.load`, imported by the commands that read settings alone."""
+        from coordinator.intake.work_folder import load
+
+        return load(self.config, self.work_dir, more, makes=makes)
+
+    def there(self, more: Mapping[str, object] | None = None) -> Config:
+        """`settings` of a command about evaluations that there are: OperatorError without a work folder."""
+        settings = self.settings(more, makes=False)
+        if missing := self.missing(settings):
+            raise OperatorError(f"{missing}: name the one that you mean by --work-dir")
+        return settings
+
+    def missing(self, settings: Config) -> str:
+        """That there is no work folder, and where its path came from; "" where there is one."""
+        if os.path.lexists(settings.work_dir):
+            return ""
+        return f"there is no work folder {settings.work_dir} (from {self._source()})"
+
+    def place(self, settings: Config) -> str:
+        """The work folder, that it is new, and where its path came from."""
+        new = "" if WorkPaths(settings.work_dir).lock.exists() else "new, "
+        return f"{settings.work_dir} ({new}from {self._source()})"
+
+    def _source(self) -> str:
+        """Where the work folder's path came from: an option, a variable, a file, or the default."""
+        from coordinator.config.loading import source_of
+
+        named = "--work-dir" if self.work_dir is not None else source_of(self.config, os.environ, "work_dir")
+        return named or "the default, below the current folder"
+
+    def typed(self, command: str) -> str:
+        """A command with the options of this call."""
+        return typed(command, self.config, self.work_dir)
+
+
+class Printed(Where):
+    """A command that prints tables, or JSON."""
+
+    as_json: bool = flag("Print JSON (versioned) instead of tables.", "--json")
+
+
+VERBOSE = flag("All of the accounting: by stage and GPU.", "--verbose", "-v")
+HTML = option("Write a page to look at in a browser: one file, which loads nothing.", "--html")
+EVALUATION = "Evaluation id, its beginning, or the digest at its end."
+
+
+# --- what is printed -------------------------------------------------------------------------------------------------
 
 
 def stdout() -> Console:
@@ -104,54 +222,3 @@ def writing(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise OperatorError(f"{path} cannot be written: {error.strerror or error}") from error
-
-
-def place_of(settings: Config, config: Path | None, work_dir: Path | None) -> str:
-    """The work folder, that it is new, and where its path came from."""
-    from evaljobs.contract.paths import WorkPaths
-
-    new = "" if WorkPaths(settings.work_dir).lock.exists() else "new, "
-    return f"{settings.work_dir} ({new}from {_source_of_folder(config, work_dir)})"
-
-
-def settings_of(
-    config: Path | None,
-    work_dir: Path | None,
-    more: Mapping[str, object] | None = None,
-    *,
-    makes: bool = True,
-) -> Config:
-    """`work_folder.load`, imported by the commands that read settings alone."""
-    from coordinator.intake.work_folder import load
-
-    return load(config, work_dir, more, makes=makes)
-
-
-def settings_there(
-    config: Path | None, work_dir: Path | None, more: Mapping[str, object] | None = None
-) -> Config:
-    """`settings_of` a command about evaluations that there are: OperatorError without a work folder."""
-    settings = settings_of(config, work_dir, more, makes=False)
-    if missing := no_work_folder(settings, config, work_dir):
-        raise OperatorError(f"{missing}: name the one that you mean by --work-dir")
-    return settings
-
-
-def no_work_folder(settings: Config, config: Path | None, work_dir: Path | None) -> str:
-    """That there is none, and where its path came from; "" where there is one."""
-    import os
-
-    place = settings.work_dir
-    if os.path.lexists(place):
-        return ""
-    return f"there is no work folder {place} (from {_source_of_folder(config, work_dir)})"
-
-
-def _source_of_folder(config: Path | None, work_dir: Path | None) -> str:
-    """Where the work folder's path came from: an option, a variable, a file, or the default."""
-    import os
-
-    from coordinator.config.loading import source_of
-
-    named = "--work-dir" if work_dir is not None else source_of(config, os.environ, "work_dir")
-    return named or "the default, below the current folder"

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
-from coordinator.cli.app import CONFIG, EVALUATION, WORK_DIR, app, say, say_aside, settings_there, writing
+from coordinator.cli.app import EVALUATION, Where, argument, command, option, say, say_aside, writing
 from coordinator.cli.terminal import Console
 from coordinator.errors import ExitCode, OperatorError
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 MOST_MINUTES = 60.0 * 24 * 365  # largest --minutes of `release`: a year
 
 
-def _ask(config: Config, evaluation: str, command: Notice) -> None:
+def _ask(config: Config, evaluation: str, asked: Notice) -> None:
     """Leave the command to a running daemon, else run it here. Exit code 1: a retry failed."""
     from coordinator.base.words import by_reason
     from coordinator.cli.screen.live_screen import Watcher
@@ -39,28 +39,28 @@ def _ask(config: Config, evaluation: str, command: Notice) -> None:
     try:
         folder = find_folder(config, evaluation)
     except OperatorError:
-        if command.command != "cancel" or not (waited := withdrawn(config, evaluation)):
+        if asked.command != "cancel" or not (waited := withdrawn(config, evaluation)):
             raise
         say(f"{waited} is withdrawn: no daemon had begun it")
         return
     name = folder.root.name
     paths = WorkPaths(config.work_dir)
-    command = command.model_copy(update={"evaluation_id": name})
+    asked = asked.model_copy(update={"evaluation_id": name})
     holder = WorkLock(paths.lock).holder()
     state = _state_of(folder, config)
-    if state is not None and _changes_nothing(state, command, config, alive=bool(holder)):
+    if state is not None and _changes_nothing(state, asked, config, alive=bool(holder)):
         return
     if holder:
-        _leave(config, command, holder)
+        _leave(config, asked, holder)
         return
     coordinator = coordinator_of(config)
-    with coordinator.in_charge(f"evalspan {command.command}"), Watcher(Console(stderr=True)) as watcher:
+    with coordinator.in_charge(f"evalspan {asked.command}"), Watcher(Console(stderr=True)) as watcher:
         try:
             coordinator.revive(name)
         except KeyError as error:
             raise OperatorError(str(error.args[0])) from error
-        if command.command == "cancel":
-            coordinator.cancel(name, command.reason)
+        if asked.command == "cancel":
+            coordinator.cancel(name, asked.reason)
         else:
             coordinator.retry(name)
         ended = coordinator.until_ended(
@@ -68,7 +68,7 @@ def _ask(config: Config, evaluation: str, command: Notice) -> None:
         )
     coordinator.close()
     archive_all(paths.root, [name])
-    if command.command == "cancel":
+    if asked.command == "cancel":
         say(f"{ended.evaluation_id} is cancelled")
         return
     for task, why in by_reason({e.name: e.error for e in ended.entries if e.status == "failed"}).items():
@@ -78,16 +78,16 @@ def _ask(config: Config, evaluation: str, command: Notice) -> None:
     say(f"{ended.evaluation_id} is scored{reused(ended)}: `evalspan report {ended.evaluation_id}`")
 
 
-def _leave(config: Config, command: Notice, holder: str) -> None:
+def _leave(config: Config, asked: Notice, holder: str) -> None:
     """Leave the command to the daemon. `holder`: of the work folder."""
     from coordinator.intake.inbox import leave
     from coordinator.runtime.work_lock import is_daemon
 
-    leave(WorkPaths(config.work_dir), command)
+    leave(WorkPaths(config.work_dir), asked)
     later = (
         "" if is_daemon(holder) else f"; where {holder}, runs another evaluation, the next daemon obeys it"
     )
-    say(f"{command.command} of {command.evaluation_id} is asked for{later}")
+    say(f"{asked.command} of {asked.evaluation_id} is asked for{later}")
 
 
 def _state_of(folder: EvaluationPaths, config: Config) -> State | None:
@@ -109,24 +109,24 @@ def _state_of(folder: EvaluationPaths, config: Config) -> State | None:
     return None if state.ended_at is None and found is not None and found.parked is not None else state
 
 
-def _changes_nothing(state: State, command: Notice, config: Config, *, alive: bool) -> bool:
+def _changes_nothing(state: State, asked: Notice, config: Config, *, alive: bool) -> bool:
     """Whether a command would change nothing, and say why; a retry that does says which settings it keeps."""
     from coordinator.intake.from_settings import model_options
     from coordinator.intake.resubmit import kept
 
-    if nothing := _nothing_to_do(state, command, alive=alive):
+    if nothing := _nothing_to_do(state, asked, alive=alive):
         say(f"{state.evaluation_id} {nothing}")
-    elif command.command == "retry" and (note := kept(state.record, model_options(config))):
+    elif asked.command == "retry" and (note := kept(state.record, model_options(config))):
         say_aside(note)
     return bool(nothing)
 
 
-def _nothing_to_do(state: State, command: Notice, *, alive: bool) -> str:
+def _nothing_to_do(state: State, asked: Notice, *, alive: bool) -> str:
     """Why a command would change nothing; "" where it would.
 
     Without a daemon a retry continues an evaluation that has not ended.
     """
-    if command.command == "cancel":
+    if asked.command == "cancel":
         return "has ended: nothing is left to cancel" if state.ended_at is not None else ""
     if state.failed_entries() or state.unscored_items or (state.ended_at is None and not alive):
         return ""
@@ -138,48 +138,43 @@ def _nothing_to_do(state: State, command: Notice, *, alive: bool) -> str:
     return f"{so_far}: nothing is left to try again"
 
 
-@app.command()
-def cancel(
-    evaluation: EVALUATION,
-    config: CONFIG = None,
-    work_dir: WORK_DIR = None,
-    reason: Annotated[str, typer.Option(help="Shown in the report.")] = "on request",
-) -> None:
+@command()
+class Cancel(Where):
     """Stop an evaluation: its jobs are cancelled and node memory is cleared. What is scored stays.
 
     Example:
 
     evalspan cancel step-1000-core-1a2b3c4d --reason "wrong suite"
     """
-    from coordinator.intake.inbox import Notice
 
-    _ask(settings_there(config, work_dir), evaluation, Notice(command="cancel", reason=reason))
+    evaluation: str = argument(EVALUATION)
+    reason: str = option("Shown in the report.", default="on request")
+
+    def run(self) -> None:
+        from coordinator.intake.inbox import Notice
+
+        _ask(self.there(), self.evaluation, Notice(command="cancel", reason=self.reason))
 
 
-@app.command()
-def retry(evaluation: EVALUATION, config: CONFIG = None, work_dir: WORK_DIR = None) -> None:
+@command()
+class Retry(Where):
     """Retry an evaluation's failed tasks and its items without a score; scored tasks are kept.
 
     Without a daemon the command runs here: exit code 1 where tasks failed again. Example:
 
     evalspan retry step-1000-core-1a2b3c4d
     """
-    from coordinator.intake.inbox import Notice
 
-    _ask(settings_there(config, work_dir), evaluation, Notice(command="retry"))
+    evaluation: str = argument(EVALUATION)
+
+    def run(self) -> None:
+        from coordinator.intake.inbox import Notice
+
+        _ask(self.there(), self.evaluation, Notice(command="retry"))
 
 
-@app.command()
-def release(
-    node: Annotated[str | None, typer.Argument(help="Node to give back.")] = None,
-    gpus: Annotated[int, typer.Option(min=0, help="Or: as many GPUs, wherever the least work is lost.")] = 0,
-    minutes: Annotated[
-        float,
-        typer.Option(min=0.0, max=MOST_MINUTES, help="Not taken again for so long; 0: take it again now."),
-    ] = 60.0,
-    config: CONFIG = None,
-    work_dir: WORK_DIR = None,
-) -> None:
+@command()
+class Release(Where):
     """Give whole nodes back to other users; their shards run on other nodes.
 
     Examples:
@@ -190,37 +185,46 @@ def release(
 
     evalspan release node17 --minutes 0
     """
-    from coordinator.allocation import demand
-    from coordinator.cli.screen.standing import all_of
-    from coordinator.intake.inbox import Notice, leave
-    from coordinator.intake.work_folder import refuse_guest
-    from coordinator.runtime.replay import find_evaluation
-    from coordinator.runtime.work_lock import WorkLock
 
-    if bool(node) == bool(gpus):
-        raise OperatorError("name a node, or say --gpus K")
-    if not math.isfinite(minutes):
-        raise OperatorError("--minutes is a number of minutes")
-    if not node and not minutes:
-        raise OperatorError("--minutes 0 lets a node be taken again: name it")
-    settings = settings_there(config, work_dir)
-    paths = WorkPaths(settings.work_dir)
-    refuse_guest(paths.root)
-    if not WorkLock(paths.lock).held():
-        if node and not minutes and _end_cordon(paths, node):
-            say(f"{node} may be taken again")
-            return
-        raise OperatorError(f"no daemon runs on {paths.root}: there is nothing to give back")
-    begun = [s.evaluation_id for s in all_of(settings) if s.ended_at is None]
-    used = demand.uses([find_evaluation(settings, evaluation_id)[0] for evaluation_id in begun])
-    if node:
-        _check_node(settings, node, used)
-    names = (node,) if node else demand.to_give_back(used, gpus)
-    if not names:
-        raise OperatorError("no GPU is in use by an evaluation: there is nothing to give back")
-    leave(paths, Notice(command="release", nodes=names, seconds=60 * minutes))
-    for name in names:
-        say(_given_back(name, used, minutes))
+    node: str | None = argument("Node to give back.", None)
+    gpus: int = option("Or: as many GPUs, wherever the least work is lost.", min=0, default=0)
+    minutes: float = option(
+        "Not taken again for so long; 0: take it again now.", min=0.0, max=MOST_MINUTES, default=60.0
+    )
+
+    def run(self) -> None:
+        from coordinator.allocation import demand
+        from coordinator.cli.screen.standing import all_of
+        from coordinator.intake.inbox import Notice, leave
+        from coordinator.intake.work_folder import refuse_guest
+        from coordinator.runtime.replay import find_evaluation
+        from coordinator.runtime.work_lock import WorkLock
+
+        node, minutes = self.node, self.minutes
+        if bool(node) == bool(self.gpus):
+            raise OperatorError("name a node, or say --gpus K")
+        if not math.isfinite(minutes):
+            raise OperatorError("--minutes is a number of minutes")
+        if not node and not minutes:
+            raise OperatorError("--minutes 0 lets a node be taken again: name it")
+        settings = self.there()
+        paths = WorkPaths(settings.work_dir)
+        refuse_guest(paths.root)
+        if not WorkLock(paths.lock).held():
+            if node and not minutes and _end_cordon(paths, node):
+                say(f"{node} may be taken again")
+                return
+            raise OperatorError(f"no daemon runs on {paths.root}: there is nothing to give back")
+        begun = [s.evaluation_id for s in all_of(settings) if s.ended_at is None]
+        used = demand.uses([find_evaluation(settings, evaluation_id)[0] for evaluation_id in begun])
+        if node:
+            _check_node(settings, node, used)
+        names = (node,) if node else demand.to_give_back(used, self.gpus)
+        if not names:
+            raise OperatorError("no GPU is in use by an evaluation: there is nothing to give back")
+        leave(paths, Notice(command="release", nodes=names, seconds=60 * minutes))
+        for name in names:
+            say(_given_back(name, used, minutes))
 
 
 def _end_cordon(paths: WorkPaths, node: str) -> bool:

@@ -5,11 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import typer
-
-from coordinator.cli.app import CONFIG, JSON, WORK_DIR, app, say, settings_there, show_json, stdout
+from coordinator.cli.app import REQUIRED, Printed, command, flag, option, say, show_json, stdout
 from coordinator.errors import EvalspanError, OperatorError
 from evaljobs.contract.paths import WorkPaths
 
@@ -41,21 +39,8 @@ def _code(settings: Config) -> str | None:
     return code_of(settings)
 
 
-@app.command()
-def prune(
-    keep: Annotated[
-        Literal["scores", "responses"],
-        typer.Option(help="What stays of old evaluations, beside results, reports and journals."),
-    ],
-    older_than: Annotated[str, typer.Option(help="Only evaluations that ended so long ago: 12h, 30d, 8w.")],
-    yes: Annotated[bool, typer.Option("--yes", help="Remove; without it nothing is changed.")] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only print what would go; this is the default.")
-    ] = False,
-    config: CONFIG = None,
-    work_dir: WORK_DIR = None,
-    as_json: JSON = False,
-) -> None:
+@command()
+class Prune(Printed):
     """Remove logs, responses and samples of old evaluations, and shared files that none needs any more.
 
     --keep scores: logs, specs, outcomes, responses, verdicts, judgements and samples go.
@@ -70,24 +55,34 @@ def prune(
 
     evalspan prune --keep scores --older-than 8w --yes
     """
-    from coordinator.keeping.inventory import read_work_folder
-    from coordinator.keeping.prune import carry_out
-    from coordinator.keeping.retention import going
 
-    if yes and dry_run:
-        raise OperatorError("say --yes or --dry-run")
-    settings = settings_there(config, work_dir)
-    work, policy, now = WorkPaths(settings.work_dir), _policy(settings, keep, older_than), time.time()
-    made = going(read_work_folder(work), policy, now, code=_code(settings))
-    left = {name: why for name, why in carry_out(work, made, policy, now) if why} if yes else {}
-    if as_json:
-        show_json({"schema_version": 1, "removed": yes, "left": left, **_as_json(made)})
-    else:
-        _show_plan(made, done=yes)
-    for name, why in left.items():
-        say(f"{name} is left: {why}", "yellow", err=True)
-    if any("Permission denied" in why for why in left.values()):
-        raise EvalspanError(f"{work.root} is another user's work folder: ask that user to prune it")
+    keep: Literal["scores", "responses"] = option(
+        "What stays of old evaluations, beside results, reports and journals.", default=REQUIRED
+    )
+    older_than: str = option("Only evaluations that ended so long ago: 12h, 30d, 8w.", default=REQUIRED)
+    yes: bool = flag("Remove; without it nothing is changed.", "--yes")
+    dry_run: bool = flag("Only print what would go; this is the default.", "--dry-run")
+
+    def run(self) -> None:
+        from coordinator.keeping.inventory import read_work_folder
+        from coordinator.keeping.prune import carry_out
+        from coordinator.keeping.retention import going
+
+        if self.yes and self.dry_run:
+            raise OperatorError("say --yes or --dry-run")
+        settings = self.there()
+        work, now = WorkPaths(settings.work_dir), time.time()
+        policy = _policy(settings, self.keep, self.older_than)
+        made = going(read_work_folder(work), policy, now, code=_code(settings))
+        left = {name: why for name, why in carry_out(work, made, policy, now) if why} if self.yes else {}
+        if self.as_json:
+            show_json({"schema_version": 1, "removed": self.yes, "left": left, **_as_json(made)})
+        else:
+            _show_plan(made, done=self.yes)
+        for name, why in left.items():
+            say(f"{name} is left: {why}", "yellow", err=True)
+        if any("Permission denied" in why for why in left.values()):
+            raise EvalspanError(f"{work.root} is another user's work folder: ask that user to prune it")
 
 
 def _as_json(made: WorkFolder) -> dict[str, Any]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
-from coordinator.cli.app import CONFIG, JSON, WORK_DIR, app, settings_of, stdout
+from coordinator.cli.app import Printed, command, option, stdout
 from coordinator.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -16,37 +16,34 @@ if TYPE_CHECKING:
 STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 
 
-@app.command()
-def doctor(
-    config: CONFIG = None,
-    work_dir: WORK_DIR = None,
-    cluster: Annotated[str | None, typer.Option(help="local or slurm.")] = None,
-    partition: Annotated[str | None, typer.Option(help="Slurm partition of the GPU jobs.")] = None,
-    nodes: Annotated[int, typer.Option(min=0, help="Probe so many nodes of each partition; 0: all.")] = 8,
-    wait: Annotated[
-        float, typer.Option(min=1, help="Seconds that a node's jobs may take to start and end.")
-    ] = 60.0,
-    sample_mb: Annotated[
-        int, typer.Option(min=1, help="MB written to node memory to measure its rate.")
-    ] = 256,
-    as_json: JSON = False,
-) -> None:
+@command()
+class Doctor(Printed):
     """Check this machine, Redis, Slurm's rules and its nodes (by small jobs), and print what to change.
 
     Exit code 1 where an evaluation would be stopped. Example:
 
     evalspan doctor --cluster slurm --partition gpu
     """
-    from coordinator.doctor import collect
 
-    settings = settings_of(config, work_dir, {"cluster.kind": cluster, "cluster.partition": partition})
-    made = collect.check_up(settings, most_nodes=nodes, wait_seconds=wait, sample_mb=sample_mb)
-    if as_json:
-        stdout().print_json(made.model_dump_json())
-    else:
-        show(made, settings.work_dir)
-    if made.failed:
-        raise typer.Exit(ExitCode.FAILED)
+    cluster: str | None = option("local or slurm.")
+    partition: str | None = option("Slurm partition of the GPU jobs.")
+    nodes: int = option("Probe so many nodes of each partition; 0: all.", min=0, default=8)
+    wait: float = option("Seconds that a node's jobs may take to start and end.", min=1, default=60.0)
+    sample_mb: int = option("MB written to node memory to measure its rate.", min=1, default=256)
+
+    def run(self) -> None:
+        from coordinator.doctor import collect
+
+        settings = self.settings({"cluster.kind": self.cluster, "cluster.partition": self.partition})
+        made = collect.check_up(
+            settings, most_nodes=self.nodes, wait_seconds=self.wait, sample_mb=self.sample_mb
+        )
+        if self.as_json:
+            stdout().print_json(made.model_dump_json())
+        else:
+            show(made, settings.work_dir)
+        if made.failed:
+            raise typer.Exit(ExitCode.FAILED)
 
 
 def show(made: Checkup, work_dir: Path) -> None:
@@ -61,12 +58,7 @@ def show(made: Checkup, work_dir: Path) -> None:
         )
     stdout().print(sheet)
     stdout().print()
-    _show_end(made, work_dir)
-
-
-def _show_end(made: Checkup, work_dir: Path) -> None:
-    bad = sum(1 for f in made.findings if f.status == "fail")
-    if bad:
+    if bad := sum(one.status == "fail" for one in made.findings):
         stdout().print(f"{bad} of these would stop an evaluation in {work_dir}.", style=STYLES["fail"])
     else:
         stdout().print("Nothing here stops an evaluation.", style=STYLES["ok"])

@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING
 
 import typer
 
 from coordinator.cli import lm_eval_flags
 from coordinator.cli.app import (
-    CONFIG,
-    JSON,
+    REQUIRED,
     VERBOSE,
-    WORK_DIR,
     AtTerminal,
-    app,
+    argument,
+    command,
+    flag,
+    option,
     say,
-    settings_of,
     show_json,
     stdout,
 )
 from coordinator.cli.lm_eval_flags import LmEvalCommand
-from coordinator.cli.suite_options import LM_EVAL, takes_suite
+from coordinator.cli.suite_options import LM_EVAL, Chosen
 from coordinator.cli.terminal import Console
 from coordinator.errors import ExitCode, OperatorError
 
@@ -29,58 +28,13 @@ if TYPE_CHECKING:
     from coordinator.api import Results
     from coordinator.intake.one_off import SuiteOptions
 
-SITE = "Where it runs"
-
-CHECKPOINT_HELP = "Folder with config.json, safetensors and tokenizer, or a Hub id."
-CHECKPOINT = Annotated[str, typer.Argument(help=CHECKPOINT_HELP)]
-STEP = Annotated[
-    int | None,
-    typer.Option(min=0, help="Training step, for reports and trackers; default: by the folder's name."),
-]
+SITE = {"rich_help_panel": "Where it runs"}
+CHECKPOINT = "Folder with config.json, safetensors and tokenizer, or a Hub id."
+STEP = option("Training step, for reports and trackers; default: by the folder's name.", min=0)
 
 
-@app.command("eval", cls=LmEvalCommand)
-@takes_suite
-def evaluate(
-    chosen: SuiteOptions,
-    checkpoint: Annotated[str | None, typer.Argument(help=CHECKPOINT_HELP)] = None,
-    config: CONFIG = None,
-    work_dir: WORK_DIR = None,
-    cluster: Annotated[str | None, typer.Option(help="local or slurm.", rich_help_panel=SITE)] = None,
-    partition: Annotated[
-        str | None, typer.Option(help="Slurm partition of the GPU jobs.", rich_help_panel=SITE)
-    ] = None,
-    account: Annotated[str | None, typer.Option(help="Slurm account.", rich_help_panel=SITE)] = None,
-    qos: Annotated[str | None, typer.Option(help="Slurm QOS.", rich_help_panel=SITE)] = None,
-    slots: Annotated[
-        int | None, typer.Option(min=1, help="At most this many trials at once.", rich_help_panel=SITE)
-    ] = None,
-    shards_per_task: Annotated[
-        int | None, typer.Option(min=1, help="Force this many shards a task.", rich_help_panel=SITE)
-    ] = None,
-    step: STEP = None,
-    model: Annotated[str | None, typer.Option(help="hf, vllm or sglang.", rich_help_panel=LM_EVAL)] = None,
-    model_args: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="KEY=VALUE,…",
-            help="Model arguments; pretrained= names the checkpoint.",
-            rich_help_panel=LM_EVAL,
-        ),
-    ] = None,
-    device: Annotated[str | None, typer.Option(help="cuda or cpu.", rich_help_panel=LM_EVAL)] = None,
-    check_fast: Annotated[
-        int | None,
-        typer.Option(
-            min=1, metavar="N", help="Evaluate N documents of each task in both modes and print differences."
-        ),
-    ] = None,
-    fresh: Annotated[
-        bool, typer.Option("--fresh", help="Build, ask and score again, whatever earlier evaluations have.")
-    ] = False,
-    verbose: VERBOSE = False,
-    as_json: JSON = False,
-) -> None:
+@command("eval", cls=LmEvalCommand)
+class Evaluate(Chosen):
     """Evaluate one checkpoint on one suite and print the makespan and the scores.
 
     Killed and run again, it goes on where it stood. Examples:
@@ -93,113 +47,115 @@ def evaluate(
 
     evalspan eval ckpt/step-1000 --suite core --check-fast 50
     """
-    from coordinator import api
-    from coordinator.cli.interrupt import Screen
 
-    settings: dict[str, Any] = {
-        "cluster.kind": cluster,
-        "cluster.partition": partition,
-        "cluster.account": account,
-        "cluster.qos": qos,
-    }
-    pretrained, trial = lm_eval_flags.trial_settings(model, model_args, device)
-    # read now: evalspan.toml may have changed when the scores are shown
-    price = settings_of(config, work_dir, settings).gpu_hour_price
-
-    def evaluated(suite: SuiteOptions) -> Results:
-        return api.evaluate(
-            lm_eval_flags.the_checkpoint(checkpoint, pretrained),
-            suite,
-            step=step,
-            slots=slots,
-            shards_per_task=shards_per_task,
-            fresh=fresh,
-            config=config,
-            work_dir=work_dir,
-            settings={**settings, **trial},
-            follow=Screen(Console(stderr=as_json)),
-        )
-
-    if check_fast is not None:
-        _check_fast(evaluated, chosen, check_fast, as_json=as_json)
-        return
-    found = evaluated(chosen)
-    _show(found, as_json=as_json, verbose=verbose, gpu_hour_price=price)
-
-
-def _check_fast(
-    evaluated: Callable[[SuiteOptions], Results], chosen: SuiteOptions, documents: int, *, as_json: bool
-) -> None:
-    """Evaluate in fast mode, which may be refused, then in exact mode; exit code 1 where scores are missing."""
-    from coordinator.report import mode_check
-
-    if chosen.mode is not None or chosen.limit is not None:
-        raise OperatorError(
-            "--check-fast N evaluates N documents in both modes: leave --mode and --limit away"
-        )
-    found: dict[str, Results] = {}
-    for mode in ("fast", "exact"):
-        budget = chosen.token_budget if mode == "fast" else None
-        more = {"mode": mode, "limit": documents, "token_budget": budget}
-        found[mode] = evaluated(chosen.model_copy(update=more))
-        if not found[mode].complete:
-            _show(found[mode], as_json=as_json, verbose=False, gpu_hour_price=None)
-    made = mode_check.check(
-        {mode: found[mode].folder for mode in ("exact", "fast")},
-        {mode: found[mode].raw for mode in ("exact", "fast")},
+    checkpoint: str | None = argument(CHECKPOINT, None)
+    cluster: str | None = option("local or slurm.", **SITE)
+    partition: str | None = option("Slurm partition of the GPU jobs.", **SITE)
+    account: str | None = option("Slurm account.", **SITE)
+    qos: str | None = option("Slurm QOS.", **SITE)
+    slots: int | None = option("At most this many trials at once.", min=1, **SITE)
+    shards_per_task: int | None = option("Force this many shards a task.", min=1, **SITE)
+    step: int | None = STEP
+    model: str | None = option("hf, vllm or sglang.", **LM_EVAL)
+    model_args: list[str] | None = option(
+        "Model arguments; pretrained= names the checkpoint.", metavar="KEY=VALUE,…", **LM_EVAL
     )
-    if as_json:
-        show_json(made.model_dump(mode="json"))
-    else:
-        mode_check.show(stdout(), made)
+    device: str | None = option("cuda or cpu.", **LM_EVAL)
+    check_fast: int | None = option(
+        "Evaluate N documents of each task in both modes and print differences.", min=1, metavar="N"
+    )
+    fresh: bool = flag("Build, ask and score again, whatever earlier evaluations have.", "--fresh")
+    verbose: bool = VERBOSE
+
+    def run(self) -> None:
+        if self.check_fast is not None:
+            self._check_fast(self.check_fast)
+        else:
+            self._show(self._evaluated(self.chosen))
+
+    def _evaluated(self, suite: SuiteOptions) -> Results:
+        from coordinator import api
+        from coordinator.cli.interrupt import Screen
+
+        pretrained, trial = lm_eval_flags.trial_settings(self.model, self.model_args, self.device)
+        site = {f"cluster.{name}": getattr(self, name) for name in ("partition", "account", "qos")}
+        return api.evaluate(
+            lm_eval_flags.the_checkpoint(self.checkpoint, pretrained),
+            suite,
+            step=self.step,
+            slots=self.slots,
+            shards_per_task=self.shards_per_task,
+            fresh=self.fresh,
+            config=self.config,
+            work_dir=self.work_dir,
+            settings={"cluster.kind": self.cluster, **site, **trial},
+            follow=Screen(Console(stderr=self.as_json)),
+        )
+
+    def _check_fast(self, documents: int) -> None:
+        """Evaluate in fast mode, which may be refused, then in exact mode; exit code 1 where scores are missing."""
+        from coordinator.report import mode_check
+
+        chosen = self.chosen
+        if chosen.mode is not None or chosen.limit is not None:
+            raise OperatorError(
+                "--check-fast N evaluates N documents in both modes: leave --mode and --limit away"
+            )
+        found: dict[str, Results] = {}
+        for mode in ("fast", "exact"):
+            budget = chosen.token_budget if mode == "fast" else None
+            more = {"mode": mode, "limit": documents, "token_budget": budget}
+            found[mode] = self._evaluated(chosen.model_copy(update=more))
+            if not found[mode].complete:
+                self._show(found[mode])
+        made = mode_check.check(
+            {mode: found[mode].folder for mode in ("exact", "fast")},
+            {mode: found[mode].raw for mode in ("exact", "fast")},
+        )
+        if self.as_json:
+            show_json(made.model_dump(mode="json"))
+        else:
+            mode_check.show(stdout(), made)
+
+    def _show(self, found: Results) -> None:
+        """Print results; exit code 130 where the evaluation was cancelled, 1 where scores are missing."""
+        from coordinator.report.render import show
+
+        if found.note:
+            typer.echo(found.note, err=self.as_json)
+        if self.as_json:
+            changed = {"changed": found.changed} if found.changed else {}
+            show_json({**found.raw, "evalspan": {**found.raw.get("evalspan", {}), **changed}})
+        else:
+            ran = not found.note and found.makespan_seconds is not None
+            show(stdout(), found.report, found.raw, found.gpu_hour_price, ran=ran, verbose=self.verbose)
+            results = f"Results: {found.folder / 'results.json'}\n" if found.scores else ""
+            say(f"\n{results}Samples, logs, responses: {found.folder}")
+        if found.status == "cancelled":
+            raise typer.Exit(ExitCode.INTERRUPTED)
+        if not found.complete:
+            raise typer.Exit(ExitCode.FAILED)
 
 
-def _show(found: Results, *, as_json: bool, verbose: bool, gpu_hour_price: float | None) -> None:
-    """Print results; exit code 130 where the evaluation was cancelled, 1 where scores are missing."""
-    from coordinator.report.render import show
-
-    if found.note:
-        typer.echo(found.note, err=as_json)
-    if as_json:
-        changed = {"changed": found.changed} if found.changed else {}
-        show_json({**found.raw, "evalspan": {**found.raw.get("evalspan", {}), **changed}})
-    else:
-        ran = not found.note and found.makespan_seconds is not None
-        show(stdout(), found.report, found.raw, gpu_hour_price, ran=ran, verbose=verbose)
-        results = f"Results: {found.folder / 'results.json'}\n" if found.scores else ""
-        say(f"\n{results}Samples, logs, responses: {found.folder}")
-    if found.status == "cancelled":
-        raise typer.Exit(ExitCode.INTERRUPTED)
-    if not found.complete:
-        raise typer.Exit(ExitCode.FAILED)
-
-
-@app.command(cls=LmEvalCommand)
-@takes_suite
-def prepare(
-    chosen: SuiteOptions,
-    checkpoint: Annotated[str, typer.Option("--tokenizer", help="The checkpoint's folder, or a Hub id.")],
-    config: CONFIG = None,
-    work_dir: WORK_DIR = None,
-    as_json: JSON = False,
-) -> None:
+@command(cls=LmEvalCommand)
+class Prepare(Chosen):
     """Build a suite's request sets on this machine, with data sets and metric scripts from the internet.
 
     Jobs run offline: they read the work folder and the Hugging Face cache. Example:
 
     evalspan prepare --suite core --tokenizer ckpt/step-1000
     """
-    from coordinator import api
 
-    built = api.prepare(
-        checkpoint,
-        chosen,
-        config=config,
-        work_dir=work_dir,
-        aside=AtTerminal(),
-    )
-    if as_json:
-        show_json(built)
-    else:
+    checkpoint: str = option("The checkpoint's folder, or a Hub id.", "--tokenizer", default=REQUIRED)
+
+    def run(self) -> None:
+        from coordinator import api
+
+        built = api.prepare(
+            self.checkpoint, self.chosen, config=self.config, work_dir=self.work_dir, aside=AtTerminal()
+        )
+        if self.as_json:
+            show_json(built)
+            return
         for entry, sets in built.items():
             say(f"{entry}: {len(sets)} request set{'s' if len(sets) != 1 else ''}")

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
-from coordinator.cli.app import CONFIG, WORK_DIR, app, say, writing
+from coordinator.cli.app import Where, command, option, say, writing
 from coordinator.errors import OperatorError
 
 if TYPE_CHECKING:
@@ -43,15 +42,8 @@ def _save(file: Path, text: str) -> None:
         write_atomic(file, text.encode("utf-8", "replace"))
 
 
-@app.command()
-def serve(
-    port: Annotated[int, typer.Option(min=0, max=65535, help="On 127.0.0.1; 0: any free one.")] = 0,
-    unix: Annotated[
-        Path | None, typer.Option("--unix", help="Or: a Unix socket, which only you can open.")
-    ] = None,
-    config: CONFIG = None,
-    work_dir: WORK_DIR = None,
-) -> None:
+@command()
+class Serve(Where):
     """Show evaluations, trainings and comparisons in a browser, kept up to date; reads files, changes none.
 
     Examples:
@@ -62,18 +54,24 @@ def serve(
 
     ssh -L 8421:127.0.0.1:8421 LOGIN_NODE
     """
-    import os
 
-    from coordinator.config import loading
+    port: int = option("On 127.0.0.1; 0: any free one.", min=0, max=65535, default=0)
+    unix: Path | None = option("Or: a Unix socket, which only you can open.", "--unix")
 
-    try:
-        from coordinator.page import server
-    except ImportError as error:
-        raise OperatorError(f"`evalspan serve` needs {error.name}: pip install 'evalspan[web]'") from error
+    def run(self) -> None:
+        from coordinator.config import loading
 
-    settings = loading.load(config, os.environ, {"work_dir": work_dir})  # makes and tries no folder
-    if unix is not None and port:
-        raise OperatorError("--port and --unix: a socket of this user has no port; give one of them")
-    if not settings.work_dir.is_dir():
-        raise OperatorError(f"there is no work folder {settings.work_dir}: give --work-dir")
-    server.run(settings, port=port, unix=unix, say=say)
+        try:
+            from coordinator.page import server
+        except ImportError as error:
+            raise OperatorError(
+                f"`evalspan serve` needs {error.name}: pip install 'evalspan[web]'"
+            ) from error
+
+        # makes and tries no folder
+        settings = loading.load(self.config, os.environ, {"work_dir": self.work_dir})
+        if self.unix is not None and self.port:
+            raise OperatorError("--port and --unix: a socket of this user has no port; give one of them")
+        if not settings.work_dir.is_dir():
+            raise OperatorError(f"there is no work folder {settings.work_dir}: give --work-dir")
+        server.run(settings, port=self.port, unix=self.unix, say=say)

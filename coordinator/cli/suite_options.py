@@ -1,91 +1,67 @@
-"""The options of `eval`, `submit` and `prepare` that name a suite and change its settings, declared once.
-
-Rule: such a command has one parameter `chosen: SuiteOptions`, and `takes_suite` puts the options in its place.
-"""
+"""The options of `eval`, `submit`, `prepare` and `validate` that name a suite and change its settings, declared once."""
 
 from __future__ import annotations
 
-import functools
-import inspect
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
-
-import typer
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 from coordinator.cli import lm_eval_flags
+from coordinator.cli.app import Printed, option
+from coordinator.errors import OperatorError
 
 if TYPE_CHECKING:
     from coordinator.intake.one_off import SuiteOptions
 
-ONE_OFF = "What is evaluated"
-LM_EVAL = "As in lm_eval run (underscores work, too)"
+ONE_OFF = {"rich_help_panel": "What is evaluated"}
+LM_EVAL = {"rich_help_panel": "As in lm_eval run (underscores work, too)"}
 
 
-def _option(kind: Any, text: str, panel: str, *names: str, **more: Any) -> Any:
-    return Annotated[kind | None, typer.Option(*names, help=text, rich_help_panel=panel, **more)]
+class Chosen(Printed):
+    """A command that takes a suite, or tasks, and other settings than the suite's."""
 
-
-OPTIONS = {
-    "suite": _option(
-        str, "A suite's name, or a suite file (default: \\[watch] suite).", ONE_OFF, "--suite", "-s"
-    ),
-    "tasks": _option(str, "Tasks of lm-eval instead of a suite: a,b.", ONE_OFF),
-    "limit": _option(float, "Documents of each task, or a share below 1.", ONE_OFF),
-    "num_fewshot": _option(int, "Examples in each prompt.", ONE_OFF, min=0),
-    "batch_size": _option(str, 'A number or "auto", in place of the suite\'s.', ONE_OFF),
-    "mode": _option(
-        str, "lm-eval's digits, or each shared context computed once.", ONE_OFF, metavar="exact|fast"
-    ),
-    "token_budget": _option(str, 'With mode fast: tokens of a forward pass, or "auto".', ONE_OFF),
-    "gen_kwargs": _option(list[str], "Generation settings of each task.", LM_EVAL, metavar="KEY=VALUE,…"),
-    "include_path": _option(list[str], "Folder of task YAMLs.", LM_EVAL),
-    "apply_chat_template": _option(
-        str, "Render prompts by the tokenizer's chat template.", LM_EVAL, metavar="[NAME]"
-    ),
-    "system_instruction": _option(str, "System message of each prompt.", LM_EVAL),
-    "fewshot_as_multiturn": _option(
-        str, "Few-shot examples as turns of the conversation.", LM_EVAL, metavar="[true|false]"
-    ),
-    "seed": _option(str, "One seed for all generators.", LM_EVAL),
-}
-
-
-def suite_options(typed: dict[str, Any]) -> SuiteOptions:
-    """What was typed, option -> value, as the record that `coordinator.api` takes."""
-    from coordinator.errors import OperatorError
-    from coordinator.intake import one_off
-
-    more = dict(typed)
-    suite, tasks, mode, multiturn = (more.pop(n) for n in ("suite", "tasks", "mode", "fewshot_as_multiturn"))
-    if mode not in (None, "exact", "fast"):
-        raise OperatorError(f"--mode is exact or fast, not {mode!r}")
-    read: Any = {
-        **more,
-        "mode": mode,
-        "gen_kwargs": lm_eval_flags.pairs(typed["gen_kwargs"] or (), "--gen-kwargs") or None,
-        "include_path": typed["include_path"] or (),
-        "apply_chat_template": lm_eval_flags.flag_of(typed["apply_chat_template"]),
-        "fewshot_as_multiturn": None if multiturn is None else multiturn.lower() in lm_eval_flags.TRUE,
-        "seed": lm_eval_flags.seed_of(typed["seed"]),
-    }
-    return one_off.suite_options(suite, tasks or (), read)
-
-
-def takes_suite(command: Callable[..., None]) -> Callable[..., None]:
-    """`command` with the options of `OPTIONS` in place of its parameter `chosen`."""
-    later = {"SuiteOptions": Any}  # its module takes 0.3 s to import: not for --help
-    types = OPTIONS | get_type_hints(command, localns=later, include_extras=True)
-    own = inspect.signature(command).parameters
-
-    @functools.wraps(command)
-    def taking(**values: Any) -> None:
-        chosen = suite_options({name: values.pop(name) for name in OPTIONS})
-        command(chosen=chosen, **values)
-
-    parameters = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in OPTIONS]
-    parameters += [p for p in own.values() if p.name != "chosen"]
-    taking.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-        [p.replace(annotation=types[p.name], kind=p.KEYWORD_ONLY) for p in parameters]
+    suite: str | None = option(
+        "A suite's name, or a suite file (default: \\[watch] suite).", "--suite", "-s", **ONE_OFF
     )
-    taking.__annotations__ = {p.name: types[p.name] for p in parameters}
-    return taking
+    tasks: str | None = option("Tasks of lm-eval instead of a suite: a,b.", **ONE_OFF)
+    limit: float | None = option("Documents of each task, or a share below 1.", **ONE_OFF)
+    num_fewshot: int | None = option("Examples in each prompt.", min=0, **ONE_OFF)
+    batch_size: str | None = option('A number or "auto", in place of the suite\'s.', **ONE_OFF)
+    mode: str | None = option(
+        "lm-eval's digits, or each shared context computed once.", metavar="exact|fast", **ONE_OFF
+    )
+    token_budget: str | None = option('With mode fast: tokens of a forward pass, or "auto".', **ONE_OFF)
+    gen_kwargs: list[str] | None = option(
+        "Generation settings of each task.", metavar="KEY=VALUE,…", **LM_EVAL
+    )
+    include_path: list[str] | None = option("Folder of task YAMLs.", **LM_EVAL)
+    apply_chat_template: str | None = option(
+        "Render prompts by the tokenizer's chat template.", metavar="[NAME]", **LM_EVAL
+    )
+    system_instruction: str | None = option("System message of each prompt.", **LM_EVAL)
+    fewshot_as_multiturn: str | None = option(
+        "Few-shot examples as turns of the conversation.", metavar="[true|false]", **LM_EVAL
+    )
+    seed: str | None = option("One seed for all generators.", **LM_EVAL)
+
+    @cached_property
+    def chosen(self) -> SuiteOptions:
+        """What was typed, as the record that `coordinator.api` takes. OperatorError."""
+        from coordinator.intake import one_off
+
+        if self.mode not in (None, "exact", "fast"):
+            raise OperatorError(f"--mode is exact or fast, not {self.mode!r}")
+        multiturn = self.fewshot_as_multiturn
+        read: Any = {
+            "limit": self.limit,
+            "num_fewshot": self.num_fewshot,
+            "batch_size": self.batch_size,
+            "mode": self.mode,
+            "token_budget": self.token_budget,
+            "gen_kwargs": lm_eval_flags.pairs(self.gen_kwargs or (), "--gen-kwargs") or None,
+            "include_path": self.include_path or (),
+            "apply_chat_template": lm_eval_flags.flag_of(self.apply_chat_template),
+            "system_instruction": self.system_instruction,
+            "fewshot_as_multiturn": None if multiturn is None else multiturn.lower() in lm_eval_flags.TRUE,
+            "seed": lm_eval_flags.seed_of(self.seed),
+        }
+        return one_off.suite_options(self.suite, self.tasks or (), read)

@@ -292,6 +292,7 @@ class Results(Record):
     )
     report: Report = Field(exclude=True, repr=False)  # where the time went
     raw: dict[str, Any] = Field(exclude=True, repr=False)  # results.json, in lm-eval's shape
+    gpu_hour_price: float | None = Field(default=None, exclude=True, repr=False)  # of the settings in force
 
     def __repr__(self) -> str:
         scores = first_of([f"{score.name} {score.value:.4f}" for score in self.scores], MOST_SCORES)

@@ -25,7 +25,7 @@ from bench.growth import holdings
 from bench.months_world import World, play
 from bench.timed import synthetic_jobs
 from coordinator.base import clock
-from coordinator.cli.service import daemon
+from coordinator.cli.service import Daemon
 from coordinator.intake.inbox import Notice, leave
 from coordinator.runtime.loop import Coordinator
 from coordinator.runtime.service import Service
@@ -133,7 +133,7 @@ def main(root: Path, at_once: int, *, played: bool) -> None:
     else:
         synthetic_jobs(root)
     watched(Announcer(root, at_once, world))
-    daemon(config=root / "evalspan.toml")
+    Daemon(config=root / "evalspan.toml").run()
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from typing import Any
 
 from bench import synthetic
 from bench.harness import spread
-from coordinator.cli.service import daemon
+from coordinator.cli.service import Daemon
 from coordinator.config.schema import Config
 from coordinator.evaluation.job_specs import Site
 from coordinator.evaluation.records import RunOptions
@@ -151,7 +151,7 @@ def main(root: Path) -> None:
     Service.tick = costs.timed("service", Service.tick)  # type: ignore[method-assign]
     threading.Thread(target=costs.watch, args=[threading.get_ident()], daemon=True).start()
     try:
-        daemon(config=root / "evalspan.toml", until_idle=True)
+        Daemon(config=root / "evalspan.toml", until_idle=True).run()
     finally:
         (root / "costs.json").write_text(json.dumps(costs.account()))
 

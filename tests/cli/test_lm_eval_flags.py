@@ -29,7 +29,7 @@ from coordinator.cli.lm_eval_flags import (
     the_checkpoint,
     trial_settings,
 )
-from coordinator.cli.suite_options import OPTIONS, suite_options
+from coordinator.cli.suite_options import Chosen
 
 EVAL: Any = typer.main.get_command(app).commands["eval"]  # type: ignore[attr-defined]
 
@@ -63,7 +63,7 @@ def read(*words: str) -> dict[str, Any]:
     with EVAL.make_context("eval", list(words)) as context:
         p = context.params
     pretrained, trial = trial_settings(p["model"], p["model_args"], p["device"])
-    chosen = suite_options({name: p[name] for name in OPTIONS})
+    chosen = Chosen(**p).chosen
     return {
         "checkpoint": the_checkpoint(p["checkpoint"], pretrained),
         "model_args": {k.removeprefix("trial.model_args."): v for k, v in trial.items() if "args" in k},
