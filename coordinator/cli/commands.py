@@ -47,7 +47,7 @@ def _ask(config: Config, evaluation: str, asked: Notice) -> None:
     paths = WorkPaths(config.work_dir)
     asked = asked.model_copy(update={"evaluation_id": name})
     holder = WorkLock(paths.lock).holder()
-    state = _state_of(folder, config)
+    state = _state_of(folder)
     if state is not None and _changes_nothing(state, asked, config, alive=bool(holder)):
         return
     if holder:
@@ -90,7 +90,7 @@ def _leave(config: Config, asked: Notice, holder: str) -> None:
     say(f"{asked.command} of {asked.evaluation_id} is asked for{later}")
 
 
-def _state_of(folder: EvaluationPaths, config: Config) -> State | None:
+def _state_of(folder: EvaluationPaths) -> State | None:
     """The state by the journal; None where the journal is unreadable or the evaluation is parked.
 
     A parked evaluation may still have jobs, and a retry may mend it.
@@ -100,7 +100,7 @@ def _state_of(folder: EvaluationPaths, config: Config) -> State | None:
     from coordinator.runtime.summary import read_summary
 
     try:
-        state = replay(list(read_events(folder.journal)), config)
+        state = replay(list(read_events(folder.journal)))
     except OtherFormatError:
         raise
     except JournalError:

@@ -7,137 +7,107 @@ harm. Called from: the subjects, which return actions; `coordinator.runtime.effe
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+
+from pydantic import Field
 
 from coordinator.cluster import Job
 from coordinator.evaluation.records import EvaluationRecord
+from evaljobs.contract.specs import Record
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FindRequestSets:
+class Action(Record):
+    pass
+
+
+class FindRequestSets(Action):
     """Look which request sets are on disk -> RequestSetsFound."""
 
     record: EvaluationRecord
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InspectConverted:
+class InspectConverted(Action):
     """Look at the folder that a conversion left -> CheckpointConverted."""
 
     path: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SubmitJob:
+class SubmitJob(Action):
     """Write the job's specs (`job_specs.specs_of`), then submit it -> JobSubmitted | JobNotSubmitted."""
 
     job: Job
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CancelJob:
+class CancelJob(Action):
     job_id: str
     index: int | None = None  # a member only
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FindResponses:
+class FindResponses(Action):
     """Look for responses of this and earlier evaluations before GPUs are asked for -> ResponsesFound."""
 
     sets: Mapping[int, Mapping[str, str]]  # entry -> {name of a leaf task: folder}; a name stands once
     batch_size: int
-    cuts: Mapping[int, str] = field(default_factory=dict)  # entry -> as `records.cut_of`; else ""
+    cuts: Mapping[int, str] = Field(default_factory=dict)  # entry -> as `records.cut_of`; else ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MakePlan:
+class MakePlan(Action):
     """Read batch indexes and priors, plan -> Planned | PlanFailed."""
 
     sets: Mapping[int, Mapping[str, str]]  # as of `FindResponses`
     batch_size: int
     lanes: tuple[tuple[str, str], ...]  # (lane, node)
-    cuts: Mapping[int, str] = field(default_factory=dict)  # as of `FindResponses`
+    cuts: Mapping[int, str] = Field(default_factory=dict)  # as of `FindResponses`
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FillQueue:
+class FillQueue(Action):
     """Replace all that is unclaimed in the work queue by these lanes."""
 
     lanes: Mapping[str, tuple[tuple[str, float, float], ...]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QueueShards:
+class QueueShards(Action):
     lane: str
     shards: tuple[tuple[str, float, float], ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WithdrawShards:
+class WithdrawShards(Action):
     shards: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReleaseClaims:
+class ReleaseClaims(Action):
     """Return what a dead trial had claimed to the queue."""
 
     trial: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EnqueueMetric:
+class EnqueueMetric(Action):
     """Write the spec of this metric job and queue it, again where Redis lost it."""
 
     name: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PublishSets:
+class PublishSets(Action):
     """Write where the request sets lie, for trials that probe the batch size."""
 
     batch_size: int
     sets: Mapping[str, str]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReleasePrecursor:
+class ReleasePrecursor(Action):
     """Tell a node's precursor to clear its memory and end."""
 
     job: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StopWorkers:
+class StopWorkers(Action):
     pass
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WriteResults:
+class WriteResults(Action):
     """Merge the entries' scores into results.json, write the report, learn priors -> ResultsWritten."""
 
     failed: Mapping[int, str]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RemoveQueue:
+class RemoveQueue(Action):
     """Take this evaluation's keys out of Redis."""
-
-
-Action = (
-    FindRequestSets
-    | InspectConverted
-    | SubmitJob
-    | CancelJob
-    | FindResponses
-    | MakePlan
-    | FillQueue
-    | QueueShards
-    | WithdrawShards
-    | ReleaseClaims
-    | EnqueueMetric
-    | PublishSets
-    | ReleasePrecursor
-    | StopWorkers
-    | WriteResults
-    | RemoveQueue
-)

@@ -10,9 +10,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import ceil
 
-from coordinator.evaluation import indexes, jobs, memory, shards
+from coordinator.evaluation import indexes, jobs, memory
 from coordinator.evaluation.actions import Action, FindRequestSets, InspectConverted
-from coordinator.evaluation.events import CheckpointConverted, JobIntended, RequestSetsFound
+from coordinator.evaluation.events import (
+    CheckpointConverted,
+    Closed,
+    EntryFailed,
+    JobIntended,
+    RequestSetsFound,
+)
 from coordinator.evaluation.job_specs import Site, build_job, convert_job
 from coordinator.evaluation.jobs import NO_FAULT_OF_A_JOB, Due
 from coordinator.evaluation.state import EntryState, IllegalEventError, JobInfo, Phase, State
@@ -40,18 +46,13 @@ def begin_conversion(state: State) -> list[Action]:
     return [FindRequestSets(record=state.record)]
 
 
-def conversion_due(state: State, site: Site, now: float, *, submits: bool) -> Due:
-    if state.conversion.status != "due" or state.ending.phase != Phase.RUNNING or not submits:
-        return []
-    event = convert_job(state, site, now)
-    conversion_intended(state, event)
-    return jobs.submission(event)
+def conversion_due(state: State, site: Site, now: float) -> Due:
+    if state.conversion.status == "due" and state.ending.phase == Phase.RUNNING:
+        yield convert_job(state, site, now)
 
 
-def conversion_intended(state: State, event: JobIntended) -> list[Action]:
-    jobs.intended(state, event)
+def conversion_intended(state: State, _event: JobIntended) -> None:
     state.conversion.status = "running"
-    return []
 
 
 def conversion_ended(state: State, outcome: Converted, _at: float) -> list[Action]:
@@ -80,16 +81,18 @@ def conversion_failed(state: State, outcome: Failed, _at: float) -> list[Action]
     return []  # otherwise its job's end says that it is due again
 
 
-def conversion_over(state: State, info: JobInfo, word: str) -> None:
+def conversion_over(state: State, info: JobInfo, word: str) -> Due:
     conversion = state.conversion
     if conversion.status != "running":
-        return
+        return []
     conversion.status = "due"
     if word == memory.OUT_OF_MEMORY and memory.job_short(state, info):
-        return
+        return []
     conversion.attempts += word not in NO_FAULT_OF_A_JOB
-    if conversion.attempts >= MAX_CONVERSIONS:
-        state.ending.close(f"the conversion ended {MAX_CONVERSIONS} times ({word}); see {info.job.log}")
+    if conversion.attempts < MAX_CONVERSIONS:
+        return []
+    why = f"the conversion ended {MAX_CONVERSIONS} times ({word}); see {info.job.log}"
+    return [Closed(at=info.changed_at, reason=why)]
 
 
 def convert_again(state: State) -> None:
@@ -130,18 +133,14 @@ def found(state: State, event: RequestSetsFound) -> list[Action]:
     return []
 
 
-def builds_due(state: State, site: Site, now: float, *, submits: bool) -> Due:
+def builds_due(state: State, site: Site, now: float) -> Due:
     unbuilt = state.index.entries.get("unbuilt")
-    if not unbuilt or not submits or now < state.builds.due_at:
-        return []
+    if not unbuilt or now < state.builds.due_at:
+        return
     waiting = [unbuilt[i] for i in sorted(unbuilt)]
     parts = min(state.record.options.build_jobs, _worth_a_job(state, waiting))
-    actions: Due = []
     for part in range(parts):
-        event = build_job(state, site, waiting[part::parts], now)
-        intended(state, event)
-        actions += jobs.submission(event)
-    return actions
+        yield build_job(state, site, waiting[part::parts], now)
 
 
 def _worth_a_job(state: State, waiting: Sequence[EntryState]) -> int:
@@ -167,13 +166,11 @@ def end_soon(state: State) -> bool:
     return bool(building) and all(_has_few(state, entry) for entry in building.values())
 
 
-def intended(state: State, event: JobIntended) -> list[Action]:
-    jobs.intended(state, event)
+def intended(state: State, event: JobIntended) -> None:
     for index in event.entries:
         entry = state.entries[index]
         entry.status, entry.build_job = "building", event.job.name
         indexes.file_entry(state, entry)
-    return []
 
 
 def built(state: State, outcome: Built, _at: float) -> list[Action]:
@@ -208,7 +205,7 @@ def again(state: State, entry: EntryState) -> None:
     indexes.file_entry(state, entry)
 
 
-def failed(state: State, outcome: Failed, _at: float) -> list[Action]:
+def failed(state: State, outcome: Failed, at: float) -> Due:
     if outcome.entry is None:
         return []
     entry = state.entries[outcome.entry]
@@ -217,13 +214,13 @@ def failed(state: State, outcome: Failed, _at: float) -> list[Action]:
     entry.build_attempts += 1
     state.builds.deaths_without_progress = 0
     if outcome.blame == "operator" or entry.build_attempts >= MAX_BUILDS:
-        return shards.fail_entry(state, entry, outcome.error)
+        return [EntryFailed(at=at, entry=entry.index, error=outcome.error)]
     entry.status = "unbuilt"
     indexes.file_entry(state, entry)
     return []
 
 
-def job_over(state: State, info: JobInfo, word: str) -> None:
+def job_over(state: State, info: JobInfo, word: str) -> Due:
     """Where jobs end again and again and nothing is built in between, the entries are not the reason: all of them fail."""
     mine = (state.entries[i] for i in info.entries)
     left = [e for e in mine if e.build_job == info.job.name and e.status == "building"]
@@ -231,10 +228,10 @@ def job_over(state: State, info: JobInfo, word: str) -> None:
         entry.status = "unbuilt"
         indexes.file_entry(state, entry)
     if not left or word in NO_FAULT_OF_A_JOB:
-        return
+        return []
     if word == memory.OUT_OF_MEMORY:
         if memory.job_short(state, info):
-            return
+            return []
         word = memory.why(state, "build", "it")
     first, builds = left[0], state.builds
     builds.deaths_without_progress += 1
@@ -244,10 +241,10 @@ def job_over(state: State, info: JobInfo, word: str) -> None:
     else:
         first.build_attempts += 1
     hopeless = builds.deaths_without_progress >= MAX_DEATHS * state.record.options.build_jobs
+    if first.build_attempts < MAX_BUILDS and not hopeless:
+        return []
+    why = f"its build job ended {first.build_attempts} times ({word}); see {info.job.log}"
+    if info.unlaunched:
+        why = f"no node could launch its build job; the last: {info.unlaunched} ({word})"
     lost = left if hopeless else left[:1]
-    if first.build_attempts >= MAX_BUILDS or hopeless:
-        for entry in lost:
-            why = f"its build job ended {first.build_attempts} times ({word}); see {info.job.log}"
-            if info.unlaunched:
-                why = f"no node could launch its build job; the last: {info.unlaunched} ({word})"
-            shards.fail_entry(state, entry, why)
+    return [EntryFailed(at=info.changed_at, entry=entry.index, error=why) for entry in lost]

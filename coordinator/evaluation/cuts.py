@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from coordinator.evaluation import builds, shards
 from coordinator.evaluation.actions import Action
-from coordinator.evaluation.events import TokenBudgetReduced
+from coordinator.evaluation.events import EntryFailed, TokenBudgetReduced
 from coordinator.evaluation.jobs import Due
 from coordinator.evaluation.records import cut_on_disk
 from coordinator.evaluation.state import EntryState, State
@@ -19,18 +19,18 @@ from evaljobs.contract.outcomes import TooLarge
 MIN_TOKEN_BUDGET = 256  # tokens; a unit of fewer is about one request, which no smaller budget makes smaller
 
 
-def too_large(state: State, outcome: TooLarge, _at: float) -> list[Action]:
+def too_large(state: State, outcome: TooLarge, at: float) -> Due:
     """Of several trials that say it of one entry, the first counts; so does an answer that came from a larger GPU."""
     shard = state.shards.by_name.get(outcome.shard)
     if shard is None or shard.frame is not None or shard.quarantined:
         return []
-    actions: list[Action] = []
+    failed = []
     for entry in shards.open_entries(state, shards.leaf_of(state, outcome.shard)):
         if outcome.what == "unit" and outcome.fits and _budget(state, entry) > MIN_TOKEN_BUDGET:
             state.shards.too_large.setdefault(entry.index, outcome)
         else:
-            actions += shards.fail_entry(state, entry, _why(state, entry, outcome))
-    return actions
+            failed.append(EntryFailed(at=at, entry=entry.index, error=_why(state, entry, outcome)))
+    return failed
 
 
 def _budget(state: State, entry: EntryState) -> int:
@@ -55,20 +55,15 @@ def _why(state: State, entry: EntryState, outcome: TooLarge) -> str:
     return f"{said}; {fit}: set batch_size = {outcome.fits} in {suite}"
 
 
-def cuts_due(state: State, now: float, *, submits: bool) -> Due:
+def cuts_due(state: State, now: float) -> Due:
     """Reduce the budgets of entries of which a unit did not fit: to the part that fits, and at least by half."""
-    if not state.shards.too_large or not submits:
-        return []
-    actions: Due = []
     for index, outcome in sorted(state.shards.too_large.items()):
         entry = state.entries[index]
         if entry.terminal:
             continue
         budget = _budget(state, entry)
         fits = max(MIN_TOKEN_BUDGET, min(budget // 2, budget * outcome.fits // outcome.of))
-        event = TokenBudgetReduced(at=now, entry=index, token_budget=fits)
-        actions += [event, *reduced(state, event)]
-    return actions
+        yield TokenBudgetReduced(at=now, entry=index, token_budget=fits)
 
 
 def reduced(state: State, event: TokenBudgetReduced) -> list[Action]:

@@ -10,7 +10,16 @@ from collections.abc import Collection
 
 from coordinator.evaluation import builds, indexes, jobs, nodes, scoring, shards
 from coordinator.evaluation.actions import Action, RemoveQueue, StopWorkers, WriteResults
-from coordinator.evaluation.events import CancelAsked, ResultsWritten, RetryAsked
+from coordinator.evaluation.events import (
+    CancelAsked,
+    Closed,
+    Ended,
+    EntryFailed,
+    ResultsWritten,
+    RetryAsked,
+    WorkDone,
+)
+from coordinator.evaluation.jobs import Due
 from coordinator.evaluation.state import Phase, State
 
 RELEASED = ("stage", "metric")  # purposes of jobs that end by themselves once released
@@ -74,43 +83,46 @@ def _reopen(state: State, gone: Collection[int]) -> list[Action]:
     return actions
 
 
-def close_due(state: State) -> list[Action]:
+def closed(state: State, event: Closed) -> list[Action]:
+    state.ending.close(event.reason, inference_only=event.inference_only, instead=event.instead)
+    return []
+
+
+def close_due(state: State, now: float) -> Due:
     """Entries that the reason to end concerns fail with it."""
     ending = state.ending
-    if ending.phase != Phase.CLOSING or state.all_terminal:
-        return []
+    if ending.phase != Phase.CLOSING:
+        return
     spared = not ending.cancelled and ending.inference_only
     why = ending.reason or f"cancelled: {ending.cancelled}"
-    actions: list[Action] = []
     for entry in state.entries:
-        if entry.terminal or (spared and scoring.needs_no_gpu(state, entry)):
-            continue
-        if spared:
-            actions += shards.fail_entry(state, entry, why)
-        else:
-            entry.status, entry.error = "failed", why  # its shards go with the queue
-            indexes.file_entry(state, entry)
-    return actions
+        if not entry.terminal and not (spared and scoring.needs_no_gpu(state, entry)):
+            yield EntryFailed(at=now, entry=entry.index, error=why)
 
 
-def ending_due(state: State, now: float) -> list[Action]:
+def ending_due(state: State, now: float) -> Due:
     """Write the results once no entry is open; end once no job is left."""
-    ending = state.ending
-    if not state.all_terminal:
-        return []
-    actions: list[Action] = []
-    if ending.phase < Phase.WRITING:
-        ending.phase = Phase.WRITING
-        live = [state.jobs.by_name[name] for name in sorted(state.jobs.live)]
-        actions.append(StopWorkers())
-        actions += jobs.end(state, [i for i in live if i.job.purpose not in RELEASED], now)
-        actions += [WriteResults(failed=state.failed_entries()), RemoveQueue()]
-        for info in [*state.live_jobs("stage"), *state.live_jobs("metric")]:
-            if info.released_at is None:
-                actions += jobs.release(state, info, now)
-    if ending.phase == Phase.LEAVING and not state.jobs.live:
-        ending.phase, ending.ended_at = Phase.ENDED, now
+    if state.all_terminal and state.ending.phase < Phase.WRITING:
+        yield WorkDone(at=now)
+    if state.ending.phase == Phase.LEAVING and not state.jobs.live:
+        yield Ended(at=now)
+
+
+def work_done(state: State, event: WorkDone) -> list[Action]:
+    state.ending.phase = Phase.WRITING
+    live = [state.jobs.by_name[name] for name in sorted(state.jobs.live)]
+    actions: list[Action] = [StopWorkers()]
+    actions += jobs.end(state, [i for i in live if i.job.purpose not in RELEASED], event.at)
+    actions += [WriteResults(failed=state.failed_entries()), RemoveQueue()]
+    for info in [*state.live_jobs("stage"), *state.live_jobs("metric")]:
+        if info.released_at is None:
+            actions += jobs.release(state, info, event.at)
     return actions
+
+
+def ended(state: State, event: Ended) -> list[Action]:
+    state.ending.phase, state.ending.ended_at = Phase.ENDED, event.at
+    return begin_again(state) if state.ending.retry_waits else []
 
 
 def restarted(state: State, now: float) -> list[Action]:

@@ -26,7 +26,7 @@ class Accepted(Event):
 
     kind: Literal["accepted"] = "accepted"
     record: EvaluationRecord  # what is evaluated, and how
-    journal_format: Literal[2] = JOURNAL_FORMAT  # of all lines; before it was written: 0
+    journal_format: Literal[3] = JOURNAL_FORMAT  # of all lines; before it was written: 0
     code: str = ""  # version and commit of the coordinator; "": not known
 
 
@@ -123,6 +123,86 @@ class TokenBudgetReduced(Event):
     kind: Literal["token-budget-reduced"] = "token-budget-reduced"
     entry: int  # of the suite
     token_budget: int  # padded tokens of a forward pass, from now on
+
+
+class EntryFailed(Event):
+    """The evaluation gave up an entry. Then: it has failed, and its shards are withdrawn unless other entries have them."""
+
+    kind: Literal["entry-failed"] = "entry-failed"
+    entry: int  # of the suite
+    error: str  # why it cannot be scored
+
+
+class Closed(Event):
+    """The evaluation cannot go on. Then: it closes; the first reason stands."""
+
+    kind: Literal["closed"] = "closed"
+    reason: str  # why
+    inference_only: bool = False  # entries that have all responses are scored
+    instead: bool = False  # this reason stands
+
+
+class NodeBackedOff(Event):
+    """A node failed. Then: it is in back-off; where no node is in use the evaluation waits for one."""
+
+    kind: Literal["node-backed-off"] = "node-backed-off"
+    node: str  # its name
+    why: str  # it failed
+    until: float  # unix seconds
+    at_fault: bool = False  # other evaluations would fail there, too
+
+
+class StorageChosen(Event):
+    """Nothing is staged on this node. Then: it is ready, and its trials read storage."""
+
+    kind: Literal["storage-chosen"] = "storage-chosen"
+    node: str  # its name
+    lanes: int  # that are used there
+
+
+class PlanAsked(Event):
+    """Responses of earlier evaluations were asked for, or a plan. Then: neither is asked for before the answer."""
+
+    kind: Literal["plan-asked"] = "plan-asked"
+    # (entry, leaf task) whose responses are looked for; none: a plan is made
+    looked_for: tuple[tuple[int, str], ...] = ()
+
+
+class TrialsCancelled(Event):
+    """Trials that have not started have no shard to run. Then: they are cancelled."""
+
+    kind: Literal["trials-cancelled"] = "trials-cancelled"
+    trials: tuple[str, ...]  # their names
+
+
+class MetricEnqueued(Event):
+    """Responses are whole. Then: this metric job is in the queue, and the entry of a score job is scoring."""
+
+    kind: Literal["metric-enqueued"] = "metric-enqueued"
+    name: str  # of the job
+    entry: int  # of the suite
+    task: str = ""  # of an execute job: the name of a leaf task; "": a score job
+    documents: tuple[int, ...] = ()  # of an execute job
+    seconds: float = 0.0  # predicted
+
+
+class WeightsReleased(Event):
+    """No shard needs what these precursors stage. Then: they end, and their nodes may stage again."""
+
+    kind: Literal["weights-released"] = "weights-released"
+    jobs: tuple[str, ...]  # their names
+
+
+class WorkDone(Event):
+    """Every entry is scored or has failed. Then: results are written; jobs are released or cancelled."""
+
+    kind: Literal["work-done"] = "work-done"
+
+
+class Ended(Event):
+    """No job is left. Then: the evaluation has ended; a retry that waited for that begins."""
+
+    kind: Literal["ended"] = "ended"
 
 
 class JobSubmitted(Event):
@@ -385,6 +465,16 @@ AnyEvent = (
     | JobIntended
     | ShardsDealt
     | TokenBudgetReduced
+    | EntryFailed
+    | Closed
+    | NodeBackedOff
+    | StorageChosen
+    | PlanAsked
+    | TrialsCancelled
+    | MetricEnqueued
+    | WeightsReleased
+    | WorkDone
+    | Ended
     | JobSubmitted
     | JobNotSubmitted
     | LimitReached

@@ -10,11 +10,13 @@ another node is in use. Deaths in a row without a shard end the evaluation. Call
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Any
 
 from coordinator.cluster import COORDINATOR_ENDED, Purpose
 from coordinator.evaluation import builds, indexes, jobs, memory, nodes, scoring, shards
-from coordinator.evaluation.actions import Action, CancelJob, ReleaseClaims, SubmitJob
-from coordinator.evaluation.events import JobEnded, JobNotSubmitted
+from coordinator.evaluation.actions import CancelJob, ReleaseClaims, SubmitJob
+from coordinator.evaluation.events import Closed, JobEnded, JobNotSubmitted, NodeBackedOff
+from coordinator.evaluation.jobs import Due
 from coordinator.evaluation.state import IllegalEventError, JobInfo, NodeUse, State, Trial
 from evaljobs.contract.names import LaneId
 
@@ -22,7 +24,7 @@ MAX_SUBMISSIONS = 8  # of one job that were in doubt and had not happened
 EXPLAINED = ("TIMEOUT", "CANCELLED", "NODE_FAIL", "BOOT_FAIL")
 """Slurm's words for an end before an outcome that is no fault of a node or a shard; "CANCELLED" may go on."""
 
-_OVER: dict[Purpose, Callable[[State, JobInfo, str], None]] = {
+_OVER: dict[Purpose, Callable[[State, JobInfo, str], Due]] = {
     "build": builds.job_over,
     "convert": builds.conversion_over,
     "stage": nodes.job_over,
@@ -35,7 +37,7 @@ MAX_DEATHS_IN_A_ROW = (
 # ... once a shard was done, so many for each of its nodes: what worked before is not at fault by itself
 
 
-def not_submitted(state: State, event: JobNotSubmitted) -> list[Action]:
+def not_submitted(state: State, event: JobNotSubmitted) -> Due:
     info = jobs.known(state, event.job)
     if info.phase == "ended" or (info.phase == "submitted" and event.maybe_done):
         return []  # over, or a listing showed it before its submission failed
@@ -49,36 +51,39 @@ def not_submitted(state: State, event: JobNotSubmitted) -> list[Action]:
         info.phase = "uncertain"
         info.submissions += 1
         return []  # looked up by name first; `JobNotSubmitted(maybe_done=False)` follows if it is not there
+    found: list[Any] = []
     if prefetch:
         # nothing hangs on it: the node's GPUs come later, and another attempt with them
         info.refused = event.error
     elif event.refused and info.released_at is None:
         info.refused = event.error
-        _refused(state, info, event)
+        found += _refused(state, info, event)
     elif info.released_at is None:
         info.phase = "intended"
         if info.submissions < MAX_SUBMISSIONS:
             return [SubmitJob(job=info.job)]
         why = f"{info.job.name} could not be submitted {info.submissions} times: {event.error}"
-        state.ending.close(why)
+        found.append(Closed(at=event.at, reason=why))
     word = "REFUSED" if info.refused else "NOT_SUBMITTED"
-    waits: list[Action] = [CancelJob(job_id=info.job_id)] if info.job_id else []
-    return [*waits, *_end_members(state, info, list(info.members), word, event.at)]
+    if info.job_id:
+        found.append(CancelJob(job_id=info.job_id))
+    return [*found, *_end_members(state, info, list(info.members), word, event.at)]
 
 
-def _refused(state: State, info: JobInfo, event: JobNotSubmitted) -> None:
+def _refused(state: State, info: JobInfo, event: JobNotSubmitted) -> Due:
     """What one node alone may be the reason for puts that node in back-off; anything else would be refused everywhere."""
     why = f"the cluster refused {info.job.name}: {event.error}"
     node = state.nodes.by_name.get(info.job.node or "")
     if event.of_node and node is not None:
-        nodes.back_off(state, node, why)
-    elif event.of_node and info.job.exclude:
+        return nodes.back_off(node, why, event.at)
+    if event.of_node and info.job.exclude:
         state.jobs.unlaunched.clear()  # no other node can run it
     else:
         state.ending.close(why)
+    return []
 
 
-def ended(state: State, event: JobEnded) -> list[Action]:
+def ended(state: State, event: JobEnded) -> Due:
     info = jobs.known(state, event.job)
     if event.index not in info.members:
         raise IllegalEventError(f"{event.job} has no member {event.index}")
@@ -96,26 +101,26 @@ def ended(state: State, event: JobEnded) -> list[Action]:
 
 def _end_members(
     state: State, info: JobInfo, members: Iterable[int], word: str, now: float, *, shard: str | None = None
-) -> list[Action]:
+) -> Due:
     """Members are over: their trials die with them, and the whole job once all are."""
-    actions: list[Action] = []
+    found: list[Any] = []
     for member in members:
         info.members[member] = "ended"
         names = info.trials if info.job.purpose == "host" else info.trials[member : member + 1]
         dead = [trial for name in names if (trial := indexes.end_trial(state, name)) is not None]
-        actions += [ReleaseClaims(trial=trial.name) for trial in dead]
+        found += [ReleaseClaims(trial=trial.name) for trial in dead]
         if word == jobs.PREEMPTED:
-            actions += nodes.preempted(state, info, now)
+            found += nodes.preempted(state, info, now)
         elif dead and not _ours(state, info, dead, word):
-            actions += _died_silently(state, dead[0], word, shard, now)
+            found += _died_silently(state, dead[0], word, shard, now)
         elif word == memory.OUT_OF_MEMORY and info.job.purpose == "metric" and state.can_work:
-            scoring.out_of_memory(state, info)
+            found += scoring.out_of_memory(state, info, now)
     if all(phase == "ended" for phase in info.members.values()) and info.live:
         info.phase = "ended"
         indexes.file_job(state, info)
         if info.job.purpose in _OVER:
-            _OVER[info.job.purpose](state, info, word)
-    return actions
+            found += _OVER[info.job.purpose](state, info, word)
+    return found
 
 
 def _ours(state: State, info: JobInfo, dead: list[Trial], word: str) -> bool:
@@ -126,17 +131,16 @@ def _ours(state: State, info: JobInfo, dead: list[Trial], word: str) -> bool:
     return info.job.purpose == "trial" and node is not None and node.precursor != info.precursor
 
 
-def _died_silently(state: State, trial: Trial, word: str, shard: str | None, now: float) -> list[Action]:
+def _died_silently(state: State, trial: Trial, word: str, shard: str | None, now: float) -> Due:
     if word == memory.OUT_OF_MEMORY:
         return out_of_memory(state, trial, shard, now)
     why, node = f"{trial.name} ended ({word}) without a word", state.jobs.by_name[trial.job].job.node
     if word.startswith(EXPLAINED):
-        died(state, node, why, now, counts=False)
-        return []
+        return died(state, node, why, now, counts=False)
     return died_with(state, node, shard, why, now)
 
 
-def out_of_memory(state: State, trial: Trial, shard: str | None, now: float) -> list[Action]:
+def out_of_memory(state: State, trial: Trial, shard: str | None, now: float) -> Due:
     """The kernel ended a trial: the next asks for more. Where none can, its shard may be too much for any node."""
     info = state.jobs.by_name[trial.job]
     if memory.job_short(state, info):
@@ -144,19 +148,17 @@ def out_of_memory(state: State, trial: Trial, shard: str | None, now: float) -> 
     why = memory.why(state, info.job.purpose, trial.name)
     if shard is not None:
         return died_with(state, info.job.node, shard, why, now)
-    state.ending.close(why, inference_only=True)
-    return []
+    return [Closed(at=now, reason=why, inference_only=True)]
 
 
 # --- what a death counts against ---------------------------------------------------------------------------------------
 
 
-def died_with(state: State, node_name: str | None, name: str | None, why: str, now: float) -> list[Action]:
+def died_with(state: State, node_name: str | None, name: str | None, why: str, now: float) -> Due:
     """A trial died on this node, and held this shard, if any."""
     shard = state.shards.by_name.get(name or "")
     if name is None or shard is None:
-        died(state, node_name, why, now)
-        return []
+        return died(state, node_name, why, now)
     if not shards.is_to_do(state, name):
         return []
     node = state.nodes.by_name[node_name or ""]
@@ -167,38 +169,38 @@ def died_with(state: State, node_name: str | None, name: str | None, why: str, n
     if len(shard.died_on) >= MAX_DEATHS:
         state.warnings.append(f"shard {name} quarantined: {why}")
         said = f"trials died {MAX_DEATHS} times with shard {name}; the last: {why}"
-        return shards.fail_leaf(state, shards.leaf_of(state, name), said)
+        return shards.fail_leaf(state, shards.leaf_of(state, name), said, now)
+    found: list[Any] = []
     if others and (once_more or len(shard.died_on) == 1):
-        _charge(state, node, why, now)
+        found += _charge(node, why, now)
     there = [n for n in others if n.status != "offered" and n.name not in shard.died_on]
     if not there:
-        return []
+        return found
     other = min(there, key=lambda n: (n.deaths, n.name))
     shard.lane = min(state.live_lanes(other.name), default=str(LaneId(other.name, 0)))
-    return shards.requeue(state, [name])
+    return [*found, *shards.requeue(state, [name])]
 
 
-def died(state: State, node_name: str | None, why: str, now: float, *, counts: bool = True) -> None:
+def died(state: State, node_name: str | None, why: str, now: float, *, counts: bool = True) -> Due:
     """A trial died that held no shard. `counts`: nothing explains it, so that its node may be at fault."""
     node = state.nodes.by_name.get(node_name or "")
     if node is None or node.status in ("back-off", "withdrawn") or node.died_at == now:
-        return
+        return []
     state.trials.deaths += 1
-    if counts:
-        _charge(state, node, why, now)
+    found: list[Any] = _charge(node, why, now) if counts else []
     node.died_at = now
     leaves = state.shards.leaves.values()
     worked = any(leaf.todo < len(leaf.planned.shards) for leaf in leaves)
     most = MAX_DEATHS_IN_A_ROW * (len(state.nodes.by_name) if worked else 1)
     if (state.shards.todo or not leaves) and state.trials.deaths >= most:
-        state.ending.close(f"trials keep failing; the last: {why}", inference_only=True)
+        found.append(Closed(at=now, reason=f"trials keep failing; the last: {why}", inference_only=True))
+    return found
 
 
-def _charge(state: State, node: NodeUse, why: str, now: float) -> None:
+def _charge(node: NodeUse, why: str, now: float) -> list[NodeBackedOff]:
     """Count a death against a node: one for all trials that die there at a time."""
     if node.died_at == now:
-        return
+        return []
     node.died_at = now
     node.deaths += 1
-    if node.deaths >= MAX_DEATHS:
-        nodes.back_off(state, node, why)
+    return nodes.back_off(node, why, now) if node.deaths >= MAX_DEATHS else []

@@ -6,10 +6,10 @@ decide when a job is due; `coordinator.runtime.effects`, which writes the specs 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TypedDict
+from typing import Any, TypedDict
 
 from coordinator.cluster import CPU_SLOT, Job, Purpose
 from coordinator.evaluation.events import JobIntended
@@ -89,37 +89,21 @@ def asked(purpose: Purpose, options: RunOptions, size: Footprint = NO_CHECKPOINT
     checkpoint that it converts, stages or loads; `lanes`: trials that a host runs. What is beyond a partition's MaxTime is
     left away at submission.
     """
-    trial = options.trial_memory_mb or BASE_MEMORY_MB + size.own_mb
-    seconds = options.trial_time_limit_seconds
+    own = options.trial_memory_mb or BASE_MEMORY_MB
+    trial = (options.trial_memory_mb or BASE_MEMORY_MB + size.own_mb) + options.engine_memory_mb
     precursor = max(int(size.files * PRECURSOR_SLACK / MIB) + 512, options.stage_memory_mb)
-    match purpose:
-        case "build":
-            memory_mb = options.trial_memory_mb or BASE_MEMORY_MB
-            return Asked(gpus=0, cpus=options.trial_cpus, memory_mb=memory_mb, time_limit_seconds=4 * 3600)
-        case "convert":
-            memory_mb = options.convert_memory_mb or size.files * 2 // MIB + 4096
-            return Asked(gpus=0, cpus=options.trial_cpus, memory_mb=memory_mb, time_limit_seconds=4 * 3600)
-        case "stage":
-            return Asked(gpus=0, cpus=1, memory_mb=precursor, time_limit_seconds=seconds + 1800)
-        case "host":
-            return Asked(
-                gpus=options.gpus_per_trial * lanes,
-                cpus=options.trial_cpus * lanes,
-                memory_mb=(trial + options.engine_memory_mb) * lanes + precursor,
-                time_limit_seconds=seconds,
-            )
-        case "metric":
-            memory_mb = options.worker_memory_mb
-            return Asked(
-                gpus=0, cpus=options.worker_cpus, memory_mb=memory_mb, time_limit_seconds=seconds + 3600
-            )
-        case _:
-            return Asked(
-                gpus=options.gpus_per_trial,
-                cpus=options.trial_cpus,
-                memory_mb=trial + options.engine_memory_mb,
-                time_limit_seconds=seconds,
-            )
+    convert = options.convert_memory_mb or size.files * 2 // MIB + 4096
+    gpus, cpus, seconds = options.gpus_per_trial, options.trial_cpus, options.trial_time_limit_seconds
+    what: dict[Purpose, tuple[int, int, int, int]] = {
+        "build": (0, cpus, own, 4 * 3600),
+        "convert": (0, cpus, convert, 4 * 3600),
+        "stage": (0, 1, precursor, seconds + 1800),
+        "host": (gpus * lanes, cpus * lanes, trial * lanes + precursor, seconds),
+        "trial": (gpus, cpus, trial, seconds),
+        "metric": (0, options.worker_cpus, options.worker_memory_mb, seconds + 3600),
+    }
+    gpus, cpus, memory_mb, seconds = what[purpose]
+    return Asked(gpus=gpus, cpus=cpus, memory_mb=memory_mb, time_limit_seconds=seconds)
 
 
 def _asked(state: State, purpose: Purpose, lanes: int = 1) -> Asked:
@@ -383,60 +367,41 @@ def workers_stop_file(paths: EvaluationPaths) -> str:
     return str(paths.release / "workers")
 
 
-def _judge(state: State, site: Site, entry: int) -> JudgeJob | None:
-    record = state.record
-    if record.judge is None or not record.suite.tasks[entry].judge:
-        return None
-    return JudgeJob(options=record.judge, cache_dir=str(site.paths.judgements))
-
-
 def metric_spec(state: State, site: Site, metric: MetricState) -> ExecuteSpec | ScoreSpec:
     """The spec of a metric job, from what is known when it is queued."""
-    if metric.kind == "execute":
-        return _execute_spec(state, site, metric)
-    return _score_spec(state, site, metric)
+    record, entry, shards = state.record, state.entries[metric.entry], state.shards
+    judge = None
+    if record.judge is not None and record.suite.tasks[entry.index].judge:
+        judge = JudgeJob(options=record.judge, cache_dir=str(site.paths.judgements))
+    common: Any = {
+        "name": metric.name,
+        "evaluation_dir": site.folder(state),
+        "suite": record.suite,
+        "entry": entry.index,
+        "model_dir": record.checkpoint.source,
+        "model": record.model,
+        "item_seconds": record.options.item_seconds,
+        "allow_unsafe": record.options.allow_unsafe,
+        "judge": judge,
+    }
 
+    def frames(names: Iterable[str]) -> tuple[FrameRef, ...]:
+        return tuple(frame for name in names if (frame := shards.by_name[name].frame) is not None)
 
-def _execute_spec(state: State, site: Site, metric: MetricState) -> ExecuteSpec:
-    """Programs of whole documents; only the records that hold them are named."""
-    record, leaf = state.record, state.shards.leaves[metric.task]
-    places = sorted({place for document in metric.documents for place in leaf.places[document]})
-    frames = [state.shards.by_name[leaf.planned.shards[place]].frame for place in places]
-    return ExecuteSpec(
-        name=metric.name,
-        evaluation_dir=site.folder(state),
-        suite=record.suite,
-        entry=metric.entry,
-        task=leaf.planned.task,
-        request_set=state.entries[metric.entry].sets[leaf.planned.task],
-        documents=metric.documents,
-        frames=tuple(f for f in frames if f is not None),
-        model_dir=record.checkpoint.source,
-        model=record.model,
-        item_seconds=record.options.item_seconds,
-        allow_unsafe=record.options.allow_unsafe,
-        judge=_judge(state, site, metric.entry),
-    )
-
-
-def _score_spec(state: State, site: Site, metric: MetricState) -> ScoreSpec:
-    record, entry = state.record, state.entries[metric.entry]
-    frames: dict[str, tuple[FrameRef, ...]] = {}
-    for task, name in entry.leaves.items():
-        shards = (state.shards.by_name[s] for s in state.shards.leaves[name].planned.shards)
-        frames[task] = tuple(s.frame for s in shards if s.frame is not None)
+    if metric.kind == "execute":  # programs of whole documents; only the records that hold them are named
+        leaf = shards.leaves[metric.task]
+        places = sorted({place for document in metric.documents for place in leaf.places[document]})
+        return ExecuteSpec(
+            **common,
+            task=leaf.planned.task,
+            request_set=entry.sets[leaf.planned.task],
+            documents=metric.documents,
+            frames=frames(leaf.planned.shards[place] for place in places),
+        )
     return ScoreSpec(
-        name=metric.name,
-        evaluation_dir=site.folder(state),
-        suite=record.suite,
-        entry=entry.index,
+        **common,
         request_sets=dict(entry.sets),
-        frames=frames,
-        model_dir=record.checkpoint.source,
-        model=record.model,
+        frames={task: frames(shards.leaves[name].planned.shards) for task, name in entry.leaves.items()},
         source=_source(state, entry.index),
         bootstrap_iters=record.options.bootstrap_iters,
-        item_seconds=record.options.item_seconds,
-        allow_unsafe=record.options.allow_unsafe,
-        judge=_judge(state, site, entry.index),
     )

@@ -11,19 +11,12 @@ from collections.abc import Iterable
 from coordinator.cluster import COORDINATOR_ENDED
 from coordinator.evaluation import indexes
 from coordinator.evaluation.actions import Action, CancelJob, ReleasePrecursor, SubmitJob
-from coordinator.evaluation.events import (
-    JobIntended,
-    JobStarted,
-    JobSubmitted,
-    ShardsDealt,
-    TokenBudgetReduced,
-)
+from coordinator.evaluation.events import AnyEvent, JobIntended, JobStarted, JobSubmitted
 from coordinator.evaluation.records import JobName
 from coordinator.evaluation.state import HeldJob, IllegalEventError, JobInfo, State
 
-Due = list[
-    Action | JobIntended | ShardsDealt | TokenBudgetReduced
-]  # the events are the intents of `step.Step`
+Due = Iterable[Action | AnyEvent]
+"""What a handler or a rule returns: actions, and events that the evaluation decided, which `step` journals."""
 
 PREEMPTED = "PREEMPTED"  # the clusters' word for a job whose place went to a job of higher priority
 # words for the end of a job that is no fault of its own
@@ -40,7 +33,7 @@ def known(state: State, name: str) -> JobInfo:
     return info
 
 
-def intended(state: State, event: JobIntended) -> JobInfo:
+def intended(state: State, event: JobIntended) -> None:
     """The job exists from now on, in the state if not on the cluster; its trials live, each on its lane."""
     name = JobName.parse(event.job.name)
     kind = (name.kind, name.detail)
@@ -57,12 +50,6 @@ def intended(state: State, event: JobIntended) -> JobInfo:
     state.jobs.by_name[info.job.name] = info
     indexes.begin_trials(state, info)
     indexes.file_job(state, info)
-    return info
-
-
-def submission(event: JobIntended) -> Due:
-    """The intent for the journal, then the order to submit."""
-    return [event, SubmitJob(job=event.job)]
 
 
 def submitted(state: State, event: JobSubmitted) -> list[Action]:
@@ -88,20 +75,21 @@ def started(state: State, event: JobStarted) -> list[Action]:
 
 
 def hold(state: State, info: JobInfo, why: str, now: float) -> None:
-    """A limit on jobs keeps this one out: `jobs_due` submits it again after a pause."""
+    """A limit on jobs keeps this one out: it is submitted again after a pause."""
     info.phase = "intended"
     pause = min(HELD_SECONDS * 2 ** min(info.refusals, 20), MAX_HELD_SECONDS)
     info.refusals += 1
     state.jobs.held[info.job.name] = HeldJob(why=why, due_at=now + pause)
 
 
-def jobs_due(state: State, now: float) -> list[Action]:
-    """Jobs whose pause is over. A job that shall end has no pause: its submission is answered by "nothing needs it"."""
-    jobs, held = state.jobs.by_name, state.jobs.held
-    over = [n for n, h in held.items() if now >= h.due_at or jobs[n].released_at is not None]
-    for name in over:
-        del held[name]
-    return [SubmitJob(job=jobs[name].job) for name in over]
+def held_over(state: State, now: float) -> list[Action]:
+    """Jobs whose pause is over are submitted again."""
+    return _again(state, [name for name, held in state.jobs.held.items() if now >= held.due_at])
+
+
+def _again(state: State, names: Iterable[str]) -> list[Action]:
+    held = [name for name in names if state.jobs.held.pop(name, None) is not None]
+    return [SubmitJob(job=state.jobs.by_name[name].job) for name in held]
 
 
 def end(state: State, jobs: Iterable[JobInfo], now: float) -> list[Action]:
@@ -112,6 +100,7 @@ def end(state: State, jobs: Iterable[JobInfo], now: float) -> list[Action]:
     actions: list[Action] = []
     for info in jobs:
         info.released_at = now if info.released_at is None else info.released_at
+        actions += _again(state, [info.job.name])  # the submission is answered by "nothing needs it"
         for trial in info.trials:
             indexes.mark_cancelled(state, trial)
         if not info.job_id:
@@ -135,7 +124,9 @@ def release(state: State, info: JobInfo, now: float) -> list[Action]:
     they would wait for their turn only to end.
     """
     info.released_at = now if info.released_at is None else info.released_at
-    actions: list[Action] = [ReleasePrecursor(job=info.job.name)] if info.job.purpose == "stage" else []
+    actions = _again(state, [info.job.name])
+    if info.job.purpose == "stage":
+        actions.append(ReleasePrecursor(job=info.job.name))
     if ("staged", info.job.name) in state.seen:
         return actions  # it runs, whether or not a listing has shown it
     waiting = [member for member, phase in info.members.items() if phase == "pending"]

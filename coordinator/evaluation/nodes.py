@@ -7,16 +7,22 @@ Called from: `step`; the subjects that see a node fail.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from coordinator.cluster import COORDINATOR_ENDED
 from coordinator.evaluation import indexes, jobs, memory, renewals
 from coordinator.evaluation.actions import Action
 from coordinator.evaluation.events import (
     BackOffOver,
+    Closed,
     JobIntended,
     MemoryOffered,
+    NodeBackedOff,
     NodesOffered,
     NodeWithdrawn,
     Offer,
+    StorageChosen,
+    WeightsReleased,
 )
 from coordinator.evaluation.job_specs import Site, host_job, precursor_job
 from coordinator.evaluation.jobs import Due
@@ -74,9 +80,16 @@ def memory_offered(state: State, event: MemoryOffered) -> list[Action]:
     return []
 
 
-def back_off_over(_state: State, _event: BackOffOver) -> list[Action]:
-    """`nodes_due` takes nodes back at any event; this event says that time has passed though nothing else happened."""
-    return []
+def back_off_over(state: State, event: BackOffOver) -> list[Action]:
+    """A node's back-off is over: one more death there is enough for the next."""
+    for node in [state.nodes.by_name[name] for name in event.nodes]:
+        staged_still = node.precursor is not None and node.precursor in state.jobs.live and node.path
+        node.back_off_until, node.at_fault = None, False
+        node.deaths = max(0, node.deaths - 1)
+        node.status = "ready" if staged_still else "offered"
+        node.precursor = node.precursor if staged_still else None
+        indexes.file_node(state, node)
+    return jobs.held_over(state, event.at)
 
 
 def withdrawn(state: State, event: NodeWithdrawn) -> list[Action]:
@@ -136,15 +149,14 @@ def _file(state: State, place: NodeUse | Prefetch) -> None:
         indexes.file_node(state, place)
 
 
-def intended(state: State, event: JobIntended) -> list[Action]:
+def intended(state: State, event: JobIntended) -> None:
     """A precursor or host job is on its way to its node."""
-    jobs.intended(state, event)
     name = event.job.node or ""
     place = state.nodes.by_name.get(name) or state.nodes.prefetches.get(name)
     if place is None:
         raise IllegalEventError(f"{event.job.name} is for the node {name}, which is not used")
     if isinstance(place, NodeUse) and renewals.begin(state, place, event.job.name):
-        return []
+        return
     place.status, place.precursor = "staging", event.job.name
     if isinstance(place, NodeUse):
         place.attempts += 1
@@ -152,30 +164,29 @@ def intended(state: State, event: JobIntended) -> list[Action]:
         if event.job.purpose == "host":
             place.rung, place.why = "host", state.record.options.host_why or place.why
     _file(state, place)
-    return []
 
 
 # --- what befalls a node ---------------------------------------------------------------------------------------------------
 
 
-def job_over(state: State, info: JobInfo, word: str) -> None:
+def job_over(state: State, info: JobInfo, word: str) -> Due:
     """A precursor or host job has ended."""
     if renewals.ended(state, info):
-        return
+        return []
     place = _place(state, info)
     if place is None or place.status not in ("staging", "ready"):
-        return
+        return []
     grows = word == memory.OUT_OF_MEMORY and memory.job_short(state, info)
     place.precursor, place.why = None, f"{info.job.name} ended ({word})"
     if isinstance(place, Prefetch):
         place.status = "over"
-        return
+        return []
     place.attempts -= word == COORDINATOR_ENDED or grows
-    again = place.attempts < MAX_PRECURSORS or info.job.purpose == "stage"
-    place.status = "offered" if again else "back-off"
+    place.status = "offered"
     indexes.file_node(state, place)
-    if not again:
-        _check_all_backed_off(state, f"{place.why}, see {info.job.log}")
+    if place.attempts < MAX_PRECURSORS or info.job.purpose == "stage":
+        return []
+    return back_off(place, f"{place.why}, see {info.job.log}", info.changed_at)
 
 
 def withdraw(state: State, name: str, why: str, now: float) -> list[Action]:
@@ -213,31 +224,30 @@ def preempted(state: State, info: JobInfo, now: float) -> list[Action]:
     return withdraw(state, name, "a job of higher priority took it", now)
 
 
-def back_off(state: State, node: NodeUse, why: str, *, at_fault: bool = False) -> None:
-    """Leave a node that is in use alone; `nodes_due` says for how long. `at_fault`: other evaluations would fail there, too."""
-    if node.status in ("ready", "staging"):
-        node.status, node.why, node.at_fault = "back-off", why, at_fault
-        indexes.file_node(state, node)
-        state.warnings.append(f"node {node.name} is in back-off: {why}")
-        _check_all_backed_off(state, why)
+def back_off(node: NodeUse, why: str, now: float, *, at_fault: bool = False) -> list[NodeBackedOff]:
+    """Leave a node that is in use alone: for twice as long each time. `at_fault`: as of the event."""
+    if node.status not in IN_USE:
+        return []
+    until = now + min(BACK_OFF_SECONDS * 2**node.back_offs, MAX_BACK_OFF_SECONDS)
+    return [NodeBackedOff(at=now, node=node.name, why=why, until=until, at_fault=at_fault)]
 
 
-def _check_all_backed_off(state: State, why: str) -> None:
+def backed_off(state: State, event: NodeBackedOff) -> Due:
+    node = state.nodes.by_name[event.node]
+    if node.status not in IN_USE:
+        return []
+    node.status, node.why, node.at_fault = "back-off", event.why, event.at_fault
+    node.back_off_until = event.until
+    node.back_offs += 1
+    indexes.file_node(state, node)
+    state.warnings.append(f"node {node.name} is in back-off: {event.why}")
     in_use = any(n.status in IN_USE for n in state.nodes.by_name.values())
     if in_use or not (state.shards.todo or state.plans_later):
-        return
+        return []
     state.nodes.all_backed_off += 1
-    if state.nodes.all_backed_off > MAX_ALL_BACKED_OFF:
-        state.ending.close(f"no node is left; the last: {why}", inference_only=True)
-
-
-def _return_to_use(state: State, node: NodeUse) -> None:
-    """A node's back-off is over."""
-    staged_still = node.precursor is not None and node.precursor in state.jobs.live and node.path
-    node.back_off_until, node.at_fault = None, False
-    node.status = "ready" if staged_still else "offered"
-    node.precursor = node.precursor if staged_still else None
-    indexes.file_node(state, node)
+    if state.nodes.all_backed_off <= MAX_ALL_BACKED_OFF:
+        return []
+    return [Closed(at=event.at, reason=f"no node is left; the last: {event.why}", inference_only=True)]
 
 
 def hosts_trials(state: State, name: str | None) -> None:
@@ -281,34 +291,18 @@ def host(state: State, node: NodeUse, why: str, now: float) -> list[Action]:
 # --- rules -------------------------------------------------------------------------------------------------------------------
 
 
-def nodes_due(state: State, site: Site, now: float, *, submits: bool) -> Due:
-    """Back-offs that begin or end; then prefetches, and nodes taken into use, as many as there is work for."""
-    _back_offs_due(state, now)
-    actions: Due = []
-    for ahead in state.nodes.prefetches.values() if submits else ():
-        if ahead.status == "offered":
-            actions += _submit(state, precursor_job(state, site, ahead, now))
-    for node in renewals.renewals_due(state, now) if submits else ():
-        actions += _submit(state, precursor_job(state, site, node, now))
-    return [*actions, *_use_due(state, site, now, submits=submits)]
-
-
-def _back_offs_due(state: State, now: float) -> None:
-    for node in list(state.index.nodes.get("back-off", {}).values()):
-        if node.back_off_until is None:
-            node.back_off_until = now + min(BACK_OFF_SECONDS * 2**node.back_offs, MAX_BACK_OFF_SECONDS)
-            node.back_offs += 1
-        elif now >= node.back_off_until:
-            node.deaths -= 1  # one more is enough
-            _return_to_use(state, node)
-
-
-def _use_due(state: State, site: Site, now: float, *, submits: bool) -> Due:
-    actions: Due = []
-    offered = list(state.index.nodes.get("offered", {}).values())
+def nodes_due(state: State, site: Site, now: float) -> Due:
+    """Prefetches, successors of precursors, and nodes taken into use, as many as there is work for."""
+    resting = state.index.nodes.get("back-off", {}).values()
+    if over := tuple(n.name for n in resting if now >= (n.back_off_until or 0)):
+        yield BackOffOver(at=now, nodes=over)
+    ahead = [p for p in state.nodes.prefetches.values() if p.status == "offered"]
+    places: list[NodeUse | Prefetch] = [*ahead, *renewals.renewals_due(state, now)]
+    for place in places:
+        yield precursor_job(state, site, place, now)
     dealt = not state.plans_later and state.index.lanes_in_use and not state.record.options.steal
     own: set[str] | None = None
-    for node in offered:
+    for node in list(state.index.nodes.get("offered", {}).values()):
         if not _wanted(state, node, now):
             break
         if dealt:
@@ -316,16 +310,17 @@ def _use_due(state: State, site: Site, now: float, *, submits: bool) -> Due:
             if own.isdisjoint(node.lane_names):
                 continue  # without stealing it would have nothing to run
         if _reads_storage(state, node):
-            node.lanes = _room(state, node)
-            node.status, node.rung, node.path = "ready", "storage", state.record.checkpoint.source
-            indexes.file_node(state, node)
-        elif _host_waits(state, node):
-            continue
-        elif submits:
-            actions += _stage(state, site, node, now)
-        else:
-            break  # the journal has what was submitted, and then the nodes behind
-    return actions
+            yield StorageChosen(at=now, node=node.name, lanes=_room(state, node))
+        elif not _host_waits(state, node):
+            yield _stage(state, site, node, now)
+
+
+def reads_storage(state: State, event: StorageChosen) -> list[Action]:
+    node = state.nodes.by_name[event.node]
+    node.lanes, node.status, node.rung = event.lanes, "ready", "storage"
+    node.path = state.record.checkpoint.source
+    indexes.file_node(state, node)
+    return []
 
 
 def content_to_come(state: State) -> bool:
@@ -366,41 +361,42 @@ def _host_waits(state: State, node: NodeUse) -> bool:
     return state.batch_size != "auto" or bool(state.index.in_use)
 
 
-def _stage(state: State, site: Site, node: NodeUse, now: float) -> Due:
+def _stage(state: State, site: Site, node: NodeUse, now: float) -> JobIntended:
     lanes = _room(state, node)
     if not _hosts(state, node):
-        node.lanes = lanes
-        return _submit(state, precursor_job(state, site, node, now))
+        return precursor_job(state, site, replace(node, lanes=lanes), now)
     if not state.plans_later:
         lanes = max(1, min(lanes, state.shards.todo - len(state.trials.live)))
-    return _submit(state, host_job(state, site, node, node.lane_names[:lanes], now))
+    return host_job(state, site, node, node.lane_names[:lanes], now)
 
 
-def _submit(state: State, event: JobIntended) -> Due:
-    intended(state, event)
-    return jobs.submission(event)
-
-
-def release_due(state: State, now: float) -> list[Action]:
+def release_due(state: State, now: float) -> Due:
     """Weights that no shard needs any more go while metrics still run; a shard that must run again after all has them
     staged anew.
     """
     if state.shards.todo or state.trials.live or not state.shards.leaves or state.plan.pending:
-        return []
+        return
     if not state.index.entries.keys().isdisjoint({"unbuilt", "building", "unplanned"}):
-        return []  # a plan is to come
+        return  # a plan is to come
+    places: list[NodeUse | Prefetch] = [*state.index.staged.values(), *state.nodes.prefetches.values()]
+    held = (state.jobs.by_name.get(place.precursor or "") for place in places)
+    released = [
+        i.job.name for i in held if i and i.live and i.job.purpose == "stage" and i.released_at is None
+    ]
+    if released:
+        yield WeightsReleased(at=now, jobs=tuple(released))
+
+
+def weights_released(state: State, event: WeightsReleased) -> list[Action]:
     actions: list[Action] = []
-    ahead = [p for p in state.nodes.prefetches.values() if p.precursor is not None]
-    places: list[NodeUse | Prefetch] = [*state.index.staged.values(), *ahead]
-    for place in places:
-        info = state.jobs.by_name.get(place.precursor or "")
-        if info is None or not info.live or info.job.purpose != "stage" or info.released_at is not None:
-            continue
-        place.precursor, place.path = None, ""
-        if isinstance(place, Prefetch):
-            place.status = "over"
-        elif place.status in ("staging", "ready"):
-            place.status = "offered"
-        _file(state, place)
-        actions += renewals.release(state, info, now)
+    for info in [state.jobs.by_name[name] for name in event.jobs]:
+        place = _place(state, info)
+        if place is not None:
+            place.precursor, place.path = None, ""
+            if isinstance(place, Prefetch):
+                place.status = "over"
+            elif place.status in ("staging", "ready"):
+                place.status = "offered"
+            _file(state, place)
+        actions += renewals.release(state, info, event.at)
     return actions

@@ -19,6 +19,8 @@ def job_started(state: State, event: JobStarted) -> list[Action]:
     """A member of a job runs; of a precursor, the time of its renewal is noted."""
     actions = jobs.started(state, event)
     info = jobs.known(state, event.job)
+    if info.job.purpose == "metric":
+        state.scoring.grown_at = event.at  # it has its time before more are asked for
     if info.job.purpose == "stage" and info.live and event.ends_at is not None:
         state.nodes.renewals[event.job] = event.ends_at - min(RENEW_SECONDS, (event.ends_at - event.at) / 2)
     return actions

@@ -6,7 +6,7 @@ be scored fails loudly and takes its other shards out of the queue. Called from:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import count, cycle
 
 from coordinator.evaluation import indexes, nodes
@@ -20,6 +20,8 @@ from coordinator.evaluation.actions import (
     WithdrawShards,
 )
 from coordinator.evaluation.events import (
+    EntryFailed,
+    PlanAsked,
     PlanFailed,
     Planned,
     PlannedLeaf,
@@ -134,17 +136,17 @@ def publish(state: State) -> list[Action]:
     return [PublishSets(batch_size=state.batch_size, sets=sets)]
 
 
-def shards_due(state: State) -> list[Action]:
+def shards_due(state: State, now: float) -> Due:
     """Look for responses of earlier evaluations, then plan, once every entry is built.
 
     Of entries that have one leaf task the first is planned first; the next one takes its shards, or asks other requests.
     Where earlier evaluations are of a checkpoint with equal samples, they are looked for again once the content is known.
     """
     if state.plan.pending or state.batch_size == "auto":
-        return []
+        return
     entries = state.index.entries
     if "unbuilt" in entries or "building" in entries or "unplanned" not in entries:
-        return []
+        return
     turn: dict[str, int] = {}  # leaf task -> entry
     for index, entry in sorted(entries["unplanned"].items()):
         turn |= {task: index for task in entry.sets if task not in entry.leaves and task not in turn}
@@ -153,15 +155,13 @@ def shards_due(state: State) -> list[Action]:
         fresh.setdefault(index, {})[_free_name(state, task)] = state.entries[index].sets[task]
     cuts = {index: state.cut_of(state.entries[index]) for index in fresh}
     if state.plan.alike and nodes.content_to_come(state):
-        return []
-    if state.plan.alike and state.nodes.content is not None:
-        state.plan.alike = False
-        state.plan.looked_for.clear()
-    unsought = {(index, task) for task, index in turn.items()} - state.plan.looked_for
+        return
+    known = set() if _looks_anew(state) else state.plan.looked_for
+    unsought = {(index, task) for task, index in turn.items()} - known
     if unsought:
-        state.plan.looked_for |= unsought
-        state.plan.pending = True
-        return [FindResponses(sets=fresh, batch_size=state.batch_size, cuts=cuts)]
+        yield PlanAsked(at=now, looked_for=tuple(sorted(unsought)))
+        yield FindResponses(sets=fresh, batch_size=state.batch_size, cuts=cuts)
+        return
     lanes = tuple(
         (lane, n.name)
         for n in state.nodes.by_name.values()
@@ -169,11 +169,26 @@ def shards_due(state: State) -> list[Action]:
         for lane in n.lane_names
     )
     if not lanes:
-        return []
+        return
     most = state.record.options.max_trials
-    state.plan.pending = True
     lanes = lanes[:most] if most else lanes
-    return [MakePlan(sets=fresh, batch_size=state.batch_size, lanes=lanes, cuts=cuts)]
+    yield PlanAsked(at=now)
+    yield MakePlan(sets=fresh, batch_size=state.batch_size, lanes=lanes, cuts=cuts)
+
+
+def plan_asked(state: State, event: PlanAsked) -> list[Action]:
+    plan = state.plan
+    if _looks_anew(state):
+        plan.alike = False
+        plan.looked_for.clear()
+    plan.looked_for.update(event.looked_for)
+    plan.pending = True
+    return []
+
+
+def _looks_anew(state: State) -> bool:
+    """Is the content known that decides whether responses of a checkpoint with equal samples may be used?"""
+    return state.plan.alike and state.nodes.content is not None
 
 
 def _free_name(state: State, task: str) -> str:
@@ -198,22 +213,18 @@ def equal_leaf(
     return None
 
 
-def deal_due(state: State, now: float, *, submits: bool) -> Due:
+def deal_due(state: State, now: float) -> Due:
     """Without stealing, the shards of lost lanes go round-robin, by rank, to the lanes of the nodes in use."""
-    if state.record.options.steal or not submits or not state.shards.todo:
-        return []
+    if state.record.options.steal or not state.shards.todo:
+        return
     if len(state.trials.live) >= state.index.lanes_in_use:
-        return []
+        return
     kept = [lane for name in sorted(state.index.in_use) for lane in state.nodes.by_name[name].lane_names]
     lost = state.lanes_to_do() - set(kept) - {trial.lane for trial in state.trials.live.values()}
-    if not lost:
-        return []
     names = [n for n, s in state.shards.by_name.items() if s.lane in lost and is_to_do(state, n)]
-    if not names:
-        return []
     names.sort(key=lambda name: (state.shards.by_name[name].rank, name))
-    event = ShardsDealt(at=now, lanes=dict(zip(names, cycle(kept), strict=False)))
-    return [event, *dealt(state, event)]
+    if names:
+        yield ShardsDealt(at=now, lanes=dict(zip(names, cycle(kept), strict=False)))
 
 
 def dealt(state: State, event: ShardsDealt) -> list[Action]:
@@ -264,14 +275,14 @@ def _done(state: State, name: str, frame: FrameRef) -> None:
     indexes.file_leaf(state, leaf)
 
 
-def corrupted(state: State, event: ShardCorrupted) -> list[Action]:
+def corrupted(state: State, event: ShardCorrupted) -> Due:
     shard = state.shards.by_name.get(event.shard)
     if shard is None or shard.frame is None:
         return []
     if not open_entries(state, leaf_of(state, event.shard)):
         return []  # its score stands, or will never be
     _take_back(state, event.shard)
-    if failed := _unread(state, event.shard, event.error):
+    if failed := _unread(state, event.shard, event.error, event.at):
         return failed
     state.warnings.append(f"shard {event.shard} runs again: {event.error}")
     return [QueueShards(lane=shard.lane, shards=((event.shard, shard.rank, shard.seconds),))]
@@ -295,7 +306,7 @@ def _take_back(state: State, name: str) -> None:
             indexes.file_entry(state, entry)
 
 
-def _unread(state: State, name: str, why: str) -> list[Action]:
+def _unread(state: State, name: str, why: str, now: float) -> Sequence[EntryFailed]:
     """A shard was run, and what it left cannot be read; the third time its task fails."""
     shard = state.shards.by_name[name]
     shard.unread += 1
@@ -303,7 +314,7 @@ def _unread(state: State, name: str, why: str) -> list[Action]:
         return []
     state.warnings.append(f"shard {name} quarantined: {why}")
     said = f"shard {name} was run {shard.unread} times and left no record that can be read; the last: {why}"
-    return fail_leaf(state, leaf_of(state, name), said)
+    return fail_leaf(state, leaf_of(state, name), said, now)
 
 
 # --- the work queue ----------------------------------------------------------------------------------------------------------
@@ -318,12 +329,10 @@ def refill(state: State) -> list[Action]:
     return [_fill(state)] if state.shards.leaves and not state.winding_down else []
 
 
-def stray(state: State, event: ShardsStray) -> list[Action]:
-    actions: list[Action] = []
-    for name in event.again:
-        if is_to_do(state, name):
-            actions += _unread(state, name, "response files hold no record of it")
-    return [*actions, *requeue(state, event.shards)]
+def stray(state: State, event: ShardsStray) -> Due:
+    why, again = "response files hold no record of it", [n for n in event.again if is_to_do(state, n)]
+    failed = [one for name in again for one in _unread(state, name, why, event.at)]
+    return failed or requeue(state, event.shards)  # an audit finds the others again
 
 
 def requeue(state: State, names: Iterable[str]) -> list[Action]:
@@ -355,9 +364,12 @@ def is_to_do(state: State, name: str) -> bool:
 # --- entries that fail, and are tried again ------------------------------------------------------------------------------------
 
 
-def fail_entry(state: State, entry: EntryState, error: str) -> list[Action]:
+def entry_failed(state: State, event: EntryFailed) -> list[Action]:
     """An entry cannot be scored: it says why, and its other shards are not worth a GPU any more, unless for other entries."""
-    entry.status, entry.error = "failed", error
+    entry = state.entries[event.entry]
+    if entry.terminal:
+        return []
+    entry.status, entry.error = "failed", event.error
     indexes.file_entry(state, entry)
     withdrawn = []
     lost = [n for n in entry.leaves.values() if not open_entries(state, state.shards.leaves[n])]
@@ -369,9 +381,9 @@ def fail_entry(state: State, entry: EntryState, error: str) -> list[Action]:
     return [WithdrawShards(shards=tuple(withdrawn))] if withdrawn else []
 
 
-def fail_leaf(state: State, leaf: LeafState, error: str) -> list[Action]:
+def fail_leaf(state: State, leaf: LeafState, error: str, now: float) -> Sequence[EntryFailed]:
     """A leaf task cannot be answered: no entry that has it can be scored."""
-    return [action for entry in open_entries(state, leaf) for action in fail_entry(state, entry, error)]
+    return [EntryFailed(at=now, entry=entry.index, error=error) for entry in open_entries(state, leaf)]
 
 
 def reopen_entry(state: State, entry: EntryState) -> list[Action]:

@@ -328,7 +328,7 @@ class Scoring:
     outstanding: set[str] = field(default_factory=set)  # metric jobs without an outcome
     worker_attempts: int = 0  # worker jobs since a metric job was last done
     workers_due_at: float = 0.0  # unix seconds; the next worker job comes no sooner
-    grown_at: float = 0.0  # unix seconds when more of them were last considered
+    grown_at: float = 0.0  # unix seconds when one of them was last asked for or started
 
 
 @dataclass(slots=True, kw_only=True)

@@ -13,11 +13,13 @@ How it is cut. The state has one part for each subject, and each subject is a mo
     renewals     successors of precursors                                 limits           what gives way to a limit on jobs
     cuts         batches that do not fit a GPU's memory                   ending           reasons to end, results, retries
 
-A module has handlers, which record events, and rules, which look at the state and say what is due. The two tables below
-name the handler of every event and every outcome file. After the handler, `_due` applies the rules of all subjects in
-order. So an action follows from what is known, not from the order in which it was learnt; a rule that is applied twice
-does nothing the second time; and a restart needs no path of its own. `indexes` keeps look-up tables, so that no event
-costs more when an evaluation has had more jobs, trials or shards.
+A module has handlers and rules. A handler takes the state and an event, and changes the state. A rule looks at the state,
+changes nothing, and returns what is due: actions for the runner, and events that say what was decided (a job is intended, a
+node is in back-off, an entry has failed). A handler may return the same where an event calls for an answer. `step` applies
+such events at once, so that each rule sees what those before it decided. The two tables below name the handler of every
+event and every outcome file. An action follows from what is known, not from the order in which it was learnt; a rule that
+is asked twice has nothing the second time; and a restart needs no path of its own. `indexes` keeps look-up tables, so that
+no event costs more when an evaluation has had more jobs, trials or shards.
 
 The phases of an evaluation (`state.Phase`):
 
@@ -56,12 +58,10 @@ Failures come as the same events. A submission that timed out is "uncertain" unt
 does not. A trial that dies without an outcome gives its claims back; `job_ends` decides between its node and its
 shard. A node that fails is left alone for a while; what no other node can mend ends the evaluation with its reason.
 
-Jobs are decided once. A rule that wants a job makes the event `JobIntended` with all that the job asks for, applies it
-like any other event, and returns it as an intent beside the order to submit. The runner writes an event and its intents
-into the journal before it performs an action. A replay passes `replaying=True`: the rules then submit nothing, and the
-journalled intents make the jobs of then, whatever the rules would decide today. If the process died before the intents
-were written, the next live event finds the jobs still due. `ShardsDealt` is another intent: without stealing, it moves
-shards of lost lanes to other lanes. `TokenBudgetReduced` is the third: it starts a task of fast mode again in smaller units.
+What is decided is decided once. The runner writes an event, and behind it the events that were decided (`Step.intents`),
+into the journal before it performs an action. A replay is `apply` for each line: it asks no rule, so that no constant of
+today decides the past anew, and passes over what handlers return. If the process died before the intents were written, the
+next live event finds them still due.
 """
 
 from __future__ import annotations
@@ -85,8 +85,9 @@ from coordinator.evaluation import (
     trials,
 )
 from coordinator.evaluation import events as ev
-from coordinator.evaluation.actions import Action
+from coordinator.evaluation.actions import Action, SubmitJob
 from coordinator.evaluation.job_specs import Site
+from coordinator.evaluation.jobs import Due
 from coordinator.evaluation.state import EntryState, IllegalEventError, Phase, State
 from evaljobs.contract import outcomes as out
 from evaljobs.contract.engine_traits import PLANNED_BATCH, engine_traits
@@ -96,11 +97,8 @@ from evaljobs.contract.engine_traits import PLANNED_BATCH, engine_traits
 class Step:
     """What follows from one event: `intents` go into the journal behind it, then `actions` are performed."""
 
-    intents: tuple[ev.JobIntended | ev.ShardsDealt | ev.TokenBudgetReduced, ...] = ()
+    intents: tuple[ev.AnyEvent, ...] = ()
     actions: tuple[Action, ...] = ()
-
-
-_NOTHING = Step()
 
 
 def start(event: ev.Accepted) -> tuple[State, list[Action]]:
@@ -121,47 +119,58 @@ def start(event: ev.Accepted) -> tuple[State, list[Action]]:
     return state, builds.begin_conversion(state)
 
 
-def step(state: State, site: Site, event: ev.AnyEvent, *, replaying: bool = False) -> Step:
+def step(state: State, site: Site, event: ev.AnyEvent) -> Step:
     """Take in one event, changing `state` in place. Raises IllegalEventError, and changes nothing then."""
+    intents: list[ev.AnyEvent] = []
+    actions: list[Action] = []
+
+    def take(found: Due) -> None:
+        for one in found:
+            if isinstance(one, ev.Event):
+                intents.append(one)
+                take(apply(state, one))
+            else:
+                actions.append(one)
+
+    take(apply(state, event))
+    take(_due(state, site, event.at))
+    return Step(intents=tuple(intents), actions=tuple(actions))
+
+
+def apply(state: State, event: ev.AnyEvent) -> Due:
+    """Record one event, as a replay does with each line of a journal. A living coordinator takes what it returns."""
     handler = _EVENTS.get(type(event))
     if handler is None:
         raise IllegalEventError(f"{event.kind} cannot come to a running evaluation")
-    found: jobs.Due = [*handler(state, event)]
-    found += _due(state, site, event.at, submits=not replaying)
-    if state.ending.phase == Phase.ENDED and state.ending.retry_waits:
-        found += ending.begin_again(state)
-        found += _due(state, site, event.at, submits=not replaying)
-    if not found:
-        return _NOTHING
-    intents = tuple(x for x in found if isinstance(x, ev.Event))
-    return Step(intents=intents, actions=tuple(x for x in found if not isinstance(x, ev.Event)))
+    return handler(state, event)
 
 
-def _due(state: State, site: Site, now: float, *, submits: bool) -> jobs.Due:
-    """All that the state calls for and that was not asked for yet, in the order of the subjects."""
+def _due(state: State, site: Site, now: float) -> Due:
+    """All that the state calls for and that was not asked for yet. Each event is applied before the next is made."""
+    yield from ending.close_due(state, now)
+    yield from ending.ending_due(state, now)
     if state.ending.phase == Phase.ENDED:
-        return []
-    found: jobs.Due = [*ending.close_due(state)]
-    found += builds.conversion_due(state, site, now, submits=submits)
-    if state.can_work and not state.all_terminal:
-        found += cuts.cuts_due(state, now, submits=submits)
-        found += builds.builds_due(state, site, now, submits=submits)
-        found += nodes.nodes_due(state, site, now, submits=submits)
-        found += shards.shards_due(state)
-        found += shards.deal_due(state, now, submits=submits)
-        found += trials.trials_due(state, site, now, submits=submits)
-        found += scoring.scoring_due(state, site, now, submits=submits)
-        found += nodes.release_due(state, now)
-    found += ending.ending_due(state, now)
-    found += jobs.jobs_due(state, now)
-    return found
+        return
+    yield from builds.conversion_due(state, site, now)
+    if not state.can_work or state.all_terminal:
+        return
+    yield from cuts.cuts_due(state, now)
+    yield from builds.builds_due(state, site, now)
+    yield from nodes.nodes_due(state, site, now)
+    yield from shards.shards_due(state, now)
+    yield from shards.deal_due(state, now)
+    yield from trials.trials_due(state, site, now)
+    yield from scoring.scoring_due(state, site, now)
+    yield from nodes.release_due(state, now)
 
 
-def _intended(state: State, event: ev.JobIntended) -> list[Action]:
-    return _INTENDED[event.job.purpose](state, event)
+def _intended(state: State, event: ev.JobIntended) -> Due:
+    jobs.intended(state, event)
+    _INTENDED[event.job.purpose](state, event)
+    return [SubmitJob(job=event.job)]
 
 
-def _outcome(state: State, event: ev.OutcomeSeen) -> list[Action]:
+def _outcome(state: State, event: ev.OutcomeSeen) -> Due:
     """An outcome counts once: a coordinator that took over finds the files of its predecessor."""
     outcome = event.outcome
     key = (outcome.kind, outcome.name)
@@ -174,12 +183,12 @@ def _outcome(state: State, event: ev.OutcomeSeen) -> list[Action]:
     return handler(state, outcome, event.at) if handler is not None else []
 
 
-def _prioritized(state: State, event: ev.PriorityAsked) -> list[Action]:
+def _prioritized(state: State, event: ev.PriorityAsked) -> Due:
     state.record = state.record.model_copy(update={"priority": event.priority})
     return []
 
 
-def _restarted(state: State, event: ev.Restarted) -> list[Action]:
+def _restarted(state: State, event: ev.Restarted) -> Due:
     """Repeat what may be repeated, subject by subject."""
     jobs.restarted(state, event.at)
     found = builds.conversion_restarted(state)
@@ -187,7 +196,7 @@ def _restarted(state: State, event: ev.Restarted) -> list[Action]:
     return [*found, *shards.restarted(state), *scoring.restarted(state, event.at), *ends]
 
 
-_EVENTS: Mapping[type, Callable[[State, Any], list[Action]]] = {
+_EVENTS: Mapping[type, Callable[[State, Any], Due]] = {
     ev.CheckpointConverted: builds.inspected,
     ev.RequestSetsFound: builds.found,
     ev.NodesOffered: nodes.offered,
@@ -206,6 +215,16 @@ _EVENTS: Mapping[type, Callable[[State, Any], list[Action]]] = {
     ev.PlanFailed: shards.plan_failed,
     ev.ShardsDealt: shards.dealt,
     ev.TokenBudgetReduced: cuts.reduced,
+    ev.EntryFailed: shards.entry_failed,
+    ev.Closed: ending.closed,
+    ev.NodeBackedOff: nodes.backed_off,
+    ev.StorageChosen: nodes.reads_storage,
+    ev.PlanAsked: shards.plan_asked,
+    ev.TrialsCancelled: trials.cancelled,
+    ev.MetricEnqueued: scoring.enqueued,
+    ev.WeightsReleased: nodes.weights_released,
+    ev.WorkDone: ending.work_done,
+    ev.Ended: ending.ended,
     ev.ShardsDumped: shards.dumped,
     ev.ShardCorrupted: shards.corrupted,
     ev.ShardsStray: shards.stray,
@@ -220,9 +239,7 @@ _EVENTS: Mapping[type, Callable[[State, Any], list[Action]]] = {
     ev.PriorityAsked: _prioritized,
     ev.Restarted: _restarted,
 }
-_OUTCOMES: Mapping[
-    type, Callable[[State, Any, float], list[Action]]
-] = {  # a precursor's `Cleared` changes nothing
+_OUTCOMES: Mapping[type, Callable[[State, Any, float], Due]] = {  # a precursor's `Cleared` changes nothing
     out.Built: builds.built,
     out.Converted: builds.conversion_ended,
     out.Staged: nodes.staged,
@@ -232,7 +249,7 @@ _OUTCOMES: Mapping[
     out.Executed: scoring.executed,
     out.Scored: scoring.scored,
 }
-_FAILED: Mapping[str, Callable[[State, out.Failed, float], list[Action]]] = {
+_FAILED: Mapping[str, Callable[[State, out.Failed, float], Due]] = {
     "build": builds.failed,
     "convert": builds.conversion_failed,
     "stage": nodes.stage_failed,
@@ -241,11 +258,11 @@ _FAILED: Mapping[str, Callable[[State, out.Failed, float], list[Action]]] = {
     "execute": scoring.failed,
     "score": scoring.failed,
 }
-_INTENDED: Mapping[str, Callable[[State, ev.JobIntended], list[Action]]] = {
+_INTENDED: Mapping[str, Callable[[State, ev.JobIntended], None]] = {
     "build": builds.intended,
     "convert": builds.conversion_intended,
     "stage": nodes.intended,
     "host": nodes.intended,
-    "trial": trials.intended,
+    "trial": lambda _state, _event: None,
     "metric": scoring.intended,
 }

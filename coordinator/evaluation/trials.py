@@ -6,21 +6,19 @@ shard answers for it (`job_ends`). Called from: `step`.
 
 from __future__ import annotations
 
-from coordinator.evaluation import builds, indexes, job_ends, jobs, nodes
+from itertools import islice
+from typing import Any
+
+from coordinator.evaluation import builds, indexes, job_ends, nodes
 from coordinator.evaluation.actions import Action, CancelJob, ReleaseClaims
-from coordinator.evaluation.events import JobIntended, StragglersFound, TrialHung
+from coordinator.evaluation.events import StragglersFound, TrialHung, TrialsCancelled
 from coordinator.evaluation.job_specs import Site, trial_job
 from coordinator.evaluation.jobs import Due
 from coordinator.evaluation.state import NodeUse, State, Trial
 from evaljobs.contract.outcomes import Failed, TrialEnded
 
 
-def intended(state: State, event: JobIntended) -> list[Action]:
-    jobs.intended(state, event)
-    return []
-
-
-def ended(state: State, outcome: TrialEnded, at: float) -> list[Action]:
+def ended(state: State, outcome: TrialEnded, at: float) -> Due:
     trial = indexes.end_trial(state, outcome.name)
     if trial is None:
         return []
@@ -32,16 +30,17 @@ def ended(state: State, outcome: TrialEnded, at: float) -> list[Action]:
         state.warnings.append(f"mode fast: likelihoods were computed lm-eval's way, since {outcome.fast}")
     if job.purpose == "host" and outcome.shards:
         nodes.hosts_trials(state, job.node)
+    found: list[Any] = [] if outcome.reason == "drained" else [ReleaseClaims(trial=outcome.name)]
     if outcome.reason == "queue-lost" and not state.shards.leaves:
         state.warnings.append(f"{outcome.name} ended before the request sets were built")
     elif outcome.reason == "queue-lost":
         state.warnings.append(f"{outcome.name} lost the work queue")
         if outcome.shards == 0:
-            job_ends.died(state, job.node, f"{outcome.name} could not reach the work queue", at)
-    return [] if outcome.reason == "drained" else [ReleaseClaims(trial=outcome.name)]
+            found += job_ends.died(state, job.node, f"{outcome.name} could not reach the work queue", at)
+    return found
 
 
-def failed(state: State, outcome: Failed, at: float) -> list[Action]:
+def failed(state: State, outcome: Failed, at: float) -> Due:
     lived = indexes.end_trial(state, outcome.name) is not None
     actions: list[Action] = [ReleaseClaims(trial=outcome.name)] if lived else []
     trial = state.trials.by_name.get(outcome.name)
@@ -56,37 +55,36 @@ def failed(state: State, outcome: Failed, at: float) -> list[Action]:
             return actions + nodes.unseen(state, node, at)
     if not lived:
         return actions  # its death has counted
-    return actions + _charged(state, trial, outcome, at)
+    return [*actions, *_charged(state, trial, outcome, at)]
 
 
-def _charged(state: State, trial: Trial, outcome: Failed, at: float) -> list[Action]:
+def _charged(state: State, trial: Trial, outcome: Failed, at: float) -> Due:
     """The failure counts against the memory that was asked for, or as a death on its node."""
     if outcome.memory_mb is not None:
         return job_ends.out_of_memory(state, trial, outcome.shard, at)
     place = state.jobs.by_name[trial.job].job.node
     node = state.nodes.by_name.get(place or "")
     if outcome.unfit and node is not None:
-        nodes.back_off(state, node, outcome.error, at_fault=True)
-        return []
+        return nodes.back_off(node, outcome.error, at, at_fault=True)
     if outcome.blame == "operator" and outcome.shard is None:
         state.ending.close(outcome.error)
     return job_ends.died_with(state, place, outcome.shard, outcome.error, at)
 
 
-def hung(state: State, event: TrialHung) -> list[Action]:
+def hung(state: State, event: TrialHung) -> Due:
     trial = state.trials.live.get(event.trial)
     if trial is None:
         return []
     info = state.jobs.by_name[trial.job]
     why = f"{event.trial} made no progress for {event.seconds:.0f} s"
-    actions: list[Action] = []
+    found: list[Any] = []
     if not trial.cancelled:
         indexes.mark_cancelled(state, event.trial)  # it counts now, and not at its end
-        actions = job_ends.died_with(state, info.job.node, event.shard, why, event.at)
+        found += job_ends.died_with(state, info.job.node, event.shard, why, event.at)
     state.warnings.append(f"{why} and was ended")
     if info.job_id:
-        actions.append(CancelJob(job_id=info.job_id, index=trial.member if info.job.count > 1 else None))
-    return actions
+        found.append(CancelJob(job_id=info.job_id, index=trial.member if info.job.count > 1 else None))
+    return found
 
 
 def straggle(state: State, event: StragglersFound) -> list[Action]:
@@ -98,7 +96,7 @@ def straggle(state: State, event: StragglersFound) -> list[Action]:
     return []
 
 
-def trials_due(state: State, site: Site, now: float, *, submits: bool) -> Due:
+def trials_due(state: State, site: Site, now: float) -> Due:
     """As many trials as there are shards that no living trial can be holding, on the lanes that are free.
 
     Without stealing, a trial for each free lane whose own shards are to do. Where slots are no GPUs, trials load while few
@@ -108,30 +106,29 @@ def trials_due(state: State, site: Site, now: float, *, submits: bool) -> Due:
     wanted = 1 if probing else state.shards.todo
     if not state.shards.leaves and not probing:
         if not (state.record.options.early_trials and builds.end_soon(state)):
-            return []
+            return
         wanted = state.index.lanes_in_use  # they load meanwhile, and wait for the queue
     need = wanted - len(state.trials.live)
     own = None
     if not probing and not state.record.options.steal:
-        if not submits:
-            return []  # a replay: `lanes_to_do` looks at all shards
         own = state.lanes_to_do() if len(state.trials.live) < state.index.lanes_in_use else set()
         need = len(own)
-    if need < 0:
-        return list(_cancel_pending(state, -need))
-    if not need or not submits:
-        return []
-    actions: Due = []
+    if need < 0 and state.index.cancellable:
+        # trials that wait for no shard hold nothing yet: the newest of them go first
+        yield TrialsCancelled(at=now, trials=tuple(islice(reversed(state.index.cancellable), -need)))
     shunned = _shunned(state)
     # nodes where trials have died lately come last
-    for node in sorted(state.index.nodes.get("free", {}).values(), key=lambda n: n.deaths):
+    for node in (
+        sorted(state.index.nodes.get("free", {}).values(), key=lambda n: n.deaths) if need > 0 else ()
+    ):
         lanes = _free_lanes(state, node, shunned, own)[:need]
-        if lanes:
-            need -= len(lanes)
-            actions += _submit(state, site, node, lanes, now)
+        need -= len(lanes)
+        # one job of a trial per lane, or several where the site takes only small arrays
+        size = state.record.options.array_size or len(lanes)
+        for first in range(0, len(lanes), size or 1):
+            yield trial_job(state, site, node, lanes[first : first + size], now)
         if need <= 0:
             break
-    return actions
 
 
 def _free_lanes(state: State, node: NodeUse, shunned: set[str], own: set[str] | None) -> list[str]:
@@ -150,25 +147,11 @@ def _shunned(state: State) -> set[str]:
     return {state.trials.by_name[name].lane for name in state.trials.stragglers}
 
 
-def _submit(state: State, site: Site, node: NodeUse, lanes: list[str], now: float) -> Due:
-    """One job of a trial per lane, or several where the site takes only small arrays."""
-    actions: Due = []
-    size = state.record.options.array_size or len(lanes)
-    for first in range(0, len(lanes), size):
-        event = trial_job(state, site, node, lanes[first : first + size], now)
-        intended(state, event)
-        actions += jobs.submission(event)
-    return actions
-
-
-def _cancel_pending(state: State, surplus: int) -> list[Action]:
-    """Pending trials for which no shard is left hold nothing yet: the newest of them are cancelled first."""
+def cancelled(state: State, event: TrialsCancelled) -> list[Action]:
     actions: list[Action] = []
-    while surplus > 0 and state.index.cancellable:
-        name = next(reversed(state.index.cancellable))
+    for name in event.trials:
         indexes.mark_cancelled(state, name)
-        surplus -= 1
-        trial = state.trials.live[name]
+        trial = state.trials.by_name[name]
         info = state.jobs.by_name[trial.job]
         actions.append(CancelJob(job_id=info.job_id, index=trial.member if info.job.count > 1 else None))
     return actions

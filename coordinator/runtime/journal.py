@@ -25,7 +25,6 @@ from pydantic import ValidationError
 from coordinator.errors import OperatorError
 from coordinator.evaluation import step as machine
 from coordinator.evaluation.events import EVENT, Accepted, AnyEvent
-from coordinator.evaluation.job_specs import Site
 from coordinator.evaluation.records import JOURNAL_FORMAT, job_prefix
 from coordinator.evaluation.state import IllegalEventError, State
 from coordinator.runtime.work_lock import flock, locked
@@ -222,23 +221,23 @@ def _check_format(path: Path) -> None:
     )
 
 
-def replayed(events: Iterable[AnyEvent], site: Site) -> State | None:
+def replayed(events: Iterable[AnyEvent]) -> State | None:
     """The state that all events of a journal lead to; None where the first is not `Accepted`."""
     left = iter(events)
     first = next(left, None)
     if not isinstance(first, Accepted):
         return None
     state, _ = machine.start(first)
-    replay_on(state, left, site)
+    replay_on(state, left)
     return state
 
 
-def replay_on(state: State, events: Iterable[AnyEvent], site: Site) -> None:
+def replay_on(state: State, events: Iterable[AnyEvent]) -> None:
     """Take in further events of a journal. An illegal one is passed over, as the coordinator that wrote it did."""
     with _collector_paused():
         for event in events:
             try:
-                machine.step(state, site, event, replaying=True)
+                machine.apply(state, event)
             except IllegalEventError as error:
                 log.warning("%s: passed over an illegal %s: %s", state.evaluation_id, event.kind, error)
 

@@ -8,7 +8,6 @@ from coordinator.config.schema import Config
 from coordinator.errors import OperatorError
 from coordinator.evaluation.events import AnyEvent
 from coordinator.evaluation.state import State
-from coordinator.intake.from_settings import site_of
 from coordinator.runtime.journal import OtherFormatError, read_events, replayed
 from coordinator.runtime.summaries import find_folder
 from coordinator.runtime.summarise import summary_now
@@ -20,23 +19,23 @@ def find_evaluation(config: Config, prefix: str) -> tuple[State, EvaluationPaths
     """Replay the evaluation whose id begins with `prefix` or has it as its digest."""
     paths = find_folder(config, prefix)
     events = list(read_events(paths.journal))
-    return replay(events, config), paths, events
+    return replay(events), paths, events
 
 
-def replay(events: list[AnyEvent], config: Config) -> State:
+def replay(events: list[AnyEvent]) -> State:
     """The state that a journal's events lead to. Writes nothing."""
-    state = replayed(events, site_of(config))
+    state = replayed(events)
     if state is None:
         raise OperatorError("the journal is empty: the evaluation was never accepted; submit it again")
     return state
 
 
-def by_journal(paths: EvaluationPaths, config: Config) -> Summary | None:
+def by_journal(paths: EvaluationPaths) -> Summary | None:
     """The summary of an evaluation without a valid one; None where its journal is empty, or a copy of another's."""
     try:
         if not paths.journal.stat().st_size:
             return None
-        state = replayed(read_events(paths.journal), site_of(config))
+        state = replayed(read_events(paths.journal))
         if state is None or state.evaluation_id != paths.root.name:
             return None
         return summary_now(state, paths, time.time())

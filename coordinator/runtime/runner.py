@@ -159,7 +159,7 @@ class Running:
     def _replayed(
         cls, journal: Journal, performer: Performer, grace: detect.Grace, seen_at: float | None
     ) -> Running | None:
-        state = replayed(journal.replay(), performer.site)
+        state = replayed(journal.replay())
         if state is None:
             return None
         if state.evaluation_id != journal.path.parent.name:

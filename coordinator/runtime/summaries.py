@@ -106,5 +106,5 @@ class Summaries:
         if known is None or known[0] != size:
             from coordinator.runtime.replay import by_journal  # noqa: PLC0415 (few evaluations need the state machine)
 
-            known = self._replayed[paths.root.name] = size, by_journal(paths, self._config)
+            known = self._replayed[paths.root.name] = size, by_journal(paths)
         return known[1]

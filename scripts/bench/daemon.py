@@ -38,7 +38,7 @@ from typing import Any
 from chaos_lib.site import Place, Site, place
 from dev_cluster.api import dev_cluster, unavailable
 from dev_cluster.testing import wait_until
-from support.simulated.large import SITE, Large, plain_step
+from support.simulated.large import Large, plain_step
 
 from bench.harness import Options, command, option, row, spread, targets
 from bench.synthetic_run import COMMANDS, count_commands, counted, environment, first_on_the_machine, run
@@ -103,7 +103,7 @@ def status(evaluations: int, nodes: int, count: int) -> dict[str, Any]:
             write_summary(
                 paths, over.model_copy(update={"evaluation_id": paths.root.name, "accepted_at": number})
             )
-        state = replayed(made.journal[:-1], SITE)
+        state = replayed(made.journal[:-1])
         assert state is not None
         assert state.ended_at is None
         paths = work.evaluation(state.evaluation_id)
@@ -138,7 +138,7 @@ def replay(nodes: int, count: int) -> dict[str, Any]:
         journal.append(made.journal)
         journal.close()
         began, cpu = time.perf_counter(), time.process_time()
-        state = replayed(read_events(path), SITE)
+        state = replayed(read_events(path))
         seconds, cpu = time.perf_counter() - began, time.process_time() - cpu
         size = path.stat().st_size
     assert state is not None

@@ -113,7 +113,7 @@ def bad_node_alone(world: World) -> None:
 def few_deaths(world: World) -> None:
     """Each shard takes few trials down, and no node that works is out of use for longer than one back-off."""
     late = 2 * MAX_DEATHS if world.faults.restart else MAX_DOUBLINGS if world.odd.silent else 0
-    assert max(world.deaths.values()) <= 2 * MAX_DEATHS + late
+    assert max(world.deaths.values()) <= MAX_DEATHS * (len(world.node_names) + 1) + late
     for node in world.state.nodes.by_name.values():
         assert node.name in world.odd.bad or node.back_offs <= 1, world.summary()
 

@@ -14,6 +14,7 @@ from support.simulated.world import World
 from coordinator.evaluation import actions as do
 from coordinator.evaluation import events as ev
 from coordinator.evaluation import shards
+from coordinator.evaluation import step as machine
 from evaljobs.contract.specs import RequestSetManifest, ScoreSpec, TaskEntry
 
 LEAVES = ("l0", "l1", "l2", "l3")
@@ -129,9 +130,10 @@ def test_answers_stay_wanted_until_the_last_entry_that_has_them_fails() -> None:
         world.tick()
     first, group = world.state.entries
     own = world.state.shards.leaves["l0"].planned.shards
-    shards.fail_entry(world.state, first, "a person's word")
+    machine.apply(world.state, ev.EntryFailed(at=world.now, entry=first.index, error="a person's word"))
     assert world.state.shards.todo == len(world.state.shards.by_name)
-    (withdrawn,) = shards.fail_entry(world.state, group, "a person's word")
+    told = ev.EntryFailed(at=world.now, entry=group.index, error="a person's word")
+    (withdrawn,) = machine.apply(world.state, told)
     assert isinstance(withdrawn, do.WithdrawShards)
     assert set(withdrawn.shards) == set(world.state.shards.by_name)
     assert not world.state.shards.todo

@@ -16,16 +16,21 @@ import sys
 import tarfile
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.goldens import HERE, Goldens
+from support.simulated.parts import SITE
 
 from coordinator import cli
 from coordinator.config.schema import Config
+from coordinator.evaluation import step as machine
+from coordinator.evaluation.events import EVENT, Accepted, AnyEvent, Event
+from coordinator.evaluation.jobs import Due
 from coordinator.evaluation.records import JOURNAL_FORMAT
+from coordinator.runtime.journal import line_of
 from coordinator.runtime.replay import by_journal
 from coordinator.runtime.summary import Parked, write_summary
 from evaljobs.contract.paths import EvaluationPaths
@@ -179,7 +184,7 @@ def unpack(name: str, place: Path) -> float:
         if not (journal.parent / "results.json").exists():
             kept_at = journal.stat().st_mtime
             lines = journal.read_text().replace(RECORDED, f"{work}/").splitlines()
-            journal.write_text("".join(f"{json.dumps(of_now(json.loads(line)))}\n" for line in lines))
+            journal.write_bytes(b"".join(map(line_of, decided(lines))))
             os.utime(journal, (kept_at, kept_at))  # `stopped since` is read from it
             _park(EvaluationPaths(journal.parent), Config(work_dir=work))
     if (work / "submissions").exists():
@@ -202,7 +207,7 @@ def to_inbox(work: Path) -> None:
 def _park(paths: EvaluationPaths, config: Config) -> None:
     """The summary of an evaluation that was parked, as a coordinator of now writes it."""
     if paths.status.exists() and (was := json.loads(paths.status.read_bytes()))["what"] == "parked":
-        found = by_journal(paths, config)
+        found = by_journal(paths)
         assert found is not None
         parked = Parked(at=was["at"], error=was["error"], until=was["until"])
         assert write_summary(paths, found.model_copy(update={"parked": parked}))
@@ -213,6 +218,30 @@ def of_now(event: dict[str, Any]) -> dict[str, Any]:
     if event["kind"] in ("accepted", "restarted"):
         event = {key: value for key, value in event.items() if key not in ("journal_format", "signs", "code")}
     return event | ({"journal_format": JOURNAL_FORMAT} if event["kind"] == "accepted" else {})
+
+
+def decided(lines: Iterable[str]) -> Iterator[AnyEvent]:
+    """The events of a journal, each followed by the decisions that earlier formats left to a replay."""
+
+    def taken(found: Due) -> Iterator[AnyEvent]:
+        for one in found:
+            if isinstance(one, Event) and one.kind not in (
+                "job-intended",
+                "shards-dealt",
+                "token-budget-reduced",
+            ):
+                yield one
+                yield from taken(machine.apply(state, one))
+
+    state: Any = None
+    for line in lines:
+        event = EVENT.validate_json(json.dumps(of_now(json.loads(line))))
+        yield event
+        if isinstance(event, Accepted):
+            state, _ = machine.start(event)
+        else:
+            yield from taken(machine.apply(state, event))
+            yield from taken(machine._due(state, SITE, event.at))
 
 
 @contextlib.contextmanager

@@ -173,9 +173,9 @@ def test_events_that_call_for_each_other_without_end_park_their_evaluation(
     """Each turn is bounded, also that of a restart: the last events are logged, the other evaluation and a signal go on."""
     step, asked = machine.step, list[AnyEvent]()
 
-    def endless(state: State, site: Site, event: AnyEvent, *, replaying: bool = False) -> machine.Step:
-        found = step(state, site, event, replaying=replaying)
-        if state.evaluation_id != BAD or replaying:
+    def endless(state: State, site: Site, event: AnyEvent) -> machine.Step:
+        found = step(state, site, event)
+        if state.evaluation_id != BAD:
             return found
         asked.append(event)
         return replace(found, actions=(*found.actions, FindRequestSets(record=state.record)))

@@ -51,7 +51,8 @@ def test_a_fault_of_a_node_is_learnt_once(tmp_path: Path) -> None:
     first = coordinator.accept(another(record(), 1))
     coordinator.tick()
     node = first.state.nodes.by_name["n1"]
-    nodes.back_off(first.state, first.state.nodes.by_name["n1"], "torch sees 0 of the 1 GPUs", at_fault=True)
+    (event,) = nodes.back_off(node, "torch sees 0 of the 1 GPUs", clock.now(), at_fault=True)
+    first.take([event])
     node.back_off_until = clock.now() + 60
     coordinator.tick()
     coordinator.cancel(first.state.evaluation_id, "enough")

@@ -26,7 +26,7 @@ from coordinator.runtime.summary import read_summary
 from evaljobs.contract.paths import EvaluationPaths
 
 OURS, OTHER = "ckpt-ours-00000001", "ckpt-other-00000002"
-FIELDS = "c0491b6c"
+FIELDS = "4c4c5ae5"
 
 
 def test_other_fields_in_a_journal_are_another_format() -> None:
@@ -38,7 +38,7 @@ def test_other_fields_in_a_journal_are_another_format() -> None:
         for field, shape in one.get("properties", {}).items()
     }
     found = hashlib.sha256("\n".join(sorted(rows)).encode()).hexdigest()[:8]
-    assert (JOURNAL_FORMAT, found) == (2, FIELDS)
+    assert (JOURNAL_FORMAT, found) == (3, FIELDS)
 
 
 def _words(shape: object) -> Iterator[str]:

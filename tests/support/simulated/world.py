@@ -340,5 +340,5 @@ def replay(journal: list[ev.AnyEvent]) -> State:
     assert isinstance(first, ev.Accepted)
     state, _ = machine.start(first)
     for event in journal[1:]:
-        machine.step(state, SITE, event, replaying=True)
+        machine.apply(state, event)
     return state
