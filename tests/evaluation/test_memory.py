@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from support.simulated.parts import Faults, record
+from support.simulated.parts import FIRST_MB, Faults, record
 from support.simulated.world import World
 
 from coordinator.cluster import Purpose
@@ -19,10 +17,7 @@ SETTINGS: dict[Purpose, str] = {
     "build": "[trial] memory_mb",
     "trial": "[trial] memory_mb",
     "metric": "[metric] memory_mb",
-    "stage": "",
 }
-# MiB that a job asks for at first: a trial also for the 1 MiB of the weights
-FIRST: dict[Purpose, int] = {"build": 4096, "trial": 4097, "metric": 4096, "stage": 513}
 
 
 def strict(seed: int, purpose: Purpose, takes_mb: int, **world: int) -> World:
@@ -31,30 +26,10 @@ def strict(seed: int, purpose: Purpose, takes_mb: int, **world: int) -> World:
     return World(seed, faults, record(entries=4), takes_mb={purpose: takes_mb}, **world)
 
 
-@settings(max_examples=20)
-@given(
-    seed=st.integers(0, 2**32),
-    purpose=st.sampled_from(list(SETTINGS)),
-    times=st.sampled_from([2, 4, 8]),
-    nodes=st.integers(1, 3),
-)
-def test_with_up_to_eight_times_the_memory_all_is_scored_and_no_node_is_blamed(
-    seed: int, purpose: Purpose, times: int, nodes: int
-) -> None:
-    first = FIRST[purpose]
-    world = strict(seed, purpose, times * first, nodes=nodes)
-    world.run_to_scores()
-    assert max(world.asked_mb) == times * first
-    assert not any(node.back_offs for node in world.state.nodes.by_name.values())
-    said = [w for w in world.state.warnings if "for lack of memory" in w]
-    assert len(said) == {2: 1, 4: 2, 8: 3}[times]
-    assert f"{SETTINGS[purpose]} = {times * first}" in said[-1] or purpose == "stage"
-
-
 @pytest.mark.parametrize("purpose", ["build", "trial", "metric"])
 def test_beyond_that_the_failure_names_the_setting_that_would_do(purpose: Purpose) -> None:
     """And a retry goes on from there."""
-    most = FIRST[purpose] << MAX_DOUBLINGS
+    most = FIRST_MB[purpose] << MAX_DOUBLINGS
     world = strict(3, purpose, 2 * most)
     world.run()
     assert max(world.asked_mb) == most
@@ -90,15 +65,6 @@ def test_no_number_is_named_that_no_node_has() -> None:
     assert set(world.asked_mb) == {4097, 7487}
     said = "it had 7487 MB, and no node has more than 8000 MB for it and the weights"
     assert all(said in entry.error for entry in world.state.entries)
-
-
-@settings(max_examples=10)
-@given(seed=st.integers(0, 2**32))
-def test_workers_with_too_little_memory_give_way_to_larger_ones(seed: int) -> None:
-    world = World(seed, Faults(listing=0.2), record(entries=4), metric_mb=8192)
-    world.run_to_scores()
-    asked = [j.job.memory_mb for j in world.jobs.values() if j.job.purpose == "metric"]
-    assert set(asked) == {4096, 8192}
 
 
 def test_a_build_that_lacks_memory_never_lowers_what_trials_ask_for() -> None:

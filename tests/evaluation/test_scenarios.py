@@ -10,7 +10,7 @@ from typing import Any, Literal
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.simulated.parts import Faults, limited, record
+from support.simulated.parts import FIRST_MB, Faults, limited, record
 from support.simulated.world import BANNED, UNFIT, VAGUE, World, replay
 
 from coordinator.evaluation import events as ev
@@ -129,6 +129,47 @@ def at_fault_at_once(world: World) -> None:
     node = world.state.nodes.by_name.get("n0")
     assert node is None or world.died_at.get("n0", 0) <= world.gpus * (node.back_offs + 1)
     assert not any("n1" in w for w in world.state.warnings)
+
+
+def limits_grow(world: World) -> None:
+    """No shard is blamed; each next trial on a lane asks for at least as long, never for more than the settings allow."""
+    assert not any(s.died_on for s in world.state.shards.by_name.values())
+    asked: dict[str, list[int]] = {}
+    for job in world.of("trial"):
+        for lane in next(iter(job.specs.values())).lanes:
+            asked.setdefault(lane.lane, []).append(job.job.time_limit_seconds)
+    assert all(limits == sorted(limits) for limits in asked.values())
+    assert max(map(max, asked.values())) <= world.record.options.trial_time_limit_seconds
+
+
+def no_back_off_for_limits(world: World) -> None:
+    assert not [w for w in world.state.warnings if "is in back-off" in w and "TIMEOUT" in w]
+
+
+def asked_for_more(world: World) -> None:
+    """Twice as much, three times."""
+    assert max(world.asked_mb) == min(world.asked_mb) << MAX_DOUBLINGS
+    assert sum("for lack of memory" in w for w in world.state.warnings) == MAX_DOUBLINGS
+
+
+def larger_workers(world: World) -> None:
+    assert {j.job.memory_mb for j in world.of("metric")} == {4096, 8192}
+
+
+def six_builds(world: World) -> None:
+    assert len(world.of("build")) == 6
+
+
+def scored_again(world: World) -> None:
+    """A retry scores once more what lacks items, from the responses that are there."""
+    assert world.state.unscored_items == len(world.state.entries)
+    frames = dict(world.frames)
+    world.faults.item_fails, world.workers_stopped = 0.0, False
+    world.take([ev.RetryAsked(at=world.now)])
+    world.run_to_scores()
+    assert not world.state.unscored_items
+    assert world.frames == frames
+    assert set(world.scored_with.values()) == {2}
 
 
 def waited_half_an_hour(world: World) -> None:
@@ -323,7 +364,25 @@ ROWS = {
         {}, {"entries": 6}, {"in_order": True, "blind": True, "bad": {"n0": "no GPU"}}, nodes=(2, 2), gpus=(1, 2, 8),
         check=at_fault_at_once,
     ),
-    "trials reach their time limit": Row({"overrun": 0.2}, nodes=(2, 2), blames=False, examples=40),
+    "trials reach their time limit": Row({"overrun": 0.2}, nodes=(2, 2), blames=False, check=limits_grow, examples=40),
+    "the same, and what they say comes late": Row(
+        {"overrun": 0.2, "slow_outcome": 0.3}, nodes=(2, 2), ends="said", check=no_back_off_for_limits
+    ),
+    **{
+        f"{purpose} jobs lack memory": Row(
+            {"listing": 0.2, "restart": 0.02}, {"entries": 4}, {"takes_mb": {purpose: FIRST_MB[purpose] << MAX_DOUBLINGS}},
+            nodes=(1, 3), blames=False, warns="memory", check=asked_for_more, examples=6,
+        )
+        for purpose in FIRST_MB
+    },
+    "workers lack memory that say so": Row(
+        {"listing": 0.2}, {"entries": 4}, {"metric_mb": 8192}, blames=False, check=larger_workers, examples=6
+    ),
+    "no entry can be built": Row(
+        {}, {"entries": 30, "build_jobs": 1}, {"deadly": -2}, ends="failed", fails=tuple(f"t{i}" for i in range(30)),
+        says="its build job ended", check=six_builds, examples=2,
+    ),
+    "scores leave items out": Row({"item_fails": 1.0}, nodes=(2, 2), warns="item", check=scored_again, examples=10),
     "trials die before they hold a shard": Row(
         {"slow_outcome": 0.1}, {"entries": 4}, {"unready": frozenset({"n0", "n1"})}, nodes=(2, 2), ends="failed",
         fails=("t0", "t1", "t2", "t3"), says="trials keep failing", check=bounded_deaths,

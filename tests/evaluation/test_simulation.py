@@ -31,36 +31,6 @@ def test_without_stealing_a_lane_runs_exactly_the_shards_that_were_planned_for_i
     assert len(set(lanes)) == len(lanes)
 
 
-@settings(max_examples=100)
-@given(seed=st.integers(0, 2**32), overrun=st.floats(0, 0.3), late=st.sampled_from([0.0, 0.3]))
-def test_a_trial_that_outlives_its_limit_hands_its_shards_back(
-    seed: int, overrun: float, late: float
-) -> None:
-    """Whatever number of trials run into their limit, no node rests for it, also where a trial's end is seen before its own
-    word. With its word in time every entry is scored, no shard is blamed, and each next trial on a lane asks for at
-    least as long, never for more than the settings allow."""
-    world = World(seed, Faults(overrun=overrun, slow_outcome=late))
-    world.run()
-    assert not [text for text in world.state.warnings if "is in back-off" in text and "TIMEOUT" in text]
-    assert not world.memory
-    if late and world.state.ending.reason:
-        return
-    world.assert_scored()
-    world.assert_nothing_left()
-    if late:
-        return
-    assert not any(s.died_on for s in world.state.shards.by_name.values())
-    most = world.record.options.trial_time_limit_seconds
-    asked: dict[str, list[int]] = {}
-    for job in world.jobs.values():
-        if job.job.purpose == "trial":
-            for lane in next(iter(job.specs.values())).lanes:
-                asked.setdefault(lane.lane, []).append(job.job.time_limit_seconds)
-    for limits in asked.values():
-        assert limits == sorted(limits)
-        assert limits[-1] <= most
-
-
 @pytest.mark.long
 @settings(max_examples=100)
 @given(seed=st.integers(0, 2**32), quiet=st.booleans())
@@ -99,15 +69,6 @@ def test_a_journal_rebuilds_the_state_exactly(seed: int, steal: bool) -> None:
         if world.state.ended_at is None:
             world.tick()
         assert replay(world.journal) == world.state
-
-
-def test_where_no_entry_can_be_built_all_of_them_say_so_after_six_jobs() -> None:
-    """It is not tried three times for each of thirty entries."""
-    world = World(1, Faults(), record(entries=30, build_jobs=1))
-    world.run_build = world.end_member  # type: ignore[method-assign]  # an interpreter that does not start
-    world.run()
-    assert all("its build job ended" in e.error for e in world.state.entries)
-    assert sum(j.job.purpose == "build" for j in world.jobs.values()) == 6
 
 
 def test_a_stragglers_lane_is_left_alone_while_another_trial_runs() -> None:
@@ -200,21 +161,3 @@ def test_a_node_returns_from_a_rest_and_rests_longer_each_time() -> None:
     assert len(rests) > 2
     assert all(rest == 60.0 * 2 ** (number - 1) for number, rest in rests.items())
     world.assert_scored()
-
-
-@settings(max_examples=20)
-@given(seed=st.integers(0, 2**32))
-def test_a_retry_scores_again_what_lacks_items_and_infers_nothing(seed: int) -> None:
-    """Entries that were scored without some of their items are scored once more from the responses that are there."""
-    world = World(seed, Faults(item_fails=1.0))
-    world.run_to_scores()
-    assert world.state.unscored_items == len(world.state.entries)
-    assert world.state.warnings
-    frames = dict(world.frames)
-    world.faults.item_fails = 0.0
-    world.workers_stopped = False
-    world.take([ev.RetryAsked(at=world.now)])
-    world.run_to_scores()
-    assert world.state.unscored_items == 0
-    assert world.frames == frames
-    assert set(world.scored_with.values()) == {2}

@@ -51,7 +51,7 @@ class Odd:
     silent: bool = False  # ... which is a word of the cluster's
     in_order: bool = False  # trials claim as in the real queue: the head of their lane, else of the longest
     builds_from: float = 0.0  # before that time no build ends
-    deadly: int = -1  # the build of this entry ends its job
+    deadly: int = -1  # the build of this entry ends its job; -2: each does
     # memory
     takes_mb: dict[str, int] = field(
         default_factory=dict
@@ -188,7 +188,7 @@ class Cluster:
             self.end_member(job, index, member)
             return
         for spec in job.specs.values():
-            if spec.entry == self.odd.deadly:
+            if self.odd.deadly in (spec.entry, -2):
                 break
             if self.dice.random() < self.faults.build_fails:
                 self.leave(Failed(name=spec.name, job="build", blame="retry", error="no", entry=spec.entry))

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from coordinator.cluster import Job
+from coordinator.cluster import Job, Purpose
 from coordinator.evaluation import actions as do
 from coordinator.evaluation import events as ev
 from coordinator.evaluation.job_specs import Site
@@ -24,6 +24,10 @@ from evaljobs.contract.specs import (
 )
 
 SITE = Site(work_dir="/w", trial_command=("python",), worker_command=("python",))
+
+
+# MiB that a job of `record` asks for at first: a trial also for the 1 MiB of the weights
+FIRST_MB: dict[Purpose, int] = {"build": 4096, "trial": 4097, "metric": 4096, "stage": 513}
 
 
 @dataclass
