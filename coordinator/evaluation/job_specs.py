@@ -190,38 +190,26 @@ def precursor_job(state: State, site: Site, node: NodeUse | Prefetch, now: float
     return JobIntended(at=now, job=replace(job, best_effort=node.best_effort), node_lanes=node.lanes)
 
 
-def trial_job(state: State, site: Site, node: NodeUse, lanes: Sequence[str], now: float) -> JobIntended:
-    """An array of trials on one node, a member per lane."""
-    asks = _asked(state, "trial")
-    asks["time_limit_seconds"] = trial_limit_seconds(state, lanes)
-    job = _job(state, site, "trial", node.name, asks)
-    log = _member_log(job) if len(lanes) > 1 else job.log
+def trial_job(
+    state: State, site: Site, node: NodeUse, lanes: Sequence[str], now: float, *, hosted: bool = False
+) -> JobIntended:
+    """An array of trials on one node, a member per lane. `hosted`: one long job that stages into its own memory and runs the
+    node's trials as its children.
+    """
+    purpose: Purpose = "host" if hosted else "trial"
+    asks = _asked(state, purpose, len(lanes))
+    asks["time_limit_seconds"] = (host_limit_seconds if hosted else trial_limit_seconds)(state, lanes)
+    job = replace(_job(state, site, purpose, node.name, asks), node=node.name, best_effort=node.best_effort)
+    if not hosted and len(lanes) > 1:
+        job = replace(job, log=_member_log(job), count=len(lanes))
     return JobIntended(
         at=now,
-        job=replace(job, log=log, count=len(lanes), node=node.name, best_effort=node.best_effort),
+        job=job,
         lanes=tuple(lanes),
-        trials=_trials(job.name, lanes),
-        precursor=node.precursor,
-        node_lanes=node.lanes,
+        trials=tuple(f"{job.name}.{number}" for number in range(len(lanes))),
+        precursor=None if hosted else node.precursor,
+        node_lanes=len(lanes) if hosted else node.lanes,
     )
-
-
-def host_job(state: State, site: Site, node: NodeUse, lanes: Sequence[str], now: float) -> JobIntended:
-    """One long job that stages into its own memory and runs the node's trials as its children."""
-    asks = _asked(state, "host", len(lanes))
-    asks["time_limit_seconds"] = host_limit_seconds(state, lanes)
-    job = _job(state, site, "host", node.name, asks)
-    return JobIntended(
-        at=now,
-        job=replace(job, node=node.name, best_effort=node.best_effort),
-        lanes=tuple(lanes),
-        trials=_trials(job.name, lanes),
-        node_lanes=len(lanes),
-    )
-
-
-def _trials(job: str, lanes: Sequence[str]) -> tuple[str, ...]:
-    return tuple(f"{job}.{member}" for member in range(len(lanes)))
 
 
 def worker_job(state: State, site: Site, count: int, now: float) -> JobIntended:

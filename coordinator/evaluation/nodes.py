@@ -24,7 +24,7 @@ from coordinator.evaluation.events import (
     StorageChosen,
     WeightsReleased,
 )
-from coordinator.evaluation.job_specs import Site, host_job, precursor_job
+from coordinator.evaluation.job_specs import Site, precursor_job, trial_job
 from coordinator.evaluation.jobs import Due
 from coordinator.evaluation.state import IllegalEventError, JobInfo, NodeUse, Prefetch, State
 from evaljobs.contract.outcomes import Failed, Staged
@@ -367,7 +367,7 @@ def _stage(state: State, site: Site, node: NodeUse, now: float) -> JobIntended:
         return precursor_job(state, site, replace(node, lanes=lanes), now)
     if not state.plans_later:
         lanes = max(1, min(lanes, state.shards.todo - len(state.trials.live)))
-    return host_job(state, site, node, node.lane_names[:lanes], now)
+    return trial_job(state, site, node, node.lane_names[:lanes], now, hosted=True)
 
 
 def release_due(state: State, now: float) -> Due:

@@ -82,9 +82,7 @@ def hung(state: State, event: TrialHung) -> Due:
         indexes.mark_cancelled(state, event.trial)  # it counts now, and not at its end
         found += job_ends.died_with(state, info.job.node, event.shard, why, event.at)
     state.warnings.append(f"{why} and was ended")
-    if info.job_id:
-        found.append(CancelJob(job_id=info.job_id, index=trial.member if info.job.count > 1 else None))
-    return found
+    return [*found, _cancel(state, trial)] if info.job_id else found
 
 
 def straggle(state: State, event: StragglersFound) -> list[Action]:
@@ -148,10 +146,11 @@ def _shunned(state: State) -> set[str]:
 
 
 def cancelled(state: State, event: TrialsCancelled) -> list[Action]:
-    actions: list[Action] = []
     for name in event.trials:
         indexes.mark_cancelled(state, name)
-        trial = state.trials.by_name[name]
-        info = state.jobs.by_name[trial.job]
-        actions.append(CancelJob(job_id=info.job_id, index=trial.member if info.job.count > 1 else None))
-    return actions
+    return [_cancel(state, state.trials.by_name[name]) for name in event.trials]
+
+
+def _cancel(state: State, trial: Trial) -> CancelJob:
+    info = state.jobs.by_name[trial.job]
+    return CancelJob(job_id=info.job_id, index=trial.member if info.job.count > 1 else None)
