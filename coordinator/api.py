@@ -414,7 +414,7 @@ def series(
     """
     known = work_folder.load(config, work_dir, settings, makes=False)
     points = make_series(load_series.find_series(known.work_dir, str(folder), suite, mixed=mixed)).points
-    return [row for point in points for row in rows_of(point)]
+    return [row for point in points for row in rows_of(point, point.mode)]
 
 
 def _found(settings: Config, evaluation: str) -> Results:

@@ -44,7 +44,6 @@ from coordinator.config.schema import Config
 from coordinator.errors import EvalspanError, OperatorError
 from coordinator.evaluation.events import EVENT, AnyEvent
 from coordinator.evaluation.state import State
-from coordinator.intake.from_settings import site_of
 from coordinator.page import html, read
 from coordinator.report.load_series import find_series
 from coordinator.runtime.journal import replay_on
@@ -104,7 +103,7 @@ class Journals:
             added = [EVENT.validate_json(line) for line in lines]
         except ValidationError:
             return find_evaluation(settings, name)  # which names the line
-        replay_on(kept.state, added, site_of(settings))
+        replay_on(kept.state, added)
         kept.events += added
         kept.bytes += sum(map(len, lines))
         self._kept[paths.root.name] = kept

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from coordinator.base import clock
 from coordinator.cluster import Cluster, ClusterError, JobState, LimitError, RefusedError
@@ -56,7 +55,7 @@ from coordinator.evaluation.job_specs import (
     workers_stop_file,
 )
 from coordinator.evaluation.records import EvaluationRecord, cut_of, cut_on_disk
-from coordinator.evaluation.state import State
+from coordinator.evaluation.state import MetricState, State
 from coordinator.intake import request_sets
 from coordinator.intake.checkpoint import CheckpointError, inspect
 from coordinator.intake.present import Present
@@ -97,22 +96,6 @@ class Performer:
         self._submissions: dict[str, dict[str, Call[str]]] = {}  # evaluation id -> name of a job -> its call
         self._cancels: list[tuple[Sequence[str], Call[None]]] = []  # ids of jobs, and the call that ends them
         self._uncancelled: set[str] = set()  # job ids whose cancellation failed; it is asked for only once
-        self._effects: dict[type[Action], Callable[[State, Any], list[AnyEvent]]] = {
-            EnqueueMetric: self._enqueue_metric,
-            FillQueue: self._work_queue,
-            FindRequestSets: self._find_request_sets,
-            FindResponses: self._find_responses,
-            InspectConverted: self._inspect_converted,
-            MakePlan: self._make_plan,
-            PublishSets: self._publish_sets,
-            QueueShards: self._work_queue,
-            ReleaseClaims: self._work_queue,
-            ReleasePrecursor: self._release_precursor,
-            RemoveQueue: self._remove_queue,
-            StopWorkers: self._stop_workers,
-            WithdrawShards: self._work_queue,
-            WriteResults: self._write_results,
-        }
 
     def queue(self, evaluation_id: str) -> WorkQueue:
         """The evaluation's work queue; QueueUnavailable while Redis is away."""
@@ -131,9 +114,35 @@ class Performer:
         self._metric_queues.pop(evaluation_id, None)
         self._submissions.pop(evaluation_id, None)
 
-    def perform(self, state: State, action: Action) -> list[AnyEvent]:
+    def perform(self, state: State, action: Action) -> list[AnyEvent]:  # noqa: C901 (a case an action)
         """Do it; the events that say what came of it. The runner collects SubmitJob and CancelJob itself."""
-        return self._effects[type(action)](state, action)
+        paths = self.site.of(state)
+        match action:
+            case FindRequestSets():
+                return [self._find_request_sets(action.record)]
+            case FindResponses():
+                return [reuse.find(state, action, self.site.paths, Present(self.site), clock.now())]
+            case InspectConverted():
+                return [_inspect_converted(state, action.path)]
+            case MakePlan():
+                return self._make_plan(state, action)
+            case PublishSets():
+                text = json.dumps({"batch_size": action.batch_size, "request_sets": dict(action.sets)})
+                write_atomic(paths.request_sets, text.encode())
+            case FillQueue() | QueueShards() | WithdrawShards() | ReleaseClaims():
+                self._change_queue(state, action)
+            case EnqueueMetric():
+                self._enqueue_metric(state, state.scoring.metrics[action.name])
+            case ReleasePrecursor():
+                write_atomic(paths.release_file(action.job), b"")
+            case StopWorkers():
+                write_atomic(Path(workers_stop_file(paths)), b"")
+            case RemoveQueue():
+                self.remove_queues(state.evaluation_id, _level(state))
+            case WriteResults():
+                self._write_results(state, action.failed)
+                return [ResultsWritten(at=clock.now())]
+        return []
 
     def snapshot(self, state: State) -> QueueSnapshot | None:
         """The work queue now; None where the evaluation has none, or Redis is away."""
@@ -145,8 +154,7 @@ class Performer:
 
     # --- request sets and plan -----------------------------------------------------------------------------------
 
-    def _find_request_sets(self, _state: State, action: FindRequestSets) -> list[AnyEvent]:
-        record: EvaluationRecord = action.record
+    def _find_request_sets(self, record: EvaluationRecord) -> AnyEvent:
         inputs = record.inputs or inputs_of(
             record.suite, record.model, self.site, self.lm_eval_version(), lambda _suite, _site: None
         )
@@ -161,7 +169,7 @@ class Performer:
             there = request_sets.found(folder, cut_on_disk(cut, batch_size), present)
             if there is not None:
                 sets[index] = there
-        return [RequestSetsFound(at=clock.now(), sets=sets, folders=folders, batch_size=batch_size)]
+        return RequestSetsFound(at=clock.now(), sets=sets, folders=folders, batch_size=batch_size)
 
     def lost_sets(self, state: State) -> list[AnyEvent]:
         """News of request sets that were removed while an entry still reads them: those that are there."""
@@ -177,15 +185,6 @@ class Performer:
         folders = {entry.index: entry.folder for entry in state.entries}
         return [RequestSetsFound(at=clock.now(), sets=kept, folders=folders, batch_size=state.batch_size)]
 
-    def _inspect_converted(self, state: State, action: InspectConverted) -> list[AnyEvent]:
-        announced = state.conversion.announced or state.record.checkpoint
-        try:
-            found = inspect(action.path, step=announced.step)
-        except CheckpointError as error:
-            return [CheckpointConverted(at=clock.now(), error=str(error))]
-        checkpoint = found.model_copy(update={"converted_from": announced.source})
-        return [CheckpointConverted(at=clock.now(), checkpoint=checkpoint)]
-
     def _make_plan(self, state: State, action: MakePlan) -> list[AnyEvent]:
         try:
             hardware = hardware_of(state.nodes.by_name.values())
@@ -193,14 +192,6 @@ class Performer:
         except PlanningError as error:
             return self.lost_sets(state) or [PlanFailed(at=clock.now(), error=str(error))]
         return [planned]
-
-    def _find_responses(self, state: State, action: FindResponses) -> list[AnyEvent]:
-        return [reuse.find(state, action, self.site.paths, Present(self.site), clock.now())]
-
-    def _publish_sets(self, state: State, action: PublishSets) -> list[AnyEvent]:
-        text = json.dumps({"batch_size": action.batch_size, "request_sets": dict(action.sets)})
-        write_atomic(self.site.of(state).request_sets, text.encode())
-        return []
 
     # --- jobs ------------------------------------------------------------------------------------------------------
 
@@ -281,19 +272,11 @@ class Performer:
         except QueueUnavailable as error:
             log.log(level, "queues of %s: %s", evaluation_id, error)
 
-    def _release_precursor(self, state: State, action: ReleasePrecursor) -> list[AnyEvent]:
-        write_atomic(self.site.of(state).release_file(action.job), b"")
-        return []
-
-    def _stop_workers(self, state: State, _action: StopWorkers) -> list[AnyEvent]:
-        write_atomic(Path(workers_stop_file(self.site.of(state))), b"")
-        return []
-
     # --- queues: an audit finds what Redis lost, and asks for it again ----------------------------------------------
 
-    def _work_queue(
+    def _change_queue(
         self, state: State, action: FillQueue | QueueShards | WithdrawShards | ReleaseClaims
-    ) -> list[AnyEvent]:
+    ) -> None:
         try:
             queue = self.queue(state.evaluation_id)
             match action:
@@ -308,14 +291,8 @@ class Performer:
                     queue.requeue_claims(action.trial)
         except QueueUnavailable as error:
             log.log(_level(state), "work queue: %s", error)
-        return []
 
-    def _remove_queue(self, state: State, _action: RemoveQueue) -> list[AnyEvent]:
-        self.remove_queues(state.evaluation_id, _level(state))
-        return []
-
-    def _enqueue_metric(self, state: State, action: EnqueueMetric) -> list[AnyEvent]:
-        metric = state.scoring.metrics[action.name]
+    def _enqueue_metric(self, state: State, metric: MetricState) -> None:
         path = self.site.of(state).spec(metric.name)
         write_atomic(path, metric_spec(state, self.site, metric).model_dump_json(indent=1).encode())
         try:
@@ -323,17 +300,25 @@ class Performer:
             queue.enqueue(metric.kind, metric.name, path, seconds=metric.seconds)
         except QueueUnavailable as error:
             log.warning("metric queue: %s", error)
-        return []
 
     # --- the end ---------------------------------------------------------------------------------------------------
 
-    def _write_results(self, state: State, action: WriteResults) -> list[AnyEvent]:
+    def _write_results(self, state: State, failed: Mapping[int, str]) -> None:
         with suppress(OSError):  # predictions alone need them
             gpu_names.keep(self.site.paths.gpu_names, state)
-        write_results(state, self.site.of(state), action.failed, self.observations)
+        write_results(state, self.site.of(state), failed, self.observations)
         with suppress(OSError):  # answers are then not found for a copy of the checkpoint
             reuse.keep_samples(state, self.site.paths)
-        return [ResultsWritten(at=clock.now())]
+
+
+def _inspect_converted(state: State, path: str) -> AnyEvent:
+    announced = state.conversion.announced or state.record.checkpoint
+    try:
+        found = inspect(path, step=announced.step)
+    except CheckpointError as error:
+        return CheckpointConverted(at=clock.now(), error=str(error))
+    checkpoint = found.model_copy(update={"converted_from": announced.source})
+    return CheckpointConverted(at=clock.now(), checkpoint=checkpoint)
 
 
 def _queued(shard: tuple[str, float, float]) -> QueuedShard:

@@ -307,9 +307,7 @@ class Results(Record):
 
     def rows(self) -> list[dict[str, Any]]:
         """A flat row for each score, as `series` gives them."""
-        known = {name: value for name, value in self if name in Point.model_fields}
-        known |= {"paused_seconds": self.paused_seconds or 0.0}
-        return rows_of(Point(**known, mode=self.report.mode, accepted_at=self.report.accepted_at))
+        return rows_of(self, self.report.mode)
 
 
 def results_of(state: State, paths: EvaluationPaths, events: Sequence[AnyEvent] | None = None) -> Results:
@@ -370,7 +368,8 @@ def _results(report: Report, raw: dict[str, Any], paths: EvaluationPaths) -> Res
     )
 
 
-def rows_of(point: Point) -> list[dict[str, Any]]:
+def rows_of(point: Point | Results, mode: str) -> list[dict[str, Any]]:
+    """A flat row for each score; one row without a score where there is none."""
     head = {
         "evaluation_id": point.evaluation_id,
         "suite": point.suite,
@@ -380,9 +379,9 @@ def rows_of(point: Point) -> list[dict[str, Any]]:
     }
     tail = {
         "makespan_seconds": point.makespan_seconds,
-        "paused_seconds": point.paused_seconds,
+        "paused_seconds": point.paused_seconds or 0.0,
         "gpu_seconds": point.gpu_seconds,
-        "mode": point.mode,
+        "mode": mode,
     }
     scores = [{name: getattr(score, name) for name in SCORE_COLUMNS} for score in point.scores]
     return [{**head, **score, **tail} for score in scores or [dict.fromkeys(SCORE_COLUMNS)]]

@@ -7,22 +7,19 @@ what it wrote after, and no clocks of two hosts are compared. Called by `coordin
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 from coordinator.base.words import first_of
 from coordinator.config.schema import Config
 from coordinator.errors import OperatorError
-from coordinator.evaluation.records import checkpoint_name, id_stem
 from coordinator.intake import inbox, pending, resubmit
-from coordinator.intake.suites import load_suite
 from coordinator.intake.work_folder import refuse_guest
 from coordinator.runtime.journal import Journal
 from coordinator.runtime.summaries import find_folder
 from coordinator.runtime.summary import ended, read_evaluation, read_summary
 from coordinator.runtime.work_lock import WorkLock, is_daemon
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths
-from evaljobs.contract.specs import Mode, Record
+from evaljobs.contract.specs import Record
 
 
 class Submission(Record):
@@ -66,15 +63,15 @@ def send(paths: WorkPaths, notice: inbox.Notice, answer: resubmit.Submitted, dae
 
 
 def find_submission(settings: Config, name: str) -> Submission:
-    """The evaluation whose id `name` begins, or the pending checkpoint whose evaluation may have this id. OperatorError."""
+    """The evaluation whose id `name` begins, or the submission of this id that waits. OperatorError."""
     try:
         found = find_folder(settings, name).root.name
     except OperatorError:
-        for checkpoint, suite, sent in _unaccepted(WorkPaths(settings.work_dir)):
-            if name.rpartition("-")[0] in _stems(settings, checkpoint, suite):
-                return Submission(
-                    evaluation_id=name, checkpoint=checkpoint, suite=suite, what="new", sent=sent
-                )
+        for file in inbox.waiting_files(WorkPaths(settings.work_dir)):
+            notice, sent = file.notice, (str(file.path),)
+            if notice.evaluation_id == name:
+                place = {"checkpoint": notice.checkpoint, "suite": notice.suite}
+                return Submission(evaluation_id=name, what="new", sent=sent, **place)
         raise
     return Submission(evaluation_id=found, checkpoint="", suite="", what="known")
 
@@ -113,29 +110,6 @@ def why_waiting(settings: Config, submission: Submission, daemon: str) -> str:
     return pending.waits_for_daemon(holder, daemon)
 
 
-def _unaccepted(paths: WorkPaths) -> Iterator[tuple[str, str, tuple[str, ...]]]:
-    """(checkpoint, suite, file of its notice) of what is announced and not accepted."""
-    for file in inbox.waiting_files(paths):
-        yield file.notice.checkpoint, file.notice.suite, (str(file.path),)
-    for waiting in pending.read(paths, time.time()).waiting:
-        yield waiting.checkpoint, waiting.suite, ()
-
-
-MODES: tuple[Mode, ...] = ("exact", "fast")
-
-
-def _stems(settings: Config, checkpoint: str, suite: str) -> set[str]:
-    """What ids of this checkpoint and suite begin with; a link has the name of its folder."""
-    named = settings.watch.suite if suite == "default" else suite
-    try:
-        suite_name = load_suite(named or suite).name
-        places = (checkpoint, str(Path(checkpoint).resolve()))
-    except (OperatorError, OSError, ValueError):  # the daemon will refuse it
-        return set()
-    names = {checkpoint_name(place) for place in places}
-    return {id_stem(name, suite_name, mode) for name in names for mode in MODES}
-
-
 def has_ended(settings: Config, submission: Submission) -> bool:
     """Has it ended since the submission?
 
@@ -152,19 +126,16 @@ def has_ended(settings: Config, submission: Submission) -> bool:
     if found is not None and found.parked is not None and found.parked.until is None:
         raise OperatorError(f"{submission.evaluation_id} was given up: {found.parked.error}")
     if not Journal.begun(folder.journal):
-        _check_pending(paths, submission)
+        _check_begun(paths, submission)
     return False
 
 
-def _check_pending(paths: WorkPaths, submission: Submission) -> None:
-    """OperatorError unless the checkpoint is pending, or its evaluation has begun meanwhile."""
+def _check_begun(paths: WorkPaths, submission: Submission) -> None:
+    """OperatorError unless its evaluation has begun meanwhile."""
     key = (submission.checkpoint, submission.suite)
-    known = pending.read(paths, time.time())
-    for refused in known.refused:
+    for refused in pending.read(paths, time.time()).refused:
         if (refused.checkpoint, refused.suite) == key:
             raise OperatorError(f"{refused.checkpoint} was refused: {refused.why}")
-    if any((waiting.checkpoint, waiting.suite) == key for waiting in known.waiting):
-        return
     name = submission.evaluation_id
     stem = name.rpartition("-")[0]
     # listing the folder makes NFS show evaluations of another host

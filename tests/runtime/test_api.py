@@ -199,10 +199,13 @@ def test_an_error_is_raised_before_anything_is_started(tmp_path, settings):
 
 @pytest.mark.usefixtures("own_settings")
 def test_wait_follows_a_submission_from_the_notice_to_a_refusal_or_the_timeout(tmp_path):
-    """A checkpoint that no daemon has taken yet is no error; one that the daemon refused is."""
+    """A checkpoint that no daemon has taken yet is no error; one that the daemon refused is, or a typing error in its id."""
     place = small(tmp_path / "step-300")
     sent = evalspan.submit(place, SUITE)
     assert (sent.what, sent.daemon) == ("new", False)
+    for wrong in ("step-2-quickstart-00000000", sent.evaluation_id.replace("-quick", "-quack"), "step"):
+        with pytest.raises(OperatorError, match="no evaluation"):
+            evalspan.wait(wrong, timeout=0)
     assert "`evalspan daemon`" in sent.waits
     for waited in (sent, sent.evaluation_id):
         with pytest.raises(TimeoutError, match="has not ended after 0 s"):
@@ -213,8 +216,6 @@ def test_wait_follows_a_submission_from_the_notice_to_a_refusal_or_the_timeout(t
     with pytest.raises(TimeoutError):
         evalspan.wait(sent, timeout=0)
     assert evalspan.submit(place, SUITE).what == "known"
-    with pytest.raises(OperatorError, match="no evaluation"):
-        evalspan.wait("other", timeout=0)
     file = inbox.leave(WorkPaths(tmp_path / "work"), inbox.Notice(checkpoint="/none", suite=SUITE))
     bad = sent.model_copy(
         update={"evaluation_id": "bad-0", "checkpoint": "/none", "sent": (str(file),), "what": "new"}
@@ -306,17 +307,6 @@ def test_wait_ends_with_an_evaluation_that_was_given_up_before(tmp_path):
         with pytest.raises(TimeoutError):
             evalspan.wait(raised, timeout=0)
         ears.tick()
-
-
-@pytest.mark.usefixtures("own_settings")
-def test_wait_takes_a_pending_id_alone(tmp_path):
-    """While another checkpoint is pending, a typing error is still one."""
-    sent = evalspan.submit(small(tmp_path / "step-1"), SUITE)
-    for wrong in ("step-2-quickstart-00000000", sent.evaluation_id.replace("-quick", "-quack"), "step"):
-        with pytest.raises(OperatorError, match="no evaluation"):
-            evalspan.wait(wrong, timeout=0)
-    with pytest.raises(TimeoutError):
-        evalspan.wait(sent.evaluation_id, timeout=0)
 
 
 @pytest.mark.usefixtures("own_settings")

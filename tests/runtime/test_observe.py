@@ -215,6 +215,20 @@ def test_a_holder_that_outstays_its_release_is_cancelled_until_it_is_gone() -> N
     assert detect.overdue_jobs(world.state, seen, GRACE, 1122.0) == [info.job_id]
 
 
+def test_a_precursor_near_its_time_limit_gets_a_successor_and_its_node_stays_in_use() -> None:
+    """At the first look at which it is due, once: the trials read what the first one holds meanwhile."""
+    world = running_world()
+    state = world.state
+    node = next(n for n in state.nodes.by_name.values() if n.status == "ready" and n.precursor)
+    first, attempts = node.precursor, node.attempts
+    state.nodes.renewals[first] = world.now
+    (event,) = detect.waits_over(state, world.now)
+    machine.step(state, world.site, event)
+    assert state.jobs.by_name[first].successor in state.jobs.live
+    assert (node.status, node.precursor, node.attempts) == ("ready", first, attempts)
+    assert detect.waits_over(state, world.now) == []
+
+
 def test_what_a_job_left_is_taken_before_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its outcome appears after the look for new ones, in the same tick as its end: it did not end without a word."""
     cluster = FakeCluster(fleet=[fake_node("n1", gpus=1)])

@@ -11,7 +11,6 @@ from support.open_redis import open_server, running_on
 
 from coordinator.runtime.journal import read_events
 from evaljobs.contract.outcomes import ShardResponses
-from evaljobs.contract.specs import FrameRef
 from evaljobs.contract.storage import FrameWriter
 
 
@@ -79,43 +78,21 @@ def test_a_trial_believed_dead_that_lives_costs_no_task_a_run(server: redis.Redi
     assert shard in queue.unclaimed()
 
 
-def test_a_shard_that_was_run_without_redis_is_taken_out_of_the_queue(
-    server: redis.Redis, tmp_path: Path
-) -> None:
-    """Redis comes back with the queue that it had, and the trial that dumped meanwhile has died unreported. Also where
-    nothing else is to do.
+def test_a_shard_that_was_run_without_redis_is_not_run_again(server: redis.Redis, tmp_path: Path) -> None:
+    """Redis comes back with the queue that it had, and the trial that dumped meanwhile has died unreported: the shard is
+    taken out. Also where nothing else is to do. It comes back empty: response files are read before it is filled again.
     """
     running = running_on(tmp_path)
-    state = running.state
-    queue = running.performer.queue(state.evaluation_id)
+    state, queue = running.state, running.performer.queue(running.state.evaluation_id)
     for now in (1e6, 1e6 + 1):  # filled; seen as filled
         running._look_at_queue(now)
     queued = queue.unclaimed()
-    state.shards.by_name[queued[0]].frame = FrameRef(file="t.frames", offset=0, length=1)
-    running._audit(now)
-    assert set(queue.unclaimed()) == set(queued[1:])
-    for name in queued:
-        state.shards.by_name[name].frame = FrameRef(file="t.frames", offset=0, length=1)
-    state.shards.todo = 0
-    running._look_at_queue(now)
-    running._audit(now)
-    assert queue.unclaimed() == ()
-
-
-def test_a_shard_that_was_run_without_redis_is_not_queued_in_an_empty_one(
-    server: redis.Redis, tmp_path: Path
-) -> None:
-    """Response files are read before the queue is filled again."""
-    running = running_on(tmp_path)
-    state = running.state
-    for now in (1e6, 1e6 + 1):  # filled; seen as filled
-        running._look_at_queue(now)
-    name = running.performer.queue(state.evaluation_id).unclaimed()[0]
-    shard = state.shards.by_name[name]
+    shard = state.shards.by_name[queued[0]]
+    planned = state.shards.leaves[shard.leaf].planned
     ran = ShardResponses(
-        task=state.shards.leaves[shard.leaf].planned.task,
-        key=state.shards.leaves[shard.leaf].planned.key,
-        shard=name,
+        task=planned.task,
+        key=planned.key,
+        shard=queued[0],
         trial="t",
         started_at=1e6,
         seconds=1.0,
@@ -125,6 +102,14 @@ def test_a_shard_that_was_run_without_redis_is_not_queued_in_an_empty_one(
         responses.append(ran)
     server.flushall()
     running._look_at_queue(now + 1)
-    left = running.performer.queue(state.evaluation_id).unclaimed()
-    assert left
-    assert name not in left
+    assert set(queue.unclaimed()) == set(queued[1:])
+    running._look_at_queue(now + 2)
+    state.shards.by_name[queued[1]].frame = shard.frame
+    running._audit(now + 20)
+    assert set(queue.unclaimed()) == set(queued[2:])
+    for name in queued:
+        state.shards.by_name[name].frame = shard.frame
+    state.shards.todo = 0
+    running._look_at_queue(now + 40)
+    running._audit(now + 40)
+    assert queue.unclaimed() == ()

@@ -1,17 +1,20 @@
-"""A daemon whose settings name a partition that Slurm lacks: the checkpoint waits with that reason."""
+"""What a site does not give: a partition that Slurm lacks, and GPUs that do not hold the weights."""
 
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.daemons import announce, daemon, small
-from support.fake_cluster import FakeCluster
+from support.daemons import announce, daemon, refused, small, taken, until
+from support.fake_cluster import FakeCluster, fake_node
 from support.loops import coordinator_on
 
 from coordinator.base import clock
-from coordinator.config.schema import ClusterConfig, Config, WatchConfig
+from coordinator.cluster.slurm_rules import Hosting
+from coordinator.config.schema import ClusterConfig, Config, NodesConfig, WatchConfig
+from coordinator.evaluation.footprint import GB, GPU_RESERVE_BYTES
 from coordinator.intake import pending
 from coordinator.runtime.service import RULES_SECONDS, Service
 
@@ -59,3 +62,24 @@ def test_a_wrong_partition_is_a_pending_checkpoints_reason_and_slurm_is_not_aske
     )
     assert not ears.coordinator.running
     assert "changed since" not in caplog.text
+
+
+TIGHT = (GPU_RESERVE_BYTES + 60) / GB  # a GPU that has 60 bytes for weights; the checkpoint has 100
+
+
+def test_a_notice_of_weights_too_large_is_refused_and_a_larger_node_takes_them(tmp_path: Path) -> None:
+    nodes = NodesConfig(gpu_memory_gb={"tight": TIGHT})
+    config = Config(nodes=nodes, watch=WatchConfig(roots=(tmp_path,)))
+    ears = daemon(tmp_path / "work", config)
+    tight, unknown = replace(fake_node("n1"), gpu_type="tight"), fake_node("n2")
+    ears._hosting = Hosting(listed=(tight,))
+    announce(ears, small(tmp_path / "step-1"))
+    ears.tick()
+    (large,) = refused(ears)
+    assert "a trial's 1 GPU does not hold them" in large.why
+    assert "set [trial] gpus_per_trial = 2, which n1 has" in large.why
+    assert not ears.coordinator.running
+    ears._hosting = Hosting(listed=(tight, unknown))
+    announce(ears, small(tmp_path / "step-2"))
+    until(ears, lambda: taken(ears))
+    assert taken(ears) == ["step-2"]

@@ -16,7 +16,7 @@ from coordinator.cluster import Job
 from coordinator.evaluation import jobs
 from coordinator.evaluation.actions import SubmitJob
 from coordinator.evaluation.job_specs import worker_job
-from coordinator.runtime import effects
+from coordinator.runtime import effects, registry
 from coordinator.runtime.cluster_calls import ClusterCalls
 from evaljobs.contract.specs import JudgeOptions, TaskEntry
 
@@ -96,6 +96,7 @@ def test_a_wave_that_the_disk_stops_is_found_by_name(tmp_path: Path, monkeypatch
         write(path, data)
 
     monkeypatch.setattr(effects, "write_atomic", full)
+    monkeypatch.setattr(registry, "PARKED_SECONDS", 0.1)
     coordinator.tick()
     assert refused
     deadline = time.monotonic() + 60

@@ -72,30 +72,22 @@ def test_a_submission_without_a_daemon_says_so_and_is_listed_until_one_takes_it(
     assert not status()["waiting"]
 
 
-def test_a_submission_of_tasks_is_listed_by_its_suites_name(tmp_path: Path) -> None:
-    """Without the digest that its file below the work folder has."""
+def test_status_names_the_command_that_has_the_work_folder(tmp_path: Path, lock: WorkLock) -> None:
+    """A daemon runs only where a daemon has it, and only it is to be submitted to; what it has not looked at yet is not said
+    to wait for one. Tasks are listed by their suite's name.
+    """
     told("submit", str(small(tmp_path / "step-1")), "--tasks", "quickstart_mmlu", "--limit", "8")
     assert "suite quickstart_mmlu-limit8 for" in " ".join(told("status").split())
-
-
-def test_status_names_the_command_that_has_the_work_folder(lock: WorkLock) -> None:
-    """A daemon runs only where a daemon has it; what it has not looked at yet is not said to wait for one."""
-    lock.acquire(DAEMON)
-    leave(WorkPaths(lock.path.parent), Notice(checkpoint="/c"))
-    assert re.search(rf"daemon: running since \d\d:\d\d, pid {os.getpid()} on ", told("status"))
-    assert (status()["daemon"], status()["waiting"]) == (True, [])
-    lock.release()
-    lock.acquire("evalspan retry")
-    assert "daemon: not running; evalspan retry, pid " in told("status")
-
-
-@pytest.mark.parametrize(
-    ("holder", "advice"), [(DAEMON, "submit to it"), (EVAL, "wait until it ends, or give")]
-)
-def test_only_a_daemon_is_to_be_submitted_to(lock: WorkLock, holder: str, advice: str) -> None:
-    lock.acquire(holder)
-    with pytest.raises(OperatorError, match=f"is in use by {holder}, pid .*: {advice}"):
-        WorkLock(lock.path).acquire(EVAL)
+    for holder, advice in ((DAEMON, "submit to it"), ("evalspan retry", "wait until it ends, or give")):
+        lock.acquire(holder)
+        with pytest.raises(OperatorError, match=f"is in use by {holder}, pid .*: {advice}"):
+            WorkLock(lock.path).acquire(EVAL)
+        if holder == DAEMON:
+            assert re.search(rf"daemon: running since \d\d:\d\d, pid {os.getpid()} on ", told("status"))
+            assert (status()["daemon"], status()["waiting"]) == (True, [])
+        else:
+            assert "daemon: not running; evalspan retry, pid " in told("status")
+        lock.release()
 
 
 @pytest.mark.parametrize(
