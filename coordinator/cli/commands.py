@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -16,24 +17,19 @@ from evaljobs.contract.paths import EvaluationPaths, WorkPaths
 if TYPE_CHECKING:
     from coordinator.allocation.demand import Use
     from coordinator.config.schema import Config
-    from coordinator.evaluation.state import State
     from coordinator.intake.inbox import Notice
 
 MOST_MINUTES = 60.0 * 24 * 365  # largest --minutes of `release`: a year
 
 
 def _ask(config: Config, evaluation: str, asked: Notice) -> None:
-    """Leave the command to a running daemon, else run it here. Exit code 1: a retry failed."""
-    from coordinator.base.words import by_reason
-    from coordinator.cli.screen.live_screen import Watcher
-    from coordinator.cli.screen.standing import Shown
-    from coordinator.intake.resubmit import reused
+    """Leave the command to the process that has the work folder, else run it here."""
+    from coordinator.intake.inbox import leave
     from coordinator.intake.work_folder import refuse_guest
-    from coordinator.keeping.archive import archive_all
+    from coordinator.runtime.journal import Journal, check_format
     from coordinator.runtime.submission import withdrawn
     from coordinator.runtime.summaries import find_folder
-    from coordinator.runtime.wiring import coordinator_of
-    from coordinator.runtime.work_lock import WorkLock
+    from coordinator.runtime.work_lock import WorkLock, is_daemon
 
     refuse_guest(config.work_dir)
     try:
@@ -43,22 +39,66 @@ def _ask(config: Config, evaluation: str, asked: Notice) -> None:
             raise
         say(f"{waited} is withdrawn: no daemon had begun it")
         return
-    name = folder.root.name
-    paths = WorkPaths(config.work_dir)
+    check_format(folder.journal)
+    if not Journal.begun(folder.journal):
+        raise OperatorError(f"{folder.journal} is empty: the evaluation was never accepted; submit it again")
+    name, paths = folder.root.name, WorkPaths(config.work_dir)
+    if nothing := _nothing_to_do(folder, asked.command):
+        say(f"{name} has ended{nothing}")
+        return
+    kept = _kept(config, folder) if asked.command == "retry" else ""
     asked = asked.model_copy(update={"evaluation_id": name})
-    holder = WorkLock(paths.lock).holder()
-    state = _state_of(folder)
-    if state is not None and _changes_nothing(state, asked, config, alive=bool(holder)):
+    if not (holder := WorkLock(paths.lock).holder()):
+        _run(config, asked, kept)
         return
-    if holder:
-        _leave(config, asked, holder)
-        return
-    coordinator = coordinator_of(config)
+    if kept:
+        say_aside(kept)
+    leave(paths, asked)
+    later = f"; where {holder}, runs another evaluation, the next daemon obeys it"
+    say(f"{asked.command} of {name} is asked for{'' if is_daemon(holder) else later}")
+
+
+def _nothing_to_do(folder: EvaluationPaths, command: str) -> str:
+    """Why a command to an evaluation that has ended would change nothing; "" where it would, or where it has not ended."""
+    from coordinator.runtime.replay import by_journal
+    from coordinator.runtime.summary import read_json, read_summary
+
+    found = read_summary(folder) or by_journal(folder)
+    if found is None or found.ended_at is None:
+        return ""
+    if command == "cancel":
+        return ": nothing is left to cancel"
+    left = found.errors or read_json(folder.results).get("unscored")
+    return "" if left else " and is scored: nothing is left to try again"
+
+
+def _kept(config: Config, folder: EvaluationPaths) -> str:
+    """Which settings a retry keeps, where the present ones are others; else ""."""
+    from coordinator.intake.from_settings import model_options
+    from coordinator.intake.resubmit import kept
+    from coordinator.runtime.summary import read_evaluation
+
+    record = read_evaluation(folder)
+    return "" if record is None else kept(record, model_options(config))
+
+
+def _run(config: Config, asked: Notice, kept: str) -> None:
+    """Obey the command here, until the evaluation has ended. Exit code 1: a retry failed. `kept`: of `_kept`."""
+    from coordinator.base.words import by_reason
+    from coordinator.cli.screen.live_screen import Watcher
+    from coordinator.cli.screen.standing import Shown
+    from coordinator.intake.resubmit import reused
+    from coordinator.keeping.archive import archive_all
+    from coordinator.runtime.wiring import coordinator_of
+
+    name, coordinator = asked.evaluation_id, coordinator_of(config)
     with coordinator.in_charge(f"evalspan {asked.command}"), Watcher(Console(stderr=True)) as watcher:
         try:
             coordinator.revive(name)
         except KeyError as error:
             raise OperatorError(str(error.args[0])) from error
+        if kept:
+            say_aside(kept)
         if asked.command == "cancel":
             coordinator.cancel(name, asked.reason)
         else:
@@ -67,75 +107,15 @@ def _ask(config: Config, evaluation: str, asked: Notice) -> None:
             name, lambda: watcher.show([*map(Shown, coordinator.summaries())], coordinator.trouble)
         )
     coordinator.close()
-    archive_all(paths.root, [name])
+    archive_all(config.work_dir, [name])
     if asked.command == "cancel":
-        say(f"{ended.evaluation_id} is cancelled")
+        say(f"{name} is cancelled")
         return
     for task, why in by_reason({e.name: e.error for e in ended.entries if e.status == "failed"}).items():
-        say(f"{ended.evaluation_id}: {task}: {why}")
+        say(f"{name}: {task}: {why}")
     if ended.failed_entries() or ended.unscored_items:
         raise typer.Exit(ExitCode.FAILED)
-    say(f"{ended.evaluation_id} is scored{reused(ended)}: `evalspan report {ended.evaluation_id}`")
-
-
-def _leave(config: Config, asked: Notice, holder: str) -> None:
-    """Leave the command to the daemon. `holder`: of the work folder."""
-    from coordinator.intake.inbox import leave
-    from coordinator.runtime.work_lock import is_daemon
-
-    leave(WorkPaths(config.work_dir), asked)
-    later = (
-        "" if is_daemon(holder) else f"; where {holder}, runs another evaluation, the next daemon obeys it"
-    )
-    say(f"{asked.command} of {asked.evaluation_id} is asked for{later}")
-
-
-def _state_of(folder: EvaluationPaths) -> State | None:
-    """The state by the journal; None where the journal is unreadable or the evaluation is parked.
-
-    A parked evaluation may still have jobs, and a retry may mend it.
-    """
-    from coordinator.runtime.journal import JournalError, OtherFormatError, read_events
-    from coordinator.runtime.replay import replay
-    from coordinator.runtime.summary import read_summary
-
-    try:
-        state = replay(list(read_events(folder.journal)))
-    except OtherFormatError:
-        raise
-    except JournalError:
-        return None
-    found = read_summary(folder)
-    return None if state.ended_at is None and found is not None and found.parked is not None else state
-
-
-def _changes_nothing(state: State, asked: Notice, config: Config, *, alive: bool) -> bool:
-    """Whether a command would change nothing, and say why; a retry that does says which settings it keeps."""
-    from coordinator.intake.from_settings import model_options
-    from coordinator.intake.resubmit import kept
-
-    if nothing := _nothing_to_do(state, asked, alive=alive):
-        say(f"{state.evaluation_id} {nothing}")
-    elif asked.command == "retry" and (note := kept(state.record, model_options(config))):
-        say_aside(note)
-    return bool(nothing)
-
-
-def _nothing_to_do(state: State, asked: Notice, *, alive: bool) -> str:
-    """Why a command would change nothing; "" where it would.
-
-    Without a daemon a retry continues an evaluation that has not ended.
-    """
-    if asked.command == "cancel":
-        return "has ended: nothing is left to cancel" if state.ended_at is not None else ""
-    if state.failed_entries() or state.unscored_items or (state.ended_at is None and not alive):
-        return ""
-    so_far = (
-        "has ended and is scored"
-        if state.ended_at is not None
-        else "runs, and nothing of it has failed so far"
-    )
-    return f"{so_far}: nothing is left to try again"
+    say(f"{name} is scored{reused(ended)}: `evalspan report {name}`")
 
 
 @command()
@@ -197,7 +177,6 @@ class Release(Where):
         from coordinator.cli.screen.standing import all_of
         from coordinator.intake.inbox import Notice, leave
         from coordinator.intake.work_folder import refuse_guest
-        from coordinator.runtime.replay import find_evaluation
         from coordinator.runtime.work_lock import WorkLock
 
         node, minutes = self.node, self.minutes
@@ -215,8 +194,18 @@ class Release(Where):
                 say(f"{node} may be taken again")
                 return
             raise OperatorError(f"no daemon runs on {paths.root}: there is nothing to give back")
-        begun = [s.evaluation_id for s in all_of(settings) if s.ended_at is None]
-        used = demand.uses([find_evaluation(settings, evaluation_id)[0] for evaluation_id in begun])
+        used = [
+            demand.Use(
+                evaluation_id=one.evaluation_id,
+                node=there.name,
+                status=there.status,
+                gpus=there.gpus,
+                trials=there.trials,
+            )
+            for one in all_of(settings)
+            for there in one.nodes
+            if one.ended_at is None and there.status != "withdrawn"
+        ]
         if node:
             _check_node(settings, node, used)
         names = (node,) if node else demand.to_give_back(used, self.gpus)
@@ -229,8 +218,6 @@ class Release(Where):
 
 def _end_cordon(paths: WorkPaths, node: str) -> bool:
     """End a node's cordon in the file, which no daemon reads now. False: it is not cordoned."""
-    import time
-
     from coordinator.allocation import cordons
 
     now = time.time()
@@ -243,9 +230,8 @@ def _end_cordon(paths: WorkPaths, node: str) -> bool:
 
 def _check_node(config: Config, node: str, used: Sequence[Use]) -> None:
     """Refuse a name of no evaluation's or the cluster's nodes; pass where the cluster does not answer."""
-    import difflib
-
     from coordinator.cluster import ClusterError
+    from coordinator.intake.catalogue import nearest
     from coordinator.runtime.wiring import cluster_of
 
     if any(use.node == node for use in used):
@@ -255,9 +241,7 @@ def _check_node(config: Config, node: str, used: Sequence[Use]) -> None:
     except ClusterError:
         return
     if node not in known:
-        found = difflib.get_close_matches(node, known, n=3, cutoff=0.5)
-        near = f" (nearest: {', '.join(found)})" if found else ""
-        raise OperatorError(f"the cluster has no usable node {node!r}{near}")
+        raise OperatorError(f"the cluster has no usable node {node!r}{nearest(node, known)}")
 
 
 def _given_back(node: str, used: Sequence[Use], minutes: float) -> str:

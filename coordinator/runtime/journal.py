@@ -153,7 +153,7 @@ def line_of(event: AnyEvent) -> bytes:
 
 def read_events(path: Path) -> Iterator[AnyEvent]:
     """All whole events of a journal, also of one that another process is writing. JournalError names a bad line."""
-    _check_format(path)
+    check_format(path)
     for number, line in enumerate(_whole_lines(path), start=1):
         yield _event(line, f"{path}:{number}")
 
@@ -196,7 +196,7 @@ def _first(path: Path) -> dict[str, Any]:
     return {"journal_format": JOURNAL_FORMAT}
 
 
-def _check_format(path: Path) -> None:
+def check_format(path: Path) -> None:
     """OtherFormatError, with what to type, where the journal has another format."""
     if not has_other_format(path):
         return

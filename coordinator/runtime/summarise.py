@@ -13,6 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from coordinator.allocation.demand import IN_USE
 from coordinator.cluster import JobState
 from coordinator.cluster.slurm_limits import in_words
 from coordinator.evaluation.state import EntryState, JobInfo, Phase, State
@@ -46,7 +47,6 @@ MOST_KINDS = 4  # of open metric jobs in a summary; further ones are counted tog
 LATEST = 12  # tasks scored last that have all their values in a summary
 SCORES_SHOWN = 4  # of each
 LOADING = {"import", "load"}  # phases of a trial before its model can infer
-IN_USE = ("offered", "staging", "ready")
 PENDING = "pending"
 IDLE = "no shard"
 PHASES = {"import": "importing", "load": "loading", "infer": "inferring", "wait": "waits for requests"}
@@ -199,7 +199,13 @@ def _nodes(state: State) -> Iterator[Node]:
             yield Node(name=ahead.name, status=ahead.status, why="before its GPUs are free")
     for node in state.nodes.by_name.values():
         yield Node(
-            name=node.name, status=node.status, why=node.why, until=node.back_off_until, times=node.back_offs
+            name=node.name,
+            status=node.status,
+            gpus=node.lanes * state.record.options.gpus_per_trial if node.status in IN_USE else 0,
+            trials=len(state.live_lanes(node.name)),
+            why=node.why,
+            until=node.back_off_until,
+            times=node.back_offs,
         )
 
 

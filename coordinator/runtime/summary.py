@@ -74,6 +74,8 @@ class Node(Kept):
 
     name: str
     status: str  # offered | staging | ready | back-off | withdrawn
+    gpus: int = 0  # for its trials; 0 in back-off
+    trials: int = 0  # that live
     why: str = ""
     until: float | None = None
     times: int = 0

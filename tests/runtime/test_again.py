@@ -16,10 +16,11 @@ from coordinator.cli.commands import _nothing_to_do
 from coordinator.config.schema import Config, WatchConfig
 from coordinator.evaluation.state import EntryState, Phase, State
 from coordinator.intake import from_settings, work_folder
-from coordinator.intake.inbox import Notice
 from coordinator.intake.resubmit import submitted
 from coordinator.intake.validate import make_record
 from coordinator.runtime import wiring
+from coordinator.runtime.summary import Summary, Task, known_by, write_summary
+from evaljobs.contract.paths import EvaluationPaths
 
 pytestmark = pytest.mark.usefixtures("own_settings")
 
@@ -82,19 +83,28 @@ def test_what_was_cancelled_is_resumed_by_a_submission_and_by_no_notice(tmp_path
     assert state.record.priority == 2
 
 
-@pytest.mark.parametrize("alive", [True, False])
-def test_of_what_is_scored_nothing_is_done_again(alive: bool) -> None:
-    """Whatever asks for it, and each says so."""
+def test_of_what_is_scored_nothing_is_done_again(tmp_path: Path) -> None:
+    """Whatever asks for it, and each says so; what has no score is tried again."""
     rec = record(2)
     entries = [EntryState(index=i, name=t.name, status="scored") for i, t in enumerate(rec.suite.tasks)]
     state = State(record=rec, entries=entries, batch_size=rec.suite.batch_size)
     state.ending.phase, state.ending.ended_at = Phase.ENDED, 1.0
     answer = submitted(state, 10)
     assert (answer.what, answer.announce, answer.again) == ("ended", False, False)
-    for command in ("retry", "cancel"):
-        assert _nothing_to_do(state, Notice(command=command), alive=alive).endswith(
-            ("nothing is left to try again", "nothing is left to cancel")
-        )
+    paths = EvaluationPaths(tmp_path / rec.evaluation_id)
+    paths.root.mkdir()
+    paths.journal.write_text("{}\n")
+    over = Summary(**known_by(rec), written_at=1.0, ended_at=1.0, journal_bytes=3)
+    failed = over.model_copy(update={"tasks": (Task(name="a", state="failed", error="no data"),)})
+    for summary, results, left in (
+        (over, {}, False),
+        (failed, {}, True),
+        (over, {"unscored": {"a": 1}}, True),
+    ):
+        assert write_summary(paths, summary)
+        paths.results.write_text(json.dumps(results))
+        assert bool(_nothing_to_do(Config(), paths, "retry")) is not left
+        assert _nothing_to_do(Config(), paths, "cancel")
 
 
 TRIAL = """#!/bin/sh
