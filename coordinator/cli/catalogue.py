@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -219,7 +218,7 @@ class Validate(Chosen):
         site = from_settings.site_of(settings)
         version = from_settings.lm_eval_version(settings, site)
         allow_bin = settings.checkpoint.allow_bin
-        judge_for(loaded, partial(from_settings.judge_options, settings))
+        judge_for(settings, loaded)
         folder, spec, convert = checkpoint, None, None
         if checkpoint is not None:
             folder = hub.local_folder(checkpoint, say_aside, allow_bin=allow_bin, weights=False)

@@ -19,9 +19,10 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from coordinator.base.run_command import CommandError, run_command
+from coordinator.base.run_command import CommandError
 from coordinator.errors import OperatorError
 from coordinator.evaluation.job_specs import Site
+from coordinator.intake.present import evaljobs_says
 from evaljobs.contract.paths import task_catalogue
 from evaljobs.contract.specs import SuiteSpec, TaskEntry
 from evaljobs.lmeval.catalogue import FUNCTION, LOADERS, Described, describe
@@ -39,9 +40,8 @@ def own_tasks(site: Site, lm_eval: str) -> dict[str, Described]:
     place = task_catalogue(site.paths.cache, lm_eval)
     rows = _rows(place)
     if rows is None:
-        argv = [*site.trial_command, "-m", "evaljobs", "catalogue", str(site.paths.cache)]
         try:
-            run_command(argv, seconds=DESCRIBE_SECONDS, env={**os.environ, **site.trial_env})
+            evaljobs_says(site, "catalogue", str(site.paths.cache), seconds=DESCRIBE_SECONDS)
         except CommandError as error:
             said = f"lm-eval's tasks could not be listed by {site.trial_command[-1]}: {error}"
             raise OperatorError(said) from error

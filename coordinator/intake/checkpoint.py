@@ -262,42 +262,45 @@ def _kernel_in(config: Mapping[str, Any]) -> str:
 
 def _weights(folder: Path, *, allow_bin: bool) -> tuple[list[str], Tensors]:
     """Names of the weight files, each checked against its own header and its index; the tensors of safetensors."""
-    if (folder / "model.safetensors").is_file():
-        return ["model.safetensors"], _tensors(folder / "model.safetensors")
-    index = "model.safetensors.index.json"
-    if (folder / index).is_file():
-        return _sharded(folder, index)
-    single, index = "pytorch_model.bin", "pytorch_model.bin.index.json"
-    if (folder / single).is_file():
-        names, extra = [single], []
-    elif (folder / index).is_file():
-        names, extra = list(_indexed(folder, index)), [index]
-    else:
-        unfinished = [p.name for p in folder.iterdir() if any(fnmatch.fnmatch(p.name, u) for u in UNFINISHED)]
-        why = f"; {min(unfinished)} looks unfinished" if unfinished else ""
-        raise CheckpointError(f"{folder}: incomplete, no model.safetensors and no index of shards{why}")
-    if not allow_bin:
-        raise CheckpointError(
-            f"{folder}: only .bin weights, which run code when they are loaded; convert them to safetensors or allow them"
-        )
-    for name in names:
-        if not zipfile.is_zipfile(folder / name):
-            raise CheckpointError(f"{folder / name}: truncated, or saved by a torch before 1.6")
-    return [*extra, *names], {}
+    for single, index in (
+        ("model.safetensors", "model.safetensors.index.json"),
+        ("pytorch_model.bin", "pytorch_model.bin.index.json"),
+    ):
+        shards: dict[str, set[str]] = {single: set()}
+        if not (folder / single).is_file():
+            if not (folder / index).is_file():
+                continue
+            shards = _indexed(folder, index)
+        names = [*([] if single in shards else [index]), *shards]
+        if single.endswith(".safetensors"):
+            return names, _tensors(folder, shards)
+        if not allow_bin:
+            raise CheckpointError(
+                f"{folder}: only .bin weights, which run code when they are loaded; convert them to safetensors or allow them"
+            )
+        for name in shards:
+            if not zipfile.is_zipfile(folder / name):
+                raise CheckpointError(f"{folder / name}: truncated, or saved by a torch before 1.6")
+        return names, {}
+    unfinished = [p.name for p in folder.iterdir() if any(fnmatch.fnmatch(p.name, u) for u in UNFINISHED)]
+    why = f"; {min(unfinished)} looks unfinished" if unfinished else ""
+    raise CheckpointError(f"{folder}: incomplete, no model.safetensors and no index of shards{why}")
 
 
-def _sharded(folder: Path, index: str) -> tuple[list[str], Tensors]:
-    """As of `_weights`, for safetensors with an index."""
+def _tensors(folder: Path, shards: Mapping[str, set[str]]) -> Tensors:
+    """All tensors of safetensors. `shards`: file -> tensors that the index says it holds."""
     tensors: dict[str, tuple[str, int]] = {}
-    shards = _indexed(folder, index)
     for name, named in shards.items():
-        held = _tensors(folder / name)
+        try:
+            held = read_header(folder / name).tensors
+        except BadWeights as error:
+            raise CheckpointError(f"{folder / name}: truncated or damaged, {error}") from error
         if missing := named - held.keys():
             raise CheckpointError(f"{folder / name}: lacks {min(missing)}, which the index says it holds")
         tensors |= held
         if len(tensors) > MOST_TENSORS:
             raise CheckpointError(f"{folder}: has more than {MOST_TENSORS} tensors, which no model has")
-    return [index, *shards], tensors
+    return tensors
 
 
 def _sizes(tensors: Tensors, config: Mapping[str, Any]) -> Weights:
@@ -328,13 +331,6 @@ def _indexed(folder: Path, index: str) -> dict[str, set[str]]:
         if not (folder / name).is_file():
             raise CheckpointError(f"{folder}: incomplete, {index} names {name}, which is not there")
     return shards
-
-
-def _tensors(path: Path) -> Tensors:
-    try:
-        return read_header(path).tensors
-    except BadWeights as error:
-        raise CheckpointError(f"{path}: truncated or damaged, {error}") from error
 
 
 def _small_files(folder: Path, *, code: bool) -> list[str]:

@@ -7,13 +7,14 @@ checks a few of the reported ones for new contents. Called by `runtime.service`.
 from __future__ import annotations
 
 import contextlib
+import glob
 import hashlib
 import json
 import logging
 import os
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from coordinator.base.isolate import LoopGuard
@@ -47,11 +48,11 @@ class FolderWatch:
         self.any_format = any_format
         self.paths = paths
         self._places = [_Place(pattern, suite) for pattern, suite in folders]
+        # keys are "SUITE\0FOLDER"
         self._seen: dict[str, str] = {}  # reported folder -> digest of its contents then
         self._left: dict[str, Path] = {}  # reported folder -> its notice, until the daemon has dealt with it
         self._due: deque[str] = deque()  # reported folders, the next to be checked again first
         self._unwritten = False  # has the file of reported folders to be written?
-        self._write_at = float("-inf")  # not before, in monotonic seconds
         self._guard = LoopGuard(log)  # an error in one place skips that place alone
         with contextlib.suppress(OSError, ValueError, TypeError):
             self._seen = dict(json.loads(paths.watched.read_text()))
@@ -59,61 +60,46 @@ class FolderWatch:
     def look(self) -> None:
         """Leave a notice of each checkpoint folder that was not reported, MOST_NEW at most; check AGAIN reported ones."""
         self._left = {key: file for key, file in self._left.items() if os.path.lexists(file)}
-        again = self._in_turn()
-        left = 0
+        self._due.extend(() if self._due else self._seen)
+        again = {self._due.popleft() for _ in range(min(AGAIN, len(self._due)))}
+        listed: set[str] = set()
         for place in self._places:
-            listed = self._guard(f"watching {place.pattern!r}", place.new, self._seen) or ()
-            for key in sorted({*listed, *(again & place.keys)}):
-                folder = Path(key.partition("\0")[2])
-                if left < MOST_NEW and key not in self._left:
-                    left += bool(
-                        self._guard(f"watching {str(folder)!r}", self._report, folder, place.suite, key)
-                    )
+            listed |= self._guard(f"watching {place.pattern!r}", place.keys) or set()
+        left = 0
+        for key in sorted(((listed - self._seen.keys()) | (listed & again)) - self._left.keys()):
+            if left < MOST_NEW:
+                left += bool(self._guard(f"watching {_folder_of(key)!r}", self._report, key))
         for key in again:
-            if _is_gone(Path(key.partition("\0")[2])):
+            if _is_gone(Path(_folder_of(key))):
                 self._seen.pop(key, None)
                 self._unwritten = True
-        self._write()
+        if self._unwritten:
+            # what is not in the file, as on a full disk, is reported again after a restart, without effect
+            with contextlib.suppress(OSError):
+                write_atomic(self.paths.watched, json.dumps(self._seen, sort_keys=True).encode())
+                self._unwritten = False
 
-    def _in_turn(self) -> set[str]:
-        if not self._due:
-            self._due.extend(self._seen)
-        return {self._due.popleft() for _ in range(min(AGAIN, len(self._due)))}
-
-    def _report(self, folder: Path, suite: str, key: str) -> bool:
+    def _report(self, key: str) -> bool:
         """Announce a checkpoint with new contents; False: it is none, or has none."""
-        if not self._is_checkpoint(folder):
+        suite, _, place = key.partition("\0")
+        folder = Path(place)
+        step = step_of(folder.name)
+        # `Path.exists` raises in a folder that this user may not enter
+        if not os.path.exists(folder / "config.json") and not (self.any_format and step is not None):  # noqa: PTH110
             return False
         held = _held(folder)
         if self._seen.get(key) == held:
             return False
-        str(folder).encode()  # raises for a name that is no UTF-8: no notice can hold it
-        step, now = step_of(folder.name), time.time()
-        self._left[key] = leave(
-            self.paths, Notice(checkpoint=str(folder), step=step, suite=suite, noticed_at=now, seen=True)
-        )
+        place.encode()  # raises for a name that is no UTF-8: no notice can hold it
+        notice = Notice(checkpoint=place, step=step, suite=suite, noticed_at=time.time(), seen=True)
+        self._left[key] = leave(self.paths, notice)
         self._seen[key] = held
         self._unwritten = True
         return True
 
-    def _is_checkpoint(self, folder: Path) -> bool:
-        # `Path.exists` raises in a folder that this user may not enter
-        return os.path.exists(folder / "config.json") or (  # noqa: PTH110
-            self.any_format and step_of(folder.name) is not None
-        )
 
-    def _write(self) -> None:
-        """Write the file of reported folders where they have changed; it takes at most a thousandth of the time, however long it is.
-
-        What is not in it, also on a full disk, is reported again after a restart, without effect.
-        """
-        began = time.monotonic()
-        if self._unwritten and began >= self._write_at:
-            with contextlib.suppress(OSError):
-                write_atomic(self.paths.watched, json.dumps(self._seen, sort_keys=True).encode())
-                self._unwritten = False
-            ended = time.monotonic()
-            self._write_at = ended + 1000 * (ended - began)
+def _folder_of(key: str) -> str:
+    return key.partition("\0")[2]
 
 
 class _Place:
@@ -121,27 +107,20 @@ class _Place:
 
     def __init__(self, pattern: str, suite: str) -> None:
         self.pattern, self.suite = pattern, suite
-        self.keys: frozenset[str] = frozenset()
-        self._new: frozenset[str] = frozenset()  # of `keys`, those that were not reported
-        plain = not any(char in pattern for char in "*?[")
-        self._listing = Listing(pattern) if plain else None
+        self._keys: set[str] = set()
+        self._listing = None if any(char in pattern for char in "*?[") else Listing(pattern)
 
-    def new(self, seen: Mapping[str, str]) -> frozenset[str]:
-        """Keys of folders that are not reported yet. OSError."""
+    def keys(self) -> set[str]:
+        """Keys of its folders. OSError."""
         found = self._listed()
         if found is not None:
-            self.keys = frozenset(f"{self.suite}\0{folder}" for folder in found)
-            self._new = self.keys
-        self._new = frozenset(key for key in self._new if key not in seen)
-        return self._new
+            self._keys = {f"{self.suite}\0{folder}" for folder in found}
+        return self._keys
 
     def _listed(self) -> list[str] | None:
         """Folders of the place; None where they are those of the last time."""
         if self._listing is None:
-            root = Path(self.pattern)
-            anchor = Path(root.anchor or ".")
-            relative = str(root.relative_to(anchor)) if root.anchor else self.pattern
-            return [str(p) for p in anchor.glob(relative) if not _is_unfinished(p.name)]
+            return [p for p in glob.glob(self.pattern) if not _is_unfinished(p.rpartition("/")[2])]  # noqa: PTH207 (a full pattern)
         try:
             with self._listing.news(time.monotonic()) as entries:
                 if entries is None:
@@ -150,7 +129,7 @@ class _Place:
         except (FileNotFoundError, NotADirectoryError):
             return []
         # the folder may be a checkpoint itself
-        return [str(Path(self.pattern)), *(os.path.join(self.pattern, name) for name in within)]  # noqa: PTH118
+        return [self.pattern, *(os.path.join(self.pattern, name) for name in within)]  # noqa: PTH118
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:

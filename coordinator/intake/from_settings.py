@@ -1,4 +1,4 @@
-"""What the settings say of an evaluation: its site, its model and run options, its judge.
+"""What the settings say of an evaluation: its site, its model and run options, its record.
 
 Rule: defaults that depend on this machine are made here and in `coordinator.runtime.wiring`. Called by the commands
 and the daemon.
@@ -10,15 +10,14 @@ import contextlib
 import hashlib
 import importlib.metadata
 import importlib.util
-import ipaddress
 import os
 import shlex
 import shutil
 import sys
 import tempfile
 import time
-import urllib.parse
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -27,19 +26,19 @@ import priors
 from coordinator.base.run_command import CommandError, run_command
 from coordinator.cluster.local import gpu_names
 from coordinator.cluster.slurm_rules import FEW_WORKERS
-from coordinator.config.schema import Config, JudgeConfig, TrialConfig
+from coordinator.config.schema import Config, TrialConfig
 from coordinator.errors import EvalspanError, OperatorError, RetryError
 from coordinator.evaluation.job_specs import Site
-from coordinator.evaluation.records import EvaluationRecord, Inputs, RunOptions
+from coordinator.evaluation.records import EvaluationRecord, Inputs, RunOptions, evaluation_id, is_snapshot
 from coordinator.intake import suites, validate
+from coordinator.intake.checkpoint import step_of
 from coordinator.intake.source_keys import check_adapter, inputs_of, with_full_paths
 from coordinator.intake.work_folder import is_of_another
 from evaljobs.contract.engine_traits import engine_traits
 from evaljobs.contract.names import HF_ENGINES
 from evaljobs.contract.paths import WorkPaths
-from evaljobs.contract.specs import JudgeOptions, ModelOptions, SuiteSpec
+from evaljobs.contract.specs import ModelOptions, SuiteSpec
 from evaljobs.contract.storage import make_folder, show_as
-from evaljobs.errors import JobError
 
 FOR_TRIALS = ("lm_eval", "torch")  # modules without which no trial runs
 # Variables of [trial] env that are for the trials' own interpreter: workers run the coordinator's.
@@ -54,13 +53,10 @@ NOT_STARTED = (126, 127)  # exit codes of bash where it cannot start a program
 LOCAL_CPU_SLOTS = 2  # trials at once on a machine without GPUs
 
 
-def _python(config: Config) -> str:
-    return config.trial.python or sys.executable
-
-
 def _command(config: Config) -> tuple[str, ...]:
     """The command of the trial interpreter: the site's prologue, the container, python."""
-    command = _after_prologue(config, *shlex.split(config.trial.container or ""), _python(config))
+    python = config.trial.python or sys.executable
+    command = _after_prologue(config, *shlex.split(config.trial.container or ""), python)
     return (
         ("bash", "-c", OWN_CODE, "bash", str(_code_folder(config)), *command)
         if _is_foreign(config)
@@ -244,56 +240,7 @@ def _engine_memory_mb(config: Config) -> int:
     return engine_traits(config.trial.engine).memory_mb * config.trial.gpus_per_trial
 
 
-def judge_options(config: Config) -> JudgeOptions | None:
-    """The judge of the settings, None without one. OperatorError where the settings are incomplete.
-
-    The key is only checked here: jobs read it themselves.
-    """
-    section = config.judge
-    if section.url is None:
-        return None
-    parts = urllib.parse.urlsplit(section.url)
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
-        raise OperatorError(
-            "[judge] url is an http:// or https:// address without ?query, e.g. https://HOST/v1"
-        )
-    if parts.username is not None or parts.password is not None:
-        raise OperatorError("[judge] url holds a password: name the key by api_key_env or api_key_file")
-    if section.model is None:
-        raise OperatorError("[judge] has a url and no model: say which model judges")
-    if section.api_key_env is not None and section.api_key_file is not None:
-        raise OperatorError("[judge] has api_key_env and api_key_file: keep one of them")
-    _check_way(parts, section)
-    prices = (section.price_per_million_prompt_tokens, section.price_per_million_completion_tokens)
-    if section.max_cost is not None and None in prices:
-        raise OperatorError(
-            "[judge] max_cost needs price_per_million_prompt_tokens and price_per_million_completion_tokens"
-        )
-    known = section.model_dump(exclude_none=True, exclude={"allow_http"}) | {"url": section.url.rstrip("/")}
-    options = JudgeOptions.model_validate(known)
-    from evaljobs.judges.asking import read_key  # noqa: PLC0415 (asyncio: not for each command)
-
-    try:
-        read_key(options)
-    except JobError as error:
-        raise OperatorError(str(error)) from error
-    return options
-
-
-def _check_way(url: urllib.parse.SplitResult, judge: JudgeConfig) -> None:
-    """OperatorError where the key would cross a network unencrypted, and the settings do not allow that."""
-    host, with_key = url.hostname or "", judge.api_key_env is not None or judge.api_key_file is not None
-    try:
-        here = ipaddress.ip_address(host).is_loopback
-    except ValueError:  # a name
-        here = host == "localhost"
-    if url.scheme == "http" and with_key and not here and not judge.allow_http:
-        raise OperatorError(
-            f"[judge] url is http://{host}, and others on the way could read the key: use https://, leave the key away "
-            "where the server asks for none, or set allow_http = true for a network that you trust"
-        )
-
-
+@dataclass
 class LmEvalVersion:
     """Asks the trial interpreter for its lm_eval version, a part of request sets' names, until it answers.
 
@@ -301,21 +248,13 @@ class LmEvalVersion:
     later, since each attempt blocks the caller.
     """
 
-    def __init__(
-        self,
-        command: tuple[str, ...],
-        env: Mapping[str, str],
-        *,
-        patience: float = 60.0,
-        rest: float = 20.0,
-    ) -> None:
-        self._command = command
-        self._env = env
-        self._patience = patience
-        self._rest = rest
-        self._said = ""
-        self._failed: EvalspanError | None = None
-        self._rests_until = 0.0
+    command: tuple[str, ...]
+    env: Mapping[str, str]
+    patience: float = 60.0
+    rest: float = 20.0
+    _said: str = ""
+    _failed: EvalspanError | None = None
+    _rests_until: float = 0.0
 
     def __call__(self) -> str:
         """OperatorError where there is none, RetryError where there is no answer."""
@@ -328,7 +267,7 @@ class LmEvalVersion:
             self._said = self._ask()
         except EvalspanError as error:
             now = time.monotonic()
-            self._failed, self._rests_until = error, now + self._rest + 10 * (now - began)
+            self._failed, self._rests_until = error, now + self.rest + 10 * (now - began)
             raise
         return self._said
 
@@ -337,15 +276,15 @@ class LmEvalVersion:
             "import importlib.metadata as m, importlib.util as u; version = m.version('lm_eval')\n"
             "print(version) if u.find_spec('torch') else exit('no module torch')"
         )
-        interpreter = self._command[-1]
+        interpreter = self.command[-1]
         try:
             return run_command(
-                [*self._command, "-c", question], seconds=self._patience, env={**os.environ, **self._env}
+                [*self.command, "-c", question], seconds=self.patience, env={**os.environ, **self.env}
             ).strip()
         except CommandError as error:
             if error.timed_out:
                 raise RetryError(
-                    f"the trial interpreter {interpreter} did not say in {self._patience:g} s which lm_eval it has"
+                    f"the trial interpreter {interpreter} did not say in {self.patience:g} s which lm_eval it has"
                 ) from error
             if error.code in (None, *NOT_STARTED):
                 raise OperatorError(f"the trial interpreter {interpreter} {error}") from error
@@ -394,17 +333,33 @@ def record_of(
     priority: int = 0,
     step: int | None = None,
 ) -> EvaluationRecord:
-    """The evaluation of a checkpoint under these settings; `options`: in place of theirs. OperatorError."""
+    """The evaluation of a checkpoint under these settings. OperatorError, one line: what of checkpoint, suite or settings is wrong.
+
+    `inputs`: computes the suite's source keys; `options`: in place of those of the settings. With a command of
+    `[checkpoint] convert`, a folder without Hugging Face format is converted. `step` None: from the folder's name.
+    """
     check_adapter(model := model_options(config))
-    return validate.make_record(
-        checkpoint,
-        settled(config, suite),
+    if step is not None and step < 0:
+        raise OperatorError(f"step is a training step, 0 or more, not {step}")
+    loaded, section = settled(config, suite), config.checkpoint
+    spec, convert = validate.inspected(
+        checkpoint, allow_bin=section.allow_bin, convert=section.convert, step=step
+    )
+    if spec.step is None and not is_snapshot(spec.source):  # digits of a commit's hash are no step
+        spec = spec.model_copy(update={"step": step_of(Path(spec.source).name)})
+    if loaded.mode == "fast" and convert is None:
+        validate.check_rope(Path(spec.source))
+    judge = validate.judge_for(config, loaded)
+    made_of = inputs(loaded, model)
+    return EvaluationRecord(
+        evaluation_id=evaluation_id(spec, loaded, model, judge, made_of),
+        checkpoint=spec,
+        suite=loaded,
         model=model,
         options=options or run_options(config),
-        inputs=inputs,
-        judge=partial(judge_options, config),
+        inputs=made_of,
+        convert=convert,
+        judge=judge,
         priority=priority,
-        step=step,
-        allow_bin=config.checkpoint.allow_bin,
-        convert=config.checkpoint.convert,
+        accepted_at=time.time(),
     )

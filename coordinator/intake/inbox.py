@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import stat
+import time
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
@@ -39,6 +40,7 @@ MOST_SHOWN = 500  # characters shown of a malformed file
 MOST_STEPS = 1 << 53  # every step below is a float, too
 MOST_NAME = 200  # characters of a refused file's name
 MOST_REFUSED = 100  # refused files that are kept: the newest
+UNFINISHED_SECONDS = 3600.0  # a file that is still being written after so long has lost its writer
 REFUSED_SECONDS = 7 * 86400.0  # a refusal is kept and shown for so long
 
 
@@ -142,11 +144,17 @@ class Inbox:
         return list(self._read.values())
 
     def _names(self) -> list[str]:
-        """Regular files alone: what else a person made there asks for nothing."""
+        """Regular files alone: what else a person made there asks for nothing. What a killed writer left goes."""
+        names = []
         with os.scandir(self.folder) as entries:
-            return sorted(
-                e.name for e in entries if e.name.endswith(".json") and e.is_file(follow_symlinks=False)
-            )
+            for entry in entries:
+                if entry.name.endswith(".json") and entry.is_file(follow_symlinks=False):
+                    names.append(entry.name)
+                elif entry.name.endswith(".tmp"):
+                    with suppress(OSError):
+                        if time.time() - entry.stat(follow_symlinks=False).st_mtime >= UNFINISHED_SECONDS:
+                            Path(entry.path).unlink()
+        return sorted(names)
 
     def _open(self, path: Path, owner: int, *, shared: bool) -> InboxFile | None:
         """None where it is gone, or cannot be read now and is the owner's of the work folder."""

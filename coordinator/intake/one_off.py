@@ -10,14 +10,13 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, Literal, TypedDict
 
 from pydantic import ValidationError
 
 from coordinator.config import toml
 from coordinator.errors import OperatorError
 from coordinator.intake import suites
-from coordinator.intake.validate import parse_count
 from evaljobs.contract.paths import slug
 from evaljobs.contract.specs import Mode, Record, SuiteSpec, TaskEntry
 from evaljobs.lmeval.task_yaml import index_of
@@ -30,7 +29,6 @@ HIDDEN = (
     "system_instruction",
     "fewshot_as_multiturn",
 )  # see _suffix
-PLAIN: Mapping[str, Any] = {"apply_chat_template": False, "tasks": ({},)}  # a suite that sets nothing
 PATTERN = "*?["  # characters of a pattern of task names
 CHOOSE = "say --suite NAME or --tasks NAME,NAME, or set [watch] suite in evalspan.toml"
 
@@ -145,42 +143,39 @@ def suite_of(options: SuiteOptions, default: str | None = None) -> SuiteSpec:
             "or list the tasks in a suite file"
         )
     if options.tasks:
-        return _of_tasks(options)
+        return _with(_of_tasks(options), options)
     named = options.suite if options.suite is not None else default
     if named is None:
         raise OperatorError(f"no suite and no tasks are named: {CHOOSE}")
-    return _changed(suites.load_suite(named), options)
+    suite = suites.load_suite(named)
+    return _with(suite.model_dump(mode="json", exclude_none=True), options) if options.changed else suite
 
 
-def _of_tasks(options: SuiteOptions) -> SuiteSpec:
-    folders = options.folders
+def _of_tasks(options: SuiteOptions) -> dict[str, Any]:
+    """A suite of the tasks that sets nothing else, as a `SuiteSpec` is dumped."""
+    folders: list[str] = []
     tasks: list[dict[str, Any]] = []
-    shipped = _shipped()
-    own = index_of(folders)
-    for name in dict.fromkeys(map(_checked_name, options.tasks)):
+    shipped, own = _shipped(), index_of(options.folders)
+    names = list(dict.fromkeys(map(_checked_name, options.tasks)))
+    for name in names:
         known = None if name in own else shipped.get(name)
-        if known is not None:  # before the user's own: of two definitions the later folder's counts
-            folders = [*(folder for folder in known[0].include_path if folder not in folders), *folders]
-        judge = {"judge": True} if known is not None and known[1].judge else {}
-        tasks.append({"name": name, **judge, **_of_a_task(options)})
-    data = {"name": name_of(options), "include_path": folders, "task": tasks, **_of_a_suite(options)}
-    return suites.checked(data, _option, None)
+        if known is not None:
+            new = (f for f in known[0].include_path if f not in (*folders, *options.folders))
+            folders = [*new, *folders]
+        tasks.append({"name": name, **({"judge": True} if known is not None and known[1].judge else {})})
+    data = {"name": _name_of(options.tasks), "include_path": folders, "tasks": tasks}
+    return data | {"apply_chat_template": False}
 
 
-def _changed(suite: SuiteSpec, options: SuiteOptions) -> SuiteSpec:
-    """`suite` with the settings that `options` say."""
-    if not options.changed:
-        return suite
-    data = suite.model_dump(mode="json", exclude_none=True)
-    data["task"] = [task | _of_a_task(options) for task in data.pop("tasks")]
-    if options.mode == "exact":
+def _with(suite: dict[str, Any], options: SuiteOptions) -> SuiteSpec:
+    """`suite`, as a `SuiteSpec` is dumped, with the settings that `options` say."""
+    data = suite | _of_a_suite(options)
+    if options.mode == "exact" and options.token_budget is None:
         data.pop("token_budget", None)  # of the suite's fast mode
-    data |= _of_a_suite(options)
-    data["include_path"] = [
-        *data["include_path"],
-        *options.folders,
-    ]  # of two definitions the later folder's counts
-    data["name"] = suite.name + _suffix(options, suite.model_dump(mode="json"))
+    data["task"] = [task | _of_a_task(options) for task in data.pop("tasks")]
+    # of two definitions the later folder's counts
+    data["include_path"] = [*suite["include_path"], *options.folders]
+    data["name"] += _suffix(options, suite)
     return suites.checked(data, _option, None)
 
 
@@ -221,8 +216,16 @@ def _of_a_suite(options: SuiteOptions) -> dict[str, Any]:
     said = options.model_dump(include=fields, exclude_none=True)
     for field in ("batch_size", "token_budget"):
         if (value := getattr(options, field)) is not None:
-            said[field] = parse_count(str(value), field)
+            said[field] = _count(str(value), field)
     return said
+
+
+def _count(text: str, field: str) -> int | Literal["auto"]:
+    if text == "auto":
+        return "auto"
+    if not text.isdecimal() or int(text) == 0:
+        raise OperatorError(f'--{field.replace("_", "-")} is a positive number or "auto", not {text!r}')
+    return int(text)
 
 
 def _option(location: toml.Location) -> str:
@@ -233,14 +236,13 @@ def _option(location: toml.Location) -> str:
     return f"--{(named[1] if named[0] == 'task' else named[0]).replace('_', '-')}"
 
 
-def name_of(options: SuiteOptions) -> str:
-    """The name of a suite of tasks: readable, at most about 60 characters, the same for the same options."""
-    names = [Path(n).stem if n.endswith((".yaml", ".yml")) else n for n in dict.fromkeys(options.tasks)]
+def _name_of(tasks: Sequence[str]) -> str:
+    """The name of a suite of tasks: readable, at most about 60 characters."""
+    names = [Path(n).stem if n.endswith((".yaml", ".yml")) else n for n in dict.fromkeys(tasks)]
     text, shown = names[0][:MOST_NAME], 1
     while shown < len(names) and len(text) + 1 + len(names[shown]) <= MOST_NAME:
         text, shown = f"{text}-{names[shown]}", shown + 1
-    more = f"-and-{len(names) - shown}-more" if shown < len(names) else ""
-    return slug(text + more) + _suffix(options, PLAIN)
+    return slug(f"{text}-and-{len(names) - shown}-more" if shown < len(names) else text)
 
 
 def _suffix(options: SuiteOptions, before: Mapping[str, Any]) -> str:

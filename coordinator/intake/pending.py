@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from coordinator.cluster import ClusterError
 from coordinator.errors import RetryError
@@ -42,32 +42,25 @@ class Waiting(Kept):
     evaluation_id: str = ""
 
 
-class PendingFile(Kept):
-    """`pending.json`."""
+class Checkpoints(Kept):
+    """`pending.json`: checkpoints that are not accepted yet. As `read`, also those that were refused within a week."""
 
     schema_version: int = 1
     waiting: tuple[Waiting, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Checkpoints:
-    """What `status` shows of an inbox: pending checkpoints, and those that were refused within a week."""
-
-    waiting: tuple[Waiting, ...] = ()
-    refused: tuple[Refused, ...] = ()
+    refused: tuple[Refused, ...] = Field(default=(), exclude=True)
 
 
 def read(paths: WorkPaths, now: float) -> Checkpoints:
     """As the last daemon left them. `now`: unix seconds."""
-    return Checkpoints(_written(paths.pending).waiting, refusals(paths, now))
+    return _written(paths.pending).model_copy(update={"refused": refusals(paths, now)})
 
 
-def _written(path: Path) -> PendingFile:
+def _written(path: Path) -> Checkpoints:
     """Empty where there is no file, or storage is away."""
     try:
-        return PendingFile.model_validate_json(path.read_bytes())
+        return Checkpoints.model_validate_json(path.read_bytes())
     except (OSError, ValidationError):
-        return PendingFile()
+        return Checkpoints()
 
 
 def waits_for_daemon(holder: str, daemon: str = "evalspan daemon") -> str:
@@ -84,14 +77,10 @@ def with_unread(known: Checkpoints, unread: Iterable[InboxFile], why: str, now: 
     """`known` and the files of the inbox that it does not name. `why`: what they wait for; `now`: unix seconds."""
     waiting = {(w.checkpoint, w.suite): w for w in known.waiting}
     for file in unread:
-        each = PendingCheckpoint(since=_announced(file.notice, now), why=file.wrong or why, files=[file])
+        at = file.notice.noticed_at  # a notice may hold any number
+        each = PendingCheckpoint(since=at if 0 < at < now else now, why=file.wrong or why, files=[file])
         waiting.setdefault((file.notice.checkpoint, file.notice.suite), each.shown())
-    return Checkpoints(tuple(waiting.values()), known.refused)
-
-
-def _announced(notice: Notice, now: float) -> float:
-    """A notice may hold any number."""
-    return notice.noticed_at if 0 < notice.noticed_at < now else now
+    return known.model_copy(update={"waiting": tuple(waiting.values())})
 
 
 @dataclass(slots=True)
@@ -148,7 +137,7 @@ class PendingWriter:
     def write(self, pending: Iterable[PendingCheckpoint]) -> None:
         """Write the file where it has changed. OSError where the disk refuses: the next look tries again."""
         waiting = tuple(p.shown() for p in sorted(pending, key=lambda p: p.since) if p.why)
-        current = PendingFile(waiting=waiting[:MOST_WAITING])
+        current = Checkpoints(waiting=waiting[:MOST_WAITING])
         if current != self._last:
             write_record(self._path, current)
             self._last = current

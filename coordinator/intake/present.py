@@ -11,6 +11,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
 
 from coordinator.base.run_command import CommandError, run_command
 from coordinator.errors import RetryError
@@ -52,17 +53,22 @@ class Present:
         return {path: self._inside[path] for path in paths}
 
     def _asked(self, paths: list[str]) -> dict[str, str]:
-        with tempfile.NamedTemporaryFile("w", suffix=".json", dir=self._site.work_dir) as file:
-            file.write(json.dumps(paths))
-            file.flush()
-            try:
-                told = run_command(
-                    [*self._site.trial_command, "-m", "evaljobs", "changed", file.name],
-                    seconds=ANSWER_SECONDS,
-                    env={**os.environ, **self._site.trial_env},
-                )
-            except CommandError as error:
-                why = f"the interpreter of the trials did not say what has changed: {error}"
-                raise RetryError(why) from error
+        try:
+            told = evaljobs_says(self._site, "changed", given=json.dumps(paths), seconds=ANSWER_SECONDS)
+        except CommandError as error:
+            why = f"the interpreter of the trials did not say what has changed: {error}"
+            raise RetryError(why) from error
         digests: dict[str, str] = json.loads(told.strip().splitlines()[-1])
         return digests
+
+
+def evaljobs_says(site: Site, *words: str, given: str = "", seconds: float | None = None) -> str:
+    """Output of `python -m evaljobs WORDS` by the trials' interpreter. `given`: in a file that is the last word. CommandError."""
+    with ExitStack() as stack:
+        if given:
+            file = stack.enter_context(tempfile.NamedTemporaryFile("w", suffix=".json", dir=site.work_dir))
+            file.write(given)
+            file.flush()
+            words = (*words, file.name)
+        argv = [*site.trial_command, "-m", "evaljobs", *words]
+        return run_command(argv, seconds=seconds, env={**os.environ, **site.trial_env})

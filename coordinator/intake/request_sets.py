@@ -11,19 +11,18 @@ import contextlib
 import hashlib
 import json
 import os
-import tempfile
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from pydantic import ValidationError
 
-from coordinator.base.run_command import CommandError, run_command
+from coordinator.base.run_command import CommandError
 from coordinator.errors import OperatorError
 from coordinator.evaluation.job_specs import Site
 from coordinator.evaluation.records import Inputs, cut_of, cut_on_disk
 from coordinator.intake.checkpoint import inspect
-from coordinator.intake.present import Present
+from coordinator.intake.present import Present, evaljobs_says
 from evaljobs.contract.names import ADAPTERS
 from evaljobs.contract.paths import batch_index_file, entry_manifest, request_set_manifest, slug
 from evaljobs.contract.specs import (
@@ -178,13 +177,9 @@ def _as_looked_up(folder: Path, name: str) -> Path:
 
 
 def _build(spec: BuildSpec, site: Site) -> None:
-    with tempfile.NamedTemporaryFile("w", suffix=".json", dir=site.work_dir) as file:
-        file.write(spec.model_dump_json())
-        file.flush()
-        argv = [*site.trial_command, "-m", "evaljobs", "build", file.name]
-        try:
-            run_command(argv, env={**os.environ, **site.trial_env})
-        except CommandError as error:
-            name = spec.suite.tasks[spec.entry].name
-            why = str(error).rpartition("OperatorError: ")[2]  # the last line of a traceback
-            raise OperatorError(f"{name} could not be built: {why}") from error
+    try:
+        evaljobs_says(site, "build", given=spec.model_dump_json())
+    except CommandError as error:
+        name = spec.suite.tasks[spec.entry].name
+        why = str(error).rpartition("OperatorError: ")[2]  # the last line of a traceback
+        raise OperatorError(f"{name} could not be built: {why}") from error

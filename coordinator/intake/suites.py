@@ -90,15 +90,8 @@ def checked(data: Mapping[str, Any], where: toml.Where, path: Path | None) -> Su
             'set batch_size = "auto", too, or token_budget to a number'
         )
     return SuiteSpec(
-        name=suite.name,
+        **suite.model_dump(exclude={"include_path", "task"}),
         include_path=tuple(_folder(part, path, where) for part in suite.include_path),
-        batch_size=suite.batch_size,
-        seed=suite.seed,
-        apply_chat_template=suite.apply_chat_template,
-        system_instruction=suite.system_instruction,
-        fewshot_as_multiturn=suite.fewshot_as_multiturn,
-        mode=suite.mode,
-        token_budget=suite.token_budget,
         tasks=tuple(TaskEntry(**task.model_dump()) for task in suite.task),
     )
 

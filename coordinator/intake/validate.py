@@ -1,80 +1,38 @@
-"""Checks before submission: turns a typed checkpoint and suite into an EvaluationRecord.
+"""Checks before submission: the checkpoint's folder, the suite's tasks, the judge, the cluster.
 
 Rule: input that will fail is refused in one line, before anything is written or started. Called by
-`eval`, `submit` and the daemon; `doctor` calls `probes` and `refusals`.
+`from_settings.record_of`, `eval`, `submit` and the daemon; `doctor` calls `probes` and `refusals`.
 """
 
 from __future__ import annotations
 
+import ipaddress
 import json
-import os
 import shlex
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import urllib.parse
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Literal
 
-from coordinator.base.run_command import CommandError, run_command
+from coordinator.base.run_command import CommandError
 from coordinator.base.words import first_of
 from coordinator.cluster import Cluster, ClusterError, Job, NodeState, Purpose, RefusedError
 from coordinator.cluster.node_choice import none_left
 from coordinator.cluster.sbatch_text import ROLES
 from coordinator.cluster.slurm_limits import ends, setting_of
 from coordinator.cluster.slurm_rules import precursor_refusal, refusal_of
+from coordinator.config.schema import Config, JudgeConfig
 from coordinator.errors import OperatorError, RetryError
 from coordinator.evaluation.footprint import NO_CHECKPOINT, Footprint, footprint, gpu_need
 from coordinator.evaluation.job_specs import Site, asked
-from coordinator.evaluation.records import EvaluationRecord, Inputs, RunOptions, evaluation_id, is_snapshot
-from coordinator.intake.checkpoint import inspect, inspect_raw, is_hugging_face, read_json, step_of
-from coordinator.intake.suites import load_suite
+from coordinator.evaluation.records import EvaluationRecord, RunOptions
+from coordinator.intake.checkpoint import inspect, inspect_raw, is_hugging_face, read_json
+from coordinator.intake.present import evaljobs_says
 from evaljobs.contract.rope import growing_rope
-from evaljobs.contract.specs import CheckpointSpec, JudgeOptions, ModelOptions, SuiteSpec
+from evaljobs.contract.specs import CheckpointSpec, JudgeOptions, SuiteSpec
+from evaljobs.errors import JobError
 from evaljobs.lmeval.task_yaml import unreadable
 
 TASKS_SECONDS = 120
-
-
-def make_record(
-    checkpoint: str,
-    suite: str | SuiteSpec,
-    *,
-    model: ModelOptions,
-    options: RunOptions,
-    inputs: Callable[[SuiteSpec, ModelOptions], Inputs],
-    judge: Callable[[], JudgeOptions | None] = lambda: None,
-    priority: int = 0,
-    step: int | None = None,
-    allow_bin: bool = False,
-    convert: str | None = None,
-) -> EvaluationRecord:
-    """Inspect the checkpoint and load the suite; OperatorError in one line where either is wrong.
-
-    `inputs` computes the suite's source keys; `judge` is called only for a suite with judge tasks.
-    With a `convert` command, a folder without Hugging Face format is converted. `step` None: from
-    the folder's name.
-    """
-    if step is not None and step < 0:
-        raise OperatorError(f"step is a training step, 0 or more, not {step}")
-    spec, convert = inspected(checkpoint, allow_bin=allow_bin, convert=convert, step=step)
-    if spec.step is None and not is_snapshot(spec.source):  # digits of a commit's hash are no step
-        spec = spec.model_copy(update={"step": step_of(Path(spec.source).name)})
-    loaded = load_suite(suite) if isinstance(suite, str) else suite
-    if loaded.mode == "fast" and convert is None:
-        _check_rope(Path(spec.source))
-    judging = judge_for(loaded, judge)
-    made_of = inputs(loaded, model)
-    return EvaluationRecord(
-        evaluation_id=evaluation_id(spec, loaded, model, judging, made_of),
-        checkpoint=spec,
-        suite=loaded,
-        model=model,
-        options=options,
-        inputs=made_of,
-        convert=convert,
-        judge=judging,
-        priority=priority,
-        accepted_at=time.time(),
-    )
 
 
 def inspected(
@@ -86,7 +44,7 @@ def inspected(
     return inspect_raw(checkpoint, convert=convert, step=step), convert
 
 
-def _check_rope(folder: Path) -> None:
+def check_rope(folder: Path) -> None:
     """OperatorError for a model whose tokens a tree would place on another scale than their own row does."""
     if kind := growing_rope(read_json(folder / "config.json")):
         raise OperatorError(
@@ -95,12 +53,12 @@ def _check_rope(folder: Path) -> None:
         )
 
 
-def judge_for(suite: SuiteSpec, judge: Callable[[], JudgeOptions | None]) -> JudgeOptions | None:
+def judge_for(config: Config, suite: SuiteSpec) -> JudgeOptions | None:
     """The suite's judge, or None; OperatorError where it needs one and the settings have none."""
     judged = [task.name for task in suite.tasks if task.judge]
     if not judged:
         return None
-    found = judge()
+    found = judge_options(config)
     if found is None:
         raise OperatorError(
             f"suite {suite.name} has tasks that a judge scores ({', '.join(judged)}): "
@@ -109,13 +67,54 @@ def judge_for(suite: SuiteSpec, judge: Callable[[], JudgeOptions | None]) -> Jud
     return found
 
 
-def parse_count(text: str, field: str) -> int | Literal["auto"]:
-    """A positive number or "auto", of the suite's setting `field`."""
-    if text == "auto":
-        return "auto"
-    if not text.isdecimal() or int(text) == 0:
-        raise OperatorError(f'--{field.replace("_", "-")} is a positive number or "auto", not {text!r}')
-    return int(text)
+def judge_options(config: Config) -> JudgeOptions | None:
+    """The judge of the settings, None without one. OperatorError where the settings are incomplete.
+
+    The key is only checked here: jobs read it themselves.
+    """
+    section = config.judge
+    if section.url is None:
+        return None
+    parts = urllib.parse.urlsplit(section.url)
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+        raise OperatorError(
+            "[judge] url is an http:// or https:// address without ?query, e.g. https://HOST/v1"
+        )
+    if parts.username is not None or parts.password is not None:
+        raise OperatorError("[judge] url holds a password: name the key by api_key_env or api_key_file")
+    if section.model is None:
+        raise OperatorError("[judge] has a url and no model: say which model judges")
+    if section.api_key_env is not None and section.api_key_file is not None:
+        raise OperatorError("[judge] has api_key_env and api_key_file: keep one of them")
+    _check_way(parts, section)
+    prices = (section.price_per_million_prompt_tokens, section.price_per_million_completion_tokens)
+    if section.max_cost is not None and None in prices:
+        raise OperatorError(
+            "[judge] max_cost needs price_per_million_prompt_tokens and price_per_million_completion_tokens"
+        )
+    known = section.model_dump(exclude_none=True, exclude={"allow_http"}) | {"url": section.url.rstrip("/")}
+    options = JudgeOptions.model_validate(known)
+    from evaljobs.judges.asking import read_key  # noqa: PLC0415 (asyncio: not for each command)
+
+    try:
+        read_key(options)
+    except JobError as error:
+        raise OperatorError(str(error)) from error
+    return options
+
+
+def _check_way(url: urllib.parse.SplitResult, judge: JudgeConfig) -> None:
+    """OperatorError where the key would cross a network unencrypted, and the settings do not allow that."""
+    host, with_key = url.hostname or "", judge.api_key_env is not None or judge.api_key_file is not None
+    try:
+        here = ipaddress.ip_address(host).is_loopback
+    except ValueError:  # a name
+        here = host == "localhost"
+    if url.scheme == "http" and with_key and not here and not judge.allow_http:
+        raise OperatorError(
+            f"[judge] url is http://{host}, and others on the way could read the key: use https://, leave the key away "
+            "where the server asks for none, or set allow_http = true for a network that you trust"
+        )
 
 
 def check_tasks(suite: SuiteSpec, site: Site, prepare: str) -> Sequence[str]:
@@ -125,16 +124,13 @@ def check_tasks(suite: SuiteSpec, site: Site, prepare: str) -> Sequence[str]:
     `prepare`: the command that fetches data sets, for the message.
     """
     _check_files(suite)
-    argv = [*site.trial_command, "-m", "evaljobs", "tasks"]
+    words = ["--cache", str(site.paths.cache), *(["--chat"] if suite.apply_chat_template else [])]
     for task in suite.tasks:
-        argv += ["--name", task.name]
+        words += ["--name", task.name]
     for folder in suite.include_path:
-        argv += ["--include-path", folder]
-    argv += ["--cache", str(site.paths.cache)]
-    if suite.apply_chat_template:
-        argv.append("--chat")
+        words += ["--include-path", folder]
     try:
-        told = run_command(argv, seconds=TASKS_SECONDS, env={**os.environ, **site.trial_env})
+        told = evaljobs_says(site, "tasks", *words, seconds=TASKS_SECONDS)
     except CommandError as error:
         if error.code is None:
             raise OperatorError(f"the trial interpreter {site.trial_command[-1]} {error}") from error

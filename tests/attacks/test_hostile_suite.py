@@ -175,7 +175,7 @@ def test_nothing_that_others_wrote_commands_the_terminal_that_shows_it(
     paths.results.write_text(json.dumps(found))
     entry = Refused(checkpoint=f"/c{ESCAPES}", suite=f"s{ESCAPES}", at=2e9, why=f"why {ESCAPES}")
     waits = pending.Waiting(checkpoint=f"/w{ESCAPES}", suite="s", since=1.0, why=ESCAPES)
-    write_record(work.pending, pending.PendingFile(waiting=(waits,)))
+    write_record(work.pending, pending.Checkpoints(waiting=(waits,)))
     write_record(work.inbox / "refused" / "1.reason", entry)
     for arguments in (["status"], ["report", "--series", f"/runs/{ESCAPES}"]):
         done = CliRunner().invoke(app, arguments)

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.config.loading import load
-from coordinator.errors import OperatorError
 from evaljobs import log_lines
 from evaljobs.errors import JobError, one_line
 from evaljobs.secret_values import HIDDEN, hidden, in_command, in_text, places, scrubbed
@@ -25,36 +24,6 @@ SECRETS = [
     "https://me:hunter22@host/x",
     "eyJhbGciOiJIUzI1.eyJzdWIiOiIxMjM0.c2ln",
 ]
-SETTINGS = {  # text of a settings file -> the form that the refusal names
-    f'[trial]\nmodel_args = {{ token = "{TOKEN}" }}': "prologue",
-    '[trial]\nmodel_args = { use_auth_token = "hunter22" }': "prologue",
-    f'[trial]\nmodel_args = {{ tokenizer = "https://me:{TOKEN}@hub/x" }}': "prologue",
-    '[trial]\nenv = { WANDB_API_KEY = "hunter22" }': "export WANDB_API_KEY=$(cat FILE)",
-    '[trial]\nprologue = "export HF_TOKEN=hunter22"': "cat FILE",
-    f'[trial]\ncontainer = "apptainer exec --env X={TOKEN} image.sif"': "prologue",
-    '[checkpoint]\nconvert = "env HF_TOKEN=hunter22 c {src} {dst}"': "prologue",
-    '[cluster]\nextra_args = ["--export=ALL,HF_TOKEN=hunter22"]': "prologue",
-    '[slurm.trial]\nextra_args = ["--export=ALL,HF_TOKEN=hunter22"]': "prologue",
-    '[judge]\napi_key = "hunter22"': "api_key_file",
-    f'[judge]\napi_key_env = "{SECRETS[1]}"': "api_key_env",
-    '[judge]\nurl = "https://me:hunter22@judge/v1"': "api_key_file",
-    '[redis]\npassword = "hunter22"': "password_file",
-    '[notify]\nwebhook = "https://hooks.slack.com/services/T000/B000/hunter22"': "webhook_file",
-    '[trackers]\nmlflow_uri = "https://me:hunter22@mlflow"': "MLFLOW_TRACKING_PASSWORD",
-}
-
-
-@pytest.mark.parametrize("text", SETTINGS)
-def test_settings_with_a_secret_are_refused_with_the_form_to_use_and_without_its_value(
-    tmp_path: Path, text: str
-) -> None:
-    file = tmp_path / "evalspan.toml"
-    file.write_text(text)
-    with pytest.raises(OperatorError, match="holds a secret") as refused:
-        load(file, {})
-    assert SETTINGS[text] in str(refused.value)
-    assert f"{file}, line " in str(refused.value)
-    assert all(secret not in str(refused.value) for secret in (TOKEN, SECRETS[1], "hunter22"))
 
 
 def test_words_that_only_sound_like_secrets_are_settings(tmp_path: Path) -> None:

@@ -2,12 +2,10 @@
 
 import tomllib
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.config import toml
-from coordinator.errors import OperatorError
 from evaljobs.contract.specs import Record
 
 KEY = st.text(alphabet="abcdefgh_-", min_size=1, max_size=6)
@@ -79,34 +77,6 @@ class _Outer(Record):
     items: tuple[_Inner, ...] = ()
 
 
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("[inner]\n\ncoutn = 2\n", "at 3: [inner] has no key 'coutn'; did you mean 'count'?"),
-        ("[[items]]\n[[items]]\nzzz = 1\n", "at 3: [[items]] 2 has no key 'zzz'; it may have: count, ratio"),
-        ('[inner]\ncount = "4"\n', "at 2: 'count' of [inner] should be a valid integer, not \"4\""),
-        ("[inner]\ncount = true\n", "at 2: 'count' of [inner] should be a valid integer"),
-        ("inner = 3\n", "at 1: 'inner' of the file should be a table, not 3"),
-    ],
-)
-def test_what_is_wrong_is_named_by_line_table_and_key(text, says):
-    """With the nearest key, or what the value should be: text is no number, a number is no truth value."""
-    with pytest.raises(OperatorError) as caught:
-        toml.check(_Outer, tomllib.loads(text), lambda where: f"at {toml.line_of(text, where)}")
-    assert str(caught.value).startswith(says)
-
-
 def test_whole_numbers_are_fine_where_a_fraction_is_wanted():
     """`ratio = 2` is 2.0, although TOML has two kinds of number."""
     assert toml.check(_Outer, {"inner": {"ratio": 2}}, str).inner.ratio == 2.0
-
-
-@pytest.mark.parametrize(("content", "says"), [(b"a = \n", "line 1"), (b"\xff", "not UTF-8")])
-def test_what_is_no_toml_is_refused_with_its_place(tmp_path, content, says):
-    """Syntax errors name file and line."""
-    path = tmp_path / "x.toml"
-    path.write_bytes(content)
-    with pytest.raises(OperatorError, match=says):
-        toml.read(path)
-    with pytest.raises(OperatorError, match="cannot be read"):
-        toml.read(tmp_path / "none.toml")

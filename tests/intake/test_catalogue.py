@@ -82,18 +82,13 @@ def test_data_that_are_here_are_not_fetched(folder: Path, lines: str, documents:
     assert (one.data, one.missing, one.documents) == ("local", (), documents)
 
 
-def test_files_inside_a_hub_data_set_are_not_local(folder: Path) -> None:
-    lines = (
-        "task: own\ndataset_path: lab/rows\ndataset_kwargs: {data_files: {test: a.jsonl}}\ntest_split: test\n"
-    )
-    (folder / "own.yaml").write_text(lines)
-    (one,) = held(folder, TaskEntry(name="own"))
-    assert one.missing == ("lab/rows",)
-
-
 def test_a_hub_data_set_is_here_once_it_is_prepared(folder: Path) -> None:
-    (before,) = held(folder, TaskEntry(name="hub"))
-    assert (before.data, before.missing, before.documents) == ("missing", ("lab/rows",), None)
+    """Files inside it are not local ones."""
+    lines = "dataset_path: lab/rows\ndataset_kwargs: {data_files: {test: a.jsonl}}\ntest_split: test\n"
+    (folder / "own.yaml").write_text(f"task: own\n{lines}")
+    own, before = held(folder, TaskEntry(name="own"), TaskEntry(name="hub"))
+    assert own.missing == before.missing == ("lab/rows",)
+    assert (before.data, before.documents) == ("missing", None)
     assert (before.num_fewshot, before.metrics) == (3, ("exact_match",))
     place = folder.parent / "hf" / "datasets" / "lab___rows" / "easy" / "0.0.0" / "abc"
     place.mkdir(parents=True)

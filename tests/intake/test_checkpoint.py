@@ -12,13 +12,10 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.node_memory import make_checkpoint, safetensors
+from support.node_memory import make_checkpoint
 
 from coordinator.intake.checkpoint import CheckpointError, inspect, inspect_raw
 from evaljobs.staging.fingerprint import BadWeights, is_safe_name, read_header
-
-NESTED = (500_000).to_bytes(8, "little") + b'{"a":' * 100_000
-ENDLESS = (30).to_bytes(8, "little") + b'{"a": {"data_offsets":[0,1e999]}}'[:30]
 
 
 def names(path: Path) -> list[str]:
@@ -27,97 +24,39 @@ def names(path: Path) -> list[str]:
 
 def test_sharded_and_single_file(tmp_path: Path) -> None:
     """Config, tokenizer and weights, with the index where there are shards; nothing that trainers leave beside them."""
-    sharded = names(make_checkpoint(tmp_path / "a", shards=2))
-    assert sharded == [
-        "config.json",
-        "model-00001-of-00002.safetensors",
-        "model-00002-of-00002.safetensors",
-        "model.safetensors.index.json",
-        "tokenizer.json",
-    ]
-    assert names(make_checkpoint(tmp_path / "b", shards=1)) == [
-        "config.json",
-        "model.safetensors",
-        "tokenizer.json",
-    ]
+    single = ["config.json", "model.safetensors", "tokenizer.json"]
+    assert names(make_checkpoint(tmp_path / "b", shards=1)) == single
+    sharded = ["config.json", "model.safetensors.index.json", "tokenizer.json"]
+    sharded += [f"model-0000{n}-of-00002.safetensors" for n in (1, 2)]
+    assert names(make_checkpoint(tmp_path / "a", shards=2)) == sorted(sharded)
 
 
-def test_a_hub_snapshot_of_links_is_resolved(tmp_path: Path) -> None:
-    """A snapshot folder whose files are links into a blob store: sizes and times are the blobs'."""
+def test_links_are_resolved(tmp_path: Path) -> None:
+    """A snapshot folder of links into a blob store: sizes and times are the blobs'. `latest -> step-1`: the folder itself."""
     blobs = make_checkpoint(tmp_path / "blobs")
-    snapshot = tmp_path / "snapshots" / "abc"
-    snapshot.mkdir(parents=True)
+    (tmp_path / "snapshot").mkdir()
     for file in blobs.iterdir():
-        (snapshot / file.name).symlink_to(Path("../..") / "blobs" / file.name)
-    assert inspect(snapshot).files == inspect(blobs).files
-    assert inspect(snapshot).digest == inspect(blobs).digest
+        (tmp_path / "snapshot" / file.name).symlink_to(file)
+    snapshot = inspect(tmp_path / "snapshot")
+    assert (snapshot.files, snapshot.digest) == (inspect(blobs).files, inspect(blobs).digest)
+    (tmp_path / "latest").symlink_to(blobs)
+    assert inspect(tmp_path / "latest", step=1) == inspect(blobs, step=1)
 
 
-def test_the_folder_may_be_a_link(tmp_path: Path) -> None:
-    """`latest -> step-1`: the source is the folder itself, which does not move on."""
-    folder = make_checkpoint(tmp_path / "step-1")
-    (tmp_path / "latest").symlink_to(folder)
-    assert inspect(tmp_path / "latest", step=1) == inspect(folder, step=1)
+CAUSAL = [
+    *({"architectures": [name]} for name in ("LlamaForCausalLM", "GPT2LMHeadModel", "OpenAIGPTLMHeadModel")),
+    {"architectures": ["Gemma3ForConditionalGeneration"], "text_config": {}},
+    {"auto_map": {"AutoModelForCausalLM": "modeling_x.X"}},
+]
 
 
-@pytest.mark.parametrize(
-    ("break_it", "says"),
-    [
-        (shutil.rmtree, "no such folder"),
-        (lambda d: (d / "config.json").unlink(), "no config.json"),
-        (lambda d: (d / "config.json").write_text("{"), "half-written"),
-        (
-            lambda d: (d / "config.json").write_text('{"architectures": ["BertForMaskedLM"]}'),
-            "BertForMaskedLM",
-        ),
-        (lambda d: (d / "config.json").write_text("{}"), "no causal language model"),
-        (lambda d: (d / "config.json").write_text('{"architectures": 5}'), "no list of names"),
-        (lambda d: (d / "config.json").write_text('{"auto_map": 5}'), "auto_map no table"),
-        (lambda d: (d / "config.json").write_text('{"a":' * 100_000), "no valid JSON"),
-        (lambda d: (d / "config.json").write_text('{"architectures": ["a\\nb"]}'), r"name a\?b"),
-        (lambda d: (d / "model.safetensors").write_bytes(NESTED), "no header"),
-        (lambda d: (d / "model.safetensors").write_bytes(ENDLESS), "no header"),
-        (lambda d: (d / "tokenizer.json").unlink(), "no tokenizer"),
-        (
-            lambda d: (d / "model-00002-of-00003.safetensors").unlink(),
-            "model-00002-of-00003.safetensors, which is not there",
-        ),
-        (lambda d: os.truncate(d / "model-00002-of-00003.safetensors", 5000), "the file has 5000"),
-        (lambda d: os.truncate(d / "model-00002-of-00003.safetensors", 4), "half-written"),
-        (lambda d: safetensors(d / "model-00002-of-00003.safetensors", {"other": b"x"}), "lacks t1"),
-        (lambda d: (d / "model.safetensors.index.json").unlink(), "incomplete"),
-        (
-            lambda d: (d / "model.safetensors.index.json").write_text('{"weight_map": {"t": "../x"}}'),
-            "no file of this",
-        ),
-    ],
-)
-def test_what_cannot_be_loaded_is_refused_in_one_line(tmp_path: Path, break_it, says: str) -> None:
-    """Each fault has its own one-line message, which names the place."""
-    folder = make_checkpoint(tmp_path / "step-1")
-    break_it(folder)
-    with pytest.raises(CheckpointError, match=says) as error:
-        inspect(folder)
-    assert "\n" not in str(error.value)
-    assert "step-1" in str(error.value)
-
-
-@pytest.mark.parametrize(
-    "architecture",
-    ["LlamaForCausalLM", "GPT2LMHeadModel", "OPTForCausalLM", "MambaForCausalLM", "OpenAIGPTLMHeadModel"],
-)
-def test_causal_models_are_accepted_by_rule(tmp_path: Path, architecture: str) -> None:
+@pytest.mark.parametrize("config", CAUSAL, ids=str)
+def test_causal_models_are_accepted_by_rule(tmp_path: Path, config: dict[str, object]) -> None:
     """Names by the libraries' rule, custom code by its auto_map, text models inside multimodal ones."""
     folder = make_checkpoint(tmp_path / "x")
-    (folder / "config.json").write_text(json.dumps({"architectures": [architecture]}))
-    assert inspect(folder)
-    (folder / "config.json").write_text(json.dumps({"auto_map": {"AutoModelForCausalLM": "modeling_x.X"}}))
+    (folder / "config.json").write_text(json.dumps(config))
     (folder / "modeling_x.py").write_text("")
-    assert "modeling_x.py" in names(folder)
-    (folder / "config.json").write_text(
-        json.dumps({"architectures": ["Gemma3ForConditionalGeneration"], "text_config": {}})
-    )
-    assert inspect(folder)
+    assert ("modeling_x.py" in names(folder)) == ("auto_map" in config)
 
 
 @pytest.mark.parametrize("config", ["config.json", "tokenizer_config.json"])
@@ -183,33 +122,6 @@ def test_whatever_json_a_checkpoint_holds_it_is_described_or_refused_in_one_line
         assert complaint.isprintable()
 
 
-def test_a_place_that_is_no_folder_is_refused(tmp_path: Path) -> None:
-    """Links in a circle, a name that no file can have, one that is too long."""
-    (tmp_path / "a").symlink_to(tmp_path / "b")
-    (tmp_path / "b").symlink_to(tmp_path / "a")
-    for place in (tmp_path / "a", "/x\0y", tmp_path / ("x" * 300)):
-        for look in (inspect, lambda place: inspect_raw(place, convert="c {src} {dst}")):
-            with pytest.raises(CheckpointError):
-                look(place)
-
-
-def test_a_file_and_the_folder_above_checkpoints_say_what_to_name(tmp_path: Path) -> None:
-    for step in (200, 100, 1000):
-        make_checkpoint(tmp_path / f"step-{step}")
-    with pytest.raises(CheckpointError, match="it holds step-100, step-200, step-1000: name one of them"):
-        inspect(tmp_path)
-    with pytest.raises(CheckpointError, match="is a file, not a folder"):
-        inspect(tmp_path / "step-100" / "config.json")
-
-
-def test_a_file_whose_name_is_no_text_is_refused(tmp_path: Path) -> None:
-    """A tokenizer's, here, in bytes that are no UTF-8: nothing could name it to a job."""
-    folder = make_checkpoint(tmp_path / "x", shards=1, size=100)
-    (folder / os.fsdecode(b"tokenizer-\xff.json")).write_text("{}")
-    with pytest.raises(CheckpointError, match="no text"):
-        inspect(folder)
-
-
 @settings(max_examples=60)
 @given(data=st.binary(max_size=200))
 def test_no_file_makes_the_header_reader_fail_otherwise(tmp_path: Path, data: bytes) -> None:
@@ -229,14 +141,8 @@ def test_safe_names_stay_inside(name: str) -> None:
 
 
 def test_a_missing_checkpoint_names_the_folders_beside_it(tmp_path: Path) -> None:
-    """The most alike first, and how many more; none where there is none."""
+    """The most alike first, and how many more."""
     for name in ("step-100", "step-2000", "logs", "step-1001", "other"):
-        (tmp_path / "runs" / name).mkdir(parents=True)
-    (tmp_path / "runs" / "step-100x").touch()
-    with pytest.raises(
-        CheckpointError,
-        match=r"no such folder \(beside it: step-100, step-1001, step-2000 and 2 more\); name",
-    ):
-        inspect(tmp_path / "runs" / "step-1002")
-    with pytest.raises(CheckpointError, match="no such folder; name a checkpoint"):
-        inspect(tmp_path / "none" / "step-1002")
+        (tmp_path / name).mkdir()
+    with pytest.raises(CheckpointError, match=r"beside it: step-100, step-1001, step-2000 and 2 more"):
+        inspect(tmp_path / "step-1002")

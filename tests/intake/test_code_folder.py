@@ -32,21 +32,24 @@ def _asks(work: Path, question: str) -> str:
     return done.stdout.strip()
 
 
-def test_a_foreign_interpreter_gets_the_code_in_the_work_folder(tmp_path):
-    where = _asks(tmp_path, "import os, evaljobs; print(evaljobs.__file__, os.environ['EXTRA'])")
-    assert where.startswith(str(tmp_path / "cache"))
-    assert where.endswith(" 1")
-    assert _asks(tmp_path, "import evaljobs; print(evaljobs.__file__)") == where.removesuffix(" 1")
-
-
-def test_after_an_upgrade_it_gets_the_new_code_even_under_the_same_version(tmp_path, monkeypatch):
-    """An installation from a newer commit has the version of the older one until the next release."""
-    _asks(tmp_path, "import evaljobs")
+def test_a_foreign_interpreter_gets_the_code_in_the_work_folder(tmp_path, monkeypatch):
+    """After an upgrade the new one, also under the same version, as installations from newer commits have it; and the copy is
+    as private as the work folder, whatever the source was."""
+    ask = "import os, evaljobs, evaljobs.errors as e; print(evaljobs.__file__, os.environ['EXTRA'], hasattr(e, 'UPGRADED'))"
+    (tmp_path / "work").mkdir(mode=0o700)
+    where = _asks(tmp_path / "work", ask)
+    assert where.startswith(str(tmp_path / "work" / "cache"))
+    assert where.endswith(" 1 False")
     upgraded = tmp_path / "site" / "evaljobs"
     shutil.copytree(Path(str(evaljobs.__file__)).parent, upgraded)
     (upgraded / "errors.py").open("a").write("\nUPGRADED = True\n")
+    for place in (upgraded, *upgraded.rglob("*")):
+        place.chmod(0o777)
     monkeypatch.setattr(evaljobs, "__file__", str(upgraded / "__init__.py"))
-    assert _asks(tmp_path, "import evaljobs.errors; print(evaljobs.errors.UPGRADED)") == "True"
+    assert _asks(tmp_path / "work", ask).endswith(" 1 True")
+    copied = [p for c in (tmp_path / "work" / "cache").glob("code-*") for p in c.rglob("*")]
+    modes = {p.stat().st_mode & 0o777 for p in copied if "__pycache__" not in p.parts}
+    assert modes == {0o700, 0o600}
 
 
 def test_workers_get_the_prologue_and_the_environment_that_trials_get(tmp_path):
@@ -133,15 +136,3 @@ def test_a_guest_of_a_work_folder_runs_a_copy_of_his_own(monkeypatch):
         as_user(act)
     finally:
         shutil.rmtree(folder)
-
-
-def test_the_copy_is_as_private_as_the_work_folder_whatever_the_source_was(tmp_path, monkeypatch):
-    open_source = tmp_path / "site" / "evaljobs"
-    shutil.copytree(Path(str(evaljobs.__file__)).parent, open_source)
-    for place in (open_source, *open_source.rglob("*")):
-        place.chmod(0o777)
-    monkeypatch.setattr(evaljobs, "__file__", str(open_source / "__init__.py"))
-    (tmp_path / "work").mkdir(mode=0o700)
-    site_of(Config(work_dir=tmp_path / "work", trial=TrialConfig(python=sys.executable)))
-    (code,) = (tmp_path / "work" / "cache").glob("code-*")
-    assert {place.stat().st_mode & 0o777 for place in code.rglob("*")} == {0o700, 0o600}

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from support.node_memory import make_checkpoint
 
+from coordinator.config.schema import Config, TrialConfig
 from coordinator.errors import OperatorError
-from coordinator.evaluation.records import Inputs, RunOptions, evaluation_id
+from coordinator.evaluation.records import Inputs, evaluation_id
 from coordinator.intake import one_off, suites
-from coordinator.intake.validate import make_record
+from coordinator.intake.from_settings import record_of
 from evaljobs.contract.specs import CheckpointSpec, ModelOptions, Sources, SuiteSpec, TaskEntry
 
 CHECKPOINT = CheckpointSpec(source="/ckpts/step-100", digest="d" * 8, files=())
@@ -71,54 +70,11 @@ def test_the_suite_s_own_mode_goes_before_the_setting(tmp_path):
         ('mode = "fast"', 8192),
         ('mode = "fast"\ntoken_budget = 100', 100),
         ('mode = "fast"\nbatch_size = "auto"', "auto"),
-        ('mode = "fast"\nbatch_size = "auto"\ntoken_budget = 100', 100),
         ('mode = "exact"', None),
     ],
 )
 def test_a_token_budget_is_said_or_the_default_or_found_with_the_batch_size(tmp_path, text, budget):
     assert suites.settled(loaded(tmp_path, text), "exact", "hf").token_budget == budget
-
-
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ('mode = "quick"', "line 2: 'mode' of the file"),
-        ("token_budget = 0", "line 2: 'token_budget' of the file"),
-        ('mode = "exact"\ntoken_budget = 100', 'line 3: only mode = "fast" has a token budget'),
-        ("token_budget = 100", 'suite mine: only mode = "fast" has a token budget'),
-        ('mode = "fast"\ntoken_budget = "auto"', 'set batch_size = "auto", too'),
-        ('[[task]]\nname = "b"\nbatch_size = 0', "line 4: 'batch_size' of [[task]] 1"),
-        ('[[task]]\nname = "b"\nbatch_size = "auto"', "line 4: 'batch_size' of [[task]] 1"),
-    ],
-)
-def test_what_makes_no_sense_is_refused_in_words(tmp_path, text, says):
-    with pytest.raises(OperatorError) as refused:
-        suites.settled(loaded(tmp_path, text), "exact", "hf")
-    assert says in str(refused.value)
-
-
-@pytest.mark.parametrize(("own", "mode", "who"), [("fast", "exact", "suite core"), (None, "fast", "[trial]")])
-def test_fast_is_refused_for_an_engine_that_has_no_such_mode(own, mode, who):
-    with pytest.raises(OperatorError, match="engine") as refused:
-        suites.settled(CORE.model_copy(update={"mode": own}), mode, "vllm")
-    assert str(refused.value).startswith(who)
-    assert "'vllm'" in str(refused.value)
-
-
-@given(
-    mode=st.sampled_from([None, "exact", "fast"]),
-    budget=st.one_of(st.none(), st.integers(1, 10**6)),
-    size=st.one_of(st.none(), st.integers(1, 64)),
-)
-def test_a_suite_of_options_loads_from_its_file_as_it_was(tmp_path_factory, mode, budget, size):
-    """What a submission writes for the daemon is the suite that was named."""
-    if budget is not None and mode == "exact":
-        mode = "fast"
-    tasks = (CORE.tasks[0].model_copy(update={"batch_size": size}), CORE.tasks[1])
-    suite = CORE.model_copy(update={"mode": mode, "token_budget": budget, "tasks": tasks})
-    path = tmp_path_factory.mktemp("s") / "s.toml"
-    path.write_text(one_off.as_toml(suite))
-    assert suites.load_suite(path) == suite
 
 
 def test_a_mode_of_the_command_line_stands_in_the_suite_s_name():
@@ -145,9 +101,8 @@ def test_fast_mode_is_refused_for_a_rope_that_follows_the_longest_row(tmp_path, 
     (folder / "config.json").write_text(json.dumps(config | ROPES[kind]))
 
     def made(mode):
-        suite = suites.settled(CORE, mode, "hf").model_copy(update={"tasks": CORE.tasks[:1]})
-        options = {"model": ModelOptions(), "options": RunOptions(), "inputs": lambda *_: Inputs()}
-        return make_record(str(folder), suite, **options)
+        suite = CORE.model_copy(update={"tasks": CORE.tasks[:1]})
+        return record_of(Config(trial=TrialConfig(mode=mode)), str(folder), suite, lambda *_: Inputs())
 
     made("exact")
     if not kind:

@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 from coordinator import api
 from coordinator.config.schema import Config
 from coordinator.errors import OperatorError
-from coordinator.evaluation.job_specs import Site
 from coordinator.intake import one_off, suites
 from coordinator.intake.one_off import SuiteOptions, suite_options
-from coordinator.intake.validate import check_tasks, passed_over
+from coordinator.intake.validate import passed_over
 from evaljobs.contract.specs import SuiteSpec, TaskEntry
 
 FILE = """
@@ -127,7 +126,7 @@ NAMES = st.text("abcdefgh_", min_size=1, max_size=60)
 
 @given(st.lists(NAMES, min_size=1, max_size=200, unique=True), st.none() | st.integers(1, 999))
 def test_a_name_is_readable_bounded_and_begins_with_the_first_task(tasks, limit):
-    name = one_off.name_of(SuiteOptions(tasks=tuple(tasks), limit=limit))
+    name = one_off.suite_of(SuiteOptions(tasks=tuple(tasks), limit=limit)).name
     assert name.startswith(tasks[0][:40])
     assert len(name) <= 80
     assert (limit is not None) == name.endswith(f"limit{limit}")
@@ -147,6 +146,12 @@ TASKS = st.builds(
     limit=st.none() | st.integers(1, 9) | st.floats(0.1, 0.9),
     gen_kwargs=st.none() | st.dictionaries(TEXT, VALUES, max_size=3),
     judge=st.booleans(),
+    batch_size=st.none() | st.integers(1, 64),
+)
+BUDGETS = (
+    st.just({})
+    | st.just({"mode": "exact"})
+    | st.integers(1, 9).map(lambda n: {"mode": "fast", "token_budget": n})
 )
 SUITES = st.builds(
     SuiteSpec,
@@ -158,6 +163,7 @@ SUITES = st.builds(
     fewshot_as_multiturn=st.none() | st.booleans(),
     tasks=st.lists(TASKS, min_size=1, max_size=3, unique_by=lambda task: task.name).map(tuple),
 ).filter(lambda suite: suite.apply_chat_template is not False or not suite.fewshot_as_multiturn)
+SUITES = st.builds(lambda suite, more: suite.model_copy(update=more), SUITES, BUDGETS)
 
 
 @given(SUITES)
@@ -191,22 +197,3 @@ def test_a_broken_yaml_beside_the_suites_tasks_is_named_by_line(tmp_path: Path) 
     assert passed_over(suite) == ""
     (tmp_path / "lakes.yaml").write_text("task: lakes\n  doc_to_text: {}\n")
     assert f"{tmp_path}/lakes.yaml: line 2, column 14: mapping values" in passed_over(suite)
-
-
-@pytest.mark.parametrize("named", ["file", "include_path"])
-def test_a_task_yaml_that_cannot_be_read_is_refused_by_line_before_lm_eval_is_asked(
-    tmp_path: Path, named: str
-) -> None:
-    """lm-eval passes such a file over, and the task would be unknown or fail after staging."""
-    folder = tmp_path / "my tasks"
-    folder.mkdir()
-    file = folder / "rivers.yaml"
-    file.write_text("task: rivers\ndataset_path: json\n  dataset_kwargs: {}\n")
-    task = str(file) if named == "file" else "rivers"
-    include = () if named == "file" else (str(folder),)
-    suite = SuiteSpec(name="s", include_path=include, tasks=(TaskEntry(name=task),))
-    site = Site(work_dir=str(tmp_path), trial_command=("no-such-python",), worker_command=("python",))
-    with pytest.raises(
-        OperatorError, match=r"rivers\.yaml cannot be read: line 3, column 17: mapping values"
-    ):
-        check_tasks(suite, site, "evalspan prepare")

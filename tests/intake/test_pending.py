@@ -24,7 +24,7 @@ from coordinator.base.isolate import LoopGuard
 from coordinator.cli import app
 from coordinator.config.schema import Config, WatchConfig
 from coordinator.errors import OperatorError, RetryError
-from coordinator.intake import pending, validate
+from coordinator.intake import from_settings, pending
 from coordinator.intake.from_settings import LmEvalVersion
 from coordinator.intake.inbox import Notice, leave
 from coordinator.runtime.service import Service
@@ -70,14 +70,14 @@ def test_a_bug_in_our_code_refuses_the_checkpoint_that_meets_it(
 ) -> None:
     """With its traceback in the log; the next daemon does not meet it again."""
     ears = daemon(tmp_path / "work")
-    make = validate.make_record
+    make = from_settings.record_of
 
-    def faulty(checkpoint: str, *args: object, **more: object) -> object:
+    def faulty(config: Config, checkpoint: str, *args: object, **more: object) -> object:
         if checkpoint.endswith("bad"):
             raise ZeroDivisionError("a faulty rule")
-        return make(checkpoint, *args, **more)
+        return make(config, checkpoint, *args, **more)
 
-    monkeypatch.setattr(validate, "make_record", faulty)
+    monkeypatch.setattr(from_settings, "record_of", faulty)
     for name in ("bad", "good"):
         announce(ears, small(tmp_path / name))
     ears.tick()

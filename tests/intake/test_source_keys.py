@@ -54,22 +54,17 @@ def test_other_values_stay_as_they_are(tmp_path: Path) -> None:
     assert with_full_paths(arguments, tmp_path) == arguments
 
 
-def test_an_adapter_that_is_not_there_is_refused(tmp_path: Path, monkeypatch) -> None:
+def test_only_a_folder_without_an_adapter_is_refused(tmp_path: Path, monkeypatch) -> None:
     """Before any trial: it would fail on each node, one after the other. An id of the Hub is not looked up."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "adapter").mkdir()
+    for name in ("empty", "adapter"):
+        (tmp_path / name).mkdir()
     (tmp_path / "adapter" / "adapter_config.json").write_text("{}")
     for named in ("adapter", "./adapter", str(tmp_path / "adapter"), "lab/adapter", ""):
         check_adapter(ModelOptions(model_args={"peft": named}))
     check_adapter(ModelOptions(engine="vllm", model_args={"peft": "gone"}))
-    for named, why in {
-        "gone": "there is no folder",
-        "empty": "adapter_config.json",
-        "/runs/gone": "/runs/gone",
-    }.items():
-        with pytest.raises(OperatorError, match=why):
-            check_adapter(ModelOptions(model_args={"peft": named}))
+    with pytest.raises(OperatorError, match=r"adapter_config\.json"):
+        check_adapter(ModelOptions(model_args={"peft": "empty"}))
 
 
 @pytest.mark.parametrize("changed", [{"worker_env": {"GRADE": "2"}}, {"command": "module load b"}])

@@ -42,61 +42,11 @@ def open_umask() -> Iterator[None]:
     os.umask(before)
 
 
-def test_a_new_work_folder_is_its_users_alone(tmp_path, open_umask):
-    load(tmp_path / "a" / "work")
-    assert mode(tmp_path / "a" / "work") == 0o700
-
-
-def test_a_group_that_shares_it_reads_all_and_writes_to_the_inbox_alone(tmp_path, open_umask):
-    work = tmp_path / "work"
-    load(work, GROUP)
-    assert mode(work) == 0o2750
-    assert mode(work / "inbox") == 0o3770
-    assert {name: mode(work / name) for name in OWN} == dict.fromkeys(OWN, 0o2750)
-    assert {path.stat().st_gid for path in (work, work / "inbox")} == {os.getegid()}
-    load(work, GROUP)  # nothing to do
-
-
-def test_a_folder_with_other_files_keeps_its_modes(tmp_path):
-    """As a project's folder that others read: the user narrows it, or names another."""
-    tmp_path.chmod(0o755)
-    (tmp_path / "train.py").write_text("")
-    with pytest.raises(OperatorError, match=f"chmod 700 {tmp_path}"):
-        load(tmp_path)
-    assert mode(tmp_path) == 0o755
-
-
-@pytest.mark.parametrize("group", [None, GROUP])
-def test_a_folder_that_its_user_has_closed_is_refused_and_read_as_it_is(tmp_path, group):
-    work = tmp_path / "work"
-    work.mkdir()
-    work.chmod(0o555)
-    with pytest.raises(OperatorError, match=rf"read-only \(0555\): `chmod u\+w {work}`"):
-        load(work, group)
-    work_folder.load(None, work, {"shared_group": group}, makes=False)
-    assert mode(work) == 0o555
-
-
-@pytest.mark.parametrize("bits", [0o770, 0o707, 0o777, 0o2770])
-@pytest.mark.parametrize("group", [None, GROUP])
-def test_a_folder_that_others_may_write_is_refused_with_what_to_type(tmp_path, bits, group):
-    work = tmp_path / "work"
-    work.mkdir()
-    work.chmod(bits)
-    own, mixed = f"`chmod -R go-w {work}`", "give --work-dir a new folder"
-    for entry, todo in (("", own), ("novel.txt", mixed), ("daemon.lock", own)):
-        (work / entry).touch()
-        with pytest.raises(OperatorError, match=f"may write to the work folder.*{todo}") as refused:
-            load(work, group)
-        assert "\n" not in str(refused.value)
-    assert mode(work) == bits
-    subprocess.run(["chmod", "-R", "go-w", str(work)], check=True)
-    load(work, group)
-
-
-def test_a_folder_that_others_may_read_is_narrowed_in_one_line(tmp_path, caplog):
-    work = tmp_path / "work"
-    work.mkdir()
+def test_modes_follow_the_settings_at_each_start(tmp_path, open_umask, caplog):
+    """Its user's alone; a group reads all and writes to the inbox alone, and Redis' files stay closed to it; private again."""
+    work = tmp_path / "a" / "work"
+    load(work)
+    assert mode(work) == 0o700
     work.chmod(0o755)
     load(work)
     load(work)
@@ -104,18 +54,43 @@ def test_a_folder_that_others_may_read_is_narrowed_in_one_line(tmp_path, caplog)
     assert [r.getMessage() for r in caplog.records] == [
         f"{work} is now readable by you alone (it was 0755): shared_group names a group that may read it"
     ]
+    (work / "redis").mkdir()
+    (work / "redis").chmod(0o750)  # as a `chmod -R g+rX` leaves it
+    load(work, GROUP)
+    load(work, GROUP)  # nothing to do
+    shared = {".": 0o2750, "redis": 0o700, "inbox": 0o3770, **dict.fromkeys(OWN, 0o2750)}
+    assert {name: mode(work / name) for name in shared} == shared
+    assert {path.stat().st_gid for path in (work, work / "inbox")} == {os.getegid()}
+    load(work)
+    assert {mode(work / name) for name in shared} == {0o700}
 
 
-def test_a_folder_that_is_shared_no_more_is_private_again(tmp_path):
-    load(tmp_path / "work", GROUP)
-    load(tmp_path / "work")
-    assert {mode(tmp_path / "work" / name) for name in (*OWN, "inbox", ".")} == {0o700}
+@pytest.mark.parametrize("bits", [0o770, 0o707, 0o2770, 0o555, 0o755])
+@pytest.mark.parametrize("group", [None, GROUP])
+def test_a_folder_that_is_refused_stays_as_it_is_and_is_taken_once_the_line_is_typed(tmp_path, bits, group):
+    """Others may write to it, its user has closed it, or it is a project's that others read. One that reads takes it."""
+    work = tmp_path / "work"
+    work.mkdir()
+    if bits == 0o755:
+        (work / "train.py").touch()
+    work.chmod(bits)
+    if group is None or bits != 0o755:
+        with pytest.raises(OperatorError) as refused:
+            load(work, group)
+        assert "\n" not in str(refused.value)
+        assert mode(work) == bits
+        subprocess.run(["sh", "-c", str(refused.value).split("`")[1]], check=True)
+    work_folder.load(None, work, {"shared_group": group}, makes=False)
+    load(work, group)
 
 
-def test_a_group_that_is_unknown_is_refused_before_it_could_read(tmp_path):
-    with pytest.raises(OperatorError, match=r"shared_group = 'no-such-group'.*no such group"):
-        load(tmp_path / "work", "no-such-group")
-    assert mode(tmp_path / "work") == 0o700
+def test_a_folder_of_other_files_that_others_may_write_is_no_work_folder(tmp_path):
+    """Its modes are not evalspan's to change, until it is one."""
+    tmp_path.chmod(0o777)
+    for entry, todo in (("novel.txt", "give --work-dir a new folder"), ("daemon.lock", "`chmod -R go-w")):
+        (tmp_path / entry).touch()
+        with pytest.raises(OperatorError, match=f"may write to the work folder.*{todo}"):
+            load(tmp_path)
 
 
 def test_a_private_folder_is_shared_only_once_its_group_can_read_what_is_there(tmp_path, open_umask):
@@ -189,28 +164,20 @@ def test_a_member_leaves_checkpoints_reads_refusals_and_changes_nothing_else(sha
 
 
 @need_root
-def test_a_folder_that_many_may_write_is_no_work_folder_of_one_of_them():
+@pytest.mark.parametrize(
+    ("place", "bits", "group", "says"),
+    [
+        (".", 0o1777, None, "more users than you may write to it"),
+        ("work", 0o777, "root", "you are not a member"),
+    ],
+)
+def test_a_user_takes_no_folder_of_many_and_shares_with_no_group_of_others(place, bits, group, says):
     folder = Path(tempfile.mkdtemp(prefix="many-"))
-    folder.chmod(0o1777)
+    folder.chmod(bits)
 
     def act() -> None:
-        with pytest.raises(OperatorError, match="more users than you may write to it: give --work-dir"):
-            open_folder(folder, None)
-
-    try:
-        as_user(act)
-    finally:
-        shutil.rmtree(folder)
-
-
-@need_root
-def test_a_user_cannot_share_with_a_group_of_others():
-    folder = Path(tempfile.mkdtemp(prefix="member-"))
-    folder.chmod(0o777)
-
-    def act() -> None:
-        with pytest.raises(OperatorError, match="you are not a member"):
-            open_folder(folder / "work", "root")
+        with pytest.raises(OperatorError, match=says):
+            open_folder(folder / place, group)
 
     try:
         as_user(act)

@@ -15,8 +15,7 @@ from support.exactness import pipeline
 from coordinator.config.schema import Config, JudgeConfig
 from coordinator.errors import OperatorError as CoordinatorError
 from coordinator.intake import suites
-from coordinator.intake.from_settings import judge_options
-from coordinator.intake.validate import judge_for
+from coordinator.intake.validate import judge_for, judge_options
 from evaljobs.contract.outcomes import Failed, Scored
 from evaljobs.contract.paths import EvaluationPaths
 from evaljobs.contract.specs import (
@@ -203,9 +202,9 @@ def test_a_judge_task_without_a_judge_is_refused_early(model_dir, folder, endpoi
 def test_settings_are_refused_before_anything_is_submitted(tmp_path: Path) -> None:
     """Judge tasks need a url, a model, prices for a cap, and a key where one is named."""
     suite = suites.load_suite("mt_bench")
-    assert judge_for(suites.load_suite("quickstart"), lambda: pytest.fail("it needs none")) is None
+    assert judge_for(Config(judge=JudgeConfig(url="no address")), suites.load_suite("quickstart")) is None
     with pytest.raises(CoordinatorError, match=r"mt_bench.*set url and model of \[judge\]"):
-        judge_for(suite, lambda: judge_options(Config()))
+        judge_for(Config(), suite)
     key = tmp_path / "key"
     key.write_text("k")
     key.chmod(0o644)

@@ -17,7 +17,6 @@ from coordinator.config.schema import Config, WatchConfig
 from coordinator.evaluation.state import EntryState, Phase, State
 from coordinator.intake import from_settings, work_folder
 from coordinator.intake.resubmit import submitted
-from coordinator.intake.validate import make_record
 from coordinator.runtime import wiring
 from coordinator.runtime.summary import Summary, Task, known_by, write_summary
 from evaljobs.contract.paths import EvaluationPaths
@@ -122,13 +121,8 @@ def test_a_retry_without_a_daemon_ends_as_what_it_retried(tmp_path: Path) -> Non
     (tmp_path / "evalspan.toml").write_text(f'[trial]\npython = "{tmp_path}/python"\n')
     config = work_folder.load(None)
     coordinator = wiring.coordinator_of(config)
-    record = make_record(
-        str(place),
-        SUITE,
-        model=from_settings.model_options(config),
-        options=from_settings.run_options(config),
-        inputs=from_settings.inputs_for(coordinator.performer.site, coordinator.performer.lm_eval_version),
-    )
+    inputs = from_settings.inputs_for(coordinator.performer.site, coordinator.performer.lm_eval_version)
+    record = from_settings.record_of(config, str(place), SUITE, inputs)
     with coordinator.in_charge():
         running = coordinator.accept(record)
         coordinator.run(lambda: running.state.ended_at is not None)
