@@ -58,7 +58,7 @@ def check(model: type[Model], data: Mapping[str, Any], where: Where) -> Model:
 
 
 LONE = re.compile("[\ud800-\udfff]")  # Python's escape of a byte that is no UTF-8
-VARIABLES = (("trial", "env"),)  # tables whose keys are names of variables
+VARIABLES = ("trial", "env")  # table whose keys are names of variables
 COMMANDS = {("trial", "prologue"), ("trial", "container"), ("checkpoint", "convert")}
 MAY_HOLD = {("redis", "url")}  # goes to redis/address.json (mode 0600) alone
 INSTEAD = {
@@ -74,7 +74,7 @@ def _refuse_secrets(data: Mapping[str, Any], where: Where) -> None:
     found = next((place for place in _secrets(data) if place not in MAY_HOLD), None)
     if found is None:
         return
-    variable = found[-1] if found[:2] in VARIABLES else "HF_TOKEN"
+    variable = found[-1] if found[:2] == VARIABLES else "HF_TOKEN"
     instead = INSTEAD.get(
         str(found[0]),
         f'write it to a file of mode 0600, and say prologue = "export {variable}=$(cat FILE)" in [trial]',
@@ -86,10 +86,9 @@ def _refuse_secrets(data: Mapping[str, Any], where: Where) -> None:
 
 def _secrets(data: Mapping[str, Any]) -> Iterator[Location]:
     yield from secret_values.places(data)
-    for table, key in VARIABLES:
-        section = data.get(table)
-        found = secret_values.places(section.get(key) if isinstance(section, Mapping) else (), variables=True)
-        yield from ((table, key, *place) for place in found)
+    trial = data.get(VARIABLES[0])
+    env = trial.get(VARIABLES[1]) if isinstance(trial, Mapping) else ()
+    yield from ((*VARIABLES, *place) for place in secret_values.places(env, variables=True))
     for place, text in _texts(data):
         if (place[:2] in COMMANDS or "extra_args" in place) and secret_values.in_command(text):
             yield place

@@ -32,10 +32,10 @@ def no_place(config: Config) -> str:
 
 def missing_places(watch: WatchConfig) -> list[str]:
     """A sentence for each folder of `[watch]` that is not there; a glob may match later."""
-    places = [("roots", p) for p in watch.roots] + [("folders", p) for p in watch.folders]
     return [
         f"[watch] {key}: {place} does not exist"
-        for key, place in places
+        for key, places in (("roots", watch.roots), ("folders", watch.folders))
+        for place in places
         if not any(char in str(place) for char in "*?[") and not may_be_there(place)
     ]
 

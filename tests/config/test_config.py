@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from coordinator.cluster.daemon_job import slurm_time
 from coordinator.config import checks, loading, schema
+from coordinator.config import toml as toml_reader
 from coordinator.errors import OperatorError
 from coordinator.intake import from_settings, work_folder
 from coordinator.runtime import wiring
@@ -233,3 +235,70 @@ def test_what_sets_a_setting_is_what_load_takes_it_from(toml: Write) -> None:
     assert loading.source_of(file, named, "work_dir") == "$EVALSPAN_WORK_DIR"
     assert loading.source_of(file, {}, "work_dir") == f"{file}, line 1"
     assert loading.source_of(file, named, "trial", "cpus") == ""
+
+
+# --- lines of a TOML file ------------------------------------------------------------------------------------------
+
+
+KEY = st.text(alphabet="abcdefgh_-", min_size=1, max_size=6)
+VALUE = st.sampled_from(
+    [
+        "1",
+        '"text"',
+        '"a # b ] ["',
+        '"quote \\" [x]"',
+        "'lit # ] \\'",
+        "[1, 2]",
+        '[\n  "a", # ]\n  "b",\n]',
+        '"""\n[not.a.table]\nkey = 1\n"""',
+        "'''\n]]\n'''",
+        "{ a = 1, b = [1] }",
+        "true",
+        '""',
+    ]
+)
+COMMENT = st.sampled_from(["", '  # a comment [x] = "y" \''])
+BLANK = st.sampled_from(["", "# [no.table]\n", "\n\n"])
+
+
+@given(st.lists(st.tuples(KEY, st.lists(st.tuples(BLANK, KEY, VALUE, COMMENT), max_size=4)), max_size=4))
+def test_every_key_is_found_on_its_line(tables):
+    """For any file that TOML takes, the line found for a key is the one that it was written on."""
+    text, expected, seen = "", {}, set()
+    for table, entries in tables:
+        if table in seen:
+            continue
+        seen.add(table)
+        text += f"[{table}]\n"
+        keys = set()
+        for blank, key, value, comment in entries:
+            if key in keys:
+                continue
+            keys.add(key)
+            text += blank
+            expected[(table, key)] = text.count("\n") + 1
+            text += f"{key} = {value}{comment}\n"
+    tomllib.loads(text)
+    assert {where: toml_reader.line_of(text, where) for where in expected} == expected
+
+
+def test_arrays_of_tables_quotes_and_dots_are_counted():
+    """Elements of an array of tables are numbered; quoted and dotted keys are split as in TOML."""
+    text = (
+        '[[task]]\nname = "a"\n[task.gen_kwargs]\nx = 1\n[[task]]\n"na.me" = 1\ny.z = 2\n[a."b.c"]\nd = 1\n'
+    )
+    expected = {
+        ("task", 0, "name"): 2,
+        ("task", 0, "gen_kwargs", "x"): 4,
+        ("task", 1): 5,
+        ("task", 1, "na.me"): 6,
+        ("task", 1, "y", "z"): 7,
+        ("a", "b.c", "d"): 9,
+        ("task", 2): None,
+    }
+    assert {where: toml_reader.line_of(text, where) for where in expected} == expected
+
+
+def test_whole_numbers_are_fine_where_a_fraction_is_wanted(toml: Write) -> None:
+    """`poll_seconds = 20` is 20.0, although TOML has two kinds of number."""
+    assert loading.load(toml("[cluster]\npoll_seconds = 20\n"), {}).cluster.poll_seconds == 20.0

@@ -1,7 +1,8 @@
-"""Laws of runs without a suite file: they are what a file with the same values is."""
+"""Laws of suites: what is shipped loads, and runs without a suite file are what a file with the same values is."""
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -197,3 +198,37 @@ def test_a_broken_yaml_beside_the_suites_tasks_is_named_by_line(tmp_path: Path) 
     assert passed_over(suite) == ""
     (tmp_path / "lakes.yaml").write_text("task: lakes\n  doc_to_text: {}\n")
     assert f"{tmp_path}/lakes.yaml: line 2, column 14: mapping values" in passed_over(suite)
+
+
+# --- suite files ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", suites.names())
+def test_every_shipped_suite_loads(name):
+    """A shipped suite is valid, named like its file, and its folders are there."""
+    suite = suites.load_suite(name)
+    assert suite.name == name
+    assert suite.tasks
+    assert all(Path(folder).is_dir() and Path(folder).is_absolute() for folder in suite.include_path)
+
+
+def test_include_path_is_relative_to_the_suite_file(tmp_path):
+    """From whatever folder it is read."""
+    (tmp_path / "tasks").mkdir()
+    path = tmp_path / "mine.toml"
+    path.write_text('name = "mine"\ninclude_path = ["tasks"]\n[[task]]\nname = "a"\nlimit = 0.5\n')
+    assert suites.load_suite(path).include_path == (str(tmp_path / "tasks"),)
+
+
+def test_quickstart_data_are_small_excerpts_with_their_notices():
+    """At most 200 rows of a set, limits within the rows, and each set's licence text."""
+    suite = suites.load_suite("quickstart")
+    folder = Path(suite.include_path[0])
+    notice = (folder / "NOTICE").read_text()
+    for task in suite.tasks:
+        rows = (folder / "data" / f"{task.name.removeprefix('quickstart_')}.jsonl").read_text().splitlines()
+        assert all(json.loads(row) for row in rows)
+        assert task.limit is not None
+        assert task.limit <= len(rows) <= 200
+        assert f"{task.name.removeprefix('quickstart_')}.jsonl" in notice
+    assert notice.count("MIT License") == len(suite.tasks)

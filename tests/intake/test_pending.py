@@ -141,8 +141,8 @@ def test_without_lm_eval_notices_wait_and_are_taken_once_it_is_there(
 def test_an_interpreter_that_does_not_answer_is_asked_again_after_a_rest(
     tmp_path: Path, interpreter: Path
 ) -> None:
-    (tmp_path / "hangs").touch()
-    (tmp_path / "asked").touch()
+    for name in ("hangs", "asked"):
+        (tmp_path / name).touch()
     version = LmEvalVersion((str(interpreter),), {}, patience=0.2, rest=1000.0)
     for _ in range(3):
         with pytest.raises(RetryError, match="did not say"):
