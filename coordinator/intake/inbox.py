@@ -118,7 +118,7 @@ class Inbox:
     """The files of an inbox, for a process that looks again and again: each is read once."""
 
     def __init__(self, paths: WorkPaths, most: int = MOST_NEW) -> None:
-        """`most`: new files that one look reads."""
+        """`most`: new files that one look reads; ALL: of a command, which removes nothing."""
         self.most = most
         self.folder = paths.inbox
         self._root = paths.root
@@ -150,7 +150,7 @@ class Inbox:
             for entry in entries:
                 if entry.name.endswith(".json") and entry.is_file(follow_symlinks=False):
                     names.append(entry.name)
-                elif entry.name.endswith(".tmp"):
+                elif entry.name.endswith(".tmp") and self.most != ALL:
                     with suppress(OSError):
                         if time.time() - entry.stat(follow_symlinks=False).st_mtime >= UNFINISHED_SECONDS:
                             Path(entry.path).unlink()

@@ -55,6 +55,9 @@ def test_a_notice_comes_until_it_is_dealt_with(work: WorkPaths) -> None:
     for number in range(2):
         (work.inbox / f"{number}.json.tmp").write_text('{"check')
     os.utime(work.inbox / "0.json.tmp", (1, 1))
+    assert len(inbox.waiting_files(work)) == len([*work.inbox.glob("*.tmp")]) == 2, (
+        "a command removes nothing"
+    )
     reader = Inbox(work)
     for _ in range(2):
         assert announced(reader) == announced(Inbox(work)) == ["/a", "/b"]
