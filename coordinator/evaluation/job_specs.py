@@ -216,7 +216,6 @@ def worker_job(state: State, site: Site, count: int, now: float) -> JobIntended:
     """CPU jobs that score: an array of `count` RQ workers."""
     options = {
         "--redis-file": site.paths.redis_address,
-        "--work-dir": site.work_dir,
         "--queue": state.evaluation_id,
         "--stop-file": workers_stop_file(site.of(state)),
         "--lease-file": site.paths.lease,

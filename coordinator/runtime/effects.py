@@ -296,8 +296,7 @@ class Performer:
         path = self.site.of(state).spec(metric.name)
         write_atomic(path, metric_spec(state, self.site, metric).model_dump_json(indent=1).encode())
         try:
-            queue = self.metric_queue(state.evaluation_id)
-            queue.enqueue(metric.kind, metric.name, path, seconds=metric.seconds)
+            self.metric_queue(state.evaluation_id).enqueue(metric.name, path)
         except QueueUnavailable as error:
             log.warning("metric queue: %s", error)
 

@@ -40,9 +40,9 @@ class MetricQueue:
         self._address: RedisAddress | None = None
         self._queue: Any = None
 
-    def enqueue(self, kind: str, name: str, spec: Path, *, seconds: float = 0.0) -> None:
-        """Queue a job once, behind the jobs that are predicted to take as long or longer. `kind`: "execute" or "score"."""
-        self._with(lambda queue: self._enqueue(queue, kind, name, spec, seconds))
+    def enqueue(self, name: str, spec: Path) -> None:
+        """Queue a job once."""
+        self._with(lambda queue: self._enqueue(queue, name, spec))
 
     def recover(self) -> None:
         """Queue the jobs of dead workers again (within 15 s of their death, if called every 3 s)."""
@@ -77,21 +77,20 @@ class MetricQueue:
         with explained(self._address.where if self._address else "its address"):
             return effect(self._queue)
 
-    def _enqueue(self, queue: Any, kind: str, name: str, spec: Path, seconds: float) -> None:
+    def _enqueue(self, queue: Any, name: str, spec: Path) -> None:
         rq_id = rq_jobs.job_id(self.evaluation_id, name)
         try:
-            self._push(queue, kind, rq_id, spec)
+            self._push(queue, rq_id, spec)
         except DuplicateJobError:
             if rq_id in self._live(queue):
                 return
             _forget(queue, rq_id)
             with suppress(DuplicateJobError):
-                self._push(queue, kind, rq_id, spec)
-        rq_jobs.to_its_place(queue, rq_id, seconds)
+                self._push(queue, rq_id, spec)
 
-    def _push(self, queue: Any, kind: str, rq_id: str, spec: Path) -> None:
+    def _push(self, queue: Any, rq_id: str, spec: Path) -> None:
         queue.enqueue_call(
-            rq_jobs.FUNCTIONS[kind],
+            rq_jobs.FUNCTION,
             args=(str(spec),),
             job_id=rq_id,
             unique=True,
@@ -100,7 +99,7 @@ class MetricQueue:
             timeout=TIMEOUT_SECONDS,
             result_ttl=RESULT_SECONDS,
             failure_ttl=FAILURE_SECONDS,
-            description=kind,
+            description=spec.name,
         )
 
     def _live(self, queue: Any) -> set[str]:

@@ -31,7 +31,6 @@ from evaljobs.staging.coordinator_lease import CoordinatorLease, is_there
 log = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.2  # between two looks at the children
-NEWS_SECONDS = 0.5  # between two attempts to have a dead worker's job queued again
 # that a running job has to finish, of the 30 s that Slurm leaves between SIGTERM and SIGKILL
 FINISH_SECONDS = 15.0
 DROP_SECONDS = 5.0  # that a worker then has to drop its job, before SIGKILL
@@ -51,17 +50,13 @@ def die_with_parent(number: signal.Signals, parent: int) -> None:
 class Supervisor:
     """Keeps `count` workers alive, recovers the jobs of dead ones, and ends on a signal, a file or for lack of work."""
 
-    def __init__(
-        self, options: argparse.Namespace, work: Callable[[], None], name: Callable[[int], str]
-    ) -> None:
-        """`work`: be one worker, in a forked child, until it ends. `name`: how a worker's name in Redis begins, by pid."""
+    def __init__(self, options: argparse.Namespace, work: Callable[[], None]) -> None:
+        """`work`: be one worker, in a forked child, until it ends."""
         self.options = options
         self.work = work
-        self.name = name
         self.children: dict[int, float] = {}  # pid -> started at, monotonic seconds
         self.stopping_since: float | None = None
         self.pressed = 0  # signals that the children have got since `stopping_since`
-        self._dead: list[int] = []  # pids of workers whose jobs are still to be queued again
         self._short_lives = 0
         self._start_after = 0.0
         self._recovered_at = 0.0
@@ -72,7 +67,7 @@ class Supervisor:
         idle = options.burst_idle
         self._every = rq_jobs.RECOVER_SECONDS
         if idle is not None:  # idleness is measured from look to look
-            self._every = max(NEWS_SECONDS, min(idle, self._every))
+            self._every = max(0.5, min(idle, self._every))
         lease: Path | None = options.lease_file
         self._lease = None if lease is None else CoordinatorLease(lease, options.lease_seconds)
 
@@ -146,7 +141,6 @@ class Supervisor:
             started = self.children.pop(pid, None)
             if started is None:
                 continue
-            self._dead.append(pid)
             lived = time.monotonic() - started
             self._short_lives = self._short_lives + 1 if lived < SHORT_LIFE_SECONDS else 0
             pause = min(MAX_PAUSE_SECONDS, 0.25 * 2**self._short_lives) if self._short_lives else 0.0
@@ -167,15 +161,11 @@ class Supervisor:
                 os.kill(pid, number)
 
     def _look(self, at: float) -> None:
-        every = NEWS_SECONDS if self._dead else self._every
-        if at - self._recovered_at < every:
+        if at - self._recovered_at < self._every:
             return
         self._recovered_at = at
         try:
             self._follow(redis_client.read(self.options.redis_file))
-            while self._dead:
-                rq_jobs.give_up(self._queue, self.name(self._dead[-1]))
-                self._dead.pop()
             rq_jobs.recover(self._queue)
             if not rq_jobs.is_idle(self._queue):
                 self._worked_at = at

@@ -1,7 +1,6 @@
 """Metric workers: RQ workers that run `execute` and `score` jobs and nothing else, and the command that starts them.
 
-Rule: a job is checked before anything is imported or opened for it: its name is on the list of rq_jobs.py, and its one
-argument is a spec file of this work folder that validates. Outcomes are files, and a job whose outcome is on disk
+Rule: what a job runs is `run_spec` on a spec file of this user. Outcomes are files, and a job whose outcome is on disk
 returns at once, so a job may run any number of times. The supervisor imports lm-eval once; it forks the workers, and
 they fork the work-horses. A work-horse survives an absence of Redis. The password is read from the address file and is
 on no command line.
@@ -18,14 +17,12 @@ import os
 import signal
 import socket
 import time
-import uuid
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import redis
-from pydantic import ValidationError
 from rq.serializers import JSONSerializer
 from rq.utils import now
 from rq.worker import Worker
@@ -41,13 +38,12 @@ from evaljobs.queue import redis_client
 from evaljobs.queue.redis_client import explained
 from evaljobs.scoring import rq_jobs
 from evaljobs.scoring.item_deadlines import Watch
-from evaljobs.scoring.rq_jobs import HEARTBEAT_SECONDS, HEARTBEAT_TTL, GuardedJob
+from evaljobs.scoring.rq_jobs import HEARTBEAT_SECONDS, HEARTBEAT_TTL, MetricJob
 from evaljobs.scoring.supervisor import Supervisor, die_with_parent
 from evaljobs.staging.capacity import short_of_memory
 
 log = logging.getLogger(__name__)
 
-MAX_SPEC_BYTES = 1 << 28
 AWAY = (redis.ConnectionError, redis.TimeoutError)
 JUDGE_SECONDS = 24 * 3600  # deadline of a job that asks a judge
 BLOCK_SECONDS = 5  # that an idle worker waits in Redis for a job
@@ -60,37 +56,11 @@ NEVER_SECONDS = 10**9  # between two of RQ's own clean-ups: `rq_jobs.recover` do
 # --- a job -----------------------------------------------------------------------------------------------------------
 
 
-class RefusedJobError(Exception):
-    """A job that the coordinator did not enqueue, or whose spec is no spec: it is not run. The message is one line."""
-
-
-def checked_path(path: str, work_dir: Path) -> Path:
-    """The spec file, if it is one of this work folder: `work_dir/<evaluation>/specs/<name>.json`, a plain file."""
-    try:
-        real = Path(path).resolve(strict=True)
-    except (OSError, ValueError, RuntimeError) as error:
-        raise RefusedJobError(f"there is no spec at {path[:200]!r}") from error
-    root = work_dir.resolve()
-    if real.parent.name != "specs" or real.parent.parent.parent != root or real.suffix != ".json":
-        raise RefusedJobError(f"{path[:200]!r} is no spec of the work folder {root}")
-    if not real.is_file() or real.stat().st_size > MAX_SPEC_BYTES:
-        raise RefusedJobError(f"{path[:200]!r} is no plain file of a spec's size")
-    return real
-
-
-def read_spec(path: Path, kind: str) -> ExecuteSpec | ScoreSpec:
-    """The spec of a checked path; RefusedJobError where it is of another kind, place, version or user."""
-    try:
-        spec = SPEC.validate_json(path.read_bytes())
-    except ValidationError as error:
-        first = error.errors(include_input=False)[0]
-        raise RefusedJobError(
-            f"{path.name} is no spec of this version: {first['loc']}: {first['msg']}"
-        ) from error
-    if not isinstance(spec, (ExecuteSpec, ScoreSpec)) or spec.kind != kind:
-        raise RefusedJobError(f"{path.name} is a {spec.kind} spec, not one of {kind}")
-    if Path(spec.evaluation_dir).resolve() != path.parent.parent:
-        raise RefusedJobError(f"{path.name} belongs to another evaluation folder: {spec.evaluation_dir}")
+def read_spec(path: str) -> ExecuteSpec | ScoreSpec:
+    """The spec of a metric job. ValueError where it is none."""
+    spec = SPEC.validate_json(Path(path).read_bytes())
+    if not isinstance(spec, (ExecuteSpec, ScoreSpec)):
+        raise ValueError(f"{path} is a {spec.kind} spec")  # noqa: TRY004 (as of another version)
     return spec
 
 
@@ -150,19 +120,9 @@ def run_spec(spec: ExecuteSpec | ScoreSpec) -> str:
 # --- RQ --------------------------------------------------------------------------------------------------------------
 
 
-class MetricJob(GuardedJob):
-    """A guarded job that may run: what runs is `run_spec` on its spec, never a function that the job names."""
-
-    work_dir = ""  # set by the process that works
-
-    def _execute(self) -> str:
-        kind, path = self.order()
-        return run_spec(read_spec(checked_path(path, Path(self.work_dir)), kind))
-
-
 class MetricWorker(Worker):  # type: ignore[misc]
-    """RQ's forking worker with four differences: jobs are checked before a fork, deadlines come from specs, a work-horse
-    survives an absence of Redis, and nothing in Redis commands the worker.
+    """RQ's forking worker with three differences: deadlines come from specs, a work-horse survives an absence of Redis
+    and dies with its worker, and nothing in Redis commands the worker.
 
     A worker without a work-horse ends where Redis fails it; its supervisor starts another.
     """
@@ -170,10 +130,9 @@ class MetricWorker(Worker):  # type: ignore[misc]
     max_connection_wait_time = 2.0
     log_result_lifespan = False
 
-    def __init__(self, queue: Any, *, work_dir: Path, crew: str) -> None:
+    def __init__(self, queue: Any) -> None:
         super().__init__(
             [queue],
-            name=worker_name(crew, os.getpid()) + uuid.uuid4().hex[:8],
             connection=queue.connection,
             job_class=MetricJob,
             serializer=JSONSerializer,
@@ -184,7 +143,6 @@ class MetricWorker(Worker):  # type: ignore[misc]
             work_horse_killed_handler=self._on_killed_horse,
         )
         self.last_cleaned_at = now()
-        self.work_dir = work_dir
         self._spec: ExecuteSpec | ScoreSpec | None = None
         self._watch: Watch | None = None
         self._killed = 0  # processes that the kernel had ended for lack of memory when the job began
@@ -192,31 +150,13 @@ class MetricWorker(Worker):  # type: ignore[misc]
     # --- one job ---------------------------------------------------------------------------------------------------
 
     def execute_job(self, job: MetricJob, queue: Any) -> None:
-        try:
-            kind, path = job.order()
-            self._spec = read_spec(checked_path(path, self.work_dir), kind)
-        except (ValueError, OSError, RefusedJobError) as error:
-            self._refuse(job, queue, one_line(error))
-            return
+        self._spec = self._watch = None
+        with suppress(OSError, ValueError):  # the work-horse says why
+            self._spec = read_spec(job.args[0])
+            self._watch = Watch(self._spec)
+            job.timeout = deadline_seconds(self._spec)
         self._killed, _ = short_of_memory()
-        job.timeout = deadline_seconds(self._spec)
-        self._watch = Watch(self._spec)
         super().execute_job(job, queue)
-
-    def _refuse(self, job: MetricJob, queue: Any, why: str) -> None:
-        """Fail a job unrun. A job of this evaluation whose own spec cannot be read gets a failed outcome."""
-        self.log.warning("job %s is refused: %s", job.id, why)
-        with suppress(ValueError, OSError, RefusedJobError):
-            kind, text = job.order()
-            path = checked_path(text, self.work_dir)
-            paths = EvaluationPaths(path.parent.parent)
-            name = rq_jobs.job_name(queue.name.removeprefix(rq_jobs.queue_name("")), job.id)
-            if path == paths.spec(name).resolve() and not paths.outcome("failed", name).exists():
-                failed = Failed(name=name, job=kind, blame="bug", error=why, node=socket.gethostname())
-                write_outcome(paths, failed)
-        job.retries_left = 0
-        self.handle_job_failure(job, queue, exc_string=f"refused: {why}")
-        self.connection.lrem(queue.intermediate_queue_key, 1, job.id)
 
     def main_work_horse(self, job: MetricJob, queue: Any) -> None:
         # without this, a job whose worker died runs on beside its own retry
@@ -247,7 +187,8 @@ class MetricWorker(Worker):  # type: ignore[misc]
 
     def _on_killed_horse(self, job: MetricJob, _pid: object, status: int | None, _usage: object) -> None:
         """RQ calls this where a work-horse died. After the last attempt the worker writes the outcome in its place."""
-        assert self._spec is not None
+        if self._spec is None:
+            return
         limit = deadline_seconds(self._spec)
         why = f"its process died three times; wait status {status}"
         killed, memory_mb = short_of_memory()
@@ -282,19 +223,13 @@ def _runs(pid: int) -> bool:
         return False
 
 
-def worker_name(crew: str, pid: int) -> str:
-    """How the name in Redis of a supervisor's worker begins. `crew`: the supervisor's own, unlike those of other hosts."""
-    return f"{socket.gethostname()}-{crew}-{pid}-"
-
-
-def work(redis_file: Path, work_dir: Path, evaluation_id: str, crew: str) -> None:
+def work(redis_file: Path, evaluation_id: str) -> None:
     """Be one worker until a signal, or Redis, ends it. QueueUnavailable where Redis ended it."""
-    MetricJob.work_dir = str(work_dir)
     address = redis_client.read(redis_file)
-    queue = rq_jobs.open_queue(redis_client.client(address), evaluation_id, MetricJob)
+    queue = rq_jobs.open_queue(redis_client.client(address), evaluation_id)
     with explained(address.where):
         clean_worker_registry(queue)  # names of workers that died, of which RQ keeps a list
-        MetricWorker(queue, work_dir=work_dir, crew=crew).work(logging_level="INFO")
+        MetricWorker(queue).work(logging_level="INFO")
 
 
 # --- the command -----------------------------------------------------------------------------------------------------
@@ -306,7 +241,6 @@ def parser() -> argparse.ArgumentParser:
     )
     add = made.add_argument
     add("--redis-file", type=Path, required=True, help="the published address (redis/address.json)")
-    add("--work-dir", type=Path, required=True)
     add("--queue", required=True, metavar="EVALUATION", help="whose jobs to run")
     add("--stop-file", type=Path, help="its existence ends the workers")
     add("--lease-file", type=Path, help="what a living coordinator touches")
@@ -326,7 +260,5 @@ def main(argv: Sequence[str]) -> int:
         log.exception("the metric code cannot be imported")
     gc.collect()
     garbage.collect_new()  # imported modules stay shared with the work-horses
-    crew = uuid.uuid4().hex[:8]
-    work_here = functools.partial(work, options.redis_file, options.work_dir, options.queue, crew)
-    Supervisor(options, work_here, functools.partial(worker_name, crew)).run()
+    Supervisor(options, functools.partial(work, options.redis_file, options.queue)).run()
     return 0

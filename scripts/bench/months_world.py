@@ -30,7 +30,7 @@ from evaljobs.contract.specs import SPEC, StageSpec, TrialSpec
 from evaljobs.contract.storage import FrameWriter, write_outcome
 from evaljobs.queue import redis_client
 from evaljobs.queue.work_queue import WorkQueue
-from evaljobs.scoring import rq_jobs, worker
+from evaljobs.scoring import rq_jobs
 from evaljobs.trial.shard_runner import RequestSet, run_shard
 
 BUSY_SECONDS, IDLE_SECONDS = 1.0, 0.2
@@ -125,10 +125,9 @@ def _score(paths: EvaluationPaths) -> bool:
     """Run what is queued, as a crew of workers does; until it is asked to stop."""
     file = paths.root.parent / "redis" / "address.json"
     client = redis_client.shared(redis_client.read(file))
-    worker.MetricJob.work_dir = str(paths.root.parent)
-    queue = rq_jobs.open_queue(client, paths.root.name, worker.MetricJob)
+    queue = rq_jobs.open_queue(client, paths.root.name)
     if queue.count:
-        made = Worker([queue], connection=client, job_class=worker.MetricJob, serializer=queue.serializer)
+        made = Worker([queue], connection=client, job_class=rq_jobs.MetricJob, serializer=queue.serializer)
         made.work(burst=True, logging_level="WARNING")
     return Path(workers_stop_file(paths)).exists()
 

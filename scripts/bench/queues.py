@@ -97,13 +97,13 @@ def bench_jobs(work: WorkPaths, jobs: int) -> dict[str, Any]:
 
     def enqueue_all() -> None:
         for n in range(jobs):
-            queue.enqueue("score", f"score-{n}", paths.spec(f"score-{n}"))
+            queue.enqueue(f"score-{n}", paths.spec(f"score-{n}"))
 
     argv = [sys.executable, "-m", "evaljobs", "worker", "--redis-file", str(work.redis_address)]
-    argv += ["--work-dir", str(work.root), "--queue", "jobs"]
+    argv += ["--queue", "jobs"]
     with subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as worker:
         try:
-            queue.enqueue("score", f"score-{jobs}", paths.spec(f"score-{jobs}"))
+            queue.enqueue(f"score-{jobs}", paths.spec(f"score-{jobs}"))
             wait_empty(queue)
             enqueue = timed(enqueue_all)
             # the worker ran some meanwhile: count from the first enqueue

@@ -86,8 +86,7 @@ class Coordinator:
     def _push(self, spec: ExecuteSpec | ScoreSpec) -> None:
         self.enqueued_at[spec.name] = time.monotonic()
         with suppress(QueueUnavailable):
-            kind = spec.kind
-            self.queue.enqueue(kind, spec.name, self.paths.spec(spec.name), seconds=float(kind == "execute"))
+            self.queue.enqueue(spec.name, self.paths.spec(spec.name))
 
     def tick(self) -> None:
         now = time.monotonic()
@@ -172,7 +171,7 @@ def _make_folders(paths: EvaluationPaths) -> None:
 def workers(site: Coordinator, count: int) -> Iterator[int]:
     """A supervisor with its workers; its pid."""
     argv = [sys.executable, "-m", "evaljobs", "worker", "--queue", site.evaluation, "--count", str(count)]
-    argv += ["--redis-file", str(site.server.work.redis_address), "--work-dir", str(site.paths.root.parent)]
+    argv += ["--redis-file", str(site.server.work.redis_address)]
     with (
         (site.paths.logs / "workers.log").open("ab") as log,
         subprocess.Popen(argv, stdout=log, stderr=log) as process,

@@ -7,7 +7,6 @@ import json
 import os
 import pickle
 import shutil
-import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,9 +17,7 @@ from support.trials import OPTIONS, Evaluation
 from support.with_root import USER, as_user
 
 from coordinator.config.schema import Config, WatchConfig
-from coordinator.hook import PIN_PREFIX
 from coordinator.intake.checkpoint import CheckpointError, inspect
-from coordinator.trackers import lm_eval_files
 from evaljobs.contract.paths import WorkPaths
 from evaljobs.staging import publish
 from evaljobs.staging.copy import SourceChanged
@@ -167,34 +164,6 @@ def ears_at(tmp_path: Path, every_tick: None) -> Callable[[Path], object]:
     return lambda run: daemon(tmp_path / "work", Config(watch=WatchConfig(roots=(run,), suite=SUITE)))
 
 
-@pytest.mark.parametrize("plant", ["a link", "a dangling link", "a pipe"])
-def test_what_is_planted_at_a_pins_name_is_neither_written_nor_waited_for(
-    plant: str, ears_at, tmp_path: Path
-) -> None:
-    """The name follows from the evaluation's id, which the checkpoint's owner can know."""
-    place = small(tmp_path / "run" / "step-1")
-    first = ears_at(tmp_path / "run")
-    announce(first, place)
-    first.tick()
-    (pin,) = place.glob(f"{PIN_PREFIX}*")
-    pin.unlink()
-    victim = tmp_path / "victim"
-    if plant == "a link":
-        victim.write_text("precious")
-    if plant == "a pipe":
-        os.mkfifo(pin)
-    else:
-        pin.symlink_to(victim)
-    first._pinned = set()
-    over = threading.Thread(target=first._pins, daemon=True)
-    over.start()
-    over.join(20)
-    assert not over.is_alive()
-    assert not victim.exists() or victim.read_text() == "precious"
-    assert pin.is_file()
-    assert not pin.is_symlink()
-
-
 # --- code ------------------------------------------------------------------------------------------------------------
 
 
@@ -294,36 +263,6 @@ def test_a_config_names_no_code_of_the_hub(key: str, inside: bool, tmp_path: Pat
     config = {"architectures": ["LlamaForCausalLM"], **({"text_config": named} if inside else named)}
     (folder / "config.json").write_text(json.dumps(config))
     assert "org/kernel" in refused(folder)
-
-
-STRANGE = [
-    "[]",
-    "{",
-    "[" * 5000,
-    '{"added_tokens": 5}',
-    '{"added_tokens": [5]}',
-    '{"eos_token": {"content": []}}',
-    "\ud800",
-]
-
-
-@pytest.mark.parametrize(
-    "name", ["chat_template.jinja", "tokenizer_config.json", "tokenizer.json", "config.json"]
-)
-def test_a_checkpoint_that_changed_after_its_evaluation_stops_no_export(name: str, tmp_path: Path) -> None:
-    """Its owner has put a pipe, a giant or strange JSON in the place of a file: what cannot be read is left out."""
-    folder = make_checkpoint(tmp_path / "step-1", size=100)
-    place = folder / name
-    place.unlink(missing_ok=True)
-    os.mkfifo(place)
-    for text in (None, *STRANGE):
-        lm_eval_files.chat_template(folder)
-        lm_eval_files.tokenizer_facts(folder)
-        place.unlink()
-        place.write_bytes((text or "").encode(errors="surrogatepass"))
-    os.truncate(place, 1 << 40)
-    assert lm_eval_files.chat_template(folder) is None
-    assert lm_eval_files.tokenizer_facts(folder) == {}
 
 
 def test_a_daemon_takes_the_next_checkpoint_after_each_hostile_one(ears_at, tmp_path: Path) -> None:

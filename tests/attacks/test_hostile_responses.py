@@ -5,9 +5,6 @@ Frames of any content, bombs, pipes and links are in tests/contract/test_files.p
 
 from __future__ import annotations
 
-import json
-import os
-import resource
 import zlib
 from pathlib import Path
 
@@ -15,7 +12,7 @@ import pytest
 from support.open_redis import running_on
 from support.written import framed, head_of
 
-from coordinator.evaluation.events import OutcomeSeen, ShardsDumped
+from coordinator.evaluation.events import ShardsDumped
 from coordinator.runtime.runner import Running
 from evaljobs.contract.outcomes import ShardResponses
 from evaljobs.contract.specs import FrameRef
@@ -81,29 +78,6 @@ def test_the_first_whole_record_of_a_shard_is_its_answer(running: Running) -> No
     left(running, "a.frames", head_of(shard=shard, task=task, key=key, trial="forger"))
     left(running, "b.frames", head_of(shard=shard, task=task, key=key, trial="forger"))
     assert dumped(running) == {}
-
-
-def test_outcomes_of_any_kind_stop_no_look(running: Running, tmp_path: Path) -> None:
-    """Deep, giant, of no job, of an entry that there is not; a pipe, a link: each is passed over, once, and the next is read."""
-    folder = running.paths.outcomes
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "a.failed.json").write_text("[" * 100_000)
-    (folder / "b.failed.json").touch()
-    os.truncate(folder / "b.failed.json", 1 << 40)
-    os.mkfifo(folder / "c.failed.json")
-    (folder / "d.failed.json").symlink_to("/etc/passwd")
-    (folder / "e.failed.json").mkdir()
-    said = {"kind": "failed", "name": "no-job", "job": "score", "blame": "bug", "error": "x"}
-    for number, more in enumerate(
-        [{"entry": 99}, {"entry": -1}, {"memory_mb": 10**400}, {"name": "../../x"}, {}]
-    ):
-        (folder / f"f{number}.failed.json").write_text(json.dumps(said | more))
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    events = running._new_outcomes(1e6)
-    assert any(isinstance(event, OutcomeSeen) and event.outcome.name == "no-job" for event in events)
-    assert running._new_outcomes(1e6) == []
-    running.take(events)
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000  # kilobytes
 
 
 # --- what a score reads -----------------------------------------------------------------------------------------------

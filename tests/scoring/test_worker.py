@@ -14,8 +14,11 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
+import rq.intermediate_queue
 import rq.registry
 from dev_cluster.testing import wait_until
+from rq import Callback, Queue
+from rq.command import send_shutdown_command
 from rq.utils import now
 from support.metric_jobs import Bench, children, kill, move, running, zombie
 from support.served import server_pid
@@ -76,7 +79,7 @@ def test_a_killed_work_horse_is_retried(bench_and_supervisor) -> None:
     bench, process = bench_and_supervisor
     bench.enqueue("horse", held=True)
     _, horse = busy_worker(bench, process.pid, "horse")
-    bench.queue.enqueue("score", "newer", bench.write_spec("newer"), seconds=9.0)
+    bench.enqueue("newer")
     os.kill(horse, signal.SIGKILL)
     busy_worker(bench, process.pid, "horse", before=horse)
     assert bench.failed("newer") is None
@@ -168,59 +171,38 @@ def test_an_hour_between_two_clocks_takes_no_job_from_a_living_worker(
     wait_until(lambda: bench.failed("hour"))
 
 
-def test_what_others_enqueue_is_refused(bench_and_supervisor, tmp_path) -> None:
-    """RQ runs nothing but our functions on our own valid specs, and calls nothing back."""
-    from rq import Callback, Queue, Worker
-    from rq.webhook import Webhook
-
-    bench, _ = bench_and_supervisor
+def test_nothing_in_redis_names_what_a_worker_runs_or_commands_it(bench_and_supervisor, tmp_path) -> None:
+    """A job's function and callbacks are labels; RQ's commands and its suspension, which hold for all workers of a
+    server, hold for no worker of evalspan.
+    """
+    bench, process = bench_and_supervisor
     client = redis_client.connect(bench.work.redis_address)
     queue = Queue(rq_jobs.queue_name(bench.evaluation), connection=client, serializer="json")
     touched = tmp_path / "touched"
-    foreign = tmp_path / "specs" / "x.json"
-    foreign.parent.mkdir()
-    foreign.write_bytes(bench.write_spec("foreign").read_bytes())
-    link = bench.paths.specs / "link.json"
-    link.symlink_to(foreign)
-    good = str(bench.write_spec("good"))
-    attacks = [
-        queue.enqueue("os.system", f"touch {touched}"),
-        queue.enqueue("evaljobs.scoring.worker.main", ["--help"]),
-        queue.enqueue("evaljobs.scoring.worker.execute", good),  # a score spec
-        queue.enqueue(rq_jobs.SCORE, str(foreign)),
-        queue.enqueue(rq_jobs.SCORE, str(link)),
-        queue.enqueue(rq_jobs.SCORE, f"{bench.paths.specs}/../specs/../evaluation.json"),
-        queue.enqueue(rq_jobs.SCORE, "\0"),
-        queue.enqueue(rq_jobs.SCORE, [good]),
-        queue.enqueue(rq_jobs.SCORE, "x" * (1 << 22)),
-    ]
-    armed = queue.enqueue(
-        rq_jobs.SCORE,
-        str(bench.write_spec("armed")),
-        on_success=Callback("os.system"),
-        on_failure=Callback("os.system"),
-        webhooks=[Webhook("http://127.0.0.1:9/", job_status="finished")],
-    )
-    queue.connection.rpush(queue.key, "no-such-job")
-    wait_until(lambda: bench.queue.known() == ())
-    registry = queue.failed_job_registry
-    for attack in attacks:
-        assert attack.id in registry, attack
-        assert "refused" in attack.latest_result().exc_string
-    assert armed.id not in registry
-    assert bench.failed("armed") is not None  # its score was tried, and nothing else
-    assert bench.failed("foreign") is None
-    assert not touched.exists()
-    assert Worker.count(queue=queue) >= 1
+    client.set("rq:suspended", 1)
+    try:
+        calls = Callback("os.system")
+        armed = str(bench.write_spec("armed"))
+        queue.enqueue("os.system", armed, on_success=calls, on_failure=calls)
+        wait_until(lambda: bench.failed("armed"))  # its score was tried, and nothing else
+        for name in client.smembers(f"rq:workers:{queue.name}"):
+            send_shutdown_command(client, name.decode().removeprefix("rq:worker:"))
+        other = queue.enqueue("os.system", f"touch {touched}")
+        wait_until(lambda: other.id in queue.failed_job_registry)
+        assert process.poll() is None
+        assert not touched.exists()
+    finally:
+        client.delete("rq:suspended")
 
 
-def test_a_spec_that_cannot_be_read_is_an_outcome(bench_and_supervisor) -> None:
-    """A job of the evaluation whose spec is of another version fails with an outcome instead of being lost for ever."""
+def test_a_spec_that_is_not_run_ends_with_the_reason(bench_and_supervisor) -> None:
+    """One of another version."""
     bench, _ = bench_and_supervisor
-    path = bench.paths.spec("unreadable task/1")
+    path = bench.write_spec("another version")
     path.write_text('{"kind": "score", "version": 99}')
-    bench.queue.enqueue("score", "unreadable task/1", path)
-    wait_until(lambda: bench.failed("unreadable task/1"))
+    bench.queue.enqueue("another version", path)
+    wait_until(lambda: "another version" not in bench.queue.known())
+    assert list(bench.queue.failed()) == ["another version"]
 
 
 def test_no_password_on_a_command_line(bench_and_supervisor) -> None:
@@ -234,23 +216,38 @@ def test_no_password_on_a_command_line(bench_and_supervisor) -> None:
             assert password.encode() not in Path(f"/proc/{pid}/{part}").read_bytes()
 
 
-def test_enqueuing_twice_is_once_and_the_longest_go_first(shared_work: WorkPaths) -> None:
-    """A queued job is not queued again; those that take longest go first, the older of two equals; any name comes back."""
+def test_enqueuing_twice_is_once(shared_work: WorkPaths) -> None:
+    """A queued job is not queued again; any name comes back; what is removed leaves nothing."""
     bench = Bench(shared_work, f"e/{uuid.uuid4().hex}".replace("/", "_"))
     names = ["execute-mmlu_x:y-0", "score é|1", "a_5Fb"]
     for name in [*names, *names]:
         bench.enqueue(name)
-    longer = {"short": 2.5, "long": 30.0, "as long": 30.0, "longest": 700.0, "middle": 9.0}
-    for name, seconds in longer.items():
-        bench.queue.enqueue("score", name, bench.write_spec(name), seconds=seconds)
-    assert sorted(bench.queue.known()) == sorted([*names, *longer])
-    client = redis_client.connect(shared_work.redis_address)
-    waiting = client.lrange(rq_jobs.open_queue(client, bench.evaluation).key, 0, -1)
-    in_turn = [rq_jobs.job_name(bench.evaluation, i.decode()) for i in waiting]
-    assert in_turn == ["longest", "long", "as long", "middle", "short", *names]
+    assert bench.queue.known() == tuple(sorted(names))
     bench.queue.remove()
     assert bench.queue.known() == ()
-    assert not list(client.scan_iter(match=f"rq:*{bench.evaluation}*"))
+    with redis_client.connect(shared_work.redis_address) as client:
+        assert not list(client.scan_iter(match=f"rq:*{bench.evaluation}*"))
+
+
+def test_a_job_lost_between_queue_and_worker_returns(
+    shared_work: WorkPaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker that died with a job popped and not begun: the job is known all the while, and queued again once, a
+    minute after it was first seen so.
+    """
+    bench = Bench(shared_work, uuid.uuid4().hex)
+    bench.enqueue("popped")
+    client = redis_client.connect(shared_work.redis_address)
+    queue = rq_jobs.open_queue(client, bench.evaluation)
+    client.lmove(queue.key, queue.intermediate_queue_key)
+    later = now() + timedelta(minutes=2)
+    for moment, waiting in ((now(), 0), (now(), 0), (later, 1), (later, 1)):
+        monkeypatch.setattr(rq.intermediate_queue, "now", lambda moment=moment: moment)
+        bench.queue.recover()
+        assert bench.queue.known() == ("popped",)
+        assert queue.count == waiting
+    assert rq_jobs.popped_ids(queue) == []
+    bench.queue.remove()
 
 
 @pytest.mark.parametrize("late", [False, True])
@@ -258,11 +255,9 @@ def test_a_job_ended_at_its_deadline_is_not_tried_again(shared_work: WorkPaths, 
     """It would take as long again: its failure is an outcome at once. One that died in time keeps its attempts."""
     bench = Bench(shared_work, uuid.uuid4().hex)
     path = bench.write_spec("slow")
-    bench.queue.enqueue("score", "slow", path)
-    queue = rq_jobs.open_queue(
-        redis_client.connect(shared_work.redis_address), bench.evaluation, worker.MetricJob
-    )
-    made = worker.MetricWorker(queue, work_dir=shared_work.root, crew="c")
+    bench.queue.enqueue("slow", path)
+    queue = rq_jobs.open_queue(redis_client.connect(shared_work.redis_address), bench.evaluation)
+    made = worker.MetricWorker(queue)
     made._spec = ScoreSpec.model_validate_json(path.read_bytes())
     job = queue.fetch_job(rq_jobs.job_id(bench.evaluation, "slow"))
     job.started_at = now()
@@ -272,26 +267,6 @@ def test_a_job_ended_at_its_deadline_is_not_tried_again(shared_work: WorkPaths, 
     assert job.should_retry is not late
     assert (failed is not None) is late
     assert failed is None or "took longer" in failed.error
-    bench.queue.remove()
-
-
-def test_a_job_lost_between_queue_and_worker_returns(shared_work: WorkPaths) -> None:
-    """A worker that died with a job popped and not begun: the job is known all the while, and queued again once."""
-    bench = Bench(shared_work, uuid.uuid4().hex)
-    bench.enqueue("popped")
-    client = redis_client.connect(shared_work.redis_address)
-    queue = rq_jobs.open_queue(client, bench.evaluation)
-    client.lmove(queue.key, queue.intermediate_queue_key)
-
-    def back() -> bool:
-        bench.queue.recover()
-        assert bench.queue.known() == ("popped",)
-        return bool(queue.count == 1)
-
-    wait_until(back)
-    assert rq_jobs.popped_ids(queue) == []
-    bench.queue.recover()
-    assert queue.count == 1
     bench.queue.remove()
 
 
@@ -312,27 +287,6 @@ def test_what_a_wiped_redis_holds_in_part_is_no_obstacle(shared_work: WorkPaths)
     client.hset(f"rq:execution:{rq_id}:e2", "last_heartbeat", "9")
     bench.queue.remove()
     assert not list(client.scan_iter(match=f"rq:*{bench.evaluation}*"))
-
-
-def test_what_a_dead_worker_was_running_returns_at_once(shared_work: WorkPaths) -> None:
-    """The job of a worker whose parent saw it die is queued by the next look, also where its
-    work-horse died before it wrote a word; another worker's job is not.
-    """
-    bench = Bench(shared_work, uuid.uuid4().hex)
-    client = redis_client.connect(shared_work.redis_address)
-    queue = rq_jobs.open_queue(client, bench.evaluation)
-    for name, its_worker in (("dead", "host-crew-1-x"), ("alive", "host-crew-12-x")):
-        bench.enqueue(name)
-        rq_id = rq_jobs.job_id(bench.evaluation, name)
-        client.lrem(queue.key, 1, rq_id)
-        client.zadd(queue.started_job_registry.key, {f"{rq_id}:e1": 9e9})
-        record = {"worker_name": its_worker, "last_heartbeat": "9"}
-        client.hset(f"rq:execution:{rq_id}:e1", mapping=record)
-    rq_jobs.give_up(queue, "host-crew-1-")
-    bench.queue.recover()
-    assert [rq_jobs.job_name(bench.evaluation, i) for i in queue.job_ids] == ["dead"]
-    assert bench.queue.known() == ("alive", "dead")
-    bench.queue.remove()
 
 
 def test_workers_end_when_there_is_no_work(shared_work: WorkPaths) -> None:
@@ -372,7 +326,7 @@ def test_a_metric_that_ignores_signals_is_ended_from_outside_and_the_job_goes_on
     bench = Bench(shared_work, uuid.uuid4().hex)
     path = bench.write_spec("deaf", held=True, item_seconds=0.2)
     with running(bench, prefix=(sys.executable, "-c", IMPATIENT)) as process:
-        bench.queue.enqueue("score", "deaf", path)
+        bench.queue.enqueue("deaf", path)
         _, horse = busy_worker(bench, process.pid, "deaf")
         note = note_file(ScoreSpec.model_validate_json(path.read_bytes()))
         wait_until(lambda: note.exists() and note.stat().st_size == NOTE_BYTES)  # it has been blanked

@@ -314,7 +314,7 @@ def test_nodes_of_another_network_pull_shards_and_score(two_hosts, tmp_path: Pat
     code = f"""{common}
         RedisServer(work, {bind!r}).ensure()
         WorkQueue.connect(work.redis_address, "e").fill({{"a": [QueuedShard(shard="x", rank=0, seconds=1)]}}, "1")
-        MetricQueue(work.redis_address, "e").enqueue("score", "far", Path({str(bench.write_spec("far"))!r}))
+        MetricQueue(work.redis_address, "e").enqueue("far", Path({str(bench.write_spec("far"))!r}))
         print("ready", flush=True)
         input()
     """

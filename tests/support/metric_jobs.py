@@ -61,7 +61,7 @@ class Bench:
         return path
 
     def enqueue(self, name: str, *, held: bool = False) -> None:
-        self.queue.enqueue("score", name, self.write_spec(name, held=held))
+        self.queue.enqueue(name, self.write_spec(name, held=held))
 
     def read_by_job(self, name: str) -> int:
         """A descriptor for the pipe of a held job, once the job reads it: what comes before that needs Redis.
@@ -148,7 +148,7 @@ def running(bench: Bench, *more: str, prefix: tuple[str, ...] = ()) -> Iterator[
     """A supervisor with one worker; ended and reaped, children too, on leaving."""
     log = (bench.paths.logs / "worker.log").open("ab")
     argv = [*prefix, sys.executable, "-m", "evaljobs", "worker", "--queue", bench.evaluation]
-    argv += ["--redis-file", str(bench.work.redis_address), "--work-dir", str(bench.work.root), *more]
+    argv += ["--redis-file", str(bench.work.redis_address), *more]
     process = subprocess.Popen(argv, stdout=log, stderr=log, start_new_session=True)
     try:
         yield process
