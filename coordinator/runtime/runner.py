@@ -14,6 +14,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -124,17 +125,16 @@ class Running:
         for folder in paths.folders():
             make_folder(folder)
         write_atomic(paths.evaluation, record.model_dump_json(indent=1).encode())
-        journal = Journal(paths.journal)
         event = Accepted(at=clock.now(), record=record, code=version_text())
-        try:
+        with ExitStack() as opened:
+            journal = Journal(paths.journal)
+            opened.callback(journal.close)
             journal.append([event])
             state, actions = machine.start(event)
             running = cls(state, journal, performer, grace)
             running._perform(actions)
-        except BaseException:
-            journal.close()
-            raise
-        return running
+            opened.pop_all()
+            return running
 
     @classmethod
     def resume(
@@ -145,35 +145,24 @@ class Running:
         """
         path = EvaluationPaths(root).journal
         seen_at = path.stat().st_mtime if path.exists() and not ran_here else None
-        journal = Journal(path)
-        try:
-            running = cls._replayed(journal, performer, grace, seen_at)
-        except BaseException:
-            journal.close()
-            raise
-        if running is None:
-            journal.close()
-        return running
-
-    @classmethod
-    def _replayed(
-        cls, journal: Journal, performer: Performer, grace: detect.Grace, seen_at: float | None
-    ) -> Running | None:
-        state = replayed(journal.replay())
-        if state is None:
-            return None
-        if state.evaluation_id != journal.path.parent.name:
-            raise CopiedJournalError(
-                f"{journal.path} is the journal of {state.evaluation_id}, and is passed over"
-            )
-        running = cls(state, journal, performer, grace)
-        if state.ended_at is None:
-            running.make_folders()
-            clock.not_before(journal.last_at)
-            now = clock.now()
-            seen_at = None if seen_at is None else min(seen_at, now)
-            running.take([Restarted(at=now, seen_at=seen_at)])
-        return running
+        with ExitStack() as opened:
+            journal = Journal(path)
+            opened.callback(journal.close)
+            state = replayed(journal.replay())
+            if state is None:
+                return None
+            if state.evaluation_id != root.name:
+                raise CopiedJournalError(
+                    f"{path} is the journal of {state.evaluation_id}, and is passed over"
+                )
+            running = cls(state, journal, performer, grace)
+            if state.ended_at is None:
+                running.make_folders()
+                clock.not_before(journal.last_at)
+                now = clock.now()
+                running.take([Restarted(at=now, seen_at=None if seen_at is None else min(seen_at, now))])
+            opened.pop_all()
+            return running
 
     def make_folders(self) -> None:
         """The folders that jobs write to, where archiving removed them at an earlier end. OSError."""
