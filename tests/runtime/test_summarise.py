@@ -127,54 +127,34 @@ def test_after_the_last_shard_the_tail_is_left():
     assert seconds_left(state, NOW) == 30.0
 
 
-@pytest.mark.parametrize(("age", "stage"), [(0.0, "starting trials"), (WAITS_SECONDS, "waits")])
-def test_an_evaluation_whose_jobs_are_pending_waits(age, stage):
-    """After a moment: a job that was submitted just now is only starting."""
-    state = with_job(state_of(10.0), "trial", "pending", "pending")
-    assert stage_of(state, NOW + age) == stage
-    one_runs = with_job(state_of(10.0), "trial", "pending", "running")
-    assert stage_of(one_runs, NOW + age) == "starting trials"
+RUN = ("running", "running")
+STAGES = [  # shards done of two, members of the trial job, its age, the phase of each trial and of a lost one, the stage
+    (0, ("pending", "pending"), 0.0, None, "starting trials"),  # submitted just now
+    (0, ("pending", "pending"), WAITS_SECONDS, None, "waits"),
+    (0, ("pending", "running"), WAITS_SECONDS, None, "starting trials"),
+    (0, RUN, 0.0, None, "starting trials"),  # before a first shard, no queue is no inference
+    (0, RUN, 0.0, (), "starting trials"),
+    (0, RUN, 0.0, ("import",), "loading"),
+    (0, RUN, 0.0, ("load", "wait"), "loading"),
+    (0, RUN, 0.0, ("load", "infer"), "inference"),
+    (0, RUN, 0.0, ("wait",), "starting trials"),
+    (0, RUN, 0.0, ("", "", "infer"), "starting trials"),  # a trial that was lost says nothing more
+    (1, ("running",), 0.0, ("load",), "loading"),  # a second round of trials
+    (1, ("running",), 0.0, (), "inference"),
+]
 
 
-@pytest.mark.parametrize(
-    ("phases", "stage"),
-    [
-        ((), "starting trials"),
-        (("import",), "loading"),
-        (("load", "wait"), "loading"),
-        (("load", "infer"), "inference"),
-        (("wait",), "starting trials"),
-    ],
-)
-def test_trials_that_load_are_not_called_inference(phases, stage):
-    """Their queue says so; a trial that was lost says nothing more. Before a first shard, no queue is no inference."""
-    state = with_job(state_of(10.0), "trial", *["running"] * 2)
+@pytest.mark.parametrize(("done", "members", "age", "phases", "stage"), STAGES)
+def test_trials_that_wait_or_load_are_not_called_inference(done, members, age, phases, stage):
+    """Their queue says so, as far as it was read; an early trial runs before there is a shard: requests are built."""
+    state = with_job(state_of(10.0, 10.0, done=done), "trial", *members)
     names = [*state.trials.live, "lost"]
-    trials = dict(zip(names, (Progress(phase=p) for p in phases), strict=False))
+    trials = dict(zip(names, (Progress(phase=p) for p in phases or ()), strict=False))
     snapshot = QueueSnapshot(epoch="", unclaimed=1, claims={}, claimed_at={}, trials=trials)
-    assert stage_of(state, NOW, snapshot) == stage
-    assert (
-        stage_of(state, NOW, replace(snapshot, trials={"lost": Progress(phase="infer")})) == "starting trials"
-    )
-    assert stage_of(state, NOW) == "starting trials"
-
-
-def test_a_second_round_of_trials_loads_again():
-    """Also with shards done; between two rounds no trial runs."""
-    state = with_job(state_of(10.0, 10.0, done=1), "trial", "running")
-    (name,) = state.trials.live
-    snapshot = QueueSnapshot(
-        epoch="", unclaimed=1, claims={}, claimed_at={}, trials={name: Progress(phase="load")}
-    )
-    assert stage_of(state, NOW, snapshot) == "loading"
-    assert stage_of(state, NOW, replace(snapshot, trials={})) == "inference"
-
-
-def test_trials_that_load_while_requests_are_built_infer_nothing():
-    """An early trial runs before there is a shard: requests are built."""
-    state = with_job(state_of(), "trial", "running")
-    state.entries[0].status = "building"
-    assert stage_of(state, NOW) == "building requests"
+    assert stage_of(state, NOW + age, None if phases is None else snapshot) == stage
+    early = with_job(state_of(), "trial", "running")
+    early.entries[0].status = "building"
+    assert stage_of(early, NOW) == "building requests"
 
 
 def waits_of(state: State, now: float, listed: Sequence[JobState] = (), *, timed: bool = True) -> list[str]:
