@@ -145,9 +145,9 @@ def _password(file: Path | None) -> str | None:
     try:
         mode, password = file.stat().st_mode, file.read_text().strip()
     except OSError as error:
-        raise OperatorError(f"redis.password_file {file}: {error.strerror}") from error
+        raise OperatorError(f"[redis] password_file {file}: {error.strerror}") from error
     if mode & stat.S_IROTH:
-        raise OperatorError(f"redis.password_file {file}: all users may read it; type: chmod o-r {file}")
+        raise OperatorError(f"[redis] password_file {file}: all users may read it; type: chmod o-r {file}")
     return password
 
 
@@ -198,7 +198,7 @@ def _tls_files(config: Config) -> dict[str, str]:
         try:
             Path(place).open("rb").close()
         except OSError as error:
-            raise OperatorError(f"redis.{key} {place}: {error.strerror}") from error
+            raise OperatorError(f"[redis] {key} {place}: {error.strerror}") from error
         files[key] = str(place)
     return files
 
@@ -219,7 +219,7 @@ def controller_host() -> str:
         said, away = str(error), error.timed_out or ends(str(error)) == "away"
     if away:
         raise RetryError(f"{' '.join(argv)}: {said}")
-    raise OperatorError(f"{' '.join(argv)}: {said}; set redis.bind to this host's cluster address")
+    raise OperatorError(f"{' '.join(argv)}: {said}; set [redis] bind to this host's cluster address")
 
 
 def coordinator_of(config: Config) -> Coordinator:

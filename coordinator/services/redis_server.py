@@ -60,7 +60,7 @@ def binary() -> Path:
         return Path(get_binary_path())
     except ValkeyServerError as error:
         raise OperatorError(
-            f"there is no embedded Redis for this machine ({error}): give redis.url"
+            f"there is no embedded Redis for this machine ({error}): give [redis] url"
         ) from error
 
 
@@ -313,7 +313,7 @@ def _free_port(host: str) -> int:
         except OSError as error:
             raise OperatorError(
                 f"Redis cannot listen on {host}, which is no address of this host ({error.strerror}): "
-                "set redis.bind to one that compute nodes reach"
+                "set [redis] bind to one that compute nodes reach"
             ) from error
         return int(probe.getsockname()[1])
 

@@ -65,11 +65,13 @@ class RedisAddress(Kept):
         """
         parts = urllib.parse.urlsplit(url)
         if parts.query or parts.fragment:
-            raise ValueError("the Redis URL has options after its database: give redis.ca_file and the like")
+            raise ValueError(
+                "the Redis URL has options after its database: give [redis] ca_file and the like"
+            )
         if parts.scheme != "rediss" and (ca_file or cert_file or key_file):
-            raise ValueError("redis.ca_file, cert_file and key_file are for a rediss:// Redis URL")
+            raise ValueError("[redis] ca_file, cert_file and key_file are for a rediss:// Redis URL")
         if (cert_file is None) != (key_file is None):
-            raise ValueError("redis.cert_file and redis.key_file of a rediss:// Redis URL go together")
+            raise ValueError("[redis] cert_file and key_file of a rediss:// Redis URL go together")
         name = username or (urllib.parse.unquote(parts.username) if parts.username else None)
         secret = password or (urllib.parse.unquote(parts.password) if parts.password else None)
         if parts.scheme == "unix":
@@ -205,11 +207,11 @@ def explain(error: Exception, where: str) -> str:
 _CAUSES: tuple[tuple[tuple[type[Exception] | str, ...], str], ...] = (
     (
         ("NOAUTH", "Authentication required"),
-        f"needs a password: give redis.username and redis.password_file ({DOCS})",
+        f"needs a password: give [redis] username and password_file ({DOCS})",
     ),
     (
         (redis.AuthenticationError, "WRONGPASS"),
-        f"refuses our user or password: {{text}} Correct redis.username and redis.password_file ({DOCS})",
+        f"refuses our user or password: {{text}} Correct [redis] username and password_file ({DOCS})",
     ),
     (
         (redis.exceptions.NoPermissionError, "NOPERM"),
@@ -219,11 +221,11 @@ _CAUSES: tuple[tuple[tuple[type[Exception] | str, ...], str], ...] = (
     ((redis.exceptions.ReadOnlyError, "READONLY"), "is a read-only replica: give the primary's address"),
     (
         ("CERTIFICATE_VERIFY_FAILED",),
-        "shows a certificate that we cannot verify: give redis.ca_file, and in redis.url the name that it is for ({text})",
+        "shows a certificate that we cannot verify: give [redis] ca_file, and in url the name that it is for ({text})",
     ),
     (
         ("CERTIFICATE_REQUIRED", "certificate required", "EOF occurred in violation of protocol"),
-        "ends the TLS connection: does it ask for a certificate (redis.cert_file, redis.key_file)? ({text})",
+        "ends the TLS connection: does it ask for a certificate ([redis] cert_file, key_file)? ({text})",
     ),
     (
         (redis.TimeoutError,),

@@ -85,25 +85,12 @@ def test_validate_says_what_eval_would_say(folder: Path, suite: str, says: str) 
 
 def test_tasks_without_a_suite_file_are_validated_by_the_options_of_eval(folder: Path) -> None:
     """In lm_eval's spelling, too; where none is known, the line says how a task of one's own is named."""
-    done = typed(folder, "validate", "--tasks", "toy_choice", "--include_path", str(TASKS), "--limit", "4")
+    words = ("validate", "--tasks", "toy_choice", "--include_path", str(TASKS), "--limit", "4")
+    done = typed(folder, *words)
     assert done.returncode == 0, done.stderr
     assert "toy_choice-limit4 is valid" in done.stdout
     assert done.stderr.startswith("asking lm-eval for the suite's tasks\n"), "a sign of life in a pipe"
-    assert (
-        "toy_choice-limit4-fast is valid"
-        in typed(
-            folder,
-            "validate",
-            "--tasks",
-            "toy_choice",
-            "--include_path",
-            str(TASKS),
-            "--limit",
-            "4",
-            "--mode",
-            "fast",
-        ).stdout
-    )
+    assert "toy_choice-limit4-fast is valid" in typed(folder, *words, "--mode", "fast").stdout
     done = typed(folder, "validate", "--tasks", "toy_choice")
     assert done.returncode == 2
     assert done.stderr.rstrip().endswith("; a task of your own: --include-path FOLDER, or name its YAML file")
@@ -146,16 +133,8 @@ def test_validate_takes_a_checkpoint_that_eval_would_convert(folder: Path, tmp_p
     (tmp_path / "model.pt").write_bytes(b"weights")
     text = config_text() + '\n[checkpoint]\nconvert = "python c.py {src} {dst}"\n'
     (tmp_path / "raw.toml").write_text(text)
-    made = (
-        "validate",
-        "--suite",
-        "toys.toml",
-        "--tokenizer",
-        str(tmp_path),
-        "--config",
-        str(tmp_path / "raw.toml"),
-    )
-    done = typed(folder, *made)
+    raw = ("--tokenizer", str(tmp_path), "--config", str(tmp_path / "raw.toml"))
+    done = typed(folder, "validate", "--suite", "toys.toml", *raw)
     assert done.returncode == 0, done.stderr
     assert "the checkpoint" not in done.stdout
 

@@ -35,6 +35,14 @@ def _program(folder: Path) -> tuple[Path, Path]:
     return program, log
 
 
+def _called(script: str, *words: str | Path, folder: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    argv = ["bash", SCRIPTS / script, *words]
+    there = {**os.environ, **env}
+    return subprocess.run(
+        argv, cwd=folder, env=there, capture_output=True, text=True, timeout=120, check=False
+    )
+
+
 def _train(folder: Path, program: Path, *command: str) -> subprocess.Popen[bytes]:
     argv = ["bash", SCRIPTS / "train-with-eval.sbatch", folder / "ckpt", "core", "--", *command]
     return subprocess.Popen(argv, cwd=folder, env={**os.environ, "EVALSPAN_BIN": str(program)})
@@ -86,10 +94,8 @@ def _slurm(folder: Path) -> tuple[dict[str, str], Path]:
 def test_what_is_open_when_training_ends_is_finished_by_a_job_of_its_own(tmp_path, finish):
     """A daemon that ends when it is idle, with the user's options, and told of the folder; or none, where asked so."""
     env, called = _slurm(tmp_path)
-    argv = ["bash", SCRIPTS / "train-with-eval.sbatch", tmp_path / "ckpt", "core", "--", "false"]
-    done = subprocess.run(
-        argv, cwd=tmp_path, env={**env, "EVALSPAN_FINISH": finish}, timeout=120, check=False
-    )
+    words = (tmp_path / "ckpt", "core", "--", "false")
+    done = _called("train-with-eval.sbatch", *words, folder=tmp_path, **env, EVALSPAN_FINISH=finish)
     assert done.returncode == 1, "training's own"
     if finish == "no":
         assert not called.exists()
@@ -188,16 +194,8 @@ def test_a_daemon_near_its_time_limit_submits_its_successor_before_it_ends(tmp_p
 @pytest.mark.parametrize("script", ["evaluate.sbatch", "evalspan-daemon.sbatch"])
 def test_a_job_without_evalspan_ends_at_once_and_says_what_to_set(tmp_path, script):
     env, called = _slurm(tmp_path)
-    missing = tmp_path / "no" / "evalspan"
-    done = subprocess.run(
-        ["bash", SCRIPTS / script, "ckpt", "core"],
-        cwd=tmp_path,
-        env={**env, "EVALSPAN_BIN": str(missing)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    missing = str(tmp_path / "no" / "evalspan")
+    done = _called(script, "ckpt", "core", folder=tmp_path, **env | {"EVALSPAN_BIN": missing})
     assert done.returncode == 2
     assert f"this job finds no {missing}: set EVALSPAN_BIN=" in done.stderr
     assert not called.exists()
@@ -212,15 +210,8 @@ def test_a_daemon_that_dies_is_queued_again_unless_it_never_ran_or_the_settings_
     """After its first minute any end but 2 is made up for; the exit code is kept where it is not."""
     env, called = _slurm(tmp_path)
     (tmp_path / "evalspan").write_text(f"#!/bin/bash\nexit {code}\n")
-    done = subprocess.run(
-        ["bash", SCRIPTS / "evalspan-daemon.sbatch"],
-        cwd=tmp_path,
-        env={**env, "SECONDS": str(seconds)},  # bash counts on from there
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    # bash counts SECONDS on from there
+    done = _called("evalspan-daemon.sbatch", folder=tmp_path, **env, SECONDS=str(seconds))
     assert called.exists() == again
     if again:
         assert called.read_text() == "scontrol\nrequeue\n7\n"
@@ -230,11 +221,9 @@ def test_a_daemon_that_dies_is_queued_again_unless_it_never_ran_or_the_settings_
 
 
 @pytest.mark.parametrize("script", ["evaluate.sbatch", "train-with-eval.sbatch"])
-def test_a_wrong_call_says_how_to_call(script):
+def test_a_wrong_call_says_how_to_call(tmp_path, script):
     """Exit code 2 and the usage, before anything runs."""
-    done = subprocess.run(
-        ["bash", SCRIPTS / script], capture_output=True, text=True, timeout=120, check=False
-    )
+    done = _called(script, folder=tmp_path)
     assert done.returncode == 2
     assert "usage: sbatch" in done.stderr
 
@@ -335,13 +324,3 @@ def test_the_daemon_as_a_job_of_an_ordinary_user(site, tiny_model_dir):
     site.run_as_user(["scancel", second], check=True)
     wait_until(lambda: state(site, second) == "CANCELLED", "the second daemon has ended")
     wait_until(lambda: not site.job_pids(second), "its processes are gone")
-
-
-def test_a_daemons_job_that_finds_no_evalspan_says_what_to_set(tmp_path):
-    env = {**os.environ, "EVALSPAN_BIN": str(tmp_path / "none")}
-    argv = ["bash", SCRIPTS / "evalspan-daemon.sbatch"]
-    done = subprocess.run(
-        argv, env=env, cwd=tmp_path, timeout=60, check=False, capture_output=True, text=True
-    )
-    assert done.returncode == 2
-    assert "set EVALSPAN_BIN=" in done.stderr
