@@ -13,9 +13,10 @@ import logging
 import re
 import subprocess
 import threading
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
+from queue import Empty, Queue
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
@@ -132,10 +133,8 @@ class Notifier:
             self._sinks.append(lambda body: _post(webhook, body))
         self._over = threading.Event()
         self._pause = pause or self._over.wait
-        self._waiting: deque[tuple[Callable[[], Iterable[News]], Callable[[], None]]] = deque()
-        self._more = threading.Condition()
+        self._waiting: Queue[tuple[Callable[[], Iterable[News]], Callable[[], None]]] = Queue(MOST_WAITING)
         self._thread: threading.Thread | None = None
-        self._sending = False
 
     @property
     def wanted(self) -> bool:
@@ -148,29 +147,25 @@ class Notifier:
         """
         if not self._sinks:
             return
-        with self._more:
-            if len(self._waiting) >= MOST_WAITING:
-                self._waiting.popleft()[1]()
+        with suppress(Empty):
+            while self._waiting.full():
+                self._waiting.get_nowait()[1]()
+                self._waiting.task_done()
                 log.warning("[notify]: more than %d news wait; the oldest is dropped", MOST_WAITING)
-            self._waiting.append((make, settled))
-            self._more.notify()
+        self._waiting.put((make, settled))
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="news", daemon=True)
             self._thread.start()
 
     def finish(self, seconds: float) -> None:
         """Wait at most `seconds` for what is left to be sent; the thread then ends with the process."""
-        with self._more:
-            self._more.wait_for(lambda: not self._waiting and not self._sending, seconds)
+        with self._waiting.all_tasks_done:
+            self._waiting.all_tasks_done.wait_for(lambda: not self._waiting.unfinished_tasks, seconds)
         self._over.set()
 
     def _work(self) -> None:
         while True:
-            with self._more:
-                self._sending = False
-                self._more.notify_all()
-                self._more.wait_for(lambda: bool(self._waiting))
-                (make, settled), self._sending = self._waiting.popleft(), True
+            make, settled = self._waiting.get()
             try:
                 cut = any(not self._send(sink, news) for news in make() for sink in self._sinks)
             except Exception:
@@ -179,6 +174,7 @@ class Notifier:
             if cut:
                 return
             settled()
+            self._waiting.task_done()
 
     def _send(self, sink: Callable[[bytes], None], news: News) -> bool:
         """Send, or give up after TRIES. False: the daemon ends before."""

@@ -22,15 +22,15 @@ from coordinator.evaluation.state import State
 from coordinator.page import evaluation, samples, training
 from coordinator.report.comparisons import comparison, heads_of
 from coordinator.report.learning_curves import Point
-from coordinator.report.load_series import point_of
+from coordinator.report.load_series import point_of, sample_file
 from coordinator.runtime.finalize import results_in_files, results_of
 from coordinator.runtime.journal import has_other_format, read_events
 from coordinator.runtime.replay import find_evaluation
 from coordinator.runtime.summaries import find_folder, find_record
 from coordinator.runtime.summarise import summary_now
 from coordinator.runtime.summary import Halt, Summary, ended
-from evaljobs.contract.folded import exists, files_in, open_file, read_bytes
-from evaljobs.contract.paths import EvaluationPaths, WorkPaths, slug
+from evaljobs.contract.folded import exists, open_file, read_bytes
+from evaljobs.contract.paths import EvaluationPaths, WorkPaths
 
 # fields of a summary in the list of evaluations
 SUMMARY = {
@@ -56,8 +56,8 @@ Find = Callable[[Config, str], tuple[State, EvaluationPaths, list[AnyEvent]]]
 def of_evaluation(settings: Config, name: str, find: Find = find_evaluation) -> Contents:
     """One evaluation, also while it runs. OperatorError where there is none of that name, or several."""
     data, paths, results = evaluation_and_results(settings, name, find)
-    files = dict(_sample_files(paths, results))
-    index, blocks = samples.blocks_of({task: _lines(file) for task, file in files.items()})
+    files = _sample_files(paths, results).items()
+    index, blocks = samples.blocks_of({task: _lines(file) for task, file in files})
     more = {"logs": _logs(paths, data["notes"]), "samples": index}
     return _made(data["report"]["evaluation_id"], data | more, blocks)
 
@@ -92,7 +92,7 @@ def of_comparison(settings: Config, names: Sequence[str]) -> Contents:
     indexes: list[dict[str, Any]] = []
     blocks: dict[str, bytes] = {}
     for side, i in (("first", 0), ("last", -1)):
-        lines = {task: _lines(file) for task, file in _sample_files(folders[i], columns[i])}
+        lines = {task: _lines(file) for task, file in _sample_files(folders[i], columns[i]).items()}
         index, packed = samples.blocks_of(lines, samples.MOST_BYTES // 2)
         indexes.append({row["task"]: {**row, "block": f"{side}-{row['block']}"} for row in index})
         blocks |= {f"{side}-{name}": block for name, block in packed.items()}
@@ -155,10 +155,9 @@ def _made(title: str, data: Mapping[str, Any], blocks: Mapping[str, bytes] | Non
     return Contents(title, {**data, "made_at": time.time(), "version": version}, dict(blocks or {}))
 
 
-def _sample_files(paths: EvaluationPaths, results: Mapping[str, Any]) -> Iterator[tuple[str, Path]]:
-    for task in results.get("n-samples", {}):
-        for file in files_in(paths.samples, f"samples_{slug(task)}_[0-9][0-9][0-9].jsonl")[:1]:
-            yield task, file
+def _sample_files(paths: EvaluationPaths, results: Mapping[str, Any]) -> dict[str, Path]:
+    found = {task: sample_file(paths, task) for task in results.get("n-samples", {})}
+    return {task: file for task, file in found.items() if file is not None}
 
 
 def _lines(file: Path) -> Iterator[str]:

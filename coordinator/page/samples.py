@@ -38,28 +38,24 @@ def _fitting(lines: Iterable[str], share: int) -> tuple[bytes, dict[str, int]]:
     A document has a line for each filter.
     """
     kept: list[list[Any]] = []
-    size, broken, full = 0, 0, False
-    documents: set[str] = set()
     chunk: list[list[Any]] = []
-    for line in lines:
-        if not line.strip():
-            continue
+    documents: set[str] = set()
+    size = broken = 0
+    for line in filter(str.strip, lines):
         try:
             row = sample_row(json.loads(line))
         except (ValueError, AttributeError, TypeError):  # cut short, or no sample
             broken += 1
             continue
         documents.add(str(row[0]))
-        if full:
+        if size > share:
             continue
         chunk.append(row)
         if len(chunk) == CHUNK:
             size += len(_packed(chunk))
-            full = size > share
-            if not full:
-                kept += chunk
+            kept += chunk if size <= share else []
             chunk = []
-    if chunk and not full and size + len(_packed(chunk)) <= share:
+    if size + len(_packed(chunk)) <= share:
         kept += chunk
     shown = len({str(row[0]) for row in kept})
     return _packed(kept), {"samples": shown, "of": len(documents), "broken": broken}

@@ -23,7 +23,8 @@ from coordinator.evaluation.records import EvaluationRecord
 from coordinator.intake import places
 from coordinator.report.learning_curves import Point, scores_of
 from coordinator.report.measurements import Report
-from evaljobs.contract.paths import EvaluationPaths
+from evaljobs.contract.folded import files_in
+from evaljobs.contract.paths import EvaluationPaths, slug
 
 log = logging.getLogger(__name__)
 
@@ -79,14 +80,8 @@ def point_of(paths: EvaluationPaths, record: EvaluationRecord) -> Point:
             f"{paths.root}: its report or results cannot be read: {error} (without a report.json, scores are shown and "
             "costs are not: move a damaged one away)"
         ) from error
-    return Point(
-        status=report.status,
-        makespan_seconds=report.makespan_seconds,
-        paused_seconds=report.paused_seconds,
-        gpu_seconds=report.gpu_seconds,
-        scores=scores_of(results),
-        **known,
-    )
+    measured = report.model_dump(include={"status", "makespan_seconds", "paused_seconds", "gpu_seconds"})
+    return Point(scores=scores_of(results), **known | measured)
 
 
 def _known(record: EvaluationRecord) -> dict[str, Any]:
@@ -98,6 +93,11 @@ def _known(record: EvaluationRecord) -> dict[str, Any]:
         "mode": record.suite.mode or "exact",
         "accepted_at": record.accepted_at,
     }
+
+
+def sample_file(paths: EvaluationPaths, task: str) -> Path | None:
+    """lm-eval's samples of a task, loose or archived; None where it was not scored."""
+    return next(iter(files_in(paths.samples, f"samples_{slug(task)}_[0-9][0-9][0-9].jsonl")), None)
 
 
 def points(work_dir: Path, selector: str, suite: str | None = None) -> list[Point]:

@@ -7,16 +7,17 @@ document. Documents are matched by number, so both evaluations must be of the sa
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from coordinator.report.learning_curves import scores_of
+from coordinator.report.load_series import sample_file
 from coordinator.report.tables import Sheet
-from evaljobs.contract.folded import files_in, open_file
-from evaljobs.contract.paths import EvaluationPaths, slug
+from evaljobs.contract.folded import open_file
+from evaljobs.contract.paths import EvaluationPaths
 from evaljobs.contract.specs import Record
 
 GENERATES = "generate_until"  # lm-eval's output type
@@ -106,13 +107,11 @@ def _likelihoods(resps: Sequence[Any]) -> list[float]:
 
 def _samples(paths: EvaluationPaths, task: str) -> dict[tuple[int, str], Mapping[str, Any]]:
     """(document, filter) -> sample. No samples where the task has not been scored."""
-    return {(int(s["doc_id"]), str(s.get("filter", ""))): s for s in _lines(paths, task)}
-
-
-def _lines(paths: EvaluationPaths, task: str) -> Iterator[Mapping[str, Any]]:
-    for file in files_in(paths.samples, f"samples_{slug(task)}_[0-9][0-9][0-9].jsonl")[:1]:
-        with open_file(file) as lines:
-            yield from map(json.loads, lines)
+    file = sample_file(paths, task)
+    if file is None:
+        return {}
+    with open_file(file) as lines:
+        return {(int(s["doc_id"]), str(s.get("filter", ""))): s for s in map(json.loads, lines)}
 
 
 def show(console: Console, made: ModeCheck) -> None:

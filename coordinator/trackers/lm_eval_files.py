@@ -19,8 +19,9 @@ from typing import Any
 
 from coordinator.errors import OperatorError
 from coordinator.evaluation.records import EvaluationRecord
+from coordinator.report.load_series import sample_file
 from coordinator.report.measurements import Report
-from evaljobs.contract.folded import files_in, read_bytes
+from evaljobs.contract.folded import read_bytes
 from evaljobs.contract.paths import EvaluationPaths, slug
 from evaljobs.contract.storage import FrameError, read_plain, write_atomic
 from evaljobs.staging.fingerprint import HEADER_LIMIT
@@ -57,7 +58,7 @@ def write(evaluation: Path, out: Path) -> list[Path]:
     )
     hashes, written = {}, []
     for task in sorted(results.get("configs", {})):
-        for source in files_in(paths.samples, f"samples_{slug(task)}_[0-9][0-9][0-9].jsonl")[:1]:
+        if (source := sample_file(paths, task)) is not None:
             text = read_bytes(source)
             hashes[task] = _task_hash(text)
             written.append(folder / f"samples_{plain_name(task)}_{date}.jsonl")

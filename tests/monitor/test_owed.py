@@ -18,6 +18,7 @@ from support.simulated.parts import Faults
 from support.simulated.world import World
 
 from coordinator.config.schema import Config, NotifyConfig
+from coordinator.errors import OperatorError
 from coordinator.monitor.watch import Monitor
 from coordinator.runtime.summarise import summary_of
 from evaljobs.contract.paths import WorkPaths
@@ -37,17 +38,6 @@ def _told(file: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
 
-def _site(folder: Path, notify: str) -> tuple[Callable[..., list[str | Path]], Path]:
-    """(a command line of evalspan on this work folder, a checkpoint). `notify`: a line of [notify]."""
-    config = folder / "evalspan.toml"
-    config.write_text(
-        f'work_dir = "{folder / "work"}"\n[cluster]\nkind = "local"\nslots = 1\n[trial]\ndevice = "cpu"\n'
-        f'[watch]\nroots = ["{folder}"]\n[notify]\n{notify}\n'
-    )
-    checkpoint = make_checkpoint(folder / "step-7", shards=1, size=100, seed=0)
-    return lambda *words: [sys.executable, "-m", "coordinator", *words, "--config", config], checkpoint
-
-
 def test_an_end_is_told_after_a_restart_where_the_daemon_died_before_its_news_were_sent(tmp_path: Path):
     """The command of the first daemon kills it, between the evaluation's end and the delivery."""
     work, told, killer = tmp_path / "work", tmp_path / "told", tmp_path / "killer"
@@ -55,7 +45,16 @@ def test_an_end_is_told_after_a_restart_where_the_daemon_died_before_its_news_we
     tell.write_text(
         f"[ ! -e {killer} ] || {{ rm {killer}; kill -9 $PPID; exit 1; }}\ncat >> {told}; echo >> {told}\n"
     )
-    evalspan, checkpoint = _site(tmp_path, f'command = ["sh", "{tell}"]')
+    config = tmp_path / "evalspan.toml"
+    config.write_text(
+        f'work_dir = "{work}"\n[cluster]\nkind = "local"\nslots = 1\n[trial]\ndevice = "cpu"\n'
+        f'[watch]\nroots = ["{tmp_path}"]\n[notify]\ncommand = ["sh", "{tell}"]\n'
+    )
+    checkpoint = make_checkpoint(tmp_path / "step-7", shards=1, size=100, seed=0)
+
+    def evalspan(*words: str | Path) -> list[str | Path]:
+        return [sys.executable, "-m", "coordinator", *words, "--config", config]
+
     killer.touch()
     subprocess.run(evalspan("submit", checkpoint, "--suite", "quickstart"), check=True, capture_output=True)
     first = subprocess.Popen(evalspan("daemon"), stderr=subprocess.DEVNULL)
@@ -79,33 +78,25 @@ def test_an_end_is_told_after_a_restart_where_the_daemon_died_before_its_news_we
 
 
 def test_the_address_of_a_webhook_stands_in_no_log_where_its_server_refuses_the_news(
-    tmp_path: Path, hook: Hook
+    tmp_path: Path, hook: Hook, caplog: pytest.LogCaptureFixture
 ):
-    """Slack's form of address, whose path is the secret. A 403 is final: the news is posted once."""
+    """Slack's form of address, whose path is the secret, in a file that others may not read. A 403 is final: one post."""
     secret, address = "T000/B000/XXXX", tmp_path / "webhook.url"
     hook.answers = [403]
     address.write_text(hook.url.replace("/hook", f"/services/{secret}\n"))
-    address.chmod(0o600)
-    evalspan, checkpoint = _site(tmp_path, f'webhook_file = "{address}"')
+    config = Config(work_dir=tmp_path, notify=NotifyConfig(webhook_file=address))
+    tmp_path.chmod(0o700)
     address.chmod(0o644)
-    refused = subprocess.run(evalspan("daemon"), check=False, capture_output=True, text=True)
-    assert (refused.returncode, secret in refused.stderr) == (2, False)
-    assert f"chmod 600 {address}" in refused.stderr
+    with pytest.raises(OperatorError, match=f"chmod 600 {address}") as refused:
+        Monitor(config)
     address.chmod(0o600)
-    subprocess.run(evalspan("submit", checkpoint, "--suite", "quickstart"), check=True, capture_output=True)
-    with (tmp_path / "log").open("w") as log:
-        daemon = subprocess.Popen(evalspan("daemon"), stderr=log, stdout=log)
-    try:
-        _until(lambda: list((tmp_path / "work").glob("step-7-*/journal.jsonl")), daemon)
-        (found,) = (tmp_path / "work").glob("step-7-*/journal.jsonl")
-        subprocess.run(evalspan("cancel", found.parent.name), check=True, capture_output=True)
-        _until(lambda: "is given up" in (tmp_path / "log").read_text(), daemon)
-        daemon.terminate()
-        daemon.wait(SECONDS)
-    finally:
-        daemon.kill()
-    said = (tmp_path / "log").read_text()
-    assert "the webhook at 127.0.0.1 answered 403" in said
+    world, monitor = World(0, Faults()), Monitor(config)
+    world.run()
+    monitor.tick(_coordinator(world), 0, [summary_of(world.state, world.now)])
+    _until(lambda: "is given up" in caplog.text)
+    monitor.close()
+    assert "the webhook at 127.0.0.1 answered 403" in caplog.text
+    said = caplog.text + str(refused.value)
     assert not any(part in said for part in (secret, "T000", "XXXX", "/services"))
     assert len(hook.paths) == 1
 

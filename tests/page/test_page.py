@@ -77,9 +77,6 @@ def test_a_page_loads_nothing_from_outside_and_runs_its_own_script_alone():
     assert [tag for tag, _ in made.tags if tag in ("img", "iframe", "object", "link")] == [
         "link"
     ]  # the empty icon
-
-
-def test_the_code_of_a_page_is_small():
     assert len(page("", {"kind": "training", "trainings": []})) < MOST_CODE
 
 
@@ -159,15 +156,14 @@ def test_a_broken_line_costs_itself_alone_and_a_document_of_two_filters_counts_o
     assert len(json.loads(gzip.decompress(blocks["samples-0"]))) == 4
 
 
-def test_an_answer_that_a_filter_left_as_a_list_of_one_is_shown_as_it_is():
+def test_an_answer_is_shown_as_it_is_unless_it_is_a_megabyte():
+    """A filter may have left it as a list of one; a long one is cut with a word."""
     row = sample_row({"resps": [["def f():\n"]], "filtered_resps": [["    return 1\n"]]})
     assert (row[3], row[4]) == (["def f():\n"], ["    return 1\n"])
-
-
-def test_a_megabyte_of_answer_is_cut_with_a_word():
     _, blocks = blocks_of({"t": _samples(1, "A" * 1_000_000)})
-    assert len(gzip.decompress(blocks["samples-0"])) < 30_000
-    assert b"characters left out" in gzip.decompress(blocks["samples-0"])
+    text = gzip.decompress(blocks["samples-0"])
+    assert len(text) < 30_000
+    assert b"characters left out" in text
 
 
 def test_trainings_of_a_page_are_the_folders_of_checkpoints():
@@ -226,22 +222,9 @@ def test_short_names_are_unique(folders: list[str]):
 
 
 def test_report_and_compare_write_pages(tmp_path: Path):
-    work = two_trainings(tmp_path / "work")
-    out = tmp_path / "p.html"
-    run = CliRunner()
-    made = run.invoke(app, ["report", "--series", "/runs/*/*", "--work-dir", str(work), "--html", str(out)])
+    work, out = two_trainings(tmp_path / "work"), tmp_path / "p.html"
+    words = ["report", "--series", "/runs/*/*", "--work-dir", str(work), "--html"]
+    made = CliRunner().invoke(app, [*words, str(out)])
     assert made.exit_code == 0, made.output
     assert '"kind":"training"' in out.read_text()
-    refused = run.invoke(
-        app,
-        [
-            "report",
-            "--series",
-            "/runs/*/*",
-            "--work-dir",
-            str(work),
-            "--html",
-            str(tmp_path / "no" / "p.html"),
-        ],
-    )
-    assert refused.exit_code != 0
+    assert CliRunner().invoke(app, [*words, str(tmp_path / "no" / "p.html")]).exit_code != 0

@@ -97,6 +97,7 @@ def test_a_training_is_shown_as_page_and_as_data_and_no_file_changes(served: Ser
 
 
 def test_a_unix_socket_is_the_users_alone_and_is_removed(work: Path, tmp_path: Path):
+    """Also that of a server that was killed. A port beside it is refused."""
     place = tmp_path / "s"
     with socket.socket(socket.AF_UNIX) as killed:
         killed.bind(str(place))  # of a server that was killed
@@ -110,6 +111,9 @@ def test_a_unix_socket_is_the_users_alone_and_is_removed(work: Path, tmp_path: P
         link.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
         assert link.recv(100).startswith(b"HTTP/1.1 200")
     end(process)
+    assert not place.exists()
+    beside = start("--work-dir", str(work), "--unix", str(place), "--port", "8421")
+    assert beside.wait(SECONDS) == 2
     assert not place.exists()
 
 
@@ -225,12 +229,6 @@ def test_a_connection_without_a_request_is_ended_and_the_end_of_the_server_is_qu
             assert silent.recv(100) == b""
         assert found.get("/")[0] == 200
         assert end(found.process) == ""
-
-
-def test_a_port_beside_a_unix_socket_is_refused(work: Path, tmp_path: Path):
-    process = start("--work-dir", str(work), "--unix", str(tmp_path / "s"), "--port", "8421")
-    assert process.wait(SECONDS) == 2
-    assert not (tmp_path / "s").exists()
 
 
 def test_a_look_at_thousands_of_ended_evaluations_costs_as_much_as_one_at_those_that_run(
