@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import redis
+from pydantic import BaseModel
 
 from evaljobs.queue import lua, redis_client
 from evaljobs.queue.redis_client import QueueUnavailable, RedisAddress, explained, once_more
@@ -46,8 +47,7 @@ class Claim:
     shard: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
+class Progress(BaseModel, frozen=True):
     """A trial's state. Times are unix seconds of the Redis host; `progress_at` is the last change."""
 
     phase: str = ""
@@ -270,16 +270,7 @@ def _chunks(shards: Sequence[QueuedShard]) -> Iterator[list[str]]:
 
 
 def _progress(fields: dict[str, Any]) -> Progress:
-    return Progress(
-        phase=str(fields.get("phase", "")),
-        shard=fields.get("shard") or None,
-        batches_done=int(fields.get("batches_done", 0)),
-        batches=int(fields.get("batches", 0)),
-        shards_done=int(fields.get("shards_done", 0)),
-        response_bytes=int(fields.get("response_bytes", 0)),
-        beat_at=float(fields.get("beat_at", 0.0)),
-        progress_at=float(fields.get("progress_at", 0.0)),
-    )
+    return Progress.model_validate({**fields, "shard": fields.get("shard") or None})
 
 
 def _text(value: bytes | str) -> str:

@@ -8,7 +8,6 @@ caller's `run` returns the verdicts: `run_programs`, a look-up of earlier ones b
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -39,34 +38,27 @@ class CodeEval:
         tasks have samples for) and {task: [(candidate, {"task_id", "passed", "result",
         "completion_id"})]}.
         """
-        tests, candidates = list(references or ()), [list(c) for c in predictions or ()]
-        programs = self.programs(tests, candidates, timeout)
-        distinct = list({program.id: program for program in programs}.values())
-        verdicts = {v.id: v for v in self.run(distinct)}
-        results: CodeEvalResults = defaultdict(list)
-        places = ((task, number) for task, texts in enumerate(candidates) for number in range(len(texts)))
-        for (task, number), program in zip(places, programs, strict=True):
-            verdict = verdicts[program.id]
-            words = {"pass": "passed", "timeout": "timed out"}
-            record = {
-                "task_id": task,
-                "passed": verdict.verdict == "pass",
-                "result": words.get(verdict.verdict, f"failed: {verdict.reason or verdict.verdict}"),
-                "completion_id": number,
-            }
-            results[task].append((number, record))
+        tasks = [
+            [plain_program(candidate, test, timeout) for candidate in texts]
+            for test, texts in zip(references or (), predictions or (), strict=False)
+        ]
+        distinct = {program.id: program for programs in tasks for program in programs}
+        verdicts = {v.id: v for v in self.run(list(distinct.values()))}
+        results = {
+            task: [(number, _record(task, number, verdicts[p.id])) for number, p in enumerate(programs)]
+            for task, programs in enumerate(tasks)
+        }
         return pass_at_k(results, k), results
 
-    @staticmethod
-    def programs(
-        references: Sequence[str], predictions: Sequence[Sequence[str]], timeout: float
-    ) -> list[Program]:
-        """The programs of a call, task by task; equal ones have equal ids."""
-        return [
-            plain_program(candidate, test, timeout)
-            for test, texts in zip(references, predictions, strict=False)
-            for candidate in texts
-        ]
+
+def _record(task: int, number: int, verdict: Verdict) -> dict[str, Any]:
+    words = {"pass": "passed", "timeout": "timed out"}
+    return {
+        "task_id": task,
+        "passed": verdict.verdict == "pass",
+        "result": words.get(verdict.verdict, f"failed: {verdict.reason or verdict.verdict}"),
+        "completion_id": number,
+    }
 
 
 def plain_program(candidate: str, reference: str, timeout: float = 3.0) -> Program:

@@ -10,8 +10,7 @@ import enum
 import hashlib
 import json
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 MAX_JOB_BYTES: Final = 32 << 20
@@ -72,8 +71,7 @@ class Verdict:
 
     def line(self) -> str:
         """The verdict as one line of JSON, without its line end."""
-        record = {name: getattr(self, name) for name in ("id", "verdict", "seconds", "isolation", "reason")}
-        return json.dumps(record)
+        return json.dumps(asdict(self))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,60 +132,45 @@ def jobs(program: Program) -> list[Job]:
         test = program.test if program.test is not None else "\n".join(program.test_list or ())
         call = f"\ncheck({program.entry_point})" if program.entry_point is not None else ""
         tasks = [{"source": f"{source}\n{test}{call}"}]
-    return [_job(program, json.dumps(task).encode()) for task in tasks]
-
-
-def _job(program: Program, body: bytes) -> Job:
-    if len(body) > MAX_JOB_BYTES:
+    bodies = [json.dumps(task).encode() for task in tasks]
+    if max(map(len, bodies), default=0) > MAX_JOB_BYTES:
         raise ValueError(f"a program and its test are limited to {MAX_JOB_BYTES} bytes")
-    return Job(
-        body=body,
-        timeout_seconds=program.timeout_seconds,
-        memory_mib=program.memory_mib,
-        numpy=b"numpy" in body,
-    )
+    seconds, mib = program.timeout_seconds, program.memory_mib
+    return [
+        Job(body=body, timeout_seconds=seconds, memory_mib=mib, numpy=b"numpy" in body) for body in bodies
+    ]
 
 
 # --- lines → programs -------------------------------------------------------------------------------------------------
 
-_KINDS: Final = {  # of a field's JSON values; null stands for a field that is not there
-    **dict.fromkeys(
-        ("id", "prompt", "completion", "code", "test_setup_code", "entry_point", "test"), "a text"
-    ),
-    **dict.fromkeys(("timeout_seconds", "memory_mib"), "a number"),
-    **dict.fromkeys(("stdin", "stdout"), "a text or a list of texts"),
-    "test_list": "a list of texts",
+_KINDS: Final[
+    dict[str, Any]
+] = {  # types of a field's JSON values, lists as tuples; texts where it is not named here
+    "timeout_seconds": (int, float),
+    "memory_mib": int,
+    "test_list": tuple,
+    "stdin": (str, tuple),
+    "stdout": (str, tuple),
 }
 
 
 def parse_line(line: bytes, number: int) -> Program | Verdict:
-    """One line of a file of programs (UTF-8 JSON), or a refused Verdict with its number."""
+    """One line of a file of programs (UTF-8 JSON; null for a field that is not there), or a refused Verdict."""
     name = f"line-{number}"
     try:
-        record = json.loads(line)
-    except (ValueError, RecursionError, MemoryError) as error:
-        return refused(name, f"not a JSON object: {type(error).__name__}")
-    if not isinstance(record, dict):
-        return refused(name, "not a JSON object")
-    if isinstance(record.get("id"), (str, int)) and len(str(record["id"])) < 1000:
-        name = str(record["id"])
-    try:
+        record = {key: value for key, value in json.loads(line).items() if value is not None}
+        name = str(record.get("id", name))[:1000]
         program = Program(**_fields({**record, "id": name}))
-    except (TypeError, ValueError, OverflowError) as error:
-        return refused(name, str(error))
-    return refused(name, wrong) if (wrong := problem(program)) else program
+        wrong = problem(program)
+    except (ValueError, TypeError, AttributeError, RecursionError, MemoryError, OverflowError) as error:
+        return refused(name, f"no program: {error or type(error).__name__}")
+    return refused(name, wrong) if wrong else program
 
 
-def _fields(record: Mapping[str, Any]) -> dict[str, Any]:
-    fields: dict[str, Any] = {}
-    for key, kind in _KINDS.items():
-        value = record.get(key)
-        if isinstance(value, str) and kind.startswith("a text"):
-            fields[key] = value
-        elif isinstance(value, list) and kind.endswith("texts") and all(isinstance(v, str) for v in value):
-            fields[key] = tuple(value)
-        elif isinstance(value, int | float) and kind == "a number" and not isinstance(value, bool):
-            fields[key] = int(value) if key == "memory_mib" else float(value)
-        elif value is not None:
-            raise TypeError(f"{key} must be {kind}")
-    return fields
+def _fields(record: dict[str, Any]) -> dict[str, Any]:
+    fields = {key: tuple(v) if isinstance(v, list) else v for key, v in record.items()}
+    for key in (known := fields.keys() & Program.__dataclass_fields__.keys()):
+        texts = fields[key] if isinstance(fields[key], tuple) else ()
+        if not isinstance(fields[key], _KINDS.get(key, str)) or not all(isinstance(v, str) for v in texts):
+            raise TypeError(f"{key} is of another type")
+    return {key: fields[key] for key in known}

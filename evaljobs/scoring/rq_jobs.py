@@ -21,7 +21,7 @@ FUNCTION = "evaljobs.scoring.worker.run_spec"
 
 # seconds between two signs of a busy worker; a job is queued again HEARTBEAT_TTL seconds after its worker's last sign
 HEARTBEAT_SECONDS = 2
-HEARTBEAT_TTL = 10
+HEARTBEAT_TTL = 8
 RECOVER_SECONDS = 2.0  # between two looks for such jobs: with HEARTBEAT_TTL, recovery takes less than 15 s
 # score of a running job that is to be queued again; a worker's sign sets it to a time of today
 _GIVEN_UP = 1.0
