@@ -59,8 +59,6 @@ def import_file(path: Path, file: Path) -> dict[str, Any]:
         raise ValueError(f"{file}: {error.strerror or error}") from error
     if text.lstrip().startswith(b"["):
         text = _as_lines(text, str(file))
-    if text and not text.endswith(b"\n"):
-        text += b"\n"  # an imported file is whole, so its last line is not torn
     observations = parse(text, str(file))
     added = merge(path, observations)
     return {"schema_version": 1, "read": len(observations), "added": added}

@@ -1,8 +1,8 @@
 """The table of observed run times: one JSON line per observation, written by any number of processes.
 
 Rule: a writer holds the table's lock and replaces the file by its newest RUNS observations of each task and place, which
-are all that predictions need. A line that is no observation is refused by number, but for a torn last one, which earlier
-versions could leave; a table with such a line is appended to, so that nothing in it is lost.
+are all that predictions need. A line that is no observation is refused by number; a table with such a line is appended
+to, so that nothing in it is lost.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import fcntl
 import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -90,10 +90,9 @@ def read(path: Path) -> list[Observation]:
 
 
 def parse(text: bytes, name: str) -> list[Observation]:
-    """Observations in a table's bytes; `name`: for errors. A torn last line is skipped."""
-    *lines, last = text.split(b"\n")
+    """Observations in a table's bytes; `name`: for errors."""
     observations = []
-    for number, line in enumerate(lines, start=1):
+    for number, line in enumerate(text.splitlines(), start=1):
         try:
             observations.append(Observation.model_validate_json(line))
         except ValidationError as error:
@@ -101,9 +100,6 @@ def parse(text: bytes, name: str) -> list[Observation]:
             place = ".".join(str(part) for part in first["loc"])
             said = f"{place}: {first['msg']}" if place else first["msg"]
             raise ValueError(f"{name}: line {number} is no observation: {said}") from error
-    if last:
-        with suppress(ValidationError):  # a killed writer tore this line
-            observations.append(Observation.model_validate_json(last))
     return observations
 
 

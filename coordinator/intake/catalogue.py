@@ -25,8 +25,8 @@ from coordinator.evaluation.job_specs import Site
 from coordinator.intake.present import evaljobs_says
 from evaljobs.contract.paths import task_catalogue
 from evaljobs.contract.specs import SuiteSpec, TaskEntry
-from evaljobs.lmeval.catalogue import FUNCTION, LOADERS, Described, describe
-from evaljobs.lmeval.source_files import datasets_cache
+from evaljobs.lmeval.catalogue import FUNCTION, Described, describe
+from evaljobs.lmeval.source_files import LOADERS, datasets_cache
 from evaljobs.lmeval.task_yaml import index_of
 
 DESCRIBE_SECONDS = 300  # longest wait for the description of lm-eval's 14,000 tasks

@@ -18,12 +18,11 @@ from typing import Any
 
 from evaljobs.contract.paths import task_catalogue
 from evaljobs.contract.storage import write_atomic
+from evaljobs.lmeval.source_files import LOADERS
 from evaljobs.lmeval.task_paths import REMOTE, full_path, source
 from evaljobs.lmeval.task_yaml import Function, Index, merged_config, parsed
 
 FUNCTION = "!function"
-# loaders of local files in the `datasets` library, which the coordinator may lack
-LOADERS = ("arrow", "audiofolder", "csv", "hdf5", "imagefolder", "json", "pandas", "parquet", "text", "videofolder", "webdataset", "xml")  # fmt: skip
 # of a YAML without metric_list (lm_eval/api/registry.py, 0.4.13)
 DEFAULT_METRICS = {
     "loglikelihood": ("perplexity", "acc"),

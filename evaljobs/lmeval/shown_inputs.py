@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import importlib.metadata
 import json
 import os
 import sys
@@ -224,19 +225,11 @@ def digest_of(path: str, digests: Digests | None = None, search: Sequence[str] |
 
 
 def _package_now(name: str, digests: Digests, search: Sequence[str]) -> str:
-    for place in search:
-        with contextlib.suppress(OSError):
-            record = _installed(place, os.stat(place).st_mtime_ns).get(name)  # noqa: PTH116
-            if record is not None:
-                return _package_row(record, digests)[1]
+    for found in importlib.metadata.distributions(name=name, path=list(search)):
+        place: Path = found._path  # type: ignore[attr-defined]  # noqa: SLF001 (there is no public name for it)
+        if place.name.endswith(".dist-info"):
+            return _package_row(place / "RECORD", digests)[1]
     return "-"
-
-
-@functools.lru_cache(maxsize=64)
-def _installed(place: str, _mtime_ns: int) -> Mapping[str, Path]:
-    """Package -> RECORD in a folder of sys.path, as it was at this time of change."""
-    names = (name for name in os.listdir(place) if name.endswith(".dist-info"))  # noqa: PTH208
-    return {name.partition("-")[0]: Path(place, name, "RECORD") for name in names}
 
 
 def rows_of_set(folder: str | Path, name: str) -> dict[str, str] | None:

@@ -11,13 +11,10 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import functools
 import glob
 import hashlib
-import importlib.util
 import json
 import os
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -43,7 +40,6 @@ REMEMBERED_BYTES = 1 << 20  # bytes; larger files are hashed once per size, mtim
 NEIGHBOUR_BYTES = 16 << 20  # bytes; larger files beside a module count by size and mtime
 MOST_NEIGHBOURS = 10_000  # most files counted in one folder that a module's text names
 DATA_KEYS = ("data_files", "data_dir", "dataset_path")  # their values may be folders or globs
-PACKAGES = frozenset({"lm_eval", "evaljobs", "datasets", "evaluate", "transformers", "torch", "numpy"})
 HIDDEN = (".", "__pycache__")
 # loaders of files, by their names in `datasets`: such a dataset_path names no data set of the Hub
 LOADERS = frozenset(
@@ -132,8 +128,8 @@ def entry_files(
     """Two digests of an entry's files: the suite's own, and those of the installation.
 
     The first is the same on every machine that sees the suite's folders. The second covers lm-eval's
-    own tasks, modules installed in place, and revisions in the Hugging Face cache, whose place is in
-    `env`. `name`: a task, group or tag, or a YAML file.
+    own tasks, and revisions in the Hugging Face cache, whose place is in `env`. Installed modules are
+    shown by the build. `name`: a task, group or tag, or a YAML file.
     """
     own, theirs = _reached(include_path, name, digests, shipped)
     for path, config in sorted(own.hub | theirs.hub):
@@ -210,8 +206,7 @@ def paths_of(include_path: Sequence[str], name: str, shipped: Lookup = no_shippe
 def _reached(
     include_path: Sequence[str], name: str, digests: Digests, shipped: Lookup
 ) -> tuple[_Closure, _Closure]:
-    theirs = _Closure((), digests)
-    own = _Closure(include_path, digests, elsewhere=theirs)
+    own, theirs = _Closure(include_path, digests), _Closure((), digests)
     waiting, seen = [name], set[str]()
     while waiting:
         task = waiting.pop()
@@ -258,7 +253,6 @@ class _Closure:
 
     include_path: Sequence[str]
     digests: Digests
-    elsewhere: _Closure | None = None  # files of the installation
     found: dict[str, str] = field(default_factory=dict)
     data: set[str] = field(default_factory=set)  # the found files that a YAML file names as data
     hub: set[tuple[str, str]] = field(default_factory=set)  # (data set, configuration) not in a local folder
@@ -312,13 +306,6 @@ class _Closure:
                 self._named(value, (path.parent, top), data=any(key in DATA_KEYS for key in keys))
             elif value.file.is_file():
                 self.module(value.file, value.yaml.parent)
-            else:
-                self._installed(value.module)
-
-    def _installed(self, module: str) -> None:
-        found = _importable(module)
-        if found is not None:
-            (self.elsewhere or self).module(found, found.parent)
 
     def _named(self, text: str, bases: Iterable[Path], *, data: bool) -> None:
         """Files that a text names, relative to the first of `bases` that has any."""
@@ -383,8 +370,6 @@ class _Closure:
         there = _module_file(bases, module)
         if there is not None:
             self.module(there, root)
-        elif not level:
-            self._installed(module)
 
 
 def _imported(node: ast.AST) -> Iterator[tuple[str, int]]:
@@ -395,23 +380,6 @@ def _imported(node: ast.AST) -> Iterator[tuple[str, int]]:
         module = node.module or ""
         yield module, node.level
         yield from ((f"{module}.{alias.name}".lstrip("."), node.level) for alias in node.names)
-
-
-@functools.lru_cache(maxsize=1024)
-def _importable(module: str) -> Path | None:
-    """The file of a module installed in place or on PYTHONPATH; None for all others."""
-    top, _, rest = module.partition(".")
-    if not top or top in PACKAGES or top in sys.stdlib_module_names:
-        return None
-    try:
-        spec = importlib.util.find_spec(top)
-    except (ImportError, ValueError, AttributeError):
-        return None
-    origin = None if spec is None else spec.origin
-    if spec is None or origin is None or "site-packages" in origin or "dist-packages" in origin:
-        return None
-    inside = _module_file([Path(p) for p in spec.submodule_search_locations or ()], rest)
-    return inside or (Path(origin) if origin.endswith(".py") else None)
 
 
 def _module_file(bases: Iterable[Path], module: str) -> Path | None:

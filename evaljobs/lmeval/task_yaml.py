@@ -14,10 +14,6 @@ from typing import Any
 
 import yaml
 
-MOST_VALUES = (
-    1_000_000  # values of a YAML with its aliases unfolded; the largest of lm-eval's has some hundreds
-)
-
 
 class YamlText(str):
     """A data path with the YAML file that has it; copies by lm-eval's merging keep the file."""
@@ -64,21 +60,12 @@ _Loader.add_multi_constructor("!", _tagged)
 
 
 def _loaded(path: Path) -> Any:
-    """A YAML's value. ValueError where it is nested too deeply, or unfolds to too much: an alias may stand in itself."""
+    """A YAML's value. ValueError where it is nested too deeply."""
     try:
         with path.open("rb") as file:
-            value = yaml.load(file, Loader=_Loader)  # noqa: S506 (a safe loader)
+            return yaml.load(file, Loader=_Loader)  # noqa: S506 (a safe loader)
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
-    left, waiting = MOST_VALUES, [value]
-    while waiting:
-        inner = waiting.pop()
-        if isinstance(inner, (dict, list)):
-            waiting += inner.values() if isinstance(inner, dict) else inner
-            left -= len(inner)
-        if left < 0:
-            raise ValueError(f"its aliases unfold to more than {MOST_VALUES} values")
-    return value
 
 
 def parsed(path: Path) -> dict[str, Any]:

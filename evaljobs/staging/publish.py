@@ -15,7 +15,7 @@ import stat
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from evaljobs.contract.specs import CheckpointFile, CheckpointSpec
 from evaljobs.contract.storage import write_atomic
@@ -30,7 +30,7 @@ from evaljobs.staging.copy import (
     copy_files,
     hash_file,
 )
-from evaljobs.staging.fingerprint import announced_mtime, check_identity, content_of, is_safe_name
+from evaljobs.staging.fingerprint import announced_mtime, check_identity, content_of
 from evaljobs.staging.owned_files import Refused
 from evaljobs.staging.store import INCOMING, MANIFEST, MODEL, Slot
 
@@ -78,15 +78,6 @@ def withdraw(slot: Slot) -> None:
     owned_files.remove_tree(slot.fd, MODEL)
 
 
-def _target_path(folder: Path, name: str) -> Path:
-    """Where a file goes below `folder`, with its parents made. Raises SourceChanged for a name that leaves `folder`."""
-    if not is_safe_name(name):
-        raise SourceChanged(f"{name!r} is no name of a checkpoint's file")
-    path = folder / PurePosixPath(name)
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return path
-
-
 def make_room(slot: Slot, checkpoint: CheckpointSpec, *, margin: int, share: float | None = None) -> None:
     """Remove unused copies of other checkpoints, and the half-written one here; then see that the copy fits.
 
@@ -126,7 +117,7 @@ def copy_in(
     with contextlib.ExitStack() as opened:
         copies = []
         for file in checkpoint.files:
-            target = _create(_target_path(incoming, file.name), file.size)
+            target = _create(incoming / file.name, file.size)
             opened.callback(os.close, target)
             copies.append(
                 Copy(
@@ -151,6 +142,7 @@ def _create(path: Path, size: int) -> int:
     """A new file of `size` bytes, open for reading and writing. Raises TargetFailed."""
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         descriptor = os.open(path, flags, 0o600)
     except OSError as error:
         raise TargetFailed(f"{path}: {error.strerror}") from error

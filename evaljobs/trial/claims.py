@@ -1,6 +1,6 @@
 """A trial's claims: it reports shards that are on disk, and gets the next one, also while Redis is away.
 
-Rule: while Redis is away, the trial runs unclaimed shards of its lane (`trial.ahead`). It reports
+Rule: while Redis is away, the trial runs unclaimed shards of its lane (`Ahead`). It reports
 them before its next claim. Called from `trial.trial`, on the trial's thread alone.
 """
 
@@ -9,15 +9,45 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from evaljobs.contract.specs import LaneSpec, TrialSpec
 from evaljobs.errors import one_line
 from evaljobs.queue.work_queue import Claim, QueueUnavailable, WorkQueue
-from evaljobs.trial.ahead import Ahead
 
 log = logging.getLogger(__name__)
+
+
+class Ahead:
+    """Shards of a trial's lane that come next, as Redis last named them: none is claimed, so any trial may steal them.
+
+    The trial's thread takes each name once; the heartbeat thread renews them. Where two trials ran one shard meanwhile,
+    its first record on disk counts.
+    """
+
+    def __init__(self) -> None:
+        self.away = False  # a call to Redis failed, and no heartbeat has succeeded since then
+        self._names: tuple[str, ...] = ()
+        self._had: set[str] = set()
+
+    def renew(self, names: Iterable[str]) -> None:
+        """Redis answers, and these shards come next: the first one first."""
+        self._names = tuple(names)
+        self.away = False
+
+    def had(self, shard: str) -> None:
+        """The trial has this shard from Redis, so it is not taken from here as well."""
+        self._had.add(shard)
+
+    def take(self, fits: Callable[[str], bool]) -> str | None:
+        """While Redis is away: the next shard that the trial has not had and that `fits`; else None."""
+        if not self.away:
+            return None
+        shard = next((name for name in self._names if name not in self._had and fits(name)), None)
+        if shard is not None:
+            self._had.add(shard)
+        return shard
 
 
 class QueueLostError(Exception):

@@ -1,7 +1,7 @@
 """The `trial` job: one model load on k GPUs that runs shards until the queue is empty.
 
 Rule: a shard counts when its record is on disk, whatever Redis says. While Redis is away, the trial
-runs shards of its lane (`trial.ahead`) and reports them later. On SIGTERM it stops between two
+runs shards of its lane (`claims.Ahead`) and reports them later. On SIGTERM it stops between two
 tokens: its shard goes back to the queue, and dumped records stay. Called from `python -m evaljobs
 trial`.
 """
@@ -34,8 +34,7 @@ from evaljobs.queue.work_queue import QueueUnavailable, WorkQueue
 from evaljobs.staging.copy import SourceChanged
 from evaljobs.staging.fingerprint import check_folder, check_storage
 from evaljobs.staging.store import NotStaged, reading, slot_of
-from evaljobs.trial.ahead import Ahead
-from evaljobs.trial.claims import Claims, QueueLostError
+from evaljobs.trial.claims import Ahead, Claims, QueueLostError
 from evaljobs.trial.engines import loading
 from evaljobs.trial.engines.loading import UnfitError
 from evaljobs.trial.engines.protocol import Engine, Usage
@@ -80,27 +79,6 @@ class Activity:
     overtaken: str | None = None  # written by the heartbeat thread: a shard that another trial has
 
 
-@dataclass(slots=True)
-class Seconds:
-    """The trial's seconds, by cause."""
-
-    wait: float = 0.0
-    load: float = 0.0
-    imports: float = 0.0
-    warm: float = 0.0
-    infer: float = 0.0
-    dump: float = 0.0
-    idle: float = 0.0
-
-    @contextlib.contextmanager
-    def spent(self, cause: str) -> Iterator[None]:
-        started = time.monotonic()
-        try:
-            yield
-        finally:
-            setattr(self, cause, getattr(self, cause) + time.monotonic() - started)
-
-
 def main(spec: TrialSpec) -> int:
     """Run one trial. Exit status 0 with `TrialEnded`, 1 with `Failed` and its current shard."""
     harness.quiet_environment(offline=True)
@@ -132,14 +110,15 @@ class Trial:
         self.lane = lane
         self.paths = EvaluationPaths(spec.evaluation_dir)
         self.activity = Activity()
-        self.seconds = Seconds()
+        # by cause, as in `TrialEnded`
+        self.seconds = dict.fromkeys(("wait", "import", "load", "warm", "infer", "dump", "idle"), 0.0)
         self.shards = 0
         self._ahead = Ahead()
         self._claims = Claims(
             spec,
             lane,
             self._ahead,
-            idle=functools.partial(self.seconds.spent, "idle"),
+            idle=functools.partial(self._spent, "idle"),
             monotonic=monotonic,
             sleep=sleep,
         )
@@ -187,7 +166,7 @@ class Trial:
         patience = STAGING_PATIENCE_SECONDS if seen else UNSEEN_PATIENCE_SECONDS
         with contextlib.ExitStack() as held:
             try:
-                with self.seconds.spent("wait"):
+                with self._spent("wait"):
                     held.enter_context(reading(self.spec.model_path, wait_seconds=patience))
             except NotStaged as error:
                 if not seen:
@@ -205,9 +184,9 @@ class Trial:
             )
             held.enter_context(contextlib.closing(engine))
             self._check_weights()
-            self.seconds.imports = engine.loaded.import_seconds
-            self.seconds.load = engine.loaded.load_seconds
-            self.seconds.warm = engine.warm_up()
+            self.seconds["import"] = engine.loaded.import_seconds
+            self.seconds["load"] = engine.loaded.load_seconds
+            self.seconds["warm"] = engine.warm_up()
             garbage.collect_new()
             if self.spec.batch_size == "auto":
                 self._settle_batch_size(engine)
@@ -237,7 +216,7 @@ class Trial:
         budget = engine.probe_token_budget(size)
         write_outcome(self.paths, Probed(name=self.lane.trial, batch_size=size, token_budget=budget))
         self._phase("wait")
-        with self.seconds.spent("idle"):
+        with self._spent("idle"):
             settled = self._wait_for_sets(Path(place))
         self._batch_size = int(settled["batch_size"])
         self._sets = dict(settled["request_sets"])
@@ -277,7 +256,7 @@ class Trial:
                 idle_since = idle_since or now
                 if now - idle_since >= self.spec.idle_seconds:
                     return "drained"
-            with self.seconds.spent("idle"):
+            with self._spent("idle"):
                 time.sleep(POLL_SECONDS)
 
     def _run_one(self, engine: Engine, shard: str, responses: FrameWriter) -> None:
@@ -285,7 +264,7 @@ class Trial:
         name = ShardId.parse(shard)
         self.activity.batches = name.end_batch - name.first_batch
         try:
-            with self.seconds.spent("infer"):
+            with self._spent("infer"):
                 record = run_shard(
                     engine,
                     self._request_set(name.task, name.cut),
@@ -304,7 +283,7 @@ class Trial:
         if not engine.loaded.gpus:  # the weights are mapped files, also after they were loaded
             self._check_weights()
         self._uninterruptible = True
-        with self.seconds.spent("dump"):
+        with self._spent("dump"):
             responses.append(record)
         self.shards += 1
         self.activity.shard = None
@@ -387,6 +366,14 @@ class Trial:
             except QueueUnavailable:
                 self._ahead.away = True  # the trial's thread need not find out by a timeout of its own
 
+    @contextlib.contextmanager
+    def _spent(self, cause: str) -> Iterator[None]:
+        started = time.monotonic()
+        try:
+            yield
+        finally:
+            self.seconds[cause] += time.monotonic() - started
+
     # --- account -------------------------------------------------------------------------------------------------
 
     def _phase(self, phase: str) -> None:
@@ -419,15 +406,9 @@ class Trial:
             shards=self.shards,
             started_at=started_at,
             ended_at=time.time(),
-            wait_seconds=self.seconds.wait,
-            import_seconds=self.seconds.imports,
-            load_seconds=self.seconds.load,
-            warm_seconds=self.seconds.warm,
-            infer_seconds=self.seconds.infer,
+            **{f"{cause}_seconds": seconds for cause, seconds in self.seconds.items()},
             tokenise_seconds=usage.tokenise_seconds,
             generated_tokens=usage.generated_tokens,
-            dump_seconds=self.seconds.dump,
-            idle_seconds=self.seconds.idle,
             devices=loaded.devices if loaded else "",
             gpus=loaded.gpus if loaded else 0,
             fast=loaded.fast if loaded else "",

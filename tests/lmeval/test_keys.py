@@ -1,72 +1,26 @@
-"""Three keys: which work an edit of a suite's inputs calls for, and that no other is done."""
+"""Source keys: which files a suite's entry names. The table of all inputs: support/inputs/edits.py."""
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from support.exactness.edits import EDITS, ORDER, Edit, Keys, decided, keys_now, write_suite
 
 from evaljobs.errors import OperatorError
 from evaljobs.lmeval import source_files
 
-pytestmark = pytest.mark.model
-
-
-@pytest.mark.parametrize("edit", EDITS, ids=lambda edit: edit.name)
-def test_an_edit_calls_for_its_own_work_and_no_more(edit: Edit, model_dir: Path, tmp_path: Path) -> None:
-    """No work for equal bytes; a build, a score or a GPU for what has changed."""
-    asked = write_suite(tmp_path)
-    before = keys_now(tmp_path, asked, model_dir)
-    assert before.leaves.keys() == {"choose", "count"}
-    assert decided(before, keys_now(tmp_path, edit.apply(tmp_path, asked), model_dir, before)) == edit.work
-
-
-def test_at_least_forty_edits_of_each_kind_are_held() -> None:
-    assert len({edit.name for edit in EDITS}) >= 40
-    assert {edit.work for edit in EDITS} == set(ORDER)
-
-
-@settings(max_examples=15)
-@given(
-    chosen=st.lists(
-        st.sampled_from(EDITS),
-        min_size=2,
-        max_size=4,
-        unique_by=lambda e: (e.file, e.old) if e.old else e.name,
-    )
-)
-def test_edits_together_call_for_the_most_of_their_works(chosen: list[Edit], model_dir: Path) -> None:
-    """And taking them back calls for nothing: the first evaluation is found again."""
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        asked = write_suite(folder)
-        before = keys_now(folder, asked, model_dir)
-        edited = asked
-        for edit in sorted(chosen, key=lambda e: e.more is None):  # edits of whole files come first
-            try:
-                edited = edit.apply(folder, edited)
-            except AssertionError:
-                return  # two of them edit the same words
-        after = keys_now(folder, edited, model_dir, before)
-        most = max((edit.work for edit in chosen), key=ORDER.index)
-        assert decided(before, after) == most
-        assert keys_now(folder, write_suite(folder), model_dir, before) == Keys(
-            evaluation=before.evaluation, folder=before.folder, engine=before.engine, leaves={}
-        )
-
 
 def test_files_that_change_after_the_submission_are_refused(tmp_path: Path) -> None:
     """By the build and by the score: neither prompts nor gold answers are another evaluation's."""
-    asked = write_suite(tmp_path)
-    source, _ = source_files.entry_files(asked.suite.include_path, "both", source_files.Digests())
-    source_files.unchanged(asked.suite.include_path, "both", source, None)
-    (tmp_path / "tasks" / "data" / "few.jsonl").write_text("{}\n")
+    (tmp_path / "one.yaml").write_text(
+        "task: one\ndataset_path: json\ndataset_kwargs: {data_files: rows.jsonl}\n"
+    )
+    (tmp_path / "rows.jsonl").write_text('{"q": 1}\n')
+    source, _ = source_files.entry_files([str(tmp_path)], "one", source_files.Digests())
+    source_files.unchanged([str(tmp_path)], "one", source, None)
+    (tmp_path / "rows.jsonl").write_text("{}\n")
     with pytest.raises(OperatorError, match="changed after its evaluation was submitted"):
-        source_files.unchanged(asked.suite.include_path, "both", source, None)
+        source_files.unchanged([str(tmp_path)], "one", source, None)
 
 
 def test_a_group_a_tag_and_an_unknown_name_are_not_one_task(tmp_path: Path) -> None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from math import exp, isfinite, log
-from random import Random
-from statistics import fmean, median
+from math import isfinite
+from statistics import median
 
 import pytest
 from hypothesis import given, settings
@@ -28,27 +27,19 @@ SEVEN = Features(
 )
 
 
-def test_cold_rates_of_a_7b_model_on_an_a100_are_the_portfolios():
-    """9,000 prefill and 270 generated tokens a second, to 5 %."""
+def test_cold_figures_are_the_measured_ones():
+    """A 7B model on an A100 within 5 %, HumanEval's 114 s there within 10 %, and a 135M model on a core."""
     cold = rates_of(SEVEN)
     assert cold.prefill_per_second == pytest.approx(9000, rel=0.05)
     assert cold.generated_per_second == pytest.approx(270, rel=0.05)
-
-
-def test_cold_humaneval_takes_its_measured_inference():
-    """164 prompts of 149 tokens under a cap of 512: 114 s measured."""
-    batches = [8] * 20 + [4]
+    batches = [8] * 20 + [4]  # 164 prompts of 149 tokens under a cap of 512
     got = predict_batches(SEVEN, [n * 149 for n in batches], [n * 512 for n in batches], Learnt([]))
     assert sum(got.seconds) == pytest.approx(114, rel=0.1)
-
-
-def test_cold_rates_on_a_core_are_the_measured_ones():
-    """A 135M model: 150 to 400 prefill and 11 to 16 generated tokens a second."""
-    cold = rates_of(
+    core = rates_of(
         Features(task="x", model_parameters=135_000_000, hardware="cpu", engine="hf", batch_size=4)
     )
-    assert 150 <= cold.prefill_per_second <= 400
-    assert 11 <= cold.generated_per_second <= 16
+    assert 150 <= core.prefill_per_second <= 400
+    assert 11 <= core.generated_per_second <= 16
 
 
 @given(st.integers(1, 10**12), st.sampled_from(["a100", "h100", "l4", "cpu", "something"]))
@@ -84,16 +75,6 @@ def test_more_tokens_take_longer_and_every_batch_has_its_seconds():
     assert got.seconds[0] < got.seconds[1] < got.seconds[2]
     with pytest.raises(ValueError, match="every batch"):
         predict_batches(SEVEN, [1, 2], [3], Learnt([]))
-
-
-def test_the_first_run_moves_the_prediction_most_of_the_way():
-    """Seen once at three times the cold seconds, a task is predicted within a quarter of that."""
-    history = [
-        observation(n, hardware=SEVEN.hardware, inference_seconds=100_000 / 9000 * (3 if n == 0 else 1))
-        for n in range(12)
-    ]
-    got = sum(predict_batches(SEVEN, [8000] * 12 + [4000], [0] * 13, Learnt(history)).seconds)
-    assert got == pytest.approx(3 * 100_000 / 9000, rel=0.25)
 
 
 def test_a_slow_site_is_slow_for_a_task_without_a_run():
@@ -139,40 +120,6 @@ def test_stated_spreads_are_those_of_one_and_three_runs():
         for n in (0, 1, 3)
     ]
     assert spreads == pytest.approx([0.412, 0.141, 0.115], abs=0.002)
-
-
-def test_predictions_get_better_with_checkpoints():
-    """Replayed history of 60 tasks: the median error is below 0.15 after one run, 0.11 after 3."""
-    random = Random(3)
-    tasks = {f"task{n}": random.gauss(0, 0.4) for n in range(60)}
-    history = []
-    spread = []
-    for checkpoint in range(4):
-        learnt = Learnt(history)
-        errors = []
-        for number, (task, own) in enumerate(tasks.items()):
-            features = Features(
-                task=task,
-                model_parameters=SEVEN.model_parameters,
-                hardware=SEVEN.hardware,
-                engine="hf",
-                batch_size=8,
-            )
-            predicted = sum(predict_batches(features, [8000] * 12 + [4000], [0] * 13, learnt).seconds)
-            errors.append(log(predicted / (100_000 / 8914)) - own)
-            history.append(
-                observation(
-                    number,
-                    task=task,
-                    hardware=SEVEN.hardware,
-                    inference_seconds=100_000 / 8914 * exp(own + random.gauss(0, 0.1)),
-                    at=float(checkpoint),
-                )
-            )
-        spread.append(fmean(error**2 for error in errors) ** 0.5)
-    assert spread[1] <= 0.15
-    assert spread[3] <= 0.11
-    assert spread[3] < spread[1] < spread[0]
 
 
 def test_history_order_does_not_matter():
@@ -264,26 +211,3 @@ def test_no_observation_makes_a_prediction_useless(history, hardware):
     load = predict_load(14_000_000_000, hardware, Learnt(history))
     values = [*got.seconds, got.sigma, metric.seconds, metric.sigma, load.seconds, load.late]
     assert all(isfinite(value) and value >= 0 for value in values)
-
-
-@given(
-    exact=st.lists(st.floats(1, 1000), max_size=4),
-    fast=st.lists(st.floats(1, 1000), min_size=1, max_size=4),
-    task=st.sampled_from(["task0", "other"]),
-)
-def test_what_one_mode_took_predicts_nothing_of_the_other(exact, fast, task):
-    """Ratios are of a mode: its tokens are other tokens."""
-    mine = SEVEN.__class__(
-        task=task, model_parameters=7_000_000_000, hardware="a100", engine="hf", batch_size=8
-    )
-    own = [observation(0, inference_seconds=s, at=float(n)) for n, s in enumerate(exact)]
-    others = [observation(0, inference_seconds=s, at=float(n), mode="fast") for n, s in enumerate(fast)]
-
-    def predicted(features, history):
-        return predict_batches(features, [1000], [0], Learnt(history))
-
-    assert predicted(mine, own + others) == predicted(mine, own)
-    other = Features(
-        task=task, model_parameters=7_000_000_000, hardware="a100", engine="hf", batch_size=8, mode="fast"
-    )
-    assert predicted(other, own + others) == predicted(other, others)

@@ -43,19 +43,6 @@ def test_concurrent_writers_lose_nothing(tmp_path):
     assert sorted(tasks) == sorted(f"{writer}-{number}" for writer in range(8) for number in range(25))
 
 
-@pytest.mark.parametrize("cut", [1, 20, -2])
-def test_a_torn_last_line_is_tolerated_and_mended(tmp_path, cut):
-    """Readers skip the half line that a killed writer of an earlier version left; the next append removes it."""
-    path = tmp_path / "observations.jsonl"
-    append(path, [observation(0)])
-    torn = observation(1).model_dump_json().encode()[:cut]
-    with path.open("ab") as file:
-        file.write(torn)
-    assert read(path) == [observation(0)]
-    append(path, [observation(2)])
-    assert read(path) == [observation(0), observation(2)]
-
-
 def test_a_whole_last_line_without_its_end_is_kept(tmp_path):
     """Only the newline was lost: the observation counts, before and after the next append."""
     path = tmp_path / "observations.jsonl"

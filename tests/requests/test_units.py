@@ -65,45 +65,31 @@ def rows_of(batch: Batch) -> list[list[Piece]]:
     return [[next(left) for _ in range(count)] for count in batch.unit.rows]
 
 
-@given(tasks(), BUDGETS)
-def test_each_request_is_in_one_unit(pieces: list[Piece], budget: int) -> None:
-    asked = [piece.index for batch, _, _ in cut(pieces, budget) for piece in batch.pieces]
-    assert sorted(asked) == list(range(len(pieces)))
-
-
 @given(tasks(), BUDGETS, st.randoms(use_true_random=False))
-def test_units_do_not_depend_on_the_order_of_requests(
+def test_units_hold_each_request_once_within_their_budget(
     pieces: list[Piece], budget: int, rng: random.Random
 ) -> None:
+    """In whatever order requests come. A unit's cost is the tokens that are computed: rows times the longest of them,
+    without the prefix, which begins each request that has it and is never scored; past the budget it is one row.
+    """
+    made = cut(pieces, budget)
     shuffled = list(pieces)
     rng.shuffle(shuffled)
-    assert cut(shuffled, budget) == cut(pieces, budget)
-
-
-@given(tasks(), BUDGETS)
-def test_a_unit_keeps_to_its_budget_unless_it_is_one_row(pieces: list[Piece], budget: int) -> None:
-    """Its cost is the tokens that are computed: rows times the longest of them, without the prefix."""
-    for batch, cost, _ in cut(pieces, budget):
+    assert cut(shuffled, budget) == made
+    assert sorted(piece.index for batch, _, _ in made for piece in batch.pieces) == list(range(len(pieces)))
+    prefixes = set()
+    for batch, cost, _ in made:
         assert batch.unit is not None
+        prefix = batch.unit.prefix
         rows = [
-            tries.size([tries.input_of(piece, LONGEST)[batch.unit.prefix :] for piece in row])
-            for row in rows_of(batch)
+            tries.size([tries.input_of(piece, LONGEST)[prefix:] for piece in row]) for row in rows_of(batch)
         ]
         assert cost == len(rows) * max(rows)
         assert cost <= budget or len(rows) == 1
-
-
-@given(tasks(), BUDGETS)
-def test_a_task_prefix_begins_each_request_that_has_it_and_is_never_scored(
-    pieces: list[Piece], budget: int
-) -> None:
-    prefixes = set()
-    for batch, _, _ in cut(pieces, budget):
-        assert batch.unit is not None
-        for piece in batch.pieces if batch.unit.prefix else ():
+        for piece in batch.pieces if prefix else ():
             own = tries.input_of(piece, LONGEST)
-            assert batch.unit.prefix <= len(own) - len(piece.continuation)
-            prefixes.add(tuple(own[: batch.unit.prefix]))
+            assert prefix <= len(own) - len(piece.continuation)
+            prefixes.add(tuple(own[:prefix]))
     assert len(prefixes) <= 1
     assert all(len(prefix) >= MIN_PREFIX for prefix in prefixes)
 

@@ -69,7 +69,7 @@ def test_short_reads_are_read_on(tmp_path: Path) -> None:
 
 
 def test_slow_first_blocks_do_not_starve_readers(tmp_path: Path) -> None:
-    """One block of a file takes long: the others run ahead as far as buffers go, then wait; it ends and is exact."""
+    """One block of a file takes long: the others run ahead, then wait for its turn; it ends and is exact."""
     made = copies(tmp_path / "x", [os.urandom(64_000)])
 
     def slow_start(descriptor: int, buffers: list[memoryview], offset: int) -> int:
@@ -82,55 +82,33 @@ def test_slow_first_blocks_do_not_starve_readers(tmp_path: Path) -> None:
     assert sums["f0"] == hash_file(tmp_path / "x" / "s0")
 
 
-def test_an_error_of_storage_ends_all_readers(tmp_path: Path) -> None:
-    """EIO in one reader: all end, and the error is the caller's."""
+@pytest.mark.parametrize("readers", [1, 8])
+@pytest.mark.parametrize(
+    ("what", "raises"),
+    [("EIO", OSError), ("stop", Stopped), ("truncate", SourceChanged), ("append", SourceChanged)],
+)
+def test_what_happens_in_mid_copy_ends_all_readers_and_is_told(
+    tmp_path: Path, what: str, raises: type[Exception], readers: int
+) -> None:
+    """An error of storage, a stop, a source that is written to: never a short or mixed copy, and no thread is left."""
     made = copies(tmp_path / "x", [bytes(50_000)])
+    source, stop = made[0].source, threading.Event()
 
-    def broken(descriptor: int, buffers: list[memoryview], offset: int) -> int:
-        if offset == 20_000:
-            raise OSError(errno.EIO, "Input/output error")
+    def read(descriptor: int, buffers: list[memoryview], offset: int) -> int:
+        match what if offset == 20_000 else "":
+            case "EIO":
+                raise OSError(errno.EIO, "Input/output error")
+            case "stop":
+                stop.set()
+            case "truncate":
+                os.truncate(source, 10_000)
+            case "append":
+                with source.open("ab") as file:
+                    file.write(b"more")
         return os.preadv(descriptor, buffers, offset)
 
     before = set(threading.enumerate())
-    with pytest.raises(OSError, match="Input/output"):
-        copy_files(made, readers=8, block=1000, read=broken)
+    with pytest.raises(raises):
+        copy_files(made, readers=readers, block=1000, read=read, stop=stop)
     close(made)
     assert set(threading.enumerate()) <= before
-
-
-def test_stopping_ends_all_readers(tmp_path: Path) -> None:
-    """A stop in mid-copy: Stopped, and no thread is left."""
-    made = copies(tmp_path / "x", [bytes(50_000)])
-    stop = threading.Event()
-    before = set(threading.enumerate())
-    with pytest.raises(Stopped):
-        copy_files(made, readers=8, block=1000, stop=stop, progress=lambda _: stop.set())
-    close(made)
-    assert set(threading.enumerate()) <= before
-
-
-def test_a_source_that_shrinks_or_is_written_while_read_is_seen(tmp_path: Path) -> None:
-    """Truncated or rewritten in mid-copy: SourceChanged, never a short or mixed copy."""
-    for change in ("truncate", "append"):
-        made = copies(tmp_path / change, [bytes(50_000)])
-        source = made[0].source
-
-        def changing(
-            descriptor: int,
-            buffers: list[memoryview],
-            offset: int,
-            *,
-            how: str = change,
-            place: Path = source,
-        ) -> int:
-            if offset == 20_000:
-                if how == "truncate":
-                    os.truncate(place, 10_000)
-                else:
-                    with place.open("ab") as file:
-                        file.write(b"more")
-            return os.preadv(descriptor, buffers, offset)
-
-        with pytest.raises(SourceChanged):
-            copy_files(made, readers=1, block=1000, read=changing)
-        close(made)

@@ -73,23 +73,15 @@ def test_what_a_process_has_mapped_and_what_has_another_name_stays(dead: Path) -
         used.unlink()
 
 
-def test_a_precursor_that_clears_sweeps(dead: Path, tmp_path: Path) -> None:
-    checkpoint = CheckpointSpec(source=str(tmp_path), digest="d", files=())
-    spec = StageSpec(
-        name="stage",
-        evaluation_dir=str(tmp_path),
-        node="here",
-        checkpoint=checkpoint,
-        lease_file=str(tmp_path / "lease"),
-        lease_seconds=9,
-    )
-    staged = Staged(
-        name="stage", node="here", path=str(tmp_path), rung="storage", bytes=0, storage_bytes=0, seconds=0.0
-    )
-    precursor.clear(Holding(spec=spec, staged=staged, slot=None), "released")
-    assert not dead.exists()
-
-
-def test_clean_sweeps(dead: Path, tmp_path: Path) -> None:
-    assert clean.clean_main(["--root", str(tmp_path)]) == 0
+@pytest.mark.parametrize("who", ["a precursor that clears", "clean"])
+def test_segments_of_the_dead_are_swept(who: str, dead: Path, tmp_path: Path) -> None:
+    if who == "clean":
+        assert clean.clean_main(["--root", str(tmp_path)]) == 0
+    else:
+        folders = {"evaluation_dir": str(tmp_path), "lease_file": str(tmp_path / "lease")}
+        checkpoint = CheckpointSpec(source=str(tmp_path), digest="d", files=())
+        spec = StageSpec(name="stage", node="here", checkpoint=checkpoint, **folders)
+        where = {"path": str(tmp_path), "rung": "storage", "bytes": 0, "storage_bytes": 0}
+        staged = Staged(name="stage", node="here", seconds=0.0, **where)
+        precursor.clear(Holding(spec=spec, staged=staged, slot=None), "released")
     assert not dead.exists()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evaljobs.trial.ahead import Ahead
+from evaljobs.trial.claims import Ahead
 
 NAME = st.sampled_from([f"s{n}" for n in range(8)])
 NAMES = st.lists(NAME, unique=True)

@@ -30,16 +30,6 @@ from evaljobs.trial.engines.protocol import Engine
 from evaljobs.trial.shard_runner import RequestSet, run_shard
 from evaljobs.trial.trial import Trial
 
-# run at the start of a process: leaves a mark when exit handlers run, and when modules are freed
-MARKS = """
-import atexit, pathlib
-class Freed:
-    def __del__(self, mark=pathlib.Path("{folder}/freed").touch):
-        mark()
-kept = Freed()
-atexit.register(pathlib.Path("{folder}/handlers").touch)
-"""
-
 
 @pytest.fixture
 def evaluation(shared_work: WorkPaths, tiny_model_dir: Path, request: pytest.FixtureRequest) -> Evaluation:
@@ -119,21 +109,6 @@ def test_two_trials_drain_a_queue_and_end(evaluation: Evaluation) -> None:
     assert not snapshot.claims
     for trial, progress in snapshot.trials.items():
         assert progress.response_bytes == evaluation.paths.response_file(trial).stat().st_size
-
-
-@pytest.mark.model
-def test_a_trial_ends_its_process_without_freeing_what_it_imported(
-    evaluation: Evaluation, tmp_path: Path
-) -> None:
-    """Exit handlers run, the exit code is 0, and no module is freed: torch's would hold the GPU."""
-    (tmp_path / "sitecustomize.py").write_text(MARKS.format(folder=tmp_path))
-    evaluation.fill()
-    process = evaluation.start(environment={"PYTHONPATH": f"{tmp_path}{os.pathsep}{Path.cwd()}"})
-    log = finish(process)
-    assert process.returncode == 0, log
-    assert read_record(evaluation.paths.outcome("trial-ended", "trial.0"), TrialEnded).reason == "drained"
-    assert (tmp_path / "handlers").exists()
-    assert not (tmp_path / "freed").exists()
 
 
 def waiting(evaluation: Evaluation, away_seconds: float) -> tuple[Trial, list[float]]:
