@@ -29,7 +29,6 @@ from coordinator.cli.suite_options import Chosen
 from coordinator.cli.terminal import Console
 from coordinator.errors import OperatorError
 from evaljobs import log_lines
-from evaljobs.contract.paths import WorkPaths
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -218,14 +217,9 @@ class Status(Printed):
     def run(self) -> None:
         from coordinator.cli.screen.board import board, show
         from coordinator.cli.screen.listing import show_left_out
-        from coordinator.cli.screen.slurm_answers import (
-            listed_jobs,
-            listed_nodes,
-            queued_daemons,
-            wrapped_daemon,
-        )
+        from coordinator.cli.screen.sight import Sight
+        from coordinator.cli.screen.slurm_answers import listed_jobs, listed_nodes
         from coordinator.cli.screen.standing import ROWS, Choice, all_of, json_of, standing
-        from coordinator.cli.screen.surroundings import read_surroundings
         from coordinator.runtime.summaries import find_folder
 
         if self.disk:
@@ -233,14 +227,8 @@ class Status(Printed):
             return
         settings = self.settings(makes=False)
         only = find_folder(settings, self.evaluation).root.name if self.evaluation else None
-        found, now, daemon = all_of(settings), time.time(), self.typed("daemon")
-        around = read_surroundings(
-            WorkPaths(settings.work_dir),
-            daemon,
-            now,
-            partial(queued_daemons, settings),
-            partial(wrapped_daemon, settings, daemon.partition(" daemon")[2]),
-        )
+        found, now = all_of(settings), time.time()
+        around = Sight(settings, self.typed("daemon")).around
         last = self.last if self.as_json else self.last or ROWS
         asked = Choice(only=only, open=self.only_open, failed=self.only_failed, last=last)
         chosen, left_out = asked.of(found)

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from support.screens import LONG_ID, NOW, ended, listed, printed, running
 
 from coordinator.base.words import clock_time
-from coordinator.cli.screen.listing import show_daemon, show_left_out, show_pending
+from coordinator.cli.screen import sight as sights
+from coordinator.cli.screen.listing import Surroundings, show_left_out, show_pending
+from coordinator.cli.screen.sight import Sight
 from coordinator.cli.screen.slurm_answers import wrapped_daemon
 from coordinator.cli.screen.standing import Choice, Shown, failed
-from coordinator.cli.screen.surroundings import read_surroundings
-from coordinator.cli.screen.watching import Sight
 from coordinator.cluster import JobState
 from coordinator.cluster.slurm_limits import RULES, in_words, never_starts
 from coordinator.cluster.slurm_parse import FIELD_END, QUEUE_FORMAT, RECORD_END
@@ -142,9 +142,9 @@ def test_on_slurm_the_daemon_is_started_as_a_job_and_its_last_log_is_named(tmp_p
     assert re.fullmatch(r"sbatch -p cpu -t 1-00:00:00 -J evalspan-daemon-\w+ (\S+) --work-dir w", line)
     assert Path(line.split()[-3]).is_file()
     assert wrapped_daemon(Config(), "") == ""
-    before = str(show_daemon("", None, NOW, "evalspan daemon", wrapper=line))
+    before = str(Surroundings(wrapped=line).daemon_line(NOW))
     (tmp_path / "evalspan-daemon.log").write_text("evalspan: ...")
-    after = str(show_daemon("", None, NOW, "evalspan daemon", wrapper=line))
+    after = str(Surroundings(wrapped=line).daemon_line(NOW))
     assert f"`{line}`" in before
     assert after == f"{before}; evalspan-daemon.log says how its last job ended"
 
@@ -158,7 +158,9 @@ def test_on_slurm_the_daemon_is_started_as_a_job_and_its_last_log_is_named(tmp_p
     ],
 )  # fmt: skip
 def test_the_daemons_state_names_host_and_time_or_what_to_type(holder, says):
-    said = show_daemon(holder, NOW if holder else None, NOW + 60, "evalspan daemon --work-dir w")
+    said = Surroundings(
+        holder=holder, since=NOW if holder else None, daemon_command="evalspan daemon --work-dir w"
+    ).daemon_line(NOW + 60)
     assert str(said).startswith(says.format(time.strftime("%H:%M", time.localtime(NOW))))
 
 
@@ -230,23 +232,25 @@ def test_a_daemon_whose_job_is_queued_is_not_started_again():
         reason="BeginTime",
         started_at=NOW,
     )
-    line = str(show_daemon("", None, NOW, "evalspan daemon", [job]))
+    line = str(Surroundings(queued=[job]).daemon_line(NOW))
     at = time.strftime("%H:%M", time.localtime(NOW))
     assert line == (
         f"daemon: not running; the daemon's job 125 is queued (starts {at}; its start is delayed, as after a requeue (BeginTime))"
     )
-    never = str(show_daemon("", None, NOW, "evalspan daemon", [replace(job, reason="PartitionTimeLimit")]))
+    never = str(Surroundings(queued=[replace(job, reason="PartitionTimeLimit")]).daemon_line(NOW))
     assert "it never starts: `scancel 125`, then `sbatch -t TIME ...`" in never
     assert "extra_args" not in never  # of jobs that evalspan submits
 
 
-def test_a_notice_waits_for_the_daemons_job_where_that_is_queued(tmp_path):
+def test_a_notice_waits_for_the_daemons_job_where_that_is_queued(tmp_path, monkeypatch):
     paths = WorkPaths(tmp_path)
     leave(paths, Notice(checkpoint="/c", suite="core"))
     job = JobState(job_id="125", name="evalspan-daemon", index=0, phase="pending", state="PENDING")
-    queued = read_surroundings(paths, "evalspan daemon", NOW, lambda: [job])
+    config = Config(work_dir=tmp_path)
+    (none,) = Sight(config, "evalspan daemon").around.checkpoints.waiting
+    monkeypatch.setattr(sights, "queued_daemons", lambda _: [job])
+    queued = Sight(config, "evalspan daemon").around
     assert [w.why for w in queued.checkpoints.waiting] == ["the daemon's job 125 is queued"]
-    (none,) = read_surroundings(paths, "evalspan daemon", NOW).checkpoints.waiting
     assert "`evalspan daemon`" in none.why
 
 

@@ -20,8 +20,9 @@ from support.with_root import USER, fill, no_room_for_an_event
 
 from coordinator.base.signals import Signals
 from coordinator.base.throttle import Throttle
+from coordinator.cli.screen.sight import Sight
 from coordinator.cli.screen.standing import Shown, all_of, json_of, standing
-from coordinator.cli.screen.watching import Sight, _over
+from coordinator.cli.screen.watching import _over
 from coordinator.config.schema import ClusterConfig, Config
 from coordinator.errors import RetryError
 from coordinator.evaluation import step as machine

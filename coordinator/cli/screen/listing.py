@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from rich.console import RenderableType
 from rich.padding import Padding
@@ -17,6 +19,57 @@ from coordinator.runtime.work_lock import DAEMON, is_daemon
 
 MOST_CHECKPOINTS = 5  # paths shown that wait for one reason
 DAEMON_LOG = Path("evalspan-daemon.log")  # of scripts/evalspan-daemon.sbatch, in the folder of submission
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """`holder`: the command that has the work folder, "" for none; `since`: unix seconds; `cordoned`: node -> seconds."""
+
+    holder: str = ""
+    since: float | None = None
+    checkpoints: Checkpoints = field(default_factory=Checkpoints)
+    cordoned: Mapping[str, float] = field(default_factory=dict)
+    daemon_command: str = "evalspan daemon"  # with this call's options
+    queued: Sequence[JobState] = ()  # pending jobs of the daemon's wrapper, where none has the folder
+    wrapped: str = ""  # how the wrapper is submitted; "" without Slurm
+
+    @property
+    def daemon(self) -> bool:
+        return is_daemon(self.holder)
+
+    def as_json(self) -> dict[str, Any]:
+        """What `status --json` has besides evaluations."""
+        return {
+            "daemon": self.daemon,
+            "holder": self.holder or None,
+            "holder_since": self.since,
+            "kept_back_seconds": self.cordoned,
+            "waiting": [one.model_dump(mode="json") for one in self.checkpoints.waiting],
+            "refused": [one.model_dump(mode="json", exclude={"command"}) for one in self.checkpoints.refused],
+        }
+
+    def lines(self, now: float) -> Iterator[RenderableType]:
+        yield from show_pending(self.checkpoints, now)
+        for node, left in self.cordoned.items():
+            again = f"`evalspan release {node} --minutes 0` lets it be taken"
+            said = f"{node} is cordoned: it is not taken for {seconds(left)} more ({again})"
+            yield Parts(said, style="yellow")
+        yield self.daemon_line(now)
+
+    def daemon_line(self, now: float) -> Parts:
+        """The daemon's state."""
+        began = "" if self.since is None else f" since {clock_time(self.since, now)}"
+        if self.daemon:
+            return Parts(f"daemon: running{began}{self.holder.removeprefix(DAEMON)}", style="green")
+        said = f"daemon: not running; {self.holder}, has the work folder{began} and takes no submissions"
+        if not self.holder and self.queued:
+            said = f"daemon: not running; {'; '.join(_queued(job, now) for job in self.queued)}"
+        elif not self.holder:
+            how = " or ".join(f"`{line}`" for line in filter(None, (self.wrapped, self.daemon_command)))
+            said = f"daemon: not running; to start it: {how}"
+            if self.wrapped and DAEMON_LOG.exists():
+                said += f"; {DAEMON_LOG} says how its last job ended"
+        return Parts(said, style="yellow")
 
 
 def show_pending(checkpoints: Checkpoints, now: float) -> Iterator[RenderableType]:
@@ -51,43 +104,6 @@ def _suite(named: str) -> str:
     """A suite's name, or that of its file; the file that a submission left has a digest in its name."""
     kept = named.endswith(".toml") and Path(named).parts[-3:-1] == ("inbox", "suites")
     return Path(named).stem.rpartition("-")[0] if kept else Path(named).stem if "/" in named else named
-
-
-def show_cordons(cordoned: Mapping[str, float]) -> Iterator[Parts]:
-    """`cordoned`: node -> seconds until it may be taken again."""
-    for node, left in cordoned.items():
-        again = f"`evalspan release {node} --minutes 0` lets it be taken"
-        said = f"{node} is cordoned: it is not taken for {seconds(left)} more ({again})"
-        yield Parts(said, style="yellow")
-
-
-def show_daemon(
-    holder: str,
-    since: float | None,
-    now: float,
-    typed: str,
-    queued: Sequence[JobState] = (),
-    wrapper: str = "",
-) -> Parts:
-    """The daemon's state. `holder`: of the work folder's lock; `typed`: `evalspan daemon` with this call's options.
-
-    `queued`: pending jobs by the name of the daemon's wrapper; `wrapper`: how it is submitted, "" without Slurm.
-    """
-    began = "" if since is None else f" since {clock_time(since, now)}"
-    if is_daemon(holder):
-        said, style = f"daemon: running{began}{holder.removeprefix(DAEMON)}", "green"
-    elif holder:
-        said = f"daemon: not running; {holder}, has the work folder{began} and takes no submissions"
-        style = "yellow"
-    elif queued:
-        jobs = "; ".join(_queued(job, now) for job in queued)
-        said, style = f"daemon: not running; {jobs}", "yellow"
-    else:
-        how = " or ".join(f"`{line}`" for line in filter(None, (wrapper, typed)))
-        said, style = f"daemon: not running; to start it: {how}", "yellow"
-        if wrapper and DAEMON_LOG.exists():
-            said += f"; {DAEMON_LOG} says how its last job ended"
-    return Parts(said, style=style)
 
 
 def _queued(job: JobState, now: float) -> str:
