@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from coordinator.cluster import NodeState
 from coordinator.evaluation.events import Offer
@@ -56,26 +57,20 @@ def allocate(
     *,
     gpus_in_use: int,
     nodes_in_use: Collection[str] = (),
-    promised: Mapping[str, int] | None = None,
-    promised_mb: Mapping[str, int] | None = None,
+    promised: Mapping[str, tuple[int, int]] = MappingProxyType({}),
 ) -> Mapping[str, tuple[Offer, ...]]:
     """Evaluation id -> offers: GPUs of a node that it may use, those it uses there included.
 
     First come nodes with its weights, then whole free nodes and the largest offers, so that few
     nodes are staged; preemptible nodes come last. `gpus_in_use`, `nodes_in_use`: of all
-    evaluations, for the limits. `promised`, `promised_mb`: GPUs and MiB of a node that are offered
-    and not used yet. A node gets as many trials as its free memory holds. Where no node could ever
+    evaluations, for the limits. `promised`: node -> GPUs and MiB that are offered and not used yet. A node gets as many trials as its free memory holds. Where no node could ever
     hold one, memory is ignored here: the cluster's refusal then names the reason. Nodes whose GPUs are
     too small for the weights are left out, unless all are: the trial's error then names the reason.
     """
-    promised, promised_mb = promised or {}, promised_mb or {}
     nodes = [
-        replace(
-            n,
-            gpus_free=max(0, n.gpus_free - promised.get(n.name, 0)),
-            memory_free_mb=n.memory_free_mb - promised_mb.get(n.name, 0),
-        )
+        replace(n, gpus_free=max(0, n.gpus_free - gpus), memory_free_mb=n.memory_free_mb - megabytes)
         for n in nodes
+        for gpus, megabytes in (promised.get(n.name, (0, 0)),)
     ]
     usable = [n for n in nodes if n.usable and n.gpus_free > 0]
     usable.sort(key=lambda n: (n.best_effort, -n.gpus_free, n.name))

@@ -5,6 +5,7 @@ Rule: derived from the evaluations' states alone, so offers stay known after a r
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -79,33 +80,24 @@ def offers(
         gpus_in_use=gpus_in_use(states),
         nodes_in_use=nodes_in_use(states),
         promised=promised(states),
-        promised_mb=promised_mb(states),
     )
 
 
-def promised(states: Iterable[State]) -> dict[str, int]:
-    """Node -> GPUs offered and not held by jobs yet; the cluster lists them as free."""
-    gpus: dict[str, int] = {}
-    for state in _open(states):
-        for node, lanes in _promised_lanes(state):
-            gpus[node.name] = gpus.get(node.name, 0) + lanes * state.record.options.gpus_per_trial
-    return gpus
+def promised(states: Iterable[State]) -> dict[str, tuple[int, int]]:
+    """Node -> GPUs and MiB that were offered and that no job holds yet; the cluster lists them as free.
 
-
-def promised_mb(states: Iterable[State]) -> dict[str, int]:
-    """Node -> MiB that jobs of offers will take and do not hold yet, less prefetched weights there.
-
-    Prefetched weights make way for the evaluation that gets the GPUs (`in_the_way`).
+    Less prefetched weights, which make way for the evaluation that gets the GPUs (`in_the_way`).
     """
-    megabytes: dict[str, int] = {}
+    gpus: Counter[str] = Counter()
+    megabytes: Counter[str] = Counter()
     for state in _open(states):
         for node, lanes in _promised_lanes(state):
             once = 0 if node.status == "ready" or _held_mb(state, node) else _once_mb(state)
-            more = once + lanes * trial_memory_mb(state.record)
-            megabytes[node.name] = megabytes.get(node.name, 0) + more
+            gpus[node.name] += lanes * state.record.options.gpus_per_trial
+            megabytes[node.name] += once + lanes * trial_memory_mb(state.record)
         for ahead in state.nodes.prefetches.values():
-            megabytes[ahead.name] = megabytes.get(ahead.name, 0) - _held_mb(state, ahead)
-    return megabytes
+            megabytes[ahead.name] -= _held_mb(state, ahead)
+    return {name: (gpus[name], megabytes[name]) for name in megabytes}
 
 
 def started_since(states: Iterable[State], asked_at: float) -> set[str]:
@@ -253,10 +245,10 @@ def in_the_way(states: Iterable[State], nodes: Iterable[NodeState], now: float) 
     served = in_turn(_open(states))
     gone: list[tuple[str, str]] = []
     for node in nodes:
-        uses = [(s, s.nodes.by_name[node.name]) for s in served if node.name in s.nodes.by_name]
-        wanted = max((_waits_for_mb(s, use, now) for s, use in uses), default=0)
-        prefetched = [(s, s.nodes.prefetches[node.name]) for s in served if node.name in s.nodes.prefetches]
-        ahead = [(s, mb) for s, use in prefetched if (mb := _held_mb(s, use))]
+        uses = ((s, s.nodes.by_name.get(node.name)) for s in served)
+        wanted = max((_waits_for_mb(s, use, now) for s, use in uses if use), default=0)
+        prefetched = ((s, s.nodes.prefetches.get(node.name)) for s in served)
+        ahead = [(s, mb) for s, use in prefetched if use and (mb := _held_mb(s, use))]
         free = node.memory_free_mb
         if wanted <= free or free + sum(mb for _, mb in ahead) < wanted:
             continue
@@ -287,7 +279,7 @@ def taken(states: Iterable[State], nodes: Iterable[NodeState], now: float) -> li
             for n in known.values()
             if n.usable
             and need.holds(n)
-            and n.gpus_free - spoken_for.get(n.name, 0) >= per_trial
+            and n.gpus_free - spoken_for.get(n.name, (0, 0))[0] >= per_trial
             and (not n.counts_memory or n.memory_free_mb >= _once_mb(state) + trial_memory_mb(state.record))
             and (
                 n.name not in state.nodes.by_name

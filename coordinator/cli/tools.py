@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import json
 import os
 import shlex
@@ -65,14 +64,14 @@ class Plan(Printed):
     save_instance: Path | None = option("With --suite: write its instance here, for --instance.")
 
     def run(self) -> None:
-        from coordinator.planning import plan_instance
+        from coordinator.planning.instance import plan_instance, what_if
         from coordinator.report.comparisons import lane_table
 
         if (self.instance is None) == (self.suite is None):
             raise OperatorError("name an --instance file or a --suite")
         text = self._of_suite() if self.instance is None else self._of_file(self.instance)
         try:
-            made, more = plan_instance.plan_instance(text), plan_instance.what_if(text)
+            made, more = plan_instance(text), what_if(text)
         except ValueError as error:
             raise OperatorError(f"{self.instance or self.suite}: {error}") from error
         if self.as_json:
@@ -366,7 +365,7 @@ def _probe_slurm(named: Mapping[str, object]) -> tuple[str, dict[str, tuple[Any,
             refusing = refusing_of("")
             account = load(None, Path(scratch) / "probe", named).cluster.account
             if account is None and refusing.keys() >= set(names):
-                account = slurm_rules.account_demanded(getpass.getuser(), rules, refusing_of)
+                account = slurm_rules.account_demanded(rules, refusing_of)
                 if account is not None:
                     named = {**named, "cluster.account": account}
                     refusing = refusing_of("")

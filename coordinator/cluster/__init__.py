@@ -83,6 +83,8 @@ class NodeState:
 class ClusterError(Exception):
     """A call to the cluster failed. It may have had effect: a job is looked up by its name before it is submitted again."""
 
+    stderr: str | None = None  # of the command that failed; None: it printed none
+
 
 class RefusedError(ClusterError):
     """The cluster refused for good, in its own words: partition, account, QOS. The operator must act.

@@ -16,13 +16,12 @@ import json
 import logging
 import os
 import re
-import shutil
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
@@ -60,17 +59,15 @@ def gpu_names() -> list[str]:
     A GPU that is cut into slices (MIG) is listed by those: "MIG-uuid, name". Only those that
     CUDA_VISIBLE_DEVICES names, where it is set.
     """
-    return list(_gpu_names(os.environ.get("CUDA_VISIBLE_DEVICES")))
+    return list(parse_gpus(_listing(), os.environ.get("CUDA_VISIBLE_DEVICES")))
 
 
 @functools.cache
-def _gpu_names(visible: str | None) -> tuple[str, ...]:
-    if shutil.which("nvidia-smi") is None:
-        return ()
+def _listing() -> str:
     try:
-        return parse_gpus(run_command(["nvidia-smi", "-L"], seconds=20), visible)
+        return run_command(["nvidia-smi", "-L"], seconds=20)
     except CommandError:
-        return ()
+        return ""
 
 
 def parse_gpus(text: str, visible: str | None) -> tuple[str, ...]:
@@ -92,11 +89,15 @@ def parse_gpus(text: str, visible: str | None) -> tuple[str, ...]:
     )
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, eq=False)
 class _Member:
-    """One process of a job. Times in unix seconds, `since` in monotonic seconds."""
+    """One process of a submitted job. Times in unix seconds, `since` in monotonic seconds."""
 
+    job: Job | None  # None: an earlier coordinator submitted it
+    name: str
+    job_id: str
     index: int
+    submitted_at: float
     phase: JobPhase = "pending"
     state: str = "PENDING"
     reason: str = ""
@@ -105,17 +106,6 @@ class _Member:
     slots: tuple[int, ...] = ()
     stop: str = ""  # the state it will end with, once SIGTERM was sent
     started_at: float | None = None
-
-
-@dataclass(slots=True, kw_only=True)
-class _Entry:
-    """A submitted job; `job` is None where an earlier coordinator submitted it."""
-
-    job: Job | None
-    name: str
-    job_id: str
-    submitted_at: float
-    members: list[_Member] = field(default_factory=list)
 
 
 class LocalCluster:
@@ -144,8 +134,9 @@ class LocalCluster:
         self.export, self.secrets = tuple(export), tuple(secrets)
         self._folder = state_dir.absolute()
         self._lock = threading.RLock()
-        self._entries: dict[str, _Entry] = {}
-        self._live: dict[tuple[str, int], tuple[_Entry, _Member]] = {}  # in the order of submission
+        self._last_id = 0
+        self._members: list[_Member] = []
+        self._live: list[_Member] = []  # those that have not ended, in the order of submission
         self._alive: int | None = None  # read end of the guardians' pipe, once in charge
         self._alone = False  # no guardian of an earlier coordinator is left
 
@@ -155,27 +146,25 @@ class LocalCluster:
         self.check(job)
         with self._lock, self._disk():
             self._take_charge()
-            job_id = str(max((int(i) for i in self._entries), default=0) + 1)
-            entry = _Entry(job=job, name=job.name, job_id=job_id, submitted_at=time.time())
-            entry.members = [_Member(index=i) for i in range(job.count)]
-            self._record(entry)
-            self._entries[job_id] = entry
-            self._live |= {(job_id, member.index): (entry, member) for member in entry.members}
+            row = {"job_id": str(self._last_id + 1), "name": job.name, "submitted_at": time.time()}
+            with os.fdopen(make_file(self._folder / "jobs.jsonl"), "a") as file:
+                file.write(json.dumps({**row, "count": job.count}) + "\n")
+            self._add(job, job.count, **row)
             self._advance()
-            return job_id
+            return str(self._last_id)
 
     def jobs(self) -> list[JobState]:
         with self._lock, self._disk():
             self._take_charge()
             self._advance()
-            return [_state(entry, member) for entry in self._entries.values() for member in entry.members]
+            return [_state(member) for member in self._members]
 
     def nodes(self) -> list[NodeState]:
         """The one node. A command beside the daemon may call this too: it starts and ends no job."""
         with self._lock:
             if self._alive is not None:
                 self._advance()
-            running = [entry.job for entry, member in self._live.values() if member.phase == "running"]
+            running = self._running()
             return [
                 NodeState(
                     name=NODE,
@@ -184,7 +173,7 @@ class LocalCluster:
                     gpus=self.slots,
                     gpus_free=len(self._free_slots()),
                     cpus=self.cpus,
-                    cpus_free=max(0, self.cpus - sum(job.cpus for job in running if job is not None)),
+                    cpus_free=max(0, self.cpus - sum(job.cpus for job in running)),
                     memory_mb=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // MIB,
                     memory_free_mb=(memory_available() or 0) // MIB,
                     gpu_type=self.gpus[0].partition(", ")[2] if self.gpus else CPU_SLOT,
@@ -198,9 +187,9 @@ class LocalCluster:
             self._take_charge()
             for target in job_ids:
                 job_id, _, index = target.partition("_")
-                for entry, member in list(self._live.values()):
-                    if entry.job_id == job_id and index in ("", str(member.index)):
-                        self._stop(entry, member, "CANCELLED")
+                for member in list(self._live):
+                    if member.job_id == job_id and index in ("", str(member.index)):
+                        self._stop(member, "CANCELLED")
             self._advance()
 
     def check(self, job: Job) -> None:
@@ -226,31 +215,20 @@ class LocalCluster:
         if self._alive is not None:
             return
         make_folder(self._folder)
-        for line in self._earlier():
-            entry = _Entry(
-                job=None, name=line["name"], job_id=line["job_id"], submitted_at=line["submitted_at"]
-            )
-            for index in range(line["count"]):
-                member = _Member(index=index, phase="running", state="RUNNING", stop=COORDINATOR_ENDED)
-                entry.members.append(member)
-                self._live[entry.job_id, index] = (entry, member)
-            self._entries[entry.job_id] = entry
+        with contextlib.suppress(FileNotFoundError):
+            for text in (self._folder / "jobs.jsonl").read_text().splitlines():
+                with contextlib.suppress(json.JSONDecodeError):  # a torn line: its job never ran
+                    line = json.loads(text)
+                    if line["submitted_at"] > time.time() - KEEP_SECONDS:
+                        self._add(None, **line, phase="running", state="RUNNING", stop=COORDINATOR_ENDED)
         self._alive, self._alive_end = os.pipe()
 
-    def _earlier(self) -> list[dict[str, Any]]:
-        """Lines of `jobs.jsonl` of the last day, without a torn one, whose job never ran."""
-        path = self._folder / "jobs.jsonl"
-        found: list[dict[str, Any]] = []
-        with contextlib.suppress(FileNotFoundError):
-            for text in path.read_text().splitlines():
-                with contextlib.suppress(json.JSONDecodeError):
-                    found.append(json.loads(text))
-        return [line for line in found if line["submitted_at"] > time.time() - KEEP_SECONDS]
-
-    def _record(self, entry: _Entry) -> None:
-        line = {"job_id": entry.job_id, "name": entry.name, "count": len(entry.members)}
-        with os.fdopen(make_file(self._folder / "jobs.jsonl"), "a") as file:
-            file.write(json.dumps({**line, "submitted_at": entry.submitted_at}) + "\n")
+    def _add(self, job: Job | None, count: int, **more: Any) -> None:
+        """Take in a job. `more`: fields of its members."""
+        found = [_Member(job=job, index=index, **more) for index in range(count)]
+        self._last_id = max(self._last_id, int(more["job_id"]))
+        self._members += found
+        self._live += found
 
     def _earlier_are_gone(self) -> bool:
         """Has the last guardian of an earlier coordinator ended? Every guardian that lives has a lock on one file."""
@@ -261,9 +239,8 @@ class LocalCluster:
                 except BlockingIOError:
                     return False
             self._alone = True
-            for entry, member in list(self._live.values()):
-                if entry.job is None:
-                    self._end(entry, member, None)
+            for member in [m for m in self._live if m.job is None]:
+                self._end(member, None)
         return True
 
     def _lock_file(self) -> IO[bytes]:
@@ -274,37 +251,40 @@ class LocalCluster:
     def _advance(self) -> None:
         if not self._earlier_are_gone():
             return
-        for entry, member in list(self._live.values()):
-            if member.guardian is None or entry.job is None:
+        for member in list(self._live):
+            if member.guardian is None or member.job is None:
                 continue
             code = member.guardian.poll()
             if code is not None:
-                self._end(entry, member, code)
-            elif time.monotonic() - member.since > entry.job.time_limit_seconds:
-                self._stop(entry, member, "TIMEOUT")
+                self._end(member, code)
+            elif time.monotonic() - member.since > member.job.time_limit_seconds:
+                self._stop(member, "TIMEOUT")
         self._start_waiting()
 
+    def _running(self) -> list[Job]:
+        return [m.job for m in self._live if m.phase == "running" and m.job is not None]
+
     def _start_waiting(self) -> None:
-        running = [entry.job for entry, m in self._live.values() if m.phase == "running"]
-        side = sum(job is not None and not job.gpus for job in running)
+        side = sum(not job.gpus for job in self._running())
         overtaking = False
-        for entry, member in list(self._live.values()):
-            if member.phase != "pending" or entry.job is None:
+        for member in self._live:
+            job = member.job
+            if member.phase != "pending" or job is None:
                 continue
-            if entry.job.gpus:
+            if job.gpus:
                 free = self._free_slots()
-                overtaking = overtaking or len(free) < entry.job.gpus
+                overtaking = overtaking or len(free) < job.gpus
                 if not overtaking:
-                    self._start(entry.job, entry, member, free[: entry.job.gpus])
+                    self._start(job, member, free[: job.gpus])
             elif side < max(LEAST_SIDE_JOBS, SIDE_JOBS_A_CPU * self.cpus):
                 side += 1
-                self._start(entry.job, entry, member, [])
+                self._start(job, member, [])
 
     def _free_slots(self) -> list[int]:
-        taken = {s for _, member in self._live.values() if member.phase == "running" for s in member.slots}
+        taken = {s for member in self._live if member.phase == "running" for s in member.slots}
         return [s for s in range(self.slots) if s not in taken]
 
-    def _start(self, job: Job, entry: _Entry, member: _Member, slots: Sequence[int]) -> None:
+    def _start(self, job: Job, member: _Member, slots: Sequence[int]) -> None:
         guardian = (sys.executable, "-I", "-S", local_guardian.__file__, str(self.kill_seconds))
         try:
             path = Path(log_file(job, member.index))
@@ -322,7 +302,7 @@ class LocalCluster:
                 )
         except (OSError, ValueError) as error:
             member.reason = f"cannot start yet: {error}"
-            log.warning("job %s (%s) %s", entry.job_id, entry.name, member.reason)
+            log.warning("job %s (%s) %s", member.job_id, member.name, member.reason)
             return
         member.phase, member.state, member.reason = "running", "RUNNING", ""
         member.slots, member.started_at, member.since = tuple(slots), time.time(), time.monotonic()
@@ -335,24 +315,24 @@ class LocalCluster:
         passed = passed_on(os.environ, export=self.export, secrets=self.secrets, given=job.secrets)
         return {**passed, **job.env, **own}
 
-    def _stop(self, entry: _Entry, member: _Member, why: str) -> None:
+    def _stop(self, member: _Member, why: str) -> None:
         """End a member: at once where it waits, by SIGTERM where it runs."""
         if member.stop:
             return
         member.stop = why
         if member.guardian is None:
-            self._end(entry, member, None)
+            self._end(member, None)
         else:
             member.guardian.terminate()
 
-    def _end(self, entry: _Entry, member: _Member, code: int | None) -> None:
+    def _end(self, member: _Member, code: int | None) -> None:
         """Record a member's end. `code`: the guardian's; None: this coordinator started none."""
         member.state = member.stop or ("COMPLETED" if code == 0 else "FAILED")
         if code:
             number = code - SIGNALLED if code > SIGNALLED else -code
             member.reason = f"signal {number}" if number > 0 else f"exit code {code}"
         member.phase, member.guardian = "ended", None
-        self._live.pop((entry.job_id, member.index), None)
+        self._live.remove(member)
 
     @contextlib.contextmanager
     def _disk(self) -> Iterator[None]:
@@ -362,22 +342,19 @@ class LocalCluster:
             raise ClusterError(f"{self._folder} cannot be read or written: {error}") from error
 
 
-def _state(entry: _Entry, member: _Member) -> JobState:
+def _state(member: _Member) -> JobState:
+    started_at, ends_at = member.started_at, None
+    if member.job is not None and started_at is not None and member.phase == "running":
+        ends_at = started_at + member.job.time_limit_seconds
     return JobState(
-        job_id=entry.job_id,
-        name=entry.name,
+        job_id=member.job_id,
+        name=member.name,
         index=member.index,
         phase=member.phase,
         state=member.state,
-        node=NODE if member.started_at is not None else None,
+        node=NODE if started_at is not None else None,
         reason=member.reason,
-        submitted_at=entry.submitted_at,
-        started_at=member.started_at,
-        ends_at=_ends_at(entry, member),
+        submitted_at=member.submitted_at,
+        started_at=started_at,
+        ends_at=ends_at,
     )
-
-
-def _ends_at(entry: _Entry, member: _Member) -> float | None:
-    if entry.job is None or member.started_at is None or member.phase != "running":
-        return None
-    return member.started_at + entry.job.time_limit_seconds

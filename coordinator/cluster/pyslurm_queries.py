@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from coordinator.cluster import JobState
+from coordinator.cluster import JobState, NodeState
 from coordinator.cluster.sbatch_text import is_ours
 from coordinator.cluster.slurm_parse import NodeRow, job_state
 
@@ -67,27 +67,31 @@ def nodes(pyslurm: Any) -> Iterable[NodeRow] | None:
         return None
     partitions = {part.name: part for part in pyslurm.Partitions.load().values()}
     return [
-        NodeRow(
-            name=node.name,
-            partition=part.name,
-            default=part.is_default,
-            up=part.state == "UP",
-            max_seconds=part.max_time * 60 if isinstance(part.max_time, int) else None,
-            state=state_long(node.state),
-            gpus=sum(n for kind, n in node.configured_gres.items() if kind.split(":")[0] == "gpu"),
-            gpus_used=int(node.allocated_tres.get(GPU, 0)),
-            gpu_type="+".join(kind[4:] for kind in node.configured_gres if kind.startswith("gpu:")),
-            cpus=node.total_cpus,
-            cpus_free=node.idle_cpus,
-            memory_mb=node.real_memory or 0,
-            memory_used_mb=node.allocated_memory,
-            features=tuple(node.active_features),
-            reason=node.reason or "",
-        )
+        (_node(node, part), part.is_default)
         for node in pyslurm.Nodes.load().values()
         for part in map(partitions.get, node.partitions)
         if part is not None
     ]
+
+
+def _node(node: Any, part: Any) -> NodeState:
+    gpus = sum(n for kind, n in node.configured_gres.items() if kind.split(":")[0] == "gpu")
+    memory = node.real_memory or 0
+    return NodeState(
+        name=node.name,
+        usable=part.state == "UP",
+        state=state_long(node.state),
+        gpus=gpus,
+        gpus_free=max(0, gpus - int(node.allocated_tres.get(GPU, 0))),
+        gpu_type="+".join(kind[4:] for kind in node.configured_gres if kind.startswith("gpu:")),
+        cpus=node.total_cpus,
+        cpus_free=node.idle_cpus,
+        memory_mb=memory,
+        memory_free_mb=max(0, memory - node.allocated_memory),
+        features=tuple(node.active_features),
+        partitions=(part.name,),
+        reason=node.reason or "",
+    )
 
 
 # Flags behind a node's state, and the mark that `sinfo` puts there; the first one counts.
@@ -141,10 +145,12 @@ def main(query: str, *arguments: str) -> None:
     pyslurm = importlib.import_module("pyslurm")
     try:
         found = QUERIES[query](pyslurm, *arguments)
-        rows = None if found is None else [asdict(record) for record in found]
+        rows = None if found is None else list(found)
     except pyslurm.PyslurmError as error:
         sys.exit(str(error))
-    print(json.dumps({"version": pyslurm.__version__, "found": rows}), file=answers, flush=True)
+    print(
+        json.dumps({"version": pyslurm.__version__, "found": rows}, default=asdict), file=answers, flush=True
+    )
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from coordinator.cluster import Job, Purpose, RefusedError
 from coordinator.cluster.job_environment import INDEX
@@ -83,29 +83,6 @@ class SlurmOptions:
 
     def extra_args_of(self, job: Job) -> tuple[str, ...]:
         return (*self.settings.cluster.extra_args, *self.role(job.purpose).extra_args)
-
-
-def within_limits(
-    job: Job,
-    options: SlurmOptions,
-    limits: Mapping[str | None, int],
-    walls: Mapping[tuple[str, str], int] | None = None,
-    partition_qos: Mapping[str | None, str] | None = None,
-) -> Job:
-    """Cut the job's time limit to MaxTime and MaxWall.
-
-    `limits`: MaxTime in seconds by partition; None: the default one. `walls`: as of
-    `slurm_accounts.parse_walls` and `default_walls`. `partition_qos`: as of
-    `slurm_rules.partition_qos`.
-    """
-    names = options.partition_of(job)
-    partitions = names.split(",") if names else (None,)
-    most = [limits[n] for n in partitions if n in limits]
-    account, qos = options.account_of(job) or "", options.qos_of(job)
-    own = ("default qos", account) if qos is None else ("qos", qos)
-    theirs = [own, ("account", account), *(("qos", (partition_qos or {}).get(n, "")) for n in partitions)]
-    most += [walls[key] for key in theirs if walls and key in walls]
-    return replace(job, time_limit_seconds=min([job.time_limit_seconds, *most]))
 
 
 def comment_of(job: Job, token: str) -> str:

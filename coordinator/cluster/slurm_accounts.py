@@ -1,7 +1,7 @@
 """Accounts, QOS and their limits on a user's jobs, from the text of sacctmgr and scontrol. Pure.
 
 Rule: limits are those that slurmctld applies: of a limit that QOS and association both set, the QOS' holds. Source:
-slurm.schedmd.com/resource_limits.html. Called by SlurmCli, which keeps jobs within MaxWall, and by `evalspan doctor`.
+slurm.schedmd.com/resource_limits.html. Called by `slurm_rules`, which keeps jobs within MaxWall, and by `evalspan doctor`.
 """
 
 from __future__ import annotations
@@ -11,13 +11,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from coordinator.cluster.slurm_limits import NAMES, PARTITION_QOS, Limit
+from coordinator.cluster.slurm_parse import seconds_of
 
-DEFAULT_QOS_FORMAT = "defaultaccount,account,partition,defaultqos"
-USER_FORMAT = f"{DEFAULT_QOS_FORMAT},qos,maxjobs,maxsubmit,maxtres,maxtrespernode,grptres,grpjobs,grpsubmit"
+USER_FORMAT = (
+    "defaultaccount,account,partition,defaultqos,"
+    "qos,maxjobs,maxsubmit,maxtres,maxtrespernode,grptres,grpjobs,grpsubmit,maxwall"
+)
 ACCOUNT_FORMAT = "account,parentname,grptres,grpjobs,grpsubmit"
 QOS_FORMAT = (
     "name,mintres,maxtres,maxtrespernode,maxtrespu,maxtrespa,grptres,"
-    "maxjobspu,maxjobspa,grpjobs,maxsubmitpu,maxsubmitpa,grpsubmit"
+    "maxjobspu,maxjobspa,grpjobs,maxsubmitpu,maxsubmitpa,grpsubmit,maxwall"
 )
 _OVERRIDES = {
     "MaxJobs": ("MaxJobsPerUser", "MaxJobsPerAccount"),
@@ -93,8 +96,9 @@ class Accounting:
 def _limits(holder: str, fields: Mapping[str, str]) -> Iterator[Limit]:
     for key, name in NAMES.items():
         text = fields.get(key, "")
-        tres = {"jobs": int(text)} if text.isdigit() else parse_tres(text)
-        for what, most in tres.items():
+        seconds = seconds_of(text)
+        amounts = {"wall": seconds} if seconds is not None else parse_tres(text)
+        for what, most in ({"jobs": int(text)} if text.isdigit() else amounts).items():
             yield Limit(name=name, what=what, most=most, holder=holder)
 
 
@@ -113,46 +117,3 @@ def parse_rows(text: str, fields: str) -> list[dict[str, str]]:
     names = fields.split(",")
     rows = [line.split("|") for line in text.splitlines()]
     return [dict(zip(names, row, strict=True)) for row in rows if len(row) == len(names)]
-
-
-# --- MaxWall ---------------------------------------------------------------------------------------------------------
-
-
-def parse_walls(text: str) -> dict[tuple[str, str], int]:
-    """MaxWall in seconds by ("qos", name) and ("account", name), from `scontrol --oneliner show assoc_mgr`.
-
-    ("account", "") is the user's default account. No key: no limit. An association with one
-    partition alone is left out.
-    """
-    walls: dict[tuple[str, str], int] = {}
-    for line in text.splitlines():
-        limit = re.search(r" MaxWallPJ=(\d+)\b", line)
-        if limit is None:
-            continue
-        qos = re.match(r"QOS=(\S+)\(\d+\) ", line)
-        account = re.search(r" Account=(\S+) UserName=\S+ Partition= .* DefAssoc=(Yes|No) ", line)
-        names = [("qos", qos[1])] if qos else []
-        if account:
-            names += [("account", account[1]), *([("account", "")] if account[2] == "Yes" else [])]
-        walls |= dict.fromkeys(names, int(limit[1]) * 60)
-    return walls
-
-
-def cluster_of(text: str) -> str:
-    """The cluster's name, from the same text; "" where it shows no association."""
-    found = re.search(r"^ClusterName=(\S+)", text, re.MULTILINE)
-    return found[1] if found else ""
-
-
-def default_walls(text: str, walls: Mapping[tuple[str, str], int]) -> dict[tuple[str, str], int]:
-    """MaxWall by ("default qos", account) of jobs that name no QOS; account "": the user's default one.
-
-    `text`: of `sacctmgr -nP show user … format=DEFAULT_QOS_FORMAT`; `walls`: as of `parse_walls`.
-    """
-    found: dict[tuple[str, str], int] = {}
-    for line in text.splitlines():
-        default, account, partition, qos, *_ = [*line.split("|"), "", "", ""]
-        if not partition and ("qos", qos) in walls:
-            names = (account, "") if account == default else (account,)
-            found |= {("default qos", name): walls["qos", qos] for name in names}
-    return found

@@ -143,6 +143,7 @@ NAMES = {
     "maxsubmitpu": "MaxSubmitJobsPerUser",
     "maxsubmitpa": "MaxSubmitJobsPerAccount",
     "grpsubmit": "GrpSubmit",
+    "maxwall": "MaxWall",
 }
 """Field of sacctmgr -> the limit's name for `sacctmgr modify` and the site's admins."""
 PARTITION_QOS = "the partition's QOS "  # begins the holder of its limits
@@ -156,7 +157,7 @@ class Limit:
 
     name: str
     what: str
-    most: int  # of MinTRES: the least; memory in MiB
+    most: int  # of MinTRES: the least; memory in MiB, time in seconds
     holder: str  # "QOS normal", "account lab", "your association with account lab"
 
     @property
@@ -166,7 +167,7 @@ class Limit:
     @property
     def of_a_job(self) -> bool:
         """Is it on each job alone, and not on all that run or wait?"""
-        return self.name in ("MinTRES", "MaxTRES", "MaxTRESPerNode")
+        return self.name in ("MinTRES", "MaxTRES", "MaxTRESPerNode", "MaxWall")
 
     @property
     def shared(self) -> bool:

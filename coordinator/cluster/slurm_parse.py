@@ -8,8 +8,8 @@ missing answer differs from "no jobs" and raises ClusterError. A job state not i
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -29,7 +29,6 @@ NODE_FIELDS = (
     "NodeList",
     "Partition",
     "Available",
-    "Time",
     "StateLong",
     "Gres",
     "GresUsed",
@@ -138,25 +137,8 @@ def job_state(*, state: str, node: str, reason: str, ends_at: float | None, **re
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeRow:
-    """A node in one of its partitions, as Slurm lists it. Memory in MiB."""
-
-    name: str
-    partition: str
-    default: bool  # is the partition the site's default one?
-    up: bool  # the partition
-    max_seconds: int | None  # MaxTime of the partition; None: no limit
-    state: str  # of the node, as sinfo's StateLong
-    gpus: int
-    gpus_used: int
-    gpu_type: str
-    cpus: int
-    cpus_free: int
-    memory_mb: int
-    memory_used_mb: int
-    features: Sequence[str]  # active ones
-    reason: str
+NodeRow = tuple[NodeState, bool]
+"""A node in one of its partitions, usable where the partition is up; is that the site's default one?"""
 
 
 def parse_sinfo(text: str) -> list[NodeRow]:
@@ -164,51 +146,35 @@ def parse_sinfo(text: str) -> list[NodeRow]:
     return [_row(fields) for fields in _records(text, len(NODE_FIELDS), "sinfo")]
 
 
-def max_times(rows: Iterable[NodeRow]) -> dict[str | None, int]:
-    """Partition -> MaxTime in seconds; None: the default one. No key: no limit."""
-    named = ((key, row) for row in rows for key in (row.partition, *([None] if row.default else [])))
-    return {key: row.max_seconds for key, row in named if row.max_seconds is not None}
-
-
 def nodes_of(listed: Iterable[NodeRow], options: SlurmOptions) -> list[NodeState]:
     """The nodes of the set partitions, by name.
 
     A node that only the CPU partition reaches counts as one without GPUs. One that the settings exclude is not usable.
     """
-    seen: dict[str, list[NodeRow]] = {}
-    defaults = set()
-    for row in listed:
+    seen: dict[str, list[NodeState]] = {}
+    defaults: set[str] = set()
+    for row, default in listed:
         seen.setdefault(row.name, []).append(row)
-        defaults |= {row.partition} if row.default else set()
+        defaults.update(row.partitions if default else ())
     certain = _names(options.trial_partition) or defaults
     trials = certain | _names(options.settings.borrow.best_effort)
     staging = _names(options.role("stage").partition)  # a precursor stands on its trials' node
     reachable = trials | _names(options.metric_partition) | _names(options.build_partition)
     nodes = []
     for _, rows in sorted(seen.items()):
-        mine = [row for row in rows if row.partition in reachable]
-        if not mine:
+        names = tuple(name for row in rows for name in row.partitions)
+        if reachable.isdisjoint(names):
             continue
-        usable = {row.partition for row in rows if _usable(row, options)}
-        names = tuple(row.partition for row in rows)
-        gpus = mine[0].gpus if trials.intersection(names) else 0
-        node = NodeState(
-            name=mine[0].name,
+        usable = {name for row in rows if _usable(row, options) for name in row.partitions}
+        node = replace(
+            rows[0],
             usable=not usable.isdisjoint(reachable),
-            state=mine[0].state,
-            gpus=gpus,
-            gpus_free=max(0, gpus - mine[0].gpus_used),
-            gpu_type=mine[0].gpu_type if gpus else "",
-            cpus=mine[0].cpus,
-            cpus_free=mine[0].cpus_free,
-            memory_mb=mine[0].memory_mb,
-            memory_free_mb=max(0, mine[0].memory_mb - mine[0].memory_used_mb),
-            features=tuple(mine[0].features),
             partitions=names,
             # reachable only through partitions that may preempt a job
             best_effort=bool(usable & trials - certain) and not usable & certain,
-            reason=mine[0].reason,
         )
+        if trials.isdisjoint(names):
+            node = replace(node, gpus=0, gpus_free=0, gpu_type="")
         if staging and node.gpus and not node.best_effort and staging.isdisjoint(node.partitions):
             nodes.append(exclude(node, "[slurm.precursor] partition"))
         else:
@@ -216,11 +182,11 @@ def nodes_of(listed: Iterable[NodeRow], options: SlurmOptions) -> list[NodeState
     return nodes
 
 
-def _usable(row: NodeRow, options: SlurmOptions) -> bool:
+def _usable(row: NodeState, options: SlurmOptions) -> bool:
     base = row.state.lower().rstrip(BAD_MARKS + "-+")
     good = base in USABLE_STATES or (options.settings.cluster.reservation is not None and base == "reserved")
     bad = set(BAD_MARKS) - set(ASLEEP if options.settings.nodes.wake else "")
-    return good and row.up and not set(row.state) & bad
+    return good and row.usable and not set(row.state) & bad
 
 
 def is_reserved(node: NodeState) -> bool:
@@ -283,32 +249,29 @@ def _names(partitions: str | None) -> set[str]:
 
 
 def _row(fields: list[str]) -> NodeRow:
-    name, partition, available, limit, state, gres, gres_used, reason, cpus, memory, allocated, features = (
-        fields
-    )
+    name, partition, available, state, gres, gres_used, reason, cpus, memory, allocated, features = fields
     gpus, gpu_type = parse_gres(gres)
     counts = cpus.split("/")  # allocated / idle / other / total
     try:
         idle, total, memory_mb, used_mb = int(counts[1]), int(counts[3]), int(memory), int(allocated)
     except (IndexError, ValueError) as error:
         raise ClusterError(f"sinfo printed a node that cannot be read: {fields!r}") from error
-    return NodeRow(
+    node = NodeState(
         name=name,
-        partition=partition.rstrip("*"),
-        default=partition.endswith("*"),
-        up=available == "up",
-        max_seconds=seconds_of(limit),
+        usable=available == "up",
         state=state,
         gpus=gpus,
-        gpus_used=parse_gres(gres_used)[0],
+        gpus_free=max(0, gpus - parse_gres(gres_used)[0]),
         gpu_type=gpu_type,
         cpus=total,
         cpus_free=idle,
         memory_mb=memory_mb,
-        memory_used_mb=used_mb,
+        memory_free_mb=max(0, memory_mb - used_mb),
         features=() if features in ("", "(null)") else tuple(features.split(",")),
+        partitions=(partition.rstrip("*"),),
         reason="" if reason.lower() in ("none", "(null)", "n/a") else reason.strip(),
     )
+    return node, partition.endswith("*")
 
 
 def parse_gres(text: str) -> tuple[int, str]:

@@ -12,7 +12,7 @@ import sys
 from typing import Any
 
 from coordinator.base.run_command import CommandError, run_command
-from coordinator.cluster import ClusterError, JobState, RefusedError
+from coordinator.cluster import ClusterError, JobState, NodeState, RefusedError
 from coordinator.cluster.job_environment import client_environment
 from coordinator.cluster.sbatch_text import SlurmOptions
 from coordinator.cluster.slurm_cli import SlurmCli
@@ -37,7 +37,7 @@ class SlurmApi(SlurmCli):
         self._nodes_by_command = False  # at the last listing
         try:
             self.version = self._query("version")["version"]
-            slurm = self._ask(["sinfo", "--version"]).split()
+            slurm = self._run(["sinfo", "--version"]).split()
         except ClusterError as error:
             raise RefusedError(str(error)) from error
         if len(slurm) > 1 and slurm[1].split(".")[:2] != self.version.split(".")[:2]:
@@ -59,7 +59,10 @@ class SlurmApi(SlurmCli):
         self._nodes_by_command = found is None
         if found is None:
             return super()._node_rows()
-        return [NodeRow(**row) for row in found]
+        of = {"features", "partitions"}
+        return [
+            (NodeState(**node | {key: tuple(node[key]) for key in of}), default) for node, default in found
+        ]
 
     def _query(self, *words: str) -> Any:
         """The answer of one process of pyslurm; ClusterError in one line."""

@@ -9,6 +9,8 @@ slurm.conf(5) JobContainerType, NamespaceType, SelectType, OverSubscribe, MaxMem
 
 from __future__ import annotations
 
+import os
+import pwd
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,6 +18,7 @@ from math import ceil
 
 from coordinator.base.run_command import CommandError, run_command
 from coordinator.cluster import Cluster, ClusterError, Job, NodeState, RefusedError
+from coordinator.cluster.sbatch_text import SlurmOptions
 from coordinator.cluster.slurm_accounts import (
     ACCOUNT_FORMAT,
     QOS_FORMAT,
@@ -24,7 +27,7 @@ from coordinator.cluster.slurm_accounts import (
     parse_rows,
     parse_tres,
 )
-from coordinator.cluster.slurm_limits import setting_of
+from coordinator.cluster.slurm_limits import Limit, setting_of
 from coordinator.cluster.slurm_parse import seconds_of
 from coordinator.config.checks import GPU_REQUEST
 
@@ -134,11 +137,6 @@ def parse_partitions(text: str) -> tuple[Partition, ...]:
     return tuple(found)
 
 
-def partition_qos(partitions: Iterable[Partition]) -> dict[str | None, str]:
-    """Partition -> its own QOS; None: the default partition. No key: it has none."""
-    return {key: p.qos for p in partitions if p.qos for key in (p.name, *((None,) if p.default else ()))}
-
-
 def _positive(text: str) -> int | None:
     return int(text) if text.isdigit() and int(text) else None
 
@@ -227,50 +225,75 @@ def crowding(rules: SiteRules, partition: str | None, nodes: Iterable[NodeState]
     return ""
 
 
+# --- limits of one job -----------------------------------------------------------------------------------------------
+
+
+def limits_on(job: Job, options: SlurmOptions, rules: SiteRules, accounting: Accounting) -> list[Limit]:
+    """Those of the job's account and QOS, and of the QOS of its partitions."""
+    chosen = rules.chosen(options.partition_of(job))
+    names, own = [p.name for p in chosen], [p.qos for p in chosen if p.qos]
+    return accounting.limits(options.account_of(job), options.qos_of(job), names, own)
+
+
+def within_limits(job: Job, options: SlurmOptions, rules: SiteRules, accounting: Accounting) -> Job:
+    """The job with its time limit cut to MaxTime of its partitions, and to MaxWall."""
+    times = [p.max_seconds for p in rules.chosen(options.partition_of(job))]
+    times += [limit.most for limit in limits_on(job, options, rules, accounting) if limit.what == "wall"]
+    most = [seconds for seconds in times if seconds is not None]
+    return replace(job, time_limit_seconds=min([job.time_limit_seconds, *most]))
+
+
 # --- asking ----------------------------------------------------------------------------------------------------------
 
 
-def scontrol(*words: str) -> str:
-    """What `scontrol WORDS` prints; ClusterError in its own words."""
+Ask = Callable[[Sequence[str]], str]
+"""Runs a command of Slurm: what it prints, or ClusterError."""
+
+
+def ask_slurm(argv: Sequence[str]) -> str:
+    """What a command of Slurm prints; ClusterError in its own words."""
     try:
-        return run_command(["scontrol", *words], seconds=SCONTROL_SECONDS)
+        return run_command(argv, seconds=SACCTMGR_SECONDS if argv[0] == "sacctmgr" else SCONTROL_SECONDS)
     except CommandError as error:
-        raise ClusterError(f"scontrol {' '.join(words)}: {error}") from error
+        raise ClusterError(f"{' '.join(argv)}: {error}" if argv[0] == "scontrol" else str(error)) from error
 
 
-def ask_rules() -> SiteRules:
+def ask_rules(ask: Ask = ask_slurm) -> SiteRules:
     """The site's settings and partitions; those of other groups count as hidden. Raises ClusterError."""
     listing = ("--oneliner", "show", "partition")
-    shown = {p.name for p in parse_partitions(scontrol(*listing))}
-    every = parse_partitions(scontrol("--all", *listing))
+    shown = {p.name for p in parse_partitions(ask(["scontrol", *listing]))}
+    every = parse_partitions(ask(["scontrol", "--all", *listing]))
     return SiteRules(
-        config=parse_config(scontrol("show", "config")),
+        config=parse_config(ask(["scontrol", "show", "config"])),
         partitions=tuple(replace(p, hidden=p.hidden or p.name not in shown) for p in every),
     )
 
 
-def ask_accounting(user: str, cluster: str) -> Accounting:
-    """This user's associations with one cluster, the accounts above them, and all QOS. Raises ClusterError."""
-    here = f"cluster={cluster}"
-    own = _sacctmgr(USER_FORMAT, "user", user, "withassoc", here)
+def ask_accounting(rules: SiteRules, ask: Ask = ask_slurm) -> Accounting | None:
+    """This user's associations with the cluster, the accounts above them, and all QOS; None: the site has no accounting.
+
+    Raises ClusterError.
+    """
+    if rules.config.get("AccountingStorageType", "").partition("/")[2] in ("", "none"):
+        return None
+
+    def rows(fields: str, *words: str) -> list[dict[str, str]]:
+        return parse_rows(ask(["sacctmgr", "-nP", "show", *words, f"format={fields}"]), fields)
+
+    try:
+        user = pwd.getpwuid(os.getuid()).pw_name
+    except KeyError as error:
+        raise ClusterError(f"{error.args[0]}, so accounting knows no such user") from error
+    here = f"cluster={rules.config.get('ClusterName', '')}"
+    own = rows(USER_FORMAT, "user", user, "withassoc", here)
     accounts: dict[str, dict[str, str]] = {}
     asked = {row["account"] for row in own}
     while asked:
-        found = _sacctmgr(
-            ACCOUNT_FORMAT, "assoc", "where", here, f"accounts={','.join(sorted(asked))}", "user="
-        )
+        found = rows(ACCOUNT_FORMAT, "assoc", "where", here, f"accounts={','.join(sorted(asked))}", "user=")
         accounts |= {row["account"]: row for row in found}
         asked = {row["parentname"] for row in found} - accounts.keys() - {""}
-    qos = {row["name"]: row for row in _sacctmgr(QOS_FORMAT, "qos")}
+    qos = {row["name"]: row for row in rows(QOS_FORMAT, "qos")}
     return Accounting(associations=own, accounts=accounts, qos=qos)
-
-
-def _sacctmgr(fields: str, *words: str) -> list[dict[str, str]]:
-    argv = ["sacctmgr", "-nP", "show", *words, f"format={fields}"]
-    try:
-        return parse_rows(run_command(argv, seconds=SACCTMGR_SECONDS), fields)
-    except CommandError as error:
-        raise ClusterError(str(error)) from error
 
 
 PRECURSOR = Job(
@@ -312,15 +335,16 @@ def refusing(clusters: Mapping[str, Cluster]) -> dict[str, str]:
     return {name: words for name, words in found.items() if words}
 
 
-def account_demanded(user: str, rules: SiteRules, refusing: Callable[[str], Mapping[str, str]]) -> str | None:
+def account_demanded(rules: SiteRules, refusing: Callable[[str], Mapping[str, str]]) -> str | None:
     """The first account of this user, the default one before others, whose jobs some partition takes; None: no account helps.
 
     `refusing`: of an account, the partitions that refuse its jobs. Raises ClusterError.
     """
     try:
-        own = ask_accounting(user, rules.config.get("ClusterName", "")).associations
-    except ClusterError:  # a site without accounting
+        accounting = ask_accounting(rules)
+    except ClusterError:
         return None
+    own = accounting.associations if accounting else ()
     every = {p.name for p in rules.partitions if p.up and not p.hidden}
     names = dict.fromkeys(
         row["account"] for row in sorted(own, key=lambda r: r["account"] != r["defaultaccount"])

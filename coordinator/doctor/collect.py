@@ -20,7 +20,6 @@ from pathlib import Path
 
 from coordinator.base.run_command import CommandError, run_command
 from coordinator.cluster import Cluster, ClusterError, Job, NodeState, Purpose, slurm_rules
-from coordinator.cluster.daemon_job import daemon_job, own_options
 from coordinator.cluster.local import LocalCluster, gpu_names
 from coordinator.cluster.slurm_cli import SlurmCli
 from coordinator.cluster.slurm_limits import setting_of
@@ -172,7 +171,9 @@ def _ask_slurm(facts: Facts, cluster: SlurmCli, nodes: Sequence[NodeState]) -> N
     rules = slurm_rules.SiteRules(config={})
     try:
         rules = facts.rules = slurm_rules.ask_rules()
-        facts.reservations = parse_reservations(slurm_rules.scontrol("--oneliner", "show", "reservation"))
+        facts.reservations = parse_reservations(
+            slurm_rules.ask_slurm(["scontrol", "--oneliner", "show", "reservation"])
+        )
     except ClusterError as error:
         facts.rules_error = str(error)
     facts.options = options = cluster.options
@@ -180,19 +181,13 @@ def _ask_slurm(facts: Facts, cluster: SlurmCli, nodes: Sequence[NodeState]) -> N
     facts.cpu_nodes = [n for n in nodes if not n.gpus]
     facts.lanes = max((n.gpus for n in nodes), default=0) // max(1, config.trial.gpus_per_trial)
     facts.user = pwd.getpwuid(os.getuid()).pw_name
-    if rules.config.get("AccountingStorageType", "").partition("/")[2] not in ("", "none"):
-        try:
-            facts.accounting = slurm_rules.ask_accounting(facts.user, rules.config.get("ClusterName", ""))
-        except ClusterError as error:
-            facts.accounting_error = str(error)
+    try:
+        facts.accounting = slurm_rules.ask_accounting(rules)
+    except ClusterError as error:
+        facts.accounting_error = str(error)
     facts.jobs = samples(config, nodes)
     facts.job_kinds = dict(_job_kinds(config, cluster, nodes))
     with contextlib.suppress(ClusterError):
-        facts.allowed_seconds = {
-            k: cluster.within_limits(j).time_limit_seconds for k, j in facts.jobs.items()
-        }
-        own = SlurmCli(own_options(options))
-        facts.daemon_seconds = own.within_limits(daemon_job(options)).time_limit_seconds
         refusal = slurm_rules.precursor_refusal(cluster, [n.name for n in nodes if n.usable and n.gpus])
         facts.host_reason = slurm_rules.host_reason(
             rules, options.trial_partition, refusal, stage=config.stage.enabled

@@ -67,10 +67,6 @@ class Facts:
     accounting_error: str = ""
     options: SlurmOptions = field(default_factory=SlurmOptions)
     jobs: Mapping[Purpose, Job] = field(default_factory=dict)  # a sample of each kind that evaluations submit
-    allowed_seconds: Mapping[Purpose, int] = field(
-        default_factory=dict
-    )  # time limit that each kind would get
-    daemon_seconds: int = 0  # time limit that the coordinator's own job would get; 0: unknown
     reservations: Sequence[Reservation] = ()
     user: str = ""
     lanes: int = 0  # trials of one node

@@ -13,10 +13,10 @@ from math import ceil
 
 from coordinator.cluster import Job, Purpose
 from coordinator.cluster.daemon_job import DAEMON_SECONDS, daemon_job, own_options
-from coordinator.cluster.sbatch_text import ROLES, SlurmOptions
+from coordinator.cluster.sbatch_text import ROLES
 from coordinator.cluster.slurm_accounts import Accounting
 from coordinator.cluster.slurm_limits import RESOURCES, Limit
-from coordinator.cluster.slurm_rules import SiteRules
+from coordinator.cluster.slurm_rules import SiteRules, limits_on, within_limits
 from coordinator.doctor.facts import Facts, Finding, fail, ok, ok_unless, warn
 
 WORKERS = (
@@ -56,7 +56,7 @@ def judge_accounting(facts: Facts, rules: SiteRules) -> Iterator[Finding]:
         yield warn(what, f"the site does not show those of account {', '.join(hidden)}", todo)
     elif not cases and all(rows):
         yield ok(what, "none on the jobs, CPUs, memory or GPUs of your accounts and QOS")
-    yield from _judge_time(facts, rules)
+    yield from _judge_time(facts, rules, accounting)
 
 
 def _not_allowed(facts: Facts, accounting: Accounting, rules: SiteRules) -> Iterator[Finding]:
@@ -143,30 +143,24 @@ class Case:
 def cases_of(facts: Facts, accounting: Accounting, rules: SiteRules) -> list[Case]:
     """The limits that hold."""
     found: dict[Limit, list[Purpose]] = {}
-    options = facts.options
     for kind, job in facts.jobs.items():
-        chosen = rules.chosen(options.partition_of(job))
-        names, own = [p.name for p in chosen], [p.qos for p in chosen if p.qos]
-        for limit in accounting.limits(options.account_of(job), options.qos_of(job), names, own):
-            found.setdefault(limit, []).append(kind)
-    return [case_of(facts, limit, kinds) for limit, kinds in found.items()]
+        for limit in limits_on(job, facts.options, rules, accounting):
+            if limit.what != "wall":
+                found.setdefault(limit, []).append(kind)
+    own = own_options(facts.options)
+    daemons = limits_on(daemon_job(own), own, rules, accounting)
+    return [case_of(facts, limit, kinds, daemon=limit in daemons) for limit, kinds in found.items()]
 
 
-def case_of(facts: Facts, limit: Limit, kinds: Sequence[Purpose]) -> Case:
-    """`kinds`: of the jobs under the limit. The coordinator's own job counts where one of its account, QOS and partition does."""
+def case_of(facts: Facts, limit: Limit, kinds: Sequence[Purpose], *, daemon: bool = False) -> Case:
+    """`kinds`: of the jobs under the limit. `daemon`: is the coordinator's own job?"""
     types = {name.lower() for n in facts.gpu_nodes for name in n.gpu_type.split("+")}
     amounts = {kind: amount(facts.jobs[kind], limit.what, types) for kind in kinds}
-
-    def under(options: SlurmOptions, job: Job) -> tuple[str | None, ...]:
-        partition = options.partition_of(job) if limit.carrier == "partition" else None
-        return options.account_of(job), options.qos_of(job), partition
-
-    own = own_options(facts.options)
-    daemon = daemon_job(own)
-    alike = under(own, daemon) in [under(facts.options, facts.jobs[kind]) for kind in kinds]
-    counts = alike and not limit.of_a_job and limit.what != "node"
     jobs = {kind: count for kind, count in amounts.items() if count is not None}
-    return Case(limit, facts, jobs, (amount(daemon, limit.what, set()) or 0) if counts else 0)
+    counts = daemon and not limit.of_a_job and limit.what != "node"
+    return Case(
+        limit, facts, jobs, (amount(daemon_job(facts.options), limit.what, set()) or 0) if counts else 0
+    )
 
 
 def amount(job: Job, what: str, types: set[str]) -> int | None:
@@ -272,19 +266,18 @@ def setting_of_role(facts: Facts, kind: Purpose, field: str) -> str:
     return "[cluster] cpu_partition" if on_cpus else f"[cluster] {field}"
 
 
-def _judge_time(facts: Facts, rules: SiteRules) -> Iterator[Finding]:
+def _judge_time(facts: Facts, rules: SiteRules, accounting: Accounting) -> Iterator[Finding]:
     """MaxWall: jobs ask for no more than their account and QOS allow; the partitions' MaxTime has findings of its own."""
-    if 0 < facts.daemon_seconds < DAEMON_SECONDS:
-        text = f"runs for at most {hours(facts.daemon_seconds)}, then a successor goes on"
+    options = facts.options
+    daemon = within_limits(daemon_job(options), own_options(options), rules, accounting).time_limit_seconds
+    if daemon < DAEMON_SECONDS:
+        text = f"runs for at most {hours(daemon)}, then a successor goes on"
         todo = "it ends 3 minutes before its limit: run `evalspan daemon` on a login node, or set another [cluster] qos"
-        yield ok_unless(
-            todo if facts.daemon_seconds < LEAST_DAEMON_SECONDS else "", "coordinator's job", text
-        )
+        yield ok_unless(todo if daemon < LEAST_DAEMON_SECONDS else "", "coordinator's job", text)
     cut: dict[int, list[Purpose]] = {}
-    for kind, allowed in facts.allowed_seconds.items():
-        chosen = rules.chosen(facts.options.partition_of(facts.jobs[kind]))
-        limits = [p.max_seconds for p in chosen if p.max_seconds is not None]
-        if allowed < min([facts.jobs[kind].time_limit_seconds, *limits]):
+    for kind, job in facts.jobs.items():
+        allowed = within_limits(job, options, rules, accounting).time_limit_seconds
+        if allowed < within_limits(job, options, rules, Accounting()).time_limit_seconds:
             cut.setdefault(allowed, []).append(kind)
     for allowed, kinds in cut.items():
         trial = facts.config.trial.time_limit_seconds

@@ -50,10 +50,9 @@ class Answer:
 
 
 @dataclass(slots=True, kw_only=True)
-class _NodeJob:
-    """A job, and the answer that it fills."""
+class _NodeJob(Answer):
+    """A job, and what it has answered."""
 
-    answer: Answer
     job: Job
     out: Path
     job_id: str = ""
@@ -62,7 +61,7 @@ class _NodeJob:
 
     @property
     def open(self) -> bool:
-        return not (self.answer.record or self.answer.trouble)
+        return not (self.record or self.trouble)
 
 
 def survey(
@@ -73,7 +72,7 @@ def survey(
     redis_file: Path | None,
     wait_seconds: float,
     sample_mb: int,
-) -> list[Answer]:
+) -> Sequence[Answer]:
     """Ask all targets, side by side, for up to two times `wait_seconds`. `folder`: for answers and logs, seen by nodes and
     of a new name of letters and digits.
     """
@@ -86,14 +85,14 @@ def survey(
         first.append(_node_job(target, site, folder, "measure", words))
     _ask(first, wait_seconds)
     for number, target in enumerate(targets):
-        if first[number].answer.record.get("nonce_left"):
+        if first[number].record.get("nonce_left"):
             words = [*roots, "--look", f"{folder.name}{number}"]
             second.append(_node_job(target, site, folder, "look", words))
     _ask(second, wait_seconds)
-    seen = {asked.answer.target.node: asked.answer.record.get("nonce_seen") for asked in second}
+    seen = {asked.target.node: asked.record.get("nonce_seen") for asked in second}
     for asked in first:
-        asked.answer.shared = seen.get(asked.answer.target.node)
-    return [asked.answer for asked in first]
+        asked.shared = seen.get(asked.target.node)
+    return first
 
 
 def _node_job(target: Target, site: Site, folder: Path, what: str, words: Sequence[str]) -> _NodeJob:
@@ -110,18 +109,18 @@ def _node_job(target: Target, site: Site, folder: Path, what: str, words: Sequen
         env=site.trial_env,
         purpose="probe",
     )
-    return _NodeJob(answer=Answer(target=target), job=job, out=out)
+    return _NodeJob(target=target, job=job, out=out)
 
 
 def _ask(asked: Sequence[_NodeJob], wait_seconds: float) -> None:
     """Submit, wait for the answers, cancel the jobs without one."""
     for one in asked:
         try:
-            one.job_id = one.answer.target.cluster.submit(one.job)
+            one.job_id = one.target.cluster.submit(one.job)
         except RefusedError as error:
-            one.answer.trouble, one.answer.refused = f"the cluster refuses a job there: {error}", True
+            one.trouble, one.refused = f"the cluster refuses a job there: {error}", True
         except ClusterError as error:
-            one.answer.trouble = f"no job could be submitted: {error}"
+            one.trouble = f"no job could be submitted: {error}"
     try:
         deadline = time.monotonic() + wait_seconds
         listed = float("-inf")
@@ -135,16 +134,16 @@ def _ask(asked: Sequence[_NodeJob], wait_seconds: float) -> None:
     finally:
         for one in asked:
             if one.open:
-                one.answer.trouble = f"no answer within {wait_seconds:.0f} s: {one.state}"
+                one.trouble = f"no answer within {wait_seconds:.0f} s: {one.state}"
                 if one.job_id:
                     with contextlib.suppress(ClusterError):
-                        one.answer.target.cluster.cancel([one.job_id])
+                        one.target.cluster.cancel([one.job_id])
 
 
 def _look_at_jobs(waiting: Sequence[_NodeJob]) -> None:
     """One listing for all: the targets' partitions are of one cluster."""
     try:
-        states = {job.name: job for job in waiting[0].answer.target.cluster.jobs()}
+        states = {job.name: job for job in waiting[0].target.cluster.jobs()}
     except ClusterError:
         return
     for one in waiting:
@@ -161,11 +160,11 @@ def _look_for_answer(one: _NodeJob) -> None:
     if not one.open:
         return
     try:
-        one.answer.record = json.loads(one.out.read_bytes())
+        one.record = json.loads(one.out.read_bytes())
     except FileNotFoundError:
         if one.ended_at is not None and time.monotonic() - one.ended_at > GRACE_SECONDS:
-            one.answer.refused = True
-            one.answer.trouble = f"{one.state} and left no answer: {_last_words(Path(one.job.log))}"
+            one.refused = True
+            one.trouble = f"{one.state} and left no answer: {_last_words(Path(one.job.log))}"
 
 
 def _last_words(log: Path) -> str:

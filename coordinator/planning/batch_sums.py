@@ -5,11 +5,9 @@ Rule: `Even` behaves as a list of equal numbers; arithmetic serves millions of t
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from math import ceil
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,16 +57,3 @@ def extremes(batches: Sequence[float]) -> tuple[float, float]:
 def running(batches: Sequence[float]) -> Sequence[float]:
     """Sums of the first 0, 1, … all batches."""
     return EvenSums(batches) if isinstance(batches, Even) else list(accumulate(batches, initial=0.0))
-
-
-def reaching(sums: Sequence[float], goal: float, start: int) -> int:
-    """First index from `start` with a running sum of `goal` or more; else one past the last."""
-    if not isinstance(sums, EvenSums) or not sums.each:
-        return bisect_left(sums, goal, start)
-    each, last = sums.each, sums.number
-    index = min(max(start, ceil(goal / each)), last + 1)
-    while index > start and each * (index - 1) >= goal:  # the division may have rounded
-        index -= 1
-    while index <= last and each * index < goal:
-        index += 1
-    return index

@@ -6,12 +6,13 @@ metrics end. Called by `planner` (evalspan's own policy) and `round_robin` (the 
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from heapq import heapify, heapreplace
 from math import inf
 
-from coordinator.planning.batch_sums import extremes, reaching, running, seconds_of
+from coordinator.planning.batch_sums import extremes, running, seconds_of
 from coordinator.planning.cpu_stage import FINEST, MetricJob, divided, metrics_end
 from coordinator.planning.lower_bound import bound
 from coordinator.planning.model import LanePlan, Plan, PlannedShard, Problem, WorkSet
@@ -48,6 +49,7 @@ class Shop:
         self.width = sum(lane.speed for lane in self.lanes)
         self.horizon = self.total / self.width
         self._sums: dict[int, Sequence[float]] = {}
+        self.dealt = 0  # shards of all tries
         self.metric_total = sum(work.metric_seconds for work in self.sets)
         self.at_once = [
             max(1, min(work.metric_parallelism, self.cpu_slots, len(work.batch_seconds)))
@@ -228,7 +230,7 @@ def _recut(sums: Sequence[float], aims: Sequence[float], shortest: float) -> lis
     for number, aim in enumerate(aims[:-1]):
         goal += aim
         most = count - (len(aims) - 1 - number)
-        end = min(reaching(sums, goal, first + 1), most)
+        end = min(bisect_left(sums, goal, first + 1), most)
         if end - 1 > first and goal - sums[end - 1] < sums[end] - goal:
             end -= 1
         if sums[end] - sums[first] < shortest and end < most:

@@ -11,20 +11,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from itertools import chain
+from math import exp, inf
 
 from coordinator.planning.flow_shop import Shop, Try, finished, opened
 from coordinator.planning.model import Plan, Problem
 from coordinator.planning.round_robin import plan_round_robin
 from coordinator.planning.shard_sizes import (
-    LONGEST,
+    OVERHEAD_SHARE,
     Sizes,
     Span,
     cut_evenly,
     cut_guided,
     shards_of,
-    sizes_for,
 )
 
+FINEST = 400
+"""Most shards per lane: bounds the work of queue and dump."""
+MOST = 60_000
+"""Most shards of a run, about: planning stays under a second."""
+LONGEST = 12
+"""A shard is at most 1/LONGEST of a lane's work, since it is also the unit of retry."""
 URGENT = (0.01, 0.002, 0.05, 1.0, 0.0)
 """A tail longer than this part of the horizon makes a shard urgent; tried in this order."""
 TOP_TAILS = (0.999, 0.5, 0.2)
@@ -51,9 +57,9 @@ def plan(problem: Problem) -> Plan:
     ValueError: no lane, a speed or a slot count below what can work, two sets of one name.
     """
     shop, floor = opened(problem)
-    best, dealt = _search(shop, floor)
+    best = _search(shop, floor)
     if _slots_hold(best, floor):
-        best = _on_fewer_lanes(shop, floor, best, dealt)
+        best = _on_fewer_lanes(shop, floor, best)
     return finished(shop, best, floor)
 
 
@@ -62,11 +68,10 @@ def _slots_hold(best: Try, floor: float) -> bool:
     return best.makespan > max(CLOSE * floor, *best.lane_ends)
 
 
-def _search(shop: Shop, floor: float) -> tuple[Try, int]:
-    """The best of all ways within the budget, and the number of shards dealt in the search."""
+def _search(shop: Shop, floor: float) -> Try:
+    """The best of all ways within the budget of `shop.dealt`."""
     tries: list[Try] = []
     best: Try | None = None
-    dealt = 0
     pieces = shop.problem.shards_per_task
     forced = None if pieces is None else _forced(shop, pieces)
     for shares, urgent_from, rare in _ways(shop):
@@ -76,16 +81,16 @@ def _search(shop: Shop, floor: float) -> tuple[Try, int]:
         tries.append(attempt)
         if best is None or attempt.makespan < best.makespan:
             best = attempt
-        dealt += len(attempt.cuts)
-        if dealt > MANY_SHARDS or best.makespan <= floor * (1 + 1e-6):
+        shop.dealt += len(attempt.cuts)
+        if shop.dealt > MANY_SHARDS or best.makespan <= floor * (1 + 1e-6):
             break
     assert best is not None
-    if forced is not None or dealt > MANY_SHARDS:
-        return best, dealt
-    return _levelled(shop, floor, best, tries, dealt)
+    if forced is not None or shop.dealt > MANY_SHARDS:
+        return best
+    return _levelled(shop, floor, best, tries)
 
 
-def _levelled(shop: Shop, floor: float, best: Try, tries: list[Try], dealt: int) -> tuple[Try, int]:
+def _levelled(shop: Shop, floor: float, best: Try, tries: list[Try]) -> Try:
     """The best try levelled; or another, where overheads or uncuttable shards hold its end.
 
     In a near tie the try that was best before levelling stays: it tolerates wrong priors better.
@@ -97,13 +102,13 @@ def _levelled(shop: Shop, floor: float, best: Try, tries: list[Try], dealt: int)
     )
     best = shop.level(best)
     for attempt in others:
-        dealt += len(attempt.cuts)
-        if dealt > MANY_SHARDS or best.makespan <= CLOSE * floor:
+        shop.dealt += len(attempt.cuts)
+        if shop.dealt > MANY_SHARDS or best.makespan <= CLOSE * floor:
             break
         moved = shop.level(attempt)
         if moved.makespan < CLEARLY * best.makespan:
             best = moved
-    return best, dealt
+    return best
 
 
 def _ways(shop: Shop) -> Iterator[tuple[float, float, bool]]:
@@ -117,7 +122,7 @@ def _ways(shop: Shop) -> Iterator[tuple[float, float, bool]]:
             yield shares, part * longest, True
 
 
-def _on_fewer_lanes(shop: Shop, floor: float, best: Try, dealt: int) -> Try:
+def _on_fewer_lanes(shop: Shop, floor: float, best: Try) -> Try:
     """Try fewer lanes where CPU slots hold the end: more lanes may only worsen the order at the slots.
 
     Leaves one more lane without shards at a time, within the budget; these lanes may still steal.
@@ -126,11 +131,12 @@ def _on_fewer_lanes(shop: Shop, floor: float, best: Try, dealt: int) -> Try:
         range(len(shop.lanes)), key=lambda index: (shop.starts[index], -shop.lanes[index].speed, index)
     )
     for width in range(len(order) - 1, 0, -1):
-        if dealt > MANY_SHARDS:
+        if shop.dealt > MANY_SHARDS:
             break
         kept = sorted(order[:width])
-        fewer, cost = _search(shop.on(kept), floor)
-        dealt += cost
+        narrow = shop.on(kept)
+        fewer = _search(narrow, floor)
+        shop.dealt += narrow.dealt
         if fewer.makespan < best.makespan:
             ends = list(shop.starts)
             for index, end in zip(kept, fewer.lane_ends, strict=True):
@@ -150,14 +156,7 @@ def _forced(shop: Shop, shards_per_task: int) -> list[Span]:
 
 def _guided(shop: Shop, urgent_from: float, shares: float, parts: float = LONGEST) -> list[Span]:
     """Cut sets in the usual order of their runs: urgent ones by tail, then the longest first."""
-    sizes = sizes_for(
-        total=shop.total,
-        lanes=len(shop.lanes),
-        width=shop.width,
-        overhead=shop.overhead,
-        shares=shares,
-        longest=parts,
-    )
+    sizes = _sizes(shop, shares, parts)
     tails, totals = shop.tails, shop.totals
     order = sorted(
         range(len(totals)),
@@ -177,6 +176,16 @@ def _guided(shop: Shop, urgent_from: float, shares: float, parts: float = LONGES
         left -= total
         ahead += total
     return cuts
+
+
+def _sizes(shop: Shop, shares: float, longest: float) -> Sizes:
+    """Lengths of shards for 1 / (`shares` x lanes) of the work left; at most a lane's work / `longest`."""
+    lane = shop.total / shop.width
+    # a lane has shares x (1 + ln(lane / (shares x shortest))) guided shards: solved for the shortest
+    room = MOST / len(shop.lanes) / shares - 1 if shares else inf
+    finest = shares * exp(room) if room < 50 else FINEST
+    shortest = max(shop.overhead / OVERHEAD_SHARE, lane / min(FINEST, finest))
+    return Sizes(width=shop.width, shortest=shortest, longest=max(shortest, lane / longest), shares=shares)
 
 
 def _aims(shop: Shop, index: int, sizes: Sizes, ahead: float | None) -> tuple[float, float]:

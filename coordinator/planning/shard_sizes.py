@@ -6,21 +6,14 @@ most 5 % of it, and it is short enough that one wrong prediction does not hold t
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from math import exp, inf
 
-from coordinator.planning.batch_sums import reaching
 from coordinator.planning.model import WorkSet
 
 OVERHEAD_SHARE = 0.05
 """A shard's fixed overhead is at most this share of its seconds, unless the whole set is shorter."""
-FINEST = 400
-"""Most shards per lane: bounds the work of queue and dump."""
-MOST = 60_000
-"""Most shards of a run, about: planning stays under a second."""
-LONGEST = 12
-"""A shard is at most 1/LONGEST of a lane's work, since it is also the unit of retry."""
 GROWTH = 1.4
 """Growth from shard to shard of a long tail: the CPU stage starts early and is then never idle."""
 
@@ -30,9 +23,8 @@ Span = tuple[int, int, int, float, float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """How long shards may be, in seconds; `width` lanes of speed 1 share `total` seconds of work."""
+    """How long shards may be, in seconds; `width` lanes of speed 1 share the work."""
 
-    total: float
     width: float
     shortest: float
     longest: float
@@ -42,20 +34,6 @@ class Sizes:
         if not self.shares:
             return self.longest
         return min(self.longest, max(self.shortest, left / (self.shares * self.width)))
-
-
-def sizes_for(
-    *, total: float, lanes: int, width: float, overhead: float, shares: float, longest: float = LONGEST
-) -> Sizes:
-    """Sizes for `total` GPU seconds on `lanes` lanes of summed speed `width`; at most lane / `longest`."""
-    lane = total / width
-    # a lane has shares x (1 + ln(lane / (shares x shortest))) guided shards: solved for the shortest
-    room = MOST / lanes / shares - 1 if shares else inf
-    finest = shares * exp(room) if room < 50 else FINEST
-    shortest = max(overhead / OVERHEAD_SHARE, lane / min(FINEST, finest))
-    return Sizes(
-        total=total, width=width, shortest=shortest, longest=max(shortest, lane / longest), shares=shares
-    )
 
 
 def cut_evenly(sums: Sequence[float], pieces: int) -> list[int]:
@@ -69,7 +47,7 @@ def cut_evenly(sums: Sequence[float], pieces: int) -> list[int]:
     first = 0
     for piece in range(1, pieces):
         goal = total * piece / pieces
-        end = reaching(sums, goal, first + 1)
+        end = bisect_left(sums, goal, first + 1)
         if end - 1 > first and goal - sums[end - 1] < sums[min(end, count)] - goal:
             end -= 1
         first = min(end, count - (pieces - piece))
@@ -98,7 +76,7 @@ def cut_guided(sums: Sequence[float], sizes: Sizes, left: float, start: float, l
             ends.append(count)
             break
         aim = min(rest / pieces, goal) if goal >= shortest else rest / pieces
-        end = min(count, reaching(sums, sums[first] + aim * (1 - 1e-9), first + 1))
+        end = min(count, bisect_left(sums, sums[first] + aim * (1 - 1e-9), first + 1))
         if total - sums[end] < shortest:
             end = count
         ends.append(end)

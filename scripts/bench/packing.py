@@ -20,8 +20,8 @@ from typing import Any
 from simulation.policies import simulate_instance
 
 from bench.harness import Options, command, option, row, targets
+from coordinator.planning.instance import plan_instance
 from coordinator.planning.model import Lane, Problem, WorkSet
-from coordinator.planning.plan_instance import plan_instance
 from coordinator.planning.planner import plan
 
 Texts = dict[int, str]

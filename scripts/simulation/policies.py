@@ -9,8 +9,7 @@ from collections.abc import Callable, Sequence
 from statistics import median
 from typing import Any, Literal, get_args
 
-from coordinator.planning.instance import Instance, parse_instance
-from coordinator.planning.plan_instance import plan_of
+from coordinator.planning.instance import Instance, parse_instance, plan_of
 from priors.sizes import known
 from simulation import baselines
 from simulation.baselines import Costs, Ended, Source

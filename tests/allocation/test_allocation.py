@@ -32,7 +32,8 @@ def test_offers_keep_every_limit(
     """Never more than is free and not promised, asked for or allowed; whole trials; a node to one evaluation a time; spared
     nodes stay spared; on a node of its own an evaluation keeps what it has and grows."""
     used, others = before
-    offers = allocate(nodes, asked, limit, gpus_in_use=used, nodes_in_use=others, promised=promised)
+    both = {name: (gpus, 0) for name, gpus in promised.items()}
+    offers = allocate(nodes, asked, limit, gpus_in_use=used, nodes_in_use=others, promised=both)
     by_name = {n.name: n for n in nodes}
     given_ = [
         (d, o, o.gpus - d.in_use.get(o.node, 0)) for d in asked for o in offers.get(d.evaluation_id, ())
@@ -68,13 +69,14 @@ def test_an_offer_fits_into_the_nodes_free_memory(
     nodes: list[NodeState], asked: list[Demand], promised_mb: dict[str, int]
 ) -> None:
     """Its precursor and one trial at least, as many trials as fit; unless no node of the cluster could ever hold them."""
-    offers = allocate(nodes, asked, Limits(), gpus_in_use=0, promised_mb=promised_mb)
+    promised = {name: (0, megabytes) for name, megabytes in promised_mb.items()}
+    offers = allocate(nodes, asked, Limits(), gpus_in_use=0, promised=promised)
     by_name = {n.name: n for n in nodes}
     for demand in asked:
         least = demand.precursor_mb + demand.trial_mb
         if not any(n.gpus and (not n.counts_memory or n.memory_mb >= least) for n in nodes):
             unbound = allocate(nodes, [replace(demand, precursor_mb=0, trial_mb=0)], Limits(), gpus_in_use=0)
-            alone = allocate(nodes, [demand], Limits(), gpus_in_use=0, promised_mb=promised_mb)
+            alone = allocate(nodes, [demand], Limits(), gpus_in_use=0, promised=promised)
             assert [(o.node, o.gpus) for o in alone[demand.evaluation_id]] == [
                 (o.node, o.gpus) for o in unbound[demand.evaluation_id]
             ]

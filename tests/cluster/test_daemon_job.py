@@ -2,46 +2,30 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
-import pytest
 from support.slurm_options import slurm_options
 
-from coordinator.cluster.daemon_job import daemon_job, own_options, sbatch_line
-from coordinator.cluster.sbatch_text import SlurmOptions, within_limits
-from coordinator.config.schema import RoleConfig
+from coordinator.cluster.daemon_job import daemon_job, sbatch_line
 
 SCRIPT = Path("/share/evalspan-daemon.sbatch")
 
 
-def line(options: SlurmOptions, limits: dict[str | None, int], walls: dict[tuple[str, str], int]) -> str:
-    job = within_limits(daemon_job(options), own_options(options), limits, walls)
-    return sbatch_line(job, options, SCRIPT, " --config x")
-
-
-@pytest.mark.parametrize(
-    ("limits", "walls", "time"),
-    [
-        ({}, {}, "1-00:00:00"),
-        ({"cpu": 3600, "gpu": 1200}, {}, "1:00:00"),
-        ({"cpu": 3600}, {("qos", "short"): 1080}, "0:18:00"),
-        ({"cpu": 3600}, {("account", "proj"): 1800, ("qos", "other"): 60}, "0:30:00"),
-    ],
-)
-def test_the_daemons_line_asks_for_what_partition_account_and_qos_allow(
-    limits: dict[str | None, int], walls: dict[tuple[str, str], int], time: str
-) -> None:
-    """MaxTime of the CPU partition, MaxWall of account and QOS; a role's own settings are for other jobs."""
+def test_the_daemons_line_asks_for_partition_account_and_qos_of_all_jobs() -> None:
+    """A role's own settings are for other jobs. How its time is cut: `test_slurm_accounts.py`."""
     options = slurm_options(
         partition="gpu",
         cpu_partition="cpu",
         account="proj",
         qos="short",
-        slurm={"build": RoleConfig(partition="big", account="else", qos="other")},
+        slurm={"build": {"partition": "big", "account": "else", "qos": "other"}},
         token="evalspan:work:1a2b",  # noqa: S106
     )
-    said = line(options, limits, walls)
-    assert said == f"sbatch -p cpu -A proj -q short -t {time} -J evalspan-daemon-1a2b {SCRIPT} --config x"
+    for seconds, time in ((86_400, "1-00:00:00"), (1080, "0:18:00")):
+        job = replace(daemon_job(options), time_limit_seconds=seconds)
+        said = sbatch_line(job, options, SCRIPT, " --config x")
+        assert said == f"sbatch -p cpu -A proj -q short -t {time} -J evalspan-daemon-1a2b {SCRIPT} --config x"
 
 
 def test_each_work_folders_daemon_has_a_name_of_its_own_and_a_small_job() -> None:

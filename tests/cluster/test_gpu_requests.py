@@ -15,7 +15,7 @@ from support.slurm_options import slurm_options
 from coordinator.cluster import Job, LimitError, NodeState, RefusedError
 from coordinator.cluster.node_choice import in_hostlist
 from coordinator.cluster.slurm_cli import SlurmCli
-from coordinator.config.schema import NodesConfig, RoleConfig
+from coordinator.config.schema import NodesConfig
 
 pytestmark = pytest.mark.slurm
 
@@ -91,15 +91,6 @@ def test_offers_and_jobs_without_a_node_keep_off_the_same_nodes(
     assert [run(cluster, job(slurm_site, "echo $SLURMD_NODENAME")) for _ in range(2)] == ["n2"] * 2
 
 
-def test_a_setting_that_excludes_cpu_nodes_is_obeyed_too_and_a_feature_asks_none_of_them(
-    slurm_site: Cluster,
-) -> None:
-    features = slurm(slurm_site, nodes=NodesConfig(features=("rack2",)))
-    assert states(features)["c1"].usable
-    assert run(features, job(slurm_site, "echo $SLURMD_NODENAME", purpose="metric")) == "c1"
-    assert not states(slurm(slurm_site, nodes=NodesConfig(exclude=("c1",))))["c1"].usable
-
-
 def test_a_job_of_a_drained_partition_is_submitted_again_later(slurm_site: Cluster) -> None:
     """As before a maintenance; a job on a named node, too."""
     cluster = slurm(slurm_site)
@@ -119,26 +110,3 @@ def test_slurm_reads_a_hostlist_as_evalspan_does(slurm_site: Cluster, hosts: str
     assert named
     assert all(in_hostlist(name, hosts) for name in named)
     assert all(in_hostlist(other, hosts) == (other in named) for other in digits.values())
-
-
-def test_slurm_lists_each_job_with_the_options_of_its_role(slurm_site: Cluster) -> None:
-    roles = {
-        "precursor": RoleConfig(partition="spare", extra_args=("--nice=7",)),
-        "build": RoleConfig(partition="gpu", account="builders"),
-    }
-    cluster = slurm(slurm_site, slurm=roles, account="all", extra_args=("--begin=now+1hour",))
-    ids = {
-        purpose: cluster.submit(job(slurm_site, "true", purpose=purpose, node=node))
-        for purpose, node in (("stage", "n1"), ("build", None), ("metric", None))
-    }
-    said = {}
-    for purpose, job_id in ids.items():
-        shown = slurm_site.run_as_user(["scontrol", "show", "job", job_id]).stdout
-        fields = dict(word.partition("=")[::2] for word in shown.split())
-        said[purpose] = (fields["Partition"], fields["Account"], fields["Nice"])
-    cluster.cancel(list(ids.values()))
-    assert said == {
-        "stage": ("spare", "all", "7"),
-        "build": ("gpu", "builders", "0"),
-        "metric": ("cpu", "all", "0"),
-    }

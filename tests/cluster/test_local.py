@@ -138,13 +138,6 @@ def test_a_job_that_ignores_sigterm_is_killed_after_the_grace(tmp_path: Path) ->
     assert (states(local)["a.0"].state, states(local)["a.0"].reason) == ("CANCELLED", "signal 9")
 
 
-def test_a_job_past_its_time_limit_is_told_to_end(tmp_path: Path) -> None:
-    local = cluster(tmp_path)
-    local.submit(sh(tmp_path, "a", "exec sleep 600", gpus=1, time_limit_seconds=0))
-    wait_until(lambda: states(local)["a.0"].phase == "ended", "over")
-    assert states(local)["a.0"].state == "TIMEOUT"
-
-
 def test_a_cancelled_job_that_waited_never_runs(tmp_path: Path) -> None:
     local = cluster(tmp_path, slots=1)
     first = local.submit(sh(tmp_path, "first", "exec sleep 600", gpus=1))
@@ -178,7 +171,11 @@ def test_gpu_jobs_start_in_the_order_of_their_submission(tmp_path: Path) -> None
 
 
 def test_the_end_says_how(tmp_path: Path) -> None:
-    local = cluster(tmp_path)
+    """Of a job past its time limit, too; the member's index is put into the log's file name alone."""
+    folder = tmp_path / "100%in 'quotes' $HOME"
+    local = cluster(folder)
+    local.submit(sh(tmp_path, "long", "exec sleep 600", gpus=1, time_limit_seconds=0))
+    local.submit(sh(folder / "%i", "two", "echo $EVALSPAN_INDEX", count=2))
     local.submit(sh(tmp_path, "good", "true"))
     local.submit(sh(tmp_path, "bad", "exit 3"))
     local.submit(sh(tmp_path, "shot", "kill -9 $$"))
@@ -189,7 +186,11 @@ def test_the_end_says_how(tmp_path: Path) -> None:
         "bad.0": ("FAILED", "exit code 3"),
         "shot.0": ("FAILED", "signal 9"),
         "none.0": ("FAILED", "exit code 127"),
+        "long.0": ("TIMEOUT", "signal 15"),
+        "two.0": ("COMPLETED", ""),
+        "two.1": ("COMPLETED", ""),
     }
+    assert [(folder / "%i" / f"two.{i}").read_text() for i in (0, 1)] == ["0\n", "1\n"]
 
 
 def test_a_slot_has_its_gpu_and_a_job_without_slots_sees_none(tmp_path: Path) -> None:
@@ -243,14 +244,3 @@ def test_a_state_folder_that_cannot_be_written_is_a_cluster_error(tmp_path: Path
     with pytest.raises(ClusterError):
         local.submit(sh(tmp_path, "a", f"touch {tmp_path}/ran"))
     assert not (tmp_path / "ran").exists()
-
-
-def test_a_path_may_be_called_anything(tmp_path: Path) -> None:
-    """The member's index is put into the log's file name alone."""
-    folder = tmp_path / "100%in 'quotes' $HOME"
-    local = LocalCluster(folder / "jobs", slots=2, gpus=[])
-    local.submit(
-        Job(name="a", argv=("sh", "-c", "echo $EVALSPAN_INDEX"), log=str(folder / "logs" / "l.%i"), count=2)
-    )
-    wait_until(lambda: all(s.phase == "ended" for s in local.jobs()), "over")
-    assert [(folder / "logs" / f"l.{i}").read_text() for i in (0, 1)] == ["0\n", "1\n"]

@@ -9,16 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.fake_cluster import fake_node
-from support.slurm_options import slurm_options
 
 from coordinator.cluster import Job, NodeState, RefusedError
 from coordinator.cluster.node_choice import choose, in_hostlist, none_left, place
 from coordinator.cluster.sbatch_text import (
     gpu_arguments,
-    sbatch_arguments,
 )
 from coordinator.config.checks import GPU_REQUEST, check_gpu_request, check_hostlist
-from coordinator.config.schema import Config, NodesConfig, RoleConfig, SlurmConfig
+from coordinator.config.schema import Config, NodesConfig, SlurmConfig
 
 NUMBERS = st.integers(0, 120)
 
@@ -148,40 +146,3 @@ def test_a_type_that_no_listing_names_is_the_nodes_refusal() -> None:
     with pytest.raises(RefusedError, match=r"\[slurm\] gpu_request .* Gres of n1 has none") as caught:
         gpu_arguments(Job(name="a", argv=("x",), log="/l", gpus=2, node="n1"), "--gres=gpu:{type}:{n}")
     assert caught.value.of_node
-
-
-def test_each_role_asks_for_its_own_partition_account_and_qos() -> None:
-    """A role's arguments stand behind those of all jobs; a role without settings asks as [cluster] says."""
-    roles = {
-        "precursor": RoleConfig(partition="shared", qos="tiny"),
-        "trial": RoleConfig(account="gpus", extra_args=("--constraint=nvlink",)),
-        "build": RoleConfig(partition="long"),
-    }
-    options = slurm_options(
-        partition="gpu", cpu_partition="cpu", account="all", qos="q", slurm=roles, extra_args=("--x",)
-    )
-    wanted = {
-        "stage": ["--partition=shared", "--account=all", "--qos=tiny", "--x"],
-        "trial": ["--partition=gpu", "--account=gpus", "--qos=q", "--x", "--constraint=nvlink"],
-        "host": ["--partition=gpu", "--account=gpus", "--qos=q", "--x", "--constraint=nvlink"],
-        "metric": ["--partition=cpu", "--account=all", "--qos=q", "--x"],
-        "build": ["--partition=long", "--account=all", "--qos=q", "--x"],
-        "convert": ["--partition=long", "--account=all", "--qos=q", "--x"],
-    }
-    for purpose, tail in wanted.items():
-        on_node = (
-            {"node": "n1", "gpus": int(purpose != "stage")} if purpose in ("stage", "trial", "host") else {}
-        )
-        job = Job(name="a", argv=("x",), log="/l", purpose=purpose, **on_node)  # type: ignore[arg-type]
-        assert [a for a in sbatch_arguments(job, options) if a in tail or "partition" in a] == tail, purpose
-
-
-def test_a_precursor_goes_to_the_partition_of_its_trials() -> None:
-    """It stands beside them, so [slurm.trial] partition is its own, too, unless [slurm.precursor] names one."""
-    spare = {"best_effort": "spare", "best_effort_qos": "low"}
-    options = slurm_options(partition="gpu", slurm={"trial": RoleConfig(partition="big")}, borrow=spare)
-    job = Job(name="a", argv=("x",), log="/l", node="n1", purpose="stage")
-    assert "--partition=big" in sbatch_arguments(job, options)
-    assert "--partition=gpu" in sbatch_arguments(replace(job, purpose="metric"), options)
-    said = sbatch_arguments(replace(job, purpose="trial", gpus=1, best_effort=True), options)
-    assert {"--partition=spare", "--qos=low"} <= set(said)

@@ -69,7 +69,6 @@ def test_pyslurm_gives_the_records_that_the_commands_give(tmp_path: Path) -> Non
     assert sorted(slurm.jobs(), key=str) == sorted(by_command, key=str)
     rows = text.parse_sinfo((RECORDED / "sinfo.txt").read_text())
     assert list(map(used, slurm.nodes())) == list(map(used, text.nodes_of(rows, slurm.options)))
-    assert slurm._limits == text.max_times(rows)
 
 
 def test_nodes_come_from_sinfo_where_slurm_does_not_account_gpus(tmp_path: Path) -> None:

@@ -12,17 +12,8 @@ import pytest
 from support.slurm_options import slurm_options
 
 from coordinator.cluster import slurm_parse as text
-from coordinator.cluster.slurm_accounts import (
-    ACCOUNT_FORMAT,
-    QOS_FORMAT,
-    USER_FORMAT,
-    Accounting,
-    cluster_of,
-    default_walls,
-    parse_rows,
-    parse_walls,
-)
-from coordinator.cluster.slurm_rules import parse_partitions, partition_qos
+from coordinator.cluster.slurm_accounts import ACCOUNT_FORMAT, QOS_FORMAT, USER_FORMAT, Accounting, parse_rows
+from coordinator.cluster.slurm_rules import parse_partitions
 
 RECORDED = Path(__file__).parent / "recorded"
 SITES = {
@@ -45,13 +36,6 @@ def nodes() -> dict[str, list[Any]]:
     return {name: text.nodes_of(rows, options) for name, options in SITES.items()}
 
 
-def walls() -> Mapping[str, object]:
-    found = parse_walls(said("assoc_mgr"))
-    defaults = default_walls(said("default_qos"), {**found, ("qos", "normal"): 7200})
-    both = {" ".join(key): seconds for key, seconds in (found | defaults).items()}
-    return {"cluster": cluster_of(said("assoc_mgr")), **both}
-
-
 def limits() -> Mapping[str, Sequence[object]]:
     accounting = Accounting(
         associations=parse_rows(said("user"), USER_FORMAT),
@@ -71,11 +55,8 @@ READ: dict[str, Callable[[], Any]] = {
     "squeue": lambda: text.parse_queue(said("squeue"), "t"),
     "squeue_all": lambda: [job.name for job in text.parse_queue(said("squeue"), None)],
     "sinfo": nodes,
-    "max_times": lambda: {str(k): v for k, v in text.max_times(text.parse_sinfo(said("sinfo"))).items()},
     "partitions": lambda: parse_partitions(said("partitions")),
-    "partition_qos": lambda: partition_qos(parse_partitions(said("partitions"))),
     "reservations": lambda: text.parse_reservations(said("reservations")),
-    "walls": walls,
     "limits": limits,
 }
 

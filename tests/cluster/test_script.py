@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import subprocess
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -105,61 +106,58 @@ def test_the_arguments_say_all_that_a_job_needs() -> None:
         extra_args=("--x",),
     )
     arguments = sbatch_arguments(job, options)
-    for wanted in (
-        "--parsable",
-        "--job-name=es-1-trial-n1-a1",
-        "--comment=t/ev",
-        "--output=/w/100%%/l.%a.log",
-        "--no-requeue",
-        "--array=0-3",
-        "--nodelist=n1",
-        "--gres=gpu:2",
-        "--cpus-per-task=3",
-        "--mem=500M",
-        "--time=61",
-        "--signal=B:TERM@60",
-        "--partition=gpu",
-        "--account=a",
-        "--qos=q",
-        "--nice=5",
-        "--reservation=r",
-    ):
-        assert wanted in arguments
+    wanted = """--parsable --job-name=es-1-trial-n1-a1 --comment=t/ev --output=/w/100%%/l.%a.log --no-requeue
+        --array=0-3 --nodelist=n1 --gres=gpu:2 --cpus-per-task=3 --mem=500M --time=61 --signal=B:TERM@60
+        --partition=gpu --account=a --qos=q --nice=5 --reservation=r"""
+    assert set(wanted.split()) <= set(arguments)
     assert arguments[-1] == "--x"
 
 
-def test_cpu_work_goes_to_the_cpu_partition_unless_it_is_a_nodes_own() -> None:
-    options = slurm_options(partition="gpu", cpu_partition="cpu")
-    free = sbatch_arguments(Job(name="a", argv=("x",), log="/l"), options)
-    holder = sbatch_arguments(Job(name="a", argv=("x",), log="/l", node="n1"), options)
-    trial = sbatch_arguments(Job(name="a", argv=("x",), log="/l", gpus=1), options)
-    assert "--partition=cpu" in free
-    assert "--partition=gpu" in holder
-    assert {"--partition=gpu", "--gres=gpu:1"} <= set(trial)
-    assert not any(a.startswith(("--gres", "--gpus", "--array", "--nodelist")) for a in free)
+ALL = {"partition": "gpu", "cpu_partition": "cpu", "account": "all", "qos": "q", "extra_args": ("--x",)}
+ROLES = {
+    "precursor": {"partition": "shared", "qos": "tiny"},
+    "trial": {"account": "gpus", "extra_args": ("--constraint=nvlink",)},
+    "build": {"partition": "long"},
+}
+BIG = {"trial": {"partition": "big"}}
+ON_GPU = {"node": "n1", "gpus": 1}
+TRIAL = "--nodelist=n1 --gres=gpu:1 --partition=gpu --account=gpus --qos=q --x --constraint=nvlink"
+SHOWN = re.compile(r"--(array|nodelist|exclude|gres|partition|account|qos|x|constraint)\b")
 
 
-def test_nodes_that_launch_nothing_are_excluded_from_jobs_of_no_node() -> None:
-    free = Job(name="j", argv=("true",), log="/dev/null", exclude=("c1", "c2"))
-    assert "--exclude=c1,c2" in sbatch_arguments(free, slurm_options())
-    bound = sbatch_arguments(replace(free, node="c1"), slurm_options())
-    assert not any(a.startswith("--exclude") for a in bound)
-
-
-def test_best_effort_jobs_name_the_preempting_partition_and_its_qos() -> None:
-    options = slurm_options(
-        partition="gpu", qos="q", borrow={"best_effort": "spare", "best_effort_qos": "low"}
-    )
-    taken = sbatch_arguments(Job(name="a", argv=("x",), log="/l", node="n1", best_effort=True), options)
-    sure = sbatch_arguments(Job(name="a", argv=("x",), log="/l", node="n1"), options)
-    assert {"--partition=spare", "--qos=low"} <= set(taken)
-    assert {"--partition=gpu", "--qos=q"} <= set(sure)
-
-
-def test_a_short_job_is_not_told_to_end_before_it_began() -> None:
-    """`--signal` may come a minute early."""
-    arguments = sbatch_arguments(Job(name="a", argv=("x",), log="/l", time_limit_seconds=60), slurm_options())
-    assert not any(a.startswith("--signal") for a in arguments)
+@pytest.mark.parametrize(
+    ("roles", "fields", "asked"),
+    [
+        # CPU work goes to the CPU partition, unless it is a node's own
+        ({}, {}, "--partition=cpu --account=all --qos=q --x"),
+        ({}, {"node": "n1"}, "--nodelist=n1 --partition=gpu --account=all --qos=q --x"),
+        ({}, {"gpus": 1}, "--gres=gpu:1 --partition=gpu --account=all --qos=q --x"),
+        # nodes that launch nothing are excluded from jobs of no node
+        ({}, {"exclude": ("c1", "c2")}, "--exclude=c1,c2 --partition=cpu --account=all --qos=q --x"),
+        ({}, {"exclude": ("c1", "c2"), "node": "c1"}, "--nodelist=c1 --partition=gpu --account=all --qos=q --x"),
+        ({}, ON_GPU | {"best_effort": True}, "--nodelist=n1 --gres=gpu:1 --partition=spare --account=all --qos=low --x"),
+        ({}, {"time_limit_seconds": 60}, "--partition=cpu --account=all --qos=q --x"),
+        # a role's arguments stand behind those of all jobs
+        (ROLES, {"purpose": "stage", "node": "n1"}, "--nodelist=n1 --partition=shared --account=all --qos=tiny --x"),
+        (ROLES, {"purpose": "trial"} | ON_GPU, TRIAL),
+        (ROLES, {"purpose": "host"} | ON_GPU, TRIAL),
+        (ROLES, {"purpose": "metric"}, "--partition=cpu --account=all --qos=q --x"),
+        (ROLES, {"purpose": "build"}, "--partition=long --account=all --qos=q --x"),
+        (ROLES, {"purpose": "convert"}, "--partition=long --account=all --qos=q --x"),
+        # a precursor stands beside its trials
+        (BIG, {"purpose": "stage", "node": "n1"}, "--nodelist=n1 --partition=big --account=all --qos=q --x"),
+        (BIG, {"purpose": "metric", "node": "n1"}, "--nodelist=n1 --partition=gpu --account=all --qos=q --x"),
+    ],
+)  # fmt: skip
+def test_each_job_asks_for_partition_account_qos_and_node_of_its_role(
+    roles: dict[str, Any], fields: dict[str, Any], asked: str
+) -> None:
+    """And a short job is not told to end before it began: `--signal` may come a minute early."""
+    options = slurm_options(**ALL, slurm=roles, borrow={"best_effort": "spare", "best_effort_qos": "low"})
+    job = Job(name="a", argv=("x",), log="/l", **fields)
+    said = sbatch_arguments(job, options)
+    assert " ".join(a for a in said if SHOWN.match(a)) == asked
+    assert any(a.startswith("--signal") for a in said) == (job.time_limit_seconds > 120)
 
 
 def test_the_log_is_where_the_job_says() -> None:

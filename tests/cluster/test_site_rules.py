@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from dev_cluster.api import Cluster, dev_cluster, unavailable
+from dev_cluster.api import Cluster
 from hypothesis import given
 from hypothesis import strategies as st
 from support.fake_cluster import fake_node
@@ -22,40 +22,6 @@ from coordinator.cluster.slurm_rules import (
     unknown_partition,
 )
 from coordinator.config import loading, template
-
-ASK = """
-from coordinator.cluster.sbatch_text import SlurmOptions
-from coordinator.cluster.slurm_cli import SlurmCli
-from coordinator.config.schema import ClusterConfig, Config
-from coordinator.cluster.slurm_rules import Wants, ask_hosting
-site = ask_hosting(SlurmCli(SlurmOptions(settings=Config(cluster=ClusterConfig(partition="gpu", cpu_partition="cpu")))), "gpu", "cpu")
-wants = Wants(precursor_mb=2000, trial_mb=2000, trial_cpus=4, trial_gpus=1)
-print(site.workers_that_fit(wants, 2), site.reason_for(wants))
-"""
-ODDITIES = {
-    "private_shm": "Type=job_container/tmpfs",  # of JobContainer before 25.11, then of Namespace
-    "exclusive": "OverSubscribe=EXCLUSIVE",
-    "gpu_jobs_only": "takes only jobs that ask for a GPU",
-    "cpu_memory_mb": "a precursor is given 2 CPUs for its memory (MaxMemPerCPU=1000): 0 of 1 trials would fit",
-}
-SHAPES: dict[str | None, dict[str, object]] = {"cpu_memory_mb": {"cpu_memory_mb": 1000}, None: {}}
-
-
-@pytest.mark.slurm
-@pytest.mark.parametrize("oddity", [None, *ODDITIES])
-def test_each_oddity_of_a_real_slurm_asks_for_a_host(oddity: str | None) -> None:
-    """An ordinary site asks for none; each oddity does, in words that name it. A partition's cores are Slurm's."""
-    reason = unavailable()
-    if reason is not None:
-        pytest.skip(reason)
-    shape = SHAPES.get(oddity, {oddity: True})
-    with dev_cluster(nodes=1, gpus=1, cpu_nodes=1, cpus=4, **shape) as cluster:
-        done = cluster.run_as_user([cluster.python, "-c", ASK], cwd=cluster.repo, check=True)
-    if oddity is None:
-        assert done.stdout.strip() == "2", "the CPU node's four cores hold two workers of two"
-    else:
-        assert ODDITIES[oddity] in done.stdout
-
 
 ROW = (
     "PartitionName={name} Default=YES QoS=N/A MaxTime=2-00:00:00 Nodes=n1 OverSubscribe={share} State=UP "
@@ -111,22 +77,6 @@ def test_a_real_slurm_without_the_partition_says_which_it_has(slurm_site: Cluste
         f"the cluster has no partition 'nope' (--partition, [cluster] partition); {there}",
         f"the cluster has no partition 'nope' ([cluster] cpu_partition); {there}",
     ]
-
-
-@pytest.mark.slurm
-def test_init_looks_at_all_partitions_of_a_real_slurm(slurm_site: Cluster) -> None:
-    """Not the default one alone, and not the preemptible one, which has as many GPUs."""
-    made = slurm_site.user_dir / "init.toml"
-    argv = [slurm_site.python, "-m", "coordinator", "init", str(made), "--cluster", "slurm"]
-    done = slurm_site.run_as_user(argv, cwd=slurm_site.repo, check=True)
-    chosen = "gpu (4 GPUs); others: spare (4 GPUs, jobs may be preempted), cpu (0 GPUs)"
-    first, *steps = done.stdout.splitlines()
-    assert first == f"wrote {made} for partition {chosen}"
-    assert "evalspan doctor" in steps[0]
-    assert "`sbatch -p cpu -t 1-00:00:00 -J evalspan-daemon-" in steps[1]
-    assert "evaluate.sbatch CHECKPOINT SUITE --config " in steps[2]
-    found = loading.load(made, {}).cluster
-    assert (found.partition, found.cpu_partition) == ("gpu", "cpu")
 
 
 @given(st.text())

@@ -3,21 +3,70 @@
 from __future__ import annotations
 
 import pytest
+from support.slurm_options import slurm_options
 
+from coordinator.cluster import Job
+from coordinator.cluster.daemon_job import daemon_job, own_options
 from coordinator.cluster.slurm_accounts import USER_FORMAT, Accounting, parse_rows, parse_tres
-from coordinator.cluster.slurm_rules import parse_partitions
+from coordinator.cluster.slurm_parse import seconds_of
+from coordinator.cluster.slurm_rules import SiteRules, parse_partitions, within_limits
 
-# default account, account, partition, default QOS, QOS, MaxJobs, MaxSubmit, MaxTRES, MaxTRESPerNode, GrpTRES, GrpJobs, GrpSubmit
+# default account, account, partition, default QOS, QOS, MaxJobs, MaxSubmit, MaxTRES, MaxTRESPerNode, GrpTRES, GrpJobs, GrpSubmit, MaxWall
 OWN = """\
-lab|lab||normal|normal,short|40||cpu=4||cpu=8,mem=20G||
-lab|lab|debug|short|short|2||||||
-lab|other||short|short,big|||||||
+lab|lab||normal|normal,short|40||cpu=4||cpu=8,mem=20G|||45:00
+lab|lab|debug|short|short|2|||||||
+lab|other||short|short,big||||||||
 """
-ACCOUNTING = Accounting(associations=parse_rows(OWN, USER_FORMAT))
+QOS = {
+    name: {"name": name, "maxwall": wall}
+    for name, wall in (("normal", ""), ("short", "00:30:00"), ("long", "1-00:00:00"))
+}
+ACCOUNTING = Accounting(associations=parse_rows(OWN, USER_FORMAT), qos=QOS)
+PARTITIONS = """\
+PartitionName=all Default=YES QoS=short
+PartitionName=gpu MaxTime=UNLIMITED QoS=N/A
+PartitionName=tiny MaxTime=00:01:00 QoS=N/A
+PartitionName=quick QoS=short
+"""
+RULES = SiteRules(config={}, partitions=parse_partitions(PARTITIONS))
 
 
 def held(*asked: object) -> set[tuple[str, str, int]]:
-    return {(limit.name, limit.what, limit.most) for limit in ACCOUNTING.limits(*asked)}  # type: ignore[arg-type]
+    found = ACCOUNTING.limits(*asked)  # type: ignore[arg-type]
+    return {(limit.name, limit.what, limit.most) for limit in found if limit.what != "wall"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "seconds"),
+    [
+        ({}, 1800),  # the default partition's QOS
+        ({"partition": "gpu"}, 2700),
+        ({"qos": "short"}, 1800),
+        ({"qos": "long", "partition": "gpu"}, 3600),  # hides that of the association
+        ({"qos": "normal", "account": "other", "partition": "gpu"}, 3600),
+        ({"account": "lab", "partition": "tiny"}, 60),
+        ({"account": "other", "partition": "gpu"}, 1800),  # its default QOS
+        ({"account": "third", "partition": "gpu"}, 3600),
+        ({"account": "other", "partition": "gpu,quick"}, 1800),
+    ],
+)
+def test_no_job_asks_for_more_time_than_partition_account_and_qos_allow(
+    settings: dict[str, str], seconds: int
+) -> None:
+    """A role's own settings are for its jobs alone: the daemon's line asks for what [cluster] allows."""
+    job = Job(name="j", argv=("true",), log="/dev/null", time_limit_seconds=3600)
+    options = slurm_options(**settings, slurm={"build": {"partition": "tiny", "account": "x", "qos": "y"}})
+    assert within_limits(job, options, RULES, ACCOUNTING).time_limit_seconds == seconds
+    daemon = within_limits(daemon_job(options), own_options(options), RULES, ACCOUNTING)
+    assert min(3600, daemon.time_limit_seconds) == seconds
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("1:00:00", 3600), ("30:00", 1800), ("2-00:00:00", 172_800), ("infinite", None), ("n/a", None)],
+)
+def test_a_time_limit_is_read(text: str, seconds: int | None) -> None:
+    assert seconds_of(text) == seconds
 
 
 def test_an_association_with_a_partition_holds_there_alone() -> None:

@@ -142,6 +142,16 @@ def test_cancelling_that_fails_says_so(tmp_path: Path) -> None:
     assert "contact" in str(raised(lambda: slurm.cancel(["1"])))
 
 
+def test_limits_are_asked_for_once_in_a_while_and_hold_while_accounting_is_away(tmp_path: Path) -> None:
+    """MaxTime cuts a job though sacctmgr fails, and the next job asks neither again."""
+    shown = "*config) echo AccountingStorageType = accounting_storage/slurmdbd;; *) echo PartitionName=gpu Default=YES MaxTime=05:00;;"
+    command(tmp_path, "scontrol", f'echo x >> {tmp_path}/calls; case "$*" in {shown} esac')
+    command(tmp_path, "sacctmgr", f"echo x >> {tmp_path}/calls; echo 'error: Connection refused' >&2; exit 1")
+    slurm = wrapped(tmp_path)
+    assert [slurm.within_limits(JOB).time_limit_seconds for _ in range(2)] == [300, 300]
+    assert (tmp_path / "calls").read_text() == "x\n" * 4
+
+
 # --- with a real Slurm behind the wrapper ------------------------------------------------------------------------------
 
 

@@ -13,25 +13,22 @@ from hypothesis import strategies as st
 from support.fake_cluster import fake_node
 from support.slurm_options import slurm_options
 
-from coordinator.cluster import ClusterError, Job, LimitError, NodeState, RefusedError
+from coordinator.cluster import ClusterError, LimitError, NodeState, RefusedError
 from coordinator.cluster.node_choice import gpus_in_words, none_usable, unusable
-from coordinator.cluster.sbatch_text import SlurmOptions, within_limits
 from coordinator.cluster.slurm_limits import failure, setting_of
 from coordinator.cluster.slurm_parse import (
     FIELD_END,
     RECORD_END,
-    max_times,
     nodes_of,
     not_cancelled,
     own_words,
     parse_gres,
     parse_queue,
     parse_sinfo,
-    seconds_of,
 )
 
 QUEUE_HEAD = ("ARRAY_JOB_ID", "ARRAY_TASK_ID", "STATE", "SUBMIT_TIME", "START_TIME", "END_TIME", "NODELIST", "REASON", "COMMENT", "NAME")  # fmt: skip
-NODE_HEAD = ("NODELIST", "PARTITION", "AVAIL", "TIMELIMIT", "STATE", "GRES", "GRES_USED", "REASON", "CPUS(A/I/O/T)", "MEMORY", "ALLOCMEM", "ACTIVE_FEATURES")  # fmt: skip
+NODE_HEAD = ("NODELIST", "PARTITION", "AVAIL", "STATE", "GRES", "GRES_USED", "REASON", "CPUS(A/I/O/T)", "MEMORY", "ALLOCMEM", "ACTIVE_FEATURES")  # fmt: skip
 
 
 def table(*rows: tuple[str, ...]) -> str:
@@ -48,12 +45,11 @@ def node(name: str, partition: str, state: str = "idle", **more: str) -> tuple[s
         "gres": "gpu:a100:8(S:0-1)",
         "used": "gpu:a100:3(IDX:0,2,5)",
         "cpus": "16/48/0/64",
-        "time": "infinite",
         "reason": "none",
         "features": "(null)",
     } | more
     resources = (row["gres"], row["used"], row["reason"], row["cpus"], "512000", "12000", row["features"])
-    return (name, partition, row["avail"], row["time"], state, *resources)
+    return (name, partition, row["avail"], state, *resources)
 
 
 def nodes(*rows: tuple[str, ...], **options: object) -> list[NodeState]:
@@ -230,49 +226,6 @@ def test_a_refusal_of_account_or_qos_names_the_setting_and_how_to_list_them() ->
         assert f"[cluster] or [slurm.ROLE] {field}" in words
         assert "sacctmgr" in words
     assert setting_of("Requested node configuration is not available") == ""
-
-
-@pytest.mark.parametrize(
-    ("text", "seconds"),
-    [("1:00:00", 3600), ("30:00", 1800), ("2-00:00:00", 172_800), ("infinite", None), ("n/a", None)],
-)
-def test_the_time_limit_of_a_partition_is_read(text: str, seconds: int | None) -> None:
-    """The default partition's stands under None as well; one without a limit is left out."""
-    rows = table(NODE_HEAD, node("n1", "gpu*", time=text), node("n1", "spare", time="10:00"))
-    known = {} if seconds is None else {"gpu": seconds, None: seconds}
-    assert max_times(parse_sinfo(rows)) == known | {"spare": 600}
-    assert seconds_of(text) == seconds
-
-
-# MaxWall in seconds: of QOS, of accounts, and of the QOS that an account's jobs have by default
-WALLS = {
-    ("qos", "short"): 1800,
-    ("account", "lab"): 2700,
-    ("account", ""): 2700,
-    ("default qos", "other"): 1800,
-}
-
-
-@pytest.mark.parametrize(
-    ("options", "seconds"),
-    [
-        (slurm_options(), 1800),  # the default partition's QOS
-        (slurm_options(partition="gpu"), 2700),
-        (slurm_options(qos="short"), 1800),
-        (slurm_options(qos="normal", account="other", partition="gpu"), 3600),
-        (slurm_options(account="lab", partition="tiny"), 60),
-        (slurm_options(account="other", partition="gpu"), 1800),  # its default QOS
-        (slurm_options(account="other", qos="normal", partition="gpu"), 3600),
-        (slurm_options(account="third", partition="gpu"), 3600),
-        (slurm_options(account="other", partition="gpu,quick"), 1800),
-    ],
-)
-def test_no_job_asks_for_more_time_than_partition_account_and_qos_allow(
-    options: SlurmOptions, seconds: int
-) -> None:
-    job = Job(name="j", argv=("true",), log="/dev/null", time_limit_seconds=3600)
-    cut = within_limits(job, options, {"tiny": 60}, WALLS, {"quick": "short", None: "short"})
-    assert cut.time_limit_seconds == seconds
 
 
 def test_cancelling_complains_of_living_jobs_alone() -> None:

@@ -28,16 +28,19 @@ from coordinator.doctor.limit_findings import case_of, judge_limit
 from coordinator.runtime import wiring
 
 LANES = 8
-# default account, account, partition, default QOS, QOS, MaxJobs, MaxSubmit, MaxTRES, MaxTRESPerNode, GrpTRES, GrpJobs, GrpSubmit
-ASSOCIATION = "lab|lab||normal|normal,short|{jobs}|{submits}|{a_job}||||\n"
+# default account, account, partition, default QOS, QOS, MaxJobs, MaxSubmit, MaxTRES, MaxTRESPerNode, GrpTRES, GrpJobs, GrpSubmit, MaxWall
+ASSOCIATION = "lab|lab||normal|normal,short|{jobs}|{submits}|{a_job}|||||{wall}\n"
 ACCOUNT = "lab|root|{group}||\nroot||||\n"
-# name, MinTRES, MaxTRES, PerNode, PerUser, PerAccount, GrpTRES, MaxJobsPU, PA, GrpJobs, MaxSubmitPU, PA, GrpSubmit
-QOS = "normal|{least}|||{user}||{qos_group}||||||\nshort|||||||2|||||\n"
+# name, MinTRES, MaxTRES, PerNode, PerUser, PerAccount, GrpTRES, MaxJobsPU, PA, GrpJobs, MaxSubmitPU, PA, GrpSubmit, MaxWall
+QOS = "normal|{least}|||{user}||{qos_group}|||||||\nshort|||||||2||||||\n"
 
 
 def accounting(**limits: str) -> Accounting:
     """Of a user with the default account lab and the default QOS normal."""
-    every = dict.fromkeys(("jobs", "submits", "a_job", "group", "least", "user", "qos_group"), "") | limits
+    every = (
+        dict.fromkeys(("jobs", "submits", "a_job", "group", "least", "user", "qos_group", "wall"), "")
+        | limits
+    )
     return Accounting(
         associations=parse_rows(ASSOCIATION.format(**every), USER_FORMAT),
         accounts={row["account"]: row for row in parse_rows(ACCOUNT.format(**every), ACCOUNT_FORMAT)},
@@ -112,7 +115,7 @@ def rules(enforced: str = "associations,limits,qos", **partition: Any) -> SiteRu
 KNOWN = {"accounting": accounting()}
 ASLEEP = replace(fake_node("n1"), state="idle~", usable=False)
 SMALL, LARGE = fake_node("n1", memory_mb=2000), fake_node("n2", memory_mb=64000)
-CUT = {"allowed_seconds": {"build": 1800, "trial": 1800, "metric": 18000}}
+CUT = {"accounting": accounting(wall="30:00")}
 HIDDEN = Accounting(associations=KNOWN["accounting"].associations, qos=KNOWN["accounting"].qos)
 
 
@@ -127,10 +130,10 @@ HIDDEN = Accounting(associations=KNOWN["accounting"].associations, qos=KNOWN["ac
         ({"accounting": HIDDEN}, "limits", "warn", "account lab"),
         ({"rules_error": "scontrol timed out"}, "reservations", "warn", ""),
         # time that account and QOS cut; what MaxTime of the partition cuts has a finding of its own
-        (KNOWN | CUT, "MaxWall", "warn", "0.5 h: build, trial jobs"),
-        (KNOWN | CUT | {"rules": rules("all", max_seconds=1800)}, "MaxWall", "", ""),
-        (KNOWN | {"daemon_seconds": 300}, "coordinator's job", "warn", "a successor goes on"),
-        (KNOWN | {"daemon_seconds": 1080}, "coordinator's job", "ok", "a successor goes on"),
+        (CUT, "MaxWall", "warn", "0.5 h: build, stage, trial, metric jobs"),
+        (CUT | {"rules": rules("all", max_seconds=1800)}, "MaxWall", "", ""),
+        ({"accounting": accounting(wall="05:00")}, "coordinator's job", "warn", "a successor goes on"),
+        (CUT, "coordinator's job", "ok", "a successor goes on"),
         # `sbatch` takes a job for a partition of other accounts, and it waits for ever
         (KNOWN | {"rules": rules("all", allowed={"AllowAccounts": "chemistry"})}, "partition access", "fail", "chemistry, not lab"),
         # nodes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -15,6 +16,7 @@ from dev_cluster.testing import unfinished, wait_until
 from support.sites import cluster
 
 pytestmark = [pytest.mark.model, pytest.mark.slurm]
+PYSLURM = importlib.util.find_spec("pyslurm")
 
 # name -> (shape of the cluster, options of `evalspan eval`)
 SITES: dict[str, tuple[dict[str, Any], list[str]]] = {
@@ -159,3 +161,17 @@ def test_each_site_whose_nodes_are_drained_at_the_start(make_site: Any, expected
             finished(site, process, expected)
         finally:
             process.kill()
+
+
+@pytest.mark.skipif(PYSLURM is None, reason="pyslurm is not installed: it builds on Slurm 25.11 alone")
+def test_an_evaluation_through_pyslurm_gives_the_scores_of_lm_eval(
+    make_site: Any, expected: dict[str, Any]
+) -> None:
+    """No job is left, and `doctor` names what goes through commands."""
+    assert PYSLURM is not None
+    with cluster(nodes=2, gpus=2, cpu_nodes=1, cpus=8) as real:
+        site = make_site(real, more='api = "pyslurm"\n')
+        site.env["PYTHONPATH"] = f"{Path(str(PYSLURM.origin)).parents[1]}:{site.env['PYTHONPATH']}"
+        finished(site, site.start(site.evaluate("--shards-per-task", "3")), expected)
+        checked = site.run(site.command("doctor", "--cluster", "slurm", "--partition", "gpu"))
+        assert "scancel" in checked.stdout, checked.stdout + checked.stderr

@@ -14,8 +14,6 @@ from support.slurm_options import slurm_options
 from coordinator.cluster import Job, RefusedError
 from coordinator.cluster.slurm_cli import SlurmCli
 
-HOUR = 3600
-
 
 def slurm(cluster: Cluster, *extra: str) -> SlurmCli:
     prefix = tuple(cluster.user_argv(["x"])[:-1])
@@ -53,20 +51,6 @@ def test_a_refusal_that_one_node_causes_says_so(tight_cluster: Cluster) -> None:
     with pytest.raises(RefusedError) as caught:
         nowhere.submit(job(tight_cluster, gpus=1))
     assert not caught.value.of_node
-
-
-@pytest.mark.slurm
-def test_every_job_asks_for_no_more_time_than_its_partition_allows(tight_cluster: Cluster) -> None:
-    """A precursor's 4.5 hours become one, on the node's partition and on the CPU partition; a check passes for it, too."""
-    cluster = slurm(tight_cluster)
-    ids = []
-    for number, node in enumerate(("n2", None)):
-        long = job(tight_cluster, name=f"es-long-{number}", node=node, time_limit_seconds=4 * HOUR + 1800)
-        cluster.check(long)
-        ids.append(cluster.submit(long))
-    argv = ["squeue", "--noheader", f"--jobs={','.join(ids)}", "--format=%l"]
-    assert tight_cluster.run_as_user(argv).stdout.split() == ["1:00:00"] * 2
-    cluster.cancel(ids)
 
 
 @pytest.mark.slurm

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from itertools import accumulate
 
 import pytest
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.planning.batch_sums import Even, extremes, reaching, running, seconds_of
+from coordinator.planning.batch_sums import Even, extremes, running, seconds_of
 from coordinator.planning.model import Lane, Problem, WorkSet
 from coordinator.planning.planner import plan
 
@@ -31,16 +30,6 @@ def test_even_batches_are_a_list_of_equal_numbers(count, each, index):
                 sequence[index]
         else:
             assert sequence[index] == wanted
-
-
-@given(st.floats(0, 1e6), st.integers(0, 60), st.floats(0, 2), st.data())
-@example(0.1, 3, 1.0, None)
-def test_reaching_is_a_bisection(each, count, share, data):
-    """The same index as a search through all running sums, whatever rounding does."""
-    sums = running(Even(each=each, number=count))
-    start = data.draw(st.integers(0, count + 1)) if data else 0
-    for goal in (share * each * count, share * each, *sums):
-        assert reaching(sums, goal, start) == bisect_left(list(sums), goal, start)
 
 
 def test_a_plan_of_even_batches_is_the_plan_of_their_list():

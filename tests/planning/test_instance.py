@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from support.problems import instance_text, instances
 
+from coordinator.planning.instance import plan_instance, what_if
 from coordinator.planning.model import Lane, Problem, WorkSet
-from coordinator.planning.plan_instance import plan_instance, what_if
 from coordinator.planning.planner import plan
 
 ONE = {"name": "a", "docs": 1, "gpu_seconds": 1}
@@ -81,7 +81,7 @@ def test_what_if_says_what_binds():
 def test_a_plan_does_not_depend_on_the_interpreters_hash_seed():
     """Two interpreters with other hash seeds print the same plan."""
     code = (
-        "import json, sys; from coordinator.planning.plan_instance import plan_instance;"
+        "import json, sys; from coordinator.planning.instance import plan_instance;"
         "print(json.dumps(plan_instance(sys.argv[1])))"
     )
     printed = {

@@ -14,8 +14,8 @@ from typer.testing import CliRunner, Result
 from coordinator.cli.app import app
 from coordinator.errors import OperatorError
 from coordinator.intake.suites import load_suite, settled
-from coordinator.planning import from_suite, plan_instance
-from coordinator.planning.instance import DataSet, Instance
+from coordinator.planning import from_suite
+from coordinator.planning.instance import DataSet, Instance, plan_instance
 from evaljobs.contract.specs import Mode
 from priors.hardware import NOMINAL, memory_bytes
 
@@ -30,7 +30,7 @@ def test_the_documented_instance_is_planned_and_its_keys_are_all_there() -> None
     """The page's JSON runs as it stands; its table has each key of the format."""
     page = PAGE.read_text()
     (text,) = re.findall(r"```json\n(.*?)```", page, re.DOTALL)
-    assert plan_instance.plan_instance(text)["planned_makespan_seconds"] > 0
+    assert plan_instance(text)["planned_makespan_seconds"] > 0
     table = page.partition("| key | meaning |")[2]
     for key in {*Instance.model_fields, *DataSet.model_fields} - {"datasets"}:
         assert re.search(rf"`(datasets\[\]\.)?{key}`", table), key

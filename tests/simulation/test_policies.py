@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from simulation.policies import POLICIES, quantile, simulate_instance
 from support.problems import instance_text, instances
 
-from coordinator.planning.plan_instance import plan_instance
+from coordinator.planning.instance import plan_instance
 
 ROOT = Path(__file__).parents[2]
 

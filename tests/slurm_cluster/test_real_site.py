@@ -25,9 +25,9 @@ print(SlurmCli(SlurmOptions()).within_limits(job).time_limit_seconds)
 
 LIMITS_OF = """
 import sys
-from coordinator.cluster.slurm_rules import ask_accounting
-found = ask_accounting("evalspan-test", sys.argv[1])
-for limit in found.limits(None, sys.argv[2], ["gpu"]):
+from coordinator.cluster.slurm_rules import ask_accounting, ask_rules
+found = ask_accounting(ask_rules())
+for limit in found.limits(None, sys.argv[1], ["gpu"]):
     print(limit.name, limit.what, limit.most, limit.holder, sep="|")
 """
 
@@ -92,7 +92,7 @@ def test_limits_of_qos_user_and_account_are_read(strict: Cluster) -> None:
     try:
         for (kind, name), limits in limited.items():
             accounting.modify(strict.record, kind, name, *limits)
-        argv = [strict.python, "-c", LIMITS_OF, strict.record.spec.name, "few-cpus"]
+        argv = [strict.python, "-c", LIMITS_OF, "few-cpus"]
         said = strict.run_as_user(argv, check=True).stdout.splitlines()
     finally:
         for (kind, name), limits in limited.items():
@@ -114,7 +114,6 @@ def test_an_unknown_account_is_refused(strict: Cluster) -> None:
 
 
 def test_a_job_that_names_no_qos_asks_for_no_more_time_than_the_default_one_allows(strict: Cluster) -> None:
-    """slurmctld does not show which QOS is the default one; slurmdbd does."""
     accounting.set_default_qos(strict.record, "short")
     try:
         done = strict.run_as_user([strict.python, "-c", ASKS_FOR_4_HOURS], check=True)

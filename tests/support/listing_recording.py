@@ -12,7 +12,7 @@ from dev_cluster import accounting, daemons
 from dev_cluster.api import Cluster, dev_cluster
 from dev_cluster.testing import cancel, sbatch, wait_state, wait_until
 
-from coordinator.cluster.slurm_accounts import ACCOUNT_FORMAT, DEFAULT_QOS_FORMAT, QOS_FORMAT, USER_FORMAT
+from coordinator.cluster.slurm_accounts import ACCOUNT_FORMAT, QOS_FORMAT, USER_FORMAT
 from coordinator.cluster.slurm_parse import NODE_FORMAT, QUEUE_FORMAT
 
 PLACE = Path(__file__).parents[1] / "cluster" / "recorded"
@@ -23,8 +23,6 @@ COMMANDS = {
     "sinfo": ("sinfo", "--Node", "--all", f"--Format={NODE_FORMAT}"),
     "partitions": ("scontrol", "--all", "--oneliner", "show", "partition"),
     "reservations": ("scontrol", "--oneliner", "show", "reservation"),
-    "assoc_mgr": ("scontrol", "--oneliner", "show", "assoc_mgr", "flags=assoc,qos", "users=USER"),
-    "default_qos": (*SACCTMGR, "user", "USER", "withassoc", f"format={DEFAULT_QOS_FORMAT}"),
     "user": (*SACCTMGR, "user", "USER", "withassoc", f"format={USER_FORMAT}"),
     "accounts": (*SACCTMGR, "assoc", "where", "user=", f"format={ACCOUNT_FORMAT}"),
     "qos": (*SACCTMGR, "qos", f"format={QOS_FORMAT}"),

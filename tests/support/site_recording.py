@@ -107,7 +107,6 @@ SHOWN = {
     "partition": ["partition"],
     "partition all": ["--all", "partition"],
     "reservation": ["reservation"],
-    "assoc_mgr": ["assoc_mgr", "flags=assoc,qos", f"users={USER}"],
 }
 # What differs from run to run, in `scontrol show config` and elsewhere.
 VOLATILE = re.compile(
