@@ -34,7 +34,9 @@ def folded(parts: Iterable[str], width: int, indent: str = "") -> str:
     fold = textwrap.TextWrapper(
         max(width, 3), indent, f"{indent}  ", break_long_words=False, break_on_hyphens=False
     )
-    lines = (line if len(line) <= width else line.strip(" ,") for line in fold.wrap(whole))
+    lines = (
+        line.strip(" ,") if len(line.strip(" ,")) <= width < len(line) else line for line in fold.wrap(whole)
+    )
     return "\n".join(lines).replace(JOINT, " ")
 
 
