@@ -363,7 +363,7 @@ class Evaluations:
         if parked.removed:
             parked.error, parked.until = "its folder has been removed", None
             then = "forgotten, and its jobs end"
-        elif self._defects[name] >= MOST_TRIES:
+        elif parked.defect and self._defects[name] >= MOST_TRIES:
             self._give_up(parked)
             then = f"given up, and its jobs end: `evalspan retry {name}` once it is mended"
         elif not other:  # nothing is written beside such a journal
