@@ -109,11 +109,12 @@ def failed(state: State, outcome: Failed, at: float) -> Due:
     if metric.kind == "execute":
         # the score job runs whatever verdicts are missing; it fails the entry if it cannot
         state.warnings.append(f"{outcome.name}: {outcome.error}")
-    elif outcome.blame == "operator" or entry.score_attempts - entry.score_attempts_before >= MAX_ATTEMPTS:
-        found.append(EntryFailed(at=at, entry=entry.index, error=outcome.error))
-    elif entry.status == "scoring":
+        return found
+    if entry.status == "scoring":  # also of one that fails: that may not reach the journal
         entry.status = "built"
         indexes.file_entry(state, entry)
+    if outcome.blame == "operator" or entry.score_attempts - entry.score_attempts_before >= MAX_ATTEMPTS:
+        found.append(EntryFailed(at=at, entry=entry.index, error=outcome.error))
     return found
 
 

@@ -53,6 +53,15 @@ def test_jobs_whose_intents_were_not_written_are_decided_anew(seed: int) -> None
             assert event.job.name in {intent.job.name for intent in found}
 
 
+@settings(max_examples=30)
+@given(seed=st.integers(0, 2**32))
+def test_an_evaluation_ends_wherever_its_coordinator_died_in_a_write(seed: int) -> None:
+    """A part of what an event decided is in the journal, also that a task has failed: no entry is left without a job."""
+    world = World(seed, Faults(torn=0.3, metric_fails=0.5, kill=0.02, slow_outcome=0.2))
+    world.run()
+    world.assert_nothing_left()
+
+
 def test_an_illegal_event_changes_nothing() -> None:
     """Also where only its last part is illegal."""
     world = World(1, Faults())

@@ -44,6 +44,7 @@ class Faults:
     wipe_queue: float = 0.0
     lose_metric: float = 0.0
     restart: float = 0.0  # the coordinator dies and replays its journal
+    torn: float = 0.0  # ... while it writes what an event decided: a part of that is in the journal
     node_down: float = 0.0
     drain: float = 0.0  # a node that is not the last one starts no job any more
     preempt: float = 0.0  # a running member on a node is told to end for a job of higher priority

@@ -76,8 +76,13 @@ class World(Cluster):
     def take(self, events: list[ev.AnyEvent]) -> None:
         for event in events:
             step = machine.step(self.state, self.site, event)
+            torn = step.intents and self.faults.torn and self.dice.random() < self.faults.torn
+            written = (event, *step.intents)[: self.dice.randint(1, len(step.intents)) if torn else None]
             # the journal keeps what JSON keeps
-            self.journal += [ev.EVENT.validate_json(ev.EVENT.dump_json(e)) for e in (event, *step.intents)]
+            self.journal += [ev.EVENT.validate_json(ev.EVENT.dump_json(e)) for e in written]
+            if torn:
+                self.restart()
+                return
             self.perform(step.actions)
             validate(self.state)
 
