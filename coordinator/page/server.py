@@ -76,7 +76,7 @@ HEADERS = {
 class _Journal:
     """An evaluation as its journal says up to byte `bytes`, where the next line begins."""
 
-    inode: int
+    last: bytes  # the line before it: another journal in its place has another
     state: State
     events: list[AnyEvent]
     bytes: int
@@ -93,10 +93,13 @@ class Journals:
         paths = find_folder(settings, name)
         kept = self._kept.pop(paths.root.name, None)
         with paths.journal.open("rb") as file:
-            inode = os.fstat(file.fileno()).st_ino
-            if kept is None or kept.inode != inode:
+            if (
+                kept is None
+                or os.pread(file.fileno(), len(kept.last), kept.bytes - len(kept.last)) != kept.last
+            ):
                 state, _, events = find_evaluation(settings, name)
-                kept = _Journal(inode, state, events, sum(map(len, islice(file, len(events)))))
+                read = list(islice(file, len(events)))
+                kept = _Journal(read[-1], state, events, sum(map(len, read)))
             file.seek(kept.bytes)
             lines = list(takewhile(lambda line: line.endswith(b"\n"), file))
         try:
@@ -106,6 +109,7 @@ class Journals:
         replay_on(kept.state, added)
         kept.events += added
         kept.bytes += sum(map(len, lines))
+        kept.last = [kept.last, *lines][-1]
         self._kept[paths.root.name] = kept
         for old in list(self._kept)[:-MOST_PAGES]:
             self._kept.pop(old, None)
@@ -157,7 +161,6 @@ class Pages:
                 self._made[address] = kept
                 for old in list(self._made)[:-MOST_PAGES]:
                     del self._made[old]
-                    self._making.pop(old, None)
             return kept.contents
 
     def mark(self, address: str) -> str:

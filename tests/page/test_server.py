@@ -16,9 +16,8 @@ from support.simulated.world import World
 from support.trainings import two_trainings
 
 from coordinator.config.schema import Config
-from coordinator.intake.from_settings import site_of
 from coordinator.page.read import Contents
-from coordinator.page.server import BUSY, LOOK_SECONDS, Journals, Pages
+from coordinator.page.server import BUSY, LOOK_SECONDS, MOST_PAGES, Journals, Pages
 from coordinator.runtime.journal import line_of, read_events, replayed
 from coordinator.runtime.summary import Summary, write_summary
 from evaljobs.contract.paths import EvaluationPaths
@@ -138,7 +137,8 @@ def test_a_page_of_a_growing_journal_costs_a_twentieth_of_a_core_and_its_end_is_
 
 
 def test_a_page_of_a_grown_journal_reads_what_was_added_alone(tmp_path: Path):
-    """Bytes that the system counts; a line in the writing waits for its end. A journal put in its place is read whole."""
+    """Bytes that the system counts; a line in the writing waits for its end. Another journal in its place is read whole,
+    also one that the disk gave the same number, and one that was cut short."""
     world = World(0, Faults(), record(150))
     world.run_to_scores()
     paths = EvaluationPaths(tmp_path / world.state.evaluation_id)
@@ -162,11 +162,13 @@ def test_a_page_of_a_grown_journal_reads_what_was_added_alone(tmp_path: Path):
         journal.write(lines[-2][9:] + lines[-1])
     events, read = look()
     assert (events, read < size / 10) == (len(lines), True)
-    assert journals.find(config, paths.root.name)[0] == replayed(read_events(paths.journal), site_of(config))
-    shutil.copy(paths.journal, paths.root / "copy")
-    (paths.root / "copy").rename(paths.journal)
-    events, read = look()
-    assert (events, read >= size) == (len(lines), True)
+    assert journals.find(config, paths.root.name)[0] == replayed(read_events(paths.journal))
+    paths.journal.write_bytes(b"".join(lines[: len(lines) // 2]))
+    assert look()[0] == len(lines) // 2
+    anew = World(1, Faults(), record(200))
+    anew.run_to_scores()
+    paths.journal.write_bytes(b"".join(map(line_of, anew.journal)))
+    assert journals.find(config, paths.root.name)[0] == replayed(read_events(paths.journal))
 
 
 def read_so_far() -> int:
@@ -219,6 +221,33 @@ def test_a_large_page_holds_up_no_other(tmp_path: Path):
     assert large.is_alive()
     over.set()
     large.join()
+
+
+def test_a_page_is_made_by_one_thread_at_a_time(tmp_path: Path):
+    """Also one that other pages pushed out meanwhile: what its journal says is kept, and changed in place."""
+    pages = Pages(Config(work_dir=tmp_path), now=lambda: 0.0, spent=lambda: 0.0)
+    begun, twice, over = Event(), Event(), Event()
+    journal = tmp_path / "e" / "journal.jsonl"
+    journal.parent.mkdir()
+
+    def make() -> Contents:
+        if journal.exists():
+            (twice if begun.is_set() else begun).set()
+            assert over.wait(SECONDS)
+        return Contents("", {}, {})
+
+    pages.get("/evaluation/e", make)
+    journal.touch()
+    makers = [Thread(target=lambda: pages.get("/evaluation/e", make)) for _ in range(2)]
+    makers[0].start()
+    assert begun.wait(SECONDS)
+    for number in range(MOST_PAGES + 1):
+        pages.get(f"/compare?id={number}", lambda: Contents("", {}, {}))
+    makers[1].start()
+    assert not twice.wait(0.5)
+    over.set()
+    for maker in makers:
+        maker.join()
 
 
 def test_a_connection_without_a_request_is_ended_and_the_end_of_the_server_is_quiet(work: Path):
