@@ -135,6 +135,9 @@ def drive(coordinator: Coordinator, record: EvaluationRecord, watch: Callable[[]
             cancelled = True
 
     coordinator.accept_or_wait(record)
+    coordinator.run(
+        lambda: name in coordinator.running or bool(coordinator.lost(name)), tick
+    )  # once not parked
     running = coordinator.running.get(name)
     again = running is not None and bool(running.state.ending.cancelled)  # an earlier run was: it is resumed
     state = coordinator.until_ended(name, tick)

@@ -8,6 +8,7 @@ import shutil
 import signal
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -35,6 +36,7 @@ from coordinator.hook import pinned
 from coordinator.intake.inbox import Notice, leave
 from coordinator.runtime import registry
 from coordinator.runtime.drive import drive
+from coordinator.runtime.journal import alone
 from coordinator.runtime.loop import Coordinator
 from coordinator.runtime.runner import MAX_ANSWERS, MAX_ANSWERS_AN_ENTRY
 from coordinator.runtime.service import Service
@@ -359,6 +361,25 @@ def cancelled(work: Path, cluster: FakeCluster) -> Coordinator:
         until(before, lambda: before.running[GOOD].state.ended_at is not None)
         before.forget_ended()
     return before
+
+
+def test_what_was_cancelled_is_resumed_though_its_files_are_in_use_at_first(
+    tmp_path: Path, cluster: FakeCluster
+) -> None:
+    """Another process archives it when the same evaluation is asked for again: it is parked, then it goes on."""
+    work = tmp_path / "work"
+    cancelled(work, cluster)
+    archiver = ExitStack()
+    archiver.enter_context(alone(work / GOOD / "journal.jsonl"))
+    with serving(work, cluster) as coordinator:
+
+        def watch() -> bool:
+            archiver.close()
+            if GOOD in coordinator.parked:
+                coordinator.parked[GOOD].until = 0.0
+            return GOOD in coordinator.running and coordinator.running[GOOD].state.ending.retried
+
+        assert drive(coordinator, record().model_copy(update={"evaluation_id": GOOD}), watch).ending.retried
 
 
 def test_a_coordinator_keeps_the_summaries_of_what_it_runs(pair: Coordinator) -> None:
