@@ -102,8 +102,8 @@ def test_of_what_is_scored_nothing_is_done_again(tmp_path: Path) -> None:
     ):
         assert write_summary(paths, summary)
         paths.results.write_text(json.dumps(results))
-        assert bool(_nothing_to_do(Config(), paths, "retry")) is not left
-        assert _nothing_to_do(Config(), paths, "cancel")
+        assert bool(_nothing_to_do(paths, "retry")) is not left
+        assert _nothing_to_do(paths, "cancel")
 
 
 TRIAL = """#!/bin/sh
