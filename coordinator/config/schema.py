@@ -247,7 +247,7 @@ class JudgeConfig(Record):
     price_per_million_completion_tokens: float | None = example(8.0, ge=0)
     """price in any currency; default: not counted"""
     timeout_seconds: float = Field(120.0, gt=0)
-    """most seconds in which a request gets no byte of its answer"""
+    """most seconds until a request has its whole answer"""
     retries: Count = 5
     """further tries of a request that failed"""
 

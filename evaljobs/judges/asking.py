@@ -115,27 +115,35 @@ class Judges:
             os.close(lock)
 
     async def _ask_all(self, asks: Mapping[str, Ask]) -> int:
-        import openai  # noqa: PLC0415 (a second, for jobs that ask)
+        import httpx2  # noqa: PLC0415 (a second, for jobs that ask)
+        import openai  # noqa: PLC0415
 
         for name in ("httpx2", "openai"):  # they log each request
             logging.getLogger(name).setLevel(logging.WARNING)
         options, pace = self._options, asyncio.Lock()
 
-        async def in_turn(_request: object) -> None:
-            """Wait before each request, tries included, so that any 60 s have `requests_per_minute` at most."""
-            async with pace:
-                await asyncio.sleep(
-                    60.0 / options.requests_per_minute if options.requests_per_minute else 0.0
-                )
+        class InTime(openai.DefaultAsyncHttpxClient):
+            async def send(self, *request: Any, **how: Any) -> httpx2.Response:
+                """Wait first, tries included, so that any 60 s have `requests_per_minute` at most.
+
+                The whole answer is here in time: the client's own limit begins anew with each byte.
+                """
+                async with pace:
+                    await asyncio.sleep(
+                        60.0 / options.requests_per_minute if options.requests_per_minute else 0.0
+                    )
+                try:
+                    async with asyncio.timeout(options.timeout_seconds):
+                        return await super().send(*request, **how)
+                except TimeoutError:
+                    raise httpx2.ReadTimeout("") from None
 
         client = openai.AsyncOpenAI(
             base_url=options.url,
             api_key=self._key or "none",
             max_retries=options.retries,
             timeout=options.timeout_seconds,
-            http_client=openai.DefaultAsyncHttpxClient(
-                follow_redirects=False, event_hooks={"request": [in_turn]}
-            ),
+            http_client=InTime(follow_redirects=False),
         )
         at_once = asyncio.Semaphore(options.concurrency)
 

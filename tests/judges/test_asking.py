@@ -79,10 +79,19 @@ def test_every_judgement_is_kept_with_its_prompt_and_never_asked_again(job, fold
     assert "Authorization" not in endpoint.requests[0].headers, "no setting names a key"
 
 
+def drip(request: Request) -> None:
+    """An answer a byte at a time, without end."""
+    request.handler.send_response(200)
+    request.handler.end_headers()
+    while not request.released.wait(0.05):
+        request.handler.wfile.write(b" ")
+
+
 FAULTS: dict[str, Callable[[Request], None]] = {
     "5xx": lambda r: r.error(503),
     "closed in the middle": lambda r: r.close_in_the_middle(),
     "hanging": lambda r: r.hang(),
+    "without end": drip,
     "limited": lambda r: r.error(429, Retry_After="0.1"),
     "limited past its tries": lambda r: r.error(429, Retry_After="1000"),
 }
@@ -93,7 +102,7 @@ def test_a_passing_fault_is_tried_again(fault, job, folder, endpoint, monkeypatc
     """Each fault once, then an answer: the ask has its judgement and nothing is marked failed."""
     monkeypatch.setattr(asking, "LIMITED_PAUSE", 0.01)
     endpoint.handle = lambda r: FAULTS[fault](r) if r.number == 0 else r.answer()
-    one = judges(job, folder, timeout_seconds=1.0 if fault == "hanging" else 60.0)
+    one = judges(job, folder, timeout_seconds=1.0 if fault in {"hanging", "without end"} else 60.0)
     one.ask_missing(asks(1))
     (reply,) = one.replies(asks(1))
     assert reply.value == 7.0
