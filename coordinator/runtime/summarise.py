@@ -33,6 +33,7 @@ from coordinator.runtime.summary import (
     read_json,
     with_costs,
 )
+from evaljobs.contract.folded import archive_of
 from evaljobs.contract.names import ShardId
 from evaljobs.contract.paths import EvaluationPaths
 
@@ -130,8 +131,10 @@ def summary_now(
 
 
 def _values(entry: EntryState) -> Sequence[ScoreValue]:
-    with suppress(OSError):  # archived: the summary of one that has ended has the scores of results.json
-        return _values_in(entry.result_file, Path(entry.result_file).stat().st_mtime_ns)
+    file = Path(entry.result_file)
+    with suppress(OSError):  # a retry goes on with the scores that were archived before
+        place = file if file.exists() else archive_of(file.parent.parent)
+        return _values_in(entry.result_file, place.stat().st_mtime_ns)
     return ()
 
 

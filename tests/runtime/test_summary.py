@@ -8,13 +8,15 @@ import time
 from pathlib import Path
 
 import pytest
+from support.ended import leave_ended
 from support.simulated.large import Large
 
 from coordinator.config.schema import Config
-from coordinator.evaluation.state import State
+from coordinator.evaluation.state import Phase, State
+from coordinator.keeping.archive import archive_ended
 from coordinator.report.learning_curves import ScoreValue
 from coordinator.runtime.summaries import Summaries
-from coordinator.runtime.summarise import summary_of
+from coordinator.runtime.summarise import summary_now, summary_of
 from coordinator.runtime.summary import (
     MOST_BYTES,
     SILENT_SECONDS,
@@ -106,6 +108,15 @@ def test_failed_jobs_are_read_from_their_outcomes_and_the_report(tmp_path: Path)
     made = with_costs(Summary(schema_version=2, evaluation_id="e", written_at=0.0, ended_at=9.0), paths)
     assert made.failed_jobs == {told.name: told.error, "es-1-trial-n2-a0.0": "its job ended: NODE_FAIL"}
     assert (made.makespan_seconds, made.gpu_seconds["load"]) == (5.0, 5.0)
+
+
+def test_a_retry_shows_the_scores_that_were_archived_before(tmp_path: Path) -> None:
+    state, paths = leave_ended(tmp_path, nodes=1)
+    assert archive_ended(paths)
+    assert not list(paths.scores.glob("*.json"))
+    state.ending.phase, state.ending.ended_at = Phase.RUNNING, None
+    shown = summary_now(state, paths, 1.0)
+    assert [[score.value for score in task.scores] for task in shown.tasks] == [[0.5]] * 60
 
 
 def test_what_hangs_or_is_not_run_by_the_holder_of_the_work_folder_reads_stopped(tmp_path: Path) -> None:
