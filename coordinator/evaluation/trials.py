@@ -53,8 +53,8 @@ def failed(state: State, outcome: Failed, at: float) -> Due:
             return actions  # a sibling has said so, or the precursor's own end
         if node.status == "ready" and node.precursor in state.jobs.live:
             return actions + nodes.unseen(state, node, at)
-    if not lived:
-        return actions  # its death has counted
+    if not lived or trial.cancelled:
+        return actions  # its death has counted, or is the coordinator's doing
     return [*actions, *_charged(state, trial, outcome, at)]
 
 

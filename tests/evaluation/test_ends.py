@@ -14,6 +14,7 @@ from coordinator.evaluation import actions as do
 from coordinator.evaluation import events as ev
 from coordinator.evaluation import step as machine
 from coordinator.runtime import detect
+from evaljobs.contract.outcomes import Failed
 
 TICK = 5.0
 
@@ -104,3 +105,16 @@ def test_no_trial_is_cancelled_that_has_said_that_it_ended(seed: int) -> None:
     grace, seen = detect.Grace(), detect.Sightings()
     assert info.job_id not in detect.overdue_jobs(world.state, seen, grace, world.now + grace.overdue)
     assert info.job_id in detect.overdue_jobs(world.state, seen, grace, world.now + grace.overdue + 1)
+
+
+def test_a_hung_trial_counts_once_though_its_end_brings_an_error() -> None:
+    """What was cancelled may fail on the way out: its shard and its node have answered for it."""
+    world = World(1, nodes=1)
+    while not world.claims:
+        world.tick()
+    shard, trial = next(iter(world.claims.items()))
+    world.take([ev.TrialHung(at=world.now, trial=trial, shard=shard, seconds=900.0)])
+    failed = Failed(name=trial, job="trial", blame="retry", error="NCCL timeout", node="n0", shard=shard)
+    world.take([ev.OutcomeSeen(at=world.now + TICK, outcome=failed)])
+    assert world.state.shards.by_name[shard].died_on == ["n0"]
+    world.run_to_scores()
