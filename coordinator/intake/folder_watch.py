@@ -7,7 +7,6 @@ checks a few of the reported ones for new contents. Called by `runtime.service`.
 from __future__ import annotations
 
 import contextlib
-import glob
 import hashlib
 import json
 import logging
@@ -120,7 +119,7 @@ class _Place:
     def _listed(self) -> list[str] | None:
         """Folders of the place; None where they are those of the last time."""
         if self._listing is None:
-            return [p for p in glob.glob(self.pattern) if not _is_unfinished(p.rpartition("/")[2])]  # noqa: PTH207 (a full pattern)
+            return [str(p) for p in Path("/").glob(self.pattern.lstrip("/")) if not _is_unfinished(p.name)]
         try:
             with self._listing.news(time.monotonic()) as entries:
                 if entries is None:

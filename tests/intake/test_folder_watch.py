@@ -44,7 +44,7 @@ def checkpoint(folder: Path, name: str) -> Path:
     return folder / name
 
 
-@pytest.mark.parametrize("glob", ["", "/*"])
+@pytest.mark.parametrize("glob", ["", "/*", "/../**/run/step-*"])
 def test_a_watched_folder_announces_each_checkpoint_once(tmp_path: Path, work: WorkPaths, glob: str) -> None:
     """Named as the folder that checkpoints appear in, as a glob, or as a checkpoint itself; a restarted daemon remembers. What
     is hidden, or temporary by its name, is still being copied or written."""
