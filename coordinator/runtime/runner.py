@@ -10,7 +10,6 @@ import logging
 import math
 import os
 import re
-import sys
 import time
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -76,7 +75,6 @@ REFILL_SECONDS = 2.0  # between two tries to fill the queue of a Redis that take
 RESPONSES = re.compile(r"[\w.-]+\.frames", re.ASCII)  # names of response files; others are ignored
 SUMMARY_SECONDS = 1.0  # between two summaries made of a state
 SIGN_SECONDS = 10.0  # between two signs that a coordinator runs the evaluation: its journal's mtime
-NEVER = sys.maxsize  # bytes consumed of a file that is no response file: it is not read again
 # events that come of an event's actions, of theirs, and so on: an entry is looked up, planned and scored once
 MAX_ANSWERS = 50
 MAX_ANSWERS_AN_ENTRY = 4
@@ -399,6 +397,7 @@ class Running:
                     e.name
                     for e in entries
                     if RESPONSES.fullmatch(e.name)
+                    and e.is_file(follow_symlinks=False)
                     and e.stat(follow_symlinks=False).st_size > self._consumed.get(e.name, 0)
                 }
         first: dict[str, FrameRef] = {}
@@ -426,9 +425,6 @@ class Running:
                     found.append((head.shard, reference))
         except FileNotFoundError:
             pass
-        except FrameError as error:
-            log.warning("%s: passed over", error)
-            self._consumed[name] = NEVER
         return found
 
     def _compare_trials(self, now: float) -> None:

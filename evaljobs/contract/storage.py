@@ -310,11 +310,13 @@ def _next_head(file: IO[bytes], at: int) -> int | None:
         file.seek(at)
         block = file.read(_SCAN_BYTES)
         found = block.find(MAGIC)
-        if found >= 0 and _read_start(file, at + found) is not None:
-            return at + found
-        if found < 0 and len(block) < _SCAN_BYTES:
+        while found >= 0:
+            if _read_start(file, at + found) is not None:
+                return at + found
+            found = block.find(MAGIC, found + 1)
+        if len(block) < _SCAN_BYTES:
             return None
-        at += found + 1 if found >= 0 else len(block) - len(MAGIC) + 1
+        at += len(block) - len(MAGIC) + 1
 
 
 def read_frame(root: Path, reference: FrameRef) -> ShardResponses:
@@ -325,7 +327,7 @@ def read_frame(root: Path, reference: FrameRef) -> ShardResponses:
             found = _read_start(file, reference.offset)
             if found is None or xxhash.xxh3_64_intdigest(body := file.read(found[1])) != found[2]:
                 raise FrameError(f"{where} does not match its checksums")
-    except OSError as error:
+        answers = json.loads(zlib.decompress(body))
+        return ShardResponses(**found[0].model_dump(exclude={"responses"}), responses=answers)
+    except (OSError, ValueError, RecursionError, zlib.error) as error:
         raise FrameError(f"{where}: {error}") from error
-    answers = json.loads(zlib.decompress(body))
-    return ShardResponses(**found[0].model_dump(exclude={"responses"}), responses=answers)
