@@ -6,7 +6,6 @@ an empty answer. One command per call, without retries: `evaluation` decides on 
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -90,15 +89,19 @@ class SlurmCli:
     def within_limits(self, job: Job) -> Job:
         """Cut the job's time limit to what its partition, account and QOS allow, and keep it off excluded nodes.
 
-        They are asked for every LIMITS_SECONDS; where Slurm does not answer, the last answer counts.
+        They are asked for every LIMITS_SECONDS; where Slurm does not answer, the last answer counts. Without one this
+        raises ClusterError, since Slurm refuses for good, or never starts, a job of more than MaxTime.
         """
         if self._nodes is None:
             self.nodes()
         if time.monotonic() > self._asked_at + LIMITS_SECONDS:
-            with contextlib.suppress(ClusterError):
+            try:
                 self._rules = ask_rules(self._run)
                 self._asked_at = time.monotonic()  # accounting may be away for longer
                 self._accounting = ask_accounting(self._rules, self._run) or Accounting()
+            except ClusterError:
+                if not self._rules.config:
+                    raise
         return within_limits(place(job, self._nodes or ()), self.options, self._rules, self._accounting)
 
     def cancel(self, job_ids: Sequence[str]) -> None:

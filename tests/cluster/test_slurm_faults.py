@@ -31,6 +31,8 @@ def wrapped(folder: Path, **more: object) -> SlurmCli:
     path = f"{folder}:/usr/bin:/bin"
     if not (folder / "sinfo").exists():
         command(folder, "sinfo", f"printf '{NO_NODES}'")
+    if not (folder / "scontrol").exists():
+        command(folder, "scontrol", "echo AccountingStorageType = accounting_storage/none")
     return SlurmCli(
         slurm_options(**{"env": {"PATH": path}, "command_prefix": ("env", f"PATH={path}"), **more})
     )  # type: ignore[arg-type]
@@ -143,11 +145,15 @@ def test_cancelling_that_fails_says_so(tmp_path: Path) -> None:
 
 
 def test_limits_are_asked_for_once_in_a_while_and_hold_while_accounting_is_away(tmp_path: Path) -> None:
-    """MaxTime cuts a job though sacctmgr fails, and the next job asks neither again."""
+    """MaxTime cuts a job though sacctmgr fails, and the next job asks neither again. Nothing is submitted before MaxTime
+    is known: unknown is no freedom.
+    """
+    command(tmp_path, "scontrol", "echo 'slurm_load_partitions error: Socket timed out' >&2; exit 1")
+    slurm = wrapped(tmp_path)
+    assert "Socket timed out" in str(raised(lambda: slurm.within_limits(JOB)))
     shown = "*config) echo AccountingStorageType = accounting_storage/slurmdbd;; *) echo PartitionName=gpu Default=YES MaxTime=05:00;;"
     command(tmp_path, "scontrol", f'echo x >> {tmp_path}/calls; case "$*" in {shown} esac')
     command(tmp_path, "sacctmgr", f"echo x >> {tmp_path}/calls; echo 'error: Connection refused' >&2; exit 1")
-    slurm = wrapped(tmp_path)
     assert [slurm.within_limits(JOB).time_limit_seconds for _ in range(2)] == [300, 300]
     assert (tmp_path / "calls").read_text() == "x\n" * 4
 
