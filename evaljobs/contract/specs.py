@@ -177,7 +177,7 @@ class JudgeOptions(Record):
     max_cost: float | None = None  # of one evaluation, in the currency of the prices; None: no cap
     price_per_million_prompt_tokens: float = 0.0
     price_per_million_completion_tokens: float = 0.0
-    timeout_seconds: float = 120.0  # without a byte of an answer
+    timeout_seconds: float = 120.0  # until a request has its whole answer
     retries: int = 5  # after the first try
 
 

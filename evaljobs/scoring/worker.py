@@ -68,7 +68,7 @@ def deadline_seconds(spec: ExecuteSpec | ScoreSpec) -> int:
     """Seconds after which a work-horse is ended: far more than a sound job takes.
 
     Items have deadlines of their own (`item_seconds`), and run in parallel. A judge's requests have them too, but wait
-    for the caps that all workers share.
+    for the one job that asks at a time.
     """
     if spec.judge is not None:
         return JUDGE_SECONDS
