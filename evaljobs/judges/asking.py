@@ -206,7 +206,11 @@ class Judges:
             response = await self._sent(client, ask)
         except openai.APIStatusError as error:
             why = self._clean(str(error))
-            if error.status_code in _REFUSES_US or error.status_code < 400 or "insufficient_quota" in why:
+            if (
+                error.status_code in _REFUSES_US
+                or error.status_code < 400
+                or "insufficient_quota" in str(error)
+            ):
                 raise OperatorError(
                     f"the judge at {self._options.url} refuses us (check [judge] url, model and key): {why}"
                 ) from None

@@ -175,7 +175,9 @@ def test_what_the_operator_must_mend_ends_the_job(status, job, folder, endpoint,
     """A wrong key, model or address, or no quota: one error without the key; no redirect takes the key."""
     monkeypatch.setenv("JUDGE_KEY", KEY)
     with serving() as other:
-        endpoint.handle = lambda r: r.error(status, f"insufficient_quota {KEY}", Location=f"{other.url}/else")
+        endpoint.handle = lambda r: r.error(
+            status, f"{KEY} {'-' * 300} insufficient_quota", Location=f"{other.url}/else"
+        )
         with pytest.raises(OperatorError) as caught:
             judges(job, folder, concurrency=1, api_key_env="JUDGE_KEY", retries=0).ask_missing(asks(6))
         assert other.requests == []
