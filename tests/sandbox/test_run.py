@@ -237,6 +237,20 @@ def test_programs_may_import_what_the_worker_has(package: str, test: str, level:
     assert (verdict.verdict, verdict.reason) == ("pass", "")
 
 
+def test_programs_may_import_packages_below_tmp(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, level: str
+) -> None:
+    """A worker's environment may lie below /tmp, which is the program's own inside."""
+    (tmp_path / "site-packages").mkdir()
+    (tmp_path / "site-packages" / "mine_below_tmp.py").write_text("def f(x): return x\n")
+    monkeypatch.syspath_prepend(tmp_path / "site-packages")
+    job = Program(
+        id="p", code="from mine_below_tmp import f\n", test="assert f(1) == 1", timeout_seconds=20.0
+    )
+    (verdict,) = run_programs([job], level=Level(level))
+    assert (verdict.verdict, verdict.reason) == ("pass", "")
+
+
 # --- lines ------------------------------------------------------------------------------------------------------------
 
 GOOD = {"id": "good", "code": "def f(x):\n    return x\n", "test_list": ["assert f(1) == 1"]}

@@ -85,8 +85,13 @@ def enter_namespaces(*, user: bool) -> None:
         os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
 
 
+def inside(path: str) -> str:
+    """Where a path lies in the private root: a program's own /tmp would hide what is below /tmp."""
+    return f"/of{path}" if path.startswith("/tmp/") else path
+
+
 def build_root(readable: list[str]) -> None:
-    """Make a read-only root: `readable`, four devices, a private /proc, an empty /tmp."""
+    """Make a read-only root: `readable`, four devices, a private /proc, an empty /tmp. Modules are found there."""
     kernel.mount("none", "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
     kernel.mount("tmpfs", "/tmp", "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "size=1m,mode=755")
     os.mkdir("/tmp/old")
@@ -97,15 +102,15 @@ def build_root(readable: list[str]) -> None:
         if os.path.islink("/old" + link):
             os.symlink(os.readlink("/old" + link), link)
     for path in (*readable, *_DEVICES):
-        source = "/old" + path
-        if not os.path.exists(source) or os.path.exists(path):
+        source, place = "/old" + path, inside(path)
+        if not os.path.exists(source) or os.path.exists(place):
             continue
         if os.path.isdir(source):
-            os.makedirs(path, exist_ok=True)
+            os.makedirs(place, exist_ok=True)
         else:
-            os.makedirs(os.path.dirname(path), exist_ok=True)
-            os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o644))
-        kernel.bind_read_only(source, path, device=path in _DEVICES)
+            os.makedirs(os.path.dirname(place), exist_ok=True)
+            os.close(os.open(place, os.O_WRONLY | os.O_CREAT, 0o644))
+        kernel.bind_read_only(source, place, device=path in _DEVICES)
     for folder in ("/proc", "/tmp"):
         os.makedirs(folder, exist_ok=True)
     os.symlink("/tmp", "/dev/shm")
@@ -114,6 +119,7 @@ def build_root(readable: list[str]) -> None:
     os.rmdir("/old")
     flags = kernel.MS_REMOUNT | kernel.MS_BIND | kernel.MS_RDONLY | kernel.MS_NOSUID | kernel.MS_NODEV
     kernel.mount("none", "/", None, flags)
+    sys.path[:] = map(inside, sys.path)
 
 
 def drop_root() -> None:
@@ -174,6 +180,7 @@ def isolate(level: str) -> list[str]:
         kernel.drop_capabilities()
     os.chdir("/")
     if made or level == "namespaces":
+        readable = list(map(inside, readable))
         kernel.prctl(kernel.PR_SET_PDEATHSIG, 9)
     kernel.prctl(kernel.PR_SET_DUMPABLE, 0)  # no program may use /proc or ptrace on this process
     kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
