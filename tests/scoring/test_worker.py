@@ -202,7 +202,7 @@ def test_a_spec_that_is_not_run_ends_with_the_reason(bench_and_supervisor) -> No
     path.write_text('{"kind": "score", "version": 99}')
     bench.queue.enqueue("another version", path)
     wait_until(lambda: "another version" not in bench.queue.known())
-    assert list(bench.queue.failed()) == ["another version"]
+    assert "another version" in bench.queue.failed()
 
 
 def test_no_password_on_a_command_line(bench_and_supervisor) -> None:

@@ -200,7 +200,7 @@ def test_the_reason_of_a_metric_jobs_failure_is_its_last_line(server: RedisServe
     """As RQ itself writes it, also where it is as long as a traceback may be."""
     queue = MetricQueue(work.redis_address, "e")
     client = redis_client.client(server.ensure())
-    queue.enqueue("score", "a", work.root / "specs" / "a.json")
+    queue.enqueue("a", work.root / "specs" / "a.json")
     rq_queue = rq_jobs.open_queue(client, "e")
     job = rq_queue.fetch_job(rq_jobs.job_id("e", "a"))
     text = "Traceback\n" + "  a line\n" * 5000 + "refused: no spec"

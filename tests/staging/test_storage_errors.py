@@ -82,7 +82,7 @@ def test_workers_work_on_until_storage_shows_their_stop(storage: Storage) -> Non
         lease_file=storage.path / "lease",
         lease_seconds=900.0,
     )
-    supervisor = Supervisor(options, lambda: None, str)
+    supervisor = Supervisor(options, lambda: None)
     assert not supervisor._over()
     storage.back()
     assert not supervisor._over()
