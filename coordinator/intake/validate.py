@@ -75,7 +75,10 @@ def judge_options(config: Config) -> JudgeOptions | None:
     section = config.judge
     if section.url is None:
         return None
-    parts = urllib.parse.urlsplit(section.url)
+    try:
+        parts = urllib.parse.urlsplit(section.url)
+    except ValueError:  # a bracket or port that is none
+        parts = urllib.parse.urlsplit("")
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
         raise OperatorError(
             "[judge] url is an http:// or https:// address without ?query, e.g. https://HOST/v1"

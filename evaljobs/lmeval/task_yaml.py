@@ -7,6 +7,7 @@ Rule: files are merged and indexed as lm-eval does it (lm_eval/tasks/_yaml_loade
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -60,12 +61,14 @@ _Loader.add_multi_constructor("!", _tagged)
 
 
 def _loaded(path: Path) -> Any:
-    """A YAML's value. ValueError where it is nested too deeply."""
+    """A YAML's value. ValueError where it is nested too deeply, or holds itself by an alias."""
     try:
         with path.open("rb") as file:
-            return yaml.load(file, Loader=_Loader)  # noqa: S506 (a safe loader)
+            value = yaml.load(file, Loader=_Loader)  # noqa: S506 (a safe loader)
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
+    json.dumps(value, default=str, skipkeys=True)  # ValueError: "Circular reference detected"
+    return value
 
 
 def parsed(path: Path) -> dict[str, Any]:
