@@ -81,9 +81,10 @@ class ReleaseClaims(Action):
 
 
 class EnqueueMetric(Action):
-    """Write the spec of this metric job and queue it, again where Redis lost it."""
+    """Write the spec of this metric job and queue it, again where Redis lost it. `first`: ahead of those that wait."""
 
     name: str
+    first: bool = False
 
 
 class PublishSets(Action):

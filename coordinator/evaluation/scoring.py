@@ -39,7 +39,7 @@ def lost(state: State, event: MetricJobsLost) -> Due:
         if metric.losses > MAX_LOSSES:
             found += _gone(state, metric.name, f"the queue forgot it {metric.losses} times", event.at)
         else:
-            found.append(EnqueueMetric(name=metric.name))
+            found.append(_enqueue(state, metric))
     return found
 
 
@@ -160,7 +160,7 @@ def enqueued(state: State, event: MetricEnqueued) -> list[Action]:
         entry.score_attempts += 1
         indexes.file_entry(state, entry)
     state.scoring.outstanding.add(event.name)
-    state.scoring.metrics[event.name] = MetricState(
+    metric = state.scoring.metrics[event.name] = MetricState(
         name=event.name,
         kind="execute" if event.task else "score",
         entry=event.entry,
@@ -169,7 +169,16 @@ def enqueued(state: State, event: MetricEnqueued) -> list[Action]:
         seconds=event.seconds,
         enqueued_at=event.at,
     )
-    return [EnqueueMetric(name=event.name)]
+    return [_enqueue(state, metric)]
+
+
+def _enqueue(state: State, metric: MetricState) -> Action:
+    """Ahead of the others where the task's metric is longer than an even share of all: its jobs end last, most of all
+    those of a judge, which follow one another.
+    """
+    seconds = {name: leaf.planned.metric_seconds for name, leaf in state.shards.leaves.items()}
+    share = sum(seconds.values()) / max(1, state.plan.workers or state.record.options.workers)
+    return EnqueueMetric(name=metric.name, first=seconds.get(metric.task, 0.0) > share)
 
 
 def needs_no_gpu(state: State, entry: EntryState) -> bool:
@@ -225,5 +234,5 @@ def restarted(state: State, now: float) -> list[Action]:
     for name in sorted(state.scoring.outstanding):
         metric = state.scoring.metrics[name]
         metric.enqueued_at = min(metric.enqueued_at, now)
-        actions.append(EnqueueMetric(name=name))
+        actions.append(_enqueue(state, metric))
     return actions

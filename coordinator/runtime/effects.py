@@ -132,7 +132,7 @@ class Performer:
             case FillQueue() | QueueShards() | WithdrawShards() | ReleaseClaims():
                 self._change_queue(state, action)
             case EnqueueMetric():
-                self._enqueue_metric(state, state.scoring.metrics[action.name])
+                self._enqueue_metric(state, state.scoring.metrics[action.name], first=action.first)
             case ReleasePrecursor():
                 write_atomic(paths.release_file(action.job), b"")
             case StopWorkers():
@@ -292,11 +292,11 @@ class Performer:
         except QueueUnavailable as error:
             log.log(_level(state), "work queue: %s", error)
 
-    def _enqueue_metric(self, state: State, metric: MetricState) -> None:
+    def _enqueue_metric(self, state: State, metric: MetricState, *, first: bool) -> None:
         path = self.site.of(state).spec(metric.name)
         write_atomic(path, metric_spec(state, self.site, metric).model_dump_json(indent=1).encode())
         try:
-            self.metric_queue(state.evaluation_id).enqueue(metric.name, path)
+            self.metric_queue(state.evaluation_id).enqueue(metric.name, path, first=first)
         except QueueUnavailable as error:
             log.warning("metric queue: %s", error)
 

@@ -40,9 +40,9 @@ class MetricQueue:
         self._address: RedisAddress | None = None
         self._queue: Any = None
 
-    def enqueue(self, name: str, spec: Path) -> None:
-        """Queue a job once."""
-        self._with(lambda queue: self._enqueue(queue, name, spec))
+    def enqueue(self, name: str, spec: Path, *, first: bool = False) -> None:
+        """Queue a job once; `first`: ahead of those that wait."""
+        self._with(lambda queue: self._enqueue(queue, name, spec, first))
 
     def recover(self) -> None:
         """Queue the jobs of dead workers again (within 15 s of their death, if called every 3 s)."""
@@ -77,23 +77,24 @@ class MetricQueue:
         with explained(self._address.where if self._address else "its address"):
             return effect(self._queue)
 
-    def _enqueue(self, queue: Any, name: str, spec: Path) -> None:
+    def _enqueue(self, queue: Any, name: str, spec: Path, first: bool) -> None:
         rq_id = rq_jobs.job_id(self.evaluation_id, name)
         try:
-            self._push(queue, rq_id, spec)
+            self._push(queue, rq_id, spec, first)
         except DuplicateJobError:
             if rq_id in self._live(queue):
                 return
             _forget(queue, rq_id)
             with suppress(DuplicateJobError):
-                self._push(queue, rq_id, spec)
+                self._push(queue, rq_id, spec, first)
 
-    def _push(self, queue: Any, rq_id: str, spec: Path) -> None:
+    def _push(self, queue: Any, rq_id: str, spec: Path, first: bool) -> None:
         queue.enqueue_call(
             rq_jobs.FUNCTION,
             args=(str(spec),),
             job_id=rq_id,
             unique=True,
+            at_front=first,
             # ahead of the queued jobs, which it preceded at its first attempt
             retry=Retry(max=RETRIES, enqueue_at_front=True),
             timeout=TIMEOUT_SECONDS,
