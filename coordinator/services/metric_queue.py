@@ -134,8 +134,10 @@ class MetricQueue:
 
 
 def _forget(queue: Any, rq_id: str) -> None:
-    """Delete a job from Redis. RQ cannot read (KeyError) the part that a heartbeat leaves in an emptied Redis."""
-    with suppress(NoSuchJobError, KeyError):
+    """Delete a job from Redis. RQ cannot read what a heartbeat leaves in an emptied Redis (KeyError), nor an execution
+    that has expired beside its list (ValueError).
+    """
+    with suppress(NoSuchJobError, KeyError, ValueError):
         queue.job_class.fetch(rq_id, connection=queue.connection, serializer=queue.serializer).delete()
     parts = queue.connection.zrange(f"rq:executions:{rq_id}", 0, -1)
     executions = [f"rq:execution:{rq_id}:{part.decode()}" for part in parts]
