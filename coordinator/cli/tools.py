@@ -204,29 +204,30 @@ class Export(_Priors):
 
 @command()
 class Compare(Printed):
-    """Print scores of several evaluations side by side; marks a drop beyond two standard errors.
+    """Print scores of several evaluations side by side, and how each stands to the first: better, worse, no evidence.
 
     Example:
 
     evalspan compare step-1000-core-1a2b3c4d step-2000-core-5e6f7a8b
     """
 
-    evaluations: list[str] = argument("Two or more evaluation ids.")
+    evaluations: list[str] = argument("Two or more evaluation ids; the first is the baseline.")
+    mixed: bool = flag("Also compare scores that were computed in another mode.")
     html: Path | None = HTML
 
     def run(self) -> None:
         from coordinator.cli.pages import write_page
         from coordinator.page import read
-        from coordinator.report.comparisons import comparison, heads_of, show_comparison
+        from coordinator.report.comparisons import heads_of, show_comparison
 
         settings = self.there()
         if len(self.evaluations) < 2:
             raise OperatorError("name at least two evaluations; `evalspan report` prints one")
         if self.html is not None:
-            write_page(self.html, read.of_comparison(settings, self.evaluations))
+            write_page(self.html, read.of_comparison(settings, self.evaluations, mixed=self.mixed))
             return
-        points, columns, _ = read.read_columns(settings, self.evaluations)
-        ids, heads, rows = [p.evaluation_id for p in points], heads_of(points), comparison(columns)
+        points, rows, _ = read.compared(settings, self.evaluations, mixed=self.mixed)
+        ids, heads = [p.evaluation_id for p in points], heads_of(points)
         if self.as_json:
             show_json({"schema_version": 1, "evaluations": ids, "rows": rows, "headings": heads})
         else:

@@ -1,4 +1,4 @@
-"""Reads what a page shows: one evaluation, trainings, or evaluations beside each other. Changes no file.
+"""Reads what a page shows: one evaluation, trainings, or evaluations beside each other.
 
 Rule: a title, JSON data and packed blocks come out, and nothing is kept. `cli/pages.py` writes them to a file, `serve`
 answers with them.
@@ -6,6 +6,7 @@ answers with them.
 
 from __future__ import annotations
 
+import functools
 import json
 import time
 from collections import Counter
@@ -20,9 +21,11 @@ from coordinator.errors import OperatorError
 from coordinator.evaluation.events import AnyEvent
 from coordinator.evaluation.state import State
 from coordinator.page import evaluation, samples, training
+from coordinator.report.columns import columns
 from coordinator.report.comparisons import comparison, heads_of
 from coordinator.report.learning_curves import Point
 from coordinator.report.load_series import point_of, sample_file
+from coordinator.report.verdicts import MEANING, add_verdicts
 from coordinator.runtime.finalize import results_in_files, results_of
 from coordinator.runtime.journal import has_other_format, read_events
 from coordinator.runtime.replay import find_evaluation
@@ -85,14 +88,14 @@ def of_trainings(points: Sequence[Point], price: float | None) -> Contents:
     return _made(", ".join(dict.fromkeys(t["name"] for t in data["trainings"])), data)
 
 
-def of_comparison(settings: Config, names: Sequence[str]) -> Contents:
+def of_comparison(settings: Config, names: Sequence[str], *, mixed: bool = False) -> Contents:
     """Scores of all these evaluations; samples of the first and the last. OperatorError where one has no results."""
-    points, columns, folders = read_columns(settings, names)
+    points, rows, places = compared(settings, names, mixed=mixed)
     heads = heads_of(points)
     indexes: list[dict[str, Any]] = []
     blocks: dict[str, bytes] = {}
     for side, i in (("first", 0), ("last", -1)):
-        lines = {task: _lines(file) for task, file in _sample_files(folders[i], columns[i]).items()}
+        lines = {task: _lines(file) for task, file in _sample_files(*places[i]).items()}
         index, packed = samples.blocks_of(lines, samples.MOST_BYTES // 2)
         indexes.append({row["task"]: {**row, "block": f"{side}-{row['block']}"} for row in index})
         blocks |= {f"{side}-{name}": block for name, block in packed.items()}
@@ -101,7 +104,8 @@ def of_comparison(settings: Config, names: Sequence[str]) -> Contents:
         "kind": "comparison",
         "heads": heads,
         "ids": [p.evaluation_id for p in points],
-        "rows": comparison(columns),
+        "rows": rows,
+        "verdicts": MEANING,
         "samples": [
             {**row, "blocks": [first[task]["block"], row["block"]]}
             for task, row in last.items()
@@ -111,19 +115,25 @@ def of_comparison(settings: Config, names: Sequence[str]) -> Contents:
     return _made(" and ".join(heads), data, blocks)
 
 
-def read_columns(
-    settings: Config, names: Sequence[str]
-) -> tuple[list[Point], list[dict[str, Any]], list[EvaluationPaths]]:
-    """(points, results.json, folders) of evaluations that have results; OperatorError for one that has none."""
-    points, columns, folders = [], [], []
+def compared(
+    settings: Config, names: Sequence[str], *, mixed: bool = False
+) -> tuple[list[Point], list[dict[str, Any]], list[tuple[EvaluationPaths, dict[str, Any]]]]:
+    """(points, rows of their scores with verdicts, folder and results.json of each) of evaluations.
+
+    `mixed`: verdicts also between modes. OperatorError for one that has no results.
+    """
+    points, places, records = [], [], []
     for name in names:
         record, paths = find_record(settings, name)
         if not paths.results.exists():
             raise OperatorError(f"{record.evaluation_id} has no results yet")
         points.append(point_of(paths, record))
-        columns.append(json.loads(paths.results.read_text()))
-        folders.append(paths)
-    return points, columns, folders
+        records.append(record)
+        places.append((paths, json.loads(paths.results.read_text())))
+    rows = comparison([results for _, results in places])
+    columns_once = functools.cache(lambda i, task: columns(places[i][0], records[i], task))
+    add_verdicts(rows, columns_once, mixed=mixed)
+    return points, rows, places
 
 
 def evaluation_and_results(

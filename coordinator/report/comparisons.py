@@ -20,13 +20,13 @@ from coordinator.report.learning_curves import (
     Point,
     Series,
     difference,
-    is_regression,
     keys_of,
     labels,
     mode_of,
     scores_of,
 )
 from coordinator.report.tables import Parts, Sheet
+from coordinator.report.verdicts import MEANING
 
 WHAT: Mapping[str, str] = {
     "mode": "computed in another mode",
@@ -187,9 +187,8 @@ def show_series(console: Console, series: Series) -> None:
 
 
 def comparison(columns: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """A row per task and metric of `results.json` columns: each one's value, last minus first, "real drop?".
+    """A row per task and metric of `results.json` columns: each one's value, last minus first.
 
-    A drop is real as on a learning curve, and only where requests and scoring are the same.
     `differs`: how each evaluation differs from the first ("mode", "requests" or "score").
     """
     modes = [mode_of(column) for column in columns]
@@ -205,10 +204,7 @@ def comparison(columns: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             "mode" if mode != modes[0] else difference(keys[0], key)
             for key, mode in zip(keys, modes, strict=True)
         ]
-        change, regressed = None, False
-        if first is not None and last is not None:
-            change = last.value - first.value
-            regressed = not differs[-1] and is_regression(first.value, first.stderr, last)
+        change = None if first is None or last is None else last.value - first.value
         values, documents, stderrs, versions, shots = (
             [getattr(score, name, None) for score in found]
             for name in ("value", "documents", "stderr", "version", "n_shot")
@@ -217,9 +213,10 @@ def comparison(columns: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             {
                 "task": task,
                 "metric": metric,
+                "higher_is_better": next(s.higher_is_better for s in found if s is not None),
+                "is_group": any(column.get("group_subtasks", {}).get(task) for column in columns),
                 "values": values,
                 "change": change,
-                "regressed": regressed,
                 "differs": differs,
                 "documents": documents,
                 "stderrs": stderrs,
@@ -240,16 +237,24 @@ def heads_of(points: Sequence[Point]) -> list[str]:
 def show_comparison(
     console: Console, heads: Sequence[str], ids: Sequence[str], rows: Sequence[Mapping[str, Any]]
 ) -> None:
-    """Print a row per score: a column per evaluation, and the change overall; then the evaluations' ids."""
-    sheet = Sheet("", "score", *heads, "change", turns=True)
+    """Print a row per score: a column per evaluation, how the last stands to the first; then the evaluations' ids.
+
+    `rows`: of `comparison`, with verdicts.
+    """
+    sheet = Sheet("", "score", *heads, "change (95 %)", "verdict", turns=True)
     for row in rows:
         name = f"{row['task']}/{row['metric'].removesuffix(',none')}"
+        said = ["", *(v["verdict"] for v in row["verdicts"])]
         values = (
-            "-" if value is None else f"{value:.4f}{MARK if what else ''}"
-            for value, what in zip(row["values"], row["differs"], strict=True)
+            "-" if value is None else f"{value:.4f}{MARK if what else ''}{_short(said[i], i, len(heads))}"
+            for i, (value, what) in enumerate(zip(row["values"], row["differs"], strict=True))
         )
-        change = "-" if row["change"] is None else f"{row['change']:+.4f}{' !' if row['regressed'] else ''}"
-        sheet.add(name, *values, change, style="red" if row["regressed"] else "")
+        last = row["verdicts"][-1]
+        change = "-" if row["change"] is None else f"{row['change']:+.4f}"
+        if "high" in last:
+            change += f" ± {last['high'] - last['difference']:.4f}"
+        style = {"worse": "red", "better": "green"}.get(last["verdict"], "")
+        sheet.add(name, *values, change, last["words"], style=style)
     console.print(sheet)
     console.print()
     for head, evaluation in zip(heads, ids, strict=True):
@@ -265,8 +270,14 @@ def show_comparison(
         if what
     ]
     _show_differences(console, differs)
-    errorless = [row for row in rows if row["change"] is not None and None in row["stderrs"]]
-    _show_errorless(console, [f"{row['task']}/{row['metric'].partition(',')[0]}" for row in errorless])
+    verdicts = {v["verdict"] for row in rows for v in row["verdicts"]}
+    if verdicts & {"better", "worse", "no evidence"}:
+        _say(console, MEANING, "dim")
+
+
+def _short(verdict: str, i: int, count: int) -> str:
+    """Behind a value between the first and the last column, which has its verdict beside it."""
+    return f" {verdict}" if 0 < i < count - 1 and verdict in ("better", "worse") else ""
 
 
 def _show_errorless(console: Console, names: Sequence[str]) -> None:

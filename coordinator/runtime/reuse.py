@@ -312,16 +312,20 @@ def _score(
     ]
     if theirs is None or settings[0] != settings[1]:
         return None
+    if before.suite.tasks[theirs].cluster != now.suite.tasks[entry].cluster:
+        return None  # its columns have other clusters
     for manifest in manifests.values():
         before_keys = {k.get("score") for k in earlier.keys.values() if k.get("requests") == manifest.key}
         if not manifest.score_key or before_keys != {manifest.score_key}:
             return None
         if (theirs, manifest.task, manifest.key) not in earlier.asked:
             return None  # another entry asked that
+    places = ((earlier.paths, theirs), (ours.paths, entry))
     for task in (manifest.task for manifest in manifests.values()):
-        samples = earlier.paths.samples / f"samples_{slug(task)}_{theirs:03d}.jsonl"
-        if exists(samples):
-            _link(samples, ours.paths.samples / f"samples_{slug(task)}_{entry:03d}.jsonl")
+        samples = (f.samples / f"samples_{slug(task)}_{i:03d}.jsonl" for f, i in places)
+        for source, target in (samples, (f.columns(task, i) for f, i in places)):
+            if exists(source):
+                _link(source, target)
     scores = Path(earlier.scores[theirs])
     if not exists(scores) or _scores_otherwise(scores, ours.present):
         return None

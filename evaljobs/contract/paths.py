@@ -46,6 +46,8 @@ class EvaluationPaths:
         # `prune --keep scores`
         self.judgements = self.root / "judgements"
         # File WORK_DIR/ID/scores/ENTRY-TASK.json: scores of an entry in lm-eval's shape | a metric worker | archived, kept
+        # File WORK_DIR/ID/scores/ENTRY-TASK.npz: of each document its metric values and what its likelihoods say, as columns
+        # | a metric worker, or the first comparison | archived, kept
         self.scores = self.root / "scores"
         # File WORK_DIR/ID/samples/samples_TASK_ENTRY.jsonl: each document with prompt, answer and score | a metric worker |
         # archived; `prune --keep scores`
@@ -88,6 +90,9 @@ class EvaluationPaths:
 
     def outcome(self, kind: str, name: str) -> Path:
         return self.outcomes / f"{slug(name)}.{kind}.json"
+
+    def columns(self, task: str, entry: int) -> Path:
+        return self.scores / f"{entry:03d}-{slug(task)}.npz"
 
     def response_file(self, trial: str) -> Path:
         return self.responses / f"{slug(trial)}.frames"

@@ -53,7 +53,7 @@ class _Younger(Record):
         return {key: value for key, value in data.items() if value is not None or key not in YOUNGER}
 
 
-YOUNGER = frozenset({"batch_size", "mode", "token_budget"})
+YOUNGER = frozenset({"batch_size", "cluster", "mode", "token_budget"})
 """Fields of tasks and suites that 0.2.0 added. None: not set."""
 
 
@@ -69,6 +69,8 @@ class TaskEntry(_Younger):
     gen_kwargs: dict[str, Any] | None = None  # generation settings, added to those of the task's YAML
     judge: bool = False  # scored by the model that [judge] names
     batch_size: int | None = None  # in place of the suite's; in fast mode of the task's generation alone
+    # field of a document that several share, such as a passage: comparisons take these documents as one cluster
+    cluster: str | None = None
 
 
 class SuiteSpec(_Younger):

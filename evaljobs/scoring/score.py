@@ -20,6 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from evaljobs.contract.columns import columns_of, packed
 from evaljobs.contract.folded import files_in, read_bytes
 from evaljobs.contract.outcomes import Executed, Failed, Scored
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths, request_set_manifest, slug
@@ -243,12 +244,15 @@ def _check_shown(spec: ScoreSpec) -> None:
 def _write(
     paths: EvaluationPaths, spec: ScoreSpec, results: Mapping[str, Any], rows: Mapping[str, str]
 ) -> Path:
-    """Write the samples, then the score file: where it exists, both are whole. `rows`: what the scoring showed."""
+    """Write samples and columns, then the score file: where it exists, all are whole. `rows`: what the scoring showed."""
     from lm_eval.utils import handle_non_serializable  # noqa: PLC0415
 
-    for task, samples in results["samples"].items():
-        lines = [_sample_line(sample) for sample in samples]
+    cluster = spec.suite.tasks[spec.entry].cluster
+    for task, found in results["samples"].items():
+        samples = [_sample(sample) for sample in found]
+        lines = [json.dumps(s, default=handle_non_serializable, ensure_ascii=False) + "\n" for s in samples]
         write_atomic(paths.samples / f"samples_{slug(task)}_{spec.entry:03d}.jsonl", "".join(lines).encode())
+        write_atomic(paths.columns(task, spec.entry), packed(columns_of(samples, cluster)))
     kept = {part: results[part] for part in PARTS if part in results}
     # a task's YAML may hold the token of its data set
     kept["configs"] = reproducible(hidden(results["configs"]))
@@ -276,9 +280,9 @@ def reproducible(configs: Any) -> Any:
     return json.loads(re.sub(r" at 0x[0-9a-f]+(?=[>,])", "", text))
 
 
-def _sample_line(sample: Mapping[str, Any]) -> str:
+def _sample(sample: Mapping[str, Any]) -> dict[str, Any]:
     """A line of samples_*.jsonl as lm-eval's EvaluationTracker.save_results_samples writes it."""
-    from lm_eval.utils import handle_non_serializable, sanitize_list  # noqa: PLC0415
+    from lm_eval.utils import sanitize_list  # noqa: PLC0415
 
     line = dict(sample)
     line["resps"] = sanitize_list(sample["resps"])
@@ -288,7 +292,7 @@ def _sample_line(sample: Mapping[str, Any]) -> str:
         for i, arguments in enumerate(sample["arguments"])
     }
     line["target"] = str(sample["target"])
-    return json.dumps(line, default=handle_non_serializable, ensure_ascii=False) + "\n"
+    return line
 
 
 class Verdicts:

@@ -3,11 +3,13 @@
 if (DATA.kind === "comparison") PARTS.unshift({ id: "changes", name: "Changes", make: changesPart });
 
 function changesPart() {
+  const last = (r) => r.verdicts.at(-1);
   const columns = [{ name: "task", of: (r) => r.task }, { name: "measure", of: (r) => r.metric.replace(",none", "") },
     ...DATA.heads.map((head, i) => ({ name: head, of: (r) => r.values[i], show: (r) => `${score(r.values[i])}${r.stderrs[i] === null ? "" : ` ± ${score(r.stderrs[i])}`}${r.differs[i] ? "~" : ""}`, right: true })),
-    { name: "change", of: (r) => r.change, show: (r) => (r.change === null ? "–" : `${r.change >= 0 ? "+" : ""}${r.change.toFixed(4)}${r.regressed ? " !" : ""}`), right: true }];
+    { name: "change (95 %)", of: (r) => r.change, show: (r) => (r.change === null ? "–" : `${r.change >= 0 ? "+" : ""}${r.change.toFixed(4)}${"high" in last(r) ? ` ± ${score(last(r).high - last(r).difference)}` : ""}`), right: true },
+    { name: "verdict", of: (r) => last(r).adjusted ?? 2, show: (r) => last(r).words }];
   const ids = el("ul", {}, DATA.ids.map((id, i) => el("li", {}, said(DATA.heads[i], "said strong"), ": ", said(id))));
-  return section("changes", "Changes", "! marks a drop beyond two standard errors; ~ a score that is not comparable with the first evaluation's.", ids, table(columns, DATA.rows, { label: "changes" }), command(`evalspan compare ${DATA.ids.map(quoted).join(" ")}`));
+  return section("changes", "Changes", `The last evaluation against the first. ${DATA.verdicts} "~": not comparable with the first.`, ids, table(columns, DATA.rows, { label: "changes" }), command(`evalspan compare ${DATA.ids.map(quoted).join(" ")}`));
 }
 
 function begin() {

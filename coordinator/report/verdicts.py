@@ -1,0 +1,99 @@
+"""Verdicts on the scores of several evaluations, by their documents' values. The leftmost evaluation is the baseline.
+
+Rule: a leaf task's metric has a verdict where it is the mean of its documents' values, and where both evaluations asked
+and scored alike. All verdicts of a comparison are corrected together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from coordinator.verdicts.paired import Paired, paired, verdicts
+
+if TYPE_CHECKING:
+    from coordinator.verdicts.paired import Values
+    from evaljobs.contract.columns import Columns
+
+MEANING = (
+    "Verdicts: a paired test over the same documents, corrected for the number of scores; 5 % of the verdicts may be "
+    'false. "Would be seen": the change that is found four times in five.'
+)
+MOST_APART = 1e-9  # relative; a score that is farther from the mean of its documents is no mean
+UNLIKE: Mapping[str, str] = {
+    "mode": "computed in another mode; --mixed compares them all the same",
+    "requests": "asked with other prompts or settings",
+    "score": "scored in another way",
+}
+
+
+def add_verdicts(
+    rows: Sequence[dict[str, Any]], columns: Callable[[int, str], Columns | None], *, mixed: bool = False
+) -> None:
+    """Add "verdicts" to rows of `comparison`: for each evaluation but the first how its score stands to the first one's.
+
+    `columns`: (number of the evaluation, leaf task) -> its documents. Each verdict is a mapping with "verdict" and "words";
+    with "why" where there is none, else with the fields of `Paired` and "adjusted", p after the correction.
+    """
+    found: list[tuple[dict[str, Any], Paired, bool]] = []
+    for row in rows:
+        row["verdicts"] = said = []
+        for i in range(1, len(row["values"])):
+            one, why = _pair(row, i, columns, mixed)
+            said.append({"verdict": "not comparable", "why": why, "words": f"not comparable: {why}"})
+            if one is not None:
+                found.append((said[-1], one, row["higher_is_better"]))
+    for (place, one, _), (verdict, adjusted) in zip(
+        found, verdicts([(one, higher) for _, one, higher in found]), strict=True
+    ):
+        place.clear()
+        place.update(verdict=verdict, adjusted=adjusted, **asdict(one))
+        place["words"] = _words(one, verdict)
+
+
+def _words(one: Paired, verdict: str) -> str:
+    """Beside a score: "worse", "no evidence (0.0310 would be seen)"."""
+    if verdict != "no evidence":
+        return verdict
+    return f"no evidence ({one.detectable:.4f} would be seen)" if one.detectable else "no document differs"
+
+
+def _pair(
+    row: Mapping[str, Any], i: int, columns: Callable[[int, str], Columns | None], mixed: bool
+) -> tuple[Paired | None, str]:
+    """(comparison with the first evaluation, "") or (None, why there is none)."""
+    if None in (row["values"][0], row["values"][i]):
+        return None, "one has no score"
+    if (unlike := row["differs"][i]) and not (unlike == "mode" and mixed):
+        return None, UNLIKE[unlike]
+    if row["is_group"]:
+        return None, "a group: see its tasks"
+    both = [columns(k, row["task"]) for k in (0, i)]
+    if both[0] is None or both[1] is None:
+        return None, "its samples were removed"
+    for k, one in zip((0, i), both, strict=True):
+        if not _is_mean(one, row["metric"], row["values"][k]):
+            return None, "its score is no mean of its documents"
+    return paired(*_aligned(both[0], both[1], row["metric"])), "too few documents or clusters"
+
+
+def _is_mean(columns: Columns | None, metric: str, score: float) -> bool:
+    import numpy as np  # noqa: PLC0415
+
+    if columns is None or metric not in columns:
+        return False
+    values = columns[metric]
+    mean = float(np.nanmean(values))
+    return abs(mean - score) <= MOST_APART * max(1.0, abs(score))
+
+
+def _aligned(before: Columns, after: Columns, metric: str) -> tuple[Values, Values, Sequence[str] | None]:
+    """(values, the other's values, clusters) of the documents that both have, with equal content, in one order."""
+    import numpy as np  # noqa: PLC0415
+
+    _, ours, theirs = np.intersect1d(before["doc_id"], after["doc_id"], return_indices=True)
+    a, b = before[metric][ours], after[metric][theirs]
+    same = (before["doc_hash"][ours] == after["doc_hash"][theirs]) & ~np.isnan(a) & ~np.isnan(b)
+    clusters = after["cluster"][theirs][same] if "cluster" in after else None
+    return a[same], b[same], clusters

@@ -1,0 +1,138 @@
+"""Verdicts on drawn checkpoints: how often one is false, what they find, and what a large comparison costs.
+
+`false` is the share of pairs without an effect that are rejected at 5 %, before the correction. `power`: the share of true
+changes as large as the stated detectable one that are found. `smaller`: how much smaller a change the paired test sees
+than the test of two independent errors, where two checkpoints' answers correlate by 0.7.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import resource
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bench.harness import Options, command, option, row, targets
+from coordinator.report.columns import columns
+from coordinator.report.comparisons import comparison
+from coordinator.report.verdicts import add_verdicts
+from coordinator.verdicts.paired import paired
+from evaljobs.contract.columns import packed
+from evaljobs.contract.paths import EvaluationPaths
+
+CORRELATION = 0.7
+TASKS, DOCUMENTS = 60, 14_000  # of the large comparison
+# name -> (documents, expected flips of a 0/1 metric or None, clusters or None, is 5 % exact there)
+KINDS: dict[str, tuple[int, int | None, int | None, bool]] = {
+    "0/1, 500 documents, 25 flips": (500, 25, None, True),
+    "0/1, 2,000 documents, 100 flips": (2000, 100, None, True),
+    "0/1, 500 documents, 6 flips": (500, 6, None, False),
+    "0/1, 18 documents, 6 flips": (18, 6, None, False),
+    "real, 500 documents": (500, None, None, True),
+    "real, 100 clusters": (1000, None, 100, True),
+    "real, 30 clusters": (600, None, 30, False),
+    "real, 12 clusters": (300, None, 12, False),
+}
+
+
+def drawn(
+    rng: Any, kind: tuple[int, int | None, int | None, bool], effect: float = 0.0
+) -> tuple[Any, Any, Any]:
+    """(values before, after, clusters) of one pair of checkpoints whose true difference is `effect`."""
+    count, flips, groups, _ = kind
+    if flips is not None:
+        moved = rng.random(count) < flips / count
+        up = rng.random(count) < 0.5 + effect * count / flips / 2
+        before = np.where(moved, ~up, rng.random(count) < 0.6)
+        return before.astype(float), np.where(moved, up, before).astype(float), None
+    before = rng.normal(size=count)
+    after = CORRELATION * before + math.sqrt(1 - CORRELATION**2) * rng.normal(size=count) + effect
+    if groups is None:
+        return before, after, None
+    names = rng.integers(0, groups, count)
+    return before, after + rng.normal(size=groups)[names], names
+
+
+def rejected(
+    rng: Any, kind: tuple[int, int | None, int | None, bool], pairs: int, effect: float = 0.0
+) -> float:
+    found = 0
+    for _ in range(pairs):
+        one = paired(*drawn(rng, kind, effect))
+        found += one is not None and one.p < 0.05
+    return found / pairs
+
+
+def detectable(rng: Any, kind: tuple[int, int | None, int | None, bool]) -> float:
+    """The stated detectable difference, in the mean over 200 pairs."""
+    stated = [one.detectable for one in (paired(*drawn(rng, kind)) for _ in range(200)) if one is not None]
+    return float(np.mean([value for value in stated if value is not None]))
+
+
+def smaller(rng: Any) -> float:
+    """Detectable difference of two independent errors over that of the paired test."""
+    ratios = []
+    for _ in range(200):
+        before, after, _ = drawn(rng, KINDS["real, 500 documents"])
+        one = paired(before, after)
+        apart = math.sqrt((before.var(ddof=1) + after.var(ddof=1)) / len(before))
+        ratios.append(apart / one.stderr if one is not None else math.nan)
+    return float(np.mean(ratios))
+
+
+def large(rng: Any, folder: Path) -> dict[str, float]:
+    """CPU seconds and peak memory of reading and comparing two checkpoints over TASKS x DOCUMENTS, in this process."""
+    paths = [EvaluationPaths(folder / name) for name in "ab"]
+    scores: list[dict[str, float]] = [{}, {}]
+    for place, means in zip(paths, scores, strict=True):
+        place.scores.mkdir(parents=True)
+        for i in range(TASKS):
+            values = (rng.random(DOCUMENTS) < 0.5).astype(float)
+            means[f"task{i:02d}"] = float(values.mean())
+            made = {
+                "doc_id": np.arange(DOCUMENTS),
+                "doc_hash": np.array([f"{n:064x}" for n in range(DOCUMENTS)]),
+                "acc,none": values,
+                "margin": rng.normal(size=DOCUMENTS),
+            }
+            place.columns(f"task{i:02d}", i).write_bytes(packed(made))
+    results = [{"results": {task: {"acc,none": mean} for task, mean in means.items()}} for means in scores]
+    started = time.process_time()
+    rows = comparison(results)
+    add_verdicts(rows, lambda i, task: columns(paths[i], None, task))
+    seconds = time.process_time() - started
+    if any("p" not in r["verdicts"][0] for r in rows):
+        raise SystemExit("a row has no verdict: " + json.dumps(rows[0]["verdicts"]))
+    return {"cpu_seconds": seconds, "mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
+
+
+def measure(options: Options) -> tuple[Any, bool]:
+    rng = np.random.default_rng(options.seed)
+    with tempfile.TemporaryDirectory() as folder:
+        cost = large(rng, Path(folder))
+    rows, slack = [], 3 * math.sqrt(0.05 * 0.95 / options.pairs)  # 10,000 pairs: 0.65 %
+    for name, kind in KINDS.items():
+        share = rejected(rng, kind, options.pairs)
+        rows.append(row(f"false, {name}", share, 0.05 + max(slack, 0.007)))
+        if kind[3]:
+            rows.append(row(f"false at least, {name}", share, 0.05 - max(slack, 0.007), at_least=True))
+    for name in ("0/1, 2,000 documents, 100 flips", "real, 500 documents", "real, 100 clusters"):
+        effect = detectable(rng, KINDS[name])
+        power = rejected(rng, KINDS[name], options.pairs // 2, effect)
+        rows.append(row(f"power is off 80 %, {name}", abs(power - 0.8), 0.02 + slack))
+    rows.append(
+        row("off 1.83 times smaller a change than independent errors", abs(smaller(rng) - 1.83), 0.05)
+    )
+    rows.append(row("CPU seconds of comparing 2 x 60 tasks x 14,000 documents", cost["cpu_seconds"], 3.0))
+    rows.append(row("MB of it", cost["mb"], 500))
+    return targets(rows, pairs=options.pairs, seed=options.seed)
+
+
+if __name__ == "__main__":
+    sys.exit(command("bench_verdicts", __doc__, measure, option("--pairs", 10_000), option("--seed", 1)))
