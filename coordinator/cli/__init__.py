@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 GROUPS = {
     "Evaluate": ("eval", "ls", "validate", "prepare"),
     "Follow": ("status", "watch", "logs", "cancel", "retry"),
-    "Results": ("report", "compare", "export", "serve"),
+    "Results": ("report", "compare", "gate", "export", "serve"),
     "During training": ("daemon", "submit", "release"),
     "Site and tools": ("init", "doctor", "plan", "prune", "clean", "worker", "priors"),
 }
@@ -64,6 +64,10 @@ MORE: Mapping[str, Mapping[ExitCode, str]] = {
     "watch": {ExitCode.DONE: "Ctrl-C left the screen, or all that it showed has ended"},
     "serve": {ExitCode.DONE: "SIGTERM stopped it"},
     "retry": {ExitCode.FAILED: "tasks failed again, or have items without a score"},
+    "gate": {
+        ExitCode.FAILED: "a rule says regression",
+        ExitCode.UNDECIDED: "no rule says regression, and one cannot be decided",
+    },
     "doctor": {ExitCode.FAILED: "a finding would stop an evaluation"},
     "clean": {ExitCode.FAILED: "some files were left alone, since evalspan did not write them"},
 }

@@ -1,4 +1,4 @@
-"""`evalspan plan | priors | compare | clean | worker | init`: tools beside evaluations."""
+"""`evalspan plan | priors | compare | gate | clean | worker | init`: tools beside evaluations."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -17,6 +18,7 @@ import typer
 
 from coordinator.cli.app import (
     HTML,
+    REQUIRED,
     Command,
     Printed,
     Where,
@@ -31,11 +33,12 @@ from coordinator.cli.app import (
     stdout,
     writing,
 )
-from coordinator.errors import OperatorError
+from coordinator.errors import ExitCode, OperatorError
 from evaljobs.contract.paths import WorkPaths
 
 if TYPE_CHECKING:
     from coordinator.config.schema import Config
+    from coordinator.report.learning_curves import ScoreValue
     from evaljobs.contract.specs import SuiteSpec
 
 priors = typer.Typer(no_args_is_help=True, help="Predicted run times of tasks, and what they rest on.")
@@ -232,6 +235,61 @@ class Compare(Printed):
             show_json({"schema_version": 1, "evaluations": ids, "rows": rows, "headings": heads})
         else:
             show_comparison(stdout(), heads, ids, rows)
+
+
+@command()
+class Gate(Printed):
+    """Hold a checkpoint against a baseline by the rules of a policy file; a line for each rule and score.
+
+    Example:
+
+    evalspan gate step-2000-core-5e6f7a8b --policy policy.toml
+    """
+
+    evaluation: str = argument("Evaluation id.")
+    policy: Path = option("TOML file of rules.", "--policy", default=REQUIRED)
+    baseline: str | None = option(
+        '"previous" or "best" checkpoint, or an evaluation id; default: what the policy says.', "--baseline"
+    )
+    mixed: bool = flag("Also compare scores that were computed in another mode.")
+
+    def run(self) -> None:
+        from coordinator.config import toml
+        from coordinator.page import read
+        from coordinator.report.baselines import baseline_of
+        from coordinator.runtime.summaries import find_record
+        from coordinator.verdicts.gate import Policy, is_named, judge, outcome_of
+
+        settings = self.there()
+        data, text = toml.read(self.policy)
+        policy = toml.check(Policy, data, toml.in_file(self.policy, text))
+        record, _ = find_record(settings, self.evaluation)
+        name = self.baseline or policy.baseline
+
+        def counts(score: ScoreValue) -> bool:
+            return any(is_named(rule, score.task, f"{score.metric},{score.filter}") for rule in policy.rule)
+
+        against = baseline_of(settings.work_dir, record, name, counts)
+        points, rows, _ = read.compared(settings, [against, self.evaluation], mixed=self.mixed)
+        rulings = judge(policy, rows)
+        outcome = outcome_of(rulings)
+        if self.as_json:
+            found = [asdict(ruling) for ruling in rulings]
+            first, last = (p.evaluation_id for p in points)
+            made = {
+                "schema_version": 1,
+                "evaluation": last,
+                "baseline": first,
+                "outcome": outcome,
+                "rules": found,
+            }
+            show_json(made)
+        else:
+            for one in rulings:
+                say(f"{one.outcome}: {one.task} {one.metric.removesuffix(',none')}: {one.why}")
+            say(f"{outcome}: {points[1].evaluation_id} against {points[0].evaluation_id}")
+        if outcome != "pass":
+            raise typer.Exit(ExitCode.FAILED if outcome == "regression" else ExitCode.UNDECIDED)
 
 
 @command()

@@ -22,6 +22,7 @@ from coordinator.report.learning_curves import (
     difference,
     keys_of,
     labels,
+    leaves_of,
     mode_of,
     scores_of,
 )
@@ -214,7 +215,7 @@ def comparison(columns: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
                 "task": task,
                 "metric": metric,
                 "higher_is_better": next(s.higher_is_better for s in found if s is not None),
-                "is_group": any(column.get("group_subtasks", {}).get(task) for column in columns),
+                "leaves": leaves_of(columns[-1], task),  # of a group
                 "values": values,
                 "change": change,
                 "differs": differs,

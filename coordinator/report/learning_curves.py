@@ -191,6 +191,12 @@ def keys_of(results: Mapping[str, Any], task: str) -> tuple[str, str]:
     return asked[0] and f"{kind} {asked[0]}", score[0]
 
 
+def leaves_of(results: Mapping[str, Any], task: str) -> list[str]:
+    """Leaf tasks of a group, sorted; none of a task."""
+    groups = results.get("group_subtasks", {})
+    return sorted(set(_leaves(groups, task, frozenset()))) if groups.get(task) else []
+
+
 def mode_of(results: Mapping[str, Any]) -> str:
     """The mode of results; those of versions without modes are exact."""
     return str(results.get("evalspan", {}).get("mode") or "exact")

@@ -67,7 +67,7 @@ def _pair(
         return None, "one has no score"
     if (unlike := row["differs"][i]) and not (unlike == "mode" and mixed):
         return None, UNLIKE[unlike]
-    if row["is_group"]:
+    if row["leaves"]:
         return None, "a group: see its tasks"
     both = [columns(k, row["task"]) for k in (0, i)]
     if both[0] is None or both[1] is None:
