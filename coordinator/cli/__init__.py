@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 GROUPS = {
     "Evaluate": ("eval", "ls", "validate", "prepare"),
     "Follow": ("status", "watch", "logs", "cancel", "retry"),
-    "Results": ("report", "compare", "gate", "export", "serve"),
+    "Results": ("report", "compare", "diff", "gate", "export", "serve"),
     "During training": ("daemon", "submit", "release"),
     "Site and tools": ("init", "doctor", "plan", "prune", "clean", "worker", "priors"),
 }

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import shlex
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
@@ -290,6 +292,75 @@ class Gate(Printed):
             say(f"{outcome}: {points[1].evaluation_id} against {points[0].evaluation_id}")
         if outcome != "pass":
             raise typer.Exit(ExitCode.FAILED if outcome == "regression" else ExitCode.UNDECIDED)
+
+
+@command()
+class Diff(Printed):
+    """Print the documents of a task that two evaluations answer differently: both answers, the right one, margins.
+
+    Example:
+
+    evalspan diff step-1000-core-1a2b3c4d step-2000-core-5e6f7a8b --task hellaswag --flips
+    """
+
+    first: str = argument("Evaluation id.")
+    second: str = argument("Evaluation id of the later one.")
+    task: str = option("Leaf task.", "--task", default=REQUIRED)
+    flips: bool = flag("Only those whose metrics changed, too.", "--flips")
+    csv: bool = flag("Print a line of CSV for each document.", "--csv")
+
+    def run(self) -> None:
+        from coordinator.report.columns import columns
+        from coordinator.report.flips import COLUMNS, flips
+        from coordinator.report.tables import Sheet
+        from coordinator.runtime.summaries import find_record
+
+        settings = self.there()
+        found = [find_record(settings, name) for name in (self.first, self.second)]
+        for record, paths in found:
+            if columns(paths, record, self.task) is None:
+                raise OperatorError(
+                    f"{record.evaluation_id} has no samples of {self.task}: name one of its leaf tasks "
+                    f"(`evalspan report {record.evaluation_id}` lists them), or they were pruned"
+                )
+        rows = list(flips(found[0][1], found[1][1], self.task, scored=self.flips))
+        if self.as_json:
+            show_json(
+                {
+                    "schema_version": 1,
+                    "evaluations": [r.evaluation_id for r, _ in found],
+                    "task": self.task,
+                    "documents": rows,
+                }
+            )
+        elif self.csv:
+            writer = csv.writer(sys.stdout)
+            writer.writerow(COLUMNS)
+            writer.writerows(
+                [json.dumps(v) if isinstance(v, dict) else v for v in map(row.get, COLUMNS)] for row in rows
+            )
+        else:
+            sheet = Sheet("", "document", "right", "before", "after", "margin", "metrics")
+            for row in rows:
+                margins = (row["margin_before"], row["margin_after"])
+                sheet.add(
+                    str(row["doc_id"]) + ("" if row["filter"] == "none" else f" {row['filter']}"),
+                    *(_brief(row[name]) for name in ("right", "before", "after")),
+                    "-" if None in margins else f"{margins[0]:+.2f} -> {margins[1]:+.2f}",
+                    ", ".join(
+                        f"{m} {a:g} -> {b:g}"
+                        for m, (a, b) in row["metrics"].items()
+                        if a != b and None not in (a, b)
+                    )
+                    or "-",
+                )
+            stdout().print(sheet)
+            say(f"{len(rows)} documents of {self.task} are answered differently")
+
+
+def _brief(text: str) -> str:
+    line = " ".join(str(text).split())
+    return line if len(line) <= 60 else f"{line[:57]}…"
 
 
 @command()

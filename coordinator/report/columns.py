@@ -31,13 +31,13 @@ def columns(paths: EvaluationPaths, record: EvaluationRecord, task: str) -> Colu
     if samples is None:
         return None
     entry = int(samples.stem.rpartition("_")[2])
-    made = columns_of(_lines(samples), record.suite.tasks[entry].cluster)
+    made = columns_of(sample_lines(samples), record.suite.tasks[entry].cluster)
     with contextlib.suppress(OSError):  # another user's folder, or a full disk
         write_atomic(paths.columns(task, entry), packed(made))
     return made
 
 
-def _lines(samples: Path) -> Iterator[dict[str, Any]]:
+def sample_lines(samples: Path) -> Iterator[dict[str, Any]]:
     """Documents of a sample file; a broken line is left out."""
     with open_file(samples) as file:
         for line in file:

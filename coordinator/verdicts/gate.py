@@ -68,7 +68,9 @@ def judge(policy: Policy, rows: Sequence[Mapping[str, Any]]) -> list[Ruling]:
         named = [r for r in rows if r["values"][-1] is not None and is_named(rule, r["task"], r["metric"])]
         if not named:
             tasks = ", ".join(dict.fromkeys(str(r["task"]) for r in rows))
-            raise OperatorError(f"rule for {' '.join(filter(None, (rule.task, rule.metric)))}: no such score; there are {tasks}")
+            raise OperatorError(
+                f"rule for {' '.join(filter(None, (rule.task, rule.metric)))}: no such score; there are {tasks}"
+            )
         found += [_ruling(rule, row, rows) for row in named]
     return found
 

@@ -69,28 +69,32 @@ def _cluster(sample: Mapping[str, Any], field: str) -> str:
     return hashlib.sha256(json.dumps(document[field], sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
-def signals(sample: Mapping[str, Any]) -> dict[str, float]:
-    """What a document's log-likelihoods (natural) say of its right answer; empty for generated answers.
+def choices_of(sample: Mapping[str, Any]) -> tuple[list[str], list[float], int | None]:
+    """(continuations, their natural log-likelihoods, the right one's number); empty for generated answers.
 
     A single continuation is the right answer. Of several choices it is the one that `target` names, by its number or
-    text. No value where several are right, or where prompts differ by choice and the number cannot be known.
+    text. None where several are right, or where prompts differ by choice and the number cannot be known.
     """
     asked = [a for a in sample.get("arguments", {}).values() if isinstance(a, Mapping)]
     answers = [_log_likelihood(r) for r in sample.get("filtered_resps", ())]
-    texts = [a.get("arg_1") for a in asked]
+    texts = [a.get("arg_1") for a in asked][: len(answers)]
     if (
         not answers
         or None in answers
         or len(texts) < len(answers)
         or not all(isinstance(t, str) for t in texts)
     ):
-        return {}
+        return [], [], None
     likelihoods = [float(a) for a in answers if a is not None]
-    texts = texts[: len(likelihoods)]
-    gold = 0 if len(likelihoods) == 1 else _gold(sample, texts, likelihoods)
+    return [str(t) for t in texts], likelihoods, 0 if len(texts) == 1 else _gold(sample, texts, likelihoods)
+
+
+def signals(sample: Mapping[str, Any]) -> dict[str, float]:
+    """What a document's log-likelihoods say of its right answer; empty where it is not known."""
+    texts, likelihoods, gold = choices_of(sample)
     if gold is None:
         return {}
-    size = len(str(texts[gold]).encode())
+    size = len(texts[gold].encode())
     found = {BITS: -likelihoods[gold] / (math.log(2) * size)} if size else {}
     others = [x for i, x in enumerate(likelihoods) if i != gold]
     if others:

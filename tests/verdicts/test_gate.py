@@ -6,7 +6,9 @@ from coordinator.errors import OperatorError
 from coordinator.verdicts.gate import Policy, judge, outcome_of
 
 
-def row(task, before, after, stderr=0.01, documents=400, higher=True, leaves=(), metric="acc,none", why=""):
+def row(
+    task, before, after, stderr=0.01, *, documents=400, higher=True, leaves=(), metric="acc,none", why=""
+):
     verdict = {"difference": after - before, "stderr": stderr, "documents": documents, "clusters": None}
     return {"task": task, "metric": metric, "values": [before, after], "documents": [documents, documents],
             "higher_is_better": higher, "leaves": list(leaves), "verdicts": [{"why": why} if why else verdict]}  # fmt: skip
@@ -41,7 +43,7 @@ def test_a_rule_passes_is_broken_or_cannot_be_decided(rows, rule, outcome):
 
 def test_a_group_is_judged_over_the_documents_of_its_tasks():
     """Law: a group's error is that of all documents; a group whose score is another mean is not decidable."""
-    leaves = [row("a", 0.5, 0.46, 0.02, 100), row("b", 0.5, 0.5, 0.02, 300)]
+    leaves = [row("a", 0.5, 0.46, 0.02, documents=100), row("b", 0.5, 0.5, 0.02, documents=300)]
     assert said([*leaves, row("g", 0.5, 0.49, leaves=("a", "b"))], task="g", max_drop=0.05) == "pass"
     assert said([*leaves, row("g", 0.5, 0.40, leaves=("a", "b"))], task="g", max_drop=0.05) == "undecidable"
     assert said([leaves[0], row("g", 0.5, 0.49, leaves=("a", "b"))], task="g", max_drop=0.05) == "undecidable"

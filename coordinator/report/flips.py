@@ -1,0 +1,70 @@
+"""Documents of one task that two checkpoints answer differently. Reads lm-eval's samples, one line at a time."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from coordinator.report.columns import sample_lines
+from coordinator.report.load_series import sample_file
+from evaljobs.contract.columns import MARGIN, choices_of, signals
+from evaljobs.contract.paths import EvaluationPaths
+
+COLUMNS = ("doc_id", "filter", "right", "before", "after", "margin_before", "margin_after", "metrics")
+
+
+def flips(
+    before: EvaluationPaths, after: EvaluationPaths, task: str, *, scored: bool = False
+) -> Iterator[dict[str, Any]]:
+    """Documents whose answers differ, in the order of the later one; `scored`: only those whose metrics differ, too.
+
+    Each has COLUMNS: an answer is the likeliest choice, or the text; `margin_…` the right choice's log-likelihood less
+    the best other's, None where none is known; `metrics` maps each to [before, after]. Documents that one lacks, or whose
+    content changed, are left out.
+    """
+    known = {_key(sample): _answered(sample) for sample in _samples(before, task)}
+    for sample in _samples(after, task):
+        old, new = known.get(_key(sample)), _answered(sample)
+        if old is None or old["answer"] == new["answer"]:
+            continue
+        metrics = {name: [old["metrics"].get(name), value] for name, value in new["metrics"].items()}
+        if scored and all(one == other for one, other in metrics.values()):
+            continue
+        yield {
+            "doc_id": sample["doc_id"],
+            "filter": sample.get("filter", "none"),
+            "right": new["right"],
+            "before": old["answer"],
+            "after": new["answer"],
+            "margin_before": old["margin"],
+            "margin_after": new["margin"],
+            "metrics": metrics,
+        }
+
+
+def _samples(paths: EvaluationPaths, task: str) -> Iterable[dict[str, Any]]:
+    file = sample_file(paths, task)
+    return () if file is None else sample_lines(file)
+
+
+def _key(sample: Mapping[str, Any]) -> tuple[Any, ...]:
+    return sample["doc_id"], sample.get("filter"), sample.get("doc_hash")
+
+
+def _answered(sample: Mapping[str, Any]) -> dict[str, Any]:
+    texts, likelihoods, gold = choices_of(sample)
+    found = sample.get("filtered_resps", [])
+    answer: Any = found[0] if len(found) == 1 else found
+    right = str(sample.get("target", ""))
+    if len(texts) == 1:  # a log-likelihood: the answer is whether it is the likeliest
+        answer = f"likeliest: {found[0][1]}"
+    elif texts:
+        chosen = max(range(len(texts)), key=likelihoods.__getitem__)
+        apart = len({*texts}) == len(texts)  # else prompts differ by choice
+        answer = texts[chosen] if apart else f"choice {chosen}"
+        right = texts[gold] if apart and gold is not None else right
+    text = answer if isinstance(answer, str) else json.dumps(answer, ensure_ascii=False)
+    metrics = {str(name): sample.get(name) for name in sample.get("metrics", ())}
+    margin = signals(sample).get(MARGIN)
+    return {"answer": text.strip(), "right": right.strip(), "margin": margin, "metrics": metrics}
