@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from pathlib import Path
 
 from simulation.policies import POLICIES, simulate_instance
 
-
-def main() -> int:
+if __name__ == "__main__":
     parser = argparse.ArgumentParser(
         prog="scripts/simulate", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -31,16 +29,7 @@ def main() -> int:
         made = simulate_instance(text, options.policy, options.sigma, options.seeds)
     except (OSError, ValueError) as error:
         parser.error(f"{options.instance}: {error}")
-    if options.json:
-        print(json.dumps(made, indent=1))
-        return 0
-    makespan = made["makespan_seconds"]
-    print(
-        f"{options.policy}: makespan {makespan['median']:.1f} s (p95 {makespan['p95']:.1f}), "
-        f"lower bound {made['lower_bound_seconds']:.1f} s, GPUs busy {100 * made['gpu_busy_fraction']:.1f} %"
-    )
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    makespan, bound = made["makespan_seconds"], made["lower_bound_seconds"]
+    told = f"{options.policy}: makespan {makespan['median']:.1f} s (p95 {makespan['p95']:.1f}), "
+    told += f"lower bound {bound:.1f} s, GPUs busy {100 * made['gpu_busy_fraction']:.1f} %"
+    print(json.dumps(made, indent=1) if options.json else told)

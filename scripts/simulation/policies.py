@@ -10,9 +10,7 @@ from statistics import median
 from typing import Any, Literal, get_args
 
 from coordinator.planning.instance import Instance, parse_instance, plan_of
-from priors.sizes import known
 from simulation import baselines
-from simulation.baselines import Costs, Ended, Source
 from simulation.sampled_times import Predicted, Truth
 from simulation.simulate import Run, simulate
 
@@ -55,25 +53,24 @@ def simulate_instance(
     if sigma is not None and not 0 <= sigma <= MOST_SIGMA:
         raise ValueError(f"sigma must be between 0 and {MOST_SIGMA:g}")
     if metrics_free:
-        instance = instance.model_copy(
-            update={
-                "datasets": tuple(one.model_copy(update={"metric_seconds": 0.0}) for one in instance.datasets)
-            }
-        )
+        free = tuple(one.model_copy(update={"metric_seconds": 0.0}) for one in instance.datasets)
+        instance = instance.model_copy(update={"datasets": free})
+    planned = policy in PLANNED_BY
+    run = _planned(instance, policy, steal) if planned else _baseline(instance, policy, contention)
     predicted = Predicted(instance.sets())
-    run = (
-        _planned(instance, policy, steal) if policy in PLANNED_BY else _baseline(instance, policy, contention)
-    )
     runs = [run(Truth(predicted, sigma=sigma, seed=seed)) for seed in range(seeds)]
-    spans = sorted(one.makespan_seconds for one in runs)
-    ratios = sorted(one.makespan_seconds / one.lower_bound_seconds for one in runs if one.lower_bound_seconds)
+    ratios = [one.makespan_seconds / one.lower_bound_seconds for one in runs if one.lower_bound_seconds]
     return {
         "policy": policy,
         "lower_bound_seconds": median(one.lower_bound_seconds for one in runs),
-        "makespan_seconds": {"median": median(spans), "p95": quantile(spans, 0.95)},
-        "ratio": {"median": median(ratios), "p95": quantile(ratios, 0.95)} if ratios else None,
+        "makespan_seconds": _spread([one.makespan_seconds for one in runs]),
+        "ratio": _spread(ratios) if ratios else None,
         "gpu_busy_fraction": median(one.busy_fraction for one in runs),
     }
+
+
+def _spread(values: Sequence[float]) -> dict[str, float]:
+    return {"median": median(values), "p95": quantile(sorted(values), 0.95)}
 
 
 def quantile(ordered: Sequence[float], share: float) -> float:
@@ -83,83 +80,45 @@ def quantile(ordered: Sequence[float], share: float) -> float:
 
 def _planned(instance: Instance, policy: str, steal: bool | None) -> Callable[[Truth], Run]:
     planned, lanes = plan_of(instance, PLANNED_BY[policy]), instance.lanes()
-
-    def run(truth: Truth) -> Run:
-        return simulate(
-            planned,
-            lanes,
-            truth,
-            load_seconds=instance.load_seconds,
-            shard_overhead_seconds=instance.shard_overhead_seconds,
-            cpu_slots=instance.cpu_slots,
-            stage_seconds=instance.staging_seconds,
-            steal=policy == "evalspan" if steal is None else steal,
-            preprocess_seconds=instance.preprocess_seconds if policy == "paper" else 0.0,
-        )
-
-    return run
+    costs = {
+        "load_seconds": instance.load_seconds,
+        "shard_overhead_seconds": instance.shard_overhead_seconds,
+        "stage_seconds": instance.staging_seconds,
+        "preprocess_seconds": instance.preprocess_seconds if policy == "paper" else 0.0,
+    }
+    steals = policy == "evalspan" if steal is None else steal
+    return lambda truth: simulate(planned, lanes, truth, cpu_slots=instance.cpu_slots, steal=steals, **costs)
 
 
 def _baseline(instance: Instance, policy: str, contention: Contention) -> Callable[[Truth], Run]:
-    tasks = _tasks(instance, policy)
-    costs = _costs(instance, policy, contention)
-    lanes = instance.lanes()
+    sources, gpus, slots = baselines.sources_of(instance), instance.gpus, instance.cpu_slots
+    tasks = {
+        "per-dataset": lambda: baselines.per_dataset(sources),
+        "opencompass-size": lambda: baselines.opencompass_size(sources),
+        "opencompass-num-worker": lambda: baselines.opencompass_num_worker(sources, gpus),
+    }[policy]()
+    full, read = contention == "full-node", instance.storage_seconds_alone
+    costs = {
+        "preprocess": instance.preprocess_seconds,
+        "storage": 0.0 if full else read,
+        "load": instance.load_seconds + (read * instance.gpus_per_node if full else 0.0),
+    }
+    alone = (
+        policy == "per-dataset"
+    )  # the others are submitted by OpenCompass, and score when all have inferred
+    more = {"metric_slots": slots} if alone else {}
+    more |= {} if alone else {"gap": baselines.SUBMIT_SECONDS, "running": baselines.MAX_RUNNING}
+    own = baselines.Costs(**costs, **more)
+    bounded = {"load_seconds": instance.load_seconds, "cpu_slots": slots, "stage_seconds": 0.0}
 
     def run(truth: Truth) -> Run:
-        ended = baselines.run_tasks(
-            tasks,
-            truth,
-            costs,
-            gpus=instance.gpus,
-            gpus_per_node=instance.gpus_per_node,
-        )
-        floor = truth.bound(
-            lanes, load_seconds=instance.load_seconds, cpu_slots=instance.cpu_slots, stage_seconds=0.0
-        )
+        ended = baselines.run_tasks(tasks, truth, own, gpus=gpus, gpus_per_node=instance.gpus_per_node)
+        last = max((job.end for job in ended), default=0.0)
         held = sum(job.held for job in ended)
         return Run(
-            makespan_seconds=_end(policy, ended, truth, instance.cpu_slots),
+            makespan_seconds=last if alone else baselines.metrics_after(ended, truth, slots),
             busy_fraction=sum(job.busy for job in ended) / held if held else 0.0,
-            lower_bound_seconds=floor.seconds,
+            lower_bound_seconds=truth.bound(instance.lanes(), **bounded).seconds,
         )
 
     return run
-
-
-def _tasks(instance: Instance, policy: str) -> list[baselines.Task]:
-    sources = [
-        Source(name=one.name, docs=one.docs, labels=_labels(one.name, one.labels))
-        for one in instance.datasets
-    ]
-    if policy == "per-dataset":
-        return baselines.per_dataset(sources)
-    if policy == "opencompass-size":
-        return baselines.opencompass_size(sources)
-    return baselines.opencompass_num_worker(sources, instance.gpus)
-
-
-def _labels(name: str, given: int | None) -> int:
-    """Labels scored per document: as given, else of the shipped table, else 0 (generation)."""
-    if given is not None:
-        return given
-    row = known(name)
-    return row.labels if row else 0
-
-
-def _costs(instance: Instance, policy: str, contention: Contention) -> Costs:
-    full = contention == "full-node"
-    return Costs(
-        preprocess=instance.preprocess_seconds,
-        storage=0.0 if full else instance.storage_seconds_alone,
-        load=instance.load_seconds
-        + (instance.storage_seconds_alone * instance.gpus_per_node if full else 0.0),
-        gap=0.0 if policy == "per-dataset" else baselines.SUBMIT_SECONDS,
-        running=1 << 30 if policy == "per-dataset" else baselines.MAX_RUNNING,
-        metric_slots=instance.cpu_slots if policy == "per-dataset" else 0,
-    )
-
-
-def _end(policy: str, ended: Sequence[Ended], truth: Truth, cpu_slots: int) -> float:
-    if policy == "per-dataset":
-        return max((job.end for job in ended), default=0.0)
-    return baselines.metrics_after(ended, truth, cpu_slots)

@@ -28,9 +28,7 @@ class Predicted:
         self.sets = list(sets)
         self.index = {work.name: index for index, work in enumerate(self.sets)}
         self.sums = [running(work.batch_seconds) for work in self.sets]
-        ends = [extremes(work.batch_seconds) for work in self.sets]
-        self.shortest = [shortest for shortest, _ in ends]
-        self.longest = [longest for _, longest in ends]
+        self.ends = [extremes(work.batch_seconds) for work in self.sets]  # shortest and longest batch
 
 
 class Truth:
@@ -41,20 +39,15 @@ class Truth:
 
     def __init__(self, predicted: Predicted, *, sigma: float | None, seed: int) -> None:
         random = Random(seed)
-        self.predicted = predicted
-        self.sets, self.index = predicted.sets, predicted.index
-        self._steps: list[
-            list[float]
-        ] = []  # per set: true seconds at each block's start, per predicted second
-        self._factors: list[list[float]] = []
+        self.predicted, self.sets, self.index = predicted, predicted.sets, predicted.index
+        self._factors: list[list[float]] = []  # per set and block: true seconds per predicted second
         self.metric_seconds: list[float] = []
         for work in self.sets:
             spread = work.sigma if sigma is None else sigma
             whole = exp(spread * sqrt(1 - WITHIN**2) * random.gauss())
-            blocks = [whole * exp(spread * WITHIN * random.gauss()) for _ in range(BLOCKS)]
-            self._factors.append(blocks)
-            self._steps.append(list(accumulate(blocks, initial=0.0)))
+            self._factors.append([whole * exp(spread * WITHIN * random.gauss()) for _ in range(BLOCKS)])
             self.metric_seconds.append(work.metric_seconds * exp(spread * random.gauss()))
+        self._steps = [list(accumulate(blocks, initial=0.0)) for blocks in self._factors]
 
     def _at(self, index: int, batch: int) -> float:
         """True seconds of the first `batch` batches of a set."""
@@ -63,8 +56,7 @@ class Truth:
             return 0.0
         place = min(sums[batch] / sums[-1], 1.0) * BLOCKS
         block = min(int(place), BLOCKS - 1)
-        steps = self._steps[index][block] + (place - block) * self._factors[index][block]
-        return steps * sums[-1] / BLOCKS
+        return (self._steps[index][block] + (place - block) * self._factors[index][block]) * sums[-1] / BLOCKS
 
     def gpu(self, index: int, first: int, end: int) -> float:
         """True GPU seconds of batches `first` … `end - 1` at speed 1."""
@@ -76,9 +68,8 @@ class Truth:
     def metric_share(self, index: int, first: int, end: int) -> float:
         """True CPU seconds of an `execute` shard, by its predicted share (by batches where 0)."""
         sums = self.predicted.sums[index]
-        if not sums[-1]:
-            return self.metric_seconds[index] * (end - first) / (len(sums) - 1)
-        return self.metric_seconds[index] * (sums[end] - sums[first]) / sums[-1]
+        part, whole = (sums[end] - sums[first], sums[-1]) if sums[-1] else (end - first, len(sums) - 1)
+        return self.metric_seconds[index] * part / whole
 
     def bound(
         self, lanes: Sequence[Lane], *, load_seconds: float, cpu_slots: int, stage_seconds: float
@@ -86,19 +77,10 @@ class Truth:
         """The bound of the drawn seconds; a batch takes at least its prediction times the least factor."""
         sizes = []
         for index, work in enumerate(self.sets):
-            if not work.batch_seconds:
-                continue
-            least = min(self._factors[index])
-            sizes.append(
-                Size(
-                    work.name,
-                    self.gpu_total(index),
-                    least * self.predicted.shortest[index],
-                    least * self.predicted.longest[index],
-                    self.metric_seconds[index],
-                    min(work.metric_parallelism, cpu_slots) if work.metric == "execute" else 0,
-                )
-            )
-        return bound_of(
-            sizes, lanes, load_seconds=load_seconds, cpu_slots=cpu_slots, stage_seconds=stage_seconds
-        )
+            if work.batch_seconds:
+                shortest, longest = (min(self._factors[index]) * end for end in self.predicted.ends[index])
+                parallel = min(work.metric_parallelism, cpu_slots) if work.metric == "execute" else 0
+                seconds = (self.gpu_total(index), shortest, longest, self.metric_seconds[index])
+                sizes.append(Size(work.name, *seconds, parallel))
+        costs = {"load_seconds": load_seconds, "cpu_slots": cpu_slots, "stage_seconds": stage_seconds}
+        return bound_of(sizes, lanes, **costs)

@@ -68,20 +68,17 @@ def simulate(
         shard = queues.take(number)
         if shard is None:
             continue
-        lane = here[number]
-        index = truth.index[shard.set]
-        seconds = truth.gpu(index, shard.first_batch, shard.end_batch) / lane.speed
+        seconds = truth.gpu(truth.index[shard.set], shard.first_batch, shard.end_batch) / here[number].speed
         end = now + seconds + shard_overhead_seconds
-        spans.append(Span(shard=shard, lane=lane.name, start=now, end=end))
+        spans.append(Span(shard=shard, lane=here[number].name, start=now, end=end))
         held += end - now + (0.0 if number in worked else before)
         worked.add(number)
         busy += seconds
         heappush(free, (end, number))
     last = max((span.end for span in spans), default=0.0)
+    parallelism = [work.metric_parallelism for work in truth.sets]
     return Run(
-        makespan_seconds=max(
-            last, metrics_end(metric_jobs(spans, truth, cpu_slots), _parallelism(truth), cpu_slots)
-        ),
+        makespan_seconds=max(last, metrics_end(metric_jobs(spans, truth, cpu_slots), parallelism, cpu_slots)),
         busy_fraction=busy / held if held else 0.0,
         lower_bound_seconds=bound.seconds,
         spans=tuple(spans),
@@ -94,24 +91,14 @@ def metric_jobs(spans: Sequence[Span], truth: Truth, cpu_slots: int) -> list[Met
     grain = FINEST * (sum(truth.metric_seconds) / cpu_slots + max((span.end for span in spans), default=0.0))
     done: dict[int, float] = {}
     for span in spans:
-        index = truth.index[span.shard.set]
+        index, first, end = truth.index[span.shard.set], span.shard.first_batch, span.shard.end_batch
         if truth.sets[index].metric == "execute":
-            seconds = truth.metric_share(index, span.shard.first_batch, span.shard.end_batch)
-            jobs += divided(
-                span.end,
-                seconds,
-                index,
-                at_once=min(truth.sets[index].metric_parallelism, cpu_slots),
-                documents=span.shard.end_batch - span.shard.first_batch,
-                grain=grain,
-            )
+            at_once = min(truth.sets[index].metric_parallelism, cpu_slots)
+            work = (span.end, truth.metric_share(index, first, end), index)
+            jobs += divided(*work, at_once=at_once, documents=end - first, grain=grain)
         else:
             done[index] = max(span.end, done.get(index, 0.0))
     return jobs + [(end, truth.metric_seconds[index], index) for index, end in done.items()]
-
-
-def _parallelism(truth: Truth) -> list[int]:
-    return [work.metric_parallelism for work in truth.sets]
 
 
 class _Queues:
