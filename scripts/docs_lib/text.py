@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import ast
 import inspect
-import io
 import json
 import re
 import textwrap
-import tokenize
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[2]
 WRITTEN = "`scripts/docs reference` writes this page from the code."
 
 
@@ -47,11 +44,6 @@ def kinds(annotation: str) -> str:
         else:
             parts[-1] += letter
     return " or ".join(code(part.strip()) for part in parts)
-
-
-def block(text: str) -> str:
-    """Output or a shape, which is not run."""
-    return f"```text\n{text.rstrip()}\n```"
 
 
 def plain(text: str) -> str:
@@ -92,56 +84,22 @@ def first_upper(text: str) -> str:
 
 
 def field_notes(of: type) -> dict[str, str]:
-    """Field -> its comment: behind it, in the lines above it, or the docstring below it. Base classes included."""
+    """Field -> its comment: behind it, or in the lines above it. Base classes included."""
     notes: dict[str, str] = {}
     for each in reversed(of.__mro__):
         if each.__module__.split(".")[0] in ("coordinator", "evaljobs", "priors"):
-            notes |= _notes_of(each)
+            notes |= _notes_of(inspect.getsource(each))
     return notes
 
 
-def _notes_of(of: type) -> dict[str, str]:
-    text = textwrap.dedent(inspect.getsource(of))
-    comments, alone = _comments(text)
-    body = ast.parse(text).body[0]
-    assert isinstance(body, ast.ClassDef)
-    notes = {}
-    for place, node in enumerate(body.body):
-        target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
-        if not isinstance(target, ast.Name):
-            continue
-        above: list[str] = []
-        line = node.lineno - 1
-        while line in alone:
-            above.insert(0, alone[line])
-            line -= 1
-        behind = [
-            comments[n] for n in range(node.lineno, (node.end_lineno or node.lineno) + 1) if n in comments
-        ]
-        below = body.body[place + 1] if place + 1 < len(body.body) else None
-        doc = _docstring(below)
-        if said := " ".join([*above, *behind, *([doc] if doc else [])]):
-            notes[target.id] = said
-    return notes
-
-
-def _docstring(node: ast.stmt | None) -> str:
-    if (
-        isinstance(node, ast.Expr)
-        and isinstance(node.value, ast.Constant)
-        and isinstance(node.value.value, str)
-    ):
-        return inspect.cleandoc(node.value.value)
-    return ""
-
-
-def _comments(text: str) -> tuple[dict[int, str], dict[int, str]]:
-    """(comments behind code, comments that have their line alone), by line; those to linters are left out."""
-    behind, alone = {}, {}
-    for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        if token.type == tokenize.COMMENT:
-            said = re.sub(r"\s*#?\s*(noqa|type: ignore|fmt:).*", "", token.string.removeprefix("#").strip())
-            if said:
-                before = token.line[: token.start[1]].strip()
-                (behind if before else alone)[token.start[0]] = said
-    return behind, alone
+def _notes_of(source: str) -> dict[str, str]:
+    notes: dict[str, list[str]] = {}
+    name, above = "", list[str]()
+    for line in source.splitlines():
+        if field := re.match(r" {4}(\w+)(?::| =) ", line):
+            name, notes[field[1]], above = field[1], above, []
+        if said := re.search(r"(?:^ {3}| ) # (?!noqa|type: |fmt: )(.*?)(?: +# noqa.*)?$", line):
+            (above if line.startswith("    #") else notes.setdefault(name, [])).append(said[1])
+        elif not line.strip():
+            name, above = "", []
+    return {field: " ".join(said) for field, said in notes.items() if field and said}

@@ -1,0 +1,380 @@
+"""Pages of docs/reference that are written from the code: `python -m docs_lib.reference [--check]`.
+
+Rule: what a page says stands in the code: in types, docstrings, comments of fields, help texts. Here are headings, and one
+sentence a page of its own.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin
+
+import typer
+from docs_lib.text import ROOT, code, field_notes, first_upper, kinds, literal, page, plain, table
+from pydantic import BaseModel
+
+import evalspan
+from coordinator import hook
+from coordinator.cli import EVERY, GROUPS, MORE, app
+from coordinator.config import loading
+from coordinator.config.loading import OPTIONS, PREFIX
+from coordinator.config.schema import Config, RoleConfig, record_of
+from coordinator.config.template import text_of
+from coordinator.config.toml import as_toml
+from coordinator.errors import BugError, RetryError
+from coordinator.intake import suites
+from coordinator.intake.one_off import SuiteSettings
+from coordinator.report.learning_curves import ScoreValue
+from evaljobs.contract.specs import Record, SuiteSpec
+
+FOLDER = ROOT / "docs" / "reference"
+
+# --- settings ------------------------------------------------------------------------------------------------------------
+
+SETTINGS = "Each section and key of `evalspan.toml`. `evalspan init` writes a file with all of them."
+
+
+def settings_page() -> str:
+    # the paragraph of the module that loads them
+    where = (loading.__doc__ or "").split("\n\n")[1]
+    parts = ["## Settings: file, environment, command line", plain(where), _section("", Config)]
+    for name, field in Config.model_fields.items():
+        if model := record_of(field):
+            parts += _sections(name, model)
+    return page("Settings", SETTINGS, *parts)
+
+
+def _sections(name: str, model: type[Record]) -> Iterator[str]:
+    yield _section(name, model)
+    roles = [key for key, field in model.model_fields.items() if record_of(field)]
+    if roles:
+        yield _roles(name, roles)
+
+
+def _section(name: str, model: type[Record]) -> str:
+    head = f"## `[{name}]`" if name else "## Keys at the top"
+    return "\n\n".join(
+        filter(None, [head, _sentence(text_of((name,))) if name else "", _settings(name, model)])
+    )
+
+
+def _roles(name: str, roles: Sequence[str]) -> str:
+    return "\n\n".join(
+        [
+            f"### {', '.join(f'`[{name}.{role}]`' for role in roles)}",
+            plain(RoleConfig.__doc__ or ""),
+            "\n".join(f"- `[{name}.{role}]`: {text_of((name, role))}" for role in roles),
+            f"Keys of each, here of `{roles[0]}`:",
+            _settings(f"{name}.{roles[0]}", RoleConfig),
+        ]
+    )
+
+
+def _settings(section: str, model: type[Record]) -> str:
+    shapes = model.model_json_schema()
+    rows = []
+    for key, field in model.model_fields.items():
+        if record_of(field):
+            continue
+        dotted = f"{section}.{key}".lstrip(".")
+        shape = shapes["properties"][key]
+        text, _, without = text_of(tuple(dotted.split("."))).partition("; default: ")
+        default = without if field.default is None else literal(shape.get("default", field.default))
+        example = f" Example: {code(as_toml(field.examples[0]))}." if field.examples else ""
+        option = f", `{OPTIONS[dotted]}`" if dotted in OPTIONS else ""
+        rows.append(
+            [
+                code(key),
+                words(shape, shapes.get("$defs", {})),
+                default or "none",
+                _sentence(text) + example,
+                code(PREFIX + dotted.replace(".", "_").upper()) + option,
+            ]
+        )
+    return table(["key", "type", "default", "what it does", "also by"], rows)
+
+
+def _sentence(text: str) -> str:
+    return plain((text if text.startswith(("true:", "false:")) else first_upper(text)).rstrip(".") + ".")
+
+
+# --- types -------------------------------------------------------------------------------------------------------------
+
+
+def words(shape: Mapping[str, Any], known: Mapping[str, Any]) -> str:
+    """A type of JSON Schema in plain words, with its bounds."""
+    if "$ref" in shape:
+        target = known[shape["$ref"].rpartition("/")[2]]
+        keys = ", ".join(f"{key} = {words(of, known)}" for key, of in target["properties"].items())
+        return f"{{ {keys} }}"
+    if "anyOf" in shape:
+        return " or ".join(dict.fromkeys(words(s, known) for s in shape["anyOf"] if s.get("type") != "null"))
+    if "const" in shape or "enum" in shape:
+        return " or ".join(literal(value) for value in shape.get("enum", [shape.get("const")]))
+    if shape.get("type") in {"array", "object"}:
+        return _collection(shape, known)
+    names = {"integer": "whole number", "number": "number", "boolean": "`true` or `false`"}
+    name = names.get(shape.get("type", ""), "text")
+    return ("path" if shape.get("format") == "path" else name) + _bounds(shape)
+
+
+def _collection(shape: Mapping[str, Any], known: Mapping[str, Any]) -> str:
+    if shape["type"] == "array":
+        of = words(shape["items"], known)
+        least = f", at least {shape['minItems']}" if "minItems" in shape else ""
+        return f"list of {PLURALS.get(of, of)}{least}"
+    more = shape.get("additionalProperties")
+    if not isinstance(more, dict):
+        return "table"
+    of = words(more, known)
+    return f"table of {PLURALS.get(of, of)}"
+
+
+PLURALS = {"text": "texts", "path": "paths", "number": "numbers", "whole number": "whole numbers"}
+
+
+def _bounds(shape: Mapping[str, Any]) -> str:
+    signs = {"minimum": "from", "exclusiveMinimum": "above", "maximum": "to", "exclusiveMaximum": "below"}
+    said = [f"{word} {shape[key]:g}" for key, word in signs.items() if shape.get(key) is not None]
+    return f" {' and '.join(said)}" if said else ""
+
+
+# --- suite file --------------------------------------------------------------------------------------------------------
+
+SUITES = """Each key of a suite file, as `--suite FILE` and `[watch] suites` take it. How to write one, with examples:
+[suites and tasks](../evaluating/suites.md#write-a-suite-file). A key that is not named here is refused with its line."""
+
+
+def suite_page() -> str:
+    task = suites._Task  # noqa: SLF001 (what a file may hold, with its bounds, is defined there alone)
+    file = suites._SuiteFile  # noqa: SLF001
+    return page(
+        "Suite file",
+        SUITES,
+        "## Keys of the suite",
+        _suite_keys(file, field_notes(SuiteSpec) | field_notes(file)),
+        "## Keys of a `[[task]]`",
+        _suite_keys(task, field_notes(task)),
+        "## Suites that are shipped",
+        table(["suite", "tasks"], [[code(name), _tasks(name)] for name in suites.names()]),
+    )
+
+
+def _suite_keys(model: type[Record], notes: Mapping[str, str]) -> str:
+    shapes = model.model_json_schema()
+    rows = []
+    for name, shape in shapes["properties"].items():
+        text, _, without = notes[name].partition("; None: ")
+        if name in shapes.get("required", ()):
+            default = "must be given"
+        else:
+            default = literal(shape.get("default")) or plain(without) or "none"
+        kind = "tables" if name == "task" else words(shape, shapes.get("$defs", {}))
+        rows.append([code(name), kind, default, plain(first_upper(text)) + "."])
+    return table(["key", "type", "default", "meaning"], rows)
+
+
+def _tasks(suite: str) -> str:
+    return ", ".join(code(task.name) for task in suites.load_suite(suite).tasks)
+
+
+# --- commands ------------------------------------------------------------------------------------------------------------
+
+COMMANDS = """Each command with its arguments and options. `evalspan COMMAND -h` prints the same. What the commands do together:
+[the command line](../evaluating/command-line.md)."""
+HELP = ("--help", "-h")
+NAMES = {str: "text", int: "whole number", float: "number", bool: "", "Path": "path"}
+
+
+def commands_page() -> str:
+    root: Any = typer.main.get_command(app)
+    own = ["## `evalspan`", plain(root.help), _options(root)]
+    parts = list(own)
+    for group, names in GROUPS.items():
+        parts.append(f"## {group}")
+        for name in names:
+            parts += _command(root.commands[name], name)
+    return page("Commands", COMMANDS, *parts)
+
+
+def _command(command: Any, name: str, level: str = "###") -> Iterator[str]:
+    yield f"{level} `evalspan {name}`"
+    yield from _help(command)
+    subcommands = getattr(command, "commands", {})
+    if not subcommands:
+        yield _usage(command, name)
+        yield _options(command)
+        yield _codes(name) if level == "###" else ""
+    for sub, each in subcommands.items():
+        yield from _command(each, f"{name} {sub}", "####")
+
+
+def _help(command: Any) -> Iterator[str]:
+    """Its paragraphs; its examples as a list."""
+    before, _, after = re.sub(
+        r"(?m)(?:^|(?<= ))Examples?:$", "\0", _unmarked(inspect.cleandoc(command.help or ""))
+    ).partition("\0")
+    yield plain(before.strip())
+    examples = [f"- {code(text)}" for text in re.split(r"\n\s*\n", after.strip()) if text]
+    if examples:
+        yield "Examples:"
+    yield "\n".join(examples)
+
+
+def _usage(command: Any, name: str) -> str:
+    words = [f"evalspan {name}"]
+    for parameter in command.params:
+        if parameter.param_type_name == "argument":
+            word = (parameter.metavar or parameter.name).upper()
+            many = "…" if parameter.nargs == -1 else ""
+            words.append(f"{word}{many}" if parameter.required else f"[{word}{many}]")
+    return f"Usage: `{' '.join([*words, '[OPTIONS]'])}`"
+
+
+def _options(command: Any) -> str:
+    rows = []
+    for each in sorted(command.params, key=lambda p: p.param_type_name):
+        if each.hidden or set(each.opts) & set(HELP):
+            continue
+        named = each.param_type_name == "option"
+        names = [*each.opts, *each.secondary_opts] if named else [(each.metavar or each.name).upper()]
+        rows.append(
+            [", ".join(map(code, names)), _value(each), _default(each), plain(_unmarked(each.help or ""))]
+        )
+    return table(["argument or option", "value", "default", "what it does"], rows)
+
+
+def _value(parameter: Any) -> str:
+    """What is typed behind it."""
+    kind = parameter.type_descriptor.annotation
+    if get_origin(kind) in (Union, UnionType):
+        kind = next(each for each in get_args(kind) if each is not NoneType)
+    many = parameter.multiple or parameter.nargs == -1
+    kind = next(iter(get_args(kind)), kind) if get_origin(kind) in (list, tuple) else kind
+    if parameter.metavar and parameter.param_type_name == "option":
+        said = " or ".join(map(code, parameter.metavar.strip("[]").split("|")))
+        said += ", or no value" if parameter.metavar.startswith("[") else ""
+    else:
+        said = NAMES.get(kind, NAMES.get(getattr(kind, "__name__", ""), "text"))
+    low, high = parameter.min, parameter.max
+    bounds = f"{'' if low is None else f' from {low:g}'}{'' if high is None else f' to {high:g}'}"
+    return f"{said}{bounds}{', several times' if many else ''}"
+
+
+def _default(parameter: Any) -> str:
+    if parameter.required:
+        return "must be given"
+    value = parameter.default
+    return "" if value in (None, False, "", (), []) else code(str(value))
+
+
+def _codes(name: str) -> str:
+    codes = {*EVERY, *MORE.get(name, {})}
+    more = "".join(f"; {int(each)}: {said}" for each, said in MORE.get(name, {}).items())
+    return f"[Exit codes](../evaluating/command-line.md#exit-codes): {', '.join(str(int(each)) for each in sorted(codes))}{more}."
+
+
+def _unmarked(text: str) -> str:
+    """Help without rich's escapes."""
+    return text.replace("\\[", "[")
+
+
+# --- python --------------------------------------------------------------------------------------------------------------
+
+PYTHON = """Functions and records of `import evalspan`. How to use them, with examples: [evalspan from Python](../evaluating/python.md)
+and [the training hook](../training/hook.md)."""
+
+
+def python_page() -> str:
+    names = [name for name in evalspan.__all__ if inspect.isfunction(getattr(evalspan, name))]
+    of_hook = [name for name in names if getattr(evalspan, name).__module__ == hook.__name__]
+    calls = [name for name in names if name not in of_hook]
+    records = [evalspan.Results, ScoreValue, evalspan.Submission, evalspan.Progress, SuiteSettings]
+    errors = [evalspan.EvalspanError, evalspan.OperatorError, RetryError, BugError]
+    parts = ["## Functions for evaluations", "They need the packages of evalspan."]
+    for name in calls:
+        parts += _function(name)
+    parts += ["## Functions for training scripts", "They need the standard library alone."]
+    for name in of_hook:
+        parts += _function(name)
+    parts.append("## Records")
+    for record in records:
+        parts += _record(record)
+    parts += ["## Errors", table(["error", "meaning"], [[_of(e), plain(e.__doc__ or "")] for e in errors])]
+    return page("Python", PYTHON, *parts)
+
+
+def _of(error: type[Exception]) -> str:
+    public = error.__name__ in evalspan.__all__
+    base = error.__bases__[0].__name__
+    return code(f"{'evalspan.' if public else ''}{error.__name__}({base})")
+
+
+def _function(name: str) -> Iterator[str]:
+    function: Callable[..., Any] = getattr(evalspan, name)
+    signature = inspect.signature(function)
+    yield f"### `evalspan.{name}`"
+    yield f"Returns {kinds(str(signature.return_annotation))}."
+    yield plain(function.__doc__ or "")
+    rows = []
+    for each in signature.parameters.values():
+        rest = each.kind is each.VAR_KEYWORD
+        by = {each.KEYWORD_ONLY: "by name", each.VAR_KEYWORD: "by name"}.get(each.kind, "by place or name")
+        default = "" if rest else "must be given" if each.default is each.empty else code(repr(each.default))
+        rows.append([code(f"**{each.name}" if rest else each.name), kinds(str(each.annotation)), default, by])
+    yield table(["argument", "type", "default", "given"], rows)
+
+
+def _record(record: type) -> Iterator[str]:
+    public = "evalspan." if record.__name__ in evalspan.__all__ else ""
+    yield f"### `{public}{record.__name__}`"
+    yield plain(record.__doc__ or "")
+    notes = field_notes(record)
+    rows = [
+        [code(name), kinds(getattr(kind, "__forward_arg__", kind)), plain(first_upper(notes.get(name, "")))]
+        for name, kind in inspect.get_annotations(record).items()
+        if name != "model_config" and not name.startswith("_")
+    ]
+    yield table(["field", "type", "meaning"], rows)
+    yield (
+        table(["method or property", "what it is"], _members(record)) if issubclass(record, BaseModel) else ""
+    )
+
+
+def _members(record: type) -> list[list[str]]:
+    """Its own properties and methods that have a docstring."""
+    found = []
+    for name, value in vars(record).items():
+        wrapped = value.fget if isinstance(value, property) else value
+        if not name.startswith(("_", "model_")) and inspect.isfunction(wrapped) and wrapped.__doc__:
+            called = name if isinstance(value, property) else f"{name}()"
+            found.append([code(called), plain(wrapped.__doc__)])
+    return found
+
+
+PAGES: Mapping[str, Callable[[], str]] = {
+    "settings.md": settings_page,
+    "cli.md": commands_page,
+    "suite-file.md": suite_page,
+    "python.md": python_page,
+}
+
+
+def stale() -> dict[str, str]:
+    """Pages that say something else than the code does now: name -> what the code says."""
+    made = {name: make() for name, make in PAGES.items()}
+    return {name: text for name, text in made.items() if (FOLDER / name).read_text(encoding="utf-8") != text}
+
+
+if __name__ == "__main__":
+    check = sys.argv[1:] == ["--check"]
+    changed = stale()
+    for name, text in changed.items():
+        if not check:
+            (FOLDER / name).write_text(text, encoding="utf-8")
+        print(f"docs/reference/{name}:", "out of date: type scripts/docs reference" if check else "written")
+    sys.exit(1 if check and changed else 0)
