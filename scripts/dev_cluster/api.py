@@ -1,7 +1,8 @@
-"""Development clusters for tests: `with dev_cluster(nodes=2, gpus=4) as cluster: …`.
+"""Development clusters: `with dev_cluster(nodes=2, gpus=4) as cluster: …`, and `up`, on which the command line stands.
 
-Rule: a thin face on `lifecycle` and `daemons`. The cluster goes when the block ends, and, where the process was killed
-before that, with the next `dev_cluster()` on this machine.
+Rule: `up` is whole or undone, and `Cluster.down` removes exactly what it made; the account it leaves (see docs/dev-cluster.md).
+The cluster of `dev_cluster` goes when the block ends, and, where the process was killed before that, with the next
+`dev_cluster()` on this machine.
 """
 
 from __future__ import annotations
@@ -9,146 +10,55 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-import signal
+import pwd
+import shutil
+import socket
+import stat
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+import sys
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dev_cluster import daemons, lifecycle, procs
+from dev_cluster import accounting, conf, daemons, procs, real_site, registry
+from dev_cluster.cluster import DEFAULT_HOME, Cluster
 from dev_cluster.registry import Record
-from dev_cluster.spec import DevClusterError
+from dev_cluster.site_view import Exposure, plan_view
+from dev_cluster.spec import ClusterSpec, DevClusterError, Layout
 
-__all__ = ["Cluster", "DevClusterError", "dev_cluster", "unavailable"]
+__all__ = ["Cluster", "DevClusterError", "dev_cluster", "unavailable", "up"]
+
+REPO = Path(__file__).resolve().parents[2]
+DEFAULT_USER = "evalspan-test"
+PACKAGES = "slurmctld slurmd slurm-client slurm-wlm-basic-plugins munge"
+TOOLS = dict.fromkeys(("slurmctld", "slurmd", "sbatch", "munged"), PACKAGES)
+TOOLS |= dict.fromkeys(("unshare", "nsenter", "setpriv", "useradd", "mount"), "util-linux mount passwd")
+# What job_container/tmpfs hides from a job.
+PRIVATE = ("/tmp", "/dev/shm")
+GPU_MAJOR = 240  # the kernel keeps 240 to 254 for local use; no driver answers
+# A Unix socket's path has at most 107 bytes; "/munge/socket.lock" comes after the folder.
+LONGEST_ROOT = 80
 
 _numbers = itertools.count(1)
 
 
-class Cluster:
-    """A running cluster. Pids are those seen outside the nodes."""
-
-    def __init__(self, record: Record) -> None:
-        spec, layout = record.spec, record.layout
-        self.record = record
-        self.name = spec.name
-        self.warnings = record.warnings
-        self.dir = record.root  # `log/` in it has the daemons' logs
-        self.nodes = spec.node_names  # GPU nodes (n1, …), then CPU nodes (c1, …)
-        self.gpu_nodes, self.cpu_nodes = spec.gpu_node_names, spec.cpu_node_names
-        self.user = record.user  # the ordinary user who submits
-        self.user_dir = layout.user  # the user's home on this cluster, the same on all nodes
-        self.user_env = lifecycle.user_env(record)
-        # both usable by the user, at these paths, on the nodes and through `run_as_user`
-        self.python, self.repo = record.python, record.repo
-
-    def user_argv(self, argv: Sequence[str | Path], *, cwd: Path | str | None = None) -> list[str]:
-        """The command line that runs `argv` as the user on the submit side; for `Popen`, with `user_env` as its env.
-
-        The process started is `argv` itself (no process in between), so signals reach it. `cwd`: `user_dir` by default.
-        """
-        return [*lifecycle.user_argv(self.record, cwd=cwd), *map(str, argv)]
-
-    def run_as_user(
-        self,
-        argv: Sequence[str | Path],
-        *,
-        cwd: Path | str | None = None,
-        env: Mapping[str, str] | None = None,
-        timeout: float | None = 120.0,
-        check: bool = False,
-        **kw: Any,
-    ) -> subprocess.CompletedProcess[str]:
-        """`subprocess.run` as the user on the submit side; text, captured, without standard input unless given.
-
-        `env` is added to `user_env`; `timeout` is in seconds.
-        """
-        options: dict[str, Any] = {"text": True, "capture_output": True, **kw}
-        if {"stdout", "stderr"} & kw.keys():
-            options["capture_output"] = False
-        if "input" not in kw:
-            options.setdefault("stdin", subprocess.DEVNULL)
-        line = self.user_argv(argv, cwd=cwd)
-        return subprocess.run(
-            line, check=check, env=self.user_env | dict(env or {}), timeout=timeout, **options
+def check_machine() -> None:
+    """Refuse early, with the way out."""
+    if os.geteuid() != 0:
+        raise DevClusterError(
+            "a development cluster needs root (slurmd starts jobs as their user): run it with sudo"
         )
-
-    def node_pid(self, name: str) -> int:
-        """Pid of the node's slurmd; a DevClusterError where it does not run."""
-        proc = daemons.slurmd(self.record, self._known(name))
-        if proc is None:
-            raise DevClusterError(f"slurmd of {name} is not running")
-        return proc.pid
-
-    def node_pids(self, name: str) -> list[int]:
-        """Every process of the node, in the order of their starts: its first one, slurmd, job steps and what they started."""
-        return [proc.pid for proc in daemons.inside(self.record, self._known(name))]
-
-    def job_pids(self, job: int | str) -> list[int]:
-        """The processes of a job (with its SLURM_JOB_ID in their environment), on all nodes."""
-        pids = (proc.pid for name in self.nodes for proc in daemons.inside(self.record, name))
-        return [pid for pid in pids if procs.environment(pid).get("SLURM_JOB_ID") == str(job)]
-
-    def kill_node(self, name: str) -> None:
-        """A power cut: all processes of the node end at once, its /dev/shm is lost. Slurm shows DOWN* after a while."""
-        daemons.kill_node(self.record, self._known(name))
-
-    def kill_slurmd(self, name: str) -> None:
-        """SIGKILL the node's slurmd alone; its jobs and /dev/shm stay."""
-        daemons.kill_slurmd(self.record, self._known(name))
-
-    def start_node(self, name: str) -> None:
-        """Boot the node, or only its slurmd where the node is alive; does not wait for Slurm to see it."""
-        daemons.start_node(self.record, self._known(name))
-
-    def bring_back(self, name: str) -> None:
-        """What an administrator does about a node that is away: `start_node`, and an end to its drain."""
-        self.start_node(name)
-        if self.node_states().get(name, "").startswith("drain"):
-            self.update(f"nodename={name}", "state=resume", check=False)
-
-    def update(self, *words: str, check: bool = True) -> None:
-        """`scontrol update` as the administrator."""
-        argv = ["scontrol", "update", *words]
-        env = daemons.daemon_env(self.record)
-        subprocess.run(argv, check=check, capture_output=True, env=env, timeout=60)
-
-    def wait_node(self, name: str, *states: str, deadline_s: float = 120.0) -> None:
-        """Wait until Slurm shows the node in one of `states` (`idle`, `mixed`, `down*`; `*` means: does not respond)."""
-        lifecycle.wait_nodes(self.record, [self._known(name)], set(states), deadline_s=deadline_s)
-
-    def node_states(self) -> dict[str, str]:
-        """Node → state as `sinfo` prints it (`idle`, `allocated`, `down*`, …); empty without an answering slurmctld."""
-        return lifecycle.node_states(self.record)
-
-    def kill_controller(self) -> None:
-        """SIGKILL slurmctld: what it had not saved is lost."""
-        daemons.kill_controller(self.record)
-
-    def start_controller(self) -> None:
-        """Start slurmctld on its saved state; returns when it answers."""
-        daemons.start_controller(self.record)
-
-    def freeze_controller(self) -> None:
-        """SIGSTOP slurmctld: clients wait and time out."""
-        daemons.freeze(self.record, signal.SIGSTOP)
-
-    def thaw_controller(self) -> None:
-        daemons.freeze(self.record, signal.SIGCONT)
-
-    def down(self) -> None:
-        """End everything and remove the folder. Does nothing twice."""
-        lifecycle.down(self.record)
-
-    def _known(self, name: str) -> str:
-        if name not in self.nodes:
-            raise DevClusterError(f"no node named {name}: there are {', '.join(self.nodes)}")
-        return name
+    for tool, packages in TOOLS.items():
+        if shutil.which(tool, path=daemons.DAEMON_PATH) is None:
+            raise DevClusterError(f"{tool} is missing: apt-get install --no-install-recommends {packages}")
 
 
 def unavailable() -> str | None:
     """Why no cluster can be started here (for a test's skip), or None."""
     try:
-        lifecycle.check_machine()
+        check_machine()
     except DevClusterError as error:
         return str(error)
     return None
@@ -158,13 +68,244 @@ def unavailable() -> str | None:
 def dev_cluster(*, name: str | None = None, **options: Any) -> Iterator[Cluster]:
     """A cluster for the length of the block; its name is unique unless given. Errors: DevClusterError.
 
-    `options`: fields of `ClusterSpec` (nodes=4, gpus=8, cpu_nodes=2, …) and of `Request` (dir, port, user, venv, repo, expose).
+    `options`: fields of `ClusterSpec` (nodes=4, gpus=8, cpu_nodes=2, …) and of `up` (dir, port, user, venv, repo, expose).
     """
-    lifecycle.down_orphans()
+    down_orphans()
     name = name or f"t{os.getpid()}-{next(_numbers)}"
-    request = lifecycle.Request.of({"name": name, "owner": procs.identify(os.getpid()), **options})
-    cluster = Cluster(lifecycle.up(request))
+    cluster = up(name=name, owner=procs.identify(os.getpid()), **options)
     try:
         yield cluster
     finally:
         cluster.down()
+
+
+def down_orphans() -> list[str]:
+    """End the clusters whose owning process is gone (a test run that was killed); their names."""
+    check_machine()
+    with registry.locked("orphans"):
+        gone = [r for r in registry.everything() if r.owner is not None and not r.owner.alive]
+        for record in gone:
+            Cluster(record).down()
+    return [record.spec.name for record in gone]
+
+
+def up(
+    *,
+    dir: Path | None = None,  # noqa: A002 (the option's name)
+    port: int | None = None,
+    user: str = DEFAULT_USER,
+    venv: Path | None = None,
+    repo: Path = REPO,
+    expose: Sequence[Path] = (),
+    owner: procs.Proc | None = None,
+    **shape: Any,
+) -> Cluster:
+    """Start a cluster of this shape (fields of `ClusterSpec`) and wait until every node is idle."""
+    check_machine()
+    spec = ClusterSpec(**shape)
+    with registry.locked():
+        if registry.read(spec.name) is not None:
+            raise DevClusterError(
+                f"a cluster named {spec.name} is there already: "
+                f"scripts/dev-cluster down --name {spec.name}, or another --name"
+            )
+        root = _root(spec, dir)
+        account = _account(user)
+        python, seen, exposures = _site(spec, root, venv, repo.resolve(), expose)
+        if spec.accounting:
+            accounting.check_machine()
+        lua = Path("/usr/lib").glob("**/slurm*/job_submit_lua.so")
+        if (spec.gpu_jobs_only or spec.demand_account) and next(lua, None) is None:
+            raise DevClusterError(f"Slurm's job_submit_lua plugin is missing: apt-get install {PACKAGES}")
+        record = Record(
+            spec=spec,
+            root=root,
+            base_port=registry.choose_ports(spec.ports, port),
+            user=account.pw_name,
+            uid=account.pw_uid,
+            gid=account.pw_gid,
+            python=python,
+            repo=seen,
+            exposures=exposures,
+            owner=owner,
+        )
+        registry.write(record)
+        root.mkdir(parents=True, exist_ok=True)
+    try:
+        _furnish(record)
+        _start(Cluster(record))
+        record = replace(record, warnings=_python_warnings(Cluster(record)))
+        registry.write(record)
+    except BaseException:
+        Cluster(record).down()
+        raise
+    return Cluster(record)
+
+
+# --- what is asked for, checked --------------------------------------------------------------------------------------
+
+
+def _root(spec: ClusterSpec, wanted: Path | None) -> Path:
+    """The cluster's folder: absent or empty, or a default one whose machine was switched off under it."""
+    root = (wanted or DEFAULT_HOME / spec.name).resolve()
+    if len(str(root)) > LONGEST_ROOT:
+        raise DevClusterError(
+            f"--dir {root} is too long for a socket's path: at most {LONGEST_ROOT} characters"
+        )
+    hidden = [place for place in PRIVATE if root.is_relative_to(place)]
+    if spec.private_shm and hidden:
+        raise DevClusterError(
+            f"--dir {root} lies in {hidden[0]}, which --private-shm hides from jobs: give another --dir"
+        )
+    if root.exists() and any(root.iterdir()):
+        if wanted is not None:
+            raise DevClusterError(f"--dir {root} is not empty: give an empty or a new folder")
+        shutil.rmtree(root)
+    return root
+
+
+def _account(name: str) -> pwd.struct_passwd:
+    """The ordinary user, made on first use and kept: its files may outlive a cluster."""
+    try:
+        user = pwd.getpwnam(name)
+    except KeyError:
+        argv = ["useradd", "--no-create-home", "--user-group", "--shell", "/bin/bash", name]
+        done = subprocess.run(argv, check=False, text=True, capture_output=True)
+        if done.returncode != 0:
+            raise DevClusterError(f"useradd {name} failed: {done.stderr.strip()}") from None
+        user = pwd.getpwnam(name)
+    if user.pw_uid == 0:
+        raise DevClusterError(f"--user {name} is root: give an ordinary user")
+    return user
+
+
+def _site(
+    spec: ClusterSpec, root: Path, wanted: Path | None, repo: Path, expose: Sequence[Path]
+) -> tuple[Path, Path, tuple[Exposure, ...]]:
+    """The interpreter and repository for jobs, with the paths that must be shown to them.
+
+    The venv is the one asked for, else the repository's, else the one that runs us, else none.
+    """
+    if wanted is not None and not (wanted / "bin" / "python").exists():
+        raise DevClusterError(f"--venv {wanted}: there is no bin/python in it")
+    own = [Path(sys.prefix)] if sys.prefix != sys.base_prefix else []
+    venvs = [v for v in (wanted or repo / ".venv", *own) if (v / "bin" / "python").exists()]
+    shown = {"repo": repo} | ({"venv": venvs[0].resolve()} if venvs else {})
+    places = dict(shown)
+    if spec.private_shm:
+        # A job's private /tmp covers a clone there, so it is shown at a second place.
+        hidden = [key for key, path in shown.items() if any(path.is_relative_to(each) for each in PRIVATE)]
+        places |= {key: Layout(root).site / key for key in hidden}
+    exposures = [Exposure(source=path, target=path) for path in (*map(Path.resolve, expose), root)]
+    exposures += [Exposure(source=shown[key], target=places[key]) for key in shown]
+    if not venvs:
+        return Path("/usr/bin/python3"), places["repo"], tuple(exposures)
+    # The interpreter prints its own prefix: those of pyenv, uv, conda and Debian all differ.
+    argv = [shown["venv"] / "bin" / "python", "-c", "import sys; print(sys.base_prefix)"]
+    base = subprocess.run(argv, check=True, text=True, capture_output=True).stdout.strip()
+    if base not in {"/usr", "/usr/local"}:
+        bases = {Path(base), Path(base).resolve()}
+        exposures += [Exposure(source=p, target=p) for p in bases if not p.is_symlink()]
+    return places["venv"] / "bin" / "python", places["repo"], tuple(exposures)
+
+
+# --- folders and files -----------------------------------------------------------------------------------------------
+
+
+def _furnish(record: Record) -> None:
+    """Folders, files and devices."""
+    spec, layout = record.spec, record.layout
+    folders = [layout.root, layout.conf, layout.log, layout.run, layout.state, layout.spool, layout.munge]
+    folders += [layout.devices, layout.user, layout.private, layout.site]
+    folders += [e.target for e in record.exposures if e.target.is_relative_to(layout.site)]
+    for name in spec.node_names:
+        folders += [layout.spool / name, layout.private / name]
+    for folder in folders:
+        folder.mkdir(parents=True, exist_ok=True)
+        folder.chmod(0o755)
+    layout.munge.chmod(0o711)
+    os.chown(layout.user, record.uid, record.gid)
+    for index in range(spec.gpus):
+        file = layout.devices / f"nvidia{index}"
+        if spec.cgroups:  # they deny a job every GPU that it did not ask for: links to one device will not do
+            os.mknod(file, stat.S_IFCHR | 0o666, os.makedev(GPU_MAJOR, index))
+            file.chmod(0o666)
+        else:
+            file.symlink_to("/dev/null")
+    scripts = real_site.power_scripts(spec, layout, REPO / "scripts" / "dev-cluster")
+    for path, text in (_texts(record) | scripts).items():
+        path.write_text(text)
+        path.chmod(0o755 if path in scripts else 0o644)
+
+
+def _texts(record: Record) -> dict[Path, str]:
+    spec, layout = record.spec, record.layout
+    host = socket.gethostname().split(".")[0]
+    rules = Path(__file__).with_name("job_submit.lua").read_text()
+    printed = subprocess.run(["slurmctld", "-V"], check=True, text=True, capture_output=True).stdout
+    major, minor = map(int, printed.split()[-1].split(".")[:2])
+    cgroups = real_site.cgroup_conf(spec, (major, minor), os.cpu_count() or 1)
+    texts = {
+        layout.slurm_conf: conf.slurm_conf(spec, layout, host=host, base_port=record.base_port),
+        layout.conf / "gres.conf": conf.gres_conf(spec, layout),
+        layout.conf / "job_container.conf": conf.job_container_conf(layout),
+        layout.conf / "job_submit.lua": conf.job_submit(spec, rules),
+        layout.hosts: conf.hosts(spec, host, Path("/etc/hosts").read_text()),
+        layout.view_script: conf.namespace_script(spec, layout, plan_view(record.exposures, _is_open)),
+        layout.env_file: f"export SLURM_CONF={layout.slurm_conf}\n",
+    }
+    return texts | ({layout.conf / "cgroup.conf": cgroups} if cgroups else {})
+
+
+def _is_open(path: Path) -> bool:
+    """Whether every user may enter the folder; one that is not there yet will be made so."""
+    try:
+        return bool(path.stat().st_mode & 0o001)
+    except FileNotFoundError:
+        return True
+
+
+# --- daemons -----------------------------------------------------------------------------------------------------------
+
+
+def _start(cluster: Cluster) -> None:
+    record, spec = cluster.record, cluster.record.spec
+    cluster.start_login()
+    cluster.start_munged()
+    if spec.accounting:
+        accounting.start(record)
+    cluster.start_controller()
+    if spec.accounting:
+        accounting.make_accounts(record)
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(cluster.start_node, cluster.nodes))
+    cluster.wait_nodes(cluster.nodes, "idle", deadline_s=120 + len(cluster.nodes))
+    gpu_nodes = cluster.gpu_nodes
+    if spec.reservation:
+        words = ["reservationname=maintenance", "starttime=now", "duration=infinite", "user=root"]
+        words += [f"nodes={gpu_nodes[0]}", "flags=maint,ignore_jobs"]
+        daemons.command(record, "scontrol", "create", *words)
+    if spec.power_save:
+        for name in gpu_nodes:
+            cluster.update(f"nodename={name}", "state=power_down_force")
+
+        def off() -> bool:
+            states = cluster.node_states()
+            return all(states.get(name) == "idle~" for name in gpu_nodes)
+
+        if not procs.poll(off, deadline_s=60, every_s=0.5):
+            raise DevClusterError(f"nodes are not powered down after 60 s: {cluster.node_states()}")
+
+
+def _python_warnings(cluster: Cluster) -> tuple[str, ...]:
+    """Whether the user can really run the interpreter and read the code; tried, not derived."""
+    python, repo = cluster.python, cluster.repo
+    if python == Path("/usr/bin/python3"):
+        return ("no venv: jobs get /usr/bin/python3 (--venv DIR)",)
+    code = "import os, sys; os.listdir(sys.argv[1]); [open(p).close() for p in sys.argv[2:]]"
+    probes = sorted(repo.glob("*/__init__.py")) if repo == REPO else []
+    done = cluster.run_as_user([python, "-c", code, repo, *probes])
+    if done.returncode == 0:
+        return ()
+    reason, where = done.stderr.strip().splitlines()[-1:], python.parents[1]
+    return (f"{cluster.user} cannot use {python} or {repo} ({reason}): chmod -R a+rX {where} {repo}",)

@@ -1,4 +1,4 @@
-"""The command line: `up`, `status`, `down`, `run`.
+"""The command line: `up`, `status`, `down`, `run`, `power`.
 
 Rule: parses and prints. An operator's error is one line on stderr and exit code 2.
 """
@@ -13,8 +13,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from dev_cluster import lifecycle, registry
-from dev_cluster.registry import Record
+from dev_cluster import api, registry
+from dev_cluster.api import Cluster
 from dev_cluster.spec import ClusterSpec, DevClusterError, flag
 
 
@@ -30,7 +30,7 @@ def parser() -> argparse.ArgumentParser:
         up.add_argument(flag(one.name), dest=one.name, default=one.default, help=says, **kind)
     up.add_argument("--dir", type=Path, help="the cluster's folder (default /var/tmp/evalspan-dev/NAME)")
     up.add_argument("--port", type=int, help="first of 1 + nodes neighbouring ports (default: free ones)")
-    up.add_argument("--user", default=lifecycle.DEFAULT_USER, help="the ordinary user; made if absent")
+    up.add_argument("--user", default=api.DEFAULT_USER, help="the ordinary user; made if absent")
     up.add_argument("--venv", type=Path, help="venv for jobs (default: the repository's .venv)")
     up.add_argument("--expose", type=Path, action="append", default=[], help="a further folder for jobs")
     status = subs.add_parser("status", help="show clusters and their nodes")
@@ -50,55 +50,52 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: list[str] | None = None) -> int:
-    options = parser().parse_args(argv)
+    options = vars(parser().parse_args(argv))
+    does = {"up": _up, "status": _status, "down": _down, "run": _run, "power": _power}[options.pop("command")]
     try:
-        lifecycle.check_machine()
-        return {"up": _up, "status": _status, "down": _down, "run": _run, "power": _power}[options.command](
-            options
-        )
+        api.check_machine()
+        does(**options)
     except DevClusterError as error:
         print(f"dev-cluster: {error}", file=sys.stderr)
         return 2
-
-
-def _up(options: argparse.Namespace) -> int:
-    record = lifecycle.up(
-        lifecycle.Request.of({k: v for k, v in vars(options).items() if k not in {"command", "json"}})
-    )
-    spec = record.spec
-    for warning in record.warnings:
-        print(f"dev-cluster: warning: {warning}", file=sys.stderr)
-    if options.json:
-        print(json.dumps(lifecycle.status(record)))
-    else:
-        print(
-            f"cluster {spec.name} is up: {spec.nodes} nodes with {spec.gpus} GPUs, {spec.cpu_nodes} CPU nodes"
-        )
-        print(f"  export SLURM_CONF={record.layout.slurm_conf}      (or: . {record.layout.env_file})")
-        print(
-            f"  scripts/dev-cluster run --name {spec.name} -- sinfo      (as {record.user}, with {record.python})"
-        )
     return 0
 
 
-def _known(name: str) -> Record:
+def _up(*, json: bool, **asked: Any) -> None:
+    cluster = api.up(**asked)
+    for warning in cluster.warnings:
+        print(f"dev-cluster: warning: {warning}", file=sys.stderr)
+    if json:
+        _print_json(cluster.status())
+        return
+    spec, layout = cluster.record.spec, cluster.record.layout
+    print(f"cluster {spec.name} is up: {spec.nodes} nodes with {spec.gpus} GPUs, {spec.cpu_nodes} CPU nodes")
+    print(f"  export SLURM_CONF={layout.slurm_conf}      (or: . {layout.env_file})")
+    print(
+        f"  scripts/dev-cluster run --name {spec.name} -- sinfo      (as {cluster.user}, with {cluster.python})"
+    )
+
+
+def _print_json(value: Any) -> None:
+    print(json.dumps(value))
+
+
+def _known(name: str) -> Cluster:
     record = registry.read(name)
     if record is None:
         names = ", ".join(r.spec.name for r in registry.everything()) or "none"
         raise DevClusterError(
             f"no cluster named {name} (there are: {names}): scripts/dev-cluster up --name {name}"
         )
-    return record
+    return Cluster(record)
 
 
-def _status(options: argparse.Namespace) -> int:
-    records = registry.everything() if options.name is None else [_known(options.name)]
-    reports = [lifecycle.status(record) for record in records]
-    if options.json:
-        print(json.dumps(reports))
-        return 0
-    if not reports:
-        print("no development cluster is up")
+def _status(*, name: str | None, json: bool) -> None:
+    clusters = map(Cluster, registry.everything()) if name is None else [_known(name)]
+    reports = [cluster.status() for cluster in clusters]
+    if json:
+        _print_json(reports)
+        return
     for report in reports:
         running = ", ".join(f"{part} {pid or 'DEAD'}" for part, pid in report["processes"].items())
         print(f"{report['name']}: {running}\n  export SLURM_CONF={report['slurm_conf']}")
@@ -107,28 +104,27 @@ def _status(options: argparse.Namespace) -> int:
                 f"  {node['name']:<5} {node['state']:<12} {node['gpus']} GPUs  port {node['port']}"
                 f"  pid {node['pid'] or 'DEAD'}  slurmd {node['slurmd'] or 'DEAD'}"
             )
-    return 0
+    if not reports:
+        print("no development cluster is up")
 
 
-def _down(options: argparse.Namespace) -> int:
-    if options.orphans:
-        names = lifecycle.down_orphans()
+def _down(*, name: str, all: bool, orphans: bool) -> None:  # noqa: A002 (the options' names)
+    if orphans:
+        names = api.down_orphans()
     else:
-        records = registry.everything() if options.all else [_known(options.name)]
-        for record in records:
-            lifecycle.down(record)
-        names = [record.spec.name for record in records]
+        clusters = [*map(Cluster, registry.everything())] if all else [_known(name)]
+        for cluster in clusters:
+            cluster.down()
+        names = [cluster.name for cluster in clusters]
     print(f"down: {', '.join(names) or 'nothing'}")
-    return 0
 
 
-def _run(options: argparse.Namespace) -> int:
-    record = _known(options.name)
-    argv = [*lifecycle.user_argv(record, cwd=None), *options.argv]
+def _run(*, name: str, argv: list[str]) -> None:
+    cluster = _known(name)
+    line = cluster.user_argv(argv)
     sys.stdout.flush()
-    os.execvpe(argv[0], argv, lifecycle.user_env(record))  # noqa: S606 - the command takes our place
+    os.execvpe(line[0], line, cluster.user_env)  # noqa: S606 - the command takes our place
 
 
-def _power(options: argparse.Namespace) -> int:
-    lifecycle.power(_known(options.name), options.nodes, on=options.what == "on")
-    return 0
+def _power(*, name: str, what: str, nodes: str) -> None:
+    _known(name).power(nodes, on=what == "on")

@@ -14,67 +14,67 @@ from dev_cluster.spec import MIXED_MB, ClusterSpec, Layout
 
 # The expiry of a job's credential is also how long Slurm holds a requeued job back (default 120 s).
 CRED_EXPIRE_S = 30
-SCHEDULER = "batch_sched_delay=0,bf_interval=2,sched_interval=5,default_queue_depth=2000,bf_max_job_test=2000,bf_continue"
 STAGE = Path("/run/evalspan-dev/stage")
 # Each node's spool folder under one short path: a step's socket has the node's name in it, and 107 characters at most.
 SHORT_SPOOL = Path("/run/evalspan-dev/spool")
 
 
+SLURM = """\
+ClusterName={spec.name}
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={base_port}
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+AuthInfo=socket={layout.munge_socket},cred_expire={cred_expire}
+StateSaveLocation={layout.state}
+SlurmdSpoolDir={spool}
+SlurmctldPidFile={layout.run}/slurmctld.pid
+SlurmdPidFile={layout.run}/slurmd.%n.pid
+SlurmctldLogFile={layout.log}/slurmctld.log
+SlurmdLogFile={layout.log}/slurmd.%n.log
+EnforcePartLimits={spec.part_limits}
+MpiDefault=none
+SwitchType=switch/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core_Memory
+SlurmdParameters=config_overrides
+GresTypes=gpu
+DefMemPerCPU=1000
+ReturnToService=2
+SlurmdTimeout={spec.slurmd_timeout_s}
+SlurmctldTimeout=30
+MessageTimeout=10
+KillWait=3
+MinJobAge=120
+MaxJobCount=20000
+SchedulerType=sched/backfill
+SchedulerParameters=batch_sched_delay=0,bf_interval=2,sched_interval=5,default_queue_depth=2000,bf_max_job_test=2000,bf_continue
+PriorityType=priority/multifactor
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+JobCompType=jobcomp/filetxt
+JobCompLoc={layout.log}/jobcomp.log
+"""
+
+
 def slurm_conf(spec: ClusterSpec, layout: Layout, *, host: str, base_port: int) -> str:
     """slurm.conf: slurmctld listens at `base_port`, the nodes at the ports after it, on loopback."""
-    spool = f"{SHORT_SPOOL}" if spec.mixed else f"{layout.spool}/%n"
-    lines = [
-        f"ClusterName={spec.name}",
-        f"SlurmctldHost={host}(127.0.0.1)",
-        f"SlurmctldPort={base_port}",
-        "SlurmUser=root",
-        "SlurmdUser=root",
-        "AuthType=auth/munge",
-        f"AuthInfo=socket={layout.munge_socket},cred_expire={CRED_EXPIRE_S}",
-        f"StateSaveLocation={layout.state}",
-        f"SlurmdSpoolDir={spool}",
-        f"SlurmctldPidFile={layout.run}/slurmctld.pid",
-        f"SlurmdPidFile={layout.run}/slurmd.%n.pid",
-        f"SlurmctldLogFile={layout.log}/slurmctld.log",
-        f"SlurmdLogFile={layout.log}/slurmd.%n.log",
-        f"EnforcePartLimits={spec.part_limits}",
-        "MpiDefault=none",
-        "SwitchType=switch/none",
-        "SelectType=select/cons_tres",
-        "SelectTypeParameters=CR_Core_Memory",
-        "SlurmdParameters=config_overrides",
-        "GresTypes=gpu",
-        "DefMemPerCPU=1000",
-        "ReturnToService=2",
-        f"SlurmdTimeout={spec.slurmd_timeout_s}",
-        "SlurmctldTimeout=30",
-        "MessageTimeout=10",
-        "KillWait=3",
-        "MinJobAge=120",
-        "MaxJobCount=20000",
-        "SchedulerType=sched/backfill",
-        f"SchedulerParameters={SCHEDULER}",
-        "PriorityType=priority/multifactor",
-        "PreemptType=preempt/partition_prio",
-        "PreemptMode=REQUEUE",
-        "JobCompType=jobcomp/filetxt",
-        f"JobCompLoc={layout.log}/jobcomp.log",
-    ]
-    lines += real_site.process_lines(spec)
-    lines += (
-        real_site.accounting_lines(layout, base_port + 1 + len(spec.node_names))
-        if spec.accounting
-        else real_site.NO_ACCOUNTING
-    )
+    more = [real_site.CONFINED if spec.cgroups else real_site.UNCONFINED]
+    more.append(real_site.ACCOUNTING if spec.accounting else real_site.NO_ACCOUNTING)
     if spec.max_array:
-        lines.append(f"MaxArraySize={spec.max_array}")
+        more.append("MaxArraySize={spec.max_array}\n")
     if spec.power_save:
-        lines += real_site.power_lines(layout)
+        more.append(real_site.POWER)
     if spec.private_shm:
-        lines += ["JobContainerType=job_container/tmpfs", "PrologFlags=Contain"]
+        more.append("JobContainerType=job_container/tmpfs\nPrologFlags=Contain\n")
     if spec.gpu_jobs_only or spec.demand_account:
-        lines.append("JobSubmitPlugins=lua")
-    return "\n".join([*lines, *_nodes(spec, base_port + 1), *_partitions(spec), ""])
+        more.append("JobSubmitPlugins=lua\n")
+    values = {"spec": spec, "layout": layout, "host": host, "base_port": base_port}
+    values |= {"cred_expire": CRED_EXPIRE_S, "port": base_port + 1 + len(spec.node_names)}
+    values["spool"] = SHORT_SPOOL if spec.mixed else f"{layout.spool}/%n"
+    text = "".join([SLURM, *more]).format(**values)
+    return text + "\n".join([*_nodes(spec, base_port + 1), *_partitions(spec), ""])
 
 
 def _nodes(spec: ClusterSpec, port: int) -> list[str]:
@@ -139,6 +139,26 @@ def hosts(spec: ClusterSpec, host: str, present: str) -> str:
     return f"{present.rstrip()}\n127.0.0.1 {host}\n{names}\n"
 
 
+NAMESPACE = """\
+#!/bin/sh
+# {name}: furnishes the namespaces of a node or of the submit side, then holds them.
+set -eu
+umask 022
+# The CPU mattered only for the making of the namespaces (ns_order.py).
+taskset -pc "$ALL_CPUS" $$ >/dev/null
+{view}mount --bind {hosts} /etc/hosts
+if [ "$1" != login ]; then
+  mount -t tmpfs -o size={shm_mb}m,mode=1777 tmpfs /dev/shm
+  hostname "$1"
+{node}fi
+: > {run}/"$1".ready
+set +e
+# The submit side has no pid namespace that would take a second process with it.
+[ "$1" != login ] || exec sleep 2147483
+while :; do sleep 2147483; done
+"""
+
+
 def namespace_script(spec: ClusterSpec, layout: Layout, plan: ViewPlan) -> str:
     """The first process of a node (argument: its name) or of the submit side (argument: `login`).
 
@@ -146,35 +166,13 @@ def namespace_script(spec: ClusterSpec, layout: Layout, plan: ViewPlan) -> str:
     would otherwise count as running.
     """
     quoted = {key: shlex.quote(str(getattr(layout, key))) for key in ("hosts", "run", "spool", "private")}
-    node_lines = [
-        f"mount -t tmpfs -o size={spec.shm_mb}m,mode=1777 tmpfs /dev/shm",
-        'hostname "$1"',
-    ]
+    node = ""
     if spec.mixed:
-        node_lines.append(f'mkdir -p {SHORT_SPOOL}; mount --bind {quoted["spool"]}/"$1" {SHORT_SPOOL}')
+        node += f'  mkdir -p {SHORT_SPOOL}; mount --bind {quoted["spool"]}/"$1" {SHORT_SPOOL}\n'
     if spec.private_shm:
-        node_lines.append(f'mount --bind {quoted["private"]}/"$1" {quoted["private"]}')
-    return "\n".join(
-        [
-            "#!/bin/sh",
-            f"# {spec.name}: furnishes the namespaces of a node or of the submit side, then holds them.",
-            "set -eu",
-            "umask 022",
-            "# The CPU mattered only for the making of the namespaces (ns_order.py).",
-            'taskset -pc "$ALL_CPUS" $$ >/dev/null',
-            *view_lines(plan),
-            f"mount --bind {quoted['hosts']} /etc/hosts",
-            'if [ "$1" != login ]; then',
-            *(f"  {line}" for line in node_lines),
-            "fi",
-            f': > {quoted["run"]}/"$1".ready',
-            "set +e",
-            "# The submit side has no pid namespace that would take a second process with it.",
-            '[ "$1" != login ] || exec sleep 2147483',
-            "while :; do sleep 2147483; done",
-            "",
-        ]
-    )
+        node += f'  mount --bind {quoted["private"]}/"$1" {quoted["private"]}\n'
+    view = "".join(f"{line}\n" for line in view_lines(plan))
+    return NAMESPACE.format(name=spec.name, shm_mb=spec.shm_mb, node=node, view=view, **quoted)
 
 
 def view_lines(plan: ViewPlan) -> list[str]:
@@ -187,18 +185,19 @@ def view_lines(plan: ViewPlan) -> list[str]:
         lines.append(f"mkdir {stage}/{index}; mount --rbind {shlex.quote(str(bind.source))} {stage}/{index}")
     lines += [f"mount -t tmpfs -o mode=755,size=4m tmpfs {shlex.quote(str(mask))}" for mask in plan.masks]
     for index, bind in enumerate(plan.binds):
+        how = BY_ENTRY if bind.by_entry else "mount --rbind {source} {target}"
         target = shlex.quote(str(bind.target))
-        lines.append(f"mkdir -p {target}")
-        if bind.by_entry:
-            lines += [
-                f"for entry in {stage}/{index}/* {stage}/{index}/.[!.]*; do",
-                '  [ -L "$entry" ] && continue',
-                f'  at={target}/"${{entry##*/}}"',
-                '  if [ -d "$entry" ]; then mkdir -p "$at"; elif [ -f "$entry" ]; then : > "$at"; else continue; fi',
-                '  mount --rbind "$entry" "$at"',
-                "done",
-            ]
-        else:
-            lines.append(f"mount --rbind {stage}/{index} {target}")
-    lines.append(f"umount -l {stage}")
-    return lines
+        lines += [
+            f"mkdir -p {target}",
+            how.replace("{source}", f"{stage}/{index}").replace("{target}", target),
+        ]
+    return [*lines, f"umount -l {stage}"]
+
+
+BY_ENTRY = """\
+for entry in {source}/* {source}/.[!.]*; do
+  [ -L "$entry" ] && continue
+  at={target}/"${entry##*/}"
+  if [ -d "$entry" ]; then mkdir -p "$at"; elif [ -f "$entry" ]; then : > "$at"; else continue; fi
+  mount --rbind "$entry" "$at"
+done"""

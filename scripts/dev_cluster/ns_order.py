@@ -20,8 +20,7 @@ NS_GET_MNTNS_ID = 0x8008B705
 
 def lowest_cpu() -> int | None:
     """The CPU, of those we may use, that hands out the lowest ids now."""
-    known = _new_ids()
-    return min(known, key=lambda cpu: known[cpu], default=None)
+    return min(((number, cpu) for cpu, number in _new_ids().items()), default=(0, None))[1]
 
 
 def comes_first(pid: int) -> bool:
@@ -31,34 +30,22 @@ def comes_first(pid: int) -> bool:
 
 
 def _new_ids() -> dict[int, int]:
-    """For each CPU that we may use, where it tells: the id of a mount namespace made there now."""
-    ids = {cpu: _new_id(cpu) for cpu in sorted(os.sched_getaffinity(0))}
-    return {cpu: number for cpu, number in ids.items() if number is not None}
-
-
-def cpu_list() -> str:
-    """The CPUs we may use, as `taskset` reads them."""
-    return ",".join(map(str, sorted(os.sched_getaffinity(0))))
-
-
-def _new_id(cpu: int) -> int | None:
-    """The id of a mount namespace made on this CPU just now."""
-    argv = ["taskset", "-c", str(cpu), "unshare", "--mount", "sh", "-c", "echo; read wait"]
-    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
-        if child.stdout is None or child.stdin is None or child.stdout.read(1) != b"\n":
-            return None
-        number = _id_of(child.pid)
-        child.stdin.close()
-        return number
+    """For each CPU that we may use, where it tells: the id of a mount namespace made there just now."""
+    ids = {}
+    for cpu in sorted(os.sched_getaffinity(0)):
+        argv = ["taskset", "-c", str(cpu), "unshare", "--mount", "sh", "-c", "echo; read wait"]
+        with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+            if child.stdout is not None and child.stdin is not None and child.stdout.read(1) == b"\n":
+                number = _id_of(child.pid)
+                child.stdin.close()
+                ids |= {} if number is None else {cpu: number}
+    return ids
 
 
 def _id_of(pid: int) -> int | None:
     try:
-        handle = os.open(f"/proc/{pid}/ns/mnt", os.O_RDONLY)
-        try:
+        with open(f"/proc/{pid}/ns/mnt", "rb") as handle:  # noqa: PTH123 (no path of the file system)
             raw = fcntl.ioctl(handle, NS_GET_MNTNS_ID, bytes(8))
-        finally:
-            os.close(handle)
     except OSError:
         return None
     number: int = struct.unpack("=Q", raw)[0]

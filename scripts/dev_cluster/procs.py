@@ -1,13 +1,12 @@
 """Processes by identity, never by name: a pid counts only with the start time that was recorded with it.
 
-Rule: the one place that reads /proc and sends signals. A zombie counts as dead. A
-zombie whose other threads still end does not: until the last of them has, its ports are taken and its files may change.
+Rule: the one place that reads /proc and sends signals. A zombie counts as dead. A zombie whose other threads still end
+does not: until the last of them has, its ports are taken and its files may change.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import subprocess
@@ -28,8 +27,7 @@ class Proc:
 
     @property
     def alive(self) -> bool:
-        now = _stat(self.pid)
-        return now is not None and now.started == self.started and not now.ended
+        return identify(self.pid) == self
 
     def send(self, number: int) -> None:
         """Signal it if it is still the same process."""
@@ -38,77 +36,68 @@ class Proc:
                 os.kill(self.pid, number)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Stat:
-    state: str
-    parent: int
-    threads: int
-    started: int
-
-    @property
-    def ended(self) -> bool:
-        return self.state in "ZX" and self.threads <= 1
-
-
-def _stat(pid: int) -> _Stat | None:
-    try:
-        # a name is 15 bytes, and those may end within a character
-        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
-    except OSError:
+def _look(pid: int) -> tuple[Proc, int] | None:
+    """The living process with this pid now, and its parent's pid."""
+    # a name is 15 bytes, and those may end within a character
+    fields = _read(pid, "stat").rpartition(")")[2].split()
+    if not fields or (fields[0] in "ZX" and int(fields[17]) <= 1):
         return None
-    fields = text[text.rindex(")") + 2 :].split()
-    return _Stat(state=fields[0], parent=int(fields[1]), threads=int(fields[17]), started=int(fields[19]))
+    return Proc(pid=pid, started=int(fields[19])), int(fields[1])
+
+
+def _read(pid: int, file: str) -> str:
+    """A file of /proc/PID; empty where the process is gone."""
+    try:
+        return Path(f"/proc/{pid}/{file}").read_text(errors="replace")
+    except OSError:
+        return ""
 
 
 def identify(pid: int) -> Proc | None:
     """The living process with this pid now."""
-    now = _stat(pid)
-    return None if now is None or now.ended else Proc(pid=pid, started=now.started)
+    now = _look(pid)
+    return None if now is None else now[0]
+
+
+def _all() -> list[tuple[Proc, int]]:
+    pids = (int(entry) for entry in os.listdir("/proc") if entry.isdigit())  # noqa: PTH208
+    return [now for now in map(_look, pids) if now is not None]
 
 
 def everyone() -> list[Proc]:
-    pids = (int(entry) for entry in os.listdir("/proc") if entry.isdigit())  # noqa: PTH208
-    return [proc for proc in map(identify, pids) if proc is not None]
+    return [proc for proc, _ in _all()]
 
 
 def children(pid: int) -> list[Proc]:
     """Living children of `pid`."""
-    return [p for p in everyone() if (now := _stat(p.pid)) is not None and now.parent == pid]
-
-
-def namespace(pid: int, kind: str) -> str:
-    """Identity of a namespace (`mnt`, `pid`, …) as the kernel prints it; empty where the process is gone."""
-    try:
-        return os.readlink(f"/proc/{pid}/ns/{kind}")  # noqa: PTH115
-    except OSError:
-        return ""
+    return [proc for proc, parent in _all() if parent == pid]
 
 
 def members(pid: int, kind: str) -> list[Proc]:
-    """Living processes that share the namespace `kind` of `pid`, itself included.
+    """Living processes that share the namespace `kind` (`mnt`, `pid`, …) of `pid`, itself included.
 
     None where that is our own namespace: these lists are made to be killed, and the machine is never among them.
     """
-    wanted = namespace(pid, kind)
-    if wanted in {"", namespace(os.getpid(), kind), namespace(1, kind)}:
+
+    def namespace(pid: int) -> str:
+        try:
+            return os.readlink(f"/proc/{pid}/ns/{kind}")  # noqa: PTH115
+        except OSError:
+            return ""
+
+    wanted = namespace(pid)
+    if wanted in {"", namespace(os.getpid()), namespace(1)}:
         return []
-    return [p for p in everyone() if namespace(p.pid, kind) == wanted]
+    return [p for p in everyone() if namespace(p.pid) == wanted]
 
 
 def command_name(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/comm").read_text(errors="replace").strip()
-    except OSError:
-        return ""
+    return _read(pid, "comm").strip()
 
 
 def environment(pid: int) -> dict[str, str]:
     """The environment the process was started with; empty where it is gone."""
-    try:
-        raw = Path(f"/proc/{pid}/environ").read_bytes()
-    except OSError:
-        return {}
-    pairs = (item.partition("=") for item in raw.decode(errors="replace").split("\0") if "=" in item)
+    pairs = (item.partition("=") for item in _read(pid, "environ").split("\0") if "=" in item)
     return {key: value for key, _, value in pairs}
 
 
@@ -117,15 +106,10 @@ def spawn(argv: Sequence[str], *, log: Path, env: Mapping[str, str]) -> Proc:
 
     The shell between ends at once, so that a long-lived caller has no child to wait for.
     """
-    text = subprocess.run(
-        ["sh", "-c", 'log=$1; shift; setsid "$@" >>"$log" 2>&1 </dev/null & echo $!', "sh", str(log), *argv],
-        check=True,
-        text=True,
-        capture_output=True,
-        env=dict(env),
-        cwd="/",
-    ).stdout
-    proc = identify(int(text))
+    script = 'log=$1; shift; setsid "$@" >>"$log" 2>&1 </dev/null & echo $!'
+    line = ["sh", "-c", script, "sh", str(log), *argv]
+    done = subprocess.run(line, check=True, text=True, capture_output=True, env=dict(env), cwd="/")
+    proc = identify(int(done.stdout))
     if proc is None:
         raise DevClusterError(f"{argv[0]} ended at once: {tail(log)}")
     return proc
@@ -159,20 +143,3 @@ def tail(log: Path, lines: int = 3) -> str:
         return f"(no {log})"
     bad = [line for line in text if "fatal:" in line]
     return " | ".join((bad or text)[-lines:]) or f"({log} is empty)"
-
-
-def save(proc: Proc, path: Path) -> None:
-    """Write a pid file; whole or not at all."""
-    part = path.with_suffix(".part")
-    part.write_text(json.dumps({"pid": proc.pid, "started": proc.started}))
-    part.replace(path)
-
-
-def load(path: Path) -> Proc | None:
-    """The living process of a pid file."""
-    try:
-        data = json.loads(path.read_text())
-    except OSError:
-        return None
-    proc = Proc(pid=data["pid"], started=data["started"])
-    return proc if proc.alive else None

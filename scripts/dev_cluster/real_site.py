@@ -1,56 +1,87 @@
 """What production sites add to Slurm: cgroups, accounting with limits, power saving. Text of files, as `conf`.
 
-Rule: pure functions from values to text. Written for Slurm 22.05 and later.
+Rule: pure templates and functions from values to text. Written for Slurm 22.05 and later.
 """
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from dev_cluster.spec import ClusterSpec, Layout
 
 CGROUP_V1 = Path("/sys/fs/cgroup/memory")  # there where the machine has cgroup v1
-NO_ACCOUNTING = ("AccountingStorageType=accounting_storage/none",)
 ACCOUNT = "research"  # the account of the cluster's user
-BOOT_SECONDS = 60  # longest boot of a node that was powered down
+# QOS -> its limits, as `sacctmgr` takes them. One limit each, so that a try meets it alone; and one with those of a busy site.
+QOS = {
+    "short": "MaxWall=00:30:00",
+    "few-jobs": "MaxJobsPerUser=2",
+    "few-submits": "MaxSubmitJobsPerUser=4",
+    "few-cpus": "GrpTRES=cpu=2",
+    "few-gpus": "MaxTRESPerUser=gres/gpu=1",
+    "busy": "MaxJobsPerUser=4 MaxWall=00:18:00 GrpTRES=gres/gpu=3",
+}
 
+# --- lines of slurm.conf ----------------------------------------------------------------------------------------------
 
-@dataclass(frozen=True, slots=True)
-class Qos:
-    """A quality of service and its limits, as `sacctmgr` takes them."""
+UNCONFINED = """\
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+JobAcctGatherType=jobacct_gather/none
+"""
+CONFINED = """\
+ProctrackType=proctrack/cgroup
+TaskPlugin=task/cgroup
+JobAcctGatherType=jobacct_gather/cgroup
+JobAcctGatherFrequency=5
+"""
+# Clients take AccountingStoragePass, not AuthInfo, for slurmdbd's munge socket.
+ACCOUNTING = """\
+AccountingStorageType=accounting_storage/slurmdbd
+AccountingStorageHost=127.0.0.1
+AccountingStoragePort={port}
+AccountingStoragePass={layout.munge_socket}
+AccountingStorageEnforce=associations,limits,qos
+AccountingStorageTRES=gres/gpu
+"""
+NO_ACCOUNTING = "AccountingStorageType=accounting_storage/none\n"
+# Nodes stay up until they are powered down by hand; one that is down has 60 s to boot for a job.
+POWER = """\
+SuspendProgram={layout.conf}/power-off
+ResumeProgram={layout.conf}/power-on
+SuspendTimeout=5
+ResumeTimeout=60
+SuspendTime=100000
+"""
 
-    name: str
-    limits: str
+# --- other files ------------------------------------------------------------------------------------------------------
 
-
-# One limit each, so that a try meets it alone: `--qos NAME`; and one with those of a busy site.
-QOS = (
-    Qos("short", "MaxWall=00:30:00"),
-    Qos("few-jobs", "MaxJobsPerUser=2"),
-    Qos("few-submits", "MaxSubmitJobsPerUser=4"),
-    Qos("few-cpus", "GrpTRES=cpu=2"),
-    Qos("few-gpus", "MaxTRESPerUser=gres/gpu=1"),
-    Qos("busy", "MaxJobsPerUser=4 MaxWall=00:18:00 GrpTRES=gres/gpu=3"),
-)
-
-
-def process_lines(spec: ClusterSpec) -> list[str]:
-    """slurm.conf: how jobs are followed, held to their limits and measured."""
-    if not spec.cgroups:
-        return [
-            "ProctrackType=proctrack/linuxproc",
-            "TaskPlugin=task/none",
-            "JobAcctGatherType=jobacct_gather/none",
-        ]
-    return [
-        "ProctrackType=proctrack/cgroup",
-        "TaskPlugin=task/cgroup",
-        "JobAcctGatherType=jobacct_gather/cgroup",
-        "JobAcctGatherFrequency=5",
-    ]
+# slurmdbd.conf, for root alone. slurmdbd listens at {port}; its database at the port after that.
+SLURMDBD = """\
+AuthType=auth/munge
+AuthInfo=socket={layout.munge_socket}
+DbdHost=localhost
+DbdAddr=127.0.0.1
+DbdPort={port}
+SlurmUser=root
+LogFile={layout.log}/slurmdbd.log
+PidFile={layout.run}/slurmdbd.pid
+StorageType=accounting_storage/mysql
+StorageHost=127.0.0.1
+StoragePort={database_port}
+StorageUser=slurm
+StoragePass=slurm
+StorageLoc=slurm_acct_db
+"""
+CGROUP_CONF = """\
+CgroupPlugin=cgroup/{version}
+ConstrainCores={cores}
+{mounts}ConstrainRAMSpace=yes
+ConstrainSwapSpace=no
+ConstrainDevices=yes
+"""
+# What Slurm runs, without open files, to boot nodes or to power them down.
+POWER_SCRIPT = '#!/bin/sh\nexec </dev/null >/dev/null 2>&1\nexec {command} power {word} --name {name} "$1"\n'
 
 
 def cgroup_conf(spec: ClusterSpec, version: tuple[int, int], cores: int) -> str:
@@ -58,80 +89,27 @@ def cgroup_conf(spec: ClusterSpec, version: tuple[int, int], cores: int) -> str:
     if not spec.cgroups:
         return "CgroupPlugin=disabled\n" if version >= (23, 11) else ""
     first = CGROUP_V1.is_dir()
-    lines = [
-        f"CgroupPlugin=cgroup/{'v1' if first else 'v2'}",
-        f"ConstrainCores={'yes' if spec.cpus <= cores else 'no'}",
-    ]
-    if first:
-        lines += ["CgroupAutomount=no", "CgroupMountpoint=/sys/fs/cgroup"]
-    return "\n".join([*lines, "ConstrainRAMSpace=yes", "ConstrainSwapSpace=no", "ConstrainDevices=yes", ""])
-
-
-def accounting_lines(layout: Layout, port: int) -> list[str]:
-    """slurm.conf: slurmdbd at `port`. Clients take AccountingStoragePass, not AuthInfo, for its munge socket."""
-    return [
-        "AccountingStorageType=accounting_storage/slurmdbd",
-        "AccountingStorageHost=127.0.0.1",
-        f"AccountingStoragePort={port}",
-        f"AccountingStoragePass={layout.munge_socket}",
-        "AccountingStorageEnforce=associations,limits,qos",
-        "AccountingStorageTRES=gres/gpu",
-    ]
-
-
-def slurmdbd_conf(layout: Layout, port: int) -> str:
-    """slurmdbd.conf: it listens at `port`; its database at the port after that. The file is for root alone."""
-    return "\n".join(
-        [
-            "AuthType=auth/munge",
-            f"AuthInfo=socket={layout.munge_socket}",
-            "DbdHost=localhost",
-            "DbdAddr=127.0.0.1",
-            f"DbdPort={port}",
-            "SlurmUser=root",
-            f"LogFile={layout.log}/slurmdbd.log",
-            f"PidFile={layout.run}/slurmdbd.pid",
-            "StorageType=accounting_storage/mysql",
-            "StorageHost=127.0.0.1",
-            f"StoragePort={port + 1}",
-            "StorageUser=slurm",
-            "StoragePass=slurm",
-            "StorageLoc=slurm_acct_db",
-            "",
-        ]
+    return CGROUP_CONF.format(
+        version="v1" if first else "v2",
+        cores="yes" if spec.cpus <= cores else "no",
+        mounts="CgroupAutomount=no\nCgroupMountpoint=/sys/fs/cgroup\n" if first else "",
     )
 
 
-def database_argv(layout: Layout, port: int) -> list[str]:
-    """The database: on loopback at `port`, with a small cache."""
-    return [
-        *["mariadbd", "--no-defaults", "--user=mysql", f"--datadir={layout.database}/data"],
-        *[f"--socket={layout.database}/socket", f"--pid-file={layout.database}/pid"],
-        *["--bind-address=127.0.0.1", f"--port={port}", "--innodb-buffer-pool-size=64M"],
-    ]
+def power_scripts(spec: ClusterSpec, layout: Layout, command: Path) -> dict[Path, str]:
+    """Programs of POWER; none without power saving. `command`: scripts/dev-cluster."""
+    words = ("on", "off") if spec.power_save else ()
+    quoted = shlex.quote(str(command))
+    return {
+        layout.conf / f"power-{word}": POWER_SCRIPT.format(command=quoted, word=word, name=spec.name)
+        for word in words
+    }
 
 
-def account_commands(cluster: str, user: str) -> Sequence[Sequence[str]]:
+def account_commands(cluster: str, user: str) -> list[list[str]]:
     """Arguments of `sacctmgr -i` that make the account, its QOS and the user."""
-    every = ",".join(["normal", *(q.name for q in QOS)])
     return [
-        *[["add", "qos", q.name, *q.limits.split()] for q in QOS],
+        *(["add", "qos", name, *limits.split()] for name, limits in QOS.items()),
         ["add", "account", ACCOUNT, f"cluster={cluster}"],
-        ["add", "user", user, f"account={ACCOUNT}", f"qos={every}", "defaultqos=normal"],
+        ["add", "user", user, f"account={ACCOUNT}", f"qos={','.join(['normal', *QOS])}", "defaultqos=normal"],
     ]
-
-
-def power_lines(layout: Layout) -> list[str]:
-    """slurm.conf: nodes stay up until they are powered down by hand; one that is down boots for a job."""
-    return [
-        f"SuspendProgram={layout.conf}/power-off",
-        f"ResumeProgram={layout.conf}/power-on",
-        "SuspendTimeout=5",
-        f"ResumeTimeout={BOOT_SECONDS}",
-        "SuspendTime=100000",
-    ]
-
-
-def power_script(spec: ClusterSpec, command: Path, *, on: bool) -> str:
-    """What Slurm runs, without open files, to boot nodes or to power them down. `command`: scripts/dev-cluster."""
-    return f'#!/bin/sh\nexec </dev/null >/dev/null 2>&1\nexec {shlex.quote(str(command))} power {"on" if on else "off"} --name {spec.name} "$1"\n'

@@ -13,7 +13,6 @@ import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from dev_cluster.procs import Proc
 from dev_cluster.site_view import Exposure
@@ -75,18 +74,13 @@ def write(record: Record) -> None:
 
 def read(name: str) -> Record | None:
     try:
-        return _parse(json.loads(_path(name).read_text()))
+        data = json.loads(_path(name).read_text())
     except FileNotFoundError:
         return None
-
-
-def _parse(data: dict[str, Any]) -> Record:
     known = {field.name for field in dataclasses.fields(ClusterSpec)}
     parsed = {
         "spec": ClusterSpec(**{key: value for key, value in data["spec"].items() if key in known}),
-        "exposures": tuple(
-            Exposure(source=Path(e["source"]), target=Path(e["target"])) for e in data["exposures"]
-        ),
+        "exposures": tuple(Exposure(**{key: Path(e[key]) for key in e}) for e in data["exposures"]),
         "owner": None if data["owner"] is None else Proc(**data["owner"]),
         "warnings": tuple(data["warnings"]),
     }
@@ -106,18 +100,15 @@ def everything() -> list[Record]:
 def choose_ports(count: int, wanted: int | None) -> int:
     """First of `count` neighbouring free ports; `wanted` forces the first one. Call it under the lock."""
     reserved = {port for record in everything() for port in record.ports}
-    if wanted is not None:
-        taken = [p for p in range(wanted, wanted + count) if p in reserved or not _free(p)]
-        if taken:
-            raise DevClusterError(
-                f"port {taken[0]} is taken: give another --port, or none to let one be chosen"
-            )
-        return wanted
-    base = PORTS.start
-    while base + count <= PORTS.stop:
+    base = PORTS.start if wanted is None else wanted
+    while wanted is not None or base + count <= PORTS.stop:
         taken = [p for p in range(base, base + count) if p in reserved or not _free(p)]
         if not taken:
             return base
+        if wanted is not None:
+            raise DevClusterError(
+                f"port {taken[0]} is taken: give another --port, or none to let one be chosen"
+            )
         base = taken[-1] + 1
     raise DevClusterError(
         f"no {count} neighbouring ports are free in {PORTS.start}-{PORTS.stop}: end another cluster"

@@ -39,10 +39,7 @@ class ViewPlan:
 
 def closed_ancestor(path: Path, is_open: Callable[[Path], bool]) -> Path | None:
     """The topmost of `path` and its parents that some user may not enter."""
-    for folder in [*reversed(path.parents), path]:
-        if not is_open(folder):
-            return folder
-    return None
+    return next((folder for folder in [*reversed(path.parents), path] if not is_open(folder)), None)
 
 
 def plan_view(exposures: Iterable[Exposure], is_open: Callable[[Path], bool]) -> ViewPlan:
@@ -51,16 +48,12 @@ def plan_view(exposures: Iterable[Exposure], is_open: Callable[[Path], bool]) ->
     A path below a mask that some other exposure needs is bound too, because the mask would hide it.
     """
     wanted = sorted(set(exposures), key=lambda e: (len(e.target.parts), str(e.target)))
-    masks: set[Path] = set()
-    for exposure in wanted:
-        closed = closed_ancestor(exposure.target, is_open)
-        if closed is not None:
-            masks.add(closed)
+    masks = {mask for e in wanted if (mask := closed_ancestor(e.target, is_open)) is not None}
     # A mask below another mask would cover what the upper one has shown.
-    top = {mask for mask in masks if not any(other in mask.parents for other in masks)}
+    top = {mask for mask in masks if masks.isdisjoint(mask.parents)}
     binds = [
         Bind(source=e.source, target=e.target, by_entry=not is_open(e.source))
         for e in wanted
-        if e.source != e.target or any(e.target.is_relative_to(mask) for mask in top)
+        if e.source != e.target or not top.isdisjoint([e.target, *e.target.parents])
     ]
     return ViewPlan(masks=tuple(sorted(top)), binds=tuple(binds))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field, fields
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 LONG_NAME = (
@@ -21,9 +21,9 @@ class DevClusterError(Exception):
     """The operator must act; the message says how. The command line exits 2 with it."""
 
 
-def _option(default: Any, says: str, low: int = 0, high: int = 10_000_000) -> Any:
-    """A field that is an option of `dev-cluster up`: its help, and the limits of a number."""
-    return field(default=default, metadata={"help": says, "limits": (low, high)})
+def _option(default: Any, says: str, *allowed: Any) -> Any:
+    """A field that is an option of `dev-cluster up`: its help, and a number's limits or a text's choices."""
+    return field(default=default, metadata={"help": says, "allowed": allowed or (0, 10_000_000)})
 
 
 def flag(name: str) -> str:
@@ -40,9 +40,9 @@ class ClusterSpec:
     gpus: int = _option(8, "GPUs a GPU node", 1, 64)
     cpu_nodes: int = _option(2, "nodes without GPUs (c1, c2, …)", 0, 256)
     cpus: int = _option(32, "CPUs each node claims", 1, 1024)
-    memory_mb: int = _option(64_000, "memory each node claims, MiB", 100)
+    memory_mb: int = _option(64_000, "memory each node claims, MiB", 100, 10_000_000)
     small_mb: int = _option(0, "memory the first GPU node claims instead, MiB (0: as the others)")
-    shm_mb: int = _option(4096, "size of each node's /dev/shm, MiB", 1)
+    shm_mb: int = _option(4096, "size of each node's /dev/shm, MiB", 1, 10_000_000)
     private_shm: bool = _option(False, "each job has its own /dev/shm and /tmp")
     exclusive: bool = _option(False, "a job gets GPU nodes whole")
     gpu_jobs_only: bool = _option(False, "GPU partitions refuse jobs without a GPU")
@@ -51,13 +51,15 @@ class ClusterSpec:
     cgroups: bool = _option(False, "cgroups hold each job to its memory, cores and GPUs")
     accounting: bool = _option(False, "slurmdbd and MariaDB: an account, and QOS with limits")
     max_time: int = _option(0, "MaxTime of every partition, minutes (0: none)", 0, 525_600)
-    part_limits: str = _option("NO", "EnforcePartLimits: NO, ANY or ALL")
+    part_limits: str = _option("NO", "EnforcePartLimits: NO, ANY or ALL", "NO", "ANY", "ALL")
     max_array: int = _option(0, "MaxArraySize (0: Slurm's own)", 0, 4_000_001)
     untyped_gres: bool = _option(False, "GPUs have no type")
     mixed: bool = _option(False, "n1: 2000 MiB; n2: another GPU type; the others: names of 60 characters")
     reservation: bool = _option(False, "root holds the first GPU node in a reservation")
     power_save: bool = _option(False, "GPU nodes are powered down, and boot for a job")
-    spare_mode: str = _option("REQUEUE", "partition spare: REQUEUE or CANCEL when preempted")
+    spare_mode: str = _option(
+        "REQUEUE", "partition spare: REQUEUE or CANCEL when preempted", "REQUEUE", "CANCEL"
+    )
     grace_s: int = _option(5, "seconds between a preemption's TERM and KILL", 0, 65_533)
     slurmd_timeout_s: int = _option(20, "seconds until a mute node is DOWN", 3, 65_533)
 
@@ -66,14 +68,14 @@ class ClusterSpec:
             raise DevClusterError(
                 f"--name {self.name!r}: use a-z, 0-9 and '-', a letter first, at most 31 characters"
             )
-        for one in fields(self):
-            value, (low, high) = getattr(self, one.name), one.metadata.get("limits", (0, 0))
-            if type(value) is int and not low <= value <= high:
-                raise DevClusterError(f"{flag(one.name)} {value}: give a number from {low} to {high}")
-        if self.spare_mode not in {"REQUEUE", "CANCEL"}:
-            raise DevClusterError(f"--spare-mode {self.spare_mode}: give REQUEUE or CANCEL")
-        if self.part_limits not in {"NO", "ANY", "ALL"}:
-            raise DevClusterError(f"--part-limits {self.part_limits}: give NO, ANY or ALL")
+        for one in fields(self)[1:]:
+            value, allowed = getattr(self, one.name), one.metadata["allowed"]
+            if type(value) is int and not allowed[0] <= value <= allowed[1]:
+                raise DevClusterError(
+                    f"{flag(one.name)} {value}: give a number from {allowed[0]} to {allowed[1]}"
+                )
+            if type(value) is str and value not in allowed:
+                raise DevClusterError(f"{flag(one.name)} {value}: give {' or '.join(allowed)}")
         if self.mixed and self.nodes < len(("little", "other type", "long", "long")):
             raise DevClusterError(f"--mixed with --nodes {self.nodes}: give 4 nodes or more")
 
@@ -111,17 +113,10 @@ class Layout:
         self.view_script = self.conf / "namespace.sh"
         self.hosts = self.conf / "hosts"
         self.env_file = root / "env.sh"
-        self.log, self.run = root / "log", root / "run"
-        self.state, self.spool = root / "state", root / "spool"
+        self.log, self.run, self.state, self.spool = (root / n for n in ("log", "run", "state", "spool"))
         self.private = root / "private"  # of job_container/tmpfs; each node's own folder is bound there
         self.munge = root / "munge"
         self.munge_socket = self.munge / "socket"
-        self.devices = root / "dev"
-        self.user = root / "user"
+        self.devices, self.user = root / "dev", root / "user"
         self.database = root / "database"  # of --accounting
         self.site = root / "site"  # shows a venv or repository that jobs could not see otherwise
-
-
-def is_below(path: Path, folder: str) -> bool:
-    """Whether `path` is `folder` or lies below it (by text; resolve links first)."""
-    return PurePosixPath(path).is_relative_to(folder)
