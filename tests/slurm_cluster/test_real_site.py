@@ -1,13 +1,8 @@
-"""Laws of the shapes that make the development cluster an odd or a production site: each of its flags."""
+"""Laws of the shapes that make the development cluster a production site: cgroups, accounting, limits, power."""
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
-import subprocess
-import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -38,24 +33,12 @@ for limit in found.limits(None, sys.argv[1], ["gpu"]):
 
 
 @pytest.fixture(scope="module")
-def odd() -> Iterator[Cluster]:
-    """All oddities at once."""
-    shape = {"private_shm": True, "exclusive": True, "gpu_jobs_only": True}
-    with cluster(nodes=1, gpus=2, cpu_nodes=1, cpus=8, **shape) as made:
-        yield made
-
-
-def need_accounting() -> None:
+def strict() -> Iterator[Cluster]:
+    """Cgroups, accounting and a partition limit at once."""
     try:
         accounting.check_machine()
     except DevClusterError as error:
         pytest.skip(str(error))
-
-
-@pytest.fixture(scope="module")
-def strict() -> Iterator[Cluster]:
-    """Cgroups, accounting and a partition limit at once."""
-    need_accounting()
     if not real_site.CGROUP_V1.is_dir():
         pytest.skip("cgroup v1 is not mounted")
     shape = {"cgroups": True, "accounting": True, "max_time": 60, "part_limits": "ALL"}
@@ -68,76 +51,6 @@ def mixed() -> Iterator[Cluster]:
     """A small node, another GPU type, long names, a reservation and no arrays."""
     with cluster(nodes=4, gpus=2, cpu_nodes=0, cpus=8, mixed=True, reservation=True, max_array=1) as made:
         yield made
-
-
-@pytest.mark.parametrize(
-    ("site", "options", "says"),
-    [
-        ("odd", "-p gpu", "ask for a GPU"),
-        ("odd", "-p spare", "ask for a GPU"),
-        ("odd", "-p cpu,gpu", "ask for a GPU"),
-        ("strict", "--account=nope", "Invalid account"),
-        ("strict", "--time=61", "time limit is invalid"),
-        ("mixed", "--array=0-1", "Invalid job array specification"),
-    ],
-)
-def test_what_a_site_does_not_allow_is_refused(
-    request: pytest.FixtureRequest, site: str, options: str, says: str
-) -> None:
-    """--gpu-jobs-only, --accounting, --max-time with --part-limits ALL, --max-array 1: at submission, in Slurm's words."""
-    made: Cluster = request.getfixturevalue(site)
-    done = made.run_as_user(["sbatch", *options.split(), "--wrap", "true"])
-    assert done.returncode != 0
-    assert says in done.stderr
-
-
-def test_gpu_partitions_take_jobs_with_a_gpu(odd: Cluster) -> None:
-    """With --gpu-jobs-only, however it is asked for; the cpu partition takes others."""
-    for options in ("--gpus=1", "--gres=gpu:1", "--gpus-per-node=1", "-n1 --gpus-per-task=1", "-p cpu"):
-        cancel(odd, sbatch(odd, "exec sleep 600", *options.split()))
-
-
-def test_private_shm_is_empty_for_the_next_job(odd: Cluster) -> None:
-    """With --private-shm a second job on the node finds neither /dev/shm nor /tmp of the first."""
-    srun(odd, "echo weights > /dev/shm/left; touch /tmp/left", "-p", "cpu", "-w", "c1")
-    assert srun(odd, "ls /dev/shm /tmp | grep left; true", "-p", "cpu", "-w", "c1") == ""
-
-
-def test_exclusive_gives_whole_nodes(odd: Cluster) -> None:
-    """With --exclusive a one-GPU job keeps its node from every other job."""
-    first = sbatch(odd, "exec sleep 600", "--gpus=1")
-    wait_state(odd, first, "RUNNING")
-    second = sbatch(odd, "exec sleep 600", "--gpus=1")
-    shown = odd.run_as_user(["squeue", "--noheader", "-j", first, "-o", "%C %h"]).stdout.split()
-    assert shown[0] == "8"
-    assert state(odd, second) == "PENDING"
-    cancel(odd, first, second)
-
-
-@pytest.mark.parametrize("private_shm", [False, True])
-def test_a_closed_clone_is_usable(private_shm: bool) -> None:
-    """A clone that is itself a 0700 folder in /tmp, with a venv in it, serves the user's jobs; the folder stays closed."""
-    clone = Path(tempfile.mkdtemp(prefix="newcomer.", dir="/tmp"))
-    try:
-        (clone / "evaljobs").mkdir()
-        (clone / "evaljobs" / "__init__.py").write_text("where = __file__\n")
-        subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(clone / ".venv")], check=True)
-        # The cluster's own folder may lie in there too; with --private-shm it may not lie in /tmp.
-        folder = None if private_shm else clone / "cluster"
-        with cluster(
-            nodes=1, gpus=1, cpu_nodes=0, cpus=4, repo=clone, dir=folder, private_shm=private_shm
-        ) as made:
-            assert not made.warnings
-            code = "import evaljobs, sys; print(evaljobs.where, sys.prefix)"
-            inside = srun(made, f'"{made.python}" -c "{code}"').split()
-            assert inside == [f"{made.repo}/evaljobs/__init__.py", str(made.python.parents[1])]
-            outside = made.run_as_user([made.python, "-c", code]).stdout.split()
-            assert outside == inside
-            assert (made.repo == clone) is not private_shm
-        assert clone.stat().st_mode & 0o777 == 0o700
-        assert os.listdir(clone / "evaljobs") == ["__init__.py"]  # noqa: PTH208
-    finally:
-        shutil.rmtree(clone)
 
 
 def test_a_job_beyond_its_memory_is_ended_by_the_kernel(strict: Cluster) -> None:
@@ -195,6 +108,11 @@ def test_limits_of_qos_user_and_account_are_read(strict: Cluster) -> None:
     }
 
 
+def test_an_unknown_account_is_refused(strict: Cluster) -> None:
+    done = strict.run_as_user(["sbatch", "--account=nope", "--wrap", "true"])
+    assert "Invalid account" in done.stderr
+
+
 def test_a_job_that_names_no_qos_asks_for_no_more_time_than_the_default_one_allows(strict: Cluster) -> None:
     accounting.set_default_qos(strict.record, "short")
     try:
@@ -204,9 +122,18 @@ def test_a_job_that_names_no_qos_asks_for_no_more_time_than_the_default_one_allo
         accounting.set_default_qos(strict.record, "normal")
 
 
+def test_a_time_beyond_the_partition_is_refused(strict: Cluster) -> None:
+    """With --max-time and --part-limits ALL."""
+    done = strict.run_as_user(["sbatch", "--time=61", "--wrap", "true"])
+    assert "time limit is invalid" in done.stderr
+
+
 def test_nothing_of_a_site_is_left() -> None:
     """Its control groups, its database and its folder go with it."""
-    need_accounting()
+    try:
+        accounting.check_machine()
+    except DevClusterError as error:
+        pytest.skip(str(error))
     with cluster(nodes=1, gpus=1, cpu_nodes=0, cpus=4, cgroups=True, accounting=True) as made:
         folder = made.dir
         srun(made, "true")
@@ -233,7 +160,13 @@ def test_a_reservation_keeps_its_node(mixed: Cluster) -> None:
     cancel(mixed, job)
 
 
-def test_a_node_without_power_boots_for_a_job() -> None:
+def test_a_site_without_arrays_refuses_one(mixed: Cluster) -> None:
+    """With --max-array 1."""
+    done = mixed.run_as_user(["sbatch", "--array=0-1", "--wrap", "true"])
+    assert "Invalid job array specification" in done.stderr
+
+
+def test_a_node_without_power_boots_for_a_job(machine: None) -> None:
     """With --power-save a GPU node is off until a job needs it; with --untyped-gres its GPUs have no type."""
     with cluster(nodes=2, gpus=2, cpu_nodes=1, cpus=8, power_save=True, untyped_gres=True) as made:
         assert {made.node_states()[name] for name in made.gpu_nodes} == {"idle~"}
