@@ -18,14 +18,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import redis
+from dev_cluster import procs
 from dev_cluster.api import Cluster
 
-from chaos_lib.campaign import Run
 from chaos_lib.site import INTRUDER
 from evaljobs.contract.paths import WorkPaths
 from evaljobs.queue import redis_client
+
+if TYPE_CHECKING:
+    from chaos_lib.run import Run
 
 GAP_S = (3.0, 17.0)  # between two strikes of a schedule
 
@@ -47,7 +51,11 @@ class Fault:
     own_clock: bool = False
 
 
-def _kill_eval(run: Run) -> str | None:
+# --- coordinator, Redis, controller ----------------------------------------------------------------------------------
+
+
+def _kill_coordinator(run: Run) -> str | None:
+    run.at_work()
     with run.replacing:
         if run.over:
             return None
@@ -56,6 +64,18 @@ def _kill_eval(run: Run) -> str | None:
         old.wait()
         run.process = run.site.start()
         return f"pid {old.pid}"
+
+
+def _two_at_once(run: Run) -> str | None:
+    run.at_work()
+    argv, env = run.site.coordinator(), run.site.env
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=120, check=False)
+    lines = done.stderr.strip().splitlines()
+    if done.returncode == 0 and not run.site.daemon:
+        return None  # the first was over by then
+    if done.returncode != 2 or len(lines) != 1:
+        raise AssertionError(f"the second ended with {done.returncode}: {done.stderr[-500:]}")
+    return lines[0][:80]
 
 
 def _kill_redis(run: Run) -> str | None:
@@ -79,6 +99,9 @@ def _controller_away(
     time.sleep(seconds)
     begin(run.site.cluster)
     return f"{seconds:g} s"
+
+
+# --- nodes and their jobs ----------------------------------------------------------------------------------------------
 
 
 def _node_of(run: Run, verb: str) -> str | None:
@@ -146,6 +169,22 @@ def _hung(run: Run) -> str | None:
     return _sent(run.found(at_work), signal.SIGSTOP)
 
 
+def _worker_killed(also: bool, run: Run) -> str | None:
+    """A work-horse at its work; `also`: its worker, too."""
+
+    def at_work() -> list[procs.Proc] | None:
+        supervisors = run.site.processes_of("worker")
+        pairs = [[h, w] for s in supervisors for w in procs.children(s) for h in procs.children(w.pid)]
+        return run.dice.choice(pairs) if pairs else None
+
+    struck = (run.found(at_work) or [])[: 1 + also]
+    for proc in struck:
+        proc.send(signal.SIGKILL)
+    return f"pids {[proc.pid for proc in struck]}" if struck else None
+
+
+# --- Slurm's commands and users --------------------------------------------------------------------------------------
+
 _TEST_ONLY = 'case "$*" in *--test-only*) exec "$REAL" "$@";; esac\n'
 _TIMES_OUT = (
     _TEST_ONLY + 'if mkdir "$ONCE/1" 2>/dev/null; then "$REAL" "$@" >/dev/null 2>&1; exec sleep 600; fi\n'
@@ -184,16 +223,7 @@ def _preempted(run: Run) -> str | None:
     return node
 
 
-def _two_at_once(run: Run) -> str | None:
-    done = subprocess.run(
-        run.site.coordinator(), env=run.site.env, capture_output=True, text=True, timeout=120, check=False
-    )
-    lines = done.stderr.strip().splitlines()
-    if done.returncode == 0 and not run.site.daemon:
-        return None  # the first was over by then
-    if done.returncode != 2 or len(lines) != 1:
-        raise AssertionError(f"the second ended with {done.returncode}: {done.stderr[-500:]}")
-    return lines[0][:80]
+# --- disk and clock ------------------------------------------------------------------------------------------------------
 
 
 def _disk_full(run: Run) -> str | None:
@@ -226,17 +256,12 @@ def _corrupted(run: Run) -> str | None:
     if last is None:
         return None
     file, offset, length = run.dice.choice(last)
-    flip(file, offset + length * 3 // 4)
-    return f"{file.name} at {offset}"
-
-
-def flip(file: Path, at: int) -> None:
-    """Change one byte of a file in place."""
     with file.open("r+b", buffering=0) as handle:
-        handle.seek(at)
+        handle.seek(offset + length * 3 // 4)
         byte = handle.read(1)[0]
-        handle.seek(at)
+        handle.seek(-1, os.SEEK_CUR)
         handle.write(bytes([byte ^ 0xFF]))
+    return f"{file.name} at {offset}"
 
 
 def _torn(run: Run) -> str | None:
@@ -267,25 +292,30 @@ def _clock_jumps(seconds: int, run: Run, *, killed: bool = False) -> str:
     """Set the clock and leave it so; `killed`: the coordinator dies too, and its successor starts with the new time."""
     run.site.set_clock(seconds)
     jump = f"{seconds:+d} s"
-    return f"{jump}, {_kill_eval(run)}" if killed else jump
+    return f"{jump}, {_kill_coordinator(run)}" if killed else jump
 
 
-_DOWN = (Cluster.kill_controller, Cluster.start_controller, 30)
-_FROZEN = (Cluster.freeze_controller, Cluster.thaw_controller, 20)
+_DOWN = partial(_controller_away, Cluster.kill_controller, Cluster.start_controller, 30)
+_FROZEN = partial(_controller_away, Cluster.freeze_controller, Cluster.thaw_controller, 20)
+_TRIAL_KILLED, _WORKER_KILLED = (partial(_signal_of, verb, signal.SIGKILL) for verb in ("trial", "worker"))
 _UNKNOWN_STATE = '"$REAL" "$@" | sed \'s/RUNNING/HYPERDRIVE/g; s/COMPLETED/LIMBO/g\''
 _GARBAGE = "exec head -c 4096 /dev/urandom"
+_BACK_AND_KILLED = partial(_clock_jumps, -3600, killed=True)
+_CLOCK = ("clock",)
 _ALL = (
-    Fault(1, "coordinator-killed", _kill_eval, breaks=("coordinator",)),
+    Fault(1, "coordinator-killed", _kill_coordinator, breaks=("coordinator",)),
     Fault(2, "redis-killed-and-wiped", _kill_redis, (0.1, 0.8), breaks=("redis",)),
-    Fault(3, "slurmctld-down", partial(_controller_away, *_DOWN), breaks=("controller",)),
-    Fault(3, "slurmctld-frozen", partial(_controller_away, *_FROZEN), breaks=("controller",)),
+    Fault(3, "slurmctld-down", _DOWN, breaks=("controller",)),
+    Fault(3, "slurmctld-frozen", _FROZEN, breaks=("controller",)),
     Fault(4, "node-killed-in-trial", partial(_node_killed, "trial"), (0.0, 0.7), breaks=("node",)),
     Fault(4, "node-killed-in-precursor", partial(_node_killed, "stage"), (0.0, 0.3), breaks=("node",)),
     Fault(4, "slurmd-killed", _slurmd_killed, (0.0, 0.7), breaks=("node",)),
-    Fault(5, "trial-killed", partial(_signal_of, "trial", signal.SIGKILL), (0.0, 0.6)),
+    Fault(5, "trial-killed", _TRIAL_KILLED, (0.0, 0.6)),
     Fault(5, "trial-out-of-memory", _out_of_memory, (0.0, 0.6)),
     Fault(5, "trial-hung", _hung, (0.0, 0.6)),
-    Fault(6, "worker-killed", partial(_signal_of, "worker", signal.SIGKILL), (0.2, 0.8)),
+    Fault(6, "worker-killed", _WORKER_KILLED, (0.2, 0.8)),
+    Fault(6, "work-horse-killed", partial(_worker_killed, False), (0.1, 0.5)),
+    Fault(6, "worker-and-horse-killed", partial(_worker_killed, True), (0.1, 0.5)),
     Fault(7, "sbatch-times-out", partial(_wrapped_sbatch, _TIMES_OUT, 1), (0.0, 0.4), breaks=("sbatch",)),
     Fault(7, "sbatch-fails-3-times", partial(_wrapped_sbatch, _FAILS_3, 3), (0.0, 0.3), breaks=("sbatch",)),
     Fault(8, "squeue-garbage", partial(_wrapped_squeue, _GARBAGE), breaks=("squeue",)),
@@ -296,14 +326,10 @@ _ALL = (
     Fault(12, "disk-full", _disk_full, breaks=("disk",), on_small=True),
     Fault(13, "record-corrupted", _corrupted, (0.2, 0.8)),
     Fault(13, "record-torn", _torn, (0.0, 0.7)),
-    Fault(14, "clock-forwards", partial(_clock_jumps, 3600), breaks=("clock",), own_clock=True),
-    Fault(14, "clock-backwards", partial(_clock_jumps, -3600), breaks=("clock",), own_clock=True),
+    Fault(14, "clock-forwards", partial(_clock_jumps, 3600), breaks=_CLOCK, own_clock=True),
+    Fault(14, "clock-backwards", partial(_clock_jumps, -3600), breaks=_CLOCK, own_clock=True),
     Fault(
-        14,
-        "clock-backwards-and-killed",
-        partial(_clock_jumps, -3600, killed=True),
-        breaks=("clock", "coordinator"),
-        own_clock=True,
+        14, "clock-backwards-and-killed", _BACK_AND_KILLED, breaks=("clock", "coordinator"), own_clock=True
     ),
 )
 FAULTS = {fault.name: fault for fault in _ALL}

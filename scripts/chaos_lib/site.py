@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import pwd
 import shutil
 import signal
 import subprocess
@@ -18,6 +17,7 @@ from typing import Any
 
 from dev_cluster import daemons, procs
 from dev_cluster.api import Cluster, dev_cluster
+from support import sites
 from support.toys import cluster_tasks, config_text, furnish, suite_text, toy_model
 
 from evaljobs.contract.storage import read_frames
@@ -39,8 +39,7 @@ class Place:
         """Bring back the nodes that a fault took down."""
         for node in self.cluster.gpu_nodes:
             self.cluster.bring_back(node)
-        for node in self.cluster.gpu_nodes:
-            self.cluster.wait_node(node, "idle", "mixed", *states, deadline_s=90)
+        self.cluster.wait_nodes(self.cluster.gpu_nodes, "idle", "mixed", *states, deadline_s=90)
 
 
 @contextlib.contextmanager
@@ -59,16 +58,29 @@ def place(small_mb: int = 64) -> Iterator[Place]:
         yield Place(cluster=cluster, model=toy_model(models), small=small)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Site:
-    """One coordinator's folder. `bin` in it: commands put there are found before Slurm's own."""
+class Site(sites.Site):
+    """What the tests run `evalspan` on, with what a fault breaks and a law reads. `bin` in it goes before Slurm's own commands."""
 
     cluster: Cluster
-    folder: Path
-    work: Path
-    own_clock: bool = False
-    daemon: bool = False  # its coordinator is `evalspan daemon`; else `evalspan eval` of the toy suite
-    program: Path | None = None  # `evalspan` of an environment that finds its own code; None: the cluster's
+
+    def __init__(self, cluster: Cluster, folder: Path, work: Path, *, daemon: bool = False) -> None:
+        """`daemon`: its coordinator is `evalspan daemon`; else `evalspan eval` of the toy suite."""
+        program = Path(cluster.python).parent / "evalspan"
+        super().__init__(
+            argv=lambda words: cluster.user_argv([program, *words], cwd=folder),
+            env={
+                **cluster.user_env,
+                "EVALSPAN_CONFIG": str(folder / "evalspan.toml"),
+                "NO_COLOR": "1",
+                "PATH": f"{folder / 'bin'}:{cluster.user_env['PATH']}",
+            },
+            folder=folder,
+            model=folder / "tiny",
+            suite=folder / "chaos.toml",
+            options=["--shards-per-task", "4"],
+            cluster=cluster,
+        )
+        self.work, self.daemon = work, daemon
 
     @classmethod
     def make(
@@ -82,35 +94,23 @@ class Site:
         daemon: bool = False,
         hung_seconds: int = HUNG_SECONDS,
     ) -> Site:
-        """`on_small`: the work folder lies on the small file system."""
-        cluster = place.cluster
+        """`on_small`: the work folder lies on the small file system. `own_clock`: `set_clock` governs its processes."""
         config = config_text(f"hung_seconds = {hung_seconds}")  # [cluster] is its last table
         texts = {
             "evalspan.toml": f'{config}kind = "slurm"\npartition = "{partition}"\n',
-            "chaos.toml": suite_text("chaos", TASKS, cluster_tasks(cluster)),
+            "chaos.toml": suite_text("chaos", TASKS, cluster_tasks(place.cluster)),
         }
-        folder = furnish(cluster, name, place.model, texts)
-        work = (place.small if on_small else folder) / f"work-{name}"
-        site = cls(cluster=cluster, folder=folder, work=work, own_clock=own_clock, daemon=daemon)
+        folder = furnish(place.cluster, name, place.model, texts)
+        site = cls(
+            place.cluster, folder, (place.small if on_small else folder) / f"work-{name}", daemon=daemon
+        )
         if own_clock:
             site.give_clock()
         return site
 
-    def give(self, folder: Path) -> None:
-        """Make a folder and all in it the user's."""
-        account = pwd.getpwnam(self.cluster.user)
-        for path in [folder, *folder.rglob("*")]:
-            os.chown(path, account.pw_uid, account.pw_gid)
-
     @property
-    def env(self) -> dict[str, str]:
-        env = self.cluster.user_env
-        clock = {"LD_PRELOAD": str(self.folder / "clock.so"), "CHAOS_CLOCK": str(self.folder / "clock")}
-        own = {"EVALSPAN_CONFIG": str(self.folder / "evalspan.toml"), "NO_COLOR": "1"}
-        own["PATH"] = f"{self.folder / 'bin'}:{env['PATH']}"
-        if self.program is not None:
-            own["PYTHONPATH"] = ""
-        return {**env, **(clock if self.own_clock else {}), **own}
+    def own_clock(self) -> bool:
+        return "CHAOS_CLOCK" in self.env
 
     def give_clock(self) -> None:
         """Have `set_clock` govern the coordinator and all that it starts, trials and workers too. Needs a C compiler."""
@@ -119,22 +119,16 @@ class Site:
         library.chmod(0o755)
         (self.folder / "clock").write_bytes(bytes(8))
         (self.folder / "clock").chmod(0o644)
+        self.env |= {"LD_PRELOAD": str(library), "CHAOS_CLOCK": str(self.folder / "clock")}
 
     def set_clock(self, ahead: int) -> None:
         """So many seconds ahead of the machine's."""
         with (self.folder / "clock").open("r+b", buffering=0) as file:
             file.write(ahead.to_bytes(8, sys.byteorder, signed=True))
 
-    def command(self, *arguments: str) -> list[str]:
-        """`evalspan ARGUMENTS` on this work folder, as the user."""
-        program = str(self.program or Path(self.cluster.python).parent / "evalspan")
-        return self.cluster.user_argv([program, *arguments, "--work-dir", str(self.work)], cwd=self.folder)
-
     def coordinator(self) -> list[str]:
         """The command line of this site's coordinator; run again after a kill, it goes on."""
-        suite = str(self.folder / "chaos.toml")
-        whole = ["eval", str(self.folder / "tiny"), "--suite", suite, "--shards-per-task", "4"]
-        return self.command("daemon") if self.daemon else self.command(*whole)
+        return self.command("daemon") if self.daemon else self.evaluate()
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
         """`evalspan ARGUMENTS`, or without any the coordinator, as the user; its output goes to eval.log."""
@@ -145,6 +139,15 @@ class Site:
     def last_words(self) -> str:
         """The end of what its coordinator logged."""
         return (self.folder / "eval.log").read_text()[-600:]
+
+    def user(self, argv: Sequence[str]) -> str:
+        """Output of a command of the user's, found without the wrappers."""
+        return self.cluster.run_as_user(list(argv)).stdout
+
+    def give(self, folder: Path) -> None:
+        """Make a folder and all in it the user's."""
+        for path in [folder, *folder.rglob("*")]:
+            os.chown(path, self.cluster.record.uid, self.cluster.record.gid)
 
     # --- what its folder shows -----------------------------------------------------------------------------------
 
@@ -169,7 +172,7 @@ class Site:
         return found
 
     def processes_of(self, verb: str) -> list[int]:
-        """Host pids of the jobs of this site that run `python -m evaljobs VERB`."""
+        """Host pids of the jobs of this site that run `python -m evaljobs VERB`, and of what they fork."""
         return [pid for pid, words in _processes() if {verb, "evaljobs"} <= {*words} and self._is_ours(words)]
 
     def process_of_trial(self, trial: str) -> int | None:
@@ -193,10 +196,6 @@ class Site:
 
     def _is_ours(self, words: Sequence[str]) -> bool:
         return any(str(self.work) in word for word in words)
-
-    def user(self, argv: Sequence[str]) -> str:
-        """Output of a command of the user's, found without the wrappers."""
-        return self.cluster.run_as_user(list(argv)).stdout
 
     def wait_clean(self, seconds: float) -> list[str]:
         """What is left after at most `seconds`; returns as soon as nothing is."""
@@ -231,8 +230,8 @@ class Site:
                     yield from (Path(folder, name) for name in files if name.endswith(".safetensors"))
 
     def remove(self) -> None:
-        shutil.rmtree(self.folder, ignore_errors=True)
-        shutil.rmtree(self.work, ignore_errors=True)
+        for folder in (self.folder, self.work):
+            shutil.rmtree(folder, ignore_errors=True)
 
     # --- commands in front of Slurm's ----------------------------------------------------------------------------
 
@@ -242,7 +241,7 @@ class Site:
         marks = self.folder / f"marks-{command}"
         shutil.rmtree(marks, ignore_errors=True)
         marks.mkdir()
-        os.chown(marks, pwd.getpwnam(self.cluster.user).pw_uid, -1)
+        self.give(marks)
         temporary = self.folder / f".{command}"
         temporary.write_text(f"#!/bin/sh\nREAL={real}\nONCE={marks}\n{script}\n")
         temporary.chmod(0o755)

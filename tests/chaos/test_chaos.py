@@ -1,23 +1,46 @@
-"""A few of the campaign's faults, some at once, each at one seeded moment (all of them: scripts/chaos, docs/benchmarks.md)."""
+"""The table of faults on a few whole evaluations, and when a campaign strikes (large ones: scripts/chaos, docs/benchmarks.md)."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import pytest
-from chaos_lib.evaluations import PATIENCE_S, disturbed
-from chaos_lib.site import Place
+from chaos_lib.campaign import PATIENCE_S, disturbed
+from chaos_lib.faults import FAULTS, GAP_S, deal, schedule
+from chaos_lib.site import TASKS, Place
+from chaos_lib.site import place as make_place
+from dev_cluster.api import unavailable
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support import toys
 
-# a run that its patience ends says why
-pytestmark = [pytest.mark.slurm, pytest.mark.model, pytest.mark.timeout(2 * PATIENCE_S)]
 EVENTS = 50  # of an undisturbed run, about
 
 
+@pytest.fixture(scope="module")
+def place() -> Iterator[Place]:
+    if (reason := unavailable()) is not None:
+        pytest.skip(reason)
+    with make_place() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def expected(place: Place) -> dict[str, Any]:
+    """lm-eval's own results of each task, one run a task."""
+    return toys.expected(place.model, TASKS)
+
+
+@pytest.mark.slurm
+@pytest.mark.model
+@pytest.mark.timeout(2 * PATIENCE_S)  # a run that its patience ends says why
 @pytest.mark.parametrize(
     "faults",
     [
-        ("record-corrupted", "squeue-unknown-state", "worker-killed"),
-        ("disk-full", "record-torn", "squeue-garbage"),
+        ("record-corrupted", "redis-killed-and-wiped", "squeue-unknown-state", "worker-and-horse-killed"),
+        ("disk-full", "record-torn", "squeue-garbage", "work-horse-killed"),
     ],
     ids="+".join,
 )
@@ -28,3 +51,38 @@ def test_scores_are_lm_evals_and_nothing_is_left(
     verdict = disturbed(place, faults, 1, expected, EVENTS)
     assert verdict["broken"] == []
     assert verdict["struck"], "no fault found its moment"
+
+
+@given(
+    names=st.lists(st.sampled_from(sorted(FAULTS)), unique=True),
+    seed=st.integers(0, 1000),
+    together=st.integers(1, 6),
+)
+def test_every_fault_is_dealt_once_and_none_meets_one_of_its_part(
+    names: list[str], seed: int, together: int
+) -> None:
+    """Runs are within their size, the same for the same seed, and alone where one is asked for."""
+    runs = deal(names, seed, together)
+    assert sorted(name for run in runs for name in run) == sorted(names)
+    assert runs == deal(names, seed, together)
+    for run in runs:
+        parts = [part for name in run for part in FAULTS[name].breaks]
+        assert len(run) <= together
+        assert len(parts) == len(set(parts))
+    assert together > 1 or [name for (name,) in runs] == names
+
+
+@settings(max_examples=50)
+@given(seed=st.integers(0, 2**32), minutes=st.floats(0.5, 30))
+def test_the_seed_says_when_and_which_and_no_fault_comes_again_before_all_have(
+    seed: int, minutes: float
+) -> None:
+    """In order, within the time, at the gaps; every hand of faults is all of them."""
+    plan = schedule(seed, 60 * minutes, list(FAULTS))
+    assert plan == schedule(seed, 60 * minutes, list(reversed(FAULTS)))
+    times = [at for at, _ in plan]
+    assert all(GAP_S[0] <= b - a <= GAP_S[1] for a, b in pairwise([0.0, *times]))
+    assert times[-1:] < [60 * minutes]
+    for begin in range(0, len(plan), len(FAULTS)):
+        names = [name for _, name in plan[begin : begin + len(FAULTS)]]
+        assert len(set(names)) == len(names)
