@@ -1,19 +1,26 @@
-"""Instances: what is accepted, refused and planned."""
+"""Instances, of a file or a suite: what is accepted, refused and planned, and what `evalspan plan` says of it."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 from support.problems import instance_text, instances
+from typer.testing import CliRunner
 
-from coordinator.planning.instance import plan_instance, what_if
-from coordinator.planning.model import Lane, Problem, WorkSet
-from coordinator.planning.planner import plan
+from coordinator.cli.app import app
+from coordinator.errors import OperatorError
+from coordinator.intake.suites import load_suite, settled
+from coordinator.planning import from_suite
+from coordinator.planning.instance import DataSet, Instance, plan_instance, what_if
+from priors.hardware import NOMINAL, memory_bytes
 
 ONE = {"name": "a", "docs": 1, "gpu_seconds": 1}
 
@@ -23,17 +30,13 @@ ONE = {"name": "a", "docs": 1, "gpu_seconds": 1}
 def test_every_document_stands_in_exactly_one_shard(instance):
     """Over all lanes, the shards of a data set are its documents, each once."""
     got = plan_instance(instance)
-    given_instance = json.loads(instance)
-    assert [lane["gpu"] for lane in got["lanes"]] == list(range(given_instance["gpus"]))
-    for data_set in given_instance["datasets"]:
-        documents = [
-            document
-            for lane in got["lanes"]
-            for shard in lane["shards"]
-            if shard["dataset"] == data_set["name"]
-            for document in range(shard["start_doc"], shard["end_doc"])
-        ]
-        assert sorted(documents) == list(range(data_set["docs"]))
+    asked = json.loads(instance)
+    assert [lane["gpu"] for lane in got["lanes"]] == list(range(asked["gpus"]))
+    shards = [shard for lane in got["lanes"] for shard in lane["shards"]]
+    planned = [(s["dataset"], n) for s in shards for n in range(s["start_doc"], s["end_doc"])]
+    assert sorted(planned) == sorted(
+        (one["name"], n) for one in asked["datasets"] for n in range(one["docs"])
+    )
     assert got["planned_makespan_seconds"] >= got["lower_bound_seconds"] * (1 - 1e-9)
 
 
@@ -84,27 +87,94 @@ def test_a_plan_does_not_depend_on_the_interpreters_hash_seed():
         "import json, sys; from coordinator.planning.instance import plan_instance;"
         "print(json.dumps(plan_instance(sys.argv[1])))"
     )
-    printed = {
-        subprocess.run(
-            [sys.executable, "-c", code, instance_text()],
-            env={**os.environ, "PYTHONHASHSEED": seed},
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-        for seed in ("1", "2")
-    }
-    assert len(printed) == 1
+    seeded = ({**os.environ, "PYTHONHASHSEED": seed} for seed in "12")
+    words = [sys.executable, "-c", code, instance_text()]
+    one, two = (subprocess.check_output(words, env=environment) for environment in seeded)
+    assert one == two
 
 
-def test_a_plan_for_thousands_of_gpus_stays_within_its_budget_of_shards():
-    """20,000 documents, 600 sets, 4,704 GPUs: every lane works, within the budget of shards."""
-    sets = [
-        WorkSet(name=str(index), batch_seconds=[30.0 + index % 7] * 40, metric_seconds=index % 11)
-        for index in range(600)
-    ]
-    on = [Lane(name=str(index), node=str(index // 8)) for index in range(4704)]
-    made = plan(Problem(sets, on, load_seconds=20.0, shard_overhead_seconds=0.05, cpu_slots=1200))
-    assert all(lane.shards for lane in made.lanes)
-    assert sum(len(lane.shards) for lane in made.lanes) <= 120_000
-    assert made.makespan_seconds <= made.lower_bound_seconds + 2 * 36.05
+def test_the_documented_instance_is_planned_and_its_keys_are_all_there():
+    """The page's JSON runs as it stands; its table has each key of the format."""
+    page = Path(__file__).parents[2].joinpath("docs", "evaluating", "plan.md").read_text()
+    (text,) = re.findall(r"```json\n(.*?)```", page, re.DOTALL)
+    assert plan_instance(text)["planned_makespan_seconds"] > 0
+    table = page.partition("| key | meaning |")[2]
+    for key in {*Instance.model_fields, *DataSet.model_fields} - {"datasets"}:
+        assert re.search(rf"`(datasets\[\]\.)?{key}`", table), key
+
+
+@pytest.mark.parametrize(("size", "lanes", "says"), [("7b", 8, "plan"), ("70b", 4, "a trial takes 2 GPUs")])
+def test_a_suites_instance_is_saved_and_taken_back(tmp_path, size, lanes, says):
+    """The saved file plans to the same makespan. 70b on GPUs of 80 GB: 2 a trial, so 4 trials a node, and that is said."""
+    saved = tmp_path / "i.json"
+    words = ["--suite", "core", "--nodes", "2", "--model-size", size, "--work-dir", tmp_path]
+    asked = ["plan", *map(str, words)]
+    shown, first, again = (
+        CliRunner().invoke(app, command, env={"EVALSPAN_CONFIG": ""})
+        for command in (
+            [*asked, "--save-instance", str(saved)],
+            [*asked, "--json"],
+            ["plan", "--instance", str(saved), "--json"],
+        )
+    )
+    assert says in shown.output
+    assert json.loads(saved.read_text())["gpus_per_node"] == lanes
+    planned = json.loads(again.stdout)["planned_makespan_seconds"]
+    assert planned == json.loads(first.stdout)["planned_makespan_seconds"]
+
+
+@pytest.mark.parametrize("text", ["inf", "nan", "1e999b", "²b"])
+def test_a_size_that_is_no_number_of_parameters_is_refused(text):
+    with pytest.raises(OperatorError):
+        from_suite.parameters(text)
+
+
+@given(
+    st.one_of(st.integers(1, 10**13), st.integers(1, 30).map(lambda tens: tens * 10**10)),
+    st.sampled_from(["cpu", "own", *NOMINAL, "nvidia_a100_40gb"]),
+    st.sampled_from([1, 2, 4, 8]),
+)
+def test_a_trial_has_the_fewest_gpus_that_hold_the_model(parameters, hardware, node):
+    """A power of two within a node; half of it would be too small."""
+    memory, needed = memory_bytes(hardware), 2.2 * parameters
+    try:
+        gpus = from_suite.gpus_per_trial(parameters, hardware, node)
+    except OperatorError:
+        assert memory is not None
+        assert node * memory < needed
+        return
+    assert gpus in (1, 2, 4, 8)
+    assert gpus <= node
+    if memory is not None:
+        assert gpus * memory >= needed * 0.999
+        assert gpus == 1 or gpus / 2 * memory < needed * 1.001
+
+
+@pytest.mark.parametrize(
+    ("hardware", "gigabytes"),
+    [
+        ("cpu", None),
+        ("NVIDIA A100-SXM4-40GB", 40),
+        ("NVIDIA GH200 480GB", 96),  # 480 GB are of its CPU
+        ("NVIDIA GH200 144G HBM3e", 144),
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", 10),  # of the slice
+    ],
+)
+def test_each_type_with_figures_has_a_memory(hardware, gigabytes):
+    """So that no large model is planned on a GPU that it does not fit; a type is known by its own name, too."""
+    from_suite.check_hardware(hardware, [])
+    assert memory_bytes(hardware) == (gigabytes and gigabytes * 10**9)
+
+
+def test_a_suite_in_fast_mode_is_predicted_to_take_less():
+    """A question's choices share its prompt; generation takes as long as in exact mode."""
+    node = {"nodes": 1, "gpus_per_node": 8, "cpu_slots": 8}
+    model = {"model_parameters": 7 * 10**9, "hardware": "a100", "engine": "hf"}
+    exact, fast = (
+        {row["name"]: row["gpu_seconds"] for row in made["datasets"]}
+        for mode in ("exact", "fast")
+        for made in [from_suite.instance(settled(load_suite("core"), mode, "hf"), {}, [], **node, **model)]
+    )
+    assert fast["hellaswag"] < exact["hellaswag"] / 2
+    assert fast["gsm8k"] == exact["gsm8k"]
+    assert all(fast[name] <= exact[name] for name in exact)

@@ -15,6 +15,11 @@ def alike(count, per_node=10**6):
     return [Lane(name=str(index), node=str(index // per_node)) for index in range(count)]
 
 
+def work(name="x", number=100, each=1.0, tail=0.0, metric="score", **more):
+    """A set of equal batches."""
+    return WorkSet(name=name, batch_seconds=[each] * number, metric_seconds=tail, metric=metric, **more)
+
+
 seconds = st.floats(min_value=0.0, max_value=200.0, allow_nan=False)
 
 
@@ -61,6 +66,7 @@ fixed = st.fixed_dictionaries(
 )
 
 
+JUDGE = {"metric": "execute", "metric_parallelism": 1}
 BASE = {
     "schema_version": 1,
     "gpus": 4,
@@ -73,15 +79,7 @@ BASE = {
     "preprocess_seconds": 45.0,
     "datasets": [
         {"name": "mmlu_5shot", "docs": 1400, "gpu_seconds": 4493.4, "metric_seconds": 4.0, "metric": "score"},
-        {
-            "name": "judge",
-            "docs": 80,
-            "gpu_seconds": 200,
-            "metric_seconds": 900.0,
-            "metric": "execute",
-            "metric_parallelism": 1,
-            "sigma": 0.5,
-        },
+        {"name": "judge", "docs": 80, "gpu_seconds": 200, "metric_seconds": 900.0, "sigma": 0.5, **JUDGE},
         {"name": "squad2", "docs": 900, "gpu_seconds": 300.0},
     ],
 }
@@ -92,27 +90,23 @@ def instance_text(**changes: Any) -> str:
     return json.dumps(BASE | changes)
 
 
+DATA_SET = st.fixed_dictionaries(
+    {
+        "docs": st.integers(1, 60),
+        "gpu_seconds": st.floats(0, 500),
+        "metric_seconds": st.floats(0, 500),
+        "metric": st.sampled_from(["score", "execute"]),
+        "metric_parallelism": st.integers(1, 5),
+        "labels": st.integers(0, 5),
+    }
+)
+SIZES = {"gpus": st.integers(1, 10), "gpus_per_node": st.integers(1, 4), "cpu_slots": st.integers(1, 6)}
+
+
 @st.composite
 def instances(draw: st.DrawFn) -> str:
     """Instances of a few sets, every optional cost present or absent."""
     data_sets = [
-        {
-            "name": f"set{index}",
-            "docs": draw(st.integers(1, 60)),
-            "gpu_seconds": draw(st.floats(0, 500)),
-            "metric_seconds": draw(st.floats(0, 500)),
-            "metric": draw(st.sampled_from(["score", "execute"])),
-            "metric_parallelism": draw(st.integers(1, 5)),
-            "labels": draw(st.integers(0, 5)),
-        }
-        for index in range(draw(st.integers(1, 10)))
+        one | {"name": f"set{n}"} for n, one in enumerate(draw(st.lists(DATA_SET, min_size=1, max_size=10)))
     ]
-    return json.dumps(
-        BASE
-        | {
-            "gpus": draw(st.integers(1, 10)),
-            "gpus_per_node": draw(st.integers(1, 4)),
-            "cpu_slots": draw(st.integers(1, 6)),
-            "datasets": data_sets,
-        }
-    )
+    return instance_text(**draw(st.fixed_dictionaries(SIZES)), datasets=data_sets)
