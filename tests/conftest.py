@@ -49,7 +49,7 @@ SYSTEMS = {
 LONGEST = (
     "tests/docs/test_examples.py",
     "tests/simulation/test_simulation.py",
-    "tests/evaluation/test_simulation.py",
+    "tests/evaluation/test_scenarios.py",
     "tests/planning/test_planner_laws.py",
     "tests/sandbox",
     "tests/scoring",

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support.fake_cluster import FakeCluster, fake_node
 from support.loops import another, coordinator_on
 from support.node_memory import NodeMemory
-from support.simulated.parts import Faults, record
-from support.simulated.world import World, replay
+from support.simulated.parts import record
 
 from coordinator.allocation import demand, prefetch
 from coordinator.allocation.allocate import Demand, Limits
@@ -21,57 +20,42 @@ from coordinator.cluster import Job, NodeState
 from coordinator.evaluation import events as ev
 from coordinator.evaluation import step as machine
 from coordinator.evaluation.job_specs import precursor_memory_mb
-from coordinator.evaluation.records import EvaluationRecord, JobName, evaluation_id
 from coordinator.evaluation.state import JobInfo, NodeUse, Prefetch, State
 from coordinator.runtime.loop import Coordinator
+from coordinator.runtime.runner import Running
 from evaljobs.contract.outcomes import Failed, Staged
-from evaljobs.contract.paths import EvaluationPaths
 from evaljobs.contract.storage import write_outcome
 from evaljobs.staging.capacity import room
 from evaljobs.staging.precursor import MARGIN
 
 NAMES = [f"n{i}" for i in range(4)]
 DIGESTS = st.sampled_from("abc")
-
-
-@st.composite
-def nodes(draw: st.DrawFn) -> list[NodeState]:
-    made = []
-    for name in NAMES:
-        gpus, free = draw(st.integers(0, 8)), draw(st.integers(0, 1000))
-        node = fake_node(name, gpus=gpus, memory_mb=free)
-        made.append(node)
-    return made
-
-
-@st.composite
-def candidates(draw: st.DrawFn) -> list[prefetch.Candidate]:
-    return [
-        prefetch.Candidate(
-            demand=Demand(
-                evaluation_id=f"e{i}",
-                priority=draw(st.integers(-1, 1)),
-                accepted_at=draw(st.integers(0, 3)),
-                gpus=draw(st.integers(1, 20)),
-                gpus_per_trial=draw(st.integers(1, 2)),
-                in_use={},
-            ),
-            digest=draw(DIGESTS),
-            memory_mb=draw(st.integers(1, 600)),
-            known=frozenset(draw(st.sets(st.sampled_from(NAMES), max_size=2))),
-        )
-        for i in range(draw(st.integers(0, 4)))
-    ]
-
-
+some = st.tuples(st.integers(0, 8), st.integers(0, 1000))
+nodes = st.tuples(*[some] * len(NAMES)).map(
+    lambda sizes: [fake_node(n, gpus=g, memory_mb=mb) for n, (g, mb) in zip(NAMES, sizes, strict=True)]
+)
+candidate = st.builds(
+    prefetch.Candidate,
+    demand=st.builds(
+        Demand,
+        evaluation_id=st.sampled_from("wxyz"),
+        priority=st.integers(-1, 1),
+        accepted_at=st.integers(0, 3),
+        gpus=st.integers(1, 20),
+        gpus_per_trial=st.integers(1, 2),
+        in_use=st.just({}),
+    ),
+    digest=DIGESTS,
+    memory_mb=st.integers(1, 600),
+    known=st.frozensets(st.sampled_from(NAMES), max_size=2),
+)
+waiting_ones = st.lists(candidate, max_size=4, unique_by=lambda c: c.demand.evaluation_id)
 held_there = st.dictionaries(
     st.sampled_from(NAMES), st.builds(prefetch.Held, inferring=st.sets(DIGESTS), ahead=st.sets(DIGESTS))
 )
 
 
-@given(
-    nodes(), candidates(), held_there, st.sampled_from([0.0, 0.25, 0.5, 1.0]), st.none() | st.integers(1, 3)
-)
+@given(nodes, waiting_ones, held_there, st.sampled_from([0.0, 0.25, 0.5, 1.0]), st.none() | st.integers(1, 3))
 def test_only_the_next_checkpoint_is_staged_ahead_and_within_its_share(
     there: list[NodeState],
     waiting: list[prefetch.Candidate],
@@ -82,150 +66,106 @@ def test_only_the_next_checkpoint_is_staged_ahead_and_within_its_share(
     """One checkpoint, that of the first in order; on nodes that serve us; new bytes within the share, counted once."""
     chosen = prefetch.choose(there, waiting, held, Limits(max_nodes=most), share=share)
     by_id = {c.demand.evaluation_id: c for c in waiting}
-    first = min(
-        waiting,
-        key=lambda c: (-c.demand.priority, c.demand.accepted_at, c.demand.evaluation_id),
-        default=None,
-    )
+    order = sorted(waiting, key=lambda c: (-c.demand.priority, c.demand.accepted_at, c.demand.evaluation_id))
     for name in {n for names in chosen.values() for n in names}:
         (node,) = (n for n in there if n.name == name)
         takers = [by_id[e] for e, names in chosen.items() if name in names]
-        assert first is not None
-        assert {c.digest for c in takers} == {first.digest}
+        first = order[0].digest
+        assert {c.digest for c in takers} == {first}
         assert held[name].inferring
-        assert not held[name].ahead - {first.digest}, "one checkpoint ahead a node"
+        assert not held[name].ahead - {first}, "one checkpoint ahead a node"
         assert sum(c.memory_mb for c in takers) <= node.memory_free_mb, "each lease holder has its memory"
-        if first.digest not in held[name].inferring | held[name].ahead:
+        if first not in held[name].inferring | held[name].ahead:
             assert min(c.memory_mb for c in takers) <= share * node.memory_free_mb
         assert all(name not in c.known and node.gpus >= c.demand.gpus_per_trial for c in takers)
     assert share > 0 or not chosen
     assert all(len(names) <= (most or len(NAMES)) for names in chosen.values())
 
 
-class _AheadWorld(World):
-    """A world in which memory is offered first, and GPUs when the dice say so."""
+class Ahead(NamedTuple):
+    """One node with two GPUs, which another job has; the first of three evaluations is staged, the second is being staged
+    ahead of GPUs.
+    """
 
-    def nodes(self) -> None:
-        nodes = self.state.nodes
-        if self.state.builds.looked_up and not nodes.by_name and not nodes.prefetches:
-            self.take([ev.MemoryOffered(at=self.now, nodes=tuple(self.node_names))])
-        elif (nodes.by_name or nodes.prefetches) and self.dice.random() < 0.3:
-            withdrawn = [n.name for n in nodes.by_name.values() if n.status == "withdrawn"]
-            offers = tuple(ev.Offer(node=n, gpus=2, memory_mb=1000) for n in (*nodes.prefetches, *withdrawn))
-            if offers and not self.state.winding_down:
-                self.take([ev.NodesOffered(at=self.now, offers=offers)])
+    coordinator: Coordinator
+    cluster: FakeCluster
+    busy: str
+    first: Running
+    second: Running
+    third: Running
+    use: Prefetch
 
+    def staged(self, running: Running, holder: str | None) -> None:
+        where: dict[str, Any] = {"node": "n1", "path": "/s", "rung": "shm"}
+        outcome = Staged(name=holder or "", bytes=1, storage_bytes=1, seconds=1.0, **where)
+        write_outcome(running.paths, outcome)
+        self.coordinator.tick()
 
-@settings(max_examples=60)
-@given(seed=st.integers(0, 10_000), faults=st.booleans())
-def test_staged_ahead_an_evaluation_holds_no_gpu_and_ends_as_any_other(seed: int, faults: bool) -> None:
-    """Whatever dies meanwhile, all is scored, no trial starts before its offer, and the journal replays to the same."""
-    dies = Faults(stage_fails=0.3, kill=0.03, submit_timeout=0.1, restart=0.02) if faults else Faults()
-    world = _AheadWorld(seed, dies)
-    world.run()
-    offered = next(e.at for e in world.journal if isinstance(e, ev.NodesOffered))
-    gpu_jobs = {n for n, i in world.state.jobs.by_name.items() if i.job.gpus}
-    starts = [e.at for e in world.journal if isinstance(e, ev.JobSubmitted) and e.job in gpu_jobs]
-    assert starts
-    assert min(starts) >= offered
-    assert not world.memory, "node memory is cleared"
-    if not faults:
-        assert {e.status for e in world.state.entries} == {"scored"}
-        kinds = [e.kind for e in world.journal if _stages(e) or isinstance(e, ev.NodesOffered)]
-        assert kinds[0] == "job-submitted", "staging comes first"
-    assert replay(world.journal).nodes == world.state.nodes
+    def gpus_come_free(self) -> NodeUse:
+        """The second evaluation's use of the node that it is offered then."""
+        self.cluster.end(self.busy)
+        self.coordinator.cancel(self.first.state.evaluation_id, "done with")
+        self.coordinator.tick()
+        assert not any(r.state.ending.reason for r in (self.first, self.second, self.third))
+        return self.second.state.nodes.by_name["n1"]
 
 
-def _stages(event: ev.AnyEvent) -> bool:
-    return isinstance(event, ev.JobSubmitted) and "-stage-" in event.job
-
-
-def _three(tmp_path: Path) -> tuple[Coordinator, FakeCluster, list[EvaluationRecord]]:
-    """A coordinator of one node with two GPUs, and three evaluations of other checkpoints."""
+@pytest.fixture
+def ahead(tmp_path: Path) -> Ahead:
     cluster = FakeCluster(fleet=[fake_node("n1", gpus=2, memory_mb=64_000)])
+    coordinator = coordinator_on(tmp_path, cluster)
     base = record().checkpoint
     others = [base.model_copy(update={"digest": f"{number:016x}"}) for number in range(3)]
     records = [another(record().model_copy(update={"checkpoint": c}), n) for n, c in enumerate(others)]
-    return coordinator_on(tmp_path, cluster), cluster, records
+    first = coordinator.accept(records[0])
+    coordinator.tick()
+    (holder,) = (j.name for j in cluster.submitted if j.purpose == "stage")
+    busy = cluster.submit(Job(name="busy", argv=("x",), log="x", gpus=2, node="n1"))
+    cluster.advance(1)
+    second, third = (coordinator.accept(one) for one in records[1:])
+    coordinator.tick()
+    assert not second.state.nodes.prefetches, "not before the first is staged"
+    made = Ahead(coordinator, cluster, busy, first, second, third, Prefetch(name="n1", status="offered"))
+    made.staged(first, holder)
+    coordinator.tick()
+    (use,) = second.state.nodes.prefetches.values()
+    assert (use.status, second.state.nodes.by_name, third.state.nodes.prefetches) == ("staging", {}, {})
+    job = second.state.jobs.by_name[use.precursor or ""].job
+    assert (job.gpus, job.memory_mb) == (0, precursor_memory_mb(records[1]))
+    return made._replace(use=use)
 
 
-def test_the_daemon_stages_the_next_evaluation_while_gpus_are_busy(tmp_path: Path) -> None:
+def test_the_daemon_stages_the_next_evaluation_while_gpus_are_busy(ahead: Ahead) -> None:
     """Only the second in order, without a GPU; once GPUs come free it is ready at once; the third waits its turn."""
-    coordinator, cluster, (first, second, third) = _three(tmp_path)
-    running = coordinator.accept(first)
-    coordinator.tick()
-    (holder,) = (j for j in cluster.submitted if j.purpose == "stage")
-    busy = cluster.submit(Job(name="busy", argv=("x",), log="x", gpus=2, node="n1"))
-    cluster.advance(1)
-    later, last = coordinator.accept(second), coordinator.accept(third)
-    coordinator.tick()
-    assert not later.state.nodes.prefetches, "not before the first is staged"
-    _staged(running.paths, holder.name)
-    coordinator.tick()
-    coordinator.tick()
-    (use,) = later.state.nodes.prefetches.values()
-    assert (use.status, later.state.nodes.by_name) == ("staging", {})
-    assert not last.state.nodes.prefetches
-    job = later.state.jobs.by_name[use.precursor or ""].job
-    assert job.gpus == 0
-    assert (second, job.memory_mb) == (later.state.record, precursor_memory_mb(second))
-    _staged(later.paths, job.name)
-    coordinator.tick()
-    assert (use.status, later.state.nodes.by_name, later.state.trials.live) == ("ready", {}, {})
-    cluster.end(busy)
-    coordinator.cancel(first.evaluation_id, "done with")
-    coordinator.tick()
-    taken = later.state.nodes.by_name["n1"]
-    assert (taken.lanes, taken.status, taken.precursor) == (2, "ready", job.name), "no second staging"
-    assert sum("-stage-" in n for n in later.state.jobs.by_name) == 1
-    assert not running.state.ending.reason + later.state.ending.reason + last.state.ending.reason
+    state = ahead.second.state
+    ahead.staged(ahead.second, ahead.use.precursor)
+    assert (ahead.use.status, state.nodes.by_name, state.trials.live) == ("ready", {}, {})
+    taken = ahead.gpus_come_free()
+    assert (taken.lanes, taken.status, taken.precursor) == (2, "ready", ahead.use.precursor)
+    assert sum("-stage-" in n for n in state.jobs.by_name) == 1, "no second staging"
 
 
-def test_a_refused_precursor_costs_an_evaluation_nothing(tmp_path: Path) -> None:
+def test_a_refused_precursor_costs_an_evaluation_nothing(ahead: Ahead) -> None:
     """What was only tried ahead of GPUs leaves no error behind; with its GPUs the node is staged on as usual."""
-    coordinator, cluster, (first, second, _) = _three(tmp_path)
-    running = coordinator.accept(first)
-    coordinator.tick()
-    busy = cluster.submit(Job(name="busy", argv=("x",), log="x", gpus=2, node="n1"))
-    cluster.advance(1)
-    later = coordinator.accept(second)
-    _staged(running.paths, next(j.name for j in cluster.submitted if j.purpose == "stage"))
-    coordinator.tick()
-    coordinator.tick()
-    (use,) = later.state.nodes.prefetches.values()
-    holder = use.precursor or ""
-    write_outcome(
-        later.paths, Failed(name=holder, job="stage", blame="retry", error="no room ahead", node="n1")
-    )
-    cluster.advance(1)
-    cluster.end(later.state.jobs.by_name[holder].job_id, state="FAILED")
-    coordinator.tick()
-    coordinator.tick()
-    assert (use.status, use.precursor, later.state.warnings) == ("over", None, [])
-    assert sum("-stage-" in n for n in later.state.jobs.by_name) == 1, "not tried again without GPUs"
-    cluster.end(busy)
-    coordinator.cancel(first.evaluation_id, "done with")
-    coordinator.tick()
-    taken = later.state.nodes.by_name["n1"]
+    state, holder = ahead.second.state, ahead.use.precursor or ""
+    error: dict[str, Any] = {"blame": "retry", "error": "no room ahead", "node": "n1"}
+    write_outcome(ahead.second.paths, Failed(name=holder, job="stage", **error))
+    ahead.cluster.advance(1)
+    ahead.cluster.end(state.jobs.by_name[holder].job_id, state="FAILED")
+    for _ in range(2):
+        ahead.coordinator.tick()
+    assert (ahead.use.status, ahead.use.precursor, state.warnings) == ("over", None, [])
+    assert sum("-stage-" in n for n in state.jobs.by_name) == 1, "not tried again without GPUs"
+    taken = ahead.gpus_come_free()
     assert (taken.lanes, taken.status, taken.attempts) == (2, "staging", 1)
-    assert not later.state.ending.reason
 
 
-def test_a_copied_checkpoint_has_jobs_of_its_own() -> None:
-    """Two folders of one content are two evaluations, and no job of one is taken for the other's."""
-    base = record()
-    ids = {
-        evaluation_id(base.checkpoint.model_copy(update={"source": f"/run/step-{i}"}), base.suite, base.model)
-        for i in (1, 2)
-    }
-    assert len({str(JobName.of(i, "stage", "n1", 0)) for i in ids}) == 2
-
-
-def _staged(paths: EvaluationPaths, holder: str) -> None:
-    write_outcome(
-        paths,
-        Staged(name=holder, node="n1", path="/s", rung="shm", bytes=1, storage_bytes=1, seconds=1.0),
-    )
+def test_weights_staged_ahead_go_with_their_evaluation(ahead: Ahead) -> None:
+    """A cancelled evaluation releases the precursors of nodes whose GPUs it never had."""
+    ahead.staged(ahead.second, ahead.use.precursor)
+    ahead.coordinator.cancel(ahead.second.state.evaluation_id, "done with")
+    ahead.coordinator.tick()
+    assert ahead.second.paths.release_file(ahead.use.precursor or "").exists()
 
 
 @pytest.mark.parametrize("fits", [True, False])
@@ -263,14 +203,12 @@ def test_weights_that_wait_leave_their_memory_to_who_has_the_gpus(
     the last to be served first, and none that has no memory itself."""
 
     def holding(number: int, memory_mb: int, priority: int, *, lanes: int, member: Any) -> State:
-        rec = record().model_copy(update={"evaluation_id": f"e{number}-s-0000000{number}"})
-        rec = rec.model_copy(update={"priority": priority, "accepted_at": float(number)})
+        rec = another(record(), number).model_copy(update={"priority": priority})
         state, _ = machine.start(ev.Accepted(at=0.0, record=rec))
-        job = Job(
-            name=f"stage-{number}", argv=("x",), log="x", node="n1", memory_mb=memory_mb, purpose="stage"
+        job = Job(name="stage", argv=("x",), log="x", node="n1", memory_mb=memory_mb, purpose="stage")
+        state.jobs.by_name["stage"] = JobInfo(
+            job=job, members={0: member}, phase="submitted", changed_at=100.0
         )
-        info = JobInfo(job=job, members={0: member}, phase="submitted", changed_at=100.0)
-        state.jobs.by_name[job.name] = info
         if lanes:
             state.nodes.by_name["n1"] = NodeUse(name="n1", lanes=lanes, status="staging", precursor=job.name)
         else:
@@ -285,10 +223,7 @@ def test_weights_that_wait_leave_their_memory_to_who_has_the_gpus(
     node = dataclasses.replace(fake_node("n1", memory_mb=1000), memory_free_mb=free)
     gone = demand.in_the_way([owner, *waiting], [node], 100.0 + waited)
     waiting = [s for s, (_, _, there) in zip(waiting, others, strict=True) if there]
-    held = {
-        s.evaluation_id: s.jobs.by_name[s.nodes.prefetches["n1"].precursor or ""].job.memory_mb
-        for s in waiting
-    }
+    held = {s.evaluation_id: s.jobs.by_name["stage"].job.memory_mb for s in waiting}
     room = free + sum(held[name] for name, _ in gone)
     if phase == "running" or waited < 30 or wanted <= free or free + sum(held.values()) < wanted:
         assert not gone
@@ -297,22 +232,3 @@ def test_weights_that_wait_leave_their_memory_to_who_has_the_gpus(
     assert room - held[gone[-1][0]] < wanted
     order = sorted(waiting, key=lambda s: (-s.record.priority, s.record.accepted_at))
     assert [name for name, _ in gone] == [s.evaluation_id for s in order[::-1][: len(gone)]]
-
-
-def test_weights_staged_ahead_go_with_their_evaluation(tmp_path: Path) -> None:
-    """A cancelled evaluation releases the precursors of nodes whose GPUs it never had."""
-    coordinator, cluster, (first, second, _) = _three(tmp_path)
-    running = coordinator.accept(first)
-    coordinator.tick()
-    cluster.submit(Job(name="busy", argv=("x",), log="x", gpus=2, node="n1"))
-    cluster.advance(1)
-    later = coordinator.accept(second)
-    _staged(running.paths, next(j.name for j in cluster.submitted if j.purpose == "stage"))
-    coordinator.tick()
-    coordinator.tick()
-    (use,) = later.state.nodes.prefetches.values()
-    _staged(later.paths, use.precursor or "")
-    coordinator.tick()
-    coordinator.cancel(second.evaluation_id, "done with")
-    coordinator.tick()
-    assert later.paths.release_file(use.precursor or "").exists()

@@ -9,10 +9,10 @@ from coordinator.evaluation import actions as do
 from coordinator.evaluation import events as ev
 from coordinator.evaluation import step as machine
 from coordinator.evaluation.state import State
-from evaljobs.contract.names import LaneId, ShardId
+from evaljobs.contract.names import LaneId
 from evaljobs.contract.outcomes import Built, Executed, Scored, Staged
 from evaljobs.contract.specs import FrameRef
-from support.simulated.parts import SITE, ended, record
+from support.simulated.parts import SITE, ended, planned, record
 
 Step = Callable[[State, ev.AnyEvent], machine.Step]
 
@@ -108,38 +108,20 @@ class Large:
             self.take(ev.JobEnded(at=self.now, job=name, index=0, state="COMPLETED"))
 
     def _planned(self, action: do.MakePlan) -> ev.Planned:
-        lanes: dict[str, list[tuple[str, float, float]]] = {lane: [] for lane, _ in action.lanes}
-        leaves, each = [], max(1, self.shards * len(lanes) // self.tasks)
-        for entry, sets in action.sets.items():
-            for task, folder in sets.items():
-                shards = tuple(str(ShardId(task, i, i + 1)) for i in range(each))
-                executes = entry % 2 == 1
-                leaf = ev.PlannedLeaf(
-                    task=task,
-                    name=task,
-                    entry=entry,
-                    key="k",
-                    folder=folder,
-                    executes=executes,
-                    sampled=False,
-                    documents=each,
-                    shards=shards,
-                    shard_documents=tuple((i,) for i in range(each)) if executes else (),
-                )
-                leaves.append(leaf)
-                for number, shard in enumerate(shards):
-                    lanes[action.lanes[number % len(lanes)][0]].append((shard, 0.0, 1.0))
-        rows = tuple(ev.PlannedLane(lane=x, node=n, shards=tuple(lanes[x])) for x, n in action.lanes)
-        return ev.Planned(
-            at=self.now,
-            batch_size=8,
-            leaves=tuple(leaves),
-            lanes=rows,
-            predicted_makespan_seconds=1.0,
-            lower_bound_seconds=1.0,
-            gpu_seconds=1.0,
-            work_seconds_95=1000.0,
-        )
+        each = max(1, self.shards * len(action.lanes) // self.tasks)
+        alone = tuple((i,) for i in range(each))
+        made = planned(action, lambda: each, self.now, work_seconds_95=1000.0, load_seconds_95=0.0)
+        leaves = [
+            leaf.model_copy(
+                update={
+                    "documents": each,
+                    "executes_at_once": 0,
+                    "shard_documents": alone if leaf.executes else (),
+                }
+            )
+            for leaf in made.leaves
+        ]
+        return made.model_copy(update={"leaves": tuple(leaves)})
 
     def _dump(self) -> None:
         trials = sorted(self.state.trials.live)

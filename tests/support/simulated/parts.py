@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -56,17 +55,64 @@ class Faults:
     item_fails: float = 0.0  # a score leaves an item out
     metric_dies: float = 0.0  # its worker dies with it as often as the queue lets it
     straggle: float = 0.0  # a living trial is named as a straggler
-    too_large: float = (
-        0.0  # a claimed shard has a batch that does not fit, where its cut is above `World.fits`
-    )
+    too_large: float = 0.0  # a claimed shard has a batch that does not fit, where its cut is above `Odd.fits`
     slow_outcome: float = 0.0  # an outcome is seen later than it was written
+
+
+MANY = 1 << 20
+
+
+@dataclass
+class Odd:
+    """What is odd about a cluster, its nodes or the shards; a new one is an ordinary cluster's."""
+
+    # submissions and starts
+    unfit: frozenset[str] = frozenset()  # nodes whose jobs are refused
+    refused: frozenset[str] = frozenset()  # purposes that are refused there; empty: all
+    banned: str = ""  # purpose of jobs that are refused everywhere
+    array: int = MANY  # most members of a job array
+    submitted: int = MANY  # members that this user may have
+    opens: float = 0.0  # before that time the user may have none
+    running: int = MANY  # members that run at a time
+    host_gpus: int = MANY  # of the largest host that starts
+    full: tuple[str, int] = ("", 0)  # purpose whose members do not start, from this one on
+    reason: str = ""  # the cluster's word for pending jobs, but for jobs of other purposes than `full`
+    unlaunchable: frozenset[str] = frozenset()  # CPU nodes that end a build at once
+    ends_workers: bool = False  # a node ends each worker in the tick of its start
+    # nodes
+    names: str = "n"  # how they begin
+    ahead: bool = False  # memory is offered first, and GPUs when the dice say so
+    node_mb: int = 0  # MiB of the largest node; 0: not said
+    bad: dict[str, str] = field(default_factory=dict)  # node -> error of its trials
+    blind: bool = False  # those see no GPU
+    unready: frozenset[str] = frozenset()  # nodes whose trials die while they load
+    private: bool = False  # trials beside a precursor see nothing of its memory
+    power_cut: bool = False  # ... the first ones on each node
+    preempts: bool = False  # takes each trial's place before it has done anything
+    life: float = 0.0  # seconds that the cluster gives a precursor; 0: no limit
+    closed: frozenset[str] = frozenset()  # nodes that start no second precursor beside the first
+    pace: float = 1.0  # probability that a trial gets something done in a tick
+    copied: bool = False  # earlier answers are of a checkpoint with equal samples and other content
+    hashes: bool = False  # ... and precursors say the content
+    # shards, builds, metrics
+    fits: int = 0  # batch size or token budget that always fits
+    poison: dict[str, str] = field(default_factory=dict)  # shard -> error of the trial that holds it
+    silent: bool = False  # ... which is a word of the cluster's
+    in_order: bool = False  # trials claim as in the real queue: the head of their lane, else of the longest
+    builds_from: float = 0.0  # before that time no build ends
+    deadly: int = -1  # the build of this entry ends its job; -2: each does
+    workers: int = 1  # that a plan asks for
+    # memory: purpose -> MiB, jobs that ask for less are killed; workers that have less say of each job that it needs more
+    takes_mb: dict[str, int] = field(default_factory=dict)
+    metric_mb: int = 0
 
 
 @dataclass
 class FakeMember:
     phase: str = "pending"
+    index: int = 0
     word: str = ""  # the cluster's for its end, where it has one
-    trials: list[str] = field(default_factory=list)
+    begun: float | None = None  # of a precursor with a limit
 
 
 @dataclass
@@ -78,61 +124,37 @@ class FakeJob:
     listed: bool = True
     released: bool = False
 
+    @property
+    def spec(self) -> Any:
+        return next(iter(self.specs.values()))
+
 
 def ended(node: str, trial: str, reason: str) -> TrialEnded:
     """A trial's own account."""
-    return TrialEnded(
-        name=trial,
-        node=node,
-        reason=reason,
-        shards=1,
-        started_at=0,
-        ended_at=1,
-        wait_seconds=0,
-        import_seconds=0,
-        load_seconds=0,
-        infer_seconds=1,
-        dump_seconds=0,
-        idle_seconds=0,
-        devices="cpu",
-        gpus=1,
-    )
+    waits = dict.fromkeys(("wait", "import", "load", "dump", "idle"), 0.0)
+    seconds: dict[str, Any] = {f"{part}_seconds": took for part, took in {**waits, "infer": 1.0}.items()}
+    did: dict[str, Any] = {"shards": 1, "started_at": 0, "ended_at": 1, "devices": "cpu", "gpus": 1}
+    return TrialEnded(name=trial, node=node, reason=reason, **did, **seconds)
 
 
-def too_large(shard: str, trial: str, node: str, number: int) -> TooLarge:
+def too_large(shard: str, trial: str, node: str, **changes: Any) -> TooLarge:
     """Half of a batch of the shard fits the GPU."""
-    return TooLarge(
-        name=f"{trial}.{number}",
-        trial=trial,
-        node=node,
-        shard=shard,
-        what="unit" if Cut.parse(ShardId.parse(shard).cut or "8").token_budget else "likelihoods",
-        fits=1,
-        of=2,
-        devices="A100",
-        error="CUDA out of memory",
-    )
+    units = Cut.parse(ShardId.parse(shard).cut or "8").token_budget
+    sizes: dict[str, Any] = {"what": "unit" if units else "likelihoods", "fits": 1, "of": 2}
+    where = {"node": node, "devices": "A100", "error": "CUDA out of memory"}
+    return TooLarge(**{"name": trial, "trial": trial, "shard": shard, **where, **sizes, **changes})
 
 
 def record(
     entries: int = 3, *, convert: str | None = None, suite: Mapping[str, Any] | None = None, **options: Any
 ) -> EvaluationRecord:
     """An evaluation of `entries` tasks; every second one executes programs. `suite`: more settings of the suite."""
+    weights = CheckpointFile(name="model.safetensors", size=1 << 20, mtime_ns=1)
+    tasks = tuple(TaskEntry(name=f"t{i}") for i in range(entries))
     return EvaluationRecord(
         evaluation_id="ckpt-suite-12345678",
-        checkpoint=CheckpointSpec(
-            source="/c",
-            digest="d",
-            files=(CheckpointFile(name="model.safetensors", size=1 << 20, mtime_ns=1),),
-        ),
-        suite=SuiteSpec(
-            **{
-                "name": "suite",
-                "batch_size": 8,
-                "tasks": tuple(TaskEntry(name=f"t{i}") for i in range(entries)),
-                **(suite or {}),
-            }
-        ),
+        checkpoint=CheckpointSpec(source="/c", digest="d", files=(weights,)),
+        suite=SuiteSpec(**{"name": "suite", "batch_size": 8, "tasks": tasks, **(suite or {})}),
         model=ModelOptions(),
         options=RunOptions(execute_documents=3, **options),
         convert=convert,
@@ -142,52 +164,38 @@ def record(
 
 def limited(limits: Sequence[float | None], *, groups: bool = False, **options: Any) -> EvaluationRecord:
     """Tasks of these limits. `groups`: they may be groups of tasks."""
-    made = record(entries=len(limits), **options)
-    tasks = [t.model_copy(update={"limit": n}) for t, n in zip(made.suite.tasks, limits, strict=True)]
-    names = tuple(t.name for t in tasks)
+    tasks = tuple(TaskEntry(name=f"t{i}", limit=limit) for i, limit in enumerate(limits))
+    names = tuple(task.name for task in tasks)
     inputs = Inputs(entries=tuple(Sources() for _ in tasks), single=() if groups else names)
-    suite = made.suite.model_copy(update={"tasks": tuple(tasks)})
-    return made.model_copy(update={"suite": suite, "inputs": inputs})
+    return record(suite={"tasks": tasks}, **options).model_copy(update={"inputs": inputs})
 
 
-def planned(action: do.MakePlan, dice: random.Random, now: float) -> ev.Planned:
-    """A plan of one to six shards a task; every second task executes programs."""
+def planned(action: do.MakePlan, count: Callable[[], int], now: float, **more: Any) -> ev.Planned:
+    """A plan of so many shards a task, dealt out in turns; every second task executes programs."""
     leaves, rows = [], []
     for entry, sets in action.sets.items():
         for name, folder in sets.items():
-            executes = entry % 2 == 1
-            cut = action.cuts.get(entry, "")
-            shards = tuple(str(ShardId(name, i, i + 1, cut)) for i in range(dice.randint(1, 6)))
-            documents = tuple((i, i + 1) for i in range(len(shards))) if executes else ()
-            leaves.append(
-                ev.PlannedLeaf(
-                    task=folder.rpartition("/")[2],
-                    name=name,
-                    entry=entry,
-                    key="k",
-                    folder=folder,
-                    executes=executes,
-                    sampled=False,
-                    documents=len(shards) + 1,
-                    shards=shards,
-                    shard_documents=documents,
-                    executes_at_once=len(shards) % 2 if executes else 0,
-                )
+            executes, cut = entry % 2 == 1, action.cuts.get(entry, "")
+            shards = tuple(str(ShardId(name, i, i + 1, cut)) for i in range(count()))
+            leaf = ev.PlannedLeaf(
+                task=folder.rpartition("/")[2],
+                name=name,
+                entry=entry,
+                key="k",
+                folder=folder,
+                executes=executes,
+                sampled=False,
+                documents=len(shards) + 1,
+                shards=shards,
+                shard_documents=tuple((i, i + 1) for i in range(len(shards))) if executes else (),
+                executes_at_once=len(shards) % 2 if executes else 0,
             )
+            leaves.append(leaf)
             rows += [(s, float(i), 1.0) for i, s in enumerate(shards)]
     lanes = [
         ev.PlannedLane(lane=lane, node=node, shards=tuple(rows[i :: len(action.lanes)]))
         for i, (lane, node) in enumerate(action.lanes)
     ]
-    return ev.Planned(
-        at=now,
-        batch_size=8,
-        leaves=tuple(leaves),
-        lanes=tuple(lanes),
-        predicted_makespan_seconds=1,
-        lower_bound_seconds=1,
-        gpu_seconds=1,
-        workers=1,
-        work_seconds_95=4000,
-        load_seconds_95=20,
-    )
+    predicted = dict.fromkeys(("predicted_makespan_seconds", "lower_bound_seconds", "gpu_seconds"), 1.0)
+    told: Any = {**predicted, "workers": 1, "work_seconds_95": 4000, "load_seconds_95": 20, **more}
+    return ev.Planned(at=now, batch_size=8, leaves=tuple(leaves), lanes=tuple(lanes), **told)

@@ -53,10 +53,8 @@ class Tenant(World):
         others = any(job_limits.works(t.state) for t in shared.open if t is not self)
         found = detect.limit_events(own, shared.kept_out(), self.seen, grace, self.now, others=others)
         if found:
-            shared.few = (
-                max(1, len(demand.nodes_in_use([t.state for t in shared.open]))),
-                self.now + FEWER_SECONDS,
-            )
+            in_use = demand.nodes_in_use([t.state for t in shared.open])
+            shared.few = max(1, len(in_use)), self.now + FEWER_SECONDS
         return found
 
 
@@ -129,14 +127,11 @@ class Shared:
             elif name not in self.down and roll() < self.outages:
                 self.down.add(name)
                 for tenant in self.tenants:
-                    for job in tenant.jobs.values():
-                        for index, member in job.members.items():
-                            if job.job.node == name and member.phase == "running":
-                                tenant.end_member(job, index, member)
+                    tenant.kill(nodes=[name])
 
     def offer(self) -> None:
         """As `daemon._offer` does."""
-        nodes = self.listing()
+        nodes, tenants = self.listing(), {t.state.evaluation_id: t for t in self.open}
         for tenant in self.open:
             uses = [n.name for n in tenant.state.nodes.by_name.values() if n.status in demand.IN_USE]
             gone = [n for n in uses if n in self.down]
@@ -144,28 +139,23 @@ class Shared:
                 gone = sorted({*gone, self.dice.choice(uses)})
             tenant.take([ev.NodeWithdrawn(at=self.now, node=n, reason="gone") for n in gone])
         states = [t.state for t in self.open]
-        for name, node in demand.taken(states, nodes, self.now):
-            tenant = next(t for t in self.open if t.state.evaluation_id == name)
-            tenant.take([ev.NodeWithdrawn(at=self.now, node=node, reason="taken")])
-        for name, node in demand.in_the_way(states, nodes, self.now):
-            tenant = next(t for t in self.open if t.state.evaluation_id == name)
-            tenant.take([ev.NodeWithdrawn(at=self.now, node=node, reason="memory")])
+        for rule in (demand.taken, demand.in_the_way):
+            for name, node in rule(states, nodes, self.now):
+                tenants[name].tell(ev.NodeWithdrawn, node=node, reason="taken, or in the way")
         first = job_limits.first_kept_out(states, self.kept_out())
         for name, node, why in list(job_limits.given_up(states, first)):
-            tenant = next(t for t in self.open if t.state.evaluation_id == name)
-            tenant.take([ev.NodeWithdrawn(at=self.now, node=node, reason=why)])
-        demands = demand.demands(states)
-        limits = replace(self.limits, max_nodes=self.few[0]) if self.now < self.few[1] else self.limits
+            tenants[name].tell(ev.NodeWithdrawn, node=node, reason=why)
+        demands, few = demand.demands(states), self.now < self.few[1]
+        limits = replace(self.limits, max_nodes=self.few[0]) if few else self.limits
         offered = demand.offers(states, nodes, job_limits.not_behind(demands, first), limits)
         waiting, held = demand.waiting(states, demands), demand.held(states)
         staged = prefetch.choose(nodes, waiting, held, self.limits, share=self.share)
-        if first is not None or self.now < self.few[1]:
-            staged = {}
         for tenant in self.open:
-            if offers := offered.get(tenant.state.evaluation_id):
-                tenant.take([ev.NodesOffered(at=self.now, offers=offers)])
-            if names := staged.get(tenant.state.evaluation_id):
-                tenant.take([ev.MemoryOffered(at=self.now, nodes=names)])
+            name = tenant.state.evaluation_id
+            if offers := offered.get(name):
+                tenant.tell(ev.NodesOffered, offers=offers)
+            if first is None and not few and (names := staged.get(name)):
+                tenant.tell(ev.MemoryOffered, nodes=names)
 
     def arrives(self) -> Tenant:
         return Tenant(self.dice.randrange(1 << 32), self, len(self.tenants))

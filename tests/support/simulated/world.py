@@ -6,10 +6,9 @@ a number. A seed replays exactly.
 
 from __future__ import annotations
 
-import random
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 from coordinator.allocation import job_limits
 from coordinator.cluster import Job
@@ -21,9 +20,9 @@ from coordinator.evaluation.records import EvaluationRecord
 from coordinator.evaluation.state import State
 from coordinator.runtime import detect
 from evaljobs.contract.names import ShardId
-from support.simulated.cluster import Cluster, Odd
+from support.simulated.cluster import Cluster
 from support.simulated.invariants import validate
-from support.simulated.parts import SITE, FakeJob, FakeMember, Faults, planned, record
+from support.simulated.parts import SITE, FakeJob, FakeMember, Faults, Odd, planned, record
 
 VAGUE = "RuntimeError: CUDA error: an illegal memory access was encountered"
 UNFIT = "Requested node configuration is not available"
@@ -47,25 +46,9 @@ class World(Cluster):
         gpus: int = 2,
         **odd: Any,
     ) -> None:
-        super().__init__()
-        self.odd = Odd(**odd)
-        self.refusals: dict[str, list[float]] = {}  # job -> times at which a limit kept it out
-        self.gpus = gpus
-        self.dice = random.Random(seed)
-        self.faults = faults or Faults()
-        self.now = 0.0
-        self.record = rec or record()
-        self.node_names = [f"n{i}" for i in range(nodes)]
-        self.journal: list[ev.AnyEvent] = []
-        self.next_id = 100
-        self.queue = None
-        self.epoch: str | None = None
-        self.published, self.claims = set(), {}
-        self.rq, self.specs, self.given_up = set(), {}, {}
-        self.enqueued: dict[str, int] = {}
-        self.seen = detect.Sightings()
-        self.workers_stopped, self.drained = False, set()
-        self.called: list[do.SubmitJob] = []  # submissions whose turn has not come
+        super().__init__(seed, faults or Faults(), rec or record(), Odd(**odd))
+        self.gpus, self.next_id = gpus, 100
+        self.node_names = [f"{self.odd.names}{i}" for i in range(nodes)]
         event = ev.Accepted(at=0.0, record=self.record)
         self.state, actions = machine.start(event)
         self.journal.append(event)
@@ -86,6 +69,10 @@ class World(Cluster):
             self.perform(step.actions)
             validate(self.state)
 
+    def tell(self, kind: Callable[..., ev.AnyEvent], **fields: Any) -> None:
+        """An event of now."""
+        self.take([kind(at=self.now, **fields)])
+
     def perform(self, actions: Iterable[do.Action]) -> None:
         for action in actions:
             self.take(self.effect(action))
@@ -104,17 +91,13 @@ class World(Cluster):
             case do.CancelJob():
                 self.cancel(action)
             case do.FindResponses():
-                return [
-                    ev.ResponsesFound(at=self.now, alike=self.odd.copied and self.state.nodes.content is None)
-                ]
+                alike = self.odd.copied and self.state.nodes.content is None
+                return [ev.ResponsesFound(at=self.now, alike=alike)]
             case do.MakePlan():
-                return [planned(action, self.dice, self.now)]
+                return [planned(action, lambda: self.dice.randint(1, 6), self.now, workers=self.odd.workers)]
             case do.FillQueue():
-                self.queue = {
-                    s: (lane, rank) for lane, shards in action.lanes.items() for s, rank, _ in shards
-                }
-                for shard in self.claims:
-                    self.queue.pop(shard, None)
+                dealt = ((s, lane, rank) for lane, shards in action.lanes.items() for s, rank, _ in shards)
+                self.queue = {s: (lane, rank) for s, lane, rank in dealt if s not in self.claims}
                 if self.record.options.early_trials:
                     assert {ShardId.parse(s).task for s in self.queue} <= self.published
                 self.epoch = self.state.queue_epoch
@@ -129,19 +112,17 @@ class World(Cluster):
                 for shard in action.shards:
                     self.queue.pop(shard, None)
             case do.ReleaseClaims():
-                for shard, trial in list(self.claims.items()):
-                    if trial == action.trial:
-                        del self.claims[shard]
-                        if self.queue is not None:
-                            known = self.state.shards.by_name.get(shard)  # none of a cut that is retired
-                            self.queue[shard] = ("" if known is None else known.lane, 0.0)
+                for shard in self.held(action.trial):
+                    del self.claims[shard]
+                    if self.queue is not None:
+                        known = self.state.shards.by_name.get(shard)  # none of a cut that is retired
+                        self.queue[shard] = ("" if known is None else known.lane, 0.0)
             case do.EnqueueMetric():
+                metric = self.state.scoring.metrics[action.name]
+                self.specs[action.name] = metric_spec(self.state, self.site, metric)
                 self.rq.add(action.name)
-                self.specs[action.name] = metric_spec(
-                    self.state, self.site, self.state.scoring.metrics[action.name]
-                )
                 self.given_up.pop(action.name, None)
-                self.enqueued[action.name] = self.enqueued.get(action.name, 0) + 1
+                self.enqueued[action.name] += 1
             case do.ReleasePrecursor():
                 if action.job in self.jobs:
                     self.jobs[action.job].released = True
@@ -174,17 +155,12 @@ class World(Cluster):
         if roll < self.faults.submit_lost:
             return [ev.JobNotSubmitted(at=self.now, job=name, error="timed out", maybe_done=True)]
         twins = [job for job in self.jobs.values() if job.job.name == name]
-        assert not any(m.phase != "ended" for job in twins for m in job.members.values()), (
-            f"{name} runs twice"
-        )
+        running = [m for job in twins for m in job.members.values() if m.phase != "ended"]
+        assert not running, f"{name} runs twice"
         self.next_id += 1
-        members = {i: FakeMember() for i in range(action.job.count)}
-        job = FakeJob(
-            job=action.job,
-            job_id=str(self.next_id),
-            specs=specs_of(self.state, self.site, info),
-            members=members,
-        )
+        members = {i: FakeMember(index=i) for i in range(action.job.count)}
+        specs = specs_of(self.state, self.site, info)
+        job = FakeJob(job=action.job, job_id=str(self.next_id), specs=specs, members=members)
         key = name if name not in self.jobs else f"{name}#{self.next_id}"
         self.jobs[key] = job
         if roll < self.faults.submit_lost + self.faults.submit_timeout:
@@ -200,7 +176,7 @@ class World(Cluster):
         if job.purpose == odd.banned:
             return told(error=BANNED, refused=True)
         assert job.count <= odd.array, f"{job.name} is an array of {job.count}"
-        if self.members("pending", "running") + job.count > odd.submitted:
+        if self.now < odd.opens or self.members("pending", "running") + job.count > odd.submitted:
             self.refusals.setdefault(job.name, []).append(self.now)
             return told(error=LIMIT, limited=True)
         return None
@@ -210,7 +186,7 @@ class World(Cluster):
             if job.job_id == action.job_id:
                 for index, member in job.members.items():
                     if action.index in (None, index):
-                        self.end_member(job, index, member)
+                        self.end_member(job, member)
 
     # --- one tick ------------------------------------------------------------------------------------------------------
 
@@ -231,7 +207,7 @@ class World(Cluster):
         self.outcomes = late
         dumped, self.dumped = self.dumped, []
         if dumped:
-            self.take([ev.ShardsDumped(at=self.now, shards=tuple(dumped))])
+            self.tell(ev.ShardsDumped, shards=tuple(dumped))
         self.take([ev.OutcomeSeen(at=self.now, outcome=o) for o in seen])
         if roll() >= self.faults.listing:
             events, twins = detect.job_events(self.state, self.listing(), self.seen, detect.Grace(), self.now)
@@ -245,19 +221,15 @@ class World(Cluster):
         self.take(detect.waits_over(self.state, self.now))
         assert not detect.waits_over(self.state, self.now), "told twice"
         if self.state.shards.leaves and not self.state.winding_down and self.epoch != self.state.queue_epoch:
-            self.take([ev.QueueLost(at=self.now)])
-        slow = [
-            t
-            for t in sorted(self.state.trials.live)
-            if self.faults.straggle and roll() < self.faults.straggle
-        ]
-        self.take([ev.StragglersFound(at=self.now, trials=dict.fromkeys(slow, 3.0))] if slow else [])
+            self.tell(ev.QueueLost)
+        live = sorted(self.state.trials.live) if self.faults.straggle else []
+        if slow := [trial for trial in live if roll() < self.faults.straggle]:
+            self.tell(ev.StragglersFound, trials=dict.fromkeys(slow, 3.0))
         if self.queue is not None and self.state.shards.todo:
             for shard in detect.dumped_shards(self.state, list(self.queue)):
                 del self.queue[shard]
-            stray = detect.stray_shards(self.state, self.queue, self.claims)
-            if stray:
-                self.take([ev.ShardsStray(at=self.now, shards=stray)])
+            if stray := detect.stray_shards(self.state, self.queue, self.claims):
+                self.tell(ev.ShardsStray, shards=stray)
         missing = detect.missing_metrics(self.state, self.rq, 5.0, self.now)
         self.take(detect.metric_events(missing, self.given_up, self.now))
         self.nodes()
@@ -272,30 +244,28 @@ class World(Cluster):
         return detect.limit_events(self.state, limited, self.seen, grace, self.now)
 
     def nodes(self) -> None:
-        used = {n.name for n in self.state.nodes.by_name.values() if n.status != "withdrawn"}
+        use = self.state.nodes.by_name
+        used = {n.name for n in use.values() if n.status != "withdrawn"}
         for name in self.node_names:
-            if (
-                name in used
-                and self.dice.random() < self.faults.node_down
-                and self.state.nodes.by_name[name].status != "back-off"
-            ):
+            down = name in used and self.dice.random() < self.faults.node_down
+            if down and use[name].status != "back-off":
                 for job in self.jobs.values():
-                    if job.job.node == name:
-                        for index, member in job.members.items():
-                            self.end_member(job, index, member)
-                self.take([ev.NodeWithdrawn(at=self.now, node=name, reason="down")])
+                    for member in job.members.values() if job.job.node == name else ():
+                        self.end_member(job, member)
+                self.tell(ev.NodeWithdrawn, node=name, reason="down")
         for name in sorted(used - self.drained):
             others = len(self.node_names) - len(self.drained)
             if others > 1 and self.faults.drain and self.dice.random() < self.faults.drain:
                 self.drained.add(name)
-                self.take([ev.NodeWithdrawn(at=self.now, node=name, reason="drained")])
-        offers = tuple(
-            ev.Offer(node=n, gpus=self.gpus, memory_mb=1000)
-            for n in self.node_names
-            if n not in used | self.drained
-        )
-        if offers and not self.state.winding_down:
-            self.take([ev.NodesOffered(at=self.now, offers=offers)])
+                self.tell(ev.NodeWithdrawn, node=name, reason="drained")
+        free = [n for n in self.node_names if n not in used | self.drained]
+        ahead = self.state.nodes.prefetches
+        if self.odd.ahead and not use and not ahead:
+            if self.state.builds.looked_up:
+                self.tell(ev.MemoryOffered, nodes=tuple(free))
+        elif free and not self.state.winding_down and not (self.odd.ahead and self.dice.random() >= 0.3):
+            known = {"gpus": self.gpus, "memory_mb": 1000, "largest_mb": self.odd.node_mb}
+            self.tell(ev.NodesOffered, offers=tuple(ev.Offer(node=n, **known) for n in free))
 
     def restart(self) -> None:
         """SIGKILL: what is not journalled is gone, and every outcome file is found again."""
@@ -304,18 +274,18 @@ class World(Cluster):
         self.state = replay(self.journal)
         self.seen = detect.Sightings()
         if self.state.ended_at is None:
-            self.take([ev.Restarted(at=self.now)])
+            self.tell(ev.Restarted)
+
+    def until(self, done: Callable[[Self], object], most: int = 3000) -> Self:
+        """Tick until it is so, or the evaluation has ended."""
+        for _ in range(most):
+            if done(self) or self.state.ended_at is not None:
+                return self
+            self.tick()
+        raise AssertionError(f"not so after {most} ticks: {self.summary()}")
 
     def run(self, most: int = 3000) -> None:
-        for _ in range(most):
-            if self.state.ended_at is not None:
-                return
-            self.tick()
-        raise AssertionError(f"not ended after {most} ticks: {self.summary()}")
-
-    def until_planned(self) -> None:
-        while not self.state.shards.leaves and self.state.ended_at is None:
-            self.tick()
+        self.until(lambda _: False, most)
 
     def run_to_scores(self) -> None:
         """Run to the end: every entry is scored and nothing is left."""

@@ -1,0 +1,412 @@
+"""What is asked of an evaluation, or happens to it, at a moment of its life; and what it does then."""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from unittest import mock
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.simulated.parts import SITE, Faults, ended, record
+from support.simulated.shared import Shared
+from support.simulated.world import VAGUE, World, replay
+
+from coordinator.evaluation import actions as do
+from coordinator.evaluation import events as ev
+from coordinator.evaluation import job_specs, nodes, time_limits
+from coordinator.evaluation import step as machine
+from coordinator.evaluation.job_ends import MAX_SUBMISSIONS
+from coordinator.evaluation.scoring import MAX_WORKER_JOBS, WAITING_SECONDS
+from coordinator.evaluation.state import IllegalEventError, State
+from coordinator.runtime import detect
+from evaljobs.contract.outcomes import Failed
+from evaljobs.contract.specs import FrameRef
+
+TICK = 5.0
+SEEDS = st.integers(0, 2**32)
+BUSY = {
+    "kill": 0.005,
+    "submit_waits": 0.2,
+    "submit_timeout": 0.05,
+    "listing": 0.2,
+    "restart": 0.03,
+    "slow_outcome": 0.3,
+}
+TWICE = Faults(**BUSY, item_fails=0.1, build_fails=0.3)
+CROWDED = Faults(
+    **{**BUSY, "restart": 0.02, "slow_outcome": 0.2}, overrun=0.02, stage_fails=0.03, preempt=0.01
+)
+
+
+def inferring(world: World) -> bool:
+    """A shard is done and others are to do, with a trial running."""
+    state = world.state
+    done = any(s.frame is not None for s in state.shards.by_name.values())
+    return done and state.shards.todo > 2 and bool(state.index.running)
+
+
+def nothing_is_doubled(world: World) -> None:
+    """No node is staged on twice, no lane has two trials, but for jobs that were told to end; a precursor is its node's."""
+    jobs = world.state.jobs.by_name
+    held = [
+        i
+        for n in world.state.jobs.live
+        if (i := jobs[n]).job.purpose in ("stage", "host") and i.released_at is None
+    ]
+    lanes = [t.lane for t in world.state.trials.live.values() if jobs[t.job].released_at is None]
+    for several in (Counter(i.job.node for i in held), Counter(lanes)):
+        assert max(several.values(), default=0) <= 1, world.summary()
+    for info in held:
+        node = world.state.nodes.by_name.get(info.job.node or "")
+        assert node is None or node.precursor == info.job.name, world.summary()
+
+
+# --- retries and cancellations -----------------------------------------------------------------------------------------
+
+
+@settings(max_examples=40)
+@given(
+    seed=SEEDS,
+    nodes=st.integers(1, 3),
+    asked=st.lists(st.integers(0, 120), min_size=1, max_size=6),
+    cancelled=st.none() | st.integers(0, 60),
+)
+def test_a_retry_at_any_moment_doubles_and_orphans_nothing(
+    seed: int, nodes: int, asked: list[int], cancelled: int | None
+) -> None:
+    """Whenever it is asked for, of an evaluation that runs, is ending or has ended: what had failed is tried again, no
+    job is there twice, and in the end, with the reason gone, all is scored and nothing is left."""
+    world = World(seed, copy.copy(TWICE), record(entries=5), nodes=nodes, in_order=True)
+    tick = 0
+    while world.state.ended_at is None or tick <= max(asked):
+        if world.state.shards.leaves and not world.odd.poison and tick < 40:
+            world.odd.poison = dict.fromkeys(list(world.state.shards.by_name)[:2], VAGUE)
+        if tick in asked:
+            world.tell(ev.RetryAsked)
+        if tick == cancelled and world.state.ended_at is None:
+            world.tell(ev.CancelAsked, reason="asked")
+        world.tick()
+        nothing_is_doubled(world)
+        tick += 1
+        assert tick < 2000, world.summary()
+    world.assert_nothing_left()
+    world.odd.poison, world.faults = {}, Faults(listing=0.1)
+    if world.state.failed_entries() or world.state.unscored_items:
+        world.tell(ev.RetryAsked)
+    world.run_to_scores()
+
+
+@settings(max_examples=40)
+@given(seed=SEEDS, nodes=st.integers(1, 3))
+def test_a_retry_of_what_runs_takes_nothing_from_it(seed: int, nodes: int) -> None:
+    """With an entry failed and the rest inferring: no job ends of it, no weights are staged anew, the entry is scored."""
+    world = World(seed, rec=record(entries=12), nodes=nodes, in_order=True).until(
+        lambda w: w.state.shards.leaves
+    )
+    world.odd.poison = {world.state.shards.leaves["t1"].planned.shards[0]: VAGUE}
+    world.until(lambda w: w.state.failed_entries())
+    world.odd.poison = {}
+    if world.state.ended_at is not None or not world.state.shards.todo:
+        return  # it came last
+    live, staged = set(world.state.jobs.live), world.of("stage")
+    world.tell(ev.RetryAsked)
+    assert live <= world.state.jobs.live
+    assert not [n for n in live if world.state.jobs.by_name[n].released_at is not None]
+    world.run_to_scores()
+    assert not {j.job.node for j in staged} & {j.job.node for j in world.of("stage") if j not in staged}
+
+
+@settings(max_examples=60)
+@given(seed=SEEDS, ticks=st.integers(0, 40), after=st.integers(0, 3), taken_back=st.booleans())
+def test_a_retry_while_it_is_being_cancelled_waits_for_the_end(
+    seed: int, ticks: int, after: int, *, taken_back: bool
+) -> None:
+    """It is not lost: once the last job has ended all is tried again, and scored. A second cancellation takes it back."""
+    world = World(seed, rec=record(entries=4), in_order=True).until(lambda w: w.now >= ticks * TICK)
+    if world.state.ended_at is not None:
+        return
+    world.tell(ev.CancelAsked, reason="asked")
+    for _ in range(after):
+        world.tick()
+    world.tell(ev.RetryAsked)
+    if taken_back:
+        world.tell(ev.CancelAsked, reason="asked")
+    world.until(nothing_is_doubled)
+    assert not world.state.ending.retry_waits
+    world.assert_nothing_left()
+    if not taken_back:
+        world.assert_scored()
+
+
+# --- restarts ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_after_any_event_a_restart_decides_what_was_not_written_and_repeats_what_ends_jobs(seed: int) -> None:
+    """The process dies between an event and its intents: the same jobs are intended. A holder that was to be released is
+    told so again, and workers whose work is over; else they would be waited for."""
+    world = World(seed, Faults(slow_outcome=0.2))
+    world.run()
+    said = 0
+    for place, event in enumerate(world.journal[1:], start=1):
+        state = replay(world.journal[:place])
+        stages = {i.job.name: i.released_at for i in state.live_jobs("stage")}
+        released = {name for name, at in stages.items() if at is not None}
+        over = all(e.terminal for e in state.entries) and state.ended_at is None
+        again = machine.step(state, SITE, ev.Restarted(at=event.at))
+        told = {a.job for a in again.actions if isinstance(a, do.ReleasePrecursor)}
+        if isinstance(event, ev.JobIntended) and not isinstance(world.journal[place - 1], ev.JobIntended):
+            assert event.job.name in {i.job.name for i in again.intents if isinstance(i, ev.JobIntended)}
+        assert released <= told, f"before event {place}"
+        if over:
+            assert any(isinstance(a, do.StopWorkers) for a in again.actions), f"before event {place}"
+            assert told == stages.keys()
+        said += len(released)
+    assert said, "no moment between a release and its end"
+
+
+@settings(max_examples=30)
+@given(seed=SEEDS, ticks=st.integers(1, 60))
+def test_a_journal_gives_the_same_jobs_under_other_rules(seed: int, ticks: int) -> None:
+    """With other time limits, memory and attempt rules: the same names, nodes, trials and resources."""
+    faults = Faults(kill=0.02, submit_timeout=0.05, stage_fails=0.1, overrun=0.05, slow_outcome=0.2)
+    world = World(seed, faults).until(lambda w: w.now >= ticks * TICK)
+    with (
+        mock.patch.multiple(job_specs, MIB=1),
+        mock.patch.multiple(time_limits, SHORTEST_LIMIT_SECONDS=7, ENDING_SECONDS=1),
+        mock.patch.object(nodes, "MAX_PRECURSORS", 1),
+    ):
+        again = replay(world.journal)
+    one, other = ({n: (i.job, i.trials) for n, i in s.jobs.by_name.items()} for s in (again, world.state))
+    assert one == other
+
+
+def test_a_replay_without_stealing_costs_no_look_at_all_shards() -> None:
+    """`lanes_to_do` looks at each shard: a replay, which starts no trial, never calls it for one."""
+    world = World(1, rec=record(steal=False), nodes=3)
+    world.run_to_scores()
+    with mock.patch.object(State, "lanes_to_do", autospec=True, side_effect=State.lanes_to_do) as calls:
+        replay(world.journal)
+    assert calls.call_count <= len(world.state.nodes.by_name)
+
+
+def test_an_illegal_event_changes_nothing() -> None:
+    """Also where only its last part is illegal."""
+    world = World(1).until(lambda w: w.claims)
+    before = copy.deepcopy(world.state)
+    frame = FrameRef(file="t.frames", offset=0, length=1)
+    shards = ((next(iter(world.claims)), frame), ("no such|0|1", frame))
+    with pytest.raises(IllegalEventError):
+        machine.step(world.state, SITE, ev.ShardsDumped(at=world.now, shards=shards))
+    assert world.state == before
+
+
+def test_a_job_that_was_never_asked_for_costs_no_try() -> None:
+    """A coordinator that dies again and again before a submission's turn submits it all the same; a cluster that fails to
+    do it eight times ends the evaluation, with its words."""
+    world = World(1)
+    world.called.clear()
+    builds = sorted(world.state.jobs.live)
+    for _ in range(20):
+        world.restart()
+        world.take([ev.JobNotSubmitted(at=world.now, job=n, error="it is in no listing") for n in builds])
+    for _ in range(MAX_SUBMISSIONS):
+        assert not world.state.ending.reason
+        world.tell(ev.JobNotSubmitted, job=builds[0], error="no route", maybe_done=True)
+        world.tell(ev.JobNotSubmitted, job=builds[0], error="no route")
+    assert "could not be submitted 8 times: no route" in world.state.ending.reason
+
+
+# --- nodes and trials --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.long
+@settings(max_examples=100)
+@given(seed=SEEDS, quiet=st.booleans())
+def test_evaluations_that_share_a_cluster_all_end(seed: int, *, quiet: bool) -> None:
+    """They arrive while others infer, with GPUs and memory for few of them, nodes given back, down, taken by other
+    users' jobs: none waits for another for ever, each is scored, and nothing is left."""
+    shared = Shared(seed, Faults() if quiet else CROWDED)
+    shared.run()
+    for tenant in shared.tenants:
+        lost = [e for e in tenant.state.entries if e.status != "scored"]
+        told = tenant.state.ending.reason or all("times" in e.error for e in lost)
+        assert not lost or (told and not quiet), tenant.summary()
+        tenant.assert_nothing_left()
+
+
+def test_a_stragglers_lane_is_left_alone_while_another_trial_runs() -> None:
+    """It ends with shards to do: no trial follows it on its lane while another one runs."""
+    checked = 0
+    for seed in range(20):
+        world = World(seed, Faults(straggle=0.2), record(entries=8))
+        trials = world.state.trials
+        while world.state.ended_at is None:
+            before, shunned = set(trials.live), {trials.by_name[t].lane for t in trials.stragglers}
+            ran = bool(world.state.index.running)
+            world.tick()
+            if ran and world.state.index.running and before & trials.live.keys():
+                new = trials.live.keys() - before
+                assert not {trials.by_name[t].lane for t in new} & shunned, world.summary()
+                checked += len(new)
+        world.assert_scored()
+    assert checked, "no trial followed another: other dice are needed"
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_node_that_takes_eight_trials_with_it_ends_no_evaluation(seed: int) -> None:
+    """Eight deaths in one listing are one node's fault: it rests, and the work goes on, also where it was the only one."""
+    world = World(seed, rec=record(entries=12), nodes=1 + seed % 2, gpus=8).until(inferring)
+    world.kill("trial", ["n0"])
+    world.tick()
+    assert not world.state.ending.reason
+    world.run_to_scores()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_nodes_that_all_rest_are_waited_for(seed: int) -> None:
+    """Trials die until every node is in back-off; the evaluation waits for the first to return, says so, and ends well. Each
+    return is told of once, and none after a cancellation, however long the last jobs take to end."""
+    world = World(seed, rec=record(entries=12)).until(inferring)
+    world.odd.unready = frozenset(world.node_names)
+    uses = world.state.nodes.by_name.values()
+    world.until(lambda _: all(n.status == "back-off" for n in uses))
+    first = min(n.back_off_until or 0 for n in uses)
+    assert not world.state.ending.reason
+    assert world.state.waits_until == first > world.now
+    assert [e.kind for e in detect.waits_over(world.state, first)] == ["back-off-over"]
+    cancelled = replay(world.journal)
+    machine.step(cancelled, SITE, ev.CancelAsked(at=world.now, reason="asked"))
+    assert not detect.waits_over(cancelled, first + 100 * TICK)
+    world.odd.unready = frozenset()
+    world.run_to_scores()
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_weights_go_once_no_shard_is_left(seed: int) -> None:
+    """While metrics still run no node holds weights; a record that proves unreadable has them staged once more."""
+    world = World(seed, Faults(metric_slow=1.0), record(entries=4))
+    world.until(lambda w: w.state.shards.leaves and not w.state.shards.todo and not w.memory)
+    assert world.state.scoring.outstanding
+    assert world.state.ended_at is None
+    shard = sorted(world.state.shards.by_name)[seed % len(world.state.shards.by_name)]
+    world.tell(ev.ShardCorrupted, shard=shard, error="torn")
+    world.faults.metric_slow = 0.0
+    world.run_to_scores()
+    assert world.frames[shard] == 2
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_no_trial_is_cancelled_that_has_said_that_it_ended(seed: int) -> None:
+    """It exits by itself; cancelled, it would stand as CANCELLED in the site's accounting. One that still holds its GPU
+    after `Grace.overdue` is cancelled.
+    """
+    world = World(seed, rec=record(entries=6))
+    world.until(
+        lambda w: any(i.phase == "submitted" and i.job.count == 2 for i in w.state.live_jobs("trial"))
+    )
+    info = next(i for i in world.state.live_jobs("trial") if i.job.count == 2)
+    asked: list[do.CancelJob] = []
+    world.cancel = asked.append  # type: ignore[method-assign]
+    world.tell(ev.OutcomeSeen, outcome=ended(info.job.node or "", info.trials[0], "drained"))
+    world.tell(ev.CancelAsked, reason="asked")
+    assert [c.index for c in asked if c.job_id == info.job_id] == [1]
+    grace, seen = detect.Grace(), detect.Sightings()
+    for late in (0, 1):
+        overdue = detect.overdue_jobs(world.state, seen, grace, world.now + grace.overdue + late)
+        assert (info.job_id in overdue) is bool(late)
+
+
+def test_a_hung_trial_counts_once_though_its_end_brings_an_error() -> None:
+    """What was cancelled may fail on the way out: its shard and its node have answered for it."""
+    world = World(1, nodes=1).until(lambda w: w.claims)
+    shard, trial = next(iter(world.claims.items()))
+    world.tell(ev.TrialHung, trial=trial, shard=shard, seconds=900.0)
+    error = {"blame": "retry", "error": "NCCL timeout", "node": "n0", "shard": shard}
+    world.tell(ev.OutcomeSeen, outcome=Failed(name=trial, job="trial", **error))
+    assert world.state.shards.by_name[shard].died_on == ["n0"]
+    world.run_to_scores()
+
+
+def test_a_node_that_is_offered_after_its_weights_were_evicted_is_known_by_its_gpus() -> None:
+    """Staged ahead it had no GPUs to tell of; what runs there is learnt under their name."""
+    world = World(1)
+    world.tell(ev.MemoryOffered, nodes=("n9",))
+    world.tell(ev.NodeWithdrawn, node="n9", reason="its memory is needed")
+    world.tell(ev.NodesOffered, offers=(ev.Offer(node="n9", gpus=2, memory_mb=512_000, gpu_type="h100"),))
+    node = world.state.nodes.by_name["n9"]
+    assert (node.gpu_type, node.lanes) == ("h100", 2)
+
+
+# --- metrics -----------------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=20)
+@given(seed=SEEDS, nodes=st.integers(1, 3), again=st.booleans())
+def test_what_has_all_its_responses_is_scored_though_no_trial_lives_any_more(
+    seed: int, nodes: int, *, again: bool
+) -> None:
+    """Once nodes are given up, entries that lack responses fail with the reason; the others are scored, however slow
+    their metrics are. A retry then does the rest."""
+    world = World(seed, Faults(metric_slow=1.0), record(entries=10), nodes=nodes)
+    leaves = world.until(lambda w: w.state.shards.leaves).state.shards.leaves
+    world.until(lambda _: sum(leaf.todo == 0 for leaf in leaves.values()) >= 3)
+    world.odd.unready = frozenset(world.node_names)
+    world.until(lambda w: w.state.ending.reason or not w.state.shards.todo)
+    if not world.state.ending.reason:
+        return  # the claimed shards were the last
+    answered = {t for t, leaf in leaves.items() if leaf.todo == 0}
+    if again:
+        world.odd.unready = frozenset()
+        world.tell(ev.RetryAsked)
+    world.faults.metric_slow = 0.0
+    world.run()
+    assert {e.name for e in world.state.entries if e.status == "scored"} >= answered, world.summary()
+    lost = [e for e in world.state.entries if e.status != "scored"]
+    assert all(e.error == world.state.ending.reason and not again for e in lost), world.summary()
+    world.assert_nothing_left()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_workers_that_get_something_done_are_sent_for_again_however_often_they_are_taken(seed: int) -> None:
+    """Their jobs end (preemption, their time limit) whenever a metric job is done; all is scored in the end."""
+    world = World(seed, Faults(metric_slow=0.95), record(entries=30))
+    taken = 0
+    while world.state.ended_at is None:
+        world.tick()
+        if not world.state.scoring.worker_attempts:
+            taken += world.kill("metric")
+    world.run_to_scores()
+    assert taken > MAX_WORKER_JOBS
+
+
+@settings(max_examples=40)
+@given(seed=SEEDS, most=st.integers(1, 6), slow=st.sampled_from([0.0, 0.8, 0.97]))
+def test_workers_are_as_many_as_are_worth_it_and_no_more(seed: int, most: int, slow: float) -> None:
+    """They start once a trial runs, as many as the plan says; more come only where jobs have waited, never beyond the
+    settings; when all is scored none is left."""
+    world = World(seed, Faults(metric_slow=slow), record(entries=8, workers=most))
+    most_seen = 0
+    while world.state.ended_at is None:
+        before = len(world.of("metric"))
+        waited = [world.now - m.enqueued_at for m in world.state.scoring.metrics.values() if not m.done]
+        world.tick()
+        jobs = world.of("metric")
+        if jobs and not before:
+            assert jobs[0].job.count == 1
+            assert any(m.phase != "pending" for j in world.of("trial") for m in j.members.values())
+        elif len(jobs) > before:
+            assert max(waited) >= WAITING_SECONDS - TICK
+        most_seen = max(most_seen, sum(m.phase != "ended" for j in jobs for m in j.members.values()))
+    assert most_seen <= (1 if slow == 0.0 else most)
+    world.run_to_scores()
+
+
+def test_as_many_metric_workers_come_in_small_arrays_as_in_one() -> None:
+    """At once, in several jobs."""
+    world = World(1, rec=record(entries=8, workers=4, array_size=2), workers=3).until(
+        lambda w: w.state.live_jobs("metric")
+    )
+    assert sorted(info.job.count for info in world.state.live_jobs("metric")) == [1, 2]
