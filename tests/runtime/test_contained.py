@@ -1,111 +1,140 @@
-"""What goes wrong with one evaluation is that one's fault alone: it is parked, read back, given up; others go on."""
+"""What goes wrong with one evaluation is that one's fault alone: it is parked, read back, given up, or left alone; others go on."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import shlex
 import shutil
 import signal
+import subprocess
 import time
-from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from support.daemons import obey
 from support.fake_cluster import FakeCluster, fake_node
+from support.goldens import HERE
 from support.loops import coordinator_on, serving, until
 from support.simulated.parts import record
-from support.with_root import USER, fill, no_room_for_an_event
+from typer.testing import CliRunner
 
 from coordinator.base.signals import Signals
-from coordinator.base.throttle import Throttle
+from coordinator.cli import app
 from coordinator.cli.screen.sight import Sight
-from coordinator.cli.screen.standing import Shown, all_of, json_of, standing
+from coordinator.cli.screen.standing import all_of, json_of, standing
 from coordinator.cli.screen.watching import _over
 from coordinator.config.schema import ClusterConfig, Config
 from coordinator.errors import RetryError
 from coordinator.evaluation import step as machine
 from coordinator.evaluation.actions import FindRequestSets
-from coordinator.evaluation.events import AnyEvent
-from coordinator.evaluation.job_specs import Site
-from coordinator.evaluation.records import job_prefix
-from coordinator.evaluation.state import State
-from coordinator.hook import pinned
+from coordinator.evaluation.events import EVENT
+from coordinator.evaluation.records import JOURNAL_FORMAT, job_prefix
 from coordinator.intake.inbox import Notice, leave
-from coordinator.runtime import registry
+from coordinator.runtime import registry, runner
 from coordinator.runtime.drive import drive
-from coordinator.runtime.journal import alone
-from coordinator.runtime.loop import Coordinator
+from coordinator.runtime.journal import JournalError, OtherFormatError, alone, read_events
 from coordinator.runtime.runner import MAX_ANSWERS, MAX_ANSWERS_AN_ENTRY
-from coordinator.runtime.service import Service
-from coordinator.runtime.summary import Parked, ended, of_record, read_file, read_summary, write_summary
-from evaljobs.contract.paths import EvaluationPaths, WorkPaths
+from coordinator.runtime.summary import ended, read_summary
+from evaljobs.contract.paths import EvaluationPaths
 
 GOOD, BAD = "ckpt-good-00000001", "ckpt-bad-00000002"
+NO_EVENT = b'{"kind": "of-another-version"}\n'
+FIELDS = "4c4c5ae5"
 
 
-def jobs_of(cluster: FakeCluster, evaluation_id: str) -> list[str]:
-    prefix = job_prefix(evaluation_id)
+def named(name):
+    return record().model_copy(update={"evaluation_id": name})
+
+
+def jobs_of(cluster, name):
+    prefix = job_prefix(name)
     return [j.name for j in cluster.jobs() if j.name.startswith(prefix) and j.phase != "ended"]
 
 
-def accept(coordinator: Coordinator, *names: str) -> None:
+def accept(coordinator, *names):
+    """Accept these evaluations, and wait until each has a job."""
     for name in names:
-        coordinator.accept(record().model_copy(update={"evaluation_id": name}))
+        coordinator.accept(named(name))
+    until(coordinator, lambda: all(jobs_of(coordinator.cluster, name) for name in names))
 
 
 @pytest.fixture
-def cluster() -> FakeCluster:
-    return FakeCluster(
-        fleet=[fake_node("n1", gpus=0, memory_mb=64_000)]
-    )  # builds only: a holder ends by its files
+def cluster():
+    return FakeCluster(fleet=[fake_node("n1", gpus=0, memory_mb=64_000)])  # builds only
 
 
 @pytest.fixture
-def pair(tmp_path: Path, cluster: FakeCluster) -> Iterator[Coordinator]:
+def pair(work, cluster):
     """A coordinator in charge of two evaluations, each with a job on the cluster."""
-    with serving(tmp_path / "work", cluster) as coordinator:
+    with serving(work.root, cluster) as coordinator:
         accept(coordinator, GOOD, BAD)
-        until(coordinator, lambda: bool(jobs_of(cluster, GOOD) and jobs_of(cluster, BAD)))
         yield coordinator
 
 
-def shown(coordinator: Coordinator) -> dict[str, Shown]:
-    config = Config(work_dir=coordinator.performer.site.paths.root)
+@pytest.fixture
+def left(work, cluster):
+    """The work folder of two evaluations that have jobs, and that no process runs."""
+    with serving(work.root, cluster) as coordinator:
+        accept(coordinator, GOOD, BAD)
+    return work
+
+
+@pytest.fixture
+def over(work, cluster):
+    """The work folder of an evaluation that was cancelled and has ended."""
+    with serving(work.root, cluster) as coordinator:
+        accept(coordinator, GOOD)
+        coordinator.cancel(GOOD, "asked")
+        until(coordinator, lambda: coordinator.running[GOOD].state.ended_at is not None)
+        coordinator.forget_ended()
+    return work
+
+
+def shown(work):
+    """What `status` says of each evaluation."""
+    config = Config(work_dir=work.root)
     found = all_of(config)
-    return {
-        one.summary.evaluation_id: one
-        for one in standing(config, found, [s for s in found if not s.ended_at])
-    }
+    rows = standing(config, found, [s for s in found if not s.ended_at])
+    return {row.summary.evaluation_id: row for row in rows}
 
 
-def halted(coordinator: Coordinator) -> dict[str, str]:
+def halted(work):
     """What `watch` says of each evaluation that does not go on; "" where it does."""
-    config = Config(work_dir=coordinator.performer.site.paths.root)
-    views = Sight(config, "evalspan daemon", None).views(time.time())
+    views = Sight(Config(work_dir=work.root), "evalspan daemon", None).views(time.time())
     return {view.summary.evaluation_id: view.halt.word if view.halt else "" for view in views}
 
 
-def again(coordinator: Coordinator, name: str = BAD) -> None:
+def watch_ends(work):
+    """Whether `watch` of the bad evaluation has come to its end, on a site whose Slurm commands are away."""
+    config = Config(work_dir=work.root, cluster=ClusterConfig(kind="slurm"))
+    sight = Sight(config, "evalspan daemon", work.evaluation(BAD))
+    return bool(_over(sight, sight.views(time.time()), draws=True))
+
+
+def again(coordinator, name=BAD):
     """A turn in which a parked evaluation is tried again."""
     coordinator.parked[name].until = 0.0
     coordinator.tick()
+
+
+# --- while a coordinator runs it -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     "error", [TypeError("a bug"), OSError(28, "No space left on device"), RetryError("the site is away")]
 )
 def test_an_error_in_an_evaluations_turn_parks_it_and_its_journal_brings_it_back(
-    pair: Coordinator, cluster: FakeCluster, caplog: pytest.LogCaptureFixture, error: Exception
-) -> None:
+    pair, work, cluster, caplog, error
+):
     """Whatever the error: the other goes on, the traceback of a bug is told once, jobs go on, and `status` says why."""
 
-    def refused(*_: object) -> None:
+    def refused(*_):
         raise error
 
-    pair.running[BAD].observe = refused  # type: ignore[method-assign]
+    pair.running[BAD].observe = refused
     bug = isinstance(error, TypeError)
     for _ in range(20):  # it does not spin
         pair.tick()
@@ -113,70 +142,45 @@ def test_an_error_in_an_evaluations_turn_parks_it_and_its_journal_brings_it_back
     assert caplog.text.count("Traceback") == bug
     assert jobs_of(cluster, BAD)
     assert pair.busy
-    bad = shown(pair)[BAD]
-    assert (bad.stage, bad.fault) == ("parked", "TypeError: a bug" if bug else str(error))
-    assert shown(pair)[GOOD].fault == ""
-    assert halted(pair) == {BAD: "parked", GOOD: ""}
+    rows = shown(work)
+    assert (rows[BAD].stage, rows[BAD].fault) == ("parked", "TypeError: a bug" if bug else str(error))
+    assert (rows[GOOD].stopped, rows[GOOD].fault) == (False, "")
+    assert halted(work) == {BAD: "parked", GOOD: ""}
     again(pair)
     assert sorted(pair.running) == [BAD, GOOD]
-    assert shown(pair)[BAD].fault == ""
+    assert shown(work)[BAD].fault == ""
 
 
-def test_an_evaluation_that_no_process_runs_is_listed_as_stopped(
-    tmp_path: Path, cluster: FakeCluster
-) -> None:
-    """By `status` and `watch`, as soon as the lock of the work folder is free; not while it is held."""
-    with serving(tmp_path / "work", cluster) as coordinator:
-        accept(coordinator, GOOD)
-        assert shown(coordinator)[GOOD].stopped is False
-        assert halted(coordinator) == {GOOD: ""}
-    assert shown(coordinator)[GOOD].stopped is True
-    assert halted(coordinator) == {GOOD: "stopped"}
-
-
-def test_a_watch_of_one_evaluation_ends_where_it_is_given_up(
-    pair: Coordinator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One that is parked comes back by itself, one that is given up does not. Also where Slurm's commands are away."""
-    paths = pair.running[BAD].paths
-    monkeypatch.setenv("PATH", str(tmp_path))
-    config = Config(work_dir=pair.performer.site.paths.root, cluster=ClusterConfig(kind="slurm"))
-    for until_, ends in ((time.time() + 60.0, False), (None, True)):
-        parked = Parked(at=1.0, error="no disk", until=until_)
-        assert write_summary(paths, of_record(paths, "").model_copy(update={"parked": parked}))
-        sight = Sight(config, "evalspan daemon", paths)
-        assert bool(_over(sight, sight.views(time.time()), draws=True)) is ends
-
-
-def test_one_that_is_faulty_again_and_again_is_given_up_and_its_jobs_end(
-    pair: Coordinator, cluster: FakeCluster
-) -> None:
-    """A journal that is not ours to read, here: four looks, then nothing of it is left on the cluster. `retry` begins anew."""
-    journal = pair.running[BAD].paths.journal
+def test_one_that_is_faulty_again_and_again_is_given_up_and_its_jobs_end(pair, work, cluster, monkeypatch):
+    """A journal that cannot be read, here: four looks, then nothing of it is left on the cluster, and a `watch` of it ends.
+    `retry` begins anew.
+    """
+    journal = work.evaluation(BAD).journal
     whole = journal.read_bytes()
-    journal.write_bytes(whole + b'{"kind": "of-another-version"}\n')
-    pair.running[BAD].state.jobs.live = None  # type: ignore[assignment]
+    journal.write_bytes(whole + NO_EVENT)
+    pair.running[BAD].state.jobs.live = None
+    monkeypatch.setenv("PATH", str(work.root))
     pair.tick()
     for _ in range(1, registry.MOST_TRIES):
-        assert shown(pair)[BAD].stage == "parked"
+        assert (shown(work)[BAD].stage, watch_ends(work)) == ("parked", False)
         again(pair)
-    assert shown(pair)[BAD].stage == "given up"
+    assert (shown(work)[BAD].stage, watch_ends(work)) == ("given up", True)
     until(pair, lambda: not jobs_of(cluster, BAD) and pair.lost(BAD))
     assert jobs_of(cluster, GOOD)
     assert "is no event of this version" in str(pair.lost(BAD))
     journal.write_bytes(whole)
-    leave(pair.performer.site.paths, Notice(command="retry", evaluation_id=BAD))
+    leave(work, Notice(command="retry", evaluation_id=BAD))
     obey(pair)
     assert sorted(pair.running) == [BAD, GOOD]
 
 
 def test_events_that_call_for_each_other_without_end_park_their_evaluation(
-    pair: Coordinator, cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+    pair, work, cluster, monkeypatch, caplog
+):
     """Each turn is bounded, also that of a restart: the last events are logged, the other evaluation and a signal go on."""
-    step, asked = machine.step, list[AnyEvent]()
+    step, asked = machine.step, []
 
-    def endless(state: State, site: Site, event: AnyEvent) -> machine.Step:
+    def endless(state, site, event):
         found = step(state, site, event)
         if state.evaluation_id != BAD:
             return found
@@ -185,11 +189,11 @@ def test_events_that_call_for_each_other_without_end_park_their_evaluation(
 
     monkeypatch.setattr(machine, "step", endless)
     most = MAX_ANSWERS + MAX_ANSWERS_AN_ENTRY * len(record().suite.tasks)
-    journal = pair.running[BAD].paths.journal
+    journal = work.evaluation(BAD).journal
     pair.prioritize(GOOD, 1)
     with pytest.raises(OSError, match="is parked"):
         pair.prioritize(BAD, 1)
-    assert "the last is request-sets-found: a bug of evalspan" in str(shown(pair)[BAD].fault)
+    assert "the last is request-sets-found: a bug of evalspan" in str(shown(work)[BAD].fault)
     for _ in range(2):
         assert len(asked) <= most + 1
         asked.clear()
@@ -207,247 +211,247 @@ def test_events_that_call_for_each_other_without_end_park_their_evaluation(
     assert sorted(pair.running) == [BAD, GOOD]
 
 
-def test_a_journal_of_another_version_costs_no_other_evaluation_its_start_or_its_row(
-    tmp_path: Path, cluster: FakeCluster
-) -> None:
-    """Named with its line, by the daemon that starts and by `status`; and it may be cancelled."""
-    work = tmp_path / "work"
-    with serving(work, cluster) as before:
-        accept(before, GOOD, BAD)
-        until(before, lambda: bool(jobs_of(cluster, BAD)))
-    with (work / BAD / "journal.jsonl").open("ab") as journal:
-        journal.write(b'{"kind": "of-another-version"}\n')
-    (work / "empty").mkdir()
-    (work / "empty" / "journal.jsonl").touch()
-    (work / BAD / "status.json").unlink()
-    coordinator = coordinator_on(work, cluster, redis=True)
-    assert shown(coordinator)[BAD].stage == "unreadable"
-    assert f"{BAD}/journal.jsonl:" in str(shown(coordinator)[BAD].fault)
-    with coordinator.in_charge():
-        coordinator.resume_all()
-        assert list(coordinator.running) == [GOOD]
-        leave(WorkPaths(work), Notice(command="cancel", evaluation_id=BAD, reason="enough"))
-        obey(coordinator)
-        until(coordinator, lambda: not jobs_of(cluster, BAD) and coordinator.lost(BAD) is not None)
-    coordinator.keeper.stop()
-    summary = read_summary(EvaluationPaths(work / BAD))
-    assert summary is not None
-    assert summary.parked is not None
-    assert (summary.parked.cancelled, summary.parked.until) == ("enough", None)
-    lines = (work / BAD / "journal.jsonl").read_bytes().splitlines(keepends=True)
-    (work / BAD / "journal.jsonl").write_bytes(b"".join(lines[:-1]))
-    with serving(work, cluster) as later:
-        later.resume_all()
-        assert later.running[BAD].state.ending.cancelled == "enough", "who was cancelled stays cancelled"
-
-
-def test_a_run_of_one_evaluation_obeys_no_command_to_another(tmp_path: Path, cluster: FakeCluster) -> None:
-    """Its jobs would end with the run. The command stays for the daemon."""
-    with serving(tmp_path / "work", cluster) as coordinator:
-        accept(coordinator, BAD)
-        coordinator.cancel(BAD, "enough")
-        until(coordinator, lambda: coordinator.running[BAD].state.ended_at is not None)
-        coordinator.forget_ended()
-        leave(WorkPaths(tmp_path / "work"), Notice(command="retry", evaluation_id=BAD))
-        wanted = record().model_copy(update={"evaluation_id": GOOD})
-        assert drive(coordinator, wanted, lambda: True).ended_at is not None
-        assert list(coordinator.running) == [GOOD]
-        obey(coordinator)
-        assert coordinator.running[BAD].state.ended_at is None
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="not root: cannot give a file away")
-def test_a_command_that_another_user_left_is_passed_over(
-    pair: Coordinator, caplog: pytest.LogCaptureFixture
-) -> None:
-    left = leave(pair.performer.site.paths, Notice(command="cancel", evaluation_id=GOOD))
-    os.chown(left, USER, -1)
-    obey(pair)
-    assert "left it: ask root" in caplog.text
-    assert not left.exists()
-    assert not pair.running[GOOD].state.ending.cancelled
-
-
-def test_an_evaluation_whose_folder_was_removed_is_forgotten_with_its_jobs(
-    pair: Coordinator, cluster: FakeCluster, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_evaluation_whose_folder_was_removed_is_forgotten_with_its_jobs(pair, work, cluster, caplog):
     """Said once; a job that writes its outcome brings back no evaluation. The work folder that is away is no removal."""
-    work = pair.performer.site.paths.root
-    shutil.rmtree(work / BAD)
+    shutil.rmtree(work.root / BAD)
     pair.tick()
     assert list(pair.running) == [GOOD]
-    (work / BAD / "outcomes").mkdir(parents=True)
+    (work.root / BAD / "outcomes").mkdir(parents=True)
     until(pair, lambda: not jobs_of(cluster, BAD) and not pair.parked[BAD].ending)
     assert jobs_of(cluster, GOOD)
     pair.forget_ended()
     assert not pair.parked
     assert caplog.text.count("its folder has been removed; forgotten") == 1
-    away = work.with_name("away")
-    work.rename(away)
+    away = work.root.with_name("away")
+    work.root.rename(away)
     pair.tick()
     assert pair.parked[GOOD].until is not None
     assert jobs_of(cluster, GOOD)
-    away.rename(work)
+    shutil.rmtree(work.root, ignore_errors=True)  # on a slow machine the turn has begun a folder anew
+    away.rename(work.root)
     again(pair, GOOD)
     assert list(pair.running) == [GOOD]
 
 
-def test_a_cancellation_that_a_full_disk_cut_short_ends_once_there_is_room(
-    disk: Path, cluster: FakeCluster
-) -> None:
-    """The event found room in the journal's page, and nothing that it called for did."""
-    with serving(disk / "work", cluster) as coordinator:
-        accept(coordinator, GOOD)
-        until(coordinator, lambda: bool(jobs_of(cluster, GOOD)))
-        paths = coordinator.performer.site.paths
-        leave(paths, Notice(command="cancel", evaluation_id=GOOD))
-        filler = fill(disk)
-        for _ in range(3):
-            obey(coordinator)
+@pytest.mark.parametrize("seconds", ["NaN", "1e999", "-Infinity"])
+def test_an_outcome_that_no_journal_can_hold_is_passed_over_by_name(pair, work, seconds, caplog):
+    """Its evaluation goes on, and the next coordinator reads its journal."""
+    fields = '"kind": "built", "name": "x", "entry": 0, "batch_size": 8, "sets": {}'
+    work.evaluation(BAD).outcome("built", "x").write_text(f'{{{fields}, "seconds": {seconds}}}')
+    pair.tick()
+    assert "x.built.json is no outcome of this version" in caplog.text
+    assert set(pair.running) == {GOOD, BAD}
+    pair.running.pop(BAD).journal.close()
+    assert pair.accept(named(BAD)).state.jobs.live
+
+
+def test_an_evaluation_that_cannot_be_shown_stops_no_other(pair, work, cluster, monkeypatch):
+    """Neither in a turn nor at a daemon's start."""
+    real = runner.summary_now
+
+    def faulty(state, *more, **options):
+        if state.evaluation_id == BAD:
+            raise KeyError("x")
+        return real(state, *more, **options)
+
+    monkeypatch.setattr(runner, "summary_now", faulty)
+    monkeypatch.setattr(runner, "SUMMARY_SECONDS", -1.0)
+    assert [s.evaluation_id for s in pair.summaries()] == [GOOD]
+    pair.close()
+    fresh = coordinator_on(work.root, cluster)
+    fresh.resume_all()
+    assert list(fresh.running) == [GOOD]
+
+
+def test_an_end_that_the_disk_does_not_show_is_told_once(pair, monkeypatch):
+    real = runner.write_summary
+    monkeypatch.setattr(runner, "write_summary", lambda p, s: s.ended_at is None and real(p, s))
+    pair.cancel(GOOD, "x")
+    until(pair, lambda: pair.running[GOOD].state.ended_at is not None)
+    told = 0
+    for _ in range(3):
+        told += sum(summary.ended_at is not None for summary in pair.summaries())
+        pair.forget_ended()
+    assert told == 1
+
+
+# --- at a coordinator's start ----------------------------------------------------------------------------------------
+
+
+def test_a_damaged_journal_costs_no_other_evaluation_its_start_or_its_row(left, cluster):
+    """Named with its line, by the daemon that starts and by `status`; and it may be cancelled. Until one starts, both read
+    "stopped"; the damage is no other format.
+    """
+    assert halted(left) == {GOOD: "stopped", BAD: "stopped"}
+    assert shown(left)[GOOD].stopped
+    paths, empty = left.evaluation(BAD), left.root / "empty" / "journal.jsonl"
+    whole = paths.journal.read_bytes()
+    paths.journal.write_bytes(whole + NO_EVENT)
+    with pytest.raises(JournalError) as damaged:
+        list(read_events(paths.journal))
+    assert not isinstance(damaged.value, OtherFormatError)
+    empty.parent.mkdir()
+    empty.touch()
+    paths.status.unlink()
+    row = shown(left)[BAD]
+    assert row.stage == "unreadable"
+    assert f"{BAD}/journal.jsonl:" in str(row.fault)
+    with serving(left.root, cluster) as coordinator:
+        coordinator.resume_all()
+        assert list(coordinator.running) == [GOOD]
+        leave(left, Notice(command="cancel", evaluation_id=BAD, reason="enough"))
+        obey(coordinator)
+        until(coordinator, lambda: not jobs_of(cluster, BAD) and coordinator.lost(BAD) is not None)
+    summary = read_summary(paths)
+    assert summary is not None
+    assert (summary.parked.cancelled, summary.parked.until) == ("enough", None)
+    paths.journal.write_bytes(paths.journal.read_bytes().replace(NO_EVENT, b""))
+    with serving(left.root, cluster) as later:
+        later.resume_all()
+        assert later.running[BAD].state.ending.cancelled == "enough", "who was cancelled stays cancelled"
+
+
+def test_a_copy_of_an_evaluations_folder_is_no_second_one(left, cluster):
+    """A backup beside it, say: passed over, by `status` too; nothing is done twice and no job of the first ends."""
+    shutil.copytree(left.root / GOOD, left.root / "backup-00000001")
+    with serving(left.root, cluster) as coordinator:
+        coordinator.resume_all()
+        for _ in range(5):
             coordinator.tick()
-        assert coordinator.busy
-        filler.unlink()
-
-        def over() -> bool:
-            obey(coordinator)
-            ended = coordinator.running.get(GOOD)
-            return ended is not None and ended.state.ended_at is not None
-
-        until(coordinator, over)
-        assert coordinator.running[GOOD].state.ending.cancelled == "on request"
-        assert json.loads(coordinator.running[GOOD].paths.results.read_text())["failed"]
-        until(
-            coordinator,
-            lambda: not obey(coordinator) and not list(paths.inbox.glob("*.json")),
-        )
+        assert sorted(coordinator.running) == [BAD, GOOD]
+        assert not coordinator.parked
+        assert jobs_of(cluster, GOOD)
+        assert sorted(shown(left)) == [BAD, GOOD]
 
 
-def test_while_parked_a_checkpoint_stays_pinned_and_a_cancellation_is_kept(
-    disk: Path, cluster: FakeCluster
-) -> None:
-    """Rotation may not take what is needed again in a moment; who asked is obeyed once it is back."""
-    coordinator = coordinator_on(disk / "work", cluster, redis=True)
-    checkpoint = disk / "ckpt"
-    checkpoint.mkdir()
-    service = Service(coordinator, Config(work_dir=disk / "work"))
-    with coordinator.in_charge():
-        wanted = record().model_copy(update={"evaluation_id": GOOD})
-        source = wanted.checkpoint.model_copy(update={"source": str(checkpoint)})
-        coordinator.accept(wanted.model_copy(update={"checkpoint": source}))
-        service.tick()
-        assert pinned(checkpoint)
-        no_room_for_an_event(coordinator.running[GOOD].paths.journal)
-        filler = fill(disk)
-        until(coordinator, lambda: GOOD not in coordinator.running)
-        service._throttle = Throttle()
-        service.tick()
-        assert pinned(checkpoint)
-        filler.unlink()
-        leave(coordinator.performer.site.paths, Notice(command="cancel", evaluation_id=GOOD))
-        service._throttle = Throttle()
-        service.tick()
-        until(coordinator, lambda: GOOD in coordinator.running)
-        service._throttle = Throttle()
-        service.tick()
-        assert coordinator.running[GOOD].state.ending.cancelled == "on request"
-    coordinator.keeper.stop()
+def test_a_run_of_one_evaluation_obeys_no_command_to_another(over, cluster):
+    """Its jobs would end with the run. The command stays for the daemon."""
+    leave(over, Notice(command="retry", evaluation_id=GOOD))
+    with serving(over.root, cluster) as coordinator:
+        assert drive(coordinator, named(BAD), lambda: True).ended_at is not None
+        assert list(coordinator.running) == [BAD]
+        obey(coordinator)
+        assert coordinator.running[GOOD].state.ended_at is None
 
 
-def cancelled(work: Path, cluster: FakeCluster) -> Coordinator:
-    """A coordinator, stopped, whose evaluation was cancelled and has ended."""
-    with serving(work, cluster) as before:
-        accept(before, GOOD)
-        before.cancel(GOOD, "asked")
-        until(before, lambda: before.running[GOOD].state.ended_at is not None)
-        before.forget_ended()
-    return before
-
-
-def test_what_was_cancelled_is_resumed_though_its_files_are_in_use_at_first(
-    tmp_path: Path, cluster: FakeCluster
-) -> None:
+def test_what_was_cancelled_is_resumed_though_its_files_are_in_use_at_first(over, cluster):
     """Another process archives it when the same evaluation is asked for again: it is parked, then it goes on."""
-    work = tmp_path / "work"
-    cancelled(work, cluster)
     archiver = ExitStack()
-    archiver.enter_context(alone(work / GOOD / "journal.jsonl"))
-    with serving(work, cluster) as coordinator:
+    archiver.enter_context(alone(over.evaluation(GOOD).journal))
+    with serving(over.root, cluster) as coordinator:
 
-        def watch() -> bool:
+        def watch():
             archiver.close()
             if GOOD in coordinator.parked:
                 coordinator.parked[GOOD].until = 0.0
             return GOOD in coordinator.running and coordinator.running[GOOD].state.ending.retried
 
-        assert drive(coordinator, record().model_copy(update={"evaluation_id": GOOD}), watch).ending.retried
+        assert drive(coordinator, named(GOOD), watch).ending.retried
 
 
-def test_a_coordinator_keeps_the_summaries_of_what_it_runs(pair: Coordinator) -> None:
-    """From the first turn on, and once more at the end, with the length of its journal."""
-    paths = [pair.running[name].paths for name in (GOOD, BAD)]
-    assert all(read_file(str(each.root)) is not None for each in paths)
-    pair.cancel(GOOD, "asked")
-    until(pair, lambda: pair.running[GOOD].state.ended_at is not None)
-    over = read_file(str(paths[0].root))
-    assert over is not None
-    assert (over.cancelled, over.result, over.journal_bytes) == (
-        "asked",
-        "cancelled",
-        paths[0].journal.stat().st_size,
-    )
-
-
-def test_of_what_has_ended_no_journal_is_read(tmp_path: Path, cluster: FakeCluster) -> None:
-    """Neither by a daemon that starts nor by `status`; one whose summary was lost is read once."""
-    work = tmp_path / "work"
-    before = cancelled(work, cluster)
-    paths = EvaluationPaths(work / GOOD)
-    row, over = json_of(shown(before)[GOOD], work, 0.0), ended(paths)
-    assert over is not None
+def test_of_what_has_ended_no_journal_is_read(over, cluster):
+    """Neither by a daemon that starts nor by `status`: its summary is kept. One whose summary was lost is read once."""
+    paths = over.evaluation(GOOD)
+    row, last = json_of(shown(over)[GOOD], over.root, 0.0), ended(paths)
+    assert last is not None
+    assert (last.cancelled, last.result) == ("asked", "cancelled")
+    assert last.journal_bytes == paths.journal.stat().st_size
     paths.status.unlink()
-    assert json_of(shown(before)[GOOD], work, 0.0) == row
-    coordinator = coordinator_on(work, cluster, redis=True)
-    coordinator.resume_all()
-    assert not coordinator.running
-    assert over.like(ended(paths))
-    paths.journal.write_bytes(b"x" * paths.journal.stat().st_size)
-    coordinator.resume_all()
-    assert not coordinator.parked
-    assert shown(before)[GOOD].stage == "cancelled"
+    assert json_of(shown(over)[GOOD], over.root, 0.0) == row
+    with serving(over.root, cluster) as coordinator:
+        coordinator.resume_all()
+        assert not coordinator.running
+        assert last.like(ended(paths))
+        paths.journal.write_bytes(b"x" * paths.journal.stat().st_size)
+        coordinator.resume_all()
+        assert not coordinator.parked
+    assert shown(over)[GOOD].stage == "cancelled"
     with paths.journal.open("ab") as journal:
         journal.write(b"x")
     assert read_summary(paths) is None, "it was gone on with"
 
 
-def test_a_copy_of_an_evaluations_folder_is_no_second_one(tmp_path: Path, cluster: FakeCluster) -> None:
-    """A backup beside it, say: passed over, by `status` too; nothing is done twice and no job of the first ends."""
-    work = tmp_path / "work"
-    with serving(work, cluster) as before:
-        accept(before, GOOD)
-        until(before, lambda: bool(jobs_of(cluster, GOOD)))
-    shutil.copytree(work / GOOD, work / "backup-00000001")
-    with serving(work, cluster) as coordinator:
+# --- another journal format ------------------------------------------------------------------------------------------
+
+
+def words_of(shape):
+    """The words and records that a field's type names."""
+    if isinstance(shape, dict):
+        yield from (str(shape[key]) for key in ("const", "enum", "$ref", "type") if key in shape)
+    for inner in shape.values() if isinstance(shape, dict) else shape if isinstance(shape, list) else ():
+        yield from words_of(inner)
+
+
+def test_other_fields_in_a_journal_are_another_format():
+    """Who changes an event raises `JOURNAL_FORMAT`, and writes here what this test says."""
+    rows = {
+        f"{name}.{field} {field in one.get('required', ())} {sorted(words_of(shape))}"
+        for name, one in EVENT.json_schema()["$defs"].items()
+        for field, shape in one.get("properties", {}).items()
+    }
+    found = hashlib.sha256("\n".join(sorted(rows)).encode()).hexdigest()[:8]
+    assert (JOURNAL_FORMAT, found) == (3, FIELDS)
+
+
+@pytest.mark.parametrize("number", [0, JOURNAL_FORMAT + 1], ids=["earlier", "later"])
+def test_an_unfinished_evaluation_of_another_format_is_refused_and_left_alone(
+    left, cluster, caplog, tmp_path, number
+):
+    """In one line with its folder, how to end its jobs and no others, and what to type: by daemon, `status` and commands.
+    The other evaluation goes on; no file of it changes and no job of it ends, however often it is looked at.
+    """
+    paths = left.evaluation(BAD)
+    first, *rest = paths.journal.read_text().splitlines()
+    first = json.dumps(json.loads(first) | {"journal_format": number})
+    paths.journal.write_text("\n".join([first, *rest, '{"kind": "a-kind-of-then"}\n']))
+    files = {p: p.read_bytes() for p in paths.root.rglob("*") if p.is_file()}
+    with serving(left.root, cluster) as coordinator:
         coordinator.resume_all()
-        for _ in range(5):
-            coordinator.tick()
+        for _ in range(8):
+            again(coordinator)
         assert list(coordinator.running) == [GOOD]
+        assert coordinator.lost(BAD) is None
+    with pytest.raises(OtherFormatError) as refused:
+        list(read_events(paths.journal))
+    (said,) = [text for line in caplog.records if BAD in (text := line.getMessage())]
+    (row,) = [s for s in all_of(Config(work_dir=left.root)) if s.evaluation_id == BAD]
+    assert row.fault in said
+    for part in (str(paths.root), f"grep ' {job_prefix(BAD)}'", "`evalspan submit /c --suite suite`"):
+        assert part in said
+    assert "\n" not in said
+    for command in ("cancel", "retry", "report"):
+        done = CliRunner().invoke(app, [command, BAD, "--work-dir", str(left.root)])
+        assert isinstance(done.exception, OtherFormatError)
+        assert str(done.exception).startswith(f"{BAD} was begun by ")
+        assert "has not ended" in str(done.exception)
+    assert {p: p.read_bytes() for p in paths.root.rglob("*") if p.is_file()} == files
+    assert jobs_of(cluster, BAD)
+    listed = f"echo '71 {job_prefix(BAD)}trial-n1-a0'; echo '72 {job_prefix(GOOD)}trial-n1-a0'"
+    for name, does in {"squeue": listed, "scancel": 'echo "$@"'}.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{does}\n")
+        (tmp_path / name).chmod(0o755)
+    run = f"PATH={shlex.quote(str(tmp_path))}:$PATH; {str(refused.value).split('`')[1]}"
+    assert subprocess.run(["sh", "-c", run], capture_output=True, text=True, check=True).stdout == "71\n"
+
+
+def test_what_has_ended_in_another_format_is_over_until_it_is_asked_for_again(work, tmp_path, cluster):
+    """A daemon passes it over, asked for or not; after a retry its results are those of before. What is shown of it:
+    tests/golden/views.
+    """
+    shutil.unpack_archive(HERE / "folders" / "older.tar.gz", tmp_path, filter="data")
+    (paths,) = map(EvaluationPaths, work.root.glob("step-1000-*"))
+    paths.status.unlink()
+    found = read_summary(paths)
+    assert found is not None
+    assert (found.result, found.scored, found.entries) == ("done", 3, 3)
+    with serving(work.root, cluster) as coordinator:
+        coordinator.resume_all()
+        coordinator.accept_or_wait(named(paths.root.name))
+        assert not coordinator.running
         assert not coordinator.parked
-        assert jobs_of(cluster, GOOD)
-        assert list(shown(coordinator)) == [GOOD]
-
-
-@pytest.mark.parametrize("seconds", ["NaN", "1e999", "-Infinity"])
-def test_an_outcome_that_no_journal_can_hold_is_passed_over_by_name(
-    pair: Coordinator, seconds: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Its evaluation goes on, and the next coordinator reads its journal."""
-    paths = EvaluationPaths(pair.running[BAD].paths.root)
-    told = (
-        f'{{"kind": "built", "name": "x", "entry": 0, "batch_size": 8, "sets": {{}}, "seconds": {seconds}}}'
-    )
-    paths.outcome("built", "x").write_text(told)
-    pair.tick()
-    assert "x.built.json is no outcome of this version" in caplog.text
-    assert set(pair.running) == {GOOD, BAD}
-    pair.running.pop(BAD).journal.close()
-    assert pair.accept(record().model_copy(update={"evaluation_id": BAD})).state.jobs.live
+    paths.status.unlink(missing_ok=True)
+    with paths.journal.open("a") as file:
+        file.write('{"kind":"retry-asked","at":9.0}\n')
+    assert read_summary(paths) is None
+    with pytest.raises(OtherFormatError, match="has not ended"):
+        list(read_events(paths.journal))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import fnmatch
 import gc
 import io
@@ -11,12 +10,10 @@ import shutil
 from collections import Counter, deque
 from pathlib import Path
 
-import pytest
 from rich.console import Console
 from support.daemons import SUITE, small
 from support.fake_cluster import FakeCluster, fake_node
-from support.loops import coordinator_on, serving, until
-from support.simulated.parts import record
+from support.loops import serving, until
 
 from coordinator.base import clock
 from coordinator.cli.screen.live_screen import Watcher
@@ -24,21 +21,13 @@ from coordinator.cli.screen.standing import Shown
 from coordinator.cluster.slurm_rules import Hosting
 from coordinator.config.schema import Config, WatchConfig
 from coordinator.intake import folder_watch
-from coordinator.runtime.journal import Journal
-from coordinator.runtime.runner import Running
 from coordinator.runtime.service import Service
 from evaljobs.queue import redis_client
 
 
-def descriptors() -> int:
-    gc.collect()  # what earlier tests have left may hold some
-    return len(list(Path("/proc/self/fd").iterdir()))
-
-
-def held(*roots: object) -> dict[str, int]:
+def held(*roots):
     """Sizes of all containers in these objects and in what they hold of evalspan's own classes, by attribute."""
-    sizes: Counter[str] = Counter()
-    left, seen = [*roots], set[int]()
+    sizes, left, seen = Counter(), [*roots], set()
     while left:
         one = left.pop()
         if id(one) in seen or not type(one).__module__.startswith(("coordinator", "evaljobs")):
@@ -55,71 +44,49 @@ def held(*roots: object) -> dict[str, int]:
     return dict(sizes)
 
 
-def evaluated(service: Service, watcher: Watcher, number: int) -> None:
+def evaluated(service, watcher, number):
     """A checkpoint appears in the watched folder, is evaluated as far as a cancellation, and is removed by its training."""
     coordinator = service.coordinator
     place = small(service.paths.root.parent / "run" / f"step-{number}", seed=number)
 
-    def look() -> list[Running]:
+    def look():
         service.tick()
-        found = list(coordinator.running.values())
         watcher.show([*map(Shown, coordinator.summaries())], coordinator.trouble)
-        return found
+        return list(coordinator.running.values())
 
     until(coordinator, look)
     (running,) = coordinator.running.values()
-    coordinator.cancel(running.state.evaluation_id, "enough")
+    name, performer = running.state.evaluation_id, coordinator.performer
+    coordinator.cancel(name, "enough")
     until(coordinator, lambda: look() and running.state.ended_at is not None)
-    coordinator.performer.metric_queue(running.state.evaluation_id).known()
-    # a trial that lives on for a moment
-    coordinator.performer.queue(running.state.evaluation_id).heartbeat("late", phase="infer")
+    performer.metric_queue(name).known()
+    performer.queue(name).heartbeat("late", phase="infer")  # a trial that lives on for a moment
     coordinator.forget_ended()
     shutil.rmtree(place)
 
 
-def test_a_daemon_holds_the_same_after_n_and_2n_evaluations(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_daemon_holds_the_same_after_n_and_2n_evaluations(tmp_path, monkeypatch):
     """Its intake, backlog, coordinator, live screen and Redis: no container of theirs is larger, nor Python's own of patterns;
     and no descriptor is left of a work queue or a metric queue.
     """
     hours = itertools.count(clock.now(), 3600.0)
     monkeypatch.setattr(clock, "now", lambda: next(hours))  # each look is due
     monkeypatch.setattr(folder_watch, "AGAIN", 100)
-    config = Config(
-        work_dir=tmp_path / "work",
-        watch=WatchConfig(folders=(tmp_path / "run",), suite=SUITE),
-        backlog="latest",
-    )
+    watch = WatchConfig(folders=(tmp_path / "run",), suite=SUITE)
+    config = Config(work_dir=tmp_path / "work", watch=watch, backlog="latest")
     (tmp_path / "run" / "unfinished.tmp").mkdir(parents=True)
-    with serving(tmp_path / "work", FakeCluster(fleet=[fake_node("n1", gpus=0)])) as coordinator:
+    with serving(config.work_dir, FakeCluster(fleet=[fake_node("n1", gpus=0)])) as coordinator:
         service, watcher = Service(coordinator, config), Watcher(Console(file=io.StringIO()))
         service._hosting = Hosting()
 
-        def after(numbers: range) -> tuple[dict[str, int], int, int, int]:
+        def after(numbers):
             for number in numbers:
                 evaluated(service, watcher, number)
             service.tick()  # forgets the last checkpoint
             with redis_client.connect(service.paths.redis_address) as client:
                 keys = len(list(client.scan_iter()))
-            patterns = fnmatch._compile_pattern.cache_info().currsize  # type: ignore[attr-defined]
-            return held(coordinator, service, watcher), keys, patterns, descriptors()
+            gc.collect()  # what earlier tests have left may hold descriptors
+            descriptors, patterns = [*Path("/proc/self/fd").iterdir()], fnmatch._compile_pattern.cache_info()
+            return held(coordinator, service, watcher), keys, patterns.currsize, len(descriptors)
 
         assert after(range(4)) == after(range(4, 8))
-
-
-def test_a_journal_that_takes_no_first_event_is_closed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """However often a full disk refuses an evaluation, no descriptor is left of it."""
-
-    def full(_self: Journal, _events: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    coordinator = coordinator_on(tmp_path / "work", FakeCluster(fleet=[fake_node("n1")]), redis=True)
-    monkeypatch.setattr(Journal, "append", full)
-    before = descriptors()
-    for _ in range(3):
-        with pytest.raises(OSError, match="No space"):
-            coordinator.accept(record(1))
-    assert descriptors() <= before

@@ -1,73 +1,76 @@
-"""What is written at an evaluation's end, whatever is gone by then."""
+"""What is written at an evaluation's end, whatever is gone by then; and which ended evaluation answers a question of now."""
 
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
-from support.simulated.parts import Faults
+from support.simulated.parts import Faults, record
 from support.simulated.world import World
 
+from coordinator.evaluation.job_specs import Site
+from coordinator.evaluation.records import Inputs, evaluation_id
 from coordinator.evaluation.state import Phase
 from coordinator.report.load_series import point_of
 from coordinator.runtime import finalize
 from coordinator.runtime.journal import Journal
+from coordinator.runtime.present_inputs import as_of_now, changed_since, renewed
+from coordinator.runtime.summary import Summary, known_by, write_summary
 from evaljobs.contract.paths import EvaluationPaths
+from evaljobs.contract.storage import write_atomic
+from evaljobs.lmeval.shown_inputs import digest_of
 
 
 @pytest.fixture
-def ended(tmp_path: Path) -> tuple[World, EvaluationPaths]:
-    """An evaluation that has run, its journal and score files on disk, its request sets and responses nowhere."""
+def ended(tmp_path):
+    """A world that has run, its journal and score files on disk, its request sets and responses nowhere."""
     world = World(3, Faults())
     world.run()
     paths = EvaluationPaths(tmp_path / "id")
     paths.scores.mkdir(parents=True)
     Journal(paths.journal).append(world.journal)
+    config = {"model": "hf", "batch_size": None, "limit": 4}
     for entry in world.state.entries:
-        entry.result_file = str(paths.scores / f"{entry.index}.json")
-        Path(entry.result_file).write_text(json.dumps({"results": {entry.name: {"acc,none": 0.5}}}))
+        file = paths.scores / f"{entry.index}.json"
+        file.write_text(json.dumps({"results": {entry.name: {"acc,none": 0.5}}, "config": config}))
+        entry.result_file = str(file)
     return world, paths
 
 
-def test_scores_are_written_whatever_report_and_priors_find(
-    ended: tuple[World, EvaluationPaths], tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Request sets gone, observations that cannot be written, a journal that cannot be read: each a warning, and the scores."""
+def test_scores_are_written_whatever_report_and_priors_find(ended, tmp_path, caplog):
+    """Request sets gone, observations that cannot be written, a journal that cannot be read: each a warning, and the scores. The
+    report of before counts no more: costs are unknown, as a value, in a series, and with the status of the end.
+    """
     world, paths = ended
-    names = {e.name for e in world.state.entries}
+    state, names = world.state, {e.name for e in world.state.entries}
     paths.responses.mkdir()
-    for file in {s.frame.file for s in world.state.shards.by_name.values() if s.frame is not None}:
+    for file in {s.frame.file for s in state.shards.by_name.values() if s.frame is not None}:
         (paths.responses / file).write_bytes(b"")
     (tmp_path / "folder").mkdir()
-    finalize.write_results(world.state, paths, {}, tmp_path / "folder")
+    finalize.write_results(state, paths, {}, tmp_path / "folder")
     assert json.loads(paths.results.read_text())["results"].keys() == names
+    report = finalize.try_report(state, paths)
+    assert report is not None
+    spans = tuple(
+        finalize.ShardSpan(shard=name, trial="t", started_at=1.0, seconds=1.0)
+        for name in state.shards.by_name
+    )
+    finalize.teach(state, report.model_copy(update={"shards": spans}), tmp_path / "o.jsonl")
+    assert "the priors learn nothing of it: the request set of" in caplog.text
     paths.results.unlink()
     paths.journal.write_text('{"kind": "of-another-version"}\n')
-    finalize.write_results(world.state, paths, {}, tmp_path / "observations.jsonl")
+    finalize.write_results(state, paths, {}, tmp_path / "o.jsonl")
     assert json.loads(paths.results.read_text())["results"].keys() == names
     assert "there is no new report" in caplog.text
-
-
-def test_an_evaluation_without_a_report_has_its_scores_and_no_costs(
-    ended: tuple[World, EvaluationPaths], tmp_path: Path
-) -> None:
-    """As a value, in a series, and with the status of its end; a report of before a retry counts no more."""
-    world, paths = ended
-    paths.report.write_text("{}")
-    paths.journal.write_text('{"kind": "of-another-version"}\n')
-    finalize.write_results(world.state, paths, {}, tmp_path / "observations.jsonl")
-    found = finalize.results_of(world.state, paths)
+    found = finalize.results_of(state, paths)
     costs = (found.makespan_seconds, found.paused_seconds, found.gpu_seconds)
-    assert (found.status, len(found.scores), costs) == ("done", len(world.state.entries), (None, None, None))
+    assert (found.status, len(found.scores), costs) == ("done", len(names), (None, None, None))
     assert "times and costs are not known: JournalError: " in found.report.warnings[-1]
-    point = point_of(paths, world.state.record)
+    point = point_of(paths, state.record)
     assert (point.status, point.scores, point.makespan_seconds) == ("done", found.scores, None)
 
 
-def test_during_a_retry_results_are_those_of_now(
-    ended: tuple[World, EvaluationPaths], tmp_path: Path
-) -> None:
+def test_during_a_retry_results_are_those_of_now(ended, tmp_path):
     """Not the scores and failures of the end before it, whose results.json stays until the next end."""
     world, paths = ended
     again, *others = world.state.entries
@@ -81,36 +84,84 @@ def test_during_a_retry_results_are_those_of_now(
     assert {s.task for s in found.scores} == {e.name for e in others}
 
 
-def test_what_the_priors_cannot_read_is_a_warning(
-    ended: tuple[World, EvaluationPaths], tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Shards are known by their times, and the request sets that they were of have been removed."""
-    world, paths = ended
-    report = finalize.try_report(world.state, paths)
-    assert report is not None
-    spans = [
-        finalize.ShardSpan(shard=name, trial="t", started_at=1.0, seconds=1.0)
-        for name in world.state.shards.by_name
-    ]
-    finalize.teach(world.state, report.model_copy(update={"shards": tuple(spans)}), tmp_path / "o.jsonl")
-    assert "the priors learn nothing of it: the request set of" in caplog.text
-
-
-def test_a_score_file_that_is_gone_costs_its_entry_alone(ended: tuple[World, EvaluationPaths]) -> None:
-    """It is named as failed, with the reason; the others have their scores."""
-    world, _ = ended
-    gone, *others = world.state.entries
-    Path(gone.result_file).unlink()
-    results = finalize.merged_results(world.state)
+def test_a_score_file_that_is_gone_costs_its_entry_alone(ended):
+    """It is named as failed, with the reason; the others have their scores, and the batch size that trials used: tasks are
+    scored by a model without batches.
+    """
+    state = ended[0].state
+    gone, *others = state.entries
+    (ended[1].scores / f"{gone.index}.json").unlink()
+    results = finalize.merged_results(state)
     assert results["results"].keys() == {e.name for e in others}
     assert "cannot be read (any more)" in results["failed"][gone.name]
+    assert results["config"] == {"model": "hf", "batch_size": state.batch_size, "limit": 4}
 
 
-def test_results_name_the_batch_size_of_the_inference(ended: tuple[World, EvaluationPaths]) -> None:
-    """Tasks are scored by a model without batches; lm-eval's own key says what the trials used."""
-    world, _ = ended
-    for entry in world.state.entries:
-        config = {"model": "hf", "batch_size": None, "limit": 4}
-        Path(entry.result_file).write_text(json.dumps({"results": {entry.name: {}}, "config": config}))
-    results = finalize.merged_results(world.state)
-    assert results["config"] == {"model": "hf", "batch_size": world.state.batch_size, "limit": 4}
+# --- the evaluation of a question's inputs of now --------------------------------------------------------------------
+
+
+@pytest.fixture
+def site(tmp_path):
+    return Site(work_dir=str(tmp_path / "work"), trial_command=("false",), worker_command=("false",))
+
+
+def asked(site):
+    """What a person asks for now, and how it is known before anyone looks at what earlier evaluations used."""
+    base, inputs = record(1), Inputs(lm_eval="0.4.13")
+    name = evaluation_id(base.checkpoint, base.suite, base.model, base.judge, inputs)
+    plain = base.model_copy(update={"inputs": inputs, "evaluation_id": name})
+    return as_of_now(plain, site), plain
+
+
+def end(site, made, *files, **rows):
+    """The evaluation has ended, and its scoring used these files. Returns its id."""
+    paths = site.paths.evaluation(made.evaluation_id)
+    paths.root.mkdir(parents=True, exist_ok=True)
+    paths.journal.write_bytes(b"{}\n")
+    shown = {"build": {}, "score": {**rows, **{str(file): digest_of(str(file)) for file in files}}}
+    write_atomic(paths.results, json.dumps({"evalspan": {"shown": shown}}).encode())
+    write_atomic(paths.evaluation, made.model_dump_json().encode())
+    over = Summary(**known_by(made), written_at=2.0, ended_at=2.0, journal_bytes=3)
+    assert write_summary(paths, over)
+    return made.evaluation_id
+
+
+def test_an_ended_evaluation_is_todays_until_a_file_it_used_changes(site, tmp_path):
+    """Taking the edit back finds the first one again; the message names the file. An open one goes on whatever has changed:
+    its tasks say which file it was.
+    """
+    one, other = tmp_path / "one.py", tmp_path / "other.py"
+    one.write_text("A = 1\n")
+    other.write_text("B = 1\n")
+    first = end(site, asked(site)[0], one)
+    assert asked(site)[0].evaluation_id == first
+    one.write_text("A = 2\n")
+    now = asked(site)[0]
+    assert now.evaluation_id != first
+    assert f"{one} changed since {first}: this is a new evaluation" in changed_since(now, site)
+    second = end(site, now, one, other)
+    assert asked(site)[0].evaluation_id == second
+    other.write_text("B = 2\n")  # a file that the first one did not use
+    third = end(site, asked(site)[0], one, other)
+    assert asked(site)[0].evaluation_id == third
+    assert len({first, second, third}) == 3
+    one.write_text("A = 1\n")
+    assert asked(site)[0].evaluation_id == first
+    site.paths.evaluation(first).journal.write_bytes(b"{}\n{}\n")  # a retry
+    one.write_text("A = 3\n")
+    assert asked(site)[0].evaluation_id == first
+
+
+def test_a_file_that_a_node_sees_otherwise_costs_one_evaluation(site):
+    """And not a new one each time that it is asked for."""
+    rows = {"/of-a-node": "digest there"}
+    first = end(site, asked(site)[0], **rows)
+    second = end(site, asked(site)[0], **rows)
+    assert second != first
+    assert asked(site)[0].evaluation_id == second
+
+
+def test_fresh_names_another_evaluation_each_time(site):
+    base = asked(site)[1]
+    later = base.model_copy(update={"accepted_at": base.accepted_at + 1})
+    assert len({base.evaluation_id, renewed(base).evaluation_id, renewed(later).evaluation_id}) == 3

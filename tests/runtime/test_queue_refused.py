@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
-import redis
 from support.open_redis import open_server, running_on
 
 from coordinator.runtime.journal import read_events
@@ -15,101 +11,89 @@ from evaljobs.contract.storage import FrameWriter
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[redis.Redis]:
+def server(tmp_path):
     with open_server(tmp_path) as client:
         yield client
 
 
-def test_a_queue_that_redis_does_not_take_is_told_lost_once_and_filled_when_it_does(
-    server: redis.Redis, tmp_path: Path
-) -> None:
-    """Five times a second for as long as it lasts was megabytes of journal; so were shards told stray."""
-    running = running_on(tmp_path)
-    state = running.state
+@pytest.fixture
+def running(server, tmp_path):
+    return running_on(tmp_path)
 
-    def told() -> list[str]:
-        return [event.kind for event in read_events(running.journal.path)]
 
-    server.config_set("maxmemory", "1")
-    now = 1e6
-    for _ in range(50):
-        now += 1.0
+@pytest.fixture
+def queue(running):
+    return running.performer.queue(running.state.evaluation_id)
+
+
+def looks(running, times):
+    """Looks at the queue and audits of it, at these times."""
+    for now in times:
         running._look_at_queue(now)
         running._audit(now)
+
+
+def test_a_queue_that_redis_does_not_take_is_told_lost_once_and_filled_when_it_does(server, running, queue):
+    """Five times a second for as long as it lasts was megabytes of journal; so were shards told stray."""
+    state = running.state
+    todo = {name for name, shard in state.shards.by_name.items() if shard.frame is None}
+    told = lambda: [event.kind for event in read_events(running.journal.path)]  # noqa: E731
+    times = iter(range(1_000_000, 2_000_000))
+    server.config_set("maxmemory", "1")
+    looks(running, [next(times) for _ in range(50)])
     assert told() == ["queue-lost"]
     server.config_set("maxmemory", "0")
     for _ in range(5):
-        now += 1.0
-        running._look_at_queue(now)
-    assert running.snapshot is not None
-    assert running.snapshot.unclaimed == state.shards.todo
+        running._look_at_queue(next(times))
+    assert running.snapshot.unclaimed == state.shards.todo == len(todo)
     assert told() == ["queue-lost"]
     server.delete(f"evalspan:{{{state.evaluation_id}}}:where")
     server.config_set("maxmemory", "1")
-    for _ in range(5):
-        now += 1.0
-        running._look_at_queue(now)
-        running._audit(now)
+    looks(running, [next(times) for _ in range(5)])
     assert told() == ["queue-lost", "shards-stray"]
     server.config_set("maxmemory", "0")
-    running._audit(now)
-    assert set(running.performer.queue(state.evaluation_id).unclaimed()) == {
-        name for name, shard in state.shards.by_name.items() if shard.frame is None
-    }
+    running._audit(next(times))
+    assert set(queue.unclaimed()) == todo
     assert told() == ["queue-lost", "shards-stray"]
 
 
-def test_a_trial_believed_dead_that_lives_costs_no_task_a_run(server: redis.Redis, tmp_path: Path) -> None:
+def test_a_trial_believed_dead_that_lives_costs_no_task_a_run(running, queue):
     """Redis came back empty and has forgotten the release: the trial's heartbeat claims its shard once, is released again,
     and what it is running is not counted as run without a record.
     """
-    running = running_on(tmp_path)
-    state, now = running.state, 1e6
-    queue = running.performer.queue(state.evaluation_id)
-    shard = next(name for name, found in state.shards.by_name.items() if found.frame is None)
+    shards = running.state.shards.by_name
+    shard = next(name for name, found in shards.items() if found.frame is None)
     held = []
-    for _ in range(6):
+    for number in range(6):
         held.append(queue.heartbeat("dead", phase="infer", shard=shard))
-        running._look_at_queue(now)
-        running._audit(now)
-        now += 20.0
-    assert state.shards.by_name[shard].unread == 0
+        looks(running, [1e6 + 20.0 * number])
+    assert shards[shard].unread == 0
     assert held == [True, True, False, False, False, False], "once more while the queue is filled"
     assert shard in queue.unclaimed()
 
 
-def test_a_shard_that_was_run_without_redis_is_not_run_again(server: redis.Redis, tmp_path: Path) -> None:
+def test_a_shard_that_was_run_without_redis_is_not_run_again(server, running, queue):
     """Redis comes back with the queue that it had, and the trial that dumped meanwhile has died unreported: the shard is
     taken out. Also where nothing else is to do. It comes back empty: response files are read before it is filled again.
     """
-    running = running_on(tmp_path)
-    state, queue = running.state, running.performer.queue(running.state.evaluation_id)
+    state = running.state
     for now in (1e6, 1e6 + 1):  # filled; seen as filled
         running._look_at_queue(now)
-    queued = queue.unclaimed()
-    shard = state.shards.by_name[queued[0]]
-    planned = state.shards.leaves[shard.leaf].planned
-    ran = ShardResponses(
-        task=planned.task,
-        key=planned.key,
-        shard=queued[0],
-        trial="t",
-        started_at=1e6,
-        seconds=1.0,
-        responses=(),
-    )
+    first, second, *others = queue.unclaimed()
+    planned = state.shards.leaves[state.shards.by_name[first].leaf].planned
+    ran = {"task": planned.task, "key": planned.key, "shard": first, "trial": "t"}
     with FrameWriter(running.paths.responses / "t.frames") as responses:
-        responses.append(ran)
+        responses.append(ShardResponses(**ran, started_at=1e6, seconds=1.0, responses=()))
     server.flushall()
-    running._look_at_queue(now + 1)
-    assert set(queue.unclaimed()) == set(queued[1:])
-    running._look_at_queue(now + 2)
-    state.shards.by_name[queued[1]].frame = shard.frame
-    running._audit(now + 20)
-    assert set(queue.unclaimed()) == set(queued[2:])
-    for name in queued:
-        state.shards.by_name[name].frame = shard.frame
+    running._look_at_queue(1e6 + 2)
+    assert set(queue.unclaimed()) == {second, *others}
+    frame = state.shards.by_name[first].frame
+    running._look_at_queue(1e6 + 3)
+    state.shards.by_name[second].frame = frame
+    running._audit(1e6 + 21)
+    assert set(queue.unclaimed()) == set(others)
+    for name in others:
+        state.shards.by_name[name].frame = frame
     state.shards.todo = 0
-    running._look_at_queue(now + 40)
-    running._audit(now + 40)
+    looks(running, [1e6 + 41])
     assert queue.unclaimed() == ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import threading
@@ -24,53 +25,50 @@ from evaljobs.contract.outcomes import Failed
 EVENTS = [CancelAsked(at=float(i), reason="grün " * i) for i in range(4)]
 
 
-def written(path: Path) -> bytes:
-    journal = Journal(path)
+@pytest.fixture
+def path(tmp_path):
+    """A journal of EVENTS. Its age is the coordinator's time, not that of the file server's clock."""
+    journal = Journal(tmp_path / "journal")
     journal.append(EVENTS)
     journal.close()
-    assert path.stat().st_mtime == EVENTS[-1].at, (
-        "the coordinator's time, not that of the file server's clock"
-    )
-    return path.read_bytes()
+    assert journal.path.stat().st_mtime == EVENTS[-1].at
+    return journal.path
 
 
-def test_a_tail_torn_at_any_byte_is_cut_and_the_rest_stays(tmp_path: Path) -> None:
+def test_a_tail_torn_at_any_byte_is_cut_and_the_rest_stays(path):
     """For every length that a crash can leave: whole events are read, the torn one is gone, appending goes on. A plan's event
     is megabytes long: its torn beginning is found across blocks.
     """
-    data = written(tmp_path / "whole")
-    path = tmp_path / "torn"
+    data = path.read_bytes()
     for torn in (*(data[:length] for length in range(len(data) + 1)), data + b"x" * 200_000):
         path.write_bytes(torn)
-        whole = torn.count(b"\n")
-        assert len(list(read_events(path))) == whole, "a reader beside the writer sees whole events only"
+        whole = EVENTS[: torn.count(b"\n")]
+        assert list(read_events(path)) == whole, "a reader beside the writer sees whole events only"
         journal = Journal(path)
-        assert list(journal.replay()) == EVENTS[:whole]
+        assert list(journal.replay()) == whole
         journal.append([ResultsWritten(at=9.0)])
-        assert list(journal.replay()) == [*EVENTS[:whole], ResultsWritten(at=9.0)]
+        assert list(journal.replay()) == [*whole, ResultsWritten(at=9.0)]
         journal.close()
 
 
-def test_an_event_that_could_not_be_read_back_is_not_written(tmp_path: Path) -> None:
-    """JSON has no NaN: what stood there would come back as null, and no later start could read the journal."""
-    data = written(tmp_path / "journal")
-    journal = Journal(tmp_path / "journal")
+def test_what_could_not_be_read_back_is_not_written_and_a_line_that_is_no_event_is_named(path):
+    """JSON has no NaN: what stood there would come back as null, and no later start could read the journal. To go on past a
+    line that is no event would be to forget.
+    """
+    data = path.read_bytes()
+    journal = Journal(path)
     hostile = ResultsWritten.model_construct(at=float("nan"))
     with pytest.raises(UnreadableEventError, match="results-written"):
         journal.append([ResultsWritten(at=9.0), hostile])
     journal.close()
-    assert (tmp_path / "journal").read_bytes() == data
-
-
-def test_a_line_that_is_no_event_stops_us_and_is_named(tmp_path: Path) -> None:
-    """To go on would be to forget."""
-    lines = written(tmp_path / "journal").splitlines(keepends=True)
-    (tmp_path / "journal").write_bytes(lines[0] + b'{"kind": "from-the-future"}\n' + lines[1])
+    assert path.read_bytes() == data
+    first, second, *_ = data.splitlines(keepends=True)
+    path.write_bytes(first + b'{"kind": "from-the-future"}\n' + second)
     with pytest.raises(OperatorError, match="journal:2 "):
-        list(read_events(tmp_path / "journal"))
+        list(read_events(path))
 
 
-def test_on_a_full_disk_an_append_leaves_nothing_and_works_again_later(tmp_path: Path) -> None:
+def test_on_a_full_disk_an_append_leaves_nothing_and_works_again_later(tmp_path):
     """All of a batch of events or none: half of it would be acted upon without the rest."""
     with small_disk(tmp_path / "small", "64k") as disk:
         journal = Journal(disk / "journal")
@@ -87,12 +85,12 @@ def test_on_a_full_disk_an_append_leaves_nothing_and_works_again_later(tmp_path:
         journal.close()
 
 
-def test_a_look_at_the_lock_is_taken_for_no_owner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_look_at_the_lock_is_taken_for_no_owner(tmp_path, monkeypatch):
     """One that asks hears nothing of another that asks, and an owner waits until it has its answer."""
     monkeypatch.setattr(work_lock, "ASKING_SECONDS", 60.0)
-    lock, path = WorkLock(tmp_path / "daemon.lock"), tmp_path / "daemon.lock"
-    path.touch()
-    with path.open() as asking:
+    lock = WorkLock(tmp_path / "daemon.lock")
+    lock.path.touch()
+    with lock.path.open() as asking:
         fcntl.flock(asking, fcntl.LOCK_SH)
         assert not lock.held()
         owner = threading.Thread(target=lock.acquire)
@@ -102,46 +100,63 @@ def test_a_look_at_the_lock_is_taken_for_no_owner(tmp_path: Path, monkeypatch: p
     lock.release()
 
 
-def test_a_coordinator_leaves_signs_by_which_the_next_one_dates_its_end(tmp_path: Path) -> None:
-    """The journal's age, not only its last event: `Restarted` keeps it, and it outlives a torn line."""
-    coordinator = coordinator_on(tmp_path / "work", FakeCluster(fleet=[fake_node("n1")]))
-    running = coordinator.accept(record())
-    path = running.journal.path
+# --- signs of a coordinator's life -----------------------------------------------------------------------------------
+
+
+def begun(work):
+    """A coordinator that runs an evaluation."""
+    coordinator = coordinator_on(work, FakeCluster(fleet=[fake_node("n1")]))
+    return coordinator, coordinator.accept(record())
+
+
+def of_kind(kind, path):
+    return [event for event in read_events(path) if isinstance(event, kind)]
+
+
+def test_a_coordinator_leaves_signs_by_which_the_next_one_dates_its_end(tmp_path):
+    """The journal's age, not only its last event: `Restarted` keeps it, and it outlives a torn line. A time in this process is
+    no absence: a parked evaluation had a coordinator.
+    """
+    coordinator, running = begun(tmp_path)
+    path, name = running.journal.path, running.state.evaluation_id
     os.utime(path, (1.0, 1.0))
     coordinator.tick()
     assert time.time() - path.stat().st_mtime < 600, "a tick without an event"
-    running.journal.close()
-    accepted = next(iter(read_events(path)))
+    coordinator._failed(running, RuntimeError("a fault"))
+    coordinator._resume(running.paths.root)
+    coordinator.running[name].journal.close()
+    assert [event.seen_at for event in of_kind(Restarted, path)] == [None]
+    last = [*read_events(path)][-1].at
     with path.open("ab") as file:
         file.write(b'{"kind": "torn')
-    os.utime(path, (accepted.at - 5.0,) * 2)
-    coordinator_on(tmp_path / "work", FakeCluster(fleet=[fake_node("n1")])).accept(record())
-    restarted = [event for event in read_events(path) if isinstance(event, Restarted)]
-    assert [event.seen_at for event in restarted] == [pytest.approx(accepted.at - 5.0, abs=0.01)]
+    os.utime(path, (last - 5.0,) * 2)
+    begun(tmp_path)[1].journal.close()
+    assert of_kind(Restarted, path)[-1].seen_at == pytest.approx(last - 5.0, abs=0.01)
 
 
-def test_an_outcome_is_dated_by_its_file(tmp_path: Path) -> None:
+def test_an_outcome_is_dated_by_its_file(tmp_path):
     """It may have been there for days; a file server's clock ahead of this host's dates nothing in the future."""
-    coordinator = coordinator_on(tmp_path / "work", FakeCluster(fleet=[fake_node("n1")]))
-    running = coordinator.accept(record())
+    coordinator, running = begun(tmp_path)
     for name, mtime in (("a", 1000.0), ("b", time.time() + 1e6)):
         path = running.paths.outcome("failed", name)
         outcome = Failed(name=name, job="execute", blame="retry", error="it died")
         path.write_text(outcome.model_dump_json())
         os.utime(path, (mtime, mtime))
     coordinator.tick()
-    seen = [event for event in read_events(running.journal.path) if isinstance(event, OutcomeSeen)]
+    seen = of_kind(OutcomeSeen, running.journal.path)
     assert [event.left_at for event in seen] == [1000.0, seen[1].at]
 
 
-def test_a_time_in_this_process_is_no_absence(tmp_path: Path) -> None:
-    """A parked evaluation had a coordinator."""
-    coordinator = coordinator_on(tmp_path / "work", FakeCluster(fleet=[fake_node("n1")]))
-    running = coordinator.accept(record())
-    path = running.journal.path
-    coordinator._failed(running, RuntimeError("a fault"))
-    coordinator._resume(running.paths.root)
-    coordinator.running[running.state.evaluation_id].journal.close()
-    coordinator_on(tmp_path / "work", FakeCluster(fleet=[fake_node("n1")])).accept(record()).journal.close()
-    restarted = [event for event in read_events(path) if isinstance(event, Restarted)]
-    assert [event.seen_at is None for event in restarted] == [True, False]
+def test_a_journal_that_takes_no_first_event_is_closed(tmp_path, monkeypatch):
+    """However often a full disk refuses an evaluation, no descriptor is left of it."""
+
+    def full(_self, _events):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    coordinator = coordinator_on(tmp_path, FakeCluster(fleet=[fake_node("n1")]))
+    monkeypatch.setattr(Journal, "append", full)
+    before = len([*Path("/proc/self/fd").iterdir()])
+    for _ in range(3):
+        with pytest.raises(OSError, match="No space"):
+            coordinator.accept(record(1))
+    assert len([*Path("/proc/self/fd").iterdir()]) <= before

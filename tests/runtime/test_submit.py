@@ -1,83 +1,100 @@
-"""A submission, with or without a daemon on the work folder: it says what it waits for, is listed until it is taken, and means what `eval` means."""
+"""What is asked of a work folder, by `submit`, a notice or a command: what it waits for, what comes of it, and what is said."""
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
 import shutil
-from pathlib import Path
-from typing import Any
+from dataclasses import replace
 
 import pytest
-from support.daemons import SUITE, announce, daemon, notices, small, taken
+from support.daemons import SUITE, announce, daemon, notices, only, put, refused, small, taken, until
+from support.fake_cluster import FakeCluster, fake_node
+from support.loops import coordinator_on
+from support.simulated.parts import record
 from typer.testing import CliRunner
 
+from coordinator.base import clock
 from coordinator.base.throttle import Throttle
 from coordinator.cli import app
-from coordinator.config.schema import Config
+from coordinator.cli.commands import _nothing_to_do
+from coordinator.cluster.slurm_rules import Hosting
+from coordinator.config.schema import ClusterConfig, Config, NodesConfig, WatchConfig
 from coordinator.errors import OperatorError
-from coordinator.intake.from_settings import inputs_for, record_of
+from coordinator.evaluation.footprint import GB, GPU_RESERVE_BYTES
+from coordinator.evaluation.state import EntryState, Phase, State
+from coordinator.intake import from_settings, inbox, pending, work_folder
 from coordinator.intake.inbox import Notice, leave
+from coordinator.intake.resubmit import submitted
 from coordinator.report.load_series import find_series
+from coordinator.runtime import wiring
+from coordinator.runtime.service import RULES_SECONDS, Service
+from coordinator.runtime.submission import Submission, has_ended
+from coordinator.runtime.summary import Summary, Task, ended, known_by, write_summary
 from coordinator.runtime.work_lock import DAEMON, WorkLock
-from evaljobs.contract.paths import WorkPaths
+from evaljobs.contract.paths import EvaluationPaths
 
 pytestmark = pytest.mark.usefixtures("own_settings")
 EVAL = "evalspan eval"
 
 
 @pytest.fixture
-def lock(tmp_path: Path) -> WorkLock:
-    return WorkLock(WorkPaths(tmp_path / "work").lock)
+def lock(work):
+    return WorkLock(work.lock)
 
 
-def told(*words: str) -> str:
+def told(*words, exit_code=0):
+    """A command's output on one line."""
     done = CliRunner().invoke(app, list(words))
-    assert done.exit_code == 0, done.output
-    return done.output
+    assert done.exit_code == exit_code, done.output
+    return " ".join(done.output.split())
 
 
-def status() -> dict[str, Any]:
-    return dict(json.loads(told("status", "--json")))
+def status():
+    return json.loads(told("status", "--json"))
+
+
+def submit(place, *options):
+    done = CliRunner().invoke(app, ["submit", str(place), "--suite", SUITE, "--json", *options])
+    return json.loads(done.stdout)
+
+
+# --- a submission that waits -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("holder", ["", EVAL])
-def test_a_submission_without_a_daemon_says_so_and_is_listed_until_one_takes_it(
-    tmp_path: Path, lock: WorkLock, holder: str
-) -> None:
+def test_a_submission_without_a_daemon_says_so_and_is_listed_until_one_takes_it(tmp_path, lock, holder):
     """An `eval` in the work folder is no daemon, and is named; so is a notice of the hook listed."""
     place = small(tmp_path / "step-300")
     if holder:
         lock.acquire(holder)
-    said = told("submit", str(place), "--suite", SUITE)
     wait = "to start one then: `evalspan daemon --wait`" if holder else "to start one: `evalspan daemon`"
-    for text in (" ".join(said.split()), " ".join(told("status").split())):
+    for text in (told("submit", str(place), "--suite", SUITE), told("status")):
         assert "no daemon runs for this work folder" in text
         assert wait in text
         assert (f"{EVAL}, pid {os.getpid()} on " in text) == bool(holder)
-    assert "daemon: not running" in told("status")
-    leave(WorkPaths(tmp_path / "work"), Notice(checkpoint="/c", noticed_at=4e9))
-    shown = status()
-    assert [(w["checkpoint"], w["suite"]) for w in shown["waiting"]] == [
-        (str(place), SUITE),
-        ("/c", "default"),
-    ]
-    assert shown["daemon"] is False
-    assert str(shown["holder"]).startswith(EVAL) == bool(holder)
-    lock.release()
+    assert "daemon: not running" in text
     ears = daemon(tmp_path / "work", Config())
+    leave(ears.paths, Notice(checkpoint="/c", noticed_at=4e9))
+    found = status()
+    waits = [(str(place), SUITE), ("/c", "default")]
+    assert [(w["checkpoint"], w["suite"]) for w in found["waiting"]] == waits
+    assert found["daemon"] is False
+    assert str(found["holder"]).startswith(EVAL) == bool(holder)
+    lock.release()
     ears.tick()
     assert taken(ears) == ["step-300"]
     assert not status()["waiting"]
 
 
-def test_status_names_the_command_that_has_the_work_folder(tmp_path: Path, lock: WorkLock) -> None:
+def test_status_names_the_command_that_has_the_work_folder(tmp_path, lock):
     """A daemon runs only where a daemon has it, and only it is to be submitted to; what it has not looked at yet is not said
     to wait for one. Tasks are listed by their suite's name.
     """
     told("submit", str(small(tmp_path / "step-1")), "--tasks", "quickstart_mmlu", "--limit", "8")
-    assert "suite quickstart_mmlu-limit8 for" in " ".join(told("status").split())
+    assert "suite quickstart_mmlu-limit8 for" in told("status")
     for holder, advice in ((DAEMON, "submit to it"), ("evalspan retry", "wait until it ends, or give")):
         lock.acquire(holder)
         with pytest.raises(OperatorError, match=f"is in use by {holder}, pid .*: {advice}"):
@@ -90,57 +107,11 @@ def test_status_names_the_command_that_has_the_work_folder(tmp_path: Path, lock:
         lock.release()
 
 
-@pytest.mark.parametrize(
-    ("name", "said", "step"), [("step-300", None, 300), ("step-300", 7, 7), ("final", None, None)]
-)
-def test_the_step_is_the_same_however_a_checkpoint_comes(
-    tmp_path: Path, name: str, said: int | None, step: int | None
-) -> None:
-    """By `eval`, `submit` or a notice: what was said, else the number in the folder's own name, also behind a link."""
-    place = small(tmp_path / name)
-    (tmp_path / "latest").symlink_to(place)
-    option = [] if said is None else ["--step", str(said)]
-    performer = daemon(tmp_path / "work").coordinator.performer
-    for path in (str(place), "latest"):
-        settings = Config(work_dir=tmp_path / "work")
-        inputs = inputs_for(performer.site, performer.lm_eval_version)
-        record = record_of(settings, path, SUITE, inputs, step=said)
-        assert record.checkpoint.step == step
-    told("submit", "latest", "--suite", SUITE, *option)
-    ears = daemon(tmp_path / "work")
-    ears.tick()
-    (running,) = ears.coordinator.running.values()
-    assert running.state.record.checkpoint.step == step
-    other = daemon(tmp_path / "other")
-    leave(other.paths, Notice(checkpoint=str(tmp_path / "latest"), suite=SUITE, step=said))
-    other.tick()
-    (running,) = other.coordinator.running.values()
-    assert running.state.record.checkpoint.step == step
-
-
-def test_a_copy_of_a_checkpoint_is_one_evaluation_in_the_series_of_both_trainings(tmp_path: Path) -> None:
-    """Name, content and times are the same: a notice and a submission of it tell where it lies, too."""
-    ears = daemon(tmp_path / "work")
-    place = small(tmp_path / "a" / "step-10")
-    announce(ears, place)
-    ears.tick()
-    announce(ears, shutil.copytree(place, tmp_path / "b" / "step-10"))
-    ears.tick()
-    told("submit", str(shutil.copytree(place, tmp_path / "c" / "step-10")), "--suite", SUITE)
-    assert len(ears.coordinator.running) == 1
-    for training in "abc":
-        (point,) = find_series(tmp_path / "work", str(tmp_path / training))
-        assert point.checkpoint == str(tmp_path / training / "step-10")
-
-
 @pytest.mark.parametrize("held", [False, True])
-def test_a_waiting_submission_is_listed_by_its_id_and_withdrawn_by_cancel(
-    tmp_path: Path, lock: WorkLock, held: bool
-) -> None:
+def test_a_waiting_submission_is_listed_by_its_id_and_withdrawn_by_cancel(tmp_path, lock, held):
     """Before a daemon has looked at it, or while a daemon waits for the rest of its files; another one stays."""
-    place, other = small(tmp_path / "step-300"), small(tmp_path / "step-400")
-    said = [told("submit", str(p), "--suite", SUITE) for p in (place, other)]
-    name, kept = (re.findall(rf"step-[34]00-{SUITE}-\w{{8}}", text)[0] for text in said)
+    place = small(tmp_path / "step-300")
+    name, kept = (submit(p)["evaluation_id"] for p in (place, small(tmp_path / "step-400")))
     ears = daemon(tmp_path / "work", Config())
     if held:
         lock.acquire(DAEMON)
@@ -148,8 +119,7 @@ def test_a_waiting_submission_is_listed_by_its_id_and_withdrawn_by_cancel(
         ears.tick()
     assert name in {w["evaluation_id"] for w in status()["waiting"]}
     assert name in told("status")
-    said = told("cancel", name[:10] if not held else name)
-    assert said.split() == f"{name} is withdrawn: no daemon had begun it".split()
+    assert told("cancel", name if held else name[:10]) == f"{name} is withdrawn: no daemon had begun it"
     if held:
         (tmp_path / "config.json").rename(place / "config.json")
     ears._throttle = Throttle()
@@ -161,3 +131,266 @@ def test_a_waiting_submission_is_listed_by_its_id_and_withdrawn_by_cancel(
     lock.release()
     done = CliRunner().invoke(app, ["cancel", name])
     assert "no evaluation in" in str(done.exception)
+
+
+# --- what it means ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "said", "step"), [("step-300", None, 300), ("step-300", 7, 7), ("final", None, None)]
+)
+def test_the_step_is_the_same_however_a_checkpoint_comes(tmp_path, name, said, step):
+    """By `eval`, `submit` or a notice: what was said, else the number in the folder's own name, also behind a link."""
+    place, link = small(tmp_path / name), tmp_path / "latest"
+    link.symlink_to(place)
+    for work in ("submit", "notice"):
+        ears = daemon(tmp_path / work)
+        performer = ears.coordinator.performer
+        inputs = from_settings.inputs_for(performer.site, performer.lm_eval_version)
+        for path in (str(place), "latest"):
+            asked = from_settings.record_of(Config(), path, SUITE, inputs, step=said)
+            assert asked.checkpoint.step == step
+        if work == "submit":
+            option = [] if said is None else ["--step", str(said)]
+            submit("latest", "--work-dir", str(tmp_path / work), *option)
+        else:
+            leave(ears.paths, Notice(checkpoint=str(link), suite=SUITE, step=said))
+        ears.tick()
+        assert only(ears).state.record.checkpoint.step == step
+
+
+def test_a_copy_of_a_checkpoint_is_one_evaluation_in_the_series_of_both_trainings(tmp_path):
+    """Name, content and times are the same: a notice and a submission of it tell where it lies, too."""
+    ears = daemon(tmp_path / "work")
+    place = small(tmp_path / "a" / "step-10")
+    announce(ears, place)
+    ears.tick()
+    announce(ears, shutil.copytree(place, tmp_path / "b" / "step-10"))
+    ears.tick()
+    submit(shutil.copytree(place, tmp_path / "c" / "step-10"))
+    assert len(ears.coordinator.running) == 1
+    for training in "abc":
+        (point,) = find_series(tmp_path / "work", str(tmp_path / training))
+        assert point.checkpoint == str(tmp_path / training / "step-10")
+
+
+# --- asked again -----------------------------------------------------------------------------------------------------
+
+
+def test_a_higher_priority_is_taken_over_and_outlives_the_daemon(tmp_path):
+    """By `submit` or by a notice of any kind; a lower one, or the same again, changes nothing, and that is said."""
+    place = small(tmp_path / "step-1")
+    ears = daemon(tmp_path / "work")
+    announce(ears, place)
+    ears.tick()
+    assert submit(place)["what"] == "known"
+    raised = submit(place, "--priority", "10")
+    assert (raised["what"], raised["note"]) == ("priority-raised", "its priority is raised from 0 to 10")
+    for _ in range(2):
+        ears.tick()
+        assert only(ears).state.record.priority == 10
+        announce(ears, place, priority=3)
+    ears.tick()
+    assert "stays 10" in submit(place, "--priority", "3")["note"]
+    assert notices(ears) == 0
+    after = daemon(tmp_path / "work")
+    after.coordinator.resume_all()
+    assert only(after).state.record.priority == 10
+
+
+@pytest.mark.parametrize("reason", ["asked", "stale"])
+def test_what_was_cancelled_is_resumed_by_a_submission_and_by_nothing_else(tmp_path, reason):
+    """A notice that comes twice, a priority and a second cancellation leave it with a valid summary, whether the daemon has
+    forgotten it or not. One that was dropped as stale is not dropped once more.
+    """
+    old, new = small(tmp_path / "run" / "step-1"), small(tmp_path / "run" / "step-2", seed=1)
+    watch = WatchConfig(roots=(tmp_path,))
+    ears = daemon(tmp_path / "work", Config(work_dir=tmp_path / "work", backlog="latest", watch=watch))
+    announce(ears, old)
+    ears.tick()
+    running = only(ears)
+    name = running.state.evaluation_id
+    if reason == "stale":
+        announce(ears, new)
+    else:
+        ears.coordinator.cancel(name, reason)
+    until(ears, lambda: running.state.ended_at is not None)
+    assert reason in running.state.ending.cancelled
+    asks = (
+        lambda: announce(ears, old),
+        lambda: announce(ears, old, priority=7),
+        lambda: leave(ears.paths, Notice(command="cancel", evaluation_id=name)),
+    )
+    known = Submission(evaluation_id=name, checkpoint="", suite="", what="known")
+    ears.coordinator.summaries()
+    for ask in asks:
+        for forgotten in (False, True):
+            if not forgotten:
+                ears.coordinator.revive(name)
+            ask()
+            ears.tick()
+            ears.coordinator.summaries()
+            ears.coordinator.forget_ended()
+            assert name not in ears.coordinator.running
+            assert ended(running.paths) is not None
+            assert has_ended(ears.config, known)
+    again = submit(old, "--priority", "8")
+    assert again["what"] == "taken-up-again"
+    assert reason in again["note"]
+    for _ in range(3):
+        ears.tick()
+    state = ears.coordinator.running[name].state
+    assert not state.ending.cancelled
+    assert state.ended_at is None
+    assert state.record.priority == 8
+
+
+def test_of_what_is_scored_nothing_is_done_again(tmp_path):
+    """Whatever asks for it, and each says so; what has no score is tried again."""
+    rec = record(2)
+    entries = [EntryState(index=i, name=t.name, status="scored") for i, t in enumerate(rec.suite.tasks)]
+    state = State(record=rec, entries=entries, batch_size=rec.suite.batch_size)
+    state.ending.phase, state.ending.ended_at = Phase.ENDED, 1.0
+    answer = submitted(state, 10)
+    assert (answer.what, answer.announce, answer.again) == ("ended", False, False)
+    paths = EvaluationPaths(tmp_path / rec.evaluation_id)
+    paths.root.mkdir()
+    paths.journal.write_text("{}\n")
+    over = Summary(**known_by(rec), written_at=1.0, ended_at=1.0, journal_bytes=3)
+    failed = over.model_copy(update={"tasks": (Task(name="a", state="failed", error="no data"),)})
+    for summary, results, left in (
+        (over, {}, False),
+        (failed, {}, True),
+        (over, {"unscored": {"a": 1}}, True),
+    ):
+        assert write_summary(paths, summary)
+        paths.results.write_text(json.dumps(results))
+        assert bool(_nothing_to_do(paths, "retry")) is not left
+        assert _nothing_to_do(paths, "cancel")
+
+
+def test_a_retry_without_a_daemon_ends_as_what_it_retried(tmp_path):
+    """A trial interpreter that can do nothing: exit code 1 and the tasks with their reason; submitting it says how to try again."""
+    place, python, settings = small(tmp_path / "step-1"), tmp_path / "python", tmp_path / "evalspan.toml"
+    python.write_text('#!/bin/sh\n[ "$1" = -c ] && echo 1.0 && exit\necho no such thing >&2\nexit 1\n')
+    python.chmod(0o755)
+    settings.write_text(f'[trial]\npython = "{python}"\n')
+    config = work_folder.load(None)
+    coordinator = wiring.coordinator_of(config)
+    inputs = from_settings.inputs_for(coordinator.performer.site, coordinator.performer.lm_eval_version)
+    asked = from_settings.record_of(config, str(place), SUITE, inputs)
+    with coordinator.in_charge():
+        running = coordinator.accept(asked)
+        coordinator.run(lambda: running.state.ended_at is not None)
+    assert running.state.failed_entries()
+    assert "evalspan retry" in submit(place)["note"]
+    said = told("retry", asked.evaluation_id, exit_code=1)
+    assert f"{asked.evaluation_id}: " in said
+    assert "settings of the model" not in said
+    with settings.open("a") as file:
+        file.write('device = "cpu"\n')
+    said = told("retry", asked.evaluation_id, exit_code=1)
+    assert "keeps the settings of the model" in said, "a new device is used by a new evaluation alone"
+
+
+# --- what the daemon does not take -----------------------------------------------------------------------------------
+
+
+def test_a_command_is_obeyed_before_what_was_submitted_after_it(tmp_path):
+    """A submission that was withdrawn leaves a command, which must not end the same submission of later."""
+    place = small(tmp_path / "step-1")
+    name = submit(place)["evaluation_id"]
+    ears = daemon(tmp_path / "other")
+    leave(ears.paths, Notice(command="cancel", evaluation_id=name))
+    leave(ears.paths, Notice(checkpoint=str(place), suite=SUITE, evaluation_id=name))
+    ears.tick()
+    assert only(ears).state.evaluation_id == name
+    assert not only(ears).state.ending.cancelled
+
+
+def test_odd_files_of_the_inbox_are_refused_and_hide_no_other(tmp_path, monkeypatch):
+    """A step that no float holds, a name too long for one more letter, and files that storage does not give."""
+    config = Config(backlog={"keep_every": 2}, watch=WatchConfig(roots=(tmp_path,)))
+    ears = daemon(tmp_path / "work", config)
+    real = inbox.read_with_status
+
+    def away(path, most):
+        if path.name.startswith("00"):
+            raise OSError(errno.EIO, "x")
+        return real(path, most)
+
+    monkeypatch.setattr(inbox, "read_with_status", away)
+    ears.paths.inbox.mkdir(exist_ok=True)
+    ears._inbox.most = 3
+    for n in range(3):
+        put(ears, "{}", f"00{n}.json")
+    put(ears, json.dumps({"checkpoint": str(small(tmp_path / "step-4")), "step": 10**400}), "1.json")
+    put(ears, "{", f"{'2' * 245}.json")
+    announce(ears, small(tmp_path / "good"))
+    for _ in range(2):
+        ears.tick()
+    assert taken(ears) == ["good"]
+    assert len(refused(ears)) == 2
+    assert notices(ears) == 3
+    ears.coordinator.close()
+    daemon(tmp_path / "work", config)
+
+
+# the commands' answers: settings, then partitions; each call is a line in `calls`
+SCONTROL = """#!/bin/sh
+echo "$*" >> "{calls}"
+case "$*" in *partition*) echo "PartitionName=gpu Default=YES State=UP" ;; *) echo "SelectType = select/cons_tres" ;; esac
+"""
+
+
+def test_a_wrong_partition_is_a_pending_checkpoints_reason_and_slurm_is_not_asked_each_second(
+    tmp_path, monkeypatch, caplog
+):
+    """Three questions at the first look, three after RULES_SECONDS, none between; nothing is accepted, and that the checkpoint
+    changed since its last evaluation is not logged at each look.
+    """
+    caplog.set_level("INFO")
+    before = daemon(tmp_path / "work")
+    announce(before, small(tmp_path / "step-1"))
+    before.tick()
+    assert taken(before) == ["step-1"]
+    shutil.copytree(small(tmp_path / "later", seed=1), tmp_path / "step-1", dirs_exist_ok=True)
+    calls, command = tmp_path / "calls", tmp_path / "bin" / "scontrol"
+    command.parent.mkdir()
+    command.write_text(SCONTROL.format(calls=calls))
+    command.chmod(0o755)
+    monkeypatch.setenv("PATH", str(command.parent), prepend=":")
+    now, asked = clock.now(), []
+    cluster = ClusterConfig(kind="slurm", partition="nope")
+    config = Config(cluster=cluster, watch=WatchConfig(roots=(tmp_path,)))
+    monkeypatch.setattr(clock, "now", lambda: now)
+    ears = Service(coordinator_on(tmp_path / "work", FakeCluster(fleet=[])), config)
+    announce(ears, tmp_path / "step-1")
+    for seconds in (0.0, 2.0, RULES_SECONDS / 2, RULES_SECONDS + 1.0):
+        monkeypatch.setattr(clock, "now", lambda seconds=seconds: now + seconds)
+        ears.tick()
+        asked.append(len(calls.read_text().splitlines()))
+    assert asked == [3, 3, 3, 6]
+    (waiting,) = pending.read(ears.paths, 0.0).waiting
+    known = "(--partition, [cluster] partition); it has: gpu (default)"
+    assert waiting.why == f"the cluster has no partition 'nope' {known}"
+    assert not ears.coordinator.running
+    assert "changed since" not in caplog.text
+
+
+def test_a_notice_of_weights_too_large_is_refused_and_a_larger_node_takes_them(tmp_path):
+    """A GPU that has 60 bytes for weights, and a checkpoint of 100."""
+    nodes = NodesConfig(gpu_memory_gb={"tight": (GPU_RESERVE_BYTES + 60) / GB})
+    ears = daemon(tmp_path / "work", Config(nodes=nodes, watch=WatchConfig(roots=(tmp_path,))))
+    tight = replace(fake_node("n1"), gpu_type="tight")
+    ears._hosting = Hosting(listed=(tight,))
+    announce(ears, small(tmp_path / "step-1"))
+    ears.tick()
+    (large,) = refused(ears)
+    assert "a trial's 1 GPU does not hold them" in large.why
+    assert "set [trial] gpus_per_trial = 2, which n1 has" in large.why
+    assert not ears.coordinator.running
+    ears._hosting = Hosting(listed=(tight, fake_node("n2")))
+    announce(ears, small(tmp_path / "step-2"))
+    until(ears, lambda: taken(ears))
+    assert taken(ears) == ["step-2"]

@@ -1,26 +1,46 @@
-"""Laws of `Summary`, the record that screens, pages, metrics and news read in place of a journal."""
+"""Laws of `Summary`, which screens, pages, metrics and news read in place of a journal: stage, waits, time left, and its file."""
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import time
-from pathlib import Path
+from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from support.ended import leave_ended
+from support.fake_cluster import fake_node
 from support.simulated.large import Large
+from support.simulated.parts import record
 
+from coordinator.cli.screen.standing import Shown, about, ahead_of, held_jobs, in_words, standing
+from coordinator.cluster import Job, JobState
 from coordinator.config.schema import Config
-from coordinator.evaluation.state import Phase, State
+from coordinator.evaluation.indexes import file_job
+from coordinator.evaluation.state import (
+    EntryState,
+    HeldJob,
+    JobInfo,
+    MetricState,
+    NodeUse,
+    Phase,
+    ShardState,
+    State,
+    Trial,
+)
 from coordinator.keeping.archive import archive_ended
 from coordinator.report.learning_curves import ScoreValue
 from coordinator.runtime.summaries import Summaries
-from coordinator.runtime.summarise import summary_now, summary_of
+from coordinator.runtime.summarise import WAITS_SECONDS, seconds_left, stage_of, summary_now, summary_of
 from coordinator.runtime.summary import (
     MOST_BYTES,
+    NO_SLOT,
     SILENT_SECONDS,
     Summary,
+    Timed,
     failed_jobs,
     fitted,
     halt_of,
@@ -31,37 +51,242 @@ from coordinator.runtime.summary import (
 from coordinator.runtime.work_lock import WorkLock
 from evaljobs.contract.outcomes import Failed
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths
+from evaljobs.contract.specs import FrameRef, Weights
+from evaljobs.queue.work_queue import Progress, QueueSnapshot
+
+DONE = FrameRef(file="a.frames", offset=0, length=1)
+NOW = 1_700_000_000.0
+TEN = [10.0] * 10
+
+
+def state_of(*seconds, done=0, lanes=1, makespan=100.0):
+    """An evaluation with a plan of these shards; no job yet."""
+    state = State(record=record(1), entries=[EntryState(index=0, name="t", status="built")], batch_size=8)
+    state.plan.made_at, state.plan.predicted_makespan_seconds = NOW, makespan
+    for i, each in enumerate(seconds):
+        known = {"rank": i, "seconds": each, "lane": f"n1/{i % lanes}", "frame": DONE if i < done else None}
+        state.shards.by_name[f"t|{i}|{i + 1}"] = ShardState(**known)
+    state.shards.todo = len(seconds) - done
+    return state
+
+
+def with_trials(state, *members, at=NOW):
+    """A submitted job of trials, one for each member."""
+    name = "es-1-trial-n1-a0"
+    job = Job(name=name, argv=(), log="", count=len(members), purpose="trial")
+    info = JobInfo(job=job, phase="submitted")
+    info.members, info.changed_at = dict(enumerate(members)), at
+    info.trials = tuple(f"{name}.{i}" for i in info.members)
+    for i, trial in enumerate(info.trials):
+        made = Trial(name=trial, job=name, member=i, lane=f"n1/{i}")
+        state.trials.by_name[trial] = state.trials.live[trial] = made
+    state.jobs.by_name[name] = info
+    state.jobs.live.add(name)
+    file_job(state, info)
+    return state
+
+
+# --- the time that is left -------------------------------------------------------------------------------------------
+
+
+@given(
+    st.lists(st.floats(0.0, 1e5), min_size=1, max_size=20),
+    st.data(),
+    st.floats(0, 1e6),
+    st.floats(0, 1e5),
+    st.booleans(),
+)
+def test_what_is_left_is_positive_while_work_is_left(shards, data, elapsed, makespan, started):
+    """However long it takes beyond the plan, and never less than what the shards to do need on their lanes. Before the first
+    trial starts the whole plan is left, load and tail included: one that waits for GPUs does not run off.
+    """
+    done, lanes = data.draw(st.integers(0, len(shards))), data.draw(st.integers(1, 4))
+    state = state_of(*shards, done=done, lanes=lanes, makespan=makespan)
+    if started:
+        with_trials(state, "running")
+    eta = seconds_left(state, NOW + elapsed)
+    if done == len(shards):
+        assert eta is None
+        return
+    assert eta is not None
+    assert math.isfinite(eta)
+    assert eta >= 1.0
+    assert eta >= sum(shards[done:]) / lanes * (1 - 1e-9)
+    assert about(eta) != "about 0 s"
+    if not started and not done and makespan > max(1.0, sum(shards)):
+        assert eta == pytest.approx(makespan)
+    state.plan.made_at = None
+    assert seconds_left(state, NOW + elapsed) is None
+
+
+DAYS = 4 * 86400.0
+LEFT = {  # shards done of ten, makespan, members of the trial job and their start, seconds since the plan, what is left
+    "the plan runs from the start of the first trial": (0, 160.0, ["running"], 3600.0, 3610.0, 150.0),
+    "later the pace of the shards counts more": (9, 110.0, ["running"], 0.0, 900.0, 92.5),
+    "a pause is no pace": (5, 110.0, [], 0.0, DAYS, 55.0),
+    "a trial that waits is no pace": (5, 110.0, ["pending"], 0.0, DAYS, 55.0),
+}
+
+
+@pytest.mark.parametrize("name", LEFT)
+def test_what_the_plan_and_the_pace_so_far_leave(name):
+    """Within 8 %: how the two are weighted may change."""
+    done, makespan, members, at, elapsed, left = LEFT[name]
+    state = state_of(*TEN, done=done, makespan=makespan)
+    if members:
+        with_trials(state, *members, at=NOW + at)
+    assert seconds_left(state, NOW + elapsed) == pytest.approx(left, rel=0.08 if done == 9 else 1e-6)
+
+
+def test_after_the_last_shard_the_tail_is_left():
+    """The open metric jobs, which are predicted, too; then nothing."""
+    state = state_of(10.0, done=1)
+    assert seconds_left(state, NOW) is None
+    state.scoring.metrics["m"] = MetricState(name="m", kind="score", entry=0, seconds=30.0)
+    state.scoring.outstanding.add("m")
+    assert seconds_left(state, NOW) == 30.0
+
+
+# --- stage and waits -------------------------------------------------------------------------------------------------
+
+RUN = ("running", "running")
+STAGES = [  # shards done of two, members of the trial job, its age, the phase of each trial and of a lost one, the stage
+    (0, ("pending", "pending"), 0.0, None, "starting trials"),  # submitted just now
+    (0, ("pending", "pending"), WAITS_SECONDS, None, "waits"),
+    (0, ("pending", "running"), WAITS_SECONDS, None, "starting trials"),
+    (0, RUN, 0.0, None, "starting trials"),  # before a first shard, no queue is no inference
+    (0, RUN, 0.0, (), "starting trials"),
+    (0, RUN, 0.0, ("import",), "loading"),
+    (0, RUN, 0.0, ("load", "wait"), "loading"),
+    (0, RUN, 0.0, ("load", "infer"), "inference"),
+    (0, RUN, 0.0, ("wait",), "starting trials"),
+    (0, RUN, 0.0, ("", "", "infer"), "starting trials"),  # a trial that was lost says nothing more
+    (1, ("running",), 0.0, ("load",), "loading"),  # a second round of trials
+    (1, ("running",), 0.0, (), "inference"),
+]
+
+
+@pytest.mark.parametrize(("done", "members", "age", "phases", "stage"), STAGES)
+def test_trials_that_wait_or_load_are_not_called_inference(done, members, age, phases, stage):
+    """Their queue says so, as far as it was read; an early trial runs before there is a shard: requests are built."""
+    state = with_trials(state_of(10.0, 10.0, done=done), *members)
+    names = [*state.trials.live, "lost"]
+    trials = dict(zip(names, (Progress(phase=p) for p in phases or ()), strict=False))
+    snapshot = QueueSnapshot(epoch="", unclaimed=1, claims={}, claimed_at={}, trials=trials)
+    assert stage_of(state, NOW + age, None if phases is None else snapshot) == stage
+    early = with_trials(state_of(), "running")
+    early.entries[0].status = "building"
+    assert stage_of(early, NOW) == "building requests"
+
+
+def waits_of(state, now, listed=(), *, timed=True):
+    return [in_words(what, now, timed=timed) for what in summary_of(state, now, None, listed).waits]
+
+
+def test_an_evaluation_without_a_node_waits_and_says_so():
+    """With its place in the order; one that has a node is staging. GPUs may be free, since the first has not taken them yet."""
+    state = state_of(10.0)
+    assert (stage_of(state, NOW), waits_of(state, NOW)) == ("waits", [NO_SLOT])
+    state.nodes.by_name["n1"] = NodeUse(name="n1", lanes=1, status="staging")
+    assert (stage_of(state, NOW), waits_of(state, NOW)) == ("staging", [])
+    turns = {"es-1": (0, 3.0), "es-2": (0, 1.0), "es-3": (-5, 9.0), "es-4": (0, 4.0)}
+    two, one, none = (ahead_of(name, turns) for name in ("es-1", "es-2", "es-3"))
+    assert two == ["2 evaluations are served before it"]
+    assert (one, none) == (["es-3 is served before it"], [])
+    waits = (Timed(what="a trial is pending"), Timed(what=NO_SLOT))
+    made = summary_of(state, NOW).model_copy(update={"waits": waits})
+    assert Shown(made, ahead=one).waits_for(NOW) == ["a trial is pending", *one]
+    assert Shown(made).waits_for(NOW)[1:] == [NO_SLOT]
+
+
+def test_jobs_that_wait_are_named_with_the_reason_and_for_how_long():
+    """Pending ones by kind, with the cluster's reason: a listing that was not had costs the reason alone; a member that has started
+    since is not counted. One that a limit keeps out has a countdown only while a process goes on.
+    """
+    state = with_trials(state_of(10.0), "pending", "pending", "running")
+    found = [("pending", "Priority"), ("pending", "Resources"), ("running", "")]
+    listed = [
+        JobState(job_id="7", name="es-1-trial-n1-a0", index=i, phase=phase, state="", reason=reason)
+        for i, (phase, reason) in enumerate(found)
+    ]
+    now = NOW + 190
+    assert waits_of(state, now) == ["2 trials are pending for 3:10 min"]
+    assert waits_of(state, now, listed) == [
+        "a trial is pending for 3:10 min: jobs of higher priority go first (Priority)",
+        "a trial is pending for 3:10 min: no node has enough free GPUs, CPUs or memory yet (Resources)",
+    ]
+    (said,) = waits_of(state, now, [replace(listed[0], phase="running"), *listed[1:]], timed=False)
+    assert "for" not in said.split(":")[0]
+    state.jobs.held["es-1"] = HeldJob(why="QOSMaxSubmitJobPerUserLimit", due_at=NOW + 95)
+    kept, made = "Slurm does not take it yet (QOSMaxSubmitJobPerUserLimit)", summary_of(state, NOW)
+    assert held_jobs(made, NOW) == {"es-1": f"{kept}; submitted again in 95.0 s"}
+    assert held_jobs(made, NOW, timed=False) == {"es-1": kept}
+
+
+@pytest.mark.parametrize(
+    ("borrow", "more"), [({}, ""), ({"max_nodes": 2}, ", or [borrow] allows no more: max_nodes = 2")]
+)
+def test_an_evaluation_without_a_slot_names_what_is_taken(borrow, more, tmp_path):
+    """Nodes are asked for where one waits, and [borrow] is named where it is set; one that is stopped says nothing of it."""
+    config = Config.model_validate({"borrow": borrow, "work_dir": tmp_path})
+    waits = summary_of(state_of(10.0), NOW)
+    paths = EvaluationPaths(tmp_path / waits.evaluation_id)
+    paths.root.mkdir()
+    paths.journal.touch()
+    weights = {"weights": Weights(sizes={"BF16": 20 * 10**9})}
+    large = record(1).model_copy(update={"checkpoint": record(1).checkpoint.model_copy(update=weights)})
+    paths.evaluation.write_text(large.model_dump_json())
+    taken = [replace(fake_node("n1"), gpus_free=0)]
+    small = replace(fake_node("n2"), gpu_type="t4", gpus_free=8)
+    others = [waits.model_copy(update={"gpus": 2})]
+    ask = lambda nodes: standing(config, [waits], others, ask_nodes=lambda: nodes)[0]  # noqa: E731
+    assert (ask(taken).stopped, ask(taken).waits_for(NOW)) == (True, [NO_SLOT])
+    lock = WorkLock(WorkPaths(tmp_path).lock)
+    lock.acquire()
+    said = [ask(nodes).waits_for(NOW) for nodes in (taken, [*taken, small], ())]
+    lock.release()
+    too_small = "without n2 (t4 of 16 GB): GPUs too small for weights of 20.0 GB; [trial] gpus_per_trial = 2 would use them"
+    assert said == [
+        [f"8 of 8 GPUs are used, 2 of them by evalspan{more}"],
+        [f"8 of 16 GPUs are used, 2 of them by evalspan{more}, {too_small}"],
+        [f"nothing that it could run on is free{more}"],
+    ]
+
+
+# --- the file --------------------------------------------------------------------------------------------------------
 
 
 class Halfway(Large):
     """A large evaluation, up to its trials' first responses."""
 
-    def _dump(self) -> None:
+    def _dump(self):
         raise StopIteration
 
 
-def under_way(nodes: int, tasks: int) -> State:
+def under_way(nodes, tasks):
     made = Halfway(nodes, tasks=tasks)
     with pytest.raises(StopIteration):
         made.run()
     return made.state
 
 
+def paths_of(work, state):
+    paths = EvaluationPaths(work / state.evaluation_id)
+    paths.root.mkdir()
+    return paths
+
+
 @pytest.mark.parametrize(("nodes", "tasks"), [(1, 2), (600, 20), (2, 600)])
-def test_a_summary_is_read_back_as_it_was_written_and_has_at_most_64_kb(
-    tmp_path: Path, nodes: int, tasks: int
-) -> None:
+def test_a_summary_is_read_back_as_it_was_written_and_has_at_most_64_kb(tmp_path, nodes, tasks):
     """Of 4,800 lanes, or of 600 tasks with four long scores each: what counts is whole, and what failed stays first."""
     state = under_way(nodes, tasks)
     state.entries[-1].status, state.entries[-1].error = "failed", "KeyError: 'x' " * 500
     for entry in state.entries[:-1]:
         entry.status = "scored"
-    value = ScoreValue(
-        task="a_task_of_a_long_name" * 3, metric="acc_norm", filter="none", value=0.1 + 0.2, stderr=0.01
-    )
+    long = {"task": "a_task_of_a_long_name" * 3, "metric": "acc_norm", "filter": "none"}
+    value = ScoreValue(**long, value=0.1 + 0.2, stderr=0.01)
     made = summary_of(state, 5.0, scores=lambda _: [value] * 9)
-    paths = EvaluationPaths(tmp_path / state.evaluation_id)
-    paths.root.mkdir()
+    paths = paths_of(tmp_path, state)
     assert write_summary(paths, made)
     read = read_summary(paths)
     assert read == fitted(made)
@@ -71,25 +296,19 @@ def test_a_summary_is_read_back_as_it_was_written_and_has_at_most_64_kb(
     assert bool(read.left_out) == (tasks == 600)
 
 
-def test_the_summary_of_an_ended_evaluation_counts_until_its_journal_grows(tmp_path: Path) -> None:
+def test_the_summary_of_an_ended_evaluation_counts_until_its_journal_grows(tmp_path):
     """A retry that a coordinator journalled just before it was killed is not lost: the journal is the truth."""
     state = Large(1, tasks=2).run()
-    paths = EvaluationPaths(tmp_path / state.evaluation_id)
-    paths.root.mkdir()
-    paths.journal.write_text("{}\n")
-    made = summary_of(state, 9.0)
-    write_summary(paths, made.model_copy(update={"journal_bytes": 3}))
-    assert read_summary(paths) is not None
-    paths.journal.write_text("{}\n{}\n")
-    assert read_summary(paths) is None
-    (tmp_path / "copy").mkdir()
-    copied = EvaluationPaths(tmp_path / "copy")
+    paths, copied = paths_of(tmp_path, state), EvaluationPaths(tmp_path / "copy")
+    write_summary(paths, summary_of(state, 9.0).model_copy(update={"journal_bytes": 3}))
+    copied.root.mkdir()
     copied.status.write_bytes(paths.status.read_bytes())
-    copied.journal.write_text("{}\n")
-    assert read_summary(copied) is None, "a copied folder is no evaluation"
+    for each, lines, counts in ((paths, 1, True), (paths, 2, False), (copied, 1, False)):
+        each.journal.write_text("{}\n" * lines)
+        assert (read_summary(each) is not None) == counts, "a copied folder is no evaluation"
 
 
-def test_failed_jobs_are_read_from_their_outcomes_and_the_report(tmp_path: Path) -> None:
+def test_failed_jobs_are_read_from_their_outcomes_and_the_report(tmp_path):
     """Each with its line; another version's file is passed over; no folder is no failure. A trial that died with its node
     left no outcome: the report has the cluster's word.
     """
@@ -110,7 +329,7 @@ def test_failed_jobs_are_read_from_their_outcomes_and_the_report(tmp_path: Path)
     assert (made.makespan_seconds, made.gpu_seconds["load"]) == (5.0, 5.0)
 
 
-def test_a_retry_shows_the_scores_that_were_archived_before(tmp_path: Path) -> None:
+def test_a_retry_shows_the_scores_that_were_archived_before(tmp_path):
     state, paths = leave_ended(tmp_path, nodes=1)
     assert archive_ended(paths)
     assert not list(paths.scores.glob("*.json"))
@@ -119,24 +338,20 @@ def test_a_retry_shows_the_scores_that_were_archived_before(tmp_path: Path) -> N
     assert [[score.value for score in task.scores] for task in shown.tasks] == [[0.5]] * 60
 
 
-def test_what_hangs_or_is_not_run_by_the_holder_of_the_work_folder_reads_stopped(tmp_path: Path) -> None:
+def test_what_hangs_or_is_not_run_by_the_holder_of_the_work_folder_reads_stopped(tmp_path):
     """Its coordinator signs its journal: a held lock alone says nothing of it. No journal is read for that."""
     state = under_way(1, 2)
-    work = WorkPaths(tmp_path)
-    paths = work.evaluation(state.evaluation_id)
-    paths.root.mkdir()
+    paths = paths_of(tmp_path, state)
     paths.journal.write_bytes(b"no event")
     assert write_summary(paths, summary_of(state, 5.0))
     seen = Summaries(Config(work_dir=tmp_path))
     seen.look(0.0)
     (summary,) = seen.open
-    lock = WorkLock(work.lock)
+    lock, now = WorkLock(WorkPaths(tmp_path).lock), time.time()
     lock.acquire()
-    now, words = time.time(), []
     for signed_at in (now, now - SILENT_SECONDS - 1):
         os.utime(paths.journal, (signed_at, signed_at))
-        words.append(halt_of(summary, paths))
+        halt = halt_of(summary, paths)
+        assert (halt is None) == (signed_at == now)
     lock.release()
-    assert words[0] is None
-    assert words[1] is not None
-    assert (words[1].word, words[1].since) == ("stopped", pytest.approx(signed_at))
+    assert (halt.word, halt.since) == ("stopped", pytest.approx(signed_at))
