@@ -1,8 +1,9 @@
-"""The archive of an evaluation that has ended: nothing lost, nothing doubled, and few files."""
+"""Archive and `prune` of an evaluation that has ended: nothing lost that stays, nothing doubled, and few files."""
 
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import shutil
 import subprocess
@@ -15,23 +16,29 @@ import pytest
 from support.ended import leave_ended
 from support.steps import killed_at
 from support.toys import config_text
+from support.trainings import leave
 from support.with_root import fill, small_disk
+from typer.testing import CliRunner
 
+from coordinator.cli import app
 from coordinator.config.schema import RetentionConfig
 from coordinator.keeping.archive import FOLDERS, MOST_FILES, archive_ended, count_files
 from coordinator.keeping.housekeeping import RETENTION_SECONDS, Job, keep_house, prune_due
-from coordinator.keeping.prune import prune_now
-from coordinator.keeping.retention import GOING
+from coordinator.keeping.inventory import read_work_folder
+from coordinator.keeping.prune import carry_out, prune_now
+from coordinator.keeping.retention import GOING, going
+from coordinator.report.load_series import point_of
 from coordinator.runtime.finalize import shard_spans
 from coordinator.runtime.journal import Journal, read_events
+from coordinator.runtime.summary import read_evaluation
 from evaljobs.contract import folded
-from evaljobs.contract.paths import EvaluationPaths, WorkPaths
+from evaljobs.contract.paths import EvaluationPaths
 from evaljobs.contract.storage import read_frame
 
 SCORES = RetentionConfig(keep="scores", older_than="0h")
 
 
-def contents(paths: EvaluationPaths) -> dict[str, bytes]:
+def contents(paths):
     """Every file of the folders, read as commands read it."""
     return {
         f"{name}/{file.name}": folded.read_bytes(file)
@@ -40,7 +47,7 @@ def contents(paths: EvaluationPaths) -> dict[str, bytes]:
     }
 
 
-def archive_as_before(paths: EvaluationPaths) -> None:
+def archive_as_before(paths):
     """As evalspan did until 23 November 2026: an archive a folder."""
     for folder in (paths.root / name for name in FOLDERS if (paths.root / name).exists()):
         kind = zipfile.ZIP_STORED if folder.name == "responses" else zipfile.ZIP_DEFLATED
@@ -51,18 +58,21 @@ def archive_as_before(paths: EvaluationPaths) -> None:
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> EvaluationPaths:
+def made(tmp_path_factory):
     return leave_ended(tmp_path_factory.mktemp("work"), 1, 2, 2)[1]
 
 
 @pytest.fixture
-def paths(made: EvaluationPaths, tmp_path: Path) -> EvaluationPaths:
+def paths(made, work):
     """A small evaluation that has ended, to be changed by the test."""
-    shutil.copytree(made.root, tmp_path / "work" / made.root.name)
-    return EvaluationPaths(tmp_path / "work" / made.root.name)
+    shutil.copytree(made.root, work.root / made.root.name)
+    return work.evaluation(made.root.name)
 
 
-def test_an_evaluation_of_64_nodes_and_60_tasks_is_left_in_8_files(tmp_path: Path) -> None:
+# --- the archive -----------------------------------------------------------------------------------------------------
+
+
+def test_an_evaluation_of_64_nodes_and_60_tasks_is_left_in_8_files(tmp_path):
     """All reads as before, responses in place; what has at most 60 files keeps its folders."""
     state, paths = leave_ended(tmp_path, 64, 8, 60)
     before, spans, there = contents(paths), shard_spans(state, paths), count_files(paths)
@@ -73,7 +83,6 @@ def test_an_evaluation_of_64_nodes_and_60_tasks_is_left_in_8_files(tmp_path: Pat
     assert contents(paths) == before
     assert shard_spans(state, paths) == spans
     for shard in state.shards.by_name.values():
-        assert shard.frame is not None
         assert read_frame(paths.responses, shard.frame).shard in state.shards.by_name
     held = folded.members(folded.archive_of(paths.root)).values()
     stored = {i.filename.startswith("responses/") for i in held if i.compress_type == zipfile.ZIP_STORED}
@@ -92,10 +101,9 @@ def test_an_evaluation_of_64_nodes_and_60_tasks_is_left_in_8_files(tmp_path: Pat
     ],
 )
 def test_what_is_killed_at_any_step_loses_nothing_that_stays_and_is_done_again(
-    paths: EvaluationPaths, tmp_path: Path, begins: str, keep: str
-) -> None:
+    paths, work, tmp_path, begins, keep
+):
     """Archiving and pruning, before each step on the file system; after a retry, loose files beside the archive count."""
-    work = WorkPaths(paths.root.parent)
     for name in ("specs", "outcomes", "verdicts"):
         shutil.rmtree(paths.root / name)
     if begins == "archived as before":
@@ -107,16 +115,16 @@ def test_what_is_killed_at_any_step_loses_nothing_that_stays_and_is_done_again(
             (paths.root / name).parent.mkdir()
             (paths.root / name).write_bytes(b"again")
         assert contents(paths)["scores/000-t0.json"] == b"again"
-    goes = () if keep == "all" else GOING[keep]  # type: ignore[index]
+    goes = () if keep == "all" else GOING[keep]
     policy = SCORES.model_copy(update={"keep": keep})
 
-    def act() -> None:
+    def act():
         if keep == "all":
             archive_ended(paths, most=0)
         else:
             prune_now(work, policy, time.time(), code=None)
 
-    def stays() -> dict[str, bytes]:
+    def stays():
         assert list(read_events(paths.journal))
         return {name: text for name, text in contents(paths).items() if name.partition("/")[0] not in goes}
 
@@ -130,14 +138,12 @@ def test_what_is_killed_at_any_step_loses_nothing_that_stays_and_is_done_again(
         assert stays() == before, step
         act()
         assert contents(paths) == before, step
-        assert not [
-            *paths.root.glob(".*"),
-            *(paths.root / name for name in goes if (paths.root / name).exists()),
-        ]
+        assert not list(paths.root.glob(".*"))
+        assert not any((paths.root / name).exists() for name in goes)
     assert step > 20
 
 
-def test_a_reader_finds_every_file_while_it_is_archived(paths: EvaluationPaths) -> None:
+def test_a_reader_finds_every_file_while_it_is_archived(paths):
     before = contents(paths)
     pid = os.fork()
     if pid == 0:
@@ -151,37 +157,32 @@ def test_a_reader_finds_every_file_while_it_is_archived(paths: EvaluationPaths) 
     assert not paths.samples.exists()
 
 
-def test_a_reader_of_an_archive_that_is_replaced_meanwhile_has_the_files_bytes(
-    paths: EvaluationPaths, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_reader_of_an_archive_that_is_replaced_meanwhile_has_the_files_bytes(paths, monkeypatch):
     """It has opened the old archive and lists the new one, in which members lie elsewhere."""
     assert archive_ended(paths, most=0)
     expected = contents(paths)
     file = next(f for f in expected if f.startswith("responses/"))
-    listed = folded._read_members
-    replaced = []
+    listed, replaced = folded._read_members, []
 
-    def late(archive: Path, *stamp: int) -> object:
+    def late(archive, *stamp):
         if not replaced:
             replaced.append(archive)
             with zipfile.ZipFile(archive) as old:
                 members = [(info, old.read(info)) for info in old.infolist()]
             with zipfile.ZipFile(f"{archive}.new", "w") as new:
-                for info, data in [*members[::-1]]:
+                for info, data in members[::-1]:
                     new.writestr(info, data)
             Path(f"{archive}.new").replace(archive)
         return listed(archive, *stamp)
 
-    late.cache_clear = listed.cache_clear  # type: ignore[attr-defined]
+    late.cache_clear = listed.cache_clear
     monkeypatch.setattr(folded, "_read_members", late)
     listed.cache_clear()
     assert folded.read_bytes(paths.root / file) == expected[file]
     assert replaced
 
 
-def test_what_is_open_is_not_archived_and_what_is_no_regular_file_stays(
-    paths: EvaluationPaths, tmp_path: Path
-) -> None:
+def test_what_is_open_is_not_archived_and_what_is_no_regular_file_stays(paths, tmp_path):
     """One that a coordinator has resumed, or that is not known to have ended. A job may leave a link, a pipe, or a name that is
     no text: none is followed, and none holds up the rest."""
     journal = Journal(paths.journal)
@@ -202,7 +203,7 @@ def test_what_is_open_is_not_archived_and_what_is_no_regular_file_stays(
     assert "logs/link.log" not in folded.members(folded.archive_of(paths.root))
 
 
-def test_a_full_disk_costs_no_file(made: EvaluationPaths, tmp_path: Path) -> None:
+def test_a_full_disk_costs_no_file(made, tmp_path):
     """Archiving fails, and all files are there; with room it is done."""
     with small_disk(tmp_path, "4m") as disk:
         paths = EvaluationPaths(disk / made.root.name)
@@ -219,7 +220,7 @@ def test_a_full_disk_costs_no_file(made: EvaluationPaths, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("at", [0.3, -10])
-def test_a_damaged_archive_is_an_error_and_costs_no_loose_file(paths: EvaluationPaths, at: float) -> None:
+def test_a_damaged_archive_is_an_error_and_costs_no_loose_file(paths, at):
     """Damaged in its members, or in the list of them."""
     shutil.rmtree(paths.responses)  # their frames have checksums of their own
     archive_ended(paths, most=0)
@@ -238,7 +239,7 @@ def test_a_damaged_archive_is_an_error_and_costs_no_loose_file(paths: Evaluation
     assert archive.read_bytes() == data
 
 
-def test_a_daemon_archives_what_was_left_and_prunes_by_retention_before_it_is_idle(tmp_path: Path) -> None:
+def test_a_daemon_archives_what_was_left_and_prunes_by_retention_before_it_is_idle(tmp_path):
     left = leave_ended(tmp_path / "work", 2, 8, 8)[1]
     settings = tmp_path / "evalspan.toml"
     retention = '[retention]\nkeep = "responses"\nolder_than = "1h"\n'
@@ -252,11 +253,74 @@ def test_a_daemon_archives_what_was_left_and_prunes_by_retention_before_it_is_id
     assert "logs" not in there
 
 
-def test_retention_prunes_at_most_once_a_day_whatever_starts_it(paths: EvaluationPaths) -> None:
+# --- prune -----------------------------------------------------------------------------------------------------------
+
+
+def test_retention_prunes_at_most_once_a_day_whatever_starts_it(paths, work):
     """A daemon that starts anew each minute included."""
-    work, now = WorkPaths(paths.root.parent), time.time()
+    now = time.time()
     assert prune_due(work, now)
     keep_house(Job(work_dir=str(work.root), ended=(), retention=SCORES), now)
     assert not paths.specs.exists()
     assert not prune_due(work, now + RETENTION_SECONDS / 2)
     assert prune_due(work, now + RETENTION_SECONDS + 60)
+
+
+def test_what_is_used_again_since_the_plan_stays(paths, work):
+    """Between plan and removal a retry may have begun: its journal is open, or it has not ended. A request set may be used."""
+    files, now = count_files(paths), time.time()
+    for name in ("old-1", "old-2"):
+        (work.request_sets / name).mkdir(parents=True)
+        (work.request_sets / name / "entry.json").write_text("{}")
+        os.utime(work.request_sets / name, (1, 1))
+    made = going(read_work_folder(work), SCORES, now, code=None)
+    assert made.evaluations
+    os.utime(work.request_sets / "old-1")
+    journal = Journal(paths.journal)
+    left = {Path(name).name: why for name, why in carry_out(work, made, SCORES, now)}
+    known = {"old-1": "it is in use again", "old-2": ""}
+    assert left == {paths.root.name: "it is in use", **known}
+    assert [f.name for f in work.request_sets.iterdir()] == ["old-1"]
+    journal.close()
+    paths.status.unlink()
+    whys = [why for _, why in carry_out(work, made, SCORES, now)]
+    assert "a coordinator has resumed it" in whys
+    assert count_files(paths) == files - 1  # without its status
+
+
+def test_prune_changes_nothing_without_yes_and_keeps_baselines(paths, work, tmp_path):
+    """Records, results, scores and a point of the series stay. `status --disk` counts every file once, by kind and by
+    evaluation, and says what `prune` would free.
+    """
+    leave(work.root, 30, None)
+    work.inbox.mkdir()
+    (work.inbox / "1.json").write_text("no notice")
+    files, there = count_files(paths), ["--work-dir", str(work.root)]
+    every = sum(len(names) for _, _, names in os.walk(work.root))
+
+    def said(*words):
+        done = CliRunner().invoke(app, [*words, *there])
+        assert done.exit_code == 0, done.output
+        return done.output
+
+    shown = json.loads(said("status", "--disk", "--json"))
+    assert shown["files"] == sum(kind["files"] for kind in shown["kinds"].values()) == every
+    row = {"evaluation_id": paths.root.name, "files": files}
+    assert shown["evaluations"][0].items() >= row.items()
+    assert [e["evaluation_id"] for e in shown["prune"]["evaluations"]] == [paths.root.name]
+    for text in ("evaluations: samples", "would free"):
+        assert text in said("status", "--disk")
+    prune = ["prune", "--keep", "scores", "--older-than", "0d"]
+    for text in (paths.root.name, "samples", "nothing was changed: add --yes"):
+        assert text in said(*prune)
+    settings = tmp_path / "evalspan.toml"
+    settings.write_text(f'[retention]\nbaselines = ["{paths.root.name[:4]}*"]\n')
+    assert "nothing is to be" in said(*prune, "--config", str(settings), "--yes")
+    assert count_files(paths) == files
+    assert "removed: " in said(*prune, "--yes")
+    assert not paths.samples.exists()
+    assert list(read_events(paths.journal))
+    assert json.loads(paths.results.read_bytes())["results"]
+    assert len(folded.files_in(paths.scores)) == 2
+    paths.report.unlink()  # this one is no report
+    assert point_of(paths, read_evaluation(paths)).scores
