@@ -14,6 +14,7 @@ from pathlib import Path
 
 from pydantic import Field, ValidationError
 
+from coordinator.base.words import one_line
 from coordinator.cluster import ClusterError
 from coordinator.errors import RetryError
 from coordinator.intake.inbox import InboxFile, Notice, Refused, refusals
@@ -108,7 +109,7 @@ class PendingCheckpoint:
     def member(self) -> str:
         """FILE of USER, where members of the group alone left it; "" where this user did."""
         last = self.files[-1]
-        return f"{last.path} of {last.member}" if all(file.member for file in self.files) else ""
+        return one_line(f"{last.path} of {last.member}") if all(file.member for file in self.files) else ""
 
     def wait(self, why: str) -> None:
         """Keep its files; log the reason where it is a new one."""

@@ -19,6 +19,7 @@ from coordinator.config.schema import Config, WatchConfig
 from coordinator.evaluation.events import Accepted
 from coordinator.intake import inbox, pending
 from coordinator.intake.inbox import Inbox, Notice, done, leave, refuse
+from coordinator.intake.work_folder import DROP
 from coordinator.runtime import service
 from coordinator.runtime.journal import Journal
 from coordinator.runtime.service import Service
@@ -201,6 +202,20 @@ def test_no_number_of_a_notice_ends_an_evaluation_or_hides_another(
         ears.coordinator.tick()
     assert "step-5" in taken(ears)
     assert ears.coordinator.parked == {}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="not root: cannot give a file away")
+def test_the_name_of_a_members_file_commands_no_terminal(
+    ears: Service, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A refusal names the file, in `status` and in the log."""
+    ears.paths.inbox.chmod(DROP)
+    notice = json.dumps({"checkpoint": "/c", "suite": "none"})
+    os.chown(put(ears, notice, f"1-{EVIL.replace('/', '')}.json"), USER, -1)
+    ears.tick()
+    (refused,) = shown(ears).refused
+    assert "no suite named 'none'" in refused.why
+    assert all(text.isprintable() for text in (refused.why, *(r.getMessage() for r in caplog.records)))
 
 
 # --- commands --------------------------------------------------------------------------------------------------------
