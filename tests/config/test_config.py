@@ -1,9 +1,11 @@
-"""Laws of the settings: where they come from, how they are refused, and what follows from several of them."""
+"""Laws of the settings: where they come from, how they are refused, what follows from several of them, and that none is a secret."""
 
 from __future__ import annotations
 
+import logging
 import tomllib
 from collections.abc import Callable, Mapping
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,9 @@ from coordinator.config import toml as toml_reader
 from coordinator.errors import OperatorError
 from coordinator.intake import from_settings, work_folder
 from coordinator.runtime import wiring
+from evaljobs import log_lines
+from evaljobs.errors import JobError, one_line
+from evaljobs.secret_values import HIDDEN, hidden, in_command, in_text, places, scrubbed
 
 Write = Callable[[str], Path]
 ROLES = ("precursor", "trial", "metric", "build")
@@ -35,14 +40,6 @@ def test_no_setting_means_the_defaults(tmp_path: Path, monkeypatch: pytest.Monke
     """Without file, variables and options; with an absolute work folder."""
     monkeypatch.chdir(tmp_path)
     assert loading.load(None, {}) == schema.Config(work_dir=tmp_path / "evalspan-work")
-
-
-def test_command_line_over_environment_over_file(toml: Write) -> None:
-    """An option of None sets nothing. A value that is replaced is not looked at."""
-    path = toml('[cluster]\nkind = "slurm"\npartition = "file"\naccount = "file"\nqos = 4\n')
-    environ = {"EVALSPAN_CLUSTER_ACCOUNT": "env", "EVALSPAN_CLUSTER_QOS": "env"}
-    got = loading.load(path, environ, {"cluster.qos": "option", "cluster.account": None}).cluster
-    assert (got.partition, got.account, got.qos) == ("file", "env", "option")
 
 
 def test_the_first_file_of_the_search_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,62 +102,88 @@ def test_a_wrong_value_is_named_in_one_line_by_what_gave_it(
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("text", "variables", "options", "kind"),
-    [
-        ("", {}, {"cluster.partition": "gpu"}, "slurm"),
-        ("", {"EVALSPAN_CLUSTER_QOS": "low"}, {}, "slurm"),
-        ('[cluster]\naccount = "mine"\n', {}, {}, "slurm"),
-        ('[slurm.trial]\naccount = "mine"\n', {}, {}, "slurm"),
-        ("", {"EVALSPAN_SLURM_GPU_REQUEST": "--gpus-per-node={n}"}, {}, "slurm"),
-        ('[nodes]\nexclude = ["n1"]\n', {}, {}, "slurm"),
-        ('[cluster]\nkind = "slurm"\nnice = 5\n', {}, {"cluster.kind": "local"}, "local"),
-        ('[cluster]\nkind = "slurm"\nnice = 5\n', {"EVALSPAN_CLUSTER_KIND": "local"}, {}, "local"),
-        ('[cluster]\nkind = "local"\n', {"EVALSPAN_CLUSTER_QOS": "low"}, {"cluster.kind": "local"}, "local"),
-    ],
-)  # fmt: skip
-def test_a_setting_of_slurm_means_slurm_unless_a_younger_one_says_local(
-    toml: Write, text: str, variables: Mapping[str, str], options: Mapping[str, Any], kind: str
+LOCAL, SLURM = '[cluster]\nkind = "local"\n', '[cluster]\nkind = "slurm"\n'
+OF_ROLES = "".join(f'[slurm.{r}]\naccount = "a"\nqos = "q"\npartition = "p"\n' for r in ROLES)
+KIND = "cluster.kind"
+# fmt: off
+# text of the file, variables without EVALSPAN_, options -> settings. A setting of Slurm means Slurm, unless a younger one says local.
+MEANT: dict[str, tuple[str, Mapping[str, str], Mapping[str, Any], Mapping[str, Any]]] = {
+    "an option goes before a variable, which goes before the file; what is replaced is not looked at": (
+        SLURM + 'partition = "file"\naccount = "file"\nqos = 4\n', {"CLUSTER_ACCOUNT": "env", "CLUSTER_QOS": "env"},
+        {"cluster.qos": "option", "cluster.account": None}, {"cluster.partition": "file", "cluster.account": "env", "cluster.qos": "option"}),
+    "the file's roles": (OF_ROLES, {}, {}, {"slurm.trial": schema.RoleConfig(account="a", qos="q", partition="p")}),
+    "--account and --qos hold for every role": (
+        OF_ROLES, {}, {"cluster.account": "b", "cluster.qos": "r"},
+        {"cluster.account": "b", "cluster.qos": "r", **{f"slurm.{r}": schema.RoleConfig(partition="p") for r in ROLES}}),
+    "--partition holds for jobs on nodes with GPUs": (
+        OF_ROLES, {}, {"cluster.partition": "g"},
+        {"cluster.partition": "g"} | {f"slurm.{r}.partition": None if r in ("precursor", "trial") else "p" for r in ROLES}),
+    "a model argument may be None; another option of None was not given": (
+        '[trial]\nmodel_args = { dtype = "float32", x = 1 }\n', {}, {"trial.model_args.dtype": None, "trial.device": None},
+        {"trial.model_args": {"dtype": None, "x": 1}, "trial.device": schema.TrialConfig().device}),
+    "text of a variable stays text": ("", {"CLUSTER_ACCOUNT": "123"}, {}, {"cluster.account": "123"}),
+    "lists, numbers, tables and truth values of variables are written as in TOML": (
+        "", {"STAGE_ROOTS": '["/a", "/b"]', "CLUSTER_NICE": "7", "CHECKPOINT_ALLOW_BIN": "true", "TRIAL_MODEL_ARGS": '{ dtype = "float32" }'}, {},
+        {"stage.roots": ("/a", "/b"), "cluster.nice": 7, "checkpoint.allow_bin": True, "trial.model_args": {"dtype": "float32"}}),
+    "a variable of a role": (
+        '[slurm.trial]\nqos = "low"\naccount = "a"\n', {"SLURM_TRIAL_QOS": "high"}, {}, {"slurm.trial.qos": "high", "slurm.trial.account": "a"}),
+    "a variable of jobs is no setting": ("", {"INDEX": "3"}, {}, {}),
+    "a whole number for a fraction": ("[cluster]\npoll_seconds = 20\n", {}, {}, {"cluster.poll_seconds": 20.0}),
+    "an option of Slurm": ("", {}, {"cluster.partition": "gpu"}, {KIND: "slurm"}),
+    "a variable of Slurm": ("", {"CLUSTER_QOS": "low"}, {}, {KIND: "slurm"}),
+    "a line of Slurm": ('[cluster]\naccount = "mine"\n', {}, {}, {KIND: "slurm"}),
+    "a line of a role": ('[slurm.trial]\naccount = "mine"\n', {}, {}, {KIND: "slurm"}),
+    "a variable of [slurm]": ("", {"SLURM_GPU_REQUEST": "--gpus-per-node={n}"}, {}, {KIND: "slurm"}),
+    "a line of [nodes]": ('[nodes]\nexclude = ["n1"]\n', {}, {}, {KIND: "slurm"}),
+    "a file of Slurm with --cluster local": (SLURM + "nice = 5\n", {}, {KIND: "local"}, {KIND: "local"}),
+    "a file of Slurm with a variable for local": (SLURM + "nice = 5\n", {"CLUSTER_KIND": "local"}, {}, {KIND: "local"}),
+    "a variable of Slurm with --cluster local": (LOCAL, {"CLUSTER_QOS": "low"}, {KIND: "local"}, {KIND: "local"}),
+}
+
+
+@pytest.mark.parametrize("case", MEANT)
+def test_the_settings_in_force_are_those_of_the_youngest_place_that_names_them(toml: Write, case: str) -> None:
+    """No typed option is ignored."""
+    text, variables, options, meant = MEANT[case]
+    got = loading.load(toml(text), {f"EVALSPAN_{name}": value for name, value in variables.items()}, options)
+    assert {name: attrgetter(name)(got) for name in meant} == meant
+
+
+TWO = "gpus_per_trial = 2\n"
+# text of the file -> what follows for evaluations and the daemon
+FOLLOWS: dict[str, dict[str, Any]] = {
+    "": {"plan_policy": "evalspan", "steal": True, "hung": 900.0, "engine_memory_mb": 0, "lease": 30.0},
+    '[plan]\npolicy = "round-robin"\n': {"plan_policy": "round-robin", "steal": False},
+    '[plan]\npolicy = "round-robin"\nsteal = true\n': {"plan_policy": "round-robin", "steal": True},
+    "[plan]\nsteal = false\n": {"plan_policy": "evalspan", "steal": False},
+    '[trial]\nengine = "vllm"\n': {"hung": 1800.0, "engine_memory_mb": 4096},
+    '[trial]\nengine = "vllm"\ngpus_per_trial = 4\n': {"hung": 1800.0, "engine_memory_mb": 16384},  # by tensor parallelism
+    '[trial]\nengine = "vllm"\nhung_seconds = 60\nmemory_mb = 9000\n': {"hung": 60.0, "engine_memory_mb": 0},
+    "[stage]\nlease_seconds = 6\n": {"lease": 1.0},
+    # trials of several GPUs are refused only where their engine leaves some idle
+    f"{SLURM}[trial]\n{TWO}": {},
+    f"{SLURM}[trial]\n{TWO}model_args = {{ parallelize = true }}": {},
+    f'{SLURM}[trial]\n{TWO}model_args = {{ device_map = "auto" }}': {},
+    f'{SLURM}[trial]\n{TWO}engine = "an-engine-of-yours"': {},
+    f'{SLURM}[trial]\n{TWO}device = "cpu"': {},
+    f'{SLURM}[trial]\n{TWO}engine = "sglang"\nmodel_args = {{ tp_size = 2 }}': {},
+}
+# fmt: on
+
+
+@pytest.mark.parametrize("text", FOLLOWS)
+def test_what_follows_from_settings_reaches_evaluations_and_the_daemon(
+    toml: Write, tmp_path: Path, text: str
 ) -> None:
-    """A partition, account or QOS is never ignored; a file for Slurm is taken with `--cluster local`."""
-    assert loading.load(toml(text), variables, options).cluster.kind == kind
-
-
-def test_an_option_holds_for_every_role_that_the_file_sets(toml: Write) -> None:
-    """--account and --qos for all, --partition for jobs on nodes with GPUs: no typed option is ignored."""
-    text = "".join(f'[slurm.{r}]\naccount = "a"\nqos = "q"\npartition = "p"\n' for r in ROLES)
-    typed = {"cluster.account": "b", "cluster.qos": "r", "cluster.partition": "g"}
-    got = loading.load(toml(text), {}, typed)
-    assert all((getattr(got.slurm, r).account, getattr(got.slurm, r).qos) == (None, None) for r in ROLES)
-    assert [getattr(got.slurm, r).partition for r in ROLES] == [None, None, "p", "p"]
-    assert (got.cluster.account, got.cluster.qos, got.cluster.partition) == ("b", "r", "g")
-    assert loading.load(toml(text), {}).slurm.trial == schema.RoleConfig(account="a", qos="q", partition="p")
-
-
-def test_a_model_argument_may_be_none(toml: Write) -> None:
-    """As an option it replaces the file's; another option of None is one that was not given."""
-    path = toml('[trial]\nmodel_args = { dtype = "float32", x = 1 }\n')
-    got = loading.load(path, {}, {"trial.model_args.dtype": None, "trial.device": None})
-    assert got.trial.model_args == {"dtype": None, "x": 1}
-
-
-def test_variables_hold_text_or_toml(toml: Write) -> None:
-    """An account "123" stays text; lists, numbers, tables and truth values are written as in TOML; roles have theirs."""
-    got = loading.load(
-        toml('[slurm.trial]\nqos = "low"\naccount = "a"\n'),
-        {
-            "EVALSPAN_CLUSTER_ACCOUNT": "123",
-            "EVALSPAN_STAGE_ROOTS": '["/a", "/b"]',
-            "EVALSPAN_CLUSTER_NICE": "7",
-            "EVALSPAN_CHECKPOINT_ALLOW_BIN": "true",
-            "EVALSPAN_TRIAL_MODEL_ARGS": '{ dtype = "float32" }',
-            "EVALSPAN_SLURM_TRIAL_QOS": "high",
-            "EVALSPAN_INDEX": "3",  # of jobs, no setting
-        },
-    )
-    assert (got.cluster.account, got.stage.roots, got.cluster.nice) == ("123", ("/a", "/b"), 7)
-    assert (got.checkpoint.allow_bin, got.trial.model_args) == (True, {"dtype": "float32"})
-    assert (got.slurm.trial.qos, got.slurm.trial.account) == ("high", "a")
+    """Trials steal under evalspan's own policy; an engine of its own gets memory and time to load; a lease is renewed six times
+    in its time, a short one as well, so that no holder takes a living coordinator for dead; own settings of these count."""
+    settings = work_folder.load(toml(text), tmp_path / "w")
+    from_settings.check_device(settings)
+    found = from_settings.run_options(settings).model_dump()
+    found |= {"hung": from_settings.hung_seconds(settings)}
+    if "lease" in FOLLOWS[text]:
+        found |= {"lease": wiring.coordinator_of(settings).pace.lease}
+    assert {name: found[name] for name in FOLLOWS[text]} == FOLLOWS[text]
 
 
 @given(st.integers(1, 99 * 86_400))
@@ -168,66 +191,6 @@ def test_variables_hold_text_or_toml(toml: Write) -> None:
 def test_a_time_limit_is_read_as_slurm_writes_it(seconds: int) -> None:
     assert checks.seconds_of(slurm_time(seconds)) == seconds
     assert checks.seconds_of("2-01:00:30") == 176_430
-
-
-@pytest.mark.parametrize(
-    ("text", "policy", "steals"),
-    [
-        ("", "evalspan", True),
-        ('[plan]\npolicy = "round-robin"\n', "round-robin", False),
-        ('[plan]\npolicy = "round-robin"\nsteal = true\n', "round-robin", True),
-        ("[plan]\nsteal = false\n", "evalspan", False),
-    ],
-)
-def test_trials_steal_under_evalspans_own_policy_unless_told_otherwise(
-    toml: Write, text: str, policy: str, steals: bool
-) -> None:
-    """[plan] reaches the options of every evaluation."""
-    options = from_settings.run_options(loading.load(toml(text), {}))
-    assert (options.plan_policy, options.steal) == (policy, steals)
-
-
-@pytest.mark.parametrize(
-    "trial",
-    [
-        "gpus_per_trial = 2",
-        'gpus_per_trial = 4\nengine = "vllm"',  # by tensor parallelism, which the trial sets
-        "gpus_per_trial = 2\nmodel_args = { parallelize = true }",
-        'gpus_per_trial = 2\nmodel_args = { device_map = "auto" }',
-        'gpus_per_trial = 2\nengine = "an-engine-of-yours"',
-        'gpus_per_trial = 2\ndevice = "cpu"',
-        'gpus_per_trial = 2\nengine = "sglang"\nmodel_args = { tp_size = 2 }',
-    ],
-)
-def test_trials_of_several_gpus_are_refused_only_where_their_engine_leaves_some_idle(
-    toml: Write, trial: str
-) -> None:
-    from_settings.check_device(loading.load(toml(f'[cluster]\nkind = "slurm"\n[trial]\n{trial}\n'), {}))
-
-
-@pytest.mark.parametrize(
-    ("trial", "hung", "memory_mb"),
-    [
-        ("", 900.0, 0),
-        ('engine = "vllm"', 1800.0, 4096),
-        ('engine = "vllm"\ngpus_per_trial = 4', 1800.0, 16384),
-        ('engine = "vllm"\nhung_seconds = 60\nmemory_mb = 9000', 60.0, 0),
-    ],
-)
-def test_limits_of_trials_follow_their_engine_unless_they_are_set(
-    toml: Write, trial: str, hung: float, memory_mb: int
-) -> None:
-    """An engine with processes and compiled code of its own gets the memory and the time that it needs to load."""
-    settings = loading.load(toml(f"[trial]\n{trial}\n"), {})
-    assert from_settings.hung_seconds(settings) == hung
-    assert from_settings.run_options(settings).engine_memory_mb == memory_mb
-
-
-def test_a_lease_is_renewed_six_times_in_its_time(toml: Write, tmp_path: Path) -> None:
-    """A short one as well, so that a holder never takes a living coordinator for dead."""
-    for text, seconds in (("[stage]\nlease_seconds = 6\n", 1.0), ("", 30.0)):
-        settings = work_folder.load(toml(text), tmp_path / "w")
-        assert wiring.coordinator_of(settings).pace.lease == seconds
 
 
 def test_what_sets_a_setting_is_what_load_takes_it_from(toml: Write) -> None:
@@ -299,6 +262,81 @@ def test_arrays_of_tables_quotes_and_dots_are_counted():
     assert {where: toml_reader.line_of(text, where) for where in expected} == expected
 
 
-def test_whole_numbers_are_fine_where_a_fraction_is_wanted(toml: Write) -> None:
-    """`poll_seconds = 20` is 20.0, although TOML has two kinds of number."""
-    assert loading.load(toml("[cluster]\npoll_seconds = 20\n"), {}).cluster.poll_seconds == 20.0
+# --- secrets -----------------------------------------------------------------------------------------------------------
+
+TOKEN = "hf_" + "aB3" * 11
+SECRETS = [
+    TOKEN,
+    "sk-proj-" + "aB3-_" * 8,
+    "ghp_" + "a1B2" * 9,
+    "AKIA" + "ABCD" * 4,
+    "https://me:hunter22@host/x",
+    "eyJhbGciOiJIUzI1.eyJzdWIiOiIxMjM0.c2ln",
+]
+
+
+def test_words_that_only_sound_like_secrets_are_settings(toml: Write) -> None:
+    """Tokens of a model, names of files and variables, values that are fetched, Redis with its own file of mode 0600."""
+    file = toml(
+        """[trial]
+model_args = { token = true, use_auth_token = "True", think_end_token = "</think>", eos_token = "<eos>" }
+env = { HF_TOKEN_PATH = "/t", TOKENIZERS_PARALLELISM = "false", NCCL_DEBUG = "INFO" }
+prologue = '''
+export HF_TOKEN=$(cat ~/.token) KEY="$OTHER" A_TOKEN=`cat f` B_KEY=
+module load cuda/12.4'''
+[judge]
+url = "https://api.openai.com:443/v1"
+api_key_env = "OPENAI_API_KEY"
+api_key_file = "judge.key"
+[redis]
+url = "rediss://me:hunter22@redis.site:6380/0"
+password_file = "redis.password"
+"""
+    )
+    assert "think_end_token" in loading.load(file, {}).trial.model_args
+
+
+@given(st.text(), st.sampled_from(SECRETS), st.text())
+def test_what_looks_like_a_secret_is_found_and_struck_out_wherever_it_stands(
+    before: str, secret: str, after: str
+) -> None:
+    text = f"{before} {secret} {after}"
+    assert in_text(text)
+    assert in_command(text)
+    value = secret.partition("://me:")[2].partition("@")[0] or secret
+    assert value not in scrubbed(f" {secret} ", {})
+    assert list(places({"a": [text]})) == [("a", 0)]
+    assert hidden({"a": [text], "token": "x", "n": 1}) == {"a": [HIDDEN], "token": HIDDEN, "n": 1}
+
+
+@given(
+    st.recursive(
+        st.none() | st.integers() | st.sampled_from(["a b", "</s>"]),
+        lambda x: st.lists(x) | st.dictionaries(st.sampled_from("ab"), x),
+    )
+)
+def test_what_holds_no_secret_is_left_as_it_is(data: Any) -> None:
+    assert list(places(data)) == []
+    assert hidden(data) == data
+
+
+def test_logs_and_outcomes_of_a_job_show_no_value_of_a_secret_variable(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also where a library's error quotes it, and in a traceback."""
+    monkeypatch.setenv("SITE_TOKEN", "hunter2222")
+    error = JobError(f"401 for https://me:pw1234567@hub with hunter2222 and {TOKEN}")
+    assert one_line(error) == f"401 for https://{HIDDEN}@hub with {HIDDEN} and {HIDDEN}"
+    handler = logging.StreamHandler()
+    handler.setFormatter(log_lines.ScrubbedFormatter("%(message)s"))
+    try:
+        raise error
+    except JobError:
+        logger = logging.getLogger("of a test")
+        logger.addHandler(handler)
+        logger.exception("asked with %s", "hunter2222")
+        logger.removeHandler(handler)
+    shown = capsys.readouterr().err
+    assert f"asked with {HIDDEN}" in shown
+    assert "Traceback" in shown
+    assert not any(secret in shown for secret in ("hunter2222", TOKEN, "pw1234567"))

@@ -62,50 +62,42 @@ def _node(name: str, gpus: int, *partitions: str) -> NodeState:
 
 GPU, CPU = _node("n1", 8, "gpu", "more"), _node("c1", 0, "cpu")
 MORE = _node("n2", 8, "more")
+ALL = [GPU, MORE, CPU]
 
 
 @pytest.mark.parametrize(
     ("nodes", "found", "chosen"),
     [
-        ([GPU, MORE, CPU], {}, ("more", "cpu")),  # most GPUs, and one without any for CPU work
-        ([CPU], {}, (None, None)),
-        ([GPU, MORE], {"preemptible": {"more"}}, ("gpu", None)),  # more GPUs do not make up for jobs that end
-        ([MORE], {"preemptible": {"more"}}, ("more", None)),
-        ([GPU, MORE, CPU], {"refusing": {"more": "no", "cpu": "not you"}}, ("gpu", None)),
+        (ALL, {}, ("more", "cpu", "4:00:00")),  # most GPUs, and one without any for CPU work
+        ([CPU], {}, (None, None, "4:00:00")),
+        ([GPU, MORE], {"preemptible": {"more"}}, ("gpu", None, "4:00:00")),  # more GPUs do not make up for jobs that end
+        ([MORE], {"preemptible": {"more"}}, ("more", None, "4:00:00")),
+        (ALL, {"refusing": {"more": "no", "cpu": "not you"}}, ("gpu", None, "4:00:00")),
         # where all refuse (an account is demanded) the reason is no partition's
-        ([GPU, MORE, CPU], {"refusing": dict.fromkeys(("gpu", "more", "cpu"), "no account")}, ("more", "cpu")),
+        (ALL, {"refusing": dict.fromkeys(("gpu", "more", "cpu"), "no account")}, ("more", "cpu", "4:00:00")),
+        # a time limit within MaxTime, where the default is none
+        (ALL, {"max_seconds": {"more": 7200, "cpu": 60}}, ("more", "cpu", "2:00:00")),
+        (ALL, {"max_seconds": {"more": 4 * 3600, "cpu": 60}}, ("more", "cpu", "4:00:00")),
     ],
 )  # fmt: skip
 def test_init_takes_the_best_partition_and_says_what_is_wrong_with_the_others(
-    tmp_path: Path, nodes: list[NodeState], found: dict[str, Any], chosen: tuple[str | None, str | None]
+    tmp_path: Path, nodes: list[NodeState], found: dict[str, Any], chosen: tuple[str | None, str | None, str]
 ) -> None:
-    _, settings = probe_of(nodes, **found)
-    got = loaded(tmp_path, settings).cluster
+    """What it chose is what is read: also the form of request for GPUs that the site takes, account and QOS."""
+    summary, settings = probe_of(nodes, **found)
+    assert nodes != ALL or summary == "2 nodes with 8 a100"
+    wanted = {"slurm.gpu_request": "--gres=gpu:{type}:{n}", "cluster.account": "proj", "cluster.qos": "long"}
+    config = loaded(tmp_path, settings | {setting: (value, "a note") for setting, value in wanted.items()})
+    got = config.cluster
+    assert (got.kind, got.partition, got.cpu_partition, config.trial.time_limit) == ("slurm", *chosen)
+    assert ("trial.time_limit" in settings) == (chosen[2] != "4:00:00")
+    assert (config.slurm.gpu_request, got.account, got.qos) == tuple(wanted.values())
     _, choice = settings.get("cluster.partition", ("", ""))
-    assert (got.kind, got.partition, got.cpu_partition) == ("slurm", *chosen)
     for name in found.get("preemptible", ()):
         assert re.search(rf"\b{name} \(\d+ GPUs, jobs may be preempted\)", choice)
     for name, words in found.get("refusing", {}).items():
         assert re.search(rf"\b{name} \(\d+ GPUs, refuses your jobs: {words}\)", choice)
     assert choice in (tmp_path / "evalspan.toml").read_text()
-
-
-@pytest.mark.parametrize(("most", "limit"), [(7200, "2:00:00"), (4 * 3600, None), (None, None)])
-def test_init_writes_a_time_limit_within_max_time_where_the_default_is_none(
-    tmp_path: Path, most: int | None, limit: str | None
-) -> None:
-    summary, chosen = probe_of([GPU, MORE, CPU], max_seconds={"more": most, "cpu": 60} if most else {})
-    assert summary == "2 nodes with 8 a100"
-    assert chosen.get("trial.time_limit", (None, ""))[0] == limit
-    assert loaded(tmp_path, chosen).trial.time_limit == (limit or "4:00:00")
-
-
-def test_what_init_chose_is_what_is_read(tmp_path: Path) -> None:
-    """The form of request for GPUs that the site takes, account and QOS."""
-    wanted = {"slurm.gpu_request": "--gres=gpu:{type}:{n}", "cluster.account": "proj", "cluster.qos": "long"}
-    got = loaded(tmp_path, {setting: (value, "a note") for setting, value in wanted.items()})
-    assert got.slurm.gpu_request == wanted["slurm.gpu_request"]
-    assert (got.cluster.account, got.cluster.qos) == ("proj", "long")
 
 
 # --- names of settings -------------------------------------------------------------------------------------------------
