@@ -1,4 +1,4 @@
-"""What Slurm is asked to run, and what `evalspan doctor` and `init` say, on recorded sites (`support.site_recording`)."""
+"""What Slurm is asked to run, and what `evalspan doctor` and `init` say, on recorded sites (`support.slurm_recording`)."""
 
 from __future__ import annotations
 

@@ -1,18 +1,22 @@
-"""A recorded Slurm site whose jobs are played: what is submitted, and when, by a real coordinator; no job runs a process.
+"""A recorded Slurm site (`support.slurm_recording`) whose jobs are played: what a real coordinator submits, and when; no job runs.
 
 The jobs of a round start together and do all their work at once; a round begins when nothing was submitted for some ticks.
+A command of Slurm is a line of bash that sends its words to this process: so a call costs little, and what is asked is seen.
 """
 
 from __future__ import annotations
 
+import getpass
 import json
 import os
 import re
 import shlex
+import socketserver
 import sys
+import threading
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,16 +34,48 @@ from evaljobs.contract.paths import EvaluationPaths, batch_index_file, entry_man
 from evaljobs.contract.storage import FrameWriter, write_outcome, write_record
 from evaljobs.queue.work_queue import WorkQueue
 from support.goldens import HERE
-from support.recorded_slurm import RecordedSlurm, serve
 
 RECORDED = HERE / "sites" / "recorded"
 QUIET = 2  # ticks without a new job, after which the jobs are played
 TICK_SECONDS = 10.0
 ROUNDS = 60
 CONSTANT = ("--parsable", "--comment=", "--output=", "--open-mode=", "--no-requeue", "--nodes=1", "--ntasks=1", "--export=", "--chdir=", "--signal=")  # fmt: skip
-Sizes = Mapping[
-    str, tuple[int, int, int, bool]
-]  # task -> requests, tokens of each, tokens to generate, executes programs
+# task -> requests, tokens of each, tokens to generate, executes programs
+Sizes = Mapping[str, tuple[int, int, int, bool]]
+# The words and standard input of a call go to a socket, each ended by a NUL; back come its exit code and what it prints.
+CLIENT = r"""#!/bin/bash
+[ -t 0 ] || IFS= read -rd '' text
+exec 3<>/dev/tcp/127.0.0.1/{port}
+printf '%s\0' $# "${{0##*/}}" "$@" "$text" >&3
+IFS= read -r code <&3
+IFS= read -rd '' said <&3
+if [ "$code" = 0 ]; then printf %s "$said"; else printf %s "$said" >&2; fi
+exit "$code"
+"""
+LETTERS = {"F": "array", "A": "array", "i": "id", "K": "index", "T": "state", "V": "submitted", "S": "started",
+           "e": "ends", "N": "node", "r": "reason", "R": "reason", "k": "comment", "j": "name", "u": "user", "P": "partition"}  # fmt: skip
+NO_ACCOUNTING = ["You are not running a supported accounting_storage plugin", "Only 'accounting_storage/slurmdbd' is supported."]  # fmt: skip
+TOO_MANY = ["sbatch: error: QOSMaxSubmitJobPerUserLimit", "sbatch: error: Batch job submission failed: Job violates accounting/QOS policy (job submit limit, user's size and/or time limits)"]  # fmt: skip
+
+
+class RefusedError(Exception):
+    """The lines that a command prints on standard error."""
+
+
+class Call:
+    """One command line."""
+
+    def __init__(self, words: list[str], text: str) -> None:
+        self.words, self.text = words, text
+
+    def value(self, option: str, short: str = "") -> str | None:
+        long = [w.partition("=")[2] for w in self.words if w.startswith(f"--{option}=")]
+        if long:
+            return long[-1]
+        return self.words[self.words.index(short) + 1] if short in self.words else None
+
+    def has(self, *words: str) -> bool:
+        return any(word in self.words for word in words)
 
 
 @dataclass
@@ -86,100 +122,129 @@ class PlayedSite:
         self.sharing = 1  # trials that have not had their turn in this round
         fields = self.site["sinfo"][0].split("|")
         self.nodes = [dict(zip(fields, line.split("|"), strict=False)) for line in self.site["sinfo"][2:]]
-        self.slurm = RecordedSlurm(self.site, self.submit, self.cancel)
-        self.end = serve(self.slurm, folder / "bin", patch)
+        self.end = serve(self, folder / "bin", patch)
         patch.setattr(clock, "_start", clock._start)
         patch.setattr(os, "fsync", lambda _descriptor: None)  # no power cut comes
 
     # --- Slurm's side -------------------------------------------------------------------------------------------------
+
+    def answer(self, name: str, call: Call) -> tuple[int, str]:
+        try:
+            lines = list(getattr(self, name)(call))
+        except RefusedError as error:
+            return 1, "".join(f"{line}\n" for line in error.args)
+        return 0, "".join(f"{line}\n" for line in lines).replace("USER", getpass.getuser())
 
     def qos(self, job: Job) -> Mapping[str, str]:
         rows = self.site.get("qos", [])
         name = job.option("qos") or next((r["DefaultQOS"] for r in self.site.get("user", ())), "")
         return next((row for row in rows if row["Name"] == name), {})
 
-    def write(self) -> None:
-        """What squeue, sinfo and sbatch answer from here on."""
-        members: list[dict[str, Any]] = []
-        used = {}
+    def running(self, node: str = "") -> list[Job]:
+        """A job for each of its members that runs."""
+        return [j for j in self.jobs.values() if node in ("", j.node) for _ in j.in_state("RUNNING")]
+
+    def sinfo(self, call: Call) -> Iterator[str]:
+        if call.has("--version"):
+            yield "slurm 22.05.8"
+            return
+        names, *rows = [line.split("|") for line in self.site["sinfo"]]
+        columns = [re.fullmatch(r"(\w+)(?::(\.?)(\d*)(.*))?", c, re.DOTALL) for c in (call.value("Format", "-O") or "").split(",")]  # fmt: skip
+        for row in rows[call.has("--noheader", "-h") :]:
+            fields = dict(zip((n.lower() for n in names), row, strict=True))
+            if at := self.running(fields["nodelist"]):
+                whole, total = fields["oversubscribe"] == "EXCLUSIVE", int(fields["cpus"])
+                gpus, cpus = sum(j.gpus for j in at), total if whole else sum(j.cpus for j in at)
+                fields |= {
+                    "gresused": f"{fields['gres'].rpartition(':')[0]}:{gpus}(IDX:0-{gpus - 1})",
+                    "cpusstate": f"{cpus}/{total - cpus}/0/{total}",
+                    "allocmem": str(sum(j.memory for j in at)),
+                    "statelong": "allocated" if whole or cpus >= total else "mixed",
+                }
+            yield "".join(_cell(fields, *column.groups()) for column in columns if column)
+
+    def squeue(self, call: Call) -> Iterator[str]:
+        rows = [] if call.has("--noheader", "-h") else [{key: key.upper() for key in LETTERS.values()}]
+        now = int(clock.now())
         for job in self.jobs.values():
             for index, state in job.states.items():
-                members.append({
+                rows.append({
                     "array": job.number, "id": job.number, "index": index if len(job.states) > 1 else "N/A", "state": state,
-                    "submitted": int(clock.now()), "started": int(clock.now()) if state != "PENDING" else "N/A",
-                    "ends": int(clock.now()) + 60 * int(job.option("time") or 60) if state == "RUNNING" else "N/A",
+                    "submitted": now, "started": now if state != "PENDING" else "N/A",
+                    "ends": now + 60 * int(job.option("time") or 60) if state == "RUNNING" else "N/A",
                     "node": job.node, "reason": job.reason if state == "PENDING" else "None", "comment": job.option("comment"),
                     "name": job.option("job-name"), "user": "me", "partition": job.option("partition"),
                 })  # fmt: skip
-        for row in self.nodes:
-            at = [j for j in self.jobs.values() if j.node == row["NodeList"] for _ in j.in_state("RUNNING")]
-            if at:
-                whole = row["OverSubscribe"] == "EXCLUSIVE"
-                cpus = int(row["CPUs"]) if whole else sum(j.cpus for j in at)
-                used[row["NodeList"]] = (sum(j.gpus for j in at), cpus, sum(j.memory for j in at), whole)
-        self.slurm.members, self.slurm.used = members, used
+        form = re.sub(r"%\.?\d*(\w)", lambda m: f"{{{LETTERS[m[1]]}}}", call.value("format", "-o") or "")
+        yield from (form.format(**row) for row in rows if call.value("name") in (None, row["name"]))
 
-    def submit(self, arguments: list[str], script: list[str]) -> int:
-        number = 101 + len(self.jobs)
-        self.jobs[number] = job = Job(number, arguments, script)
+    def scontrol(self, call: Call) -> list[str]:
+        subject = next(w for w in call.words[call.words.index("show") + 1 :] if w[0] != "-")
+        return list(self.site["partition all" if subject == "partition" and call.has("--all") else subject])
+
+    def sacctmgr(self, call: Call) -> Iterator[str]:
+        if "qos" not in self.site:
+            raise RefusedError(*NO_ACCOUNTING)
+        of = {w.partition("=")[0]: w.partition("=")[2].split(",") for w in call.words if "=" in w}
+        for row in self.site[call.words[call.words.index("show") + 1]]:
+            if row.get("Account") in of.get("accounts", [row.get("Account")]):
+                fields = {name.lower(): value for name, value in row.items()}
+                yield "|".join(fields[name.lower()] for name in of["format"])
+
+    def sbatch(self, call: Call) -> list[str]:
+        for rule in self.site.get("refuses", ()):
+            asked = any(w.startswith((rule["lacks"], "--gpus")) for w in call.words)
+            if not asked and all(call.has(word) for word in rule["has"]):
+                raise RefusedError(*rule["says"])
+        if call.has("--test-only"):
+            return []
+        job = Job(101 + len(self.jobs), call.words, call.text.splitlines())
+        limits = {row["Name"]: row["MaxSubmitPU"] for row in self.site.get("qos", ())}
+        live = sum(len(j.in_state("PENDING", "RUNNING")) for j in (*self.jobs.values(), job))
+        if (most := limits.get(call.value("qos") or "")) and live > int(most):
+            raise RefusedError(*TOO_MANY)
+        self.jobs[job.number] = job
         self.note(job)
         self.quiet = -1
-        self.write()
-        return number
+        return [str(job.number)]
 
-    def cancel(self, word: str) -> None:
-        """A job, or one member: NUMBER_MEMBER."""
-        number, _, member = word.partition("_")
-        job = self.jobs[int(number)]
-        for index in [i for i in job.in_state("PENDING", "RUNNING") if member in ("", str(i))]:
-            which = f" member {index}" if len(job.states) > 1 else ""
-            what = "runs" if job.states[index] == "RUNNING" else "waits"
-            job.states[index] = "CANCELLED"
-            self.rounds[-1].append(self.plain(f"cancel {job.option('job-name')}{which} ({what})"))
-        self.quiet = -1
-        self.write()
+    def scancel(self, call: Call) -> list[str]:
+        """Jobs, or members of one: NUMBER_MEMBER."""
+        for word in call.words:
+            number, _, member = word.partition("_")
+            job = self.jobs[int(number)]
+            for index in [i for i in job.in_state("PENDING", "RUNNING") if member in ("", str(i))]:
+                which = f" member {index}" if len(job.states) > 1 else ""
+                what = "runs" if job.states[index] == "RUNNING" else "waits"
+                job.states[index] = "CANCELLED"
+                self.rounds[-1].append(self.plain(f"cancel {job.option('job-name')}{which} ({what})"))
+            self.quiet = -1
+        return []
 
     def obstacle(self, job: Job) -> str:
         """Why a pending member does not start now; "": it does, on `job.node`."""
-        running = [j for j in self.jobs.values() for _ in j.in_state("RUNNING")]
-        limits = self.qos(job)
+        running, limits = self.running(), self.qos(job)
         tres = dict(
             t.split("=") for t in f"{limits.get('GrpTRES', '')},{limits.get('MaxTRESPU', '')}".split(",") if t
         )
-        if limits.get("MaxJobsPU") and len(running) >= int(limits["MaxJobsPU"]):
+        gpus, cpus = sum(j.gpus for j in running) + job.gpus, sum(j.cpus for j in running) + job.cpus
+        if len(running) >= int(limits.get("MaxJobsPU") or len(running) + 1):
             return "QOSMaxJobsPerUserLimit"
-        if "cpu" in tres and sum(j.cpus for j in running) + job.cpus > int(tres["cpu"]):
+        if cpus > int(tres.get("cpu", cpus)):
             return "QOSGrpCpuLimit"
-        if (
-            job.gpus
-            and "gres/gpu" in tres
-            and sum(j.gpus for j in running) + job.gpus > int(tres["gres/gpu"])
-        ):
+        if job.gpus and gpus > int(tres.get("gres/gpu", gpus)):
             return "QOSMaxGRESPerUser"
         for row in self.nodes:
-            name = row["NodeList"]
-            if name != (job.option("nodelist") or name) or row["PartitionName"] not in (
-                job.option("partition") or "gpu"
-            ).split(","):
+            name, partitions = row["NodeList"], (job.option("partition") or "gpu").split(",")
+            if name != (job.option("nodelist") or name) or row["PartitionName"] not in partitions:
                 continue
-            at = [j for j in running if j.node == name]
+            at = self.running(name)
             gres = re.search(r"gpu:(?:\w+:)?(\d+)", row["Gres"])
             free = (int(gres[1]) if gres else 0, int(row["CPUs"]), int(row["Memory"]))
-            want = (job.gpus, job.cpus, job.memory)
-            fits = all(
-                sum(each) + w <= f
-                for each, w, f in zip(
-                    ([j.gpus for j in at], [j.cpus for j in at], [j.memory for j in at]),
-                    want,
-                    free,
-                    strict=True,
-                )
-            )
-            if (
-                fits
-                and row["StateLong"].startswith("idle")
-                and not (at and row["OverSubscribe"] == "EXCLUSIVE")
-            ):
+            asked = [(j.gpus, j.cpus, j.memory) for j in (*at, job)]
+            fits = all(sum(each) <= most for each, most in zip(zip(*asked, strict=True), free, strict=True))
+            whole = at and row["OverSubscribe"] == "EXCLUSIVE"
+            if fits and row["StateLong"].startswith("idle") and not whole:
                 job.node = name
                 return ""
         return "Resources"
@@ -192,7 +257,6 @@ class PlayedSite:
         if self.quiet >= QUIET:
             self.play()
             self.quiet = 0
-        self.write()
         clock.not_before(clock.now() + TICK_SECONDS)
 
     def play(self) -> None:
@@ -376,6 +440,46 @@ class PlayedSite:
             "rounds": [[f"{n} x {line}" if n > 1 else line for line, n in each.items()] for each in counted],
             "texts": self.texts,
         }
+
+
+def _cell(fields: dict[str, str], name: str, dot: str | None, width: str | None, suffix: str | None) -> str:
+    """A cell by its part of sinfo's --Format: NAME[:[.]WIDTH][SUFFIX]."""
+    text = fields[name.lower()]
+    if width == "":
+        return text + (suffix or "")
+    size = int(width or 20)
+    return f"{text:{'>' if dot else '<'}{size}}"[:size] + (suffix or "")
+
+
+def serve(site: PlayedSite, folder: Path, patch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Put commands that ask `site` first on PATH; what ends that."""
+
+    class Handler(socketserver.StreamRequestHandler):
+        def handle(self) -> None:
+            head = self._word()
+            name, *words = [self._word() for _ in range(int(head) + 1)]
+            code, said = site.answer(name, Call(words, self._word()))
+            self.wfile.write(f"{code}\n{said}".encode())
+
+        def _word(self) -> str:
+            read = b""
+            while not read.endswith(b"\0"):
+                read += self.rfile.read(1)
+            return read[:-1].decode()
+
+    server = socketserver.TCPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+    folder.mkdir()
+    for name in ("sbatch", "squeue", "sinfo", "scontrol", "sacctmgr", "scancel"):
+        (folder / name).write_text(CLIENT.format(port=server.server_address[1]))
+        (folder / name).chmod(0o755)
+    patch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+
+    def end() -> None:
+        server.shutdown()
+        server.server_close()
+
+    return end
 
 
 def make_checkpoint(folder: Path, size: int) -> None:
