@@ -1,10 +1,17 @@
-"""Node-side neighbours: the probe, the clean verb, room, and how a host job shares out its GPUs."""
+"""Node-side neighbours: the probe, room, GPUs of a host job, engines' shared memory, and storage that answers with errors."""
 
 from __future__ import annotations
 
+import argparse
+import ctypes
 import json
+import os
+import secrets
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
+from multiprocessing import shared_memory
 from pathlib import Path
 
 import pytest
@@ -12,9 +19,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.node_memory import ROOT, NodeMemory
 
+from evaljobs.contract.outcomes import Staged
+from evaljobs.contract.paths import EvaluationPaths
+from evaljobs.contract.specs import CheckpointSpec, StageSpec
 from evaljobs.errors import OperatorError
-from evaljobs.staging import capacity, node_probe
+from evaljobs.scoring.supervisor import Supervisor
+from evaljobs.staging import capacity, clean, node_probe, precursor, segments
 from evaljobs.staging.capacity import V1, V2
+from evaljobs.staging.coordinator_lease import CoordinatorLease
+from evaljobs.staging.precursor import RELEASED, Holding, hold
 from evaljobs.trial import hosted_trials
 
 
@@ -35,20 +48,10 @@ def test_the_probe_measures_and_leaves_nothing(world: NodeMemory) -> None:
 def test_a_nonce_tells_a_shared_memory_from_a_private_one(world: NodeMemory) -> None:
     """Left by one process, found once by another that sees the same root; not found elsewhere."""
     code = "import sys; from evaljobs.staging.node_probe import nonce; print(nonce(sys.argv[1], 'abc', leave=False))"
-
-    def look() -> str:
-        return subprocess.run(
-            [sys.executable, "-c", code, str(world.root)],
-            cwd=ROOT,
-            check=True,
-            capture_output=True,
-            text=True,
-        ).stdout.strip()
-
-    assert look() == "False"
+    look = [sys.executable, "-c", code, str(world.root)]
+    assert subprocess.check_output(look, cwd=ROOT) == b"False\n"
     assert node_probe.nonce(str(world.root), "abc", leave=True)
-    assert look() == "True"
-    assert look() == "False"
+    assert [subprocess.check_output(look, cwd=ROOT) for _ in range(2)] == [b"True\n", b"False\n"]
     assert world.nothing_left()
 
 
@@ -96,17 +99,173 @@ def test_gpus_are_shared_out_once_each(per: int, members: int, spare: int) -> No
             hosted_trials.share([], members, per)
 
 
-@pytest.mark.parametrize("name", hosted_trials.GPU_VARIABLES)
-def test_gpus_of_every_vendor_are_shared_out(name: str) -> None:
-    assert hosted_trials.gpus_of({name: "0,MIG-a"}) == ((name,), ("0", "MIG-a"))
-    assert hosted_trials.gpus_of({}) == ((), ())
-
-
-def test_where_slurm_names_gpus_for_all_vendors_each_library_sees_the_trials_own() -> None:
+@pytest.mark.parametrize(
+    ("environment", "theirs"),
+    [
+        *(({name: "0,MIG-a"}, ((name,), ("0", "MIG-a"))) for name in hosted_trials.GPU_VARIABLES),
+        ({}, ((), ())),
+        (
+            dict.fromkeys(hosted_trials.GPU_VARIABLES, "0,1"),
+            (("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ZE_AFFINITY_MASK"), ("0", "1")),
+        ),
+        (  # numbered anew
+            {"ROCR_VISIBLE_DEVICES": "2,3", "HIP_VISIBLE_DEVICES": "0,1"},
+            (("HIP_VISIBLE_DEVICES",), ("0", "1")),
+        ),
+    ],
+    ids=str,
+)
+def test_where_slurm_names_gpus_for_all_vendors_each_library_sees_the_trials_own(environment, theirs) -> None:
     """HIP's variable beats CUDA's in ROCm, and both choose from what ROCR's leaves: that one stays whole."""
-    assert hosted_trials.gpus_of(dict.fromkeys(hosted_trials.GPU_VARIABLES, "0,1")) == (
-        ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ZE_AFFINITY_MASK"),
-        ("0", "1"),
+    assert hosted_trials.gpus_of(environment) == theirs
+
+
+# --- shared memory of engines' processes: what is ours and in no process is swept, all else stays ---------------------
+
+
+@pytest.fixture
+def dead() -> Iterator[Path]:
+    """A segment with PREFIX that no process has mapped."""
+    place = segments.FOLDER / f"{segments.PREFIX}{secrets.token_hex(4)}"
+    place.write_bytes(b"\0" * 4096)
+    yield place
+    place.unlink(missing_ok=True)
+
+
+def test_segments_are_ours_by_name_within_the_context_alone() -> None:
+    with segments.named():
+        inside = shared_memory.SharedMemory(create=True, size=1)
+    outside = shared_memory.SharedMemory(create=True, size=1)
+    names = inside.name, outside.name
+    for segment in (inside, outside):
+        segment.close()
+        segment.unlink()
+    assert [name.startswith(segments.PREFIX) for name in names] == [True, False]
+
+
+def test_a_segment_whose_name_is_gone_is_removed_without_an_error() -> None:
+    """Its maker, a library, removes it when it ends, after the trial has."""
+    with segments.named():
+        made = shared_memory.SharedMemory(create=True, size=1)
+    assert segments.unlink_mapped() >= 1
+    assert not (segments.FOLDER / made.name).exists()
+    made.close()
+    made.unlink()
+
+
+def test_a_semaphore_counts_as_mapped_though_it_was_made_under_another_name() -> None:
+    libc, name = ctypes.CDLL(None, use_errno=True), f"{segments.PREFIX}{secrets.token_hex(4)}"
+    libc.sem_open.restype = ctypes.c_void_p
+    assert libc.sem_open(f"/{name}".encode(), os.O_CREAT | os.O_EXCL, 0o600, 1)
+    try:
+        assert f"sem.{name}" in segments.mapped([os.getpid()])
+    finally:
+        libc.sem_unlink(f"/{name}".encode())
+
+
+def test_what_a_process_has_mapped_and_what_has_another_name_stays(dead: Path) -> None:
+    with segments.named():
+        used = shared_memory.SharedMemory(create=True, size=1)
+    foreign = segments.FOLDER / f"psm_{secrets.token_hex(4)}"
+    foreign.write_bytes(b"\0")
+    try:
+        segments.sweep()
+        assert not dead.exists()
+        assert foreign.exists()
+        assert (segments.FOLDER / used.name).exists()
+    finally:
+        foreign.unlink()
+        used.close()
+        used.unlink()
+
+
+def holding(folder: Path, lease: Path) -> Holding:
+    """A precursor whose trials read from storage."""
+    checkpoint = CheckpointSpec(source="/c", digest="d", files=())
+    names = {"name": "stage", "node": "n1"}
+    spec = StageSpec(**names, evaluation_dir=str(folder), checkpoint=checkpoint, lease_file=str(lease))
+    staged = Staged(**names, path="/c", rung="storage", bytes=0, storage_bytes=0, seconds=0.0)
+    return Holding(spec=spec, staged=staged, slot=None)
+
+
+@pytest.mark.parametrize("who", ["a precursor that clears", "clean"])
+def test_segments_of_the_dead_are_swept(who: str, dead: Path, tmp_path: Path) -> None:
+    if who == "clean":
+        assert clean.clean_main(["--root", str(tmp_path)]) == 0
+    else:
+        precursor.clear(holding(tmp_path, tmp_path / "lease"), "released")
+    assert not dead.exists()
+
+
+# --- a moment in which shared storage answers with an error changes nothing ---------------------------------------
+
+
+class Storage:
+    """A folder on storage that answers every look with an OSError (the name that a link points to is too long)."""
+
+    def __init__(self, tmp_path: Path) -> None:
+        self.path, self._there = tmp_path / "storage", tmp_path / "there"
+        self._there.mkdir()
+        self.path.symlink_to("x" * 300)
+
+    def back(self) -> None:
+        """It answers again."""
+        fresh = self.path.with_name("fresh")
+        fresh.symlink_to(self._there)
+        fresh.replace(self.path)
+
+
+class Looks(threading.Event):
+    """A stop that is never set; the storage is back after the third look at it."""
+
+    def __init__(self, storage: Storage, released: Path) -> None:
+        super().__init__()
+        self.storage, self.released, self.count = storage, released, 0
+
+    def wait(self, timeout: float | None = None) -> bool:  # noqa: ARG002 (threading's name)
+        self.count += 1
+        assert self.count < 10, "the release was not seen"
+        if self.count == 3:
+            self.storage.back()
+            self.released.parent.mkdir(parents=True)
+            self.released.touch()
+        return False
+
+
+@pytest.fixture
+def storage(tmp_path: Path) -> Storage:
+    return Storage(tmp_path)
+
+
+def test_a_precursor_holds_on_until_storage_shows_its_release(storage: Storage, tmp_path: Path) -> None:
+    """Weights stay where they are while the release file cannot be looked for."""
+    held = holding(storage.path, tmp_path / "lease")
+    Path(held.spec.lease_file).touch()
+    looks = Looks(storage, EvaluationPaths(storage.path).release_file(held.spec.name))
+    assert hold(held, looks) == RELEASED
+    assert looks.count == 3
+
+
+def test_workers_work_on_until_storage_shows_their_stop(storage: Storage) -> None:
+    """The supervisor's look at its stop file."""
+    options = argparse.Namespace(
+        stop_file=storage.path / "stop",
+        burst_idle=None,
+        lease_file=storage.path / "lease",
+        lease_seconds=900.0,
     )
-    numbered_anew = {"ROCR_VISIBLE_DEVICES": "2,3", "HIP_VISIBLE_DEVICES": "0,1"}
-    assert hosted_trials.gpus_of(numbered_anew) == (("HIP_VISIBLE_DEVICES",), ("0", "1"))
+    supervisor = Supervisor(options, lambda: None)
+    assert not supervisor._over()
+    storage.back()
+    assert not supervisor._over()
+    options.stop_file.touch()
+    assert supervisor._over()
+
+
+def test_a_lease_that_cannot_be_read_stands_still(storage: Storage) -> None:
+    """An error renews nothing: a dead coordinator's lease ends in its time on storage that comes and goes."""
+    lease = CoordinatorLease(storage.path / "lease", 0.0)
+    assert lease.expired()
+    storage.back()
+    (storage.path / "lease").touch()
+    assert not CoordinatorLease(storage.path / "lease", 900.0).expired()

@@ -2,19 +2,40 @@
 
 from __future__ import annotations
 
+import functools
+import json
 import os
 import shutil
 import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.node_memory import MIB, NodeMemory, names
-from support.with_root import small_disk
+from support.node_memory import MIB, ROOT, NodeMemory, edit, flip, make_checkpoint, names
+from support.with_root import USER, as_user, small_disk
 
+from coordinator import hook
+from coordinator.intake.checkpoint import inspect
 from evaljobs.contract.outcomes import Cleared, Failed
-from evaljobs.staging import clean, copy, precursor, publish, store
+from evaljobs.staging import clean, copy, owned_files, precursor, publish, store
+from evaljobs.staging.copy import hash_file
+from evaljobs.staging.fingerprint import SAVE_SUMS
+from evaljobs.staging.store import reading
 
 root_only = pytest.mark.skipif(os.geteuid() != 0, reason="mounts and other owners need root")
+
+
+def failed(world: NodeMemory) -> Failed:
+    """What a precursor left that failed: it blames the operator in one line."""
+    found = world.outcome("failed")
+    assert isinstance(found, Failed)
+    assert found.blame == "operator"
+    assert "\n" not in found.error
+    return found
 
 
 def test_stages_holds_and_clears(world: NodeMemory) -> None:
@@ -39,18 +60,15 @@ def test_stages_holds_and_clears(world: NodeMemory) -> None:
 def test_two_at_once_copy_once(world: NodeMemory) -> None:
     """Two precursors of one checkpoint: storage is read once, and it stays until the second leaves."""
     checkpoint = world.checkpoint(size=16 * MIB)
-    first = world.start(world.spec(checkpoint, "a"))
-    second = world.start(world.spec(checkpoint, "b"))
-    both = world.staged("a"), world.staged("b")
+    processes = {name: world.start(world.spec(checkpoint, name)) for name in "ab"}
+    both = [world.staged(name) for name in processes]
     assert sum(s.storage_bytes for s in both) == checkpoint.bytes
     assert both[0].path == both[1].path
-    world.release("a")
-    first.communicate(timeout=120)
-    assert first.returncode == 0
-    assert world.copy_is_exact(checkpoint)
-    world.release("b")
-    second.communicate(timeout=120)
-    assert second.returncode == 0
+    for name, process in processes.items():
+        assert world.copy_is_exact(checkpoint)
+        world.release(name)
+        process.communicate(timeout=120)
+        assert process.returncode == 0
     assert world.nothing_left()
 
 
@@ -75,8 +93,8 @@ def test_it_clears_and_ends_by_itself(world: NodeMemory, how: str, reason: str) 
     assert world.nothing_left()
 
 
-@pytest.mark.parametrize("change", ["gone", "rewritten", "truncated", "replaced"])
-def test_a_checkpoint_that_changed_is_a_clear_failure(world: NodeMemory, change: str) -> None:
+@pytest.mark.parametrize("change", ["gone", "gone half-way", "rewritten", "truncated", "replaced"])
+def test_a_checkpoint_that_changed_is_a_clear_failure(world, change, monkeypatch) -> None:
     """Deleted, rewritten, truncated or replaced since it was announced: Failed for the operator, nothing published."""
     checkpoint = world.checkpoint()
     folder = Path(checkpoint.source)
@@ -84,6 +102,15 @@ def test_a_checkpoint_that_changed_is_a_clear_failure(world: NodeMemory, change:
     match change:
         case "gone":
             shutil.rmtree(folder)
+        case "gone half-way":  # every byte could still be read
+            reads = iter(range(1000))
+
+            def read(descriptor: int, buffers: list[memoryview], offset: int) -> int:
+                if next(reads) == 2:
+                    shutil.rmtree(folder)
+                return os.preadv(descriptor, buffers, offset)
+
+            monkeypatch.setattr(publish, "copy_in", functools.partial(publish.copy_in, read=read))
         case "rewritten":
             before = weights.stat()
             while weights.stat().st_mtime_ns == before.st_mtime_ns:  # of a file system's clock, which ticks
@@ -91,68 +118,226 @@ def test_a_checkpoint_that_changed_is_a_clear_failure(world: NodeMemory, change:
         case "truncated":
             os.truncate(weights, MIB)
         case "replaced":  # another step of the same run, copied with its times: only the samples tell
-            before = weights.stat()
-            weights.write_bytes(bytes(b ^ 255 if i > 4096 else b for i, b in enumerate(weights.read_bytes())))
-            os.utime(weights, ns=(before.st_atime_ns, before.st_mtime_ns))
-    assert precursor.main(world.spec(checkpoint)) == 1
-    failed = world.outcome("failed")
-    assert isinstance(failed, Failed)
-    assert failed.blame == "operator"
-    assert "\n" not in failed.error
+            edit(weights, 4097, bytes(b ^ 255 for b in weights.read_bytes()[4097:]))
+    assert precursor.main(world.spec(checkpoint, readers=1)) == 1
+    assert "changed or vanished" in failed(world).error
     assert world.nothing_left()
-
-
-def test_deleted_half_way_publishes_nothing(world: NodeMemory) -> None:
-    """The folder is deleted while blocks are read: nothing is published, although every byte could still be read."""
-    checkpoint = world.checkpoint()
-    slot = store.join(world.root, checkpoint.digest)
-    reads = iter(range(1000))
-
-    def read(descriptor: int, buffers: list[memoryview], offset: int) -> int:
-        if next(reads) == 2:
-            shutil.rmtree(checkpoint.source)
-        return os.preadv(descriptor, buffers, offset)
-
-    with pytest.raises(copy.SourceChanged, match="gone"):
-        publish.copy_in(slot, checkpoint, readers=1, read=read)
-    assert not publish.is_published(slot)
-    store.leave(slot)
-    assert world.nothing_left()
-
-
-def test_a_link_at_a_checkpoints_name_is_reported_and_never_followed(world: NodeMemory) -> None:
-    """The rung is refused by name, the link's target untouched."""
-    checkpoint = world.checkpoint()
-    trap = world.folder / "trap"
-    trap.mkdir()
-    world.home.mkdir(mode=0o700)
-    (world.home / checkpoint.digest).symlink_to(trap)
-    holding = precursor.stage_only(world.spec(checkpoint))
-    assert (holding.staged.rung, holding.staged.path) == ("storage", checkpoint.source)
-    assert checkpoint.digest in holding.staged.why
-    assert list(trap.iterdir()) == []
-
-
-def test_a_root_where_others_may_rename_is_refused(world: NodeMemory) -> None:
-    """A root that is writable by all and not sticky: a user who may rename our home may replace weights."""
-    world.root.chmod(0o777)
-    holding = precursor.stage_only(world.spec(world.checkpoint()))
-    assert holding.staged.rung == "storage"
-    assert "not sticky" in holding.staged.why
 
 
 @root_only
-def test_too_small_takes_the_next_rung(world: NodeMemory, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_small_takes_the_next_rung(world: NodeMemory) -> None:
     """No room, seen beforehand or by ENOSPC in mid-copy: cleaned up, and the next root is used."""
     checkpoint = world.checkpoint(size=4 * MIB)
     with small_disk(world.folder / "small", "6m") as small:
         spec = world.spec(checkpoint, roots=(str(small), str(world.root)))
         holding = precursor.stage_only(spec)
-        assert "are needed" in holding.staged.why
+        assert (holding.staged.rung, "are needed" in holding.staged.why) == ("shm", True)
         precursor.clear(holding, "test")
         slot = store.join(small, checkpoint.digest)
         with pytest.raises(copy.TargetFailed, match="No space left"):
             publish.copy_in(slot, checkpoint, readers=4)
         store.leave(slot)
         assert list(small.iterdir()) == []
+    assert world.nothing_left()
+
+
+# --- hashes written when a checkpoint is saved ------------------------------------------------------------------------
+
+NOTIFY = """
+import sys
+from coordinator import hook
+sys.modules["xxhash" if sys.argv[3] == "no xxhash" else "none"] = None
+print(hook.notify(sys.argv[1], 1, work_dir=sys.argv[2], sums=True), sys.argv[3] == "training ends" or hook.flush(60))
+"""
+
+
+@pytest.mark.parametrize("case", ["sums", "no xxhash", "training ends"])
+def test_a_byte_flipped_after_the_save_never_reaches_a_gpu(world: NodeMemory, case: str) -> None:
+    """The hook's sums are the files'; a flip that keeps size, mtime and header fails the precursor, which keeps nothing.
+
+    Without the library, or in a training that ends at once, the notice is there, and no half table is left.
+    """
+    folder = make_checkpoint(world.folder / "step-1", size=(8 if case == "training ends" else 2) * MIB)
+    work = world.folder / "work"
+    work.mkdir()  # the hook makes no work folder
+    argv = [sys.executable, "-c", NOTIFY, str(folder), str(work), case]
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "RANK": "0"}
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=120, check=True)
+    assert len(list((work / "inbox").glob("*.json"))) == 1
+    assert not (folder / f"{SAVE_SUMS}.tmp").exists()
+    if case != "sums":
+        assert ("announced without sums" in done.stderr) == (case == "no xxhash")
+        assert case == "training ends" or not (folder / SAVE_SUMS).exists()
+        return
+    assert hook.SUMS == SAVE_SUMS
+    assert done.stdout.split() == ["True", "True"], done.stderr
+    table = json.loads((folder / SAVE_SUMS).read_text())["xxh3_128"]
+    assert not {"optimizer.pt", "trainer_state.json", SAVE_SUMS} & set(table)
+    checkpoint = inspect(folder)
+    assert {f.name: f.xxh3_128 for f in checkpoint.files} == {
+        f.name: hash_file(folder / f.name) for f in checkpoint.files
+    }
+    victim = folder / "model-00002-of-00003.safetensors"
+    flip(victim, victim.stat().st_size * 3 // 4)  # between the samples
+    assert inspect(folder).digest == checkpoint.digest, "nothing else tells"
+    assert precursor.main(world.spec(checkpoint)) == 1
+    assert f"{victim.name} is not what was saved" in failed(world).error
+    assert world.nothing_left()
+
+
+# --- an ordinary user, with a root like /dev/shm, where others may have been first ------------------------------------
+
+
+@pytest.fixture
+def shared(world: NodeMemory) -> Iterator[NodeMemory]:
+    """A root that is everybody's and sticky, as /dev/shm is, and a folder of the user's for his checkpoints."""
+    # what Python imports on first use is imported now: its folder may be closed to the user
+    precursor.clear(precursor.stage_only(world.spec(world.checkpoint("warm"))), "test")
+    world.root.chmod(0o1777)
+    folder = Path(tempfile.mkdtemp(prefix="staging-user-", dir="/dev/shm"))
+    try:
+        for path in (folder, world.paths.root.parent):
+            path.chmod(0o755)
+        os.chown(folder, USER, USER)
+        yield replace(world, folder=folder)
+    finally:
+        parent = os.open(folder.parent, os.O_RDONLY)
+        owned_files.remove_tree(parent, folder.name)
+        os.close(parent)
+
+
+@root_only
+def test_an_ordinary_user_stages_reads_and_clears(shared: NodeMemory) -> None:
+    """All of it without any privilege: copy, read, clear; another user's memory is not touched."""
+    other = shared.root / store.home_name(0)
+    (other / ("a" * 32)).mkdir(parents=True)
+    (other / ("a" * 32) / "weights").write_text("root's")
+
+    def act() -> None:
+        checkpoint = shared.checkpoint()
+        holding = precursor.stage_only(shared.spec(checkpoint))
+        assert (holding.staged.rung, holding.staged.why) == ("shm", "")
+        with reading(holding.staged.path):
+            assert shared.copy_is_exact(checkpoint)
+        precursor.clear(holding, "test")
+        assert clean.clean(shared.root, everything=True).problems == ()
+
+    as_user(act)
+    assert names(shared.root) == [other.name, "foreign"]
+    assert (other / ("a" * 32) / "weights").read_text() == "root's"
+
+
+# what lies there -> what is said of it
+PLANTED = {
+    "a file at our home's name": "a link or no folder",
+    "another user's folder at our home's name": "belongs to uid 0",
+    "a link at a checkpoint's name": "a link or no folder",
+    "a root where others may rename": "not sticky",
+}
+
+
+@root_only
+@pytest.mark.parametrize("what", PLANTED)
+def test_what_others_planted_is_named_and_left_alone(shared: NodeMemory, what: str) -> None:
+    """Trials read storage, a link is not followed, and neither staging nor cleaning touches anything."""
+    home, trap = shared.root / store.home_name(USER), shared.folder / "trap"
+    trap.mkdir()
+    match what.split(" at ", maxsplit=1)[0]:
+        case "a file":
+            home.touch()
+        case "another user's folder":
+            home.mkdir()
+        case "a root where others may rename":
+            shared.root.chmod(0o777)
+
+    def act() -> None:
+        checkpoint = shared.checkpoint()
+        if "a link" in what:
+            home.mkdir(mode=0o700)
+            (home / checkpoint.digest).symlink_to(trap)
+        before = os.lstat(home) if os.path.lexists(home) else None
+        holding = precursor.stage_only(shared.spec(checkpoint))
+        assert (holding.staged.rung, holding.staged.path) == ("storage", checkpoint.source)
+        assert PLANTED[what] in holding.staged.why
+        (problem,) = clean.clean(shared.root, everything=True).problems
+        assert problem in holding.staged.why
+        precursor.clear(holding, "test")
+        if before is not None:
+            after = os.lstat(home)
+            assert (after.st_ino, after.st_mode, after.st_uid) == (
+                before.st_ino,
+                before.st_mode,
+                before.st_uid,
+            )
+        if "a link" in what:
+            assert (home / checkpoint.digest).is_symlink()
+
+    as_user(act)
+    assert list(trap.iterdir()) == []
+    assert set(names(shared.root)) - {home.name} == {"foreign"}
+
+
+@root_only
+def test_a_checkpoint_that_he_may_not_read_is_the_operators(shared: NodeMemory) -> None:
+    """Denied by storage: a failure that says so and who must act; nothing is left in node memory."""
+
+    def act() -> None:
+        checkpoint = shared.checkpoint()
+        (Path(checkpoint.source) / "model-00002-of-00003.safetensors").chmod(0)
+        assert precursor.main(shared.spec(checkpoint)) == 1
+        assert "give this user the right to" in failed(shared).error
+
+    as_user(act)
+    assert names(shared.root) == ["foreign"]
+
+
+# --- what a trial adds ------------------------------------------------------------------------------------------------
+
+# One process makes the checkpoint, stages it and loads it: torch is imported once. Values do not matter, pages do.
+TRIAL = """
+import json, sys, torch, transformers
+from pathlib import Path
+from safetensors.torch import save_file
+from coordinator.intake.checkpoint import inspect
+from evaljobs.contract.specs import StageSpec
+from evaljobs.staging import precursor
+from evaljobs.staging.store import reading
+
+def anonymous():
+    rows = dict(line.split()[:2] for line in open("/proc/self/smaps_rollup").read().splitlines()[1:])
+    return int(rows["Anonymous:"]) * 1024
+
+folder, fields = Path(sys.argv[1]), json.loads(sys.argv[2])
+config = transformers.LlamaConfig(vocab_size=16000, hidden_size=1024, intermediate_size=4096, num_hidden_layers=12,
+                                  num_attention_heads=8, dtype="bfloat16", architectures=["LlamaForCausalLM"])
+with torch.device("meta"):
+    shapes = {k: v.shape for k, v in transformers.LlamaForCausalLM(config).state_dict().items()}
+folder.mkdir()
+config.save_pretrained(folder)
+save_file({k: torch.zeros(s, dtype=torch.bfloat16) for k, s in shapes.items()}, folder / "model.safetensors",
+          metadata={"format": "pt"})
+(folder / "tokenizer.json").write_text("{}")
+fields["checkpoint"] = inspect(folder).model_dump()
+holding = precursor.stage_only(StageSpec.model_validate(fields))
+assert holding.staged.rung == "shm", holding.staged.why
+before = anonymous()
+with reading(holding.staged.path):
+    model = transformers.LlamaForCausalLM.from_pretrained(holding.staged.path, dtype="auto")
+    extra = anonymous() - before
+size = sum(p.numel() * p.element_size() for p in model.parameters())
+precursor.clear(holding, "test")
+print(json.dumps({"extra": extra, "size": size, "dtype": str(model.dtype)}))
+"""
+
+
+@pytest.mark.model
+def test_a_trial_adds_at_most_a_tenth_of_the_model(world: NodeMemory) -> None:
+    """Anonymous memory (smaps_rollup) that loading adds is at most 0.10 of the model's bytes: weights are mapped."""
+    fields = world.spec(world.checkpoint(size=100)).model_dump_json()
+    argv = [sys.executable, "-c", TRIAL, str(world.folder / "model"), fields]
+    done = subprocess.run(argv, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["dtype"] == "torch.bfloat16"
+    assert found["size"] > 300e6
+    assert found["extra"] <= 0.10 * found["size"], found
     assert world.nothing_left()

@@ -13,7 +13,7 @@ from pathlib import Path
 from dev_cluster.testing import wait_until
 
 from coordinator.intake.checkpoint import inspect
-from evaljobs.contract.outcomes import OUTCOME, Cleared, Failed, Staged
+from evaljobs.contract.outcomes import OUTCOME, Outcome, Staged
 from evaljobs.contract.paths import EvaluationPaths
 from evaljobs.contract.specs import CheckpointSpec, StageSpec
 from evaljobs.contract.storage import write_atomic
@@ -51,6 +51,20 @@ def make_checkpoint(folder: Path, *, shards: int = 3, size: int = 2 * MIB, seed:
         index[f"t{i}"] = name
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
     return folder
+
+
+def edit(path: Path, place: int, data: bytes) -> None:
+    """Write into a file in place; its size and mtime stay."""
+    before = path.stat()
+    with path.open("r+b") as file:
+        file.seek(place)
+        file.write(data)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def flip(path: Path, place: int) -> None:
+    """Flip a bit there; size and mtime stay."""
+    edit(path, place, bytes([path.read_bytes()[place] ^ 1]))
 
 
 def names(folder: Path) -> list[str]:
@@ -106,13 +120,9 @@ class NodeMemory:
             stderr=subprocess.PIPE,
         )
 
-    def outcome(self, kind: str, name: str = "stage-a") -> Staged | Cleared | Failed | None:
+    def outcome(self, kind: str, name: str = "stage-a") -> Outcome | None:
         place = self.paths.outcome(kind, name)
-        if not place.exists():
-            return None
-        found = OUTCOME.validate_json(place.read_bytes())
-        assert isinstance(found, Staged | Cleared | Failed)
-        return found
+        return OUTCOME.validate_json(place.read_bytes()) if place.exists() else None
 
     def staged(self, name: str = "stage-a") -> Staged:
         wait_until(lambda: self.outcome("staged", name) or self.outcome("failed", name))
@@ -124,8 +134,8 @@ class NodeMemory:
         """As the coordinator does."""
         write_atomic(self.paths.release_file(name), b"")
 
-    def copy_is_exact(self, checkpoint: CheckpointSpec, home: Path | None = None) -> bool:
-        model = (home or self.home) / checkpoint.digest / store.MODEL
+    def copy_is_exact(self, checkpoint: CheckpointSpec) -> bool:
+        model = self.home / checkpoint.digest / store.MODEL
         return all(
             (model / f.name).read_bytes() == (Path(checkpoint.source) / f.name).read_bytes()
             for f in checkpoint.files
