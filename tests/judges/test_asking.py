@@ -87,47 +87,74 @@ def drip(request: Request) -> None:
         request.handler.wfile.write(b" ")
 
 
-FAULTS: dict[str, Callable[[Request], None]] = {
-    "5xx": lambda r: r.error(503),
-    "closed in the middle": lambda r: r.close_in_the_middle(),
-    "hanging": lambda r: r.hang(),
-    "without end": drip,
-    "limited": lambda r: r.error(429, Retry_After="0.1"),
-    "limited past its tries": lambda r: r.error(429, Retry_After="1000"),
+def once(fault: Callable[[Request], None]) -> Callable[[Request], None]:
+    return lambda r: fault(r) if r.number == 0 else r.answer()
+
+
+def counted(prompt: object) -> Callable[[Request], None]:
+    """An answer whose prompt has so many tokens."""
+    usage = {"prompt_tokens": prompt, "completion_tokens": 1}
+    body = json.dumps({"choices": [{"message": {"content": "[[7]]"}}], "usage": usage}).encode()
+    return lambda r: r.send(200, body)
+
+
+def sends(body: bytes) -> Callable[[Request], None]:
+    return lambda r: r.send(200, body)
+
+
+def refuses(status: int) -> Callable[[Request], None]:
+    return lambda r: r.error(status, "\x1b[2J\x9b31m\a too\r\nlong")
+
+
+NO_ANSWER = None, "no chat completion"
+# what the endpoint does -> its way to answer, the item's value, words of its error, requests sent, asks of the next job
+ANSWERS: dict[str, tuple[Callable[[Request], None], float | None, str, int, int]] = {
+    # a passing fault is tried again
+    "5xx": (once(lambda r: r.error(503)), 7.0, "", 2, 0),
+    "closed in the middle": (once(lambda r: r.close_in_the_middle()), 7.0, "", 2, 0),
+    "hanging": (once(lambda r: r.hang()), 7.0, "", 2, 0),
+    "without end": (once(drip), 7.0, "", 2, 0),
+    "limited": (once(lambda r: r.error(429, Retry_After="0.1")), 7.0, "", 2, 0),
+    "limited past its tries": (once(lambda r: r.error(429, Retry_After="1000")), 7.0, "", 2, 0),
+    # what is no chat completion fails its item until the next job
+    "broken JSON": (sends(b'{"choices": [{"mess'), *NO_ANSWER, 1, 1),
+    "other JSON": (sends(b'{"choices": []}'), *NO_ANSWER, 1, 1),
+    "numbers for names": (sends(b'{"choices": {"0": 1}, "error": 5}'), *NO_ANSWER, 1, 1),
+    "no text": (sends(b'{"choices": [{"message": {"content": {"a": 1}}}]}'), *NO_ANSWER, 1, 1),
+    "nested without end": (sends(b"[" * 200_000), *NO_ANSWER, 1, 1),
+    "a number of 10,000 digits": (sends(b'{"choices": ' + b"9" * 10_000 + b"}"), *NO_ANSWER, 1, 1),
+    # a refused ask is not repeated, and its words command no terminal
+    **{f"refused, {status}": (refuses(status), None, "too long", 1, 1) for status in (400, 413, 422)},
+    # an answer without a rating was paid for: kept, reported with its end, and not asked for again
+    "no rating": (lambda r: r.answer("I would rather not say."), None, "rather not say", 1, 0),
+    # a count of tokens that cannot be is billed as the most
+    **{
+        f"{str(count)[:9]} tokens": (counted(count), 7.0, "", 1, 0)
+        for count in (None, 10**400, -5, 1.5, "many", True)
+    },
 }
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-def test_a_passing_fault_is_tried_again(fault, job, folder, endpoint, monkeypatch) -> None:
-    """Each fault once, then an answer: the ask has its judgement and nothing is marked failed."""
+@pytest.mark.parametrize("what", ANSWERS)
+def test_each_answer_of_an_endpoint_has_its_reply(what, job, folder, endpoint, monkeypatch) -> None:
+    """No answer ends the job, commands a terminal, or costs more than it can have cost."""
+    handle, value, error, sent, again = ANSWERS[what]
     monkeypatch.setattr(asking, "LIMITED_PAUSE", 0.01)
-    endpoint.handle = lambda r: FAULTS[fault](r) if r.number == 0 else r.answer()
-    one = judges(job, folder, timeout_seconds=1.0 if fault in {"hanging", "without end"} else 60.0)
+    endpoint.handle = handle
+    prices = {"price_per_million_prompt_tokens": 1.0, "price_per_million_completion_tokens": 1.0}
+    one = judges(job, folder, timeout_seconds=1.0 if what in {"hanging", "without end"} else 60.0, **prices)
     one.ask_missing(asks(1))
     (reply,) = one.replies(asks(1))
-    assert reply.value == 7.0
-    assert len(endpoint.requests) == 2
-
-
-NO_ANSWERS = {
-    "broken JSON": b'{"choices": [{"mess',
-    "other JSON": b'{"choices": []}',
-    "numbers for names": b'{"choices": {"0": 1}, "error": 5}',
-    "no text": b'{"choices": [{"message": {"content": {"a": 1}}}]}',
-    "nested without end": b"[" * 200_000,
-    "a number of 10,000 digits": b'{"choices": ' + b"9" * 10_000 + b"}",
-}
-
-
-@pytest.mark.parametrize("what", NO_ANSWERS)
-def test_what_is_no_chat_completion_fails_its_item_until_the_next_job(what, job, folder, endpoint) -> None:
-    endpoint.handle = lambda r: r.send(200, NO_ANSWERS[what])
-    one = judges(job, folder)
-    one.ask_missing(asks(1))
-    assert "no chat completion" in one.replies(asks(1))[0].error
-    endpoint.handle = lambda r: r.answer()
-    assert one.ask_missing(asks(1)) == 1
-    assert one.replies(asks(1))[0].value == 7.0
+    assert reply.value == value
+    assert bool(reply.error) == (value is None)
+    assert error in reply.error
+    assert not reply.error or reply.error.isprintable()
+    assert value is None or 0 < kept(folder)[0].cost_millionths < 10_000
+    assert len(endpoint.requests) == sent
+    endpoint.handle = lambda r: r.answer("[[2]]")
+    next_job = judges(job, folder)
+    assert next_job.ask_missing(asks(1)) == again
+    assert next_job.replies(asks(1))[0].value == (2.0 if again else value)
 
 
 def test_a_lasting_fault_fails_its_item_alone(job, folder, endpoint) -> None:
@@ -145,29 +172,6 @@ def test_a_lasting_fault_fails_its_item_alone(job, folder, endpoint) -> None:
     assert "poisoned" in two.replies(asks(4))[1].error
     assert two.ask_missing(asks(4)) == 1
     assert [r.value for r in two.replies(asks(4))] == [7.0, 2.0, 7.0, 7.0]
-
-
-def test_an_answer_without_a_rating_is_an_answer(job, folder, endpoint) -> None:
-    """It was paid for: kept, reported with its end, and not asked for again."""
-    endpoint.handle = lambda r: r.answer("I would rather not say.")
-    for sent in (1, 0):
-        one = judges(job, folder)
-        assert one.ask_missing(asks(1)) == sent
-        (reply,) = one.replies(asks(1))
-        assert reply.value is None
-        assert "rather not say" in reply.error
-
-
-@pytest.mark.parametrize("status", [400, 413, 422])
-def test_a_refused_ask_is_not_repeated(status, job, folder, endpoint) -> None:
-    """It fails at once, with the endpoint's words on one line that commands no terminal."""
-    endpoint.handle = lambda r: r.error(status, "\x1b[2J\x9b31m\a too\r\nlong")
-    one = judges(job, folder)
-    one.ask_missing(asks(1))
-    (reply,) = one.replies(asks(1))
-    assert "too long" in reply.error
-    assert reply.error.isprintable()
-    assert len(endpoint.requests) == 1
 
 
 @pytest.mark.parametrize("status", [401, 403, 404, 301, 429])
@@ -282,18 +286,6 @@ def test_the_cost_cap_is_never_passed_and_says_so(job, folder, endpoint) -> None
     sent = len(endpoint.requests)
     assert judges(job, folder, **priced).ask_missing(asks(20)) == 0
     assert len(endpoint.requests) == sent
-
-
-@pytest.mark.parametrize("count", [None, 10**400, -5, 1.5, "many", True])
-def test_a_count_of_tokens_that_cannot_be_is_billed_as_the_most(count, job, folder, endpoint) -> None:
-    """The item has its answer, and what one answer says of its cost uses up no other evaluation's money."""
-    usage = {"prompt_tokens": count, "completion_tokens": 1}
-    body = json.dumps({"choices": [{"message": {"content": "[[7]]"}}], "usage": usage}).encode()
-    endpoint.handle = lambda r: r.send(200, body)
-    one = judges(job, folder, price_per_million_prompt_tokens=1.0, price_per_million_completion_tokens=1.0)
-    one.ask_missing(asks(1))
-    assert one.replies(asks(1))[0].value == 7.0
-    assert 0 < kept(folder)[0].cost_millionths < 10_000
 
 
 def test_a_killed_worker_loses_no_paid_answer_and_no_slot(job, folder, endpoint: Endpoint) -> None:

@@ -18,12 +18,7 @@ from coordinator.intake import suites
 from coordinator.intake.validate import judge_for, judge_options
 from evaljobs.contract.outcomes import Failed, Scored
 from evaljobs.contract.paths import EvaluationPaths
-from evaljobs.contract.specs import (
-    JudgeJob,
-    ScoreSpec,
-    SuiteSpec,
-    TaskEntry,
-)
+from evaljobs.contract.specs import JudgeJob, ScoreSpec, SuiteSpec, TaskEntry
 from evaljobs.errors import OperatorError
 from evaljobs.judges.judgement import Reply
 from evaljobs.lmeval import hooks, run
@@ -199,36 +194,9 @@ def test_a_judge_task_without_a_judge_is_refused_early(model_dir, folder, endpoi
     assert "no such key" in outcome.error
 
 
-def test_settings_are_refused_before_anything_is_submitted(tmp_path: Path) -> None:
-    """Judge tasks need a url, a model, prices for a cap, and a key where one is named."""
-    suite = suites.load_suite("mt_bench")
-    assert judge_for(Config(judge=JudgeConfig(url="no address")), suites.load_suite("quickstart")) is None
-    with pytest.raises(CoordinatorError, match=r"mt_bench.*set url and model of \[judge\]"):
-        judge_for(Config(), suite)
-    key = tmp_path / "key"
-    key.write_text("k")
-    key.chmod(0o644)
-    url = "http://127.0.0.1:1/v1"
-    for section, says in [
-        ({"url": "judge.site/v1"}, "http:// or https://"),
-        ({"url": "http://u:p@h/v1", "model": "m"}, "holds a password"),
-        ({"url": url}, "no model"),
-        ({"url": url, "model": "m", "max_cost": 1.0}, "price_per_million"),
-        ({"url": url, "model": "m", "api_key_env": "X_NOT_SET"}, "X_NOT_SET is not set"),
-        ({"url": url, "model": "m", "api_key_file": key}, "chmod 600"),
-        ({"url": url, "model": "m", "api_key_file": key, "api_key_env": "A"}, "keep one"),
-    ]:
-        with pytest.raises(CoordinatorError, match=says):
-            judge_options(Config(judge=JudgeConfig(**section)))
-    key.chmod(0o600)
-    found = judge_options(Config(judge=JudgeConfig(url=f"{url}/", model="m", api_key_file=key)))
-    assert found is not None
-    assert (found.url, found.api_key_file) == (url, str(key))
-
-
 @pytest.mark.parametrize("host", ["judge.site", "node17:8000", "10.0.0.3", "[2001:db8::1]:80"])
 def test_a_key_crosses_no_network_unencrypted_unless_the_settings_allow_it(
-    monkeypatch: pytest.MonkeyPatch, host: str
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, host: str
 ) -> None:
     """Refused before anything is submitted; without a key, on this machine and by https there is nothing to refuse."""
     monkeypatch.setenv("MY_JUDGE_KEY", "k")
@@ -236,11 +204,17 @@ def test_a_key_crosses_no_network_unencrypted_unless_the_settings_allow_it(
     def judge(url: str, **more: Any) -> Any:
         return judge_options(Config(judge=JudgeConfig(url=url, model="m", **more)))
 
+    assert judge_for(Config(judge=JudgeConfig(url="no address")), suites.load_suite("quickstart")) is None
+    assert judge("http://h/v1/").url == "http://h/v1", "no slash at its end"
     with pytest.raises(CoordinatorError, match="others on the way could read the key: use https"):
         judge(f"http://{host}/v1", api_key_env="MY_JUDGE_KEY")
     for url in (f"https://{host}/v1", "http://127.0.0.1:1/v1", "http://[::1]/v1", "http://localhost/v1"):
         assert judge(url, api_key_env="MY_JUDGE_KEY").url == url
     assert judge(f"http://{host}/v1").api_key_env is None
+    (tmp_path / "key").write_text("k")
+    (tmp_path / "key").chmod(0o600)
+    found = judge(f"https://{host}/v1", api_key_file=tmp_path / "key")
+    assert found.api_key_file == str(tmp_path / "key")
     allowed = judge(f"http://{host}/v1", api_key_env="MY_JUDGE_KEY", allow_http=True)
     assert allowed == judge(f"http://{host}/v1").model_copy(update={"api_key_env": "MY_JUDGE_KEY"})
 
@@ -268,22 +242,11 @@ def test_a_whole_evaluation_with_a_judge(model_dir, tmp_path: Path, endpoint) ->
         f'name = "judged"\ninclude_path = ["{TASKS}"]\nbatch_size = 4\napply_chat_template = true\n'
         '[[task]]\nname = "mt_bench_pair"\njudge = true\nlimit = 3\ngen_kwargs = { max_gen_toks = 4 }\n'
     )
-    env = {
-        **os.environ,
-        "EVALSPAN_CONFIG": str(tmp_path / "evalspan.toml"),
-        "MY_JUDGE_KEY": "sk-whole-secret",
-    }
+    own = {"EVALSPAN_CONFIG": str(tmp_path / "evalspan.toml"), "MY_JUDGE_KEY": "sk-whole-secret"}
+    env = {**os.environ, **own}
     program = str(Path(sys.executable).parent / "evalspan")
-    argv = [
-        program,
-        "eval",
-        str(model_dir),
-        "--suite",
-        str(suite),
-        "--json",
-        "--work-dir",
-        str(tmp_path / "w"),
-    ]
+    where = ["--work-dir", str(tmp_path / "w")]
+    argv = [program, "eval", str(model_dir), "--suite", str(suite), "--json", *where]
     done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 1, done.stderr
     found = json.loads(done.stdout)["results"]["mt_bench_pair"]
@@ -292,21 +255,17 @@ def test_a_whole_evaluation_with_a_judge(model_dir, tmp_path: Path, endpoint) ->
     told = json.loads((root / "report.json").read_text())
     assert told["entries"][0]["unscored"] == 1
     use = told["judge"]["tasks"]["mt_bench_pair"]
-    assert (use["judgements"], use["missing"], use["prompt_tokens"], use["completion_tokens"]) == (
-        11,
-        1,
-        1100,
-        110,
-    )
+    counts = ("judgements", "missing", "prompt_tokens", "completion_tokens")
+    assert [use[name] for name in counts] == [11, 1, 1100, 110]
     assert told["judge"]["cost"] == use["cost"] == pytest.approx(1210e-6)
-    shown = [program, "report", root.name, "--work-dir", str(tmp_path / "w")]
+    shown = [program, "report", root.name, *where]
     wide = {**env, "COLUMNS": "200"}
     text = subprocess.run(shown, env=wide, capture_output=True, text=True, timeout=60, check=True).stdout
     assert "of at most 1" in text
     assert "11 judgements, 1 could not be had, 1100 + 110 tokens" in text
     asked = len(endpoint.requests)
     endpoint.handle = lambda r: r.answer("[[A]]")
-    retry = [program, "retry", root.name, "--work-dir", str(tmp_path / "w")]
+    retry = [program, "retry", root.name, *where]
     subprocess.run(retry, env=env, capture_output=True, text=True, timeout=200, check=True)
     assert len(endpoint.requests) == asked + 1
     assert json.loads((root / "results.json").read_text())["results"]["mt_bench_pair"]["judged,none"] == 1.0
