@@ -31,58 +31,40 @@ def refused(folder: Path | str) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["config.json", "model.safetensors.index.json", "evalspan.sums.json"])
-def test_a_giant_sparse_file_is_refused_unread(name: str, tmp_path: Path) -> None:
+def giant(name: str) -> Callable[[Path], object]:
     """A tebibyte that takes no room on disk would take the daemon's memory."""
-    folder = make_checkpoint(tmp_path / "step-1", size=100)
-    os.truncate(folder / name, 1 << 40) if (folder / name).exists() else _sparse(folder / name)
-    assert name in refused(folder)
+
+    def edit(folder: Path) -> None:
+        (folder / name).touch()
+        os.truncate(folder / name, 1 << 40)
+
+    return edit
 
 
-def _sparse(path: Path) -> None:
-    path.touch()
-    os.truncate(path, 1 << 40)
-
-
-def test_many_headers_fill_no_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def many_headers(folder: Path) -> None:
     """Each file's header may be as long as the format allows; the tensors of all files together are bounded."""
-    monkeypatch.setattr("coordinator.intake.checkpoint.MOST_TENSORS", 100)
-    folder = make_checkpoint(tmp_path / "step-1", size=100)
     for number in (1, 2, 3):
         name = f"model-{number:05}-of-00003.safetensors"
         safetensors(folder / name, {f"t{number - 1}": b"x"} | {f"{number}-{n}": b"" for n in range(40)})
-    assert "more than 100 tensors" in refused(folder)
 
 
-NAMES = (
-    "config.json",
-    "tokenizer.json",
-    "model.safetensors",
-    "model.safetensors.index.json",
-    "evalspan.sums.json",
-)
+def index_of(name: object) -> Callable[[Path], object]:
+    """An index that names a file; the folder above has one by the name of a neighbour's."""
+
+    def edit(folder: Path) -> None:
+        shutil.copy(folder / "model-00001-of-00003.safetensors", folder.parent / "x.safetensors")
+        (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"t0": name}}))
+
+    return edit
 
 
-@pytest.mark.parametrize("kind", ["pipe", "device", "folder", "circle"])
-@pytest.mark.parametrize("name", NAMES)
-def test_what_is_no_file_is_not_waited_for(name: str, kind: str, tmp_path: Path) -> None:
-    """A pipe without a writer, a device without an end: the folder is refused, or is a checkpoint without that file."""
-    folder = make_checkpoint(tmp_path / "step-1", size=100)
-    (folder / name).unlink(missing_ok=True)
-    match kind:
-        case "pipe":
-            os.mkfifo(folder / name)
-        case "device":
-            (folder / name).symlink_to("/dev/zero")
-        case "folder":
-            (folder / name).mkdir()
-        case _:
-            (folder / name).symlink_to(folder / name)
-    with contextlib.suppress(CheckpointError):
-        assert name not in {file.name for file in inspect(folder).files}
+def config_with(**named: object) -> Callable[[Path], object]:
+    """transformers takes a kernel's repository from the config, and runs what it fetches."""
+    text = json.dumps({"architectures": ["LlamaForCausalLM"], **named})
+    return lambda folder: (folder / "config.json").write_text(text)
 
 
-OUTSIDE = [
+OUTSIDE = (
     "../x.safetensors",
     "/etc/passwd",
     "a/../../x",
@@ -96,21 +78,62 @@ OUTSIDE = [
     None,
     ["x"],
     "x/",
-]
+)
+IMPLEMENTATIONS = ("attn_implementation", "_attn_implementation", "experts_implementation")
+HUB = "org/kernel@main"
+# what is done to a checkpoint's folder, and words of its refusal
+HOSTILE: dict[str, tuple[Callable[[Path], object], str]] = {
+    **{
+        f"a giant {name}": (giant(name), name)
+        for name in ("config.json", "model.safetensors.index.json", "evalspan.sums.json")
+    },
+    "many headers": (many_headers, "more than 100 tensors"),
+    **{f"an index with {name!r}": (index_of(name), "which is no file of this folder") for name in OUTSIDE},
+    **{f"a config with {key}": (config_with(**{key: HUB}), "org/kernel") for key in IMPLEMENTATIONS},
+    **{
+        f"a config with {key} inside": (config_with(text_config={key: HUB}), "org/kernel")
+        for key in IMPLEMENTATIONS
+    },
+}
 
 
-@pytest.mark.parametrize("name", OUTSIDE, ids=repr)
-def test_an_index_names_no_file_outside_of_the_folder(name: object, tmp_path: Path) -> None:
+@pytest.mark.parametrize("what", HOSTILE)
+def test_a_hostile_folder_is_refused_unread(what, tmp_path, monkeypatch) -> None:
+    """It fills no memory, names no file outside of it and no code of the hub."""
+    monkeypatch.setattr("coordinator.intake.checkpoint.MOST_TENSORS", 100)
+    edit, words = HOSTILE[what]
     folder = make_checkpoint(tmp_path / "run" / "step-1", size=100)
-    shutil.copy(folder / "model-00001-of-00003.safetensors", tmp_path / "run" / "x.safetensors")
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"t0": name}}))
-    assert "which is no file of this folder" in refused(folder)
+    edit(folder)
+    assert words in refused(folder)
 
 
-EVIL = ["step-1\x1b[2J", "step\n1", "step\x9b31m", "step\x7f", "\x07"]
+NAMES = (
+    "config.json",
+    "tokenizer.json",
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "evalspan.sums.json",
+)
+KINDS: dict[str, Callable[[Path], object]] = {
+    "pipe": os.mkfifo,
+    "device": lambda path: path.symlink_to("/dev/zero"),
+    "folder": Path.mkdir,
+    "circle": lambda path: path.symlink_to(path),
+}
 
 
-@pytest.mark.parametrize("name", EVIL, ids=repr)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_no_file_is_not_waited_for(name: str, kind: str, tmp_path: Path) -> None:
+    """A pipe without a writer, a device without an end: the folder is refused, or is a checkpoint without that file."""
+    folder = make_checkpoint(tmp_path / "step-1", size=100)
+    (folder / name).unlink(missing_ok=True)
+    KINDS[kind](folder / name)
+    with contextlib.suppress(CheckpointError):
+        assert name not in {file.name for file in inspect(folder).files}
+
+
+@pytest.mark.parametrize("name", ["step-1\x1b[2J", "step\n1", "step\x9b31m", "step\x7f", "\x07"], ids=repr)
 def test_a_folder_whose_name_commands_a_terminal_is_refused(name: str, tmp_path: Path) -> None:
     """It would stand in `status`, in logs and in Slurm's lists."""
     assert "control character" in refused(small(tmp_path / name))
@@ -140,21 +163,25 @@ def test_a_link_of_another_user_lends_out_no_private_file(name: str, shared: Pat
     def look() -> None:
         assert "another user" in refused(folder)
 
+    def look_at_his_own() -> None:
+        inspect(folder)
+
     as_user(look)
     owned(folder, USER)
-    as_user(lambda: assert_true(inspect(folder)))  # links of one's own, as in the Hugging Face cache
-
-
-def assert_true(value: object) -> None:
-    assert value
-
-
-@pytest.fixture
-def ears_at(tmp_path: Path, every_tick: None) -> Callable[[Path], object]:
-    return lambda run: daemon(tmp_path / "work", Config(watch=WatchConfig(roots=(run,), suite=SUITE)))
+    as_user(look_at_his_own)  # as in the Hugging Face cache
 
 
 # --- code ------------------------------------------------------------------------------------------------------------
+
+
+PICKLES = (
+    "pytorch_model.bin",
+    "adapter_model.bin",
+    "training_args.bin",
+    "optimizer.pt",
+    "vocab.pkl",
+    "model.pt",
+)
 
 
 class _Runs:
@@ -169,15 +196,8 @@ def with_code(model: Path, folder: Path) -> tuple[Path, Path]:
     """A copy of the model that offers code wherever libraries look for it, and the file that any of it makes."""
     shutil.copytree(model, folder)
     marker = folder.parent / "ran"
-    for module in (
-        "modeling_x",
-        "configuration_x",
-        "tokenization_x",
-        "__init__",
-        "sitecustomize",
-        "torch",
-        "json",
-    ):
+    named = ("modeling_x", "configuration_x", "tokenization_x")
+    for module in (*named, "__init__", "sitecustomize", "torch", "json"):
         (folder / f"{module}.py").write_text(f"open({str(marker)!r}, 'w').close()\nclass X: pass\n")
     (folder / "custom_generate").mkdir()
     (folder / "custom_generate" / "generate.py").write_text(f"open({str(marker)!r}, 'w').close()\n")
@@ -192,14 +212,7 @@ def with_code(model: Path, folder: Path) -> tuple[Path, Path]:
     tokenizer["auto_map"] = {"AutoTokenizer": ["tokenization_x.X", "tokenization_x.X"]}
     (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer))
     evil = pickle.dumps(_Runs(f"touch {marker}"))
-    for name in (
-        "pytorch_model.bin",
-        "adapter_model.bin",
-        "training_args.bin",
-        "optimizer.pt",
-        "vocab.pkl",
-        "model.pt",
-    ):
+    for name in PICKLES:
         (folder / name).write_bytes(evil)
     return folder, marker
 
@@ -209,11 +222,7 @@ def test_a_checkpoint_runs_no_code_while_requests_are_built_and_it_is_loaded(
 ) -> None:
     """Modules beside its config, named by auto_map or as the libraries' own; pickles beside its safetensors."""
     folder, marker = with_code(model_dir, tmp_path / "evil")
-    assert not {f.name for f in inspect(folder).files} & {
-        "pytorch_model.bin",
-        "training_args.bin",
-        "adapter_model.bin",
-    }
+    assert not {f.name for f in inspect(folder).files} & {*PICKLES[:3]}
     Evaluation(shared_work, folder, "code-of-a-checkpoint")
     loading.load(str(folder), OPTIONS, 2).close()
     assert not marker.exists()
@@ -230,9 +239,7 @@ def test_a_checkpoint_runs_no_code_while_requests_are_built_and_it_is_loaded(
         "{{ messages.append(1) }}",
     ],
 )
-def test_a_chat_template_is_no_program(
-    template: str, shared_work: WorkPaths, model_dir: Path, tmp_path: Path
-) -> None:
+def test_a_chat_template_is_no_program(template, shared_work, model_dir, tmp_path) -> None:
     """Rendered in jinja's sandbox: what leaves it ends the build with an error, and nothing ran."""
     folder = tmp_path / "templated"
     shutil.copytree(model_dir, folder)
@@ -244,25 +251,11 @@ def test_a_chat_template_is_no_program(
     assert not (tmp_path / "ran").exists()
 
 
-@pytest.mark.parametrize("key", ["attn_implementation", "_attn_implementation", "experts_implementation"])
-@pytest.mark.parametrize("inside", [False, True])
-def test_a_config_names_no_code_of_the_hub(key: str, inside: bool, tmp_path: Path) -> None:
-    """transformers takes a kernel's repository from the config, and runs what it fetches."""
-    folder = make_checkpoint(tmp_path / "step-1", size=100)
-    named = {key: "org/kernel@main"}
-    config = {"architectures": ["LlamaForCausalLM"], **({"text_config": named} if inside else named)}
-    (folder / "config.json").write_text(json.dumps(config))
-    assert "org/kernel" in refused(folder)
-
-
-def test_a_daemon_takes_the_next_checkpoint_after_each_hostile_one(ears_at, tmp_path: Path) -> None:
+def test_a_daemon_takes_the_next_checkpoint_after_each_hostile_one(tmp_path: Path, every_tick: None) -> None:
     run = tmp_path / "run"
+    ears = daemon(tmp_path / "work", Config(watch=WatchConfig(roots=(run,), suite=SUITE)))
     for number, name in enumerate(NAMES):
-        folder = make_checkpoint(run / f"step-{number}", size=100)
-        (folder / name).unlink(missing_ok=True)
-        _sparse(folder / name)
-    ears = ears_at(run)
-    for number in range(len(NAMES)):
+        giant(name)(make_checkpoint(run / f"step-{number}", size=100))
         announce(ears, run / f"step-{number}")
     announce(ears, small(run / "step-99"))
     ears.tick()
