@@ -1,4 +1,4 @@
-"""Laws of learning curves: order, regressions, cost."""
+"""Laws of learning curves and comparisons: order, regressions, cost, headings. How they look is in tests/golden/test_screens.py."""
 
 from __future__ import annotations
 
@@ -9,17 +9,21 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rich.console import Console
-from support.trainings import leave, point, results
+from support.trainings import leave, point, results, two_trainings
 
 from coordinator.errors import OperatorError
 from coordinator.intake import places
 from coordinator.report import load_series
-from coordinator.report.comparisons import show_series, without_step
+from coordinator.report.comparisons import comparison, heads_of
 from coordinator.report.learning_curves import Series, is_regression, make_series, scores_of, to_csv
 from coordinator.report.load_series import find_series, in_series
 from coordinator.report.measurements import UNMEASURED
 from coordinator.runtime.finalize import results_in_files
+
+
+@pytest.fixture
+def work(tmp_path):
+    return two_trainings(tmp_path / "work")
 
 
 def test_scores_are_numbers_with_their_direction():
@@ -27,6 +31,22 @@ def test_scores_are_numbers_with_their_direction():
     add, pages = scores_of(results(0.25))
     assert (add.name, add.value, add.stderr, add.documents) == ("add/exact_match", 0.25, 0.01, 100)
     assert (pages.stderr, pages.higher_is_better) == (None, False)
+
+
+def test_a_group_counts_the_documents_of_its_tasks():
+    """None where one of them is unknown."""
+    group = {
+        "results": {name: {"acc,none": 0.25} for name in ("part", "all")},
+        "groups": {"all": {"acc,none": 0.25}},
+        "group_subtasks": {"all": ["part"]},
+        "n-samples": {"part": {"effective": 193}},
+        "versions": {"all": 2},
+        "n-shot": {"part": 5},
+    }
+    known = {s.task: (s.documents, s.version, s.n_shot) for s in scores_of(group)}
+    assert known == {"part": (193, "", 5), "all": (193, "2", None)}
+    group["group_subtasks"] = {"all": ["part", "other"]}
+    assert {s.task: s.documents for s in scores_of(group)}["all"] is None
 
 
 def test_points_come_in_order_of_training():
@@ -66,18 +86,6 @@ def test_cost_is_gpu_hours_at_the_price():
     series = make_series([point(1, 0.1), running], gpu_hour_price=2.0)
     assert [p.cost for p in series.points] == [1.0, None]
     assert [p.gpu_seconds for p in series.points] == [1800.0, None]
-
-
-def test_a_series_says_which_checkpoints_have_no_step_and_how_one_is_given():
-    """Its x axis is their order then; the first five are named, and the number of the rest."""
-    points = [point(i, 0.1).model_copy(update={"checkpoint": f"/r/v{i}"}) for i in range(9)]
-    assert without_step(points) == ""
-    named = [points[0], *(p.model_copy(update={"step": None}) for p in points[1:])]
-    said = without_step(named)
-    assert said.startswith(
-        "x is the order of the checkpoints: 8 of 9 have no training step (v1, v2, v3, v4, v5 and 3 more)"
-    )
-    assert "--step" in said
 
 
 def test_a_folder_or_a_glob_names_a_training(tmp_path, monkeypatch):
@@ -126,20 +134,6 @@ def test_a_report_that_lacks_a_figure_is_refused_and_not_read_as_zero(work, fiel
     assert results_in_files(paths) is None
 
 
-def test_costs_of_several_suites_name_them_and_earlier_evaluations_are_counted():
-    first = point(1000, 0.2)
-    again = first.model_copy(update={"accepted_at": first.accepted_at + 1})
-    for points, several in (
-        ((first, again, first.model_copy(update={"suite": "second"})), True),
-        ((first,), False),
-    ):
-        out = io.StringIO()
-        show_series(Console(file=out, width=120, color_system=None), make_series(points))
-        costs = out.getvalue().split("learning curves")[0]
-        assert ("suite " in costs, "second" in costs) == (several, several)
-        assert ("1 earlier evaluation is left out" in out.getvalue()) == several
-
-
 def test_checkpoints_of_one_step_have_curves_with_both():
     """Two trainings in one glob: neither hides the other."""
     series = make_series([point(10, 0.2), point(10, 0.4, checkpoint="/runs/b/step-10", evaluation_id="x-1")])
@@ -184,3 +178,40 @@ def test_a_copied_checkpoint_is_in_the_series_of_both_trainings(tmp_path):
     found = make_series(find_series(tmp_path, "/runs/b")).points
     assert [p.checkpoint for p in found] == ["/runs/b/step-10", "/runs/b/step-20"]
     assert [p.checkpoint for p in find_series(tmp_path, "/runs/a")] == ["/runs/a/step-10"]
+
+
+@given(
+    chosen=st.lists(
+        st.tuples(
+            st.sampled_from([None, 100, 200]),
+            st.sampled_from(["/runs/a", "/runs/b/", "/c"]),
+            st.sampled_from(["mini", "core"]),
+        ),
+        min_size=1,
+        max_size=6,
+    )
+)
+def test_a_heading_names_one_evaluation(chosen):
+    """By step and name; the training, the suite or the digest are added where two would be alike."""
+    points = [
+        point(step, 0.5, checkpoint=f"{parent}/step-{step}", suite=suite, evaluation_id=f"x-{i:08x}")
+        for i, (step, parent, suite) in enumerate(chosen)
+    ]
+    heads = heads_of(points)
+    assert len(set(heads)) == len(heads) == len(points)
+    for head, one in zip(heads, points, strict=True):
+        assert str(one.step if one.step is not None else "step-None") in head
+    if len({step for step, _, _ in chosen}) == len(points) and all(step for step, _, _ in chosen):
+        assert heads == [f"step {step}" for step, _, _ in chosen]
+
+
+def test_compare_marks_a_drop_where_a_learning_curve_does():
+    """Without a standard error, or where lm-eval does not say which way is better, as on the curve."""
+    before, after = results(0.55), results(0.31)
+    for one in (before, after):
+        one["higher_is_better"] = {
+            task: dict.fromkeys(ways) for task, ways in one["higher_is_better"].items()
+        }
+    marked = {row["metric"]: row["regressed"] for row in comparison([before, after])}
+    assert marked == {"exact_match,none": True, "word_perplexity,none": False}
+    assert not any(row["regressed"] for row in comparison([after, before]))

@@ -6,24 +6,17 @@ import io
 import re
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
-from support.trainings import point, results
+from support.trainings import point
 
 from coordinator.report.comparisons import (
-    comparison,
-    heads_of,
     lane_table,
     plot,
-    show_comparison,
-    show_series,
 )
 from coordinator.report.learning_curves import make_series
 from coordinator.report.tables import Parts, Sheet, folded
-
-WIDTHS = pytest.mark.parametrize("width", [40, 80, 120])
 
 
 def printed(width: int, *parts: Any) -> str:
@@ -57,25 +50,6 @@ def test_a_sheet_has_each_cell_whole_and_fits(
             assert all(word in joined for word in part.split()), text
 
 
-@pytest.mark.parametrize("heads", [("", "figure"), ("name", "figure"), ("", "")])
-def test_a_long_name_among_figures_is_whole(heads: tuple[str, str]) -> None:
-    """It stands on a line of its own, which is not indented where it would not fit then."""
-    name = "mmlu_professional_psychology/acc,none"
-    sheet = Sheet("", *heads)
-    sheet.add("stages", Parts("12 s", name, "3 s"))
-    for width in range(len(name), 70):
-        text = printed(width, sheet)
-        assert name in text
-        assert max(map(len, text.splitlines())) <= width
-
-
-def test_a_narrow_terminal_has_fewer_columns_and_then_lines() -> None:
-    sheet = Sheet("", "name", "first", "second", without=[["first"]])
-    sheet.add("a" * 10, "b" * 10, "c" * 10)
-    assert ["b" * 10 in printed(width, sheet) for width in (40, 30, 20)] == [True, False, False]
-    assert [len(printed(width, sheet).splitlines()[-1].split()) for width in (40, 30, 20)] == [3, 2, 2]
-
-
 @given(
     parts=st.lists(
         st.sampled_from(["makespan 45.7 s", "71 % in inference", "", "type `a b c`", "1.07 x of 3 h"])
@@ -89,28 +63,6 @@ def test_a_figure_and_its_unit_stay_on_one_line(parts: list[str], width: int) ->
     assert " ".join(" ".join(lines).split()) == ", ".join(filter(None, parts))
     assert not any(re.search(r"\d$", line) or line.strip() in ("s", "min", "%") for line in lines)
     assert all(line.count("`") % 2 == 0 for line in lines)
-
-
-@WIDTHS
-@pytest.mark.parametrize("count", [1, 2, 5, 30])
-def test_every_figure_of_a_series_and_a_comparison_is_whole_and_a_drop_is_marked(
-    width: int, count: int
-) -> None:
-    """Values, changes, headings and ids; `!` where the last is worse than the first beyond two standard errors."""
-    points = [point(1000 * i, 0.9 - 0.02 * i) for i in range(1, count + 1)]
-    out = io.StringIO()
-    console = Console(file=out, width=width, color_system=None)
-    show_series(console, make_series(points))
-    rows, ids = comparison([results(p.scores[0].value) for p in points]), [p.evaluation_id for p in points]
-    show_comparison(console, heads_of(points), ids, rows)
-    text = out.getvalue()
-    assert max(map(len, text.splitlines())) <= width
-    assert "…" not in text
-    for one in points:
-        assert text.count(f"{one.scores[0].value:.4f}") >= 2
-        assert one.evaluation_id in text
-        assert f"step {one.step}" in text
-    assert ("!" in text) == (count > 2)
 
 
 @given(
