@@ -1,7 +1,11 @@
-"""Prometheus metrics of a daemon."""
+"""Prometheus metrics of a daemon; the alert rules and the dashboard as Prometheus' own tool reads them (Debian's package)."""
 
 from __future__ import annotations
 
+import json
+import re
+import shutil
+import subprocess
 import urllib.request
 from collections import Counter
 from collections.abc import Iterator
@@ -10,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
@@ -23,6 +28,8 @@ from coordinator.runtime.summarise import summary_of
 from coordinator.runtime.summary import Summary, Task, with_costs
 from evaljobs.contract.paths import EvaluationPaths
 
+FOLDER = Path(__file__).parents[2] / "scripts" / "monitoring"
+
 
 @pytest.fixture
 def metrics() -> Iterator[Metrics]:
@@ -31,12 +38,15 @@ def metrics() -> Iterator[Metrics]:
     made.close()
 
 
+def _text(metrics: Metrics) -> str:
+    with urllib.request.urlopen(f"http://127.0.0.1:{metrics.port}/metrics", timeout=60) as answer:
+        return str(answer.read().decode())
+
+
 def _scraped(metrics: Metrics) -> dict[tuple[str, str], float]:
-    with urllib.request.urlopen(f"http://127.0.0.1:{metrics.port}/metrics", timeout=30) as answer:
-        text = answer.read().decode()
     return {
         (one.name, ",".join(one.labels.values())): one.value
-        for family in text_string_to_metric_families(text)
+        for family in text_string_to_metric_families(_text(metrics))
         for one in family.samples
     }
 
@@ -107,3 +117,40 @@ def test_every_ended_evaluation_counts_and_its_gpu_seconds_where_there_is_a_repo
 def test_an_address_that_is_taken_is_an_error_of_one_line(metrics: Metrics):
     with pytest.raises(OperatorError, match=r"\[metrics\] listen = '127.0.0.1:\d+' cannot be listened on: "):
         Metrics(f"127.0.0.1:{metrics.port}", lambda: None)
+
+
+def _scrape(metrics: Metrics) -> str:
+    """What Prometheus gets of a daemon that has done everything once."""
+    metrics._show([summary_of(World(0, Faults(), record()).state, 0.0)], {}, 0.0)
+    metrics._counters["cluster_calls"].labels("the listing of jobs").inc()
+    metrics._counters["evaluations_ended"].labels("done").inc()
+    return _text(metrics)
+
+
+def _expressions() -> list[str]:
+    rules = yaml.safe_load((FOLDER / "alerts.yml").read_text())["groups"][0]["rules"]
+    panels = json.loads((FOLDER / "dashboard.json").read_text())["panels"]
+    return [r["expr"] for r in rules] + [t["expr"] for p in panels for t in p["targets"]]
+
+
+def test_rules_and_dashboard_name_metrics_that_there_are(metrics: Metrics):
+    shown = set(re.findall(r"^(evalspan_\w+)", _scrape(metrics), re.MULTILINE))
+    used = {name for expr in _expressions() for name in re.findall(r"\b(evalspan_\w+)", expr)}
+    assert used
+    assert used <= shown
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="needs Debian's package prometheus")
+def test_prometheus_takes_the_rules_and_scrapes_the_daemon(metrics: Metrics, tmp_path: Path):
+    """Prometheus' own parsers: of the alert rules, the dashboard's expressions, and what a scrape gets."""
+    rules = [
+        {"record": f"panel:{i}", "expr": expr.replace("$instance", ".*")}
+        for i, expr in enumerate(_expressions())
+    ]
+    (tmp_path / "panels.yml").write_text(json.dumps({"groups": [{"name": "panels", "rules": rules}]}))
+    for file in (FOLDER / "alerts.yml", tmp_path / "panels.yml"):
+        subprocess.run(["promtool", "check", "rules", file], check=True, capture_output=True)
+    checked = subprocess.run(
+        ["promtool", "check", "metrics"], check=False, input=_scrape(metrics).encode(), capture_output=True
+    )
+    assert b"error while" not in checked.stderr
