@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.trainings import leave, results
+from support.trainings import leave, results, two_trainings
 
 from coordinator.config.schema import Config, TrackersConfig
 from coordinator.trackers import TRACKERS, live
@@ -34,6 +34,11 @@ def write(rows, out, run, project):
         file.write(json.dumps([[r.step, *(r.values[name] for name in names)] for r in rows]) + "\\n")
     return out
 """
+
+
+@pytest.fixture
+def work(tmp_path: Path) -> Path:
+    return two_trainings(tmp_path / "work")
 
 
 @pytest.fixture
@@ -161,9 +166,7 @@ def test_real_trackers_get_each_evaluation_once(work, tmp_path, monkeypatch):
     experiment = client.get_experiment_by_name("evalspan")
     assert experiment is not None
     (run,) = client.search_runs([experiment.experiment_id], "attributes.run_name = 'a-mini'")
-    assert [m.step for m in client.get_metric_history(run.info.run_id, "mini/add/exact_match")] == [
-        10,
-        20,
-        40,
-    ]
+    history = client.get_metric_history(run.info.run_id, "mini/add/exact_match")
+    assert [(m.step, m.value) for m in history] == [(10, 0.2), (20, 0.6), (40, 0.7)]
+    assert run.info.status == "FINISHED"
     assert len(list((work / live.FOLDER / "wandb").glob("offline-run-*"))) == 3
