@@ -6,25 +6,17 @@ import json
 import socket
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from dev_cluster.testing import wait_until
 from support.node_memory import make_checkpoint
 from support.serving import serving
 
 SECONDS = 120.0  # most that a busy machine takes
 TYPE = "no process goes on with it: type the same `evalspan eval"
-
-
-def _until(law: Callable[[], object]) -> None:
-    end = time.monotonic() + SECONDS
-    while not law():
-        assert time.monotonic() < end
-        time.sleep(0.05)  # between two looks of a poll
 
 
 def _scrape(port: int) -> str:
@@ -54,18 +46,18 @@ def test_an_evaluation_whose_daemon_was_killed_reads_stopped_everywhere(tmp_path
     )
     with serving("--config", str(config)) as served:
         try:
-            _until(lambda: list(work.glob("step-7-*/journal.jsonl")))
+            wait_until(lambda: list(work.glob("step-7-*/journal.jsonl")))
             (name,) = (p.parent.name for p in work.glob("step-7-*/journal.jsonl"))
-            _until(lambda: served.data("/")["evaluations"])
+            wait_until(lambda: served.data("/")["evaluations"])
             assert served.data("/")["running"] == 1
             assert served.data(f"/evaluation/{name}")["report"]["status"] == "running"
-            _until(lambda: "evalspan_evaluations" in _scrape(free_port))
+            wait_until(lambda: "evalspan_evaluations" in _scrape(free_port))
         finally:
             daemon.kill()
             daemon.wait(SECONDS)
-        _until(lambda: served.data("/")["running"] == 0)
+        wait_until(lambda: served.data("/")["running"] == 0)
         index = served.data("/")
-        _until(lambda: served.data(f"/evaluation/{name}")["report"]["status"] != "running")
+        wait_until(lambda: served.data(f"/evaluation/{name}")["report"]["status"] != "running")
         page = served.data(f"/evaluation/{name}")
     (row,) = json.loads(evalspan("status", "--json"))["evaluations"]
     assert row["stopped"]
