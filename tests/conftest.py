@@ -25,6 +25,7 @@ UNTIMED = {
 }
 settings.register_profile("fixed", derandomize=True, **UNTIMED)
 settings.register_profile("explore", **UNTIMED)
+settings.register_profile("deep", max_examples=1000, **UNTIMED)  # `scripts/check --deep`
 settings.load_profile("fixed")
 
 # A shell starts what runs in its background with SIGINT ignored, and programs that tests start would inherit that: none

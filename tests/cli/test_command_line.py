@@ -71,12 +71,6 @@ def site(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_there_are_examples_in_the_help():
-    """Every command has one, of itself."""
-    for path, command in ALL.items():
-        assert f"evalspan {' '.join(path)}" in (command.help or ""), f"{' '.join(path)} has no example"
-
-
 def test_every_command_is_in_one_group_of_the_help_and_eval_is_the_first():
     """`evalspan -h` begins with what a new user types."""
     listed = [name for names in GROUPS.values() for name in names]
@@ -99,32 +93,18 @@ def test_an_example_in_the_help_is_a_valid_call(example):
 
 @pytest.mark.parametrize("path", ALL, ids=" ".join)
 def test_every_command_has_help_that_fits(path):
-    """-h works, says what the command does and what each option is for, in 40 columns too."""
+    """-h works, says what the command does, with an example, and what each option is for, in 40 columns too."""
     done = CliRunner().invoke(app, [*path, "-h"], env={"COLUMNS": "40", "TERMINAL_WIDTH": "40"})
     assert done.exit_code == 0, done.output
-    assert ALL[path].help
+    assert f"evalspan {' '.join(path)}" in (ALL[path].help or ""), "no example"
     for parameter in ALL[path].params:
-        if parameter.param_type_name == "option" and parameter.name != "help":
-            assert getattr(parameter, "help", None), f"{' '.join(path)} {parameter.opts[0]} has no help"
+        assert getattr(parameter, "help", None), f"{' '.join(path)} {parameter.opts[0]} has no help"
 
 
 def test_a_step_below_0_is_refused_by_command_and_call(site, tiny_model_dir):
     """The command's refusal is in the table of refusals."""
     with pytest.raises(OperatorError):
         evalspan_package.submit(tiny_model_dir, "quickstart", step=-5, work_dir=site / "w")
-
-
-def test_a_series_is_shown_in_a_pipe_without_colour_and_whole(site):
-    """No escape codes, every figure, the regression flagged; 40 columns are kept."""
-    for env in ({}, {"NO_COLOR": "1", "COLUMNS": "40"}, {"COLUMNS": "200"}):
-        done = evalspan("report", "--series", "/runs/a", "--gpu-hour-price", "2", folder=site, **env)
-        assert done.returncode == 0, done.stderr
-        assert "\x1b" not in done.stdout
-        for figure in ("0.3000!", "+0.1000", "90.0 s", "3600.0", "2.00"):
-            assert figure in done.stdout, (figure, done.stdout)
-        assert "regression: add/exact_match 0.6000 at 20 -> 0.3000 at 30" in re.sub(r"\s+", " ", done.stdout)
-        width = int(env.get("COLUMNS", "80"))
-        assert max(len(line) for line in done.stdout.splitlines()) <= width
 
 
 COLOUR = {"FORCE_COLOR": "1", "TERM": "xterm-256color"}
@@ -152,31 +132,7 @@ def test_json_and_csv_are_the_only_things_on_stdout(site):
     assert len(lines) == 1 + 3 * 2
     new = json.loads(evalspan("status", "--json", "--work-dir", "new", folder=site).stdout)
     assert new["schema_version"] == 1
-
-
-@pytest.mark.parametrize(
-    ("words", "code"),
-    [
-        (("status",), 0),
-        (("status", "--json"), 0),
-        (("status", "--disk"), 2),
-        (("watch",), 2),
-        (("logs", "x"), 2),
-        (("report", "--series", "/runs/a"), 2),
-        (("compare", "x", "y"), 2),
-        (("cancel", "x"), 2),
-        (("retry", "x"), 2),
-        (("prune", "--keep", "scores", "--older-than", "3d"), 2),
-    ],
-    ids=str,
-)
-def test_a_mistyped_work_folder_is_named_and_not_made(tmp_path, words, code):
-    told = evalspan(*words, "--work-dir", "nosuch", folder=tmp_path)
-    assert told.returncode == code
-    if "--json" not in words:
-        said = " ".join((told.stdout + told.stderr).split())
-        assert f"there is no work folder {tmp_path}/nosuch (from --work-dir)" in said
-    assert list(tmp_path.iterdir()) == []
+    assert not (site / "new").exists()
 
 
 @pytest.mark.parametrize("to", ["csv", "json", "lm-eval"])
@@ -251,7 +207,18 @@ def test_tab_completes_commands(site, shell):
     assert {"report", "retry", "release"} <= set(re.findall(r"[a-z]+", done.stdout))
 
 
-HEAVY = ("coordinator.runtime", "lm_eval", "pyslurm", "redis", "requests", "rq", "torch")
+HEAVY = (
+    "coordinator.runtime",
+    "lm_eval",
+    "pyslurm",
+    "redis",
+    "requests",
+    "rq",
+    "torch",
+    "tensorboard",
+    "wandb",
+    "mlflow",
+)
 LOADED = f"""
 import sys
 from coordinator.cli import GROUPS, app
@@ -313,18 +280,3 @@ def test_a_bug_is_exit_code_3_and_asks_for_a_report() -> None:
     assert ran.returncode == 3
     assert "bug report" in ran.stderr
     assert "KeyError: 'x'" in ran.stderr
-
-
-def test_an_unknown_id_lists_some_and_says_how_many_more(site):
-    """The list of an error is not cut silently."""
-    work = site / "cut"
-    for number in range(7):
-        folder = work / f"step-{number}-core-0000000{number}"
-        folder.mkdir(parents=True)
-        (folder / "journal.jsonl").touch()
-    told = evalspan("report", "x", "--work-dir", str(work), folder=site)
-    assert told.returncode == 2
-    assert "step-4-core-00000004 and 2 more): `evalspan status` lists all" in told.stderr
-    several = evalspan("report", "step", "--work-dir", str(work), folder=site)
-    assert "7 evaluations" in several.stderr
-    assert several.stderr.rstrip().endswith(": type more of the id")

@@ -10,8 +10,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
-from functools import cache
+from collections.abc import Callable
 from pathlib import Path
 
 from support import toys
@@ -26,21 +25,17 @@ class Given:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._made = cache(self._make)
+        self._said: dict[str, dict[str, str]] = {}
 
     def put(self, kinds: tuple[str, ...], place: Path) -> dict[str, str]:
         """Copy each kind into the folder `place`; give the words that they say."""
-        words: dict[str, str] = {}
         for kind in kinds:
-            made, said = self._made(kind)
+            made = self._folder / kind
+            if kind not in self._said:
+                made.mkdir(parents=True)
+                self._said[kind] = KINDS[kind](made)
             copy(made, place)
-            words |= said
-        return words
-
-    def _make(self, kind: str) -> tuple[Path, Mapping[str, str]]:
-        folder = self._folder / kind
-        folder.mkdir(parents=True)
-        return folder, KINDS[kind](folder)
+        return {word: text for kind in kinds for word, text in self._said[kind].items()}
 
 
 def copy(source: Path, target: Path) -> None:
@@ -83,9 +78,10 @@ def series(folder: Path) -> dict[str, str]:
 
 
 def clone(folder: Path) -> dict[str, str]:
-    """`scripts`, `coordinator` and `tests` as in a clone, to be read."""
+    """`scripts`, `coordinator` and `tests` as in a clone, and `evalspan`, the clone itself, to be read."""
     for name in ("scripts", "coordinator", "tests"):
         (folder / name).symlink_to(ROOT / name)
+    (folder / "evalspan").symlink_to(ROOT)
     return {}
 
 
@@ -149,12 +145,6 @@ def suite(folder: Path) -> dict[str, str]:
     return {}
 
 
-def repository(folder: Path) -> dict[str, str]:
-    """`evalspan`: the repository, as a reader has cloned it."""
-    (folder / "evalspan").symlink_to(Path(__file__).resolve().parents[2])
-    return {}
-
-
 def megatron(folder: Path) -> dict[str, str]:
     """`checkpoints/iter_0000500`: the tiny Llama under Megatron Core's names and shapes, as its format `torch_dist` keeps
     them, beside an optimizer's state; `hf-assets`: config and tokenizer.
@@ -201,7 +191,6 @@ KINDS: dict[str, Callable[[Path], dict[str, str]]] = {
     "clone": clone,
     "evaluated": evaluated,
     "megatron": megatron,
-    "repository": repository,
     "series": series,
     "suite": suite,
 }

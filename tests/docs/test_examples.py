@@ -19,6 +19,7 @@ from .given import Given, environment
 
 TABLE = table()
 PAGES = pages()
+NEWCOMERS = ("README.md", "tutorial.md", "site/first-cluster.md")  # what a plain run of the tests types
 
 
 @pytest.fixture(scope="session")
@@ -43,8 +44,8 @@ def _on(name: str) -> object:
 def test_the_examples_of_a_page_do_what_it_says(name, given, tmp_path, request):
     """Each block in the page's order; see `support.examples.run`."""
     entry = TABLE[name]
-    if entry.long and "EVERY_PAGE" not in os.environ:
-        pytest.skip("its evaluations take long: scripts/docs check runs them")
+    if name not in NEWCOMERS and "EVERY_PAGE" not in os.environ:
+        pytest.skip("no page of a newcomer: scripts/check --deep runs it")
     for module in entry.needs:
         pytest.importorskip(module)
     if entry.on == "slurm":
@@ -86,16 +87,15 @@ def _user(cluster: Cluster, name: str) -> Place:
 
 @pytest.mark.parametrize("name", PAGES)
 def test_every_example_is_run_or_says_why_not(name):
-    """A page's blocks have languages. Those that a reader types run here, in the test that is named, or not, with a reason."""
+    """A page's blocks have languages. Those that a reader types run here, in the test that is named, or not, with a reason; a
+    page of the table has some to run.
+    """
     found = list(blocks(PAGES[name]))
-    for block in found:
-        if block.run_by:
-            assert (ROOT / block.run_by).is_file(), f"{block.place}: there is no {block.run_by}"
+    assert [b.place for b in found if b.run_by and not (ROOT / b.run_by).is_file()] == []
     left = [block.place for block in found if block.run_here]
-    assert not left or name in TABLE, f"{left}: not marked, and the page is not in examples.toml"
+    assert bool(left) == (name in TABLE), f"{left}: not marked, and the page is not in examples.toml"
 
 
-def test_each_page_of_the_table_exists_and_has_something_to_run():
-    for name in TABLE:
-        assert any(block.run_here for block in blocks(PAGES[name])), name
+def test_the_table_of_pages_is_in_order_and_has_those_of_a_newcomer():
     assert list(TABLE) == sorted(TABLE)
+    assert set(NEWCOMERS) <= TABLE.keys() <= PAGES.keys()

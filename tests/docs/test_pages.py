@@ -1,4 +1,6 @@
-"""Laws of the pages: each link leads somewhere, and each command in them is one that evalspan takes today."""
+"""Laws of the pages: each link leads somewhere, each command in them is one that evalspan takes today, and a picture loads
+nothing and says in words what it shows.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +11,7 @@ import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree as ET
 
 import click
 import pytest
@@ -24,8 +27,7 @@ PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 COMMAND: Any = typer.main.get_command(app)
 FENCE = re.compile(r"^```[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
-
-
+SVG = "{http://www.w3.org/2000/svg}"
 TOML = re.compile(r"^```toml(?: title=\"([^\"]+)\")?\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
@@ -144,3 +146,13 @@ def test_every_setting_on_a_page_is_one_of_evalspan_toml():
             assert section in known, (name, section)
             for key in table if isinstance(table, dict) else ():
                 assert key in known[section], (name, section, key)
+
+
+@pytest.mark.parametrize("name", ["exactness", "machine", "overview", "phases", "staging", "time"])
+def test_a_picture_of_the_explanation_loads_nothing_and_says_in_words_what_it_shows(name):
+    text = (ROOT / "docs" / "pictures" / f"{name}.svg").read_text()
+    assert not re.search(r"url\(|@import|<image|<script|href", text)
+    root = ET.fromstring(text)  # noqa: S314 (our own file)
+    assert root.get("role") == "img"
+    assert len(root.findtext(f"{SVG}title") or "") > 20
+    assert len(root.findtext(f"{SVG}desc") or "") > 80

@@ -97,16 +97,10 @@ def test_nothing_is_loaded_from_another_host(site):
     assert not lost
 
 
-def test_links_to_files_outside_docs_are_in_the_site(site):
-    text = (site / "security.html").read_text()
-    linked = set(re.findall(r'href="(project/tests/[^"]+)"', text))
+def test_links_to_files_outside_docs_are_in_the_site_and_comments_for_the_examples_are_not(site):
+    linked = set(re.findall(r'href="(project/tests/[^"]+)"', (site / "security.html").read_text()))
     assert linked
     for link in linked:
-        assert (site / link).read_text() == (
-            ROOT / link.removeprefix("project/").removesuffix(".txt")
-        ).read_text()
-
-
-def test_no_comment_for_the_examples_is_in_the_site(site):
-    shown = [page.name for page in site.rglob("*.html") if "<!-- example:" in page.read_text()]
-    assert not shown
+        source = ROOT / link.removeprefix("project/").removesuffix(".txt")
+        assert (site / link).read_text() == source.read_text()
+    assert not [page.name for page in site.rglob("*.html") if "<!-- example:" in page.read_text()]

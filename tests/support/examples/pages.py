@@ -63,7 +63,7 @@ class Block:
 class Entry:
     """A page's row of the table. `words`: capitals on the page → what the run puts there, for a shell to read; `found`:
     capitals → a pattern, whose first group is looked for in the output so far, last match first; `needs`: modules that
-    evalspan does not bring, without which the page is skipped; `long`: only `scripts/docs check` runs it, since its evaluations take longer than CI has.
+    evalspan does not bring, without which the page is skipped.
     """
 
     on: str = "local"
@@ -72,7 +72,6 @@ class Entry:
     found: dict[str, str] = field(default_factory=dict)
     env: dict[str, str] = field(default_factory=dict)
     needs: tuple[str, ...] = ()
-    long: bool = False
 
     def __post_init__(self) -> None:
         if self.on not in {"local", "slurm"}:
