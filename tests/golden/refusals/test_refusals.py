@@ -10,7 +10,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from support.goldens import HERE, Goldens, long
+import pytest
+from support.goldens import HERE, Goldens
 from support.hub_server import CLOSED, serving
 from support.node_memory import make_checkpoint
 
@@ -40,7 +41,7 @@ def said(folder: Path) -> dict[str, Any]:
     return json.loads(done.stdout)
 
 
-@long
+@pytest.mark.timeout(1800)  # each row is a process
 def test_refusals(tmp_path: Path, goldens: Goldens) -> None:
     """A wrong input keeps its exit code, and its line names the same files and settings and what to type."""
     found, place = said(tmp_path), HERE / "refusals.json"
