@@ -79,7 +79,7 @@ def test_blocks_run_in_order_with_one_shell_and_one_interpreter(tmp_path):
     [
         (
             "# T\n\n```sh\ntrue\nls \\\n  /nowhere\ntrue\n```\n",
-            r"page\.md:[56]: `ls \\\n  /nowhere` ended with status 2\n.*nowhere",
+            r"page\.md:[56]: `ls /nowhere` ended with status 2\n.*nowhere",
         ),
         ("```sh\nfalse | true\nexit 4\n```\n", r"page\.md:2: `false \| true\nexit 4` ended with status 4"),
         (

@@ -11,12 +11,13 @@ import select
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from dev_cluster.procs import poll
 
 from support.examples.pages import Block, Entry
 
@@ -29,7 +30,7 @@ OUTPUT_LINES = 60  # of a failed block's output in the message
 # shell of its own, since it would end this one. File descriptor 9 is the answer's; no block gets it.
 SHELL = r"""
 set -E; exec 8<&0 9>&1 </dev/null
-trap 'printf "%s %s\n" "$LINENO" "$?" > "$EXAMPLES/failed"' ERR
+trap 'printf "%s %s %s" "$LINENO" "$?" "$BASH_COMMAND" > "$EXAMPLES/failed"' ERR
 while read -r number exits <&8; do
   set -e; code=0
   if [ "$exits" = 0 ]; then
@@ -80,22 +81,6 @@ class Place:
 
 
 @dataclass
-class _Interpreter:
-    """A process that runs blocks one after the other, and answers each with a status."""
-
-    process: subprocess.Popen[bytes]
-    requests: int
-
-    def run(self, request: str) -> int | None:
-        """The block's status; None: the interpreter ended with the block, or the time is over."""
-        os.write(self.requests, f"{request}\n".encode())
-        assert self.process.stdout is not None
-        ready, _, _ = select.select([self.process.stdout], [], [], BLOCK_SECONDS)
-        answer = self.process.stdout.readline() if ready else b""
-        return int(answer) if answer.strip() else None
-
-
-@dataclass
 class Page:
     """A page that runs."""
 
@@ -111,7 +96,7 @@ class Page:
         self.env = {**self.place.env, **self.entry.env, "EXAMPLES": str(self.work)}
         self.outputs: list[Path] = []
         self.behind: list[tuple[Block, subprocess.Popen[bytes], Path]] = []
-        self.interpreters: dict[str, _Interpreter] = {}
+        self.interpreters: dict[str, subprocess.Popen[bytes]] = {}  # each runs blocks one after the other
 
     def run(self, blocks: Sequence[Block]) -> None:
         """Each block in order. ExampleError: the first that does something else than the page says."""
@@ -145,31 +130,46 @@ class Page:
         if block.background:
             self._start_behind(block, file, out)
             return
-        if block.language == "sh":
-            status = self._interpreter("sh").run(f"{number} {block.exits}")
-        else:
-            status = self._interpreter("python").run(f"{number} {block.line} {block.page.name}")
-        self._check(block, status, out)
-
-    def _check(self, block: Block, status: int | None, out: Path) -> None:
+        (self.work / "failed").unlink(missing_ok=True)
+        request = (
+            f"{number} {block.exits}"
+            if block.language == "sh"
+            else f"{number} {block.line} {block.page.name}"
+        )
+        status = self._status(block.language, request)
         if status != block.exits:
             raise ExampleError(self._failure(block, status, out))
+        self._check(block, out)
+
+    def _check(self, block: Block, out: Path) -> None:
         for text in map(self._said, block.shows):
             if not _shows(out, text):
                 raise ExampleError(f"{block.place}: the output does not show {text!r}\n{_tail(out)}")
 
+    def _status(self, language: str, request: str) -> int | None:
+        """A block's status; None: the interpreter did not answer in time."""
+        if language not in self.interpreters:
+            bash = ["bash", "--noprofile", "--norc", "-c", SHELL]
+            line = [sys.executable, "-c", PYTHON] if language == "python" else bash
+            self.interpreters[language] = self._popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        process = self.interpreters[language]
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(f"{request}\n".encode())
+        process.stdin.flush()
+        ready, _, _ = select.select([process.stdout], [], [], BLOCK_SECONDS)
+        answer = process.stdout.readline() if ready else b""
+        if ready and not answer.strip():  # it ended with the block
+            with suppress(subprocess.TimeoutExpired):
+                return process.wait(timeout=5)
+        return int(answer) if answer.strip() else None
+
     def _failure(self, block: Block, status: int | None, out: Path) -> str:
         """Page, line of the page, command, status and output."""
         line, command = block.line, block.text.strip()
-        shell = self.interpreters["sh" if block.language == "sh" else "python"].process
-        if status is None:
-            with suppress(subprocess.TimeoutExpired):
-                status = shell.wait(timeout=5)
-        with suppress(OSError, ValueError, IndexError):
-            if block.language == "sh":
-                offset, code = map(int, (self.work / "failed").read_text().split())
-                line, status = block.line + offset - 1, code
-                command = _command(block.text, offset)
+        with suppress(OSError):
+            offset, code, command = (self.work / "failed").read_text().split(" ", 2)
+            line, status = block.line + int(offset) - 1, int(code)
         ending = f"did not end within {BLOCK_SECONDS} s" if status is None else f"ended with status {status}"
         wanted = f" instead of {block.exits}" if block.exits else ""
         name = block.place.rpartition(":")[0]
@@ -188,17 +188,6 @@ class Page:
             return text
         return re.sub(rf"\b({'|'.join(map(re.escape, words))})\b", lambda found: words[found[1]], text)
 
-    def _interpreter(self, kind: str) -> _Interpreter:
-        if kind not in self.interpreters:
-            reading, writing = os.pipe()
-            bash = ["bash", "--noprofile", "--norc", "-c", SHELL]
-            line = [sys.executable, "-c", PYTHON] if kind == "python" else bash
-            self.interpreters[kind] = _Interpreter(
-                self._popen(line, stdin=reading, stdout=subprocess.PIPE), writing
-            )
-            os.close(reading)
-        return self.interpreters[kind]
-
     def _popen(self, line: Sequence[str], **streams: Any) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
             self.place.argv(line), env=self.env, cwd=self.place.folder, start_new_session=True, **streams
@@ -212,9 +201,8 @@ class Page:
             process = self._popen(line, stdin=subprocess.DEVNULL, stdout=stream, stderr=subprocess.STDOUT)
         self.behind.append((block, process, out))
         for text in map(self._said, block.shows):
-            _until(lambda text=text: _shows(out, text) or process.poll() is not None, SHOWN_SECONDS)  # type: ignore[misc]
-            if not _shows(out, text):
-                raise ExampleError(f"{block.place}: the output does not show {text!r}\n{_tail(out)}")
+            poll(lambda text=text: _shows(out, text) or process.poll() is not None, deadline_s=SHOWN_SECONDS)  # type: ignore[misc]
+        self._check(block, out)
 
     def _end_behind(self, block: Block, process: subprocess.Popen[bytes], out: Path) -> None:
         if process.poll() not in {None, 0}:
@@ -230,20 +218,18 @@ class Page:
 
     def _end(self) -> list[str]:
         """End all that the page started; lines of what had to be ended by force."""
-        for interpreter in self.interpreters.values():
-            os.close(interpreter.requests)  # its end of input
+        processes = [*self.interpreters.values(), *(process for _, process, _ in self.behind)]
+        for process in self.interpreters.values():
+            process.stdin.close()  # type: ignore[union-attr]
             with suppress(subprocess.TimeoutExpired):
-                interpreter.process.wait(timeout=5)
-            interpreter.process.stdout.close()  # type: ignore[union-attr]
-        for process in [process for _, process, _ in self.behind] + [
-            i.process for i in self.interpreters.values()
-        ]:
-            if process.poll() is None:
-                with suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+                process.wait(timeout=5)
+            process.stdout.close()  # type: ignore[union-attr]
+        for process in (process for process in processes if process.poll() is None):
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
         self.place.ended()
-        _until(lambda: not _processes(self.place.folder), END_SECONDS)
+        poll(lambda: not _processes(self.place.folder), deadline_s=END_SECONDS)
         left = _processes(self.place.folder)
         for pid in left:
             with suppress(ProcessLookupError):
@@ -258,27 +244,11 @@ def _processes(folder: Path) -> dict[int, str]:
         if not process.name.isdigit() or int(process.name) == os.getpid():
             continue
         with suppress(OSError):
-            line = (process / "cmdline").read_bytes()
-            if not line:  # ended, or of the kernel
-                continue
-            if (
-                name in line
-                or name in (process / "environ").read_bytes()
-                or name in os.fsencode((process / "cwd").readlink())
-            ):
+            line = (process / "cmdline").read_bytes()  # empty: ended, or of the kernel
+            place = os.fsencode((process / "cwd").readlink())
+            if line and name in line + (process / "environ").read_bytes() + place:
                 found[int(process.name)] = line.replace(b"\0", b" ").decode(errors="replace")
     return found
-
-
-def _command(text: str, line: int) -> str:
-    """The command that ends at this line of a block, with the lines that a backslash joins to it."""
-    lines = text.splitlines()
-    first = last = line - 1
-    while first and lines[first - 1].endswith("\\"):
-        first -= 1
-    while lines[last].endswith("\\"):
-        last += 1
-    return "\n".join(lines[first : last + 1]).strip()
 
 
 def _shows(out: Path, text: str) -> bool:
@@ -292,9 +262,3 @@ def _read(out: Path) -> str:
 
 def _tail(out: Path) -> str:
     return "\n".join(_read(out).splitlines()[-OUTPUT_LINES:])
-
-
-def _until(condition: Callable[[], bool], seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.1)
