@@ -43,12 +43,13 @@ def test_what_overlaps_counts_once(spans: list[tuple[int, int]]) -> None:
 
 @pytest.fixture(scope="module")
 def world() -> World:
-    """An evaluation that has ended; each of its trials ran for the 15 s before its outcome."""
+    """An evaluation that has ended; each of its trials ran from its job's start until its outcome."""
     world = World(3, Faults())
     world.run()
+    started = {f"{e.job}.{e.index}": e.at for e in world.journal if isinstance(e, ev.JobStarted)}
     for number, event in enumerate(world.journal):
         if isinstance(event, ev.OutcomeSeen) and isinstance(event.outcome, TrialEnded):
-            ran = {"started_at": event.at - 15.0, "ended_at": event.at}
+            ran = {"started_at": started[event.outcome.name], "ended_at": event.at}
             outcome = event.outcome.model_copy(update=ran)
             world.journal[number] = event.model_copy(update={"outcome": outcome})
     return world
