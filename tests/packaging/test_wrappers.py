@@ -19,120 +19,101 @@ from dev_cluster.api import Cluster, dev_cluster, unavailable
 from dev_cluster.testing import state, wait_state, wait_until
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
-FAKE = """#!/bin/bash
-trap 'echo ended >> "{log}"; exit 0' TERM
-printf '%s|%s|%s|%s\\n' "$*" "$EVALSPAN_WATCH_FOLDERS" "$EVALSPAN_WATCH_SUITE" "$EVALSPAN_CLUSTER_KIND" >> "{log}"
-while :; do sleep 0.1; done
-"""
+DAEMON = """trap 'echo ended; exit 0' TERM
+printf '%s|%s|%s|%s\\n' "$*" "$EVALSPAN_WATCH_FOLDERS" "$EVALSPAN_WATCH_SUITE" "$EVALSPAN_CLUSTER_KIND"
+while :; do sleep 0.1; done"""
+LATE = """trap 'until [ -e end ]; do sleep 0.05; done; exit 0' TERM
+touch ready
+while :; do sleep 0.1; done"""
 
 
-def _program(folder: Path) -> tuple[Path, Path]:
-    """A stand-in daemon that writes down how it was called and that it ended; its path and its log."""
-    log = folder / "calls"
-    program = folder / "evalspan"
-    program.write_text(FAKE.format(log=log))
-    program.chmod(0o755)
-    return program, log
+class Job:
+    """A batch job's folder, where programs of the test's stand for evalspan and Slurm's commands and write down their calls."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.log = folder, folder / "calls"
+        (folder / "bin").mkdir()
+        path = f"{folder / 'bin'}:{os.environ['PATH']}"
+        self.env = {
+            **os.environ,
+            "PATH": path,
+            "SLURM_JOB_ID": "7",
+            "EVALSPAN_BIN": str(folder / "bin/evalspan"),
+        }
+        self.program("evalspan", DAEMON)
+        for name in ("sbatch", "scontrol"):
+            self.program(name, f'printf "%s " {name} "$@"; echo')
+
+    def program(self, name: str, body: str) -> None:
+        """`body` prints to the log; its own standard output is descriptor 3."""
+        file = self.folder / "bin" / name
+        file.write_text(f'#!/bin/bash\nexec 3>&1 >> "{self.log}"\n{body}\n')
+        file.chmod(0o755)
+
+    def start(self, script: str, *words: str | Path, **env: str) -> subprocess.Popen[str]:
+        argv, out = ["bash", SCRIPTS / script, *words], (self.folder / "said").open("w")
+        return subprocess.Popen(argv, cwd=self.folder, env=self.env | env, stdout=out, stderr=out, text=True)
+
+    def train(self, *command: str, **env: str) -> subprocess.Popen[str]:
+        words = ("ckpt", "core", "--", *command)
+        return self.start("train-with-eval.sbatch", *words, **{"EVALSPAN_FINISH": "no", **env})
+
+    def calls(self) -> list[str]:
+        return [line.strip() for line in self.log.read_text().splitlines()] if self.log.exists() else []
+
+    def said(self) -> str:
+        return (self.folder / "said").read_text()
 
 
-def _called(script: str, *words: str | Path, folder: Path, **env: str) -> subprocess.CompletedProcess[str]:
-    argv = ["bash", SCRIPTS / script, *words]
-    there = {**os.environ, **env}
-    return subprocess.run(
-        argv, cwd=folder, env=there, capture_output=True, text=True, timeout=120, check=False
-    )
-
-
-def _train(folder: Path, program: Path, *command: str) -> subprocess.Popen[bytes]:
-    argv = ["bash", SCRIPTS / "train-with-eval.sbatch", folder / "ckpt", "core", "--", *command]
-    return subprocess.Popen(argv, cwd=folder, env={**os.environ, "EVALSPAN_BIN": str(program)})
+@pytest.fixture
+def job(tmp_path: Path) -> Job:
+    return Job(tmp_path)
 
 
 @pytest.mark.parametrize("code", [0, 3])
-def test_the_jobs_exit_code_is_the_trainings(tmp_path, code):
+def test_the_jobs_exit_code_is_the_trainings(job, code):
     """Whatever training exits with, the job does; the daemon was told folder and suite, and ended in order."""
-    program, log = _program(tmp_path)
-    wait_for_daemon = f'until [ -s "{log}" ]; do sleep 0.05; done; exit {code}'
-    assert _train(tmp_path, program, "sh", "-c", wait_for_daemon).wait(timeout=120) == code
-    assert log.read_text().splitlines() == [f'daemon --wait|["{tmp_path / "ckpt"}"]|core|slurm', "ended"]
+    training = job.train("sh", "-c", f'until [ -s "{job.log}" ]; do sleep 0.05; done; exit {code}')
+    assert training.wait(timeout=120) == code
+    assert job.calls() == [f'daemon --wait|["{job.folder / "ckpt"}"]|core|slurm', "ended"]
 
 
-def test_a_daemon_that_cannot_start_does_not_touch_training(tmp_path):
+def test_a_daemon_that_cannot_start_does_not_touch_training(job):
     """No evalspan at all: training runs and its exit code counts."""
-    train = _train(tmp_path, tmp_path / "missing", "sh", "-c", "touch trained")
-    assert train.wait(timeout=120) == 0
-    assert (tmp_path / "trained").exists()
+    assert job.train("sh", "-c", "touch trained", EVALSPAN_BIN="missing").wait(timeout=120) == 0
+    assert (job.folder / "trained").exists()
 
 
-def test_signals_reach_training_and_its_own_exit_code_counts(tmp_path):
+def test_signals_reach_training_and_its_own_exit_code_counts(job):
     """A signal that Slurm sends ahead of the time limit is training's to handle."""
-    program, _log = _program(tmp_path)
-    body = "trap 'exit 7' USR1; touch ready; while :; do sleep 0.05; done"
-    train = _train(tmp_path, program, "bash", "-c", body)
-    wait_until((tmp_path / "ready").exists, "training runs")
+    train = job.train("bash", "-c", "trap 'exit 7' USR1; touch ready; while :; do sleep 0.05; done")
+    wait_until((job.folder / "ready").exists, "training runs")
     train.send_signal(signal.SIGUSR1)
     assert train.wait(timeout=120) == 7
 
 
-def _slurm(folder: Path) -> tuple[dict[str, str], Path]:
-    """The environment of a batch job whose `sbatch` and `scontrol` write down how they were called; and where."""
-    called = folder / "slurm"
-    for name in ("sbatch", "scontrol"):
-        program = folder / "bin" / name
-        program.parent.mkdir(exist_ok=True)
-        program.write_text(f'#!/bin/bash\nprintf "%s\\n" {name} "$@" >> "{called}"\n')
-        program.chmod(0o755)
-    return {
-        **os.environ,
-        "PATH": f"{folder / 'bin'}:{os.environ['PATH']}",
-        "SLURM_JOB_ID": "7",
-        "EVALSPAN_BIN": str(_program(folder)[0]),
-    }, called
-
-
 @pytest.mark.parametrize("finish", ["--partition=cpu -A x", "no"])
-def test_what_is_open_when_training_ends_is_finished_by_a_job_of_its_own(tmp_path, finish):
+def test_what_is_open_when_training_ends_is_finished_by_a_job_of_its_own(job, finish):
     """A daemon that ends when it is idle, with the user's options, and told of the folder; or none, where asked so."""
-    env, called = _slurm(tmp_path)
-    words = (tmp_path / "ckpt", "core", "--", "false")
-    done = _called("train-with-eval.sbatch", *words, folder=tmp_path, **env, EVALSPAN_FINISH=finish)
-    assert done.returncode == 1, "training's own"
-    if finish == "no":
-        assert not called.exists()
-        return
-    words = called.read_text().splitlines()
-    assert words[0] == "sbatch"
-    assert words[-5:-2] == ["--partition=cpu", "-A", "x"]
-    assert f"{tmp_path / 'evalspan'} daemon --until-idle" in words[-1]
+    assert job.train("false", EVALSPAN_FINISH=finish).wait(timeout=120) == 1, "training's own"
+    submitted = [call for call in job.calls() if call.startswith("sbatch")]
+    assert len(submitted) == (finish != "no")
+    for call in submitted:
+        assert f" {finish} --wrap {job.env['EVALSPAN_BIN']} daemon --until-idle" in call
 
 
 @pytest.mark.parametrize(("number", "again"), [(signal.SIGUSR1, True), (signal.SIGTERM, False)])
-def test_an_evaluation_near_its_time_limit_is_queued_again_and_one_that_slurm_ends_is_not(
-    tmp_path, number, again
-):
+def test_an_evaluation_near_its_time_limit_is_queued_again_and_one_that_slurm_ends_is_not(job, number, again):
     """Either way the coordinator gets SIGTERM; the wrapper requeues itself only for Slurm's warning: a requeue and
     preemption are Slurm's own.
     """
-    env, called = _slurm(tmp_path)
-    argv = ["bash", SCRIPTS / "evaluate.sbatch", "ckpt", "core", "--batch-size", "4"]
-    log = tmp_path / "calls"
-    job = subprocess.Popen(argv, cwd=tmp_path, env=env)
-    wait_until(lambda: log.exists() and "eval" in log.read_text(), "the coordinator runs")
-    job.send_signal(number)
-    assert job.wait(timeout=120) == 0
-    assert (
-        log.read_text().splitlines()[0].startswith("eval ckpt --suite core --cluster slurm --batch-size 4|")
-    )
-    assert log.read_text().splitlines()[1:] == ["ended"]
-    requeued = called.read_text() if called.exists() else ""
-    assert requeued == ("scontrol\nrequeue\n7\n" if again else "")
-
-
-LATE = """#!/bin/bash
-trap 'until [ -e end ]; do sleep 0.05; done; exit 0' TERM
-touch ready
-while :; do sleep 0.1; done
-"""
+    process = job.start("evaluate.sbatch", "ckpt", "core", "--batch-size", "4")
+    wait_until(job.calls, "the coordinator runs")
+    process.send_signal(number)
+    assert process.wait(timeout=120) == 0
+    called, *then = job.calls()
+    assert called.startswith("eval ckpt --suite core --cluster slurm --batch-size 4|")
+    assert then == ["ended", *["scontrol requeue 7"] * again]
 
 
 # id, comment and reason of pending jobs: two of evalspan's wait for a limit, one since its last coordinator's end
@@ -147,85 +128,62 @@ KEPT = "scontrol update jobid=20_0,21 starttime=now+180"
 @pytest.mark.parametrize(
     ("then", "called_at_last"), [("it ends", ""), ("scancel", "scancel 8"), ("no room", "scontrol requeue 7")]
 )
-def test_a_daemon_near_its_time_limit_submits_its_successor_before_it_ends(tmp_path, then, called_at_last):
+def test_a_daemon_near_its_time_limit_submits_its_successor_before_it_ends(job, then, called_at_last):
     """With its own options and log. Cancelled meanwhile it takes the successor along; where Slurm takes none, it is queued
     again. Jobs that wait for a limit on jobs start later, so that its place is the successor's; that begins them at its start.
     """
-    env, _ = _slurm(tmp_path)
-    fakes = {
-        "sbatch": 'printf "%s " sbatch "$@"; exit 1'
-        if then == "no room"
-        else 'printf "%s " "$@"; echo 8 >&3',
-        "squeue": "case $* in *%k*) printf '%b' '"
-        + WAITING
-        + "' >&3 ;; *%r*) echo None >&3 ;; *) echo 'cpu|a|(null)|1-00:00:00|(null)' >&3 ;; esac",
-        "scancel": 'echo "scancel $*"',
-        "scontrol": 'echo "scontrol $*"',
-    }
-    called = tmp_path / "slurm"
-    for name, body in fakes.items():
-        program = tmp_path / "bin" / name
-        program.write_text(f'#!/bin/bash\nexec 3>&1 >> "{called}"\n{body}\n')
-        program.chmod(0o755)
-    (tmp_path / "evalspan").write_text(LATE)
-    log = (tmp_path / "daemon.log").open("w")
-    env |= {"SLURM_JOB_NAME": "evalspan-daemon", "SLURM_MEM_PER_NODE": "100"}
-    argv = ["bash", SCRIPTS / "evalspan-daemon.sbatch", "--wait"]
-    job = subprocess.Popen(argv, cwd=tmp_path, env=env, stdout=log, stderr=log)
-    wait_until((tmp_path / "ready").exists, "the daemon runs")
-    job.send_signal(signal.SIGUSR1)
-    wait_until(lambda: called.exists() and "--wait" in called.read_text(), "a successor is submitted")
-    asked = called.read_text().split()
-    assert called.read_text().startswith("scontrol update jobid=24 starttime=now\n")
-    assert {"--partition=cpu", "--account=a", "--time=1-00:00:00", "--mem=100"} <= set(asked)
-    assert f"--output={tmp_path}/daemon.log" in asked
-    assert not any(word.startswith(("--qos", "--constraint")) for word in asked)
+    job.program("sbatch", 'echo "$@"; ' + ("exit 1" if then == "no room" else "echo 8 >&3"))
+    shown = f"case $* in *%k*) printf '%b' '{WAITING}' ;; *%r*) echo None ;; *) echo 'cpu|a|(null)|1-00:00:00|(null)' ;; esac"
+    job.program("squeue", f"{{ {shown}; }} >&3")
+    job.program("scancel", 'echo "scancel $*"')
+    job.program("evalspan", LATE)
+    asks = {"SLURM_JOB_NAME": "evalspan-daemon", "SLURM_MEM_PER_NODE": "100"}
+    process = job.start("evalspan-daemon.sbatch", "--wait", **asks)
+    wait_until((job.folder / "ready").exists, "the daemon runs")
+    process.send_signal(signal.SIGUSR1)
+    wait_until(lambda: "--wait" in str(job.calls()), "a successor is submitted")
+    begun, submitted = job.calls()[:2]
+    assert begun == "scontrol update jobid=24 starttime=now"
+    said = {"--partition=cpu", "--account=a", "--time=1-00:00:00", "--mem=100", f"--output={job.folder}/said"}
+    assert said <= set(submitted.split())
+    assert not any(word.startswith(("--qos", "--constraint")) for word in submitted.split())
     if then == "scancel":
-        job.send_signal(signal.SIGTERM)
-        wait_until(lambda: called_at_last in called.read_text(), "the successor is cancelled")
-    (tmp_path / "end").touch()
-    assert job.wait(timeout=120) == 0
-    assert set(called.read_text().partition("--wait ")[2].splitlines()) == {
-        KEPT,
-        *filter(None, [called_at_last]),
-    }
+        process.send_signal(signal.SIGTERM)
+        wait_until(lambda: called_at_last in job.calls(), "the successor is cancelled")
+    (job.folder / "end").touch()
+    assert process.wait(timeout=120) == 0
+    assert {*job.calls()[2:]} == {KEPT, *filter(None, [called_at_last])}
 
 
 @pytest.mark.parametrize("script", ["evaluate.sbatch", "evalspan-daemon.sbatch"])
-def test_a_job_without_evalspan_ends_at_once_and_says_what_to_set(tmp_path, script):
-    env, called = _slurm(tmp_path)
-    missing = str(tmp_path / "no" / "evalspan")
-    done = _called(script, "ckpt", "core", folder=tmp_path, **env | {"EVALSPAN_BIN": missing})
-    assert done.returncode == 2
-    assert f"this job finds no {missing}: set EVALSPAN_BIN=" in done.stderr
-    assert not called.exists()
+def test_a_job_without_evalspan_ends_at_once_and_says_what_to_set(job, script):
+    missing = str(job.folder / "no" / "evalspan")
+    assert job.start(script, "ckpt", "core", EVALSPAN_BIN=missing).wait(timeout=120) == 2
+    assert f"this job finds no {missing}: set EVALSPAN_BIN=" in job.said()
+    assert not job.calls()
 
 
 @pytest.mark.parametrize(
     ("code", "seconds", "again"), [(1, 60, True), (137, 3600, True), (1, 0, False), (2, 3600, False)]
 )
 def test_a_daemon_that_dies_is_queued_again_unless_it_never_ran_or_the_settings_are_wrong(
-    tmp_path, code, seconds, again
+    job, code, seconds, again
 ):
     """After its first minute any end but 2 is made up for; the exit code is kept where it is not."""
-    env, called = _slurm(tmp_path)
-    (tmp_path / "evalspan").write_text(f"#!/bin/bash\nexit {code}\n")
+    job.program("evalspan", f"exit {code}")
+    job.program("squeue", "")
     # bash counts SECONDS on from there
-    done = _called("evalspan-daemon.sbatch", folder=tmp_path, **env, SECONDS=str(seconds))
-    assert called.exists() == again
-    if again:
-        assert called.read_text() == "scontrol\nrequeue\n7\n"
-        assert f"ended with exit code {code} after" in done.stderr
-    else:
-        assert done.returncode == code
+    ended = job.start("evalspan-daemon.sbatch", SECONDS=str(seconds)).wait(timeout=120)
+    assert (ended, job.calls()) == ((0, ["scontrol requeue 7"]) if again else (code, []))
+    assert (f"ended with exit code {code} after" in job.said()) == again
 
 
 @pytest.mark.parametrize("script", ["evaluate.sbatch", "train-with-eval.sbatch"])
-def test_a_wrong_call_says_how_to_call(tmp_path, script):
+def test_a_wrong_call_says_how_to_call(job, script):
     """Exit code 2 and the usage, before anything runs."""
-    done = _called(script, folder=tmp_path)
-    assert done.returncode == 2
-    assert "usage: sbatch" in done.stderr
+    assert job.start(script).wait(timeout=120) == 2
+    assert "usage: sbatch" in job.said()
+    assert not job.calls()
 
 
 @pytest.fixture(scope="module")
