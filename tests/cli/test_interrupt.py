@@ -5,68 +5,22 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import pty
-import select
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from cli.terminal import Terminal
 from dev_cluster.testing import wait_until
 
 pytestmark = pytest.mark.model
 TASKS = Path(__file__).resolve().parents[1] / "support" / "exactness" / "tasks"
 SUITE = f'name = "toys"\ninclude_path = ["{TASKS}"]\nbatch_size = 8\n[[task]]\nname = "toy_choice"\n'
-# so that Ctrl-C on it is a signal to the command
-OWN_TERMINAL = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
 # a job that runs until it is killed, whatever else takes its time
 ENDLESS = "import time\n\n\ndef choice(**_metadata):\n    while True:\n        time.sleep(1)\n"
 CONFIG = '[trial]\nthreads = 1\ndevice = "cpu"\n[metric]\nbootstrap_iters = 10\n'
-
-
-class Terminal:
-    """A command at a terminal of its own, 80 columns wide."""
-
-    def __init__(self, folder: Path, *arguments: str) -> None:
-        self.said = ""
-        self._keyboard, side = pty.openpty()
-        environment = {
-            **os.environ,
-            "EVALSPAN_CONFIG": str(folder / "evalspan.toml"),
-            "COLUMNS": "80",
-            "TERM": "xterm-256color",
-        }
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", OWN_TERMINAL, sys.executable, "-m", "coordinator", *arguments, "--work-dir", str(folder / "work")],
-            stdin=side, stdout=side, stderr=side, env=environment, start_new_session=True,
-        )  # fmt: skip
-        os.close(side)
-
-    def type(self, text: str) -> None:
-        os.write(self._keyboard, text.encode())
-
-    def until(self, law: Callable[[], bool], what: str, deadline_s: float = 120.0) -> None:
-        end = time.monotonic() + deadline_s
-        while not law():
-            assert time.monotonic() < end, f"not within {deadline_s} s: {what}\n{self.said}"
-            self._listen(0.1)
-
-    def ends(self) -> int:
-        self.until(lambda: self.process.poll() is not None, "the command ends")
-        self._listen(0.0)
-        return int(self.process.wait())
-
-    def _listen(self, wait_s: float) -> None:
-        while select.select([self._keyboard], [], [], wait_s)[0]:
-            try:
-                self.said += os.read(self._keyboard, 65536).decode(errors="replace")
-            except OSError:  # the command's side is closed
-                time.sleep(wait_s)
-                return
-            wait_s = 0.0
 
 
 @pytest.fixture
