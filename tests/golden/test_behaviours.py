@@ -1,13 +1,16 @@
-"""behaviours.csv: what a user loses if a test function's law breaks; no behaviour goes without a word."""
+"""behaviours.csv: what a user loses if a test function's law breaks; no behaviour goes without a word. A golden changes by a decision
+alone."""
 
 from __future__ import annotations
 
 import ast
 import csv
 import re
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
 from support.goldens import HERE
 
 TESTS = HERE.parent
@@ -39,3 +42,15 @@ def test_each_behaviour_is_held_by_a_test_or_dropped_by_a_decision() -> None:
     assert lost == []
     assert [row["test"] for row in rows] == sorted({row["test"] for row in rows})
     assert all(row["loss"] for row in rows)
+
+
+def test_each_commit_that_changes_a_golden_names_a_decision() -> None:
+    """A person who reads the history finds why a score, a field, a job or an exit code is another one."""
+    words = ["git", "log", "--diff-filter=MD", "--format=%h %B%x00", "--", "*.json", "*/*.csv", ":!texts"]
+    done = subprocess.run(words, cwd=HERE, capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip("not a clone: the history is not here")
+    unnamed = [
+        m for m in done.stdout.split("\0") if m.strip() and not re.search(r"\bdecision \d", m, re.IGNORECASE)
+    ]
+    assert unnamed == []

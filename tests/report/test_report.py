@@ -1,9 +1,11 @@
-"""What a report makes of a journal."""
+"""What a report makes of a journal: a makespan leaves out exactly the time in which neither a coordinator nor a job worked."""
 
 from __future__ import annotations
 
 import io
 from dataclasses import replace
+from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -12,9 +14,11 @@ from rich.console import Console
 from support.simulated.parts import FakeJob, FakeMember, Faults, ended, record
 from support.simulated.world import World
 
-from coordinator.base.words import seconds
+from coordinator.base import words
 from coordinator.cluster import Job, JobState
+from coordinator.evaluation import events as ev
 from coordinator.evaluation.events import (
+    AnyEvent,
     JobEnded,
     JobNotSubmitted,
     JobStarted,
@@ -26,12 +30,15 @@ from coordinator.evaluation.state import JobInfo, State, Trial
 from coordinator.report.gpu_use import GpuUse, died
 from coordinator.report.measurements import (
     LEAST_WAIT_SECONDS,
+    Report,
     ShardSpan,
     make_report,
     without_measurements,
 )
+from coordinator.report.pauses import Absences, covered, within, without
 from coordinator.report.render import absence, gpu_table
 from coordinator.report.tokens import token_use
+from evaljobs.contract.outcomes import Scored, TrialEnded
 from evaljobs.contract.specs import BatchIndex
 
 
@@ -108,12 +115,17 @@ def spans_of(world: World) -> list[ShardSpan]:
     ]
 
 
-def test_a_run_with_a_failed_task_has_no_lower_bound() -> None:
-    """Its makespan ends with the last score: the failed task's load and inference may have come after it."""
+def with_a_load() -> tuple[World, list[AnyEvent]]:
+    """An evaluation that has ended, and its journal with a trial that loaded for 20 s."""
     world = World(2, Faults(), record())
     world.run()
     trial = ended("n1", "es-1-trial-n1-a0.0", "drained").model_copy(update={"load_seconds": 20.0})
-    journal = [*world.journal, OutcomeSeen(at=world.now, outcome=trial)]
+    return world, [*world.journal, OutcomeSeen(at=world.now, outcome=trial)]
+
+
+def test_a_run_with_a_failed_task_has_no_lower_bound() -> None:
+    """Its makespan ends with the last score: the failed task's load and inference may have come after it."""
+    world, journal = with_a_load()
     whole = make_report(world.state, journal, spans_of(world), world.now)
     assert whole.ratio
     world.state.entries[0].status = "failed"
@@ -127,25 +139,19 @@ def test_the_time_that_a_limit_on_jobs_takes_is_said() -> None:
     world.run()
     first, second = [e for e in world.journal if isinstance(e, JobSubmitted)][:2]
     refusals = [
-        JobNotSubmitted(at=first.at - 90.0, job=first.job, error="QOSMaxSubmitJobPerUserLimit", limited=True),
-        JobNotSubmitted(at=first.at - 60.0, job=first.job, error="QOSMaxSubmitJobPerUserLimit", limited=True),
-        JobNotSubmitted(
-            at=first.at - 30.0, job=second.job, error="QOSMaxSubmitJobPerUserLimit", limited=True
-        ),
+        JobNotSubmitted(at=first.at - before, job=job, error="QOSMaxSubmitJobPerUserLimit", limited=True)
+        for before, job in ((90.0, first.job), (60.0, first.job), (30.0, second.job))
     ]
     report = make_report(world.state, [*refusals, *world.journal], [], world.now)
     assert report.limited_seconds == pytest.approx(90.0 + max(0.0, second.at - first.at))
-    assert f"kept jobs out for {seconds(report.limited_seconds)}" in "; ".join(absence(report))
+    assert f"kept jobs out for {words.seconds(report.limited_seconds)}" in "; ".join(absence(report))
     assert make_report(world.state, world.journal, [], world.now).limited_seconds == 0.0
 
 
 @pytest.mark.parametrize("late", [300.0, 1.0])
 def test_a_wait_for_gpus_stands_apart_from_what_the_schedule_took(late: float) -> None:
     """Another evaluation had them: no policy is compared with that time, and the ratio leaves it out."""
-    world = World(2, Faults(), record())
-    world.run()
-    trial = ended("n1", "es-1-trial-n1-a0.0", "drained").model_copy(update={"load_seconds": 20.0})
-    journal = [*world.journal, OutcomeSeen(at=world.now, outcome=trial)]
+    world, journal = with_a_load()
     first = next(place for place, e in enumerate(journal) if isinstance(e, NodesOffered))
     earlier = [
         e.model_copy(update={"at": e.at - late} | ({"left_at": None} if isinstance(e, OutcomeSeen) else {}))
@@ -162,21 +168,15 @@ def test_a_wait_for_gpus_stands_apart_from_what_the_schedule_took(late: float) -
 
 
 def index(asked: tuple[int, ...]) -> BatchIndex:
-    return BatchIndex(
-        task="t",
-        key="k",
-        batch_size=2,
-        offsets=(0, 1, 2, 3),
-        requests=(2, 2, 2),
-        prefill_tokens=(60, 50, 40),
-        generated_tokens=(0, 0, 0),
-        documents=((0,), (1,), (2,)),
-        asked_tokens=asked,
-    )
+    tokens = {"prefill_tokens": (60, 50, 40), "generated_tokens": (0, 0, 0), "asked_tokens": asked}
+    places: dict[str, Any] = {"offsets": (0, 1, 2, 3), "requests": (2, 2, 2), "documents": ((0,), (1,), (2,))}
+    return BatchIndex(task="t", key="k", batch_size=2, **places, **tokens)
 
 
 def test_the_tokens_of_the_shards_that_count_are_summed_by_their_own_cut() -> None:
-    """Each cut has its own batches; a shard that does not count adds nothing."""
+    """Each cut has its own batches; a shard that does not count adds nothing. None are told where an index is missing, or of a
+    version without asked tokens.
+    """
     trial = ended("n1", "trial.0", "drained").model_copy(update={"generated_tokens": 7})
     indexes = {("t", ""): index((100, 90, 80)), ("t", "fast-64-2"): index((1, 1, 1))}
     use = token_use(["t|0|2"], indexes, [trial, ended("n1", "trial.1", "drained")])
@@ -184,9 +184,185 @@ def test_the_tokens_of_the_shards_that_count_are_summed_by_their_own_cut() -> No
     assert (use.asked, use.computed, use.generated) == (190, 110, 7)
     assert use.shared == 1 - 110 / 190
     assert use.per_second == (110 + 7) / use.infer_seconds
-
-
-def test_no_tokens_are_told_where_a_batch_file_does_not_say_them() -> None:
-    """An index is missing, or of a version without asked tokens."""
     assert token_use(["t|0|2"], {}, []) is None
     assert token_use(["t|0|2"], {("t", ""): index(())}, []) is None
+
+
+SPANS = st.lists(
+    st.tuples(st.integers(0, 40), st.integers(0, 40)).map(lambda s: (min(s), max(s))), max_size=8
+)
+TIMES = ("started_at", "submitted_at", "ended_at")
+
+
+@given(edges=st.lists(st.integers(0, 40), unique=True, max_size=8).map(sorted), work=SPANS)
+def test_what_work_covers_is_no_pause(edges: list[int], work: list[tuple[int, int]]) -> None:
+    """Second by second: in a span and in no work; what is left is in order and does not overlap."""
+    spans = list(pairwise(edges))[::2]
+    left = without(spans, work)
+    cells = {t for a, b in spans for t in range(a, b)} - {t for a, b in work for t in range(a, b)}
+    assert {t for a, b in left for t in range(int(a), int(b))} == cells
+    assert all(a < b for a, b in left)
+    assert all(before[1] <= after[0] for before, after in pairwise(left))
+    assert covered(left) == (len(cells) if left else None)
+    assert within(left, 10, 30) == len([t for t in cells if 10 <= t < 30])
+
+
+@given(spans=SPANS)
+def test_what_overlaps_counts_once(spans: list[tuple[int, int]]) -> None:
+    """A stage's seconds are those in which at least one of its jobs ran."""
+    assert covered(spans) == (len({t for a, b in spans for t in range(a, b)}) if spans else None)
+
+
+@pytest.fixture(scope="module")
+def world() -> World:
+    """An evaluation that has ended; each of its trials ran from its job's start until its outcome."""
+    world = World(3, Faults())
+    world.run()
+    started = {f"{e.job}.{e.index}": e.at for e in world.journal if isinstance(e, ev.JobStarted)}
+    for number, event in enumerate(world.journal):
+        if isinstance(event, ev.OutcomeSeen) and isinstance(event.outcome, TrialEnded):
+            ran = {"started_at": started[event.outcome.name], "ended_at": event.at}
+            outcome = event.outcome.model_copy(update=ran)
+            world.journal[number] = event.model_copy(update={"outcome": outcome})
+    return world
+
+
+def shifted(value: Any, after: float, seconds: float) -> Any:
+    """A later event, or its outcome, with all of its times later than `after` put off."""
+    update = {}
+    for name in value.model_fields_set:
+        found = getattr(value, name)
+        if name == "at" or (name in TIMES and found is not None and found > after):
+            update[name] = found + seconds
+        elif name == "outcome":
+            update[name] = shifted(found, after, seconds)
+    return value.model_copy(update=update)
+
+
+def after_absence(world: World, at: int, seconds: float, seen_at: float | None) -> Report:
+    """The report where the coordinator died after event `at` and the next one came `seconds` later."""
+    died = world.journal[at].at
+    journal = [
+        *world.journal[: at + 1],
+        ev.Restarted(at=died + seconds, seen_at=seen_at),
+        *(shifted(e, died, seconds) for e in world.journal[at + 1 :]),
+    ]
+    return make_report(world.state, journal, [], world.now + seconds)
+
+
+@given(data=st.data(), seconds=st.floats(1, 1e5))
+def test_makespan_and_pause_add_up_to_the_time_from_acceptance_to_the_last_score(
+    world: World, data: st.DataObject, seconds: float
+) -> None:
+    """Wherever the coordinator died: a pause is no longer than its absence, and no trial ran in it."""
+    at = data.draw(st.integers(0, len(world.journal) - 1))
+    died = world.journal[at].at
+    whole = make_report(world.state, world.journal, [], world.now)
+    report = after_absence(world, at, seconds, died)
+    assert whole.makespan_seconds is not None
+    assert report.makespan_seconds is not None
+    scored = whole.accepted_at + whole.makespan_seconds
+    wall = whole.makespan_seconds + (seconds if died < scored else 0.0)
+    assert report.makespan_seconds + report.paused_seconds == pytest.approx(wall)
+    assert 0 <= report.paused_seconds <= report.away_seconds
+    assert report.away_seconds == pytest.approx(seconds if died < scored else 0.0)
+    assert report.makespan_seconds >= whole.makespan_seconds - 1e-6
+    for gpu in report.gpus:
+        assert report.makespan_seconds >= gpu.held - 1e-6
+
+
+def test_an_absence_before_any_job_is_all_pause(world: World) -> None:
+    """However long it was: makespan and stages are those of a run without it."""
+    whole = make_report(world.state, world.journal, [], world.now)
+    for seconds in (10.0, 86400.0):
+        report = after_absence(world, 0, seconds, world.journal[0].at)
+        assert report.paused_seconds == report.away_seconds == seconds
+        assert report.makespan_seconds == pytest.approx(whole.makespan_seconds)
+        assert report.stages.build == pytest.approx(whole.stages.build)
+
+
+def test_an_absence_in_which_a_trial_ran_on_is_no_pause(world: World) -> None:
+    """Slurm's jobs outlive the coordinator: their seconds stay in the makespan, and the absence is named."""
+    outcomes = (e.outcome for e in world.journal if isinstance(e, ev.OutcomeSeen))
+    trial = next(outcome for outcome in outcomes if isinstance(outcome, TrialEnded))
+    inside = next(i for i, e in enumerate(world.journal) if trial.started_at < e.at < trial.ended_at)
+    report = after_absence(world, inside, 600.0, world.journal[0].at)
+    assert (report.away_seconds, report.paused_seconds) == (600.0, 0.0)
+
+
+def test_work_counts_when_it_was_done_not_when_it_was_seen(world: World) -> None:
+    """Jobs went on while no coordinator ran, and the next one found their outcomes at once: stages are as ever, and the
+    pause is the hour in which no job worked. Only the last score was made later.
+    """
+    whole = make_report(world.state, world.journal, [], world.now)
+    back = world.now + 3600.0
+    outcomes = [e for e in world.journal if isinstance(e, ev.OutcomeSeen)]
+    outcomes.sort(key=lambda e: isinstance(e.outcome, Scored))
+    first = min(world.journal.index(e) for e in outcomes)
+    died = world.journal[first - 1].at
+    journal = [
+        *world.journal[:first],
+        ev.Restarted(at=back, seen_at=died),
+        *(e.model_copy(update={"at": back, "left_at": e.at}) for e in outcomes[:-1]),
+        outcomes[-1].model_copy(update={"at": back + 30.0, "left_at": back + 30.0}),
+    ]
+    report = make_report(world.state, journal, [], back)
+    assert report.stages.build == pytest.approx(whole.stages.build)
+    assert report.stages.staging == pytest.approx(whole.stages.staging)
+    assert report.away_seconds == pytest.approx(back - died)
+    assert report.makespan_seconds is not None
+    assert report.makespan_seconds + report.paused_seconds == pytest.approx(back + 30.0 - report.accepted_at)
+    worked = sum(getattr(e.outcome, "seconds", 15.0) for e in outcomes)
+    assert max(3590.0, report.away_seconds - worked) <= report.paused_seconds <= report.away_seconds
+
+
+def test_a_trial_that_never_loaded_says_nothing_of_loads(world: World) -> None:
+    """Mean and lower bound are of the trials that loaded."""
+
+    def of(*loads: float) -> Report:
+        journal = [
+            e
+            for e in world.journal
+            if not (isinstance(e, ev.OutcomeSeen) and isinstance(e.outcome, TrialEnded))
+        ]
+        for number, load in enumerate(loads):
+            trial = ended("n1", f"es-1-trial-n1-a{number}.0", "drained").model_copy(
+                update={"load_seconds": load}
+            )
+            journal.append(ev.OutcomeSeen(at=world.now, outcome=trial))
+        return make_report(world.state, journal, spans_of(world), world.now)
+
+    alone, beside = of(20.0), of(20.0, 0.0)
+    assert alone.lower_bound_seconds
+    assert (beside.lower_bound_seconds, beside.stages.load) == (alone.lower_bound_seconds, 20.0)
+
+
+@pytest.mark.parametrize(
+    ("events", "spans"),
+    [
+        *(
+            ([ev.QueueLost(at=20.0), ev.Restarted(at=50.0, seen_at=seen)], spans)
+            for seen, spans in ((10.0, [(20.0, 50.0)]), (30.0, [(30.0, 50.0)]), (50.0, []), (None, []))
+        ),
+        (
+            [
+                ev.ResultsWritten(at=100.0),
+                ev.QueueLost(at=101.0),
+                ev.Restarted(at=200.0, seen_at=150.0),
+                ev.RetryAsked(at=900.0),
+                ev.ResultsWritten(at=1000.0),
+            ],
+            [(100.0, 900.0)],
+        ),
+    ],
+)
+def test_a_coordinator_was_there_until_its_last_sign(
+    events: list[Any], spans: list[tuple[float, float]]
+) -> None:
+    """The later of its last event and the journal's age; without a known age nothing is left out. From an end to its retry none
+    was there, also where coordinators came and went meanwhile.
+    """
+    absences = Absences()
+    for event in events:
+        absences.take(event)
+    assert absences.spans == spans

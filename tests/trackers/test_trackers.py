@@ -1,4 +1,5 @@
-"""Laws of trackers: a tracker's own reader finds each score once, at the training step.
+"""Laws of trackers: a tracker's own reader finds each score once, at the training step, also by the live export, whose failures never
+disturb the daemon.
 
 Each runs with the real package, and is skipped by name where that is not installed.
 """
@@ -6,17 +7,21 @@ Each runs with the real package, and is skipped by name where that is not instal
 from __future__ import annotations
 
 import json
+import os
 import struct
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.trainings import leave, point
+from support.trainings import leave, point, results, two_trainings
 
+from coordinator.config.schema import Config, TrackersConfig
 from coordinator.errors import OperatorError
 from coordinator.report.learning_curves import Point
-from coordinator.trackers import TRACKERS, export_points, lm_eval_files, runs_of, values_of
+from coordinator.trackers import TRACKERS, export_points, live, lm_eval_files, runs_of, values_of
+from evaljobs.contract.paths import EvaluationPaths
 
 POINTS = [point(10, 0.2), point(20, 0.6)]
 
@@ -175,3 +180,157 @@ def test_a_checkpoints_tokenizer_is_described_as_by_lm_eval(tmp_path):
     assert lm_eval_files.chat_template(tmp_path) == "{{a}}"
     (tmp_path / "chat_template.jinja").write_text("{{b}}")
     assert lm_eval_files.chat_template(tmp_path) == "{{b}}", "transformers prefers the file"
+
+
+# A tracker of one function in a file: what was written to it can be read back.
+ADAPTER = """
+import json, os
+def write(rows, out, run, project):
+    mode = (out / "mode").read_text() if (out / "mode").exists() else ""
+    if mode == "raise":
+        raise RuntimeError("the server said no")
+    if mode == "exit":
+        raise SystemExit("the package left")
+    if mode == "die":
+        os._exit(11)
+    names = ("evalspan/cost", "mini/add/exact_match", "mini/pages/word_perplexity")
+    with (out / f"{run}.jsonl").open("a") as file:
+        file.write(json.dumps([[r.step, *(r.values[name] for name in names)] for r in rows]) + "\\n")
+    return out
+"""
+
+
+@pytest.fixture
+def work(tmp_path: Path) -> Path:
+    return two_trainings(tmp_path / "work")
+
+
+@pytest.fixture
+def config(work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
+    """The work folder of a training (two ended checkpoints, one that runs) and of another, with one tracker."""
+    (tmp_path / "plain_tracker.py").write_text(ADAPTER)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(live, "TRACKERS", {"plain": "plain_tracker"})
+    monkeypatch.setattr(live, "targets_of", lambda _: [live.Target("plain", tmp_path / "out", "p", {})])
+    return Config(work_dir=work, gpu_hour_price=2.0)
+
+
+def written(tmp_path: Path, run: str = "a-mini") -> list[Any]:
+    file = tmp_path / "out" / f"{run}.jsonl"
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def failures(work: Path, step: int) -> dict[str, str]:
+    return live.failures(EvaluationPaths(work / f"step-{step}-mini-{step:08d}"))
+
+
+def test_an_ended_evaluation_is_written_at_its_step_once(config, work, tmp_path):
+    """Scores and cost, by training; a second call writes none; a new end, or a retry that scored more, writes the run."""
+    assert live.export_left(config) == []
+    assert written(tmp_path) == [[[10, 2.0, 0.2, 9.8], [20, 2.0, 0.6, 9.4]]]
+    assert [row[0][0] for row in written(tmp_path, "b-mini")] == [5]
+    assert live.export_left(config) == []
+    assert len(written(tmp_path)) == 1
+    leave(work, 40, 0.7)
+    live.export_left(config)
+    assert [[p[0] for p in run] for run in written(tmp_path)] == [[10, 20], [10, 20, 40]]
+    file = EvaluationPaths(work / "step-20-mini-00000020").results
+    file.write_text(json.dumps(results(0.65)))
+    os.utime(file, ns=(time.time_ns(), time.time_ns() + 1))
+    live.export_left(config)
+    assert written(tmp_path)[-1][1][2] == 0.65
+    assert len(written(tmp_path, "b-mini")) == 1, "the other training had everything"
+
+
+@pytest.mark.parametrize(
+    ("how", "status", "reason"),
+    [("raise", 2, "the server said no"), ("exit", 2, "the package left"), ("die", 11, live.CUT_SHORT)],
+)
+def test_a_tracker_that_fails_is_reported_and_tried_again(config, tmp_path, how, status, reason):
+    """Each missing evaluation has the reason, also where the tracker takes its process down, until a later export succeeds."""
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "mode").write_text(how)
+    pid = os.fork()
+    if pid == 0:
+        os._exit(len(live.export_left(config)))
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == status
+    assert any(reason in failures(config.work_dir, step).get("plain", "") for step in (5, 10))
+    assert not failures(config.work_dir, 30), "it still runs"
+    (tmp_path / "out" / "mode").unlink()
+    assert live.export_left(config) == []
+    assert not failures(config.work_dir, 10)
+    assert len(written(tmp_path)) == 1
+
+
+def test_a_damaged_evaluation_does_not_keep_the_others_back(config, work, tmp_path):
+    """Half a report is skipped."""
+    EvaluationPaths(work / "step-10-mini-00000010").report.write_text("{")
+    assert live.export_left(config) == []
+    assert [p[0] for p in written(tmp_path)[-1]] == [20]
+
+
+def test_the_daemons_side_begins_a_process_and_never_raises(work, tmp_path, monkeypatch, caplog):
+    """At its start and when asked; a missing package or no process at all is a warning. None without trackers."""
+    idle = live.Exporter(Config(work_dir=work))
+    idle.ask()
+    idle.tick()
+    assert not idle.busy
+    assert not (work / live.FOLDER).exists()
+    (tmp_path / "mlflow.py").write_text("raise ImportError")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    section = TrackersConfig(mlflow_uri=(tmp_path / "ml").as_uri())
+    exporter = live.Exporter(Config(work_dir=work, trackers=section))
+    assert exporter.busy
+    exporter.finish(400)
+    assert "pip install" in failures(work, 10)["mlflow"]
+    assert "not everything is in the trackers" in caplog.text
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "no-python"))
+    exporter.ask()
+    exporter.tick()
+    assert not exporter.busy
+    assert "no-python" in caplog.text
+
+
+def test_settings_name_their_trackers(tmp_path):
+    """Each with its target and its package's settings."""
+    section = TrackersConfig(
+        tensorboard_dir=tmp_path / "tb", wandb_project="w", wandb_mode="online", mlflow_uri="http://h:1"
+    )
+    targets = live.targets_of(Config(work_dir=tmp_path, trackers=section))
+    assert {t.tracker: (t.project, t.env) for t in targets} == {
+        "tensorboard": ("", {}),
+        "wandb": ("w", {"WANDB_MODE": "online"}),
+        "mlflow": ("evalspan", {"MLFLOW_TRACKING_URI": "http://h:1"}),
+    }
+    assert {t.tracker for t in targets} == set(TRACKERS)
+
+
+def test_real_trackers_get_each_evaluation_once(work, tmp_path, monkeypatch):
+    """TensorBoard's, W&B's and MLflow's own files, from the process that the daemon starts."""
+    for package in ("tensorboard", "wandb", "mlflow"):
+        pytest.importorskip(package)
+    from mlflow.tracking import MlflowClient
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    section = TrackersConfig(
+        tensorboard_dir=tmp_path / "tb", wandb_project="w", mlflow_uri=(tmp_path / "ml").as_uri()
+    )
+    config = Config(work_dir=work, trackers=section, gpu_hour_price=2.0)
+    for value in (None, 0.7):  # a second daemon, after one more evaluation has ended
+        if value is not None:
+            leave(work, 40, value)
+        live.Exporter(config).finish(400)
+    assert not failures(work, 10)
+    assert not failures(work, 40)
+    read = EventAccumulator(str(tmp_path / "tb" / "a-mini"))
+    read.Reload()
+    assert [(e.step, e.value) for e in read.Scalars("evalspan/cost")] == [(10, 2.0), (20, 2.0), (40, 2.0)]
+    client = MlflowClient(tracking_uri=section.mlflow_uri)
+    experiment = client.get_experiment_by_name("evalspan")
+    assert experiment is not None
+    (run,) = client.search_runs([experiment.experiment_id], "attributes.run_name = 'a-mini'")
+    history = client.get_metric_history(run.info.run_id, "mini/add/exact_match")
+    assert [(m.step, m.value) for m in history] == [(10, 0.2), (20, 0.6), (40, 0.7)]
+    assert run.info.status == "FINISHED"
+    assert len(list((work / live.FOLDER / "wandb").glob("offline-run-*"))) == 3
