@@ -80,10 +80,16 @@ def right(asking: Asking, edits: tuple[Edit, ...]) -> None:
     assert ours.ran <= {task for edit in edits for task in edit.gpu}
 
 
-@pytest.mark.timeout(900)  # nine questions to both
+@pytest.mark.timeout(900)  # eleven questions to both
 def test_after_each_edit_the_score_is_lm_evals_of_now(asking: Asking) -> None:
-    """One step after the other, in one work folder: what earlier steps built and answered is at hand."""
-    assert asking.ours().differs(asking.plain()) == ""
+    """One step after the other, in one work folder: what earlier steps built and answered is at hand. Asked again without an
+    edit, nothing is run; with `--fresh`, all.
+    """
+    first = asking.ours()
+    assert first.differs(asking.plain()) == ""
+    again = asking.ours()
+    assert (again.evaluation, again.jobs) == (first.evaluation, frozenset())
+    assert "from the same inputs; nothing was run" in again.said
     wrong = []
     for step, names in STEPS.items():
         try:
@@ -93,6 +99,7 @@ def test_after_each_edit_the_score_is_lm_evals_of_now(asking: Asking) -> None:
             asking.fresh()
             asking.ours()
     assert not wrong, "\n".join(wrong)
+    assert asking.ours("--fresh").jobs >= {"build", "trial", "metric"}
 
 
 def test_the_table_has_sixty_rows_of_each_kind() -> None:

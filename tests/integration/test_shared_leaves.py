@@ -32,7 +32,6 @@ def answered(site: Any) -> dict[str, int]:
 @pytest.mark.parametrize(
     ("entries", "documents"),
     [
-        ({"toy_part_a": {}, "toy_group": {}}, {"toy_part_a": 20, "toy_part_b": 35}),
         ({"toy_group": {}, "toy_part_a": {}}, {"toy_part_a": 20, "toy_part_b": 35}),
         ({"toy_part_a": {"limit": 6}, "toy_group": {}}, {"toy_part_a": 26, "toy_part_b": 35}),
         (
