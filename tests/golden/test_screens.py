@@ -95,16 +95,16 @@ def listed(*found: Shown, now: float = NOW, whole: bool = False) -> Draw:
     return printed(*board(found, now, whole=whole))
 
 
-def piped(*summaries: Summary, dumb: bool = False) -> Draw:
+def piped(*runs: Shown, dumb: bool = False) -> Draw:
     """Lines of an evaluation that is shown again and again where no cursor moves."""
 
     def draw(console: Console) -> None:
         how: dict[str, Any] = {"force_terminal": dumb, "_environ": {"TERM": "dumb"}} if dumb else {}
         plain = Console(file=console.file, color_system=None, width=console.width, **how)
         with Watcher(plain) as watcher:
-            for summary in summaries:
-                watcher.show([Shown(summary)], "")
-            watcher.show([], "", [Shown(ended(summaries[0].evaluation_id))])
+            for run in runs:
+                watcher.show([run], "")
+            watcher.show([], "", [Shown(ended(runs[0].summary.evaluation_id))])
 
     return draw
 
@@ -277,10 +277,11 @@ SCREENS: dict[str, tuple[Draw, Sequence[str]]] = {
     "several": (drawn(*STEPS), [one.summary.evaluation_id for one in STEPS]),
     "waits": (drawn(*WAITS), [one.summary.evaluation_id for one in WAITS]),
     "failed": (drawn(*BROKEN), [one.summary.evaluation_id for one in BROKEN]),
-    "sixty-tasks": (several(drawn(Shown(running(tasks=SIXTY)), over=()), piped(running(tasks=SIXTY))), ("task0:",)),
+    "sixty-tasks": (several(drawn(Shown(running(tasks=SIXTY)), over=()), piped(Shown(running(tasks=SIXTY)))), ("task0:",)),
     "low": (several(*(drawn(*EIGHT, over=(), height=height) for height in (12, 24, 40))), ("daemon: running",)),
-    "pipe": (piped(*2 * [running(nodes=(BACK_OFF,), waits_until=NOW + 9)]), ("0.0100",)),
-    "dumb-terminal": (piped(*2 * [running(nodes=(BACK_OFF,), waits_until=NOW + 9)], dumb=True), ("0.0100",)),
+    "pipe": (piped(*2 * [Shown(running(nodes=(BACK_OFF,), waits_until=NOW + 9))]), ("0.0100",)),
+    "pipe-stopped": (piped(STOPPED, BROKEN[1]), ("stopped",)),
+    "dumb-terminal": (piped(*2 * [Shown(running(nodes=(BACK_OFF,), waits_until=NOW + 9))], dumb=True), ("0.0100",)),
     "list": (listed(TROUBLED, Shown(ended())), (LONG_ID, ENDED_ID, "5/12", "1/2", "61.5")),
     "list-many-scores": (listed(Shown(ended(scores=3 * ended().scores))), (ENDED_ID, "and 6 more")),
     "list-later": (several(*(listed(Shown(ended()), now=NOW + days * DAY) for days in (0.001, 5, 400))), ("2023-11-14",)),
@@ -358,7 +359,7 @@ def test_a_screen_fits_and_nothing_in_it_is_cut(
         assert [part for part in whole if part not in text and part not in joined] == [], text
         assert not re.search(r"\S…", text), "cut"  # not `evalspan eval …`
         wide = [line.strip() for line in text.splitlines() if len(line) > width]
-        if name not in ("pipe", "dumb-terminal", "sixty-tasks"):
+        if name not in ("pipe", "pipe-stopped", "dumb-terminal", "sixty-tasks"):
             assert all(line.rstrip(":") in ids or re.fullmatch(r"`[^`]+`[.;]?", line) for line in wide), wide
         if width != 80:
             goldens.check(f"texts/screens/{name}-{width}.txt", text)
