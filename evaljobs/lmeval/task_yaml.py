@@ -65,9 +65,11 @@ def _loaded(path: Path) -> Any:
     try:
         with path.open("rb") as file:
             value = yaml.load(file, Loader=_Loader)  # noqa: S506 (a safe loader)
+        json.dumps(value, default=str, skipkeys=True)
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
-    json.dumps(value, default=str, skipkeys=True)  # ValueError: "Circular reference detected"
+    except ValueError as error:
+        raise ValueError("an alias in it holds itself" if "Circular" in str(error) else str(error)) from error
     return value
 
 

@@ -313,6 +313,13 @@ def test_json_over_several_lines_is_taken(text: str, tasks: Path) -> None:
     assert ask(tasks).unfit == {}
 
 
+def test_a_yaml_that_holds_itself_is_refused(tasks: Path) -> None:
+    """An alias within its own value has no end for whoever walks over it."""
+    write(tasks, JSON_TASK % "torn.csv" + "\nmetadata: &x\n  - *x")
+    assert task_yaml.unreadable(tasks / "own.yaml") == "an alias in it holds itself"
+    assert task_yaml.parsed(tasks / "own.yaml") == {}
+
+
 def test_a_member_that_lm_eval_would_pass_over_is_refused(tasks: Path) -> None:
     """A tag or group never loses a member silently because that member's YAML includes a missing
     file.

@@ -229,6 +229,16 @@ def test_enqueuing_twice_is_once(shared_work: WorkPaths) -> None:
         assert not list(client.scan_iter(match=f"rq:*{bench.evaluation}*"))
 
 
+def test_what_comes_first_is_ahead_of_those_that_wait(shared_work: WorkPaths) -> None:
+    """A job of a long metric is taken before others that were queued sooner."""
+    bench = Bench(shared_work, uuid.uuid4().hex)
+    for name, first in (("a", False), ("b", False), ("long", True)):
+        bench.queue.enqueue(name, bench.write_spec(name), first=first)
+    queue = rq_jobs.open_queue(redis_client.connect(shared_work.redis_address), bench.evaluation)
+    assert queue.job_ids == [rq_jobs.job_id(bench.evaluation, name) for name in ("long", "a", "b")]
+    bench.queue.remove()
+
+
 def test_a_job_lost_between_queue_and_worker_returns(
     shared_work: WorkPaths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -283,8 +293,12 @@ def test_what_a_wiped_redis_holds_in_part_is_no_obstacle(shared_work: WorkPaths)
     client.hset(f"rq:execution:{rq_id}:e1", "last_heartbeat", "9")
     bench.enqueue("half")
     assert bench.queue.known() == ("half",)
-    client.zadd(f"rq:executions:{rq_id}", {"e2": 9e9})
-    client.hset(f"rq:execution:{rq_id}:e2", "last_heartbeat", "9")
+    client.zadd(f"rq:executions:{rq_id}", {"e2": 9e9})  # its execution has expired
+    client.lrem(queue.key, 0, rq_id)
+    bench.enqueue("half")
+    assert bench.queue.known() == ("half",)
+    client.zadd(f"rq:executions:{rq_id}", {"e3": 9e9})
+    client.hset(f"rq:execution:{rq_id}:e3", "last_heartbeat", "9")
     bench.queue.remove()
     assert not list(client.scan_iter(match=f"rq:*{bench.evaluation}*"))
 
