@@ -362,7 +362,7 @@ def test_of_what_has_ended_no_journal_is_read(over, cluster):
         coordinator.resume_all()
         assert not coordinator.running
         assert last.like(ended(paths))
-        paths.journal.write_bytes(b"x" * paths.journal.stat().st_size)
+        paths.journal.write_bytes(b"x" * (paths.journal.stat().st_size - 1) + b"\n")
         coordinator.resume_all()
         assert not coordinator.parked
     assert shown(over)[GOOD].stage == "cancelled"
