@@ -1,6 +1,6 @@
 """Development clusters: `with dev_cluster(nodes=2, gpus=4) as cluster: …`, and `up`, on which the command line stands.
 
-Rule: `up` is whole or undone, and `Cluster.down` removes exactly what it made; the account it leaves (see docs/dev-cluster.md).
+Rule: `up` is whole or undone, and `Cluster.down` removes exactly what it made; the account it leaves (see CONTRIBUTING.md).
 The cluster of `dev_cluster` goes when the block ends, and, where the process was killed before that, with the next
 `dev_cluster()` on this machine.
 """
