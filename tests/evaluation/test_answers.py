@@ -216,16 +216,18 @@ def test_what_no_smaller_budget_mends_fails_the_task_in_words(told: dict[str, An
     assert says in world.state.entries[0].error
 
 
-def test_of_several_trials_that_say_it_the_first_counts() -> None:
-    """Answers and outcomes in a cut that is retired change nothing, nor does a name that is no shard's."""
-    world = World(1, rec=record(1, suite=FAST), fits=2048).until(lambda w: w.claims)
+@pytest.mark.parametrize(("fits", "budget"), [(1, 2048), (3, 4096)])
+def test_of_several_trials_that_say_it_the_first_counts(fits: int, budget: int) -> None:
+    """The budget is reduced to the part that fits, and at least by half. Answers and outcomes in a cut that is retired change
+    nothing, nor does a name that is no shard's."""
+    world = World(1, rec=record(1, suite=FAST), fits=budget).until(lambda w: w.claims)
     assert not any(shards.is_retired(world.state, name) for name in ("", "x", "t0|a|b", "t0|1"))
     shard, trial = next(iter(world.claims.items()))
     for name in ("x", "y"):
-        world.tell(ev.OutcomeSeen, outcome=too_large(shard, trial, "n", name=name, fits=1, of=4))
-    assert [e.token_budget for e in world.journal if isinstance(e, ev.TokenBudgetReduced)] == [2048]
+        world.tell(ev.OutcomeSeen, outcome=too_large(shard, trial, "n", name=name, fits=fits, of=4))
+    assert [e.token_budget for e in world.journal if isinstance(e, ev.TokenBudgetReduced)] == [budget]
     world.run_to_scores()
-    assert {ShardId.parse(s).cut for s in world.state.shards.by_name} == {"fast-2048-8"}
+    assert {ShardId.parse(s).cut for s in world.state.shards.by_name} == {f"fast-{budget}-8"}
 
 
 @given(

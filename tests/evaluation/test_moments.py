@@ -131,10 +131,12 @@ def test_a_retry_while_it_is_being_cancelled_waits_for_the_end(
     for _ in range(after):
         world.tick()
     world.tell(ev.RetryAsked)
+    waits = world.state.ending.retry_waits
     if taken_back:
         world.tell(ev.CancelAsked, reason="asked")
     world.until(nothing_is_doubled)
     assert not world.state.ending.retry_waits
+    assert not waits or world.state.ending.retried is not taken_back
     world.assert_nothing_left()
     if not taken_back:
         world.assert_scored()
