@@ -9,14 +9,13 @@ import re
 import signal
 import stat
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from grp import getgrgid
 from pathlib import Path
 from typing import Any
 
 import pytest
-from dev_cluster.testing import unfinished
+from dev_cluster.testing import unfinished, wait_until
 from support.served import server_pid
 
 from evaljobs.contract.paths import WorkPaths
@@ -32,13 +31,9 @@ def wait(
     law: Callable[[], object], process: subprocess.Popen[str] | None = None, seconds: float = 240
 ) -> None:
     """Until `law` holds; fails where the process ends first or time is up."""
-    end = time.monotonic() + seconds
-    while not law():
-        assert time.monotonic() < end, f"not within {seconds} s"
-        if process is not None and process.poll() is not None:
-            out, err = process.communicate()
-            raise AssertionError(f"ended early with {process.returncode}\n{out}\n{err}")
-        time.sleep(0.05)
+    ended = process.poll if process else lambda: None
+    wait_until(lambda: ended() is not None or law(), "what a running evaluation does", seconds)
+    assert ended() is None or law(), process and process.communicate()
 
 
 def scores(results: dict[str, Any]) -> Expected:
@@ -246,17 +241,8 @@ def test_slurm_scores_are_lm_evals_and_nothing_is_left(slurm_site: Any, expected
         "by themselves, with exit code 0"
     )
     for node in cluster.gpu_nodes:
-        left = cluster.run_as_user(
-            [
-                "srun",
-                "--partition=gpu",
-                f"--nodelist={node}",
-                "--mem=100",
-                "sh",
-                "-c",
-                "find /dev/shm/evalspan-* -type f",
-            ]
-        )
+        srun = ["srun", "--partition=gpu", f"--nodelist={node}", "--mem=100", "sh", "-c"]
+        left = cluster.run_as_user([*srun, "find /dev/shm/evalspan-* -type f"])
         assert ".safetensors" not in left.stdout
 
 

@@ -6,12 +6,12 @@ import json
 import os
 import shutil
 import subprocess
-import time
 import uuid
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from dev_cluster.testing import wait_until
 
 pytestmark = pytest.mark.model
 
@@ -51,11 +51,7 @@ def test_trials_on_another_host_find_redis_by_its_address_file(
     local_site.suite.write_text("[[task]]".join(suite[:2]))
     process = local_site.start(local_site.evaluate())
     place = local_site.work / "redis" / "address.json"
-    end = time.monotonic() + 120
-    while not place.exists():
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < end, "no address was published"
-        time.sleep(0.05)
+    wait_until(lambda: place.exists() or process.poll() is not None, "an address is published")
     published = json.loads(place.read_text())
     assert (published["host"], bool(published["password"])) == (address, True)
     assert place.stat().st_mode & 0o077 == 0
