@@ -2,7 +2,7 @@
 
 Rule: a file that one process writes and another reads has its path here and nowhere else. Used by
 the coordinator and by all jobs. A comment "File PATTERN: what | who writes it | when it goes" stands
-where a file has its name, here or elsewhere; the reference in docs/ is made of them. Words in
+where a file has its name, here or elsewhere; a test holds that each has one. Words in
 capitals in a pattern stand for any name, "…" for everything below a folder.
 """
 

@@ -20,9 +20,7 @@ from coordinator.monitor.metrics import Metrics
 from evaljobs.contract.paths import WorkPaths
 
 ROOT = Path(__file__).resolve().parents[2]
-CODES, METRICS, FILES = (
-    ROOT / "docs" / page for page in ("evaluating/command-line.md", "results/alerts.md", "site/disk.md")
-)
+CODES, METRICS = (ROOT / "docs" / page for page in ("evaluating/command-line.md", "results/alerts.md"))
 
 
 def rows(page: Path, heading: str = "") -> list[list[str]]:
@@ -36,12 +34,15 @@ def rows(page: Path, heading: str = "") -> list[list[str]]:
     return [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines]
 
 
+def commented() -> list[str]:
+    """What the code's comments "File PATTERN: …" name."""
+    code = [file for room in ("coordinator", "evaljobs", "priors") for file in (ROOT / room).rglob("*.py")]
+    return [name for file in code for name in re.findall(r"# File (\S+): ", file.read_text())]
+
+
 def listed_files() -> list[str]:
-    """Patterns of the table of files, as regular expressions of a path below `work`, or of a full one."""
-    shown = [
-        row[0].strip("`").replace("WORK_DIR", "work") for row in rows(FILES, "Each file that evalspan writes")
-    ]
-    parts = [re.split(r"([A-Z]+(?:_[A-Z]+)*|…)", pattern) for pattern in shown]
+    """The same as regular expressions of a path below `work`, or of a full one."""
+    parts = [re.split(r"([A-Z]+(?:_[A-Z]+)*|…)", name.replace("WORK_DIR", "work")) for name in commented()]
     return [
         "".join({"…": ".+"}.get(x, "[^/]+" if x.isupper() else re.escape(x)) for x in each) for each in parts
     ]
@@ -105,18 +106,18 @@ def test_each_metric_is_in_the_table() -> None:
     assert {row[0].strip("`") for row in rows(METRICS, "What the metrics mean")[1:]} == names
 
 
-def test_each_path_of_a_work_folder_is_in_the_table() -> None:
-    """A file that two processes agree on is a row, and a folder holds one."""
+def test_each_path_of_a_work_folder_has_a_comment() -> None:
+    """A file that two processes agree on has a comment that says what it holds; of a folder, a file in it has one."""
     work = WorkPaths(Path("work"))
     places = [str(place) for place in [*vars(work).values(), *vars(work.evaluation("ID")).values()]]
     known = listed_files()
-    starts = [row[0].strip("`").replace("WORK_DIR", "work") for row in rows(FILES)]
+    starts = [name.replace("WORK_DIR", "work") for name in commented()]
     lost = [place for place in places if not any(re.fullmatch(each, place) for each in known)]
     assert [place for place in lost if not any(start.startswith(f"{place}/") for start in starts)] == []
 
 
 @pytest.mark.model
-def test_each_file_of_a_real_evaluation_is_in_the_table(toy_model: Path, tmp_path: Path) -> None:
+def test_each_file_of_a_real_evaluation_has_a_comment(toy_model: Path, tmp_path: Path) -> None:
     """Also those that a command leaves and a running daemon would have taken."""
     (tmp_path / "evalspan.toml").write_text(f'work_dir = "work"\n{config_text()}')
     config, suite = tmp_path / "evalspan.toml", tmp_path / "suite.toml"
