@@ -14,11 +14,7 @@ from support.written import framed, head_of
 
 from coordinator.evaluation.events import ShardsDumped
 from coordinator.runtime.runner import Running
-from evaljobs.contract.outcomes import ShardResponses
 from evaljobs.contract.specs import FrameRef
-from evaljobs.contract.storage import FrameWriter, read_frames
-from evaljobs.lmeval.batches import RequestsHead
-from evaljobs.lmeval.replay_model import ReplayError, check_whole, collect_answers
 from evaljobs.queue.redis_client import RedisAddress, publish
 
 
@@ -78,41 +74,3 @@ def test_the_first_whole_record_of_a_shard_is_its_answer(running: Running) -> No
     left(running, "a.frames", head_of(shard=shard, task=task, key=key, trial="forger"))
     left(running, "b.frames", head_of(shard=shard, task=task, key=key, trial="forger"))
     assert dumped(running) == {}
-
-
-# --- what a score reads -----------------------------------------------------------------------------------------------
-
-
-def head(requests: int) -> RequestsHead:
-    return RequestsHead(
-        task="t",
-        requests=requests,
-        digests={"loglikelihood": "d"},
-        order={},
-        settings=[],
-        max_gen_tokens=[],
-        text=False,
-        grouped=False,
-        max_length=8,
-    )
-
-
-def answers(folder: Path, *responses: tuple[int, object], key: str = "k", task: str = "t") -> list[FrameRef]:
-    record = ShardResponses(
-        task=task, key=key, shard=f"{task}|0|1", trial="x", started_at=0.0, seconds=1.0, responses=responses
-    )
-    with FrameWriter(folder / "a.frames") as file:
-        file.append(record)
-    return [reference for reference, _ in read_frames(folder / "a.frames")]
-
-
-def test_answers_of_other_requests_or_in_part_score_nothing(tmp_path: Path) -> None:
-    """Another set's key, another task, one request without an answer: the score ends with the reason, and writes nothing."""
-    for number, more in enumerate(({"key": "other"}, {"task": "other"})):
-        place = tmp_path / str(number)
-        place.mkdir()
-        with pytest.raises(ReplayError, match="answers"):
-            collect_answers(head(1), "k", place, answers(place, (0, [0.5, True]), **more))
-    found = collect_answers(head(2), "k", tmp_path, answers(tmp_path, (0, [0.5, True])))
-    with pytest.raises(ReplayError):
-        check_whole(head(2), found)

@@ -36,9 +36,7 @@ def commands(text: str) -> list[str]:
 @pytest.mark.parametrize(
     ("suite", "task"), [(f"x{ESCAPES}", "t"), ("x", f"t{ESCAPES}"), ("x\n", "t"), ("x" * 10**6, "t")]
 )
-def test_a_name_that_commands_a_terminal_is_no_suites_and_no_tasks(
-    suite: str, task: str, tmp_path: Path
-) -> None:
+def test_a_name_that_commands_a_terminal_is_no_suites_and_no_tasks(suite, task, tmp_path) -> None:
     with pytest.raises(OperatorError) as refused:
         load_suite(toml(tmp_path, suite, task))
     assert not commands(str(refused.value))

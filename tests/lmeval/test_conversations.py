@@ -1,9 +1,10 @@
-"""Conversations: turns with the model's own answers equal a plain loop's, however sharded."""
+"""Conversations: turns with the model's own answers equal a plain loop's, however sharded; classes with batches of their own."""
 
 from __future__ import annotations
 
 import json
 import runpy
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,20 +12,23 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.exactness.pipeline import TASKS, Case, our_run
+from lm_eval.api.instance import Instance
+from lm_eval.api.model import TemplateLM
+from support.exactness.pipeline import OPTIONS, TASKS, Case, build_spec, our_run, requests_head, shard_record
+from transformers import T5Config
 
-from evaljobs.contract.outcomes import ShardResponses
 from evaljobs.contract.paths import request_set_manifest
 from evaljobs.contract.specs import BuildSpec, ModelOptions, RequestSetManifest, SuiteSpec, TaskEntry
 from evaljobs.contract.storage import FrameWriter, read_record
 from evaljobs.errors import OperatorError
-from evaljobs.lmeval.batches import Conversation, Piece, RequestsHead, Turn, chunks, encode_batches
+from evaljobs.lmeval.batches import Batch, Conversation, Piece, Turn, chunks, encode_batches
 from evaljobs.lmeval.conversations import turns
-from evaljobs.lmeval.replay_model import collect_answers
+from evaljobs.lmeval.replay_model import ReplayError, check_whole, collect_answers
 from evaljobs.lmeval.result_keys import instances_digest
 from evaljobs.requests import build
-from evaljobs.trial.engines.harness import HarnessEngine, run_batch
+from evaljobs.trial.engines.harness import SELF_BATCHING_SIZE, HarnessEngine, run_batch
 from evaljobs.trial.engines.loading import load
+from evaljobs.trial.engines.protocol import Loaded
 from evaljobs.trial.shard_runner import RequestSet
 
 SYSTEM = "Be brief."
@@ -34,21 +38,10 @@ TALKS = Case(task="toy_talks", suite=CHAT)
 
 
 def spec(model_dir: Path, folder: Path, include: Path = TASKS, engine: str = "hf", **entry: Any) -> BuildSpec:
-    return BuildSpec(
-        name="build",
-        evaluation_dir=None,
-        suite=SuiteSpec(
-            name="s",
-            include_path=(str(include),),
-            tasks=(TaskEntry(name="toy_talks", **entry.pop("task", {})),),
-            **{**CHAT, **entry},
-        ),
-        entry=0,
-        batch_size=4,
-        model_dir=str(model_dir),
-        model=ModelOptions(engine=engine, device="cpu", threads=1),
-        out_dir=str(folder),
-    )
+    tasks = (TaskEntry(name="toy_talks", **entry.pop("task", {})),)
+    suite = SuiteSpec(name="s", include_path=(str(include),), tasks=tasks, **{**CHAT, **entry})
+    options = OPTIONS.model_copy(update={"engine": engine})
+    return build_spec(model_dir, suite, folder, batch_size=4, model=options)
 
 
 def documents() -> list[dict[str, Any]]:
@@ -63,7 +56,6 @@ def plain_loop(model_dir: Path, batch_size: int) -> tuple[list[list[str]], int]:
     longest first.
     """
     import torch
-    from lm_eval.api.instance import Instance
     from lm_eval.models.huggingface import HFLM
 
     torch.set_num_threads(1)
@@ -111,14 +103,12 @@ def test_every_turn_is_that_of_a_plain_loop(batch_size: int, model_dir: Path, tm
     expected, longest = plain_loop(model_dir, batch_size)
     assert longest > 256 - CAP, "no prompt is truncated: the law is not tested"
     for n_shards in (1, 3):
-        ours = our_run(
-            model_dir, TALKS, batch_size, n_shards, tmp_path / str(n_shards), sets=tmp_path / "sets"
-        )
+        folder = tmp_path / str(n_shards)
+        ours = our_run(model_dir, TALKS, batch_size, n_shards, folder, sets=tmp_path / "sets")
         assert [sample["resps"] for sample in ours.samples["toy_talks"]] == [[[said]] for said in expected]
         letters = [float(len("".join(said))) for said in expected]
-        assert ours.results["results"]["toy_talks"]["letters,none"] == pytest.approx(
-            sum(letters) / len(letters)
-        )
+        found = ours.results["results"]["toy_talks"]["letters,none"]
+        assert found == pytest.approx(sum(letters) / len(letters))
 
 
 @pytest.mark.model
@@ -126,10 +116,8 @@ def test_repeats_are_conversations_of_their_own_and_sampling_does_not_depend_on_
     model_dir: Path, tmp_path: Path
 ) -> None:
     """Two sampled repeats of a document differ, and each is the same in every trial."""
-    folder = task_folder(
-        tmp_path,
-        {"repeats": 2, "generation_kwargs": {"do_sample": True, "temperature": 0.9, "max_gen_toks": 6}},
-    )
+    sampling = {"do_sample": True, "temperature": 0.9, "max_gen_toks": 6}
+    folder = task_folder(tmp_path, {"repeats": 2, "generation_kwargs": sampling})
     case = Case(task="toy_talks", suite=CHAT, include_path=str(folder))
     runs = [our_run(model_dir, case, 4, n, tmp_path / str(n)) for n in (1, 3)]
     assert runs[0] == runs[1]
@@ -154,16 +142,10 @@ def test_a_set_counts_all_turns_and_is_known_by_them(model_dir: Path, tmp_path: 
     head, pieces = build.read_requests(place)
     assert head.follow_up == "next"
     assert manifest.prompt_tokens == sum(sum(p.lengths(CAP)) for p in pieces)
-    assert all(
-        p.conversation is not None and len(p.lengths(CAP)) == 1 + len(docs[p.document]["next"])
-        for p in pieces
-    )
+    assert all(len(p.lengths(CAP)) == 1 + len(docs[p.document]["next"]) for p in pieces)
     shots = build.build(spec(model_dir, tmp_path / "b", task={"num_fewshot": 2})).sets["toy_talks"]
-    (roles,) = {
-        tuple(m["role"] for m in p.conversation.history)
-        for p in build.read_requests(Path(shots))[1]
-        if p.conversation
-    }
+    histories = [p.conversation.history for p in build.read_requests(Path(shots))[1]]
+    (roles,) = {tuple(m["role"] for m in history) for history in histories}
     assert roles == ("system", *("user", "assistant") * 2, "user")
     other = task_folder(tmp_path / "c", {"dataset_kwargs": {"seed": 9, "rows": 10, "other": 1}})
     assert build.build(spec(model_dir, tmp_path / "d", other)).sets != built.sets
@@ -187,43 +169,32 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "no such column": ({"metadata": {"follow_up": "nxt"}}, {}, "column 'nxt'"),
     "no texts in it": ({"metadata": {"follow_up": "number"}}, {}, "neither a text nor a list"),
     "no name": ({"metadata": {"follow_up": 3}}, {}, "no column's name"),
+    "a sequence-to-sequence model": ({}, {}, "sequence-to-sequence"),  # it reads a prompt and writes a text
     "a begun answer": ({"gen_prefix": "Sure:"}, {}, "leave out gen_prefix"),
 }
 
 
 @pytest.mark.model
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_a_conversation_is_refused_when_it_is_built(
-    name: str, model_dir: Path, tmp_path: Path
-) -> None:
+def test_what_cannot_be_a_conversation_is_refused_when_it_is_built(name, model_dir, tmp_path) -> None:
     """Before any GPU, with what to do about it."""
     task, suite, says = REFUSED[name]
+    if "sequence" in name:
+        T5Config(vocab_size=600, d_model=16, d_ff=16, num_layers=1, num_heads=2, d_kv=8).save_pretrained(
+            tmp_path
+        )
+        for file in (*model_dir.glob("*token*"), model_dir / "chat_template.jinja"):
+            shutil.copy(file, tmp_path)
+        model_dir = tmp_path
     with pytest.raises(OperatorError, match=says):
         build.build(spec(model_dir, tmp_path / "sets", task_folder(tmp_path / "tasks", task), **suite))
-
-
-@pytest.mark.model
-def test_a_sequence_to_sequence_model_is_refused(model_dir: Path, tmp_path: Path) -> None:
-    """It reads a prompt and writes a text: no conversation."""
-    from transformers import T5Config
-
-    copy = tmp_path / "t5"
-    copy.mkdir()
-    for file in model_dir.glob("*token*"):
-        (copy / file.name).write_bytes(file.read_bytes())
-    (copy / "chat_template.jinja").write_text((model_dir / "chat_template.jinja").read_text())
-    T5Config(vocab_size=600, d_model=16, d_ff=16, num_layers=1, num_heads=2, d_kv=8).save_pretrained(copy)
-    with pytest.raises(OperatorError, match="sequence-to-sequence"):
-        build.build(spec(copy, tmp_path / "sets"))
 
 
 @pytest.mark.model
 def test_a_template_that_changes_is_refused_by_the_trial(model_dir: Path, tmp_path: Path) -> None:
     """A model whose template renders the first turn differently gives no answers."""
     place = build.build(spec(model_dir, tmp_path)).sets["toy_talks"]
-    engine = load(str(model_dir), ModelOptions(device="cpu", threads=1), 4)
-    assert isinstance(engine, HarnessEngine)
-    lm = engine.lm
+    lm = load(str(model_dir), OPTIONS, 4).lm
     (batch,) = RequestSet(place, 4).batches(0, 1)
     lm.tokenizer.chat_template = "Today is Tuesday. " + lm.tokenizer.chat_template
     with pytest.raises(OperatorError, match="hold the date"):
@@ -233,43 +204,27 @@ def test_a_template_that_changes_is_refused_by_the_trial(model_dir: Path, tmp_pa
 # --- values ----------------------------------------------------------------------------------------------------------
 
 TEXTS = st.text() | st.sampled_from(['["a", "b"]', '{"turns": []}', "\\ud800", "\x00", "[[10]]", "null", ""])
-HEAD = RequestsHead(
-    task="t",
-    requests=1,
+HEAD = requests_head(
     digests={"generate_until": "d"},
-    order={},
     settings=[{}],
     max_gen_tokens=[7],
-    text=False,
     grouped=True,
     max_length=100,
     follow_up="next",
 )
 
 
-def record(answer: Any) -> ShardResponses:
-    return ShardResponses(
-        task="t", key="k", shard="t:0-1", trial="x", started_at=0.0, seconds=0.0, responses=((0, answer),)
-    )
-
-
 @settings(max_examples=30)  # each is synced to disk
 @given(said=st.lists(TEXTS, min_size=1, max_size=4))
-def test_answers_come_back_turn_by_turn_whatever_they_say(
-    said: list[str], tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_answers_come_back_turn_by_turn_whatever_they_say(said, tmp_path_factory) -> None:
     """Text that looks like JSON, a list or a rating stays text: the type tells turns apart."""
     place = tmp_path_factory.getbasetemp() / "said.frames"
     with FrameWriter(place) as writer:
-        frame = writer.append(record(said))
+        frame = writer.append(shard_record((0, said)))
     (answer,) = collect_answers(HEAD, "k", place.parent, [frame])
     assert turns(answer) == tuple(said)
-
-
-def test_a_single_answer_is_no_conversation() -> None:
-    """Plain `lm_eval` gives one text: the metric's error says how to ask the other turns."""
-    with pytest.raises(OperatorError, match="evalspan eval"):
-        turns('["a", "b"]')
+    with pytest.raises(OperatorError, match="evalspan eval"):  # plain `lm_eval` gives one text
+        turns(said[0])
 
 
 PIECES = st.lists(
@@ -300,7 +255,7 @@ def test_every_turn_costs_its_prompt_and_its_cap(pieces: list[Piece], size: int)
     """Batches of one are exact: prompts with earlier answers at their cap. Others pad."""
     assert [Piece.of(json.loads(json.dumps(p.row()))) for p in pieces] == pieces
     _, index = encode_batches(HEAD, "k", list(chunks(HEAD, pieces, size)), size)
-    answers = sum(1 + len(p.conversation.turns) for p in pieces if p.conversation)
+    answers = sum(1 + len(p.conversation.turns) for p in pieces)
     exact = sum(min(n, 93) for p in pieces for n in p.lengths(7))
     assert sum(index.generated_tokens) == 7 * answers
     assert sum(index.prefill_tokens) == exact if size == 1 else sum(index.prefill_tokens) >= exact
@@ -310,7 +265,6 @@ def test_every_turn_costs_its_prompt_and_its_cap(pieces: list[Piece], size: int)
 @given(one=st.lists(st.text()), other=st.lists(st.text()))
 def test_a_digest_covers_the_later_messages(one: list[str], other: list[str]) -> None:
     """Instances of other later messages have another digest: their answers are not replayed."""
-    from lm_eval.api.instance import Instance
 
     def digest(messages: list[str], follow_up: str = "next") -> dict[str, str]:
         instance = Instance(
@@ -332,3 +286,66 @@ def task_folder(folder: Path, changes: Mapping[str, Any]) -> Path:
     lines = [f"include: {TASKS / 'talks.yaml'}", *(f"{k}: {json.dumps(v)}" for k, v in changes.items())]
     (folder / "talks.yaml").write_text("\n".join(lines) + "\n")
     return folder
+
+
+# --- model classes that tokenise and batch by themselves, as vLLM's ------------------------------------------------------
+
+
+class SelfBatching(TemplateLM):
+    """A class that sums its own windows and keeps its batch size as lm-eval's vllm class."""
+
+    def __init__(self, batch_size: int | str = "auto") -> None:
+        super().__init__()
+        self.batch_size = batch_size
+
+    @property
+    def eot_token_id(self) -> int:
+        return 0
+
+    def tok_encode(self, string: str, **_more: Any) -> list[int]:
+        return list(string.encode())
+
+    def _loglikelihood_tokens(self, requests: Any, **_more: Any) -> list[tuple[float, bool]]:
+        return [(-float(len(continuation)), True) for _, _, continuation in requests]
+
+    def loglikelihood_rolling(self, requests: Any, **_more: Any) -> list[float]:
+        return [-float(len(request.args[0])) for request in requests]
+
+    def generate_until(self, requests: Any, **_more: Any) -> list[str]:
+        return [request.args[0] for request in requests]
+
+
+def test_rolling_answers_of_an_engine_with_windows_of_its_own_are_scored(tmp_path: Path) -> None:
+    """Read back, each text's answer is the sum that the engine gave, an empty text's too."""
+    texts = ["three", "", "a longer one"]
+    pieces = [
+        Piece(kind="loglikelihood_rolling", index=i, document=i, context=text) for i, text in enumerate(texts)
+    ]
+    batch = Batch(kind="loglikelihood_rolling", text=True, settings=None, pieces=pieces)
+    with FrameWriter(tmp_path / "x.frames") as file:
+        frame = file.append(shard_record(*run_batch(SelfBatching(), batch)))
+    head = requests_head(requests=3, digests={"loglikelihood_rolling": "d"}, text=True)
+    assert collect_answers(head, "k", tmp_path, [frame]) == [-5.0, 0.0, -12.0]
+
+
+def test_answers_of_other_requests_or_in_part_score_nothing(tmp_path: Path) -> None:
+    """Another set's key, another task, one request without an answer: the score ends with the reason, and writes nothing."""
+    for number, other in enumerate(({"key": "other"}, {"task": "other"}, {})):
+        with FrameWriter(tmp_path / f"{number}.frames") as file:
+            frame = file.append(shard_record((0, [0.5, True]), **other))
+        if other:
+            with pytest.raises(ReplayError, match="answers"):
+                collect_answers(requests_head(), "k", tmp_path, [frame])
+    found = collect_answers(requests_head(requests=2), "k", tmp_path, [frame])
+    with pytest.raises(ReplayError):
+        check_whole(requests_head(requests=2), found)
+
+
+def test_a_settled_batch_size_reaches_an_engine_that_batches_by_itself() -> None:
+    """Loaded with "auto" it is given the number, as an hf class is; its probe costs no forward."""
+    lm = SelfBatching()
+    loaded = Loaded(devices="cpu", gpus=0, import_seconds=0.0, load_seconds=0.0)
+    engine = HarnessEngine(lm, ModelOptions(engine="vllm"), loaded)
+    assert engine.probe_batch_size() == SELF_BATCHING_SIZE
+    engine.fix_batch_size(32)
+    assert lm.batch_size == 32

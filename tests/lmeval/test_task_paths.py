@@ -106,9 +106,7 @@ def ask(folder: Path, *names: str) -> task_index.Answer:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_data_are_the_suites_from_any_folder(
-    shape: str, tasks: Path, tmp_path: Path, monkeypatch: Any
-) -> None:
+def test_data_are_the_suites_from_any_folder(shape, tasks, tmp_path, monkeypatch) -> None:
     """From every current folder the documents are those beside the YAML, and an edit of them changes the source key."""
     write(tasks, *SHAPES[shape])
     keys = {source_key(tasks)}
@@ -126,9 +124,7 @@ def test_data_are_the_suites_from_any_folder(
     assert source_key(tasks) not in keys
 
 
-def test_an_edit_of_data_in_the_home_folder_changes_the_source_key(
-    tasks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_edit_of_data_in_the_home_folder_changes_the_source_key(tasks, tmp_path, monkeypatch) -> None:
     """What is loaded is what counts, however its path is written."""
     monkeypatch.setenv("HOME", str(tmp_path))
     write(tasks, "dataset_path: json\ndataset_kwargs: {data_files: {test: ~/mine/test.jsonl}}")
@@ -138,31 +134,6 @@ def test_an_edit_of_data_in_the_home_folder_changes_the_source_key(
         assert texts(load(tasks)) == documents
         keys.add(source_key(tasks))
     assert len(keys) == 2
-
-
-@pytest.mark.parametrize(
-    ("lines", "says"),
-    [
-        ("metric_list: [{metric: acccc}]", "lm-eval has no metric 'acccc' (nearest: acc)"),
-        ("metric_list: [{metric: qqqqq}]", "no metric 'qqqqq'; one of"),
-        ("metric_list: [{aggregation: mean}]", "an entry names no metric"),
-        ("output_type: multiple_chois", "output_type 'multiple_chois' should be loglikelihood, "),
-        ("metric_list: [{metric: wer, hf_evaluate: true}]", ""),
-        ("metric_list: [{metric: acc, aggregation: mean}]", ""),
-        ("metric_list: [{metric: own_score}]\nprocess_results: !function own.score", ""),
-        ("metric_list: [{metric: !function own.score, aggregation: mean}]", ""),
-        ("metric_list: [{metric: registered_there}]\nprocess_docs: !function own.score", ""),
-    ],
-)
-def test_a_task_that_lm_eval_cannot_score_is_refused(tasks: Path, lines: str, says: str) -> None:
-    """Metrics of lm-eval, of a function and of the evaluate library pass; a mistyped one does not."""
-    (tasks / "own.py").write_text("def score(*_):\n    return 1.0\n")
-    written = write(tasks, *SHAPES["a dict"]).read_text()
-    kept = [line for line in written.splitlines() if line.split(":")[0] not in lines]
-    (tasks / "own.yaml").write_text("\n".join([*kept, lines, ""]))
-    why = ask(tasks).unfit.get("own", "")
-    assert says in why
-    assert bool(says) == bool(why)
 
 
 @pytest.mark.parametrize("command", [False, True])
@@ -198,35 +169,46 @@ def test_documents_and_configs_are_lm_evals_own(shape: str, tasks: Path, monkeyp
     assert json.dumps(task.dump_config(), default=str) == json.dumps(own.dump_config(), default=str)
 
 
-def test_absolute_paths_stay_what_they_are(tasks: Path, tmp_path: Path) -> None:
-    """A full path is read wherever the YAML lies."""
-    place = tmp_path / "here" / "data" / "test.jsonl"
-    write(tasks, f"dataset_path: json\ndataset_kwargs: {{data_files: {{test: {place}}}}}")
-    assert texts(load(tasks)) == WRONG
-    assert ask(tasks).files == [str(place)]
+DATA = "dataset_path: json\ntest_split: test\ndataset_kwargs: {data_files: {test: PLACE}}\n"
+# where the data lie -> YAMLs by place below the suite's folder, the name that is loaded, and the data's place
+PLACES = {
+    "a full path": (
+        {"own.yaml": YAML + DATA.replace("PLACE", "BELOW/deep/rows.jsonl")},
+        "own",
+        "deep/rows.jsonl",
+    ),
+    "beside the YAML that is included": (
+        {
+            "base/_base": YAML + DATA.replace("PLACE", "rows.jsonl"),
+            "own.yaml": "include: base/_base\ntask: own\n",
+        },
+        "own",
+        "base/rows.jsonl",
+    ),
+    "beside a group's YAML": (
+        {
+            "own.yaml": YAML + DATA.replace("PLACE", "data/test.jsonl"),
+            "groups/all.yaml": (
+                "group: all\ntask: [{task: own, dataset_kwargs: {data_files: {test: data/rows.jsonl}}}]\n"
+            ),
+        },
+        "all",
+        "groups/data/rows.jsonl",
+    ),
+}
 
 
-def test_an_included_yaml_means_its_own_folder(tasks: Path) -> None:
-    """Data of an included YAML lie beside it, whatever lies beside the including one."""
-    base = tasks.parent / "base"
-    rows(base / "data" / "test.jsonl", ["of the base"])
-    (base / "_base").write_text(
-        f"{YAML}dataset_path: json\ntest_split: test\ndataset_kwargs: {{data_files: {{test: data/test.jsonl}}}}\n"
-    )
-    (tasks / "own.yaml").write_text("include: ../base/_base\ntask: own\n")
-    assert texts(load(tasks)) == ["of the base"]
-    assert ask(tasks).files == [str(base / "data" / "test.jsonl")]
-
-
-def test_a_group_means_its_own_folder(tasks: Path) -> None:
-    """Data that a group names for a member lie beside the group's YAML."""
-    write(tasks, "dataset_path: json\ndataset_kwargs: {data_files: {test: data/test.jsonl}}")
-    rows(tasks / "groups" / "data" / "test.jsonl", ["of the group"])
-    (tasks / "groups" / "all.yaml").write_text(
-        "group: all\ntask: [{task: own, dataset_kwargs: {data_files: {test: data/test.jsonl}}}]\n"
-    )
-    assert texts(load(tasks, "all")) == ["of the group"]
-    assert ask(tasks, "all").files == [str(tasks / "groups" / "data" / "test.jsonl")]
+@pytest.mark.parametrize("where", PLACES)
+def test_data_lie_where_the_yaml_that_names_them_says(where: str, tasks: Path) -> None:
+    """A full path wherever the YAML lies; else beside the YAML that has the line, whatever lies beside another one."""
+    yamls, name, place = PLACES[where]
+    for yaml, text in yamls.items():
+        (tasks / yaml).parent.mkdir(exist_ok=True)
+        (tasks / yaml).write_text(text.replace("BELOW", str(tasks)))
+    rows(tasks / "rows.jsonl", WRONG)
+    rows(tasks / place, ["of that place"])
+    assert texts(load(tasks, name)) == ["of that place"]
+    assert ask(tasks, name).files == [str(tasks / place)]
 
 
 # a wrong YAML: (its lines, the key that is named, what is named relative to the YAML)
@@ -268,32 +250,54 @@ def test_what_is_not_beside_the_yaml_is_refused(what: str, tasks: Path, monkeypa
 
 
 JSON_TASK = "dataset_path: json\ndataset_kwargs: {data_files: {test: %s}}"
+METRIC = JSON_TASK % "data/test.jsonl" + "\n"
+MODULE = "dataset_path: data\nprocess_docs: !function own.same"
+SCORE = "def score(*_):\n    return 1.0\n"
+# what a suite's folder holds: (the YAML's lines, a file and its text, what is said of the task; "" where it is taken)
+TASKS = [
+    (METRIC + "metric_list: [{metric: acccc}]", "", "", "lm-eval has no metric 'acccc' (nearest: acc)"),
+    (METRIC + "metric_list: [{metric: qqqqq}]", "", "", "no metric 'qqqqq'; one of"),
+    (METRIC + "metric_list: [{aggregation: mean}]", "", "", "an entry names no metric"),
+    (
+        METRIC + "output_type: multiple_chois",
+        "",
+        "",
+        "output_type 'multiple_chois' should be loglikelihood, ",
+    ),
+    (METRIC + "metric_list: [{metric: wer, hf_evaluate: true}]", "", "", ""),
+    (METRIC + "metric_list: [{metric: acc, aggregation: mean}]", "", "", ""),
+    (METRIC + "metric_list: [{metric: mine}]\nprocess_results: !function own.score", "own.py", SCORE, ""),
+    (METRIC + "metric_list: [{metric: !function own.score, aggregation: mean}]", "own.py", SCORE, ""),
+    (METRIC + "metric_list: [{metric: there}]\nprocess_docs: !function own.score", "own.py", SCORE, ""),
+    (MODULE, "own.py", "def same(rows):\n    return (\n", "FILE, line 2: '(' was never closed"),
+    (
+        MODULE,
+        "own.py",
+        "import json\nfrom deeper import x\n",
+        "FILE, line 2: no module deeper: lm-eval puts no",
+    ),
+    (MODULE, "own.py", "import json, no_such.part\n", "FILE, line 1: no module no_such: install it"),
+    (JSON_TASK, "half.jsonl", '{"x": "a"}\n\n{"x": "b\n{"x": "c"}\n', "FILE, line 3: "),
+    (JSON_TASK, "half.jsonl", '{"x": "a",\n{"x": "c"}\n', "FILE, line 1: "),
+    (JSON_TASK, "half.json", '[\n{"x": "a"},\n{"x":\n', "FILE, line 4: "),
+    (JSON_TASK, "rows.json", '[\n{"x": "a\tb"},\n{"x": "b"}\n]\n', ""),
+    (JSON_TASK, "rows.json", '{\n"x": "a"\n}\n{"x":\n"b"}', ""),
+    (JSON_TASK, "rows.json", '\ufeff{"x": "a"}\n\n \n', ""),
+]
 
 
-@pytest.mark.parametrize(
-    ("file", "text", "says"),
-    [
-        ("own.py", "def same(rows):\n    return (\n", "own.py, line 2: '(' was never closed"),
-        (
-            "own.py",
-            "import json\nfrom deeper import x\n",
-            "own.py, line 2: no module deeper: lm-eval puts no",
-        ),
-        ("own.py", "import json, nosuchthing.part\n", "own.py, line 1: no module nosuchthing: install it"),
-        ("half.jsonl", '{"x": "a"}\n\n{"x": "b\n{"x": "c"}\n', "half.jsonl, line 3: "),
-        ("half.jsonl", '{"x": "a",\n{"x": "c"}\n', "half.jsonl, line 1: "),
-        ("half.json", '[\n{"x": "a"},\n{"x":\n', "half.json, line 4: "),
-    ],
-)
-def test_a_module_or_data_that_cannot_be_read_are_refused_by_file_and_line(
-    file: str, text: str, says: str, tasks: Path
-) -> None:
-    (tasks / file).write_text(text)
+@pytest.mark.parametrize(("lines", "file", "text", "says"), TASKS)
+def test_a_task_that_lm_eval_cannot_score_is_refused(lines, file, text, says, tasks: Path) -> None:
+    """By file and line; metrics of lm-eval, of a function and of the evaluate library pass, and JSON over several lines."""
     (tasks / "deeper.py").write_text("x = 1\n")
-    more = "dataset_path: data\nprocess_docs: !function own.same" if file == "own.py" else JSON_TASK % file
-    write(tasks, more)
-    (why,) = ask(tasks).unfit.values()
-    assert f"{tasks}/{says}" in why
+    if file:
+        (tasks / file).write_text(text)
+    place = write(tasks, lines % file if lines is JSON_TASK else lines)
+    if "output_type" in lines:
+        place.write_text(place.read_text().replace("output_type: generate_until\n", "", 1))
+    unfit = ask(tasks).unfit
+    assert bool(unfit) == bool(says)
+    assert says.replace("FILE", str(tasks / file)) in "".join(unfit.values())
 
 
 def test_data_that_datasets_cannot_read_are_refused_with_the_cause(tasks: Path) -> None:
@@ -302,15 +306,6 @@ def test_data_that_datasets_cannot_read_are_refused_with_the_cause(tasks: Path) 
     write(tasks, (JSON_TASK % "torn.csv").replace("json", "csv"))
     with pytest.raises(OperatorError, match=r"cannot be read: ParserError: .*Expected 1 fields in line 3"):
         load(tasks)
-
-
-@pytest.mark.parametrize(
-    "text", ['[\n{"x": "a\tb"},\n{"x": "b"}\n]\n', '{\n"x": "a"\n}\n{"x":\n"b"}', '\ufeff{"x": "a"}\n\n \n']
-)
-def test_json_over_several_lines_is_taken(text: str, tasks: Path) -> None:
-    (tasks / "rows.json").write_text(text)
-    write(tasks, JSON_TASK % "rows.json")
-    assert ask(tasks).unfit == {}
 
 
 def test_a_yaml_that_holds_itself_is_refused(tasks: Path) -> None:

@@ -39,9 +39,7 @@ def test_a_layout_holds_each_sequence_along_its_path(sequences: list[list[int]])
 
 
 @given(TOKENS, TOKENS, st.integers(2, 12))
-def test_inputs_are_cut_from_the_left_as_lm_eval_cuts_them(
-    context: list[int], continuation: list[int], longest: int
-) -> None:
+def test_inputs_are_cut_from_the_left_as_lm_eval_cuts_them(context, continuation, longest) -> None:
     piece = Piece("loglikelihood", 0, 0, context, continuation)
     # HFLM._loglikelihood_tokens
     assert tries.input_of(piece, longest) == (context + continuation)[-(longest + 1) :][:-1]

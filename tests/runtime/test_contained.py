@@ -42,7 +42,7 @@ from evaljobs.contract.paths import EvaluationPaths
 
 GOOD, BAD = "ckpt-good-00000001", "ckpt-bad-00000002"
 NO_EVENT = b'{"kind": "of-another-version"}\n'
-FIELDS = "4c4c5ae5"
+FIELDS = "77fbcbaa"
 
 
 def named(name):

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from evaljobs.contract.names import ShardId
-from evaljobs.contract.outcomes import Executed
+from evaljobs.contract.outcomes import Executed, ShardResponses
 from evaljobs.contract.paths import EvaluationPaths
 from evaljobs.contract.specs import (
     BuildSpec,
@@ -27,6 +27,7 @@ from evaljobs.contract.specs import (
     TaskEntry,
 )
 from evaljobs.contract.storage import FrameWriter
+from evaljobs.lmeval.batches import RequestsHead
 from evaljobs.requests import build
 from evaljobs.scoring import score as metric
 from evaljobs.trial.engines import loading
@@ -35,6 +36,7 @@ from evaljobs.trial.shard_runner import RequestSet, run_shard
 
 TASKS = Path(__file__).parent / "tasks"
 BOOTSTRAP = 100
+OPTIONS = ModelOptions(device="cpu", threads=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +92,7 @@ def lm_eval_run(model_dir: Path, case: Case, batch_size: int, threads: int = 1) 
     import torch
     from lm_eval import simple_evaluate
     from lm_eval.tasks import TaskManager
+    from lm_eval.utils import handle_non_serializable
 
     from evaljobs.lmeval import hooks
 
@@ -124,7 +127,7 @@ def lm_eval_run(model_dir: Path, case: Case, batch_size: int, threads: int = 1) 
             log_samples=True,
         )
     samples = {
-        task: [json.loads(metric._sample_line(s)) for s in lines]
+        task: [json.loads(json.dumps(metric._sample(s), default=handle_non_serializable)) for s in lines]
         for task, lines in results["samples"].items()
     }
     found = plain({p: results[p] for p in COMPARED if p in results})
@@ -160,6 +163,33 @@ def executed(spec: ScoreSpec, task: str, documents: tuple[int, ...]) -> Executed
     return outcome
 
 
+def build_spec(model_dir: Path, suite: SuiteSpec, out: Path, **changes: Any) -> BuildSpec:
+    """The build of a suite's first entry for `hf` on this machine's CPU."""
+    fields = {"name": "build", "evaluation_dir": None, "suite": suite, "entry": 0, "batch_size": 2}
+    fields |= {"model_dir": str(model_dir), "model": OPTIONS, "out_dir": str(out)}
+    return BuildSpec(**(fields | changes))
+
+
+def score_spec(folder: Path, task: str, **changes: Any) -> ScoreSpec:
+    """The score of a task without request set and answers."""
+    suite = SuiteSpec(name="s", tasks=(TaskEntry(name=task),))
+    fields = {"name": "score", "evaluation_dir": str(folder), "suite": suite, "entry": 0, "model": OPTIONS}
+    return ScoreSpec(**(fields | {"request_sets": {}, "frames": {}, "model_dir": "/nowhere"} | changes))
+
+
+def requests_head(**changes: Any) -> RequestsHead:
+    """The head of a request set of one likelihood."""
+    fields = {"task": "t", "requests": 1, "digests": {"loglikelihood": "d"}, "order": {}, "settings": []}
+    fields |= {"max_gen_tokens": [], "text": False, "grouped": False, "max_length": 8}
+    return RequestsHead(**(fields | changes))
+
+
+def shard_record(*responses: tuple[int, Any], **changes: Any) -> ShardResponses:
+    """A shard's record with these answers."""
+    fields = {"task": "t", "key": "k", "shard": "t|0|1", "trial": "x", "started_at": 0.0, "seconds": 1.0}
+    return ShardResponses(**(fields | {"responses": responses} | changes))
+
+
 def answered(
     model_dir: Path,
     suite: SuiteSpec,
@@ -177,23 +207,16 @@ def answered(
 
     `engine`: a loaded one; `sets`: their folder; `cut`: of fast mode, "" for the suite's batch size.
     """
-    assert isinstance(suite.batch_size, int)
     options = ModelOptions(model_args=dict(model_args), device="cpu", threads=threads)
-    common = {
-        "evaluation_dir": str(folder),
-        "suite": suite,
-        "entry": 0,
-        "model_dir": str(model_dir),
-        "model": options,
-    }
-    out = str(sets or folder / "sets")
-    built = build.build(BuildSpec(name="build", batch_size=suite.batch_size, out_dir=out, **common)).sets
-    if engine is None:
-        engine = loading.load(str(model_dir), options, suite.batch_size)
+    size = suite.batch_size
+    where = {"evaluation_dir": str(folder), "model": options, "batch_size": size}
+    built = build.build(build_spec(model_dir, suite, sets or folder / "sets", **where)).sets
+    engine = engine or loading.load(str(model_dir), options, size)
     for place in built.values() if cut else ():
         build.add_batches(Path(place), cut)
-    frames = run_shards(engine, built, cut or str(suite.batch_size), n_shards, EvaluationPaths(folder))
-    scoring = {"bootstrap_iters": 10, "allow_unsafe": True, "judge": judge}
+    frames = run_shards(engine, built, cut or str(size), n_shards, EvaluationPaths(folder))
+    scoring = {"bootstrap_iters": 10, "allow_unsafe": True, "judge": judge, "evaluation_dir": str(folder)}
+    common = {"suite": suite, "entry": 0, "model_dir": str(model_dir), "model": options}
     return ScoreSpec(name="score", request_sets=built, frames=frames, **scoring, **common)
 
 
