@@ -14,28 +14,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from lm_eval.api.filter import FilterEnsemble
 from lm_eval.api.instance import Instance
-from support.exactness.pipeline import Case, dumped
+from support.exactness.pipeline import Case, dumped, score_spec
 
 from evaljobs.contract.outcomes import Scored
 from evaljobs.contract.paths import EvaluationPaths
-from evaljobs.contract.specs import ModelOptions, ScoreSpec, SuiteSpec, TaskEntry
+from evaljobs.contract.specs import ScoreSpec
 from evaljobs.errors import RetryError
 from evaljobs.scoring import item_deadlines, score
 from evaljobs.scoring.item_deadlines import Items, Watch
 
 
 def spec_in(folder: Path, seconds: float = 0.2) -> ScoreSpec:
-    return ScoreSpec(
-        name="score-0-0",
-        evaluation_dir=str(folder),
-        suite=SuiteSpec(name="s", tasks=(TaskEntry(name="t"),)),
-        entry=0,
-        request_sets={},
-        frames={},
-        model_dir="/nowhere",
-        model=ModelOptions(),
-        item_seconds=seconds,
-    )
+    return score_spec(folder, "t", item_seconds=seconds)
 
 
 @pytest.mark.model
@@ -117,9 +107,7 @@ def test_an_alarm_of_before_is_still_due_after_an_item(tmp_path: Path) -> None:
 
 
 @given(in_hand=st.lists(st.one_of(st.none(), st.integers(0, 3)), max_size=8))
-def test_only_an_item_current_at_two_deaths_is_deadly(
-    tmp_path_factory: pytest.TempPathFactory, in_hand: list[int | None]
-) -> None:
+def test_only_an_item_current_at_two_deaths_is_deadly(tmp_path_factory, in_hand) -> None:
     """An item is left out from the second death during it; a job that ends well leaves a note only
     if a process died.
     """

@@ -74,36 +74,6 @@ def test_a_job_leaves_its_outcome_once(bench_and_supervisor) -> None:
     assert bench.paths.outcome("failed", "plain").stat().st_mtime_ns == first
 
 
-def test_a_killed_work_horse_is_retried(bench_and_supervisor) -> None:
-    """kill -9 of the work-horse: the job is run again, before those that wait, and ends with an outcome."""
-    bench, process = bench_and_supervisor
-    bench.enqueue("horse", held=True)
-    _, horse = busy_worker(bench, process.pid, "horse")
-    bench.enqueue("newer")
-    os.kill(horse, signal.SIGKILL)
-    busy_worker(bench, process.pid, "horse", before=horse)
-    assert bench.failed("newer") is None
-    bench.let_go("horse")
-    wait_until(lambda: bench.failed("horse"))
-    wait_until(lambda: bench.failed("newer"))
-
-
-def test_a_job_that_kills_its_process_thrice_says_so(bench_and_supervisor) -> None:
-    """A job whose process dies each time ends as a failure with a reason, not as a loop."""
-    bench, process = bench_and_supervisor
-    bench.enqueue("deadly", held=True)
-    horse = 0
-    for _ in range(3):
-        _, horse = busy_worker(bench, process.pid, "deadly", before=horse)
-        os.kill(horse, signal.SIGKILL)
-    wait_until(lambda: bench.failed("deadly"))
-    failed = bench.failed("deadly")
-    assert failed is not None
-    assert (failed.job, failed.blame, failed.entry) == ("score", "retry", 0)
-    assert "died" in failed.error
-    wait_until(lambda: "deadly" in bench.queue.failed())  # the file comes first
-
-
 def test_a_work_horse_that_the_kernel_ends_for_lack_of_memory_is_no_riddle(bench_and_supervisor) -> None:
     """By the kernel's own count: it is not tried again with the same memory, and the setting that would do is named."""
     bench, process = bench_and_supervisor
@@ -122,32 +92,49 @@ def test_a_work_horse_that_the_kernel_ends_for_lack_of_memory_is_no_riddle(bench
     assert "its job had 100 MB; set [metric] memory_mb = 200" in failed.error
 
 
-def test_a_job_that_kills_its_worker_thrice_is_given_up_with_the_reason(bench_and_supervisor) -> None:
-    """Where no process is left to write the outcome, the queue itself names the job as given up, with the reason."""
+@pytest.mark.parametrize("victim", ["work-horse", "worker"])
+def test_a_job_that_kills_its_process_thrice_is_given_up_with_the_reason(
+    bench_and_supervisor, victim
+) -> None:
+    """A failure with a reason, not a loop. Where no process is left to write the outcome, the queue itself has both."""
     bench, process = bench_and_supervisor
-    bench.enqueue("murderer", held=True)
+    name = f"deadly to its {victim}"
+    bench.enqueue(name, held=True)
     horse = 0
     for _ in range(3):
-        worker, horse = busy_worker(bench, process.pid, "murderer", before=horse)
-        os.kill(worker, signal.SIGKILL)
-    wait_until(lambda: "murderer" not in bench.queue.known())
-    assert bench.failed("murderer") is None
-    assert "its worker died 3 times" in bench.queue.failed()["murderer"]
+        worker, horse = busy_worker(bench, process.pid, name, before=horse)
+        os.kill(worker if victim == "worker" else horse, signal.SIGKILL)
+    wait_until(lambda: name in bench.queue.failed())
+    failed = bench.failed(name)
+    if victim == "worker":
+        assert failed is None
+        assert name not in bench.queue.known()
+        assert "its worker died 3 times" in bench.queue.failed()[name]
+    else:
+        assert failed is not None
+        assert (failed.job, failed.blame, failed.entry) == ("score", "retry", 0)
+        assert "died" in failed.error
 
 
-@pytest.mark.parametrize("both", [False, True], ids=["worker", "worker and work-horse"])
-def test_a_killed_worker_loses_nothing(bench_and_supervisor, both) -> None:
-    """kill -9 of the worker, with or without its work-horse: another takes over within the recovery time."""
+@pytest.mark.parametrize("victims", ["work-horse", "worker", "worker and work-horse"])
+def test_a_killed_worker_loses_nothing(bench_and_supervisor, victims) -> None:
+    """kill -9 of the worker, of its work-horse, or of both: the job is run again within the recovery time, by another
+    worker if need be, else before those that wait.
+    """
     bench, process = bench_and_supervisor
-    name = f"worker-{both}"
+    name, newer = f"of a killed {victims}", f"newer than that of a {victims}"
     bench.enqueue(name, held=True)
     worker, horse = busy_worker(bench, process.pid, name)
-    os.kill(worker, signal.SIGKILL)
-    if both:
+    bench.enqueue(newer)
+    if victims != "work-horse":
+        os.kill(worker, signal.SIGKILL)
+    if victims != "worker":
         os.kill(horse, signal.SIGKILL)
-    assert busy_worker(bench, process.pid, name, before=horse)[0] != worker
+    again, _ = busy_worker(bench, process.pid, name, before=horse)
+    assert (again == worker) == (victims == "work-horse")
+    assert victims != "work-horse" or bench.failed(newer) is None
     bench.let_go(name)
-    wait_until(lambda: bench.failed(name))
+    wait_until(lambda: bench.failed(name) and bench.failed(newer))
 
 
 def test_an_hour_between_two_clocks_takes_no_job_from_a_living_worker(
@@ -239,9 +226,7 @@ def test_what_comes_first_is_ahead_of_those_that_wait(shared_work: WorkPaths) ->
     bench.queue.remove()
 
 
-def test_a_job_lost_between_queue_and_worker_returns(
-    shared_work: WorkPaths, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_job_lost_between_queue_and_worker_returns(shared_work, monkeypatch) -> None:
     """A worker that died with a job popped and not begun: the job is known all the while, and queued again once, a
     minute after it was first seen so.
     """
@@ -303,24 +288,16 @@ def test_what_a_wiped_redis_holds_in_part_is_no_obstacle(shared_work: WorkPaths)
     assert not list(client.scan_iter(match=f"rq:*{bench.evaluation}*"))
 
 
-def test_workers_end_when_there_is_no_work(shared_work: WorkPaths) -> None:
-    """--burst-idle ends them by themselves, with success."""
-    bench = Bench(shared_work, uuid.uuid4().hex)
-    bench.enqueue("only")
-    with running(bench, "--burst-idle", "1", "--count", "2") as process:
-        assert process.wait(120) == 0
-    assert bench.failed("only")
-    assert "cannot be imported" not in (bench.paths.logs / "worker.log").read_text()
-
-
-def test_nothing_of_an_evaluation_stays_in_redis(shared_work: WorkPaths) -> None:
-    """Neither its finished jobs nor their results: a daemon's Redis does not grow with what has ended."""
+def test_workers_end_when_there_is_no_work_and_nothing_of_an_evaluation_stays(shared_work: WorkPaths) -> None:
+    """--burst-idle ends them by themselves, with success. A daemon's Redis does not grow with what has ended."""
     name = uuid.uuid4().hex
     bench = Bench(shared_work, name)
     for job in ("one", "two"):
         bench.enqueue(job)
-    with running(bench, "--burst-idle", "1") as process:
+    with running(bench, "--burst-idle", "1", "--count", "2") as process:
         assert process.wait(120) == 0
+    assert all(map(bench.failed, ("one", "two")))
+    assert "cannot be imported" not in (bench.paths.logs / "worker.log").read_text()
     with redis_client.connect(shared_work.redis_address) as client:
         assert [key for key in client.scan_iter() if name.encode() in key]
         bench.queue.remove()
@@ -333,9 +310,7 @@ IMPATIENT = (
 )
 
 
-def test_a_metric_that_ignores_signals_is_ended_from_outside_and_the_job_goes_on(
-    shared_work: WorkPaths,
-) -> None:
+def test_a_metric_that_ignores_signals_is_ended_from_outside_and_the_job_goes_on(shared_work) -> None:
     """An item at work for far longer than its deadline: its process is ended, the job is run again and blames the item."""
     bench = Bench(shared_work, uuid.uuid4().hex)
     path = bench.write_spec("deaf", held=True, item_seconds=0.2)

@@ -21,9 +21,9 @@ from coordinator.services.metric_queue import MetricQueue
 from coordinator.services.redis_server import RedisServer
 from evaljobs.contract.outcomes import Failed
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths, request_set_manifest
-from evaljobs.contract.specs import ModelOptions, ScoreSpec, SuiteSpec, TaskEntry
 from evaljobs.contract.storage import read_record, write_atomic
 from evaljobs.queue.redis_client import RedisAddress
+from support.exactness.pipeline import score_spec
 
 
 @dataclass
@@ -45,16 +45,9 @@ class Bench:
         folder.mkdir(parents=True, exist_ok=True)
         if held:
             os.mkfifo(request_set_manifest(folder))
-        spec = ScoreSpec(
-            name=name,
-            evaluation_dir=str(self.paths.root),
-            suite=SuiteSpec(name="s", tasks=(TaskEntry(name="arc_easy"),)),
-            entry=0,
-            request_sets={"arc_easy": str(folder)},
-            frames={},
-            model_dir="/nowhere",
-            model=ModelOptions(),
-            item_seconds=item_seconds,
+        sets = {"arc_easy": str(folder)}
+        spec = score_spec(
+            self.paths.root, "arc_easy", name=name, request_sets=sets, item_seconds=item_seconds
         )
         path = self.paths.spec(name)
         write_atomic(path, spec.model_dump_json().encode())
@@ -83,9 +76,8 @@ class Bench:
         manifest = request_set_manifest(self.paths.root / "sets" / name)
         broken = manifest.with_name("broken")
         broken.write_text("{}")
-        descriptor = os.open(
-            manifest, os.O_RDWR | os.O_NONBLOCK
-        )  # held open: a reader in between sees its end
+        # held open: a reader in between sees its end
+        descriptor = os.open(manifest, os.O_RDWR | os.O_NONBLOCK)
         broken.replace(manifest)
         os.write(descriptor, b"{}")
         os.close(descriptor)
@@ -94,9 +86,6 @@ class Bench:
         with suppress(FileNotFoundError):
             return read_record(self.paths.outcome("failed", name), Failed)
         return None
-
-    def horses(self, worker: int) -> list[int]:
-        return children(worker)
 
 
 def children(pid: int) -> list[int]:
