@@ -22,7 +22,6 @@ import itertools
 import json
 import os
 import resource
-import shutil
 import statistics
 import subprocess
 import sys
@@ -30,8 +29,7 @@ import tempfile
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator
-from functools import partial
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +38,8 @@ from dev_cluster.api import dev_cluster, unavailable
 from dev_cluster.testing import wait_until
 from support.simulated.large import Large, plain_step
 
+from bench import on_slurm
 from bench.harness import Options, command, option, row, spread, targets
-from bench.synthetic_run import COMMANDS, count_commands, counted, environment, first_on_the_machine, run
 from coordinator.evaluation import actions as do
 from coordinator.evaluation import events as ev
 from coordinator.evaluation.state import State
@@ -55,10 +53,8 @@ from evaljobs.contract.paths import EvaluationPaths, WorkPaths, request_set_mani
 from evaljobs.contract.specs import SPEC, RequestSetManifest, ScoreSpec
 from evaljobs.contract.storage import read_frame, read_frames, read_record
 
-TICKS = os.sysconf("SC_CLK_TCK")
-GPUS = 8
+GPUS, CPU_NODES = 8, 2
 WHOLE = ("request-sets-found", "nodes-offered", "planned")  # each comes once and carries all nodes or shards
-CPU_NODES = 2
 PATIENCE_SECONDS = 3600
 
 
@@ -78,73 +74,80 @@ def events(nodes: int) -> dict[str, Any]:
 
     Large(nodes, GPUS, step=step).run()
     each = [ms for kind, found in spent.items() if kind not in WHOLE for ms in found]
+    by_kind = {kind: statistics.mean(ms) for kind, ms in sorted(spent.items())}
+    sizes = {"nodes": nodes, "trials": nodes * GPUS, "events": len(each)}
     return {
-        "nodes": nodes,
-        "trials": nodes * GPUS,
-        "events": len(each),
-        "mean_ms": sum(each) / len(each),
+        **sizes,
+        "mean_ms": statistics.mean(each),
         "p99_ms": spread(each)["p99"],
-        "mean_ms_by_kind": {kind: sum(ms) / len(ms) for kind, ms in sorted(spent.items())},
+        "mean_ms_by_kind": by_kind,
     }
 
 
-def status(evaluations: int, nodes: int, count: int) -> dict[str, Any]:
-    """CPU seconds of `evalspan status`, by the kernel's account of the child; median of 5."""
-    made, small = Large(nodes, GPUS, shards=max(1, count // (nodes * GPUS))), Large(1, 1, tasks=5)
+def large(options: Options) -> list[ev.AnyEvent]:
+    """The events of an ended evaluation, about `--events`."""
+    made = Large(options.step_nodes, GPUS, shards=max(1, options.events // (options.step_nodes * GPUS)))
     made.run()
-    over = summary_of(small.run(), 60.0).model_copy(update={"journal_bytes": 0})
+    return made.journal
+
+
+def write_journal(path: Path, lines: Sequence[ev.AnyEvent]) -> None:
+    journal = Journal(path)
+    journal.append(lines)
+    journal.close()
+
+
+def replay(options: Options) -> dict[str, Any]:
+    """Write the journal of such an evaluation, read it back as a restarted coordinator does."""
+    lines = large(options)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "journal.jsonl"
+        write_journal(path, lines)
+        began, cpu = time.perf_counter(), time.process_time()
+        state = replayed(read_events(path))
+        took = {"seconds": time.perf_counter() - began, "cpu_seconds": time.process_time() - cpu}
+        size = path.stat().st_size / 1e6
+    assert state is not None
+    assert state.ended_at is not None
+    return {"nodes": options.step_nodes, "events": len(lines), "journal_mb": size, **took}
+
+
+def status(options: Options) -> dict[str, Any]:
+    """CPU seconds of `evalspan status`, by the kernel's account of the child; of 5 calls."""
+    lines = large(options)[:-1]
+    state = replayed(lines)
+    assert state is not None
+    over = summary_of(Large(1, 1, tasks=5).run(), 60.0).model_copy(update={"journal_bytes": 0})
     with tempfile.TemporaryDirectory() as folder:
         work = WorkPaths(folder)
         work.root.chmod(0o700)
-        for number in range(evaluations - 1):
+        for number in range(options.status - 1):
             paths = work.evaluation(f"step-{number}-core-{number:08x}")
             paths.root.mkdir()
             paths.journal.touch()
-            write_summary(
-                paths, over.model_copy(update={"evaluation_id": paths.root.name, "accepted_at": number})
-            )
-        state = replayed(made.journal[:-1])
-        assert state is not None
-        assert state.ended_at is None
+            own = {"evaluation_id": paths.root.name, "accepted_at": number}
+            write_summary(paths, over.model_copy(update=own))
         paths = work.evaluation(state.evaluation_id)
         paths.root.mkdir()
         paths.evaluation.write_text(state.record.model_dump_json())
-        journal = Journal(paths.journal)
-        journal.append(made.journal[:-1])
-        journal.close()
+        write_journal(paths.journal, lines)
         write_summary(paths, summary_of(state, time.time()))
         lock = WorkLock(work.lock)
         lock.acquire("evalspan daemon")
         spent = [_cpu_of("status", "--work-dir", folder) for _ in range(5)]
         lock.release()
-    figures = {"evaluations": evaluations, "events": len(made.journal) - 1, "cpu_seconds": spent}
-    return {**figures, "of_help": statistics.median(_cpu_of("--help") for _ in range(5))}
+    of_help = statistics.median(_cpu_of("--help") for _ in range(5))
+    return {"evaluations": options.status, "events": len(lines), "cpu_seconds": spent, "of_help": of_help}
 
 
 def _cpu_of(*words: str) -> float:
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    def used() -> float:
+        now = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return now.ru_utime + now.ru_stime
+
+    before = used()
     subprocess.run([sys.executable, "-m", "coordinator", *words], check=True, stdout=subprocess.DEVNULL)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-
-
-def replay(nodes: int, count: int) -> dict[str, Any]:
-    """Write the journal of such an evaluation with about `count` events, read it back as a restarted coordinator does."""
-    made = Large(nodes, GPUS, shards=max(1, count // (nodes * GPUS)))
-    made.run()
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "journal.jsonl"
-        journal = Journal(path)
-        journal.append(made.journal)
-        journal.close()
-        began, cpu = time.perf_counter(), time.process_time()
-        state = replayed(read_events(path))
-        seconds, cpu = time.perf_counter() - began, time.process_time() - cpu
-        size = path.stat().st_size
-    assert state is not None
-    assert state.ended_at is not None
-    count = len(made.journal)
-    return {"nodes": nodes, "events": count, "journal_mb": size / 1e6, "seconds": seconds, "cpu_seconds": cpu}
+    return used() - before
 
 
 # --- a daemon on Slurm ------------------------------------------------------------------------------------------------
@@ -153,8 +156,8 @@ def replay(nodes: int, count: int) -> dict[str, Any]:
 def _cost(pid: int) -> tuple[float, float]:
     """CPU seconds so far, its ended children's included, and resident MB of a process."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    resident = int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    return sum(map(int, fields[11:15])) / TICKS, resident / 2**20
+    resident = int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * resource.getpagesize()
+    return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK"), resident / 2**20
 
 
 def gaps(work: Path) -> dict[str, Any]:
@@ -171,7 +174,7 @@ def daemon(where: Place, idle_seconds: float, poll: float) -> dict[str, Any]:
     site = Site.make(where, "bench", daemon=True)
     config = site.folder / "evalspan.toml"
     config.write_text(config.read_text().replace("poll_seconds = 1.0", f"poll_seconds = {poll}"))
-    count_commands(site)
+    on_slurm.count_commands(site)
     process = site.start("daemon")
     try:
         wait_until((site.work / "redis" / "address.json").exists, "the daemon's Redis")
@@ -179,14 +182,11 @@ def daemon(where: Place, idle_seconds: float, poll: float) -> dict[str, Any]:
         site.start("submit", str(site.folder / "tiny"), "--suite", str(site.folder / "chaos.toml")).wait()
         spooled = time.time()
         wait_until(lambda: any(e["kind"] == "results-written" for e in site.events()), "results", 600)
-        ended, busy = time.time(), counted(site)
-        events = site.events()
+        ended, busy, events = time.time(), on_slurm.counted(site), site.events()
         wait_until(lambda: not site.user(["squeue", "--noheader"]), "an empty queue")
-        quiet = counted(site)
-        before, _ = _cost(process.pid)
+        quiet, (before, _) = on_slurm.counted(site), _cost(process.pid)
         time.sleep(idle_seconds)
-        after, rss = _cost(process.pid)
-        silent = counted(site)
+        silent, (after, rss) = on_slurm.counted(site), _cost(process.pid)
     finally:
         process.kill()
         process.wait()
@@ -205,7 +205,7 @@ def daemon(where: Place, idle_seconds: float, poll: float) -> dict[str, Any]:
         "submissions": len(submitted),
         "submissions_per_node": len(of_nodes) / max(1, len(nodes)),
         "polls_per_second_busy": (busy["squeue"] + busy["sinfo"]) / (ended - accepted),
-        "polls_per_second_idle": sum(silent[c] - quiet[c] for c in COMMANDS) / idle_seconds,
+        "polls_per_second_idle": (sum(silent.values()) - sum(quiet.values())) / idle_seconds,
         "commands": busy,
         "idle_cpu_percent": 100 * (after - before) / idle_seconds,
         "rss_mb": rss,
@@ -220,30 +220,16 @@ def scale(options: Options) -> dict[str, Any]:
 
     Counted on disk after the run: the score jobs' specs name the records, and the records name their documents.
     """
-    keep: Path | None = options.keep
-    if keep is not None:
-        keep.mkdir(parents=True, exist_ok=True)
-    settings = {key: value for key, value in vars(options).items() if key != "keep"}
+    sizes = {key: getattr(options, key) for key in ("nodes", "gpus", "evaluations", "tasks")}
+    drawn = {key: getattr(options, key) for key in ("batches", "batch_seconds", "trials_each", "seed")}
     with dev_cluster(nodes=options.nodes, gpus=options.gpus, cpu_nodes=CPU_NODES) as cluster:
-        slow = f"{cluster.gpu_nodes[0]}/0:{options.slow}"
-        log = keep / "daemon.log" if keep is not None else None
-        site, costs, started = run(
-            cluster,
-            "scale",
-            settings,
-            slow=slow,
-            log=log,
-            seconds=PATIENCE_SECONDS,
-            answer=options.answer,
-            own_machine=True,
-            during=partial(disturbed, options),
-        )
-        if keep is not None:
-            (keep / "costs.json").write_text(json.dumps(costs, indent=1))
-            shutil.copy(site.folder / "notices.json", keep)
-        commands = counted(site)
+        site = on_slurm.furnished(cluster, "scale", sizes | drawn, options.answer)
+        slow, started = f"{cluster.gpu_nodes[0]}/0:{options.slow}", time.time()
+        with disturbed(options, site):
+            costs = on_slurm.run_daemon(site, seconds=PATIENCE_SECONDS, slow=slow, own_machine=True)
+        commands = on_slurm.counted(site)
         return {
-            **{key: settings[key] for key in ("nodes", "gpus", "evaluations", "tasks")},
+            **sizes,
             **figures(site.work, started),
             "coordinator": costs,
             "notices": heard(site.folder / "notices.json", costs["looked_at"]),
@@ -261,7 +247,7 @@ def disturbed(options: Options, site: Site) -> Iterator[None]:
     over = threading.Event()
 
     def freeze() -> None:
-        if not over.wait(options.freeze_at):
+        if options.freeze and not over.wait(options.freeze_at):
             site.cluster.freeze_controller()
             over.wait(options.freeze)
             site.cluster.thaw_controller()
@@ -269,53 +255,43 @@ def disturbed(options: Options, site: Site) -> Iterator[None]:
     freezer = threading.Thread(target=freeze)
     with (site.folder / "announcer.log").open("w") as log:
         argv = site.cluster.user_argv(argv, cwd=site.folder)
-        announcer = subprocess.Popen(argv, env=environment(site), stderr=log)
-    if options.freeze:
-        freezer.start()
+        announcer = subprocess.Popen(argv, env=on_slurm.environment(site), stderr=log)
+    freezer.start()
     try:
-        with first_on_the_machine(announcer.pid):  # else it would measure its own wait for the CPU
+        with on_slurm.first_on_the_machine(announcer.pid):  # else it would measure its own wait for the CPU
             yield
     finally:
         over.set()
         announcer.terminate()
         announcer.wait()
-        if options.freeze:
-            freezer.join()
+        freezer.join()
 
 
 def heard(file: Path, looked_at: float) -> dict[str, Any]:
     """Seconds until notices were picked up, those of before the daemon's first look counted from that."""
-    rows = [(max(at, looked_at), heard_at) for at, heard_at in json.loads(file.read_text())]
-    return {
-        "count": len(rows),
-        "not_heard": sum(heard_at is None for _, heard_at in rows),
-        "seconds": spread([max(0.0, heard_at - at) for at, heard_at in rows if heard_at is not None]),
-    }
+    rows = json.loads(file.read_text())
+    seconds = [max(0.0, heard_at - max(at, looked_at)) for at, heard_at in rows if heard_at is not None]
+    return {"count": len(rows), "not_heard": len(rows) - len(seconds), "seconds": spread(seconds)}
 
 
 def figures(work: Path, started: float) -> dict[str, Any]:
     """What the folders of all evaluations show."""
-    totals: Counter[str] = Counter()
+    totals, submissions = Counter[str](), Counter[tuple[str, str]]()
     wrong: list[str] = []
-    submissions: Counter[tuple[str, str]] = Counter()
     ended = []
     stragglers: set[str] = set()
-    for journal in sorted(work.glob("*/journal.jsonl")):
-        paths = EvaluationPaths(journal.parent)
-        documents, found = checked(paths)
-        totals.update(documents)
-        wrong += [f"{journal.parent.name}: {what}" for what in found]
-        events = [json.loads(line) for line in journal.read_bytes().splitlines()]
-        totals["events"] += len(events)
+    for paths in (EvaluationPaths(journal.parent) for journal in sorted(work.glob("*/journal.jsonl"))):
+        wrong += [f"{paths.root.name}: {what}" for what in checked(paths, totals)]
+        events = [json.loads(line) for line in paths.journal.read_bytes().splitlines()]
         stragglers |= {t for e in events if e["kind"] == "stragglers-found" for t in e["trials"]}
         ended += [e["at"] for e in events if e["kind"] == "results-written"]
         for job in (e["job"] for e in events if e["kind"] == "job-submitted"):
             for part in ("-stage-", "-trial-"):
                 if part in job:
-                    submissions[journal.parent.name, job.split(part)[-1].rpartition("-")[0]] += 1
-        for file in files_in(paths.responses, "*.frames"):
-            totals["shards_run"] += sum(1 for _ in read_frames(file, 0))
-            totals["trials"] += 1
+                    submissions[paths.root.name, job.split(part)[-1].rpartition("-")[0]] += 1
+        runs = [sum(1 for _ in read_frames(file, 0)) for file in files_in(paths.responses, "*.frames")]
+        totals.update(events=len(events), shards_run=sum(runs), trials=len(runs))
+    mean, most = submissions.total() / max(1, len(submissions)), max(submissions.values(), default=0)
     return {
         **totals,
         "evaluations_ended": len(ended),
@@ -323,44 +299,33 @@ def figures(work: Path, started: float) -> dict[str, Any]:
         "wrong_count": len(wrong),
         "makespan_seconds": max(ended, default=started) - started,
         "stragglers": sorted(stragglers),
-        "submissions_per_node_and_evaluation": {
-            "mean": submissions.total() / max(1, len(submissions)),
-            "most": max(submissions.values(), default=0),
-        },
+        "submissions_per_node_and_evaluation": {"mean": mean, "most": most},
     }
 
 
-def checked(paths: EvaluationPaths) -> tuple[Counter[str], list[str]]:
-    """An evaluation's tasks and documents, and what is wrong: each task has one score, made of each document once."""
-    totals: Counter[str] = Counter()
-    wrong: list[str] = []
-    scored: dict[int, list[str]] = defaultdict(list)
-    for file in files_in(paths.outcomes, "*.scored.json"):
-        outcome = OUTCOME.validate_json(read_bytes(file))
-        if outcome.kind == "scored":
-            scored[outcome.entry].append(outcome.name)
+def checked(paths: EvaluationPaths, totals: Counter[str]) -> Iterator[str]:
+    """What is wrong with an evaluation, whose tasks and documents are counted: each task has one score, made of each
+    document once.
+    """
+    outcomes = [OUTCOME.validate_json(read_bytes(file)) for file in files_in(paths.outcomes, "*.scored.json")]
     suite = json.loads(paths.evaluation.read_text())["suite"]
     results = json.loads(paths.results.read_text()) if paths.results.exists() else {"results": {}}
-    wrong += [f"{name} failed: {reason}" for name, reason in results.get("failed", {}).items()]
+    yield from (f"{name} failed: {reason}" for name, reason in results.get("failed", {}).items())
     for entry, task in enumerate(suite["tasks"]):
+        scored = [each.name for each in outcomes if each.kind == "scored" and each.entry == entry]
         totals["tasks"] += 1
-        if len(scored[entry]) != 1 or task["name"] not in results["results"]:
-            wrong.append(f"{task['name']} was scored {len(scored[entry])} times")
+        if len(scored) != 1 or task["name"] not in results["results"]:
+            yield f"{task['name']} was scored {len(scored)} times"
             continue
-        spec = SPEC.validate_json(read_bytes(paths.spec(scored[entry][0])))
+        spec = SPEC.validate_json(read_bytes(paths.spec(scored[0])))
         assert isinstance(spec, ScoreSpec)
         for leaf, frames in spec.frames.items():
             manifest = read_record(request_set_manifest(spec.request_sets[leaf]), RequestSetManifest)
-            answers = Counter(
-                index for frame in frames for index, _ in read_frame(paths.responses, frame).responses
-            )
-            totals["documents"] += len(answers)
-            totals["shards"] += len(frames)
+            records = [read_frame(paths.responses, frame).responses for frame in frames]
+            answers = Counter(index for responses in records for index, _ in responses)
+            totals.update(documents=len(answers), shards=len(frames))
             if answers != Counter(range(manifest.documents)):
-                wrong.append(
-                    f"{leaf}: {len(answers)} of {manifest.documents} documents, or some of them twice"
-                )
-    return totals, wrong
+                yield f"{leaf}: {len(answers)} of {manifest.documents} documents, or some of them twice"
 
 
 def measure(options: Options) -> tuple[dict[str, Any], bool]:
@@ -376,20 +341,14 @@ def measure(options: Options) -> tuple[dict[str, Any], bool]:
         ]
         return targets(rows, scale=found)
     if options.status:
-        found = status(options.status, options.step_nodes, options.events)
-        return targets(
-            [row("CPU seconds of status", statistics.median(found["cpu_seconds"]), 0.6)], status=found
-        )
-    result = {
-        "events": events(options.step_nodes),
-        "replay": replay(options.step_nodes, options.events),
-        "slurm": None,
-    }
+        found = status(options)
+        median = statistics.median(found["cpu_seconds"])
+        return targets([row("CPU seconds of status", median, 0.6)], status=found)
+    result = {"events": events(options.step_nodes), "replay": replay(options), "slurm": None}
     if (reason := "not asked for" if options.idle <= 0 else unavailable()) is not None:
         return result | {"slurm_skipped": reason}, True
     with place() as where:
-        result["slurm"] = daemon(where, options.idle, options.poll)
-    return result, True
+        return result | {"slurm": daemon(where, options.idle, options.poll)}, True
 
 
 OPTIONS = (
@@ -405,17 +364,12 @@ OPTIONS = (
     option("--tasks", 60, "scale: of an evaluation"),
     option("--batches", 24, "scale: of a task, on average; one document each"),
     option("--batch-seconds", 1.0, "scale: of a batch, on average"),
-    option(
-        "--trials-each",
-        12,
-        "scale: most trials of one evaluation at once, so that all evaluations run at once",
-    ),
+    option("--trials-each", 12, "scale: most trials of one evaluation, so that all evaluations run at once"),
     option("--slow", 1.0, "scale: the first GPU takes so many times as long"),
     option("--answer", 0.0, "scale: seconds that each Slurm command takes more"),
     option("--freeze", 0.0, "scale: seconds for which slurmctld is stopped"),
     option("--freeze-at", 20.0, "scale: seconds after the daemon's start"),
     option("--seed", 1, "scale: of what is drawn"),
-    option("--keep", text="scale: put the daemon's log and costs.json there", metavar="DIR", type=Path),
 )
 if __name__ == "__main__":
     sys.exit(command("bench_daemon", __doc__, measure, *OPTIONS, slurm=lambda options: options.scale))

@@ -8,11 +8,11 @@ equal. About 20 minutes for SmolLM2-135M on two cores with the default limits.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +23,19 @@ from evaljobs.contract.specs import ModelOptions
 from evaljobs.lmeval import run
 from evaljobs.trial.engines import loading
 
+SHIPPED = str(ROOT / "evaljobs" / "suites" / "quickstart")
 
-def cases(limit: int) -> dict[str, Case]:
+
+def cases(limit: int, dtype: str) -> dict[str, Case]:
     """The kinds of task whose equality is claimed, on real rows where the product ships them."""
+
+    def toy(name: str, documents: int = limit, **entry: Any) -> Case:
+        return Case(task=f"toy_{name}", entry={"limit": documents, **entry}, model_args={"dtype": dtype})
 
     def real(name: str, documents: int = limit, tokens: int | None = None, **suite: Any) -> Case:
         entry = {"limit": documents} | ({"gen_kwargs": {"max_gen_toks": tokens}} if tokens else {})
-        folder = str(ROOT / "evaljobs" / "suites" / "quickstart")
-        return Case(task=f"quickstart_{name}", include_path=folder, entry=entry, suite=suite)
+        how = {"entry": entry, "suite": suite, "model_args": {"dtype": dtype}}
+        return Case(task=f"quickstart_{name}", include_path=SHIPPED, **how)
 
     return {
         "mmlu": real("mmlu", 4 * limit),
@@ -38,31 +43,28 @@ def cases(limit: int) -> dict[str, Case]:
         "gsm8k, two filters": real("gsm8k", tokens=24),
         "gsm8k, chat template": real("gsm8k", tokens=24, apply_chat_template=True),
         "HumanEval": real("humaneval", tokens=48),
-        "5-shot": Case(task="toy_choice", entry={"num_fewshot": 5, "limit": limit}),
-        "acc_mutual_info": Case(task="toy_mutual", entry={"limit": limit}),
-        "repeats 3, two filters": Case(task="toy_sums", entry={"limit": limit}),
-        "rolling perplexity": Case(task="toy_pages", entry={"limit": 6}),
+        "5-shot": toy("choice", num_fewshot=5),
+        "acc_mutual_info": toy("mutual"),
+        "repeats 3, two filters": toy("sums"),
+        "rolling perplexity": toy("pages", 6),
     }
 
 
-def rows_of(name: str, case: Case, options: Options, batch_size: int) -> list[dict[str, Any]]:
+def rows_of(name: str, case: Case, options: Options, batch_size: int) -> Iterator[dict[str, Any]]:
     started = time.monotonic()
     theirs = lm_eval_run(options.model_dir, case, batch_size, options.threads)
     baseline = time.monotonic() - started
     model = ModelOptions(device="cpu", threads=options.threads, model_args=case.model_args)
     engine = loading.load(str(options.model_dir), model, batch_size)
-    rows = []
     for shards in options.shards:
         started = time.monotonic()
         with tempfile.TemporaryDirectory(prefix="evalspan-bench-") as made:
-            folder = Path(made)
-            ours = our_run(
-                options.model_dir, case, batch_size, shards, folder, engine=engine, threads=options.threads
-            )
+            how = {"engine": engine, "threads": options.threads}
+            ours = our_run(options.model_dir, case, batch_size, shards, Path(made), **how)
         pairs = [
             pair for t, lines in theirs.samples.items() for pair in zip(ours.samples[t], lines, strict=True)
         ]
-        row = {
+        yield {
             "task": name,
             "batch_size": batch_size,
             "shards": shards,
@@ -73,21 +75,17 @@ def rows_of(name: str, case: Case, options: Options, batch_size: int) -> list[di
             "lm_eval_seconds": round(baseline, 1),
             "evalspan_seconds": round(time.monotonic() - started, 1),
         }
-        rows.append(row)
-        say(json.dumps(row))
-    return rows
 
 
 def measure(options: Options) -> tuple[dict[str, Any], bool]:
     run.quiet_environment(offline=True)
     rows: list[dict[str, Any]] = []
-    for name, kind in cases(options.limit).items():
-        if options.tasks and not any(word in name for word in options.tasks):
-            continue
-        case = dataclasses.replace(kind, model_args={"dtype": options.dtype})
+    for name, case in cases(options.limit, options.dtype).items():
         for batch_size in options.batch_sizes:
-            with contextlib.redirect_stdout(sys.stderr):  # lm-eval prints what it bootstraps
-                rows += rows_of(name, case, options, batch_size)
+            if not options.tasks or any(word in name for word in options.tasks):
+                with contextlib.redirect_stdout(sys.stderr):  # lm-eval prints what it bootstraps
+                    rows += rows_of(name, case, options, batch_size)
+                say(json.dumps(rows[-1]))
     equal = all(row["equal"] for row in rows)
     return {"model": str(options.model_dir), "all_equal": equal, "rows": rows}, equal
 

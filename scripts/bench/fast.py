@@ -17,7 +17,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -33,65 +33,23 @@ from evaljobs.requests.units import cut_requests
 from evaljobs.trial.engines import loading
 from evaljobs.trial.engines.harness import HarnessEngine
 
-PARTS = ("tokens", "seconds", "float32", "bfloat16")
 Answers = dict[int, Any]  # request -> [log-likelihood, whether greedy]
 Set = tuple[RequestsHead, list[Piece]]
 
 
+# --- requests and answers ---------------------------------------------------------------------------------------------
+
+
 def sets_of(options: Options, name: str, folder: Path, shots: int | None = None) -> list[Set]:
     """The requests of a task's leaves, built by the product from the rows in `folder`."""
-    suite = SuiteSpec(
-        name="fast",
-        include_path=(str(folder),),
-        batch_size=8,
-        tasks=(TaskEntry(name=name, num_fewshot=shots),),
-    )
-    spec = BuildSpec(
-        name="build",
-        evaluation_dir=None,
-        suite=suite,
-        entry=0,
-        batch_size="auto",
-        model_dir=str(options.model_dir),
-        model=ModelOptions(device="cpu"),
-        out_dir=str(folder / "work" / "request_sets" / name),
-    )
-    return [read_requests(Path(place)) for place in build(spec).sets.values()]
-
-
-# --- tokens ------------------------------------------------------------------------------------------------------
-
-
-def counted(sets: Sequence[Set], cut: Cut) -> dict[str, int]:
-    """Tokens of a task: asked one by one, computed by exact's batches, by units, and the fewest possible."""
-    found: dict[str, int] = defaultdict(int)
-    for head, pieces in sets:
-        inputs = sorted(tries.input_of(piece, head.max_length) for piece in pieces)
-        found["minimum"] += tries.size(inputs)
-        found["asked"] += sum(map(len, inputs))
-        found["exact"] += sum(tokens for _, tokens, _ in chunks(head, pieces, cut.batch_size))
-        units = list(cut_requests(head, pieces, cut))
-        found["fast"] += sum(tokens for _, tokens, _ in units)
-        found["fast"] += max(batch.unit.prefix for batch, _, _ in units if batch.unit is not None)
-        found["units"] += len(units)
-    return dict(found)
-
-
-def measure_tokens(options: Options, folder: Path) -> Iterator[dict[str, Any]]:
-    few_shot.write(options.data, folder, options.limit)
-    for task in few_shot.TASKS:
-        for sampler, name in few_shot.names(task).items():
-            found = counted(sets_of(options, name, folder), options.cut)
-            yield row(
-                f"{task}, {sampler}: tokens computed / fewest possible",
-                found["fast"] / found["minimum"],
-                1.05,
-                exact_over_fast=found["exact"] / found["fast"],
-                **found,
-            )
-
-
-# --- models ------------------------------------------------------------------------------------------------------
+    entry = TaskEntry(name=name, num_fewshot=shots)
+    suite = SuiteSpec(name="fast", include_path=(str(folder),), batch_size=8, tasks=(entry,))
+    model = {"model_dir": str(options.model_dir), "model": ModelOptions(device="cpu")}
+    out = str(folder / "work" / "request_sets" / name)
+    about = {"evaluation_dir": None, "suite": suite, "entry": 0, "batch_size": "auto", "out_dir": out}
+    return [
+        read_requests(Path(place)) for place in build(BuildSpec(name="build", **about, **model)).sets.values()
+    ]
 
 
 def engine_of(model_dir: Path, dtype: str = "float32") -> HarnessEngine:
@@ -116,8 +74,13 @@ def cut_to_layers(model_dir: Path, layers: int, folder: Path) -> Path:
 
 
 def of_documents(one: Set, chosen: Collection[int]) -> Set:
-    head, pieces = one
-    return head, [piece for piece in pieces if piece.document in chosen]
+    return one[0], [piece for piece in one[1] if piece.document in chosen]
+
+
+def tokens_of(made: Sequence[Chunk]) -> int:
+    """Tokens computed by these batches or units, with the task prefix."""
+    prefix = max((batch.unit.prefix for batch, _, _ in made if batch.unit is not None), default=0)
+    return sum(tokens for _, tokens, _ in made) + prefix
 
 
 def answered(engine: HarnessEngine, made: Sequence[Chunk]) -> tuple[Answers, float, int]:
@@ -125,9 +88,7 @@ def answered(engine: HarnessEngine, made: Sequence[Chunk]) -> tuple[Answers, flo
     batches = [batch for batch, _, _ in made]
     started = time.process_time()
     pairs = engine.answers(batches, [0] * len(batches), lambda _done: None)
-    seconds = time.process_time() - started
-    prefix = max((batch.unit.prefix for batch in batches if batch.unit is not None), default=0)
-    return dict(pairs), seconds, sum(tokens for _, tokens, _ in made) + prefix
+    return dict(pairs), time.process_time() - started, tokens_of(made)
 
 
 def exactly(engine: HarnessEngine, one: Set, batch_size: int) -> tuple[Answers, float, int]:
@@ -145,10 +106,27 @@ def fast(engine: HarnessEngine, one: Set, cut: Cut) -> tuple[Answers, float, int
     return found
 
 
-# --- seconds -----------------------------------------------------------------------------------------------------
+# --- tokens and seconds -----------------------------------------------------------------------------------------------
 
 
-def measure_seconds(options: Options, folder: Path) -> Iterator[dict[str, Any]]:
+def tokens(options: Options, folder: Path) -> Iterator[dict[str, Any]]:
+    """Asked one by one, computed by exact's batches, by units, and the fewest possible."""
+    few_shot.write(options.data, folder, options.limit)
+    for task in few_shot.TASKS:
+        for sampler, name in few_shot.names(task).items():
+            found = Counter[str]()
+            for head, pieces in sets_of(options, name, folder):
+                inputs = sorted(tries.input_of(piece, head.max_length) for piece in pieces)
+                units = list(cut_requests(head, pieces, options.cut))
+                exact = tokens_of(list(chunks(head, pieces, options.cut.batch_size)))
+                found.update(minimum=tries.size(inputs), asked=sum(map(len, inputs)), exact=exact)
+                found.update(fast=tokens_of(units), units=len(units))
+            more = {"exact_over_fast": found["exact"] / found["fast"], **found}
+            what = f"{task}, {sampler}: tokens computed / fewest possible"
+            yield row(what, found["fast"] / found["minimum"], 1.05, **more)
+
+
+def seconds(options: Options, folder: Path) -> Iterator[dict[str, Any]]:
     """Exact and fast in turn on the same documents; the leaf with the most documents stands for MMLU."""
     few_shot.write(options.data, folder, None if options.documents > 200 else 200)
     engine = engine_of(options.model_dir, options.dtype)
@@ -161,20 +139,15 @@ def measure_seconds(options: Options, folder: Path) -> Iterator[dict[str, Any]]:
                 (exactly(engine, whole, options.cut.batch_size)[1:], fast(engine, whole, options.cut)[1:])
                 for _ in range(options.rounds)
             ]
-            seconds = statistics.median(exact[0] / ours[0] for exact, ours in runs)
-            tokens = runs[0][0][1] / runs[0][1][1]
             say(f"{name}: {runs}")
-            yield row(
-                f"{task}, {sampler}: ratio of seconds / ratio of tokens",
-                seconds / tokens,
-                0.8,
-                at_least=True,
-                seconds_exact_over_fast=seconds,
-                tokens_exact_over_fast=tokens,
-            )
+            spent = statistics.median(exact[0] / ours[0] for exact, ours in runs)
+            counted = runs[0][0][1] / runs[0][1][1]
+            more = {"seconds_exact_over_fast": spent, "tokens_exact_over_fast": counted}
+            what = f"{task}, {sampler}: ratio of seconds / ratio of tokens"
+            yield row(what, spent / counted, 0.8, at_least=True, **more)
 
 
-# --- closeness ---------------------------------------------------------------------------------------------------
+# --- closeness --------------------------------------------------------------------------------------------------------
 
 
 def short_documents(options: Options, folder: Path, number: int) -> list[Set]:
@@ -182,24 +155,22 @@ def short_documents(options: Options, folder: Path, number: int) -> list[Set]:
     few_shot.write(options.data, folder, None)
     found, left = [], number
     for task in ("arc_challenge", "winogrande"):
-        ((head, pieces),) = sets_of(options, few_shot.names(task)["first_n"], folder, shots=1)
-        documents = sorted({piece.document for piece in pieces})[: left if found else -(-left * 3 // 5)]
-        found.append(of_documents((head, pieces), set(documents)))
+        (one,) = sets_of(options, few_shot.names(task)["first_n"], folder, shots=1)
+        documents = sorted({piece.document for piece in one[1]})[: left if found else -(-left * 3 // 5)]
+        found.append(of_documents(one, set(documents)))
         left -= len(documents)
     return found
 
 
 def choices(one: Set, answers: Answers) -> dict[int, int]:
-    """The likeliest request of each document."""
-    best: dict[int, int] = {}
-    for piece in one[1]:
-        now = best.setdefault(piece.document, piece.index)
-        if answers[piece.index][0] > answers[now][0]:
-            best[piece.document] = piece.index
-    return best
+    """The likeliest request of each document, the first of several."""
+    found: dict[int, int] = {}
+    for piece in sorted(one[1], key=lambda piece: -answers[piece.index][0]):
+        found.setdefault(piece.document, piece.index)
+    return found
 
 
-def measure_float32(options: Options, folder: Path) -> Iterator[dict[str, Any]]:
+def float32(options: Options, folder: Path) -> Iterator[dict[str, Any]]:
     engine = engine_of(cut_to_layers(options.model_dir, 4, folder / "cut"))
     worst, same, documents = 0.0, 0, 0
     for one in short_documents(options, folder / "short", options.short):
@@ -210,53 +181,40 @@ def measure_float32(options: Options, folder: Path) -> Iterator[dict[str, Any]]:
         same += sum(chosen[document] == choice for document, choice in theirs.items())
         documents += len(theirs)
     yield row("float32, four layers: worst difference of a log-likelihood", worst, 1e-3)
-    yield row(
-        "float32, four layers: documents of the same choice",
-        same / documents,
-        0.9995,
-        at_least=True,
-        documents=documents,
-    )
+    what = "float32, four layers: documents of the same choice"
+    yield row(what, same / documents, 0.9995, at_least=True, documents=documents)
 
 
-def measure_bfloat16(options: Options, folder: Path) -> Iterator[dict[str, Any]]:
-    sets = short_documents(options, folder / "bfloat16", options.documents)
-    true = [exactly(engine_of(options.model_dir), one, 8)[0] for one in sets]
+def bfloat16(options: Options, folder: Path) -> Iterator[dict[str, Any]]:
+    sets = short_documents(options, folder, options.documents)
+    plain = engine_of(options.model_dir)
+    true = [exactly(plain, one, 8)[0] for one in sets]
     engine = engine_of(options.model_dir, "bfloat16")
 
     def distance(answers: Sequence[Answers]) -> float:
         """Mean over all requests."""
-        return statistics.mean(
-            abs(own[n][0] - exact[n][0]) for own, exact in zip(answers, true, strict=True) for n in exact
-        )
+        pairs = zip(answers, true, strict=True)
+        return statistics.mean(abs(own[n][0] - exact[n][0]) for own, exact in pairs for n in exact)
 
     ours = distance([fast(engine, one, options.cut)[0] for one in sets])
     for size in (1, 8, 32):
         theirs = distance([exactly(engine, one, size)[0] for one in sets])
-        yield row(
-            f"bfloat16: mean distance from float32 over lm-eval's at batch size {size}",
-            ours / theirs,
-            1.1,
-            ours=ours,
-            lm_eval=theirs,
-        )
+        what = f"bfloat16: mean distance from float32 over lm-eval's at batch size {size}"
+        yield row(what, ours / theirs, 1.1, ours=ours, lm_eval=theirs)
+
+
+PARTS = {"tokens": tokens, "seconds": seconds, "float32": float32, "bfloat16": bfloat16}
 
 
 def measure(options: Options) -> tuple[dict[str, Any], bool]:
     run.quiet_environment(offline=True)
-    parts = {
-        "tokens": measure_tokens,
-        "seconds": measure_seconds,
-        "float32": measure_float32,
-        "bfloat16": measure_bfloat16,
-    }
     rows: list[dict[str, Any]] = []
     with (
         tempfile.TemporaryDirectory(prefix="evalspan-bench-") as made,
         contextlib.redirect_stdout(sys.stderr),
     ):
         for part in options.parts:
-            for found in parts[part](options, Path(made) / part):
+            for found in PARTS[part](options, Path(made) / part):
                 say(json.dumps(found))
                 rows.append(found)
     return targets(rows, model=str(options.model_dir), cut=str(options.cut))

@@ -17,25 +17,43 @@ PROMPTS = """\
 from lm_eval.tasks.hellaswag.utils import process_docs
 from lm_eval.tasks.winogrande.preprocess_winogrande import doc_to_choice, doc_to_target, doc_to_text
 """
-QUERY = {"doc_to_text": "{{query}}", "doc_to_choice": "choices"}
-LETTERS = "{{question.strip()}}\\nA. {{choices[0]}}\\nB. {{choices[1]}}\\nC. {{choices[2]}}\\nD. {{choices[3]}}\\nAnswer:"
-# task -> its shots, the files of its rows and of its examples, and its fields as in lm-eval's own YAML file
-TASKS: dict[str, tuple[int, str, str, dict[str, str]]] = {
+QUERY = 'doc_to_text: "{{query}}"\ndoc_to_choice: choices'
+LETTERS = r"{{question.strip()}}\nA. {{choices[0]}}\nB. {{choices[1]}}\nC. {{choices[2]}}\nD. {{choices[3]}}\nAnswer:"
+TASKS: dict[str, tuple[int, str, str, str]] = {
+    # task -> its shots, the files of its rows and of its examples, and its fields as in lm-eval's own YAML file
     "hellaswag": (
         5,
         "hellaswag_val",
         "hellaswag_val",
-        {**QUERY, "process_docs": "!function prompts.process_docs", "doc_to_target": '"{{label}}"'},
+        f'{QUERY}\nprocess_docs: !function prompts.process_docs\ndoc_to_target: "{{{{label}}}}"',
     ),
-    "arc_challenge": (25, "arc_challenge_test", "arc_easy_test", {**QUERY, "doc_to_target": "gold"}),
+    "arc_challenge": (25, "arc_challenge_test", "arc_easy_test", f"{QUERY}\ndoc_to_target: gold"),
     "winogrande": (
         5,
         "winogrande_val",
         "winogrande_val",
-        {f"doc_to_{what}": f"!function prompts.doc_to_{what}" for what in ("text", "target", "choice")},
+        "\n".join(f"doc_to_{x}: !function prompts.doc_to_{x}" for x in ("text", "target", "choice")),
     ),
-    "mmlu": (5, "mmlu_val", "mmlu_dev", {"doc_to_text": LETTERS, "doc_to_target": "answer"}),
+    "mmlu": (
+        5,
+        "mmlu_val",
+        "mmlu_dev",
+        f'doc_to_text: "{LETTERS}"\ndoc_to_choice: ["A", "B", "C", "D"]\ndoc_to_target: answer',
+    ),
 }
+TASK = """\
+task: {name}
+dataset_path: json
+dataset_kwargs: {{data_files: {files}}}
+test_split: test
+fewshot_split: train
+num_fewshot: {shots}
+fewshot_config: {{sampler: {sampler}}}
+output_type: multiple_choice
+{fields}
+metric_list: [{{metric: acc, aggregation: mean, higher_is_better: true}}]
+"""
+Rows = list[dict[str, Any]]
 
 
 def names(task: str) -> dict[str, str]:
@@ -48,65 +66,32 @@ def write(data: Path, folder: Path, limit: int | None) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "prompts.py").write_text(PROMPTS)
     for task, (shots, asked, shown, fields) in TASKS.items():
-        rows = _rows(data / f"{asked}.jsonl.gz")
-        examples = _rows(data / f"{shown}.jsonl.gz")
-        if task == "mmlu":
-            _write_mmlu(folder, rows[:limit], examples, shots)
-            continue
+        rows, examples = _rows(data / f"{asked}.jsonl.gz")[:limit], _rows(data / f"{shown}.jsonl.gz")
         if task == "arc_challenge":
             examples = examples[:ARC_TRAIN_ROWS]
         for sampler, name in names(task).items():
-            parts = {"test": rows[:limit], "train": examples}
-            _write_task(folder, name, parts, _shots(shots, sampler), fields)
+            how = {"shots": shots, "sampler": sampler}
+            if task != "mmlu":
+                _write_task(folder, name, rows, examples, fields=fields, **how)
+                continue
+            subjects = sorted({row["subject"] for row in rows})  # a task of each, and their group
+            (folder / f"{name}.yaml").write_text(
+                json.dumps({"group": name, "task": [f"{name}_{each}" for each in subjects]})
+            )
+            for each in subjects:
+                own, known = ([row for row in part if row["subject"] == each] for part in (rows, examples))
+                told = f"The following are multiple choice questions (with answers) about {each.replace('_', ' ')}."
+                said = f"{fields}\ndescription: {json.dumps(told + chr(10) * 2)}"
+                _write_task(folder, f"{name}_{each}", own, known, fields=said, **how)
 
 
-def _shots(number: int, sampler: str) -> str:
-    return f"num_fewshot: {number}\nfewshot_config: {{sampler: {sampler}}}"
-
-
-def _rows(place: Path) -> list[dict[str, Any]]:
+def _rows(place: Path) -> Rows:
     with gzip.open(place, "rt", encoding="utf-8") as lines:
         return [json.loads(line) for line in lines]
 
 
-def _write_mmlu(folder: Path, rows: list[dict[str, Any]], examples: list[dict[str, Any]], shots: int) -> None:
-    """A task of each subject, and their group."""
-    group = names("mmlu")["first_n"]
-    subjects = sorted({row["subject"] for row in rows})
-    for subject in subjects:
-        told = f"The following are multiple choice questions (with answers) about {subject.replace('_', ' ')}.\\n\\n"
-        fields = {**TASKS["mmlu"][3], "doc_to_choice": '["A", "B", "C", "D"]', "description": f'"{told}"'}
-        fields["doc_to_text"] = f'"{LETTERS}"'
-        parts = {
-            name: [row for row in part if row["subject"] == subject]
-            for name, part in (("test", rows), ("train", examples))
-        }
-        _write_task(folder, f"{group}_{subject}", parts, _shots(shots, "first_n"), fields)
-    leaves = "\n".join(f"  - {group}_{subject}" for subject in subjects)
-    (folder / f"{group}.yaml").write_text(f"group: {group}\ntask:\n{leaves}\n")
-
-
-def _write_task(
-    folder: Path, name: str, parts: dict[str, list[dict[str, Any]]], shots: str, fields: dict[str, str]
-) -> None:
-    """`parts`: rows by split; `shots`: what `num_fewshot` and `fewshot_config` say."""
-    for part, kept in parts.items():
-        (folder / f"{name}.{part}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in kept))
-    lines = [
-        f"task: {name}",
-        "dataset_path: json",
-        "dataset_kwargs:",
-        "  data_files:",
-        *(f"    {part}: {folder / f'{name}.{part}.jsonl'}" for part in parts),
-        "test_split: test",
-        "fewshot_split: train",
-        shots,
-        "output_type: multiple_choice",
-        *(f"{key}: {_quoted(value)}" for key, value in fields.items()),
-        "metric_list: [{metric: acc, aggregation: mean, higher_is_better: true}]",
-    ]
-    (folder / f"{name}.yaml").write_text("\n".join(lines) + "\n")
-
-
-def _quoted(value: str) -> str:
-    return f'"{value}"' if value.startswith("{{") else value
+def _write_task(folder: Path, name: str, rows: Rows, examples: Rows, **words: Any) -> None:
+    files = {part: str(folder / f"{name}.{part}.jsonl") for part in ("test", "train")}
+    for part, kept in (("test", rows), ("train", examples)):
+        Path(files[part]).write_text("".join(json.dumps(row) + "\n" for row in kept))
+    (folder / f"{name}.yaml").write_text(TASK.format(name=name, files=json.dumps(files), **words))

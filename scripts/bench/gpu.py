@@ -65,20 +65,16 @@ def run_part(name: str, given: dict[str, Any], seconds: float) -> dict[str, Any]
     guardian = [sys.executable, "-I", "-S", local_guardian.__file__, KILL_SECONDS, *part]
     started, code = time.monotonic(), None
     # the guardian ends all of the part's processes on SIGTERM, and where this end of its input closes
-    child = subprocess.Popen(
-        guardian, stdin=subprocess.PIPE, stdout=sys.stderr, env={**os.environ, **OFFLINE}
-    )
+    how: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": sys.stderr, "env": {**os.environ, **OFFLINE}}
+    child = subprocess.Popen(guardian, **how)
     try:
         with contextlib.suppress(subprocess.TimeoutExpired):
             code = child.wait(seconds)
     finally:
         child.send_signal(signal.SIGTERM)
         child.wait()
-    found: dict[str, Any] = {
-        "error": f"took longer than {seconds:g} s" if code is None else f"ended with {code}"
-    }
-    if code == 0:
-        found = json.loads(result.read_text())
+    error = f"took longer than {seconds:g} s" if code is None else f"ended with {code}"
+    found: dict[str, Any] = {"error": error} if code != 0 else json.loads(result.read_text())
     if left := sorted(str(place) for place in memory.rglob("*")):
         found.setdefault("error", f"left {', '.join(left)}")
     shutil.rmtree(memory)
@@ -88,11 +84,9 @@ def run_part(name: str, given: dict[str, Any], seconds: float) -> dict[str, Any]
 def text_of(report: dict[str, Any]) -> str:
     """The report in Markdown: what was measured on what, and a table."""
     at = report["machine"]
+    link = "driver, PCIe generation, lanes"
     where = f"No GPU: in small on {at['cpus']} CPU cores, load {at['load_average']:.1f}"
-    if at["gpus"]:
-        where = (
-            f"{', '.join(at['gpus'])}; driver, PCIe generation, lanes: {at['driver, PCIe generation, lanes']}"
-        )
+    where = f"{', '.join(at['gpus'])}; {link}: {at[link]}" if at["gpus"] else where
     lines = [f"{where}; {at['versions']}; {at['evalspan']}; {at['at']}. Model: {report['model']}.", ""]
     lines += ["| part | what | seconds | figure |", "|---|---|---|---|"]
     for name, part in report["parts"].items():
@@ -147,9 +141,7 @@ def measure(options: Options) -> tuple[str, bool]:
 
 NAMES = [name for name in PARTS if name != "model"]
 OPTIONS = (
-    option(
-        "--small", False, "a tiny model and few documents, to see that all of it works", action="store_true"
-    ),
+    option("--small", False, "a tiny model and few documents, to see that it works", action="store_true"),
     option("--parts", NAMES, "only these parts", nargs="+", choices=NAMES, type=str),
     option("--model", text="a checkpoint's folder (default: one with random weights is made)", type=Path),
     option("--size", text="of the model that is made: 1b, in small tiny", choices=list(SHAPES), type=str),

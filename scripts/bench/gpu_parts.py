@@ -2,31 +2,37 @@
 
 Rule: a part runs users' commands, `evalspan eval` and `lm_eval run`. RESULT holds `rows`, or `skipped` with the reason, or
 `error`. A row with `met` false has other digits than lm-eval's where those are due. GIVEN: see `gpu.measure`.
+Every way of loading reads the same staged files, and its clock stops when the device holds all bytes. Trials load by
+`transformers`; the other ways show what a load could cost, and one that this machine refuses says so in its row.
 """
 
 from __future__ import annotations
 
+import gc
+import itertools
 import json
 import os
 import shutil
 import subprocess
 import sys
+import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from support.exactness import tiny_model
 
-from bench import first_run, gpu_load
-from bench.gpu_load import Row, seen
-from bench.harness import Options, RunError
-from coordinator.errors import OperatorError
-from coordinator.intake.suites import load_suite
+from bench import staging
+from bench.harness import ROOT, Options, RunError
+from coordinator.intake.checkpoint import inspect
 from evaljobs.contract.paths import WorkPaths
-from evaljobs.contract.specs import TaskEntry
+from evaljobs.staging import precursor
 from priors import table
 
+TASKS = ROOT / "evaljobs" / "suites" / "quickstart"
 KINDS = ("quickstart_mmlu", "quickstart_gsm8k", "bench_pages", "quickstart_hellaswag")
 LIKELIHOODS = (KINDS[0], KINDS[-1])
 HEADS = {"num_attention_heads": 32, "num_key_value_heads": 8, "vocabulary": 32768}
@@ -35,6 +41,17 @@ SHAPES: dict[str, dict[str, int]] = {  # LlamaConfig's fields
     "1b": {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, **HEADS},
     "8b": {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, **HEADS},
 }
+CHUNK = 64 << 20  # bytes of a reader's pinned buffer
+PRODUCT = "transformers, as trials do"
+Row = dict[str, Any]
+
+
+def seen(what: str, seconds: float | None = None, figure: str = "", **more: Any) -> Row:
+    """A row of the table."""
+    return {"what": what, "seconds": seconds, "figure": figure, **more}
+
+
+# --- the two commands ------------------------------------------------------------------------------------------------
 
 
 class Ran(NamedTuple):
@@ -44,7 +61,7 @@ class Ran(NamedTuple):
     """
 
     wall: float
-    scores: first_run.Scores
+    scores: dict[str, dict[str, float]]
     answers: dict[tuple[str, int], list[str]]
     learnt: Mapping[str, tuple[float, int]] = {}
 
@@ -54,49 +71,72 @@ class Ran(NamedTuple):
         return seen(what, self.wall, known, learnt=self.learnt)
 
 
-# --- the two commands ------------------------------------------------------------------------------------------------
-
-
-def suite(given: Options, name: str, kinds: Sequence[str] = KINDS, shots: int = 0, **settings: Any) -> str:
+def suite(given: Options, name: str, kinds: Sequence[str] = KINDS, shots: int = 0, **settings: Any) -> Path:
     """A suite file in a new folder of this name, with all tasks' files beside it."""
     folder = Path(given.folder) / name
-    shutil.copytree(first_run.TASKS, folder / "tasks")
+    shutil.copytree(TASKS, folder / "tasks")
     shutil.copy(Path(__file__).with_name("pages.yaml"), folder / "tasks")
     for file in (folder / "tasks").glob("*.yaml"):  # lm-eval changes no 0 of a task's own by a setting
         file.write_text(file.read_text().replace("num_fewshot: 0", f"num_fewshot: {shots}"))
-    return first_run.suite_file(folder, entries(given, kinds), folder / "tasks", **settings)
+    lines = ['name = "bench"', f"include_path = [{json.dumps(str(folder / 'tasks'))}]"]
+    lines += [f"{key} = {json.dumps(value)}" for key, value in settings.items()]
+    for kind in kinds:
+        lines += ["[[task]]", f'name = "{kind}"', f"limit = {given.limit}"]
+    (folder / "bench.toml").write_text("\n".join(lines) + "\n")
+    return folder / "bench.toml"
 
 
-def entries(given: Options, kinds: Sequence[str]) -> list[TaskEntry]:
-    return [TaskEntry(name=name, limit=given.limit) for name in kinds]
-
-
-def evalspan(given: Options, file: str, *flags: str, gpus: int = 1, **trial: str) -> Ran:
+def evalspan(given: Options, file: Path, *flags: str, gpus: int = 1, **trial: str) -> Ran:
     """`evalspan eval` of a suite file in one trial, in a work folder beside it. `trial`: settings of [trial], as TOML."""
     weights = sum(place.stat().st_size for place in Path(given.model).glob("*.safetensors"))
     own = {"device": f'"{given.device}"', "gpus_per_trial": gpus, "memory_mb": 8000 + weights // 500_000}
     own |= {"threads": 1} if given.device == "cpu" else {}
-    config, work = Path(file).with_name("evalspan.toml"), Path(file).with_name("work")
+    config, work = file.with_name("evalspan.toml"), file.with_name("work")
     lines = [f"[stage]\nroots = [{json.dumps(given.memory)}]\n[trial]"]
     config.write_text("\n".join([*lines, *(f"{key} = {value}" for key, value in (own | trial).items())]))
-    more = ("--config", str(config), "--slots", str(gpus), *flags)
-    spent, scores = first_run.evalspan(Path(given.model), file, work, *more)
-    learnt = {
-        o.task: (o.inference_seconds, o.prefill_tokens) for o in table.read(WorkPaths(work).observations)
-    }
-    return Ran(spent["wall"], scores, answers(work), learnt)
+    words = ["eval", given.model, "--suite", file, "--work-dir", work, "--config", config, "--slots", gpus]
+    wall = timed_command("evalspan", [*words, *flags], work.with_suffix(".log"))
+    known = table.read(WorkPaths(work).observations)
+    learnt = {one.task: (one.inference_seconds, one.prefill_tokens) for one in known}
+    return Ran(wall, scores_of(work.glob("*/results.json")), answers(work), learnt)
 
 
-def lm_eval(given: Options, file: str, batch_size: int | str, **how: Any) -> Ran:
+def lm_eval(
+    given: Options,
+    file: Path,
+    batch_size: int | str,
+    *,
+    model: str = "hf",
+    model_args: str = "",
+    python: str = sys.executable,
+) -> Ran:
     """`lm_eval run` of the same tasks, in two commands: lm-eval would mix tasks of one kind in its batches."""
-    out, scores, wall = Path(file).with_name("lm_eval"), first_run.Scores(), 0.0
-    more = {"tasks": Path(file).with_name("tasks"), "device": given.device, **how}
+    out, wall = file.with_name("lm_eval"), 0.0
     out.mkdir()
+    words = ["run", "--model", model, "--device", given.device, "--log_samples", "--limit", given.limit]
+    words += ["--model_args", f"pretrained={given.model}{model_args}", "--batch_size", batch_size]
+    words += ["--include_path", file.with_name("tasks")]
     for kinds in (KINDS[:-1], KINDS[-1:]):
-        chosen = (Path(given.model), entries(given, kinds), batch_size, out / kinds[0])
-        spent, found = first_run.lm_eval(*chosen, "--log_samples", **more)
-        wall, scores = wall + spent["wall"], scores | found
-    return Ran(wall, scores, answers(out))
+        own = ["--tasks", *kinds, "--output_path", out / kinds[0]]
+        wall += timed_command("lm_eval", [*words, *own], out / f"{kinds[0]}.log", python)
+    return Ran(wall, scores_of(out.glob("**/results_*.json")), answers(out))
+
+
+def timed_command(name: str, words: Sequence[object], log: Path, python: str = sys.executable) -> float:
+    """Seconds of a command that stands beside an interpreter. RunError where it fails."""
+    argv, started = [str(Path(python).with_name(name)), *map(str, words)], time.perf_counter()
+    with log.open("ab") as out:
+        code = subprocess.run(argv, cwd=log.parent, stdout=out, stderr=out, check=False).returncode
+    if code:
+        raise RunError(f"{' '.join(argv)} ended with {code}: {log.read_text(errors='replace')[-2000:]}")
+    return time.perf_counter() - started
+
+
+def scores_of(files: Any) -> dict[str, dict[str, float]]:
+    """Numbers of each task: its metrics and their standard errors."""
+    tables = [json.loads(place.read_text())["results"] for place in files]
+    found = {task: metrics for each in tables for task, metrics in each.items()}
+    return {task: {k: v for k, v in row.items() if isinstance(v, float)} for task, row in found.items()}
 
 
 def answers(folder: Path) -> dict[tuple[str, int], list[str]]:
@@ -127,9 +167,8 @@ def difference(what: str, ours: Ran, theirs: Ran, *, due: bool = False) -> Row:
         counts = "{other_answers} of {documents} documents differ, log-likelihoods by {worst:.3g} at most, choices in "
         text = (counts + "{other_choices}; scores of {other_scores} tasks differ").format(**found)
     for key in other[:1]:
-        a, b = next(
-            pair for pair in zip(ours.answers[key], theirs.answers[key], strict=True) if len({*pair}) > 1
-        )
+        both = zip(ours.answers[key], theirs.answers[key], strict=True)
+        a, b = next(pair for pair in both if len({*pair}) > 1)
         text += f"; first: {key[0]} document {key[1]}, {a[:40]!r} and {b[:40]!r}"
     return seen(what, None, text, **found, **({"met": not (other or scores)} if due else {}))
 
@@ -142,21 +181,130 @@ def numbers(values: Sequence[str]) -> list[float]:
         return []
 
 
+# --- loads -----------------------------------------------------------------------------------------------------------
+
+
+def load(given: Options) -> list[Row]:
+    """Rows for staging, for each way from the staged files to the device, and for a trial's whole load."""
+    bench = staging.Bench(Path(given.folder), Path(given.memory), inspect(Path(given.model)))
+    size = bench.checkpoint.bytes
+
+    def dropped() -> None:
+        """Drop the weights from the page cache, as far as their file system does that."""
+        for file in bench.weights:
+            with file.open("rb") as opened:
+                os.fsync(opened.fileno())
+                os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+    def best(what: str, work: Callable[[], list[float]], *, cold: bool = False) -> Row:
+        """A row of the best round; `work` gives its seconds, and of a trial those of import and load."""
+        rounds = []
+        for _ in range(given.rounds):
+            if cold:
+                dropped()
+            rounds.append(work())
+        spent, *parts = min(rounds)
+        figure = "import {:.1f} s, load {:.1f} s" if parts else f"{size / spent / 1e9:.3g} GB/s"
+        return seen(what, spent, figure.format(*parts), rounds=rounds)
+
+    rows = [best("cold storage to /dev/shm", lambda: [bench.staged()], cold=True)]
+    rows.append(best("storage in the page cache to /dev/shm", lambda: [bench.staged()]))
+    holding = precursor.stage_only(bench.spec("held"))
+    try:
+        staged = Path(holding.staged.path)
+        for name, way in ways(staged, sorted(staged.glob("*.safetensors")), given.device).items():
+            what = f"/dev/shm to {given.device}: {name}"
+            try:
+                rows.append(best(what, lambda way=way: [seconds_to(given.device, way)]))
+            except (RuntimeError, TypeError) as error:
+                if name == PRODUCT:
+                    raise
+                rows.append(seen(what, None, f"refused: {str(error).splitlines()[0]}"))
+        for name, place in (("/dev/shm", str(staged)), ("cold storage", given.model)):
+            trial = partial(staging.run, staging.TRIAL, place, given.device)
+            rows.append(best(f"a trial's process, from {name}", trial, cold=place != str(staged)))
+    finally:
+        precursor.clear(holding, "bench")
+    return rows
+
+
+def seconds_to(device: str, way: Callable[[], Any]) -> float:
+    """Until the device holds all; what the way made is freed before the next one."""
+    import torch  # noqa: PLC0415
+
+    started = time.perf_counter()
+    held = way()
+    if device != "cpu":
+        torch.cuda.synchronize()
+    spent = time.perf_counter() - started
+    del held
+    gc.collect()
+    if device != "cpu":
+        torch.cuda.empty_cache()
+    return spent
+
+
+def ways(folder: Path, files: Sequence[Path], device: str) -> dict[str, Callable[[], Any]]:
+    """Ways to bring the files' weights to the device; each call returns what must live for that."""
+    import torch  # noqa: PLC0415
+    from safetensors.torch import load_file  # noqa: PLC0415
+    from transformers import AutoModelForCausalLM  # noqa: PLC0415
+
+    def copied(where: str, **backend: str) -> list[Any]:
+        tensors = [tensor for file in files for tensor in load_file(file, where, **backend).values()]
+        # those on a CPU are views of a file's pages
+        return [torch.empty_like(t, device=device).copy_(t) if t.device.type == "cpu" else t for t in tensors]
+
+    AutoModelForCausalLM.from_pretrained(
+        folder, dtype="auto"
+    )  # what is imported on the first use does not count
+    return {
+        PRODUCT: lambda: AutoModelForCausalLM.from_pretrained(folder, dtype="auto", device_map={"": device}),
+        "pageable, tensors copied from the mapped file": lambda: copied("cpu"),
+        "direct, safetensors": lambda: copied(device),
+        "direct, safetensors with pread": lambda: copied(device, backend="pread"),
+        "pinned buffer, 1 reader": lambda: pinned(files, device, 1),
+        "pinned buffers, 4 readers": lambda: pinned(files, device, 4),
+    }
+
+
+def pinned(files: Sequence[Path], device: str, readers: int) -> Any:
+    """The files' bytes, one after the other, in one uint8 tensor on the device; for a CPU the buffers are not pinned."""
+    import torch  # noqa: PLC0415
+
+    on_gpu = device != "cpu"
+    sizes = [file.stat().st_size for file in files]
+    there = torch.empty(sum(sizes), dtype=torch.uint8, device=device)
+    pieces = [
+        (file, offset, start + offset, min(CHUNK, size - offset))
+        for file, size, start in zip(files, sizes, itertools.accumulate(sizes, initial=0), strict=False)
+        for offset in range(0, size, CHUNK)
+    ]
+
+    def read(own: Sequence[tuple[Path, int, int, int]]) -> None:
+        buffer = torch.empty(CHUNK, dtype=torch.uint8, pin_memory=on_gpu)
+        with torch.cuda.stream(torch.cuda.Stream(device) if on_gpu else None):
+            for file, offset, start, length in own:
+                with file.open("rb", buffering=0) as source:
+                    source.seek(offset)
+                    assert source.readinto(memoryview(buffer.numpy())[:length]) == length, file
+                there[start : start + length].copy_(buffer[:length])  # waits; other readers read meanwhile
+
+    with ThreadPoolExecutor(readers) as pool:
+        list(pool.map(read, (pieces[first::readers] for first in range(readers))))
+    return there
+
+
 # --- parts -----------------------------------------------------------------------------------------------------------
 
 
 def make_model(given: Options) -> list[Row]:
     """A Llama with random weights in bfloat16, and a tokenizer trained on the shipped tasks' texts."""
-    texts = [file.read_text() for file in sorted((first_run.TASKS / "data").glob("*.jsonl"))]
+    lines = [x for file in sorted((TASKS / "data").glob("*.jsonl")) for x in file.read_text().splitlines()]
     shape = {"max_position_embeddings": 4096, **SHAPES[given.size]}
     how = {"dtype": "bfloat16", "files_of": "1GB", "initializer_range": 0.05}
-    tiny_model.make(Path(given.model), [line for text in texts for line in text.splitlines()], **how, **shape)
+    tiny_model.make(Path(given.model), lines, **how, **shape)
     return []
-
-
-def load(given: Options) -> list[Row]:
-    folders = (Path(place) for place in (given.model, given.folder, given.memory))
-    return gpu_load.measure(*folders, given.device, given.rounds)
 
 
 def exact(given: Options) -> list[Row]:
@@ -168,13 +316,7 @@ def exact(given: Options) -> list[Row]:
 
 def fast(given: Options) -> list[Row] | str:
     what = {"kinds": LIKELIHOODS, "shots": given.shots, "batch_size": given.batch_size}
-    plain = suite(given, "exact", **what)
-    load_suite(plain)
-    quick = suite(given, "fast", **what, mode="fast")
-    try:
-        load_suite(quick)
-    except OperatorError as error:
-        return f"this version has no fast mode: {str(error).partition(': ')[2].partition(';')[0]}"
+    plain, quick = suite(given, "exact", **what), suite(given, "fast", **what, mode="fast")
     ran, faster = evalspan(given, plain), evalspan(given, quick)
     rows = [ran.row(f"exact, {given.shots} shots"), faster.row(f"fast, {given.shots} shots")]
     for task, (seconds, tokens) in ran.learnt.items():
@@ -199,7 +341,7 @@ def two_gpus(given: Options) -> list[Row] | str:
     if given.gpus < 2:
         return f"needs two GPUs; this machine has {given.gpus}"
     file = suite(given, "two", batch_size=given.batch_size)
-    log = Path(file).with_name("memory.txt")
+    log = file.with_name("memory.txt")
     look = "while sleep 0.5; do nvidia-smi --query-gpu=memory.used,index --format=csv,noheader; done"
     with log.open("w") as out, subprocess.Popen(["sh", "-c", look], stdout=out) as looking:
         try:
@@ -218,7 +360,7 @@ def two_gpus(given: Options) -> list[Row] | str:
 PARTS = {"model": make_model, "load": load, "exact": exact, "fast": fast, "vllm": vllm, "two-gpus": two_gpus}
 
 
-def main(name: str, given_file: str, result_file: str) -> int:
+def main(name: str, given_file: str, result_file: str) -> None:
     given = Options(**json.loads(Path(given_file).read_text()))
     if given.device == "cpu":
         os.environ["OMP_NUM_THREADS"] = "1"  # of both commands: more threads give other digits
@@ -230,8 +372,7 @@ def main(name: str, given_file: str, result_file: str) -> int:
         traceback.print_exc()
         result = {"error": f"{type(error).__name__}: {error}"}
     Path(result_file).write_text(json.dumps(result))
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    main(*sys.argv[1:])

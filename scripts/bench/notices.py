@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 from coordinator.intake import inbox, pending, work_folder
@@ -24,59 +23,41 @@ LOOK_SECONDS = 0.05
 EVERY_SECONDS = 2.0  # between two notices
 
 
-class Notices:
-    """The notices that were left in a work folder."""
-
-    def __init__(self, paths: WorkPaths, kept: Path) -> None:
-        self._paths, self._kept = paths, kept
-        self._rows: list[tuple[float, float | None]] = []
-        self._waiting: dict[Path, tuple[int, str]] = {}  # file -> its row, its checkpoint
-        for file in sorted(paths.inbox.glob("*.json")):
-            self._add(file, json.loads(file.read_bytes())["checkpoint"], file.stat().st_mtime)
-
-    def _add(self, file: Path, checkpoint: str, at: float) -> None:
-        self._waiting[file] = (len(self._rows), checkpoint)
-        self._rows.append((at, None))
-
-    def shown(self) -> set[str]:
-        return {each.checkpoint for each in pending.read(self._paths, time.time()).waiting}
-
-    def announce(self, notice: inbox.Notice) -> None:
-        at = time.time()
-        self._add(inbox.leave(self._paths, notice), notice.checkpoint, at)
-
-    def look(self) -> None:
-        shown, now = self.shown(), time.time()
-        for file, (row, checkpoint) in list(self._waiting.items()):
-            if checkpoint in shown or not file.exists():
-                self._rows[row] = (self._rows[row][0], now)
-                del self._waiting[file]
-        write_atomic(self._kept, json.dumps(self._rows).encode())
-
-
-def open_ones(paths: WorkPaths, suite: str) -> Iterator[inbox.Notice]:
+def open_ones(paths: WorkPaths, suite: str) -> list[inbox.Notice]:
     """A notice of each evaluation without results."""
-    for file in sorted(paths.root.glob("*/evaluation.json")):
-        record = read_evaluation(EvaluationPaths(file.parent))
-        if record is not None and not EvaluationPaths(file.parent).results.exists():
-            checkpoint = record.checkpoint
-            yield inbox.Notice(
-                checkpoint=checkpoint.announced, step=checkpoint.step, suite=suite, noticed_at=time.time()
-            )
+    folders = [EvaluationPaths(file.parent) for file in sorted(paths.root.glob("*/evaluation.json"))]
+    records = [read_evaluation(folder) for folder in folders if not folder.results.exists()]
+    found = [record.checkpoint for record in records if record is not None]
+    told = {"suite": suite, "noticed_at": time.time()}
+    return [inbox.Notice(checkpoint=each.announced, step=each.step, **told) for each in found]
 
 
 def main(root: Path) -> None:
     paths = WorkPaths(work_folder.load(root / "evalspan.toml").work_dir)
-    notices, count, due = Notices(paths, root / "notices.json"), 0, 0.0
+    rows: list[tuple[float, float | None]] = []
+    waiting: dict[Path, tuple[int, str]] = {}  # file -> its row, its checkpoint
+
+    def add(file: Path, checkpoint: str, at: float) -> None:
+        waiting[file] = (len(rows), checkpoint)
+        rows.append((at, None))
+
+    for file in sorted(paths.inbox.glob("*.json")):
+        add(file, json.loads(file.read_bytes())["checkpoint"], file.stat().st_mtime)
+    count, due = 0, 0.0
     while True:
+        shown, now = {each.checkpoint for each in pending.read(paths, time.time()).waiting}, time.time()
+        for file, (row, checkpoint) in list(waiting.items()):
+            if checkpoint in shown or not file.exists():
+                rows[row] = (rows[row][0], now)
+                del waiting[file]
+        write_atomic(root / "notices.json", json.dumps(rows).encode())
         if time.monotonic() >= due:
             due = time.monotonic() + EVERY_SECONDS
-            shown = notices.shown()
-            fresh = [n for n in open_ones(paths, str(root / "suite.toml")) if n.checkpoint not in shown]
-            if fresh:
-                notices.announce(fresh[count % len(fresh)])
+            every = open_ones(paths, str(root / "suite.toml"))
+            if fresh := [notice for notice in every if notice.checkpoint not in shown]:
+                notice, at = fresh[count % len(fresh)], time.time()
+                add(inbox.leave(paths, notice), notice.checkpoint, at)
                 count += 1
-        notices.look()
         time.sleep(LOOK_SECONDS)
 
 

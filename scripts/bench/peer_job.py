@@ -17,19 +17,17 @@ def read_weights(folder: Path, name: str, seconds: float) -> None:
     """Take `seconds` of a sole reader's time on this node's link."""
     marks = folder / "reading" / os.environ["SLURMD_NODENAME"]
     marks.mkdir(parents=True, exist_ok=True)
-    mark = marks / name
-    mark.touch()
+    (marks / name).touch()
     left, at = seconds, time.monotonic()
     while left > 0:
         readers = sum(1 for _ in marks.iterdir())
         time.sleep(min(LOOK_SECONDS, left * readers))
         now = time.monotonic()
-        left -= (now - at) / readers
-        at = now
-    mark.unlink()
+        left, at = left - (now - at) / readers, now
+    (marks / name).unlink()
 
 
-def main() -> None:
+if __name__ == "__main__":
     started = time.time()
     folder, name = Path(sys.argv[1]), sys.argv[2]
     job = json.loads((folder / "jobs" / name).read_text())
@@ -42,7 +40,3 @@ def main() -> None:
     unnamed = folder / "done" / f".{name}"
     unnamed.write_text(json.dumps({"started": started, "inferred": inferred, "ended": time.time()}))
     unnamed.rename(folder / "done" / name)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,4 +1,4 @@
-"""The instance with time scaled down, and what each set will really take. Pure.
+"""The instance of 63 data sets with time scaled down, and what each set will really take. Pure.
 
 Rule: one truth for every runner: a set's seconds are drawn around its prior by the simulator's own `Truth`, along its
 documents, so they are the same however the set is cut.
@@ -6,43 +6,29 @@ documents, so they are the same however the set is cut.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
 from functools import cached_property
+from itertools import pairwise
 from math import ceil
 from pathlib import Path
+from typing import NamedTuple
 
 from simulation import baselines
 from simulation.sampled_times import Predicted, Truth
 
-from coordinator.planning.instance import DataSet, Instance, parse_instance
+from coordinator.planning.instance import DataSet, parse_instance
 from coordinator.planning.lower_bound import Bound
-from priors.sizes import known
 
-INSTANCE = Path(__file__).with_name("portfolio63_32gpus.instance.json")
 BATCH_SECONDS = 2.0  # of a set's batch, about, before time is scaled: shards are cut between batches
-FIXED = (
-    "load_seconds",
-    "shard_overhead_seconds",
-    "storage_seconds_alone",
-    "staging_seconds",
-    "preprocess_seconds",
-)
 
 
-def scaled(instance: Instance, scale: float) -> Instance:
-    """The same instance with every second divided by `scale`."""
-
-    def shorter(one: DataSet) -> DataSet:
-        seconds = {"gpu_seconds": one.gpu_seconds / scale, "metric_seconds": one.metric_seconds / scale}
-        return one.model_copy(update=seconds)
-
-    sets = tuple(map(shorter, instance.datasets))
-    fixed = {name: getattr(instance, name) / scale for name in FIXED}
-    return instance.model_copy(update={**fixed, "datasets": sets})
+def instance_text(gpus: int) -> str:
+    """The shipped instance, which is of one node of 8 GPUs, on so many GPUs, with two CPU slots each."""
+    given = json.loads(Path(__file__).with_name("portfolio63.instance.json").read_text())
+    return json.dumps({**given, "gpus": gpus, "cpu_slots": 2 * gpus})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Set:
+class Set(NamedTuple):
     """A set as it will be run: its batches' predicted and true GPU seconds, and its metric's.
 
     `alone`: its metric's jobs run one at a time (a judge's endpoint limits them).
@@ -54,65 +40,57 @@ class Set:
     metric_predicted: float
     metric_seconds: float
     executes: bool
-    alone: bool
+    alone: bool = False
 
 
 class Portfolio:
-    """An instance, drawn once."""
+    """The instance on 32 GPUs, every second divided by `scale`, drawn once."""
 
-    def __init__(self, text: str, *, scale: float, sigma: float | None, seed: int) -> None:
-        self.scale = scale
-        self.instance = scaled(parse_instance(text), scale)
+    def __init__(self, *, scale: float, sigma: float | None, seed: int) -> None:
+        whole = json.loads(instance_text(32))
+        for table in (whole, *whole["datasets"]):
+            table.update({key: value / scale for key, value in table.items() if "seconds" in key})
+        self.scale, self.instance = scale, parse_instance(json.dumps(whole))
         self.truth = Truth(Predicted(self.instance.sets()), sigma=sigma, seed=seed)
 
     def bound(self) -> Bound:
         """No schedule on these GPUs and CPU slots beats it, in scaled seconds."""
-        return self.truth.bound(
-            self.instance.lanes(),
-            load_seconds=self.instance.load_seconds,
-            cpu_slots=self.instance.cpu_slots,
-            stage_seconds=self.instance.staging_seconds,
-        )
+        one = self.instance
+        costs = {"load_seconds": one.load_seconds, "stage_seconds": one.staging_seconds}
+        return self.truth.bound(one.lanes(), cpu_slots=one.cpu_slots, **costs)
 
     @cached_property
     def sets(self) -> list[Set]:
         return [self._set(index, one) for index, one in enumerate(self.instance.datasets)]
 
     def _set(self, index: int, one: DataSet) -> Set:
+        executes = one.metric == "execute"
         count = min(one.docs, max(1, ceil(one.gpu_seconds * self.scale / BATCH_SECONDS)))
-        if one.metric == "execute":
+        if executes:
             count = one.docs  # its CPU work follows its documents
-        ends = [one.docs * number // count for number in range(1, count + 1)]
-        pairs = list(zip([0, *ends], ends, strict=False))
+        ends = [one.docs * number // count for number in range(count + 1)]
+        pairs = list(pairwise(ends))
         return Set(
             name=one.name,
             predicted=tuple(one.gpu_seconds * (end - first) / one.docs for first, end in pairs),
             seconds=tuple(self.truth.gpu(index, first, end) for first, end in pairs),
             metric_predicted=one.metric_seconds,
             metric_seconds=self.truth.metric_seconds[index],
-            executes=one.metric == "execute",
-            alone=one.metric == "execute" and one.metric_parallelism == 1,
+            executes=executes,
+            alone=executes and one.metric_parallelism == 1,
         )
 
-    # --- what others would run -----------------------------------------------------------------------------------
-
-    def _sources(self) -> list[baselines.Source]:
-        return [
-            baselines.Source(
-                name=one.name, docs=one.docs, labels=row.labels if (row := known(one.name)) else 0
-            )
-            for one in self.instance.datasets
-        ]
+    # --- what others would run: GPU seconds of each job ----------------------------------------------------------
 
     def per_dataset(self) -> list[float]:
-        """GPU seconds of each job, one a set, in the portfolio's order."""
-        return [self._inference(task) for task in baselines.per_dataset(self._sources())]
+        """One job a set, in the portfolio's order."""
+        return self._inference(baselines.per_dataset(baselines.sources_of(self.instance)))
 
     def num_worker(self) -> list[float]:
-        """GPU seconds of each of OpenCompass's num-worker tasks, as many as GPUs."""
-        tasks = baselines.opencompass_num_worker(self._sources(), self.instance.gpus)
-        return [self._inference(task) for task in tasks]
+        """OpenCompass's num-worker tasks, as many as GPUs."""
+        sources = baselines.sources_of(self.instance)
+        return self._inference(baselines.opencompass_num_worker(sources, self.instance.gpus))
 
-    def _inference(self, task: baselines.Task) -> float:
+    def _inference(self, tasks: list[baselines.Task]) -> list[float]:
         truth = self.truth
-        return sum(truth.gpu(truth.index[p.dataset], p.start_doc, p.end_doc) for p in task)
+        return [sum(truth.gpu(truth.index[name], *span) for name, *span in task) for task in tasks]

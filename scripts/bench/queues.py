@@ -9,7 +9,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import platform
-import signal
 import subprocess
 import sys
 import tempfile
@@ -25,24 +24,25 @@ from coordinator.services.redis_server import RedisServer
 from evaljobs.contract.outcomes import Failed
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths
 from evaljobs.contract.specs import ModelOptions, ScoreSpec, SuiteSpec, TaskEntry
-from evaljobs.contract.storage import write_atomic, write_outcome
+from evaljobs.contract.storage import write_outcome, write_record
 from evaljobs.queue.work_queue import QueuedShard, WorkQueue
 
+MOST = 2000  # shards that a process claims
 
-def pull(file: str, trial: str, lane: str, most: int, out: Any) -> None:
-    """Claim and finish up to `most` shards; report how many in how many seconds."""
+
+def pull(file: str, trial: str, lane: str) -> tuple[int, float]:
+    """Claim and finish up to MOST shards: how many, in how many seconds."""
     queue = WorkQueue.connect(Path(file), "bench")
     queue.snapshot()
-    out.put("ready")
     started, count = time.perf_counter(), 0
-    while count < most and (claim := queue.claim(trial, lane)).shard is not None:
+    while count < MOST and (claim := queue.claim(trial, lane)).shard is not None:
         queue.done(trial, claim.shard, 0)
         count += 1
-    out.put((count, time.perf_counter() - started))
+    return count, time.perf_counter() - started
 
 
 def bench_shards(work: WorkPaths, shards: int, lanes: int, processes: int) -> dict[str, Any]:
-    queue = WorkQueue.connect(work.redis_address, "bench")
+    queue, file = WorkQueue.connect(work.redis_address, "bench"), str(work.redis_address)
     per = shards // lanes
     plan = {
         f"l{n}": [
@@ -52,24 +52,9 @@ def bench_shards(work: WorkPaths, shards: int, lanes: int, processes: int) -> di
         for n in range(lanes)
     }
     fill = timed(lambda: queue.fill(plan, "1"))
-    context = multiprocessing.get_context("spawn")
-    out = context.Queue()
-
-    def pulled(pullers: list[tuple[str, str]]) -> list[tuple[int, float]]:
-        """What processes claim side by side: (shards, seconds) of each."""
-        made = [
-            context.Process(target=pull, args=(str(work.redis_address), trial, lane, 2000, out))
-            for trial, lane in pullers
-        ]
-        for process in made:
-            process.start()
-        answers = [out.get() for _ in range(2 * len(made))]
-        for process in made:
-            process.join()
-        return [answer for answer in answers if answer != "ready"]
-
-    [(count, seconds)] = pulled([("t0", "none")])
-    counted = pulled([(f"t{n}", f"l{n}") for n in range(processes)])
+    with multiprocessing.get_context("spawn").Pool(processes) as pool:
+        count, seconds = pool.apply(pull, (file, "t0", "none"))
+        counted = pool.starmap(pull, [(file, f"t{n}", f"l{n}") for n in range(processes)], chunksize=1)
     for n in range(lanes):
         queue.heartbeat(f"beat{n}", phase="infer", shard=f"none|{n}|1", batches_done=n, batches=lanes)
     return {
@@ -84,42 +69,39 @@ def bench_shards(work: WorkPaths, shards: int, lanes: int, processes: int) -> di
 
 
 def bench_jobs(work: WorkPaths, jobs: int) -> dict[str, Any]:
-    paths = EvaluationPaths(work.root / "jobs")
+    paths, suite = EvaluationPaths(work.root / "jobs"), SuiteSpec(name="s", tasks=(TaskEntry(name="t"),))
     for folder in paths.folders():
         folder.mkdir(parents=True)
-    suite = SuiteSpec(name="s", tasks=(TaskEntry(name="t"),))
+    about = {"evaluation_dir": str(paths.root), "suite": suite, "entry": 0, "request_sets": {}, "frames": {}}
     for n in range(jobs + 1):
-        nothing = {"request_sets": {}, "frames": {}, "model_dir": "/", "model": ModelOptions()}
-        spec = ScoreSpec(name=f"score-{n}", evaluation_dir=str(paths.root), suite=suite, entry=0, **nothing)
-        write_atomic(paths.spec(spec.name), spec.model_dump_json().encode())
+        spec = ScoreSpec(name=f"score-{n}", model_dir="/", model=ModelOptions(), **about)
+        write_record(paths.spec(spec.name), spec)
         write_outcome(paths, Failed(name=spec.name, job="score", blame="retry", error="a bench"))
     queue = MetricQueue(work.redis_address, "jobs")
 
-    def enqueue_all() -> None:
-        for n in range(jobs):
+    def enqueue(numbers: range) -> None:
+        for n in numbers:
             queue.enqueue(f"score-{n}", paths.spec(f"score-{n}"))
 
+    def wait_empty() -> None:
+        if not procs.poll(lambda: not queue.known(), deadline_s=300, every_s=0.01):
+            raise RunError("the jobs did not end within 300 s")
+
     argv = [sys.executable, "-m", "evaljobs", "worker", "--redis-file", str(work.redis_address)]
-    argv += ["--queue", "jobs"]
-    with subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as worker:
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    with subprocess.Popen([*argv, "--queue", "jobs"], **quiet) as worker:
         try:
-            queue.enqueue(f"score-{jobs}", paths.spec(f"score-{jobs}"))
-            wait_empty(queue)
-            enqueue = timed(enqueue_all)
-            # the worker ran some meanwhile: count from the first enqueue
-            total = enqueue + timed(lambda: wait_empty(queue))
+            enqueue(range(jobs, jobs + 1))
+            wait_empty()
+            spent = timed(lambda: enqueue(range(jobs)))
+            total = spent + timed(wait_empty)  # the worker ran some meanwhile: count from the first enqueue
         finally:
-            worker.send_signal(signal.SIGTERM)
+            worker.terminate()
     return {
         "jobs": jobs,
-        "enqueue_ms": 1000 * enqueue / jobs,
+        "enqueue_ms": 1000 * spent / jobs,
         "enqueue_dispatch_result_ms": 1000 * total / jobs,
     }
-
-
-def wait_empty(queue: MetricQueue) -> None:
-    if not procs.poll(lambda: not queue.known(), deadline_s=300, every_s=0.01):
-        raise RunError("the jobs did not end within 300 s")
 
 
 def measure(options: Options) -> tuple[dict[str, Any], bool]:
@@ -137,11 +119,6 @@ def measure(options: Options) -> tuple[dict[str, Any], bool]:
     return targets(rows, machine=machine, work_queue=shards, metric_queue=jobs)
 
 
+SIZES = {"--shards": 100_000, "--lanes": 256, "--processes": 8, "--jobs": 200}
 if __name__ == "__main__":
-    sizes = (
-        option("--shards", 100_000),
-        option("--lanes", 256),
-        option("--processes", 8),
-        option("--jobs", 200),
-    )
-    sys.exit(command("bench_queue", __doc__, measure, *sizes))
+    sys.exit(command("bench_queue", __doc__, measure, *(option(name, size) for name, size in SIZES.items())))

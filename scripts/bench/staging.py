@@ -7,6 +7,7 @@ storage: they add 5 ms to each block read, for one stream and for evalspan's rea
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -28,6 +29,7 @@ from evaljobs.staging import precursor
 
 MIB = 1 << 20
 LATENCY = 0.005  # seconds a block
+SLOW_BYTES = 256 * MIB  # that are read behind it
 TRIALS = 8
 LOADS = 24  # rounds of loading; an odd one out moves no median
 
@@ -48,21 +50,32 @@ for i in range(rounds):  # each goes first in every other round: what the first 
 print(json.dumps(times))
 """
 BARE = """
-import time; a = time.perf_counter()
+import json, time; a = time.perf_counter()
 import sys, torch, transformers
-b = time.perf_counter()
 transformers.AutoTokenizer.from_pretrained(sys.argv[1])
 transformers.AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype="auto")
-print(b - a, time.perf_counter() - b)
+print(json.dumps([time.perf_counter() - a]))
 """
 TRIAL = """
-import time; a = time.perf_counter()
+import json, time; a = time.perf_counter()
 import sys
 from evaljobs.trial.engines import loading
 from evaljobs.contract.specs import ModelOptions
 loaded = loading.load(sys.argv[1], ModelOptions(device=sys.argv[2]), 1).loaded
-print(time.perf_counter() - a, loaded.import_seconds, loaded.load_seconds)
+print(json.dumps([time.perf_counter() - a, loaded.import_seconds, loaded.load_seconds]))
 """
+PRECURSOR = """
+import sys; from evaljobs.staging import precursor as stage; from evaljobs.contract.specs import StageSpec
+h = stage.stage_only(StageSpec.model_validate_json(sys.argv[1])); print(h.staged.storage_bytes, flush=True)
+sys.stdin.read(); stage.clear(h, 'bench')
+"""
+
+
+def run(code: str, *arguments: str) -> Any:
+    """What a program prints as JSON in its last line, in an interpreter of its own."""
+    argv = [sys.executable, "-c", code, *arguments]
+    done = subprocess.run(argv, check=True, stdout=subprocess.PIPE, text=True)
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def make_checkpoint(folder: Path, size: int, shards: int = 1) -> CheckpointSpec:
@@ -70,16 +83,14 @@ def make_checkpoint(folder: Path, size: int, shards: int = 1) -> CheckpointSpec:
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"]}))
     (folder / "tokenizer.json").write_text("{}")
-    each, index = size // shards, {}
-    noise = os.urandom(MIB)
+    each, index, noise = size // shards, {}, os.urandom(MIB)
     for i in range(shards):
-        name = f"model-{i + 1:05}-of-{shards:05}.safetensors"
+        name = index[f"t{i}"] = f"model-{i + 1:05}-of-{shards:05}.safetensors"
         header = json.dumps({f"t{i}": {"dtype": "U8", "shape": [each], "data_offsets": [0, each]}}).encode()
         with (folder / name).open("wb") as file:
             file.write(len(header).to_bytes(8, "little") + header)
             for block in range(0, each, MIB):
                 file.write(((i << 32) + block).to_bytes(8, "little") + noise[8 : min(MIB, each - block)])
-        index[f"t{i}"] = name
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
     return inspect(folder)
 
@@ -87,49 +98,49 @@ def make_checkpoint(folder: Path, size: int, shards: int = 1) -> CheckpointSpec:
 class Bench:
     """One run below a scratch folder (the storage) and a root (node memory)."""
 
-    def __init__(self, scratch: Path, root: Path, checkpoint: CheckpointSpec, rounds: int) -> None:
-        self.scratch, self.root, self.checkpoint, self.rounds = scratch, root, checkpoint, rounds
+    def __init__(self, scratch: Path, root: Path, checkpoint: CheckpointSpec) -> None:
+        self.scratch, self.root, self.checkpoint = scratch, root, checkpoint
         self.weights = [Path(checkpoint.source) / f.name for f in checkpoint.files]
 
-    def spec(self, checkpoint: CheckpointSpec, name: str) -> StageSpec:
+    def spec(self, name: str) -> StageSpec:
         folders = {"evaluation_dir": str(self.scratch), "lease_file": str(self.scratch / "lease")}
-        return StageSpec(name=name, node="here", checkpoint=checkpoint, roots=(str(self.root),), **folders)
-
-    def plain(self, commands: list[list[str]], parallel: int) -> float:
-        """Run copies into a fresh folder; seconds."""
-        target = self.root / "plain"
-        target.mkdir()
-        try:
-            with ThreadPoolExecutor(parallel) as pool:
-                return timed(lambda: list(pool.map(lambda c: subprocess.run(c, check=True), commands)))
-        finally:
-            shutil.rmtree(target)
+        where = {"node": "here", "roots": (str(self.root),)}
+        return StageSpec(name=name, checkpoint=self.checkpoint, **where, **folders)
 
     def staged(self) -> float:
         """Stage once; seconds, of the whole and not of the copy alone."""
         started = time.perf_counter()
-        holding = precursor.stage_only(self.spec(self.checkpoint, "new"))
+        holding = precursor.stage_only(self.spec("new"))
         seconds = time.perf_counter() - started
         assert holding.staged.rung == "shm", holding.staged.why
         precursor.clear(holding, "bench")
         return seconds
 
-    def rates(self) -> dict[str, float]:
+    def plain(self, commands: list[list[str]]) -> float:
+        """Run copies side by side into a fresh folder; seconds."""
+        target = self.root / "plain"
+        target.mkdir()
+        try:
+            with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+                return timed(lambda: list(pool.map(lambda c: subprocess.run(c, check=True), commands)))
+        finally:
+            shutil.rmtree(target)
+
+    def rates(self, rounds: int) -> dict[str, float]:
         to = str(self.root / "plain")
         one = ["cp", *map(str, self.weights), to]
         each = [["cp", str(w), to] for w in self.weights]
-        dd = [["dd", "bs=8M", f"if={w}", f"of={to}/{w.name}", "status=none"] for w in self.weights]
+        dd = [f"dd bs=8M status=none if='{w}' of='{to}/{w.name}'" for w in self.weights]
         ways: dict[str, Callable[[], float]] = {
-            "cp": lambda: self.plain([one], 1),
-            "dd": lambda: self.plain(dd, 1),
-            "parallel_cp": lambda: self.plain(each, len(os.sched_getaffinity(0))),
+            "cp": lambda: self.plain([one]),
+            "dd": lambda: self.plain([["sh", "-ec", "\n".join(dd)]]),
+            "parallel_cp": lambda: self.plain(each),
             "staged": self.staged,
         }
-        best = dict.fromkeys(ways, float("inf"))
-        order = list(ways)
+        best, order = dict.fromkeys(ways, float("inf")), list(ways)
         for _ in range(2):  # the source into the page cache; a virtual machine gets pages for it late
-            self.plain([one], 1)
-        for _ in range(self.rounds):
+            self.plain([one])
+        for _ in range(rounds):
             for name in order:
                 best[name] = min(best[name], ways[name]())
             order.append(order.pop(0))  # the first of a round finds the coldest pages
@@ -137,87 +148,62 @@ class Bench:
 
     def storage_ratio(self) -> float:
         """Bytes that left storage over the model's bytes, with eight precursors of one checkpoint on the node at once."""
-        code = (
-            "import sys; from evaljobs.staging import precursor as stage; from evaljobs.contract.specs import StageSpec\n"
-            "h = stage.stage_only(StageSpec.model_validate_json(sys.argv[1])); print(h.staged.storage_bytes, flush=True)\n"
-            "sys.stdin.read(); stage.clear(h, 'bench')"
-        )
-        pipes: dict[str, Any] = {
-            "stdin": subprocess.PIPE,
-            "stdout": subprocess.PIPE,
-            "stderr": subprocess.DEVNULL,
-        }
-        specs = (self.spec(self.checkpoint, f"t{i}").model_dump_json() for i in range(TRIALS))
-        running = [subprocess.Popen([sys.executable, "-c", code, s], text=True, **pipes) for s in specs]
-        read = sum(int(process.stdout.readline()) for process in running if process.stdout is not None)
+        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        pipes |= {"stderr": subprocess.DEVNULL, "text": True}
+        specs = (self.spec(f"t{i}").model_dump_json() for i in range(TRIALS))
+        running = [subprocess.Popen([sys.executable, "-c", PRECURSOR, spec], **pipes) for spec in specs]
+        read = sum(int(process.stdout.readline()) for process in running)
         for process in running:
             process.communicate("")
         return read / self.checkpoint.bytes
 
-    def latency(self, size: int = 256 * MIB) -> dict[str, float]:
-        """Behind 5 ms a block: the rate of one stream and of sixteen readers, both of the same blocks."""
+    def latency(self, rounds: int) -> dict[str, float]:
+        """Behind 5 ms a block: the rate of one stream and of sixteen readers, both of heads of the same four shards."""
+        files = sorted(self.weights, key=lambda w: -w.stat().st_size)[:4]
+        size = min(SLOW_BYTES // len(files), files[-1].stat().st_size) // MIB * MIB
+        sources = [self.scratch / f"head-{file.name}" for file in files]
+        for file, head in zip(files, sources, strict=True):
+            with file.open("rb") as whole:
+                head.write_bytes(whole.read(size))
+        spent: dict[str, list[float]] = {"single_stream": [], "ours": []}
+        for _ in range(rounds):
+            spent["single_stream"].append(self._slow_copy(sources, size, 1))
+            spent["ours"].append(self._slow_copy(sources, size, 16))
+        return {name: size * len(files) / min(seconds) for name, seconds in spent.items()}
 
+    def _slow_copy(self, sources: list[Path], size: int, readers: int) -> float:
         def slow(descriptor: int, buffers: list[memoryview], offset: int) -> int:
             time.sleep(LATENCY)
             return os.preadv(descriptor, buffers, offset)
 
-        files = sorted(self.weights, key=lambda w: -w.stat().st_size)[:4]
-        size = min(size, files[-1].stat().st_size * len(files)) // len(files) // MIB * MIB
-        sources = []
-        for file in files:  # heads of four shards, as files of their own
-            head = self.scratch / f"head-{file.name}"
-            with file.open("rb") as whole, head.open("wb") as part:
-                part.write(whole.read(size))
-            sources.append(head)
-        rates = {"single_stream": 0.0, "ours": 0.0}
-        for _ in range(self.rounds):
-            for name, readers in (("single_stream", 1), ("ours", 16)):
-                seconds = self._slow_copy(sources, size, readers, slow)
-                rates[name] = max(rates[name], size * len(files) / seconds)
-        for source in sources:
-            source.unlink()
-        return rates
-
-    def _slow_copy(self, sources: list[Path], size: int, readers: int, read: copying.ReadBlock) -> float:
-        copies = []
-        for i, source in enumerate(sources):
-            target = os.open(self.root / f"slow-{i}", os.O_RDWR | os.O_CREAT | os.O_EXCL)
-            (self.root / f"slow-{i}").unlink()
-            os.ftruncate(target, size)
-            mtime = source.stat().st_mtime_ns
-            copies.append(copying.Copy(name=str(i), source=source, size=size, mtime_ns=mtime, target=target))
-        try:
-            return timed(lambda: copying.copy_files(copies, readers=readers, read=read))
-        finally:
-            for copy in copies:
-                os.close(copy.target)
-
-
-def run(code: str, *arguments: str) -> str:
-    """The last line that a program prints in an interpreter of its own."""
-    command = [sys.executable, "-c", code, *arguments]
-    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.splitlines()[-1]
+        with contextlib.ExitStack() as stack:
+            copies = []
+            for source in sources:
+                file = stack.enter_context(tempfile.TemporaryFile(dir=self.root))
+                file.truncate(size)
+                known = {"size": size, "mtime_ns": source.stat().st_mtime_ns, "target": file.fileno()}
+                copies.append(copying.Copy(name=source.name, source=source, **known))
+            return timed(lambda: copying.copy_files(copies, readers=readers, read=slow))
 
 
 def loads(model: Path, scratch: Path, root: Path) -> dict[str, Any]:
     """A real model: loading it staged against page-cached storage, and a trial's start against a bare script's."""
-    spec = Bench(scratch, root, inspect(model), 1).spec(inspect(model), "model")
-    holding = precursor.stage_only(spec)
-    times = json.loads(run(LOAD, holding.staged.path, str(model), str(LOADS)))
-    bare, trial = [], []
-    for _ in range(3):
-        bare.append(sum(map(float, run(BARE, holding.staged.path).split())))
-        trial.append(float(run(TRIAL, holding.staged.path, "cpu").split()[0]))
+    checkpoint = inspect(model)
+    holding = precursor.stage_only(Bench(scratch, root, checkpoint).spec("model"))
+    path = holding.staged.path
+    times = run(LOAD, path, str(model), str(LOADS))
+    pairs = [(run(BARE, path)[0], run(TRIAL, path, "cpu")[0]) for _ in range(3)]
     precursor.clear(holding, "bench")
     staged, storage = (statistics.median(pair[i] for pair in times) for i in range(2))
+    bare, trial = (min(pair[i] for pair in pairs) for i in range(2))
     return {
-        "model_bytes": spec.checkpoint.bytes,
+        "model_bytes": checkpoint.bytes,
         "staged_load_seconds": staged,
         "storage_load_seconds": storage,
         "staged_over_storage": staged / storage,
-        "bare_import_and_load_seconds": min(bare),
-        "trial_import_and_load_seconds": min(trial),
-        "trial_over_bare": min(trial) / min(bare),
+        "bare_import_and_load_seconds": bare,
+        "trial_import_and_load_seconds": trial,
+        "trial_over_bare": trial / bare,
     }
 
 
@@ -227,19 +213,14 @@ def measure(options: Options) -> tuple[dict[str, Any], bool]:
         tempfile.TemporaryDirectory(prefix="bench-staging-", dir="/dev/shm") as memory,
     ):
         scratch, root = Path(storage), Path(memory)
-        bench = Bench(
-            scratch,
-            root,
-            make_checkpoint(scratch / "model", int(options.gb * 1e9), options.shards),
-            options.rounds,
-        )
-        rates = bench.rates()
-        slow = bench.latency()
+        checkpoint = make_checkpoint(scratch / "model", int(options.gb * 1e9), options.shards)
+        bench = Bench(scratch, root, checkpoint)
+        rates, slow = bench.rates(options.rounds), bench.latency(options.rounds)
         best = max(rates["cp"], rates["dd"], rates["parallel_cp"])
         report: dict[str, Any] = {
             "cpus": len(os.sched_getaffinity(0)),
             "load_average": os.getloadavg()[0],
-            "bytes": bench.checkpoint.bytes,
+            "bytes": checkpoint.bytes,
             "shards": options.shards,
             "rates": rates,
             "latency_rates": slow,

@@ -1,11 +1,10 @@
-"""The engine and the metrics of a bench: they hold a GPU, or a CPU slot, for given seconds, and may answer from a table.
+"""The engine and the metrics of a bench: they hold a GPU, or a CPU slot, for given seconds.
 
     python -m bench.synthetic -m evaljobs VERB …
 
-Rule: nothing but the engine and, where metrics are given, the metric module is replaced; staging, claims,
-heartbeats, dumps and RQ are the real ones. `bench.json` in $BENCH_FOLDER says what to do. Without `answers` a request's text
-is its seconds; with them each request takes `seconds` of its kind. What a trial takes to start counts into its load. A
-precursor holds its node's link for the seconds that one reader takes. Imports no torch and no lm-eval.
+Rule: nothing but the engine and the metric module is replaced; staging, claims, heartbeats, dumps and RQ are the real
+ones. `bench.json` in $BENCH_FOLDER says what to do. A request's text is its seconds. What a trial takes to start counts
+into its load. A precursor holds its node's link for the seconds that one reader takes. Imports no torch and no lm-eval.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ import json
 import os
 import sys
 import time
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -35,8 +33,12 @@ SLOW = "BENCH_SLOW"  # "NODE/GPU:TIMES": that GPU takes so many times as long, a
 
 @functools.cache
 def given() -> dict[str, Any]:
-    """What `bench.json` says: storage_seconds, metrics; or seconds and answers."""
+    """What `bench.json` says: storage_seconds, trials_each, metrics; `played`: no second passes."""
     return dict(json.loads((Path(os.environ[FOLDER]) / "bench.json").read_text()))
+
+
+def hold(seconds: float) -> None:
+    time.sleep(0.0 if given().get("played") else seconds)
 
 
 class SyntheticEngine:
@@ -45,6 +47,9 @@ class SyntheticEngine:
     def __init__(self, load_seconds: float) -> None:
         self.loaded = Loaded(devices="synthetic", gpus=1, import_seconds=0.0, load_seconds=load_seconds)
         self.usage = Usage()
+        gpu, _, times = os.environ.get(SLOW, "").partition(":")
+        here = f"{os.environ.get('SLURMD_NODENAME')}/{os.environ.get('SLURM_JOB_GPUS')}"
+        self.times = float(times) if gpu == here else 1.0
 
     def warm_up(self) -> float:
         return 0.0
@@ -52,11 +57,10 @@ class SyntheticEngine:
     def answers(
         self, batches: Sequence[Batch], _seeds: Sequence[int], tick: Callable[[int], None]
     ) -> list[tuple[int, Any]]:
-        pairs: list[tuple[int, Any]] = []
         for done, batch in enumerate(batches):
             tick(done)
-            pairs += answer(batch)
-        return pairs
+            hold(self.times * sum(float(piece.context) for piece in batch.pieces))  # type: ignore[arg-type]
+        return [(piece.index, "") for batch in batches for piece in batch.pieces]
 
     def close(self) -> None:
         """Nothing was started."""
@@ -70,38 +74,13 @@ def load(
     phase: Callable[[str], None] = lambda _phase: None,
     **_more: Any,
 ) -> SyntheticEngine:
-    """`evaljobs.trial.engines.loading.load`: ready `load_seconds` after this process began."""
+    """`evaljobs.trial.engines.loading.load`: ready `load_seconds` after this process began (in ticks since boot)."""
     phase("load")
-    began, seconds = time.monotonic(), float(options.model_args.get("load_seconds", 0))
-    time.sleep(max(0.0, seconds - _age_seconds()))
-    return SyntheticEngine(time.monotonic() - began)
-
-
-def _age_seconds() -> float:
-    """How long ago this process began: starttime is in ticks since boot."""
     ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
-    return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
-
-
-def answer(batch: Batch) -> list[tuple[int, Any]]:
-    """Hold the GPU for the seconds that are given, then answer."""
-    if "answers" not in given():
-        time.sleep(_times() * sum(float(piece.context) for piece in batch.pieces))  # type: ignore[arg-type]
-        return [(piece.index, "") for piece in batch.pieces]
-    generates = batch.kind == "generate_until"
-    time.sleep(given()["seconds"]["generate" if generates else "likelihood"] * len(batch.pieces))
-    if generates:
-        return [(p.index, given()["answers"].get(p.context, "an answer")) for p in batch.pieces]
-    noise = [zlib.crc32(repr((p.context, p.continuation)).encode()) / 2**32 for p in batch.pieces]
-    if batch.kind == "loglikelihood":
-        return [(p.index, [-x, False]) for p, x in zip(batch.pieces, noise, strict=True)]
-    return [(p.index, -x if batch.text else [p.window, -x]) for p, x in zip(batch.pieces, noise, strict=True)]
-
-
-def _times() -> float:
-    gpu, _, times = os.environ.get(SLOW, "").partition(":")
-    here = f"{os.environ.get('SLURMD_NODENAME')}/{os.environ.get('SLURM_JOB_GPUS')}"
-    return float(times) if gpu == here else 1.0
+    age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+    began = time.monotonic()
+    hold(max(0.0, float(options.model_args.get("load_seconds", 0)) - age))
+    return SyntheticEngine(time.monotonic() - began)
 
 
 # --- metrics ---------------------------------------------------------------------------------------------------------
@@ -113,21 +92,18 @@ def warm() -> None:
 
 def perform(spec: ExecuteSpec | ScoreSpec) -> Executed | Scored:
     """`evaljobs.scoring.score.perform`: hold a CPU slot; a judge's jobs one at a time."""
-    metrics = given()["metrics"]
-    started = time.monotonic()
-    paths = EvaluationPaths(spec.evaluation_dir)
+    task = spec.task if isinstance(spec, ExecuteSpec) else next(iter(spec.request_sets))
+    metric, paths = given()["metrics"][task], EvaluationPaths(spec.evaluation_dir)
     outcome: Executed | Scored
     if isinstance(spec, ExecuteSpec):
-        metric = metrics[spec.task]
-        with _turn(spec.task) if metric["alone"] else contextlib.nullcontext():
+        with _turn(task) if metric["alone"] else contextlib.nullcontext():
             started = time.monotonic()  # the wait for a turn is no work
-            time.sleep(metric["seconds"] * len(spec.documents) / metric["docs"])
-        made = {"task": spec.task, "documents": len(spec.documents), "programs": 0}
+            hold(metric["seconds"] * len(spec.documents) / metric["docs"])
+        made = {"task": task, "documents": len(spec.documents), "programs": 0}
         outcome = Executed(name=spec.name, seconds=time.monotonic() - started, **made)
     else:
-        (task,) = spec.request_sets
-        if not metrics[task]["executes"]:  # else the execute jobs took the seconds already
-            time.sleep(metrics[task]["seconds"])
+        started = time.monotonic()
+        hold(0.0 if metric["executes"] else metric["seconds"])  # the execute jobs took the seconds already
         place = paths.scores / f"{spec.entry:03d}-{slug(task)}.json"
         write_atomic(place, json.dumps({"results": {task: {"alias": task}}}).encode())
         made = {"entry": spec.entry, "result_file": str(place)}
@@ -143,21 +119,16 @@ def _turn(task: str) -> Iterator[None]:
         yield
 
 
-def main() -> None:
-    """Run a verb of evaljobs with this module's parts in it."""
-    verb = sys.argv[3]
-    if verb == "trial":
-        from evaljobs.trial.engines import loading  # noqa: PLC0415
+if __name__ == "__main__":  # run a verb of evaljobs with this module's parts in it
+    match sys.argv[3]:
+        case "trial":
+            from evaljobs.trial.engines import loading
 
-        loading.load = load  # type: ignore[assignment]
-    elif verb == "worker" and "metrics" in given():
-        sys.modules["evaljobs.scoring.score"] = sys.modules[__name__]
-    elif verb == "stage":
-        time.sleep(given().get("storage_seconds", 0.0))
-    from evaljobs.__main__ import main as evaljobs_main  # noqa: PLC0415
+            loading.load = load  # type: ignore[assignment]
+        case "worker":
+            sys.modules["evaljobs.scoring.score"] = sys.modules[__name__]
+        case "stage":
+            hold(given().get("storage_seconds", 0.0))
+    from evaljobs.__main__ import main
 
-    sys.exit(evaljobs_main(sys.argv[3:]))
-
-
-if __name__ == "__main__":
-    main()
+    sys.exit(main(sys.argv[3:]))

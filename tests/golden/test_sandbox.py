@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bench.compare_sandbox import human_eval
+from bench.sandbox import human_eval
 from sandbox.programs import ROWS, checks, line_of
 from support.goldens import HERE, Goldens, long
 

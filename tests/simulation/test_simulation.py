@@ -27,85 +27,68 @@ SIMULATE = Path(__file__).parents[2] / "scripts" / "simulate"
 FEW = settings(max_examples=80)
 
 
-def run(on, sets, **shards):
-    """Lanes with their shards of the only set, (batch, rank) each; 10 s of load, 1 s of overhead, two CPU slots."""
-    (work,) = sets
-    rows = {
-        lane: tuple(
-            PlannedShard(set="x", first_batch=at, end_batch=at + 1, seconds=work.batch_seconds[at], rank=rank)
-            for at, rank in mine
-        )
-        for lane, mine in shards.items()
-    }
-    made = Plan(
-        lanes=tuple(LanePlan(lane=lane, node="n", shards=mine) for lane, mine in rows.items()),
-        makespan_seconds=0.0,
-        lower_bound_seconds=0.0,
-        gpu_seconds=0.0,
-    )
-    truth = Truth(Predicted(sets), sigma=0.0, seed=0)
-    return simulate(made, on, truth, load_seconds=10.0, shard_overhead_seconds=1.0, cpu_slots=2)
-
-
-@pytest.mark.parametrize(
-    ("batches", "shards", "spans", "busy"),
-    [
-        pytest.param(
-            [20.0, 30.0, 8.0],
-            {"a": [(0, 0.0), (1, 1.0), (2, 2.0)], "b": []},
-            # both loaded at 10; a runs rank 0 until 31, b rank 1 until 41, a rank 2 from 31 until 40
-            [("a", 0.0, 10.0, 31.0), ("b", 1.0, 10.0, 41.0), ("a", 2.0, 31.0, 40.0)],
-            58 / 81,  # 58 s of inference; held: a 10..40 and b 10..41, and 10 s of load each
-            id="an empty lane steals the lowest rank of the fullest lane",
-        ),
-        pytest.param(
-            [5.0, 30.0, 5.0, 50.0],
-            {"a": [(0, 0.0), (1, 1.0)], "b": [(2, 2.0), (3, 3.0)], "c": []},
-            # c steals from b (50 s left), not from a (30 s left), although a's has the lower rank
-            [("a", 0.0, 10.0, 16.0), ("b", 2.0, 10.0, 16.0), ("c", 3.0, 10.0, 61.0), ("a", 1.0, 16.0, 47.0)],
-            90 / 124,
-            id="a thief takes from the lane with most seconds left",
-        ),
-    ],
-)
-def test_lanes_pull_and_steal_as_by_hand(batches, shards, spans, busy):
-    """Lane, rank, start and end of each shard; inference over the seconds that GPUs are held."""
-    got = run(
-        [Lane(name=name, node="n") for name in shards], [WorkSet(name="x", batch_seconds=batches)], **shards
-    )
-    assert [(span.lane, span.shard.rank, span.start, span.end) for span in got.spans] == spans
-    assert got.makespan_seconds == pytest.approx(max(end for *_, end in spans))
-    assert got.busy_fraction == pytest.approx(busy)
-
-
-@pytest.mark.parametrize(
-    ("lane", "work", "end"),
-    [
-        # ready at 40, load 10: from 50 on, 20 s of work at speed 2 and 1 s overhead
-        pytest.param(
-            {"ready_at_seconds": 40.0, "speed": 2.0}, {"batch_seconds": [20.0]}, 61.0, id="late, fast"
-        ),
-        # shards end at 21 and 31: a score waits for the whole set
-        pytest.param({}, {"batch_seconds": [10.0, 9.0], "metric_seconds": 7.0}, 38.0, id="score"),
-        # an execute for its shard: 10 s of CPU from 21 on, then the 9 s of the second shard from 31 on
-        pytest.param(
-            {},
+LANE_RUNS = {
+    # both loaded at 10; a runs rank 0 until 31, b rank 1 until 41, a rank 2 from 31 until 40. 58 s of inference; held: a
+    # 10..40 and b 10..41, and 10 s of load each
+    "an empty lane steals the lowest rank of the fullest lane": (
+        ({"batch_seconds": [20.0, 30.0, 8.0]}, {"a": [0, 1, 2], "b": []}),
+        ("a0 10 31, b1 10 41, a2 31 40", 41.0, 58 / 81),
+    ),
+    # c steals from b (50 s left), not from a (30 s left), although a's has the lower rank
+    "a thief takes from the lane with most seconds left": (
+        ({"batch_seconds": [5.0, 30.0, 5.0, 50.0]}, {"a": [0, 1], "b": [2, 3], "c": []}),
+        ("a0 10 16, b2 10 16, c3 10 61, a1 16 47", 61.0, 90 / 124),
+    ),
+    # ready at 40, load 10: from 50 on, 20 s of work at speed 2 and 1 s overhead
+    "a late lane starts when it arrives, and speed counts": (
+        ({"batch_seconds": [20.0]}, {"a": [0]}, {"ready_at_seconds": 40.0, "speed": 2.0}),
+        ("a0 50 61", 61.0, 10 / 21),
+    ),
+    "a score waits for the whole set": (
+        ({"batch_seconds": [10.0, 9.0], "metric_seconds": 7.0}, {"a": [0, 1]}),
+        ("a0 10 21, a1 21 31", 38.0, 19 / 31),
+    ),
+    # 10 s of CPU from 21 on, then the 9 s of the second shard from 31 on
+    "an execute waits for its shard alone": (
+        (
             {
                 "batch_seconds": [10.0, 9.0],
                 "metric_seconds": 19.0,
                 "metric": "execute",
                 "metric_parallelism": 1,
             },
-            40.0,
-            id="execute",
+            {"a": [0, 1]},
         ),
-    ],
-)
-def test_a_lane_starts_when_it_arrives_and_metrics_follow(lane, work, end):
-    """The end of one lane's run, by hand."""
-    sets = [WorkSet(name="x", **work)]
-    shards = [(at, float(at)) for at in range(len(work["batch_seconds"]))]
-    assert run([Lane(name="a", node="n", **lane)], sets, a=shards).makespan_seconds == pytest.approx(end)
+        ("a0 10 21, a1 21 31", 40.0, 19 / 31),
+    ),
+}
+
+
+@pytest.mark.parametrize(("given", "wanted"), LANE_RUNS.values(), ids=LANE_RUNS)
+def test_lanes_pull_and_steal_and_metrics_follow_as_by_hand(given, wanted):
+    """Of one set, whose batches are its shards by rank, on lanes with 10 s of load and 1 s of overhead, and two CPU slots:
+    lane, rank, start and end of each shard; the makespan; inference over the seconds that GPUs are held.
+    """
+    row, lanes, *more = given
+    work = WorkSet(name="x", **row)
+    plans = [
+        LanePlan(
+            lane=lane,
+            node="n",
+            shards=tuple(
+                PlannedShard(set="x", first_batch=n, end_batch=n + 1, seconds=work.batch_seconds[n], rank=n)
+                for n in mine
+            ),
+        )
+        for lane, mine in lanes.items()
+    ]
+    made = Plan(lanes=tuple(plans), makespan_seconds=0.0, lower_bound_seconds=0.0, gpu_seconds=0.0)
+    on = [Lane(name=lane, node="n", **(more[0] if more else {})) for lane in lanes]
+    truth = Truth(Predicted([work]), sigma=0.0, seed=0)
+    got = simulate(made, on, truth, load_seconds=10.0, shard_overhead_seconds=1.0, cpu_slots=2)
+    spans = [f"{span.lane}{span.shard.rank} {span.start:g} {span.end:g}" for span in got.spans]
+    assert (", ".join(spans), got.makespan_seconds) == wanted[:2]
+    assert got.busy_fraction == pytest.approx(wanted[2])
 
 
 @pytest.mark.parametrize(
@@ -235,13 +218,12 @@ def test_evalspan_ends_as_planned_and_no_baseline_is_faster_here():
 
 
 @pytest.mark.parametrize(
-    ("policy", "sigma", "seeds"),
-    [("fifo", 0.3, 1), ("paper", -1.0, 1), ("paper", 300.0, 1), ("paper", 0.3, 0)],
+    "asked", [("fifo", 0.3, 1), ("paper", -1.0, 1), ("paper", 300.0, 1), ("paper", 0.3, 0)]
 )
-def test_what_cannot_be_simulated_is_refused(policy, sigma, seeds):
+def test_what_cannot_be_simulated_is_refused(asked):
     """Unknown policies, spreads below 0 and no seed: ValueError."""
     with pytest.raises(ValueError):
-        simulate_instance(instance_text(), policy, sigma, seeds)
+        simulate_instance(instance_text(), *asked)
 
 
 def test_a_quantile_is_one_of_the_values():

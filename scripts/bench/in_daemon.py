@@ -1,0 +1,200 @@
+"""`evalspan daemon` whose jobs are synthetic, looked at after each turn of its loop.
+
+    python -m bench.in_daemon FOLDER [AT_ONCE]
+
+Without AT_ONCE it runs until idle and leaves FOLDER/costs.json: what its loop took. With it, AT_ONCE checkpoints are
+announced, and once all have ended, QUIET turns of the loop pass and a row is added to FOLDER/rows.jsonl: what the process
+holds; after the last checkpoint it ends by SIGTERM, as an operator would end it.
+Rule: nothing of the daemon is replaced but what starts its jobs, and how many trials one evaluation may have at once (no
+setting says that); where bench.json says "played", its cluster and its clock are, too (`bench.played`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import gc
+import json
+import os
+import resource
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bench import synthetic
+from bench.harness import spread
+from bench.world import WATCHED
+from coordinator.base import clock
+from coordinator.cli.service import Daemon
+from coordinator.config.schema import Config
+from coordinator.evaluation.job_specs import Site
+from coordinator.evaluation.records import RunOptions
+from coordinator.intake import from_settings
+from coordinator.intake.inbox import Notice, leave
+from coordinator.runtime import wiring
+from coordinator.runtime.service import Service
+from evaljobs.contract.paths import WorkPaths
+from evaljobs.queue import redis_client
+
+if TYPE_CHECKING:
+    from bench.played import World
+
+SETTLE_SECONDS = 3.0  # of an idle daemon before its turns count: the last jobs' ends are taken meanwhile
+STANDING = 100  # newest checkpoints in the watched folder; older ones are removed, as trainings do
+QUIET = 40  # turns with nothing to do that are timed for a row
+
+
+class Costs:
+    """How long each turn of the loop took, and what this process has used while there was an evaluation to run."""
+
+    def __init__(self) -> None:
+        self.turns: list[float] = []
+        self.began = (time.monotonic(), time.process_time())
+        self.busy = (0.0, 0.0)  # seconds and CPU seconds until the last turn with an evaluation
+        self.looked_at = 0.0  # unix seconds at which the loop looked at notices for the first time
+
+    def turn(self, service: Service, tick: Callable[[], None]) -> None:
+        if self.looked_at:
+            self.turns.append(service.coordinator.turn_seconds)  # of the turn before
+        self.looked_at = self.looked_at or time.time()
+        tick()
+        if service.coordinator.busy:
+            self.busy = (time.monotonic() - self.began[0], time.process_time() - self.began[1])
+
+    def account(self) -> dict[str, Any]:
+        """`cores`: CPU of this process alone over the seconds in which there was an evaluation to run."""
+        seconds, cpu = self.busy
+        return {
+            "busy_seconds": seconds,
+            "cpu_seconds": cpu,
+            "cores": cpu / max(1e-9, seconds),
+            "rss_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+            "looked_at": self.looked_at,
+            "turns": {"loop": {"count": len(self.turns), "seconds": spread(self.turns)}},
+        }
+
+
+class Announcer:
+    """Announces checkpoints group by group, and measures the daemon between two groups."""
+
+    def __init__(self, root: Path, at_once: int, world: World | None) -> None:
+        self.root, self.at_once, self.world = root, at_once, world
+        self.left = sorted((root / "checkpoints").iterdir(), key=_step)
+        self.past: list[Path] = []  # checkpoints that were put into the watched folder
+        self.ended = 0
+        self.idle_since: float | None = None
+        self.turns: list[float] = []  # CPU seconds of idle turns
+        self.before = 0.0
+
+    def turn(self, service: Service, tick: Callable[[], None]) -> None:
+        tick()
+        spent, self.before = time.thread_time() - self.before, time.thread_time()
+        coordinator, now = service.coordinator, clock.now()
+        busy = bool(coordinator.busy or coordinator.running or service.waiting)
+        busy = busy or any(service.paths.inbox.glob("*.json"))
+        if self.world is not None:
+            self.world.turn(busy=busy)
+        if busy:
+            self.idle_since, self.turns = None, []
+            return
+        self.idle_since = self.idle_since or now
+        if now - self.idle_since > SETTLE_SECONDS:
+            self.turns.append(spent)
+        if len(self.turns) >= QUIET:
+            row = {"ended": self.ended, "at": time.time(), "idle_turn_ms": 1000 * sum(self.turns) / QUIET}
+            with (self.root / "rows.jsonl").open("a") as file:
+                file.write(json.dumps(row | holdings(service.paths)) + "\n")
+            self.idle_since, self.turns = None, []
+            self._announce(service)
+
+    def _announce(self, service: Service) -> None:
+        if not self.left:
+            os.kill(os.getpid(), signal.SIGTERM)
+        for place in self.past[:-STANDING]:
+            shutil.rmtree(place)
+        group, self.left = self.left[: self.at_once], self.left[self.at_once :]
+        self.past, self.ended = self.past[-STANDING:], self.ended + len(group)
+        for place in group:
+            if self.world is not None:
+                self.past.append(place.rename(self.root / WATCHED / place.name))
+            else:
+                about = {"step": _step(place), "suite": str(self.root / "suite.toml")}
+                leave(service.paths, Notice(checkpoint=str(place), noticed_at=time.time(), **about))
+
+
+def _step(place: Path) -> int:
+    return int(place.name.rpartition("-")[2])
+
+
+def holdings(work: WorkPaths) -> dict[str, float]:
+    """What this process holds now, and what is in Redis and in the work folder outside of evaluations' own folders."""
+    gc.collect()
+    tasks = list(Path("/proc/self/task").iterdir())
+    found: dict[str, float] = {
+        "descriptors": len(list(Path("/proc/self/fd").iterdir())),
+        "threads": len(tasks),
+        "children": sum(len((task / "children").read_text().split()) for task in tasks),
+        "resident_mb": int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() / 2**20,
+        "python_blocks": sys.getallocatedblocks(),
+    }
+    with redis_client.connect(work.redis_address) as client:
+        info: dict[str, Any] = client.info()  # type: ignore[assignment]
+        found |= {"redis_mb": info["used_memory"] / 2**20, "redis_clients": info["connected_clients"]}
+        found["redis_keys"] = sum(1 for _ in client.scan_iter(count=1000))
+    inside: list[Path] = []
+    for place, folders, names in os.walk(work.root):
+        if Path(place) == work.root:
+            folders[:] = [name for name in folders if not (work.root / name / "journal.jsonl").exists()]
+        inside += [Path(place, name) for name in (*folders, *names)]
+    sizes = {path: size for path in inside if not path.is_dir() and (size := _size(path))}
+    single = {"pending": work.pending, "watched": work.watched, "observations": work.observations}
+    single |= {"digests": work.digests, "redis_log": work.redis / "valkey.log"}
+    rest = sum(sizes.values()) - sizes.get(work.observations, 0)
+    found |= {"work_inodes": len(inside), "rest_kb": rest / 1024}
+    return found | {f"{name}_kb": sizes.get(path, 0) / 1024 for name, path in single.items()}
+
+
+def _size(path: Path) -> int:
+    with contextlib.suppress(OSError):
+        return path.stat().st_size
+    return 0
+
+
+def synthetic_jobs() -> None:
+    """Have the daemon of this process start its jobs with `bench.synthetic`."""
+    command = (sys.executable, "-m", "bench.synthetic")
+    plain, options_of = wiring.site_of, from_settings.run_options
+
+    def site_of(config: Config) -> Site:
+        return dataclasses.replace(plain(config), trial_command=command, worker_command=command)
+
+    def run_options(config: Config) -> RunOptions:
+        return options_of(config).model_copy(update={"max_trials": synthetic.given()["trials_each"]})
+
+    wiring.site_of, from_settings.run_options = site_of, run_options
+
+
+def main(root: Path, at_once: int | None) -> None:
+    os.environ[synthetic.FOLDER] = str(root)
+    world, costs = None, Costs()
+    if synthetic.given()["played"]:
+        from bench import played  # noqa: PLC0415 (of the tests, which nodes do not import)
+
+        world = played.play()
+    else:
+        synthetic_jobs()
+    each = costs.turn if at_once is None else Announcer(root, at_once, world).turn
+    plain = Service.tick
+    Service.tick = lambda service: each(service, lambda: plain(service))  # type: ignore[method-assign]
+    try:
+        Daemon(config=root / "evalspan.toml", until_idle=at_once is None).run()
+    finally:
+        (root / "costs.json").write_text(json.dumps(costs.account()))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]) if sys.argv[2:] else None)

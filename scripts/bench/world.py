@@ -1,0 +1,186 @@
+"""What a daemon of synthetic GPUs finds on disk: settings, suite, request sets, observations, checkpoints, notices.
+
+    python -m bench.world FOLDER SETTINGS
+
+SETTINGS is JSON: that of a portfolio (scale, sigma, seed, workers) or of drawn sets (evaluations, tasks, batches,
+batch_seconds, trials_each, nodes_each, seed); `announced` false: it leaves no notices; `played`: its jobs take no time, the
+daemon watches WATCHED, and its Redis is of this host alone.
+Rule: files of the real formats, made without lm-eval. A batch is one request, of a document of its own, whose text is
+its true seconds; the planner sees tokens in proportion to the predicted seconds, and a history that says how long those
+took. All checkpoints have one tokenizer, so they share their request sets.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+import time
+from collections.abc import Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+from bench.portfolio import Portfolio, Set
+from bench.staging import make_checkpoint
+from coordinator.intake import from_settings, request_sets, work_folder
+from coordinator.intake.inbox import Notice, leave
+from coordinator.intake.suites import load_suite
+from coordinator.planning.make_plan import BYTES_PER_PARAMETER
+from evaljobs.contract import paths
+from evaljobs.contract.specs import BatchIndex, EntryManifest, RequestSetManifest
+from evaljobs.contract.storage import write_record
+from evaljobs.lmeval.batches import Batch, Piece, encode_batch
+from priors.table import Observation, append
+
+ENGINE, HARDWARE = "synthetic", "a100"
+WATCHED = "run"  # the folder of checkpoints that the daemon watches, where it does
+TOKENS_A_SECOND = 100_000
+EARLIER = 3  # checkpoints that were evaluated before, each with exactly the predicted seconds
+LOAD_SECONDS, METRIC_SECONDS = 2.0, 0.2  # of a drawn evaluation's trial, and of each of its sets
+EXECUTES_EVERY = 10  # a drawn set in so many has programs to execute
+CONFIG = """
+work_dir = "work"
+backlog = {backlog}
+[trial]
+engine = "{engine}"
+device = "cpu"
+memory_mb = 500
+model_args = {{ load_seconds = {load} }}
+[metric]
+workers = {workers}
+memory_mb = 500
+[cluster]
+kind = "slurm"
+partition = "gpu"
+cpu_partition = "cpu"
+poll_seconds = 1.0
+export = ["BENCH_*"]
+[watch]
+suite = "{suite}"
+folders = {folders}
+[redis]
+{redis}
+[borrow]
+{borrow}
+"""
+
+
+def draw(tasks: int, batches: int, seconds: float, seed: int) -> list[Set]:
+    """Sets of `batches` batches on average, each batch of about `seconds`; programs are executed in some of them."""
+    dice, found = random.Random(seed), []
+    for index in range(tasks):
+        count = dice.randint(max(1, batches // 2), batches + batches // 2)
+        mean = seconds * dice.uniform(0.5, 1.5)
+        took = tuple(mean * dice.lognormvariate(0.0, 0.3) for _ in range(count))
+        metric = (METRIC_SECONDS, METRIC_SECONDS, index % EXECUTES_EVERY == 0)
+        found.append(Set(f"set{index:03d}", (mean,) * count, took, *metric))
+    return found
+
+
+def tokens_of(one: Set) -> tuple[int, ...]:
+    return tuple(round(seconds * TOKENS_A_SECOND) for seconds in one.predicted)
+
+
+def write_set(one: Set, folder: Path) -> None:
+    """The request set of a suite's entry in its folder."""
+    place, count, tokens = folder / "set", len(one.seconds), tokens_of(one)
+    place.mkdir(parents=True)
+    lines = [encode_batch(_batch(number, seconds)) for number, seconds in enumerate(one.seconds)]
+    paths.batch_file(place, 1).write_bytes(b"".join(lines))
+    named = {"task": one.name, "key": one.name}
+    index = BatchIndex(
+        **named,
+        batch_size=1,
+        offsets=tuple(accumulate(map(len, lines), initial=0)),
+        requests=(1,) * count,
+        prefill_tokens=tokens,
+        generated_tokens=(0,) * count,
+        documents=tuple((number,) for number in range(count)),
+    )
+    write_record(paths.batch_index_file(place, 1), index)
+    sizes = {"documents": count, "requests": count, "prompt_tokens": sum(tokens), "generation_cap_tokens": 0}
+    kind = {"output_type": "generate_until", "executes": one.executes}
+    write_record(paths.request_set_manifest(place), RequestSetManifest(**named, **kind, **sizes))
+    shown = "shown-nothing.json"  # no file that could change
+    paths.shown_file(folder, shown).write_text("{}")
+    manifest = EntryManifest(entry=one.name, sets={one.name: "set"}, shown=shown)
+    write_record(paths.entry_manifest(folder), manifest)
+
+
+def _batch(number: int, seconds: float) -> Batch:
+    piece = Piece(kind="generate_until", index=number, document=number, context=f"{seconds:.6f}")
+    return Batch(kind="generate_until", text=True, settings={}, pieces=[piece])
+
+
+def observations(sets: Sequence[Set], parameters: int, load_seconds: float) -> list[Observation]:
+    """What the predicted seconds were learnt from."""
+    common = {"model_parameters": parameters, "hardware": HARDWARE, "engine": ENGINE, "batch_size": 1}
+    return [
+        Observation(
+            task=one.name,
+            key=one.name,
+            prefill_tokens=sum(tokens_of(one)),
+            generated_tokens=0,
+            documents=len(one.seconds),
+            inference_seconds=sum(one.predicted),
+            metric_seconds=one.metric_predicted,
+            load_seconds=load_seconds,
+            at=float(number),
+            **common,
+        )
+        for number in range(EARLIER)
+        for one in sets
+    ]
+
+
+def main(root: Path, given: dict[str, Any]) -> None:
+    played = given.get("played", False)
+    if "sigma" in given:
+        portfolio = Portfolio(**{key: given[key] for key in ("scale", "sigma", "seed")})
+        sets, load, size = portfolio.sets, portfolio.instance.load_seconds, 64 << 20
+        storage = portfolio.instance.storage_seconds_alone
+    else:
+        sets = draw(given["tasks"], given["batches"], given["batch_seconds"], given["seed"])
+        load, storage, size = LOAD_SECONDS, 0.0, 4096 if played else 1 << 20
+    suite_file, config = root / "suite.toml", root / "evalspan.toml"
+    rows = "".join(f'[[task]]\nname = "{one.name}"\n' for one in sets)
+    suite_file.write_text(f'name = "synthetic"\nbatch_size = 1\n{rows}')
+    words = {"engine": ENGINE, "load": load, "suite": suite_file, "workers": given.get("workers", 1)}
+    words["borrow"] = f"max_nodes = {given['nodes_each']}" if "nodes_each" in given else ""
+    words |= {"folders": [], "backlog": '"all"', "redis": ""}
+    if played:
+        (root / WATCHED).mkdir()
+        words |= {"folders": [str(root / WATCHED)], "backlog": "{ keep_every = 1 }"}
+        words["redis"] = 'bind = "127.0.0.1"'
+    config.write_text(CONFIG.format(**words))
+    metrics = {
+        s.name: {
+            "seconds": s.metric_seconds,
+            "docs": len(s.seconds),
+            "executes": s.executes,
+            "alone": s.alone,
+        }
+        for s in sets
+    }
+    told = {"storage_seconds": storage, "metrics": metrics, "trials_each": given.get("trials_each")}
+    (root / "bench.json").write_text(json.dumps({**told, "played": played}))
+    settings = work_folder.load(config)
+    site, suite = from_settings.site_of(settings), load_suite(suite_file)
+    model, version = from_settings.model_options(settings), from_settings.lm_eval_version(settings, site)
+    inputs = from_settings.inputs_for(site, version)(suite, model)
+    for number in range(given.get("evaluations", 1)):
+        checkpoint = make_checkpoint(root / "checkpoints" / f"step-{number}", size)
+        if number == 0:
+            for index, one in enumerate(sets):
+                name = request_sets.folder_name(suite, index, checkpoint, model, inputs)
+                write_set(one, site.paths.request_sets / name)
+            parameters = checkpoint.bytes // BYTES_PER_PARAMETER
+            append(site.paths.observations, observations(sets, parameters, load))
+        if given.get("announced", True):
+            about = {"step": number, "suite": str(suite_file), "noticed_at": time.time()}
+            leave(paths.WorkPaths(settings.work_dir), Notice(checkpoint=checkpoint.source, **about))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), json.loads(sys.argv[2]))

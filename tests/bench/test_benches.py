@@ -1,0 +1,183 @@
+"""Laws of the benches whose figures would mean nothing without them. Whole runs: docs/benchmarks.md."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from argparse import Namespace
+from math import isclose
+from pathlib import Path
+
+import pytest
+from bench import gpu_parts, peer_job, slurm, trace, world
+from bench.portfolio import Portfolio, instance_text
+
+from coordinator.intake.checkpoint import inspect
+from coordinator.intake.request_sets import found
+from coordinator.planning.instance import parse_instance
+from coordinator.planning.make_plan import read_sets
+from evaljobs.trial.shard_runner import RequestSet
+
+GPU = Path(__file__).resolve().parents[2] / "scripts" / "bench_gpu"
+ALONE = ["unshare", "--net", *(["--map-root-user"] if os.geteuid() else [])]
+
+
+# --- bench_gpu; its parts that run whole evaluations take minutes: `scripts/bench_gpu --small` -------------------------
+
+
+def gpu(out: Path, *options: str) -> tuple[int, dict, str]:
+    """Exit status, parts and table of a run in small, in a network namespace of its own, which reaches nothing."""
+    may = shutil.which("unshare") and not subprocess.run([*ALONE, "true"], check=False).returncode
+    argv = [*(ALONE if may else []), str(GPU), "--small", "--out", str(out), *options]
+    before = set(Path("/dev/shm").glob("bench-gpu-*"))
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=500)
+    assert set(Path("/dev/shm").glob("bench-gpu-*")) <= before, done.stderr
+    assert done.stdout == (out / "bench_gpu.md").read_text(), done.stderr
+    return done.returncode, json.loads((out / "bench_gpu.json").read_text())["parts"], done.stdout
+
+
+def test_a_load_is_measured_without_network_and_leaves_nothing_in_memory(tmp_path, toy_model):
+    """Seconds of every way but those that this machine refuses; a part that cannot run is a line."""
+    code, parts, table = gpu(tmp_path, "--parts", "load", "vllm", "--model", str(toy_model))
+    assert code == 0, table
+    rows = {row["what"]: row for row in parts["load"]["rows"]}
+    assert any(what.endswith(gpu_parts.PRODUCT) for what in rows)
+    assert all(row["seconds"] > 0 or row["figure"].startswith("refused") for row in rows.values())
+    assert "| vllm | not run |  | no interpreter with vLLM was given (--vllm-python) |" in table
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "most", "error"),
+    [("empty", "60", "config.json"), ("toy", "0.5", "took longer than 0.5 s")],
+)
+def test_a_part_that_fails_or_is_past_its_time_is_named_and_the_others_go_on(
+    tmp_path, toy_model, checkpoint, most, error
+):
+    """Its error in the table, the next part's line, and exit status 1; its processes and its copies in memory end with it."""
+    model = toy_model if checkpoint == "toy" else tmp_path
+    code, parts, table = gpu(
+        tmp_path, "--parts", "load", "vllm", "--model", str(model), "--part-seconds", most
+    )
+    assert code == 1
+    assert error in parts["load"]["error"]
+    assert "| load | **failed** |" in table
+    assert set(parts) == {"load", "vllm"}
+
+
+def test_the_model_that_is_made_is_a_checkpoint_in_bfloat16(tmp_path):
+    """Without --model: one that evalspan takes, of two bytes a parameter, with room for five shots."""
+    gpu_parts.make_model(Namespace(model=str(tmp_path / "model"), size="tiny"))
+    assert inspect(tmp_path / "model").files
+    config = json.loads((tmp_path / "model" / "config.json").read_text())
+    assert (config["dtype"], config["max_position_embeddings"]) == ("bfloat16", 4096)
+
+
+@pytest.mark.parametrize("readers", [1, 4])
+def test_pinned_buffers_bring_every_byte(tmp_path, monkeypatch, readers):
+    """Files of several buffers' size, one after the other."""
+    monkeypatch.setattr(gpu_parts, "CHUNK", 1000)
+    files = [tmp_path / str(size) for size in (2500, 1, 1000)]
+    for file in files:
+        file.write_bytes(os.urandom(int(file.name)))
+    whole = b"".join(file.read_bytes() for file in files)
+    assert bytes(gpu_parts.pinned(files, "cpu", readers).numpy()) == whole
+
+
+def test_the_first_other_digit_is_shown():
+    """Of two runs over the same documents: how many differ, by how much, and the first of them."""
+    answers = {("a", 0): ["-1.5", "False"], ("a", 1): ["-2.0", "True", "-3.0", "False"]}
+    theirs = gpu_parts.Ran(1.0, {"a": {"acc": 0.5}}, answers)
+    assert gpu_parts.difference("digits", theirs, theirs, due=True)["met"]
+    ours = theirs._replace(answers={**answers, ("a", 1): ["-2.0", "True", "-1.0", "False"]})
+    found = gpu_parts.difference("digits", ours, theirs, due=True)
+    wanted = {"met": False, "other_answers": 1, "worst": 2.0, "other_choices": 1, "other_scores": 0}
+    assert {key: found[key] for key in wanted} == wanted
+    assert found["figure"].endswith("first: a document 1, '-1.0' and '-3.0'")
+
+
+# --- the portfolio in small --------------------------------------------------------------------------------------------
+
+
+def test_every_runner_is_given_the_same_drawn_seconds(tmp_path):
+    """GPU seconds of our batches, of one job a set and of num-worker tasks have one sum, set by set the same. The bound of
+    a scaled draw is the bound of the draw, divided. A set that the bench writes is found, read by the planner, and
+    holds each batch's true seconds as its text. The shipped instance has 63 sets, on as many GPUs as are asked for.
+    """
+    shipped = [parse_instance(instance_text(gpus)) for gpus in (8, 32)]
+    assert [(one.gpus, len(one.datasets)) for one in shipped] == [(8, 63), (32, 63)]
+    drawn = Portfolio(scale=20.0, sigma=0.3, seed=1)
+    ours = [sum(one.seconds) for one in drawn.sets]
+    assert ours == pytest.approx(drawn.per_dataset(), rel=1e-9)
+    assert isclose(sum(ours), sum(drawn.num_worker()), rel_tol=1e-9)
+    assert len(drawn.num_worker()) == drawn.instance.gpus
+    whole = Portfolio(scale=1.0, sigma=0.3, seed=1)
+    assert isclose(whole.bound().seconds, 20 * drawn.bound().seconds, rel_tol=1e-9)
+    one = next(s for s in drawn.sets if s.name == "humaneval")
+    world.write_set(one, tmp_path)
+    sets, count = found(tmp_path, "1", None), len(one.seconds)
+    manifest, index = read_sets(sets, {"humaneval": "1"})["humaneval"]
+    assert (manifest.executes, manifest.documents, len(index.documents)) == (True, count, count)
+    batches = RequestSet(sets["humaneval"], 1).batches(0, count)
+    assert [float(p.context) for b in batches for p in b.pieces] == pytest.approx(one.seconds, abs=1e-6)
+
+
+def test_a_peers_job_leaves_its_account(tmp_path):
+    """It prepares, reads, loads, infers and scores, in the standard library alone."""
+    for part in ("jobs", "done"):
+        (tmp_path / part).mkdir()
+    job = {"preprocess": 0.01, "storage": 0.01, "load": 0.01, "infer": 0.02, "metric": 0.01}
+    (tmp_path / "jobs" / "000").write_text(json.dumps(job))
+    argv = [sys.executable, "-I", "-S", peer_job.__file__, str(tmp_path), "000"]
+    subprocess.run(argv, env={"SLURMD_NODENAME": "n1"}, check=True, timeout=120)
+    account = json.loads((tmp_path / "done" / "000").read_text())
+    assert account["inferred"] - account["started"] >= 0.05
+    assert account["ended"] - account["inferred"] >= 0.01
+    assert not list((tmp_path / "reading" / "n1").iterdir())
+
+
+def test_a_target_is_judged_in_its_own_direction():
+    """At most so far above the bound, at least so much faster than a peer; a run left out is not judged."""
+    spans = {"evalspan": {"makespan_seconds": 10.5}, "per_dataset": {"makespan_seconds": 20.0}}
+    rows = slurm.judged(spans, 10.0)
+    assert {row["what"]: row["met"] for row in rows} == {"over_bound": True, "over_per_dataset": False}
+
+
+# --- the trace ---------------------------------------------------------------------------------------------------------
+
+SOURCE = """
+import threading
+class A:
+    def outer(self):
+        def inner():
+            yield (lambda: 1)()
+        return list(inner())
+def thread(): pass
+def never(): raise AssertionError
+"""
+CALLS = "from coordinator import file; assert file.A().outer() == [1]; t = file.threading.Thread(target=file.thread); t.start(); t.join()"
+
+
+def test_a_function_is_named_when_it_is_entered_and_a_process_by_its_command_line(tmp_path):
+    """Of the product: nested functions, generators and threads too; neither what is not called nor a class's body."""
+    for name, text in (
+        ("coordinator/file.py", SOURCE),
+        ("sitecustomize.py", Path(trace.__file__).read_text()),
+    ):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    env = {"PYTHONPATH": str(tmp_path), "EVALSPAN_TRACE": str(tmp_path), "EVALSPAN_TRACE_TREE": str(tmp_path)}
+    for before in (True, False):  # what is entered before the trace begins does not count
+        subprocess.run(
+            [sys._base_executable, "-c", CALLS, "stage"], cwd=tmp_path, env=env, check=True, timeout=120
+        )
+        named = trace.entered_by(tmp_path, float("inf"))
+        assert named["precursor"] == (
+            {f"coordinator/file.py:{n}" for n in ("A.outer", "A.outer.inner", "thread")}
+            if not before
+            else set()
+        )
+        (tmp_path / trace.GOING).touch()
+    assert trace.kind_of(["python", "other.py"]) == "other"
