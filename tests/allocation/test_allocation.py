@@ -1,91 +1,134 @@
-"""Who may use which free GPUs, and which waiting checkpoints are dropped: laws over random clusters and demands."""
+"""Who may use which free GPUs, who is a straggler, which waiting checkpoints are dropped: laws over random worlds."""
 
 from __future__ import annotations
 
 import random
 from dataclasses import replace
+from math import exp
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.demands import clusters, demands, limits
 from support.fake_cluster import fake_node
 
 from coordinator.allocation.allocate import Demand, Limits, allocate
 from coordinator.allocation.backlog import Past, Seen, stale
+from coordinator.allocation.stragglers import (
+    LEAST_SECONDS,
+    LEAST_SHARDS,
+    LEAST_SIGMA,
+    SIGMAS,
+    Pace,
+    stragglers,
+)
 from coordinator.cluster import NodeState
 from coordinator.cluster.node_choice import exclude
 
-promises = st.dictionaries(st.sampled_from([f"n{i}" for i in range(8)]), st.integers(0, 8))
+NAMES = [f"n{i}" for i in range(8)]
 
 
-had = st.tuples(st.integers(0, 20), st.sets(st.sampled_from(["n0", "n5", "n7"])))
+@st.composite
+def clusters(draw: st.DrawFn) -> list[NodeState]:
+    made = []
+    for name in NAMES[: draw(st.integers(0, 8))]:
+        gpus = draw(st.integers(0, 8))
+        drawn = {
+            "usable": draw(st.booleans()),
+            "gpus_free": draw(st.integers(0, gpus)),
+            "memory_free_mb": draw(st.integers(0, 1000)),
+            "counts_memory": draw(st.booleans()),
+            "partitions": tuple(draw(st.sets(st.sampled_from(["gpu", "spare"])))),
+            "best_effort": draw(st.booleans()),
+        }
+        made.append(replace(fake_node(name, gpus=gpus, cpus=8, memory_mb=1000), **drawn))
+    return made
 
 
-@given(clusters(), demands(), limits, had, promises)
+DEMANDS = st.lists(
+    st.builds(
+        Demand,
+        evaluation_id=st.sampled_from(["e0", "e1", "e2", "e3", "e4"]),
+        priority=st.integers(-2, 2),
+        accepted_at=st.integers(0, 5),
+        gpus=st.integers(1, 40),
+        gpus_per_trial=st.integers(1, 4),
+        in_use=st.dictionaries(st.sampled_from(NAMES), st.integers(1, 4), max_size=3),
+        avoid=st.frozensets(st.sampled_from(NAMES), max_size=2),
+        precursor_mb=st.integers(0, 1200),
+        trial_mb=st.integers(0, 400),
+    ),
+    max_size=5,
+    unique_by=lambda demand: demand.evaluation_id,
+)
+LIMITS = st.builds(
+    Limits,
+    max_nodes=st.none() | st.integers(1, 8),
+    max_gpus=st.none() | st.integers(0, 30),
+    leave_nodes_free=st.integers(0, 4),
+)
+PROMISED = st.dictionaries(st.sampled_from(NAMES), st.tuples(st.integers(0, 8), st.integers(-500, 800)))
+HAD = st.tuples(st.integers(0, 20), st.sets(st.sampled_from(["n0", "n5", "n7"])))
+
+
+@given(clusters(), DEMANDS, LIMITS, HAD, PROMISED)
 def test_offers_keep_every_limit(
     nodes: list[NodeState],
     asked: list[Demand],
     limit: Limits,
-    before: tuple[int, set[str]],
-    promised: dict[str, int],
+    had: tuple[int, set[str]],
+    promised: dict[str, tuple[int, int]],
 ) -> None:
     """Never more than is free and not promised, asked for or allowed; whole trials; a node to one evaluation a time; spared
     nodes stay spared; on a node of its own an evaluation keeps what it has and grows."""
-    used, others = before
-    both = {name: (gpus, 0) for name, gpus in promised.items()}
-    offers = allocate(nodes, asked, limit, gpus_in_use=used, nodes_in_use=others, promised=both)
+    used, others = had
+    offers = allocate(nodes, asked, limit, gpus_in_use=used, nodes_in_use=others, promised=promised)
     by_name = {n.name: n for n in nodes}
     given_ = [
         (d, o, o.gpus - d.in_use.get(o.node, 0)) for d in asked for o in offers.get(d.evaluation_id, ())
     ]
-    assert len({o.node for _, o, _ in given_}) == len(given_), "a node is offered once"
+    offered = {o.node for _, o, _ in given_}
+    assert len(offered) == len(given_), "a node is offered once"
     for demand, offer, more in given_:
         node = by_name[offer.node]
         assert node.usable
-        assert 0 < more <= node.gpus_free - promised.get(node.name, 0)
+        assert 0 < more <= node.gpus_free - promised.get(node.name, (0, 0))[0]
         assert offer.gpus <= node.gpus, "what it has there may have ended and look free"
         assert more % demand.gpus_per_trial == 0
         assert offer.node not in demand.avoid
     for demand in asked:
         assert sum(more for d, _, more in given_ if d is demand) <= demand.gpus
-    if limit.max_nodes is not None:
-        ours = set(others).union(*(d.in_use for d in asked))
-        fresh = {o.node for _, o, _ in given_} - ours
-        assert not fresh or len(fresh | ours) <= limit.max_nodes, "of all evaluations together"
+    ours = set(others).union(*(d.in_use for d in asked))
+    if limit.max_nodes is not None and offered - ours:
+        assert len(offered | ours) <= limit.max_nodes, "of all evaluations together"
     if limit.max_gpus is not None:
         assert sum(more for _, _, more in given_) <= max(0, limit.max_gpus - used)
-    fits = [n for n in nodes if n.usable]
-    idle = {n.name for n in fits if n.gpus and n.gpus_free == n.gpus and not promised.get(n.name)}
-    left = idle - {o.node for _, o, _ in given_}
-    assert len(left) >= min(limit.leave_nodes_free, len(idle))
+    free = [n for n in nodes if n.usable and n.gpus and n.gpus_free == n.gpus]
+    idle = {n.name for n in free if not promised.get(n.name, (0, 0))[0]}
+    assert len(idle - offered) >= min(limit.leave_nodes_free, len(idle))
 
 
-@given(
-    clusters(),
-    demands(),
-    st.dictionaries(st.sampled_from([f"n{i}" for i in range(8)]), st.integers(-500, 800)),
-)
+@given(clusters(), DEMANDS, PROMISED)
 def test_an_offer_fits_into_the_nodes_free_memory(
-    nodes: list[NodeState], asked: list[Demand], promised_mb: dict[str, int]
+    nodes: list[NodeState], asked: list[Demand], promised: dict[str, tuple[int, int]]
 ) -> None:
-    """Its precursor and one trial at least, as many trials as fit; unless no node of the cluster could ever hold them."""
-    promised = {name: (0, megabytes) for name, megabytes in promised_mb.items()}
+    """Its precursor and one trial at least, as many trials as fit; unless no node of the cluster could ever hold them: then the
+    cluster's refusal says why."""
     offers = allocate(nodes, asked, Limits(), gpus_in_use=0, promised=promised)
     by_name = {n.name: n for n in nodes}
     for demand in asked:
         least = demand.precursor_mb + demand.trial_mb
         if not any(n.gpus and (not n.counts_memory or n.memory_mb >= least) for n in nodes):
-            unbound = allocate(nodes, [replace(demand, precursor_mb=0, trial_mb=0)], Limits(), gpus_in_use=0)
-            alone = allocate(nodes, [demand], Limits(), gpus_in_use=0, promised=promised)
-            assert [(o.node, o.gpus) for o in alone[demand.evaluation_id]] == [
-                (o.node, o.gpus) for o in unbound[demand.evaluation_id]
-            ]
+            free = replace(demand, precursor_mb=0, trial_mb=0)
+            known = {name: (gpus, 0) for name, (gpus, _) in promised.items()}
+            (unbound,) = allocate(nodes, [free], Limits(), gpus_in_use=0, promised=known).values()
+            (alone,) = allocate(nodes, [demand], Limits(), gpus_in_use=0, promised=promised).values()
+            assert [(o.node, o.gpus) for o in alone] == [(o.node, o.gpus) for o in unbound]
             continue
         for offer in offers[demand.evaluation_id]:
             node, has = by_name[offer.node], demand.in_use.get(offer.node, 0)
             trials = (offer.gpus - has) // demand.gpus_per_trial
             once = 0 if has else demand.precursor_mb
-            room = node.memory_free_mb - promised_mb.get(node.name, 0)
+            room = node.memory_free_mb - promised.get(node.name, (0, 0))[1]
             assert not node.counts_memory or once + trials * demand.trial_mb <= room
 
 
@@ -93,32 +136,24 @@ def test_a_node_too_small_is_not_offered_and_a_tight_one_gives_fewer_lanes() -> 
     small, tight, wide = (
         fake_node(f"n{i}", gpus=8, memory_mb=mb) for i, mb in enumerate((4000, 17_000, 99_000))
     )
+    memory = {"precursor_mb": 900, "trial_mb": 4096}
     demand = Demand(
-        evaluation_id="e",
-        priority=0,
-        accepted_at=0,
-        gpus=24,
-        gpus_per_trial=1,
-        in_use={},
-        precursor_mb=900,
-        trial_mb=4096,
+        evaluation_id="e", priority=0, accepted_at=0, gpus=24, gpus_per_trial=1, in_use={}, **memory
     )
-    (offers,) = allocate([small, tight, wide], [demand], Limits(), gpus_in_use=0).values()
-    assert {o.node: o.gpus for o in offers} == {"n1": 3, "n2": 8}
     # where the settings leave only what is too small, the cluster's refusal says why
-    (offers,) = allocate(
-        [small, exclude(wide, "[nodes] include")], [demand], Limits(), gpus_in_use=0
-    ).values()
-    assert {o.node: o.gpus for o in offers} == {"n0": 8}
+    for nodes, offered in (
+        ([small, tight, wide], {"n1": 3, "n2": 8}),
+        ([small, exclude(wide, "[nodes] include")], {"n0": 8}),
+    ):
+        (offers,) = allocate(nodes, [demand], Limits(), gpus_in_use=0).values()
+        assert {o.node: o.gpus for o in offers} == offered
 
 
-@given(clusters(), demands(), st.integers(0, 30))
+@given(clusters(), DEMANDS.filter(bool), st.integers(0, 30))
 def test_the_first_in_priority_gets_what_it_would_get_alone(
     nodes: list[NodeState], asked: list[Demand], gpus: int
 ) -> None:
     """Others change nothing for the first demand: by priority, then age."""
-    if not asked:
-        return
     first = min(asked, key=lambda d: (-d.priority, d.accepted_at, d.evaluation_id))
     limit = Limits(max_gpus=gpus)
     together = allocate(nodes, asked, limit, gpus_in_use=0)
@@ -126,20 +161,78 @@ def test_the_first_in_priority_gets_what_it_would_get_alone(
     assert together[first.evaluation_id] == alone[first.evaluation_id]
 
 
-@st.composite
-def history(draw: st.DrawFn) -> list[Seen]:
-    return [
-        Seen(
-            evaluation_id=f"e{i}",
-            series=draw(st.sampled_from("ab")),
-            order=(float(draw(st.integers(0, 9))), float(draw(st.integers(0, 3)))),
-            phase=draw(st.sampled_from(["waiting", "started", "over"])),
-        )
-        for i in range(draw(st.integers(0, 12)))
-    ]
+# --- stragglers ----------------------------------------------------------------------------------------------------------
+
+SIGMA = st.floats(0.0, 0.5)
+# so many times as long as predicted, each of the others
+OTHERS = st.lists(st.floats(0.5, 2.0), min_size=4, max_size=30)
 
 
-@given(history(), st.none() | st.integers(1, 5))
+def paces(others: list[float], **named: float) -> dict[str, Pace]:
+    times = {**{f"t{i}": x for i, x in enumerate(others)}, **named}
+    return {trial: Pace(took=x * 1e5, predicted=1e5, shards=5) for trial, x in times.items()}
+
+
+@given(others=OTHERS, prior=st.floats(0.01, 100.0), sigma=SIGMA, slow=st.floats(0.1, 100.0))
+def test_stragglers_are_few_and_the_slowest(
+    others: list[float], prior: float, sigma: float, slow: float
+) -> None:
+    """Never half of the trials, and no trial that is not named is slower than one that is. A prior that is off for all names
+    none: where what all trials take is multiplied by the same, the same ones are stragglers, by the same factor."""
+    every = paces(others, slow=slow)
+    found = stragglers(every, sigma)
+    assert 2 * len(found) < len(every) + 1
+    assert all(every[t].log >= max(p.log for o, p in every.items() if o not in found) for t in found)
+    assert stragglers(paces([x * prior for x in others], slow=slow * prior), sigma) == pytest.approx(found)
+
+
+@given(others=st.lists(st.floats(0.95, 1.05), min_size=3, max_size=30), sigma=SIGMA)
+def test_one_that_is_slower_by_more_than_three_sigma_is_named(others: list[float], sigma: float) -> None:
+    """Above the spread by a tenth it is named with its factor, below it is not; the others never are."""
+    limit = exp(SIGMAS * max(sigma, LEAST_SIGMA))
+    # of 0.05 on both sides, the others' own spread is below the least that counts
+    assert stragglers(paces(others, slow=1.2 * limit), sigma) == {
+        "slow": pytest.approx(1.2 * limit, rel=0.06)
+    }
+    assert not stragglers(paces(others, slow=0.9 * limit), sigma)
+
+
+@given(slow=st.floats(1.0, 1000.0))
+def test_little_evidence_names_no_trial(slow: float) -> None:
+    """One shard, or seconds that are noise, or too few others to compare with."""
+    one = Pace(took=slow * 1000, predicted=1000.0, shards=LEAST_SHARDS - 1)
+    short = Pace(took=LEAST_SECONDS / 2, predicted=LEAST_SECONDS / 2 / slow, shards=9)
+    for known in (
+        paces([1.0] * 2, slow=slow),
+        paces([1.0] * 9) | {"slow": one},
+        paces([1.0] * 9) | {"slow": short},
+    ):
+        assert not stragglers(known, 0.1)
+
+
+@given(elapsed=st.floats(0, 1000), predicted=st.floats(0.1, 1000), done=st.integers(0, 8))
+def test_a_claimed_shard_counts_only_against_its_trial(elapsed: float, predicted: float, done: int) -> None:
+    """It never makes a trial look faster than the shards that it has done, and counts what must be over by now."""
+    before = paces([1.0])["t0"]
+    after = before.and_in_hand(elapsed, predicted, done, 8)
+    assert after.log >= before.log
+    late = elapsed > predicted * min(1.0, (done + 1) / 8)
+    assert (after.shards == before.shards + 1) == late
+
+
+# --- checkpoints that wait -----------------------------------------------------------------------------------------------
+
+SEEN = st.builds(
+    Seen,
+    evaluation_id=st.sampled_from([f"e{i}" for i in range(12)]),
+    series=st.sampled_from("ab"),
+    order=st.tuples(st.integers(0, 9).map(float), st.integers(0, 3).map(float)),
+    phase=st.sampled_from(["waiting", "started", "over"]),
+)
+HISTORY = st.lists(SEEN, max_size=12, unique_by=lambda seen: seen.evaluation_id)
+
+
+@given(HISTORY, st.none() | st.integers(1, 5))
 def test_a_started_or_newest_checkpoint_is_never_dropped(items: list[Seen], every: int | None) -> None:
     """And each drop has its reason; without `keep_every` one that waits is left in a series."""
     dropped = stale(items, every)
@@ -155,7 +248,7 @@ def test_a_started_or_newest_checkpoint_is_never_dropped(items: list[Seen], ever
         assert every is not None or left in ([], [open_ones[-1]])
 
 
-@given(history(), st.none() | st.integers(1, 5), st.randoms())
+@given(HISTORY, st.none() | st.integers(1, 5), st.randoms())
 def test_of_what_is_over_its_place_in_the_series_is_enough(
     items: list[Seen], every: int | None, dice: random.Random
 ) -> None:

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import importlib.util
 import math
-import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from dev_cluster.api import Cluster as Site
+from dev_cluster.testing import wait_until
 from support.fake_cluster import FakeCluster, fake_node
-from support.slurm_options import slurm_options
+from support.slurm_options import on_site
 
 from coordinator.cluster import Cluster, Job, JobState, RefusedError
 from coordinator.cluster.local import NODE, LocalCluster
-from coordinator.cluster.sbatch_text import SlurmOptions
 from coordinator.cluster.slurm_cli import SlurmCli
 from coordinator.cluster.slurm_pyslurm import SlurmApi
 
@@ -36,84 +35,69 @@ class Place:
 
 def fake_place(folder: Path) -> Place:
     """The fake, on which a `sleep` lasts for ever and everything else no time."""
-    fleet = [
-        fake_node("n1", gpus=2, cpus=8, memory_mb=64_000),
-        fake_node("n2", gpus=2, cpus=8, memory_mb=64_000),
-    ]
+    fleet = [fake_node(name, gpus=2, cpus=8, memory_mb=64_000) for name in ("n1", "n2")]
     cluster = FakeCluster(fleet=fleet, seconds=lambda job, _: math.inf if "sleep" in job.argv[-1] else 0.0)
     return Place(cluster, folder, "n1", 2, tick=lambda: cluster.advance(1.0), real=False)
 
 
-def slurm_place(make: Callable[[SlurmOptions], Cluster], real: Site, env: Mapping[str, str]) -> Place:
-    """A real Slurm, as an ordinary user of its submit side."""
-    options = slurm_options(
-        partition="gpu",
-        cpu_partition="cpu",
-        token=f"evalspan:{uuid.uuid4().hex[:8]}",
-        command_prefix=tuple(real.user_argv(["x"])[:-1]),
-        env={**real.user_env, **env},
-    )
+def slurm_place(kind: type[SlurmCli], real: Site, path: str = "") -> Place:
+    """A real Slurm, as an ordinary user of its submit side. `path`: for the user's Python."""
     folder = Path(real.user_dir) / uuid.uuid4().hex[:8]
     real.run_as_user(["mkdir", "-p", str(folder)], check=True)
-    return Place(make(options), folder, real.gpu_nodes[0], 2)
+    env = {**real.user_env, "PYTHONPATH": f"{path}:{real.user_env['PYTHONPATH']}"}
+    return Place(kind(on_site(real, env=env)), folder, real.gpu_nodes[0], 2)
 
 
-def pyslurm_place(request: pytest.FixtureRequest) -> Place:
+@pytest.fixture(
+    params=["local", "fake", *(pytest.param(n, marks=pytest.mark.slurm) for n in ("slurm", "pyslurm"))]
+)
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+    if request.param == "local":
+        return Place(LocalCluster(tmp_path / "jobs", slots=2, gpus=[]), tmp_path, NODE, 2)
+    if request.param == "fake":
+        return fake_place(tmp_path)
+    if request.param == "slurm":
+        return slurm_place(SlurmCli, request.getfixturevalue("plain_cluster"))
     spec = importlib.util.find_spec("pyslurm")
     if spec is None or spec.origin is None:
         pytest.skip("pyslurm is not installed: it builds on Slurm 25.11 alone")
-    real: Site = request.getfixturevalue("slurm_site")
-    path = f"{Path(spec.origin).parents[1]}:{real.user_env['PYTHONPATH']}"
     try:
-        return slurm_place(SlurmApi, real, {"PYTHONPATH": path})
+        return slurm_place(
+            SlurmApi, request.getfixturevalue("plain_cluster"), str(Path(spec.origin).parents[1])
+        )
     except RefusedError as error:
         pytest.skip(str(error))
 
 
-@pytest.fixture(
-    params=[
-        "local",
-        "fake",
-        pytest.param("slurm", marks=pytest.mark.slurm),
-        pytest.param("pyslurm", marks=pytest.mark.slurm),
-    ]
-)
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
-    if request.param == "local":
-        yield Place(LocalCluster(tmp_path / "jobs", slots=2, gpus=[]), tmp_path, NODE, 2)
-        return
-    if request.param == "fake":
-        yield fake_place(tmp_path)
-        return
-    if request.param == "slurm":
-        yield slurm_place(SlurmCli, request.getfixturevalue("slurm_site"), {})
-        return
-    yield pyslurm_place(request)
-
-
 def job(place: Place, script: str, **more: object) -> Job:
-    defaults: dict[str, object] = {
-        "name": f"es-test-{uuid.uuid4().hex[:8]}",
+    name = f"es-test-{uuid.uuid4().hex[:8]}"
+    log = str(place.folder / f"{name}.%i")
+    asked = {
+        "name": name,
         "argv": ("sh", "-c", script),
-        "log": str(place.folder / "log.%i.txt"),
+        "log": log,
         "memory_mb": 100,
         "time_limit_seconds": 600,
     }
-    return Job(**{**defaults, **more})  # type: ignore[arg-type]
+    return Job(**{**asked, **more})  # type: ignore[arg-type]
 
 
-def wait(
-    place: Place, name: str, law: Callable[[list[JobState]], bool], seconds: float = 120
-) -> list[JobState]:
-    """The states of the job called `name` once `law` holds for them."""
-    end = time.monotonic() + seconds
-    while True:
+def wait(place: Place, work: Job, law: Callable[[list[JobState]], bool]) -> list[JobState]:
+    """The states of the job once `law` holds for them."""
+    states: list[JobState] = []
+
+    def holds() -> bool:
         place.tick()
-        states = sorted((s for s in place.cluster.jobs() if s.name == name), key=lambda s: s.index)
-        if law(states):
-            return states
-        assert time.monotonic() < end, f"not within {seconds} s: {states}"
-        time.sleep(0.1)
+        states[:] = sorted((s for s in place.cluster.jobs() if s.name == work.name), key=lambda s: s.index)
+        return law(states)
+
+    wait_until(holds, f"the law of {work.argv}, but {states}")
+    return states
+
+
+def log(work: Job, index: int = 0) -> str:
+    place = Path(work.log.replace("%i", str(index)))
+    return place.read_bytes().decode() if place.exists() else ""
 
 
 def only_real(place: Place) -> None:
@@ -126,78 +110,76 @@ def ended(states: list[JobState]) -> bool:
 
 
 def test_a_submitted_job_is_found_by_its_name_until_it_has_ended(place: Place) -> None:
-    """The name we gave is how a job is found again; its end is seen."""
-    work = job(place, "true")
+    """The name we gave is how a job is found again; its end is seen. Each member of an array is listed and knows its index;
+    a check submits nothing.
+    """
+    work, checked = job(place, "echo member $EVALSPAN_INDEX", count=3), job(place, "true", gpus=1)
+    place.cluster.check(checked)
     job_id = place.cluster.submit(work)
-    states = wait(place, work.name, ended)
-    assert [(s.job_id, s.index) for s in states] == [(job_id, 0)]
-    assert states[0].state in {"COMPLETED", "COMPLETING"}  # Slurm: over, its node not yet swept
+    states = wait(place, work, lambda s: len(s) == 3 and ended(s))
+    assert [(s.job_id, s.index) for s in states] == [(job_id, i) for i in range(3)]
+    assert {s.state for s in states} <= {"COMPLETED", "COMPLETING"}  # Slurm: over, its node not yet swept
+    assert [log(work, i) for i in range(3) if place.real] == [f"member {i}\n" for i in range(3) if place.real]
+    assert not [s for s in place.cluster.jobs() if s.name == checked.name]
 
 
-def test_every_member_of_an_array_is_listed_and_knows_its_index(place: Place) -> None:
-    """A job with count n is one submission and n members; EVALSPAN_INDEX tells each which it is."""
-    work = job(place, "echo member $EVALSPAN_INDEX", count=3)
-    place.cluster.submit(work)
-    states = wait(place, work.name, lambda s: len(s) == 3 and ended(s))
-    assert [s.index for s in states] == [0, 1, 2]
-    for index in range(3 if place.real else 0):
-        assert (place.folder / f"log.{index}.txt").read_text() == f"member {index}\n"
-
-
-def test_environment_and_arguments_arrive_as_they_were_given(place: Place) -> None:
-    """Blanks, quotes, dollars, line breaks and odd bytes in argv and env reach the job unchanged; so does its log."""
-    only_real(place)
-    odd = "a b'c\"d$HOME\r\n`e` \\ %j é"
-    work = job(place, "", argv=("sh", "-c", 'printf "%s|%s" "$1" "$ODD"', "x", odd), env={"ODD": odd})
-    place.cluster.submit(work)
-    wait(place, work.name, ended)
-    assert (place.folder / "log.0.txt").read_bytes().decode() == f"{odd}|{odd}"
-
-
-def test_a_job_sees_the_variables_that_are_named_and_the_secret_that_it_was_given(
+def test_a_job_gets_its_arguments_and_the_variables_that_are_named(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of the submitter's: modules arrive, tokens and unnamed variables do not. A judge's key reaches jobs that name it."""
+    """Blanks, quotes, dollars, line breaks and odd bytes arrive unchanged. Of the submitter's variables: modules arrive,
+    tokens and unnamed ones do not; a judge's key reaches jobs that name it.
+    """
     only_real(place)
+    odd = "a b'c\"d$HOME\r\n`e` \\ %j é"
     mine = ("MODULEPATH", "BASH_FUNC_module%%", "HF_TOKEN", "OPENAI_API_KEY", "UNNAMED")
     for name in mine:
         monkeypatch.setenv(name, "() {  :\n}")
-    for given in ((), ("OPENAI_API_KEY",)):
-        log = place.folder / f"{len(given)}.txt"
-        argv = ("cat", "/proc/self/environ")
-        work = job(place, "", argv=argv, secrets=given, log=str(log), env={"TRIAL_ENV": "own"})
+    argv = ("bash", "-c", 'printf "%s\\0" "$1"; exec cat /proc/self/environ', "x", odd)
+    jobs = [job(place, "", argv=argv, secrets=given, env={"ODD": odd}) for given in ((), ("OPENAI_API_KEY",))]
+    for work in jobs:
         place.cluster.submit(work)
-        wait(place, work.name, ended)
-        found = dict(word.partition("=")[::2] for word in log.read_text().split("\0"))
-        assert set(mine) & found.keys() == {"MODULEPATH", "BASH_FUNC_module%%", *given}
+    for work in jobs:
+        wait(place, work, ended)
+        argument, *words = log(work).split("\0")
+        found = dict(word.partition("=")[::2] for word in words)
+        assert set(mine) & found.keys() == {"MODULEPATH", "BASH_FUNC_module%%", *work.secrets}
         assert {"PATH", "HOME"} <= found.keys()
-        assert (found["TRIAL_ENV"], "SLURM_JWT" in found) == ("own", False)
+        assert (argument, found["ODD"], "SLURM_JWT" in found) == (odd, odd, False)
 
 
 def test_gpus_bound_how_many_run_at_once(place: Place) -> None:
-    """Members beyond the node's GPUs wait."""
+    """Members beyond the node's GPUs wait. A job runs on the node that it names, also where other nodes are free; its times
+    are known.
+    """
     work = job(place, "sleep 600", count=3, gpus=1, node=place.node)
     job_id = place.cluster.submit(work)
-    states = wait(place, work.name, lambda s: sum(x.phase == "running" for x in s) == 2)
+    states = wait(place, work, lambda s: sum(x.phase == "running" for x in s) == 2)
     assert [s.phase for s in states].count("pending") == 1
-    assert {s.node for s in states if s.phase == "running"} == {place.node}
+    running = [s for s in states if s.phase == "running"]
+    assert {(s.job_id, s.node) for s in running} == {(job_id, place.node)}
+    assert all(s.submitted_at is not None and s.started_at is not None for s in running)
     free = next(n for n in place.cluster.nodes() if n.name == place.node)
     assert (free.gpus, free.gpus_free) == (2, 0)
     place.cluster.cancel([job_id])
-    wait(place, work.name, ended)
+    wait(place, work, ended)
 
 
 def test_cancelling_ends_what_was_named_and_nothing_else(place: Place) -> None:
-    """A member, a whole job, and ids that are gone already."""
+    """A member, a whole job, and ids that are gone already. A name submitted twice is two jobs: the cluster does not choose
+    between twins; the caller that asked twice sees both and does.
+    """
     work = job(place, "sleep 600", count=2)
-    job_id = place.cluster.submit(work)
-    wait(place, work.name, lambda s: len(s) == 2 and all(x.phase == "running" for x in s))
-    place.cluster.cancel([f"{job_id}_0"])
-    states = wait(place, work.name, lambda s: s[0].phase == "ended")
-    assert states[1].phase == "running"
-    place.cluster.cancel([job_id])
-    wait(place, work.name, ended)
-    place.cluster.cancel([job_id, "987654"])
+    first, second = place.cluster.submit(work), place.cluster.submit(work)
+    states = wait(place, work, lambda s: len(s) == 4 and all(x.phase == "running" for x in s))
+    assert {s.job_id for s in states} == {first, second}
+    place.cluster.cancel([f"{first}_0"])
+    states = wait(place, work, lambda s: sum(x.phase == "ended" for x in s) == 1)
+    assert {(s.job_id, s.index): s.phase for s in states}[first, 0] == "ended"
+    place.cluster.cancel([first])
+    wait(place, work, lambda s: all(x.phase == ("ended" if x.job_id == first else "running") for x in s))
+    place.cluster.cancel([second])
+    wait(place, work, ended)
+    place.cluster.cancel([first, "987654"])
 
 
 def test_sigterm_reaches_the_process_itself(place: Place) -> None:
@@ -206,17 +188,10 @@ def test_sigterm_reaches_the_process_itself(place: Place) -> None:
     trap = "trap 'echo told; exit 0' TERM; echo ready; while :; do sleep 0.1; done"
     work = job(place, trap, argv=("bash", "-c", trap))
     job_id = place.cluster.submit(work)
-
-    def log() -> str:
-        return "".join(p.read_text() for p in place.folder.glob("log.*.txt"))
-
-    wait(place, work.name, lambda _: "ready" in log())
+    wait(place, work, lambda _: "ready" in log(work))
     place.cluster.cancel([job_id])
-    wait(place, work.name, ended)
-    end = time.monotonic() + 60
-    while "told" not in log():
-        assert time.monotonic() < end, log()
-        time.sleep(0.1)
+    wait(place, work, ended)
+    wait_until(lambda: "told" in log(work), "it was told")
 
 
 def test_what_never_fits_is_refused_in_the_clusters_own_words(place: Place) -> None:
@@ -227,31 +202,3 @@ def test_what_never_fits_is_refused_in_the_clusters_own_words(place: Place) -> N
         with pytest.raises(RefusedError):
             place.cluster.submit(bad)
         assert all(s.phase == "ended" for s in place.cluster.jobs() if s.name == bad.name)
-
-
-def test_a_job_runs_on_the_node_that_it_names_and_nowhere_else(place: Place) -> None:
-    """Also where other nodes are free; its times are known, and it waits until it has started."""
-    work = job(place, "sleep 600", node=place.node)
-    job_id = place.cluster.submit(work)
-    (state,) = wait(place, work.name, lambda s: bool(s) and s[0].phase == "running")
-    assert (state.job_id, state.node) == (job_id, place.node)
-    assert state.submitted_at is not None
-    assert state.started_at is not None
-    place.cluster.cancel([job_id])
-    wait(place, work.name, ended)
-
-
-def test_a_name_submitted_twice_is_two_jobs(place: Place) -> None:
-    """The cluster does not choose between twins; the caller that asked twice sees both and does."""
-    work = job(place, "sleep 600")
-    ids = {place.cluster.submit(work), place.cluster.submit(work)}
-    states = wait(place, work.name, lambda s: len(s) == 2)
-    assert {s.job_id for s in states} == ids
-    place.cluster.cancel(sorted(ids))
-    wait(place, work.name, ended)
-
-
-def test_a_check_submits_nothing(place: Place) -> None:
-    work = job(place, "true", gpus=1)
-    place.cluster.check(work)
-    assert not [s for s in place.cluster.jobs() if s.name == work.name]

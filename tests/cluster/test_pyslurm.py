@@ -17,7 +17,7 @@ from support.slurm_options import slurm_options
 
 from coordinator.cluster import ClusterError, NodeState, RefusedError
 from coordinator.cluster import slurm_parse as text
-from coordinator.cluster.pyslurm_queries import members, state_long
+from coordinator.cluster.pyslurm_queries import members
 from coordinator.cluster.sbatch_text import SlurmOptions
 from coordinator.cluster.slurm_pyslurm import SlurmApi
 
@@ -83,44 +83,38 @@ def test_nodes_come_from_sinfo_where_slurm_does_not_account_gpus(tmp_path: Path)
     assert "sinfo" in slurm.by_commands
 
 
-@pytest.mark.parametrize(
-    ("changes", "named"),
-    [
-        (
-            {"source": "raise ModuleNotFoundError(\"No module named 'pyslurm'\", name='pyslurm')"},
-            "pip install",
-        ),
-        ({"source": "import sys; sys.exit('fatal: no configuration source')"}, "no configuration source"),
-        ({"version": "24.11.5"}, "(24.11.5)"),
-    ],
-)
-def test_a_pyslurm_that_cannot_be_used_is_refused_in_one_line(
-    changes: dict[str, str], named: str, tmp_path: Path
-) -> None:
+MISSING = "raise ModuleNotFoundError(\"No module named 'pyslurm'\", name='pyslurm')"
+NO_CONF = "import sys; sys.exit('fatal: no configuration source')"
+
+
+def test_a_pyslurm_that_cannot_be_used_is_refused_in_one_line(tmp_path: Path) -> None:
     """Slurm's library ends its process without slurm.conf; the coordinator lives on."""
-    with pytest.raises(RefusedError) as caught:
-        SlurmApi(site(tmp_path, **changes))
-    assert named in str(caught.value)
-    assert "\n" not in str(caught.value)
+    unusable = {
+        "pip install": {"source": MISSING},
+        "no configuration source": {"source": NO_CONF},
+        "(24.11.5)": {"version": "24.11.5"},
+    }
+    for named, changes in unusable.items():
+        with pytest.raises(RefusedError) as caught:
+            SlurmApi(site(tmp_path, **changes))
+        assert named in str(caught.value)
+        assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("answer", "named"),
-    [
-        ({"sleeps": 600}, "timed out"),
-        ({"says": "Incompatible versions of client and server code"}, '[cluster] api = "cli"'),
-        ({"jobs": [{"comment": "t"}]}, "AttributeError"),
-    ],
-)
-def test_a_query_that_fails_is_no_news(answer: dict[str, object], named: str, tmp_path: Path) -> None:
+def test_a_query_that_fails_is_no_news(tmp_path: Path) -> None:
     """It ends in time, too; never "no jobs"."""
     options = site(tmp_path)
     slurm = SlurmApi(options)
-    seconds = 2.0 if "sleeps" in answer else 90.0  # a busy machine needs some to start Python
-    slurm.options = site(tmp_path, env={**options.env, "SITE": json.dumps(answer)}, timeout_seconds=seconds)
-    with pytest.raises(ClusterError) as caught:
-        slurm.jobs()
-    assert named in str(caught.value)
+    for answer, named, seconds in (  # a busy machine needs some to start Python
+        ({"sleeps": 600}, "timed out", 2.0),
+        ({"says": "Incompatible versions of client and server code"}, '[cluster] api = "cli"', 90.0),
+        ({"jobs": [{"comment": "t"}]}, "AttributeError", 90.0),
+    ):
+        env = {**options.env, "SITE": json.dumps(answer)}
+        slurm.options = site(tmp_path, env=env, timeout_seconds=seconds)
+        with pytest.raises(ClusterError) as caught:
+            slurm.jobs()
+        assert named in str(caught.value)
 
 
 @given(st.sets(st.integers(0, 40), min_size=1))
@@ -129,19 +123,6 @@ def test_the_members_of_a_waiting_array_are_read_in_each_form(indexes: set[int])
     assert members(None, ",".join(map(str, ordered))) == ordered
     last = max(indexes)
     assert members(None, f"0-{2 * last}:2") == list(range(0, 2 * last + 1, 2))
-
-
-@pytest.mark.parametrize(
-    ("state", "said"),
-    [
-        ("IDLE", "idle"), ("MIXED+PLANNED", "mixed"), ("IDLE+PLANNED", "planned"), ("IDLE+DRAIN", "drained"),
-        ("MIXED+DRAIN", "draining"), ("DOWN+NOT_RESPONDING", "down*"), ("IDLE+CLOUD+POWERED_DOWN", "idle~"),
-        ("IDLE+MAINTENANCE+RESERVED", "maint"), ("IDLE+RESERVED", "reserved"), ("ALLOCATED+MAINTENANCE", "allocated$"),
-        ("IDLE+COMPLETING", "completing"), ("DOWN+DRAIN+NOT_RESPONDING", "drained*"), ("IDLE+INVALID_REG", "inval"),
-    ],
-)  # fmt: skip
-def test_a_nodes_state_reads_as_sinfo_says_it(state: str, said: str) -> None:
-    assert state_long(state) == said
 
 
 NAMES = """

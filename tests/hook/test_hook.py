@@ -1,8 +1,7 @@
-"""Laws of the hook: it does not delay training, warns once, and loses a notice only where no store
-can take it.
+"""Laws of the hook: it does not delay training, says each kind of fault once, and loses a notice only where no work
+folder takes it.
 
-Each training process is a real one: a script in its own process, so that imports, exit and warnings
-are seen.
+Each training is a real process, so that imports, exit and warnings are seen.
 """
 
 from __future__ import annotations
@@ -14,11 +13,14 @@ import shutil
 import subprocess
 import sys
 import textwrap
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from support.with_root import fill, small_disk
 
 from coordinator import hook
@@ -27,19 +29,22 @@ from coordinator.runtime.service import _leave_pin
 from evaljobs.contract.paths import WorkPaths
 
 ROOT = Path(__file__).resolve().parents[2]
+HOOK = "import os, sys, time\nfrom coordinator import hook\nAWAY = os.environ['AWAY']\n"
 
 
-def train(body: str, *, seconds: float = 60, **env: str) -> subprocess.CompletedProcess[str]:
-    """Run a training script that has the hook, without the launchers' rank variables."""
-    clean = {k: v for k, v in os.environ.items() if k not in ("RANK", "SLURM_PROCID", "EVALSPAN_WORK_DIR")}
-    return subprocess.run(
+def train(body: str, work: Path, **env: str) -> tuple[str, list[str]]:
+    """Standard output, and the lines on stderr, of a training that has the hook; without the launchers' rank variables."""
+    clean = {k: v for k, v in os.environ.items() if k not in ("RANK", "SLURM_PROCID")}
+    done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(body)],
-        env={**clean, "PYTHONPATH": str(ROOT), **env},
+        env={**clean, "PYTHONPATH": str(ROOT), "EVALSPAN_WORK_DIR": str(work), **env},
         capture_output=True,
         text=True,
-        timeout=seconds,
+        timeout=120,
         check=False,
     )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip(), done.stderr.splitlines()
 
 
 def announced(work: Path) -> list[Notice]:
@@ -47,11 +52,126 @@ def announced(work: Path) -> list[Notice]:
     return [file.notice for file in Inbox(WorkPaths(work)).look()]
 
 
-ONCE = "from coordinator import hook; print(hook.notify('/ckpt/step-7', 7, 'core', priority=3))"
+class Training(NamedTuple):
+    """`body`: after the import of the hook; `steps`: of the notices in the work folder that are left, in order;
+    `says`: words of each line on stderr."""
+
+    body: str
+    steps: tuple[int, ...] = ()
+    out: str = ""
+    says: tuple[str, ...] = ()
 
 
-def test_the_import_is_the_standard_library_alone():
-    """Nothing that pip installs is loaded by the import; not even pathlib is."""
+def thrice(call: str, *says: str) -> Training:
+    """Three wrong calls are one line; a second one at the end where their notices are left."""
+    body = f"NAN = type('', (), {{'__str__': lambda _: 1 / 0}})()\nfor _ in range(3): {call}\nhook.flush()"
+    return Training(body, says=says)
+
+
+LEFT = "training ends with notices left: {} undelivered to work folder {}"
+RANKS = ("RANK", "SLURM_PROCID", "PMI_RANK", "OMPI_COMM_WORLD_RANK")
+# fmt: off
+TRAININGS = {
+    "its last statement is a notice": Training("print(hook.notify('/c', 7))", (7,), "True"),
+    "many notices": Training("for i in range(50): hook.notify('/c', i)\nhook.flush(50)", tuple(range(50))),
+    **{f"rank 3 by {name}": Training(f"os.environ[{name!r}] = '3'\nprint(hook.notify('/c', 7))", (), "False") for name in RANKS},
+    "no work folder is named": thrice("os.environ.pop('EVALSPAN_WORK_DIR', 0); hook.notify('/c', 1)", "no work folder: give work_dir"),
+    "the work folder is a file": thrice("hook.notify('/c', 1, work_dir=sys.executable)", "and they wait", LEFT.format(3, sys.executable)),
+    "the work folder cannot be made": thrice("hook.notify('/c', 1, work_dir='/proc/nothing/x')", "no work folder /proc/nothing/x: notices wait", LEFT.format(3, "/proc/")),
+    "the work folder is mistyped": thrice("hook.notify('/c', 1, work_dir=AWAY)", "/away: notices wait", LEFT.format(3, "")),
+    "a step is no number": thrice("hook.notify('/c', 'seven')", "not announced"),
+    "a checkpoint is no path": thrice("hook.notify(None, 1)", "not announced"),
+    "a suite cannot be text": thrice("hook.notify('/c', 1, NAN)", "not announced"),
+    "faults of two kinds": Training(
+        "for step in ('seven', 'eight', 9): hook.notify('/c/1', step, work_dir=AWAY)",
+        says=("checkpoint '/c/1' of step 'seven' is not announced: ValueError", "there is no work folder", LEFT.format(1, "")),
+    ),
+    "stderr is closed": Training("sys.stderr.close(); os.close(2); del os.environ['EVALSPAN_WORK_DIR']\nprint(hook.notify('/c', 1))", out="False"),
+    "the work folder is away for a moment": Training("""
+        said = []
+        hook.sys.stderr = type("", (), {"write": staticmethod(said.append), "flush": staticmethod(bool)})
+        for i in range(3): hook.notify(f'/c/{i}', i, work_dir=AWAY)
+        while not said: pass
+        os.mkdir(AWAY)
+        print(hook.flush(50), len(said), AWAY in said[0])
+        """, (0, 1, 2), "True 1 True"),
+    "one of two work folders is away": Training("""
+        hook.FLUSH_SECONDS = 0.0
+        for i in range(3):
+            hook.notify(f'/c/{i}', i, work_dir=AWAY)
+            hook.notify(f'/c/{i}', i)
+        while len(hook._courier.notices) > 3: pass
+        print({n["_work_dir"] for n in hook._courier.notices} == {AWAY})
+        """, (0, 1, 2), "True", ("there is no work folder", LEFT.format(3, ""))),
+    "an inbox cannot be written": Training(
+        "hook.FLUSH_SECONDS = 0.5\nfor i in range(20): hook.notify('/c', i, work_dir='/proc/self')",
+        says=("no notice can be written to /proc/self", LEFT.format(20, "/proc/self")),
+    ),
+    "an inbox hangs": Training(
+        "hook.FLUSH_SECONDS = 0.5\nhook.leave = lambda *_: time.sleep(600)\nfor i in range(20): hook.notify('/c', i)", says=(LEFT.format(20, ""),)
+    ),
+    "a forked process": Training("""
+        hook.notify('/c/parent', 0); hook.flush()
+        pid = os.fork()
+        if pid == 0:
+            hook.notify('/c/child', 1)
+            os._exit(0 if hook.flush(50) else 1)
+        assert os.waitpid(pid, 0)[1] == 0
+        """, (0, 1)),
+    "a child of multiprocessing, which runs no atexit handler": Training("""
+        import multiprocessing
+        def child():
+            for step in range(3): hook.notify(f'/c/{step}', step)
+        process = multiprocessing.get_context('fork').Process(target=child)
+        process.start(); process.join()
+        assert process.exitcode == 0
+        """, (0, 1, 2)),
+}
+# fmt: on
+
+
+@pytest.mark.parametrize("case", TRAININGS)
+def test_a_training_goes_on_its_notices_arrive_in_order_and_each_kind_of_fault_is_one_line(
+    tmp_path: Path, case: str
+) -> None:
+    """Exit code 0; no folder is made but an inbox; nothing is sent but by rank 0."""
+    row, away = TRAININGS[case], tmp_path / "away"
+    out, said = train(HOOK + textwrap.dedent(row.body), tmp_path, AWAY=str(away))
+    assert out == row.out
+    assert len(said) == len(row.says), said
+    assert all(
+        words in line and line.startswith("evalspan: ") for words, line in zip(row.says, said, strict=True)
+    )
+    assert away.exists() == ("os.mkdir(AWAY)" in row.body)
+    assert {entry.name for entry in tmp_path.iterdir()} <= {"inbox", "away"}
+    assert [n.step for n in announced(away if away.exists() else tmp_path)] == list(row.steps)
+
+
+def test_a_full_disk_keeps_the_notices_until_there_is_room(tmp_path):
+    """With one warning, and no half file; the end of training does not wait for room, and says what is left."""
+    body = f"""
+        {HOOK.replace(chr(10), "; ").removesuffix("; ")}
+        hook.FLUSH_SECONDS = 0.5
+        for i in range(5): hook.notify('/c', i)
+        while not hook._warned: pass
+        if os.environ["FILLER"]:
+            os.unlink(os.environ["FILLER"])
+            print(hook.flush(50))
+    """
+    with small_disk(tmp_path / "full", "64k") as disk:
+        (disk / "inbox").mkdir()
+        filler = str(fill(disk))
+        out, (warned, left) = train(body, disk, FILLER="", AWAY="")
+        assert "No space left" in warned
+        assert LEFT.format(5, disk) in left
+        out, (warned,) = train(body, disk, FILLER=filler, AWAY="")
+        assert (out, "No space left" in warned) == ("True", True)
+        assert [n.step for n in announced(disk)] == list(range(5))
+        assert len(list((disk / "inbox").iterdir())) == 5
+
+
+def test_the_hook_is_the_standard_library_of_python_3_8_alone(tmp_path):
+    """Its import loads nothing that pip installs, not even pathlib. Grammar of 3.8, and no `|=` (dict has it from 3.9 on)."""
     body = """
         import sys
         before = set(sys.modules)
@@ -59,120 +179,27 @@ def test_the_import_is_the_standard_library_alone():
         new = {m.partition('.')[0] for m in set(sys.modules) - before} - {'coordinator'}
         print(sorted(new - sys.stdlib_module_names), 'pathlib' in sys.modules)
     """
-    assert train(body).stdout.strip() == "[] False"
+    assert train(body, tmp_path) == ("[] False", [])
+    tree = ast.parse(Path(hook.__file__).read_text(), feature_version=(3, 8))
+    changed = [node.op for node in ast.walk(tree) if isinstance(node, ast.AugAssign)]
+    assert not [op for op in changed if isinstance(op, ast.BitOr)]
 
 
-def test_a_notice_at_the_end_of_training_still_arrives(tmp_path):
-    """`notify` as last statement: the flush at exit delivers every field, with absolute paths."""
-    done = train(ONCE, EVALSPAN_WORK_DIR=str(tmp_path))
-    assert (done.returncode, done.stdout, done.stderr) == (0, "True\n", "")
-    (notice,) = announced(tmp_path)
-    assert (notice.checkpoint, notice.step, notice.suite, notice.priority) == ("/ckpt/step-7", 7, "core", 3)
-    assert notice.noticed_at > 0
-
-
-def test_many_notices_arrive_in_order(tmp_path):
-    """All of them, oldest first, none twice."""
-    body = "from coordinator import hook\nfor i in range(50): hook.notify(f'/c/{i}', i)\nhook.flush(50)"
-    train(body, EVALSPAN_WORK_DIR=str(tmp_path))
-    assert [n.step for n in announced(tmp_path)] == list(range(50))
-
-
-@pytest.mark.parametrize("variable", ["RANK", "SLURM_PROCID", "PMI_RANK", "OMPI_COMM_WORLD_RANK"])
-def test_only_rank_0_sends_notices(tmp_path, variable):
-    """Any launcher's rank silences all others, without a warning."""
-    done = train(ONCE, EVALSPAN_WORK_DIR=str(tmp_path), **{variable: "3"})
-    assert (done.returncode, done.stdout, done.stderr) == (0, "False\n", "")
-    assert not announced(tmp_path)
-
-
-BAD = {
-    "no work folder is named": ("hook.notify('/c', 1)", ""),
-    "the work folder is a file": ("hook.notify('/c', 1, work_dir=__FILE__)", "they wait"),
-    "the work folder cannot be made": ("hook.notify('/c', 1, work_dir='/proc/nothing/here')", "notices wait"),
-    "a work folder that is mistyped": (
-        "hook.notify('/c', 1, work_dir=__DIR__ + '/new')",
-        "/new: notices wait",
-    ),
-    "a step is no number": ("hook.notify('/c', 'seven', work_dir=__DIR__)", "not announced"),
-    "a checkpoint is no path": ("hook.notify(None, 1, work_dir=__DIR__)", "not announced"),
-    "a suite cannot be text": ("hook.notify('/c', 1, Bad(), work_dir=__DIR__)", "not announced"),
-}
-
-
-@pytest.mark.parametrize("case", BAD)
-def test_a_mistake_is_one_warning_and_no_error(tmp_path, case):
-    """Three wrong calls: exit code 0, one line on stderr; a second one at the end where notices still wait."""
-    call, words = BAD[case]
-    (tmp_path / "file").write_text("")
-    call = call.replace("__FILE__", repr(str(tmp_path / "file"))).replace("__DIR__", repr(str(tmp_path)))
-    body = f"""
-        from coordinator import hook
-        class Bad:
-            def __str__(self): raise RuntimeError
-        for _ in range(3): {call}
-        hook.flush()
-    """
-    done = train(body)
-    assert done.returncode == 0
-    first, *last = done.stderr.splitlines()
-    assert first.startswith("evalspan: ")
-    assert words in first
-    ends = "evalspan: training ends with notices left: 3 undelivered"
-    assert [line.partition(" to ")[0] for line in last] == [ends] * (" wait" in first), done.stderr
-    assert all(str(tmp_path) in line or "/proc/nothing/here; the" in line for line in last)
-    assert [p.name for p in tmp_path.iterdir()] == ["file"], "no folder was made"
-
-
-def test_a_fault_of_one_kind_mutes_no_other(tmp_path):
-    """A wrong step names its checkpoint; the mistyped work folder of the next notice is still said."""
-    body = f"""
-        from coordinator import hook
-        for step in ("seven", "eight", 9): hook.notify('/c/1', step, work_dir={str(tmp_path / "new")!r})
-    """
-    first, second, _ = train(body).stderr.splitlines()
-    assert first.startswith("evalspan: checkpoint '/c/1' of step 'seven' is not announced: ValueError")
-    assert "there is no work folder" in second
-
-
-def test_a_work_folder_that_is_away_for_a_moment_loses_no_notice(tmp_path):
-    """They wait in order, with one warning, and are delivered once the folder is back."""
-    body = """
-        import os
-        from coordinator import hook
-        said = []
-        hook.sys.stderr = type("", (), {"write": staticmethod(said.append)})
-        for i in range(3): hook.notify(f'/c/{i}', i)
-        while not said: pass
-        os.mkdir(os.environ["EVALSPAN_WORK_DIR"])
-        print(hook.flush(50), len(said), os.environ["EVALSPAN_WORK_DIR"] in said[0])
-    """
-    done = train(body, EVALSPAN_WORK_DIR=str(tmp_path / "work"))
-    assert done.stdout == "True 1 True\n"
-    assert [n.step for n in announced(tmp_path / "work")] == [0, 1, 2]
-
-
-def test_a_work_folder_that_is_away_holds_up_no_other(tmp_path):
-    """Notices of a second work folder are delivered, in order, while those of the first wait."""
-    body = f"""
-        from coordinator import hook
-        hook.FLUSH_SECONDS = 0.0
-        for i in range(3):
-            hook.notify(f'/c/{{i}}', i, work_dir={str(tmp_path / "away")!r})
-            hook.notify(f'/c/{{i}}', i)
-        while len(hook._courier.notices) > 3: pass
-        print({{n["_work_dir"] for n in hook._courier.notices}})
-    """
-    done = train(body, EVALSPAN_WORK_DIR=str(tmp_path))
-    assert done.stdout == f"{{{str(tmp_path / 'away')!r}}}\n"
-    assert [n.step for n in announced(tmp_path)] == [0, 1, 2]
+def test_the_daemon_reads_exactly_the_fields_that_the_hook_writes(tmp_path):
+    """A field more or less would be refused as no notice. The checkpoint's path is a full one."""
+    hook.notify("c/step-7", 7, "core", work_dir=tmp_path, priority=3, rank=0)
+    assert hook.flush(60)
+    (file,) = (tmp_path / "inbox").glob("*.json")
+    written, five = json.loads(file.read_text()), list(Notice.model_fields)[:5]
+    assert five == ["checkpoint", "step", "suite", "priority", "noticed_at"]
+    assert [written.pop(field) for field in five[:4]] == [str(Path.cwd() / "c/step-7"), 7, "core", 3]
+    assert (list(written), written["noticed_at"] > 0) == (five[4:], True)
 
 
 def test_what_a_long_training_remembers_is_bounded(tmp_path, monkeypatch):
     """Announced checkpoints are forgotten once they count as pinned no more; waiting notices have a limit."""
-    monkeypatch.setattr(hook, "_announced", {})
-    monkeypatch.setattr(hook, "_warned", set())
-    monkeypatch.setattr(hook, "_courier", hook._Courier())
+    for name, value in (("_announced", {}), ("_warned", set()), ("_courier", hook._Courier())):
+        monkeypatch.setattr(hook, name, value)
     monkeypatch.setattr(hook, "MOST_NOTICES", 5)
     monkeypatch.setattr(hook, "PIN_GRACE_SECONDS", 0.0)
     taken = [hook.notify(f"/c/{i}", i, work_dir=tmp_path / "away", rank=0) for i in range(7)]
@@ -182,154 +209,48 @@ def test_what_a_long_training_remembers_is_bounded(tmp_path, monkeypatch):
     assert hook.flush(50)
 
 
-def test_the_copied_file_needs_no_later_python_than_3_8():
-    """Grammar of 3.8, and no `|=` (dict has it from 3.9 on)."""
-    tree = ast.parse(Path(hook.__file__).read_text(), feature_version=(3, 8))
-    assert not [
-        n.lineno for n in ast.walk(tree) if isinstance(n, ast.AugAssign) and isinstance(n.op, ast.BitOr)
-    ]
-
-
-def test_a_closed_stderr_does_not_reach_training():
-    """Even the warning cannot be written."""
-    body = (
-        "import sys, os; sys.stderr.close(); os.close(2)\n"
-        "from coordinator import hook; print(hook.notify('/c', 1))"
-    )
-    done = train(body)
-    assert (done.returncode, done.stdout) == (0, "False\n")
-
-
-def test_a_full_disk_keeps_the_notices_until_there_is_room(tmp_path):
-    """With one warning, and no half file."""
-    body = """
-        import os
-        from coordinator import hook
-        for i in range(5): hook.notify('/c', i)
-        while not hook._warned: pass
-        os.unlink(os.environ["FILLER"])
-        print(hook.flush(50))
-    """
-    with small_disk(tmp_path / "full", "64k") as disk:
-        (disk / "inbox").mkdir()
-        done = train(body, FILLER=str(fill(disk)), EVALSPAN_WORK_DIR=str(disk))
-        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (0, "True\n", 1)
-        assert "No space left" in done.stderr
-        assert [n.step for n in announced(disk)] == list(range(5))
-        assert len(list((disk / "inbox").iterdir())) == 5
-
-
-@pytest.mark.parametrize("how", ["read-only", "full", "hung"])
-def test_an_inbox_that_takes_nothing_holds_up_no_training(tmp_path, how):
-    """`notify` returns at once; the end of training is bounded, and says what is left."""
-    hangs = "hook.leave = lambda *_: time.sleep(600)" if how == "hung" else ""
-    body = f"""
-        import time
-        from coordinator import hook
-        hook.FLUSH_SECONDS = 0.5
-        {hangs}
-        for i in range(20): hook.notify('/c', i)
-    """
-    with small_disk(tmp_path / "full", "64k") as disk:
-        fill(disk)
-        done = train(body, EVALSPAN_WORK_DIR="/proc/self" if how == "read-only" else str(disk))
-    assert done.returncode == 0
-    assert "20 undelivered" in done.stderr
-    assert done.stderr.count("\n") == (1 if how == "hung" else 2)
-
-
-def test_a_forked_process_can_notify(tmp_path):
-    """A child starts its own thread; its notice arrives when it flushes."""
-    body = """
-        import os
-        from coordinator import hook
-        hook.notify('/c/parent', 0); hook.flush()
-        pid = os.fork()
-        if pid == 0:
-            hook.notify('/c/child', 1)
-            os._exit(0 if hook.flush(50) else 1)
-        assert os.waitpid(pid, 0)[1] == 0
-    """
-    done = train(body, EVALSPAN_WORK_DIR=str(tmp_path))
-    assert done.returncode == 0, done.stderr
-    assert [n.step for n in announced(tmp_path)] == [0, 1]
-
-
-def test_a_child_of_multiprocessing_notifies_to_its_end(tmp_path):
-    """Forked by multiprocessing it runs no atexit handlers, yet its last notice arrives."""
-    body = """
-        import multiprocessing
-        from coordinator import hook
-        def child():
-            for step in range(3):
-                hook.notify(f'/c/{step}', step)
-        process = multiprocessing.get_context('fork').Process(target=child)
-        process.start(); process.join()
-        assert process.exitcode == 0
-    """
-    done = train(body, EVALSPAN_WORK_DIR=str(tmp_path))
-    assert done.returncode == 0, done.stderr
-    assert [n.step for n in announced(tmp_path)] == [0, 1, 2]
-
-
 # --- pins and rotation ------------------------------------------------------------------------------------------------
 
 
-def _checkpoints(root: Path, steps: list[int]) -> list[Path]:
-    folders = [root / f"checkpoint-{step}" for step in steps]
-    for folder in folders:
-        folder.mkdir(parents=True)
-    return folders
+def _pipe(pin: Path) -> Path:
+    os.mkfifo(pin.with_name("pipe"))
+    return pin.with_name("pipe")
 
 
-def test_a_pin_of_the_daemon_is_seen(tmp_path):
-    """A marker file pins; without it, or without the folder, nothing does."""
-    (folder,) = _checkpoints(tmp_path, [1])
-    assert not hook.pinned(folder)
-    (folder / f"{hook.PIN_PREFIX}ckpt-core-12345678").touch()
-    assert hook.pinned(folder)
+# fmt: off
+PINS: dict[str, tuple[Callable[[Path], object], bool]] = {
+    "none": (Path.exists, False),
+    "an empty one, wherever it lies": (Path.touch, True),
+    "of this folder": (lambda pin: pin.write_text(hook.pin_text(pin.parent)), True),
+    "of this folder, moved since": (lambda pin: pin.write_text(f"{pin.parent.stat().st_ino} /other"), True),
+    "of this path, whose inode is another one on another host": (lambda pin: pin.write_text(f"0 {os.path.realpath(pin.parent)}"), True),
+    "copied with another folder": (lambda pin: pin.write_text(hook.pin_text(pin.parents[1])), False),
+    "no text": (lambda pin: pin.write_bytes(b"\xff"), True),
+    "a pipe": (os.mkfifo, True),
+    "a link to a pipe": (lambda pin: pin.symlink_to(_pipe(pin)), True),
+    "a link to an endless file": (lambda pin: pin.symlink_to("/dev/zero"), True),
+}
+# fmt: on
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("kind", PINS)
+def test_a_pin_holds_the_folder_that_it_names_and_no_copy(tmp_path, kind):
+    """What is planted at its name holds up no training, and pins as any unreadable pin does."""
+    folder = tmp_path / "checkpoint-1"
+    folder.mkdir()
+    plant, holds = PINS[kind]
+    plant(folder / f"{hook.PIN_PREFIX}ckpt-core-12345678")
+    assert hook.pinned(folder) is holds
     assert not hook.pinned(tmp_path / "missing")
     assert not hook.pinned(None)  # type: ignore[arg-type]
 
 
-def test_a_pin_that_was_copied_pins_no_copy(tmp_path):
-    """It names its folder, by inode and by path: a move of the folder takes it along. An empty one always pins."""
-    (folder,) = _checkpoints(tmp_path, [1])
-    pin = folder / f"{hook.PIN_PREFIX}ckpt-core-12345678"
-    pin.write_text(hook.pin_text(folder))
-    copy = shutil.copytree(folder, tmp_path / "copies" / "checkpoint-1")
-    assert hook.pinned(folder)
-    assert not hook.pinned(copy)
-    folder = folder.rename(tmp_path / "checkpoint-2")
-    assert hook.pinned(folder)
-    other_host = f"0 {os.path.realpath(folder)}"  # whose storage gives another inode
-    (folder / pin.name).write_text(other_host)
-    assert hook.pinned(folder)
-    (copy / pin.name).write_text("")
-    assert hook.pinned(copy)
-
-
-@pytest.mark.parametrize("kind", ["pipe", "link to a pipe", "endless"])
-def test_a_planted_pin_holds_up_no_training(tmp_path, kind):
-    """A pipe or a link at a pin's name is not opened to the end; it pins, as any unreadable pin does."""
-    (folder,) = _checkpoints(tmp_path, [100])
-    pin = folder / f"{hook.PIN_PREFIX}x"
-    os.mkfifo(pin if kind == "pipe" else tmp_path / "pipe")
-    if kind != "pipe":
-        pin.symlink_to("/dev/zero" if kind == "endless" else tmp_path / "pipe")
-    with ThreadPoolExecutor(1) as thread:
-        looked = thread.submit(hook.pinned, folder)
-        try:
-            assert looked.result(timeout=60)
-        except TimeoutError:
-            os.close(os.open(tmp_path / "pipe" if kind != "pipe" else pin, os.O_WRONLY | os.O_NONBLOCK))
-            raise
-
-
 def test_the_daemons_pin_is_written_through_no_planted_link(tmp_path):
     """What another user put at its name goes; the file behind a link stays as it was, and a folder is not made anew."""
-    (folder,) = _checkpoints(tmp_path, [100])
-    pin, behind = folder / f"{hook.PIN_PREFIX}x", tmp_path / "behind"
+    folder, behind = tmp_path / "checkpoint-100", tmp_path / "behind"
+    folder.mkdir()
+    pin = folder / f"{hook.PIN_PREFIX}x"
     behind.write_text("precious")
     for plant in (
         partial(pin.symlink_to, behind),
@@ -346,43 +267,44 @@ def test_the_daemons_pin_is_written_through_no_planted_link(tmp_path):
         _leave_pin(tmp_path / "gone" / pin.name)
 
 
-def test_rotation_spares_pinned_checkpoints_and_the_newest(tmp_path):
-    """Oldest first by step, not by name; a pinned one goes once its pin is gone; other folders
-    stay.
-    """
-    folders = _checkpoints(tmp_path, [5, 10, 100, 200])
-    (tmp_path / "checkpoint-best").mkdir()
-    pin = folders[1] / f"{hook.PIN_PREFIX}x"
-    pin.touch()
-    assert hook.rotate(tmp_path, 2) == [str(folders[0]), str(folders[2])]
-    pin.unlink()
-    assert hook.rotate(tmp_path, 0) == [str(folders[1])]
-    assert (tmp_path / "checkpoint-best").exists()
-    assert folders[3].exists()
-    assert hook.rotate(tmp_path / "missing", 1) == []
-
-
-def test_rotation_reports_what_it_deleted(tmp_path):
-    """Steps padded with zeros are deleted under their own names, and only deleted ones reported."""
-    padded = [tmp_path / f"step-{step:06d}" for step in (100, 200, 300)]
-    (tmp_path / "elsewhere").mkdir()
-    link = tmp_path / "step-000050"
-    link.symlink_to(tmp_path / "elsewhere")  # rmtree refuses links
-    for folder in (*padded, tmp_path / "step-²"):
-        folder.mkdir()
-    assert hook.rotate(tmp_path, 2, prefix="step-") == [str(padded[0]), str(padded[1])]
-    assert sorted(p.name for p in tmp_path.iterdir()) == [
-        "elsewhere",
-        "step-000050",
-        "step-000300",
-        "step-²",
-    ]
+@settings(max_examples=50)
+@given(
+    kinds=st.dictionaries(st.integers(0, 300), st.sampled_from(["", "", "pinned", "link"]), max_size=7),
+    keep=st.integers(0, 5),
+    digits=st.sampled_from([1, 6]),
+)
+def test_rotation_deletes_the_oldest_unpinned_beyond_those_it_keeps(tmp_path, kinds, keep, digits):
+    """By step, not by name, and by their own names; never the newest, nor other folders. What it returns is gone: a link
+    cannot be removed. A pinned one counts among those kept, and goes once its pin is gone."""
+    root = tmp_path / "run"
+    shutil.rmtree(root, ignore_errors=True)
+    assert hook.rotate(root, 0) == []
+    saved = {step: root / f"step-{step:0{digits}d}" for step in sorted(kinds)}
+    others = {"step-best", "step-²", "other-1"}
+    for folder in (*(root / name for name in others), *(saved[s] for s in kinds if kinds[s] != "link")):
+        folder.mkdir(parents=True)
+    for step, kind in kinds.items():
+        if kind == "link":
+            saved[step].symlink_to(root / "other-1")
+        elif kind:
+            (saved[step] / f"{hook.PIN_PREFIX}x").touch()
+    left, spared = list(saved), {"pinned", "link"}
+    for _ in range(2):
+        gone = [step for step in left[:-1] if kinds[step] not in spared][: max(0, len(left) - keep)]
+        assert hook.rotate(root, keep, prefix="step-") == [str(saved[step]) for step in gone]
+        left = [step for step in left if step not in gone]
+        assert {entry.name for entry in root.iterdir()} == others | {saved[step].name for step in left}
+        for pin in root.glob(f"step-*/{hook.PIN_PREFIX}x"):
+            pin.unlink()
+        spared = {"link"}
 
 
 def test_a_checkpoint_just_announced_is_not_rotated_away(tmp_path, monkeypatch):
     """It is spared until the daemon's pin has come and gone, or no pin came in time."""
     monkeypatch.setattr(hook, "_announced", {})
-    first, second, _newest = _checkpoints(tmp_path / "run", [1, 2, 3])
+    first, second, newest = (tmp_path / "run" / f"checkpoint-{step}" for step in (1, 2, 3))
+    for folder in (first, second, newest):
+        folder.mkdir(parents=True)
     for folder in (first, second):
         assert hook.notify(folder, work_dir=tmp_path, rank=0)
     assert hook.rotate(tmp_path / "run", 1) == []
@@ -393,12 +315,3 @@ def test_a_checkpoint_just_announced_is_not_rotated_away(tmp_path, monkeypatch):
     assert hook.rotate(tmp_path / "run", 1) == [str(first)]
     monkeypatch.setattr(hook, "PIN_GRACE_SECONDS", 0.0)
     assert hook.rotate(tmp_path / "run", 1) == [str(second)]
-
-
-def test_the_daemon_reads_exactly_the_fields_that_the_hook_writes(tmp_path):
-    """A field more or less would be refused as no notice."""
-    hook.notify("/c", 1, work_dir=tmp_path, rank=0)
-    assert hook.flush(60)
-    (file,) = (tmp_path / "inbox").glob("*.json")
-    assert list(Notice.model_fields)[:5] == ["checkpoint", "step", "suite", "priority", "noticed_at"]
-    assert set(json.loads(file.read_text())) == set(list(Notice.model_fields)[:5])

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import threading
-from collections.abc import Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -13,20 +14,20 @@ from dev_cluster.testing import wait_until
 from coordinator import hook
 from coordinator.intake import checkpoint
 from coordinator.intake.inbox import Inbox, Notice
+from coordinator.intake.suites import load_suite
 from evaljobs.contract.paths import WorkPaths
 
 pytestmark = pytest.mark.model
 
 
 @pytest.fixture(autouse=True)
-def _fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     """No grace and no memory of other tests; launchers' variables away."""
     monkeypatch.setattr(hook, "_announced", {})
     monkeypatch.setattr(hook, "PIN_GRACE_SECONDS", 0.0)
     monkeypatch.setattr(hook, "_warned", set())
     for name in ("RANK", "SLURM_PROCID"):
         monkeypatch.delenv(name, raising=False)
-    return
 
 
 def announced(work: Path) -> list[Notice]:
@@ -34,47 +35,15 @@ def announced(work: Path) -> list[Notice]:
     return [file.notice for file in Inbox(WorkPaths(work)).look()]
 
 
-def _trainer(model_dir: Path, output: Path, callback: Any, **more: Any) -> Any:
-    import torch
-    from transformers import (
-        AutoModelForCausalLM,
-        AutoTokenizer,
-        Trainer,
-        TrainingArguments,
-        default_data_collator,
-    )
-
-    model = AutoModelForCausalLM.from_pretrained(model_dir)
-    rows = [{"input_ids": torch.arange(3, 11), "labels": torch.arange(3, 11)} for _ in range(16)]
-    arguments = TrainingArguments(
-        output_dir=str(output),
-        max_steps=4,
-        save_steps=1,
-        per_device_train_batch_size=2,
-        report_to=[],
-        use_cpu=True,
-        disable_tqdm=True,
-        logging_steps=10,
-        **more,
-    )
-    return Trainer(
-        model=model,
-        args=arguments,
-        train_dataset=rows,
-        callbacks=[callback],
-        data_collator=default_data_collator,
-        processing_class=AutoTokenizer.from_pretrained(model_dir),
-    )
-
-
 def test_transformers_announces_whole_checkpoints_and_spares_pinned_ones(tmp_path, tiny_model_dir):
     """Four saves are announced with their steps; with keep=1 a pinned one outlives rotation."""
-    work, output = tmp_path / "work", tmp_path / "run"
-    work.mkdir()
-    callback: Any = hook.transformers_callback("core", work, keep=1)
-    seen = []
+    import torch
+    import transformers as hf
 
-    class Daemon(type(callback).__mro__[1]):  # type: ignore[misc] (transformers.TrainerCallback)
+    work, output, seen = tmp_path / "work", tmp_path / "run", []
+    work.mkdir()
+
+    class Daemon(hf.TrainerCallback):  # type: ignore[misc]
         """Looks at each checkpoint when it was announced; pins the second as a daemon would."""
 
         def on_save(self, _args: Any, state: Any, _control: Any, **_more: Any) -> None:
@@ -83,12 +52,18 @@ def test_transformers_announces_whole_checkpoints_and_spares_pinned_ones(tmp_pat
             if state.global_step == 2:
                 (folder / f"{hook.PIN_PREFIX}x").touch()
 
-    trainer = _trainer(tiny_model_dir, output, callback)
-    trainer.add_callback(Daemon())
-    trainer.train()
-    assert [(n.step, n.checkpoint) for n in announced(work)] == [
-        (step, str(output / f"checkpoint-{step}")) for step in (1, 2, 3, 4)
-    ]
+    rows = [{"input_ids": torch.arange(3, 11), "labels": torch.arange(3, 11)} for _ in range(16)]
+    settings = {"max_steps": 4, "save_steps": 1, "per_device_train_batch_size": 2, "report_to": []}
+    hf.Trainer(
+        model=hf.AutoModelForCausalLM.from_pretrained(tiny_model_dir),
+        args=hf.TrainingArguments(output_dir=str(output), use_cpu=True, disable_tqdm=True, **settings),
+        train_dataset=rows,
+        callbacks=[hook.transformers_callback("core", work, keep=1), Daemon()],
+        data_collator=hf.default_data_collator,
+        processing_class=hf.AutoTokenizer.from_pretrained(tiny_model_dir),
+    ).train()
+    saved = [(step, str(output / f"checkpoint-{step}")) for step in (1, 2, 3, 4)]
+    assert [(n.step, n.checkpoint) for n in announced(work)] == saved
     assert seen == [1, 2, 3, 4]
     assert {p.name for p in output.glob("checkpoint-*")} == {"checkpoint-2", "checkpoint-4"}
 
@@ -117,9 +92,8 @@ def test_dcp_is_announced_when_it_is_durable(tmp_path, tiny_model_dir):
         AutoTokenizer.from_pretrained(tiny_model_dir).save_pretrained(target)
         return target
 
-    torch.distributed.init_process_group(
-        "gloo", init_method=f"file://{tmp_path / 'rendezvous'}", rank=0, world_size=1
-    )
+    place = f"file://{tmp_path / 'rendezvous'}"
+    torch.distributed.init_process_group("gloo", init_method=place, rank=0, world_size=1)
     try:
         saving: Any = dcp.async_save({"model": model.state_dict()}, checkpoint_id=saved)
         hook.on_dcp_saved(saving, str(saved), 5, "core", export=export, work_dir=work, rank=0)
@@ -137,19 +111,14 @@ def test_dcp_is_announced_when_it_is_durable(tmp_path, tiny_model_dir):
     assert all(torch.equal(expected[name], value) for name, value in weights.items())
 
 
-def test_a_dcp_save_that_failed_is_not_announced(tmp_path, capsys, monkeypatch):
-    """One warning; training goes on."""
-    from concurrent.futures import Future
-
-    monkeypatch.setattr(hook, "_warned", set())
+def test_a_dcp_save_that_failed_is_not_announced(tmp_path, capsys):
+    """One warning; training goes on. What has no future cannot be followed, and does not raise."""
     saving: Future[None] = Future()
     hook.on_dcp_saved(saving, "/c", 1, work_dir=tmp_path)
     saving.set_exception(OSError("disk full"))
+    hook.on_dcp_saved(None, "/c", 1, work_dir=tmp_path)
     assert announced(tmp_path) == []
     assert "disk full" in capsys.readouterr().err
-    hook.on_dcp_saved(
-        None, "/c", 1, work_dir=tmp_path
-    )  # what has no future cannot be followed, and does not raise
 
 
 def test_lightning_announces_what_its_export_wrote(tmp_path):
@@ -176,16 +145,50 @@ def test_lightning_announces_what_its_export_wrote(tmp_path):
         return saved.with_suffix("")
 
     saver = ModelCheckpoint(dirpath=tmp_path / "run", every_n_train_steps=2, save_top_k=-1)
-    callback = hook.lightning_callback(export, "core", tmp_path)
-    trainer = lightning.Trainer(
-        max_steps=6,
-        accelerator="cpu",
-        devices=1,
-        callbacks=[saver, callback],
-        logger=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
-    loader = torch.utils.data.DataLoader(torch.randn(32, 4), batch_size=4)
-    trainer.fit(Module(), loader)
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    callbacks = [saver, hook.lightning_callback(export, "core", tmp_path)]
+    trainer = lightning.Trainer(max_steps=6, accelerator="cpu", devices=1, callbacks=callbacks, **quiet)
+    trainer.fit(Module(), torch.utils.data.DataLoader(torch.randn(32, 4), batch_size=4))
     assert [n.step for n in announced(tmp_path)] == [2, 4, 6]
+
+
+# --- the demo's training ----------------------------------------------------------------------------------------------
+
+
+def test_a_checkpoint_of_the_demo_can_be_evaluated(tmp_path):
+    """A character is a token, and back; the folder is whole when it has its name."""
+    import demo_training as demo
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    tokenizer = demo.make_tokenizer()
+    ids = tokenizer("12+34=046;")["input_ids"]
+    assert (len(ids), tokenizer.decode(ids)) == (10, "12+34=046;")
+    sizes = dict.fromkeys(("hidden_size", "intermediate_size"), 8)
+    config = LlamaConfig(vocab_size=len(tokenizer), num_hidden_layers=1, num_attention_heads=1, **sizes)
+    demo.save(LlamaForCausalLM(config), tokenizer, tmp_path / "step-1")
+    assert checkpoint.inspect(tmp_path / "step-1").bytes > 0
+    assert [p.name for p in tmp_path.iterdir()] == ["step-1"]
+
+
+def test_the_demos_suite_is_one_and_its_sums_are_held_out(tmp_path, monkeypatch):
+    """It loads; each choice list holds the right answer once; training has none of the sums. Another folder is left alone."""
+    import demo_training as demo
+
+    suite = load_suite(str(demo.write_suite(tmp_path / "demo")))
+    assert [t.name for t in suite.tasks] == ["addition", "addition_choice"]
+    trained = {f"{a:02d}+{b:02d}=" for a, b in demo.sums()[0]}
+    files = sorted((tmp_path / "demo" / "tasks").glob("*.jsonl"))
+    rows = [json.loads(line) for file in files for line in file.read_text().splitlines()]
+    assert len(rows) == demo.GENERATED + demo.CHOICES
+    for row in rows:
+        assert row["question"] not in trained
+        answer = f"{sum(map(int, row['question'].rstrip('=').split('+'))):03d}"
+        given = row["choices"][row["label"]] if "choices" in row else row["answer"]
+        assert given == answer
+        assert row.get("choices", [answer]).count(answer) == 1
+    (tmp_path / "work").mkdir()
+    monkeypatch.setattr("sys.argv", ["demo-training", "--folder", str(tmp_path)])
+    with pytest.raises(SystemExit) as refused:
+        demo.main()
+    assert refused.value.code == 2
+    assert (tmp_path / "work").exists()

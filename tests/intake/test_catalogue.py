@@ -42,53 +42,53 @@ def held(folder: Path, *entries: TaskEntry) -> list[catalogue.Holding]:
     return catalogue.holdings(suite, {}, {"HF_HOME": str(folder.parent / "hf")})
 
 
-def test_local_data_are_counted_and_missing_ones_are_named(folder: Path) -> None:
-    """Lines of the scored split's files; a limit counts as lm-eval counts it."""
-    whole, some, share = held(
-        folder,
-        TaskEntry(name="local"),
-        TaskEntry(name="local", limit=3, num_fewshot=2),
-        TaskEntry(name="local", limit=0.5),
-    )
-    assert (whole.documents, some.documents, share.documents) == (7, 3, math.ceil(7 * 0.5))
-    assert (whole.num_fewshot, some.num_fewshot) == (0, 2)
-    assert (whole.kinds, whole.metrics) == (("multiple_choice",), ("acc", "score"))
-    assert (whole.data, whole.missing, whole.at_most) == ("local", (), False)
-    for file in (folder / "data").iterdir():
-        file.unlink()
-    (gone,) = held(folder, TaskEntry(name="local"))
-    assert (gone.data, gone.documents) == ("missing", None)
-    assert gone.missing == (str(folder / "data" / "*.jsonl"),)
+JSON, HUB_FILES = "dataset_path: json\ndataset_kwargs: ", "dataset_path: lab/rows\ndataset_kwargs: "
 
 
 @pytest.mark.parametrize(
-    ("lines", "documents"),
+    ("lines", "data", "documents"),
     [
-        ("dataset_path: json\ndataset_kwargs: {data_dir: data}", None),
-        ("dataset_path: json\ndataset_kwargs: {data_dir: data, data_files: {test: b.jsonl}}", 3),
-        ("dataset_path: json\ndataset_kwargs: {data_files: [{split: test, path: data/a.jsonl}]}", 4),
-        ("dataset_path: json\ndataset_kwargs: {data_files: {test: [data/a.jsonl, data/b.jsonl]}}", 7),
-        ("dataset_path: ./data\ndataset_kwargs: {data_files: {test: a.jsonl}}", 4),
-        ("dataset_path: data", None),
+        (JSON + "{data_dir: data}", "local", None),
+        (JSON + "{data_dir: data, data_files: {test: b.jsonl}}", "local", 3),
+        (JSON + "{data_files: [{split: test, path: data/a.jsonl}]}", "local", 4),
+        (JSON + "{data_files: {test: [data/a.jsonl, data/b.jsonl]}}", "local", 7),
+        (JSON + "{data_files: {train: data/none.jsonl, test: data/*.jsonl}}", "local", 7),
+        (JSON + "{data_files: {test: data/none*.jsonl}}", "data/none*.jsonl", None),
+        ("dataset_path: ./data\ndataset_kwargs: {data_files: {test: a.jsonl}}", "local", 4),
+        ("dataset_path: data", "local", None),
+        (
+            HUB_FILES + "{data_files: {test: data/a.jsonl}}",
+            "lab/rows",
+            None,
+        ),  # files inside it are not local ones
     ],
 )
-def test_data_that_are_here_are_not_fetched(folder: Path, lines: str, documents: int | None) -> None:
-    """However the YAML names them; another data set of the same loader gives no count."""
+def test_data_that_are_here_are_counted_and_others_are_named(
+    folder: Path, lines: str, data: str, documents: int | None
+) -> None:
+    """However the YAML names them: lines of the scored split's files. Another data set of the same loader gives no count."""
     other = folder.parent / "hf" / "datasets" / "json" / "default-1" / "0.0.0" / "abc"
     other.mkdir(parents=True)
     (other / "dataset_info.json").write_text(json.dumps({"splits": {"test": {"num_examples": 99}}}))
     (folder / "own.yaml").write_text(f"task: own\n{lines}\ntest_split: test\n")
     (one,) = held(folder, TaskEntry(name="own"))
-    assert (one.data, one.missing, one.documents) == ("local", (), documents)
+    there = data == "local"
+    missing = () if there else (str(folder / data) if data.startswith("data/") else data,)
+    assert (one.data, one.missing, one.documents) == ("local" if there else "missing", missing, documents)
+
+
+def test_a_limit_counts_as_lm_eval_counts_it(folder: Path) -> None:
+    shares = [{"limit": 3, "num_fewshot": 2}, {"limit": 0.5}]
+    whole, some, share = held(folder, *(TaskEntry(name="local", **each) for each in ({}, *shares)))
+    assert (whole.documents, some.documents, share.documents) == (7, 3, math.ceil(7 * 0.5))
+    assert (whole.num_fewshot, some.num_fewshot) == (0, 2)
+    assert (whole.kinds, whole.metrics) == (("multiple_choice",), ("acc", "score"))
+    assert (whole.data, whole.missing, whole.at_most) == ("local", (), False)
 
 
 def test_a_hub_data_set_is_here_once_it_is_prepared(folder: Path) -> None:
-    """Files inside it are not local ones."""
-    lines = "dataset_path: lab/rows\ndataset_kwargs: {data_files: {test: a.jsonl}}\ntest_split: test\n"
-    (folder / "own.yaml").write_text(f"task: own\n{lines}")
-    own, before = held(folder, TaskEntry(name="own"), TaskEntry(name="hub"))
-    assert own.missing == before.missing == ("lab/rows",)
-    assert (before.data, before.documents) == ("missing", None)
+    (before,) = held(folder, TaskEntry(name="hub"))
+    assert (before.data, before.documents, before.missing) == ("missing", None, ("lab/rows",))
     assert (before.num_fewshot, before.metrics) == (3, ("exact_match",))
     place = folder.parent / "hf" / "datasets" / "lab___rows" / "easy" / "0.0.0" / "abc"
     place.mkdir(parents=True)

@@ -22,69 +22,51 @@ def names(path: Path) -> list[str]:
     return [f.name for f in inspect(path, allow_bin=True).files]
 
 
-def test_sharded_and_single_file(tmp_path: Path) -> None:
-    """Config, tokenizer and weights, with the index where there are shards; nothing that trainers leave beside them."""
-    single = ["config.json", "model.safetensors", "tokenizer.json"]
-    assert names(make_checkpoint(tmp_path / "b", shards=1)) == single
-    sharded = ["config.json", "model.safetensors.index.json", "tokenizer.json"]
-    sharded += [f"model-0000{n}-of-00002.safetensors" for n in (1, 2)]
-    assert names(make_checkpoint(tmp_path / "a", shards=2)) == sorted(sharded)
+CODE, TOKENIZER = {"AutoModelForCausalLM": "modeling_x.X"}, {"AutoTokenizer": ["modeling_x.X", None]}
+LLAMA, GEMMA = {"architectures": ["LlamaForCausalLM"]}, {"architectures": ["Gemma3ForConditionalGeneration"]}
+INDEX = ["model.safetensors.index.json", *(f"model-0000{n}-of-00002.safetensors" for n in (1, 2))]
+# fmt: off
+# what config.json and tokenizer_config.json hold, shards of weights, what of the folder is staged beside config and tokenizer
+HELD = {
+    "a single file": (LLAMA, None, 1, ["model.safetensors"]),
+    "shards with their index": (LLAMA, None, 2, INDEX),
+    "GPT-2's name": ({"architectures": ["GPT2LMHeadModel"]}, None, 1, ["model.safetensors"]),
+    "GPT's name": ({"architectures": ["OpenAIGPTLMHeadModel"]}, None, 1, ["model.safetensors"]),
+    "a text model inside a multimodal one": (GEMMA | {"text_config": {}}, None, 1, ["model.safetensors"]),
+    "custom code by its auto_map alone": ({"auto_map": CODE}, None, 1, ["model.safetensors", "modeling_x.py"]),
+    "a tokenizer's class, named by config.json": (LLAMA | {"auto_map": TOKENIZER}, None, 1, ["model.safetensors", "modeling_x.py"]),
+    "a tokenizer's class, named by its own config": (LLAMA, {"auto_map": TOKENIZER}, 1, ["model.safetensors", "modeling_x.py", "tokenizer_config.json"]),
+    "pickled weights, where they are allowed": (LLAMA, None, 0, ["pytorch_model.bin"]),
+}
+# fmt: on
 
 
-def test_links_are_resolved(tmp_path: Path) -> None:
-    """A snapshot folder of links into a blob store: sizes and times are the blobs'. `latest -> step-1`: the folder itself."""
-    blobs = make_checkpoint(tmp_path / "blobs")
-    (tmp_path / "snapshot").mkdir()
-    for file in blobs.iterdir():
-        (tmp_path / "snapshot" / file.name).symlink_to(file)
-    snapshot = inspect(tmp_path / "snapshot")
-    assert (snapshot.files, snapshot.digest) == (inspect(blobs).files, inspect(blobs).digest)
-    (tmp_path / "latest").symlink_to(blobs)
-    assert inspect(tmp_path / "latest", step=1) == inspect(blobs, step=1)
-
-
-CAUSAL = [
-    *({"architectures": [name]} for name in ("LlamaForCausalLM", "GPT2LMHeadModel", "OpenAIGPTLMHeadModel")),
-    {"architectures": ["Gemma3ForConditionalGeneration"], "text_config": {}},
-    {"auto_map": {"AutoModelForCausalLM": "modeling_x.X"}},
-]
-
-
-@pytest.mark.parametrize("config", CAUSAL, ids=str)
-def test_causal_models_are_accepted_by_rule(tmp_path: Path, config: dict[str, object]) -> None:
-    """Names by the libraries' rule, custom code by its auto_map, text models inside multimodal ones."""
-    folder = make_checkpoint(tmp_path / "x")
+@pytest.mark.parametrize("kind", HELD)
+def test_a_checkpoint_is_its_config_tokenizer_weights_and_the_code_that_a_config_names(
+    tmp_path: Path, kind: str
+) -> None:
+    """Models are causal by the libraries' rule. What trainers leave beside them is left out; an edit of code is seen. Links
+    into a blob store count as what they lead to, and `latest -> step-1` as the folder itself."""
+    config, of_tokenizer, shards, more = HELD[kind]
+    folder = make_checkpoint(tmp_path / "x", shards=max(shards, 1), size=100)
     (folder / "config.json").write_text(json.dumps(config))
-    (folder / "modeling_x.py").write_text("")
-    assert ("modeling_x.py" in names(folder)) == ("auto_map" in config)
-
-
-@pytest.mark.parametrize("config", ["config.json", "tokenizer_config.json"])
-def test_python_files_count_where_either_config_names_code(tmp_path: Path, config: str) -> None:
-    """A tokenizer's class alone may lie in the checkpoint: its file is staged, and an edit of it is seen."""
-    folder = make_checkpoint(tmp_path / "x")
-    (folder / "tokenization_x.py").write_text("a = 1")
-    assert "tokenization_x.py" not in names(folder)
-    held = {"architectures": ["LlamaForCausalLM"], "auto_map": {"AutoTokenizer": ["tokenization_x.X", None]}}
-    (folder / config).write_text(json.dumps(held))
-    assert "tokenization_x.py" in names(folder)
-    digest = inspect(folder).digest
-    (folder / "tokenization_x.py").write_text("a = 2")
-    assert inspect(folder).digest != digest
-
-
-def test_bin_weights_only_where_allowed(tmp_path: Path) -> None:
-    """pytorch_model.bin runs code when loaded: refused unless allowed; a truncated one is always refused."""
-    folder = make_checkpoint(tmp_path / "x", shards=1)
-    (folder / "model.safetensors").unlink()
-    with zipfile.ZipFile(folder / "pytorch_model.bin", "w") as archive:
-        archive.writestr("archive/data.pkl", b"x" * 1000)
-    with pytest.raises(CheckpointError, match="run code"):
-        inspect(folder)
-    assert "pytorch_model.bin" in names(folder)
-    os.truncate(folder / "pytorch_model.bin", 500)
-    with pytest.raises(CheckpointError, match="truncated"):
-        inspect(folder, allow_bin=True)
+    (folder / "modeling_x.py").write_text("a = 1")
+    if of_tokenizer:
+        (folder / "tokenizer_config.json").write_text(json.dumps(of_tokenizer))
+    if not shards:
+        (folder / "model.safetensors").unlink()
+        with zipfile.ZipFile(folder / "pytorch_model.bin", "w") as archive:
+            archive.writestr("archive/data.pkl", b"x" * 1000)
+    assert sorted(names(folder)) == sorted(["config.json", "tokenizer.json", *more])
+    (tmp_path / "snapshot").mkdir()
+    for file in folder.iterdir():
+        (tmp_path / "snapshot" / file.name).symlink_to(file)
+    found, snapshot = (inspect(place, allow_bin=True) for place in (folder, tmp_path / "snapshot"))
+    assert (snapshot.files, snapshot.digest) == (found.files, found.digest)
+    (tmp_path / "latest").symlink_to(folder)
+    assert inspect(tmp_path / "latest", allow_bin=True, step=1) == inspect(folder, allow_bin=True, step=1)
+    (folder / "modeling_x.py").write_text("a = 2")
+    assert (inspect(folder, allow_bin=True).digest != found.digest) == ("modeling_x.py" in more)
 
 
 ANYTHING = st.recursive(
@@ -123,21 +105,16 @@ def test_whatever_json_a_checkpoint_holds_it_is_described_or_refused_in_one_line
 
 
 @settings(max_examples=60)
-@given(data=st.binary(max_size=200))
-def test_no_file_makes_the_header_reader_fail_otherwise(tmp_path: Path, data: bytes) -> None:
-    """Any bytes are a header that fits, or BadWeights."""
+@given(data=st.binary(max_size=200), name=st.text(max_size=12))
+def test_any_bytes_are_a_header_that_fits_and_any_name_that_passes_stays_inside(
+    tmp_path: Path, data: bytes, name: str
+) -> None:
+    """Or BadWeights. A safe name joins to a path below its folder, spelt as it is."""
     path = tmp_path / "x.safetensors"
     path.write_bytes(data)
     with contextlib.suppress(BadWeights):
         assert len(read_header(path).raw) <= len(data) - 8
-
-
-@given(st.text(max_size=12))
-def test_safe_names_stay_inside(name: str) -> None:
-    """A name that passes joins to a path below its folder, spelt as it is."""
-    if is_safe_name(name):
-        joined = Path(os.path.normpath(f"/folder/{name}"))
-        assert str(joined) == f"/folder/{name}"
+    assert not is_safe_name(name) or os.path.normpath(f"/folder/{name}") == f"/folder/{name}"
 
 
 def test_a_missing_checkpoint_names_the_folders_beside_it(tmp_path: Path) -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from functools import partial
 from pathlib import Path
 
 import pytest
-from support.daemons import SUITE, daemon, small, taken
+from support.daemons import SUITE
 
 from coordinator import hook
-from coordinator.config.schema import Config, WatchConfig
 from coordinator.intake import folder_watch
 from coordinator.intake.checkpoint import step_of
 from coordinator.intake.folder_watch import FolderWatch
@@ -53,15 +53,8 @@ def test_a_watched_folder_announces_each_checkpoint_once(tmp_path: Path, work: W
     watch = FolderWatch(work, folders)
     assert told(watch) == [], "a folder that is not there yet"
     (run / "unfinished-300").mkdir(parents=True)
-    for name in (
-        "step-100",
-        "step-200",
-        ".tmp-x",
-        ".hidden",
-        "tmp-checkpoint-5",
-        "step-3.partial",
-        "step-4.tmp",
-    ):
+    unfinished = (".tmp-x", ".hidden", "tmp-checkpoint-5", "step-3.partial", "step-4.tmp")
+    for name in ("step-100", "step-200", *unfinished):
         checkpoint(run, name)
     checkpoint(tmp_path, "final")
     found = {Path(n.checkpoint).name: (n.step, n.seen) for n in told(watch)}
@@ -69,36 +62,29 @@ def test_a_watched_folder_announces_each_checkpoint_once(tmp_path: Path, work: W
     assert told(watch) == told(FolderWatch(work, folders)) == []
 
 
-def test_a_checkpoint_that_the_daemon_has_not_dealt_with_is_announced_once(
-    tmp_path: Path, work: WorkPaths
-) -> None:
-    """However its files change meanwhile; once it is dealt with, what changed is told once more."""
-    place = checkpoint(tmp_path / "run", "step-1")
-    watch = FolderWatch(work, [(str(tmp_path / "run"), "core")])
+def test_a_watched_checkpoint_that_is_written_over_is_told_again(tmp_path: Path, work: WorkPaths) -> None:
+    """In place or as a folder of the same name, seen by the next daemon too; our own pin, or nothing new, is no news. While the
+    daemon has not dealt with it, it is told once, however its files change."""
+    place = checkpoint(tmp_path / "run", "step-100")
+    folders = [(str(tmp_path / "run"), "core")]
+    watch = FolderWatch(work, folders)
     for number in range(3):
         watch.look()
         (place / "model.safetensors").write_text("w" * number)
-    assert names(told(watch)) == names(told(watch)) == ["step-1"]
-    assert told(watch) == []
-
-
-def test_a_watched_checkpoint_that_is_written_over_is_told_again(tmp_path: Path, work: WorkPaths) -> None:
-    """In place or as a folder of the same name, seen by the next daemon too; our own pin, or nothing new, is no news."""
-    place = checkpoint(tmp_path / "run", "step-100")
+    assert names(told(watch)) == names(told(watch)) == [place.name]
 
     def news() -> list[str]:
-        return names(told(FolderWatch(work, [(str(tmp_path / "run"), "core")])))
+        return names(told(FolderWatch(work, folders)))
 
-    assert news() == [place.name]
-    (place / f"{hook.PIN_PREFIX}x").touch()
-    assert news() == []
-    (place / "config.json").write_text('{"other": 1}')
-    assert news() == [place.name]
-    shutil.rmtree(place)
-    assert news() == []
-    checkpoint(tmp_path / "run", "step-100")
-    assert news() == [place.name]
-    assert news() == []
+    for change, told_again in (
+        ((place / f"{hook.PIN_PREFIX}x").touch, False),
+        (partial((place / "config.json").write_text, '{"other": 1}'), True),
+        (partial(shutil.rmtree, place), False),
+        (partial(checkpoint, tmp_path / "run", "step-100"), True),
+    ):
+        change()
+        assert news() == [place.name] * told_again
+        assert news() == []
 
 
 def test_many_checkpoints_are_announced_and_looked_into_in_turns(
@@ -151,22 +137,6 @@ def test_a_watched_place_that_raises_hides_no_other_and_is_named_once(
     assert len(said) == len(set(said)) >= 1
 
 
-@pytest.mark.usefixtures("every_tick")
-def test_a_watched_checkpoint_is_taken_once_it_has_stopped_changing(tmp_path: Path) -> None:
-    """No training said that it is saved: one that changes between two looks is still being written."""
-    watch = WatchConfig(folders=(str(tmp_path / "run"),), suite=SUITE)
-    (tmp_path / "work").mkdir()
-    ears = daemon(tmp_path / "work", Config(watch=watch))
-    folder = small(tmp_path / "run" / "step-1")
-    ears.tick()
-    (weights,) = folder.glob("*.safetensors")
-    os.utime(weights, (1, 1))
-    ears.tick()
-    assert not taken(ears)
-    ears.tick()
-    assert taken(ears) == ["step-1"]
-
-
 STEPS = {
     "step-100": 100, "7b-step-20-hf": 20, "global_step0003": 3, "iter_0000300": 300, "checkpoint-300": 300,
     "step_300": 300, "step=300": 300, "300": 300, "300-hf": 300, "ep0-ba4800": 4800, "step1000-tokens4B": 1000,
@@ -177,6 +147,5 @@ STEPS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", STEPS)
-def test_the_step_is_the_number_that_the_name_gives_it_not_the_models_size(name: str) -> None:
-    assert step_of(name) == STEPS[name]
+def test_the_step_is_the_number_that_the_name_gives_it_not_the_models_size() -> None:
+    assert {name: step_of(name) for name in STEPS} == STEPS

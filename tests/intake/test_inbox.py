@@ -1,4 +1,5 @@
-"""Laws of the inbox: what lies in it comes until it is dealt with, and what is no notice asks for nothing and stops nothing."""
+"""Laws of the inbox: each file is taken, waits, is refused by name or asks for nothing, and hides no other; it stays until it
+is dealt with. What a member of the group leaves names shipped or listed suites, and places below the roots."""
 
 from __future__ import annotations
 
@@ -7,18 +8,33 @@ import json
 import os
 import socket
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.daemons import SUITE, announce, daemon, put, small, taken
+from hypothesis import given
+from hypothesis import strategies as st
+from support.daemons import SUITE, announce, daemon, notices, small
 from support.simulated.parts import record
 from support.with_root import USER
+from typer.testing import CliRunner
 
 from coordinator.allocation import cordons
+from coordinator.cli import app
+from coordinator.config.loading import load
 from coordinator.config.schema import Config, WatchConfig
 from coordinator.evaluation.events import Accepted
 from coordinator.intake import inbox, pending
+from coordinator.intake.admission import (
+    NotAdmittedError,
+    admitted_suite,
+    check_place,
+    loaded_suites,
+    missing_places,
+    suite_files,
+)
 from coordinator.intake.inbox import Inbox, Notice, done, leave, refuse
+from coordinator.intake.suites import names
 from coordinator.intake.work_folder import DROP
 from coordinator.runtime import service
 from coordinator.runtime.journal import Journal
@@ -27,6 +43,187 @@ from evaljobs.contract.paths import WorkPaths
 
 pytestmark = pytest.mark.usefixtures("every_tick")
 EVIL = "\x1b]0;owned\x07\x1b[2J\x9b31m\r\nINFO all is well"
+MINE = 'name = "{}"\n[[task]]\nname = "toy"\n'
+ITS = "RUN/ITS"  # a checkpoint of the row's own
+DAMAGED = "e9-suite-00000009"
+
+
+def _socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind(os.path.relpath(path))
+
+
+# What a file holds, or how else it is made, and what becomes of it: "taken: SUITE", "waits: WHY", "refused: WHY", "obeyed", "left".
+Row = tuple[str | dict[str, object] | Callable[[Path], object], str]
+NO_NAMES = ("../stranger", "WORK/../stranger", "x/../../stranger", "..", ".", "", "\0", "a" * 5000, "nothing")
+# fmt: off
+OWN: dict[str, Row] = {
+    "half of a notice": ("{", "refused: it is no notice of this version"),
+    "a step that is none": ({"checkpoint": "/c", "step": "soon"}, "refused: it is no notice of this version (step"),
+    "a field of another version": ({"checkpoint": "/c", "colour": 1}, "refused: it is no notice of this version (colour"),
+    "nested without end": ("[" * 10_000, "refused: it is no notice of this version"),
+    "half a character": ('{"checkpoint": "\\ud800", "suite": "a\\nb"}', "refused: it is no notice of this version"),
+    "too long": ({"checkpoint": "c" * (2 << 20)}, "refused: "),
+    "a long path": ({"checkpoint": "c" * 70_000}, "refused: it is no notice of this version (checkpoint"),
+    "no checkpoint": ("{}", "refused: it names no checkpoint"),
+    "commands of a terminal": ({"checkpoint": EVIL, "suite": EVIL, EVIL: EVIL}, "refused: it is no notice of this version"),
+    "a command of no name": ({"command": EVIL}, "refused: it is no notice of this version (command"),
+    "a step of 400 digits": ({"checkpoint": ITS, "step": 10**400}, "refused: it is no notice of this version (step"),
+    "a priority of 400 digits": ({"checkpoint": ITS, "priority": 10**400}, f"taken: {SUITE}"),
+    "a priority far below all": ({"checkpoint": ITS, "priority": -(10**30)}, f"taken: {SUITE}"),
+    "a time without end": ({"checkpoint": ITS, "noticed_at": 1e308}, f"taken: {SUITE}"),
+    "a folder": (Path.mkdir, "left"),
+    "a pipe without a writer": (os.mkfifo, "left"),
+    "a link": (lambda path: path.symlink_to("/dev/zero"), "left"),
+    "a socket": (_socket, "left"),
+    "a checkpoint": ({"checkpoint": ITS}, f"taken: {SUITE}"),
+    "the default suite": ({"checkpoint": ITS, "suite": "default"}, f"taken: {SUITE}"),
+    "a suite of the settings": ({"checkpoint": ITS, "suite": "mine"}, "taken: mine"),
+    "a suite of the settings by its file": ({"checkpoint": ITS, "suite": "RUN/mine.toml"}, "taken: mine"),
+    "any suite file": ({"checkpoint": ITS, "suite": "RUN/other.toml"}, "taken: other"),
+    "any place": ({"checkpoint": "RUN/../else/ITS"}, f"taken: {SUITE}"),
+    "a name of no file": ({"checkpoint": "RUN/" + "x" * 300}, "refused: "),
+    "links in a circle": ({"checkpoint": "RUN/circle"}, "refused: "),
+    "no folder": ({"checkpoint": "RUN/nowhere"}, "refused: RUN/nowhere: no such folder"),
+    "a config of another kind": ({"checkpoint": "RUN/odd"}, "waits: no list of names"),
+    "a suite mistyped": ({"checkpoint": ITS, "suite": "quickstrat"}, "refused: no suite named 'quickstrat'"),
+    "a suite of a long name": ({"checkpoint": ITS, "suite": "s" * 300}, "refused: no suite named"),
+    **{f"{what} of {name[:20]!r}": ({"command": what, "evaluation_id": name}, "refused: ") for what in ("retry", "cancel") for name in NO_NAMES},
+    "retry of a damaged journal": ({"command": "retry", "evaluation_id": DAMAGED}, "refused: "),
+    "a cordon without end": ('{"command": "release", "nodes": ["n2", "\\u001b[2J", "a b"], "seconds": 1e999}', "refused: "),
+    "a cordon that never began": ({"command": "release", "nodes": ["n2", "\x1b[2J", "a b"], "seconds": -1e308}, "obeyed"),
+    "a cordon of what is no node": ({"command": "release", "nodes": ["n2", "\x1b[2J", "a b"], "seconds": 0.5}, "obeyed"),
+}
+MEMBERS: dict[str, Row] = {
+    "a checkpoint": ({"checkpoint": ITS}, f"taken: {SUITE}"),
+    "a listed suite": ({"checkpoint": ITS, "suite": "mine"}, "taken: mine"),
+    "a suite file": ({"checkpoint": ITS, "suite": "RUN/other.toml"}, "refused: a notice names a suite, not a file: list the file in [watch] suites and announce 'other'"),
+    "a link out of the roots": ({"checkpoint": "RUN/link"}, "refused: TOP/else is not below any of [watch] roots"),
+    "dots that lead out of the roots": ({"checkpoint": "RUN/../else/ITS"}, "refused: TOP/else/ITS is not below any of [watch] roots"),
+    "a field of another version": ({"checkpoint": ITS, "allow_bin": True}, "refused: it is no notice of this version (allow_bin"),
+    "a suite mistyped": ({"checkpoint": ITS, "suite": "mien"}, "refused: no suite named 'mien': [watch] suites has: mine"),
+    **{what: ({"command": what, "evaluation_id": "e1", "nodes": ["n1"], "seconds": 60.0}, "refused: USER left it: ask ") for what in ("cancel", "retry", "release")},
+}
+# fmt: on
+
+
+def site(top: Path) -> Service:
+    """A daemon with roots and a listed suite; an evaluation beside the work folder, and one whose journal is damaged in it."""
+    for folder in ("run/odd", "else", "stranger", f"work/{DAMAGED}"):
+        (top / folder).mkdir(parents=True)
+    (top / "work").chmod(0o700)
+    for name in ("mine", "other"):
+        (top / "run" / f"{name}.toml").write_text(MINE.format(name))
+    (top / "run" / "odd" / "config.json").write_text('{"architectures": 5}')
+    (top / "run" / "circle").symlink_to("circle")
+    (top / "run" / "link").symlink_to(top / "else")
+    journal = Journal(top / "stranger" / "journal.jsonl")
+    journal.append([Accepted(at=1.0, record=record().model_copy(update={"evaluation_id": "stranger"}))])
+    journal.close()
+    (top / "work" / DAMAGED / "journal.jsonl").write_text("{}\n{}\n")
+    made = daemon(
+        top / "work",
+        Config(watch=WatchConfig(roots=(top / "run",), suites=(top / "run/mine.toml",), suite=SUITE)),
+    )
+    made.paths.inbox.mkdir()
+    return made
+
+
+def became(ears: Service, path: Path, notice: dict[str, object]) -> str:
+    """What became of a file, as in the rows."""
+    reason = ears.paths.inbox / "refused" / f"{path.stem}.reason"
+    if reason.exists():
+        why = json.loads(reason.read_text())["why"]
+        assert why.isprintable()
+        return f"refused: {why}"
+    for running in ears.coordinator.running.values():
+        if os.path.realpath(running.state.record.checkpoint.source) == os.path.realpath(
+            str(notice.get("checkpoint"))
+        ):
+            return f"taken: {running.state.record.suite.name}"
+    if not os.path.lexists(path):
+        return "obeyed"
+    waiting = [
+        w.why for w in pending.read(ears.paths, 0.0).waiting if w.checkpoint == notice.get("checkpoint")
+    ]
+    return f"waits: {waiting[0]}" if waiting else "left"
+
+
+@pytest.mark.parametrize(
+    "shared", [False, pytest.param(True, marks=pytest.mark.skipif(os.geteuid() != 0, reason="not root"))]
+)
+def test_each_file_is_taken_waits_is_refused_or_left_as_its_row_says(
+    tmp_path: Path, shared: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """All rows lie in one inbox, so none hides another. What is no plain file is not waited for, and no log names it. What is
+    shown fits any file and terminal. A journal names programs: none outside of the work folder is resumed. Of a member, where
+    the folder is not shared, nothing is taken."""
+    ears = site(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    ears.paths.inbox.chmod(DROP if shared else 0o700)
+    cordons.cordon(ears.paths.nodes, ["n1"], time.time() + 600, time.time())
+    before = (tmp_path / "stranger" / "journal.jsonl").read_bytes()
+
+    def meant(text: str, number: int) -> str:
+        words = {
+            "ITS": f"step-{number}",
+            "RUN": "TOP/run",
+            "WORK": "TOP/work",
+            "TOP": str(tmp_path),
+            "USER": str(USER),
+        }
+        for word, value in words.items():
+            text = text.replace(word, value)
+        return text
+
+    files: dict[str, tuple[Path, dict[str, object], str]] = {}
+    rows = [(f"own: {name}", row, 0) for name, row in OWN.items()]
+    rows += [(f"member's: {name}", row, USER) for name, row in MEMBERS.items() if os.geteuid() == 0]
+    for number, (name, (holds, becomes), owner) in enumerate(rows):
+        path, notice = ears.paths.inbox / f"{number:03}-{EVIL.replace('/', '')}.json", {}
+        if callable(holds):
+            holds(path)
+        else:
+            text = holds if isinstance(holds, str) else json.dumps(holds)
+            path.write_text(text := meant(text, number))
+            path.chmod(0o600)
+            os.chown(path, owner or -1, -1)
+            notice = json.loads(text) if isinstance(holds, dict) else {}
+            if "ITS" in str(holds):
+                small(Path(notice["checkpoint"]), seed=number)
+        files[name] = (
+            path,
+            notice,
+            meant(becomes, number) if shared or not owner else f"refused: {USER} left it: ask ",
+        )
+    for _ in range(3):
+        ears.tick()
+        ears.coordinator.tick()
+    found = {name: became(ears, path, notice) for name, (path, notice, _) in files.items()}
+    for name, (path, _, becomes) in files.items():
+        kind, _, words = becomes.partition(": ")
+        assert found[name].startswith(kind), (name, found[name])
+        assert words in found[name], (name, found[name])
+        assert kind != "left" or not any(path.name[:4] in entry.getMessage() for entry in caplog.records)
+    assert (tmp_path / "stranger" / "journal.jsonl").read_bytes() == before
+    assert [entry.name for entry in (tmp_path / "stranger").iterdir()] == ["journal.jsonl"]
+    assert "n1" in cordons.read(ears.paths.nodes, time.time())
+    json.loads(ears.paths.nodes.read_text(), parse_constant=pytest.fail)
+    lines = [entry.getMessage() for entry in caplog.records]
+    refused = [name for name, what in found.items() if what.startswith("refused")]
+    assert len([line for line in lines if "is not evaluated" in line or "is passed over" in line]) == len(
+        refused
+    )
+    assert all(line.isprintable() and len(line) < 6000 for line in lines)
+    shown = json.loads(
+        CliRunner().invoke(app, ["status", "--json", "--work-dir", str(ears.paths.root)]).stdout
+    )
+    known = pending.read(ears.paths, time.time())
+    assert shown["waiting"] == [w.model_dump() for w in known.waiting]
+    assert shown["refused"] == [r.model_dump(exclude={"command"}) for r in known.refused]
+    assert all(
+        t.isprintable() and len(t) < 5000 for r in known.refused for t in (r.checkpoint, r.suite, r.why)
+    )
 
 
 @pytest.fixture
@@ -41,24 +238,19 @@ def work(ears: Service) -> WorkPaths:
     return ears.paths
 
 
-def announced(inbox: Inbox) -> list[str]:
-    return [file.notice.checkpoint for file in inbox.look() if not file.wrong]
-
-
-def shown(ears: Service) -> pending.Checkpoints:
-    return pending.read(ears.paths, time.time())
+def announced(reader: Inbox) -> list[str]:
+    return [file.notice.checkpoint for file in reader.look() if not file.wrong]
 
 
 def test_a_notice_comes_until_it_is_dealt_with(work: WorkPaths) -> None:
-    """Oldest first; to deal with it twice is fine; what is still being written is not there, and goes after an hour."""
+    """Oldest first; to deal with it twice is fine; what is still being written is not there, and goes after an hour. A command
+    that looks removes nothing."""
     for name in ("/a", "/b"):
         leave(work, Notice(checkpoint=name))
     for number in range(2):
         (work.inbox / f"{number}.json.tmp").write_text('{"check')
     os.utime(work.inbox / "0.json.tmp", (1, 1))
-    assert len(inbox.waiting_files(work)) == len([*work.inbox.glob("*.tmp")]) == 2, (
-        "a command removes nothing"
-    )
+    assert len(inbox.waiting_files(work)) == len([*work.inbox.glob("*.tmp")]) == 2
     reader = Inbox(work)
     for _ in range(2):
         assert announced(reader) == announced(Inbox(work)) == ["/a", "/b"]
@@ -67,57 +259,6 @@ def test_a_notice_comes_until_it_is_dealt_with(work: WorkPaths) -> None:
         done(first)
     assert announced(reader) == ["/b"]
     assert [file.name for file in work.inbox.glob("*.tmp")] == ["1.json.tmp"]
-
-
-BAD = {
-    "half of a notice": "{",
-    "a step that is none": '{"checkpoint": "/c", "step": "soon"}',
-    "a field of another version": '{"checkpoint": "/c", "colour": 1}',
-    "nested without end": "[" * 10_000,
-    "half a character": '{"checkpoint": "\\ud800", "suite": "a\\nb"}',
-    "too long": f'{{"checkpoint": "{"c" * (2 << 20)}"}}',
-    "a long path": f'{{"checkpoint": "{"c" * 70_000}"}}',
-    "no checkpoint": "{}",
-    "commands of a terminal": json.dumps({"checkpoint": EVIL, "suite": EVIL, EVIL: EVIL}),
-    "a command of no name": json.dumps({"command": EVIL}),
-}
-
-
-def test_what_is_no_notice_is_refused_by_name_and_hides_no_other(
-    tmp_path: Path, ears: Service, caplog: pytest.LogCaptureFixture
-) -> None:
-    """With its file and its reason in `refused/`, and what it claims to be of; in lines that any file and terminal takes."""
-    for number, text in enumerate(BAD.values()):
-        put(ears, text, f"{number}-{EVIL.replace('/', '')}.json")
-    announce(ears, small(tmp_path / "good"))
-    ears.tick()
-    assert taken(ears) == ["good"]
-    refused = shown(ears).refused
-    assert [r.checkpoint for r in refused].count("/c") == 1, "two, of which the last is shown"
-    texts = [text for r in refused for text in (r.checkpoint, r.suite, r.why)]
-    lines = [entry.getMessage() for entry in caplog.records]
-    assert len([line for line in lines if "is not evaluated" in line]) == len(BAD)
-    assert all(text.isprintable() and len(text) < 5000 for text in (*texts, *lines))
-    folder = ears.paths.inbox / "refused"
-    assert len(list(folder.glob("*.json"))) == len(list(folder.glob("*.reason"))) == len(BAD)
-    assert [entry.name for entry in ears.paths.inbox.iterdir()] == ["refused"]
-
-
-def test_what_is_no_plain_file_asks_for_nothing(
-    tmp_path: Path, ears: Service, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A pipe without a writer is not waited for, and the log does not grow."""
-    monkeypatch.chdir(ears.paths.inbox)
-    Path("folder.json").mkdir()
-    os.mkfifo("pipe.json")
-    Path("link.json").symlink_to("/dev/zero")
-    with socket.socket(socket.AF_UNIX) as made:
-        made.bind("socket.json")
-    announce(ears, small(tmp_path / "good"))
-    for _ in range(3):
-        ears.tick()
-    assert taken(ears) == ["good"]
-    assert ".json" not in caplog.text
 
 
 @pytest.mark.parametrize("what", ["read_with_status", "os.scandir"])
@@ -139,30 +280,26 @@ def test_storage_that_errs_for_a_moment_costs_no_notice(
 
 
 def test_many_notices_hide_none(tmp_path: Path, ears: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A look reads and examines a bounded number; a checkpoint that is never whole keeps no other one waiting."""
+    """A look reads and examines a bounded number; a checkpoint that is never whole keeps no other one waiting. Many of one
+    checkpoint are one pending checkpoint, of the highest priority; all of them go once it is accepted."""
     ears._inbox.most = 20
     monkeypatch.setattr(service, "MOST_LOOKS", 10)
     monkeypatch.setattr(pending, "MOST_WAITING", 30)
     for number in range(50):
         (tmp_path / f"never-{number}").mkdir()
         announce(ears, tmp_path / f"never-{number}")
-    announce(ears, small(tmp_path / "good"))
-    for _ in range(8):
-        ears.tick()
-    assert taken(ears) == ["good"]
-    assert len(shown(ears).waiting) == pending.MOST_WAITING
-    assert len(list(ears.paths.inbox.glob("*.json"))) == 50
-
-
-def test_a_hundred_notices_of_a_checkpoint_are_one_pending_checkpoint(tmp_path: Path, ears: Service) -> None:
-    """Of the highest priority; all of them go once it is accepted."""
-    place = small(tmp_path / "step-1")
+    small(tmp_path / "good")
     for number in range(100):
-        announce(ears, place, priority=number % 7)
-    ears.tick()
+        announce(ears, tmp_path / "good", priority=number % 7)
+    for _ in range(16):
+        ears.tick()
     (running,) = ears.coordinator.running.values()
-    assert running.state.record.priority == 6
-    assert not list(ears.paths.inbox.glob("*.json"))
+    assert (running.state.record.checkpoint.source, running.state.record.priority) == (
+        str(tmp_path / "good"),
+        6,
+    )
+    assert len(pending.read(work := ears.paths, time.time()).waiting) == pending.MOST_WAITING
+    assert len(list(work.inbox.glob("*.json"))) == 50
 
 
 def test_refused_files_are_bounded_and_go_after_a_week(
@@ -170,101 +307,19 @@ def test_refused_files_are_bounded_and_go_after_a_week(
 ) -> None:
     """The newest are kept; of one checkpoint the last refusal is shown."""
     monkeypatch.setattr(inbox, "MOST_REFUSED", 5)
-    now = 1e9
-    for number in range(8):
-        leave(work, Notice(checkpoint=f"/{number // 2}"))
-        refuse(Inbox(work).look()[0], "no", now + number)
-    assert [(r.checkpoint, r.at - now) for r in inbox.refusals(work, now + 9)] == [
-        ("/1", 3),
-        ("/2", 5),
-        ("/3", 7),
-    ]
-    assert len(list((work.inbox / "refused").iterdir())) == 10
+    now, folder = 1e9, work.inbox / "refused"
+
+    def refuse_one(name: str, at: float) -> int:
+        leave(work, Notice(checkpoint=name))
+        refuse(Inbox(work).look()[0], "no", at)
+        return len(list(folder.iterdir()))
+
+    assert [refuse_one(f"/{number // 2}", now + number) for number in range(8)][-1] == 10
+    shown = [(r.checkpoint, r.at - now) for r in inbox.refusals(work, now + 9)]
+    assert shown == [("/1", 3), ("/2", 5), ("/3", 7)]
     later = now + inbox.REFUSED_SECONDS + 6
     assert [r.checkpoint for r in inbox.refusals(work, later)] == ["/3"]
-    leave(work, Notice(checkpoint="/new"))
-    refuse(Inbox(work).look()[0], "no", later)
-    assert len(list((work.inbox / "refused").iterdir())) == 4
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [("priority", 10**400), ("priority", -(10**30)), ("step", 10**400), ("noticed_at", 1e308)],
-    ids=lambda value: str(value)[:9],
-)
-def test_no_number_of_a_notice_ends_an_evaluation_or_hides_another(
-    field: str, value: object, ears: Service, tmp_path: Path
-) -> None:
-    put(ears, json.dumps({"checkpoint": str(small(tmp_path / "step-4")), field: value}))
-    announce(ears, small(tmp_path / "step-5", seed=1))
-    for _ in range(3):
-        ears.tick()
-        ears.coordinator.tick()
-    assert "step-5" in taken(ears)
-    assert ears.coordinator.parked == {}
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="not root: cannot give a file away")
-def test_the_name_of_a_members_file_commands_no_terminal(
-    ears: Service, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A refusal names the file, in `status` and in the log."""
-    ears.paths.inbox.chmod(DROP)
-    notice = json.dumps({"checkpoint": "/c", "suite": "none"})
-    os.chown(put(ears, notice, f"1-{EVIL.replace('/', '')}.json"), USER, -1)
-    ears.tick()
-    (refused,) = shown(ears).refused
-    assert "no suite named 'none'" in refused.why
-    assert all(text.isprintable() for text in (refused.why, *(r.getMessage() for r in caplog.records)))
-
-
-# --- commands --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("what", ["retry", "cancel"])
-@pytest.mark.parametrize(
-    "name", ["../stranger", "/{stranger}", "x/../../stranger", "..", ".", "", "\0", "a" * 5000]
-)
-def test_a_command_resumes_no_journal_outside_of_the_work_folder(
-    name: str, what: str, ears: Service, tmp_path: Path
-) -> None:
-    """A journal names programs and paths: who wrote it could run code as the daemon's user."""
-    root = tmp_path / "stranger"
-    root.mkdir()
-    journal = Journal(root / "journal.jsonl")
-    journal.append([Accepted(at=1.0, record=record().model_copy(update={"evaluation_id": root.name}))])
-    journal.close()
-    before = (root / "journal.jsonl").read_bytes()
-    put(ears, json.dumps({"command": what, "evaluation_id": name.replace("/{stranger}", str(root))}))
-    ears.tick()
-    assert ears.coordinator.running == {}
-    assert ears.coordinator.parked == {}
-    assert (root / "journal.jsonl").read_bytes() == before
-    assert [entry.name for entry in root.iterdir()] == ["journal.jsonl"]
-    assert not list(ears.paths.inbox.glob("*.json"))
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="not root: cannot give a file away")
-@pytest.mark.parametrize("what", ["evaluate", "cancel", "retry", "release"])
-def test_what_another_user_left_is_refused(what: str, ears: Service, tmp_path: Path) -> None:
-    """The file's owner decides; the folder is not shared here."""
-    fields = {"checkpoint": str(small(tmp_path / "c")), "command": what, "nodes": ["n1"], "seconds": 60.0}
-    os.chown(put(ears, json.dumps(fields)), USER, -1)
-    ears.tick()
-    assert taken(ears) == []
-    assert cordons.read(ears.paths.nodes, time.time()) == {}
-    assert len(list((ears.paths.inbox / "refused").glob("*.reason"))) == 1
-
-
-@pytest.mark.parametrize("seconds", [1e308, -1e308, 0.5])
-def test_no_command_leaves_cordons_that_cannot_be_read(seconds: float, ears: Service) -> None:
-    """An unending cordon of a node, or of what is no node: the others, and the next daemon, go on."""
-    cordons.cordon(ears.paths.nodes, ["n1"], time.time() + 600, time.time())
-    text = json.dumps({"command": "release", "nodes": ["n2", "\x1b[2J", "a b"], "seconds": seconds})
-    put(ears, text.replace("1e+308", "1e999"))
-    ears.tick()
-    assert "n1" in cordons.read(ears.paths.nodes, time.time())
-    json.loads(ears.paths.nodes.read_text(), parse_constant=pytest.fail)
+    assert refuse_one("/new", later) == 4
 
 
 def test_commands_that_cannot_be_obeyed_yet_hide_no_other(
@@ -282,4 +337,78 @@ def test_commands_that_cannot_be_obeyed_yet_hide_no_other(
     for _ in range(2):
         ears.tick()
     assert asked == ["e0", "e1", "e2"] * 2
-    assert len(list(ears.paths.inbox.glob("*.json"))) == 3
+    assert notices(ears) == 3
+
+
+def test_a_command_after_one_that_raises_is_obeyed(ears: Service) -> None:
+    leave(ears.paths, Notice(command="retry", evaluation_id="nothing"))
+    running = ears.coordinator.accept(record())
+    leave(ears.paths, Notice(command="cancel", evaluation_id=running.state.evaluation_id))
+    ears.tick()
+    assert running.state.ending.cancelled
+    assert notices(ears) == 0
+
+
+# --- what a member's notice may name ----------------------------------------------------------------------------------
+
+
+@given(st.text())
+def test_a_notice_reaches_no_suite_file_that_is_not_listed(name: str) -> None:
+    """Whatever it writes: a listed file, the operator's own default, or a name, which only a shipped suite has."""
+    watch = WatchConfig(suite="/etc/own.toml", suites=(Path("/suites/mine.toml"),))
+    files = suite_files(watch)
+    try:
+        found = admitted_suite(name, watch, files)
+    except NotAdmittedError:
+        assert name not in (*names(), "default", "own", "mine")
+    else:
+        plain = found == name and "/" not in found and not found.endswith(".toml")
+        assert plain or found in ("/etc/own.toml", "/suites/mine.toml")
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`root` with a folder and a link out of it; `other` beside it, whose name begins like it."""
+    top = tmp_path_factory.mktemp("tree").resolve()
+    for folder in ("root/inside/a", "root-other/a", "outside/a"):
+        (top / folder).mkdir(parents=True)
+    for link, target in {"root/link": "outside", "to-root": "root", "circle": "circle"}.items():
+        (top / link).symlink_to(top / target)
+    return top
+
+
+PARTS = st.lists(st.sampled_from(["a", "b", "..", ".", "inside", "link"]), max_size=5)
+
+
+@given(start=st.sampled_from(["root", "root-other", "to-root", "."]), parts=PARTS)
+def test_a_place_counts_by_where_its_links_and_dots_lead(tree: Path, start: str, parts: list[str]) -> None:
+    """The root may be named by a link, too. Without roots none is taken, nor what is no place."""
+    place = tree.joinpath(start, *parts)
+    real = os.path.realpath(place)
+    below = real == str(tree / "root") or real.startswith(f"{tree}/root/")
+    cases = [(place, (tree / root,)) for root in ("root", "to-root", "r[o]ot")]
+    for named, roots in (*cases, (tree, ()), ("no\0name", (tree,)), (tree / "circle", (tree,))):
+        said = ""
+        try:
+            check_place(str(named), WatchConfig(roots=roots))
+        except NotAdmittedError as error:
+            said = str(error)
+        assert (said == "") == (named is place and below)
+        assert named is not place or below or "is not below any of" in said
+
+
+def test_places_and_suites_of_the_settings_are_those_that_a_notice_names(tmp_path: Path) -> None:
+    """`suite = "mine"` means the file that a notice names "mine"; relative ones are beside the settings. A misspelt folder is
+    named, since it would refuse every checkpoint; a glob may match later."""
+    (tmp_path / "mine.toml").write_text(MINE.format("mine"))
+    own = tmp_path / "evalspan.toml"
+    own.write_text(
+        '[watch]\nroots = ["no", "."]\nfolders = ["run*", "nor"]\nsuites = ["mine.toml"]\nsuite = "mine"\n'
+    )
+    watch = load(own, {}).watch
+    assert watch.suite == str(tmp_path / "mine.toml")
+    assert [s.name for s in loaded_suites(watch)] == ["mine", "mine"]
+    missing = {"roots": "no", "folders": "nor"}
+    assert missing_places(watch) == [
+        f"[watch] {k}: {tmp_path}/{v} does not exist" for k, v in missing.items()
+    ]

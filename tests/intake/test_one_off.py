@@ -1,4 +1,4 @@
-"""Laws of suites: what is shipped loads, and runs without a suite file are what a file with the same values is."""
+"""Laws of suites: what is shipped loads; options make the suite that a file with the same values is; modes."""
 
 from __future__ import annotations
 
@@ -10,99 +10,83 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.node_memory import make_checkpoint
 
 from coordinator import api
-from coordinator.config.schema import Config
+from coordinator.config.schema import Config, TrialConfig
 from coordinator.errors import OperatorError
-from coordinator.intake import one_off, suites
-from coordinator.intake.one_off import SuiteOptions, suite_options
+from coordinator.evaluation.records import Inputs, evaluation_id
+from coordinator.intake import suites
+from coordinator.intake.from_settings import record_of
+from coordinator.intake.one_off import SuiteOptions, as_toml, file_name, suite_of, suite_options
 from coordinator.intake.validate import passed_over
-from evaljobs.contract.specs import SuiteSpec, TaskEntry
+from evaljobs.contract.specs import CheckpointSpec, ModelOptions, Sources, SuiteSpec, TaskEntry
 
-FILE = """
-name = "hellaswag-arc_easy-limit10-5shot"
-batch_size = 8
-seed = 7
-apply_chat_template = true
-system_instruction = "Answer."
-[[task]]
-name = "hellaswag"
+TASK_OF_FILE = """[[task]]
+name = "{}"
 num_fewshot = 5
 limit = 10
-gen_kwargs = { temperature = 0.5, until = ["x"] }
-[[task]]
-name = "arc_easy"
-num_fewshot = 5
-limit = 10
-gen_kwargs = { temperature = 0.5, until = ["x"] }
+gen_kwargs = {{ temperature = 0.5, until = ["x"] }}
 """
-SAME: dict[str, Any] = {
-    "tasks": ("hellaswag", "arc_easy", "hellaswag"),
-    "limit": 10.0,
-    "num_fewshot": 5,
-    "batch_size": "8",
-    "seed": 7,
-    "apply_chat_template": True,
-    "system_instruction": "Answer.",
-    "gen_kwargs": {"temperature": 0.5, "until": ["x"]},
-}
 
 
 def test_tasks_are_the_suite_of_a_file_with_the_same_values(tmp_path):
     """To the last field but the name's last part; so ids, reuse and resume are the same."""
-    file = tmp_path / "s.toml"
-    made = one_off.suite_of(SuiteOptions(**SAME))
+    each = {"limit": 10.0, "num_fewshot": 5, "gen_kwargs": {"temperature": 0.5, "until": ["x"]}}
+    whole = {"batch_size": 8, "seed": 7, "system_instruction": "Answer."}
+    tasks = ("hellaswag", "arc_easy", "hellaswag")
+    made = suite_of(
+        SuiteOptions(tasks=tasks, apply_chat_template=True, **each, **whole | {"batch_size": "8"})
+    )
     assert re.fullmatch(r"hellaswag-arc_easy-limit10-5shot-chat-[0-9a-f]{6}", made.name)
-    file.write_text(FILE.replace("hellaswag-arc_easy-limit10-5shot", made.name))
-    assert made == suites.load_suite(file)
+    lines = [f"{key} = {json.dumps(value)}" for key, value in {"name": made.name, **whole}.items()]
+    text = "\n".join([*lines, "apply_chat_template = true", *map(TASK_OF_FILE.format, tasks[:2])])
+    (tmp_path / "s.toml").write_text(text)
+    assert made == suites.load_suite(tmp_path / "s.toml")
 
 
 def test_options_replace_what_a_suite_says_of_each_task():
     """And its name says so, where that sets its scores apart; without options it is the suite itself."""
     plain = suites.load_suite("core")
-    assert one_off.suite_of(SuiteOptions(suite="core")) == plain
-    assert one_off.suite_of(SuiteOptions(), "core") == plain
-    few = one_off.suite_of(SuiteOptions(suite="core", limit=4))
+    assert suite_of(SuiteOptions(suite="core")) == suite_of(SuiteOptions(), "core") == plain
+    few = suite_of(SuiteOptions(suite="core", limit=4))
     assert few.name == "core-limit4"
-    assert [t.limit for t in few.tasks] == [4] * len(plain.tasks)
-    assert [t.num_fewshot for t in few.tasks] == [t.num_fewshot for t in plain.tasks]
-    sized = one_off.suite_of(SuiteOptions(suite="core", batch_size=2))
+    assert few.tasks == tuple(task.model_copy(update={"limit": 4}) for task in plain.tasks)
+    sized = suite_of(SuiteOptions(suite="core", batch_size=2))
     assert sized == plain.model_copy(update={"batch_size": 2})
+    options = SuiteOptions(suite="core", mode="fast", token_budget="4096")  # noqa: S106 (no password)
+    fast = suite_of(options)
+    assert (fast.mode, fast.token_budget, fast.name[:10]) == ("fast", 4096, "core-fast-")
+    assert options.words() == ["--suite", "core", "--token-budget", "4096", "--mode", "fast"]
+    assert suite_of(SuiteOptions(suite="core", mode="exact")).name == "core"
 
 
 @pytest.mark.parametrize("named", [{"suite": "core"}, {"tasks": ("arc_easy",)}])
 def test_settings_that_change_scores_change_the_name(named):
     """So a one-off never stands for a point of the suite's own series; the setting that a suite has changes nothing."""
-    more = [
-        {"gen_kwargs": {"temperature": 1}},
-        {"gen_kwargs": {"temperature": 2}},
+    more: list[dict[str, Any]] = [
+        *({"gen_kwargs": {"temperature": n}} for n in (1, 2)),
+        *({"apply_chat_template": template} for template in (True, "tool_use")),
+        *({"limit": n} for n in (1234567, 1234568)),
         {"seed": 1},
         {"system_instruction": "Answer."},
-        {"apply_chat_template": "tool_use"},
-        {"apply_chat_template": True},
-        {"limit": 1234567},
-        {"limit": 1234568},
     ]
-    made = {one_off.suite_of(SuiteOptions(**named, **each)).name for each in ({}, *more)}
+    made = {suite_of(SuiteOptions(**named, **each)).name for each in ({}, *more)}
     assert len(made) == 1 + len(more)
-    plain = one_off.suite_of(SuiteOptions(**named))
-    assert one_off.suite_of(SuiteOptions(**named, apply_chat_template=False)) == plain
+    assert suite_of(SuiteOptions(**named, apply_chat_template=False)) == suite_of(SuiteOptions(**named))
 
 
-def test_a_folder_of_the_user_comes_after_the_suites_own(tmp_path):
+def test_a_task_of_a_shipped_suite_brings_its_folder_and_its_judge_and_a_users_folder_comes_after(tmp_path):
     """Of two definitions of a task lm-eval takes the later folder's; evalspan's own tasks stay known."""
     (tmp_path / "mine.yaml").write_text("task: quickstart_arc\n")
-    kept = one_off.suite_of(SuiteOptions(tasks=("quickstart_mmlu",), include_path=(str(tmp_path),)))
-    assert kept.include_path == (*suites.load_suite("quickstart").include_path, str(tmp_path))
-    changed = one_off.suite_of(SuiteOptions(suite="quickstart", include_path=(str(tmp_path),)))
-    assert changed.include_path == kept.include_path
+    own, talks = (suites.load_suite(name).include_path for name in ("quickstart", "mt_bench"))
+    made = suite_of(SuiteOptions(tasks=("quickstart_mmlu", "mt_bench"), include_path=(str(tmp_path),)))
+    assert set(made.include_path[:-1]) == {*own, *talks}
+    assert made.include_path[-1] == str(tmp_path)
+    assert [t.judge for t in made.tasks] == [False, True]
+    changed = suite_of(SuiteOptions(suite="quickstart", include_path=(str(tmp_path),)))
+    assert changed.include_path == (*own, str(tmp_path))
     assert changed.name != "quickstart"
-
-
-@given(st.floats(1e-6, 1e9) | st.integers(1, 10**9))
-def test_the_suggested_command_means_the_same_limit(limit):
-    (word,) = SuiteOptions(limit=limit).words()[1:]
-    assert float(word) == limit
 
 
 def test_a_notice_names_a_shipped_suite_beside_a_file_of_its_name(tmp_path, monkeypatch):
@@ -114,23 +98,23 @@ def test_a_notice_names_a_shipped_suite_beside_a_file_of_its_name(tmp_path, monk
     assert api._named(SuiteOptions(suite="./s.toml"), spec, Config()) == str(tmp_path / "s.toml")
 
 
-def test_a_task_of_a_shipped_suite_brings_its_folder_and_its_judge():
-    """A user need not know where evalspan's own tasks lie."""
-    made = one_off.suite_of(SuiteOptions(tasks=("quickstart_mmlu", "mt_bench")))
-    folders = {*suites.load_suite("quickstart").include_path, *suites.load_suite("mt_bench").include_path}
-    assert set(made.include_path) == folders
-    assert [t.judge for t in made.tasks] == [False, True]
-
-
 NAMES = st.text("abcdefgh_", min_size=1, max_size=60)
 
 
-@given(st.lists(NAMES, min_size=1, max_size=200, unique=True), st.none() | st.integers(1, 999))
-def test_a_name_is_readable_bounded_and_begins_with_the_first_task(tasks, limit):
-    name = one_off.suite_of(SuiteOptions(tasks=tuple(tasks), limit=limit)).name
+@given(
+    st.lists(NAMES, min_size=1, max_size=200, unique=True),
+    st.none() | st.integers(1, 999),
+    st.floats(1e-6, 1e9),
+)
+def test_a_name_is_readable_and_bounded_and_the_suggested_command_means_the_same(tasks, limit, share):
+    """It begins with the first task, and says the limit, to the last digit in the command."""
+    name = suite_of(SuiteOptions(tasks=tuple(tasks), limit=limit)).name
     assert name.startswith(tasks[0][:40])
     assert len(name) <= 80
     assert (limit is not None) == name.endswith(f"limit{limit}")
+    for given_limit in (limit or 1, share):
+        (word,) = SuiteOptions(limit=given_limit).words()[1:]
+        assert float(word) == given_limit
 
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
@@ -167,18 +151,16 @@ SUITES = st.builds(
 SUITES = st.builds(lambda suite, more: suite.model_copy(update=more), SUITES, BUDGETS)
 
 
-@given(SUITES)
-def test_a_suite_file_that_is_written_loads_as_the_same_suite(tmp_path, suite):
+@given(SUITES, SUITES)
+def test_a_suite_file_that_is_written_loads_as_the_same_suite_and_no_other_has_its_name(
+    tmp_path, suite, other
+):
     """Whatever the texts hold: quotes, line ends, DEL, letters beyond ASCII."""
     file = Path(tmp_path) / "s.toml"
-    file.write_bytes(one_off.as_toml(suite).encode())
+    file.write_bytes(as_toml(suite).encode())
     assert suites.load_suite(file) == suite
-
-
-@given(SUITES, SUITES)
-def test_only_equal_suites_have_one_file_name(one, other):
-    assert (one_off.file_name(one) == one_off.file_name(other)) == (one == other)
-    assert Path(one_off.file_name(one)).name == one_off.file_name(one)
+    assert (file_name(suite) == file_name(other)) == (suite == other)
+    assert Path(file_name(suite)).name == file_name(suite)
 
 
 def test_options_are_taken_whole_or_one_by_one():
@@ -212,23 +194,87 @@ def test_every_shipped_suite_loads(name):
     assert all(Path(folder).is_dir() and Path(folder).is_absolute() for folder in suite.include_path)
 
 
-def test_include_path_is_relative_to_the_suite_file(tmp_path):
-    """From whatever folder it is read."""
-    (tmp_path / "tasks").mkdir()
-    path = tmp_path / "mine.toml"
-    path.write_text('name = "mine"\ninclude_path = ["tasks"]\n[[task]]\nname = "a"\nlimit = 0.5\n')
-    assert suites.load_suite(path).include_path == (str(tmp_path / "tasks"),)
-
-
 def test_quickstart_data_are_small_excerpts_with_their_notices():
     """At most 200 rows of a set, limits within the rows, and each set's licence text."""
     suite = suites.load_suite("quickstart")
     folder = Path(suite.include_path[0])
     notice = (folder / "NOTICE").read_text()
     for task in suite.tasks:
-        rows = (folder / "data" / f"{task.name.removeprefix('quickstart_')}.jsonl").read_text().splitlines()
+        file = folder / "data" / f"{task.name.removeprefix('quickstart_')}.jsonl"
+        rows = file.read_text().splitlines()
         assert all(json.loads(row) for row in rows)
         assert task.limit is not None
         assert task.limit <= len(rows) <= 200
-        assert f"{task.name.removeprefix('quickstart_')}.jsonl" in notice
+        assert file.name in notice
     assert notice.count("MIT License") == len(suite.tasks)
+
+
+# --- modes ---------------------------------------------------------------------------------------------------------
+
+
+CHECKPOINT = CheckpointSpec(source="/ckpts/step-100", digest="d" * 8, files=())
+MODEL = ModelOptions(model_args={"dtype": "float32"})
+TWO = (TaskEntry(name="a", num_fewshot=5), TaskEntry(name="b", limit=10, judge=True))
+CORE = SuiteSpec(name="core", batch_size=8, seed=7, tasks=TWO)
+
+
+def test_an_evaluation_without_the_new_settings_keeps_its_id():
+    """Ids of evaluations and of suite files that 0.1 gave, of a suite that uses neither modes nor batch sizes of tasks."""
+    inputs = Inputs(lm_eval="0.4.9", entries=(Sources(files="x"), Sources()))
+    for suite in (CORE, suites.settled(CORE.model_copy(update={"mode": "exact"}), "fast", "hf")):
+        assert evaluation_id(CHECKPOINT, suite, MODEL, None, inputs) == "step-100-core-b07d7702"
+        assert evaluation_id(CHECKPOINT, suite, MODEL) == "step-100-core-e22616a8"
+        assert file_name(suite) == "core-1e01d506.toml"
+
+
+def test_mode_budget_and_batch_sizes_of_tasks_are_part_of_the_id():
+    fast = suites.settled(CORE, "fast", "hf")
+    sized = {"tasks": (TWO[0].model_copy(update={"batch_size": 4}), TWO[1])}
+    some = [fast, *(fast.model_copy(update=each) for each in (sized, {"token_budget": 4096}))]
+    ids = [evaluation_id(CHECKPOINT, s, MODEL) for s in (CORE, CORE.model_copy(update=sized), *some)]
+    assert len(set(ids)) == 5
+    assert ["-fast-" in each for each in ids] == [False, False, True, True, True]
+
+
+@pytest.mark.parametrize(
+    ("text", "setting", "engine", "found"),
+    [
+        ("", "exact", "vllm", (None, None)),
+        ("", "fast", "hf", ("fast", 8192)),
+        ('mode = "exact"', "fast", "vllm", (None, None)),
+        ('mode = "fast"', "exact", "hf", ("fast", 8192)),
+        ('mode = "fast"\ntoken_budget = 100', "exact", "hf", ("fast", 100)),
+        ('mode = "fast"\nbatch_size = "auto"', "exact", "hf", ("fast", "auto")),
+    ],
+)
+def test_the_suites_own_mode_goes_before_the_setting(tmp_path, text, setting, engine, found):
+    """Its token budget is said, or the default, or found with the batch size. Its folders are relative to its file."""
+    (tmp_path / "tasks").mkdir()
+    path = tmp_path / "mine.toml"
+    path.write_text(f'name = "mine"\ninclude_path = ["tasks"]\n{text}\n[[task]]\nname = "a"\nlimit = 0.5\n')
+    made = suites.settled(suites.load_suite(path), setting, engine)
+    assert (made.mode, made.token_budget) == found
+    assert made.include_path == (str(tmp_path / "tasks"),)
+
+
+@pytest.mark.parametrize(
+    ("kind", "rope"),
+    [
+        ("dynamic", {"rope_scaling": {"type": "dynamic", "factor": 4.0}}),
+        ("longrope", {"text_config": {"rope_parameters": {"full_attention": {"rope_type": "longrope"}}}}),
+        ("", {"rope_parameters": {"rope_type": "llama3", "factor": 8.0}, "quantizer": {"type": "dynamic"}}),
+    ],
+)
+def test_fast_mode_is_refused_for_a_rope_that_follows_the_longest_row(tmp_path, kind, rope):
+    """In one line, by config.json, and before lm-eval or the cluster is asked."""
+    folder = make_checkpoint(tmp_path / "step-1")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | rope))
+    suite, said = CORE.model_copy(update={"tasks": TWO[:1]}), []
+    for mode in ("exact", "fast"):
+        try:
+            record_of(Config(trial=TrialConfig(mode=mode)), str(folder), suite, lambda *_: Inputs())
+        except OperatorError as error:
+            said.append(f"{mode}: {error}")
+    assert len(said) == bool(kind)
+    assert all(re.search(f"^fast: .*not for a model with {kind} rope.*--mode exact", line) for line in said)

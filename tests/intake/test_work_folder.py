@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import shutil
 import stat
 import subprocess
-import tempfile
 from collections.abc import Iterator
 from grp import getgrall
 from pathlib import Path
@@ -18,7 +16,7 @@ from support.with_root import as_user
 from coordinator.errors import OperatorError
 from coordinator.intake import work_folder
 from coordinator.intake.inbox import Inbox, Notice, leave, refusals, refuse
-from coordinator.intake.work_folder import open_folder
+from coordinator.intake.work_folder import open_folder as open_folder_of
 from evaljobs.contract.paths import WorkPaths
 from evaljobs.contract.storage import write_atomic
 
@@ -107,25 +105,11 @@ def test_a_private_folder_is_shared_only_once_its_group_can_read_what_is_there(t
     assert {mode(path) for path in (work / "run-1").iterdir()} == {0o640}
 
 
-def test_redis_files_stay_closed_to_the_group(tmp_path):
-    work = tmp_path / "work"
-    load(work)
-    (work / "redis").mkdir()
-    (work / "redis").chmod(0o750)  # as a `chmod -R g+rX` leaves it
-    load(work, GROUP)
-    assert mode(work / "redis") == 0o700
-
-
 @pytest.fixture
-def shared() -> Iterator[WorkPaths]:
+def shared(open_folder: Path) -> WorkPaths:
     """A work folder of root that the group of `nobody` shares."""
-    folder = Path(tempfile.mkdtemp(prefix="shared-"))
-    folder.chmod(0o755)
-    try:
-        load(folder / "work", SHARING)
-        yield WorkPaths(folder / "work")
-    finally:
-        shutil.rmtree(folder)
+    load(open_folder / "work", SHARING)
+    return WorkPaths(open_folder / "work")
 
 
 @need_root
@@ -171,15 +155,13 @@ def test_a_member_leaves_checkpoints_reads_refusals_and_changes_nothing_else(sha
         ("work", 0o777, "root", "you are not a member"),
     ],
 )
-def test_a_user_takes_no_folder_of_many_and_shares_with_no_group_of_others(place, bits, group, says):
-    folder = Path(tempfile.mkdtemp(prefix="many-"))
-    folder.chmod(bits)
+def test_a_user_takes_no_folder_of_many_and_shares_with_no_group_of_others(
+    open_folder, place, bits, group, says
+):
+    open_folder.chmod(bits)
 
     def act() -> None:
         with pytest.raises(OperatorError, match=says):
-            open_folder(folder / place, group)
+            open_folder_of(open_folder / place, group)
 
-    try:
-        as_user(act)
-    finally:
-        shutil.rmtree(folder)
+    as_user(act)

@@ -43,9 +43,8 @@ def test_a_dcp_checkpoint_is_converted_once_and_scores_like_its_original(
     raw = site.folder / "run" / "step-7"
     (site.folder / "to_dcp.py").write_text(TO_DCP)
     (site.folder / "to_hf.py").write_text(TO_HF)
-    assert (
-        site.run([sys.executable, str(site.folder / "to_dcp.py"), str(site.model), str(raw)]).returncode == 0
-    )
+    made = site.run([sys.executable, str(site.folder / "to_dcp.py"), str(site.model), str(raw)])
+    assert made.returncode == 0
     settings = Path(site.env["EVALSPAN_CONFIG"])
     command = f"{sys.executable} {site.folder}/to_hf.py {site.model} {{src}} {{dst}}"
     settings.write_text(f'{settings.read_text()}\n[checkpoint]\nconvert = "{command}"\n')
@@ -58,62 +57,45 @@ def test_a_dcp_checkpoint_is_converted_once_and_scores_like_its_original(
     assert not list(raw.glob(".evalspan-pin-*"))
 
 
-def spec_of(folder: Path, command: str) -> ConvertSpec:
-    raw = folder / "raw"
-    raw.mkdir()
-    (raw / "weights.pt").write_bytes(b"w" * 100)
-    EvaluationPaths(folder / "e").outcomes.mkdir(parents=True)
-    return ConvertSpec(
-        name="c",
-        evaluation_dir=str(folder / "e"),
-        source=inspect_raw(raw, convert=command),
-        command=command,
-        out_dir=str(folder / "converted" / "d"),
-    )
-
-
-def failure(folder: Path) -> tuple[str, str]:
-    found = json.loads(EvaluationPaths(folder / "e").outcome("failed", "c").read_text())
-    return found["blame"], found["error"]
-
-
 @pytest.mark.parametrize(
     ("script", "blame", "words"),
     [
+        ("cp -r $2 $1/copy", "", ""),
         ("echo half > $1/model.safetensors; exit 3", "operator", "exit status 3"),
         ("echo half > $1/model.safetensors; kill -9 $$", "retry", "signal 9"),
-        ("echo more >> $0.raw/weights.pt", "operator", "changed after"),
+        ("echo more >> $2/weights.pt", "operator", "changed after"),
     ],
 )
-def test_a_conversion_that_fails_leaves_no_result(
+def test_a_conversion_runs_once_and_one_that_fails_leaves_no_result(
     tmp_path: Path, script: str, blame: str, words: str
 ) -> None:
-    """Whatever a failed command wrote is gone, and the failure says who must act."""
-    program = tmp_path / "convert"
-    program.write_text(f"#!/bin/sh\n{script.replace('$0.raw', str(tmp_path / 'raw'))}\n")
+    """Files of a result bear the source's date, and a result that is there is used as it is. Whatever a failed command wrote is
+    gone, and the failure says who must act. `.metadata` is written last: without it a folder is still being saved."""
+    program, raw, paths = tmp_path / "convert", tmp_path / "raw", EvaluationPaths(tmp_path / "e")
+    program.write_text(f"#!/bin/sh\n{script}\n")
     program.chmod(0o755)
-    spec = spec_of(tmp_path, f"{program} {{dst}} {{src}}")
-    assert convert.main(spec) == 1
-    got, error = failure(tmp_path)
-    assert (got, words in error) == (blame, True), error
-    assert not [p for p in (tmp_path / "converted").iterdir() if p.is_dir()]
-
-
-def test_a_second_conversion_takes_the_first_ones_result(tmp_path: Path) -> None:
-    """A result that is there is used as it is: the command runs once, and its files bear the source's date."""
-    spec = spec_of(tmp_path, "cp -r {src} {dst}/copy")
-    assert convert.main(spec) == 0
-    made = Path(spec.out_dir) / "copy" / "weights.pt"
-    assert made.stat().st_mtime_ns == spec.source.files[0].mtime_ns
-    shutil.rmtree(spec.source.source)
-    assert convert.main(spec) == 0
-
-
-def test_an_incomplete_dcp_folder_is_not_taken(tmp_path: Path) -> None:
-    """`.metadata` is written last: without it the folder is still being saved. A hub folder needs no conversion."""
-    (tmp_path / "__0_0.distcp").write_bytes(b"x")
+    raw.mkdir()
+    (raw / "weights.pt").write_bytes(b"w" * 100)
+    (raw / "__0_0.distcp").write_bytes(b"x")
+    command = f"{program} {{dst}} {{src}}"
     with pytest.raises(CheckpointError, match="metadata"):
-        inspect_raw(tmp_path, convert="c {src} {dst}")
-    (tmp_path / ".metadata").write_bytes(b"m")
-    assert inspect_raw(tmp_path, convert="a").digest != inspect_raw(tmp_path, convert="b").digest
-    assert not is_hugging_face(tmp_path)
+        inspect_raw(raw, convert=command)
+    (raw / ".metadata").write_bytes(b"m")
+    assert not is_hugging_face(raw)
+    source = inspect_raw(raw, convert=command)
+    assert source.digest != inspect_raw(raw, convert="another {src} {dst}").digest
+    paths.outcomes.mkdir(parents=True)
+    out = tmp_path / "converted" / "d"
+    spec = ConvertSpec(
+        name="c", evaluation_dir=str(paths.root), source=source, command=command, out_dir=str(out)
+    )
+    assert convert.main(spec) == bool(blame)
+    if blame:
+        found = json.loads(paths.outcome("failed", "c").read_text())
+        assert (found["blame"], words in found["error"]) == (blame, True), found["error"]
+        assert not [p for p in out.parent.iterdir() if p.is_dir()]
+        return
+    newest = max(f.mtime_ns for f in source.files)
+    assert (out / "copy" / "weights.pt").stat().st_mtime_ns == newest
+    shutil.rmtree(raw)
+    assert convert.main(spec) == 0

@@ -92,13 +92,15 @@ def world(tmp_path: Path) -> Iterator[NodeMemory]:
 @pytest.fixture(scope="session")
 def odd_cluster() -> Iterator[Cluster]:
     """All oddities at once: private /dev/shm, whole nodes, no job without a GPU beside them."""
-    with cluster(nodes=2, gpus=2, cpu_nodes=1, private_shm=True, exclusive=True, gpu_jobs_only=True) as made:
+    shape = {"private_shm": True, "exclusive": True, "gpu_jobs_only": True}
+    with cluster(nodes=2, gpus=2, cpu_nodes=1, cpus=8, **shape) as made:
         yield made
 
 
 @pytest.fixture(scope="session")
 def plain_cluster() -> Iterator[Cluster]:
-    with cluster(nodes=1, gpus=2, cpu_nodes=1) as made:
+    """An ordinary site: two GPU nodes, one CPU node; mute nodes are noticed soon."""
+    with cluster(nodes=2, gpus=2, cpu_nodes=1, cpus=8, slurmd_timeout_s=10, grace_s=0) as made:
         yield made
 
 

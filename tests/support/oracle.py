@@ -28,9 +28,8 @@ def best_known(made: Plan, sets, *, load_seconds, shard_overhead_seconds, cpu_sl
     for number, lane in enumerate(made.lanes):
         at = load_seconds
         for shard in lane.shards:
-            length = int(
-                (shard.seconds + shard_overhead_seconds) * SCALE
-            )  # rounded down, so a piece never costs more than it does
+            # rounded down, so a piece never costs more than it does
+            length = int((shard.seconds + shard_overhead_seconds) * SCALE)
             begin = model.new_int_var(start, horizon, f"b{number}.{shard.rank}")
             model.add_hint(begin, int(at * SCALE))
             at += shard.seconds + shard_overhead_seconds
@@ -50,9 +49,8 @@ def best_known(made: Plan, sets, *, load_seconds, shard_overhead_seconds, cpu_sl
     ) in jobs.items():  # a set's metric starts after its first shard, on no more slots than it may
         first = model.new_int_var(start, horizon, f"first.{name}")
         model.add_min_equality(first, ends[name])
-        model.add(
-            last >= first + int(shortest_end(pieces, min(works[name].metric_parallelism, cpu_slots)) * SCALE)
-        )
+        tail = shortest_end(pieces, min(works[name].metric_parallelism, cpu_slots))
+        model.add(last >= first + int(tail * SCALE))
     model.add_cumulative(intervals, [1] * len(intervals), len(made.lanes))
     model.minimize(last)
     solver = cp_model.CpSolver()
@@ -83,15 +81,12 @@ def random_problem(seed: int):
         seconds, documents = random.lognormvariate(mean, spread), random.choice([10, 100, 1000, 5000])
         heavy = random.random() < 0.3
         metric = random.lognormvariate(random.uniform(0, 5), 1.5) if heavy else random.uniform(0, 5)
-        sets.append(
-            WorkSet(
-                name=str(index),
-                batch_seconds=[seconds / documents] * documents,
-                metric_seconds=metric,
-                metric=random.choice(["score", "execute"]),
-                metric_parallelism=random.choice([1, 4, 1 << 30]),
-            )
-        )
+        kind = {
+            "metric": random.choice(["score", "execute"]),
+            "metric_parallelism": random.choice([1, 4, 1 << 30]),
+        }
+        batches = [seconds / documents] * documents
+        sets.append(WorkSet(name=str(index), batch_seconds=batches, metric_seconds=metric, **kind))
     costs = {
         "load_seconds": random.choice([5.0, 20.0, 60.0]),
         "shard_overhead_seconds": random.choice([0.05, 0.5, 1.0]),

@@ -27,6 +27,7 @@ TOYS: dict[str, dict[str, int]] = {
 
 
 EXPORTED = '["HOSTILE", "PAUSE_*", "SMALL_GPU_TOKENS"]'  # variables of the tests' own that jobs get
+LONG = pytest.mark.skipif(not os.environ.get("EVALSPAN_LONG"), reason="scripts/try-sites runs this")
 WATCHED = {task: TOYS[task] for task in ("toy_choice", "toy_sums")}  # by the fixture `site`
 
 

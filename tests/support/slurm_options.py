@@ -1,9 +1,12 @@
-"""Options of Slurm commands from a few settings."""
+"""Options of Slurm commands from a few settings, here or as the ordinary user of a development cluster."""
 
 from __future__ import annotations
 
+import uuid
 from dataclasses import fields, replace
 from typing import Any
+
+from dev_cluster.api import Cluster
 
 from coordinator.cluster.sbatch_text import SlurmOptions
 from coordinator.config.schema import Config
@@ -22,3 +25,14 @@ def slurm_options(
     cluster = {key: value for key, value in more.items() if key not in OWN}
     sections = {"cluster": cluster, "slurm": slurm or {}, "nodes": nodes or {}, "borrow": borrow or {}}
     return replace(like or SlurmOptions(), settings=Config.model_validate(sections), **own)
+
+
+def on_site(site: Cluster, path: str = "", **more: Any) -> SlurmOptions:
+    """Those of the site's user, with a token of their own. `path`: a folder before the user's PATH; `more`: as above."""
+    env = dict(site.user_env)
+    prefix = tuple(site.user_argv(["x"])[:-1])
+    if path:
+        env["PATH"] = f"{path}:{env['PATH']}"
+        prefix = (*site.user_argv(["env"]), f"PATH={env['PATH']}")
+    own = {"partition": "gpu", "cpu_partition": "cpu", "token": f"t:{uuid.uuid4().hex[:8]}"}
+    return slurm_options(**{**own, "command_prefix": prefix, "env": env, **more})

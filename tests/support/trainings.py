@@ -10,25 +10,15 @@ from coordinator.evaluation.records import EvaluationRecord, RunOptions
 from coordinator.report.learning_curves import Point, scores_of
 from coordinator.report.measurements import UNMEASURED, Report
 from evaljobs.contract.paths import EvaluationPaths
-from evaljobs.contract.specs import (
-    CheckpointSpec,
-    ModelOptions,
-    SuiteSpec,
-    TaskEntry,
-)
+from evaljobs.contract.specs import CheckpointSpec, ModelOptions, SuiteSpec, TaskEntry
 
 
 def results(value: float, stderr: float | str = 0.01, **more: Any) -> dict[str, Any]:
     """lm-eval's results of two tasks, one of them better when lower."""
+    add = {"exact_match,none": value, "exact_match_stderr,none": stderr}
+    pages = {"word_perplexity,none": 10 - value, "word_perplexity_stderr,none": "N/A"}
     return {
-        "results": {
-            "add": {"alias": "add", "exact_match,none": value, "exact_match_stderr,none": stderr},
-            "pages": {
-                "alias": "pages",
-                "word_perplexity,none": 10 - value,
-                "word_perplexity_stderr,none": "N/A",
-            },
-        },
+        "results": {"add": {"alias": "add", **add}, "pages": {"alias": "pages", **pages}},
         "higher_is_better": {"add": {"exact_match": True}, "pages": {"word_perplexity": False}},
         "n-samples": {"add": {"original": 100, "effective": 100}},
         "configs": {"add": {"task": "add"}, "pages": {"task": "pages"}},
@@ -40,14 +30,16 @@ def results(value: float, stderr: float | str = 0.01, **more: Any) -> dict[str, 
 def point(step: int | None, value: float, stderr: float | str = 0.01, **more: Any) -> Point:
     known: dict[str, Any] = {
         "evaluation_id": f"step-{step}-mini-0000000{(step or 0) % 10}",
-        "suite": "mini",
         "checkpoint": f"/runs/a/step-{step}",
+        "accepted_at": 1_700_000_000.0 + (step or 0),
+        "scores": scores_of(results(value, stderr)),
+    }
+    known |= {
+        "suite": "mini",
         "step": step,
         "status": "done",
-        "accepted_at": 1_700_000_000.0 + (step or 0),
         "makespan_seconds": 60.0,
         "gpu_seconds": 1800.0,
-        "scores": scores_of(results(value, stderr)),
     }
     return Point(**{**known, **more})
 
@@ -70,18 +62,10 @@ def leave(
     paths.evaluation.write_text(record.model_dump_json())
     if value is None:
         return paths
-    measured = {"makespan_seconds": 90.0, "gpu_seconds": 3600.0, "gpu_busy_fraction": 0.5}
-    report = Report(
-        **UNMEASURED | measured,
-        evaluation_id=record.evaluation_id,
-        checkpoint=record.checkpoint.source,
-        step=step,
-        suite=suite,
-        status="done",
-        accepted_at=record.accepted_at,
-        entries=(),
-        warnings=(),
-    )
+    known = {"evaluation_id": record.evaluation_id, "checkpoint": record.checkpoint.source, "step": step}
+    known |= {"makespan_seconds": 90.0, "gpu_seconds": 3600.0, "gpu_busy_fraction": 0.5, "suite": suite}
+    known |= {"status": "done", "accepted_at": record.accepted_at, "entries": (), "warnings": ()}
+    report = Report(**UNMEASURED | known)
     paths.report.write_text(report.model_dump_json())
     sample = {"doc_id": 0, "doc_hash": "a", "prompt_hash": "b", "target_hash": "c", "resps": [["1"]]}
     (paths.samples / "samples_add_000.jsonl").write_text(json.dumps(sample) + "\n")

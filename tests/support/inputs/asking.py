@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,40 +20,27 @@ from support.inputs import plain
 from support.inputs.world import World
 
 WARM = Path(__file__).with_name("warm.py")
+SECONDS = 300  # of a question
 DEFAULT_SEEDS = {"random": 0, "numpy_random": 1234, "torch_random": 1234, "fewshot_random": 1234}
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What was printed. `ran`: leaf tasks with newly answered shards, without a number at their ends, `jobs`: kinds of jobs that were submitted."""
+    """`trouble`: of a command that failed. `ran`: leaf tasks with newly answered shards, without a number at their ends."""
 
     results: dict[str, dict[str, float]]
     samples: dict[str, list[str]]
-    evaluation: str = ""
     ran: frozenset[str] = frozenset()
-    jobs: frozenset[str] = frozenset()
     trouble: str = ""
-    said: str = field(default="", compare=False)
-
-    def wrong(self, other: Answer) -> dict[str, str]:
-        """Leaf task -> where two answers differ; the task is "" for an answer that failed, and for groups alone."""
-        for one in (self, other):
-            if one.trouble:
-                return {"": one.trouble}
-        found = {}
-        for task in sorted({*self.samples, *other.samples}):
-            a, b = self.results.get(task), other.results.get(task)
-            if a != b:
-                found[task] = f"{task}: {a} and {b}"
-            elif self.samples.get(task) != other.samples.get(task):
-                found[task] = f"{task}: other samples"
-        if not found and self.results != other.results:
-            found[""] = f"groups: {self.results} and {other.results}"
-        return found
 
     def differs(self, other: Answer) -> str:
         """Where two answers differ, in a line; "" where they are equal."""
-        return "; ".join(self.wrong(other).values())
+        found = [one.trouble for one in (self, other) if one.trouble]
+        for task in sorted({*self.results, *other.results, *self.samples, *other.samples}):
+            a, b = ((one.results.get(task), one.samples.get(task)) for one in (self, other))
+            if a != b and not self.trouble + other.trouble:
+                found.append(f"{task}: {a[0]} and {b[0]}" if a[0] != b[0] else f"{task}: other samples")
+        return "; ".join(found)
 
 
 def numbers(results: dict[str, Any]) -> dict[str, dict[str, float]]:
@@ -84,12 +71,9 @@ def leaves(value: Any) -> Iterator[Any]:
 def warm(folder: Path) -> Iterator[str]:
     """The command in place of an interpreter's, as words of a shell."""
     place = folder / "warm.sock"
-    for old in folder.glob("warm.sock*"):
-        old.unlink()
     argv = [sys.executable, str(WARM), "serve", str(place)]
-    with subprocess.Popen(
-        argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={"OMP_NUM_THREADS": "1", "PYTHONPATH": ""}
-    ) as server:
+    env = {"OMP_NUM_THREADS": "1", "PYTHONPATH": ""}
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env) as server:
         assert server.stdout is not None
         assert server.stdin is not None
         server.stdout.readline()
@@ -97,9 +81,10 @@ def warm(folder: Path) -> Iterator[str]:
             yield f"{sys.executable} -I -S {WARM} {place}"
         finally:
             server.stdin.close()
-            server.wait()
-            for socket in folder.glob("warm.sock*"):
-                socket.unlink()
+
+
+def last_line(text: str) -> str:
+    return next((line for line in reversed(text.splitlines()) if line.strip()), "nothing was said")[:400]
 
 
 class Asking:
@@ -117,99 +102,70 @@ class Asking:
             if place.name != "org___rows":
                 shutil.rmtree(place) if place.is_dir() else place.unlink()
 
-    # --- plain lm_eval -------------------------------------------------------------------------------------------
+    def _run(self, argv: list[str], folder: Path, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            argv, cwd=folder, env=env, capture_output=True, text=True, timeout=SECONDS, check=False
+        )
 
     def plain(self) -> Answer:
-        world, folder = self.world, self.world.folder
-        cache = folder / "plain" / "datasets"
+        """Of lm_eval, with a cache of prepared data that holds the Hub's alone: offline there is no other place."""
+        world = self.world
+        cache, prepared = world.path("plain/datasets"), world.hf_home / "datasets" / "org___rows"
         shutil.rmtree(cache.parent, ignore_errors=True)
-        prepared = world.hf_home / "datasets" / "org___rows"
-        if prepared.exists():  # offline there is no other place
-            shutil.copytree(prepared, cache / "org___rows")
-        seed = world.suite.get("seed")
+        shutil.copytree(prepared, cache / "org___rows")
+        seed, size = world.suite.get("seed"), {"batch_size": world.suite.get("batch_size", 1)}
         asked = {
             "tasks": str(world.tasks),
-            "entries": [
-                {"name": name, "batch_size": world.suite.get("batch_size", 1), **entry}
-                for name, entry in world.entries.items()
-            ],
+            "entries": [{"name": name, **size, **entry} for name, entry in world.entries.items()],
             "model_args": {"pretrained": str(world.path(world.model)), **world.arguments()},
             "system_instruction": world.suite.get("system_instruction"),
             "chat": world.suite.get("apply_chat_template", False),
             "seeds": DEFAULT_SEEDS if seed is None else dict.fromkeys(DEFAULT_SEEDS, seed),
         }
         asked_file, out = world.path("plain/asked.json"), world.path("plain/out.json")
-        asked_file.parent.mkdir(exist_ok=True)
         asked_file.write_text(json.dumps(asked))
-        environment = {
-            **world.environment(),
-            **world.trial_env,
-            **world.exports,
-            "HF_DATASETS_CACHE": str(cache),
-        }
-        done = subprocess.run(
-            [*self.command.split(), sys.executable, plain.__file__, str(asked_file), str(out)],
-            cwd=world.tasks, env=environment, capture_output=True, text=True, timeout=300, check=False,
-        )  # fmt: skip
+        env = {**world.environment(), **world.trial_env, **world.exports, "HF_DATASETS_CACHE": str(cache)}
+        argv = [*self.command.split(), sys.executable, str(plain.__file__), str(asked_file), str(out)]
+        done = self._run(argv, world.tasks, env)
         if done.returncode:
-            return Answer({}, {}, trouble="lm_eval: " + last_line(done.stderr), said=done.stderr)
+            return Answer({}, {}, trouble="lm_eval: " + last_line(done.stderr))
         found = json.loads(out.read_text())
         samples = {task: comparable(lines) for task, lines in found["samples"].items()}
         return Answer(numbers(found["results"]), samples)
 
-    # --- evalspan ------------------------------------------------------------------------------------------------
-
-    def ours(self, *more: str) -> Answer:
+    def ours(self) -> Answer:
+        """Of `evalspan eval`."""
         world = self.world
         world.write_settings(self.command)
         before = {place.parent.name for place in self.work.glob("*/evaluation.json")}
         argv = [
-            str(Path(sys.executable).with_name("evalspan")), "eval", str(world.path(world.model)), "--json", "--suite",
-            str(world.path("suite.toml")), "--work-dir", str(self.work), "--config", str(world.path("evalspan.toml")), *more,
-        ]  # fmt: skip
-        try:
-            done = subprocess.run(
-                argv,
-                cwd=world.folder,
-                env=world.environment(),
-                capture_output=True,
-                text=True,
-                timeout=300,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            return Answer({}, {}, trouble="evalspan: not ended after 300 s")
+            str(Path(sys.executable).with_name("evalspan")),
+            "eval",
+            str(world.path(world.model)),
+            "--json",
+        ]
+        options = {
+            "suite": world.path("suite.toml"),
+            "work-dir": self.work,
+            "config": world.path("evalspan.toml"),
+        }
+        argv += [f"--{name}={value}" for name, value in options.items()]
+        done = self._run(argv, world.folder, world.environment())
+        trouble = f"evalspan: exit {done.returncode}: {last_line(done.stderr)}" if done.returncode else ""
         try:
             printed = json.loads(done.stdout)
-            name = printed["evalspan"]["evaluation_id"]
+            paths = EvaluationPaths(self.work / printed["evalspan"]["evaluation_id"])
         except (ValueError, KeyError):
-            said = done.stderr.strip().splitlines() or ["nothing was said"]
-            return Answer({}, {}, trouble="evalspan: " + " ".join(said[-2:])[:400], said=done.stderr)
-        paths = EvaluationPaths(self.work / name)
-        ran: set[str] = set()
-        jobs: set[str] = set()
-        if name not in before:
-            for event in read_events(paths.journal):
-                if event.kind == "shards-dumped":
-                    ran |= {ShardId.parse(shard).task.rstrip("0123456789") for shard, _ in event.shards}
-            jobs = {log.name.split("-")[2] for log in (paths.root / "logs").glob("es-*")}
+            return Answer({}, {}, trouble=trouble or "evalspan: no results")
+        events = [] if paths.root.name in before else read_events(paths.journal)
+        dumped = [shard for event in events if event.kind == "shards-dumped" for shard, _ in event.shards]
         samples: dict[str, list[dict[str, Any]]] = {}
         for file in paths.samples.glob("samples_*.jsonl"):
             lines = [json.loads(line) for line in file.read_text().splitlines()]
             samples.setdefault(file.stem[len("samples_") : -4], []).extend(lines)
-        trouble = (
-            "" if done.returncode == 0 else f"evalspan: exit {done.returncode}: {last_line(done.stderr)}"
-        )
         return Answer(
             numbers({**printed.get("results", {}), **printed.get("groups", {})}),
             {task: comparable(lines) for task, lines in samples.items()},
-            evaluation=name,
-            ran=frozenset(ran),
-            jobs=frozenset(jobs),
-            trouble=trouble,
-            said=done.stderr,
+            frozenset(ShardId.parse(shard).task.rstrip("0123456789") for shard in dumped),
+            trouble,
         )
-
-
-def last_line(text: str) -> str:
-    return next((line for line in reversed(text.splitlines()) if line.strip()), "nothing was said")[:400]

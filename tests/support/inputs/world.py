@@ -6,10 +6,14 @@ length each time. Every task's score is made of likelihoods or of answers' diges
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import importlib.metadata
 import json
 import os
 import re
 import shutil
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -98,10 +102,16 @@ PACKAGES = {  # name -> text; in site-packages, but for `editlib`, which is inst
 
 
 def jsonl(word: str, first: int, count: int = ROWS) -> str:
-    lines = (
-        {"n": i, "q": f"the {word} {first + i:05d} breaks", "a": i % 2, "note": "x100"} for i in range(count)
-    )
-    return "".join(json.dumps(line) + "\n" for line in lines)
+    line = '{{"n": {0}, "q": "the {1} {2:05d} breaks", "a": {3}, "note": "x100"}}\n'
+    return "".join(line.format(i, word, first + i, i % 2) for i in range(count))
+
+
+def kept(path: Path, content: bytes) -> None:
+    """Another content of the same size, with the times of the old one."""
+    was = path.stat()
+    path.write_bytes(content)
+    assert path.stat().st_size == was.st_size, path
+    os.utime(path, ns=(was.st_atime_ns, was.st_mtime_ns))
 
 
 @dataclass
@@ -120,7 +130,7 @@ class World:
     exports: dict[str, str] = field(default_factory=dict)  # by the prologue
     settings: dict[str, str] = field(default_factory=dict)  # dotted key -> TOML text
     newer: bool = False  # another transformers stands before the installed one
-    kept: dict[str, Any] = field(default_factory=dict)  # counters of edits
+    counts: Counter[str] = field(default_factory=Counter)  # of edits
 
     # --- files ---------------------------------------------------------------------------------------------------
 
@@ -134,30 +144,25 @@ class World:
     def bump(self, name: str, before: str, *, stat: bool = False) -> None:
         """Count up the digits after `before`, at its first place. `stat`: size and times stay as they are."""
         path = self.path(name)
-        was, text = path.stat(), path.read_text()
         changed, count = re.subn(
-            f"(?<={re.escape(before)})\\d+", lambda m: f"{int(m[0]) + 1:0{len(m[0])}d}", text, count=1
+            f"(?<={re.escape(before)})\\d+",
+            lambda m: f"{int(m[0]) + 1:0{len(m[0])}d}",
+            path.read_text(),
+            count=1,
         )
         assert count, f"{name}: no number after {before!r}"
-        path.write_text(changed)
-        if stat:
-            assert path.stat().st_size == was.st_size
-            os.utime(path, ns=(was.st_atime_ns, was.st_mtime_ns))
+        kept(path, changed.encode()) if stat else path.write_text(changed)
 
-    def poke(self, name: str, at: int, content: bytes, *, stat: bool = True) -> None:
-        """Write bytes at a place of a file."""
-        path = self.path(name)
-        was = path.stat()
-        with path.open("r+b") as file:
-            file.seek(at)
-            file.write(content)
-        if stat:
-            os.utime(path, ns=(was.st_atime_ns, was.st_mtime_ns))
+    def poke(self, name: str, at: int, content: bytes) -> None:
+        """Write bytes at a place of a file; its times stay as they are."""
+        whole = bytearray(self.path(name).read_bytes())
+        whole[at : at + len(content)] = content
+        kept(self.path(name), whole)
 
     def count(self, name: str) -> int:
         """1, 2, … at each call."""
-        self.kept[name] = self.kept.get(name, 0) + 1
-        return int(self.kept[name])
+        self.counts[name] += 1
+        return self.counts[name]
 
     # --- what is asked -------------------------------------------------------------------------------------------
 
@@ -172,68 +177,48 @@ class World:
     def arguments(self) -> dict[str, Any]:
         """Model arguments with full paths."""
         return {
-            key: str(self.folder / value[2:]) if isinstance(value, str) and value.startswith("./") else value
+            key: str(self.folder / value[2:]) if str(value).startswith("./") else value
             for key, value in self.model_args.items()
         }
 
     def environment(self) -> dict[str, str]:
         """Of the command, as a login shell has it: no variable of this process but where programs are."""
-        path = [
-            *([str(self.folder / "newer")] if self.newer else ()),
-            str(self.folder / "site-packages"),
-            str(self.folder / "src"),
-            str(ROOT),
-        ]
+        path = [*(["newer"] if self.newer else ()), "site-packages", "src"]
+        ones = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "HF_EVALUATE_OFFLINE", "TQDM_DISABLE", "NO_COLOR")
         return {
             "PATH": os.environ["PATH"],
             "HOME": str(self.folder / "home"),
             "LANG": "C.UTF-8",
-            "PYTHONPATH": os.pathsep.join(path),
+            "PYTHONPATH": os.pathsep.join([*(str(self.folder / place) for place in path), str(ROOT)]),
             "PYTHONDONTWRITEBYTECODE": "1",  # two edits within one second are two modules
             "OMP_NUM_THREADS": "1",
             "HF_HOME": str(self.folder / "hf"),
-            **dict.fromkeys(
-                ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "HF_EVALUATE_OFFLINE", "TQDM_DISABLE"), "1"
-            ),
             "TOKENIZERS_PARALLELISM": "false",
-            "NO_COLOR": "1",
             "COLUMNS": "200",
+            **dict.fromkeys(ones, "1"),
             **self.env,
         }
 
     def write_settings(self, warm: str) -> None:
         """evalspan.toml and suite.toml. `warm`: the command that stands before the interpreter's, "" for none."""
-        lines = [f"{key} = {json.dumps(value)}" for key, value in self.suite.items()]
+        suite = {"name": "inputs", "include_path": [str(self.tasks)], "batch_size": 1, **self.suite}
+        lines = [f"{key} = {_toml(value)}" for key, value in suite.items()]
         for name, entry in self.entries.items():
-            lines += ["[[task]]", f"name = {json.dumps(name)}"]
-            lines += [f"{key} = {_toml(value)}" for key, value in entry.items()]
-        head = ['name = "inputs"', f"include_path = [{json.dumps(str(self.tasks))}]", "batch_size = 1"]
-        self.write("suite.toml", "\n".join([*head, *lines]) + "\n")
+            lines += [
+                "[[task]]",
+                *(f"{key} = {_toml(value)}" for key, value in {"name": name, **entry}.items()),
+            ]
+        self.write("suite.toml", "\n".join(lines) + "\n")
         prologue = "".join(f"export {name}={value}\n" for name, value in self.exports.items())
         prologue += f'exec {warm} "$@"\n' if warm else ""
-        settings = {
-            "trial.threads": "1",
-            "trial.device": '"cpu"',
-            "trial.memory_mb": "2000",
-            "trial.model_args": _toml(self.arguments()),
-            "trial.env": _toml(self.trial_env),
-            "trial.prologue": json.dumps(prologue),
-            "metric.bootstrap_iters": "0",
-            "metric.workers": "1",
-            "metric.memory_mb": "2000",
-            "cluster.poll_seconds": "1.0",
-            "cluster.slots": "1",
-            "cluster.export": '["PROMPT_*", "GRADE"]',
-            **self.settings,
-        }
-        sections: dict[str, list[str]] = {}
-        for key, value in settings.items():
-            section, _, name = key.partition(".")
-            sections.setdefault(section, []).append(f"{name} = {value}")
-        self.write(
-            "evalspan.toml",
-            "\n".join(line for name, rows in sections.items() for line in [f"[{name}]", *rows]) + "\n",
-        )
+        trial = {"threads": 1, "device": "cpu", "memory_mb": 2000, "prologue": prologue}
+        trial |= {"model_args": self.arguments(), "env": self.trial_env}
+        metric = {"bootstrap_iters": 0, "workers": 1, "memory_mb": 2000}
+        cluster = {"poll_seconds": 1.0, "slots": 1, "export": ["PROMPT_*", "GRADE"]}
+        tables = {"trial": trial, "metric": metric, "cluster": cluster}
+        lines = [f"{table}.{key} = {_toml(v)}" for table, rows in tables.items() for key, v in rows.items()]
+        lines += [f"{key} = {value}" for key, value in self.settings.items()]
+        self.write("evalspan.toml", "\n".join(lines) + "\n")
 
 
 def _toml(value: Any) -> str:
@@ -253,9 +238,8 @@ def make(folder: Path) -> World:
         world.write(f"tasks/{name}", text)
     for first, name in enumerate(("choose", "few", "mapped", "opened", "packaged", "gathered")):
         world.write(f"tasks/data/{name}.jsonl", jsonl("river", 1000 * first, 8 if name == "few" else ROWS))
-    world.write(
-        "tasks/data/count.csv", "q,a\n" + "".join(f"the stone {100 + i} sings,{100 + i}\n" for i in range(4))
-    )
+    rows = "".join(f"the stone {100 + i} sings,{100 + i}\n" for i in range(4))
+    world.write("tasks/data/count.csv", f"q,a\n{rows}")
     world.write("tasks/data/big.jsonl", jsonl("hill", 0, BIG_ROWS))
     for part in ("one", "two"):
         world.write(f"tasks/parts/{part}.jsonl", jsonl(part, 100, 2))
@@ -278,49 +262,37 @@ def make(folder: Path) -> World:
 def install(world: World, name: str, version: str, text: str) -> None:
     """As pip does: the package's files, and dist-info with METADATA and RECORD; `editlib` by a link to its source."""
     editable = name == "editlib"
-    home = world.path("src" if editable else "site-packages") / name
-    shutil.rmtree(home, ignore_errors=True) if not editable else None
-    home.mkdir(parents=True, exist_ok=True)
-    (home / "__init__.py").write_text(text)
+    world.write(f"{'src' if editable else 'site-packages'}/{name}/__init__.py", text)
     for old in world.path("site-packages").glob(f"{name}-*.dist-info"):
         shutil.rmtree(old)
-    info = world.path("site-packages") / f"{name}-{version}.dist-info"
-    info.mkdir(parents=True)
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
-    (info / "top_level.txt").write_text(f"{name}\n")
-    (info / "INSTALLER").write_text("pip\n")
-    direct = {"url": f"file://{home.parent}", "dir_info": {"editable": True}}
+    info = f"{name}-{version}.dist-info"
+    digest = base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b"=").decode()
+    own = "" if editable else f"{name}/__init__.py,sha256={digest},{len(text)}\n"
+    files = {
+        "METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
+        "top_level.txt": f"{name}\n",
+        "INSTALLER": "pip\n",
+        "RECORD": f"{own}{info}/METADATA,,\n{info}/RECORD,,\n",
+    }
     if editable:
-        (info / "direct_url.json").write_text(json.dumps(direct))
-    files = [] if editable else [f"{name}/__init__.py,sha256={_sha(text)},{len(text)}"]
-    (info / "RECORD").write_text(
-        "\n".join([*files, f"{info.name}/METADATA,,", f"{info.name}/RECORD,,"]) + "\n"
-    )
-
-
-def _sha(text: str) -> str:
-    import base64
-    import hashlib
-
-    return base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b"=").decode()
+        direct = {"url": f"file://{world.path('src')}", "dir_info": {"editable": True}}
+        files["direct_url.json"] = json.dumps(direct)
+    for file, content in files.items():
+        world.write(f"site-packages/{info}/{file}", content)
 
 
 def _models(world: World) -> None:
-    """The checkpoint, a tokenizer of its own and two adapters, by one import of torch."""
+    """The checkpoint, a tokenizer of its own and an adapter, by one import of torch."""
     from support.exactness import tiny_model
 
     corpus = [f"the river {i} breaks, the stone {i} sings, say yes or no." for i in range(200)]
     tiny_model.make(world.path("model"), corpus)
-    tiny_model.make(world.path("other"), corpus, seed=8)
-    other = tiny_model.make(world.path("made"), [text.upper() + text for text in corpus], vocabulary=480)
-    world.path("tok").mkdir()
-    for file in (*other.glob("*token*"), other / "config.json"):  # transformers looks for it on the Hub
-        shutil.copy(file, world.path("tok"))
-    for file in other.glob("chat_template*"):
-        shutil.copy(file, world.path("tok"))
-    shutil.rmtree(other)
-    for name, seed in (("adapter", 1), ("adapter-2", 2)):
-        make_adapter(world, name, seed)
+    tiny_model.make(world.path("tok"), [text.upper() + text for text in corpus], vocabulary=480)
+    for file in world.path("tok").glob(
+        "*.safetensors"
+    ):  # config.json stays: transformers looks for it on the Hub
+        file.unlink()
+    make_adapter(world, "adapter", 1)
 
 
 def make_adapter(world: World, name: str, seed: int) -> None:
@@ -329,84 +301,63 @@ def make_adapter(world: World, name: str, seed: int) -> None:
     from transformers import AutoModelForCausalLM
 
     torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_pretrained(world.path("model"))
     lora = LoraConfig(
         r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False, task_type="CAUSAL_LM"
     )
-    get_peft_model(AutoModelForCausalLM.from_pretrained(world.path("model")), lora).save_pretrained(
-        world.path(name)
-    )
+    get_peft_model(model, lora).save_pretrained(world.path(name))
+
+
+def _move_main(repository: Path) -> Path:
+    """The folder, not made yet, of a further revision in the Hub's cache, to which main moves."""
+    commit = f"{len(list(repository.glob('snapshots/*'))) + 1:040x}"
+    (repository / "refs").mkdir(parents=True, exist_ok=True)
+    (repository / "refs" / "main").write_text(commit)
+    return repository / "snapshots" / commit
 
 
 def revise(repository: Path, source: Path) -> None:
-    """A further revision in the Hub's cache, to which main moves."""
-    number = len(list(repository.glob("snapshots/*"))) + 1
-    commit = f"{number:040x}"
-    shutil.copytree(source, repository / "snapshots" / commit)
-    (repository / "refs").mkdir(exist_ok=True)
-    (repository / "refs" / "main").write_text(commit)
+    shutil.copytree(source, _move_main(repository))
 
 
 def revise_rows(world: World) -> None:
     """A further revision of the data set org/rows, prepared as `datasets` does, to which main moves."""
-    import datasets
-    from datasets.splits import SplitDict, SplitInfo
+    from datasets.packaged_modules.json.json import Json
 
-    hub = world.hf_home / "hub" / "datasets--org--rows"
-    number = len(list(hub.glob("snapshots/*"))) + 1
-    world.write("rows.jsonl", jsonl("lake", 100 * number))
-    commit = f"{number:040x}"
-    (hub / "snapshots" / commit).mkdir(parents=True)
-    shutil.copy(world.path("rows.jsonl"), hub / "snapshots" / commit / "test.jsonl")
-    (hub / "refs").mkdir(exist_ok=True)
-    (hub / "refs" / "main").write_text(commit)
-    rows = datasets.Dataset.from_list(
-        [json.loads(line) for line in world.path("rows.jsonl").read_text().splitlines()]
+    snapshot = _move_main(world.hf_home / "hub" / "datasets--org--rows")
+    snapshot.mkdir(parents=True)
+    (snapshot / "test.jsonl").write_text(jsonl("lake", 100 * int(snapshot.name, 16)))
+    made = Json(
+        dataset_name="rows",
+        data_files={"test": [str(snapshot / "test.jsonl")]},
+        cache_dir=str(world.path("made")),
     )
-    place = world.hf_home / "datasets" / "org___rows" / "default" / "0.0.0" / commit
-    place.mkdir(parents=True)
-    from datasets.arrow_writer import ArrowWriter
-
-    with ArrowWriter(path=str(place / "rows-test.arrow"), features=rows.features) as writer:
-        for line in rows:
-            writer.write(line)
-        writer.finalize()
-    splits = SplitDict(dataset_name="rows")
-    splits.add(SplitInfo(name="test", num_examples=len(rows), num_bytes=1, dataset_name="rows"))
-    info = datasets.DatasetInfo(
-        features=rows.features, builder_name="json", dataset_name="rows", config_name="default",
-        version="0.0.0", splits=splits,
-    )  # fmt: skip
-    info.write_to_directory(str(place))
+    place = world.hf_home / "datasets" / "org___rows" / "default" / "0.0.0" / snapshot.name
+    made.download_and_prepare(str(place))
 
 
 def newer_transformers(world: World) -> None:
     """`newer/`: transformers of a later version, with another constant in Llama's norm; other files are links."""
-    import importlib.metadata
-    import importlib.util
-
-    found = importlib.util.find_spec("transformers")
-    assert found is not None
-    assert found.origin is not None
-    real, place = Path(found.origin).parent, world.path("newer/transformers")
-    for folder in ("", "models", "models/llama"):
-        (place / folder).mkdir(parents=True)
-        for file in (real / folder).iterdir():
-            if str(Path(folder) / file.name) not in ("models", "models/llama", "__pycache__"):
-                (place / folder / file.name).symlink_to(file)
-    version = importlib.metadata.version("transformers")
-    for name, old, new in (
-        ("__init__.py", f'__version__ = "{version}"', '__version__ = "99.0.0"'),
-        (
-            "models/llama/modeling_llama.py",
+    found = importlib.metadata.distribution("transformers")
+    real, place = Path(str(found.locate_file("transformers"))), world.path("newer/transformers")
+    edited = {
+        "__init__.py": (f'__version__ = "{found.version}"', '__version__ = "99.0.0"'),
+        "models/llama/modeling_llama.py": (
             "self.variance_epsilon = eps",
             "self.variance_epsilon = eps + 0.01",
         ),
-    ):
-        text = (real / name).read_text()
-        assert old in text, (name, old)
-        (place / name).unlink()
-        (place / name).write_text(text.replace(old, new))
+    }
+    for folder in ("", "models", "models/llama"):
+        (place / folder).mkdir(parents=True)
+        for file in (real / folder).iterdir():
+            name = str(file.relative_to(real))
+            if name in edited:
+                text, (old, new) = file.read_text(), edited[name]
+                assert old in text, (name, old)
+                (place / name).write_text(text.replace(old, new))
+            elif name not in ("models", "models/llama", "__pycache__"):
+                (place / name).symlink_to(file)
+    metadata = found.read_text("METADATA") or ""
     info = world.path("newer/transformers-99.0.0.dist-info")
-    shutil.copytree(Path(str(importlib.metadata.distribution("transformers")._path)), info)  # type: ignore[attr-defined]
-    text = (info / "METADATA").read_text()
-    (info / "METADATA").write_text(text.replace(f"Version: {version}", "Version: 99.0.0", 1))
+    shutil.copytree(Path(str(found.locate_file(f"transformers-{found.version}.dist-info"))), info)
+    (info / "METADATA").write_text(metadata.replace(f"Version: {found.version}", "Version: 99.0.0", 1))
