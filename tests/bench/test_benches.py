@@ -12,7 +12,7 @@ from math import isclose
 from pathlib import Path
 
 import pytest
-from bench import gpu_parts, peer_job, slurm, trace, world
+from bench import gpu_parts, peer_job, slurm, world
 from bench.portfolio import Portfolio, instance_text
 
 from coordinator.intake.checkpoint import inspect
@@ -143,41 +143,3 @@ def test_a_target_is_judged_in_its_own_direction():
     spans = {"evalspan": {"makespan_seconds": 10.5}, "per_dataset": {"makespan_seconds": 20.0}}
     rows = slurm.judged(spans, 10.0)
     assert {row["what"]: row["met"] for row in rows} == {"over_bound": True, "over_per_dataset": False}
-
-
-# --- the trace ---------------------------------------------------------------------------------------------------------
-
-SOURCE = """
-import threading
-class A:
-    def outer(self):
-        def inner():
-            yield (lambda: 1)()
-        return list(inner())
-def thread(): pass
-def never(): raise AssertionError
-"""
-CALLS = "from coordinator import file; assert file.A().outer() == [1]; t = file.threading.Thread(target=file.thread); t.start(); t.join()"
-
-
-def test_a_function_is_named_when_it_is_entered_and_a_process_by_its_command_line(tmp_path):
-    """Of the product: nested functions, generators and threads too; neither what is not called nor a class's body."""
-    for name, text in (
-        ("coordinator/file.py", SOURCE),
-        ("sitecustomize.py", Path(trace.__file__).read_text()),
-    ):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(text)
-    env = {"PYTHONPATH": str(tmp_path), "EVALSPAN_TRACE": str(tmp_path), "EVALSPAN_TRACE_TREE": str(tmp_path)}
-    for before in (True, False):  # what is entered before the trace begins does not count
-        subprocess.run(
-            [sys._base_executable, "-c", CALLS, "stage"], cwd=tmp_path, env=env, check=True, timeout=120
-        )
-        named = trace.entered_by(tmp_path, float("inf"))
-        assert named["precursor"] == (
-            {f"coordinator/file.py:{n}" for n in ("A.outer", "A.outer.inner", "thread")}
-            if not before
-            else set()
-        )
-        (tmp_path / trace.GOING).touch()
-    assert trace.kind_of(["python", "other.py"]) == "other"

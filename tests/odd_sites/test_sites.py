@@ -18,6 +18,8 @@ from dev_cluster.spec import DevClusterError
 from dev_cluster.testing import unfinished, wait_until
 from support.sites import LONG, Site, cluster
 
+from evaljobs.contract.folded import files_in, read_bytes
+
 pytestmark = [pytest.mark.model, pytest.mark.slurm]
 PYSLURM = importlib.util.find_spec("pyslurm")
 REQUESTS = """
@@ -140,7 +142,7 @@ class Run:
         return {name.partition("-")[0] for name in self.seen}
 
     def outcomes(self, kind: str) -> list[dict[str, Any]]:
-        return [json.loads(p.read_text()) for p in (self.site.root() / "outcomes").glob(f"*.{kind}.json")]
+        return [json.loads(read_bytes(p)) for p in files_in(self.site.root() / "outcomes", f"*.{kind}.json")]
 
 
 Begin = Callable[..., Run]
