@@ -250,7 +250,7 @@ def show_comparison(
             "-" if value is None else f"{value:.4f}{MARK if what else ''}{_short(said[i], i, len(heads))}"
             for i, (value, what) in enumerate(zip(row["values"], row["differs"], strict=True))
         )
-        last = row["verdicts"][-1]
+        last = (row["verdicts"] or [{"verdict": "", "words": "-"}])[-1]  # none of one evaluation
         change = "-" if row["change"] is None else f"{row['change']:+.4f}"
         if "high" in last:
             change += f" ± {last['high'] - last['difference']:.4f}"

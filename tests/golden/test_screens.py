@@ -7,10 +7,11 @@ from __future__ import annotations
 import io
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from rich.console import Console, RenderableType
 from support.goldens import Goldens
@@ -31,6 +32,7 @@ from coordinator.report.gpu_use import GpuUse
 from coordinator.report.learning_curves import ScoreValue, make_series, scores_of
 from coordinator.report.measurements import UNMEASURED, EntryLine, Report
 from coordinator.report.render import score_table, show
+from coordinator.report.verdicts import add_verdicts
 from coordinator.runtime import drive
 from coordinator.runtime.summary import Halt, Lane, Node, Summary, Task, Timed
 
@@ -237,6 +239,17 @@ def report(*devices: str, verbose: bool = False, ran: bool = True, **more: Any) 
     return lambda console: show(console, made, results(0.25), 2.0, verbose=verbose, ran=ran)
 
 
+def documents(of: Mapping[str, Any], number: int, task: str) -> dict[str, Any]:
+    """Columns of 400 documents whose means are the scores of the task; each checkpoint moves other ones."""
+    moved = np.where(np.arange(400) % (number + 2) == 0, 0.1, 0.0)
+    values = {
+        name: score + moved - moved.mean()
+        for name, score in of["results"][task].items()
+        if isinstance(score, float)
+    }
+    return {"doc_id": np.arange(400), "doc_hash": np.full(400, "h"), **values}
+
+
 def compared(*columns: dict[str, Any], heads: Sequence[str] = ()) -> Draw:
     """The series of these results, and their comparison."""
     points = [point(1000 * (i + 1), 0.5, scores=scores_of(each)) for i, each in enumerate(columns)]
@@ -245,7 +258,9 @@ def compared(*columns: dict[str, Any], heads: Sequence[str] = ()) -> Draw:
     def draw(console: Console) -> None:
         if not heads:
             show_series(console, make_series(points))
-        show_comparison(console, heads or heads_of(points), ids, comparison(columns))
+        rows = comparison(columns)
+        add_verdicts(rows, lambda i, task: documents(columns[i], i, task))
+        show_comparison(console, heads or heads_of(points), ids, rows)
 
     return draw
 
