@@ -111,8 +111,8 @@ def test_a_dead_lane_costs_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
     run = Lane.run
 
     def kill_then_run(lane: Lane, job: Any) -> Any:
-        if len(killed) < 2:
-            killed.append(lane)
+        if len(killed) < 2 and job not in killed:  # a job has two lanes
+            killed.append(job)
             os.killpg(lane._process.pid, signal.SIGKILL)
         return run(lane, job)
 

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +26,15 @@ DEFAULT_SEEDS = {"random": 0, "numpy_random": 1234, "torch_random": 1234, "fewsh
 
 @dataclass(frozen=True)
 class Answer:
-    """`trouble`: of a command that failed. `ran`: leaf tasks with newly answered shards, without a number at their ends."""
+    """`trouble`: of a command that failed. `ran`: leaf tasks with newly answered shards, without a number at their ends;
+    `jobs`: kinds of jobs of a new evaluation."""
 
     results: dict[str, dict[str, float]]
     samples: dict[str, list[str]]
     ran: frozenset[str] = frozenset()
     trouble: str = ""
+    jobs: frozenset[str] = field(default=frozenset(), compare=False)
+    said: str = field(default="", compare=False)
 
     def differs(self, other: Answer) -> str:
         """Where two answers differ, in a line; "" where they are equal."""
@@ -133,8 +136,8 @@ class Asking:
         samples = {task: comparable(lines) for task, lines in found["samples"].items()}
         return Answer(numbers(found["results"]), samples)
 
-    def ours(self) -> Answer:
-        """Of `evalspan eval`."""
+    def ours(self, *more: str) -> Answer:
+        """Of `evalspan eval`, with more options."""
         world = self.world
         world.write_settings(self.command)
         before = {place.parent.name for place in self.work.glob("*/evaluation.json")}
@@ -149,7 +152,7 @@ class Asking:
             "work-dir": self.work,
             "config": world.path("evalspan.toml"),
         }
-        argv += [f"--{name}={value}" for name, value in options.items()]
+        argv += [f"--{name}={value}" for name, value in options.items()] + [*more]
         done = self._run(argv, world.folder, world.environment())
         trouble = f"evalspan: exit {done.returncode}: {last_line(done.stderr)}" if done.returncode else ""
         try:
@@ -168,4 +171,6 @@ class Asking:
             {task: comparable(lines) for task, lines in samples.items()},
             frozenset(ShardId.parse(shard).task.rstrip("0123456789") for shard in dumped),
             trouble,
+            frozenset(e.job.purpose for e in events if e.kind == "job-intended"),
+            done.stderr,
         )
