@@ -27,7 +27,7 @@ DEFAULT_SEEDS = {"random": 0, "numpy_random": 1234, "torch_random": 1234, "fewsh
 @dataclass(frozen=True)
 class Answer:
     """`trouble`: of a command that failed. `ran`: leaf tasks with newly answered shards, without a number at their ends;
-    `jobs`: kinds of jobs of a new evaluation."""
+    `jobs`: kinds of jobs that wrote a log meanwhile."""
 
     results: dict[str, dict[str, float]]
     samples: dict[str, list[str]]
@@ -110,6 +110,9 @@ class Asking:
             argv, cwd=folder, env=env, capture_output=True, text=True, timeout=SECONDS, check=False
         )
 
+    def _logs(self) -> set[tuple[str, int]]:
+        return {(log.name, log.stat().st_mtime_ns) for log in self.work.glob("*/logs/es-*")}
+
     def plain(self) -> Answer:
         """Of lm_eval, with a cache of prepared data that holds the Hub's alone: offline there is no other place."""
         world = self.world
@@ -141,6 +144,7 @@ class Asking:
         world = self.world
         world.write_settings(self.command)
         before = {place.parent.name for place in self.work.glob("*/evaluation.json")}
+        logs = self._logs()
         argv = [
             str(Path(sys.executable).with_name("evalspan")),
             "eval",
@@ -171,6 +175,6 @@ class Asking:
             {task: comparable(lines) for task, lines in samples.items()},
             frozenset(ShardId.parse(shard).task.rstrip("0123456789") for shard in dumped),
             trouble,
-            frozenset(e.job.purpose for e in events if e.kind == "job-intended"),
+            frozenset(name.split("-")[2] for name, _ in self._logs() - logs),
             done.stderr,
         )
