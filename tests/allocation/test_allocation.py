@@ -44,33 +44,36 @@ def clusters(draw: st.DrawFn) -> list[NodeState]:
     return made
 
 
-DEMANDS = st.lists(
-    st.builds(
-        Demand,
-        evaluation_id=st.sampled_from(["e0", "e1", "e2", "e3", "e4"]),
-        priority=st.integers(-2, 2),
-        accepted_at=st.integers(0, 5),
-        gpus=st.integers(1, 40),
-        gpus_per_trial=st.integers(1, 4),
-        in_use=st.dictionaries(st.sampled_from(NAMES), st.integers(1, 4), max_size=3),
-        avoid=st.frozensets(st.sampled_from(NAMES), max_size=2),
-        precursor_mb=st.integers(0, 1200),
-        trial_mb=st.integers(0, 400),
-    ),
-    max_size=5,
-    unique_by=lambda demand: demand.evaluation_id,
-)
+@st.composite
+def demands(draw: st.DrawFn) -> list[Demand]:
+    return [
+        Demand(
+            evaluation_id=f"e{number}",
+            priority=draw(st.integers(-2, 2)),
+            accepted_at=draw(st.integers(0, 5)),
+            gpus=draw(st.integers(1, 40)),
+            gpus_per_trial=draw(st.integers(1, 4)),
+            in_use=draw(st.dictionaries(st.sampled_from(NAMES), st.integers(1, 4), max_size=3)),
+            avoid=draw(st.frozensets(st.sampled_from(NAMES), max_size=2)),
+            precursor_mb=draw(st.integers(0, 1200)),
+            trial_mb=draw(st.integers(0, 400)),
+        )
+        for number in range(draw(st.integers(0, 5)))
+    ]
+
+
 LIMITS = st.builds(
     Limits,
     max_nodes=st.none() | st.integers(1, 8),
     max_gpus=st.none() | st.integers(0, 30),
     leave_nodes_free=st.integers(0, 4),
 )
-PROMISED = st.dictionaries(st.sampled_from(NAMES), st.tuples(st.integers(0, 8), st.integers(-500, 800)))
+GPUS_PROMISED = st.dictionaries(st.sampled_from(NAMES), st.tuples(st.integers(0, 8), st.just(0)))
+MEMORY_PROMISED = st.dictionaries(st.sampled_from(NAMES), st.tuples(st.just(0), st.integers(-500, 800)))
 HAD = st.tuples(st.integers(0, 20), st.sets(st.sampled_from(["n0", "n5", "n7"])))
 
 
-@given(clusters(), DEMANDS, LIMITS, HAD, PROMISED)
+@given(clusters(), demands(), LIMITS, HAD, GPUS_PROMISED)
 def test_offers_keep_every_limit(
     nodes: list[NodeState],
     asked: list[Demand],
@@ -107,7 +110,7 @@ def test_offers_keep_every_limit(
     assert len(idle - offered) >= min(limit.leave_nodes_free, len(idle))
 
 
-@given(clusters(), DEMANDS, PROMISED)
+@given(clusters(), demands(), MEMORY_PROMISED)
 def test_an_offer_fits_into_the_nodes_free_memory(
     nodes: list[NodeState], asked: list[Demand], promised: dict[str, tuple[int, int]]
 ) -> None:
@@ -119,8 +122,7 @@ def test_an_offer_fits_into_the_nodes_free_memory(
         least = demand.precursor_mb + demand.trial_mb
         if not any(n.gpus and (not n.counts_memory or n.memory_mb >= least) for n in nodes):
             free = replace(demand, precursor_mb=0, trial_mb=0)
-            known = {name: (gpus, 0) for name, (gpus, _) in promised.items()}
-            (unbound,) = allocate(nodes, [free], Limits(), gpus_in_use=0, promised=known).values()
+            (unbound,) = allocate(nodes, [free], Limits(), gpus_in_use=0).values()
             (alone,) = allocate(nodes, [demand], Limits(), gpus_in_use=0, promised=promised).values()
             assert [(o.node, o.gpus) for o in alone] == [(o.node, o.gpus) for o in unbound]
             continue
@@ -149,7 +151,7 @@ def test_a_node_too_small_is_not_offered_and_a_tight_one_gives_fewer_lanes() -> 
         assert {o.node: o.gpus for o in offers} == offered
 
 
-@given(clusters(), DEMANDS.filter(bool), st.integers(0, 30))
+@given(clusters(), demands().filter(bool), st.integers(0, 30))
 def test_the_first_in_priority_gets_what_it_would_get_alone(
     nodes: list[NodeState], asked: list[Demand], gpus: int
 ) -> None:
@@ -222,17 +224,21 @@ def test_a_claimed_shard_counts_only_against_its_trial(elapsed: float, predicted
 
 # --- checkpoints that wait -----------------------------------------------------------------------------------------------
 
-SEEN = st.builds(
-    Seen,
-    evaluation_id=st.sampled_from([f"e{i}" for i in range(12)]),
-    series=st.sampled_from("ab"),
-    order=st.tuples(st.integers(0, 9).map(float), st.integers(0, 3).map(float)),
-    phase=st.sampled_from(["waiting", "started", "over"]),
-)
-HISTORY = st.lists(SEEN, max_size=12, unique_by=lambda seen: seen.evaluation_id)
+
+@st.composite
+def history(draw: st.DrawFn) -> list[Seen]:
+    return [
+        Seen(
+            evaluation_id=f"e{i}",
+            series=draw(st.sampled_from("ab")),
+            order=(float(draw(st.integers(0, 9))), float(draw(st.integers(0, 3)))),
+            phase=draw(st.sampled_from(["waiting", "started", "over"])),
+        )
+        for i in range(draw(st.integers(0, 12)))
+    ]
 
 
-@given(HISTORY, st.none() | st.integers(1, 5))
+@given(history(), st.none() | st.integers(1, 5))
 def test_a_started_or_newest_checkpoint_is_never_dropped(items: list[Seen], every: int | None) -> None:
     """And each drop has its reason; without `keep_every` one that waits is left in a series."""
     dropped = stale(items, every)
@@ -248,7 +254,7 @@ def test_a_started_or_newest_checkpoint_is_never_dropped(items: list[Seen], ever
         assert every is not None or left in ([], [open_ones[-1]])
 
 
-@given(HISTORY, st.none() | st.integers(1, 5), st.randoms())
+@given(history(), st.none() | st.integers(1, 5), st.randoms())
 def test_of_what_is_over_its_place_in_the_series_is_enough(
     items: list[Seen], every: int | None, dice: random.Random
 ) -> None:
