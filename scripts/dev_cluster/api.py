@@ -251,13 +251,13 @@ def _texts(record: Record) -> dict[Path, str]:
         layout.conf / "job_container.conf": conf.job_container_conf(layout),
         layout.conf / "job_submit.lua": conf.job_submit(spec, rules),
         layout.hosts: conf.hosts(spec, host, Path("/etc/hosts").read_text()),
-        layout.view_script: conf.namespace_script(spec, layout, plan_view(record.exposures, _is_open)),
+        layout.view_script: conf.namespace_script(spec, layout, plan_view(record.exposures, is_open)),
         layout.env_file: f"export SLURM_CONF={layout.slurm_conf}\n",
     }
     return texts | ({layout.conf / "cgroup.conf": cgroups} if cgroups else {})
 
 
-def _is_open(path: Path) -> bool:
+def is_open(path: Path) -> bool:
     """Whether every user may enter the folder; one that is not there yet will be made so."""
     try:
         return bool(path.stat().st_mode & 0o001)

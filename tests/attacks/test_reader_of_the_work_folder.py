@@ -10,7 +10,7 @@ import pytest
 from support.daemons import daemon
 from support.loops import another
 from support.simulated.parts import record
-from support.with_root import as_user, needs_open_code
+from support.with_root import as_user
 
 from coordinator.config.schema import Config
 from coordinator.intake.work_folder import open_folder
@@ -18,7 +18,6 @@ from coordinator.intake.work_folder import open_folder
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="not root: cannot become another user")
 
 
-@needs_open_code
 @as_root
 def test_another_user_sees_nothing_of_a_new_work_folder_and_of_its_files(shared: Path) -> None:
     """Made under the widest umask: folders 0700, files 0600, from the root of the work folder down."""

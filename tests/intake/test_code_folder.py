@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
-from support.with_root import as_user, needs_open_code
+from support.with_root import as_user
 
 import evaljobs
 from coordinator.config.schema import Config, TrialConfig
@@ -97,7 +97,6 @@ def test_code_that_others_own_or_may_write_is_not_run(tmp_path):
     assert said()[0] == ""
 
 
-@needs_open_code
 @pytest.mark.skipif(os.geteuid() != 0, reason="not root: cannot become another user")
 def test_a_guest_of_a_work_folder_runs_a_copy_of_his_own(open_folder, monkeypatch):
     """He may not write to it, and need not trust what lies there."""

@@ -14,7 +14,7 @@ from dev_cluster.testing import wait_until
 from support.daemons import SUITE, announce, daemon, notices, small, taken, until
 from support.loops import another
 from support.simulated.parts import record
-from support.with_root import USER, as_user, needs_open_code
+from support.with_root import USER, as_user
 from typer.testing import CliRunner
 
 from coordinator.base.isolate import LoopGuard
@@ -127,7 +127,6 @@ def test_an_interpreter_that_does_not_answer_is_asked_again_after_a_rest(
     assert (tmp_path / "asked").read_text().count("x") <= 1, "asked once, if it came so far"
 
 
-@needs_open_code
 @pytest.mark.skipif(os.geteuid() != 0, reason="not root: cannot become another user")
 def test_what_is_not_for_us_is_waited_for_and_hides_nothing(
     open_folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from support.daemons import SUITE, announce, daemon, only, refused, small, taken
-from support.with_root import GROUP, MEMBERS, as_user, needs_open_code
+from support.with_root import GROUP, MEMBERS, as_user
 from typer.testing import CliRunner
 
 from coordinator.cli import app
@@ -125,7 +125,6 @@ def test_a_file_that_may_be_another_users_asks_for_nothing(folder, ears, submits
     assert any(map(os.path.lexists, files)) != refuses
 
 
-@needs_open_code
 def test_what_the_daemons_user_may_not_read_is_refused_by_name(folder, ears):
     """In one line with the user and the file, at once: the submitter can mend it."""
     ears.tick()  # imports
@@ -155,7 +154,6 @@ def test_what_the_daemons_user_may_not_read_is_refused_by_name(folder, ears):
     as_user(serve, member=True, uid=ANN)
 
 
-@needs_open_code
 def test_a_member_leaves_checkpoints_and_commands_nothing(folder, ears):
     """In that user's own process: each command is refused with the user to ask, and writes nothing."""
     (folder / "evalspan.toml").write_text(f'[watch]\nroots = ["{folder}/runs"]\n')

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import subprocess
 import traceback
@@ -12,8 +13,12 @@ from pathlib import Path
 from pwd import getpwall
 
 import pytest
+from dev_cluster.api import is_open
+from dev_cluster.conf import view_lines
+from dev_cluster.site_view import Exposure, plan_view
 
 USER = 64321  # no user has this uid
+CLONE_NEWNS = 0x20000  # of Linux' unshare(2)
 
 
 GROUP = "nogroup"  # that a member of it, by `as_user`, shares a work folder of root's with
@@ -27,11 +32,16 @@ MEMBERS = sorted(
 """Users of this machine whose group is GROUP: (uid, name)."""
 
 
-needs_open_code = pytest.mark.skipif(
-    not all(folder.stat().st_mode & 0o001 for folder in Path(__file__).parents),
-    reason="evalspan lies in a folder that no other user may enter",
-)
-"""Of a test whose other user reads evalspan's files, beyond the modules that this process has imported."""
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def _let_in() -> None:
+    """Show evalspan's folder to every user in a mount namespace of this process, where it lies below a closed one."""
+    plan = plan_view([Exposure(source=ROOT, target=ROOT)], is_open)
+    if plan.binds:
+        assert ctypes.CDLL(None).unshare(CLONE_NEWNS) == 0
+        lines = ["mount --make-rprivate /", *view_lines(plan)]
+        subprocess.run(["sh", "-euc", "\n".join(lines)], cwd="/", check=True)
 
 
 def as_user(act: Callable[[], None], *, member: bool = False, uid: int = USER) -> None:
@@ -43,6 +53,7 @@ def as_user(act: Callable[[], None], *, member: bool = False, uid: int = USER) -
     pid = os.fork()
     if pid == 0:
         try:
+            _let_in()
             os.setgroups([getgrnam(GROUP).gr_gid] if member else [])
             os.setresgid(uid, uid, uid)
             os.setresuid(uid, uid, uid)
