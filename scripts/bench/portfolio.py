@@ -84,12 +84,11 @@ class Portfolio:
 
     def per_dataset(self) -> list[float]:
         """One job a set, in the portfolio's order."""
-        return self._inference(baselines.per_dataset(baselines.sources_of(self.instance)))
+        return self._inference(baselines.per_dataset(self.instance.datasets))
 
     def num_worker(self) -> list[float]:
         """OpenCompass's num-worker tasks, as many as GPUs."""
-        sources = baselines.sources_of(self.instance)
-        return self._inference(baselines.opencompass_num_worker(sources, self.instance.gpus))
+        return self._inference(baselines.opencompass_num_worker(self.instance.datasets, self.instance.gpus))
 
     def _inference(self, tasks: list[baselines.Task]) -> list[float]:
         truth = self.truth

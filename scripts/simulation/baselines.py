@@ -2,8 +2,8 @@
 
 Rule: partitioners follow their sources to the document, with the sources' errors. Where a source
 leaves a choice open, the one that is faster for the baseline is taken. Sources: OpenCompass
-`partitioners/size.py`, `partitioners/num_worker.py`, `runners/slurm_sequential.py`. The policy of
-Hu et al., NSDI 2024, is planned by `planning.round_robin`, for real runs too.
+`partitioners/num_worker.py`, `runners/slurm_sequential.py`. The policy of Hu et al., NSDI 2024, is planned by
+`planning.round_robin`, for real runs too.
 """
 
 from __future__ import annotations
@@ -11,37 +11,16 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from fnmatch import fnmatch
 from heapq import heappop, heappush
 from math import ceil
 from typing import Any, NamedTuple
 
 from coordinator.planning.cpu_stage import MetricJob, metrics_end
-from coordinator.planning.instance import Instance
-from priors.sizes import known
+from coordinator.planning.instance import DataSet
 from simulation.sampled_times import Truth
 
-MAX_TASK_SIZE, GEN_TASK_COEF, MIN_TASK_DOCS = 40_000, 20, 16
+MIN_TASK_DOCS = 16
 MAX_RUNNING, SUBMIT_SECONDS = 32, 0.5
-COSTLY = ("bbh*", "gsm8k*", "math*", "strategyqa*", "agieval-jec*", "agieval-gaokao-mathcloze")
-COSTLY += ("agieval-math", "*professional_law")
-
-
-class Source(NamedTuple):
-    """A data set as a partitioner sees it; `labels` is 0 for generation."""
-
-    name: str
-    docs: int
-    labels: int = 0
-
-    @property
-    def cost(self) -> int:
-        """OpenCompass's cost per document: its labels, or 20 for generation; costly names count tenfold."""
-        factor = self.labels or GEN_TASK_COEF
-        return factor * 10 if any(fnmatch(self.name, pattern) for pattern in COSTLY) else factor
-
-    def slices(self, step: int) -> list[Piece]:
-        return [Piece(self.name, at, min(at + step, self.docs)) for at in range(0, self.docs, step)]
 
 
 class Piece(NamedTuple):
@@ -56,48 +35,18 @@ Task = tuple[Piece, ...]
 """What one job runs, in order, after one load."""
 
 
-def sources_of(instance: Instance) -> list[Source]:
-    """Labels scored per document: as given, else of the shipped table, else 0 (generation)."""
-
-    def labels(name: str, given: int | None) -> int:
-        row = known(name)
-        return given if given is not None else row.labels if row else 0
-
-    return [Source(one.name, one.docs, labels(one.name, one.labels)) for one in instance.datasets]
-
-
-def per_dataset(sources: Sequence[Source]) -> list[Task]:
+def per_dataset(sets: Sequence[DataSet]) -> list[Task]:
     """One job per data set, in the given order."""
-    return [(Piece(source.name, 0, source.docs),) for source in sources]
+    return [(Piece(one.name, 0, one.docs),) for one in sets]
 
 
-def opencompass_size(sources: Sequence[Source]) -> list[Task]:
-    """SizePartitioner (`heuristic`): next-fit decreasing of sets and slices into tasks of 40,000."""
-    chunks: list[tuple[int, Piece]] = []
-    for source in sorted(sources, key=lambda one: one.docs * one.cost, reverse=True):
-        size = source.docs * source.cost
-        step = source.docs
-        if size > MAX_TASK_SIZE:
-            step = ceil(source.docs / ceil(source.docs / (MAX_TASK_SIZE // source.cost)))
-        chunks += [(min(size, MAX_TASK_SIZE), piece) for piece in source.slices(step)]
-    chunks.sort(key=lambda chunk: chunk[0], reverse=True)
-    tasks: list[Task] = []
-    left = 0
-    for cost, piece in chunks:
-        if not tasks or cost > left:
-            tasks.append(())
-            left = MAX_TASK_SIZE
-        tasks[-1] += (piece,)
-        left -= cost
-    return tasks
-
-
-def opencompass_num_worker(sources: Sequence[Source], workers: int) -> list[Task]:
+def opencompass_num_worker(sets: Sequence[DataSet], workers: int) -> list[Task]:
     """NumWorkerPartitioner (`heuristic`): every set in `workers` pieces, dealt round-robin."""
     pieces: list[Piece] = []
-    for source in sources:
-        whole = source.docs <= MIN_TASK_DOCS
-        pieces += source.slices(source.docs if whole else max(ceil(source.docs / workers), MIN_TASK_DOCS))
+    for one in sets:
+        whole = one.docs <= MIN_TASK_DOCS
+        step = one.docs if whole else max(ceil(one.docs / workers), MIN_TASK_DOCS)
+        pieces += [Piece(one.name, at, min(at + step, one.docs)) for at in range(0, one.docs, step)]
     return [tuple(pieces[first::workers]) for first in range(min(workers, len(pieces)))]
 
 

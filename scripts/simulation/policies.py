@@ -14,9 +14,7 @@ from simulation import baselines
 from simulation.sampled_times import Predicted, Truth
 from simulation.simulate import Run, simulate
 
-Policy = Literal[
-    "per-dataset", "opencompass-size", "opencompass-num-worker", "paper", "round-robin", "evalspan"
-]
+Policy = Literal["per-dataset", "opencompass-num-worker", "paper", "round-robin", "evalspan"]
 """`round-robin` is what `[plan] policy = "round-robin"` runs: staged weights, cached tokens, no stealing. `paper` is the same
 plan where each trial also tokenizes on its GPU, as the trials of Hu et al., NSDI 2024, do."""
 POLICIES: tuple[str, ...] = get_args(Policy)
@@ -34,15 +32,12 @@ def simulate_instance(
     sigma: float | None,
     seeds: int,
     *,
-    metrics_free: bool = False,
     contention: Contention = "overlap",
-    steal: bool | None = None,
 ) -> dict[str, Any]:
     """Makespans of `seeds` drawn runs of one policy, and the medians of their own lower bounds.
 
     `sigma`: spread of log seconds around the predictions; None: each set's own. A run's bound is
-    that of its drawn seconds, with staging for policies that stage. `metrics_free`: all metric
-    seconds are 0. `steal`: whether lanes of a planned policy steal; None: the policy's own way.
+    that of its drawn seconds, with staging for policies that stage.
     ValueError: no instance, an unknown policy, fewer than one seed, a sigma below 0 or above 10.
     """
     instance = parse_instance(json_text)
@@ -52,11 +47,8 @@ def simulate_instance(
         raise ValueError("a simulation needs at least one seed")
     if sigma is not None and not 0 <= sigma <= MOST_SIGMA:
         raise ValueError(f"sigma must be between 0 and {MOST_SIGMA:g}")
-    if metrics_free:
-        free = tuple(one.model_copy(update={"metric_seconds": 0.0}) for one in instance.datasets)
-        instance = instance.model_copy(update={"datasets": free})
     planned = policy in PLANNED_BY
-    run = _planned(instance, policy, steal) if planned else _baseline(instance, policy, contention)
+    run = _planned(instance, policy) if planned else _baseline(instance, policy, contention)
     predicted = Predicted(instance.sets())
     runs = [run(Truth(predicted, sigma=sigma, seed=seed)) for seed in range(seeds)]
     ratios = [one.makespan_seconds / one.lower_bound_seconds for one in runs if one.lower_bound_seconds]
@@ -78,7 +70,7 @@ def quantile(ordered: Sequence[float], share: float) -> float:
     return ordered[max(0, -(-int(len(ordered) * share * 1000) // 1000) - 1)]
 
 
-def _planned(instance: Instance, policy: str, steal: bool | None) -> Callable[[Truth], Run]:
+def _planned(instance: Instance, policy: str) -> Callable[[Truth], Run]:
     planned, lanes = plan_of(instance, PLANNED_BY[policy]), instance.lanes()
     costs = {
         "load_seconds": instance.load_seconds,
@@ -86,29 +78,24 @@ def _planned(instance: Instance, policy: str, steal: bool | None) -> Callable[[T
         "stage_seconds": instance.staging_seconds,
         "preprocess_seconds": instance.preprocess_seconds if policy == "paper" else 0.0,
     }
-    steals = policy == "evalspan" if steal is None else steal
+    steals = policy == "evalspan"
     return lambda truth: simulate(planned, lanes, truth, cpu_slots=instance.cpu_slots, steal=steals, **costs)
 
 
 def _baseline(instance: Instance, policy: str, contention: Contention) -> Callable[[Truth], Run]:
-    sources, gpus, slots = baselines.sources_of(instance), instance.gpus, instance.cpu_slots
-    tasks = {
-        "per-dataset": lambda: baselines.per_dataset(sources),
-        "opencompass-size": lambda: baselines.opencompass_size(sources),
-        "opencompass-num-worker": lambda: baselines.opencompass_num_worker(sources, gpus),
-    }[policy]()
+    sets, gpus, slots = instance.datasets, instance.gpus, instance.cpu_slots
+    alone = (
+        policy == "per-dataset"
+    )  # the other is submitted by OpenCompass, and scores when all have inferred
+    tasks = baselines.per_dataset(sets) if alone else baselines.opencompass_num_worker(sets, gpus)
     full, read = contention == "full-node", instance.storage_seconds_alone
     costs = {
         "preprocess": instance.preprocess_seconds,
         "storage": 0.0 if full else read,
         "load": instance.load_seconds + (read * instance.gpus_per_node if full else 0.0),
     }
-    alone = (
-        policy == "per-dataset"
-    )  # the others are submitted by OpenCompass, and score when all have inferred
-    more = {"metric_slots": slots} if alone else {}
-    more |= {} if alone else {"gap": baselines.SUBMIT_SECONDS, "running": baselines.MAX_RUNNING}
-    own = baselines.Costs(**costs, **more)
+    submitted = {"gap": baselines.SUBMIT_SECONDS, "running": baselines.MAX_RUNNING}
+    own = baselines.Costs(**costs, **({"metric_slots": slots} if alone else submitted))
     bounded = {"load_seconds": instance.load_seconds, "cpu_slots": slots, "stage_seconds": 0.0}
 
     def run(truth: Truth) -> Run:

@@ -7,24 +7,26 @@ from functools import partial
 import pytest
 from simulation.baselines import (
     Costs,
-    Source,
     metrics_after,
     opencompass_num_worker,
-    opencompass_size,
     per_dataset,
     run_tasks,
 )
 from simulation.sampled_times import Predicted, Truth
 
+from coordinator.planning.instance import DataSet
 from coordinator.planning.model import WorkSet
 
 num_worker_4, num_worker_8 = (partial(opencompass_num_worker, workers=workers) for workers in (4, 8))
 
 
-def sources(text):
-    """NAME:DOCUMENTS[:LABELS] each."""
-    rows = [word.split(":") for word in text.split()]
-    return [Source(name, *map(int, numbers)) for name, *numbers in rows]
+def data_set(name, docs):
+    return DataSet(name=name, docs=docs, gpu_seconds=1.0, metric_seconds=0.0)
+
+
+def sets(text):
+    """NAME:DOCUMENTS each."""
+    return [data_set(name, int(docs)) for name, docs in (word.split(":") for word in text.split())]
 
 
 def ran(sets, costs, gpus, gpus_per_node):
@@ -34,38 +36,11 @@ def ran(sets, costs, gpus, gpus_per_node):
         for name, (gpu, metric) in zip("abc", sets, strict=False)
     }
     known = Truth(Predicted([WorkSet(name=name, **row) for name, row in rows.items()]), sigma=0.0, seed=0)
-    tasks = per_dataset([Source(name, 10) for name in rows])
+    tasks = per_dataset([data_set(name, 10) for name in rows])
     return known, run_tasks(tasks, known, Costs(**costs), gpus=gpus, gpus_per_node=gpus_per_node)
 
 
-@pytest.mark.parametrize(
-    ("source", "cost"),
-    {
-        "a:9:4": 4,
-        "a:9": 20,
-        "gsm8k_m:9": 200,
-        "bbh-x:9": 200,
-        "x_professional_law:9:4": 40,
-        "my_math:9": 20,
-    }.items(),
-)
-def test_size_charges_labels_generation_and_costly_names(source, cost):
-    """4 labels cost 4, generation 20, gsm8k ten times that, a costly name ten times those."""
-    assert sources(source)[0].cost == cost
-
-
 PARTITIONS = {
-    # big: 100,000, step 2,000, ceil(5,000 / 3) = 1,667: a task each; then 36,000, 24,000 + 16,000 = 40,000, and 4,000
-    "size slices large sets evenly and packs the rest next-fit decreasing": (
-        opencompass_size,
-        "d:1000:4 c:800 b:1200 a:1800 big:5000",
-        "big 0 1667 | big 1667 3334 | big 3334 5000 | a 0 1800 | b 0 1200, c 0 800 | d 0 1000",
-    ),
-    "size sorts stably: sets of equal cost keep their order, all that fit share a task": (
-        opencompass_size,
-        "x:100 y:100 z:200",
-        "z 0 200, x 0 100, y 0 100",
-    ),
     # a: step 25, 4 pieces; b: step max(10, 16) = 16, 3 pieces; c whole; to buckets 0 1 2 3 0 1 2 3
     "num-worker cuts each set and deals all pieces round-robin": (
         num_worker_4,
@@ -79,7 +54,7 @@ PARTITIONS = {
 @pytest.mark.parametrize(("partition", "text", "tasks"), PARTITIONS.values(), ids=PARTITIONS)
 def test_partitioners_follow_their_sources_to_the_document(partition, text, tasks):
     """Each task's pieces, in order: set, first document, end."""
-    made = [", ".join(" ".join(map(str, piece)) for piece in task) for task in partition(sources(text))]
+    made = [", ".join(" ".join(map(str, piece)) for piece in task) for task in partition(sets(text))]
     assert " | ".join(made) == tasks
 
 
