@@ -1,8 +1,8 @@
 """scripts/bench_fast MODEL_DIR --data DIR: what fast mode saves on few-shot likelihoods, and how close it stays.
 
-Four parts (`--parts`), on the CPU with one thread:
-tokens   tokens computed over the fewest possible (the trie of all requests), of all documents; no model
-seconds  units against exact's batches, taken in turn: the ratio of seconds over that of tokens
+Three parts (`--parts`), on the CPU with one thread:
+saved    tokens computed over the fewest possible (the trie of all requests), of all documents; then units against exact's
+         batches, taken in turn: the ratio of seconds over that of tokens
 float32  the model cut to four layers, 2,000 short documents: worst difference, same choice of each document
 bfloat16 mean distance of fast from float32, over that of lm-eval's own at batch sizes 1, 8, 32
 DIR holds rows of HellaSwag, ARC, WinoGrande and MMLU as NAME.jsonl.gz (`bench.few_shot`). Exit status 1 where a target
@@ -17,7 +17,6 @@ import statistics
 import sys
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -33,6 +32,7 @@ from evaljobs.requests.units import cut_requests
 from evaljobs.trial.engines import loading
 from evaljobs.trial.engines.harness import HarnessEngine
 
+CUT = Cut(8, 8192)  # of fast mode; exact's batch size is its first number
 Answers = dict[int, Any]  # request -> [log-likelihood, whether greedy]
 Set = tuple[RequestsHead, list[Piece]]
 
@@ -96,11 +96,11 @@ def exactly(engine: HarnessEngine, one: Set, batch_size: int) -> tuple[Answers, 
     return answered(engine, list(chunks(*one, batch_size)))
 
 
-def fast(engine: HarnessEngine, one: Set, cut: Cut) -> tuple[Answers, float, int]:
+def fast(engine: HarnessEngine, one: Set) -> tuple[Answers, float, int]:
     """Units, as the first shard of a trial computes them: with the task prefix."""
     if engine._fast is not None:  # noqa: SLF001
         engine._fast._prefix = None  # noqa: SLF001
-    found = answered(engine, list(cut_requests(*one, cut)))
+    found = answered(engine, list(cut_requests(*one, CUT)))
     if engine.loaded.fast:
         raise RunError(f"the model's likelihoods go lm-eval's way: {engine.loaded.fast}")
     return found
@@ -109,41 +109,30 @@ def fast(engine: HarnessEngine, one: Set, cut: Cut) -> tuple[Answers, float, int
 # --- tokens and seconds -----------------------------------------------------------------------------------------------
 
 
-def tokens(options: Options, folder: Path) -> Iterator[dict[str, Any]]:
-    """Asked one by one, computed by exact's batches, by units, and the fewest possible."""
+def saved(options: Options, folder: Path) -> Iterator[dict[str, Any]]:
+    """Of each task and sampler; the leaf with the most documents stands for MMLU's seconds."""
     few_shot.write(options.data, folder, options.limit)
+    engine = engine_of(options.model_dir)
     for task in few_shot.TASKS:
         for sampler, name in few_shot.names(task).items():
-            found = Counter[str]()
-            for head, pieces in sets_of(options, name, folder):
-                inputs = sorted(tries.input_of(piece, head.max_length) for piece in pieces)
-                units = list(cut_requests(head, pieces, options.cut))
-                exact = tokens_of(list(chunks(head, pieces, options.cut.batch_size)))
-                found.update(minimum=tries.size(inputs), asked=sum(map(len, inputs)), exact=exact)
-                found.update(fast=tokens_of(units), units=len(units))
-            more = {"exact_over_fast": found["exact"] / found["fast"], **found}
+            sets = sets_of(options, name, folder)
+            fewest = exact = ours = 0
+            for head, pieces in sets:
+                fewest += tries.size(sorted(tries.input_of(piece, head.max_length) for piece in pieces))
+                exact += tokens_of(list(chunks(head, pieces, CUT.batch_size)))
+                ours += tokens_of(list(cut_requests(head, pieces, CUT)))
             what = f"{task}, {sampler}: tokens computed / fewest possible"
-            yield row(what, found["fast"] / found["minimum"], 1.05, **more)
-
-
-def seconds(options: Options, folder: Path) -> Iterator[dict[str, Any]]:
-    """Exact and fast in turn on the same documents; the leaf with the most documents stands for MMLU."""
-    few_shot.write(options.data, folder, None if options.documents > 200 else 200)
-    engine = engine_of(options.model_dir, options.dtype)
-    for task in few_shot.TASKS:
-        for sampler, name in few_shot.names(task).items():
-            one = max(sets_of(options, name, folder), key=lambda s: len(s[1]))
-            whole = of_documents(one, range(options.documents))
-            fast(engine, of_documents(one, {0}), options.cut)  # the probe, and what loads at first
+            yield row(what, ours / fewest, 1.05, exact_over_fast=exact / ours)
+            one = of_documents(max(sets, key=lambda s: len(s[1])), range(options.documents))
+            fast(engine, of_documents(one, {0}))  # the probe, and what loads at first
             runs = [
-                (exactly(engine, whole, options.cut.batch_size)[1:], fast(engine, whole, options.cut)[1:])
+                (exactly(engine, one, CUT.batch_size)[1:], fast(engine, one)[1:])
                 for _ in range(options.rounds)
             ]
-            say(f"{name}: {runs}")
-            spent = statistics.median(exact[0] / ours[0] for exact, ours in runs)
+            spent = statistics.median(theirs[0] / own[0] for theirs, own in runs)
             counted = runs[0][0][1] / runs[0][1][1]
-            more = {"seconds_exact_over_fast": spent, "tokens_exact_over_fast": counted}
             what = f"{task}, {sampler}: ratio of seconds / ratio of tokens"
+            more = {"seconds_exact_over_fast": spent, "tokens_exact_over_fast": counted}
             yield row(what, spent / counted, 0.8, at_least=True, **more)
 
 
@@ -174,8 +163,8 @@ def float32(options: Options, folder: Path) -> Iterator[dict[str, Any]]:
     engine = engine_of(cut_to_layers(options.model_dir, 4, folder / "cut"))
     worst, same, documents = 0.0, 0, 0
     for one in short_documents(options, folder / "short", options.short):
-        exact = exactly(engine, one, options.cut.batch_size)[0]
-        ours = fast(engine, one, options.cut)[0]
+        exact = exactly(engine, one, CUT.batch_size)[0]
+        ours = fast(engine, one)[0]
         worst = max(worst, *(abs(exact[n][0] - ours[n][0]) for n in exact))
         theirs, chosen = choices(one, exact), choices(one, ours)
         same += sum(chosen[document] == choice for document, choice in theirs.items())
@@ -196,14 +185,15 @@ def bfloat16(options: Options, folder: Path) -> Iterator[dict[str, Any]]:
         pairs = zip(answers, true, strict=True)
         return statistics.mean(abs(own[n][0] - exact[n][0]) for own, exact in pairs for n in exact)
 
-    ours = distance([fast(engine, one, options.cut)[0] for one in sets])
+    ours = distance([fast(engine, one)[0] for one in sets])
     for size in (1, 8, 32):
         theirs = distance([exactly(engine, one, size)[0] for one in sets])
-        what = f"bfloat16: mean distance from float32 over lm-eval's at batch size {size}"
-        yield row(what, ours / theirs, 1.1, ours=ours, lm_eval=theirs)
+        yield row(
+            f"bfloat16: mean distance from float32 over lm-eval's at batch size {size}", ours / theirs, 1.1
+        )
 
 
-PARTS = {"tokens": tokens, "seconds": seconds, "float32": float32, "bfloat16": bfloat16}
+PARTS = {"saved": saved, "float32": float32, "bfloat16": bfloat16}
 
 
 def measure(options: Options) -> tuple[dict[str, Any], bool]:
@@ -217,19 +207,17 @@ def measure(options: Options) -> tuple[dict[str, Any], bool]:
             for found in PARTS[part](options, Path(made) / part):
                 say(json.dumps(found))
                 rows.append(found)
-    return targets(rows, model=str(options.model_dir), cut=str(options.cut))
+    return targets(rows, model=str(options.model_dir))
 
 
 OPTIONS = (
     option("model_dir", type=Path),
     option("--data", type=Path, text="folder of NAME.jsonl.gz"),
     option("--parts", list(PARTS), type=str, nargs="+", choices=PARTS),
-    option("--limit", type=int, text="rows of each task in `tokens`; all if not given"),
-    option("--documents", 20, "of each task in `seconds`, in all in `bfloat16`"),
+    option("--limit", type=int, text="rows of each task in `saved`; all if not given"),
+    option("--documents", 20, "of each task whose seconds count, in all in `bfloat16`"),
     option("--short", 2000, "documents in `float32`"),
-    option("--rounds", 3, "of `seconds`"),
-    option("--dtype", "float32", "of the weights in `seconds`"),
-    option("--cut", Cut(8, 8192), "of fast mode; exact's batch size is its last number", type=Cut.parse),
+    option("--rounds", 3, "of seconds"),
 )
 if __name__ == "__main__":
     sys.exit(command("bench_fast", __doc__, measure, *OPTIONS))

@@ -1,24 +1,18 @@
-"""The parts of scripts/bench_gpu, each in a process of its own: python -m bench.gpu_parts NAME GIVEN RESULT.
+"""The parts of scripts/bench_gpu: each runs users' commands, `evalspan eval` and `lm_eval run`, and gives rows of the table.
 
-Rule: a part runs users' commands, `evalspan eval` and `lm_eval run`. RESULT holds `rows`, or `skipped` with the reason, or
-`error`. A row with `met` false has other digits than lm-eval's where those are due. GIVEN: see `gpu.measure`.
-Every way of loading reads the same staged files, and its clock stops when the device holds all bytes. Trials load by
-`transformers`; the other ways show what a load could cost, and one that this machine refuses says so in its row.
+Rule: a part that cannot run here gives the reason instead; one that fails raises RunError or subprocess.TimeoutExpired.
+A row with `met` false has other digits than lm-eval's where those are due. `given`: see `gpu.measure`.
 """
 
 from __future__ import annotations
 
-import gc
-import itertools
 import json
 import os
 import shutil
 import subprocess
 import sys
 import time
-import traceback
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -35,14 +29,19 @@ from priors import table
 TASKS = ROOT / "evaljobs" / "suites" / "quickstart"
 KINDS = ("quickstart_mmlu", "quickstart_gsm8k", "bench_pages", "quickstart_hellaswag")
 LIKELIHOODS = (KINDS[0], KINDS[-1])
-HEADS = {"num_attention_heads": 32, "num_key_value_heads": 8, "vocabulary": 32768}
-SHAPES: dict[str, dict[str, int]] = {  # LlamaConfig's fields
-    "tiny": {"hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 4, "vocabulary": 4096},
-    "1b": {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, **HEADS},
-    "8b": {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, **HEADS},
+SHAPES: dict[
+    bool, dict[str, int]
+] = {  # in small or not: LlamaConfig's fields; the large one has 1 billion parameters
+    True: {"hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 4, "vocabulary": 4096},
+    False: {
+        "hidden_size": 2048,
+        "intermediate_size": 8192,
+        "num_hidden_layers": 16,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "vocabulary": 32768,
+    },
 }
-CHUNK = 64 << 20  # bytes of a reader's pinned buffer
-PRODUCT = "transformers, as trials do"
 Row = dict[str, Any]
 
 
@@ -95,7 +94,7 @@ def evalspan(given: Options, file: Path, *flags: str, gpus: int = 1, **trial: st
     lines = [f"[stage]\nroots = [{json.dumps(given.memory)}]\n[trial]"]
     config.write_text("\n".join([*lines, *(f"{key} = {value}" for key, value in (own | trial).items())]))
     words = ["eval", given.model, "--suite", file, "--work-dir", work, "--config", config, "--slots", gpus]
-    wall = timed_command("evalspan", [*words, *flags], work.with_suffix(".log"))
+    wall = timed_command(given, "evalspan", [*words, *flags], work.with_suffix(".log"))
     known = table.read(WorkPaths(work).observations)
     learnt = {one.task: (one.inference_seconds, one.prefill_tokens) for one in known}
     return Ran(wall, scores_of(work.glob("*/results.json")), answers(work), learnt)
@@ -118,15 +117,18 @@ def lm_eval(
     words += ["--include_path", file.with_name("tasks")]
     for kinds in (KINDS[:-1], KINDS[-1:]):
         own = ["--tasks", *kinds, "--output_path", out / kinds[0]]
-        wall += timed_command("lm_eval", [*words, *own], out / f"{kinds[0]}.log", python)
+        wall += timed_command(given, "lm_eval", [*words, *own], out / f"{kinds[0]}.log", python)
     return Ran(wall, scores_of(out.glob("**/results_*.json")), answers(out))
 
 
-def timed_command(name: str, words: Sequence[object], log: Path, python: str = sys.executable) -> float:
+def timed_command(
+    given: Options, name: str, words: Sequence[object], log: Path, python: str = sys.executable
+) -> float:
     """Seconds of a command that stands beside an interpreter. RunError where it fails."""
     argv, started = [str(Path(python).with_name(name)), *map(str, words)], time.perf_counter()
     with log.open("ab") as out:
-        code = subprocess.run(argv, cwd=log.parent, stdout=out, stderr=out, check=False).returncode
+        how: dict[str, Any] = {"cwd": log.parent, "stdout": out, "stderr": out, "timeout": given.seconds}
+        code = subprocess.run(argv, check=False, **how).returncode
     if code:
         raise RunError(f"{' '.join(argv)} ended with {code}: {log.read_text(errors='replace')[-2000:]}")
     return time.perf_counter() - started
@@ -149,150 +151,18 @@ def answers(folder: Path) -> dict[tuple[str, int], list[str]]:
 
 
 def difference(what: str, ours: Ran, theirs: Ran, *, due: bool = False) -> Row:
-    """A row of how many documents' answers differ, the first of them, and by how much. `due`: equal digits are due."""
+    """A row of how many documents' answers differ, and the first of them. `due`: equal digits are due."""
     if ours.answers.keys() != theirs.answers.keys() or not ours.answers:
         raise RunError(f"not the same documents were answered: {len(ours.answers)}, {len(theirs.answers)}")
     other = sorted(key for key in ours.answers if ours.answers[key] != theirs.answers[key])
     scores = [task for task in theirs.scores if ours.scores.get(task) != theirs.scores[task]]
-    pairs = [(numbers(ours.answers[key]), numbers(theirs.answers[key])) for key in ours.answers]
-    found: dict[str, Any] = {
-        "documents": len(ours.answers),
-        "other_answers": len(other),
-        "other_scores": len(scores),
-        "worst": max((abs(x - y) for a, b in pairs for x, y in zip(a, b, strict=False)), default=0.0),
-        "other_choices": sum(a.index(max(a)) != b.index(max(b)) for a, b in pairs if len(a) > 1),
-    }
-    text = f"all answers of {len(ours.answers)} documents equal, and all scores"
-    if other or scores:
-        counts = "{other_answers} of {documents} documents differ, log-likelihoods by {worst:.3g} at most, choices in "
-        text = (counts + "{other_choices}; scores of {other_scores} tasks differ").format(**found)
-    for key in other[:1]:
-        both = zip(ours.answers[key], theirs.answers[key], strict=True)
+    text = f"answers of {len(other)} of {len(ours.answers)} documents differ, scores of {len(scores)} tasks"
+    if other:
+        both = zip(ours.answers[other[0]], theirs.answers[other[0]], strict=True)
         a, b = next(pair for pair in both if len({*pair}) > 1)
-        text += f"; first: {key[0]} document {key[1]}, {a[:40]!r} and {b[:40]!r}"
+        text += f"; first: {other[0][0]} document {other[0][1]}, {a[:40]!r} and {b[:40]!r}"
+    found = {"documents": len(ours.answers), "other_answers": len(other), "other_scores": len(scores)}
     return seen(what, None, text, **found, **({"met": not (other or scores)} if due else {}))
-
-
-def numbers(values: Sequence[str]) -> list[float]:
-    """Log-likelihoods among an answer's values; none of a text."""
-    try:
-        return [float(value) for value in values if value not in {"True", "False"}]
-    except ValueError:
-        return []
-
-
-# --- loads -----------------------------------------------------------------------------------------------------------
-
-
-def load(given: Options) -> list[Row]:
-    """Rows for staging, for each way from the staged files to the device, and for a trial's whole load."""
-    bench = staging.Bench(Path(given.folder), Path(given.memory), inspect(Path(given.model)))
-    size = bench.checkpoint.bytes
-
-    def dropped() -> None:
-        """Drop the weights from the page cache, as far as their file system does that."""
-        for file in bench.weights:
-            with file.open("rb") as opened:
-                os.fsync(opened.fileno())
-                os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-
-    def best(what: str, work: Callable[[], list[float]], *, cold: bool = False) -> Row:
-        """A row of the best round; `work` gives its seconds, and of a trial those of import and load."""
-        rounds = []
-        for _ in range(given.rounds):
-            if cold:
-                dropped()
-            rounds.append(work())
-        spent, *parts = min(rounds)
-        figure = "import {:.1f} s, load {:.1f} s" if parts else f"{size / spent / 1e9:.3g} GB/s"
-        return seen(what, spent, figure.format(*parts), rounds=rounds)
-
-    rows = [best("cold storage to /dev/shm", lambda: [bench.staged()], cold=True)]
-    rows.append(best("storage in the page cache to /dev/shm", lambda: [bench.staged()]))
-    holding = precursor.stage_only(bench.spec("held"))
-    try:
-        staged = Path(holding.staged.path)
-        for name, way in ways(staged, sorted(staged.glob("*.safetensors")), given.device).items():
-            what = f"/dev/shm to {given.device}: {name}"
-            try:
-                rows.append(best(what, lambda way=way: [seconds_to(given.device, way)]))
-            except (RuntimeError, TypeError) as error:
-                if name == PRODUCT:
-                    raise
-                rows.append(seen(what, None, f"refused: {str(error).splitlines()[0]}"))
-        for name, place in (("/dev/shm", str(staged)), ("cold storage", given.model)):
-            trial = partial(staging.run, staging.TRIAL, place, given.device)
-            rows.append(best(f"a trial's process, from {name}", trial, cold=place != str(staged)))
-    finally:
-        precursor.clear(holding, "bench")
-    return rows
-
-
-def seconds_to(device: str, way: Callable[[], Any]) -> float:
-    """Until the device holds all; what the way made is freed before the next one."""
-    import torch  # noqa: PLC0415
-
-    started = time.perf_counter()
-    held = way()
-    if device != "cpu":
-        torch.cuda.synchronize()
-    spent = time.perf_counter() - started
-    del held
-    gc.collect()
-    if device != "cpu":
-        torch.cuda.empty_cache()
-    return spent
-
-
-def ways(folder: Path, files: Sequence[Path], device: str) -> dict[str, Callable[[], Any]]:
-    """Ways to bring the files' weights to the device; each call returns what must live for that."""
-    import torch  # noqa: PLC0415
-    from safetensors.torch import load_file  # noqa: PLC0415
-    from transformers import AutoModelForCausalLM  # noqa: PLC0415
-
-    def copied(where: str, **backend: str) -> list[Any]:
-        tensors = [tensor for file in files for tensor in load_file(file, where, **backend).values()]
-        # those on a CPU are views of a file's pages
-        return [torch.empty_like(t, device=device).copy_(t) if t.device.type == "cpu" else t for t in tensors]
-
-    AutoModelForCausalLM.from_pretrained(
-        folder, dtype="auto"
-    )  # what is imported on the first use does not count
-    return {
-        PRODUCT: lambda: AutoModelForCausalLM.from_pretrained(folder, dtype="auto", device_map={"": device}),
-        "pageable, tensors copied from the mapped file": lambda: copied("cpu"),
-        "direct, safetensors": lambda: copied(device),
-        "direct, safetensors with pread": lambda: copied(device, backend="pread"),
-        "pinned buffer, 1 reader": lambda: pinned(files, device, 1),
-        "pinned buffers, 4 readers": lambda: pinned(files, device, 4),
-    }
-
-
-def pinned(files: Sequence[Path], device: str, readers: int) -> Any:
-    """The files' bytes, one after the other, in one uint8 tensor on the device; for a CPU the buffers are not pinned."""
-    import torch  # noqa: PLC0415
-
-    on_gpu = device != "cpu"
-    sizes = [file.stat().st_size for file in files]
-    there = torch.empty(sum(sizes), dtype=torch.uint8, device=device)
-    pieces = [
-        (file, offset, start + offset, min(CHUNK, size - offset))
-        for file, size, start in zip(files, sizes, itertools.accumulate(sizes, initial=0), strict=False)
-        for offset in range(0, size, CHUNK)
-    ]
-
-    def read(own: Sequence[tuple[Path, int, int, int]]) -> None:
-        buffer = torch.empty(CHUNK, dtype=torch.uint8, pin_memory=on_gpu)
-        with torch.cuda.stream(torch.cuda.Stream(device) if on_gpu else None):
-            for file, offset, start, length in own:
-                with file.open("rb", buffering=0) as source:
-                    source.seek(offset)
-                    assert source.readinto(memoryview(buffer.numpy())[:length]) == length, file
-                there[start : start + length].copy_(buffer[:length])  # waits; other readers read meanwhile
-
-    with ThreadPoolExecutor(readers) as pool:
-        list(pool.map(read, (pieces[first::readers] for first in range(readers))))
-    return there
 
 
 # --- parts -----------------------------------------------------------------------------------------------------------
@@ -301,10 +171,46 @@ def pinned(files: Sequence[Path], device: str, readers: int) -> Any:
 def make_model(given: Options) -> list[Row]:
     """A Llama with random weights in bfloat16, and a tokenizer trained on the shipped tasks' texts."""
     lines = [x for file in sorted((TASKS / "data").glob("*.jsonl")) for x in file.read_text().splitlines()]
-    shape = {"max_position_embeddings": 4096, **SHAPES[given.size]}
+    shape = {"max_position_embeddings": 4096, **SHAPES[given.small]}
     how = {"dtype": "bfloat16", "files_of": "1GB", "initializer_range": 0.05}
     tiny_model.make(Path(given.model), lines, **how, **shape)
     return []
+
+
+def load(given: Options) -> list[Row]:
+    """Rows for staging, and for a trial's whole start from node memory and from storage; the best round of each."""
+    bench = staging.Bench(Path(given.folder), Path(given.memory), inspect(Path(given.model)))
+
+    def dropped() -> None:
+        """Drop the weights from the page cache, as far as their file system does that."""
+        for file in bench.weights:
+            with file.open("rb") as opened:
+                os.fsync(opened.fileno())
+                os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+    def best(what: str, work: Callable[[], list[float]], *, cold: bool) -> Row:
+        """`work` gives its seconds, and of a trial those of import and load."""
+        rounds = []
+        for _ in range(given.rounds):
+            if cold:
+                dropped()
+            rounds.append(work())
+        spent, *parts = min(rounds)
+        figure = (
+            "import {:.1f} s, load {:.1f} s" if parts else f"{bench.checkpoint.bytes / spent / 1e9:.3g} GB/s"
+        )
+        return seen(what, spent, figure.format(*parts))
+
+    rows = [best("cold storage to /dev/shm", lambda: [bench.staged()], cold=True)]
+    rows.append(best("storage in the page cache to /dev/shm", lambda: [bench.staged()], cold=False))
+    holding = precursor.stage_only(bench.spec("held"))
+    try:
+        for name, place in (("/dev/shm", holding.staged.path), ("cold storage", given.model)):
+            trial = partial(staging.run, staging.TRIAL, str(place), given.device, seconds=given.seconds)
+            rows.append(best(f"a trial's process, from {name}", trial, cold=place == given.model))
+    finally:
+        precursor.clear(holding, "bench")
+    return rows
 
 
 def exact(given: Options) -> list[Row]:
@@ -314,7 +220,7 @@ def exact(given: Options) -> list[Row]:
     return [*both, difference("digits", ours, theirs, due=True)]
 
 
-def fast(given: Options) -> list[Row] | str:
+def fast(given: Options) -> list[Row]:
     what = {"kinds": LIKELIHOODS, "shots": given.shots, "batch_size": given.batch_size}
     plain, quick = suite(given, "exact", **what), suite(given, "fast", **what, mode="fast")
     ran, faster = evalspan(given, plain), evalspan(given, quick)
@@ -341,38 +247,10 @@ def two_gpus(given: Options) -> list[Row] | str:
     if given.gpus < 2:
         return f"needs two GPUs; this machine has {given.gpus}"
     file = suite(given, "two", batch_size=given.batch_size)
-    log = file.with_name("memory.txt")
-    look = "while sleep 0.5; do nvidia-smi --query-gpu=memory.used,index --format=csv,noheader; done"
-    with log.open("w") as out, subprocess.Popen(["sh", "-c", look], stdout=out) as looking:
-        try:
-            ours = evalspan(given, file, gpus=2, model_args="{ parallelize = true }")
-        finally:
-            looking.terminate()
+    ours = evalspan(given, file, gpus=2, model_args="{ parallelize = true }")
     theirs = lm_eval(given, file, given.batch_size, model_args=",parallelize=True")
-    looks = [line.split(", ") for line in log.read_text().splitlines()]
-    most = {gpu: size for size, gpu in sorted(looks, key=lambda look: int(look[0].split()[0]))}
-    used = ", ".join(f"GPU {gpu} {size}" for gpu, size in sorted(most.items()))
     both = [ours.row("evalspan eval, one trial"), theirs.row("lm_eval run, parallelize=True, two commands")]
-    memory = seen("most memory in use meanwhile", None, used)
-    return [*both, memory, difference("digits", ours, theirs, due=True)]
+    return [*both, difference("digits", ours, theirs, due=True)]
 
 
 PARTS = {"model": make_model, "load": load, "exact": exact, "fast": fast, "vllm": vllm, "two-gpus": two_gpus}
-
-
-def main(name: str, given_file: str, result_file: str) -> None:
-    given = Options(**json.loads(Path(given_file).read_text()))
-    if given.device == "cpu":
-        os.environ["OMP_NUM_THREADS"] = "1"  # of both commands: more threads give other digits
-    result: dict[str, Any]
-    try:
-        found = PARTS[name](given)
-        result = {"skipped": found} if isinstance(found, str) else {"rows": found}
-    except Exception as error:  # noqa: BLE001 (a part's error is its result)
-        traceback.print_exc()
-        result = {"error": f"{type(error).__name__}: {error}"}
-    Path(result_file).write_text(json.dumps(result))
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

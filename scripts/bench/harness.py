@@ -1,4 +1,4 @@
-"""What benches and chaos campaigns share: options, figures with targets, JSON on stdout, the exit status.
+"""What benches and chaos campaigns share: options, figures with targets, one line of JSON on stdout, the exit status.
 
 Rule: exit status 0 means that every target was met, 1 that one was missed or a run broke, 2 that the command cannot run here.
 """
@@ -36,12 +36,12 @@ def option(name: str, default: Any = None, text: str | None = None, **more: Any)
 def command(
     name: str,
     doc: str | None,
-    measure: Callable[[Options], tuple[Any, bool]],
+    measure: Callable[[Options], tuple[dict[str, Any], bool]],
     *known: Option,
     argv: Sequence[str] | None = None,
     slurm: bool | Callable[[Options], bool] = False,
 ) -> int:
-    """Parse the options, measure, print: `measure` returns what to print (as JSON, or a text as it is) and whether all is well.
+    """Parse the options, measure, print: `measure` returns the row to print and whether all is well.
 
     `slurm`: whether the command needs a development cluster (with these options).
     """
@@ -60,7 +60,7 @@ def command(
     except (DevClusterError, RunError) as error:
         say(str(error))
         return 2 if isinstance(error, DevClusterError) else 1
-    print(found if isinstance(found, str) else json.dumps(rounded(found), indent=1))
+    print(json.dumps({"bench": name, **rounded(found)}))
     return 0 if well else 1
 
 
@@ -85,8 +85,8 @@ def row(what: str, value: float, target: float, *, at_least: bool = False, **mor
 
 
 def targets(rows: list[dict[str, Any]], **figures: Any) -> tuple[dict[str, Any], bool]:
-    """What a bench with targets returns; a row that was skipped has no `met`."""
-    return {"schema_version": 1, **figures, "targets": rows}, all(r.get("met", True) for r in rows)
+    """What a bench with targets returns."""
+    return {**figures, "targets": rows}, all(r["met"] for r in rows)
 
 
 def spread(values: Collection[float]) -> dict[str, float]:

@@ -2,9 +2,9 @@
 
     python -m bench.in_daemon FOLDER [AT_ONCE]
 
-Without AT_ONCE it runs until idle and leaves FOLDER/costs.json: what its loop took. With it, AT_ONCE checkpoints are
-announced, and once all have ended, QUIET turns of the loop pass and a row is added to FOLDER/rows.jsonl: what the process
-holds; after the last checkpoint it ends by SIGTERM, as an operator would end it.
+Without AT_ONCE it runs until idle and leaves FOLDER/costs.json: what its loop took. With it, AT_ONCE checkpoints move into
+the watched folder, and SETTLE_SECONDS after all have ended a row is added to FOLDER/rows.jsonl: what the process holds; after the
+last checkpoint it ends by SIGTERM, as an operator would end it.
 Rule: nothing of the daemon is replaced but what starts its jobs, and how many trials one evaluation may have at once (no
 setting says that); where bench.json says "played", its cluster and its clock are, too (`bench.played`).
 """
@@ -34,7 +34,6 @@ from coordinator.config.schema import Config
 from coordinator.evaluation.job_specs import Site
 from coordinator.evaluation.records import RunOptions
 from coordinator.intake import from_settings
-from coordinator.intake.inbox import Notice, leave
 from coordinator.runtime import wiring
 from coordinator.runtime.service import Service
 from evaljobs.contract.paths import WorkPaths
@@ -43,9 +42,8 @@ from evaljobs.queue import redis_client
 if TYPE_CHECKING:
     from bench.played import World
 
-SETTLE_SECONDS = 3.0  # of an idle daemon before its turns count: the last jobs' ends are taken meanwhile
+SETTLE_SECONDS = 5.0  # of an idle daemon before a row: the last jobs' ends are taken meanwhile
 STANDING = 100  # newest checkpoints in the watched folder; older ones are removed, as trainings do
-QUIET = 40  # turns with nothing to do that are timed for a row
 
 
 class Costs:
@@ -68,18 +66,13 @@ class Costs:
     def account(self) -> dict[str, Any]:
         """`cores`: CPU of this process alone over the seconds in which there was an evaluation to run."""
         seconds, cpu = self.busy
-        return {
-            "busy_seconds": seconds,
-            "cpu_seconds": cpu,
-            "cores": cpu / max(1e-9, seconds),
-            "rss_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
-            "looked_at": self.looked_at,
-            "turns": {"loop": {"count": len(self.turns), "seconds": spread(self.turns)}},
-        }
+        rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        turns = spread(self.turns)
+        return {"cores": cpu / max(1e-9, seconds), "rss_mb": rss, "looked_at": self.looked_at, "turns": turns}
 
 
 class Announcer:
-    """Announces checkpoints group by group, and measures the daemon between two groups."""
+    """Moves checkpoints into the watched folder group by group, and measures the daemon between two groups."""
 
     def __init__(self, root: Path, at_once: int, world: World | None) -> None:
         self.root, self.at_once, self.world = root, at_once, world
@@ -87,43 +80,29 @@ class Announcer:
         self.past: list[Path] = []  # checkpoints that were put into the watched folder
         self.ended = 0
         self.idle_since: float | None = None
-        self.turns: list[float] = []  # CPU seconds of idle turns
-        self.before = 0.0
 
     def turn(self, service: Service, tick: Callable[[], None]) -> None:
         tick()
-        spent, self.before = time.thread_time() - self.before, time.thread_time()
         coordinator, now = service.coordinator, clock.now()
         busy = bool(coordinator.busy or coordinator.running or service.waiting)
         busy = busy or any(service.paths.inbox.glob("*.json"))
         if self.world is not None:
             self.world.turn(busy=busy)
-        if busy:
-            self.idle_since, self.turns = None, []
-            return
-        self.idle_since = self.idle_since or now
-        if now - self.idle_since > SETTLE_SECONDS:
-            self.turns.append(spent)
-        if len(self.turns) >= QUIET:
-            row = {"ended": self.ended, "at": time.time(), "idle_turn_ms": 1000 * sum(self.turns) / QUIET}
+        self.idle_since = None if busy else self.idle_since or now
+        if self.idle_since is not None and now - self.idle_since > SETTLE_SECONDS:
             with (self.root / "rows.jsonl").open("a") as file:
-                file.write(json.dumps(row | holdings(service.paths)) + "\n")
-            self.idle_since, self.turns = None, []
-            self._announce(service)
+                file.write(json.dumps({"ended": self.ended} | holdings(service.paths)) + "\n")
+            self.idle_since = None
+            self._announce()
 
-    def _announce(self, service: Service) -> None:
+    def _announce(self) -> None:
         if not self.left:
             os.kill(os.getpid(), signal.SIGTERM)
         for place in self.past[:-STANDING]:
             shutil.rmtree(place)
         group, self.left = self.left[: self.at_once], self.left[self.at_once :]
         self.past, self.ended = self.past[-STANDING:], self.ended + len(group)
-        for place in group:
-            if self.world is not None:
-                self.past.append(place.rename(self.root / WATCHED / place.name))
-            else:
-                about = {"step": _step(place), "suite": str(self.root / "suite.toml")}
-                leave(service.paths, Notice(checkpoint=str(place), noticed_at=time.time(), **about))
+        self.past += [place.rename(self.root / WATCHED / place.name) for place in group]
 
 
 def _step(place: Path) -> int:
@@ -143,19 +122,16 @@ def holdings(work: WorkPaths) -> dict[str, float]:
     }
     with redis_client.connect(work.redis_address) as client:
         info: dict[str, Any] = client.info()  # type: ignore[assignment]
-        found |= {"redis_mb": info["used_memory"] / 2**20, "redis_clients": info["connected_clients"]}
+        found["redis_mb"] = info["used_memory"] / 2**20
         found["redis_keys"] = sum(1 for _ in client.scan_iter(count=1000))
     inside: list[Path] = []
     for place, folders, names in os.walk(work.root):
         if Path(place) == work.root:
             folders[:] = [name for name in folders if not (work.root / name / "journal.jsonl").exists()]
         inside += [Path(place, name) for name in (*folders, *names)]
-    sizes = {path: size for path in inside if not path.is_dir() and (size := _size(path))}
-    single = {"pending": work.pending, "watched": work.watched, "observations": work.observations}
-    single |= {"digests": work.digests, "redis_log": work.redis / "valkey.log"}
-    rest = sum(sizes.values()) - sizes.get(work.observations, 0)
-    found |= {"work_inodes": len(inside), "rest_kb": rest / 1024}
-    return found | {f"{name}_kb": sizes.get(path, 0) / 1024 for name, path in single.items()}
+    # `priors.table` drops old runs: the file of observations grows up to a bound
+    sizes = [_size(path) for path in inside if path != work.observations and not path.is_dir()]
+    return found | {"work_inodes": len(inside), "rest_kb": sum(sizes) / 1024}
 
 
 def _size(path: Path) -> int:

