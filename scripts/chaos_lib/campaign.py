@@ -5,19 +5,17 @@ in which checkpoints appear, each with other weights, so many that --flight are 
 submit` or the training hook as well, some over and over. For --minutes faults strike, several at a time; then all is mended
 and the daemon may end.
 
-Rule: laws are read from what is on disk and on the cluster afterwards, never from what the coordinator prints. Exit status
-0: every run gave the same scores and left nothing; 1: one did not; 2: it cannot be run here.
+Rule: laws are read from what is on disk and on the cluster afterwards, never from what the coordinator prints. A run's row
+goes to stderr when it ends. Exit status 0: every run gave the same scores and left nothing; 1: one did not; 2: it cannot be
+run here.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
-import re
 import shutil
 import signal
-import statistics
 import subprocess
 import sys
 import time
@@ -29,7 +27,6 @@ from typing import Any
 
 from bench.harness import Options, command, option, say
 from dev_cluster import procs
-from dev_cluster.api import DevClusterError
 from support.toys import expected, toy_model
 
 from chaos_lib.faults import FAULTS, deal, schedule
@@ -44,7 +41,6 @@ MODELS = 6
 HUNG_S = 90  # five evaluations share the machine
 SMALL_MB = 256
 WEIGHTS = "model.safetensors"
-COLUMNS = ("fault", "struck", "same scores, nothing left", "broken", "missed", "seconds, median")
 WATCH = '\n[watch]\nfolders = ["{run}"]\nsuite = "{suite}"\n'
 NOTIFY = (
     "import sys; from coordinator import hook; where, work, suite = sys.argv[1:4]\n"
@@ -135,9 +131,8 @@ def disturbed(place: Place, names: Sequence[str], seed: int, wanted: dict[str, A
     row = {
         "fault": label or "none",
         "seed": seed,
-        "verdict": "broken" if run.broken else "same" if run.strikes or not names else "missed",
         "struck": dict(run.strikes),
-        "seconds": round(seconds, 1),
+        "seconds": seconds,
         "events": len(site.events()),
         "scores": scores(folder),
         "broken": run.broken,
@@ -147,59 +142,24 @@ def disturbed(place: Place, names: Sequence[str], seed: int, wanted: dict[str, A
     return row
 
 
-def measure_evaluations(options: Options) -> tuple[str, bool]:
-    names = [n for n, f in FAULTS.items() if not options.fault or {n, str(f.number)} & set(options.fault)]
-    if not names:
-        raise DevClusterError(f"no such fault; there are {', '.join(FAULTS)}")
-    if not options.resume:
-        options.out.unlink(missing_ok=True)
-    rows = _read(options.out)
-    done = {(row["fault"], row["seed"]) for row in rows}
-    dealt = [(faults, seed) for seed in options.seeds for faults in deal(names, seed, options.together)]
-    left = [(faults, seed) for faults, seed in dealt if ("+".join(faults), seed) not in done]
-    calm = next((row for row in rows if row["fault"] == "none"), None)
+def measure_evaluations(options: Options) -> tuple[Row, bool]:
+    """A fault's counts are of runs: struck, of those with a law broken, and missed."""
+    names = options.fault or list(FAULTS)
+    seeds = range(options.first, options.first + options.seeds)
+    dealt = [(faults, seed) for seed in seeds for faults in deal(names, seed, options.together)]
     with place() as where:
-        for faults, seed in left if calm else [((), 0), *left]:
-            row = disturbed(where, faults, seed, *((calm["scores"], calm["events"]) if calm else ({}, 0)))
-            rows.append(row)
-            with options.out.open("a") as file:
-                file.write(json.dumps(row) + "\n")
-            details = f"{'; '.join(row['struck'].values())} {'; '.join(row['broken'])[:300]}"
-            say(f"{row['fault']} #{row['seed']}: {row['verdict']}, {row['seconds']:.0f} s {details}")
-            calm = calm or row
-            if calm["broken"]:
-                break
-    return table(rows), not any(row["broken"] for row in rows)
-
-
-def _read(out: Path) -> list[Row]:
-    lines = out.read_text().splitlines() if out.exists() else []
-    return [json.loads(line) for line in lines if line.endswith("}")]
-
-
-def _seeds(text: str) -> range:
-    """`20`: the first twenty; `5-9`: these five."""
-    match = re.fullmatch(r"(?:(\d+)-)?(\d+)", text)
-    if match is None:
-        raise argparse.ArgumentTypeError(f"{text!r}: a number of seeds, or A-B")
-    first, last = match.groups()
-    return range(int(last)) if first is None else range(int(first), int(last) + 1)
-
-
-def table(rows: Sequence[Row]) -> str:
-    """A line a fault: how often struck, how many of those runs gave the same scores, what they took."""
-    by_fault: dict[str, list[Row]] = defaultdict(list)
-    for row in rows:
+        rows = [disturbed(where, (), 0, {}, 0)]
+        calm = rows[0]
+        for faults, seed in dealt if not calm["broken"] else []:
+            rows.append(disturbed(where, faults, seed, calm["scores"], calm["events"]))
+            say(json.dumps({key: value for key, value in rows[-1].items() if key != "scores"}))
+    counts = {name: Counter[str]() for name in names}
+    for row in rows[1:]:
         for name in row["fault"].split("+"):
-            by_fault[name].append(row)
-    lines = [f"| {' | '.join(COLUMNS)} |", f"|{'---|' * len(COLUMNS)}"]
-    for name, mine in by_fault.items():
-        struck = [r for r in mine if name in r["struck"]]
-        same = sum(not r["broken"] for r in struck)
-        seconds = statistics.median(r["seconds"] for r in mine)
-        counts = (len(struck), same, len(struck) - same, len(mine) - len(struck), f"{seconds:.0f}")
-        lines.append(f"| {name} | {' | '.join(map(str, counts))} |")
-    return "\n".join(lines)
+            struck = name in row["struck"]
+            counts[name].update(struck=struck, broken=struck and bool(row["broken"]), missed=not struck)
+    broken = [row for row in rows if row["broken"]]
+    return {"runs": len(rows) - 1, "faults": counts, "broken": broken}, not broken
 
 
 # --- a daemon ----------------------------------------------------------------------------------------------------------
@@ -231,17 +191,10 @@ class Storm:
                 time.sleep(dice.uniform(0, 3))
                 file.write(weights[len(weights) // 2 :])
             self.site.give(checkpoint)
-            suite = self.site.suite
+            suite, times = self.site.suite, dice.choice(("1", "100"))
             submit = ["submit", str(checkpoint), "--suite", str(suite), "--priority", str(number % 3)]
-            notify = [
-                "-c",
-                NOTIFY,
-                str(checkpoint),
-                str(self.site.work),
-                suite.stem,
-                dice.choice(("1", "100")),
-            ]
-            notify = self.site.cluster.user_argv([self.site.cluster.python, *notify], cwd=self.site.folder)
+            words = [self.site.cluster.python, "-c", NOTIFY, checkpoint, self.site.work, suite.stem, times]
+            notify = self.site.cluster.user_argv(words, cwd=self.site.folder)
             if argv := dice.choice(([], self.site.command(*submit), notify, notify)):
                 # a full disk may refuse a notice: the daemon lists the watched folder all the same
                 with (self.site.folder / "notices.log").open("a") as log:
@@ -313,7 +266,7 @@ def _checkpoint(evaluation: Path) -> Path:
 
 
 def storm(where: Place, seed: int, *, minutes: float, flight: int, names: Sequence[str]) -> Row:
-    """One storm and its verdict. A site that broke a law keeps its folder until the cluster goes."""
+    """One storm and its verdict."""
     models = [toy_model(where.model.parent, number) for number in range(MODELS)]
     wanted = [expected(model, TASKS) for model in models]
     odd = {"partition": "spare", "on_small": True, "own_clock": True, "hung_seconds": HUNG_S}
@@ -321,15 +274,11 @@ def storm(where: Place, seed: int, *, minutes: float, flight: int, names: Sequen
     with (site.folder / "evalspan.toml").open("a") as config:
         config.write(WATCH.format(run=site.folder / "run", suite=site.suite))
     site.cluster.run_as_user(["mkdir", "-p", str(site.folder / "run")], check=True)
-    begun = time.monotonic()
     with under_faults(site, random.Random(f"victims/{seed}")) as run:
         blown = Storm(run, models, flight)
         blown.blow(schedule(seed, 60 * minutes, names), 60 * minutes, random.Random(f"storm/{seed}"))
-        calm_at = time.monotonic()
         blown.calm(where)
-        calm_s = time.monotonic() - calm_at
         run.broken += blown.judge(wanted)
-    kinds = Counter(e["kind"] for folder in site.evaluations() for e in site.events(folder))
     struck = Counter(name for name, _ in run.strikes)
     return {
         "seed": seed,
@@ -338,12 +287,8 @@ def storm(where: Place, seed: int, *, minutes: float, flight: int, names: Sequen
         "struck": dict(sorted(struck.items())),
         "came_to_nothing": dict(run.missed),
         "checkpoints": len(blown.checkpoints),
-        "calm_s": round(calm_s),
-        "events": dict(kinds.most_common()),
+        "when": [f"{name}, {what}" for name, what in run.strikes] if run.broken else [],
         "broken": run.broken,
-        "holds": not run.broken and bool(blown.checkpoints) and bool(struck),
-        "when": [f"{name}, {what}" for name, what in run.strikes],
-        "seconds": round(time.monotonic() - begun),
     }
 
 
@@ -351,28 +296,22 @@ def measure_daemon(options: Options) -> tuple[Row, bool]:
     with place(SMALL_MB) as where:
         names = options.fault or list(FAULTS)
         report = storm(where, options.seed, minutes=options.minutes, flight=options.flight, names=names)
-        if options.keep and report["broken"]:
-            folders = {"site": where.cluster.user_dir, "work": where.small, "log": where.cluster.dir / "log"}
-            for name, folder in folders.items():
-                shutil.copytree(folder, options.keep / name, dirs_exist_ok=True, symlinks=True)
-    return report, bool(report["holds"])
+    return report, not report["broken"] and bool(report["checkpoints"] and report["strikes"])
 
 
+FAULT = option("--fault", text="again for more; default: all", action="append", choices=list(FAULTS))
 OF_EVALUATIONS = (
-    option("--seeds", range(1), "moments of each fault, or which", type=_seeds, metavar="N|A-B"),
-    option("--fault", text="a name or a number; again for more; default: all", action="append"),
+    FAULT,
+    option("--seeds", 1, "so many moments of each fault (1)", metavar="N"),
+    option("--first", 0, "the first seed (0)"),
     option("--together", 1, "faults in a run, dealt anew for each seed (1)", metavar="K"),
-    option("--resume", False, "leave out what --out holds already", action="store_true"),
-    option("--out", Path("chaos.jsonl"), "a line a run (chaos.jsonl)", type=Path),
 )
 OF_DAEMON = (
+    FAULT,
     option("--minutes", 10.0, "that faults strike (10)"),
     option("--seed", 0),
     option("--flight", 5, "checkpoints at once (5)"),
-    option("--fault", text="again for more; default: all", action="append", choices=list(FAULTS)),
-    option("--keep", text="copy the site here where a law is broken", type=Path),
 )
-
 if __name__ == "__main__":
     given = sys.argv[1:]
     if given[:1] == ["daemon"]:

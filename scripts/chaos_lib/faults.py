@@ -1,7 +1,7 @@
 """What can go wrong, each as one function that breaks a thing and, where it is mended, mends it again; and who strikes when.
 
 Rule: a fault strikes once its moment has come and what it needs is there; one that never finds it is "missed", which is
-no pass. Numbers are those of docs/benchmarks.md.
+no pass.
 """
 
 from __future__ import annotations
@@ -41,7 +41,6 @@ class Fault:
     `breaks`: parts of the site that no other fault may break at the same time.
     """
 
-    number: int
     name: str
     strike: Callable[[Run], str | None]
     span: tuple[float, float] = (0.0, 0.9)
@@ -303,34 +302,32 @@ _GARBAGE = "exec head -c 4096 /dev/urandom"
 _BACK_AND_KILLED = partial(_clock_jumps, -3600, killed=True)
 _CLOCK = ("clock",)
 _ALL = (
-    Fault(1, "coordinator-killed", _kill_coordinator, breaks=("coordinator",)),
-    Fault(2, "redis-killed-and-wiped", _kill_redis, (0.1, 0.8), breaks=("redis",)),
-    Fault(3, "slurmctld-down", _DOWN, breaks=("controller",)),
-    Fault(3, "slurmctld-frozen", _FROZEN, breaks=("controller",)),
-    Fault(4, "node-killed-in-trial", partial(_node_killed, "trial"), (0.0, 0.7), breaks=("node",)),
-    Fault(4, "node-killed-in-precursor", partial(_node_killed, "stage"), (0.0, 0.3), breaks=("node",)),
-    Fault(4, "slurmd-killed", _slurmd_killed, (0.0, 0.7), breaks=("node",)),
-    Fault(5, "trial-killed", _TRIAL_KILLED, (0.0, 0.6)),
-    Fault(5, "trial-out-of-memory", _out_of_memory, (0.0, 0.6)),
-    Fault(5, "trial-hung", _hung, (0.0, 0.6)),
-    Fault(6, "worker-killed", _WORKER_KILLED, (0.2, 0.8)),
-    Fault(6, "work-horse-killed", partial(_worker_killed, False), (0.1, 0.5)),
-    Fault(6, "worker-and-horse-killed", partial(_worker_killed, True), (0.1, 0.5)),
-    Fault(7, "sbatch-times-out", partial(_wrapped_sbatch, _TIMES_OUT, 1), (0.0, 0.4), breaks=("sbatch",)),
-    Fault(7, "sbatch-fails-3-times", partial(_wrapped_sbatch, _FAILS_3, 3), (0.0, 0.3), breaks=("sbatch",)),
-    Fault(8, "squeue-garbage", partial(_wrapped_squeue, _GARBAGE), breaks=("squeue",)),
-    Fault(8, "squeue-nothing", partial(_wrapped_squeue, "exit 0"), breaks=("squeue",)),
-    Fault(8, "squeue-unknown-state", partial(_wrapped_squeue, _UNKNOWN_STATE), breaks=("squeue",)),
-    Fault(9, "preempted", _preempted, (0.0, 0.6), partition="spare"),
-    Fault(11, "two-at-once", _two_at_once, (0.0, 0.6), breaks=("coordinator",)),
-    Fault(12, "disk-full", _disk_full, breaks=("disk",), on_small=True),
-    Fault(13, "record-corrupted", _corrupted, (0.2, 0.8)),
-    Fault(13, "record-torn", _torn, (0.0, 0.7)),
-    Fault(14, "clock-forwards", partial(_clock_jumps, 3600), breaks=_CLOCK, own_clock=True),
-    Fault(14, "clock-backwards", partial(_clock_jumps, -3600), breaks=_CLOCK, own_clock=True),
-    Fault(
-        14, "clock-backwards-and-killed", _BACK_AND_KILLED, breaks=("clock", "coordinator"), own_clock=True
-    ),
+    Fault("coordinator-killed", _kill_coordinator, breaks=("coordinator",)),
+    Fault("redis-killed-and-wiped", _kill_redis, (0.1, 0.8), breaks=("redis",)),
+    Fault("slurmctld-down", _DOWN, breaks=("controller",)),
+    Fault("slurmctld-frozen", _FROZEN, breaks=("controller",)),
+    Fault("node-killed-in-trial", partial(_node_killed, "trial"), (0.0, 0.7), breaks=("node",)),
+    Fault("node-killed-in-precursor", partial(_node_killed, "stage"), (0.0, 0.3), breaks=("node",)),
+    Fault("slurmd-killed", _slurmd_killed, (0.0, 0.7), breaks=("node",)),
+    Fault("trial-killed", _TRIAL_KILLED, (0.0, 0.6)),
+    Fault("trial-out-of-memory", _out_of_memory, (0.0, 0.6)),
+    Fault("trial-hung", _hung, (0.0, 0.6)),
+    Fault("worker-killed", _WORKER_KILLED, (0.2, 0.8)),
+    Fault("work-horse-killed", partial(_worker_killed, False), (0.1, 0.5)),
+    Fault("worker-and-horse-killed", partial(_worker_killed, True), (0.1, 0.5)),
+    Fault("sbatch-times-out", partial(_wrapped_sbatch, _TIMES_OUT, 1), (0.0, 0.4), breaks=("sbatch",)),
+    Fault("sbatch-fails-3-times", partial(_wrapped_sbatch, _FAILS_3, 3), (0.0, 0.3), breaks=("sbatch",)),
+    Fault("squeue-garbage", partial(_wrapped_squeue, _GARBAGE), breaks=("squeue",)),
+    Fault("squeue-nothing", partial(_wrapped_squeue, "exit 0"), breaks=("squeue",)),
+    Fault("squeue-unknown-state", partial(_wrapped_squeue, _UNKNOWN_STATE), breaks=("squeue",)),
+    Fault("preempted", _preempted, (0.0, 0.6), partition="spare"),
+    Fault("two-at-once", _two_at_once, (0.0, 0.6), breaks=("coordinator",)),
+    Fault("disk-full", _disk_full, breaks=("disk",), on_small=True),
+    Fault("record-corrupted", _corrupted, (0.2, 0.8)),
+    Fault("record-torn", _torn, (0.0, 0.7)),
+    Fault("clock-forwards", partial(_clock_jumps, 3600), breaks=_CLOCK, own_clock=True),
+    Fault("clock-backwards", partial(_clock_jumps, -3600), breaks=_CLOCK, own_clock=True),
+    Fault("clock-backwards-and-killed", _BACK_AND_KILLED, breaks=("clock", "coordinator"), own_clock=True),
 )
 FAULTS = {fault.name: fault for fault in _ALL}
 
