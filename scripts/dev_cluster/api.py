@@ -16,7 +16,7 @@ import socket
 import stat
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -31,7 +31,7 @@ from dev_cluster.spec import ClusterSpec, DevClusterError, Layout
 __all__ = ["Cluster", "DevClusterError", "dev_cluster", "unavailable", "up"]
 
 REPO = Path(__file__).resolve().parents[2]
-DEFAULT_USER = "evalspan-test"
+USER = "evalspan-test"
 PACKAGES = "slurmctld slurmd slurm-client slurm-wlm-basic-plugins munge"
 TOOLS = dict.fromkeys(("slurmctld", "slurmd", "sbatch", "munged"), PACKAGES)
 TOOLS |= dict.fromkeys(("unshare", "nsenter", "setpriv", "useradd", "mount"), "util-linux mount passwd")
@@ -68,7 +68,7 @@ def unavailable() -> str | None:
 def dev_cluster(*, name: str | None = None, **options: Any) -> Iterator[Cluster]:
     """A cluster for the length of the block; its name is unique unless given. Errors: DevClusterError.
 
-    `options`: fields of `ClusterSpec` (nodes=4, gpus=8, cpu_nodes=2, …) and of `up` (dir, port, user, venv, repo, expose).
+    `options`: fields of `ClusterSpec` (nodes=4, gpus=8, cpu_nodes=2, …) and of `up` (dir, repo).
     """
     down_orphans()
     name = name or f"t{os.getpid()}-{next(_numbers)}"
@@ -92,11 +92,7 @@ def down_orphans() -> list[str]:
 def up(
     *,
     dir: Path | None = None,  # noqa: A002 (the option's name)
-    port: int | None = None,
-    user: str = DEFAULT_USER,
-    venv: Path | None = None,
     repo: Path = REPO,
-    expose: Sequence[Path] = (),
     owner: procs.Proc | None = None,
     **shape: Any,
 ) -> Cluster:
@@ -110,8 +106,8 @@ def up(
                 f"scripts/dev-cluster down --name {spec.name}, or another --name"
             )
         root = _root(spec, dir)
-        account = _account(user)
-        python, seen, exposures = _site(spec, root, venv, repo.resolve(), expose)
+        account = _account()
+        python, seen, exposures = _site(spec, root, repo.resolve())
         if spec.accounting:
             accounting.check_machine()
         lua = Path("/usr/lib").glob("**/slurm*/job_submit_lua.so")
@@ -120,7 +116,7 @@ def up(
         record = Record(
             spec=spec,
             root=root,
-            base_port=registry.choose_ports(spec.ports, port),
+            base_port=registry.choose_ports(spec.ports),
             user=account.pw_name,
             uid=account.pw_uid,
             gid=account.pw_gid,
@@ -164,39 +160,33 @@ def _root(spec: ClusterSpec, wanted: Path | None) -> Path:
     return root
 
 
-def _account(name: str) -> pwd.struct_passwd:
+def _account() -> pwd.struct_passwd:
     """The ordinary user, made on first use and kept: its files may outlive a cluster."""
     try:
-        user = pwd.getpwnam(name)
+        user = pwd.getpwnam(USER)
     except KeyError:
-        argv = ["useradd", "--no-create-home", "--user-group", "--shell", "/bin/bash", name]
+        argv = ["useradd", "--no-create-home", "--user-group", "--shell", "/bin/bash", USER]
         done = subprocess.run(argv, check=False, text=True, capture_output=True)
         if done.returncode != 0:
-            raise DevClusterError(f"useradd {name} failed: {done.stderr.strip()}") from None
-        user = pwd.getpwnam(name)
-    if user.pw_uid == 0:
-        raise DevClusterError(f"--user {name} is root: give an ordinary user")
+            raise DevClusterError(f"useradd {USER} failed: {done.stderr.strip()}") from None
+        user = pwd.getpwnam(USER)
     return user
 
 
-def _site(
-    spec: ClusterSpec, root: Path, wanted: Path | None, repo: Path, expose: Sequence[Path]
-) -> tuple[Path, Path, tuple[Exposure, ...]]:
+def _site(spec: ClusterSpec, root: Path, repo: Path) -> tuple[Path, Path, tuple[Exposure, ...]]:
     """The interpreter and repository for jobs, with the paths that must be shown to them.
 
-    The venv is the one asked for, else the repository's, else the one that runs us, else none.
+    The venv is the repository's, else the one that runs us, else none.
     """
-    if wanted is not None and not (wanted / "bin" / "python").exists():
-        raise DevClusterError(f"--venv {wanted}: there is no bin/python in it")
     own = [Path(sys.prefix)] if sys.prefix != sys.base_prefix else []
-    venvs = [v for v in (wanted or repo / ".venv", *own) if (v / "bin" / "python").exists()]
+    venvs = [v for v in (repo / ".venv", *own) if (v / "bin" / "python").exists()]
     shown = {"repo": repo} | ({"venv": venvs[0].resolve()} if venvs else {})
     places = dict(shown)
     if spec.private_shm:
         # A job's private /tmp covers a clone there, so it is shown at a second place.
         hidden = [key for key, path in shown.items() if any(path.is_relative_to(each) for each in PRIVATE)]
         places |= {key: Layout(root).site / key for key in hidden}
-    exposures = [Exposure(source=path, target=path) for path in (*map(Path.resolve, expose), root)]
+    exposures = [Exposure(source=root, target=root)]
     exposures += [Exposure(source=shown[key], target=places[key]) for key in shown]
     if not venvs:
         return Path("/usr/bin/python3"), places["repo"], tuple(exposures)
@@ -301,7 +291,7 @@ def _python_warnings(cluster: Cluster) -> tuple[str, ...]:
     """Whether the user can really run the interpreter and read the code; tried, not derived."""
     python, repo = cluster.python, cluster.repo
     if python == Path("/usr/bin/python3"):
-        return ("no venv: jobs get /usr/bin/python3 (--venv DIR)",)
+        return ("no venv: jobs get /usr/bin/python3",)
     code = "import os, sys; os.listdir(sys.argv[1]); [open(p).close() for p in sys.argv[2:]]"
     probes = sorted(repo.glob("*/__init__.py")) if repo == REPO else []
     done = cluster.run_as_user([python, "-c", code, repo, *probes])

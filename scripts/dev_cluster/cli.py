@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import os
 import sys
+from json import dumps
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +29,6 @@ def parser() -> argparse.ArgumentParser:
         says = one.metadata["help"]
         up.add_argument(flag(one.name), dest=one.name, default=one.default, help=says, **kind)
     up.add_argument("--dir", type=Path, help="the cluster's folder (default /var/tmp/evalspan-dev/NAME)")
-    up.add_argument("--port", type=int, help="first of 1 + nodes neighbouring ports (default: free ones)")
-    up.add_argument("--user", default=api.DEFAULT_USER, help="the ordinary user; made if absent")
-    up.add_argument("--venv", type=Path, help="venv for jobs (default: the repository's .venv)")
-    up.add_argument("--expose", type=Path, action="append", default=[], help="a further folder for jobs")
     status = subs.add_parser("status", help="show clusters and their nodes")
     down = subs.add_parser("down", help="end a cluster and remove its folder")
     down.add_argument("--all", action="store_true", help="every development cluster of this machine")
@@ -66,7 +62,7 @@ def _up(*, json: bool, **asked: Any) -> None:
     for warning in cluster.warnings:
         print(f"dev-cluster: warning: {warning}", file=sys.stderr)
     if json:
-        _print_json(cluster.status())
+        print(dumps(cluster.status()))
         return
     spec, layout = cluster.record.spec, cluster.record.layout
     print(f"cluster {spec.name} is up: {spec.nodes} nodes with {spec.gpus} GPUs, {spec.cpu_nodes} CPU nodes")
@@ -74,10 +70,6 @@ def _up(*, json: bool, **asked: Any) -> None:
     print(
         f"  scripts/dev-cluster run --name {spec.name} -- sinfo      (as {cluster.user}, with {cluster.python})"
     )
-
-
-def _print_json(value: Any) -> None:
-    print(json.dumps(value))
 
 
 def _known(name: str) -> Cluster:
@@ -94,7 +86,7 @@ def _status(*, name: str | None, json: bool) -> None:
     clusters = map(Cluster, registry.everything()) if name is None else [_known(name)]
     reports = [cluster.status() for cluster in clusters]
     if json:
-        _print_json(reports)
+        print(dumps(reports))
         return
     for report in reports:
         running = ", ".join(f"{part} {pid or 'DEAD'}" for part, pid in report["processes"].items())

@@ -315,14 +315,9 @@ class Cluster:
             "dir": str(record.root),
             "slurm_conf": str(layout.slurm_conf),
             "env_file": str(layout.env_file),
-            "user": record.user,
-            "user_dir": str(layout.user),
-            "python": str(record.python),
-            "repo": str(record.repo),
             "port": record.base_port,
             "processes": {part: pid(self._running(part)) for part in record.spec.parts},
             "nodes": nodes,
-            "warnings": list(record.warnings),
         }
 
     def down(self) -> None:

@@ -104,7 +104,7 @@ def _partitions(spec: ClusterSpec) -> list[str]:
     gpu_nodes = f"Nodes={','.join(spec.gpu_node_names)} {times}{share}"
     lines = [
         f"PartitionName=gpu Default=YES PriorityTier=10 PreemptMode=OFF {gpu_nodes}",
-        f"PartitionName=spare PriorityTier=1 PreemptMode={spec.spare_mode} GraceTime={spec.grace_s} {gpu_nodes}",
+        f"PartitionName=spare PriorityTier=1 PreemptMode=REQUEUE GraceTime={spec.grace_s} {gpu_nodes}",
     ]
     if spec.cpu_nodes:
         lines.append(f"PartitionName=cpu PriorityTier=10 PreemptMode=OFF Nodes=c[1-{spec.cpu_nodes}] {times}")
@@ -148,7 +148,7 @@ umask 022
 taskset -pc "$ALL_CPUS" $$ >/dev/null
 {view}mount --bind {hosts} /etc/hosts
 if [ "$1" != login ]; then
-  mount -t tmpfs -o size={shm_mb}m,mode=1777 tmpfs /dev/shm
+  mount -t tmpfs -o size=4096m,mode=1777 tmpfs /dev/shm
   hostname "$1"
 {node}fi
 : > {run}/"$1".ready
@@ -172,7 +172,7 @@ def namespace_script(spec: ClusterSpec, layout: Layout, plan: ViewPlan) -> str:
     if spec.private_shm:
         node += f'  mount --bind {quoted["private"]}/"$1" {quoted["private"]}\n'
     view = "".join(f"{line}\n" for line in view_lines(plan))
-    return NAMESPACE.format(name=spec.name, shm_mb=spec.shm_mb, node=node, view=view, **quoted)
+    return NAMESPACE.format(name=spec.name, node=node, view=view, **quoted)
 
 
 def view_lines(plan: ViewPlan) -> list[str]:

@@ -97,18 +97,14 @@ def everything() -> list[Record]:
     return [record for record in found if record is not None]
 
 
-def choose_ports(count: int, wanted: int | None) -> int:
-    """First of `count` neighbouring free ports; `wanted` forces the first one. Call it under the lock."""
+def choose_ports(count: int) -> int:
+    """First of `count` neighbouring free ports. Call it under the lock."""
     reserved = {port for record in everything() for port in record.ports}
-    base = PORTS.start if wanted is None else wanted
-    while wanted is not None or base + count <= PORTS.stop:
+    base = PORTS.start
+    while base + count <= PORTS.stop:
         taken = [p for p in range(base, base + count) if p in reserved or not _free(p)]
         if not taken:
             return base
-        if wanted is not None:
-            raise DevClusterError(
-                f"port {taken[0]} is taken: give another --port, or none to let one be chosen"
-            )
         base = taken[-1] + 1
     raise DevClusterError(
         f"no {count} neighbouring ports are free in {PORTS.start}-{PORTS.stop}: end another cluster"

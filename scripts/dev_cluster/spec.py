@@ -42,7 +42,6 @@ class ClusterSpec:
     cpus: int = _option(32, "CPUs each node claims", 1, 1024)
     memory_mb: int = _option(64_000, "memory each node claims, MiB", 100, 10_000_000)
     small_mb: int = _option(0, "memory the first GPU node claims instead, MiB (0: as the others)")
-    shm_mb: int = _option(4096, "size of each node's /dev/shm, MiB", 1, 10_000_000)
     private_shm: bool = _option(False, "each job has its own /dev/shm and /tmp")
     exclusive: bool = _option(False, "a job gets GPU nodes whole")
     gpu_jobs_only: bool = _option(False, "GPU partitions refuse jobs without a GPU")
@@ -57,9 +56,6 @@ class ClusterSpec:
     mixed: bool = _option(False, "n1: 2000 MiB; n2: another GPU type; the others: names of 60 characters")
     reservation: bool = _option(False, "root holds the first GPU node in a reservation")
     power_save: bool = _option(False, "GPU nodes are powered down, and boot for a job")
-    spare_mode: str = _option(
-        "REQUEUE", "partition spare: REQUEUE or CANCEL when preempted", "REQUEUE", "CANCEL"
-    )
     grace_s: int = _option(5, "seconds between a preemption's TERM and KILL", 0, 65_533)
     slurmd_timeout_s: int = _option(20, "seconds until a mute node is DOWN", 3, 65_533)
 

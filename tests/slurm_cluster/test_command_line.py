@@ -93,14 +93,6 @@ def test_a_second_up_of_the_same_name_is_refused(plain: Cluster) -> None:
     assert plain.run_as_user(["scontrol", "ping"]).returncode == 0
 
 
-def test_a_taken_port_is_refused(name: str) -> None:
-    """A forced port that is in use: exit 2, and nothing is left of the attempt."""
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        _refused(tool("up", "--name", name, "--port", str(port), *SMALL), f"port {port} is taken")
-    assert registry.read(name) is None
-
-
 def test_a_filled_folder_is_refused_and_kept(name: str) -> None:
     """A --dir with something in it is never taken, for `down` would remove it."""
     folder = Path(tempfile.mkdtemp(dir="/var/tmp"))
@@ -133,10 +125,8 @@ def test_a_missing_program_is_named_with_its_package(name: str, missing: str) ->
     ("options", "word"),
     [
         (("--nodes", "0"), "--nodes"),
-        (("--spare-mode", "SUSPEND"), "REQUEUE or CANCEL"),
+        (("--part-limits", "SOME"), "NO or ANY or ALL"),
         (("--dir", "/tmp/evalspan-x", "--private-shm"), "another --dir"),
-        (("--venv", "/nowhere"), "bin/python"),
-        (("--user", "root"), "ordinary user"),
     ],
 )
 def test_wrong_options_are_refused(name: str, options: tuple[str, ...], word: str) -> None:
