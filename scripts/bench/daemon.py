@@ -312,6 +312,11 @@ OPTIONS = (
     option("--answer", 0.0, "scale: seconds that each Slurm command takes more"),
     option("--freeze", 0.0, "scale: seconds for which slurmctld is stopped"),
 )
+
+
+def on_a_cluster(options: Options) -> bool:
+    return bool(options.scale or (options.idle > 0 and not options.status))
+
+
 if __name__ == "__main__":
-    slurm = lambda o: o.scale or (o.idle > 0 and not o.status)  # noqa: E731
-    sys.exit(command("bench_daemon", __doc__, measure, *OPTIONS, slurm=slurm))
+    sys.exit(command("bench_daemon", __doc__, measure, *OPTIONS, slurm=on_a_cluster))

@@ -95,7 +95,7 @@ def measure(options: Options) -> tuple[dict[str, Any], bool]:
     slopes = {name: slope(at, [row[name] for row in half], len(names)) for name in names}
     bad = [name for name, one in slopes.items() if not one["met"]]
     grown = row("measures that grow", len(bad), 0, which=bad)
-    return targets([grown], part=options.part, scored=scored, rows=len(rows), slopes=slopes)
+    return targets([grown], part=options.part, scored=scored, looks=len(rows), slopes=slopes)
 
 
 OPTIONS = (
