@@ -160,10 +160,10 @@ def _cost(pid: int) -> tuple[float, float]:
     return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK"), resident / 2**20
 
 
-def gaps(work: Path) -> list[float]:
+def gaps(site: Site) -> list[float]:
     """Seconds between a shard's last answer and the next shard's start on the same trial, its dump between them."""
     found = []
-    for file in (f for folder in work.glob("*/responses") for f in files_in(folder, "*.frames")):
+    for file in (f for folder in site.evaluations() for f in files_in(folder / "responses", "*.frames")):
         spans = sorted((head.started_at, head.seconds) for _, head in read_frames(file, 0))
         found += [start - (before + lasted) for (before, lasted), (start, _) in itertools.pairwise(spans)]
     return found
@@ -195,7 +195,10 @@ def daemon(where: Place, idle_seconds: float) -> Iterator[Row]:
     staged = [e["at"] for e in submitted if "-stage-" in e["job"]]
     of_nodes = [e for e in submitted if "-stage-" in e["job"] or "-trial-" in e["job"]]
     yield row("seconds from the trigger to the first precursor", min(staged) - announced, 2 + POLL_SECONDS)
-    yield row("seconds from a shard to the next, median", spread(gaps(site.work))["median"], 0.1)
+    if waited := gaps(site):  # none where each trial ran one shard
+        yield row(
+            "seconds from a shard to the next, median", statistics.median(waited), 0.1, shards=len(waited)
+        )
     yield row("submissions per node", len(of_nodes) / len(nodes), 2)
     yield row("polls a second", (asked["squeue"] + asked["sinfo"]) / (ended - accepted), 0.2)
     yield row("idle: % of a core", 100 * (after - before) / idle_seconds, 1)
@@ -228,7 +231,6 @@ def scale(options: Options) -> Iterator[Row]:
     yield row("notices lost", len(heard) - len(waits), 0, of=len(heard))
     yield row("seconds until a notice is picked up, longest", max(waits), 2.0, **spread(waits))
     yield row("seconds of a turn of the loop, 99th percentile", costs["turns"]["p99"], 1.0, **costs["turns"])
-    yield row("cores of the coordinator", costs["cores"], 1.0, rss_mb=costs["rss_mb"])
     yield row(
         "submissions a node and evaluation, mean", statistics.mean(submissions), 2, most=max(submissions)
     )
