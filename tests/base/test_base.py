@@ -10,8 +10,9 @@ import time
 
 import pytest
 from dev_cluster.testing import wait_until
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from support.drawn import some
 from support.simulated.parts import Faults
 from support.simulated.world import World
 
@@ -182,7 +183,7 @@ def test_a_folder_that_stands_still_is_not_listed_again(tmp_path):
     assert names(cut_short, 10.0) == ["a"]
 
 
-@settings(max_examples=25)
+@some(8)
 @given(st.lists(st.tuples(st.floats(0.0, 3.0), st.booleans()), min_size=1, max_size=8))
 def test_a_new_entry_is_found_however_coarse_the_stamps_are(tmp_path_factory, steps):
     """Stamps in whole SETTLED_SECONDS: at the latest look after that time, all that is there is known."""

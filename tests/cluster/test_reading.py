@@ -1,6 +1,6 @@
 """Laws of reading Slurm: recorded answers and words mean what stands beside them, and what cannot be read is no news.
 
-`recorded/NAME.txt` is what a real Slurm 22.05 printed (`support.slurm_recording` records anew), NAME.json what it means;
+`recorded/NAME.txt` is what a real Slurm 22.05 printed, NAME.json what it means;
 `recorded/words.json` has single words and lines of Slurm 22.05 to 25.11, each with its meaning.
 """
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.fake_cluster import FakeCluster, fake_node
-from support.loops import another, coordinator_on
+from support.fake_cluster import fake_node
+from support.loops import another
 from support.node_memory import NodeMemory
 from support.simulated.parts import record
 
@@ -19,12 +18,8 @@ from coordinator.allocation.allocate import Demand, Limits
 from coordinator.cluster import Job, NodeState
 from coordinator.evaluation import events as ev
 from coordinator.evaluation import step as machine
-from coordinator.evaluation.job_specs import precursor_memory_mb
 from coordinator.evaluation.state import JobInfo, NodeUse, Prefetch, State
-from coordinator.runtime.loop import Coordinator
-from coordinator.runtime.runner import Running
-from evaljobs.contract.outcomes import Failed, Staged
-from evaljobs.contract.storage import write_outcome
+from evaljobs.contract.outcomes import Failed
 from evaljobs.staging.capacity import room
 from evaljobs.staging.precursor import MARGIN
 
@@ -80,92 +75,6 @@ def test_only_the_next_checkpoint_is_staged_ahead_and_within_its_share(
         assert all(name not in c.known and node.gpus >= c.demand.gpus_per_trial for c in takers)
     assert share > 0 or not chosen
     assert all(len(names) <= (most or len(NAMES)) for names in chosen.values())
-
-
-class Ahead(NamedTuple):
-    """One node with two GPUs, which another job has; the first of three evaluations is staged, the second is being staged
-    ahead of GPUs.
-    """
-
-    coordinator: Coordinator
-    cluster: FakeCluster
-    busy: str
-    first: Running
-    second: Running
-    third: Running
-    use: Prefetch
-
-    def staged(self, running: Running, holder: str | None) -> None:
-        where: dict[str, Any] = {"node": "n1", "path": "/s", "rung": "shm"}
-        outcome = Staged(name=holder or "", bytes=1, storage_bytes=1, seconds=1.0, **where)
-        write_outcome(running.paths, outcome)
-        self.coordinator.tick()
-
-    def gpus_come_free(self) -> NodeUse:
-        """The second evaluation's use of the node that it is offered then."""
-        self.cluster.end(self.busy)
-        self.coordinator.cancel(self.first.state.evaluation_id, "done with")
-        self.coordinator.tick()
-        assert not any(r.state.ending.reason for r in (self.first, self.second, self.third))
-        return self.second.state.nodes.by_name["n1"]
-
-
-@pytest.fixture
-def ahead(tmp_path: Path) -> Ahead:
-    cluster = FakeCluster(fleet=[fake_node("n1", gpus=2, memory_mb=64_000)])
-    coordinator = coordinator_on(tmp_path, cluster)
-    base = record().checkpoint
-    others = [base.model_copy(update={"digest": f"{number:016x}"}) for number in range(3)]
-    records = [another(record().model_copy(update={"checkpoint": c}), n) for n, c in enumerate(others)]
-    first = coordinator.accept(records[0])
-    coordinator.tick()
-    (holder,) = (j.name for j in cluster.submitted if j.purpose == "stage")
-    busy = cluster.submit(Job(name="busy", argv=("x",), log="x", gpus=2, node="n1"))
-    cluster.advance(1)
-    second, third = (coordinator.accept(one) for one in records[1:])
-    coordinator.tick()
-    assert not second.state.nodes.prefetches, "not before the first is staged"
-    made = Ahead(coordinator, cluster, busy, first, second, third, Prefetch(name="n1", status="offered"))
-    made.staged(first, holder)
-    coordinator.tick()
-    (use,) = second.state.nodes.prefetches.values()
-    assert (use.status, second.state.nodes.by_name, third.state.nodes.prefetches) == ("staging", {}, {})
-    job = second.state.jobs.by_name[use.precursor or ""].job
-    assert (job.gpus, job.memory_mb) == (0, precursor_memory_mb(records[1]))
-    return made._replace(use=use)
-
-
-def test_the_daemon_stages_the_next_evaluation_while_gpus_are_busy(ahead: Ahead) -> None:
-    """Only the second in order, without a GPU; once GPUs come free it is ready at once; the third waits its turn."""
-    state = ahead.second.state
-    ahead.staged(ahead.second, ahead.use.precursor)
-    assert (ahead.use.status, state.nodes.by_name, state.trials.live) == ("ready", {}, {})
-    taken = ahead.gpus_come_free()
-    assert (taken.lanes, taken.status, taken.precursor) == (2, "ready", ahead.use.precursor)
-    assert sum("-stage-" in n for n in state.jobs.by_name) == 1, "no second staging"
-
-
-def test_a_refused_precursor_costs_an_evaluation_nothing(ahead: Ahead) -> None:
-    """What was only tried ahead of GPUs leaves no error behind; with its GPUs the node is staged on as usual."""
-    state, holder = ahead.second.state, ahead.use.precursor or ""
-    error: dict[str, Any] = {"blame": "retry", "error": "no room ahead", "node": "n1"}
-    write_outcome(ahead.second.paths, Failed(name=holder, job="stage", **error))
-    ahead.cluster.advance(1)
-    ahead.cluster.end(state.jobs.by_name[holder].job_id, state="FAILED")
-    for _ in range(2):
-        ahead.coordinator.tick()
-    assert (ahead.use.status, ahead.use.precursor, state.warnings) == ("over", None, [])
-    assert sum("-stage-" in n for n in state.jobs.by_name) == 1, "not tried again without GPUs"
-    taken = ahead.gpus_come_free()
-    assert (taken.lanes, taken.status, taken.attempts) == (2, "staging", 1)
-
-
-def test_weights_staged_ahead_go_with_their_evaluation(ahead: Ahead) -> None:
-    """A cancelled evaluation releases the precursors of nodes whose GPUs it never had."""
-    ahead.staged(ahead.second, ahead.use.precursor)
-    ahead.coordinator.cancel(ahead.second.state.evaluation_id, "done with")
-    ahead.coordinator.tick()
-    assert ahead.second.paths.release_file(ahead.use.precursor or "").exists()
 
 
 @pytest.mark.parametrize("fits", [True, False])

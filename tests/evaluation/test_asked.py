@@ -3,39 +3,36 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from support.fake_cluster import FakeCluster, fake_node
+from support.fake_cluster import fake_node
 from support.simulated.invariants import recounted
 from support.simulated.parts import SITE, Faults, ended, limited, record
 from support.simulated.world import World
 
 from coordinator.allocation.allocate import Demand, Limits, allocate
-from coordinator.cluster import NodeState, Purpose
-from coordinator.errors import OperatorError
+from coordinator.cluster import NodeState
 from coordinator.evaluation import events as ev
-from coordinator.evaluation import memory, nodes
+from coordinator.evaluation import nodes
 from coordinator.evaluation import step as machine
-from coordinator.evaluation.footprint import GB, GpuNeed, gpu_need, loaded_bytes
+from coordinator.evaluation.footprint import GB, GpuNeed, loaded_bytes
 from coordinator.evaluation.job_ends import MAX_DEATHS
 from coordinator.evaluation.job_specs import (
     BASE_MEMORY_MB,
     asked,
     precursor_memory_mb,
-    secrets_for,
     trial_memory_mb,
     worker_job,
 )
 from coordinator.evaluation.records import EvaluationRecord, JobName, evaluation_id
 from coordinator.evaluation.state import NodeUse, Trial
 from coordinator.evaluation.time_limits import SHORTEST_LIMIT_SECONDS, UNPLANNED_SECONDS, trial_limit_seconds
-from coordinator.intake.validate import check_cluster
 from evaljobs.contract.engine_traits import PLANNED_BATCH
 from evaljobs.contract.names import LaneId, ShardId
-from evaljobs.contract.specs import CheckpointFile, JudgeOptions, ModelOptions, Weights
+from evaljobs.contract.specs import CheckpointFile, ModelOptions, Weights
 
 DAY = 24 * 3600
 
@@ -108,83 +105,27 @@ def test_the_number_of_gpus_that_a_refusal_names_would_not_be_refused(
         assert name in need.left_out(there)
 
 
-SMALL, LARGE = node("n1", "t4"), node("n2", "a100", gpus=4)
-SEVENTY = {"BF16": 141 * GB}
-
-
-@pytest.mark.parametrize(
-    ("fleet", "evaluation", "says"),
-    [
-        (
-            [SMALL, LARGE],
-            of(SEVENTY),
-            "refused: the weights take 141.0 GB.*4 x a100 of 80 GB): set [trial] gpus_per_trial = 2, which n2 has",
-        ),
-        ([SMALL], of(SEVENTY), "refused: .*all GPUs of a node together do not hold them"),
-        (
-            [SMALL, LARGE],
-            of(SEVENTY, gpus=2),
-            "without n1 (t4 of 16 GB): GPUs too small for weights of 141.0 GB",
-        ),
-        ([node("n1", "mine")], of(SEVENTY), ""),
-        ([SMALL, LARGE], of(SEVENTY, options={"gpu_memory_gb": {"T4": 200}}), "without n2 (a100 of 80 GB).*"),
-        ([SMALL], of(SEVENTY, device="cpu"), ""),
-    ],
-)
-def test_weights_too_large_are_refused_before_submission_with_the_gpus_that_hold_them(
-    fleet: list[NodeState], evaluation: EvaluationRecord, says: str
-) -> None:
-    try:
-        said = check_cluster(FakeCluster(fleet=fleet), evaluation)
-    except OperatorError as error:
-        said = f"refused: {error}"
-    begins, _, ends = says.partition(".*")
-    assert said.startswith(begins)
-    assert ends in said
-    assert bool(said) is bool(says)
-
-
-@pytest.mark.parametrize(
-    ("model", "loaded"),
-    [
-        ({}, 20),
-        ({"model_args": {"dtype": "float32"}}, 40),
-        ({"model_args": {"dtype": "torch.float16"}}, 20),
-        ({"engine": "vllm"}, 20),
-        ({"model_args": {"dtype": "odd"}}, None),
-        ({"model_args": {"load_in_8bit": True}}, None),
-        ({"model_args": {"device_map": {"": 0}}}, None),
-        ({"engine": "an-engine-of-yours"}, None),
-    ],
-)
-def test_weights_count_in_the_dtype_that_the_engine_loads(
-    model: dict[str, object], loaded: int | None
-) -> None:
-    """That of the config with dtype "auto", as transformers has it; nothing is said of what an argument shrinks."""
-    evaluation = of({"BF16": 20 * GB, "I64": 8}, **model)
-    assert evaluation.checkpoint.weights is not None
-    found = loaded_bytes(evaluation.checkpoint.weights, evaluation.model)
-    assert found == (None if loaded is None else loaded * GB + 8)
-    assert gpu_need(evaluation).weights == (found or 0)
-
-
 STORED = {"F32": 40}
 WIDE = ModelOptions(model_args={"dtype": "float32"})
+LOADED = [  # weights, the model, bytes that the engine loads; None: unknown
+    ({"sizes": {"BF16": 20}}, ModelOptions(), 20),
+    ({"sizes": {"BF16": 20}}, WIDE, 40),
+    ({"sizes": {"BF16": 20}}, ModelOptions(model_args={"dtype": "odd"}), None),
+    ({"sizes": {"BF16": 20}}, ModelOptions(model_args={"load_in_8bit": True}), None),
+    ({"sizes": {"BF16": 20}}, ModelOptions(model_args={"device_map": {"": 0}}), None),
+    ({"sizes": {"BF16": 20}}, ModelOptions(engine="an-engine-of-yours"), None),
+    ({"sizes": STORED, "dtype": "bfloat16"}, ModelOptions(), 20),
+    ({"sizes": STORED, "dtype": None}, ModelOptions(), 40),
+    ({"sizes": STORED, "dtype": "float32"}, ModelOptions(engine="vllm"), 20),
+    ({"sizes": {"I32": 10, "F16": 2}, "dtype": "float16", "quantized": True}, WIDE, 12),
+]
 
 
-@pytest.mark.parametrize(
-    ("weights", "model", "loaded"),
-    [
-        ({"sizes": STORED, "dtype": "bfloat16"}, ModelOptions(), 20),
-        ({"sizes": STORED, "dtype": None}, ModelOptions(), 40),
-        ({"sizes": STORED, "dtype": "float32"}, ModelOptions(), 40),
-        ({"sizes": STORED, "dtype": "float32"}, ModelOptions(engine="vllm"), 20),
-        ({"sizes": {"I32": 10, "F16": 2}, "dtype": "float16", "quantized": True}, WIDE, 12),
-    ],
-)
-def test_dtype_auto_is_the_configs_and_that_of_quantised_weights_is_their_own(
-    weights: dict[str, Any], model: ModelOptions, loaded: int
+@pytest.mark.parametrize(("weights", "model", "loaded"), LOADED)
+def test_weights_count_in_the_dtype_that_the_engine_loads(
+    weights: dict[str, Any], model: ModelOptions, loaded: int | None
 ) -> None:
+    """That of the config with dtype "auto", quantised ones in their own; nothing is said of what an argument shrinks."""
     assert loaded_bytes(Weights(**weights), model) == loaded
 
 
@@ -209,18 +150,6 @@ def test_memory_that_jobs_ask_for_follows_the_weights_and_a_setting_stands(
     assert precursor_memory_mb(plain) << 20 > stored
     assert asked("build", plain.options)["memory_mb"] == BASE_MEMORY_MB
     assert trial_memory_mb(kept) == asked("build", kept.options)["memory_mb"] == 123
-
-
-def test_a_build_that_lacks_memory_never_lowers_what_trials_ask_for() -> None:
-    """Both have one setting, and a trial asks for more by its weights."""
-    state = World(3).state
-    file = CheckpointFile(name="model.safetensors", size=20 << 30, mtime_ns=1)
-    spec = state.record.checkpoint.model_copy(update={"files": (file,)})
-    state.record = state.record.model_copy(update={"checkpoint": spec})
-    before = trial_memory_mb(state.record)
-    assert memory.short(state, "build", "it", had_mb=4096)
-    assert trial_memory_mb(state.record) == before == 4096 + (20 << 10)
-    assert f"it had 4096 MB, and the next asks for {before} MB" in state.warnings[-1]
 
 
 # --- engines and secrets -----------------------------------------------------------------------------------------------
@@ -251,17 +180,6 @@ def test_trials_ask_for_their_engines_memory_and_other_jobs_do_not() -> None:
         for info in world.state.jobs.by_name.values():
             more[info.job.purpose] = info.job.memory_mb - more.get(info.job.purpose, 0)
     assert {purpose: mb for purpose, mb in more.items() if mb} == {"trial": 1000}
-
-
-@pytest.mark.parametrize("judged", [True, False])
-def test_the_judges_key_reaches_workers_of_suites_with_judge_tasks_alone(judged: bool) -> None:
-    plain = record(2)
-    tasks = (plain.suite.tasks[0], plain.suite.tasks[1].model_copy(update={"judge": judged}))
-    judge = JudgeOptions(url="http://judge", model="m", api_key_env="JUDGE_KEY")
-    made = record(2, suite={"tasks": tasks}).model_copy(update={"judge": judge})
-    given = {purpose: secrets_for(made, purpose) for purpose in get_args(Purpose)}
-    assert given.pop("metric") == (("JUDGE_KEY",) if judged else ())
-    assert not any(given.values())
 
 
 # --- time limits -------------------------------------------------------------------------------------------------------

@@ -8,8 +8,9 @@ from itertools import pairwise
 from typing import Any, Literal
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from support.drawn import some
 from support.simulated.parts import FIRST_MB, Faults, limited, record
 from support.simulated.world import BANNED, UNFIT, VAGUE, World, replay
 
@@ -52,10 +53,8 @@ class Row:
     odd: dict[str, Any] = field(default_factory=dict)
     nodes: tuple[int, int] = (1, 4)  # fewest, most
     gpus: int | tuple[int, ...] = 2  # of each node; several: by the seed
-    poison: tuple[str, int] = (
-        "",
-        0,
-    )  # so many shards (-1: all) of this entry ("*": all) take their trials down
+    # so many shards (-1: all) of this entry ("*": all) take their trials down
+    poison: tuple[str, int] = ("", 0)
     ends: Literal["scored", "said", "failed"] = "scored"
     fails: tuple[str, ...] = ()
     says: str = ""  # part of each failed entry's error
@@ -63,10 +62,9 @@ class Row:
     blames: bool = True  # may a node be in back-off?
     long: bool = False  # not in a quick run of the tests
     holds: Callable[[World], bool] = lambda _world: True  # of a world that has ended
-    check: Callable[[World], None] = lambda _world: (
-        None
-    )  # the same by more than one assertion, or goes on with it
-    examples: int = 20
+    # the same by more than one assertion, or goes on with it
+    check: Callable[[World], None] = lambda _world: None
+    examples: int = 7
 
     def world(self, seed: int, count: int) -> World:
         options = dict(self.record)
@@ -297,9 +295,9 @@ def searches(world: World) -> list[bool]:
 
 ROWS = {
     "nothing goes wrong": Row(blames=False, check=once_each),
-    "jobs, submissions, nodes, the queue and the coordinator die": Row(STORM, ends="said", examples=100),
+    "jobs, submissions, nodes, the queue and the coordinator die": Row(STORM, ends="said", examples=33),
     "the coordinator dies in a write": Row(
-        {"torn": 0.3, "metric_fails": 0.5, "kill": 0.02, "slow_outcome": 0.2}, ends="failed", examples=30
+        {"torn": 0.3, "metric_fails": 0.5, "kill": 0.02, "slow_outcome": 0.2}, ends="failed", examples=10
     ),
     "nodes have long names": Row(
         {"kill": 0.02, "restart": 0.05}, odd={"names": LONG}, nodes=(3, 3), examples=5,
@@ -309,19 +307,19 @@ ROWS = {
     "weights are staged ahead of GPUs": Row(odd={"ahead": True}, nodes=(4, 4), check=no_gpu_before_its_offer),
     "the same, and jobs die": Row(
         {"stage_fails": 0.3, "kill": 0.03, "submit_timeout": 0.1, "restart": 0.02}, odd={"ahead": True}, ends="failed",
-        check=no_gpu_before_its_offer, examples=30,
+        check=no_gpu_before_its_offer, examples=10,
     ),
     **{
         f"units of {fits} tokens fit": Row(
             {"too_large": often, "kill": 0.01, "submit_timeout": 0.05, "listing": 0.2, "wipe_queue": 0.03, "lose_metric": 0.05,
              "restart": 0.05, "slow_outcome": 0.3},
-            {"entries": 4, "suite": FAST}, {"fits": fits}, nodes=(1, 3), ends="said", check=never_mixed, examples=12,
+            {"entries": 4, "suite": FAST}, {"fits": fits}, nodes=(1, 3), ends="said", check=never_mixed, examples=5,
         )
         for fits, often in [(300, 0.5), (300, 1.0), (1024, 1.0), (2048, 0.5), (5000, 0.1)]
     },
     "an exact batch does not fit": Row(
         {"too_large": 1.0}, {"entries": 4, "suite": {"tasks": SIXTEEN}}, {"fits": 8}, nodes=(2, 2), ends="failed",
-        fails=("t2",), says="task t2", check=said_what_to_type, examples=10,
+        fails=("t2",), says="task t2", check=said_what_to_type, examples=5,
     ),
     **{
         f"trials of limits {limits} load early: {running}": Row(
@@ -332,17 +330,17 @@ ROWS = {
     },
     "checkpoints are converted first": Row(
         {"kill": 0.05, "convert_fails": 0.05, "submit_lost": 0.1, "vanish": 0.2, "restart": 0.1},
-        {"convert": "x"}, ends="said", check=converted_first, examples=40,
+        {"convert": "x"}, ends="said", check=converted_first, examples=13,
     ),
-    "preemption": Row({"preempt": 0.15, "listing": 0.1}, nodes=(1, 3), blames=False, examples=40),
+    "preemption": Row({"preempt": 0.15, "listing": 0.1}, nodes=(1, 3), blames=False, examples=13),
     "nodes drain while submissions are in doubt": Row(
         {"submit_waits": 0.3, "submit_lost": 0.2, "submit_timeout": 0.3, "drain": 0.1, "restart": 0.03, "listing": 0.1},
-        nodes=(2, 4), gpus=8, ends="said", examples=100,
+        nodes=(2, 4), gpus=8, ends="said", examples=33,
     ),
     "trials are named as stragglers": Row({**STORM, "straggle": 0.5, "node_down": 0}, {"entries": 4}, nodes=(1, 3), ends="said"),
     "all of them are": Row({"straggle": 1.0, "restart": 0.05}, {"entries": 4}, nodes=(1, 3)),
     "builds, staging and metrics fail": Row(
-        {"kill": 0.2, "build_fails": 0.5, "stage_fails": 0.5, "metric_fails": 0.5}, nodes=(2, 2), ends="failed", examples=60
+        {"kill": 0.2, "build_fails": 0.5, "stage_fails": 0.5, "metric_fails": 0.5}, nodes=(2, 2), ends="failed", examples=20
     ),
     "each metric job takes its worker down": Row(
         {"metric_dies": 1.0}, ends="failed", fails=("t0", "t1", "t2"), says="abandoned", check=bounded
@@ -354,7 +352,7 @@ ROWS = {
     ),
     "trials load while requests are built": Row(
         {"kill": 0.03, "restart": 0.05, "wipe_queue": 0.03, "build_fails": 0.2, "slow_outcome": 0.2, "listing": 0.1},
-        {"limits": [8, 8, 8], "early_trials": True}, nodes=(2, 2), ends="failed", examples=40,
+        {"limits": [8, 8, 8], "early_trials": True}, nodes=(2, 2), ends="failed", examples=13,
     ),
     "the same without stealing": Row(
         {"kill": 0.03, "restart": 0.05, "wipe_queue": 0.03, "build_fails": 0.2, "slow_outcome": 0.2, "listing": 0.1},
@@ -373,12 +371,12 @@ ROWS = {
     "small arrays": Row({"kill": 0.02}, {"entries": 4, "workers": 4, "array_size": 2}, {"array": 2}, gpus=4, nodes=(2, 2)),
     "a limit on submissions": Row(
         {"restart": 0.02, "submit_waits": 0.2}, {"entries": 4, "workers": 2}, {"submitted": 5}, nodes=(2, 2),
-        blames=False, check=with_growing_pauses, examples=40,
+        blames=False, check=with_growing_pauses, examples=13,
     ),
     "it is full for hours": Row({}, {"entries": 2}, {"opens": 10_000.0}, nodes=(2, 2), check=with_growing_pauses, examples=1),
     "a worker does not start": Row(
         record={"entries": 6, "workers": 3}, odd={"full": ("metric", 1), "workers": 3}, nodes=(2, 2),
-        check=waited_for_no_worker, examples=10,
+        check=waited_for_no_worker, examples=5,
     ),
     "workers end at once": Row(
         odd={"ends_workers": True}, ends="failed", says="worker jobs ended", check=sent_for_workers, examples=2
@@ -399,7 +397,7 @@ ROWS = {
     "hosts": Row(record={"host_trials": True}, nodes=(1, 3),
         holds=lambda w: {j.job.purpose for j in w.jobs.values()} == {"build", "host", "metric"} and set(w.frames.values()) == {1}),
     "hosts die": Row({**STORM, "stage_fails": 0.05, "submit_waits": 0, "lose_metric": 0}, {"host_trials": True},
-        nodes=(1, 3), ends="said", examples=80),
+        nodes=(1, 3), ends="said", examples=27),
     "hosts never stage": Row({"stage_fails": 1.0}, {"host_trials": True}, ends="failed", fails=("t0", "t1", "t2")),
     "a limit holds hosts with one lane": Row(
         {"restart": 0.01}, {"host_trials": True}, {"host_gpus": 1, "reason": "QOSGrpCpuLimit"}, nodes=(2, 2),
@@ -407,11 +405,11 @@ ROWS = {
     ),
     "/dev/shm is private": Row(
         {"slow_outcome": 0.2, "restart": 0.05}, odd={"private": True}, nodes=(1, 3), warns="private",
-        holds=lambda w: any(n.hosted for n in uses(w)), examples=40
+        holds=lambda w: any(n.hosted for n in uses(w)), examples=13
     ),
     "nodes lose their memory": Row(
         {"slow_outcome": 0.2, "restart": 0.05, "listing": 0.2}, odd={"power_cut": True}, nodes=(1, 3),
-        holds=lambda w: any(n.unseen for n in uses(w)) and not any(n.hosted for n in uses(w)), examples=40
+        holds=lambda w: any(n.unseen for n in uses(w)) and not any(n.hosted for n in uses(w)), examples=13
     ),
     "precursors reach their limit": Row(
         record={"entries": 12}, odd={"life": 60.0, "pace": 0.3}, nodes=(2, 2), check=weights_stay, examples=8
@@ -430,24 +428,24 @@ ROWS = {
         holds=lambda w: searches(w) == [True], examples=3,
     ),
     "one bad node among good ones": Row(
-        {}, {"entries": 8}, {"bad": {"n0": VAGUE}, "in_order": True}, nodes=(2, 4), gpus=(1, 2, 8), check=bad_node_alone, examples=40
+        {}, {"entries": 8}, {"bad": {"n0": VAGUE}, "in_order": True}, nodes=(2, 4), gpus=(1, 2, 8), check=bad_node_alone, examples=13
     ),
     "a bad node returns": Row(
         record={"entries": 60}, odd={"bad": {"n0": VAGUE}, "in_order": True}, nodes=(2, 2), gpus=1, check=rested_longer_each_time, examples=1
     ),
     "the same with other faults": Row(
-        BUSY, {"entries": 8}, {"bad": {"n0": VAGUE}, "in_order": True}, nodes=(2, 4), gpus=(1, 2, 8), examples=40
+        BUSY, {"entries": 8}, {"bad": {"n0": VAGUE}, "in_order": True}, nodes=(2, 4), gpus=(1, 2, 8), examples=13
     ),
     **{
         f"{'all shards' if many < 0 else 'one shard'} of a task {'cannot be run' if not silent else 'takes too much memory'}": Row(
             faults, {"entries": 6}, {"in_order": True, "silent": silent}, gpus=(1, 2, 8), poison=("t1", many), ends="failed",
-            fails=("t1",), says="times with shard t1|", check=few_deaths, examples=40,
+            fails=("t1",), says="times with shard t1|", check=few_deaths, examples=13,
         )
         for many, silent, faults in [(1, False, BUSY), (-1, False, {}), (1, True, {"listing": 0.2, "slow_outcome": 0.2})]
     },
     "one shard cannot be run, and one node is bad": Row(
         BUSY, {"entries": 6}, {"bad": {"n0": VAGUE}, "in_order": True}, nodes=(3, 4), gpus=(1, 2, 8), poison=("t1", 1),
-        ends="failed", fails=("t1",), examples=40,
+        ends="failed", fails=("t1",), examples=13,
     ),
     "no shard can be run": Row(
         {"slow_outcome": 0.2}, {"entries": 5}, {"in_order": True}, nodes=(1, 3), poison=("*", -1), ends="failed",
@@ -461,7 +459,7 @@ ROWS = {
         {}, {"entries": 6}, {"in_order": True, "blind": True, "bad": {"n0": "no GPU"}}, nodes=(2, 2), gpus=(1, 2, 8),
         check=at_fault_at_once,
     ),
-    "trials reach their time limit": Row({"overrun": 0.2}, nodes=(2, 2), blames=False, check=limits_grow, examples=40),
+    "trials reach their time limit": Row({"overrun": 0.2}, nodes=(2, 2), blames=False, check=limits_grow, examples=13),
     "the same, and what they say comes late": Row(
         {"overrun": 0.2, "slow_outcome": 0.3}, nodes=(2, 2), ends="said",
         holds=lambda w: not [t for t in w.state.warnings if "is in back-off" in t and "TIMEOUT" in t]
@@ -499,7 +497,7 @@ ROWS = {
         {}, {"entries": 30, "build_jobs": 1}, {"deadly": -2}, ends="failed", fails=tuple(f"t{i}" for i in range(30)),
         says="its build job ended", holds=lambda w: len(w.of("build")) == 6, examples=2,
     ),
-    "scores leave items out": Row({"item_fails": 1.0}, nodes=(2, 2), warns="item", check=scored_again, examples=10),
+    "scores leave items out": Row({"item_fails": 1.0}, nodes=(2, 2), warns="item", check=scored_again, examples=5),
     "trials die before they hold a shard": Row(
         {"slow_outcome": 0.1}, {"entries": 4}, {"unready": frozenset({"n0", "n1"})}, nodes=(2, 2), ends="failed",
         fails=("t0", "t1", "t2", "t3"), says="trials keep failing", check=bounded_deaths,
@@ -512,7 +510,7 @@ ROWS = {
     **{
         f"precursors die that {'say' if hashes else 'do not say'} the content": Row(
             {"kill": 0.01, "submit_lost": 0.05, "restart": 0.05, "node_down": 0.01, "stage_fails": 0.3, "slow_outcome": 0.3},
-            odd={"copied": True, "hashes": hashes}, nodes=(1, 3), ends="said", examples=30,
+            odd={"copied": True, "hashes": hashes}, nodes=(1, 3), ends="said", examples=10,
         )
         for hashes in (True, False)
     },
@@ -542,7 +540,7 @@ ROWS = {
         f"without stealing, {most or 'any number of'} trials": Row(
             {**STORM, "submit_waits": 0, "submit_timeout": 0, "lose_metric": 0, "node_down": 0.02, "drain": 0.01,
              "preempt": 0.02, "straggle": 0.05},
-            {"steal": False, "max_trials": most}, ends="said", examples=50, long=True,
+            {"steal": False, "max_trials": most}, ends="said", examples=17, long=True,
         )
         for most in (None, 1, 3)
     },
@@ -579,7 +577,7 @@ def test_an_evaluation_ends_as_its_scenario_says(name: str) -> None:
     stealing every shard of a lost lane is run by others."""
     row = ROWS[name]
 
-    @settings(max_examples=row.examples)
+    @some(row.examples)
     @given(seed=st.integers(0, 2**32), count=st.integers(*row.nodes))
     def ends(seed: int, count: int) -> None:
         run_and_check(row, row.world(seed, count))
@@ -590,7 +588,7 @@ def test_an_evaluation_ends_as_its_scenario_says(name: str) -> None:
 STUCK = [("stage", 0), ("metric", 0), ("trial", 0), ("build", 0), ("metric", 1)]
 
 
-@settings(max_examples=120)
+@some(40)
 @given(
     seed=st.integers(0, 2**32),
     ticks=st.integers(0, 40),

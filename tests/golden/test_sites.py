@@ -1,4 +1,4 @@
-"""What Slurm is asked to run, and what `evalspan doctor` and `init` say, on recorded sites (`support.slurm_recording`)."""
+"""What Slurm is asked to run, and what `evalspan doctor` and `init` say, on recorded sites (`support.played_site`)."""
 
 from __future__ import annotations
 

@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from dev_cluster.api import Cluster
 from support import sites
-from support.sites import cluster
-
-
-@pytest.fixture(scope="session")
-def slurm_cluster() -> Iterator[Cluster]:
-    with cluster(nodes=2, gpus=2, cpu_nodes=1, slurmd_timeout_s=10, grace_s=0) as made:
-        yield made
 
 
 @pytest.fixture
@@ -25,5 +18,12 @@ def local_site(tmp_path: Path, toy_model: Path) -> Iterator[sites.Site]:
 
 
 @pytest.fixture
-def slurm_site(slurm_cluster: Cluster, toy_model: Path, tmp_path: Path) -> sites.Site:
-    return sites.on_cluster(slurm_cluster, tmp_path.name, toy_model)
+def warm_site(local_site: sites.Site, warm: str) -> sites.Site:
+    """The same, whose jobs import little."""
+    local_site.env["EVALSPAN_TRIAL_PROLOGUE"] = warm
+    return local_site
+
+
+@pytest.fixture
+def slurm_site(plain_cluster: Cluster, make_site: Callable[[Cluster], sites.Site]) -> sites.Site:
+    return make_site(plain_cluster)

@@ -6,9 +6,12 @@ import contextlib
 import json
 import os
 import re
+import shlex
+import shutil
 import signal
 import stat
 import subprocess
+import uuid
 from collections.abc import Callable, Iterator
 from grp import getgrgid
 from pathlib import Path
@@ -16,10 +19,12 @@ from typing import Any
 
 import pytest
 from dev_cluster.testing import unfinished, wait_until
+from support import hub_server
+from support.exactness.pipeline import Case, lm_eval_run
 from support.served import server_pid
+from support.sites import running
 
 from evaljobs.contract.paths import WorkPaths
-from evaljobs.contract.storage import read_frames
 from evaljobs.staging.owned_files import try_flock
 from evaljobs.staging.store import HELD_LOCK, home_name
 
@@ -42,25 +47,8 @@ def scores(results: dict[str, Any]) -> Expected:
 
 def finish(site: Any, process: subprocess.Popen[str]) -> dict[str, Any]:
     out, err = process.communicate(timeout=240)
-    assert process.returncode == 0, f"{out}\n{err}\n{logs(site)}"
+    assert process.returncode == 0, f"{out}\n{err}\n{site.logs()}"
     return json.loads(out)  # type: ignore[no-any-return]
-
-
-def logs(site: Any) -> str:
-    return "\n".join(f"== {p}\n{p.read_text()[-1500:]}" for p in site.work.glob("*/logs/*.log"))
-
-
-def dumped(site: Any) -> int:
-    """Shards whose responses are on disk."""
-    return sum(1 for f in site.work.glob("*/responses/*.frames") for _ in read_frames(f, 0))
-
-
-def assert_every_shard_counts_once(site: Any) -> None:
-    journal = (site.root() / "journal.jsonl").read_text().splitlines()
-    events = [json.loads(line) for line in journal]
-    shards = [s for e in events if e["kind"] == "planned" for leaf in e["leaves"] for s in leaf["shards"]]
-    counted = [s for e in events if e["kind"] == "shards-dumped" for s, _ in e["shards"]]
-    assert sorted(counted) == sorted(shards)
 
 
 @pytest.fixture
@@ -84,11 +72,11 @@ def test_local_scores_are_lm_evals_and_nothing_is_left(local_site: Any, expected
     the umask, other users see nothing of the work folder.
     """
     done = local_site.run(local_site.evaluate("--shards-per-task", "3"))
-    assert done.returncode == 0, f"{done.stderr}\n{logs(local_site)}"
+    assert done.returncode == 0, f"{done.stderr}\n{local_site.logs()}"
     results = json.loads(done.stdout)
     assert scores(results) == expected
     assert results == local_site.results()
-    assert_every_shard_counts_once(local_site)
+    assert local_site.counted_once()
     assert not (local_site.work / "redis" / "address.json").exists(), "the embedded Redis is stopped"
     digest = json.loads((local_site.root() / "evaluation.json").read_text())["checkpoint"]["digest"]
     assert not Path(f"/dev/shm/evalspan-{os.getuid()}", digest).exists(), "what others stage is theirs"
@@ -105,23 +93,58 @@ def test_local_scores_are_lm_evals_and_nothing_is_left(local_site: Any, expected
     assert modes(local_site.work) == {"drwx------", "-rw-------"}
 
 
+@contextlib.contextmanager
+def other_host() -> Iterator[tuple[str, str]]:
+    """A network namespace and our address towards it: two hosts on a wire."""
+    if os.geteuid() != 0 or shutil.which("ip") is None:
+        pytest.skip("network namespaces need root and iproute2")
+    tag = uuid.uuid4().hex[:6]
+    name, net = f"es-{tag}", f"10.{int(tag[:2], 16)}.{int(tag[2:4], 16)}"
+
+    def ip(words: str) -> None:
+        subprocess.run(["ip", *words.split()], check=True, capture_output=True)
+
+    ip(f"netns add {name}")
+    try:
+        ip(f"link add a{tag} type veth peer name b{tag} netns {name}")
+        ip(f"addr add {net}.1/24 dev a{tag}")
+        ip(f"link set a{tag} up")
+        ip(f"-n {name} addr add {net}.2/24 dev b{tag}")
+        ip(f"-n {name} link set b{tag} up")
+        ip(f"-n {name} link set lo up")
+        yield name, f"{net}.1"
+    finally:
+        ip(f"netns del {name}")
+
+
 @pytest.mark.usefixtures("_open_umask")
-def test_both_planning_policies_give_lm_evals_scores(local_site: Any, expected: Expected) -> None:
+def test_the_round_robin_policy_and_jobs_on_another_host_give_lm_evals_scores(
+    local_site: Any, expected: Expected
+) -> None:
     """[plan] policy = "round-robin": large tasks in a piece a lane, each shard run by a trial of the lane that the plan gave it
-    to, and the scores of evalspan's own policy to the last digit, which are lm-eval's."""
-    local_site.env |= {
-        "EVALSPAN_PLAN_POLICY": "round-robin",
-        "EVALSPAN_SHARED_GROUP": getgrgid(os.getegid()).gr_name,
-    }
-    done = local_site.run(local_site.evaluate())
-    assert done.returncode == 0, f"{done.stderr}\n{logs(local_site)}"
-    assert scores(json.loads(done.stdout)) == expected
-    assert_every_shard_counts_once(local_site)
+    to. Builds, holder and trials run in another network namespace, with code copied for an interpreter of their own, and find
+    Redis by its address file and password.
+    """
+    with other_host() as (namespace, address):
+        local_site.env |= {
+            "EVALSPAN_PLAN_POLICY": "round-robin",
+            "EVALSPAN_SHARED_GROUP": getgrgid(os.getegid()).gr_name,
+            "EVALSPAN_TRIAL_CONTAINER": f"ip netns exec {namespace}",
+            "EVALSPAN_REDIS_BIND": address,
+        }
+        process = local_site.start(local_site.evaluate())
+        place = local_site.work / "redis" / "address.json"
+        wait(place.exists, process)
+        published = json.loads(place.read_text())
+        assert (published["host"], bool(published["password"])) == (address, True)
+        assert place.stat().st_mode & 0o077 == 0
+        assert scores(finish(local_site, process)) == expected
+    assert local_site.counted_once()
     closed = ("redis", "inbox")
     assert modes(local_site.work, *closed) == {"drwxr-s---", "-rw-r-----"}, (
         "its group reads, and writes nothing"
     )
-    events = [json.loads(line) for line in (local_site.root() / "journal.jsonl").read_text().splitlines()]
+    events = local_site.events()
     (plan,) = (e for e in events if e["kind"] == "planned")
     lane_of = {shard: lane["lane"] for lane in plan["lanes"] for shard, _, _ in lane["shards"]}
     assert len(set(lane_of.values())) == 2, "dealt to both slots"
@@ -138,6 +161,63 @@ def test_both_planning_policies_give_lm_evals_scores(local_site: Any, expected: 
     } == lane_of
 
 
+DOCS = Path(__file__).parents[2] / "docs" / "evaluating" / "own-tasks.md"
+EXAMPLE = re.compile(r"""^```\w+ title="mine/([\w./]+)"\n(.*?)^```$""", re.MULTILINE | re.DOTALL)
+
+
+@pytest.fixture
+def suite(tmp_path: Path) -> Path:
+    """The example of docs/evaluating/own-tasks.md, in a folder with a space and an umlaut."""
+    folder = tmp_path / "meine Süite"
+    files = dict(EXAMPLE.findall(DOCS.read_text()))
+    assert files.keys() >= {"mine.toml", "tasks/capitals.yaml", "tasks/prompts.py", "tasks/data/test.jsonl"}
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    return folder / "mine.toml"
+
+
+@pytest.fixture
+def own(suite: Path, toy_model: Path, monkeypatch: pytest.MonkeyPatch) -> Expected:
+    """lm-eval's own results of it, from the folder in which its rule finds the data."""
+    monkeypatch.chdir(suite.parent / "tasks")
+    return scores(
+        lm_eval_run(toy_model, Case(task="capitals", include_path=str(suite.parent / "tasks")), 4).results
+    )
+
+
+def test_a_hub_id_and_a_suite_of_ones_own_score_from_any_folder(
+    warm_site: Any, suite: Path, own: Expected
+) -> None:
+    """lm-eval's own digits, of the data beside the suite: another folder's data of the same name are not read. The evaluation
+    has the model's name, and no step of a commit's hash; what was fetched is found again without the server.
+    """
+    site = warm_site
+    decoy = site.folder / "elsewhere" / "data"
+    decoy.mkdir(parents=True)
+    (decoy / "test.jsonl").write_text('{"question": "no", "choices": ["a", "b", "c"], "answer": 0}\n')
+    model, site.model = site.model, Path("lab/tiny-llama")
+    site.suite, site.work = Path("../meine Süite/mine.toml"), site.folder / "Läufe 7b"
+    cwd = f"cd {shlex.quote(str(decoy.parent))}; "
+    with hub_server.serving({"lab/tiny-llama": model}) as hub:
+        site.env |= {
+            "HF_HOME": str(site.folder / "hf"),
+            "HF_ENDPOINT": hub.url,
+            "HF_HUB_OFFLINE": "0",
+        }
+        command = ["sh", "-c", cwd + shlex.join(site.evaluate())]
+        done = site.run(command)
+    assert done.returncode == 0, f"{done.stderr}\n{site.logs()}"
+    assert "Fetching" not in done.stderr, "progress bars are a terminal's"
+    assert f"lab/tiny-llama: fetching revision {hub_server.COMMIT[:8]}, " in done.stderr
+    assert scores(site.results()) == own
+    record = json.loads((site.root() / "evaluation.json").read_text())
+    assert record["evaluation_id"].startswith("tiny-llama-")
+    assert record["checkpoint"]["step"] is None
+    assert site.run(command).returncode == 0, "the server is gone: the cache has it"
+    assert len(list(site.work.glob("*/evaluation.json"))) == 1
+
+
 def test_a_metric_that_kills_its_worker_and_one_that_hangs_cost_two_items(local_site: Any) -> None:
     """Each try of the score loses its worker to one item, and another hangs: both are named, the rest has a score, the exit
     code says that something lacks; once that is mended a retry scores all without a GPU."""
@@ -149,7 +229,7 @@ def test_a_metric_that_kills_its_worker_and_one_that_hangs_cost_two_items(local_
     config.write_text(config.read_text().replace("[metric]", "[metric]\nitem_seconds = 1.0"))
     site.env["HOSTILE"] = "worker"
     done = site.run(site.evaluate())
-    assert done.returncode == 1, f"{done.stderr}\n{logs(site)}"
+    assert done.returncode == 1, f"{done.stderr}\n{site.logs()}"
     value = json.loads(done.stdout)["results"]["toy_hostile"]["letters,none"]
     told = json.loads((site.root() / "report.json").read_text())
     assert (told["status"], told["entries"][0]["unscored"]) == ("done", 2)
@@ -164,17 +244,12 @@ def test_a_metric_that_kills_its_worker_and_one_that_hangs_cost_two_items(local_
     assert json.loads((site.root() / "report.json").read_text())["entries"][0]["unscored"] == 0
     assert site.results()["results"]["toy_hostile"]["letters,none"] != value
     assert "unscored" not in site.results()
-    assert_every_shard_counts_once(site)
+    assert site.counted_once()
 
 
 def left_behind(site: Any) -> list[str]:
     """Processes that name the site's folder, and precursors' leases on its staged weights."""
-    folder = os.fsencode(site.folder)
-    found = []
-    for place in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            if folder in (place / "cmdline").read_bytes() and int(place.name) != os.getpid():
-                found.append((place / "cmdline").read_text().replace("\0", " "))
+    found = [" ".join(words) for pid, words, _ in running(site.folder) if pid != os.getpid()]
     for spec in site.work.glob("*/specs/*-stage-*.json"):
         home = Path("/dev/shm") / home_name(os.getuid())
         digest = json.loads(spec.read_text())["checkpoint"]["digest"]
@@ -187,39 +262,46 @@ def test_killed_it_leaves_nothing_on_this_machine_and_run_again_it_resumes(
     local_site: Any, expected: Expected
 ) -> None:
     """SIGKILL of the coordinator in mid-inference: within 10 s no job, no Redis and no staged weights are left. The next one
-    runs what is left, and no more. One that is started before that is refused in one line.
+    runs what is left, and no more, though a trial dies by SIGKILL and Redis comes back empty. One that is started before that
+    is refused in one line.
     """
-    local_site.pause_a_trial(after=1)
-    first = local_site.start(local_site.evaluate("--shards-per-task", "4"))
-    wait(lambda: local_site.paused() and dumped(local_site) >= 2, first)
-    refused = local_site.run(local_site.evaluate("--shards-per-task", "4"))
+    site, command = local_site, local_site.evaluate("--shards-per-task", "4")
+    site.pause_a_trial(after=1)
+    first = site.start(command)
+    wait(lambda: site.paused() and site.dumped() >= 2, first)
+    refused = site.run(command)
     assert refused.returncode == 2
     assert re.fullmatch(r"evalspan: .* is in use by evalspan eval, .*\n", refused.stderr)
-    assert any("valkey" in left for left in left_behind(local_site))
-    assert any("/dev/shm" in left for left in left_behind(local_site))
+    assert any("valkey" in left for left in left_behind(site))
+    assert any("/dev/shm" in left for left in left_behind(site))
     first.send_signal(signal.SIGKILL)
     first.communicate()
-    wait(lambda: not left_behind(local_site), seconds=10)
-    second = local_site.start(local_site.evaluate("--shards-per-task", "4"))
-    assert scores(finish(local_site, second)) == expected
-    assert_every_shard_counts_once(local_site)
-
-
-def test_a_killed_trial_and_a_wiped_redis_change_no_digit(local_site: Any, expected: Expected) -> None:
-    """A trial dies by SIGKILL and Redis comes back empty: shards return to the queue, scores are the same."""
-    local_site.pause_a_trial(after=1)
-    process = local_site.start(local_site.evaluate("--shards-per-task", "4"))
-    wait(local_site.paused, process)
-    os.kill(local_site.paused(), signal.SIGKILL)
-    os.kill(server_pid(WorkPaths(local_site.work)), signal.SIGKILL)
-    assert scores(finish(local_site, process)) == expected
-    assert_every_shard_counts_once(local_site)
+    wait(lambda: not left_behind(site), seconds=10)
+    (site.folder / "paused").unlink()
+    site.env["PAUSE_AFTER"] = "0"  # little may be left
+    second = site.start(command)
+    wait(site.paused, second)
+    os.kill(site.paused(), signal.SIGKILL)
+    os.kill(server_pid(WorkPaths(site.work)), signal.SIGKILL)
+    assert scores(finish(site, second)) == expected
+    assert site.counted_once()
 
 
 @pytest.mark.slurm
-def test_slurm_scores_are_lm_evals_and_nothing_is_left(slurm_site: Any, expected: Expected) -> None:
-    """The same evaluation as Slurm jobs of an ordinary user: precursor, trials, workers; then no job, no file. The site's accounting shows no trial that did its work as cancelled."""
+def test_slurm_scores_are_lm_evals_and_nothing_is_left(
+    slurm_site: Any, suite: Path, own: Expected, expected: Expected
+) -> None:
+    """The same as Slurm jobs of an ordinary user, with a task of the user's own: precursor, trials, workers; then no job, no
+    file. The site's accounting shows no trial that did its work as cancelled.
+    """
     site, cluster = slurm_site, slurm_site.cluster
+    place = site.folder / suite.parent.name
+    for file in [p for p in suite.parent.rglob("*") if p.is_file() and p.suffix != ".pyc"]:
+        target = place / file.relative_to(suite.parent)
+        cluster.run_as_user(["mkdir", "-p", str(target.parent)], check=True)
+        cluster.run_as_user(["tee", str(target)], input=file.read_text(), check=True)
+    text = site.suite.read_text().replace("include_path = [", f'include_path = ["{place.name}/tasks", ')
+    site.suite.write_text(f'{text}[[task]]\nname = "capitals"\nbatch_size = 4\n')
     process = site.start(site.evaluate("--shards-per-task", "3"))
     seen: set[str] = set()
 
@@ -230,9 +312,9 @@ def test_slurm_scores_are_lm_evals_and_nothing_is_left(slurm_site: Any, expected
 
     wait(look)
     results = finish(site, process)
-    assert scores(results) == expected
+    assert scores(results) == expected | own
     assert {"build", "stage", "trial", "metric"} <= seen
-    assert_every_shard_counts_once(site)
+    assert site.counted_once()
     assert unfinished(cluster) == []
     assert modes(site.work) == {"drwx------", "-rw-------"}, "Slurm's logs, too"
     argv = ["squeue", "--noheader", "--array", "--states=all", "--format=%j %T"]
@@ -251,26 +333,20 @@ def test_a_node_lost_in_mid_trial_changes_no_digit(slurm_site: Any, expected: Ex
     """Power cut of a node with trials: its shards are run elsewhere."""
     site, cluster = slurm_site, slurm_site.cluster
     process = site.start(site.evaluate("--shards-per-task", "4"))
-    wait(lambda: dumped(site) >= 1, process)
+    wait(lambda: site.dumped() >= 1, process)
     trial = next(site.work.glob("*/responses/*-trial-*.frames")).name
     node = trial.split("-trial-")[1].split("-")[0]
     cluster.kill_node(node)
     try:
         assert scores(finish(site, process)) == expected
-        assert_every_shard_counts_once(site)
+        assert site.counted_once()
     finally:
         cluster.start_node(node)
 
 
 def stopped_trial(site: Any) -> int | None:
     """The host's pid of the trial that stands still on a node."""
-    for place in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            words = (place / "cmdline").read_bytes().split(b"\0")
-            state = (place / "stat").read_text().rpartition(")")[2].split()[0]
-            if state == "T" and b"trial" in words and any(os.fsencode(site.work) in word for word in words):
-                return int(place.name)
-    return None
+    return next((pid for pid, words, state in running(site.work) if state == "T" and "trial" in words), None)
 
 
 @pytest.mark.slurm
@@ -286,11 +362,12 @@ def test_a_trial_goes_on_while_the_coordinator_and_its_redis_are_gone(
     first.send_signal(signal.SIGKILL)
     first.communicate()
     os.kill(stopped_trial(site) or 0, signal.SIGCONT)
-    events = [json.loads(line) for line in (site.root() / "journal.jsonl").read_text().splitlines()]
-    planned = sum(len(leaf["shards"]) for e in events if e["kind"] == "planned" for leaf in e["leaves"])
-    wait(lambda: dumped(site) == planned)
+    planned = sum(
+        len(leaf["shards"]) for e in site.events() if e["kind"] == "planned" for leaf in e["leaves"]
+    )
+    wait(lambda: site.dumped() == planned)
     assert scores(finish(site, site.start(site.evaluate(*options)))) == expected
-    assert dumped(site) == planned
-    assert_every_shard_counts_once(site)
+    assert site.dumped() == planned
+    assert site.counted_once()
     ended = [json.loads(file.read_text()) for file in site.work.glob("*/outcomes/*.trial-ended.json")]
     assert [(e["reason"], e["shards"]) for e in ended] == [("drained", planned)]

@@ -33,25 +33,17 @@ def rows(**_):  # a training writes while requests are built
 """
 
 
-@pytest.mark.parametrize("which", ["checkpoint", "adapter"])
 def test_weights_written_while_requests_are_built_are_not_scored(
-    tmp_path: Path, toy_model: Path, which: str
+    tmp_path: Path, toy_model: Path, warm: str
 ) -> None:
-    """A checkpoint that is not staged, and an adapter beside a staged one: the evaluation fails in one line that says what
-    to type.
+    """An adapter beside a staged checkpoint: the evaluation fails in one line that says what to type. A checkpoint that is not
+    staged: tests/trial/test_weights_change.py.
     """
-    model = shutil.copytree(toy_model, tmp_path / "model")
-    more = "\n[stage]\nenabled = false\n"
-    weights, named = model / "model.safetensors", "model.safetensors was written to after it was announced"
-    if which == "adapter":
-        adapter = adapter_of(model, tmp_path / "adapter")
-        more = f'\n[trial.model_args]\npeft = "{adapter}"\n'
-        weights, named = (
-            adapter / "adapter_model.safetensors",
-            "adapter holds other content than was announced",
-        )
-    site = sites.local(tmp_path, model, "--slots", "1", more=more)
-    new, tasks = tmp_path / "new", tmp_path / "mine"
+    adapter = adapter_of(toy_model, tmp_path / "adapter")
+    site = sites.local(
+        tmp_path, toy_model, "--slots", "1", more=f'\n[trial.model_args]\npeft = "{adapter}"\n'
+    )
+    weights, new, tasks = adapter / "adapter_model.safetensors", tmp_path / "new", tmp_path / "mine"
     data = weights.read_bytes()
     header = 8 + int.from_bytes(data[:8], "little")
     new.write_bytes(data[:header] + b"\1" * (len(data) - header))
@@ -59,13 +51,14 @@ def test_weights_written_while_requests_are_built_are_not_scored(
     (tasks / "mine.yaml").write_text(TASK)
     (tasks / "load.py").write_text(LOAD.format(tasks=TASKS, weights=weights, new=new))
     site.suite.write_text('name = "mine"\ninclude_path = ["mine"]\nbatch_size = 4\n[[task]]\nname = "mine"\n')
+    site.env["EVALSPAN_TRIAL_PROLOGUE"] = warm
     try:
         done = site.run(site.evaluate())
     finally:
         site.end_workers()
     assert done.returncode == 1, done.stderr
     (failed,) = site.results()["failed"].values()
-    assert named in failed
+    assert "adapter holds other content than was announced" in failed
     assert "evaluate it again" in failed
     assert "\n" not in failed
 
@@ -88,32 +81,28 @@ def jobs(site: sites.Site, done: subprocess.CompletedProcess[str]) -> tuple[dict
     return results, {p.name.split("-")[2] for p in (root / "logs").iterdir()}
 
 
-@pytest.mark.timeout(900)  # five evaluations
+@pytest.mark.timeout(900)  # three evaluations
 def test_a_touched_or_copied_checkpoint_of_equal_content_takes_the_answers(
-    tmp_path: Path, toy_model: Path
+    tmp_path: Path, toy_model: Path, warm: str
 ) -> None:
     """A precursor hashes it while it copies, and no trial runs. Equal samples of other content are answered anew."""
     model = shutil.copytree(toy_model, tmp_path / "step-1")
     weights = model / "model.safetensors"
     site = sites.local(tmp_path, model, "--slots", "1", entries={"toy_choice": {"limit": 8}})
+    site.env["EVALSPAN_TRIAL_PROLOGUE"] = warm
     try:
         first, kinds = jobs(site, site.run(site.evaluate()))
         assert "trial" in kinds
         before = first["evalspan"]
         assert before["checkpoint_content"]
 
-        weights.touch()
-        touched, kinds = jobs(site, site.run(site.evaluate()))
-        assert touched["evalspan"]["evaluation_id"] != before["evaluation_id"]
-        assert "stage" in kinds
-        assert not kinds & {"trial", "host", "metric"}
-        assert touched["results"] == first["results"]
-        assert set(touched["evalspan"]["responses_from"].values()) == {before["evaluation_id"]}
-
         site.model = shutil.copytree(model, tmp_path / "another-name", copy_function=shutil.copyfile)
         copied, kinds = jobs(site, site.run(site.evaluate()))
+        assert copied["evalspan"]["evaluation_id"] != before["evaluation_id"]
+        assert "stage" in kinds
         assert not kinds & {"trial", "host", "metric"}
         assert copied["results"] == first["results"]
+        assert set(copied["evalspan"]["responses_from"].values()) == {before["evaluation_id"]}
         assert copied["evalspan"]["checkpoint_content"] == before["checkpoint_content"]
 
         site.model = model
@@ -139,14 +128,16 @@ def unsampled(weights: Path) -> int:
     return start
 
 
-@pytest.mark.timeout(600)  # three evaluations
-def test_the_hooks_hashes_say_at_acceptance_that_a_copy_is_the_same(tmp_path: Path, toy_model: Path) -> None:
+def test_the_hooks_hashes_say_at_acceptance_that_a_copy_is_the_same(
+    tmp_path: Path, toy_model: Path, warm: str
+) -> None:
     """Then no job but the request set's runs, also without staging. Hashes older than the weights say nothing."""
     model = shutil.copytree(toy_model, tmp_path / "step-1")
     sums = {f.name: hash_file(model / f.name) for f in inspect(model).files}
     (model / SAVE_SUMS).write_text(json.dumps({"xxh3_128": sums}))
     entries = {"toy_choice": {"limit": 8}}
     site = sites.local(tmp_path, model, "--slots", "1", entries=entries, more="\n[stage]\nenabled = false\n")
+    site.env["EVALSPAN_TRIAL_PROLOGUE"] = warm
     try:
         first, _ = jobs(site, site.run(site.evaluate()))
         assert first["evalspan"]["checkpoint_content"] == content_of(sums) == inspect(model).content
@@ -157,8 +148,5 @@ def test_the_hooks_hashes_say_at_acceptance_that_a_copy_is_the_same(tmp_path: Pa
         assert copied["results"] == first["results"]
         (model / "model.safetensors").touch()
         assert inspect(model).content is None
-        site.model = model
-        _, kinds = jobs(site, site.run(site.evaluate()))
-        assert "trial" in kinds
     finally:
         site.end_workers()

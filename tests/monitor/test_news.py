@@ -1,43 +1,56 @@
-"""News of evaluations, by a command and by a webhook; those of an end outlive the daemon that saw it."""
+"""News of evaluations, by a command and by a webhook, those of an end outlive the daemon that saw it; and Prometheus metrics."""
 
 from __future__ import annotations
 
 import json
+import re
+import shutil
 import subprocess
 import sys
 import threading
+import urllib.request
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import yaml
 from dev_cluster.testing import wait_until
-from support.hook import Hook
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from prometheus_client.parser import text_string_to_metric_families
+from support.endpoint import Endpoint, serving
 from support.node_memory import make_checkpoint
 from support.simulated.parts import Faults, record
 from support.simulated.world import World
-from support.trainings import leave
+from support.trainings import leave, two_trainings
 
 from coordinator.config.schema import Config, NotifyConfig
 from coordinator.errors import OperatorError
 from coordinator.monitor import notify
+from coordinator.monitor.metrics import SILENT_SECONDS, Metrics
 from coordinator.monitor.notify import MOST_WAITING, News, Notifier
 from coordinator.monitor.watch import Monitor
 from coordinator.runtime.summarise import summary_of
-from coordinator.runtime.summary import Summary, known_by, of_record
-from evaljobs.contract.paths import WorkPaths
+from coordinator.runtime.summary import Summary, Task, known_by, of_record, with_costs
+from evaljobs.contract.paths import EvaluationPaths, WorkPaths
 
 SECONDS = 120.0  # most that a busy machine takes
 
 
 @pytest.fixture
-def hook() -> Iterator[Hook]:
+def hook() -> Iterator[Endpoint]:
     """A web server that takes news."""
-    made = Hook()
-    yield made
-    made.server.shutdown()
-    made.server.server_close()
+    with serving() as made:
+        yield made
+
+
+def _answers(hook: Endpoint, *codes: int) -> None:
+    """Those of the next requests; 200 after them."""
+    left = list(codes)
+    hook.handle = lambda request: request.error(left.pop(0)) if left else request.answer()
 
 
 def _news(number: int = 0) -> News:
@@ -57,7 +70,7 @@ def _no_pause(_seconds: float) -> bool:
     return False
 
 
-def test_a_command_and_a_webhook_get_the_same_json(hook: Hook, tmp_path: Path):
+def test_a_command_and_a_webhook_get_the_same_json(hook: Endpoint, tmp_path: Path):
     out = tmp_path / "news"
     notifier = Notifier(_into(out), hook.url)
     notifier.tell(
@@ -69,19 +82,20 @@ def test_a_command_and_a_webhook_get_the_same_json(hook: Hook, tmp_path: Path):
     )
     notifier.tell(list)
     notifier.finish(SECONDS)
-    assert [json.loads(line) for line in out.read_text().splitlines()] == hook.got
-    assert hook.got[0]["event"] == "failed"
-    assert hook.got[0]["errors"] == {"add": "no data"}
-    assert "add: no data" in str(hook.got[0]["text"])
+    (got,) = (request.body for request in hook.requests)
+    assert [json.loads(line) for line in out.read_text().splitlines()] == [got]
+    assert (got["event"], got["errors"]) == ("failed", {"add": "no data"})
+    assert "add: no data" in str(got["text"])
 
 
-def test_news_that_are_refused_are_sent_again_in_order(hook: Hook):
-    hook.answers = [503, 429, 408, 500, 502]
+def test_news_that_are_refused_are_sent_again_in_order(hook: Endpoint):
+    _answers(hook, *(refused := [503, 429, 408, 500, 502]))
     notifier = Notifier(webhook=hook.url, pause=_no_pause)
     notifier.tell(lambda: [_news(0)])
     notifier.tell(lambda: [_news(1)])
     notifier.finish(SECONDS)
-    assert [n["reason"] for n in hook.got] == ["reason 0", "reason 1"]
+    told = [request.body["reason"] for request in hook.requests]
+    assert told == ["reason 0"] * len(refused) + ["reason 0", "reason 1"]
 
 
 @pytest.mark.parametrize("place", ["http://127.0.0.1:1", "http://me:hunter22@127.0.0.1:1", "http://[nowhere"])
@@ -106,7 +120,7 @@ def test_the_text_of_news_makes_no_link_and_calls_no_channel_of_a_chat():
     assert news.reason.startswith("<!channel>")
 
 
-def test_the_queue_is_bounded_and_telling_never_waits(hook: Hook):
+def test_the_queue_is_bounded_and_telling_never_waits(hook: Endpoint):
     gate = threading.Event()
     notifier = Notifier(webhook=hook.url, pause=_no_pause)
 
@@ -119,21 +133,14 @@ def test_the_queue_is_bounded_and_telling_never_waits(hook: Hook):
         notifier.tell(lambda number=number: [_news(number)])
     gate.set()
     notifier.finish(SECONDS)
-    assert MOST_WAITING - 1 <= len(hook.got) <= MOST_WAITING
-    assert hook.got[-1]["reason"] == f"reason {MOST_WAITING + 49}"
+    assert MOST_WAITING - 1 <= len(hook.requests) <= MOST_WAITING
+    assert hook.requests[-1].body["reason"] == f"reason {MOST_WAITING + 49}"
 
 
 def test_a_score_that_fell_beyond_its_error_is_news_and_one_within_is_none(tmp_path: Path):
     paths = [leave(tmp_path, step, value) for step, value in ((1, 0.5), (2, 0.3), (3, 0.295))]
     fell = [[(f.task, f.measure) for f in notify.fallen(tmp_path, of_record(p, ""))] for p in paths]
     assert fell == [[], [("add", "exact_match")], []]
-
-
-def test_nothing_is_started_where_nobody_wants_news():
-    before = threading.active_count()
-    notifier = Notifier()
-    notifier.tell(lambda: [_news()])
-    assert threading.active_count() == before
 
 
 def _told(file: Path) -> list[dict[str, Any]]:
@@ -180,12 +187,12 @@ def test_an_end_is_told_after_a_restart_where_the_daemon_died_before_its_news_we
 
 
 def test_the_address_of_a_webhook_stands_in_no_log_where_its_server_refuses_the_news(
-    tmp_path: Path, hook: Hook, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, hook: Endpoint, caplog: pytest.LogCaptureFixture
 ):
     """Slack's form of address, whose path is the secret, in a file that others may not read. A 403 is final: one post."""
     secret, address = "T000/B000/XXXX", tmp_path / "webhook.url"
-    hook.answers = [403]
-    address.write_text(hook.url.replace("/hook", f"/services/{secret}\n"))
+    _answers(hook, 403)
+    address.write_text(hook.url.replace("/v1", f"/services/{secret}\n"))
     config = Config(work_dir=tmp_path, notify=NotifyConfig(webhook_file=address))
     tmp_path.chmod(0o700)
     address.chmod(0o644)
@@ -200,7 +207,7 @@ def test_the_address_of_a_webhook_stands_in_no_log_where_its_server_refuses_the_
     assert "the webhook at 127.0.0.1 answered 403" in caplog.text
     said = caplog.text + str(refused.value)
     assert not any(part in said for part in (secret, "T000", "XXXX", "/services"))
-    assert len(hook.paths) == 1
+    assert len(hook.requests) == 1
 
 
 def _monitor(work: Path, *command: str) -> Monitor:
@@ -263,3 +270,128 @@ def test_what_was_removed_since_is_owed_no_more_and_nothing_is_kept_where_no_new
     silent.tick(_coordinator(World(0, Faults())), 0, [])
     silent.close()
     assert not WorkPaths(tmp_path).news.exists()
+
+
+# --- metrics; the alert rules and the dashboard as Prometheus' own tool reads them -----------------------------------
+
+FOLDER = Path(__file__).parents[2] / "scripts" / "monitoring"
+
+
+@pytest.fixture
+def metrics() -> Iterator[Metrics]:
+    made = Metrics("127.0.0.1:0", lambda: 4096.0)
+    yield made
+    made.close()
+
+
+def _text(metrics: Metrics) -> str:
+    with urllib.request.urlopen(f"http://127.0.0.1:{metrics.port}/metrics", timeout=60) as answer:
+        return str(answer.read().decode())
+
+
+def _scraped(metrics: Metrics) -> dict[tuple[str, str], float]:
+    return {
+        (one.name, ",".join(one.labels.values())): one.value
+        for family in text_string_to_metric_families(_text(metrics))
+        for one in family.samples
+    }
+
+
+def _loop(world: World) -> Any:
+    calls = SimpleNamespace(
+        late=lambda: ("the listing of jobs", 7.0), take_counts=lambda: Counter({"a submission": 3})
+    )
+    summaries = [summary_of(world.state, world.now)]
+    return SimpleNamespace(summaries=lambda: summaries, parked={"a": 1, "b": 2}, calls=calls, trouble="")
+
+
+@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.integers(0, 1000), st.integers(1, 60))
+def test_every_open_shard_is_counted_once(metrics: Metrics, seed: int, turns: int):
+    world = World(seed, Faults(kill=0.1), record())
+    for _ in range(turns):
+        world.work()
+    metrics._noted_at = 0.0
+    metrics.note(_loop(world), pending=1, now=world.state.record.accepted_at + 5.0)
+    seen = _scraped(metrics)
+    open_ones = world.state.ended_at is None
+    total = {
+        name: sum(v for (of, _), v in seen.items() if of == f"evalspan_{name}")
+        for name in ("shards", "evaluations")
+    }
+    assert total == {
+        "shards": len(world.state.shards.by_name) if open_ones else 0,
+        "evaluations": 3 + open_ones,
+    }
+    assert (seen["evalspan_evaluations", "parked"], seen["evalspan_evaluations", "pending"]) == (2, 1)
+    assert seen["evalspan_oldest_evaluation_seconds", ""] == (5.0 if open_ones else 0.0)
+
+
+def test_a_scrape_shows_what_the_loop_handed_over_and_nothing_as_running_where_it_hangs(metrics: Metrics):
+    """The thread of a scrape lives on beside a loop that makes no turn."""
+    world = World(0, Faults(), record())
+    metrics.note(_loop(world), pending=4, now=world.state.record.accepted_at + 60)
+    metrics.turn(0.02)
+    seen = _scraped(metrics)
+    phases = {"running": 1, "pending": 4, "stopped": 0}
+    assert {phase: seen["evalspan_evaluations", phase] for phase in phases} == phases
+    assert seen["evalspan_oldest_evaluation_seconds", ""] == 60
+    assert seen["evalspan_cluster_call_late_seconds", ""] == 7
+    assert seen["evalspan_cluster_calls_total", "a submission"] == 3
+    assert seen["evalspan_loop_seconds_count", ""] == 1
+    assert seen["evalspan_redis_memory_bytes", ""] == 4096
+    metrics._noted_at -= SILENT_SECONDS + 1
+    seen, phases = _scraped(metrics), {"running": 0, "pending": 4, "stopped": 1}
+    assert {phase: seen["evalspan_evaluations", phase] for phase in phases} == phases
+
+
+def test_every_ended_evaluation_counts_and_its_gpu_seconds_where_there_is_a_report(
+    metrics: Metrics, tmp_path: Path
+):
+    work = two_trainings(tmp_path / "work")
+    over = Summary(schema_version=2, evaluation_id="e", written_at=0.0, ended_at=1.0)
+    ends = [with_costs(over, EvaluationPaths(file.parent)) for file in sorted(work.glob("*/report.json"))]
+    failed = (Task(name="t", state="failed", error="no data"),)
+    metrics.ended([*ends, over.model_copy(update={"tasks": failed})])
+    seen = _scraped(metrics)
+    assert seen["evalspan_evaluations_ended_total", "failed"] == 1
+    assert seen["evalspan_evaluations_ended_total", "done"] == len(ends)
+    assert ("evalspan_gpu_seconds_total", "inference") in seen
+    assert seen["evalspan_makespan_seconds_count", ""] == len(ends)
+
+
+def _scrape(metrics: Metrics) -> str:
+    """What Prometheus gets of a daemon that has done everything once."""
+    metrics._show([summary_of(World(0, Faults(), record()).state, 0.0)], {}, 0.0)
+    metrics._counters["cluster_calls"].labels("the listing of jobs").inc()
+    metrics._counters["evaluations_ended"].labels("done").inc()
+    return _text(metrics)
+
+
+def _expressions() -> list[str]:
+    rules = yaml.safe_load((FOLDER / "alerts.yml").read_text())["groups"][0]["rules"]
+    panels = json.loads((FOLDER / "dashboard.json").read_text())["panels"]
+    return [r["expr"] for r in rules] + [t["expr"] for p in panels for t in p["targets"]]
+
+
+def test_rules_and_dashboard_name_metrics_that_there_are(metrics: Metrics):
+    shown = set(re.findall(r"^(evalspan_\w+)", _scrape(metrics), re.MULTILINE))
+    used = {name for expr in _expressions() for name in re.findall(r"\b(evalspan_\w+)", expr)}
+    assert used
+    assert used <= shown
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="needs Debian's package prometheus")
+def test_prometheus_takes_the_rules_and_scrapes_the_daemon(metrics: Metrics, tmp_path: Path):
+    """Prometheus' own parsers: of the alert rules, the dashboard's expressions, and what a scrape gets."""
+    rules = [
+        {"record": f"panel:{i}", "expr": expr.replace("$instance", ".*")}
+        for i, expr in enumerate(_expressions())
+    ]
+    (tmp_path / "panels.yml").write_text(json.dumps({"groups": [{"name": "panels", "rules": rules}]}))
+    for file in (FOLDER / "alerts.yml", tmp_path / "panels.yml"):
+        subprocess.run(["promtool", "check", "rules", file], check=True, capture_output=True)
+    checked = subprocess.run(
+        ["promtool", "check", "metrics"], check=False, input=_scrape(metrics).encode(), capture_output=True
+    )
+    assert b"error while" not in checked.stderr

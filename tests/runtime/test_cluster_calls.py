@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 from dataclasses import dataclass, field, replace
@@ -11,7 +10,6 @@ from types import SimpleNamespace
 from unittest import mock
 
 import pytest
-from dev_cluster.testing import wait_until
 from hypothesis import given
 from hypothesis import strategies as st
 from support.fake_cluster import FakeCluster, fake_node
@@ -28,7 +26,7 @@ from coordinator.evaluation.events import JobStarted
 from coordinator.evaluation.job_specs import worker_job
 from coordinator.evaluation.state import NodeUse
 from coordinator.planning.make_plan import hardware_of
-from coordinator.runtime import cluster_calls, effects, gpu_names, registry, wiring
+from coordinator.runtime import cluster_calls, effects, gpu_names, registry
 from coordinator.runtime.cluster_calls import ClusterCalls
 from evaljobs.contract.outcomes import Staged
 from evaljobs.contract.specs import JudgeOptions, TaskEntry
@@ -40,14 +38,11 @@ A100 = "NVIDIA A100-SXM4-80GB"
 
 @dataclass(slots=True, kw_only=True)
 class Gated(FakeCluster):
-    """Each method answers once its gate is open ("submitted": after the submission); `asked` counts the calls. `full`: what
-    is pending waits for a limit on this user's jobs.
-    """
+    """Each method answers once its gate is open ("submitted": after the submission); `asked` counts the calls."""
 
     gates: dict[str, threading.Event] = field(default_factory=dict)
     asked: dict[str, int] = field(default_factory=dict)
     one: threading.Lock = field(default_factory=threading.Lock)
-    full: bool = False
 
     def _wait(self, method):
         with self.one:
@@ -65,10 +60,7 @@ class Gated(FakeCluster):
     def jobs(self):
         listed = FakeCluster.jobs(self)
         self._wait("jobs")
-        waits = replace if self.full else lambda job, **_: job
-        return [
-            waits(job, reason="QOSMaxJobsPerUserLimit") if job.phase == "pending" else job for job in listed
-        ]
+        return listed
 
     def nodes(self):
         self._wait("nodes")
@@ -77,12 +69,6 @@ class Gated(FakeCluster):
     def cancel(self, job_ids):
         self._wait("cancel")
         FakeCluster.cancel(self, job_ids)
-
-    def start(self, purpose):
-        """All pending jobs of this purpose."""
-        for member in self.members:
-            if member.job.purpose == purpose and member.phase == "pending":
-                member.state = "RUNNING"
 
     def names(self, purpose=""):
         return [job.name for job in self.submitted if purpose in job.purpose]
@@ -162,31 +148,6 @@ def test_a_listing_of_nodes_from_before_a_trial_began_does_not_offer_its_gpus(tm
     assert demand.started_since([running.state], asked_at) == set()
     running.take([JobStarted(at=asked_at + 1.0, job=job.job.name, index=0, node="n0")])
     assert demand.started_since([running.state], asked_at) == {"n0"}
-
-
-def test_redis_waits_for_the_controllers_place_and_the_loop_does_not(monkeypatch):
-    """It is asked for once at a time, and not again once it is known."""
-    asked, answered = [], threading.Event()
-
-    def controller_host():
-        asked.append(1)
-        assert answered.wait(60)
-        return "127.0.0.1"
-
-    monkeypatch.setattr(wiring, "controller_host", controller_host)
-    bind = wiring._towards_controller(ClusterCalls(0.0))
-    for _ in range(3):
-        with pytest.raises(RetryError):
-            bind()
-    answered.set()
-
-    def known():
-        with contextlib.suppress(RetryError):
-            return bind() == "127.0.0.1"
-
-    wait_until(known, "the place is known")
-    assert bind() == "127.0.0.1"
-    assert len(asked) == 1
 
 
 @given(seconds=st.lists(st.floats(0.0, 2.0), min_size=1), patience=st.floats(0.0, 1.0))
@@ -375,21 +336,6 @@ def test_a_fault_of_a_node_is_learnt_once(tmp_path):
     assert "n0" in lanes_of(third)
 
 
-def test_nothing_is_staged_ahead_of_an_evaluation_that_waits_for_a_limit(tmp_path):
-    """Two precursors hold all places, and the first one's builds wait: the second one's makes way, until nothing waits."""
-    coordinator, cluster = on(tmp_path, 1, 1)
-    first, second = (coordinator.accept(another(record(max_trials=1), n)) for n in (1, 2))
-    until(coordinator, lambda: len(cluster.names("stage")) == 2)
-    cluster.start("stage")
-    cluster.full = True
-    until(coordinator, lambda: second.state.nodes.by_name["n1"].status == "withdrawn")
-    ticks(coordinator)
-    assert first.state.nodes.by_name["n0"].status == "staging"
-    assert len(cluster.names("stage")) == 2
-    cluster.start("build")
-    until(coordinator, lambda: len(cluster.names("stage")) == 3)
-
-
 def test_evaluations_that_plan_share_no_turn(tmp_path):
     """A plan takes tenths of a second: twenty in one turn held up the loop. Each node is still offered once."""
     coordinator, _ = on(tmp_path, *[1] * 6)
@@ -404,26 +350,16 @@ def test_evaluations_that_plan_share_no_turn(tmp_path):
 # --- nodes whose Gres names no GPU type ------------------------------------------------------------------------------
 
 
-def test_a_gpu_without_a_type_is_never_predicted_as_a_cpu(tmp_path):
-    """A job without GPUs reads their name from the driver; where Gres has a type, that one counts."""
-    plain = NodeUse(name="n1", lanes=1)
-    for seen, hardware in (
-        ([plain], "gpu"),
-        ([plain, replace(plain, gpu_name=A100)], A100),
-        ([replace(plain, gpu_type="h100")], "h100"),
-        ([replace(plain, gpu_type="cpu-slot")], "cpu"),
-    ):
-        assert hardware_of(seen) == hardware
-    folder = tmp_path / "0000:07:00.0"
-    folder.mkdir()
-    (folder / "information").write_text(f"Model: \t\t {A100}\nIRQ:   \t\t 139\nGPU UUID: \t GPU-1\n")
-    assert gpu_name(tmp_path) == A100
-    assert gpu_name(tmp_path / "no-driver") == ""
-
-
 @pytest.mark.parametrize("gres", ["", "a100"])
 def test_the_name_that_a_precursor_reports_is_kept_for_later_evaluations(tmp_path, gres):
-    """Where Gres has a type, that one stays the key, and nothing is kept."""
+    """A job without GPUs reads it from the driver. Where Gres has a type, that one stays the key, and nothing is kept; where
+    there is no name at all, it is a GPU still, and a slot of a CPU is none.
+    """
+    (folder := tmp_path / "0000:07:00.0").mkdir()
+    (folder / "information").write_text(f"Model: \t\t {A100}\nIRQ:   \t\t 139\nGPU UUID: \t GPU-1\n")
+    assert (gpu_name(tmp_path), gpu_name(tmp_path / "no-driver")) == (A100, "")
+    slot = NodeUse(name="n1", lanes=1, gpu_type="cpu-slot")
+    assert [hardware_of([each]) for each in (replace(slot, gpu_type=""), slot)] == ["gpu", "cpu"]
     coordinator, cluster = on(tmp_path, 2)
     cluster.fleet = [replace(cluster.fleet[0], gpu_type=gres)]
     running = coordinator.accept(record())

@@ -17,7 +17,7 @@ import pytest
 from support.daemons import obey
 from support.fake_cluster import FakeCluster, fake_node
 from support.goldens import HERE
-from support.loops import coordinator_on, serving, until
+from support.loops import serving, until
 from support.simulated.parts import record
 from typer.testing import CliRunner
 
@@ -243,24 +243,6 @@ def test_an_outcome_that_no_journal_can_hold_is_passed_over_by_name(pair, work, 
     assert set(pair.running) == {GOOD, BAD}
     pair.running.pop(BAD).journal.close()
     assert pair.accept(named(BAD)).state.jobs.live
-
-
-def test_an_evaluation_that_cannot_be_shown_stops_no_other(pair, work, cluster, monkeypatch):
-    """Neither in a turn nor at a daemon's start."""
-    real = runner.summary_now
-
-    def faulty(state, *more, **options):
-        if state.evaluation_id == BAD:
-            raise KeyError("x")
-        return real(state, *more, **options)
-
-    monkeypatch.setattr(runner, "summary_now", faulty)
-    monkeypatch.setattr(runner, "SUMMARY_SECONDS", -1.0)
-    assert [s.evaluation_id for s in pair.summaries()] == [GOOD]
-    pair.close()
-    fresh = coordinator_on(work.root, cluster)
-    fresh.resume_all()
-    assert list(fresh.running) == [GOOD]
 
 
 def test_an_end_that_the_disk_does_not_show_is_told_once(pair, monkeypatch):

@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from support.daemons import SUITE, announce, daemon, only, refused, small, taken
+from support.daemons import SUITE, announce, daemon, only, refused, small
 from support.with_root import GROUP, MEMBERS, as_user
 from typer.testing import CliRunner
 
@@ -64,42 +64,6 @@ def submits(folder):
         return file
 
     return submits
-
-
-def test_a_members_submission_counts_as_a_notice_does(folder, ears, submits):
-    """Below the roots, for a listed suite, by its name or its file; a later one raises the priority."""
-    submits()
-    ears.tick()
-    assert taken(ears) == ["step-1"]
-    submits(priority=3, uid=BOB)
-    ears.tick()
-    assert only(ears).state.record.priority == 3
-    submits(suite="mine")
-    submits(suite=folder / "mine.toml", uid=BOB)
-    ears.tick()
-    assert sorted(r.state.record.suite.name for r in ears.coordinator.running.values()) == ["mine", SUITE]
-    assert not refused(ears)
-
-
-@pytest.mark.parametrize("asked", [
-    ("elsewhere/step-1", SUITE, "is not below any of [watch] roots"), ("runs/step-1", "{}/other.toml", "list the file in [watch] suites"),
-    ("runs/step-1", "other", "no suite named 'other': [watch] suites has: mine"),
-])  # fmt: skip
-def test_what_the_settings_do_not_list_is_refused_by_file_owner_and_setting(folder, ears, submits, asked):
-    """The daemon's user himself may submit it."""
-    place, suite, setting = asked
-    suite = suite.format(folder)
-    file = submits(place, suite)
-    ears.tick()
-    (refusal,) = refused(ears)
-    assert refusal.why.startswith(f"{file} of {ann}: ")
-    assert setting in refusal.why
-    assert not any(part in refusal.why for part in ("\n", "evalspan submit"))
-    assert not taken(ears)
-    if suite != "other":
-        submits(place, suite, uid=0)
-        ears.tick()
-        assert taken(ears) == ["step-1"]
 
 
 @pytest.mark.parametrize("forged", ["open to others", "a link to another's file", "a symbolic link"])

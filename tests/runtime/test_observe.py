@@ -1,4 +1,4 @@
-"""What a listing means: absence, twins, unknown words, trials that stand still, shards that lie nowhere."""
+"""What a listing means: absence, twins, unknown words, trials that stand still; and what is queued again in Redis."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.fake_cluster import FakeCluster, fake_node
 from support.loops import coordinator_on
+from support.open_redis import open_server, running_on
 from support.simulated.invariants import validate
 from support.simulated.parts import SITE, Faults, record
 from support.simulated.world import World
@@ -17,8 +18,9 @@ from coordinator.evaluation import actions as do
 from coordinator.evaluation import events as ev
 from coordinator.evaluation import step as machine
 from coordinator.runtime import detect
-from evaljobs.contract.outcomes import Built
-from evaljobs.contract.storage import write_outcome
+from coordinator.runtime.journal import read_events
+from evaljobs.contract.outcomes import Built, ShardResponses
+from evaljobs.contract.storage import FrameWriter, write_outcome
 
 GRACE = detect.Grace(lost=30.0, uncertain=10.0, hung=100.0, overdue=60.0, outcome=3.0)
 
@@ -152,21 +154,6 @@ def test_only_a_trial_without_progress_is_hung_and_it_is_told_until_it_is_gone(w
             assert [(event.trial, event.shard) for event in events] == hung
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_stray_shards_are_those_that_lie_nowhere(seed):
-    """Queued, claimed by the living, or done: not stray. All the others are, also those a dead trial had claimed."""
-    world = under_way(seed)
-    state, held = world.state, dict(world.claims)
-    todo = {n for n, s in state.shards.by_name.items() if s.frame is None}
-    for unclaimed, claims, stray in (
-        (todo, {}, set()),
-        ((), {}, todo),
-        ((), held, todo - set(held)),
-        ((), dict.fromkeys(held, "a dead one"), todo),
-    ):
-        assert set(detect.stray_shards(state, unclaimed, claims)) == stray
-
-
 def test_metric_jobs_are_lost_only_after_a_while():
     """RQ may not show at once what was just enqueued; the while is doubled with each loss."""
     world = World(1, Faults())
@@ -197,19 +184,6 @@ def test_a_holder_that_outstays_its_release_is_cancelled_until_it_is_gone(world)
         assert detect.overdue_jobs(world.state, seen, GRACE, now) == named
 
 
-def test_a_precursor_near_its_time_limit_gets_a_successor_and_its_node_stays_in_use(world):
-    """At the first look at which it is due, once: the trials read what the first one holds meanwhile."""
-    state = world.state
-    node = next(n for n in state.nodes.by_name.values() if n.status == "ready" and n.precursor)
-    before = ("ready", first := node.precursor, node.attempts)
-    state.nodes.renewals[first] = world.now
-    (event,) = detect.waits_over(state, world.now)
-    machine.step(state, world.site, event)
-    assert state.jobs.by_name[first].successor in state.jobs.live
-    assert (node.status, node.precursor, node.attempts) == before
-    assert detect.waits_over(state, world.now) == []
-
-
 def test_what_a_job_left_is_taken_before_its_end_and_a_state_of_no_table_is_logged_once(
     tmp_path, monkeypatch, caplog
 ):
@@ -232,3 +206,95 @@ def test_what_a_job_left_is_taken_before_its_end_and_a_state_of_no_table_is_logg
     assert running.state.jobs.by_name[build.name].phase == "ended"
     assert running.state.entries[0].build_attempts == 0
     assert not list(running.paths.outcomes.glob(".*"))
+
+
+# --- a Redis that takes no writes, or that comes back ----------------------------------------------------------------
+
+
+@pytest.fixture
+def server(tmp_path):
+    with open_server(tmp_path) as client:
+        yield client
+
+
+@pytest.fixture
+def running(server, tmp_path):
+    return running_on(tmp_path)
+
+
+@pytest.fixture
+def queue(running):
+    return running.performer.queue(running.state.evaluation_id)
+
+
+def looks(running, times):
+    """Looks at the queue and audits of it, at these times."""
+    for now in times:
+        running._look_at_queue(now)
+        running._audit(now)
+
+
+def test_a_queue_that_redis_does_not_take_is_told_lost_once_and_filled_when_it_does(server, running, queue):
+    """Five times a second for as long as it lasts was megabytes of journal; so were shards told stray."""
+    state = running.state
+    todo = {name for name, shard in state.shards.by_name.items() if shard.frame is None}
+    told = lambda: [event.kind for event in read_events(running.journal.path)]  # noqa: E731
+    times = iter(range(1_000_000, 2_000_000))
+    server.config_set("maxmemory", "1")
+    looks(running, [next(times) for _ in range(50)])
+    assert told() == ["queue-lost"]
+    server.config_set("maxmemory", "0")
+    for _ in range(5):
+        running._look_at_queue(next(times))
+    assert running.snapshot.unclaimed == state.shards.todo == len(todo)
+    assert told() == ["queue-lost"]
+    server.delete(f"evalspan:{{{state.evaluation_id}}}:where")
+    server.config_set("maxmemory", "1")
+    looks(running, [next(times) for _ in range(5)])
+    assert told() == ["queue-lost", "shards-stray"]
+    server.config_set("maxmemory", "0")
+    running._audit(next(times))
+    assert set(queue.unclaimed()) == todo
+    assert told() == ["queue-lost", "shards-stray"]
+
+
+def test_a_trial_believed_dead_that_lives_costs_no_task_a_run(running, queue):
+    """Redis came back empty and has forgotten the release: the trial's heartbeat claims its shard once, is released again,
+    and what it is running is not counted as run without a record.
+    """
+    shards = running.state.shards.by_name
+    shard = next(name for name, found in shards.items() if found.frame is None)
+    held = []
+    for number in range(6):
+        held.append(queue.heartbeat("dead", phase="infer", shard=shard))
+        looks(running, [1e6 + 20.0 * number])
+    assert shards[shard].unread == 0
+    assert held == [True, True, False, False, False, False], "once more while the queue is filled"
+    assert shard in queue.unclaimed()
+
+
+def test_a_shard_that_was_run_without_redis_is_not_run_again(server, running, queue):
+    """Redis comes back with the queue that it had, and the trial that dumped meanwhile has died unreported: the shard is
+    taken out. Also where nothing else is to do. It comes back empty: response files are read before it is filled again.
+    """
+    state = running.state
+    for now in (1e6, 1e6 + 1):  # filled; seen as filled
+        running._look_at_queue(now)
+    first, second, *others = queue.unclaimed()
+    planned = state.shards.leaves[state.shards.by_name[first].leaf].planned
+    ran = {"task": planned.task, "key": planned.key, "shard": first, "trial": "t"}
+    with FrameWriter(running.paths.responses / "t.frames") as responses:
+        responses.append(ShardResponses(**ran, started_at=1e6, seconds=1.0, responses=()))
+    server.flushall()
+    running._look_at_queue(1e6 + 2)
+    assert set(queue.unclaimed()) == {second, *others}
+    frame = state.shards.by_name[first].frame
+    running._look_at_queue(1e6 + 3)
+    state.shards.by_name[second].frame = frame
+    running._audit(1e6 + 21)
+    assert set(queue.unclaimed()) == set(others)
+    for name in others:
+        state.shards.by_name[name].frame = frame
+    state.shards.todo = 0
+    looks(running, [1e6 + 41])
+    assert queue.unclaimed() == ()

@@ -23,7 +23,6 @@ from coordinator.keeping.archive import archive_ended
 from coordinator.runtime.summary import ended
 from evaljobs.contract.folded import archive_of, members
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths
-from evaljobs.contract.storage import read_frames
 
 pytestmark = pytest.mark.model
 WEIGHTS = "model.safetensors"
@@ -55,70 +54,6 @@ def journals(site: Any) -> list[Path]:
     return list(site.work.glob("*/journal.jsonl"))
 
 
-def events(root: Path) -> list[dict[str, Any]]:
-    """Of an evaluation's journal, less a line that is being written."""
-    lines = (root / "journal.jsonl").read_bytes().splitlines(keepends=True)
-    return [json.loads(line) for line in lines if line.endswith(b"\n")]
-
-
-def kinds(root: Path) -> list[str]:
-    return [event["kind"] for event in events(root)]
-
-
-def dumped(site: Any) -> int:
-    return sum(1 for f in site.work.glob("*/responses/*.frames") for _ in read_frames(f, 0))
-
-
-def processes(site: Any, *verbs: str) -> list[str]:
-    """Command lines of this site's jobs that run one of `verbs`."""
-    return list(pids(site, *verbs).values())
-
-
-def pids(site: Any, *verbs: str) -> dict[int, str]:
-    """Those processes by their ids. A child that has not called exec yet has its parent's command line, and is left out."""
-    found = {}
-    for place in Path("/proc").glob("[0-9]*"):
-        try:
-            words = (place / "cmdline").read_bytes().decode(errors="replace").split("\0")
-        except OSError:
-            continue
-        if any(word.endswith("local_guardian.py") for word in words):
-            continue  # it bears the command line of its job
-        if "evaljobs" in words and any(v in words for v in verbs) and str(site.work) in " ".join(words):
-            found[int(place.name)] = " ".join(words)
-    # the parent of one that is gone by now cannot be asked: it was such a child, or has ended
-    parents = {pid: _parent(pid) for pid in found}
-    return {pid: found[pid] for pid, parent in parents.items() if parent is not None and parent not in found}
-
-
-def _parent(pid: int) -> int | None:
-    """Of a process; none where it is gone."""
-    try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    except OSError:
-        return None
-
-
-@contextmanager
-def held(site: Any, log: Path) -> Iterator[None]:
-    """Both trials of the site's evaluation stand still (SIGSTOP): however long a command takes, it comes in mid-run."""
-    stopped: set[int] = set()
-
-    def both() -> bool:
-        for pid in pids(site, "trial").keys() - stopped:
-            os.kill(pid, signal.SIGSTOP)
-            stopped.add(pid)
-        return len(stopped) == 2
-
-    try:
-        wait(both, "two trials", log)
-        yield
-    finally:
-        for pid in stopped:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGCONT)
-
-
 def announce(site: Any, checkpoint: Path, times: int) -> None:
     """Several times, as the hook does; the watched folder tells of it anyway."""
     for _ in range(times):
@@ -126,7 +61,7 @@ def announce(site: Any, checkpoint: Path, times: int) -> None:
 
 
 def test_announced_a_hundred_times_while_half_written_and_killed_in_between_it_is_one_evaluation(
-    site: Any, expected: dict[str, Any]
+    site: Any, watched: dict[str, Any]
 ) -> None:
     """The daemon waits for the whole checkpoint, pins it, a second daemon is refused, a killed one goes on: same digits."""
     checkpoint = site.folder / "run" / "step-100"
@@ -147,7 +82,7 @@ def test_announced_a_hundred_times_while_half_written_and_killed_in_between_it_i
         announce(site, checkpoint, 50)
         wait(lambda: journals(site), "it is taken", log)
         wait(lambda: pinned(checkpoint), "it is pinned", log)
-        wait(lambda: site.paused() and dumped(site) >= 1, "one of two trials writes", log)
+        wait(lambda: site.paused() and site.dumped() >= 1, "one of two trials writes", log)
         process.send_signal(signal.SIGKILL)
         process.wait()
     assert pinned(checkpoint), "the pin outlives the killed daemon, which needs the checkpoint"
@@ -156,20 +91,17 @@ def test_announced_a_hundred_times_while_half_written_and_killed_in_between_it_i
         wait(lambda: process.poll() is not None, "it ends when nothing is left", log)
     assert process.returncode == 0, log.read_text()
     (journal,) = journals(site)
-    assert dict(site.results()["results"]) == expected
+    assert dict(site.results()["results"]) == watched
     taken = json.loads((journal.parent / "evaluation.json").read_text())["checkpoint"]
     assert taken["digest"] == inspect(checkpoint).digest
-    seen = events(site.root())
-    counted = [s for e in seen if e["kind"] == "shards-dumped" for s, _ in e["shards"]]
-    planned = [s for e in seen if e["kind"] == "planned" for x in e["leaves"] for s in x["shards"]]
-    assert sorted(counted) == sorted(planned)
+    assert site.counted_once()
     assert not list((site.work / "inbox").glob("*")), "every notice is dealt with"
     assert not pinned(checkpoint)
-    assert not processes(site, "trial", "stage", "worker", "build")
+    assert not site.processes("trial", "stage", "worker", "build")
 
 
 def test_cancelled_in_mid_run_nothing_is_left_and_a_retry_ends_with_the_same_scores(
-    site: Any, expected: dict[str, Any]
+    site: Any, watched: dict[str, Any]
 ) -> None:
     """`submit`, `cancel` and `retry` of a running daemon. The retry reads the responses so far from the archive, and runs
     nothing again; SIGTERM ends the daemon with exit code 0.
@@ -179,12 +111,12 @@ def test_cancelled_in_mid_run_nothing_is_left_and_a_retry_ends_with_the_same_sco
     with daemon(site) as (process, log):
         told = site.run(site.command("submit", str(site.model), "--suite", str(site.suite), "--json"))
         name = json.loads(told.stdout)["evaluation_id"]
-        wait(lambda: site.paused() and dumped(site) >= 1, "a trial has written", log)
+        wait(lambda: site.paused() and site.dumped() >= 1, "a trial has written", log)
         assert site.run(site.command("cancel", name)).returncode == 0
         paths = EvaluationPaths(site.root())
         wait(lambda: ended(paths) is not None, "it has ended", log)
-        wait(lambda: not processes(site, "trial", "stage", "worker", "build"), "no job is left", log)
-        assert set(site.results()["failed"]) <= set(expected), "what was scored stays"
+        wait(lambda: not site.processes("trial", "stage", "worker", "build"), "no job is left", log)
+        assert set(site.results()["failed"]) <= set(watched), "what was scored stays"
         assert "cancelled" in json.dumps(site.results()["failed"])
         wait(lambda: _archived(paths), "its files are archived", log)
         before = {name.removeprefix("responses/") for name in members(archive_of(paths.root))}
@@ -193,8 +125,8 @@ def test_cancelled_in_mid_run_nothing_is_left_and_a_retry_ends_with_the_same_sco
         process.send_signal(signal.SIGTERM)
         wait(lambda: process.poll() is not None, "SIGTERM ends it", log)
         assert process.returncode == 0
-    assert dict(site.results()["results"]) == expected
-    dumps = [e for e in events(site.root()) if e["kind"] == "shards-dumped"]
+    assert dict(site.results()["results"]) == watched
+    dumps = [e for e in site.events() if e["kind"] == "shards-dumped"]
     files = Counter(shard for e in dumps for shard, _ in e["shards"])
     assert set(files.values()) == {1}
     assert before & {frame["file"] for e in dumps for _, frame in e["shards"]}
@@ -206,70 +138,42 @@ def _archived(paths: EvaluationPaths) -> bool:
     return False
 
 
-def test_a_released_node_is_left_alone_by_the_next_daemon_too(site: Any, expected: dict[str, Any]) -> None:
-    """`release` says what it costs and cancels it; killed and started again, the daemon waits until it may be taken, and
-    goes on to the same scores. An unknown name is refused."""
-    with daemon(site) as (process, log):
-        site.run(site.command("submit", str(site.model), "--suite", str(site.suite)))
-        with held(site, log):
-            wrong = site.run(site.command("release", "locl"))
-            assert wrong.returncode == 2
-            assert "nearest: local" in wrong.stderr
-            told = site.run(site.command("release", "--gpus", "1"))
-            assert told.stdout.startswith("local is released (2 GPUs of "), told.stderr
-            wait(lambda: "node-withdrawn" in kinds(site.root()), "it is given back", log)
-        wait(lambda: not processes(site, "trial", "stage"), "its jobs are gone", log)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-    with daemon(site, "--until-idle") as (process, log):
-        wait(lambda: "restarted" in kinds(site.root()), "the retry is journalled", log)
-        shown = json.loads(site.run(site.command("status", "--json")).stdout)
-        assert 0 < shown["kept_back_seconds"]["local"] <= 3600
-        again = site.run(site.command("release", "local", "--minutes", "0"))
-        assert again.stdout == "local may be taken again\n", again.stderr
-        wait(lambda: process.poll() is not None, "it ends", log)
-    seen = kinds(site.root())
-    assert seen.index("node-withdrawn") < seen.index("restarted")
-    assert "nodes-offered" not in seen[seen.index("node-withdrawn") : seen.index("restarted")]
-    assert dict(site.results()["results"]) == expected
-
-
 def _folder(site: Any, step: int) -> Path | None:
     return next((p.parent for p in site.work.glob(f"step-{step}-*/journal.jsonl")), None)
 
 
-def test_the_next_checkpoint_waits_in_node_memory_for_its_gpu(site: Any, expected: dict[str, Any]) -> None:
+def test_the_next_checkpoint_waits_in_node_memory_for_its_gpu(site: Any, watched: dict[str, Any]) -> None:
     """Staged before its first offer, and the report says so; scores are lm-eval's; node memory ends empty of both."""
     site.env["EVALSPAN_CLUSTER_SLOTS"] = "1"
+    site.pause_a_trial(after=0)
     home = Path(f"/dev/shm/evalspan-{os.getuid()}")
     with daemon(site) as (_process, log):
         shutil.copytree(site.model, site.folder / "run" / "step-1")
-        found: list[int] = []
-        wait(lambda: found.extend(pids(site, "trial")) or found, "the first checkpoint's trial runs", log)
-        (trial,) = found
-        os.kill(trial, signal.SIGSTOP)  # it keeps its slot for as long as the next one stages
+        wait(
+            site.paused, "the first checkpoint's trial runs", log
+        )  # it keeps its slot while the next one stages
         shutil.copytree(site.model, site.folder / "run" / "step-2", copy_function=shutil.copyfile)
         wait(
             lambda: (root := _folder(site, 2)) and list(root.glob("outcomes/*.staged.json")),
             "it is staged",
             log,
         )
-        assert len(pids(site, "trial")) == 1
-        os.kill(trial, signal.SIGCONT)
+        assert len(site.processes("trial")) == 1
+        os.kill(site.paused(), signal.SIGCONT)
         first, second = _folder(site, 1), _folder(site, 2)
         assert first is not None
         assert second is not None
         wait(lambda: all((root / "results.json").exists() for root in (first, second)), "both end", log)
-        wait(lambda: not processes(site, "trial", "stage", "build"), "jobs end", log)
+        wait(lambda: not site.processes("trial", "stage", "build"), "jobs end", log)
     seen = [
         e["outcome"]["kind"] if e["kind"] == "outcome-seen" else e["kind"]
-        for e in events(second)
+        for e in site.events(second)
         if e["kind"] in ("memory-offered", "nodes-offered", "outcome-seen")
     ]
     assert seen.index("memory-offered") < seen.index("staged") < seen.index("nodes-offered"), seen
     report = json.loads((second / "report.json").read_text())
     assert report["staged_ahead"]["local"] > 0
     for root in (first, second):
-        assert dict(json.loads((root / "results.json").read_text())["results"]) == expected
+        assert dict(json.loads((root / "results.json").read_text())["results"]) == watched
         digest = json.loads((root / "evaluation.json").read_text())["checkpoint"]["digest"]
         assert not (home / digest).exists()

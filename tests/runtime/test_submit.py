@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
-import re
 import shutil
-from dataclasses import replace
 
 import pytest
-from support.daemons import SUITE, announce, daemon, notices, only, put, refused, small, taken, until
-from support.fake_cluster import FakeCluster, fake_node
+from support.daemons import SUITE, announce, daemon, notices, only, small, taken, until
+from support.fake_cluster import FakeCluster
 from support.loops import coordinator_on
 from support.simulated.parts import record
 from typer.testing import CliRunner
@@ -20,16 +17,12 @@ from coordinator.base import clock
 from coordinator.base.throttle import Throttle
 from coordinator.cli import app
 from coordinator.cli.commands import _nothing_to_do
-from coordinator.cluster.slurm_rules import Hosting
-from coordinator.config.schema import ClusterConfig, Config, NodesConfig, WatchConfig
-from coordinator.errors import OperatorError
-from coordinator.evaluation.footprint import GB, GPU_RESERVE_BYTES
+from coordinator.config.schema import ClusterConfig, Config, WatchConfig
 from coordinator.evaluation.state import EntryState, Phase, State
-from coordinator.intake import from_settings, inbox, pending, work_folder
+from coordinator.intake import from_settings, pending
 from coordinator.intake.inbox import Notice, leave
 from coordinator.intake.resubmit import submitted
 from coordinator.report.load_series import find_series
-from coordinator.runtime import wiring
 from coordinator.runtime.service import RULES_SECONDS, Service
 from coordinator.runtime.submission import Submission, has_ended
 from coordinator.runtime.summary import Summary, Task, ended, known_by, write_summary
@@ -87,24 +80,6 @@ def test_a_submission_without_a_daemon_says_so_and_is_listed_until_one_takes_it(
     ears.tick()
     assert taken(ears) == ["step-300"]
     assert not status()["waiting"]
-
-
-def test_status_names_the_command_that_has_the_work_folder(tmp_path, lock):
-    """A daemon runs only where a daemon has it, and only it is to be submitted to; what it has not looked at yet is not said
-    to wait for one. Tasks are listed by their suite's name.
-    """
-    told("submit", str(small(tmp_path / "step-1")), "--tasks", "quickstart_mmlu", "--limit", "8")
-    assert "suite quickstart_mmlu-limit8 for" in told("status")
-    for holder, advice in ((DAEMON, "submit to it"), ("evalspan retry", "wait until it ends, or give")):
-        lock.acquire(holder)
-        with pytest.raises(OperatorError, match=f"is in use by {holder}, pid .*: {advice}"):
-            WorkLock(lock.path).acquire(EVAL)
-        if holder == DAEMON:
-            assert re.search(rf"daemon: running since \d\d:\d\d, pid {os.getpid()} on ", told("status"))
-            assert (status()["daemon"], status()["waiting"]) == (True, [])
-        else:
-            assert "daemon: not running; evalspan retry, pid " in told("status")
-        lock.release()
 
 
 @pytest.mark.parametrize("held", [False, True])
@@ -269,30 +244,6 @@ def test_of_what_is_scored_nothing_is_done_again(tmp_path):
         assert _nothing_to_do(paths, "cancel")
 
 
-def test_a_retry_without_a_daemon_ends_as_what_it_retried(tmp_path):
-    """A trial interpreter that can do nothing: exit code 1 and the tasks with their reason; submitting it says how to try again."""
-    place, python, settings = small(tmp_path / "step-1"), tmp_path / "python", tmp_path / "evalspan.toml"
-    python.write_text('#!/bin/sh\n[ "$1" = -c ] && echo 1.0 && exit\necho no such thing >&2\nexit 1\n')
-    python.chmod(0o755)
-    settings.write_text(f'[trial]\npython = "{python}"\n')
-    config = work_folder.load(None)
-    coordinator = wiring.coordinator_of(config)
-    inputs = from_settings.inputs_for(coordinator.performer.site, coordinator.performer.lm_eval_version)
-    asked = from_settings.record_of(config, str(place), SUITE, inputs)
-    with coordinator.in_charge():
-        running = coordinator.accept(asked)
-        coordinator.run(lambda: running.state.ended_at is not None)
-    assert running.state.failed_entries()
-    assert "evalspan retry" in submit(place)["note"]
-    said = told("retry", asked.evaluation_id, exit_code=1)
-    assert f"{asked.evaluation_id}: " in said
-    assert "settings of the model" not in said
-    with settings.open("a") as file:
-        file.write('device = "cpu"\n')
-    said = told("retry", asked.evaluation_id, exit_code=1)
-    assert "keeps the settings of the model" in said, "a new device is used by a new evaluation alone"
-
-
 # --- what the daemon does not take -----------------------------------------------------------------------------------
 
 
@@ -306,34 +257,6 @@ def test_a_command_is_obeyed_before_what_was_submitted_after_it(tmp_path):
     ears.tick()
     assert only(ears).state.evaluation_id == name
     assert not only(ears).state.ending.cancelled
-
-
-def test_odd_files_of_the_inbox_are_refused_and_hide_no_other(tmp_path, monkeypatch):
-    """A step that no float holds, a name too long for one more letter, and files that storage does not give."""
-    config = Config(backlog={"keep_every": 2}, watch=WatchConfig(roots=(tmp_path,)))
-    ears = daemon(tmp_path / "work", config)
-    real = inbox.read_with_status
-
-    def away(path, most):
-        if path.name.startswith("00"):
-            raise OSError(errno.EIO, "x")
-        return real(path, most)
-
-    monkeypatch.setattr(inbox, "read_with_status", away)
-    ears.paths.inbox.mkdir(exist_ok=True)
-    ears._inbox.most = 3
-    for n in range(3):
-        put(ears, "{}", f"00{n}.json")
-    put(ears, json.dumps({"checkpoint": str(small(tmp_path / "step-4")), "step": 10**400}), "1.json")
-    put(ears, "{", f"{'2' * 245}.json")
-    announce(ears, small(tmp_path / "good"))
-    for _ in range(2):
-        ears.tick()
-    assert taken(ears) == ["good"]
-    assert len(refused(ears)) == 2
-    assert notices(ears) == 3
-    ears.coordinator.close()
-    daemon(tmp_path / "work", config)
 
 
 # the commands' answers: settings, then partitions; each call is a line in `calls`
@@ -376,21 +299,3 @@ def test_a_wrong_partition_is_a_pending_checkpoints_reason_and_slurm_is_not_aske
     assert waiting.why == f"the cluster has no partition 'nope' {known}"
     assert not ears.coordinator.running
     assert "changed since" not in caplog.text
-
-
-def test_a_notice_of_weights_too_large_is_refused_and_a_larger_node_takes_them(tmp_path):
-    """A GPU that has 60 bytes for weights, and a checkpoint of 100."""
-    nodes = NodesConfig(gpu_memory_gb={"tight": (GPU_RESERVE_BYTES + 60) / GB})
-    ears = daemon(tmp_path / "work", Config(nodes=nodes, watch=WatchConfig(roots=(tmp_path,))))
-    tight = replace(fake_node("n1"), gpu_type="tight")
-    ears._hosting = Hosting(listed=(tight,))
-    announce(ears, small(tmp_path / "step-1"))
-    ears.tick()
-    (large,) = refused(ears)
-    assert "a trial's 1 GPU does not hold them" in large.why
-    assert "set [trial] gpus_per_trial = 2, which n1 has" in large.why
-    assert not ears.coordinator.running
-    ears._hosting = Hosting(listed=(tight, fake_node("n2")))
-    announce(ears, small(tmp_path / "step-2"))
-    until(ears, lambda: taken(ears))
-    assert taken(ears) == ["step-2"]

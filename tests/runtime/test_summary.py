@@ -6,23 +6,20 @@ import json
 import math
 import os
 import time
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.ended import leave_ended
-from support.fake_cluster import fake_node
 from support.simulated.large import Large
 from support.simulated.parts import record
 
-from coordinator.cli.screen.standing import Shown, about, ahead_of, held_jobs, in_words, standing
-from coordinator.cluster import Job, JobState
+from coordinator.cli.screen.standing import about, in_words
+from coordinator.cluster import Job
 from coordinator.config.schema import Config
 from coordinator.evaluation.indexes import file_job
 from coordinator.evaluation.state import (
     EntryState,
-    HeldJob,
     JobInfo,
     MetricState,
     NodeUse,
@@ -40,7 +37,6 @@ from coordinator.runtime.summary import (
     NO_SLOT,
     SILENT_SECONDS,
     Summary,
-    Timed,
     failed_jobs,
     fitted,
     halt_of,
@@ -51,7 +47,7 @@ from coordinator.runtime.summary import (
 from coordinator.runtime.work_lock import WorkLock
 from evaljobs.contract.outcomes import Failed
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths
-from evaljobs.contract.specs import FrameRef, Weights
+from evaljobs.contract.specs import FrameRef
 from evaljobs.queue.work_queue import Progress, QueueSnapshot
 
 DONE = FrameRef(file="a.frames", offset=0, length=1)
@@ -184,73 +180,11 @@ def waits_of(state, now, listed=(), *, timed=True):
 
 
 def test_an_evaluation_without_a_node_waits_and_says_so():
-    """With its place in the order; one that has a node is staging. GPUs may be free, since the first has not taken them yet."""
+    """One that has a node is staging."""
     state = state_of(10.0)
     assert (stage_of(state, NOW), waits_of(state, NOW)) == ("waits", [NO_SLOT])
     state.nodes.by_name["n1"] = NodeUse(name="n1", lanes=1, status="staging")
     assert (stage_of(state, NOW), waits_of(state, NOW)) == ("staging", [])
-    turns = {"es-1": (0, 3.0), "es-2": (0, 1.0), "es-3": (-5, 9.0), "es-4": (0, 4.0)}
-    two, one, none = (ahead_of(name, turns) for name in ("es-1", "es-2", "es-3"))
-    assert two == ["2 evaluations are served before it"]
-    assert (one, none) == (["es-3 is served before it"], [])
-    waits = (Timed(what="a trial is pending"), Timed(what=NO_SLOT))
-    made = summary_of(state, NOW).model_copy(update={"waits": waits})
-    assert Shown(made, ahead=one).waits_for(NOW) == ["a trial is pending", *one]
-    assert Shown(made).waits_for(NOW)[1:] == [NO_SLOT]
-
-
-def test_jobs_that_wait_are_named_with_the_reason_and_for_how_long():
-    """Pending ones by kind, with the cluster's reason: a listing that was not had costs the reason alone; a member that has started
-    since is not counted. One that a limit keeps out has a countdown only while a process goes on.
-    """
-    state = with_trials(state_of(10.0), "pending", "pending", "running")
-    found = [("pending", "Priority"), ("pending", "Resources"), ("running", "")]
-    listed = [
-        JobState(job_id="7", name="es-1-trial-n1-a0", index=i, phase=phase, state="", reason=reason)
-        for i, (phase, reason) in enumerate(found)
-    ]
-    now = NOW + 190
-    assert waits_of(state, now) == ["2 trials are pending for 3:10 min"]
-    assert waits_of(state, now, listed) == [
-        "a trial is pending for 3:10 min: jobs of higher priority go first (Priority)",
-        "a trial is pending for 3:10 min: no node has enough free GPUs, CPUs or memory yet (Resources)",
-    ]
-    (said,) = waits_of(state, now, [replace(listed[0], phase="running"), *listed[1:]], timed=False)
-    assert "for" not in said.split(":")[0]
-    state.jobs.held["es-1"] = HeldJob(why="QOSMaxSubmitJobPerUserLimit", due_at=NOW + 95)
-    kept, made = "Slurm does not take it yet (QOSMaxSubmitJobPerUserLimit)", summary_of(state, NOW)
-    assert held_jobs(made, NOW) == {"es-1": f"{kept}; submitted again in 95.0 s"}
-    assert held_jobs(made, NOW, timed=False) == {"es-1": kept}
-
-
-@pytest.mark.parametrize(
-    ("borrow", "more"), [({}, ""), ({"max_nodes": 2}, ", or [borrow] allows no more: max_nodes = 2")]
-)
-def test_an_evaluation_without_a_slot_names_what_is_taken(borrow, more, tmp_path):
-    """Nodes are asked for where one waits, and [borrow] is named where it is set; one that is stopped says nothing of it."""
-    config = Config.model_validate({"borrow": borrow, "work_dir": tmp_path})
-    waits = summary_of(state_of(10.0), NOW)
-    paths = EvaluationPaths(tmp_path / waits.evaluation_id)
-    paths.root.mkdir()
-    paths.journal.touch()
-    weights = {"weights": Weights(sizes={"BF16": 20 * 10**9})}
-    large = record(1).model_copy(update={"checkpoint": record(1).checkpoint.model_copy(update=weights)})
-    paths.evaluation.write_text(large.model_dump_json())
-    taken = [replace(fake_node("n1"), gpus_free=0)]
-    small = replace(fake_node("n2"), gpu_type="t4", gpus_free=8)
-    others = [waits.model_copy(update={"gpus": 2})]
-    ask = lambda nodes: standing(config, [waits], others, ask_nodes=lambda: nodes)[0]  # noqa: E731
-    assert (ask(taken).stopped, ask(taken).waits_for(NOW)) == (True, [NO_SLOT])
-    lock = WorkLock(WorkPaths(tmp_path).lock)
-    lock.acquire()
-    said = [ask(nodes).waits_for(NOW) for nodes in (taken, [*taken, small], ())]
-    lock.release()
-    too_small = "without n2 (t4 of 16 GB): GPUs too small for weights of 20.0 GB; [trial] gpus_per_trial = 2 would use them"
-    assert said == [
-        [f"8 of 8 GPUs are used, 2 of them by evalspan{more}"],
-        [f"8 of 16 GPUs are used, 2 of them by evalspan{more}, {too_small}"],
-        [f"nothing that it could run on is free{more}"],
-    ]
 
 
 # --- the file --------------------------------------------------------------------------------------------------------
@@ -294,18 +228,6 @@ def test_a_summary_is_read_back_as_it_was_written_and_has_at_most_64_kb(tmp_path
     assert (read.scored, read.entries, read.trials) == (tasks - 1, tasks, 8 * nodes)
     assert state.entries[-1].name in read.errors
     assert bool(read.left_out) == (tasks == 600)
-
-
-def test_the_summary_of_an_ended_evaluation_counts_until_its_journal_grows(tmp_path):
-    """A retry that a coordinator journalled just before it was killed is not lost: the journal is the truth."""
-    state = Large(1, tasks=2).run()
-    paths, copied = paths_of(tmp_path, state), EvaluationPaths(tmp_path / "copy")
-    write_summary(paths, summary_of(state, 9.0).model_copy(update={"journal_bytes": 3}))
-    copied.root.mkdir()
-    copied.status.write_bytes(paths.status.read_bytes())
-    for each, lines, counts in ((paths, 1, True), (paths, 2, False), (copied, 1, False)):
-        each.journal.write_text("{}\n" * lines)
-        assert (read_summary(each) is not None) == counts, "a copied folder is no evaluation"
 
 
 def test_failed_jobs_are_read_from_their_outcomes_and_the_report(tmp_path):

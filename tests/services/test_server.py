@@ -27,7 +27,6 @@ from evaljobs.contract.paths import WorkPaths
 from evaljobs.queue import redis_client
 from evaljobs.queue.redis_client import QueueUnavailable, RedisAddress
 from evaljobs.queue.work_queue import QueuedShard, WorkQueue
-from evaljobs.scoring import rq_jobs
 
 PASSWORD = "secret"  # noqa: S105
 
@@ -64,9 +63,7 @@ def test_only_its_owner_reads_the_password_without_which_nothing_is_told(server,
 
 
 @pytest.mark.parametrize("bind", ["127.0.0.1", "unix"])
-@pytest.mark.parametrize(
-    "name", ["arbeit-größe", "評価", 'a "quoted" \\ name', "two\nlines \\n", "long" * 40]
-)
+@pytest.mark.parametrize("name", ['größe 評価 "quoted" \\ name', "two\nlines \\n" + "long" * 40])
 def test_the_server_starts_in_a_folder_of_any_name(tmp_path, name, bind):
     """Letters beyond ASCII, quotes, backslashes and line ends reach the server as they are. bind="unix" listens on a socket
     alone, which goes with the server, under a work folder of any length.
@@ -173,20 +170,6 @@ def test_a_frozen_server_is_an_error_within_seconds(server):
             queue.snapshot()
     finally:
         os.kill(pid, signal.SIGCONT)
-
-
-def test_the_reason_of_a_metric_jobs_failure_is_its_last_line(server, work):
-    """As RQ itself writes it, also where it is as long as a traceback may be."""
-    queue = MetricQueue(work.redis_address, "e")
-    client = redis_client.client(server.ensure())
-    queue.enqueue("a", work.root / "specs" / "a.json")
-    rq_queue = rq_jobs.open_queue(client, "e")
-    job = rq_queue.fetch_job(rq_jobs.job_id("e", "a"))
-    text = "Traceback\n" + "  a line\n" * 5000 + "refused: no spec"
-    job._handle_failure(text, pipeline := client.pipeline(), worker_name="w")
-    pipeline.execute()
-    rq_queue.failed_job_registry.add(job, ttl=100, exc_string=text)
-    assert queue.failed() == {"a": "refused: no spec"}
 
 
 # --- the site's ------------------------------------------------------------------------------------------------------
@@ -300,20 +283,3 @@ def test_all_who_read_the_address_come_through_tls(tls, work):
     assert WorkQueue.connect(work.redis_address, "e").snapshot().epoch is None
     assert MetricQueue(work.redis_address, "e").known() == ()
     assert work.redis_address.stat().st_mode & 0o777 == 0o600
-
-
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"ca_file": None}, r"\[redis\] ca_file"),
-        # how a refused client learns of it is the server's and the network's choice
-        ({"cert_file": None, "key_file": None}, "cert_file|reset"),
-    ],
-    ids=["unknown authority", "no certificate"],
-)
-def test_what_is_missing_for_tls_is_said(tls, work, changes, said):
-    """One line that names the setting to give; nothing is published."""
-    settings = tls(work, **changes)
-    with pytest.raises(OperatorError, match=said):
-        keeper_of(settings, cluster_of(settings)).ensure()
-    assert not work.redis_address.exists()

@@ -6,6 +6,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
@@ -17,6 +18,7 @@ from evaljobs.lmeval import run
 from evaljobs.queue import redis_client
 from support import sites
 from support.exactness import pipeline
+from support.inputs import asking
 from support.node_memory import NodeMemory
 from support.served import served_work
 from support.sites import cluster
@@ -54,6 +56,15 @@ def shared_work() -> Iterator[WorkPaths]:
 def client(shared_work: WorkPaths) -> Iterator[redis.Redis]:
     with redis_client.connect(shared_work.redis_address) as made:
         yield made
+
+
+@pytest.fixture(scope="session")
+def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A prologue of trials by which jobs are forked from interpreters that have imported torch and lm-eval. Not for a test that
+    looks at a job's command line, or where its processes end.
+    """
+    with asking.warm(tmp_path_factory.mktemp("warm")) as command:
+        yield f'exec {command} "$@"\n'
 
 
 @pytest.fixture
@@ -114,11 +125,17 @@ def tight_cluster() -> Iterator[Cluster]:
 
 
 @pytest.fixture
-def site(tmp_path: Path, toy_model: Path) -> Iterator[sites.Site]:
+def watched(expected: dict[str, Any]) -> dict[str, Any]:
+    """lm-eval's own results of the tasks of `site`."""
+    return {task: expected[task] for task in sites.WATCHED}
+
+
+@pytest.fixture
+def site(tmp_path: Path, toy_model: Path, warm: str) -> Iterator[sites.Site]:
     """A local site whose settings watch a folder of checkpoints, `run`, which is empty still."""
     watch = f'[watch]\nfolders = ["{tmp_path}/run"]\nsuite = "{tmp_path}/toys.toml"\n'
     site = sites.local(tmp_path, toy_model, entries=sites.WATCHED, more=watch)
-    site.env["EVALSPAN_CLUSTER_SLOTS"] = "2"
+    site.env |= {"EVALSPAN_CLUSTER_SLOTS": "2", "EVALSPAN_TRIAL_PROLOGUE": warm}
     yield site
     site.end_workers()
 

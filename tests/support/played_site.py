@@ -1,4 +1,4 @@
-"""A recorded Slurm site (`support.slurm_recording`) whose jobs are played: what a real coordinator submits, and when; no job runs.
+"""A recorded Slurm site (tests/golden/sites/recorded) whose jobs are played: what a real coordinator submits, and when; no job runs.
 
 The jobs of a round start together and do all their work at once; a round begins when nothing was submitted for some ticks.
 A command of Slurm is a line of bash that sends its words to this process: so a call costs little, and what is asked is seen.

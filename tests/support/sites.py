@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from dev_cluster.api import Cluster, dev_cluster, unavailable
 
+from evaljobs.contract.storage import read_frames
 from support.toys import cluster_tasks, config_text, furnish, suite_text
 
 TOYS: dict[str, dict[str, int]] = {
@@ -84,9 +85,7 @@ class Site:
         """Pid of the trial that stands still, once one does."""
         with suppress(OSError, ValueError):
             pid = int((self.folder / "paused").read_text())
-            place = Path(f"/proc/{pid}")
-            ours = str(self.work) in (place / "cmdline").read_text()  # a pid may have been given anew
-            if ours and (place / "stat").read_text().rpartition(")")[2].split()[0] == "T":
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T":
                 return pid
         return None
 
@@ -97,12 +96,64 @@ class Site:
         for release in self.work.glob("*/release"):
             (release / "workers").touch()
 
+    def processes(self, *verbs: str) -> dict[int, str]:
+        """Pid → command line of this site's jobs that run one of `verbs`. A child that has not called exec yet has its parent's
+        command line, as its guardian has that of its job: both are left out.
+        """
+        jobs = {pid: words for pid, words, _ in running(self.work) if "evaljobs" in words}
+        found = {
+            pid: " ".join(words)
+            for pid, words in jobs.items()
+            if {*verbs} & {*words} and not any(word.endswith("local_guardian.py") for word in words)
+        }
+        # the parent of one that is gone by now cannot be asked: it was such a child, or has ended
+        parents = {pid: parent_of(pid) for pid in found}
+        return {
+            pid: found[pid] for pid, parent in parents.items() if parent is not None and parent not in found
+        }
+
+    def events(self, root: Path | None = None) -> list[dict[str, Any]]:
+        """Of the journal in `root`, or of its one evaluation; less a line that is being written."""
+        lines = ((root or self.root()) / "journal.jsonl").read_bytes().splitlines(keepends=True)
+        return [json.loads(line) for line in lines if line.endswith(b"\n")]
+
+    def dumped(self) -> int:
+        """Shards whose responses are on disk."""
+        return sum(1 for file in self.work.glob("*/responses/*.frames") for _ in read_frames(file, 0))
+
+    def counted_once(self) -> list[str]:
+        """All shards, sorted; fails unless each of them counts once."""
+        events = self.events()
+        shards = [s for e in events if e["kind"] == "planned" for leaf in e["leaves"] for s in leaf["shards"]]
+        counted = [s for e in events if e["kind"] == "shards-dumped" for s, _ in e["shards"]]
+        assert sorted(counted) == sorted(shards)
+        return sorted(shards)
+
+    def logs(self) -> str:
+        return "\n".join(f"== {p}\n{p.read_text()[-1500:]}" for p in self.work.glob("*/logs/*.log"))
+
     def root(self) -> Path:
         (found,) = (p.parent for p in self.work.glob("*/evaluation.json"))
         return found
 
     def results(self) -> dict[str, Any]:
         return json.loads((self.root() / "results.json").read_text())  # type: ignore[no-any-return]
+
+
+def running(folder: Path) -> Iterator[tuple[int, list[str], str]]:
+    """Pid, command line and state of each process whose command line names the folder."""
+    for place in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            words = (place / "cmdline").read_bytes().decode(errors="replace").split("\0")
+            if str(folder) in " ".join(words):
+                yield int(place.name), words, (place / "stat").read_text().rpartition(")")[2].split()[0]
+
+
+def parent_of(pid: int) -> int | None:
+    """Of a process; none where it is gone."""
+    with suppress(OSError):
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    return None
 
 
 def local(

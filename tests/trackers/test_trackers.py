@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import struct
 import sys
 import time
 from pathlib import Path
@@ -18,23 +17,11 @@ import pytest
 from support.trainings import leave, point, results, two_trainings
 
 from coordinator.config.schema import Config, TrackersConfig
-from coordinator.errors import OperatorError
 from coordinator.report.learning_curves import Point
-from coordinator.trackers import TRACKERS, export_points, live, lm_eval_files, runs_of, values_of
+from coordinator.trackers import TRACKERS, export_points, live, lm_eval_files, runs_of
 from evaljobs.contract.paths import EvaluationPaths
 
 POINTS = [point(10, 0.2), point(20, 0.6)]
-
-
-def test_values_have_one_name_in_all_trackers():
-    """Suite, task and metric; errors where known; makespan and GPU seconds beside them."""
-    assert values_of(POINTS[0]) == {
-        "mini/add/exact_match": 0.2,
-        "mini/add/exact_match_stderr": 0.01,
-        "mini/pages/word_perplexity": 9.8,
-        "evalspan/makespan_seconds": 60.0,
-        "evalspan/gpu_seconds": 1800.0,
-    }
 
 
 def test_a_point_of_other_requests_carries_a_mark_in_all_trackers():
@@ -50,23 +37,6 @@ def test_a_point_of_other_requests_carries_a_mark_in_all_trackers():
         (20, 1.0),
         (30, None),
     ]
-
-
-@pytest.mark.parametrize("name", TRACKERS)
-def test_a_missing_package_is_an_operators_error(tmp_path, monkeypatch, name):
-    """The error names the package to install; importing the adapter, or the command line, needs none."""
-    packages = ("tensorboard", "wandb", "mlflow")
-    for module in [*packages, *(m for m in sys.modules if m.startswith(packages))]:
-        monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(OperatorError, match=rf"pip install 'evalspan\[{name}\]'"):
-        export_points(TRACKERS[name], POINTS, tmp_path)
-
-
-def test_each_training_and_suite_is_a_run():
-    """Named after the checkpoints' folder, or the one above `checkpoints`; a given name takes its place."""
-    other = point(10, 0.1, checkpoint="/runs/b/checkpoints/step-10")
-    assert {n: len(rows) for n, rows in runs_of([*POINTS, other]).items()} == {"a-mini": 2, "b-mini": 1}
-    assert {n: len(rows) for n, rows in runs_of(POINTS, "mine").items()} == {"mine-mini": 2}
 
 
 def test_tensorboard_reads_the_scores_back(tmp_path):
@@ -96,45 +66,6 @@ def test_tensorboard_reads_the_scores_back(tmp_path):
     exported(point(None, float("nan")))
     shown, _ = exported(point(None, float("nan")))
     assert [step for step, _ in shown].count(1_700_000_000) == 1
-
-
-def test_wandb_offline_holds_the_scores(tmp_path, monkeypatch):
-    """An offline run with a stable id, whose file holds each value with its training step."""
-    pytest.importorskip("wandb")
-    for name in ("WANDB_MODE", "WANDB_API_KEY", "WANDB_DIR"):
-        monkeypatch.delenv(name, raising=False)
-    from coordinator.trackers.wandb import STEP, run_id
-
-    (folder,) = export_points(TRACKERS["wandb"], POINTS, tmp_path)
-    (file,) = folder.glob("*.wandb")
-    assert run_id("evalspan", "a-mini") in file.name
-    rows = _wandb_history(file)
-    assert [(r[STEP], r["mini/add/exact_match"]) for r in rows] == [(10, 0.2), (20, 0.6)]
-    assert all(r["evalspan/gpu_seconds"] == 1800.0 for r in rows)
-
-
-def _wandb_history(file: Path) -> list[dict[str, Any]]:
-    """The history rows of an offline run: LevelDB's log format after a header of 7 bytes."""
-    from wandb.proto import wandb_internal_pb2
-
-    data, at, parts, rows = file.read_bytes(), 7, b"", []
-    while at + 7 <= len(data):
-        left = 32768 - at % 32768  # records do not span blocks
-        if left < 7:
-            at += left
-            continue
-        _crc, length, kind = struct.unpack_from("<IHB", data, at)
-        parts += data[at + 7 : at + 7 + length]
-        at += 7 + length
-        if kind in (1, 4):  # full, last
-            record = wandb_internal_pb2.Record()
-            record.ParseFromString(parts)
-            parts = b""
-            if record.WhichOneof("record_type") == "history":
-                rows.append(
-                    {i.key or "/".join(i.nested_key): json.loads(i.value_json) for i in record.history.item}
-                )
-    return rows
 
 
 def test_lm_evals_own_helpers_read_our_files(tmp_path):
@@ -291,20 +222,6 @@ def test_the_daemons_side_begins_a_process_and_never_raises(work, tmp_path, monk
     assert "no-python" in caplog.text
 
 
-def test_settings_name_their_trackers(tmp_path):
-    """Each with its target and its package's settings."""
-    section = TrackersConfig(
-        tensorboard_dir=tmp_path / "tb", wandb_project="w", wandb_mode="online", mlflow_uri="http://h:1"
-    )
-    targets = live.targets_of(Config(work_dir=tmp_path, trackers=section))
-    assert {t.tracker: (t.project, t.env) for t in targets} == {
-        "tensorboard": ("", {}),
-        "wandb": ("w", {"WANDB_MODE": "online"}),
-        "mlflow": ("evalspan", {"MLFLOW_TRACKING_URI": "http://h:1"}),
-    }
-    assert {t.tracker for t in targets} == set(TRACKERS)
-
-
 def test_real_trackers_get_each_evaluation_once(work, tmp_path, monkeypatch):
     """TensorBoard's, W&B's and MLflow's own files, from the process that the daemon starts."""
     for package in ("tensorboard", "wandb", "mlflow"):
@@ -328,7 +245,6 @@ def test_real_trackers_get_each_evaluation_once(work, tmp_path, monkeypatch):
     assert [(e.step, e.value) for e in read.Scalars("evalspan/cost")] == [(10, 2.0), (20, 2.0), (40, 2.0)]
     client = MlflowClient(tracking_uri=section.mlflow_uri)
     experiment = client.get_experiment_by_name("evalspan")
-    assert experiment is not None
     (run,) = client.search_runs([experiment.experiment_id], "attributes.run_name = 'a-mini'")
     history = client.get_metric_history(run.info.run_id, "mini/add/exact_match")
     assert [(m.step, m.value) for m in history] == [(10, 0.2), (20, 0.6), (40, 0.7)]

@@ -133,10 +133,15 @@ def _environment(env: dict[str, str]) -> None:
 
 
 def _become(argv: list[str], cwd: str, env: dict[str, str]) -> None:
-    """The command, in this forked process, as `python` would run it."""
+    """The command, in this forked process, as `python` would run it, with a `sitecustomize` on its PYTHONPATH."""
+    import importlib.util
     import runpy
 
     _environment(env)
+    sys.orig_argv = argv
+    sys.modules.pop("sitecustomize", None)
+    if importlib.util.find_spec("sitecustomize"):
+        importlib.import_module("sitecustomize")
     os.chdir(cwd)
     sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w", buffering=1), open(2, "w", buffering=1)  # noqa: SIM115
     sys.argv = argv[2:] if argv[1] == "-m" else argv[1:]

@@ -1,0 +1,213 @@
+"""Evaluations in use: both modes and batches that fit no GPU, what people remove meanwhile, and what `status` and `watch` say."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli.terminal import Terminal
+from dev_cluster.testing import wait_until
+from support import sites
+from support.toys import suite_text
+
+pytestmark = pytest.mark.model
+TOKENS = 600  # of a forward pass that the small GPU takes: a few rows of these tasks
+
+
+def on_a_small_gpu(site: sites.Site) -> None:
+    folder = Path(sites.__file__).parent / "small_gpu"
+    path = os.pathsep.join(filter(None, [str(folder), site.env.get("PYTHONPATH")]))
+    site.env |= {"PYTHONPATH": path, "SMALL_GPU_TOKENS": str(TOKENS)}
+
+
+def write_suite(site: sites.Site, text: str = "", task: str = "") -> None:
+    """Two toy tasks; `text`: more settings of the suite, `task`: of the first task."""
+    head, choice, sums = suite_text(
+        "modes", {"toy_choice": {"limit": 40}, "toy_sums": {"limit": 4}}, batch_size=64
+    ).split("[[task]]\n")
+    site.suite.write_text(f"{head}{text}\n[[task]]\n{choice}{task}\n[[task]]\n{sums}")
+
+
+def evaluated(site: sites.Site, *more: str, code: int = 0) -> dict[str, Any]:
+    done = site.run(site.evaluate(*more))
+    assert done.returncode == code, f"{done.stdout}\n{done.stderr}\n{site.logs()}"
+    return dict(json.loads(done.stdout))
+
+
+def test_check_fast_sets_both_modes_side_by_side(warm_site: sites.Site) -> None:
+    """N documents of each task twice; likelihoods within 1e-3, the same argmax, the same generated answers."""
+    write_suite(warm_site)
+    made = evaluated(warm_site, "--check-fast", "6")
+    assert list(made["evaluations"]) == ["exact", "fast"]
+    assert "-fast-" in made["evaluations"]["fast"]
+    choice, sums = made["tasks"]
+    assert (choice["task"], choice["documents"], choice["argmax"]) == ("toy_choice", 6, 0)
+    assert choice["worst"] <= 1e-3
+    assert (sums["documents"], sums["answers"], sums["worst"]) == (6, 0, None)
+    assert all(score["exact"] is not None and score["fast"] is not None for score in made["scores"])
+    said = {
+        mode: json.loads((warm_site.work / name / "results.json").read_text())["evalspan"]
+        for mode, name in made["evaluations"].items()
+    }
+    assert [(said[mode]["mode"], said[mode]["token_budget"]) for mode in said] == [
+        ("exact", None),
+        ("fast", 8192),
+    ]
+    # the same requests, and none of one mode's answers for the other
+    assert said["exact"]["keys"] == said["fast"]["keys"]
+    assert said["fast"]["responses_from"] == {}
+
+
+def test_a_fast_budget_too_large_for_the_gpu_is_reduced_and_all_is_scored(warm_site: sites.Site) -> None:
+    """No document is lost; one warning says what happened, and the results name the task's own budget."""
+    write_suite(warm_site, 'mode = "fast"')
+    on_a_small_gpu(warm_site)
+    found = evaluated(warm_site)
+    said = found["evalspan"]
+    assert said["status"] == "done"
+    assert said["cuts"].keys() == {"toy_choice"}
+    assert found["n-samples"]["toy_choice"]["effective"] == 40
+    report = json.loads((warm_site.work / said["evaluation_id"] / "report.json").read_text())
+    again = [line for line in report["warnings"] if "starts again with a token budget of" in line]
+    assert again
+    assert again[-1].split("budget of ")[1].split(":")[0] == said["cuts"]["toy_choice"].split("-")[1]
+
+
+def test_an_exact_batch_too_large_for_the_gpu_says_the_size_that_works(warm_site: sites.Site) -> None:
+    """The other task is scored; with what the error says, the task is scored too, and nothing else is run again."""
+    write_suite(warm_site)
+    on_a_small_gpu(warm_site)
+    found = evaluated(warm_site, code=1)
+    assert found["failed"].keys() == {"toy_choice"}
+    error = found["failed"]["toy_choice"]
+    assert "batch_size = 64" in error
+    typed = error.split("set ")[1].split(" in [[task]]")[0]
+    assert "toy_sums" in found["results"]
+    write_suite(warm_site, task=typed)
+    found = evaluated(warm_site)
+    assert found["evalspan"]["cuts"] == {"toy_choice": typed.split(" = ")[1]}
+    assert found["evalspan"]["responses_from"].keys() == {"toy_sums"}
+
+
+# --- what people remove meanwhile ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def site(tmp_path: Path, toy_model: Path, warm: str) -> Iterator[sites.Site]:
+    made = sites.local(tmp_path, toy_model, "--slots", "2", entries=sites.WATCHED)
+    made.env["EVALSPAN_TRIAL_PROLOGUE"] = warm
+    yield made
+    made.end_workers()
+
+
+def paused(site: sites.Site) -> subprocess.Popen[str]:
+    """An evaluation one of whose trials stands still after its first shard."""
+    site.pause_a_trial(after=1)
+    process = site.start(site.evaluate("--shards-per-task", "3"))
+    wait_until(lambda: site.paused() is not None or process.poll() is not None)
+    return process
+
+
+def go_on(site: sites.Site) -> None:
+    pid = site.paused()
+    assert pid is not None
+    os.kill(pid, signal.SIGCONT)
+
+
+def remove_while_written(folder: Path) -> None:
+    """Files that the running evaluation writes meanwhile go with it."""
+
+    def removed() -> bool:
+        shutil.rmtree(folder, ignore_errors=True)
+        return not folder.exists()
+
+    wait_until(removed)
+
+
+def test_request_sets_removed_below_an_open_evaluation_are_built_again(
+    site: sites.Site, watched: dict[str, Any]
+) -> None:
+    process = paused(site)
+    shutil.rmtree(site.work / "request_sets")
+    go_on(site)
+    _, said = process.communicate(timeout=240)
+    assert process.returncode == 0, said
+    assert site.results()["results"] == watched
+
+
+def test_a_work_folder_removed_below_an_evaluation_ends_it_in_one_line(site: sites.Site) -> None:
+    """Exit code 3; nothing of it lives on, and the same command evaluates in a new folder."""
+    process = paused(site)
+    trial = site.paused()
+    remove_while_written(site.work)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 3, said
+    assert said.splitlines()[-1].startswith(f"evalspan: the work folder {site.work} was removed")
+    assert "Traceback" not in said
+    wait_until(lambda: not Path(f"/proc/{trial}").exists())
+    again = site.run(site.evaluate("--limit", "2"))
+    assert again.returncode == 0, again.stderr
+
+
+# --- what `status` and `watch` say -----------------------------------------------------------------------------------
+
+REASON = re.compile(r"pending for .*: .*\((Resources|Priority)\)")
+
+
+@pytest.mark.slurm
+def test_status_says_why_slurm_keeps_jobs_pending(slurm_site: Any) -> None:
+    """Also where only the command line of `eval` named the cluster: stage, reason in words, Slurm's own word."""
+    cluster = slurm_site.cluster
+    for partition, nodes in (("gpu", 2), ("cpu", 1)):
+        more = [f"--partition={partition}", f"--nodes={nodes}", "--exclusive", "--wrap=sleep 600"]
+        cluster.run_as_user(["sbatch", "--output=/dev/null", *more])
+    running = slurm_site.start(slurm_site.evaluate())
+    try:
+
+        def waits() -> bool:
+            told = json.loads(slurm_site.run(slurm_site.command("status", "--json")).stdout)["evaluations"]
+            return any(row["stage"] == "waits" and REASON.search(str(row["waits_for"])) for row in told)
+
+        wait_until(waits, "a job is pending, with its reason")
+        shown = slurm_site.run(slurm_site.command("status")).stdout
+        assert REASON.search(" ".join(shown.split())), shown
+        assert "daemon: not running; evalspan eval, pid" in shown
+    finally:
+        cluster.run_as_user(["scancel", "--user", cluster.user])
+        running.send_signal(signal.SIGINT)
+        running.communicate(timeout=120)
+
+
+def test_watch_stays_up_with_the_last_scores_and_ends_in_a_pipe(site: sites.Site) -> None:
+    """In a pipe once nothing runs, with the scores in the last line but one; at a terminal until Ctrl-C."""
+    daemon = site.start(site.command("daemon"))
+    try:
+        wait_until(lambda: json.loads(site.run(site.command("status", "--json")).stdout)["daemon"])
+        asked = ["submit", str(site.model), "--suite", str(site.suite)]
+        name = site.run(site.command(*asked)).stdout.strip()
+        wait_until((site.work / name / "journal.jsonl").exists)
+        piped = site.run(site.command("watch"))
+        assert piped.returncode == 0
+        *_, ended, last = piped.stdout.splitlines()
+        assert re.search(rf"{name}: ended, 2/2 scored: toy_\w+ \w+ \d", ended), piped.stdout
+        assert last.startswith("nothing runs")
+        watch = Terminal(site.folder, "watch")
+        watch.until(lambda: "daemon: running" in watch.said, "the screen")
+        watch.said = ""
+        watch.type("\x03")
+        assert watch.ends() == 0
+        assert name in watch.said
+        assert "toy_choice acc" in watch.said
+    finally:
+        daemon.send_signal(signal.SIGTERM)
+        daemon.communicate(timeout=120)
+    stopped = site.run(site.command("watch"))
+    assert "no process evaluates" in stopped.stdout
