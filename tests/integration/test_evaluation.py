@@ -288,20 +288,11 @@ def test_killed_it_leaves_nothing_on_this_machine_and_run_again_it_resumes(
 
 
 @pytest.mark.slurm
-def test_slurm_scores_are_lm_evals_and_nothing_is_left(
-    slurm_site: Any, suite: Path, own: Expected, expected: Expected
-) -> None:
-    """The same as Slurm jobs of an ordinary user, with a task of the user's own: precursor, trials, workers; then no job, no
-    file. The site's accounting shows no trial that did its work as cancelled.
+def test_slurm_scores_are_lm_evals_and_nothing_is_left(slurm_site: Any, expected: Expected) -> None:
+    """The same evaluation as Slurm jobs of an ordinary user: precursor, trials, workers; then no job, no file. The site's
+    accounting shows no trial that did its work as cancelled.
     """
     site, cluster = slurm_site, slurm_site.cluster
-    place = site.folder / suite.parent.name
-    for file in [p for p in suite.parent.rglob("*") if p.is_file() and p.suffix != ".pyc"]:
-        target = place / file.relative_to(suite.parent)
-        cluster.run_as_user(["mkdir", "-p", str(target.parent)], check=True)
-        cluster.run_as_user(["tee", str(target)], input=file.read_text(), check=True)
-    text = site.suite.read_text().replace("include_path = [", f'include_path = ["{place.name}/tasks", ')
-    site.suite.write_text(f'{text}[[task]]\nname = "capitals"\nbatch_size = 4\n')
     process = site.start(site.evaluate("--shards-per-task", "3"))
     seen: set[str] = set()
 
@@ -312,7 +303,7 @@ def test_slurm_scores_are_lm_evals_and_nothing_is_left(
 
     wait(look)
     results = finish(site, process)
-    assert scores(results) == expected | own
+    assert scores(results) == expected
     assert {"build", "stage", "trial", "metric"} <= seen
     assert site.counted_once()
     assert unfinished(cluster) == []
@@ -326,6 +317,21 @@ def test_slurm_scores_are_lm_evals_and_nothing_is_left(
         srun = ["srun", "--partition=gpu", f"--nodelist={node}", "--mem=100", "sh", "-c"]
         left = cluster.run_as_user([*srun, "find /dev/shm/evalspan-* -type f"])
         assert ".safetensors" not in left.stdout
+
+
+@pytest.mark.slurm
+def test_a_suite_of_ones_own_scores_the_same_as_an_ordinary_user(
+    slurm_site: Any, suite: Path, own: Expected
+) -> None:
+    """The suite lies in the user's folder, the command is typed elsewhere, and jobs start in the work folder."""
+    site, cluster = slurm_site, slurm_site.cluster
+    place = site.folder / suite.parent.name
+    for file in [p for p in suite.parent.rglob("*") if p.is_file() and p.suffix != ".pyc"]:
+        target = place / file.relative_to(suite.parent)
+        cluster.run_as_user(["mkdir", "-p", str(target.parent)], check=True)
+        cluster.run_as_user(["tee", str(target)], input=file.read_text(), check=True)
+    site.suite = place / "mine.toml"
+    assert scores(finish(site, site.start(site.evaluate()))) == own
 
 
 @pytest.mark.slurm
