@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from support.fake_cluster import fake_node
 from support.simulated.invariants import recounted
@@ -68,6 +68,8 @@ fleets = st.lists(
 
 
 @given(needs, fleets)
+@example(GpuNeed(weights=141 * GB), [node("n1", "t4")])
+@example(GpuNeed(weights=141 * GB, gpus=2), [node("n1", "t4"), node("n2", "a100", gpus=4)])
 def test_the_number_of_gpus_that_a_refusal_names_would_not_be_refused(
     need: GpuNeed, there: list[NodeState]
 ) -> None:
