@@ -3,7 +3,7 @@
 Rule: only the next checkpoint in the daemon's order; only on a node where an evaluation infers from
 staged weights (its staging is over, and its GPUs will come free); only within a share of the node's
 free memory. A checkpoint counts once per node, however many evaluations wait for it; a node holds
-one prefetch at most. The precursor checks the share again on the node (`publish.make_room`).
+one prefetch at most. The precursor checks the share again on the node (`precursor._make_room`).
 """
 
 from __future__ import annotations

@@ -180,9 +180,6 @@ def judge_node(answer: Answer, config: Config, *, hosting: bool) -> Iterator[Fin
         )
         if interpreter.status != "ok":  # else the finding above has said it
             yield interpreter
-        if record.get("remove_ipc"):
-            todo = "logind may wipe /dev/shm when your last session there ends: ask for RemoveIPC=no in logind.conf"
-            yield warn(f"{name} RemoveIPC", "yes", todo)
     else:
         yield ok(name, f"{record['cpus']} CPUs, {gigabytes(record['memory_available'])} memory available")
     if record.get("redis_trouble"):

@@ -2,7 +2,7 @@
 
 Rule: the smallest limit counts and is named. A limit that cannot be read does not count. Reads /proc and /sys only.
 
-Called by `precursor.py`, by `publish.py` before a copy, by `node_probe.py`, and by `evalspan doctor` for the file system's type.
+Called by `precursor.py`, by `node_probe.py`, and by `evalspan doctor` for the file system's type.
 """
 
 from __future__ import annotations

@@ -14,59 +14,38 @@ import contextlib
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
-from evaljobs.staging import owned_files, segments, store
-from evaljobs.staging.owned_files import Refused
+from evaljobs.staging import segments, store
+from evaljobs.staging.store import Refused
 
 READER_PATIENCE = 2.0  # seconds that a trial gets to finish opening files before the copy is removed
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cleaned:
-    """What was done below one root. `kept`: copies in use; `problems`: what was left alone, and why."""
+def clean(root: str | Path, *, everything: bool = False, patience: float = READER_PATIENCE) -> dict[str, Any]:
+    """Remove copies below `root` that are not in use; with `everything` all: a living precursor sees it, and ends.
 
-    root: str
-    freed_bytes: int
-    removed: tuple[str, ...]
-    kept: tuple[str, ...]
-    problems: tuple[str, ...]
-
-
-def clean(root: str | Path, *, everything: bool = False, patience: float = READER_PATIENCE) -> Cleaned:
-    """Remove copies below `root` that are not in use; with `everything` all: a living precursor sees it, and ends."""
-    freed, removed, kept, problems = 0, [], [], []
+    What was done, as `clean` prints it; `kept`: copies in use; `problems`: what was left alone, and why.
+    """
+    found: dict[str, int | None] = {}
+    problems = []
     try:
         with store.locked_home(root) as home:
-            for name in owned_files.names_in(home.fd):
-                left: str | None = name
-                try:
-                    if not name.startswith(store.RETIRED):
-                        if not store.DIGEST.fullmatch(name):
-                            problems.append(
-                                f"{home.path / name} is none of evalspan's names: it was left alone"
-                            )
-                            continue
-                        left = store.retire_unused(home, name, even_used=everything, patience=patience)
-                    if left is None:
-                        kept.append(name)
-                    else:
-                        freed += owned_files.remove_tree(home.fd, left)
-                        removed.append(name)
-                except (Refused, OSError) as error:
-                    problems.append(str(error))
+            found = store.remove_unused(home, even_used=everything, patience=patience)
+            strange = [path for path in home.iterdir() if path.name not in found]
+            problems = [f"{path} is none of evalspan's names: it was left alone" for path in strange]
     except FileNotFoundError:
         pass
-    except (Refused, TimeoutError) as error:
-        problems.append(str(error))
-    return Cleaned(
-        root=str(root),
-        freed_bytes=freed,
-        removed=tuple(removed),
-        kept=tuple(kept),
-        problems=tuple(problems),
-    )
+    except (Refused, OSError) as error:
+        problems = [str(error)]
+    return {
+        "root": str(root),
+        "freed_bytes": sum(freed or 0 for freed in found.values()),
+        "removed": [name for name, freed in found.items() if freed is not None],
+        "kept": [name for name, freed in found.items() if freed is None],
+        "problems": problems,
+    }
 
 
 def clean_main(argv: Sequence[str]) -> int:
@@ -80,6 +59,6 @@ def clean_main(argv: Sequence[str]) -> int:
     for root in chosen.root or ["/dev/shm"]:
         done = clean(root, everything=chosen.all)
         with contextlib.suppress(BrokenPipeError):
-            sys.stdout.write(json.dumps(asdict(done)) + "\n")
-        status |= bool(done.problems)
+            sys.stdout.write(json.dumps(done) + "\n")
+        status |= bool(done["problems"])
     return int(status)

@@ -3,7 +3,7 @@
 Rules: readers take blocks from all files in turn, so that the files end together: the kernel takes one writer per tmpfs
 file at a time, and slow storage answers side by side. Each block is hashed in its file's order by the reader that wrote
 it, while it is still in the processor's cache. A source that changes meanwhile is found by size and mtime. Called by
-`publish.py`: `copy_files` for a copy, `hash_file` to verify one.
+`precursor.py`: `copy_files` for a copy, `hash_file` to verify one.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import mmap
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,10 +21,6 @@ import xxhash
 from evaljobs.errors import OperatorError, RetryError
 
 BLOCK = 1 << 20  # bytes: fits the second-level cache between its read, its write and its hash
-
-ReadBlock = Callable[
-    [int, list[memoryview], int], int
-]  # os.preadv's shape: descriptor, buffers, offset -> bytes read
 
 
 class SourceChanged(OperatorError):  # noqa: N818 (a fact about the source)
@@ -39,7 +35,7 @@ class Stopped(RetryError):  # noqa: N818 (a request, not an error)
     """The copy was asked to stop; its targets are half-written."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Copy:
     """One file to copy: `size` bytes (and mtime in ns, unless None) that the source must have before and after."""
 
@@ -61,10 +57,10 @@ class _File:
     next: int = 0
 
 
-def check_source(descriptor: int | Path, path: Path, size: int, mtime_ns: int | None) -> None:
+def check_source(path: Path, size: int, mtime_ns: int | None) -> None:
     """Raise SourceChanged unless the file has this size and, where one is given, mtime."""
     try:
-        found = os.stat(descriptor)  # noqa: PTH116 (a path or a descriptor)
+        found = path.stat()
     except FileNotFoundError as error:
         raise SourceChanged(f"{path} is gone") from error
     if found.st_size != size:
@@ -77,30 +73,26 @@ def copy_files(
     copies: Sequence[Copy],
     *,
     readers: int,
-    stop: threading.Event | None = None,
-    progress: Callable[[int], None] = lambda _: None,
-    read: ReadBlock = os.preadv,
+    stop: threading.Event,
     block: int = BLOCK,
 ) -> dict[str, str]:
     """Copy all files; give each name's xxh3_128 (hex) of the bytes that were read and written.
 
-    `progress` is called with the bytes of each written block, from any thread. Raises SourceChanged, Stopped,
-    TargetFailed, and OSError of a source (EIO …); targets are then half-written.
+    Raises SourceChanged, Stopped, TargetFailed, and OSError of a source (EIO …); targets are then half-written.
     """
     files: list[_File] = []
     try:
         for copy in copies:  # links are followed: the source is the user's
-            check_source(copy.source, copy.source, copy.size, copy.mtime_ns)
+            check_source(copy.source, copy.size, copy.mtime_ns)
             files.append(_File(copy, os.open(copy.source, os.O_RDONLY | os.O_CLOEXEC)))
-        crew = _Crew(files, stop or threading.Event(), progress, read, block)
+        crew = _Crew(files, stop, block)
         with ThreadPoolExecutor(max(1, readers)) as pool:
             for reader in [pool.submit(crew.work) for _ in range(readers)]:
                 reader.result()
-        if crew.stop.is_set():
+        if stop.is_set():
             raise Stopped("asked to stop while copying")
-        for file in files:  # by descriptor and by name: changed under us, or replaced
-            check_source(file.source, file.copy.source, file.copy.size, file.copy.mtime_ns)
-            check_source(file.copy.source, file.copy.source, file.copy.size, file.copy.mtime_ns)
+        for copy in copies:  # changed under us, or replaced
+            check_source(copy.source, copy.size, copy.mtime_ns)
     finally:
         for file in files:
             os.close(file.source)
@@ -117,15 +109,8 @@ def _tickets(files: Sequence[_File], block: int) -> Iterator[tuple[_File, int]]:
 class _Crew:
     """What the readers of one copy share."""
 
-    def __init__(
-        self,
-        files: Sequence[_File],
-        stop: threading.Event,
-        progress: Callable[[int], None],
-        read: ReadBlock,
-        block: int,
-    ) -> None:
-        self.stop, self.progress, self.read, self.block = stop, progress, read, block
+    def __init__(self, files: Sequence[_File], stop: threading.Event, block: int) -> None:
+        self.stop, self.block = stop, block
         self.files, self.tickets = files, _tickets(files, block)
         self.lock = threading.Lock()
         self.failed = False
@@ -155,12 +140,11 @@ class _Crew:
             done = 0
             while done < len(view):
                 with view[done:] as rest:
-                    got = self.read(file.source, [rest], offset + done)
+                    got = os.preadv(file.source, [rest], offset + done)
                 if got == 0:
                     raise SourceChanged(f"{file.copy.source} was truncated while it was read")
                 done += got
             _write(file.copy, view, offset)
-            self.progress(len(view))
             with file.turn:
                 file.turn.wait_for(lambda: file.next == index or self.failed)
             file.state.update(view)
@@ -178,17 +162,11 @@ def _write(copy: Copy, view: memoryview, offset: int) -> None:
         raise TargetFailed(f"writing {copy.name} failed: {error.strerror}") from error
 
 
-def hash_file(path: int | Path, *, block: int = 8 * BLOCK) -> str:
-    """xxh3_128 (hex) of a file, or of an open descriptor from its start."""
+def hash_file(path: Path, *, block: int = 8 * BLOCK) -> str:
+    """xxh3_128 (hex) of a file."""
     state = xxhash.xxh3_128()
     buffer = memoryview(mmap.mmap(-1, block))
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC) if isinstance(path, Path) else path
-    try:
-        offset = 0
-        while got := os.preadv(descriptor, [buffer], offset):
+    with path.open("rb", buffering=0) as file:
+        while got := file.readinto(buffer):
             state.update(buffer[:got])
-            offset += got
-    finally:
-        if isinstance(path, Path):
-            os.close(descriptor)
     return state.hexdigest()

@@ -17,6 +17,7 @@ import platform
 import secrets
 import socket
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -27,13 +28,12 @@ from typing import Any
 from evaljobs.contract.storage import write_atomic
 from evaljobs.staging import store
 from evaljobs.staging.capacity import cgroup_limits, memory_available, room
-from evaljobs.staging.owned_files import Refused
+from evaljobs.staging.store import Refused
 
 PACKAGES = ("lm_eval", "torch", "transformers", "vllm", "sglang", "redis", "rq")
 REDIS_SECONDS = 5.0
 SAMPLE_MB = 256
 _BLOCK = 8 << 20  # bytes
-LOGIND = ("/etc/systemd/logind.conf", "/run/systemd/logind.conf", "/usr/lib/systemd/logind.conf")
 
 
 def probe_node(roots: Sequence[str] = ("/dev/shm",), *, sample_mb: int = SAMPLE_MB) -> dict[str, Any]:
@@ -47,7 +47,6 @@ def probe_node(roots: Sequence[str] = ("/dev/shm",), *, sample_mb: int = SAMPLE_
         "cpus": len(os.sched_getaffinity(0)),
         "memory_available": memory_available(),
         "memory_cgroup_limit": min((most for most, _ in cgroup_limits()), default=None),
-        "remove_ipc": remove_ipc(),
         "roots": [probe_root(root, sample_mb=sample_mb) for root in roots],
     }
 
@@ -75,69 +74,41 @@ def probe_root(root: str, *, sample_mb: int = SAMPLE_MB) -> dict[str, Any]:
             "room_limited_by": there.limit,
         }
         with store.locked_home(root, create=True) as home:
-            record |= measure(home.fd, min(sample_mb << 20, there.free // 4))
+            record |= measure(home, min(sample_mb << 20, there.free // 4))
         record["usable"] = True
-    except (Refused, OSError, TimeoutError) as error:
+    except (Refused, OSError) as error:
         record["why"] = str(error)
     return record
 
 
-def remove_ipc() -> bool | None:
-    """Whether logind deletes a user's files in /dev/shm when the user's last session ends (logind.conf(5): the default)."""
-    places = [Path(p) for p in LOGIND]
-    parts = [part for p in places for part in sorted(Path(f"{p}.d").glob("*.conf"))]
-    answer: bool | None = None
-    for path in (*reversed(places), *parts):
-        try:
-            lines = path.read_text(encoding="utf-8").splitlines()
-        except OSError:
-            continue
-        answer = True if answer is None else answer
-        for line in lines:
-            key, _, value = line.partition("=")
-            if key.strip() == "RemoveIPC":
-                answer = value.strip().lower() in {"yes", "true", "1", "on"}
-    return answer
-
-
-def measure(folder: int, size: int) -> dict[str, Any]:
-    """Write and read `size` bytes in a folder, given by its descriptor; rates in bytes a second. Nothing stays."""
+def measure(folder: Path, size: int) -> dict[str, Any]:
+    """Write and read `size` bytes in a folder; rates in bytes a second. Nothing stays."""
     size -= size % _BLOCK
     if size <= 0:
         return {"sample": 0, "write_rate": None, "read_rate": None}
-    name = f".sample-{secrets.token_hex(4)}"
     block = mmap.mmap(-1, _BLOCK)
     block.write(secrets.token_bytes(4096) * (_BLOCK // 4096))
-    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    file = os.open(name, flags, 0o600, dir_fd=folder)
-    os.unlink(name, dir_fd=folder)  # gone with this process, however it ends
-    try:
+    with tempfile.TemporaryFile(dir=folder, buffering=0) as file:  # gone with this process, however it ends
         started = time.perf_counter()
         for offset in range(0, size, _BLOCK):
-            os.pwrite(file, block, offset)
+            os.pwrite(file.fileno(), block, offset)
         written = time.perf_counter()
         for offset in range(0, size, _BLOCK):
-            os.preadv(file, [block], offset)
+            os.preadv(file.fileno(), [block], offset)
         ended = time.perf_counter()
-    finally:
-        os.close(file)
     return {"sample": size, "write_rate": size / (written - started), "read_rate": size / (ended - written)}
 
 
 def nonce(root: str, name: str, *, leave: bool) -> bool | None:
     """Leave a nonce for another job (True), or find and remove another job's (whether it was there). None: no usable root."""
-    if Path(name).name != name or not name.isalnum():
-        raise ValueError(f"{name!r} is no nonce")
-    place = f"{store.RETIRED}nonce-{name}"  # the next job that cleans the folder removes a name of this kind
     try:
         with store.locked_home(root, create=leave) as home:
-            if leave:
-                os.mkdir(place, 0o700, dir_fd=home.fd)
-            else:
-                os.rmdir(place, dir_fd=home.fd)
+            # the next job that cleans the folder removes a name of this kind
+            place = home / f"{store.RETIRED}nonce-{name}"
+            place.mkdir() if leave else place.rmdir()
     except FileNotFoundError:
         return False
-    except (Refused, OSError, TimeoutError):
+    except (Refused, OSError):
         return None
     return True
 
@@ -179,7 +150,7 @@ def main(argv: Sequence[str]) -> int:
         record["redis_trouble"] = chosen.redis_file and redis_trouble(chosen.redis_file)
         record["sandbox"] = None
         if chosen.sandbox:
-            from evaljobs.sandbox import probe_levels  # noqa: PLC0415 (a second: imported only on request)
+            from evaljobs.sandbox.levels import probe_levels  # noqa: PLC0415 (a second: imported only on request)
 
             record["sandbox"] = [asdict(report) for report in probe_levels()]
         record["nonce_left"] = bool(chosen.leave) and nonce(roots[0], chosen.leave, leave=True)

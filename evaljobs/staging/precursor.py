@@ -11,28 +11,29 @@ last, trials read storage. `trial/hosted_trials.py` stages and clears through it
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from evaljobs.contract.outcomes import Cleared, Failed, Staged
 from evaljobs.contract.paths import EvaluationPaths
-from evaljobs.contract.specs import StageSpec
-from evaljobs.contract.storage import write_outcome
+from evaljobs.contract.specs import CheckpointFile, StageSpec
+from evaljobs.contract.storage import write_atomic, write_outcome
 from evaljobs.errors import JobError, RetryError, one_line
 from evaljobs.staging import copy as copying
-from evaljobs.staging import owned_files, publish, segments, store
+from evaljobs.staging import segments, store
 from evaljobs.staging.capacity import gpu_name, room
 from evaljobs.staging.coordinator_lease import CoordinatorLease, is_there
-from evaljobs.staging.fingerprint import check_storage
-from evaljobs.staging.owned_files import Refused
-from evaljobs.staging.store import Slot
+from evaljobs.staging.fingerprint import announced_mtime, check_identity, check_storage, content_of
+from evaljobs.staging.store import INCOMING, MANIFEST, Refused, Slot
 
 POLL_SECONDS = 0.5  # between two looks for the release file
 RELEASED = "released"
@@ -73,12 +74,12 @@ def stage_only(spec: StageSpec, *, stop: threading.Event | None = None) -> Holdi
     for root in spec.roots:
         try:
             slot, copied, notes = _stage_on(root, spec, stop)
-        except (Refused, TimeoutError, copying.TargetFailed) as error:
+        except (Refused, copying.TargetFailed) as error:
             why.append(str(error))
             say(f"cannot stage on {root}: {error}")
             continue
         path, rung = str(slot.model), room(root).rung
-        content = publish.content(slot)
+        content = content_of(json.loads((slot.path / MANIFEST).read_bytes())["files"])
         why += notes
         break
     else:
@@ -103,15 +104,28 @@ def stage_only(spec: StageSpec, *, stop: threading.Event | None = None) -> Holdi
 
 def _stage_on(root: str, spec: StageSpec, stop: threading.Event) -> tuple[Slot, int, list[str]]:
     """The slot with a whole copy, bytes that left storage for it, and notes for the report."""
-    if not spec.checkpoint.files:
-        raise copying.SourceChanged(f"{spec.checkpoint.source} announces no files")
     try:
         slot = store.join(root, spec.checkpoint.digest)
     except OSError as error:
         raise Refused(f"{root}: {error.strerror or error}") from error
+    notes: list[str] = []
     try:
         with _only_stager(slot, stop):
-            return slot, *_publish(slot, spec, stop)
+            if (slot.path / MANIFEST).exists():
+                bad = _differing(slot, spec)
+                if not bad:
+                    if spec.share is None:
+                        with store.locked_home(root) as home:
+                            store.remove_unused(home, keep=slot.path.name)
+                    return slot, 0, notes
+                notes.append(f"the copy found in {slot.path} was damaged ({', '.join(bad)}) and was replaced")
+                say(notes[-1])
+                # a trial that has mapped it keeps its pages
+                (slot.path / MANIFEST).unlink()
+                store.remove_tree(slot.model)
+            _make_room(slot, spec)
+            copy_in(slot, spec, stop)
+            return slot, spec.checkpoint.bytes, notes
     except BaseException:
         store.leave(slot, patience=0.0)
         raise
@@ -120,10 +134,10 @@ def _stage_on(root: str, spec: StageSpec, stop: threading.Event) -> tuple[Slot, 
 @contextlib.contextmanager
 def _only_stager(slot: Slot, stop: threading.Event) -> Iterator[None]:
     """Hold the stage lock, which one process has at a time: a living one is waited for, a dead one has lost it."""
-    lock = owned_files.open_lock(slot.fd, store.STAGE_LOCK)
+    lock = store.open_lock(slot.path / store.STAGE_LOCK)
     try:
         said = False
-        while not owned_files.try_flock(lock):
+        while not store.try_flock(lock):
             if not said:
                 say(f"another precursor is staging {slot.path}: waiting for it")
                 said = True
@@ -134,39 +148,82 @@ def _only_stager(slot: Slot, stop: threading.Event) -> Iterator[None]:
         os.close(lock)
 
 
-def _publish(slot: Slot, spec: StageSpec, stop: threading.Event) -> tuple[int, list[str]]:
-    """Verify the copy that is there, or make one; bytes that left storage, and notes. The caller holds the stage lock."""
-    notes: list[str] = []
-    if publish.is_published(slot):
-        bad = publish.verify_slot(slot, spec.checkpoint, readers=spec.readers)
-        if not bad:
-            if spec.share is None:
-                with store.locked_home(slot.root) as home:
-                    store.remove_unused(home, keep=slot.digest)
-            return 0, notes
-        notes.append(f"the copy found in {slot.path} was damaged ({', '.join(bad)}) and was replaced")
-        say(notes[-1])
-        publish.withdraw(slot)
-    publish.make_room(slot, spec.checkpoint, margin=MARGIN, share=spec.share)
-    progress = _Progress(spec.checkpoint.bytes)
-    publish.copy_in(slot, spec.checkpoint, readers=spec.readers, stop=stop, progress=progress.add)
-    return spec.checkpoint.bytes, notes
+def _differing(slot: Slot, spec: StageSpec) -> list[str]:
+    """Names of published files that differ from what was copied or announced. Reads every byte."""
+    try:
+        sums = json.loads((slot.path / MANIFEST).read_bytes())["files"]
+    except (OSError, ValueError):
+        return [MANIFEST]
+
+    def bad(file: CheckpointFile) -> bool:
+        try:
+            found = copying.hash_file(slot.model / file.name)
+        except OSError:
+            return True
+        return found != sums.get(file.name) or file.xxh3_128 not in (None, found)
+
+    files = spec.checkpoint.files
+    with ThreadPoolExecutor(spec.readers) as pool:
+        return [f.name for f, wrong in zip(files, pool.map(bad, files), strict=True) if wrong]
 
 
-class _Progress:
-    """Counts the bytes written, from any thread, and logs them every 5 seconds."""
+def _make_room(slot: Slot, spec: StageSpec) -> None:
+    """Remove unused copies of other checkpoints, and the half-written one here; then see that the copy fits.
 
-    def __init__(self, total: int) -> None:
-        self.total, self.done = total, 0
-        self.lock = threading.Lock()
-        self.next = time.monotonic() + 5.0
+    A prefetch (`share` is set) removes only what is retired, and takes only that part of what is free. Raises Refused
+    where there is no room.
+    """
+    need, share = spec.checkpoint.bytes + MARGIN, spec.share
+    with store.locked_home(slot.root) as home:
+        store.remove_tree(slot.path / INCOMING)
+        store.remove_unused(home, keep=slot.path.name, retired_only=share is not None)
+    there = room(slot.root)
+    if there.free * (1.0 if share is None else share) < need:
+        part = "" if share is None else f"{share:g} of "
+        raise Refused(
+            f"{slot.root}: {need / 1e9:.2f} GB are needed, {part}{there.free / 1e9:.2f} GB are {there.limit}"
+        )
 
-    def add(self, count: int) -> None:
-        with self.lock:
-            self.done += count
-            if time.monotonic() >= self.next:
-                self.next = time.monotonic() + 5.0
-                say(f"staged {self.done / 1e9:.2f} of {self.total / 1e9:.2f} GB")
+
+def copy_in(slot: Slot, spec: StageSpec, stop: threading.Event) -> None:
+    """Copy the checkpoint below `incoming`, check it, publish it. The caller holds the stage lock.
+
+    `model` and then the manifest get their names only when sizes, hashes and identity are those that were announced.
+    Raises SourceChanged, Stopped, TargetFailed (no space …), OSError of the source. Nothing is published then.
+    """
+    checkpoint, incoming = spec.checkpoint, slot.path / INCOMING
+    with contextlib.ExitStack() as opened:
+        copies = []
+        for file in checkpoint.files:
+            target = _create(incoming / file.name, file.size)
+            opened.callback(os.close, target)
+            source = Path(checkpoint.source, file.name)
+            copies.append(copying.Copy(file.name, source, file.size, announced_mtime(file), target))
+        sums = copying.copy_files(copies, readers=spec.readers, stop=stop)
+    for file in checkpoint.files:
+        if file.xxh3_128 not in (None, sums[file.name]):
+            raise copying.SourceChanged(
+                f"{checkpoint.source}/{file.name} is not what was saved: its hash is {sums[file.name]},"
+                f" {file.xxh3_128} was written down at save time"
+            )
+    check_identity(checkpoint, incoming)
+    if stop.is_set():
+        raise copying.Stopped("asked to stop before the copy was published")
+    store.remove_tree(slot.model)  # a precursor that was killed left it without a manifest
+    incoming.rename(slot.model)
+    manifest = json.dumps({"digest": checkpoint.digest, "files": sums})
+    write_atomic(slot.path / MANIFEST, manifest.encode(), mode=0o600)
+
+
+def _create(path: Path, size: int) -> int:
+    """A new file of `size` bytes, open for writing. Raises TargetFailed."""
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        os.ftruncate(descriptor, size)
+    except OSError as error:
+        raise copying.TargetFailed(f"{path}: {error.strerror}") from error
+    return descriptor
 
 
 # --- holding and clearing --------------------------------------------------------------------------------------------

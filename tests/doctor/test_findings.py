@@ -92,7 +92,7 @@ def site(settings: dict[str, Any] | None = None, **facts: Any) -> Facts:
 
 def answer(*, shared: bool | None = True, trouble: str = "", refused: bool = False, **record: Any) -> Answer:
     roots = [{"root": "/dev/shm", "usable": True, "why": "", **STAGED}]
-    facts = {"roots": roots, "versions": VERSIONS, "memory_cgroup_limit": None, "remove_ipc": False, **record}
+    facts = {"roots": roots, "versions": VERSIONS, "memory_cgroup_limit": None, **record}
     target = Target(node="n1", cluster=FakeCluster(fleet=()), sandbox=False)
     return Answer(target=target, record=facts, shared=shared, trouble=trouble, refused=refused)
 
@@ -245,7 +245,6 @@ SCRATCH = {"root": "/scratch", "usable": True, "why": "", **STAGED, "rung": "dis
         (answer(shared=False), False, {"warn"}),
         (answer(shared=False), True, {"ok"}),
         (answer(shared=None), False, {"warn"}),
-        (answer(remove_ipc=True), False, {"ok", "warn"}),
         (answer(redis_trouble="connection refused"), False, {"ok", "fail"}),
         (answer(versions={"lm_eval": None}), False, {"ok", "fail"}),
         (answer(versions={**VERSIONS, "torch": "2.9+cpu"}), False, {"ok", "fail"}),

@@ -105,7 +105,7 @@ SUITE = 'name = "plan"\n' + "".join(
 # fields that hold sentences: that there is one counts here; its words stand in the texts
 SENTENCES = {"error", "errors", "failed_jobs", "fault", "sentence", "waits_for", "warnings", "why"}
 RECORDED = "/runs/work/"  # where the folders were
-OF_SOME_MACHINES = {"local RemoveIPC", "local interpreter"}  # findings there alone
+OF_SOME_MACHINES = {"local interpreter"}  # a finding there alone
 DIGITS = 6  # of a number
 
 

@@ -25,8 +25,7 @@ from support.served import server_pid
 from support.sites import running
 
 from evaljobs.contract.paths import WorkPaths
-from evaljobs.staging.owned_files import try_flock
-from evaljobs.staging.store import HELD_LOCK, home_name
+from evaljobs.staging.store import HELD_LOCK, home_name, is_locked
 
 pytestmark = pytest.mark.model
 Expected = dict[str, dict[str, Any]]
@@ -253,8 +252,8 @@ def left_behind(site: Any) -> list[str]:
     for spec in site.work.glob("*/specs/*-stage-*.json"):
         home = Path("/dev/shm") / home_name(os.getuid())
         digest = json.loads(spec.read_text())["checkpoint"]["digest"]
-        with contextlib.suppress(OSError), (home / digest / HELD_LOCK).open() as lock:
-            found += [] if try_flock(lock.fileno()) else [lock.name]
+        lock = home / digest / HELD_LOCK
+        found += [str(lock)] if is_locked(lock) else []
     return found
 
 

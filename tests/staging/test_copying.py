@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import random
 import shutil
 import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.node_memory import MIB, edit, make_checkpoint, safetensors
+from support.node_memory import edit, make_checkpoint, safetensors
 
 from coordinator.intake.checkpoint import inspect
 from evaljobs.contract.specs import CheckpointFile
@@ -23,33 +25,41 @@ from evaljobs.staging.copy import Copy, SourceChanged, Stopped, copy_files, hash
 from evaljobs.staging.fingerprint import (
     PLAIN_PARTS,
     SAMPLE_BYTES,
-    BadWeights,
     fingerprint,
     folder_identity,
     identity,
     read_header,
 )
 
+PREADV = os.preadv  # a descriptor's bytes at an offset into buffers; bytes read
 
-def copies(folder: Path, contents: list[bytes]) -> list[Copy]:
+
+@contextmanager
+def copies(folder: Path, contents: list[bytes]) -> Iterator[list[Copy]]:
+    """Files s0, s1, … with these contents, to be copied to t0, t1, …"""
     folder.mkdir(exist_ok=True)
-    made = []
-    for i, data in enumerate(contents):
-        source = folder / f"s{i}"
-        source.write_bytes(data)
-        target = os.open(folder / f"t{i}", os.O_RDWR | os.O_CREAT | os.O_TRUNC)
-        os.ftruncate(target, len(data))
-        made.append(
-            Copy(
-                name=f"f{i}", source=source, size=len(data), mtime_ns=source.stat().st_mtime_ns, target=target
+    with ExitStack() as opened:
+        made = []
+        for i, data in enumerate(contents):
+            source = folder / f"s{i}"
+            source.write_bytes(data)
+            target = opened.enter_context((folder / f"t{i}").open("wb"))
+            made.append(
+                Copy(
+                    name=f"f{i}",
+                    source=source,
+                    size=len(data),
+                    mtime_ns=source.stat().st_mtime_ns,
+                    target=target.fileno(),
+                )
             )
-        )
-    return made
+        yield made
 
 
-def close(made: list[Copy]) -> None:
-    for copy in made:
-        os.close(copy.target)
+def copied(made: list[Copy], *, read: Any, **how: Any) -> dict[str, str]:
+    """`copy_files`, where `read` stands between it and storage."""
+    with mock.patch.object(os, "preadv", read):
+        return copy_files(made, **{"stop": threading.Event(), **how})
 
 
 @settings(max_examples=40)
@@ -64,31 +74,27 @@ def test_copies_every_byte_and_hashes_what_it_read(tmp_path, contents, readers, 
 
     def read(descriptor: int, buffers: list[memoryview], offset: int) -> int:
         most = max(1, len(buffers[0]) // 3) if drips else len(buffers[0])
-        return os.preadv(descriptor, [buffers[0][:most]], offset)
+        return PREADV(descriptor, [buffers[0][:most]], offset)
 
-    made = copies(tmp_path / "x", contents)
-    seen: list[int] = []
-    sums = copy_files(made, readers=readers, block=block, progress=seen.append, read=read)
-    close(made)
+    with copies(tmp_path / "x", contents) as made:
+        sums = copied(made, readers=readers, block=block, read=read)
     assert [(tmp_path / "x" / f"t{i}").read_bytes() for i in range(len(contents))] == contents
     assert sums == {f"f{i}": xxhash.xxh3_128(data).hexdigest() for i, data in enumerate(contents)}
     assert all(hash_file(tmp_path / "x" / f"t{name[1:]}") == digest for name, digest in sums.items())
-    assert sum(seen) == sum(map(len, contents))
 
 
 def test_slow_first_blocks_do_not_starve_readers(tmp_path: Path) -> None:
     """One block of a file takes long: the others run ahead, then wait for its turn; it ends and is exact."""
-    made = copies(tmp_path / "x", [os.urandom(64_000)])
     ahead = threading.Event()
 
     def slow_start(descriptor: int, buffers: list[memoryview], offset: int) -> int:
         assert offset > 0 or ahead.wait(60), "no reader runs ahead"
         if offset == 3000:
             ahead.set()
-        return os.preadv(descriptor, buffers, offset)
+        return PREADV(descriptor, buffers, offset)
 
-    sums = copy_files(made, readers=4, block=1000, read=slow_start)
-    close(made)
+    with copies(tmp_path / "x", [os.urandom(64_000)]) as made:
+        sums = copied(made, readers=4, block=1000, read=slow_start)
     assert sums["f0"] == hash_file(tmp_path / "x" / "s0")
 
 
@@ -99,33 +105,33 @@ def test_slow_first_blocks_do_not_starve_readers(tmp_path: Path) -> None:
 )
 def test_what_happens_in_mid_copy_ends_all_readers_and_is_told(tmp_path, what, raises, readers) -> None:
     """An error of storage, a stop, a source that is written to: never a short or mixed copy, and no thread is left."""
-    made = copies(tmp_path / "x", [bytes(50_000)])
-    source, stop = made[0].source, threading.Event()
-
-    def read(descriptor: int, buffers: list[memoryview], offset: int) -> int:
-        match what if offset == 20_000 else "":
-            case "EIO":
-                raise OSError(errno.EIO, "Input/output error")
-            case "stop":
-                stop.set()
-            case "truncate":
-                os.truncate(source, 10_000)
-            case "append":
-                with source.open("ab") as file:
-                    file.write(b"more")
-        return os.preadv(descriptor, buffers, offset)
-
+    stop = threading.Event()
     before = set(threading.enumerate())
-    with pytest.raises(raises):
-        copy_files(made, readers=readers, block=1000, read=read, stop=stop)
-    close(made)
+    with copies(tmp_path / "x", [bytes(50_000)]) as made:
+        source = made[0].source
+
+        def read(descriptor: int, buffers: list[memoryview], offset: int) -> int:
+            match what if offset == 20_000 else "":
+                case "EIO":
+                    raise OSError(errno.EIO, "Input/output error")
+                case "stop":
+                    stop.set()
+                case "truncate":
+                    os.truncate(source, 10_000)
+                case "append":
+                    with source.open("ab") as file:
+                        file.write(b"more")
+            return PREADV(descriptor, buffers, offset)
+
+        with pytest.raises(raises):
+            copied(made, readers=readers, block=1000, read=read, stop=stop)
     assert set(threading.enumerate()) <= before
 
 
 # --- which edit of a checkpoint's or an adapter's file makes it another one ------------------------------------------
 
 
-@pytest.mark.parametrize("size", [1, 700, 5000, 3 * MIB])
+@pytest.mark.parametrize("size", [1, 700, 5000])
 def test_an_edit_of_any_one_tensor_is_seen(tmp_path: Path, size: int) -> None:
     """Reversed in place, with size and mtime kept: each tensor of a file has a sample of its own."""
     rng = random.Random(size)
@@ -151,16 +157,6 @@ def test_a_training_step_is_seen_in_weights_without_a_header(tmp_path: Path) -> 
         edit(path, index * part, b"x" * part)
         seen.add(fingerprint(path))
     assert len(seen) == PLAIN_PARTS + 1
-
-
-@pytest.mark.parametrize("tensors", [[(0, 8), (4, 12)], [(0, 4), (8, 12)], [(4, 12)], [(0, 12), (12, 4)]])
-def test_tensors_that_overlap_or_leave_a_hole_are_refused(tmp_path: Path, tensors: list[Any]) -> None:
-    """As the safetensors library refuses them."""
-    raw = json.dumps({f"t{i}": {"dtype": "U8", "data_offsets": pair} for i, pair in enumerate(tensors)})
-    path = tmp_path / "x.safetensors"
-    path.write_bytes(len(raw).to_bytes(8, "little") + raw.encode() + bytes(12))
-    with pytest.raises(BadWeights, match="overlap"):
-        read_header(path)
 
 
 def test_files_that_are_no_weights_count_by_content_alone(tmp_path: Path) -> None:

@@ -55,21 +55,8 @@ def test_a_nonce_tells_a_shared_memory_from_a_private_one(world: NodeMemory) -> 
     assert world.nothing_left()
 
 
-def test_the_tightest_limit_counts(tmp_path: Path) -> None:
-    """cgroup v2 limits of all levels above a process are read, page cache counted as free; no limit is none."""
-    job = tmp_path / "slurm" / "job"
-    job.mkdir(parents=True)
-    (tmp_path / "proc").write_text("0::/slurm/job\n")
-    (job / "memory.max").write_text("max\n")
-    (job / "memory.current").write_text("5\n")
-    (job.parent / "memory.max").write_text("1000\n")
-    (job.parent / "memory.current").write_text("900\n")
-    (job.parent / "memory.stat").write_text("anon 700\ninactive_file 150\nactive_file 50\n")
-    assert capacity.cgroup_limits(tmp_path / "proc", tmp_path) == [(1000, 300)]
-
-
-def test_kills_for_lack_of_memory_are_counted_by_the_kernel(tmp_path: Path) -> None:
-    """In this process's own group, under either version of cgroups; the job's limit may be a level above."""
+def test_the_tightest_limit_counts_and_kills_are_the_kernels_count(tmp_path: Path) -> None:
+    """cgroup limits of all levels above a process are read, under either version; page cache counts as free, no limit as none."""
     assert capacity.short_of_memory(tmp_path / "none", tmp_path) == (0, None)
     for version, base, line in (
         (V2, tmp_path, "0::/job/task"),
@@ -78,8 +65,17 @@ def test_kills_for_lack_of_memory_are_counted_by_the_kernel(tmp_path: Path) -> N
         task = base / "job" / "task"
         task.mkdir(parents=True)
         (tmp_path / "proc").write_text(line + "\n")
-        (task.parent / version.limit).write_text(f"{100 << 20}\n")
-        (task / version.events).write_text("under_oom 0\noom_kill 2\n")
+        files = {
+            task / version.limit: "max",
+            task / version.usage: "5",
+            task / version.events: "under_oom 0\noom_kill 2",
+            task.parent / version.limit: f"{100 << 20}",
+            task.parent / version.usage: f"{90 << 20}",
+            task.parent / "memory.stat": "anon 700\ninactive_file 150\nactive_file 50",
+        }
+        for file, text in files.items():
+            file.write_text(text + "\n")
+        assert capacity.cgroup_limits(tmp_path / "proc", tmp_path) == [(100 << 20, (10 << 20) + 200)]
         assert capacity.short_of_memory(tmp_path / "proc", tmp_path) == (2, 100)
 
 
@@ -132,25 +128,22 @@ def dead() -> Iterator[Path]:
     place.unlink(missing_ok=True)
 
 
-def test_segments_are_ours_by_name_within_the_context_alone() -> None:
+def test_segments_are_ours_by_name_within_the_context_alone_and_those_in_use_stay(dead: Path) -> None:
+    """A name that is gone already is removed without an error: its maker, a library, does so after the trial has."""
     with segments.named():
-        inside = shared_memory.SharedMemory(create=True, size=1)
-    outside = shared_memory.SharedMemory(create=True, size=1)
-    names = inside.name, outside.name
-    for segment in (inside, outside):
-        segment.close()
-        segment.unlink()
-    assert [name.startswith(segments.PREFIX) for name in names] == [True, False]
-
-
-def test_a_segment_whose_name_is_gone_is_removed_without_an_error() -> None:
-    """Its maker, a library, removes it when it ends, after the trial has."""
-    with segments.named():
-        made = shared_memory.SharedMemory(create=True, size=1)
-    assert segments.unlink_mapped() >= 1
-    assert not (segments.FOLDER / made.name).exists()
-    made.close()
-    made.unlink()
+        used = shared_memory.SharedMemory(create=True, size=1)
+    foreign = shared_memory.SharedMemory(create=True, size=1)
+    try:
+        assert [s.name.startswith(segments.PREFIX) for s in (used, foreign)] == [True, False]
+        segments.sweep()
+        assert [(segments.FOLDER / s.name).exists() for s in (used, foreign)] == [True, True]
+        assert not dead.exists()
+        assert segments.unlink_mapped() >= 1
+        assert [(segments.FOLDER / s.name).exists() for s in (used, foreign)] == [False, True]
+    finally:
+        for segment in (used, foreign):
+            segment.close()
+            segment.unlink()
 
 
 def test_a_semaphore_counts_as_mapped_though_it_was_made_under_another_name() -> None:
@@ -161,22 +154,6 @@ def test_a_semaphore_counts_as_mapped_though_it_was_made_under_another_name() ->
         assert f"sem.{name}" in segments.mapped([os.getpid()])
     finally:
         libc.sem_unlink(f"/{name}".encode())
-
-
-def test_what_a_process_has_mapped_and_what_has_another_name_stays(dead: Path) -> None:
-    with segments.named():
-        used = shared_memory.SharedMemory(create=True, size=1)
-    foreign = segments.FOLDER / f"psm_{secrets.token_hex(4)}"
-    foreign.write_bytes(b"\0")
-    try:
-        segments.sweep()
-        assert not dead.exists()
-        assert foreign.exists()
-        assert (segments.FOLDER / used.name).exists()
-    finally:
-        foreign.unlink()
-        used.close()
-        used.unlink()
 
 
 def holding(folder: Path, lease: Path) -> Holding:
@@ -250,7 +227,6 @@ def test_workers_work_on_until_storage_shows_their_stop(storage: Storage) -> Non
     """The supervisor's look at its stop file."""
     options = argparse.Namespace(
         stop_file=storage.path / "stop",
-        burst_idle=None,
         lease_file=storage.path / "lease",
         lease_seconds=900.0,
     )
