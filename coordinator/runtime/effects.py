@@ -67,7 +67,8 @@ from coordinator.runtime.finalize import write_results
 from coordinator.services.metric_queue import MetricQueue
 from evaljobs.contract.paths import request_set_manifest
 from evaljobs.contract.storage import write_atomic
-from evaljobs.queue.work_queue import QueuedShard, QueueSnapshot, QueueUnavailable, WorkQueue
+from evaljobs.queue.redis_client import QueueUnavailable
+from evaljobs.queue.work_queue import QueuedShard, QueueSnapshot, WorkQueue
 
 log = logging.getLogger(__name__)
 

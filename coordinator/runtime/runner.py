@@ -62,7 +62,8 @@ from evaljobs.contract.storage import (
     read_plain,
     write_atomic,
 )
-from evaljobs.queue.work_queue import QueueSnapshot, QueueUnavailable
+from evaljobs.queue.redis_client import QueueUnavailable
+from evaljobs.queue.work_queue import QueueSnapshot
 
 log = logging.getLogger(__name__)
 

@@ -58,10 +58,7 @@ def file_size(path: Path) -> int:
     try:
         return path.stat().st_size
     except FileNotFoundError:
-        for archive, prefix in archives_of(path.parent):
-            if info := members(archive).get(prefix + path.name):
-                return info.file_size
-        raise
+        return _member(path)[1].file_size
 
 
 def exists(path: Path) -> bool:
@@ -108,53 +105,43 @@ def _errors_of(archive: Path) -> Iterator[None]:
         raise OSError(errno.EIO, f"the archive is damaged: {error}", str(archive)) from error
 
 
-def open_member(path: Path) -> IO[bytes]:
-    """Open the archived file that had this path; errors as of `open_file`."""
+def _member(path: Path) -> tuple[Path, zipfile.ZipInfo]:
+    """The archive that holds the file that had this path, and its entry there; errors as of `open_file`."""
     for archive, prefix in archives_of(path.parent):
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError), contextlib.ExitStack() as stack:
-            file = stack.enter_context(archive.open("rb"))
-            there = os.fstat(file.fileno())
-            listed = _read_members(archive, there.st_ino, there.st_mtime_ns, there.st_size)
-            # replaced meanwhile: the list may be of the new one
-            if not os.path.samestat(archive.stat(), there):
-                _read_members.cache_clear()
-                return open_member(path)
-            if (info := listed.get(prefix + path.name)) is None:
-                continue
-            with _errors_of(archive):
-                file.seek(info.header_offset + _LENGTHS_AT)
-                start = info.header_offset + _HEADER_BYTES + sum(struct.unpack("<HH", file.read(4)))
-                if info.compress_type != zipfile.ZIP_STORED:
-                    file.seek(start)
-                    return io.BytesIO(zipfile.ZipExtFile(file, "r", info).read())  # checks its CRC-32
-            stack.pop_all()
-            return io.BufferedReader(_Stored(file, start, info.file_size))
+        if info := members(archive).get(prefix + path.name):
+            return archive, info
     raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
 
 
-class _Stored(io.RawIOBase):
+def open_member(path: Path) -> IO[bytes]:
+    """Open the archived file that had this path; errors as of `open_file`."""
+    archive, info = _member(path)
+    with _errors_of(archive), archive.open("rb") as file:
+        file.seek(info.header_offset + _LENGTHS_AT)
+        start = info.header_offset + _HEADER_BYTES + sum(struct.unpack("<HH", file.read(4)))
+        if info.compress_type == zipfile.ZIP_STORED:
+            return io.BufferedReader(_Stored(archive, start, info.file_size))
+        file.seek(start)
+        return io.BytesIO(zipfile.ZipExtFile(file, "r", info).read())  # checks its CRC-32
+
+
+class _Stored(io.FileIO):
     """The bytes of a stored member, `size` from offset `start` of the archive on."""
 
-    def __init__(self, file: IO[bytes], start: int, size: int) -> None:
-        self._file, self._start, self._size, self._at = file, start, size, 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
+    def __init__(self, archive: Path, start: int, size: int) -> None:
+        super().__init__(archive)
+        self._start, self._end = start, start + size
+        self.seek(0)
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._at = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence] + offset
-        return self._at
+        base = {io.SEEK_SET: self._start, io.SEEK_CUR: super().tell(), io.SEEK_END: self._end}[whence]
+        return super().seek(base + offset) - self._start
+
+    def tell(self) -> int:
+        return super().tell() - self._start
 
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
-        wanted = max(0, min(len(buffer), self._size - self._at))
-        data = os.pread(self._file.fileno(), wanted, self._start + self._at)
-        buffer[: len(data)] = data
-        self._at += len(data)
-        return len(data)
+        return super().readinto(memoryview(buffer)[: max(0, self._end - super().tell())])
 
-    def close(self) -> None:
-        self._file.close()
-        super().close()
+    def readall(self) -> bytes:
+        return self.read(max(0, self._end - super().tell()))

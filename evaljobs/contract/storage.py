@@ -21,7 +21,6 @@ import tempfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import IO, TypeVar
 
 import xxhash
@@ -37,8 +36,6 @@ log = logging.getLogger(__name__)
 MAGIC = b"\xf5ES1"
 _PREFIX = struct.Struct("<4sIIQQ")
 _SIZES = struct.Struct("<II")
-_SCAN_BYTES = 1 << 20
-MAX_HEAD_BYTES = 1 << 16
 
 R = TypeVar("R", bound=Record)
 
@@ -94,8 +91,7 @@ def make_file(path: str | Path, flags: int = os.O_WRONLY | os.O_APPEND) -> int:
     mode = file_mode(Path(path).parent)
     descriptor = os.open(path, flags | os.O_CREAT | os.O_CLOEXEC, 0o600)
     if stat.S_IMODE(os.fstat(descriptor).st_mode) != mode:
-        with contextlib.suppress(PermissionError):  # another user's
-            os.fchmod(descriptor, mode)
+        os.fchmod(descriptor, mode)
     return descriptor
 
 
@@ -198,7 +194,7 @@ class FrameWriter:
     def __init__(self, path: Path) -> None:
         make_folder(path.parent)
         self.path = path
-        self._file = os.fdopen(make_file(path), "ab", buffering=0)
+        self._file = os.fdopen(make_file(path), "ab")
         sync_folder(path.parent)
 
     @property
@@ -207,23 +203,17 @@ class FrameWriter:
 
     def append(self, shard: ShardResponses) -> FrameRef:
         data = encode_frame(shard)
-        offset = self._file.seek(0, os.SEEK_END)
-        written = 0
-        while written < len(data):
-            written += self._file.write(memoryview(data)[written:])
+        offset = self.bytes
+        self._file.write(data)
+        self._file.flush()
         os.fsync(self._file.fileno())
         return FrameRef(file=self.path.name, offset=offset, length=len(data))
-
-    def close(self) -> None:
-        self._file.close()
 
     def __enter__(self) -> FrameWriter:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+    def __exit__(self, *_error: object) -> None:
+        self._file.close()
 
 
 def _read_start(file: IO[bytes], at: int) -> tuple[ShardHead, int, int] | None:
@@ -233,7 +223,7 @@ def _read_start(file: IO[bytes], at: int) -> tuple[ShardHead, int, int] | None:
     if len(prefix) < _PREFIX.size or not prefix.startswith(MAGIC):
         return None
     _, head_size, body_size, head_sum, body_sum = _PREFIX.unpack(prefix)
-    head = file.read(min(head_size, MAX_HEAD_BYTES))
+    head = file.read(head_size)
     if xxhash.xxh3_64_intdigest(_SIZES.pack(head_size, body_size) + head) != head_sum:
         return None
     return ShardHead.model_validate_json(head), body_size, body_sum
@@ -285,38 +275,22 @@ def read_frames(path: Path, start: int = 0) -> Iterator[tuple[FrameRef, ShardHea
     """Heads of the whole frames of a response file from byte `start` on, in file order.
 
     Bodies are checked but not decoded. An incomplete last frame (still being written, or its writer
-    died) ends the walk: call again with `start` at the end of the last whole frame. Damaged bytes
-    with a whole frame after them are logged and skipped. OSError where the file cannot be read.
+    died) ends the walk: call again with `start` at the end of the last whole frame. So does one with a
+    damaged head; one with a damaged body is logged and passed over. Shards without a whole frame run
+    again. OSError where the file cannot be read.
     """
+    at = start
     with open_file(path) as file:
-        at: int | None = start
-        while at is not None:
-            found = _read_start(file, at)
-            if found is not None:
-                head, size, body_sum = found
-                body = file.tell()
-                if xxhash.xxh3_64_intdigest(file.read(size)) == body_sum:
-                    yield FrameRef(file=path.name, offset=at, length=body + size - at), head
-                    at = body + size
-                    continue
-            damaged, at = at, _next_head(file, at + 1)
-            if at is not None:
-                log.warning("%s at byte %d: a damaged record is passed over", path, damaged)
-
-
-def _next_head(file: IO[bytes], at: int) -> int | None:
-    """Offset of the next magic that begins a frame with a sound head, or None."""
-    while True:
-        file.seek(at)
-        block = file.read(_SCAN_BYTES)
-        found = block.find(MAGIC)
-        while found >= 0:
-            if _read_start(file, at + found) is not None:
-                return at + found
-            found = block.find(MAGIC, found + 1)
-        if len(block) < _SCAN_BYTES:
-            return None
-        at += len(block) - len(MAGIC) + 1
+        while (found := _read_start(file, at)) is not None:
+            head, size, body_sum = found
+            begin, data = file.tell(), file.read(size)
+            if xxhash.xxh3_64_intdigest(data) == body_sum:
+                yield FrameRef(file=path.name, offset=at, length=begin + size - at), head
+            elif len(data) == size:
+                log.warning("%s at byte %d: a damaged record is passed over", path, at)
+            else:
+                return
+            at = begin + size
 
 
 def read_frame(root: Path, reference: FrameRef) -> ShardResponses:
@@ -329,5 +303,5 @@ def read_frame(root: Path, reference: FrameRef) -> ShardResponses:
                 raise FrameError(f"{where} does not match its checksums")
         answers = json.loads(zlib.decompress(body))
         return ShardResponses(**found[0].model_dump(exclude={"responses"}), responses=answers)
-    except (OSError, ValueError, RecursionError, zlib.error) as error:
+    except (OSError, ValueError, zlib.error) as error:
         raise FrameError(f"{where}: {error}") from error

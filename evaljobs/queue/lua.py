@@ -201,7 +201,7 @@ redis.call('SADD', key('gone'), ARGV[1])
 return mine
 """)
 
-# takes trial, lane, then the shards that the trial holds
+# takes trial, lane
 CLAIM = _with_common("""
 local trial, lane = ARGV[1], ARGV[2]
 if gone(trial) then return {'drained'} end
@@ -238,14 +238,10 @@ local function copy()
   return best
 end
 
-local known = {}
-for i = 3, #ARGV do known[ARGV[i]] = true end
-for _, shard in ipairs(held(trial)) do
-  if not known[shard] then return {'shard', shard} end -- the answer to an earlier call was lost
-end
+for _, shard in ipairs(held(trial)) do return {'shard', shard} end -- the answer to an earlier call was lost
 local copies = redis.call('HGETALL', key('copies'))
 for i = 1, #copies, 2 do
-  if copies[i + 1] == trial and not known[copies[i]] then return {'shard', copies[i]} end
+  if copies[i + 1] == trial then return {'shard', copies[i]} end
 end
 if not redis.call('HGET', key('meta'), 'epoch') then return {'wait'} end
 local own = redis.call('HEXISTS', key('meta'), 'own') == 1

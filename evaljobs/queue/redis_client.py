@@ -49,35 +49,30 @@ class RedisAddress(Kept):
     key_file: str | None = None
 
     @classmethod
-    def from_url(
-        cls,
-        url: str,
-        *,
-        username: str | None = None,
-        password: str | None = None,
-        ca_file: str | None = None,
-        cert_file: str | None = None,
-        key_file: str | None = None,
-    ) -> RedisAddress:
+    def from_url(cls, url: str, **given: str | None) -> RedisAddress:
         """`redis://[user[:password]@]host[:port][/db]`, `rediss://…` (TLS) or `unix:///path`.
 
-        Arguments override the URL. Raises ValueError, which never has the password.
+        `given`: `username`, `password`, `ca_file`, `cert_file`, `key_file`; those that are set override the
+        URL. Raises ValueError, which never has the password.
         """
         parts = urllib.parse.urlsplit(url)
         if parts.query or parts.fragment:
             raise ValueError(
                 "the Redis URL has options after its database: give [redis] ca_file and the like"
             )
-        if parts.scheme != "rediss" and (ca_file or cert_file or key_file):
+        fields: dict[str, Any] = {
+            "username": parts.username and urllib.parse.unquote(parts.username),
+            "password": parts.password and urllib.parse.unquote(parts.password),
+        }
+        fields |= {name: value for name, value in given.items() if value}
+        if parts.scheme != "rediss" and any(name.endswith("_file") for name in fields):
             raise ValueError("[redis] ca_file, cert_file and key_file are for a rediss:// Redis URL")
-        if (cert_file is None) != (key_file is None):
+        if ("cert_file" in fields) != ("key_file" in fields):
             raise ValueError("[redis] cert_file and key_file of a rediss:// Redis URL go together")
-        name = username or (urllib.parse.unquote(parts.username) if parts.username else None)
-        secret = password or (urllib.parse.unquote(parts.password) if parts.password else None)
         if parts.scheme == "unix":
             if not parts.path:
                 raise ValueError("a unix:// Redis URL needs a path: unix:///run/redis.sock")
-            return cls(socket=parts.path, username=name, password=secret)
+            return cls(socket=parts.path, **fields)
         if parts.scheme not in ("redis", "rediss"):
             raise ValueError(
                 f"Redis URL scheme {parts.scheme!r} is not known: use redis://, rediss:// or unix://"
@@ -91,12 +86,8 @@ class RedisAddress(Kept):
             host=parts.hostname,
             port=parts.port or 6379,
             db=int(path or 0),
-            username=name,
-            password=secret,
             tls=parts.scheme == "rediss",
-            ca_file=ca_file,
-            cert_file=cert_file,
-            key_file=key_file,
+            **fields,
         )
 
     @property
@@ -128,7 +119,7 @@ def client(address: RedisAddress, *, seconds: float = SOCKET_SECONDS) -> redis.R
 
     It retries nothing: callers decide whether a command may be repeated.
     """
-    common = {
+    options: dict[str, Any] = {
         "db": address.db,
         "username": address.username,
         "password": address.password,
@@ -139,10 +130,9 @@ def client(address: RedisAddress, *, seconds: float = SOCKET_SECONDS) -> redis.R
         "protocol": 2,  # one answer format on every server from Redis 6 to Valkey 9
     }
     if address.socket is not None:
-        return redis.Redis(unix_socket_path=address.socket, **common)  # type: ignore[arg-type]
-    more = {}
+        return redis.Redis(unix_socket_path=address.socket, **options)
     if address.tls:
-        more = {
+        options |= {
             "ssl": True,
             "ssl_ca_certs": address.ca_file,
             "ssl_certfile": address.cert_file,
@@ -152,8 +142,7 @@ def client(address: RedisAddress, *, seconds: float = SOCKET_SECONDS) -> redis.R
         host=address.host or "localhost",
         port=address.port,
         socket_keepalive=True,
-        **common,  # type: ignore[arg-type]
-        **more,  # type: ignore[arg-type]
+        **options,
     )
 
 

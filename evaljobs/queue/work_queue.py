@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -20,9 +20,7 @@ import redis
 from pydantic import BaseModel
 
 from evaljobs.queue import lua, redis_client
-from evaljobs.queue.redis_client import QueueUnavailable, RedisAddress, explained, once_more
-
-__all__ = ["Claim", "Progress", "QueueSnapshot", "QueueUnavailable", "QueuedShard", "WorkQueue"]
+from evaljobs.queue.redis_client import RedisAddress, explained, once_more
 
 T = TypeVar("T")
 AHEAD = 128  # most shards that are named to a trial ahead of its claims; a lane seldom has more
@@ -105,14 +103,11 @@ class WorkQueue:
         complete; an interrupted fill leaves the queue unfilled. Safe to repeat. `steal` False: until
         the next fill, a trial claims shards of its own lane alone.
         """
-        count = sum(len(shards) for shards in lanes.values())
-        if len({s.shard for shards in lanes.values() for s in shards}) != count:
-            raise ValueError("a fill names a shard twice")
-        calls = [(lane, values) for lane, shards in lanes.items() for values in _chunks(shards)]
         token = uuid.uuid4().hex
         self._run(lua.BEGIN_FILL, token)
-        for lane, values in calls:
-            self._run(lua.FILL, token, lane, *values)
+        for lane, shards in lanes.items():
+            for values in _chunks(shards):
+                self._run(lua.FILL, token, lane, *values)
         self._run(lua.END_FILL, token, epoch, int(steal))
 
     def add(self, lane: str, shards: Sequence[QueuedShard]) -> None:
@@ -151,31 +146,19 @@ class WorkQueue:
         (names,) = self._read(("HKEYS", "where"))
         return tuple(_text(n) for n in names)
 
-    def loads(self) -> dict[str, float]:
-        """Predicted seconds still queued, by lane; lanes without a shard are absent."""
-        (found,) = self._read(("ZRANGE", "load", 0, -1, "WITHSCORES"))
-        return {_text(lane): float(score) for lane, score in zip(found[::2], found[1::2], strict=True)}
-
     def remove(self) -> None:
         """Delete all keys of the evaluation in Redis."""
         self._run(lua.REMOVE)
 
     # --- trial -------------------------------------------------------------------------------------------------------
 
-    def claim(self, trial: str, lane: str, holding: Collection[str] = ()) -> Claim:
+    def claim(self, trial: str, lane: str) -> Claim:
         """The next shard: from the trial's own lane; where trials steal, else stolen, else a copy (`lua.py`).
 
-        `holding`: claimed shards that the trial is still busy with (for example dumping). Another
-        claim of the trial is returned again, since the answer to that call was lost.
+        A claim that the trial still has is returned again, since the answer to that call was lost.
         """
-        answer = [_text(x) for x in self._run(lua.CLAIM, trial, lane, *holding)]
-        match answer:
-            case ["shard", shard]:
-                return Claim(kind="shard", shard=shard)
-            case ["wait"]:
-                return Claim(kind="wait")
-            case _:
-                return Claim(kind="drained")
+        kind, *shard = map(_text, self._run(lua.CLAIM, trial, lane))
+        return Claim(kind=kind, shard=shard[0] if shard else None)  # type: ignore[arg-type]
 
     def done(self, trial: str, shard: str, response_bytes: int) -> bool:
         """Record that the shard is on disk, the trial's file now `response_bytes` long.
@@ -261,12 +244,8 @@ class WorkQueue:
 def _chunks(shards: Sequence[QueuedShard]) -> Iterator[list[str]]:
     """Shards as script arguments, CHUNK shards at a time."""
     for start in range(0, len(shards), CHUNK):
-        values: list[str] = []
-        for s in shards[start : start + CHUNK]:
-            if not 0 <= s.seconds < float("inf"):
-                raise ValueError(f"{s.shard} is predicted to take {s.seconds} s")
-            values += (s.shard, repr(float(s.rank)), repr(float(s.seconds)))
-        yield values
+        some = shards[start : start + CHUNK]
+        yield [text for s in some for text in (s.shard, repr(float(s.rank)), repr(float(s.seconds)))]
 
 
 def _progress(fields: dict[str, Any]) -> Progress:

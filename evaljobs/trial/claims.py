@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from evaljobs.contract.specs import LaneSpec, TrialSpec
 from evaljobs.errors import one_line
-from evaljobs.queue.work_queue import Claim, QueueUnavailable, WorkQueue
+from evaljobs.queue.redis_client import QueueUnavailable
+from evaljobs.queue.work_queue import Claim, WorkQueue
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ class QueueLostError(Exception):
 
 
 class Claims:
-    """Claims of one trial. `idle` wraps each pause, `ahead` is renewed by the heartbeat thread."""
+    """Claims of one trial. `pause` sleeps so many seconds, `ahead` is renewed by the heartbeat thread."""
 
     def __init__(
         self,
@@ -63,12 +63,11 @@ class Claims:
         lane: LaneSpec,
         ahead: Ahead,
         *,
-        idle: Callable[[], contextlib.AbstractContextManager[None]],
-        monotonic: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], None] = time.sleep,
+        pause: Callable[[float], None],
+        monotonic: Callable[[], float],
     ) -> None:
         self._spec, self._lane, self._ahead = spec, lane, ahead
-        self._idle, self._monotonic, self._sleep = idle, monotonic, sleep
+        self._pause, self._monotonic = pause, monotonic
         self._queue: WorkQueue | None = None
         self._unreported: list[str] = []  # shards on disk that Redis has as claimed or queued still
 
@@ -82,46 +81,38 @@ class Claims:
         `response_bytes`: length of the trial's response file. Where there is no such shard, the call
         waits for Redis; QueueLostError after `redis_patience_seconds`.
         """
+        patience = self._spec.redis_patience_seconds
+        deadline = self._monotonic() + patience
+        pause = 0.2
+        while (shard := self._ahead.take(runs)) is None:
+            try:
+                return self._claimed(response_bytes)
+            except QueueUnavailable as error:
+                self._ahead.away = True
+                away = one_line(error)
+            if (shard := self._ahead.take(runs)) is not None:
+                break
+            if self._monotonic() + pause > deadline:
+                raise QueueLostError(f"Redis was away for {patience:g} s: {away}")
+            log.warning("queue: %s; again in %.1f s", away, pause)
+            self._pause(pause)
+            pause = min(pause * 2, 10.0)
+        log.warning("Redis is away; %s of this lane is run meanwhile", shard)
+        return Claim(kind="shard", shard=shard)
 
-        def claimed(queue: WorkQueue) -> Claim:
-            while self._unreported:
-                queue.done(self._lane.trial, self._unreported[0], response_bytes)
-                del self._unreported[0]
-            claim = queue.claim(self._lane.trial, self._lane.lane)
-            if claim.shard is not None:
-                self._ahead.had(claim.shard)
-            return claim
-
-        def unclaimed() -> Claim | None:
-            shard = self._ahead.take(runs)
-            return None if shard is None else Claim(kind="shard", shard=shard)
-
-        return unclaimed() or self._retry(claimed, unclaimed)
+    def _claimed(self, response_bytes: int) -> Claim:
+        if self._queue is None:
+            self._queue = WorkQueue.connect(Path(self._spec.redis_file), self._spec.evaluation_id)
+        while self._unreported:
+            self._queue.done(self._lane.trial, self._unreported[0], response_bytes)
+            del self._unreported[0]
+        claim = self._queue.claim(self._lane.trial, self._lane.lane)
+        if claim.shard is not None:
+            self._ahead.had(claim.shard)
+        return claim
 
     def give_back(self, shard: str) -> None:
         """Return an unfinished shard to the queue where Redis answers; else the coordinator finds it."""
         if self._queue is not None:
             with contextlib.suppress(QueueUnavailable):
                 self._queue.give_back(self._lane.trial, shard)
-
-    def _retry(self, effect: Callable[[WorkQueue], Claim], instead: Callable[[], Claim | None]) -> Claim:
-        """Call `effect` on the queue. While Redis is away: what `instead` gives, else `effect` after growing pauses."""
-        patience = self._spec.redis_patience_seconds
-        deadline = self._monotonic() + patience
-        pause = 0.2
-        while True:
-            try:
-                if self._queue is None:
-                    self._queue = WorkQueue.connect(Path(self._spec.redis_file), self._spec.evaluation_id)
-                return effect(self._queue)
-            except QueueUnavailable as error:
-                self._ahead.away = True
-                if (given := instead()) is not None:
-                    log.warning("queue: %s; shards of this lane are run meanwhile", one_line(error))
-                    return given
-                if self._monotonic() + pause > deadline:
-                    raise QueueLostError(f"Redis was away for {patience:g} s: {one_line(error)}") from error
-                log.warning("queue: %s; again in %.1f s", one_line(error), pause)
-            with self._idle():
-                self._sleep(pause)
-            pause = min(pause * 2, 10.0)

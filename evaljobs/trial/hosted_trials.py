@@ -16,7 +16,6 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from evaljobs.contract.names import GPU_VARIABLES, ROCR
 from evaljobs.contract.outcomes import Failed
@@ -105,35 +104,24 @@ def _run_trials(
     children: list[subprocess.Popen[bytes]] = []
     try:
         for index, devices in enumerate(shares):
-            children.append(_start(place, paths.logs / f"{spec.name}.{index}.log", index, devices))
-            precursor.say(
-                f"trial {spec.trial.lanes[index].trial} is pid {children[-1].pid}, "
-                f"GPUs {next(iter(devices.values()), '-')}"
-            )
-        _wait(spec.trial, children, stop)
+            with os.fdopen(make_file(paths.logs / f"{spec.name}.{index}.log"), "ab") as output:
+                child = subprocess.Popen(
+                    [sys.executable, "-m", "evaljobs", "trial", str(place)],
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    env={**os.environ, "EVALSPAN_INDEX": str(index), **devices},
+                )
+            children.append(child)
+            gpus = next(iter(devices.values()), "-")
+            precursor.say(f"trial {spec.trial.lanes[index].trial} is pid {child.pid}, GPUs {gpus}")
+        reported: set[int] = set()
+        while not stop.wait(POLL_SECONDS) and any(child.poll() is None for child in children):
+            _report_dead(spec.trial, children, reported)
     finally:
         _end(children)
     _report_dead(spec.trial, children, set())
     return int(any(child.returncode for child in children))
-
-
-def _start(place: Path, log: Path, index: int, devices: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    environment = {**os.environ, "EVALSPAN_INDEX": str(index), **devices}
-    with os.fdopen(make_file(log), "ab") as output:
-        return subprocess.Popen(
-            [sys.executable, "-m", "evaljobs", "trial", str(place)],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env=environment,
-        )
-
-
-def _wait(trial: TrialSpec, children: Sequence[subprocess.Popen[bytes]], stop: threading.Event) -> None:
-    """Wait until all trials have ended or `stop` is set."""
-    reported: set[int] = set()
-    while not stop.wait(POLL_SECONDS) and any(child.poll() is None for child in children):
-        _report_dead(trial, children, reported)
 
 
 def _report_dead(trial: TrialSpec, children: Sequence[subprocess.Popen[bytes]], reported: set[int]) -> None:

@@ -9,7 +9,6 @@ trial`.
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import logging
 import os
@@ -28,16 +27,17 @@ from evaljobs.contract.outcomes import Failed, Probed, TooLarge, TrialEnded
 from evaljobs.contract.paths import EvaluationPaths, request_set_manifest
 from evaljobs.contract.specs import LaneSpec, TrialSpec
 from evaljobs.contract.storage import FrameWriter, write_outcome
-from evaljobs.errors import JobError, OperatorError, RetryError, details, one_line
+from evaljobs.errors import JobError, RetryError, details, one_line
 from evaljobs.lmeval import run as harness
-from evaljobs.queue.work_queue import QueueUnavailable, WorkQueue
+from evaljobs.queue.redis_client import QueueUnavailable
+from evaljobs.queue.work_queue import WorkQueue
 from evaljobs.staging.copy import SourceChanged
 from evaljobs.staging.fingerprint import check_folder, check_storage
 from evaljobs.staging.store import NotStaged, reading, slot_of
 from evaljobs.trial.claims import Ahead, Claims, QueueLostError
 from evaljobs.trial.engines import loading
 from evaljobs.trial.engines.loading import UnfitError
-from evaljobs.trial.engines.protocol import Engine, Usage
+from evaljobs.trial.engines.protocol import Engine, Loaded, Usage
 from evaljobs.trial.shard_runner import RequestSet, run_shard
 from evaljobs.trial.too_large import TooLargeError
 
@@ -52,6 +52,7 @@ STAGING_PATIENCE_SECONDS = 600.0
 # one has another /dev/shm.
 UNSEEN_PATIENCE_SECONDS = 5.0
 POLL_SECONDS = 0.5
+NOTHING = Loaded(devices="", gpus=0, import_seconds=0.0, load_seconds=0.0)
 MOST_SAID = 300  # characters of torch's error that an outcome keeps
 
 
@@ -114,14 +115,8 @@ class Trial:
         self.seconds = dict.fromkeys(("wait", "import", "load", "warm", "infer", "dump", "idle"), 0.0)
         self.shards = 0
         self._ahead = Ahead()
-        self._claims = Claims(
-            spec,
-            lane,
-            self._ahead,
-            idle=functools.partial(self._spent, "idle"),
-            monotonic=monotonic,
-            sleep=sleep,
-        )
+        self._sleep = sleep
+        self._claims = Claims(spec, lane, self._ahead, pause=self._pause, monotonic=monotonic)
         self._engine: Engine | None = None
         self._sets: dict[str, str] = dict(spec.request_sets)
         self._open: dict[tuple[str, str], RequestSet] = {}  # by task and cut
@@ -210,8 +205,7 @@ class Trial:
     def _settle_batch_size(self, engine: Engine) -> None:
         """Find the batch size, report it, and wait for the request sets that are cut to it."""
         place = self.spec.request_sets_file
-        if place is None:
-            raise OperatorError('batch_size "auto" needs a request_sets_file to read the settled size from')
+        assert place is not None
         size = engine.probe_batch_size()
         budget = engine.probe_token_budget(size)
         write_outcome(self.paths, Probed(name=self.lane.trial, batch_size=size, token_budget=budget))
@@ -256,8 +250,7 @@ class Trial:
                 idle_since = idle_since or now
                 if now - idle_since >= self.spec.idle_seconds:
                     return "drained"
-            with self._spent("idle"):
-                time.sleep(POLL_SECONDS)
+            self._pause(POLL_SECONDS)
 
     def _run_one(self, engine: Engine, shard: str, responses: FrameWriter) -> None:
         self.activity.shard, self.activity.batches_done, self.activity.overtaken = shard, 0, None
@@ -366,6 +359,10 @@ class Trial:
             except QueueUnavailable:
                 self._ahead.away = True  # the trial's thread need not find out by a timeout of its own
 
+    def _pause(self, seconds: float) -> None:
+        with self._spent("idle"):
+            self._sleep(seconds)
+
     @contextlib.contextmanager
     def _spent(self, cause: str) -> Iterator[None]:
         started = time.monotonic()
@@ -397,8 +394,9 @@ class Trial:
             raise TerminatedError
 
     def _ended(self, reason: str, started_at: float) -> TrialEnded:
-        loaded = self._engine.loaded if self._engine is not None else None
-        usage = self._engine.usage if self._engine is not None else Usage()
+        loaded, usage = NOTHING, Usage()
+        if self._engine is not None:
+            loaded, usage = self._engine.loaded, self._engine.usage
         return TrialEnded(
             name=self.lane.trial,
             node=self.spec.node or socket.gethostname(),
@@ -409,9 +407,9 @@ class Trial:
             **{f"{cause}_seconds": seconds for cause, seconds in self.seconds.items()},
             tokenise_seconds=usage.tokenise_seconds,
             generated_tokens=usage.generated_tokens,
-            devices=loaded.devices if loaded else "",
-            gpus=loaded.gpus if loaded else 0,
-            fast=loaded.fast if loaded else "",
+            devices=loaded.devices,
+            gpus=loaded.gpus,
+            fast=loaded.fast,
         )
 
     def _failure(self, error: Exception) -> Failed:

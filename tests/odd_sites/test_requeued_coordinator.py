@@ -19,7 +19,8 @@ from support.toys import cluster_tasks
 from coordinator.runtime.journal import read_events
 from evaljobs.contract.outcomes import TrialEnded
 from evaljobs.contract.storage import ShardHead, read_frames, read_record
-from evaljobs.queue.work_queue import QueueUnavailable, WorkQueue
+from evaljobs.queue.redis_client import QueueUnavailable
+from evaljobs.queue.work_queue import WorkQueue
 
 pytestmark = [
     pytest.mark.model,

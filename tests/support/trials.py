@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -29,35 +30,35 @@ OPTIONS = ModelOptions(device="cpu", threads=1)
 DEADLINE = 200.0
 
 
+def built(
+    task: str, model: Path, evaluation: Path, out: Path, options: ModelOptions = OPTIONS, **suite: object
+) -> dict[str, str]:
+    """The request sets of six documents of a toy task, in batches of 2."""
+    tasks = (TaskEntry(name=task, limit=6),)
+    spec = BuildSpec(
+        name="build",
+        evaluation_dir=str(evaluation),
+        suite=SuiteSpec(name="s", include_path=(str(TASKS),), tasks=tasks, **suite),
+        entry=0,
+        batch_size=2,
+        model_dir=str(model),
+        model=options,
+        out_dir=str(out),
+    )
+    return requests.build(spec).sets
+
+
 class Evaluation:
     """A request set in one-batch shards, its queue, and trials on it."""
 
     def __init__(self, work: WorkPaths, model: Path, name: str, task: str = TASK, **suite: object) -> None:
-        self.work, self.model, self.name, self.task = work, model, name, task
-        self.suite = suite
+        self.work, self.model, self.name = work, model, name
         self.paths = work.evaluation(name)
         self.queue = WorkQueue.connect(work.redis_address, name)
-        self.sets = self.build(2)
+        asked = zlib.crc32(repr((task, str(model), suite)).encode())  # tests of the same requests share them
+        self.sets = built(task, model, self.paths.root, work.request_sets / f"{asked:x}", **suite)
         index = read_record(batch_index_file(self.sets[task], 2), BatchIndex)
         self.shards = [str(ShardId(task, n, n + 1)) for n in range(len(index.requests))]
-
-    def build(self, batch_size: int) -> dict[str, str]:
-        spec = BuildSpec(
-            name="build",
-            evaluation_dir=str(self.paths.root),
-            suite=SuiteSpec(
-                name="s",
-                include_path=(str(TASKS),),
-                tasks=(TaskEntry(name=self.task, limit=6),),
-                **self.suite,
-            ),
-            entry=0,
-            batch_size=batch_size,
-            model_dir=str(self.model),
-            model=OPTIONS,
-            out_dir=str(self.work.request_sets / self.name),
-        )
-        return requests.build(spec).sets
 
     def fill(self, lanes: int = 1) -> None:
         # no prediction: no shard counts as late or is copied, however slow this machine is

@@ -1,15 +1,120 @@
-"""Law of loading: what it draws at random is the same in every trial, and in lm_eval's own process."""
+"""Laws of loading: on the GPUs that the job asked for, all of them, with lm_eval's own arguments and random rows."""
 
 from __future__ import annotations
 
 import shutil
+import socket
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from evaljobs.contract.specs import ModelOptions
+from evaljobs.errors import OperatorError
 from evaljobs.trial.engines import loading
+from evaljobs.trial.engines.loading import (
+    UnfitError,
+    bytes_by_device,
+    check_gpus,
+    check_spread,
+    import_engine,
+    spread,
+)
+
+
+def library(seen: int, *, cuda: str | None = "12.9", hip: str | None = None) -> Any:
+    """What torch says of its build and of the node's GPUs."""
+    counts = SimpleNamespace(is_available=lambda: seen > 0, device_count=lambda: seen)
+    version = SimpleNamespace(cuda=cuda, hip=hip)
+    return SimpleNamespace(version=version, cuda=counts, __version__="2")
+
+
+@pytest.mark.parametrize("device", [None, "cuda"])
+def test_a_trial_that_sees_fewer_gpus_than_it_asked_for_names_its_node(
+    device: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would run on the CPU, hours instead of minutes, or out of memory."""
+    monkeypatch.setenv("ROCR_VISIBLE_DEVICES", "3")
+    with pytest.raises(
+        UnfitError, match=rf"{socket.gethostname()}: torch sees 0 of the 1 GPUs .*ROCR_VISIBLE_DEVICES=3"
+    ):
+        check_gpus(library(0), device, 1)
+    with pytest.raises(UnfitError, match="sees 2 of the 4"):
+        check_gpus(library(2, cuda=None, hip="6"), device, 4)
+    check_gpus(library(4), device, 4)
+    check_gpus(library(8), device, 1)
+
+
+def test_trials_that_asked_for_none_or_chose_another_device_are_not_held_to_it() -> None:
+    """Nor to weights on every GPU: an engine may show no model."""
+    check_spread({}, ModelOptions(engine="vllm"), 4)
+    check_spread({"cpu": 1}, ModelOptions(), 0)
+    assert bytes_by_device(None) == bytes_by_device(object()) == {}
+    check_gpus(library(0), None, 0)
+    check_gpus(library(0), "cpu", 2)
+    check_gpus(library(0), "xpu", 2)
+
+
+@pytest.mark.skipif(
+    torch.version.cuda is not None or torch.version.hip is not None, reason="torch has a GPU build"
+)
+def test_a_torch_without_gpu_support_is_for_the_operator_to_mend() -> None:
+    """No node would do."""
+    with pytest.raises(OperatorError, match=r"point \[trial\] python"):
+        check_gpus(torch, None, 1)
+
+
+devices = st.dictionaries(
+    st.sampled_from([*(f"cuda:{i}" for i in range(8)), "cpu", "meta"]), st.integers(1, 10**12), min_size=1
+)
+
+
+@given(devices, st.integers(1, 8), st.booleans())
+def test_a_trial_goes_on_only_with_weights_on_every_gpu_and_nowhere_else(
+    there: dict[str, int], gpus: int, by_hand: bool
+) -> None:
+    """Weights elsewhere are the operator's choice by `max_cpu_memory`, or a refusal."""
+    options = ModelOptions(model_args={"max_cpu_memory": "64GiB"} if by_hand else {"device_map": "auto"})
+    on_gpus = [name for name in there if name.startswith("cuda")]
+    elsewhere = len(on_gpus) < len(there)
+    if len(on_gpus) >= gpus and (by_hand or not elsewhere):
+        check_spread(there, options, gpus)
+        return
+    with pytest.raises(OperatorError, match=r"gpus_per_trial") as refused:
+        check_spread(there, options, gpus)
+    if by_hand or not elsewhere:
+        assert f"on {len(on_gpus)} of the trial's {gpus} GPUs" in str(refused.value)
+
+
+@pytest.mark.parametrize("engine", ["hf", "hf-auto", "huggingface"])
+def test_hf_gets_the_arguments_of_lm_evals_own_command_and_no_others(engine: str) -> None:
+    """`parallelize` where a trial has several GPUs; what the operator says stands."""
+    options = ModelOptions(engine=engine, model_args={"dtype": "bfloat16"})
+    assert spread(options, 4, "cuda") == {"dtype": "bfloat16", "parallelize": True}
+    assert spread(options, 1, "cuda") == spread(options, 4, "cpu") == options.model_args
+    said = ModelOptions(engine=engine, model_args={"device_map": "balanced"})
+    assert spread(said, 2, "cuda") == {"device_map": "balanced", "parallelize": True}
+    assert spread(ModelOptions(engine="mamba_ssm"), 2, "cuda") == {}
+
+
+def test_a_model_that_lm_eval_offloads_is_seen_and_refused(toy_model: Path) -> None:
+    """On a machine without GPUs `parallelize` leaves all weights on disk; a model on one device shows where it is."""
+    model_class = import_engine("hf")
+    rest = {"batch_size": 1, "max_batch_size": None, "device": "cpu"}
+    plain = model_class.create_from_arg_obj({"pretrained": str(toy_model)}, rest)
+    assert bytes_by_device(plain.model).keys() == {"cpu"}
+    options = ModelOptions()
+    given_ = {**spread(options, 2, "cuda"), "pretrained": str(toy_model)}
+    offloaded = bytes_by_device(model_class.create_from_arg_obj(given_, rest).model)
+    assert offloaded.keys() == {"meta"}
+    with pytest.raises(
+        OperatorError, match=r"do not fit the trial's 2 GPUs.* larger \[trial\] gpus_per_trial"
+    ):
+        check_spread(offloaded, options, 2)
 
 
 @pytest.mark.model

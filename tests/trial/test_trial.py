@@ -17,9 +17,7 @@ from coordinator.services.redis_server import RedisServer
 from evaljobs.contract.names import ShardId
 from evaljobs.contract.outcomes import Failed, Probed, TooLarge, TrialEnded
 from evaljobs.contract.paths import WorkPaths, batch_file, batch_index_file
-from evaljobs.contract.specs import (
-    BatchIndex,
-)
+from evaljobs.contract.specs import BatchIndex
 from evaljobs.contract.storage import read_frame, read_frames, read_record, write_atomic
 from evaljobs.queue.work_queue import QueuedShard
 from evaljobs.requests import build as requests
@@ -87,9 +85,13 @@ def test_a_beat_takes_nothing_back(evaluation: Evaluation, monkeypatch: pytest.M
 
 @pytest.mark.model
 def test_two_trials_drain_a_queue_and_end(evaluation: Evaluation) -> None:
-    """Members of one array dump every shard once, and each writes its outcome."""
+    """Members of one array dump every shard once, and each writes its outcome. A signal after that changes nothing."""
     evaluation.fill(lanes=2)
     processes = [evaluation.start(member) for member in range(2)]
+    for member, process in enumerate(processes):
+        place = evaluation.paths.outcome("trial-ended", f"trial.{member}")
+        wait_until(lambda place=place, process=process: place.exists() or process.poll() is not None)
+        process.send_signal(signal.SIGTERM)
     logs = [finish(process) for process in processes]
     assert [p.returncode for p in processes] == [0, 0], logs
     assert sorted(evaluation.dumped()) == sorted(evaluation.shards)
@@ -188,9 +190,7 @@ def test_a_trial_waits_for_a_redis_that_is_away_as_long_as_slurm_holds_a_requeue
 
 @pytest.mark.model
 def test_a_terminated_trial_gives_its_shard_back(evaluation: Evaluation) -> None:
-    """After SIGTERM: an outcome with the reason, status 0, and the shard is queued for the next
-    trial. A signal after the outcome changes nothing.
-    """
+    """After SIGTERM: an outcome with the reason, status 0, and the shard is queued for the next trial."""
     evaluation.fill()
     process = evaluation.start()
     wait_until(lambda: len(evaluation.dumped()) >= 1 or process.poll() is not None)
@@ -202,13 +202,7 @@ def test_a_terminated_trial_gives_its_shard_back(evaluation: Evaluation) -> None
     assert ended.shards == len(evaluation.dumped())
     # The coordinator releases a shard that was dumped but not reported, as after a crash.
     evaluation.queue.requeue_claims("trial.0")
-    second = evaluation.start(1)
-    wait_until(
-        lambda: evaluation.paths.outcome("trial-ended", "trial.1").exists() or second.poll() is not None
-    )
-    second.send_signal(signal.SIGTERM)
-    log = finish(second)
-    assert second.returncode == 0, log
+    assert Trial(evaluation.spec(), evaluation.spec().lanes[1]).perform() == 0
     assert set(evaluation.dumped()) == set(evaluation.shards)
 
 
@@ -260,18 +254,16 @@ def test_a_trial_that_ends_in_a_second_turn_leaves_nothing_of_it(
 
 
 @pytest.mark.model
-def test_a_shard_that_cannot_be_run_is_named(evaluation: Evaluation) -> None:
+def test_a_shard_that_cannot_be_run_is_named(evaluation: Evaluation, tmp_path: Path) -> None:
     """An error in a shard ends the trial with status 1 and a `Failed` that names the shard."""
+    evaluation.sets = {TASK: str(shutil.copytree(evaluation.sets[TASK], tmp_path / "sets"))}
     place = batch_file(evaluation.sets[TASK], 2)
     place.write_bytes(place.read_bytes()[:-50])  # the last batch is torn
     last = evaluation.shards[-1]
     evaluation.queue.fill({"lane0": [QueuedShard(shard=last, rank=0.0, seconds=1.0)]}, "epoch")
-    process = evaluation.start()
-    log = finish(process)
-    assert process.returncode == 1, log
+    assert Trial(evaluation.spec(), evaluation.spec().lanes[0]).perform() == 1
     failed = read_record(evaluation.paths.outcome("failed", "trial.0"), Failed)
     assert (failed.job, failed.shard, failed.name) == ("trial", last, "trial.0")
-    assert "build its request set again" in failed.error
     assert evaluation.queue.unclaimed() == (last,)
 
 
@@ -286,32 +278,31 @@ def on_a_small_gpu(tokens: int) -> dict[str, str]:
 
 @pytest.mark.model
 @pytest.mark.parametrize("evaluation", ["toy_choice"], indirect=True)
-@pytest.mark.parametrize("cut", ["16", "fast-4096-16"])
 def test_a_batch_that_does_not_fit_the_gpu_is_reported_with_the_size_that_fits(
-    evaluation: Evaluation, cut: str
+    evaluation: Evaluation,
 ) -> None:
     """The trial drops its shard, finds by halves what fits, and runs the shards that do."""
     folder = evaluation.sets["toy_choice"]
-    for each in (cut, "1"):
+    cuts = ("16", "fast-4096-16")
+    for each in (*cuts, "1"):
         requests.add_batches(Path(folder), each)
-    index = read_record(batch_index_file(folder, cut), BatchIndex)
-    whole = max(index.prefill_tokens)
-    large = ShardId(
-        "toy_choice", index.prefill_tokens.index(whole), index.prefill_tokens.index(whole) + 1, cut
-    )
+    sizes = {cut: read_record(batch_index_file(folder, cut), BatchIndex).prefill_tokens for cut in cuts}
+    firsts = {cut: tokens.index(max(tokens)) for cut, tokens in sizes.items()}
+    large = [ShardId("toy_choice", first, first + 1, cut) for cut, first in firsts.items()]
     small = ShardId("toy_choice", 0, 6, "1")
-    shards = [QueuedShard(shard=str(s), rank=float(n), seconds=0.0) for n, s in enumerate((large, small))]
+    shards = [QueuedShard(shard=str(s), rank=float(n), seconds=0.0) for n, s in enumerate((*large, small))]
     evaluation.queue.fill({"lane0": shards}, "epoch")
-    process = evaluation.start(environment=on_a_small_gpu(whole // 2), batch_size=16)
+    room = min(map(max, sizes.values())) // 2
+    process = evaluation.start(environment=on_a_small_gpu(room), batch_size=16)
     log = finish(process)
     assert process.returncode == 0, log
-    found = read_record(evaluation.paths.outcome("too-large", "trial.0.1"), TooLarge)
-    assert (found.shard, found.trial) == (str(large), "trial.0")
-    assert found.what == ("unit" if "fast" in cut else "likelihoods")
-    assert "CUDA out of memory" in found.error
-    batch = RequestSet(folder, cut).batches(large.first_batch, large.end_batch)[0]
-    assert found.of == (16 if batch.unit is None else len(batch.unit.rows))
-    assert found.of // 4 <= found.fits < found.of
+    for number, (shard, what) in enumerate(zip(large, ("likelihoods", "unit"), strict=True), 1):
+        found = read_record(evaluation.paths.outcome("too-large", f"trial.0.{number}"), TooLarge)
+        assert (found.shard, found.trial, found.what) == (str(shard), "trial.0", what)
+        assert "CUDA out of memory" in found.error
+        batch = RequestSet(folder, shard.cut).batches(shard.first_batch, shard.end_batch)[0]
+        assert found.of == (16 if batch.unit is None else len(batch.unit.rows))
+        assert 0 < found.fits < found.of
     assert evaluation.dumped() == [str(small)]
     assert evaluation.queue.unclaimed() == ()
     ended = read_record(evaluation.paths.outcome("trial-ended", "trial.0"), TrialEnded)
@@ -354,13 +345,15 @@ def test_auto_is_probed_once_and_then_reported(evaluation: Evaluation) -> None:
 def test_a_trial_that_loads_before_its_requests_are_built_runs_them(evaluation: Evaluation) -> None:
     """It waits for the queue; the request sets are named in a file before the queue is filled."""
     told = evaluation.paths.root / "request_sets.json"
-    process = evaluation.start(request_sets={}, request_sets_file=str(told))
-    infers = lambda: any(t.phase == "infer" for t in evaluation.queue.snapshot().trials.values())  # noqa: E731
-    wait_until(lambda: infers() or process.poll() is not None)
-    write_atomic(told, json.dumps({"batch_size": 2, "request_sets": evaluation.sets}).encode())
-    evaluation.fill()
-    log = finish(process)
-    assert process.returncode == 0, log
+    spec = evaluation.spec(request_sets={}, request_sets_file=str(told))
+
+    def slept(_seconds: float) -> None:
+        assert trial.activity.phase == "infer"
+        write_atomic(told, json.dumps({"batch_size": 2, "request_sets": evaluation.sets}).encode())
+        evaluation.fill()
+
+    trial = Trial(spec, spec.lanes[0], sleep=slept)
+    assert trial.perform() == 0
     assert sorted(evaluation.dumped()) == sorted(evaluation.shards)
 
 

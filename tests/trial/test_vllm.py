@@ -10,14 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.exactness.pipeline import TASKS
+from support.trials import built
 
 from evaljobs.contract.names import ShardId
-from evaljobs.contract.paths import EvaluationPaths
-from evaljobs.contract.specs import ModelOptions, SuiteSpec, TaskEntry
+from evaljobs.contract.specs import ModelOptions
 from evaljobs.errors import OperatorError
 from evaljobs.lmeval.batches import Batch, Piece
-from evaljobs.requests import build
 from evaljobs.trial.engines import loading, vllm
 from evaljobs.trial.engines.protocol import Engine
 from evaljobs.trial.shard_runner import RequestSet, run_shard
@@ -26,7 +24,6 @@ pytest.importorskip("lm_eval")
 pytestmark = pytest.mark.model
 FAKE = Path(__file__).resolve().parents[1] / "support" / "fake_vllm"
 OPTIONS = ModelOptions(engine="vllm", model_args={"max_model_len": 128}, threads=1)
-LIMIT = 6
 
 
 @pytest.fixture(scope="module")
@@ -65,24 +62,10 @@ def engine(fake: Path, tiny_model_dir: Path) -> Engine:
 def sets(fake: Path, tiny_model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, RequestSet]:
     """Request sets of a few toy tasks, as they are built for vLLM, in batches of 2."""
     folder = tmp_path_factory.mktemp("sets")
-    names = ("toy_choice", "toy_pages", "toy_sums", "toy_sampled")
-    suite = SuiteSpec(
-        name="s", include_path=(str(TASKS),), tasks=tuple(TaskEntry(name=n, limit=LIMIT) for n in names)
-    )
-    found = {}
-    for entry, name in enumerate(names):
-        spec = build.BuildSpec(
-            name="build",
-            evaluation_dir=str(EvaluationPaths(folder).root),
-            suite=suite,
-            entry=entry,
-            batch_size=2,
-            model_dir=str(tiny_model_dir),
-            model=OPTIONS,
-            out_dir=str(folder / name),
-        )
-        found[name] = RequestSet(build.build(spec).sets[name], 2)
-    return found
+    return {
+        name: RequestSet(built(name, tiny_model_dir, folder, folder / name, OPTIONS)[name], 2)
+        for name in ("toy_choice", "toy_pages", "toy_sums", "toy_sampled")
+    }
 
 
 def shard(sets: dict[str, RequestSet], name: str, first: int = 0, end: int | None = None) -> str:
@@ -124,7 +107,7 @@ def test_each_sampled_request_has_a_seed_of_its_own(
     answers(engine, sets, shard(sets, "toy_sums"))
     sampled, greedy = (line["seeds"] for line in said(log, "submitted"))
     assert None not in sampled
-    assert len(set(sampled)) == len(sampled) == 3 * LIMIT
+    assert len(set(sampled)) == len(sampled) == 3 * 6
     assert set(greedy) == {None}
 
 

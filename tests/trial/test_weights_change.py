@@ -65,8 +65,15 @@ def failure(evaluation: Evaluation) -> Failed:
     return failed
 
 
-@pytest.mark.parametrize("which", ["checkpoint", "adapter"])
-@pytest.mark.parametrize("when", ["before", "while loading", "while loading to a GPU", "while answering"])
+@pytest.mark.parametrize(
+    ("which", "when"),
+    [
+        ("checkpoint", "before"),
+        ("checkpoint", "while loading to a GPU"),
+        ("checkpoint", "while answering"),
+        ("adapter", "while loading"),
+    ],
+)
 def test_weights_that_change_on_storage_answer_nothing(
     evaluation: Evaluation, adapter: Path, monkeypatch: pytest.MonkeyPatch, which: str, when: str
 ) -> None:

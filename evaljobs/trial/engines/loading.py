@@ -1,4 +1,4 @@
-"""Loads a checkpoint: imports the engine, checks the job's GPUs, makes lm-eval's model class.
+"""Loads a checkpoint: imports the engine, checks the job's GPUs, spreads lm-eval's model class over them.
 
 Rule: importing this module imports no torch; loading does. Called from `trial`; `engine_trouble`
 from the doctor's jobs.
@@ -10,16 +10,18 @@ import importlib
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
-from evaljobs.contract.names import GPU_VARIABLES
+from evaljobs.contract.names import GPU_VARIABLES, HF_ENGINES
 from evaljobs.contract.specs import ModelOptions
 from evaljobs.errors import OperatorError, RetryError, one_line
 from evaljobs.trial.engines import vllm
 from evaljobs.trial.engines.harness import HarnessEngine
 from evaljobs.trial.engines.protocol import Engine, Loaded
-from evaljobs.trial.engines.spreading import bytes_by_device, check_spread, spread
+
+NOT_ON_GPUS = ("cpu", "disk", "meta")  # a parameter that accelerate offloads is on "meta"
 
 
 class UnfitError(RetryError):
@@ -124,4 +126,54 @@ def check_gpus(torch: Any, device: str | None, gpus: int) -> None:
         raise UnfitError(
             f"{socket.gethostname()}: torch sees {seen} of the {gpus} GPUs that the job asked for "
             f"({', '.join(named) or 'no variable names them'}); look at `nvidia-smi` or `rocm-smi` there"
+        )
+
+
+# --- several GPUs: a trial that holds k uses k, or ends at once and says what to set ---------------------------------
+
+
+def spread(options: ModelOptions, gpus: int, device: str) -> dict[str, Any]:
+    """lm-eval's arguments of the model on `gpus` GPUs: `hf` is to spread its layers over several.
+
+    They are those of `lm_eval --model_args parallelize=True`. Where `device_map` alone is given,
+    lm-eval would load by it, and then move the whole model to the first GPU.
+    """
+    arguments = dict(options.model_args)
+    if gpus > 1 and options.engine in HF_ENGINES and not device.startswith("cpu"):
+        arguments.setdefault("parallelize", True)
+    return arguments
+
+
+def bytes_by_device(model: Any) -> dict[str, int]:
+    """Device, such as "cuda:0" -> bytes of the parameters there. Empty for what is no torch module."""
+    parameters = getattr(model, "parameters", None)
+    found: Counter[str] = Counter()
+    for parameter in parameters() if callable(parameters) else ():
+        found[str(parameter.device)] += parameter.numel() * parameter.element_size()
+    return dict(found)
+
+
+def check_spread(devices: Mapping[str, int], options: ModelOptions, gpus: int) -> None:
+    """OperatorError where a model leaves GPUs of its trial without weights, or weights outside of them.
+
+    `devices`: from `bytes_by_device`; empty where the engine shows no model, which is not checked.
+    `gpus`: those that the trial's job holds; 0 on CPU slots.
+    """
+    if gpus == 0 or not devices:
+        return
+    outside = sum(size for name, size in devices.items() if name.partition(":")[0] in NOT_ON_GPUS)
+    device_map = options.model_args.get("device_map")
+    by_hand = options.model_args.get("max_cpu_memory") or isinstance(device_map, Mapping)
+    if outside and not by_hand:
+        raise OperatorError(
+            f"the weights do not fit the trial's {gpus} GPUs: lm-eval left {outside / 1e9:.1f} of "
+            f"{sum(devices.values()) / 1e9:.1f} GB in main memory or on disk; set a larger [trial] gpus_per_trial, "
+            "or allow it by model_args = { max_cpu_memory = ... }"
+        )
+    used = sorted(name for name in devices if name.partition(":")[0] not in NOT_ON_GPUS)
+    if len(used) < gpus:
+        raise OperatorError(
+            f"engine {options.engine!r} loaded the model on {len(used)} of the trial's {gpus} GPUs "
+            f"({', '.join(used) or 'none'}): set [trial] gpus_per_trial = {max(1, len(used))}, or model_args "
+            "that spread it"
         )

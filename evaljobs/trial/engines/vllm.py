@@ -117,7 +117,8 @@ class VllmEngine(HarnessEngine):
         self._step = self._engine.step
         self._engine.step = self._stepped
         self._tick: Callable[[int], None] = lambda _done: None
-        self._answered = _Answered()
+        # requests of this shard that vLLM has answered, batches that each stands for, and the last batch
+        self._finished, self._batches_each, self._most = 0, 0.0, 0
 
     def warm_up(self) -> float:
         """Nothing is left to warm up: vLLM does it while it is loaded."""
@@ -133,12 +134,12 @@ class VllmEngine(HarnessEngine):
         seed_of = {
             piece.index: seed for batch, seed in zip(batches, seeds, strict=True) for piece in batch.pieces
         }
-        self._tick, self._answered = tick, _Answered()
+        self._tick, self._finished = tick, 0
+        self._most, self._batches_each = len(batches) - 1, len(batches) / len(seed_of)
         tick(0)
         pairs: list[tuple[int, Any]] = []
         try:
             for members in _alike(batches):
-                self._answered.begin(len(members))
                 pieces = [piece for batch in members for piece in batch.pieces]
                 whole = replace(members[0], pieces=pieces)
                 if whole.kind == "generate_until":
@@ -148,7 +149,8 @@ class VllmEngine(HarnessEngine):
                 else:
                     pairs += run_batch(self.lm, whole)
         except Exception:
-            self._forget()
+            # drop all requests that vLLM has
+            self._engine.abort_request(list(self._engine.output_processor.request_states), internal=True)
             raise
         return pairs
 
@@ -163,12 +165,11 @@ class VllmEngine(HarnessEngine):
         return [str(answer) for answer in self.lm.generate_until(asked, disable_tqdm=True)]
 
     def _stepped(self) -> Any:
-        self._tick(self._answered.after(self._engine.get_num_unfinished_requests()))
-        return self._step()
-
-    def _forget(self) -> None:
-        """Drop all requests that vLLM has."""
-        self._engine.abort_request(list(self._engine.output_processor.request_states), internal=True)
+        self._tick(min(self._most, int(self._finished * self._batches_each)))
+        before = self._engine.get_num_unfinished_requests()
+        outputs = self._step()
+        self._finished += before - self._engine.get_num_unfinished_requests()
+        return outputs
 
     def close(self) -> None:
         """End vLLM's processes."""
@@ -176,24 +177,6 @@ class VllmEngine(HarnessEngine):
             self._engine.engine_core.shutdown()
         except Exception:
             log.warning("vLLM did not shut down", exc_info=True)
-
-
-class _Answered:
-    """Batches that are answered, by the share of requests that vLLM has finished."""
-
-    def __init__(self) -> None:
-        self._before = self._batches = self._most = self._done = 0
-
-    def begin(self, batches: int) -> None:
-        """Requests of so many more batches come."""
-        self._before, self._batches, self._most = self._before + self._batches, batches, 0
-
-    def after(self, unfinished: int) -> int:
-        """Whole batches done, where so many requests are left of those submitted last. Never fewer than before."""
-        self._most = max(self._most, unfinished, 1)
-        share = (self._most - unfinished) / self._most
-        self._done = max(self._done, self._before + int(self._batches * share))
-        return self._done
 
 
 def _alike(batches: Sequence[Batch]) -> list[list[Batch]]:
