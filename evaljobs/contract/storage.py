@@ -303,5 +303,5 @@ def read_frame(root: Path, reference: FrameRef) -> ShardResponses:
                 raise FrameError(f"{where} does not match its checksums")
         answers = json.loads(zlib.decompress(body))
         return ShardResponses(**found[0].model_dump(exclude={"responses"}), responses=answers)
-    except (OSError, ValueError, zlib.error) as error:
+    except (OSError, ValueError, RecursionError, zlib.error) as error:
         raise FrameError(f"{where}: {error}") from error

@@ -7,8 +7,10 @@ status 0 if every line has its verdict, 2 if no program could be run (see standa
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 from evaljobs.sandbox import levels
@@ -31,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--probe", action="store_true", help="print which levels hold here, and why not")
     options = parser.parse_args(argv)
     if options.probe:
-        sys.stdout.write(levels.describe() + "\n")
+        sys.stdout.write(json.dumps([asdict(report) for report in levels.probe_levels()]) + "\n")
         return 0
     if options.input is None:
         parser.error("a file of programs is needed")

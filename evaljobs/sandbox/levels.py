@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import os
 import socket
 import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -169,8 +168,3 @@ def _bait() -> Iterator[dict[str, Any]]:
             # one that this process has and programs are not given
             "variable": next(iter(os.environ.keys() - ENVIRONMENT.keys()), "USER"),
         }
-
-
-def describe() -> str:
-    """The levels as JSON, for people."""
-    return json.dumps([asdict(report) for report in probe_levels()])

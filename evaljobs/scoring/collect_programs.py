@@ -15,8 +15,8 @@ from evaljobs.errors import one_line
 from evaljobs.judges.judgement import Ask, Reply
 from evaljobs.lmeval import hooks, replay_model
 from evaljobs.lmeval.result_keys import instances_digest
-from evaljobs.sandbox import Program, Verdict
 from evaljobs.sandbox.code_eval import CodeEval
+from evaljobs.sandbox.records import Program, Verdict
 from evaljobs.scoring.item_deadlines import Items
 
 
@@ -56,7 +56,7 @@ def record_programs(
         hooks.JUDGES.answering(recorded.note_asks),
     ):
         for ensemble in task._filters:  # noqa: SLF001 (evaluate() does the same on the whole list)
-            items.filter(leaf.head.task, ensemble, chosen)
+            ensemble.apply(chosen)
         for document, instances in by_document.items():
             recorded.document = str(document)
             instances.sort(key=lambda instance: instance.idx)

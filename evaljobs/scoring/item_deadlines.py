@@ -2,8 +2,7 @@
 
 Rule: an item has no score if its metric exceeds the deadline, or if two processes died while it
 ran. Its metric is not run again, it counts in no mean, and it is named with the reason. Every other
-item's value is lm-eval's. A task of which no item is left has no score. Filters run over all items
-at once, as in lm-eval; only where that hangs or dies, over one at a time. A metric that no signal
+item's value is lm-eval's. A task of which no item is left has no score. A metric that no signal
 interrupts (one long call into C) is ended from outside, by the process that reads the note
 (`Watch`). Called from `score`, `collect_programs` and `worker`.
 """
@@ -12,12 +11,9 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import functools
 import json
-import logging
 import os
 import signal
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,11 +26,8 @@ from evaljobs.contract.specs import ExecuteSpec, ScoreSpec
 from evaljobs.contract.storage import make_file, make_folder
 from evaljobs.errors import RetryError
 
-log = logging.getLogger(__name__)
-
 Item = tuple[str, int]  # leaf task, document
 
-ALL: Final = -1  # instead of a document: all documents of a task at once
 MAX_DEATHS: Final = 2  # processes that died on an item before it is left out
 FIRST_SECONDS: Final = 300.0  # seconds added for a task's first item, which imports
 NOTE_BYTES: Final = 512
@@ -77,7 +70,7 @@ class Items:
 
     def __init__(self, spec: ExecuteSpec | ScoreSpec) -> None:
         self.failed: dict[Item, str] = {}
-        self.current: Item = ("", ALL)
+        self.current: Item = ("", -1)
         self._file = note_file(spec)
         self._seconds = spec.item_seconds
         self._note = -1
@@ -125,7 +118,7 @@ class Items:
         """The item's metrics, or an empty mapping (`failed` has the reason)."""
         if self._deaths[item] >= MAX_DEATHS:
             self.failed[item] = (
-                f"its filter or metric was at work when {MAX_DEATHS} processes died: it is not run again"
+                f"its metric was at work when {MAX_DEATHS} processes died: it is not run again"
             )
         if item in self.failed:
             return {}
@@ -135,30 +128,8 @@ class Items:
             with _deadline(seconds):
                 return metric()
         except ItemTimeoutError:
-            self.failed[item] = f"its filter or metric took longer than {self._seconds:g} s"
+            self.failed[item] = f"its metric took longer than {self._seconds:g} s"
             return {}
-
-    def filter(self, task: str, ensemble: Any, instances: Sequence[Any]) -> None:
-        """Apply a FilterEnsemble to a task's instances; an item that hangs or kills it fails."""
-        apply = functools.partial(type(ensemble).apply, ensemble)
-        if not self._deaths[task, ALL]:
-            self.take((task, ALL))
-            try:
-                with _deadline(self._seconds + FIRST_SECONDS):
-                    apply(list(instances))
-            except ItemTimeoutError:
-                log.warning("%s: its filter %s is run on one item at a time", task, ensemble.name)
-            else:
-                return
-            finally:
-                self.clear()
-        for instance in instances:
-            item = (task, int(instance.doc_id))
-            self.take(item)
-            self.value(item, functools.partial(_without_value, apply, [instance]))
-            if item in self.failed:  # never scored, but lm-eval writes it to the samples
-                instance.filtered_resps[ensemble.name] = instance.resps
-        self.clear()
 
     @contextlib.contextmanager
     def apart(self) -> Iterator[None]:
@@ -170,7 +141,7 @@ class Items:
         self._write(before)
 
     def guard(self, name: str, task: Any) -> None:
-        """Route lm-eval's filters and loop over a task's documents through `filter`, `value`."""
+        """Route lm-eval's loop over a task's documents through `value`."""
         documents, metric = task.doc_iterator, task.process_results
 
         def doc_iterator(**arguments: Any) -> Iterator[tuple[int, Any]]:
@@ -188,17 +159,10 @@ class Items:
             return self.value(self.current, lambda: metric(doc, results))
 
         task.doc_iterator, task.process_results = doc_iterator, process_results
-        for ensemble in getattr(task, "_filters", ()):
-            ensemble.apply = functools.partial(self.filter, name, ensemble)
 
     def reasons(self) -> dict[str, str]:
         """`failed` in the form of an outcome: "task document" -> reason."""
         return {f"{task} {document}": why for (task, document), why in sorted(self.failed.items())}
-
-
-def _without_value(what: Callable[[list[Any]], None], instances: list[Any]) -> dict[str, Any]:
-    what(instances)
-    return {}
 
 
 @contextlib.contextmanager
@@ -207,9 +171,6 @@ def _deadline(seconds: float | None) -> Iterator[None]:
 
     Metrics set alarms and leave them (lm-eval's minerva_math), so both are set again each time.
     """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
     before = signal.signal(signal.SIGALRM, _late)
     left, _ = signal.setitimer(signal.ITIMER_REAL, seconds or 0.0)
     started = time.monotonic()

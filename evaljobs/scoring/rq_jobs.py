@@ -72,12 +72,6 @@ def popped_ids(queue: Any) -> list[str]:
     return [i.decode() for i in queue.connection.lrange(queue.intermediate_queue_key, 0, -1)]
 
 
-def is_idle(queue: Any) -> bool:
-    """Whether no job is queued, popped or running."""
-    keys = (queue.key, queue.intermediate_queue_key, queue.started_job_registry.key)
-    return not queue.connection.exists(*keys)  # Redis removes an empty list
-
-
 def recover(queue: Any) -> None:
     """Queue the jobs of dead workers again, HEARTBEAT_TTL + RECOVER_SECONDS after the death at the latest.
 

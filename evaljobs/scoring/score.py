@@ -32,8 +32,9 @@ from evaljobs.judges.judgement import Ask, Reply
 from evaljobs.lmeval import hooks, replay_model, run, shown_inputs, source_files
 from evaljobs.lmeval.results import BY_NAME
 from evaljobs.requests.build import drop, read_head
-from evaljobs.sandbox import Program, SandboxUnavailableError, Verdict, run_programs
 from evaljobs.sandbox.code_eval import CodeEval
+from evaljobs.sandbox.records import Program, SandboxUnavailableError, Verdict
+from evaljobs.sandbox.run import run_programs
 from evaljobs.scoring import bootstrap
 from evaljobs.scoring.collect_programs import record_programs
 from evaljobs.scoring.item_deadlines import Items

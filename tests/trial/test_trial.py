@@ -278,31 +278,32 @@ def on_a_small_gpu(tokens: int) -> dict[str, str]:
 
 @pytest.mark.model
 @pytest.mark.parametrize("evaluation", ["toy_choice"], indirect=True)
+@pytest.mark.parametrize("cut", ["16", "fast-4096-16"])
 def test_a_batch_that_does_not_fit_the_gpu_is_reported_with_the_size_that_fits(
-    evaluation: Evaluation,
+    evaluation: Evaluation, cut: str
 ) -> None:
     """The trial drops its shard, finds by halves what fits, and runs the shards that do."""
     folder = evaluation.sets["toy_choice"]
-    cuts = ("16", "fast-4096-16")
-    for each in (*cuts, "1"):
+    for each in (cut, "1"):
         requests.add_batches(Path(folder), each)
-    sizes = {cut: read_record(batch_index_file(folder, cut), BatchIndex).prefill_tokens for cut in cuts}
-    firsts = {cut: tokens.index(max(tokens)) for cut, tokens in sizes.items()}
-    large = [ShardId("toy_choice", first, first + 1, cut) for cut, first in firsts.items()]
+    index = read_record(batch_index_file(folder, cut), BatchIndex)
+    whole = max(index.prefill_tokens)
+    large = ShardId(
+        "toy_choice", index.prefill_tokens.index(whole), index.prefill_tokens.index(whole) + 1, cut
+    )
     small = ShardId("toy_choice", 0, 6, "1")
-    shards = [QueuedShard(shard=str(s), rank=float(n), seconds=0.0) for n, s in enumerate((*large, small))]
+    shards = [QueuedShard(shard=str(s), rank=float(n), seconds=0.0) for n, s in enumerate((large, small))]
     evaluation.queue.fill({"lane0": shards}, "epoch")
-    room = min(map(max, sizes.values())) // 2
-    process = evaluation.start(environment=on_a_small_gpu(room), batch_size=16)
+    process = evaluation.start(environment=on_a_small_gpu(whole // 2), batch_size=16)
     log = finish(process)
     assert process.returncode == 0, log
-    for number, (shard, what) in enumerate(zip(large, ("likelihoods", "unit"), strict=True), 1):
-        found = read_record(evaluation.paths.outcome("too-large", f"trial.0.{number}"), TooLarge)
-        assert (found.shard, found.trial, found.what) == (str(shard), "trial.0", what)
-        assert "CUDA out of memory" in found.error
-        batch = RequestSet(folder, shard.cut).batches(shard.first_batch, shard.end_batch)[0]
-        assert found.of == (16 if batch.unit is None else len(batch.unit.rows))
-        assert 0 < found.fits < found.of
+    found = read_record(evaluation.paths.outcome("too-large", "trial.0.1"), TooLarge)
+    assert (found.shard, found.trial) == (str(large), "trial.0")
+    assert found.what == ("unit" if "fast" in cut else "likelihoods")
+    assert "CUDA out of memory" in found.error
+    batch = RequestSet(folder, cut).batches(large.first_batch, large.end_batch)[0]
+    assert found.of == (16 if batch.unit is None else len(batch.unit.rows))
+    assert found.of // 4 <= found.fits < found.of
     assert evaluation.dumped() == [str(small)]
     assert evaluation.queue.unclaimed() == ()
     ended = read_record(evaluation.paths.outcome("trial-ended", "trial.0"), TrialEnded)

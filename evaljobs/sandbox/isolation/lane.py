@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import select
 import signal
 import socket
 import subprocess
@@ -56,7 +55,6 @@ class Lane:
                 [interpreter, *flags, str(_LAUNCH), json.dumps(config)],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
                 env=dict(ENVIRONMENT),
                 cwd="/",
                 pass_fds=(theirs.fileno(),),
@@ -66,7 +64,7 @@ class Lane:
             started = self._answer(_START_SECONDS)
             reason = started.get("error")
         except LaneDeadError:
-            reason = f"the sandbox did not start: {self._last_words()}"
+            reason = "the sandbox did not start: see what its interpreter wrote to this process's log"
         if reason:
             self.close()
             raise SandboxUnavailableError(str(reason))
@@ -95,13 +93,6 @@ class Lane:
                 return answer
         raise LaneDeadError("the lane ended")
 
-    def _last_words(self) -> str:
-        stream = self._process.stderr
-        if stream is None or not select.select([stream], [], [], 0.5)[0]:
-            return "no reason given"
-        text = os.read(stream.fileno(), 4096).decode(errors="replace").strip()
-        return text.splitlines()[-1][:300] if text else "no reason given"
-
     def close(self) -> None:
         """End the lane and all that runs in it, and wait for it."""
         with contextlib.suppress(OSError):
@@ -113,5 +104,3 @@ class Lane:
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
         self._socket.close()
-        if self._process.stderr:
-            self._process.stderr.close()
