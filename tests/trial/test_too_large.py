@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import gc
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -13,6 +14,15 @@ from hypothesis import strategies as st
 from evaljobs.lmeval.batches import Batch, Piece, Unit
 from evaljobs.trial.engines.protocol import Engine
 from evaljobs.trial.too_large import TooLargeError, longest, measured
+
+
+@pytest.fixture(autouse=True, scope="module")
+def frozen() -> Iterator[None]:
+    """As in a trial: what was imported is not looked at each time that memory is freed."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
 
 TOKENS = st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=6), min_size=1, max_size=24)
 
