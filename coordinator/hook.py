@@ -14,6 +14,7 @@ from __future__ import annotations
 import _thread
 import atexit
 import contextlib
+import gc
 import itertools
 import json
 import os
@@ -25,6 +26,7 @@ from collections import deque
 TYPE_CHECKING = False  # typing costs milliseconds at import
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import Any
 
 LOOK_SECONDS = (
     0.2  # interval at which the thread looks for notices, and tries those again that no folder took
@@ -111,6 +113,10 @@ class _Courier:
                     folder,
                 )
                 return False
+            if not self._left_values(folder, notice):
+                return False
+            if notice["_rank"]:
+                return True
             if notice["_sums"]:
                 notice["_sums"] = False  # once, also where the folder takes the notice later
                 self._sum(str(notice["checkpoint"]))
@@ -124,6 +130,20 @@ class _Courier:
                 error,
             )
         return True
+
+    def _left_values(self, folder: str, notice: dict[str, object]) -> bool:
+        """Leave trained values before the notice; True when it may follow. A failure does not stop it."""
+        taken: Any = notice["_taken"]
+        try:
+            if taken is None:
+                return True
+            inbox, mode = _inbox(folder)
+            return bool(taken.leave(inbox, lambda place, text: _write(place, text, mode), ending=self.ending))
+        except OSError:
+            raise
+        except Exception as error:  # noqa: BLE001 (training must go on)
+            _warn("{} is announced without trained values: {!r}", notice["checkpoint"], error)
+            return True
 
     def _sum(self, checkpoint: str) -> None:
         """Write the files' hashes before the notice is sent; a failure does not stop the notice."""
@@ -145,6 +165,7 @@ def notify(
     priority: int = 0,
     rank: int | None = None,
     sums: bool = False,
+    fingerprint: object = None,
 ) -> bool:
     """Announce that `checkpoint` is durable on shared storage; True where the notice was queued.
 
@@ -152,16 +173,23 @@ def notify(
     suite`. `work_dir`: the daemon's work folder, which is not made here (default: $EVALSPAN_WORK_DIR). `rank`: only 0
     announces (default: $RANK, $SLURM_PROCID, $PMI_RANK or $OMPI_COMM_WORLD_RANK). `sums`: the
     thread first hashes the files (needs xxhash) and writes evalspan.sums.json beside them, so that
-    staging detects later corruption. Returns in well under 5 ms; never raises.
+    staging detects later corruption. `fingerprint`: the model that was saved, or a mapping from name to
+    tensor: trials compare what they load with values at a few positions of each tensor. Call it then on each
+    rank, before the model changes. Returns in well under 5 ms; never raises.
     """
+    collects = gc.isenabled()
     try:
-        if (rank if rank is not None else _rank()) != 0:
+        rank = rank if rank is not None else _rank()
+        if rank != 0 and fingerprint is None:
             return False
+        if fingerprint is not None:
+            gc.disable()  # a collection of all objects takes 100 ms, and would often begin while values are taken
         folder = os.fspath(work_dir if work_dir is not None else os.environ.get("EVALSPAN_WORK_DIR", ""))
         if not folder:
             _warn("no work folder: give work_dir or set EVALSPAN_WORK_DIR; the checkpoint is not announced")
             return False
         where = os.path.abspath(os.fspath(checkpoint))
+        taken = _taken(fingerprint, where, step, rank)
         notice: dict[str, object] = {
             "checkpoint": where,
             "step": step if step is None else int(step),
@@ -170,7 +198,15 @@ def notify(
             "noticed_at": time.time(),
             "_work_dir": os.path.abspath(folder),
             "_sums": bool(sums),
+            "_taken": taken,
+            "_rank": rank,
         }
+        if taken is not None:
+            notice["trained_values"] = taken.key
+        if rank != 0:
+            if taken is not None and taken.groups:
+                _courier.take(notice)
+            return False
         now = time.monotonic()
         for old in [place for place, at in list(_announced.items()) if now - at >= PIN_GRACE_SECONDS]:
             _announced.pop(old, None)
@@ -179,7 +215,25 @@ def notify(
     except Exception as error:  # noqa: BLE001 (training must go on)
         _warn("checkpoint {!r} of step {!r} is not announced: {!r}", checkpoint, step, error)
         return False
+    finally:
+        if collects:
+            gc.enable()
     return True
+
+
+def _taken(model: object, checkpoint: str, step: object, rank: int) -> Any:
+    """Trained values of a model, on their way; None where there is no model, or it has failed. Values that are taken stay."""
+    if model is None:
+        return None
+    try:
+        from coordinator import trained_values  # noqa: PLC0415 (for trainings that pass a model)
+
+        if isinstance(model, trained_values.Taken):
+            return model
+        return trained_values.take(model, checkpoint, step, rank)
+    except Exception as error:  # noqa: BLE001 (training must go on)
+        _warn("{} is announced without trained values: {!r}", checkpoint, error)
+        return None
 
 
 def pinned(checkpoint: str | os.PathLike[str]) -> bool:
@@ -329,14 +383,20 @@ def leave(work_dir: str, text: str) -> str:
 
     All that is in an inbox is written here (`coordinator.intake.inbox` reads it). Names sort by time.
     """
+    inbox, mode = _inbox(work_dir)
+    name = f"{time.time_ns()}-{os.uname().nodename}-{os.getpid()}-{next(_numbers)}.json"
+    _write(os.path.join(inbox, name), text, mode)
+    return os.path.join(inbox, name)
+
+
+def _inbox(work_dir: str) -> tuple[str, int]:
+    """The inbox of a work folder, made where it is missing, and the mode of files in it. OSError."""
     inbox = os.path.join(work_dir, "inbox")
     with contextlib.suppress(FileExistsError):
         os.mkdir(inbox, 0o700)
-    name = f"{time.time_ns()}-{os.uname().nodename}-{os.getpid()}-{next(_numbers)}.json"
     # the daemon may read it whatever the umask, also what root leaves: the folder's mode keeps it from others
     shown = 0o044 if os.geteuid() == 0 else os.stat(inbox).st_mode & 0o044
-    _write(os.path.join(inbox, name), text, shown | 0o600)
-    return os.path.join(inbox, name)
+    return inbox, shown | 0o600
 
 
 def _write(place: str, text: str, mode: int | None = None) -> None:
@@ -362,23 +422,24 @@ def transformers_callback(
     *,
     keep: int | None = None,
     sums: bool = False,
+    fingerprint: bool = False,
 ) -> object:
     """A `transformers.TrainerCallback` that announces saved checkpoints. Imports transformers.
 
     `keep`: rotate here and honour pins; leave `save_total_limit` unset then, since Trainer's
-    rotation ignores pins. The tokenizer must be saved with the model: pass it to Trainer as
-    `processing_class`.
+    rotation ignores pins. `sums`, `fingerprint` (of the trained model): as of `notify`. The tokenizer
+    must be saved with the model: pass it to Trainer as `processing_class`.
     """
     from transformers import TrainerCallback  # noqa: PLC0415 (the trainer has it loaded)
 
     class EvalspanCallback(TrainerCallback):  # type: ignore[misc]
-        def on_save(self, args: object, state: object, _control: object, **_more: object) -> None:
-            if not getattr(state, "is_world_process_zero", True):
-                return
+        def on_save(self, args: object, state: object, _control: object, **more: object) -> None:
+            rank = 0 if getattr(state, "is_world_process_zero", True) else max(1, _rank())
             output, step = getattr(args, "output_dir", "."), getattr(state, "global_step", None)
             saved = os.path.join(output, f"checkpoint-{step}")
-            notify(saved, step, suite, work_dir=work_dir, rank=0, sums=sums)
-            if keep is not None:
+            model = more.get("model") if fingerprint else None
+            notify(saved, step, suite, work_dir=work_dir, rank=rank, sums=sums, fingerprint=model)
+            if keep is not None and rank == 0:
                 rotate(output, keep)
 
     return EvalspanCallback()
@@ -427,7 +488,7 @@ def on_dcp_saved(
 
     `saving`: what async_save returned (a Future, or an AsyncSaveResponse). `export(checkpoint) ->
     folder` writes the Hugging Face folder to announce; it runs on rank 0 in the thread that ended
-    the save. `more`: arguments of `notify`.
+    the save. `more`: arguments of `notify`; `fingerprint` is taken now, and on each rank.
     """
 
     def fire(done: object) -> None:
@@ -438,6 +499,13 @@ def on_dcp_saved(
         _export_and_notify(checkpoint, step, suite, export, (checkpoint,), **more)
 
     try:
+        if more.get("fingerprint") is not None:
+            rank: Any = more.get("rank")
+            rank = _rank() if rank is None else rank
+            taken = _taken(more["fingerprint"], os.path.abspath(checkpoint), step, rank)
+            more["fingerprint"] = taken
+            if rank != 0:
+                notify(checkpoint, step, suite, **more)  # type: ignore[arg-type]  # leaves the values alone
         getattr(saving, "upload_completion", saving).add_done_callback(fire)  # type: ignore[attr-defined]
     except Exception as error:  # noqa: BLE001 (training must go on)
         _warn("the save of {} cannot be followed: {!r}", checkpoint, error)

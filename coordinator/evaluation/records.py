@@ -27,7 +27,7 @@ from evaljobs.contract.specs import (
     SuiteSpec,
 )
 
-JOURNAL_FORMAT: Literal[3] = 3
+JOURNAL_FORMAT: Literal[4] = 4
 """Raised with each change of `events`: a journal of another number is not gone on with (`runtime.journal`)."""
 
 

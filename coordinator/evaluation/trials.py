@@ -28,6 +28,8 @@ def ended(state: State, outcome: TrialEnded, at: float) -> Due:
         nodes.name_gpus(node, outcome.devices)
     if outcome.fast and not any(outcome.fast in warning for warning in state.warnings):
         state.warnings.append(f"mode fast: likelihoods were computed lm-eval's way, since {outcome.fast}")
+    if outcome.weights:
+        state.warnings.append(f"weights: {outcome.weights}")
     if job.purpose == "host" and outcome.shards:
         nodes.hosts_trials(state, job.node)
     found: list[Any] = [] if outcome.reason == "drained" else [ReleaseClaims(trial=outcome.name)]

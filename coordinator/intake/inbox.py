@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import stat
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
@@ -26,7 +28,7 @@ from coordinator.base.isolate import warn_once
 from coordinator.base.words import CONTROL, one_line
 from coordinator.errors import OperatorError
 from coordinator.intake.work_folder import DROP, name_of, unsafe
-from evaljobs.contract.paths import WorkPaths
+from evaljobs.contract.paths import EvaluationPaths, WorkPaths
 from evaljobs.contract.specs import Kept, Record
 from evaljobs.contract.storage import FrameError, read_with_status, write_atomic, write_record
 
@@ -42,6 +44,14 @@ MOST_NAME = 200  # characters of a refused file's name
 MOST_REFUSED = 100  # refused files that are kept: the newest
 UNFINISHED_SECONDS = 3600.0  # a file that is still being written after so long has lost its writer
 REFUSED_SECONDS = 7 * 86400.0  # a refusal is kept and shown for so long
+LEFT_SECONDS = {
+    ".tmp": UNFINISHED_SECONDS,
+    ".values": REFUSED_SECONDS,
+}  # by suffix: a file that nobody needs after so long
+MOST_VALUES_BYTES = 4 << 20  # of a rank's file of trained values: 1 MiB as base64, and its rows
+SAME_SAVE_SECONDS = (
+    60.0  # ranks take the values of one save within this time: an earlier run may have left its own
+)
 
 
 def _line(text: str) -> str:
@@ -61,6 +71,7 @@ class Notice(Record):
     suite: Line = "default"
     priority: int = 0
     noticed_at: float = 0.0  # unix seconds
+    trained_values: str = Field(default="", pattern=r"^[0-9a-f]{0,16}$")  # names the ranks' files beside it
     seen: bool = False  # in a watched folder: perhaps half-written, since no training said that it is saved
     command: Literal["evaluate", "cancel", "retry", "release"] = "evaluate"
     # of `submit`: what it printed; of `cancel` and `retry`: the name of a folder in the work folder, and no path
@@ -150,9 +161,9 @@ class Inbox:
             for entry in entries:
                 if entry.name.endswith(".json") and entry.is_file(follow_symlinks=False):
                     names.append(entry.name)
-                elif entry.name.endswith(".tmp") and self.most != ALL:
+                elif (age := LEFT_SECONDS.get(Path(entry.name).suffix)) and self.most != ALL:
                     with suppress(OSError):
-                        if time.time() - entry.stat(follow_symlinks=False).st_mtime >= UNFINISHED_SECONDS:
+                        if time.time() - entry.stat(follow_symlinks=False).st_mtime >= age:
                             Path(entry.path).unlink()
         return sorted(names)
 
@@ -189,6 +200,28 @@ def done(file: InboxFile) -> None:
     """Remove a file that is dealt with; one that cannot be removed now comes again, to no effect."""
     with suppress(OSError):
         file.path.unlink(missing_ok=True)
+
+
+def gather_values(files: Iterable[InboxFile], paths: EvaluationPaths) -> None:
+    """Move the trained values that come with these notices to their evaluation, a line of each rank. OSError.
+
+    Without rank 0's file, or where it is not its notice's owner's, the evaluation gets an empty one.
+    """
+    for file in files:
+        if not file.notice.trained_values:
+            continue
+        found: dict[Path, tuple[float, bytes]] = {}
+        for place in sorted(file.path.parent.glob(f"trained-{file.notice.trained_values}-*.values")):
+            with suppress(FrameError, ValueError, LookupError, TypeError):
+                text, status = read_with_status(place, MOST_VALUES_BYTES)
+                if status.st_uid == file.path.stat().st_uid:
+                    found[place] = (float(json.loads(text)["at"]), text)
+        first = next((at for place, (at, _) in found.items() if place.stem.endswith("-0")), -math.inf)
+        lines = [text for at, text in found.values() if abs(at - first) < SAME_SAVE_SECONDS]
+        if lines or not paths.trained_values.exists():  # else: gathered before, and the notice came again
+            write_atomic(paths.trained_values, b"\n".join(lines))
+        for place in found:
+            place.unlink(missing_ok=True)
 
 
 def refuse(file: InboxFile, why: str, now: float) -> None:

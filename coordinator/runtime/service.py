@@ -33,7 +33,7 @@ from coordinator.hook import PIN_PREFIX, pin_text
 from coordinator.intake import admission, from_settings
 from coordinator.intake.admission import NotAdmittedError
 from coordinator.intake.folder_watch import FolderWatch
-from coordinator.intake.inbox import Inbox, InboxFile, done, forget_refusals, refuse
+from coordinator.intake.inbox import Inbox, InboxFile, done, forget_refusals, gather_values, refuse
 from coordinator.intake.pending import PendingCheckpoint, PendingWriter, may_pass
 from coordinator.intake.resubmit import nothing_run
 from coordinator.intake.work_folder import name_of
@@ -196,6 +196,7 @@ class Service:
                 return
             if not begun and (said := changed_since(record, self.coordinator.performer.site)):
                 log.info("%s", said)
+            gather_values(each.files, self.paths.evaluation(record.evaluation_id))
             self.coordinator.accept_or_wait(wiring.at_site(record, rules, self.config))
             running = self.coordinator.running.get(record.evaluation_id)
             if running is not None and running.state.ended_at is not None:

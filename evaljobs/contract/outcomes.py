@@ -86,6 +86,9 @@ class TrialEnded(Record):
     devices: str  # e.g. "NVIDIA A100-SXM4-80GB" or "cpu"
     gpus: int  # that it held
     fast: str = ""  # fast mode: why its likelihoods were computed lm-eval's way; "": they were not
+    weights: str = (
+        ""  # which weights could not be compared with training's; "": none, or training left no values
+    )
 
 
 class Probed(Record):

@@ -58,6 +58,9 @@ class EvaluationPaths:
         # File WORK_DIR/ID/request_sets.json: where the request sets are, for a trial that started before them | the
         # coordinator | kept
         self.request_sets = self.root / "request_sets.json"
+        # File WORK_DIR/ID/trained_values.jsonl: values of tensors in training's memory, which trials compare with the weights
+        # | the coordinator, of what `notify(fingerprint=model)` left | kept
+        self.trained_values = self.root / "trained_values.jsonl"
         # File WORK_DIR/ID/results.json: scores of all tasks in lm-eval's shape | the coordinator | kept
         self.results = self.root / "results.json"
         # File WORK_DIR/ID/report.json: makespan, GPU seconds by cause, stages | the coordinator | kept

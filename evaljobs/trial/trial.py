@@ -34,6 +34,7 @@ from evaljobs.queue.work_queue import WorkQueue
 from evaljobs.staging.copy import SourceChanged
 from evaljobs.staging.fingerprint import check_folder, check_storage
 from evaljobs.staging.store import NotStaged, reading, slot_of
+from evaljobs.trial import trained_values
 from evaljobs.trial.claims import Ahead, Claims, QueueLostError
 from evaljobs.trial.engines import loading
 from evaljobs.trial.engines.loading import UnfitError
@@ -122,6 +123,7 @@ class Trial:
         self._open: dict[tuple[str, str], RequestSet] = {}  # by task and cut
         self._batch_size = spec.batch_size
         self._in_place = True  # the checkpoint is read on storage
+        self._weights = ""  # which of them could not be compared with training's
         self._too_large = 0  # batches that did not fit
         self._terminated = False
         self._uninterruptible = False
@@ -179,6 +181,7 @@ class Trial:
             )
             held.enter_context(contextlib.closing(engine))
             self._check_weights()
+            self._weights = trained_values.check(self.paths, self.spec, engine.model)
             self.seconds["import"] = engine.loaded.import_seconds
             self.seconds["load"] = engine.loaded.load_seconds
             self.seconds["warm"] = engine.warm_up()
@@ -410,6 +413,7 @@ class Trial:
             devices=loaded.devices,
             gpus=loaded.gpus,
             fast=loaded.fast,
+            weights=self._weights,
         )
 
     def _failure(self, error: Exception) -> Failed:

@@ -7,9 +7,11 @@ Each training is a real process, so that imports, exit and warnings are seen.
 from __future__ import annotations
 
 import ast
+import base64
 import json
 import os
 import shutil
+import struct
 import subprocess
 import sys
 import textwrap
@@ -23,7 +25,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.with_root import fill, small_disk
 
-from coordinator import hook
+from coordinator import hook, trained_values
 from coordinator.intake.inbox import Inbox, Notice
 from coordinator.runtime.service import _leave_pin
 from evaljobs.contract.paths import WorkPaths
@@ -82,6 +84,15 @@ TRAININGS = {
     "a step is no number": thrice("hook.notify('/c', 'seven')", "not announced"),
     "a checkpoint is no path": thrice("hook.notify(None, 1)", "not announced"),
     "a suite cannot be text": thrice("hook.notify('/c', 1, NAN)", "not announced"),
+    "what is passed as a model has no tensors": Training(
+        "for step in range(2): print(hook.notify('/c', step, fingerprint=object()))", (0, 1), "True\nTrue", ("announced without trained values: KeyError",)
+    ),
+    "a model is passed by a rank that holds no part": Training("import torch\nprint(hook.notify('/c', 7, rank=1, fingerprint=torch.nn.Linear(2, 2)))", (), "False"),
+    "values cannot be written": Training("""
+        import torch
+        hook.FLUSH_SECONDS = 0.5
+        print(hook.notify('/c', 7, fingerprint=torch.nn.Linear(2, 2), work_dir='/proc/self'))
+        """, (), "True", ("no notice can be written to /proc/self", LEFT.format(1, "/proc/self"))),
     "faults of two kinds": Training(
         "for step in ('seven', 'eight', 9): hook.notify('/c/1', step, work_dir=AWAY)",
         says=("checkpoint '/c/1' of step 'seven' is not announced: ValueError", "there is no work folder", LEFT.format(1, "")),
@@ -180,9 +191,10 @@ def test_the_hook_is_the_standard_library_of_python_3_8_alone(tmp_path):
         print(sorted(new - sys.stdlib_module_names), 'pathlib' in sys.modules)
     """
     assert train(body, tmp_path) == ("[] False", [])
-    tree = ast.parse(Path(hook.__file__).read_text(), feature_version=(3, 8))
-    changed = [node.op for node in ast.walk(tree) if isinstance(node, ast.AugAssign)]
-    assert not [op for op in changed if isinstance(op, ast.BitOr)]
+    for module in (hook, trained_values):
+        tree = ast.parse(Path(module.__file__).read_text(), feature_version=(3, 8))
+        changed = [node.op for node in ast.walk(tree) if isinstance(node, ast.AugAssign)]
+        assert not [op for op in changed if isinstance(op, ast.BitOr)]
 
 
 def test_the_daemon_reads_exactly_the_fields_that_the_hook_writes(tmp_path):
@@ -194,6 +206,30 @@ def test_the_daemon_reads_exactly_the_fields_that_the_hook_writes(tmp_path):
     assert five == ["checkpoint", "step", "suite", "priority", "noticed_at"]
     assert [written.pop(field) for field in five[:4]] == [str(Path.cwd() / "c/step-7"), 7, "core", 3]
     assert (list(written), written["noticed_at"] > 0) == (five[4:], True)
+
+
+def test_values_are_of_the_moment_of_the_call_and_lie_there_before_their_notice(tmp_path):
+    """Also where training goes on at once, and where the work folder appears later. The notice names them."""
+    work = tmp_path / "work"
+    body = f"""
+        {HOOK.replace(chr(10), "; ").removesuffix("; ")}
+        import torch
+        model = torch.nn.Linear(2, 2)
+        model.weight.data.fill_(1.0)
+        hook.notify('/c', 7, fingerprint=model)
+        model.weight.data.fill_(2.0)
+        os.mkdir(os.environ["EVALSPAN_WORK_DIR"])
+        leave, hook.leave = hook.leave, lambda *a: (print(sorted(os.listdir(a[0] + "/inbox"))), leave(*a))[1]
+        hook.flush(50)
+    """
+    out, _ = train(body, work, AWAY="")
+    (notice,) = announced(work)
+    name = f"trained-{notice.trained_values}-0.values"
+    assert out == str([name])
+    (group,) = json.loads((work / "inbox" / name).read_text())["groups"]
+    assert sorted(row["names"][0] for row in group["rows"]) == ["bias", "weight"]
+    weight = struct.unpack("<6f", base64.b64decode(group["values"]))[:4]
+    assert weight == (1.0,) * 4
 
 
 def test_what_a_long_training_remembers_is_bounded(tmp_path, monkeypatch):

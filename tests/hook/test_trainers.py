@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 import threading
 from concurrent.futures import Future
 from pathlib import Path
@@ -13,7 +16,7 @@ from dev_cluster.testing import wait_until
 
 from coordinator import hook
 from coordinator.intake import checkpoint
-from coordinator.intake.inbox import Inbox, Notice
+from coordinator.intake.inbox import Inbox, Notice, gather_values
 from coordinator.intake.suites import load_suite
 from evaljobs.contract.paths import WorkPaths
 
@@ -36,9 +39,12 @@ def announced(work: Path) -> list[Notice]:
 
 
 def test_transformers_announces_whole_checkpoints_and_spares_pinned_ones(tmp_path, tiny_model_dir):
-    """Four saves are announced with their steps; with keep=1 a pinned one outlives rotation."""
+    """Four saves are announced with their steps and values of the weights that were saved; with keep=1 a pinned one outlives
+    rotation."""
     import torch
     import transformers as hf
+
+    from evaljobs.trial.trained_values import compare, read, stored
 
     work, output, seen = tmp_path / "work", tmp_path / "run", []
     work.mkdir()
@@ -58,7 +64,7 @@ def test_transformers_announces_whole_checkpoints_and_spares_pinned_ones(tmp_pat
         model=hf.AutoModelForCausalLM.from_pretrained(tiny_model_dir),
         args=hf.TrainingArguments(output_dir=str(output), use_cpu=True, disable_tqdm=True, **settings),
         train_dataset=rows,
-        callbacks=[hook.transformers_callback("core", work, keep=1), Daemon()],
+        callbacks=[hook.transformers_callback("core", work, keep=1, fingerprint=True), Daemon()],
         data_collator=hf.default_data_collator,
         processing_class=hf.AutoTokenizer.from_pretrained(tiny_model_dir),
     ).train()
@@ -66,6 +72,13 @@ def test_transformers_announces_whole_checkpoints_and_spares_pinned_ones(tmp_pat
     assert [(n.step, n.checkpoint) for n in announced(work)] == saved
     assert seen == [1, 2, 3, 4]
     assert {p.name for p in output.glob("checkpoint-*")} == {"checkpoint-2", "checkpoint-4"}
+    for file in Inbox(WorkPaths(work)).look():
+        step = file.notice.step
+        gather_values([file], paths := WorkPaths(work).evaluation(f"id-{step}"))
+        parts = list(read(paths.trained_values.read_bytes()))
+        for other in (2, 4):
+            files = stored(output / f"checkpoint-{other}")
+            assert bool(compare(parts, files, files)[0]) == (other != step)
 
 
 def test_dcp_is_announced_when_it_is_durable(tmp_path, tiny_model_dir):
@@ -109,6 +122,61 @@ def test_dcp_is_announced_when_it_is_durable(tmp_path, tiny_model_dir):
     weights = load_file(Path(notice.checkpoint) / "model.safetensors")
     expected = model.state_dict()
     assert all(torch.equal(expected[name], value) for name, value in weights.items())
+
+
+SHARDED = """
+import sys
+import torch
+import torch.distributed as dist
+from safetensors.torch import save_file
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Shard, distribute_tensor
+from torch import nn
+from coordinator import hook
+
+rank, work, folder = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
+mesh = init_device_mesh("cpu", (2,))
+torch.manual_seed(1)
+model = nn.Sequential(nn.Linear(7, 5), nn.Linear(5, 3))
+whole = {name: tensor.detach().clone() for name, tensor in model.named_parameters()}
+for layer in model:
+    fully_shard(layer, mesh=mesh)
+fully_shard(model, mesh=mesh)
+whole["columns"] = torch.randn(4, 9)
+model.register_parameter("columns", nn.Parameter(distribute_tensor(whole["columns"], mesh, [Shard(1)])))
+if rank == 0:
+    save_file(whole, f"{folder}/model.safetensors")
+assert hook.notify(folder, 7, "core", work_dir=work, rank=rank, fingerprint=model) == (rank == 0)
+assert hook.flush(60)
+dist.barrier()
+"""
+
+
+def test_each_rank_leaves_the_values_of_its_shards_and_together_they_are_of_all(tmp_path):
+    """FSDP in uneven rows, a DTensor in columns. Rank 0's notice comes when the values of both are there."""
+    from evaljobs.trial.trained_values import compare, read, stored
+
+    work, folder = tmp_path / "work", tmp_path / "c"
+    for each in (work, folder):
+        each.mkdir()
+    env = {**os.environ, "PYTHONPATH": str(Path(hook.__file__).parents[1])}
+    ranks = [
+        subprocess.Popen([sys.executable, "-c", SHARDED, str(rank), str(work), str(folder)], env=env)
+        for rank in range(2)
+    ]
+    assert [each.wait(120) for each in ranks] == [0, 0]
+    paths = WorkPaths(work).evaluation("id")
+    gather_values(Inbox(WorkPaths(work)).look(), paths)
+    parts = list(read(paths.trained_values.read_bytes()))
+    files = stored(folder)
+    assert compare(parts, files, files) == ({}, set(files))
+    for name in files:
+        for place in range(files[name].numel()):
+            wrong = files[name].clone()
+            wrong.view(-1)[place] += 1
+            assert set(compare(parts, {**files, name: wrong}, files)[0]) == {name}
 
 
 def test_a_dcp_save_that_failed_is_not_announced(tmp_path, capsys):

@@ -33,7 +33,7 @@ from coordinator.intake.admission import (
     missing_places,
     suite_files,
 )
-from coordinator.intake.inbox import Inbox, Notice, done, leave, refuse
+from coordinator.intake.inbox import Inbox, InboxFile, Notice, done, leave, refuse
 from coordinator.intake.suites import names
 from coordinator.intake.work_folder import DROP
 from coordinator.runtime import service
@@ -412,3 +412,49 @@ def test_places_and_suites_of_the_settings_are_those_that_a_notice_names(tmp_pat
     assert missing_places(watch) == [
         f"[watch] {k}: {tmp_path}/{v} does not exist" for k, v in missing.items()
     ]
+
+
+# --- trained values ---------------------------------------------------------------------------------------------------
+
+
+def values(work: WorkPaths, rank: int, at: float, key: str = "ab" * 8) -> Path:
+    place = work.inbox / f"trained-{key}-{rank}.values"
+    place.write_text(json.dumps({"at": at, "groups": [rank]}))
+    return place
+
+
+def test_the_values_of_all_ranks_of_one_save_come_to_the_evaluation_as_its_lines(
+    ears: Service, work: WorkPaths
+) -> None:
+    """Not those that an earlier run, another checkpoint or another user left. A notice that comes again changes nothing; one
+    without rank 0's values leaves an empty file, so that a trial says it."""
+    leave(work, Notice(checkpoint="/c", trained_values="ab" * 8))
+    (file,) = Inbox(work).look()
+    evaluation = work.evaluation("id")
+    own = [values(work, rank, at) for rank, at in ((0, 100.0), (1, 101.0), (2, 5000.0), (3, 99.0))]
+    if os.geteuid() == 0:
+        os.chown(own[3], USER, USER)
+    else:
+        own[3].unlink()
+    (work.inbox / f"trained-{'ab' * 8}-4.values").write_text("[")
+    other = values(work, 1, 100.0, "cd" * 8)
+    for _ in range(2):
+        inbox.gather_values([file, file], evaluation)
+        lines = evaluation.trained_values.read_text().splitlines()
+        assert [json.loads(line)["groups"] for line in lines] == [[0], [1]]
+    assert not any(place.exists() for place in own[:3])
+    assert other.exists()
+    empty = work.evaluation("empty")
+    inbox.gather_values([file], empty)
+    assert empty.trained_values.read_text() == ""
+    plain = work.evaluation("plain")
+    inbox.gather_values([InboxFile(file.path, Notice(checkpoint="/c"))], plain)
+    assert not plain.trained_values.exists()
+
+
+def test_values_without_a_notice_go_after_a_week(ears: Service, work: WorkPaths) -> None:
+    new, old = values(work, 0, 1.0), values(work, 1, 1.0)
+    os.utime(old, (0, time.time() - inbox.REFUSED_SECONDS - 1))
+    os.utime(new, (0, time.time() - inbox.UNFINISHED_SECONDS - 1))
+    Inbox(work).look()
+    assert (new.exists(), old.exists()) == (True, False)

@@ -12,6 +12,7 @@ import pytest
 from support import sites
 from support.trials import TASKS
 
+from coordinator import hook
 from coordinator.intake.checkpoint import inspect
 from evaljobs.staging.copy import hash_file
 from evaljobs.staging.fingerprint import SAMPLE_BYTES, SAVE_SUMS, content_of, read_header
@@ -150,3 +151,46 @@ def test_the_hooks_hashes_say_at_acceptance_that_a_copy_is_the_same(
         assert inspect(model).content is None
     finally:
         site.end_workers()
+
+
+@pytest.mark.timeout(600)  # two daemons
+def test_a_checkpoint_that_is_not_what_training_held_is_not_scored(tmp_path: Path, toy_model: Path) -> None:
+    """The first trial ends the evaluation, and says which tensor and what to type; typed, it scores."""
+    import torch
+    from safetensors.torch import load_file, save_file
+    from transformers import AutoModelForCausalLM
+
+    work, name = tmp_path / "work", "model.layers.1.mlp.up_proj.weight"
+    model = shutil.copytree(toy_model, tmp_path / "step-1")
+    state = load_file(model / "model.safetensors")
+    state[name] = state[name].flip(0)
+    save_file(
+        {key: each.contiguous() for key, each in state.items()}, model / "model.safetensors", {"format": "pt"}
+    )
+    site = sites.local(tmp_path, model, entries={"toy_choice": {"limit": 8}}, more="slots = 1\n")
+    work.mkdir(mode=0o700)
+    with torch.no_grad():
+        hook.notify(
+            model,
+            1,
+            str(site.suite),
+            work_dir=work,
+            rank=0,
+            fingerprint=AutoModelForCausalLM.from_pretrained(toy_model),
+        )
+    assert hook.flush(60)
+    try:
+        done = site.run(site.command("daemon", "--until-idle"))
+        failed = set(site.results()["failed"].values())
+        trials = list((site.root() / "outcomes").glob("*-trial-*.failed.json"))
+        (site.root() / "trained_values.jsonl").unlink()
+        again = site.run(site.command("retry", site.root().name))
+        site.run(site.command("daemon", "--until-idle"))
+    finally:
+        site.end_workers()
+    (said,) = failed
+    assert f"wrong weights: {name} has" in said, done.stderr
+    assert f"type `evalspan retry {site.root().name}`" in said
+    assert len(trials) == 1
+    assert again.returncode == 0, again.stderr
+    assert site.results()["results"].keys() == {"toy_choice"}

@@ -50,6 +50,11 @@ class HarnessEngine:
         config: Any = getattr(getattr(lm, "model", None), "config", None)
         self._keeps_scale = hasattr(config, "to_dict") and growing_rope(config.to_dict()) == DYNAMIC
 
+    @property
+    def model(self) -> object:
+        """As lm-eval's class has it."""
+        return getattr(self.lm, "model", None)
+
     def warm_up(self) -> float:
         """Seconds of a first forward pass of one token: its loading does not count as inference.
 

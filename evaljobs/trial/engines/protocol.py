@@ -49,6 +49,11 @@ class Engine(Protocol):
     @property
     def usage(self) -> Usage: ...
 
+    @property
+    def model(self) -> object:
+        """A torch module with the weights, or something else where the engine keeps them to itself."""
+        ...
+
     def warm_up(self) -> float:
         """Seconds of a first forward pass that draws no random number; 0.0 where there was none."""
         ...

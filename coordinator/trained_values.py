@@ -1,0 +1,167 @@
+"""Trained values: values at a few positions of each tensor, taken from training's own memory.
+
+Rule: `take` runs on the training thread. It enqueues gathers and copies on the training stream and waits for no GPU; the
+hook's thread calls `leave`. No module of torch is imported: the caller has it. Positions depend on a tensor's name and its
+part on this rank alone. A trial compares its weights with them (`evaljobs.trial.trained_values`). Imported by `hook`, when
+training passes a model.
+"""
+
+# what training imports reads like hook.py: for Python 3.8, without pathlib
+# ruff: noqa: B905, PTH118, PTH208
+
+from __future__ import annotations
+
+import base64
+import ctypes
+import hashlib
+import json
+import math
+import os
+import sys
+import time
+import zlib
+
+TYPE_CHECKING = False  # typing costs milliseconds at import
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+MOST_BYTES = 1 << 20  # of the values of one model
+MOST_VALUES = 64  # of one tensor
+FEWEST_VALUES = 4  # of one tensor on one rank, also where a model has very many
+WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
+"""Parts of a parameter's name that torch.compile, FSDP and activation checkpointing put into it."""
+RANKS_SECONDS = 10.0  # longest wait of rank 0's notice for the values of other ranks
+
+
+ROW = ("name", "shape", "offset", "part", "first", "stride", "number")
+
+
+class Taken:
+    """Values on their way to host memory. `key`: names their files; `groups`: rows and values of each device and dtype.
+
+    A row, whose fields are ROW: positions first, first + stride, … of the contiguous part at `offset` of a tensor.
+    """
+
+    def __init__(self, key: str, rank: int) -> None:
+        self.key = key
+        self.rank = rank
+        self.ranks = 1  # that hold parts of one tensor
+        self.at = time.time()  # unix seconds
+        self.groups: list[tuple[list[tuple[Any, ...]], Any]] = []
+        self.ties: dict[str, list[str]] = {}  # a tied tensor's name -> its further names
+        self.events: list[Any] = []  # of CUDA: a copy is done
+        self._left_at: float | None = None
+
+    def leave(self, inbox: str, write: Callable[[str, str], None], *, ending: bool) -> bool:
+        """Write the values into the inbox once they are copied; True when the notice may follow.
+
+        Rank 0 waits for the files of the other ranks, but not while training ends.
+        """
+        if self._left_at is None:
+            if not all(event.query() for event in self.events):
+                return ending
+            # File WORK_DIR/inbox/trained-HASH-RANK.values: values of a checkpoint's tensors in training's memory | the
+            # training, each rank that holds parts | when its evaluation begins, or after a week
+            write(os.path.join(inbox, f"trained-{self.key}-{self.rank}.values"), self._text())
+            self._left_at = time.monotonic()
+        if self.rank or ending or time.monotonic() - self._left_at > RANKS_SECONDS:
+            return True
+        mine = f"trained-{self.key}-"
+        return sum(n.startswith(mine) and n.endswith(".values") for n in os.listdir(inbox)) >= self.ranks
+
+    def _text(self) -> str:
+        groups = []
+        for rows, host in self.groups:
+            values = base64.b64encode(ctypes.string_at(host.data_ptr(), host.numel() * host.element_size()))
+            own = [{**dict(zip(ROW, row)), "names": [row[0], *self.ties.get(row[0], [])]} for row in rows]
+            groups.append({"dtype": str(host.dtype)[6:], "rows": own, "values": values.decode()})
+        return json.dumps({"at": self.at, "groups": groups})
+
+
+def take(model: Any, checkpoint: str, step: object, rank: int) -> Taken:
+    """Enqueue the copies of this rank's values of a model, or of a mapping from name to tensor.
+
+    A rank other than 0 takes only its parts of tensors that are sharded (DTensor): of others it has what rank 0 has.
+    """
+    torch = sys.modules["torch"]
+    plain = (torch.Tensor, torch.nn.Parameter)
+    taken = Taken(hashlib.sha256(f"{checkpoint}\n{step}".encode()).hexdigest()[:16], rank)
+    modules = hasattr(model, "named_parameters")
+    named = list(model.named_parameters(remove_duplicate=False) if modules else model.items())
+    most = min(MOST_VALUES, MOST_BYTES // 4 // max(1, len(named)))
+    seen: dict[int, str] = {}  # id of a tensor -> its first name
+    views: dict[tuple[Any, Any], tuple[list[tuple[Any, ...]], list[Any]]] = {}
+    with torch.no_grad():
+        for wrapped, tensor in named:
+            name = _plain_name(wrapped)
+            if id(tensor) in seen:
+                taken.ties.setdefault(seen[id(tensor)], []).append(name)
+                continue
+            seen[id(tensor)] = name
+            part, offset, parts = _part(tensor, rank)
+            if part is None or type(part) not in plain or not _can_be_sampled(part):
+                continue
+            taken.ranks = max(taken.ranks, parts)
+            shape = (
+                part.shape
+            )  # as few objects as can be: those that stay bring the garbage collector's next run nearer
+            whole = shape if parts == 1 else tensor.shape
+            first, stride, count = _positions(name, shape, max(FEWEST_VALUES, most // parts))
+            rows, own = views.setdefault((part.device, part.dtype), ([], []))
+            rows.append((name, whole, offset, shape, first, stride, count))
+            own.append(part.as_strided((count,), (stride,), part.storage_offset() + first))
+        for (device, dtype), (rows, own) in views.items():
+            on_gpu = device.type == "cuda"
+            gathered = torch.cat(own)
+            host = torch.empty(gathered.shape, dtype=dtype, device="cpu", pin_memory=on_gpu)
+            host.copy_(gathered, non_blocking=True)
+            if on_gpu:
+                event = torch.cuda.Event()
+                event.record(torch.cuda.current_stream(device))
+                taken.events.append(event)
+            taken.groups.append((rows, host))
+    return taken
+
+
+def _plain_name(name: str) -> str:
+    parts = [part for part in name.split(".") if part not in WRAPPERS]
+    return ".".join(parts[1:] if parts[0] == "module" else parts)  # DDP's own
+
+
+def _can_be_sampled(part: Any) -> bool:
+    floats = part.is_floating_point() and part.element_size() > 1
+    return floats and part.device.type in ("cpu", "cuda") and part.numel() > 0 and part.is_contiguous()
+
+
+def _part(tensor: Any, rank: int) -> tuple[Any, tuple[int, ...], int]:
+    """This rank's part of a tensor, its first index in each dimension (none: of all), and how many parts there are.
+
+    The part is None where another rank has the same, or its place in the tensor is not known.
+    """
+    mesh = getattr(tensor, "device_mesh", None)
+    if mesh is None:
+        return (None if rank else tensor), (), 1
+    offset, sizes, parts = [0] * tensor.dim(), list(tensor.shape), 1
+    for placed, here, ranks in zip(tensor.placements, mesh.get_coordinate() or (), mesh.shape):
+        kind = type(placed).__name__
+        if kind == "Shard":
+            dim, parts = placed.dim, parts * ranks
+            most = -(-sizes[dim] // ranks)
+            first = min(here * most, sizes[dim])
+            offset[dim] += first
+            sizes[dim] = min(most, sizes[dim] - first)
+        elif kind != "Replicate" or here:
+            return None, (), 1
+    local = tensor.to_local()
+    return (local if list(local.shape) == sizes else None), tuple(offset), parts
+
+
+def _positions(name: str, shape: Any, most: int) -> tuple[int, int, int]:
+    """(first, stride, number) of positions in a contiguous part: over all its rows, and over all columns alike."""
+    size, width = math.prod(shape), shape[-1] if len(shape) > 1 else 1
+    count = min(most, size)
+    stride = size // count
+    while math.gcd(stride, width) > 1:
+        stride -= 1
+    return zlib.crc32(name.encode()) % (size - stride * (count - 1)), stride, count

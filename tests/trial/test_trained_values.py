@@ -1,0 +1,291 @@
+"""Wrong weights are found by values that training took of its own memory, and right ones are never refused."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from coordinator import trained_values as taking
+from evaljobs.contract.paths import EvaluationPaths
+from evaljobs.contract.specs import CheckpointSpec, ModelOptions, TrialSpec
+from evaljobs.errors import OperatorError, RetryError
+from evaljobs.trial.trained_values import check, compare, read, stored
+
+pytestmark = pytest.mark.model
+
+WIDTH, HEADS, LAYERS = 32, 4, 3
+State = dict[str, torch.Tensor]
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.o = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
+        self.gate, self.up = (nn.Linear(WIDTH, 3 * WIDTH, bias=False) for _ in range(2))
+        self.norm = nn.LayerNorm(WIDTH)
+
+
+class Model(nn.Module):
+    """A small transformer's parameters. `tied`: the head has the embedding's weights."""
+
+    def __init__(self, seed: int = 0, *, tied: bool = False, words: int = 50) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.embed = nn.Embedding(words, WIDTH)
+        self.layers = nn.ModuleList(Block() for _ in range(LAYERS))
+        self.head = nn.Linear(WIDTH, words, bias=False)
+        if tied:
+            self.head.weight = self.embed.weight
+        for own in self.parameters():
+            own.data += 0.02 * torch.randn(own.shape)
+
+
+def taken(model: Any, rank: int = 0) -> bytes:
+    return taking.take(model, "/c", 1, rank)._text().encode()
+
+
+def saved(folder: Path, state: State, files: int = 1) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    names = sorted(state)
+    for number in range(files):
+        own = {name: state[name].contiguous().clone() for name in names[number::files]}
+        save_file(own, folder / f"model-{number}.safetensors")
+    return folder
+
+
+def swapped(first: str, second: str) -> Callable[[State], State]:
+    return lambda state: {**state, first: state[second], second: state[first]}
+
+
+def changed(name: str, how: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[State], State]:
+    return lambda state: {**state, name: how(state[name])}
+
+
+def every(how: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[State], State]:
+    return lambda state: {name: how(tensor) for name, tensor in state.items()}
+
+
+def part(old: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
+    """The last quarter of the rows, as a shard of four ranks, is another."""
+    return lambda t: torch.cat([t[: len(t) * 3 // 4], old(t)[len(t) * 3 // 4 :]])
+
+
+def earlier(t: torch.Tensor) -> torch.Tensor:
+    """As an optimizer's step of 1e-3 before."""
+    return t - 1e-3 * torch.sign(torch.randn(t.shape, generator=torch.Generator().manual_seed(1)))
+
+
+def shuffled(blocks: int) -> Callable[[torch.Tensor], torch.Tensor]:
+    """The last two of so many blocks of rows change places."""
+
+    def how(t: torch.Tensor) -> torch.Tensor:
+        *first, last, other = t.chunk(blocks)
+        return torch.cat([*first, other, last])
+
+    return how
+
+
+def truncated(t: torch.Tensor) -> torch.Tensor:
+    return (t.view(torch.int32) & -65536).view(torch.float32)
+
+
+def eight_bits(t: torch.Tensor) -> torch.Tensor:
+    return (t / t.abs().max() * 127).round() / 127 * t.abs().max()
+
+
+Q = "layers.1.q.weight"
+# fmt: off
+WRONG: dict[str, Callable[[State], State]] = {
+    "a tensor swapped with another layer's": swapped(Q, "layers.2.q.weight"),
+    "queries and keys swapped": swapped(Q, "layers.1.k.weight"),
+    "gate and up swapped": swapped("layers.0.gate.weight", "layers.0.up.weight"),
+    "a bias of another layer": changed("layers.1.q.bias", lambda t: t.roll(1)),
+    "layers in another order": lambda s: {n.replace("layers.0", "layers.x").replace("layers.2", "layers.0").replace("layers.x", "layers.2"): t for n, t in s.items()},
+    "all of another step": every(earlier),
+    "one tensor of another step": changed("layers.2.up.weight", earlier),
+    "one shard of another step": every(part(earlier)),
+    "one shard of one tensor of another step": changed(Q, part(earlier)),
+    "zeros": changed(Q, torch.zeros_like),
+    "a shard of zeros": changed("embed.weight", part(torch.zeros_like)),
+    "NaN": changed(Q, lambda t: t * float("nan")),
+    "transposed": changed(Q, torch.t),
+    "cast through float8 e4m3": every(lambda t: t.to(torch.float8_e4m3fn).float()),
+    "one tensor cast through float8 e5m2": changed("layers.0.up.weight", lambda t: t.to(torch.float8_e5m2).float()),
+    "quantised to 8 bits and back": changed("layers.0.gate.weight", eight_bits),
+    "truncated to bfloat16, not rounded": every(truncated),
+    "shards of tensor parallelism in another order": changed("layers.2.gate.weight", shuffled(2)),
+    "two heads changed places": changed(Q, shuffled(HEADS)),
+    "columns shifted by one": changed(Q, lambda t: t.roll(1, dims=-1)),
+    "scaled by 1.01": changed(Q, lambda t: t * 1.01),
+    "another sign": changed(Q, torch.neg),
+    "initialised anew": changed("head.weight", lambda t: 0.02 * torch.randn(t.shape)),
+    "a norm back at ones": changed("layers.1.norm.weight", torch.ones_like),
+    "an average of earlier weights": every(lambda t: t - 0.01 * torch.sign(t) * t.abs().mean()),
+    "an adapter merged": changed("layers.0.o.weight", lambda t: t + 1e-2 * torch.outer(torch.randn(WIDTH), torch.randn(WIDTH))),
+    "noise of a hundredth": changed("embed.weight", lambda t: t + 0.01 * t.std() * torch.randn(t.shape)),
+}
+# fmt: on
+
+
+@pytest.mark.parametrize("kind", WRONG)
+@pytest.mark.parametrize("loaded", [False, True], ids=["files", "loaded"])
+def test_each_kind_of_wrong_weights_is_found_and_its_tensors_are_named(
+    tmp_path: Path, kind: str, loaded: bool
+) -> None:
+    """Saved in bfloat16 by a training in float32. The tensors named are those that are wrong, and no others."""
+    model = Model()
+    right = {name: tensor.detach().clone() for name, tensor in model.named_parameters()}
+    torch.manual_seed(5)
+    state = {name: tensor.bfloat16() for name, tensor in WRONG[kind](right).items()}
+    files = stored(saved(tmp_path / "c", state, files=2))
+    served: Any = files
+    if loaded:
+        other = Model().bfloat16()
+        other.load_state_dict(state)
+        served = dict(other.named_parameters())
+    wrong, checked = compare(list(read(taken(model))), served, files)
+    differ = {name for name in right if not torch.equal(right[name].bfloat16(), state[name])}
+    assert wrong
+    assert wrong.keys() == differ
+    assert checked == right.keys()
+
+
+KINDS = (torch.float32, torch.bfloat16, torch.float16)
+WRAPPED = ("{}", "module.{}", "_orig_mod.{}", "module._orig_mod.{}", "_fsdp_wrapped_module.{}")
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_right_weights_are_never_refused(tmp_path: Path, seed: int) -> None:
+    """Whatever training holds, saves, and loads; tied or not, in several files, below wrappers' names; masters in the file."""
+    draw = random.Random(seed)
+    model = Model(seed, tied=draw.random() < 0.3, words=draw.randrange(3, 90))
+    for own in model.parameters():
+        own.data *= 10.0 ** draw.randrange(-9, 4)  # also what float16 cannot hold
+    trained, kept, loaded = (draw.choice(KINDS) for _ in range(3))
+    masters = draw.random() < 0.3  # of float32, saved as they are
+    kept = torch.float32 if masters else kept
+    held = copy.deepcopy(model).to(trained)
+    state = {name: own.detach().to(kept) for name, own in (model if masters else held).named_parameters()}
+    own = {draw.choice(WRAPPED).format(name): tensor for name, tensor in held.named_parameters()}
+    parts = list(read(taken(held if draw.random() < 0.5 else own)))
+    files = stored(saved(tmp_path / "c", state, files=draw.randrange(1, 4)))
+    served = {name: tensor.to(loaded) for name, tensor in state.items()}
+    for each in (files, served):
+        wrong, checked = compare(parts, each, files)
+        assert wrong == {}
+        unknown = each is served and kept == torch.float32 != trained and loaded not in (kept, trained)
+        assert checked == (set() if unknown else state.keys())
+
+
+def test_parts_of_several_ranks_are_one_tensor() -> None:
+    """In rows and in columns; a wrong value is found in whichever part it lies; with a part missing it is not checked."""
+    whole = torch.randn(12, 10)
+    lines = []
+    for rank, (row, column) in enumerate(itertools.product((0, 6), (0, 5))):
+        own = whole[row : row + 6, column : column + 5].contiguous()
+        (line,) = json.loads(taken({"w": own}))["groups"]
+        line["rows"][0] |= {"shape": [12, 10], "offset": [row, column]}
+        lines.append(json.dumps({"at": rank, "groups": [line]}))
+    parts = list(read("\n".join(lines).encode()))
+    nothing: State = {}
+    assert compare(parts, {"w": whole}, nothing) == ({}, {"w"})
+    assert compare(parts[:3], {"w": whole}, nothing) == ({}, set())
+    assert sorted(torch.cat([p.positions for p in parts]).tolist()) == list(range(120))
+    for place in (3, 57, 64, 119):
+        other = whole.clone()
+        other.view(-1)[place] += 1
+        assert set(compare(parts, {"w": other}, nothing)[0]) == {"w"}
+
+
+def test_what_is_renamed_fused_reshaped_or_quantised_is_not_checkable(tmp_path: Path) -> None:
+    kinds = {"a": torch.randn(4, 4), "b": torch.randn(4, 4), "c": torch.randn(4, 4), "d": torch.randn(6)}
+    parts = list(read(taken({**kinds, "e": torch.arange(4), "f": torch.randn(8, 4).t()})))
+    state = {
+        "a": kinds["a"],
+        "bc": torch.cat([kinds["b"], kinds["c"]]),
+        "c": kinds["c"].to(torch.float8_e4m3fn),
+    }
+    files = stored(saved(tmp_path / "c", {**state, "d": kinds["d"][:5]}))
+    assert compare(parts, files, files) == ({}, {"a"})
+
+
+def test_at_most_a_megabyte_is_taken_and_every_row_and_column_may_be_seen() -> None:
+    """Of many tensors fewer values each; positions of a tensor depend on its name alone, and are spread over all of it."""
+    few = {f"layer.{i}": torch.zeros(640, 768) for i in range(2)}
+    for group in json.loads(taken(few))["groups"]:
+        assert [row["number"] for row in group["rows"]] == [taking.MOST_VALUES] * 2
+    many = {str(i): torch.zeros(300) for i in range(3000)}
+    held = taking.take(many, "/c", 1, 0)
+    assert sum(host.numel() * host.element_size() for _, host in held.groups) <= taking.MOST_BYTES
+    (one, two) = read(taken(few))
+    assert not torch.equal(one.positions, two.positions)
+    rows, columns = one.positions // 768, one.positions % 768
+    assert int(rows.diff().max()) <= 2 * 640 // taking.MOST_VALUES
+    assert len(columns.unique()) == taking.MOST_VALUES
+
+
+# --- what a trial says of it ---------------------------------------------------------------------------------------------
+
+
+def trial(tmp_path: Path, state: State, stored: State | None = None) -> tuple[EvaluationPaths, TrialSpec]:
+    """A trial on staged weights; `stored`: those on storage, where they are others."""
+    paths = EvaluationPaths(tmp_path / "work" / "id")
+    paths.root.mkdir(parents=True)
+    source = saved(tmp_path / "storage", state if stored is None else stored)
+    return paths, TrialSpec(
+        name="t",
+        evaluation_dir=str(paths.root),
+        evaluation_id="id",
+        node="n1",
+        model_path=str(saved(tmp_path / "staged", state)),
+        checkpoint=CheckpointSpec(source=str(source), digest="d", files=()),
+        model=ModelOptions(),
+        batch_size=1,
+        request_sets={},
+        redis_file="",
+        lanes=(),
+    )
+
+
+def test_wrong_weights_are_the_checkpoints_fault_or_one_nodes(tmp_path: Path) -> None:
+    """Wrong on storage too: an operator must act, and knows the tensor and what to type. Right there: another node may do."""
+    model = Model()
+    right = {name: tensor.detach().bfloat16() for name, tensor in model.named_parameters()}
+    wrong = {**right, Q: torch.zeros_like(right[Q])}
+    paths, spec = trial(tmp_path / "a", wrong)
+    assert check(paths, spec, None) == "", "training left nothing"
+    paths.trained_values.write_bytes(taken(model))
+    with pytest.raises(
+        OperatorError, match=rf"wrong weights: {Q} has 0 at \[\d+, \d+\], where training had"
+    ) as said:
+        check(paths, spec, None)
+    assert f"remove {paths.trained_values} and type `evalspan retry id`" in str(said.value)
+    paths, spec = trial(tmp_path / "b", wrong, stored=right)
+    paths.trained_values.write_bytes(taken(model))
+    with pytest.raises(RetryError, match="those of this node not"):
+        check(paths, spec, None)
+
+
+def test_what_could_not_be_compared_is_said(tmp_path: Path) -> None:
+    model = Model(tied=True)
+    state = {name: tensor.detach().bfloat16() for name, tensor in model.named_parameters()}
+    paths, spec = trial(tmp_path, state)
+    paths.trained_values.write_bytes(taken(model))
+    assert check(paths, spec, None) == check(paths, spec, model.bfloat16()) == ""
+    paths.trained_values.write_bytes(taken({name: t for name, t in state.items() if ".q." not in name}))
+    said = check(paths, spec, None)
+    assert said.startswith(f"{len(state) - 6} of {len(state)} tensors of the checkpoint were compared")
+    assert said.endswith("layers.0.q.bias, layers.0.q.weight, layers.1.q.bias and 3 more")
+    for broken in (b"", b"{", b'{"groups": 3}', b'{"groups": [{"dtype": "save"}]}'):
+        paths.trained_values.write_bytes(broken)
+        assert check(paths, spec, None).startswith(("0 of", "what training left"))
