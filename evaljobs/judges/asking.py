@@ -55,6 +55,11 @@ def read_key(judge: JudgeOptions) -> str | None:
     return key
 
 
+def plain(text: str) -> str:
+    """A text without lone surrogates, which can be neither sent nor written to a file."""
+    return text.encode(errors="replace").decode()
+
+
 class Judges:
     """The judge of one job; OperatorError where its evaluation has none (`job` is None)."""
 
@@ -178,8 +183,8 @@ class Judges:
             job=self._name,
             **self._options.model_dump(include={"url", "model", "temperature", "max_tokens"}),
             form=ask.form,
-            system=ask.system.encode(errors="replace").decode(),
-            user=ask.user.encode(errors="replace").decode(),
+            system=plain(ask.system),
+            user=plain(ask.user),
             seconds=time.time() - started,
             answered_at=time.time(),
             **found,
@@ -236,8 +241,8 @@ class Judges:
                 return await client.chat.completions.with_raw_response.create(
                     model=self._options.model,
                     messages=[
-                        {"role": "system", "content": ask.system.encode(errors="replace").decode()},
-                        {"role": "user", "content": ask.user.encode(errors="replace").decode()},
+                        {"role": "system", "content": plain(ask.system)},
+                        {"role": "user", "content": plain(ask.user)},
                     ],
                     temperature=self._options.temperature,
                     extra_headers=None if self._key else {"Authorization": openai.Omit()},
@@ -274,8 +279,7 @@ class Judges:
         return "".join(c if c.isprintable() else "?" for c in line)
 
     def _without_key(self, text: str) -> str:
-        text = text.encode(errors="replace").decode()  # lone surrogates cannot be written to a file
-        return text.replace(self._key, "[key]") if self._key else text
+        return plain(text).replace(self._key, "[key]") if self._key else plain(text)
 
 
 def _count(value: Any) -> int | None:

@@ -13,14 +13,15 @@ import base64
 import json
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import accumulate
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-from evaljobs.contract.specs import BatchIndex
+from pydantic import TypeAdapter
+
+from evaljobs.contract.specs import DEFERRED, BatchIndex
 
 Kind = Literal["loglikelihood", "loglikelihood_rolling", "generate_until"]
-KINDS: Final[tuple[Kind, ...]] = ("loglikelihood", "loglikelihood_rolling", "generate_until")
 BLOCK = 512  # pieces per line of the requests file
 
 
@@ -43,7 +44,7 @@ class Piece:
     """`index`: the request's place in build order, with clones; `length`: its input in tokens.
 
     `context` and `continuation` are token ids, or texts where the model class tokenises them
-    (always for generation). The order of the fields is that of a stored row.
+    (always for generation).
     """
 
     kind: Kind
@@ -60,20 +61,6 @@ class Piece:
         """Input tokens of each turn, where each earlier answer has `cap` tokens."""
         later = self.conversation.turns if self.conversation is not None else []
         return [self.length, *(turn.length + number * cap for number, turn in enumerate(later, 1))]
-
-    def row(self) -> list[Any]:
-        _, *fields, conversation = (getattr(self, name) for name in self.__slots__)
-        return [KINDS.index(self.kind), *fields, *([] if conversation is None else [conversation])]
-
-    @staticmethod
-    def of(row: Sequence[Any]) -> Piece:
-        kind, index, document, context, continuation, window, length, settings, *more = row
-        conversation = None
-        if more:
-            history, turns = more[0]
-            conversation = Conversation(history, [Turn(*turn) for turn in turns])
-        texts = (context, continuation)
-        return Piece(KINDS[kind], index, document, *texts, window, length, settings, conversation)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,22 +109,22 @@ class Batch:
 # --- files' lines ------------------------------------------------------------------------------------------------
 
 
-def _pack(value: Any) -> bytes:
-    data = json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()
+_PIECES = TypeAdapter(list[Piece], config=DEFERRED)
+_BATCH = TypeAdapter(list[Batch], config=DEFERRED)
+
+
+def _pack(data: bytes) -> bytes:
     return base64.b64encode(zlib.compress(data, 6)) + b"\n"
 
 
-def _unpack(line: bytes) -> Any:
-    return json.loads(zlib.decompress(base64.b64decode(line)))
+def _unpack(line: bytes) -> bytes:
+    return zlib.decompress(base64.b64decode(line))
 
 
 def encode_requests(head: RequestsHead, pieces: Sequence[Piece]) -> bytes:
     """A requests file: its head as JSON, then blocks of pieces (JSON, zlib, base64), one per line."""
-    fields = {name: getattr(head, name) for name in RequestsHead.__slots__}
-    if not head.follow_up:
-        del fields["follow_up"]  # a set without later turns keeps its bytes, and so its key
-    lines = [json.dumps(fields, ensure_ascii=False).encode() + b"\n"]
-    lines += [_pack([p.row() for p in pieces[at : at + BLOCK]]) for at in range(0, len(pieces), BLOCK)]
+    lines = [json.dumps(asdict(head), ensure_ascii=False).encode() + b"\n"]
+    lines += [_pack(_PIECES.dump_json(list(pieces[at : at + BLOCK]))) for at in range(0, len(pieces), BLOCK)]
     return b"".join(lines)
 
 
@@ -148,21 +135,17 @@ def decode_head(line: bytes) -> RequestsHead:
 def decode_pieces(lines: Iterable[bytes]) -> Iterator[Piece]:
     """Pieces of a requests file, from the lines after its head."""
     for line in lines:
-        yield from (Piece.of(row) for row in _unpack(line))
+        yield from _PIECES.validate_json(_unpack(line))
 
 
 def encode_batch(batch: Batch) -> bytes:
     """One line of a batch file."""
-    rows = [piece.row() for piece in batch.pieces]
-    unit = [] if batch.unit is None else [batch.unit]
-    return _pack([KINDS.index(batch.kind), batch.text, batch.settings, rows, *unit])
+    return _pack(_BATCH.dump_json([batch]))
 
 
 def decode_batch(line: bytes) -> Batch:
-    kind, text, settings, rows, *more = _unpack(line)
-    unit = Unit(*more[0]) if more else None
-    pieces = [Piece.of(row) for row in rows]
-    return Batch(kind=KINDS[kind], text=text, settings=settings, pieces=pieces, unit=unit)
+    [batch] = _BATCH.validate_json(_unpack(line))
+    return batch
 
 
 # --- lm-eval's chunks --------------------------------------------------------------------------------------------

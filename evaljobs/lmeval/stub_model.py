@@ -6,6 +6,7 @@ real model will receive. Called from `requests.build`.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -33,9 +34,12 @@ def model(model_dir: str, options: ModelOptions) -> Any:
     if own is None and "max_model_len" in options.model_args:
         extra = {"max_length": options.model_args["max_model_len"]}
 
+    def stop(*_arguments: Any, **_keywords: Any) -> Any:
+        raise RequestsBuiltError
+
     class Weightless(base):  # type: ignore[misc]
-        stops = True
-        asked: Any = None
+        asked: Sequence[Any] = ()
+        loglikelihood = loglikelihood_rolling = generate_until = stop
 
         def _create_model(self, *_place: Any, **keywords: Any) -> None:
             trust = bool(keywords.get("trust_remote_code"))
@@ -43,19 +47,6 @@ def model(model_dir: str, options: ModelOptions) -> Any:
                 model = self.AUTO_MODEL_CLASS.from_config(self.config, trust_remote_code=trust)
             model.to = lambda *_where, **_how: model  # there are no weights to move
             self._model = model
-
-        def loglikelihood(self, requests: Any, **keywords: Any) -> Any:
-            if self.stops:
-                raise RequestsBuiltError
-            return super().loglikelihood(requests, **keywords)
-
-        def loglikelihood_rolling(self, requests: Any, **keywords: Any) -> Any:
-            if self.stops:
-                raise RequestsBuiltError
-            return super().loglikelihood_rolling(requests, **keywords)
-
-        def generate_until(self, *_requests: Any, **_keywords: Any) -> Any:
-            raise RequestsBuiltError
 
         def _loglikelihood_tokens(self, requests: Any, **_keywords: Any) -> Any:
             self.asked = list(requests)
@@ -93,15 +84,10 @@ def keep_histories(lm: Any) -> None:
 
 def tokens_asked(lm: Any, method: str, instances: Sequence[Any]) -> list[Any]:
     """Arguments of lm-eval's forward pass: (strings or None, context ids, continuation ids)."""
-    lm.asked = None
-    lm.stops = False
-    try:
-        getattr(lm, method)(list(instances), disable_tqdm=True)
-    except RequestsBuiltError:
-        return list(lm.asked)
-    finally:
-        lm.stops = True
-    return []  # an empty text has no window
+    lm.asked = ()  # an empty text has no window
+    with contextlib.suppress(RequestsBuiltError):
+        getattr(super(type(lm), lm), method)(list(instances), disable_tqdm=True)
+    return list(lm.asked)
 
 
 def _hf_class(engine: str) -> Any:

@@ -12,6 +12,7 @@ import heapq
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
+from typing import NamedTuple
 
 from evaljobs.contract.names import Cut
 from evaljobs.lmeval import tries
@@ -51,13 +52,12 @@ def cut_requests(head: RequestsHead, pieces: Sequence[Piece], cut: Cut) -> Itera
             yield from _windows(members, head.max_length, cut.token_budget)
 
 
-class Tree:
+class Tree(NamedTuple):
     """Requests that share beginnings, in the order of their tokens without the task prefix."""
 
-    def __init__(self, inputs: list[list[int]], pieces: list[Piece], tokens: int) -> None:
-        self.inputs = inputs
-        self.pieces = pieces
-        self.tokens = tokens
+    inputs: list[list[int]]
+    pieces: list[Piece]
+    tokens: int
 
     def joined(self, other: Tree, common: int) -> Tree:
         """Both, where `other` follows and shares `common` tokens with this tree's last request."""

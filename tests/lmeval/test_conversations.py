@@ -21,7 +21,16 @@ from evaljobs.contract.paths import request_set_manifest
 from evaljobs.contract.specs import BuildSpec, ModelOptions, RequestSetManifest, SuiteSpec, TaskEntry
 from evaljobs.contract.storage import FrameWriter, read_record
 from evaljobs.errors import OperatorError
-from evaljobs.lmeval.batches import Batch, Conversation, Piece, Turn, chunks, encode_batches
+from evaljobs.lmeval.batches import (
+    Batch,
+    Conversation,
+    Piece,
+    Turn,
+    chunks,
+    decode_pieces,
+    encode_batches,
+    encode_requests,
+)
 from evaljobs.lmeval.conversations import turns
 from evaljobs.lmeval.replay_model import ReplayError, check_whole, collect_answers
 from evaljobs.lmeval.result_keys import instances_digest
@@ -61,21 +70,15 @@ def plain_loop(model_dir: Path, batch_size: int) -> tuple[list[list[str]], int]:
     torch.set_num_threads(1)
     lm = HFLM(pretrained=str(model_dir), batch_size=batch_size, device="cpu")
     docs = documents()
-    messages = [
-        [{"role": "system", "content": SYSTEM}, {"role": "user", "content": doc["question"]}] for doc in docs
-    ]
+    begin = [{"role": "system", "content": SYSTEM}]
+    messages = [[*begin, {"role": "user", "content": doc["question"]}] for doc in docs]
 
-    def render(number: int) -> str:
-        return str(
-            lm.tokenizer.apply_chat_template(messages[number], tokenize=False, add_generation_prompt=True)
-        )
+    def render(n: int) -> str:
+        return str(lm.tokenizer.apply_chat_template(messages[n], tokenize=False, add_generation_prompt=True))
 
     def ask(numbers: list[int]) -> list[str]:
         how = {"until": ["Q:"], "do_sample": False, "max_gen_toks": CAP}
-        asked = [
-            Instance(request_type="generate_until", doc={}, arguments=(render(n), dict(how)), idx=0)
-            for n in numbers
-        ]
+        asked = [Instance("generate_until", {}, (render(n), dict(how)), 0) for n in numbers]
         return list(lm.generate_until(asked, disable_tqdm=True))
 
     said = [[answer] for answer in ask(list(range(len(docs))))]
@@ -153,25 +156,19 @@ def test_a_set_counts_all_turns_and_is_known_by_them(model_dir: Path, tmp_path: 
     assert list(RequestSet(texts, 4).batches(0, 3)) == list(RequestSet(place, 4).batches(0, 3))
 
 
+CHOICES = {"output_type": "multiple_choice", "doc_to_choice": ["a", "b"], "doc_to_target": 0}
+# what a task's YAML says, what its suite says, words of the refusal
 REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "no chat template": ({}, {"apply_chat_template": False}, "apply_chat_template = true"),
-    "no generation": (
-        {"output_type": "multiple_choice", "doc_to_choice": ["a", "b"], "doc_to_target": 0},
-        {},
-        "only generate_until",
-    ),
-    "filters": (
-        {"filter_list": [{"name": "f", "filter": [{"function": "take_first"}]}]},
-        {},
-        "in process_results",
-    ),
+    "no generation": (CHOICES, {}, "only generate_until"),
+    "filters": ({"filter_list": [{"name": "f", "filter": [{"function": "take_first"}]}]}, {}, "in process_results"),
     "lm-eval's metrics": ({"process_results": None}, {}, "give it a process_results"),
     "no such column": ({"metadata": {"follow_up": "nxt"}}, {}, "column 'nxt'"),
     "no texts in it": ({"metadata": {"follow_up": "number"}}, {}, "neither a text nor a list"),
     "no name": ({"metadata": {"follow_up": 3}}, {}, "no column's name"),
     "a sequence-to-sequence model": ({}, {}, "sequence-to-sequence"),  # it reads a prompt and writes a text
     "a begun answer": ({"gen_prefix": "Sure:"}, {}, "leave out gen_prefix"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.model
@@ -204,14 +201,8 @@ def test_a_template_that_changes_is_refused_by_the_trial(model_dir: Path, tmp_pa
 # --- values ----------------------------------------------------------------------------------------------------------
 
 TEXTS = st.text() | st.sampled_from(['["a", "b"]', '{"turns": []}', "\\ud800", "\x00", "[[10]]", "null", ""])
-HEAD = requests_head(
-    digests={"generate_until": "d"},
-    settings=[{}],
-    max_gen_tokens=[7],
-    grouped=True,
-    max_length=100,
-    follow_up="next",
-)
+SHAPE = {"settings": [{}], "max_gen_tokens": [7], "grouped": True, "max_length": 100, "follow_up": "next"}
+HEAD = requests_head(digests={"generate_until": "d"}, **SHAPE)
 
 
 @settings(max_examples=30)  # each is synced to disk
@@ -227,33 +218,23 @@ def test_answers_come_back_turn_by_turn_whatever_they_say(said, tmp_path_factory
         turns(said[0])
 
 
-PIECES = st.lists(
-    st.builds(
-        lambda document, length, later: Piece(
-            kind="generate_until",
-            index=document,
-            document=document,
-            context="c" * length,
-            length=length,
-            settings=0,
-            conversation=Conversation(
-                history=[{"role": "user", "content": "c" * length}],
-                turns=[Turn(message="m", length=length + more) for more in later],
-            ),
-        ),
-        document=st.integers(0, 99),
-        length=st.integers(1, 120),
-        later=st.lists(st.integers(1, 30), max_size=3),
-    ),
-    min_size=1,
-    max_size=12,
-)
+def piece(document: int, length: int, later: list[int]) -> Piece:
+    history = [{"role": "user", "content": "c" * length}]
+    turns = [Turn(message="m", length=length + more) for more in later]
+    return Piece(
+        "generate_until", document, document, "c" * length, length=length, settings=0,
+        conversation=Conversation(history, turns),
+    )  # fmt: skip
+
+
+LATER = st.lists(st.integers(1, 30), max_size=3)
+PIECES = st.lists(st.builds(piece, st.integers(0, 99), st.integers(1, 120), LATER), min_size=1, max_size=12)
 
 
 @given(pieces=PIECES, size=st.integers(1, 5))
 def test_every_turn_costs_its_prompt_and_its_cap(pieces: list[Piece], size: int) -> None:
     """Batches of one are exact: prompts with earlier answers at their cap. Others pad."""
-    assert [Piece.of(json.loads(json.dumps(p.row()))) for p in pieces] == pieces
+    assert [*decode_pieces(encode_requests(HEAD, pieces).splitlines()[1:])] == pieces
     _, index = encode_batches(HEAD, "k", list(chunks(HEAD, pieces, size)), size)
     answers = sum(1 + len(p.conversation.turns) for p in pieces)
     exact = sum(min(n, 93) for p in pieces for n in p.lengths(7))
@@ -267,14 +248,8 @@ def test_a_digest_covers_the_later_messages(one: list[str], other: list[str]) ->
     """Instances of other later messages have another digest: their answers are not replayed."""
 
     def digest(messages: list[str], follow_up: str = "next") -> dict[str, str]:
-        instance = Instance(
-            request_type="generate_until",
-            doc={"next": messages},
-            arguments=("c", {}),
-            idx=0,
-            metadata=("t", 0, 1),
-        )
-        return instances_digest([instance], follow_up)
+        made = Instance("generate_until", {"next": messages}, ("c", {}), 0, metadata=("t", 0, 1))
+        return instances_digest([made], follow_up)
 
     assert (digest(one) == digest(other)) == (one == other)
     assert digest(one, "") == digest(other, "")
