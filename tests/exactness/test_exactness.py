@@ -13,6 +13,9 @@ from pathlib import Path
 import pytest
 from support.exactness.pipeline import Case, Outcome, lm_eval_run, our_run
 
+from coordinator.intake import suites
+
+SHIPPED = str(suites.folder() / "quickstart")
 CASES = {
     "multiple choice": Case(task="toy_choice"),
     "one forward for all choices": Case(task="toy_letters"),
@@ -38,9 +41,28 @@ CASES = {
     "HumanEval, instruct, on another data set": Case(task="local_humaneval_instruct"),
     "MBPP": Case(task="local_mbpp"),
     "MBPP+, instruct": Case(task="local_mbpp_plus_instruct"),
+    "HumanEval of the quickstart": Case(
+        task="quickstart_humaneval", entry={"limit": 4}, include_path=SHIPPED
+    ),
+    "HellaSwag of the quickstart": Case(
+        task="quickstart_hellaswag", entry={"limit": 8}, include_path=SHIPPED
+    ),
 }
 
 ORIGINAL = 64  # tokens: fewer than a row with three examples has
+
+
+Theirs = Callable[[Case, int], Outcome]
+
+
+def for_any_sharding(model: Path, case: Case, size: int, folder: Path, cut: str = "") -> Outcome:
+    """Our run: the same at 1, 3 and 7 shards."""
+    one, *others = (
+        our_run(model, case, size, n, folder / str(n), sets=folder / "sets", cut=cut) for n in (1, 3, 7)
+    )
+    for other in others:
+        assert_equal(other, one)
+    return one
 
 
 def assert_equal(ours: Outcome, theirs: Outcome) -> None:
@@ -54,30 +76,18 @@ def assert_equal(ours: Outcome, theirs: Outcome) -> None:
 @pytest.mark.parametrize("batch_size", [1, 8])
 @pytest.mark.parametrize("name", CASES)
 def test_scores_and_samples_equal_lm_eval(
-    name: str,
-    batch_size: int,
-    model_dir: Path,
-    tmp_path: Path,
-    lm_eval_outcome: Callable[[Case, int], Outcome],
+    name: str, batch_size: int, model_dir: Path, tmp_path: Path, lm_eval_outcome: Theirs
 ) -> None:
     """Results, errors, configs and samples are lm-eval's own at 1, 3 and 7 shards."""
-    theirs = lm_eval_outcome(CASES[name], batch_size)
-    for n_shards in (1, 3, 7):
-        ours = our_run(
-            model_dir, CASES[name], batch_size, n_shards, tmp_path / str(n_shards), sets=tmp_path / "sets"
-        )
-        assert_equal(ours, theirs)
+    ours = for_any_sharding(model_dir, CASES[name], batch_size, tmp_path)
+    assert_equal(ours, lm_eval_outcome(CASES[name], batch_size))
 
 
 @pytest.mark.model
 @pytest.mark.parametrize("batch_size", [1, 8])
 @pytest.mark.parametrize("task", ["toy_choice", "toy_letters", "toy_pages", "toy_sums"])
 def test_a_batch_size_of_the_task_s_own_gives_lm_eval_s_digits_at_that_size(
-    task: str,
-    batch_size: int,
-    model_dir: Path,
-    tmp_path: Path,
-    lm_eval_outcome: Callable[[Case, int], Outcome],
+    task: str, batch_size: int, model_dir: Path, tmp_path: Path, lm_eval_outcome: Theirs
 ) -> None:
     """`[[task]] batch_size = 3`, smaller or larger than the evaluation's, with which the model is loaded."""
     case = Case(task=task)
@@ -88,20 +98,14 @@ def test_a_batch_size_of_the_task_s_own_gives_lm_eval_s_digits_at_that_size(
 @pytest.mark.model
 @pytest.mark.parametrize("task", ["toy_choice", "toy_letters", "toy_mutual", "toy_pages", "toy_sums"])
 def test_fast_scores_are_the_same_for_any_sharding_and_close_to_lm_eval(
-    task: str, model_dir: Path, tmp_path: Path, lm_eval_outcome: Callable[[Case, int], Outcome]
+    task: str, model_dir: Path, tmp_path: Path, lm_eval_outcome: Theirs
 ) -> None:
     """Likelihoods of units: the same digits at 1, 3 and 7 shards; generation is lm-eval's own."""
     case = Case(task=task)
-    runs = [
-        our_run(model_dir, case, 8, n, tmp_path / str(n), sets=tmp_path / "sets", cut="fast-300-8")
-        for n in (1, 3, 7)
-    ]
-    assert_equal(runs[1], runs[0])
-    assert_equal(runs[2], runs[0])
-    theirs = lm_eval_outcome(case, 8)
-    for metric, value in theirs.results["results"][task].items():
-        ours = runs[0].results["results"][task][metric]
-        assert ours == (pytest.approx(value, abs=1e-3) if isinstance(value, float) else value), metric
+    ours = for_any_sharding(model_dir, case, 8, tmp_path, cut="fast-300-8").results["results"][task]
+    for metric, value in lm_eval_outcome(case, 8).results["results"][task].items():
+        near = pytest.approx(value, abs=1e-3) if isinstance(value, float) else value
+        assert ours[metric] == near, metric
 
 
 @pytest.mark.model
@@ -123,29 +127,21 @@ def test_rows_past_a_ropes_original_length_score_the_same_for_any_sharding(
     changes = {"max_position_embeddings": longest, "rope_parameters": scaling}
     (model / "config.json").write_text(json.dumps(config | changes))
     case = Case(task=task, entry={"num_fewshot": 3, "limit": 24}, model_args=max_length)
-    runs = [our_run(model, case, 8, n, tmp_path / str(n), sets=tmp_path / "sets") for n in (1, 3, 7)]
-    assert_equal(runs[1], runs[0])
-    assert_equal(runs[2], runs[0])
-    theirs = lm_eval_run(model, case, 8)
-    assert (runs[0].samples == theirs.samples) == (rope == "longrope")
-
-
-@pytest.mark.model
-def test_a_weighted_group_equals_lm_eval_at_batch_1(
-    model_dir: Path, tmp_path: Path, lm_eval_outcome: Callable[[Case, int], Outcome]
-) -> None:
-    """A group's leaves and aggregate equal lm-eval's where no batch spans two leaves."""
-    theirs = lm_eval_outcome(Case(task="toy_group"), 1)
-    assert "toy_group" in theirs.results["groups"]
-    assert_equal(our_run(model_dir, Case(task="toy_group"), 1, 3, tmp_path), theirs)
+    ours, theirs = for_any_sharding(model, case, 8, tmp_path), lm_eval_run(model, case, 8)
+    assert (ours.samples == theirs.samples) == (rope == "longrope")
 
 
 @pytest.mark.model
 def test_a_groups_leaves_equal_lm_eval_leaf_by_leaf(
-    model_dir: Path, tmp_path: Path, lm_eval_outcome: Callable[[Case, int], Outcome]
+    model_dir: Path, tmp_path: Path, lm_eval_outcome: Theirs
 ) -> None:
-    """At any batch size a leaf of a group scores as that leaf alone does in lm-eval."""
-    ours = our_run(model_dir, Case(task="toy_group"), 8, 3, tmp_path)
+    """At any batch size a leaf of a group scores as that leaf alone does in lm-eval. Its aggregate, too, equals lm-eval's where
+    no batch spans two leaves.
+    """
+    theirs = lm_eval_outcome(Case(task="toy_group"), 1)
+    assert "toy_group" in theirs.results["groups"]
+    assert_equal(our_run(model_dir, Case(task="toy_group"), 1, 3, tmp_path / "1"), theirs)
+    ours = our_run(model_dir, Case(task="toy_group"), 8, 3, tmp_path / "8")
     for leaf in ("toy_part_a", "toy_part_b"):
         theirs = lm_eval_outcome(Case(task=leaf), 8)
         assert ours.samples[leaf] == theirs.samples[leaf]
@@ -158,23 +154,17 @@ def test_sampled_generation_is_the_same_for_any_sharding(
     batch_size: int, model_dir: Path, tmp_path: Path
 ) -> None:
     """Draws are seeded per batch, not per shard or trial. Repeats of a prompt differ."""
-    case = Case(task="toy_sampled")
-    runs = [our_run(model_dir, case, batch_size, n, tmp_path / str(n)) for n in (1, 3, 7)]
-    assert_equal(runs[1], runs[0])
-    assert_equal(runs[2], runs[0])
-    answers = [sample["resps"][0] for sample in runs[0].samples["toy_sampled"]]
+    ours = for_any_sharding(model_dir, Case(task="toy_sampled"), batch_size, tmp_path)
+    answers = [sample["resps"][0] for sample in ours.samples["toy_sampled"]]
     assert any(len(set(repeats)) > 1 for repeats in answers)
 
 
 @pytest.mark.model
 def test_scores_and_samples_equal_the_lm_eval_commands(model_dir: Path, tmp_path: Path) -> None:
     """The command in its own process, with its defaults: the same scores and samples."""
-    case = Case(
-        task="toy_sums",
-        entry={"num_fewshot": 2, "limit": 6},
-        suite={"apply_chat_template": True},
-        bootstrap=0,
-    )
+    entry, chat = {"num_fewshot": 2, "limit": 6}, {"apply_chat_template": True}
+    case = Case(task="toy_sums", entry=entry, suite=chat, bootstrap=0)
+    options = "--tasks toy_sums --num_fewshot 2 --limit 6 --batch_size 4 --device cpu --apply_chat_template --log_samples"
     argv = [
         sys.executable,
         "-m",
@@ -185,9 +175,13 @@ def test_scores_and_samples_equal_the_lm_eval_commands(model_dir: Path, tmp_path
         "--model_args",
         f"pretrained={model_dir}",
     ]
-    argv += ["--tasks", "toy_sums", "--include_path", case.include_path, "--num_fewshot", "2", "--limit", "6"]
-    argv += ["--batch_size", "4", "--device", "cpu", "--apply_chat_template"]
-    argv += ["--log_samples", "--output_path", str(tmp_path / "command")]
+    argv += [
+        *options.split(),
+        "--include_path",
+        case.include_path,
+        "--output_path",
+        str(tmp_path / "command"),
+    ]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     subprocess.run(argv, env=environment, check=True, capture_output=True)
     [results] = (tmp_path / "command").rglob("results_*.json")

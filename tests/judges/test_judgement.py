@@ -16,27 +16,16 @@ JUDGE = JudgeOptions(
 ASKS = st.builds(Ask, system=st.text(), user=st.text(), form=st.sampled_from(["rating", "winner"]))
 
 
-@pytest.mark.parametrize(
-    ("answer", "value"),
-    [
-        ("Good. Rating: [[5]]", 5.0),
-        ("[[8.5]] and later [[2]]", 8.5),
-        ("Rating: [6]", 6.0),  # FastChat's second pattern
-        ("[3] is cited, yet [[9]]", 9.0),
-        ("[[10]]", 10.0),
-        ("In [2023] it was fine", None),
-        ("[[0]]", None),
-        ("[[11]]", None),
-        ("[[five]]", None),
-        ("", None),
-        ("[[" + "1" * 7_000_000, None),  # a search quadratic in these would take days
-        ("[" + "1" * 7_000_000, None),
-        ("[[" * 3_500_000, None),
-        ("[[1." * 2_000_000, None),
-        ("[[9" + "9" * 400 + "]]", None),
-    ],
-    ids=lambda value: str(value)[:20],
-)
+RATINGS = [
+    ("Good. Rating: [[5]]", 5.0), ("[[8.5]] and later [[2]]", 8.5), ("[3] is cited, yet [[9]]", 9.0), ("[[10]]", 10.0),
+    ("Rating: [6]", 6.0),  # FastChat's second pattern
+    *((none, None) for none in ("In [2023] it was fine", "[[0]]", "[[11]]", "[[five]]", "", "[[9" + "9" * 400 + "]]")),
+    # a search quadratic in these would take days
+    *((f"{start}{'1' * 7_000_000}", None) for start in ("[", "[[")), ("[[" * 3_500_000, None), ("[[1." * 2_000_000, None),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("answer", "value"), RATINGS, ids=lambda value: str(value)[:20])
 def test_ratings_are_read_as_fastchat_reads_them(answer, value) -> None:
     """[[x]] first, [x] else, within 1 to 10; what is none has a reason."""
     reply = read_answer("rating", answer)
@@ -88,17 +77,12 @@ ROWS = st.lists(
         key=st.text("ab", min_size=1),
         evaluation=st.sampled_from(["ours", "theirs"]),
         job=st.sampled_from(["execute-a-0", "execute-b-0", "gone"]),
-        url=st.just("u"),
-        model=st.just("m"),
-        temperature=st.just(0.0),
-        max_tokens=st.just(1),
-        form=st.just("rating"),
-        system=st.just(""),
-        user=st.just(""),
         answer=st.sampled_from(["[[5]]", None]),
-        prompt_tokens=st.one_of(st.none(), st.integers(0, 1000)),
-        completion_tokens=st.one_of(st.none(), st.integers(0, 1000)),
+        prompt_tokens=st.none() | st.integers(0, 1000),
+        completion_tokens=st.none() | st.integers(0, 1000),
         cost_millionths=st.integers(0, 10**7),
+        **{key: st.just("rating") for key in ("url", "model", "form", "system", "user")},
+        **{key: st.just(1) for key in ("temperature", "max_tokens")},
     ),
     max_size=20,
 )

@@ -7,7 +7,6 @@ Rule: paths are relative to this file, so the tasks work from any folder and ins
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -28,25 +27,3 @@ def load(*, data_files: dict[str, str], **_metadata: Any) -> dict[str, datasets.
 def _read(path: Path) -> list[dict[str, Any]]:
     with path.open(encoding="utf-8") as lines:
         return [json.loads(line) for line in lines]
-
-
-def hellaswag(rows: datasets.Dataset) -> datasets.Dataset:
-    """Query, choices and gold index as lm-eval's own `hellaswag` task makes them
-    (tasks/hellaswag/utils.py).
-    """
-    return rows.map(_hellaswag)
-
-
-def _hellaswag(row: dict[str, Any]) -> dict[str, Any]:
-    context = f"{row['ctx_a']} {row['ctx_b'].capitalize()}"
-    return {
-        "query": _clean(f"{row['activity_label']}: {context}"),
-        "choices": [_clean(ending) for ending in row["endings"]],
-        "gold": int(row["label"]),
-    }
-
-
-def _clean(text: str) -> str:
-    # WikiHow rows carry "[title]" marks and other bracketed remains.
-    text = re.sub(r"\[.*?\]", "", text.strip().replace(" [title]", ". "))
-    return text.replace("  ", " ")
