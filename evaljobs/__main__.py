@@ -6,7 +6,6 @@ failed. Each verb imports the modules that it needs, since a precursor must not 
 
 from __future__ import annotations
 
-import argparse
 import atexit
 import importlib
 import logging
@@ -18,7 +17,7 @@ from typing import NoReturn
 
 from evaljobs import garbage, log_lines
 from evaljobs.contract.specs import SPEC
-from evaljobs.errors import JobError, one_line
+from evaljobs.errors import one_line
 
 log = logging.getLogger("evaljobs")
 
@@ -40,6 +39,7 @@ PASSED_ON = {
     "probe": ("evaljobs.staging.node_probe", "main"),
     "catalogue": ("evaljobs.lmeval.catalogue", "main"),
     "changed": ("evaljobs.lmeval.shown_inputs", "main"),
+    "tasks": ("evaljobs.lmeval.task_index", "main"),
 }
 
 
@@ -48,33 +48,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     log_lines.begin("%(asctime)s %(levelname)s %(name)s: %(message)s")
     for chatty in ("lm_eval", "httpx", "filelock"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
-    if arguments and arguments[0] in PASSED_ON:
-        module, function = PASSED_ON[arguments[0]]
-        return int(getattr(importlib.import_module(module), function)(arguments[1:]))
-    parser = argparse.ArgumentParser(prog="python -m evaljobs", description=__doc__)
-    verbs = parser.add_subparsers(dest="verb", required=True)
-    for verb in OF_A_SPEC:
-        verbs.add_parser(verb).add_argument("specs", nargs="+", type=Path, metavar="SPEC")
-    for verb in PASSED_ON:
-        verbs.add_parser(verb)
-    tasks = verbs.add_parser("tasks", help="which of these names lm-eval defines, as JSON")
-    tasks.add_argument("--include-path", action="append", default=[])
-    tasks.add_argument("--name", action="append", default=[], help="a name, or a YAML file")
-    tasks.add_argument("--cache", type=Path)
-    tasks.add_argument("--chat", action="store_true", help="the suite applies a chat template")
-    chosen = parser.parse_args(arguments)
-    if chosen.verb == "tasks":
-        from evaljobs.lmeval.task_index import main as ask  # noqa: PLC0415
-
-        try:
-            return ask(chosen.include_path, chosen.name, chosen.cache, chat=chosen.chat)
-        except JobError as error:
-            sys.stderr.write(f"{error}\n")
-            return 2
-    status = 0
-    for path in chosen.specs:
-        status = max(status, run(path, chosen.verb))
-    return status
+    verb, *rest = arguments or [""]
+    if verb in PASSED_ON:
+        module, function = PASSED_ON[verb]
+        return int(getattr(importlib.import_module(module), function)(rest))
+    if verb in OF_A_SPEC and rest:
+        return max(run(Path(path), verb) for path in rest)
+    said = f"usage: python -m evaljobs {{{','.join(OF_A_SPEC)}}} SPEC ..., or {{{','.join(PASSED_ON)}}} ...\n"
+    (sys.stdout if verb in ("-h", "--help") else sys.stderr).write(said)
+    return 0 if verb in ("-h", "--help") else 2
 
 
 def run(path: Path, verb: str) -> int:

@@ -389,6 +389,5 @@ def metric_spec(state: State, site: Site, metric: MetricState) -> ExecuteSpec | 
         **common,
         request_sets=dict(entry.sets),
         frames={task: frames(shards.leaves[name].planned.shards) for task, name in entry.leaves.items()},
-        source=_source(state, entry.index),
         bootstrap_iters=record.options.bootstrap_iters,
     )

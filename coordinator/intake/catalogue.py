@@ -17,7 +17,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
 
 from coordinator.base.run_command import CommandError
 from coordinator.errors import OperatorError
@@ -25,8 +24,9 @@ from coordinator.evaluation.job_specs import Site
 from coordinator.intake.present import evaljobs_says
 from evaljobs.contract.paths import task_catalogue
 from evaljobs.contract.specs import SuiteSpec, TaskEntry
-from evaljobs.lmeval.catalogue import FUNCTION, Described, describe
-from evaljobs.lmeval.source_files import LOADERS, datasets_cache
+from evaljobs.lmeval.catalogue import FUNCTION, Described, describe, kept
+from evaljobs.lmeval.source_files import datasets_cache
+from evaljobs.lmeval.task_paths import LOADERS
 from evaljobs.lmeval.task_yaml import index_of
 
 DESCRIBE_SECONDS = 300  # longest wait for the description of lm-eval's 14,000 tasks
@@ -38,28 +38,20 @@ Known = Mapping[str, Described]
 def own_tasks(site: Site, lm_eval: str) -> dict[str, Described]:
     """lm-eval's own tasks, groups and tags. OperatorError where the trial interpreter cannot list them."""
     place = task_catalogue(site.paths.cache, lm_eval)
-    rows = _rows(place)
+    rows = kept(place)
     if rows is None:
         try:
             evaljobs_says(site, "catalogue", str(site.paths.cache), seconds=DESCRIBE_SECONDS)
         except CommandError as error:
             said = f"lm-eval's tasks could not be listed by {site.trial_command[-1]}: {error}"
             raise OperatorError(said) from error
-        rows = _rows(place) or {}
+        rows = kept(place) or {}
     return rows
 
 
 def with_folders(known: Known, folders: Iterable[str | Path]) -> Known:
     """Also the tasks that these folders define; they have precedence."""
     return {**known, **describe(index_of(map(str, folders)))}
-
-
-def _rows(place: Path) -> dict[str, Described] | None:
-    try:
-        rows: dict[str, Any] = json.loads(place.read_bytes())
-        return {name: Described(**row) for name, row in rows.items()}
-    except (OSError, ValueError, TypeError, AttributeError):
-        return None
 
 
 def matching(pattern: str, names: Iterable[str]) -> list[str]:

@@ -311,10 +311,8 @@ def lm_eval_version(config: Config, site: Site, needs: Sequence[str] = FOR_TRIAL
 
 
 def inputs_for(site: Site, version: Callable[[], str]) -> Callable[[SuiteSpec, ModelOptions], Inputs]:
-    """What finds the source keys of a suite, asking lm-eval where it must (`inputs.inputs_of`)."""
-    return lambda suite, model: inputs_of(
-        suite, model, site, version(), partial(validate.check_tasks, prepare="")
-    )
+    """What finds the source keys of a suite (`source_keys.inputs_of`)."""
+    return lambda suite, model: inputs_of(suite, model, site, version())
 
 
 def settled(config: Config, suite: str | SuiteSpec) -> SuiteSpec:

@@ -158,7 +158,6 @@ def prepare(
                 f"fetching data and building requests of {task.name} ({index + 1} of {len(suite.tasks)})"
             ):
                 _build(spec, site)
-            folder = _as_looked_up(folder, folder_name(suite, index, checkpoint, model, inputs(suite, model)))
             there = found(folder, _on_disk(suite, index), None)
         if there is None:
             raise OperatorError(
@@ -166,14 +165,6 @@ def prepare(
             )
         sets[task.name] = there
     return sets
-
-
-def _as_looked_up(folder: Path, name: str) -> Path:
-    """The folder where an evaluation looks: a data set has a revision only after its fetch."""
-    place = folder.with_name(name)
-    if place != folder and not place.exists():
-        folder.rename(place)
-    return place
 
 
 def _build(spec: BuildSpec, site: Site) -> None:

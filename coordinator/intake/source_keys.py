@@ -1,8 +1,7 @@
 """Computes each suite entry's source key from its task and data files, before any build.
 
 Rule: a key depends on file contents alone, so `eval`, `submit` and the daemon compute the same one.
-lm-eval runs only where the suite uses its tasks and the cache has no index of them for this
-version.
+Of lm-eval's own tasks its version counts.
 """
 
 from __future__ import annotations
@@ -11,20 +10,20 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from coordinator.errors import EvalspanError, OperatorError
+from coordinator.errors import OperatorError
 from coordinator.evaluation.job_specs import Site
 from coordinator.evaluation.records import Inputs
 from coordinator.intake.hub import HUB_ID
 from evaljobs import secret_values
 from evaljobs.contract.names import HF_ENGINES, PLACES
-from evaljobs.contract.paths import shipped_index
+from evaljobs.contract.paths import task_catalogue
 from evaljobs.contract.specs import ModelOptions, Sources, SuiteSpec
 from evaljobs.lmeval import shown_inputs, source_files
+from evaljobs.lmeval.catalogue import kept
 from evaljobs.staging.fingerprint import BadWeights, folder_identity
 
 # Model arguments that name a folder which a run fills.
@@ -35,57 +34,31 @@ NO_INPUT = re.compile(
 )
 
 
-def inputs_of(
-    suite: SuiteSpec,
-    model: ModelOptions,
-    site: Site,
-    lm_eval: str,
-    index_tasks: Callable[[SuiteSpec, Site], object],
-) -> Inputs:
-    """Reads and hashes files. `index_tasks`: has lm-eval write the index of its own tasks."""
+def inputs_of(suite: SuiteSpec, model: ModelOptions, site: Site, lm_eval: str) -> Inputs:
+    """Reads and hashes files."""
     digests = source_files.Digests(site.paths.digests)
-    own = source_files.local_names(suite.include_path, digests)
     names = [task.name for task in suite.tasks]
-    index = shipped_index(site.paths.cache, lm_eval)
-    foreign = any(name not in own and not Path(name).is_file() for name in names)
-    if foreign and not index.exists():
-        with suppress(
-            EvalspanError
-        ):  # the key then holds lm-eval's version for its tasks; a build reports what is wrong
-            index_tasks(suite, site)
-    lookup = _lookup(index) if foreign else source_files.no_shipped
-    env = {**os.environ, **site.trial_env}
-    entries = []
-    for name in names:
-        files, installed = source_files.entry_files(suite.include_path, name, digests, lookup, env)
-        entries.append(Sources(files=files, installed=installed))
+    named = [source_files.named_by(suite.include_path, name, digests) for name in names]
+    foreign = not all(files.yamls for files in named)
+    shipped = (kept(task_catalogue(site.paths.cache, lm_eval)) if foreign else None) or {}
     found = Inputs(
         lm_eval=lm_eval,
-        entries=tuple(entries),
-        model=_named_by(model, env),
+        entries=tuple(Sources(files=files.key()) for files in named),
+        model=_named_by(model, {**os.environ, **site.trial_env}),
         env=_digests_of(site.worker_env),
         command=hashlib.sha256(site.command.encode()).hexdigest()[:16] if site.command else "",
-        single=tuple(n for n in names if source_files.is_one_task(suite.include_path, n, digests, lookup)),
+        single=tuple(
+            name
+            for name, files in zip(names, named, strict=True)
+            if (
+                source_files.is_one_task(suite.include_path, name, digests)
+                if files.yamls
+                else name in shipped and not shipped[name].members
+            )
+        ),
     )
     digests.keep()
     return found
-
-
-def _lookup(index: Path) -> source_files.Lookup:
-    try:
-        known = json.loads(index.read_bytes())
-    except (OSError, ValueError):
-        return source_files.no_shipped  # the key holds lm-eval's version for its tasks
-
-    def shipped(name: str) -> source_files.Shipped | None:
-        if name not in known["tasks"]:
-            return None
-        _kind, yaml, members = known["tasks"][name]
-        return source_files.Shipped(
-            Path(known["folder"]) / yaml if yaml else None, () if yaml else tuple(members)
-        )
-
-    return shipped
 
 
 def _named_by(model: ModelOptions, env: Mapping[str, str]) -> str:

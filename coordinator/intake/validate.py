@@ -127,13 +127,14 @@ def check_tasks(suite: SuiteSpec, site: Site, prepare: str) -> Sequence[str]:
     `prepare`: the command that fetches data sets, for the message.
     """
     _check_files(suite)
-    words = ["--cache", str(site.paths.cache), *(["--chat"] if suite.apply_chat_template else [])]
-    for task in suite.tasks:
-        words += ["--name", task.name]
-    for folder in suite.include_path:
-        words += ["--include-path", folder]
+    asked = {
+        "include_path": suite.include_path,
+        "names": [task.name for task in suite.tasks],
+        "cache": str(site.paths.cache),
+        "chat": bool(suite.apply_chat_template),
+    }
     try:
-        told = evaljobs_says(site, "tasks", *words, seconds=TASKS_SECONDS)
+        told = evaljobs_says(site, "tasks", json.dumps(asked), seconds=TASKS_SECONDS)
     except CommandError as error:
         if error.code is None:
             raise OperatorError(f"the trial interpreter {site.trial_command[-1]} {error}") from error

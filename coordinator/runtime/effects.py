@@ -156,9 +156,7 @@ class Performer:
     # --- request sets and plan -----------------------------------------------------------------------------------
 
     def _find_request_sets(self, record: EvaluationRecord) -> AnyEvent:
-        inputs = record.inputs or inputs_of(
-            record.suite, record.model, self.site, self.lm_eval_version(), lambda _suite, _site: None
-        )
+        inputs = record.inputs or inputs_of(record.suite, record.model, self.site, self.lm_eval_version())
         sets: dict[int, dict[str, str]] = {}
         folders: dict[int, str] = {}
         batch_size, present = record.suite.batch_size, Present(self.site)

@@ -156,19 +156,9 @@ class WorkPaths:
         return EvaluationPaths(self.root / evaluation_id)
 
 
-def shipped_index(cache: Path, lm_eval_version: str) -> Path:
-    """The list of lm-eval's own tasks.
-
-    {"folder": of their YAML files, "tasks": {name: [kind, YAML file or "", names that a tag
-    holds]}}.
-    """
-    # File WORK_DIR/cache/lm_eval-VERSION-index.json: lm-eval's tasks by name | any command | may be removed
-    return cache / f"lm_eval-{lm_eval_version}-index.json"
-
-
 def task_catalogue(cache: Path, lm_eval_version: str) -> Path:
-    """What lm-eval's own tasks hold, for `evalspan ls`: {name: fields of `catalogue.Described`}. "-2": of this meaning of `files`."""
-    # File WORK_DIR/cache/lm_eval-VERSION-N-catalogue.json: what lm-eval's tasks hold | `ls` | may be removed
+    """What lm-eval's own tasks hold: {name: fields of `catalogue.Described`}. "-2": of this meaning of `files`."""
+    # File WORK_DIR/cache/lm_eval-VERSION-N-catalogue.json: what lm-eval's tasks hold | any command | may be removed
     return cache / f"lm_eval-{lm_eval_version}-2-catalogue.json"
 
 

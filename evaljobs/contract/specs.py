@@ -99,14 +99,10 @@ class SuiteSpec(_Younger):
 
 
 class Sources(Record):
-    """The source key of one suite entry, in two parts (`evaljobs.lmeval.source_files.entry_files`).
-
-    `files`: the suite's own files, which a build and a score check again. `installed`: what belongs
-    to the installation.
-    """
+    """The source key of one suite entry (`evaljobs.lmeval.source_files.Named.key`), which a build checks again."""
 
     files: str = ""
-    installed: str = ""
+    installed: str = Field(default="", exclude=True)  # of records of earlier versions; it decides nothing
 
 
 class CheckpointFile(Record):
@@ -387,7 +383,6 @@ class ScoreSpec(Record):
     frames: dict[str, tuple[FrameRef, ...]]  # leaf task -> every shard's record
     model_dir: str
     model: ModelOptions
-    source: str = ""  # as in BuildSpec
     bootstrap_iters: int = 100_000
     item_seconds: float = 60.0
     allow_unsafe: bool = False

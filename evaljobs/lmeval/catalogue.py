@@ -1,26 +1,25 @@
 """What tasks, groups and tags hold, by their YAML files: kind, metrics, data, members.
 
-Rule: reads YAML files, loads no task. `python -m evaljobs catalogue CACHE` keeps the description of
-lm-eval's own tasks in the cache folder, by version. `coordinator.intake.catalogue` describes the
-folders of a suite by the same function.
+Rule: reads YAML files, loads no task, imports no lm_eval. The description of lm-eval's own tasks, of which reading takes
+seconds, is kept in the cache folder, by version. Called from `task_index` and `coordinator.intake.catalogue`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.metadata
+import importlib.util
 import json
-import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from evaljobs.contract.paths import task_catalogue
 from evaljobs.contract.storage import write_atomic
-from evaljobs.lmeval.source_files import LOADERS
-from evaljobs.lmeval.task_paths import REMOTE, full_path, source
-from evaljobs.lmeval.task_yaml import Function, Index, merged_config, parsed
+from evaljobs.lmeval.task_paths import source
+from evaljobs.lmeval.task_yaml import Function, Index, index_of, merged_config, names_in, parsed
 
 FUNCTION = "!function"
 # of a YAML without metric_list (lm_eval/api/registry.py, 0.4.13)
@@ -48,9 +47,8 @@ class Described:
     yaml: str = ""
 
 
-def describe(index: Index) -> dict[str, Described]:
-    """Name -> description of all that an index defines."""
-    read = functools.lru_cache(parsed)  # hundreds of YAMLs include one template
+def describe(index: Index, read: Callable[[Path], dict[str, Any]] = parsed) -> dict[str, Described]:
+    """Name -> description of all that an index defines. `read`: gives a YAML's own content."""
     found = {}
     for name, entry in index.items():
         if entry.path is None:
@@ -64,7 +62,7 @@ def described(config: Mapping[str, Any], file: Path) -> Described:
     if "class" in config:
         return Described(kind="python", yaml=str(file))
     if "group" in config:
-        return Described(kind="group", members=tuple(_members(config.get("task"))), yaml=str(file))
+        return Described(kind="group", members=tuple(names_in(config.get("task"))), yaml=str(file))
     split = str(config.get("test_split") or config.get("validation_split") or "")
     shots = config.get("num_fewshot")
     kind = str(config.get("output_type") or "generate_until")
@@ -76,21 +74,10 @@ def described(config: Mapping[str, Any], file: Path) -> Described:
         dataset=dataset,
         subset=str(config.get("dataset_name") or ""),
         split=split,
-        files=tuple(files),
+        files=files,
         filtered=config.get("process_docs") is not None,
         yaml=str(file),
     )
-
-
-def _members(listed: Any) -> Iterator[str]:
-    """Names in a group's `task:`; a group that is defined inside it stands for its own members."""
-    if isinstance(listed, str):
-        yield listed
-    elif isinstance(listed, list):
-        for one in listed:
-            yield from _members(one)
-    elif isinstance(listed, dict):
-        yield from _members(listed.get("task") or listed.get("group"))
 
 
 def _metrics(config: Mapping[str, Any]) -> tuple[str, ...]:
@@ -100,36 +87,15 @@ def _metrics(config: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(str(m).rpartition(".")[2] if isinstance(m, Function) else str(m) for m in named)
 
 
-def _data(config: Mapping[str, Any], split: str) -> tuple[str, list[str]]:
+def _data(config: Mapping[str, Any], split: str) -> tuple[str, tuple[str, ...]]:
     """`dataset` and `files` of a `Described`."""
-    found = source(config, LOADERS)
-    path, keywords = config.get("dataset_path"), config.get("dataset_kwargs")
-    named = keywords if isinstance(keywords, dict) else {}
-    texts = list(_of_split(named.get("data_files"), split))
-    if config.get("custom_dataset") is not None:  # beside the YAML, or else the function's argument
-        files = [str(full_path(text)) for text in texts]
-        return f"{FUNCTION} {config['custom_dataset']}", [file for file in files if file in found.files]
-    if path is None:
-        return "", []
-    if found.hub or any(mark in str(path) for mark in REMOTE):
-        return str(path), []  # data_files are inside that data set
-    if path in LOADERS:
-        inside = named.get("data_dir")
-        if not isinstance(inside, str | None):
-            return str(path), []
-        if inside and not named.get("data_files"):
-            return str(path), [str(full_path(inside))]
-        within, dataset = full_path(inside) if inside else None, str(path)
-    else:
-        within = full_path(path)
-        dataset = str(within if within.exists() else path)
-    return dataset, [_file(text, within) for text in texts]
-
-
-def _file(text: str, within: Path | None) -> str:
-    if any(mark in text for mark in REMOTE):
-        return text
-    return str(full_path(text)) if within is None else os.path.normpath(within / text)
+    named = config.get("dataset_kwargs")
+    if isinstance(named, dict) and "data_files" in named:
+        own = {**named, "data_files": list(_of_split(named["data_files"], split))}
+        config = {**config, "dataset_kwargs": own}
+    found, custom = source(config), config.get("custom_dataset")
+    dataset = found.hub or found.path or "" if custom is None else f"{FUNCTION} {custom}"
+    return str(dataset), found.files
 
 
 def _of_split(files: Any, split: str) -> Iterator[str]:
@@ -146,14 +112,37 @@ def _of_split(files: Any, split: str) -> Iterator[str]:
         yield from _of_split(files.get(split), split)
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Describe lm-eval's own tasks; argument: the cache folder."""
-    from evaljobs.lmeval import run, task_index  # noqa: PLC0415
+# --- lm-eval's own ----------------------------------------------------------------------------------------------------
 
-    run.quiet_environment(offline=True)
-    os.environ["LMEVAL_LOG_LEVEL"] = "ERROR"
-    (cache,) = map(Path, arguments)
-    known = describe(task_index.default_index(cache))
-    rows = {name: {key: value for key, value in asdict(one).items() if value} for name, one in known.items()}
-    write_atomic(task_catalogue(cache, importlib.metadata.version("lm_eval")), json.dumps(rows).encode())
+
+def kept(place: Path) -> dict[str, Described] | None:
+    """The descriptions in a cache's file; None where it has none that can be read."""
+    try:
+        rows: dict[str, Any] = json.loads(place.read_bytes())
+        return {name: Described(**row) for name, row in rows.items()}
+    except (OSError, ValueError, TypeError, AttributeError):
+        return None
+
+
+def own_tasks(cache: Path | None) -> dict[str, Described]:
+    """lm-eval's own tasks, groups and tags, of the installation that this process would import."""
+    spec = importlib.util.find_spec("lm_eval")
+    assert spec is not None, "lm_eval is not installed"
+    folder = Path(str(spec.origin)).parent / "tasks"
+    place = None if cache is None else task_catalogue(cache, importlib.metadata.version("lm_eval"))
+    found = kept(place) if place is not None else None
+    if found and next(one.yaml for one in found.values() if one.yaml).startswith(f"{folder}/"):
+        return found
+    read = functools.cache(parsed)  # hundreds of YAMLs include one template
+    found = describe(index_of([str(folder)], read), read)
+    if place is not None:
+        rows = {n: {key: value for key, value in asdict(one).items() if value} for n, one in found.items()}
+        with contextlib.suppress(OSError):  # a full disk: the next call reads them again
+            write_atomic(place, json.dumps(rows).encode())
+    return found
+
+
+def main(arguments: Sequence[str]) -> int:
+    """`python -m evaljobs catalogue CACHE`."""
+    own_tasks(Path(arguments[0]))
     return 0

@@ -119,11 +119,10 @@ def engine_versions(engine: str) -> Mapping[str, str]:
     return found
 
 
-def score_key(task: Any, groups: Mapping[str, Any], files: Iterable[tuple[Path, str]]) -> str:
+def score_key(task: Any, groups: Mapping[str, Any], modules: Iterable[str]) -> str:
     """Digest of all that turns answers into a score: documents, filters, metrics, code, versions.
 
-    `files`: the entry's local files with their digests. YAML counts as lm-eval parsed it, Python
-    without its comments.
+    `modules`: paths of the task's own code, which counts without its comments. YAML counts as lm-eval parsed it.
     """
     config = {key: value for key, value in vars(task.config).items() if key not in NOT_SCORED}
     metadata = config.get("metadata")
@@ -149,23 +148,13 @@ def score_key(task: Any, groups: Mapping[str, Any], files: Iterable[tuple[Path, 
             }
             for name, group in groups.items()
         },
-        "files": sorted(set(_scoring_files(files))),
+        "files": sorted({(Path(module).name, _code(Path(module))) for module in modules}),
     }
     return _digest(what)
 
 
-def _scoring_files(files: Iterable[tuple[Path, str]]) -> Iterable[tuple[str, str]]:
-    for path, digest in files:
-        if path.suffix == ".py":
-            yield path.name, _code(path) or digest
-        elif path.suffix not in (".yaml", ".yml"):
-            yield path.name, digest
-
-
-def _code(path: Path) -> str | None:
-    with contextlib.suppress(OSError, SyntaxError, ValueError):
-        return hashlib.sha256(ast.dump(ast.parse(path.read_bytes())).encode()).hexdigest()
-    return None
+def _code(path: Path) -> str:
+    return hashlib.sha256(ast.dump(ast.parse(path.read_bytes())).encode()).hexdigest()
 
 
 def _tokenizer_digest(tokenizer: Any) -> str:

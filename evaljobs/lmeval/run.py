@@ -22,7 +22,7 @@ from typing import Any
 
 from evaljobs.contract.specs import ModelOptions, SuiteSpec, TaskEntry
 from evaljobs.errors import JobError, OperatorError, one_line
-from evaljobs.lmeval import hooks, present_data, source_files, task_paths
+from evaljobs.lmeval import hooks, present_data, task_paths
 from evaljobs.lmeval.task_yaml import Index, index_of, reached
 
 DEFAULT_SEEDS = (0, 1234, 1234, 1234)  # python, numpy, torch, few-shot: lm_eval/_cli/run.py --seed
@@ -82,14 +82,6 @@ class Tasks:
     def task_index(self) -> Any:
         return self.manager.task_index
 
-    def shipped(self, name: str) -> source_files.Shipped | None:
-        """The YAML file of this task or group, or the members of this tag, in lm-eval's index."""
-        entry = self.task_index.get(name)
-        if entry is None:
-            return None
-        path = getattr(entry, "yaml_path", None)
-        return source_files.Shipped(path, () if path else tuple(sorted(entry.tags)))
-
     def load(self, names: Any) -> dict[str, Any]:
         try:
             with task_paths.relative_to_yaml():
@@ -135,8 +127,12 @@ def _explained(error: Exception, names: Any) -> Exception:
         return OperatorError(
             f"the data set of task {named} cannot be read: {one_line(error.__cause__ or error)}"
         )
-    if isinstance(error, FileNotFoundError | ImportError):
-        return OperatorError(f"task {named} does not load: {one_line(error)}")
+    if isinstance(error, FileNotFoundError | ImportError | SyntaxError):
+        beside = isinstance(error, ModuleNotFoundError)
+        hint = (
+            " (lm-eval puts no task's folder on sys.path: its module must, or the package must be installed)"
+        )
+        return OperatorError(f"task {named} does not load: {one_line(error)}{hint if beside else ''}")
     return error
 
 

@@ -1,8 +1,8 @@
 """Inputs that only a run shows: files that a build or a score opened through Python, and the packages it imported.
 
-Rule: inputs are rows, path -> digest. A file has the digest of its content. An installed package has one row,
-`package:NAME` -> its version and a digest of its RECORD; a package in development has a row for each module. A folder
-of revisions has the digest of its files. So a process with the same paths and packages says what has changed.
+Rule: inputs are rows, path -> digest. A file has the digest of its content, and a folder that was listed, `PATH/`, that
+of its names. An installed package has one row, `package:NAME` -> its version and a digest of its RECORD; a package in
+development has a row for each module. A folder of revisions has the digest of its files. So a process with the same paths and packages says what has changed.
 What C or Rust code opens is not seen. Called from `requests.build`, `scoring.score`, `run`, and by the coordinator.
 """
 
@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from evaljobs.contract.paths import shown_file
-from evaljobs.lmeval.source_files import Digests, datasets_cache, hub_cache
+from evaljobs.lmeval.source_files import HIDDEN, Digests, datasets_cache, hub_cache
 
 Rows = Mapping[str, str]  # path, or package -> digest
 PACKAGE: Final = "package:"
@@ -34,6 +34,14 @@ SYSTEM: Final = ("/proc", "/sys", "/dev", "/etc", "/run", "/usr", "/lib", "/lib6
 PACKAGES: Final = ("site-packages", "dist-packages")
 # Packages that decide an answer, whether or not a job of the CPU imports them.
 ENGINES: Final = ("torch", "transformers", "tokenizers", "accelerate", "peft", "lm_eval")
+LISTINGS: Final = ("os.listdir", "os.scandir")  # names of audit events
+CODE: Final = (
+    ".py",
+    ".pyc",
+    ".yaml",
+    ".yml",
+)  # suffixes of files that count by other rows where they are used
+FINDERS: Final = ("importlib", "pkgutil")  # they list folders for modules, which have rows of their own
 WRITES: Final = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 
 
@@ -52,6 +60,11 @@ class _Recorder:
             with contextlib.suppress(OSError):
                 self.opened[place] = os.stat(place).st_ctime_ns  # noqa: PTH116 (called at each open)
 
+    def listed(self, path: object) -> None:
+        by = sys._getframe(2).f_code.co_filename  # noqa: SLF001 (there is no public name for it)
+        if isinstance(path, str | bytes | os.PathLike) and not any(finder in by for finder in FINDERS):
+            self.opened.setdefault(f"{os.path.abspath(os.fsdecode(path))}/", 0)  # noqa: PTH100
+
 
 _recorder: _Recorder | None = None
 
@@ -61,9 +74,12 @@ def _listen() -> None:
     """Have each file that this process opens noted while a block is recorded. Python cannot remove an audit hook."""
 
     def noted(event: str, arguments: tuple[Any, ...]) -> None:
-        if event == "open" and _recorder is not None:
+        if _recorder is not None:
             with contextlib.suppress(Exception):  # an audit hook that raises ends the opening
-                _recorder.note(*arguments)
+                if event == "open":
+                    _recorder.note(*arguments)
+                elif event in LISTINGS:
+                    _recorder.listed(arguments[0] or ".")
 
     sys.addaudithook(noted)
 
@@ -86,37 +102,24 @@ def recorded(rows: dict[str, str], *, leave_out: Iterable[str | Path] = ()) -> I
         _add_rows(rows, mine, before, _Places(leave_out, began))
 
 
-def _row(key: str, digests: Digests) -> tuple[str, str]:
-    """A row as `_Places` names it: of a package by its RECORD, or of a file."""
-    return (
-        _package_row(Path(key), digests)
-        if key.endswith(".dist-info/RECORD")
-        else (key, digests.of(Path(key)))
-    )
-
-
-def _package_row(record: Path, digests: Digests) -> tuple[str, str]:
-    name, _, version = record.parent.name.removesuffix(".dist-info").partition("-")
-    return f"{PACKAGE}{name}", f"{version} {digests.of(record)}"
-
-
 def _add_rows(rows: dict[str, str], mine: _Recorder, before: set[str], places: _Places) -> None:
     """`before`: names of the modules that were there when the block began."""
-    digests = Digests()
+    same: dict[str, bool] = {}  # path of a row -> it has not changed meanwhile
     for path, changed_at in mine.opened.items():
         kept = None if path in mine.written else places.row_of(path)
         if kept is not None:
-            same = kept != path or _changed_at(path) == changed_at
-            key, digest = _row(kept, digests)
-            rows[key] = digest if same else CHANGING
+            still = kept != path or path.endswith("/") or _changed_at(path) == changed_at
+            same[kept] = still and same.get(kept, True)
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
         kept = places.row_of(file) if isinstance(file, str) else None
         if kept is None:
             continue
-        rows.setdefault(*_row(kept, digests))
+        same.setdefault(kept, True)
         if name not in before and name.partition(".")[0] not in before and kept == file:
             del sys.modules[name]
+    digests = Digests()
+    rows |= {path: digest_of(path, digests) if kept else CHANGING for path, kept in same.items()}
 
 
 def _now_on_disk() -> int:
@@ -147,13 +150,14 @@ class _Places:
 
     def row_of(self, path: str) -> str | None:
         """The path of the row that stands for this file; None: it is no input."""
-        parts = path.split("/")
-        for number, part in enumerate(parts):
-            if part in PACKAGES and number + 1 < len(parts):
-                record = _record_of("/".join(parts[: number + 1]), *parts[number + 1 :])
-                return record or _source_of(path)
         path = _source_of(path)
-        if path.endswith(".pyc") or path.startswith(self._left) or not os.path.isfile(path):  # noqa: PTH113
+        parts = path.split("/")
+        for number, part in enumerate(parts[:-1], 1):
+            if part in PACKAGES:
+                package = _packages("/".join(parts[:number])).get("/".join(parts[number:]))
+                return package or (None if path.endswith("/") else path)
+        there = os.path.isdir(path) if path.endswith("/") else os.path.isfile(path)  # noqa: PTH112, PTH113
+        if path.endswith(".pyc") or path.startswith(self._left) or not there:
             return None
         young = path.startswith(self._temporary) and _changed_at(path) >= self._began
         return None if young else path
@@ -167,28 +171,15 @@ def _source_of(path: str) -> str:
     return f"{folder}/{name.split('.')[0]}.py"
 
 
-def _record_of(site: str, top: str, *below: str) -> str | None:
-    """The RECORD file of the installed package that has this module or file; None: no package says so."""
-    records, name = _records(site), _module(top)
-    return records.get(f"{name}/{_module(below[0])}" if below else name) or records.get(name)
-
-
-def _module(file: str) -> str:
-    return file.partition(".")[0].lower()
-
-
 @functools.lru_cache(maxsize=8)
-def _records(site: str) -> Mapping[str, str]:
-    """The first one and the first two parts of each path in a site-packages folder -> RECORD of its package.
-
-    Two parts, since several packages share the folders of a namespace, such as `nvidia`.
-    """
+def _packages(site: str) -> Mapping[str, str]:
+    """Each file that packages say they have in a site-packages folder, relative to it -> the package's row."""
     found: dict[str, str] = {}
     for record in Path(site).glob("*.dist-info/RECORD"):
+        name = record.parent.name.partition("-")[0]
         with contextlib.suppress(OSError, UnicodeError):
-            for line in record.read_text().splitlines():
-                parts = [_module(part) for part in line.partition(",")[0].split("/")[:2]]
-                found[parts[0]] = found["/".join(parts)] = str(record)
+            lines = record.read_text().splitlines()
+            found |= dict.fromkeys((line.partition(",")[0] for line in lines), f"{PACKAGE}{name}")
     return found
 
 
@@ -201,11 +192,15 @@ def package_rows(names: Iterable[str]) -> dict[str, str]:
 def revision_rows(ids: Iterable[str], kind: str, env: Mapping[str, str] | None = None) -> dict[str, str]:
     """Rows of the revisions of data sets ("datasets") or models ("models") in the Hugging Face cache that `env` names.
 
-    `env` None: this process'.
+    Of a data set that lies there without its repository: the folders of what was prepared of it. `env` None: this process'.
     """
-    cache = hub_cache(os.environ if env is None else env)
-    folders = (cache / f"{kind}--{name.replace('/', '--')}" / "refs" for name in ids)
-    return {str(folder): digest_of(str(folder)) for folder in folders}
+    env = os.environ if env is None else env
+    paths: list[str] = []
+    for name in ids:
+        refs = hub_cache(env) / f"{kind}--{name.replace('/', '--')}" / "refs"
+        made = datasets_cache(env).glob(f"{name.replace('/', '___')}/*/*/") if kind == "datasets" else ()
+        paths += [str(refs)] if refs.is_dir() else [f"{folder}/" for folder in made] or [str(refs)]
+    return {path: digest_of(path) for path in paths}
 
 
 def digest_of(path: str, digests: Digests | None = None, search: Sequence[str] | None = None) -> str:
@@ -219,16 +214,20 @@ def digest_of(path: str, digests: Digests | None = None, search: Sequence[str] |
     place = Path(path)
     if not place.is_dir():
         return digests.of(place)
-    files = sorted(p for p in place.rglob("*") if p.is_file())
-    rows = [[str(p.relative_to(place)), digests.of(p)] for p in files]
-    return hashlib.sha256(json.dumps(rows).encode()).hexdigest()
+    if path.endswith("/"):
+        names = (p.name for p in place.iterdir() if p.suffix not in CODE)
+        rows = [[name] for name in names if not name.startswith(HIDDEN)]
+    else:
+        rows = [[str(p.relative_to(place)), digests.of(p)] for p in place.rglob("*") if p.is_file()]
+    return hashlib.sha256(json.dumps(sorted(rows)).encode()).hexdigest()
 
 
 def _package_now(name: str, digests: Digests, search: Sequence[str]) -> str:
     for found in importlib.metadata.distributions(name=name, path=list(search)):
         place: Path = found._path  # type: ignore[attr-defined]  # noqa: SLF001 (there is no public name for it)
         if place.name.endswith(".dist-info"):
-            return _package_row(place / "RECORD", digests)[1]
+            version = place.name.removesuffix(".dist-info").partition("-")[2]
+            return f"{version} {digests.of(place / 'RECORD')}"
     return "-"
 
 

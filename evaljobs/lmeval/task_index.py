@@ -1,16 +1,12 @@
 """`python -m evaljobs tasks`: which tasks of a suite lm-eval defines and can load.
 
 Rule: the answer is one `Answer` as a line of JSON on stdout, for the coordinator. It reads YAML
-files, the modules and JSON that they name, folders and the Hugging Face cache; it loads no task and
-imports no function. The list of lm-eval's own tasks, whose index takes seconds to read, is kept in
-the cache folder by version. Not checked: data sets of tasks that are Python classes, and metric scripts.
+files, folders and the Hugging Face cache; it loads no task and imports no function. Not checked: what is in modules and data, which the build says, data sets of tasks that are Python classes, and metric scripts.
 """
 
 from __future__ import annotations
 
-import contextlib
 import difflib
-import importlib.metadata
 import json
 import os
 import sys
@@ -19,16 +15,15 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from evaljobs.contract.paths import shipped_index
-from evaljobs.contract.storage import write_atomic
-from evaljobs.lmeval import conversations, run, task_paths
+from evaljobs.errors import JobError
+from evaljobs.lmeval import catalogue, conversations, run, task_paths
 from evaljobs.lmeval.task_yaml import (
     Defined,
     Function,
     Index,
+    defined_by,
     merged_config,
     missing_include,
-    names_in,
     reached,
     texts,
 )
@@ -41,33 +36,43 @@ HANDLING = ("split", "streaming", "keep_in_memory", "num_proc", "verification_mo
 class Answer:
     """The names of a suite, sorted by what lm-eval can do with them."""
 
-    known: list[str] = field(default_factory=list)
     unknown: dict[str, list[str]] = field(default_factory=dict)  # name -> nearest names
     unfit: dict[str, str] = field(default_factory=dict)  # task -> why it cannot run
     uncached: dict[str, str] = field(default_factory=dict)  # leaf task -> its missing data set
     files: list[str] = field(default_factory=list)  # local data: files, file patterns, folders
 
 
-def main(include_path: Sequence[str], names: Sequence[str], cache: Path | None, *, chat: bool) -> int:
+def main(arguments: Sequence[str]) -> int:
+    """The argument: keywords of `ask`, as JSON."""
     run.quiet_environment(offline=True)
     os.environ["LMEVAL_LOG_LEVEL"] = "ERROR"
-    sys.stdout.write(json.dumps(asdict(ask(include_path, names, cache, chat=chat))) + "\n")
+    try:
+        answer = ask(**json.loads(arguments[0]))
+    except JobError as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
+    sys.stdout.write(json.dumps(asdict(answer)) + "\n")
     return 0
 
 
-def ask(include_path: Sequence[str], names: Sequence[str], cache: Path | None, *, chat: bool) -> Answer:
-    """How lm-eval resolves these names. Call it offline, as jobs run."""
+def ask(
+    include_path: Sequence[str], names: Sequence[str], cache: str | None = None, *, chat: bool = False
+) -> Answer:
+    """How lm-eval resolves these names or YAML files. `cache`: folder; `chat`: the suite applies a chat template.
+
+    Call it offline, as jobs run.
+    """
     answer = Answer()
-    index = {**run.folder_index(tuple(include_path)), **_files(names)}
+    files = {name: defined_by(Path(name)) for name in names if Path(name).is_file()}
+    index = {**run.folder_index(tuple(include_path)), **files}
     if not reached(index, names) <= index.keys():
-        index = {**default_index(cache), **index}
+        index = {**_own_index(Path(cache) if cache else None), **index}
     answer.unfit = {
         name: why
         for name in reached(index, names)
         if name in index and (path := index[name].path) is not None and (why := missing_include(path))
     }
     answer.unknown = run.unknown_tasks([n for n in names if n not in answer.unfit], list(index))
-    answer.known = [n for n in names if n not in answer.unknown]
     cached: dict[str, bool] = {}
     whole = {name: one for name, one in index.items() if name not in answer.unfit}
     for name, config in _leaf_configs(whole, names).items():
@@ -75,14 +80,12 @@ def ask(include_path: Sequence[str], names: Sequence[str], cache: Path | None, *
     return answer
 
 
-def _files(names: Sequence[str]) -> dict[str, Defined]:
-    """The names that are YAML files, with the members of a group."""
-    found = {}
-    for name in names:
-        if Path(name).is_file():
-            config = merged_config(Path(name))
-            found[name] = Defined(Path(name), list(names_in(config.get("task"))) if "group" in config else [])
-    return found
+def _own_index(cache: Path | None = None) -> dict[str, Defined]:
+    """lm-eval's own tasks, groups (without their members) and tags."""
+    return {
+        name: Defined(Path(one.yaml)) if one.yaml else Defined(None, list(one.members))
+        for name, one in catalogue.own_tasks(cache).items()
+    }
 
 
 def _leaf_configs(index: Index, names: Sequence[str]) -> dict[str, Mapping[str, Any]]:
@@ -125,13 +128,12 @@ def _look(
         (turns and f"it has further turns, but {turns}")
         or source.trouble
         or task_paths.missing_function(config)
-        or task_paths.bad_module(config)
-        or task_paths.bad_data(source)
         or unscorable(config)
     )
     if why:
         answer.unfit.setdefault(name, why)
-    answer.files += [file for file in source.files if file not in answer.files]
+    if not source.trouble:
+        answer.files += [file for file in source.files if file not in answer.files]
     if source.hub:
         key = json.dumps([source.hub, config.get("dataset_name"), dict(source.keywords)], default=str)
         if key not in cached:
@@ -159,7 +161,7 @@ def unscorable(config: Mapping[str, Any]) -> str:
             return "metric_list: an entry names no metric"
         if isinstance(metric, Function) or each.get("hf_evaluate") is True or metric in metric_registry:
             continue
-        if not registers and not _is_fetched_metric(str(metric)):
+        if not registers:
             found = difflib.get_close_matches(str(metric), list(metric_registry.keys()))
             near = f" (nearest: {', '.join(found)})" if found else ""
             return (
@@ -167,14 +169,6 @@ def unscorable(config: Mapping[str, Any]) -> str:
                 "library needs `hf_evaluate: true`, and `evalspan prepare` fetches it"
             )
     return ""
-
-
-def _is_fetched_metric(name: str) -> bool:
-    """Whether a metric script of the evaluate library is on this machine."""
-    from evaluate import config  # noqa: PLC0415
-
-    scripts = Path(config.HF_MODULES_CACHE) / "evaluate_modules" / "metrics"
-    return Path(name).exists() or (scripts / f"evaluate-metric--{name}").exists()
 
 
 def is_cached(source: task_paths.Source, subset: str | None) -> bool:
@@ -187,31 +181,3 @@ def is_cached(source: task_paths.Source, subset: str | None) -> bool:
     except Exception as error:  # noqa: BLE001 (of many libraries; loading the task reports it)
         return not (isinstance(error, FileNotFoundError) or run.not_cached(error))
     return True
-
-
-def default_index(cache: Path | None) -> dict[str, Defined]:
-    """lm-eval's own tasks, groups (without their members) and tags."""
-    from lm_eval.tasks import TaskManager  # noqa: PLC0415
-
-    place = None if cache is None else shipped_index(cache, importlib.metadata.version("lm_eval"))
-    folder = Path(sys.modules["lm_eval.tasks"].__path__[0])
-    known: dict[str, Any] = {}
-    if place is not None and place.exists():
-        known = json.loads(place.read_text())
-    if known.get("folder") != str(folder):
-        rows = {
-            name: (
-                entry.kind.name,
-                str(entry.yaml_path.relative_to(folder)) if entry.yaml_path else "",
-                sorted(entry.tags),
-            )
-            for name, entry in TaskManager().task_index.items()
-        }
-        known = {"folder": str(folder), "tasks": rows}
-        if place is not None:
-            with contextlib.suppress(OSError):  # a full disk: the next call reads them again
-                write_atomic(place, json.dumps(known).encode())
-    return {
-        name: Defined(folder / yaml) if yaml else Defined(None, list(members))
-        for name, (_kind, yaml, members) in known["tasks"].items()
-    }

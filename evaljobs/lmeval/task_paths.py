@@ -13,15 +13,12 @@ when a task loads its data. Called from `run` and `task_index`.
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import glob
 import importlib.util
-import json
 import os
 import re
-import sys
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,8 +29,15 @@ from evaljobs.lmeval.task_yaml import Function, YamlText, mapped, marked, texts
 HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", re.ASCII)
 HUB_PREFIX = "hf://datasets/"
 MAKE_LOADER = "_make_loader"  # lm-eval's: folder of a YAML -> the class that reads it
-BLANKS = re.compile(r"\s*(?=\S)")
-CHECKED_BYTES = 100 << 20  # bytes of a data file that are parsed before a submission
+# loaders of files, by their names in `datasets`: such a dataset_path names no data set of the Hub
+LOADERS = frozenset(
+    (
+        "arrow", "audiofolder", "cache", "conll", "csv", "eval", "fasta", "fastq", "genbank", "harbor",
+        "hdf5", "iceberg", "imagefolder", "json", "lance", "meshfolder", "mmcif", "niftifolder",
+        "pandas", "parquet", "pdb", "pdffolder", "text", "tsfile", "videofolder", "vortex",
+        "webdataset", "xml",
+    )
+)  # fmt: skip
 REMOTE = ("://", "::")  # URLs, and chains of them as fsspec writes them
 
 
@@ -74,7 +78,6 @@ def relative_to_yaml() -> Iterator[None]:
 
 def _marking(base: Any) -> type[Any]:
     """lm-eval's loader class for the YAMLs of a folder, which marks each path with its YAML."""
-    construct = base.yaml_constructors["!function"]
 
     class Loader(base):  # type: ignore[misc]
         def __init__(self, stream: Any) -> None:
@@ -85,41 +88,18 @@ def _marking(base: Any) -> type[Any]:
             config = super().get_single_data()
             return marked(config, self.file) if isinstance(config, dict) else config
 
-    def function(loader: Any, node: Any) -> Any:
-        with _without_current_folder():
-            return construct(loader, node)
-
-    Loader.add_constructor("!function", function)
     return Loader
 
 
-@contextlib.contextmanager
-def _without_current_folder() -> Iterator[None]:
-    """Take the current folder, which `python -m` adds, off sys.path."""
-    before = sys.path
-    sys.path = [place for place in before if place not in ("", str(Path.cwd()))]
-    try:
-        yield
-    finally:
-        sys.path = before
-
-
-def source(config: Mapping[str, Any], loaders: Container[str] | None = None) -> Source:
-    """The data of a task with this config. Reads folders, opens no file.
-
-    `loaders`: names of the loaders of local files, such as json; None: those of the installed `datasets`.
-    """
-    if loaders is None:
-        from datasets import packaged_modules  # noqa: PLC0415
-
-        loaders = packaged_modules._PACKAGED_DATASETS_MODULES  # noqa: SLF001 (there is no public name for it)
+def source(config: Mapping[str, Any]) -> Source:
+    """The data of a task with this config. Reads folders, opens no file."""
     path = config.get("dataset_path")
     keywords = config.get("dataset_kwargs") or {}
     if config.get("custom_dataset") is not None:
         return _local(path, keywords, required=False)
     if not isinstance(path, str) or any(mark in path for mark in REMOTE):
         return Source(path=path, keywords=keywords)
-    if path in loaders:
+    if path in LOADERS:
         return _local(path, keywords, required=True)
     return _folder_or_hub(path, keywords)
 
@@ -127,12 +107,24 @@ def source(config: Mapping[str, Any], loaders: Container[str] | None = None) -> 
 def _folder_or_hub(path: str, keywords: Mapping[str, Any]) -> Source:
     place = full_path(path)
     if place.exists():
-        return Source(path=str(place), keywords=keywords, files=(str(place),))
+        return Source(path=str(place), keywords=keywords, files=_inside(place, keywords) or (str(place),))
     if HUB_ID.fullmatch(path):
         # `datasets` would prefer a folder of that name in the current folder to the hub
         taken = Path(path).exists()
         return Source(path=f"{HUB_PREFIX}{path}" if taken else str(path), keywords=keywords, hub=str(path))
     return Source(path=path, keywords=keywords, trouble=_missing(path, "dataset_path", place))
+
+
+def _inside(folder: Path, keywords: Mapping[str, Any]) -> tuple[str, ...]:
+    """Full places of the data_files that lie in a folder."""
+    found: list[str] = []
+
+    def add(text: str) -> str:
+        found.append(os.path.normpath(folder / text))
+        return text
+
+    mapped(keywords.get("data_files"), add)
+    return tuple(found)
 
 
 def full_path(text: str) -> Path:
@@ -162,12 +154,12 @@ def _local(path: str | None, keywords: Mapping[str, Any], *, required: bool) -> 
         if any(mark in text for mark in REMOTE):
             return str(text)
         place = str(full_path(text))
-        if _is_there(place, folder=key == "data_dir" or not required):
+        there = _is_there(place, folder=key == "data_dir" or not required)
+        if there or required:
             files.append(place)
-            return place
-        if required:
-            troubles.append(_missing(text, f"dataset_kwargs {key}", full_path(text)))
-        return str(text)
+        if required and not there:
+            troubles.append(_missing(text, f"dataset_kwargs {key}", place))
+        return place if there else str(text)
 
     found = dict(keywords)
     inside = required and bool(found.get("data_dir"))
@@ -181,7 +173,9 @@ def _local(path: str | None, keywords: Mapping[str, Any], *, required: bool) -> 
         found["data_files"] = mapped(
             found["data_files"], lambda text: str(text) if inside else full(text, "data_files")
         )
-    return Source(path=path, keywords=found, files=tuple(files), trouble=troubles[0] if troubles else "")
+    within = _inside(Path(files[0]), found) if inside and files else ()
+    trouble = troubles[0] if troubles else ""
+    return Source(path=path, keywords=found, files=within or tuple(files), trouble=trouble)
 
 
 def _is_there(pattern: str, *, folder: bool) -> bool:
@@ -211,79 +205,6 @@ def _download(original: Callable[..., Any], task: Any, keywords: Any, **more: An
             del named[key]  # lm-eval drops trust_remote_code from the config itself
 
 
-def bad_module(config: Mapping[str, Any]) -> str:
-    """The message for a `!function` whose module beside the YAML is no Python, or imports what is not there; else ""."""
-    for _keys, value in texts(config):
-        if isinstance(value, Function) and value.module and value.file.is_file():
-            try:
-                code = value.file.read_bytes()
-                tree = ast.parse(code)
-            except SyntaxError as error:
-                return f"{value.file}, line {error.lineno}: {error.msg}"
-            except (OSError, ValueError) as error:
-                return f"{value.file}: {error}"
-            if b"sys.path" not in code and (why := _missing_import(tree, value.file)):
-                return why
-    return ""
-
-
-def _missing_import(tree: ast.Module, file: Path) -> str:
-    """The message for an import at a module's top level that its jobs cannot do; "" where there is none."""
-    for node in tree.body:
-        named = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-        if isinstance(node, ast.ImportFrom) and not node.level:
-            named = [str(node.module)]
-        for top in (name.partition(".")[0] for name in named):
-            if not _installed(top):
-                beside = (file.parent / f"{top}.py").is_file() or (file.parent / top).is_dir()
-                todo = "install it in the trials' interpreter"
-                if beside:
-                    todo = f"lm-eval puts no task's folder on sys.path: put {file.parent} there before that line, or install it"
-                return f"{file}, line {node.lineno}: no module {top}: {todo}"
-    return ""
-
-
-def bad_data(source: Source) -> str:
-    """The message for a file of the `json` loader that is no JSON; "" where there is none. Reads the first CHECKED_BYTES."""
-    if source.path != "json" or "encoding" in source.keywords:
-        return ""
-    for text in source.files:
-        for name in sorted(glob.glob(text, recursive=True)) or [text]:  # noqa: PTH207
-            file = Path(name)
-            if file.suffix in (".json", ".jsonl") and file.is_file():
-                with contextlib.suppress(OSError, RecursionError):
-                    if why := _bad_line(file):
-                        return f"{file}, {why}"
-    return ""
-
-
-def _bad_line(file: Path) -> str:
-    """The first line that is no JSON, unless values go over several lines, as in a file of one list."""
-    with file.open("rb") as opened:
-        for number, line in enumerate(opened, 1):
-            if opened.tell() > CHECKED_BYTES:
-                return ""
-            try:
-                json.loads(_decoded(line).strip() or "0")
-            except ValueError as error:
-                said = f"line {number}: {getattr(error, 'msg', error)}"
-                break
-        else:
-            return ""
-    whole = _decoded(file.read_bytes()) if file.stat().st_size <= CHECKED_BYTES else "0"
-    try:
-        decoder, at = json.JSONDecoder(), 0
-        while found := BLANKS.match(whole, at):
-            at = decoder.raw_decode(whole, found.end())[1]
-    except json.JSONDecodeError as error:
-        return said if file.suffix == ".jsonl" or number > 1 else f"line {error.lineno}: {error.msg}"
-    return ""
-
-
-def _decoded(data: bytes) -> str:
-    return data.decode("utf-8-sig", errors="replace").replace("\t", " ")
-
-
 def missing_function(config: Mapping[str, Any]) -> str:
     """The message for a `!function` of a config whose module is missing; "" where there is none."""
     for keys, value in texts(config):
@@ -295,8 +216,7 @@ def missing_function(config: Mapping[str, Any]) -> str:
 
 
 def _installed(module: str) -> bool:
-    with _without_current_folder():
-        try:
-            return importlib.util.find_spec(module.partition(".")[0]) is not None
-        except (ImportError, ValueError):
-            return False
+    try:
+        return importlib.util.find_spec(module.partition(".")[0]) is not None
+    except (ImportError, ValueError):
+        return False

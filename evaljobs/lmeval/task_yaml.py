@@ -138,7 +138,17 @@ class Defined:
 Index = Mapping[str, Defined]
 
 
-def index_of(folders: Iterable[str]) -> dict[str, Defined]:
+def _is_group(config: Mapping[str, Any]) -> bool:
+    return "group" in config and "class" not in config
+
+
+def defined_by(path: Path, config: Mapping[str, Any] | None = None) -> Defined:
+    """The task or group of a YAML file. `config`: its merged one, where the caller has it."""
+    config = merged_config(path) if config is None else config
+    return Defined(path, list(names_in(config.get("task"))) if _is_group(config) else [])
+
+
+def index_of(folders: Iterable[str], read: Callable[[Path], dict[str, Any]] = parsed) -> dict[str, Defined]:
     """Tasks, groups and tags that these folders define.
 
     As in lm-eval, the first of two files in one folder counts, and the later of two folders.
@@ -149,12 +159,12 @@ def index_of(folders: Iterable[str]) -> dict[str, Defined]:
         for path in sorted(Path(folder).glob("**/*.yaml"), key=lambda p: p.as_posix()):
             if "__pycache__" in path.parts or ".ipynb_checkpoints" in path.parts:
                 continue
-            config = merged_config(path)
-            group = "group" in config and "class" not in config
+            config = merged_config(path, read=read)
+            group = _is_group(config)
             name = config.get("group" if group else "task")
             if not isinstance(name, str) or name in part:
                 continue
-            part[name] = Defined(path, list(names_in(config.get("task"))) if group else [])
+            part[name] = defined_by(path, config)
             tags = [] if group else config.get("tag") or []
             for tag in tags if isinstance(tags, list) else [tags]:
                 part.setdefault(str(tag), Defined()).members.append(name)
@@ -163,15 +173,14 @@ def index_of(folders: Iterable[str]) -> dict[str, Defined]:
 
 
 def names_in(member: Any) -> Iterator[str]:
-    """Task and group names that a group's `task:` holds, nested groups included."""
+    """Names that a group's `task:` holds; a group that is defined inside it stands for its own members."""
     if isinstance(member, str):
         yield member
     elif isinstance(member, list):
         for one in member:
             yield from names_in(one)
     elif isinstance(member, dict):
-        yield from names_in(member.get("task"))
-        yield from names_in(member.get("group"))
+        yield from names_in(member.get("task") or member.get("group"))
 
 
 def reached(index: Index, names: Iterable[str]) -> set[str]:

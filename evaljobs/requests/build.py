@@ -14,7 +14,7 @@ import json
 import logging
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,16 @@ from evaljobs.contract.paths import (
 from evaljobs.contract.specs import BuildSpec, EntryManifest, RequestSetManifest
 from evaljobs.contract.storage import read_record, write_atomic, write_outcome, write_record
 from evaljobs.errors import JobError, OperatorError, details, one_line
-from evaljobs.lmeval import conversations, hooks, result_keys, run, shown_inputs, source_files, stub_model
+from evaljobs.lmeval import (
+    conversations,
+    hooks,
+    result_keys,
+    run,
+    shown_inputs,
+    source_files,
+    stub_model,
+    task_paths,
+)
 from evaljobs.lmeval.batches import (
     Kind,
     Piece,
@@ -44,6 +53,7 @@ from evaljobs.lmeval.batches import (
     encode_batches,
     encode_requests,
 )
+from evaljobs.lmeval.source_files import Digests
 from evaljobs.requests.units import cut_requests
 
 log = logging.getLogger(__name__)
@@ -65,9 +75,7 @@ def build(spec: BuildSpec) -> Built:
     entry = spec.suite.tasks[spec.entry]
     work = WorkPaths(folder.parents[1])
     if sets is None:
-        # the folder is named by the digest of these files
-        with source_files.unchanged_meanwhile(spec.suite, spec.entry, spec.source, work):
-            sets, shown = _build_entry(spec, work)
+        sets, shown = _build_entry(spec, work)
         write_record(entry_manifest(folder), EntryManifest(entry=entry.name, sets=sets, shown=shown))
     places = {task: str(folder / relative) for task, relative in sets.items()}
     cut = spec.cut or ("" if spec.batch_size == "auto" else str(spec.batch_size))
@@ -155,6 +163,12 @@ def drop(folder: str | Path) -> None:
 def _build_entry(spec: BuildSpec, work: WorkPaths) -> tuple[dict[str, str], str]:
     """Leaf task -> folder name, and the name of the file with the rows that the build showed."""
     entry = spec.suite.tasks[spec.entry]
+    named = source_files.named_by(spec.suite.include_path, entry.name, Digests(work.digests))
+    if spec.source and named.key() != spec.source:
+        raise OperatorError(
+            f"the files of task {entry.name} changed after its evaluation was submitted: submit it again (`evalspan eval` "
+            "or `evalspan submit`); answers to prompts that are still the same are used again"
+        )
     rows: dict[str, str] = {}
     tasks = run.entry_tasks(spec.suite, entry, model=spec.model, model_dir=spec.model_dir)
     lm = stub_model.model(spec.model_dir, spec.model)
@@ -173,19 +187,19 @@ def _build_entry(spec: BuildSpec, work: WorkPaths) -> tuple[dict[str, str], str]
         raise
     except ValueError as error:  # lm-eval refuses settings that exclude each other
         raise OperatorError(f"task {entry.name}: {one_line(error)}") from error
-    shown = _write_shown(spec, tasks, rows)
-    files = source_files.files_of(spec.suite.include_path, entry.name, tasks.shipped)
+    rows = shown_inputs.merged([rows, named.found])
+    modules = source_files.task_modules(rows)
+    shown = _write_shown(spec, tasks.loaded["tasks"].values(), rows)
     sets: dict[str, str] = {}
     for name, task in tasks.loaded["tasks"].items():
-        score_key = result_keys.score_key(task, tasks.loaded.get("groups", {}), files)
+        score_key = result_keys.score_key(task, tasks.loaded.get("groups", {}), modules)
         sets[name] = _write_set(spec, lm, name, task, score_key=score_key, shown=shown)
     return sets, shown
 
 
-def _write_shown(spec: BuildSpec, tasks: run.Tasks, rows: dict[str, str]) -> str:
+def _write_shown(spec: BuildSpec, tasks: Iterable[Any], rows: dict[str, str]) -> str:
     """Write what the build used, with the engine's packages and the revisions of data sets and models. Returns the file's name."""
-    entry = spec.suite.tasks[spec.entry]
-    hub = source_files.hub_sets(spec.suite.include_path, entry.name, tasks.shipped)
+    hub = {task_paths.source({**vars(t.config), "dataset_path": t.DATASET_PATH}).hub for t in tasks} - {""}
     rows |= shown_inputs.package_rows((*shown_inputs.ENGINES, spec.model.engine))
     rows |= shown_inputs.revision_rows(hub, "datasets")
     rows |= shown_inputs.revision_rows(source_files.hub_models(spec.model).values(), "models")

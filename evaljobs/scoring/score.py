@@ -13,9 +13,10 @@ import contextlib
 import importlib.metadata
 import json
 import logging
+import os
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -129,7 +130,8 @@ def score(spec: ScoreSpec) -> Scored:
     work = WorkPaths(paths.root.parent)
     entry = spec.suite.tasks[spec.entry]
     rows: dict[str, str] = {}
-    with Items(spec) as items, _unchanged_meanwhile(spec, work):
+    with Items(spec) as items:
+        built = _check_shown(spec)
         run.quiet_environment(offline=True)
         leaves = {
             task: _answers(paths, folder, spec.frames.get(task, ()))
@@ -142,9 +144,11 @@ def score(spec: ScoreSpec) -> Scored:
         found = _Found(spec, items)
         with shown_inputs.recorded(rows, leave_out=(work.root, spec.model_dir)):
             results = _results(spec, leaves, tasks, found, items)
+        _check_shown(spec)
+    named = source_files.named_by(spec.suite.include_path, entry.name, source_files.Digests(work.digests))
     # the score key holds these, and knows a comment from code
-    for named in source_files.paths_of(spec.suite.include_path, entry.name, tasks.shipped):
-        rows.pop(named, None)
+    counted = {os.path.realpath(p) for p in (*source_files.task_modules(built), *named.yamls, *named.data)}
+    rows = {path: digest for path, digest in rows.items() if os.path.realpath(path) not in counted}
     return Scored(
         name=spec.name,
         entry=spec.entry,
@@ -216,30 +220,25 @@ def _results(
     return results
 
 
-@contextlib.contextmanager
-def _unchanged_meanwhile(spec: ScoreSpec, work: WorkPaths) -> Iterator[None]:
-    """Check before and after the block that the entry's files are those that its requests were built of."""
-    _check_shown(spec)  # first, since it names the file
-    with source_files.unchanged_meanwhile(spec.suite, spec.entry, spec.source, work):
-        yield
-        _check_shown(spec)
+def _check_shown(spec: ScoreSpec) -> set[str]:
+    """Paths of what the build used. OperatorError where one of its files differs now.
 
-
-def _check_shown(spec: ScoreSpec) -> None:
-    """OperatorError where a file that the build opened differs now. Packages do not count, since this job shows its own.
-
-    Nor do files that are not here: the build may have read them in its node's temporary folder.
+    Packages do not count, since this job shows its own, nor files that are not here: the build may have read them in its
+    node's temporary folder.
     """
+    built = set[str]()
     sets = {Path(folder).parent: folder for folder in spec.request_sets.values()}  # leaf tasks of one build
     for parent, folder in sets.items():
         shown = read_record(request_set_manifest(folder), RequestSetManifest).shown
         rows = shown_inputs.rows_of_set(parent, shown) or {}
+        built |= rows.keys()
         files = {p: digest for p, digest in rows.items() if Path(p).exists()}
         if differing := shown_inputs.changed(files):
             raise OperatorError(
                 f"{shown_inputs.in_words(differing[0])} changed since the requests of {spec.suite.tasks[spec.entry].name} "
                 "were built: type the same command; answers to requests that are still the same are used again"
             )
+    return built
 
 
 def _write(

@@ -35,7 +35,7 @@ def keys_of(world: World) -> tuple[str, dict[str, str]]:
     site = Site(
         work_dir=str(world.path("work")), trial_command=(sys.executable,), worker_command=(), trial_env=env, worker_env=env
     )  # fmt: skip
-    inputs = inputs_of(suite, model, site, "0", lambda _suite, _site: None)
+    inputs = inputs_of(suite, model, site, "0")
     checkpoint = inspect(world.path(world.model))
     sets = {
         task.name: folder_name(suite, number, checkpoint, model, inputs)
@@ -53,18 +53,18 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         yield made
 
 
-# Each file below tasks/ that a YAML names or a module imports -> entries of the suite whose prompts it decides.
+# Each file below tasks/ that a YAML names -> entries of the suite whose prompts it decides.
 USED = {
     "choose": ("choose.yaml", "data/choose.jsonl", "data/few.jsonl"),
     "marked": ("globbed.yaml", "parts/one.jsonl", "parts/two.jsonl"),
     "most": (
         "most.yaml", "count.yaml", "data/count.csv", "mapped.yaml", "data/mapped.jsonl", "generated.yaml", "load.py",
         "opened.yaml", "data/opened.jsonl", "shown.py", "packaged.yaml", "data/packaged.jsonl", "edited.yaml", "big.yaml",
-        "data/big.jsonl", "helper.py", "deeper.py", "linked.yaml", "data/linked.jsonl", "gathered.yaml",
-        "data/gathered.jsonl", "beside.py", "extras/one.txt", "hubbed.yaml",
+        "data/big.jsonl", "helper.py", "linked.yaml", "data/linked.jsonl", "gathered.yaml", "data/gathered.jsonl",
+        "beside.py", "hubbed.yaml",
     ),
     "choose marked most": ("common/base.yaml",),
-    "": ("metrics.py", "grading.py", "accepted.txt"),  # scored by them
+    "": ("metrics.py",),  # scores them
 }  # fmt: skip
 
 
@@ -160,5 +160,5 @@ def test_another_environment_of_trials_is_another_evaluation(tmp_path: Path, cha
     """Another value of a variable; another prologue, container or Python of [trial]: a task may compute with it."""
     site = replace(SITE, work_dir=str(tmp_path), worker_env={"GRADE": "1"}, command="module load a")
     of, model = record(), ModelOptions()
-    inputs = [inputs_of(of.suite, model, s, "0.4", lambda *_: None) for s in (site, replace(site, **changed))]
+    inputs = [inputs_of(of.suite, model, s, "0.4") for s in (site, replace(site, **changed))]
     assert len({evaluation_id(of.checkpoint, of.suite, model, inputs=each) for each in inputs}) == 2

@@ -45,7 +45,8 @@ STEPS = {
         "gold answer, size and mtime kept",
         "aggregation by a module",
     ),
-    "a variable, and a Hub's cache that the prologue names": (
+    "a folder's files, a variable, and a Hub's cache that the prologue names": (
+        "file that appears in a folder listed by a module",
         "variable in [trial] env read by a module",
         "HF_HOME by the prologue, the same content",
         "data set in the prologue's HF_HOME: main moves",

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from evaljobs.errors import OperatorError
 from evaljobs.lmeval import shown_inputs, source_files
 from evaljobs.lmeval.present_data import made_anew
 from evaljobs.lmeval.shown_inputs import CHANGING, changed, in_words, merged, recorded
+from evaljobs.lmeval.task_paths import LOADERS
 
 GRADELIB = "package:gradelib"
 
@@ -25,17 +25,24 @@ GRADELIB = "package:gradelib"
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A user's folder and an installed package, both on sys.path, and another folder for temporary files."""
-    for name in ("own", "site-packages/gradelib", "site-packages/gradelib-1.0.dist-info", "work", "tmp"):
+    for name in (
+        "own/parts",
+        "site-packages/gradelib",
+        "site-packages/gradelib-1.0.dist-info",
+        "work",
+        "tmp",
+    ):
         (tmp_path / name).mkdir(parents=True)
     (tmp_path / "own/asking.py").write_text("import gradelib\nWORD = 'river'\n")
-    (tmp_path / "own/words.txt").write_text("river\n")
+    for name in ("words.txt", "parts/one.txt"):
+        (tmp_path / "own" / name).write_text("river\n")
     (tmp_path / "site-packages/gradelib/__init__.py").write_text("SCALE = 1\n")
     record = "gradelib/__init__.py,sha256=x,10\ngradelib-1.0.dist-info/RECORD,,\n"
     (tmp_path / "site-packages/gradelib-1.0.dist-info/RECORD").write_text(record)
     for name in ("own", "site-packages"):
         monkeypatch.syspath_prepend(str(tmp_path / name))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
-    shown_inputs._records.cache_clear()
+    shown_inputs._packages.cache_clear()
     yield tmp_path
     for name in ("asking", "gradelib"):
         sys.modules.pop(name, None)
@@ -47,6 +54,7 @@ def run(place: Path, *, fails: bool = False) -> dict[str, str]:
     with pytest.raises(ValueError) if fails else nullcontext(), recorded(rows, leave_out=[place / "work"]):
         importlib.import_module("asking")
         (place / "own/words.txt").read_text()
+        assert [*(place / "own/parts").glob("*.txt")]
         for name in ("work/notes.txt", "tmp/scratch.txt", "own/out.txt"):
             (place / name).write_text("made by the run\n")
             (place / name).read_text()
@@ -60,7 +68,9 @@ def run(place: Path, *, fails: bool = False) -> dict[str, str]:
 def test_a_run_shows_what_it_read_and_imported_and_not_what_it_made(place: Path, fails: bool) -> None:
     """Also where it ends by an exception, as a build does at lm-eval's first request."""
     rows = run(place, fails=fails)
-    assert rows.keys() == {str(place / "own/asking.py"), str(place / "own/words.txt"), GRADELIB}
+    assert rows.keys() == {GRADELIB, *(str(place / "own" / n) for n in ("asking.py", "words.txt"))} | {
+        f"{place}/own/parts/"
+    }
     assert in_words(GRADELIB) == "package gradelib"
     assert changed(rows) == []
 
@@ -74,10 +84,17 @@ def test_the_next_task_imports_its_own_modules(place: Path) -> None:
 
 
 def test_each_change_is_told(place: Path) -> None:
-    """Content with size and mtime kept; another version of a package; a file that is gone. A touch is no change."""
-    rows, words = run(place), place / "own/words.txt"
+    """Content with size and mtime kept; another version of a package; a file that is gone, or that a listed folder has anew.
+    A touch, a module and a hidden file there are no change.
+    """
+    rows, words, parts = run(place), place / "own/words.txt", place / "own/parts"
     os.utime(words)
+    for name in (".hidden", "module.py", "task.yaml"):
+        (parts / name).write_text("")
     assert changed(rows) == []
+    (parts / "two.txt").write_text("")
+    assert changed(rows) == [f"{parts}/"]
+    (parts / "two.txt").unlink()
     was = words.stat()
     words.write_text("ocean\n")
     os.utime(words, ns=(was.st_atime_ns, was.st_mtime_ns))
@@ -104,7 +121,13 @@ def test_two_runs_that_saw_different_contents_equal_none() -> None:
 
 
 def test_the_revisions_of_a_data_set_are_a_row(tmp_path: Path) -> None:
-    """By the cache that the variables of the job name."""
+    """By the cache that the variables of the job name; without its repository, by what was prepared of it."""
+    made = tmp_path / "datasets/org___rows/default/0.0.0"
+    (made / "one").mkdir(parents=True)
+    rows = shown_inputs.revision_rows(["org/rows"], "datasets", {"HF_HOME": str(tmp_path)})
+    assert changed(rows) == []
+    (made / "two").mkdir()
+    assert changed(rows) == [f"{made}/"]
     refs = tmp_path / "hub/datasets--org--rows/refs"
     refs.mkdir(parents=True)
     (refs / "main").write_text("a" * 40)
@@ -117,52 +140,34 @@ def test_the_revisions_of_a_data_set_are_a_row(tmp_path: Path) -> None:
 # --- source keys: which files a suite's entry names ---------------------------------------------------------------------
 
 
-def test_files_that_change_after_the_submission_are_refused(tmp_path: Path) -> None:
-    """By the build and by the score: neither prompts nor gold answers are another evaluation's."""
-    lines = "task: one\ndataset_path: json\ndataset_kwargs: {data_files: rows.jsonl}\n"
-    (tmp_path / "one.yaml").write_text(lines)
-    (tmp_path / "rows.jsonl").write_text('{"q": 1}\n')
-    source, _ = source_files.entry_files([str(tmp_path)], "one", source_files.Digests())
-    source_files.unchanged([str(tmp_path)], "one", source, None)
-    (tmp_path / "rows.jsonl").write_text("{}\n")
-    with pytest.raises(OperatorError, match="changed after its evaluation was submitted"):
-        source_files.unchanged([str(tmp_path)], "one", source, None)
-
-
 def test_a_group_a_tag_and_an_unknown_name_are_not_one_task(tmp_path: Path) -> None:
-    """What lm-eval ships counts by its own file; a task's YAML file counts as its task."""
+    """A task's YAML file counts as its task."""
     for name, text in (
         ("leaf", "task: leaf\ntag: marked\n"),
         ("other", "task: other\ntag: marked\n"),
         ("both", "group: both\ntask: [leaf, other]\n"),
     ):
         (tmp_path / f"{name}.yaml").write_text(text)
-    shipped = {
-        "theirs": source_files.Shipped(tmp_path / "leaf.yaml"),
-        "their_tag": source_files.Shipped(None, ("theirs",)),
-    }
-    names = ["leaf", "both", "marked", "unknown", "theirs", "their_tag"]
-    names += [str(tmp_path / "other.yaml"), str(tmp_path / "both.yaml")]
+    names = ["leaf", "both", "marked", "unknown", str(tmp_path / "other.yaml"), str(tmp_path / "both.yaml")]
     digests = source_files.Digests()
-    single = [n for n in names if source_files.is_one_task([str(tmp_path)], n, digests, shipped.get)]
-    assert single == ["leaf", "theirs", str(tmp_path / "other.yaml")]
+    single = [n for n in names if source_files.is_one_task([str(tmp_path)], n, digests)]
+    assert single == ["leaf", str(tmp_path / "other.yaml")]
 
 
-@pytest.mark.parametrize("loader", sorted(source_files.LOADERS))
-def test_other_data_that_a_loader_of_files_prepared_change_no_key(loader: str, tmp_path: Path) -> None:
-    """`datasets` keeps all that `json` has read in one folder: it is no revision of a suite's own files."""
-    (tmp_path / "one.yaml").write_text(f"task: one\ndataset_path: {loader}\n")
-    asked = [str(tmp_path)], "one", source_files.Digests()
-    env = {"HF_HOME": str(tmp_path / "hf")}
-    before = source_files.entry_files(*asked, env=env)
-    (tmp_path / "hf" / "datasets" / loader / "default-0123" / "0.0.0" / "4567").mkdir(parents=True)
-    assert source_files.entry_files(*asked, env=env) == before
+def test_a_copy_of_a_folder_is_another_suite(tmp_path: Path) -> None:
+    """What its modules import and read is known by path, from a build: an edit of the copy is none of the first folder."""
+    folders = [tmp_path / name for name in ("one", "two")]
+    for folder in folders:
+        folder.mkdir()
+        (folder / "own.yaml").write_text("task: own\n")
+    keys = {source_files.named_by([str(f)], "own", source_files.Digests()).key() for f in folders}
+    assert len(keys) == 2
 
 
 def test_every_loader_of_files_that_datasets_has_is_known() -> None:
     from datasets.packaged_modules import _PACKAGED_DATASETS_MODULES as PACKAGED
 
-    assert set(PACKAGED) <= source_files.LOADERS
+    assert set(PACKAGED) <= LOADERS
 
 
 def test_large_files_are_hashed_once_and_anew_when_size_or_time_changes(tmp_path: Path) -> None:

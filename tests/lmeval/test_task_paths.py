@@ -17,11 +17,7 @@ from evaljobs.lmeval import run, source_files, task_index, task_paths, task_yaml
 pytestmark = pytest.mark.model
 
 RIGHT, WRONG = ["of the suite", "of the suite, too"], ["of the current folder"]
-YAML = """task: own
-output_type: generate_until
-doc_to_text: "{{x}}"
-doc_to_target: "{{x}}"
-"""
+YAML = 'task: own\noutput_type: generate_until\ndoc_to_text: "{{x}}"\ndoc_to_target: "{{x}}"\n'
 LOADER = """import json
 import datasets
 
@@ -31,33 +27,22 @@ def load(data_files, **_):
 def same(rows):
     return rows
 """
+JSON, FILES = "dataset_path: json\ndataset_kwargs: ", "dataset_path: json\ndataset_kwargs: {data_files: "
 # how a YAML may name its data: (its lines, the split that they become)
 SHAPES = {
-    "a string": ("dataset_path: json\ndataset_kwargs: {data_files: data/test.jsonl}", "train"),
-    "a list": ("dataset_path: json\ndataset_kwargs: {data_files: [data/test.jsonl]}", "train"),
-    "a dict": ("dataset_path: json\ndataset_kwargs: {data_files: {test: data/test.jsonl}}", "test"),
-    "a dict of lists": ("dataset_path: json\ndataset_kwargs: {data_files: {test: [data/test.jsonl]}}", "test"),
-    "splits with paths": (
-        "dataset_path: json\ndataset_kwargs: {data_files: [{split: test, path: data/test.jsonl}]}",
-        "test",
-    ),
-    "a pattern": ('dataset_path: json\ndataset_kwargs: {data_files: {test: "data/*.jsonl"}}', "test"),
-    "a deep pattern": ('dataset_path: json\ndataset_kwargs: {data_files: {test: "**/t?st.jsonl"}}', "test"),
-    "from the folder above": (
-        "dataset_path: json\ndataset_kwargs: {data_files: {test: ../tasks/data/test.jsonl}}",
-        "test",
-    ),
-    "a folder of data": ("dataset_path: json\ndataset_kwargs: {data_dir: data}", "test"),
-    "files in a folder": (
-        "dataset_path: json\ndataset_kwargs: {data_dir: data, data_files: {test: test.jsonl}}",
-        "test",
-    ),
+    "a string": (FILES + "data/test.jsonl}", "train"),
+    "a list": (FILES + "[data/test.jsonl]}", "train"),
+    "a dict": (FILES + "{test: data/test.jsonl}}", "test"),
+    "a dict of lists": (FILES + "{test: [data/test.jsonl]}}", "test"),
+    "splits with paths": (FILES + "[{split: test, path: data/test.jsonl}]}", "test"),
+    "a pattern": (FILES + '{test: "data/*.jsonl"}}', "test"),
+    "a deep pattern": (FILES + '{test: "**/t?st.jsonl"}}', "test"),
+    "from the folder above": (FILES + "{test: ../tasks/data/test.jsonl}}", "test"),
+    "a folder of data": (JSON + "{data_dir: data}", "test"),
+    "files in a folder": (JSON + "{data_dir: data, data_files: {test: test.jsonl}}", "test"),
     "a local data set": ("dataset_path: data", "test"),
     "a local data set's files": ("dataset_path: ./data\ndataset_kwargs: {data_files: {test: test.jsonl}}", "test"),
-    "a function's argument": (
-        "custom_dataset: !function own.load\ndataset_kwargs: {data_files: {test: data/test.jsonl}}",
-        "test",
-    ),
+    "a function's argument": ("custom_dataset: !function own.load\ndataset_kwargs: {data_files: {test: data/test.jsonl}}", "test"),
 }  # fmt: skip
 
 
@@ -97,12 +82,12 @@ def texts(task: Any) -> list[str]:
     return [document["x"] for document in task.test_docs()]
 
 
-def source_key(folder: Path) -> str:
-    return source_files.entry_files([str(folder)], "own", source_files.Digests(None))[0]
+def source_key(folder: Path, name: str = "own") -> str:
+    return source_files.named_by([str(folder)], name, source_files.Digests()).key()
 
 
 def ask(folder: Path, *names: str) -> task_index.Answer:
-    return task_index.ask([str(folder)], names or ["own"], None, chat=False)
+    return task_index.ask([str(folder)], names or ["own"])
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -112,8 +97,7 @@ def test_data_are_the_suites_from_any_folder(shape, tasks, tmp_path, monkeypatch
     keys = {source_key(tasks)}
     for place in (tmp_path / "here", tmp_path / "there" / "tasks", Path("/"), tasks):
         monkeypatch.chdir(place)
-        task = load(tasks)
-        assert texts(task) == RIGHT
+        assert texts(load(tasks)) == RIGHT
         keys.add(source_key(tasks))
         answer = ask(tasks)
         assert (answer.unfit, answer.uncached) == ({}, {})
@@ -124,34 +108,22 @@ def test_data_are_the_suites_from_any_folder(shape, tasks, tmp_path, monkeypatch
     assert source_key(tasks) not in keys
 
 
-def test_an_edit_of_data_in_the_home_folder_changes_the_source_key(tasks, tmp_path, monkeypatch) -> None:
-    """What is loaded is what counts, however its path is written."""
-    monkeypatch.setenv("HOME", str(tmp_path))
-    write(tasks, "dataset_path: json\ndataset_kwargs: {data_files: {test: ~/mine/test.jsonl}}")
-    keys = set()
-    for documents in (RIGHT, WRONG):
-        rows(tmp_path / "mine" / "test.jsonl", documents)
-        assert texts(load(tasks)) == documents
-        keys.add(source_key(tasks))
-    assert len(keys) == 2
-
-
 @pytest.mark.parametrize("command", [False, True])
-def test_a_yaml_file_is_a_name(tasks: Path, tmp_path: Path, command: bool) -> None:
+def test_a_yaml_file_is_a_name(tasks: Path, command: bool) -> None:
     """Outside every folder of a suite, a task or a group, also with a comma in its path; its faults are found."""
     folder = tasks.parent / "a, b"
     tasks.rename(folder)
     good, group = write(folder, *SHAPES["a dict"]), folder / "group.yaml"
     group.write_text(f"group: two\ntask: [{{task: own, include: {good.name}}}]\n")
-    bad = write(folder, "dataset_path: json\ndataset_kwargs: {data_files: {test: no.jsonl}}", name="bad.yaml")
+    bad = write(folder, FILES + "{test: no.jsonl}}", name="bad.yaml")
     names = [str(good), str(bad), str(group)]
     if command:
-        argv = [sys.executable, "-m", "evaljobs", "tasks", *(w for name in names for w in ("--name", name))]
+        argv = [sys.executable, "-m", "evaljobs", "tasks", json.dumps({"include_path": [], "names": names})]
         done = subprocess.run(argv, capture_output=True, text=True, check=True)
         answer = task_index.Answer(**json.loads(done.stdout.splitlines()[-1]))
     else:
-        answer = task_index.ask([], names, None, chat=False)
-    assert (answer.known, answer.unknown) == (names, {})
+        answer = task_index.ask([], names)
+    assert answer.unknown == {}
     assert list(answer.unfit) == [str(bad)]
     assert answer.files == [str(folder / "data" / "test.jsonl")]
 
@@ -170,52 +142,47 @@ def test_documents_and_configs_are_lm_evals_own(shape: str, tasks: Path, monkeyp
 
 
 DATA = "dataset_path: json\ntest_split: test\ndataset_kwargs: {data_files: {test: PLACE}}\n"
+INCLUDED, MEMBER = (
+    "include: base/_base\ntask: own\n",
+    "{task: own, dataset_kwargs: {data_files: {test: data/rows.jsonl}}}",
+)
 # where the data lie -> YAMLs by place below the suite's folder, the name that is loaded, and the data's place
 PLACES = {
-    "a full path": (
-        {"own.yaml": YAML + DATA.replace("PLACE", "BELOW/deep/rows.jsonl")},
-        "own",
-        "deep/rows.jsonl",
-    ),
+    "a full path": ({"own.yaml": YAML + DATA.replace("PLACE", "BELOW/deep/rows.jsonl")}, "own", "deep/rows.jsonl"),
+    "the home folder": ({"own.yaml": YAML + DATA.replace("PLACE", "~/mine/rows.jsonl")}, "own", "mine/rows.jsonl"),
     "beside the YAML that is included": (
-        {
-            "base/_base": YAML + DATA.replace("PLACE", "rows.jsonl"),
-            "own.yaml": "include: base/_base\ntask: own\n",
-        },
-        "own",
-        "base/rows.jsonl",
-    ),
+        {"base/_base": YAML + DATA.replace("PLACE", "rows.jsonl"), "own.yaml": INCLUDED}, "own", "base/rows.jsonl"),
     "beside a group's YAML": (
-        {
-            "own.yaml": YAML + DATA.replace("PLACE", "data/test.jsonl"),
-            "groups/all.yaml": (
-                "group: all\ntask: [{task: own, dataset_kwargs: {data_files: {test: data/rows.jsonl}}}]\n"
-            ),
-        },
-        "all",
-        "groups/data/rows.jsonl",
-    ),
-}
+        {"own.yaml": YAML + DATA.replace("PLACE", "data/test.jsonl"), "groups/all.yaml": f"group: all\ntask: [{MEMBER}]\n"},
+        "all", "groups/data/rows.jsonl"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("where", PLACES)
-def test_data_lie_where_the_yaml_that_names_them_says(where: str, tasks: Path) -> None:
-    """A full path wherever the YAML lies; else beside the YAML that has the line, whatever lies beside another one."""
+def test_data_lie_where_the_yaml_that_names_them_says(where: str, tasks: Path, monkeypatch) -> None:
+    """A full path wherever the YAML lies; else beside the YAML that has the line, whatever lies beside another one. What is
+    loaded is what counts, however its path is written.
+    """
+    monkeypatch.setenv("HOME", str(tasks))
     yamls, name, place = PLACES[where]
     for yaml, text in yamls.items():
         (tasks / yaml).parent.mkdir(exist_ok=True)
         (tasks / yaml).write_text(text.replace("BELOW", str(tasks)))
     rows(tasks / "rows.jsonl", WRONG)
-    rows(tasks / place, ["of that place"])
-    assert texts(load(tasks, name)) == ["of that place"]
-    assert ask(tasks, name).files == [str(tasks / place)]
+    keys = set()
+    for documents in (["of that place"], RIGHT):
+        rows(tasks / place, documents)
+        assert texts(load(tasks, name)) == documents
+        assert ask(tasks, name).files == [str(tasks / place)]
+        keys.add(source_key(tasks, name))
+    assert len(keys) == 2
 
 
 # a wrong YAML: (its lines, the key that is named, what is named relative to the YAML)
 WRONG_LINES = {
-    "a file": ("dataset_path: json\ndataset_kwargs: {data_files: {test: [data/test.jsonl, only.jsonl]}}", "data_files", "only.jsonl"),
-    "a pattern": ('dataset_path: json\ndataset_kwargs: {data_files: "only*.jsonl"}', "data_files", "only*.jsonl"),
-    "a folder of data": ("dataset_path: json\ndataset_kwargs: {data_dir: only}", "data_dir", "only"),
+    "a file": (FILES + "{test: [data/test.jsonl, only.jsonl]}}", "data_files", "only.jsonl"),
+    "a pattern": (FILES + '"only*.jsonl"}', "data_files", "only*.jsonl"),
+    "a folder of data": (JSON + "{data_dir: only}", "data_dir", "only"),
     "a local data set": ("dataset_path: ./only", "dataset_path", "only"),
     "a deep data set": ("dataset_path: only/a/b", "dataset_path", "only/a/b"),
     "a module": ("dataset_path: data\nprocess_docs: !function only_module.same", "process_docs", "only_module.py"),
@@ -225,103 +192,96 @@ WRONG_LINES = {
 
 
 @pytest.mark.parametrize("what", WRONG_LINES)
-def test_what_is_not_beside_the_yaml_is_refused(what: str, tasks: Path, monkeypatch: Any) -> None:
-    """Before a submission and in a job, in one line with YAML, key and full path, even if the
-    current folder has it.
+def test_what_is_not_beside_the_yaml_is_refused(what: str, tasks: Path) -> None:
+    """Before a submission and in a job, in one line with YAML, key and full path, even if the current folder has it.
+    lm-eval is itself again after the failure.
     """
+    from lm_eval.api.task import ConfigurableTask
+    from lm_eval.tasks import _yaml_loader
+
     lines, key, name = WRONG_LINES[what]
     here = Path.cwd()
     rows(here / "only.jsonl", WRONG)
     rows(here / "only" / "a" / "b" / "test.jsonl", WRONG)
     (here / "only.yml").write_text("repeats: 1\n")
     (here / "only_module.py").write_text(LOADER)
-    monkeypatch.syspath_prepend(str(here))  # as `python -m` does
     place = write(tasks, lines)
-    answer = ask(tasks)
-    (why,) = answer.unfit.values()
+    (why,) = ask(tasks).unfit.values()
     assert "\n" not in why
-    assert str(place) in why
-    assert key in why
-    assert str(tasks / name) in why
+    assert all(text in why for text in (str(place), key, str(tasks / name)))
+    before = _yaml_loader._make_loader, ConfigurableTask.download
     if what != "an include":  # lm-eval defines no task for it
         with pytest.raises(OperatorError) as refused:
             load(tasks)
         assert str(tasks) in str(refused.value)
+    assert (_yaml_loader._make_loader, ConfigurableTask.download) == before
+    with task_paths.relative_to_yaml():
+        assert (_yaml_loader._make_loader, ConfigurableTask.download) != before
 
 
-JSON_TASK = "dataset_path: json\ndataset_kwargs: {data_files: {test: %s}}"
-METRIC = JSON_TASK % "data/test.jsonl" + "\n"
-MODULE = "dataset_path: data\nprocess_docs: !function own.same"
-SCORE = "def score(*_):\n    return 1.0\n"
-# what a suite's folder holds: (the YAML's lines, a file and its text, what is said of the task; "" where it is taken)
-TASKS = [
-    (METRIC + "metric_list: [{metric: acccc}]", "", "", "lm-eval has no metric 'acccc' (nearest: acc)"),
-    (METRIC + "metric_list: [{metric: qqqqq}]", "", "", "no metric 'qqqqq'; one of"),
-    (METRIC + "metric_list: [{aggregation: mean}]", "", "", "an entry names no metric"),
-    (
-        METRIC + "output_type: multiple_chois",
-        "",
-        "",
-        "output_type 'multiple_chois' should be loglikelihood, ",
-    ),
-    (METRIC + "metric_list: [{metric: wer, hf_evaluate: true}]", "", "", ""),
-    (METRIC + "metric_list: [{metric: acc, aggregation: mean}]", "", "", ""),
-    (METRIC + "metric_list: [{metric: mine}]\nprocess_results: !function own.score", "own.py", SCORE, ""),
-    (METRIC + "metric_list: [{metric: !function own.score, aggregation: mean}]", "own.py", SCORE, ""),
-    (METRIC + "metric_list: [{metric: there}]\nprocess_docs: !function own.score", "own.py", SCORE, ""),
-    (MODULE, "own.py", "def same(rows):\n    return (\n", "FILE, line 2: '(' was never closed"),
-    (
-        MODULE,
-        "own.py",
-        "import json\nfrom deeper import x\n",
-        "FILE, line 2: no module deeper: lm-eval puts no",
-    ),
-    (MODULE, "own.py", "import json, no_such.part\n", "FILE, line 1: no module no_such: install it"),
-    (JSON_TASK, "half.jsonl", '{"x": "a"}\n\n{"x": "b\n{"x": "c"}\n', "FILE, line 3: "),
-    (JSON_TASK, "half.jsonl", '{"x": "a",\n{"x": "c"}\n', "FILE, line 1: "),
-    (JSON_TASK, "half.json", '[\n{"x": "a"},\n{"x":\n', "FILE, line 4: "),
-    (JSON_TASK, "rows.json", '[\n{"x": "a\tb"},\n{"x": "b"}\n]\n', ""),
-    (JSON_TASK, "rows.json", '{\n"x": "a"\n}\n{"x":\n"b"}', ""),
-    (JSON_TASK, "rows.json", '\ufeff{"x": "a"}\n\n \n', ""),
+METRIC, MODULE = FILES + "{test: data/test.jsonl}}\n", "dataset_path: data\nprocess_docs: !function own.same"
+# a YAML's lines, and what is said of the task; "" where it is taken
+SCORED = [
+    ("metric_list: [{metric: acccc}]", "lm-eval has no metric 'acccc' (nearest: acc)"),
+    ("metric_list: [{metric: qqqqq}]", "no metric 'qqqqq'; one of"),
+    ("metric_list: [{aggregation: mean}]", "an entry names no metric"),
+    ("output_type: multiple_chois", "output_type 'multiple_chois' should be loglikelihood, "),
+    ("metric_list: [{metric: wer, hf_evaluate: true}]", ""),
+    ("metric_list: [{metric: acc, aggregation: mean}]", ""),
+    ("metric_list: [{metric: mine}]\nprocess_results: !function own.same", ""),
+    ("metric_list: [{metric: !function own.same, aggregation: mean}]", ""),
+    ("metric_list: [{metric: there}]\nprocess_docs: !function own.same", ""),
 ]
 
 
-@pytest.mark.parametrize(("lines", "file", "text", "says"), TASKS)
-def test_a_task_that_lm_eval_cannot_score_is_refused(lines, file, text, says, tasks: Path) -> None:
-    """By file and line; metrics of lm-eval, of a function and of the evaluate library pass, and JSON over several lines."""
-    (tasks / "deeper.py").write_text("x = 1\n")
-    if file:
-        (tasks / file).write_text(text)
-    place = write(tasks, lines % file if lines is JSON_TASK else lines)
+@pytest.mark.parametrize(("lines", "says"), SCORED)
+def test_a_task_that_lm_eval_cannot_score_is_refused(lines: str, says: str, tasks: Path) -> None:
+    """Before a submission; metrics of lm-eval, of a function and of the evaluate library pass."""
+    place = write(tasks, METRIC + lines)
     if "output_type" in lines:
         place.write_text(place.read_text().replace("output_type: generate_until\n", "", 1))
     unfit = ask(tasks).unfit
     assert bool(unfit) == bool(says)
-    assert says.replace("FILE", str(tasks / file)) in "".join(unfit.values())
+    assert says in "".join(unfit.values())
 
 
-def test_data_that_datasets_cannot_read_are_refused_with_the_cause(tasks: Path) -> None:
-    """Its own words, "An error occurred while generating the dataset", name none."""
-    (tasks / "torn.csv").write_text("x\na\nb,c,d\n")
-    write(tasks, (JSON_TASK % "torn.csv").replace("json", "csv"))
-    with pytest.raises(OperatorError, match=r"cannot be read: ParserError: .*Expected 1 fields in line 3"):
+# what a task's folder holds: (the YAML's lines, a file, its text, what the job that loads the task says)
+UNREADABLE = [
+    ((FILES + "{test: torn.csv}}").replace("json", "csv"), "torn.csv", "x\na\nb,c,d\n",
+     r"cannot be read: ParserError: .*Expected 1 fields in line 3"),
+    (FILES + "{test: half.jsonl}}", "half.jsonl", '{"x": "a"}\n\n{"x": "b\n{"x": "c"}\n', "cannot be read: "),
+    (MODULE, "own.py", "def same(rows):\n    return (\n", r"not load: SyntaxError: .* never closed \(own.py, line 2"),
+    (MODULE, "own.py", "import deeper\n", r"not load: .* 'deeper' \(lm-eval puts no task's folder on sys.path"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("lines", "file", "text", "says"), UNREADABLE)
+def test_what_cannot_be_read_is_refused_with_the_cause(lines, file, text, says, tasks: Path) -> None:
+    """In one line, by the job that builds the requests. The words of `datasets` alone name no cause."""
+    (tasks / file).write_text(text)
+    (tasks / "deeper.py").write_text("x = 1\n")
+    write(tasks, lines)
+    with pytest.raises(OperatorError, match=says):
         load(tasks)
 
 
 def test_a_yaml_that_holds_itself_is_refused(tasks: Path) -> None:
     """An alias within its own value has no end for whoever walks over it."""
-    write(tasks, JSON_TASK % "torn.csv" + "\nmetadata: &x\n  - *x")
+    write(tasks, METRIC + "metadata: &x\n  - *x")
     assert task_yaml.unreadable(tasks / "own.yaml") == "an alias in it holds itself"
     assert task_yaml.parsed(tasks / "own.yaml") == {}
 
 
-def test_a_member_that_lm_eval_would_pass_over_is_refused(tasks: Path) -> None:
-    """A tag or group never loses a member silently because that member's YAML includes a missing
-    file.
+@pytest.mark.parametrize("text", [None, "doc_to_text: [\n"])
+def test_a_member_that_lm_eval_would_pass_over_is_refused(tasks: Path, text: str | None) -> None:
+    """A tag or group never loses a member silently because that member's YAML includes a file that is missing, or cannot
+    be read.
     """
     write(tasks, "dataset_path: data\ntag: both")
     write(tasks, "dataset_path: data\ntag: both\ninclude: gone.yml\ntask: other", name="other.yaml")
     (tasks / "all.yaml").write_text("group: all\ntask: [own, other]\n")
+    if text is not None:
+        (tasks / "gone.yml").write_text(text)
     for name in ("both", "all"):
         (why,) = set(ask(tasks, name).unfit.values())
         assert str(tasks / "gone.yml") in why
@@ -352,6 +312,18 @@ def test_names_are_those_of_lm_evals_own_index(tasks: Path, tmp_path: Path) -> N
         for name, one in task_yaml.index_of(map(str, folders)).items()
     }
     assert ours == theirs
+
+
+def test_lm_evals_own_tasks_are_looked_up_by_their_yaml(tasks: Path, tmp_path: Path) -> None:
+    """A group of lm-eval's own, from the list that another process left: each leaf's data. `gsm8k` has the tag
+    `math_word_problems`: a fault of another task of that tag concerns no suite with gsm8k.
+    """
+    first, again = (task_index.ask([], ["arc_easy", "glue"], str(tmp_path)) for _ in range(2))
+    assert first == again
+    assert first.uncached["arc_easy"] == "allenai/ai2_arc"
+    assert len(first.uncached) > 5
+    assert list(tmp_path.glob("lm_eval-*-catalogue.json"))
+    assert task_yaml.reached(task_index._own_index(tmp_path), ["gsm8k"]) == {"gsm8k"}
 
 
 @pytest.fixture
@@ -394,39 +366,3 @@ def test_a_data_set_that_was_not_fetched_is_named(hub: str, tasks: Path, lines: 
     assert answer.uncached.keys() == {"own"}
     assert (answer.files, answer.unfit) == ([], {})
     assert str(tasks / "lab") in answer.uncached["own"], "a folder beside the YAML may have been meant"
-
-
-def test_lm_evals_own_tasks_are_looked_up_by_their_yaml(tasks: Path, tmp_path: Path) -> None:
-    """A group of lm-eval's own, from the list that another process left: each leaf's data."""
-    first = task_index.ask([], ["arc_easy", "glue"], tmp_path, chat=False)
-    again = task_index.ask([], ["arc_easy", "glue"], tmp_path, chat=False)
-    assert first == again
-    assert first.uncached["arc_easy"] == "allenai/ai2_arc"
-    assert len(first.uncached) > 5
-    assert list(tmp_path.glob("lm_eval-*-index.json"))
-
-
-def test_lm_eval_is_itself_again_outside_the_block(tasks: Path) -> None:
-    """Neither its loader nor its download stays changed, also after a failure."""
-    from lm_eval.api.task import ConfigurableTask
-    from lm_eval.tasks import _yaml_loader
-
-    before = _yaml_loader._make_loader, ConfigurableTask.download
-    write(tasks, "dataset_path: ./only")
-    with pytest.raises(OperatorError):
-        load(tasks)
-    assert (_yaml_loader._make_loader, ConfigurableTask.download) == before
-    with task_paths.relative_to_yaml():
-        assert (_yaml_loader._make_loader, ConfigurableTask.download) != before
-
-
-def test_a_task_reaches_itself_and_not_the_tasks_of_its_tags() -> None:
-    """`gsm8k` has the tag `math_word_problems`: a fault of another task of that tag concerns no suite with gsm8k."""
-    assert task_yaml.reached(task_index.default_index(None), ["gsm8k"]) == {"gsm8k"}
-
-
-def test_an_include_that_cannot_be_read_is_named(tmp_path: Path) -> None:
-    """lm-eval skips such a task; its name and the file stand in the refusal."""
-    (tmp_path / "base.yaml").write_text("doc_to_text: [\n")
-    (tmp_path / "own.yaml").write_text("task: own\ninclude: base.yaml\n")
-    assert "base.yaml" in task_yaml.missing_include(tmp_path / "own.yaml")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.exactness.pipeline import TASKS
+from support.exactness.pipeline import TASKS, build_spec
 
 from evaljobs.contract.outcomes import Built, Failed
 from evaljobs.contract.paths import batch_index_file, request_set_manifest
@@ -31,17 +31,10 @@ pytestmark = pytest.mark.model
 
 
 def spec(model_dir: Path, folder: Path, task: str = "toy_choice", **changes: Any) -> BuildSpec:
-    suite = {"include_path": (str(TASKS),)} | changes.pop("suite", {})
-    options = {"batch_size": 4, "evaluation_dir": str(folder / "evaluation")} | changes
-    return BuildSpec(
-        name="build",
-        suite=SuiteSpec(name="s", tasks=(TaskEntry(name=task),), **suite),
-        entry=0,
-        model_dir=str(model_dir),
-        model=ModelOptions(),
-        out_dir=str(folder / "sets"),
-        **options,
-    )
+    of = {"include_path": (str(TASKS),)} | changes.pop("suite", {})
+    suite = SuiteSpec(name="s", tasks=(TaskEntry(name=task),), **of)
+    where = {"batch_size": 4, "evaluation_dir": str(folder / "evaluation"), "model": ModelOptions()}
+    return build_spec(model_dir, suite, folder / "sets", **(where | changes))
 
 
 def snapshot(folder: Path) -> dict[str, int]:
@@ -85,15 +78,10 @@ def test_a_set_is_named_by_its_prompts_and_says_what_they_cost(model_dir: Path, 
         for number, (model, suite) in enumerate([(model_dir, {}), (copy, {}), (model_dir, brief)])
     )
     assert (here == there, here == other) == (True, False)
+    asked = [(task, seed) for task in ("toy_sampled", "toy_sums") for seed in (1, 2)]
     made = {
         (task, seed): manifest(model_dir, tmp_path / f"{task}-{seed}", task, suite={"seed": seed})
-        for task, seed in (
-            ("toy_sampled", 1),
-            ("toy_sampled", 2),
-            ("toy_sums", 1),
-            ("toy_sums", 2),
-            ("toy_programs", 1),
-        )
+        for task, seed in (*asked, ("toy_programs", 1))
     }
     assert made["toy_sampled", 1].key != made["toy_sampled", 2].key
     assert made["toy_sums", 1].key == made["toy_sums", 2].key
@@ -149,14 +137,14 @@ def test_a_set_is_built_again_where_a_file_that_its_build_read_has_changed(
     [
         ("step-1", "toy_choice", "step-1 is gone: the checkpoint was deleted while it was needed"),
         ("", "toy_choise", "nearest: toy_choice"),
+        ("", "toy_choice", "toy_choice changed after its evaluation was submitted"),
     ],
 )
-def test_what_cannot_be_built_is_named(
-    model_dir: Path, tmp_path: Path, model: str, task: str, says: str
-) -> None:
-    """A deleted checkpoint is called that, not a model that a hub lacks."""
+def test_what_cannot_be_built_is_named(model_dir, tmp_path: Path, model: str, task: str, says: str) -> None:
+    """A deleted checkpoint is called that, not a model that a hub lacks. Files of another state are another evaluation's."""
+    given = spec(tmp_path / model if model else model_dir, tmp_path, task)
     with pytest.raises(OperatorError, match=says):
-        build.build(spec(tmp_path / model if model else model_dir, tmp_path, task))
+        build.build(given.model_copy(update={"source": "of other files"} if "changed" in says else {}))
 
 
 def test_the_build_command_leaves_an_outcome_of_each_spec_and_no_noise(

@@ -196,18 +196,18 @@ row("weights staged again", "", "", setting("settings", "stage.enabled", "true",
 
 row("module edited that no other imports", "", "", bump("tasks/unused.py", "X = "), may="id set")
 row("comment of an included YAML", COMMENT, ALL, bump("tasks/common/base.yaml", "# "))
-row("comment of an imported module", COMMENT, MOST, bump("tasks/deeper.py", "# "))
+row("comment of an imported module", "found id", MOST, bump("tasks/deeper.py", "# "))
 row("variable that nothing reads in [trial] env", COMMENT, ALL, lambda w: w.trial_env.update(UNUSED=str(w.count("unused"))), may="set score")
 
 # --- prompts ---------------------------------------------------------------------------------------------------------
 
 row("prompt of a YAML, size and mtime kept", REQUEST, "count", bump("tasks/count.yaml", "Count ", stat=True))
-row("module imported by process_docs' map, size and mtime kept", REQUEST, "mapped", bump("tasks/deeper.py", "Well ", stat=True))
+row("module imported by process_docs' map, size and mtime kept", FOUND_REQUEST, "mapped", bump("tasks/deeper.py", "Well ", stat=True))
 row("file outside read by a generator of rows", FOUND_REQUEST, "generated", bump("outside/rows.txt", "river "))
 row("file outside read by a module, size and mtime kept", FOUND_REQUEST, "opened", bump("outside/style.txt", "Style ", stat=True))
 row("variable in [trial] env read by a module", REQUEST, "opened", lambda w: w.trial_env.update(PROMPT_STYLE=f"style {w.count('style')}"))
 row("far place of a large file read by a module, size and mtime kept", FOUND_REQUEST, "gathered", lambda w: w.poke("tasks/blob.bin", BLOB_AT, b"%08d" % w.count("blob")))
-row("file that appears in a folder listed by a module", REQUEST, "gathered", lambda w: w.write(f"tasks/extras/x{w.count('extra')}.txt", "x\n"))
+row("file that appears in a folder listed by a module", FOUND_REQUEST, "gathered", lambda w: w.write(f"tasks/extras/x{w.count('extra')}.txt", "x\n"))
 row("package of a prompt installed again, version kept", FOUND_REQUEST, "packaged", _reinstall("draftlib", "1.0", 500))
 row("editable package", FOUND_REQUEST, "edited", bump("src/editlib/words.py", "Edited "))
 
@@ -220,7 +220,7 @@ row("file that a glob finds anew", REQUEST, "globbed", lambda w: w.write(f"tasks
 row("file that a glob finds no more", REQUEST, "globbed", lambda w: max(w.path("tasks/parts").glob("[ox]*.jsonl")).unlink())
 row("link moved", REQUEST, "linked tagged", _move_link)
 row("file behind a link", REQUEST, "linked tagged", lambda w: w.write(f"outside/{w.path('tasks/data/linked.jsonl').readlink().name}", jsonl("lane", 100 * w.count("lane"))))
-row("data set of the Hub: main moves", REQUEST, "hubbed", revise_rows)
+row("data set of the Hub: main moves", FOUND_REQUEST, "hubbed", revise_rows)
 
 # --- scoring ---------------------------------------------------------------------------------------------------------
 
