@@ -40,7 +40,7 @@ def test_scores_are_lm_evals_and_nothing_is_left(place: Place, expected: dict[st
     """Each shard counted once, every digit the same; no job, no process, no weights in any node's memory. All other faults:
     `scripts/check --deep`.
     """
-    faults = ("record-corrupted", "redis-killed-and-wiped", "squeue-unknown-state", "worker-and-horse-killed")
+    faults = ("slurmd-killed", "redis-killed-and-wiped", "squeue-unknown-state", "worker-and-horse-killed")
     verdict = disturbed(place, faults, 1, expected, EVENTS)
     assert verdict["broken"] == []
     assert verdict["struck"], "no fault found its moment"

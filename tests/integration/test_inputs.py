@@ -30,15 +30,13 @@ STEPS = {
         "far place of a large file read by a module, size and mtime kept",
         "data set of the Hub: main moves",
     ),
-    "what no answer depends on": (
+    "what no answer depends on, and scorers": (
         "the same data touched afterwards",
         "comment of an included YAML",
         "comment of an imported module",
         "Hub's token by the prologue",
         "Hub's progress bars in [trial] env",
         "checkpoint touched",
-    ),
-    "scorers": (
         "package of a scorer 1.0 -> 2.0",
         "file outside that a scorer reads, size and mtime kept",
         "variable in [trial] env that a scorer reads",
@@ -81,7 +79,7 @@ def right(asking: Asking, edits: tuple[Edit, ...]) -> None:
     assert ours.ran <= {task for edit in edits for task in edit.gpu}
 
 
-@pytest.mark.timeout(900)  # eleven questions to both
+@pytest.mark.timeout(900)  # ten questions to both
 def test_after_each_edit_the_score_is_lm_evals_of_now(asking: Asking) -> None:
     """One step after the other, in one work folder: what earlier steps built and answered is at hand. Asked again without an
     edit, nothing is run; with `--fresh`, all.
