@@ -1,4 +1,4 @@
-"""Laws of the benches whose figures would mean nothing without them. Whole runs: docs/benchmarks.md."""
+"""Laws of the benches whose figures would mean nothing without them, and of the trace. Whole runs: docs/benchmarks.md."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 from bench import gpu_parts, peer_job, slurm, world
 from bench.portfolio import Portfolio, instance_text
+from bench.trace import kind_of, marked
+from support.goldens import deep
 
 from coordinator.intake.checkpoint import inspect
 from coordinator.intake.request_sets import found
@@ -38,6 +40,7 @@ def gpu(out: Path, *options: str) -> tuple[int, dict, str]:
     return done.returncode, json.loads(done.stdout)["parts"], (out / "bench_gpu.md").read_text()
 
 
+@deep
 def test_a_load_is_measured_without_network_and_leaves_nothing_in_memory(tmp_path, toy_model):
     """Seconds of staging and of a trial's start, from storage and from node memory; a part that cannot run is a line."""
     code, parts, table = gpu(tmp_path, "--parts", "load", "vllm", "--model", str(toy_model))
@@ -130,3 +133,34 @@ def test_a_target_is_judged_in_its_own_direction():
     spans = {"evalspan": {"makespan_seconds": 10.5}, "per_dataset": {"makespan_seconds": 20.0}}
     rows = slurm.judged(spans, 10.0)
     assert {row["what"]: row["met"] for row in rows} == {"over_bound": True, "over_per_dataset": False}
+
+
+# --- the trace: each function of a module once, in whichever process it is entered -------------------------------------
+
+
+SOURCE = b'''
+"""A module."""
+class A:
+    def outer(self):
+        """Its text."""
+        def inner():
+            yield 1
+        return list(inner())
+def never(): raise AssertionError
+'''
+
+
+def test_a_function_is_named_when_it_is_entered_and_returns_what_it_did() -> None:
+    """Nested functions and generators too; what is not called is not named."""
+    names: list[str] = []
+    space = {"_evalspan_entered": names.append}
+    exec(compile(marked("room/file.py", SOURCE), "file.py", "exec"), space)  # noqa: S102
+    made = space["A"]
+    assert made().outer() == [1]
+    assert made.outer.__doc__ == "Its text."
+    assert names == ["room/file.py:A.outer", "room/file.py:A.outer.inner"]
+
+
+def test_a_process_is_known_by_its_command_line() -> None:
+    assert kind_of(["python", "-m", "evaljobs", "stage", "spec.json"]) == "precursor"
+    assert kind_of(["python", "other.py"]) == "other"

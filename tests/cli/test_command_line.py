@@ -18,9 +18,7 @@ from support.trainings import leave
 from typer.testing import CliRunner
 
 import coordinator
-import evalspan as evalspan_package
 from coordinator.cli import GROUPS, app
-from coordinator.errors import OperatorError
 
 EVALSPAN = "import sys; from coordinator.cli import main; sys.argv[0] = 'evalspan'; main()"
 COMMAND = typer.main.get_command(app)
@@ -101,12 +99,6 @@ def test_every_command_has_help_that_fits(path):
         assert getattr(parameter, "help", None), f"{' '.join(path)} {parameter.opts[0]} has no help"
 
 
-def test_a_step_below_0_is_refused_by_command_and_call(site, tiny_model_dir):
-    """The command's refusal is in the table of refusals."""
-    with pytest.raises(OperatorError):
-        evalspan_package.submit(tiny_model_dir, "quickstart", step=-5, work_dir=site / "w")
-
-
 COLOUR = {"FORCE_COLOR": "1", "TERM": "xterm-256color"}
 
 
@@ -122,23 +114,10 @@ def test_a_flagged_row_is_painted_where_asked_and_written_in_any_case(site, env,
     assert ("\x1b[31m" in done.stdout) == painted
 
 
-def test_json_and_csv_are_the_only_things_on_stdout(site):
-    """Machines read them: versioned JSON, a header line of CSV."""
-    read = json.loads(evalspan("report", "--series", "/runs/a", "--json", folder=site, COLUMNS="40").stdout)
-    assert read["schema_version"] == 1
-    assert [p["step"] for p in read["points"]] == [10, 20, 30]
-    lines = evalspan("report", "--series", "/runs/a", "--csv", folder=site).stdout.splitlines()
-    assert lines[0].startswith("suite,step,checkpoint")
-    assert len(lines) == 1 + 3 * 2
-    new = json.loads(evalspan("status", "--json", "--work-dir", "new", folder=site).stdout)
-    assert new["schema_version"] == 1
-    assert not (site / "new").exists()
-
-
 @pytest.mark.parametrize("to", ["csv", "json", "lm-eval"])
 def test_an_export_writes_the_files_that_it_names(site, to):
-    """One path a line, each there, the same ones at a second export. A path that ends as its format is that file; a
-    folder stays a folder; without --out it is standard output.
+    """One path a line, each there, the same ones at a second export. A path that ends as its format is that file; a folder stays
+    a folder; without --out it is standard output. What still runs is counted on stderr, at exit code 0.
     """
 
     def export(*out: str) -> str:
@@ -159,25 +138,19 @@ def test_an_export_writes_the_files_that_it_names(site, to):
     for folder in ("plain", "run.1", f"old.{to}"):
         assert export("--out", folder) == f"{folder}/series.{to}\n"
         assert (site / folder / f"series.{to}").read_text() == text
-
-
-def test_an_export_of_what_still_runs_says_so(site):
-    """What has ended is written; the rest is counted on stderr. (That nothing has ended is in the table of refusals.)"""
     leave(site / "evalspan-work", 40, None)
-    done = evalspan("export", "--series", "/runs/a", "--to", "csv", "--out", "out", folder=site)
-    assert (done.returncode, done.stderr) == (0, "1 still running: export again when they have ended\n")
+    running = evalspan("export", "--series", "/runs/a", "--to", to, folder=site)
+    assert (running.returncode, running.stderr) == (0, "1 still running: export again when they have ended\n")
 
 
 def test_an_export_for_which_a_package_is_missing_leaves_no_folder(site):
     """The next one may name another folder."""
     (site / "missing").mkdir()
     (site / "missing" / "wandb.py").write_text("raise ImportError('none')\n")
+    path = f"{Path(coordinator.__file__).parents[1]}:{site / 'missing'}"
     words = ("export", "--series", "/runs/a", "--to", "wandb", "--out", "runs")
-    done = evalspan(
-        *words, folder=site, PYTHONPATH=f"{Path(coordinator.__file__).parents[1]}:{site / 'missing'}"
-    )
-    assert done.returncode == 2, done.stderr
-    assert "wandb is not installed" in done.stderr
+    done = evalspan(*words, folder=site, PYTHONPATH=path)
+    assert (done.returncode, "wandb is not installed" in done.stderr) == (2, True), done.stderr
     assert not (site / "runs").exists()
 
 
@@ -197,56 +170,33 @@ def test_a_reader_that_has_ended_is_no_failed_task(site):
     assert done.returncode == 141, done.stderr
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_tab_completes_commands(site, shell):
+def test_tab_completes_commands(site):
     """The shell's own question is answered with the commands that begin so."""
-    env = {"bash": {"COMP_WORDS": "evalspan re", "COMP_CWORD": "1"}}.get(
-        shell, {"_TYPER_COMPLETE_ARGS": "evalspan re", "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
-    )
-    done = evalspan(folder=site, _EVALSPAN_COMPLETE=f"complete_{shell}", **env)
-    assert {"report", "retry", "release"} <= set(re.findall(r"[a-z]+", done.stdout))
+    others = {"_TYPER_COMPLETE_ARGS": "evalspan re", "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
+    for shell in ("bash", "zsh", "fish"):
+        env = {"COMP_WORDS": "evalspan re", "COMP_CWORD": "1"} if shell == "bash" else others
+        done = evalspan(folder=site, _EVALSPAN_COMPLETE=f"complete_{shell}", **env)
+        assert {"report", "retry", "release"} <= set(re.findall(r"[a-z]+", done.stdout)), shell
 
 
-HEAVY = (
-    "coordinator.runtime",
-    "lm_eval",
-    "pyslurm",
-    "redis",
-    "requests",
-    "rq",
-    "torch",
-    "tensorboard",
-    "wandb",
-    "mlflow",
-)
-LOADED = f"""
-import sys
-from coordinator.cli import GROUPS, app
-from coordinator.errors import OperatorError
+CLIENTS = ["lm_eval", "pyslurm", "redis", "requests", "rq", "torch", "tensorboard", "wandb", "mlflow"]
+HELP = f"""
 for words in {[(), *ALL]}:
     app([*words, "--help"], standalone_mode=False)
-print([name for name in {HEAVY} if name in sys.modules])
 """
 
 
-def test_help_loads_no_client_and_no_coordinator():
-    """Of evalspan and of each command: only what a person waits for."""
-    done = subprocess.run([sys.executable, "-c", LOADED], capture_output=True, text=True, check=False)
-    assert done.stdout.splitlines()[-1:] == ["[]"], done.stdout[-200:] + done.stderr[-2000:]
-    assert "evalspan release node17" in done.stdout
-
-
-def test_a_submission_loads_no_client(tmp_path, tiny_model_dir):
-    """Training calls it for each checkpoint."""
-    body = (
-        "import sys\nfrom coordinator.cli import app\n"
-        f"app({['submit', str(tiny_model_dir), '--suite', 'quickstart', '--json']}, standalone_mode=False)\n"
-        f"print([name for name in {HEAVY[1:]} if name in sys.modules])"
+@pytest.mark.parametrize(("submits", "heavy"), [(False, [*CLIENTS, "coordinator.runtime"]), (True, CLIENTS)])
+def test_help_and_a_submission_load_no_client(site, tiny_model_dir, submits, heavy):
+    """Of evalspan and of each command only what a person waits for; training submits each checkpoint."""
+    words = ["submit", str(tiny_model_dir), "--suite", "quickstart", "--json"]
+    act = f"app({words}, standalone_mode=False)" if submits else HELP
+    code = (
+        f"import sys\nfrom coordinator.cli import app\n{act}\nprint([n for n in {heavy} if n in sys.modules])"
     )
-    env = {**os.environ, "EVALSPAN_WORK_DIR": str(tmp_path / "w")}
-    done = subprocess.run(
-        [sys.executable, "-c", body], cwd=tmp_path, env=env, capture_output=True, text=True, check=False
-    )
+    env = {**os.environ, "EVALSPAN_WORK_DIR": str(site / "w")}
+    argv = [sys.executable, "-c", code]
+    done = subprocess.run(argv, cwd=site, env=env, capture_output=True, text=True, check=False)
     assert done.stdout.splitlines()[-1:] == ["[]"], done.stdout[-200:] + done.stderr[-2000:]
 
 
@@ -259,16 +209,6 @@ def test_clean_tells_people_in_words_and_programs_in_json(site):
     assert (told.returncode, told.stdout) == (0, f"{root}: removed 0 checkpoints, 0 B\n"), told.stderr
     read = json.loads(evalspan("clean", "--json", folder=site, **roots).stdout)
     assert (read["schema_version"], [r["root"] for r in read["roots"]]) == (1, [str(root)])
-
-
-def test_init_writes_settings_that_are_taken_and_keeps_those_that_are_there(site):
-    """For this machine where asked so, whatever Slurm's commands say; a second time it refuses."""
-    first = evalspan("init", "--cluster", "local", folder=site)
-    assert first.returncode == 0, first.stderr
-    assert 'kind = "local"' in (site / "evalspan.toml").read_text()
-    second = evalspan("init", "--cluster", "local", folder=site)
-    assert (second.returncode, len(second.stderr.splitlines())) == (2, 1)
-    assert evalspan("status", "--json", folder=site).returncode == 0
 
 
 def test_a_bug_is_exit_code_3_and_asks_for_a_report() -> None:

@@ -1,24 +1,28 @@
-"""Laws of the listing of evaluations: it is in order, counts what it leaves out, and names the daemon's job. What it prints is
-in tests/golden/test_screens.py.
+"""Laws of listings: of evaluations in order, with what is left out counted and the job of the daemon named; of `ls` and `validate`, of
+which nothing is cut. What is printed is in tests/golden/test_screens.py.
 """
 
 from __future__ import annotations
 
 import io
+import json
+import os
 import re
+import subprocess
+import sys
 import time
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
+from support.toys import TASKS, config_text, suite_text
 
-from coordinator.cli.screen import sight as sights
 from coordinator.cli.screen.listing import Surroundings, show_left_out
 from coordinator.cli.screen.sight import Sight
 from coordinator.cli.screen.slurm_answers import wrapped_daemon
 from coordinator.cli.screen.standing import Choice, failed
-from coordinator.cluster import JobState
 from coordinator.cluster.slurm_parse import FIELD_END, QUEUE_FORMAT, RECORD_END
 from coordinator.config.schema import ClusterConfig, Config
 from coordinator.intake.inbox import Notice, leave
@@ -84,20 +88,8 @@ def test_on_slurm_the_daemon_is_started_as_a_job_and_its_last_log_is_named(tmp_p
     assert after == f"{before}; evalspan-daemon.log says how its last job ended"
 
 
-def test_a_notice_waits_for_the_daemons_job_where_that_is_queued(tmp_path, monkeypatch):
-    paths = WorkPaths(tmp_path)
-    leave(paths, Notice(checkpoint="/c", suite="core"))
-    job = JobState(job_id="125", name="evalspan-daemon", index=0, phase="pending", state="PENDING")
-    config = Config(work_dir=tmp_path)
-    (none,) = Sight(config, "evalspan daemon").around.checkpoints.waiting
-    monkeypatch.setattr(sights, "queued_daemons", lambda _: [job])
-    queued = Sight(config, "evalspan daemon").around
-    assert [w.why for w in queued.checkpoints.waiting] == ["the daemon's job 125 is queued"]
-    assert "`evalspan daemon`" in none.why
-
-
-def test_watch_names_the_daemons_queued_job_as_status_does(tmp_path, monkeypatch):
-    """It asks Slurm while no process has the folder."""
+def test_the_daemons_queued_job_is_named_and_notices_wait_for_it(tmp_path, monkeypatch):
+    """By `status` and `watch`, which asks Slurm while no process has the folder."""
     said = tmp_path / "said"
     fields = ("125", "N/A", "PENDING", "N/A", "N/A", "N/A", "", "Priority", "", "evalspan-daemon")
     said.write_text(QUEUE_FORMAT + "".join(("\n", FIELD_END.join(fields), RECORD_END)))
@@ -109,8 +101,94 @@ def test_watch_names_the_daemons_queued_job_as_status_does(tmp_path, monkeypatch
     sight = Sight(config, "evalspan daemon", None)
     assert [job.job_id for job in sight.around.queued] == ["125"]
     assert "the daemon's job 125 is queued" in printed(*sight.around.lines(NOW))
+    config.work_dir.mkdir(mode=0o700)
+    leave(WorkPaths(config.work_dir), Notice(checkpoint="/c", suite="core"))
+    (waits,) = Sight(config, "evalspan daemon").around.checkpoints.waiting
+    assert waits.why == "the daemon's job 125 is queued"
     lock = WorkLock(WorkPaths(config.work_dir).lock)
     lock.acquire(DAEMON)
     sight.views(time.time() + 60)
     lock.release()
     assert not sight.around.queued
+
+
+# --- `ls` and `validate` -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("ls")
+    (made / "evalspan.toml").write_text(config_text())
+    (made / "toys.toml").write_text(suite_text("toys", {"toy_choice": {"limit": 5}, "toy_sums": {}}))
+    return made
+
+
+def typed(folder: Path, *arguments: str, width: int = 120) -> subprocess.CompletedProcess[str]:
+    program = str(Path(sys.executable).parent / "evalspan")
+    env = {**os.environ, "NO_COLOR": "1", "COLUMNS": str(width), "HF_HOME": str(folder / "hf")}
+    return subprocess.run(
+        [program, *arguments, "--work-dir", str(folder / "work")],
+        cwd=folder, env=env, capture_output=True, text=True, check=False, timeout=400,
+    )  # fmt: skip
+
+
+def test_suites_tasks_and_groups_are_listed_with_what_they_hold(folder: Path) -> None:
+    """Each count is stated, at each width; the second call reads the list of the first."""
+    for width in (80, 200):
+        done = typed(folder, "ls", "-s", "toys.toml", width=width)
+        assert done.returncode == 0, done.stderr
+        assert max(map(len, done.stdout.splitlines())) <= width
+        text = " ".join(done.stdout.replace(",", "").replace(";", "").split())
+        assert "quickstart_hellaswag 0-shot ≤ 32 documents multiple choice acc acc_norm local data" in text
+        assert "to fetch: Rowan/hellaswag" in text
+        assert "toy_choice 0-shot" in text
+        assert "6 of 6 suites" in done.stderr
+    (cached,) = (folder / "work" / "cache").glob("*-catalogue.json")
+    before = cached.stat()
+    done = typed(folder, "ls", "tasks", "arc_*")
+    assert cached.stat() == before
+    lines = done.stdout.splitlines()
+    assert any(line.split() == ["arc_easy", "multiple", "choice", "acc,", "acc_norm;", "allenai/ai2_arc", "ARC-Easy"] for line in lines)  # fmt: skip
+    assert f"{len(lines)} of 13,1" in done.stderr
+    groups = json.loads(typed(folder, "ls", "groups", "glue", "--json").stdout)["groups"]
+    assert next(g for g in groups if g["name"] == "glue")["members"][:2] == ["cola", "mnli"]
+
+
+def test_validate_says_what_eval_would_say(folder: Path, toy_model: Path, tmp_path: Path) -> None:
+    """With what a suite or tasks hold, by eval's options, in lm_eval's spelling, too; of a checkpoint the request sets that are
+    built, also of one that `eval` would convert. Nothing is built, no service is started. What cannot run is in the table of
+    refusals."""
+
+    def valid(*words: str) -> str:
+        done = typed(folder, "validate", *words)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    said = valid("--suite", "toys.toml")
+    assert "toy_choice" in said
+    assert "toys is valid; not checked: whether the cluster takes its jobs, the checkpoint" in said
+    words = ("--tasks", "toy_choice", "--include_path", str(TASKS), "--limit", "4")
+    assert "toy_choice-limit4 is valid" in valid(*words)
+    assert "toy_choice-limit4-fast is valid" in valid(*words, "--mode", "fast")
+    (tmp_path / "model.pt").write_bytes(b"weights")
+    convert = '[checkpoint]\nconvert = "python c.py {src} {dst}"\n'
+    (tmp_path / "raw.toml").write_text(f"{config_text()}\n{convert}")
+    raw = ("--tokenizer", str(tmp_path), "--config", str(tmp_path / "raw.toml"))
+    assert "the checkpoint" not in valid("--suite", "toys.toml", *raw)
+    built = valid("--suite", "toys.toml", "--tokenizer", str(toy_model))
+    assert "request sets: 0 of 2 tasks are built" in built
+    assert {p.name for p in (folder / "work").iterdir()} <= {"cache"}
+
+
+def test_prepare_without_internet_names_the_data_set(folder: Path, toy_model: Path, monkeypatch) -> None:
+    """In one line without a class of the program's."""
+    (folder / "hub").mkdir()
+    (folder / "hub" / "a.yaml").write_text("task: a\ndataset_path: lab/rows\ntest_split: test\n")
+    (folder / "hub.toml").write_text(suite_text("hub", {"a": {}}, "hub"))
+    for name, value in (("ENDPOINT", "http://127.0.0.1:9"), ("HUB_OFFLINE", "0"), ("DATASETS_OFFLINE", "0")):
+        monkeypatch.setenv(f"HF_{name}", value)
+    done = typed(folder, "prepare", "--suite", "hub.toml", "--tokenizer", str(toy_model))
+    assert done.returncode == 2
+    assert "(http://127.0.0.1:9 does not answer: Connection refused)" in " ".join(done.stderr.split())
+    assert "evalspan: a could not be built: the data set of task a could not be fetched (" in done.stderr
+    assert done.stderr.rstrip().endswith("run the same command on a machine with internet")

@@ -1,12 +1,13 @@
-"""Laws of another user's work folder: its scores can be read, and nothing in it can be changed."""
+"""Laws of another user's work folder, whose scores can be read and in which nothing can be changed; and of one without file locks."""
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
-import tempfile
+import subprocess
+import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -32,21 +33,16 @@ READING = (["status", "--json"], ["report", "--series", "/runs/a"], ["priors", "
 
 
 @pytest.fixture
-def work(monkeypatch) -> Iterator[WorkPaths]:
+def work(open_folder: Path, monkeypatch) -> WorkPaths:
     """A work folder that a group shares."""
-    folder = Path(tempfile.mkdtemp(prefix="other-user-"))
-    folder.chmod(0o755)
-    monkeypatch.chdir(folder)
-    monkeypatch.setenv("HOME", str(folder))
+    monkeypatch.chdir(open_folder)
+    monkeypatch.setenv("HOME", str(open_folder))
     monkeypatch.setenv("EVALSPAN_SHARED_GROUP", GROUP)
-    paths = WorkPaths(folder / "work")
+    paths = WorkPaths(open_folder / "work")
     work_folder.load(None, paths.root)
     leave(paths.root, 10, 0.2)
     os.close(make_file(paths.lock))
-    try:
-        yield paths
-    finally:
-        shutil.rmtree(folder)
+    return paths
 
 
 def _said(work: WorkPaths, arguments: list[str]) -> str:
@@ -84,7 +80,9 @@ def test_another_user_may_not_run_a_daemon_nor_command_one(work):
 
 def test_a_private_folder_is_refused_in_one_line(work, monkeypatch):
     """Whatever names it: the work folder, a checkpoint, a suite, or the settings."""
-    monkeypatch.setattr(suites, "names", lambda: ["core"])  # the clone may be private, too
+    monkeypatch.setattr(
+        suites, "names", lambda: ["core"]
+    )  # what reads them may be imported from a closed folder
     private = work.root.parent / "private"
     (private / "m").mkdir(parents=True)
     private.chmod(0o700)
@@ -116,3 +114,53 @@ def test_a_cordon_ends_without_a_daemon(work):
     assert (said.exit_code, said.stdout) == (0, "n1 may be taken again\n")
     assert list(cordons.read(work.nodes, time.time())) == ["n2"]
     assert CliRunner().invoke(app, release).exit_code != 0
+
+
+# --- a file system without file locks, as Lustre mounted without `-o flock` --------------------------------------------
+
+
+REFUSES = """
+#include <errno.h>
+#include <stdlib.h>
+int flock(int fd, int kind) { errno = atoi(getenv("FLOCK_ERRNO")); return -1; }
+"""
+
+
+@pytest.fixture(scope="module")
+def refuses(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A library that stands before the C library's `flock`."""
+    compiler = shutil.which("gcc") or shutil.which("cc")
+    if compiler is None:
+        pytest.skip("needs a C compiler")
+    folder = tmp_path_factory.mktemp("preload")
+    (folder / "flock.c").write_text(REFUSES)
+    library = folder / "flock.so"
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", library, folder / "flock.c"], check=True)
+    return library
+
+
+def test_file_locks_that_are_refused_are_one_line_with_the_mount_option(
+    refuses: Path, toy_model: Path, tmp_path: Path
+) -> None:
+    """By either error that file systems give; `doctor` says so in its table."""
+    work = tmp_path / "work"
+    env = {**os.environ, "EVALSPAN_CLUSTER_KIND": "local", "LD_PRELOAD": str(refuses), "COLUMNS": "400"}
+
+    def said(code: int, *words: str) -> subprocess.CompletedProcess[str]:
+        argv = [sys.executable, "-m", "coordinator", *words, "--work-dir", str(work)]
+        own = {**env, "FLOCK_ERRNO": str(code)}
+        return subprocess.run(argv, env=own, capture_output=True, text=True, timeout=120, check=False)
+
+    for code, words in (
+        (errno.ENOSYS, ("eval", str(toy_model), "--suite", "quickstart", "--cluster", "local")),
+        (errno.ENOSYS, ("daemon", "--wait")),
+        (errno.EOPNOTSUPP, ("status",)),
+    ):
+        done = said(code, *words)
+        assert done.returncode == 3, done.stderr
+        assert done.stderr.splitlines()[-1].startswith(f"evalspan: the file system of {work} (")
+        assert "`-o flock`" in done.stderr
+        assert "Traceback" not in done.stderr
+    checked = said(errno.ENOSYS, "doctor", "--cluster", "local")
+    assert (checked.returncode, checked.stderr) == (1, "")
+    assert "has no file locks" in checked.stdout

@@ -320,16 +320,6 @@ def test_a_job_that_names_no_node_avoids_exactly_the_nodes_that_are_not_offered(
     assert all(node.excluded in said for node in with_gpus if said)
 
 
-def test_the_line_says_what_the_nodes_have() -> None:
-    node = replace(fake_node("n1"), gpu_type="a100", features=("nvlink",))
-    untyped = replace(fake_node("n2"), gpu_type="")
-    typed = [choose(n, Config(nodes=NodesConfig(gpu_types=("h100",)))) for n in (node, untyped)]
-    has = "the cluster has n1 (a100, nvlink), n2 (a Gres without type)"
-    assert none_left(typed) == f"[nodes] gpu_types leaves no node with GPUs; {has}"
-    asking = Config(slurm=SlurmConfig(gpu_request="--gres=gpu:{type}:{n}"))
-    assert "[slurm] gpu_request" in none_left([choose(untyped, asking)])
-
-
 REQUESTS = st.lists(
     st.sampled_from(["--gres=gpu:{n}", "--gres=gpu:{type}:{n}", "-G {n}", "--constraint='a b'"]),
     min_size=1,

@@ -206,23 +206,6 @@ def test_a_submission_that_happened_and_timed_out_is_found_by_its_name(
     wait_until(lambda: all(s.phase == "ended" for s in found(slurm, work)), "it has ended")
 
 
-def test_a_submission_works_after_three_that_failed(plain_cluster: Cluster, folder: Path) -> None:
-    """Fault 7: none of the three left a job behind."""
-    slurm = SlurmCli(on_site(plain_cluster, str(folder)))
-    away = "echo 'sbatch: error: Batch job submission failed: Unable to contact slurm controller (connect failure)' >&2; exit 1"
-    wrapper(
-        folder,
-        "sbatch",
-        f'echo x >> {folder}/n\n[ $(wc -l < {folder}/n) -le 3 ] && {{ {away}; }}\nexec true "$@"',
-    )
-    work = job(folder, "exit")
-    for _ in range(3):
-        raised(lambda: slurm.submit(work))
-        assert found(slurm, work) == []
-    job_id = slurm.submit(work)
-    assert [j.job_id for j in found(slurm, work)] == [job_id]
-
-
 def test_a_frozen_controller_is_no_news_and_its_thaw_is_news(plain_cluster: Cluster, folder: Path) -> None:
     """Fault 3: every call comes back within its time limit; afterwards the jobs are as they were."""
     slurm = SlurmCli(on_site(plain_cluster))

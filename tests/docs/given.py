@@ -16,7 +16,7 @@ from pathlib import Path
 from support import toys
 from support.examples.pages import ROOT
 
-STEPS = (100, 200, 300)
+STEPS = (100, 300)
 LIMIT = "2"
 
 
@@ -68,7 +68,7 @@ def evaluated(folder: Path) -> dict[str, str]:
 
 
 def series(folder: Path) -> dict[str, str]:
-    """`runs/7b`: a training run of three checkpoints, each evaluated as `evaluated` is; ID is the last one's."""
+    """`runs/7b`: a training run of two checkpoints, each evaluated as `evaluated` is; ID is the last one's."""
     for number, step in enumerate(STEPS):
         (folder / "runs" / "7b").mkdir(parents=True, exist_ok=True)
         toys.toy_model(folder, seed=7 + number).rename(folder / "runs" / "7b" / f"step-{step}")

@@ -1,5 +1,5 @@
-"""Laws of the pages: each link leads somewhere, each command in them is one that evalspan takes today, a picture loads nothing and
-says in words what it shows. The maps in docs/architecture.md and CONTRIBUTING.md name files and names that are there.
+"""Laws of the pages: each link leads somewhere, each command in them is one that evalspan takes today, a picture says in words what it
+shows, maps name what is there, and the reference is what the code says now.
 """
 
 from __future__ import annotations
@@ -17,10 +17,15 @@ from xml.etree import ElementTree as ET
 import click
 import pytest
 import typer
+from docs_lib.reference import FOLDER, stale
+from docs_lib.reference import PAGES as REFERENCE
 
-from coordinator.cli import app
+from coordinator.cli import GROUPS, MORE, app
 from coordinator.cli.lm_eval_flags import LmEvalCommand
-from coordinator.config.schema import Config
+from coordinator.config.schema import Config, settings
+from coordinator.config.template import text_of
+from coordinator.errors import ExitCode
+from coordinator.monitor.metrics import Metrics
 from evaljobs.contract.specs import TaskEntry
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -159,7 +164,6 @@ def test_a_picture_of_the_explanation_loads_nothing_and_says_in_words_what_it_sh
     assert len(root.findtext(f"{SVG}desc") or "") > 80
 
 
-ROOT = Path(__file__).resolve().parents[2]
 ARCHITECTURE = (ROOT / "docs/architecture.md").read_text()
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()
 PLACE = re.compile(r"`([\w/]+(?:\.py|/))`(?:: | \()?((?:`[A-Za-z_][\w.]*`(?:, )?)*)")
@@ -173,7 +177,9 @@ def section(page: str, heading: str) -> str:
 def rows(text: str) -> list[list[str]]:
     """Cells of the rows below a table's head."""
     found = [
-        [cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line[:1] == "|"
+        [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
+        for line in text.splitlines()
+        if line[:1] == "|"
     ]
     return [row for row in found if row[0].strip("-") and not re.fullmatch(r"-*", row[-1] or "x")]
 
@@ -249,3 +255,73 @@ def test_each_word_of_the_table_is_used_in_code() -> None:
     )
     words = [word for row in rows(section(ARCHITECTURE, "Words"))[1:] for word in row[0].lower().split(", ")]
     assert [word for word in words if word not in source] == []
+
+
+# --- the reference -----------------------------------------------------------------------------------------------------
+
+
+CODES, METRICS = (
+    (ROOT / "docs" / page).read_text() for page in ("evaluating/command-line.md", "results/alerts.md")
+)
+
+
+def test_each_page_of_the_reference_is_what_the_code_says() -> None:
+    assert stale() == {}, "`scripts/docs reference` writes these pages again"
+
+
+@pytest.mark.parametrize("name", REFERENCE)
+def test_each_row_says_what_it_means_and_no_code_in_it_has_a_bar(name: str) -> None:
+    """The last cell holds the meaning. A forge takes the escape before a bar away, the site shows it."""
+    assert [row for row in rows((FOLDER / name).read_text()) if not row[-1]] == []
+    assert [
+        code
+        for row in rows((FOLDER / name).read_text())
+        for x in row
+        for code in re.findall(r"`[^`]*`", x)
+        if "|" in code
+    ] == []
+
+
+def test_each_setting_command_and_option_has_a_text() -> None:
+    assert [location for location, _ in settings() if not text_of(location)] == []
+    silent = []
+    for name, command in typer.main.get_command(app).commands.items():
+        for each in (command, *getattr(command, "commands", {}).values()):
+            silent += [f"{name} {p.name}" for p in each.params if not p.help and p.name != "help"]
+            silent += [] if each.help else [name]
+    assert silent == []
+
+
+def test_each_command_ends_with_a_code_of_the_table() -> None:
+    """No command exits with a bare number: codes and meanings stand in one place. A script says its own in its head."""
+    bare = []
+    for file in (ROOT / "coordinator").rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in {"typer.Exit", "sys.exit"}:
+                bare += [
+                    f"{file}:{node.lineno}" for x in node.args if isinstance(x, ast.Constant) and x.value
+                ]
+    assert bare == []
+    assert set(MORE) <= {name for names in GROUPS.values() for name in names}
+    table = {row[0]: set(re.findall(r"`(\w+)`", row[3])) for row in rows(section(CODES, "Exit codes"))[1:]}
+    assert list(table) == [str(int(code)) for code in ExitCode]
+    for code in ExitCode:
+        of = {name for name, more in MORE.items() if code in more}
+        assert table[str(int(code))] in (of, set()), code
+    texts = [
+        f.read_text()
+        for f in (ROOT / "scripts").iterdir()
+        if f.is_file() and not f.name.startswith("_") and f.suffix != ".py"
+    ]
+    assert [text for text in texts if "Exit codes:" not in text and "/_python.sh" not in text] == []
+
+
+def test_each_metric_is_in_the_table() -> None:
+    made = Metrics("127.0.0.1:0", lambda: 0.0)
+    try:
+        names = {
+            f.name + {"counter": "_total", "info": "_info"}.get(f.type, "") for f in made.registry.collect()
+        }
+    finally:
+        made.close()
+    assert {row[0].strip("`") for row in rows(section(METRICS, "What the metrics mean"))[1:]} == names

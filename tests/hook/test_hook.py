@@ -66,7 +66,7 @@ class Training(NamedTuple):
 
 def thrice(call: str, *says: str) -> Training:
     """Three wrong calls are one line; a second one at the end where their notices are left."""
-    body = f"NAN = type('', (), {{'__str__': lambda _: 1 / 0}})()\nfor _ in range(3): {call}\nhook.flush()"
+    body = f"NAN = type('', (), {{'__str__': lambda _: 1 / 0}})()\nhook.FLUSH_SECONDS = 0.5\nfor _ in range(3): {call}\nhook.flush(0.5)"
     return Training(body, says=says)
 
 

@@ -223,21 +223,6 @@ def test_lightning_announces_what_its_export_wrote(tmp_path):
 # --- the demo's training ----------------------------------------------------------------------------------------------
 
 
-def test_a_checkpoint_of_the_demo_can_be_evaluated(tmp_path):
-    """A character is a token, and back; the folder is whole when it has its name."""
-    import demo_training as demo
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    tokenizer = demo.make_tokenizer()
-    ids = tokenizer("12+34=046;")["input_ids"]
-    assert (len(ids), tokenizer.decode(ids)) == (10, "12+34=046;")
-    sizes = dict.fromkeys(("hidden_size", "intermediate_size"), 8)
-    config = LlamaConfig(vocab_size=len(tokenizer), num_hidden_layers=1, num_attention_heads=1, **sizes)
-    demo.save(LlamaForCausalLM(config), tokenizer, tmp_path / "step-1")
-    assert checkpoint.inspect(tmp_path / "step-1").bytes > 0
-    assert [p.name for p in tmp_path.iterdir()] == ["step-1"]
-
-
 def test_the_demos_suite_is_one_and_its_sums_are_held_out(tmp_path, monkeypatch):
     """It loads; each choice list holds the right answer once; training has none of the sums. Another folder is left alone."""
     import demo_training as demo

@@ -1,19 +1,29 @@
-"""What a folder must hold to be evaluated, and when two of them are the same."""
+"""What a folder must hold to be evaluated, when two of them are the same, and ids of the Hub as checkpoints, against a server on this
+machine that speaks the routes of the Hub.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
+import re
 import shutil
+import subprocess
+import sys
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.hub_server import CLOSED, COMMIT, Hub, serving
 from support.node_memory import make_checkpoint
 
+from coordinator.evaluation.records import checkpoint_name, is_snapshot
+from coordinator.intake import hub as intake
 from coordinator.intake.checkpoint import CheckpointError, inspect, inspect_raw
 from evaljobs.staging.fingerprint import BadWeights, is_safe_name, read_header
 
@@ -117,9 +127,113 @@ def test_any_bytes_are_a_header_that_fits_and_any_name_that_passes_stays_inside(
     assert not is_safe_name(name) or os.path.normpath(f"/folder/{name}") == f"/folder/{name}"
 
 
-def test_a_missing_checkpoint_names_the_folders_beside_it(tmp_path: Path) -> None:
-    """The most alike first, and how many more."""
-    for name in ("step-100", "step-2000", "logs", "step-1001", "other"):
-        (tmp_path / name).mkdir()
-    with pytest.raises(CheckpointError, match=r"beside it: step-100, step-1001, step-2000 and 2 more"):
-        inspect(tmp_path / "step-1002")
+# --- ids of the Hub ----------------------------------------------------------------------------------------------------
+
+
+ASK = """
+import json, sys
+from coordinator.errors import EvalspanError
+from coordinator.intake.hub import local_folder
+found = []
+for text in sys.argv[1].split():
+    said = []
+    try:
+        folder = local_folder(
+            text, said.append, allow_bin="allow_bin" in sys.argv, weights="tokenizer" not in sys.argv
+        )
+    except EvalspanError as error:
+        folder, said = None, [str(error)]
+    found.append([folder, "".join(said)])
+print(json.dumps(found))
+"""
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[Hub]:
+    """`lab/tiny` holds what repositories hold beside a model; `lab/old` has .bin weights alone."""
+    tiny, old = make_checkpoint(tmp_path / "tiny", shards=2), make_checkpoint(tmp_path / "old", shards=1)
+    for name in ("README.md", "consolidated.safetensors", "onnx/model.onnx", "pytorch_model.bin"):
+        (tiny / name).parent.mkdir(exist_ok=True)
+        (tiny / name).write_bytes(b"x" * 999)
+    (old / "model.safetensors").rename(old / "pytorch_model.bin")
+    with serving({"lab/tiny": tiny, "lab/old": old, **dict.fromkeys(CLOSED, tiny)}) as made:
+        yield made
+
+
+def asked(hub: Hub, text: str, *more: str, folder: Path, **env: str) -> Any:
+    """[folder, None where it was refused; what was said]; of several words a list. `folder`: the current one, and the cache's."""
+    place = {"HF_HOME": str(folder / "hf"), "HF_ENDPOINT": hub.url, "HF_HUB_OFFLINE": "0"}
+    env = {**os.environ, **place, **env}
+    argv = [sys.executable, "-c", ASK, text, *more]
+    done = subprocess.run(argv, cwd=folder, env=env, capture_output=True, text=True, check=True, timeout=60)
+    found = json.loads(done.stdout)
+    return found if len(found) > 1 else found[0]
+
+
+def test_a_signature_in_an_address_is_not_shown() -> None:
+    said = "403 for https://cdn/x?X-Amz-Signature=abc&y=1 (Request ID: 3)"
+    assert intake.SIGNED.sub("?…", said) == "403 for https://cdn/x?… (Request ID: 3)"
+
+
+CONFIG = {"config.json", "tokenizer.json", "model.safetensors.index.json"}
+SHARDS = [f"model-0000{n}-of-00002.safetensors" for n in (1, 2)]
+
+
+@pytest.mark.parametrize("text", ["lab/tiny", "lab/tiny@step1000"])
+def test_a_model_is_fetched_once_and_then_taken_from_the_cache(hub: Hub, tmp_path: Path, text: str) -> None:
+    """Only files that an evaluation reads; without internet the same command means the same folder. A snapshot that is not
+    whole, as tokenizers leave one, is fetched; without internet the message says what it lacks."""
+    folder, said = asked(hub, text, folder=tmp_path)
+    place = tmp_path / "hf" / "hub"
+    assert folder == str(place / "models--lab--tiny" / "snapshots" / COMMIT)
+    assert said.startswith(f"{text}: fetching revision {COMMIT[:8]}, 5 files, ")
+    assert said.endswith(str(place))
+    assert set(hub.fetched) == CONFIG | set(SHARDS) == {p.name for p in Path(folder).iterdir()}
+    again, said = asked(hub, text, folder=tmp_path, HF_HUB_OFFLINE="1")
+    assert again == folder
+    assert said == f"{text}: revision {COMMIT[:8]} from the Hugging Face cache, {folder}"
+    if "@" not in text:
+        (Path(folder) / SHARDS[1]).unlink()
+        refused, said = asked(hub, text, folder=tmp_path, HF_HUB_OFFLINE="1")
+        assert refused is None
+        assert f"{SHARDS[1]}, which is not there" in said
+        assert "`hf download lab/tiny`" in said
+        whole, said = asked(hub, text, folder=tmp_path)
+        assert (whole, "fetching" in said) == (folder, True)
+        assert (Path(folder) / SHARDS[1]).exists()
+
+
+def test_config_and_tokenizer_are_fetched_without_the_weights(hub: Hub, tmp_path: Path) -> None:
+    """Their size is said; the snapshot serves the next such command without internet. One for weights goes on, also for
+    .bin weights where the settings allow them."""
+    folder, said = asked(hub, "lab/tiny", "tokenizer", folder=tmp_path)
+    assert f"fetching revision {COMMIT[:8]} without its weights (4 MB), 3 files, " in said
+    assert set(hub.fetched) == CONFIG
+    assert asked(hub, "lab/tiny", "tokenizer", folder=tmp_path, HF_HUB_OFFLINE="1")[0] == folder
+    assert asked(hub, "lab/tiny", folder=tmp_path)[0] == folder
+    assert SHARDS[0] in hub.fetched
+    assert "fetching" in asked(hub, "lab/old", "allow_bin", folder=tmp_path)[1]
+    assert "pytorch_model.bin" in hub.fetched
+
+
+def test_a_folder_has_precedence_over_an_id(hub: Hub, tmp_path: Path) -> None:
+    """Also a mistyped name in an existing folder asks no server."""
+    shutil.copytree(tmp_path / "tiny", tmp_path / "lab" / "tiny")
+    paths = ("/no/where", "./lab/none", "runs/a/b", "one", "a--b/c")
+    words = ("lab/tiny", "lab/tiny@step1000", "lab/tinny", *paths)
+    here, revision, mistyped, *others = asked(hub, " ".join(words), folder=tmp_path)
+    assert here == ["lab/tiny", ""]
+    assert "a folder has no revisions" in revision[1]
+    assert mistyped[0] is None
+    assert re.search("no such folder.*lab/tinny@main", mistyped[1])
+    assert others == [[path, ""] for path in paths]
+
+
+@given(st.from_regex(intake.HUB_ID, fullmatch=True).filter(lambda t: "--" not in t), st.booleans())
+def test_a_snapshot_is_named_by_its_model(text: str, slash: bool) -> None:
+    name = text.partition("@")[0]
+    source = f"/cache/hub/models--{name.replace('/', '--')}/snapshots/{COMMIT}{'/' * slash}"
+    assert is_snapshot(source)
+    assert checkpoint_name(source) == name.rpartition("/")[2]
+    assert checkpoint_name(f"/runs/7b/step-1000{'/' * slash}") == "step-1000"
+    assert not is_snapshot("/runs/7b/snapshots/step-1000")

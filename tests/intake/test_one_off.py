@@ -10,14 +10,12 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.node_memory import make_checkpoint
 
 from coordinator import api
-from coordinator.config.schema import Config, TrialConfig
+from coordinator.config.schema import Config
 from coordinator.errors import OperatorError
 from coordinator.evaluation.records import Inputs, evaluation_id
 from coordinator.intake import suites
-from coordinator.intake.from_settings import record_of
 from coordinator.intake.one_off import SuiteOptions, as_toml, file_name, suite_of, suite_options
 from coordinator.intake.validate import passed_over
 from evaljobs.contract.specs import CheckpointSpec, ModelOptions, Sources, SuiteSpec, TaskEntry
@@ -218,16 +216,13 @@ TWO = (TaskEntry(name="a", num_fewshot=5), TaskEntry(name="b", limit=10, judge=T
 CORE = SuiteSpec(name="core", batch_size=8, seed=7, tasks=TWO)
 
 
-def test_an_evaluation_without_the_new_settings_keeps_its_id():
-    """Ids of evaluations and of suite files that 0.1 gave, of a suite that uses neither modes nor batch sizes of tasks."""
+def test_mode_budget_and_batch_sizes_of_tasks_are_part_of_the_id_where_a_suite_has_them():
+    """Without them ids of evaluations and of suite files are those that 0.1 gave."""
     inputs = Inputs(lm_eval="0.4.9", entries=(Sources(files="x"), Sources()))
     for suite in (CORE, suites.settled(CORE.model_copy(update={"mode": "exact"}), "fast", "hf")):
         assert evaluation_id(CHECKPOINT, suite, MODEL, None, inputs) == "step-100-core-b07d7702"
         assert evaluation_id(CHECKPOINT, suite, MODEL) == "step-100-core-e22616a8"
         assert file_name(suite) == "core-1e01d506.toml"
-
-
-def test_mode_budget_and_batch_sizes_of_tasks_are_part_of_the_id():
     fast = suites.settled(CORE, "fast", "hf")
     sized = {"tasks": (TWO[0].model_copy(update={"batch_size": 4}), TWO[1])}
     some = [fast, *(fast.model_copy(update=each) for each in (sized, {"token_budget": 4096}))]
@@ -255,26 +250,3 @@ def test_the_suites_own_mode_goes_before_the_setting(tmp_path, text, setting, en
     made = suites.settled(suites.load_suite(path), setting, engine)
     assert (made.mode, made.token_budget) == found
     assert made.include_path == (str(tmp_path / "tasks"),)
-
-
-@pytest.mark.parametrize(
-    ("kind", "rope"),
-    [
-        ("dynamic", {"rope_scaling": {"type": "dynamic", "factor": 4.0}}),
-        ("longrope", {"text_config": {"rope_parameters": {"full_attention": {"rope_type": "longrope"}}}}),
-        ("", {"rope_parameters": {"rope_type": "llama3", "factor": 8.0}, "quantizer": {"type": "dynamic"}}),
-    ],
-)
-def test_fast_mode_is_refused_for_a_rope_that_follows_the_longest_row(tmp_path, kind, rope):
-    """In one line, by config.json, and before lm-eval or the cluster is asked."""
-    folder = make_checkpoint(tmp_path / "step-1")
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | rope))
-    suite, said = CORE.model_copy(update={"tasks": TWO[:1]}), []
-    for mode in ("exact", "fast"):
-        try:
-            record_of(Config(trial=TrialConfig(mode=mode)), str(folder), suite, lambda *_: Inputs())
-        except OperatorError as error:
-            said.append(f"{mode}: {error}")
-    assert len(said) == bool(kind)
-    assert all(re.search(f"^fast: .*not for a model with {kind} rope.*--mode exact", line) for line in said)

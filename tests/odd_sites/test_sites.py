@@ -162,7 +162,7 @@ def begin(make_site: Callable[..., Site]) -> Begin:
     return made
 
 
-def evaluate(row: Row, begin: Begin, expected: dict[str, Any]) -> None:
+def evaluate(row: Row, begin: Begin, expected: dict[str, Any]) -> Run:
     if row.shape.get("accounting"):
         try:
             accounting.check_machine()
@@ -179,16 +179,13 @@ def evaluate(row: Row, begin: Begin, expected: dict[str, Any]) -> None:
         assert any(words in warning for warning in report["warnings"]), report["warnings"]
     assert not any(row.silent in warning for warning in report["warnings"]), report["warnings"]
     assert not list(Path("/sys/fs/cgroup").glob("*/slurm_n*/uid_*"))
+    return run
 
 
 @LONG
 @pytest.mark.parametrize("name", SITES)
 def test_each_site(name: str, begin: Begin, expected: dict[str, Any]) -> None:
     evaluate(SITES[name], begin, expected)
-
-
-def test_a_site_with_cgroups_accounts_and_limits(begin: Begin, expected: dict[str, Any]) -> None:
-    evaluate(Row(shape=PRODUCTION, options=("--qos", "short")), begin, expected)
 
 
 def test_on_a_site_with_every_oddity_jobs_host_their_trials(
@@ -206,12 +203,10 @@ def test_on_a_site_with_every_oddity_jobs_host_their_trials(
     assert all(c["freed_bytes"] > 0 for c in cleared)
 
 
-def test_an_evaluation_runs_on_a_tight_site(
-    tight_cluster: Cluster, begin: Begin, expected: dict[str, Any]
-) -> None:
+def test_a_tight_site_with_cgroups_accounts_and_limits(begin: Begin, expected: dict[str, Any]) -> None:
     """With the default limits of hours; nothing is sent to the node that is too small; scores are equal."""
-    run = begin(tight_cluster)
-    run.finish(expected)
+    shape = PRODUCTION | {"nodes": 2, "small_mb": 400}
+    run = evaluate(Row(shape=shape, options=("--qos", "short")), begin, expected)
     assert run.kinds >= {"build", "stage", "trial"}
     assert not any("-n1-" in name for name in run.seen), run.seen
     assert all(len(limit) <= len("59:00") or limit == "1:00:00" for limit, _ in run.seen.values()), run.seen

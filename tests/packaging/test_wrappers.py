@@ -178,14 +178,6 @@ def test_a_daemon_that_dies_is_queued_again_unless_it_never_ran_or_the_settings_
     assert (f"ended with exit code {code} after" in job.said()) == again
 
 
-@pytest.mark.parametrize("script", ["evaluate.sbatch", "train-with-eval.sbatch"])
-def test_a_wrong_call_says_how_to_call(job, script):
-    """Exit code 2 and the usage, before anything runs."""
-    assert job.start(script).wait(timeout=120) == 2
-    assert "usage: sbatch" in job.said()
-    assert not job.calls()
-
-
 @pytest.fixture(scope="module")
 def site() -> Iterator[Cluster]:
     if (reason := unavailable()) is not None:

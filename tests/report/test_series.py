@@ -1,36 +1,41 @@
-"""Laws of learning curves and comparisons: order, regressions, cost, headings. How they look is in tests/golden/test_screens.py."""
+"""Laws of learning curves and comparisons: order, regressions, cost, headings; scores of different modes are never silently on one
+curve or without their mode. How they look is in tests/golden/test_screens.py.
+"""
 
 from __future__ import annotations
 
 import csv
 import io
 import json
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.simulated.parts import Faults, record
+from support.simulated.world import World
 from support.trainings import leave, point, results, two_trainings
+from typer.testing import CliRunner
 
+from coordinator.cli.app import app
 from coordinator.errors import OperatorError
+from coordinator.evaluation.records import EvaluationRecord
 from coordinator.intake import places
 from coordinator.report import load_series
 from coordinator.report.comparisons import heads_of
 from coordinator.report.learning_curves import Series, is_regression, make_series, scores_of, to_csv
 from coordinator.report.load_series import find_series, in_series
-from coordinator.report.measurements import UNMEASURED
+from coordinator.report.measurements import UNMEASURED, make_report
+from coordinator.report.mode_check import task_check
+from coordinator.report.render import mode_lines
 from coordinator.runtime.finalize import results_in_files
+from coordinator.trackers import values_of
 
 
 @pytest.fixture
 def work(tmp_path):
     return two_trainings(tmp_path / "work")
-
-
-def test_scores_are_numbers_with_their_direction():
-    """Aliases and texts are left out, "N/A" is no error, lower_is_better is kept."""
-    add, pages = scores_of(results(0.25))
-    assert (add.name, add.value, add.stderr, add.documents) == ("add/exact_match", 0.25, 0.01, 100)
-    assert (pages.stderr, pages.higher_is_better) == (None, False)
 
 
 def test_a_group_counts_the_documents_of_its_tasks():
@@ -47,28 +52,6 @@ def test_a_group_counts_the_documents_of_its_tasks():
     assert known == {"part": (193, "", 5), "all": (193, "2", None)}
     group["group_subtasks"] = {"all": ["part", "other"]}
     assert {s.task: s.documents for s in scores_of(group)}["all"] is None
-
-
-def test_points_come_in_order_of_training():
-    """In whatever order they ended; of two evaluations of a checkpoint the later counts."""
-    late = point(10, 0.3, accepted_at=2e9, evaluation_id="later")
-    series = make_series([point(20, 0.5), point(10, 0.2), late])
-    assert [(p.step, p.evaluation_id) for p in series.points] == [
-        (10, "later"),
-        (20, "step-20-mini-00000000"),
-    ]
-    (curve, _) = series.curves
-    assert [p.value for p in curve.points] == [0.3, 0.5]
-
-
-def test_a_drop_beyond_two_standard_errors_is_flagged():
-    """A smaller drop, a rise, or a drop without a known error is not."""
-    values = [0.50, 0.48, 0.60, 0.50]
-    (curve, pages) = make_series([point(i, v) for i, v in enumerate(values)]).curves
-    assert [p.regressed for p in curve.points] == [False, False, False, True]
-    assert not any(p.regressed for p in pages.points), "its errors are unknown"
-    (unknown, _) = make_series([point(0, 0.9, "N/A"), point(1, 0.1, "N/A")]).curves
-    assert not any(p.regressed for p in unknown.points)
 
 
 @given(a=st.floats(0, 1), b=st.floats(0, 1), e=st.floats(0.001, 0.1), f=st.floats(0.001, 0.1))
@@ -203,3 +186,102 @@ def test_a_heading_names_one_evaluation(chosen):
         assert str(one.step if one.step is not None else "step-None") in head
     if len({step for step, _, _ in chosen}) == len(points) and all(step for step, _, _ in chosen):
         assert heads == [f"step {step}" for step, _, _ in chosen]
+
+
+# --- modes; `eval --check-fast` counts what differs between two samples of one document --------------------------------
+
+
+def fast(work: Path, step: int, value: float) -> None:
+    """An evaluation that ended in fast mode."""
+    paths = leave(work, step, value)
+    held = EvaluationRecord.model_validate_json(paths.evaluation.read_bytes())
+    suite = held.suite.model_copy(update={"mode": "fast", "token_budget": 8192})
+    paths.evaluation.write_text(held.model_copy(update={"suite": suite}).model_dump_json())
+    paths.results.write_text(json.dumps(results(value, evalspan={"mode": "fast"})))
+
+
+def test_a_series_refuses_to_mix_modes_unless_it_is_asked_to(tmp_path: Path) -> None:
+    """`report`, `export` and the API alike; mixed, the curve breaks where the mode changes and flags no regression there."""
+    leave(tmp_path, 10, 0.9)
+    fast(tmp_path, 20, 0.1)
+    with pytest.raises(OperatorError, match=r"1 in mode exact and 1 in mode fast.*--mixed"):
+        find_series(tmp_path, "/runs/a")
+    command = ["--series", "/runs/a", "--work-dir", str(tmp_path)]
+    for words in (["report", *command, "--csv"], ["export", *command, "--to", "csv"]):
+        assert "--mixed" in str(CliRunner().invoke(app, words).exception)
+        told = CliRunner().invoke(app, [*words, "--mixed"])
+        assert told.exit_code == 0, told.output
+        assert ",mode," in told.stdout
+    (curve, _) = make_series(find_series(tmp_path, "/runs/a", mixed=True)).curves
+    assert [(p.differs, p.regressed) for p in curve.points] == [("", False), ("mode", False)]
+    fast(tmp_path, 30, 0.1)
+    assert [p.mode for p in find_series(tmp_path, "/runs/a/step-[23]0")] == ["fast", "fast"]
+
+
+def test_both_modes_of_one_checkpoint_stay_where_they_are_mixed() -> None:
+    """The later evaluation does not stand for the one in the other mode; a tracker has a curve for each."""
+    series = make_series([point(10, 0.2), point(10, 0.3, mode="fast", evaluation_id="x")])
+    assert (len(series.points), series.superseded) == (2, 0)
+    assert [p.label for p in series.curves[0].points] == ["10 exact", "10 fast"]
+    exact, quick = ({name.partition("/")[0] for name in values_of(p)} for p in series.points)
+    assert ("mini" in exact, "mini-fast" in quick, "mini" in quick) == (True, True, False)
+
+
+def test_a_report_names_the_mode_the_budget_and_what_is_not_the_suite_s(tmp_path: Path) -> None:
+    suite = {"mode": "fast", "token_budget": 8192}
+    world = World(1, Faults(too_large=1.0), record(3, suite=suite))
+    world.fits = 4096
+    world.run_to_scores()
+    report = make_report(world.state, world.journal, (), world.now)
+    assert (report.mode, report.token_budget) == ("fast", 8192)
+    assert report.cuts == {"t0": "fast-4096-8", "t2": "fast-4096-8"}  # the other one generates
+    assert mode_lines(report) == [
+        "mode fast, 8192 tokens a forward pass: not to be compared with scores in mode exact",
+        "batch size 8 and token budget 4096: t0, t2",
+    ]
+    plain = World(1, Faults())
+    plain.run_to_scores()
+    report = make_report(plain.state, plain.journal, (), plain.now)
+    assert (report.mode, report.token_budget, report.cuts, mode_lines(report)) == ("exact", None, {}, [])
+
+
+LIKELIHOODS = st.lists(st.floats(-100, 0), min_size=2, max_size=5)
+
+
+def sample(document: int, values: list[float], acc: float = 1.0) -> dict[str, Any]:
+    """As lm-eval writes it: numbers as text."""
+    resps = [[[str(value), "False"]] for value in values]
+    return {"doc_id": document, "resps": resps, "metrics": ["acc"], "acc": acc}
+
+
+@given(st.lists(st.tuples(LIKELIHOODS, st.floats(-1, 1)), min_size=1, max_size=8))
+def test_differences_are_those_of_each_request(documents: list[tuple[list[float], float]]) -> None:
+    """A shift of all choices alike shows in worst and mean, and changes no argmax."""
+    pairs = [
+        (sample(n, values), sample(n, [v + shift for v in values]))
+        for n, (values, shift) in enumerate(documents)
+    ]
+    made = task_check("t", "multiple_choice", pairs)
+    assert made.documents == len(documents)
+    assert made.worst == pytest.approx(max(abs(shift) for _, shift in documents), abs=1e-9)
+    assert made.mean is not None
+    assert made.mean <= (made.worst or 0.0)
+    assert made.metrics == 0
+    assert made.answers is None
+
+
+def test_flips_are_documents_by_what_the_task_has() -> None:
+    """A metric may flip without an argmax; rolling likelihoods have no argmax, and generation has answers alone."""
+
+    def texts(*answers: str) -> list[dict[str, Any]]:
+        return [{"doc_id": n, "resps": [[text]]} for n, text in enumerate(answers)]
+
+    before = [sample(n, [-1.0, -2.0]) for n in range(3)]
+    after = [sample(0, [-2.0, -1.0], acc=0.0), sample(1, [-1.0, -2.0], acc=0.5), sample(2, [-1.25, -2.0])]
+    for kind, exact, fast, found in (
+        ("multiple_choice", before, after, (3, 1.0, 1, 2, None)),
+        ("loglikelihood_rolling", texts("-10.5"), texts("-10.0"), (1, 0.5, None, 0, None)),
+        ("generate_until", texts("42", "42", "42"), texts("4", "2", "42"), (3, None, None, 0, 2)),
+    ):
+        made = task_check("t", kind, list(zip(exact, fast, strict=True)))
+        assert (made.documents, made.worst, made.argmax, made.metrics, made.answers) == found

@@ -74,6 +74,15 @@ def work(tmp_path: Path) -> WorkPaths:
 
 
 @pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder in which anybody may look; pytest's own are its user's alone."""
+    folder = Path(tempfile.mkdtemp(prefix="open-"))
+    folder.chmod(0o755)
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
 def every_tick(monkeypatch: pytest.MonkeyPatch) -> None:
     """A daemon looks at each tick, and what does not change for a tick has stopped changing."""
     monkeypatch.setattr(service, "LOOK_SECONDS", 0.0)
@@ -111,7 +120,7 @@ def odd_cluster() -> Iterator[Cluster]:
 @pytest.fixture(scope="session")
 def plain_cluster() -> Iterator[Cluster]:
     """An ordinary site: two GPU nodes, one CPU node; mute nodes are noticed soon."""
-    with cluster(nodes=2, gpus=2, cpu_nodes=1, cpus=8, slurmd_timeout_s=10, grace_s=0) as made:
+    with cluster(nodes=2, gpus=2, cpu_nodes=1, cpus=8, slurmd_timeout_s=5, grace_s=0) as made:
         yield made
 
 

@@ -17,6 +17,9 @@ LINES = 40  # of a difference that are shown
 # Goldens that take a language model or minutes are compared by `scripts/check --golden` alone.
 long = pytest.mark.skipif(not os.environ.get("EVALSPAN_GOLDEN"), reason="scripts/check --golden runs this")
 
+# What takes a minute for a law that other tests hold in small.
+deep = pytest.mark.skipif(not os.environ.get("EVALSPAN_DEEP"), reason="scripts/check --deep runs this")
+
 
 @dataclass
 class Goldens:

@@ -63,12 +63,13 @@ class Block:
 class Entry:
     """A page's row of the table. `words`: capitals on the page → what the run puts there, for a shell to read; `found`:
     capitals → a pattern, whose first group is looked for in the output so far, last match first; `needs`: modules that
-    evalspan does not bring, without which the page is skipped.
+    evalspan does not bring, without which the page is skipped; `small`: words for a run of the page in small.
     """
 
     on: str = "local"
     given: tuple[str, ...] = ()
     words: dict[str, str] = field(default_factory=dict)
+    small: dict[str, str] = field(default_factory=dict)
     found: dict[str, str] = field(default_factory=dict)
     env: dict[str, str] = field(default_factory=dict)
     needs: tuple[str, ...] = ()

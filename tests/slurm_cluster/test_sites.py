@@ -1,0 +1,310 @@
+"""Laws of the development cluster's sites: jobs, nodes and daemons behave as at a real one, in each shape that a flag makes.
+
+Each test leaves its cluster whole.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from dev_cluster import accounting, procs, real_site
+from dev_cluster.api import Cluster, DevClusterError, dev_cluster
+from dev_cluster.site_view import Exposure, ViewPlan, closed_ancestor, plan_view
+from dev_cluster.testing import cancel, sbatch, srun, state, wait_state, wait_until
+from hypothesis import given
+from hypothesis import strategies as st
+from support.sites import cluster
+
+pytestmark = pytest.mark.slurm
+
+
+@pytest.fixture(scope="module")
+def strict() -> Iterator[Cluster]:
+    """Cgroups, accounting and a partition limit at once; its control groups, database and folder go with it."""
+    try:
+        accounting.check_machine()
+    except DevClusterError as error:
+        pytest.skip(str(error))
+    if not real_site.CGROUP_V1.is_dir():
+        pytest.skip("cgroup v1 is not mounted")
+    shape = {"cgroups": True, "accounting": True, "max_time": 60, "part_limits": "ALL"}
+    with cluster(nodes=1, gpus=2, cpu_nodes=1, cpus=8, **shape) as made:
+        yield made
+    assert not made.dir.exists()
+    assert not list(Path("/sys/fs/cgroup").glob("*/slurm_n1/uid_*"))
+
+
+@pytest.fixture(scope="module")
+def mixed() -> Iterator[Cluster]:
+    """A small node, another GPU type, long names, a reservation and no arrays."""
+    with cluster(nodes=4, gpus=2, cpu_nodes=0, cpus=8, mixed=True, reservation=True, max_array=1) as made:
+        yield made
+
+
+# --- an ordinary site --------------------------------------------------------------------------------------------------
+
+
+def test_a_job_is_the_ordinary_users_and_sees_its_nodes_memory(plain_cluster: Cluster) -> None:
+    """Its interpreter imports the venv's packages and the repository. A file left in /dev/shm is seen by the next job on that
+    node and by none on another."""
+    assert not plain_cluster.warnings
+    code = (
+        "import os, sys, evaljobs; print(os.getuid(), os.environ['USER'], sys.executable, evaljobs.__file__)"
+    )
+    uid, user, python, module = srun(
+        plain_cluster, f'"{plain_cluster.python}" -c "{code}"', "-p", "cpu"
+    ).split()
+    assert uid == str(plain_cluster.record.uid) != "0"
+    assert (user, python) == (plain_cluster.user, str(plain_cluster.python))
+    assert module.startswith(str(plain_cluster.repo))
+    srun(plain_cluster, "echo weights > /dev/shm/left", "-w", "n1")
+    assert srun(plain_cluster, "cat /dev/shm/left", "-w", "n1") == "weights"
+    assert srun(plain_cluster, "ls /dev/shm", "-w", "n2") == ""
+    assert srun(plain_cluster, "rm /dev/shm/left; hostname", "-w", "n1") == "n1"
+
+
+def test_spare_jobs_give_way(plain_cluster: Cluster) -> None:
+    """A job in `spare` gets TERM and goes back to the queue when `gpu` needs its GPUs."""
+    mark, ready = plain_cluster.user_dir / "told", plain_cluster.user_dir / "trapped"
+    script = f"trap 'touch {mark}' TERM; touch {ready}; while :; do sleep 0.1; done"
+    spare = sbatch(plain_cluster, script, "-p", "spare", "--gpus=2", "-w", "n2", "--requeue")
+    wait_state(plain_cluster, spare, "RUNNING")
+    wait_until(ready.exists, "the job's script has set its trap")
+    urgent = sbatch(plain_cluster, "exec sleep 600", "-p", "gpu", "--gpus=2", "-w", "n2")
+    wait_state(plain_cluster, urgent, "RUNNING")
+    assert state(plain_cluster, spare) == "PENDING"
+    assert mark.exists()
+    cancel(plain_cluster, spare, urgent)
+
+
+def test_two_clusters_do_not_meet(plain_cluster: Cluster) -> None:
+    """Clusters side by side have their own queues, nodes and keys, under the same node names."""
+    with dev_cluster(nodes=1, gpus=1, cpu_nodes=0, cpus=4) as other:
+        assert not set(other.record.ports) & set(plain_cluster.record.ports)
+        job = sbatch(plain_cluster, "exec sleep 600", "-w", "n1")
+        srun(other, "touch /dev/shm/other", "-w", "n1")
+        queue = ["squeue", "--noheader"]  # the job of srun is in it until its node is swept
+        wait_until(lambda: other.run_as_user(queue, check=True).stdout == "", "the other queue is empty")
+        assert srun(plain_cluster, "ls /dev/shm", "-w", "n1") == ""
+        here, there = (made.record.layout.munge_socket for made in (plain_cluster, other))
+        refused = plain_cluster.run_as_user(["sh", "-c", f"munge -n -S {here} | unmunge -S {there}"])
+        assert "Invalid credential" in refused.stdout + refused.stderr
+    wait_state(plain_cluster, job, "RUNNING")
+    cancel(plain_cluster, job)
+
+
+def test_a_dead_node_is_down_and_comes_back_empty(plain_cluster: Cluster) -> None:
+    """After a power cut Slurm shows the node DOWN, its job does not run on, and the rebooted node has an empty /dev/shm."""
+    job = sbatch(plain_cluster, "touch /dev/shm/lost; exec sleep 600", "-w", "n2", "--no-requeue")
+    wait_state(plain_cluster, job, "RUNNING")
+    wait_until(lambda: bool(plain_cluster.job_pids(job)), "the job's script runs")
+    plain_cluster.kill_node("n2")
+    assert plain_cluster.node_pids("n2") == plain_cluster.job_pids(job) == []
+    plain_cluster.wait_node("n2", "down*")
+    wait_state(plain_cluster, job, "NODE_FAIL")
+    plain_cluster.start_node("n2")
+    plain_cluster.wait_node("n2", "idle")
+    assert srun(plain_cluster, "ls /dev/shm", "-w", "n2") == ""
+
+
+def test_jobs_outlive_their_slurmd_and_their_controller(plain_cluster: Cluster) -> None:
+    """slurmd, and then slurmctld, killed and started again: the job runs on at the same pid, and one that was held waits."""
+    job = sbatch(plain_cluster, "exec sleep 600", "-w", "n1")
+    held = sbatch(plain_cluster, "true", "--hold", "--job-name=held-until-saved")
+    wait_state(plain_cluster, job, "RUNNING")
+
+    def sleeps() -> bool:  # while the shell becomes the sleep, /proc shows no environment
+        return [procs.command_name(pid) for pid in plain_cluster.job_pids(job)] == ["sleep"]
+
+    def on_disk() -> bool:
+        try:
+            return b"held-until-saved" in (plain_cluster.record.layout.state / "job_state").read_bytes()
+        except FileNotFoundError:  # not yet, or just being replaced: slurmctld unlinks the old one first
+            return False
+
+    wait_until(sleeps, "the job's script runs")
+    wait_until(on_disk, "the queue is on disk")
+    before, old = plain_cluster.job_pids(job), plain_cluster.node_pid("n1")
+    plain_cluster.kill_slurmd("n1")
+    plain_cluster.start_node("n1")
+    plain_cluster.kill_controller()
+    assert plain_cluster.run_as_user(["scontrol", "ping"]).returncode != 0
+    plain_cluster.start_controller()
+    wait_state(plain_cluster, job, "RUNNING")
+    wait_state(plain_cluster, held, "PENDING")
+    assert plain_cluster.job_pids(job) == before
+    assert plain_cluster.node_pid("n1") != old
+    cancel(plain_cluster, job, held)
+
+
+# --- sites with rules --------------------------------------------------------------------------------------------------
+
+# the site, what sbatch is given, what Slurm says: its refusal, or the state and the reason of a job that waits
+SAID = {
+    "a job without a GPU on a site of GPU jobs": ("odd_cluster", "-p gpu", "ask for a GPU"),
+    "the same of a spare partition": ("odd_cluster", "-p spare", "ask for a GPU"),
+    "the same of two partitions": ("odd_cluster", "-p cpu,gpu", "ask for a GPU"),
+    "the same of the CPU partition": ("odd_cluster", "-p cpu --hold", "PENDING JobHeldUser"),
+    "GPUs by each node": ("odd_cluster", "--gpus-per-node=1 --hold", "PENDING JobHeldUser"),
+    "GPUs by each task": ("odd_cluster", "-n1 --gpus-per-task=1 --hold", "PENDING JobHeldUser"),
+    "an unknown account": ("strict", "--account=nope", "Invalid account"),
+    "a time beyond the partition": ("strict", "--time=61", "time limit is invalid"),
+    "a time beyond the QOS": ("strict", "--qos=short --time=40", "PENDING QOSMaxWallDurationPerJobLimit"),
+    "an array where none is taken": ("mixed", "--array=0-1", "Invalid job array specification"),
+    "a node that is reserved": ("mixed", "-w n1", "PENDING"),
+}
+
+
+@pytest.mark.parametrize("what", SAID)
+def test_a_site_refuses_or_keeps_waiting_what_its_rules_say(
+    what: str, request: pytest.FixtureRequest
+) -> None:
+    """At the submission, in Slurm's own words, or by the reason that its queue shows."""
+    name, words, says = SAID[what]
+    site: Cluster = request.getfixturevalue(name)
+    done = site.run_as_user(["sbatch", "--parsable", *words.split(), "--wrap", "true"])
+    if done.returncode:
+        assert says in done.stderr
+        return
+    shown = site.run_as_user(["squeue", "--noheader", "-j", done.stdout.strip(), "-o", "%T %r"]).stdout
+    cancel(site, done.stdout.strip())
+    assert shown.startswith(says)
+
+
+def test_a_job_beyond_its_memory_is_ended_by_the_kernel(strict: Cluster) -> None:
+    """With --cgroups Slurm calls that OUT_OF_MEMORY."""
+    takes_400_mib = "python3 -c 'x = bytearray(400 << 20)'"
+    wait_state(strict, sbatch(strict, takes_400_mib, "--mem=100"), "OUT_OF_MEMORY")
+    wait_state(strict, sbatch(strict, takes_400_mib, "--mem=800"), "COMPLETED")
+
+
+def test_a_job_opens_its_own_gpus_alone(strict: Cluster) -> None:
+    """With --cgroups the file of a GPU that was not asked for cannot be opened."""
+    files = [strict.dir / "dev" / f"nvidia{number}" for number in (0, 1)]
+    said = strict.run_as_user(["srun", "--mem=100", "--gpus=1", "cat", *files])
+    assert said.stderr.count("No such device") == 1  # allowed, and no driver answers
+    assert said.stderr.count("Operation not permitted") == 1
+
+
+def test_a_quality_of_service_limits_jobs(strict: Cluster) -> None:
+    """With --accounting one too many is refused."""
+    jobs = [sbatch(strict, "exec sleep 600", "--qos=few-submits") for _ in range(4)]
+    one_more = strict.run_as_user(["sbatch", "--qos=few-submits", "--wrap", "true"])
+    assert "violates accounting/QOS policy" in one_more.stderr
+    cancel(strict, *jobs)
+
+
+ASKS_FOR_4_HOURS = """
+from coordinator.cluster import Job
+from coordinator.cluster.slurm_cli import SlurmCli, SlurmOptions
+job = Job(name="es-long", argv=("true",), log="/dev/null", time_limit_seconds=4 * 3600)
+print(SlurmCli(SlurmOptions()).within_limits(job).time_limit_seconds)
+"""
+LIMITS_OF = """
+from coordinator.cluster.slurm_rules import ask_accounting, ask_rules
+for limit in ask_accounting(ask_rules()).limits(None, "few-cpus", ["gpu"]):
+    print(limit.name, limit.what, limit.most, limit.holder, sep="|")
+"""
+
+
+def test_evalspan_reads_the_limits_of_qos_user_and_account(strict: Cluster) -> None:
+    """As sacctmgr set them; that of the QOS hides that of user and account. A job that names no QOS asks for no more time than
+    the default one allows."""
+    limited = {
+        ("user", "evalspan-test"): ["grptres=cpu=8,mem=20G", "maxjobs=40"],
+        ("account", real_site.ACCOUNT): ["grptres=gres/gpu=3", "grpsubmit=100"],
+    }
+
+    def said(code: str) -> list[str]:
+        return strict.run_as_user([strict.python, "-c", code], check=True).stdout.splitlines()
+
+    try:
+        for (kind, name), limits in limited.items():
+            accounting.modify(strict.record, kind, name, *limits)
+        found = said(LIMITS_OF)
+        accounting.set_default_qos(strict.record, "short")
+        assert said(ASKS_FOR_4_HOURS) == ["1800"]
+    finally:
+        accounting.set_default_qos(strict.record, "normal")
+        for (kind, name), limits in limited.items():
+            nothing = [re.sub(r"[^=,]+(?=,|$)", "-1", limit) for limit in limits]
+            accounting.modify(strict.record, kind, name, *nothing)
+    own = "your association with account research"
+    assert set(found) == {
+        "GrpTRES|cpu|2|QOS few-cpus",
+        f"MaxJobs|jobs|40|{own}",
+        f"GrpTRES|mem|20480|{own}",
+        "GrpTRES|gres/gpu|3|account research",
+        "GrpSubmit|jobs|100|account research",
+    }
+
+
+def test_a_mixed_site_has_what_its_flag_says(mixed: Cluster) -> None:
+    """n1 is small, n2 has another GPU type, the others have names of 60 characters, and run jobs."""
+    shown = mixed.run_as_user(["sinfo", "--noheader", "-N", "-p", "gpu", "-o", "%N %m %G"]).stdout
+    nodes = {name: (int(mb), gres) for name, mb, gres in (line.split() for line in shown.splitlines())}
+    assert (nodes["n1"], nodes["n2"]) == ((2000, "gpu:a100:2"), (64000, "gpu:h100:2"))
+    long = [name for name in nodes if len(name) == 60]
+    assert [name[:-1] for name in long] == [long[0][:-1]] * 2
+    assert srun(mixed, "hostname", "--gpus=1", "-w", long[0]) == long[0]
+
+
+# --- folders that are closed to the user -------------------------------------------------------------------------------
+
+
+def test_a_closed_clone_is_usable(plain_cluster: Cluster) -> None:
+    """A clone that is itself a 0700 folder in /tmp, with a venv and the cluster's folder in it, serves the user's jobs; the
+    folder stays closed."""
+    clone = Path(tempfile.mkdtemp(prefix="newcomer.", dir="/tmp"))
+    try:
+        (clone / "evaljobs").mkdir()
+        (clone / "evaljobs" / "__init__.py").write_text("where = __file__\n")
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(clone / ".venv")], check=True)
+        with dev_cluster(nodes=1, gpus=1, cpu_nodes=0, cpus=4, repo=clone, dir=clone / "cluster") as made:
+            assert not made.warnings
+            code = "import evaljobs, sys; print(evaljobs.where, sys.prefix)"
+            inside = srun(made, f'"{made.python}" -c "{code}"').split()
+            assert inside == [f"{clone}/evaljobs/__init__.py", str(made.python.parents[1])]
+            assert made.run_as_user([made.python, "-c", code]).stdout.split() == inside
+        assert clone.stat().st_mode & 0o777 == 0o700
+        assert os.listdir(clone / "evaljobs") == ["__init__.py"]  # noqa: PTH208
+    finally:
+        shutil.rmtree(clone)
+
+
+PATHS = st.lists(st.sampled_from("abc"), min_size=1, max_size=4).map(lambda parts: Path("/", *parts))
+
+
+def visible(path: Path, plan: ViewPlan, closed: set[Path]) -> bool:
+    """Whether everybody sees `path` once the plan is carried out, told by walking the mounts."""
+    shown = [bind for bind in plan.binds if path.is_relative_to(bind.target)]
+    if shown:
+        nearest = max(shown, key=lambda bind: len(bind.target.parts))
+        inner = path.relative_to(nearest.target).parts
+        between = [nearest.source.joinpath(*inner[: i + 1]) for i in range(len(inner))]
+        entered = between if nearest.by_entry else [nearest.source, *between]
+        return not any(folder in closed for folder in entered)
+    if any(path.is_relative_to(mask) for mask in plan.masks):
+        return False
+    return not any(folder in closed for folder in [*path.parents, path])
+
+
+@given(wanted=st.sets(PATHS, max_size=4), closed=st.sets(PATHS, max_size=5))
+def test_every_wanted_path_becomes_visible_and_only_closed_folders_are_covered(
+    wanted: set[Path], closed: set[Path]
+) -> None:
+    """Whatever folders are closed above or at them; where none is there is no mount at all."""
+    plan = plan_view([Exposure(source=p, target=p) for p in wanted], lambda p: p not in closed)
+    assert all(visible(path, plan, closed) for path in wanted)
+    assert set(plan.masks) <= closed
+    assert all(any(path.is_relative_to(mask) for path in wanted) for mask in plan.masks)
+    if all(closed_ancestor(path, lambda p: p not in closed) is None for path in wanted):
+        assert plan == ViewPlan(masks=(), binds=())
