@@ -19,8 +19,9 @@ from coordinator.base.typed import options_of, typed
 from coordinator.config import toml
 from coordinator.config.schema import Config
 from coordinator.errors import EvalspanError, OperatorError
+from coordinator.evaluation.records import Inputs
 from coordinator.evaluation.state import State
-from coordinator.intake import from_settings, hub, inbox, one_off, places, resubmit, work_folder
+from coordinator.intake import from_settings, hub, inbox, one_off, places, request_sets, resubmit, work_folder
 from coordinator.intake.one_off import PathLike, SuiteOptions, SuiteSettings
 from coordinator.intake.work_folder import refuse_guest
 from coordinator.keeping.archive import archive_all
@@ -34,7 +35,7 @@ from coordinator.runtime.replay import find_evaluation
 from coordinator.runtime.submission import Submission, find_submission, has_ended, send, why_waiting
 from coordinator.runtime.summaries import find_folder
 from coordinator.runtime.summary import ended
-from coordinator.runtime.work_lock import WorkLock
+from coordinator.runtime.work_lock import WorkLock, is_daemon
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths
 from evaljobs.contract.specs import SuiteSpec
 
@@ -51,6 +52,7 @@ __all__ = [
     "Submission",
     "evaluate",
     "prepare",
+    "rescore",
     "results",
     "series",
     "submit",
@@ -103,8 +105,6 @@ def evaluate(
     use. EvalspanError: a service failed, or no Slurm answers.
     """
     from coordinator.runtime import wiring
-    from coordinator.runtime.drive import drive, ending_local_jobs
-    from coordinator.trackers.live import Exporter
 
     _check_counts(slots=slots, shards_per_task=shards_per_task)
     chosen = one_off.suite_options(suite, tasks, more)
@@ -127,6 +127,90 @@ def evaluate(
         step=step,
     )
     record = renewed(record) if fresh else as_of_now(record, site)
+
+    def checked(new: EvaluationRecord) -> EvaluationRecord:
+        return _checked(new, known, coordinator, followed, prepare_options(chosen, known, config, work_dir))
+
+    return _evaluated(record, known, coordinator, followed, checked)
+
+
+def rescore(
+    evaluation: str,
+    suite: str | Path | None = None,
+    *,
+    tokenizer: PathLike | None = None,
+    config: PathLike | None = None,
+    work_dir: PathLike | None = None,
+    settings: Mapping[str, object] | None = None,
+    progress: bool | Callable[[Progress], object] = False,
+    follow: Follow | None = None,
+) -> Results:
+    """Score the answers of an ended evaluation again, without a GPU, and return the scores: a new evaluation.
+
+    `suite`: a shipped suite's name or a suite file, with other filters, metrics or gold answers; by
+    default the evaluation's own, as its files are now. `tokenizer`: a folder with the checkpoint's
+    config and tokenizer, where the checkpoint is gone. A running daemon of the work folder does the
+    work. Other arguments as of `evaluate`. OperatorError where the suite makes other requests, or
+    answers are missing: nothing is submitted then.
+    """
+    from coordinator.runtime import rescoring, reuse, wiring
+
+    followed = follow or Caller(progress)
+    known = work_folder.load(config, work_dir, settings)
+    refuse_guest(known.work_dir)
+    paths = find_folder(known, evaluation)
+    if (parent := reuse.earlier_of(paths)) is None:
+        raise OperatorError(f"{paths.root.name} has not ended, or {paths.results} cannot be read")
+    coordinator = wiring.coordinator_of(known)
+    site = coordinator.performer.site
+    spec = None if suite is None else one_off.suite_of(SuiteOptions(suite=str(suite)))
+    inputs = from_settings.inputs_for(site, coordinator.performer.lm_eval_version)
+    record = as_of_now(
+        rescoring.record_of(known, parent, spec, inputs, None if tokenizer is None else str(tokenizer)), site
+    )
+
+    def checked(new: EvaluationRecord) -> EvaluationRecord:
+        words = ["--suite", str(suite or new.suite.name)]
+        new = _checked(new, known, coordinator, followed, words)
+        made_of, folder = new.inputs or Inputs(), new.checkpoint.source
+        sets = request_sets.prepare(
+            new.suite,
+            folder,
+            site=site,
+            model=new.model,
+            inputs=lambda *_: made_of,
+            busy=followed.busy,
+            offline=True,
+        )
+        rescoring.check_answers(new.suite, parent, sets)
+        return new
+
+    if not is_daemon(WorkLock(site.paths.lock).holder()):
+        return _evaluated(record, known, coordinator, followed, checked)
+    before: State | None = None
+    if Journal.begun(site.paths.evaluation(record.evaluation_id).journal):
+        before, _, _ = find_evaluation(known, record.evaluation_id)
+    else:
+        record = checked(record)
+    coordinator.close()
+    followed.say(f"the daemon of {known.work_dir} scores {record.evaluation_id}")
+    notice = inbox.Notice(command="rescore", evaluation_id=record.evaluation_id, record=record)
+    sent = send(site.paths, notice, resubmit.submitted(before, 0), typed("daemon", config, work_dir))
+    return wait(sent, config=config, work_dir=work_dir, settings=settings)
+
+
+def _evaluated(
+    record: EvaluationRecord,
+    known: Config,
+    coordinator: Coordinator,
+    followed: Follow,
+    checked: Callable[[EvaluationRecord], EvaluationRecord],
+) -> Results:
+    """Begin an evaluation or go on with it, and wait for its scores. `checked`: a new one's record as the site has it run."""
+    from coordinator.runtime.drive import drive, ending_local_jobs
+    from coordinator.trackers.live import Exporter
+
+    site = coordinator.performer.site
     paths = site.paths.evaluation(record.evaluation_id)
     resumed = said = ""
     if Journal.begun(paths.journal):
@@ -135,11 +219,9 @@ def evaluate(
             coordinator.close()
             return shown
     else:
-        if said := changed_since(record, site):
+        if said := "" if record.rescores else changed_since(record, site):
             followed.say(said)
-        record = _checked(
-            record, known, coordinator, followed, prepare_options(chosen, known, config, work_dir)
-        )
+        record = checked(record)
     before = _written_at(paths.results)
     with (
         closing(coordinator),
@@ -196,6 +278,8 @@ def _checked(
         record = wiring.at_site(record, wiring.hosting(settings, coordinator.cluster), settings)
     except ClusterError as error:
         raise no_answer(error) from error
+    if record.rescores:
+        return record  # it needs no node with GPUs
     if said := check_cluster(coordinator.cluster, record):
         follow.say(said)
     return record
@@ -243,8 +327,6 @@ def prepare(
     `tokenizer`: a folder with config.json and the tokenizer, or a Hub id. Other arguments as of
     `evaluate`. OperatorError with the last line of a build that failed.
     """
-    from coordinator.intake import request_sets
-
     chosen = one_off.suite_options(suite, tasks, more)
     known = work_folder.load(config, work_dir, settings)
     site = from_settings.site_of(known)

@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 GROUPS = {
     "Evaluate": ("eval", "ls", "validate", "prepare"),
     "Follow": ("status", "watch", "logs", "cancel", "retry"),
-    "Results": ("report", "compare", "diff", "gate", "export", "serve"),
+    "Results": ("report", "compare", "diff", "gate", "rescore", "export", "serve"),
     "During training": ("daemon", "submit", "release"),
     "Site and tools": ("init", "doctor", "plan", "prune", "clean", "worker", "priors"),
 }
@@ -58,6 +58,7 @@ MORE: Mapping[str, Mapping[ExitCode, str]] = {
         ExitCode.FAILED: "the evaluation ended, and some of its tasks failed or have items without a score",
         ExitCode.TERMINATED: "SIGTERM ended the command; the evaluation is not cancelled",
     },
+    "rescore": {ExitCode.FAILED: "tasks failed, or have items without a score"},
     "daemon": {
         ExitCode.DONE: "Ctrl-C, SIGTERM or `scancel` stopped it; with --until-idle also: nothing is left to do"
     },

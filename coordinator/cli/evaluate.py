@@ -1,4 +1,4 @@
-"""`evalspan eval | prepare`: evaluate one checkpoint, or build a suite's request sets."""
+"""`evalspan eval | rescore | prepare`: evaluate one checkpoint, score its answers again, or build a suite's request sets."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ import typer
 
 from coordinator.cli import lm_eval_flags
 from coordinator.cli.app import (
+    EVALUATION,
     REQUIRED,
     VERBOSE,
     AtTerminal,
+    Printed,
     argument,
     command,
     flag,
@@ -71,7 +73,7 @@ class Evaluate(Chosen):
         if self.check_fast is not None:
             self._check_fast(self.check_fast)
         else:
-            self._show(self._evaluated(self.chosen))
+            _show(self, self._evaluated(self.chosen), verbose=self.verbose)
 
     def _evaluated(self, suite: SuiteOptions) -> Results:
         from coordinator import api
@@ -107,7 +109,7 @@ class Evaluate(Chosen):
             more = {"mode": mode, "limit": documents, "token_budget": budget}
             found[mode] = self._evaluated(chosen.model_copy(update=more))
             if not found[mode].complete:
-                self._show(found[mode])
+                _show(self, found[mode], verbose=self.verbose)
         made = mode_check.check(
             {mode: found[mode].folder for mode in ("exact", "fast")},
             {mode: found[mode].raw for mode in ("exact", "fast")},
@@ -117,24 +119,59 @@ class Evaluate(Chosen):
         else:
             mode_check.show(stdout(), made)
 
-    def _show(self, found: Results) -> None:
-        """Print results; exit code 130 where the evaluation was cancelled, 1 where scores are missing."""
-        from coordinator.report.render import show
 
-        if found.note:
-            typer.echo(found.note, err=self.as_json)
-        if self.as_json:
-            changed = {"changed": found.changed} if found.changed else {}
-            show_json({**found.raw, "evalspan": {**found.raw.get("evalspan", {}), **changed}})
-        else:
-            ran = not found.note and found.makespan_seconds is not None
-            show(stdout(), found.report, found.raw, found.gpu_hour_price, ran=ran, verbose=self.verbose)
-            results = f"Results: {found.folder / 'results.json'}\n" if found.scores else ""
-            say(f"\n{results}Samples, logs, responses: {found.folder}")
-        if found.status == "cancelled":
-            raise typer.Exit(ExitCode.INTERRUPTED)
-        if not found.complete:
-            raise typer.Exit(ExitCode.FAILED)
+def _show(typed: Printed, found: Results, *, verbose: bool) -> None:
+    """Print results; exit code 130 where the evaluation was cancelled, 1 where scores are missing."""
+    from coordinator.report.render import show
+
+    if found.note:
+        typer.echo(found.note, err=typed.as_json)
+    if typed.as_json:
+        changed = {"changed": found.changed} if found.changed else {}
+        show_json({**found.raw, "evalspan": {**found.raw.get("evalspan", {}), **changed}})
+    else:
+        ran = not found.note and found.makespan_seconds is not None
+        show(stdout(), found.report, found.raw, found.gpu_hour_price, ran=ran, verbose=verbose)
+        results = f"Results: {found.folder / 'results.json'}\n" if found.scores else ""
+        say(f"\n{results}Samples, logs, responses: {found.folder}")
+    if found.status == "cancelled":
+        raise typer.Exit(ExitCode.INTERRUPTED)
+    if not found.complete:
+        raise typer.Exit(ExitCode.FAILED)
+
+
+@command()
+class Rescore(Printed):
+    """Score the answers of an evaluation again, with other filters, metrics, gold answers or judge, without a GPU.
+
+    It is a new evaluation. Refused where the suite makes other requests. Killed and run again, it goes on. Examples:
+
+    evalspan rescore step-1000-core-1a2b3c4d
+
+    evalspan rescore step-1000-core-1a2b3c4d --suite my.toml
+    """
+
+    evaluation: str = argument(EVALUATION)
+    suite: str | None = option(
+        "A suite's name or file; default: the evaluation's own, as its files are now.", "--suite", "-s"
+    )
+    tokenizer: str | None = option(
+        "Folder with the checkpoint's config and tokenizer, where the checkpoint is gone."
+    )
+
+    def run(self) -> None:
+        from coordinator import api
+        from coordinator.cli.interrupt import Screen
+
+        found = api.rescore(
+            self.evaluation,
+            self.suite,
+            tokenizer=self.tokenizer,
+            config=self.config,
+            work_dir=self.work_dir,
+            follow=Screen(Console(stderr=self.as_json)),
+        )
+        _show(self, found, verbose=False)
 
 
 @command(cls=LmEvalCommand)

@@ -176,7 +176,7 @@ class Export(_Scores):
         if self.to == "wandb" and self.evaluation is not None:
             # W&B syncs only the last of several offline runs of one id: write the whole training
             record, _ = find_record(settings, self.evaluation)
-            self.series, self.suite = str(Path(record.checkpoint.source).parent), record.suite.name
+            self.series, self.suite = str(Path(record.checkpoint.announced).parent), record.suite.name
         found = self.made(settings)
         done = [p for p in found.points if p.status not in ("open", "unreadable")]
         if not done:

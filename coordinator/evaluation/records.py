@@ -78,6 +78,7 @@ class Inputs(Record):
     | what a build shows: files, packages, revisions | by `shown` | compared: built again | by what is built | no |
     | what a score shows | by `shown` | no | no | compared: scored again |
     | versions of engines | by `shown` | compared: built again | yes | no |
+    | `parent` | yes | no | no: its answers alone count | no: scored again |
     """
 
     lm_eval: str = ""  # its version
@@ -92,6 +93,7 @@ class Inputs(Record):
     # digest of what earlier evaluations of these inputs showed, where that has changed since; "": nothing has
     shown: str = ""
     fresh: str = ""  # when `--fresh` asked for it; "": what is there may be used again
+    parent: str = ""  # evaluation whose answers are scored again, and no model is asked; "": none
     single: tuple[str, ...] = ()  # entries that are one leaf task for certain; no part of any key
 
     def named(self, *, adapters: bool) -> dict[str, str]:
@@ -119,6 +121,11 @@ class EvaluationRecord(Record):
     submitted_by: str = Field(default="", exclude=True)  # of records of earlier versions; it decides nothing
     accepted_at: float  # unix seconds
 
+    @property
+    def rescores(self) -> str:
+        """Id of the evaluation whose answers this one scores again; "" where a model answers."""
+        return self.inputs.parent if self.inputs is not None else ""
+
 
 _SNAPSHOT = re.compile(r"models--(?:[^/]+--)?([^/]+)/snapshots/[^/]+/?$")  # in the Hugging Face cache
 
@@ -142,7 +149,7 @@ def evaluation_id(
     inputs: Inputs | None = None,
 ) -> str:
     """Deterministic id: readable names and a digest of all that decides a score."""
-    folder = checkpoint_name(checkpoint.source)
+    folder = checkpoint_name(checkpoint.announced)
     # the folder too: jobs are named by the digest alone, and a checkpoint may be copied with its mtimes
     what: list[object] = [
         folder,
@@ -154,7 +161,7 @@ def evaluation_id(
         what.append([judge.url, judge.model, judge.temperature, judge.max_tokens])
     if inputs is not None:
         made_of = inputs.model_dump(mode="json", exclude={"single"})
-        younger = ("env", "command", "shown", "fresh")  # without them, as earlier versions named it
+        younger = ("env", "command", "shown", "fresh", "parent")  # without them, as earlier versions named it
         what.append({key: value for key, value in made_of.items() if value or key not in younger})
     digest = hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:8]
     return f"{id_stem(folder, suite.name, suite.mode)}-{digest}"

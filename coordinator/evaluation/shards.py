@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import count, cycle
 
+from coordinator.base.words import first_of
 from coordinator.evaluation import indexes, nodes
 from coordinator.evaluation.actions import (
     Action,
@@ -20,6 +21,7 @@ from coordinator.evaluation.actions import (
     WithdrawShards,
 )
 from coordinator.evaluation.events import (
+    Closed,
     EntryFailed,
     PlanAsked,
     PlanFailed,
@@ -161,6 +163,9 @@ def shards_due(state: State, now: float) -> Due:
     if unsought:
         yield PlanAsked(at=now, looked_for=tuple(sorted(unsought)))
         yield FindResponses(sets=fresh, batch_size=state.batch_size, cuts=cuts)
+        return
+    if state.record.rescores:  # its command looked before; they were removed meanwhile
+        yield Closed(at=now, reason=f"{state.record.rescores} has no answers to {first_of(sorted(turn))}")
         return
     lanes = tuple(
         (lane, n.name)
@@ -307,10 +312,10 @@ def _take_back(state: State, name: str) -> None:
 
 
 def _unread(state: State, name: str, why: str, now: float) -> Sequence[EntryFailed]:
-    """A shard was run, and what it left cannot be read; the third time its task fails."""
+    """A shard was run, and what it left cannot be read; the third time its task fails, or where no model is asked."""
     shard = state.shards.by_name[name]
     shard.unread += 1
-    if shard.unread < MAX_UNREAD or shard.quarantined:
+    if shard.unread < (1 if state.record.rescores else MAX_UNREAD) or shard.quarantined:
         return []
     state.warnings.append(f"shard {name} quarantined: {why}")
     said = f"shard {name} was run {shard.unread} times and left no record that can be read; the last: {why}"

@@ -27,6 +27,7 @@ from coordinator import hook
 from coordinator.base.isolate import warn_once
 from coordinator.base.words import CONTROL, one_line
 from coordinator.errors import OperatorError
+from coordinator.evaluation.records import EvaluationRecord
 from coordinator.intake.work_folder import DROP, name_of, unsafe
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths
 from evaljobs.contract.specs import Kept, Record
@@ -73,9 +74,10 @@ class Notice(Record):
     noticed_at: float = 0.0  # unix seconds
     trained_values: str = Field(default="", pattern=r"^[0-9a-f]{0,16}$")  # names the ranks' files beside it
     seen: bool = False  # in a watched folder: perhaps half-written, since no training said that it is saved
-    command: Literal["evaluate", "cancel", "retry", "release"] = "evaluate"
+    command: Literal["evaluate", "rescore", "cancel", "retry", "release"] = "evaluate"
     # of `submit`: what it printed; of `cancel` and `retry`: the name of a folder in the work folder, and no path
     evaluation_id: str = Field(default="", pattern=r"^([A-Za-z0-9_-][A-Za-z0-9_.-]{0,250})?$")
+    record: EvaluationRecord | None = None  # of `rescore`
     nodes: tuple[str, ...] = ()  # of `release`
     seconds: float = 0.0  # length of their cordon; 0: end it
     reason: str = "on request"

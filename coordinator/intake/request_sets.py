@@ -126,8 +126,9 @@ def prepare(
     model: ModelOptions,
     inputs: Callable[[SuiteSpec, ModelOptions], Inputs],
     busy: Callable[[str], AbstractContextManager[object]] = nullcontext,
+    offline: bool = False,
 ) -> dict[str, dict[str, str]]:
-    """Build a suite's request sets here and online, for `evalspan prepare`, by the same build as a job.
+    """Build a suite's request sets here, for `evalspan prepare` and `rescore`, by the same build as a job.
 
     Entry -> {leaf task: folder}; keeps existing sets. OperatorError with the build's last line.
     `busy`: around each build, called with what it does.
@@ -151,11 +152,11 @@ def prepare(
                 model_dir=checkpoint.source,
                 model=model,
                 out_dir=str(folder),
-                offline=False,
+                offline=offline,
                 source=made_of.entries[index].files,
             )
             with busy(
-                f"fetching data and building requests of {task.name} ({index + 1} of {len(suite.tasks)})"
+                f"{'' if offline else 'fetching data and '}building requests of {task.name} ({index + 1} of {len(suite.tasks)})"
             ):
                 _build(spec, site)
             there = found(folder, _on_disk(suite, index), None)

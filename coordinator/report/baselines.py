@@ -21,7 +21,7 @@ def baseline_of(
     """
     if name not in ("previous", "best"):
         return name
-    folder = str(Path(record.checkpoint.source).parent)
+    folder = str(Path(record.checkpoint.announced).parent)
     points = make_series(find_series(work_dir, folder, record.suite.name, mixed=True)).points
     earlier = _before(points, record.evaluation_id)
     if not earlier:

@@ -57,10 +57,10 @@ def records(
         paths = EvaluationPaths(file.parent)
         if suite not in (None, record.suite.name):
             continue
-        if in_series(record.checkpoint.source, selector):
+        if in_series(record.checkpoint.announced, selector):
             yield paths, record
         elif place := next((p for p in places.read(paths) if in_series(p, selector)), ""):
-            checkpoint = record.checkpoint.model_copy(update={"source": place})
+            checkpoint = record.checkpoint.model_copy(update={"source": place, "converted_from": None})
             yield paths, record.model_copy(update={"checkpoint": checkpoint})
 
 
@@ -88,7 +88,7 @@ def _known(record: EvaluationRecord) -> dict[str, Any]:
     return {
         "evaluation_id": record.evaluation_id,
         "suite": record.suite.name,
-        "checkpoint": record.checkpoint.source,
+        "checkpoint": record.checkpoint.announced,
         "step": record.checkpoint.step,
         "mode": record.suite.mode or "exact",
         "accepted_at": record.accepted_at,
@@ -127,7 +127,7 @@ def find_series(
             raise OperatorError(
                 f"no evaluation there is of suite {suite!r} (there are: {first_of(sorted(suites))})"
             )
-        parents = {str(Path(r.checkpoint.source).parent) for _, r in records(work_dir, "*", None)}
+        parents = {str(Path(r.checkpoint.announced).parent) for _, r in records(work_dir, "*", None)}
         known = first_of(sorted(parents)) or "none"
         below = any(in_series(parent, selector) for parent in parents)
         hint = f"try '{selector.rstrip('/')}/*'; " if below else ""

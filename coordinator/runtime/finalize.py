@@ -251,6 +251,7 @@ def write_results(
         "keys": before | keys_of(state),
         "shown": shown_of(state),
         "responses_from": dict(state.plan.reused),
+        "parent": state.record.rescores or None,
     }
     write_atomic(paths.results, json.dumps(results, indent=2, default=str).encode())
 

@@ -394,6 +394,8 @@ class Coordinator(Evaluations):
         elif notice.command == "retry":
             self.revive(name)
             self.retry(name)
+        elif notice.record is not None:
+            self.accept_or_wait(notice.record)
         else:
             self.cordon(notice.nodes, clock.now() + notice.seconds)
 

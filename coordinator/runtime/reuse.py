@@ -2,7 +2,8 @@
 
 Rule: only equal keys count: the same checkpoint by its content, adapter, model options and cut, and a request digest of
 which every batch is answered; for scores also the score keys of all tasks of an entry, and what the scoring used. Files
-are linked, so the earlier folder may be removed.
+are linked, so the earlier folder may be removed. An evaluation that scores another one's answers again uses that one's,
+and no scores.
 """
 
 from __future__ import annotations
@@ -58,14 +59,13 @@ class _Ours:
 
 
 @dataclass(slots=True)
-class _Earlier:
+class Earlier:
     """What the journal of an earlier evaluation says of its responses and scores."""
 
     record: EvaluationRecord
     paths: EvaluationPaths
-    batch_size: int | str | None  # of shards whose names have no cut
-    keys: Mapping[str, Mapping[str, str]]  # name of a leaf task -> "requests" and "score"
-    same: bool  # the checkpoint is ours; False: its samples are, and whether its content is, is not known
+    said: Mapping[str, Any]  # "evalspan" of its results.json
+    same: bool = True  # the checkpoint is ours; False: its samples are, and its content is not known
     leaves: dict[str, PlannedLeaf] = field(default_factory=dict)  # by name
     asked: set[tuple[int, str, str]] = field(default_factory=set)  # (entry, leaf task, request digest)
     frames: dict[str, FrameRef] = field(default_factory=dict)
@@ -121,9 +121,9 @@ def find(
         wants = {
             task
             for task in sets
-            if (cuts[task] or earlier.batch_size == wanted.batch_size)
+            if (cuts[task] or earlier.said.get("batch_size") == wanted.batch_size)
             and task not in found.sources
-            and any(keys.get("requests") == sets[task][0].key for keys in earlier.keys.values())
+            and any(keys.get("requests") == sets[task][0].key for keys in earlier.said["keys"].values())
         }
         if not wants:
             continue
@@ -156,7 +156,7 @@ def _alike(work: WorkPaths, samples: str | None) -> Iterator[Path]:
             yield from (work.root / line[33:].strip() for line in lines if line.startswith(f"{samples} "))
 
 
-def _candidates(state: State, work: WorkPaths) -> Iterator[_Earlier]:
+def _candidates(state: State, work: WorkPaths) -> Iterator[Earlier]:
     """Ended evaluations of this checkpoint with these options, newest first.
 
     The same checkpoint: of equal name and digest, or, touched or copied, of equal content. Equal samples alone never say
@@ -166,23 +166,32 @@ def _candidates(state: State, work: WorkPaths) -> Iterator[_Earlier]:
     spec = state.conversion.announced or ours.checkpoint
     content = state.nodes.content
     prefix = slug(checkpoint_name(spec.source))[:40]
+    if ours.rescores:
+        yield from filter(None, [earlier_of(work.evaluation(ours.rescores))])
+        return
     found = []
     for folder in {*beginning(work.root, f"{prefix}-"), *_alike(work, spec.samples)}:
-        paths = EvaluationPaths(folder)
-        if paths.root.name == ours.evaluation_id:
+        earlier = None if folder.name == ours.evaluation_id else earlier_of(EvaluationPaths(folder))
+        if earlier is None:
             continue
-        with contextlib.suppress(OSError, ValueError, ValidationError, AttributeError):
-            record = EvaluationRecord.model_validate_json(paths.evaluation.read_bytes())
-            said: dict[str, Any] = json.loads(paths.results.read_bytes()).get("evalspan", {})
-            its, theirs = record.checkpoint, said.get("checkpoint_content")
-            same = (checkpoint_name(its.source), its.digest) == (checkpoint_name(spec.source), spec.digest)
-            alike = None not in (theirs, spec.samples) and its.samples == spec.samples
-            alike = alike and content in (None, theirs)
-            used = record.convert == ours.convert and _model(record) == _model(ours) and said.get("keys")
-            if used and (same or alike):
-                same = same or content is not None
-                found.append(_Earlier(record, paths, said.get("batch_size"), said["keys"], same))
-    return iter(sorted(found, key=lambda e: -e.record.accepted_at))
+        its, theirs = earlier.record.checkpoint, earlier.said.get("checkpoint_content")
+        same = (checkpoint_name(its.source), its.digest) == (checkpoint_name(spec.source), spec.digest)
+        alike = None not in (theirs, spec.samples) and its.samples == spec.samples
+        alike = alike and content in (None, theirs)
+        used = earlier.record.convert == ours.convert and _model(earlier.record) == _model(ours)
+        if used and (same or alike):
+            earlier.same = same or content is not None
+            found.append(earlier)
+    yield from sorted(found, key=lambda e: -e.record.accepted_at)
+
+
+def earlier_of(paths: EvaluationPaths) -> Earlier | None:
+    """An ended evaluation; None where its files cannot be read, or name no request digests."""
+    with contextlib.suppress(OSError, ValueError, ValidationError, AttributeError):
+        record = EvaluationRecord.model_validate_json(paths.evaluation.read_bytes())
+        said: dict[str, Any] = json.loads(paths.results.read_bytes()).get("evalspan", {})
+        return Earlier(record, paths, said) if said.get("keys") else None
+    return None
 
 
 def _model(record: EvaluationRecord) -> object:
@@ -196,7 +205,7 @@ def _with(
     found: ResponsesFound,
     ours: _Ours,
     wanted: FindResponses,
-    earlier: _Earlier,
+    earlier: Earlier,
     sets: Sets,
 ) -> ResponsesFound:
     own = ours.paths
@@ -206,8 +215,7 @@ def _with(
     leaves: list[PlannedLeaf] = []
     frames: dict[str, FrameRef] = {}
     for name, (manifest, index) in sets.items():
-        equal = (e for e in earlier.leaves.values() if (e.task, e.key) == (manifest.task, manifest.key))
-        leaf = next((e for e in equal if _whole(e, index, earlier, ours.cuts[name])), None)
+        leaf = answered(earlier, manifest, index, ours.cuts[name])
         if leaf is None:
             continue
         named = leaf.model_copy(update={"name": name})
@@ -220,7 +228,8 @@ def _with(
         entry: file
         for entry, named in wanted.sets.items()
         # all of the entry: none of its leaf tasks is another entry's, too
-        if named.keys() <= taken
+        if not ours.record.rescores
+        and named.keys() <= taken
         and len(named) == len(ours.entries[entry].sets)
         and (file := _score(ours, entry, {t: sets[t][0] for t in named}, earlier)) is not None
     }
@@ -234,7 +243,15 @@ def _with(
     )
 
 
-def _whole(leaf: PlannedLeaf, index: BatchIndex, earlier: _Earlier, cut: str) -> bool:
+def answered(
+    earlier: Earlier, manifest: RequestSetManifest, index: BatchIndex, cut: str
+) -> PlannedLeaf | None:
+    """The leaf task whose answers are those of a request set in this cut, all of them."""
+    equal = (e for e in earlier.leaves.values() if (e.task, e.key) == (manifest.task, manifest.key))
+    return next((e for e in equal if _whole(e, index, earlier, cut)), None)
+
+
+def _whole(leaf: PlannedLeaf, index: BatchIndex, earlier: Earlier, cut: str) -> bool:
     """Is every batch of this cut answered by a record that is there?"""
     if any(ShardId.parse(shard).cut != cut for shard in leaf.shards):
         return False
@@ -295,7 +312,7 @@ def _as_ours(
 
 
 def _score(
-    ours: _Ours, entry: int, manifests: Mapping[str, RequestSetManifest], earlier: _Earlier
+    ours: _Ours, entry: int, manifests: Mapping[str, RequestSetManifest], earlier: Earlier
 ) -> str | None:
     """The score file of an entry, linked with its samples; None where it has to be scored."""
     name = ours.record.suite.tasks[entry].name
@@ -315,7 +332,9 @@ def _score(
     if before.suite.tasks[theirs].cluster != now.suite.tasks[entry].cluster:
         return None  # its columns have other clusters
     for manifest in manifests.values():
-        before_keys = {k.get("score") for k in earlier.keys.values() if k.get("requests") == manifest.key}
+        before_keys = {
+            k.get("score") for k in earlier.said["keys"].values() if k.get("requests") == manifest.key
+        }
         if not manifest.score_key or before_keys != {manifest.score_key}:
             return None
         if (theirs, manifest.task, manifest.key) not in earlier.asked:

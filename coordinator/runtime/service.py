@@ -79,7 +79,7 @@ class Service:
         self._series: dict[str, Seen] = {}  # evaluations that are not over
         self._past = Past()
         if config.backlog not in ("all", "latest"):  # one of several is kept: all count
-            for record in taken:
+            for record in (record for record in taken if not record.rescores):
                 self._past.add(_seen(record, "over"))
         self._hosting: Hosting | None = None
         self._no_rules: ClusterError | EvalspanError = EvalspanError("the site's rules are not known yet")
@@ -247,7 +247,9 @@ class Service:
         if policy == "all":
             return
         self._series |= {
-            i: _seen(r.state.record, _phase(r.state)) for i, r in self.coordinator.running.items()
+            i: _seen(r.state.record, _phase(r.state))
+            for i, r in self.coordinator.running.items()
+            if not r.state.record.rescores
         }
         keep_every = None if policy == "latest" else policy.keep_every
         there = {record.evaluation_id for record in self.coordinator.records()}

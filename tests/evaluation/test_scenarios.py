@@ -19,10 +19,11 @@ from coordinator.evaluation import jobs, nodes
 from coordinator.evaluation.cuts import MIN_TOKEN_BUDGET
 from coordinator.evaluation.job_ends import MAX_DEATHS, MAX_DEATHS_IN_A_ROW, MAX_SUBMISSIONS
 from coordinator.evaluation.memory import MAX_DOUBLINGS
+from coordinator.evaluation.records import Inputs
 from coordinator.evaluation.scoring import MAX_LOSSES, MAX_WORKER_JOBS
 from coordinator.evaluation.state import NodeUse
 from evaljobs.contract.names import ShardId
-from evaljobs.contract.specs import TaskEntry
+from evaljobs.contract.specs import Sources, TaskEntry
 
 TICK = 5.0
 STORM = {
@@ -619,6 +620,16 @@ def test_hosts_stage_while_they_hold_gpus_and_are_not_waited_for() -> None:
     """Answers are sought without the content that a host will say."""
     assert nodes.content_to_come(World(1, Faults()).state)
     assert not nodes.content_to_come(World(1, Faults(), record(host_trials=True)).state)
+
+
+def test_without_answers_to_score_again_an_evaluation_ends_and_asks_no_node() -> None:
+    """Its command found them; they were removed meanwhile."""
+    inputs = Inputs(parent="ckpt-suite-00000000", entries=(Sources(),) * 3)
+    world = World(1, Faults(), record(max_trials=0).model_copy(update={"inputs": inputs}))
+    world.run()
+    world.assert_nothing_left()
+    assert {e.error for e in world.state.entries} == {"ckpt-suite-00000000 has no answers to t0, t1, t2"}
+    assert {job.job.purpose for job in world.jobs.values()} == {"build"}
 
 
 def test_preemptions_end_no_evaluation() -> None:

@@ -42,7 +42,7 @@ from evaljobs.contract.paths import EvaluationPaths
 
 GOOD, BAD = "ckpt-good-00000001", "ckpt-bad-00000002"
 NO_EVENT = b'{"kind": "of-another-version"}\n'
-FIELDS = "61ea8c34"
+FIELDS = "b595d5cb"
 
 
 def named(name):

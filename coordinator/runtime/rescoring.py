@@ -1,0 +1,98 @@
+"""Scores stored answers again: the record of an evaluation that asks no model, and what is refused before it begins.
+
+Rule: the answers are those of an ended evaluation, the parent. Its checkpoint, model options and cuts stand; suite, data and
+judge are those of now. A leaf task is scored again only where its request digest is the parent's and all of its answers are
+there. The checkpoint may be gone: its tokenizer and config are all that is read. Called from `coordinator.api`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+
+from coordinator.base.words import first_of
+from coordinator.config.schema import Config
+from coordinator.errors import OperatorError
+from coordinator.evaluation.records import EvaluationRecord, Inputs, cut_of, cut_on_disk, evaluation_id
+from coordinator.intake import from_settings, validate
+from coordinator.intake.checkpoint import CheckpointError, inspect
+from coordinator.planning.make_plan import read_sets
+from coordinator.runtime.reuse import Earlier, answered
+from evaljobs.contract.specs import ModelOptions, RequestSetManifest, SuiteSpec, TaskEntry
+
+# settings of a task, and of a suite, that decide what is asked
+OF_TASKS = ("num_fewshot", "limit", "gen_kwargs")
+OF_SUITES = ("seed", "apply_chat_template", "system_instruction", "fewshot_as_multiturn")
+
+
+def record_of(
+    settings: Config,
+    parent: Earlier,
+    suite: SuiteSpec | None,
+    inputs: Callable[[SuiteSpec, ModelOptions], Inputs],
+    tokenizer: str | None,
+) -> EvaluationRecord:
+    """The evaluation that scores the answers of `parent` by `suite`, by default its own. OperatorError in one line.
+
+    `tokenizer`: folder with the checkpoint's config and tokenizer; None: the checkpoint's own.
+    """
+    before = parent.record
+    try:
+        files = inspect(tokenizer or before.checkpoint.source, weights=False)
+    except CheckpointError as error:
+        more = "" if tokenizer else "; --tokenizer names a folder with the same config and tokenizer"
+        raise OperatorError(f"{error}{more}") from error
+    announced = before.checkpoint.announced
+    converted = announced if announced != files.source else None
+    checkpoint = before.checkpoint.model_copy(
+        update={"source": files.source, "files": files.files, "converted_from": converted}
+    )
+    suite = suite or before.suite
+    sizes = {task.name: task.batch_size for task in before.suite.tasks}
+    tasks = tuple(t.model_copy(update={"batch_size": sizes.get(t.name)}) for t in suite.tasks)
+    cut = {key: parent.said.get(key) for key in ("batch_size", "token_budget")}
+    suite = suite.model_copy(update={"tasks": tasks, "mode": before.suite.mode, **cut})
+    judge = validate.judge_for(settings, suite)
+    made_of = inputs(suite, before.model).model_copy(update={"parent": before.evaluation_id})
+    return EvaluationRecord(
+        evaluation_id=evaluation_id(checkpoint, suite, before.model, judge, made_of),
+        checkpoint=checkpoint,
+        suite=suite,
+        model=before.model,
+        options=from_settings.run_options(settings).model_copy(update={"max_trials": 0}),
+        inputs=made_of,
+        judge=judge,
+        accepted_at=time.time(),
+    )
+
+
+def check_answers(suite: SuiteSpec, parent: Earlier, sets: Mapping[str, Mapping[str, str]]) -> None:
+    """OperatorError where `parent` has no answers to a request set. `sets`: entry -> {leaf task: folder}."""
+    parent.read()
+    why = {}
+    for index, task in enumerate(suite.tasks):
+        cut = cut_of(suite, index, suite.batch_size, suite.token_budget)
+        on_disk = dict.fromkeys(sets[task.name], cut_on_disk(cut, suite.batch_size))
+        for leaf, (manifest, batches) in read_sets(sets[task.name], on_disk).items():
+            if answered(parent, manifest, batches, cut) is None:
+                why[leaf] = _why(suite, task, manifest, parent)
+    if why:
+        leaf = min(why)
+        also = f" (also refused: {first_of(sorted(why.keys() - {leaf}))})" if len(why) > 1 else ""
+        raise OperatorError(f"{leaf}: {why[leaf]}{also}; `evalspan eval` asks the model")
+
+
+def _why(suite: SuiteSpec, task: TaskEntry, manifest: RequestSetManifest, parent: Earlier) -> str:
+    """Which key of a leaf task differs, and the settings that make it differ."""
+    name, its = parent.record.evaluation_id, parent.said["keys"].get(manifest.task)
+    if its is None:
+        return f"{name} did not ask it; it asked {first_of(sorted(parent.said['keys']))}"
+    if its.get("requests") == manifest.key:
+        return f"its answers in {name} are not whole, or were removed"
+    if its.get("asks") == manifest.asks:
+        return f"its request digest is not that of {name}: other versions of the engine, or another tokenizer"
+    before = next((t for t in parent.record.suite.tasks if t.name == task.name), None)
+    pairs = [(key, getattr(before, key, None), getattr(task, key)) for key in OF_TASKS]
+    pairs += [(key, getattr(parent.record.suite, key), getattr(suite, key)) for key in OF_SUITES]
+    changed = [f"{key} is {now!r}, not {was!r}" for key, was, now in pairs if was != now]
+    return f"its requests are not those of {name} ({', '.join(changed) or 'other prompts or documents'})"
