@@ -483,6 +483,7 @@ def series(
     suite: str | None = None,
     *,
     mixed: bool = False,
+    dense: bool = False,
     config: PathLike | None = None,
     work_dir: PathLike | None = None,
     settings: Mapping[str, object] | None = None,
@@ -491,11 +492,14 @@ def series(
 
     `folder`: the folder that holds the checkpoints, or a glob of them. `suite`: of this suite only.
     A row has evaluation_id, suite, step, checkpoint, status, task, filter, metric, value, stderr,
-    documents, n_shot, version, higher_is_better, makespan_seconds, paused_seconds, gpu_seconds, mode. An evaluation without a score has one row whose score is None. `mixed`: evaluations in exact and in
-    fast mode together. OperatorError where there is no evaluation, or there are both modes.
+    documents, n_shot, version, higher_is_better, makespan_seconds, paused_seconds, gpu_seconds, mode. An
+    evaluation without a score has one row whose score is None. `mixed`: evaluations in exact and in fast mode
+    together; `dense`: rows of dense signals, too, with filter "dense". OperatorError where there is no
+    evaluation, or there are both modes.
     """
     known = work_folder.load(config, work_dir, settings, makes=False)
-    points = make_series(load_series.find_series(known.work_dir, str(folder), suite, mixed=mixed)).points
+    found = load_series.find_series(known.work_dir, str(folder), suite, mixed=mixed, dense=dense)
+    points = make_series(found).points
     return [row for point in points for row in rows_of(point, point.mode)]
 
 

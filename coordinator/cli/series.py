@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 FILES = ("csv", "json")  # formats of `export` that are one file
 # parts of lm-eval's results that `report --json` gives beside the scores
-OF_SCORES = ("groups", "versions", "n-shot", "higher_is_better", "n-samples")
+OF_SCORES = ("groups", "versions", "n-shot", "higher_is_better", "n-samples", "dense")
 
 
 class _Scores(Where):
@@ -53,19 +53,19 @@ class _Scores(Where):
         if (self.evaluation is None) == (self.series is None):
             raise OperatorError("name an evaluation, or say --series FOLDER")
 
-    def found(self, settings: Config) -> list[Point]:
+    def found(self, settings: Config, dense: bool | None) -> list[Point]:
         from coordinator.report.load_series import find_series, point_of
         from coordinator.runtime.summaries import find_record
 
         if self.series is not None:
-            return find_series(settings.work_dir, self.series, self.suite, mixed=self.mixed)
+            return find_series(settings.work_dir, self.series, self.suite, mixed=self.mixed, dense=dense)
         record, paths = find_record(settings, self.evaluation or "")
-        return [point_of(paths, record)]
+        return [point_of(paths, record, dense=dense)]
 
-    def made(self, settings: Config) -> Series:
+    def made(self, settings: Config, dense: bool | None) -> Series:
         from coordinator.report.learning_curves import make_series
 
-        return make_series(self.found(settings), settings.gpu_hour_price)
+        return make_series(self.found(settings, dense), settings.gpu_hour_price)
 
 
 @command()
@@ -81,6 +81,7 @@ class Report(_Scores, Printed):
     evalspan report step-1000-core-1a2b3c4d --html report.html
     """
 
+    dense: bool = flag("Also dense signals: gold bits a byte and probability, margin.")
     as_csv: bool = flag("Print CSV: a line per checkpoint and score.", "--csv")
     html: Path | None = HTML
     trace: Path | None = option("Write the jobs' spans as a Chrome trace (for Perfetto).", "--trace")
@@ -92,7 +93,7 @@ class Report(_Scores, Printed):
         if self.html is not None or self.trace is not None:
             self._write(settings)
         elif self.series is not None or self.as_csv:
-            self._show_series(self.made(settings))
+            self._show_series(self.made(settings, self.dense))
         else:
             self._show(settings)
 
@@ -110,7 +111,7 @@ class Report(_Scores, Printed):
                 self.html,
                 read.of_evaluation(settings, name)
                 if one
-                else read.of_trainings(self.found(settings), settings.gpu_hour_price),
+                else read.of_trainings(self.found(settings, self.dense), settings.gpu_hour_price),
             )
         if self.trace is not None:
             write_trace(settings, name, self.trace)
@@ -130,10 +131,15 @@ class Report(_Scores, Printed):
 
     def _show(self, settings: Config) -> None:
         from coordinator import api
+        from coordinator.report.columns import with_signals
         from coordinator.report.render import show
+        from coordinator.runtime.summary import read_evaluation
+        from evaljobs.contract.paths import EvaluationPaths
 
         found = api.results(self.evaluation or "", config=self.config, work_dir=self.work_dir)
         made, results = found.report, found.raw
+        if self.dense and (record := read_evaluation(EvaluationPaths(found.folder))) is not None:
+            results = with_signals(EvaluationPaths(found.folder), record, results)
         if self.as_json:
             more = {key: results.get(key, {}) for key in OF_SCORES}
             show_json({**made.model_dump(mode="json"), "scores": results.get("results", {}), **more})
@@ -177,7 +183,7 @@ class Export(_Scores):
             # W&B syncs only the last of several offline runs of one id: write the whole training
             record, _ = find_record(settings, self.evaluation)
             self.series, self.suite = str(Path(record.checkpoint.announced).parent), record.suite.name
-        found = self.made(settings)
+        found = self.made(settings, self.to in FILES or None)
         done = [p for p in found.points if p.status not in ("open", "unreadable")]
         if not done:
             raise OperatorError("none of these evaluations has ended yet: there is nothing to export")

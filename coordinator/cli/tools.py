@@ -218,6 +218,7 @@ class Compare(Printed):
 
     evaluations: list[str] = argument("Two or more evaluation ids; the first is the baseline.")
     mixed: bool = flag("Also compare scores that were computed in another mode.")
+    dense: bool = flag("Also compare dense signals: gold bits a byte and probability, margin.")
     html: Path | None = HTML
 
     def run(self) -> None:
@@ -229,9 +230,11 @@ class Compare(Printed):
         if len(self.evaluations) < 2:
             raise OperatorError("name at least two evaluations; `evalspan report` prints one")
         if self.html is not None:
-            write_page(self.html, read.of_comparison(settings, self.evaluations, mixed=self.mixed))
+            write_page(
+                self.html, read.of_comparison(settings, self.evaluations, mixed=self.mixed, dense=self.dense)
+            )
             return
-        points, rows, _ = read.compared(settings, self.evaluations, mixed=self.mixed)
+        points, rows, _ = read.compared(settings, self.evaluations, mixed=self.mixed, dense=self.dense)
         ids, heads = [p.evaluation_id for p in points], heads_of(points)
         if self.as_json:
             show_json({"schema_version": 1, "evaluations": ids, "rows": rows, "headings": heads})
@@ -261,6 +264,7 @@ class Gate(Printed):
         from coordinator.report.baselines import baseline_of
         from coordinator.runtime.summaries import find_record
         from coordinator.verdicts.gate import Policy, is_named, judge, outcome_of
+        from evaljobs.contract.columns import SIGNALS
 
         settings = self.there()
         data, text = toml.read(self.policy)
@@ -272,7 +276,8 @@ class Gate(Printed):
             return any(is_named(rule, score.task, f"{score.metric},{score.filter}") for rule in policy.rule)
 
         against = baseline_of(settings.work_dir, record, name, counts)
-        points, rows, _ = read.compared(settings, [against, self.evaluation], mixed=self.mixed)
+        dense = any((rule.metric or "").partition(",")[0] in SIGNALS for rule in policy.rule)
+        points, rows, _ = read.compared(settings, [against, self.evaluation], mixed=self.mixed, dense=dense)
         rulings = judge(policy, rows)
         outcome = outcome_of(rulings)
         if self.as_json:

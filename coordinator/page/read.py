@@ -21,17 +21,17 @@ from coordinator.errors import OperatorError
 from coordinator.evaluation.events import AnyEvent
 from coordinator.evaluation.state import State
 from coordinator.page import evaluation, samples, training
-from coordinator.report.columns import columns
+from coordinator.report.columns import columns, sample_file, with_signals
 from coordinator.report.comparisons import comparison, heads_of
 from coordinator.report.learning_curves import Point
-from coordinator.report.load_series import point_of, sample_file
+from coordinator.report.load_series import point_of
 from coordinator.report.verdicts import MEANING, add_verdicts
 from coordinator.runtime.finalize import results_in_files, results_of
 from coordinator.runtime.journal import has_other_format, read_events
 from coordinator.runtime.replay import find_evaluation
 from coordinator.runtime.summaries import find_folder, find_record
 from coordinator.runtime.summarise import summary_now
-from coordinator.runtime.summary import Halt, Summary, ended
+from coordinator.runtime.summary import Halt, Summary, ended, read_evaluation
 from evaljobs.contract.folded import exists, open_file, read_bytes
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths
 
@@ -88,9 +88,11 @@ def of_trainings(points: Sequence[Point], price: float | None) -> Contents:
     return _made(", ".join(dict.fromkeys(t["name"] for t in data["trainings"])), data)
 
 
-def of_comparison(settings: Config, names: Sequence[str], *, mixed: bool = False) -> Contents:
+def of_comparison(
+    settings: Config, names: Sequence[str], *, mixed: bool = False, dense: bool = False
+) -> Contents:
     """Scores of all these evaluations; samples of the first and the last. OperatorError where one has no results."""
-    points, rows, places = compared(settings, names, mixed=mixed)
+    points, rows, places = compared(settings, names, mixed=mixed, dense=dense)
     heads = heads_of(points)
     indexes: list[dict[str, Any]] = []
     blocks: dict[str, bytes] = {}
@@ -116,11 +118,11 @@ def of_comparison(settings: Config, names: Sequence[str], *, mixed: bool = False
 
 
 def compared(
-    settings: Config, names: Sequence[str], *, mixed: bool = False
+    settings: Config, names: Sequence[str], *, mixed: bool = False, dense: bool = False
 ) -> tuple[list[Point], list[dict[str, Any]], list[tuple[EvaluationPaths, dict[str, Any]]]]:
     """(points, rows of their scores with verdicts, folder and results.json of each) of evaluations.
 
-    `mixed`: verdicts also between modes. OperatorError for one that has no results.
+    `mixed`: verdicts also between modes; `dense`: also of dense signals. OperatorError for one that has no results.
     """
     points, places, records = [], [], []
     for name in names:
@@ -129,7 +131,8 @@ def compared(
             raise OperatorError(f"{record.evaluation_id} has no results yet")
         points.append(point_of(paths, record))
         records.append(record)
-        places.append((paths, json.loads(paths.results.read_text())))
+        results = json.loads(paths.results.read_text())
+        places.append((paths, with_signals(paths, record, results) if dense else results))
     rows = comparison([results for _, results in places])
     columns_once = functools.cache(lambda i, task: columns(places[i][0], records[i], task))
     add_verdicts(rows, columns_once, mixed=mixed)
@@ -150,8 +153,12 @@ def evaluation_and_results(
         found = results_of(state, paths, events)
         if state.ended_at is None:
             standing = _standing(settings, [summary_now(state, paths, time.time())])
-    data = evaluation.evaluation_data(found.report, events, found.raw, settings.gpu_hour_price, standing)
-    return data, paths, found.raw
+    record = read_evaluation(paths)
+    raw = found.raw
+    if record is not None:
+        raw = with_signals(paths, record, raw, index="evalspan" in raw)
+    data = evaluation.evaluation_data(found.report, events, raw, settings.gpu_hour_price, standing)
+    return data, paths, raw
 
 
 def _standing(settings: Config, summaries: Sequence[Summary]) -> list[list[Any]]:

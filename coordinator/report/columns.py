@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from coordinator.evaluation.records import EvaluationRecord
-from coordinator.report.load_series import sample_file
-from evaljobs.contract.columns import columns_of, packed, unpacked
+from evaljobs.contract.columns import columns_of, means, packed, unpacked
 from evaljobs.contract.folded import files_in, open_file, read_bytes
 from evaljobs.contract.paths import EvaluationPaths, slug
 from evaljobs.contract.storage import write_atomic
+from evaljobs.errors import OperatorError
 
 if TYPE_CHECKING:
     from evaljobs.contract.columns import Columns
@@ -35,6 +35,26 @@ def columns(paths: EvaluationPaths, record: EvaluationRecord, task: str) -> Colu
     with contextlib.suppress(OSError):  # another user's folder, or a full disk
         write_atomic(paths.columns(task, entry), packed(made))
     return made
+
+
+def sample_file(paths: EvaluationPaths, task: str) -> Path | None:
+    """lm-eval's samples of a task, loose or archived; None where it was not scored."""
+    return next(iter(files_in(paths.samples, f"samples_{slug(task)}_[0-9][0-9][0-9].jsonl")), None)
+
+
+def with_signals(
+    paths: EvaluationPaths, record: EvaluationRecord, results: Mapping[str, Any], *, index: bool = True
+) -> dict[str, Any]:
+    """results.json with the dense signals of its leaf tasks as "dense", which `scores_of` reads.
+
+    `index`: those that it lacks, as of an earlier version, are computed from columns.
+    """
+    signals = dict(results.get("evalspan", {}).get("signals", {}))
+    for task in results.get("n-samples", {}).keys() - signals.keys() if index else ():
+        with contextlib.suppress(OperatorError):  # a damaged file hides no score
+            if (found := columns(paths, record, task)) is not None:
+                signals[task] = means(found)
+    return {**results, "dense": {task: signals[task] for task in sorted(signals)}}
 
 
 def sample_lines(samples: Path) -> Iterator[dict[str, Any]]:

@@ -18,6 +18,7 @@ from typing import Any, Literal
 from pydantic import ConfigDict
 
 from coordinator.evaluation.records import checkpoint_name
+from evaljobs.contract.columns import BITS, DENSE
 from evaljobs.contract.specs import Record
 
 # how two results differ in their modes, request digests and score keys; "": comparable, or without keys
@@ -138,17 +139,20 @@ class Series(Record):
 
 
 def scores_of(results: Mapping[str, Any]) -> tuple[ScoreValue, ...]:
-    """The numbers in lm-eval's results, in its order; aliases and texts are left out."""
+    """The numbers in lm-eval's results, in its order; aliases and texts are left out. Behind them dense signals, where
+    `columns.with_signals` put them.
+    """
     versions, shots = results.get("versions", {}), results.get("n-shot", {})
     better: Mapping[str, Any] = results.get("higher_is_better", {})
     found = []
-    for task, values in {**results.get("results", {}), **results.get("groups", {})}.items():
+    tables = {**results.get("results", {}), **results.get("groups", {})}
+    for task, values in (*tables.items(), *results.get("dense", {}).items()):
         for key, value in values.items():
             metric, _, which = key.partition(",")
             if not which or metric.endswith("_stderr") or not isinstance(value, int | float):
                 continue
             error = values.get(f"{metric}_stderr,{which}")
-            higher = better.get(task, {}).get(metric)
+            higher = metric != BITS if which == DENSE else better.get(task, {}).get(metric)
             found.append(
                 ScoreValue(
                     task=task,
@@ -157,7 +161,7 @@ def scores_of(results: Mapping[str, Any]) -> tuple[ScoreValue, ...]:
                     value=float(value),
                     stderr=float(error) if isinstance(error, int | float) else None,
                     higher_is_better=True if higher is None else bool(higher),
-                    documents=_documents(results, task),
+                    documents=values.get("n", _documents(results, task)),
                     version="" if versions.get(task) is None else str(versions[task]),
                     n_shot=shots[task] if isinstance(shots.get(task), int) else None,
                     keys=keys_of(results, task),

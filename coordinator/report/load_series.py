@@ -21,10 +21,10 @@ from coordinator.base.words import first_of
 from coordinator.errors import OperatorError
 from coordinator.evaluation.records import EvaluationRecord
 from coordinator.intake import places
+from coordinator.report.columns import with_signals
 from coordinator.report.learning_curves import Point, scores_of
 from coordinator.report.measurements import Report
-from evaljobs.contract.folded import files_in
-from evaljobs.contract.paths import EvaluationPaths, slug
+from evaljobs.contract.paths import EvaluationPaths
 
 log = logging.getLogger(__name__)
 
@@ -64,13 +64,15 @@ def records(
             yield paths, record.model_copy(update={"checkpoint": checkpoint})
 
 
-def point_of(paths: EvaluationPaths, record: EvaluationRecord) -> Point:
-    """The point of one evaluation as its files stand now."""
+def point_of(paths: EvaluationPaths, record: EvaluationRecord, *, dense: bool | None = False) -> Point:
+    """The point of one evaluation as its files stand now. `dense`: with dense signals; None: with those of results.json."""
     known = _known(record)
     if not paths.results.exists():
         return Point(status="open", **known)
     try:
         results = json.loads(paths.results.read_bytes())
+        if dense is not False:
+            results = with_signals(paths, record, results, index=bool(dense))
         if not paths.report.exists():  # none could be made: its times and costs are not known
             status = results.get("evalspan", {}).get("status", "failed" if results.get("failed") else "done")
             return Point(status=status, scores=scores_of(results), **known)
@@ -95,17 +97,14 @@ def _known(record: EvaluationRecord) -> dict[str, Any]:
     }
 
 
-def sample_file(paths: EvaluationPaths, task: str) -> Path | None:
-    """lm-eval's samples of a task, loose or archived; None where it was not scored."""
-    return next(iter(files_in(paths.samples, f"samples_{slug(task)}_[0-9][0-9][0-9].jsonl")), None)
-
-
-def points(work_dir: Path, selector: str, suite: str | None = None) -> list[Point]:
+def points(
+    work_dir: Path, selector: str, suite: str | None = None, *, dense: bool | None = False
+) -> list[Point]:
     """Points of all evaluations that `selector` names."""
     found = []
     for paths, record in records(work_dir, selector, suite):
         try:
-            found.append(point_of(paths, record))
+            found.append(point_of(paths, record, dense=dense))
         except OperatorError as error:  # one damaged file hides no other checkpoint
             log.warning("%s", error)
             found.append(Point(status="unreadable", **_known(record)))
@@ -113,14 +112,19 @@ def points(work_dir: Path, selector: str, suite: str | None = None) -> list[Poin
 
 
 def find_series(
-    work_dir: Path, selector: str, suite: str | None = None, *, mixed: bool = False
+    work_dir: Path,
+    selector: str,
+    suite: str | None = None,
+    *,
+    mixed: bool = False,
+    dense: bool | None = False,
 ) -> list[Point]:
     """Points of all evaluations that `selector` names.
 
     OperatorError where there is none, or where a suite's evaluations have different modes and are not
     to be `mixed`.
     """
-    found = points(work_dir, selector, suite)
+    found = points(work_dir, selector, suite, dense=dense)
     if not found:
         suites = {r.suite.name for _, r in records(work_dir, selector, None)}
         if suites:

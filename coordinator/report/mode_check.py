@@ -13,8 +13,8 @@ from typing import Any
 
 from rich.console import Console
 
+from coordinator.report.columns import sample_file
 from coordinator.report.learning_curves import scores_of
-from coordinator.report.load_series import sample_file
 from coordinator.report.tables import Sheet
 from evaljobs.contract.folded import open_file
 from evaljobs.contract.paths import EvaluationPaths

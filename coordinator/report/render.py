@@ -21,6 +21,7 @@ from coordinator.report.learning_curves import scores_of
 from coordinator.report.measurements import Report
 from coordinator.report.tables import Parts, Sheet
 from coordinator.report.tokens import TokenUse
+from evaljobs.contract.columns import DENSE
 from evaljobs.contract.names import Cut
 
 CANCELLED = "cancelled: "  # begins the error of a task that a cancellation has ended
@@ -269,7 +270,8 @@ def score_table(results: Mapping[str, Any], title: str, *, ascii_only: bool = Fa
             score.version,
             *("" if x is None else str(x) for x in (score.n_shot, score.documents)),
         ]
-        better = ways.get(score.task, {}).get(score.metric)
+        dense = score.filter == DENSE
+        better = score.higher_is_better if dense else ways.get(score.task, {}).get(score.metric)
         sheet.add(
             *(named if score.task != before else ["", "", "", ""]),
             "" if score.filter == "none" else score.filter,

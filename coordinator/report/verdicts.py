@@ -11,6 +11,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from coordinator.verdicts.paired import Paired, paired, verdicts
+from evaljobs.contract.columns import DENSE
 
 if TYPE_CHECKING:
     from coordinator.verdicts.paired import Values
@@ -70,12 +71,13 @@ def _pair(
     if row["leaves"]:
         return None, "a group: see its tasks"
     both = [columns(k, row["task"]) for k in (0, i)]
+    metric = row["metric"].removesuffix(f",{DENSE}")
     if both[0] is None or both[1] is None:
         return None, "its samples were removed"
     for k, one in zip((0, i), both, strict=True):
-        if not _is_mean(one, row["metric"], row["values"][k]):
+        if not _is_mean(one, metric, row["values"][k]):
             return None, "its score is no mean of its documents"
-    return paired(*_aligned(both[0], both[1], row["metric"])), "too few documents or clusters"
+    return paired(*_aligned(both[0], both[1], metric)), "too few documents or clusters"
 
 
 def _is_mean(columns: Columns | None, metric: str, score: float) -> bool:

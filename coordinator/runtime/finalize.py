@@ -201,6 +201,16 @@ def keys_of(state: State) -> dict[str, dict[str, str]]:
     return keys
 
 
+def _signals(state: State) -> dict[str, dict[str, float]]:
+    """Leaf task, as `merged_results` names it -> its dense signals."""
+    scores = [*_scores(state)[0].values()]
+    return {
+        alias[task]: found
+        for score, alias in zip(scores, merged_names(scores), strict=True)
+        for task, found in score.get("signals", {}).items()
+    }
+
+
 def shown_of(state: State) -> dict[str, dict[str, str]]:
     """What the builds and the scoring of this evaluation used: "build" and "score" -> rows of `shown_inputs`.
 
@@ -252,6 +262,7 @@ def write_results(
         "shown": shown_of(state),
         "responses_from": dict(state.plan.reused),
         "parent": state.record.rescores or None,
+        "signals": _signals(state),
     }
     write_atomic(paths.results, json.dumps(results, indent=2, default=str).encode())
 

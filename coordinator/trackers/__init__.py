@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Protocol
 
 from coordinator.errors import OperatorError
 from coordinator.report.learning_curves import Point, in_order
+from evaljobs.contract.columns import DENSE
 
 
 class Row(NamedTuple):
@@ -83,11 +84,15 @@ def values_of(point: Point) -> dict[str, float]:
     fast = point.mode == "fast" and not point.suite.endswith("-fast")
     suite = f"{point.suite}-fast" if fast else point.suite
     for score in point.scores:
-        values[f"{suite}/{score.name}"] = score.value
+        # in a section of their own, so that trackers show the other curves first
+        name = (
+            f"dense/{suite}/{score.task}/{score.metric}" if score.filter == DENSE else f"{suite}/{score.name}"
+        )
+        values[name] = score.value
         if score.stderr is not None:
-            values[f"{suite}/{score.name}_stderr"] = score.stderr
+            values[f"{name}_stderr"] = score.stderr
         if score.differs:
-            values[f"{suite}/{score.name}_differs"] = 1.0
+            values[f"{name}_differs"] = 1.0
     for name in ("makespan_seconds", "gpu_seconds", "cost"):
         value = getattr(point, name)
         if value is not None:

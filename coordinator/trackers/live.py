@@ -108,7 +108,9 @@ def export_left(config: Config) -> list[str]:
         fcntl.flock(lock, fcntl.LOCK_EX)  # the export of a killed daemon may still run
         # read before the results themselves
         ages = {file.parent.name: _age(file) for file in work.glob("*/results.json")}
-        found = [p for p in points(work, "*") if p.evaluation_id in ages and p.status != "unreadable"]
+        found = [
+            p for p in points(work, "*", dense=None) if p.evaluation_id in ages and p.status != "unreadable"
+        ]
         ended = make_series(found, config.gpu_hour_price).points
         runs: dict[str, list[Point]] = {}
         for point in ended:

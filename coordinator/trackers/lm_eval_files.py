@@ -19,7 +19,7 @@ from typing import Any
 
 from coordinator.errors import OperatorError
 from coordinator.evaluation.records import EvaluationRecord
-from coordinator.report.load_series import sample_file
+from coordinator.report.columns import sample_file
 from coordinator.report.measurements import Report
 from evaljobs.contract.folded import read_bytes
 from evaljobs.contract.paths import EvaluationPaths, slug

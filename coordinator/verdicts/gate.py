@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from coordinator.errors import OperatorError
+from evaljobs.contract.columns import DENSE
 from evaljobs.contract.specs import Record
 
 Outcome = Literal["pass", "regression", "undecidable"]
@@ -53,7 +54,8 @@ class Ruling:
 
 def is_named(rule: Rule, task: str, metric: str) -> bool:
     """Does the rule name this score? `metric`: with the filter of the answers, as "exact_match,strict-match"."""
-    return fnmatchcase(task, rule.task) and rule.metric in (None, metric, metric.partition(",")[0])
+    own, _, which = metric.partition(",")
+    return fnmatchcase(task, rule.task) and rule.metric in (metric, own, *[None] * (which != DENSE))
 
 
 def judge(policy: Policy, rows: Sequence[Mapping[str, Any]]) -> list[Ruling]:

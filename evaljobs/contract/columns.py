@@ -27,6 +27,7 @@ DOCUMENT, HASH, CLUSTER = "doc_id", "doc_hash", "cluster"
 BITS, SHARE, MARGIN = "gold_bits_per_byte", "gold_probability", "margin"
 SIGNALS = (BITS, SHARE, MARGIN)
 """Signals of likelihood tasks, by their column."""
+DENSE = "dense"  # stands for a filter in the names of signals among scores: "margin,dense"
 
 
 def columns_of(samples: Iterable[Mapping[str, Any]], cluster: str | None = None) -> Columns:
@@ -57,6 +58,19 @@ def columns_of(samples: Iterable[Mapping[str, Any]], cluster: str | None = None)
     for name, known in values.items():
         columns[name] = np.array([known.get(d, math.nan) for d in order])
     return columns
+
+
+def means(columns: Columns) -> dict[str, float]:
+    """Means of the signals over documents that have them, named as lm-eval's results name scores; `n`: their number."""
+    import numpy as np  # noqa: PLC0415
+
+    found: dict[str, float] = {}
+    for name in columns.keys() & set(SIGNALS):
+        known = columns[name][~np.isnan(columns[name])]
+        found |= {f"{name},{DENSE}": float(known.mean()), "n": len(known)}
+        if len(known) > 1:
+            found[f"{name}_stderr,{DENSE}"] = float(known.std(ddof=1)) / len(known) ** 0.5
+    return dict(sorted(found.items()))
 
 
 def _cluster(sample: Mapping[str, Any], field: str) -> str:

@@ -21,7 +21,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from evaljobs.contract.columns import columns_of, packed
+from evaljobs.contract.columns import columns_of, means, packed
 from evaljobs.contract.folded import files_in, read_bytes
 from evaljobs.contract.outcomes import Executed, Failed, Scored
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths, request_set_manifest, slug
@@ -248,11 +248,14 @@ def _write(
     from lm_eval.utils import handle_non_serializable  # noqa: PLC0415
 
     cluster = spec.suite.tasks[spec.entry].cluster
+    signals = {}
     for task, found in results["samples"].items():
         samples = [_sample(sample) for sample in found]
         lines = [json.dumps(s, default=handle_non_serializable, ensure_ascii=False) + "\n" for s in samples]
         write_atomic(paths.samples / f"samples_{slug(task)}_{spec.entry:03d}.jsonl", "".join(lines).encode())
-        write_atomic(paths.columns(task, spec.entry), packed(columns_of(samples, cluster)))
+        columns = columns_of(samples, cluster)
+        write_atomic(paths.columns(task, spec.entry), packed(columns))
+        signals[task] = means(columns)
     kept = {part: results[part] for part in PARTS if part in results}
     # a task's YAML may hold the token of its data set
     kept["configs"] = reproducible(hidden(results["configs"]))
@@ -266,6 +269,7 @@ def _write(
             kept[f"{package}_version"] = importlib.metadata.version(package)
     kept["entry"] = spec.suite.tasks[spec.entry].model_dump(mode="json")
     kept["shown"] = dict(rows)
+    kept["signals"] = signals
     place = paths.scores / f"{spec.entry:03d}-{slug(spec.suite.tasks[spec.entry].name)}.json"
     text = json.dumps(kept, indent=2, default=handle_non_serializable, ensure_ascii=False)
     write_atomic(place, text.encode())

@@ -1,0 +1,120 @@
+"""Dense signals: their formula on lm-eval's own samples, and where they stand among scores."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.special import softmax
+from support.exactness.pipeline import TASKS, Case, lm_eval_run
+from support.simulated.parts import record
+
+from coordinator.report.columns import with_signals
+from coordinator.report.comparisons import comparison
+from coordinator.report.learning_curves import scores_of
+from coordinator.report.load_series import point_of
+from coordinator.report.verdicts import add_verdicts
+from coordinator.trackers import values_of
+from coordinator.verdicts.gate import Policy, judge
+from evaljobs.contract.columns import columns_of, means
+from evaljobs.contract.paths import EvaluationPaths
+
+
+@pytest.mark.model
+@pytest.mark.parametrize(
+    ("task", "gold", "text"),
+    [
+        ("toy_choice", lambda doc: doc["label"], lambda doc, i: f" {doc['endings'][i]}"),
+        ("toy_letters", lambda doc: doc["answer"], lambda _doc, i: f" {'ABCD'[i]}"),
+    ],
+)
+def test_signals_are_the_formula_on_the_samples_of_lm_eval(
+    toy_model: Path, task: str, gold: Any, text: Any
+) -> None:
+    """To 1e-12, from documents and log-likelihoods alone; metrics are lm-eval's to the last digit."""
+    made = lm_eval_run(toy_model, Case(task=task, entry={"limit": 12}, include_path=str(TASKS)), 8)
+    samples = made.samples[task]
+    columns = columns_of(samples)
+    for row, sample in enumerate(samples):
+        found = np.array([float(answers[0][0]) for answers in sample["resps"]])
+        right = gold(sample["doc"])
+        size = len(text(sample["doc"], right).encode())
+        expected = {
+            "gold_bits_per_byte": -found[right] / math.log(2) / size,
+            "gold_probability": softmax(found)[right],
+            "margin": found[right] - np.delete(found, right).max(),
+        }
+        assert {name: columns[name][row] for name in expected} == pytest.approx(expected, rel=1e-12)
+    assert float(columns["acc,none"].mean()) == made.results["results"][task]["acc,none"]
+    assert means(columns)["margin,dense"] == pytest.approx(columns["margin"].mean(), rel=1e-12)
+
+
+@pytest.mark.model
+def test_a_task_that_has_bits_per_byte_of_lm_eval_keeps_that_one(toy_model: Path) -> None:
+    """Of whole pages there is no choice and no right answer: lm-eval's value is the only one, with its digits."""
+    made = lm_eval_run(toy_model, Case(task="toy_pages", entry={"limit": 4}, include_path=str(TASKS)), 8)
+    assert means(columns_of(made.samples["toy_pages"])) == {}
+    scores = {s.metric: s.value for s in scores_of({**made.results, "dense": {"toy_pages": {}}})}
+    assert scores["bits_per_byte"] == made.results["results"]["toy_pages"]["bits_per_byte,none"]
+
+
+def sample(document: int, likelihoods: list[float]) -> dict[str, Any]:
+    asked = {f"gen_args_{i}": {"arg_0": "Q:", "arg_1": f" {i}"} for i in range(len(likelihoods))}
+    answers = [[str(x), "False"] for x in likelihoods]
+    return {"doc_id": document, "doc_hash": f"h{document}", "doc": {}, "target": "0", "arguments": asked, "metrics": ["acc"],
+            "filtered_resps": answers, "filter": "none", "acc": float(likelihoods[0] == max(likelihoods))}  # fmt: skip
+
+
+@pytest.fixture
+def earlier(tmp_path: Path) -> EvaluationPaths:
+    """An evaluation of a version that wrote no columns and no signals."""
+    paths = EvaluationPaths(tmp_path / "ckpt-suite-12345678")
+    paths.samples.mkdir(parents=True)
+    lines = [json.dumps(sample(i, [-1.0 - i % 3, -2.0])) for i in range(40)]
+    (paths.samples / "samples_t0_000.jsonl").write_text("\n".join(lines))
+    results = {
+        "results": {"t0": {"acc,none": 14 / 40}},
+        "n-samples": {"t0": {"effective": 40}},
+        "evalspan": {"keys": {"t0": {"asks": "a", "requests": "r", "score": "s"}}},
+    }
+    paths.results.write_text(json.dumps(results))
+    return paths
+
+
+def test_an_earlier_evaluation_is_indexed_where_signals_are_asked_for(earlier: EvaluationPaths) -> None:
+    """Unasked, the scores are as before. Trackers show what results.json holds, and read no samples."""
+    assert [s.name for s in point_of(earlier, record()).scores] == ["t0/acc"]
+    assert [s.name for s in point_of(earlier, record(), dense=None).scores] == ["t0/acc"]
+    assert not earlier.columns("t0", 0).exists()
+    asked = point_of(earlier, record(), dense=True)
+    assert earlier.columns("t0", 0).exists()
+    up = {s.measure: (s.higher_is_better, s.documents) for s in asked.scores if s.filter == "dense"}
+    assert up == {
+        "gold_bits_per_byte,dense": (False, 40),
+        "gold_probability,dense": (True, 40),
+        "margin,dense": (True, 40),
+    }
+    shown = values_of(asked)
+    assert {"suite/t0/acc", "dense/suite/t0/margin", "dense/suite/t0/margin_stderr"} <= shown.keys()
+
+
+def test_signals_have_verdicts_and_a_gate_takes_those_that_a_rule_names(earlier: EvaluationPaths) -> None:
+    """A rule for each metric means lm-eval's: a policy of before says the same."""
+    results = with_signals(earlier, record(), json.loads(earlier.results.read_text()))
+    better = columns_of([sample(i, [-0.5 - i % 3 / 2, -2.0 - i / 100]) for i in range(40)])
+    after = {**results, "dense": {"t0": means(better)}}
+    rows = comparison([results, after])
+    before = columns_of([sample(i, [-1.0 - i % 3, -2.0]) for i in range(40)])
+    add_verdicts(rows, lambda i, _task: better if i else before)
+    said = {row["metric"]: row["verdicts"][0]["verdict"] for row in rows}
+    assert (said["margin,dense"], said["gold_bits_per_byte,dense"]) == ("better", "better")
+
+    def ruled(**rule: Any) -> list[str]:
+        return [one.metric for one in judge(Policy.model_validate({"rule": [{"task": "t0", **rule}]}), rows)]
+
+    assert ruled(at_least=0.0) == ["acc,none"]
+    assert ruled(metric="margin", max_drop=0.1) == ["margin,dense"]
