@@ -74,7 +74,7 @@ def samples(folder: Path) -> dict[str, str]:
 
 
 def same(ours: dict[str, Any], theirs: dict[str, Any]) -> bool:
-    parts = ("results", "configs", "versions", "n-shot", "higher_is_better", "n-samples")
+    parts = ("results", "versions", "n-shot", "higher_is_better", "n-samples")
     return all(ours.get(part) == theirs.get(part) for part in parts)
 
 
