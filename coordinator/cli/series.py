@@ -81,7 +81,7 @@ class Report(_Scores, Printed):
     evalspan report step-1000-core-1a2b3c4d --html report.html
     """
 
-    dense: bool = flag("Also dense signals: gold bits a byte and probability, margin.")
+    dense: bool = flag("Also dense signals: gold bits a byte and probability, margin.", "--dense")
     as_csv: bool = flag("Print CSV: a line per checkpoint and score.", "--csv")
     html: Path | None = HTML
     trace: Path | None = option("Write the jobs' spans as a Chrome trace (for Perfetto).", "--trace")

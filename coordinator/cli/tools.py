@@ -218,7 +218,7 @@ class Compare(Printed):
 
     evaluations: list[str] = argument("Two or more evaluation ids; the first is the baseline.")
     mixed: bool = flag("Also compare scores that were computed in another mode.")
-    dense: bool = flag("Also compare dense signals: gold bits a byte and probability, margin.")
+    dense: bool = flag("Also compare dense signals: gold bits a byte and probability, margin.", "--dense")
     html: Path | None = HTML
 
     def run(self) -> None:
