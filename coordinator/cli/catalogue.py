@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -161,7 +162,10 @@ def _show_suite(suite: SuiteSpec, held: Sequence[Holding]) -> None:
     count = f"{len(held)} task{'s' * (len(held) != 1)}"
     leaf = f" ({tasks} with the members of groups)" if tasks != len(held) else ""
     say(f"{suite.name}: {count}{leaf}{f'; data of {missing} to fetch' if missing else ''}")
-    _show_rows(map(_holding_cells, held))
+    for group, ones in groupby(zip(suite.tasks, held, strict=True), key=lambda pair: pair[0].group):
+        if group:
+            say(f"  {group}")
+        _show_rows(_holding_cells(one) for _, one in ones)
 
 
 def _holding_cells(one: Holding) -> tuple[str, ...]:

@@ -45,7 +45,7 @@ def folder_name(
     task = suite.tasks[entry]
     what = {
         # batches are cut from the same requests: a file for each cut
-        "task": task.model_dump(mode="json", exclude={"batch_size"}),
+        "task": task.model_dump(mode="json", exclude={"batch_size", "group"}),
         "seed": suite.seed,
         "chat": suite.apply_chat_template,
         "system": suite.system_instruction,

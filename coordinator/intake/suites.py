@@ -37,6 +37,7 @@ class _Task(TaskEntry):
     num_fewshot: Count | None = None
     limit: Positive | Share | None = None
     batch_size: Positive | None = None
+    group: Name | None = None
 
 
 class _SuiteFile(Record):
@@ -144,7 +145,7 @@ def _folder(part: str, suite: Path | None, where: toml.Where) -> str:
 
 
 def _refuse_twins(suite: _SuiteFile, where: toml.Where) -> None:
-    """Refuse two entries of one name: results are keyed by task name, so the second would overwrite."""
+    """Refuse two entries, or an entry and a group, of one name: results are keyed by name, so the second would overwrite."""
     seen: set[str] = set()
     for index, task in enumerate(suite.task):
         if task.name in seen:
@@ -152,3 +153,6 @@ def _refuse_twins(suite: _SuiteFile, where: toml.Where) -> None:
                 f"{where(('task', index, 'name'))}: task {task.name!r} stands twice; put the second into a suite of its own"
             )
         seen.add(task.name)
+    for index, task in enumerate(suite.task):
+        if task.group in seen:
+            raise OperatorError(f"{where(('task', index, 'group'))}: {task.group!r} is a task of this suite, too: rename the group")

@@ -37,7 +37,7 @@ from evaljobs.contract.paths import EvaluationPaths, batch_index_file, entry_man
 from evaljobs.contract.specs import BatchIndex, Record, RequestSetManifest
 from evaljobs.contract.storage import FrameError, make_folder, read_frames, read_record, write_atomic
 from evaljobs.judges.kept import judgements
-from evaljobs.lmeval.results import merge_results, merged_names
+from evaljobs.lmeval.results import add_suite_groups, merge_results, merged_names
 from evaljobs.lmeval.shown_inputs import CHANGING, merged, rows_of_set
 from priors.table import Observation
 from priors.table import append as append_observations
@@ -103,6 +103,7 @@ def merged_results(state: State) -> dict[str, Any]:
     scores, unread = _scores(state)
     failed |= unread
     results = merge_results(list(scores.values()))
+    add_suite_groups(results, [(task.name, task.group) for task in state.record.suite.tasks], scores)
     if "config" in results:
         # tasks were scored by a model without batches; lm-eval's key names those of inference
         results["config"] |= {"batch_size": state.batch_size}

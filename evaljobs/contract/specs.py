@@ -53,7 +53,7 @@ class _Younger(Record):
         return {key: value for key, value in data.items() if value is not None or key not in YOUNGER}
 
 
-YOUNGER = frozenset({"batch_size", "cluster", "mode", "token_budget"})
+YOUNGER = frozenset({"batch_size", "cluster", "group", "mode", "token_budget"})
 """Fields of tasks and suites that 0.2.0 added. None: not set."""
 
 
@@ -71,6 +71,7 @@ class TaskEntry(_Younger):
     batch_size: int | None = None  # in place of the suite's; in fast mode of the task's generation alone
     # field of a document that several share, such as a passage: comparisons take these documents as one cluster
     cluster: str | None = None
+    group: str | None = None  # of the suite's own: its tasks stand together, and results have their mean
 
 
 class SuiteSpec(_Younger):

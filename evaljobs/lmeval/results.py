@@ -50,6 +50,63 @@ def merge_results(scores: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return merged
 
 
+def add_suite_groups(
+    results: dict[str, Any],
+    suite: Sequence[tuple[str, str | None]],
+    scores: Mapping[int, Mapping[str, Any]],
+) -> None:
+    """Add the groups of a suite to its merged results, as groups of lm-eval with one metric, `mean`.
+
+    `suite`: name and group of each entry; `scores`: the score files of the scored ones, by index. The mean is over the
+    group's entries, of each its first metric of which higher is better. A group lacks it while an entry has no score.
+    """
+    for group in dict.fromkeys(group for _, group in suite if group):
+        members = [index for index, (_, its) in enumerate(suite) if its == group]
+        values = [_first_value(scores.get(index, {}), suite[index][0]) for index in members]
+        known = [value for value in values if value is not None]
+        if len(known) < len(members):
+            continue
+        row = {"alias": group, "mean,none": sum(known) / len(known)}
+        results.setdefault("groups", {})[group] = row
+        results["results"][group] = row
+        names = [suite[index][0] for index in members]
+        below = results["group_subtasks"]
+        below |= {
+            name: _tasks(scores[index])
+            for index, name in zip(members, names, strict=True)
+            if name not in below
+        }
+        below[group] = names
+
+
+def _tasks(score: Mapping[str, Any]) -> list[str]:
+    """Leaf tasks of an entry; none of one that is a leaf task itself."""
+    leaves = [name for name in score["results"] if not score.get("group_subtasks", {}).get(name)]
+    return leaves if len(leaves) > 1 else []
+
+
+def _first_value(score: Mapping[str, Any], entry: str) -> float | None:
+    """An entry's first metric of which higher is better; of a tag, which has no score, the mean over its tasks."""
+    results: Mapping[str, Mapping[str, Any]] = score.get("results", {})
+    if entry not in results or not any("," in key for key in results[entry]):
+        values = [
+            _first_value(score, task) for task in results if task != entry and "," in " ".join(results[task])
+        ]
+        known = [value for value in values if value is not None]
+        return sum(known) / len(known) if known else None
+    higher: Mapping[str, bool] = score.get("higher_is_better", {}).get(entry, {})
+    for key, value in results[entry].items():
+        metric, _, which = key.partition(",")
+        if (
+            which
+            and not metric.endswith("_stderr")
+            and isinstance(value, int | float)
+            and higher.get(metric, True)
+        ):
+            return float(value)
+    return None
+
+
 def merged_names(scores: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
     """For each entry's score file, task or group -> its name in the merged value."""
     merged: dict[str, Any] = {}  # name -> what lm-eval says of it
