@@ -544,3 +544,8 @@ def drawn(path: str, config: str | None) -> dict[str, list[Row]]:
         return kind.shots if examples or (path == "TIGER-Lab/MMLU-Pro" and split != "test") else kind.rows
 
     return {split: [row(split, number) for number in range(count(split))] for split in splits}
+
+
+def sentences(count: int) -> list[str]:
+    """Sentences of the rows' words, to train a tokenizer on."""
+    return [Draw(number).text(40) for number in range(count)]
