@@ -10,7 +10,7 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 
 from coordinator.base.run_command import CommandError, run_command
@@ -54,7 +54,7 @@ class Present:
 
     def _asked(self, paths: list[str]) -> dict[str, str]:
         try:
-            told = evaljobs_says(self._site, "changed", given=json.dumps(paths), seconds=ANSWER_SECONDS)
+            told = evaljobs_says(self._site, "changed", given=[json.dumps(paths)], seconds=ANSWER_SECONDS)
         except CommandError as error:
             why = f"the interpreter of the trials did not say what has changed: {error}"
             raise RetryError(why) from error
@@ -62,12 +62,12 @@ class Present:
         return digests
 
 
-def evaljobs_says(site: Site, *words: str, given: str = "", seconds: float | None = None) -> str:
-    """Output of `python -m evaljobs WORDS` by the trials' interpreter. `given`: in a file that is the last word. CommandError."""
+def evaljobs_says(site: Site, *words: str, given: Sequence[str] = (), seconds: float | None = None) -> str:
+    """Output of `python -m evaljobs WORDS` by the trials' interpreter. `given`: in files that are the last words. CommandError."""
     with ExitStack() as stack:
-        if given:
+        for text in given:
             file = stack.enter_context(tempfile.NamedTemporaryFile("w", suffix=".json", dir=site.work_dir))
-            file.write(given)
+            file.write(text)
             file.flush()
             words = (*words, file.name)
         argv = [*site.trial_command, "-m", "evaljobs", *words]

@@ -11,7 +11,7 @@ import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
@@ -35,6 +35,7 @@ from evaljobs.contract.specs import (
 )
 from evaljobs.lmeval.shown_inputs import rows_of_set
 
+IN_A_PROCESS = 8  # entries that `prepare` builds in one process, whose start takes 5 s of CPU: as often it says where it is
 WEIGHTS = (".safetensors", ".bin", ".safetensors.index.json", ".bin.index.json")
 
 
@@ -131,47 +132,57 @@ def prepare(
     """Build a suite's request sets here, for `evalspan prepare` and `rescore`, by the same build as a job.
 
     Entry -> {leaf task: folder}; keeps existing sets. OperatorError with the build's last line.
-    `busy`: around each build, called with what it does.
+    `busy`: around each process that builds, called with what it does.
     """
     checkpoint = inspect(tokenizer, weights=False)
-    made_of = inputs(suite, model)
-    sets: dict[str, dict[str, str]] = {}
-    for index, task in enumerate(suite.tasks):
-        name = folder_name(suite, index, checkpoint, model, made_of)
-        folder = site.paths.request_sets / name
-        cut = cut_of(suite, index, suite.batch_size, suite.token_budget)
-        there = found(folder, _on_disk(suite, index), Present(site))
-        if there is None:
-            spec = BuildSpec(
-                name=f"prepare-{index}",
-                evaluation_dir=None,
-                suite=suite,
-                entry=index,
-                batch_size=suite.batch_size,
-                cut=cut,
-                model_dir=checkpoint.source,
-                model=model,
-                out_dir=str(folder),
-                offline=offline,
-                source=made_of.entries[index].files,
-            )
-            with busy(
-                f"{'' if offline else 'fetching data and '}building requests of {task.name} ({index + 1} of {len(suite.tasks)})"
-            ):
-                _build(spec, site)
-            there = found(folder, _on_disk(suite, index), None)
+    made_of, present = inputs(suite, model), Present(site)
+    tasks = list(enumerate(suite.tasks))
+    places = [
+        site.paths.request_sets / folder_name(suite, index, checkpoint, model, made_of) for index, _ in tasks
+    ]
+    waiting = [i for i, _ in tasks if found(places[i], _on_disk(suite, i), present) is None]
+    specs = {
+        index: BuildSpec(
+            name=f"prepare-{index}",
+            evaluation_dir=None,
+            suite=suite,
+            entry=index,
+            batch_size=suite.batch_size,
+            cut=cut_of(suite, index, suite.batch_size, suite.token_budget),
+            model_dir=checkpoint.source,
+            model=model,
+            out_dir=str(places[index]),
+            offline=offline,
+            source=made_of.entries[index].files,
+        )
+        for index in waiting
+    }
+    for first in range(0, len(waiting), IN_A_PROCESS):
+        some = waiting[first : first + IN_A_PROCESS]
+        named = ", ".join(suite.tasks[index].name for index in some)
+        fetching = "" if offline else "fetching data and "
+        with busy(f"{fetching}building requests of {named} ({some[-1] + 1} of {len(tasks)})"):
+            _build([specs[index] for index in some], site)
+    sets = {}
+    for index, task in tasks:
+        there = found(places[index], _on_disk(suite, index), None)
         if there is None:
             raise OperatorError(
-                f"{task.name} was built, but {folder} does not hold it: is the work folder shared?"
+                f"{task.name} was built, but {places[index]} does not hold it: is the work folder shared?"
             )
         sets[task.name] = there
     return sets
 
 
-def _build(spec: BuildSpec, site: Site) -> None:
+def _build(specs: Sequence[BuildSpec], site: Site) -> None:
+    """Build in one process; where one of several fails, each in its own, so that the error is that task's."""
     try:
-        evaljobs_says(site, "build", given=spec.model_dump_json())
+        evaljobs_says(site, "build", given=[spec.model_dump_json() for spec in specs])
     except CommandError as error:
-        name = spec.suite.tasks[spec.entry].name
+        if len(specs) > 1:
+            for spec in specs:
+                _build([spec], site)
+            return
+        name = specs[0].suite.tasks[specs[0].entry].name
         why = str(error).rpartition("OperatorError: ")[2]  # the last line of a traceback
         raise OperatorError(f"{name} could not be built: {why}") from error

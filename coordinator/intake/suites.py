@@ -155,4 +155,6 @@ def _refuse_twins(suite: _SuiteFile, where: toml.Where) -> None:
         seen.add(task.name)
     for index, task in enumerate(suite.task):
         if task.group in seen:
-            raise OperatorError(f"{where(('task', index, 'group'))}: {task.group!r} is a task of this suite, too: rename the group")
+            raise OperatorError(
+                f"{where(('task', index, 'group'))}: {task.group!r} is a task of this suite, too: rename the group"
+            )

@@ -170,7 +170,7 @@ def _build_entry(spec: BuildSpec, work: WorkPaths) -> tuple[dict[str, str], str]
             "or `evalspan submit`); answers to prompts that are still the same are used again"
         )
     rows: dict[str, str] = {}
-    tasks = run.entry_tasks(spec.suite, entry, model=spec.model, model_dir=spec.model_dir)
+    tasks = run.entry_tasks(spec.suite, entry, model=spec.model, model_dir=spec.model_dir, cache=work.cache)
     lm = stub_model.model(spec.model_dir, spec.model)
 
     def on_load(name: str, task: Any) -> None:

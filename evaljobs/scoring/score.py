@@ -140,7 +140,9 @@ def score(spec: ScoreSpec) -> Scored:
         for leaf in leaves.values():
             replay_model.check_whole(leaf.head, leaf.answers)
         # before the recording: lm-eval's index opens each YAML of include_path
-        tasks = run.entry_tasks(spec.suite, entry, model=spec.model, model_dir=spec.model_dir)
+        tasks = run.entry_tasks(
+            spec.suite, entry, model=spec.model, model_dir=spec.model_dir, cache=work.cache
+        )
         found = _Found(spec, items)
         with shown_inputs.recorded(rows, leave_out=(work.root, spec.model_dir)):
             results = _results(spec, leaves, tasks, found, items)
@@ -360,7 +362,8 @@ def _built_task(spec: ExecuteSpec) -> Any:
     """The leaf task with its instances, built as for the request set; no answers or scores."""
     run.quiet_environment(offline=True)
     entry = spec.suite.tasks[spec.entry]
-    tasks = run.entry_tasks(spec.suite, entry, model=spec.model, model_dir=spec.model_dir)
+    cache = WorkPaths(EvaluationPaths(spec.evaluation_dir).root.parent).cache
+    tasks = run.entry_tasks(spec.suite, entry, model=spec.model, model_dir=spec.model_dir, cache=cache)
     with contextlib.suppress(run.RequestsBuiltError):
         run.run_entry(_replay(spec, None), spec.suite, entry, tasks, seed_torch=False)
     return tasks.loaded["tasks"][spec.task]
