@@ -25,7 +25,7 @@ from coordinator.intake.present import evaljobs_says
 from evaljobs.contract.paths import task_catalogue
 from evaljobs.contract.specs import SuiteSpec, TaskEntry
 from evaljobs.lmeval.catalogue import FUNCTION, Described, describe, kept
-from evaljobs.lmeval.source_files import datasets_cache
+from evaljobs.lmeval.source_files import prepared_data
 from evaljobs.lmeval.task_paths import LOADERS
 from evaljobs.lmeval.task_yaml import index_of
 
@@ -172,8 +172,9 @@ def _matches(file: str) -> list[Path]:
 
 def _prepared(task: Described, env: Mapping[str, str]) -> list[Path]:
     """What `datasets` keeps of a prepared data set's subset: its dataset_info.json, newest last."""
-    folder = datasets_cache(env) / task.dataset.replace("/", "___")
-    return sorted(folder.glob(f"{glob.escape(task.subset) or '*'}*/*/*/dataset_info.json"))
+    return sorted(
+        prepared_data(task.dataset, env).glob(f"{glob.escape(task.subset) or '*'}*/*/*/dataset_info.json")
+    )
 
 
 def _rows_cached(task: Described, env: Mapping[str, str]) -> int | None:

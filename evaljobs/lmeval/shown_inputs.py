@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from evaljobs.contract.paths import shown_file
-from evaljobs.lmeval.source_files import HIDDEN, Digests, datasets_cache, hub_cache
+from evaljobs.lmeval.source_files import HIDDEN, Digests, datasets_cache, hub_cache, prepared_data
 
 Rows = Mapping[str, str]  # path, or package -> digest
 PACKAGE: Final = "package:"
@@ -198,7 +198,7 @@ def revision_rows(ids: Iterable[str], kind: str, env: Mapping[str, str] | None =
     paths: list[str] = []
     for name in ids:
         refs = hub_cache(env) / f"{kind}--{name.replace('/', '--')}" / "refs"
-        made = datasets_cache(env).glob(f"{name.replace('/', '___')}/*/*/") if kind == "datasets" else ()
+        made = prepared_data(name, env).glob("*/*/") if kind == "datasets" else ()
         paths += [str(refs)] if refs.is_dir() else [f"{folder}/" for folder in made] or [str(refs)]
     return {path: digest_of(path) for path in paths}
 

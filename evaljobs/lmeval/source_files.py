@@ -12,6 +12,7 @@ import glob
 import hashlib
 import json
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -196,6 +197,13 @@ def hub_cache(env: Mapping[str, str]) -> Path:
 def datasets_cache(env: Mapping[str, str]) -> Path:
     """Folder of the data sets that `datasets` has prepared."""
     return Path(env.get("HF_DATASETS_CACHE") or _hf_home(env) / "datasets")
+
+
+def prepared_data(name: str, env: Mapping[str, str]) -> Path:
+    """Where `datasets` keeps what it prepared of a data set of the Hub (datasets/naming.py, 5.2: snake case but for the owner)."""
+    owner, slash, own = name.rpartition("/")
+    own = re.sub(r"([a-z\d])([A-Z])", r"\1_\2", re.sub(r"([A-Z]+)([A-Z][a-z])", r"\1_\2", own)).lower()
+    return datasets_cache(env) / f"{owner}{slash and '___'}{own}"
 
 
 def _matches(base: Path, text: str, *, wild: bool) -> list[Path]:

@@ -22,7 +22,7 @@ test_split: test
 output_type: multiple_choice
 metric_list: [{metric: acc}, {metric: !function own.score}]
 """
-HUB = "task: hub\ndataset_path: lab/rows\ndataset_name: easy\nvalidation_split: dev\nnum_fewshot: 3\ntag: [both]\n"
+HUB = "task: hub\ndataset_path: lab/MyRows\ndataset_name: easy\nvalidation_split: dev\nnum_fewshot: 3\ntag: [both]\n"
 GROUP = "group: all\ntask: [local, {task: hub, num_fewshot: 1}, {group: inner, task: [both]}]\n"
 
 
@@ -42,7 +42,7 @@ def held(folder: Path, *entries: TaskEntry) -> list[catalogue.Holding]:
     return catalogue.holdings(suite, {}, {"HF_HOME": str(folder.parent / "hf")})
 
 
-JSON, HUB_FILES = "dataset_path: json\ndataset_kwargs: ", "dataset_path: lab/rows\ndataset_kwargs: "
+JSON, HUB_FILES = "dataset_path: json\ndataset_kwargs: ", "dataset_path: lab/MyRows\ndataset_kwargs: "
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ JSON, HUB_FILES = "dataset_path: json\ndataset_kwargs: ", "dataset_path: lab/row
         ("dataset_path: data", "local", None),
         (
             HUB_FILES + "{data_files: {test: data/a.jsonl}}",
-            "lab/rows",
+            "lab/MyRows",
             None,
         ),  # files inside it are not local ones
     ],
@@ -88,9 +88,9 @@ def test_a_limit_counts_as_lm_eval_counts_it(folder: Path) -> None:
 
 def test_a_hub_data_set_is_here_once_it_is_prepared(folder: Path) -> None:
     (before,) = held(folder, TaskEntry(name="hub"))
-    assert (before.data, before.documents, before.missing) == ("missing", None, ("lab/rows",))
+    assert (before.data, before.documents, before.missing) == ("missing", None, ("lab/MyRows",))
     assert (before.num_fewshot, before.metrics) == (3, ("exact_match",))
-    place = folder.parent / "hf" / "datasets" / "lab___rows" / "easy" / "0.0.0" / "abc"
+    place = folder.parent / "hf" / "datasets" / "lab___my_rows" / "easy" / "0.0.0" / "abc"
     place.mkdir(parents=True)
     (place / "dataset_info.json").write_text(json.dumps({"splits": {"dev": {"num_examples": 31}}}))
     (after,) = held(folder, TaskEntry(name="hub"))
@@ -113,7 +113,7 @@ def test_a_group_holds_its_leaf_tasks_once(folder: Path) -> None:
     (one,) = held(folder, TaskEntry(name="all"))
     assert one.tasks == 2
     assert one.num_fewshot is None
-    assert one.missing == ("lab/rows",)
+    assert one.missing == ("lab/MyRows",)
     (unknown,) = held(folder, TaskEntry(name="nowhere"))
     assert (unknown.tasks, unknown.documents, unknown.data) == (1, None, "unknown")
 

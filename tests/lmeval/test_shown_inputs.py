@@ -122,19 +122,19 @@ def test_two_runs_that_saw_different_contents_equal_none() -> None:
 
 def test_the_revisions_of_a_data_set_are_a_row(tmp_path: Path) -> None:
     """By the cache that the variables of the job name; without its repository, by what was prepared of it."""
-    made = tmp_path / "datasets/org___rows/default/0.0.0"
+    made = tmp_path / "datasets/org___my_rows-2/default/0.0.0"  # of org/MyRows-2, as `datasets` names it
     (made / "one").mkdir(parents=True)
-    rows = shown_inputs.revision_rows(["org/rows"], "datasets", {"HF_HOME": str(tmp_path)})
+    rows = shown_inputs.revision_rows(["org/MyRows-2"], "datasets", {"HF_HOME": str(tmp_path)})
     assert changed(rows) == []
     (made / "two").mkdir()
     assert changed(rows) == [f"{made}/"]
-    refs = tmp_path / "hub/datasets--org--rows/refs"
+    refs = tmp_path / "hub/datasets--org--MyRows-2/refs"
     refs.mkdir(parents=True)
     (refs / "main").write_text("a" * 40)
-    rows = shown_inputs.revision_rows(["org/rows"], "datasets", {"HF_HOME": str(tmp_path)})
+    rows = shown_inputs.revision_rows(["org/MyRows-2"], "datasets", {"HF_HOME": str(tmp_path)})
     assert changed(rows) == []
     (refs / "main").write_text("b" * 40)
-    assert [in_words(path) for path in changed(rows)] == ["the revision of org/rows"]
+    assert [in_words(path) for path in changed(rows)] == ["the revision of org/MyRows-2"]
 
 
 # --- source keys: which files a suite's entry names ---------------------------------------------------------------------

@@ -1,0 +1,67 @@
+"""Laws of the suite `portfolio` and of a suite's own groups."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from support.portfolio.rows import KINDS, drawn
+
+from coordinator.errors import OperatorError
+from coordinator.intake.suites import load_suite
+from evaljobs.lmeval.results import add_suite_groups, merge_results
+from priors.sizes import known
+
+PORTFOLIO = load_suite("portfolio")
+
+
+def score(
+    name: str, tasks: dict[str, float], *, aggregate: float | None = None, **lower: float
+) -> dict[str, Any]:
+    """A score file of an entry: its tasks' accuracy; `aggregate`: of a group; `lower`: metrics of which lower is better."""
+    rows = {task: {"alias": task, **lower, "acc,none": value} for task, value in tasks.items()}
+    better = {task: {key.partition(",")[0]: False for key in lower} for task in tasks}
+    made: dict[str, Any] = {"results": rows, "higher_is_better": better, "group_subtasks": {}}
+    if aggregate is not None:
+        made |= {"groups": {name: {"acc,none": aggregate}}, "group_subtasks": {name: sorted(tasks)}}
+        made["results"][name] = made["groups"][name]
+    return made
+
+
+def test_a_group_of_a_suite_has_the_mean_of_its_entries() -> None:
+    """Of each entry the first metric of which higher is better; of a tag the mean over its tasks."""
+    scores = {
+        0: score("one", {"one": 0.5}, **{"perplexity,none": 9.0}),
+        1: score("many", {"a": 0.0, "b": 1.0}, aggregate=0.75),
+        2: score("tag", {"c": 0.2, "d": 0.4}),
+        3: score("alone", {"alone": 1.0}),
+    }
+    suite = [("one", "g"), ("many", "g"), ("tag", "g"), ("alone", None), ("failed", "h")]
+    results = merge_results(list(scores.values()))
+    add_suite_groups(results, suite, scores)
+    assert results["groups"]["g"]["mean,none"] == pytest.approx((0.5 + 0.75 + 0.3) / 3)
+    assert results["group_subtasks"]["g"] == ["one", "many", "tag"]
+    assert results["group_subtasks"]["tag"] == ["c", "d"]
+    assert "h" not in results["groups"]  # an entry without a score: no mean of the others
+
+
+def test_a_group_and_a_task_share_no_name(tmp_path: Any) -> None:
+    file = tmp_path / "twice.toml"
+    file.write_text('name = "twice"\n[[task]]\nname = "mmlu"\n[[task]]\nname = "piqa"\ngroup = "mmlu"\n')
+    with pytest.raises(OperatorError, match="'mmlu'"):
+        load_suite(file)
+
+
+def test_the_portfolio_holds_63_data_sets_with_groups_shots_and_sizes() -> None:
+    assert len(PORTFOLIO.tasks) == 63
+    assert all(task.group and task.num_fewshot is not None and known(task.name) for task in PORTFOLIO.tasks)
+
+
+def test_rows_are_the_same_each_time_and_differ_among_splits() -> None:
+    for path, kind in KINDS.items():
+        config = {"aps/super_glue": "boolq", "EleutherAI/hendrycks_ethics": "justice"}.get(path)
+        first, again = drawn(path, config), drawn(path, config)
+        assert first == again
+        splits = kind.splits.split()
+        assert list(first) == splits
+        assert len(splits) == 1 or first[splits[0]][0] != first[splits[1]][0]
