@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+from support.portfolio.place import place
 from support.portfolio.rows import KINDS, drawn
 
 from coordinator.errors import OperatorError
@@ -45,7 +47,7 @@ def test_a_group_of_a_suite_has_the_mean_of_its_entries() -> None:
     assert "h" not in results["groups"]  # an entry without a score: no mean of the others
 
 
-def test_a_group_and_a_task_share_no_name(tmp_path: Any) -> None:
+def test_a_group_and_a_task_share_no_name(tmp_path: Path) -> None:
     file = tmp_path / "twice.toml"
     file.write_text('name = "twice"\n[[task]]\nname = "mmlu"\n[[task]]\nname = "piqa"\ngroup = "mmlu"\n')
     with pytest.raises(OperatorError, match="'mmlu'"):
@@ -65,3 +67,12 @@ def test_rows_are_the_same_each_time_and_differ_among_splits() -> None:
         splits = kind.splits.split()
         assert list(first) == splits
         assert len(splits) == 1 or first[splits[0]][0] != first[splits[1]][0]
+
+
+def test_lm_eval_builds_every_task_of_the_portfolio(tmp_path: Path) -> None:
+    """Each entry loads from rows of its own data sets, with as many examples as its suite says."""
+    made = place((task.name for task in PORTFOLIO.tasks), tmp_path)
+    read = {path for path, _ in made}
+    assert read == {path for path in KINDS if path != "hails/agieval"} | {
+        path for path in read if path.startswith("hails/agieval-")
+    }
