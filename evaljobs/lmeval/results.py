@@ -58,13 +58,16 @@ def add_suite_groups(
     """Add the groups of a suite to its merged results, as groups of lm-eval with one metric, `mean`.
 
     `suite`: name and group of each entry; `scores`: the score files of the scored ones, by index. The mean is over the
-    group's entries, of each its first metric of which higher is better. A group lacks it while an entry has no score.
+    group's entries, of each its first metric of which higher is better; entries that have none are left out. A group is
+    left out while an entry has no score.
     """
     for group in dict.fromkeys(group for _, group in suite if group):
         members = [index for index, (_, its) in enumerate(suite) if its == group]
-        values = [_first_value(scores.get(index, {}), suite[index][0]) for index in members]
+        if not scores.keys() >= set(members):
+            continue
+        values = [_first_value(scores[index], suite[index][0]) for index in members]
         known = [value for value in values if value is not None]
-        if len(known) < len(members):
+        if not known:
             continue
         row = {"alias": group, "mean,none": sum(known) / len(known)}
         results.setdefault("groups", {})[group] = row

@@ -37,12 +37,13 @@ def test_a_group_of_a_suite_has_the_mean_of_its_entries() -> None:
         1: score("many", {"a": 0.0, "b": 1.0}, aggregate=0.75),
         2: score("tag", {"c": 0.2, "d": 0.4}),
         3: score("alone", {"alone": 1.0}),
+        4: {"results": {"pages": {"perplexity,none": 9.0}}, "higher_is_better": {"pages": {"perplexity": False}}},
     }
-    suite = [("one", "g"), ("many", "g"), ("tag", "g"), ("alone", None), ("failed", "h")]
+    suite = [("one", "g"), ("many", "g"), ("tag", "g"), ("alone", None), ("pages", "g"), ("failed", "h")]
     results = merge_results(list(scores.values()))
     add_suite_groups(results, suite, scores)
     assert results["groups"]["g"]["mean,none"] == pytest.approx((0.5 + 0.75 + 0.3) / 3)
-    assert results["group_subtasks"]["g"] == ["one", "many", "tag"]
+    assert results["group_subtasks"]["g"] == ["one", "many", "tag", "pages"]
     assert results["group_subtasks"]["tag"] == ["c", "d"]
     assert "h" not in results["groups"]  # an entry without a score: no mean of the others
 

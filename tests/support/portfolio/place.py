@@ -34,6 +34,7 @@ def place(tasks: Iterable[str], hf_home: Path) -> dict[tuple[str, str], int]:
         return made[key][split] if split else made[key]
 
     datasets.disable_progress_bars()
+    datasets.disable_caching()  # a task that shuffles in `map` would find today's order in each later run
     with mock.patch("datasets.load_dataset", load):
         TaskManager().load(list(tasks))
     return {key: sum(len(split) for split in each.values()) for key, each in made.items()}
