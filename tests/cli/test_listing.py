@@ -142,7 +142,7 @@ def test_suites_tasks_and_groups_are_listed_with_what_they_hold(folder: Path) ->
         assert "quickstart_hellaswag 0-shot ≤ 32 documents multiple choice acc acc_norm local data" in text
         assert "to fetch: Rowan/hellaswag" in text
         assert "toy_choice 0-shot" in text
-        assert "6 of 6 suites" in done.stderr
+        assert "7 of 7 suites" in done.stderr
     (cached,) = (folder / "work" / "cache").glob("*-catalogue.json")
     before = cached.stat()
     done = typed(folder, "ls", "tasks", "arc_*")

@@ -37,7 +37,10 @@ def test_a_group_of_a_suite_has_the_mean_of_its_entries() -> None:
         1: score("many", {"a": 0.0, "b": 1.0}, aggregate=0.75),
         2: score("tag", {"c": 0.2, "d": 0.4}),
         3: score("alone", {"alone": 1.0}),
-        4: {"results": {"pages": {"perplexity,none": 9.0}}, "higher_is_better": {"pages": {"perplexity": False}}},
+        4: {
+            "results": {"pages": {"perplexity,none": 9.0}},
+            "higher_is_better": {"pages": {"perplexity": False}},
+        },
     }
     suite = [("one", "g"), ("many", "g"), ("tag", "g"), ("alone", None), ("pages", "g"), ("failed", "h")]
     results = merge_results(list(scores.values()))
