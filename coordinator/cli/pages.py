@@ -44,7 +44,7 @@ def _save(file: Path, text: str) -> None:
 
 @command()
 class Serve(Where):
-    """Show evaluations, trainings and comparisons in a browser, kept up to date; reads files, changes none.
+    """Show evaluations, trainings and comparisons in a browser, kept up to date; changes no evaluation.
 
     Examples:
 

@@ -63,16 +63,16 @@ class _Scores(Where):
         return [point_of(paths, record, dense=dense)]
 
     def made(self, settings: Config, dense: bool | None) -> Series:
-        from coordinator.report.learning_curves import make_series
+        from coordinator.report.sampling import series_of
 
-        return make_series(self.found(settings, dense), settings.gpu_hour_price)
+        return series_of(self.found(settings, dense), settings)
 
 
 @command()
 class Report(_Scores, Printed):
     """Print an evaluation's makespan and scores; with --series, learning curves over checkpoints.
 
-    A drop between two checkpoints beyond two standard errors is flagged. Examples:
+    A series says since when a score is worse. Examples:
 
     evalspan report step-1000-core-1a2b3c4d
 
@@ -111,7 +111,7 @@ class Report(_Scores, Printed):
                 self.html,
                 read.of_evaluation(settings, name)
                 if one
-                else read.of_trainings(self.found(settings, self.dense), settings.gpu_hour_price),
+                else read.of_trainings(settings, self.found(settings, self.dense)),
             )
         if self.trace is not None:
             write_trace(settings, name, self.trace)

@@ -40,7 +40,6 @@ from evaljobs.contract.paths import WorkPaths
 
 if TYPE_CHECKING:
     from coordinator.config.schema import Config
-    from coordinator.report.learning_curves import ScoreValue
     from evaljobs.contract.specs import SuiteSpec
 
 priors = typer.Typer(no_args_is_help=True, help="Predicted run times of tasks, and what they rest on.")
@@ -259,42 +258,19 @@ class Gate(Printed):
     mixed: bool = flag("Also compare scores that were computed in another mode.")
 
     def run(self) -> None:
-        from coordinator.config import toml
-        from coordinator.page import read
-        from coordinator.report.baselines import baseline_of
-        from coordinator.runtime.summaries import find_record
-        from coordinator.verdicts.gate import Policy, is_named, judge, outcome_of
-        from evaljobs.contract.columns import SIGNALS
+        from coordinator.monitor.gate import gate, read_policy
+        from coordinator.verdicts.gate import outcome_of
 
-        settings = self.there()
-        data, text = toml.read(self.policy)
-        policy = toml.check(Policy, data, toml.in_file(self.policy, text))
-        record, _ = find_record(settings, self.evaluation)
-        name = self.baseline or policy.baseline
-
-        def counts(score: ScoreValue) -> bool:
-            return any(is_named(rule, score.task, f"{score.metric},{score.filter}") for rule in policy.rule)
-
-        against = baseline_of(settings.work_dir, record, name, counts)
-        dense = any((rule.metric or "").partition(",")[0] in SIGNALS for rule in policy.rule)
-        points, rows, _ = read.compared(settings, [against, self.evaluation], mixed=self.mixed, dense=dense)
-        rulings = judge(policy, rows)
+        policy = read_policy(self.policy)
+        rulings, (first, last) = gate(self.there(), self.evaluation, policy, self.baseline, mixed=self.mixed)
         outcome = outcome_of(rulings)
         if self.as_json:
-            found = [asdict(ruling) for ruling in rulings]
-            first, last = (p.evaluation_id for p in points)
-            made = {
-                "schema_version": 1,
-                "evaluation": last,
-                "baseline": first,
-                "outcome": outcome,
-                "rules": found,
-            }
-            show_json(made)
+            ids = {"schema_version": 1, "evaluation": last, "baseline": first, "outcome": outcome}
+            show_json({**ids, "rules": [asdict(one) for one in rulings]})
         else:
             for one in rulings:
-                say(f"{one.outcome}: {one.task} {one.metric.removesuffix(',none')}: {one.why}")
-            say(f"{outcome}: {points[1].evaluation_id} against {points[0].evaluation_id}")
+                say(one.line)
+            say(f"{outcome}: {last} against {first}")
         if outcome != "pass":
             raise typer.Exit(ExitCode.FAILED if outcome == "regression" else ExitCode.UNDECIDED)
 

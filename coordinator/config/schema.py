@@ -362,7 +362,7 @@ class MetricsConfig(Record):
 
 
 class NotifyConfig(Record):
-    """News of the daemon as JSON: an evaluation ended, failed or is parked, a score fell beyond its error."""
+    """News of the daemon as JSON: an evaluation ended, failed or is parked, a score is worse than it was."""
 
     command: tuple[str, ...] = Field((), examples=[["/home/me/tell"]])
     """program and arguments; it reads the JSON from its standard input"""
@@ -370,6 +370,8 @@ class NotifyConfig(Record):
     """gets the JSON by POST"""
     webhook_file: Place | None = example("webhook.url")
     """in place of webhook a file of mode 0600 with the address, where who knows it may post"""
+    gate: Place | None = example("policy.toml")
+    """rules of `evalspan gate` that each evaluation is held against at its end; its news say what came of it"""
 
 
 class Config(Record):
@@ -385,6 +387,8 @@ class Config(Record):
     latest"""
     gpu_hour_price: float | None = example(2.10, ge=0)
     """price in any currency: reports and trackers then show what a checkpoint cost"""
+    horizon: int = Field(100, ge=10)
+    """checkpoints of a training, over which at most 5 % of trainings without a drop are falsely "worse since" one"""
     cluster: ClusterConfig = ClusterConfig()
     slurm: SlurmConfig = SlurmConfig()
     trial: TrialConfig = TrialConfig()

@@ -22,9 +22,15 @@ from urllib.parse import urlsplit
 
 from pydantic import Field
 
-from coordinator.report.learning_curves import make_series
+from coordinator.config.schema import Config
+from coordinator.errors import OperatorError
+from coordinator.monitor.gate import gate, read_policy
+from coordinator.report.comparisons import since
+from coordinator.report.learning_curves import Worse
 from coordinator.report.load_series import find_series
+from coordinator.report.sampling import series_of
 from coordinator.runtime.summary import Summary
+from coordinator.verdicts.gate import Outcome, outcome_of
 from evaljobs.contract.specs import Record
 
 log = logging.getLogger(__name__)
@@ -39,21 +45,20 @@ MOST_FELL = 20  # scores named in one piece of news
 
 
 class Fell(Record):
-    """A score that is worse than at the checkpoint before by more than two standard errors of the difference."""
+    """A score that this checkpoint shows to be worse than it was."""
 
-    task: str  # leaf task or group
+    task: str  # leaf task
     measure: str  # the metric, with the filter of the answers where there is one
-    before: float  # its value at the checkpoint before
     after: float  # its value now
-    stderr: float | None  # of `after`; None: lm-eval gives none
+    worse: Worse  # since which checkpoint, by step or folder, and the mean before
 
 
 class News(Record):
     """What a command or webhook gets."""
 
-    schema_version: Literal[1] = 1  # raised where a field changes its meaning
-    # ended: an evaluation has ended; failed: it has, with failed tasks; parked: it cannot go on since a minute; fell: a score
-    # is worse than at the checkpoint before by more than two standard errors
+    schema_version: Literal[2] = 2  # raised where a field changes its meaning
+    # ended: an evaluation has ended; failed: it has, with failed tasks; parked: it cannot go on since a minute; fell: it shows
+    # a score to be worse than it was
     event: Literal["ended", "failed", "parked", "fell"]
     # one line for people; & < > are written &amp; &lt; &gt;, as chat programs read them, and nothing in it calls a channel
     text: str
@@ -66,13 +71,24 @@ class News(Record):
     errors: dict[str, str] = Field(default_factory=dict)  # task -> why it has no score
     reason: str = ""  # why an evaluation is parked
     fell: tuple[Fell, ...] = ()  # scores that fell, 20 at most
+    gate: Literal["", Outcome] = ""  # of an evaluation that has ended, by `[notify] gate`
 
 
-def ended(end: Summary) -> News:
+def ended(end: Summary, gate: tuple[Outcome, str] | None = None) -> News:
+    """`gate`: what came of the rules of `[notify] gate`, and why."""
     event: Literal["ended", "failed"] = "failed" if end.result == "failed" else "ended"
     why = "; ".join(f"{task}: {error}" for task, error in list(end.errors.items())[:3])
-    text = _for_chats(f"{end.evaluation_id} is {end.result}{f': {why}' if why else ''}")
-    return News(event=event, text=text, status=end.result, errors=end.errors, **_of(end, end.ended_at))
+    text = f"{end.evaluation_id} is {end.result}{f': {why}' if why else ''}"
+    if gate is not None:
+        text += f"; gate: {gate[0]}{gate[1]}"
+    return News(
+        event=event,
+        text=_for_chats(text),
+        status=end.result,
+        errors=end.errors,
+        gate=gate[0] if gate is not None else "",
+        **_of(end, end.ended_at),
+    )
 
 
 def parked(summary: Summary, reason: str, at: float) -> News:
@@ -81,9 +97,11 @@ def parked(summary: Summary, reason: str, at: float) -> News:
 
 
 def fell(end: Summary, scores: Sequence[Fell]) -> News:
-    said = "; ".join(f"{s.task} {s.measure} {s.before:.4f} -> {s.after:.4f}" for s in scores[:3])
+    said = "; ".join(
+        f"{s.task} {s.measure} {s.worse.mean:.4f} -> {s.after:.4f}, {since(s.worse)}" for s in scores[:3]
+    )
     more = f" and {len(scores) - 3} more" if len(scores) > 3 else ""
-    text = _for_chats(f"{end.evaluation_id}: beyond two standard errors: {said}{more}")
+    text = _for_chats(f"{end.evaluation_id}: {said}{more}")
     return News(event="fell", text=text, fell=tuple(scores[:MOST_FELL]), **_of(end, end.ended_at))
 
 
@@ -98,19 +116,28 @@ def _of(summary: Summary, at: float | None) -> dict[str, Any]:
     return {**named, "at": at}
 
 
-def fallen(work_dir: Path, end: Summary) -> list[Fell]:
-    """Scores of this evaluation that regressed against the checkpoint before it of the same training and suite."""
+def fallen(settings: Config, end: Summary) -> list[Fell]:
+    """Scores that this evaluation shows to be worse, in the series of its training and suite."""
     folder = str(Path(end.checkpoint).parent)
-    series = make_series(find_series(work_dir, folder, end.suite, mixed=True))
-    places = [i for i, p in enumerate(series.points) if p.evaluation_id == end.evaluation_id]
-    if not places:
-        return []
-    before = {s.name: s for p in series.points[: places[0]] for s in p.scores}
+    series = series_of(find_series(settings.work_dir, folder, end.suite, mixed=True), settings)
     return [
-        Fell(task=s.task, measure=s.measure, before=before[s.name].value, after=s.value, stderr=s.stderr)
-        for s in series.points[places[0]].scores
-        if s.regressed and s.name in before
+        Fell(task=curve.task, measure=curve.measure, after=point.value, worse=point.worse)
+        for curve in series.curves
+        for point in curve.points
+        if point.evaluation_id == end.evaluation_id and point.worse is not None
     ]
+
+
+def gated(settings: Config, end: Summary) -> tuple[Outcome, str] | None:
+    """What the rules of `[notify] gate` say of an evaluation, and why; None where there are none, or it was cancelled."""
+    if settings.notify.gate is None or end.result == "cancelled":
+        return None
+    try:
+        rulings, _ = gate(settings, end.evaluation_id, read_policy(settings.notify.gate))
+    except OperatorError as error:  # the first checkpoint, or a task that failed
+        return "undecidable", f": {error}"
+    bad = [one.line for one in rulings if one.outcome != "pass"]
+    return outcome_of(rulings), "".join(f"; {line}" for line in bad[:3])
 
 
 class RefusedError(OSError):

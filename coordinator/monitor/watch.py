@@ -15,6 +15,7 @@ from coordinator.base import clock
 from coordinator.config.schema import Config, NotifyConfig
 from coordinator.errors import OperatorError
 from coordinator.monitor import notify
+from coordinator.monitor.gate import read_policy
 from coordinator.monitor.notify import News, Notifier
 from coordinator.runtime.summaries import Summaries
 from coordinator.runtime.summary import Summary, known_by
@@ -43,7 +44,7 @@ class NewsFile(Kept):
 
 
 class Monitor:
-    """Metrics and news of one daemon. OperatorError where `[metrics] listen` cannot be had."""
+    """Metrics and news of one daemon. OperatorError where `[metrics] listen` or `[notify] gate` cannot be had."""
 
     def __init__(self, settings: Config) -> None:
         self._settings = settings
@@ -53,6 +54,8 @@ class Monitor:
         self._written: set[str] = set()
         self._sent: deque[str] = deque()  # ids whose news were sent; filled by the notifier's thread
         self._metrics = _metrics(settings, self._work)
+        if settings.notify.gate is not None:
+            read_policy(settings.notify.gate)
         # unix seconds since when an evaluation is parked; inf once it was news
         self._parked: dict[str, float] = {}
 
@@ -79,7 +82,7 @@ class Monitor:
 
     def _tell_ends(self, coordinator: Coordinator, ended: Sequence[Summary]) -> None:
         open_ones = coordinator.running.keys() | coordinator.parked.keys()
-        ends = {end.evaluation_id: partial(_news, self._work.root, end) for end in ended}
+        ends = {end.evaluation_id: partial(_news, self._settings, end) for end in ended}
         if self._owed is None:
             self._owed = self._written = set(_read(self._work.news))
             left = self._owed - open_ones - ends.keys()
@@ -114,9 +117,9 @@ def _read(path: Path) -> tuple[str, ...]:
         return ()
 
 
-def _news(work_dir: Path, end: Summary) -> Iterable[News]:
-    yield notify.ended(end)
-    if fell := notify.fallen(work_dir, end):
+def _news(settings: Config, end: Summary) -> Iterable[News]:
+    yield notify.ended(end, notify.gated(settings, end))
+    if fell := notify.fallen(settings, end):
         yield notify.fell(end, fell)
 
 
@@ -125,7 +128,7 @@ def _left(settings: Config, evaluation_id: str) -> Iterable[News]:
     found = Summaries(settings, evaluation_id)
     found.look(0.0)
     for end in found.ended:
-        yield from _news(Path(settings.work_dir), end)
+        yield from _news(settings, end)
 
 
 def _webhook(section: NotifyConfig) -> str | None:

@@ -6,11 +6,11 @@ answers with them.
 
 from __future__ import annotations
 
-import functools
 import json
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,6 +25,7 @@ from coordinator.report.columns import columns, sample_file, with_signals
 from coordinator.report.comparisons import comparison, heads_of
 from coordinator.report.learning_curves import Point
 from coordinator.report.load_series import point_of
+from coordinator.report.sampling import series_of
 from coordinator.report.verdicts import MEANING, add_verdicts
 from coordinator.runtime.finalize import results_in_files, results_of
 from coordinator.runtime.journal import has_other_format, read_events
@@ -83,8 +84,9 @@ def of_work_folder(
     return _made(str(settings.work_dir), data)
 
 
-def of_trainings(points: Sequence[Point], price: float | None) -> Contents:
-    data = training.training_data(points, price)
+def of_trainings(settings: Config, points: Sequence[Point]) -> Contents:
+    """All checkpoints, by training and suite, with verdicts along each."""
+    data = training.training_data(points, partial(series_of, settings=settings))
     return _made(", ".join(dict.fromkeys(t["name"] for t in data["trainings"])), data)
 
 
@@ -134,7 +136,7 @@ def compared(
         results = json.loads(paths.results.read_text())
         places.append((paths, with_signals(paths, record, results) if dense else results))
     rows = comparison([results for _, results in places])
-    columns_once = functools.cache(lambda i, task: columns(places[i][0], records[i], task))
+    columns_once = cache(lambda i, task: columns(places[i][0], records[i], task))
     add_verdicts(rows, columns_once, mixed=mixed)
     return points, rows, places
 

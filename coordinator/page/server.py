@@ -1,9 +1,9 @@
 """`evalspan serve`: the pages of a work folder in a browser, kept up to date.
 
-Rule: a process of its own that reads files and journals, writes none, and talks to no daemon, Redis or Slurm: it cannot
-harm them. It listens on loopback or on a Unix socket. Other users of the host reach loopback too, so the address that
-is printed holds a token, which the browser keeps as a cookie. Hosts other than loopback are refused, since a page of
-another site could have its name resolve to this address.
+Rule: a process of its own that reads files and journals, writes what it computed of documents alone, and talks to no
+daemon, Redis or Slurm: it cannot harm them. It listens on loopback or on a Unix socket. Other users of the host reach
+loopback too, so the address that is printed holds a token, which the browser keeps as a cookie. Hosts other than
+loopback are refused, since a page of another site could have its name resolve to this address.
 """
 
 from __future__ import annotations
@@ -201,7 +201,7 @@ class Pages:
 
     def trainings(self, folder: str, suite: str | None) -> read.Contents:
         found = find_series(self.settings.work_dir, folder, suite, mixed=True)
-        return read.of_trainings(found, self.settings.gpu_hour_price)
+        return read.of_trainings(self.settings, found)
 
 
 class _Views:

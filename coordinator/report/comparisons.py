@@ -19,6 +19,7 @@ from coordinator.report.learning_curves import (
     CurvePoint,
     Point,
     Series,
+    Worse,
     difference,
     keys_of,
     labels,
@@ -27,14 +28,13 @@ from coordinator.report.learning_curves import (
     scores_of,
 )
 from coordinator.report.tables import Parts, Sheet
-from coordinator.report.verdicts import MEANING
+from coordinator.report.verdicts import ALONG, MEANING
 
 WHAT: Mapping[str, str] = {
     "mode": "computed in another mode",
     "requests": "asked with other prompts or settings",
     "score": "scored in another way (gold answers, filters or metrics)",
 }
-ERRORLESS = "no standard error, so a drop is never marked: "
 MARK = "~"  # stands beside a value that is not comparable with its neighbour
 MARKS = "*o+x#@%&"
 COLOURS = ("green", "blue", "red", "magenta", "cyan", "yellow", "default", "default")
@@ -105,18 +105,19 @@ def _by_scale(curves: Sequence[Curve]) -> list[list[Curve]]:
 
 
 def _scores(curves: Sequence[Curve], title: str) -> Sheet:
-    """A row per curve: its checkpoints, and the change over all.
+    """A row per curve: its checkpoints, the change over all, and the best point.
 
-    `!` marks a regression, `~` a point whose requests or scoring differ from the point before.
+    `!` marks a point that shows the score to be worse, `~` one whose requests or scoring differ from the point before.
     """
     steps = list(dict.fromkeys(p.label for c in curves for p in c.points))
-    sheet = Sheet(title, "score", *steps, "change", turns=True)
+    sheet = Sheet(title, "score", *steps, "change", "best at", turns=True)
     for curve in curves:
         points = {p.label: p for p in curve.points}
-        marks = {x: "!" if p.regressed else MARK if p.differs else "" for x, p in points.items()}
+        marks = {x: "!" if p.worse else MARK if p.differs else "" for x, p in points.items()}
         values = (f"{points[x].value:.4f}{marks[x]}" if x in points else "-" for x in steps)
         change = f"{curve.points[-1].value - curve.points[0].value:+.4f}" if len(curve.points) > 1 else "-"
-        sheet.add(curve.name, *values, change, style="red" if curve.points[-1].regressed else "")
+        best = curve.best.label if len(curve.points) > 1 else "-"
+        sheet.add(curve.name, *values, change, best, style="red" if curve.points[-1].worse else "")
     return sheet
 
 
@@ -156,7 +157,7 @@ def _other(what: str, before: int | None, after: int | None) -> str:
 
 
 def show_series(console: Console, series: Series) -> None:
-    """Print what each checkpoint took, then curves, scores, and drops or breaks in them."""
+    """Print what each checkpoint took, then curves, scores, since when one is worse, and breaks in them."""
     parts: list[RenderableType] = [_costs(series)]
     for suite in dict.fromkeys(p.suite for p in series.points):
         curves = [c for c in series.curves if c.suite == suite]
@@ -176,15 +177,21 @@ def show_series(console: Console, series: Series) -> None:
             if point.differs:
                 what = _other(point.differs, before.documents, point.documents)
                 differs.append((f"{point.label} is not comparable with {before.label}", what, curve.name))
-            if point.regressed:
-                change = f"{before.value:.4f} at {before.label} -> {point.value:.4f} at {point.label}"
-                _say(console, f"regression: {curve.name} {change}, beyond two standard errors", "red")
+            if point.worse:
+                change = f"{point.worse.mean:.4f} before, {point.value:.4f} at {point.label}"
+                _say(console, f"{curve.name} is {since(point.worse)}: {change}", "red")
     _show_differences(console, differs)
-    _show_errorless(console, [c.name for c in series.curves if len(c.points) > 1 and not c.has_errors])
+    if any(point.yardstick is not None for curve in series.curves for point in curve.points):
+        _say(console, ALONG.format(horizon=series.horizon), "dim")
     if series.superseded:
         many = "evaluations are" if series.superseded > 1 else "evaluation is"
         said = "left out: a later one has the same checkpoint and suite"
         _say(console, f"{series.superseded} earlier {many} {said}", "dim")
+
+
+def since(worse: Worse) -> str:
+    """A verdict along a series: "worse since 41000 (95 %: 40000 to 42000)"."""
+    return f"worse since {worse.since} (95 %: {worse.low} to {worse.high})"
 
 
 def comparison(columns: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -279,11 +286,6 @@ def show_comparison(
 def _short(verdict: str, i: int, count: int) -> str:
     """Behind a value between the first and the last column, which has its verdict beside it."""
     return f" {verdict}" if 0 < i < count - 1 and verdict in ("better", "worse") else ""
-
-
-def _show_errorless(console: Console, names: Sequence[str]) -> None:
-    if names:
-        _say(console, f"{ERRORLESS}{first_of(names)}", "dim")
 
 
 def _other_facts(row: Mapping[str, Any], i: int) -> str:

@@ -1,9 +1,7 @@
-"""Learning curves: scores and costs of one training's checkpoints, and which drops are real. Pure.
+"""Learning curves: scores and costs of one training's checkpoints. Pure.
 
-Rule: a curve is one suite, task, metric and filter over training steps, a point per checkpoint. A
-drop between neighbours is a regression beyond two standard errors of their difference (taken as
-independent); without a standard error nothing is flagged. About one comparison in forty is flagged
-by chance.
+Rule: a curve is one suite, task, metric and filter over training steps, a point per checkpoint. Since when it is worse, is
+said by `coordinator.report.verdicts`.
 """
 
 from __future__ import annotations
@@ -13,6 +11,7 @@ import hashlib
 import io
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from math import isfinite
 from typing import Any, Literal
 
 from pydantic import ConfigDict
@@ -23,8 +22,16 @@ from evaljobs.contract.specs import Record
 
 # how two results differ in their modes, request digests and score keys; "": comparable, or without keys
 Difference = Literal["", "mode", "requests", "score"]
-ERRORS = 2.0  # standard errors of the difference beyond which a drop counts
 SCORES = ConfigDict(allow_inf_nan=True)  # a score of lm-eval may be NaN
+
+
+class Worse(Record):
+    """Since when a score is worse: labels of checkpoints."""
+
+    since: str  # first worse one
+    low: str  # 95 % interval of `since`
+    high: str
+    mean: float  # robust mean before
 
 
 class ScoreValue(Record):
@@ -44,9 +51,6 @@ class ScoreValue(Record):
     keys: tuple[str, str] = ("", "")  # what was asked and score key; empty where results.json has none
     differs: Difference = (
         ""  # in a series: how it was asked otherwise than at the checkpoint before, as of `CurvePoint`
-    )
-    regressed: bool = (
-        False  # in a series: worse than at the checkpoint before by more than two standard errors
     )
 
     @property
@@ -91,18 +95,22 @@ class Point(Record):
 class CurvePoint(Record):
     """A value on a curve.
 
-    `regressed`: worse than the point before by more than the limit. `differs`: the point before had
-    another "mode", other "requests" or another "score" key, so the two are not comparable.
+    `differs`: the point before had another "mode", other "requests" or another "score" key, so the two are not comparable.
     """
 
     model_config = SCORES
 
+    evaluation_id: str
     label: str
     step: int | None
     value: float
     stderr: float | None
     change: float | None = None
-    regressed: bool = False
+    mean_before: float | None = (
+        None  # robust mean of the checkpoints before; None: fewer than six, or no verdicts
+    )
+    yardstick: float | None = None  # standard error of a difference to a checkpoint before
+    worse: Worse | None = None  # that this checkpoint shows the score to be worse
     differs: Difference = ""
     documents: int | None = None
 
@@ -121,9 +129,15 @@ class Curve(Record):
     points: tuple[CurvePoint, ...]
 
     @property
-    def has_errors(self) -> bool:
-        """Has a point a standard error?"""
-        return any(p.stderr is not None for p in self.points)
+    def measure(self) -> str:
+        """As of its scores."""
+        return self.name.removeprefix(f"{self.task}/")
+
+    @property
+    def best(self) -> CurvePoint:
+        """The best point so far. It is a description: the best of many is partly chance."""
+        sign = 1 if self.higher_is_better else -1
+        return max(self.points, key=lambda p: (isfinite(p.value), sign * p.value))
 
 
 class Series(Record):
@@ -136,6 +150,7 @@ class Series(Record):
     curves: tuple[Curve, ...]
     gpu_hour_price: float | None = None
     superseded: int = 0  # earlier evaluations of a checkpoint on the same suite, which are left out
+    horizon: int | None = None  # checkpoints for which the verdicts are calibrated; None: there are none
 
 
 def scores_of(results: Mapping[str, Any]) -> tuple[ScoreValue, ...]:
@@ -226,7 +241,7 @@ def difference(before: tuple[str, str], after: tuple[str, str]) -> Difference:
 
 
 def in_order(points: Iterable[Point]) -> list[Point]:
-    """Points in training order, suite by suite; each score is compared with that of the point before."""
+    """Points in training order, suite by suite; a score says whether it is comparable with that of the point before."""
     last: dict[tuple[str, str], tuple[str, ScoreValue]] = {}
     compared = []
     for point in sorted(points, key=lambda p: (p.suite, p.step is None, float(p.step or 0), p.accepted_at)):
@@ -234,8 +249,7 @@ def in_order(points: Iterable[Point]) -> list[Point]:
         for score in point.scores:
             mode, before = last.get((point.suite, score.name), (point.mode, score))
             differs: Difference = "mode" if mode != point.mode else difference(before.keys, score.keys)
-            regressed = not differs and is_regression(before.value, before.stderr, score)
-            scores.append(score.model_copy(update={"differs": differs, "regressed": regressed}))
+            scores.append(score.model_copy(update={"differs": differs}))
             last[point.suite, score.name] = point.mode, score
         compared.append(point.model_copy(update={"scores": tuple(scores)}))
     return compared
@@ -258,7 +272,7 @@ def labels(points: Sequence[Point]) -> list[str]:
 
 
 def make_series(points: Iterable[Point], gpu_hour_price: float | None = None) -> Series:
-    """Points in training order, and their curves; of two evaluations of a checkpoint in one mode, the later."""
+    """Points in training order, and their curves, without verdicts; of two evaluations of a checkpoint in one mode, the later."""
     latest: dict[tuple[str, str, str], Point] = {}
     by_time = sorted(points, key=lambda p: p.accepted_at)
     for point in by_time:
@@ -274,10 +288,10 @@ def make_series(points: Iterable[Point], gpu_hour_price: float | None = None) ->
     curves: list[Curve] = []
     for suite in dict.fromkeys(p.suite for p in ordered):
         alike = [p for p in ordered if p.suite == suite]
-        rows: dict[str, list[tuple[str, int | None, ScoreValue]]] = defaultdict(list)
+        rows: dict[str, list[tuple[str, Point, ScoreValue]]] = defaultdict(list)
         for label, point in zip(labels(alike), alike, strict=True):
             for score in point.scores:
-                rows[score.name].append((label, point.step, score))
+                rows[score.name].append((label, point, score))
         curves += [_curve(suite, row) for row in rows.values()]
     return Series(
         points=tuple(ordered),
@@ -287,42 +301,40 @@ def make_series(points: Iterable[Point], gpu_hour_price: float | None = None) ->
     )
 
 
-def _curve(suite: str, row: Sequence[tuple[str, int | None, ScoreValue]]) -> Curve:
+def _curve(suite: str, row: Sequence[tuple[str, Point, ScoreValue]]) -> Curve:
     last, before = row[-1][2], None
     made: list[CurvePoint] = []
-    for label, step, score in row:
-        change = None if before is None else score.value - before
-        facts = score.model_dump(include={"value", "stderr", "regressed", "differs", "documents"})
-        made.append(CurvePoint(label=label, step=step, change=change, **facts))
+    for label, point, score in row:
+        facts = score.model_dump(include={"value", "stderr", "differs", "documents"})
+        facts["change"] = None if before is None else score.value - before
+        made.append(CurvePoint(evaluation_id=point.evaluation_id, label=label, step=point.step, **facts))
         before = score.value
     facts = last.model_dump(include={"task", "metric", "filter", "higher_is_better"})
     return Curve(suite=suite, name=last.name, points=tuple(made), **facts)
 
 
-def is_regression(value: float, stderr: float | None, later: ScoreValue) -> bool:
-    """Is `later` worse by over two standard errors of the difference? False without errors."""
-    if stderr is None or later.stderr is None:
-        return False
-    change = later.value - value if later.higher_is_better else value - later.value
-    limit: float = ERRORS * (stderr**2 + later.stderr**2) ** 0.5
-    return change < -limit
-
-
 CSV_COLUMNS = (
     "suite", "step", "checkpoint", "evaluation_id", "status", "task", "metric", "filter", "value", "stderr",
-    "documents", "regressed", "makespan_seconds", "gpu_seconds", "cost",
+    "documents", "makespan_seconds", "gpu_seconds", "cost",
     "version", "n_shot", "higher_is_better", "differs", "paused_seconds", "mode",
+    "mean_before", "yardstick", "worse_since", "worse_low", "worse_high",
 )  # fmt: skip
 
 
 def to_csv(series: Series) -> str:
     """A line per checkpoint and score; a checkpoint without scores has one line with empty columns."""
+    judged = {(p.evaluation_id, curve.name): p for curve in series.curves for p in curve.points}
     out = io.StringIO()
     writer = csv.DictWriter(out, CSV_COLUMNS, extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
     for point in series.points:
         known = point.model_dump(exclude={"scores"})
-        for score in [score.model_dump() for score in point.scores] or [{}]:
-            marks = {name: int(value) for name, value in score.items() if isinstance(value, bool)}
-            writer.writerow(known | score | marks)
+        if not point.scores:
+            writer.writerow(known)
+        for score in point.scores:
+            more = judged[point.evaluation_id, score.name]
+            facts = score.model_dump() | more.model_dump(include={"mean_before", "yardstick"})
+            facts["higher_is_better"] = int(score.higher_is_better)
+            worse = more.worse.model_dump() if more.worse is not None else {}
+            writer.writerow(known | facts | {f"worse_{name}": value for name, value in worse.items()})
     return out.getvalue()

@@ -1,4 +1,4 @@
-"""Verdicts on the scores of several evaluations, by their documents' values. The leftmost evaluation is the baseline.
+"""Verdicts on scores by their documents' values: against a baseline, the leftmost evaluation, or along a training.
 
 Rule: a leaf task's metric has a verdict where it is the mean of its documents' values, and where both evaluations asked
 and scored alike. All verdicts of a comparison are corrected together.
@@ -6,11 +6,16 @@ and scored alike. All verdicts of a comparison are corrected together.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from itertools import pairwise
+from math import isfinite
 from typing import TYPE_CHECKING, Any
 
+from coordinator.report.learning_curves import Curve, Worse
 from coordinator.verdicts.paired import Paired, paired, verdicts
+from coordinator.verdicts.series import ALPHA, FEWEST, worse, yardsticks
 from evaljobs.contract.columns import DENSE
 
 if TYPE_CHECKING:
@@ -21,6 +26,11 @@ MEANING = (
     "Verdicts: a paired test over the same documents, corrected for the number of scores; 5 % of the verdicts may be "
     'false. "Would be seen": the change that is found four times in five.'
 )
+ALONG = (
+    "Worse since: the score fell below the mean of the checkpoints before, or below the last one. In {horizon} checkpoints "
+    "without a drop, at most 5 % of trainings have such a verdict by chance. It needs 6 earlier checkpoints, and stays as it is."
+)
+PLACES = ("since", "low", "high")  # of a verdict along a series
 MOST_APART = 1e-9  # relative; a score that is farther from the mean of its documents is no mean
 UNLIKE: Mapping[str, str] = {
     "mode": "computed in another mode; --mixed compares them all the same",
@@ -99,3 +109,68 @@ def _aligned(before: Columns, after: Columns, metric: str) -> tuple[Values, Valu
     same = (before["doc_hash"][ours] == after["doc_hash"][theirs]) & ~np.isnan(a) & ~np.isnan(b)
     clusters = after["cluster"][theirs][same] if "cluster" in after else None
     return a[same], b[same], clusters
+
+
+def variances(
+    rows: Sequence[Mapping[str, Any]], columns: Callable[[int, str], Columns | None]
+) -> dict[str, float]:
+    """Score name -> variance of the mean paired difference, of rows of two evaluations; 0 where it is not known.
+
+    Without groups: their verdicts are those of their tasks. `columns`: as of `add_verdicts`.
+    """
+    found = {}
+    for row in rows:
+        if not row["leaves"] and None not in row["values"]:
+            one, _ = _pair(row, 1, columns, mixed=True)
+            name = f"{row['task']}/{row['metric'].removesuffix(',none')}"
+            found[name] = 0.0 if one is None else one.stderr**2
+    return found
+
+
+Sampling = Callable[[str, str], Mapping[str, float]]
+"""(evaluation before, evaluation) -> score name -> variance of the mean paired difference, as of `variances`."""
+
+
+def judged(curves: Sequence[Curve], horizon: int, sampling: Sampling) -> list[Curve]:
+    """Curves whose points say since when a score is worse, in a training of `horizon` checkpoints.
+
+    A series begins anew where a point is not comparable with the one before, or is no number. All scores that its first two
+    checkpoints have share ALPHA; so do their dense signals.
+    """
+    import numpy as np  # noqa: PLC0415
+
+    # (checkpoints, level) -> number of a curve, its first point, variances: what is computed together
+    alike: dict[tuple[int, float], list[tuple[int, int, list[float]]]] = defaultdict(list)
+    for c, curve in enumerate(curves):
+        breaks = [i for i, p in enumerate(curve.points) if p.differs or not isfinite(p.value)]
+        for start, end in pairwise([0, *breaks, len(curve.points)]):
+            first = start if isfinite(curve.points[start].value) else start + 1
+            found = [sampling(a.evaluation_id, b.evaluation_id) for a, b in pairwise(curve.points[first:end])]
+            if len(found) >= FEWEST and curve.name in found[0]:
+                alike_scores = [
+                    name for name in found[0] if name.endswith(f",{DENSE}") == (curve.filter == DENSE)
+                ]
+                level = ALPHA / len(alike_scores) / horizon
+                documents = [0.0, *(one.get(curve.name, 0.0) for one in found)]
+                alike[len(documents), level].append((c, first, documents))
+    points = [list(curve.points) for curve in curves]
+    for (count, level), group in alike.items():
+        runs = [points[c][first : first + count] for c, first, _ in group]
+        signs = np.array([[1.0 if curves[c].higher_is_better else -1.0] for c, _, _ in group])
+        values, documents = (
+            signs * [[p.value for p in run] for run in runs],
+            np.array([one for *_, one in group]),
+        )
+        means, errors = yardsticks(values, documents)
+        every = zip(group, runs, signs * means, errors, signs, worse(values, documents, level), strict=True)
+        for (c, first, _), run, mean, error, sign, said in every:
+            at = {
+                one.found: Worse(mean=sign[0] * one.mean, **{k: run[getattr(one, k)].label for k in PLACES})
+                for one in said
+            }
+            for i in range(FEWEST, count):
+                known = {"mean_before": float(mean[i]), "yardstick": float(error[i]), "worse": at.get(i)}
+                points[c][first + i] = run[i].model_copy(update=known)
+    return [
+        curve.model_copy(update={"points": tuple(made)}) for curve, made in zip(curves, points, strict=True)
+    ]

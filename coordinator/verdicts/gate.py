@@ -51,6 +51,10 @@ class Ruling:
     outcome: Outcome
     why: str
 
+    @property
+    def line(self) -> str:
+        return f"{self.outcome}: {self.task} {self.metric.removesuffix(',none')}: {self.why}"
+
 
 def is_named(rule: Rule, task: str, metric: str) -> bool:
     """Does the rule name this score? `metric`: with the filter of the answers, as "exact_match,strict-match"."""

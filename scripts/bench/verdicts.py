@@ -2,7 +2,8 @@
 
 `false` is the share of pairs without an effect that are rejected at 5 %, before the correction. `power`: the share of true
 changes as large as the stated detectable one that are found. `smaller`: how much smaller a change the paired test sees
-than the test of two independent errors, where two checkpoints' answers correlate by 0.7.
+than the test of two independent errors, where two checkpoints' answers correlate by 0.7. Of
+trainings: how many have a false "worse since" in any task, and how soon and how well a lasting drop is dated.
 """
 
 from __future__ import annotations
@@ -17,17 +18,21 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from scipy import stats
 
 from bench.harness import Options, command, option, row, targets
 from coordinator import hook
 from coordinator.report.columns import columns
 from coordinator.report.comparisons import comparison
 from coordinator.report.verdicts import add_verdicts
-from coordinator.verdicts.paired import paired
+from coordinator.verdicts.paired import POWER, paired
+from coordinator.verdicts.series import ALPHA, heights, worse
 from evaljobs.contract.columns import packed
 from evaljobs.contract.paths import EvaluationPaths
 
 CORRELATION = 0.7
+CURVES, HORIZON, PART = 40, 60, 50  # tasks and checkpoints of a drawn training; trainings drawn at a time
+DETECTABLE = float(stats.norm.ppf(1 - 0.05 / 2) + stats.norm.ppf(POWER))  # in standard errors
 TASKS, DOCUMENTS = 60, 14_000  # of the large comparison
 # name -> (documents, expected flips of a 0/1 metric or None, clusters or None, is 5 % exact there)
 KINDS: dict[str, tuple[int, int | None, int | None, bool]] = {
@@ -134,6 +139,62 @@ def hook_ms(layers: int, folder: Path) -> list[float]:
     return sorted(taken)
 
 
+def trainings(rng: Any, count: int, alike: float = 0.0) -> tuple[Any, Any, Any]:
+    """(scores, paired variances, standard errors of a difference) of `count` trainings x CURVES tasks x HORIZON checkpoints.
+
+    A score is a rising curve, and jitter of the checkpoint, of which half is all tasks', and what its documents add.
+    `alike`: correlation of a checkpoint's jitter with that of the one before.
+    """
+    shape = (count, CURVES, HORIZON)
+    documents = rng.uniform(0.003, 0.02, (count, CURVES, 1))
+    jitter = documents * rng.uniform(0.3, 3, (count, CURVES, 1))
+    moved = (rng.normal(size=(count, 1, HORIZON)) + rng.normal(size=shape)) / math.sqrt(2)
+    for i in range(1, HORIZON if alike else 0):
+        moved[..., i] = alike * moved[..., i - 1] + math.sqrt(1 - alike**2) * moved[..., i]
+    times = np.arange(HORIZON) / rng.uniform(5, 40, (count, CURVES, 1))
+    rise = rng.uniform(0, 0.3, (count, CURVES, 1)) * (1 - np.exp(-times))
+    sampling = 2 * documents**2 * rng.chisquare(200, shape) / 200
+    error = np.sqrt(2 * (documents**2 + (1 - alike) * jitter**2))[..., 0]
+    return rise + jitter * moved + documents * rng.normal(size=shape), sampling, error
+
+
+def along(rng: Any, count: int) -> list[dict[str, Any]]:
+    """False verdicts of trainings without a drop, and what is found of a lasting drop of two detectable differences."""
+    level = ALPHA / CURVES / HORIZON
+    false = dict.fromkeys((0.0, 0.3), 0)
+    found = near = inside = 0
+    for part in range(0, count, PART):
+        size = min(PART, count - part)
+        for alike in false:
+            values, sampling, errors = trainings(rng, size, alike)
+            false[alike] += int((heights(values, sampling, level) > 1).any((1, 2)).sum())
+        at = 15 + part // PART * 7 % 41
+        values, sampling, errors = (made[:, 0] for made in trainings(rng, size))
+        values[:, at:] -= 2 * DETECTABLE * errors[:, None]
+        for said in worse(values[:, : at + 3], sampling[:, : at + 3], level):
+            if said and said[0].found >= at:
+                found += 1
+                near += abs(said[0].since - at) <= 1
+                inside += said[0].low <= at <= said[0].high
+    return [
+        row("false in a training, upper bound", bound(false[0.0], count), 0.06),
+        row("false in a training, checkpoints alike by 0.3", false[0.3] / count, 0.1),
+        row("lasting drops found by the second checkpoint after", found / count, 0.8, at_least=True),
+        row("of all drops, change point within one checkpoint", near / count, 0.7, at_least=True),
+        row(
+            "of those found, 95 % interval holds the change point",
+            inside / max(1, found),
+            0.93,
+            at_least=True,
+        ),
+    ]
+
+
+def bound(hits: int, count: int) -> float:
+    """One-sided 95 % bound of a share by Clopper and Pearson."""
+    return float(stats.beta(hits + 1, count - hits).ppf(0.95))
+
+
 def measure(options: Options) -> tuple[Any, bool]:
     rng = np.random.default_rng(options.seed)
     with tempfile.TemporaryDirectory() as folder:
@@ -156,7 +217,8 @@ def measure(options: Options) -> tuple[Any, bool]:
     rows.append(row("MB of it", cost["mb"], 500))
     rows.append(row("ms of the training thread in the hook with a model, median", hooked[25], 5.0))
     rows.append(row("worst of 50 calls", hooked[-1], 5.0))
-    return targets(rows, pairs=options.pairs, seed=options.seed)
+    rows += along(np.random.default_rng(options.seed), options.trainings)
+    return targets(rows, pairs=options.pairs, trainings=options.trainings, seed=options.seed)
 
 
 if __name__ == "__main__":
@@ -166,7 +228,8 @@ if __name__ == "__main__":
             __doc__,
             measure,
             option("--pairs", 10_000),
-            option("--seed", 1),
+            option("--trainings", 4000),
             option("--layers", 20),
+            option("--seed", 1),
         )
     )

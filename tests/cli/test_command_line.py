@@ -108,9 +108,11 @@ COLOUR = {"FORCE_COLOR": "1", "TERM": "xterm-256color"}
 )
 def test_a_flagged_row_is_painted_where_asked_and_written_in_any_case(site, env, painted):
     """FORCE_COLOR paints it; NO_COLOR wins over it; in ASCII alone nothing breaks and nothing is missing."""
-    done = evalspan("report", "--series", "/runs/a", folder=site, **env)
+    for step in range(41, 55):
+        leave(site / "evalspan-work", step, 0.1 if step == 54 else 0.6 + step % 3 / 100, parent="/runs/c")
+    done = evalspan("report", "--series", "/runs/c", folder=site, **env)
     assert done.returncode == 0, done.stderr
-    assert "0.3000!" in done.stdout
+    assert "0.1000!" in done.stdout
     assert ("\x1b[31m" in done.stdout) == painted
 
 

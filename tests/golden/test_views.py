@@ -72,16 +72,16 @@ FIELDS: dict[str, dict[str, Any]] = {
         "entries": {"": "name status error unscored"},
     },
     "series": {
-        "": "schema_version",
-        "points": {"": POINT, "scores": {"": f"{SCORE} documents version n_shot differs regressed"}},
+        "": "schema_version horizon",
+        "points": {"": POINT, "scores": {"": f"{SCORE} documents version n_shot differs"}},
         "curves": {
             "": "suite task metric filter name higher_is_better",
-            "points": {"": "label step value stderr change regressed differs documents"},
+            "points": {"": "label step value stderr change mean_before yardstick worse differs documents"},
         },
     },
     "compare": {
         "": "schema_version evaluations headings",
-        "rows": {"": "task metric values stderrs change regressed differs documents versions n_shot"},
+        "rows": {"": "task metric values stderrs change differs documents versions n_shot"},
     },
     "plan": {"": "schema_version planned_makespan_seconds lower_bound_seconds what_if"},
 }

@@ -25,7 +25,7 @@ from support.endpoint import Endpoint, serving
 from support.node_memory import make_checkpoint
 from support.simulated.parts import Faults, record
 from support.simulated.world import World
-from support.trainings import leave, two_trainings
+from support.trainings import two_trainings
 
 from coordinator.config.schema import Config, NotifyConfig
 from coordinator.errors import OperatorError
@@ -34,7 +34,7 @@ from coordinator.monitor.metrics import SILENT_SECONDS, Metrics
 from coordinator.monitor.notify import MOST_WAITING, News, Notifier
 from coordinator.monitor.watch import Monitor
 from coordinator.runtime.summarise import summary_of
-from coordinator.runtime.summary import Summary, Task, known_by, of_record, with_costs
+from coordinator.runtime.summary import Summary, Task, known_by, with_costs
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths
 
 SECONDS = 120.0  # most that a busy machine takes
@@ -135,12 +135,6 @@ def test_the_queue_is_bounded_and_telling_never_waits(hook: Endpoint):
     notifier.finish(SECONDS)
     assert MOST_WAITING - 1 <= len(hook.requests) <= MOST_WAITING
     assert hook.requests[-1].body["reason"] == f"reason {MOST_WAITING + 49}"
-
-
-def test_a_score_that_fell_beyond_its_error_is_news_and_one_within_is_none(tmp_path: Path):
-    paths = [leave(tmp_path, step, value) for step, value in ((1, 0.5), (2, 0.3), (3, 0.295))]
-    fell = [[(f.task, f.measure) for f in notify.fallen(tmp_path, of_record(p, ""))] for p in paths]
-    assert fell == [[], [("add", "exact_match")], []]
 
 
 def _told(file: Path) -> list[dict[str, Any]]:

@@ -25,11 +25,11 @@ function curvesPart() {
     const trainings = DATA.trainings.filter((_, i) => picked.has(i));
     const charts = chartsOf(trainings).filter((c) => `${c.suite} ${c.task} ${c.measure}`.toLowerCase().includes(text))
       .filter((c) => only === "all" || c.lines.some((l) => l.curve.marks.includes("!")));
-    count.textContent = `${charts.length} chart${charts.length === 1 ? "" : "s"}. A filled dot marks a drop beyond two standard errors; a hollow one, a point that is not comparable with the one before.`;
+    count.textContent = `${charts.length} chart${charts.length === 1 ? "" : "s"}. A filled dot marks a checkpoint that shows a score to be worse; a hollow one, a point that is not comparable with the one before. ${DATA.trainings[0]?.along ?? ""}`;
     grid.replaceChildren(...charts.map(chart));
   };
   const tools = el("div", { class: "tools" }, search("find a task", (value) => { text = value; draw(); }),
-    choice("show", [["all", "all tasks"], ["drops", "tasks with a drop"]], (value) => { only = value; draw(); }));
+    choice("show", [["all", "all tasks"], ["worse", "tasks that are worse"]], (value) => { only = value; draw(); }));
   const legend = el("fieldset", { class: "legend" }, el("legend", { text: "trainings" }), DATA.trainings.map((training, i) => {
     const box = el("input", { type: "checkbox", checked: true, onchange: () => { box.checked ? picked.add(i) : picked.delete(i); draw(); } });
     return el("label", {}, box, el("span", { class: "swatch", style: { background: line(i) } }), said(`${training.name} · ${training.suite}`));
@@ -60,12 +60,13 @@ function readout(one) {
 
 const swatch = (training) => el("span", { class: "swatch", style: { background: line(DATA.trainings.indexOf(training)) } });
 
-/** The last value of each line, with its change from the first one. */
+/** The last value of each line, with its change from the first one, the best one, and since when it is worse. */
 function lastValues({ lines }) {
   const rows = lines.slice(0, 3).map(({ training, curve }) => {
     const [first, last] = [curve.value[0], curve.value.at(-1)];
     const change = first === null || last === null ? "" : ` (${last - first >= 0 ? "+" : ""}${(last - first).toFixed(4)} since the first)`;
-    return el("span", {}, swatch(training), `${score(last)}${change} `);
+    const best = curve.best < curve.value.length - 1 ? `, best so far ${score(curve.value[curve.best])} at ${training.points[curve.at[curve.best]][1]}` : "";
+    return el("span", {}, swatch(training), `${score(last)}${change}${best} `, curve.worse.map(([, words]) => el("b", { text: `${words} ` })));
   });
   return lines.length > 3 ? [...rows, `and ${lines.length - 3} more`] : rows;
 }
@@ -116,7 +117,7 @@ function drawChart(place, one, below) {
   }, columns, place);
 }
 
-/** Drops as filled dots, breaks of comparability as hollow ones. */
+/** Verdicts as filled dots, breaks of comparability as hollow ones. */
 function drawMarks(plot, series) {
   const pen = plot.ctx, size = 4 * devicePixelRatio;
   series.forEach((one, s) => (one.marks ?? []).forEach((mark, i) => {

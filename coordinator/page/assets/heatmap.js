@@ -1,8 +1,8 @@
-// Tasks by checkpoints: each cell a score, its colour the change in standard errors, or its place in the row's range.
+// Tasks by checkpoints: each cell a score, its colour the change in yardsticks (standard errors of a difference), or its place in the row's range.
 
 if (DATA.kind === "training") PARTS.push({ id: "heatmap", name: "Tasks × checkpoints", make: heatmapPart }, { id: "cost", name: "Cost", make: costPart });
 
-const STRONG = 4; // standard errors of a change with the fullest colour
+const STRONG = 4; // yardsticks of a change with the fullest colour
 
 function heatmapPart() {
   const place = el("div", { class: "scroll tall", tabindex: 0, role: "region", "aria-label": "scores by task and checkpoint: arrow keys choose a cell" });
@@ -26,10 +26,10 @@ function heatmapPart() {
   });
   const tools = el("div", { class: "tools" },
     DATA.trainings.length > 1 ? choice("training", DATA.trainings.map((t, i) => [i, `${t.name} · ${t.suite}`]), (v) => { which = Number(v); draw(); }) : null,
-    choice("colour by", [["evidence", "change from the checkpoint before, in standard errors"], ["range", "place between the row's worst and best"]], (v) => { by = v; colourCells(place, by); }),
+    choice("colour by", [["evidence", "change from the checkpoint before, in standard errors of a difference"], ["range", "place between the row's worst and best"]], (v) => { by = v; colourCells(place, by); }),
     search("find a task", (v) => { text = v; draw(); }));
   draw();
-  return section("heatmap", "Tasks × checkpoints", "Blue is better, orange is worse. ! marks a drop beyond two standard errors, ~ a score that is not comparable with the one before. Choose a cell for its details.", tools, place, detail);
+  return section("heatmap", "Tasks × checkpoints", "Blue is better, orange is worse. ! marks a checkpoint that shows a score to be worse, ~ a score that is not comparable with the one before. Choose a cell for its details.", tools, place, detail);
 }
 
 function heatmap(training, text) {
@@ -52,12 +52,13 @@ function colourCells(place, by) {
   }
 }
 
-/** -1 to 1: the change from the point before in standard errors of the difference, over STRONG. null: not known. */
+/** -1 to 1: the change from the point before in yardsticks, over STRONG. null: not known. */
 function evidence(curve, i) {
   if (i === 0 || curve.marks[i] === "~") return null;
   const [a, b, ea, eb] = [curve.value[i - 1], curve.value[i], curve.stderr[i - 1], curve.stderr[i]];
-  if (a === null || ea === null || eb === null) return null;
-  const error = Math.hypot(ea, eb), change = (curve.up ? 1 : -1) * (b - a);
+  const error = curve.yardstick[i] ?? (ea === null || eb === null ? null : Math.hypot(ea, eb)); // of the first checkpoints
+  if (a === null || error === null) return null;
+  const change = (curve.up ? 1 : -1) * (b - a);
   return error ? Math.max(-1, Math.min(1, change / error / STRONG)) : Math.sign(change);
 }
 
@@ -72,7 +73,9 @@ function cellDetail(training, curve, i) {
   const point = training.points[curve.at[i]], before = i > 0 ? training.points[curve.at[i - 1]] : null;
   const error = curve.stderr[i] === null ? "" : ` ± ${score(curve.stderr[i])}`;
   const change = i > 0 && curve.value[i - 1] !== null ? `; ${(curve.value[i] - curve.value[i - 1]).toFixed(4)} from ${before[1]}` : "";
-  return el("p", {}, said(curve.task, "said strong"), ` at `, said(point[1]), `: ${score(curve.value[i])}${error}${change}`,
+  const known = curve.yardstick[i] === null ? "" : `, ${(curve.value[i] - curve.mean[i]).toFixed(4)} from the mean before, standard error of a difference ${score(curve.yardstick[i])}`;
+  const worse = curve.worse.filter(([at]) => at === i).map(([, words]) => `; ${words}`).join("");
+  return el("p", {}, said(curve.task, "said strong"), ` at `, said(point[1]), `: ${score(curve.value[i])}${error}${change}${known}${worse}`,
     curve.documents[i] ? `; ${curve.documents[i].toLocaleString("en")} documents` : "", ". ",
     DATA.mark ? el("a", { href: `/evaluation/${encodeURIComponent(point[0])}`, text: "its page" }) : command(`evalspan report ${quoted(point[0])}`), " ",
     !before ? null : DATA.mark ? el("a", { href: `/compare?id=${encodeURIComponent(before[0])}&id=${encodeURIComponent(point[0])}`, text: `beside ${before[1]}` }) : command(`evalspan compare ${quoted(before[0])} ${quoted(point[0])}`));

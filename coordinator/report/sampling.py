@@ -1,0 +1,79 @@
+"""A training's series with verdicts, which need the variances of paired differences between its checkpoints.
+
+Rule: they are computed of the documents' columns when a series is first shown, and kept beside the later evaluation.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+from collections.abc import Iterable, Mapping
+from functools import cache
+from typing import TYPE_CHECKING
+
+from pydantic import ValidationError
+
+from coordinator.config.schema import Config
+from coordinator.errors import OperatorError
+from coordinator.evaluation.records import EvaluationRecord
+from coordinator.report.columns import columns, with_signals
+from coordinator.report.comparisons import comparison
+from coordinator.report.learning_curves import Point, Series, make_series
+from coordinator.report.verdicts import judged, variances
+from evaljobs.contract.paths import EvaluationPaths
+from evaljobs.contract.specs import Kept
+from evaljobs.contract.storage import read_record, write_record
+
+if TYPE_CHECKING:
+    from evaljobs.contract.columns import Columns
+
+log = logging.getLogger(__name__)
+
+
+class PairedFile(Kept):
+    """`paired.json`: variances of the scores' differences to the checkpoint before."""
+
+    schema_version: int = 1
+    made_of: tuple[
+        str, int, int
+    ]  # id of the evaluation before; when both results.json were written, ns since 1970
+    variances: dict[str, float]
+
+
+def series_of(points: Iterable[Point], settings: Config) -> Series:
+    """A training's series, with verdicts."""
+
+    @cache
+    def sampling(before: str, after: str) -> Mapping[str, float]:
+        return _variances(*(EvaluationPaths(settings.work_dir / name) for name in (before, after)))
+
+    made = make_series(points, settings.gpu_hour_price)
+    curves = judged(made.curves, settings.horizon, sampling)
+    return made.model_copy(update={"curves": tuple(curves), "horizon": settings.horizon})
+
+
+def _variances(before: EvaluationPaths, after: EvaluationPaths) -> Mapping[str, float]:
+    pair = before, after
+    first, last = (paths.results.stat().st_mtime_ns for paths in pair)
+    made_of = before.root.name, first, last
+    with contextlib.suppress(OSError, ValidationError):
+        found = read_record(after.paired, PairedFile)
+        if found.made_of == made_of:
+            return found.variances
+    records = [read_record(paths.evaluation, EvaluationRecord) for paths in pair]
+
+    @cache
+    def documents(i: int, task: str) -> Columns | None:
+        try:
+            return columns(pair[i], records[i], task)
+        except OperatorError as error:  # one damaged file hides no other score
+            log.warning("%s", error)
+            return None
+
+    results = [json.loads(paths.results.read_bytes()) for paths in pair]
+    rows = comparison([with_signals(*each) for each in zip(pair, records, results, strict=True)])
+    made = PairedFile(made_of=made_of, variances=variances(rows, documents))
+    with contextlib.suppress(OSError):  # another user's folder, or a full disk
+        write_record(after.paired, made)
+    return made.variances

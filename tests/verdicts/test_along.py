@@ -1,0 +1,132 @@
+"""Verdicts along a training, as a report, a page and the daemon's news show them."""
+
+import csv
+import io
+import json
+
+import numpy as np
+import pytest
+from support.trainings import leave
+from typer.testing import CliRunner
+
+from coordinator.cli import app
+from coordinator.config.schema import Config, NotifyConfig
+from coordinator.monitor import notify
+from coordinator.page.training import training_data
+from coordinator.report.load_series import find_series
+from coordinator.report.sampling import PairedFile, series_of
+from coordinator.runtime.summary import of_record
+from evaljobs.contract.columns import packed
+from evaljobs.contract.paths import EvaluationPaths
+
+COUNT, AT, DOCUMENTS = 16, 12, 400  # checkpoints, the first worse one, documents
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory):
+    """A training whose scores fall at checkpoint 1200, in three ways: of documents, lower is better, and a group."""
+    folder, rng = tmp_path_factory.mktemp("training") / "work", np.random.default_rng(2)
+    folder.mkdir(mode=0o700)
+    (folder / "daemon.lock").touch()
+    skill = rng.normal(size=DOCUMENTS)
+    for k in range(COUNT):
+        paths = leave(folder, 100 * k, 0.5)
+        paths.journal.touch()
+        right = (skill + 0.5 * rng.normal(size=DOCUMENTS) - (1 if k >= AT else 0) > -0.5).astype(float)
+        ids = {"doc_id": np.arange(DOCUMENTS), "doc_hash": np.arange(DOCUMENTS).astype(str)}
+        paths.columns("add", 0).write_bytes(packed({**ids, "acc,none": right}))
+        accuracy, perplexity = {"acc,none": right.mean()}, 12 + 0.1 * rng.normal() + (4 if k >= AT else 0)
+        paths.results.write_text(
+            json.dumps(
+                {
+                    "results": {"add": accuracy, "pages": {"word_perplexity,none": perplexity}},
+                    "groups": {"all": accuracy},
+                    "group_subtasks": {"all": ["add"]},
+                    "higher_is_better": {"add": {"acc": True}, "pages": {"word_perplexity": False}},
+                    "n-samples": {"add": {"original": DOCUMENTS, "effective": DOCUMENTS}},
+                }
+            )
+        )
+    return folder
+
+
+def curves(work, **more):
+    found = series_of(find_series(work, "/runs/a"), Config(work_dir=work, **more))
+    return {curve.name: curve.points for curve in found.curves}
+
+
+def test_each_leaf_score_says_since_when_it_is_worse(work):
+    """Law: a score of documents, and one whose documents are not known, where lower is better, too; a group says nothing."""
+    found = curves(work)
+    for name in ("add/acc", "pages/word_perplexity"):
+        (said,) = [p.worse for p in found[name] if p.worse]
+        assert said.since == str(100 * AT), name
+        assert int(said.low) <= 100 * AT <= int(said.high)
+        assert [p.yardstick is None for p in found[name]] == [True] * 6 + [False] * 10
+    assert 12 < next(p.worse.mean for p in found["pages/word_perplexity"] if p.worse) + 0.2 < 13
+    assert all(p.yardstick is p.worse is None for p in found["all/acc"])
+
+
+def test_a_longer_horizon_is_stricter(work):
+    """Law: the settings' horizon shares the false verdicts among its checkpoints."""
+    found = curves(work, horizon=10**9)
+    assert not any(p.worse for points in found.values() for p in points[: AT + 1])
+
+
+def test_report_and_page_say_the_same(work):
+    """Law: text, JSON, CSV and the training page have one verdict, and the horizon that it is calibrated for."""
+    command = ["report", "--series", "/runs/a", "--work-dir", str(work)]
+    text, as_json, as_csv = (
+        CliRunner().invoke(app, [*command, *more]).stdout for more in ([], ["--json"], ["--csv"])
+    )
+    points = curves(work)["add/acc"]
+    (at, said) = next((p, p.worse) for p in points if p.worse)
+    words = f"worse since 1200 (95 %: {said.low} to {said.high})"
+    assert words in " ".join(text.split())
+    assert "100 checkpoints" in " ".join(text.split())
+    made = json.loads(as_json)
+    assert made["horizon"] == 100
+    assert [p["worse"] for p in made["curves"][0]["points"] if p["worse"]] == [said.model_dump()]
+    rows = [r for r in csv.DictReader(io.StringIO(as_csv)) if (r["task"], r["step"]) == ("add", at.label)]
+    assert [(r["worse_since"], r["worse_low"], r["worse_high"]) for r in rows] == [
+        ("1200", said.low, said.high)
+    ]
+    page = training_data(find_series(work, "/runs/a"), lambda found: series_of(found, Config(work_dir=work)))
+    curve = next(c for c in page["trainings"][0]["curves"] if c["task"] == "add")
+    assert curve["worse"] == [[points.index(at), words]]
+    assert curve["marks"][points.index(at)] == "!"
+    assert "100 checkpoints" in page["trainings"][0]["along"]
+
+
+def test_variances_are_kept_until_a_result_changes(work):
+    """Law: a series that is shown again reads no documents; results that were written again are compared again."""
+    curves(work)
+    file = work / "step-300-mini-00000300" / "paired.json"
+    kept = PairedFile.model_validate_json(file.read_bytes())
+    file.write_text(
+        kept.model_copy(update={"variances": kept.variances | {"add/acc": 7.0}}).model_dump_json()
+    )
+    assert curves(work)["add/acc"][8].yardstick > 0.5
+    results = file.with_name("results.json")
+    results.write_bytes(results.read_bytes())
+    assert curves(work)["add/acc"][8].yardstick < 0.1
+    assert PairedFile.model_validate_json(file.read_bytes()).variances == kept.variances
+
+
+def test_the_daemon_tells_what_fell_and_what_its_gate_says(work, tmp_path):
+    """Law: the checkpoint that shows a score to be worse is news, no other one; the news of each end have the gate's outcome."""
+    policy = tmp_path / "policy.toml"
+    policy.write_text('[[rule]]\ntask = "add"\nmax_drop = 0.05\n')
+    settings = Config(work_dir=work, notify=NotifyConfig(gate=policy))
+    points = curves(work)["add/acc"]
+    places = [EvaluationPaths(work / p.evaluation_id) for p in points]
+    ends = [of_record(place, "").model_copy(update={"ended_at": 1.0}) for place in places]
+    told = [[fell.task for fell in notify.fallen(settings, end)] for end in ends]
+    assert ["add" in tasks for tasks in told] == [p.worse is not None for p in points]
+    gates = [notify.gated(settings, end) for end in ends]
+    assert [outcome for outcome, _ in gates][AT] == "regression"
+    assert gates[0][0] == "undecidable"
+    assert "first checkpoint" in gates[0][1]
+    news = notify.ended(ends[AT], gates[AT])
+    assert (news.gate, "; gate: regression; regression: add acc: " in news.text) == ("regression", True)
+    assert notify.gated(Config(work_dir=work), ends[AT]) is None
