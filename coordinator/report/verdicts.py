@@ -145,8 +145,9 @@ def judged(curves: Sequence[Curve], horizon: int, sampling: Sampling) -> list[Cu
         breaks = [i for i, p in enumerate(curve.points) if p.differs or not isfinite(p.value)]
         for start, end in pairwise([0, *breaks, len(curve.points)]):
             first = start if isfinite(curve.points[start].value) else start + 1
-            found = [sampling(a.evaluation_id, b.evaluation_id) for a, b in pairwise(curve.points[first:end])]
-            if len(found) >= FEWEST and curve.name in found[0]:
+            run = curve.points[first:end] if end - first > FEWEST else ()
+            found = [sampling(a.evaluation_id, b.evaluation_id) for a, b in pairwise(run)]
+            if found and curve.name in found[0]:
                 alike_scores = [
                     name for name in found[0] if name.endswith(f",{DENSE}") == (curve.filter == DENSE)
                 ]
