@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from coordinator.errors import OperatorError
-from evaljobs.contract.columns import DENSE
+from evaljobs.contract.columns import DENSE, SUITE_MEAN
 from evaljobs.contract.specs import Record
 
 Outcome = Literal["pass", "regression", "undecidable"]
@@ -71,7 +71,13 @@ def judge(policy: Policy, rows: Sequence[Mapping[str, Any]]) -> list[Ruling]:
     for rule in policy.rule:
         if rule.max_drop is None and rule.at_least is None and rule.min_documents is None:
             raise OperatorError(f"rule for {rule.task}: say max_drop, at_least or min_documents")
-        named = [r for r in rows if r["values"][-1] is not None and is_named(rule, r["task"], r["metric"])]
+        named = [
+            r
+            for r in rows
+            if r["values"][-1] is not None
+            and is_named(rule, r["task"], r["metric"])
+            and (r["task"] == rule.task or not _is_suite_mean(r))
+        ]
         if not named:
             tasks = ", ".join(dict.fromkeys(str(r["task"]) for r in rows))
             raise OperatorError(
@@ -84,6 +90,11 @@ def judge(policy: Policy, rows: Sequence[Mapping[str, Any]]) -> list[Ruling]:
 def outcome_of(rulings: Sequence[Ruling]) -> Outcome:
     """The worst one."""
     return min((r.outcome for r in rulings), key=WORST.index)
+
+
+def _is_suite_mean(row: Mapping[str, Any]) -> bool:
+    """Is it the mean of a suite's own group? A glob leaves it out: its tasks have no such metric to be compared by."""
+    return bool(row["leaves"]) and row["metric"] == SUITE_MEAN
 
 
 def _ruling(rule: Rule, row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> Ruling:
@@ -112,6 +123,8 @@ def _drop(rule: Rule, row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]])
     from scipy import stats  # noqa: PLC0415
 
     assert rule.max_drop is not None
+    if _is_suite_mean(row):
+        return "undecidable", "the mean of a suite's group: only at_least can be asked of it"
     members = row["leaves"] or [row["task"]]
     parts = [r["verdicts"][-1] for r in rows if r["task"] in members and r["metric"] == row["metric"]]
     if len(parts) < len(members) or any("why" in part for part in parts):

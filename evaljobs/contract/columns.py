@@ -28,6 +28,9 @@ BITS, SHARE, MARGIN = "gold_bits_per_byte", "gold_probability", "margin"
 SIGNALS = (BITS, SHARE, MARGIN)
 """Signals of likelihood tasks, by their column."""
 DENSE = "dense"  # stands for a filter in the names of signals among scores: "margin,dense"
+SUITE_MEAN = (
+    "mean,none"  # metric of a suite's own group: the mean of its tasks' scores, of whatever metrics they are
+)
 
 
 def columns_of(samples: Iterable[Mapping[str, Any]], cluster: str | None = None) -> Columns:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from evaljobs.contract.columns import SUITE_MEAN
+
 # Parts of lm-eval's results that map a task or group name to a value
 # (lm_eval/evaluator_utils.py, _to_eval_results).
 BY_NAME = (
@@ -69,7 +71,7 @@ def add_suite_groups(
         known = [value for value in values if value is not None]
         if not known:
             continue
-        row = {"alias": group, "mean,none": sum(known) / len(known)}
+        row = {"alias": group, SUITE_MEAN: sum(known) / len(known)}
         results.setdefault("groups", {})[group] = row
         results["results"][group] = row
         names = [suite[index][0] for index in members]

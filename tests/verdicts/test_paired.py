@@ -218,6 +218,16 @@ def test_a_group_is_judged_over_the_documents_of_its_tasks():
     assert said([leaves[0], row("g", 0.5, 0.49, leaves=("a", "b"))], task="g", max_drop=0.05) == "undecidable"
 
 
+def test_the_mean_of_a_suites_group_has_no_max_drop():
+    """Law: a glob leaves the mean of a suite's own group out; under its name it can be held to at_least, and says so."""
+    rows = [row("a", 0.5, 0.5), row("g", 0.5, 0.5, leaves=("a",), metric="mean,none", why="a group")]
+    assert said(rows, task="*", max_drop=0.02) == "pass"
+    assert said(rows, task="g", at_least=0.4) == "pass"
+    (ruling,) = judge(Policy.model_validate({"rule": [{"task": "g", "max_drop": 0.02}]}), rows)
+    assert ruling.outcome == "undecidable"
+    assert "only at_least can be asked of it" in ruling.why
+
+
 def test_rules_name_scores_by_globs_and_metrics():
     """Law: a rule holds for each task of its glob, and for the metric that it names, with or without a filter."""
     rows = [row("m_x", 0.5, 0.5), row("m_y", 0.5, 0.5), row("z", 0.5, 0.5, metric="exact_match,strict")]
