@@ -32,7 +32,7 @@ def gate(
     def counts(score: ScoreValue) -> bool:
         return any(is_named(rule, score.task, f"{score.metric},{score.filter}") for rule in policy.rule)
 
-    against = baseline_of(settings.work_dir, record, baseline or policy.baseline, counts)
     dense = any((rule.metric or "").partition(",")[0] in SIGNALS for rule in policy.rule)
+    against = baseline_of(settings.work_dir, record, baseline or policy.baseline, counts, dense=dense)
     points, rows, _ = compared(settings, [against, evaluation], mixed=mixed, dense=dense)
     return judge(policy, rows), [point.evaluation_id for point in points]

@@ -13,16 +13,18 @@ from coordinator.report.load_series import find_series
 
 
 def baseline_of(
-    work_dir: Path, record: EvaluationRecord, name: str, counts: Callable[[ScoreValue], bool]
+    work_dir: Path, record: EvaluationRecord, name: str, counts: Callable[[ScoreValue], bool], *, dense: bool
 ) -> str:
     """The id of the baseline `name`: "previous" or "best" of the earlier checkpoints of the training, or an id itself.
 
-    `counts`: whether a score counts for "best", the highest mean. OperatorError where there is no earlier checkpoint.
+    `counts`: whether a score counts for "best", the highest mean; `dense`: dense signals are asked, too. OperatorError where
+    there is no earlier checkpoint.
     """
     if name not in ("previous", "best"):
         return name
     folder = str(Path(record.checkpoint.announced).parent)
-    points = make_series(find_series(work_dir, folder, record.suite.name, mixed=True)).points
+    dense = dense and name == "best"
+    points = make_series(find_series(work_dir, folder, record.suite.name, mixed=True, dense=dense)).points
     earlier = _before(points, record.evaluation_id)
     if not earlier:
         raise OperatorError(

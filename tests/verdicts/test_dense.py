@@ -12,7 +12,10 @@ import pytest
 from scipy.special import softmax
 from support.exactness.pipeline import TASKS, Case, lm_eval_run
 from support.simulated.parts import record
+from support.trainings import leave, results
 
+from coordinator.config.schema import Config
+from coordinator.monitor.gate import gate
 from coordinator.report.columns import with_signals
 from coordinator.report.comparisons import comparison
 from coordinator.report.learning_curves import scores_of
@@ -118,3 +121,16 @@ def test_signals_have_verdicts_and_a_gate_takes_those_that_a_rule_names(earlier:
 
     assert ruled(at_least=0.0) == ["acc,none"]
     assert ruled(metric="margin", max_drop=0.1) == ["margin,dense"]
+
+
+def test_the_best_checkpoint_by_a_dense_signal_is_the_baseline(tmp_path: Path) -> None:
+    """Where rules name dense signals alone, these decide which checkpoint was the best."""
+    for step, margin in ((10, 0.1), (20, 0.9), (30, 0.5), (40, 0.6)):
+        signals = {"add": {"margin,dense": margin}}
+        paths = leave(tmp_path, step, 0.5)
+        paths.journal.touch()
+        paths.results.write_text(json.dumps(results(0.5, evalspan={"signals": signals})))
+    rule = {"task": "add", "metric": "margin", "at_least": 0.0}
+    policy = Policy.model_validate({"baseline": "best", "rule": [rule]})
+    _, (against, _) = gate(Config(work_dir=tmp_path), "step-40-mini-00000040", policy)
+    assert against == "step-20-mini-00000020"
