@@ -31,14 +31,18 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
+class Pair(Kept):
+    """Of two evaluations: variances of their scores' differences."""
+
+    written: tuple[int, int]  # when both results.json were written, ns since 1970
+    variances: dict[str, float]
+
+
 class PairedFile(Kept):
-    """`paired.json`: variances of the scores' differences to the checkpoint before."""
+    """`paired.json`: pairs with the checkpoint before; of a score that it lacks, with the last one that has it."""
 
     schema_version: int = 1
-    made_of: tuple[
-        str, int, int
-    ]  # id of the evaluation before; when both results.json were written, ns since 1970
-    variances: dict[str, float]
+    pairs: dict[str, Pair]  # by the id of the evaluation before
 
 
 def series_of(points: Iterable[Point], settings: Config) -> Series:
@@ -56,11 +60,12 @@ def series_of(points: Iterable[Point], settings: Config) -> Series:
 def _variances(before: EvaluationPaths, after: EvaluationPaths) -> Mapping[str, float]:
     pair = before, after
     first, last = (paths.results.stat().st_mtime_ns for paths in pair)
-    made_of = before.root.name, first, last
+    kept: dict[str, Pair] = {}
     with contextlib.suppress(OSError, ValidationError):
-        found = read_record(after.paired, PairedFile)
-        if found.made_of == made_of:
-            return found.variances
+        kept = read_record(after.paired, PairedFile).pairs
+    found = kept.get(before.root.name)
+    if found is not None and found.written == (first, last):
+        return found.variances
     records = [read_record(paths.evaluation, EvaluationRecord) for paths in pair]
 
     @cache
@@ -73,7 +78,7 @@ def _variances(before: EvaluationPaths, after: EvaluationPaths) -> Mapping[str, 
 
     results = [json.loads(paths.results.read_bytes()) for paths in pair]
     rows = comparison([with_signals(*each) for each in zip(pair, records, results, strict=True)])
-    made = PairedFile(made_of=made_of, variances=variances(rows, documents))
+    made = Pair(written=(first, last), variances=variances(rows, documents))
     with contextlib.suppress(OSError):  # another user's folder, or a full disk
-        write_record(after.paired, made)
+        write_record(after.paired, PairedFile(pairs=kept | {before.root.name: made}))
     return made.variances

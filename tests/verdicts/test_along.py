@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -103,14 +104,33 @@ def test_variances_are_kept_until_a_result_changes(work):
     curves(work)
     file = work / "step-300-mini-00000300" / "paired.json"
     kept = PairedFile.model_validate_json(file.read_bytes())
-    file.write_text(
-        kept.model_copy(update={"variances": kept.variances | {"add/acc": 7.0}}).model_dump_json()
+    (before,) = kept.pairs
+    other = kept.pairs[before].model_copy(
+        update={"variances": kept.pairs[before].variances | {"add/acc": 7.0}}
     )
+    file.write_text(PairedFile(pairs={before: other}).model_dump_json())
     assert curves(work)["add/acc"][8].yardstick > 0.5
     results = file.with_name("results.json")
     results.write_bytes(results.read_bytes())
     assert curves(work)["add/acc"][8].yardstick < 0.1
-    assert PairedFile.model_validate_json(file.read_bytes()).variances == kept.variances
+    again = PairedFile.model_validate_json(file.read_bytes())
+    assert again.pairs[before].variances == kept.pairs[before].variances
+
+
+def test_a_task_that_a_checkpoint_lacks_is_compared_once_with_an_earlier_one(work, tmp_path):
+    """Law: a checkpoint keeps its differences to each checkpoint that one of its scores is held against."""
+    made = shutil.copytree(work, tmp_path / "work")
+    lacking = made / "step-300-mini-00000300" / "results.json"
+    found = json.loads(lacking.read_bytes())
+    del found["results"]["pages"]
+    lacking.write_text(json.dumps(found))
+    curves(made)
+    file = made / "step-400-mini-00000400" / "paired.json"
+    written = file.stat().st_mtime_ns
+    curves(made)
+    assert file.stat().st_mtime_ns == written
+    pairs = PairedFile.model_validate_json(file.read_bytes()).pairs
+    assert pairs.keys() == {"step-200-mini-00000200", "step-300-mini-00000300"}
 
 
 def test_the_daemon_tells_what_fell_and_what_its_gate_says(work, tmp_path):
