@@ -1,6 +1,6 @@
 """Runs steps of a loop so that an exception in one step does not end the loop.
 
-Rule: the coordinator catches all exceptions here and nowhere else, apart from the hook, the trackers and `main`. An
+Rule: the coordinator catches all exceptions here and nowhere else, apart from the hook, the trackers, news and `main`. An
 error that the site or a person causes is logged as one line; any other error is logged with its traceback.
 """
 

@@ -32,6 +32,7 @@ from coordinator.report.sampling import series_of
 from coordinator.runtime.summary import Summary
 from coordinator.verdicts.gate import Outcome, outcome_of
 from evaljobs.contract.specs import Record
+from evaljobs.errors import one_line
 
 log = logging.getLogger(__name__)
 
@@ -136,6 +137,9 @@ def gated(settings: Config, end: Summary) -> tuple[Outcome, str] | None:
         rulings, _ = gate(settings, end.evaluation_id, read_policy(settings.notify.gate))
     except OperatorError as error:  # the first checkpoint, or a task that failed
         return "undecidable", f": {error}"
+    except Exception as error:  # the news of the end itself are sent all the same
+        log.exception("[notify] gate: %s", end.evaluation_id)
+        return "undecidable", f": {one_line(error)}"
     bad = [one.line for one in rulings if one.outcome != "pass"]
     return outcome_of(rulings), "".join(f"; {line}" for line in bad[:3])
 

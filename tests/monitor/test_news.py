@@ -25,7 +25,7 @@ from support.endpoint import Endpoint, serving
 from support.node_memory import make_checkpoint
 from support.simulated.parts import Faults, record
 from support.simulated.world import World
-from support.trainings import two_trainings
+from support.trainings import leave, two_trainings
 
 from coordinator.config.schema import Config, NotifyConfig
 from coordinator.errors import OperatorError
@@ -34,7 +34,7 @@ from coordinator.monitor.metrics import SILENT_SECONDS, Metrics
 from coordinator.monitor.notify import MOST_WAITING, News, Notifier
 from coordinator.monitor.watch import Monitor
 from coordinator.runtime.summarise import summary_of
-from coordinator.runtime.summary import Summary, Task, known_by, with_costs
+from coordinator.runtime.summary import Summary, Task, known_by, of_record, with_costs
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths
 
 SECONDS = 120.0  # most that a busy machine takes
@@ -211,6 +211,26 @@ def _monitor(work: Path, *command: str) -> Monitor:
 def _coordinator(*worlds: World) -> Any:
     running = {w.state.evaluation_id: w for w in worlds}
     return SimpleNamespace(running=running, parked={}, turn_seconds=0.0)
+
+
+def test_an_end_is_told_where_its_gate_cannot_be_made(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    """Damaged samples: the gate is undecidable, says why in one line, and its traceback is in the log."""
+    tmp_path.chmod(0o700)
+    policy, told = tmp_path / "policy.toml", tmp_path / "told"
+    policy.write_text('[[rule]]\ntask = "add"\nmax_drop = 0.05\n')
+    for step in (10, 20):
+        paths = leave(tmp_path, step, 0.5)
+        paths.journal.touch()
+    (paths.samples / "samples_add_000.jsonl").write_text("{}\n")
+    end = of_record(paths, "").model_copy(update={"ended_at": 1.0})
+    monitor = Monitor(Config(work_dir=tmp_path, notify=NotifyConfig(command=tuple(_into(told)), gate=policy)))
+    monitor.tick(_coordinator(), 0, [end])
+    wait_until(lambda: _told(told))
+    monitor.close()
+    (news,) = _told(told)
+    assert (news["event"], news["gate"]) == ("ended", "undecidable")
+    assert "gate: undecidable: KeyError: 'doc_id'" in news["text"]
+    assert "Traceback" in caplog.text
 
 
 def _owed(work: Path) -> list[str]:
