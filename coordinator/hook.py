@@ -189,7 +189,7 @@ def notify(
             _warn("no work folder: give work_dir or set EVALSPAN_WORK_DIR; the checkpoint is not announced")
             return False
         where = os.path.abspath(os.fspath(checkpoint))
-        taken = _taken(fingerprint, where, step, rank)
+        taken = _taken(fingerprint, where, step, suite, rank)
         notice: dict[str, object] = {
             "checkpoint": where,
             "step": step if step is None else int(step),
@@ -221,7 +221,7 @@ def notify(
     return True
 
 
-def _taken(model: object, checkpoint: str, step: object, rank: int) -> Any:
+def _taken(model: object, checkpoint: str, step: object, suite: str, rank: int) -> Any:
     """Trained values of a model, on their way; None where there is no model, or it has failed. Values that are taken stay."""
     if model is None:
         return None
@@ -230,7 +230,7 @@ def _taken(model: object, checkpoint: str, step: object, rank: int) -> Any:
 
         if isinstance(model, trained_values.Taken):
             return model
-        return trained_values.take(model, checkpoint, step, rank)
+        return trained_values.take(model, checkpoint, step, suite, rank)
     except Exception as error:  # noqa: BLE001 (training must go on)
         _warn("{} is announced without trained values: {!r}", checkpoint, error)
         return None
@@ -502,7 +502,7 @@ def on_dcp_saved(
         if more.get("fingerprint") is not None:
             rank: Any = more.get("rank")
             rank = _rank() if rank is None else rank
-            taken = _taken(more["fingerprint"], os.path.abspath(checkpoint), step, rank)
+            taken = _taken(more["fingerprint"], os.path.abspath(checkpoint), step, suite, rank)
             more["fingerprint"] = taken
             if rank != 0:
                 notify(checkpoint, step, suite, **more)  # type: ignore[arg-type]  # leaves the values alone

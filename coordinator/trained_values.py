@@ -79,14 +79,15 @@ class Taken:
         return json.dumps({"at": self.at, "groups": groups})
 
 
-def take(model: Any, checkpoint: str, step: object, rank: int) -> Taken:
+def take(model: Any, checkpoint: str, step: object, suite: str, rank: int) -> Taken:
     """Enqueue the copies of this rank's values of a model, or of a mapping from name to tensor.
 
     A rank other than 0 takes only its parts of tensors that are sharded (DTensor): of others it has what rank 0 has.
     """
     torch = sys.modules["torch"]
     plain = (torch.Tensor, torch.nn.Parameter)
-    taken = Taken(hashlib.sha256(f"{checkpoint}\n{step}".encode()).hexdigest()[:16], rank)
+    # the suite too: each evaluation of a checkpoint has files of its own
+    taken = Taken(hashlib.sha256(f"{checkpoint}\n{step}\n{suite}".encode()).hexdigest()[:16], rank)
     modules = hasattr(model, "named_parameters")
     named = list(model.named_parameters(remove_duplicate=False) if modules else model.items())
     most = min(MOST_VALUES, MOST_BYTES // 4 // max(1, len(named)))

@@ -214,7 +214,7 @@ def gather_values(files: Iterable[InboxFile], paths: EvaluationPaths) -> None:
             continue
         found: dict[Path, tuple[float, bytes]] = {}
         for place in sorted(file.path.parent.glob(f"trained-{file.notice.trained_values}-*.values")):
-            with suppress(FrameError, ValueError, LookupError, TypeError):
+            with suppress(FrameError, ValueError, LookupError, TypeError, ArithmeticError, RecursionError):
                 text, status = read_with_status(place, MOST_VALUES_BYTES)
                 if status.st_uid == file.path.stat().st_uid:
                     found[place] = (float(json.loads(text)["at"]), text)

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 FLOATS = ("float32", "bfloat16", "float16", "float64")
 MOST_NAMES = 3  # tensors named in a message
+MALFORMED = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError)
+UNREAD = "what training left of its weights cannot be read"
 
 
 class Part(NamedTuple):
@@ -48,15 +50,18 @@ def check(paths: EvaluationPaths, spec: TrialSpec, model: object) -> str:
         parts = list(read(paths.trained_values.read_bytes()))
     except FileNotFoundError:
         return ""
-    except (ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:
-        return f"what training left of its weights cannot be read: {one_line(error)}"
+    except (*MALFORMED, RuntimeError) as error:
+        return f"{UNREAD}: {one_line(error)}"
     staged = stored(spec.model_path)
     served, names = staged, list(staged)
     if isinstance(model, torch.nn.Module) and not spec.adapters:
         module: Any = getattr(model, "_orig_mod", model)  # torch.compile's
         served = dict(module.named_parameters(remove_duplicate=False))
         names = [name for name, _ in module.named_parameters()]
-    wrong, checked = compare(parts, served, staged)
+    try:
+        wrong, checked = compare(parts, served, staged)
+    except MALFORMED as error:  # a RuntimeError may be the GPU's
+        return f"{UNREAD}: {one_line(error)}"
     if wrong:
         (first, how), others = next(iter(wrong.items())), len(wrong) - 1
         said = f"{first} {how}" + (f", and {others} more tensors differ" if others else "")

@@ -209,27 +209,31 @@ def test_the_daemon_reads_exactly_the_fields_that_the_hook_writes(tmp_path):
 
 
 def test_values_are_of_the_moment_of_the_call_and_lie_there_before_their_notice(tmp_path):
-    """Also where training goes on at once, and where the work folder appears later. The notice names them."""
+    """Also where training goes on at once, and where the work folder appears later. The notice names them, and has its own where
+    another suite's notice is of the same checkpoint.
+    """
     work = tmp_path / "work"
     body = f"""
         {HOOK.replace(chr(10), "; ").removesuffix("; ")}
         import torch
         model = torch.nn.Linear(2, 2)
         model.weight.data.fill_(1.0)
-        hook.notify('/c', 7, fingerprint=model)
+        for suite in ("core", "code"):
+            hook.notify('/c', 7, suite, fingerprint=model)
         model.weight.data.fill_(2.0)
         os.mkdir(os.environ["EVALSPAN_WORK_DIR"])
         leave, hook.leave = hook.leave, lambda *a: (print(sorted(os.listdir(a[0] + "/inbox"))), leave(*a))[1]
         hook.flush(50)
     """
     out, _ = train(body, work, AWAY="")
-    (notice,) = announced(work)
-    name = f"trained-{notice.trained_values}-0.values"
-    assert out == str([name])
-    (group,) = json.loads((work / "inbox" / name).read_text())["groups"]
-    assert sorted(row["names"][0] for row in group["rows"]) == ["bias", "weight"]
-    weight = struct.unpack("<6f", base64.b64decode(group["values"]))[:4]
-    assert weight == (1.0,) * 4
+    names = [f"trained-{notice.trained_values}-0.values" for notice in announced(work)]
+    assert len(set(names)) == 2
+    for name, there in zip(names, out.splitlines(), strict=True):
+        assert name in there
+        (group,) = json.loads((work / "inbox" / name).read_text())["groups"]
+        assert sorted(row["names"][0] for row in group["rows"]) == ["bias", "weight"]
+        weight = struct.unpack("<6f", base64.b64decode(group["values"]))[:4]
+        assert weight == (1.0,) * 4
 
 
 def test_what_a_long_training_remembers_is_bounded(tmp_path, monkeypatch):

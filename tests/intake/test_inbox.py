@@ -395,7 +395,8 @@ def test_the_values_of_all_ranks_of_one_save_come_to_the_evaluation_as_its_lines
         os.chown(own[3], USER, USER)
     else:
         own[3].unlink()
-    (work.inbox / f"trained-{'ab' * 8}-4.values").write_text("[")
+    for rank, malformed in enumerate(("[", "[" * 10_000, f'{{"at": 1{"0" * 400}}}'), start=4):
+        (work.inbox / f"trained-{'ab' * 8}-{rank}.values").write_text(malformed)
     other = values(work, 1, 100.0, "cd" * 8)
     for _ in range(2):
         inbox.gather_values([file, file], evaluation)

@@ -51,7 +51,7 @@ class Model(nn.Module):
 
 
 def taken(model: Any, rank: int = 0) -> bytes:
-    return taking.take(model, "/c", 1, rank)._text().encode()
+    return taking.take(model, "/c", 1, "core", rank)._text().encode()
 
 
 def saved(folder: Path, state: State, files: int = 1) -> Path:
@@ -225,7 +225,7 @@ def test_at_most_a_megabyte_is_taken_and_every_row_and_column_may_be_seen() -> N
     for group in json.loads(taken(few))["groups"]:
         assert [row["number"] for row in group["rows"]] == [taking.MOST_VALUES] * 2
     many = {str(i): torch.zeros(300) for i in range(3000)}
-    held = taking.take(many, "/c", 1, 0)
+    held = taking.take(many, "/c", 1, "core", 0)
     assert sum(host.numel() * host.element_size() for _, host in held.groups) <= taking.MOST_BYTES
     (one, two) = read(taken(few))
     assert not torch.equal(one.positions, two.positions)
@@ -286,6 +286,16 @@ def test_what_could_not_be_compared_is_said(tmp_path: Path) -> None:
     said = check(paths, spec, None)
     assert said.startswith(f"{len(state) - 6} of {len(state)} tensors of the checkpoint were compared")
     assert said.endswith("layers.0.q.bias, layers.0.q.weight, layers.1.q.bias and 3 more")
-    for broken in (b"", b"{", b'{"groups": 3}', b'{"groups": [{"dtype": "save"}]}'):
+    (group,) = json.loads(taken(state))["groups"]
+
+    def with_row(**fields: object) -> bytes:
+        rows = [{**row, **fields} for row in group["rows"]]
+        return json.dumps({"groups": [{**group, "rows": rows}]}).encode()
+
+    for broken in (
+        *(b"", b"{", b"[" * 10_000, b'{"groups": 3}', b'{"groups": [{"dtype": "save"}]}'),
+        *(with_row(number=1e999), with_row(first=10**400), with_row(first=0.5), with_row(part=["a"])),
+        *(with_row(names=3), with_row(names=[[]])),
+    ):
         paths.trained_values.write_bytes(broken)
         assert check(paths, spec, None).startswith(("0 of", "what training left"))
