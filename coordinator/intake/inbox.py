@@ -263,6 +263,12 @@ def refusals(paths: WorkPaths, now: float) -> tuple[Refused, ...]:
     return tuple(found.values())
 
 
+def refusal_of(paths: WorkPaths, files: Iterable[str]) -> Refused | None:
+    """Why one of these files of the inbox was refused; None where none was."""
+    names = {Path(file).stem[:MOST_NAME] for file in files}
+    return next((reason for path, reason in _reasons(paths.inbox / "refused") if path.stem in names), None)
+
+
 def parse(text: bytes, path: Path) -> tuple[Notice, str]:
     """(notice, ""), or (what it claims, why it is none). `path`: stands for the checkpoint where `text` names none."""
     try:
@@ -274,6 +280,8 @@ def parse(text: bytes, path: Path) -> tuple[Notice, str]:
         return _claims(text, path), one_line(f"it is no notice of this version ({why})", MOST_SHOWN)
     if notice.command == "evaluate" and not notice.checkpoint:
         return _claims(text, path), "it names no checkpoint"
+    if notice.command == "rescore" and notice.record is None:
+        return notice, "it holds no record of an evaluation"
     return notice, ""
 
 

@@ -394,10 +394,10 @@ class Coordinator(Evaluations):
         elif notice.command == "retry":
             self.revive(name)
             self.retry(name)
-        elif notice.record is not None:
-            self.accept_or_wait(notice.record)
-        else:
+        elif notice.command == "release":
             self.cordon(notice.nodes, clock.now() + notice.seconds)
+        elif notice.record is not None:  # `rescore`, which is refused without one
+            self.accept_or_wait(notice.record)
 
     # --- run ---------------------------------------------------------------------------------------------------------
 

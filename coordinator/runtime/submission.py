@@ -132,11 +132,13 @@ def has_ended(settings: Config, submission: Submission) -> bool:
 
 def _check_begun(paths: WorkPaths, submission: Submission) -> None:
     """OperatorError unless its evaluation has begun meanwhile."""
+    name = submission.evaluation_id
+    if refusal := inbox.refusal_of(paths, submission.sent):  # also of a command, which names no checkpoint
+        raise OperatorError(f"{refusal.checkpoint or name} was refused: {refusal.why}")
     key = (submission.checkpoint, submission.suite)
     for refused in pending.read(paths, time.time()).refused:
         if (refused.checkpoint, refused.suite) == key:
             raise OperatorError(f"{refused.checkpoint} was refused: {refused.why}")
-    name = submission.evaluation_id
     stem = name.rpartition("-")[0]
     # listing the folder makes NFS show evaluations of another host
     records = [

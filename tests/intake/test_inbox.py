@@ -91,6 +91,8 @@ OWN: dict[str, Row] = {
     "retry of a damaged journal": ({"command": "retry", "evaluation_id": DAMAGED}, "refused: "),
     "a cordon without end": ('{"command": "release", "nodes": ["n2", "\\u001b[2J", "a b"], "seconds": 1e999}', "refused: "),
     "a cordon that never began": ({"command": "release", "nodes": ["n2", "\x1b[2J", "a b"], "seconds": -1e308}, "obeyed"),
+    "a rescore without a record": ({"command": "rescore", "nodes": ["n1"]}, "refused: it holds no record of an evaluation"),
+    "a release with a record": ({"command": "release", "record": record().model_dump(mode="json")}, "obeyed"),
     "a cordon of what is no node": ({"command": "release", "nodes": ["n2", "\x1b[2J", "a b"], "seconds": 0.5}, "obeyed"),
 }
 MEMBERS: dict[str, Row] = {
@@ -207,6 +209,7 @@ def test_each_file_is_taken_waits_is_refused_or_left_as_its_row_says(
     assert (tmp_path / "stranger" / "journal.jsonl").read_bytes() == before
     assert [entry.name for entry in (tmp_path / "stranger").iterdir()] == ["journal.jsonl"]
     assert "n1" in cordons.read(ears.paths.nodes, time.time())
+    assert record().evaluation_id not in ears.coordinator.running
     json.loads(ears.paths.nodes.read_text(), parse_constant=pytest.fail)
     lines = [entry.getMessage() for entry in caplog.records]
     refused = [name for name, what in found.items() if what.startswith("refused")]

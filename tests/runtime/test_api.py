@@ -247,6 +247,12 @@ def test_wait_follows_a_submission_from_the_notice_to_a_refusal_or_the_timeout(t
         ears.tick()
         with pytest.raises(OperatorError, match="/none was refused: "):
             evalspan.wait(bad, timeout=0)
+    file = str(inbox.leave(paths, inbox.Notice(command="rescore", evaluation_id="again-0")))
+    again = bad.model_copy(update={"evaluation_id": "again-0", "checkpoint": "", "sent": (file,)})
+    waits(again)
+    ears.tick()
+    with pytest.raises(OperatorError, match="again-0 was refused: it holds no record"):
+        evalspan.wait(again, timeout=0)
 
 
 @pytest.mark.usefixtures("own_settings")
