@@ -154,7 +154,11 @@ def score_key(task: Any, groups: Mapping[str, Any], modules: Iterable[str]) -> s
 
 
 def _code(path: Path) -> str:
-    return hashlib.sha256(ast.dump(ast.parse(path.read_bytes())).encode()).hexdigest()
+    """A digest that knows a comment from code; of a file that is no Python of this version, of its bytes."""
+    code = path.read_bytes()
+    with contextlib.suppress(SyntaxError, ValueError):
+        code = ast.dump(ast.parse(code)).encode()
+    return hashlib.sha256(code).hexdigest()
 
 
 def _tokenizer_digest(tokenizer: Any) -> str:

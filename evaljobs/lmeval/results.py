@@ -6,7 +6,7 @@ tasks. Called from the coordinator's `runtime.finalize` and from `scoring.score`
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from evaljobs.contract.columns import SUITE_MEAN
@@ -61,55 +61,48 @@ def add_suite_groups(
 
     `suite`: name and group of each entry; `scores`: the score files of the scored ones, by index. The mean is over the
     group's entries, of each its first metric of which higher is better; entries that have none are left out. A group is
-    left out while an entry has no score.
+    left out while an entry has no score, and is "name#2" where lm-eval has a task or group of its name.
     """
+    merged = dict(zip(scores, merged_names(list(scores.values())), strict=True))
     for group in dict.fromkeys(group for _, group in suite if group):
-        members = [index for index, (_, its) in enumerate(suite) if its == group]
-        if not scores.keys() >= set(members):
+        entries = [index for index, (_, its) in enumerate(suite) if its == group]
+        if not scores.keys() >= set(entries):
             continue
-        values = [_first_value(scores[index], suite[index][0]) for index in members]
-        known = [value for value in values if value is not None]
-        if not known:
+        tops = {index: _tops(scores[index]) for index in entries}
+        mean = _mean(_mean(_value(scores[index], name) for name in names) for index, names in tops.items())
+        if mean is None:
             continue
-        row = {"alias": group, SUITE_MEAN: sum(known) / len(known)}
-        results.setdefault("groups", {})[group] = row
-        results["results"][group] = row
-        names = [suite[index][0] for index in members]
         below = results["group_subtasks"]
-        below |= {
-            name: _tasks(scores[index])
-            for index, name in zip(members, names, strict=True)
-            if name not in below
-        }
-        below[group] = names
+        named = (group, *(f"{group}#{number}" for number in range(2, len(below) + 3)))
+        name = next(one for one in named if one not in results["results"] and one not in below)
+        row = {"alias": name, SUITE_MEAN: mean}
+        results.setdefault("groups", {})[name] = row
+        results["results"][name] = row
+        below[name] = [merged[index][top] for index, names in tops.items() for top in names]
 
 
-def _tasks(score: Mapping[str, Any]) -> list[str]:
-    """Leaf tasks of an entry; none of one that is a leaf task itself."""
-    leaves = [name for name in score["results"] if not score.get("group_subtasks", {}).get(name)]
-    return leaves if len(leaves) > 1 else []
+def _tops(score: Mapping[str, Any]) -> list[str]:
+    """What stands in no group of an entry: its task or group; of a tag its tasks."""
+    groups: Mapping[str, Sequence[str]] = score.get("group_subtasks", {})
+    inside = {name for members in groups.values() for name in members}
+    return [name for name in {**groups, **score["results"]} if name not in inside]
 
 
-def _first_value(score: Mapping[str, Any], entry: str) -> float | None:
-    """An entry's first metric of which higher is better; of a tag, which has no score, the mean over its tasks."""
-    results: Mapping[str, Mapping[str, Any]] = score.get("results", {})
-    if entry not in results or not any("," in key for key in results[entry]):
-        values = [
-            _first_value(score, task) for task in results if task != entry and "," in " ".join(results[task])
-        ]
-        known = [value for value in values if value is not None]
-        return sum(known) / len(known) if known else None
-    higher: Mapping[str, bool] = score.get("higher_is_better", {}).get(entry, {})
-    for key, value in results[entry].items():
-        metric, _, which = key.partition(",")
-        if (
-            which
-            and not metric.endswith("_stderr")
-            and isinstance(value, int | float)
-            and higher.get(metric, True)
-        ):
+def _value(score: Mapping[str, Any], name: str) -> float | None:
+    """A task's or group's first metric of which higher is better; of a group without metrics, the mean of its members."""
+    higher: Mapping[str, bool] = score.get("higher_is_better", {}).get(name, {})
+    rows = {k: v for k, v in score["results"].get(name, {}).items() if "," in k and "_stderr," not in k}
+    for key, value in rows.items():
+        if isinstance(value, int | float) and higher.get(key.partition(",")[0], True):
             return float(value)
-    return None
+    return (
+        None if rows else _mean(_value(score, one) for one in score.get("group_subtasks", {}).get(name, ()))
+    )
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
 
 
 def merged_names(scores: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:

@@ -101,8 +101,8 @@ def program_key(candidate: str, reference: str, timeout: float) -> str:
 def problem(program: Program) -> str | None:
     """The fault of a program's record, None if it has none."""
     kinds = [program.test is not None, program.test_list is not None, program.stdout is not None]
-    if sum(kinds) != 1:
-        return "exactly one of test, test_list and stdout is needed"
+    if sum(kinds) != 1 or isinstance(program.test_list, str):
+        return "exactly one of test, test_list (a list of texts) and stdout is needed"
     if program.entry_point is not None and (program.test is None or not program.entry_point.isidentifier()):
         return "entry_point must be a Python name and goes with test"
     if not math.isfinite(program.timeout_seconds) or not 0 < program.timeout_seconds <= MAX_TIMEOUT:

@@ -87,6 +87,7 @@ def same_file(descriptor: int, path: Path) -> bool:
 
 
 HOME = re.compile(r"evalspan-\d+")
+LOCK_SECONDS = 60.0  # longest wait for another process that changes names in a home
 
 
 def home_name(uid: int) -> str:
@@ -107,12 +108,23 @@ def locked_home(root: str | Path, *, create: bool = False) -> Iterator[Path]:
                     home.mkdir(mode=0o700)
             folder = _open_home(home)
             stack.callback(os.close, folder)
-            fcntl.flock(folder, fcntl.LOCK_EX)  # names are changed in milliseconds, or in a reader's patience
+            _lock(folder, home)
             if same_file(folder, home):  # a process that empties a home removes it
                 break
         yield home
         if not any(home.iterdir()):
             home.rmdir()
+
+
+def _lock(folder: int, home: Path) -> None:
+    """Names are changed in milliseconds, or in a reader's patience; a process that is suspended holds the lock for longer."""
+    until = time.monotonic() + LOCK_SECONDS
+    while not try_flock(folder):
+        if time.monotonic() > until:
+            raise Refused(
+                f"{home} has been locked by another process for {LOCK_SECONDS:.0f} s: is a job suspended?"
+            )
+        time.sleep(0.02)
 
 
 def _open_home(home: Path) -> int:

@@ -264,8 +264,9 @@ def test_killed_it_leaves_nothing_on_this_machine_and_run_again_it_resumes(
     runs what is left, and no more, though a trial dies by SIGKILL and Redis comes back empty. One that is started before that
     is refused in one line.
     """
-    site, command = local_site, local_site.evaluate("--shards-per-task", "4")
-    site.pause_a_trial(after=1)
+    # one slot: beside a trial that stands still, another would end all
+    site, command = local_site, local_site.evaluate("--shards-per-task", "4", "--slots", "1")
+    site.pause_a_trial(after=2)
     first = site.start(command)
     wait(lambda: site.paused() and site.dumped() >= 2, first)
     refused = site.run(command)

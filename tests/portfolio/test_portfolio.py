@@ -42,12 +42,16 @@ def test_a_group_of_a_suite_has_the_mean_of_its_entries() -> None:
             "higher_is_better": {"pages": {"perplexity": False}},
         },
     }
-    suite = [("one", "g"), ("many", "g"), ("tag", "g"), ("alone", None), ("pages", "g"), ("failed", "h")]
+    entries = ["one", "many", "tag", "alone", "pages", "folder/file.yaml", "failed"]
+    scores[5] = score("file", {"e": 0.9})
+    suite = list(zip(entries, ["g", "g", "g", None, "g", "a", "h"], strict=True))
     results = merge_results(list(scores.values()))
     add_suite_groups(results, suite, scores)
     assert results["groups"]["g"]["mean,none"] == pytest.approx((0.5 + 0.75 + 0.3) / 3)
-    assert results["group_subtasks"]["g"] == ["one", "many", "tag", "pages"]
-    assert results["group_subtasks"]["tag"] == ["c", "d"]
+    assert results["group_subtasks"]["g"] == ["one", "many", "c", "d", "pages"]
+    # a task of lm-eval's has that name
+    assert (results["results"]["a"]["acc,none"], results["groups"]["a#2"]["mean,none"]) == (0.0, 0.9)
+    assert results["group_subtasks"]["a#2"] == ["e"]
     assert "h" not in results["groups"]  # an entry without a score: no mean of the others
 
 

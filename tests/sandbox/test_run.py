@@ -225,6 +225,7 @@ BAD_LINES = [
     b'{"id": "x"}',
     b'{"id": "x", "code": 5, "test": "pass"}',
     b'{"id": "x", "code": "", "test": "pass", "test_list": ["pass"]}',
+    b'{"id": "x", "code": "", "test_list": "pass"}',
     b'{"id": "x", "code": "", "test": "pass", "timeout_seconds": -1}',
     b'{"id": "x", "code": "", "test": "pass", "timeout_seconds": NaN}',
     b'{"id": "x", "code": "", "test": "pass", "timeout_seconds": "3"}',
