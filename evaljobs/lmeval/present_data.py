@@ -21,35 +21,44 @@ from evaljobs.lmeval.source_files import Digests
 
 @contextlib.contextmanager
 def made_anew() -> Iterator[None]:
-    """Inside the block `datasets` gives the data of now. What it makes lies in a folder that goes with the block."""
+    """Inside the block `datasets` gives the data of now. What it makes lies in a folder that goes with the block.
+
+    So a second `map` of the same data finds the first one's result, as in a process of lm_eval with an empty cache: GPQA
+    shuffles its answers in one, and lm-eval calls it for each split.
+    """
     import datasets  # noqa: PLC0415
     from datasets import fingerprint  # noqa: PLC0415
 
     _count_by_content()
     generate = datasets.Dataset.from_generator
+    cached = datasets.Dataset._get_cache_file_path  # noqa: SLF001
     before = fingerprint._TEMP_DIR_FOR_TEMP_CACHE_FILES  # noqa: SLF001 (there is no public name for it)
     # not left to the end of the process: a metric worker's child ends at once
     with tempfile.TemporaryDirectory(prefix="evalspan-data-", ignore_cleanup_errors=True) as folder:
+
+        def place(self: Any, made: str) -> str:
+            kept = datasets.is_caching_enabled() and self.cache_files
+            return f"{folder}/cache-{made if kept else fingerprint.generate_random_fingerprint()}.arrow"
 
         def anew(*arguments: Any, **more: Any) -> Any:
             return generate(*arguments, **{**more, "cache_dir": tempfile.mkdtemp(dir=folder)})
 
         datasets.Dataset.from_generator = staticmethod(anew)
+        datasets.Dataset._get_cache_file_path = place  # noqa: SLF001
         fingerprint._TEMP_DIR_FOR_TEMP_CACHE_FILES = SimpleNamespace(name=folder)  # noqa: SLF001
         try:
             yield
         finally:
             datasets.Dataset.from_generator = staticmethod(generate)
+            datasets.Dataset._get_cache_file_path = cached  # noqa: SLF001
             fingerprint._TEMP_DIR_FOR_TEMP_CACHE_FILES = before  # noqa: SLF001
 
 
 @functools.cache
 def _count_by_content() -> None:
-    """Change `datasets` in this process, once: no result of `map` is kept, and a local file counts by its content."""
-    import datasets  # noqa: PLC0415
+    """Change `datasets` in this process, once: a local file counts by its content."""
     from datasets import data_files  # noqa: PLC0415
 
-    datasets.disable_caching()
     origin = data_files._get_single_origin_metadata  # noqa: SLF001 (there is no public name for it)
 
     def by_content(data_file: str, *arguments: Any, **more: Any) -> Any:
