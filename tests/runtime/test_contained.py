@@ -42,7 +42,7 @@ from evaljobs.contract.paths import EvaluationPaths
 
 GOOD, BAD = "ckpt-good-00000001", "ckpt-bad-00000002"
 NO_EVENT = b'{"kind": "of-another-version"}\n'
-FIELDS = "b595d5cb"
+FIELDS = "f134f7a0"
 
 
 def named(name):

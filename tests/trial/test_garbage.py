@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -14,13 +15,14 @@ class Kept:
         write(1, b"freed")
 kept = Kept()
 atexit.register(lambda: print(gc.get_stats()[2]["collections"], "collections", flush=True))
-sys.argv = ["evaljobs", "tasks", "--name", "quickstart_mmlu", "--include-path", sys.argv[1]]
+sys.argv = ["evaljobs", "tasks", sys.argv[1]]
 runpy.run_module("evaljobs", run_name="__main__", alter_sys=True)
 """
 
 
 def test_a_job_neither_collects_nor_frees_what_it_has_imported() -> None:
     """The oldest generation is what was imported so far. Exit handlers run, then the process ends."""
-    argv = [sys.executable, "-c", CODE, "evaljobs/suites/quickstart"]
+    asked = json.dumps({"include_path": ["evaljobs/suites/quickstart"], "names": ["quickstart_mmlu"]})
+    argv = [sys.executable, "-c", CODE, asked]
     done = subprocess.run(argv, capture_output=True, text=True, check=True, cwd=ROOT)
     assert done.stdout.splitlines()[-1] == "0 collections", done.stdout
