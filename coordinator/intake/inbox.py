@@ -48,7 +48,7 @@ REFUSED_SECONDS = 7 * 86400.0  # a refusal is kept and shown for so long
 LEFT_SECONDS = {
     ".tmp": UNFINISHED_SECONDS,
     ".values": REFUSED_SECONDS,
-}  # by suffix: a file that nobody needs after so long
+}  # by suffix: a file that no notice names is removed after so many seconds
 MOST_VALUES_BYTES = 4 << 20  # of a rank's file of trained values: 1 MiB as base64, and its rows
 SAME_SAVE_SECONDS = (
     60.0  # ranks take the values of one save within this time: an earlier run may have left its own

@@ -68,7 +68,7 @@ class EvaluationPaths:
         # File WORK_DIR/ID/status.json: summary, all that is shown of the evaluation: how far it is, what it waits for, why it
         # is parked, scores and costs | the coordinator | kept
         self.status = self.root / "status.json"
-        # File WORK_DIR/ID/paired.json: variances of the scores' differences to the checkpoint before | whoever first shows the
+        # File WORK_DIR/ID/paired.json: variances of the scores' differences to the checkpoint before | the first process that shows the
         # series | may be removed
         self.paired = self.root / "paired.json"
         # File WORK_DIR/ID/places.json: further folders of the checkpoint: a copy with the same name, content and times is the
