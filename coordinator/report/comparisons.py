@@ -49,11 +49,14 @@ def plot(curves: Sequence[Curve], width: int, *, ascii_only: bool = False) -> It
     Points whose value is not finite are not drawn; a single checkpoint has no chart.
     """
     import plotext  # noqa: PLC0415 (other commands start without it)
+    from plotext import _utility  # noqa: PLC0415
 
     drawn = [(c, [p for p in c.points if isfinite(p.value)]) for c in curves]
     places = _places([p for _, points in drawn for p in points])
     if len(places) < 2:
         return
+    # plotext's own goes through a set: the labels that find room changed with Python's hash seed.
+    _utility.no_duplicates = lambda data: list(dict.fromkeys(data))
     plotext.clear_figure()
     plotext.theme("clear")
     plotext.limit_size(False, False)
