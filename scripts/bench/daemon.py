@@ -8,14 +8,12 @@ core and the memory of a daemon with nothing to do.
 --status N, and nothing else then: CPU seconds of `evalspan status` with Python's start, over N evaluations, one of them
 open with such a journal.
 --scale, and nothing else then: `--evaluations` at once on a cluster of `--nodes`, with an engine that holds its GPU for drawn
-seconds. A checkpoint is announced every two seconds. --answer has each Slurm command of the daemon take so many seconds
-more, --freeze stops slurmctld itself for so long. The daemon gets the CPU time that it asks for: at a site the nodes'
-trials run on other machines.
+seconds. --answer has each Slurm command of the daemon take so many seconds more. The daemon gets the CPU time that it asks
+for: at a site the nodes' trials run on other machines.
 """
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
 import os
@@ -24,7 +22,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -56,7 +53,6 @@ GPUS, CPU_NODES = 8, 2
 WHOLE = ("request-sets-found", "nodes-offered", "planned")  # each comes once and carries all nodes or shards
 POLL_SECONDS = 10.0  # of the daemon that is watched: the default, as a site would have it
 DRAWN = {"batches": 24, "batch_seconds": 1.0, "trials_each": 12, "seed": 1}  # of --scale
-FREEZE_AT_SECONDS = 20.0  # after the daemon's start
 PATIENCE_SECONDS = 3600
 Row = dict[str, Any]
 
@@ -171,7 +167,7 @@ def gaps(site: Site) -> list[float]:
 
 def daemon(where: Place, idle_seconds: float) -> Iterator[Row]:
     """One evaluation through a daemon, then silence."""
-    site = Site.make(where, "bench", daemon=True)
+    site = Site.make(where, "bench")
     config = site.folder / "evalspan.toml"
     config.write_text(config.read_text().replace("poll_seconds = 1.0", f"poll_seconds = {POLL_SECONDS}"))
     on_slurm.count_commands(site)
@@ -213,27 +209,17 @@ def scale(options: Options) -> Iterator[Row]:
     sizes = {"evaluations": options.evaluations, "tasks": options.tasks}
     with dev_cluster(nodes=options.nodes, gpus=GPUS, cpu_nodes=CPU_NODES) as cluster:
         site = on_slurm.furnished(cluster, "scale", sizes | DRAWN, options.answer)
-        with disturbed(options, site):
-            costs = on_slurm.run_daemon(site, seconds=PATIENCE_SECONDS, own_machine=True)
-        broken = [
-            f"{folder.name}: {law}" for folder in site.evaluations() for law in laws_broken(site, folder, {})
-        ]
+        costs = on_slurm.run_daemon(site, seconds=PATIENCE_SECONDS, own_machine=True)
+        broken = [f"{f.name}: {law}" for f in site.evaluations() for law in laws_broken(site.events(f))]
         due, scored, counted = documents(site)
         submissions = submissions_of(site)
-        heard = json.loads((site.folder / "notices.json").read_text())
-    # those of before the daemon's first look are counted from that
-    waits = [max(0.0, end - max(at, costs["looked_at"])) for at, end in heard if end is not None]
-    yield row(
-        "documents lost or doubled", abs(due * options.evaluations - counted), 0, of=due * options.evaluations
-    )
+    lost = abs(due * options.evaluations - counted)
+    yield row("documents lost or doubled", lost, 0, of=due * options.evaluations)
     yield row("tasks without a score", options.evaluations * options.tasks - scored, 0)
     yield row("laws broken", len(broken), 0, which=broken[:20])
-    yield row("notices lost", len(heard) - len(waits), 0, of=len(heard))
-    yield row("seconds until a notice is picked up, longest", max(waits), 2.0, **spread(waits))
-    yield row("seconds of a turn of the loop, 99th percentile", costs["turns"]["p99"], 1.0, **costs["turns"])
-    yield row(
-        "submissions a node and evaluation, mean", statistics.mean(submissions), 2, most=max(submissions)
-    )
+    yield row("seconds of a turn of the loop, 99th percentile", costs["turns"]["p99"], 1.0, **costs)
+    mean = statistics.mean(submissions)
+    yield row("submissions a node and evaluation, mean", mean, 2, most=max(submissions))
 
 
 def documents(site: Site) -> tuple[int, int, int]:
@@ -261,38 +247,9 @@ def submissions_of(site: Site) -> list[int]:
     return list(found.values())
 
 
-@contextlib.contextmanager
-def disturbed(options: Options, site: Site) -> Iterator[None]:
-    """Announce checkpoints all the while; stop slurmctld once, where that is asked for."""
-    argv = [site.cluster.python, "-m", "bench.notices", str(site.folder)]
-    over = threading.Event()
-
-    def freeze() -> None:
-        if options.freeze and not over.wait(FREEZE_AT_SECONDS):
-            site.cluster.freeze_controller()
-            over.wait(options.freeze)
-            site.cluster.thaw_controller()
-
-    freezer = threading.Thread(target=freeze)
-    with (site.folder / "announcer.log").open("w") as log:
-        argv = site.cluster.user_argv(argv, cwd=site.folder)
-        announcer = subprocess.Popen(argv, env=on_slurm.environment(site), stderr=log)
-    freezer.start()
-    try:
-        with on_slurm.first_on_the_machine(announcer.pid):  # else it would measure its own wait for the CPU
-            yield
-    finally:
-        over.set()
-        announcer.terminate()
-        announcer.wait()
-        freezer.join()
-
-
 def measure(options: Options) -> tuple[Row, bool]:
     if options.scale:
-        return targets(
-            list(scale(options)), nodes=options.nodes, answer=options.answer, freeze=options.freeze
-        )
+        return targets(list(scale(options)), nodes=options.nodes, answer=options.answer)
     if options.status:
         return targets([status(options)])
     rows = [events(options), replay(options)]
@@ -312,7 +269,6 @@ OPTIONS = (
     option("--evaluations", 20, "scale: evaluations at once"),
     option("--tasks", 60, "scale: of an evaluation"),
     option("--answer", 0.0, "scale: seconds that each Slurm command takes more"),
-    option("--freeze", 0.0, "scale: seconds for which slurmctld is stopped"),
 )
 
 

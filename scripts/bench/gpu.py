@@ -1,65 +1,262 @@
-"""scripts/bench_gpu: seconds, bytes a second and digits on this machine's GPU, beside lm_eval. Needs no network.
+"""scripts/bench_gpu: seconds and digits on this machine's GPU, beside lm_eval. Needs no network.
 
 Parts: load (storage to /dev/shm to device), exact (evalspan beside `lm_eval run`, digit by digit), fast (mode = "fast"
 beside exact), vllm (beside `lm_eval run --model vllm`), two-gpus (a trial on two GPUs). The tasks are the quickstart
 suite's. Without --model the model has random weights: its seconds are real, its scores mean nothing.
 
-A part that fails has its error in the table, and the others go on. Writes the table to bench_gpu.md in --out, too. Exit
-status 1 where a part failed or exact digits are not lm_eval's.
-Without a GPU it says so and runs in small, on the CPU.
+A part that fails gives its error, one that cannot run here its reason, and the others go on. Exit status 1 where a part
+failed or exact digits are not lm_eval's. Without a GPU it says so and runs in small, on the CPU.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from bench.gpu_parts import PARTS
-from bench.harness import Options, command, option, say
+from support.exactness import tiny_model
+
+from bench import staging
+from bench.harness import ROOT, Options, RunError, command, option, say
 from coordinator.base.version import version_text
 from coordinator.cluster.local import gpu_names
+from coordinator.intake.checkpoint import inspect
+from evaljobs.contract.paths import WorkPaths
+from evaljobs.staging import precursor
+from priors import table
 
+TASKS = ROOT / "evaljobs" / "suites" / "quickstart"
+KINDS = ("quickstart_mmlu", "quickstart_gsm8k", "bench_pages", "quickstart_hellaswag")
+LIKELIHOODS = (KINDS[0], KINDS[-1])
 OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+# LlamaConfig's fields: in small, and of 1 billion parameters
+SMALL = {"hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 4, "vocabulary": 4096}
+LARGE = {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "vocabulary": 32768}
+LARGE |= {"num_attention_heads": 32, "num_key_value_heads": 8}
+TRIAL = """
+import json, time; a = time.perf_counter()
+import sys
+from evaljobs.trial.engines import loading
+from evaljobs.contract.specs import ModelOptions
+loaded = loading.load(sys.argv[1], ModelOptions(device=sys.argv[2]), 1).loaded
+print(json.dumps([time.perf_counter() - a, loaded.import_seconds, loaded.load_seconds]))
+"""
+Row = dict[str, Any]
 
 
-def run_part(name: str, given: Options) -> dict[str, Any]:
-    """A part's rows, or why it has none, with what it took. Nothing of it is left in /dev/shm."""
-    say(f"== {name}")
+# --- the two commands ------------------------------------------------------------------------------------------------
+
+
+class Ran(NamedTuple):
+    """What a command gave. `answers`: (task, document) -> the values of its answers, as the samples hold them.
+
+    `learnt`: of evalspan, what its priors learnt: task -> (seconds of inference, padded prompt tokens).
+    """
+
+    seconds: float
+    scores: dict[str, dict[str, float]]
+    answers: dict[tuple[str, int], list[str]]
+    learnt: Mapping[str, tuple[float, int]] = {}
+
+    def row(self, what: str) -> Row:
+        return {"what": what, "seconds": self.seconds, "learnt": self.learnt}
+
+
+def suite(given: Options, name: str, kinds: Sequence[str] = KINDS, shots: int = 0, **settings: Any) -> Path:
+    """A suite file in a new folder of this name, with all tasks' files beside it."""
+    folder = Path(given.folder) / name
+    shutil.copytree(TASKS, folder / "tasks")
+    shutil.copy(Path(__file__).with_name("pages.yaml"), folder / "tasks")
+    for file in (folder / "tasks").glob("*.yaml"):  # lm-eval changes no 0 of a task's own by a setting
+        file.write_text(file.read_text().replace("num_fewshot: 0", f"num_fewshot: {shots}"))
+    lines = ['name = "bench"', f"include_path = [{json.dumps(str(folder / 'tasks'))}]"]
+    lines += [f"{key} = {json.dumps(value)}" for key, value in settings.items()]
+    lines += [f'[[task]]\nname = "{kind}"\nlimit = {given.limit}' for kind in kinds]
+    (folder / "bench.toml").write_text("\n".join(lines) + "\n")
+    return folder / "bench.toml"
+
+
+def evalspan(given: Options, file: Path, *flags: str, gpus: int = 1, **trial: str) -> Ran:
+    """`evalspan eval` of a suite file in one trial, in a work folder beside it. `trial`: settings of [trial], as TOML."""
+    weights = sum(place.stat().st_size for place in Path(given.model).glob("*.safetensors"))
+    own = {"device": f'"{given.device}"', "gpus_per_trial": gpus, "memory_mb": 8000 + weights // 500_000}
+    own |= {"threads": 1} if given.device == "cpu" else {}
+    config, work = file.with_name("evalspan.toml"), file.with_name("work")
+    lines = [f"[stage]\nroots = [{json.dumps(given.memory)}]\n[trial]"]
+    config.write_text("\n".join([*lines, *(f"{key} = {value}" for key, value in (own | trial).items())]))
+    words = ["eval", given.model, "--suite", file, "--work-dir", work, "--config", config, "--slots", gpus]
+    seconds = timed_command(given, "evalspan", [*words, *flags], work.with_suffix(".log"))
+    known = table.read(WorkPaths(work).observations)
+    learnt = {one.task: (one.inference_seconds, one.prefill_tokens) for one in known}
+    return Ran(seconds, scores_of(work.glob("*/results.json")), answers(work), learnt)
+
+
+def lm_eval(
+    given: Options, file: Path, model: str = "hf", model_args: str = "", python: str = sys.executable
+) -> Ran:
+    """`lm_eval run` of the same tasks, in two commands: lm-eval would mix tasks of one kind in its batches."""
+    out, seconds = file.with_name("lm_eval"), 0.0
+    out.mkdir()
+    words = ["run", "--model", model, "--device", given.device, "--log_samples", "--limit", given.limit]
+    words += [
+        "--model_args",
+        f"pretrained={given.model}{model_args}",
+        "--include_path",
+        file.with_name("tasks"),
+    ]
+    words += ["--batch_size", "auto" if model == "vllm" else given.batch_size]
+    for kinds in (KINDS[:-1], KINDS[-1:]):
+        own = ["--tasks", *kinds, "--output_path", out / kinds[0]]
+        seconds += timed_command(given, "lm_eval", [*words, *own], out / f"{kinds[0]}.log", python)
+    return Ran(seconds, scores_of(out.glob("**/results_*.json")), answers(out))
+
+
+def timed_command(
+    given: Options, name: str, words: Sequence[object], log: Path, python: str = sys.executable
+) -> float:
+    """Seconds of a command that stands beside an interpreter. RunError where it fails."""
+    argv, started = [str(Path(python).with_name(name)), *map(str, words)], time.perf_counter()
+    with log.open("ab") as out:
+        how: dict[str, Any] = {"cwd": log.parent, "stdout": out, "stderr": out, "timeout": given.seconds}
+        code = subprocess.run(argv, check=False, **how).returncode
+    if code:
+        raise RunError(f"{' '.join(argv)} ended with {code}: {log.read_text(errors='replace')[-2000:]}")
+    return time.perf_counter() - started
+
+
+def scores_of(files: Any) -> dict[str, dict[str, float]]:
+    """Numbers of each task: its metrics and their standard errors."""
+    tables = [json.loads(place.read_text())["results"] for place in files]
+    found = {task: metrics for each in tables for task, metrics in each.items()}
+    return {task: {k: v for k, v in row.items() if isinstance(v, float)} for task, row in found.items()}
+
+
+def answers(folder: Path) -> dict[tuple[str, int], list[str]]:
+    def leaves(value: Any) -> list[str]:
+        return [leaf for one in value for leaf in leaves(one)] if isinstance(value, list) else [value]
+
+    files = [(task, file) for task in KINDS for file in folder.glob(f"**/samples_{task}_*.jsonl")]
+    samples = [(task, json.loads(line)) for task, file in files for line in file.read_text().splitlines()]
+    return {(task, sample["doc_id"]): leaves(sample["resps"]) for task, sample in samples}
+
+
+def difference(ours: Ran, theirs: Ran, *, due: bool = False) -> Row:
+    """A row of how many documents' answers differ, and the first pair that does. `due`: equal digits are due."""
+    if ours.answers.keys() != theirs.answers.keys() or not ours.answers:
+        raise RunError(f"not the same documents were answered: {len(ours.answers)}, {len(theirs.answers)}")
+    other = sorted(key for key in ours.answers if ours.answers[key] != theirs.answers[key])
+    scores = [task for task in theirs.scores if ours.scores.get(task) != theirs.scores[task]]
+    found = {"documents": len(ours.answers), "other_answers": len(other), "other_scores": scores}
+    if other:
+        both = zip(ours.answers[other[0]], theirs.answers[other[0]], strict=True)
+        found["first"] = [*other[0], *next(pair for pair in both if len({*pair}) > 1)]
+    return {"what": "differences", **found, **({"met": not (other or scores)} if due else {})}
+
+
+# --- parts -----------------------------------------------------------------------------------------------------------
+
+
+def make_model(given: Options) -> list[Row]:
+    """A Llama with random weights in bfloat16, and a tokenizer trained on the shipped tasks' texts."""
+    lines = [x for file in sorted((TASKS / "data").glob("*.jsonl")) for x in file.read_text().splitlines()]
+    how = {"dtype": "bfloat16", "files_of": "1GB", "initializer_range": 0.05, "max_position_embeddings": 4096}
+    tiny_model.make(Path(given.model), lines, **how, **(SMALL if given.small else LARGE))
+    return []
+
+
+def load(given: Options) -> list[Row]:
+    """Seconds of staging, and of a trial's start with its import and load, from node memory and from storage; the best round.
+
+    Before each round from storage the weights are dropped from the page cache, as far as their file system does that.
+    """
+    bench = staging.Bench(Path(given.folder), Path(given.memory), inspect(Path(given.model)))
+
+    def best(what: str, work: Callable[[], list[float]], *, cold: bool) -> Row:
+        rounds = []
+        for _ in range(given.rounds):
+            for file in bench.weights if cold else ():
+                with file.open("rb") as opened:
+                    os.fsync(opened.fileno())
+                    os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            rounds.append(work())
+        seconds, *parts = min(rounds)
+        return {"what": what, "seconds": seconds, "import_and_load": parts, "bytes": bench.checkpoint.bytes}
+
+    rows = [best("cold storage to /dev/shm", lambda: [bench.staged()], cold=True)]
+    rows.append(best("storage in the page cache to /dev/shm", lambda: [bench.staged()], cold=False))
+    holding = precursor.stage_only(bench.spec("held"))
+    try:
+        for name, place in (("/dev/shm", holding.staged.path), ("cold storage", given.model)):
+            trial = partial(start_of_a_trial, given, str(place))
+            rows.append(best(f"a trial's process, from {name}", trial, cold=place == given.model))
+    finally:
+        precursor.clear(holding, "bench")
+    return rows
+
+
+def start_of_a_trial(given: Options, model: str) -> list[float]:
+    """Seconds of an interpreter that loads the model as a trial does, and of these those of import and load."""
+    argv = [sys.executable, "-c", TRIAL, model, given.device]
+    done = subprocess.run(argv, check=True, stdout=subprocess.PIPE, timeout=given.seconds)
+    return list(json.loads(done.stdout.splitlines()[-1]))
+
+
+def exact(given: Options) -> list[Row]:
+    file = suite(given, "exact", batch_size=given.batch_size)
+    ours, theirs = evalspan(given, file), lm_eval(given, file)
+    return [ours.row("evalspan eval"), theirs.row("lm_eval run"), difference(ours, theirs, due=True)]
+
+
+def fast(given: Options) -> list[Row]:
+    what = {"kinds": LIKELIHOODS, "shots": given.shots, "batch_size": given.batch_size}
+    ran = evalspan(given, suite(given, "exact", **what))
+    faster = evalspan(given, suite(given, "fast", **what, mode="fast"))
+    return [ran.row("exact"), faster.row("fast"), difference(faster, ran)]
+
+
+def vllm(given: Options) -> list[Row] | str:
+    if given.vllm_python is None:
+        return "no interpreter with vLLM was given (--vllm-python)"
+    file, python = suite(given, "vllm", batch_size="auto"), given.vllm_python
+    ours = evalspan(given, file, "--shards-per-task", "1", engine='"vllm"', python=json.dumps(python))
+    theirs = lm_eval(given, file, "vllm", python=python)
+    return [ours.row("evalspan eval"), theirs.row("lm_eval run --model vllm"), difference(ours, theirs)]
+
+
+def two_gpus(given: Options) -> list[Row] | str:
+    if given.gpus < 2:
+        return f"needs two GPUs; this machine has {given.gpus}"
+    file = suite(given, "two", batch_size=given.batch_size)
+    ours = evalspan(given, file, gpus=2, model_args="{ parallelize = true }")
+    theirs = lm_eval(given, file, model_args=",parallelize=True")
+    return [ours.row("evalspan eval"), theirs.row("lm_eval run"), difference(ours, theirs, due=True)]
+
+
+PARTS = {"load": load, "exact": exact, "fast": fast, "vllm": vllm, "two-gpus": two_gpus}
+
+
+def run_part(part: Callable[[Options], list[Row] | str], given: Options) -> dict[str, Any]:
+    """A part's rows, or why it has none. Nothing of it is left in /dev/shm."""
     for folder in (given.folder, given.memory):
         Path(folder).mkdir()
-    started = time.monotonic()
     try:
-        rows = PARTS[name](given)
+        rows = part(given)
         found: dict[str, Any] = {"skipped": rows} if isinstance(rows, str) else {"rows": rows}
         if left := sorted(str(place) for place in Path(given.memory).rglob("*")):
             found["error"] = f"left {', '.join(left)}"
     except Exception as error:  # noqa: BLE001 (a part's error is its result)
         found = {"error": f"{type(error).__name__}: {error}"}
     shutil.rmtree(given.memory)
-    return {"took_seconds": time.monotonic() - started, **found}
-
-
-def text_of(report: dict[str, Any]) -> str:
-    """The report in Markdown: what was measured on what, and a table."""
-    about = "; ".join(f"{key}: {value}" for key, value in report.items() if key != "parts")
-    lines = [f"{about}.", "", "| part | what | seconds | figure |", "|---|---|---|---|"]
-    for name, part in report["parts"].items():
-        rows = list(part.get("rows", []))
-        if reason := part.get("skipped"):
-            rows.append({"what": "not run", "figure": reason})
-        if error := part.get("error"):
-            rows.append({"what": "**failed**", "figure": " ".join(error.split())[-400:]})
-        for row in rows:
-            seconds = "" if row.get("seconds") is None else f"{row['seconds']:.3g}"
-            cells = [name, row["what"], seconds, row["figure"].replace("|", "\\|")]
-            lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
+    return found
 
 
 def measure(options: Options) -> tuple[dict[str, Any], bool]:
@@ -68,23 +265,14 @@ def measure(options: Options) -> tuple[dict[str, Any], bool]:
     small = options.small or not gpus
     if not gpus:
         say("nvidia-smi lists no GPU of this machine: every part runs in small, on the CPU")
+        os.environ["OMP_NUM_THREADS"] = "1"  # of both commands: more threads give other digits
     names = ("torch", "transformers", "safetensors", "lm_eval")
-    report: dict[str, Any] = {
-        "gpus": gpus,
-        "cpus": len(os.sched_getaffinity(0)),
-        "load_average": os.getloadavg()[0],
-        "versions": ", ".join([version_text(), *(f"{name} {version(name)}" for name in names)]),
-        "at": time.strftime("%Y-%m-%d %H:%M"),
-        "model": str(options.model or f"random weights, {'tiny' if small else '1 billion parameters'}"),
-        "parts": {},
-    }
-    options.out.mkdir(parents=True, exist_ok=True)
+    versions = [version_text(), *(f"{name} {version(name)}" for name in names)]
+    found: dict[str, Any] = {}
     with (
         tempfile.TemporaryDirectory(prefix="bench-gpu-", dir=options.scratch) as scratch,
         tempfile.TemporaryDirectory(prefix="bench-gpu-", dir="/dev/shm") as memory,
     ):
-        if not gpus:
-            os.environ["OMP_NUM_THREADS"] = "1"  # of both commands: more threads give other digits
         given = {
             "model": str(options.model.resolve() if options.model else Path(scratch) / "model"),
             "small": small,
@@ -97,20 +285,20 @@ def measure(options: Options) -> tuple[dict[str, Any], bool]:
             "vllm_python": options.vllm_python,
             "seconds": options.command_seconds,
         }
-        for name in ([] if options.model else ["model"]) + options.parts:
+        parts = {} if options.model else {"model": make_model}
+        for name, part in (parts | {name: PARTS[name] for name in options.parts}).items():
             own = {"folder": f"{scratch}/{name}-part", "memory": f"{memory}/{name}"}
-            report["parts"][name] = run_part(name, Options(**given, **own))
-            (options.out / "bench_gpu.md").write_text(text_of(report))
-    say(text_of(report))
-    parts = report["parts"].values()
-    met = all(row.get("met", True) for part in parts for row in part.get("rows", []))
-    return report, met and not any("error" in part for part in parts)
+            found[name] = run_part(part, Options(**given, **own))
+            say(f"{name}: {json.dumps(found[name])}")
+    met = all(row.get("met", True) for part in found.values() for row in part.get("rows", []))
+    made = options.model or f"random weights, {'tiny' if small else '1 billion parameters'}"
+    about = {"gpus": gpus, "model": str(made), "versions": versions, "load_average": os.getloadavg()[0]}
+    return {**about, "parts": found}, met and not any("error" in part for part in found.values())
 
 
-NAMES = [name for name in PARTS if name != "model"]
 OPTIONS = (
     option("--small", False, "a tiny model and few documents, to see that it works", action="store_true"),
-    option("--parts", NAMES, "only these parts", nargs="+", choices=NAMES, type=str),
+    option("--parts", list(PARTS), "only these parts", nargs="+", choices=PARTS, type=str),
     option("--model", text="a checkpoint's folder (default: one with random weights is made)", type=Path),
     option("--limit", text="documents a task: 120 (all that are shipped), in small 8", type=int),
     option("--shots", 5, "of the part fast"),
@@ -118,7 +306,6 @@ OPTIONS = (
     option("--vllm-python", text="an interpreter with vLLM and lm_eval, for the part vllm", type=str),
     option("--command-seconds", 1800.0, "time limit of each command"),
     option("--scratch", text="a folder on the storage to measure (default: the temporary folder)", type=Path),
-    option("--out", Path(), "folder for bench_gpu.md", type=Path),
 )
 if __name__ == "__main__":
     sys.exit(command("bench_gpu", __doc__, measure, *OPTIONS))

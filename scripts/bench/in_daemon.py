@@ -6,7 +6,7 @@ Without AT_ONCE it runs until idle and leaves FOLDER/costs.json: what its loop t
 the watched folder, and SETTLE_SECONDS after all have ended a row is added to FOLDER/rows.jsonl: what the process holds; after the
 last checkpoint it ends by SIGTERM, as an operator would end it.
 Rule: nothing of the daemon is replaced but what starts its jobs, and how many trials one evaluation may have at once (no
-setting says that); where bench.json says "played", its cluster and its clock are, too (`bench.played`).
+setting says that).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bench import synthetic
 from bench.harness import spread
@@ -39,9 +39,6 @@ from coordinator.runtime.service import Service
 from evaljobs.contract.paths import WorkPaths
 from evaljobs.queue import redis_client
 
-if TYPE_CHECKING:
-    from bench.played import World
-
 SETTLE_SECONDS = 5.0  # of an idle daemon before a row: the last jobs' ends are taken meanwhile
 STANDING = 100  # newest checkpoints in the watched folder; older ones are removed, as trainings do
 
@@ -53,12 +50,12 @@ class Costs:
         self.turns: list[float] = []
         self.began = (time.monotonic(), time.process_time())
         self.busy = (0.0, 0.0)  # seconds and CPU seconds until the last turn with an evaluation
-        self.looked_at = 0.0  # unix seconds at which the loop looked at notices for the first time
+        self.begun = False  # the first turn is over
 
     def turn(self, service: Service, tick: Callable[[], None]) -> None:
-        if self.looked_at:
+        if self.begun:
             self.turns.append(service.coordinator.turn_seconds)  # of the turn before
-        self.looked_at = self.looked_at or time.time()
+        self.begun = True
         tick()
         if service.coordinator.busy:
             self.busy = (time.monotonic() - self.began[0], time.process_time() - self.began[1])
@@ -67,15 +64,14 @@ class Costs:
         """`cores`: CPU of this process alone over the seconds in which there was an evaluation to run."""
         seconds, cpu = self.busy
         rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-        turns = spread(self.turns)
-        return {"cores": cpu / max(1e-9, seconds), "rss_mb": rss, "looked_at": self.looked_at, "turns": turns}
+        return {"cores": cpu / max(1e-9, seconds), "rss_mb": rss, "turns": spread(self.turns)}
 
 
 class Announcer:
     """Moves checkpoints into the watched folder group by group, and measures the daemon between two groups."""
 
-    def __init__(self, root: Path, at_once: int, world: World | None) -> None:
-        self.root, self.at_once, self.world = root, at_once, world
+    def __init__(self, root: Path, at_once: int) -> None:
+        self.root, self.at_once = root, at_once
         self.left = sorted((root / "checkpoints").iterdir(), key=_step)
         self.past: list[Path] = []  # checkpoints that were put into the watched folder
         self.ended = 0
@@ -86,8 +82,6 @@ class Announcer:
         coordinator, now = service.coordinator, clock.now()
         busy = bool(coordinator.busy or coordinator.running or service.waiting)
         busy = busy or any(service.paths.inbox.glob("*.json"))
-        if self.world is not None:
-            self.world.turn(busy=busy)
         self.idle_since = None if busy else self.idle_since or now
         if self.idle_since is not None and now - self.idle_since > SETTLE_SECONDS:
             with (self.root / "rows.jsonl").open("a") as file:
@@ -156,14 +150,9 @@ def synthetic_jobs() -> None:
 
 def main(root: Path, at_once: int | None) -> None:
     os.environ[synthetic.FOLDER] = str(root)
-    world, costs = None, Costs()
-    if synthetic.given()["played"]:
-        from bench import played  # noqa: PLC0415 (of the tests, which nodes do not import)
-
-        world = played.play()
-    else:
-        synthetic_jobs()
-    each = costs.turn if at_once is None else Announcer(root, at_once, world).turn
+    costs = Costs()
+    synthetic_jobs()
+    each = costs.turn if at_once is None else Announcer(root, at_once).turn
     plain = Service.tick
     Service.tick = lambda service: each(service, lambda: plain(service))  # type: ignore[method-assign]
     try:

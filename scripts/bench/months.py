@@ -1,25 +1,17 @@
 """What a daemon of months holds: descriptors, threads, memory, Redis, files.
 
-`real`: a daemon on a development cluster, real Slurm, real Redis, synthetic engine: `--evaluations`, several at once.
-`simulated`: the daemon's loop on a simulated clock: coordinator, service, performer, Redis and files are real; jobs are
-played (`bench.played`).
-A row is taken whenever a group of evaluations has ended. A measure grows where the confidence interval of its slope over the
+A daemon on a development cluster, real Slurm, real Redis, synthetic engine: `--evaluations`, several at once. A row is taken whenever a group of evaluations has ended. A measure grows where the confidence interval of its slope over the
 last half of the rows (Theil-Sen with Sen's interval from Kendall's statistic) lies above 0, and its growth over 1,000
 evaluations is 1 % of its level or more. The intervals of all measures together hold with CONFIDENCE.
 """
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
-import os
 import statistics
-import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 from dev_cluster.api import dev_cluster
@@ -33,33 +25,6 @@ PATIENCE_SECONDS = 4 * 3600
 TASKS = {"tasks": 3, "batches": 3, "batch_seconds": 0.1, "seed": 1, "nodes_each": 1}  # of each evaluation
 CONFIDENCE = 0.95
 SMALL_SHARE = 0.01  # of a measure's level: growth over 1,000 evaluations that is named, and passed
-
-
-@contextlib.contextmanager
-def real(settings: dict[str, Any], options: Options) -> Iterator[Path]:
-    """The folder of a daemon that ran on real Slurm, with real jobs."""
-    with dev_cluster(nodes=2, gpus=2, cpu_nodes=1) as cluster:
-        site = furnished(cluster, "months", settings)
-        run_daemon(site, str(options.at_once), seconds=PATIENCE_SECONDS)
-        if left := site.wait_clean(60):
-            raise RunError(f"left behind: {left}")
-        yield site.folder
-
-
-@contextlib.contextmanager
-def simulated(settings: dict[str, Any], options: Options) -> Iterator[Path]:
-    """The folder of a daemon that ran on a played cluster and clock; it watches the folder in which checkpoints appear."""
-    with tempfile.TemporaryDirectory(prefix="evalspan-months-", dir=options.dir) as place:
-        log = Path(place) / "daemon.log"
-        words = {"world": json.dumps({**settings, "played": True}), "in_daemon": str(options.at_once)}
-        for module, word in words.items():
-            argv = [sys.executable, "-m", f"bench.{module}", place, word]
-            with log.open("w") as out:
-                env = {**os.environ, "NO_COLOR": "1"}
-                done = subprocess.run(argv, env=env, stdout=out, stderr=out, check=False)
-            if done.returncode:
-                raise RunError(f"{module} ended with {done.returncode}: {log.read_text()[-4000:]}")
-        yield Path(place)
 
 
 def slope(at: Sequence[float], values: Sequence[float], measures: int = 1) -> dict[str, Any]:
@@ -82,9 +47,13 @@ def slope(at: Sequence[float], values: Sequence[float], measures: int = 1) -> di
 
 def measure(options: Options) -> tuple[dict[str, Any], bool]:
     settings = TASKS | {"evaluations": options.evaluations, "watched": True}
-    with {"real": real, "simulated": simulated}[options.part](settings, options) as folder:
-        rows = [json.loads(line) for line in (folder / "rows.jsonl").read_text().splitlines()]
-        ends = [ended(EvaluationPaths(file.parent)) for file in (folder / "work").glob("*/journal.jsonl")]
+    with dev_cluster(nodes=2, gpus=2, cpu_nodes=1) as cluster:
+        site = furnished(cluster, "months", settings)
+        run_daemon(site, str(options.at_once), seconds=PATIENCE_SECONDS)
+        if left := site.wait_clean(60):
+            raise RunError(f"left behind: {left}")
+        rows = [json.loads(line) for line in (site.folder / "rows.jsonl").read_text().splitlines()]
+        ends = [ended(EvaluationPaths(folder)) for folder in site.evaluations()]
     scored = sum(summary is not None and summary.scored == summary.entries for summary in ends)
     if scored != options.evaluations or len(rows) < 3:
         raise RunError(
@@ -95,16 +64,12 @@ def measure(options: Options) -> tuple[dict[str, Any], bool]:
     slopes = {name: slope(at, [row[name] for row in half], len(names)) for name in names}
     bad = [name for name, one in slopes.items() if not one["met"]]
     grown = row("measures that grow", len(bad), 0, which=bad)
-    return targets([grown], part=options.part, scored=scored, looks=len(rows), slopes=slopes)
+    return targets([grown], scored=scored, looks=len(rows), slopes=slopes)
 
 
 OPTIONS = (
-    option("--part", "simulated", "simulated or real", choices=("simulated", "real"), type=str),
     option("--evaluations", 200),
     option("--at-once", 4, "evaluations between two rows"),
-    option("--dir", text="simulated: where the work folder lies meanwhile", metavar="DIR", type=Path),
 )
 if __name__ == "__main__":
-    sys.exit(
-        command("bench_months", __doc__, measure, *OPTIONS, slurm=lambda options: options.part == "real")
-    )
+    sys.exit(command("bench_months", __doc__, measure, *OPTIONS, slurm=True))

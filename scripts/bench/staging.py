@@ -8,16 +8,14 @@ storage: they add 5 ms to each block read, for one stream and for evalspan's rea
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
-import statistics
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -35,52 +33,12 @@ MIB = 1 << 20
 LATENCY = 0.005  # seconds a block
 SLOW_BYTES = 256 * MIB  # that are read behind it
 TRIALS = 8
-Row = dict[str, Any]
-LOADS = 24  # rounds of loading; an odd one out moves no median
 
-LOAD = """
-import json, sys, time
-import torch, transformers
-staged, storage, rounds = sys.argv[1], sys.argv[2], int(sys.argv[3])
-def load(path):
-    started = time.perf_counter()
-    model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype="auto")
-    model(torch.zeros((1, 8), dtype=torch.long))
-    return time.perf_counter() - started
-load(staged), load(storage)  # the first of a process pays for what both share
-times = []
-for i in range(rounds):  # each goes first in every other round: what the first leaves behind serves the second
-    pair = {path: load(path) for path in ((staged, storage) if i % 2 else (storage, staged))}
-    times.append((pair[staged], pair[storage]))
-print(json.dumps(times))
-"""
-BARE = """
-import json, time; a = time.perf_counter()
-import sys, torch, transformers
-transformers.AutoTokenizer.from_pretrained(sys.argv[1])
-transformers.AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype="auto")
-print(json.dumps([time.perf_counter() - a]))
-"""
-TRIAL = """
-import json, time; a = time.perf_counter()
-import sys
-from evaljobs.trial.engines import loading
-from evaljobs.contract.specs import ModelOptions
-loaded = loading.load(sys.argv[1], ModelOptions(device=sys.argv[2]), 1).loaded
-print(json.dumps([time.perf_counter() - a, loaded.import_seconds, loaded.load_seconds]))
-"""
 PRECURSOR = """
 import sys; from evaljobs.staging import precursor as stage; from evaljobs.contract.specs import StageSpec
 h = stage.stage_only(StageSpec.model_validate_json(sys.argv[1])); print(h.staged.storage_bytes, flush=True)
 sys.stdin.read(); stage.clear(h, 'bench')
 """
-
-
-def run(code: str, *arguments: str, seconds: float | None = None) -> Any:
-    """What a program prints as JSON in its last line, in an interpreter of its own, within so many seconds."""
-    argv = [sys.executable, "-c", code, *arguments]
-    done = subprocess.run(argv, check=True, stdout=subprocess.PIPE, text=True, timeout=seconds)
-    return json.loads(done.stdout.splitlines()[-1])
 
 
 class Bench:
@@ -177,19 +135,6 @@ class Bench:
                 return timed(lambda: copying.copy_files(copies, readers=readers, stop=threading.Event()))
 
 
-def loads(model: Path, scratch: Path, root: Path) -> Iterator[Row]:
-    """A real model: loading it staged against page-cached storage, and a trial's start against a bare script's."""
-    holding = precursor.stage_only(Bench(scratch, root, inspect(model)).spec("model"))
-    path = holding.staged.path
-    times = run(LOAD, path, str(model), str(LOADS))
-    pairs = [(run(BARE, path)[0], run(TRIAL, path, "cpu")[0]) for _ in range(3)]
-    precursor.clear(holding, "bench")
-    staged, storage = (statistics.median(pair[i] for pair in times) for i in range(2))
-    bare, trial = (min(pair[i] for pair in pairs) for i in range(2))
-    yield row("load and first forward, staged / from page-cached storage", staged / storage, 1.05)
-    yield row("import and load of a trial / of a bare script", trial / bare, 1.5)
-
-
 def measure(options: Options) -> tuple[dict[str, Any], bool]:
     with (
         tempfile.TemporaryDirectory(prefix="bench-staging-", dir=options.scratch) as storage,
@@ -206,7 +151,6 @@ def measure(options: Options) -> tuple[dict[str, Any], bool]:
             row("fresh / best of cp, dd, parallel cp", fresh, 0.95, at_least=True),
             row("5 ms a block: evalspan / single stream", bench.latency(options.rounds), 6, at_least=True),
             row("bytes from storage / model, 8 trials", bench.storage_ratio(), 1.0),
-            *(loads(options.model, scratch, root) if options.model else ()),
         ]
     return targets(rows, bytes=bench.checkpoint.bytes, load_average=os.getloadavg()[0], rates=rates)
 
@@ -215,7 +159,6 @@ OPTIONS = (
     option("--gb", 4.0, "size of the synthetic checkpoint"),
     option("--shards", 8),
     option("--rounds", 5),
-    option("--model", text="a real model's folder, for the load rows", type=Path),
     option("--scratch", text="a folder on disk (default: the temporary folder)", type=Path),
 )
 if __name__ == "__main__":

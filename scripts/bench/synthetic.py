@@ -32,12 +32,8 @@ FOLDER = "BENCH_FOLDER"
 
 @functools.cache
 def given() -> dict[str, Any]:
-    """What `bench.json` says: storage_seconds, trials_each, metrics; `played`: no second passes."""
+    """What `bench.json` says: storage_seconds, trials_each, metrics."""
     return dict(json.loads((Path(os.environ[FOLDER]) / "bench.json").read_text()))
-
-
-def hold(seconds: float) -> None:
-    time.sleep(0.0 if given().get("played") else seconds)
 
 
 class SyntheticEngine:
@@ -55,7 +51,7 @@ class SyntheticEngine:
     ) -> list[tuple[int, Any]]:
         for done, batch in enumerate(batches):
             tick(done)
-            hold(sum(float(piece.context) for piece in batch.pieces))  # type: ignore[arg-type]
+            time.sleep(sum(float(piece.context) for piece in batch.pieces))  # type: ignore[arg-type]
         return [(piece.index, "") for batch in batches for piece in batch.pieces]
 
     def close(self) -> None:
@@ -75,7 +71,7 @@ def load(
     ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
     age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
     began = time.monotonic()
-    hold(max(0.0, float(options.model_args.get("load_seconds", 0)) - age))
+    time.sleep(max(0.0, float(options.model_args.get("load_seconds", 0)) - age))
     return SyntheticEngine(time.monotonic() - began)
 
 
@@ -94,12 +90,14 @@ def perform(spec: ExecuteSpec | ScoreSpec) -> Executed | Scored:
     if isinstance(spec, ExecuteSpec):
         with _turn(task) if metric["alone"] else contextlib.nullcontext():
             started = time.monotonic()  # the wait for a turn is no work
-            hold(metric["seconds"] * len(spec.documents) / metric["docs"])
+            time.sleep(metric["seconds"] * len(spec.documents) / metric["docs"])
         made = {"task": task, "documents": len(spec.documents), "programs": 0}
         outcome = Executed(name=spec.name, seconds=time.monotonic() - started, **made)
     else:
         started = time.monotonic()
-        hold(0.0 if metric["executes"] else metric["seconds"])  # the execute jobs took the seconds already
+        time.sleep(
+            0.0 if metric["executes"] else metric["seconds"]
+        )  # the execute jobs took the seconds already
         place = paths.scores / f"{spec.entry:03d}-{slug(task)}.json"
         write_atomic(place, json.dumps({"results": {task: {"alias": task}}}).encode())
         made = {"entry": spec.entry, "result_file": str(place)}
@@ -124,7 +122,7 @@ if __name__ == "__main__":  # run a verb of evaljobs with this module's parts in
         case "worker":
             sys.modules["evaljobs.scoring.score"] = sys.modules[__name__]
         case "stage":
-            hold(given().get("storage_seconds", 0.0))
+            time.sleep(given().get("storage_seconds", 0.0))
     from evaljobs.__main__ import main
 
     sys.exit(main(sys.argv[3:]))

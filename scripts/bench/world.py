@@ -3,8 +3,7 @@
     python -m bench.world FOLDER SETTINGS
 
 SETTINGS is JSON: that of a portfolio (scale, sigma, seed, workers) or of drawn sets (evaluations, tasks, batches,
-batch_seconds, trials_each, nodes_each, seed); `watched`: it leaves no notices, the daemon watches WATCHED; `played`: its jobs
-take no time, and its Redis is of this host alone.
+batch_seconds, trials_each, nodes_each, seed); `watched`: it leaves no notices, the daemon watches WATCHED.
 Rule: files of the real formats, made without lm-eval. A batch is one request, of a document of its own, whose text is
 its true seconds; the planner sees tokens in proportion to the predicted seconds, and a history that says how long those
 took. All checkpoints have one tokenizer, so they share their request sets.
@@ -61,8 +60,6 @@ export = ["BENCH_*"]
 [watch]
 suite = "{suite}"
 folders = {folders}
-[redis]
-{redis}
 [borrow]
 {borrow}
 """
@@ -137,7 +134,7 @@ def observations(sets: Sequence[Set], parameters: int, load_seconds: float) -> l
 
 
 def main(root: Path, given: dict[str, Any]) -> None:
-    played, watched = given.get("played", False), given.get("watched", False)
+    watched = given.get("watched", False)
     if "sigma" in given:
         portfolio = Portfolio(**{key: given[key] for key in ("scale", "sigma", "seed")})
         sets, load, size = portfolio.sets, portfolio.instance.load_seconds, 64 << 20
@@ -150,14 +147,11 @@ def main(root: Path, given: dict[str, Any]) -> None:
     suite_file.write_text(f'name = "synthetic"\nbatch_size = 1\n{rows}')
     (root / WATCHED).mkdir()
     words = {"engine": ENGINE, "load": load, "suite": suite_file, "workers": given.get("workers", 1)}
-    words |= {
-        "folders": [str(root / WATCHED)] if watched else [],
-        "redis": 'bind = "127.0.0.1"' if played else "",
-    }
+    words["folders"] = [str(root / WATCHED)] if watched else []
     words["backlog"] = "{ keep_every = 1 }" if watched else '"all"'
     words["borrow"] = f"max_nodes = {given['nodes_each']}" if "nodes_each" in given else ""
     config.write_text(CONFIG.format(**words))
-    told = {"storage_seconds": storage, "trials_each": given.get("trials_each"), "played": played}
+    told = {"storage_seconds": storage, "trials_each": given.get("trials_each")}
     told["metrics"] = {
         s.name: {
             "seconds": s.metric_seconds,

@@ -31,8 +31,6 @@ from evaljobs.queue import redis_client
 if TYPE_CHECKING:
     from chaos_lib.run import Run
 
-GAP_S = (3.0, 17.0)  # between two strikes of a schedule
-
 
 @dataclass(frozen=True, slots=True)
 class Fault:
@@ -47,7 +45,6 @@ class Fault:
     breaks: tuple[str, ...] = ()
     partition: str = "gpu"
     on_small: bool = False
-    own_clock: bool = False
 
 
 # --- coordinator, Redis, controller ----------------------------------------------------------------------------------
@@ -70,7 +67,7 @@ def _two_at_once(run: Run) -> str | None:
     argv, env = run.site.coordinator(), run.site.env
     done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=120, check=False)
     lines = done.stderr.strip().splitlines()
-    if done.returncode == 0 and not run.site.daemon:
+    if done.returncode == 0:
         return None  # the first was over by then
     if done.returncode != 2 or len(lines) != 1:
         raise AssertionError(f"the second ended with {done.returncode}: {done.stderr[-500:]}")
@@ -222,7 +219,7 @@ def _preempted(run: Run) -> str | None:
     return node
 
 
-# --- disk and clock ------------------------------------------------------------------------------------------------------
+# --- disk ------------------------------------------------------------------------------------------------------
 
 
 def _disk_full(run: Run) -> str | None:
@@ -287,20 +284,11 @@ def _torn(run: Run) -> str | None:
     return f"{file.name} + {len(half)} bytes"
 
 
-def _clock_jumps(seconds: int, run: Run, *, killed: bool = False) -> str:
-    """Set the clock and leave it so; `killed`: the coordinator dies too, and its successor starts with the new time."""
-    run.site.set_clock(seconds)
-    jump = f"{seconds:+d} s"
-    return f"{jump}, {_kill_coordinator(run)}" if killed else jump
-
-
 _DOWN = partial(_controller_away, Cluster.kill_controller, Cluster.start_controller, 30)
 _FROZEN = partial(_controller_away, Cluster.freeze_controller, Cluster.thaw_controller, 20)
 _TRIAL_KILLED, _WORKER_KILLED = (partial(_signal_of, verb, signal.SIGKILL) for verb in ("trial", "worker"))
 _UNKNOWN_STATE = '"$REAL" "$@" | sed \'s/RUNNING/HYPERDRIVE/g; s/COMPLETED/LIMBO/g\''
 _GARBAGE = "exec head -c 4096 /dev/urandom"
-_BACK_AND_KILLED = partial(_clock_jumps, -3600, killed=True)
-_CLOCK = ("clock",)
 _ALL = (
     Fault("coordinator-killed", _kill_coordinator, breaks=("coordinator",)),
     Fault("redis-killed-and-wiped", _kill_redis, (0.1, 0.8), breaks=("redis",)),
@@ -325,9 +313,6 @@ _ALL = (
     Fault("disk-full", _disk_full, breaks=("disk",), on_small=True),
     Fault("record-corrupted", _corrupted, (0.2, 0.8)),
     Fault("record-torn", _torn, (0.0, 0.7)),
-    Fault("clock-forwards", partial(_clock_jumps, 3600), breaks=_CLOCK, own_clock=True),
-    Fault("clock-backwards", partial(_clock_jumps, -3600), breaks=_CLOCK, own_clock=True),
-    Fault("clock-backwards-and-killed", _BACK_AND_KILLED, breaks=("clock", "coordinator"), own_clock=True),
 )
 FAULTS = {fault.name: fault for fault in _ALL}
 
@@ -345,16 +330,3 @@ def deal(names: Sequence[str], seed: int, together: int) -> list[tuple[str, ...]
         else:
             run.append(name)
     return [tuple(sorted(run)) for run in runs]
-
-
-def schedule(seed: int, seconds: float, names: Sequence[str]) -> list[tuple[float, str]]:
-    """Moments (seconds from the begin) and faults. Every fault once, in some order, before any fault again."""
-    dice = random.Random(seed)
-    moments: list[tuple[float, str]] = []
-    left: list[str] = []
-    at = dice.uniform(*GAP_S)
-    while at < seconds:
-        left = left or dice.sample(sorted(names), len(names))
-        moments.append((at, left.pop()))
-        at += dice.uniform(*GAP_S)
-    return moments

@@ -7,7 +7,6 @@ import random
 import subprocess
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -32,12 +31,10 @@ class Run:
     process: subprocess.Popen[str]
     dice: random.Random
     strikes: list[tuple[str, str]] = field(default_factory=list)  # (fault, what was hit)
-    missed: Counter[str] = field(default_factory=Counter)  # faults whose moment came too late
     broken: list[str] = field(default_factory=list)  # laws, one line each
     over: bool = False
     threads: list[threading.Thread] = field(default_factory=list)
     busy: set[str] = field(default_factory=set)  # parts that a fault is breaking
-    lock: threading.Lock = field(default_factory=threading.Lock)  # of `busy`
     # held from its kill until its successor's start
     replacing: threading.Lock = field(default_factory=threading.Lock)
 
@@ -88,31 +85,18 @@ class Run:
                     del away[node]
 
     def strike_after(self, fault: Fault, events: int) -> None:
-        """Strike once the journal holds so many events."""
+        """Strike once the journal holds so many events. What a fault raises counts as a broken law; the run goes on."""
         if not self.wait(lambda: len(self.site.events()) >= events):
-            self.missed[fault.name] += 1
             return
-        self.strike(fault, f"after {events} events")
+        self.busy |= set(fault.breaks)
+        try:
+            if (hit := fault.strike(self)) is not None:
+                self.strikes.append((fault.name, f"after {events} events: {hit}"))
+        except Exception as error:  # noqa: BLE001
+            self.broken.append(f"{fault.name} could not strike: {type(error).__name__}: {error}")
+        self.busy -= set(fault.breaks)
 
-    def strike(self, fault: Fault, moment: str) -> None:
-        """Strike where no other fault is breaking the same part. What a fault raises counts as a broken law; the run goes on."""
-        with self.lock:
-            hit, free = None, not self.over and not self.busy & set(fault.breaks)
-            self.busy |= set(fault.breaks) if free else set()
-        if free:
-            try:
-                hit = fault.strike(self)
-            except Exception as error:  # noqa: BLE001
-                hit = f"could not strike: {type(error).__name__}: {error}"
-                self.broken.append(f"{fault.name} {hit}")
-            with self.lock:
-                self.busy -= set(fault.breaks)
-        if hit is None:
-            self.missed[fault.name] += 1
-        else:
-            self.strikes.append((fault.name, f"{moment}: {hit}"))
-
-    def await_end(self, seconds: float, who: str) -> None:
+    def await_end(self, seconds: float) -> None:
         """Wait through the kills of the coordinator for its own end, which comes in time and with status 0."""
 
         def ended() -> bool:
@@ -126,10 +110,11 @@ class Run:
         in_time = procs.poll(ended, deadline_s=seconds, every_s=0.1)
         self.over = True
         if not in_time:
-            self.broken.append(f"{who} did not end within {seconds:g} s")
+            self.broken.append(f"the coordinator did not end within {seconds:g} s")
             self.process.kill()
+        words = (self.site.folder / "eval.log").read_text()[-600:]
         if self.process.wait() != 0 and in_time:
-            self.broken.append(f"{who} ended with {self.process.returncode}: {self.site.last_words()}")
+            self.broken.append(f"the coordinator ended with {self.process.returncode}: {words}")
 
 
 @contextlib.contextmanager

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -32,30 +30,31 @@ class Place:
     """What the sites of a campaign share."""
 
     cluster: Cluster
-    model: Path  # in a temporary folder that takes further models
+    models: list[Path]  # one for each checkpoint
     small: Path  # a small file system that user and nodes see
 
-    def mend(self, *states: str) -> None:
+    def mend(self) -> None:
         """Bring back the nodes that a fault took down."""
         for node in self.cluster.gpu_nodes:
             self.cluster.bring_back(node)
-        self.cluster.wait_nodes(self.cluster.gpu_nodes, "idle", "mixed", *states, deadline_s=90)
+        self.cluster.wait_nodes(self.cluster.gpu_nodes, "idle", "mixed", deadline_s=90)
 
 
 @contextlib.contextmanager
-def place(small_mb: int = 64) -> Iterator[Place]:
+def place(checkpoints: int = 1) -> Iterator[Place]:
     """A cluster of two GPU nodes and a CPU node; everything is ended and removed afterwards. DevClusterError."""
     with contextlib.ExitStack() as stack:
-        models = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="evalspan-chaos-")))
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="evalspan-chaos-")))
         small = Path(tempfile.mkdtemp(prefix="evalspan-small-", dir="/var/tmp"))
         stack.callback(small.rmdir)
         # before the cluster: a node sees the mounts that were there when it was booted
-        size = f"size={small_mb}m,mode=1777"
+        size = f"size={64 * checkpoints}m,mode=1777"
         subprocess.run(["mount", "-t", "tmpfs", "-o", size, "none", str(small)], check=True)
         stack.callback(subprocess.run, ["umount", "--lazy", str(small)], check=True)
         shape = {"nodes": 2, "gpus": 2, "cpu_nodes": 1, "slurmd_timeout_s": 10, "grace_s": 0}
         cluster = stack.enter_context(dev_cluster(**shape))
-        yield Place(cluster=cluster, model=toy_model(models), small=small)
+        models = [toy_model(folder, 7 + number) for number in range(checkpoints)]
+        yield Place(cluster=cluster, models=models, small=small)
 
 
 class Site(sites.Site):
@@ -63,8 +62,8 @@ class Site(sites.Site):
 
     cluster: Cluster
 
-    def __init__(self, cluster: Cluster, folder: Path, work: Path, *, daemon: bool = False) -> None:
-        """`daemon`: its coordinator is `evalspan daemon`; else `evalspan eval` of the toy suite."""
+    def __init__(self, cluster: Cluster, folder: Path, work: Path, *, watches: bool = False) -> None:
+        """`watches`: its coordinator is `evalspan daemon`; else `evalspan eval` of the toy suite."""
         program = Path(cluster.python).parent / "evalspan"
         super().__init__(
             argv=lambda words: cluster.user_argv([program, *words], cwd=folder),
@@ -80,65 +79,37 @@ class Site(sites.Site):
             options=["--shards-per-task", "4"],
             cluster=cluster,
         )
-        self.work, self.daemon = work, daemon
+        self.work, self.watches = work, watches
 
     @classmethod
-    def make(
-        cls,
-        place: Place,
-        name: str,
-        *,
-        partition: str = "gpu",
-        on_small: bool = False,
-        own_clock: bool = False,
-        daemon: bool = False,
-        hung_seconds: int = HUNG_SECONDS,
-    ) -> Site:
-        """`on_small`: the work folder lies on the small file system. `own_clock`: `set_clock` governs its processes."""
-        config = config_text(f"hung_seconds = {hung_seconds}")  # [cluster] is its last table
+    def make(cls, place: Place, name: str, *, partition: str = "gpu", on_small: bool = False) -> Site:
+        """`on_small`: the work folder lies on the small file system. Several models are in a folder that a daemon watches."""
+        config = config_text(f"hung_seconds = {HUNG_SECONDS}")  # [cluster] is its last table
+        config += f'kind = "slurm"\npartition = "{partition}"\n'
+        run = Path(place.cluster.user_dir) / name / "run"
+        if watches := len(place.models) > 1:
+            config += f'[watch]\nfolders = ["{run}"]\nsuite = "{run.with_name("chaos.toml")}"\n'
         texts = {
-            "evalspan.toml": f'{config}kind = "slurm"\npartition = "{partition}"\n',
+            "evalspan.toml": config,
             "chaos.toml": suite_text("chaos", TASKS, cluster_tasks(place.cluster)),
         }
-        folder = furnish(place.cluster, name, place.model, texts)
+        folder = furnish(place.cluster, name, place.models[0], texts)
         site = cls(
-            place.cluster, folder, (place.small if on_small else folder) / f"work-{name}", daemon=daemon
+            place.cluster, folder, (place.small if on_small else folder) / f"work-{name}", watches=watches
         )
-        if own_clock:
-            site.give_clock()
+        for number, model in enumerate(place.models if watches else ()):
+            site.give(shutil.copytree(model, run / f"step-{number}"))
         return site
-
-    @property
-    def own_clock(self) -> bool:
-        return "CHAOS_CLOCK" in self.env
-
-    def give_clock(self) -> None:
-        """Have `set_clock` govern the coordinator and all that it starts, trials and workers too. Needs a C compiler."""
-        source, library = str(Path(__file__).with_name("clock.c")), self.folder / "clock.so"
-        subprocess.run(["cc", "-O1", "-shared", "-fPIC", "-o", str(library), source], check=True)
-        library.chmod(0o755)
-        (self.folder / "clock").write_bytes(bytes(8))
-        (self.folder / "clock").chmod(0o644)
-        self.env |= {"LD_PRELOAD": str(library), "CHAOS_CLOCK": str(self.folder / "clock")}
-
-    def set_clock(self, ahead: int) -> None:
-        """So many seconds ahead of the machine's."""
-        with (self.folder / "clock").open("r+b", buffering=0) as file:
-            file.write(ahead.to_bytes(8, sys.byteorder, signed=True))
 
     def coordinator(self) -> list[str]:
         """The command line of this site's coordinator; run again after a kill, it goes on."""
-        return self.command("daemon") if self.daemon else self.evaluate()
+        return self.command("daemon", "--until-idle") if self.watches else self.evaluate()
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
         """`evalspan ARGUMENTS`, or without any the coordinator, as the user; its output goes to eval.log."""
         argv = self.command(*arguments) if arguments else self.coordinator()
         with (self.folder / "eval.log").open("a") as log:
             return subprocess.Popen(argv, env=self.env, stdout=log, stderr=log, text=True)
-
-    def last_words(self) -> str:
-        """The end of what its coordinator logged."""
-        return (self.folder / "eval.log").read_text()[-600:]
 
     def user(self, argv: Sequence[str]) -> str:
         """Output of a command of the user's, found without the wrappers."""
@@ -157,11 +128,9 @@ class Site(sites.Site):
         return [f for f in folders if not (open_only and (f / "results.json").exists())]
 
     def events(self, evaluation: Path | None = None) -> list[dict[str, Any]]:
-        """Whole lines of the journal of an evaluation (of the first one); none before it is accepted."""
-        for folder in [evaluation] if evaluation is not None else self.evaluations():
-            lines = (folder / "journal.jsonl").read_bytes().splitlines(keepends=True)
-            return [json.loads(line) for line in lines if line.endswith(b"\n")]
-        return []
+        """Whole lines of the journal of an evaluation, or of all; none before one is accepted."""
+        folders = self.evaluations() if evaluation is None else [evaluation]
+        return [event for folder in folders for event in super(Site, self).events(folder)]
 
     def frames(self) -> list[tuple[Path, int, int]]:
         """Whole response records of evaluations without results: file, offset, length."""
@@ -173,12 +142,12 @@ class Site(sites.Site):
 
     def processes_of(self, verb: str) -> list[int]:
         """Host pids of the jobs of this site that run `python -m evaljobs VERB`, and of what they fork."""
-        return [pid for pid, words in _processes() if {verb, "evaljobs"} <= {*words} and self._is_ours(words)]
+        return [pid for pid, words, _ in sites.running(self.work) if {verb, "evaljobs"} <= {*words}]
 
     def process_of_trial(self, trial: str) -> int | None:
         """Host pid of a trial by its name, JOB.MEMBER."""
         job, _, member = trial.rpartition(".")
-        for pid, words in _processes():
+        for pid, words, _ in sites.running(self.work):
             ours = "evaljobs" in words and any(w.endswith(f"/{job}.json") for w in words)
             if ours and procs.environment(pid).get("SLURM_ARRAY_TASK_ID", "0") == member:
                 return pid
@@ -191,11 +160,8 @@ class Site(sites.Site):
         listed = self.cluster.run_as_user(["squeue", "--noheader", "--format=%j"])
         found = [f"job {n}" for n in listed.stdout.split()]
         found += [f"jobs, maybe: {listed.stderr.strip()}"] if listed.returncode != 0 else []
-        found += [f"process {' '.join(words)[:120]}" for _, words in _processes() if self._is_ours(words)]
+        found += [f"process {' '.join(words)[:120]}" for _, words, _ in sites.running(self.work)]
         return found + [f"in memory: {path}" for path in self._staged()]
-
-    def _is_ours(self, words: Sequence[str]) -> bool:
-        return any(str(self.work) in word for word in words)
 
     def wait_clean(self, seconds: float) -> list[str]:
         """What is left after at most `seconds`; returns as soon as nothing is."""
@@ -212,10 +178,9 @@ class Site(sites.Site):
     def sweep(self) -> None:
         """After a run that broke a law: end what it left, so that the next one is judged by its own."""
         self.user(["scancel", "--me"])
-        for pid, words in _processes():
-            if self._is_ours(words):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+        for pid, _, _ in sites.running(self.work):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         for path in self._staged():
             path.unlink(missing_ok=True)
         self.wait_clean(30)
@@ -249,13 +214,3 @@ class Site(sites.Site):
 
     def unwrap(self, command: str) -> None:
         (self.folder / "bin" / command).unlink(missing_ok=True)
-
-
-def _processes() -> Iterator[tuple[int, list[str]]]:
-    # glob("[0-9]*/cmdline") would look at each file, and raise where the process has just ended
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            words = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")
-        except OSError:
-            continue
-        yield int(entry.name), words

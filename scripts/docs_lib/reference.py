@@ -9,13 +9,13 @@ from __future__ import annotations
 import inspect
 import re
 import sys
+import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin
 
 import typer
-from docs_lib.text import ROOT, code, field_notes, first_upper, kinds, literal, page, plain, table
-from pydantic import BaseModel
+from docs_lib.text import ROOT, code, field_notes, first_upper, literal, page, plain, table
 
 import evalspan
 from coordinator import hook
@@ -316,44 +316,31 @@ def _of(error: type[Exception]) -> str:
 
 def _function(name: str) -> Iterator[str]:
     function: Callable[..., Any] = getattr(evalspan, name)
-    signature = inspect.signature(function)
+    signature = re.sub(r"(: |-> )'([^']*)'", r"\1\2", str(inspect.signature(function)))
+    kept = re.sub(
+        r"(?<=[^,]) |, (?=\w+\])", lambda m: m[0].replace(" ", "\0"), signature
+    )  # one line an argument
+    called = textwrap.fill(f"evalspan.{name}{kept}", 100, subsequent_indent="    ", break_on_hyphens=False)
     yield f"### `evalspan.{name}`"
-    yield f"Returns {kinds(str(signature.return_annotation))}."
+    yield "```text\n" + called.replace("\0", " ") + "\n```"
     yield plain(function.__doc__ or "")
-    rows = []
-    for each in signature.parameters.values():
-        rest = each.kind is each.VAR_KEYWORD
-        by = {each.KEYWORD_ONLY: "by name", each.VAR_KEYWORD: "by name"}.get(each.kind, "by place or name")
-        default = "" if rest else "must be given" if each.default is each.empty else code(repr(each.default))
-        rows.append([code(f"**{each.name}" if rest else each.name), kinds(str(each.annotation)), default, by])
-    yield table(["argument", "type", "default", "given"], rows)
 
 
 def _record(record: type) -> Iterator[str]:
+    """Its fields, and its own properties and methods that have a docstring."""
     public = "evalspan." if record.__name__ in evalspan.__all__ else ""
     yield f"### `{public}{record.__name__}`"
     yield plain(record.__doc__ or "")
-    notes = field_notes(record)
-    rows = [
-        [code(name), kinds(getattr(kind, "__forward_arg__", kind)), plain(first_upper(notes.get(name, "")))]
-        for name, kind in inspect.get_annotations(record).items()
-        if name != "model_config" and not name.startswith("_")
-    ]
-    yield table(["field", "type", "meaning"], rows)
-    yield (
-        table(["method or property", "what it is"], _members(record)) if issubclass(record, BaseModel) else ""
-    )
-
-
-def _members(record: type) -> list[list[str]]:
-    """Its own properties and methods that have a docstring."""
-    found = []
+    notes, rows = field_notes(record), []
+    for name, kind in inspect.get_annotations(record).items():
+        if name != "model_config" and not name.startswith("_"):
+            said = str(getattr(kind, "__forward_arg__", kind)).replace(" | ", " or ")
+            rows.append([code(name), code(said), plain(first_upper(notes.get(name, "")))])
     for name, value in vars(record).items():
-        wrapped = value.fget if isinstance(value, property) else value
-        if not name.startswith(("_", "model_")) and inspect.isfunction(wrapped) and wrapped.__doc__:
-            called = name if isinstance(value, property) else f"{name}()"
-            found.append([code(called), plain(wrapped.__doc__)])
-    return found
+        method = value.fget if isinstance(value, property) else value
+        if not name.startswith(("_", "model_")) and inspect.isfunction(method) and method.__doc__:
+            rows.append([code(name if method is not value else f"{name}()"), "", plain(method.__doc__)])
+    yield table(["field or method", "type", "meaning"], rows)
 
 
 PAGES: Mapping[str, Callable[[], str]] = {

@@ -34,18 +34,6 @@ def code(text: str) -> str:
     return f"{fence}{' '.join(text.split())}{fence}" if text else ""
 
 
-def kinds(annotation: str) -> str:
-    """A type as code, its choices apart: a bar within code shows differently on a forge and on the site."""
-    parts, depth = [""], 0
-    for letter in annotation:
-        depth += (letter in "[(") - (letter in "])")
-        if letter == "|" and depth == 0:
-            parts.append("")
-        else:
-            parts[-1] += letter
-    return " or ".join(code(part.strip()) for part in parts)
-
-
 def plain(text: str) -> str:
     """Prose of a docstring or comment, with links to the pages that it names by their path in the repository."""
     said = re.sub(r"``(.+?)``", r"`\1`", inspect.cleandoc(text))

@@ -12,7 +12,8 @@ from math import isclose
 from pathlib import Path
 
 import pytest
-from bench import gpu_parts, peer_job, slurm, world
+from bench import gpu as gpu_bench
+from bench import peer_job, slurm, world
 from bench.portfolio import Portfolio, instance_text
 from bench.trace import kind_of, marked
 from support.goldens import deep
@@ -30,24 +31,24 @@ ALONE = ["unshare", "--net", *(["--map-root-user"] if os.geteuid() else [])]
 # --- bench_gpu; its parts that run whole evaluations take minutes: `scripts/bench_gpu --small` -------------------------
 
 
-def gpu(out: Path, *options: str) -> tuple[int, dict, str]:
-    """Exit status, parts (of the row on stdout) and table of a run in small, in a network namespace of its own, which reaches nothing."""
+def gpu(*options: str) -> tuple[int, dict]:
+    """Exit status and parts of a run in small, in a network namespace of its own, which reaches nothing."""
     may = shutil.which("unshare") and not subprocess.run([*ALONE, "true"], check=False).returncode
-    argv = [*(ALONE if may else []), str(GPU), "--small", "--out", str(out), *options]
+    argv = [*(ALONE if may else []), str(GPU), "--small", *options]
     before = set(Path("/dev/shm").glob("bench-gpu-*"))
     done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=500)
     assert set(Path("/dev/shm").glob("bench-gpu-*")) <= before, done.stderr
-    return done.returncode, json.loads(done.stdout)["parts"], (out / "bench_gpu.md").read_text()
+    return done.returncode, json.loads(done.stdout)["parts"]
 
 
 @deep
-def test_a_load_is_measured_without_network_and_leaves_nothing_in_memory(tmp_path, toy_model):
+def test_a_load_is_measured_without_network_and_leaves_nothing_in_memory(toy_model):
     """Seconds of staging and of a trial's start, from storage and from node memory; a part that cannot run is a line."""
-    code, parts, table = gpu(tmp_path, "--parts", "load", "vllm", "--model", str(toy_model))
-    assert code == 0, table
+    code, parts = gpu("--parts", "load", "vllm", "--model", str(toy_model))
+    assert code == 0, parts
     assert len(parts["load"]["rows"]) == 4
     assert all(row["seconds"] > 0 for row in parts["load"]["rows"])
-    assert "| vllm | not run |  | no interpreter with vLLM was given (--vllm-python) |" in table
+    assert parts["vllm"] == {"skipped": "no interpreter with vLLM was given (--vllm-python)"}
 
 
 @pytest.mark.parametrize(
@@ -57,20 +58,17 @@ def test_a_load_is_measured_without_network_and_leaves_nothing_in_memory(tmp_pat
 def test_a_part_that_fails_or_is_past_its_time_is_named_and_the_others_go_on(
     tmp_path, toy_model, checkpoint, most, error
 ):
-    """Its error in the table, the next part's line, and exit status 1; its copies in memory end with it."""
+    """Its error, the next part's line, and exit status 1; its copies in memory end with it."""
     model = toy_model if checkpoint == "toy" else tmp_path
-    code, parts, table = gpu(
-        tmp_path, "--parts", "load", "vllm", "--model", str(model), "--command-seconds", most
-    )
+    code, parts = gpu("--parts", "load", "vllm", "--model", str(model), "--command-seconds", most)
     assert code == 1
     assert error in parts["load"]["error"]
-    assert "| load | **failed** |" in table
     assert set(parts) == {"load", "vllm"}
 
 
 def test_the_model_that_is_made_is_a_checkpoint_in_bfloat16(tmp_path):
     """Without --model: one that evalspan takes, of two bytes a parameter, with room for five shots."""
-    gpu_parts.make_model(Namespace(model=str(tmp_path / "model"), small=True))
+    gpu_bench.make_model(Namespace(model=str(tmp_path / "model"), small=True))
     assert inspect(tmp_path / "model").files
     config = json.loads((tmp_path / "model" / "config.json").read_text())
     assert (config["dtype"], config["max_position_embeddings"]) == ("bfloat16", 4096)
@@ -79,13 +77,12 @@ def test_the_model_that_is_made_is_a_checkpoint_in_bfloat16(tmp_path):
 def test_the_first_other_digit_is_shown():
     """Of two runs over the same documents: how many differ, and the first of them."""
     answers = {("a", 0): ["-1.5", "False"], ("a", 1): ["-2.0", "True", "-3.0", "False"]}
-    theirs = gpu_parts.Ran(1.0, {"a": {"acc": 0.5}}, answers)
-    assert gpu_parts.difference("digits", theirs, theirs, due=True)["met"]
+    theirs = gpu_bench.Ran(1.0, {"a": {"acc": 0.5}}, answers)
+    assert gpu_bench.difference(theirs, theirs, due=True)["met"]
     ours = theirs._replace(answers={**answers, ("a", 1): ["-2.0", "True", "-1.0", "False"]})
-    found = gpu_parts.difference("digits", ours, theirs, due=True)
-    wanted = {"met": False, "other_answers": 1, "other_scores": 0}
+    found = gpu_bench.difference(ours, theirs, due=True)
+    wanted = {"met": False, "other_answers": 1, "other_scores": [], "first": ["a", 1, "-1.0", "-3.0"]}
     assert {key: found[key] for key in wanted} == wanted
-    assert found["figure"].endswith("first: a document 1, '-1.0' and '-3.0'")
 
 
 # --- the portfolio in small --------------------------------------------------------------------------------------------
