@@ -1,7 +1,8 @@
 """Hooks of mkdocs: the site shows what a forge shows of the same pages. Named in mkdocs.yml.
 
 Rule: pages are plain Markdown with links between files of the repository; what a site needs besides is made here. Pages and
-files outside docs/ that a page links to become pages and texts of the folder `project` of the site.
+files outside docs/ that a page links to become pages and texts of the folder `project` of the site. Python-Markdown wants an
+empty line before a list or table, and four columns before a block within an item; tests/docs/test_site.py compares.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import os
 import posixpath
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +25,8 @@ ASSETS = ("worker-in-a-frame.js", "site.css")  # beside this module
 
 LINK = re.compile(r"(?<=\]\()([^)\s#]+)(#[^)\s]*)?(?=\))")
 FENCE = re.compile(r"^( *)(```+).*?^\1\2 *$", re.MULTILINE | re.DOTALL)
-OPENING = re.compile(r" *(```+)")
-ITEM = re.compile(r"(?:[-*]|\d+\.) +")
-COMMENT = re.compile(r" *<!-- example:")
-INDENT = 4  # columns of an item's further lines, for Python-Markdown
+# for the tests of a page's examples
+COMMENT = re.compile(r"^ *<!-- example:.*?-->\n", re.MULTILINE | re.DOTALL)
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
@@ -93,9 +92,7 @@ def _target(page: Path, link: str) -> Path | None:
 
 
 def on_page_markdown(markdown: str, *, page: Page, **_others: Any) -> str:
-    """The page's text for mkdocs: links to where the site has their targets, lists as CommonMark reads them, and without
-    the comments for the tests of its examples.
-    """
+    """The page's text for mkdocs: outside of blocks links lead to where the site has their targets, and comments go."""
     here = page.file.src_uri
     if here in UNSEARCHED:
         page.meta["search"] = {"exclude": True}
@@ -106,45 +103,8 @@ def on_page_markdown(markdown: str, *, page: Page, **_others: Any) -> str:
             return match[0]
         return posixpath.relpath(place(target), posixpath.dirname(here) or ".") + (match[2] or "")
 
-    text = _Lines(lambda line: LINK.sub(linked, line))
-    for line in markdown.split("\n"):
-        text.take(line)
-    return "\n".join(text.lines)
-
-
-class _Lines:
-    """Lines for Python-Markdown, which wants an empty line before a list or table, and four columns below an item."""
-
-    def __init__(self, prose: Callable[[str], str]) -> None:
-        self.lines: list[str] = []
-        self._prose = prose
-        self._fence = ""  # what ends the open block
-        self._comment = False
-        self._width = 0  # columns of the marker of the list's item that is open; 0: no list
-
-    def take(self, line: str) -> None:
-        """The next line of the page."""
-        before = self.lines[-1] if self.lines else ""
-        if self._fence:
-            if line.strip() == self._fence:
-                self._fence = ""
-            self.lines.append(self._indented(line))
-            return
-        if self._comment or COMMENT.match(line):
-            self._comment = "-->" not in line
-            return
-        listed = self._width
-        if item := ITEM.match(line):
-            self._width = item.end()
-        elif line.strip() and not line.startswith(" ") and not before.strip():
-            self._width = 0
-        if opening := OPENING.match(line):
-            self._fence = opening[1]
-        starts = (item and not listed) or (line.startswith("|") and not before.startswith("|"))
-        if starts and before.strip():
-            self.lines.append("")
-        self.lines.append(self._indented(self._prose(line) if not opening else line))
-
-    def _indented(self, line: str) -> str:
-        inside = self._width and line.strip() and line.startswith(" " * self._width)
-        return " " * max(0, INDENT - self._width) + line if inside else line
+    text, at = "", 0
+    for block in FENCE.finditer(markdown):
+        text += LINK.sub(linked, COMMENT.sub("", markdown[at : block.start()])) + block[0]
+        at = block.end()
+    return text + LINK.sub(linked, COMMENT.sub("", markdown[at:]))
