@@ -447,7 +447,7 @@ def test_a_node_that_is_given_back_is_left_alone_until_its_time(staging: Staging
     staging.cordon(60)
     assert (staging.later(0), staging.jobs()) == ("withdrawn", [])
     staging.start()
-    assert staging.later(59) == "withdrawn"
+    assert (staging.jobs(), staging.later(59), staging.jobs()) == ([], "withdrawn", [])
     assert staging.later(2) == "staging"
     staging.cordon(60)
     staging.cordon(0)

@@ -102,13 +102,15 @@ def test_rot_costs_one_record_and_is_reported(
 
 
 def test_an_atomic_write_leaves_the_old_file_or_the_new_one(tmp_path: Path) -> None:
-    """A write that fails changes nothing and leaves no litter."""
+    """A write that fails changes nothing and leaves no litter; who has the old file open reads it to its end."""
     path = tmp_path / "deep" / "x.json"
     write_atomic(path, b"old")
     with pytest.raises(TypeError):
         write_atomic(path, "not bytes")  # type: ignore[arg-type]
-    assert path.read_bytes() == b"old"
     assert [p.name for p in path.parent.iterdir()] == ["x.json"]
+    with path.open("rb") as reader:
+        write_atomic(path, b"new")
+        assert (reader.read(), path.read_bytes()) == (b"old", b"new")
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b'{"kind": "trial"}', None])

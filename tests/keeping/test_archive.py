@@ -268,10 +268,12 @@ def test_what_is_used_again_since_the_plan_stays(paths, work):
     assert left == {paths.root.name: "it is in use", **known}
     assert [f.name for f in work.request_sets.iterdir()] == ["old-1"]
     journal.close()
-    paths.status.unlink()
-    whys = [why for _, why in carry_out(work, made, SCORES, now)]
-    assert "a coordinator has resumed it" in whys
-    assert count_files(paths) == files - 1  # without its status
+    status = json.loads(paths.status.read_text())
+    resumed = json.dumps({**status, "ended_at": status["ended_at"] + 1}), ""  # and ended anew; and is open
+    for text in resumed:
+        paths.status.write_text(text)
+        assert "a coordinator has resumed it" in [why for _, why in carry_out(work, made, SCORES, now)]
+        assert count_files(paths) == files
 
 
 def test_prune_changes_nothing_without_yes_and_keeps_baselines(paths, work, tmp_path):
