@@ -2,15 +2,14 @@
 
 Rule: product is `coordinator`, `evaljobs` and `priors`. Each function counts once, in whichever process it was entered;
 the programs of the sandbox, which start without site-packages, are not seen. Every Python process gets this file as its
-`sitecustomize`: it puts a line into each function of the product, which writes the function's name when it is first
-entered, so that a process that is killed or ends by `os._exit` has written them all. Called by `scripts/check --trace`;
-`--list` prints the functions first, each with its processes.
+`sitecustomize`: its profile function writes the name of each function of the product that is entered for the first time, so
+that a process that is killed or ends by `os._exit` has written them all. Called by `scripts/check --trace`; `--list` prints
+the functions first, each with its processes.
 """
 
 from __future__ import annotations
 
-import ast
-import importlib.machinery
+import inspect
 import json
 import os
 import shutil
@@ -18,10 +17,11 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from types import CodeType, FrameType
 
 TREE = Path(os.environ.get("EVALSPAN_TRACE_TREE") or Path(__file__).parents[2])
 PRODUCT = ("coordinator", "evaljobs", "priors")
@@ -42,54 +42,35 @@ NOTIFY = "import sys; from coordinator import hook; hook.notify(sys.argv[1], 1, 
 
 def record(folder: Path) -> None:
     """Have this process and its forks write the functions of the product that they enter to `folder`."""
-    seen: set[str] = set()
-    going = str(folder / GOING)
-    kind = kind_of(sys.orig_argv)
-    out = os.open(folder / f"{kind}-{os.getpid()}.txt", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    seen: dict[int, CodeType] = {}  # by id: the hash of code is that of all it holds
+    roots, going = tuple(f"{TREE}/{room}/" for room in PRODUCT), str(folder / GOING)
+    out = os.open(
+        folder / f"{kind_of(sys.orig_argv)}-{os.getpid()}.txt", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600
+    )
 
-    def entered(name: str) -> None:
-        if name not in seen and os.path.exists(going):  # noqa: PTH110 (called by each function of the product)
-            seen.add(name)
-            os.write(out, f"{time.time()} {name}\n".encode())
+    def entered(frame: FrameType, event: str, _argument: object) -> None:
+        code = frame.f_code
+        if event != "call" or id(code) in seen:
+            return
+        ours = code.co_filename.startswith(roots)
+        if not ours or os.path.exists(going):  # noqa: PTH110 (called by each function of the product)
+            seen[id(code)] = code
+            if ours and (name := name_of(code)):
+                os.write(out, f"{time.time()} {name}\n".encode())
 
-    import builtins  # noqa: PLC0415
+    threading.setprofile(entered)
+    sys.setprofile(entered)
 
-    builtins._evalspan_entered = entered  # type: ignore[attr-defined]  # noqa: SLF001
-    roots = tuple(f"{TREE}/{room}/" for room in PRODUCT)
-    loader = importlib.machinery.SourceFileLoader
-    ordinary: Callable[[Any, str], Any] = loader.get_code
 
-    def traced(self: importlib.machinery.SourceFileLoader, module: str) -> Any:
-        path = self.get_filename(module)
-        if not path.startswith(roots):
-            return ordinary(self, module)
-        return compile(
-            marked(path[len(str(TREE)) + 1 :], self.get_data(path)), path, "exec", dont_inherit=True
-        )
-
-    loader.get_code = traced  # type: ignore[method-assign, assignment]
+def name_of(code: CodeType) -> str:
+    """`file:Class.function`; "" of a module, a class's body, a lambda or a comprehension."""
+    if not code.co_flags & inspect.CO_OPTIMIZED or code.co_name.startswith("<"):
+        return ""
+    return f"{code.co_filename[len(str(TREE)) + 1 :]}:{code.co_qualname.replace('.<locals>', '')}"
 
 
 def kind_of(argv: Iterable[str]) -> str:
     return next((kind for kind, words in KINDS.items() if not words.isdisjoint(argv)), "other")
-
-
-def marked(file: str, source: bytes) -> ast.Module:
-    """The module with a line at the head of each function that names it: `file:Class.function`."""
-    tree = ast.parse(source)
-
-    def mark(node: ast.AST, prefix: str) -> None:
-        for child in ast.iter_child_nodes(node):
-            name = prefix
-            if isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-                name = f"{prefix}{child.name}."
-            mark(child, name)
-            if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
-                (line,) = ast.parse(f"_evalspan_entered({f'{file}:{name[:-1]}'!r})").body
-                child.body.insert(ast.get_docstring(child) is not None, line)
-
-    mark(tree, "")
-    return ast.fix_missing_locations(tree)
 
 
 if __name__ == "sitecustomize":

@@ -9,7 +9,6 @@ import argparse
 import dataclasses
 import os
 import sys
-from json import dumps
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +39,6 @@ def parser() -> argparse.ArgumentParser:
     power.add_argument("nodes", help="node names, as Slurm writes them")
     for sub in (up, status, down, run, power):
         sub.add_argument("--name", default=None if sub is status else ClusterSpec().name)
-    for sub in (up, status):
-        sub.add_argument("--json", action="store_true", help="print JSON")
     return main
 
 
@@ -57,13 +54,10 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def _up(*, json: bool, **asked: Any) -> None:
+def _up(**asked: Any) -> None:
     cluster = api.up(**asked)
     for warning in cluster.warnings:
         print(f"dev-cluster: warning: {warning}", file=sys.stderr)
-    if json:
-        print(dumps(cluster.status()))
-        return
     spec, layout = cluster.record.spec, cluster.record.layout
     print(f"cluster {spec.name} is up: {spec.nodes} nodes with {spec.gpus} GPUs, {spec.cpu_nodes} CPU nodes")
     print(f"  export SLURM_CONF={layout.slurm_conf}      (or: . {layout.env_file})")
@@ -82,21 +76,15 @@ def _known(name: str) -> Cluster:
     return Cluster(record)
 
 
-def _status(*, name: str | None, json: bool) -> None:
-    clusters = map(Cluster, registry.everything()) if name is None else [_known(name)]
-    reports = [cluster.status() for cluster in clusters]
-    if json:
-        print(dumps(reports))
-        return
-    for report in reports:
-        running = ", ".join(f"{part} {pid or 'DEAD'}" for part, pid in report["processes"].items())
-        print(f"{report['name']}: {running}\n  export SLURM_CONF={report['slurm_conf']}")
-        for node in report["nodes"]:
-            print(
-                f"  {node['name']:<5} {node['state']:<12} {node['gpus']} GPUs  port {node['port']}"
-                f"  pid {node['pid'] or 'DEAD'}  slurmd {node['slurmd'] or 'DEAD'}"
-            )
-    if not reports:
+def _status(*, name: str | None) -> None:
+    clusters = [*map(Cluster, registry.everything())] if name is None else [_known(name)]
+    for cluster in clusters:
+        dead = ", ".join(cluster.missing())
+        print(f"{cluster.name}: {f'DEAD: {dead}' if dead else 'all daemons run'}")
+        print(f"  export SLURM_CONF={cluster.record.layout.slurm_conf}")
+        for node, state in cluster.node_states().items():
+            print(f"  {node:<5} {state}")
+    if not clusters:
         print("no development cluster is up")
 
 

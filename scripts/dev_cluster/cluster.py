@@ -291,34 +291,10 @@ class Cluster:
 
     # --- the whole -----------------------------------------------------------------------------------------------------
 
-    def status(self) -> dict[str, Any]:
-        """What runs of the cluster, for people and for `--json`."""
-        record, layout = self.record, self.record.layout
-        states = self.node_states()
-
-        def pid(proc: Proc | None) -> int | None:
-            return proc.pid if proc is not None else None
-
-        nodes = [
-            {
-                "name": name,
-                "state": states.get(name, "unknown"),
-                "gpus": record.spec.gpus if name in self.gpu_nodes else 0,
-                "port": record.base_port + offset,
-                "pid": pid(self._running(name)),
-                "slurmd": pid(self._slurmd(name)),
-            }
-            for offset, name in enumerate(self.nodes, start=1)
-        ]
-        return {
-            "name": self.name,
-            "dir": str(record.root),
-            "slurm_conf": str(layout.slurm_conf),
-            "env_file": str(layout.env_file),
-            "port": record.base_port,
-            "processes": {part: pid(self._running(part)) for part in record.spec.parts},
-            "nodes": nodes,
-        }
+    def missing(self) -> list[str]:
+        """Parts that do not run: daemons, nodes, and each `slurmd of NODE`."""
+        dead = [part for part in (*self.record.spec.parts, *self.nodes) if self._running(part) is None]
+        return dead + [f"slurmd of {name}" for name in self.nodes if self._slurmd(name) is None]
 
     def down(self) -> None:
         """End everything, then remove folder and registration. Does nothing twice."""

@@ -28,3 +28,10 @@ if (location.protocol === "file:")
     }
     terminate() {}
   }
+// Search looks for all words that begin as those of the question: "a" would find every title with such a word.
+const post = Worker.prototype.postMessage
+const small = /(^|\s)(an?|and|are|as|at|by|can|does|do|for|from|how|if|in|is|it|its|i|my|of|on|or|that|the|to|was|what|when|where|which|who|why|with)(?=\s|$)/gi
+Worker.prototype.postMessage = function (message, ...more) {
+  const words = typeof message.data === "string" && message.data.replace(small, "").trim()
+  return post.call(this, words ? { ...message, data: words } : message, ...more)
+}

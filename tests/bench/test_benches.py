@@ -10,12 +10,13 @@ import sys
 from argparse import Namespace
 from math import isclose
 from pathlib import Path
+from types import CodeType
 
 import pytest
 from bench import gpu as gpu_bench
 from bench import peer_job, slurm, world
 from bench.portfolio import Portfolio, instance_text
-from bench.trace import kind_of, marked
+from bench.trace import TREE, kind_of, name_of
 from support.goldens import deep
 
 from coordinator.intake.checkpoint import inspect
@@ -135,27 +136,13 @@ def test_a_target_is_judged_in_its_own_direction():
 # --- the trace: each function of a module once, in whichever process it is entered -------------------------------------
 
 
-SOURCE = b'''
-"""A module."""
-class A:
-    def outer(self):
-        """Its text."""
-        def inner():
-            yield 1
-        return list(inner())
-def never(): raise AssertionError
-'''
-
-
-def test_a_function_is_named_when_it_is_entered_and_returns_what_it_did() -> None:
-    """Nested functions and generators too; what is not called is not named."""
-    names: list[str] = []
-    space = {"_evalspan_entered": names.append}
-    exec(compile(marked("room/file.py", SOURCE), "file.py", "exec"), space)  # noqa: S102
-    made = space["A"]
-    assert made().outer() == [1]
-    assert made.outer.__doc__ == "Its text."
-    assert names == ["room/file.py:A.outer", "room/file.py:A.outer.inner"]
+def test_a_function_is_named_and_a_class_a_lambda_and_a_module_are_not() -> None:
+    """Nested functions by the function around them."""
+    source = "class A:\n def outer(self):\n  def inner(): yield 1\n  return inner, lambda: 0\n"
+    codes = [compile(source, f"{TREE}/room/file.py", "exec")]
+    for code in codes:
+        codes += [each for each in code.co_consts if isinstance(each, CodeType)]
+    assert [*filter(None, map(name_of, codes))] == ["room/file.py:A.outer", "room/file.py:A.outer.inner"]
 
 
 def test_a_process_is_known_by_its_command_line() -> None:

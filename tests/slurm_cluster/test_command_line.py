@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import socket
@@ -47,27 +46,27 @@ def name() -> Iterator[str]:
 
 def test_up_status_down_leave_nothing(name: str) -> None:
     """After `down`, with a job and a command of the user still running: no process, mount, folder or port is left."""
-    up = tool("up", "--name", name, *SMALL, "--json")
+    up = tool("up", "--name", name, *SMALL)
     assert up.returncode == 0, up.stderr
-    shown = json.loads(up.stdout)
-    assert [(node["name"], node["state"], node["gpus"]) for node in shown["nodes"]] == [("n1", "idle", 1)]
-    assert f"export SLURM_CONF={shown['slurm_conf']}" in Path(shown["env_file"]).read_text()
+    record = _record(name)
+    conf = str(record.layout.slurm_conf)
+    assert f"export SLURM_CONF={conf} " in up.stdout
+    assert f"export SLURM_CONF={conf}\n" in record.layout.env_file.read_text()
     ran = tool("run", "--name", name, "--", "sbatch", "--parsable", "--wrap", "exec sleep 4321")
     assert ran.returncode == 0, ran.stderr
     tool("run", "--name", name, "--", "sh", "-c", "setsid sleep 4322 >/dev/null 2>&1 &")
-    cluster = Cluster(record=_record(name))
+    cluster = Cluster(record=record)
     wait_until(lambda: bool(cluster.job_pids(ran.stdout.strip())), "the job runs")
-    assert _ours(shown["slurm_conf"])
-    text = tool("status", "--name", name).stdout
-    assert "n1" in text
-    assert "DEAD" not in text
+    assert _ours(conf)
+    said = [f"{name}: all daemons run", f"  export SLURM_CONF={conf}", "  n1    mixed"]
+    assert tool("status", "--name", name).stdout.splitlines() == said
 
     down = tool("down", "--name", name)
     assert down.returncode == 0, down.stderr
-    assert _ours(shown["slurm_conf"]) == []
-    assert shown["dir"] not in Path("/proc/self/mountinfo").read_text()
-    assert not Path(shown["dir"]).exists()
-    with socket.create_server(("0.0.0.0", shown["port"])):  # noqa: S104
+    assert _ours(conf) == []
+    assert str(record.root) not in Path("/proc/self/mountinfo").read_text()
+    assert not record.root.exists()
+    with socket.create_server(("0.0.0.0", record.base_port)):  # noqa: S104
         pass
 
 
