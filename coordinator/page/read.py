@@ -8,38 +8,36 @@ from __future__ import annotations
 
 import json
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache, partial
+from contextlib import suppress
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from coordinator.allocation import cordons
 from coordinator.base.version import version_text
 from coordinator.config.schema import Config
-from coordinator.errors import OperatorError
+from coordinator.errors import EvalspanError, OperatorError
 from coordinator.evaluation.events import AnyEvent
 from coordinator.evaluation.state import State
-from coordinator.page import evaluation, samples, training
+from coordinator.page import evaluation, index, samples, training
 from coordinator.report.columns import columns, sample_file, with_signals
 from coordinator.report.comparisons import comparison, heads_of
-from coordinator.report.learning_curves import Point
+from coordinator.report.learning_curves import Point, ScoreValue, scores_of
 from coordinator.report.load_series import point_of
 from coordinator.report.sampling import series_of
 from coordinator.report.verdicts import MEANING, add_verdicts
 from coordinator.runtime.finalize import results_in_files, results_of
 from coordinator.runtime.journal import has_other_format, read_events
 from coordinator.runtime.replay import find_evaluation
-from coordinator.runtime.summaries import find_folder, find_record
+from coordinator.runtime.summaries import Summaries, find_folder, find_record
 from coordinator.runtime.summarise import summary_now
-from coordinator.runtime.summary import Halt, Summary, ended, read_evaluation
+from coordinator.runtime.summary import Halt, Summary, ended, halt_of, read_evaluation, read_json
 from evaljobs.contract.folded import exists, open_file, read_bytes
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths
 
-# fields of a summary in the list of evaluations
-SUMMARY = {
-    "evaluation_id", "suite", "step", "scored", "entries", "shards_done", "shards", "accepted_at",
-}  # fmt: skip
+MOST_BEFORE = 60  # checkpoints before one, whose scores its page shows
 MOST_LOGS = 12  # logs of failed jobs whose last lines a page holds
 LAST_LINES = 30
 LAST_BYTES = 20_000  # of a log, that are read
@@ -57,37 +55,149 @@ class Contents(NamedTuple):
 Find = Callable[[Config, str], tuple[State, EvaluationPaths, list[AnyEvent]]]
 
 
-def of_evaluation(settings: Config, name: str, find: Find = find_evaluation) -> Contents:
-    """One evaluation, also while it runs. OperatorError where there is none of that name, or several."""
+def of_evaluation(
+    settings: Config, name: str, find: Find = find_evaluation, every: Sequence[Summary] | None = None
+) -> Contents:
+    """One evaluation, also while it runs. OperatorError where there is none of that name, or several.
+
+    `every`: summaries of the work folder's evaluations; None: they are read here.
+    """
+    if every is None:
+        summaries = Summaries(settings)
+        summaries.look(0.0)
+        every = [*summaries.open, *summaries.ended]
     data, paths, results = evaluation_and_results(settings, name, find)
-    files = _sample_files(paths, results).items()
-    index, blocks = samples.blocks_of({task: _lines(file) for task, file in files})
-    more = {"logs": _logs(paths, data["notes"]), "samples": index}
+    lines = {task: _lines(file) for task, file in _sample_files(paths, results).items()}
+    listed, blocks = samples.blocks_of(lines, kind_of=lambda task: samples.Kind(later=_later(results, task)))
+    more = {
+        "logs": _logs(paths, data["notes"]),
+        "samples": listed,
+        **_beside(settings, paths, results, every),
+    }
     return _made(data["report"]["evaluation_id"], data | more, blocks)
 
 
-def of_work_folder(
-    settings: Config, begun: Sequence[tuple[Summary, Halt | None]], ended: Sequence[Summary]
-) -> Contents:
-    """All evaluations of the work folder, the newest first, and their trainings. `begun`: those that have not ended."""
-    every = [*((s, halt.text if halt else s.phase) for s, halt in begun), *((s, s.result) for s in ended)]
-    count = Counter((str(Path(s.checkpoint).parent), s.suite) for s, _ in every)
-    going = [s for s, halt in begun if halt is None]
-    data = {
-        "kind": "index",
-        "running": len(going),
-        "halted": len(begun) - len(going),
-        "evaluations": [{**s.model_dump(include=SUMMARY), "status": status} for s, status in every],
-        "standing": _standing(settings, going),
-        "trainings": [[folder, suite, number] for (folder, suite), number in sorted(count.items())],
+def _beside(
+    settings: Config, paths: EvaluationPaths, results: Mapping[str, Any], every: Sequence[Summary]
+) -> dict[str, Any]:
+    """Of the training that an evaluation is of: its checkpoints, scores of those before, and how this one's have changed."""
+    one = next((s for s in every if s.evaluation_id == paths.root.name), None)
+    if one is None:
+        return {"training": None}
+    alike = (s for s in every if index.training_of(s) == index.training_of(one))
+    members = index.in_order([*(s for s in alike if s.checkpoint != one.checkpoint), one])
+    at = members.index(one)
+    folders = [EvaluationPaths(settings.work_dir / s.evaluation_id) for s in members[:at][-MOST_BEFORE:]]
+    known = [
+        (index.label_of(s), _values(f)) for s, f in zip(members[:at][-MOST_BEFORE:], folders, strict=True)
+    ]
+    before = next((s.evaluation_id for s in reversed(members[:at]) if s.ended_at and s.scores), None)
+    rows = _rows(settings, before, paths, results, ended=one.ended_at is not None) if before else []
+    folder, suite, _ = index.training_of(one)
+    return {
+        "training": {
+            "folder": folder,
+            "suite": suite,
+            "at": at,
+            "points": [[s.evaluation_id, index.label_of(s)] for s in members],
+            "before": before,
+            "labels": [label for label, _ in known],
+            "scores": {
+                row[0]: [values.get(row[0]) for _, values in known] for row in map(_named, scores_of(results))
+            },
+            "changes": {row["name"]: row for row in rows},
+        }
     }
-    return _made(str(settings.work_dir), data)
+
+
+def _named(score: ScoreValue) -> tuple[str, float]:
+    return score.name, float(f"{score.value:.4g}")
+
+
+def _values(paths: EvaluationPaths) -> Mapping[str, float]:
+    """Score name -> value of results.json; empty where there is none."""
+    try:
+        return _values_of(str(paths.results), paths.results.stat().st_mtime_ns)
+    except OSError:
+        return {}
+
+
+@lru_cache(maxsize=256)
+def _values_of(file: str, _written_at: int) -> Mapping[str, float]:
+    return dict(map(_named, scores_of(read_json(Path(file)))))
+
+
+def _rows(
+    settings: Config, before: str, paths: EvaluationPaths, results: Mapping[str, Any], *, ended: bool
+) -> list[dict[str, Any]]:
+    """Change, half of its 95 % interval, verdict and its words of each score; verdicts of one that has ended."""
+    if ended:
+        _, rows, _ = compared(settings, [before, paths.root.name])
+    else:
+        earlier = read_json(EvaluationPaths(settings.work_dir / before).results)
+        rows = comparison([earlier, dict(results)])
+    return [
+        {
+            "name": f"{row['task']}/{row['metric'].removesuffix(',none')}",
+            "change": row["change"],
+            "reach": said["high"] - said["difference"] if "high" in said else None,
+            "verdict": said.get("verdict", ""),
+            "words": said.get("words", ""),
+        }
+        for row in rows
+        for said in [row.get("verdicts", [{}])[-1]]
+    ]
+
+
+def of_work_folder(
+    settings: Config,
+    begun: Sequence[tuple[Summary, Halt | None]],
+    ended: Sequence[Summary],
+    changes: index.Changes | None = None,
+) -> Contents:
+    """All evaluations of the work folder, and their trainings. `begun`: those that have not ended; `changes`: None: read here."""
+    found = index.index_data(begun, ended, changes or partial(changes_of, settings), time.time())
+    going = [s for s, halt in begun if halt is None]
+    return _made(str(settings.work_dir), found | {"standing": _standing(settings, going)})
+
+
+def changes_of(settings: Config, before: Summary, after: Summary) -> dict[str, list[str]]:
+    """Verdict -> names of scores: what `compare` says of two evaluations; empty where one cannot be read."""
+    found = defaultdict(list)
+    with suppress(EvalspanError, LookupError, OSError, TypeError, ValueError):
+        folder = EvaluationPaths(settings.work_dir / after.evaluation_id)
+        for row in _rows(settings, before.evaluation_id, folder, {}, ended=True):
+            found[row["verdict"]].append(row["name"])
+    return {verdict: found[verdict] for verdict in ("better", "worse") if found[verdict]}
 
 
 def of_trainings(settings: Config, points: Sequence[Point]) -> Contents:
     """All checkpoints, by training and suite, with verdicts along each."""
-    data = training.training_data(points, partial(series_of, settings=settings))
+    data = training.training_data(points, partial(series_of, settings=settings), partial(_groups, settings))
     return _made(", ".join(dict.fromkeys(t["name"] for t in data["trainings"])), data)
+
+
+def _groups(settings: Config, points: Sequence[Point]) -> training.Groups:
+    """Of the newest results: each group that is in no other -> what is below it."""
+    newest = max((p for p in points if p.scores), key=lambda p: p.accepted_at, default=None)
+    if newest is None:
+        return {}
+    groups = read_json(EvaluationPaths(settings.work_dir / newest.evaluation_id).results).get(
+        "group_subtasks", {}
+    )
+    inside = {name for members in groups.values() for name in members}
+
+    def below(name: str, seen: frozenset[str]) -> Iterator[str]:
+        for member in groups.get(name, ()):
+            if member not in seen:
+                yield member
+                yield from below(member, seen | {member})
+
+    return {
+        group: [*below(group, frozenset([group]))]
+        for group, members in groups.items()
+        if members and group not in inside
+    }
 
 
 def of_comparison(
@@ -98,10 +208,15 @@ def of_comparison(
     heads = heads_of(points)
     indexes: list[dict[str, Any]] = []
     blocks: dict[str, bytes] = {}
+
+    @cache
+    def kind_of(task: str) -> samples.Kind:
+        return samples.Kind(_flipped(places[0][0], places[-1][0], task), _later(places[-1][1], task))
+
     for side, i in (("first", 0), ("last", -1)):
         lines = {task: _lines(file) for task, file in _sample_files(*places[i]).items()}
-        index, packed = samples.blocks_of(lines, samples.MOST_BYTES // 2)
-        indexes.append({row["task"]: {**row, "block": f"{side}-{row['block']}"} for row in index})
+        listed, packed = samples.blocks_of(lines, samples.MOST_BYTES // 2, kind_of)
+        indexes.append({row["task"]: {**row, "block": f"{side}-{row['block']}"} for row in listed})
         blocks |= {f"{side}-{name}": block for name, block in packed.items()}
     first, last = indexes
     data = {
@@ -117,6 +232,28 @@ def of_comparison(
         ],
     }
     return _made(" and ".join(heads), data, blocks)
+
+
+def _flipped(before: EvaluationPaths, after: EvaluationPaths, task: str) -> set[int]:
+    """Documents of which any value differs."""
+    import numpy as np  # noqa: PLC0415 (other commands start without it)
+
+    records = [read_evaluation(paths) for paths in (before, after)]
+    first, last = (
+        None if r is None else columns(p, r, task) for p, r in zip((before, after), records, strict=True)
+    )
+    if first is None or last is None:
+        return set()
+    ids, ours, theirs = np.intersect1d(first["doc_id"], last["doc_id"], return_indices=True)
+    names = {n for n in first.keys() & last.keys() if "," in n}
+    differ = [~np.isclose(first[n][ours], last[n][theirs], rtol=0, atol=0, equal_nan=True) for n in names]
+    return set(ids[np.logical_or.reduce(differ)].tolist()) if differ else set()
+
+
+def _later(results: Mapping[str, Any], task: str) -> str:
+    """The field of a conversation's document with the messages after the first one; "" of any other task."""
+    metadata = (results.get("configs", {}).get(task) or {}).get("metadata")
+    return str(metadata.get("follow_up") or "") if isinstance(metadata, Mapping) else ""
 
 
 def compared(
@@ -147,19 +284,24 @@ def evaluation_and_results(
     """(the page's data without samples and logs, its folder, its results)."""
     paths = find_folder(settings, name)
     standing: list[list[Any]] = []
-    if ended(paths) is not None and (found := results_in_files(paths)) is not None:
+    summary = ended(paths)
+    if summary is not None and (found := results_in_files(paths)) is not None:
         # of another journal format its events are not read: the page has no jobs and no notes
         events = [] if has_other_format(paths.journal) else list(read_events(paths.journal))
     else:
         state, paths, events = find(settings, paths.root.name)
         found = results_of(state, paths, events)
+        summary = summary_now(state, paths, time.time())
         if state.ended_at is None:
-            standing = _standing(settings, [summary_now(state, paths, time.time())])
+            standing = _standing(settings, [summary])
     record = read_evaluation(paths)
     raw = found.raw
     if record is not None:
         raw = with_signals(paths, record, raw, index="evalspan" in raw)
     data = evaluation.evaluation_data(found.report, events, raw, settings.gpu_hour_price, standing)
+    halt = halt_of(summary, paths) if summary.ended_at is None else None
+    data["head"] = index.standing(summary, halt, time.time())
+    data["waits"] = [f"{w.what}{f' ({w.why})' if w.why else ''}" for w in summary.waits]
     return data, paths, raw
 
 

@@ -1,7 +1,7 @@
 """Samples of an evaluation as blocks of a page: what was asked, answered and scored, cut to a size.
 
-Rule: reads lm-eval's sample files one line at a time. Every task gets an equal share of the page's bytes; what does
-not fit is left out or cut, and the page says how many. Called by the command with files, or by tests with lines.
+Rule: reads lm-eval's sample files one line at a time. Every task gets an equal share of the page's bytes, its wrong or
+flipped samples first; what does not fit is left out or cut, and the page says how many. Called by the command with files, or by tests with lines.
 """
 
 from __future__ import annotations
@@ -9,56 +9,109 @@ from __future__ import annotations
 import gzip
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 MOST_TEXT = 4000  # characters of a prompt or an answer that a page shows
 MOST_BYTES = 9_000_000  # of all blocks, compressed; base64 makes a third more
 CHUNK = 200  # samples that are compressed together before a task's share is looked at
-# a sample's columns in a block
-COLUMNS = ("doc_id", "prompt", "choices", "answers", "filtered", "target", "values", "filter", "hash")
+# a sample's columns in a block; `later`: messages of a conversation after the prompt
+COLUMNS = (
+    "doc_id",
+    "prompt",
+    "choices",
+    "answers",
+    "filtered",
+    "target",
+    "values",
+    "filter",
+    "hash",
+    "later",
+)
+VALUES = COLUMNS.index("values")
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """Of a task's samples. `flipped`: documents to keep first, None: wrong ones; `later`: a document's field of messages."""
+
+    flipped: Collection[int] | None = None
+    later: str = ""
+
+    def first(self, row: list[Any]) -> bool:
+        if self.flipped is not None:
+            return row[0] in self.flipped
+        value = next((v for v in row[VALUES].values() if isinstance(v, int | float)), None)
+        return value is not None and value < 1
 
 
 def blocks_of(
-    tasks: Mapping[str, Iterable[str]], most_bytes: int = MOST_BYTES
+    tasks: Mapping[str, Iterable[str]],
+    most_bytes: int = MOST_BYTES,
+    kind_of: Callable[[str], Kind] = lambda _: Kind(),
 ) -> tuple[list[dict[str, Any]], dict[str, bytes]]:
     """(a row of the index per task, name of a block -> its gzip bytes). `tasks`: task -> lines of its sample file."""
     share = most_bytes // max(1, len(tasks))
     index, blocks = [], {}
     for number, (task, lines) in enumerate(tasks.items()):
-        rows, counts = _fitting(lines, share)
+        rows, counts = _fitting(lines, share, kind_of(task))
         blocks[f"samples-{number}"] = rows
         index.append({"task": task, "block": f"samples-{number}", **counts})
     return index, blocks
 
 
-def _fitting(lines: Iterable[str], share: int) -> tuple[bytes, dict[str, int]]:
-    """(gzip of the first samples that fit, counts of their documents, of all, and of broken lines).
+@dataclass
+class _Kept:
+    """Samples of one rank, with their places in the file, until their chunks take `share` bytes."""
+
+    share: int
+    chunks: list[tuple[int, list[tuple[int, list[Any]]]]] = field(default_factory=list)
+    open: list[tuple[int, list[Any]]] = field(default_factory=list)
+    size: int = 0
+
+    def add(self, place: int, row: list[Any]) -> None:
+        if self.size <= self.share:
+            self.open.append((place, row))
+            if len(self.open) == CHUNK:
+                self.close()
+
+    def close(self) -> None:
+        size = len(_packed([row for _, row in self.open])) if self.open else 0
+        self.chunks.append((size, self.open))
+        self.size, self.open = self.size + size, []
+
+
+def _fitting(lines: Iterable[str], share: int, kind: Kind) -> tuple[bytes, dict[str, int]]:
+    """(gzip of the samples that fit, counts of their documents, of all, and of broken lines).
 
     A document has a line for each filter.
     """
-    kept: list[list[Any]] = []
-    chunk: list[list[Any]] = []
+    first, others = _Kept(share), _Kept(share)
     documents: set[str] = set()
-    size = broken = 0
-    for line in filter(str.strip, lines):
+    broken = 0
+    for place, line in enumerate(filter(str.strip, lines)):
         try:
-            row = sample_row(json.loads(line))
+            row = sample_row(json.loads(line), kind.later)
         except (ValueError, AttributeError, TypeError):  # cut short, or no sample
             broken += 1
             continue
         documents.add(str(row[0]))
-        if size > share:
-            continue
-        chunk.append(row)
-        if len(chunk) == CHUNK:
-            size += len(_packed(chunk))
-            kept += chunk if size <= share else []
-            chunk = []
-    if size + len(_packed(chunk)) <= share:
-        kept += chunk
-    shown = len({str(row[0]) for row in kept})
-    return _packed(kept), {"samples": shown, "of": len(documents), "broken": broken}
+        (first if kind.first(row) else others).add(place, row)
+    kept: list[tuple[int, list[Any]]] = []
+    for rank in (first, others):
+        rank.close()
+        for size, chunk in rank.chunks:
+            if size > share:
+                break
+            share -= size
+            kept += chunk
+    rows = [row for _, row in sorted(kept, key=lambda each: each[0])]
+    return _packed(rows), {
+        "samples": len({str(row[0]) for row in rows}),
+        "of": len(documents),
+        "broken": broken,
+    }
 
 
 def _packed(rows: list[list[Any]]) -> bytes:
@@ -67,8 +120,11 @@ def _packed(rows: list[list[Any]]) -> bytes:
     )
 
 
-def sample_row(sample: Mapping[str, Any]) -> list[Any]:
-    """A line of lm-eval's sample file as COLUMNS; texts beyond MOST_TEXT characters are cut and say so."""
+def sample_row(sample: Mapping[str, Any], later: str = "") -> list[Any]:
+    """A line of lm-eval's sample file as COLUMNS; texts beyond MOST_TEXT characters are cut and say so.
+
+    `later`: field of the document with the messages after the prompt; an answer is then a list, one text a turn.
+    """
     asked = [a for a in sample.get("arguments", {}).values() if isinstance(a, Mapping)]
     prompt = asked[0].get("arg_0", "") if asked else ""
     choices = [a.get("arg_1") for a in asked]
@@ -76,14 +132,22 @@ def sample_row(sample: Mapping[str, Any]) -> list[Any]:
         [_text(c) for c in choices] if len(asked) > 1 and all(isinstance(c, str) for c in choices) else []
     )
     answers, filtered = (
-        [_text(a[0] if isinstance(a, list) and len(a) == 1 else a) for a in sample.get(name, [])]
+        [_turns(a[0] if isinstance(a, list) and len(a) == 1 else a, later) for a in sample.get(name, [])]
         for name in ("resps", "filtered_resps")
     )
     values = {str(m): _number(sample.get(m)) for m in sample.get("metrics", [])}
+    document = sample.get("doc")
+    messages = document.get(later, []) if later and isinstance(document, Mapping) else []
     return [
         sample.get("doc_id"), _text(prompt), choices, answers, filtered if filtered != answers else [],
         _text(sample.get("target", "")), values, sample.get("filter", ""), str(sample.get("doc_hash", ""))[:12],
+        [_text(m) for m in ([messages] if isinstance(messages, str) else messages)],
     ]  # fmt: skip
+
+
+def _turns(answer: Any, later: str) -> Any:
+    """Texts of a conversation's turns, or one text."""
+    return [_text(turn) for turn in answer] if later and isinstance(answer, list) else _text(answer)
 
 
 def _text(value: Any) -> str:

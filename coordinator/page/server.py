@@ -19,7 +19,7 @@ import stat
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice, takewhile
@@ -62,7 +62,7 @@ BUSY = 0.05  # of a core's time, that making a page anew takes at most
 MOST_AT_ONCE = 200  # connections; one more is answered by 503
 HEADER_SECONDS = 10.0  # from a connection to its first request
 MOST_PAGES = 4  # made pages that are kept, and journals that are followed
-MOST_ENDED = 500  # evaluations that have ended, on the first page
+MOST_ENDED = 500  # evaluations that have ended, on the first page; and pairs whose changes are kept
 HEADERS = {
     "Cache-Control": "no-store",
     "Cross-Origin-Resource-Policy": "same-origin",
@@ -141,6 +141,8 @@ class Pages:
         self._making: defaultdict[str, Lock] = defaultdict(Lock)  # address -> held while it is made
         self._summaries = Summaries(settings, most=MOST_ENDED)
         self._journals = Journals()
+        # (ids and ends of two evaluations) -> what `changes_of` says
+        self._changes: dict[tuple[str, float | None, str, float | None], Mapping[str, Sequence[str]]] = {}
         self._open: list[tuple[Summary, Halt | None]] = []
         self._looked_at, self._work_mark = float("-inf"), ""
         self._lock = Lock()  # of what is kept and of the look at the work folder
@@ -192,12 +194,25 @@ class Pages:
         self._looked_at = self._now()
 
     def index(self) -> read.Contents:
+        begun, ended = self._seen()
+        return read.of_work_folder(self.settings, begun, ended, self._changed)
+
+    def _seen(self) -> tuple[list[tuple[Summary, Halt | None]], list[Summary]]:
         with self._lock:
             self._look()
-            return read.of_work_folder(self.settings, self._open, self._summaries.ended)
+            return self._open, self._summaries.ended
+
+    def _changed(self, before: Summary, after: Summary) -> Mapping[str, Sequence[str]]:
+        key = before.evaluation_id, before.ended_at, after.evaluation_id, after.ended_at
+        if key not in self._changes:
+            self._changes[key] = read.changes_of(self.settings, before, after)
+            for old in list(self._changes)[:-MOST_ENDED]:
+                self._changes.pop(old, None)
+        return self._changes[key]
 
     def evaluation(self, name: str) -> read.Contents:
-        return read.of_evaluation(self.settings, name, self._journals.find)
+        begun, ended = self._seen()
+        return read.of_evaluation(self.settings, name, self._journals.find, [*(s for s, _ in begun), *ended])
 
     def trainings(self, folder: str, suite: str | None) -> read.Contents:
         found = find_series(self.settings.work_dir, folder, suite, mixed=True)

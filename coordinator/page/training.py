@@ -16,25 +16,31 @@ POINT_COLUMNS = (
 )  # fmt: skip
 
 
+Groups = Mapping[str, Sequence[str]]
+"""Group of a suite -> names of the tasks and groups below it."""
+
+
 def training_data(
-    points: Sequence[Point], make: Callable[[list[Point]], Series] = make_series
+    points: Sequence[Point],
+    make: Callable[[list[Point]], Series] = make_series,
+    groups: Callable[[Sequence[Point]], Groups] = lambda _: {},
 ) -> dict[str, Any]:
-    """All points, by training (the checkpoints' folder) and suite. `make`: the series of one of them."""
-    groups: dict[tuple[str, str], list[Point]] = defaultdict(list)
+    """All points, by training (the checkpoints' folder) and suite. `make`, `groups`: of one of them."""
+    found: dict[tuple[str, str], list[Point]] = defaultdict(list)
     for point in points:
-        groups[str(PurePosixPath(point.checkpoint).parent), point.suite].append(point)
-    names = short_names([folder for folder, _ in groups])
+        found[str(PurePosixPath(point.checkpoint).parent), point.suite].append(point)
+    names = short_names([folder for folder, _ in found])
     made = [
-        _training(names[folder], folder, suite, make(each))
-        for (folder, suite), each in sorted(groups.items())
+        _training(names[folder], folder, suite, make(each)) | {"groups": list(groups(each).items())}
+        for (folder, suite), each in sorted(found.items())
     ]
     return {"kind": "training", "trainings": made}
 
 
 def short_names(folders: Sequence[str]) -> dict[str, str]:
-    """Folder -> the shortest end of its path that is unique among them."""
+    """Folder -> the shortest end of its path, of two parts or more, that is unique among them."""
     folders = list(dict.fromkeys(folders))
-    for length in range(1, max((len(PurePosixPath(f).parts) for f in folders), default=1) + 1):
+    for length in range(2, max((len(PurePosixPath(f).parts) for f in folders), default=1) + 1):
         ends = {f: "/".join(PurePosixPath(f).parts[-length:]) for f in folders}
         if len(set(ends.values())) == len(folders):
             return ends
@@ -55,24 +61,26 @@ def _training(name: str, folder: str, suite: str, series: Series) -> dict[str, A
 
 
 def _columns(curve: Curve, places: Mapping[str, int]) -> dict[str, Any]:
-    """Columns of a curve. `at`: places of its points in the training; `marks`: "!" is worse, "~" not comparable. `worse`:
-    (place on the curve, what is said).
+    """Columns of a curve. `at`: places of its points in the training, None: all; `marks`: place on the curve -> "!" is worse,
+    "~" not comparable; `worse`: (place on the curve, what is said); `documents`: one number where all are alike.
     """
+    at, documents = [places[p.label] for p in curve.points], [p.documents for p in curve.points]
+    marks = ["!" if p.worse else "~" if p.differs else "" for p in curve.points]
     return {
         "task": curve.task,
         "measure": curve.measure,
         "up": curve.higher_is_better,
-        "at": [places[p.label] for p in curve.points],
-        "value": [_short(p.value) for p in curve.points],
-        "stderr": [None if p.stderr is None else _short(p.stderr) for p in curve.points],
-        "marks": ["!" if p.worse else "~" if p.differs else "" for p in curve.points],
-        "yardstick": [None if p.yardstick is None else _short(p.yardstick) for p in curve.points],
-        "mean": [None if p.mean_before is None else _short(p.mean_before) for p in curve.points],
+        "at": None if at == list(range(len(places))) else at,
+        "value": [_short(p.value, 6) for p in curve.points],
+        "stderr": [_short(p.stderr) for p in curve.points],
+        "marks": {i: mark for i, mark in enumerate(marks) if mark},
+        "yardstick": [_short(p.yardstick) for p in curve.points],
+        "mean": [_short(p.mean_before) for p in curve.points],
         "worse": [[i, since(p.worse)] for i, p in enumerate(curve.points) if p.worse],
         "best": curve.points.index(curve.best),
-        "documents": [p.documents for p in curve.points],
+        "documents": documents[0] if len({*documents}) == 1 else documents,
     }
 
 
-def _short(value: float) -> float:
-    return float(f"{value:.6g}")
+def _short(value: float | None, digits: int = 4) -> float | None:
+    return None if value is None else float(f"{value:.{digits}g}")

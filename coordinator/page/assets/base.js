@@ -5,6 +5,14 @@ const NUMBER = new Intl.NumberFormat("en", { maximumSignificantDigits: 4 });
 const DATA = JSON.parse(document.getElementById("data").textContent);
 let PRINTING = false;
 const PARTS = []; // of the page: {id, name, make()}; each script adds its own
+let STATE = new URLSearchParams(location.hash.slice(1)); // what a reader has chosen: the address holds it, for a colleague too
+
+/** Keep a choice in the address; "" and null: there is none. */
+function remember(key, value) {
+  if (value === "" || value === null) STATE.delete(key);
+  else STATE.set(key, value);
+  history.replaceState(null, "", `#${STATE}`);
+}
 
 /** An element. `props`: attributes; `on…`: listeners; `text`: its text. Children: elements, texts, or null for none. */
 function el(tag, props = {}, ...children) {
@@ -22,9 +30,10 @@ function el(tag, props = {}, ...children) {
 
 /** Foreign text: its direction and its control characters do not reach what stands beside it. */
 function said(text, className = "said") {
-  const plain = String(text ?? "").replace(/[\u0000-\u0008\u000b-\u001f\u007f-\u009f]/g, "\ufffd");
-  return el("bdi", { class: className, text: plain });
+  return el("bdi", { class: className, text: plain(text) });
 }
+
+const plain = (text) => String(text ?? "").replace(/[\u0000-\u0008\u000b-\u001f\u007f-\u009f]/g, "\ufffd");
 
 function seconds(value) {
   if (value === null || value === undefined) return "–";
@@ -75,15 +84,54 @@ function section(id, name, note, ...body) {
     note ? el("p", { class: "note" }, note) : null, ...body);
 }
 
-/** A labelled choice; `options`: [value, text]. */
-function choice(label, options, change) {
-  const made = el("select", { onchange: () => change(made.value) }, options.map(([value, text]) => el("option", { value, text })));
+/** A labelled choice; `options`: [value, text]; `key`: of the address. */
+function choice(label, options, change, key) {
+  const made = el("select", { onchange: () => { if (key) remember(key, made.value === String(options[0][0]) ? null : made.value); change(made.value); } },
+    options.map(([value, text]) => el("option", { value, text, selected: key && STATE.get(key) === String(value) })));
   return el("label", { class: "field" }, el("span", { text: label }), made);
 }
 
-function search(label, change) {
-  const made = el("input", { type: "search", oninput: () => change(made.value.toLowerCase()) });
+function search(label, change, key) {
+  const made = el("input", { type: "search", value: STATE.get(key), oninput: () => { remember(key, made.value); change(made.value.toLowerCase()); } });
   return el("label", { class: "field" }, el("span", { text: label }), made);
+}
+
+/** What a search of this key holds when the page is drawn. */
+const sought = (key) => (STATE.get(key) ?? "").toLowerCase();
+
+function svg(tag, props, ...children) {
+  const made = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [key, value] of Object.entries(props)) made.setAttribute(key, value);
+  made.append(...children);
+  return made;
+}
+
+/** Lines of values beside text, each with its last point; `null`: no value. */
+function sparkline(lines, label) {
+  const known = lines.flat().filter((v) => typeof v === "number"), [low, high] = [Math.min(...known), Math.max(...known)];
+  const most = Math.max(...lines.map((values) => values.length)) - 1;
+  const place = (v, i) => [most > 0 ? 2 + (96 * i) / most : 98, high > low ? 22 - (20 * (v - low)) / (high - low) : 12];
+  const made = svg("svg", { class: "spark", viewBox: "0 0 100 24", preserveAspectRatio: "none", role: "img", "aria-label": label });
+  lines.forEach((values, n) => {
+    const points = values.flatMap((v, i) => (typeof v === "number" ? [place(v, i).map((x) => x.toFixed(1)).join(",")] : []));
+    if (points.length) made.append(svg("polyline", { class: `line-${n % SERIES}`, points: points.join(" ") }), svg("polyline", { class: `end line-${n % SERIES}`, points: `${points.at(-1)} ${points.at(-1)}` }));
+  });
+  return made;
+}
+
+const address = { evaluation: (id) => `/evaluation/${encodeURIComponent(id)}`, compare: (ids) => `/compare?${ids.map((id) => `id=${encodeURIComponent(id)}`).join("&")}`,
+  training: (folder, suite) => `/training?folder=${encodeURIComponent(folder)}&suite=${encodeURIComponent(suite)}` };
+
+/** A link of a served page; in a file, which has no other pages, the text alone. */
+const link = (href, ...children) => (DATA.mark ? el("a", { href }, children) : el("span", {}, children));
+
+/** "a, b and 3 more" */
+const firstOf = (names, most = 5) => `${names.slice(0, most).join(", ")}${names.length > most ? ` and ${names.length - most} more` : ""}`;
+
+/** What to type for an evaluation that does not stand well. `text`: how it stands, in words. */
+function commandFor(id, word, text) {
+  if (word === "stopped" && text.startsWith("stopped")) return command("evalspan daemon");
+  return word === "failed" || word === "cancelled" || text.startsWith("given up") ? command(`evalspan retry ${quoted(id)}`) : null;
 }
 
 /** Calls `draw` once `element` is near the view, or is printed: sixty charts are not drawn before they can be seen. */

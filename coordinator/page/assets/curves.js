@@ -1,8 +1,43 @@
-// Learning curves as small multiples: a chart per task and measure, a line per training, bands of two standard errors.
+// Learning curves as small multiples: a chart per task and measure, a line per training, bands of two standard errors. All
+// charts share one cursor; a click opens the evaluation of the point.
 
 const BANDS = 4; // trainings in a chart at most, for which bands are drawn
+const MEAN = "mean of all tasks";
 
-if (DATA.kind === "training") PARTS.push({ id: "curves", name: "Curves", make: curvesPart });
+if (DATA.kind === "training") {
+  DATA.trainings.forEach(completed);
+  PARTS.push({ id: "curves", name: "Curves", make: curvesPart });
+}
+
+/** What the data leave out: places of curves in the training, means of groups and of all tasks. */
+function completed(training) {
+  const { points, curves, groups } = training, known = new Set(groups.map(([name]) => name)), tasks = curves.filter((c) => !known.has(c.task));
+  for (const curve of curves) curve.at ??= points.map((_, i) => i);
+  const own = new Set(curves.map((c) => c.task));
+  curves.unshift(...[[MEAN, tasks], ...groups.filter(([name]) => !own.has(name)).map(([name, members]) => [name, tasks.filter((c) => members.includes(c.task))])]
+    .map(([name, of]) => meanOf(training, name, of)).filter(Boolean));
+  for (const [name, members] of groups) {
+    const bare = curves.find((c) => c.task === name && c.stderr.every((e) => e === null)), mean = bare && meanOf(training, name, tasks.filter((c) => members.includes(c.task)));
+    if (mean && mean.at.length === bare.at.length) bare.stderr = mean.stderr; // lm-eval gives a suite's group none
+  }
+  for (const curve of curves) {
+    curve.place = new Int32Array(points.length).fill(-1);
+    curve.at.forEach((at, i) => { curve.place[at] = i; });
+  }
+}
+
+/** The mean of tasks, of each its first score of which higher is better, at the checkpoints that have all; null for fewer than two. */
+function meanOf({ points }, task, curves) {
+  const first = new Map();
+  for (const curve of curves) if (curve.up && !curve.measure.endsWith(",dense") && !first.has(curve.task)) first.set(curve.task, curve);
+  const members = [...first.values()].map((c) => new Map(c.at.map((at, i) => [at, [c.value[i], c.stderr[i]]])));
+  const at = points.map((_, i) => i).filter((i) => members.every((m) => (m.get(i)?.[0] ?? null) !== null));
+  if (members.length < 2 || !at.length) return null;
+  const none = at.map(() => null), sum = (values) => values.reduce((a, b) => a + b, 0);
+  const stderr = at.map((i) => (members.every((m) => m.get(i)[1] !== null) ? Math.sqrt(sum(members.map((m) => m.get(i)[1] ** 2))) / members.length : null));
+  const value = at.map((i) => sum(members.map((m) => m.get(i)[0])) / members.length);
+  return { task, measure: "mean", up: true, at, value, stderr, marks: {}, yardstick: none, mean: none, worse: [], documents: null, best: value.indexOf(Math.max(...value)) };
+}
 
 /** Chart key -> {task, measure, up, lines: [{training, curve}]}. */
 function chartsOf(trainings) {
@@ -17,28 +52,40 @@ function chartsOf(trainings) {
 }
 
 function curvesPart() {
-  const picked = new Set(DATA.trainings.map((_, i) => i));
-  const grid = el("div", { class: "grid" });
-  const count = el("p", { class: "note", role: "status" });
-  let text = "", only = "all";
+  const groups = new Set([MEAN, ...DATA.trainings.flatMap((t) => t.groups.map(([name]) => name))]);
+  const picked = new Set(DATA.trainings.map((_, i) => i)), few = groups.size > 1 ? [["means", "means of groups"]] : [];
+  const look = { smooth: Number(STATE.get("smooth")) || 0, log: STATE.get("steps") === "log" };
+  const grid = el("div", { class: "grid", tabindex: 0, role: "region", "aria-label": "charts: arrow keys move the cursor, Enter opens the evaluation" }), count = el("p", { class: "note", role: "status" });
+  let text = sought("chart"), only = STATE.get("show") ?? (few.length ? "means" : "all");
+  const kinds = { all: () => true, means: (c) => groups.has(c.task), worse: (c) => c.lines.some((l) => l.curve.worse.length) };
   const draw = () => {
-    const trainings = DATA.trainings.filter((_, i) => picked.has(i));
-    const charts = chartsOf(trainings).filter((c) => `${c.suite} ${c.task} ${c.measure}`.toLowerCase().includes(text))
-      .filter((c) => only === "all" || c.lines.some((l) => l.curve.marks.includes("!")));
-    count.textContent = `${charts.length} chart${charts.length === 1 ? "" : "s"}. A filled dot marks a checkpoint that shows a score to be worse; a hollow one, a point that is not comparable with the one before. ${DATA.trainings[0]?.along ?? ""}`;
-    grid.replaceChildren(...charts.map(chart));
+    const charts = chartsOf(DATA.trainings.filter((_, i) => picked.has(i))).filter((c) => (text ? `${c.suite} ${c.task} ${c.measure}`.toLowerCase().includes(text) : (kinds[only] ?? kinds.all)(c)));
+    count.textContent = `${charts.length} chart${charts.length === 1 ? "" : "s"}. Bands: two standard errors. A filled dot marks a checkpoint that shows a score to be worse; a hollow one, a point that is not comparable with the one before. Click a point to open its evaluation.`;
+    grid.replaceChildren(...charts.map((one) => chart(one, look)));
   };
-  const tools = el("div", { class: "tools" }, search("find a task", (value) => { text = value; draw(); }),
-    choice("show", [["all", "all tasks"], ["worse", "tasks that are worse"]], (value) => { only = value; draw(); }));
+  grid.addEventListener("keydown", (event) => moveCursor(event, grid));
+  const tools = el("div", { class: "tools" }, choice("show", [...few, ["all", "all tasks"], ["worse", "tasks that are worse"]], (v) => { only = v; draw(); }, "show"), search("find a task", (v) => { text = v; draw(); }, "chart"),
+    choice("smoothing", [[0, "none"], [0.6, "some"], [0.85, "strong"]], (v) => { look.smooth = Number(v); draw(); }, "smooth"), choice("steps", [["linear", "linear"], ["log", "logarithmic"]], (v) => { look.log = v === "log"; draw(); }, "steps"));
   const legend = el("fieldset", { class: "legend" }, el("legend", { text: "trainings" }), DATA.trainings.map((training, i) => {
     const box = el("input", { type: "checkbox", checked: true, onchange: () => { box.checked ? picked.add(i) : picked.delete(i); draw(); } });
     return el("label", {}, box, el("span", { class: "swatch", style: { background: line(i) } }), said(`${training.name} · ${training.suite}`));
   }));
   draw();
-  return section("curves", "Learning curves", null, tools, DATA.trainings.length > 1 ? legend : null, count, grid);
+  return section("curves", "Learning curves", null, worsePart(), tools, DATA.trainings.length > 1 ? legend : null, count, grid);
 }
 
-function chart(one) {
+const MOST_WORSE = 8; // scores that are named above the charts
+
+/** Which scores are worse, since when: the words of `evalspan report --series`. */
+function worsePart() {
+  const found = DATA.trainings.flatMap((t) => t.curves.flatMap((c) => c.worse.map(([i, words]) => ({ name: `${c.task}/${c.measure}`, words, change: `${score(c.mean[i])} before, ${score(c.value[i])} at ${t.points[c.at[i]][1]}`, at: t.points[c.at[i]][5] }))));
+  if (!found.length) return el("p", { class: "head done" }, "No score is worse than before. ", el("span", { class: "soft", text: DATA.trainings[0]?.along ?? "" }));
+  return el("div", { class: "head failed" }, el("p", { class: "big", text: `${found.length} score${found.length > 1 ? "s are" : " is"} worse` }),
+    found.toSorted((a, b) => b.at - a.at).slice(0, MOST_WORSE).map((w) => el("p", {}, said(w.name, "said strong"), ` is ${w.words}: ${w.change}`)),
+    found.length > MOST_WORSE ? el("p", {}, el("a", { href: "#part=curves&show=worse", text: `and ${found.length - MOST_WORSE} more` })) : null, el("p", { class: "soft", text: DATA.trainings[0]?.along ?? "" }));
+}
+
+function chart(one, look) {
   const place = el("div", { class: "plot" });
   const values = one.lines.flatMap(({ curve }) => curve.value.filter((v) => v !== null));
   const name = `${one.task} ${one.measure}`;
@@ -46,7 +93,7 @@ function chart(one) {
   const made = el("figure", { "aria-label": `${name}, ${range}` }, el("figcaption", {}, said(one.task, "said strong"),
     " ", said(one.measure), one.up ? null : " (lower is better)"), place, readout(one));
   whenSeen(made, () => {
-    place.redraw = () => { place.replaceChildren(); drawChart(place, one, made.lastChild); };
+    place.redraw = () => { place.plot?.destroy(); place.replaceChildren(); drawChart(place, one, made.lastChild, look); };
     place.redraw();
   });
   return made;
@@ -64,7 +111,7 @@ const swatch = (training) => el("span", { class: "swatch", style: { background: 
 function lastValues({ lines }) {
   const rows = lines.slice(0, 3).map(({ training, curve }) => {
     const [first, last] = [curve.value[0], curve.value.at(-1)];
-    const change = first === null || last === null ? "" : ` (${last - first >= 0 ? "+" : ""}${(last - first).toFixed(4)} since the first)`;
+    const change = first === null || last === null ? "" : ` (${signed(last - first)} since the first)`;
     const best = curve.best < curve.value.length - 1 ? `, best so far ${score(curve.value[curve.best])} at ${training.points[curve.at[curve.best]][1]}` : "";
     return el("span", {}, swatch(training), `${score(last)}${change}${best} `, curve.worse.map(([, words]) => el("b", { text: `${words} ` })));
   });
@@ -86,35 +133,71 @@ function axisOf(lines) {
   return (training, at) => (steps ? training.points[at][2] : at);
 }
 
-function drawChart(place, one, below) {
+/** Running means that forget by `weight` a point, without a bias to the first. */
+function smoothed(values, weight) {
+  let [sum, whole] = [0, 0];
+  return values.map((v) => {
+    if (v === null) return null;
+    [sum, whole] = [sum * weight + v, whole * weight + 1];
+    return sum / whole;
+  });
+}
+
+function drawChart(place, one, below, { smooth, log }) {
   const x = axisOf(one.lines);
-  const xs = [...new Set(one.lines.flatMap(({ training, curve }) => curve.at.map((i) => x(training, i))))].sort((a, b) => a - b);
+  const xs = [...new Set(one.lines.flatMap(({ training, curve }) => curve.at.map((i) => x(training, i))))].sort((a, b) => a - b).filter((at) => !log || at > 0);
   const column = new Map(xs.map((value, i) => [value, i]));
   const spread = (training, curve, values) => {
     const found = new Array(xs.length).fill(null);
-    curve.at.forEach((at, i) => { found[column.get(x(training, at))] = values[i]; });
+    curve.at.forEach((at, i) => { if (column.has(x(training, at))) found[column.get(x(training, at))] = values[i] ?? null; });
     return found;
   };
   const columns = [xs], series = [{}], bands = [];
   for (const { training, curve } of one.lines) {
-    const stroke = line(DATA.trainings.indexOf(training));
-    const marks = spread(training, curve, curve.marks);
+    const stroke = line(DATA.trainings.indexOf(training)), points = { show: true, size: 5, filter: (_, __, show) => (show || curve.at.length < 40 ? null : []), fill: stroke };
     columns.push(spread(training, curve, curve.value));
-    series.push({ stroke, width: 1.5, spanGaps: true, points: { show: true, size: 5, filter: (_, __, show) => (show || curve.at.length < 40 ? null : []), fill: stroke }, marks });
-    if (one.lines.length > BANDS || curve.stderr.every((e) => e === null)) continue;
-    for (const sign of [2, -2]) {
-      columns.push(spread(training, curve, curve.value.map((v, i) => (v === null || curve.stderr[i] === null ? null : Math.max(v + sign * curve.stderr[i], Math.min(v, 0))))));
-      series.push({ stroke: "transparent", points: { show: false }, spanGaps: true });
+    series.push({ stroke: smooth ? `${stroke}55` : stroke, width: smooth ? 1 : 1.5, spanGaps: true, points: smooth ? { show: false } : points, marks: spread(training, curve, curve.at.map((_, i) => curve.marks[i])), line: { training, curve } });
+    if (smooth) {
+      columns.push(spread(training, curve, smoothed(curve.value, smooth)));
+      series.push({ stroke, width: 2, spanGaps: true, points: { show: false } });
+    } else if (one.lines.length <= BANDS && curve.stderr.some((e) => e !== null)) {
+      for (const sign of [2, -2]) {
+        columns.push(spread(training, curve, curve.value.map((v, i) => (v === null || curve.stderr[i] === null ? null : Math.max(v + sign * curve.stderr[i], Math.min(v, 0))))));
+        series.push({ stroke: "transparent", points: { show: false }, spanGaps: true });
+      }
+      bands.push({ series: [series.length - 2, series.length - 1], fill: `${stroke}26` });
     }
-    bands.push({ series: [series.length - 2, series.length - 1], fill: `${stroke}26` });
   }
   const ink = colour("--soft"), grid = { stroke: colour("--rule"), width: 1 };
   const axis = { stroke: ink, grid, ticks: grid, font: "12px system-ui" };
-  new uPlot({
-    width: Math.max(220, place.clientWidth), height: 150, legend: { show: false }, cursor: { points: { size: 6 } },
-    scales: { x: { time: false }, y: { range: (_, low, high) => (high - low < 1e-9 ? [Math.max(low - 0.05, Math.min(low, 0)), high + 0.05] : uPlot.rangeNum(low, high, 0.1, true)) } }, axes: [{ ...axis, values: (_, ticks) => ticks.map((t) => NUMBER.format(t)) }, { ...axis, size: 52 }],
+  place.plot = new uPlot({
+    width: Math.max(220, place.clientWidth), height: 150, legend: { show: false }, cursor: { points: { size: 6 }, drag: { x: false, y: false }, sync: { key: "steps", setSeries: false } },
+    scales: { x: { time: false, distr: log ? 3 : 1 }, y: { range: (_, low, high) => (high - low < 1e-9 ? [Math.max(low - 0.05, Math.min(low, 0)), high + 0.05] : uPlot.rangeNum(low, high, 0.1, true)) } }, axes: [{ ...axis, size: 30, values: (_, ticks) => ticks.map((t) => (t === null ? "" : NUMBER.format(t))) }, { ...axis, size: 52, space: 24 }],
     series, bands, hooks: { draw: [(plot) => drawMarks(plot, series)], setCursor: [(plot) => showCursor(plot, one, below, x)] },
   }, columns, place);
+  place.open = () => openPoint(place.plot, below);
+  place.plot.over.addEventListener("click", place.open);
+}
+
+/** Arrow keys move the cursor of all charts, Enter opens the point of the first chart. */
+function moveCursor(event, grid) {
+  const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key], first = [...grid.querySelectorAll(".plot")].find((place) => place.plot);
+  if (!first || event.target !== grid || (!step && event.key !== "Enter")) return;
+  event.preventDefault();
+  if (event.key === "Enter") return first.open();
+  const { plot } = first, at = Math.max(0, Math.min(plot.data[0].length - 1, (plot.cursor.idx ?? plot.data[0].length - 1) + (plot.cursor.idx === null || plot.cursor.idx === undefined ? 0 : step)));
+  plot.setCursor({ left: plot.valToPos(plot.data[0][at], "x"), top: plot.valToPos(plot.data[1][at] ?? 0, "y") }, true, true);
+}
+
+/** Open the evaluation of the point that is nearest to the cursor. */
+function openPoint(plot, below) {
+  const i = plot.cursor.idx, far = (s) => Math.abs(plot.valToPos(plot.data[s][i], "y") - plot.cursor.top);
+  const near = plot.series.map((_, s) => s).filter((s) => plot.series[s].line && plot.data[s][i] !== null && plot.data[s][i] !== undefined).toSorted((a, b) => far(a) - far(b))[0];
+  if (near === undefined) return;
+  const { training, curve } = plot.series[near].line, x = axisOf(plot.series.flatMap((s) => s.line ?? []));
+  const [id] = training.points[curve.at.find((at) => x(training, at) === plot.data[0][i])];
+  if (DATA.mark) location.assign(address.evaluation(id));
+  else below.replaceChildren(command(`evalspan report ${quoted(id)}`));
 }
 
 /** Verdicts as filled dots, breaks of comparability as hollow ones. */

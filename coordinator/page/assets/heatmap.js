@@ -1,55 +1,154 @@
-// Tasks by checkpoints: each cell a score, its colour the change in yardsticks (standard errors of a difference), or its place in the row's range.
+// Tasks by checkpoints: each cell a score, its colour the change in yardsticks (standard errors of a difference), or its place
+// in the row's range. Only what can be seen is drawn, in whole rows and columns.
 
-if (DATA.kind === "training") PARTS.push({ id: "heatmap", name: "Tasks × checkpoints", make: heatmapPart }, { id: "cost", name: "Cost", make: costPart });
+if (DATA.kind === "training") PARTS.push({ id: "heatmap", name: "Tasks × checkpoints", make: heatmapPart }, { id: "checkpoints", name: "Checkpoints", make: checkpointsPart });
 
 const STRONG = 4; // yardsticks of a change with the fullest colour
+const [ROW_PX, COLUMN_PX, HEIGHT] = [26, 74, 0.7]; // of a cell, at least; of the box, of the window's height
+const KEYS = { ArrowDown: [1, 0], ArrowUp: [-1, 0], ArrowRight: [0, 1], ArrowLeft: [0, -1], PageDown: [15, 0], PageUp: [-15, 0], Home: [0, -1e6], End: [0, 1e6] };
 
 function heatmapPart() {
-  const place = el("div", { class: "scroll tall", tabindex: 0, role: "region", "aria-label": "scores by task and checkpoint: arrow keys choose a cell" });
-  const detail = el("div", { class: "detail", role: "status" });
-  let [which, by, text, chosen] = [0, "evidence", "", null];
-  const draw = () => { chosen = null; place.replaceChildren(heatmap(DATA.trainings[which], text)); colourCells(place, by); };
-  const choose = (cell) => {
-    if (!cell?.curve) return;
-    chosen?.classList.remove("chosen");
-    (chosen = cell).classList.add("chosen");
-    cell.scrollIntoView({ block: "nearest", inline: "nearest" });
-    detail.replaceChildren(cellDetail(DATA.trainings[which], cell.curve, cell.at));
-  };
-  place.addEventListener("click", (event) => choose(event.target.closest("td")));
-  place.addEventListener("keydown", (event) => {
-    const [down, right] = { ArrowDown: [1, 0], ArrowUp: [-1, 0], ArrowRight: [0, 1], ArrowLeft: [0, -1] }[event.key] ?? [0, 0];
-    const table = place.querySelector("table"), row = table.rows[(chosen ? chosen.parentNode.rowIndex : 1) + down];
-    if (!down && !right) return;
-    event.preventDefault();
-    choose(row?.cells[(chosen ? chosen.cellIndex : 1) + right]);
-  });
+  const which = Number(STATE.get("training")) || 0;
+  const map = new Heatmap(DATA.trainings[which] ?? DATA.trainings[0]);
+  const change = (name) => (value) => { map[name] = value; map.fill(); };
+  const grouped = map.training.groups.length ? [["groups", "groups, folded"]] : [];
   const tools = el("div", { class: "tools" },
-    DATA.trainings.length > 1 ? choice("training", DATA.trainings.map((t, i) => [i, `${t.name} · ${t.suite}`]), (v) => { which = Number(v); draw(); }) : null,
-    choice("colour by", [["evidence", "change from the checkpoint before, in standard errors of a difference"], ["range", "place between the row's worst and best"]], (v) => { by = v; colourCells(place, by); }),
-    search("find a task", (v) => { text = v; draw(); }));
-  draw();
-  return section("heatmap", "Tasks × checkpoints", "Blue is better, orange is worse. ! marks a checkpoint that shows a score to be worse, ~ a score that is not comparable with the one before. Choose a cell for its details.", tools, place, detail);
+    DATA.trainings.length > 1 ? choice("training", DATA.trainings.map((t, i) => [i, `${t.name} · ${t.suite}`]), (v) => { map.training = DATA.trainings[v]; map.fill(); }, "training") : null,
+    choice("rows", [...grouped, ["suite", "as in the suite"], ["drop", "largest drop at the last checkpoint first"], ["worse", "worse ones only"]], change("order"), "rows"),
+    choice("colour by", [["evidence", "change from the checkpoint before, in standard errors of a difference"], ["range", "place between the row's worst and best"]], change("by"), "colour"),
+    search("find a task", change("text"), "find"));
+  map.fill();
+  return section("heatmap", "Tasks × checkpoints", "Blue is better, orange is worse. ! marks a checkpoint that shows a score to be worse, ~ a score that is not comparable with the one before. Click a cell, or choose it by arrow keys; Enter opens its evaluation, or a group.", tools, map.box);
 }
 
-function heatmap(training, text) {
-  const heads = training.points.map((p) => el("th", { scope: "col", class: "right", title: p[1] }, said(p[1])));
-  const rows = training.curves.filter((c) => `${c.task} ${c.measure}`.toLowerCase().includes(text)).map((curve) => {
-    const place = new Map(curve.at.map((at, i) => [at, i]));
-    const cells = training.points.map((point, at) => {
-      const i = place.get(at);
-      if (i === undefined || curve.value[i] === null) return el("td", { class: "right", text: "–" });
-      return Object.assign(el("td", { text: `${score(curve.value[i])}${curve.marks[i]}` }), { curve, at: i });
-    });
-    return el("tr", {}, el("th", { scope: "row", title: `${curve.task} ${curve.measure}` }, said(curve.task), el("small", {}, " ", said(curve.measure), curve.up ? null : " (lower is better)")), cells);
-  });
-  return el("table", { class: "heatmap" }, el("thead", {}, el("tr", {}, el("th", { scope: "col", text: "task" }), heads)), el("tbody", {}, rows));
-}
-
-function colourCells(place, by) {
-  for (const cell of place.querySelectorAll("td")) {
-    if (cell.curve) cell.className = `right heat ${shade(by === "range" ? inRange(cell.curve, cell.at) : evidence(cell.curve, cell.at))}${cell.classList.contains("chosen") ? " chosen" : ""}`;
+class Heatmap {
+  constructor(training) {
+    Object.assign(this, { training, by: STATE.get("colour") ?? "evidence", text: sought("find"), order: STATE.get("rows") ?? (training.groups.length ? "groups" : "suite") });
+    [this.open, this.row, this.column] = [new Set((STATE.get("open") ?? "").split("~").filter(Boolean)), null, null];
+    this.table = el("table", { class: "heatmap" });
+    this.sizer = el("div", {}, this.table);
+    this.detail = el("div", { class: "detail", role: "status", hidden: true });
+    this.place = el("div", { class: "heat-box", tabindex: 0, role: "region", "aria-label": "scores by task and checkpoint: arrow keys choose a cell", onscroll: () => this.draw(), onkeydown: (event) => this.key(event), onclick: (event) => this.click(event) }, this.sizer);
+    this.box = el("div", { class: "heat-place" }, this.place, this.detail);
+    this.place.redraw = () => this.fill();
+    new ResizeObserver(() => { if (this.place.clientWidth !== this.width) this.fill(true); }).observe(this.place);
   }
+
+  /** Rows and sizes anew. The newest checkpoints are seen first. */
+  fill(resized = this.width === undefined) {
+    const { place, training: { points } } = this;
+    [this.rows, this.row, this.detail.hidden] = [rowsOf(this), null, true];
+    this.width = place.clientWidth;
+    this.names = this.width < 600 ? 136 : 300;
+    this.shown = PRINTING ? points.length : Math.max(1, Math.min(points.length, Math.floor((this.width - this.names) / COLUMN_PX)));
+    this.cell = PRINTING ? COLUMN_PX / 2 : Math.min(1.6 * COLUMN_PX, (this.width - this.names) / this.shown);
+    this.high = PRINTING ? this.rows.length : Math.max(1, Math.min(this.rows.length, Math.floor((HEIGHT * innerHeight) / ROW_PX) - 1));
+    this.sizer.style.width = PRINTING ? "auto" : `${this.names + points.length * this.cell}px`;
+    this.sizer.style.height = PRINTING ? "auto" : `${(this.rows.length + 1) * ROW_PX}px`;
+    place.style.height = PRINTING ? "auto" : `${(this.high + 1) * ROW_PX + place.offsetHeight - place.clientHeight}px`;
+    if (resized) place.scrollLeft = points.length * this.cell;
+    this.draw();
+  }
+
+  draw() {
+    const { points } = this.training;
+    this.top = PRINTING ? 0 : Math.min(Math.round(this.place.scrollTop / ROW_PX), this.rows.length - this.high);
+    this.left = PRINTING ? 0 : Math.min(Math.round(this.place.scrollLeft / this.cell), points.length - this.shown);
+    const columns = points.slice(this.left, this.left + this.shown), width = { width: `${this.cell}px` };
+    const heads = columns.map((point) => el("th", { scope: "col", class: "right", title: point[1], style: width }, said(point[1])));
+    const rows = this.rows.slice(this.top, this.top + this.high).map((row, i) => el("tr", { "aria-rowindex": this.top + i + 2 }, this.head(row), columns.map((_, at) => this.one(row, this.top + i, this.left + at))));
+    this.table.style.width = `${this.names + columns.length * this.cell}px`;
+    this.table.setAttribute("aria-rowcount", this.rows.length + 1);
+    this.table.setAttribute("aria-colcount", points.length + 1);
+    this.table.replaceChildren(el("thead", {}, el("tr", {}, el("th", { scope: "col", style: { width: `${this.names}px` }, text: this.training.groups.length ? "group or task" : "task" }), heads)), el("tbody", {}, rows));
+    this.placeDetail();
+  }
+
+  head({ group, curve, count, worse }) {
+    const name = group ?? curve.task, mark = group ? `${this.open.has(group) || this.text ? "▾" : "▸"} ` : "";
+    const more = group ? ` ${count} task${count === 1 ? "" : "s"}${worse ? `, ${worse} worse` : ""}` : ` ${curve.measure}${curve.up ? "" : " (lower is better)"}`;
+    return el("th", { scope: "row", class: group ? "group" : null, title: `${name}${more}` }, el("div", { class: "name" }, mark, el("span", { class: "cut" }, said(name)), el("small", { text: more })));
+  }
+
+  one({ curve }, row, column) {
+    const i = curve?.place[column] ?? -1, chosen = row === this.row && column === this.column ? "chosen" : "";
+    if (i < 0 || curve.value[i] === null) return el("td", { class: `right ${chosen}`, text: "–" });
+    return el("td", { class: `right heat ${shade(this.by === "range" ? inRange(curve, i) : evidence(curve, i))} ${chosen}`, text: `${score(curve.value[i])}${curve.marks[i] ?? ""}` });
+  }
+
+  key(event) {
+    const step = KEYS[event.key];
+    if (!step && event.key !== "Enter" && event.key !== "Escape") return;
+    if (event.target !== this.place) return; // a link in the box
+    event.preventDefault();
+    if (event.key === "Escape") return this.choose(null);
+    if (event.key === "Enter") return this.row === null ? null : this.enter();
+    const { points } = this.training;
+    if (this.row === null) return this.choose(this.top, this.left + this.shown - 1);
+    this.choose(Math.max(0, Math.min(this.rows.length - 1, this.row + step[0])), Math.max(0, Math.min(points.length - 1, this.column + step[1])));
+  }
+
+  click(event) {
+    const cell = event.target.closest("td, th"), row = this.top + (cell?.parentNode.rowIndex ?? 0) - 1;
+    if (!cell || row < this.top) return;
+    if (cell.tagName === "TH") return this.fold(this.rows[row].group);
+    this.choose(row, this.left + cell.cellIndex - 1);
+  }
+
+  /** Enter: a group opens or closes, else the cell's evaluation opens. */
+  enter() {
+    if (this.rows[this.row].group) return this.fold(this.rows[this.row].group);
+    if (DATA.mark) location.assign(address.evaluation(this.training.points[this.column][0]));
+  }
+
+  fold(group) {
+    if (!group) return;
+    const { row, column } = this;
+    this.open.delete(group) || this.open.add(group);
+    remember("open", [...this.open].join("~"));
+    this.fill();
+    if (row !== null) this.choose(row, column);
+  }
+
+  choose(row, column) {
+    [this.row, this.column] = [row, column];
+    this.detail.hidden = row === null;
+    if (row !== null) {
+      const { curve } = this.rows[row], i = curve?.place[column] ?? -1;
+      this.detail.replaceChildren(i < 0 || curve.value[i] === null ? el("p", { text: "There is no score here." }) : cellDetail(this.training, curve, i));
+      this.place.scrollTop = Math.max(Math.min(this.place.scrollTop, row * ROW_PX), (row + 1 - this.high) * ROW_PX);
+      this.place.scrollLeft = Math.max(Math.min(this.place.scrollLeft, column * this.cell), (column + 1 - this.shown) * this.cell);
+    }
+    this.draw();
+  }
+
+  /** The detail stands below its cell, or above where there is no room. */
+  placeDetail() {
+    const cell = this.table.querySelector(".chosen"), { detail, box } = this;
+    detail.hidden = !cell;
+    if (!cell) return;
+    const [at, whole] = [cell.getBoundingClientRect(), box.getBoundingClientRect()], below = at.bottom + detail.offsetHeight < Math.max(innerHeight, whole.bottom);
+    detail.style.left = `${Math.max(0, Math.min(at.left - whole.left, whole.width - detail.offsetWidth))}px`;
+    detail.style.top = `${(below ? at.bottom + 4 : at.top - detail.offsetHeight - 4) - whole.top}px`;
+  }
+}
+
+/** Rows as {curve, group, count, worse}: `group` of one that folds. */
+function rowsOf({ training, order, text, open }) {
+  const wanted = training.curves.filter((c) => `${c.task} ${c.measure}`.toLowerCase().includes(text)).map((curve) => ({ curve }));
+  if (order === "worse") return wanted.filter((r) => r.curve.worse.length);
+  const change = (c) => (c.at.at(-1) === training.points.length - 1 ? evidence(c, c.at.length - 1) : null) ?? 2;
+  if (order === "drop") return wanted.toSorted((a, b) => change(a.curve) - change(b.curve));
+  if (order !== "groups" || !training.groups.length) return wanted;
+  const members = new Map(training.groups.flatMap(([group, names]) => [group, ...names].map((name) => [name, group])));
+  const folded = training.groups.flatMap(([group]) => {
+    const inside = wanted.filter((r) => members.get(r.curve.task) === group && r.curve.task !== group);
+    const own = training.curves.find((c) => c.task === group);
+    if (text && !inside.length && !group.toLowerCase().includes(text)) return [];
+    const tasks = new Set(inside.map((r) => r.curve.task)).size, worse = inside.filter((r) => r.curve.worse.length).length;
+    return [{ group, curve: own, count: tasks, worse }, ...(open.has(group) || text ? inside : [])];
+  });
+  return [...wanted.filter((r) => !members.has(r.curve.task)), ...folded];
 }
 
 /** -1 to 1: the change from the point before in yardsticks, over STRONG. null: not known. */
@@ -72,24 +171,27 @@ const shade = (strength) => (strength === null ? "none" : `${strength < 0 ? "dow
 function cellDetail(training, curve, i) {
   const point = training.points[curve.at[i]], before = i > 0 ? training.points[curve.at[i - 1]] : null;
   const error = curve.stderr[i] === null ? "" : ` ± ${score(curve.stderr[i])}`;
-  const change = i > 0 && curve.value[i - 1] !== null ? `; ${(curve.value[i] - curve.value[i - 1]).toFixed(4)} from ${before[1]}` : "";
-  const known = curve.yardstick[i] === null ? "" : `, ${(curve.value[i] - curve.mean[i]).toFixed(4)} from the mean before, standard error of a difference ${score(curve.yardstick[i])}`;
-  const worse = curve.worse.filter(([at]) => at === i).map(([, words]) => `; ${words}`).join("");
-  return el("p", {}, said(curve.task, "said strong"), ` at `, said(point[1]), `: ${score(curve.value[i])}${error}${change}${known}${worse}`,
-    curve.documents[i] ? `; ${curve.documents[i].toLocaleString("en")} documents` : "", ". ",
-    DATA.mark ? el("a", { href: `/evaluation/${encodeURIComponent(point[0])}`, text: "its page" }) : command(`evalspan report ${quoted(point[0])}`), " ",
-    !before ? null : DATA.mark ? el("a", { href: `/compare?id=${encodeURIComponent(before[0])}&id=${encodeURIComponent(point[0])}`, text: `beside ${before[1]}` }) : command(`evalspan compare ${quoted(before[0])} ${quoted(point[0])}`));
+  const change = i > 0 && curve.value[i - 1] !== null ? `; ${signed(curve.value[i] - curve.value[i - 1])} from ${before[1]}` : "";
+  const known = curve.yardstick[i] === null || curve.mean[i] === null ? "" : `, ${signed(curve.value[i] - curve.mean[i])} from the mean before, standard error of a difference ${score(curve.yardstick[i])}`;
+  const worse = curve.worse.filter(([at]) => at === i).map(([, words]) => el("strong", { class: "trouble", text: `; ${words}` }));
+  return el("p", {}, said(curve.task, "said strong"), ` ${curve.measure} at `, said(point[1]), `: ${score(curve.value[i])}${error}${change}${known}`, worse,
+    documentsOf(curve, i) ? `; ${documentsOf(curve, i).toLocaleString("en")} documents` : "", ". ",
+    DATA.mark ? el("a", { href: address.evaluation(point[0]), text: "its evaluation" }) : command(`evalspan report ${quoted(point[0])}`), " ",
+    !before ? null : DATA.mark ? el("a", { href: `${address.compare([before[0], point[0]])}#task=${encodeURIComponent(curve.task)}`, text: `what flipped since ${before[1]}` }) : command(`evalspan compare ${quoted(before[0])} ${quoted(point[0])}`));
 }
 
-function costPart() {
+const documentsOf = (curve, i) => (Array.isArray(curve.documents) ? curve.documents[i] : curve.documents);
+
+function checkpointsPart() {
   const rows = DATA.trainings.flatMap((t) => t.points.map((point) => ({ training: t, point })));
-  const priced = rows.some((r) => r.point[8] !== null);
-  const columns = [
-    { name: "training", of: (r) => r.training.name }, { name: "suite", of: (r) => r.training.suite }, { name: "checkpoint", of: (r) => r.point[2] ?? r.point[1], show: (r) => r.point[1] },
-    { name: "status", of: (r) => r.point[3] }, { name: "accepted", of: (r) => r.point[5], show: (r) => when(r.point[5]) },
+  const priced = rows.some((r) => r.point[8] !== null), several = DATA.trainings.length > 1;
+  const { bar, column } = boxes(rows.map((r) => r.point[0]));
+  const columns = [column((r) => r.point[0]),
+    ...(several ? [{ name: "training", of: (r) => r.training.name }, { name: "suite", of: (r) => r.training.suite }] : []), { name: "checkpoint", of: (r) => r.point[2] ?? r.point[1], show: (r) => link(address.evaluation(r.point[0]), said(r.point[1])) },
+    { name: "state", of: (r) => r.point[3], show: (r) => el("span", { class: `state ${r.point[3]}` }, said(r.point[3])) }, { name: "accepted", of: (r) => r.point[5], show: (r) => when(r.point[5]) },
     { name: "makespan", of: (r) => r.point[6], show: (r) => seconds(r.point[6]), right: true }, { name: "GPU time", of: (r) => r.point[7], show: (r) => seconds(r.point[7]), right: true },
     ...(priced ? [{ name: "cost", of: (r) => r.point[8], show: (r) => figure(r.point[8]), right: true }] : []),
   ];
   const gpu = rows.reduce((sum, r) => sum + (r.point[7] ?? 0), 0), cost = rows.reduce((sum, r) => sum + (r.point[8] ?? 0), 0);
-  return section("cost", "Cost per checkpoint", `${rows.length} evaluations, ${seconds(gpu)} of GPUs${priced ? `, ${figure(cost)} in all` : ""}.`, table(columns, rows, { label: "cost per checkpoint" }));
+  return section("checkpoints", "Checkpoints", `${rows.length} evaluations, ${seconds(gpu)} of GPUs${priced ? `, ${figure(cost)} in all` : ""}.`, el("div", { class: "tools" }, bar), table(columns, rows, { label: "checkpoints", key: "sort", order: several ? null : [3, false] }));
 }

@@ -1,25 +1,48 @@
 // Puts the parts of the page together: the heading, the list of parts, and each part when it is near the view.
 
-if (DATA.kind === "comparison") PARTS.unshift({ id: "changes", name: "Changes", make: changesPart });
+if (DATA.kind === "comparison") PARTS.unshift({ id: "changes", name: "What flipped", make: changesPart });
 
+/** What flipped over all tasks, and how each score has changed; a task leads to its samples. */
 function changesPart() {
-  const last = (r) => r.verdicts.at(-1);
-  const columns = [{ name: "task", of: (r) => r.task }, { name: "measure", of: (r) => r.metric.replace(",none", "") },
-    ...DATA.heads.map((head, i) => ({ name: head, of: (r) => r.values[i], show: (r) => `${score(r.values[i])}${r.stderrs[i] === null ? "" : ` ± ${score(r.stderrs[i])}`}${r.differs[i] ? "~" : ""}`, right: true })),
-    { name: "change (95 %)", of: (r) => r.change, show: (r) => (r.change === null ? "–" : `${r.change >= 0 ? "+" : ""}${r.change.toFixed(4)}${"high" in last(r) ? ` ± ${score(last(r).high - last(r).difference)}` : ""}`), right: true },
-    { name: "verdict", of: (r) => last(r).adjusted ?? 2, show: (r) => last(r).words }];
-  const ids = el("ul", {}, DATA.ids.map((id, i) => el("li", {}, said(DATA.heads[i], "said strong"), ": ", said(id))));
-  return section("changes", "Changes", `The last evaluation against the first. ${DATA.verdicts} "~": not comparable with the first.`, ids, table(columns, DATA.rows, { label: "changes" }), command(`evalspan compare ${DATA.ids.map(quoted).join(" ")}`));
+  const last = (r) => r.verdicts.at(-1), known = new Set(DATA.samples.map((s) => s.task)), metric = (r) => r.metric.replace(",none", "");
+  const net = (r) => (last(r).gained == null ? null : last(r).gained - last(r).lost);
+  const one = (r) => ({ change: r.change, reach: "high" in last(r) ? last(r).high - last(r).difference : null, verdict: last(r).verdict, words: last(r).words });
+  const columns = [{ name: "task", of: (r) => r.task, show: (r) => (known.has(r.task) ? el("a", { href: `#part=samples&task=${encodeURIComponent(r.task)}`, title: "its samples" }, breaking(said(r.task))) : breaking(said(r.task))) }, { name: "metric", of: metric, show: (r) => said(metric(r)) },
+    { name: "gained", of: (r) => last(r).gained ?? null, show: (r) => (last(r).gained == null ? "–" : `+${last(r).gained}`), right: true }, { name: "lost", of: (r) => last(r).lost ?? null, show: (r) => (last(r).lost == null ? "–" : `−${last(r).lost}`), right: true },
+    { name: "net", of: net, show: (r) => (net(r) === null ? "–" : `${net(r) < 0 ? "−" : "+"}${Math.abs(net(r))}`), right: true },
+    { name: "change (95 %)", of: (r) => r.change, show: (r) => changeText(one(r)), right: true }, { name: "p", of: (r) => last(r).adjusted ?? null, show: (r) => (last(r).adjusted == null ? "–" : last(r).adjusted.toFixed(4)), right: true },
+    { name: "verdict", of: (r) => ({ worse: 0, better: 1, "no evidence": 2 })[last(r).verdict] ?? 3, show: (r) => verdictText(one(r)) },
+    ...DATA.heads.map((head, i) => ({ name: head, of: (r) => r.values[i], show: (r) => `${score(r.values[i])}${r.stderrs[i] === null ? "" : ` ± ${score(r.stderrs[i])}`}${r.differs[i] ? "~" : ""}`, right: true }))];
+  let [text, only] = [sought("score"), STATE.get("verdict") ?? "all"];
+  const wanted = () => DATA.rows.filter((r) => `${r.task} ${metric(r)}`.toLowerCase().includes(text) && (only === "all" || last(r).verdict === only || (only === "flipped" && last(r).gained + last(r).lost > 0)));
+  const list = table(columns, wanted(), { label: "changes", order: [4, true], key: "changes" }), draw = () => list.show(wanted());
+  const first = [...new Map(DATA.rows.filter((r) => net(r) !== null).toReversed().map((r) => [r.task, last(r)])).values()], sum = (name) => first.reduce((all, v) => all + v[name], 0);
+  const [worse, better] = ["worse", "better"].map((verdict) => DATA.rows.filter((r) => last(r).verdict === verdict).length);
+  return el("div", {}, el("section", { class: `head ${worse ? "failed" : better ? "done" : ""}` }, el("p", { class: "big", text: worse || better ? `${worse} score${worse === 1 ? "" : "s"} worse, ${better} better` : "no change beyond noise" }),
+    first.length ? el("p", { text: `Of ${first.length} tasks with right and wrong answers: ${sum("gained").toLocaleString("en")} answers gained, ${sum("lost").toLocaleString("en")} lost, net ${sum("gained") - sum("lost")}.` }) : null,
+    DATA.ids.map((id, i) => el("p", {}, said(DATA.heads[i], "said strong"), ": ", link(address.evaluation(id), said(id)))), command(`evalspan compare ${DATA.ids.map(quoted).join(" ")}`)),
+  section("changes", "What flipped", `The last evaluation against the first, the largest loss first. ${DATA.verdicts} p: after this correction. "~": not comparable with the first.`,
+    el("div", { class: "tools" }, search("find a task", (v) => { text = v; draw(); }, "score"), choice("show", [["all", "all scores"], ["worse", "worse"], ["better", "better"], ["flipped", "any answer flipped"]], (v) => { only = v; draw(); }, "verdict")), list));
 }
 
 function begin() {
   const parts = PARTS.map((part) => ({ ...part, holder: el("div", { class: "part", id: `part-${part.id}` }) }));
-  const nav = el("nav", { "aria-label": "parts of the page" }, el("strong", { text: "evalspan" }), parts.map((p) => el("a", { href: `#part-${p.id}`, text: p.name })),
+  const nav = el("nav", { "aria-label": "parts of the page" }, el("strong", { text: "evalspan" }), parts.map((p) => el("a", { href: `#part=${p.id}`, text: p.name, onclick: (event) => { event.preventDefault(); remember("part", p.id); toPart(); } })),
     el("button", { type: "button", text: "light / dark", onclick: otherTheme }));
   const main = el("main", { id: "main" }, el("h1", {}, said(document.title)), DATA.note ? el("p", { class: "note" }, said(DATA.note)) : null, parts.map((p) => p.holder));
   document.body.append(el("a", { class: "skip", href: "#main", text: "to the content" }), nav, main);
   for (const part of parts) part.holder.append(part.make());
   if (DATA.made_at) main.append(el("footer", { class: "note", text: `Made ${when(DATA.made_at)} by evalspan ${DATA.version ?? ""}. Nothing in this page was loaded from elsewhere.` }));
+}
+
+/** To the part that the address names. */
+const toPart = () => document.getElementById(`part-${STATE.get("part")}`)?.scrollIntoView();
+
+/** A link of this page, or a colleague's address. */
+function moved() {
+  STATE = new URLSearchParams(location.hash.slice(1));
+  drawAgain();
+  toPart();
 }
 
 const DARK = matchMedia("(prefers-color-scheme: dark)");
@@ -33,7 +56,7 @@ function otherTheme() {
 
 /** Canvases keep the colours that they were drawn with. */
 function recolour() {
-  for (const drawn of document.querySelectorAll(".plot, canvas")) drawn.redraw?.();
+  for (const drawn of document.querySelectorAll(".plot, canvas, .heat-box")) drawn.redraw?.();
 }
 
 /** Paper is white and does not scroll: what is printed is drawn whole, in light colours, with the logs of failures. */
@@ -60,4 +83,6 @@ function drawAgain() {
 try { if (localStorage.theme) document.documentElement.dataset.theme = localStorage.theme; } catch {}
 DARK.addEventListener("change", recolour);
 addEventListener("beforeprint", printed);
+addEventListener("hashchange", moved);
 begin();
+toPart();

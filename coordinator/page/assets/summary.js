@@ -1,12 +1,15 @@
-// One evaluation in figures: makespan against its bound, scores, GPU seconds by cause, nodes, failures.
+// One evaluation: how it stands and what to type, its scores beside those of the checkpoint before, and where the time went.
 
-if (DATA.kind === "evaluation") PARTS.push(
-  { id: "summary", name: "Summary", make: summaryPart }, { id: "scores", name: "Scores", make: scoresPart }, { id: "time", name: "Time", make: timePart });
+if (DATA.kind === "evaluation") {
+  PARTS.push({ id: "state", name: "State", make: statePart }, { id: "scores", name: "Scores", make: scoresPart }, { id: "summary", name: "Summary", make: summaryPart }, { id: "time", name: "Time", make: timePart });
+  addEventListener("keydown", (event) => {
+    if (event.target.closest?.("input, select, textarea") || event.ctrlKey || event.altKey || event.metaKey) return;
+    if (event.key === "e" || event.key === "l") document.querySelector(`.beside [data-key="${event.key}"]`)?.click();
+  });
+}
 
 const CAUSES = { infer: "inference", imports: "import", load: "load", warm: "warm-up", dump: "dump", wait: "wait", other: "start, end, lost" };
 const STAGES = { build: "build requests", staging: "stage weights", queue_wait: "longest wait in the queue", load: "import, load, warm-up (mean)", inference: "inference", metric_tail: "metrics after the last response" };
-
-const OPEN_OR_DONE = new Set(["running", "done"]); // statuses without trouble
 
 /** What the trials held: a report says the same words. */
 const held = () => (DATA.report.gpus.length && DATA.report.gpus.every((g) => g.device === "cpu") ? "slot" : "GPU");
@@ -20,31 +23,69 @@ function bars(rows, label, none = "None.") {
       el("td", { class: "right", text: seconds(value) }), el("td", { class: "soft", text: note ?? "" })))));
 }
 
-function summaryPart() {
-  const a = DATA.report, rows = [];
-  if (a.makespan_seconds !== null) rows.push([a.status === "running" ? "so far" : DATA.halted ? "until it stopped" : "makespan", a.makespan_seconds, a.ratio ? `${a.ratio.toFixed(3)} × the lower bound` : ""]);
-  if (a.lower_bound_seconds) rows.push(["lower bound", a.lower_bound_seconds, "from the seconds of this run", "var(--line-2)"]);
-  if (a.predicted_makespan_seconds) rows.push(["predicted", a.predicted_makespan_seconds, "by the plan", "var(--line-3)"]);
-  const facts = [["checkpoint", a.checkpoint], ["suite", a.mode === "exact" ? a.suite : `${a.suite}, ${a.mode} mode`], ["status", DATA.halted || a.status, OPEN_OR_DONE.has(a.status) ? "said" : "said trouble"], ["accepted", when(a.accepted_at)],
-    [`${held()} time`, `${seconds(a.gpu_seconds)}, ${share(a.gpu_busy_fraction)} in inference${DATA.cost === null ? "" : `; cost ${figure(DATA.cost)}`}`],
-    ["weights staged", `${bytes(a.staged_bytes)}, of these ${bytes(a.storage_bytes)} read from storage`],
-    a.tokens?.computed ? ["tokens", figure(a.tokens.computed)] : null, a.waited_seconds ? ["without GPUs", seconds(a.waited_seconds)] : null,
-    a.limited_seconds ? ["kept out by a limit on jobs", seconds(a.limited_seconds)] : null, a.paused_seconds ? ["paused", seconds(a.paused_seconds)] : null].filter(Boolean);
-  return section("summary", "Summary", null, el("dl", {}, facts.map(([name, value, look]) => [el("dt", { text: name }), el("dd", {}, said(value, look))])),
-    bars(rows, "makespan beside its bound and the prediction"), command(`evalspan report ${quoted(a.evaluation_id)} --verbose`),
-    a.entries.some((e) => e.status === "failed") || a.status === "given up" ? command(`evalspan retry ${quoted(a.evaluation_id)}`) : null);
+const MOST_NAMED = 6; // scores that the head names
+
+function statePart() {
+  const [word, text] = DATA.head, a = DATA.report, t = DATA.training;
+  const failed = a.entries.filter((e) => e.status === "failed");
+  const told = Object.values(t?.changes ?? {}), before = t?.points.find(([id]) => id === t.before);
+  const changed = ["worse", "better"].map((verdict) => [verdict, told.filter((c) => c.verdict === verdict).map((c) => c.name)]).filter(([, names]) => names.length);
+  return el("section", { id: "state", class: `head ${word}`, "aria-label": "state" },
+    el("p", { class: "big" }, said(text)),
+    el("p", {}, said(a.step === null ? a.checkpoint : `step ${a.step}`, "said strong"), " · ", said(a.mode === "exact" ? a.suite : `${a.suite}, ${a.mode} mode`), ` · ${DATA.report.entries.filter((e) => e.status === "scored").length} of ${a.entries.length} tasks scored · `,
+      `${a.status === "running" ? "so far" : "makespan"} ${seconds(a.makespan_seconds)} · ${held()} time ${seconds(a.gpu_seconds)}`),
+    DATA.waits.length ? el("p", {}, "It waits: ", said(DATA.waits.join("; "))) : null,
+    before ? el("p", {}, "Against ", link(address.compare([t.before, a.evaluation_id]), said(`step ${before[1]}`)), ": ", changed.length ? changed.map(([verdict, names]) => [el("strong", { class: verdict === "worse" ? "trouble" : "good", text: `${names.length} ${verdict}` }), " (", said(firstOf(names, MOST_NAMED)), ") "]) : word === "running" ? "no verdict before the end" : "no change beyond noise") : null,
+    word === "failed" ? el("p", {}, "Failed: ", said(firstOf(failed.map((e) => e.name), MOST_NAMED)), ". ", el("a", { href: "#part=failures", text: "why" })) : null,
+    el("p", {}, failed.length ? command(`evalspan logs ${quoted(a.evaluation_id)}`) : null, commandFor(a.evaluation_id, word, text), word === "running" ? command(`evalspan watch ${quoted(a.evaluation_id)}`) : null), t ? besidePart(t) : null);
 }
 
+/** Links to the training and to its checkpoints beside this one, which the keys e and l open. */
+function besidePart(t) {
+  const beside = (point, key, name) => (point ? el("a", { href: address.evaluation(point[0]), "data-key": key, "aria-keyshortcuts": key }, `${name} (${key}): `, said(`step ${point[1]}`)) : el("span", { class: "soft", text: `no ${name} checkpoint` }));
+  if (!DATA.mark) return null; // a file has no other pages
+  return el("nav", { class: "beside", "aria-label": "checkpoints of this training" }, el("a", { href: address.training(t.folder, t.suite) }, "training ", said(t.folder.split("/").slice(-2).join("/"))),
+    beside(t.points[t.at - 1], "e", "earlier"), beside(t.points[t.at + 1], "l", "later"));
+}
+
+function summaryPart() {
+  const a = DATA.report, rows = [];
+  if (a.makespan_seconds !== null) rows.push([a.status === "running" ? "so far" : DATA.halted ? "until it stopped" : "makespan", a.makespan_seconds, a.ratio ? `${a.ratio.toFixed(2)} x the lower bound` : ""]);
+  if (a.lower_bound_seconds) rows.push(["lower bound", a.lower_bound_seconds, "from the seconds of this run", "var(--line-2)"]);
+  if (a.predicted_makespan_seconds) rows.push(["predicted", a.predicted_makespan_seconds, "from the plan on, by the prior", "var(--line-3)"]);
+  const facts = [["checkpoint", a.checkpoint], ["accepted", when(a.accepted_at)],
+    [`${held()} time`, `${seconds(a.gpu_seconds)}, ${share(a.gpu_busy_fraction)} inference${DATA.cost === null ? "" : `; cost ${figure(DATA.cost)}`}`],
+    ["weights staged", `${bytes(a.staged_bytes)}, of these ${bytes(a.storage_bytes)} read from storage`],
+    a.tokens?.computed ? ["tokens", figure(a.tokens.computed)] : null, a.waited_seconds ? ["waited for a free GPU", seconds(a.waited_seconds)] : null,
+    a.limited_seconds ? ["kept out by a limit on jobs", seconds(a.limited_seconds)] : null, a.paused_seconds ? ["paused", seconds(a.paused_seconds)] : null].filter(Boolean);
+  return section("summary", "Summary", null, bars(rows, "makespan beside its bound and the prediction"), el("dl", {}, facts.map(([name, value, look]) => [el("dt", { text: name }), el("dd", {}, said(value, look))])),
+    command(`evalspan report ${quoted(a.evaluation_id)} --verbose`));
+}
+
+const signed = (value) => `${value >= 0 ? "+" : "−"}${score(Math.abs(value))}`;
+
 function scoresPart() {
+  const t = DATA.training, before = t?.points.find(([id]) => id === t.before), last = (r) => changeOf(r);
+  const nameOf = (r) => `${r[0]}/${r[1]}`, changeOf = (r) => t?.changes[nameOf(r)];
+  const withSamples = new Set((DATA.samples ?? []).map((s) => s.task));
+  const task = (r) => (withSamples.has(r[0]) ? el("a", { href: `#part=samples&task=${encodeURIComponent(r[0])}`, title: "its samples" }, breaking(said(r[0]))) : breaking(said(r[0])));
   const columns = [
-    { name: "task", of: (r) => r[0] }, { name: "measure", of: (r) => r[1], show: (r) => `${r[1]}${r[4] ? "" : " (lower is better)"}` },
-    { name: "value", of: (r) => r[2], show: (r) => score(r[2]), right: true }, { name: "standard error", of: (r) => r[3], show: (r) => score(r[3]), right: true },
-    { name: "documents", of: (r) => r[5], show: (r) => r[5]?.toLocaleString("en"), right: true }, { name: "shots", of: (r) => r[6], right: true }, { name: "version", of: (r) => r[7], right: true },
+    { name: "task", of: (r) => r[0], show: task }, { name: "metric", of: (r) => r[1], show: (r) => said(`${r[1]} ${r[4] ? "↑" : "↓"}`) },
+    { name: "value ± stderr", of: (r) => r[2], show: (r) => `${score(r[2])}${r[3] === null ? "" : ` ± ${score(r[3])}`}`, right: true },
+    ...(before ? [{ name: `change from ${before[1]} (95 %)`, of: (r) => last(r)?.change ?? null, show: (r) => changeText(last(r)), right: true }, { name: "verdict", of: (r) => ({ worse: 0, better: 1, "no evidence": 2 })[last(r)?.verdict] ?? 3, show: (r) => verdictText(last(r)) }] : []),
+    ...(t?.labels.length ? [{ name: `since ${t.labels[0]}`, of: (r) => r[2] - (t.scores[nameOf(r)]?.find((v) => v !== null) ?? r[2]), show: (r) => sparkline([[...(t.scores[nameOf(r)] ?? []), r[2]]], `from ${score(t.scores[nameOf(r)]?.find((v) => v !== null))} to ${score(r[2])}`) }] : []),
+    { name: "n", of: (r) => r[5], show: (r) => r[5]?.toLocaleString("en"), right: true }, { name: "n-shot", of: (r) => r[6], right: true }, { name: "version", of: (r) => r[7], right: true },
   ];
   const without = DATA.report.entries.filter((e) => e.status !== "scored");
   const list = without.length ? el("ul", {}, without.map(({ name, status: state, error }) => el("li", {}, said(name, "said strong"), `: ${DATA.halted && state !== "failed" ? "was " : ""}${state}`, error ? ": " : "", said(error)))) : null;
-  return section("scores", "Scores", null, list, table(columns, DATA.scores, { label: "scores" }));
+  let text = sought("score");
+  const wanted = () => DATA.scores.filter((r) => nameOf(r).toLowerCase().includes(text));
+  const shown = table(columns, wanted(), { label: "scores", key: "scores" });
+  return section("scores", "Scores", "↑ higher is better, ↓ lower is better.", list, DATA.scores.length > 20 ? el("div", { class: "tools" }, search("find a task", (v) => { text = v; shown.show(wanted()); }, "score")) : null, shown);
 }
+
+const changeText = (c) => (c?.change == null ? "–" : `${signed(c.change)}${c.reach === null ? "" : ` ± ${score(c.reach)}`}`);
+const verdictText = (c) => (c?.words ? el("span", { class: c.verdict === "worse" ? "trouble" : c.verdict === "better" ? "good" : "soft" }, said(c.words)) : "");
 
 function timePart() {
   const { gpus, stages: known } = DATA.report, sum = (values) => values.reduce((a, b) => a + b, 0);

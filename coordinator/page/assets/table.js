@@ -2,14 +2,16 @@
 
 const FIRST_ROWS = 100;
 
-/** `columns`: {name, of(row) → value that sorts, show(row) → text or element (default: the value), right}. `open(row)`: what Enter or a click on a row does. */
-function table(columns, rows, { caption, open, order = null, label } = {}) {
-  let [by, up] = order ?? [null, true];
+/** `columns`: {name, of(row) → value that sorts, show(row) → text or element (default: the value), right}. `open(row)`: what Enter or a click on a row does.
+ * `order`: [column, ascending]; `key`: of the address, which keeps another order. */
+function table(columns, rows, { caption, open, order = null, label, key } = {}) {
+  const [name, way] = (STATE.get(key) ?? "").split("~"), kept = columns.findIndex((c) => c.name === name);
+  let [by, up] = kept >= 0 ? [kept, way === "up"] : order ?? [null, true];
   let shown = FIRST_ROWS;
   const body = el("tbody");
   const more = el("button", { type: "button", class: "more", onclick: () => { shown += 10 * FIRST_ROWS; fill(); } });
   const heads = columns.map((column, i) => {
-    const button = el("button", { type: "button", text: column.name, onclick: () => { up = by === i ? !up : !column.right; by = i; fill(); } });
+    const button = el("button", { type: "button", text: column.name, onclick: () => { up = by === i ? !up : !column.right; by = i; if (key) remember(key, `${column.name}~${up ? "up" : "down"}`); fill(); } });
     return el("th", { scope: "col", class: column.right ? "right" : null }, button);
   });
   const made = el("table", { "aria-label": label ?? null }, caption ? el("caption", { text: caption }) : null, el("thead", {}, el("tr", {}, heads)), body);
@@ -50,4 +52,19 @@ function compared(a, b) {
   if (a === null || a === undefined) return b === null || b === undefined ? 0 : 1;
   if (b === null || b === undefined) return -1;
   return typeof a === "number" && typeof b === "number" ? a - b : String(a).localeCompare(String(b), "en", { numeric: true });
+}
+
+/** Boxes that choose evaluations, and what compares them. `order`: all ids, the first one that is chosen is the baseline. */
+function boxes(order) {
+  const chosen = new Set(), bar = el("span", { class: "field", role: "status" });
+  const show = () => {
+    const ids = order.filter((id) => chosen.has(id));
+    bar.replaceChildren(ids.length < 2 ? "Choose two evaluations to compare them." : DATA.mark ? el("a", { class: "button", href: address.compare(ids), text: `compare ${ids.length} evaluations` }) : command(`evalspan compare ${ids.map(quoted).join(" ")}`));
+  };
+  show();
+  const column = (idOf) => ({ name: "compare", of: (row) => (chosen.has(idOf(row)) ? 0 : 1), show: (row) => {
+    const id = idOf(row);
+    return el("input", { type: "checkbox", checked: chosen.has(id), "aria-label": `compare ${id}`, onchange: (event) => { event.target.checked ? chosen.add(id) : chosen.delete(id); show(); } });
+  } });
+  return { bar, column };
 }

@@ -1,0 +1,139 @@
+"""The data of a work folder's first page: its trainings, the newest first, and its evaluations. Pure.
+
+Rule: a training is the folder of its checkpoints, with one suite in one mode. All that is said of it stands in the summaries
+of its evaluations; whether a score has changed, in the paired test that `compare` shows.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import PurePosixPath
+from typing import Any
+
+from coordinator.evaluation.records import checkpoint_name
+from coordinator.page.training import short_names
+from coordinator.runtime.summary import Halt, Summary
+
+# fields of a summary in the list of evaluations
+SUMMARY = {
+    "evaluation_id", "suite", "step", "scored", "entries", "shards_done", "shards", "accepted_at",
+}  # fmt: skip
+MOST_LINES = 8  # of a sparkline; with more scores it is their mean
+# (evaluation, a later one) -> verdict ("better", "worse") -> names of scores
+Changes = Callable[[Summary, Summary], Mapping[str, Sequence[str]]]
+
+
+def training_of(summary: Summary) -> tuple[str, str, str]:
+    """(folder of the checkpoints, suite, mode)."""
+    return str(PurePosixPath(summary.checkpoint).parent), summary.suite, summary.mode
+
+
+def label_of(summary: Summary) -> str:
+    """As of a point on a curve."""
+    return str(summary.step) if summary.step is not None else checkpoint_name(summary.checkpoint)
+
+
+def in_order(summaries: Iterable[Summary]) -> list[Summary]:
+    """Evaluations of one training by its checkpoints, of each the latest one."""
+    latest = {s.checkpoint: s for s in sorted(summaries, key=lambda s: s.accepted_at)}
+    return sorted(latest.values(), key=lambda s: (s.step is None, s.step or 0, s.accepted_at))
+
+
+def standing(summary: Summary, halt: Halt | None, now: float) -> tuple[str, str]:
+    """(done | failed | cancelled | stopped | running, the same in words as `status` says it)."""
+    if halt is not None:
+        return "stopped", halt.text
+    if summary.ended_at is not None:
+        missed = summary.entries - summary.scored
+        failed = f"failed: {missed} task{'s' * (missed != 1)}"
+        return summary.result, failed if summary.result == "failed" and missed else summary.result
+    done = f", {100 * summary.shards_done // summary.shards} %" if summary.shards else ""
+    return "running", f"{summary.stage}{done}" + left(summary, now)
+
+
+def left(summary: Summary, now: float) -> str:
+    """The time that is left, as ", about 4 min left", or ""."""
+    if summary.done_at is None or not summary.trials:
+        return ""
+    minutes = max(summary.done_at - now, 0.0) / 60
+    return f", about {minutes:.0f} min left" if minutes >= 1 else ", less than a minute left"
+
+
+def index_data(
+    begun: Sequence[tuple[Summary, Halt | None]], ended: Sequence[Summary], changes: Changes, now: float
+) -> dict[str, Any]:
+    """`begun`: those that have not ended, oldest first; `ended`: the newest first."""
+    every = [*begun, *((s, None) for s in ended)]
+    stands = {s.evaluation_id: standing(s, halt, now) for s, halt in every}
+    groups: dict[tuple[str, str, str], list[Summary]] = defaultdict(list)
+    for summary, _ in every:
+        groups[training_of(summary)].append(summary)
+    names = short_names([folder for folder, _, _ in groups])
+    newest_first = sorted(groups, key=lambda key: -max(s.accepted_at for s in groups[key]))
+    going = sum(halt is None for _, halt in begun)
+    return {
+        "kind": "index",
+        "running": going,
+        "halted": len(begun) - going,
+        "evaluations": [
+            {
+                **s.model_dump(include=SUMMARY),
+                **_costs(s),
+                "folder": training_of(s)[0],
+                "word": word,
+                "status": text,
+            }
+            for s, _ in every
+            for word, text in [stands[s.evaluation_id]]
+        ],
+        "trainings": [_training(key, names, in_order(groups[key]), stands, changes) for key in newest_first],
+    }
+
+
+def _costs(summary: Summary) -> dict[str, float | None]:
+    return {
+        "gpu_seconds": sum(summary.gpu_seconds.values()) or None,
+        "makespan_seconds": summary.makespan_seconds,
+    }
+
+
+def _training(
+    key: tuple[str, str, str],
+    names: Mapping[str, str],
+    members: Sequence[Summary],
+    stands: Mapping[str, tuple[str, str]],
+    changes: Changes,
+) -> dict[str, Any]:
+    """`lines`: name -> values over `scored`, the checkpoints that have scores; `states`: of those that are not done."""
+    folder, suite, mode = key
+    scored = [s for s in members if s.ended_at is not None and s.scores]
+    states = [[s.evaluation_id, label_of(s), *stands[s.evaluation_id]] for s in members]
+    return {
+        "folder": folder,
+        "name": names[folder],
+        "suite": suite,
+        "mode": mode,
+        "checkpoints": len(members),
+        "scored": [[s.evaluation_id, label_of(s)] for s in scored],
+        "lines": _lines(scored),
+        "changes": changes(scored[-2], scored[-1]) if len(scored) > 1 else {},
+        "gpu_seconds": sum(sum(s.gpu_seconds.values()) for s in members),
+        "states": [state for state in reversed(states) if state[2] != "done"],
+        "accepted_at": max(s.accepted_at for s in members),
+    }
+
+
+def _lines(scored: Sequence[Summary]) -> dict[str, list[float | None]]:
+    """The main scores of which higher is better: each of a group or task, or their mean where they are many."""
+    values = [{v.task: v.value for v in s.main_scores if v.higher_is_better} for s in scored]
+    names = list(values[-1]) if values else []
+    lines = {name: [_round(each.get(name)) for each in values] for name in names}
+    if len(names) <= MOST_LINES:
+        return lines
+    whole = [[each[name] for name in names] if each.keys() >= set(names) else [] for each in values]
+    return {f"mean of {len(names)} scores": [_round(sum(v) / len(v)) if v else None for v in whole]}
+
+
+def _round(value: float | None) -> float | None:
+    return None if value is None else float(f"{value:.4g}")
