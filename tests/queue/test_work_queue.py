@@ -226,8 +226,8 @@ class AgainstModel(RuleBasedStateMachine):
                 load = taken[2] + loads.get(taken[0], 0.0)
                 assert load == max([load, *loads.values()])
 
-    @rule(trial=TRIAL, shard=NAMES)
-    def done(self, trial, shard) -> None:
+    @rule(trial=TRIAL, shard=NAMES, overtakes_a_beat=st.booleans())
+    def done(self, trial, shard, overtakes_a_beat) -> None:
         assert self.queue.done(trial, shard, 1) == (self.claims.get(shard) == trial)
         # where it is unknown how far predictions are off nothing is late, however long this machine stands still
         self.client.hdel(f"{self.queue._prefix}meta", "predicted", "took")
@@ -236,6 +236,8 @@ class AgainstModel(RuleBasedStateMachine):
         self.unclaimed.pop(shard, None)
         self.shards_done[trial] += self.last_done.get(trial) != shard  # else the answer had been lost
         self.last_done[trial] = shard
+        if overtakes_a_beat:
+            self.beat(trial, shard)
 
     def _return(self, shard) -> None:
         del self.claims[shard]
