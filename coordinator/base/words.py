@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from collections.abc import Mapping, Sequence
@@ -31,6 +32,11 @@ def seconds(value: float | None) -> str:
     if value < 3600:
         return f"{int(value) // 60}:{int(value) % 60:02d} min"
     return f"{int(value) // 3600}:{int(value) // 60 % 60:02d} h"
+
+
+def about(left: float) -> str:
+    """Predicted seconds, without the digits that a prediction does not have."""
+    return f"about {math.ceil(left)} s" if left < 100 else f"about {seconds(left)}"
 
 
 def by_reason(errors: Mapping[str, str]) -> dict[str, str]:

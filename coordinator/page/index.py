@@ -11,17 +11,18 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
+from coordinator.base.words import about
 from coordinator.evaluation.records import checkpoint_name
 from coordinator.page.training import short_names
 from coordinator.runtime.summary import Halt, Summary
 
 # fields of a summary in the list of evaluations
 SUMMARY = {
-    "evaluation_id", "suite", "step", "scored", "entries", "shards_done", "shards", "accepted_at",
+    "evaluation_id", "suite", "step", "scored", "entries", "shards_done", "shards", "accepted_at", "makespan_seconds",
 }  # fmt: skip
 MOST_LINES = 8  # of a sparkline; with more scores it is their mean
-# (evaluation, a later one) -> verdict ("better", "worse") -> names of scores
-Changes = Callable[[Summary, Summary], Mapping[str, Sequence[str]]]
+Changes = Callable[[Summary, Summary], Mapping[str, Mapping[str, Any]]]
+"""(evaluation, a later one) -> score name -> its "verdict" and others."""
 
 
 def training_of(summary: Summary) -> tuple[str, str, str]:
@@ -49,15 +50,9 @@ def standing(summary: Summary, halt: Halt | None, now: float) -> tuple[str, str]
         failed = f"failed: {missed} task{'s' * (missed != 1)}"
         return summary.result, failed if summary.result == "failed" and missed else summary.result
     done = f", {100 * summary.shards_done // summary.shards} %" if summary.shards else ""
-    return "running", f"{summary.stage}{done}" + left(summary, now)
-
-
-def left(summary: Summary, now: float) -> str:
-    """The time that is left, as ", about 4 min left", or ""."""
-    if summary.done_at is None or not summary.trials:
-        return ""
-    minutes = max(summary.done_at - now, 0.0) / 60
-    return f", about {minutes:.0f} min left" if minutes >= 1 else ", less than a minute left"
+    known = summary.done_at is not None and summary.trials
+    left = f", {about(max((summary.done_at or 0.0) - now, 0.0))} left" if known else ""
+    return "running", f"{summary.stage}{done}{left}"
 
 
 def index_data(
@@ -77,24 +72,12 @@ def index_data(
         "running": going,
         "halted": len(begun) - going,
         "evaluations": [
-            {
-                **s.model_dump(include=SUMMARY),
-                **_costs(s),
-                "folder": training_of(s)[0],
-                "word": word,
-                "status": text,
-            }
+            s.model_dump(include=SUMMARY)
+            | {"folder": training_of(s)[0], "gpu_seconds": sum(s.gpu_seconds.values()) or None}
+            | dict(zip(("word", "status"), stands[s.evaluation_id], strict=True))
             for s, _ in every
-            for word, text in [stands[s.evaluation_id]]
         ],
         "trainings": [_training(key, names, in_order(groups[key]), stands, changes) for key in newest_first],
-    }
-
-
-def _costs(summary: Summary) -> dict[str, float | None]:
-    return {
-        "gpu_seconds": sum(summary.gpu_seconds.values()) or None,
-        "makespan_seconds": summary.makespan_seconds,
     }
 
 
@@ -108,6 +91,7 @@ def _training(
     """`lines`: name -> values over `scored`, the checkpoints that have scores; `states`: of those that are not done."""
     folder, suite, mode = key
     scored = [s for s in members if s.ended_at is not None and s.scores]
+    found = changes(scored[-2], scored[-1]) if len(scored) > 1 else {}
     states = [[s.evaluation_id, label_of(s), *stands[s.evaluation_id]] for s in members]
     return {
         "folder": folder,
@@ -117,7 +101,10 @@ def _training(
         "checkpoints": len(members),
         "scored": [[s.evaluation_id, label_of(s)] for s in scored],
         "lines": _lines(scored),
-        "changes": changes(scored[-2], scored[-1]) if len(scored) > 1 else {},
+        "changes": {
+            word: [name for name, said in found.items() if said["verdict"] == word]
+            for word in ("worse", "better")
+        },
         "gpu_seconds": sum(sum(s.gpu_seconds.values()) for s in members),
         "states": [state for state in reversed(states) if state[2] != "done"],
         "accepted_at": max(s.accepted_at for s in members),
@@ -128,12 +115,7 @@ def _lines(scored: Sequence[Summary]) -> dict[str, list[float | None]]:
     """The main scores of which higher is better: each of a group or task, or their mean where they are many."""
     values = [{v.task: v.value for v in s.main_scores if v.higher_is_better} for s in scored]
     names = list(values[-1]) if values else []
-    lines = {name: [_round(each.get(name)) for each in values] for name in names}
     if len(names) <= MOST_LINES:
-        return lines
+        return {name: [each.get(name) for each in values] for name in names}
     whole = [[each[name] for name in names] if each.keys() >= set(names) else [] for each in values]
-    return {f"mean of {len(names)} scores": [_round(sum(v) / len(v)) if v else None for v in whole]}
-
-
-def _round(value: float | None) -> float | None:
-    return None if value is None else float(f"{value:.4g}")
+    return {f"mean of {len(names)} scores": [sum(v) / len(v) if v else None for v in whole]}

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache, lru_cache, partial
@@ -24,7 +23,7 @@ from coordinator.evaluation.state import State
 from coordinator.page import evaluation, index, samples, training
 from coordinator.report.columns import columns, sample_file, with_signals
 from coordinator.report.comparisons import comparison, heads_of
-from coordinator.report.learning_curves import Point, ScoreValue, scores_of
+from coordinator.report.learning_curves import Point, leaves_of, scores_of
 from coordinator.report.load_series import point_of
 from coordinator.report.sampling import series_of
 from coordinator.report.verdicts import MEANING, add_verdicts
@@ -72,103 +71,74 @@ def of_evaluation(
     more = {
         "logs": _logs(paths, data["notes"]),
         "samples": listed,
-        **_beside(settings, paths, results, every),
+        **_beside(settings, paths.root.name, results, every),
     }
     return _made(data["report"]["evaluation_id"], data | more, blocks)
 
 
 def _beside(
-    settings: Config, paths: EvaluationPaths, results: Mapping[str, Any], every: Sequence[Summary]
+    settings: Config, name: str, results: Mapping[str, Any], every: Sequence[Summary]
 ) -> dict[str, Any]:
     """Of the training that an evaluation is of: its checkpoints, scores of those before, and how this one's have changed."""
-    one = next((s for s in every if s.evaluation_id == paths.root.name), None)
+    one = next((s for s in every if s.evaluation_id == name), None)
     if one is None:
         return {"training": None}
-    alike = (s for s in every if index.training_of(s) == index.training_of(one))
-    members = index.in_order([*(s for s in alike if s.checkpoint != one.checkpoint), one])
+    folder, suite, mode = index.training_of(one)
+    alike = (
+        s for s in every if index.training_of(s) == (folder, suite, mode) and s.checkpoint != one.checkpoint
+    )
+    members = index.in_order([*alike, one])
     at = members.index(one)
-    folders = [EvaluationPaths(settings.work_dir / s.evaluation_id) for s in members[:at][-MOST_BEFORE:]]
-    known = [
-        (index.label_of(s), _values(f)) for s, f in zip(members[:at][-MOST_BEFORE:], folders, strict=True)
-    ]
-    before = next((s.evaluation_id for s in reversed(members[:at]) if s.ended_at and s.scores), None)
-    rows = _rows(settings, before, paths, results, ended=one.ended_at is not None) if before else []
-    folder, suite, _ = index.training_of(one)
-    return {
-        "training": {
-            "folder": folder,
-            "suite": suite,
-            "at": at,
-            "points": [[s.evaluation_id, index.label_of(s)] for s in members],
-            "before": before,
-            "labels": [label for label, _ in known],
-            "scores": {
-                row[0]: [values.get(row[0]) for _, values in known] for row in map(_named, scores_of(results))
-            },
-            "changes": {row["name"]: row for row in rows},
-        }
+    scored = [s for s in members[:at] if s.ended_at and s.scores][-MOST_BEFORE:]
+    files = [(EvaluationPaths(settings.work_dir / s.evaluation_id).results, s.ended_at) for s in scored]
+    known = [_values(*file) for file in files]
+    compare = bool(scored) and one.ended_at is not None
+    about = {
+        "folder": folder,
+        "suite": suite,
+        "at": at,
+        "points": [[s.evaluation_id, index.label_of(s)] for s in members],
+        "before": scored[-1].evaluation_id if scored else None,
+        "first": index.label_of(scored[0]) if scored else "",
+        "scores": {s.name: [values.get(s.name) for values in known] for s in scores_of(results)},
+        "changes": changes(settings, scored[-1].evaluation_id, name) if compare else {},
     }
-
-
-def _named(score: ScoreValue) -> tuple[str, float]:
-    return score.name, float(f"{score.value:.4g}")
-
-
-def _values(paths: EvaluationPaths) -> Mapping[str, float]:
-    """Score name -> value of results.json; empty where there is none."""
-    try:
-        return _values_of(str(paths.results), paths.results.stat().st_mtime_ns)
-    except OSError:
-        return {}
+    return {"training": about}
 
 
 @lru_cache(maxsize=256)
-def _values_of(file: str, _written_at: int) -> Mapping[str, float]:
-    return dict(map(_named, scores_of(read_json(Path(file)))))
+def _values(file: Path, _ended_at: float | None) -> Mapping[str, float]:
+    """Score name -> value of a results.json; empty where there is none."""
+    return {score.name: float(f"{score.value:.4g}") for score in scores_of(read_json(file))}
 
 
-def _rows(
-    settings: Config, before: str, paths: EvaluationPaths, results: Mapping[str, Any], *, ended: bool
-) -> list[dict[str, Any]]:
-    """Change, half of its 95 % interval, verdict and its words of each score; verdicts of one that has ended."""
-    if ended:
-        _, rows, _ = compared(settings, [before, paths.root.name])
-    else:
-        earlier = read_json(EvaluationPaths(settings.work_dir / before).results)
-        rows = comparison([earlier, dict(results)])
-    return [
-        {
-            "name": f"{row['task']}/{row['metric'].removesuffix(',none')}",
-            "change": row["change"],
-            "reach": said["high"] - said["difference"] if "high" in said else None,
-            "verdict": said.get("verdict", ""),
-            "words": said.get("words", ""),
-        }
-        for row in rows
-        for said in [row.get("verdicts", [{}])[-1]]
-    ]
+def changes(settings: Config, before: str, after: str) -> dict[str, dict[str, Any]]:
+    """What `compare` says: score name -> change, half of its 95 % interval, verdict, and the verdict in words.
+
+    Empty where one of both evaluations cannot be read.
+    """
+    found = {}
+    with suppress(EvalspanError, LookupError, OSError, TypeError, ValueError):
+        for row in compared(settings, [before, after])[1]:
+            said = row["verdicts"][-1]
+            reach = said["high"] - said["difference"] if "high" in said else None
+            name = f"{row['task']}/{row['metric'].removesuffix(',none')}"
+            found[name] = {"change": row["change"], "reach": reach} | {
+                k: said[k] for k in ("verdict", "words")
+            }
+    return found
 
 
 def of_work_folder(
     settings: Config,
     begun: Sequence[tuple[Summary, Halt | None]],
     ended: Sequence[Summary],
-    changes: index.Changes | None = None,
+    said: index.Changes,
 ) -> Contents:
-    """All evaluations of the work folder, and their trainings. `begun`: those that have not ended; `changes`: None: read here."""
-    found = index.index_data(begun, ended, changes or partial(changes_of, settings), time.time())
+    """All evaluations of the work folder, and their trainings. `begun`: those that have not ended; `said`: of `changes`."""
+    found = index.index_data(begun, ended, said, time.time())
     going = [s for s, halt in begun if halt is None]
     return _made(str(settings.work_dir), found | {"standing": _standing(settings, going)})
-
-
-def changes_of(settings: Config, before: Summary, after: Summary) -> dict[str, list[str]]:
-    """Verdict -> names of scores: what `compare` says of two evaluations; empty where one cannot be read."""
-    found = defaultdict(list)
-    with suppress(EvalspanError, LookupError, OSError, TypeError, ValueError):
-        folder = EvaluationPaths(settings.work_dir / after.evaluation_id)
-        for row in _rows(settings, before.evaluation_id, folder, {}, ended=True):
-            found[row["verdict"]].append(row["name"])
-    return {verdict: found[verdict] for verdict in ("better", "worse") if found[verdict]}
 
 
 def of_trainings(settings: Config, points: Sequence[Point]) -> Contents:
@@ -182,22 +152,10 @@ def _groups(settings: Config, points: Sequence[Point]) -> training.Groups:
     newest = max((p for p in points if p.scores), key=lambda p: p.accepted_at, default=None)
     if newest is None:
         return {}
-    groups = read_json(EvaluationPaths(settings.work_dir / newest.evaluation_id).results).get(
-        "group_subtasks", {}
-    )
+    results = read_json(EvaluationPaths(settings.work_dir / newest.evaluation_id).results)
+    groups = results.get("group_subtasks", {})
     inside = {name for members in groups.values() for name in members}
-
-    def below(name: str, seen: frozenset[str]) -> Iterator[str]:
-        for member in groups.get(name, ()):
-            if member not in seen:
-                yield member
-                yield from below(member, seen | {member})
-
-    return {
-        group: [*below(group, frozenset([group]))]
-        for group, members in groups.items()
-        if members and group not in inside
-    }
+    return {group: leaves_of(results, group) for group in groups if groups[group] and group not in inside}
 
 
 def of_comparison(

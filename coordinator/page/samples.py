@@ -10,7 +10,7 @@ import gzip
 import json
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 MOST_TEXT = 4000  # characters of a prompt or an answer that a page shows
@@ -61,57 +61,33 @@ def blocks_of(
     return index, blocks
 
 
-@dataclass
-class _Kept:
-    """Samples of one rank, with their places in the file, until their chunks take `share` bytes."""
-
-    share: int
-    chunks: list[tuple[int, list[tuple[int, list[Any]]]]] = field(default_factory=list)
-    open: list[tuple[int, list[Any]]] = field(default_factory=list)
-    size: int = 0
-
-    def add(self, place: int, row: list[Any]) -> None:
-        if self.size <= self.share:
-            self.open.append((place, row))
-            if len(self.open) == CHUNK:
-                self.close()
-
-    def close(self) -> None:
-        size = len(_packed([row for _, row in self.open])) if self.open else 0
-        self.chunks.append((size, self.open))
-        self.size, self.open = self.size + size, []
-
-
 def _fitting(lines: Iterable[str], share: int, kind: Kind) -> tuple[bytes, dict[str, int]]:
     """(gzip of the samples that fit, counts of their documents, of all, and of broken lines).
 
     A document has a line for each filter.
     """
-    first, others = _Kept(share), _Kept(share)
-    documents: set[str] = set()
-    broken = 0
+    ranks: dict[bool, list[tuple[int, list[Any]]]] = {
+        True: [],
+        False: [],
+    }  # is it kept first? -> places and rows
+    broken = size = 0
     for place, line in enumerate(filter(str.strip, lines)):
         try:
             row = sample_row(json.loads(line), kind.later)
         except (ValueError, AttributeError, TypeError):  # cut short, or no sample
             broken += 1
             continue
-        documents.add(str(row[0]))
-        (first if kind.first(row) else others).add(place, row)
+        ranks[kind.first(row)].append((place, row))
+    chunks = [rank[i : i + CHUNK] for rank in ranks.values() for i in range(0, len(rank), CHUNK)]
     kept: list[tuple[int, list[Any]]] = []
-    for rank in (first, others):
-        rank.close()
-        for size, chunk in rank.chunks:
-            if size > share:
-                break
-            share -= size
-            kept += chunk
+    for chunk in chunks:
+        size += len(_packed([row for _, row in chunk]))
+        if size > share:
+            break
+        kept += chunk
     rows = [row for _, row in sorted(kept, key=lambda each: each[0])]
-    return _packed(rows), {
-        "samples": len({str(row[0]) for row in rows}),
-        "of": len(documents),
-        "broken": broken,
-    }
+    documents, shown = ({str(row[0]) for _, row in found} for found in (ranks[True] + ranks[False], kept))
+    return _packed(rows), {"samples": len(shown), "of": len(documents), "broken": broken}
 
 
 def _packed(rows: list[list[Any]]) -> bytes:

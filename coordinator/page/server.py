@@ -19,9 +19,10 @@ import stat
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import islice, takewhile
 from pathlib import Path
 from threading import Lock
@@ -141,8 +142,8 @@ class Pages:
         self._making: defaultdict[str, Lock] = defaultdict(Lock)  # address -> held while it is made
         self._summaries = Summaries(settings, most=MOST_ENDED)
         self._journals = Journals()
-        # (ids and ends of two evaluations) -> what `changes_of` says
-        self._changes: dict[tuple[str, float | None, str, float | None], Mapping[str, Sequence[str]]] = {}
+        # of ids and ends of two evaluations
+        self._changes = lru_cache(MOST_ENDED)(lambda *one: read.changes(settings, one[0], one[2]))
         self._open: list[tuple[Summary, Halt | None]] = []
         self._looked_at, self._work_mark = float("-inf"), ""
         self._lock = Lock()  # of what is kept and of the look at the work folder
@@ -195,20 +196,16 @@ class Pages:
 
     def index(self) -> read.Contents:
         begun, ended = self._seen()
-        return read.of_work_folder(self.settings, begun, ended, self._changed)
+
+        def said(a: Summary, b: Summary) -> Mapping[str, Mapping[str, Any]]:
+            return self._changes(a.evaluation_id, a.ended_at, b.evaluation_id, b.ended_at)
+
+        return read.of_work_folder(self.settings, begun, ended, said)
 
     def _seen(self) -> tuple[list[tuple[Summary, Halt | None]], list[Summary]]:
         with self._lock:
             self._look()
             return self._open, self._summaries.ended
-
-    def _changed(self, before: Summary, after: Summary) -> Mapping[str, Sequence[str]]:
-        key = before.evaluation_id, before.ended_at, after.evaluation_id, after.ended_at
-        if key not in self._changes:
-            self._changes[key] = read.changes_of(self.settings, before, after)
-            for old in list(self._changes)[:-MOST_ENDED]:
-                self._changes.pop(old, None)
-        return self._changes[key]
 
     def evaluation(self, name: str) -> read.Contents:
         begun, ended = self._seen()

@@ -15,8 +15,8 @@ from rich.padding import Padding
 from rich.progress_bar import ProgressBar
 from rich.text import Text
 
-from coordinator.base.words import by_reason, clock_time, first_of, seconds
-from coordinator.cli.screen.standing import Shown, about, back_in, held_jobs, seconds_left
+from coordinator.base.words import about, by_reason, clock_time, first_of, seconds
+from coordinator.cli.screen.standing import Shown, back_in, held_jobs, seconds_left
 from coordinator.report.learning_curves import ScoreValue
 from coordinator.report.tables import UNBOUNDED, Parts, Sheet
 from coordinator.runtime.summary import STOPPED, Lane, Summary

@@ -5,7 +5,6 @@ Rule: a function of an evaluation's summary; no journal is read. `board` draws i
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -206,11 +205,6 @@ def in_words(what: Timed, now: float, *, timed: bool = True) -> str:
     """What it waits for; `timed`: and for how long."""
     since = f" for {seconds(now - what.at)}" if timed and what.at is not None else ""
     return f"{what.what}{since}{': ' if what.why else ''}{what.why}"
-
-
-def about(left: float) -> str:
-    """Predicted seconds, without the digits that a prediction does not have."""
-    return f"about {math.ceil(left)} s" if left < 100 else f"about {seconds(left)}"
 
 
 def back_in(summary: Summary, now: float) -> float | None:

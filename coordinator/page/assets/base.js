@@ -35,20 +35,16 @@ function said(text, className = "said") {
 
 const plain = (text) => String(text ?? "").replace(/[\u0000-\u0008\u000b-\u001f\u007f-\u009f]/g, "\ufffd");
 
+/** A duration, as the terminal says it. */
 function seconds(value) {
   if (value === null || value === undefined) return "–";
-  if (value <= -0.001) return `-${seconds(-value)}`;
-  if (value < 1) return `${Math.abs(Math.round(value * 1000))} ms`;
-  if (value < 60) return `${value.toFixed(1)} s`;
-  const s = Math.round(value), [h, m] = [Math.floor(s / 3600), Math.floor((s % 3600) / 60)];
-  return h ? `${h} h ${String(m).padStart(2, "0")} min` : `${m} min ${String(s % 60).padStart(2, "0")} s`;
+  const s = Math.floor(Math.max(value, 0)), two = (n) => String(n % 60).padStart(2, "0");
+  return s < 100 ? `${Math.max(value, 0).toFixed(1)} s` : s < 3600 ? `${Math.floor(s / 60)}:${two(s)} min` : `${Math.floor(s / 3600)}:${two(Math.floor(s / 60))} h`;
 }
 
 function bytes(value) {
-  const units = ["B", "kB", "MB", "GB", "TB"];
-  let at = 0;
-  while (value >= 1000 && at < units.length - 1) [value, at] = [value / 1000, at + 1];
-  return `${NUMBER.format(value)} ${units[at]}`;
+  const at = Math.min(4, Math.max(0, Math.floor(Math.log10(value || 1) / 3)));
+  return at ? `${(value / 1000 ** at).toFixed(1)} ${["kB", "MB", "GB", "TB"][at - 1]}` : `${value} B`;
 }
 
 const figure = (value) => (value === null || value === undefined ? "–" : NUMBER.format(value));

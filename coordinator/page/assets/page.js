@@ -48,9 +48,13 @@ function moved() {
 const DARK = matchMedia("(prefers-color-scheme: dark)");
 
 function otherTheme() {
-  const dark = document.documentElement.dataset.theme ?? (DARK.matches ? "dark" : "light");
-  document.documentElement.dataset.theme = dark === "dark" ? "light" : "dark";
-  try { localStorage.theme = document.documentElement.dataset.theme; } catch {} // refused: the theme is this page's alone
+  const to = document.documentElement.dataset.theme === "dark" ? "light" : "dark";
+  try { localStorage.theme = to; } catch {} // refused: the theme is this page's alone
+  dress(to);
+}
+
+function dress(theme) {
+  document.documentElement.dataset.theme = theme;
   recolour();
 }
 
@@ -65,10 +69,8 @@ function printed() {
   const closed = document.querySelectorAll("#failures details:not([open])");
   const set = (printing, to) => {
     PRINTING = printing;
-    if (to) document.documentElement.dataset.theme = to;
-    else delete document.documentElement.dataset.theme;
     for (const log of closed) log.open = printing;
-    recolour();
+    dress(to);
   };
   for (const waiting of document.querySelectorAll("[data-waits]")) waiting.drawNow?.();
   set(true, "light");
@@ -80,8 +82,10 @@ function drawAgain() {
   begin();
 }
 
-try { if (localStorage.theme) document.documentElement.dataset.theme = localStorage.theme; } catch {}
-DARK.addEventListener("change", recolour);
+let kept; // the theme that was chosen
+try { kept = localStorage.theme; } catch {} // refused
+dress(kept ?? (DARK.matches ? "dark" : "light"));
+DARK.addEventListener("change", () => kept ?? dress(DARK.matches ? "dark" : "light"));
 addEventListener("beforeprint", printed);
 addEventListener("hashchange", moved);
 begin();

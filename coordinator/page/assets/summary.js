@@ -8,8 +8,8 @@ if (DATA.kind === "evaluation") {
   });
 }
 
-const CAUSES = { infer: "inference", imports: "import", load: "load", warm: "warm-up", dump: "dump", wait: "wait", other: "start, end, lost" };
-const STAGES = { build: "build requests", staging: "stage weights", queue_wait: "longest wait in the queue", load: "import, load, warm-up (mean)", inference: "inference", metric_tail: "metrics after the last response" };
+const CAUSES = { infer: "infer", imports: "import", load: "load", warm: "warm-up", dump: "dump", wait: "wait", other: "other: start, end, lost" };
+const STAGES = { build: "build requests", staging: "staging", queue_wait: "queue wait, the longest", load: "import + load, mean of the trials", inference: "inference", metric_tail: "scores after the last response" };
 
 /** What the trials held: a report says the same words. */
 const held = () => (DATA.report.gpus.length && DATA.report.gpus.every((g) => g.device === "cpu") ? "slot" : "GPU");
@@ -73,19 +73,19 @@ function scoresPart() {
     { name: "task", of: (r) => r[0], show: task }, { name: "metric", of: (r) => r[1], show: (r) => said(`${r[1]} ${r[4] ? "↑" : "↓"}`) },
     { name: "value ± stderr", of: (r) => r[2], show: (r) => `${score(r[2])}${r[3] === null ? "" : ` ± ${score(r[3])}`}`, right: true },
     ...(before ? [{ name: `change from ${before[1]} (95 %)`, of: (r) => last(r)?.change ?? null, show: (r) => changeText(last(r)), right: true }, { name: "verdict", of: (r) => ({ worse: 0, better: 1, "no evidence": 2 })[last(r)?.verdict] ?? 3, show: (r) => verdictText(last(r)) }] : []),
-    ...(t?.labels.length ? [{ name: `since ${t.labels[0]}`, of: (r) => r[2] - (t.scores[nameOf(r)]?.find((v) => v !== null) ?? r[2]), show: (r) => sparkline([[...(t.scores[nameOf(r)] ?? []), r[2]]], `from ${score(t.scores[nameOf(r)]?.find((v) => v !== null))} to ${score(r[2])}`) }] : []),
+    ...(before ? [{ name: `since ${t.first}`, of: (r) => r[2] - (t.scores[nameOf(r)]?.find((v) => v !== null) ?? r[2]), show: (r) => sparkline([[...(t.scores[nameOf(r)] ?? []), r[2]]], `from ${score(t.scores[nameOf(r)]?.find((v) => v !== null))} to ${score(r[2])}`) }] : []),
     { name: "n", of: (r) => r[5], show: (r) => r[5]?.toLocaleString("en"), right: true }, { name: "n-shot", of: (r) => r[6], right: true }, { name: "version", of: (r) => r[7], right: true },
   ];
   const without = DATA.report.entries.filter((e) => e.status !== "scored");
   const list = without.length ? el("ul", {}, without.map(({ name, status: state, error }) => el("li", {}, said(name, "said strong"), `: ${DATA.halted && state !== "failed" ? "was " : ""}${state}`, error ? ": " : "", said(error)))) : null;
   let text = sought("score");
   const wanted = () => DATA.scores.filter((r) => nameOf(r).toLowerCase().includes(text));
-  const shown = table(columns, wanted(), { label: "scores", key: "scores" });
+  const shown = table(columns, wanted(), { label: "scores", key: "scores", none: "No score yet." });
   return section("scores", "Scores", "↑ higher is better, ↓ lower is better.", list, DATA.scores.length > 20 ? el("div", { class: "tools" }, search("find a task", (v) => { text = v; shown.show(wanted()); }, "score")) : null, shown);
 }
 
 const changeText = (c) => (c?.change == null ? "–" : `${signed(c.change)}${c.reach === null ? "" : ` ± ${score(c.reach)}`}`);
-const verdictText = (c) => (c?.words ? el("span", { class: c.verdict === "worse" ? "trouble" : c.verdict === "better" ? "good" : "soft" }, said(c.words)) : "");
+const verdictText = (c) => (c?.words ? el("span", { class: `verdict ${{ worse: "trouble", better: "good" }[c.verdict] ?? "soft"}` }, said(c.words)) : "");
 
 function timePart() {
   const { gpus, stages: known } = DATA.report, sum = (values) => values.reduce((a, b) => a + b, 0);

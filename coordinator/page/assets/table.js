@@ -2,9 +2,9 @@
 
 const FIRST_ROWS = 100;
 
-/** `columns`: {name, of(row) → value that sorts, show(row) → text or element (default: the value), right}. `open(row)`: what Enter or a click on a row does.
- * `order`: [column, ascending]; `key`: of the address, which keeps another order. */
-function table(columns, rows, { caption, open, order = null, label, key } = {}) {
+/** `columns`: {name, of(row) → value that sorts, show(row) → text or element (default: the value), right}. `order`: [column, ascending];
+ * `key`: of the address, which keeps another order. */
+function table(columns, rows, { order = null, label, key, none: empty = "None." } = {}) {
   const [name, way] = (STATE.get(key) ?? "").split("~"), kept = columns.findIndex((c) => c.name === name);
   let [by, up] = kept >= 0 ? [kept, way === "up"] : order ?? [null, true];
   let shown = FIRST_ROWS;
@@ -14,30 +14,27 @@ function table(columns, rows, { caption, open, order = null, label, key } = {}) 
     const button = el("button", { type: "button", text: column.name, onclick: () => { up = by === i ? !up : !column.right; by = i; if (key) remember(key, `${column.name}~${up ? "up" : "down"}`); fill(); } });
     return el("th", { scope: "col", class: column.right ? "right" : null }, button);
   });
-  const made = el("table", { "aria-label": label ?? null }, caption ? el("caption", { text: caption }) : null, el("thead", {}, el("tr", {}, heads)), body);
-  const none = el("p", { class: "note", text: "None." });
+  const made = el("table", { "aria-label": label }, el("thead", {}, el("tr", {}, heads)), body);
+  const none = el("p", { class: "note", text: empty });
   function fill() {
     [made.hidden, none.hidden] = [!rows.length, rows.length > 0];
     const sorted = by === null ? [...rows] : rows.toSorted((a, b) => compared(columns[by].of(a), columns[by].of(b)) * (up ? 1 : -1));
     heads.forEach((head, i) => head.setAttribute("aria-sort", by === i ? (up ? "ascending" : "descending") : "none"));
-    body.replaceChildren(...sorted.slice(0, shown).map((row) => rowOf(columns, row, open)));
+    body.replaceChildren(...sorted.slice(0, shown).map((row) => rowOf(columns, row)));
     more.hidden = rows.length <= shown;
     more.textContent = `${(rows.length - shown).toLocaleString("en")} more rows`;
   }
   fill();
-  const holder = el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": `table: ${caption ?? label ?? ""}` }, made, none, more);
+  const holder = el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": `table: ${label}` }, made, none, more);
   holder.show = (others) => { rows = others; shown = FIRST_ROWS; fill(); };
   return holder;
 }
 
-function rowOf(columns, row, open) {
-  const cells = columns.map((column) => {
+function rowOf(columns, row) {
+  return el("tr", {}, columns.map((column) => {
     const value = column.show ? column.show(row) : column.of(row);
     return el("td", { class: column.right ? "right" : null }, value instanceof Node ? value : breaking(said(value ?? "–")));
-  });
-  if (!open) return el("tr", {}, cells);
-  const key = (event) => { if (event.key === "Enter" || event.key === " ") { event.preventDefault(); open(row); } };
-  return el("tr", { tabindex: 0, class: "opens", onclick: () => open(row), onkeydown: key }, cells);
+  }));
 }
 
 /** The same text, whose long names may break after their parts. */
