@@ -4,13 +4,11 @@
 const BANDS = 4; // trainings in a chart at most, for which bands are drawn
 const MEAN = "mean of all tasks";
 
-if (DATA.kind === "training") {
-  DATA.trainings.forEach(completed);
-  PARTS.push({ id: "curves", name: "Curves", make: curvesPart });
-}
+if (DATA.kind === "training") PARTS.push({ id: "curves", name: "Curves", make: curvesPart });
 
 /** What the data leave out: places of curves in the training, means of groups and of all tasks. */
-function completed(training) {
+function complete(training) {
+  if (training.curves[0]?.place) return; // it is drawn again
   const { points, curves, groups } = training, known = new Set(groups.map(([name]) => name)), tasks = curves.filter((c) => !known.has(c.task));
   for (const curve of curves) curve.at ??= points.map((_, i) => i);
   const own = new Set(curves.map((c) => c.task));
@@ -79,7 +77,8 @@ const MOST_WORSE = 8; // scores that are named above the charts
 /** Which scores are worse, since when: the words of `evalspan report --series`. */
 function worsePart() {
   const found = DATA.trainings.flatMap((t) => t.curves.flatMap((c) => c.worse.map(([i, words]) => ({ name: `${c.task}/${c.measure}`, words, change: `${score(c.mean[i])} before, ${score(c.value[i])} at ${t.points[c.at[i]][1]}`, at: t.points[c.at[i]][5] }))));
-  if (!found.length) return el("p", { class: "head done" }, "No score is worse than before. ", el("span", { class: "soft", text: DATA.trainings[0]?.along ?? "" }));
+  const judged = DATA.trainings.some((t) => t.curves.some((c) => c.yardstick.some((y) => y !== null)));
+  if (!found.length) return el("p", { class: judged ? "head done" : "head" }, judged ? "No score is worse than before. " : "Too few checkpoints to say whether a score is worse. ", el("span", { class: "soft", text: DATA.trainings[0]?.along ?? "" }));
   return el("div", { class: "head failed" }, el("p", { class: "big", text: `${found.length} score${found.length > 1 ? "s are" : " is"} worse` }),
     found.toSorted((a, b) => b.at - a.at).slice(0, MOST_WORSE).map((w) => el("p", {}, said(w.name, "said strong"), ` is ${w.words}: ${w.change}`)),
     found.length > MOST_WORSE ? el("p", {}, el("a", { href: "#part=curves&show=worse", text: `and ${found.length - MOST_WORSE} more` })) : null, el("p", { class: "soft", text: DATA.trainings[0]?.along ?? "" }));

@@ -15,7 +15,6 @@ function stayCurrent() {
   const again = () => {
     renew(newer);
     [used, newer] = [false, null];
-    show();
     state.textContent = `as of ${new Date(DATA.made_at * 1000).toLocaleTimeString()}`;
   };
   const look = async () => {
@@ -34,6 +33,7 @@ function stayCurrent() {
     busy = false;
   };
   show();
+  addEventListener("drawn", show);
   setInterval(look, LOOK_MS);
   addEventListener("visibilitychange", look);
   look();

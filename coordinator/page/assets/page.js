@@ -26,6 +26,7 @@ function changesPart() {
 }
 
 function begin() {
+  DATA.trainings?.forEach((training) => training.curves && complete(training)); // of the first page they have none
   const parts = PARTS.map((part) => ({ ...part, holder: el("div", { class: "part", id: `part-${part.id}` }) }));
   const nav = el("nav", { "aria-label": "parts of the page" }, el("strong", { text: "evalspan" }), parts.map((p) => el("a", { href: `#part=${p.id}`, text: p.name, onclick: (event) => { event.preventDefault(); remember("part", p.id); toPart(); } })),
     el("button", { type: "button", text: "light / dark", onclick: otherTheme }));
@@ -80,6 +81,7 @@ function printed() {
 function drawAgain() {
   document.querySelectorAll("nav, main, .skip").forEach((old) => old.remove());
   begin();
+  dispatchEvent(new Event("drawn"));
 }
 
 let kept; // the theme that was chosen

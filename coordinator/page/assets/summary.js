@@ -25,6 +25,8 @@ function bars(rows, label, none = "None.") {
 
 const MOST_NAMED = 6; // scores that the head names
 
+const spanName = () => (DATA.report.status === "running" ? "so far" : DATA.halted ? "until it stopped" : "makespan");
+
 function statePart() {
   const [word, text] = DATA.head, a = DATA.report, t = DATA.training;
   const failed = a.entries.filter((e) => e.status === "failed");
@@ -33,7 +35,7 @@ function statePart() {
   return el("section", { id: "state", class: `head ${word}`, "aria-label": "state" },
     el("p", { class: "big" }, said(text)),
     el("p", {}, said(a.step === null ? a.checkpoint : `step ${a.step}`, "said strong"), " · ", said(a.mode === "exact" ? a.suite : `${a.suite}, ${a.mode} mode`), ` · ${DATA.report.entries.filter((e) => e.status === "scored").length} of ${a.entries.length} tasks scored · `,
-      `${a.status === "running" ? "so far" : "makespan"} ${seconds(a.makespan_seconds)} · ${held()} time ${seconds(a.gpu_seconds)}`),
+      `${spanName()} ${seconds(a.makespan_seconds)} · ${held()} time ${seconds(a.gpu_seconds)}`),
     DATA.waits.length ? el("p", {}, "It waits: ", said(DATA.waits.join("; "))) : null,
     before ? el("p", {}, "Against ", link(address.compare([t.before, a.evaluation_id]), said(`step ${before[1]}`)), ": ", changed.length ? changed.map(([verdict, names]) => [el("strong", { class: verdict === "worse" ? "trouble" : "good", text: `${names.length} ${verdict}` }), " (", said(firstOf(names, MOST_NAMED)), ") "]) : word === "running" ? "no verdict before the end" : "no change beyond noise") : null,
     word === "failed" ? el("p", {}, "Failed: ", said(firstOf(failed.map((e) => e.name), MOST_NAMED)), ". ", el("a", { href: "#part=failures", text: "why" })) : null,
@@ -50,7 +52,7 @@ function besidePart(t) {
 
 function summaryPart() {
   const a = DATA.report, rows = [];
-  if (a.makespan_seconds !== null) rows.push([a.status === "running" ? "so far" : DATA.halted ? "until it stopped" : "makespan", a.makespan_seconds, a.ratio ? `${a.ratio.toFixed(2)} x the lower bound` : ""]);
+  if (a.makespan_seconds !== null) rows.push([spanName(), a.makespan_seconds, a.ratio ? `${a.ratio.toFixed(2)} x the lower bound` : ""]);
   if (a.lower_bound_seconds) rows.push(["lower bound", a.lower_bound_seconds, "from the seconds of this run", "var(--line-2)"]);
   if (a.predicted_makespan_seconds) rows.push(["predicted", a.predicted_makespan_seconds, "from the plan on, by the prior", "var(--line-3)"]);
   const facts = [["checkpoint", a.checkpoint], ["accepted", when(a.accepted_at)],
