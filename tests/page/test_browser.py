@@ -167,7 +167,9 @@ def test_two_boxes_lead_to_what_flipped_and_a_task_to_its_samples(page: Browser,
 
 def test_the_heatmap_is_one_stop_of_the_tabulator_where_keys_choose_and_open(page: Browser, work: Path):
     page.open(page.home + TRAINING)
-    page.run("renew({ data: JSON.parse(document.getElementById('data').textContent), blocks: {} })")  # newer data
+    page.run(
+        "renew({ data: JSON.parse(document.getElementById('data').textContent), blocks: {} })"
+    )  # newer data
     page.until("document.querySelector('.heat-box td')")
     assert page.run("document.querySelectorAll('.heat-box [tabindex], .heat-box a').length") == 0
     rows = page.run("document.querySelectorAll('.heatmap tbody tr').length")

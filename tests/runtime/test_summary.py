@@ -14,7 +14,8 @@ from support.ended import leave_ended
 from support.simulated.large import Large
 from support.simulated.parts import record
 
-from coordinator.cli.screen.standing import about, in_words
+from coordinator.base.words import about
+from coordinator.cli.screen.standing import in_words
 from coordinator.cluster import Job
 from coordinator.config.schema import Config
 from coordinator.evaluation.indexes import file_job
