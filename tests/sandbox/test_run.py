@@ -148,6 +148,19 @@ def test_an_abandoned_run_ends_its_lanes() -> None:
     assert not of_it & _descendants("self")
 
 
+def test_a_program_ends_with_its_time(level: str) -> None:
+    """It does not run on beside the next one of its lane."""
+
+    def processes_after(first: Program) -> int:
+        before = _descendants("self")
+        with contextlib.closing(run_programs([first, RIGHT], workers=1, level=Level(level))) as run:
+            assert [next(run).verdict for _ in range(2)][1] == "pass"
+            return len(_descendants("self") - before)
+
+    hanging = Program(id="hanging", code=WAYS["timeout"], test="f(3)", timeout_seconds=0.5)
+    assert processes_after(hanging) == processes_after(RIGHT)
+
+
 def test_a_killed_run_leaves_no_process(level: str) -> None:
     """SIGKILL of the command ends its lanes, and a program that would run for an hour."""
     endless = json.dumps({"code": "while True: pass", "test": "pass", "timeout_seconds": 3600})
