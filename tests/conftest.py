@@ -23,7 +23,7 @@ UNTIMED = {
     "deadline": None,
     "suppress_health_check": [HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 }
-settings.register_profile("fixed", derandomize=True, **UNTIMED)
+settings.register_profile("fixed", derandomize=True, max_examples=40, **UNTIMED)
 settings.register_profile("explore", **UNTIMED)
 settings.register_profile("deep", max_examples=1000, **UNTIMED)  # `scripts/check --deep`
 settings.load_profile("fixed")

@@ -32,7 +32,7 @@ from coordinator.planning.planner import PLANNERS, plan
 from coordinator.planning.round_robin import SMALL, plan_round_robin
 
 SIMULATE = Path(__file__).parents[2] / "scripts" / "simulate"
-FEW = some(27)
+FEW = some(12)
 
 
 LANE_RUNS = {
@@ -175,7 +175,7 @@ def test_a_short_run_whose_prior_is_ten_times_off_ends_together(width):
 # --- policies ---------------------------------------------------------------------------------------------------------
 
 
-@some(20)
+@some(10)
 @given(instances(), st.sampled_from(POLICIES), st.sampled_from([0.0, 0.3, None]))
 def test_no_policy_beats_the_bound(instance, policy, sigma):
     """The bound is never beaten, by any policy, at any spread; GPUs are never busier than held. The same seeds give the
@@ -244,7 +244,7 @@ def test_large_sets_are_split_small_ones_batched_and_long_metrics_go_first():
     assert [(lane, s.set, s.first_batch, s.end_batch) for lane, s in dealt(made)] == whole
 
 
-@some(40)
+@some(20)
 @given(work_sets(), lanes(), fixed)
 def test_a_deal_is_whole_goes_round_the_lanes_and_runs_as_planned(sets, on, costs):
     """Each batch is dealt once: the shards of a set, in order, are its batches; lanes stand as given, each by rank.
