@@ -34,7 +34,6 @@ class Run:
     broken: list[str] = field(default_factory=list)  # laws, one line each
     over: bool = False
     threads: list[threading.Thread] = field(default_factory=list)
-    busy: set[str] = field(default_factory=set)  # parts that a fault is breaking
     # held from its kill until its successor's start
     replacing: threading.Lock = field(default_factory=threading.Lock)
 
@@ -79,22 +78,19 @@ class Run:
             gone = {n for n in cluster.gpu_nodes if states.get(n, "").startswith(("down", "drain"))}
             away = {n: away.get(n, time.monotonic()) for n in gone}
             for node in [n for n, since in away.items() if time.monotonic() - since > AWAY_S]:
-                if "node" not in self.busy:  # a fault starts it again itself
-                    with contextlib.suppress(DevClusterError):
-                        cluster.bring_back(node)
-                    del away[node]
+                with contextlib.suppress(DevClusterError):
+                    cluster.bring_back(node)
+                del away[node]
 
     def strike_after(self, fault: Fault, events: int) -> None:
         """Strike once the journal holds so many events. What a fault raises counts as a broken law; the run goes on."""
         if not self.wait(lambda: len(self.site.events()) >= events):
             return
-        self.busy |= set(fault.breaks)
         try:
             if (hit := fault.strike(self)) is not None:
                 self.strikes.append((fault.name, f"after {events} events: {hit}"))
         except Exception as error:  # noqa: BLE001
             self.broken.append(f"{fault.name} could not strike: {type(error).__name__}: {error}")
-        self.busy -= set(fault.breaks)
 
     def await_end(self, seconds: float) -> None:
         """Wait through the kills of the coordinator for its own end, which comes in time and with status 0."""

@@ -21,19 +21,9 @@ POLICIES: tuple[str, ...] = get_args(Policy)
 PLANNED_BY = {"paper": "round-robin", "round-robin": "round-robin", "evalspan": "evalspan"}
 """Policies whose plans are made by the planners of real evaluations; the others are simulated by `baselines`."""
 MOST_SIGMA = 10.0
-Contention = Literal["overlap", "full-node"]
-"""How reads share a node's link to storage: "overlap" among the jobs that read at that moment;
-"full-node", pessimistic for policies that load from storage, always among all GPUs of the node."""
 
 
-def simulate_instance(
-    json_text: str,
-    policy: str,
-    sigma: float | None,
-    seeds: int,
-    *,
-    contention: Contention = "overlap",
-) -> dict[str, Any]:
+def simulate_instance(json_text: str, policy: str, sigma: float | None, seeds: int) -> dict[str, Any]:
     """Makespans of `seeds` drawn runs of one policy, and the medians of their own lower bounds.
 
     `sigma`: spread of log seconds around the predictions; None: each set's own. A run's bound is
@@ -48,7 +38,7 @@ def simulate_instance(
     if sigma is not None and not 0 <= sigma <= MOST_SIGMA:
         raise ValueError(f"sigma must be between 0 and {MOST_SIGMA:g}")
     planned = policy in PLANNED_BY
-    run = _planned(instance, policy) if planned else _baseline(instance, policy, contention)
+    run = _planned(instance, policy) if planned else _baseline(instance, policy)
     predicted = Predicted(instance.sets())
     runs = [run(Truth(predicted, sigma=sigma, seed=seed)) for seed in range(seeds)]
     ratios = [one.makespan_seconds / one.lower_bound_seconds for one in runs if one.lower_bound_seconds]
@@ -82,18 +72,14 @@ def _planned(instance: Instance, policy: str) -> Callable[[Truth], Run]:
     return lambda truth: simulate(planned, lanes, truth, cpu_slots=instance.cpu_slots, steal=steals, **costs)
 
 
-def _baseline(instance: Instance, policy: str, contention: Contention) -> Callable[[Truth], Run]:
+def _baseline(instance: Instance, policy: str) -> Callable[[Truth], Run]:
     sets, gpus, slots = instance.datasets, instance.gpus, instance.cpu_slots
     alone = (
         policy == "per-dataset"
     )  # the other is submitted by OpenCompass, and scores when all have inferred
     tasks = baselines.per_dataset(sets) if alone else baselines.opencompass_num_worker(sets, gpus)
-    full, read = contention == "full-node", instance.storage_seconds_alone
-    costs = {
-        "preprocess": instance.preprocess_seconds,
-        "storage": 0.0 if full else read,
-        "load": instance.load_seconds + (read * instance.gpus_per_node if full else 0.0),
-    }
+    costs = {"preprocess": instance.preprocess_seconds, "load": instance.load_seconds}
+    costs["storage"] = instance.storage_seconds_alone
     submitted = {"gap": baselines.SUBMIT_SECONDS, "running": baselines.MAX_RUNNING}
     own = baselines.Costs(**costs, **({"metric_slots": slots} if alone else submitted))
     bounded = {"load_seconds": instance.load_seconds, "cpu_slots": slots, "stage_seconds": 0.0}
