@@ -23,6 +23,7 @@ from support import hub_server
 from support.exactness.pipeline import Case, lm_eval_run
 from support.served import server_pid
 from support.sites import running
+from support.toys import make_readable
 
 from evaljobs.contract.paths import WorkPaths
 from evaljobs.staging.store import HELD_LOCK, home_name, is_locked
@@ -288,11 +289,18 @@ def test_killed_it_leaves_nothing_on_this_machine_and_run_again_it_resumes(
 
 
 @pytest.mark.slurm
-def test_slurm_scores_are_lm_evals_and_nothing_is_left(slurm_site: Any, expected: Expected) -> None:
-    """The same evaluation as Slurm jobs of an ordinary user: precursor, trials, workers; then no job, no file. The site's
-    accounting shows no trial that did its work as cancelled.
+def test_slurm_scores_are_lm_evals_and_nothing_is_left(
+    slurm_site: Any, suite: Path, expected: Expected, own: Expected
+) -> None:
+    """The same evaluation, with a task of the user's own beside the others, as Slurm jobs of an ordinary user: precursor, trials,
+    workers; then no job, no file. The site's accounting shows no trial that did its work as cancelled.
     """
     site, cluster = slurm_site, slurm_site.cluster
+    tasks = site.folder / suite.parent.name / "tasks"
+    shutil.copytree(suite.parent / "tasks", tasks)
+    make_readable([tasks.parent, tasks, *tasks.rglob("*")])
+    text = site.suite.read_text().replace("include_path = [", f'include_path = ["{tasks}", ')
+    site.suite.write_text(f'{text}[[task]]\nname = "capitals"\nbatch_size = 4\n')
     process = site.start(site.evaluate("--shards-per-task", "3"))
     seen: set[str] = set()
 
@@ -303,7 +311,7 @@ def test_slurm_scores_are_lm_evals_and_nothing_is_left(slurm_site: Any, expected
 
     wait(look)
     results = finish(site, process)
-    assert scores(results) == expected
+    assert scores(results) == expected | own
     assert {"build", "stage", "trial", "metric"} <= seen
     assert site.counted_once()
     assert unfinished(cluster) == []
@@ -317,37 +325,6 @@ def test_slurm_scores_are_lm_evals_and_nothing_is_left(slurm_site: Any, expected
         srun = ["srun", "--partition=gpu", f"--nodelist={node}", "--mem=100", "sh", "-c"]
         left = cluster.run_as_user([*srun, "find /dev/shm/evalspan-* -type f"])
         assert ".safetensors" not in left.stdout
-
-
-@pytest.mark.slurm
-def test_a_suite_of_ones_own_scores_the_same_as_an_ordinary_user(
-    slurm_site: Any, suite: Path, own: Expected
-) -> None:
-    """The suite lies in the user's folder, the command is typed elsewhere, and jobs start in the work folder."""
-    site, cluster = slurm_site, slurm_site.cluster
-    place = site.folder / suite.parent.name
-    for file in [p for p in suite.parent.rglob("*") if p.is_file() and p.suffix != ".pyc"]:
-        target = place / file.relative_to(suite.parent)
-        cluster.run_as_user(["mkdir", "-p", str(target.parent)], check=True)
-        cluster.run_as_user(["tee", str(target)], input=file.read_text(), check=True)
-    site.suite = place / "mine.toml"
-    assert scores(finish(site, site.start(site.evaluate()))) == own
-
-
-@pytest.mark.slurm
-def test_a_node_lost_in_mid_trial_changes_no_digit(slurm_site: Any, expected: Expected) -> None:
-    """Power cut of a node with trials: its shards are run elsewhere."""
-    site, cluster = slurm_site, slurm_site.cluster
-    process = site.start(site.evaluate("--shards-per-task", "4"))
-    wait(lambda: site.dumped() >= 1, process)
-    trial = next(site.work.glob("*/responses/*-trial-*.frames")).name
-    node = trial.split("-trial-")[1].split("-")[0]
-    cluster.kill_node(node)
-    try:
-        assert scores(finish(site, process)) == expected
-        assert site.counted_once()
-    finally:
-        cluster.start_node(node)
 
 
 def stopped_trial(site: Any) -> int | None:
