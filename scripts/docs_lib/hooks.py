@@ -21,6 +21,7 @@ from mkdocs.structure.pages import Page
 ROOT = Path(__file__).resolve().parents[2]
 TOP_PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")
 UNSEARCHED = ("decisions.md", "project/changelog.md")  # history: a reader's question is answered elsewhere
+LAST = ("architecture.md", "benchmarks.md")  # of what a search finds
 ASSETS = ("worker-in-a-frame.js", "site.css")  # beside this module
 
 LINK = re.compile(r"(?<=\]\()([^)\s#]+)(#[^)\s]*)?(?=\))")
@@ -96,6 +97,8 @@ def on_page_markdown(markdown: str, *, page: Page, **_others: Any) -> str:
     here = page.file.src_uri
     if here in UNSEARCHED:
         page.meta["search"] = {"exclude": True}
+    if here in LAST:
+        page.meta["search"] = {"boost": 0.2}
 
     def linked(match: re.Match[str]) -> str:
         target = _target(source(here), match[1])

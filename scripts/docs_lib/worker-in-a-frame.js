@@ -28,10 +28,11 @@ if (location.protocol === "file:")
     }
     terminate() {}
   }
-// Search looks for all words that begin as those of the question: "a" would find every title with such a word.
+// Search looks for all words that begin as those of the question: "a" would find every title with such a word. And it leaves
+// out pages with a word behind a dash, such as an option's name.
 const post = Worker.prototype.postMessage
 const small = /(^|\s)(an?|and|are|as|at|by|can|does|do|for|from|how|if|in|is|it|its|i|my|of|on|or|that|the|to|was|what|when|where|which|who|why|with)(?=\s|$)/gi
 Worker.prototype.postMessage = function (message, ...more) {
-  const words = typeof message.data === "string" && message.data.replace(small, "").trim()
+  const words = typeof message.data === "string" && message.data.replace(/(^|\s)-+/g, "$1").replace(small, "").trim()
   return post.call(this, words ? { ...message, data: words } : message, ...more)
 }

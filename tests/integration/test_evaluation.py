@@ -218,10 +218,10 @@ def test_a_hub_id_and_a_suite_of_ones_own_score_from_any_folder(
     assert len(list(site.work.glob("*/evaluation.json"))) == 1
 
 
-def test_a_metric_that_kills_its_worker_and_one_that_hangs_cost_two_items(local_site: Any) -> None:
+def test_a_metric_that_kills_its_worker_and_one_that_hangs_cost_two_items(warm_site: Any) -> None:
     """Each try of the score loses its worker to one item, and another hangs: both are named, the rest has a score, the exit
     code says that something lacks; once that is mended a retry scores all without a GPU."""
-    site = local_site
+    site = warm_site
     site.suite.write_text(
         site.suite.read_text().partition("[[task]]")[0] + '[[task]]\nname = "toy_hostile"\n'
     )
