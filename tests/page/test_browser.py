@@ -15,7 +15,9 @@ from support.simulated.world import World
 from support.trainings import leave
 from typer.testing import CliRunner
 
+from coordinator.base.words import seconds
 from coordinator.cli import app
+from coordinator.report.render import size
 from coordinator.runtime.journal import line_of
 from coordinator.runtime.summary import (
     Summary,
@@ -204,6 +206,13 @@ def test_a_dead_coordinator_is_seen_in_the_head_with_what_to_type(page: Browser)
     page.until("document.querySelector('.head.stopped')")
     assert "stopped since" in page.text(".head")
     assert "evalspan daemon" in page.text(".head")
+
+
+def test_a_page_says_durations_and_sizes_as_the_terminal_does(page: Browser):
+    for value in (0.04, 0.96, 99.4, 99.96, 100, 3599.9, 3600, 90061.5):
+        assert page.run(f"seconds({value})") == seconds(value)
+    for count in (0, 999, 1000, 1_234_567, 5_000_000_000, 2_345_000_000_000):
+        assert page.run(f"bytes({count})") == size(count)
 
 
 def test_ten_tabs_are_answered_and_ask_while_they_are_seen_alone(page: Browser):

@@ -44,7 +44,7 @@ function seconds(value) {
 
 function bytes(value) {
   const at = Math.min(4, Math.max(0, Math.floor(Math.log10(value || 1) / 3)));
-  return at ? `${(value / 1000 ** at).toFixed(1)} ${["kB", "MB", "GB", "TB"][at - 1]}` : `${value} B`;
+  return at ? `${(value / 1000 ** at).toFixed(at > 3 ? 2 : 1)} ${["kB", "MB", "GB", "TB"][at - 1]}` : `${value} B`;
 }
 
 const figure = (value) => (value === null || value === undefined ? "–" : NUMBER.format(value));

@@ -5,6 +5,7 @@ if (DATA.kind === "training") PARTS.push({ id: "heatmap", name: "Tasks × checkp
 
 const STRONG = 4; // yardsticks of a change with the fullest colour
 const [ROW_PX, COLUMN_PX, HEIGHT] = [26, 74, 0.7]; // of a cell, at least; of the box, of the window's height
+const PAPER_PX = 720; // width of a printed page
 const KEYS = { ArrowDown: [1, 0], ArrowUp: [-1, 0], ArrowRight: [0, 1], ArrowLeft: [0, -1], PageDown: [15, 0], PageUp: [-15, 0], Home: [0, -1e6], End: [0, 1e6] };
 
 function heatmapPart() {
@@ -38,10 +39,10 @@ class Heatmap {
   fill(resized = this.width === undefined) {
     const { place, training: { points } } = this;
     [this.rows, this.row, this.detail.hidden] = [rowsOf(this), null, true];
-    this.width = place.clientWidth;
-    this.names = this.width < 600 ? 136 : 300;
-    this.shown = PRINTING ? points.length : Math.max(1, Math.min(points.length, Math.floor((this.width - this.names) / COLUMN_PX)));
-    this.cell = PRINTING ? COLUMN_PX / 2 : Math.min(1.6 * COLUMN_PX, (this.width - this.names) / this.shown);
+    this.width = PRINTING ? PAPER_PX : place.clientWidth; // paper has all rows, and the newest checkpoints that have room
+    this.names = this.width < 600 ? 136 : this.width < 900 ? 200 : 300;
+    this.shown = Math.max(1, Math.min(points.length, Math.floor((this.width - this.names) / (PRINTING ? 40 : COLUMN_PX))));
+    this.cell = Math.min(1.6 * COLUMN_PX, (this.width - this.names) / this.shown);
     this.high = PRINTING ? this.rows.length : Math.max(1, Math.min(this.rows.length, Math.floor((HEIGHT * innerHeight) / ROW_PX) - 1));
     this.sizer.style.width = PRINTING ? "auto" : `${this.names + points.length * this.cell}px`;
     this.sizer.style.height = PRINTING ? "auto" : `${(this.rows.length + 1) * ROW_PX}px`;
@@ -53,7 +54,7 @@ class Heatmap {
   draw() {
     const { points } = this.training;
     this.top = PRINTING ? 0 : Math.min(Math.round(this.place.scrollTop / ROW_PX), this.rows.length - this.high);
-    this.left = PRINTING ? 0 : Math.min(Math.round(this.place.scrollLeft / this.cell), points.length - this.shown);
+    this.left = PRINTING ? points.length - this.shown : Math.min(Math.round(this.place.scrollLeft / this.cell), points.length - this.shown);
     const columns = points.slice(this.left, this.left + this.shown), width = { width: `${this.cell}px` };
     const heads = columns.map((point) => el("th", { scope: "col", class: "right", title: point[1], style: width }, said(point[1])));
     const rows = this.rows.slice(this.top, this.top + this.high).map((row, i) => el("tr", { "aria-rowindex": this.top + i + 2 }, this.head(row), columns.map((_, at) => this.one(row, this.top + i, this.left + at))));
@@ -177,7 +178,7 @@ function cellDetail(training, curve, i) {
   return el("p", {}, said(curve.task, "said strong"), ` ${curve.measure} at `, said(point[1]), `: ${score(curve.value[i])}${error}${change}${known}`, worse,
     documentsOf(curve, i) ? `; ${documentsOf(curve, i).toLocaleString("en")} documents` : "", ". ",
     DATA.mark ? el("a", { href: address.evaluation(point[0]), text: "its evaluation" }) : command(`evalspan report ${quoted(point[0])}`), " ",
-    !before ? null : DATA.mark ? el("a", { href: `${address.compare([before[0], point[0]])}#task=${encodeURIComponent(curve.task)}`, text: `what flipped since ${before[1]}` }) : command(`evalspan compare ${quoted(before[0])} ${quoted(point[0])}`));
+    !before ? null : DATA.mark ? el("a", { href: `${address.compare([before[0], point[0]])}#part=${curve.measure === "mean" ? "changes" : "samples"}&task=${encodeURIComponent(curve.task)}`, text: `what flipped since ${before[1]}` }) : command(`evalspan compare ${quoted(before[0])} ${quoted(point[0])}`));
 }
 
 const documentsOf = (curve, i) => (Array.isArray(curve.documents) ? curve.documents[i] : curve.documents);
