@@ -59,9 +59,9 @@ function dress(theme) {
   recolour();
 }
 
-/** Canvases keep the colours that they were drawn with. */
+/** Charts keep the colours that they were drawn with. */
 function recolour() {
-  for (const drawn of document.querySelectorAll(".plot, canvas, .heat-box")) drawn.redraw?.();
+  for (const drawn of document.querySelectorAll(".plot, .heat-box")) drawn.redraw?.();
 }
 
 /** Paper is white and does not scroll: what is printed is drawn whole, in light colours, with the logs of failures. */
