@@ -13,7 +13,18 @@ import sys
 from collections.abc import Mapping
 
 from coordinator.base.disk_space import RESUMES, shortage
-from coordinator.cli import catalogue, commands, disk, doctor, evaluate, pages, series, service, tools
+from coordinator.cli import (
+    catalogue,
+    commands,
+    diagnose,
+    disk,
+    doctor,
+    evaluate,
+    pages,
+    series,
+    service,
+    tools,
+)
 from coordinator.cli.app import app
 from coordinator.cli.terminal import Console
 from coordinator.errors import BugError, EvalspanError, ExitCode, OperatorError
@@ -23,6 +34,7 @@ __all__ = [
     "app",
     "catalogue",
     "commands",
+    "diagnose",
     "disk",
     "doctor",
     "evaluate",
@@ -38,7 +50,7 @@ log = logging.getLogger(__name__)
 # Groups of `evalspan -h`, with their commands in the order of use.
 GROUPS = {
     "Evaluate": ("eval", "ls", "validate", "prepare"),
-    "Follow": ("status", "watch", "logs", "cancel", "retry"),
+    "Follow": ("status", "watch", "logs", "diagnose", "cancel", "retry"),
     "Results": ("report", "compare", "diff", "gate", "rescore", "export", "serve"),
     "During training": ("daemon", "submit", "release"),
     "Site and tools": ("init", "doctor", "plan", "prune", "clean", "worker", "priors"),

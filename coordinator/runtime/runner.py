@@ -42,7 +42,7 @@ from coordinator.evaluation.events import (
 )
 from coordinator.evaluation.records import EvaluationRecord
 from coordinator.evaluation.state import IllegalEventError, State
-from coordinator.runtime import detect
+from coordinator.runtime import causes, detect
 from coordinator.runtime.effects import Performer
 from coordinator.runtime.finalize import try_report
 from coordinator.runtime.journal import CopiedJournalError, Journal, line_of, replayed
@@ -338,7 +338,7 @@ class Running:
             else:
                 entry = getattr(outcome, "entry", None)
                 if isinstance(outcome, Failed):
-                    self._failed[outcome.name] = outcome.error
+                    self._failed[outcome.name] = causes.in_words(causes.of_outcome(outcome), outcome.error)
                 if entry is None or 0 <= entry < len(self.state.entries):
                     left_at = min((self.paths.outcomes / name).stat().st_mtime, now)
                     events.append(OutcomeSeen(at=now, outcome=outcome, left_at=left_at))

@@ -20,9 +20,9 @@ from pydantic import Field, ValidationError
 from coordinator.base.words import clock_time
 from coordinator.evaluation.records import JOURNAL_FORMAT, EvaluationRecord
 from coordinator.report.learning_curves import SCORES, ScoreValue, scores_of
+from coordinator.runtime.causes import failures, in_words, of_log, of_outcome
 from coordinator.runtime.work_lock import WorkLock
 from evaljobs.contract import folded
-from evaljobs.contract.outcomes import OUTCOME, Failed
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths
 from evaljobs.contract.specs import Kept
 from evaljobs.contract.storage import write_atomic
@@ -374,15 +374,19 @@ def _of_earlier(paths: EvaluationPaths, before: Mapping[str, Any], size: int) ->
 def with_costs(summary: Summary, paths: EvaluationPaths) -> Summary:
     """The summary of one that has ended, with what its results, report and outcomes say of scores, costs and failures."""
     report, gpus = read_json(paths.report), read_json(paths.report).get("gpus", ())
-    # one that died with its node left no outcome: the report has the cluster's word, in capitals
-    died = {g["trial"]: f"its job ended: {g['ended']}" for g in gpus if g["ended"].isupper()}
     return summary.model_copy(
         update={
             "phase": "ended",
             "nodes": (),
             "stage": "cancelled" if summary.cancelled else "ended",
             "scores": first_of_each(groups_or_tasks(read_json(paths.results))),
-            "failed_jobs": died | failed_jobs(paths),
+            "failed_jobs": {
+                **{
+                    t: in_words(of_log(paths, t, word), f"its job ended: {word}")
+                    for t, word in died(paths).items()
+                },
+                **failed_jobs(paths),
+            },
             "makespan_seconds": report.get(
                 "makespan_seconds", (summary.ended_at or 0.0) - summary.accepted_at
             ),
@@ -394,15 +398,15 @@ def with_costs(summary: Summary, paths: EvaluationPaths) -> Summary:
     )
 
 
+def died(paths: EvaluationPaths) -> dict[str, str]:
+    """Trials that died without an outcome -> the cluster's word, which stands in the report in capitals."""
+    gpus = read_json(paths.report).get("gpus", ())
+    return {gpu["trial"]: gpu["ended"] for gpu in gpus if gpu["ended"].isupper()}
+
+
 def failed_jobs(paths: EvaluationPaths) -> dict[str, str]:
-    """Job or trial -> its error line, by their outcome files; retried ones included."""
-    found = {}
-    for file in folded.files_in(paths.outcomes, "*.failed.json"):
-        with suppress(OSError, ValidationError):
-            outcome = OUTCOME.validate_json(folded.read_bytes(file))
-            if isinstance(outcome, Failed):
-                found[outcome.name] = outcome.error
-    return found
+    """Job or trial -> why it failed and its error line, by their outcome files; retried ones included."""
+    return {name: in_words(of_outcome(outcome), outcome.error) for name, outcome in failures(paths).items()}
 
 
 def read_json(file: Path) -> dict[str, Any]:

@@ -1,0 +1,78 @@
+"""Jobs of any kind that have ended: their state, exit code, nodes and logs, by `scontrol` and `sacct`.
+
+Rule: what one of the two does not know, the other may: `scontrol` forgets a job after MinJobAge, and not each site has
+accounting. Called from: `evalspan diagnose`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import PurePath
+from typing import NamedTuple
+
+FIELDS = ("JobIDRaw", "JobID", "JobName", "State", "ExitCode", "NodeList", "WorkDir", "SubmitLine", "User")
+JOB_ID = re.compile(r"(\d+)(?:_(\d+))?(?:\.batch)?")
+_LIKELIER = ("NODE_FAIL", "BOOT_FAIL", "PREEMPTED", "OUT_OF_MEMORY", "TIMEOUT", "DEADLINE")
+_OUTPUT = re.compile(r"(?:^|\s)(?:--output[= ]|-o ?|--error[= ]|-e ?)(\S+)")
+
+
+class PastJob(NamedTuple):
+    """`state` and `exit_code` in Slurm's words; `logs`: paths of its output, which may be gone."""
+
+    state: str
+    exit_code: str
+    nodes: str
+    logs: tuple[str, ...]
+
+
+def look_up(job_id: str, run: Callable[[Sequence[str]], str]) -> PastJob | None:
+    """The job of this id, or this member of an array; None where Slurm knows none. `run` gives a command's output, "" where it failed."""
+    shown = run(["scontrol", "--oneliner", "show", "job", job_id]).strip().splitlines()
+    listed = run(["sacct", "-j", job_id, "-P", "-n", "-o", ",".join(FIELDS)])
+    rows = [
+        dict(zip(FIELDS, line.split("|"), strict=True))
+        for line in listed.splitlines()
+        if line.count("|") == len(FIELDS) - 1
+    ]
+    now = dict(re.findall(r"(\w+)=(.*?)(?= \w+=|$)", shown[0])) if shown else {}
+    if not now and not rows:
+        return None
+    job = rows[0] if rows else {}
+    steps = [
+        row for row in rows if row["State"].split(" ")[0] in _LIKELIER
+    ]  # a step may say more than its job
+    state = (steps or [job])[0].get("State") or now.get("JobState", "")
+    if now.get("JobState") in _LIKELIER:
+        state = now["JobState"]
+    logs = tuple(
+        dict.fromkeys(
+            path for key in ("StdOut", "StdErr") if (path := now.get(key, "")) not in ("", "/dev/null")
+        )
+    )
+    return PastJob(
+        state,
+        job.get("ExitCode") or now.get("ExitCode", ""),
+        job.get("NodeList") or now.get("NodeList", ""),
+        logs or _named(job, now),
+    )
+
+
+def _named(job: Mapping[str, str], now: Mapping[str, str]) -> tuple[str, ...]:
+    """The files that the submission named, or Slurm's default."""
+    array = JOB_ID.fullmatch(job.get("JobID", ""))
+    member = array[2] if array and array[2] else None
+    default = "slurm-%A_%a.out" if member else "slurm-%j.out"
+    words = {
+        "j": job.get("JobIDRaw", ""),
+        "A": array[1] if array else job.get("JobIDRaw", ""),
+        "a": member or "",
+        "x": job.get("JobName", ""),
+        "u": job.get("User", ""),
+        "N": job.get("NodeList", ""),
+        "%": "%",
+    }
+    folder = job.get("WorkDir") or now.get("WorkDir", "")
+    names = _OUTPUT.findall(job.get("SubmitLine", "")) or [default]
+    made = (re.sub(r"%\d*(.)", lambda m: words.get(m[1], m[0]), name.strip("'\"")) for name in names)
+    return tuple(dict.fromkeys(str(PurePath(folder, name)) for name in made))

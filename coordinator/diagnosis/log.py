@@ -1,0 +1,253 @@
+"""What a log says of failures: templates with counts, tracebacks kept whole, and the lines that rules find. Called from: `verdict`.
+
+Rule: a line is examined where its template is new, or where it once looked like a failure. A template is the line without
+digits and without the letters of hexadecimal numbers, which costs no regular expression. Memory is bounded by MOST_*.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from coordinator.diagnosis.lines import MOST_SHOWN, Line, blocks, parsed
+from coordinator.diagnosis.rules import RAISED, Rule, find
+
+MOST_TEMPLATES = 200_000
+MOST_EXAMINED = (
+    30_000  # lines that are compared with all rules, before only the last LAST_EXAMINED of the rest are
+)
+LAST_EXAMINED = 3_000
+MOST_HITS = 2_000
+SAME = 50  # lines of one template that are compared with the rules: digits may tell them apart, as of an Xid
+MOST_FRAMES = 300  # lines of one traceback
+LAST_PROGRESS = 3  # lines of progress that follow a failure which the program survived
+_DROPPED = b"0123456789abcdefABCDEF"
+_TELLS = re.compile(  # of a line in lower case: it may tell of a failure
+    rb"error|exception|traceback|fail|fatal|kill|cancel|abort|xid|nvrm|nccl|memory|oom|signal|sigbus|time.?out|timed out"
+    rb"|quota|no space|refused|closed by|reset by|denied|not found|no such|unable|cannot|can.t |couldn|argument|option|invalid"
+    rb"|assert|fallen|preempt|node_fail|limit|broken pipe|unreachable|panic|lost|stale|during handling|direct cause|core dumped"
+    rb"|ecc|link|illegal|undefined symbol|glibc|gateway|status|exceeded|override|no route|bad_alloc|boot_fail|interrupt|soft lockup"
+    rb"|full|transport|terminate called|exited|mismatch|\bqp\b|completion|token|syntax|module|network|monitor|enospc|edquot"
+)
+_PROGRESS = re.compile(rb"\bstep|iter|epoch|loss|it/s|s/it|tokens?/s|samples?/s|%\|")
+# lines that warn, or say that the program goes on
+_SOFT = re.compile(
+    r"(?i)(?<!nccl )\bwarn(?:ing)?\b|\bretry(?:ing)?\b|\bignor(?:ed|ing)\b|\bskipp(?:ed|ing)\b|falling back|will (?:try|be)|thrown while requesting"
+)
+_SUSPECT = re.compile(
+    r"(?i)\b(?:\w*error|\w*exception|fatal|failed|failure|aborted?|killed|panic|segmentation fault|core dumped|SIG[A-Z]{3,5}|exitcode)\b"
+)
+_BENIGN = re.compile(
+    r"(?i)\b(?:0|no) (?:error|failure)s?\b|error[_ ](?:rate|bar)|std(?:err|_error)|errors?\W{1,3}0\b|max_error"
+)
+_BEGINS = "Traceback (most recent call last)"
+_ENDS = re.compile(r"[A-Za-z_][\w.]*(?::(?: |$)|$)")  # the line of a traceback that names the exception
+_FRAME = re.compile(r'\s+File "([^"]+)"')
+
+
+@dataclass(slots=True, kw_only=True)
+class Hit:
+    """A line that a rule found. `frame`: the file of its traceback's last frame; `soft`: the program may have gone on."""
+
+    rule: Rule
+    log: str
+    line: str
+    number: int
+    last: int  # number of its template's last line
+    soft: bool = False
+    frame: str = ""
+    traceback: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class _Template:
+    text: str
+    first: int
+    last: int
+    suspect: bool
+    count: int = 1
+    progress: bool = False
+    hit: Hit | None = None
+
+
+@dataclass(slots=True)
+class _Traceback:
+    ignored: bool
+    frame: str = ""
+    lines: list[str] = field(default_factory=list)
+
+
+class Scan:
+    """One log, read once."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.lines = 0
+        self.hits: list[Hit] = []
+        self.progress: deque[int] = deque(
+            maxlen=LAST_PROGRESS
+        )  # numbers of the last lines that repeat and tell of progress
+        self._counts: dict[bytes, int] = {}
+        self._special: dict[bytes, _Template] = {}
+        self._late: deque[tuple[bytes, bytes, int]] = deque(maxlen=LAST_EXAMINED)
+        self._examined = 0
+        self._open: dict[str, _Traceback] = {}  # source -> its traceback
+        self._before: dict[
+            str, tuple[Hit | None, str]
+        ] = {}  # source -> its last exception, and how the next follows from it
+        self._ignoring: set[str] = set()
+
+    def read(self, chunks: Iterable[bytes]) -> Scan:
+        counts, special = self._counts, self._special
+        for block, numbers in blocks(chunks):
+            keys = block.translate(None, _DROPPED).split(b"\n")
+            for raw, key, number in zip(block.split(b"\n"), keys, numbers, strict=True):
+                seen = counts.get(key, 0)
+                if seen:
+                    counts[key] = seen + 1
+                    known = special.get(key)
+                    if known is not None:
+                        self._again(known, key, raw, number)
+                    elif self._open:
+                        self._line(parsed(raw), number)
+                    continue
+                if len(counts) < MOST_TEMPLATES:
+                    counts[key] = 1
+                self._first(key, raw, number)
+            self.lines = numbers[-1] if numbers else self.lines
+        for key, raw, number in self._late:
+            self._match(key, parsed(raw), number)
+        return self
+
+    # --- lines -----------------------------------------------------------------------------------------------------------
+
+    def _first(self, key: bytes, raw: bytes, number: int) -> None:
+        lower = raw[:4000].lower() + raw[-4000:].lower() if len(raw) > 8000 else raw.lower()
+        if _TELLS.search(lower):
+            self._line(parsed(raw), number, key, raw)
+        elif _PROGRESS.search(lower):
+            if len(self._special) < MOST_TEMPLATES:
+                self._special[key] = _Template("", number, number, suspect=False, progress=True)
+        elif self._open:
+            self._line(parsed(raw), number)
+
+    def _again(self, known: _Template, key: bytes, raw: bytes, number: int) -> None:
+        known.last, known.count = number, known.count + 1
+        if known.progress:
+            self.progress.append(number)
+        if known.progress and not self._open:
+            return
+        if known.count <= SAME or self._open or _BEGINS in known.text:
+            self._line(parsed(raw), number, key, raw)
+        elif known.hit is not None:
+            known.hit.last = number
+
+    def _line(self, line: Line, number: int, key: bytes = b"", raw: bytes = b"") -> None:
+        """A line in its place: of a traceback, between two of them, or alone."""
+        source, text = line
+        opened = self._open.get(source)
+        if opened is not None and not text.startswith(_BEGINS):
+            self._framed(opened, line, number, key)
+            return
+        if text.startswith(_BEGINS):
+            self._open[source] = _Traceback(ignored=source in self._ignoring, lines=[text])
+            self._ignoring.discard(source)
+            self._keep(key, text, number)
+        elif text[:1] in ("\u2502", "\u256d", "\u2570"):
+            return  # a traceback in a box: the exception stands below it
+        elif text.startswith(("The above exception was the direct", "During handling of the above")):
+            hit = self._before.get(source, (None, ""))[0]
+            self._before[source] = (hit, text[:3])
+        elif text.startswith(("Exception ignored", "--- Logging error")):
+            self._ignoring.add(source)
+        elif key:
+            self._examined += 1
+            if self._examined > MOST_EXAMINED:
+                self._late.append((key, raw, number))
+            elif (hit := self._match(key, line, number)) and hit.rule.precedence in RAISED:
+                self._before[source] = (hit, "")
+
+    def _framed(self, opened: _Traceback, line: Line, number: int, key: bytes) -> None:
+        """A line of an open traceback, or one that another process printed meanwhile."""
+        source, text = line
+        opened.lines.append(text)
+        frame = _FRAME.match(text)
+        opened.frame = frame[1] if frame else opened.frame
+        ends = bool(text) and text[0] not in " \t|+" and _ENDS.match(text)
+        if ends or len(opened.lines) > MOST_FRAMES:
+            del self._open[source]
+        if ends:
+            self._close(source, opened, line, number, key)
+
+    def _close(self, source: str, opened: _Traceback, line: Line, number: int, key: bytes) -> None:
+        """A traceback is whole. Of two that follow from each other one counts: a cause before what it was raised from, and
+        an exception before the one that was being handled.
+        """
+        before, link = self._before.pop(source, (None, ""))
+        hit = None if opened.ignored else self._match(key, line, number, opened)
+        if hit is not None and before is not None and link:
+            raised = before.rule.precedence in RAISED and hit.rule.precedence in RAISED
+            drop = (
+                before
+                if raised and link == "Dur" and hit.rule.precedence <= before.rule.precedence + 12
+                else hit
+            )
+            if hit.rule.precedence < before.rule.precedence and not raised:
+                drop = before
+            if drop in self.hits:
+                self.hits.remove(drop)
+            hit = before if drop is hit else hit
+        self._before[source] = (hit or before, "")
+
+    def _match(self, key: bytes, line: Line, number: int, traceback: _Traceback | None = None) -> Hit | None:
+        text = line.text
+        soft = traceback is None and _SOFT.search(text) is not None
+        known = self._keep(key, text, number)
+        rule = find(text[:2000])
+        if rule is None:
+            return None
+        hit = known.hit if known is not None and known.hit is not None and known.hit.rule is rule else None
+        if hit is not None and hit in self.hits[-SAME:]:
+            hit.last = number
+            return hit
+        frame, lines = (traceback.frame, tuple(traceback.lines)) if traceback else ("", ())
+        hit = Hit(
+            rule=rule,
+            log=self.name,
+            line=text[:MOST_SHOWN],
+            number=number,
+            last=number,
+            soft=soft,
+            frame=frame,
+            traceback=lines,
+        )
+        if len(self.hits) < MOST_HITS:
+            self.hits.append(hit)
+        else:
+            self.hits[-1] = hit
+        if known is not None:
+            known.hit = hit
+        return hit
+
+    def _keep(self, key: bytes, text: str, number: int) -> _Template | None:
+        known = self._special.get(key)
+        if known is None and key and len(self._special) < MOST_TEMPLATES:
+            suspect = bool(_SUSPECT.search(text)) and not _BENIGN.search(text) and not _SOFT.search(text)
+            known = self._special[key] = _Template(text[:MOST_SHOWN], number, number, suspect=suspect)
+        return known
+
+    # --- what is asked of it ----------------------------------------------------------------------------------------------
+
+    def survived(self, number: int) -> bool:
+        """Did the program make progress after this line?"""
+        return len(self.progress) == LAST_PROGRESS and self.progress[0] > number
+
+    def telling(self, most: int) -> list[tuple[int, str]]:
+        """Lines that may tell of a failure which no rule knows: the rare and the late ones, in the order of the log."""
+        found = [
+            t for t in self._special.values() if t.suspect and t.hit is None and not self.survived(t.last)
+        ]
+        found.sort(key=lambda t: (t.count, -t.last))
+        return sorted((t.first, t.text) for t in found[:most])

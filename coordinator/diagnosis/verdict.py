@@ -1,0 +1,157 @@
+"""From logs and the scheduler's word to one verdict: the failure that began it. Called from: `coordinator.runtime.causes`, `cli`.
+
+Rule: of the failures that the program did not survive, the one of the least precedence counts, then the earliest. What the
+scheduler says of a kill stands above what a log says; what it ended cannot have begun it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from coordinator.diagnosis.log import Hit, Scan
+from coordinator.diagnosis.rules import RAISED, Owner, Rule, table
+from coordinator.diagnosis.traces import as_log, stuck
+from evaljobs.contract.specs import Record
+
+MOST_TELLING = 5  # lines that are shown where no reason is known
+HARDWARE = 15  # precedences up to it: such a failure counts also where the program went on for a while ...
+FOLLOWS = 60  # ... and other ranks then said no more than that something was lost
+_STATES = {
+    "NODE_FAIL": ("NodeFailure", 9),
+    "BOOT_FAIL": ("NodeFailure", 9),
+    "PREEMPTED": ("Preempted", 9),
+    "OUT_OF_MEMORY": ("OOMKilled", 12),
+    "TIMEOUT": ("TimeLimit", 56),
+    "DEADLINE": ("TimeLimit", 56),
+    "CANCELLED": ("Cancelled", 72),
+}
+"""Slurm's word for the end of a job -> reason and precedence."""
+_ENDING = ("Preempted", "TimeLimit")  # lines after it say what the kill did
+_NOT_KNOWN = "not known: read the lines below"
+
+
+class Diagnosis(Record):
+    """Why a job failed. `reason` None: not known. `line_number` None: the scheduler or a dump says it, and no line of a log."""
+
+    reason: str | None
+    owner: Owner
+    recoverable: bool  # a restart, perhaps on another node, can help
+    line: str
+    line_number: int | None
+    advice: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """A diagnosis with what a person wants to see beside it. `traceback`: of the line; `telling`: (log, number, line)."""
+
+    diagnosis: Diagnosis
+    log: str = ""
+    traceback: tuple[str, ...] = ()
+    telling: tuple[tuple[str, int, str], ...] = ()
+
+
+def diagnose(logs: Mapping[str, Iterable[bytes]], *, state: str = "", exit_code: str = "") -> Finding:
+    """Read these logs, dumps or error files (name -> chunks of bytes). `state`, `exit_code`: sacct's, "" where not known."""
+    word = state.split(maxsplit=1)[0].rstrip("+") if state.strip() else ""
+    if word == "COMPLETED":
+        return Finding(diagnosis=_of("Healthy", "sacct: COMPLETED", None))
+    texts, dumps = as_log(logs)
+    scans = [Scan(name).read(chunks) for name, chunks in texts]
+    hits = [hit for scan in scans for hit in _counted(scan)] + [
+        hit for hit in (_said(word, state, exit_code), _stuck(dumps)) if hit
+    ]
+    best = min(hits, key=_order(scans), default=None)
+    if best is not None:
+        return _found(best)
+    telling = [(s.name, number, line) for s in scans for number, line in s.telling(MOST_TELLING)][
+        -MOST_TELLING:
+    ]
+    failed = bool(word) or (exit_code not in ("", "0", "0:0"))
+    if not telling and not failed and any(s.lines for s in scans):
+        return Finding(diagnosis=_of("Healthy", "", None))
+    line, number = (
+        (telling[-1][2], telling[-1][1]) if telling else (f"sacct: {state} {exit_code}".strip(), None)
+    )
+    unknown = Diagnosis(
+        reason=None, owner="none", recoverable=False, line=line, line_number=number, advice=_NOT_KNOWN
+    )
+    return Finding(diagnosis=unknown, log=telling[-1][0] if telling else "", telling=tuple(telling))
+
+
+def of_text(text: str, *, state: str = "") -> Diagnosis:
+    """Of an error that a job left, in one line or with its traceback."""
+    return diagnose({"": [text.encode()]} if text else {}, state=state).diagnosis
+
+
+def _said(word: str, state: str, exit_code: str) -> Hit | None:
+    """What the scheduler says. A signal tells only where one thing alone sends it."""
+    reason, precedence = _STATES.get(word, ("", 0))
+    if not reason and exit_code.endswith(":7"):
+        reason, precedence = "DiskFull", 23
+    if not reason:
+        return None
+    line = f"sacct: {state.strip()}" + (f", ExitCode {exit_code}" if exit_code else "")
+    return _hit(reason, line, precedence)
+
+
+def _stuck(dumps: Mapping[str, Mapping[str, Any]]) -> Hit | None:
+    found = stuck(dumps) if dumps else None
+    return (
+        _hit("NCCLTimeoutError", found.line, FOLLOWS - 1, "user" if found.mismatch else None)
+        if found
+        else None
+    )
+
+
+def _hit(reason: str, line: str, precedence: int, owner: Owner | None = None) -> Hit:
+    """A hit that no line of a log gave."""
+    rule = next(rule for rule in table().rules if rule.reason == reason)
+    made = Rule(reason, precedence, rule.pattern, "", "", owner or table().reasons[reason].owner)
+    return Hit(rule=made, log="", line=line, number=0, last=0)
+
+
+def _counted(scan: Scan) -> list[Hit]:
+    """Hits that may have begun the failure: not those that came of the scheduler's kill."""
+    ends = [hit.number for hit in scan.hits if hit.rule.reason in _ENDING and not hit.soft]
+    end = min(ends, default=scan.lines)
+    hits = [hit for hit in scan.hits if hit.number <= end or hit.rule.precedence < 20]
+    lasting = [hit for hit in hits if not hit.soft and not scan.survived(hit.last)]
+    if all(hit.rule.precedence >= FOLLOWS for hit in lasting) and lasting:
+        lasting += [hit for hit in hits if hit.rule.precedence <= HARDWARE and not hit.soft]
+    return lasting
+
+
+def _order(scans: Sequence[Scan]) -> Callable[[Hit], tuple[int, int, int]]:
+    place = {scan.name: index for index, scan in enumerate(scans)}
+    return lambda hit: (hit.rule.precedence, place.get(hit.log, len(place)), hit.number)
+
+
+def _found(hit: Hit) -> Finding:
+    owner = hit.rule.owner
+    ours = ("/evaljobs/", "/coordinator/")
+    if (
+        hit.rule.precedence in RAISED
+        and any(part in hit.frame for part in ours)
+        and "/suites/" not in hit.frame
+    ):
+        owner = "evalspan"
+    return Finding(
+        diagnosis=_of(hit.rule.reason, hit.line, hit.number or None, owner),
+        log=hit.log,
+        traceback=hit.traceback,
+    )
+
+
+def _of(reason: str, line: str, number: int | None, owner: Owner | None = None) -> Diagnosis:
+    its = table().reasons[reason]
+    return Diagnosis(
+        reason=reason,
+        owner=owner or its.owner,
+        recoverable=its.recoverable,
+        line=line,
+        line_number=number,
+        advice=its.advice,
+    )
