@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from coordinator.diagnosis.lines import MOST_SHOWN, Line, blocks, parsed
+from coordinator.diagnosis.lines import MOST_SHOWN, Line, blocks, parsed, plain
 from coordinator.diagnosis.rules import RAISED, Rule, find
 
 MOST_TEMPLATES = 200_000
@@ -48,9 +48,11 @@ _ENDS = re.compile(r"[A-Za-z_][\w.]*(?::(?: |$)|$)")  # the line of a traceback 
 _FRAME = re.compile(r'\s+File "([^"]+)"')
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, eq=False)
 class Hit:
-    """A line that a rule found. `frame`: the file of its traceback's last frame; `soft`: the program may have gone on."""
+    """A line that a rule found. `frame`: the file of its traceback's last frame; `soft`: the program may have gone on;
+    `dropped`: another exception of its chain counts.
+    """
 
     rule: Rule
     log: str
@@ -58,6 +60,7 @@ class Hit:
     number: int
     last: int  # number of its template's last line
     soft: bool = False
+    dropped: bool = False
     frame: str = ""
     traceback: tuple[str, ...] = ()
 
@@ -76,8 +79,23 @@ class _Template:
 @dataclass(slots=True)
 class _Traceback:
     ignored: bool
-    frame: str = ""
-    lines: list[str] = field(default_factory=list)
+    lines: list[bytes | str] = field(default_factory=list)  # bytes: as they are in the log
+
+    def frame(self) -> str:
+        """The file of the last frame."""
+        found = (_FRAME.match(_text(line)) for line in reversed(self.lines))
+        return next((frame[1] for frame in found if frame), "")
+
+
+def _text(line: bytes | str) -> str:
+    return plain(line) if isinstance(line, bytes) else line
+
+
+def _around(text: str, rule: Rule) -> str:
+    """Of a long line what the rule found, with what stands before and behind it."""
+    found = rule.pattern.search(text)
+    first = max(0, found.start() - MOST_SHOWN // 2) if found and len(text) > MOST_SHOWN else 0
+    return text[first : first + MOST_SHOWN]
 
 
 class Scan:
@@ -87,36 +105,38 @@ class Scan:
         self.name = name
         self.lines = 0
         self.hits: list[Hit] = []
-        self.progress: deque[int] = deque(
-            maxlen=LAST_PROGRESS
-        )  # numbers of the last lines that repeat and tell of progress
+        # numbers of the last lines that repeat and tell of progress
+        self.progress: deque[int] = deque(maxlen=LAST_PROGRESS)
         self._counts: dict[bytes, int] = {}
         self._special: dict[bytes, _Template] = {}
         self._late: deque[tuple[bytes, bytes, int]] = deque(maxlen=LAST_EXAMINED)
         self._examined = 0
         self._open: dict[str, _Traceback] = {}  # source -> its traceback
-        self._before: dict[
-            str, tuple[Hit | None, str]
-        ] = {}  # source -> its last exception, and how the next follows from it
+        # source -> its last exception, and how the next follows from it
+        self._before: dict[str, tuple[Hit | None, str]] = {}
         self._ignoring: set[str] = set()
+        self._tells: tuple[bytes, ...] = _TELLS  # those that the block holds
 
     def read(self, chunks: Iterable[bytes]) -> Scan:
-        counts, special = self._counts, self._special
+        counts, special, opened = self._counts, self._special, self._open
         for block, numbers in blocks(chunks):
+            lower = block.lower()
+            self._tells = tuple(told for told in _TELLS if told in lower)
             keys = block.translate(None, _DROPPED).split(b"\n")
             for raw, key, number in zip(block.split(b"\n"), keys, numbers, strict=True):
                 seen = counts.get(key, 0)
                 if seen:
                     counts[key] = seen + 1
-                    known = special.get(key)
-                    if known is not None:
-                        self._again(known, key, raw, number)
-                    elif self._open:
-                        self._line(parsed(raw), number)
-                    continue
-                if len(counts) < MOST_TEMPLATES:
+                elif len(counts) < MOST_TEMPLATES:
                     counts[key] = 1
-                self._first(key, raw, number)
+                if opened and raw[:2] == b"  " and "" in opened:
+                    self._frame(raw)
+                elif not seen:
+                    self._first(key, raw, number)
+                elif (known := special.get(key)) is not None:
+                    self._again(known, key, raw, number)
+                elif opened:
+                    self._line(parsed(raw), number)
             self.lines = numbers[-1] if numbers else self.lines
         for key, raw, number in self._late:
             self._match(key, parsed(raw), number)
@@ -124,9 +144,16 @@ class Scan:
 
     # --- lines -----------------------------------------------------------------------------------------------------------
 
+    def _frame(self, raw: bytes) -> None:
+        """A frame of the open traceback without a prefix: most lines of a log of tracebacks."""
+        lines = self._open[""].lines
+        lines.append(raw)
+        if len(lines) > MOST_FRAMES:
+            del self._open[""]
+
     def _first(self, key: bytes, raw: bytes, number: int) -> None:
         lower = raw[:4000].lower() + raw[-4000:].lower() if len(raw) > 8000 else raw.lower()
-        if any(map(lower.__contains__, _TELLS)):
+        if any(map(lower.__contains__, self._tells)):
             self._line(parsed(raw), number, key, raw)
         elif any(map(lower.__contains__, _PROGRESS)):
             if len(self._special) < MOST_TEMPLATES:
@@ -138,12 +165,10 @@ class Scan:
         known.last, known.count = number, known.count + 1
         if known.progress:
             self.progress.append(number)
-        if known.progress and not self._open:
-            return
-        if known.count <= SAME or self._open or _BEGINS in known.text:
+        elif known.count <= SAME or self._open or _BEGINS in known.text:
             self._line(parsed(raw), number, key, raw)
         elif known.hit is not None:
-            known.hit.last = number
+            self._seen_again(known.hit, number)
 
     def _line(self, line: Line, number: int, key: bytes = b"", raw: bytes = b"") -> None:
         """A line in its place: of a traceback, between two of them, or alone."""
@@ -174,8 +199,6 @@ class Scan:
         """A line of an open traceback, or one that another process printed meanwhile."""
         source, text = line
         opened.lines.append(text)
-        frame = _FRAME.match(text)
-        opened.frame = frame[1] if frame else opened.frame
         ends = bool(text) and text[0] not in " \t|+" and _ENDS.match(text)
         if ends or len(opened.lines) > MOST_FRAMES:
             del self._open[source]
@@ -197,32 +220,31 @@ class Scan:
             )
             if hit.rule.precedence < before.rule.precedence and not raised:
                 drop = before
-            if drop in self.hits:
-                self.hits.remove(drop)
+            drop.dropped = True
             hit = before if drop is hit else hit
         self._before[source] = (hit or before, "")
 
     def _match(self, key: bytes, line: Line, number: int, traceback: _Traceback | None = None) -> Hit | None:
         text = line.text
-        soft = traceback is None and _SOFT.search(text) is not None
         known = self._keep(key, text, number)
-        rule = find(text[:2000])
+        if known is not None and known.count > SAME:
+            rule = known.hit.rule if known.hit else None
+        else:
+            rule = find(text)
         if rule is None:
             return None
-        hit = known.hit if known is not None and known.hit is not None and known.hit.rule is rule else None
-        if hit is not None and hit in self.hits[-SAME:]:
-            hit.last = number
-            return hit
-        frame, lines = (traceback.frame, tuple(traceback.lines)) if traceback else ("", ())
+        if known is not None and known.hit is not None and known.hit.rule is rule:
+            self._seen_again(known.hit, number)
+            return known.hit
         hit = Hit(
             rule=rule,
             log=self.name,
-            line=text[:MOST_SHOWN],
+            line=_around(text, rule),
             number=number,
             last=number,
-            soft=soft,
-            frame=frame,
-            traceback=lines,
+            soft=traceback is None and _SOFT.search(text) is not None,
+            frame=traceback.frame() if traceback else "",
+            traceback=tuple(map(_text, traceback.lines)) if traceback else (),
         )
         if len(self.hits) < MOST_HITS:
             self.hits.append(hit)
@@ -231,6 +253,12 @@ class Scan:
         if known is not None:
             known.hit = hit
         return hit
+
+    def _seen_again(self, hit: Hit, number: int) -> None:
+        """A line of the same template: where the program went on after the one before, it counts from here."""
+        if self.survived(hit.last):
+            hit.number = number
+        hit.last, hit.dropped = number, False
 
     def _keep(self, key: bytes, text: str, number: int) -> _Template | None:
         known = self._special.get(key)

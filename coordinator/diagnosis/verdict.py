@@ -117,7 +117,7 @@ def _counted(scan: Scan) -> list[Hit]:
     """Hits that may have begun the failure: not those that came of the scheduler's kill."""
     ends = [hit.number for hit in scan.hits if hit.rule.reason in _ENDING and not hit.soft]
     end = min(ends, default=scan.lines)
-    hits = [hit for hit in scan.hits if hit.number <= end or hit.rule.precedence < 20]
+    hits = [hit for hit in scan.hits if not hit.dropped and (hit.number <= end or hit.rule.precedence < 20)]
     lasting = [hit for hit in hits if not hit.soft and not scan.survived(hit.last)]
     if all(hit.rule.precedence >= FOLLOWS for hit in lasting) and lasting:
         lasting += [hit for hit in hits if hit.rule.precedence <= HARDWARE and not hit.soft]
