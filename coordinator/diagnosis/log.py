@@ -154,7 +154,7 @@ class Scan:
     def _first(self, key: bytes, raw: bytes, number: int) -> None:
         lower = raw[:4000].lower() + raw[-4000:].lower() if len(raw) > 8000 else raw.lower()
         if any(map(lower.__contains__, self._tells)):
-            self._line(parsed(raw), number, key, raw)
+            self._examine(key, raw, number)
         elif any(map(lower.__contains__, _PROGRESS)):
             if len(self._special) < MOST_TEMPLATES:
                 self._special[key] = _Template("", number, number, suspect=False, progress=True)
@@ -166,11 +166,17 @@ class Scan:
         if known.progress:
             self.progress.append(number)
         elif known.count <= SAME or self._open or _BEGINS in known.text:
-            self._line(parsed(raw), number, key, raw)
+            self._examine(key, raw, number)
         elif known.hit is not None:
             self._seen_again(known.hit, number)
 
-    def _line(self, line: Line, number: int, key: bytes = b"", raw: bytes = b"") -> None:
+    def _examine(self, key: bytes, raw: bytes, number: int) -> None:
+        if self._examined > MOST_EXAMINED and not self._open and b"Traceback" not in raw:
+            self._late.append((key, raw, number))
+        else:
+            self._line(parsed(raw), number, key)
+
+    def _line(self, line: Line, number: int, key: bytes = b"") -> None:
         """A line in its place: of a traceback, between two of them, or alone."""
         source, text = line
         opened = self._open.get(source)
@@ -190,9 +196,7 @@ class Scan:
             self._ignoring.add(source)
         elif key:
             self._examined += 1
-            if self._examined > MOST_EXAMINED:
-                self._late.append((key, raw, number))
-            elif (hit := self._match(key, line, number)) and hit.rule.precedence in RAISED:
+            if (hit := self._match(key, line, number)) and hit.rule.precedence in RAISED:
                 self._before[source] = (hit, "")
 
     def _framed(self, opened: _Traceback, line: Line, number: int, key: bytes) -> None:

@@ -81,6 +81,19 @@ def diagnose(logs: Mapping[str, Iterable[bytes]], *, state: str = "", exit_code:
     return Finding(diagnosis=unknown, log=telling[-1][0] if telling else "", telling=tuple(telling))
 
 
+def in_words(cause: Diagnosis | None, said: str) -> str:
+    """What is said of a failed job, such as its error, with reason, owner and line."""
+    if cause is None or cause.reason is None or cause.reason in said:
+        return said
+    new = cause.line and not cause.line.startswith("sacct:") and cause.line not in said
+    return f"{cause.reason} (owner: {cause.owner}): {said}{f': {cause.line}' if new else ''}"
+
+
+def of_state(word: str) -> Diagnosis:
+    """Of a job of which only the scheduler's word for its end is known."""
+    return diagnose({}, state=word).diagnosis
+
+
 def of_text(text: str, *, state: str = "") -> Diagnosis:
     """Of an error that a job left, in one line or with its traceback."""
     return diagnose({"": [text.encode()]} if text else {}, state=state).diagnosis

@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 from pydantic import Field, TypeAdapter
 
 from coordinator.cluster import Job
+from coordinator.diagnosis.verdict import Diagnosis
 from coordinator.evaluation.records import JOURNAL_FORMAT, EvaluationRecord
 from evaljobs.contract.names import ShardId
 from evaljobs.contract.outcomes import Outcome
@@ -26,7 +27,7 @@ class Accepted(Event):
 
     kind: Literal["accepted"] = "accepted"
     record: EvaluationRecord  # what is evaluated, and how
-    journal_format: Literal[4] = JOURNAL_FORMAT  # of all lines; before it was written: 0
+    journal_format: Literal[5] = JOURNAL_FORMAT  # of all lines; before it was written: 0
     code: str = ""  # version and commit of the coordinator; "": not known
 
 
@@ -266,6 +267,7 @@ class JobEnded(Event):
     shard: str | None = None  # the one that its trial ran, by the queue
     # the node, where it has no log: Slurm gave the job to the node and ended it before it began
     unlaunched: str = ""
+    cause: Diagnosis | None = None  # why it ended without an outcome, by its log; None: not looked for
 
 
 class OutcomeSeen(Event):
@@ -278,6 +280,7 @@ class OutcomeSeen(Event):
     # unix seconds at which the file was written, at most `at`; both differ where a job ended while no coordinator ran;
     # None: not known
     left_at: float | None = None
+    cause: Diagnosis | None = None  # why the job failed; None: it did not
 
 
 class PlannedLeaf(Record):

@@ -1,8 +1,9 @@
 """Ends of jobs: one was not submitted, a member of one ended, a trial died; and what its death counts against.
 
-Rule: what is said of a job or a member that has ended already changes nothing. A death counts where neither preemption,
-a time limit, `scancel`, the failure of the node nor the loss of staged weights explains it, once for all trials that die on
-one node at a time. The shard of a dead trial is tried on another node first, where there is one; its third death fails its
+Rule: what is said of a job or a member that has ended already changes nothing. A death counts where neither its diagnosis
+(preemption, a time limit, `scancel`, the failure of the node) nor the loss of staged weights explains it, once for all trials
+that die on one node at a time. What is surely broken hardware puts the node in back-off at once, and the shard is not charged;
+what is surely the program's error is never charged to a node. In between another node tells: the shard of a dead trial is tried on another node first, where there is one; its third death fails its
 task. The third death on a node without a shard done there puts the node in back-off; a shard's deaths do so only while
 another node is in use. Deaths in a row without a shard end the evaluation. Called from: `step`, `trials`.
 """
@@ -13,6 +14,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from coordinator.cluster import COORDINATOR_ENDED, Purpose
+from coordinator.diagnosis.verdict import Diagnosis, in_words, of_state
 from coordinator.evaluation import builds, indexes, jobs, memory, nodes, scoring, shards
 from coordinator.evaluation.actions import CancelJob, ReleaseClaims, SubmitJob
 from coordinator.evaluation.events import Closed, JobEnded, JobNotSubmitted, NodeBackedOff
@@ -21,8 +23,13 @@ from coordinator.evaluation.state import IllegalEventError, JobInfo, NodeUse, St
 from evaljobs.contract.names import LaneId
 
 MAX_SUBMISSIONS = 8  # of one job that were in doubt and had not happened
-EXPLAINED = ("TIMEOUT", "CANCELLED", "NODE_FAIL", "BOOT_FAIL")
-"""Slurm's words for an end before an outcome that is no fault of a node or a shard; "CANCELLED" may go on."""
+EXPLAINED = frozenset({"TimeLimit", "Cancelled", "NodeFailure", "Preempted"})
+"""Reasons of an end before an outcome that is no fault of a node or a shard."""
+BROKEN = frozenset({"ECCError", "NVLinkError"})  # reasons that are the node's on whatever it runs
+OF_PLACE = frozenset(
+    {"OutOfMemoryError", "DataloaderKilled", "ImportError", "FileNotFoundError", "PermissionError", "OSError"}
+)
+"""A user's errors that one node alone may show: another program fills its GPU, or a file system is not mounted."""
 
 _OVER: dict[Purpose, Callable[[State, JobInfo, str], Due]] = {
     "build": builds.job_over,
@@ -96,11 +103,20 @@ def ended(state: State, event: JobEnded) -> Due:
         state.warnings.append(
             f"{event.unlaunched} could not launch {event.job}: Slurm ended it before it began"
         )
-    return _end_members(state, info, [event.index], event.state, event.at, shard=event.shard)
+    return _end_members(
+        state, info, [event.index], event.state, event.at, shard=event.shard, cause=event.cause
+    )
 
 
 def _end_members(
-    state: State, info: JobInfo, members: Iterable[int], word: str, now: float, *, shard: str | None = None
+    state: State,
+    info: JobInfo,
+    members: Iterable[int],
+    word: str,
+    now: float,
+    *,
+    shard: str | None = None,
+    cause: Diagnosis | None = None,
 ) -> Due:
     """Members are over: their trials die with them, and the whole job once all are."""
     found: list[Any] = []
@@ -112,7 +128,7 @@ def _end_members(
         if word == jobs.PREEMPTED:
             found += nodes.preempted(state, info, now)
         elif dead and not _ours(state, info, dead, word):
-            found += _died_silently(state, dead[0], word, shard, now)
+            found += _died_silently(state, dead[0], word, shard, now, cause=cause)
         elif word == memory.OUT_OF_MEMORY and info.job.purpose == "metric" and state.can_work:
             found += scoring.out_of_memory(state, info, now)
     if all(phase == "ended" for phase in info.members.values()) and info.live:
@@ -131,13 +147,30 @@ def _ours(state: State, info: JobInfo, dead: list[Trial], word: str) -> bool:
     return info.job.purpose == "trial" and node is not None and node.precursor != info.precursor
 
 
-def _died_silently(state: State, trial: Trial, word: str, shard: str | None, now: float) -> Due:
+def _died_silently(
+    state: State, trial: Trial, word: str, shard: str | None, now: float, *, cause: Diagnosis | None
+) -> Due:
     if word == memory.OUT_OF_MEMORY:
         return out_of_memory(state, trial, shard, now)
-    why, node = f"{trial.name} ended ({word}) without a word", state.jobs.by_name[trial.job].job.node
-    if word.startswith(EXPLAINED):
-        return died(state, node, why, now, counts=False)
-    return died_with(state, node, shard, why, now)
+    cause = cause or of_state(word)
+    why = in_words(cause, f"{trial.name} ended ({word}) without a word")
+    place = state.jobs.by_name[trial.job].job.node
+    node = state.nodes.by_name.get(place or "")
+    if cause.reason in EXPLAINED:
+        return died(state, place, why, now, counts=False)
+    if broken(cause) and node is not None:
+        return nodes.back_off(node, why, now, at_fault=True)
+    return died_with(state, place, shard, why, now, cause=cause)
+
+
+def broken(cause: Diagnosis | None) -> bool:
+    """Is a node's hardware at fault, whatever it runs?"""
+    return cause is not None and cause.reason in BROKEN
+
+
+def _of_program(cause: Diagnosis | None) -> bool:
+    """Is it an error that each node would show?"""
+    return cause is not None and cause.owner in ("user", "evalspan") and cause.reason not in OF_PLACE
 
 
 def out_of_memory(state: State, trial: Trial, shard: str | None, now: float) -> Due:
@@ -154,11 +187,19 @@ def out_of_memory(state: State, trial: Trial, shard: str | None, now: float) -> 
 # --- what a death counts against ---------------------------------------------------------------------------------------
 
 
-def died_with(state: State, node_name: str | None, name: str | None, why: str, now: float) -> Due:
+def died_with(
+    state: State,
+    node_name: str | None,
+    name: str | None,
+    why: str,
+    now: float,
+    *,
+    cause: Diagnosis | None = None,
+) -> Due:
     """A trial died on this node, and held this shard, if any."""
-    shard = state.shards.by_name.get(name or "")
+    shard, counts = state.shards.by_name.get(name or ""), not _of_program(cause)
     if name is None or shard is None:
-        return died(state, node_name, why, now)
+        return died(state, node_name, why, now, counts=counts)
     if not shards.is_to_do(state, name):
         return []
     node = state.nodes.by_name[node_name or ""]
@@ -171,7 +212,7 @@ def died_with(state: State, node_name: str | None, name: str | None, why: str, n
         said = f"trials died {MAX_DEATHS} times with shard {name}; the last: {why}"
         return shards.fail_leaf(state, shards.leaf_of(state, name), said, now)
     found: list[Any] = []
-    if others and (once_more or len(shard.died_on) == 1):
+    if counts and others and (once_more or len(shard.died_on) == 1):
         found += _charge(node, why, now)
     there = [n for n in others if n.status != "offered" and n.name not in shard.died_on]
     if not there:

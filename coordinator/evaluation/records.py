@@ -27,7 +27,7 @@ from evaljobs.contract.specs import (
     SuiteSpec,
 )
 
-JOURNAL_FORMAT: Literal[4] = 4
+JOURNAL_FORMAT: Literal[5] = 5
 """Raised with each change of `events`: a journal of another number is not gone on with (`runtime.journal`)."""
 
 

@@ -178,6 +178,8 @@ def _outcome(state: State, event: ev.OutcomeSeen) -> Due:
         return []
     state.seen.add(key)
     if isinstance(outcome, out.Failed):
+        if outcome.job == "trial":
+            return trials.failed(state, outcome, event.at, event.cause)
         return _FAILED[outcome.job](state, outcome, event.at)
     handler = _OUTCOMES.get(type(outcome))
     return handler(state, outcome, event.at) if handler is not None else []
@@ -254,7 +256,6 @@ _FAILED: Mapping[str, Callable[[State, out.Failed, float], Due]] = {
     "convert": builds.conversion_failed,
     "stage": nodes.stage_failed,
     "host": nodes.stage_failed,
-    "trial": trials.failed,
     "execute": scoring.failed,
     "score": scoring.failed,
 }

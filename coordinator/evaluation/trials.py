@@ -9,6 +9,7 @@ from __future__ import annotations
 from itertools import islice
 from typing import Any
 
+from coordinator.diagnosis.verdict import Diagnosis
 from coordinator.evaluation import builds, indexes, job_ends, nodes
 from coordinator.evaluation.actions import Action, CancelJob, ReleaseClaims
 from coordinator.evaluation.events import StragglersFound, TrialHung, TrialsCancelled
@@ -42,7 +43,7 @@ def ended(state: State, outcome: TrialEnded, at: float) -> Due:
     return found
 
 
-def failed(state: State, outcome: Failed, at: float) -> Due:
+def failed(state: State, outcome: Failed, at: float, cause: Diagnosis | None) -> Due:
     lived = indexes.end_trial(state, outcome.name) is not None
     actions: list[Action] = [ReleaseClaims(trial=outcome.name)] if lived else []
     trial = state.trials.by_name.get(outcome.name)
@@ -57,20 +58,20 @@ def failed(state: State, outcome: Failed, at: float) -> Due:
             return actions + nodes.unseen(state, node, at)
     if not lived or trial.cancelled:
         return actions  # its death has counted, or is the coordinator's doing
-    return [*actions, *_charged(state, trial, outcome, at)]
+    return [*actions, *_charged(state, trial, outcome, cause, at)]
 
 
-def _charged(state: State, trial: Trial, outcome: Failed, at: float) -> Due:
-    """The failure counts against the memory that was asked for, or as a death on its node."""
+def _charged(state: State, trial: Trial, outcome: Failed, cause: Diagnosis | None, at: float) -> Due:
+    """The failure counts against the memory that was asked for, its node's hardware, or as a death on its node."""
     if outcome.memory_mb is not None:
         return job_ends.out_of_memory(state, trial, outcome.shard, at)
     place = state.jobs.by_name[trial.job].job.node
     node = state.nodes.by_name.get(place or "")
-    if outcome.unfit and node is not None:
+    if node is not None and (outcome.unfit or job_ends.broken(cause)):
         return nodes.back_off(node, outcome.error, at, at_fault=True)
     if outcome.blame == "operator" and outcome.shard is None:
         state.ending.close(outcome.error)
-    return job_ends.died_with(state, place, outcome.shard, outcome.error, at)
+    return job_ends.died_with(state, place, outcome.shard, outcome.error, at, cause=cause)
 
 
 def hung(state: State, event: TrialHung) -> Due:

@@ -70,6 +70,9 @@ class News(Record):
     at: float  # unix seconds
     status: str = ""  # of an evaluation that has ended: done | failed | cancelled
     errors: dict[str, str] = Field(default_factory=dict)  # task -> why it has no score
+    failed_jobs: dict[str, str] = Field(
+        default_factory=dict
+    )  # job or trial -> reason, owner and line; 20 at most
     reason: str = ""  # why an evaluation is parked
     fell: tuple[Fell, ...] = ()  # scores that fell, 20 at most
     gate: Literal["", Outcome] = ""  # of an evaluation that has ended, by `[notify] gate`
@@ -80,6 +83,10 @@ def ended(end: Summary, gate: tuple[Outcome, str] | None = None) -> News:
     event: Literal["ended", "failed"] = "failed" if end.result == "failed" else "ended"
     why = "; ".join(f"{task}: {error}" for task, error in list(end.errors.items())[:3])
     text = f"{end.evaluation_id} is {end.result}{f': {why}' if why else ''}"
+    jobs = dict(list(end.failed_jobs.items())[:MOST_FELL])
+    text += "".join(
+        f"; {job}: {said}" for job, said in list(jobs.items())[:1] if event == "failed" and said not in why
+    )
     if gate is not None:
         text += f"; gate: {gate[0]}{gate[1]}"
     return News(
@@ -87,6 +94,7 @@ def ended(end: Summary, gate: tuple[Outcome, str] | None = None) -> News:
         text=_for_chats(text),
         status=end.result,
         errors=end.errors,
+        failed_jobs=jobs,
         gate=gate[0] if gate is not None else "",
         **_of(end, end.ended_at),
     )

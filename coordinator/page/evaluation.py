@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from coordinator.diagnosis.verdict import in_words
 from coordinator.evaluation.events import (
     AnyEvent,
     BackOffOver,
@@ -188,7 +189,8 @@ def _told(event: AnyEvent) -> Iterator[tuple[str, str, bool]]:  # noqa: C901, PL
     """(about, text, is it bad?)."""
     match event:
         case OutcomeSeen(outcome=Failed() as failed):
-            yield failed.node or failed.name, f"{failed.job} failed: {failed.error}", True
+            said = in_words(event.cause, f"{failed.job} failed: {failed.error}")
+            yield failed.node or failed.name, said, True
         case OutcomeSeen(outcome=Staged() as staged):
             why = f"; {staged.why}" if staged.why else ""
             yield staged.node, f"weights staged ({staged.rung}){why}", False
@@ -204,7 +206,7 @@ def _told(event: AnyEvent) -> Iterator[tuple[str, str, bool]]:  # noqa: C901, PL
             yield event.job, f"not submitted: {event.error}", True
         case JobEnded() if event.state not in CALM:
             where = f" (running {event.shard})" if event.shard else ""
-            yield f"{event.job}.{event.index}", f"ended {event.state}{where}", True
+            yield f"{event.job}.{event.index}", in_words(event.cause, f"ended {event.state}{where}"), True
         case TrialHung():
             where = f" at {event.shard}" if event.shard else ""
             yield event.trial, f"no progress for {event.seconds:.0f} s{where}", True

@@ -7,10 +7,11 @@ Rule: of a log the last MOST_BYTES are read, and nothing where storage is away.
 from __future__ import annotations
 
 from contextlib import suppress
+from pathlib import Path
 
 from pydantic import ValidationError
 
-from coordinator.diagnosis.verdict import Diagnosis, diagnose
+from coordinator.diagnosis.verdict import Diagnosis, diagnose, of_state
 from evaljobs.contract import folded
 from evaljobs.contract.outcomes import OUTCOME, Failed
 from evaljobs.contract.paths import EvaluationPaths
@@ -41,24 +42,19 @@ def of_outcome(outcome: Failed) -> Diagnosis:
     return found
 
 
-def of_log(paths: EvaluationPaths, job: str, state: str) -> Diagnosis:
-    """Of a job or trial that left no outcome. `state`: the cluster's word for its end."""
+def of_log(log: Path, word: str) -> Diagnosis:
+    """Of a job or trial that left no outcome. `word`: the cluster's for its end, which stands above what the log says."""
+    said = of_state(word or FAILED)
+    if said.reason is not None:
+        return said
     logs = {}
-    for name in (job, job.removesuffix(".0")):
-        with suppress(OSError):
-            logs = {name: [folded.read_bytes(paths.log(name))[-MOST_BYTES:]]}
-            break
-    return diagnose(logs, state=state or FAILED).diagnosis
+    with suppress(OSError), folded.open_file(log) as file:
+        file.seek(max(0, folded.file_size(log) - MOST_BYTES))
+        logs = {log.name: [file.read(MOST_BYTES)]}
+    return diagnose(logs, state=word or FAILED).diagnosis
 
 
-def in_words(cause: Diagnosis, said: str = "") -> str:
-    """Reason, owner and line. `said`: what stands there already, such as a job's error."""
-    line = said or cause.line
-    if cause.reason is None or cause.reason in line:
-        return line
-    more = (
-        f": {cause.line}"
-        if said and cause.line and not cause.line.startswith("sacct:") and cause.line not in said
-        else ""
-    )
-    return f"{cause.reason} (owner: {cause.owner}): {line}{more}"
+def of_trial(paths: EvaluationPaths, trial: str, word: str) -> Diagnosis:
+    """As `of_log`, by the trial's name."""
+    logs = [paths.log(trial), paths.log(trial.removesuffix(".0"))]
+    return of_log(next(filter(folded.exists, logs), logs[0]), word)

@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from coordinator.allocation import job_limits
-from coordinator.cluster import Job, JobState, slurm_limits
+from coordinator.cluster import COORDINATOR_ENDED, Job, JobState, slurm_limits
+from coordinator.diagnosis.verdict import Diagnosis
 from coordinator.evaluation import renewals
 from coordinator.evaluation.events import (
     AnyEvent,
@@ -149,11 +150,14 @@ def with_causes(
     events: Iterable[AnyEvent],
     listing: Iterable[JobState],
     claims: Mapping[str, str],
+    *,
     began: Callable[[Job, int], bool],
+    cause: Callable[[Job, int, str], Diagnosis],
 ) -> list[AnyEvent]:
-    """`events`, where the end of a trial names the shard that it ran, and that of a job the node that could not launch it.
+    """`events`, where the end of a job says why it died; of a trial's also the shard that it ran, of another's the node that
+    could not launch it.
 
-    `claims`: shard -> trial; `began`: has this member a log?
+    `claims`: shard -> trial; `began`: has this member a log? `cause`: by its log and the cluster's word.
     """
     places = {(row.name, row.index): row.node for row in listing}
     in_hand = {trial: shard for shard, trial in claims.items()}
@@ -165,10 +169,22 @@ def with_causes(
             node = places.get((event.job, event.index))
             wanted = info.job.node is None and info.released_at is None and event.state != "COMPLETED"
             unlaunched = node if node and wanted and not began(info.job, event.index) else ""
-            found.append(event.model_copy(update={"shard": shard, "unlaunched": unlaunched}))
+            why = cause(info.job, event.index, event.state) if _died(state, info, event) else None
+            more = {"shard": shard, "unlaunched": unlaunched, "cause": why}
+            found.append(event.model_copy(update=more))
         else:
             found.append(event)
     return found
+
+
+def _died(state: State, info: JobInfo, event: JobEnded) -> bool:
+    """Did it end without an outcome, and neither by the coordinator's doing nor as it should?"""
+    if event.state in ("COMPLETED", COORDINATOR_ENDED) or info.released_at is not None:
+        return False
+    if info.job.purpose != "trial":
+        return info.job.purpose != "metric" and ("failed", info.job.name) not in state.seen
+    trial = state.trials.live.get(info.trials[event.index])
+    return trial is not None and not trial.cancelled
 
 
 def limit_events(

@@ -25,6 +25,7 @@ from coordinator.base.throttle import Throttle
 from coordinator.base.version import version_text
 from coordinator.cluster import Job, JobState
 from coordinator.cluster.sbatch_text import log_file
+from coordinator.diagnosis.verdict import Diagnosis, in_words
 from coordinator.evaluation import shards
 from coordinator.evaluation import step as machine
 from coordinator.evaluation.actions import Action, CancelJob, ReleaseClaims, SubmitJob
@@ -301,7 +302,9 @@ class Running:
             if any(isinstance(event, JobEnded) for event in events):
                 self._take_last_files(now)
             claims = self.snapshot.claims if self.snapshot is not None else {}
-            self.take(detect.with_causes(self.state, events, listing, claims, _began))
+            self.take(
+                detect.with_causes(self.state, events, listing, claims, began=_began, cause=self._cause)
+            )
         self.performer.cancel(detect.overdue_jobs(self.state, self.seen, self.grace, now))
         progress = None
         if self.snapshot is not None:
@@ -314,6 +317,14 @@ class Running:
             self._audit(now)
         if self._throttle.due("audit metrics", METRIC_AUDIT_SECONDS, now):
             self._audit_metrics(now)
+
+    def _cause(self, job: Job, index: int, word: str) -> Diagnosis:
+        """Why a member ended without an outcome; it is shown under the name of its trial, or of its job."""
+        info = self.state.jobs.by_name[job.name]
+        cause = causes.of_log(Path(log_file(job, index)), word)
+        name = info.trials[index] if job.purpose == "trial" else job.name
+        self._failed[name] = in_words(cause, f"its job ended: {word}")
+        return cause
 
     def _take_last_files(self, now: float) -> None:
         """Take what jobs left just before their end: without its outcome, a job counts as killed."""
@@ -337,11 +348,12 @@ class Running:
                 log.warning("%s is passed over", error)
             else:
                 entry = getattr(outcome, "entry", None)
+                cause = causes.of_outcome(outcome) if isinstance(outcome, Failed) else None
                 if isinstance(outcome, Failed):
-                    self._failed[outcome.name] = causes.in_words(causes.of_outcome(outcome), outcome.error)
+                    self._failed[outcome.name] = in_words(cause, outcome.error)
                 if entry is None or 0 <= entry < len(self.state.entries):
                     left_at = min((self.paths.outcomes / name).stat().st_mtime, now)
-                    events.append(OutcomeSeen(at=now, outcome=outcome, left_at=left_at))
+                    events.append(OutcomeSeen(at=now, outcome=outcome, left_at=left_at, cause=cause))
                 else:
                     log.warning("%s is of an entry that there is not, and is passed over", name)
             self._outcomes_read.add(name)

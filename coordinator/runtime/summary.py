@@ -18,9 +18,10 @@ from typing import Any, Literal, NamedTuple
 from pydantic import Field, ValidationError
 
 from coordinator.base.words import clock_time
+from coordinator.diagnosis.verdict import in_words
 from coordinator.evaluation.records import JOURNAL_FORMAT, EvaluationRecord
 from coordinator.report.learning_curves import SCORES, ScoreValue, scores_of
-from coordinator.runtime.causes import failures, in_words, of_log, of_outcome
+from coordinator.runtime.causes import failures, of_outcome, of_trial
 from coordinator.runtime.work_lock import WorkLock
 from evaljobs.contract import folded
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths
@@ -382,7 +383,7 @@ def with_costs(summary: Summary, paths: EvaluationPaths) -> Summary:
             "scores": first_of_each(groups_or_tasks(read_json(paths.results))),
             "failed_jobs": {
                 **{
-                    t: in_words(of_log(paths, t, word), f"its job ended: {word}")
+                    t: in_words(of_trial(paths, t, word), f"its job ended: {word}")
                     for t, word in died(paths).items()
                 },
                 **failed_jobs(paths),

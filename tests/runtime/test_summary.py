@@ -241,14 +241,15 @@ def test_failed_jobs_are_read_from_their_outcomes_and_the_report(tmp_path):
     told = Failed(name="es-1-trial-n1-a0.0", job="trial", blame="retry", error="CUDA out of memory")
     paths.outcome("failed", told.name).write_text(told.model_dump_json())
     (paths.outcomes / "other.failed.json").write_text(json.dumps({"kind": "unheard-of"}))
-    assert failed_jobs(paths) == {told.name: "CUDA out of memory"}
+    said = "OutOfMemoryError (owner: user): CUDA out of memory"
+    assert failed_jobs(paths) == {told.name: said}
     gpus = [
         {"trial": f"es-1-trial-n{i}-a0.0", "ended": how, "gpus": 1, "load": 2.5}
         for i, how in ((2, "NODE_FAIL"), (3, "drained"))
     ]
     paths.report.write_text(json.dumps({"gpus": gpus, "makespan_seconds": 5.0}))
     made = with_costs(Summary(schema_version=2, evaluation_id="e", written_at=0.0, ended_at=9.0), paths)
-    assert made.failed_jobs == {told.name: told.error, "es-1-trial-n2-a0.0": "its job ended: NODE_FAIL"}
+    assert made.failed_jobs == {told.name: said, "es-1-trial-n2-a0.0": "NodeFailure (owner: node): its job ended: NODE_FAIL"}
     assert (made.makespan_seconds, made.gpu_seconds["load"]) == (5.0, 5.0)
 
 

@@ -12,6 +12,7 @@ from typing import Any, Self
 
 from coordinator.allocation import job_limits
 from coordinator.cluster import Job
+from coordinator.diagnosis.verdict import of_state
 from coordinator.evaluation import actions as do
 from coordinator.evaluation import events as ev
 from coordinator.evaluation import step as machine
@@ -213,7 +214,16 @@ class World(Cluster):
             events, twins = detect.job_events(self.state, self.listing(), self.seen, detect.Grace(), self.now)
             for twin in twins:
                 self.cancel(do.CancelJob(job_id=twin))
-            self.take(detect.with_causes(self.state, events, self.listing(), self.claims, self.began))
+            self.take(
+                detect.with_causes(
+                    self.state,
+                    events,
+                    self.listing(),
+                    self.claims,
+                    began=self.began,
+                    cause=lambda _job, _index, word: of_state(word),
+                )
+            )
             grace = detect.Grace()
             self.take(self.limit_events(grace))
         for job_id in detect.overdue_jobs(self.state, self.seen, detect.Grace(), self.now):

@@ -1,0 +1,99 @@
+"""Faults made for real on a development cluster: `evalspan diagnose JOBID` names each, by accounting and the job's log."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from dev_cluster import accounting, real_site
+from dev_cluster.api import Cluster, DevClusterError
+from dev_cluster.testing import sbatch, state, wait_state, wait_until
+from support.sites import cluster
+
+pytestmark = pytest.mark.slurm
+SMALL_SHM = "unshare -rm sh -c 'mount -t tmpfs -o size=1m tmpfs /dev/shm && {}'"
+PEERS = """
+import os, sys, torch, torch.distributed as dist
+rank = int(sys.argv[1])
+dist.init_process_group("gloo", init_method="file://" + sys.argv[2], rank=rank, world_size=2)
+dist.all_reduce(torch.ones(1))
+if rank:
+    os.kill(os.getpid(), 9)
+dist.all_reduce(torch.ones(1))
+"""
+MAPPED = """
+import mmap
+file = open("/dev/shm/a", "wb+")
+file.truncate(1 << 24)
+mmap.mmap(file.fileno(), 1 << 24)[:] = bytes(1 << 24)
+"""
+OFFLINE = "import datasets; datasets.load_dataset('evalspan-tests/there-is-none')"
+# script, options of sbatch, reason
+FAULTS = {
+    "an out-of-memory kill": ("{py} -c 'x = bytearray(1 << 30)'", "--mem=100", "OOMKilled"),
+    "a full /dev/shm": (SMALL_SHM.format("{py} {dir}/mapped.py"), "", "DiskFull"),
+    "a full disk": (SMALL_SHM.format("dd if=/dev/zero of=/dev/shm/a bs=1M count=4"), "", "DiskFull"),
+    "a killed peer": ("{py} {dir}/peers.py 1 {dir}/store & {py} {dir}/peers.py 0 {dir}/store", "--mem=3000", "ConnectionError"),
+    "a missing module": ("{py} -c 'import no_such_module'", "", "ImportError"),
+    "a missing command": ("no-such-command", "", "FileNotFoundError"),
+    "a bad config": ("{py} -c 'import tomllib; tomllib.loads(\"[a\")'", "", "ValueError"),
+    "a bad option": ("{py} -m json.tool --no-such-option", "", "ArgumentError"),
+    "a data set offline": ("HF_HUB_OFFLINE=1 HF_HOME={dir}/hf {py} -c \"" + OFFLINE + '"', "--mem=3000", "DatasetLoadingError"),
+    "a time limit": ("exec sleep 600", "-t 1", "TimeLimit"),
+    "a power cut": ("exec sleep 600", "-p gpu -w n2", "NodeFailure"),
+    "a preemption": ("exec sleep 600", "-p spare --gpus=1 -w n1", "Preempted"),
+    "scancel": ("exec sleep 600", "", "Cancelled"),
+    "nothing": ("echo step 1 loss 2.0; echo done", "", "Healthy"),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def faulty() -> Iterator[Cluster]:
+    try:
+        accounting.check_machine()
+    except DevClusterError as error:
+        pytest.skip(str(error))
+    if not real_site.CGROUP_V1.is_dir():
+        pytest.skip("cgroup v1 is not mounted")
+    with cluster(nodes=2, gpus=1, cpu_nodes=1, cpus=16, cgroups=True, accounting=True) as made:
+        yield made
+
+
+def test_each_fault_is_named(faulty: Cluster) -> None:
+    """The word of accounting, the log that the job named, and the failure that began it."""
+    folder, python = faulty.user_dir, faulty.python
+    for name, text in (("mapped.py", MAPPED), ("peers.py", PEERS)):
+        faulty.run_as_user(["tee", str(folder / name)], input=text, check=True)
+    made = {
+        fault: sbatch(
+            faulty,
+            script.replace("{py}", str(python)).replace("{dir}", str(folder)),
+            *("--no-requeue", "-p", "cpu", "-t", "10", "-o", f"{folder}/%j.log"),
+            *options.split(),
+        )
+        for fault, (script, options, _) in FAULTS.items()
+    }
+    wait_state(faulty, made["a power cut"], "RUNNING")
+    wait_state(faulty, made["a preemption"], "RUNNING")
+    faulty.kill_node("n2")
+    sbatch(faulty, "sleep 1", "-p", "gpu", "--gpus=1", "-w", "n1")
+    wait_state(faulty, made["scancel"], "RUNNING")
+    faulty.run_as_user(["scancel", made["scancel"]])
+    busy = ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "UNKNOWN")
+    wait_until(lambda: not any(state(faulty, job) in busy for job in made.values()), "the faults", 400.0)
+    said = {fault: _diagnosed(faulty, job) for fault, job in made.items()}
+    logs = {fault: _log(folder / f"{job}.log") for fault, job in made.items()}
+    wrong = {f: (one, logs[f]) for f, one in said.items() if one["reason"] != FAULTS[f][2]}
+    assert not wrong
+
+
+def _diagnosed(site: Cluster, job: str) -> dict[str, object]:
+    done = site.run_as_user([str(site.python), "-m", "coordinator", "diagnose", job, "--json"])
+    assert done.returncode == 0, done.stderr
+    return dict(json.loads(done.stdout))
+
+
+def _log(path: Path) -> str:
+    return path.read_text(errors="replace")[-500:] if path.exists() else ""
