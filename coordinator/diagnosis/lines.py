@@ -11,10 +11,10 @@ MOST_LINE = 1 << 16  # bytes of a line that are kept: its beginning and its end
 MOST_SHOWN = 400  # characters of a quoted line
 _ANSI = re.compile(r"\x1b(?:\[[0-9;:?]*[ -/]*[@-~]|\][^\x07\x1b]*\x07?|.)")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-# "[rank1]: ", "3: " of srun --label, "(Worker pid=9) ", "stderr: ", times, "[Rank 0] "; glog's "[E1206 18:44:12.7 file.cpp:1]"
+# "ERROR 05-23 09:31:47 [core.py:396] ", "[rank1]: ", "3: " of srun --label, "(Worker pid=9) ", "stderr: ", times, "[Rank 0] "; glog's "[E1206 18:44:12.7 file.cpp:1]"
 _PREFIX = re.compile(
     r"(?:\s*(?:\[[^\]\n]{0,80}\]:?|\([\w ]{1,40} ?pid=\d+[^)\n]{0,60}\)|\d{1,5}:|std(?:err|out):"
-    r"|\d{4}[-/]\d\d[-/]\d\d[T ,]\d\d:\d\d:\d\d[\w.,:+-]*))+ ?"
+    r"|(?:ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d|\d{4}[-/]\d\d[-/]\d\d[T ,]\d\d:\d\d:\d\d[\w.,:+-]*))+ ?"
 )
 _RANK = re.compile(r"(?i:rank|pid=) ?(\d+)|^(\d{1,5}):")
 

@@ -179,6 +179,8 @@ class Scan:
     def _line(self, line: Line, number: int, key: bytes = b"") -> None:
         """A line in its place: of a traceback, between two of them, or alone."""
         source, text = line
+        if _BEGINS in text:
+            text = text[text.index(_BEGINS) :]  # behind a logger's words
         opened = self._open.get(source)
         if opened is not None and not text.startswith(_BEGINS):
             self._framed(opened, line, number, key)

@@ -40,7 +40,7 @@ FAULTS = {
     "a missing command": ("no-such-command", "", "FileNotFoundError"),
     "a bad config": ("{py} -c 'import tomllib; tomllib.loads(\"[a\")'", "", "ValueError"),
     "a bad option": ("{py} -m json.tool --no-such-option", "", "ArgumentError"),
-    "a data set offline": ("HF_HUB_OFFLINE=1 HF_HOME={dir}/hf {py} -c \"" + OFFLINE + '"', "--mem=3000", "DatasetLoadingError"),
+    "a data set offline": ('HF_HUB_OFFLINE=1 HF_HOME={dir}/hf {py} -c "' + OFFLINE + '"', "--mem=3000", "DatasetLoadingError"),
     "a time limit": ("exec sleep 600", "-t 1", "TimeLimit"),
     "a power cut": ("exec sleep 600", "-p gpu -w n2", "NodeFailure"),
     "a preemption": ("exec sleep 600", "-p spare --gpus=1 -w n1", "Preempted"),

@@ -1,0 +1,48 @@
+"""What a trial's death is charged to, by its diagnosis."""
+
+from __future__ import annotations
+
+import pytest
+from support.simulated.parts import record
+from support.simulated.world import World
+
+from coordinator.diagnosis.verdict import of_text
+from coordinator.evaluation import events as ev
+
+ECC = "RuntimeError: CUDA error: uncorrectable ECC error encountered"
+
+
+@pytest.mark.parametrize(
+    ("said", "word", "node", "shard"),
+    [
+        (ECC, "FAILED", "back-off", False),
+        ("RuntimeError: CUDA error: an illegal memory access was encountered", "FAILED", "charged", True),
+        ("TypeError: f() takes no arguments", "FAILED", "", True),
+        ("ModuleNotFoundError: No module named 'a'", "FAILED", "charged", True),
+        ("frobnicated", "FAILED", "charged", True),
+        ("frobnicated", "TIMEOUT", "", False),
+        ("frobnicated", "NODE_FAIL", "", False),
+    ],
+)
+def test_a_death_counts_against_what_its_diagnosis_says(said: str, word: str, node: str, shard: bool) -> None:
+    """Broken hardware: the node at once, and not the shard. The program's error: the shard alone. Else another node tells."""
+    world = World(7, rec=record(entries=6), nodes=2, in_order=True).until(
+        lambda w: w.state.index.running and w.claims and len(w.state.nodes.by_name) == 2
+    )
+    state = world.state
+    name, held = next((trial, s) for s, trial in world.claims.items() if trial in state.trials.live)
+    info = state.jobs.by_name[state.trials.live[name].job]
+    cause = of_text(said, state=word)
+    world.tell(
+        ev.JobEnded,
+        job=info.job.name,
+        index=state.trials.by_name[name].member,
+        state=word,
+        shard=held,
+        cause=cause,
+    )
+    use = state.nodes.by_name[info.job.node]
+    assert (use.status == "back-off") == (node == "back-off")
+    assert use.at_fault == (node == "back-off")
+    assert bool(use.deaths) == (node == "charged")
+    assert bool(state.shards.by_name[held].died_on) == shard
