@@ -249,7 +249,10 @@ def test_failed_jobs_are_read_from_their_outcomes_and_the_report(tmp_path):
     ]
     paths.report.write_text(json.dumps({"gpus": gpus, "makespan_seconds": 5.0}))
     made = with_costs(Summary(schema_version=2, evaluation_id="e", written_at=0.0, ended_at=9.0), paths)
-    assert made.failed_jobs == {told.name: said, "es-1-trial-n2-a0.0": "NodeFailure (owner: node): its job ended: NODE_FAIL"}
+    assert made.failed_jobs == {
+        told.name: said,
+        "es-1-trial-n2-a0.0": "NodeFailure (owner: node): its job ended: NODE_FAIL",
+    }
     assert (made.makespan_seconds, made.gpu_seconds["load"]) == (5.0, 5.0)
 
 
