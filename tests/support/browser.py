@@ -15,6 +15,7 @@ OPTIONS = (
     "--disable-gpu",
     "--disable-dev-shm-usage",
     "--window-size=1280,900",
+    "--hide-scrollbars",
 )
 
 

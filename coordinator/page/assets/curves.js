@@ -58,7 +58,7 @@ function curvesPart() {
   const kinds = { all: () => true, means: (c) => groups.has(c.task), worse: (c) => c.lines.some((l) => l.curve.worse.length) };
   const draw = () => {
     const charts = chartsOf(DATA.trainings.filter((_, i) => picked.has(i))).filter((c) => (text ? `${c.suite} ${c.task} ${c.measure}`.toLowerCase().includes(text) : (kinds[only] ?? kinds.all)(c)));
-    count.textContent = `${charts.length} chart${charts.length === 1 ? "" : "s"}. Bands: two standard errors. A filled dot marks a checkpoint that shows a score to be worse; a hollow one, a point that is not comparable with the one before. Click a point to open its evaluation.`;
+    count.textContent = `${charts.length} chart${charts.length === 1 ? "" : "s"}. Bands: two standard errors. A filled dot marks a checkpoint that shows a score to be worse; a hollow one, a point that is not comparable with the one before. Click a point to open its evaluation. ${DATA.trainings[0]?.along ?? ""}`;
     grid.replaceChildren(...charts.map((one) => chart(one, look)));
   };
   grid.addEventListener("keydown", (event) => moveCursor(event, grid));
@@ -78,10 +78,10 @@ const MOST_WORSE = 8; // scores that are named above the charts
 function worsePart() {
   const found = DATA.trainings.flatMap((t) => t.curves.flatMap((c) => c.worse.map(([i, words]) => ({ name: `${c.task}/${c.measure}`, words, change: `${score(c.mean[i])} before, ${score(c.value[i])} at ${t.points[c.at[i]][1]}`, at: t.points[c.at[i]][5] }))));
   const judged = DATA.trainings.some((t) => t.curves.some((c) => c.yardstick.some((y) => y !== null)));
-  if (!found.length) return el("p", { class: judged ? "head done" : "head" }, judged ? "No score is worse than before. " : "Too few checkpoints to say whether a score is worse. ", el("span", { class: "soft", text: DATA.trainings[0]?.along ?? "" }));
+  if (!found.length) return el("p", { class: judged ? "head done" : "head" }, judged ? "No score is worse than before." : "Too few checkpoints to say whether a score is worse.");
   return el("div", { class: "head failed" }, el("p", { class: "big", text: `${found.length} score${found.length > 1 ? "s are" : " is"} worse` }),
     found.toSorted((a, b) => b.at - a.at).slice(0, MOST_WORSE).map((w) => el("p", {}, said(w.name, "said strong"), ` is ${w.words}: ${w.change}`)),
-    found.length > MOST_WORSE ? el("p", {}, el("a", { href: "#part=curves&show=worse", text: `and ${found.length - MOST_WORSE} more` })) : null, el("p", { class: "soft", text: DATA.trainings[0]?.along ?? "" }));
+    found.length > MOST_WORSE ? el("p", {}, el("a", { href: "#part=curves&show=worse", text: `and ${found.length - MOST_WORSE} more` })) : null);
 }
 
 function chart(one, look) {

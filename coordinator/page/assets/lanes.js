@@ -18,7 +18,7 @@ function lanesPart() {
     const step = STEPS.find((each) => each >= (end * TICK_PX) / marks.clientWidth) ?? 86400 * Math.ceil((end * TICK_PX) / marks.clientWidth / 86400);
     const known = [["bound", DATA.report.lower_bound_seconds], ["predicted", DATA.report.predicted_makespan_seconds]].filter(([, value]) => value > 0).toSorted((a, b) => a[1] - b[1]);
     const lines = known.map(([name, value], i) => el("span", { class: "bound", style: { left: at(value) } }, el("span", { text: name, style: i < known.length - 1 ? { right: "0" } : { left: "0" } })));
-    marks.replaceChildren(...Array.from({ length: Math.ceil(end / step) }, (_, i) => el("span", { style: { left: at(i * step) } }, seconds(i * step))), ...lines);
+    marks.replaceChildren(...Array.from({ length: Math.ceil(end / step) }, (_, i) => el("span", { style: { left: at(i * step) } }, el("span", { text: seconds(i * step) }))), ...lines);
   };
   const zoom = choice("zoom", [[1, "all of it"], [4, "4 times"], [16, "16 times"], [64, "64 times"]], (v) => { all.style.width = `${100 * v}%`; tick(); });
   const tasks = el("div", { class: "legend", tabindex: 0, role: "group", "aria-label": "tasks by colour" }, DATA.shards.tasks.slice(0, 24).map((task, i) => el("span", {}, el("span", { class: "swatch", style: { background: `var(--line-${i % SERIES})` } }), said(task))));

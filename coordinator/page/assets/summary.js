@@ -30,8 +30,8 @@ const spanName = () => (DATA.report.status === "running" ? "so far" : DATA.halte
 function statePart() {
   const [word, text] = DATA.head, a = DATA.report, t = DATA.training;
   const failed = a.entries.filter((e) => e.status === "failed");
-  const told = Object.values(t?.changes ?? {}), before = t?.points.find(([id]) => id === t.before);
-  const changed = ["worse", "better"].map((verdict) => [verdict, told.filter((c) => c.verdict === verdict).map((c) => c.name)]).filter(([, names]) => names.length);
+  const told = Object.entries(t?.changes ?? {}), before = t?.points.find(([id]) => id === t.before);
+  const changed = ["worse", "better"].map((verdict) => [verdict, told.filter(([, c]) => c.verdict === verdict).map(([name]) => name)]).filter(([, names]) => names.length);
   return el("section", { id: "state", class: `head ${word}`, "aria-label": "state" },
     el("p", { class: "big" }, said(text)),
     el("p", {}, said(a.step === null ? a.checkpoint : `step ${a.step}`, "said strong"), " · ", said(a.mode === "exact" ? a.suite : `${a.suite}, ${a.mode} mode`), ` · ${DATA.report.entries.filter((e) => e.status === "scored").length} of ${a.entries.length} tasks scored · `,
