@@ -21,8 +21,8 @@ SUMMARY = {
     "evaluation_id", "suite", "step", "scored", "entries", "shards_done", "shards", "accepted_at", "makespan_seconds",
 }  # fmt: skip
 MOST_LINES = 8  # of a sparkline; with more scores it is their mean
-Changes = Callable[[Summary, Summary], Mapping[str, Mapping[str, Any]]]
-"""(evaluation, a later one) -> score name -> its "verdict" and others."""
+Changes = Callable[[Summary, Summary], Mapping[str, Mapping[str, Any]] | None]
+"""(evaluation, a later one) -> score name -> its "verdict" and others; None: not known yet."""
 
 
 def training_of(summary: Summary) -> tuple[str, str, str]:
@@ -101,9 +101,9 @@ def _training(
         "checkpoints": len(members),
         "scored": [[s.evaluation_id, label_of(s)] for s in scored],
         "lines": _lines(scored),
-        "changes": {
-            word: [name for name, said in found.items() if said["verdict"] == word]
-            for word in ("worse", "better")
+        "changes": found
+        and {
+            word: [n for n, said in found.items() if said["verdict"] == word] for word in ("worse", "better")
         },
         "gpu_seconds": sum(sum(s.gpu_seconds.values()) for s in members),
         "states": [state for state in reversed(states) if state[2] != "done"],

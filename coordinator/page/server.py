@@ -19,10 +19,9 @@ import stat
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import islice, takewhile
 from pathlib import Path
 from threading import Lock
@@ -60,6 +59,7 @@ HOSTS = ["127.0.0.1", "localhost", "[::1]"]
 LOOK_SECONDS = 2.0  # between two looks at the work folder
 FEWEST_COMPARED = 2
 BUSY = 0.05  # of a core's time, that making a page anew takes at most
+COMPARE_SECONDS = 1.0  # for the changes of trainings, of which the first page shows the others later
 MOST_AT_ONCE = 200  # connections; one more is answered by 503
 HEADER_SECONDS = 10.0  # from a connection to its first request
 MOST_PAGES = 4  # made pages that are kept, and journals that are followed
@@ -142,8 +142,9 @@ class Pages:
         self._making: defaultdict[str, Lock] = defaultdict(Lock)  # address -> held while it is made
         self._summaries = Summaries(settings, most=MOST_ENDED)
         self._journals = Journals()
-        # of ids and ends of two evaluations
-        self._changes = lru_cache(MOST_ENDED)(lambda *one: read.changes(settings, one[0], one[2]))
+        self._changes: dict[
+            Hashable, Mapping[str, Any]
+        ] = {}  # ids and ends of two evaluations -> of `changes`
         self._open: list[tuple[Summary, Halt | None]] = []
         self._looked_at, self._work_mark = float("-inf"), ""
         self._lock = Lock()  # of what is kept and of the look at the work folder
@@ -177,7 +178,7 @@ class Pages:
             return f"{hash((size, halt_of(read_summary(paths), paths))):x}"
         with self._lock:
             self._look()
-            return self._work_mark
+            return f"{self._work_mark}{len(self._changes)}" if address == "/" else self._work_mark
 
     def _look(self) -> None:
         """Look at the work folder, at most once in LOOK_SECONDS."""
@@ -196,9 +197,15 @@ class Pages:
 
     def index(self) -> read.Contents:
         begun, ended = self._seen()
+        until = self._now() + COMPARE_SECONDS
 
-        def said(a: Summary, b: Summary) -> Mapping[str, Mapping[str, Any]]:
-            return self._changes(a.evaluation_id, a.ended_at, b.evaluation_id, b.ended_at)
+        def said(a: Summary, b: Summary) -> Mapping[str, Any] | None:
+            key = a.evaluation_id, a.ended_at, b.evaluation_id, b.ended_at
+            if key not in self._changes and self._now() < until:
+                self._changes[key] = read.changes(self.settings, a.evaluation_id, b.evaluation_id)
+                for old in list(self._changes)[:-MOST_ENDED]:
+                    del self._changes[old]
+            return self._changes.get(key)
 
         return read.of_work_folder(self.settings, begun, ended, said)
 

@@ -19,9 +19,9 @@ function card(one) {
   const names = Object.keys(one.lines), newest = one.scored.at(-1), before = one.scored.at(-2);
   const last = (name) => one.lines[name].findLast((v) => v !== null);
   const legend = names.map((name, i) => el("span", {}, el("span", { class: "swatch", style: { background: `var(--line-${i})` } }), said(name), ` ${score(last(name))}`));
-  const changed = Object.entries(one.changes).filter(([, all]) => all.length);
+  const changed = Object.entries(one.changes ?? {}).filter(([, all]) => all.length);
   const changes = !before ? null : changed.length ? changed.map(([verdict, all]) =>
-    el("div", { class: verdict === "worse" ? "trouble" : "good" }, el("strong", { text: `${all.length} ${verdict}` }), ": ", said(firstOf(all, 3)))) : el("div", { class: "soft", text: "no change beyond noise" });
+    el("div", { class: verdict === "worse" ? "trouble" : "good" }, el("strong", { text: `${all.length} ${verdict}` }), ": ", said(firstOf(all, 3)))) : el("div", { class: "soft", text: one.changes ? "no change beyond noise" : "they are being compared" });
   return el("article", { class: "card" },
     el("h3", {}, el("a", { href: address.training(one.folder, one.suite) }, said(one.name)), el("small", {}, " ", said(one.mode === "exact" ? one.suite : `${one.suite}, ${one.mode} mode`))),
     el("div", {}, newest ? el("div", {}, "newest score: ", el("a", { href: address.evaluation(newest[0]) }, said(`step ${newest[1]}`))) : "no score yet",
