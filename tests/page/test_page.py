@@ -24,7 +24,7 @@ from coordinator.evaluation.events import JobEnded, Planned
 from coordinator.page import read
 from coordinator.page.evaluation import Note, Span, evaluation_data, in_rows, notes, standing_of
 from coordinator.page.html import as_json, page
-from coordinator.page.samples import blocks_of, sample_row
+from coordinator.page.samples import Kind, blocks_of, sample_row
 from coordinator.page.trace import trace
 from coordinator.page.training import short_names, training_data
 from coordinator.report.learning_curves import make_series
@@ -147,6 +147,21 @@ def test_samples_are_cut_to_the_pages_size_and_counted():
     rows = json.loads(gzip.decompress(blocks[index[1]["block"]]))
     assert [row[0] for row in rows] == [0, 1, 2, 3, 4]
     assert rows[0][6] == {"acc": None}
+
+
+def test_wrong_or_flipped_samples_are_kept_first_and_a_conversation_turn_by_turn():
+    noise = [hashlib.sha256(str(i).encode()).hexdigest() * 9 for i in range(1000)]
+    lines = [
+        json.dumps({"doc_id": i, "resps": [[[text, "b"]]], "metrics": ["acc"], "acc": float(i < 990), "doc": {"more": "And?"}})
+        for i, text in enumerate(noise)
+    ]  # fmt: skip
+    for kind, first in ((Kind(later="more"), range(990, 1000)), (Kind({5, 700}), (5, 700))):
+        (row,), blocks = blocks_of({"t": lines}, 20_000, lambda _, kind=kind: kind)
+        kept = json.loads(gzip.decompress(blocks["samples-0"]))
+        assert {*first} <= {sample[0] for sample in kept}
+        assert row["samples"] < row["of"] == 1000
+        assert [sample[0] for sample in kept] == sorted(sample[0] for sample in kept)
+    assert sample_row(json.loads(lines[0]), "more")[3::6] == [[[noise[0], "b"]], ["And?"]]
 
 
 def test_a_broken_line_costs_itself_alone_and_a_document_of_two_filters_counts_once():

@@ -98,7 +98,7 @@ function sampleItem(sides, pairs) {
 }
 
 /** The end of a prompt, where the question stands. */
-const ending = (text) => (text.length <= 160 ? text : `… ${text.slice(-160).replace(/^\S*\s/, "")}`);
+const ending = (prompt, text = messagesOf(prompt)?.at(-1).content ?? prompt) => (text.length <= 160 ? text : `… ${text.slice(-160).replace(/^\S*\s/, "")}`);
 
 const shortValue = (v) => (typeof v === "number" ? NUMBER.format(v) : String(v ?? "–").slice(0, 60));
 
@@ -116,12 +116,16 @@ function sampleBody(sides, pairs) {
   return el("div", { class: "body" }, el("h4", { text: "asked" }), promptOf(row[PROMPT]), row[TARGET] ? [el("h4", { text: "gold" }), el("pre", { tabindex: 0 }, said(row[TARGET]))] : null, el("div", { class: pairs ? "sides" : null }, answers));
 }
 
-/** A prompt: a text, or the messages of a conversation. */
+/** The messages of a prompt that is a conversation; null of any other. */
+function messagesOf(text) {
+  try {
+    const found = text.startsWith("[{") ? JSON.parse(text) : null;
+    return found.every((m) => typeof m.content === "string") ? found : null;
+  } catch { return null; } // a text
+}
+
 function promptOf(text) {
-  let messages = null;
-  try { messages = text.startsWith("[{") ? JSON.parse(text) : null; } catch {} // a text that begins like messages
-  if (!Array.isArray(messages) || !messages.every((m) => typeof m?.content === "string")) return el("pre", { tabindex: 0 }, said(text));
-  return el("div", {}, messages.map((m) => el("div", { class: "turn" }, el("h4", {}, said(m.role)), el("pre", { tabindex: 0 }, said(m.content)))));
+  return messagesOf(text)?.map((m) => [el("h4", {}, said(m.role)), el("pre", { tabindex: 0 }, said(m.content))]) ?? el("pre", { tabindex: 0 }, said(text));
 }
 
 /** Both texts, in each the words marked that the other does not have at that place. */
