@@ -2,7 +2,8 @@
 
 4 nodes of 8 slots, all on this machine's cores: evalspan in exact and in fast mode, its round-robin policy, and a job a
 data set of plain lm-eval, one after the other, each in an empty folder. Scores of exact mode are compared with lm-eval's.
-Generation is cut to a few tokens. Answers are of drawn words: no score means anything.
+Exact mode goes on with further checkpoints of that shape, of which the priors have learnt: each one's makespan stands
+beside the plan's. Generation is cut to a few tokens. Answers are of drawn words: no score means anything.
 """
 
 from __future__ import annotations
@@ -43,18 +44,24 @@ kind = "slurm"
 partition = "gpu"
 poll_seconds = 1.0
 """
-NODES, GPUS, CPU_NODES = 4, 8, 2
+CPU_NODES = 2
+PREDICTED = 0.15  # that a prediction of learnt priors may be off
+FIGURES = ("makespan_seconds", "predicted_makespan_seconds", "lower_bound_seconds", "gpu_busy_fraction")
 SECONDS = 1800  # that one run may take
 
 
-def furnished(cluster: Cluster, tokens: int) -> tuple[Path, dict[str, str]]:
-    """The user's folder with rows, model and suite, and the environment of what runs there."""
+def furnished(cluster: Cluster, options: Options) -> tuple[Path, dict[str, str]]:
+    """The user's folder with rows, models and suite, and the environment of what runs there."""
     folder = cluster.user_dir / "portfolio"
     with tempfile.TemporaryDirectory() as made:
         suite = SUITE.read_text()
-        short = re.sub(r"(num_fewshot = \d+).*", rf"\1\ngen_kwargs = {{max_gen_toks = {tokens}}}", suite)
+        short = re.sub(
+            r"(num_fewshot = \d+).*", rf"\1\ngen_kwargs = {{max_gen_toks = {options.tokens}}}", suite
+        )
         (Path(made) / "suite.toml").write_text(short)
-        tiny_model.make(Path(made) / "model", sentences(200), max_position_embeddings=4096)
+        for seed in range(options.checkpoints):
+            model = Path(made) / f"step-{seed}"
+            tiny_model.make(model, sentences(200), seed=seed, max_position_embeddings=4096)
         rows = place((one["name"] for one in tomllib.loads(suite)["task"]), Path(made) / "hf")
         say(f"{len(rows)} data sets, {sum(rows.values())} rows")
         make_readable(Path(made).rglob("*"))
@@ -68,17 +75,17 @@ def furnished(cluster: Cluster, tokens: int) -> tuple[Path, dict[str, str]]:
 
 
 def evalspan(
-    cluster: Cluster, folder: Path, env: Mapping[str, str], name: str, workers: int
+    cluster: Cluster, folder: Path, env: Mapping[str, str], name: str, options: Options
 ) -> dict[str, Any]:
-    """One evaluation in a folder of its own; `prepare` before it, timed."""
+    """Evaluations in a folder of its own, in exact mode of several checkpoints; `prepare` before them, timed."""
     place_ = folder / name
     parts = {"trial": 'mode = "fast"\n' if name == "fast" else "", "plan": ""}
     if name == "round_robin":
         parts["plan"] = '[plan]\npolicy = "round-robin"\n'
-    text = SETTINGS.format(workers=workers, **parts)
+    text = SETTINGS.format(workers=options.workers, **parts)
     cluster.run_as_user(["mkdir", str(place_)], check=True)
     cluster.run_as_user(["tee", str(place_ / "evalspan.toml")], input=text, check=True)
-    program, suite, model = Path(cluster.python).parent / "evalspan", folder / "suite.toml", folder / "model"
+    program, suite = Path(cluster.python).parent / "evalspan", folder / "suite.toml"
     own = {**env, "EVALSPAN_CONFIG": str(place_ / "evalspan.toml")}
 
     def run(*words: object) -> str:
@@ -88,19 +95,15 @@ def evalspan(
             raise RunError(f"{name}: {' '.join(argv)}: {done.stderr[-3000:]}")
         return done.stdout
 
-    prepared = timed(lambda: run("prepare", "--suite", suite, "--tokenizer", model))
-    results = json.loads(run("eval", model, "--suite", suite, "--json"))
-    [report] = [json.loads(file.read_text()) for file in (place_ / "work").glob("*/report.json")]
-    planned = {
-        key: report.get(key)
-        for key in (
-            "makespan_seconds",
-            "predicted_makespan_seconds",
-            "lower_bound_seconds",
-            "gpu_busy_fraction",
-        )
-    }
-    return {**planned, "prepare_seconds": prepared, "results": results}
+    prepared = timed(lambda: run("prepare", "--suite", suite, "--tokenizer", folder / "step-0"))
+    say(f"{name}: prepared in {prepared:.1f} s")
+    results, seen = [], []
+    for step in range(options.checkpoints if name == "exact" else 1):
+        results.append(json.loads(run("eval", folder / f"step-{step}", "--suite", suite, "--json")))
+        [report] = (place_ / "work").glob(f"step-{step}-*/report.json")
+        seen.append({key: value for key, value in json.loads(report.read_text()).items() if key in FIGURES})
+        say(f"{name}: step {step} {seen[-1]}")
+    return {**seen[0], "later_checkpoints": seen[1:], "prepare_seconds": prepared, "results": results[0]}
 
 
 def per_dataset(cluster: Cluster, folder: Path, env: Mapping[str, str]) -> dict[str, Any]:
@@ -108,7 +111,7 @@ def per_dataset(cluster: Cluster, folder: Path, env: Mapping[str, str]) -> dict[
     out = folder / "per_dataset"
     cluster.run_as_user(["mkdir", str(out)], check=True)
     names = [one["name"] for one in tomllib.loads(SUITE.read_text())["task"]]
-    words = [cluster.python, "-m", "bench.lm_eval_job", folder / "model", folder / "suite.toml", out]
+    words = [cluster.python, "-m", "bench.lm_eval_job", folder / "step-0", folder / "suite.toml", out]
     job = " ".join(shlex.quote(str(word)) for word in words)
     options = "--quiet --gres=gpu:1 --mem=2000 --export=ALL"
     lines = [f"sbatch {options} -o {out}/{name}.log --wrap='exec {job} {name}' || exit 1" for name in names]
@@ -146,29 +149,37 @@ def _same(one: Any, other: Any) -> bool:
 
 def measure(options: Options) -> tuple[dict[str, Any], bool]:
     found: dict[str, Any] = {}
-    with dev_cluster(nodes=NODES, gpus=GPUS, cpu_nodes=CPU_NODES) as cluster:
-        folder, env = furnished(cluster, options.tokens)
+    with dev_cluster(nodes=options.nodes, gpus=options.gpus, cpu_nodes=CPU_NODES) as cluster:
+        folder, env = furnished(cluster, options)
         for name in options.only:
             if name == "per_dataset":
                 found[name] = per_dataset(cluster, folder, env)
             else:
-                found[name] = evalspan(cluster, folder, env, name, options.workers)
+                found[name] = evalspan(cluster, folder, env, name, options)
             say(f"{name}: {found[name]['makespan_seconds']:.1f} s")
     scores = {name: one.pop("results") for name, one in found.items()}
     rows = []
     if {"exact", "per_dataset"} <= scores.keys():
-        others = unequal(scores["per_dataset"], scores["exact"])
-        rows = [row("unequal_data_sets", len(set(others)), 0, names=sorted(set(others)))]
-        ours = found["exact"]["makespan_seconds"]
-        rows.append(
-            row("over_per_dataset", found["per_dataset"]["makespan_seconds"] / ours, 1.0, at_least=True)
-        )
+        others = sorted(set(unequal(scores["per_dataset"], scores["exact"])))
+        rows.append(row("unequal_data_sets", len(others), 0, names=others))
+        times = {name: one["makespan_seconds"] for name, one in found.items()}
+        rows += [
+            row(f"per_dataset_over_{name}", times["per_dataset"] / its, 1.0, at_least=True)
+            for name, its in times.items()
+            if name != "per_dataset"
+        ]
+    if later := found.get("exact", {}).get("later_checkpoints"):
+        off = abs(later[-1]["predicted_makespan_seconds"] / later[-1]["makespan_seconds"] - 1)
+        rows.append(row("prediction_off", off, PREDICTED))
     return targets(rows, **found)
 
 
 RUNS = ("exact", "fast", "round_robin", "per_dataset")
 OPTIONS = (
     option("--only", list(RUNS), nargs="*", choices=RUNS, type=str),
+    option("--checkpoints", 3, "checkpoints of exact mode"),
+    option("--nodes", 4, "GPU nodes"),
+    option("--gpus", 8, "slots of a node"),
     option("--tokens", 32, "generated tokens of a document at most"),
     option("--workers", 4, "CPU jobs that run metrics"),
 )
