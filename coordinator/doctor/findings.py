@@ -84,11 +84,14 @@ def judge_versions(
     needed = ["lm_eval", "redis", *({"hf": ["torch", "transformers"]}.get(engine, [engine]))]
     missing = [name for name in needed if found.get(name) is None]
     text = ", ".join(f"{name} {found.get(name) or 'missing'}" for name in needed)
+    if engine == "sglang":
+        text += "; evalspan was not tried with SGLang"
     if missing:
         todo = f"install {' and '.join(missing)} there, or name another interpreter in [trial] python"
         return fail(where, text, todo)
     if trouble:
-        todo = f"`pip install 'evalspan[{engine}]'` there brings what it lacks"
+        packages = "sglang" if engine == "sglang" else f"'evalspan[{engine}]'"
+        todo = f"`pip install {packages}` there brings what it lacks"
         return fail(where, f"{text}: {trouble}", todo)
     if on_gpus and not (trial.device or "").startswith("cpu") and (found.get("torch") or "").endswith("+cpu"):
         todo = 'a torch with CUDA or ROCm in [trial] python; without GPUs set [trial] device = "cpu"'

@@ -117,6 +117,7 @@ def roles(**partitions: str) -> Facts:
 
 
 AWAY = "the controller is away"
+SGLANG = Config.model_validate({"trial": {"engine": "sglang"}})
 LOST, BUSY = answer(trouble="left no answer"), answer(trouble="no answer within 60 s")
 REFUSED = answer(trouble="its job is FAILED", refused=True)
 DRAINED = replace(fake_node("n1"), usable=False, state="drained", reason="new driver")
@@ -136,6 +137,7 @@ HOSTS, FORBID = ({"stage": {"host_trials": value}} for value in (True, False))
         # what cannot be read is never ok, and shows with its reason
         (local(interpreter_error="no such file"), "trial interpreter", "fail", "no such file"),
         (local(redis_error="connection refused"), "Redis", "fail", "connection refused"),
+        (local(config=SGLANG, versions={**VERSIONS, "sglang": "0.5"}), "trial interpreter", "ok", "not tried with SGLang"),
         (local(cluster_error="sinfo is not there"), "cluster", "fail", "sinfo is not there"),
         (local(config=slurm(), rules_error=AWAY), "Slurm's settings", "warn", AWAY),
         (local(config=slurm(), job_kinds={"trial": ("warn", AWAY, True)}), "trial jobs", "warn", AWAY),
