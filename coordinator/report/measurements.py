@@ -90,7 +90,7 @@ class Report(Kept):
     )
     accepted_at: float
     makespan_seconds: float | None  # from acceptance to the last score, without `paused_seconds`
-    predicted_makespan_seconds: float | None
+    predicted_makespan_seconds: float | None  # of the same span, when the last plan was made
     lower_bound_seconds: float | None
     ratio: float | None  # of the makespan without `waited_seconds` to the bound
     plan_policy: str = "evalspan"
@@ -226,7 +226,7 @@ class _Gathered:
 
 def _stages(gathered: _Gathered, shards: Sequence[ShardSpan], pauses: Sequence[Span]) -> Stages:
     waits = [
-        (at - gathered.submitted[key[0]], gathered.reasons[key])
+        (max(0.0, at - gathered.submitted[key[0]]), gathered.reasons[key])
         for key, at in gathered.started.items()
         if "-trial-" in key[0] and key[0] in gathered.submitted
     ]
@@ -295,6 +295,15 @@ def _bound(state: State, gathered: _Gathered, shards: Sequence[ShardSpan]) -> fl
     )
 
 
+def _predicted(state: State, accepted: float, pauses: Sequence[Span]) -> float | None:
+    """Seconds until the last plan was made, and those that it predicted; None before a plan."""
+    plan = state.plan
+    if plan.made_at is None or not plan.predicted_makespan_seconds:
+        return None
+    before = plan.made_at - accepted - within(pauses, accepted, plan.made_at)
+    return before + plan.predicted_makespan_seconds
+
+
 def _seconds_by_task(shards: Iterable[ShardSpan]) -> dict[str, float]:
     seconds: dict[str, float] = defaultdict(float)
     for span in shards:
@@ -344,7 +353,7 @@ def make_report(
         **_outcome(state),
         accepted_at=accepted,
         makespan_seconds=makespan,
-        predicted_makespan_seconds=state.plan.predicted_makespan_seconds or None,
+        predicted_makespan_seconds=_predicted(state, accepted, pauses),
         lower_bound_seconds=bound,
         ratio=(makespan - waited) / bound if bound else None,
         plan_policy=record.options.plan_policy,

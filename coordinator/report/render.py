@@ -64,7 +64,7 @@ def _summary(report: Report, gpu_hour_price: float | None, *, verbose: bool) -> 
         yield (
             "predicted",
             seconds(report.predicted_makespan_seconds),
-            "from the plan on, by the prior",
+            "when the plan was made, by the priors",
             policy,
         )
     yield from _stages(report) if verbose else [("stages", "", *_stages_in_brief(report))]

@@ -54,6 +54,20 @@ def test_programs_count_every_core_of_their_worker(cpus: int) -> None:
     assert world.state.cpu_slots == cpus  # the plan was worth one worker
 
 
+def test_a_prediction_is_of_the_same_span_as_the_makespan() -> None:
+    """It begins at acceptance: what went before the plan counts as it was."""
+    world = World(3, Faults(), record())
+    world.run()
+    plan = world.state.plan
+    report = make_report(world.state, world.journal, [], world.now)
+    assert plan.made_at is not None
+    assert plan.made_at > report.accepted_at
+    assert (
+        report.predicted_makespan_seconds
+        == plan.made_at - report.accepted_at + plan.predicted_makespan_seconds
+    )
+
+
 def test_a_report_says_what_its_trials_waited_for() -> None:
     """The cluster's reason for the longest wait."""
 
