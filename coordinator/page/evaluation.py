@@ -25,9 +25,10 @@ from coordinator.evaluation.events import (
     StragglersFound,
     TrialHung,
 )
-from coordinator.report.learning_curves import scores_of
+from coordinator.report.learning_curves import ScoreValue, scores_of
 from coordinator.report.measurements import Report
 from coordinator.runtime.summary import Summary
+from evaljobs.contract.columns import SUITE_MEAN
 from evaljobs.contract.names import ShardId
 from evaljobs.contract.outcomes import Built, Converted, Executed, Failed, Scored, Staged
 
@@ -79,13 +80,22 @@ def evaluation_data(
         "halted": report.warnings[0] if report.status in HALTS else "",
         "cost": None if price is None else report.gpu_seconds / 3600 * price,
         "unscored": results.get("unscored", {}),
-        "scores": [[getattr(score, name) for name in SCORE_COLUMNS] for score in scores_of(results)],
+        "scores": [[getattr(score, name) for name in SCORE_COLUMNS] for score in _scores(results)],
         "shards": _shards(report, predicted),
         "jobs": spans(events, report.accepted_at, [e.name for e in report.entries]),
         "nodes": _nodes(report, events),
         "standing": standing,
         "notes": notes(events, report.accepted_at),
     }
+
+
+def _scores(results: Mapping[str, Any]) -> list[ScoreValue]:
+    """The means of the suite's groups, then lm-eval's groups, then tasks: a page shows the first of many rows."""
+    groups = results.get("groups", {})
+    return sorted(
+        scores_of(results),
+        key=lambda one: (f"{one.metric},{one.filter}" != SUITE_MEAN, one.task not in groups),
+    )
 
 
 def _shards(report: Report, predicted: Mapping[str, float]) -> dict[str, list[Any]]:

@@ -30,6 +30,7 @@ from coordinator.page.training import short_names, training_data
 from coordinator.report.learning_curves import make_series
 from coordinator.report.measurements import ShardSpan, make_report
 from coordinator.runtime.summary import Node, Summary, known_by
+from evaljobs.contract.columns import SUITE_MEAN
 from evaljobs.contract.outcomes import Failed
 from evaljobs.contract.paths import EvaluationPaths
 from evaljobs.contract.storage import write_outcome
@@ -127,6 +128,15 @@ def test_an_evaluations_page_holds_each_trial_and_shard_that_counts(seed: int):
     assert all(e["dur"] >= 0 for e in known if e["ph"] == "X")
     named = {(e["pid"], e["tid"]) for e in known if e["name"] == "thread_name"}
     assert {(e["pid"], e["tid"]) for e in known if e["ph"] == "X"} <= named
+
+
+def test_a_page_begins_with_the_means_of_the_suites_groups() -> None:
+    """Of hundreds of tasks it shows the first rows: those means, then lm-eval's groups, then tasks."""
+    world = World(0, Faults(), record())
+    groups = {"mmlu": {"acc,none": 0.5}, "knowledge": {SUITE_MEAN: 0.5}}
+    results = {"results": {"mmlu_law": {"acc,none": 0.5}, **groups}, "groups": groups}
+    data = evaluation_data(make_report(world.state, world.journal, [], world.now), [], results)
+    assert [row[0] for row in data["scores"]] == ["knowledge", "mmlu", "mmlu_law"]
 
 
 def _samples(count: int, text: str) -> Iterable[str]:
