@@ -2,6 +2,7 @@
 
 Everything is made here from a seed: model, character tokenizer, suite (one generated, one multiple-choice task over sums
 that training never sees). Only the hook ties training to evalspan; `evalspan report --series` draws the curve at the end.
+With --suite each checkpoint gets the scores of another suite, too; with --settings the daemon works on another cluster.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,7 @@ CHARACTERS = "0123456789+=;"
 HELD_OUT = 200  # sums that only the suite holds
 GENERATED, CHOICES = 100, 100
 BATCH, WIDTH, LAYERS, RATE = 128, 64, 4, 4e-3
+HERE = '[cluster]\nkind = "local"\nslots = 1\n'
 
 SUITE = Path(__file__).with_name("demo_suite")  # suite file, tasks and what loads their rows
 
@@ -80,8 +83,8 @@ def save(model: Any, tokenizer: Any, folder: Path) -> None:
     partial.replace(folder)
 
 
-def train(runs: Path, suite: str, work: Path, steps: int, checkpoints: int) -> list[Path]:
-    """`steps` steps with a checkpoint before the first and `checkpoints` more, each announced; the folders."""
+def train(runs: Path, suites: Sequence[str], work: Path, chosen: argparse.Namespace) -> list[Path]:
+    """Steps with a checkpoint before the first and the chosen number more, each announced for each suite; the folders."""
     import torch  # noqa: PLC0415
     from transformers import LlamaConfig, LlamaForCausalLM  # noqa: PLC0415
     from transformers.utils import logging  # noqa: PLC0415
@@ -99,7 +102,7 @@ def train(runs: Path, suite: str, work: Path, steps: int, checkpoints: int) -> l
             num_hidden_layers=LAYERS,
             num_attention_heads=4,
             num_key_value_heads=4,
-            max_position_embeddings=32,
+            max_position_embeddings=2048,
             bos_token_id=tokenizer.bos_token_id,
             eos_token_id=tokenizer.eos_token_id,
         )
@@ -107,13 +110,15 @@ def train(runs: Path, suite: str, work: Path, steps: int, checkpoints: int) -> l
     count = sum(p.numel() for p in model.parameters())
     say(f"training {count / 1e6:.2f} M parameters on {len(ids)} sums, {HELD_OUT} others are held out")
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, weight_decay=0.1, betas=(0.9, 0.98))
-    every, saved, began = max(1, steps // checkpoints), [], time.monotonic()
+    steps, saved, began = chosen.steps, list[Path](), time.monotonic()
     for step in range(steps + 1):
-        if step % every == 0:
+        if step % max(1, steps // chosen.checkpoints) == 0:
+            time.sleep(max(0.0, began + len(saved) * chosen.every - time.monotonic()))
             folder = runs / f"step-{step}"
             save(model, tokenizer, folder)
             t = time.perf_counter()
-            hook.notify(folder, step, suite=suite, work_dir=work)
+            for suite in suites:
+                hook.notify(folder, step, suite=suite, work_dir=work)
             took = (time.perf_counter() - t) * 1000
             say(f"step {step}: saved and announced in {took:.2f} ms, {time.monotonic() - began:.0f} s in")
             saved.append(folder)
@@ -154,6 +159,13 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, default=Path("demo-training"), help="where everything goes")
     parser.add_argument("--steps", type=int, default=600)
     parser.add_argument("--checkpoints", type=int, default=6, help="besides the one before the first step")
+    parser.add_argument("--every", type=float, default=0.0, help="seconds between two checkpoints at least")
+    parser.add_argument(
+        "--suite", default="", help="another suite for each checkpoint: a shipped one or a file"
+    )
+    parser.add_argument(
+        "--settings", type=Path, help="the daemon's evalspan.toml, without work_dir and [watch]"
+    )
     parser.add_argument("--timeout", type=float, default=600.0, help="seconds for evaluations after training")
     chosen = parser.parse_args()
     folder: Path = chosen.folder.absolute()
@@ -165,9 +177,9 @@ def main() -> int:
     runs.mkdir(parents=True)
     (folder / MARK).touch()
     suite = write_suite(folder / "suite")
-    config.write_text(
-        f'work_dir = "{work}"\n\n[cluster]\nkind = "local"\nslots = 1\n\n[watch]\nsuites = ["{suite}"]\n'
-    )
+    suites = [str(suite), *([chosen.suite] if chosen.suite else [])]
+    settings = HERE if chosen.settings is None else chosen.settings.read_text()
+    config.write_text(f'work_dir = "{work}"\n\n{settings}\n[watch]\nsuites = {json.dumps(suites)}\n')
     began, rows = time.monotonic(), list[dict[str, Any]]()
     with (folder / "daemon.log").open("wb") as log:
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -176,11 +188,12 @@ def main() -> int:
         )
         say(f"daemon started, its log is {folder / 'daemon.log'}")
         try:
-            count = len(train(runs, suite.stem, work, chosen.steps, chosen.checkpoints))
+            count = len(train(runs, [Path(one).stem for one in suites], work, chosen))
             deadline = time.monotonic() + chosen.timeout
             while running.poll() is None and time.monotonic() < deadline:
                 rows = rows_of(runs, config)
-                if len({row["step"] for row in rows if row["status"] != "open"}) == count:
+                ended = {(row["step"], row["suite"]) for row in rows if row["status"] != "open"}
+                if len(ended) == count * len(suites):
                     break
                 time.sleep(1.0)
         finally:
@@ -190,10 +203,15 @@ def main() -> int:
     export = f"evalspan export --series {runs} --config {config} --to csv -o ."
     say(f"all in {time.monotonic() - began:.0f} s; export: {export}")
     values: dict[str, list[float]] = {}
-    for row in (row for row in rows if row["value"] is not None):
+    for row in (row for row in rows if row["value"] is not None and row["suite"] == suite.stem):
         values.setdefault(f"{row['task']} {row['metric']}", []).append(row["value"])
     for name, each in values.items():
         say(f"{name}: {each[0]:.2f} -> {each[-1]:.2f}")
+    if chosen.suite:
+        others = {row["step"] for row in rows if row["suite"] != suite.stem and row["status"] == "done"}
+        say(f"{chosen.suite}: scores of {len(others)} of {count} checkpoints")
+        if len(others) < count:
+            return 1
     return 0 if values and all(len(v) == count and v[-1] > v[0] for v in values.values()) else 1
 
 

@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,16 +50,17 @@ FIGURES = ("makespan_seconds", "predicted_makespan_seconds", "lower_bound_second
 SECONDS = 1800  # that one run may take
 
 
-def furnished(cluster: Cluster, options: Options) -> tuple[Path, dict[str, str]]:
-    """The user's folder with rows, models and suite, and the environment of what runs there."""
+def furnished(
+    cluster: Cluster, options: Options, suite: str, models: Sequence[int]
+) -> tuple[Path, dict[str, str]]:
+    """The user's folder with rows, models of these seeds and suite, and the environment of what runs there."""
     folder = cluster.user_dir / "portfolio"
     with tempfile.TemporaryDirectory() as made:
-        suite = SUITE.read_text()
         short = re.sub(
             r"(num_fewshot = \d+).*", rf"\1\ngen_kwargs = {{max_gen_toks = {options.tokens}}}", suite
         )
         (Path(made) / "suite.toml").write_text(short)
-        for seed in range(options.checkpoints):
+        for seed in models:
             model = Path(made) / f"step-{seed}"
             tiny_model.make(model, sentences(200), seed=seed, max_position_embeddings=4096)
         rows = place((one["name"] for one in tomllib.loads(suite)["task"]), Path(made) / "hf")
@@ -150,7 +151,7 @@ def _same(one: Any, other: Any) -> bool:
 def measure(options: Options) -> tuple[dict[str, Any], bool]:
     found: dict[str, Any] = {}
     with dev_cluster(nodes=options.nodes, gpus=options.gpus, cpu_nodes=CPU_NODES) as cluster:
-        folder, env = furnished(cluster, options)
+        folder, env = furnished(cluster, options, SUITE.read_text(), range(options.checkpoints))
         for name in options.only:
             if name == "per_dataset":
                 found[name] = per_dataset(cluster, folder, env)
