@@ -3,7 +3,7 @@
 4 nodes of 8 slots, all on this machine's cores: evalspan in exact and in fast mode, its round-robin policy, and a job a
 data set of plain lm-eval, one after the other, each in an empty folder. Scores of exact mode are compared with lm-eval's.
 Exact mode goes on with further checkpoints of that shape, of which the priors have learnt: each one's makespan stands
-beside the plan's. Generation is cut to a few tokens. Answers are of drawn words: no score means anything.
+beside the plan's. `--only exact disturbed` evaluates a second time while things are broken. Generation is cut to a few tokens. Answers are of drawn words: no score means anything.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import json
 import math
 import re
 import shlex
+import subprocess
 import sys
 import tempfile
 import time
@@ -100,11 +101,40 @@ def evalspan(
     say(f"{name}: prepared in {prepared:.1f} s")
     results, seen = [], []
     for step in range(options.checkpoints if name == "exact" else 1):
+        if name == "disturbed":
+            words = [
+                program,
+                "eval",
+                folder / f"step-{step}",
+                "--suite",
+                suite,
+                "--work-dir",
+                place_ / "work",
+            ]
+            say(f"cancelled job {disturb(cluster, words, own, place_ / 'work')}")
         results.append(json.loads(run("eval", folder / f"step-{step}", "--suite", suite, "--json")))
         [report] = (place_ / "work").glob(f"step-{step}-*/report.json")
         seen.append({key: value for key, value in json.loads(report.read_text()).items() if key in FIGURES})
         say(f"{name}: step {step} {seen[-1]}")
     return {**seen[0], "later_checkpoints": seen[1:], "prepare_seconds": prepared, "results": results[0]}
+
+
+def disturb(cluster: Cluster, argv: Sequence[str | Path], env: Mapping[str, str], work: Path) -> str:
+    """Start an evaluation, end its coordinator when there are answers, and cancel the trials of a node; their job."""
+
+    def answered() -> bool:
+        return any('"shards-dumped"' in one.read_text() for one in work.glob("*/journal.jsonl"))
+
+    null = subprocess.DEVNULL
+    with subprocess.Popen(cluster.user_argv(argv), env=dict(env), stdout=null, stderr=null) as coordinator:
+        procs.poll(answered, deadline_s=SECONDS, every_s=0.2)
+        coordinator.terminate()
+    running = cluster.run_as_user(["squeue", "--noheader", "--states=RUNNING", "--format=%F %j"]).stdout
+    job = next((line.split()[0] for line in running.splitlines() if "-trial-" in line), "")
+    if not job:
+        raise RunError(f"no trial ran when the coordinator had ended: {running}")
+    cluster.run_as_user(["scancel", job], check=True)
+    return job
 
 
 def per_dataset(cluster: Cluster, folder: Path, env: Mapping[str, str]) -> dict[str, Any]:
@@ -169,6 +199,9 @@ def measure(options: Options) -> tuple[dict[str, Any], bool]:
             for name, its in times.items()
             if name != "per_dataset"
         ]
+    if {"exact", "disturbed"} <= scores.keys():
+        one, other = (json.dumps(scores[name]["results"], sort_keys=True) for name in ("exact", "disturbed"))
+        rows.append(row("scores_differ_after_faults", one != other, 0))
     if later := found.get("exact", {}).get("later_checkpoints"):
         off = abs(later[-1]["predicted_makespan_seconds"] / later[-1]["makespan_seconds"] - 1)
         rows.append(row("prediction_off", off, PREDICTED))
@@ -177,7 +210,7 @@ def measure(options: Options) -> tuple[dict[str, Any], bool]:
 
 RUNS = ("exact", "fast", "round_robin", "per_dataset")
 OPTIONS = (
-    option("--only", list(RUNS), nargs="*", choices=RUNS, type=str),
+    option("--only", list(RUNS), nargs="*", choices=(*RUNS, "disturbed"), type=str),
     option("--checkpoints", 3, "checkpoints of exact mode"),
     option("--nodes", 4, "GPU nodes"),
     option("--gpus", 8, "slots of a node"),
