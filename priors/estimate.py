@@ -143,7 +143,7 @@ def predict_metric(
         each = row.metric_seconds / row.documents
     own = _ratio(
         [
-            one.metric_seconds / (JOB_SECONDS + one.documents * each)
+            one.metric_seconds / (JOB_SECONDS / one.together + one.documents * each)
             for one in learnt.by_task.get(task, ())
             if one.metric_seconds >= MEASURABLE and one.documents
         ],
@@ -192,8 +192,11 @@ def _ratio(seen: Sequence[float], between: float, within: float) -> Ratio:
 
 
 def _formula(one: Observation) -> float:
-    batches = max(1.0, one.documents / one.batch_size)
-    return _seconds(rates_of(one), batches, one.prefill_tokens, one.generated_tokens, one.documents)
+    if one.batches is None:
+        batches, requests = max(1.0, one.documents / one.batch_size), one.documents
+    else:
+        batches, requests = one.batches, one.batches * one.batch_size  # as in predictions
+    return _seconds(rates_of(one), batches, one.prefill_tokens, one.generated_tokens, requests)
 
 
 def _seconds(rates: Rates, batches: float, prefill: int, cap: int, requests: float) -> float:

@@ -34,7 +34,8 @@ class Observation(BaseModel):
 
     `generated_tokens`: sum of the requests' caps, as in predictions. `inference_seconds`,
     `metric_seconds`: of all documents, 0 where unknown. `load_seconds`: a trial's import and load.
-    `at`: unix seconds.
+    `batches`: None: documents over the batch size. `together`: tasks that one metric job scored, whose
+    seconds they share. `at`: unix seconds. Earlier tables lack the fields with a default.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
@@ -52,7 +53,9 @@ class Observation(BaseModel):
     metric_seconds: Seconds
     load_seconds: Seconds | None
     at: float = Field(allow_inf_nan=False)
-    mode: Literal["exact", "fast"] = "exact"  # earlier tables do not say it
+    mode: Literal["exact", "fast"] = "exact"
+    batches: Count | None = None
+    together: int = Field(1, ge=1)
 
     @property
     def place(self) -> Place:

@@ -133,16 +133,17 @@ def learnt(state: State, report: Report) -> list[Observation]:
     for span in report.shards:
         seconds[ShardId.parse(span.shard).task] += span.seconds
     loads = [g.imports + g.load + g.warm for g in report.gpus if g.load > 0]
+    metrics = _metric_seconds(state, report)
     rows = []
     for name, leaf in state.shards.leaves.items():
         if leaf.todo or name not in seconds:
             continue
-        task, cut = leaf.planned.task, cut_on_disk(leaf.planned.cut, state.batch_size)
+        cut = cut_on_disk(leaf.planned.cut, state.batch_size)
         manifest, index = read_sets({name: leaf.planned.folder}, {name: cut})[name]
-        entry = state.entries[leaf.planned.entry]
+        metric, together = metrics[name]
         rows.append(
             Observation(
-                task=task,
+                task=leaf.planned.task,
                 key=manifest.key,
                 model_parameters=state.record.checkpoint.bytes // BYTES_PER_PARAMETER,
                 hardware=hardware_of(state.nodes.by_name.values()),
@@ -152,13 +153,30 @@ def learnt(state: State, report: Report) -> list[Observation]:
                 prefill_tokens=sum(index.prefill_tokens),
                 generated_tokens=sum(index.generated_tokens),
                 documents=manifest.documents,
+                batches=len(index.prefill_tokens),
                 inference_seconds=seconds[name],
-                metric_seconds=report.metric_seconds.get(task, 0.0) if entry.status == "scored" else 0.0,
+                metric_seconds=metric,
+                together=together,
                 load_seconds=min(loads) if loads else None,
                 at=report.accepted_at,
             )
         )
     return rows
+
+
+def _metric_seconds(state: State, report: Report) -> dict[str, tuple[float, int]]:
+    """Seconds of each leaf task's metric, 0 without a score, and how many tasks share its job: in parts by their documents."""
+    jobs: dict[str, dict[str, int]] = defaultdict(dict)
+    for name, leaf in state.shards.leaves.items():
+        entry = state.entries[leaf.planned.entry]
+        if entry.status == "scored":
+            job = leaf.planned.task if leaf.planned.executes else entry.name
+            jobs[job][name] = leaf.planned.documents
+    found = dict.fromkeys(state.shards.leaves, (0.0, 1))
+    for job, members in jobs.items():
+        each = report.metric_seconds.get(job, 0.0) / max(1, sum(members.values()))
+        found |= {name: (each * documents, len(members)) for name, documents in members.items()}
+    return found
 
 
 def try_report(state: State, paths: EvaluationPaths) -> Report | None:

@@ -4,6 +4,7 @@ responses count in a cut."""
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 from support.simulated.parts import Faults, record
@@ -19,8 +20,9 @@ from coordinator.intake import request_sets
 from coordinator.intake.present import Present
 from coordinator.planning.make_plan import PlanningError, make_plan
 from coordinator.report.load_series import point_of
+from coordinator.report.measurements import ShardSpan, without_measurements
 from coordinator.runtime import finalize, reuse
-from coordinator.runtime.journal import Journal, line_of
+from coordinator.runtime.journal import Journal, line_of, replayed
 from coordinator.runtime.present_inputs import as_of_now, changed_since, renewed
 from coordinator.runtime.summary import Summary, known_by, write_summary
 from evaljobs.contract.names import Cut, ShardId
@@ -208,14 +210,16 @@ def folder(tmp_path):
     return entry
 
 
-def plan_of(folder, cut, suite=None):
-    sets = {0: {"t0": str(folder / "t0")}}
-    wanted = MakePlan(sets=sets, batch_size=8, lanes=(("n/0", "n"),), cuts={0: cut} if cut else {})
+def of_14_gb(suite):
     made = record(1, suite=suite)
     weights = made.checkpoint.files[0].model_copy(update={"size": 14 * 10**9})
-    checkpoint = made.checkpoint.model_copy(update={"files": (weights,)})
-    made = made.model_copy(update={"checkpoint": checkpoint})
-    return make_plan(made, wanted, folder.parent / "observations.jsonl", "a100", 1.0)
+    return made.model_copy(update={"checkpoint": made.checkpoint.model_copy(update={"files": (weights,)})})
+
+
+def plan_of(folder, cut, suite=None, tasks=("t0",)):
+    sets = {0: {task: str(folder / task) for task in tasks}}
+    wanted = MakePlan(sets=sets, batch_size=8, lanes=(("n/0", "n"),), cuts={0: cut} if cut else {})
+    return make_plan(of_14_gb(suite), wanted, folder.parent / "observations.jsonl", "gpu", 1.0)
 
 
 def test_a_plan_is_of_the_batches_of_its_cut_and_its_shards_name_it(folder):
@@ -234,6 +238,27 @@ def test_a_plan_is_of_the_batches_of_its_cut_and_its_shards_name_it(folder):
     with pytest.raises(PlanningError, match="batches-fast-50-8"):
         plan_of(folder, "fast-50-8")
     assert cut_on_disk("", "auto") == ""
+
+
+def test_the_next_plan_counts_with_the_seconds_that_a_run_showed(folder):
+    """Of inference by its batches, of which a document may have several; of a metric job by the tasks that share it."""
+    shutil.copytree(folder / "t0", folder / "t1")
+    for file in (folder / "t1").iterdir():
+        file.write_text(file.read_text().replace('"t0"', '"t1"'))
+    cut = "fast-100-8"
+    planned = plan_of(folder, cut, SUITES[cut], ("t0", "t1"))
+    shards = [shard for leaf in planned.leaves for shard in leaf.shards]
+    frame = FrameRef(file="x.frames", offset=0, length=1)
+    dumped = ev.ShardsDumped(at=2.0, shards=tuple((shard, frame) for shard in shards))
+    state = replayed([ev.Accepted(at=0.0, record=of_14_gb(SUITES[cut])), planned, dumped])
+    state.entries[0].status = "scored"
+    spans = tuple(ShardSpan(shard=shard, trial="t", started_at=1.0, seconds=30.0) for shard in shards)
+    seen = {"shards": spans, "metric_seconds": {state.entries[0].name: 60.0}}
+    report = without_measurements(state, "").model_copy(update=seen)
+    finalize.teach(state, report, folder.parent / "observations.jsonl")
+    again = plan_of(folder, cut, SUITES[cut], ("t0", "t1"))
+    assert sum(its for lane in again.lanes for _, _, its in lane.shards) == pytest.approx(30.0 * len(shards))
+    assert sum(leaf.metric_seconds for leaf in again.leaves) == pytest.approx(60.0)
 
 
 def earlier(site, folder, cut):
