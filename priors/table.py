@@ -33,7 +33,7 @@ class Observation(BaseModel):
     """One task of one evaluation, in one mode: in fast mode `prefill_tokens` are other tokens.
 
     `generated_tokens`: sum of the requests' caps, as in predictions. `inference_seconds`,
-    `metric_seconds`: of all documents, 0 where unknown. `load_seconds`: a trial's import and load.
+    `metric_seconds`: of all documents, 0 where unknown. `load_seconds`: a trial's start, import and load.
     `batches`: None: documents over the batch size. `together`: tasks that one metric job scored, whose
     seconds they share. `at`: unix seconds. Earlier tables lack the fields with a default.
     """

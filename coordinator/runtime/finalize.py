@@ -132,7 +132,7 @@ def learnt(state: State, report: Report) -> list[Observation]:
     seconds: dict[str, float] = defaultdict(float)
     for span in report.shards:
         seconds[ShardId.parse(span.shard).task] += span.seconds
-    loads = [g.imports + g.load + g.warm for g in report.gpus if g.load > 0]
+    loads = [g.imports + g.load + g.warm + g.other for g in report.gpus if g.load > 0]
     metrics = _metric_seconds(state, report)
     rows = []
     for name, leaf in state.shards.leaves.items():

@@ -19,6 +19,7 @@ from coordinator.evaluation.state import Phase
 from coordinator.intake import request_sets
 from coordinator.intake.present import Present
 from coordinator.planning.make_plan import PlanningError, make_plan
+from coordinator.report.gpu_use import DRAINED, GpuUse
 from coordinator.report.load_series import point_of
 from coordinator.report.measurements import ShardSpan, without_measurements
 from coordinator.runtime import finalize, reuse
@@ -241,7 +242,9 @@ def test_a_plan_is_of_the_batches_of_its_cut_and_its_shards_name_it(folder):
 
 
 def test_the_next_plan_counts_with_the_seconds_that_a_run_showed(folder):
-    """Of inference by its batches, of which a document may have several; of a metric job by the tasks that share it."""
+    """Of inference by its batches, of which a document may have several; of a metric job by the tasks that share it; of a
+    trial until its first batch.
+    """
     shutil.copytree(folder / "t0", folder / "t1")
     for file in (folder / "t1").iterdir():
         file.write_text(file.read_text().replace('"t0"', '"t1"'))
@@ -253,12 +256,18 @@ def test_the_next_plan_counts_with_the_seconds_that_a_run_showed(folder):
     state = replayed([ev.Accepted(at=0.0, record=of_14_gb(SUITES[cut])), planned, dumped])
     state.entries[0].status = "scored"
     spans = tuple(ShardSpan(shard=shard, trial="t", started_at=1.0, seconds=30.0) for shard in shards)
-    seen = {"shards": spans, "metric_seconds": {state.entries[0].name: 60.0}}
+    parts = {"infer": 90.0, "imports": 4.0, "load": 10.0, "warm": 1.0, "other": 5.0}
+    gpu = GpuUse(
+        trial="t", node="n", gpus=1, device="", started_at=1.0, held=110.0, shards=3, ended=DRAINED, **parts
+    )
+    seen = {"shards": spans, "metric_seconds": {state.entries[0].name: 60.0}, "gpus": (gpu,)}
     report = without_measurements(state, "").model_copy(update=seen)
     finalize.teach(state, report, folder.parent / "observations.jsonl")
     again = plan_of(folder, cut, SUITES[cut], ("t0", "t1"))
     assert sum(its for lane in again.lanes for _, _, its in lane.shards) == pytest.approx(30.0 * len(shards))
     assert sum(leaf.metric_seconds for leaf in again.leaves) == pytest.approx(60.0)
+    start = again.predicted_makespan_seconds - 30.0 * len(shards) - 60.0 / 2  # one lane, then the last metric
+    assert start == pytest.approx(20.0, abs=1.0)
 
 
 def earlier(site, folder, cut):
