@@ -8,6 +8,7 @@ beside the plan's. `--only exact disturbed` evaluates a second time while things
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import re
@@ -64,7 +65,8 @@ def furnished(
         for seed in models:
             model = Path(made) / f"step-{seed}"
             tiny_model.make(model, sentences(200), seed=seed, max_position_embeddings=4096)
-        rows = place((one["name"] for one in tomllib.loads(suite)["task"]), Path(made) / "hf")
+        with contextlib.redirect_stdout(sys.stderr):  # IFEval's words
+            rows = place((one["name"] for one in tomllib.loads(suite)["task"]), Path(made) / "hf")
         say(f"{len(rows)} data sets, {sum(rows.values())} rows")
         make_readable(Path(made).rglob("*"))
         Path(made).chmod(0o755)
