@@ -47,7 +47,7 @@ def trained(options: Options) -> dict[str, Any]:
         words = ["--folder", demo, "--suite", suite, "--settings", settings, "--every", options.every]
         words += ["--checkpoints", options.checkpoints - 1, "--timeout", SECONDS]
         argv = [cluster.python, ROOT / "scripts" / "demo_training.py", *words]
-        site = Site(cluster, folder, demo / "work", daemon=True)
+        site = Site(cluster, folder, demo / "work")
         taken = itertools.count()
         with subprocess.Popen(
             cluster.user_argv([str(word) for word in argv], cwd=folder), env=env, stdout=sys.stderr
