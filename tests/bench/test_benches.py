@@ -52,6 +52,7 @@ def test_a_load_is_measured_without_network_and_leaves_nothing_in_memory(toy_mod
     assert parts["vllm"] == {"skipped": "no interpreter with vLLM was given (--vllm-python)"}
 
 
+@deep
 @pytest.mark.parametrize(
     ("checkpoint", "most", "error"),
     [("empty", "60", "config.json"), ("toy", "0.5", "timed out after 0.5 seconds")],

@@ -15,6 +15,7 @@ import pytest
 from dev_cluster import procs, registry
 from dev_cluster.api import REPO, Cluster, unavailable
 from dev_cluster.testing import wait_until
+from support.goldens import deep
 
 pytestmark = pytest.mark.slurm
 # The system's interpreter where it is new enough: the script may need nothing from a venv.
@@ -143,7 +144,9 @@ def test_a_dead_test_run_leaves_no_cluster_for_the_next(name: str, plain_cluster
     assert plain_cluster.run_as_user(["scontrol", "ping"]).returncode == 0
 
 
-@pytest.mark.parametrize("part", ["munged", "login", "n1.unshare", "n3"])
+@pytest.mark.parametrize(
+    "part", ["login", "n1.unshare", *(pytest.param(x, marks=deep) for x in ("munged", "n3"))]
+)
 def test_an_up_killed_halfway_is_undone_by_down(name: str, part: str) -> None:
     """SIGKILL to `up` right after any part started: `down` ends that part and all before it, and no other process: the list of
     a namespace's processes, which is made to be killed, is empty for the machine's own."""
