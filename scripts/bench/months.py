@@ -1,8 +1,9 @@
 """What a daemon of months holds: descriptors, threads, memory, Redis, files.
 
-A daemon on a development cluster, real Slurm, real Redis, synthetic engine: `--evaluations`, several at once. A row is taken whenever a group of evaluations has ended. A measure grows where the confidence interval of its slope over the
-last half of the rows (Theil-Sen with Sen's interval from Kendall's statistic) lies above 0, and its growth over 1,000
-evaluations is 1 % of its level or more. The intervals of all measures together hold with CONFIDENCE.
+A daemon on a development cluster, real Slurm, real Redis, synthetic engine: `--evaluations`, several at once. A row is
+taken whenever a group of evaluations has ended. A measure grows where the confidence interval of its slope over the last
+half of the rows (Theil-Sen with Sen's interval from Kendall's statistic) lies above 0, and its growth over 1,000 evaluations
+is 1 % of its level or more. The intervals of all measures together hold with CONFIDENCE.
 """
 
 from __future__ import annotations
