@@ -42,6 +42,7 @@ class SyntheticEngine:
     def __init__(self, load_seconds: float) -> None:
         self.loaded = Loaded(devices="synthetic", gpus=1, import_seconds=0.0, load_seconds=load_seconds)
         self.usage = Usage()
+        self.model = None
 
     def warm_up(self) -> float:
         return 0.0
@@ -95,9 +96,8 @@ def perform(spec: ExecuteSpec | ScoreSpec) -> Executed | Scored:
         outcome = Executed(name=spec.name, seconds=time.monotonic() - started, **made)
     else:
         started = time.monotonic()
-        time.sleep(
-            0.0 if metric["executes"] else metric["seconds"]
-        )  # the execute jobs took the seconds already
+        # those of execute jobs have passed already
+        time.sleep(0.0 if metric["executes"] else metric["seconds"])
         place = paths.scores / f"{spec.entry:03d}-{slug(task)}.json"
         write_atomic(place, json.dumps({"results": {task: {"alias": task}}}).encode())
         made = {"entry": spec.entry, "result_file": str(place)}

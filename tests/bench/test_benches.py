@@ -14,7 +14,7 @@ from types import CodeType
 
 import pytest
 from bench import gpu as gpu_bench
-from bench import peer_job, slurm, world
+from bench import peer_job, slurm, synthetic, world
 from bench.portfolio import Portfolio, instance_text
 from bench.trace import TREE, kind_of, name_of
 from support.goldens import deep
@@ -23,6 +23,7 @@ from coordinator.intake.checkpoint import inspect
 from coordinator.intake.request_sets import found
 from coordinator.planning.instance import parse_instance
 from coordinator.planning.make_plan import read_sets
+from evaljobs.trial.engines.protocol import Engine
 from evaljobs.trial.shard_runner import RequestSet
 
 GPU = Path(__file__).resolve().parents[2] / "scripts" / "bench_gpu"
@@ -111,6 +112,13 @@ def test_every_runner_is_given_the_same_drawn_seconds(tmp_path):
     assert (manifest.executes, manifest.documents, len(index.documents)) == (True, count, count)
     batches = RequestSet(sets["humaneval"], 1).batches(0, count)
     assert [float(p.context) for b in batches for p in b.pieces] == pytest.approx(one.seconds, abs=1e-6)
+
+
+def test_the_synthetic_engine_has_what_a_trial_asks_of_an_engine():
+    """All but the probes of batch_size = "auto"."""
+    engine, asked = synthetic.SyntheticEngine(0.0), {name for name in vars(Engine) if name[0] != "_"}
+    lacks = {name for name in asked if not hasattr(engine, name)}
+    assert lacks == {"probe_batch_size", "probe_token_budget", "fix_batch_size"}
 
 
 def test_a_peers_job_leaves_its_account(tmp_path):
