@@ -72,7 +72,7 @@ function curvesPart() {
   return section("curves", "Learning curves", null, worsePart(), tools, DATA.trainings.length > 1 ? legend : null, count, grid);
 }
 
-const MOST_WORSE = 8; // scores that are named above the charts
+const MOST_WORSE = 5; // scores that are named above the charts
 
 /** Which scores are worse, since when: the words of `evalspan report --series`. */
 function worsePart() {
@@ -170,7 +170,7 @@ function drawChart(place, one, below, { smooth, log }) {
   const ink = colour("--soft"), grid = { stroke: colour("--rule"), width: 1 };
   const axis = { stroke: ink, grid, ticks: grid, font: "12px system-ui" };
   place.plot = new uPlot({
-    width: Math.max(220, place.clientWidth), height: 150, legend: { show: false }, cursor: { points: { size: 6 }, drag: { x: false, y: false }, sync: { key: "steps", setSeries: false } },
+    width: Math.max(220, place.clientWidth), height: 150, legend: { show: false }, cursor: { y: false, points: { size: 6 }, drag: { x: false, y: false }, sync: { key: "steps", setSeries: false } },
     scales: { x: { time: false, distr: log ? 3 : 1 }, y: { range: (_, low, high) => (high - low < 1e-9 ? [Math.max(low - 0.05, Math.min(low, 0)), high + 0.05] : uPlot.rangeNum(low, high, 0.1, true)) } }, axes: [{ ...axis, size: 30, values: (_, ticks) => ticks.map((t) => (t === null ? "" : NUMBER.format(t))) }, { ...axis, size: 52, space: 24 }],
     series, bands, hooks: { draw: [(plot) => drawMarks(plot, series)], setCursor: [(plot) => showCursor(plot, one, below, x)] },
   }, columns, place);

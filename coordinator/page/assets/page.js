@@ -6,10 +6,11 @@ if (DATA.kind === "comparison") PARTS.unshift({ id: "changes", name: "What flipp
 function changesPart() {
   const last = (r) => r.verdicts.at(-1), known = new Set(DATA.samples.map((s) => s.task)), metric = (r) => r.metric.replace(",none", "");
   const net = (r) => (last(r).gained == null ? null : last(r).gained - last(r).lost);
+  const whole = (n) => `${n < 0 ? "−" : "+"}${Math.abs(n).toLocaleString("en")}`;
   const one = (r) => ({ change: r.change, reach: "high" in last(r) ? last(r).high - last(r).difference : null, verdict: last(r).verdict, words: last(r).words });
   const columns = [{ name: "task", of: (r) => r.task, show: (r) => (known.has(r.task) ? el("a", { href: `#part=samples&task=${encodeURIComponent(r.task)}`, title: "its samples" }, breaking(said(r.task))) : breaking(said(r.task))) }, { name: "metric", of: metric, show: (r) => said(metric(r)) },
     { name: "gained", of: (r) => last(r).gained ?? null, show: (r) => (last(r).gained == null ? "–" : `+${last(r).gained}`), right: true }, { name: "lost", of: (r) => last(r).lost ?? null, show: (r) => (last(r).lost == null ? "–" : `−${last(r).lost}`), right: true },
-    { name: "net", of: net, show: (r) => (net(r) === null ? "–" : `${net(r) < 0 ? "−" : "+"}${Math.abs(net(r))}`), right: true },
+    { name: "net", of: net, show: (r) => (net(r) === null ? "–" : whole(net(r))), right: true },
     { name: "change (95 %)", of: (r) => r.change, show: (r) => changeText(one(r)), right: true }, { name: "p", of: (r) => last(r).adjusted ?? null, show: (r) => (last(r).adjusted == null ? "–" : last(r).adjusted.toFixed(4)), right: true },
     { name: "verdict", of: (r) => ({ worse: 0, better: 1, "no evidence": 2 })[last(r).verdict] ?? 3, show: (r) => verdictText(one(r)) },
     ...DATA.heads.map((head, i) => ({ name: head, of: (r) => r.values[i], show: (r) => `${score(r.values[i])}${r.stderrs[i] === null ? "" : ` ± ${score(r.stderrs[i])}`}${r.differs[i] ? "~" : ""}`, right: true }))];
@@ -19,7 +20,7 @@ function changesPart() {
   const first = [...new Map(DATA.rows.filter((r) => net(r) !== null).toReversed().map((r) => [r.task, last(r)])).values()], sum = (name) => first.reduce((all, v) => all + v[name], 0);
   const [worse, better] = ["worse", "better"].map((verdict) => DATA.rows.filter((r) => last(r).verdict === verdict).length);
   return el("div", {}, el("section", { class: `head ${worse ? "failed" : better ? "done" : ""}` }, el("p", { class: "big", text: worse || better ? `${worse} score${worse === 1 ? "" : "s"} worse, ${better} better` : "no change beyond noise" }),
-    first.length ? el("p", { text: `Of ${first.length} tasks with right and wrong answers: ${sum("gained").toLocaleString("en")} answers gained, ${sum("lost").toLocaleString("en")} lost, net ${sum("gained") - sum("lost")}.` }) : null,
+    first.length ? el("p", { text: `Of ${first.length} tasks with right and wrong answers: ${sum("gained").toLocaleString("en")} answers gained, ${sum("lost").toLocaleString("en")} lost, net ${whole(sum("gained") - sum("lost"))}.` }) : null,
     DATA.ids.map((id, i) => el("p", {}, said(DATA.heads[i], "said strong"), ": ", link(address.evaluation(id), said(id)))), command(`evalspan compare ${DATA.ids.map(quoted).join(" ")}`)),
   section("changes", "What flipped", `The last evaluation against the first, the largest loss first. ${DATA.verdicts} p: after this correction. "~": not comparable with the first.`,
     el("div", { class: "tools" }, search("find a task", (v) => { text = v; draw(); }, "score"), choice("show", [["all", "all scores"], ["worse", "worse"], ["better", "better"], ["flipped", "any answer flipped"]], (v) => { only = v; draw(); }, "verdict")), list));
