@@ -12,7 +12,7 @@ const CAUSES = { infer: "infer", imports: "import", load: "load", warm: "warm-up
 const STAGES = { build: "build requests", staging: "staging", queue_wait: "queue wait, the longest", load: "import + load, mean of the trials", inference: "inference", metric_tail: "scores after the last response" };
 
 /** What the trials held: a report says the same words. */
-const held = () => (DATA.report.gpus.length && DATA.report.gpus.every((g) => g.device === "cpu") ? "slot" : "GPU");
+const held = () => ([...new Set(DATA.report.gpus.map((g) => g.device).filter(Boolean))].join() === "cpu" ? "slot" : "GPU");
 
 /** Bars of seconds beside each other. `rows`: [name, seconds, note, colour]. */
 function bars(rows, label, none = "None.") {
