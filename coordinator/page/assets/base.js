@@ -11,7 +11,7 @@ let STATE = new URLSearchParams(location.hash.slice(1)); // what a reader has ch
 function remember(key, value) {
   if (value === "" || value === null) STATE.delete(key);
   else STATE.set(key, value);
-  history.replaceState(null, "", `#${STATE}`);
+  try { history.replaceState(null, "", `#${STATE}`); } catch {} // refused, as after a hundred in a moment
 }
 
 /** An element. `props`: attributes; `on…`: listeners; `text`: its text. Children: elements, texts, or null for none. */
