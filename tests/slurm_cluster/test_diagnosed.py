@@ -84,9 +84,9 @@ def test_each_fault_is_named(faulty: Cluster) -> None:
     busy = ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "UNKNOWN")
     wait_until(lambda: not any(state(faulty, job) in busy for job in made.values()), "the faults", 400.0)
     said = {fault: _diagnosed(faulty, job) for fault, job in made.items()}
-    logs = {fault: _log(folder / f"{job}.log") for fault, job in made.items()}
-    wrong = {f: (one, logs[f]) for f, one in said.items() if one["reason"] != FAULTS[f][2]}
-    assert not wrong
+    reasons = {fault: reason for fault, (_, _, reason) in FAULTS.items()}
+    wrong = [_log(folder / f"{made[f]}.log") for f, one in said.items() if one["reason"] != reasons[f]]
+    assert {fault: one["reason"] for fault, one in said.items()} == reasons, wrong
 
 
 def _diagnosed(site: Cluster, job: str) -> dict[str, object]:
