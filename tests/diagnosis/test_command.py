@@ -1,0 +1,82 @@
+"""Laws of `evalspan diagnose`: what it prints of a log, an evaluation and a name that is neither."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from coordinator.cli import app
+from coordinator.cluster.past_jobs import look_up
+from evaljobs.contract.outcomes import Failed
+from evaljobs.contract.paths import WorkPaths
+
+FIELDS = ["reason", "owner", "recoverable", "line", "line_number", "advice"]
+
+
+def said(*argv: object) -> object:
+    done = CliRunner().invoke(app, ["diagnose", *map(str, argv)], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return json.loads(done.output)
+
+
+def test_a_log_gets_six_fields(tmp_path: Path) -> None:
+    log = tmp_path / "slurm-7.out"
+    log.write_text("step 1\nOSError: [Errno 28] No space left on device\n")
+    found = said(log, "--json")
+    assert list(found) == FIELDS
+    assert (found["reason"], found["owner"], found["line_number"]) == ("DiskFull", "storage", 2)
+    assert said(log, "--json", "--state", "NODE_FAIL")["reason"] == "NodeFailure"
+
+
+def test_each_failed_job_of_an_evaluation_is_named(tmp_path: Path) -> None:
+    """By its outcome; one that died without any, by the cluster's word in the report, and by its log."""
+    paths = WorkPaths(tmp_path).evaluation("step-1-s-00000001")
+    for folder in paths.folders():
+        folder.mkdir(parents=True, exist_ok=True)
+    paths.journal.write_text("")
+    paths.evaluation.write_text("{}")
+    told = Failed(name="t-n1", job="trial", blame="retry", error="KeyError: 'a'")
+    paths.outcome("failed", told.name).write_text(told.model_dump_json())
+    gpus = [
+        {"trial": name, "ended": word, "gpus": 1}
+        for name, word in (("t-n2.0", "NODE_FAIL"), ("t-n3.0", "FAILED"))
+    ]
+    paths.report.write_text(json.dumps({"gpus": gpus}))
+    paths.log("t-n3").write_text("Bus error (core dumped)\n")
+    found = said("step-1-s-00000001", "--json", "--work-dir", tmp_path)
+    assert {job: one["reason"] for job, one in found.items()} == {
+        "t-n1": "KeyError",
+        "t-n2.0": "NodeFailure",
+        "t-n3.0": "DiskFull",
+    }
+
+
+SHOWN = "JobId=7 JobName=a b JobState=FAILED ExitCode=1:0 StdErr=/l/7.out StdIn=/dev/null StdOut=/l/7.out WorkDir=/w\n"
+ROW = "{raw}|{id}|name|{state}|1:0|n1|/w|sbatch {options}|ada\n"
+
+
+@pytest.mark.parametrize(
+    ("shown", "listed", "state", "logs"),
+    [
+        (SHOWN, "", "FAILED", ("/l/7.out",)),
+        ("", ROW.format(raw=7, id=7, state="FAILED", options="job.sh"), "FAILED", ("/w/slurm-7.out",)),
+        ("", ROW.format(raw=7, id=7, state="TIMEOUT", options="-o out/%x-%j.log -e %j.err job.sh"), "TIMEOUT",
+         ("/w/out/name-7.log", "/w/7.err")),
+        ("", ROW.format(raw=9, id="7_3", state="FAILED", options="job.sh"), "FAILED", ("/w/slurm-7_3.out",)),
+        ("", ROW.format(raw=7, id=7, state="FAILED", options="a") + ROW.format(raw="7.0", id="7.0", state="OUT_OF_MEMORY", options=""),
+         "OUT_OF_MEMORY", ("/w/slurm-7.out",)),
+    ],
+)  # fmt: skip
+def test_a_job_is_found_in_the_queue_or_in_accounting(
+    shown: str, listed: str, state: str, logs: tuple[str, ...]
+) -> None:
+    job = look_up("7", lambda argv: shown if argv[0] == "scontrol" else listed)
+    assert job is not None
+    assert (job.state, job.logs) == (state, logs)
+
+
+def test_a_job_that_nobody_knows_is_none() -> None:
+    assert look_up("7", lambda _argv: "") is None
