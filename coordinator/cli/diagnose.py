@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from coordinator.cli.app import Printed, argument, command, option, say, show_json
+from coordinator.cli.app import Printed, argument, command, option, say, show_json, writing
 from coordinator.errors import OperatorError
 
 if TYPE_CHECKING:
+    from coordinator.config.schema import Config
     from coordinator.diagnosis.verdict import Finding
 
 
@@ -31,6 +32,11 @@ class Diagnose(Printed):
     what: list[str] = argument("LOG ..., a job's id in Slurm, or an evaluation.")
     state: str = option("With LOG: the state that sacct gives, such as OUT_OF_MEMORY.", default="")
     exit_code: str = option("With LOG: the exit code that sacct gives, such as 0:9.", default="")
+    propose: Path | None = option(
+        "With a LOG that no rule knows: ask the model of [judge] for a rule, and write it to this file."
+    )
+    votes: int = option("With --propose: answers, of which over half must agree.", min=1, max=15, default=3)
+    healthy: list[Path] | None = option("With --propose: logs that no proposed rule may match.")
 
     def run(self) -> None:
         from coordinator.cluster.past_jobs import JOB_ID
@@ -39,6 +45,8 @@ class Diagnose(Printed):
         paths = [Path(name) for name in self.what]
         if all(path.is_file() for path in paths):
             found = diagnose(_chunks(paths), state=self.state, exit_code=self.exit_code)
+            if self.propose is not None and found.diagnosis.reason is None:
+                self._propose(paths, self.propose)
         elif len(self.what) == 1 and JOB_ID.fullmatch(self.what[0]):
             found = _of_job(self.what[0])
         elif len(self.what) == 1 and not paths[0].parent.name and not paths[0].suffix:
@@ -50,6 +58,32 @@ class Diagnose(Printed):
             return show_json(found.diagnosis.model_dump())
         _show(found)
         return None
+
+    def _propose(self, paths: Sequence[Path], file: Path) -> None:
+        """Ask for a rule, within the limits of `[judge]`. Only the telling lines leave this machine."""
+        from coordinator.diagnosis import proposal
+        from coordinator.diagnosis.lines import blocks, plain
+        from coordinator.diagnosis.verdict import diagnose
+
+        telling = diagnose(_chunks(paths), state=self.state or "FAILED", most=proposal.MOST_LINES).telling
+        lines = [line for _, _, line in telling]
+        answers = _asked(self.settings(makes=False), proposal.SYSTEM, proposal.question(lines), self.votes)
+        healthy = (
+            plain(raw)
+            for chunks in _chunks(self.healthy or ()).values()
+            for block, _ in blocks(chunks)
+            for raw in block.split(b"\n")
+        )
+        made = proposal.agreed(answers, lines, healthy)
+        if made is None:
+            say(
+                f"no proposed rule has over half of {self.votes} answers and matches these logs alone",
+                err=True,
+            )
+            return
+        with writing(file):
+            file.write_text(made.as_toml())
+        say(f"wrote {file}: a person accepts it by putting it into rules.toml", err=True)
 
     def _evaluation(self, name: str) -> None:
         """Each failed job of it: by its outcome and its log."""
@@ -83,6 +117,39 @@ def _read(path: Path) -> Iterator[bytes]:
                 yield chunk
     except OSError as error:
         raise OperatorError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def _asked(settings: Config, system: str, user: str, votes: int) -> list[str]:
+    """Answers of the model, one after the other. OperatorError without an endpoint, or where they may cost too much."""
+    import openai
+
+    from coordinator.intake.validate import judge_options
+    from evaljobs.judges.asking import read_key
+    from evaljobs.judges.judgement import Ask, cost_at_most
+
+    judge = judge_options(settings)
+    if judge is None:
+        raise OperatorError("--propose asks a model: set [judge] url and model")
+    most = votes * cost_at_most(judge, Ask(system=system, user=user, form="rating")) / 1e6
+    if judge.max_cost is not None and most > judge.max_cost:
+        raise OperatorError(f"--propose may cost {most:.2f}: more than [judge] max_cost")
+    client = openai.OpenAI(
+        base_url=judge.url,
+        api_key=read_key(judge) or "none",
+        timeout=judge.timeout_seconds,
+        max_retries=judge.retries,
+    )
+    messages: list[Any] = [{"role": "system", "content": system}, {"role": "user", "content": user}]
+    asked: dict[str, Any] = {
+        "model": judge.model,
+        "max_tokens": judge.max_tokens,
+        "temperature": judge.temperature,
+    }
+    try:
+        given = [client.chat.completions.create(messages=messages, **asked) for _ in range(votes)]
+    except openai.OpenAIError as error:
+        raise OperatorError(f"[judge] {judge.url} gave no answer: {type(error).__name__}") from error
+    return [one.choices[0].message.content or "" for one in given if one.choices]
 
 
 def _of_job(job_id: str) -> Finding:

@@ -53,8 +53,13 @@ class Finding:
     telling: tuple[tuple[str, int, str], ...] = ()
 
 
-def diagnose(logs: Mapping[str, Iterable[bytes]], *, state: str = "", exit_code: str = "") -> Finding:
-    """Read these logs, dumps or error files (name -> chunks of bytes). `state`, `exit_code`: sacct's, "" where not known."""
+def diagnose(
+    logs: Mapping[str, Iterable[bytes]], *, state: str = "", exit_code: str = "", most: int = MOST_TELLING
+) -> Finding:
+    """Read these logs, dumps or error files (name -> chunks of bytes). `state`, `exit_code`: sacct's, "" where not known.
+
+    `most`: telling lines.
+    """
     word = state.split(maxsplit=1)[0].rstrip("+") if state.strip() else ""
     if word == "COMPLETED":
         return Finding(diagnosis=_of("Healthy", "sacct: COMPLETED", None))
@@ -66,9 +71,7 @@ def diagnose(logs: Mapping[str, Iterable[bytes]], *, state: str = "", exit_code:
     best = min(hits, key=_order(scans), default=None)
     if best is not None:
         return _found(best)
-    telling = [(s.name, number, line) for s in scans for number, line in s.telling(MOST_TELLING)][
-        -MOST_TELLING:
-    ]
+    telling = [(s.name, number, line) for s in scans for number, line in s.telling(most)][-most:]
     failed = bool(word) or (exit_code not in ("", "0", "0:0"))
     if not telling and not failed and any(s.lines for s in scans):
         return Finding(diagnosis=_of("Healthy", "", None))

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from pathlib import Path
 
 import pytest
+from support.endpoint import serving
 from typer.testing import CliRunner
 
 from coordinator.cli import app
@@ -80,3 +82,47 @@ def test_a_job_is_found_in_the_queue_or_in_accounting(
 
 def test_a_job_that_nobody_knows_is_none() -> None:
     assert look_up("7", lambda _argv: "") is None
+
+
+# --- a model's proposal ------------------------------------------------------------------------------------------------
+
+FROBS = "frobnicator: fatal: the lattice is not aligned"
+GOOD = {"reason": "RuntimeError", "pattern": "lattice is not aligned", "explanation": "the lattice"}
+
+
+@pytest.mark.parametrize(
+    ("answers", "written"),
+    [
+        ([GOOD, GOOD, {**GOOD, "reason": "ValueError"}], True),
+        ([GOOD, {**GOOD, "reason": "KeyError"}, {**GOOD, "reason": "ValueError"}], False),
+        ([{**GOOD, "reason": "Gremlins"}] * 3, False),
+        ([{**GOOD, "pattern": "something else"}] * 3, False),
+        ([{**GOOD, "pattern": "(a+)+$|lattice"}] * 3, False),
+        ([{**GOOD, "pattern": "lattice"}] * 3, False),
+        (["no JSON"] * 3, False),
+    ],
+    ids=["two of three agree", "each says another", "no reason", "not in this log", "endless", "in a healthy log", "no JSON"],
+)  # fmt: skip
+def test_a_model_proposes_a_rule_that_a_person_accepts(
+    tmp_path: Path, answers: list[object], written: bool
+) -> None:
+    """Asked of a local endpoint, and only where no rule knows the log. What over half say, and what matches this log and no
+    healthy one, goes to a file in the form of a rule."""
+    log, healthy, out, config = (tmp_path / name for name in ("a.log", "b.log", "rule.toml", "evalspan.toml"))
+    log.write_text(f"{FROBS}\n")
+    healthy.write_text("the lattice is whole\n")
+    with serving() as endpoint:
+        endpoint.handle = lambda request: request.answer(json.dumps(answers[request.number]))
+        config.write_text(f'[judge]\nurl = "{endpoint.url}"\nmodel = "m"\n')
+        argv = [str(log), "--config", str(config), "--propose", str(out), "--healthy", str(healthy)]
+        done = CliRunner().invoke(app, ["diagnose", *argv], catch_exceptions=False)
+        assert done.exit_code == 0, done.output
+        assert all(FROBS in user for user in endpoint.users())
+        assert len(endpoint.users()) == 3
+        log.write_text("KeyError: 'a'\n")
+        CliRunner().invoke(app, ["diagnose", *argv], catch_exceptions=False)
+        assert len(endpoint.users()) == 3
+    assert out.exists() == written
+    if written:
+        rule = tomllib.loads(out.read_text())["rule"][0]
+        assert (rule["reason"], rule["pattern"], rule["example"]) == (GOOD["reason"], GOOD["pattern"], FROBS)
