@@ -18,7 +18,7 @@ MOST_TEMPLATES = 200_000
 MOST_EXAMINED = (
     30_000  # lines that are compared with all rules, before only the last LAST_EXAMINED of the rest are
 )
-LAST_EXAMINED = 3_000
+LAST_EXAMINED = 2_000
 MOST_HITS = 2_000
 SAME = 50  # lines of one template that are compared with the rules: digits may tell them apart, as of an Xid
 MOST_FRAMES = 300  # lines of one traceback
@@ -124,14 +124,15 @@ class Scan:
             self._tells = tuple(told for told in _TELLS if told in lower)
             keys = block.translate(None, _DROPPED).split(b"\n")
             for raw, key, number in zip(block.split(b"\n"), keys, numbers, strict=True):
+                if opened and raw[:2] == b"  " and "" in opened:
+                    self._frame(raw)
+                    continue
                 seen = counts.get(key, 0)
                 if seen:
                     counts[key] = seen + 1
                 elif len(counts) < MOST_TEMPLATES:
                     counts[key] = 1
-                if opened and raw[:2] == b"  " and "" in opened:
-                    self._frame(raw)
-                elif not seen:
+                if not seen:
                     self._first(key, raw, number)
                 elif (known := special.get(key)) is not None:
                     self._again(known, key, raw, number)
