@@ -323,7 +323,8 @@ class Running:
         info = self.state.jobs.by_name[job.name]
         cause = causes.of_log(Path(log_file(job, index)), word)
         name = info.trials[index] if job.purpose == "trial" else job.name
-        self._failed[name] = in_words(cause, f"its job ended: {word}")
+        if cause.reason not in ("Preempted", "Cancelled"):
+            self._failed[name] = in_words(cause, f"its job ended: {word}")
         return cause
 
     def _take_last_files(self, now: float) -> None:
