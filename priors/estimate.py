@@ -126,7 +126,7 @@ def predict_batches(
         for prefill, cap in zip(prefill_tokens, generated_tokens, strict=True)
     )
     hardware = features.hardware
-    seen = hardware == "cpu" or nominal(hardware) is not None or any(hardware == h for h, *_ in learnt.places)
+    seen = hardware == "cpu" or nominal(hardware) is not None or hardware in {h for h, *_ in learnt.places}
     return BatchPrediction(seconds=seconds, sigma=own.sigma if seen else hypot(own.sigma, SIGMA_HARDWARE))
 
 
@@ -192,10 +192,8 @@ def _ratio(seen: Sequence[float], between: float, within: float) -> Ratio:
 
 
 def _formula(one: Observation) -> float:
-    if one.batches is None:
-        batches, requests = max(1.0, one.documents / one.batch_size), one.documents
-    else:
-        batches, requests = one.batches, one.batches * one.batch_size  # as in predictions
+    batches = one.batches or max(1.0, one.documents / one.batch_size)
+    requests = batches * one.batch_size  # as in predictions
     return _seconds(rates_of(one), batches, one.prefill_tokens, one.generated_tokens, requests)
 
 

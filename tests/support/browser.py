@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any
 
-SECONDS = 30  # most that a page takes on a busy machine
+SECONDS = 120  # most that a page takes on a busy machine
 OPTIONS = (
     "--headless=new",
     "--no-sandbox",
