@@ -162,7 +162,7 @@ def predict_load(model_bytes: int, hardware: str, learnt: Learnt) -> Prediction:
 
     def cold(size: int) -> float:
         # 14 GB to a GPU in 10 s, with start-up (shipped portfolio); tmpfs gives 4.8 GB/s
-        return 7.0 + max(0, size) / (2e9 if hardware == "cpu" else 4.8e9)
+        return 7.0 + size / (2e9 if hardware == "cpu" else 4.8e9)
 
     seen = [
         one.load_seconds / cold(2 * one.model_parameters)
