@@ -16,6 +16,7 @@ _PREFIX = re.compile(
     r"(?:\s*(?:\[[^\]\n]{0,80}\]:?|\([\w ]{1,40} ?pid=\d+[^)\n]{0,60}\)|\d{1,5}:|std(?:err|out):"
     r"|(?:ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d|\d{4}[-/]\d\d[-/]\d\d[T ,]\d\d:\d\d:\d\d[\w.,:+-]*))+ ?"
 )
+_WARNS = re.compile(r"\[W(?:\d{3,4})? ")  # glog's, as of torch
 _RANK = re.compile(r"(?i:rank|pid=) ?(\d+)|^(\d{1,5}):")
 
 
@@ -64,4 +65,5 @@ def parsed(raw: bytes) -> Line:
     if prefix is None:
         return Line("", text)
     rank = _RANK.search(prefix[0])
-    return Line((rank[1] or rank[2]) if rank else "", text[prefix.end() :])
+    warns = "WARNING " if _WARNS.search(prefix[0]) else ""
+    return Line((rank[1] or rank[2]) if rank else "", warns + text[prefix.end() :])

@@ -35,7 +35,7 @@ _PROGRESS = (b"step", b"iter", b"epoch", b"loss", b"it/s", b"s/it", b"tokens/s",
 # lines that warn, or say that the program goes on
 _SOFT = re.compile(
     r"(?i)(?<!nccl )(?<!:\d{3} )(?<!:\d{2} )\bwarn(?:ing)?\b|\bretry(?:ing)?\b|\bignor(?:ed|ing)\b|\bskipp(?:ed|ing)\b"
-    r"|falling back|will (?:try|be)|thrown while requesting"
+    r"|falling back|will (?:try|be)|thrown while requesting|failed call to cuinit|could not find cuda drivers"
 )
 _SUSPECT = re.compile(
     r"(?i)\b(?:\w*error|\w*exception|fatal|failed|failure|aborted?|killed|panic|segmentation fault|core dumped|SIG[A-Z]{3,5}|exitcode)\b"

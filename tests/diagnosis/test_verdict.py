@@ -89,6 +89,10 @@ BEGAN = {
         "Exception ignored in: <function f>\n" + raised("OSError: closed") + raised("TypeError: x"), "", "TypeError", 9),
     "no words of a line of code": (raised("ValueError: x", text='    raise RuntimeError("CUDA out of memory")'), "", "ValueError", 4),
     "no retry": ("WARNING Connection reset by peer, retrying\n" + raised("TypeError: x"), "", "TypeError", 5),
+    "no warning of torch about a store that is not there yet": (
+        "[W socket.cpp:601] [c10d] The client socket has failed to connect to [n1]:29500 (errno: 111 - Connection refused).\n"
+        "E0000 cuda_driver.cc:274] failed call to cuInit: CUDA_ERROR_NO_DEVICE: no device\n" + raised("KeyError: 'a'"),
+        "", "KeyError", 6),
     "the last Xid of many": ("NVRM: Xid (PCI:0000:1a:00): 45, pid=8\n" * 3 + "NVRM: Xid (PCI:0000:1a:00): 48, pid=8\n", "", "ECCError", 4),
     "under ANSI codes and progress bars": ("\x1b[31m 5%|##\r 9%|####\x1b[0mRuntimeError: CUDA out of memory.\r\n", "", "OutOfMemoryError", 1),
     "in binary bytes": ("\x00\x01\xff" * 9 + "\nKeyError: 'a'\n", "", "KeyError", 2),
