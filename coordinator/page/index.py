@@ -20,7 +20,7 @@ from coordinator.runtime.summary import Halt, Summary
 SUMMARY = {
     "evaluation_id", "suite", "step", "scored", "entries", "shards_done", "shards", "accepted_at", "makespan_seconds",
 }  # fmt: skip
-MOST_LINES = 8  # of a sparkline; with more scores it is their mean
+MOST_LINES = 12  # of a sparkline; with more scores it is their mean
 Changes = Callable[[Summary, Summary], Mapping[str, Mapping[str, Any]] | None]
 """(evaluation, a later one) -> score name -> its "verdict" and others; None: not known yet."""
 

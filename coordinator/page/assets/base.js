@@ -110,7 +110,7 @@ function sparkline(lines, label) {
   const made = svg("svg", { class: "spark", viewBox: "0 0 100 24", preserveAspectRatio: "none", role: "img", "aria-label": label });
   lines.forEach((values, n) => {
     const points = values.flatMap((v, i) => (typeof v === "number" ? [place(v, i).map((x) => x.toFixed(1)).join(",")] : []));
-    if (points.length) made.append(svg("polyline", { class: `line-${n % SERIES}`, points: points.join(" ") }), svg("polyline", { class: `end line-${n % SERIES}`, points: `${points.at(-1)} ${points.at(-1)}` }));
+    if (points.length) made.append(svg("polyline", { class: `line-${n % SERIES}${n < SERIES ? "" : " dashed"}`, points: points.join(" ") }), svg("polyline", { class: `end line-${n % SERIES}`, points: `${points.at(-1)} ${points.at(-1)}` }));
   });
   return made;
 }

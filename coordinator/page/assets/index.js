@@ -8,7 +8,7 @@ function trainingsPart() {
   const list = el("div", { class: "cards" }), count = el("p", { class: "note", role: "status" });
   const draw = (text) => {
     const found = DATA.trainings.filter((t) => `${t.folder} ${t.suite}`.toLowerCase().includes(text));
-    count.textContent = `${found.length} of ${DATA.trainings.length}, the one with the newest checkpoint first. Better and worse: beyond noise, as "evalspan compare" says.`;
+    count.textContent = !DATA.trainings.length ? "No checkpoint was evaluated here yet." : `${found.length} of ${DATA.trainings.length}, the one with the newest checkpoint first. Better and worse: beyond noise, as "evalspan compare" says.`;
     list.replaceChildren(...found.map(card));
   };
   draw(sought("training"));
@@ -18,7 +18,7 @@ function trainingsPart() {
 function card(one) {
   const names = Object.keys(one.lines), newest = one.scored.at(-1), before = one.scored.at(-2);
   const last = (name) => one.lines[name].findLast((v) => v !== null);
-  const legend = names.map((name, i) => el("span", {}, el("span", { class: "swatch", style: { background: `var(--line-${i})` } }), said(name), ` ${score(last(name))}`));
+  const legend = names.map((name, i) => el("span", {}, el("span", { class: "swatch", style: { background: `var(--line-${i % SERIES})` } }), said(name), ` ${score(last(name))}`));
   const changed = Object.entries(one.changes ?? {}).filter(([, all]) => all.length);
   const changes = !before ? null : changed.length ? changed.map(([verdict, all]) =>
     el("div", { class: verdict === "worse" ? "trouble" : "good" }, el("strong", { text: `${all.length} ${verdict}` }), ": ", said(firstOf(all, 3)))) : el("div", { class: "soft", text: one.changes ? "no change beyond noise" : "they are being compared" });
