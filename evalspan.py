@@ -12,6 +12,7 @@ Rule: the import costs what the hook costs. The names of `coordinator.api` are i
 from __future__ import annotations
 
 from coordinator.hook import (
+    fingerprint_logits,
     flush,
     lightning_callback,
     notify,
@@ -46,6 +47,7 @@ __all__ = [
     "Results",
     "Submission",
     "evaluate",
+    "fingerprint_logits",
     "flush",
     "lightning_callback",
     "notify",

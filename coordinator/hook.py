@@ -173,9 +173,9 @@ def notify(
     suite`. `work_dir`: the daemon's work folder, which is not made here (default: $EVALSPAN_WORK_DIR). `rank`: only 0
     announces (default: $RANK, $SLURM_PROCID, $PMI_RANK or $OMPI_COMM_WORLD_RANK). `sums`: the
     thread first hashes the files (needs xxhash) and writes evalspan.sums.json beside them, so that
-    staging detects later corruption. `fingerprint`: the model that was saved, or a mapping from name to
-    tensor: trials compare what they load with values at a few positions of each tensor. Call it then on each
-    rank, before the model changes. Returns in well under 5 ms; never raises.
+    staging detects later corruption. `fingerprint`: the model that was saved, a mapping from name to
+    tensor, or `fingerprint_logits`: trials compare what they load with values at a few positions of each tensor.
+    Call it then on each rank, before the model changes. Returns in well under 5 ms; never raises.
     """
     collects = gc.isenabled()
     try:
@@ -219,6 +219,22 @@ def notify(
         if collects:
             gc.enable()
     return True
+
+
+def fingerprint_logits(model: object, tokenizer: object) -> object:
+    """For `notify(…, fingerprint=…)`: the model, and its logits after eight fixed sequences. Never raises, but waits.
+
+    Trials compare these with the logits of what they load, within what dtypes and kernels explain: this also finds another
+    rope, norm or vocabulary, and tells of renamed or fused tensors. It runs the model eight times without dropout or
+    gradients; call it on each rank of a sharded model. Where it fails, one line says so, and the model alone is returned.
+    """
+    try:
+        from coordinator import trained_values  # noqa: PLC0415 (for trainings that pass a model)
+
+        return trained_values.WithLogits(model, tokenizer)
+    except Exception as error:  # noqa: BLE001 (training must go on)
+        _warn("the fingerprint has no logits: {!r}", error)
+        return model
 
 
 def _taken(model: object, checkpoint: str, step: object, suite: str, rank: int) -> Any:
@@ -446,18 +462,29 @@ def transformers_callback(
 
 
 def lightning_callback(
-    export: object, suite: str = "default", work_dir: str | os.PathLike[str] | None = None
+    export: object,
+    suite: str = "default",
+    work_dir: str | os.PathLike[str] | None = None,
+    *,
+    fingerprint: Callable[[Any], object] | None = None,
 ) -> object:
     """A Lightning `Callback` that exports and announces whenever Lightning saves. Imports lightning.
 
     lm-eval cannot load Lightning's file: `export(module, step) -> folder` writes the Hugging Face
     folder to announce. It runs on rank 0 before the next optimizer step, with the checkpoint's
-    weights.
+    weights. `fingerprint(module)`: what `notify` takes, such as `lambda module: module.model`.
     """
     try:
         from lightning.pytorch import Callback  # noqa: PLC0415
     except ImportError:
         from pytorch_lightning import Callback  # noqa: PLC0415
+
+    def _model_in(module: object) -> object:
+        try:
+            return None if fingerprint is None else fingerprint(module)
+        except Exception as error:  # noqa: BLE001 (training must go on)
+            _warn("the callback's `fingerprint` failed, and nothing is compared with training: {!r}", error)
+            return None
 
     class EvalspanCallback(Callback):  # type: ignore[misc]
         saved: int | None = None
@@ -468,7 +495,8 @@ def lightning_callback(
         def on_train_batch_start(self, trainer: object, module: object, *_more: object) -> None:
             step, self.saved = self.saved, None
             if step is not None and getattr(trainer, "is_global_zero", True):
-                _export_and_notify("", step, suite, export, (module, step), work_dir=work_dir, rank=0)
+                more = {"work_dir": work_dir, "rank": 0, "fingerprint": _model_in(module)}
+                _export_and_notify("", step, suite, export, (module, step), **more)
 
         on_fit_end = on_train_batch_start
 

@@ -32,6 +32,17 @@ FEWEST_VALUES = 4  # of one tensor on one rank, also where a model has very many
 WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 """Parts of a parameter's name that torch.compile, FSDP and activation checkpointing put into it."""
 RANKS_SECONDS = 10.0  # longest wait of rank 0's notice for the values of other ranks
+TEXTS = (
+    "The capital of France is",
+    "2 + 2 =",
+    "Once upon a time there was a",
+    "Water boils at a temperature of",
+    "1, 2, 3, 4, 5,",
+    "In the year 1969 the first",
+    "def add(a, b):\n    return",
+    "Der schnelle braune Fuchs springt über den",
+)
+"""The sequences of `fingerprint_logits`: another text would be another fingerprint."""
 
 
 ROW = ("name", "shape", "offset", "part", "first", "stride", "number")
@@ -51,6 +62,7 @@ class Taken:
         self.groups: list[tuple[list[tuple[Any, ...]], Any]] = []
         self.ties: dict[str, list[str]] = {}  # a tied tensor's name -> its further names
         self.events: list[Any] = []  # of CUDA: a copy is done
+        self.logits: dict[str, Any] = {}  # of `WithLogits`
         self._left_at: float | None = None
 
     def leave(self, inbox: str, write: Callable[[str, str], None], *, ending: bool) -> bool:
@@ -76,11 +88,37 @@ class Taken:
             values = base64.b64encode(ctypes.string_at(host.data_ptr(), host.numel() * host.element_size()))
             own = [{**dict(zip(ROW, row)), "names": [row[0], *self.ties.get(row[0], [])]} for row in rows]
             groups.append({"dtype": str(host.dtype)[6:], "rows": own, "values": values.decode()})
-        return json.dumps({"at": self.at, "groups": groups})
+        return json.dumps({"at": self.at, "groups": groups, "logits": self.logits})
+
+
+class WithLogits:
+    """A model, and its logits at up to MOST_VALUES tokens after each of TEXTS. Runs the model, without dropout, and waits."""
+
+    def __init__(self, model: Any, tokenizer: Any) -> None:
+        torch = sys.modules["torch"]
+        self.model = model
+        device, kinds = next(model.parameters()).device, {tensor.dtype for tensor in model.parameters()}
+        training = [module for module in model.modules() if module.training]
+        rows: list[dict[str, Any]] = []
+        model.eval()
+        try:
+            for text in TEXTS:
+                ids = list(tokenizer(text)["input_ids"])
+                with torch.no_grad():
+                    found = model(torch.tensor([ids], device=device))
+                last = getattr(found, "logits", found)[0, -1]
+                kinds.add(last.dtype)
+                size = min(len(tokenizer), len(last))  # behind it is padding, which a save may drop
+                at = list(range(0, size, -(-size // MOST_VALUES)))
+                rows.append({"ids": ids, "at": at, "values": last[at].tolist()})
+        finally:
+            for module in training:
+                module.training = True
+        self.logits = {"dtypes": sorted(str(kind)[6:] for kind in kinds), "rows": rows}
 
 
 def take(model: Any, checkpoint: str, step: object, suite: str, rank: int) -> Taken:
-    """Enqueue the copies of this rank's values of a model, or of a mapping from name to tensor.
+    """Enqueue the copies of this rank's values of a model, of one WithLogits, or of a mapping from name to tensor.
 
     A rank other than 0 takes only its parts of tensors that are sharded (DTensor): of others it has what rank 0 has.
     """
@@ -88,6 +126,8 @@ def take(model: Any, checkpoint: str, step: object, suite: str, rank: int) -> Ta
     plain = (torch.Tensor, torch.nn.Parameter)
     # the suite too: each evaluation of a checkpoint has files of its own
     taken = Taken(hashlib.sha256(f"{checkpoint}\n{step}\n{suite}".encode()).hexdigest()[:16], rank)
+    if isinstance(model, WithLogits):
+        taken.logits, model = ({} if rank else model.logits), model.model
     modules = hasattr(model, "named_parameters")
     named = list(model.named_parameters(remove_duplicate=False) if modules else model.items())
     most = min(MOST_VALUES, MOST_BYTES // 4 // max(1, len(named)))

@@ -1,6 +1,6 @@
 """Trained values, which training took from its own memory by `notify(fingerprint=model)`, against the weights of a trial.
 
-Rule: values are compared bit for bit after the roundings of saving and loading. A tensor of another name, shape or kind of
+Rule: values are compared bit for bit after the roundings of saving and loading, logits within a tolerance. A tensor of another name, shape or kind of
 number is not checkable, and is said. Weights that differ are the checkpoint's fault, or this node's where the files on
 storage are right. Called from `trial`, once the model is loaded.
 """
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 FLOATS = ("float32", "bfloat16", "float16", "float64")
 MOST_NAMES = 3  # tensors named in a message
+# Root mean square of the differences of right logits, over the standard deviation of the logits, by the coarsest dtype
+MOST_APART = {"float64": 0.001, "float32": 0.001, "float16": 0.02, "bfloat16": 0.1}
 MALFORMED = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError)
 UNREAD = "what training left of its weights cannot be read"
 
@@ -47,21 +49,30 @@ def check(paths: EvaluationPaths, spec: TrialSpec, model: object) -> str:
     import torch  # noqa: PLC0415
 
     try:
-        parts = list(read(paths.trained_values.read_bytes()))
+        text = paths.trained_values.read_bytes()
+        parts = list(read(text))
     except FileNotFoundError:
         return ""
     except (*MALFORMED, RuntimeError) as error:
         return f"{UNREAD}: {one_line(error)}"
     staged = stored(spec.model_path)
     served, names = staged, list(staged)
+    module: Any = None
     if isinstance(model, torch.nn.Module) and not spec.adapters:
-        module: Any = getattr(model, "_orig_mod", model)  # torch.compile's
+        module = getattr(model, "_orig_mod", model)  # torch.compile's
         served = dict(module.named_parameters(remove_duplicate=False))
         names = [name for name, _ in module.named_parameters()]
     try:
         wrong, checked = compare(parts, served, staged)
+        apart, unseen = ("", "") if wrong else compare_logits(text, module, staged)
     except MALFORMED as error:  # a RuntimeError may be the GPU's
         return f"{UNREAD}: {one_line(error)}"
+    mend = (
+        f"Save the checkpoint again; where a model of another step was passed as fingerprint, "
+        f"remove {paths.trained_values} and type `evalspan retry {spec.evaluation_id}`"
+    )
+    if apart:
+        raise OperatorError(f"wrong weights or settings of the model: {apart}. {mend}")
     if wrong:
         (first, how), others = next(iter(wrong.items())), len(wrong) - 1
         said = f"{first} {how}" + (f", and {others} more tensors differ" if others else "")
@@ -69,18 +80,46 @@ def check(paths: EvaluationPaths, spec: TrialSpec, model: object) -> str:
         wrong_there, right_there = compare(parts, source, source)
         if wrong.keys() <= right_there - wrong_there.keys():
             raise RetryError(f"the weights on storage are training's, and those of this node not: {said}")
-        raise OperatorError(
-            f"wrong weights: {said}. Save the checkpoint again; where a model of another step was passed as fingerprint, "
-            f"remove {paths.trained_values} and type `evalspan retry {spec.evaluation_id}`"
-        )
+        raise OperatorError(f"wrong weights: {said}. {mend}")
     left = [name for name in names if name not in checked]
     if not left:
-        return ""
+        return unseen
     more = f" and {len(left) - MOST_NAMES} more" if len(left) > MOST_NAMES else ""
     return (
         f"{len(names) - len(left)} of {len(names)} tensors of the checkpoint were compared with training's; not checkable, "
         f"since training left no values of this name, shape and kind: {', '.join(left[:MOST_NAMES])}{more}"
+        + (f"; {unseen}" if unseen else "")
     )
+
+
+def compare_logits(text: bytes, model: Any, saved: Mapping[str, Tensor]) -> tuple[str, str]:
+    """How the model's logits differ from those of training; else why they are not checkable; both "" where they are alike,
+    or training left none. `model`: a torch module, or None.
+    """
+    import torch  # noqa: PLC0415
+
+    left = next((line["logits"] for line in map(json.loads, text.splitlines()) if line.get("logits")), None)
+    if left is None:
+        return "", ""
+    if model is None:
+        return "", "training's logits are not checkable with this engine or an adapter"
+    used = [tensor.dtype for tensor in (*model.parameters(), *saved.values())]
+    kinds = {*left["dtypes"], *(str(dtype)[6:] for dtype in used)}
+    if not kinds <= MOST_APART.keys():
+        return "", f"training's logits are not checkable: the model has {', '.join(sorted(kinds))}"
+    device, most = next(model.parameters()).device, max(MOST_APART[kind] for kind in kinds)
+    for row in left["rows"]:
+        with torch.no_grad():
+            found = model(torch.tensor([row["ids"]], device=device))
+        there = found.logits[0, -1, row["at"]].double().cpu()
+        values = torch.tensor(row["values"], dtype=torch.float64)
+        apart = float((there - values).pow(2).mean().sqrt() / values.std())
+        if values.isfinite().all() and not apart <= most:
+            return (
+                f"logits after tokens {row['ids']} differ by {apart:.2g} of their spread, at most {most:g} is rounding",
+                "",
+            )
+    return "", ""
 
 
 def stored(folder: str | Path) -> dict[str, Tensor]:

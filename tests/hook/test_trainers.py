@@ -190,7 +190,7 @@ def test_a_dcp_save_that_failed_is_not_announced(tmp_path, capsys):
 
 
 def test_lightning_announces_what_its_export_wrote(tmp_path):
-    """Each checkpoint of ModelCheckpoint once, with weights of that very step."""
+    """Each checkpoint of ModelCheckpoint once, with weights of that very step, and values of the model that `fingerprint` finds."""
     lightning = pytest.importorskip("lightning")
     import torch
     from lightning.pytorch.callbacks import ModelCheckpoint
@@ -214,10 +214,21 @@ def test_lightning_announces_what_its_export_wrote(tmp_path):
 
     saver = ModelCheckpoint(dirpath=tmp_path / "run", every_n_train_steps=2, save_top_k=-1)
     quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
-    callbacks = [saver, hook.lightning_callback(export, "core", tmp_path)]
+    callbacks = [
+        saver,
+        hook.lightning_callback(export, "core", tmp_path, fingerprint=lambda module: module.layer),
+        hook.lightning_callback(export, "code", tmp_path, fingerprint=lambda module: module.missing),
+    ]
     trainer = lightning.Trainer(max_steps=6, accelerator="cpu", devices=1, callbacks=callbacks, **quiet)
     trainer.fit(Module(), torch.utils.data.DataLoader(torch.randn(32, 4), batch_size=4))
-    assert [n.step for n in announced(tmp_path)] == [2, 4, 6]
+    notices = announced(tmp_path)
+    assert [(n.step, n.suite, bool(n.trained_values)) for n in notices] == [
+        (step, suite, suite == "core") for step in (2, 4, 6) for suite in ("core", "code")
+    ]
+    for notice in notices[::2]:
+        values = json.loads((tmp_path / "inbox" / f"trained-{notice.trained_values}-0.values").read_text())
+        names = [row["names"] for group in values["groups"] for row in group["rows"]]
+        assert names == [["weight"], ["bias"]]
 
 
 # --- the demo's training ----------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
+from coordinator import hook
 from coordinator import trained_values as taking
 from evaljobs.contract.paths import EvaluationPaths
 from evaljobs.contract.specs import CheckpointSpec, ModelOptions, TrialSpec
@@ -299,3 +300,41 @@ def test_what_could_not_be_compared_is_said(tmp_path: Path) -> None:
     ):
         paths.trained_values.write_bytes(broken)
         assert check(paths, spec, None).startswith(("0 of", "what training left"))
+
+
+# --- logits --------------------------------------------------------------------------------------------------------------
+
+
+def test_logits_tell_what_values_cannot_and_refuse_no_rounding(tmp_path: Path, tiny_model_dir: Path) -> None:
+    """In each pair of dtypes right ones pass. Another rope, or renamed and wrong tensors, are found; other engines say so.
+    Training's modes stay, and what cannot be run is passed on without logits."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    def loaded(dtype: torch.dtype) -> Any:
+        return AutoModelForCausalLM.from_pretrained(tiny_model_dir, dtype=dtype).eval()
+
+    tokenizer, state = AutoTokenizer.from_pretrained(tiny_model_dir), stored(tiny_model_dir)
+    paths, spec = trial(tmp_path, state)
+    for trained, served in itertools.product(KINDS, KINDS):
+        model = loaded(trained)
+        model.model.layers.train()
+        modes = [module.training for module in model.modules()]
+        paths.trained_values.write_bytes(taken(hook.fingerprint_logits(model, tokenizer)))
+        assert [module.training for module in model.modules()] == modes
+        assert "logits" not in check(paths, spec, loaded(served))
+    model = loaded(torch.float32)
+    paths.trained_values.write_bytes(taken(hook.fingerprint_logits(model, tokenizer)))
+    assert check(paths, spec, None).startswith("training's logits are not checkable")
+    model.model.rotary_emb.inv_freq *= 3
+    with pytest.raises(
+        OperatorError, match=r"wrong weights or settings of the model: logits after tokens .* differ by"
+    ):
+        check(paths, spec, model)
+    (line,) = map(json.loads, paths.trained_values.read_text().splitlines())
+    paths.trained_values.write_text(json.dumps({**line, "groups": []}))  # as where all tensors are renamed
+    assert check(paths, spec, loaded(torch.float32)).startswith("0 of")
+    model = loaded(torch.float32)
+    torch.nn.init.normal_(model.model.layers[0].mlp.up_proj.weight)
+    with pytest.raises(OperatorError, match="logits after tokens"):
+        check(paths, spec, model)
+    assert hook.fingerprint_logits(state, tokenizer) is state
