@@ -287,7 +287,7 @@ class Diff(Printed):
     first: str = argument("Evaluation id.")
     second: str = argument("Evaluation id of the later one.")
     task: str = option("Leaf task.", "--task", default=REQUIRED)
-    flips: bool = flag("Only those whose metrics changed, too.", "--flips")
+    flips: bool = flag("Only those whose metrics changed.", "--flips")
     csv: bool = flag("Print a line of CSV for each document.", "--csv")
 
     def run(self) -> None:

@@ -16,7 +16,7 @@ COLUMNS = ("doc_id", "filter", "right", "before", "after", "margin_before", "mar
 def flips(
     before: EvaluationPaths, after: EvaluationPaths, task: str, *, scored: bool = False
 ) -> Iterator[dict[str, Any]]:
-    """Documents whose answers differ, in the order of the later one; `scored`: only those whose metrics differ, too.
+    """Documents whose answers or 0/1 metrics differ, in the order of the later one; `scored`: only those whose metrics differ.
 
     Each has COLUMNS: an answer is the likeliest choice, or the text; `margin_…` the right choice's log-likelihood less
     the best other's, None where none is known; `metrics` maps each to [before, after]. Documents that one lacks, or whose
@@ -25,10 +25,13 @@ def flips(
     known = {_key(sample): _answered(sample) for sample in _samples(before, task)}
     for sample in _samples(after, task):
         old, new = known.get(_key(sample)), _answered(sample)
-        if old is None or old["answer"] == new["answer"]:
+        if old is None:
             continue
         metrics = {name: [old["metrics"].get(name), value] for name, value in new["metrics"].items()}
-        if scored and all(one == other for one, other in metrics.values()):
+        changed = [{one, other} for one, other in metrics.values() if one != other]
+        # a metric may weigh choices by their length, and a rescored answer is the same
+        flipped = any(values == {0, 1} for values in changed)
+        if (scored and not changed) or (old["answer"] == new["answer"] and not flipped):
             continue
         yield {
             "doc_id": sample["doc_id"],

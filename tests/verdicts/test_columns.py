@@ -139,10 +139,12 @@ def test_answers_that_differ_are_listed_with_both_and_the_right_one(tmp_path):
     )
 
 
-@pytest.mark.parametrize(("score", "listed"), [(0.0, 0), (1.0, 1)])
-def test_flips_are_answers_whose_metrics_changed(tmp_path, score, listed):
-    """Law: with --flips another wrong answer is none."""
-    assert len(found(tmp_path, [text(0, "7")], [text(0, "9", score)], scored=True)) == listed
+@pytest.mark.parametrize(
+    ("answer", "score", "listed"), [("9", 0.0, 0), ("9", 1.0, 1), ("7", 1.0, 1), ("7", 0.0, 0)]
+)
+def test_flips_are_documents_whose_metrics_changed(tmp_path, answer, score, listed):
+    """Law: with --flips another wrong answer is none; the same answer with another verdict is one, as after a rescore."""
+    assert len(found(tmp_path, [text(0, "7")], [text(0, answer, score)], scored=True)) == listed
 
 
 def test_a_broken_line_hides_its_document_alone(tmp_path):
