@@ -40,6 +40,7 @@ PASSED_ON = {
     "catalogue": ("evaljobs.lmeval.catalogue", "main"),
     "changed": ("evaljobs.lmeval.shown_inputs", "main"),
     "tasks": ("evaljobs.lmeval.task_index", "main"),
+    "node-check": ("evaljobs.node_check", "main"),
 }
 
 

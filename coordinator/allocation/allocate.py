@@ -58,11 +58,12 @@ def allocate(
     gpus_in_use: int,
     nodes_in_use: Collection[str] = (),
     promised: Mapping[str, tuple[int, int]] = MappingProxyType({}),
+    failures: Mapping[str, int] = MappingProxyType({}),
 ) -> Mapping[str, tuple[Offer, ...]]:
     """Evaluation id -> offers: GPUs of a node that it may use, those it uses there included.
 
-    First come nodes with its weights, then whole free nodes and the largest offers, so that few
-    nodes are staged; preemptible nodes come last. `gpus_in_use`, `nodes_in_use`: of all
+    First come nodes with its weights, then those with the fewest recent `failures`, whole free nodes and the largest
+    offers, so that few nodes are staged; preemptible nodes come last. `gpus_in_use`, `nodes_in_use`: of all
     evaluations, for the limits. `promised`: node -> GPUs and MiB that are offered and not used yet. A node gets as many trials as its free memory holds. Where no node could ever
     hold one, memory is ignored here: the cluster's refusal then names the reason. Nodes whose GPUs are
     too small for the weights are left out, unless all are: the trial's error then names the reason.
@@ -73,7 +74,7 @@ def allocate(
         for gpus, megabytes in (promised.get(n.name, (0, 0)),)
     ]
     usable = [n for n in nodes if n.usable and n.gpus_free > 0]
-    usable.sort(key=lambda n: (n.best_effort, -n.gpus_free, n.name))
+    usable.sort(key=lambda n: (n.best_effort, failures.get(n.name, 0), -n.gpus_free, n.name))
     idle = [n for n in usable if n.gpus_free == n.gpus]
     if limits.leave_nodes_free:
         spared = {n.name for n in idle[max(0, len(idle) - limits.leave_nodes_free) :]}

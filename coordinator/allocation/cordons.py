@@ -1,7 +1,8 @@
-"""Cordoned nodes: `nodes.json` in the work folder says until when no evaluation takes them.
+"""`nodes.json` in the work folder: until when no evaluation takes a cordoned node, and how often each node failed.
 
 Rule: written before a node is given back, so that a daemon which dies at once still leaves the node alone after its
-restart. A node's back-off after failures is part of an evaluation's state, and its journal holds it.
+restart. A node's back-off after failures is part of an evaluation's state, and its journal holds it; here all evaluations,
+later ones too, find that it failed. `check-nodes` adds the nodes that it found bad.
 """
 
 from __future__ import annotations
@@ -14,26 +15,61 @@ from pydantic import ValidationError
 from evaljobs.contract.specs import Kept
 from evaljobs.contract.storage import write_record
 
+RECENT_SECONDS = 7 * 86400.0  # after which a failure is forgotten
+MOST_FAILURES = 20  # of a node that are kept, the last ones
+
+
+class Failure(Kept):
+    """`at`: unix seconds; `seen_by`: an evaluation's id, or the command that found it."""
+
+    at: float
+    why: str
+    seen_by: str
+
 
 class Nodes(Kept):
-    """`nodes.json`. `cordoned`: node -> unix seconds until which no evaluation takes it."""
+    """`nodes.json`. `cordoned`: node -> unix seconds until which no evaluation takes it; `failures`: by node, oldest first."""
 
     schema_version: int = 1
-    cordoned: Mapping[str, float]
+    cordoned: Mapping[str, float] = {}
+    failures: Mapping[str, tuple[Failure, ...]] = {}
+
+
+def _read(path: Path) -> Nodes:
+    try:
+        return Nodes.model_validate_json(path.read_bytes())
+    except (FileNotFoundError, ValidationError):
+        return Nodes()
 
 
 def read(path: Path, now: float) -> dict[str, float]:
     """Node -> unix seconds until which it is cordoned; cordons that are over are left out. OSError."""
-    try:
-        cordoned = Nodes.model_validate_json(path.read_bytes()).cordoned
-    except (FileNotFoundError, ValidationError):
-        return {}
-    return {node: until for node, until in cordoned.items() if until > now}
+    return {node: until for node, until in _read(path).cordoned.items() if until > now}
 
 
 def cordon(path: Path, nodes: Iterable[str], until: float, now: float) -> Mapping[str, float]:
     """Cordon these nodes until then; a time that is over ends their cordon. OSError where it cannot be written."""
     found = read(path, now) | dict.fromkeys(nodes, until)
     left = {node: at for node, at in found.items() if at > now}
-    write_record(path, Nodes(cordoned=left))
+    write_record(path, _read(path).model_copy(update={"cordoned": left}))
     return left
+
+
+def failures(path: Path, now: float) -> dict[str, tuple[Failure, ...]]:
+    """Node -> its failures of the last RECENT_SECONDS, oldest first. OSError."""
+    found = {
+        node: tuple(f for f in own if f.at > now - RECENT_SECONDS)
+        for node, own in _read(path).failures.items()
+    }
+    return {node: own for node, own in found.items() if own}
+
+
+def remember(path: Path, new: Iterable[tuple[str, Failure]], now: float) -> None:
+    """Add failures of nodes, but for those that are known. OSError where it cannot be written."""
+    known = failures(path, now)
+    unknown = [(node, failure) for node, failure in new if failure not in known.get(node, ())]
+    if not unknown:
+        return
+    for node, failure in unknown:
+        known[node] = (*known.get(node, ()), failure)[-MOST_FAILURES:]
+    write_record(path, _read(path).model_copy(update={"failures": known}))

@@ -10,11 +10,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from coordinator.allocation.allocate import Demand, Limits, Turn, allocate
+from coordinator.allocation.cordons import Failure
 from coordinator.allocation.prefetch import Candidate, Held
 from coordinator.cluster import NodeState
 from coordinator.evaluation.events import Offer
 from coordinator.evaluation.footprint import gpu_need
 from coordinator.evaluation.job_specs import precursor_memory_mb, trial_memory_mb
+from coordinator.evaluation.nodes import back_off_seconds
 from coordinator.evaluation.state import NodeUse, Phase, Prefetch, State
 
 IN_USE = ("offered", "staging", "ready")
@@ -70,7 +72,11 @@ def demands(states: Iterable[State]) -> list[Demand]:
 
 
 def offers(
-    states: Sequence[State], nodes: Iterable[NodeState], demanded: Sequence[Demand], limits: Limits
+    states: Sequence[State],
+    nodes: Iterable[NodeState],
+    demanded: Sequence[Demand],
+    limits: Limits,
+    failures: Mapping[str, int],
 ) -> Mapping[str, tuple[Offer, ...]]:
     """Evaluation id -> offers (`allocate`), with what all evaluations use and were promised taken into account."""
     return allocate(
@@ -80,6 +86,7 @@ def offers(
         gpus_in_use=gpus_in_use(states),
         nodes_in_use=nodes_in_use(states),
         promised=promised(states),
+        failures=failures,
     )
 
 
@@ -137,6 +144,15 @@ def at_fault(states: Iterable[State]) -> dict[str, float]:
         for node in state.nodes.by_name.values()
         if node.at_fault and node.back_off_until is not None
     }
+
+
+def failed(states: Iterable[State]) -> Iterator[tuple[str, Failure]]:
+    """Nodes in back-off, with the failure that began it."""
+    for state in states:
+        for node in state.nodes.by_name.values():
+            if node.status == "back-off" and node.back_off_until is not None:
+                at = node.back_off_until - back_off_seconds(node.back_offs - 1)
+                yield node.name, Failure(at=at, why=node.why, seen_by=state.evaluation_id)
 
 
 def gpus_in_use(states: Iterable[State]) -> int:

@@ -53,7 +53,7 @@ GROUPS = {
     "Follow": ("status", "watch", "logs", "diagnose", "cancel", "retry"),
     "Results": ("report", "compare", "diff", "gate", "rescore", "export", "serve"),
     "During training": ("daemon", "submit", "release"),
-    "Site and tools": ("init", "doctor", "plan", "prune", "clean", "worker", "priors"),
+    "Site and tools": ("init", "doctor", "check-nodes", "plan", "prune", "clean", "worker", "priors"),
 }
 
 # Exit codes that each command may end with.
@@ -82,6 +82,10 @@ MORE: Mapping[str, Mapping[ExitCode, str]] = {
         ExitCode.UNDECIDED: "no rule says regression, and one cannot be decided",
     },
     "doctor": {ExitCode.FAILED: "a finding would stop an evaluation"},
+    "check-nodes": {
+        ExitCode.FAILED: "a node is bad, or still a suspect",
+        ExitCode.UNDECIDED: "no test of nodes passed, so that none can be told from a good one",
+    },
     "clean": {ExitCode.FAILED: "some files were left alone, since evalspan did not write them"},
 }
 

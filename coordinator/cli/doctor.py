@@ -1,4 +1,4 @@
-"""`evalspan doctor`: prints what this site allows, and what to change before the first evaluation."""
+"""`evalspan doctor`: what this site allows, and what to change before the first evaluation. `check-nodes`: bad nodes."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from coordinator.cli.app import Printed, command, option, stdout
+from coordinator.cli.app import Printed, command, option, say, stdout
 from coordinator.errors import ExitCode
 
 if TYPE_CHECKING:
     from coordinator.doctor.facts import Checkup
+    from coordinator.node_check.run import Checked
 
 STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 
@@ -62,3 +63,63 @@ def show(made: Checkup, work_dir: Path) -> None:
         stdout().print(f"{bad} of these would stop an evaluation in {work_dir}.", style=STYLES["fail"])
     else:
         stdout().print("Nothing here stops an evaluation.", style=STYLES["ok"])
+
+
+@command("check-nodes")
+class CheckNodes(Printed):
+    """Test nodes in pairs by small jobs on their GPUs, and print those that training should leave out.
+
+    Each job checks matrix products, memory and copies of both nodes, and an all-gather between them; a second round pairs
+    suspects with good nodes. Exit code 1 where a node is bad or a suspect, 4 where no test passed. Examples:
+
+    evalspan check-nodes --cluster slurm --partition gpu
+
+    evalspan check-nodes --nodes gpu[01-16]
+    """
+
+    cluster: str | None = option("local or slurm.")
+    partition: str | None = option("Slurm partition of the GPU jobs.")
+    nodes: list[str] = option(
+        "Only these, as a Slurm hostlist; they may be busy. Default: all nodes without a job on their GPUs.",
+        default=[],
+    )
+    wait: float = option("Seconds that a test's job may take to start and end.", min=1, default=300.0)
+    seed: int = option("Draws who is tested with whom.", default=0)
+
+    def run(self) -> None:
+        from coordinator.node_check.run import check
+
+        settings = self.settings({"cluster.kind": self.cluster, "cluster.partition": self.partition})
+        made = check(settings, self.nodes, wait_seconds=self.wait, seed=self.seed)
+        if self.as_json:
+            stdout().print_json(made.model_dump_json())
+        else:
+            show_nodes(made)
+        if made.undetermined:
+            raise typer.Exit(ExitCode.UNDECIDED)
+        if any(n.verdict in ("bad", "suspect") for n in made.nodes):
+            raise typer.Exit(ExitCode.FAILED)
+
+
+RATES = {"matmul": ("TFLOP/s", 1e12), "memory": ("memory GB/s", 1e9), "copy": ("host to GPU GB/s", 1e9)}
+
+
+def show_nodes(made: Checked) -> None:
+    """Print a row a node, and the option that leaves the bad ones out."""
+    from coordinator.report.tables import Sheet
+
+    sheet = Sheet("", "node", "", *(unit for unit, _ in RATES.values()), "why")
+    styles = {"bad": STYLES["fail"], "suspect": STYLES["warn"], "not checked": STYLES["warn"]}
+    for one in made.nodes:
+        rates = [
+            f"{one.rates[name] / by:.3g}" if name in one.rates else "" for name, (_, by) in RATES.items()
+        ]
+        sheet.add(one.node, one.verdict, *rates, one.why, style=styles.get(one.verdict, ""))
+    stdout().print(sheet)
+    stdout().print()
+    if made.undetermined:
+        stdout().print("No test passed: nothing is decided.", style=STYLES["fail"])
+    elif made.exclude:
+        say(f"--exclude={','.join(made.exclude)}")
+    else:
+        stdout().print("No bad node was found.", style=STYLES["ok"])

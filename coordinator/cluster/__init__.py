@@ -29,6 +29,10 @@ class Job:
     log: str  # path; "%i" stands for the member's index
     count: int = 1  # members; more than 1: an array
     node: str | None = None  # the only node it may run on
+    nodes: tuple[
+        str, ...
+    ] = ()  # on Slurm: srun starts argv on each of these, `tasks` times; in place of `node`
+    tasks: int = 1  # of each of `nodes`
     exclude: tuple[str, ...] = ()  # nodes that a job without `node` may not run on
     gpus: int = 0  # per member
     cpus: int = 1  # per member

@@ -87,9 +87,10 @@ def place(job: Job, nodes: Sequence[NodeState]) -> Job:
 
     A job that names a node goes there alone; one that names none may go to any node of its partition.
     """
-    there = [n for n in nodes if job.node in (None, n.name)]
+    named = job.nodes or tuple(filter(None, (job.node,)))
+    there = [n for n in nodes if n.name in named or not named]
     types = (n.gpu_type for n in there if not n.excluded and n.gpus >= job.gpus and _one_type(n))
-    excluded = [n.name for n in nodes if n.excluded] if job.node is None else []
+    excluded = [n.name for n in nodes if n.excluded] if not named else []
     both = tuple(dict.fromkeys([*job.exclude, *excluded]))
     return replace(job, exclude=both, gpu_type=next(types, "") if job.gpus else "")
 

@@ -69,7 +69,7 @@ class SlurmOptions:
         if job.best_effort:
             return self.settings.borrow.best_effort
         own = self.role(job.purpose).partition
-        if own is None and job.gpus == 0 and job.node is None:
+        if own is None and job.gpus == 0 and job.node is None and not job.nodes:
             own = self.settings.cluster.cpu_partition
         # a precursor stands beside its node's trials
         return own or (self.trial_partition if job.purpose == "stage" else self.settings.cluster.partition)
@@ -121,7 +121,9 @@ def batch_script(job: Job, log_mode: int = 0o600) -> str:
     lines += [f"export {name}={quote(value)}" for name, value in sorted(job.env.items())]
     lines.append(f'export {INDEX}="${{SLURM_ARRAY_TASK_ID:-0}}"')
     lines.append("unset SLURM_JWT")  # sbatch needs this key, no job does
-    lines.append(f"exec {' '.join(quote(word) for word in job.argv)}")
+    # a process that dies ends none of the others, which say what they saw
+    start = ("srun", "--kill-on-bad-exit=0", f"--cpus-per-task={job.cpus}") if job.nodes else ()
+    lines.append(f"exec {' '.join(quote(word) for word in (*start, *job.argv))}")
     return "\n".join(lines) + "\n"
 
 
@@ -142,8 +144,8 @@ def sbatch_arguments(job: Job, options: SlurmOptions) -> list[str]:
         f"--output={log_pattern(job)}",
         "--open-mode=append",
         "--no-requeue",
-        "--nodes=1",
-        "--ntasks=1",
+        f"--nodes={len(job.nodes) or 1}",
+        *([f"--ntasks-per-node={job.tasks}"] if job.nodes else ["--ntasks=1"]),
         f"--cpus-per-task={job.cpus}",
         f"--mem={job.memory_mb}M",
         f"--time={minutes_of(job)}",
@@ -154,8 +156,8 @@ def sbatch_arguments(job: Job, options: SlurmOptions) -> list[str]:
         arguments.append(f"--signal=B:TERM@{TERM_BEFORE_END_SECONDS}")
     if job.count > 1:
         arguments.append(f"--array=0-{job.count - 1}")
-    if job.node is not None:
-        arguments.append(f"--nodelist={job.node}")
+    if job.nodes or job.node is not None:
+        arguments.append(f"--nodelist={','.join(job.nodes) or job.node}")
     elif job.exclude:
         arguments.append(f"--exclude={','.join(job.exclude)}")
     arguments += gpu_arguments(job, options.settings.slurm.gpu_request)

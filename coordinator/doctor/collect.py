@@ -48,7 +48,7 @@ def check_up(
     config: Config, *, most_nodes: int = 8, wait_seconds: float = 60.0, sample_mb: int = 256
 ) -> Checkup:
     """All findings about what an evaluation needs. `most_nodes`: that are probed of each partition; 0: all."""
-    with _folder(config) as folder:
+    with scratch(config, "doctor") as folder:
         site = from_settings.site_of(config)
         disk = os.statvfs(config.work_dir)
         facts = Facts(
@@ -90,10 +90,11 @@ def check_up(
 
 
 @contextlib.contextmanager
-def _folder(config: Config) -> Iterator[Path]:
-    """A folder that nodes see, deleted at the end."""
+def scratch(config: Config, what: str) -> Iterator[Path]:
+    """A folder that nodes see, deleted at the end. OperatorError where another user has the work folder."""
     # File WORK_DIR/cache/doctor/RANDOM/…: jobs and answers of a check | `doctor` | at its end
-    folder = WorkPaths(config.work_dir).cache / "doctor" / secrets.token_hex(4)
+    # File WORK_DIR/cache/nodes/RANDOM/…: jobs and answers of a check | `check-nodes` | at its end
+    folder = WorkPaths(config.work_dir).cache / what / secrets.token_hex(4)
     try:
         make_folder(folder)
     except PermissionError as error:

@@ -11,12 +11,12 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from coordinator.cluster import Cluster, ClusterError, Job, RefusedError
+from coordinator.cluster import Cluster, ClusterError, Job, JobPhase, RefusedError
 from coordinator.evaluation.job_specs import Site
 
 FILE_SECONDS = 0.2  # between two looks for answers
@@ -50,13 +50,14 @@ class Answer:
 
 
 @dataclass(slots=True, kw_only=True)
-class _NodeJob(Answer):
-    """A job, and what it has answered."""
+class NodeJob(Answer):
+    """A job, and what it has answered. `out`: where its answer comes."""
 
     job: Job
     out: Path
     job_id: str = ""
     ended_at: float | None = None  # monotonic seconds
+    phase: JobPhase = "pending"
     state: str = "it was not seen to start"
 
     @property
@@ -83,19 +84,19 @@ def survey(
         words += ["--redis-file", str(redis_file)] if redis_file is not None else []
         words += ["--sandbox"] if target.sandbox else []
         first.append(_node_job(target, site, folder, "measure", words))
-    _ask(first, wait_seconds)
+    ask(first, wait_seconds)
     for number, target in enumerate(targets):
         if first[number].record.get("nonce_left"):
             words = [*roots, "--look", f"{folder.name}{number}"]
             second.append(_node_job(target, site, folder, "look", words))
-    _ask(second, wait_seconds)
+    ask(second, wait_seconds)
     seen = {asked.target.node: asked.record.get("nonce_seen") for asked in second}
     for asked in first:
         asked.shared = seen.get(asked.target.node)
     return first
 
 
-def _node_job(target: Target, site: Site, folder: Path, what: str, words: Sequence[str]) -> _NodeJob:
+def _node_job(target: Target, site: Site, folder: Path, what: str, words: Sequence[str]) -> NodeJob:
     out = folder / f"{target.node}.{what}.json"
     job = Job(
         name=f"es-doctor-{folder.name}-{target.node}-{what}",
@@ -109,11 +110,12 @@ def _node_job(target: Target, site: Site, folder: Path, what: str, words: Sequen
         env=site.trial_env,
         purpose="probe",
     )
-    return _NodeJob(target=target, job=job, out=out)
+    return NodeJob(target=target, job=job, out=out)
 
 
-def _ask(asked: Sequence[_NodeJob], wait_seconds: float) -> None:
-    """Submit, wait for the answers, cancel the jobs without one."""
+def ask(asked: Sequence[NodeJob], wait_seconds: float, look: Callable[[NodeJob], None] | None = None) -> None:
+    """Submit, wait for the answers, cancel the jobs without one. `look`: reads a job's answer, if it is there."""
+    look = look or look_for_answer
     for one in asked:
         try:
             one.job_id = one.target.cluster.submit(one.job)
@@ -129,7 +131,7 @@ def _ask(asked: Sequence[_NodeJob], wait_seconds: float) -> None:
                 listed = time.monotonic()
                 _look_at_jobs([one for one in asked if one.open])
             for one in asked:
-                _look_for_answer(one)
+                look(one)
             time.sleep(FILE_SECONDS)
     finally:
         for one in asked:
@@ -140,7 +142,7 @@ def _ask(asked: Sequence[_NodeJob], wait_seconds: float) -> None:
                         one.target.cluster.cancel([one.job_id])
 
 
-def _look_at_jobs(waiting: Sequence[_NodeJob]) -> None:
+def _look_at_jobs(waiting: Sequence[NodeJob]) -> None:
     """One listing for all: the targets' partitions are of one cluster."""
     try:
         states = {job.name: job for job in waiting[0].target.cluster.jobs()}
@@ -150,13 +152,13 @@ def _look_at_jobs(waiting: Sequence[_NodeJob]) -> None:
         state = states.get(one.job.name)
         if state is None:
             continue
-        one.state = f"its job is {state.state}"
+        one.state, one.phase = f"its job is {state.state}", state.phase
         one.state += f" ({state.reason})" if state.reason not in ("", "None") else ""
         if state.phase == "ended" and one.ended_at is None:
             one.ended_at = time.monotonic()
 
 
-def _look_for_answer(one: _NodeJob) -> None:
+def look_for_answer(one: NodeJob) -> None:
     if not one.open:
         return
     try:

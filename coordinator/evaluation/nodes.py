@@ -228,8 +228,13 @@ def back_off(node: NodeUse, why: str, now: float, *, at_fault: bool = False) -> 
     """Leave a node that is in use alone: for twice as long each time. `at_fault`: as of the event."""
     if node.status not in IN_USE:
         return []
-    until = now + min(BACK_OFF_SECONDS * 2**node.back_offs, MAX_BACK_OFF_SECONDS)
+    until = now + back_off_seconds(node.back_offs)
     return [NodeBackedOff(at=now, node=node.name, why=why, until=until, at_fault=at_fault)]
+
+
+def back_off_seconds(before: int) -> float:
+    """Length of a back-off of a node that has had so many before."""
+    return min(BACK_OFF_SECONDS * 2.0**before, MAX_BACK_OFF_SECONDS)
 
 
 def backed_off(state: State, event: NodeBackedOff) -> Due:

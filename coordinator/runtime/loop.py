@@ -281,6 +281,15 @@ class Coordinator(Evaluations):
         except OSError:  # storage that is away: nothing can be journalled, so nothing is taken either
             return set()
 
+    def _failures(self, states: Sequence[State], now: float) -> Mapping[str, int]:
+        """Node -> its recent failures in all evaluations, those that these have just met included."""
+        place = self.performer.site.paths.nodes
+        try:
+            cordons.remember(place, demand.failed(states), now)
+            return {node: len(own) for node, own in cordons.failures(place, now).items()}
+        except OSError:  # as above
+            return {}
+
     def _gpu_names(self) -> Mapping[str, str]:
         try:
             return gpu_names.read(self.performer.site.paths.gpu_names)
@@ -310,7 +319,7 @@ class Coordinator(Evaluations):
         free = [replace(n, usable=n.usable and n.name not in without) for n in self.nodes]
         first = job_limits.first_kept_out(states, self._kept_out)
         may = job_limits.not_behind(demands, first)
-        offers = demand.offers(states, free, may, self._fewer(now))
+        offers = demand.offers(states, free, may, self._fewer(now), self._failures(states, now))
         self._offers = deque((evaluation_id, nodes) for evaluation_id, nodes in offers.items() if nodes)
         self._demands = None if first is not None or now < self._few[1] else demands
 

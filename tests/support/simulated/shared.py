@@ -147,7 +147,7 @@ class Shared:
             tenants[name].tell(ev.NodeWithdrawn, node=node, reason=why)
         demands, few = demand.demands(states), self.now < self.few[1]
         limits = replace(self.limits, max_nodes=self.few[0]) if few else self.limits
-        offered = demand.offers(states, nodes, job_limits.not_behind(demands, first), limits)
+        offered = demand.offers(states, nodes, job_limits.not_behind(demands, first), limits, {})
         waiting, held = demand.waiting(states, demands), demand.held(states)
         staged = prefetch.choose(nodes, waiting, held, self.limits, share=self.share)
         for tenant in self.open:

@@ -1,0 +1,201 @@
+"""Holds the rounds of a node check: one Slurm job for each test, and the records that its processes leave.
+
+Rule: a test that does not start in time is cancelled, and its nodes count as not checked. Whatever happens, no job and no
+file of a check outlives it. Called by `evalspan check-nodes`.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from coordinator.allocation import cordons
+from coordinator.cluster import Cluster, ClusterError, Job, NodeState
+from coordinator.cluster.node_choice import in_hostlist
+from coordinator.config.schema import Config
+from coordinator.doctor.collect import scratch
+from coordinator.doctor.node_jobs import GRACE_SECONDS, NodeJob, Target, ask
+from coordinator.errors import OperatorError, RetryError
+from coordinator.evaluation.job_specs import Site
+from coordinator.intake.from_settings import site_of
+from coordinator.node_check.pairing import Outcome, Pairing, Verdict, World
+from coordinator.node_check.rates import gathered, outcome, own_rates, slow_gathers, slow_nodes
+from coordinator.runtime import wiring
+from evaljobs.contract.paths import WorkPaths
+from evaljobs.contract.specs import Record
+
+TEST_SECONDS = 120  # after which a process of a test ends itself
+TIME_LIMIT_SECONDS = 300  # of a test's job
+MEMORY_MB = 3072  # of each process of a test
+COMMAND = "check-nodes"  # names the check in `nodes.json`
+
+
+class CheckedNode(Record):
+    """A row of the table. `rates`: operations or bytes a second, of the slowest device."""
+
+    node: str
+    verdict: Verdict
+    why: str = ""
+    rates: dict[str, float] = Field(default_factory=dict)
+
+
+class Checked(Record):
+    """What `check-nodes` prints. `undetermined`: no test passed, so that no suspect can be told from a good node; `exclude`: the
+    bad nodes.
+    """
+
+    schema_version: int = 1
+    nodes: tuple[CheckedNode, ...]
+    rounds: int
+    undetermined: bool
+    exclude: tuple[str, ...]
+
+
+def check(config: Config, hosts: Sequence[str], *, wait_seconds: float, seed: int) -> Checked:
+    """Check these nodes (Slurm hostlists), or all nodes with GPUs of the trials' partition that nothing runs on.
+
+    `wait_seconds`: that a job may take to start and end. OperatorError, RetryError.
+    """
+    if config.cluster.kind == "local":
+        raise OperatorError("check-nodes tests the nodes of a Slurm cluster: say --cluster slurm")
+    cluster = wiring.cluster_of(config)
+    try:
+        listed = cluster.nodes()
+    except ClusterError as error:
+        raise RetryError(f"no news of nodes: {error}") from error
+    chosen, busy = choose(listed, hosts)
+    with scratch(config, "nodes") as folder:
+        site, names = site_of(config), sorted(n.name for n in chosen)
+        random.Random(seed).shuffle(names)
+        cpu = (config.trial.device or "").startswith("cpu")
+        job = partial(job_of, site=site, folder=folder, gpus={n.name: n.gpus for n in chosen}, cpu=cpu)
+        found = hold(names, job, cluster, wait_seconds)
+    now, place = time.time(), WorkPaths(config.work_dir).nodes
+    bad = [
+        (n.node, cordons.Failure(at=now, why=n.why, seen_by=COMMAND))
+        for n in found.nodes
+        if n.verdict == "bad"
+    ]
+    cordons.remember(place, bad, now)
+    before = cordons.failures(place, now)
+    rows = [*found.nodes, *(CheckedNode(node=n, verdict="not checked", why=why) for n, why in busy.items())]
+    rows = [
+        n.model_copy(update={"why": _history(before[n.node])})
+        if n.verdict == "ok" and n.node in before
+        else n
+        for n in rows
+    ]
+    return found.model_copy(update={"nodes": tuple(sorted(rows, key=lambda n: n.node))})
+
+
+def choose(nodes: Sequence[NodeState], hosts: Sequence[str]) -> tuple[list[NodeState], dict[str, str]]:
+    """Nodes to check, and those that are left out with the reason. OperatorError where a hostlist names none."""
+    for text in hosts:
+        if not any(in_hostlist(n.name, text) for n in nodes):
+            raise OperatorError(f"--nodes {text}: the cluster has no such node")
+    named = [n for n in nodes if any(in_hostlist(n.name, text) for text in hosts)]
+    asked = named if hosts else [n for n in nodes if n.gpus]
+    left = {n.name: n.reason or f"it is {n.state}" for n in asked if not n.usable}
+    if not hosts:  # a node that was named is waited for
+        left |= {
+            n.name: f"jobs use {n.gpus - n.gpus_free} of its {n.gpus} GPUs"
+            for n in asked
+            if n.usable and n.gpus_free < n.gpus
+        }
+    return [n for n in asked if n.name not in left], left
+
+
+def _history(failures: Sequence[cordons.Failure]) -> str:
+    times = "once" if len(failures) == 1 else f"{len(failures)} times"
+    return f"failed {times} in the last 7 days: {failures[-1].why}"
+
+
+def job_of(
+    world: World, name: str, *, site: Site, folder: Path, gpus: Mapping[str, int], cpu: bool
+) -> tuple[Job, Path]:
+    """The job of a test, and the folder of its records. Of nodes with unlike numbers of GPUs the smallest is tested."""
+    out, fewest = folder / name, min(gpus[n] for n in world)
+    tasks = 1 if cpu else max(1, fewest)
+    words = ("-m", "evaljobs", "node-check", str(out), "--device", "cpu" if cpu or not fewest else "cuda")
+    made = Job(
+        name=f"es-check-{folder.name}-{name}",
+        argv=(*site.trial_command, *words, "--seconds", str(TEST_SECONDS)),
+        log=str(out.with_suffix(".log")),
+        nodes=world,
+        tasks=tasks,
+        gpus=fewest,
+        memory_mb=MEMORY_MB * tasks,
+        time_limit_seconds=TIME_LIMIT_SECONDS,
+        comment=COMMAND,
+        env=site.trial_env,
+        purpose="probe",
+    )
+    return made, out
+
+
+def hold(names: Sequence[str], job: Any, cluster: Cluster, wait_seconds: float) -> Checked:
+    """All rounds. `job(world, name)`: as `job_of`."""
+    pairing, rates = Pairing(names), dict[str, dict[str, float]]()
+    was_slow: set[str] = set()
+    while worlds := pairing.worlds():
+        asked = []
+        for number, world in enumerate(worlds):
+            made, out = job(world, f"{pairing.rounds}-{number}")
+            out.mkdir(mode=0o700)
+            target = Target(node="+".join(world), cluster=cluster)
+            asked.append(NodeJob(target=target, job=made, out=out))
+        ask(asked, wait_seconds, _look)
+        records = [_records(one) for one in asked]
+        results = {
+            world: outcome(
+                world,
+                left,
+                one.job.tasks,
+                ran=one.phase != "pending" or bool(left),
+                said=one.trouble or one.state,
+            )
+            for world, one, left in zip(worlds, asked, records, strict=True)
+        }
+        gathers = {w: rate for w, left in zip(worlds, records, strict=True) if (rate := gathered(left))}
+        results |= {w: Outcome(passed=False, why=why) for w, why in slow_gathers(gathers).items()}
+        pairing.learn(results)
+        every = [record for left in records for record in left]
+        rates |= own_rates(every)
+        for record in every:
+            if record["trouble"]:
+                pairing.accuse(record["node"], record["trouble"])
+        slow = slow_nodes(every)
+        for node, why in slow.items():
+            pairing.accuse(node, why) if node in was_slow else pairing.doubt(node, why)
+        was_slow |= slow.keys()
+    rows = []
+    for name in names:
+        verdict, why = pairing.verdict(name)
+        rows.append(CheckedNode(node=name, verdict=verdict, why=why, rates=rates.get(name, {})))
+    return Checked(
+        nodes=tuple(rows),
+        rounds=pairing.rounds,
+        undetermined=pairing.undetermined,
+        exclude=tuple(sorted(pairing.bad)),
+    )
+
+
+def _look(one: NodeJob) -> None:
+    """An answer is there once each process has left its last record, or the job has ended without."""
+    if not one.open:
+        return
+    left = _records(one)
+    whole = len(left) == one.job.tasks * len(one.job.nodes) and all(r["done"] for r in left)
+    if whole or (one.ended_at is not None and time.monotonic() - one.ended_at > GRACE_SECONDS):
+        one.record = {"ended": True}
+
+
+def _records(one: NodeJob) -> list[Mapping[str, Any]]:
+    return [json.loads(file.read_bytes()) for file in sorted(one.out.glob("*.json"))]

@@ -1,0 +1,184 @@
+"""Laws of `check-nodes` on a real Slurm: nodes made bad are found, by whatever they do, and others are not accused."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dev_cluster.api import Cluster
+from dev_cluster.testing import unfinished, wait_until
+from support.fake_cluster import fake_node
+from support.goldens import deep
+from support.sites import cluster
+
+from coordinator.allocation import cordons
+from coordinator.allocation.allocate import Demand, Limits, allocate
+from coordinator.errors import OperatorError
+from coordinator.node_check.rates import outcome, slow_gathers, slow_nodes
+from coordinator.node_check.run import choose
+from evaljobs.node_check import xids
+
+NODES = {f"n{i}" for i in range(1, 6)}
+# What Python imports at its start on each node. Processes of a test alone have several tasks.
+FAULTS = """
+import os, signal, time
+fault = os.environ.get("FAULT", "") if "SLURM_STEP_ID" in os.environ else ""
+if fault:
+    import torch, torch.distributed as dist
+    real = torch.matmul
+    def product(a, b):
+        made = real(a, b)
+        made[0, 0] += 1
+        return made
+    def slow(a, b):
+        return [real(a, b) for _ in range(4)][0]
+    own = {"product": product, "slow": slow}
+    torch.matmul = own.get(fault, real)
+    if fault not in own:
+        dist.all_gather = {"dead": lambda *_: os.kill(os.getpid(), signal.SIGKILL), "hang": lambda *_: time.sleep(3600)}[fault]
+"""
+
+
+@pytest.fixture(scope="module")
+def five() -> Iterator[Cluster]:
+    with cluster(nodes=5, gpus=1, cpu_nodes=0) as made:
+        yield made
+
+
+def ask(cluster: Cluster, faults: dict[str, str]) -> tuple[int, dict[str, Any], Path]:
+    """Exit code and JSON of a check, and its work folder. `faults`: by node."""
+    folder = cluster.user_dir / f"check-{'-'.join(faults.values())}"
+    folder.mkdir()
+    folder.chmod(0o777)
+    (folder / "sitecustomize.py").write_text(FAULTS)
+    cases = "".join(f"{node}) export FAULT={fault};; " for node, fault in faults.items())
+    env = {
+        "CLUSTER_KIND": "slurm",
+        "CLUSTER_PARTITION": "gpu",
+        "TRIAL_DEVICE": "cpu",
+        "TRIAL_PROLOGUE": f"export PYTHONPATH={folder}:$PYTHONPATH; case $SLURMD_NODENAME in {cases} esac",
+    }
+    done = cluster.run_as_user(
+        [cluster.python, "-m", "coordinator", "check-nodes", "--json", "--work-dir", folder / "work"],
+        env={f"EVALSPAN_{name}": value for name, value in env.items()},
+        timeout=550,
+    )
+    assert done.returncode in (0, 1), done.stderr
+    return done.returncode, json.loads(done.stdout), folder / "work"
+
+
+@pytest.mark.slurm
+@pytest.mark.parametrize(
+    "faults",
+    [
+        pytest.param({"n2": "product", "n4": "dead"}, id="a wrong checksum, and a death in the collective"),
+        pytest.param({"n3": "slow"}, id="four times slower", marks=deep),
+        pytest.param({"n3": "hang"}, id="hangs in the collective", marks=deep),
+    ],
+)
+def test_nodes_made_bad_are_found_and_remembered(five: Cluster, faults: dict[str, str]) -> None:
+    """They alone are accused, in at most three rounds; later evaluations know; nothing is left."""
+    code, told, work = ask(five, faults)
+    verdicts = {n["node"]: n["verdict"] for n in told["nodes"]}
+    assert verdicts == {n: "bad" if n in faults else "ok" for n in NODES}, told
+    assert (code, set(told["exclude"]), told["undetermined"]) == (1, set(faults), False)
+    assert 2 <= told["rounds"] <= 3
+    assert cordons.failures(work / "nodes.json", time.time()).keys() == faults.keys()
+    wait_until(lambda: not unfinished(five), "jobs of a check end")
+    assert five.run_as_user(["find", work / "cache" / "nodes", "-type", "f"]).stdout == ""
+
+
+# --- what records say ------------------------------------------------------------------------------------------------------
+
+
+def left(node: str, **fields: object) -> dict[str, Any]:
+    record = {
+        "node": node,
+        "local": 0,
+        "trouble": "",
+        "together": "",
+        "lost": "",
+        "done": True,
+        "device": "H100",
+    }
+    return {**record, "rates": {"matmul": 4.0}, **fields}
+
+
+@pytest.mark.parametrize(
+    ("records", "ran", "passed", "why"),
+    [
+        ([left("a"), left("b")], True, True, ""),
+        ([left("a")], True, False, "no answer of b"),
+        ([left("a", together="reset by peer"), left("b", done=False)], True, False, "b did not end the all-gather"),
+        ([left("a", together="wrong values"), left("b")], True, False, "a: wrong values"),
+        ([left("a", together="timeout"), left("b", together="a measurement failed: x")], True, False, "b: a measurement"),
+        ([left("a", lost="EADDRINUSE"), left("b", together="timeout")], True, None, "EADDRINUSE"),
+        ([], False, None, "said"),
+    ],
+)  # fmt: skip
+def test_a_test_passes_fails_or_says_nothing(
+    records: list[dict[str, Any]], ran: bool, passed: bool | None, why: str
+) -> None:
+    """Only what took place accuses; which process saw what is said."""
+    found = outcome(("a", "b"), records, 1, ran=ran, said="said")
+    assert found.passed is passed
+    assert found.why.startswith(why)
+
+
+def test_slow_is_far_below_the_median_of_like_devices_in_a_round() -> None:
+    """Of two the slower one; other devices are no yardstick."""
+    usual = [left(n) for n in "abc"]
+    slow = left("d", rates={"matmul": 1.0})
+    assert slow_nodes([*usual, slow]).keys() == slow_nodes([usual[0], slow]).keys() == {"d"}
+    assert not slow_nodes(
+        [*usual, left("d", rates={"matmul": 2.0}), left("e", rates={"matmul": 0.1}, device="T4")]
+    )
+    assert slow_gathers({("a", "b"): 9.0, ("c", "d"): 8.0, ("e", "f"): 1.9}).keys() == {("e", "f")}
+
+
+def test_xids_are_read_from_the_kernels_log() -> None:
+    log = "[1.0] NVRM: Xid (PCI:0000:3b:00): 79, pid=1, GPU has fallen off the bus.\nNVRM: Xid (PCI:0000:3b:00): 13, x\n"
+    assert xids(log) == [13, 79]
+
+
+def test_nodes_in_use_are_left_out_unless_they_are_named() -> None:
+    """So are those that are down; a hostlist without a node is refused."""
+    nodes = [fake_node(f"n{i}", gpus=2) for i in range(3)]
+    nodes = [nodes[0], replace(nodes[1], gpus_free=1), replace(nodes[2], usable=False)]
+    chosen, others = choose(nodes, [])
+    assert ([n.name for n in chosen], others.keys()) == (["n0"], {"n1", "n2"})
+    assert [n.name for n in choose(nodes, ["n[0-1]"])[0]] == ["n0", "n1"]
+    with pytest.raises(OperatorError, match="n7"):
+        choose(nodes, ["n7"])
+
+
+# --- what is remembered ------------------------------------------------------------------------------------------------------
+
+
+def test_failures_are_kept_once_for_a_week_and_beside_cordons(tmp_path: Path) -> None:
+    """The last of a node; told again they are not counted again."""
+    path, seen = tmp_path / "nodes.json", cordons.Failure(at=100.0, why="Xid 79", seen_by="e1")
+    cordons.cordon(path, ["n1"], 500.0, 100.0)
+    for _ in range(2):
+        cordons.remember(path, [("n1", seen), ("n2", seen)], 100.0)
+    many = [("n2", cordons.Failure(at=100.0 + i, why="", seen_by="e2")) for i in range(30)]
+    cordons.remember(path, many, 130.0)
+    cordons.cordon(path, ["n3"], 500.0, 130.0)
+    assert cordons.read(path, 130.0).keys() == {"n1", "n3"}
+    kept = cordons.failures(path, 130.0)
+    assert (kept["n1"], len(kept["n2"])) == ((seen,), cordons.MOST_FAILURES)
+    assert cordons.failures(path, 131.0 + cordons.RECENT_SECONDS) == {}
+
+
+def test_nodes_with_fewer_failures_are_offered_first() -> None:
+    """Before larger ones; one with failures is still offered where no other is left."""
+    nodes = [fake_node(n, gpus=g) for n, g in (("a", 8), ("b", 4), ("c", 4))]
+    for gpus, expected in ((4, ["c"]), (8, ["c", "b"]), (16, ["c", "b", "a"])):
+        asked = Demand(evaluation_id="e", priority=0, accepted_at=0, gpus=gpus, gpus_per_trial=1, in_use={})
+        offered = allocate(nodes, [asked], Limits(), gpus_in_use=0, failures={"a": 2, "b": 1})["e"]
+        assert [o.node for o in offered] == expected
