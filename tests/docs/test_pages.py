@@ -303,7 +303,7 @@ def test_each_command_ends_with_a_code_of_the_table() -> None:
                 ]
     assert bare == []
     assert set(MORE) <= {name for names in GROUPS.values() for name in names}
-    table = {row[0]: set(re.findall(r"`(\w+)`", row[3])) for row in rows(section(CODES, "Exit codes"))[1:]}
+    table = {row[0]: set(re.findall(r"`([\w-]+)`", row[3])) for row in rows(section(CODES, "Exit codes"))[1:]}
     assert list(table) == [str(int(code)) for code in ExitCode]
     for code in ExitCode:
         of = {name for name, more in MORE.items() if code in more}
