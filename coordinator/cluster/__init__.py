@@ -29,10 +29,6 @@ class Job:
     log: str  # path; "%i" stands for the member's index
     count: int = 1  # members; more than 1: an array
     node: str | None = None  # the only node it may run on
-    nodes: tuple[
-        str, ...
-    ] = ()  # on Slurm: srun starts argv on each of these, `tasks` times; in place of `node`
-    tasks: int = 1  # of each of `nodes`
     exclude: tuple[str, ...] = ()  # nodes that a job without `node` may not run on
     gpus: int = 0  # per member
     cpus: int = 1  # per member
@@ -44,6 +40,21 @@ class Job:
     best_effort: bool = False  # to partitions that may preempt it at any time
     purpose: Purpose = "trial"  # what kind of job
     gpu_type: str = ""  # of its GPUs, in Slurm's word; known when it is submitted
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodesJob(Job):
+    """A job on several nodes of Slurm: srun starts argv `tasks` times on each. No evaluation has one, so no journal."""
+
+    nodes: tuple[str, ...]
+    tasks: int = 1
+
+
+def nodes_of(job: Job) -> tuple[str, ...]:
+    """The nodes that a job names; none: it may run on any."""
+    if isinstance(job, NodesJob):
+        return job.nodes
+    return () if job.node is None else (job.node,)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from coordinator.base.words import first_of
-from coordinator.cluster import Job, NodeState
+from coordinator.cluster import Job, NodeState, nodes_of
 from coordinator.config.checks import ENTRY
 from coordinator.config.schema import Config, NodesConfig
 
@@ -87,7 +87,7 @@ def place(job: Job, nodes: Sequence[NodeState]) -> Job:
 
     A job that names a node goes there alone; one that names none may go to any node of its partition.
     """
-    named = job.nodes or tuple(filter(None, (job.node,)))
+    named = nodes_of(job)
     there = [n for n in nodes if n.name in named or not named]
     types = (n.gpu_type for n in there if not n.excluded and n.gpus >= job.gpus and _one_type(n))
     excluded = [n.name for n in nodes if n.excluded] if not named else []

@@ -11,7 +11,7 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from coordinator.cluster import Job, Purpose, RefusedError
+from coordinator.cluster import Job, NodesJob, Purpose, RefusedError, nodes_of
 from coordinator.cluster.job_environment import INDEX
 from coordinator.config.checks import GPU_REQUEST
 from coordinator.config.schema import Config, RoleConfig
@@ -69,7 +69,7 @@ class SlurmOptions:
         if job.best_effort:
             return self.settings.borrow.best_effort
         own = self.role(job.purpose).partition
-        if own is None and job.gpus == 0 and job.node is None and not job.nodes:
+        if own is None and job.gpus == 0 and not nodes_of(job):
             own = self.settings.cluster.cpu_partition
         # a precursor stands beside its node's trials
         return own or (self.trial_partition if job.purpose == "stage" else self.settings.cluster.partition)
@@ -122,7 +122,8 @@ def batch_script(job: Job, log_mode: int = 0o600) -> str:
     lines.append(f'export {INDEX}="${{SLURM_ARRAY_TASK_ID:-0}}"')
     lines.append("unset SLURM_JWT")  # sbatch needs this key, no job does
     # a process that dies ends none of the others, which say what they saw
-    start = ("srun", "--kill-on-bad-exit=0", f"--cpus-per-task={job.cpus}") if job.nodes else ()
+    each = ["srun", "--kill-on-bad-exit=0", f"--cpus-per-task={job.cpus}"]
+    start = each if isinstance(job, NodesJob) else []
     lines.append(f"exec {' '.join(quote(word) for word in (*start, *job.argv))}")
     return "\n".join(lines) + "\n"
 
@@ -144,8 +145,8 @@ def sbatch_arguments(job: Job, options: SlurmOptions) -> list[str]:
         f"--output={log_pattern(job)}",
         "--open-mode=append",
         "--no-requeue",
-        f"--nodes={len(job.nodes) or 1}",
-        *([f"--ntasks-per-node={job.tasks}"] if job.nodes else ["--ntasks=1"]),
+        f"--nodes={len(nodes_of(job)) or 1}",
+        f"--ntasks-per-node={job.tasks}" if isinstance(job, NodesJob) else "--ntasks=1",
         f"--cpus-per-task={job.cpus}",
         f"--mem={job.memory_mb}M",
         f"--time={minutes_of(job)}",
@@ -156,8 +157,8 @@ def sbatch_arguments(job: Job, options: SlurmOptions) -> list[str]:
         arguments.append(f"--signal=B:TERM@{TERM_BEFORE_END_SECONDS}")
     if job.count > 1:
         arguments.append(f"--array=0-{job.count - 1}")
-    if job.nodes or job.node is not None:
-        arguments.append(f"--nodelist={','.join(job.nodes) or job.node}")
+    if named := nodes_of(job):
+        arguments.append(f"--nodelist={','.join(named)}")
     elif job.exclude:
         arguments.append(f"--exclude={','.join(job.exclude)}")
     arguments += gpu_arguments(job, options.settings.slurm.gpu_request)

@@ -51,10 +51,11 @@ class Answer:
 
 @dataclass(slots=True, kw_only=True)
 class NodeJob(Answer):
-    """A job, and what it has answered. `out`: where its answer comes."""
+    """A job, and what it has answered. `out`: where its answer comes; `answers`: of how many processes."""
 
     job: Job
     out: Path
+    answers: int = 1
     job_id: str = ""
     ended_at: float | None = None  # monotonic seconds
     phase: JobPhase = "pending"

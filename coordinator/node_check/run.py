@@ -17,7 +17,7 @@ from typing import Any
 from pydantic import Field
 
 from coordinator.allocation import cordons
-from coordinator.cluster import Cluster, ClusterError, Job, NodeState
+from coordinator.cluster import Cluster, ClusterError, NodesJob, NodeState
 from coordinator.cluster.node_choice import in_hostlist
 from coordinator.config.schema import Config
 from coordinator.doctor.collect import scratch
@@ -119,12 +119,12 @@ def _history(failures: Sequence[cordons.Failure]) -> str:
 
 def job_of(
     world: World, name: str, *, site: Site, folder: Path, gpus: Mapping[str, int], cpu: bool
-) -> tuple[Job, Path]:
+) -> tuple[NodesJob, Path]:
     """The job of a test, and the folder of its records. Of nodes with unlike numbers of GPUs the smallest is tested."""
     out, fewest = folder / name, min(gpus[n] for n in world)
     tasks = 1 if cpu else max(1, fewest)
     words = ("-m", "evaljobs", "node-check", str(out), "--device", "cpu" if cpu or not fewest else "cuda")
-    made = Job(
+    made = NodesJob(
         name=f"es-check-{folder.name}-{name}",
         argv=(*site.trial_command, *words, "--seconds", str(TEST_SECONDS)),
         log=str(out.with_suffix(".log")),
@@ -150,14 +150,14 @@ def hold(names: Sequence[str], job: Any, cluster: Cluster, wait_seconds: float) 
             made, out = job(world, f"{pairing.rounds}-{number}")
             out.mkdir(mode=0o700)
             target = Target(node="+".join(world), cluster=cluster)
-            asked.append(NodeJob(target=target, job=made, out=out))
+            asked.append(NodeJob(target=target, job=made, out=out, answers=len(world) * made.tasks))
         ask(asked, wait_seconds, _look)
         records = [_records(one) for one in asked]
         results = {
             world: outcome(
                 world,
                 left,
-                one.job.tasks,
+                one.answers // len(world),
                 ran=one.phase != "pending" or bool(left),
                 said=one.trouble or one.state,
             )
@@ -192,7 +192,7 @@ def _look(one: NodeJob) -> None:
     if not one.open:
         return
     left = _records(one)
-    whole = len(left) == one.job.tasks * len(one.job.nodes) and all(r["done"] for r in left)
+    whole = len(left) == one.answers and all(r["done"] for r in left)
     if whole or (one.ended_at is not None and time.monotonic() - one.ended_at > GRACE_SECONDS):
         one.record = {"ended": True}
 
