@@ -22,6 +22,7 @@ LAST_EXAMINED = 2_000
 MOST_HITS = 2_000
 SAME = 50  # lines of one template that are compared with the rules: digits may tell them apart, as of an Xid
 MOST_FRAMES = 300  # lines of one traceback
+MANY_SILENT = 1_000  # new lines of a block that tell of no failure, before the block is searched as a whole
 LAST_PROGRESS = 3  # lines of progress that follow a failure which the program survived
 _DROPPED = b"0123456789abcdefABCDEF"
 # A line in lower case with none of these tells of no failure: a hundred searches for words cost less than one expression.
@@ -115,13 +116,12 @@ class Scan:
         # source -> its last exception, and how the next follows from it
         self._before: dict[str, tuple[Hit | None, str]] = {}
         self._ignoring: set[str] = set()
-        self._tells: tuple[bytes, ...] = _TELLS  # those that the block holds
+        self._block, self._tells, self._silent = b"", _TELLS, 0
 
     def read(self, chunks: Iterable[bytes]) -> Scan:
         counts, special, opened = self._counts, self._special, self._open
         for block, numbers in blocks(chunks):
-            lower = block.lower()
-            self._tells = tuple(told for told in _TELLS if told in lower)
+            self._block, self._tells, self._silent = block, _TELLS, 0
             keys = block.translate(None, _DROPPED).split(b"\n")
             for raw, key, number in zip(block.split(b"\n"), keys, numbers, strict=True):
                 if opened and raw[:2] == b"  " and "" in opened:
@@ -156,7 +156,12 @@ class Scan:
         lower = raw[:4000].lower() + raw[-4000:].lower() if len(raw) > 8000 else raw.lower()
         if any(map(lower.__contains__, self._tells)):
             self._examine(key, raw, number)
-        elif any(map(lower.__contains__, _PROGRESS)):
+            return
+        self._silent += 1
+        if self._silent == MANY_SILENT:
+            whole = self._block.lower()
+            self._tells = tuple(told for told in _TELLS if told in whole)
+        if any(map(lower.__contains__, _PROGRESS)):
             if len(self._special) < MOST_TEMPLATES:
                 self._special[key] = _Template("", number, number, suspect=False, progress=True)
         elif self._open:
