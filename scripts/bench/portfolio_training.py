@@ -39,7 +39,7 @@ def trained(options: Options) -> dict[str, Any]:
     """Figures of one training. RunError: it did not end as it should."""
     with dev_cluster(nodes=options.nodes, gpus=options.gpus, cpu_nodes=CPU_NODES) as cluster:
         folder, env = furnished(cluster, options, one_of_each_group(SUITE.read_text()), ())
-        suite, settings, demo = folder / "portfolio.toml", folder / "settings.toml", folder / "demo"
+        suite, settings, demo = folder / "groups.toml", folder / "settings.toml", folder / "demo"
         text = SETTINGS.format(workers=options.workers, trial="", plan="").replace('"gpu"', '"spare"')
         text += '[slurm.build]\npartition = "cpu"\n[slurm.metric]\npartition = "cpu"\n'
         cluster.run_as_user(["mv", str(folder / "suite.toml"), str(suite)], check=True)
@@ -72,7 +72,7 @@ def trained(options: Options) -> dict[str, Any]:
         "evaluations_of_a_checkpoint": sorted(set(done.values())),
         "checkpoints": len(done),
         "other_jobs": next(taken),
-        "trials_preempted": ended["PREEMPTED"],
+        "jobs_preempted": ended["PREEMPTED"],
         "left": left,
     }
 
