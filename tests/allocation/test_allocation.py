@@ -31,6 +31,7 @@ from coordinator.allocation.stragglers import (
 )
 from coordinator.base import clock
 from coordinator.cluster import NodeState
+from coordinator.evaluation import nodes
 from coordinator.runtime.loop import Coordinator
 from coordinator.runtime.runner import Running
 
@@ -468,3 +469,15 @@ def test_a_resting_or_retried_node_is_given_back_too(staging: Staging) -> None:
     staging.coordinator.retry(record().evaluation_id)
     assert staging.later(0) == "withdrawn"
     assert staging.later(600) == "staging"
+
+
+def test_a_nodes_failure_is_known_to_later_evaluations(staging: Staging) -> None:
+    """A back-off counts once, with its reason and its evaluation, also after a restart."""
+    node, began = staging.running.state.nodes.by_name["n1"], staging.now
+    staging.running.take(nodes.back_off(node, "it died", began))
+    assert [staging.later(11) for _ in range(3)] == ["back-off"] * 3
+    staging.start()
+    assert staging.later(11) == "back-off"
+    found = cordons.failures(staging.coordinator.performer.site.paths.nodes, staging.now)
+    seen = cordons.Failure(at=began, why="it died", seen_by=staging.running.state.evaluation_id)
+    assert found == {"n1": (seen,)}
