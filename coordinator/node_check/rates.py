@@ -7,10 +7,11 @@ slow far below the median: pages of a system, clocks and networks between racks 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from statistics import median_high
 from typing import Any
 
-from coordinator.node_check.pairing import Outcome, World
+from coordinator.node_check.pairing import Outcome, Pairing, World
 
 SLOW = 0.4  # share of the median rate of like devices, below which a node is slow
 SLOW_GATHER = 0.25  # share of the median rate of the all-gathers, below which one fails
@@ -19,13 +20,41 @@ SAID = {"matmul": "its matrix product", "memory": "its memory", "copy": "its cop
 Node = Mapping[str, Any]  # a record of `evaljobs.node_check`
 
 
-def outcome(world: World, records: Sequence[Node], tasks: int, *, ran: bool, said: str) -> Outcome:
-    """What came of a test. `tasks`: processes of a node; `ran`: its job began; `said`: how the job ended."""
-    if not ran:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """A test that was held. `tasks`: processes of a node; `ran`: its job began; `said`: how the job ended."""
+
+    world: World
+    records: Sequence[Node]
+    tasks: int = 1
+    ran: bool = True
+    said: str = ""
+
+
+def judge(pairing: Pairing, held: Sequence[Held], was_slow: set[str]) -> None:
+    """Take in a round. A node that is slow is a suspect; one that was slow before (`was_slow`, which grows) is bad."""
+    results = {test.world: outcome(test) for test in held}
+    gathers = {test.world: rate for test in held if (rate := gathered(test.records))}
+    results |= {world: Outcome(passed=False, why=why) for world, why in slow_gathers(gathers).items()}
+    pairing.learn(results)
+    every = [record for test in held for record in test.records]
+    for record in every:
+        if record["trouble"]:
+            pairing.accuse(record["node"], record["trouble"])
+    slow = slow_nodes(every)
+    for node, why in slow.items():
+        pairing.accuse(node, why) if node in was_slow else pairing.doubt(node, why)
+    was_slow.update(slow)
+
+
+def outcome(test: Held) -> Outcome:
+    """What came of a test."""
+    world, records, said = test.world, test.records, test.said
+    if not test.ran and not records:
         return Outcome(passed=None, why=said)
     if lost := [str(r["lost"]) for r in records if r["lost"]]:
         return Outcome(passed=None, why=lost[0])
-    missing = [n for n in world if sum(r["node"] == n for r in records) < tasks]
+    missing = [n for n in world if sum(r["node"] == n for r in records) < test.tasks]
     if missing:
         return Outcome(passed=False, why=f"no answer of {', '.join(missing)} ({said})")
     hung = sorted({str(r["node"]) for r in records if not r["done"]})

@@ -25,8 +25,8 @@ from coordinator.doctor.node_jobs import GRACE_SECONDS, NodeJob, Target, ask
 from coordinator.errors import OperatorError, RetryError
 from coordinator.evaluation.job_specs import Site
 from coordinator.intake.from_settings import site_of
-from coordinator.node_check.pairing import Outcome, Pairing, Verdict, World
-from coordinator.node_check.rates import gathered, outcome, own_rates, slow_gathers, slow_nodes
+from coordinator.node_check.pairing import Pairing, Verdict, World
+from coordinator.node_check.rates import Held, judge, own_rates
 from coordinator.runtime import wiring
 from evaljobs.contract.paths import WorkPaths
 from evaljobs.contract.specs import Record
@@ -152,29 +152,18 @@ def hold(names: Sequence[str], job: Any, cluster: Cluster, wait_seconds: float) 
             target = Target(node="+".join(world), cluster=cluster)
             asked.append(NodeJob(target=target, job=made, out=out, answers=len(world) * made.tasks))
         ask(asked, wait_seconds, _look)
-        records = [_records(one) for one in asked]
-        results = {
-            world: outcome(
-                world,
-                left,
-                one.answers // len(world),
-                ran=one.phase != "pending" or bool(left),
+        held = [
+            Held(
+                world=world,
+                records=_records(one),
+                tasks=one.answers // len(world),
+                ran=one.phase != "pending",
                 said=one.trouble or one.state,
             )
-            for world, one, left in zip(worlds, asked, records, strict=True)
-        }
-        gathers = {w: rate for w, left in zip(worlds, records, strict=True) if (rate := gathered(left))}
-        results |= {w: Outcome(passed=False, why=why) for w, why in slow_gathers(gathers).items()}
-        pairing.learn(results)
-        every = [record for left in records for record in left]
-        rates |= own_rates(every)
-        for record in every:
-            if record["trouble"]:
-                pairing.accuse(record["node"], record["trouble"])
-        slow = slow_nodes(every)
-        for node, why in slow.items():
-            pairing.accuse(node, why) if node in was_slow else pairing.doubt(node, why)
-        was_slow |= slow.keys()
+            for world, one in zip(worlds, asked, strict=True)
+        ]
+        judge(pairing, held, was_slow)
+        rates |= own_rates(record for each in held for record in each.records)
     rows = []
     for name in names:
         verdict, why = pairing.verdict(name)

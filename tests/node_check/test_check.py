@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -19,7 +20,8 @@ from support.sites import cluster
 from coordinator.allocation import cordons
 from coordinator.allocation.allocate import Demand, Limits, allocate
 from coordinator.errors import OperatorError
-from coordinator.node_check.rates import outcome, slow_gathers, slow_nodes
+from coordinator.node_check.pairing import Pairing
+from coordinator.node_check.rates import Held, judge, outcome, slow_gathers, slow_nodes
 from coordinator.node_check.run import choose
 from evaljobs.node_check import xids
 
@@ -125,7 +127,7 @@ def test_a_test_passes_fails_or_says_nothing(
     records: list[dict[str, Any]], ran: bool, passed: bool | None, why: str
 ) -> None:
     """Only what took place accuses; which process saw what is said."""
-    found = outcome(("a", "b"), records, 1, ran=ran, said="said")
+    found = outcome(Held(world=("a", "b"), records=records, ran=ran, said="said"))
     assert found.passed is passed
     assert found.why.startswith(why)
 
@@ -139,6 +141,33 @@ def test_slow_is_far_below_the_median_of_like_devices_in_a_round() -> None:
         [*usual, left("d", rates={"matmul": 2.0}), left("e", rates={"matmul": 0.1}, device="T4")]
     )
     assert slow_gathers({("a", "b"): 9.0, ("c", "d"): 8.0, ("e", "f"): 1.9}).keys() == {("e", "f")}
+
+
+def simulated(node: str, partner: str, bad: str, fault: str, rate: float) -> dict[str, Any]:
+    """A node's record of a test where a node is bad."""
+    if node != bad:
+        cut = "reset by peer" if partner == bad and fault in ("dead", "hang") else ""
+        return left(node, rates={"matmul": rate}, together=cut, gathered=rate)
+    own = {"product": {"trouble": "wrong product"}, "slow": {"rates": {"matmul": rate / 4}}}
+    return left(node, **{"rates": {"matmul": rate}, **own.get(fault, {"done": False})})
+
+
+@pytest.mark.parametrize("fault", ["product", "slow", "dead", "hang"])
+def test_each_fault_is_found_for_each_of_a_hundred_seeds(fault: str) -> None:
+    """In 64 simulated nodes whose rates scatter by a fifth: the bad one alone is accused, in two rounds."""
+    for seed in range(100):
+        draw = random.Random(seed)
+        pairing, slow = Pairing(draw.sample([f"n{i}" for i in range(64)], 64)), set[str]()
+        bad = draw.choice(pairing.nodes)
+        while worlds := pairing.worlds():
+            held = []
+            for one, other in worlds:
+                both = ((one, other), (other, one))
+                records = [simulated(*each, bad, fault, draw.uniform(0.8, 1.2)) for each in both]
+                held.append(Held(world=(one, other), records=records))
+            judge(pairing, held, slow)
+        assert (set(pairing.bad), len(pairing.good)) == ({bad}, 63)
+        assert pairing.rounds <= 2
 
 
 def test_xids_are_read_from_the_kernels_log() -> None:
