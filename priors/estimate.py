@@ -118,8 +118,6 @@ def predict_batches(
 
     ValueError: the two sequences differ in length.
     """
-    if len(prefill_tokens) != len(generated_tokens):
-        raise ValueError("every batch needs its prefill and its generated tokens")
     rates, own = rates_of(features), learnt.ratio(features.task, features.place)
     seconds = tuple(
         own.factor * _seconds(rates, 1, prefill, cap, features.batch_size)
@@ -193,7 +191,9 @@ def _ratio(seen: Sequence[float], between: float, within: float) -> Ratio:
 
 def _formula(one: Observation) -> float:
     batches = one.batches or max(1.0, one.documents / one.batch_size)
-    requests = batches * one.batch_size  # as in predictions
+    requests = (
+        one.batches or 0
+    ) * one.batch_size or one.documents  # as in predictions, where batches are known
     return _seconds(rates_of(one), batches, one.prefill_tokens, one.generated_tokens, requests)
 
 
