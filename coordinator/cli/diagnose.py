@@ -33,7 +33,7 @@ class Diagnose(Printed):
     state: str = option("With LOG: the state that sacct gives, such as OUT_OF_MEMORY.", default="")
     exit_code: str = option("With LOG: the exit code that sacct gives, such as 0:9.", default="")
     propose: Path | None = option(
-        "With a LOG that no rule knows: ask the model of [judge] for a rule, and write it to this file."
+        "With a LOG that no rule knows: ask the judge's model (see [judge]) for a rule, and write it to this file."
     )
     votes: int = option("With --propose: answers, of which over half must agree.", min=1, max=15, default=3)
     healthy: list[Path] | None = option("With --propose: logs that no proposed rule may match.")
