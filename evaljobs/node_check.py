@@ -190,7 +190,7 @@ def counters(index: int) -> str:
             )
     with suppress(OSError, subprocess.SubprocessError):  # often for root alone
         log = subprocess.run(["dmesg"], capture_output=True, text=True, timeout=10, check=True).stdout
-        found += [f"Xid {number}" for number in xids(log) if number in HARDWARE_XIDS]
+        found += [f"Xid {number} in the node's kernel log" for number in xids(log) if number in HARDWARE_XIDS]
     return f"{', '.join(found)} (GPU {index}, PCI bus {bus})" if found else ""
 
 

@@ -16,7 +16,7 @@ from evaljobs.contract import folded
 from evaljobs.contract.outcomes import OUTCOME, Failed
 from evaljobs.contract.paths import EvaluationPaths
 
-MOST_BYTES = 1 << 20
+MOST_BYTES = 1 << 17  # the coordinator reads it between two turns, for each trial that died
 FAILED = "FAILED"  # Slurm's word where nothing more is known
 
 
