@@ -30,16 +30,19 @@ _TELLS = tuple(
     b"error exception traceback fail fatal kill cancel abort xid nvrm memory oom signal sigbus timeout timed quota space refused"
     b" closed reset denied unable cannot can't couldn argument option invalid assert fallen preempt limit pipe reachable"
     b" panic lost stale handling cause dumped ecc illegal symbol glibc gateway exceeded override route alloc interrupt lockup full"
-    b" transport terminate exited mismatch completion syntax module network edquot found such watchdog link exhausted enospc inactive".split()
+    b" transport terminate exited mismatch completion syntax module network edquot found such watchdog link exhausted enospc inactive"
+    b" uncorrect remap hang respon dead stall evict unplug resolve disconnect certificate incomplete unavail expired cast cached corrupt"
+    b" eof magic compiled unknown missing deleted aborted runlimit prematurely".split()
 )
 _PROGRESS = (b"step", b"iter", b"epoch", b"loss", b"it/s", b"s/it", b"tokens/s", b"samples/s", b"%|")
 # lines that warn, or say that the program goes on
 _SOFT = re.compile(
     r"(?i)(?<!nccl )(?<!:\d{3} )(?<!:\d{2} )\bwarn(?:ing)?\b|\bretry(?:ing)?\b|\bignor(?:ed|ing)\b|\bskipp(?:ed|ing)\b"
-    r"|falling back|will (?:try|be)|thrown while requesting|failed call to cuinit|could not find cuda drivers"
+    r"|falling back|^W \S+:\d+\]|will (?:try|be)|thrown while requesting|failed call to cuinit|could not find cuda drivers"
 )
 _SUSPECT = re.compile(
-    r"(?i)\b(?:\w*error|\w*exception|fatal|failed|failure|aborted?|killed|panic|segmentation fault|core dumped|SIG[A-Z]{3,5}|exitcode)\b"
+    r"(?i)\b(?:\w*error|\w*exception|fatal|failed|failure|aborted?|killed|panic|segmentation fault|core dumped|SIG[A-Z]{3,5}|exitcode"
+    r"|denied|refused|unreachable|unexpectedly|timed out|interrupted|not respond(?:ing)?|LOCKUP|stalled|scancel)\b"
 )
 _BENIGN = re.compile(
     r"(?i)\b(?:0|no) (?:error|failure)s?\b|error[_ ](?:rate|bar)|std(?:err|_error)|errors?\W{1,3}0\b|max_error"
@@ -165,7 +168,7 @@ class Scan:
             if len(self._special) < MOST_TEMPLATES:
                 self._special[key] = _Template("", number, number, suspect=False, progress=True)
         elif self._open:
-            self._line(parsed(raw), number)
+            self._line(parsed(raw), number, key)
 
     def _again(self, known: _Template, key: bytes, raw: bytes, number: int) -> None:
         known.last, known.count = number, known.count + 1
@@ -239,6 +242,8 @@ class Scan:
     def _match(self, key: bytes, line: Line, number: int, traceback: _Traceback | None = None) -> Hit | None:
         text = line.text
         known = self._keep(key, text, number)
+        if known is not None and traceback is not None:
+            known.suspect = True  # what raised it may have no word of failure in its name
         if known is not None and known.count > SAME:
             rule = known.hit.rule if known.hit else None
         else:

@@ -101,6 +101,10 @@ BEGAN = {
     "Slurm's word for a person": (STEPS, "CANCELLED by 1001", "Cancelled", None),
     "nothing where the job was completed": (raised("ValueError: caught"), "COMPLETED", "Healthy", None),
     "nothing in a healthy log": (STEPS + "saved; 0 errors\n", "", "Healthy", None),
+    "no health where an exception has a name that no rule knows": (raised("zipfile.BadZipFile: no zip file"), "", None, 4),
+    "no preemption of a request, and no memory that nvidia-smi names": (
+        STEPS + "Sequence group 0 is preempted by RECOMPUTE\n| Volatile Uncorr. ECC |\ncollective timeout: 1800 s\n", "", "Healthy", None),
+    "Slurm's word of a person's scancel": ("scancel: Terminating job 7\n", "", "Cancelled", 1),
     "nothing known": (STEPS + "Segmentation fault (core dumped)\n", "FAILED", None, 41),
 }  # fmt: skip
 
