@@ -35,6 +35,7 @@ from evaljobs.trial.engines.harness import HarnessEngine
 CUT = Cut(8, 8192)  # of fast mode; exact's batch size is its first number
 Answers = dict[int, Any]  # request -> [log-likelihood, whether greedy]
 Set = tuple[RequestsHead, list[Piece]]
+Rows = Iterator[dict[str, Any]]
 
 
 # --- requests and answers ---------------------------------------------------------------------------------------------
@@ -47,9 +48,8 @@ def sets_of(options: Options, name: str, folder: Path, shots: int | None = None)
     model = {"model_dir": str(options.model_dir), "model": ModelOptions(device="cpu")}
     out = str(folder / "work" / "request_sets" / name)
     about = {"evaluation_dir": None, "suite": suite, "entry": 0, "batch_size": "auto", "out_dir": out}
-    return [
-        read_requests(Path(place)) for place in build(BuildSpec(name="build", **about, **model)).sets.values()
-    ]
+    made = build(BuildSpec(name="build", **about, **model)).sets
+    return [read_requests(Path(place)) for place in made.values()]
 
 
 def engine_of(model_dir: Path, dtype: str = "float32") -> HarnessEngine:
@@ -83,33 +83,27 @@ def tokens_of(made: Sequence[Chunk]) -> int:
     return sum(tokens for _, tokens, _ in made) + prefix
 
 
-def answered(engine: HarnessEngine, made: Sequence[Chunk]) -> tuple[Answers, float, int]:
-    """Answers by request, the CPU seconds of this process, the tokens computed."""
-    batches = [batch for batch, _, _ in made]
-    started = time.process_time()
-    pairs = engine.answers(batches, [0] * len(batches), lambda _done: None)
-    return dict(pairs), time.process_time() - started, tokens_of(made)
+def answered(engine: HarnessEngine, one: Set, batch_size: int = 0) -> tuple[Answers, float, int]:
+    """Answers by request, the CPU seconds of this process, the tokens computed.
 
-
-def exactly(engine: HarnessEngine, one: Set, batch_size: int) -> tuple[Answers, float, int]:
-    """lm-eval's own chunks through lm-eval's own class: the digits of `lm_eval` at this batch size."""
-    return answered(engine, list(chunks(*one, batch_size)))
-
-
-def fast(engine: HarnessEngine, one: Set) -> tuple[Answers, float, int]:
-    """Units, as the first shard of a trial computes them: with the task prefix."""
-    if engine._fast is not None:  # noqa: SLF001
+    With a batch size: lm-eval's own chunks through its own class. Without: units, as the first shard of a trial computes
+    them: with the task prefix.
+    """
+    made = list(chunks(*one, batch_size) if batch_size else cut_requests(*one, CUT))
+    if not batch_size and engine._fast is not None:  # noqa: SLF001
         engine._fast._prefix = None  # noqa: SLF001
-    found = answered(engine, list(cut_requests(*one, CUT)))
-    if engine.loaded.fast:
+    batches, started = [batch for batch, _, _ in made], time.process_time()
+    found = dict(engine.answers(batches, [0] * len(batches), lambda _done: None))
+    spent = time.process_time() - started
+    if not batch_size and engine.loaded.fast:
         raise RunError(f"the model's likelihoods go lm-eval's way: {engine.loaded.fast}")
-    return found
+    return found, spent, tokens_of(made)
 
 
 # --- tokens and seconds -----------------------------------------------------------------------------------------------
 
 
-def saved(options: Options, folder: Path) -> Iterator[dict[str, Any]]:
+def saved(options: Options, folder: Path) -> Rows:
     """Of each task and sampler; the leaf with the most documents stands for MMLU's seconds."""
     few_shot.write(options.data, folder, options.limit)
     engine = engine_of(options.model_dir)
@@ -124,15 +118,17 @@ def saved(options: Options, folder: Path) -> Iterator[dict[str, Any]]:
             what = f"{task}, {sampler}: tokens computed / fewest possible"
             yield row(what, ours / fewest, 1.05, exact_over_fast=exact / ours)
             one = of_documents(max(sets, key=lambda s: len(s[1])), range(options.documents))
-            fast(engine, of_documents(one, {0}))  # the probe, and what loads at first
-            runs = [
-                (exactly(engine, one, CUT.batch_size)[1:], fast(engine, one)[1:])
-                for _ in range(options.rounds)
-            ]
-            spent = statistics.median(theirs[0] / own[0] for theirs, own in runs)
-            counted = runs[0][0][1] / runs[0][1][1]
-            what = f"{task}, {sampler}: ratio of seconds / ratio of tokens"
+            answered(engine, of_documents(one, {0}))  # the probe, and what loads at first
+            ratios = []
+            for _ in range(options.rounds):
+                (_, theirs, long), (_, own, short) = (
+                    answered(engine, one, CUT.batch_size),
+                    answered(engine, one),
+                )
+                ratios.append(theirs / own)
+            spent, counted = statistics.median(ratios), long / short
             more = {"seconds_exact_over_fast": spent, "tokens_exact_over_fast": counted}
+            what = f"{task}, {sampler}: ratio of seconds / ratio of tokens"
             yield row(what, spent / counted, 0.8, at_least=True, **more)
 
 
@@ -159,38 +155,33 @@ def choices(one: Set, answers: Answers) -> dict[int, int]:
     return found
 
 
-def float32(options: Options, folder: Path) -> Iterator[dict[str, Any]]:
+def apart(ours: Sequence[Answers], theirs: Sequence[Answers]) -> list[float]:
+    """Distances of log-likelihoods."""
+    pairs = zip(ours, theirs, strict=True)
+    return [abs(own[n][0] - their[n][0]) for own, their in pairs for n in their]
+
+
+def float32(options: Options, folder: Path) -> Rows:
     engine = engine_of(cut_to_layers(options.model_dir, 4, folder / "cut"))
-    worst, same, documents = 0.0, 0, 0
-    for one in short_documents(options, folder / "short", options.short):
-        exact = exactly(engine, one, CUT.batch_size)[0]
-        ours = fast(engine, one)[0]
-        worst = max(worst, *(abs(exact[n][0] - ours[n][0]) for n in exact))
-        theirs, chosen = choices(one, exact), choices(one, ours)
-        same += sum(chosen[document] == choice for document, choice in theirs.items())
-        documents += len(theirs)
-    yield row("float32, four layers: worst difference of a log-likelihood", worst, 1e-3)
+    sets = short_documents(options, folder / "short", options.short)
+    exact = [answered(engine, one, CUT.batch_size)[0] for one in sets]
+    ours = [answered(engine, one)[0] for one in sets]
+    yield row("float32, four layers: worst difference of a log-likelihood", max(apart(ours, exact)), 1e-3)
+    chosen = [[choices(*pair) for pair in zip(sets, each, strict=True)] for each in (ours, exact)]
+    same = [own[n] == their[n] for own, their in zip(*chosen, strict=True) for n in their]
     what = "float32, four layers: documents of the same choice"
-    yield row(what, same / documents, 0.9995, at_least=True, documents=documents)
+    yield row(what, statistics.mean(same), 0.9995, at_least=True, documents=len(same))
 
 
-def bfloat16(options: Options, folder: Path) -> Iterator[dict[str, Any]]:
+def bfloat16(options: Options, folder: Path) -> Rows:
     sets = short_documents(options, folder, options.documents)
-    plain = engine_of(options.model_dir)
-    true = [exactly(plain, one, 8)[0] for one in sets]
-    engine = engine_of(options.model_dir, "bfloat16")
-
-    def distance(answers: Sequence[Answers]) -> float:
-        """Mean over all requests."""
-        pairs = zip(answers, true, strict=True)
-        return statistics.mean(abs(own[n][0] - exact[n][0]) for own, exact in pairs for n in exact)
-
-    ours = distance([fast(engine, one)[0] for one in sets])
+    plain, engine = engine_of(options.model_dir), engine_of(options.model_dir, "bfloat16")
+    true = [answered(plain, one, 8)[0] for one in sets]
+    ours = statistics.mean(apart([answered(engine, one)[0] for one in sets], true))
     for size in (1, 8, 32):
-        theirs = distance([exactly(engine, one, size)[0] for one in sets])
-        yield row(
-            f"bfloat16: mean distance from float32 over lm-eval's at batch size {size}", ours / theirs, 1.1
-        )
+        theirs = statistics.mean(apart([answered(engine, one, size)[0] for one in sets], true))
+        what = f"bfloat16: mean distance from float32 over lm-eval's at batch size {size}"
+        yield row(what, ours / theirs, 1.1)
 
 
 PARTS = {"saved": saved, "float32": float32, "bfloat16": bfloat16}
@@ -199,10 +190,7 @@ PARTS = {"saved": saved, "float32": float32, "bfloat16": bfloat16}
 def measure(options: Options) -> tuple[dict[str, Any], bool]:
     run.quiet_environment(offline=True)
     rows: list[dict[str, Any]] = []
-    with (
-        tempfile.TemporaryDirectory(prefix="evalspan-bench-") as made,
-        contextlib.redirect_stdout(sys.stderr),
-    ):
+    with tempfile.TemporaryDirectory() as made, contextlib.redirect_stdout(sys.stderr):
         for part in options.parts:
             for found in PARTS[part](options, Path(made) / part):
                 say(json.dumps(found))

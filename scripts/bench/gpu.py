@@ -16,59 +16,55 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from importlib.metadata import version
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from support.exactness import tiny_model
 
 from bench import staging
-from bench.harness import ROOT, Options, RunError, command, option, say
+from bench.harness import ROOT, Options, RunError, command, option, say, timed
 from coordinator.base.version import version_text
 from coordinator.cluster.local import gpu_names
 from coordinator.intake.checkpoint import inspect
-from evaljobs.contract.paths import WorkPaths
 from evaljobs.staging import precursor
-from priors import table
 
 TASKS = ROOT / "evaljobs" / "suites" / "quickstart"
 KINDS = ("quickstart_mmlu", "quickstart_gsm8k", "bench_pages", "quickstart_hellaswag")
-LIKELIHOODS = (KINDS[0], KINDS[-1])
 OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
 # LlamaConfig's fields: in small, and of 1 billion parameters
 SMALL = {"hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 4, "vocabulary": 4096}
 LARGE = {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "vocabulary": 32768}
 LARGE |= {"num_attention_heads": 32, "num_key_value_heads": 8}
-TRIAL = """
-import json, time; a = time.perf_counter()
-import sys
-from evaljobs.trial.engines import loading
-from evaljobs.contract.specs import ModelOptions
-loaded = loading.load(sys.argv[1], ModelOptions(device=sys.argv[2]), 1).loaded
-print(json.dumps([time.perf_counter() - a, loaded.import_seconds, loaded.load_seconds]))
-"""
+TRIAL = "import sys; from evaljobs.trial.engines import loading; from evaljobs.contract.specs import ModelOptions; "
+TRIAL += "loading.load(sys.argv[1], ModelOptions(device=sys.argv[2]), 1)"
 Row = dict[str, Any]
 
 
-# --- the two commands ------------------------------------------------------------------------------------------------
-
-
 class Ran(NamedTuple):
-    """What a command gave. `answers`: (task, document) -> the values of its answers, as the samples hold them.
-
-    `learnt`: of evalspan, what its priors learnt: task -> (seconds of inference, padded prompt tokens).
-    """
+    """What a command gave. `answers`: (task, document) -> the values of its answers, as the samples hold them."""
 
     seconds: float
     scores: dict[str, dict[str, float]]
     answers: dict[tuple[str, int], list[str]]
-    learnt: Mapping[str, tuple[float, int]] = {}
 
-    def row(self, what: str) -> Row:
-        return {"what": what, "seconds": self.seconds, "learnt": self.learnt}
+    @classmethod
+    def read(cls, seconds: float, folder: Path, results: str) -> Ran:
+        """From what it left in a folder. `results`: the pattern of its files of results."""
+
+        def leaves(value: Any) -> list[str]:
+            return [leaf for one in value for leaf in leaves(one)] if isinstance(value, list) else [value]
+
+        tables = [json.loads(place.read_text())["results"] for place in folder.glob(results)]
+        scores = {
+            task: {key: value for key, value in row.items() if isinstance(value, float)}
+            for table in tables
+            for task, row in table.items()
+        }
+        files = [(task, file) for task in KINDS for file in folder.glob(f"**/samples_{task}_*.jsonl")]
+        samples = [(task, json.loads(line)) for task, file in files for line in file.read_text().splitlines()]
+        answers = {(task, sample["doc_id"]): leaves(sample["resps"]) for task, sample in samples}
+        return cls(seconds, scores, answers)
 
 
 def suite(given: Options, name: str, kinds: Sequence[str] = KINDS, shots: int = 0, **settings: Any) -> Path:
@@ -94,10 +90,7 @@ def evalspan(given: Options, file: Path, *flags: str, gpus: int = 1, **trial: st
     lines = [f"[stage]\nroots = [{json.dumps(given.memory)}]\n[trial]"]
     config.write_text("\n".join([*lines, *(f"{key} = {value}" for key, value in (own | trial).items())]))
     words = ["eval", given.model, "--suite", file, "--work-dir", work, "--config", config, "--slots", gpus]
-    seconds = timed_command(given, "evalspan", [*words, *flags], work.with_suffix(".log"))
-    known = table.read(WorkPaths(work).observations)
-    learnt = {one.task: (one.inference_seconds, one.prefill_tokens) for one in known}
-    return Ran(seconds, scores_of(work.glob("*/results.json")), answers(work), learnt)
+    return Ran.read(typed(given, "evalspan", [*words, *flags], file), work, "*/results.json")
 
 
 def lm_eval(
@@ -105,48 +98,26 @@ def lm_eval(
 ) -> Ran:
     """`lm_eval run` of the same tasks, in two commands: lm-eval would mix tasks of one kind in its batches."""
     out, seconds = file.with_name("lm_eval"), 0.0
-    out.mkdir()
-    words = ["run", "--model", model, "--device", given.device, "--log_samples", "--limit", given.limit]
-    words += [
-        "--model_args",
-        f"pretrained={given.model}{model_args}",
-        "--include_path",
-        file.with_name("tasks"),
-    ]
-    words += ["--batch_size", "auto" if model == "vllm" else given.batch_size]
+    words = ["run", "--model", model, "--model_args", f"pretrained={given.model}{model_args}"]
+    words += ["--device", given.device, "--batch_size", "auto" if model == "vllm" else given.batch_size]
+    words += ["--include_path", file.with_name("tasks"), "--log_samples", "--limit", given.limit]
     for kinds in (KINDS[:-1], KINDS[-1:]):
         own = ["--tasks", *kinds, "--output_path", out / kinds[0]]
-        seconds += timed_command(given, "lm_eval", [*words, *own], out / f"{kinds[0]}.log", python)
-    return Ran(seconds, scores_of(out.glob("**/results_*.json")), answers(out))
+        seconds += typed(given, "lm_eval", [*words, *own], file, python)
+    return Ran.read(seconds, out, "**/results_*.json")
 
 
-def timed_command(
-    given: Options, name: str, words: Sequence[object], log: Path, python: str = sys.executable
+def typed(
+    given: Options, name: str, words: Sequence[object], beside: Path, python: str = sys.executable
 ) -> float:
     """Seconds of a command that stands beside an interpreter. RunError where it fails."""
-    argv, started = [str(Path(python).with_name(name)), *map(str, words)], time.perf_counter()
+    argv, log = [str(Path(python).with_name(name)), *map(str, words)], beside.with_name(f"{name}.log")
     with log.open("ab") as out:
         how: dict[str, Any] = {"cwd": log.parent, "stdout": out, "stderr": out, "timeout": given.seconds}
-        code = subprocess.run(argv, check=False, **how).returncode
-    if code:
-        raise RunError(f"{' '.join(argv)} ended with {code}: {log.read_text(errors='replace')[-2000:]}")
-    return time.perf_counter() - started
-
-
-def scores_of(files: Any) -> dict[str, dict[str, float]]:
-    """Numbers of each task: its metrics and their standard errors."""
-    tables = [json.loads(place.read_text())["results"] for place in files]
-    found = {task: metrics for each in tables for task, metrics in each.items()}
-    return {task: {k: v for k, v in row.items() if isinstance(v, float)} for task, row in found.items()}
-
-
-def answers(folder: Path) -> dict[tuple[str, int], list[str]]:
-    def leaves(value: Any) -> list[str]:
-        return [leaf for one in value for leaf in leaves(one)] if isinstance(value, list) else [value]
-
-    files = [(task, file) for task in KINDS for file in folder.glob(f"**/samples_{task}_*.jsonl")]
-    samples = [(task, json.loads(line)) for task, file in files for line in file.read_text().splitlines()]
-    return {(task, sample["doc_id"]): leaves(sample["resps"]) for task, sample in samples}
+        try:
+            return timed(lambda: subprocess.run(argv, check=True, **how))
+        except subprocess.CalledProcessError as error:
+            raise RunError(f"{error}: {log.read_text(errors='replace')[-2000:]}") from error
 
 
 def difference(ours: Ran, theirs: Ran, *, due: bool = False) -> Row:
@@ -162,6 +133,12 @@ def difference(ours: Ran, theirs: Ran, *, due: bool = False) -> Row:
     return {"what": "differences", **found, **({"met": not (other or scores)} if due else {})}
 
 
+def compared(ours: tuple[str, Ran], theirs: tuple[str, Ran], *, due: bool = False) -> list[Row]:
+    """Seconds of two runs, and their difference."""
+    rows = [{"what": what, "seconds": ran.seconds} for what, ran in (ours, theirs)]
+    return [*rows, difference(ours[1], theirs[1], due=due)]
+
+
 # --- parts -----------------------------------------------------------------------------------------------------------
 
 
@@ -174,53 +151,45 @@ def make_model(given: Options) -> list[Row]:
 
 
 def load(given: Options) -> list[Row]:
-    """Seconds of staging, and of a trial's start with its import and load, from node memory and from storage; the best round.
+    """Seconds of staging, and of a trial's process up to its load, from node memory and from storage.
 
-    Before each round from storage the weights are dropped from the page cache, as far as their file system does that.
+    Before each row from storage the weights are dropped from the page cache, as far as their file system does that.
     """
     bench = staging.Bench(Path(given.folder), Path(given.memory), inspect(Path(given.model)))
 
-    def best(what: str, work: Callable[[], list[float]], *, cold: bool) -> Row:
-        rounds = []
-        for _ in range(given.rounds):
-            for file in bench.weights if cold else ():
-                with file.open("rb") as opened:
-                    os.fsync(opened.fileno())
-                    os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-            rounds.append(work())
-        seconds, *parts = min(rounds)
-        return {"what": what, "seconds": seconds, "import_and_load": parts, "bytes": bench.checkpoint.bytes}
+    def taken(what: str, work: Callable[[], float], *, cold: bool) -> Row:
+        for file in bench.weights if cold else ():
+            with file.open("rb") as opened:
+                os.fsync(opened.fileno())
+                os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        return {"what": what, "seconds": work(), "bytes": bench.checkpoint.bytes}
 
-    rows = [best("cold storage to /dev/shm", lambda: [bench.staged()], cold=True)]
-    rows.append(best("storage in the page cache to /dev/shm", lambda: [bench.staged()], cold=False))
+    def trial(model: str) -> Callable[[], float]:
+        argv = [sys.executable, "-c", TRIAL, model, given.device]
+        how: dict[str, Any] = {"stdout": subprocess.DEVNULL, "timeout": given.seconds}
+        return lambda: timed(lambda: subprocess.run(argv, check=True, **how))
+
+    rows = [taken("cold storage to /dev/shm", bench.staged, cold=True)]
+    rows.append(taken("storage in the page cache to /dev/shm", bench.staged, cold=False))
     holding = precursor.stage_only(bench.spec("held"))
     try:
-        for name, place in (("/dev/shm", holding.staged.path), ("cold storage", given.model)):
-            trial = partial(start_of_a_trial, given, str(place))
-            rows.append(best(f"a trial's process, from {name}", trial, cold=place == given.model))
+        rows.append(taken("a trial's process, from /dev/shm", trial(holding.staged.path), cold=False))
+        rows.append(taken("a trial's process, from cold storage", trial(given.model), cold=True))
     finally:
         precursor.clear(holding, "bench")
     return rows
 
 
-def start_of_a_trial(given: Options, model: str) -> list[float]:
-    """Seconds of an interpreter that loads the model as a trial does, and of these those of import and load."""
-    argv = [sys.executable, "-c", TRIAL, model, given.device]
-    done = subprocess.run(argv, check=True, stdout=subprocess.PIPE, timeout=given.seconds)
-    return list(json.loads(done.stdout.splitlines()[-1]))
-
-
 def exact(given: Options) -> list[Row]:
     file = suite(given, "exact", batch_size=given.batch_size)
     ours, theirs = evalspan(given, file), lm_eval(given, file)
-    return [ours.row("evalspan eval"), theirs.row("lm_eval run"), difference(ours, theirs, due=True)]
+    return compared(("evalspan eval", ours), ("lm_eval run", theirs), due=True)
 
 
 def fast(given: Options) -> list[Row]:
-    what = {"kinds": LIKELIHOODS, "shots": given.shots, "batch_size": given.batch_size}
+    what = {"kinds": (KINDS[0], KINDS[-1]), "shots": given.shots, "batch_size": given.batch_size}
     ran = evalspan(given, suite(given, "exact", **what))
-    faster = evalspan(given, suite(given, "fast", **what, mode="fast"))
-    return [ran.row("exact"), faster.row("fast"), difference(faster, ran)]
+    return compared(("fast", evalspan(given, suite(given, "fast", **what, mode="fast"))), ("exact", ran))
 
 
 def vllm(given: Options) -> list[Row] | str:
@@ -229,7 +198,7 @@ def vllm(given: Options) -> list[Row] | str:
     file, python = suite(given, "vllm", batch_size="auto"), given.vllm_python
     ours = evalspan(given, file, "--shards-per-task", "1", engine='"vllm"', python=json.dumps(python))
     theirs = lm_eval(given, file, "vllm", python=python)
-    return [ours.row("evalspan eval"), theirs.row("lm_eval run --model vllm"), difference(ours, theirs)]
+    return compared(("evalspan eval", ours), ("lm_eval run --model vllm", theirs))
 
 
 def two_gpus(given: Options) -> list[Row] | str:
@@ -238,7 +207,7 @@ def two_gpus(given: Options) -> list[Row] | str:
     file = suite(given, "two", batch_size=given.batch_size)
     ours = evalspan(given, file, gpus=2, model_args="{ parallelize = true }")
     theirs = lm_eval(given, file, model_args=",parallelize=True")
-    return [ours.row("evalspan eval"), theirs.row("lm_eval run"), difference(ours, theirs, due=True)]
+    return compared(("evalspan eval", ours), ("lm_eval run", theirs), due=True)
 
 
 PARTS = {"load": load, "exact": exact, "fast": fast, "vllm": vllm, "two-gpus": two_gpus}
@@ -266,33 +235,27 @@ def measure(options: Options) -> tuple[dict[str, Any], bool]:
     if not gpus:
         say("nvidia-smi lists no GPU of this machine: every part runs in small, on the CPU")
         os.environ["OMP_NUM_THREADS"] = "1"  # of both commands: more threads give other digits
-    names = ("torch", "transformers", "safetensors", "lm_eval")
-    versions = [version_text(), *(f"{name} {version(name)}" for name in names)]
     found: dict[str, Any] = {}
     with (
         tempfile.TemporaryDirectory(prefix="bench-gpu-", dir=options.scratch) as scratch,
         tempfile.TemporaryDirectory(prefix="bench-gpu-", dir="/dev/shm") as memory,
     ):
-        given = {
+        given = vars(options) | {
             "model": str(options.model.resolve() if options.model else Path(scratch) / "model"),
             "small": small,
             "device": "cuda" if gpus else "cpu",
             "gpus": len(gpus),
             "limit": options.limit or (8 if small else 120),
-            "shots": options.shots,
             "batch_size": options.batch_size or (4 if small else 32),
-            "rounds": 1 if small else 3,
-            "vllm_python": options.vllm_python,
             "seconds": options.command_seconds,
         }
         parts = {} if options.model else {"model": make_model}
         for name, part in (parts | {name: PARTS[name] for name in options.parts}).items():
             own = {"folder": f"{scratch}/{name}-part", "memory": f"{memory}/{name}"}
-            found[name] = run_part(part, Options(**given, **own))
+            found[name] = run_part(part, Options(**given | own))
             say(f"{name}: {json.dumps(found[name])}")
     met = all(row.get("met", True) for part in found.values() for row in part.get("rows", []))
-    made = options.model or f"random weights, {'tiny' if small else '1 billion parameters'}"
-    about = {"gpus": gpus, "model": str(made), "versions": versions, "load_average": os.getloadavg()[0]}
+    about = {"gpus": gpus, "model": str(options.model or "random weights"), "version": version_text()}
     return {**about, "parts": found}, met and not any("error" in part for part in found.values())
 
 

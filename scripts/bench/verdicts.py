@@ -1,19 +1,18 @@
 """Verdicts on drawn checkpoints: how often one is false, what they find, and what a large comparison costs.
 
 `false` is the share of pairs without an effect that are rejected at 5 %, before the correction. `power`: the share of true
-changes as large as the stated detectable one that are found. `smaller`: how much smaller a change the paired test sees
-than the test of two independent errors, where two checkpoints' answers correlate by 0.7. Of
-trainings: how many have a false "worse since" in any task, and how soon and how well a lasting drop is dated.
+changes as large as the stated detectable one that are found. Of trainings: how many have a false "worse since" in any
+task, and how soon and how well a lasting drop is dated.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import resource
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +29,13 @@ from coordinator.verdicts.series import ALPHA, heights, worse
 from evaljobs.contract.columns import packed
 from evaljobs.contract.paths import EvaluationPaths
 
-CORRELATION = 0.7
+CORRELATION = 0.7  # of two checkpoints' answers
 CURVES, HORIZON, PART = 40, 60, 50  # tasks and checkpoints of a drawn training; trainings drawn at a time
 DETECTABLE = float(stats.norm.ppf(1 - 0.05 / 2) + stats.norm.ppf(POWER))  # in standard errors
-TASKS, DOCUMENTS = 60, 14_000  # of the large comparison
+TASKS, DOCUMENTS, LAYERS = 60, 14_000, 20  # of the large comparison; of the model in the hook
+Kind = tuple[int, int | None, int | None, bool]
 # name -> (documents, expected flips of a 0/1 metric or None, clusters or None, is 5 % exact there)
-KINDS: dict[str, tuple[int, int | None, int | None, bool]] = {
+KINDS: dict[str, Kind] = {
     "0/1, 500 documents, 25 flips": (500, 25, None, True),
     "0/1, 2,000 documents, 100 flips": (2000, 100, None, True),
     "0/1, 500 documents, 6 flips": (500, 6, None, False),
@@ -45,11 +45,10 @@ KINDS: dict[str, tuple[int, int | None, int | None, bool]] = {
     "real, 30 clusters": (600, None, 30, False),
     "real, 12 clusters": (300, None, 12, False),
 }
+Rows = Iterator[dict[str, Any]]
 
 
-def drawn(
-    rng: Any, kind: tuple[int, int | None, int | None, bool], effect: float = 0.0
-) -> tuple[Any, Any, Any]:
+def drawn(rng: Any, kind: Kind, effect: float = 0.0) -> tuple[Any, Any, Any]:
     """(values before, after, clusters) of one pair of checkpoints whose true difference is `effect`."""
     count, flips, groups, _ = kind
     if flips is not None:
@@ -59,84 +58,77 @@ def drawn(
         return before.astype(float), np.where(moved, up, before).astype(float), None
     before = rng.normal(size=count)
     after = CORRELATION * before + math.sqrt(1 - CORRELATION**2) * rng.normal(size=count) + effect
-    if groups is None:
-        return before, after, None
-    names = rng.integers(0, groups, count)
-    return before, after + rng.normal(size=groups)[names], names
+    names = None if groups is None else rng.integers(0, groups, count)
+    return before, after if groups is None else after + rng.normal(size=groups)[names], names
 
 
-def rejected(
-    rng: Any, kind: tuple[int, int | None, int | None, bool], pairs: int, effect: float = 0.0
-) -> float:
-    found = 0
-    for _ in range(pairs):
-        one = paired(*drawn(rng, kind, effect))
-        found += one is not None and one.p < 0.05
-    return found / pairs
+def pairs(rng: Any, options: Options) -> Rows:
+    """False verdicts of each kind, and of some the power; how much less than two independent errors a pair needs."""
 
+    def rejected(kind: Kind, count: int, effect: float = 0.0) -> float:
+        found = [paired(*drawn(rng, kind, effect)) for _ in range(count)]
+        return sum(one is not None and one.p < 0.05 for one in found) / count
 
-def detectable(rng: Any, kind: tuple[int, int | None, int | None, bool]) -> float:
-    """The stated detectable difference, in the mean over 200 pairs."""
-    stated = [one.detectable for one in (paired(*drawn(rng, kind)) for _ in range(200)) if one is not None]
-    return float(np.mean([value for value in stated if value is not None]))
-
-
-def smaller(rng: Any) -> float:
-    """Detectable difference of two independent errors over that of the paired test."""
+    slack = 3 * math.sqrt(0.05 * 0.95 / options.pairs)  # 10,000 pairs: 0.65 %
+    for name, kind in KINDS.items():
+        share = rejected(kind, options.pairs)
+        yield row(f"false, {name}", share, 0.05 + max(slack, 0.007))
+        if kind[3]:
+            yield row(f"false at least, {name}", share, 0.05 - max(slack, 0.007), at_least=True)
+    for name in ("0/1, 2,000 documents, 100 flips", "real, 500 documents", "real, 100 clusters"):
+        some = [paired(*drawn(rng, KINDS[name])) for _ in range(200)]
+        stated = [one.detectable for one in some if one is not None and one.detectable is not None]
+        power = rejected(KINDS[name], options.pairs // 2, float(np.mean(stated)))
+        yield row(f"power is off 80 %, {name}", abs(power - 0.8), 0.02 + slack)
     ratios = []
     for _ in range(200):
         before, after, _ = drawn(rng, KINDS["real, 500 documents"])
         one = paired(before, after)
-        apart = math.sqrt((before.var(ddof=1) + after.var(ddof=1)) / len(before))
-        ratios.append(apart / one.stderr if one is not None else math.nan)
-    return float(np.mean(ratios))
+        assert one is not None
+        ratios.append(math.sqrt((before.var(ddof=1) + after.var(ddof=1)) / len(before)) / one.stderr)
+    what = "off 1.83 times smaller a change than independent errors"
+    yield row(what, abs(float(np.mean(ratios)) - 1.83), 0.05)
 
 
-def large(rng: Any, folder: Path) -> dict[str, float]:
+def large(rng: Any, folder: Path) -> Rows:
     """CPU seconds and peak memory of reading and comparing two checkpoints over TASKS x DOCUMENTS, in this process."""
     paths = [EvaluationPaths(folder / name) for name in "ab"]
-    scores: list[dict[str, float]] = [{}, {}]
+    scores: list[dict[str, Any]] = [{}, {}]
     for place, means in zip(paths, scores, strict=True):
         place.scores.mkdir(parents=True)
         for i in range(TASKS):
             values = (rng.random(DOCUMENTS) < 0.5).astype(float)
-            means[f"task{i:02d}"] = float(values.mean())
-            made = {
-                "doc_id": np.arange(DOCUMENTS),
-                "doc_hash": np.array([f"{n:064x}" for n in range(DOCUMENTS)]),
-                "acc,none": values,
-                "margin": rng.normal(size=DOCUMENTS),
-            }
+            means[f"task{i:02d}"] = {"acc,none": float(values.mean())}
+            hashes = np.array([f"{n:064x}" for n in range(DOCUMENTS)])
+            made = {"doc_id": np.arange(DOCUMENTS), "doc_hash": hashes, "acc,none": values}
+            made["margin"] = rng.normal(size=DOCUMENTS)
             place.columns(f"task{i:02d}", i).write_bytes(packed(made))
-    results = [{"results": {task: {"acc,none": mean} for task, mean in means.items()}} for means in scores]
     started = time.process_time()
-    rows = comparison(results)
+    rows = comparison([{"results": means} for means in scores])
     add_verdicts(rows, lambda i, task: columns(paths[i], None, task))
     seconds = time.process_time() - started
-    if any("p" not in r["verdicts"][0] for r in rows):
-        raise SystemExit("a row has no verdict: " + json.dumps(rows[0]["verdicts"]))
-    return {"cpu_seconds": seconds, "mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
+    assert all("p" in one["verdicts"][0] for one in rows)
+    yield row("CPU seconds of comparing 2 x 60 tasks x 14,000 documents", seconds, 3.0)
+    yield row("MB of it", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 500)
 
 
-def hook_ms(layers: int, folder: Path) -> list[float]:
+def hooked(folder: Path) -> Rows:
     """CPU ms of the training thread in 50 calls of the hook with a model of nine tensors and 101 MB a layer; caches are cold."""
     import torch  # noqa: PLC0415 (seconds)
 
     shapes = {"q": (1536, 1536), "k": (512, 1536), "v": (512, 1536), "o": (1536, 1536), "norm": (1536,)}
     shapes |= {"gate": (4096, 1536), "up": (4096, 1536), "down": (1536, 4096), "norm2": (1536,)}
-    model = torch.nn.ModuleList(
-        torch.nn.ParameterDict({name: torch.ones(shape) for name, shape in shapes.items()})
-        for _ in range(layers)
-    )
+    layer = [{name: torch.ones(shape) for name, shape in shapes.items()} for _ in range(LAYERS)]
+    model = torch.nn.ModuleList(map(torch.nn.ParameterDict, layer))
     caches, taken = np.zeros(64 << 20, dtype=np.uint8), []
     for step in range(50):
         caches += 1
         started = time.thread_time()
         hook.notify("/checkpoint", step, work_dir=folder, rank=0, fingerprint=model)
         taken.append(1000 * (time.thread_time() - started))
-    if not hook.flush(60):
-        raise SystemExit("notices were not delivered")
-    return sorted(taken)
+    assert hook.flush(60)
+    yield row("ms of the training thread in the hook with a model, median", sorted(taken)[25], 5.0)
+    yield row("worst of 50 calls", max(taken), 5.0)
 
 
 def trainings(rng: Any, count: int, alike: float = 0.0) -> tuple[Any, Any, Any]:
@@ -158,11 +150,11 @@ def trainings(rng: Any, count: int, alike: float = 0.0) -> tuple[Any, Any, Any]:
     return rise + jitter * moved + documents * rng.normal(size=shape), sampling, error
 
 
-def along(rng: Any, count: int) -> list[dict[str, Any]]:
+def along(rng: Any, count: int) -> Rows:
     """False verdicts of trainings without a drop, and what is found of a lasting drop of two detectable differences."""
     level = ALPHA / CURVES / HORIZON
     false = dict.fromkeys((0.0, 0.3), 0)
-    found = near = inside = 0
+    found = near = 0
     for part in range(0, count, PART):
         size = min(PART, count - part)
         for alike in false:
@@ -171,65 +163,24 @@ def along(rng: Any, count: int) -> list[dict[str, Any]]:
         at = 15 + part // PART * 7 % 41
         values, sampling, errors = (made[:, 0] for made in trainings(rng, size))
         values[:, at:] -= 2 * DETECTABLE * errors[:, None]
-        for said in worse(values[:, : at + 3], sampling[:, : at + 3], level):
-            if said and said[0].found >= at:
-                found += 1
-                near += abs(said[0].since - at) <= 1
-                inside += said[0].low <= at <= said[0].high
-    return [
-        row("false in a training, upper bound", bound(false[0.0], count), 0.06),
-        row("false in a training, checkpoints alike by 0.3", false[0.3] / count, 0.1),
-        row("lasting drops found by the second checkpoint after", found / count, 0.8, at_least=True),
-        row("of all drops, change point within one checkpoint", near / count, 0.7, at_least=True),
-        row(
-            "of those found, 95 % interval holds the change point",
-            inside / max(1, found),
-            0.93,
-            at_least=True,
-        ),
-    ]
-
-
-def bound(hits: int, count: int) -> float:
-    """One-sided 95 % bound of a share by Clopper and Pearson."""
-    return float(stats.beta(hits + 1, count - hits).ppf(0.95))
+        dated = [said[0] for said in worse(values[:, : at + 3], sampling[:, : at + 3], level) if said]
+        found += sum(one.found >= at for one in dated)
+        near += sum(one.found >= at and abs(one.since - at) <= 1 for one in dated)
+    bound = float(stats.beta(false[0.0] + 1, count - false[0.0]).ppf(0.95))  # by Clopper and Pearson
+    yield row("false in a training, upper bound", bound, 0.06)
+    yield row("false in a training, checkpoints alike by 0.3", false[0.3] / count, 0.1)
+    yield row("lasting drops found by the second checkpoint after", found / count, 0.8, at_least=True)
+    yield row("of all drops, change point within one checkpoint", near / count, 0.7, at_least=True)
 
 
 def measure(options: Options) -> tuple[Any, bool]:
     rng = np.random.default_rng(options.seed)
     with tempfile.TemporaryDirectory() as folder:
-        cost = large(rng, Path(folder))
-        hooked = hook_ms(options.layers, Path(folder))
-    rows, slack = [], 3 * math.sqrt(0.05 * 0.95 / options.pairs)  # 10,000 pairs: 0.65 %
-    for name, kind in KINDS.items():
-        share = rejected(rng, kind, options.pairs)
-        rows.append(row(f"false, {name}", share, 0.05 + max(slack, 0.007)))
-        if kind[3]:
-            rows.append(row(f"false at least, {name}", share, 0.05 - max(slack, 0.007), at_least=True))
-    for name in ("0/1, 2,000 documents, 100 flips", "real, 500 documents", "real, 100 clusters"):
-        effect = detectable(rng, KINDS[name])
-        power = rejected(rng, KINDS[name], options.pairs // 2, effect)
-        rows.append(row(f"power is off 80 %, {name}", abs(power - 0.8), 0.02 + slack))
-    rows.append(
-        row("off 1.83 times smaller a change than independent errors", abs(smaller(rng) - 1.83), 0.05)
-    )
-    rows.append(row("CPU seconds of comparing 2 x 60 tasks x 14,000 documents", cost["cpu_seconds"], 3.0))
-    rows.append(row("MB of it", cost["mb"], 500))
-    rows.append(row("ms of the training thread in the hook with a model, median", hooked[25], 5.0))
-    rows.append(row("worst of 50 calls", hooked[-1], 5.0))
+        rows = [*large(rng, Path(folder)), *hooked(Path(folder)), *pairs(rng, options)]
     rows += along(np.random.default_rng(options.seed), options.trainings)
-    return targets(rows, pairs=options.pairs, trainings=options.trainings, seed=options.seed)
+    return targets(rows, **vars(options))
 
 
+OPTIONS = (option("--pairs", 10_000), option("--trainings", 4000), option("--seed", 1))
 if __name__ == "__main__":
-    sys.exit(
-        command(
-            "bench_verdicts",
-            __doc__,
-            measure,
-            option("--pairs", 10_000),
-            option("--trainings", 4000),
-            option("--layers", 20),
-            option("--seed", 1),
-        )
-    )
+    sys.exit(command("bench_verdicts", __doc__, measure, *OPTIONS))

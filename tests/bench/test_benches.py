@@ -1,4 +1,4 @@
-"""Laws of the benches whose figures would mean nothing without them, and of the trace. Whole runs: docs/benchmarks.md."""
+"""Laws of the benches whose figures would mean nothing without them. Whole runs: docs/benchmarks.md."""
 
 from __future__ import annotations
 
@@ -10,13 +10,11 @@ import sys
 from argparse import Namespace
 from math import isclose
 from pathlib import Path
-from types import CodeType
 
 import pytest
 from bench import gpu as gpu_bench
 from bench import peer_job, slurm, synthetic, world
 from bench.portfolio import Portfolio, instance_text
-from bench.trace import TREE, kind_of, name_of
 from support.goldens import deep
 
 from coordinator.intake.checkpoint import inspect
@@ -140,20 +138,3 @@ def test_a_target_is_judged_in_its_own_direction():
     spans = {"evalspan": {"makespan_seconds": 10.5}, "per_dataset": {"makespan_seconds": 20.0}}
     rows = slurm.judged(spans, 10.0)
     assert {row["what"]: row["met"] for row in rows} == {"over_bound": True, "over_per_dataset": False}
-
-
-# --- the trace: each function of a module once, in whichever process it is entered -------------------------------------
-
-
-def test_a_function_is_named_and_a_class_a_lambda_and_a_module_are_not() -> None:
-    """Nested functions by the function around them."""
-    source = "class A:\n def outer(self):\n  def inner(): yield 1\n  return inner, lambda: 0\n"
-    codes = [compile(source, f"{TREE}/room/file.py", "exec")]
-    for code in codes:
-        codes += [each for each in code.co_consts if isinstance(each, CodeType)]
-    assert [*filter(None, map(name_of, codes))] == ["room/file.py:A.outer", "room/file.py:A.outer.inner"]
-
-
-def test_a_process_is_known_by_its_command_line() -> None:
-    assert kind_of(["python", "-m", "evaljobs", "stage", "spec.json"]) == "precursor"
-    assert kind_of(["python", "other.py"]) == "other"
