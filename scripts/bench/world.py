@@ -15,7 +15,6 @@ import json
 import random
 import sys
 import time
-from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -85,52 +84,33 @@ def write_set(one: Set, folder: Path) -> None:
     """The request set of a suite's entry in its folder."""
     place, count, tokens = folder / "set", len(one.seconds), tokens_of(one)
     place.mkdir(parents=True)
-    lines = [encode_batch(_batch(number, seconds)) for number, seconds in enumerate(one.seconds)]
+    pieces = [
+        Piece(kind="generate_until", index=number, document=number, context=f"{seconds:.6f}")
+        for number, seconds in enumerate(one.seconds)
+    ]
+    batches = [Batch(kind="generate_until", text=True, settings={}, pieces=[piece]) for piece in pieces]
+    lines = [encode_batch(batch) for batch in batches]
     paths.batch_file(place, 1).write_bytes(b"".join(lines))
     named = {"task": one.name, "key": one.name}
-    index = BatchIndex(
-        **named,
-        batch_size=1,
-        offsets=tuple(accumulate(map(len, lines), initial=0)),
-        requests=(1,) * count,
-        prefill_tokens=tokens,
-        generated_tokens=(0,) * count,
-        documents=tuple((number,) for number in range(count)),
-    )
-    write_record(paths.batch_index_file(place, 1), index)
-    sizes = {"documents": count, "requests": count, "prompt_tokens": sum(tokens), "generation_cap_tokens": 0}
+    sizes = {"batch_size": 1, "requests": (1,) * count, "generated_tokens": (0,) * count}
+    sizes |= {"prefill_tokens": tokens, "documents": tuple((number,) for number in range(count))}
+    offsets = tuple(accumulate(map(len, lines), initial=0))
+    write_record(paths.batch_index_file(place, 1), BatchIndex(**named, offsets=offsets, **sizes))
+    counts = {"documents": count, "requests": count, "prompt_tokens": sum(tokens), "generation_cap_tokens": 0}
     kind = {"output_type": "generate_until", "executes": one.executes}
-    write_record(paths.request_set_manifest(place), RequestSetManifest(**named, **kind, **sizes))
+    write_record(paths.request_set_manifest(place), RequestSetManifest(**named, **kind, **counts))
     shown = "shown-nothing.json"  # no file that could change
     paths.shown_file(folder, shown).write_text("{}")
     manifest = EntryManifest(entry=one.name, sets={one.name: "set"}, shown=shown)
     write_record(paths.entry_manifest(folder), manifest)
 
 
-def _batch(number: int, seconds: float) -> Batch:
-    piece = Piece(kind="generate_until", index=number, document=number, context=f"{seconds:.6f}")
-    return Batch(kind="generate_until", text=True, settings={}, pieces=[piece])
-
-
-def observations(sets: Sequence[Set], parameters: int, load_seconds: float) -> list[Observation]:
-    """What the predicted seconds were learnt from."""
-    common = {"model_parameters": parameters, "hardware": HARDWARE, "engine": ENGINE, "batch_size": 1}
-    return [
-        Observation(
-            task=one.name,
-            key=one.name,
-            prefill_tokens=sum(tokens_of(one)),
-            generated_tokens=0,
-            documents=len(one.seconds),
-            inference_seconds=sum(one.predicted),
-            metric_seconds=one.metric_predicted,
-            load_seconds=load_seconds,
-            at=float(number),
-            **common,
-        )
-        for number in range(EARLIER)
-        for one in sets
-    ]
+def observation(one: Set, number: int, **common: Any) -> Observation:
+    """What the predicted seconds were learnt from, of one earlier checkpoint."""
+    known = {"task": one.name, "key": one.name, "hardware": HARDWARE, "engine": ENGINE, "batch_size": 1}
+    sizes = {"prefill_tokens": sum(tokens_of(one)), "generated_tokens": 0, "documents": len(one.seconds)}
+    took = {"inference_seconds": sum(one.predicted), "metric_seconds": one.metric_predicted}
+    return Observation(**known, **sizes, **took, at=float(number), **common)
 
 
 def main(root: Path, given: dict[str, Any]) -> None:
@@ -152,16 +132,12 @@ def main(root: Path, given: dict[str, Any]) -> None:
     words["borrow"] = f"max_nodes = {given['nodes_each']}" if "nodes_each" in given else ""
     config.write_text(CONFIG.format(**words))
     told = {"storage_seconds": storage, "trials_each": given.get("trials_each")}
-    told["metrics"] = {
-        s.name: {
-            "seconds": s.metric_seconds,
-            "docs": len(s.seconds),
-            "executes": s.executes,
-            "alone": s.alone,
-        }
-        for s in sets
+    of = {
+        one.name: {"seconds": one.metric_seconds, "docs": len(one.seconds)}
+        | {"executes": one.executes, "alone": one.alone}
+        for one in sets
     }
-    (root / "bench.json").write_text(json.dumps(told))
+    (root / "bench.json").write_text(json.dumps(told | {"metrics": of}))
     settings = work_folder.load(config)
     site, suite = from_settings.site_of(settings), load_suite(suite_file)
     model, version = from_settings.model_options(settings), from_settings.lm_eval_version(settings, site)
@@ -173,8 +149,9 @@ def main(root: Path, given: dict[str, Any]) -> None:
             for index, one in enumerate(sets):
                 name = request_sets.folder_name(suite, index, checkpoint, model, inputs)
                 write_set(one, site.paths.request_sets / name)
-            parameters = checkpoint.bytes // BYTES_PER_PARAMETER
-            append(site.paths.observations, observations(sets, parameters, load))
+            common = {"model_parameters": checkpoint.bytes // BYTES_PER_PARAMETER, "load_seconds": load}
+            learnt = [observation(one, at, **common) for at in range(EARLIER) for one in sets]
+            append(site.paths.observations, learnt)
         if not watched:
             about = {"step": number, "suite": str(suite_file), "noticed_at": time.time()}
             leave(paths.WorkPaths(settings.work_dir), Notice(checkpoint=checkpoint.source, **about))

@@ -12,7 +12,6 @@ import os
 import random
 import resource
 import signal
-import subprocess
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -22,7 +21,6 @@ from typing import TYPE_CHECKING
 
 import redis
 from dev_cluster import procs
-from dev_cluster.api import Cluster
 
 from chaos_lib.site import INTRUDER
 from evaljobs.contract.paths import WorkPaths
@@ -62,18 +60,6 @@ def _kill_coordinator(run: Run) -> str | None:
         return f"pid {old.pid}"
 
 
-def _two_at_once(run: Run) -> str | None:
-    run.at_work()
-    argv, env = run.site.coordinator(), run.site.env
-    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=120, check=False)
-    lines = done.stderr.strip().splitlines()
-    if done.returncode == 0:
-        return None  # the first was over by then
-    if done.returncode != 2 or len(lines) != 1:
-        raise AssertionError(f"the second ended with {done.returncode}: {done.stderr[-500:]}")
-    return lines[0][:80]
-
-
 def _kill_redis(run: Run) -> str | None:
     """It comes back empty."""
     work = WorkPaths(run.site.work)
@@ -88,13 +74,18 @@ def _kill_redis(run: Run) -> str | None:
     return f"pid {pid}"
 
 
-def _controller_away(
-    end: Callable[[Cluster], None], begin: Callable[[Cluster], None], seconds: int, run: Run
-) -> str:
-    end(run.site.cluster)
-    time.sleep(seconds)
-    begin(run.site.cluster)
-    return f"{seconds:g} s"
+def _controller_down(run: Run) -> str:
+    run.site.cluster.kill_controller()
+    time.sleep(30)
+    run.site.cluster.start_controller()
+    return "30 s"
+
+
+def _controller_frozen(run: Run) -> str:
+    run.site.cluster.signal_controller(signal.SIGSTOP)
+    time.sleep(20)
+    run.site.cluster.signal_controller(signal.SIGCONT)
+    return "20 s"
 
 
 # --- nodes and their jobs ----------------------------------------------------------------------------------------------
@@ -260,40 +251,14 @@ def _corrupted(run: Run) -> str | None:
     return f"{file.name} at {offset}"
 
 
-def _torn(run: Run) -> str | None:
-    """A trial dies in mid-write: half of its last record stays."""
-
-    def writing() -> tuple[Path, int] | None:
-        files = list({file: None for file, _, _ in run.site.frames()})
-        run.dice.shuffle(files)
-        return next(((f, p) for f in files if (p := run.site.process_of_trial(f.stem)) is not None), None)
-
-    found = run.found(writing)
-    if found is None:
-        return None
-    _sent(found[1], signal.SIGKILL)
-    rows = [row for row in run.site.frames() if row[0] == found[0]]
-    if not rows:  # it was over by then
-        return None
-    file, offset, length = rows[-1]
-    with file.open("rb") as source:
-        source.seek(offset)
-        half = source.read(length // 2)
-    with file.open("ab") as target:
-        target.write(half)
-    return f"{file.name} + {len(half)} bytes"
-
-
-_DOWN = partial(_controller_away, Cluster.kill_controller, Cluster.start_controller, 30)
-_FROZEN = partial(_controller_away, Cluster.freeze_controller, Cluster.thaw_controller, 20)
 _TRIAL_KILLED, _WORKER_KILLED = (partial(_signal_of, verb, signal.SIGKILL) for verb in ("trial", "worker"))
 _UNKNOWN_STATE = '"$REAL" "$@" | sed \'s/RUNNING/HYPERDRIVE/g; s/COMPLETED/LIMBO/g\''
 _GARBAGE = "exec head -c 4096 /dev/urandom"
 _ALL = (
     Fault("coordinator-killed", _kill_coordinator, breaks=("coordinator",)),
     Fault("redis-killed-and-wiped", _kill_redis, (0.1, 0.8), breaks=("redis",)),
-    Fault("slurmctld-down", _DOWN, breaks=("controller",)),
-    Fault("slurmctld-frozen", _FROZEN, breaks=("controller",)),
+    Fault("slurmctld-down", _controller_down, breaks=("controller",)),
+    Fault("slurmctld-frozen", _controller_frozen, breaks=("controller",)),
     Fault("node-killed-in-trial", partial(_node_killed, "trial"), (0.0, 0.7), breaks=("node",)),
     Fault("node-killed-in-precursor", partial(_node_killed, "stage"), (0.0, 0.3), breaks=("node",)),
     Fault("slurmd-killed", _slurmd_killed, (0.0, 0.7), breaks=("node",)),
@@ -309,10 +274,8 @@ _ALL = (
     Fault("squeue-nothing", partial(_wrapped_squeue, "exit 0"), breaks=("squeue",)),
     Fault("squeue-unknown-state", partial(_wrapped_squeue, _UNKNOWN_STATE), breaks=("squeue",)),
     Fault("preempted", _preempted, (0.0, 0.6), partition="spare"),
-    Fault("two-at-once", _two_at_once, (0.0, 0.6), breaks=("coordinator",)),
     Fault("disk-full", _disk_full, breaks=("disk",), on_small=True),
     Fault("record-corrupted", _corrupted, (0.2, 0.8)),
-    Fault("record-torn", _torn, (0.0, 0.7)),
 )
 FAULTS = {fault.name: fault for fault in _ALL}
 

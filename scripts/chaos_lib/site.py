@@ -18,8 +18,6 @@ from dev_cluster.api import Cluster, dev_cluster
 from support import sites
 from support.toys import cluster_tasks, config_text, furnish, suite_text, toy_model
 
-from evaljobs.contract.storage import read_frames
-
 HUNG_SECONDS = 45
 INTRUDER = "intruder"  # name of the job that preempts trials, from a partition of higher priority
 TASKS: dict[str, dict[str, int]] = {"toy_choice": {}, "toy_sums": {"limit": 24}, "toy_programs": {}}
@@ -131,14 +129,6 @@ class Site(sites.Site):
         """Whole lines of the journal of an evaluation, or of all; none before one is accepted."""
         folders = self.evaluations() if evaluation is None else [evaluation]
         return [event for folder in folders for event in super(Site, self).events(folder)]
-
-    def frames(self) -> list[tuple[Path, int, int]]:
-        """Whole response records of evaluations without results: file, offset, length."""
-        found = []
-        for folder in self.evaluations(open_only=True):
-            for file in sorted(folder.glob("responses/*.frames")):
-                found += [(file, ref.offset, ref.length) for ref, _ in read_frames(file, 0)]
-        return found
 
     def processes_of(self, verb: str) -> list[int]:
         """Host pids of the jobs of this site that run `python -m evaljobs VERB`, and of what they fork."""

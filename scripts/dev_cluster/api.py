@@ -18,7 +18,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +37,6 @@ TOOLS |= dict.fromkeys(("unshare", "nsenter", "setpriv", "useradd", "mount"), "u
 # What job_container/tmpfs hides from a job.
 PRIVATE = ("/tmp", "/dev/shm")
 GPU_MAJOR = 240  # the kernel keeps 240 to 254 for local use; no driver answers
-# A Unix socket's path has at most 107 bytes; "/munge/socket.lock" comes after the folder.
-LONGEST_ROOT = 80
 
 _numbers = itertools.count(1)
 
@@ -68,7 +65,7 @@ def unavailable() -> str | None:
 def dev_cluster(*, name: str | None = None, **options: Any) -> Iterator[Cluster]:
     """A cluster for the length of the block; its name is unique unless given. Errors: DevClusterError.
 
-    `options`: fields of `ClusterSpec` (nodes=4, gpus=8, cpu_nodes=2, …) and of `up` (dir, repo).
+    `options`: fields of `ClusterSpec` (nodes=4, gpus=8, cpu_nodes=2, …), and `repo` of `up`.
     """
     down_orphans()
     name = name or f"t{os.getpid()}-{next(_numbers)}"
@@ -89,13 +86,7 @@ def down_orphans() -> list[str]:
     return [record.spec.name for record in gone]
 
 
-def up(
-    *,
-    dir: Path | None = None,  # noqa: A002 (the option's name)
-    repo: Path = REPO,
-    owner: procs.Proc | None = None,
-    **shape: Any,
-) -> Cluster:
+def up(*, repo: Path = REPO, owner: procs.Proc | None = None, **shape: Any) -> Cluster:
     """Start a cluster of this shape (fields of `ClusterSpec`) and wait until every node is idle."""
     check_machine()
     spec = ClusterSpec(**shape)
@@ -105,7 +96,9 @@ def up(
                 f"a cluster named {spec.name} is there already: "
                 f"scripts/dev-cluster down --name {spec.name}, or another --name"
             )
-        root = _root(spec, dir)
+        root = DEFAULT_HOME / spec.name
+        if root.exists():  # the machine was switched off under it
+            shutil.rmtree(root)
         account = _account()
         python, seen, exposures = _site(spec, root, repo.resolve())
         if spec.accounting:
@@ -130,8 +123,6 @@ def up(
     try:
         _furnish(record)
         _start(Cluster(record))
-        record = replace(record, warnings=_python_warnings(Cluster(record)))
-        registry.write(record)
     except BaseException:
         Cluster(record).down()
         raise
@@ -139,25 +130,6 @@ def up(
 
 
 # --- what is asked for, checked --------------------------------------------------------------------------------------
-
-
-def _root(spec: ClusterSpec, wanted: Path | None) -> Path:
-    """The cluster's folder: absent or empty, or a default one whose machine was switched off under it."""
-    root = (wanted or DEFAULT_HOME / spec.name).resolve()
-    if len(str(root)) > LONGEST_ROOT:
-        raise DevClusterError(
-            f"--dir {root} is too long for a socket's path: at most {LONGEST_ROOT} characters"
-        )
-    hidden = [place for place in PRIVATE if root.is_relative_to(place)]
-    if spec.private_shm and hidden:
-        raise DevClusterError(
-            f"--dir {root} lies in {hidden[0]}, which --private-shm hides from jobs: give another --dir"
-        )
-    if root.exists() and any(root.iterdir()):
-        if wanted is not None:
-            raise DevClusterError(f"--dir {root} is not empty: give an empty or a new folder")
-        shutil.rmtree(root)
-    return root
 
 
 def _account() -> pwd.struct_passwd:
@@ -285,17 +257,3 @@ def _start(cluster: Cluster) -> None:
 
         if not procs.poll(off, deadline_s=60, every_s=0.5):
             raise DevClusterError(f"nodes are not powered down after 60 s: {cluster.node_states()}")
-
-
-def _python_warnings(cluster: Cluster) -> tuple[str, ...]:
-    """Whether the user can really run the interpreter and read the code; tried, not derived."""
-    python, repo = cluster.python, cluster.repo
-    if python == Path("/usr/bin/python3"):
-        return ("no venv: jobs get /usr/bin/python3",)
-    code = "import os, sys; os.listdir(sys.argv[1]); [open(p).close() for p in sys.argv[2:]]"
-    probes = sorted(repo.glob("*/__init__.py")) if repo == REPO else []
-    done = cluster.run_as_user([python, "-c", code, repo, *probes])
-    if done.returncode == 0:
-        return ()
-    reason, where = done.stderr.strip().splitlines()[-1:], python.parents[1]
-    return (f"{cluster.user} cannot use {python} or {repo} ({reason}): chmod -R a+rX {where} {repo}",)

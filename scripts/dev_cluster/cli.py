@@ -9,7 +9,6 @@ import argparse
 import dataclasses
 import os
 import sys
-from pathlib import Path
 from typing import Any
 
 from dev_cluster import api, registry
@@ -27,7 +26,6 @@ def parser() -> argparse.ArgumentParser:
         kind: Any = {"action": "store_true"} if one.default is False else {"type": type(one.default)}
         says = one.metadata["help"]
         up.add_argument(flag(one.name), dest=one.name, default=one.default, help=says, **kind)
-    up.add_argument("--dir", type=Path, help="the cluster's folder (default /var/tmp/evalspan-dev/NAME)")
     status = subs.add_parser("status", help="show clusters and their nodes")
     down = subs.add_parser("down", help="end a cluster and remove its folder")
     down.add_argument("--all", action="store_true", help="every development cluster of this machine")
@@ -56,8 +54,6 @@ def main(argv: list[str] | None = None) -> int:
 
 def _up(**asked: Any) -> None:
     cluster = api.up(**asked)
-    for warning in cluster.warnings:
-        print(f"dev-cluster: warning: {warning}", file=sys.stderr)
     spec, layout = cluster.record.spec, cluster.record.layout
     print(f"cluster {spec.name} is up: {spec.nodes} nodes with {spec.gpus} GPUs, {spec.cpu_nodes} CPU nodes")
     print(f"  export SLURM_CONF={layout.slurm_conf}      (or: . {layout.env_file})")

@@ -36,7 +36,6 @@ class Cluster:
         spec, layout = record.spec, record.layout
         self.record = record
         self.name = spec.name
-        self.warnings = record.warnings
         self.dir = record.root  # `log/` in it has the daemons' logs
         self.nodes = spec.node_names  # GPU nodes (n1, …), then CPU nodes (c1, …)
         self.gpu_nodes, self.cpu_nodes = spec.gpu_node_names, spec.cpu_node_names
@@ -171,11 +170,8 @@ class Cluster:
             return {}
         return dict(line.split()[:2] for line in printed.splitlines())
 
-    def wait_node(self, name: str, *states: str, deadline_s: float = 120.0) -> None:
-        """Wait until Slurm shows the node in one of `states` (`idle`, `mixed`, `down*`; `*` means: does not respond)."""
-        self.wait_nodes([name], *states, deadline_s=deadline_s)
-
-    def wait_nodes(self, names: Sequence[str], *states: str, deadline_s: float) -> None:
+    def wait_nodes(self, names: Sequence[str], *states: str, deadline_s: float = 120.0) -> None:
+        """Wait until Slurm shows each in one of `states` (`idle`, `mixed`, `down*`; `*` means: does not respond)."""
         late: list[tuple[str, str]] = []
 
         def there() -> bool:
@@ -276,18 +272,10 @@ class Cluster:
         if proc is not None:
             procs.kill_all([proc, *procs.children(proc.pid)])
 
-    def freeze_controller(self) -> None:
-        """SIGSTOP slurmctld: clients wait and time out."""
-        self._signal_controller(signal.SIGSTOP)
-
-    def thaw_controller(self) -> None:
-        self._signal_controller(signal.SIGCONT)
-
-    def _signal_controller(self, number: int) -> None:
-        proc = self._running("slurmctld")
-        if proc is None:
-            raise DevClusterError("slurmctld is not running: start it first")
-        proc.send(number)
+    def signal_controller(self, number: int) -> None:
+        """Signal slurmctld. After SIGSTOP clients wait and time out."""
+        if (proc := self._running("slurmctld")) is not None:
+            proc.send(number)
 
     # --- the whole -----------------------------------------------------------------------------------------------------
 
@@ -309,16 +297,13 @@ class Cluster:
         if root.exists():
             shutil.rmtree(root)
         with registry.locked():
-            if root.parent == DEFAULT_HOME:
-                # Another cluster's folder may be there: then this one stays too.
-                with contextlib.suppress(OSError):
-                    DEFAULT_HOME.rmdir()
+            with contextlib.suppress(OSError):  # another cluster's folder may be there
+                DEFAULT_HOME.rmdir()
             registry.remove(self.name)
 
     def _kill_everything(self) -> None:
         """End every process of the cluster, the user's on its submit side included."""
-        if (controller := self._running("slurmctld")) is not None:
-            controller.send(signal.SIGCONT)
+        self.signal_controller(signal.SIGCONT)
         self._kill_login()
         for name in self.nodes:
             self.kill_node(name)

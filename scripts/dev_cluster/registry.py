@@ -37,7 +37,7 @@ class Record:
     repo: Path
     exposures: tuple[Exposure, ...]
     owner: Proc | None
-    warnings: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()  # checkouts of earlier versions ask for it
 
     @property
     def layout(self) -> Layout:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import signal
 import uuid
 from collections.abc import Callable
 from dataclasses import replace
@@ -211,13 +212,13 @@ def test_a_frozen_controller_is_no_news_and_its_thaw_is_news(plain_cluster: Clus
     slurm = SlurmCli(on_site(plain_cluster))
     job_id = slurm.submit(work := job(folder))
     quick = SlurmCli(replace(slurm.options, timeout_seconds=1.0))
-    plain_cluster.freeze_controller()
+    plain_cluster.signal_controller(signal.SIGSTOP)
     try:
         for call in (quick.jobs, quick.nodes, lambda: quick.submit(work), lambda: quick.cancel([job_id])):
             raised(call)
         raised(lambda: quick.check(work))
     finally:
-        plain_cluster.thaw_controller()
+        plain_cluster.signal_controller(signal.SIGCONT)
 
     def listed() -> (
         bool

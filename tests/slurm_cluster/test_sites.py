@@ -57,7 +57,6 @@ def mixed() -> Iterator[Cluster]:
 def test_a_job_is_the_ordinary_users_and_sees_its_nodes_memory(plain_cluster: Cluster) -> None:
     """Its interpreter imports the venv's packages and the repository. A file left in /dev/shm is seen by the next job on that
     node and by none on another."""
-    assert not plain_cluster.warnings
     code = (
         "import os, sys, evaljobs; print(os.getuid(), os.environ['USER'], sys.executable, evaljobs.__file__)"
     )
@@ -110,10 +109,10 @@ def test_a_dead_node_is_down_and_comes_back_empty(plain_cluster: Cluster) -> Non
     wait_until(lambda: bool(plain_cluster.job_pids(job)), "the job's script runs")
     plain_cluster.kill_node("n2")
     assert plain_cluster.node_pids("n2") == plain_cluster.job_pids(job) == []
-    plain_cluster.wait_node("n2", "down*")
+    plain_cluster.wait_nodes(["n2"], "down*")
     wait_state(plain_cluster, job, "NODE_FAIL")
     plain_cluster.start_node("n2")
-    plain_cluster.wait_node("n2", "idle")
+    plain_cluster.wait_nodes(["n2"], "idle")
     assert srun(plain_cluster, "ls /dev/shm", "-w", "n2") == ""
 
 
@@ -263,15 +262,14 @@ def test_a_mixed_site_has_what_its_flag_says(mixed: Cluster) -> None:
 
 
 def test_a_closed_clone_is_usable(plain_cluster: Cluster) -> None:
-    """A clone that is itself a 0700 folder in /tmp, with a venv and the cluster's folder in it, serves the user's jobs; the
+    """A clone that is itself a 0700 folder in /tmp, with a venv in it, serves the user's jobs; the
     folder stays closed."""
     clone = Path(tempfile.mkdtemp(prefix="newcomer.", dir="/tmp"))
     try:
         (clone / "evaljobs").mkdir()
         (clone / "evaljobs" / "__init__.py").write_text("where = __file__\n")
         subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(clone / ".venv")], check=True)
-        with dev_cluster(nodes=1, gpus=1, cpu_nodes=0, cpus=4, repo=clone, dir=clone / "cluster") as made:
-            assert not made.warnings
+        with dev_cluster(nodes=1, gpus=1, cpu_nodes=0, cpus=4, repo=clone) as made:
             code = "import evaljobs, sys; print(evaljobs.where, sys.prefix)"
             inside = srun(made, f'"{made.python}" -c "{code}"').split()
             assert inside == [f"{clone}/evaljobs/__init__.py", str(made.python.parents[1])]
