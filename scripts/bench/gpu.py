@@ -94,11 +94,11 @@ def evalspan(given: Options, file: Path, *flags: str, gpus: int = 1, **trial: st
 
 
 def lm_eval(
-    given: Options, file: Path, model: str = "hf", model_args: str = "", python: str = sys.executable
+    given: Options, file: Path, more: str = "", model: str = "hf", python: str = sys.executable
 ) -> Ran:
-    """`lm_eval run` of the same tasks, in two commands: lm-eval would mix tasks of one kind in its batches."""
+    """`lm_eval run` of the same tasks, in two commands: lm-eval would mix tasks of one kind in its batches. `more`: model arguments."""
     out, seconds = file.with_name("lm_eval"), 0.0
-    words = ["run", "--model", model, "--model_args", f"pretrained={given.model}{model_args}"]
+    words = ["run", "--model", model, "--model_args", f"pretrained={given.model}{more}"]
     words += ["--device", given.device, "--batch_size", "auto" if model == "vllm" else given.batch_size]
     words += ["--include_path", file.with_name("tasks"), "--log_samples", "--limit", given.limit]
     for kinds in (KINDS[:-1], KINDS[-1:]):
@@ -131,12 +131,6 @@ def difference(ours: Ran, theirs: Ran, *, due: bool = False) -> Row:
         both = zip(ours.answers[other[0]], theirs.answers[other[0]], strict=True)
         found["first"] = [*other[0], *next(pair for pair in both if len({*pair}) > 1)]
     return {"what": "differences", **found, **({"met": not (other or scores)} if due else {})}
-
-
-def compared(ours: tuple[str, Ran], theirs: tuple[str, Ran], *, due: bool = False) -> list[Row]:
-    """Seconds of two runs, and their difference."""
-    rows = [{"what": what, "seconds": ran.seconds} for what, ran in (ours, theirs)]
-    return [*rows, difference(ours[1], theirs[1], due=due)]
 
 
 # --- parts -----------------------------------------------------------------------------------------------------------
@@ -180,16 +174,21 @@ def load(given: Options) -> list[Row]:
     return rows
 
 
+def compared(ours: tuple[str, Ran], theirs: tuple[str, Ran], *, due: bool = False) -> list[Row]:
+    """Seconds of two runs, and their difference."""
+    rows = [{"what": what, "seconds": ran.seconds} for what, ran in (ours, theirs)]
+    return [*rows, difference(ours[1], theirs[1], due=due)]
+
+
 def exact(given: Options) -> list[Row]:
     file = suite(given, "exact", batch_size=given.batch_size)
-    ours, theirs = evalspan(given, file), lm_eval(given, file)
-    return compared(("evalspan eval", ours), ("lm_eval run", theirs), due=True)
+    return compared(("evalspan", evalspan(given, file)), ("lm_eval", lm_eval(given, file)), due=True)
 
 
 def fast(given: Options) -> list[Row]:
     what = {"kinds": (KINDS[0], KINDS[-1]), "shots": given.shots, "batch_size": given.batch_size}
-    ran = evalspan(given, suite(given, "exact", **what))
-    return compared(("fast", evalspan(given, suite(given, "fast", **what, mode="fast"))), ("exact", ran))
+    slow, quick = suite(given, "exact", **what), suite(given, "fast", **what, mode="fast")
+    return compared(("fast", evalspan(given, quick)), ("exact", evalspan(given, slow)))
 
 
 def vllm(given: Options) -> list[Row] | str:
@@ -197,8 +196,7 @@ def vllm(given: Options) -> list[Row] | str:
         return "no interpreter with vLLM was given (--vllm-python)"
     file, python = suite(given, "vllm", batch_size="auto"), given.vllm_python
     ours = evalspan(given, file, "--shards-per-task", "1", engine='"vllm"', python=json.dumps(python))
-    theirs = lm_eval(given, file, "vllm", python=python)
-    return compared(("evalspan eval", ours), ("lm_eval run --model vllm", theirs))
+    return compared(("evalspan", ours), ("lm_eval", lm_eval(given, file, model="vllm", python=python)))
 
 
 def two_gpus(given: Options) -> list[Row] | str:
@@ -206,8 +204,7 @@ def two_gpus(given: Options) -> list[Row] | str:
         return f"needs two GPUs; this machine has {given.gpus}"
     file = suite(given, "two", batch_size=given.batch_size)
     ours = evalspan(given, file, gpus=2, model_args="{ parallelize = true }")
-    theirs = lm_eval(given, file, model_args=",parallelize=True")
-    return compared(("evalspan eval", ours), ("lm_eval run", theirs), due=True)
+    return compared(("evalspan", ours), ("lm_eval", lm_eval(given, file, ",parallelize=True")), due=True)
 
 
 PARTS = {"load": load, "exact": exact, "fast": fast, "vllm": vllm, "two-gpus": two_gpus}

@@ -10,7 +10,7 @@ import inspect
 import re
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import typer
@@ -41,37 +41,21 @@ SETTINGS = "Each section and key of `evalspan.toml`. `evalspan init` writes a fi
 def settings_page() -> str:
     # the paragraph of the module that loads them
     where = (loading.__doc__ or "").split("\n\n")[1]
-    parts = ["## Settings: file, environment, command line", plain(where), _section("", Config)]
+    parts = ["## Settings: file, environment, command line", plain(where)]
+    parts += ["## Keys at the top", _settings("", Config)]
     for name, field in Config.model_fields.items():
-        if model := record_of(field):
-            parts += _sections(name, model)
+        if (model := record_of(field)) is None:
+            continue
+        parts += [f"## `[{name}]`", _sentence(text_of((name,))), _settings(name, model)]
+        if roles := [key for key, field in model.model_fields.items() if record_of(field)]:
+            parts += [
+                f"### {', '.join(f'`[{name}.{role}]`' for role in roles)}",
+                plain(RoleConfig.__doc__ or ""),
+                "\n".join(f"- `[{name}.{role}]`: {text_of((name, role))}" for role in roles),
+                f"Keys of each, here of `{roles[0]}`:",
+                _settings(f"{name}.{roles[0]}", RoleConfig),
+            ]
     return page("Settings", SETTINGS, *parts)
-
-
-def _sections(name: str, model: type[Record]) -> Iterator[str]:
-    yield _section(name, model)
-    roles = [key for key, field in model.model_fields.items() if record_of(field)]
-    if roles:
-        yield _roles(name, roles)
-
-
-def _section(name: str, model: type[Record]) -> str:
-    head = f"## `[{name}]`" if name else "## Keys at the top"
-    return "\n\n".join(
-        filter(None, [head, _sentence(text_of((name,))) if name else "", _settings(name, model)])
-    )
-
-
-def _roles(name: str, roles: Sequence[str]) -> str:
-    return "\n\n".join(
-        [
-            f"### {', '.join(f'`[{name}.{role}]`' for role in roles)}",
-            plain(RoleConfig.__doc__ or ""),
-            "\n".join(f"- `[{name}.{role}]`: {text_of((name, role))}" for role in roles),
-            f"Keys of each, here of `{roles[0]}`:",
-            _settings(f"{name}.{roles[0]}", RoleConfig),
-        ]
-    )
 
 
 def _settings(section: str, model: type[Record]) -> str:
@@ -84,17 +68,11 @@ def _settings(section: str, model: type[Record]) -> str:
         shape = shapes["properties"][key]
         text, _, without = text_of(tuple(dotted.split("."))).partition("; default: ")
         default = without if field.default is None else literal(shape.get("default", field.default))
-        example = f" Example: {code(as_toml(field.examples[0]))}." if field.examples else ""
-        option = f", `{OPTIONS[dotted]}`" if dotted in OPTIONS else ""
-        rows.append(
-            [
-                code(key),
-                words(shape, shapes.get("$defs", {})),
-                default or "none",
-                _sentence(text) + example,
-                code(PREFIX + dotted.replace(".", "_").upper()) + option,
-            ]
-        )
+        said = _sentence(text)
+        said += f" Example: {code(as_toml(field.examples[0]))}." if field.examples else ""
+        by = code(PREFIX + dotted.replace(".", "_").upper())
+        by += f", `{OPTIONS[dotted]}`" if dotted in OPTIONS else ""
+        rows.append([code(key), words(shape, shapes.get("$defs", {})), default or "none", said, by])
     return table(["key", "type", "default", "what it does", "also by"], rows)
 
 
@@ -115,32 +93,22 @@ def words(shape: Mapping[str, Any], known: Mapping[str, Any]) -> str:
         return " or ".join(dict.fromkeys(words(s, known) for s in shape["anyOf"] if s.get("type") != "null"))
     if "const" in shape or "enum" in shape:
         return " or ".join(literal(value) for value in shape.get("enum", [shape.get("const")]))
-    if shape.get("type") in {"array", "object"}:
-        return _collection(shape, known)
-    names = {"integer": "whole number", "number": "number", "boolean": "`true` or `false`"}
-    name = names.get(shape.get("type", ""), "text")
-    return ("path" if shape.get("format") == "path" else name) + _bounds(shape)
-
-
-def _collection(shape: Mapping[str, Any], known: Mapping[str, Any]) -> str:
-    if shape["type"] == "array":
-        of = words(shape["items"], known)
+    kind = shape.get("type", "")
+    if kind in {"array", "object"}:
+        inner = shape.get("items" if kind == "array" else "additionalProperties")
+        if not isinstance(inner, dict):
+            return "table"
+        of = words(inner, known)
         least = f", at least {shape['minItems']}" if "minItems" in shape else ""
-        return f"list of {PLURALS.get(of, of)}{least}"
-    more = shape.get("additionalProperties")
-    if not isinstance(more, dict):
-        return "table"
-    of = words(more, known)
-    return f"table of {PLURALS.get(of, of)}"
+        return f"{'list' if kind == 'array' else 'table'} of {PLURALS.get(of, of)}{least}"
+    name = "path" if shape.get("format") == "path" else KINDS.get(kind, "text")
+    bounds = [f"{word} {shape[key]:g}" for key, word in BOUNDS.items() if shape.get(key) is not None]
+    return " ".join([name, *([" and ".join(bounds)] if bounds else [])])
 
 
+KINDS = {"integer": "whole number", "number": "number", "boolean": "`true` or `false`"}
 PLURALS = {"text": "texts", "path": "paths", "number": "numbers", "whole number": "whole numbers"}
-
-
-def _bounds(shape: Mapping[str, Any]) -> str:
-    signs = {"minimum": "from", "exclusiveMinimum": "above", "maximum": "to", "exclusiveMaximum": "below"}
-    said = [f"{word} {shape[key]:g}" for key, word in signs.items() if shape.get(key) is not None]
-    return f" {' and '.join(said)}" if said else ""
+BOUNDS = {"minimum": "from", "exclusiveMinimum": "above", "maximum": "to", "exclusiveMaximum": "below"}
 
 
 # --- suite file --------------------------------------------------------------------------------------------------------
