@@ -115,18 +115,14 @@ def _slurmd_killed(run: Run) -> str | None:
     return node
 
 
-def _sent(pid: int | None, number: signal.Signals) -> str | None:
+def _signal_of(verb: str, number: signal.Signals, run: Run) -> str | None:
+    pid = run.victim(verb)
+    time.sleep(run.dice.uniform(0, 6))  # in its imports, its load or its work
     with contextlib.suppress(ProcessLookupError):
         if pid is not None:
             os.kill(pid, number)
             return f"pid {pid}"
     return None
-
-
-def _signal_of(verb: str, number: signal.Signals, run: Run) -> str | None:
-    pid = run.victim(verb)
-    time.sleep(run.dice.uniform(0, 6))  # in its imports, its load or its work
-    return _sent(pid, number)
 
 
 def _out_of_memory(run: Run) -> str | None:
@@ -141,19 +137,6 @@ def _out_of_memory(run: Run) -> str | None:
         done = run.site.cluster.run_as_user(["prlimit", f"--pid={pid}", f"--as={size}"])
         return f"pid {pid} at {size >> 20} MB" if done.returncode == 0 else None
     return None
-
-
-def _hung(run: Run) -> str | None:
-    """Stop a trial: at any moment, or when it has just begun to infer, so that most likely it holds a shard."""
-    if run.dice.random() < 0.5:
-        return _signal_of("trial", signal.SIGSTOP, run)
-
-    def at_work() -> int | None:
-        names = [f.stem for f in run.site.work.glob("*/responses/*.frames")]
-        run.dice.shuffle(names)
-        return next((p for name in names if (p := run.site.process_of_trial(name)) is not None), None)
-
-    return _sent(run.found(at_work), signal.SIGSTOP)
 
 
 def _worker_killed(also: bool, run: Run) -> str | None:
@@ -172,25 +155,24 @@ def _worker_killed(also: bool, run: Run) -> str | None:
 
 # --- Slurm's commands and users --------------------------------------------------------------------------------------
 
-_TEST_ONLY = 'case "$*" in *--test-only*) exec "$REAL" "$@";; esac\n'
+# a submission alone: what is only asked passes
+_SUBMITS = 'case "$*" in *--test-only*) exec "$REAL" "$@";; esac\n'
 _TIMES_OUT = (
-    _TEST_ONLY + 'if mkdir "$ONCE/1" 2>/dev/null; then "$REAL" "$@" >/dev/null 2>&1; exec sleep 600; fi\n'
-    'exec "$REAL" "$@"'
+    'mkdir "$ONCE/1" 2>/dev/null && { "$REAL" "$@" >/dev/null 2>&1; exec sleep 600; }\nexec "$REAL" "$@"'
 )
-_FAILS_3 = (
-    _TEST_ONLY + 'for i in 1 2 3; do if mkdir "$ONCE/$i" 2>/dev/null; then\n'
-    'echo "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation" >&2; exit 1; fi; done\n'
-    'exec "$REAL" "$@"'
-)
+_FAILS_3 = """\
+for i in 1 2 3; do mkdir "$ONCE/$i" 2>/dev/null || continue
+echo "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation" >&2; exit 1; done
+exec "$REAL" "$@\""""
 
 
 def _wrapped_sbatch(script: str, marks: int, run: Run) -> str | None:
-    run.site.wrap("sbatch", script)
+    run.site.wrap("sbatch", _SUBMITS + script)
     folder = run.site.folder / "marks-sbatch"
-    hit = run.wait(lambda: len(list(folder.iterdir())) >= marks)
+    run.wait(lambda: len(list(folder.iterdir())) >= marks)
     made = len(list(folder.iterdir()))
     run.site.unwrap("sbatch")
-    return f"{made} submissions" if hit or made else None
+    return f"{made} submissions" if made else None
 
 
 def _wrapped_squeue(script: str, run: Run) -> str | None:
@@ -251,7 +233,6 @@ def _corrupted(run: Run) -> str | None:
     return f"{file.name} at {offset}"
 
 
-_TRIAL_KILLED, _WORKER_KILLED = (partial(_signal_of, verb, signal.SIGKILL) for verb in ("trial", "worker"))
 _UNKNOWN_STATE = '"$REAL" "$@" | sed \'s/RUNNING/HYPERDRIVE/g; s/COMPLETED/LIMBO/g\''
 _GARBAGE = "exec head -c 4096 /dev/urandom"
 _ALL = (
@@ -262,10 +243,10 @@ _ALL = (
     Fault("node-killed-in-trial", partial(_node_killed, "trial"), (0.0, 0.7), breaks=("node",)),
     Fault("node-killed-in-precursor", partial(_node_killed, "stage"), (0.0, 0.3), breaks=("node",)),
     Fault("slurmd-killed", _slurmd_killed, (0.0, 0.7), breaks=("node",)),
-    Fault("trial-killed", _TRIAL_KILLED, (0.0, 0.6)),
+    Fault("trial-killed", partial(_signal_of, "trial", signal.SIGKILL), (0.0, 0.6)),
     Fault("trial-out-of-memory", _out_of_memory, (0.0, 0.6)),
-    Fault("trial-hung", _hung, (0.0, 0.6)),
-    Fault("worker-killed", _WORKER_KILLED, (0.2, 0.8)),
+    Fault("trial-hung", partial(_signal_of, "trial", signal.SIGSTOP), (0.0, 0.6)),
+    Fault("worker-killed", partial(_signal_of, "worker", signal.SIGKILL), (0.2, 0.8)),
     Fault("work-horse-killed", partial(_worker_killed, False), (0.1, 0.5)),
     Fault("worker-and-horse-killed", partial(_worker_killed, True), (0.1, 0.5)),
     Fault("sbatch-times-out", partial(_wrapped_sbatch, _TIMES_OUT, 1), (0.0, 0.4), breaks=("sbatch",)),

@@ -134,15 +134,6 @@ class Site(sites.Site):
         """Host pids of the jobs of this site that run `python -m evaljobs VERB`, and of what they fork."""
         return [pid for pid, words, _ in sites.running(self.work) if {verb, "evaljobs"} <= {*words}]
 
-    def process_of_trial(self, trial: str) -> int | None:
-        """Host pid of a trial by its name, JOB.MEMBER."""
-        job, _, member = trial.rpartition(".")
-        for pid, words, _ in sites.running(self.work):
-            ours = "evaljobs" in words and any(w.endswith(f"/{job}.json") for w in words)
-            if ours and procs.environment(pid).get("SLURM_ARRAY_TASK_ID", "0") == member:
-                return pid
-        return None
-
     # --- what must not be left ---------------------------------------------------------------------------------
 
     def left(self) -> list[str]:

@@ -54,7 +54,7 @@ def test_a_load_is_measured_without_network_and_leaves_nothing_in_memory(toy_mod
 @deep
 @pytest.mark.parametrize(
     ("checkpoint", "most", "error"),
-    [("empty", "60", "config.json"), ("toy", "0.5", "timed out after 0.5 seconds")],
+    [("empty", "60", "config.json"), ("toy", "0.5", "timed out after 0.")],
 )
 def test_a_part_that_fails_or_is_past_its_time_is_named_and_the_others_go_on(
     tmp_path, toy_model, checkpoint, most, error
