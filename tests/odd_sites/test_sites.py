@@ -33,7 +33,6 @@ extra_args = ["--nice=7"]
 gpu_types = ["a100"]
 exclude = ["n1,gpu-node-of-the-very-long-named-cluster-in-building-12-n[0003]"]
 """
-PRODUCTION = {"cgroups": True, "accounting": True, "max_time": 60, "part_limits": "ALL"}
 OUT_OF_MEMORY = "it had 150 MB, and the next asks for 300 MB: set {} = 300"
 SMALL_JOBS = {"EVALSPAN_TRIAL_MEMORY_MB": "150", "EVALSPAN_METRIC_MEMORY_MB": "150"}
 MORE_MEMORY = [OUT_OF_MEMORY.format(f"[{section}] memory_mb") for section in ("trial", "metric")]
@@ -203,10 +202,12 @@ def test_on_a_site_with_every_oddity_jobs_host_their_trials(
     assert all(c["freed_bytes"] > 0 for c in cleared)
 
 
-def test_a_tight_site_with_cgroups_accounts_and_limits(begin: Begin, expected: dict[str, Any]) -> None:
+def test_a_tight_site_with_cgroups_accounts_and_limits(
+    strict_cluster: Cluster, begin: Begin, expected: dict[str, Any]
+) -> None:
     """With the default limits of hours; nothing is sent to the node that is too small; scores are equal."""
-    shape = PRODUCTION | {"nodes": 2, "small_mb": 400}
-    run = evaluate(Row(shape=shape, options=("--qos", "short")), begin, expected)
+    run = begin(strict_cluster, Row(options=("--qos", "short")))
+    run.finish(expected)
     assert run.kinds >= {"build", "stage", "trial"}
     assert not any("-n1-" in name for name in run.seen), run.seen
     assert all(len(limit) <= len("59:00") or limit == "1:00:00" for limit, _ in run.seen.values()), run.seen

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from dev_cluster import accounting, real_site
-from dev_cluster.api import Cluster, DevClusterError
+from dev_cluster.api import Cluster
 from dev_cluster.testing import sbatch, state, wait_state, wait_until
-from support.sites import cluster
 
 pytestmark = pytest.mark.slurm
 SMALL_SHM = "unshare -rm sh -c 'mount -t tmpfs -o size=1m tmpfs /dev/shm && {}'"
@@ -43,47 +40,40 @@ FAULTS = {
     "a data set offline": ('HF_HUB_OFFLINE=1 HF_HOME={dir}/hf {py} -c "' + OFFLINE + '"', "--mem=3000", "DatasetLoadingError"),
     "a time limit": ("exec sleep 600", "-t 1", "TimeLimit"),
     "a power cut": ("exec sleep 600", "-p gpu -w n2", "NodeFailure"),
-    "a preemption": ("exec sleep 600", "-p spare --gpus=1 -w n1", "Preempted"),
+    "a preemption": ("exec sleep 600", "-p spare --gpus=2 -w n1", "Preempted"),
     "scancel": ("exec sleep 600", "", "Cancelled"),
     "nothing": ("echo step 1 loss 2.0; echo done", "", "Healthy"),
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def faulty() -> Iterator[Cluster]:
-    try:
-        accounting.check_machine()
-    except DevClusterError as error:
-        pytest.skip(str(error))
-    if not real_site.CGROUP_V1.is_dir():
-        pytest.skip("cgroup v1 is not mounted")
-    with cluster(nodes=2, gpus=1, cpu_nodes=1, cpus=16, cgroups=True, accounting=True) as made:
-        yield made
-
-
-def test_each_fault_is_named(faulty: Cluster) -> None:
+def test_each_fault_is_named(strict_cluster: Cluster) -> None:
     """The word of accounting, the log that the job named, and the failure that began it."""
-    folder, python = faulty.user_dir, faulty.python
+    site, folder = strict_cluster, strict_cluster.user_dir
     for name, text in (("mapped.py", MAPPED), ("peers.py", PEERS)):
-        faulty.run_as_user(["tee", str(folder / name)], input=text, check=True)
+        site.run_as_user(["tee", str(folder / name)], input=text, check=True)
     made = {
         fault: sbatch(
-            faulty,
-            script.replace("{py}", str(python)).replace("{dir}", str(folder)),
+            site,
+            script.replace("{py}", str(site.python)).replace("{dir}", str(folder)),
             *("--no-requeue", "-p", "cpu", "-t", "10", "-o", f"{folder}/%j.log"),
             *options.split(),
         )
         for fault, (script, options, _) in FAULTS.items()
     }
-    wait_state(faulty, made["a power cut"], "RUNNING")
-    wait_state(faulty, made["a preemption"], "RUNNING")
-    faulty.kill_node("n2")
-    sbatch(faulty, "sleep 1", "-p", "gpu", "--gpus=1", "-w", "n1")
-    wait_state(faulty, made["scancel"], "RUNNING")
-    faulty.run_as_user(["scancel", made["scancel"]])
+    wait_state(site, made["a power cut"], "RUNNING")
+    wait_state(site, made["a preemption"], "RUNNING")
+    site.kill_node("n2")
+    sbatch(site, "sleep 1", "-p", "gpu", "--gpus=2", "-w", "n1")
+    for ended in ("scancel", "a time limit"):
+        wait_state(site, made[ended], "RUNNING")
+    site.run_as_user(["scancel", made["scancel"]])
+    limited = made["a time limit"]
+    site.update(f"jobid={limited}", "endtime=now+1")  # sooner than its minute
     busy = ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "UNKNOWN")
-    wait_until(lambda: not any(state(faulty, job) in busy for job in made.values()), "the faults", 400.0)
-    said = {fault: _diagnosed(faulty, job) for fault, job in made.items()}
+    wait_until(lambda: not any(state(site, job) in busy for job in made.values()), "the faults", 400.0)
+    said = {fault: _diagnosed(site, job) for fault, job in made.items()}
+    site.bring_back("n2")
+    site.wait_nodes(site.nodes, "idle")
     reasons = {fault: reason for fault, (_, _, reason) in FAULTS.items()}
     wrong = [_log(folder / f"{made[f]}.log") for f, one in said.items() if one["reason"] != reasons[f]]
     assert {fault: one["reason"] for fault, one in said.items()} == reasons, wrong

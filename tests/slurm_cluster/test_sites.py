@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 from dev_cluster import accounting, procs, real_site
-from dev_cluster.api import Cluster, DevClusterError, dev_cluster
+from dev_cluster.api import Cluster, dev_cluster
 from dev_cluster.site_view import Exposure, ViewPlan, closed_ancestor, plan_view
 from dev_cluster.testing import cancel, sbatch, srun, state, wait_state, wait_until
 from hypothesis import given
@@ -24,22 +24,6 @@ from hypothesis import strategies as st
 from support.sites import cluster
 
 pytestmark = pytest.mark.slurm
-
-
-@pytest.fixture(scope="module")
-def strict() -> Iterator[Cluster]:
-    """Cgroups, accounting and a partition limit at once; its control groups, database and folder go with it."""
-    try:
-        accounting.check_machine()
-    except DevClusterError as error:
-        pytest.skip(str(error))
-    if not real_site.CGROUP_V1.is_dir():
-        pytest.skip("cgroup v1 is not mounted")
-    shape = {"cgroups": True, "accounting": True, "max_time": 60, "part_limits": "ALL"}
-    with cluster(nodes=1, gpus=2, cpu_nodes=1, cpus=8, **shape) as made:
-        yield made
-    assert not made.dir.exists()
-    assert not list(Path("/sys/fs/cgroup").glob("*/slurm_n1/uid_*"))
 
 
 @pytest.fixture(scope="module")
@@ -156,9 +140,13 @@ SAID = {
     "the same of the CPU partition": ("odd_cluster", "-p cpu --hold", "PENDING JobHeldUser"),
     "GPUs by each node": ("odd_cluster", "--gpus-per-node=1 --hold", "PENDING JobHeldUser"),
     "GPUs by each task": ("odd_cluster", "-n1 --gpus-per-task=1 --hold", "PENDING JobHeldUser"),
-    "an unknown account": ("strict", "--account=nope", "Invalid account"),
-    "a time beyond the partition": ("strict", "--time=61", "time limit is invalid"),
-    "a time beyond the QOS": ("strict", "--qos=short --time=40", "PENDING QOSMaxWallDurationPerJobLimit"),
+    "an unknown account": ("strict_cluster", "--account=nope", "Invalid account"),
+    "a time beyond the partition": ("strict_cluster", "--time=61", "time limit is invalid"),
+    "a time beyond the QOS": (
+        "strict_cluster",
+        "--qos=short --time=40",
+        "PENDING QOSMaxWallDurationPerJobLimit",
+    ),
     "an array where none is taken": ("mixed", "--array=0-1", "Invalid job array specification"),
     "a node that is reserved": ("mixed", "-w n1", "PENDING"),
 }
@@ -180,27 +168,27 @@ def test_a_site_refuses_or_keeps_waiting_what_its_rules_say(
     assert shown.startswith(says)
 
 
-def test_a_job_beyond_its_memory_is_ended_by_the_kernel(strict: Cluster) -> None:
+def test_a_job_beyond_its_memory_is_ended_by_the_kernel(strict_cluster: Cluster) -> None:
     """With --cgroups Slurm calls that OUT_OF_MEMORY."""
     takes_400_mib = "python3 -c 'x = bytearray(400 << 20)'"
-    wait_state(strict, sbatch(strict, takes_400_mib, "--mem=100"), "OUT_OF_MEMORY")
-    wait_state(strict, sbatch(strict, takes_400_mib, "--mem=800"), "COMPLETED")
+    wait_state(strict_cluster, sbatch(strict_cluster, takes_400_mib, "--mem=100"), "OUT_OF_MEMORY")
+    wait_state(strict_cluster, sbatch(strict_cluster, takes_400_mib, "--mem=800"), "COMPLETED")
 
 
-def test_a_job_opens_its_own_gpus_alone(strict: Cluster) -> None:
+def test_a_job_opens_its_own_gpus_alone(strict_cluster: Cluster) -> None:
     """With --cgroups the file of a GPU that was not asked for cannot be opened."""
-    files = [strict.dir / "dev" / f"nvidia{number}" for number in (0, 1)]
-    said = strict.run_as_user(["srun", "--mem=100", "--gpus=1", "cat", *files])
+    files = [strict_cluster.dir / "dev" / f"nvidia{number}" for number in (0, 1)]
+    said = strict_cluster.run_as_user(["srun", "--mem=100", "--gpus=1", "cat", *files])
     assert said.stderr.count("No such device") == 1  # allowed, and no driver answers
     assert said.stderr.count("Operation not permitted") == 1
 
 
-def test_a_quality_of_service_limits_jobs(strict: Cluster) -> None:
+def test_a_quality_of_service_limits_jobs(strict_cluster: Cluster) -> None:
     """With --accounting one too many is refused."""
-    jobs = [sbatch(strict, "exec sleep 600", "--qos=few-submits") for _ in range(4)]
-    one_more = strict.run_as_user(["sbatch", "--qos=few-submits", "--wrap", "true"])
+    jobs = [sbatch(strict_cluster, "exec sleep 600", "--qos=few-submits") for _ in range(4)]
+    one_more = strict_cluster.run_as_user(["sbatch", "--qos=few-submits", "--wrap", "true"])
     assert "violates accounting/QOS policy" in one_more.stderr
-    cancel(strict, *jobs)
+    cancel(strict_cluster, *jobs)
 
 
 ASKS_FOR_4_HOURS = """
@@ -216,7 +204,7 @@ for limit in ask_accounting(ask_rules()).limits(None, "few-cpus", ["gpu"]):
 """
 
 
-def test_evalspan_reads_the_limits_of_qos_user_and_account(strict: Cluster) -> None:
+def test_evalspan_reads_the_limits_of_qos_user_and_account(strict_cluster: Cluster) -> None:
     """As sacctmgr set them; that of the QOS hides that of user and account. A job that names no QOS asks for no more time than
     the default one allows."""
     limited = {
@@ -225,19 +213,19 @@ def test_evalspan_reads_the_limits_of_qos_user_and_account(strict: Cluster) -> N
     }
 
     def said(code: str) -> list[str]:
-        return strict.run_as_user([strict.python, "-c", code], check=True).stdout.splitlines()
+        return strict_cluster.run_as_user([strict_cluster.python, "-c", code], check=True).stdout.splitlines()
 
     try:
         for (kind, name), limits in limited.items():
-            accounting.modify(strict.record, kind, name, *limits)
+            accounting.modify(strict_cluster.record, kind, name, *limits)
         found = said(LIMITS_OF)
-        accounting.set_default_qos(strict.record, "short")
+        accounting.set_default_qos(strict_cluster.record, "short")
         assert said(ASKS_FOR_4_HOURS) == ["1800"]
     finally:
-        accounting.set_default_qos(strict.record, "normal")
+        accounting.set_default_qos(strict_cluster.record, "normal")
         for (kind, name), limits in limited.items():
             nothing = [re.sub(r"[^=,]+(?=,|$)", "-1", limit) for limit in limits]
-            accounting.modify(strict.record, kind, name, *nothing)
+            accounting.modify(strict_cluster.record, kind, name, *nothing)
     own = "your association with account research"
     assert set(found) == {
         "GrpTRES|cpu|2|QOS few-cpus",

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 import redis
-from dev_cluster.api import Cluster
+from dev_cluster import accounting, real_site
+from dev_cluster.api import Cluster, DevClusterError
 
 from coordinator.runtime import service
 from evaljobs.contract.paths import WorkPaths
@@ -122,6 +123,24 @@ def plain_cluster() -> Iterator[Cluster]:
     """An ordinary site: two GPU nodes, one CPU node; mute nodes are noticed soon."""
     with cluster(nodes=2, gpus=2, cpu_nodes=1, cpus=8, slurmd_timeout_s=5, grace_s=0) as made:
         yield made
+
+
+@pytest.fixture(scope="session")
+def strict_cluster() -> Iterator[Cluster]:
+    """Cgroups, accounts with limits, MaxTime one hour that is enforced, and n1 with 400 MiB. Its control groups, database and
+    folder go with it.
+    """
+    try:
+        accounting.check_machine()
+    except DevClusterError as error:
+        pytest.skip(str(error))
+    if not real_site.CGROUP_V1.is_dir():
+        pytest.skip("cgroup v1 is not mounted")
+    shape = {"cgroups": True, "accounting": True, "max_time": 60, "part_limits": "ALL", "small_mb": 400}
+    with cluster(nodes=2, gpus=2, cpu_nodes=1, cpus=16, slurmd_timeout_s=5, **shape) as made:
+        yield made
+    assert not made.dir.exists()
+    assert not list(Path("/sys/fs/cgroup").glob("*/slurm_n*/uid_*"))
 
 
 @pytest.fixture(scope="session")
