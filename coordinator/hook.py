@@ -44,6 +44,10 @@ SUMMED = (".safetensors", ".bin", ".json", ".txt", ".model", ".jinja", ".tiktoke
 NOT_SUMMED = ("optimizer", "scheduler", "rng_state", "random_states", "training_args", "trainer_state")
 SUM_BLOCK = 8 << 20  # bytes read at once; after each block the thread checks whether training ends
 
+BEATS = "EVALSPAN_HEARTBEATS"  # names the file that `evalspan supervise` reads
+BEAT_SECONDS = 2.0  # between two writes of heartbeats
+MOST_BEATS = 1000  # steps that are kept between two writes
+
 _numbers = itertools.count()
 _warned: set[str] = set()  # kinds of faults: texts before their values are filled in
 _announced: dict[str, float] = {}  # checkpoint -> time.monotonic() of its notice; not for ever
@@ -59,6 +63,8 @@ class _Courier:
 
     def __init__(self) -> None:
         self.notices: deque[dict[str, object]] = deque()
+        self.beats: deque[str] = deque(maxlen=MOST_BEATS)
+        self.beaten = float("-inf")  # time.monotonic() of the last write
         self.hurry = threading.Event()
         self.starting = threading.Lock()
         self.started = False
@@ -69,6 +75,9 @@ class _Courier:
         if len(self.notices) >= MOST_NOTICES:
             raise OverflowError(f"{MOST_NOTICES} notices wait already")
         self.notices.append(notice)
+        self.start()
+
+    def start(self) -> None:
         if not self.started:
             with self.starting:
                 if not self.started:
@@ -88,8 +97,21 @@ class _Courier:
         while True:
             while not self.notices:
                 self.hurry.wait(LOOK_SECONDS)
+                self._leave_beats()
             if not self._round():
                 time.sleep(LOOK_SECONDS)
+            self._leave_beats()
+
+    def _leave_beats(self) -> None:
+        if not self.beats or time.monotonic() - self.beaten < BEAT_SECONDS:
+            return
+        self.beaten = time.monotonic()
+        text = "".join(self.beats.popleft() for _ in range(len(self.beats)))
+        try:
+            with open(os.environ[BEATS], "a", encoding="utf-8") as file:
+                file.write(text)
+        except (OSError, KeyError) as error:
+            _warn("heartbeats cannot be written: {!r}", error)
 
     def _round(self) -> bool:
         """Deliver what can be delivered, oldest first; False if every work folder took none."""
@@ -250,6 +272,22 @@ def _taken(model: object, checkpoint: str, step: object, suite: str, rank: int) 
     except Exception as error:  # noqa: BLE001 (training must go on)
         _warn("{} is announced without trained values: {!r}", checkpoint, error)
         return None
+
+
+def heartbeat(step: int, loss: float | None = None, *, rank: int | None = None) -> None:
+    """Tell `evalspan supervise` that a step is done, so that a silent training is not taken for one that hangs. Never raises.
+
+    `loss`: a number that the loop has at hand, for the alert of a loss spike; a tensor on a GPU would be waited for.
+    `rank`: as of `notify`. Without a supervision it does nothing.
+    """
+    try:
+        if BEATS in os.environ and (rank if rank is not None else _rank()) == 0:
+            _courier.beats.append(
+                json.dumps({"step": int(step), "loss": loss if loss is None else float(loss)}) + "\n"
+            )
+            _courier.start()
+    except Exception as error:  # noqa: BLE001 (training must go on)
+        _warn("no heartbeat of step {!r}: {!r}", step, error)
 
 
 def pinned(checkpoint: str | os.PathLike[str]) -> bool:
@@ -449,6 +487,14 @@ def transformers_callback(
     from transformers import TrainerCallback  # noqa: PLC0415 (the trainer has it loaded)
 
     class EvalspanCallback(TrainerCallback):  # type: ignore[misc]
+        def on_log(
+            self, _args: object, state: Any, *_more: object, logs: Any = None, **_others: object
+        ) -> None:
+            heartbeat(state.global_step, (logs or {}).get("loss"))
+
+        def on_step_end(self, _args: object, state: Any, *_more: object, **_others: object) -> None:
+            heartbeat(state.global_step)
+
         def on_save(self, args: object, state: object, _control: object, **more: object) -> None:
             rank = 0 if getattr(state, "is_world_process_zero", True) else max(1, _rank())
             output, step = getattr(args, "output_dir", "."), getattr(state, "global_step", None)
@@ -493,6 +539,7 @@ def lightning_callback(
             self.saved = getattr(trainer, "global_step", 0)
 
         def on_train_batch_start(self, trainer: object, module: object, *_more: object) -> None:
+            heartbeat(getattr(trainer, "global_step", 0))
             step, self.saved = self.saved, None
             if step is not None and getattr(trainer, "is_global_zero", True):
                 more = {"work_dir": work_dir, "rank": 0, "fingerprint": _model_in(module)}

@@ -2,6 +2,7 @@
 
 Everything is made here from a seed: model, character tokenizer, suite (one generated, one multiple-choice task over sums
 that training never sees). Only the hook ties training to evalspan; `evalspan report --series` draws the curve at the end.
+Training runs below `evalspan supervise`: kill it, and it goes on from its newest checkpoint with the same losses.
 With --suite each checkpoint gets the scores of another suite, too; with --settings the daemon works on another cluster.
 """
 
@@ -17,7 +18,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -75,64 +75,94 @@ def make_tokenizer() -> Any:
     return PreTrainedTokenizerFast(tokenizer_object=made, **special)
 
 
-def save(model: Any, tokenizer: Any, folder: Path) -> None:
-    """A Hugging Face folder that is there whole or not at all."""
+def save(model: Any, tokenizer: Any, optimizer: Any, folder: Path) -> None:
+    """A Hugging Face folder that is there whole or not at all, with what training needs to go on."""
+    import torch  # noqa: PLC0415
+
     partial = folder.with_name(f".{folder.name}.partial")
     model.save_pretrained(partial)
     tokenizer.save_pretrained(partial)
+    torch.save(
+        {"optimizer": optimizer.state_dict(), "random": torch.get_rng_state()}, partial / "training.pt"
+    )
     partial.replace(folder)
 
 
-def train(runs: Path, suites: Sequence[str], work: Path, chosen: argparse.Namespace) -> list[Path]:
-    """Steps with a checkpoint before the first and the chosen number more, each announced for each suite; the folders."""
-    import torch  # noqa: PLC0415
+def make_model(size: int, folder: str) -> Any:
+    """A model of `size` tokens: new, or the one in `folder`."""
     from transformers import LlamaConfig, LlamaForCausalLM  # noqa: PLC0415
-    from transformers.utils import logging  # noqa: PLC0415
 
-    logging.disable_progress_bar()
-    torch.set_num_threads(1)  # the other core is the trials'
-    torch.manual_seed(0)
-    tokenizer = make_tokenizer()
-    ids = tokenizer([f"{a:02d}+{b:02d}={a + b:03d};" for a, b in sums()[0]], return_tensors="pt")["input_ids"]
-    model = LlamaForCausalLM(
+    if folder:
+        return LlamaForCausalLM.from_pretrained(folder)
+    return LlamaForCausalLM(
         LlamaConfig(
-            vocab_size=len(tokenizer),
+            vocab_size=size,
             hidden_size=WIDTH,
             intermediate_size=4 * WIDTH,
             num_hidden_layers=LAYERS,
             num_attention_heads=4,
             num_key_value_heads=4,
             max_position_embeddings=2048,
-            bos_token_id=tokenizer.bos_token_id,
-            eos_token_id=tokenizer.eos_token_id,
+            bos_token_id=CHARACTERS.index(";"),
+            eos_token_id=CHARACTERS.index(";"),
         )
     )
-    count = sum(p.numel() for p in model.parameters())
-    say(f"training {count / 1e6:.2f} M parameters on {len(ids)} sums, {HELD_OUT} others are held out")
+
+
+def saves(chosen: argparse.Namespace) -> range:
+    """Steps before which there is a checkpoint."""
+    return range(0, chosen.steps + 1, max(1, chosen.steps // chosen.checkpoints))
+
+
+def train(folder: Path, chosen: argparse.Namespace) -> None:
+    """The steps from the checkpoint in $EVALSPAN_RESUME_FROM on, or all; each checkpoint is announced for each suite."""
+    import torch  # noqa: PLC0415
+    from transformers.utils import logging  # noqa: PLC0415
+
+    logging.disable_progress_bar()
+    torch.set_num_threads(1)  # the other core is the trials'
+    torch.manual_seed(0)
+    tokenizer, begin = make_tokenizer(), os.environ.get("EVALSPAN_RESUME_FROM", "")
+    ids = tokenizer([f"{a:02d}+{b:02d}={a + b:03d};" for a, b in sums()[0]], return_tensors="pt")["input_ids"]
+    model = make_model(len(tokenizer), begin)
+    model.train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, weight_decay=0.1, betas=(0.9, 0.98))
-    steps, saved, began = chosen.steps, list[Path](), time.monotonic()
-    for step in range(steps + 1):
-        if step % max(1, steps // chosen.checkpoints) == 0:
-            time.sleep(max(0.0, began + len(saved) * chosen.every - time.monotonic()))
-            folder = runs / f"step-{step}"
-            save(model, tokenizer, folder)
-            t = time.perf_counter()
-            for suite in suites:
-                hook.notify(folder, step, suite=suite, work_dir=work)
-            took = (time.perf_counter() - t) * 1000
-            say(f"step {step}: saved and announced in {took:.2f} ms, {time.monotonic() - began:.0f} s in")
-            saved.append(folder)
-        for group in optimizer.param_groups:
-            group["lr"] = RATE * min(1, (step + 1) / 50) * (1 - 0.9 * step / (steps + 1))
-        batch = ids[torch.randint(len(ids), (BATCH,))]
-        labels = batch.clone()
-        labels[:, :6] = -100  # the question is given
-        loss = model(input_ids=batch, labels=labels).loss
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+    first, began = int(begin.rpartition("-")[2] or 0), time.monotonic()
+    if begin:
+        state = torch.load(Path(begin) / "training.pt")
+        optimizer.load_state_dict(state["optimizer"])
+        torch.set_rng_state(state["random"])
+    count = sum(p.numel() for p in model.parameters())
+    say(
+        f"training {count / 1e6:.2f} M parameters on {len(ids)} sums from step {first} on, {HELD_OUT} others are held out"
+    )
+    with (folder / "losses.csv").open("a", buffering=1) as losses:
+        for step in range(first, chosen.steps + 1):
+            if step in saves(chosen):
+                if step > first or not begin:
+                    earlier = len([one for one in saves(chosen) if first <= one < step])
+                    time.sleep(max(0.0, began + earlier * chosen.every - time.monotonic()))
+                    save(model, tokenizer, optimizer, folder / "runs" / f"step-{step}")
+                announce(folder, step, chosen)
+                say(f"step {step}: saved and announced, {time.monotonic() - began:.0f} s in")
+            for group in optimizer.param_groups:
+                group["lr"] = RATE * min(1, (step + 1) / 50) * (1 - 0.9 * step / (chosen.steps + 1))
+            batch = ids[torch.randint(len(ids), (BATCH,))]
+            labels = batch.clone()
+            labels[:, :6] = -100  # the question is given
+            loss = model(input_ids=batch, labels=labels).loss
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.write(f"{step},{loss.item()!r}\n")
+            hook.heartbeat(step, loss.item())
     say(f"training took {time.monotonic() - began:.0f} s, last loss {loss.item():.3f}")
-    return saved
+
+
+def announce(folder: Path, step: int, chosen: argparse.Namespace) -> None:
+    """For each suite. What was announced before is evaluated once."""
+    for suite in ["addition", *([chosen.suite] if chosen.suite else [])]:
+        hook.notify(folder / "runs" / f"step-{step}", step, suite=Path(suite).stem, work_dir=folder / "work")
 
 
 def say(text: str) -> None:
@@ -152,7 +182,7 @@ def rows_of(runs: Path, config: Path) -> list[dict[str, Any]]:
     return []
 
 
-def main() -> int:
+def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -167,15 +197,26 @@ def main() -> int:
         "--settings", type=Path, help="the daemon's evalspan.toml, without work_dir and [watch]"
     )
     parser.add_argument("--timeout", type=float, default=600.0, help="seconds for evaluations after training")
+    parser.add_argument("--train", action="store_true", help="the training alone: what supervise runs")
     chosen = parser.parse_args()
-    folder: Path = chosen.folder.absolute()
-    if folder.exists() and any(folder.iterdir()) and not (folder / MARK).exists():
+    folder = chosen.folder.absolute()
+    if not chosen.train and folder.exists() and any(folder.iterdir()) and not (folder / MARK).exists():
         parser.error(f"{folder} is not empty and no demo made it: choose another --folder")
+    return chosen
+
+
+def main() -> int:
+    chosen = arguments()
+    folder: Path = chosen.folder.absolute()
+    if chosen.train:
+        train(folder, chosen)
+        return 0
     for part in ("runs", "work", "suite"):  # what an earlier demo made here
         shutil.rmtree(folder / part, ignore_errors=True)
     runs, work, config = folder / "runs", folder / "work", folder / "evalspan.toml"
     runs.mkdir(parents=True)
     (folder / MARK).touch()
+    (folder / "losses.csv").unlink(missing_ok=True)
     suite = write_suite(folder / "suite")
     suites = [str(suite), *([chosen.suite] if chosen.suite else [])]
     settings = HERE if chosen.settings is None else chosen.settings.read_text()
@@ -188,7 +229,11 @@ def main() -> int:
         )
         say(f"daemon started, its log is {folder / 'daemon.log'}")
         try:
-            count = len(train(runs, [Path(one).stem for one in suites], work, chosen))
+            training = [sys.executable, __file__, "--train", *sys.argv[1:]]
+            options = ("--config", str(config), "--checkpoints", str(runs), "--pause", "1")
+            if subprocess.run([*command("supervise"), *options, "--", *training], check=False).returncode:
+                return 1
+            count = len(saves(chosen))
             deadline = time.monotonic() + chosen.timeout
             while running.poll() is None and time.monotonic() < deadline:
                 rows = rows_of(runs, config)

@@ -23,6 +23,7 @@ from coordinator.cli import (
     pages,
     series,
     service,
+    supervise,
     tools,
 )
 from coordinator.cli.app import app
@@ -42,6 +43,7 @@ __all__ = [
     "pages",
     "series",
     "service",
+    "supervise",
     "tools",
 ]
 
@@ -52,7 +54,7 @@ GROUPS = {
     "Evaluate": ("eval", "ls", "validate", "prepare"),
     "Follow": ("status", "watch", "logs", "diagnose", "cancel", "retry"),
     "Results": ("report", "compare", "diff", "gate", "rescore", "export", "serve"),
-    "During training": ("daemon", "submit", "release"),
+    "During training": ("daemon", "submit", "release", "supervise"),
     "Site and tools": ("init", "doctor", "check-nodes", "plan", "prune", "clean", "worker", "priors"),
 }
 

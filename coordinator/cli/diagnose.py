@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,10 +41,11 @@ class Diagnose(Printed):
     def run(self) -> None:
         from coordinator.cluster.past_jobs import JOB_ID
         from coordinator.diagnosis.verdict import diagnose
+        from coordinator.runtime.causes import read_logs
 
         paths = [Path(name) for name in self.what]
         if all(path.is_file() for path in paths):
-            found = diagnose(_chunks(paths), state=self.state, exit_code=self.exit_code)
+            found = diagnose(read_logs(paths), state=self.state, exit_code=self.exit_code)
             if self.propose is not None and found.diagnosis.reason is None:
                 self._propose(paths, self.propose)
         elif len(self.what) == 1 and JOB_ID.fullmatch(self.what[0]):
@@ -64,13 +65,14 @@ class Diagnose(Printed):
         from coordinator.diagnosis import proposal
         from coordinator.diagnosis.lines import blocks, plain
         from coordinator.diagnosis.verdict import diagnose
+        from coordinator.runtime.causes import read_logs
 
-        telling = diagnose(_chunks(paths), state=self.state or "FAILED", most=proposal.MOST_LINES).telling
+        telling = diagnose(read_logs(paths), state=self.state or "FAILED", most=proposal.MOST_LINES).telling
         lines = [line for _, _, line in telling]
         answers = _asked(self.settings(makes=False), proposal.SYSTEM, proposal.question(lines), self.votes)
         healthy = (
             plain(raw)
-            for chunks in _chunks(self.healthy or ()).values()
+            for chunks in read_logs(self.healthy or ()).values()
             for block, _ in blocks(chunks)
             for raw in block.split(b"\n")
         )
@@ -102,21 +104,6 @@ class Diagnose(Printed):
         if not found:
             say(f"{name}: no job of it failed")
         return None
-
-
-def _chunks(paths: Iterable[Path]) -> dict[str, Iterator[bytes]]:
-    return {str(path): _read(path) for path in paths}
-
-
-def _read(path: Path) -> Iterator[bytes]:
-    from coordinator.diagnosis.lines import CHUNK
-
-    try:
-        with path.open("rb") as file:
-            while chunk := file.read(CHUNK):
-                yield chunk
-    except OSError as error:
-        raise OperatorError(f"{path} cannot be read: {error.strerror}") from error
 
 
 def _asked(settings: Config, system: str, user: str, votes: int) -> list[str]:
@@ -155,6 +142,7 @@ def _asked(settings: Config, system: str, user: str, votes: int) -> list[str]:
 def _of_job(job_id: str) -> Finding:
     from coordinator.cluster.past_jobs import look_up
     from coordinator.diagnosis.verdict import diagnose
+    from coordinator.runtime.causes import read_logs
 
     job = look_up(job_id, _output)
     if job is None:
@@ -164,7 +152,7 @@ def _of_job(job_id: str) -> Finding:
     logs = [path for log in job.logs if (path := Path(log)).is_file()]
     if not logs:
         say(f"no log of job {job_id} is there ({', '.join(job.logs)})", "dim", err=True)
-    return diagnose(_chunks(logs), state=job.state, exit_code=job.exit_code)
+    return diagnose(read_logs(logs), state=job.state, exit_code=job.exit_code)
 
 
 def _output(argv: Sequence[str]) -> str:

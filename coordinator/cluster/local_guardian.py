@@ -34,8 +34,11 @@ def main(argv: list[str]) -> int:
         os.set_blocking(end, False)
     signal.set_wakeup_fd(waking, warn_on_full_buffer=False)
     terms: list[int] = []
+    passed: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, _frame: terms.append(number))
     signal.signal(signal.SIGCHLD, lambda *_: None)
+    for number in (signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, lambda number, _frame: passed.append(number))
     try:
         child = subprocess.Popen(
             argv[1:],
@@ -46,13 +49,15 @@ def main(argv: list[str]) -> int:
     except OSError as error:
         sys.stderr.write(f"{argv[1]}: {error.strerror}\n")
         return NO_PROGRAM
-    code = _wait(child, woken, terms, float(argv[0]))
+    code = _wait(child, woken, terms, passed, float(argv[0]))
     _end_descendants()
     return code if code >= 0 else 128 - code
 
 
-def _wait(child: "subprocess.Popen[bytes]", woken: int, terms: list[int], patience: float) -> int:
-    """Wait for the job's first process. SIGTERM and the coordinator's end reach its process group."""
+def _wait(
+    child: "subprocess.Popen[bytes]", woken: int, terms: list[int], passed: list[int], patience: float
+) -> int:
+    """Wait for the job's first process. SIGTERM and the coordinator's end reach its process group, `passed` itself."""
     watched = [0, woken]
     deadline: float | None = None
     while (code := child.poll()) is None:
@@ -60,6 +65,8 @@ def _wait(child: "subprocess.Popen[bytes]", woken: int, terms: list[int], patien
         ready, _, _ = select.select(watched, [], [], left)
         if woken in ready:
             os.read(woken, 4096)
+        while passed:
+            child.send_signal(passed.pop(0))
         if 0 in ready and not os.read(0, 1):
             watched.remove(0)
             patience = min(patience, ORPHANED_SECONDS)

@@ -169,16 +169,24 @@ def inspect_raw(path: str | Path, *, convert: str, step: int | None = None) -> C
     with _refusing(folder):
         found = sorted(p for p in folder.rglob("*") if p.is_file() and not p.name.startswith(PIN_PREFIX))
         names = [p.relative_to(folder).as_posix() for p in found]
-        if unfinished := [n for n in names if any(fnmatch.fnmatch(n, f"*{u}") for u in UNFINISHED)]:
-            raise CheckpointError(f"{folder}: {min(unfinished)} looks unfinished")
-        if any(n.endswith(".distcp") for n in names) and not any(p.name == ".metadata" for p in found):
-            raise CheckpointError(f"{folder}: incomplete, its .metadata (written last) is not there")
+        if why := half_written(names):
+            raise CheckpointError(f"{folder}: {why}")
         files = tuple(_describe(folder, name, {}) for name in names)
         if not any(f.size for f in files):
             raise CheckpointError(f"{folder}: holds nothing to convert")
         rows = [(f.name, f.size, f.mtime_ns, fingerprint(folder / f.name).hex()) for f in files]
         digest = hashlib.sha256(json.dumps([convert, *rows]).encode()).hexdigest()[:32]
         return CheckpointSpec(source=str(folder), digest=digest, files=files, step=step)
+
+
+def half_written(names: Iterable[str]) -> str:
+    """What tells that a save has not ended, by the paths of a checkpoint's files; "" where nothing does. Pure."""
+    if unfinished := [n for n in names if any(fnmatch.fnmatch(n, f"*{u}") for u in UNFINISHED)]:
+        return f"{min(unfinished)} looks unfinished"
+    ends = {n.rpartition("/")[2] for n in names}
+    if any(n.endswith(".distcp") for n in ends) and ".metadata" not in ends:
+        return "incomplete, its .metadata (written last) is not there"
+    return ""
 
 
 def is_hugging_face(path: str | Path) -> bool:

@@ -119,12 +119,12 @@ class _Place:
     def _listed(self) -> list[str] | None:
         """Folders of the place; None where they are those of the last time."""
         if self._listing is None:
-            return [str(p) for p in Path("/").glob(self.pattern.lstrip("/")) if not _is_unfinished(p.name)]
+            return [str(p) for p in Path("/").glob(self.pattern.lstrip("/")) if not is_unfinished(p.name)]
         try:
             with self._listing.news(time.monotonic()) as entries:
                 if entries is None:
                     return None
-                within = [e.name for e in entries if not _is_unfinished(e.name) and _is_folder(e)]
+                within = [e.name for e in entries if not is_unfinished(e.name) and _is_folder(e)]
         except (FileNotFoundError, NotADirectoryError):
             return []
         # the folder may be a checkpoint itself
@@ -162,6 +162,6 @@ def _held(folder: Path) -> str:
     return hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:16]
 
 
-def _is_unfinished(name: str) -> bool:
+def is_unfinished(name: str) -> bool:
     """Is it the name of a folder that a copy or a training is still writing, by custom?"""
     return name.startswith((".", "tmp-")) or name.endswith((".tmp", ".partial"))

@@ -20,9 +20,9 @@ from queue import Empty, Queue
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import Field
+from pydantic import Field, ValidationError
 
-from coordinator.config.schema import Config
+from coordinator.config.schema import Config, NotifyConfig
 from coordinator.errors import OperatorError
 from coordinator.monitor.gate import gate, read_policy
 from coordinator.report.comparisons import since
@@ -32,7 +32,8 @@ from coordinator.report.sampling import series_of
 from coordinator.runtime.summary import Summary
 from coordinator.verdicts.gate import Outcome, outcome_of
 from evaljobs.contract.specs import Record
-from evaljobs.errors import one_line
+from evaljobs.contract.storage import read_secret
+from evaljobs.errors import JobError, one_line
 
 log = logging.getLogger(__name__)
 
@@ -59,14 +60,16 @@ class News(Record):
 
     schema_version: Literal[2] = 2  # raised where a field changes its meaning
     # ended: an evaluation has ended; failed: it has, with failed tasks; parked: it cannot go on since a minute; fell: it shows
-    # a score to be worse than it was
-    event: Literal["ended", "failed", "parked", "fell"]
+    # a score to be worse than it was; training: `evalspan supervise` has decided something, or sees a loss spike
+    event: Literal["ended", "failed", "parked", "fell", "training"]
     # one line for people; & < > are written &amp; &lt; &gt;, as chat programs read them, and nothing in it calls a channel
     text: str
-    evaluation_id: str  # names its folder in the work folder
-    checkpoint: str  # the folder that training wrote
+    evaluation_id: str  # names its folder in the work folder; "" of a training
+    checkpoint: (
+        str  # the folder that training wrote; of a training the one that it began from, or their folder
+    )
     step: int | None  # training step; None: not known
-    suite: str  # its name
+    suite: str  # its name; "" of a training
     at: float  # unix seconds
     status: str = ""  # of an evaluation that has ended: done | failed | cancelled
     errors: dict[str, str] = Field(default_factory=dict)  # task -> why it has no score
@@ -114,6 +117,18 @@ def fell(end: Summary, scores: Sequence[Fell]) -> News:
     return News(event="fell", text=text, fell=tuple(scores[:MOST_FELL]), **_of(end, end.ended_at))
 
 
+def training(text: str, checkpoint: str, step: int | None, at: float) -> News:
+    """Of a training that is supervised."""
+    more: dict[str, Any] = {
+        "evaluation_id": "",
+        "checkpoint": checkpoint,
+        "step": step,
+        "suite": "",
+        "at": at,
+    }
+    return News(event="training", text=_for_chats(text), **more)
+
+
 def _for_chats(text: str) -> str:
     """A line that a chat shows as it is: an error's text makes no link and calls no channel."""
     line = html.escape(" ".join(text.split()), quote=False)
@@ -150,6 +165,28 @@ def gated(settings: Config, end: Summary) -> tuple[Outcome, str] | None:
         return "undecidable", f": {one_line(error)}"
     bad = [one.line for one in rulings if one.outcome != "pass"]
     return outcome_of(rulings), "".join(f"; {line}" for line in bad[:3])
+
+
+def notifier_of(section: NotifyConfig) -> Notifier:
+    """OperatorError where `webhook_file` holds no address."""
+    return Notifier(section.command, _webhook(section))
+
+
+def _webhook(section: NotifyConfig) -> str | None:
+    """The webhook's address, from its file where it has one. OperatorError names no part of it."""
+    if section.webhook_file is None:
+        return section.webhook
+    if section.webhook is not None:
+        raise OperatorError("[notify] has webhook and webhook_file: keep one of them")
+    try:
+        address = read_secret("[notify] webhook_file", section.webhook_file)
+        return NotifyConfig(webhook=address).webhook
+    except JobError as error:
+        raise OperatorError(str(error)) from error
+    except ValidationError:
+        raise OperatorError(
+            f"[notify] webhook_file {section.webhook_file}: one line with the address, https://…"
+        ) from None
 
 
 class RefusedError(OSError):

@@ -12,17 +12,16 @@ from typing import TYPE_CHECKING
 from pydantic import ValidationError
 
 from coordinator.base import clock
-from coordinator.config.schema import Config, NotifyConfig
+from coordinator.config.schema import Config
 from coordinator.errors import OperatorError
 from coordinator.monitor import notify
 from coordinator.monitor.gate import read_policy
-from coordinator.monitor.notify import News, Notifier
+from coordinator.monitor.notify import News, notifier_of
 from coordinator.runtime.summaries import Summaries
 from coordinator.runtime.summary import Summary, known_by
 from evaljobs.contract.paths import WorkPaths
 from evaljobs.contract.specs import Kept
-from evaljobs.contract.storage import read_secret, write_record
-from evaljobs.errors import JobError
+from evaljobs.contract.storage import write_record
 
 if TYPE_CHECKING:
     from coordinator.monitor.metrics import Metrics
@@ -49,7 +48,7 @@ class Monitor:
     def __init__(self, settings: Config) -> None:
         self._settings = settings
         self._work = WorkPaths(settings.work_dir)
-        self._notifier = Notifier(settings.notify.command, _webhook(settings.notify))
+        self._notifier = notifier_of(settings.notify)
         self._owed: set[str] | None = None  # ids in `news.json`; read in the first turn
         self._written: set[str] = set()
         self._sent: deque[str] = deque()  # ids whose news were sent; filled by the notifier's thread
@@ -129,23 +128,6 @@ def _left(settings: Config, evaluation_id: str) -> Iterable[News]:
     found.look(0.0)
     for end in found.ended:
         yield from _news(settings, end)
-
-
-def _webhook(section: NotifyConfig) -> str | None:
-    """The webhook's address, from its file where it has one. OperatorError names no part of it."""
-    if section.webhook_file is None:
-        return section.webhook
-    if section.webhook is not None:
-        raise OperatorError("[notify] has webhook and webhook_file: keep one of them")
-    try:
-        address = read_secret("[notify] webhook_file", section.webhook_file)
-        return NotifyConfig(webhook=address).webhook
-    except JobError as error:
-        raise OperatorError(str(error)) from error
-    except ValidationError:
-        raise OperatorError(
-            f"[notify] webhook_file {section.webhook_file}: one line with the address, https://…"
-        ) from None
 
 
 def _metrics(settings: Config, work: WorkPaths) -> Metrics | None:

@@ -1,23 +1,40 @@
 """Why jobs of an evaluation failed, by the outcomes and logs that they left, and Slurm's word. Called from: `runner`, `summary`,
-`evalspan diagnose`.
+`supervise`, `evalspan diagnose`.
 
 Rule: of a log the last MOST_BYTES are read, and nothing where storage is away.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
 from pydantic import ValidationError
 
+from coordinator.diagnosis.lines import CHUNK
 from coordinator.diagnosis.verdict import Diagnosis, diagnose, of_state
+from coordinator.errors import OperatorError
 from evaljobs.contract import folded
 from evaljobs.contract.outcomes import OUTCOME, Failed
 from evaljobs.contract.paths import EvaluationPaths
 
 MOST_BYTES = 1 << 17  # the coordinator reads it between two turns, for each trial that died
 FAILED = "FAILED"  # Slurm's word where nothing more is known
+
+
+def read_logs(paths: Iterable[Path]) -> dict[str, Iterator[bytes]]:
+    """Logs by name, chunk by chunk. OperatorError, from the chunks, where one cannot be read."""
+    return {str(path): _read(path) for path in paths}
+
+
+def _read(path: Path) -> Iterator[bytes]:
+    try:
+        with path.open("rb") as file:
+            while chunk := file.read(CHUNK):
+                yield chunk
+    except OSError as error:
+        raise OperatorError(f"{path} cannot be read: {error.strerror}") from error
 
 
 def failures(paths: EvaluationPaths) -> dict[str, Failed]:

@@ -154,6 +154,7 @@ class WorkPaths:
         self.watched = self.root / "watched.json"
         # File WORK_DIR/news.json: evaluations whose end `[notify]` is still to send | the daemon | stays
         self.news = self.root / "news.json"
+        self.supervised = self.root / "supervised"
 
     def evaluation(self, evaluation_id: str) -> EvaluationPaths:
         return EvaluationPaths(self.root / evaluation_id)

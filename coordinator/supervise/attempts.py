@@ -1,0 +1,243 @@
+"""One start of a training: a command on this machine, or a job of Slurm's where the command is `sbatch`. Called by `run`.
+
+Rule: nothing of a command outlives its supervision. A job of Slurm's does, and the next supervision follows it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Protocol
+
+from coordinator.base.run_command import CommandError, run_command
+from coordinator.cluster import local_guardian
+from coordinator.cluster.job_environment import client_environment
+from coordinator.cluster.past_jobs import PastJob, look_up
+from coordinator.cluster.slurm_parse import PHASES
+from coordinator.diagnosis.lines import CHUNK
+from coordinator.diagnosis.verdict import Diagnosis, diagnose
+from coordinator.errors import OperatorError, RetryError
+from coordinator.runtime.causes import FAILED, read_logs
+from coordinator.supervise.decisions import SIGNALLED
+
+PATIENCE = (
+    3600.0  # seconds that a training has to save and end after SIGTERM; Slurm ends a job's processes sooner
+)
+MOST_KEPT = 128 << 20  # bytes of output that are kept for the diagnosis, twice
+ASK_SECONDS = 5.0  # between two questions to Slurm
+SLURM_SECONDS = 60.0  # for its answer
+OURS = ("-a", "--array", "-W", "--wait", "--comment", "--requeue", "--test-only", "--parsable")
+
+
+class Attempt(Protocol):
+    """`nodes`: a hostlist that may be checked once it has ended, "" for none."""
+
+    nodes: str
+
+    def code(self) -> int | None:
+        """The exit code as a shell gives it; None while it runs. RetryError where that cannot be told now."""
+        ...
+
+    def pulse(self) -> object:
+        """Differs from the last one where there was output, or where none is due."""
+        ...
+
+    def end(self) -> None:
+        """End it at once, since it hangs."""
+        ...
+
+    def tell(self, number: int) -> bool:
+        """Pass a signal on. False: the supervision ends and the training goes on."""
+        ...
+
+    def cause(self, *, hung: bool) -> Diagnosis:
+        """Why it ended. Called once it has."""
+        ...
+
+
+class Child:
+    """A command below a guardian, which ends all of its processes. Its output is passed on."""
+
+    def __init__(self, argv: Sequence[str], env: Mapping[str, str]) -> None:
+        self.nodes = ""
+        self._bytes = 0
+        self._kept: list[IO[bytes]] = []
+        guardian = (sys.executable, "-I", "-S", local_guardian.__file__, str(PATIENCE))
+        self._process = subprocess.Popen(
+            [*guardian, *argv],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=env,
+            start_new_session=True,
+        )
+        self._pump = threading.Thread(target=self._pass_on, name="output", daemon=True)
+        self._pump.start()
+
+    def _pass_on(self) -> None:
+        assert self._process.stdout is not None
+        while chunk := os.read(self._process.stdout.fileno(), CHUNK):
+            self._bytes += len(chunk)
+            with suppress(OSError, ValueError):  # a reader that is gone, or a full disk, ends no training
+                sys.stdout.buffer.write(chunk)
+                sys.stdout.buffer.flush()
+            with suppress(OSError):
+                if not self._kept or self._kept[-1].tell() > MOST_KEPT:
+                    self._kept = [*self._kept[-1:], tempfile.TemporaryFile(buffering=0)]  # noqa: SIM115 (deleted already)
+                self._kept[-1].write(chunk)
+
+    def code(self) -> int | None:
+        return self._process.poll()
+
+    def pulse(self) -> object:
+        return self._bytes
+
+    def end(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()  # the guardian then waits for seconds only
+
+    def tell(self, number: int) -> bool:
+        self._process.send_signal(signal.SIGTERM if number == signal.SIGINT else number)
+        return True
+
+    def cause(self, *, hung: bool) -> Diagnosis:
+        self._pump.join()
+        code: int = self._process.wait()
+        number = code - SIGNALLED
+        found = _diagnosed(
+            {"": self._chunks()}, "" if hung else FAILED, f"0:{number}" if number > 0 else f"{code}:0"
+        )
+        return found.model_copy(update={"line": ""}) if found.line.startswith("sacct:") else found
+
+    def _chunks(self) -> Iterator[bytes]:
+        for file in self._kept:
+            file.seek(0)
+            yield from iter(lambda file=file: file.read(CHUNK), b"")  # type: ignore[misc]
+
+
+class BatchJob:
+    """A job that `sbatch` submitted."""
+
+    def __init__(self, job_id: str) -> None:
+        self.job_id, self.nodes = job_id, ""
+        self._job = PastJob("PENDING", "", "", ())
+        self._asked = float("-inf")
+
+    @classmethod
+    def submitted(
+        cls, argv: Sequence[str], env: Mapping[str, str], token: str, exclude: Sequence[str]
+    ) -> BatchJob:
+        """OperatorError where Slurm refuses it; RetryError where it does not answer."""
+        try:
+            out = run_command(sbatch_words(argv, token, exclude), seconds=SLURM_SECONDS, env=env)
+        except CommandError as error:
+            kind = RetryError if error.timed_out or "Unable to contact" in error.stderr else OperatorError
+            raise kind(f"{argv[0]}: {error}") from error
+        return cls(out.strip().splitlines()[-1].split(";")[0])
+
+    @classmethod
+    def running(cls, token: str) -> BatchJob | None:
+        """The job of an earlier supervision that has not ended. RetryError where Slurm does not answer."""
+        listed = _slurm("squeue", "--me", "--noheader", "--format=%i|%T|%k")
+        for line in listed.splitlines():
+            job_id, state, comment = line.split("|", 2)
+            if comment.strip() == token and PHASES.get(state) != "ended":
+                return cls(job_id)
+        return None
+
+    def code(self) -> int | None:
+        if time.monotonic() - self._asked < ASK_SECONDS:
+            return None
+        self._asked = time.monotonic()
+        found = look_up(self.job_id, lambda argv: "" if argv[0] == "sacct" else _known(argv))
+        if found is None or _has_ended(found):
+            found = look_up(self.job_id, _known) or found
+        if found is None:  # Slurm has forgotten it: its log must tell
+            found = self._job._replace(state="", exit_code="")
+        self._job, self.nodes = found, found.nodes if found.nodes not in ("(null)", "None assigned") else ""
+        if found.state and not _has_ended(found):
+            return None
+        said, _, number = found.exit_code.partition(":")
+        if _word(found) == "COMPLETED":
+            return 0
+        if not found.state and self.cause(hung=True).reason == "Healthy":
+            return 0
+        return SIGNALLED + int(number) if number.isdigit() and int(number) else int(said or 0) or 1
+
+    def pulse(self) -> object:
+        if _word(self._job) != "RUNNING":
+            return time.monotonic()
+        return [
+            (p.stat().st_size, p.stat().st_mtime_ns) for log in self._job.logs if (p := Path(log)).exists()
+        ]
+
+    def end(self) -> None:
+        _slurm("scancel", self.job_id)
+
+    def tell(self, number: int) -> bool:
+        if number in (signal.SIGINT, signal.SIGTERM):
+            return False
+        _slurm("scancel", "--batch", f"--signal={signal.Signals(number).name[3:]}", self.job_id)
+        return True
+
+    def cause(self, *, hung: bool) -> Diagnosis:
+        logs = read_logs(p for log in self._job.logs if (p := Path(log)).is_file())
+        return _diagnosed(logs, "" if hung else self._job.state or FAILED, self._job.exit_code)
+
+
+def sbatch_words(argv: Sequence[str], token: str, exclude: Sequence[str]) -> list[str]:
+    """The user's `sbatch` with the options of a supervision; nodes of an --exclude of its own stay. Pure.
+
+    OperatorError where it has an option that supervision sets, or that makes more than one job.
+    """
+    words, found = list(argv[1:]), list(exclude)
+    end = next((i for i, word in enumerate(words) if word == "--" or word.endswith(".sbatch")), len(words))
+    for index, word in enumerate(words[:end]):
+        if word.split("=")[0] in OURS:
+            raise OperatorError(f"{word}: supervise sets it itself, or follows one job only: leave it out")
+        if exclude and (own := re.fullmatch(r"(?:--exclude=|-x=?)(.*)|--exclude", word)):
+            taken = own[1] or words[index + 1]
+            words[index], found = f"--exclude={','.join([*exclude, taken])}", []
+            if not own[1]:
+                del words[index + 1]
+            break
+    more = [f"--exclude={','.join(found)}"] if found else []
+    return [argv[0], "--parsable", "--no-requeue", f"--comment={token}", *more, *words]
+
+
+def _has_ended(job: PastJob) -> bool:
+    return PHASES.get(_word(job)) == "ended" and _word(job) != "COMPLETING"
+
+
+def _word(job: PastJob) -> str:
+    return job.state.split(" ")[0].rstrip("+")
+
+
+def _diagnosed(logs: Mapping[str, Iterator[bytes]], state: str, code: str) -> Diagnosis:
+    return diagnose(logs, state=state, exit_code=code if state else "").diagnosis
+
+
+def _known(argv: Sequence[str]) -> str:
+    """What Slurm prints; "" where it knows no such job, or has no accounting. RetryError where it does not answer."""
+    try:
+        return _slurm(*argv)
+    except RetryError as error:
+        if argv[0] == "sacct" or "Invalid job id" in str(error):
+            return ""
+        raise
+
+
+def _slurm(*argv: str) -> str:
+    try:
+        return run_command(argv, seconds=SLURM_SECONDS, env=client_environment(os.environ, {}))
+    except CommandError as error:
+        raise RetryError(f"{argv[0]}: {error}") from error

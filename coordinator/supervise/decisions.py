@@ -1,0 +1,113 @@
+"""Whether a training that has ended is started again, and whether its loss spikes. Pure. Called by `run`.
+
+Rule: a failure that a restart cannot help, as one of the user's program, ends the supervision. One that nobody knows is tried
+again once, and as long as checkpoints are written between.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass, field
+from statistics import median
+
+from coordinator.diagnosis.verdict import Diagnosis
+
+SIGNALLED = 128  # exit codes above it name a signal
+INFRASTRUCTURE = ("node", "gpu", "network")  # owners of failures after which nodes are checked
+MOST_PAUSE = 600.0  # seconds between two attempts, at most
+WINDOW = 200  # losses with which a new one is compared ...
+LEAST = 30  # ... and the fewest
+SPIKE = 8.0  # robust z-score from which on a loss is unusual
+LASTS = 3  # unusual losses in a row that are a spike: one alone is a batch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class End:
+    """How an attempt ended. `code`: as a shell gives it; `hung`: it was ended, since it no longer did anything; `silent`:
+    seconds for which it did not; `progress`: it left a whole checkpoint that was not there before.
+    """
+
+    code: int
+    cause: Diagnosis
+    progress: bool
+    hung: bool = False
+    silent: float = 0.0
+
+    @property
+    def failed(self) -> bool:
+        return self.hung or self.code != 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """`why`: reason, owner and line; with advice where it is not started again. `check`: nodes are checked before."""
+
+    restart: bool
+    why: str
+    check: bool = False
+
+
+def decide(end: End, left: int, unknown_before: bool) -> Decision:
+    """`left`: restarts that are left; `unknown_before`: the attempt before ended without a known reason and without progress."""
+    cause, why = end.cause, said(end)
+    if not end.failed:
+        return Decision(restart=False, why="training has ended")
+    if cause.reason is not None and not cause.recoverable:
+        return Decision(restart=False, why=f"{why}; a restart will not help: {cause.advice}")
+    if is_unknown(end) and unknown_before:
+        return Decision(restart=False, why=f"{why}, twice without a new checkpoint: read its log")
+    if left <= 0:
+        return Decision(restart=False, why=f"{why}; no restart is left (--max-restarts)")
+    return Decision(restart=True, why=why, check=cause.owner in INFRASTRUCTURE or end.hung)
+
+
+def is_unknown(end: End) -> bool:
+    """Is there neither a reason nor progress?"""
+    return end.cause.reason is None and not end.progress
+
+
+def said(end: End) -> str:
+    """What an attempt ended with, in words."""
+    how = f"no output and no heartbeat for {end.silent:.0f} s" if end.hung else f"exit code {end.code}"
+    if not end.hung and end.code > SIGNALLED:
+        how = f"ended by signal {end.code - SIGNALLED}"
+    cause = end.cause
+    name = f"{cause.reason} (owner: {cause.owner})" if cause.reason else "reason not known"
+    return f"{name}, {how}{f': {cause.line}' if cause.line else ''}"
+
+
+def pause(first: float, idle: int) -> float:
+    """Seconds before the next attempt. `idle`: restarts in a row without a new checkpoint."""
+    return min(MOST_PAUSE, first * 2.0 ** min(idle, 20))
+
+
+@dataclass(slots=True)
+class Losses:
+    """The usual losses of a training, and how many unusual ones came in a row. The robust z-score of a loss is its distance to
+    their median in standard deviations, which the median absolute deviation estimates.
+    """
+
+    _usual: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
+    _row: int = 0
+    _told: bool = False
+
+    def add(self, loss: float) -> str:
+        """Take in a loss; what is unusual, once a spike: LASTS large losses in a row, or one that is no number. Else ""."""
+        middle = median(self._usual) if len(self._usual) >= LEAST else math.inf
+        spread = 1.4826 * median(abs(one - middle) for one in self._usual) if middle < math.inf else 1.0
+        score = (loss - middle) / max(spread, 1e-3 * abs(middle), 1e-9) if middle < math.inf else 0.0
+        if math.isfinite(loss) and score <= SPIKE:
+            self._usual.append(loss)
+            self._row, self._told = 0, False
+            return ""
+        self._row += 1
+        if self._row >= WINDOW:  # it is the usual loss now
+            self._usual.clear()
+        if self._told or (math.isfinite(loss) and self._row < LASTS):
+            return ""
+        self._told = True
+        usual = (
+            f", robust z-score {score:.1f} against a median of {middle:.4g}" if math.isfinite(loss) else ""
+        )
+        return f"the loss is {loss:.4g}{usual}"

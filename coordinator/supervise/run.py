@@ -1,0 +1,256 @@
+"""Starts a training, follows it, and starts it again where that can help. Called by `evalspan supervise`.
+
+Rule: one supervision of a folder of checkpoints at a time. The training's command gets the checkpoint to go on from, and
+the nodes to leave out, as environment variables; nothing that it wrote is changed or removed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from coordinator.base import clock
+from coordinator.base.signals import Signals
+from coordinator.cluster.job_environment import client_environment
+from coordinator.config.schema import Config
+from coordinator.errors import EvalspanError, OperatorError, RetryError
+from coordinator.intake.checkpoint import step_of
+from coordinator.monitor import notify
+from coordinator.node_check.run import check
+from coordinator.runtime.work_lock import locked
+from coordinator.supervise.attempts import Attempt, BatchJob, Child
+from coordinator.supervise.checkpoints import newest_whole
+from coordinator.supervise.decisions import SIGNALLED, End, Losses, decide, is_unknown, pause
+from evaljobs.contract.paths import WorkPaths, slug
+from evaljobs.contract.storage import make_file, make_folder
+
+LOOK_SECONDS = 0.2
+CHECK_SECONDS = 300.0  # for the job of a node's test to start and end
+NEWS_SECONDS = 5.0  # most that the end waits for news to be sent
+STOPS = (signal.SIGINT, signal.SIGTERM)
+PASSED = (*STOPS, signal.SIGUSR1, signal.SIGUSR2)
+
+
+class _Stopped(Exception):  # noqa: N818 (no error)
+    """A signal has ended the supervision."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__()
+        self.code = code
+
+
+@dataclass(slots=True)
+class _Watch:
+    """Ends an attempt that hangs. `silent`: for how many seconds it had done nothing then."""
+
+    attempt: Attempt
+    hang_seconds: float
+    silent: float = 0.0
+    _since: float = 0.0
+    _pulse: object = None
+
+    def look(self, beats: int, now: float) -> None:
+        """`beats`: a number that grows with each heartbeat."""
+        if (found := (self.attempt.pulse(), beats)) != self._pulse:
+            self._pulse, self._since = found, now
+        elif not self.silent and 0 < self.hang_seconds <= now - self._since:
+            self.attempt.end()
+            self.silent = now - self._since
+
+
+@dataclass(slots=True, kw_only=True)
+class Supervision:
+    """`argv`: the training's command; `place`: its folder of checkpoints, or a glob; `most`: restarts; `hang_seconds`: 0 for
+    never; `first_pause`: seconds before the first restart; `say`: takes a line for people.
+    """
+
+    config: Config
+    argv: Sequence[str]
+    place: str
+    most: int
+    hang_seconds: float
+    first_pause: float
+    say: Callable[[str], None]
+    excluded: list[str] = field(default_factory=list)
+    _newest: Path | None = None  # whole checkpoint that the attempt goes on from
+    _news: notify.Notifier = field(default_factory=notify.Notifier)
+    _signals: Signals = field(default_factory=lambda: Signals(PASSED))
+    _seen: int = 0  # signals that were dealt with
+    _stopping: bool = False  # was the training told to end?
+    _offset: int = 0  # bytes of heartbeats that were read
+    _losses: Losses = field(default_factory=Losses)
+
+    def run(self) -> int:
+        """Until the training has ended, or is not started again; its exit code. OperatorError, RetryError."""
+        self._news = notify.notifier_of(self.config.notify)
+        with self._alone(), self._signals:
+            try:
+                return self._attempts()
+            except _Stopped as stopped:
+                return stopped.code
+            finally:
+                self._news.finish(NEWS_SECONDS)
+
+    def _attempts(self) -> int:
+        idle, unknown_before = 0, False
+        for number in range(1, self.most + 2):
+            attempt = self._start(number)
+            end = self._follow(attempt)
+            decision = decide(end, self.most + 1 - number, unknown_before)
+            if decision.check and attempt.nodes:
+                self._check(attempt.nodes)
+            again = f"restart {number} of {self.most}" if decision.restart else "not restarted"
+            self._tell(f"{again}: {decision.why}" if end.failed else decision.why)
+            if not decision.restart:
+                return end.code or int(end.hung)
+            idle, unknown_before = 0 if end.progress else idle + 1, is_unknown(end)
+            self._wait(pause(self.first_pause, idle))
+        raise AssertionError("the last attempt is not restarted")
+
+    # --- one attempt -----------------------------------------------------------------------------------------------------
+
+    def _start(self, number: int) -> Attempt:
+        """Start it, or follow the job of an earlier supervision. OperatorError, RetryError."""
+        self._newest, damaged = newest_whole(self.place)
+        for line in damaged:
+            self.say(f"not whole, and not used: {line}")
+        batch = Path(self.argv[0]).name == "sbatch"
+        token = f"evalspan-supervise-{hashlib.sha256(self.place.encode()).hexdigest()[:12]}"
+        if batch and number == 1 and (running := BatchJob.running(token)) is not None:
+            self.say(f"follows job {running.job_id}, which an earlier supervise submitted")
+            return running
+        self._beats.unlink(missing_ok=True)
+        self._offset = 0
+        ours = {
+            "EVALSPAN_RESUME_FROM": str(self._newest or ""),
+            "EVALSPAN_HEARTBEATS": str(self._beats),
+            "EVALSPAN_EXCLUDE_NODES": ",".join(self.excluded),
+        }
+        origin = f"from {self._newest}" if self._newest else "from the beginning"
+        if not batch:
+            self.say(f"attempt {number} {origin}")
+            return Child(self.argv, os.environ | ours)
+        env = client_environment(os.environ, ours)
+        while True:
+            try:
+                job = BatchJob.submitted(self.argv, env, token, self.excluded)
+            except RetryError as error:  # it may have submitted it
+                self.say(f"Slurm does not answer, and is asked again: {error}")
+                self._wait(self.first_pause)
+                found = BatchJob.running(token)
+            else:
+                found = job
+            if found is not None:
+                break
+        without = f", without {','.join(self.excluded)}" if self.excluded else ""
+        self.say(f"attempt {number} {origin}{without}: job {found.job_id}")
+        return found
+
+    def _follow(self, attempt: Attempt) -> End:
+        """Until it has ended. _Stopped where a signal ends it, or the supervision alone."""
+        watch, trouble = _Watch(attempt, self.hang_seconds), False
+        while True:
+            try:
+                if (code := attempt.code()) is not None:
+                    break
+                self._pass_on(attempt)
+                watch.look(self._beat(), clock.now())
+                trouble = False
+            except RetryError as error:
+                if not trouble:
+                    self.say(f"no news of the training, which is looked for again: {error}")
+                trouble = True
+            time.sleep(LOOK_SECONDS)
+        if self._stopping:
+            self.say(f"the training was ended by a signal, with exit code {code}, and is not restarted")
+            raise _Stopped(code)
+        hung, cause = watch.silent > 0, attempt.cause(hung=watch.silent > 0)
+        if hung and cause.reason == "Healthy":  # its log tells of nothing
+            cause = cause.model_copy(update={"reason": None, "owner": "none", "line": ""})
+        progress = newest_whole(self.place)[0] != self._newest
+        return End(code=code, cause=cause, progress=progress, hung=hung, silent=watch.silent)
+
+    def _pass_on(self, attempt: Attempt) -> None:
+        for number in self._new_signals():
+            self._stopping = self._stopping or number in STOPS
+            if not attempt.tell(number):
+                self.say("ended; the training goes on, and the same command follows it again")
+                raise _Stopped(SIGNALLED + number)
+
+    def _beat(self) -> int:
+        """Bytes of heartbeats. Losses of new ones are looked at."""
+        with suppress(OSError), self._beats.open("rb") as file:
+            file.seek(self._offset)
+            text = file.read()
+            whole = text[: text.rfind(b"\n") + 1]
+            self._offset += len(whole)
+            for line in whole.splitlines():
+                beat = json.loads(line)
+                if beat["loss"] is not None and (unusual := self._losses.add(beat["loss"])):
+                    self._tell(f"loss spike at step {beat['step']}: {unusual}; nothing was rolled back")
+        return self._offset
+
+    # --- between two -----------------------------------------------------------------------------------------------------
+
+    def _check(self, nodes: str) -> None:
+        """Test these nodes, and leave out the bad ones from now on. What cannot be tested is used again."""
+        try:
+            made = check(self.config, [nodes], wait_seconds=CHECK_SECONDS, seed=0)
+        except EvalspanError as error:
+            self.say(f"{nodes} could not be checked, and may be used again: {error}")
+            return
+        self.excluded += [node for node in made.exclude if node not in self.excluded]
+        found = "; ".join(f"{n.node} is {n.verdict}{f': {n.why}' if n.why else ''}" for n in made.nodes)
+        self.say(f"nodes: {found}")
+
+    def _tell(self, line: str) -> None:
+        """Say it here, and to whom `[notify]` names."""
+        self.say(line)
+        step = step_of(self._newest.name) if self._newest else None
+        made = notify.training(line, str(self._newest or self.place), step, time.time())
+        self._news.tell(lambda: [made])
+
+    def _wait(self, seconds: float) -> None:
+        end = clock.now() + seconds
+        while clock.now() < end:
+            if stops := [number for number in self._new_signals() if number in STOPS]:
+                raise _Stopped(SIGNALLED + stops[0])
+            time.sleep(min(LOOK_SECONDS, seconds))
+
+    def _new_signals(self) -> list[int]:
+        new = self._signals.received[self._seen :]
+        self._seen += len(new)
+        return new
+
+    # --- its folder ------------------------------------------------------------------------------------------------------
+
+    @property
+    def _folder(self) -> Path:
+        return WorkPaths(self.config.work_dir).supervised / slug(self.place)
+
+    @property
+    def _beats(self) -> Path:
+        # File WORK_DIR/supervised/NAME/heartbeats.jsonl: steps and losses of a training | the hook | with the next attempt
+        return self._folder / "heartbeats.jsonl"
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """OperatorError where another supervision has this place."""
+        # File WORK_DIR/supervised/NAME/supervise.lock: locked (flock) by the one supervision | `supervise` | stays
+        make_folder(self._folder)
+        lock = make_file(self._folder / "supervise.lock", os.O_RDWR)
+        try:
+            if not locked(lock):
+                raise OperatorError(
+                    f"{self.place} is supervised already: end that `evalspan supervise` first"
+                )
+            yield
+        finally:
+            os.close(lock)

@@ -1,0 +1,146 @@
+"""Laws of what is decided after an attempt, of losses that spike, and of checkpoints that are whole."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+
+from coordinator.diagnosis.rules import table
+from coordinator.diagnosis.verdict import of_state, of_text
+from coordinator.errors import OperatorError
+from coordinator.supervise.attempts import sbatch_words
+from coordinator.supervise.checkpoints import newest_whole
+from coordinator.supervise.decisions import LASTS, MOST_PAUSE, End, Losses, decide, pause
+
+UNKNOWN = of_text("", state="FAILED")
+RULES = {rule.reason: of_text(rule.example, state="FAILED") for rule in table().rules}
+
+
+@pytest.mark.parametrize("reason", RULES)
+def test_what_a_restart_cannot_help_is_not_restarted(reason: str) -> None:
+    """Of each reason of the table: restarted where it can help and a restart is left. Nodes are checked where they may be the
+    cause, and after a hang."""
+    cause = RULES[reason]
+    end = End(code=1, cause=cause, progress=True)
+    made = decide(end, 1, unknown_before=True)
+    assert made.restart == cause.recoverable
+    assert made.check == (cause.recoverable and cause.owner in ("node", "gpu", "network"))
+    assert str(cause.reason) in made.why
+    assert made.restart or cause.advice in made.why
+    assert not decide(end, 0, unknown_before=False).restart
+    hung = decide(End(code=137, cause=cause, progress=True, hung=True), 1, unknown_before=False)
+    assert (hung.restart, hung.check) == (cause.recoverable, cause.recoverable)
+
+
+@given(st.lists(st.tuples(st.booleans(), st.booleans(), st.booleans()), max_size=30), st.integers(0, 9))
+def test_restarts_are_bounded(ends: list[tuple[bool, bool, bool]], most: int) -> None:
+    """Whatever comes: at most `most` restarts; an end that nobody knows, twice in a row without a checkpoint, is the last; and a
+    training that has ended is not restarted."""
+    left, before, idle = most, False, 0
+    for known, progress, ended in ends:
+        cause = RULES["NCCLRemoteError"] if known else UNKNOWN
+        end = End(code=0 if ended else 1, cause=cause, progress=progress)
+        made = decide(end, left, before)
+        unknown = not known and not progress
+        assert made.restart == (not ended and left > 0 and not (unknown and before))
+        if not made.restart:
+            return
+        left, before, idle = left - 1, unknown, 0 if progress else idle + 1
+        assert 0 < pause(1.0, idle) <= MOST_PAUSE
+    assert left >= 0
+
+
+@given(st.integers(0, 2**32))
+def test_a_spike_is_told_once(seed: int) -> None:
+    """Noise and a falling loss are usual; several large losses in a row, or one that is no number, are told once."""
+    rng, losses = random.Random(seed), Losses()
+
+    def usual(step: int) -> float:
+        return 2.0 + 8.0 * math.exp(-step / 50) + rng.gauss(0, 0.05)
+
+    assert not any(losses.add(usual(step)) for step in range(300))
+    assert not losses.add(9.0), "one batch is no spike"
+    losses.add(usual(300))
+    told = [losses.add(9.0) for _ in range(2 * LASTS)]
+    assert [bool(one) for one in told] == [n == LASTS - 1 for n in range(2 * LASTS)]
+    losses.add(usual(301))
+    assert [bool(losses.add(math.nan)) for _ in range(3)] == [True, False, False]
+
+
+def test_sbatch_gets_the_options_of_a_supervision() -> None:
+    """Nodes that its own --exclude names stay; options of the job's script, and what follows, are not read."""
+    job = ["a.sbatch", "runs", "core", "--", "train", "-x", "--array"]
+    added = ["--parsable", "--no-requeue", "--comment=t"]
+    cases = {
+        (): ["--exclude=n1,n2", *job],
+        ("--exclude=n3", "-N4"): ["--exclude=n1,n2,n3", "-N4", *job],
+        ("--exclude", "n[3-4]"): ["--exclude=n1,n2,n[3-4]", *job],
+        ("-x", "n3", "-N4"): ["--exclude=n1,n2,n3", "-N4", *job],
+        ("-xn3",): ["--exclude=n1,n2,n3", *job],
+    }
+    for own, words in cases.items():
+        assert sbatch_words(["sbatch", *own, *job], "t", ["n1", "n2"]) == ["sbatch", *added, *words]
+    assert sbatch_words(["sbatch", "-xn3", *job], "t", []) == ["sbatch", *added, "-xn3", *job]
+    for refused in ("--array=1-2", "-a", "--wait", "--comment=mine", "--requeue"):
+        with pytest.raises(OperatorError, match=refused.split("=")[0]):
+            sbatch_words(["sbatch", refused, *job], "t", [])
+
+
+def _hugging_face(folder: Path) -> None:
+    save_file({"w": torch.zeros(64)}, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps({"a": [1] * 99}))
+    torch.save({"step": torch.zeros(64)}, folder / "optimizer.pt")
+
+
+def _sharded(folder: Path) -> None:
+    (folder / "__0_0.distcp").write_bytes(b"x" * 64)
+    (folder / ".metadata").write_bytes(b"y")
+
+
+@pytest.mark.parametrize("made", [_hugging_face, _sharded])
+def test_a_save_that_was_cut_is_not_gone_on_from(made: Callable[[Path], None], tmp_path: Path) -> None:
+    """Without any one of its files, or with one file cut, the checkpoint before counts; names in the making do not; none: None."""
+    place = tmp_path / "runs"
+    assert newest_whole(str(place)) == (None, [])
+    for step in (90, 100, 200):
+        folder = place / f"step-{step}"
+        folder.mkdir(parents=True)
+        made(folder)
+    (place / "step-300.tmp").mkdir()
+    (place / "notes-400.txt").touch()
+    before, newest = place / "step-100", place / "step-200"
+    assert newest_whole(str(place)) == (newest, [])
+    assert newest_whole(f"{place}/step-1*") == (before, [])
+    for file in sorted(newest.iterdir()):
+        whole = file.read_bytes()
+        file.unlink()
+        assert newest_whole(str(place))[0] == before, f"without {file.name}"
+        if file.suffix in (".safetensors", ".json", ".pt"):
+            file.write_bytes(whole[:-1])
+            found, left = newest_whole(str(place))
+            assert (found, len(left)) == (before, 1), f"{file.name} is cut"
+            assert str(newest) in left[0]
+        file.write_bytes(whole)
+    assert newest_whole(str(place)) == (newest, [])
+
+
+def test_slurms_word_decides_where_it_ended_the_job() -> None:
+    """A preemption and a time limit are gone on from; a job that a person cancelled is not."""
+    for state, restarts in {
+        "PREEMPTED": True,
+        "TIMEOUT": True,
+        "NODE_FAIL": True,
+        "CANCELLED": False,
+        "OUT_OF_MEMORY": False,
+    }.items():
+        end = End(code=1, cause=of_state(state), progress=False)
+        assert decide(end, 1, unknown_before=False).restart == restarts, state
