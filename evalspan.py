@@ -14,6 +14,7 @@ from __future__ import annotations
 from coordinator.hook import (
     fingerprint_logits,
     flush,
+    heartbeat,
     lightning_callback,
     notify,
     on_dcp_saved,
@@ -49,6 +50,7 @@ __all__ = [
     "evaluate",
     "fingerprint_logits",
     "flush",
+    "heartbeat",
     "lightning_callback",
     "notify",
     "on_dcp_saved",

@@ -88,6 +88,11 @@ MORE: Mapping[str, Mapping[ExitCode, str]] = {
         ExitCode.FAILED: "a node is bad, or still a suspect",
         ExitCode.UNDECIDED: "no test of nodes passed, so that none can be told from a good one",
     },
+    "supervise": {
+        ExitCode.DONE: "the training has ended",
+        ExitCode.FAILED: "or any other code of the training: it failed, and was not started again",
+        ExitCode.TERMINATED: "SIGTERM ended it, and a training that is no job of Slurm's with it",
+    },
     "clean": {ExitCode.FAILED: "some files were left alone, since evalspan did not write them"},
 }
 

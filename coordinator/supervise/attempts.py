@@ -34,6 +34,7 @@ PATIENCE = (
 )
 MOST_KEPT = 128 << 20  # bytes of output that are kept for the diagnosis, twice
 ASK_SECONDS = 5.0  # between two questions to Slurm
+NOTHING_SAID = Diagnosis(reason=None, owner="none", recoverable=True, line="", line_number=None, advice="")
 SLURM_SECONDS = 60.0  # for its answer
 OURS = ("-a", "--array", "-W", "--wait", "--comment", "--requeue", "--test-only", "--parsable")
 
@@ -60,7 +61,7 @@ class Attempt(Protocol):
         ...
 
     def cause(self, *, hung: bool) -> Diagnosis:
-        """Why it ended. Called once it has."""
+        """Why it ended, once it has; or why it hangs, before it is ended: the end leaves lines of its own."""
         ...
 
 
@@ -110,18 +111,20 @@ class Child:
         return True
 
     def cause(self, *, hung: bool) -> Diagnosis:
+        if hung:
+            return _diagnosed({"": self._chunks()}, "", "")
         self._pump.join()
         code: int = self._process.wait()
-        number = code - SIGNALLED
-        found = _diagnosed(
-            {"": self._chunks()}, "" if hung else FAILED, f"0:{number}" if number > 0 else f"{code}:0"
-        )
+        said = f"0:{code - SIGNALLED}" if code > SIGNALLED else f"{code}:0"
+        found = _diagnosed({"": self._chunks()}, FAILED, said)
         return found.model_copy(update={"line": ""}) if found.line.startswith("sacct:") else found
 
     def _chunks(self) -> Iterator[bytes]:
-        for file in self._kept:
-            file.seek(0)
-            yield from iter(lambda file=file: file.read(CHUNK), b"")  # type: ignore[misc]
+        for file in list(self._kept):
+            at = 0
+            while chunk := os.pread(file.fileno(), CHUNK, at):
+                at += len(chunk)
+                yield chunk
 
 
 class BatchJob:
@@ -169,7 +172,7 @@ class BatchJob:
         said, _, number = found.exit_code.partition(":")
         if _word(found) == "COMPLETED":
             return 0
-        if not found.state and self.cause(hung=True).reason == "Healthy":
+        if not found.state and self.cause(hung=True) == NOTHING_SAID:
             return 0
         return SIGNALLED + int(number) if number.isdigit() and int(number) else int(said or 0) or 1
 
@@ -195,12 +198,14 @@ class BatchJob:
 
 
 def sbatch_words(argv: Sequence[str], token: str, exclude: Sequence[str]) -> list[str]:
-    """The user's `sbatch` with the options of a supervision; nodes of an --exclude of its own stay. Pure.
+    """The user's `sbatch` with the options of a supervision; nodes of an --exclude of its own stay. Its script ends its options.
 
     OperatorError where it has an option that supervision sets, or that makes more than one job.
     """
     words, found = list(argv[1:]), list(exclude)
-    end = next((i for i, word in enumerate(words) if word == "--" or word.endswith(".sbatch")), len(words))
+    end = next(
+        (i for i, word in enumerate(words) if word.endswith(".sbatch") or Path(word).is_file()), len(words)
+    )
     for index, word in enumerate(words[:end]):
         if word.split("=")[0] in OURS:
             raise OperatorError(f"{word}: supervise sets it itself, or follows one job only: leave it out")
@@ -223,7 +228,9 @@ def _word(job: PastJob) -> str:
 
 
 def _diagnosed(logs: Mapping[str, Iterator[bytes]], state: str, code: str) -> Diagnosis:
-    return diagnose(logs, state=state, exit_code=code if state else "").diagnosis
+    """`state` "": it hangs, and a log that tells of nothing is no sign of health."""
+    found = diagnose(logs, state=state, exit_code=code if state else "").diagnosis
+    return NOTHING_SAID if not state and found.reason == "Healthy" else found
 
 
 def _known(argv: Sequence[str]) -> str:

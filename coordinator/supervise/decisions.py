@@ -1,7 +1,7 @@
 """Whether a training that has ended is started again, and whether its loss spikes. Pure. Called by `run`.
 
 Rule: a failure that a restart cannot help, as one of the user's program, ends the supervision. One that nobody knows is tried
-again once, and as long as checkpoints are written between.
+again once, and as long as checkpoints are written between; but a kill from outside is no failure of the program.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from statistics import median
 from coordinator.diagnosis.verdict import Diagnosis
 
 SIGNALLED = 128  # exit codes above it name a signal
+KILLED = (SIGNALLED + 9, SIGNALLED + 15)  # SIGKILL, SIGTERM
 INFRASTRUCTURE = ("node", "gpu", "network")  # owners of failures after which nodes are checked
 MOST_PAUSE = 600.0  # seconds between two attempts, at most
 WINDOW = 200  # losses with which a new one is compared ...
@@ -63,8 +64,8 @@ def decide(end: End, left: int, unknown_before: bool) -> Decision:
 
 
 def is_unknown(end: End) -> bool:
-    """Is there neither a reason nor progress?"""
-    return end.cause.reason is None and not end.progress
+    """Is there neither a reason nor progress, and no kill?"""
+    return end.cause.reason is None and not end.progress and end.code not in KILLED
 
 
 def said(end: End) -> str:

@@ -20,6 +20,7 @@ from coordinator.base import clock
 from coordinator.base.signals import Signals
 from coordinator.cluster.job_environment import client_environment
 from coordinator.config.schema import Config
+from coordinator.diagnosis.verdict import Diagnosis
 from coordinator.errors import EvalspanError, OperatorError, RetryError
 from coordinator.intake.checkpoint import step_of
 from coordinator.monitor import notify
@@ -48,10 +49,11 @@ class _Stopped(Exception):  # noqa: N818 (no error)
 
 @dataclass(slots=True)
 class _Watch:
-    """Ends an attempt that hangs. `silent`: for how many seconds it had done nothing then."""
+    """Ends an attempt that hangs. `cause`: why; `silent`: for how many seconds it had done nothing then."""
 
     attempt: Attempt
     hang_seconds: float
+    cause: Diagnosis | None = None
     silent: float = 0.0
     _since: float = 0.0
     _pulse: object = None
@@ -60,9 +62,10 @@ class _Watch:
         """`beats`: a number that grows with each heartbeat."""
         if (found := (self.attempt.pulse(), beats)) != self._pulse:
             self._pulse, self._since = found, now
-        elif not self.silent and 0 < self.hang_seconds <= now - self._since:
+        elif self.cause is None and 0 < self.hang_seconds <= now - self._since:
+            why = self.attempt.cause(hung=True)
             self.attempt.end()
-            self.silent = now - self._since
+            self.cause, self.silent = why, now - self._since
 
 
 @dataclass(slots=True, kw_only=True)
@@ -171,11 +174,11 @@ class Supervision:
         if self._stopping:
             self.say(f"the training was ended by a signal, with exit code {code}, and is not restarted")
             raise _Stopped(code)
-        hung, cause = watch.silent > 0, attempt.cause(hung=watch.silent > 0)
-        if hung and cause.reason == "Healthy":  # its log tells of nothing
-            cause = cause.model_copy(update={"reason": None, "owner": "none", "line": ""})
+        cause = watch.cause or attempt.cause(hung=False)
         progress = newest_whole(self.place)[0] != self._newest
-        return End(code=code, cause=cause, progress=progress, hung=hung, silent=watch.silent)
+        return End(
+            code=code, cause=cause, progress=progress, hung=watch.cause is not None, silent=watch.silent
+        )
 
     def _pass_on(self, attempt: Attempt) -> None:
         for number in self._new_signals():

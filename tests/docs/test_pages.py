@@ -5,6 +5,7 @@ shows, maps name what is there, and the reference is what the code says now.
 from __future__ import annotations
 
 import ast
+import itertools
 import json
 import re
 import shlex
@@ -116,10 +117,10 @@ def test_every_command_on_a_page_is_one_that_evalspan_takes(page):
                 if command is COMMAND and not (rest and rest[0].startswith("-")):
                     raise click.UsageError("no such command")
                 if whole and not getattr(command, "commands", None):
-                    with command.make_context("evalspan", rest):
+                    with command.make_context("evalspan", list(rest)):
                         pass
                 names = {name for option in command.params for name in (*option.opts, *option.secondary_opts)}
-                for word in rest:
+                for word in itertools.takewhile(lambda word: word != "--", rest):
                     name = word.partition("=")[0]
                     if isinstance(command, LmEvalCommand):  # as lm_eval spells it
                         name = name.replace("_", "-")

@@ -25,6 +25,10 @@ first, value, seed = state
 tries = len(list(pathlib.Path().glob("try-*")))
 pathlib.Path(f"try-{tries}").touch()
 does = sys.argv[1 + tries] if tries + 1 < len(sys.argv) else "goes on"
+if does == "at once":
+    sys.exit(1)
+if does == "dies at once":
+    os.kill(os.getpid(), signal.SIGKILL)
 for step in range(first + 1, 13):
     seed = random.Random(seed).randrange(1 << 30)
     value += seed
@@ -57,8 +61,9 @@ LOST = "DistBackendError: NCCL error in: ncclRemoteError: A call to a remote pee
 # What each attempt does -> (exit code, attempts, what one line says)
 ENDS: dict[str, tuple[Sequence[str], int, int, str]] = {
     "nothing": ([], 0, 1, "training has ended"),
-    "kills": (["dies", "dies"], 0, 3, "ended by signal 9"),
+    "kills": (["dies", "dies at once", "dies at once"], 0, 4, "ended by signal 9"),
     "a hang": (["hangs"], 0, 2, "no output and no heartbeat for"),
+    "the same unknown end twice": (["at once", "at once"], 1, 2, "twice without a new checkpoint"),
     "a lost peer": ([LOST], 0, 2, "NCCLRemoteError (owner: network)"),
     "a missing file": (["FileNotFoundError: [Errno 2] No such file or directory: 'a'"], 1, 1, "a restart will not help"),
     "a full disk": (["OSError: [Errno 28] No space left on device"], 1, 1, "DiskFull (owner: storage)"),
@@ -76,6 +81,7 @@ def _command(folder: Path, does: Sequence[str], *options: str) -> list[str]:
 def _values(folder: Path) -> dict[str, set[str]]:
     """Step -> values that attempts had there."""
     found: dict[str, set[str]] = {}
+    (folder / "values.txt").touch()
     for line in (folder / "values.txt").read_text().splitlines():
         step, value = line.split(" ")
         found.setdefault(step, set()).add(value)
