@@ -1,7 +1,7 @@
 """Starts a training, follows it, and starts it again where that can help. Called by `evalspan supervise`.
 
-Rule: one supervision of a folder of checkpoints at a time. The training's command gets the checkpoint to go on from, and
-the nodes to leave out, as environment variables; nothing that it wrote is changed or removed.
+Rule: one supervision of a folder of checkpoints at a time. The training's command gets the checkpoint to go on from as an
+environment variable; nothing that it wrote is changed or removed.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -26,7 +27,7 @@ from coordinator.intake.checkpoint import step_of
 from coordinator.monitor import notify
 from coordinator.node_check.run import check
 from coordinator.runtime.work_lock import locked
-from coordinator.supervise.attempts import Attempt, BatchJob, Child
+from coordinator.supervise.attempts import Attempt, BatchJob, Child, sbatch_words
 from coordinator.supervise.checkpoints import newest_whole
 from coordinator.supervise.decisions import SIGNALLED, End, Losses, decide, is_unknown, pause
 from evaljobs.contract.paths import WorkPaths, slug
@@ -93,6 +94,10 @@ class Supervision:
     def run(self) -> int:
         """Until the training has ended, or is not started again; its exit code. OperatorError, RetryError."""
         self._news = notify.notifier_of(self.config.notify)
+        if self._batch:
+            sbatch_words(self.argv, "", ())  # refuses
+        if shutil.which(self.argv[0]) is None:
+            raise OperatorError(f"{self.argv[0]}: there is no such program")
         with self._alone(), self._signals:
             try:
                 return self._attempts()
@@ -124,9 +129,8 @@ class Supervision:
         self._newest, damaged = newest_whole(self.place)
         for line in damaged:
             self.say(f"not whole, and not used: {line}")
-        batch = Path(self.argv[0]).name == "sbatch"
         token = f"evalspan-supervise-{hashlib.sha256(self.place.encode()).hexdigest()[:12]}"
-        if batch and number == 1 and (running := BatchJob.running(token)) is not None:
+        if self._batch and number == 1 and (running := BatchJob.running(token)) is not None:
             self.say(f"follows job {running.job_id}, which an earlier supervise submitted")
             return running
         self._beats.unlink(missing_ok=True)
@@ -134,10 +138,9 @@ class Supervision:
         ours = {
             "EVALSPAN_RESUME_FROM": str(self._newest or ""),
             "EVALSPAN_HEARTBEATS": str(self._beats),
-            "EVALSPAN_EXCLUDE_NODES": ",".join(self.excluded),
         }
         origin = f"from {self._newest}" if self._newest else "from the beginning"
-        if not batch:
+        if not self._batch:
             self.say(f"attempt {number} {origin}")
             return Child(self.argv, os.environ | ours)
         env = client_environment(os.environ, ours)
@@ -231,6 +234,10 @@ class Supervision:
         new = self._signals.received[self._seen :]
         self._seen += len(new)
         return new
+
+    @property
+    def _batch(self) -> bool:
+        return Path(self.argv[0]).name == "sbatch"
 
     # --- its folder ------------------------------------------------------------------------------------------------------
 
