@@ -59,4 +59,8 @@ class Supervise(Where):
         place = self.checkpoints or next(named, "")
         if not place:
             raise OperatorError("--checkpoints: name the folder where the training leaves its checkpoints")
+        if Path(place).is_file():
+            raise OperatorError(
+                f"--checkpoints {place}: is a file: name the folder that holds the checkpoints"
+            )
         return str(Path(place).absolute())

@@ -29,14 +29,12 @@ from coordinator.errors import OperatorError, RetryError
 from coordinator.runtime.causes import FAILED, read_logs
 from coordinator.supervise.decisions import SIGNALLED
 
-PATIENCE = (
-    3600.0  # seconds that a training has to save and end after SIGTERM; Slurm ends a job's processes sooner
-)
+PATIENCE = 3600.0  # seconds that a training has to end after SIGTERM; Slurm ends a job's processes sooner
 MOST_KEPT = 128 << 20  # bytes of output that are kept for the diagnosis, twice
 ASK_SECONDS = 5.0  # between two questions to Slurm
 NOTHING_SAID = Diagnosis(reason=None, owner="none", recoverable=True, line="", line_number=None, advice="")
 SLURM_SECONDS = 60.0  # for its answer
-OURS = ("-a", "--array", "-W", "--wait", "--comment", "--requeue", "--test-only", "--parsable")
+OURS = re.compile(r"--(?:array|wait|comment|requeue|test-only|parsable)(?:=.*)?|-[aW].*")
 
 
 class Attempt(Protocol):
@@ -179,9 +177,12 @@ class BatchJob:
     def pulse(self) -> object:
         if _word(self._job) != "RUNNING":
             return time.monotonic()
-        return [
-            (p.stat().st_size, p.stat().st_mtime_ns) for log in self._job.logs if (p := Path(log)).exists()
-        ]
+        found = []
+        for log in self._job.logs:
+            with suppress(OSError):
+                now = Path(log).stat()
+                found.append((now.st_size, now.st_mtime_ns))
+        return found
 
     def end(self) -> None:
         _slurm("scancel", self.job_id)
@@ -193,8 +194,12 @@ class BatchJob:
         return True
 
     def cause(self, *, hung: bool) -> Diagnosis:
-        logs = read_logs(p for log in self._job.logs if (p := Path(log)).is_file())
-        return _diagnosed(logs, "" if hung else self._job.state or FAILED, self._job.exit_code)
+        state = "" if hung else self._job.state or FAILED
+        try:
+            logs = read_logs(p for log in self._job.logs if (p := Path(log)).is_file())
+            return _diagnosed(logs, state, self._job.exit_code)
+        except OperatorError:  # storage is away: Slurm's word is left
+            return _diagnosed({}, state, self._job.exit_code)
 
 
 def sbatch_words(argv: Sequence[str], token: str, exclude: Sequence[str]) -> list[str]:
@@ -207,7 +212,7 @@ def sbatch_words(argv: Sequence[str], token: str, exclude: Sequence[str]) -> lis
         (i for i, word in enumerate(words) if word.endswith(".sbatch") or Path(word).is_file()), len(words)
     )
     for index, word in enumerate(words[:end]):
-        if word.split("=")[0] in OURS:
+        if OURS.fullmatch(word):
             raise OperatorError(f"{word}: supervise sets it itself, or follows one job only: leave it out")
         if exclude and (own := re.fullmatch(r"(?:--exclude=|-x=?)(.*)|--exclude", word)):
             taken = own[1] or words[index + 1]

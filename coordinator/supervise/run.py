@@ -126,38 +126,47 @@ class Supervision:
 
     def _start(self, number: int) -> Attempt:
         """Start it, or follow the job of an earlier supervision. OperatorError, RetryError."""
-        self._newest, damaged = newest_whole(self.place)
+        self._newest, damaged = self._whole()
         for line in damaged:
             self.say(f"not whole, and not used: {line}")
-        token = f"evalspan-supervise-{hashlib.sha256(self.place.encode()).hexdigest()[:12]}"
-        if self._batch and number == 1 and (running := BatchJob.running(token)) is not None:
-            self.say(f"follows job {running.job_id}, which an earlier supervise submitted")
-            return running
         self._beats.unlink(missing_ok=True)
         self._offset = 0
         ours = {
             "EVALSPAN_RESUME_FROM": str(self._newest or ""),
             "EVALSPAN_HEARTBEATS": str(self._beats),
+            # a line that waits in a buffer is no sign of life, and lost where the program is killed
+            "PYTHONUNBUFFERED": os.environ.get("PYTHONUNBUFFERED", "1"),
         }
         origin = f"from {self._newest}" if self._newest else "from the beginning"
         if not self._batch:
             self.say(f"attempt {number} {origin}")
             return Child(self.argv, os.environ | ours)
+        token = f"evalspan-supervise-{hashlib.sha256(self.place.encode()).hexdigest()[:12]}"
         env = client_environment(os.environ, ours)
         while True:
             try:
+                if (running := BatchJob.running(token)) is not None:
+                    self.say(f"follows job {running.job_id}, which was submitted before")
+                    return running
                 job = BatchJob.submitted(self.argv, env, token, self.excluded)
-            except RetryError as error:  # it may have submitted it
-                self.say(f"Slurm does not answer, and is asked again: {error}")
-                self._wait(self.first_pause)
-                found = BatchJob.running(token)
+            except RetryError as error:
+                self._again("Slurm does not answer", error)
             else:
-                found = job
-            if found is not None:
-                break
-        without = f", without {','.join(self.excluded)}" if self.excluded else ""
-        self.say(f"attempt {number} {origin}{without}: job {found.job_id}")
-        return found
+                without = f", without {','.join(self.excluded)}" if self.excluded else ""
+                self.say(f"attempt {number} {origin}{without}: job {job.job_id}")
+                return job
+
+    def _whole(self) -> tuple[Path | None, list[str]]:
+        """As `newest_whole`; storage that is away is waited for."""
+        while True:
+            try:
+                return newest_whole(self.place)
+            except OSError as error:
+                self._again(f"{self.place} cannot be read", error)
+
+    def _again(self, what: str, error: Exception) -> None:
+        self.say(f"{what}, and is asked again: {error}")
+        self._wait(max(1.0, self.first_pause))
 
     def _follow(self, attempt: Attempt) -> End:
         """Until it has ended. _Stopped where a signal ends it, or the supervision alone."""
@@ -178,10 +187,8 @@ class Supervision:
             self.say(f"the training was ended by a signal, with exit code {code}, and is not restarted")
             raise _Stopped(code)
         cause = watch.cause or attempt.cause(hung=False)
-        progress = newest_whole(self.place)[0] != self._newest
-        return End(
-            code=code, cause=cause, progress=progress, hung=watch.cause is not None, silent=watch.silent
-        )
+        progress, hung = self._whole()[0] != self._newest, watch.cause is not None
+        return End(code=code, cause=cause, progress=progress, hung=hung, silent=watch.silent)
 
     def _pass_on(self, attempt: Attempt) -> None:
         for number in self._new_signals():
@@ -198,10 +205,15 @@ class Supervision:
             whole = text[: text.rfind(b"\n") + 1]
             self._offset += len(whole)
             for line in whole.splitlines():
-                beat = json.loads(line)
-                if beat["loss"] is not None and (unusual := self._losses.add(beat["loss"])):
-                    self._tell(f"loss spike at step {beat['step']}: {unusual}; nothing was rolled back")
+                self._learn(line)
         return self._offset
+
+    def _learn(self, line: bytes) -> None:
+        """The loss of a heartbeat. A line that is none says nothing."""
+        with suppress(ValueError, KeyError, TypeError):
+            beat = json.loads(line)
+            if beat["loss"] is not None and (unusual := self._losses.add(float(beat["loss"]))):
+                self._tell(f"loss spike at step {beat['step']}: {unusual}; nothing was rolled back")
 
     # --- between two -----------------------------------------------------------------------------------------------------
 

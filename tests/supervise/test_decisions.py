@@ -90,7 +90,7 @@ def test_sbatch_gets_the_options_of_a_supervision() -> None:
     for own, words in cases.items():
         assert sbatch_words(["sbatch", *own, *job], "t", ["n1", "n2"]) == ["sbatch", *added, *words]
     assert sbatch_words(["sbatch", "-xn3", *job], "t", []) == ["sbatch", *added, "-xn3", *job]
-    for refused in ("--array=1-2", "-a", "--wait", "--comment=mine", "--requeue"):
+    for refused in ("--array=1-2", "-a1-2", "--wait", "--comment=mine", "--requeue"):
         with pytest.raises(OperatorError, match=refused.split("=")[0]):
             sbatch_words(["sbatch", refused, *job], "t", [])
 

@@ -101,7 +101,7 @@ def test_a_job_outlives_its_supervision_and_its_node(plain_cluster: Cluster) -> 
     killed.wait(60)
     assert state(plain_cluster, first) == "RUNNING"
     again = made.start()
-    wait_until(lambda: f"follows job {first}" in made.said.read_text(), "the job is found")
+    wait_until(lambda: f"follows job {first}," in made.said.read_text(), "the job is found")
     node = made.tries()[0].split(" on ")[1].split()[0]
     plain_cluster.kill_node(node)
     try:
