@@ -38,9 +38,11 @@ def announced(work: Path) -> list[Notice]:
     return [file.notice for file in Inbox(WorkPaths(work)).look()]
 
 
-def test_transformers_announces_whole_checkpoints_and_spares_pinned_ones(tmp_path, tiny_model_dir):
+def test_transformers_announces_whole_checkpoints_and_spares_pinned_ones(
+    tmp_path, tiny_model_dir, monkeypatch
+):
     """Four saves are announced with their steps and values of the weights that were saved; with keep=1 a pinned one outlives
-    rotation."""
+    rotation. A supervision sees each step and its loss."""
     import torch
     import transformers as hf
 
@@ -48,6 +50,8 @@ def test_transformers_announces_whole_checkpoints_and_spares_pinned_ones(tmp_pat
 
     work, output, seen = tmp_path / "work", tmp_path / "run", []
     work.mkdir()
+    monkeypatch.setenv(hook.BEATS, str(tmp_path / "beats"))
+    monkeypatch.setattr(hook, "BEAT_SECONDS", 0.0)
 
     class Daemon(hf.TrainerCallback):  # type: ignore[misc]
         """Looks at each checkpoint when it was announced; pins the second as a daemon would."""
@@ -59,7 +63,8 @@ def test_transformers_announces_whole_checkpoints_and_spares_pinned_ones(tmp_pat
                 (folder / f"{hook.PIN_PREFIX}x").touch()
 
     rows = [{"input_ids": torch.arange(3, 11), "labels": torch.arange(3, 11)} for _ in range(16)]
-    settings = {"max_steps": 4, "save_steps": 1, "per_device_train_batch_size": 2, "report_to": []}
+    settings = {"max_steps": 4, "save_steps": 1, "logging_steps": 1, "per_device_train_batch_size": 2}
+    settings |= {"report_to": []}
     hf.Trainer(
         model=hf.AutoModelForCausalLM.from_pretrained(tiny_model_dir),
         args=hf.TrainingArguments(output_dir=str(output), use_cpu=True, disable_tqdm=True, **settings),
@@ -71,6 +76,9 @@ def test_transformers_announces_whole_checkpoints_and_spares_pinned_ones(tmp_pat
     saved = [(step, str(output / f"checkpoint-{step}")) for step in (1, 2, 3, 4)]
     assert [(n.step, n.checkpoint) for n in announced(work)] == saved
     assert seen == [1, 2, 3, 4]
+    wait_until(lambda: len((tmp_path / "beats").read_text().splitlines()) >= 8, "heartbeats")
+    beats = [json.loads(line) for line in (tmp_path / "beats").read_text().splitlines()]
+    assert [beat["step"] for beat in beats if beat["loss"] is not None] == [1, 2, 3, 4]
     assert {p.name for p in output.glob("checkpoint-*")} == {"checkpoint-2", "checkpoint-4"}
     for file in Inbox(WorkPaths(work)).look():
         step = file.notice.step
