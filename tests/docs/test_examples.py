@@ -50,8 +50,8 @@ def _on(name: str) -> object:
 )  # the tutorial trains a model and evaluates three checkpoints, five where it runs as it stands
 @pytest.mark.parametrize("name", [_on(name) for name in TABLE])
 def test_the_examples_of_a_page_do_what_it_says(name, given, tmp_path, request):
-    """Each block in the page's order; see `support.examples.run`. A plain run has the newcomers' pages alone, the tutorial's
-    training in small."""
+    """Each block in the page's order; see `support.examples.run`. A plain run has the newcomers' pages alone, in small: a
+    shorter training in the tutorial, few documents."""
     entry = TABLE[name]
     if name not in NEWCOMERS and not EVERY_PAGE:
         pytest.skip("no page of a newcomer: scripts/check --deep runs it")
