@@ -2,7 +2,7 @@
 
 Rule: written before a node is given back, so that a daemon which dies at once still leaves the node alone after its
 restart. A node's back-off after failures is part of an evaluation's state, and its journal holds it; here all evaluations,
-later ones too, find that it failed. `check-nodes` adds the nodes that it found bad.
+later ones too, find that it failed. `check-nodes` adds the nodes that it found bad, the daemon which ones it has checked.
 """
 
 from __future__ import annotations
@@ -28,11 +28,14 @@ class Failure(Kept):
 
 
 class Nodes(Kept):
-    """`nodes.json`. `cordoned`: node -> unix seconds until which no evaluation takes it; `failures`: by node, oldest first."""
+    """`nodes.json`. `cordoned`: node -> unix seconds until which no evaluation takes it; `failures`: by node, oldest first;
+    `checked`: node -> unix seconds until which it needs no check before its use.
+    """
 
     schema_version: int = 1
     cordoned: Mapping[str, float] = {}
     failures: Mapping[str, tuple[Failure, ...]] = {}
+    checked: Mapping[str, float] = {}
 
 
 def _read(path: Path) -> Nodes:
@@ -53,6 +56,18 @@ def cordon(path: Path, nodes: Iterable[str], until: float, now: float) -> Mappin
     left = {node: at for node, at in found.items() if at > now}
     write_record(path, _read(path).model_copy(update={"cordoned": left}))
     return left
+
+
+def checked(path: Path, now: float) -> set[str]:
+    """Nodes that need no check before their use. OSError."""
+    return {node for node, until in _read(path).checked.items() if until > now}
+
+
+def check_again(path: Path, after: Mapping[str, float], now: float) -> None:
+    """Nodes need their next check after these times (unix seconds). OSError where it cannot be written."""
+    known = _read(path)
+    left = {node: until for node, until in {**known.checked, **after}.items() if until > now}
+    write_record(path, known.model_copy(update={"checked": left}))
 
 
 def failures(path: Path, now: float) -> dict[str, tuple[Failure, ...]]:

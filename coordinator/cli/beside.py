@@ -1,4 +1,4 @@
-"""What a daemon does beside its loop: trackers, housekeeping, metrics and news. An error of one is that one's alone."""
+"""What a daemon does beside its loop: trackers, housekeeping, checks of nodes, metrics and news. An error of one is that one's alone."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from coordinator.base.isolate import LoopGuard
 from coordinator.config.schema import Config
 from coordinator.keeping.housekeeping import Housekeeper
 from coordinator.monitor.watch import Monitor
+from coordinator.node_check.before_use import NodeChecker
 from coordinator.runtime.loop import Coordinator
 from coordinator.runtime.summary import Summary
 from coordinator.trackers.live import Exporter
@@ -24,6 +25,7 @@ class Beside:
         self._coordinator = coordinator
         self._exporter = Exporter(settings)
         self._housekeeper = Housekeeper(settings)
+        self._checker = NodeChecker(settings, coordinator)
         self._monitor = Monitor(settings)
         self._guard = LoopGuard(log)
 
@@ -39,6 +41,7 @@ class Beside:
             self._housekeeper.ended(ended.evaluation_id)
         self._guard("metrics and news", self._monitor.tick, self._coordinator, pending, gone)
         self._guard("trackers", self._exporter.tick)
+        self._guard("checks of nodes", self._checker.tick, time.time())
 
     def keep_house(self) -> None:
         """After the loop has forgotten ended evaluations: their files may be archived."""
@@ -46,4 +49,5 @@ class Beside:
 
     def close(self) -> None:
         self._housekeeper.stop()
+        self._checker.stop()
         self._monitor.close()

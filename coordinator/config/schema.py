@@ -308,6 +308,8 @@ class NodesConfig(Record):
     """GB of a GPU by its type, where the name does not say it, e.g. { h100 = 94 }"""
     wake: bool = False
     """true: jobs may boot nodes that Slurm has powered down (idle~)"""
+    check: bool = False
+    """true: the daemon checks a node of Slurm alone before its first use of a day, for half a minute, and cordons a bad one"""
 
 
 class CheckpointConfig(Record):

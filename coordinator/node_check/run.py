@@ -25,7 +25,7 @@ from coordinator.doctor.node_jobs import GRACE_SECONDS, NodeJob, Target, ask
 from coordinator.errors import OperatorError, RetryError
 from coordinator.evaluation.job_specs import Site
 from coordinator.intake.from_settings import site_of
-from coordinator.node_check.pairing import Pairing, Verdict, World
+from coordinator.node_check.pairing import MOST_ROUNDS, Pairing, Verdict, World
 from coordinator.node_check.rates import Held, judge, own_rates
 from coordinator.runtime import wiring
 from evaljobs.contract.paths import WorkPaths
@@ -58,10 +58,12 @@ class Checked(Record):
     exclude: tuple[str, ...]
 
 
-def check(config: Config, hosts: Sequence[str], *, wait_seconds: float, seed: int) -> Checked:
+def check(
+    config: Config, hosts: Sequence[str], *, wait_seconds: float, seed: int, alone: bool = False
+) -> Checked:
     """Check these nodes (Slurm hostlists), or all nodes with GPUs of the trials' partition that nothing runs on.
 
-    `wait_seconds`: that a job may take to start and end. OperatorError, RetryError.
+    `wait_seconds`: that a job may take to start and end; `alone`: each by itself, on its free GPUs. OperatorError, RetryError.
     """
     if config.cluster.kind == "local":
         raise OperatorError("check-nodes tests the nodes of a Slurm cluster: say --cluster slurm")
@@ -75,13 +77,14 @@ def check(config: Config, hosts: Sequence[str], *, wait_seconds: float, seed: in
         site, names = site_of(config), sorted(n.name for n in chosen)
         random.Random(seed).shuffle(names)
         cpu = (config.trial.device or "").startswith("cpu")
-        job = partial(job_of, site=site, folder=folder, gpus={n.name: n.gpus for n in chosen}, cpu=cpu)
-        found = hold(names, job, cluster, wait_seconds)
+        gpus = {n.name: n.gpus_free if alone else n.gpus for n in chosen}
+        job = partial(job_of, site=site, folder=folder, gpus=gpus, cpu=cpu)
+        found = hold(names, job, cluster, wait_seconds, alone=alone)
     now, place = time.time(), WorkPaths(config.work_dir).nodes
     bad = [
         (n.node, cordons.Failure(at=now, why=n.why, seen_by=COMMAND))
         for n in found.nodes
-        if n.verdict == "bad"
+        if n.verdict == "bad" and not alone
     ]
     cordons.remember(place, bad, now)
     before = cordons.failures(place, now)
@@ -140,11 +143,14 @@ def job_of(
     return made, out
 
 
-def hold(names: Sequence[str], job: Any, cluster: Cluster, wait_seconds: float) -> Checked:
-    """All rounds. `job(world, name)`: as `job_of`."""
-    pairing, rates = Pairing(names), dict[str, dict[str, float]]()
-    was_slow: set[str] = set()
+def hold(
+    names: Sequence[str], job: Any, cluster: Cluster, wait_seconds: float, *, alone: bool = False
+) -> Checked:
+    """All rounds; `alone`: one, of a test for each node. `job(world, name)`: as `job_of`."""
+    pairing = Pairing(names, most_rounds=1 if alone else MOST_ROUNDS)
+    rates, was_slow = dict[str, dict[str, float]](), set[str]()
     while worlds := pairing.worlds():
+        worlds = [(name,) for name in names] if alone else worlds
         asked = []
         for number, world in enumerate(worlds):
             made, out = job(world, f"{pairing.rounds}-{number}")

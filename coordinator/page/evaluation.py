@@ -138,7 +138,7 @@ def standing_of(summaries: Iterable[Summary], cordoned: Mapping[str, float]) -> 
     """A row per node: name, status, why, until (unix seconds, or None). `cordoned`: node -> unix seconds."""
     rows: list[list[Any]] = [[n.name, n.status, n.why, n.until] for s in summaries for n in s.nodes]
     rows += [
-        [name, "cordoned", "an operator gave it back (evalspan release)", until]
+        [name, "cordoned", "given back (evalspan release), or bad in its check", until]
         for name, until in cordoned.items()
     ]
     rows.sort(key=lambda row: STANDING.index(row[1]))

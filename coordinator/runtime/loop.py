@@ -40,6 +40,8 @@ from evaljobs.contract.storage import make_file, make_folder
 
 JOBS, NODES = "the listing of jobs", "the listing of nodes"
 """The loop's two questions to the cluster, as people read them."""
+NOT_CHECKED = 1 << 10
+"""Failures that a node which is to be checked counts as: checked ones are offered first."""
 log = logging.getLogger(__name__)
 
 
@@ -97,6 +99,8 @@ class Coordinator(Evaluations):
         # of the last listing: job -> the limit on this user's jobs that it waits for
         self._kept_out: Mapping[str, str] = {}
         self._few = (0, 0.0)  # nodes that such a limit left, until unix seconds
+        self.checks_nodes = False  # set by the daemon's `NodeChecker`, which empties `to_check`
+        self.to_check: frozenset[str] = frozenset()  # nodes that would be offered, had they been checked
         self.turn_seconds = 0.0  # of the last turn
 
     @contextmanager
@@ -290,6 +294,16 @@ class Coordinator(Evaluations):
         except OSError:  # as above
             return {}
 
+    def _unchecked(self, states: Sequence[State], now: float) -> set[str]:
+        """Nodes without a use whose check is due, where the daemon checks nodes."""
+        if not self.checks_nodes:
+            return set()
+        try:
+            known = cordons.checked(self.performer.site.paths.nodes, now)
+        except OSError:  # as above
+            return set()
+        return {n.name for n in self.nodes} - demand.nodes_in_use(states) - known
+
     def _gpu_names(self) -> Mapping[str, str]:
         try:
             return gpu_names.read(self.performer.site.paths.gpu_names)
@@ -319,8 +333,13 @@ class Coordinator(Evaluations):
         free = [replace(n, usable=n.usable and n.name not in without) for n in self.nodes]
         first = job_limits.first_kept_out(states, self._kept_out)
         may = job_limits.not_behind(demands, first)
-        offers = demand.offers(states, free, may, self._fewer(now), self._failures(states, now))
-        self._offers = deque((evaluation_id, nodes) for evaluation_id, nodes in offers.items() if nodes)
+        failures, unchecked = dict(self._failures(states, now)), self._unchecked(states, now)
+        for node in unchecked:
+            failures[node] = NOT_CHECKED + failures.get(node, 0)
+        offers = demand.offers(states, free, may, self._fewer(now), failures)
+        self.to_check = frozenset(o.node for nodes in offers.values() for o in nodes if o.node in unchecked)
+        certain = {i: tuple(o for o in nodes if o.node not in unchecked) for i, nodes in offers.items()}
+        self._offers = deque((evaluation_id, nodes) for evaluation_id, nodes in certain.items() if nodes)
         self._demands = None if first is not None or now < self._few[1] else demands
 
     def _pass_on(self, now: float) -> None:

@@ -471,6 +471,20 @@ def test_a_resting_or_retried_node_is_given_back_too(staging: Staging) -> None:
     assert staging.later(600) == "staging"
 
 
+def test_a_node_is_offered_once_it_was_checked(staging: Staging) -> None:
+    """Where the daemon checks nodes: each day anew; one in use is not disturbed."""
+    coordinator, place = staging.coordinator, staging.coordinator.performer.site.paths.nodes
+    coordinator.checks_nodes = True
+    assert (staging.later(3 * 86400), coordinator.to_check) == ("staging", frozenset())
+    staging.cordon(60)
+    assert (staging.later(61), staging.later(11), coordinator.to_check) == ("withdrawn", "withdrawn", {"n1"})
+    cordons.check_again(place, {"n1": staging.now + 86400}, staging.now)
+    assert (staging.later(11), coordinator.to_check) == ("staging", frozenset())
+    staging.cordon(0)
+    staging.cordon(60)
+    assert (staging.later(86400), coordinator.to_check) == ("withdrawn", {"n1"})
+
+
 def test_a_nodes_failure_is_known_to_later_evaluations(staging: Staging) -> None:
     """A back-off counts once, with its reason and its evaluation, also after a restart."""
     node, began = staging.running.state.nodes.by_name["n1"], staging.now

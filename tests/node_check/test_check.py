@@ -15,14 +15,15 @@ from dev_cluster.api import Cluster
 from dev_cluster.testing import unfinished, wait_until
 from support.fake_cluster import fake_node
 from support.goldens import deep
-from support.sites import cluster
+from support.sites import cluster, on_cluster
 
 from coordinator.allocation import cordons
 from coordinator.allocation.allocate import Demand, Limits, allocate
 from coordinator.errors import OperatorError
-from coordinator.node_check.pairing import Pairing
+from coordinator.node_check.before_use import keep
+from coordinator.node_check.pairing import Pairing, Verdict
 from coordinator.node_check.rates import Held, judge, outcome, slow_gathers, slow_nodes
-from coordinator.node_check.run import choose
+from coordinator.node_check.run import CheckedNode, choose
 from evaljobs.node_check import xids
 
 NODES = {f"n{i}" for i in range(1, 6)}
@@ -38,7 +39,7 @@ if fault:
         made[0, 0] += 1
         return made
     def slow(a, b):
-        return [real(a, b) for _ in range(12)][0]  # nodes share cores here: that halves the rates of the others
+        return [real(a, b) for _ in range(4)][0]
     own = {"product": product, "slow": slow}
     torch.matmul = own.get(fault, real)
     if fault not in own:
@@ -93,6 +94,25 @@ def test_nodes_made_bad_are_found_and_remembered(five: Cluster, faults: dict[str
     assert cordons.failures(work / "nodes.json", time.time()).keys() == faults.keys()
     wait_until(lambda: not unfinished(five), "jobs of a check end")
     assert five.run_as_user(["find", work / "cache" / "nodes", "-type", "f"]).stdout == ""
+
+
+@deep
+@pytest.mark.slurm
+def test_a_daemon_checks_a_node_before_its_use(five: Cluster, toy_model: Path) -> None:
+    """One with wrong products runs nothing, however an evaluation wants all nodes, and is cordoned for a day; the others run it."""
+    prologue = f"export PYTHONPATH={five.user_dir}/before:$PYTHONPATH; case $SLURMD_NODENAME in n2) export FAULT=product;; esac"
+    more = f"partition = 'gpu'\nkind = 'slurm'\n[nodes]\ncheck = true\ninclude = ['n[1-2]']\n[watch]\nsuites = ['{five.user_dir}/before/toys.toml']\n"
+    site = on_cluster(five, "before", toy_model, more=more)
+    (site.folder / "sitecustomize.py").write_text(FAULTS)
+    site.env["EVALSPAN_TRIAL_PROLOGUE"] = prologue
+    told = site.run(site.command("submit", str(site.model), "--suite", str(site.suite), "--json"))
+    assert told.returncode == 0, told.stderr
+    done = site.run(site.command("daemon", "--until-idle"), timeout=400)
+    assert done.returncode == 0, done.stdout + done.stderr
+    jobs = [e["job"] for e in site.events() if e["kind"] == "job-intended"]
+    assert {job["node"] for job in jobs if job.get("node")} == {"n1"}
+    assert cordons.read(site.work / "nodes.json", time.time() + 23 * 3600).keys() == {"n2"}
+    assert cordons.checked(site.work / "nodes.json", time.time()) == {"n1", "n2"}
 
 
 # --- what records say ------------------------------------------------------------------------------------------------------
@@ -187,6 +207,29 @@ def test_nodes_in_use_are_left_out_unless_they_are_named() -> None:
 
 
 # --- what is remembered ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "cordoned", "hours"),
+    [
+        ({"a": "ok", "b": "bad"}, {"b": 24}, {"a": 24, "b": 24}),
+        ({"a": "bad"}, {"a": 24}, {"a": 24}),
+        ({"a": "ok", "b": "suspect"}, {"b": 1}, {"a": 24, "b": 1}),
+        ({"a": "suspect", "b": "suspect"}, {}, {"a": 1, "b": 1}),
+        ({"a": "not checked", "b": "ok"}, {}, {"a": 1 / 6, "b": 24}),
+    ],
+)
+def test_a_check_before_use_keeps_a_bad_node_away(
+    tmp_path: Path, verdicts: dict[str, Verdict], cordoned: dict[str, float], hours: dict[str, float]
+) -> None:
+    """For a day; for an hour where only other nodes' passing accuses it. A check that was not held keeps no node away."""
+    path, now = tmp_path / "nodes.json", 1000.0
+    keep([CheckedNode(node=n, verdict=v, why="w") for n, v in verdicts.items()], path, now)
+    assert cordons.read(path, now) == {n: now + 3600 * h for n, h in cordoned.items()}
+    for node, until in hours.items():
+        assert node in cordons.checked(path, now + 3600 * until - 1)
+        assert node not in cordons.checked(path, now + 3600 * until)
+    assert cordons.failures(path, now).keys() == {n for n, v in verdicts.items() if v in ("bad", "suspect")}
 
 
 def test_failures_are_kept_once_for_a_week_and_beside_cordons(tmp_path: Path) -> None:
