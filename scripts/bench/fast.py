@@ -52,25 +52,13 @@ def sets_of(options: Options, name: str, folder: Path, shots: int | None = None)
     return [read_requests(Path(place)) for place in made.values()]
 
 
-def engine_of(model_dir: Path, dtype: str = "float32") -> HarnessEngine:
-    options = ModelOptions(device="cpu", threads=1, model_args={"dtype": dtype})
-    engine = loading.load(str(model_dir), options, 8)
+def engine_of(options: Options, **model_args: Any) -> HarnessEngine:
+    """Of the checkpoint, in float32 unless another `dtype` is given."""
+    args = {"dtype": "float32"} | model_args
+    model = ModelOptions(device="cpu", threads=1, model_args=args)
+    engine = loading.load(str(options.model_dir), model, CUT.batch_size)
     assert isinstance(engine, HarnessEngine)
     return engine
-
-
-def cut_to_layers(model_dir: Path, layers: int, folder: Path) -> Path:
-    """The checkpoint with its first layers alone."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: PLC0415
-
-    model = AutoModelForCausalLM.from_pretrained(model_dir)
-    model.model.layers = model.model.layers[:layers]
-    model.config.num_hidden_layers = layers
-    if getattr(model.config, "layer_types", None):
-        model.config.layer_types = model.config.layer_types[:layers]
-    model.save_pretrained(folder)
-    AutoTokenizer.from_pretrained(model_dir).save_pretrained(folder)
-    return folder
 
 
 def of_documents(one: Set, chosen: Collection[int]) -> Set:
@@ -106,7 +94,7 @@ def answered(engine: HarnessEngine, one: Set, batch_size: int = 0) -> tuple[Answ
 def saved(options: Options, folder: Path) -> Rows:
     """Of each task and sampler; the leaf with the most documents stands for MMLU's seconds."""
     few_shot.write(options.data, folder, options.limit)
-    engine = engine_of(options.model_dir)
+    engine = engine_of(options)
     for task in few_shot.TASKS:
         for sampler, name in few_shot.names(task).items():
             sets = sets_of(options, name, folder)
@@ -162,8 +150,8 @@ def apart(ours: Sequence[Answers], theirs: Sequence[Answers]) -> list[float]:
 
 
 def float32(options: Options, folder: Path) -> Rows:
-    engine = engine_of(cut_to_layers(options.model_dir, 4, folder / "cut"))
-    sets = short_documents(options, folder / "short", options.short)
+    engine = engine_of(options, num_hidden_layers=4)  # transformers leaves the others out
+    sets = short_documents(options, folder, options.short)
     exact = [answered(engine, one, CUT.batch_size)[0] for one in sets]
     ours = [answered(engine, one)[0] for one in sets]
     yield row("float32, four layers: worst difference of a log-likelihood", max(apart(ours, exact)), 1e-3)
@@ -175,7 +163,7 @@ def float32(options: Options, folder: Path) -> Rows:
 
 def bfloat16(options: Options, folder: Path) -> Rows:
     sets = short_documents(options, folder, options.documents)
-    plain, engine = engine_of(options.model_dir), engine_of(options.model_dir, "bfloat16")
+    plain, engine = engine_of(options), engine_of(options, dtype="bfloat16")
     true = [answered(plain, one, 8)[0] for one in sets]
     ours = statistics.mean(apart([answered(engine, one)[0] for one in sets], true))
     for size in (1, 8, 32):

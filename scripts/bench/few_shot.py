@@ -12,46 +12,32 @@ import json
 from pathlib import Path
 from typing import Any
 
+from lm_eval import tasks
+
 ARC_TRAIN_ROWS = 1119  # of ARC-Challenge: as many examples to draw from
-PROMPTS = """\
-from lm_eval.tasks.hellaswag.utils import process_docs
-from lm_eval.tasks.winogrande.preprocess_winogrande import doc_to_choice, doc_to_target, doc_to_text
-"""
-QUERY = 'doc_to_text: "{{query}}"\ndoc_to_choice: choices'
-LETTERS = r"{{question.strip()}}\nA. {{choices[0]}}\nB. {{choices[1]}}\nC. {{choices[2]}}\nD. {{choices[3]}}\nAnswer:"
+YAML = Path(tasks.__file__).parent
+# task -> its shots, the files of its rows and of its examples, lm-eval's own YAML file
 TASKS: dict[str, tuple[int, str, str, str]] = {
-    # task -> its shots, the files of its rows and of its examples, and its fields as in lm-eval's own YAML file
-    "hellaswag": (
-        5,
-        "hellaswag_val",
-        "hellaswag_val",
-        f'{QUERY}\nprocess_docs: !function prompts.process_docs\ndoc_to_target: "{{{{label}}}}"',
-    ),
-    "arc_challenge": (25, "arc_challenge_test", "arc_easy_test", f"{QUERY}\ndoc_to_target: gold"),
-    "winogrande": (
-        5,
-        "winogrande_val",
-        "winogrande_val",
-        "\n".join(f"doc_to_{x}: !function prompts.doc_to_{x}" for x in ("text", "target", "choice")),
-    ),
-    "mmlu": (
-        5,
-        "mmlu_val",
-        "mmlu_dev",
-        f'doc_to_text: "{LETTERS}"\ndoc_to_choice: ["A", "B", "C", "D"]\ndoc_to_target: answer',
-    ),
+    "hellaswag": (5, "hellaswag_val", "hellaswag_val", "hellaswag/hellaswag.yaml"),
+    "arc_challenge": (25, "arc_challenge_test", "arc_easy_test", "arc/arc_challenge.yaml"),
+    "winogrande": (5, "winogrande_val", "winogrande_val", "winogrande/default.yaml"),
+    "mmlu": (5, "mmlu_val", "mmlu_dev", "mmlu/default/_default_template_yaml"),
 }
+# ARC's rows here hold the question as its prompt, the choices and the number of the right one
+ARC = 'doc_to_text: "{{query}}"\ndoc_to_choice: choices\ndoc_to_target: gold\nshould_decontaminate: false'
 TASK = """\
+include: {include}
 task: {name}
 dataset_path: json
+dataset_name: null
 dataset_kwargs: {{data_files: {files}}}
+training_split: null
+validation_split: null
 test_split: test
 fewshot_split: train
 num_fewshot: {shots}
 fewshot_config: {{sampler: {sampler}}}
-output_type: multiple_choice
 {fields}
-metric_list: [{{metric: acc, aggregation: mean, higher_is_better: true}}]
 """
 Rows = list[dict[str, Any]]
 
@@ -62,17 +48,16 @@ def names(task: str) -> dict[str, str]:
 
 
 def write(data: Path, folder: Path, limit: int | None) -> None:
-    """Rows, prompts and YAML files of all tasks. `data`: NAME.jsonl.gz; `limit`: rows of each."""
+    """Rows and YAML files of all tasks. `data`: NAME.jsonl.gz; `limit`: rows of each."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "prompts.py").write_text(PROMPTS)
-    for task, (shots, asked, shown, fields) in TASKS.items():
+    for task, (shots, asked, shown, file) in TASKS.items():
         rows, examples = _rows(data / f"{asked}.jsonl.gz")[:limit], _rows(data / f"{shown}.jsonl.gz")
         if task == "arc_challenge":
             examples = examples[:ARC_TRAIN_ROWS]
         for sampler, name in names(task).items():
-            how = {"shots": shots, "sampler": sampler}
+            how = {"shots": shots, "sampler": sampler, "include": YAML / file}
             if task != "mmlu":
-                _write_task(folder, name, rows, examples, fields=fields, **how)
+                _write_task(folder, name, rows, examples, fields=ARC if "arc" in task else "", **how)
                 continue
             subjects = sorted({row["subject"] for row in rows})  # a task of each, and their group
             (folder / f"{name}.yaml").write_text(
@@ -81,7 +66,7 @@ def write(data: Path, folder: Path, limit: int | None) -> None:
             for each in subjects:
                 own, known = ([row for row in part if row["subject"] == each] for part in (rows, examples))
                 told = f"The following are multiple choice questions (with answers) about {each.replace('_', ' ')}."
-                said = f"{fields}\ndescription: {json.dumps(told + chr(10) * 2)}"
+                said = f"description: {json.dumps(told + chr(10) * 2)}"
                 _write_task(folder, f"{name}_{each}", own, known, fields=said, **how)
 
 

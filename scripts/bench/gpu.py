@@ -30,6 +30,7 @@ from coordinator.intake.checkpoint import inspect
 from evaljobs.staging import precursor
 
 TASKS = ROOT / "evaljobs" / "suites" / "quickstart"
+SHOTS = 5  # of the part fast
 KINDS = ("quickstart_mmlu", "quickstart_gsm8k", "bench_pages", "quickstart_hellaswag")
 OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
 # LlamaConfig's fields: in small, and of 1 billion parameters
@@ -186,7 +187,7 @@ def exact(given: Options) -> list[Row]:
 
 
 def fast(given: Options) -> list[Row]:
-    what = {"kinds": (KINDS[0], KINDS[-1]), "shots": given.shots, "batch_size": given.batch_size}
+    what = {"kinds": (KINDS[0], KINDS[-1]), "shots": SHOTS, "batch_size": given.batch_size}
     slow, quick = suite(given, "exact", **what), suite(given, "fast", **what, mode="fast")
     return compared(("fast", evalspan(given, quick)), ("exact", evalspan(given, slow)))
 
@@ -242,8 +243,8 @@ def measure(options: Options) -> tuple[dict[str, Any], bool]:
             "small": small,
             "device": "cuda" if gpus else "cpu",
             "gpus": len(gpus),
-            "limit": options.limit or (8 if small else 120),
-            "batch_size": options.batch_size or (4 if small else 32),
+            "limit": 8 if small else 120,  # all that are shipped
+            "batch_size": 4 if small else 32,
             "seconds": options.command_seconds,
         }
         parts = {} if options.model else {"model": make_model}
@@ -260,9 +261,6 @@ OPTIONS = (
     option("--small", False, "a tiny model and few documents, to see that it works", action="store_true"),
     option("--parts", list(PARTS), "only these parts", nargs="+", choices=PARTS, type=str),
     option("--model", text="a checkpoint's folder (default: one with random weights is made)", type=Path),
-    option("--limit", text="documents a task: 120 (all that are shipped), in small 8", type=int),
-    option("--shots", 5, "of the part fast"),
-    option("--batch-size", text="32, in small 4", type=int),
     option("--vllm-python", text="an interpreter with vLLM and lm_eval, for the part vllm", type=str),
     option("--command-seconds", 1800.0, "time limit of each command"),
     option("--scratch", text="a folder on the storage to measure (default: the temporary folder)", type=Path),
