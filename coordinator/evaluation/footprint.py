@@ -122,6 +122,7 @@ class GpuNeed:
         able = [n for n in nodes if n.gpus >= self.gpus]
         if not able or any(self.holds(n) for n in able):
             return ""
+        nodes = [n for n in nodes if self.memory(n) is not None]  # of others nothing can be said
         has = first_of(list(dict.fromkeys(f"{n.gpus} x {self._kind(n)}" for n in nodes)), 3)
         enough = [(least, n.name) for n in nodes if (least := self.least(n)) is not None]
         wider = f" ({self.stored / GB:.1f} GB in the checkpoint)" if self.weights > self.stored > 0 else ""

@@ -70,6 +70,7 @@ fleets = st.lists(
 @given(needs, fleets)
 @example(GpuNeed(weights=141 * GB), [node("n1", "t4")])
 @example(GpuNeed(weights=141 * GB, gpus=2), [node("n1", "t4"), node("n2", "a100", gpus=4)])
+@example(GpuNeed(weights=31 * GB, gpus=2), [node("n1", "", gpus=1), node("n2", "t4", gpus=2)])
 def test_the_number_of_gpus_that_a_refusal_names_would_not_be_refused(
     need: GpuNeed, there: list[NodeState]
 ) -> None:
@@ -86,8 +87,10 @@ def test_the_number_of_gpus_that_a_refusal_names_would_not_be_refused(
         assert count in counts
         assert all(least >= count for n in there if n.gpus and (least := need.least(n)) is not None)
     elif said:
-        there_are = [k for k in counts if any(n.gpus >= k for n in there)]
-        assert all(replace(need, gpus=k).refusal(there) for k in there_are)
+        known = [n for n in there if need.memory(n) is not None]
+        there_are = [k for k in counts if any(n.gpus >= k for n in known)]
+        assert all(replace(need, gpus=k).refusal(known) for k in there_are)
+        assert " of 0 GB" not in said
     plain = {
         "evaluation_id": "e",
         "priority": 0,
