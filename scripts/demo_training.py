@@ -75,16 +75,16 @@ def make_tokenizer() -> Any:
     return PreTrainedTokenizerFast(tokenizer_object=made, **special)
 
 
-def save(model: Any, tokenizer: Any, optimizer: Any, folder: Path) -> None:
-    """A Hugging Face folder that is there whole or not at all, with what training needs to go on."""
+def save(model: Any, tokenizer: Any, folder: Path, optimizer: Any = None) -> None:
+    """A Hugging Face folder that is there whole or not at all; with an optimizer: with what training needs to go on."""
     import torch  # noqa: PLC0415
 
     partial = folder.with_name(f".{folder.name}.partial")
     model.save_pretrained(partial)
     tokenizer.save_pretrained(partial)
-    torch.save(
-        {"optimizer": optimizer.state_dict(), "random": torch.get_rng_state()}, partial / "training.pt"
-    )
+    if optimizer is not None:
+        state = {"optimizer": optimizer.state_dict(), "random": torch.get_rng_state()}
+        torch.save(state, partial / "training.pt")
     partial.replace(folder)
 
 
@@ -142,7 +142,7 @@ def train(folder: Path, chosen: argparse.Namespace) -> None:
                 if step > first or not begin:
                     earlier = len([one for one in saves(chosen) if first <= one < step])
                     time.sleep(max(0.0, began + earlier * chosen.every - time.monotonic()))
-                    save(model, tokenizer, optimizer, folder / "runs" / f"step-{step}")
+                    save(model, tokenizer, folder / "runs" / f"step-{step}", optimizer)
                 announce(folder, step, chosen)
                 say(f"step {step}: saved and announced, {time.monotonic() - began:.0f} s in")
             for group in optimizer.param_groups:
