@@ -47,13 +47,23 @@ def test_reasons_have_the_names_of_the_paper():
 
 @pytest.mark.parametrize("half", "12")
 def test_nine_of_ten_labelled_templates_get_their_reason_and_nineteen_of_twenty_their_owner(half):
-    """Half 2 was collected after the rules of its first measurement were frozen: docs/decisions.md has that figure."""
+    """Of templates whose misses became rules: docs/decisions.md and docs/benchmarks.md have what was right before."""
     rows = [row for row in LABELLED if row["half"] == half]
     said = [of_text(row["text"].replace("\\n", "\n")) for row in rows]
     right = sum((one.reason or "") == row["reason"] for one, row in zip(said, rows, strict=True))
     owners = sum(one.owner == row["owner"] for one, row in zip(said, rows, strict=True))
     assert right >= 0.9 * len(rows)
     assert owners >= 0.95 * len(rows)
+
+
+def test_what_was_right_of_the_third_part_at_first_stays_on_record():
+    """`first`: the verdict before any rule knew the row, where it was wrong. The third part was measured once, before its
+    misses became rules: no threshold was met, so none is asserted of that figure."""
+    rows = [row for row in LABELLED if row["half"] == "3"]
+    missed = [(row, *row["first"].split("/")) for row in rows if row["first"]]
+    reasons = sum(reason != row["reason"] for row, reason, _ in missed)
+    owners = sum(owner != row["owner"] for row, _, owner in missed)
+    assert (len(rows), len(rows) - reasons, len(rows) - owners) == (149, 109, 117)
 
 
 def test_an_error_of_a_user_is_never_charged_to_a_node():
