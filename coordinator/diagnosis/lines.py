@@ -14,7 +14,7 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 # "ERROR 05-23 09:31:47 [core.py:396] ", "[rank1]: ", "3: " of srun --label, "(Worker pid=9) ", "stderr: ", times, "[Rank 0] "; glog's "[E1206 18:44:12.7 file.cpp:1]"
 _PREFIX = re.compile(
     r"(?:\s*(?:\[[^\]\n]{0,80}\]:?|\([\w ]{1,40} ?pid=\d+[^)\n]{0,60}\)|\d{1,5}:|std(?:err|out):"
-    r"|(?:ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d|\d{4}[-/]\d\d[-/]\d\d[T ,]\d\d:\d\d:\d\d[\w.,:+-]*))+ ?"
+    r"|(?:ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d|[\w./]+\.py:\d+\]|\d{4}[-/]\d\d[-/]\d\d[T ,]\d\d:\d\d:\d\d[\w.,:+-]*))+ ?"
 )
 _WARNS = re.compile(r"\[W(?:\d{3,4})? ")  # glog's, as of torch
 _RANK = re.compile(r"(?i:rank|pid=) ?(\d+)|^(\d{1,5}):")

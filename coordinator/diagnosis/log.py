@@ -32,20 +32,20 @@ _TELLS = tuple(
     b" panic lost stale handling cause dumped ecc illegal symbol glibc gateway exceeded override route alloc interrupt lockup full"
     b" transport terminate exited mismatch completion syntax module network edquot found such watchdog link exhausted enospc inactive"
     b" uncorrect remap hang respon dead stall evict unplug resolve disconnect certificate incomplete unavail expired cast cached corrupt"
-    b" eof magic compiled unknown missing deleted aborted runlimit prematurely".split()
+    b" eof magic compiled unknown missing deleted aborted runlimit prematurely resource died written".split()
 )
 _PROGRESS = (b"step", b"iter", b"epoch", b"loss", b"it/s", b"s/it", b"tokens/s", b"samples/s", b"%|")
 # lines that warn, or say that the program goes on
 _SOFT = re.compile(
-    r"(?i)(?<!nccl )(?<!:\d{3} )(?<!:\d{2} )\bwarn(?:ing)?\b|\bretry(?:ing)?\b|\bignor(?:ed|ing)\b|\bskipp(?:ed|ing)\b"
-    r"|falling back|^W \S+:\d+\]|will (?:try|be)|thrown while requesting|failed call to cuinit|could not find cuda drivers"
+    r"(?i)(?<!nccl )(?<!:\d{3} )(?<!:\d{2} )\bwarn(?:ing)?\b(?!.*preempted)|\w+warning:|\bretry(?:ing)?\b|\bignor(?:ed|ing)\b|\bskipp(?:ed|ing)\b"
+    r"|falling back|NCCL INFO \S+/Plugin|^W \S+:\d+\]|will (?:try|be)|thrown while requesting|failed call to cuinit|could not find cuda drivers"
 )
 _SUSPECT = re.compile(
     r"(?i)\b(?:\w*error|\w*exception|fatal|failed|failure|aborted?|killed|panic|segmentation fault|core dumped|SIG[A-Z]{3,5}|exitcode"
-    r"|denied|refused|unreachable|unexpectedly|timed out|interrupted|not respond(?:ing)?|LOCKUP|stalled|scancel)\b"
+    r"|denied|refused|unreachable|unexpectedly|timed out|interrupted|not respond(?:ing)?|LOCKUP|stalled|scancel|died|Traceback)\b"
 )
 _BENIGN = re.compile(
-    r"(?i)\b(?:0|no) (?:error|failure)s?\b|error[_ ](?:rate|bar)|std(?:err|_error)|errors?\W{1,3}0\b|max_error"
+    r"(?i)\b(?:0|no) (?:error|failure)s?\b|error[_ ](?:rate|bar)|std(?:err|_error)|INFO:[\w.]*error:|errors?\W{1,3}0\b|max_error"
 )
 _BEGINS = "Traceback (most recent call last)"
 _ENDS = re.compile(r"[A-Za-z_][\w.]*(?::(?: |$)|$)")  # the line of a traceback that names the exception
