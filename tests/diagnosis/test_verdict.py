@@ -120,6 +120,9 @@ BEGAN = {
         "NCCL INFO NET/Plugin: libnccl-net.so: cannot open shared object file\n" + raised("socket.timeout: timed out"),
         "", "ConnectionError", 6),
     "no health where a traceback has no end": ("ERROR x.py:2] f: Traceback (most recent call last):\n", "", None, 1),
+    "no error before progress that began while another rank's traceback was open": (
+        raised("ValueError: bad sample", rank="[rank1]: ").rstrip("\n").replace("\n", "\n[rank0]: step 0 loss 1.0\n") + "\n" + STEPS + LIMIT,
+        "", "TimeLimit", 48),
     "nothing known": (STEPS + "Segmentation fault (core dumped)\n", "FAILED", None, 41),
 }  # fmt: skip
 
