@@ -11,7 +11,6 @@ import argparse
 import faulthandler
 import json
 import os
-import re
 import socket
 import subprocess
 import time
@@ -36,7 +35,7 @@ CLOCKS = {"cpu": time.process_time, "cuda": time.perf_counter}
 REPEATS = 5  # of each measurement; the fastest counts
 GATHER_SHARE = 0.5  # of the seconds of a process, that it waits at most for the others
 LARGEST = 8  # of a matrix: sums stay below 2**24, so that float32 holds them exactly in any order
-HARDWARE_XIDS = {48, 64, 74, 79, 95}  # double-bit ECC, row remapping, NVLink, off the bus, uncontained ECC
+MOST_KERNEL_LINES = 20  # of Xids that came while the check ran
 BUSY = ("EADDRINUSE", "address already in use")
 
 
@@ -53,15 +52,17 @@ def main(argv: Sequence[str]) -> int:
         "node": os.environ.get("SLURMD_NODENAME") or socket.gethostname(),
         "local": local,
         "trouble": "",  # evidence that this node is bad
+        "kernel": [],  # lines of the kernel's log about Xids that came since the check began
         "together": "",  # why the collective failed, or was not tried
         "lost": "",  # why it did not take place, for no fault of a node
         "done": False,
     }
-    place = chosen.folder / f"{record['node']}.{local}.json"
+    place, before = chosen.folder / f"{record['node']}.{local}.json", frozenset(kernel_log())
     try:
         record |= alone(chosen.device, local)
     except Exception as error:  # noqa: BLE001 (a driver's, or an interpreter's without torch: the other nodes tell)
         record["together"] = f"a measurement failed: {one_line(error)}"
+    record["kernel"] = [line for line in kernel_log() if line not in before][:MOST_KERNEL_LINES]
     write_atomic(place, json.dumps(record).encode())
     if int(os.environ.get("SLURM_NTASKS", "1")) > 1 and not record["together"]:
         try:
@@ -69,6 +70,7 @@ def main(argv: Sequence[str]) -> int:
         except Exception as error:  # noqa: BLE001 (as above)
             said = one_line(error)
             record["lost" if any(word in str(error) for word in BUSY) else "together"] = said
+    record["kernel"] = [line for line in kernel_log() if line not in before][:MOST_KERNEL_LINES]
     record["done"] = True
     write_atomic(place, json.dumps(record).encode())
     return 0
@@ -190,12 +192,12 @@ def counters(index: int) -> str:
             found += ["rows of memory wait for a reset"] * bool(pending) + ["row remapping failed"] * bool(
                 failed
             )
-    with suppress(OSError, subprocess.SubprocessError):  # often for root alone
-        log = subprocess.run(["dmesg"], capture_output=True, text=True, timeout=10, check=True).stdout
-        found += [f"Xid {number} in the node's kernel log" for number in xids(log) if number in HARDWARE_XIDS]
     return f"{', '.join(found)} (GPU {index}, PCI bus {bus})" if found else ""
 
 
-def xids(log: str) -> list[int]:
-    """Numbers of the Xid errors in the kernel's log, each once."""
-    return sorted({int(number) for number in re.findall(r"NVRM: Xid \([^)]*\): (\d+)", log)})
+def kernel_log() -> list[str]:
+    """Lines about Xids of the kernel's log, which is often for root alone."""
+    with suppress(OSError, subprocess.SubprocessError):
+        log = subprocess.run(["dmesg"], capture_output=True, text=True, timeout=10, check=True).stdout
+        return [line for line in log.splitlines() if "NVRM: Xid" in line]
+    return []

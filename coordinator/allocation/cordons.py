@@ -3,6 +3,7 @@
 Rule: written before a node is given back, so that a daemon which dies at once still leaves the node alone after its
 restart. A node's back-off after failures is part of an evaluation's state, and its journal holds it; here all evaluations,
 later ones too, find that it failed. `check-nodes` adds the nodes that it found bad, the daemon which ones it has checked.
+Whoever changes the file locks others out meanwhile.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from evaljobs.contract.specs import Kept
-from evaljobs.contract.storage import write_record
+from evaljobs.contract.storage import alone, write_record
 
 RECENT_SECONDS = 7 * 86400.0  # after which a failure is forgotten
 MOST_FAILURES = 20  # of a node that are kept, the last ones
@@ -52,9 +53,10 @@ def read(path: Path, now: float) -> dict[str, float]:
 
 def cordon(path: Path, nodes: Iterable[str], until: float, now: float) -> Mapping[str, float]:
     """Cordon these nodes until then; a time that is over ends their cordon. OSError where it cannot be written."""
-    found = read(path, now) | dict.fromkeys(nodes, until)
-    left = {node: at for node, at in found.items() if at > now}
-    write_record(path, _read(path).model_copy(update={"cordoned": left}))
+    with alone(path.with_suffix(".lock")):
+        found = read(path, now) | dict.fromkeys(nodes, until)
+        left = {node: at for node, at in found.items() if at > now}
+        write_record(path, _read(path).model_copy(update={"cordoned": left}))
     return left
 
 
@@ -65,9 +67,10 @@ def checked(path: Path, now: float) -> set[str]:
 
 def check_again(path: Path, after: Mapping[str, float], now: float) -> None:
     """Nodes need their next check after these times (unix seconds). OSError where it cannot be written."""
-    known = _read(path)
-    left = {node: until for node, until in {**known.checked, **after}.items() if until > now}
-    write_record(path, known.model_copy(update={"checked": left}))
+    with alone(path.with_suffix(".lock")):
+        known = _read(path)
+        left = {node: until for node, until in {**known.checked, **after}.items() if until > now}
+        write_record(path, known.model_copy(update={"checked": left}))
 
 
 def failures(path: Path, now: float) -> dict[str, tuple[Failure, ...]]:
@@ -81,10 +84,12 @@ def failures(path: Path, now: float) -> dict[str, tuple[Failure, ...]]:
 
 def remember(path: Path, new: Iterable[tuple[str, Failure]], now: float) -> None:
     """Add failures of nodes, but for those that are known. OSError where it cannot be written."""
-    known = failures(path, now)
-    unknown = [(node, failure) for node, failure in new if failure not in known.get(node, ())]
-    if not unknown:
+    met, known = tuple(new), failures(path, now)
+    if all(failure in known.get(node, ()) for node, failure in met):
         return
-    for node, failure in unknown:
-        known[node] = (*known.get(node, ()), failure)[-MOST_FAILURES:]
-    write_record(path, _read(path).model_copy(update={"failures": known}))
+    with alone(path.with_suffix(".lock")):
+        known = failures(path, now)
+        for node, failure in met:
+            if failure not in known.get(node, ()):
+                known[node] = (*known.get(node, ()), failure)[-MOST_FAILURES:]
+        write_record(path, _read(path).model_copy(update={"failures": known}))

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from statistics import median_high
 from typing import Any
 
+from coordinator.diagnosis.verdict import of_text
 from coordinator.node_check.pairing import Outcome, Pairing, World
 
 SLOW = 0.4  # share of the median rate of like devices, below which a node is slow
@@ -39,12 +40,18 @@ def judge(pairing: Pairing, held: Sequence[Held], was_slow: set[str]) -> None:
     pairing.learn(results)
     every = [record for test in held for record in test.records]
     for record in every:
-        if record["trouble"]:
-            pairing.accuse(record["node"], record["trouble"])
+        if said := trouble(record):
+            pairing.accuse(record["node"], said)
     slow = slow_nodes(every)
     for node, why in slow.items():
         pairing.accuse(node, why) if node in was_slow else pairing.doubt(node, why)
     was_slow.update(slow)
+
+
+def trouble(record: Node) -> str:
+    """Evidence that this node is bad: what it measured, and an Xid that is of its GPUs, by the rules of diagnosis."""
+    kernel = of_text("\n".join(record.get("kernel", ())))
+    return "; ".join(filter(None, (record["trouble"], kernel.line if kernel.owner == "gpu" else "")))
 
 
 def outcome(test: Held) -> Outcome:

@@ -10,7 +10,6 @@ there. A tracker package cannot harm the daemon's loop. Called by the daemon, `e
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 import signal
@@ -31,7 +30,7 @@ from coordinator.trackers import TRACKERS, export_points, run_of
 from evaljobs import log_lines
 from evaljobs.contract.paths import EvaluationPaths
 from evaljobs.contract.specs import Record
-from evaljobs.contract.storage import make_file, make_folder, write_atomic
+from evaljobs.contract.storage import alone, make_folder, write_atomic
 from evaljobs.secret_values import scrubbed
 
 log = logging.getLogger(__name__)
@@ -104,8 +103,7 @@ def export_left(config: Config) -> list[str]:
     """Export to each target what it lacks; an error line for each run that failed."""
     work = config.work_dir
     make_folder(work / FOLDER)
-    with os.fdopen(make_file(work / FOLDER / "lock"), "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # the export of a killed daemon may still run
+    with alone(work / FOLDER / "lock"):  # the export of a killed daemon may still run
         # read before the results themselves
         ages = {file.parent.name: _age(file) for file in work.glob("*/results.json")}
         found = [

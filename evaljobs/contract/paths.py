@@ -146,7 +146,10 @@ class WorkPaths:
         # File WORK_DIR/inbox/refused/NAME.json: one that was refused, a hundred at most | the coordinator | after a week
         self.inbox = self.root / "inbox"
         # File WORK_DIR/nodes.json: cordoned nodes with the end of each cordon | the coordinator | stays
+        # File WORK_DIR/nodes.lock: locked (flock) by whoever changes nodes.json | the coordinator, `check-nodes` | stays
         self.nodes = self.root / "nodes.json"
+        # File WORK_DIR/rules.toml: rules of `diagnose` that a person accepted | a person | stays
+        self.rules = self.root / "rules.toml"
         # File WORK_DIR/pending.json: pending checkpoints with their reasons | the coordinator | stays
         self.pending = self.root / "pending.json"
         # File WORK_DIR/watched.json: checkpoints of watched folders that were taken, while they are there | the coordinator |

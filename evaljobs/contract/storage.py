@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import json
 import logging
 import os
@@ -93,6 +94,15 @@ def make_file(path: str | Path, flags: int = os.O_WRONLY | os.O_APPEND) -> int:
     if stat.S_IMODE(os.fstat(descriptor).st_mode) != mode:
         os.fchmod(descriptor, mode)
     return descriptor
+
+
+@contextlib.contextmanager
+def alone(lock: Path) -> Iterator[None]:
+    """Inside the block no other process holds this lock; the kernel ends a dead one's. A file system without locks keeps nobody out."""
+    with os.fdopen(make_file(lock), "w") as file:
+        with contextlib.suppress(OSError):
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def show_as(tree: Path, folder: Path) -> None:

@@ -8,7 +8,6 @@ it is; the coordinator checks it as a checkpoint. Called from `python -m evaljob
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import logging
 import os
 import shlex
@@ -16,13 +15,12 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 from evaljobs.contract.outcomes import Converted, Failed
 from evaljobs.contract.paths import EvaluationPaths
 from evaljobs.contract.specs import ConvertSpec
-from evaljobs.contract.storage import make_file, make_folder, show_as, write_outcome
+from evaljobs.contract.storage import alone, make_folder, show_as, write_outcome
 from evaljobs.errors import JobError, OperatorError, RetryError, one_line
 
 log = logging.getLogger(__name__)
@@ -53,7 +51,7 @@ def _convert(spec: ConvertSpec) -> None:
     make_folder(out.parent)
     # File WORK_DIR/converted/DIGEST.lock: locked (flock) by the one conversion | a conversion | `prune`
     # File WORK_DIR/converted/DIGEST.PID.part/…: an unfinished conversion | a conversion | at its end; `prune`
-    with _alone(out.with_name(f"{out.name}.lock")):
+    with alone(out.with_name(f"{out.name}.lock")):
         if out.is_dir():
             return
         _check(spec)
@@ -67,15 +65,6 @@ def _convert(spec: ConvertSpec) -> None:
             part.replace(out)
         finally:
             shutil.rmtree(part, ignore_errors=True)
-
-
-@contextlib.contextmanager
-def _alone(lock: Path) -> Iterator[None]:
-    """Lock out other conversions of this checkpoint. Without file locks one result is kept."""
-    with os.fdopen(make_file(lock), "w") as file:
-        with contextlib.suppress(OSError):
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def _check(spec: ConvertSpec) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import faulthandler
 import json
+import os
 import random
 import time
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,9 +25,9 @@ from coordinator.allocation.allocate import Demand, Limits, allocate
 from coordinator.errors import OperatorError
 from coordinator.node_check.before_use import keep
 from coordinator.node_check.pairing import Pairing, Verdict
-from coordinator.node_check.rates import Held, judge, outcome, slow_gathers, slow_nodes
+from coordinator.node_check.rates import Held, judge, outcome, slow_gathers, slow_nodes, trouble
 from coordinator.node_check.run import CheckedNode, choose
-from evaljobs.node_check import xids
+from evaljobs import node_check
 
 NODES = {f"n{i}" for i in range(1, 6)}
 # What Python imports at its start on each node. Processes of a test alone have several tasks.
@@ -190,9 +193,30 @@ def test_each_fault_is_found_for_each_of_a_hundred_seeds(fault: str) -> None:
         assert pairing.rounds <= 2
 
 
-def test_xids_are_read_from_the_kernels_log() -> None:
-    log = "[1.0] NVRM: Xid (PCI:0000:3b:00): 79, pid=1, GPU has fallen off the bus.\nNVRM: Xid (PCI:0000:3b:00): 13, x\n"
-    assert xids(log) == [13, 79]
+@pytest.mark.parametrize(
+    ("came", "bad"), [("79, pid=1, GPU has fallen off the bus", True), ("13, x", False), ("", False)]
+)
+def test_an_xid_of_the_gpu_accuses_a_node_where_it_came_while_the_check_ran(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, came: str, bad: bool
+) -> None:
+    """By the rules of diagnosis; an older one, and one of the program, do not."""
+    kernel, line = tmp_path / "kernel", "[{}.0] NVRM: Xid (PCI:0000:3b:00): {}\n"
+    kernel.write_text(line.format(1, "79, old"))
+    command = tmp_path / "dmesg"
+    command.write_text(
+        f"#!/bin/sh\ncat {kernel}\n"
+        + (
+            f"printf '%s' '{line.format(2, came)}' > {kernel}.new; cat {kernel}.new >> {kernel}\n"
+            if came
+            else ""
+        )
+    )
+    command.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert node_check.main([str(tmp_path), "--seconds", "60"]) == 0
+    faulthandler.cancel_dump_traceback_later()
+    (record,) = (json.loads(file.read_text()) for file in tmp_path.glob("*.json"))
+    assert ("79" in trouble(record)) == bad
 
 
 def test_nodes_in_use_are_left_out_unless_they_are_named() -> None:
@@ -245,6 +269,22 @@ def test_failures_are_kept_once_for_a_week_and_beside_cordons(tmp_path: Path) ->
     kept = cordons.failures(path, 130.0)
     assert (kept["n1"], len(kept["n2"])) == ((seen,), cordons.MOST_FAILURES)
     assert cordons.failures(path, 131.0 + cordons.RECENT_SECONDS) == {}
+
+
+def _remember(path: Path, who: int) -> None:
+    for n in range(50):
+        cordons.remember(path, [(f"n{who}-{n}", cordons.Failure(at=100.0, why="", seen_by="e"))], 100.0)
+        cordons.cordon(path, [f"c{who}-{n}"], 500.0, 100.0)
+        cordons.check_again(path, {f"k{who}-{n}": 500.0}, 100.0)
+
+
+def test_what_several_processes_remember_at_once_is_all_kept(tmp_path: Path) -> None:
+    path = tmp_path / "nodes.json"
+    with ProcessPoolExecutor(4) as pool:
+        for done in [pool.submit(_remember, path, who) for who in range(4)]:
+            done.result()
+    found = cordons.failures(path, 100.0), cordons.read(path, 100.0), cordons.checked(path, 100.0)
+    assert [len(each) for each in found] == [200] * 3
 
 
 def test_nodes_with_fewer_failures_are_offered_first() -> None:
