@@ -153,23 +153,30 @@ def with_causes(
     *,
     began: Callable[[Job, int], bool],
     cause: Callable[[Job, int, str], Diagnosis],
+    enough: Callable[[], bool] = lambda: False,
 ) -> list[AnyEvent]:
     """`events`, where the end of a job says why it died; of a trial's also the shard that it ran, of another's the node that
     could not launch it.
 
-    `claims`: shard -> trial; `began`: has this member a log? `cause`: by its log and the cluster's word.
+    `claims`: shard -> trial; `began`: has this member a log? `cause`: by its log and the cluster's word. `enough`: after the
+    first log, the ends of others are left to the next listing, which tells them again.
     """
     places = {(row.name, row.index): row.node for row in listing}
     in_hand = {trial: shard for shard, trial in claims.items()}
     found: list[AnyEvent] = []
+    read = False
     for event in events:
         if isinstance(event, JobEnded):
             info = state.jobs.by_name[event.job]
+            died = _died(state, info, event)
+            if died and read and enough():
+                continue
+            read |= died
             shard = in_hand.get(info.trials[event.index]) if info.job.purpose == "trial" else None
             node = places.get((event.job, event.index))
             wanted = info.job.node is None and info.released_at is None and event.state != "COMPLETED"
             unlaunched = node if node and wanted and not began(info.job, event.index) else ""
-            why = cause(info.job, event.index, event.state) if _died(state, info, event) else None
+            why = cause(info.job, event.index, event.state) if died else None
             more = {"shard": shard, "unlaunched": unlaunched, "cause": why}
             found.append(event.model_copy(update=more))
         else:

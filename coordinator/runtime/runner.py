@@ -68,6 +68,7 @@ from evaljobs.queue.work_queue import QueueSnapshot
 
 log = logging.getLogger(__name__)
 
+LOGS_SECONDS = 1.0  # of reading logs of trials that died, after which the rest waits for the next listing
 SETS_SECONDS = 15.0  # between two looks whether the request sets are there; a failed job asks for one, too
 AUDIT_SECONDS = 15.0  # between two comparisons of the work queue with the shards to do
 PACE_SECONDS = 5.0  # between two comparisons of trials with each other
@@ -302,9 +303,17 @@ class Running:
             if any(isinstance(event, JobEnded) for event in events):
                 self._take_last_files(now)
             claims = self.snapshot.claims if self.snapshot is not None else {}
-            self.take(
-                detect.with_causes(self.state, events, listing, claims, began=_began, cause=self._cause)
+            until = clock.now() + LOGS_SECONDS
+            told = detect.with_causes(
+                self.state,
+                events,
+                listing,
+                claims,
+                began=_began,
+                cause=self._cause,
+                enough=lambda: clock.now() > until,
             )
+            self.take(told)
         self.performer.cancel(detect.overdue_jobs(self.state, self.seen, self.grace, now))
         progress = None
         if self.snapshot is not None:

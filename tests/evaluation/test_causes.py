@@ -8,6 +8,7 @@ from support.simulated.world import World
 
 from coordinator.diagnosis.verdict import of_text
 from coordinator.evaluation import events as ev
+from coordinator.runtime import detect
 
 ECC = "RuntimeError: CUDA error: uncorrectable ECC error encountered"
 
@@ -46,3 +47,20 @@ def test_a_death_counts_against_what_its_diagnosis_says(said: str, word: str, no
     assert use.at_fault == (node == "back-off")
     assert bool(use.deaths) == (node == "charged")
     assert bool(state.shards.by_name[held].died_on) == shard
+
+
+def test_of_many_deaths_at_once_those_behind_the_first_may_wait_for_the_next_listing() -> None:
+    """It tells them again, since their members have not ended in the state; without haste all are read."""
+    world = World(7, rec=record(entries=6), nodes=2, in_order=True).until(
+        lambda w: len(w.state.trials.live) > 1 and w.claims
+    )
+    ends = [
+        ev.JobEnded(at=world.now, job=live.job, index=world.state.trials.by_name[name].member, state="FAILED")
+        for name, live in sorted(world.state.trials.live.items())
+    ]
+    for enough, most in (((lambda: True), 1), ((lambda: False), len(ends))):
+        told = detect.with_causes(
+            world.state, ends, world.listing(), {}, began=lambda *_: True, cause=lambda *_: of_text(ECC), enough=enough
+        )  # fmt: skip
+        assert len(told) == most
+        assert all(event.cause.reason == "ECCError" for event in told)
