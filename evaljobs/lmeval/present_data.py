@@ -10,13 +10,19 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
+import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from evaljobs.lmeval.source_files import Digests
+
+PREFIX = "evalspan-data-"  # of the folder with what a build makes, below the temporary folder
+LEFT_SECONDS = 86400.0  # after which such a folder is of a build that was killed
 
 
 @contextlib.contextmanager
@@ -33,8 +39,9 @@ def made_anew() -> Iterator[None]:
     generate = datasets.Dataset.from_generator
     cached = datasets.Dataset._get_cache_file_path  # noqa: SLF001
     before = fingerprint._TEMP_DIR_FOR_TEMP_CACHE_FILES  # noqa: SLF001 (there is no public name for it)
+    _sweep()
     # not left to the end of the process: a metric worker's child ends at once
-    with tempfile.TemporaryDirectory(prefix="evalspan-data-", ignore_cleanup_errors=True) as folder:
+    with tempfile.TemporaryDirectory(prefix=PREFIX, ignore_cleanup_errors=True) as folder:
 
         def place(self: Any, made: str) -> str:
             kept = datasets.is_caching_enabled() and self.cache_files
@@ -52,6 +59,15 @@ def made_anew() -> Iterator[None]:
             datasets.Dataset.from_generator = staticmethod(generate)
             datasets.Dataset._get_cache_file_path = cached  # noqa: SLF001
             fingerprint._TEMP_DIR_FOR_TEMP_CACHE_FILES = before  # noqa: SLF001
+
+
+def _sweep() -> None:
+    """Remove what killed builds of this user left."""
+    for left in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+        with contextlib.suppress(OSError):
+            found = left.lstat()
+            if found.st_uid == os.getuid() and time.time() - found.st_mtime > LEFT_SECONDS:
+                shutil.rmtree(left, ignore_errors=True)
 
 
 @functools.cache
