@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from coordinator.cli.app import Printed, argument, command, option, say, show_json, writing
 from coordinator.errors import OperatorError
+from evaljobs.contract.paths import WorkPaths
 
 if TYPE_CHECKING:
     from coordinator.config.schema import Config
@@ -41,13 +42,15 @@ class Diagnose(Printed):
     def run(self) -> None:
         from coordinator.cluster.past_jobs import JOB_ID
         from coordinator.diagnosis.verdict import diagnose
-        from coordinator.runtime.causes import read_logs
+        from coordinator.runtime.causes import accept_rules, read_logs
 
+        work = WorkPaths(self.settings(makes=False).work_dir)
+        accept_rules(work)
         paths = [Path(name) for name in self.what]
         if all(path.is_file() for path in paths):
             found = diagnose(read_logs(paths), state=self.state, exit_code=self.exit_code)
             if self.propose is not None and found.diagnosis.reason is None:
-                self._propose(paths, self.propose)
+                self._propose(paths, self.propose, work.rules)
         elif len(self.what) == 1 and JOB_ID.fullmatch(self.what[0]):
             found = _of_job(self.what[0])
         elif len(self.what) == 1 and not paths[0].parent.name and not paths[0].suffix:
@@ -60,7 +63,7 @@ class Diagnose(Printed):
         _show(found)
         return None
 
-    def _propose(self, paths: Sequence[Path], file: Path) -> None:
+    def _propose(self, paths: Sequence[Path], file: Path, accepted: Path) -> None:
         """Ask for a rule, within the limits of `[judge]`. Only the telling lines leave this machine."""
         from coordinator.diagnosis import proposal
         from coordinator.diagnosis.lines import blocks, plain
@@ -85,7 +88,7 @@ class Diagnose(Printed):
             return
         with writing(file):
             file.write_text(made.as_toml())
-        say(f"wrote {file}: a person accepts it by putting it into rules.toml", err=True)
+        say(f"wrote {file}: a person accepts it by adding it to {accepted}", err=True)
 
     def _evaluation(self, name: str) -> None:
         """Each failed job of it: by its outcome and its log."""
@@ -141,10 +144,10 @@ def _asked(settings: Config, system: str, user: str, votes: int) -> list[str]:
 
 def _of_job(job_id: str) -> Finding:
     from coordinator.cluster.past_jobs import look_up
-    from coordinator.diagnosis.verdict import diagnose
+    from coordinator.diagnosis.verdict import SURE, diagnose
     from coordinator.runtime.causes import read_logs
 
-    job = look_up(job_id, _output)
+    job = look_up(job_id, _output, SURE)
     if job is None:
         raise OperatorError(f"neither `scontrol` nor `sacct` knows a job {job_id} of yours")
     if job.state in ("PENDING", "RUNNING", "CONFIGURING", "COMPLETING", "SUSPENDED"):

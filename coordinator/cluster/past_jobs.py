@@ -7,13 +7,12 @@ accounting. Called from: `evalspan diagnose`.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import PurePath
 from typing import NamedTuple
 
 FIELDS = ("JobIDRaw", "JobID", "JobName", "State", "ExitCode", "NodeList", "WorkDir", "SubmitLine", "User")
 JOB_ID = re.compile(r"(\d+)(?:_(\d+))?(?:\.batch)?")
-_LIKELIER = ("NODE_FAIL", "BOOT_FAIL", "PREEMPTED", "OUT_OF_MEMORY", "TIMEOUT", "DEADLINE")
 _OUTPUT = re.compile(r"(?:^|\s)(?:--output[= ]|-o ?|--error[= ]|-e ?)(\S+)")
 
 
@@ -26,8 +25,10 @@ class PastJob(NamedTuple):
     logs: tuple[str, ...]
 
 
-def look_up(job_id: str, run: Callable[[Sequence[str]], str]) -> PastJob | None:
-    """The job of this id, or this member of an array; None where Slurm knows none. `run` gives a command's output, "" where it failed."""
+def look_up(job_id: str, run: Callable[[Sequence[str]], str], sure: Collection[str]) -> PastJob | None:
+    """The job of this id, or this member of an array; None where Slurm knows none. `run` gives a command's output, "" where it
+    failed; `sure`: states that count also where a step alone has them.
+    """
     shown = run(["scontrol", "--oneliner", "show", "job", job_id]).strip().splitlines()
     listed = run(["sacct", "-j", job_id, "-P", "-n", "-o", ",".join(FIELDS)])
     rows = [
@@ -39,11 +40,9 @@ def look_up(job_id: str, run: Callable[[Sequence[str]], str]) -> PastJob | None:
     if not now and not rows:
         return None
     job = rows[0] if rows else {}
-    steps = [
-        row for row in rows if row["State"].split(" ")[0] in _LIKELIER
-    ]  # a step may say more than its job
+    steps = [row for row in rows if row["State"].split(" ")[0] in sure]  # a step may say more than its job
     state = (steps or [job])[0].get("State") or now.get("JobState", "")
-    if now.get("JobState") in _LIKELIER:
+    if now.get("JobState") in sure:
         state = now["JobState"]
     logs = tuple(
         dict.fromkeys(

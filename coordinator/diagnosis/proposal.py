@@ -1,6 +1,6 @@
 """A rule that a model proposes for a log which no rule knows: the question, the vote, and what makes it acceptable. Pure.
 
-Rule: a proposal decides nothing. It goes to a file, and a person puts it into `rules.toml`. Called from: `evalspan diagnose`.
+Rule: a proposal decides nothing. It goes to a file, and a person puts it into the work folder's `rules.toml`. Called from: `evalspan diagnose`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The table of rules: reasons with owner and advice, and the patterns that find them in a line. Called from: `log`, `verdict`."""
+"""The table of rules: reasons with owner and advice, and the patterns that find them in a line. Called from: `log`, `verdict`.
+
+Rule: rules that a person accepted stand before those of `rules.toml`.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import tomllib
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.resources import files
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 Owner = Literal["node", "gpu", "network", "storage", "site", "user", "scheduler", "evalspan", "none"]
 RAISED = range(
@@ -42,16 +45,36 @@ class Table(NamedTuple):
     rules: tuple[Rule, ...]
 
 
+_accepted: list[Rule] = []
+
+
 @lru_cache(maxsize=1)
 def table() -> Table:
-    """The table of `rules.toml`."""
+    """The rules that were accepted, and the table of `rules.toml`."""
+    return Table(_package().reasons, (*_accepted, *_package().rules))
+
+
+@lru_cache(maxsize=1)
+def _package() -> Table:
     data = tomllib.loads(files(__package__).joinpath("rules.toml").read_text("utf-8"))
     reasons = {name: Reason(**fields) for name, fields in data["reason"].items()}
-    rules = (
-        Rule(**{"owner": reasons[row["reason"]].owner, **row, "pattern": re.compile(row["pattern"])})
-        for row in data["rule"]
-    )
-    return Table(reasons, tuple(rules))
+    return Table(reasons, tuple(_rule(row, reasons) for row in data["rule"]))
+
+
+def _rule(row: dict[str, Any], reasons: dict[str, Reason]) -> Rule:
+    return Rule(**{"owner": reasons[row["reason"]].owner, **row, "pattern": re.compile(row["pattern"])})
+
+
+def accept(text: str) -> None:
+    """Take the rules of this TOML, and no longer those of an earlier one. ValueError where one is damaged, or misses its example."""
+    try:
+        rules = [_rule(row, table().reasons) for row in tomllib.loads(text).get("rule", ())]
+    except (KeyError, TypeError, re.error) as error:
+        raise ValueError(f"a rule is damaged: {type(error).__name__} {error}") from error
+    if missed := [rule.pattern.pattern for rule in rules if not rule.pattern.search(rule.example)]:
+        raise ValueError(f"{missed[0]!r} does not find its example")
+    _accepted[:] = rules
+    table.cache_clear()
 
 
 def find(text: str) -> Rule | None:

@@ -28,6 +28,7 @@ _STATES = {
     "CANCELLED": ("Cancelled", 72),
 }
 """Slurm's word for the end of a job -> reason and precedence."""
+SURE = tuple(word for word, (_, precedence) in _STATES.items() if precedence < FOLLOWS)  # whatever a log says
 _ENDING = ("Preempted", "TimeLimit")  # lines after it say what the kill did
 _NOT_KNOWN = "not known: read the lines below"
 

@@ -12,15 +12,24 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from coordinator.diagnosis import rules
 from coordinator.diagnosis.lines import CHUNK
 from coordinator.diagnosis.verdict import Diagnosis, diagnose, of_state
 from coordinator.errors import OperatorError
 from evaljobs.contract import folded
 from evaljobs.contract.outcomes import OUTCOME, Failed
-from evaljobs.contract.paths import EvaluationPaths
+from evaljobs.contract.paths import EvaluationPaths, WorkPaths
 
 MOST_BYTES = 1 << 17  # the coordinator reads it between two turns, for each trial that died
 FAILED = "FAILED"  # Slurm's word where nothing more is known
+
+
+def accept_rules(work: WorkPaths) -> None:
+    """From here on the rules that a person put into the work folder count, too. OperatorError where they are damaged."""
+    try:
+        rules.accept(work.rules.read_text("utf-8") if work.rules.exists() else "")
+    except (OSError, ValueError) as error:
+        raise OperatorError(f"{work.rules}: {error}") from error
 
 
 def read_logs(paths: Iterable[Path]) -> dict[str, Iterator[bytes]]:

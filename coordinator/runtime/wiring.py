@@ -28,6 +28,7 @@ from coordinator.errors import OperatorError, RetryError
 from coordinator.evaluation.job_specs import precursor_memory_mb, trial_memory_mb
 from coordinator.evaluation.records import EvaluationRecord
 from coordinator.intake.from_settings import hung_seconds, lm_eval_version, site_of, slots
+from coordinator.runtime.causes import accept_rules
 from coordinator.runtime.cluster_calls import ClusterCalls
 from coordinator.runtime.detect import Grace
 from coordinator.runtime.effects import Performer
@@ -224,6 +225,7 @@ def controller_host() -> str:
 
 def coordinator_of(config: Config) -> Coordinator:
     """A coordinator for this work folder, not yet in charge of it."""
+    accept_rules(WorkPaths(config.work_dir))
     site = site_of(config)
     cluster = cluster_of(config)
     local = isinstance(cluster, LocalCluster)

@@ -24,7 +24,7 @@ from coordinator.cluster.job_environment import client_environment
 from coordinator.cluster.past_jobs import PastJob, look_up
 from coordinator.cluster.slurm_parse import PHASES
 from coordinator.diagnosis.lines import CHUNK
-from coordinator.diagnosis.verdict import Diagnosis, diagnose
+from coordinator.diagnosis.verdict import SURE, Diagnosis, diagnose
 from coordinator.errors import OperatorError, RetryError
 from coordinator.runtime.causes import FAILED, read_logs
 from coordinator.supervise.decisions import SIGNALLED
@@ -159,9 +159,9 @@ class BatchJob:
         if time.monotonic() - self._asked < ASK_SECONDS:
             return None
         self._asked = time.monotonic()
-        found = look_up(self.job_id, lambda argv: "" if argv[0] == "sacct" else _known(argv))
+        found = look_up(self.job_id, lambda argv: "" if argv[0] == "sacct" else _known(argv), SURE)
         if found is None or _has_ended(found):
-            found = look_up(self.job_id, _known) or found
+            found = look_up(self.job_id, _known, SURE) or found
         if found is None:  # Slurm has forgotten it: its log must tell
             found = self._job._replace(state="", exit_code="")
         self._job, self.nodes = found, found.nodes if found.nodes not in ("(null)", "None assigned") else ""

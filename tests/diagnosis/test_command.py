@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,10 @@ from typer.testing import CliRunner
 
 from coordinator.cli import app
 from coordinator.cluster.past_jobs import look_up
+from coordinator.diagnosis.proposal import Proposal
+from coordinator.diagnosis.rules import accept
+from coordinator.diagnosis.verdict import SURE
+from coordinator.errors import OperatorError
 from evaljobs.contract.outcomes import Failed
 from evaljobs.contract.paths import WorkPaths
 
@@ -75,13 +80,35 @@ ROW = "{raw}|{id}|name|{state}|1:0|n1|/w|sbatch {options}|ada\n"
 def test_a_job_is_found_in_the_queue_or_in_accounting(
     shown: str, listed: str, state: str, logs: tuple[str, ...]
 ) -> None:
-    job = look_up("7", lambda argv: shown if argv[0] == "scontrol" else listed)
+    job = look_up("7", lambda argv: shown if argv[0] == "scontrol" else listed, SURE)
     assert job is not None
     assert (job.state, job.logs) == (state, logs)
 
 
 def test_a_job_that_nobody_knows_is_none() -> None:
-    assert look_up("7", lambda _argv: "") is None
+    assert look_up("7", lambda _argv: "", SURE) is None
+
+
+@pytest.fixture
+def rules_of_the_package() -> Iterator[None]:
+    yield
+    accept("")
+
+
+def test_a_rule_that_a_person_accepted_counts_before_those_of_the_package(
+    tmp_path: Path, rules_of_the_package: None
+) -> None:
+    """One of the work folder; a damaged one is refused with its file."""
+    log, rules = tmp_path / "a.log", tmp_path / "rules.toml"
+    log.write_text(f"{FROBS}\nKeyError: 'a'\n")
+    rules.write_text(Proposal("DiskFull", "the lattice", "said", FROBS, 3).as_toml())
+    assert said(log, "--json", "--work-dir", tmp_path)["reason"] == "KeyError"
+    rules.write_text(rules.read_text().replace("precedence = 57", "precedence = 20"))
+    assert said(log, "--json", "--work-dir", tmp_path)["reason"] == "DiskFull"
+    for damaged in ('[[rule]]\nreason = "Gremlins"\n', "rule = 3", rules.read_text().replace(FROBS, "x")):
+        rules.write_text(damaged)
+        with pytest.raises(OperatorError, match=str(rules)):
+            said(log, "--work-dir", tmp_path)
 
 
 # --- a model's proposal ------------------------------------------------------------------------------------------------

@@ -272,7 +272,7 @@ def test_failures_are_kept_once_for_a_week_and_beside_cordons(tmp_path: Path) ->
 
 
 def _remember(path: Path, who: int) -> None:
-    for n in range(50):
+    for n in range(20):
         cordons.remember(path, [(f"n{who}-{n}", cordons.Failure(at=100.0, why="", seen_by="e"))], 100.0)
         cordons.cordon(path, [f"c{who}-{n}"], 500.0, 100.0)
         cordons.check_again(path, {f"k{who}-{n}": 500.0}, 100.0)
@@ -284,7 +284,7 @@ def test_what_several_processes_remember_at_once_is_all_kept(tmp_path: Path) -> 
         for done in [pool.submit(_remember, path, who) for who in range(4)]:
             done.result()
     found = cordons.failures(path, 100.0), cordons.read(path, 100.0), cordons.checked(path, 100.0)
-    assert [len(each) for each in found] == [200] * 3
+    assert [len(each) for each in found] == [80] * 3
 
 
 def test_nodes_with_fewer_failures_are_offered_first() -> None:
