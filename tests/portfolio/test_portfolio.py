@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from support.portfolio.place import place
-from support.portfolio.rows import KINDS, drawn
+from support.portfolio.rows import KINDS
 
 from coordinator.errors import OperatorError
 from coordinator.intake.suites import load_suite
@@ -65,16 +65,6 @@ def test_a_group_and_a_task_share_no_name(tmp_path: Path) -> None:
 def test_the_portfolio_holds_63_data_sets_with_groups_shots_and_sizes() -> None:
     assert len(PORTFOLIO.tasks) == 63
     assert all(task.group and task.num_fewshot is not None and known(task.name) for task in PORTFOLIO.tasks)
-
-
-def test_rows_are_the_same_each_time_and_differ_among_splits() -> None:
-    for path, kind in KINDS.items():
-        config = {"aps/super_glue": "boolq", "EleutherAI/hendrycks_ethics": "justice"}.get(path)
-        first, again = drawn(path, config), drawn(path, config)
-        assert first == again
-        splits = kind.splits.split()
-        assert list(first) == splits
-        assert len(splits) == 1 or first[splits[0]][0] != first[splits[1]][0]
 
 
 def test_lm_eval_builds_every_task_of_the_portfolio(tmp_path: Path) -> None:

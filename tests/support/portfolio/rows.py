@@ -13,83 +13,13 @@ from typing import Any, NamedTuple
 from priors import sizes
 
 Row = dict[str, Any]
-VOCABULARY = [
-    "the",
-    "a",
-    "one",
-    "this",
-    "river",
-    "lake",
-    "stone",
-    "water",
-    "small",
-    "old",
-    "green",
-    "light",
-    "paper",
-    "house",
-    "morning",
-    "child",
-    "teacher",
-    "road",
-    "market",
-    "number",
-    "city",
-    "garden",
-    "winter",
-    "letter",
-    "answer",
-    "people",
-    "money",
-    "music",
-    "glass",
-    "bread",
-    "horse",
-    "window",
-    "table",
-    "simple",
-    "early",
-    "quiet",
-    "between",
-    "under",
-    "after",
-    "before",
-    "because",
-    "often",
-    "never",
-    "always",
-    "again",
-    "along",
-    "with",
-    "from",
-    "into",
-    "over",
-    "near",
-    "and",
-    "or",
-    "but",
-    "is",
-    "was",
-    "are",
-    "were",
-    "has",
-    "had",
-    "made",
-    "took",
-    "gave",
-    "found",
-    "kept",
-    "went",
-    "came",
-    "saw",
-    "said",
-    "thought",
-    "asked",
-    "wrote",
-    "built",
-    "opened",
-    "moved",
-]
+WORDS = """
+the a one this river lake stone water small old green light paper house morning child teacher road market number
+city garden winter letter answer people money music glass bread horse window table simple early quiet between
+under after before because often never always again along with from into over near and or but is was are were
+has had made took gave found kept went came saw said thought asked wrote built opened moved
+"""
+VOCABULARY = WORDS.split()
 NAMES = ("Ada", "Ben", "Cleo", "Dan", "Eva", "Finn")
 LETTERS = "ABCDEFGHIJ"
 UNKNOWN = "Not known"  # BBQ's answer that accuses no group
@@ -301,23 +231,13 @@ def _lettered(r: Draw, question: str = "question", answer: str = "answer") -> Ro
     return {question: r.text(), **_options(r, "A B C D"), answer: r.letter()}
 
 
+SUBJECTS = """
+biology business chemistry computer_science economics engineering health history law math other philosophy physics psychology
+"""
+
+
 def _mmlu_pro(r: Draw) -> Row:
-    subjects = [
-        "biology",
-        "business",
-        "chemistry",
-        "computer_science",
-        "economics",
-        "engineering",
-        "health",
-        "history",
-        "law",
-        "math",
-        "other",
-        "philosophy",
-        "physics",
-        "psychology",
-    ]
+    subjects = SUBJECTS.split()
     about = {"category": subjects[r.number % len(subjects)].replace("_", " "), "question": r.text()}
     cot = f"A: Let's think step by step. {r.text(20)} The answer is ({r.letter(10)})."
     return {**about, "options": r.phrases(10), "answer": r.letter(10), "cot_content": cot}
@@ -335,156 +255,61 @@ class Kind(NamedTuple):
 
 T, TV, TVT = "test", "train validation", "train validation test"
 KINDS: dict[str, Kind] = {
-    "Rowan/hellaswag": Kind(
-        TV,
-        lambda r: {
-            "ctx_a": r.text(),
-            "ctx_b": r.phrase(4),
-            "activity_label": r.phrase(2),
-            "endings": r.phrases(4, 9),
-            "label": str(r.pick(4)),
-        },
-        prior="hellaswag",
-    ),
-    "baber/piqa": Kind(
-        TV, lambda r: {"goal": r.text(), **_options(r, "sol1 sol2", 12), "label": r.pick(2)}, prior="piqa"
-    ),
-    "lighteval/siqa": Kind(
-        TV,
-        lambda r: {
-            "context": r.text(),
-            "question": r.text(6),
-            **_options(r, "answerA answerB answerC"),
-            "label": str(1 + r.pick(3)),
-        },
-        prior="siqa",
-    ),
+    "Rowan/hellaswag": Kind(TV, lambda r: {"ctx_a": r.text(), "ctx_b": r.phrase(4), "activity_label": r.phrase(2),
+        "endings": r.phrases(4, 9), "label": str(r.pick(4))}, prior="hellaswag"),
+    "baber/piqa": Kind(TV, lambda r: {"goal": r.text(), **_options(r, "sol1 sol2", 12), "label": r.pick(2)},
+        prior="piqa"),
+    "lighteval/siqa": Kind(TV, lambda r: {"context": r.text(), "question": r.text(6),
+        **_options(r, "answerA answerB answerC"), "label": str(1 + r.pick(3))}, prior="siqa"),
     "allenai/winogrande": Kind(TV, _blank),
     "allenai/openbookqa": Kind(TVT, lambda r: _ai2(r, "question_stem"), prior="openbookqa"),
-    "tau/commonsense_qa": Kind(
-        TV,
-        lambda r: {
-            "question": r.text(12),
-            "choices": {"text": r.phrases(5), "label": list("ABCDE")},
-            "answerKey": r.letter(5),
-        },
-    ),
+    "tau/commonsense_qa": Kind(TV, lambda r: {"question": r.text(12),
+        "choices": {"text": r.phrases(5), "label": list("ABCDE")}, "answerKey": r.letter(5)}),
     "allenai/ai2_arc": Kind(TVT, lambda r: _ai2(r, "question"), prior="arc_challenge"),
     "aps/super_glue": Kind(TV, _super_glue),
     "lighteval/winograd_wsc": Kind(T, _wsc273),
-    "allenai/swag": Kind(
-        TV,
-        lambda r: {
-            "startphrase": r.text(12),
-            **_options(r, "ending0 ending1 ending2 ending3", 8),
-            "label": r.pick(4),
-        },
-    ),
-    "baber/logiqa2": Kind(
-        TVT,
-        lambda r: {
-            "text": r.text(70),
-            "question": r.text(12),
-            "options": r.phrases(4, 9),
-            "answer": r.pick(4),
-        },
-    ),
+    "allenai/swag": Kind(TV,
+        lambda r: {"startphrase": r.text(12), **_options(r, "ending0 ending1 ending2 ending3", 8), "label": r.pick(4)}),
+    "baber/logiqa2": Kind(TVT,
+        lambda r: {"text": r.text(70), "question": r.text(12), "options": r.phrases(4, 9), "answer": r.pick(4)}),
     "SaylorTwift/bbh": Kind(T, lambda r: {"input": r.text(30), "target": r.phrase(1)}, 1),
-    "Muennighoff/babi": Kind(
-        "train valid test",
-        lambda r: {
-            "passage": "".join(f"{r.choice(NAMES)} {r.phrase(5)}.\n" for _ in range(8)),
-            "question": r.text(6),
-            "answer": r.choice(VOCABULARY),
-        },
-    ),
-    "facebook/anli": Kind(
-        " ".join(f"{part}_r{n}" for n in (1, 2, 3) for part in ("train", "dev", "test")), _xnli, 8
-    ),
-    "cais/mmlu": Kind(
-        "test dev",
-        lambda r: {"question": r.text(40), "choices": r.phrases(4), "answer": r.pick(4)},
-        1,
-    ),
+    "Muennighoff/babi": Kind("train valid test",
+        lambda r: {"passage": "".join(f"{r.choice(NAMES)} {r.phrase(5)}.\n" for _ in range(8)), "question": r.text(6),
+        "answer": r.choice(VOCABULARY)}),
+    "facebook/anli": Kind(" ".join(f"{part}_r{n}" for n in (1, 2, 3) for part in ("train", "dev", "test")), _xnli, 8),
+    "cais/mmlu": Kind("test dev", lambda r: {"question": r.text(40), "choices": r.phrases(4), "answer": r.pick(4)}, 1),
     "TIGER-Lab/MMLU-Pro": Kind("test validation", _mmlu_pro, 28, shots=84),
     "google-research-datasets/nq_open": Kind(TV, lambda r: {"question": r.phrase(9), "answer": r.phrases(2)}),
-    "mandarjoshi/trivia_qa": Kind(
-        TV, lambda r: {"question": r.phrase(14), "answer": {"aliases": r.phrases(3, 2)}}
-    ),
-    "allenai/sciq": Kind(
-        TVT,
-        lambda r: {
-            "support": r.text(),
-            "question": r.text(12),
-            **_options(r, "distractor1 distractor2 distractor3 correct_answer", 2),
-        },
-        prior="sciq",
-    ),
-    "stanfordnlp/web_questions": Kind(
-        "train test", lambda r: {"question": r.text(8), "answers": r.phrases(2)}
-    ),
+    "mandarjoshi/trivia_qa": Kind(TV, lambda r: {"question": r.phrase(14), "answer": {"aliases": r.phrases(3, 2)}}),
+    "allenai/sciq": Kind(TVT, lambda r: {"support": r.text(), "question": r.text(12),
+        **_options(r, "distractor1 distractor2 distractor3 correct_answer", 2)}, prior="sciq"),
+    "stanfordnlp/web_questions": Kind("train test", lambda r: {"question": r.text(8), "answers": r.phrases(2)}),
     "Idavidrein/gpqa": Kind("train", _gpqa, prior="gpqa_main_zeroshot"),
-    "GBaker/MedQA-USMLE-4-options-hf": Kind(
-        TVT,
-        lambda r: {"sent1": r.text(90), **_options(r, "ending0 ending1 ending2 ending3"), "label": r.pick(4)},
-    ),
-    "openlifescienceai/medmcqa": Kind(
-        TV, lambda r: {"question": r.text(20), **_options(r, "opa opb opc opd"), "cop": r.pick(4)}
-    ),
-    "bigbio/pubmed_qa": Kind(
-        TVT,
-        lambda r: {
-            "QUESTION": r.text(14),
-            "CONTEXTS": [r.text(60), r.text(60)],
-            "final_decision": r.choice(["yes", "no", "maybe"]),
-        },
-    ),
-    "hails/agieval": Kind(
-        T,
-        lambda r: {
-            "query": r.text(),
-            "choices": r.phrases(4),
-            "gold": [r.pick(4)],
-            "answer": str(r.pick(90)),
-        },
-        4,
-        prior="agieval_mc",
-    ),
-    "EleutherAI/headqa": Kind(
-        TVT,
-        lambda r: {
-            "qtext": r.text(18),
-            "answers": [{"aid": n, "atext": r.phrase()} for n in range(1, 5)],
-            "ra": 1 + r.pick(4),
-        },
-    ),
+    "GBaker/MedQA-USMLE-4-options-hf": Kind(TVT,
+        lambda r: {"sent1": r.text(90), **_options(r, "ending0 ending1 ending2 ending3"), "label": r.pick(4)}),
+    "openlifescienceai/medmcqa": Kind(TV,
+        lambda r: {"question": r.text(20), **_options(r, "opa opb opc opd"), "cop": r.pick(4)}),
+    "bigbio/pubmed_qa": Kind(TVT, lambda r: {"QUESTION": r.text(14), "CONTEXTS": [r.text(60), r.text(60)],
+        "final_decision": r.choice(["yes", "no", "maybe"])}),
+    "hails/agieval": Kind(T, lambda r: {"query": r.text(), "choices": r.phrases(4), "gold": [r.pick(4)],
+        "answer": str(r.pick(90))}, 4, prior="agieval_mc"),
+    "EleutherAI/headqa": Kind(TVT, lambda r: {"qtext": r.text(18),
+        "answers": [{"aid": n, "atext": r.phrase()} for n in range(1, 5)], "ra": 1 + r.pick(4)}),
     "nyu-mll/glue": Kind(TV, _glue),
     "EleutherAI/race": Kind(T, _race, prior="race_high"),
     "EleutherAI/drop": Kind(TV, _drop, prior="squad2"),
-    "hazyresearch/based-squad": Kind(
-        "validation", lambda r: {"text": r.text(), "value": r.phrase(2)}, prior="squad2"
-    ),
+    "hazyresearch/based-squad": Kind("validation", lambda r: {"text": r.text(), "value": r.phrase(2)}, prior="squad2"),
     "community-datasets/qa4mre": Kind("train", _qa4mre, 8, prior="race_high"),
     "EleutherAI/lambada_openai": Kind(T, lambda r: {"text": r.text()[:-1]}, prior="lambada"),
     "nyu-mll/blimp": Kind("train", lambda r: {"sentence_good": r.text(8), "sentence_bad": r.text(8)}, 1),
     "openai/gsm8k": Kind("train test", _sum),
     "qintongli/GSM-Plus": Kind(T, lambda r: _sum(r, answer="solution")),
     "EleutherAI/hendrycks_math": Kind("train test", _maths, 4),
-    "EleutherAI/asdiv": Kind(
-        "validation",
-        lambda r: {"body": r.text(20), "question": r.text(8), "answer": f"{r.pick(90)} (pieces)"},
-    ),
+    "EleutherAI/asdiv": Kind("validation",
+        lambda r: {"body": r.text(20), "question": r.text(8), "answer": f"{r.pick(90)} (pieces)"}),
     "regisss/math_qa": Kind(TVT, _mathqa),
-    "juletxara/mgsm": Kind(
-        "train test",
-        lambda r: {
-            "question": r.text(35),
-            "answer": None,
-            "answer_number": r.pick(90),
-            "equation_solution": None,
-        },
-        2,
-    ),
+    "juletxara/mgsm": Kind("train test",
+        lambda r: {"question": r.text(35), "answer": None, "answer_number": r.pick(90), "equation_solution": None}, 2),
     "openai/openai_humaneval": Kind(T, _program),
     "evalplus/humanevalplus": Kind(T, _program),
     "google-research-datasets/mbpp": Kind(T, _mbpp),
@@ -496,29 +321,18 @@ KINDS: dict[str, Kind] = {
     "juletxara/xstory_cloze": Kind("train eval", _story, 3),
     "ceval/ceval-exam": Kind("val dev", _lettered, 1, shots=5),
     "haonan-li/cmmlu": Kind("test dev", lambda r: _lettered(r, "Question", "Answer"), 1, shots=5),
-    "recursal/longbench-v2": Kind(
-        "train",
-        lambda r: {
-            "context": r.text(900),
-            "question": r.text(12),
-            "choices": r.phrases(4),
-            "answer": r.letter(),
-        },
-        1,
-    ),
+    "recursal/longbench-v2": Kind("train",
+        lambda r: {"context": r.text(900), "question": r.text(12), "choices": r.phrases(4), "answer": r.letter()}, 1),
     "truthfulqa/truthful_qa": Kind("validation", _truthful),
-    "skg/toxigen-data": Kind(
-        "train test",
-        lambda r: {"text": r.text(18), "toxicity_ai": 1.0 + r.pick(5), "toxicity_human": 1.0 + r.pick(5)},
-    ),
+    "skg/toxigen-data": Kind("train test",
+        lambda r: {"text": r.text(18), "toxicity_ai": 1.0 + r.pick(5), "toxicity_human": 1.0 + r.pick(5)}),
     "oskarvanderwal/bbq": Kind(T, _bbq),
-    "jannalu/crows_pairs_multilingual": Kind(
-        T, lambda r: {"sent_more": r.text(12), "sent_less": r.text(12), "bias_type": "age"}
-    ),
+    "jannalu/crows_pairs_multilingual": Kind(T,
+        lambda r: {"sent_more": r.text(12), "sent_less": r.text(12), "bias_type": "age"}),
     "EleutherAI/hendrycks_ethics": Kind("train test", _ethics, 5),
     "google/IFEval": Kind("train", _ifeval),
     "cais/wmdp": Kind(T, lambda r: {"question": r.text(), "choices": r.phrases(4), "answer": r.pick(4)}, 8),
-}
+}  # fmt: skip
 FOR_EXAMPLES = frozenset(("train", "dev", "valid"))  # splits that few-shot examples come from, unless scored
 
 
