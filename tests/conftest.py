@@ -3,12 +3,7 @@
 `pytest --hypothesis-profile=explore` draws others each time.
 """
 
-from __future__ import annotations
-
 import signal
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -62,24 +57,24 @@ LONGEST = (
 )
 
 
-def process_of(nodeid: str) -> str:
+def process_of(nodeid):
     """Tests with the same answer run in one process."""
     place = nodeid.split("::", maxsplit=1)[0]
     return next((name for name, places in SYSTEMS.items() if place.startswith(places)), place)
 
 
 class BySystem(LoadScopeScheduling):
-    def _split_scope(self, nodeid: str) -> str:
+    def _split_scope(self, nodeid):
         return process_of(nodeid)
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling | None:
+def pytest_xdist_make_scheduler(config, log):
     return BySystem(config, log) if config.getoption("dist") == "loadfile" else None
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    def rank(item: pytest.Item) -> int:
+def pytest_collection_modifyitems(items):
+    def rank(item):
         if process_of(item.nodeid) in SYSTEMS:
             return -1
         return next((n for n, place in enumerate(LONGEST) if item.nodeid.startswith(place)), len(LONGEST))
@@ -88,7 +83,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport() -> Iterator[None]:
+def pytest_runtest_makereport():
     """Captured output without lone surrogates (of file names that are no UTF-8): xdist cannot send them to its controller."""
     report = yield
     report.sections = [
@@ -98,7 +93,7 @@ def pytest_runtest_makereport() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def tiny_model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tiny_model_dir(tmp_path_factory):
     """A checkpoint of a 2-layer Llama with random float32 weights and a tokenizer with chat template; seconds."""
     from support.exactness.tiny_model import make
 
@@ -106,12 +101,12 @@ def tiny_model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def toy_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def toy_model(tmp_path_factory):
     """The tiny model of the toy evaluations."""
     return toys.toy_model(tmp_path_factory.mktemp("toys"))
 
 
 @pytest.fixture(scope="session")
-def expected(toy_model: Path) -> dict[str, dict[str, Any]]:
+def expected(toy_model):
     """lm-eval's own results of each toy task, one run a task."""
     return toys.expected(toy_model, sites.TOYS)

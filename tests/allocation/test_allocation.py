@@ -1,12 +1,8 @@
 """Who may use which free GPUs, who is a straggler, which waiting checkpoints are dropped: laws over random worlds."""
 
-from __future__ import annotations
-
 import itertools
-import random
 from dataclasses import replace
 from math import exp
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -30,16 +26,13 @@ from coordinator.allocation.stragglers import (
     stragglers,
 )
 from coordinator.base import clock
-from coordinator.cluster import NodeState
 from coordinator.evaluation import nodes
-from coordinator.runtime.loop import Coordinator
-from coordinator.runtime.runner import Running
 
 NAMES = [f"n{i}" for i in range(8)]
 
 
 @st.composite
-def clusters(draw: st.DrawFn) -> list[NodeState]:
+def clusters(draw):
     made = []
     for name in NAMES[: draw(st.integers(0, 8))]:
         gpus = draw(st.integers(0, 8))
@@ -56,7 +49,7 @@ def clusters(draw: st.DrawFn) -> list[NodeState]:
 
 
 @st.composite
-def demands(draw: st.DrawFn) -> list[Demand]:
+def demands(draw):
     return [
         Demand(
             evaluation_id=f"e{number}",
@@ -85,13 +78,7 @@ HAD = st.tuples(st.integers(0, 20), st.sets(st.sampled_from(["n0", "n5", "n7"]))
 
 
 @given(clusters(), demands(), LIMITS, HAD, GPUS_PROMISED)
-def test_offers_keep_every_limit(
-    nodes: list[NodeState],
-    asked: list[Demand],
-    limit: Limits,
-    had: tuple[int, set[str]],
-    promised: dict[str, tuple[int, int]],
-) -> None:
+def test_offers_keep_every_limit(nodes, asked, limit, had, promised):
     """Never more than is free and not promised, asked for or allowed; whole trials; a node to one evaluation a time; spared
     nodes stay spared; on a node of its own an evaluation keeps what it has and grows."""
     used, others = had
@@ -122,9 +109,7 @@ def test_offers_keep_every_limit(
 
 
 @given(clusters(), demands(), MEMORY_PROMISED)
-def test_an_offer_fits_into_the_nodes_free_memory(
-    nodes: list[NodeState], asked: list[Demand], promised: dict[str, tuple[int, int]]
-) -> None:
+def test_an_offer_fits_into_the_nodes_free_memory(nodes, asked, promised):
     """Its precursor and one trial at least, as many trials as fit; unless no node of the cluster could ever hold them: then the
     cluster's refusal says why."""
     offers = allocate(nodes, asked, Limits(), gpus_in_use=0, promised=promised)
@@ -146,9 +131,7 @@ def test_an_offer_fits_into_the_nodes_free_memory(
 
 
 @given(clusters(), demands().filter(bool), st.integers(0, 30))
-def test_the_first_in_priority_gets_what_it_would_get_alone(
-    nodes: list[NodeState], asked: list[Demand], gpus: int
-) -> None:
+def test_the_first_in_priority_gets_what_it_would_get_alone(nodes, asked, gpus):
     """Others change nothing for the first demand: by priority, then age."""
     first = min(asked, key=lambda d: (-d.priority, d.accepted_at, d.evaluation_id))
     limit = Limits(max_gpus=gpus)
@@ -164,15 +147,13 @@ SIGMA = st.floats(0.0, 0.5)
 OTHERS = st.lists(st.floats(0.5, 2.0), min_size=4, max_size=30)
 
 
-def paces(others: list[float], **named: float) -> dict[str, Pace]:
+def paces(others, **named):
     times = {**{f"t{i}": x for i, x in enumerate(others)}, **named}
     return {trial: Pace(took=x * 1e5, predicted=1e5, shards=5) for trial, x in times.items()}
 
 
 @given(others=OTHERS, prior=st.floats(0.01, 100.0), sigma=SIGMA, slow=st.floats(0.1, 100.0))
-def test_stragglers_are_few_and_the_slowest(
-    others: list[float], prior: float, sigma: float, slow: float
-) -> None:
+def test_stragglers_are_few_and_the_slowest(others, prior, sigma, slow):
     """Never half of the trials, and no trial that is not named is slower than one that is. A prior that is off for all names
     none: where what all trials take is multiplied by the same, the same ones are stragglers, by the same factor."""
     every = paces(others, slow=slow)
@@ -183,7 +164,7 @@ def test_stragglers_are_few_and_the_slowest(
 
 
 @given(others=st.lists(st.floats(0.95, 1.05), min_size=3, max_size=30), sigma=SIGMA)
-def test_one_that_is_slower_by_more_than_three_sigma_is_named(others: list[float], sigma: float) -> None:
+def test_one_that_is_slower_by_more_than_three_sigma_is_named(others, sigma):
     """Above the spread by a tenth it is named with its factor, below it is not; the others never are."""
     limit = exp(SIGMAS * max(sigma, LEAST_SIGMA))
     # of 0.05 on both sides, the others' own spread is below the least that counts
@@ -194,7 +175,7 @@ def test_one_that_is_slower_by_more_than_three_sigma_is_named(others: list[float
 
 
 @given(slow=st.floats(1.0, 1000.0))
-def test_little_evidence_names_no_trial(slow: float) -> None:
+def test_little_evidence_names_no_trial(slow):
     """One shard, or seconds that are noise, or too few others to compare with."""
     one = Pace(took=slow * 1000, predicted=1000.0, shards=LEAST_SHARDS - 1)
     short = Pace(took=LEAST_SECONDS / 2, predicted=LEAST_SECONDS / 2 / slow, shards=9)
@@ -207,7 +188,7 @@ def test_little_evidence_names_no_trial(slow: float) -> None:
 
 
 @given(elapsed=st.floats(0, 1000), predicted=st.floats(0.1, 1000), done=st.integers(0, 8))
-def test_a_claimed_shard_counts_only_against_its_trial(elapsed: float, predicted: float, done: int) -> None:
+def test_a_claimed_shard_counts_only_against_its_trial(elapsed, predicted, done):
     """It never makes a trial look faster than the shards that it has done, and counts what must be over by now."""
     before = paces([1.0])["t0"]
     after = before.and_in_hand(elapsed, predicted, done, 8)
@@ -220,7 +201,7 @@ def test_a_claimed_shard_counts_only_against_its_trial(elapsed: float, predicted
 
 
 @st.composite
-def history(draw: st.DrawFn) -> list[Seen]:
+def history(draw):
     return [
         Seen(
             evaluation_id=f"e{i}",
@@ -233,7 +214,7 @@ def history(draw: st.DrawFn) -> list[Seen]:
 
 
 @given(history(), st.none() | st.integers(1, 5))
-def test_a_started_or_newest_checkpoint_is_never_dropped(items: list[Seen], every: int | None) -> None:
+def test_a_started_or_newest_checkpoint_is_never_dropped(items, every):
     """And each drop has its reason; without `keep_every` one that waits is left in a series."""
     dropped = stale(items, every)
     assert all(dropped.values())
@@ -249,9 +230,7 @@ def test_a_started_or_newest_checkpoint_is_never_dropped(items: list[Seen], ever
 
 
 @given(history(), st.none() | st.integers(1, 5), st.randoms())
-def test_of_what_is_over_its_place_in_the_series_is_enough(
-    items: list[Seen], every: int | None, dice: random.Random
-) -> None:
+def test_of_what_is_over_its_place_in_the_series_is_enough(items, every, dice):
     """The same choice as with all evaluations at hand, in whatever order they ended, also where one came back."""
     items = list({(s.series, s.order): s for s in items}.values())
     past = Past()
@@ -262,10 +241,10 @@ def test_of_what_is_over_its_place_in_the_series_is_enough(
 
 
 @given(st.integers(1, 5), st.integers(1, 30), st.lists(st.booleans(), min_size=30, max_size=30))
-def test_every_kth_checkpoint_is_kept_however_they_arrive(every: int, count: int, ends: list[bool]) -> None:
+def test_every_kth_checkpoint_is_kept_however_they_arrive(every, count, ends):
     """One by one, and whatever has ended meanwhile: kept are the first, the k-th after it and so on, and the newest."""
-    seen: dict[str, Seen] = {}
-    dropped: set[str] = set()
+    seen = {}
+    dropped = set()
     for step in range(count):
         name = f"e{step:02}"
         seen[name] = Seen(evaluation_id=name, series="a", order=(float(step), 0.0), phase="waiting")
@@ -280,7 +259,7 @@ def test_every_kth_checkpoint_is_kept_however_they_arrive(every: int, count: int
 # --- whole evaluations: nodes that others take, a limit on jobs, nodes that are given back ---------------------------
 
 
-def finish(world: Shared, turns: int) -> float:
+def finish(world, turns):
     """The time at which all evaluations are scored, with nothing left."""
     world.run(turns)
     for tenant in world.tenants:
@@ -292,13 +271,13 @@ def finish(world: Shared, turns: int) -> float:
 class Seized(Shared):
     """From some moment on a node's GPUs go to another user for good, as they become free; at first it is the only one."""
 
-    def __init__(self, seed: int, after: float) -> None:
+    def __init__(self, seed, after):
         super().__init__(seed, Faults())
         self.after, self.names = after, ["n0"]
         self.foreign = {"n0": 0, "n1": 0}
         self.contention = self.outages = 0.0
 
-    def change(self) -> None:
+    def change(self):
         super().change()
         if self.now >= self.after:
             self.foreign["n0"] += max(0, self.gpus - self.used("n0")[0])
@@ -308,7 +287,7 @@ class Seized(Shared):
 
 @some(13)
 @given(seed=st.integers(0, 2**32), after=st.floats(0.0, 400.0))
-def test_an_evaluation_whose_offered_gpus_are_taken_goes_where_there_is_room(seed: int, after: float) -> None:
+def test_an_evaluation_whose_offered_gpus_are_taken_goes_where_there_is_room(seed, after):
     """Evaluations whose only node is taken before their trials start are scored on the next one that is free."""
     finish(Seized(seed, after), 1000)
 
@@ -322,7 +301,7 @@ PLACES = 3  # MaxJobsPerUser=4, of which the daemon's own job has one
 class Limited(Shared):
     """Three nodes; of all evaluations together so many jobs run, the one that was submitted first before the others."""
 
-    def __init__(self, seed: int, evaluations: int, share: float) -> None:
+    def __init__(self, seed, evaluations, share):
         super().__init__(seed, Faults())
         self.names, self.gpus, self.memory, self.share = ["n0", "n1", "n2"], 2, 3000, share
         self.foreign = dict.fromkeys(self.names, 0)
@@ -331,26 +310,26 @@ class Limited(Shared):
         self.arrivals = [0.0] * evaluations
         self.seed, self.order = seed, list[FakeJob]()
 
-    def arrives(self) -> Tenant:
+    def arrives(self):
         return Tenant(self.seed, self, len(self.tenants))
 
-    def living(self, phase: str) -> list[FakeJob]:
+    def living(self, phase):
         jobs = (job for tenant in self.tenants for job in tenant.jobs.values())
         return [job for job in jobs for member in job.members.values() if member.phase == phase]
 
-    def starts(self, job: FakeJob, _dice: random.Random) -> bool:
+    def starts(self, job, _dice):
         self.order += [j for j in self.living("pending") if j not in self.order]
         waiting = [j for j in self.order if any(m.phase == "pending" for m in j.members.values())]
         return len(self.living("running")) < PLACES and job is waiting[0]
 
-    def kept_out(self) -> dict[str, str]:
+    def kept_out(self):
         full = len(self.living("running")) >= PLACES
         return {j.job.name: REASON for j in self.living("pending")} if full else {}
 
 
 @pytest.mark.parametrize("share", [0.0, 1.0])
 @pytest.mark.parametrize("seed", range(4))
-def test_three_equal_evaluations_take_no_longer_than_one_after_the_other(seed: int, share: float) -> None:
+def test_three_equal_evaluations_take_no_longer_than_one_after_the_other(seed, share):
     """Under the limit each waits at most for those before it: none holds its places with weights that are not used."""
     assert finish(Limited(seed, 3, share), 2000) <= 3 * finish(Limited(seed, 1, share), 2000)
 
@@ -372,7 +351,7 @@ USES = st.lists(
 
 
 @given(USES, st.integers(1, 40))
-def test_as_many_nodes_as_are_asked_for_and_the_cheapest(uses: list[Use], gpus: int) -> None:
+def test_as_many_nodes_as_are_asked_for_and_the_cheapest(uses, gpus):
     """No node without GPUs; enough, where there are enough; none too many; none that loses more than one that is kept."""
     chosen = to_give_back(uses, gpus)
     at = {node: [u for u in uses if u.node == node] for node in {u.node for u in uses}}
@@ -389,13 +368,11 @@ def test_as_many_nodes_as_are_asked_for_and_the_cheapest(uses: list[Use], gpus: 
 
 @some(25)
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.floats(0, 100), st.floats(0, 100)), max_size=8))
-def test_the_last_word_on_a_node_counts_until_its_time_is_over(
-    tmp_path: Path, words: list[tuple[str, float, float]]
-) -> None:
+def test_the_last_word_on_a_node_counts_until_its_time_is_over(tmp_path, words):
     """Out of use to the second; a time that is over takes back what was said before; nothing else is forgotten."""
     path = tmp_path / "nodes.json"
     path.unlink(missing_ok=True)
-    said: dict[str, float] = {}
+    said = {}
     now = 0.0
     for node, until, passed in words:
         now += passed
@@ -407,28 +384,28 @@ def test_the_last_word_on_a_node_counts_until_its_time_is_over(
 class Staging:
     """An evaluation that has begun to stage on the only node, n1, at a time that the test sets."""
 
-    def __init__(self, work: Path, patch: pytest.MonkeyPatch) -> None:
+    def __init__(self, work, patch):
         self.work, self.now = work, 1000.0
         patch.setattr(clock, "now", lambda: self.now)
         self.cluster = FakeCluster(fleet=[fake_node("n1", gpus=2, memory_mb=64_000)])
         self.start()
 
-    def start(self) -> None:
-        self.coordinator: Coordinator = coordinator_on(self.work, self.cluster)
-        self.running: Running = self.coordinator.accept(record())
+    def start(self):
+        self.coordinator = coordinator_on(self.work, self.cluster)
+        self.running = self.coordinator.accept(record())
         self.coordinator.tick()
 
-    def cordon(self, seconds: float) -> None:
+    def cordon(self, seconds):
         self.coordinator.cordon(("n1",), self.now + seconds)
         self.coordinator.tick()
 
-    def later(self, seconds: float) -> str:
+    def later(self, seconds):
         """What the node is in after these seconds."""
         self.now += seconds
         self.coordinator.tick()
         return self.running.state.nodes.by_name["n1"].status
 
-    def jobs(self) -> list[str]:
+    def jobs(self):
         return [
             j.name
             for j in self.cluster.jobs()
@@ -437,11 +414,11 @@ class Staging:
 
 
 @pytest.fixture
-def staging(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Staging:
+def staging(tmp_path, monkeypatch):
     return Staging(tmp_path, monkeypatch)
 
 
-def test_a_node_that_is_given_back_is_left_alone_until_its_time(staging: Staging) -> None:
+def test_a_node_that_is_given_back_is_left_alone_until_its_time(staging):
     """Its jobs are cancelled and it is offered to no evaluation, by the next coordinator neither; after its time, or where that is
     taken back, it is used again."""
     assert staging.jobs()
@@ -455,7 +432,7 @@ def test_a_node_that_is_given_back_is_left_alone_until_its_time(staging: Staging
     assert staging.later(0) == "staging"
 
 
-def test_a_resting_or_retried_node_is_given_back_too(staging: Staging) -> None:
+def test_a_resting_or_retried_node_is_given_back_too(staging):
     """A node that rests gives its memory back and does not return by itself; a retry takes no node that is out of use."""
     node = staging.running.state.nodes.by_name["n1"]
     node.status, node.back_off_until = "back-off", staging.now + 5
@@ -471,7 +448,7 @@ def test_a_resting_or_retried_node_is_given_back_too(staging: Staging) -> None:
     assert staging.later(600) == "staging"
 
 
-def test_a_node_is_offered_once_it_was_checked(staging: Staging) -> None:
+def test_a_node_is_offered_once_it_was_checked(staging):
     """Where the daemon checks nodes: each day anew; one in use is not disturbed."""
     coordinator, place = staging.coordinator, staging.coordinator.performer.site.paths.nodes
     coordinator.checks_nodes = True
@@ -485,7 +462,7 @@ def test_a_node_is_offered_once_it_was_checked(staging: Staging) -> None:
     assert (staging.later(86400), coordinator.to_check) == ("withdrawn", {"n1"})
 
 
-def test_a_nodes_failure_is_known_to_later_evaluations(staging: Staging) -> None:
+def test_a_nodes_failure_is_known_to_later_evaluations(staging):
     """A back-off counts once, with its reason and its evaluation, also after a restart."""
     node, began = staging.running.state.nodes.by_name["n1"], staging.now
     staging.running.take(nodes.back_off(node, "it died", began))

@@ -1,11 +1,8 @@
 """What several attackers need."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,7 +10,7 @@ from support.with_root import USER
 
 
 @pytest.fixture
-def shared() -> Iterator[Path]:
+def shared():
     """A folder that all may read, and in which USER has one of his own."""
     made = Path(tempfile.mkdtemp(prefix="attack-"))
     made.chmod(0o755)

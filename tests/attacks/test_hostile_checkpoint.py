@@ -1,13 +1,10 @@
 """Attacks of a checkpoint on the daemon that looks at it and on the jobs that load it. Its folder may be another user's."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
 import pickle
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,47 +15,46 @@ from support.with_root import USER, as_user
 
 from coordinator.config.schema import Config, WatchConfig
 from coordinator.intake.checkpoint import CheckpointError, inspect
-from evaljobs.contract.paths import WorkPaths
 from evaljobs.trial.engines import loading
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="not root: cannot become another user")
 
 
-def refused(folder: Path | str) -> str:
+def refused(folder):
     with pytest.raises(CheckpointError) as caught:
         inspect(folder)
     assert str(caught.value).isprintable()
     return str(caught.value)
 
 
-def giant(name: str) -> Callable[[Path], object]:
+def giant(name):
     """A tebibyte that takes no room on disk would take the daemon's memory."""
 
-    def edit(folder: Path) -> None:
+    def edit(folder):
         (folder / name).touch()
         os.truncate(folder / name, 1 << 40)
 
     return edit
 
 
-def many_headers(folder: Path) -> None:
+def many_headers(folder):
     """Each file's header may be as long as the format allows; the tensors of all files together are bounded."""
     for number in (1, 2, 3):
         name = f"model-{number:05}-of-00003.safetensors"
         safetensors(folder / name, {f"t{number - 1}": b"x"} | {f"{number}-{n}": b"" for n in range(40)})
 
 
-def index_of(name: object) -> Callable[[Path], object]:
+def index_of(name):
     """An index that names a file; the folder above has one by the name of a neighbour's."""
 
-    def edit(folder: Path) -> None:
+    def edit(folder):
         shutil.copy(folder / "model-00001-of-00003.safetensors", folder.parent / "x.safetensors")
         (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"t0": name}}))
 
     return edit
 
 
-def config_with(**named: object) -> Callable[[Path], object]:
+def config_with(**named):
     """transformers takes a kernel's repository from the config, and runs what it fetches."""
     text = json.dumps({"architectures": ["LlamaForCausalLM"], **named})
     return lambda folder: (folder / "config.json").write_text(text)
@@ -82,7 +78,7 @@ OUTSIDE = (
 IMPLEMENTATIONS = ("attn_implementation", "_attn_implementation", "experts_implementation")
 HUB = "org/kernel@main"
 # what is done to a checkpoint's folder, and words of its refusal
-HOSTILE: dict[str, tuple[Callable[[Path], object], str]] = {
+HOSTILE = {
     **{
         f"a giant {name}": (giant(name), name)
         for name in ("config.json", "model.safetensors.index.json", "evalspan.sums.json")
@@ -98,7 +94,7 @@ HOSTILE: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize("what", HOSTILE)
-def test_a_hostile_folder_is_refused_unread(what, tmp_path, monkeypatch) -> None:
+def test_a_hostile_folder_is_refused_unread(what, tmp_path, monkeypatch):
     """It fills no memory, names no file outside of it and no code of the hub."""
     monkeypatch.setattr("coordinator.intake.checkpoint.MOST_TENSORS", 100)
     edit, words = HOSTILE[what]
@@ -114,7 +110,7 @@ NAMES = (
     "model.safetensors.index.json",
     "evalspan.sums.json",
 )
-KINDS: dict[str, Callable[[Path], object]] = {
+KINDS = {
     "pipe": os.mkfifo,
     "device": lambda path: path.symlink_to("/dev/zero"),
     "folder": Path.mkdir,
@@ -124,7 +120,7 @@ KINDS: dict[str, Callable[[Path], object]] = {
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", NAMES)
-def test_what_is_no_file_is_not_waited_for(name: str, kind: str, tmp_path: Path) -> None:
+def test_what_is_no_file_is_not_waited_for(name, kind, tmp_path):
     """A pipe without a writer, a device without an end: the folder is refused, or is a checkpoint without that file."""
     folder = make_checkpoint(tmp_path / "step-1", size=100)
     (folder / name).unlink(missing_ok=True)
@@ -134,13 +130,13 @@ def test_what_is_no_file_is_not_waited_for(name: str, kind: str, tmp_path: Path)
 
 
 @pytest.mark.parametrize("name", ["step-1\x1b[2J", "step\n1", "step\x9b31m", "step\x7f", "\x07"], ids=repr)
-def test_a_folder_whose_name_commands_a_terminal_is_refused(name: str, tmp_path: Path) -> None:
+def test_a_folder_whose_name_commands_a_terminal_is_refused(name, tmp_path):
     """It would stand in `status`, in logs and in Slurm's lists."""
     assert "control character" in refused(small(tmp_path / name))
     assert "control character" in refused(small(tmp_path / name / "step-2"))
 
 
-def owned(folder: Path, uid: int) -> Path:
+def owned(folder, uid):
     for path in (folder, *folder.rglob("*")):
         os.lchown(path, uid, uid)
     return folder
@@ -148,7 +144,7 @@ def owned(folder: Path, uid: int) -> Path:
 
 @as_root
 @pytest.mark.parametrize("name", ["chat_template.jinja", "tokenizer.json", "additional_chat_templates"])
-def test_a_link_of_another_user_lends_out_no_private_file(name: str, shared: Path) -> None:
+def test_a_link_of_another_user_lends_out_no_private_file(name, shared):
     """The daemon's user could read it, the checkpoint's could not: it would stand in prompts, samples and at a judge's."""
     folder = small(shared / "step-1")
     private = shared / "home"
@@ -160,10 +156,10 @@ def test_a_link_of_another_user_lends_out_no_private_file(name: str, shared: Pat
     owned(folder, USER + 1)
     owned(private, USER)
 
-    def look() -> None:
+    def look():
         assert "another user" in refused(folder)
 
-    def look_at_his_own() -> None:
+    def look_at_his_own():
         inspect(folder)
 
     as_user(look)
@@ -185,14 +181,14 @@ PICKLES = (
 
 
 class _Runs:
-    def __init__(self, command: str) -> None:
+    def __init__(self, command):
         self.command = command
 
-    def __reduce__(self) -> object:
+    def __reduce__(self):
         return os.system, (self.command,)
 
 
-def with_code(model: Path, folder: Path) -> tuple[Path, Path]:
+def with_code(model, folder):
     """A copy of the model that offers code wherever libraries look for it, and the file that any of it makes."""
     shutil.copytree(model, folder)
     marker = folder.parent / "ran"
@@ -218,8 +214,8 @@ def with_code(model: Path, folder: Path) -> tuple[Path, Path]:
 
 
 def test_a_checkpoint_runs_no_code_while_requests_are_built_and_it_is_loaded(
-    shared_work: WorkPaths, model_dir: Path, tmp_path: Path
-) -> None:
+    shared_work, model_dir, tmp_path
+):
     """Modules beside its config, named by auto_map or as the libraries' own; pickles beside its safetensors."""
     folder, marker = with_code(model_dir, tmp_path / "evil")
     assert not {f.name for f in inspect(folder).files} & {*PICKLES[:3]}
@@ -236,7 +232,7 @@ def test_a_checkpoint_runs_no_code_while_requests_are_built_and_it_is_loaded(
         "{% for i in range(10 ** 12) %}x{% endfor %}",
     ],
 )
-def test_a_chat_template_is_no_program(template, shared_work, model_dir, tmp_path) -> None:
+def test_a_chat_template_is_no_program(template, shared_work, model_dir, tmp_path):
     """Rendered in jinja's sandbox: what leaves it ends the build with an error, and nothing ran."""
     folder = tmp_path / "templated"
     shutil.copytree(model_dir, folder)
@@ -248,7 +244,7 @@ def test_a_chat_template_is_no_program(template, shared_work, model_dir, tmp_pat
     assert not (tmp_path / "ran").exists()
 
 
-def test_a_daemon_takes_the_next_checkpoint_after_each_hostile_one(tmp_path: Path, every_tick: None) -> None:
+def test_a_daemon_takes_the_next_checkpoint_after_each_hostile_one(tmp_path, every_tick):
     run = tmp_path / "run"
     ears = daemon(tmp_path / "work", Config(watch=WatchConfig(roots=(run,), suite=SUITE)))
     for number, name in enumerate(NAMES):

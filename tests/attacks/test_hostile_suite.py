@@ -4,10 +4,7 @@ Who names such a file in a command or in the settings runs its code, by design: 
 Here: what the file may not do besides, to those who only look at it, and to other folders.
 """
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 import pytest
 from support.trainings import leave, results
@@ -22,13 +19,13 @@ ESCAPES = "\x1b]0;owned\x07\x1b[2J\x1b[1A\x9b31m\x08\r"
 PATHS = ["../../../evil", "/tmp/evil", "a/../../evil", "..", "evaluation.json", "journal.jsonl"]
 
 
-def toml(folder: Path, suite: str, task: str) -> Path:
+def toml(folder, suite, task):
     file = folder / "suite.toml"
     file.write_text(f"name = {json.dumps(suite)}\n[[task]]\nname = {json.dumps(task)}\n")
     return file
 
 
-def commands(text: str) -> list[str]:
+def commands(text):
     """The control characters in what a terminal is sent, but for line ends and tabs."""
     return [c for c in text if c not in "\n\t" and (ord(c) < 0x20 or 0x7F <= ord(c) < 0xA0)]
 
@@ -36,7 +33,7 @@ def commands(text: str) -> list[str]:
 @pytest.mark.parametrize(
     ("suite", "task"), [(f"x{ESCAPES}", "t"), ("x", f"t{ESCAPES}"), ("x\n", "t"), ("x" * 10**6, "t")]
 )
-def test_a_name_that_commands_a_terminal_is_no_suites_and_no_tasks(suite, task, tmp_path) -> None:
+def test_a_name_that_commands_a_terminal_is_no_suites_and_no_tasks(suite, task, tmp_path):
     with pytest.raises(OperatorError) as refused:
         load_suite(toml(tmp_path, suite, task))
     assert not commands(str(refused.value))
@@ -44,7 +41,7 @@ def test_a_name_that_commands_a_terminal_is_no_suites_and_no_tasks(suite, task, 
 
 
 @pytest.mark.parametrize("name", PATHS)
-def test_no_name_of_a_suite_or_task_leads_out_of_its_evaluations_folder(name: str, tmp_path: Path) -> None:
+def test_no_name_of_a_suite_or_task_leads_out_of_its_evaluations_folder(name, tmp_path):
     """Nor onto a file that the coordinator writes: specs, outcomes, samples and scores have names of their own kind."""
     suite = load_suite(toml(tmp_path, name, name))
     stem = id_stem(name, suite.name)
@@ -60,7 +57,7 @@ def test_no_name_of_a_suite_or_task_leads_out_of_its_evaluations_folder(name: st
 
 
 @pytest.mark.parametrize("task", ["../../../evil", "/evil", "a/../../../../evil", "..", "x\0y"])
-def test_an_export_writes_below_its_folder_alone(task: str, tmp_path: Path) -> None:
+def test_an_export_writes_below_its_folder_alone(task, tmp_path):
     """Samples are written under their tasks' names, as lm_eval does it: a name may be a path."""
     paths = leave(tmp_path / "work", 10, 0.5)
     found = results(0.5) | {"configs": {task: {"task": task}}}

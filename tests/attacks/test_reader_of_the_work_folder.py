@@ -1,10 +1,7 @@
 """Attacks of another user of the same node who may not write to the work folder: what can be read."""
 
-from __future__ import annotations
-
 import os
 import stat
-from pathlib import Path
 
 import pytest
 from support.daemons import daemon
@@ -19,11 +16,11 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="not root: cannot become 
 
 
 @as_root
-def test_another_user_sees_nothing_of_a_new_work_folder_and_of_its_files(shared: Path) -> None:
+def test_another_user_sees_nothing_of_a_new_work_folder_and_of_its_files(shared):
     """Made under the widest umask: folders 0700, files 0600, from the root of the work folder down."""
     work = shared / "home" / "work"
 
-    def make() -> None:
+    def make():
         os.umask(0)
         open_folder(work, None)
         ears = daemon(work, Config(work_dir=work))

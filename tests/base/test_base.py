@@ -1,7 +1,5 @@
 """Helpers of every room: commands end with their children, what is repeated is due in time, clocks jump, folders are listed."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import subprocess
@@ -76,7 +74,6 @@ def test_a_process_has_ended_with_the_last_of_its_threads():
         wait_until(headless)
         assert process.poll() is None
         known = process_identity.identify(process.pid)
-        assert known is not None
         process_identity.end(known, patience=60.0)
         assert not process_identity.alive(known)
     finally:

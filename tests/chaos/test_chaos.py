@@ -1,14 +1,9 @@
 """The table of faults on a whole evaluation, and how a campaign deals them (large ones: scripts/chaos, docs/benchmarks.md)."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-from typing import Any
-
 import pytest
 from chaos_lib.campaign import PATIENCE_S, disturbed
 from chaos_lib.faults import FAULTS, deal
-from chaos_lib.site import TASKS, Place
+from chaos_lib.site import TASKS
 from chaos_lib.site import place as make_place
 from dev_cluster.api import unavailable
 from hypothesis import given
@@ -19,7 +14,7 @@ EVENTS = 50  # of an undisturbed run, about
 
 
 @pytest.fixture(scope="module")
-def place() -> Iterator[Place]:
+def place():
     if (reason := unavailable()) is not None:
         pytest.skip(reason)
     with make_place() as made:
@@ -27,7 +22,7 @@ def place() -> Iterator[Place]:
 
 
 @pytest.fixture(scope="module")
-def expected(place: Place) -> dict[str, Any]:
+def expected(place):
     """lm-eval's own results of each task, one run a task."""
     return {"tiny": toys.expected(place.models[0], TASKS)}
 
@@ -35,7 +30,7 @@ def expected(place: Place) -> dict[str, Any]:
 @pytest.mark.slurm
 @pytest.mark.model
 @pytest.mark.timeout(2 * PATIENCE_S)  # a run that its patience ends says why
-def test_scores_are_lm_evals_and_nothing_is_left(place: Place, expected: dict[str, Any]) -> None:
+def test_scores_are_lm_evals_and_nothing_is_left(place, expected):
     """Each shard counted once, every digit the same; no job, no process, no weights in any node's memory. All other faults:
     `scripts/chaos`.
     """
@@ -51,9 +46,7 @@ def test_scores_are_lm_evals_and_nothing_is_left(place: Place, expected: dict[st
     seed=st.integers(0, 1000),
     together=st.integers(1, 6),
 )
-def test_every_fault_is_dealt_once_and_none_meets_one_of_its_part(
-    names: list[str], seed: int, together: int
-) -> None:
+def test_every_fault_is_dealt_once_and_none_meets_one_of_its_part(names, seed, together):
     """Runs are within their size, the same for the same seed, and alone where one is asked for."""
     runs = deal(names, seed, together)
     assert sorted(name for run in runs for name in run) == sorted(names)

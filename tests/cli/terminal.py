@@ -1,15 +1,11 @@
 """A command of evalspan at a terminal of its own."""
 
-from __future__ import annotations
-
 import os
 import pty
 import select
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from pathlib import Path
 
 # so that Ctrl-C on it is a signal to the command
 OWN_TERMINAL = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
@@ -18,7 +14,7 @@ OWN_TERMINAL = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY
 class Terminal:
     """A command at a terminal of its own, 80 columns wide."""
 
-    def __init__(self, folder: Path, *arguments: str) -> None:
+    def __init__(self, folder, *arguments):
         self.said = ""
         self._keyboard, side = pty.openpty()
         environment = {
@@ -33,21 +29,21 @@ class Terminal:
         )  # fmt: skip
         os.close(side)
 
-    def type(self, text: str) -> None:
+    def type(self, text):
         os.write(self._keyboard, text.encode())
 
-    def until(self, law: Callable[[], bool], what: str, deadline_s: float = 120.0) -> None:
+    def until(self, law, what, deadline_s=120.0):
         end = time.monotonic() + deadline_s
         while not law():
             assert time.monotonic() < end, f"not within {deadline_s} s: {what}\n{self.said}"
             self._listen(0.1)
 
-    def ends(self) -> int:
+    def ends(self):
         self.until(lambda: self.process.poll() is not None, "the command ends")
         self._listen(0.0)
         return int(self.process.wait())
 
-    def _listen(self, wait_s: float) -> None:
+    def _listen(self, wait_s):
         while select.select([self._keyboard], [], [], wait_s)[0]:
             try:
                 self.said += os.read(self._keyboard, 65536).decode(errors="replace")

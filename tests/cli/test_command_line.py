@@ -1,16 +1,12 @@
 """Laws of the command line: help that is true, one line for a mistake, output that fits where it goes."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import typer
@@ -24,7 +20,7 @@ EVALSPAN = "import sys; from coordinator.cli import main; sys.argv[0] = 'evalspa
 COMMAND = typer.main.get_command(app)
 
 
-def commands(group: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+def commands(group, path=()):
     """Every command with the words that call it."""
     for name, command in getattr(group, "commands", {}).items():
         if hasattr(command, "commands"):
@@ -42,7 +38,7 @@ EXAMPLES = [
 ]
 
 
-def evalspan(*arguments: str, folder: Path, **env: str) -> subprocess.CompletedProcess[str]:
+def evalspan(*arguments, folder, **env):
     clean = {
         k: v
         for k, v in os.environ.items()
@@ -60,7 +56,7 @@ def evalspan(*arguments: str, folder: Path, **env: str) -> subprocess.CompletedP
 
 
 @pytest.fixture
-def site(tmp_path: Path) -> Path:
+def site(tmp_path):
     """A folder with a work folder of three checkpoints, the last of which fell."""
     (tmp_path / "evalspan-work").mkdir(mode=0o700)
     leave(tmp_path / "evalspan-work", 10, 0.2)
@@ -122,7 +118,7 @@ def test_an_export_writes_the_files_that_it_names(site, to):
     a folder; without --out it is standard output. What still runs is counted on stderr, at exit code 0.
     """
 
-    def export(*out: str) -> str:
+    def export(*out):
         done = evalspan("export", "--series", "/runs/a", "--to", to, *out, folder=site)
         assert done.returncode == 0, done.stderr
         return done.stdout
@@ -213,7 +209,7 @@ def test_clean_tells_people_in_words_and_programs_in_json(site):
     assert (read["schema_version"], [r["root"] for r in read["roots"]]) == (1, [str(root)])
 
 
-def test_a_bug_is_exit_code_3_and_asks_for_a_report() -> None:
+def test_a_bug_is_exit_code_3_and_asks_for_a_report():
     """It is no failed entry (1): a wrapper or a person must be able to tell."""
     broken = "from coordinator import cli\n@cli.app.command('broken')\ndef broken(): {}['x']\ncli.main()"
     ran = subprocess.run(

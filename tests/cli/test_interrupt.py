@@ -1,14 +1,11 @@
 """Laws of Ctrl-C, in a real terminal: a one-shot evaluation asks once and leaves nothing; a watched one goes on."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,7 +21,7 @@ CONFIG = '[trial]\nthreads = 1\ndevice = "cpu"\n[metric]\nbootstrap_iters = 10\n
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Iterator[Path]:
+def folder(tmp_path):
     (tmp_path / "evalspan.toml").write_text(CONFIG)
     (tmp_path / "toys.toml").write_text(SUITE)
     yield tmp_path
@@ -36,7 +33,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
             wait_until(lambda: not _left(tmp_path), "its processes end", 20.0)
 
 
-def _left(folder: Path) -> list[int]:
+def _left(folder):
     """Processes that work in the folder: jobs, Redis."""
     found = []
     for place in Path("/proc").glob("[0-9]*"):
@@ -48,13 +45,13 @@ def _left(folder: Path) -> list[int]:
     return found
 
 
-def _kinds(folder: Path) -> list[str]:
+def _kinds(folder):
     texts = [f.read_bytes() for f in (folder / "work").glob("*/journal.jsonl")]
     # the last line may be half written
     return [json.loads(line)["kind"] for text in texts for line in text.split(b"\n")[:-1]]
 
 
-def _nothing_left(folder: Path) -> None:
+def _nothing_left(folder):
     """What was killed last may still be about to end."""
     wait_until(lambda: not _left(folder), "no process is left", 30.0)
 
@@ -87,9 +84,7 @@ OF_SUITE = ["model", "--suite", "core"]
         ("pydantic", ["report", "x"], ""),
     ],
 )
-def test_ctrl_c_during_the_imports_is_one_line(
-    tmp_path: Path, module: str, arguments: list[str], raised: str
-) -> None:
+def test_ctrl_c_during_the_imports_is_one_line(tmp_path, module, arguments, raised):
     """Exit code 130 and no traceback, whatever is being loaded, also where a callback swallows the exception."""
     code = AT_IMPORT.format(module=module, arguments=[*arguments, "--work-dir", str(tmp_path)])
     if raised:
@@ -99,7 +94,7 @@ def test_ctrl_c_during_the_imports_is_one_line(
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "evalspan: interrupted\n")
 
 
-def test_ctrl_c_while_lm_eval_is_asked_ends_the_question(folder: Path, tiny_model_dir: Path) -> None:
+def test_ctrl_c_while_lm_eval_is_asked_ends_the_question(folder, tiny_model_dir):
     """The child that was asked ends, too; nothing was submitted."""
     python, asked = folder / "python", folder / "asked"
     python.write_text(f'#!/bin/sh\necho $$ > "{asked}.new"; mv "{asked}.new" "{asked}"; exec sleep 600\n')

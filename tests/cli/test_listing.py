@@ -2,8 +2,6 @@
 which nothing is cut. What is printed is in tests/golden/test_screens.py.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import os
@@ -33,7 +31,7 @@ from evaljobs.contract.paths import WorkPaths
 NOW = 1_700_000_000.0
 
 
-def printed(*parts: object) -> str:
+def printed(*parts):
     out = io.StringIO()
     for part in parts:
         Console(file=out, width=200, color_system=None).print(part)
@@ -73,7 +71,7 @@ def test_a_choice_of_rows_is_complete_in_order_and_counts_what_it_leaves_out(fou
     assert (f"--last {asked}" in said) == bool(left)
 
 
-def test_on_slurm_the_daemon_is_started_as_a_job_and_its_last_log_is_named(tmp_path: Path, monkeypatch):
+def test_on_slurm_the_daemon_is_started_as_a_job_and_its_last_log_is_named(tmp_path, monkeypatch):
     """A job that ended at once by a wrong setting left its reason there."""
     monkeypatch.chdir(tmp_path)
     config = Config.model_validate({"cluster": {"kind": "slurm", "cpu_partition": "cpu"}})
@@ -116,14 +114,14 @@ def test_the_daemons_queued_job_is_named_and_notices_wait_for_it(tmp_path, monke
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     made = tmp_path_factory.mktemp("ls")
     (made / "evalspan.toml").write_text(config_text())
     (made / "toys.toml").write_text(suite_text("toys", {"toy_choice": {"limit": 5}, "toy_sums": {}}))
     return made
 
 
-def typed(folder: Path, *arguments: str, width: int = 120) -> subprocess.CompletedProcess[str]:
+def typed(folder, *arguments, width=120):
     program = str(Path(sys.executable).parent / "evalspan")
     env = {**os.environ, "NO_COLOR": "1", "COLUMNS": str(width), "HF_HOME": str(folder / "hf")}
     return subprocess.run(
@@ -132,7 +130,7 @@ def typed(folder: Path, *arguments: str, width: int = 120) -> subprocess.Complet
     )  # fmt: skip
 
 
-def test_suites_tasks_and_groups_are_listed_with_what_they_hold(folder: Path) -> None:
+def test_suites_tasks_and_groups_are_listed_with_what_they_hold(folder):
     """Each count is stated, at each width; the second call reads the list of the first."""
     for width in (80, 200):
         done = typed(folder, "ls", "-s", "toys.toml", width=width)
@@ -154,12 +152,12 @@ def test_suites_tasks_and_groups_are_listed_with_what_they_hold(folder: Path) ->
     assert next(g for g in groups if g["name"] == "glue")["members"][:2] == ["cola", "mnli"]
 
 
-def test_validate_says_what_eval_would_say(folder: Path, toy_model: Path, tmp_path: Path) -> None:
+def test_validate_says_what_eval_would_say(folder, toy_model, tmp_path):
     """With what a suite or tasks hold, by eval's options, in lm_eval's spelling, too; of a checkpoint the request sets that are
     built, also of one that `eval` would convert. Nothing is built, no service is started. What cannot run is in the table of
     refusals."""
 
-    def valid(*words: str) -> str:
+    def valid(*words):
         done = typed(folder, "validate", *words)
         assert done.returncode == 0, done.stderr
         return done.stdout
@@ -180,7 +178,7 @@ def test_validate_says_what_eval_would_say(folder: Path, toy_model: Path, tmp_pa
     assert {p.name for p in (folder / "work").iterdir()} <= {"cache"}
 
 
-def test_prepare_without_internet_names_the_data_set(folder: Path, toy_model: Path, monkeypatch) -> None:
+def test_prepare_without_internet_names_the_data_set(folder, toy_model, monkeypatch):
     """In one line without a class of the program's."""
     (folder / "hub").mkdir()
     (folder / "hub" / "a.yaml").write_text("task: a\ndataset_path: lab/rows\ntest_split: test\n")

@@ -1,14 +1,11 @@
 """Laws of lm_eval's own command line given to `evalspan eval`: it means the same, or is refused by name."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import math
 import os
 import subprocess
 import sys
-from typing import Any
 
 import pytest
 import typer
@@ -30,10 +27,10 @@ from coordinator.cli.lm_eval_flags import (
 )
 from coordinator.cli.suite_options import Chosen
 
-EVAL: Any = typer.main.get_command(app).commands["eval"]  # type: ignore[attr-defined]
+EVAL = typer.main.get_command(app).commands["eval"]
 
 
-def lm_eval_parser() -> argparse.ArgumentParser:
+def lm_eval_parser():
     parser = argparse.ArgumentParser()
     Run(parser.add_subparsers())
     (subparsers,) = (a for a in parser._actions if isinstance(a, argparse._SubParsersAction))
@@ -57,7 +54,7 @@ def test_every_option_of_lm_eval_is_understood_or_refused_by_name():
             assert SHORT.get(short) == long or short in ("-s", "-h", "-C", "-v"), short
 
 
-def read(*words: str) -> dict[str, Any]:
+def read(*words):
     """What `evalspan eval` makes of a command line."""
     with EVAL.make_context("eval", list(words)) as context:
         p = context.params
@@ -136,14 +133,14 @@ def test_a_command_without_a_checkpoint_of_its_own_has_all_words_of_tasks():
     words = ["--tasks", "a", "b", "--tokenizer", "M", "--gen_kwargs", "x=1"]
     made = ["--tasks=a,b", "--tokenizer", "M", "--gen-kwargs=x=1"]
     assert rewritten(words, {*VALUED, "--tokenizer"}, checkpoint=False) == made
-    command: Any = typer.main.get_command(app).commands["prepare"]  # type: ignore[attr-defined]
+    command = typer.main.get_command(app).commands["prepare"]
     with command.make_context("prepare", words) as context:
         assert context.params["tasks"] == "a,b"
 
 
 def test_a_flag_that_asks_for_what_is_so_is_left_out_with_a_line(capsys):
     """Of both spellings; the last word is still the checkpoint."""
-    needless: list[str] = []
+    needless = []
     flags = ["--log_samples", "-w", "--show-config", "--confirm_run_unsafe_code"]
     assert rewritten([*flags, "--tasks", "a", "M"], VALUED, needless) == ["--tasks=a", "M"]
     assert sorted(needless) == sorted(NEEDLESS)
@@ -166,7 +163,7 @@ def test_a_digit_that_is_no_number_is_text():
     assert pairs(["x=²"]) == {"x": "²"}
 
 
-def same(one: Any, other: Any) -> bool:
+def same(one, other):
     return repr(one) == repr(other) or (isinstance(one, float) and math.isnan(one) and math.isnan(other))
 
 
@@ -222,7 +219,7 @@ def test_the_same_command_line_gives_the_digits_of_lm_eval(toy_model, tmp_path):
     ).split()
     env = {**os.environ, "HF_HUB_OFFLINE": "1", "EVALSPAN_TRIAL_THREADS": "1", "OMP_NUM_THREADS": "1"}
 
-    def run(*words: str) -> str:
+    def run(*words):
         argv = [sys.executable, "-m", *words]
         done = subprocess.run(
             argv, cwd=folder, env=env, capture_output=True, text=True, timeout=500, check=False
@@ -236,7 +233,7 @@ def test_the_same_command_line_gives_the_digits_of_lm_eval(toy_model, tmp_path):
     ours = json.loads(run("evalspan", "eval", *line, "--json"))["results"]
     assert len(theirs) == len(ours) == 3
 
-    def digits(found: dict[str, Any]) -> dict[str, float]:
+    def digits(found):
         return {key: value for key, value in found.items() if isinstance(value, float)}
 
     assert sorted(map(digits, ours.values()), key=str) == sorted(map(digits, theirs.values()), key=str)

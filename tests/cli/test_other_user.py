@@ -1,14 +1,11 @@
 """Laws of another user's work folder, whose scores can be read and in which nothing can be changed; and of one without file locks."""
 
-from __future__ import annotations
-
 import errno
 import os
 import shutil
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 from support.trainings import leave
@@ -33,7 +30,7 @@ READING = (["status", "--json"], ["report", "--series", "/runs/a"], ["priors", "
 
 
 @pytest.fixture
-def work(open_folder: Path, monkeypatch) -> WorkPaths:
+def work(open_folder, monkeypatch):
     """A work folder that a group shares."""
     monkeypatch.chdir(open_folder)
     monkeypatch.setenv("HOME", str(open_folder))
@@ -45,7 +42,7 @@ def work(open_folder: Path, monkeypatch) -> WorkPaths:
     return paths
 
 
-def _said(work: WorkPaths, arguments: list[str]) -> str:
+def _said(work, arguments):
     done = CliRunner().invoke(app, [*arguments, "--work-dir", str(work.root)])
     assert done.exit_code == 0, (done.output, done.exception)
     return done.stdout
@@ -58,7 +55,7 @@ def test_a_member_of_the_group_may_look(work, arguments):
     lock.acquire(DAEMON)  # a daemon that runs is one for them, as well
     own = _said(work, arguments)  # imports, too: the user may not enter this folder
 
-    def look() -> None:
+    def look():
         assert _said(work, arguments) == own
         assert WorkLock(work.lock).holder().startswith(DAEMON)
 
@@ -70,7 +67,7 @@ def test_another_user_may_not_run_a_daemon_nor_command_one(work):
     """Nor check it up: refused in one line that says whose the folder is; no bug report."""
     settings = Config.model_validate({"work_dir": work.root, "trial": {"python": "python3"}})
 
-    def act() -> None:
+    def act():
         for refused in (lambda: WorkLock(work.lock).acquire(DAEMON), lambda: collect.check_up(settings)):
             with pytest.raises(OperatorError, match="another user's work folder"):
                 refused()
@@ -95,7 +92,7 @@ def test_a_private_folder_is_refused_in_one_line(work, monkeypatch):
         lambda: inspect(private / "m"),
     ]
 
-    def act() -> None:
+    def act():
         os.chdir(here)
         assert not is_hugging_face(private / "m")
         for call in calls:
@@ -127,7 +124,7 @@ int flock(int fd, int kind) { errno = atoi(getenv("FLOCK_ERRNO")); return -1; }
 
 
 @pytest.fixture(scope="module")
-def refuses(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def refuses(tmp_path_factory):
     """A library that stands before the C library's `flock`."""
     compiler = shutil.which("gcc") or shutil.which("cc")
     if compiler is None:
@@ -139,14 +136,12 @@ def refuses(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return library
 
 
-def test_file_locks_that_are_refused_are_one_line_with_the_mount_option(
-    refuses: Path, toy_model: Path, tmp_path: Path
-) -> None:
+def test_file_locks_that_are_refused_are_one_line_with_the_mount_option(refuses, toy_model, tmp_path):
     """By either error that file systems give; `doctor` says so in its table."""
     work = tmp_path / "work"
     env = {**os.environ, "EVALSPAN_CLUSTER_KIND": "local", "LD_PRELOAD": str(refuses), "COLUMNS": "400"}
 
-    def said(code: int, *words: str) -> subprocess.CompletedProcess[str]:
+    def said(code, *words):
         argv = [sys.executable, "-m", "coordinator", *words, "--work-dir", str(work)]
         own = {**env, "FLOCK_ERRNO": str(code)}
         return subprocess.run(argv, env=own, capture_output=True, text=True, timeout=120, check=False)

@@ -1,14 +1,11 @@
 """Laws of what Slurm is asked: scripts, arguments and environment of `sbatch`, nodes that the settings leave, GPU requests."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex
 import subprocess
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -16,7 +13,7 @@ from hypothesis import strategies as st
 from support.fake_cluster import fake_node
 from support.slurm_options import slurm_options
 
-from coordinator.cluster import Job, NodeState, RefusedError
+from coordinator.cluster import Job, RefusedError
 from coordinator.cluster.daemon_job import daemon_job, sbatch_line
 from coordinator.cluster.job_environment import client_environment, submission_environment
 from coordinator.cluster.node_choice import choose, in_hostlist, none_left, place
@@ -48,7 +45,7 @@ WORDS = st.one_of(
 )
 
 
-def run(script: str, **env: str) -> bytes:
+def run(script, **env):
     env = os.environ | env
     done = subprocess.run(
         ["bash"], input=script.encode(), capture_output=True, check=False, timeout=30, env=env
@@ -59,7 +56,7 @@ def run(script: str, **env: str) -> bytes:
 
 @settings(max_examples=40)
 @given(words=st.lists(WORDS, min_size=1, max_size=6), value=WORDS)
-def test_bash_reads_back_every_argument_and_variable(words: list[str], value: str) -> None:
+def test_bash_reads_back_every_argument_and_variable(words, value):
     """The script is printable ASCII, whatever the paths: sbatch takes no DOS line breaks, and locales differ."""
     program = 'printf "%s\\0" "$@" "$ODD"'
     script = batch_script(replace(JOB, argv=("bash", "-c", program, "bash", *words), env={"ODD": value}))
@@ -70,7 +67,7 @@ def test_bash_reads_back_every_argument_and_variable(words: list[str], value: st
         quote(f"{words[0]}\0")
 
 
-def test_a_jobs_log_has_the_mode_of_the_settings_whatever_the_umask(tmp_path: Path) -> None:
+def test_a_jobs_log_has_the_mode_of_the_settings_whatever_the_umask(tmp_path):
     log = tmp_path / "log"
     with log.open("ab") as out:
         log.chmod(0o666)
@@ -80,7 +77,7 @@ def test_a_jobs_log_has_the_mode_of_the_settings_whatever_the_umask(tmp_path: Pa
     assert (done.stdout, done.stderr) == (b"", b"")  # no file: left alone
 
 
-def test_the_job_is_our_process_and_knows_its_index() -> None:
+def test_the_job_is_our_process_and_knows_its_index():
     """The shell is replaced, so a signal reaches us; outside of an array the index is 0."""
     script = batch_script(replace(JOB, argv=("sh", "-c", "echo $$ $PPID $EVALSPAN_INDEX")))
     own, parent, index = run(script, SLURM_ARRAY_TASK_ID="7").split()
@@ -104,7 +101,7 @@ TRIAL = "--nodelist=n1 --gres=gpu:1 --partition=gpu --account=gpus --qos=q --x -
 SHOWN = re.compile(r"--(array|nodelist|exclude|gres|partition|account|qos|x|constraint)\b")
 
 
-def test_the_arguments_say_all_that_a_job_needs() -> None:
+def test_the_arguments_say_all_that_a_job_needs():
     more = {
         "count": 4,
         "node": "n1",
@@ -147,9 +144,7 @@ def test_the_arguments_say_all_that_a_job_needs() -> None:
         (BIG, {"purpose": "metric", "node": "n1"}, "--nodelist=n1 --partition=gpu --account=all --qos=q --x"),
     ],
 )  # fmt: skip
-def test_each_job_asks_for_partition_account_qos_and_node_of_its_role(
-    roles: dict[str, Any], fields: dict[str, Any], asked: str
-) -> None:
+def test_each_job_asks_for_partition_account_qos_and_node_of_its_role(roles, fields, asked):
     """And a short job is not told to end before it began: `--signal` may come a minute early."""
     job = replace(JOB, **fields)
     said = sbatch_arguments(job, slurm_options(**ALL, slurm=roles, borrow=SPARE))
@@ -157,7 +152,7 @@ def test_each_job_asks_for_partition_account_qos_and_node_of_its_role(
     assert any(a.startswith("--signal") for a in said) == (job.time_limit_seconds > 120)
 
 
-def test_the_daemons_line_asks_for_partition_account_and_qos_of_all_jobs() -> None:
+def test_the_daemons_line_asks_for_partition_account_and_qos_of_all_jobs():
     """Its small job has a name of its work folder: Slurm's singleton is by user and job name. How its time is cut:
     `test_reading.py`."""
     script = Path(__file__).parents[2] / "scripts" / "evalspan-daemon.sbatch"
@@ -170,7 +165,7 @@ def test_the_daemons_line_asks_for_partition_account_and_qos_of_all_jobs() -> No
     assert {"#SBATCH --cpus-per-task=1", "#SBATCH --mem=1G"} <= set(script.read_text().splitlines())
 
 
-def test_the_log_is_where_the_job_says() -> None:
+def test_the_log_is_where_the_job_says():
     """The index counts in the file's name alone; a path that Slurm's pattern cannot say is refused."""
     array = replace(JOB, log="/w%i/l.%i.%a", count=2)
     assert (log_pattern(array), log_file(array, 1)) == ("/w%%i/l.%a.%%a", "/w%i/l.1.%a")
@@ -181,7 +176,7 @@ def test_the_log_is_where_the_job_says() -> None:
 
 
 @pytest.mark.parametrize("option", " ".join(RESERVED.values()).split())
-def test_an_option_that_the_coordinator_needs_is_no_extra_argument(option: str) -> None:
+def test_an_option_that_the_coordinator_needs_is_no_extra_argument(option):
     """In each form of sbatch: with a comment of another, all jobs of an evaluation would be lost from its listing."""
     long = [[f"--{option}=x"], [f"--{option}", "x"], [f"--{option[:-1]}=x"], ["--exclusive", f"--{option}"]]
     short = [[f"-{option}x"], [f"-{option}", "x"], [f"-Hs{option}"]]
@@ -198,7 +193,7 @@ OTHER_OPTIONS = (
 )  # fmt: skip
 
 
-def test_other_options_of_sbatch_are_the_sites_own() -> None:
+def test_other_options_of_sbatch_are_the_sites_own():
     for words in OTHER_OPTIONS:
         assert check_extra_args(tuple(words.split())) == tuple(words.split())
 
@@ -206,7 +201,7 @@ def test_other_options_of_sbatch_are_the_sites_own() -> None:
 # --- the environment -----------------------------------------------------------------------------------------------------
 
 
-def test_what_belongs_to_another_job_or_habit_is_not_handed_on() -> None:
+def test_what_belongs_to_another_job_or_habit_is_not_handed_on():
     """A coordinator inside a Slurm job, or a user with SQUEUE_FORMAT, gets the same answers and jobs as any other."""
     others = "SLURM_JOB_ID SLURM_MEM_PER_CPU SQUEUE_FORMAT CUDA_VISIBLE_DEVICES ROCR_VISIBLE_DEVICES HIP_VISIBLE_DEVICES"
     inherited = dict.fromkeys(f"{others} ZE_AFFINITY_MASK SLURM_CONF".split(), "x")
@@ -215,9 +210,7 @@ def test_what_belongs_to_another_job_or_habit_is_not_handed_on() -> None:
     assert kept == own | {"SLURM_CONF": "/d", "SLURM_TIME_FORMAT": "%s", "LC_ALL": "C.UTF-8"}
 
 
-def test_a_submission_carries_variables_that_are_named_and_no_secret_but_slurms_own_and_those_of_the_job() -> (
-    None
-):
+def test_a_submission_carries_variables_that_are_named_and_no_secret_but_slurms_own_and_those_of_the_job():
     """A name that jobs need, a pattern of the settings, a secret by its full name; nothing else of the submitter."""
     names = "PATH HOME HF_HOME HF_TOKEN_PATH TOKENIZERS_PARALLELISM MODULEPATH EBROOTCUDA https_proxy BASH_FUNC_module%%"
     names += " NCCL_DEBUG LD_LIBRARY_PATH SBATCH_ACCOUNT EVALSPAN_WORK_DIR SITE_FLAG"
@@ -244,7 +237,7 @@ NUMBERS = st.integers(0, 120)
 
 
 @st.composite
-def entries(draw: st.DrawFn) -> tuple[str, set[str]]:
+def entries(draw):
     """An entry of a hostlist, and the names that it stands for by Slurm's rules."""
     text, names = "", {""}
     for _ in range(draw(st.integers(1, 2))):
@@ -260,9 +253,7 @@ def entries(draw: st.DrawFn) -> tuple[str, set[str]]:
 
 
 @given(st.lists(entries(), min_size=1, max_size=3), st.data())
-def test_a_hostlist_names_exactly_the_nodes_that_it_stands_for(
-    drawn: list[tuple[str, set[str]]], data: st.DataObject
-) -> None:
+def test_a_hostlist_names_exactly_the_nodes_that_it_stands_for(drawn, data):
     """Without a list of them: there may be a billion."""
     text = check_hostlist(",".join(entry for entry, _ in drawn))
     named = set().union(*(names for _, names in drawn))
@@ -274,7 +265,7 @@ def test_a_hostlist_names_exactly_the_nodes_that_it_stands_for(
 
 
 @st.composite
-def fleets(draw: st.DrawFn) -> list[NodeState]:
+def fleets(draw):
     kinds = st.sampled_from(["", "a100", "H100", "a100+h100"])
     features = st.lists(st.sampled_from(["nvlink", "big"]), unique=True).map(tuple)
     return [
@@ -293,9 +284,7 @@ CHOICES = st.builds(
 
 
 @given(fleets(), CHOICES, st.sampled_from([GPU_REQUEST, "--gres=gpu:{type}:{n}"]))
-def test_a_job_that_names_no_node_avoids_exactly_the_nodes_that_are_not_offered(
-    fleet: list[NodeState], choice: NodesConfig, request_: str
-) -> None:
+def test_a_job_that_names_no_node_avoids_exactly_the_nodes_that_are_not_offered(fleet, choice, request_):
     """One decision for offers and submissions; CPU nodes are subject to `exclude` alone. Where no node is left, one line
     names the settings that leave none."""
     nodes = [choose(n, Config(nodes=choice, slurm=SlurmConfig(gpu_request=request_))) for n in fleet]
@@ -328,7 +317,7 @@ REQUESTS = st.lists(
 
 
 @given(n=st.integers(1, 16), kind=st.sampled_from(["a100", "nvidia_a100_1g.5gb", ""]), words=REQUESTS)
-def test_a_gpu_request_becomes_arguments_word_by_word(n: int, kind: str, words: list[str]) -> None:
+def test_a_gpu_request_becomes_arguments_word_by_word(n, kind, words):
     """Every {n} and {type} is filled in; quotation marks are a shell's. A type that no listing names is the node's
     refusal, never "--gres=gpu::2"."""
     template = check_gpu_request(" ".join(words))

@@ -10,12 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from dev_cluster.api import Cluster as Site
 from dev_cluster.testing import wait_until
 from support.fake_cluster import FakeCluster, fake_node
 from support.slurm_options import on_site
 
-from coordinator.cluster import Cluster, Job, JobState, RefusedError
+from coordinator.cluster import Cluster, Job, RefusedError
 from coordinator.cluster.local import NODE, LocalCluster
 from coordinator.cluster.slurm_cli import SlurmCli
 from coordinator.cluster.slurm_pyslurm import SlurmApi
@@ -33,14 +32,14 @@ class Place:
     real: bool = True  # does it run processes?
 
 
-def fake_place(folder: Path) -> Place:
+def fake_place(folder):
     """The fake, on which a `sleep` lasts for ever and everything else no time."""
     fleet = [fake_node(name, gpus=2, cpus=8, memory_mb=64_000) for name in ("n1", "n2")]
     cluster = FakeCluster(fleet=fleet, seconds=lambda job, _: math.inf if "sleep" in job.argv[-1] else 0.0)
     return Place(cluster, folder, "n1", 2, tick=lambda: cluster.advance(1.0), real=False)
 
 
-def slurm_place(kind: type[SlurmCli], real: Site, path: str = "") -> Place:
+def slurm_place(kind, real, path=""):
     """A real Slurm, as an ordinary user of its submit side. `path`: for the user's Python."""
     folder = Path(real.user_dir) / uuid.uuid4().hex[:8]
     real.run_as_user(["mkdir", "-p", str(folder)], check=True)
@@ -51,7 +50,7 @@ def slurm_place(kind: type[SlurmCli], real: Site, path: str = "") -> Place:
 @pytest.fixture(
     params=["local", "fake", *(pytest.param(n, marks=pytest.mark.slurm) for n in ("slurm", "pyslurm"))]
 )
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+def place(request, tmp_path):
     if request.param == "local":
         return Place(LocalCluster(tmp_path / "jobs", slots=2, gpus=[]), tmp_path, NODE, 2)
     if request.param == "fake":
@@ -69,7 +68,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
         pytest.skip(str(error))
 
 
-def job(place: Place, script: str, **more: object) -> Job:
+def job(place, script, **more):
     name = f"es-test-{uuid.uuid4().hex[:8]}"
     log = str(place.folder / f"{name}.%i")
     asked = {
@@ -79,14 +78,14 @@ def job(place: Place, script: str, **more: object) -> Job:
         "memory_mb": 100,
         "time_limit_seconds": 600,
     }
-    return Job(**{**asked, **more})  # type: ignore[arg-type]
+    return Job(**{**asked, **more})
 
 
-def wait(place: Place, work: Job, law: Callable[[list[JobState]], bool]) -> list[JobState]:
+def wait(place, work, law):
     """The states of the job once `law` holds for them."""
-    states: list[JobState] = []
+    states = []
 
-    def holds() -> bool:
+    def holds():
         place.tick()
         states[:] = sorted((s for s in place.cluster.jobs() if s.name == work.name), key=lambda s: s.index)
         return law(states)
@@ -95,21 +94,21 @@ def wait(place: Place, work: Job, law: Callable[[list[JobState]], bool]) -> list
     return states
 
 
-def log(work: Job, index: int = 0) -> str:
+def log(work, index=0):
     place = Path(work.log.replace("%i", str(index)))
     return place.read_bytes().decode() if place.exists() else ""
 
 
-def only_real(place: Place) -> None:
+def only_real(place):
     if not place.real:
         pytest.skip("the fake runs no processes")
 
 
-def ended(states: list[JobState]) -> bool:
+def ended(states):
     return bool(states) and all(s.phase == "ended" for s in states)
 
 
-def test_a_submitted_job_is_found_by_its_name_until_it_has_ended(place: Place) -> None:
+def test_a_submitted_job_is_found_by_its_name_until_it_has_ended(place):
     """The name we gave is how a job is found again; its end is seen. Each member of an array is listed and knows its index;
     a check submits nothing.
     """
@@ -123,9 +122,7 @@ def test_a_submitted_job_is_found_by_its_name_until_it_has_ended(place: Place) -
     assert not [s for s in place.cluster.jobs() if s.name == checked.name]
 
 
-def test_a_job_gets_its_arguments_and_the_variables_that_are_named(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_job_gets_its_arguments_and_the_variables_that_are_named(place, monkeypatch):
     """Blanks, quotes, dollars, line breaks and odd bytes arrive unchanged. Of the submitter's variables: modules arrive,
     tokens and unnamed ones do not; a judge's key reaches jobs that name it.
     """
@@ -147,7 +144,7 @@ def test_a_job_gets_its_arguments_and_the_variables_that_are_named(
         assert (argument, found["ODD"], "SLURM_JWT" in found) == (odd, odd, False)
 
 
-def test_gpus_bound_how_many_run_at_once(place: Place) -> None:
+def test_gpus_bound_how_many_run_at_once(place):
     """Members beyond the node's GPUs wait. A job runs on the node that it names, also where other nodes are free; its times
     are known.
     """
@@ -164,7 +161,7 @@ def test_gpus_bound_how_many_run_at_once(place: Place) -> None:
     wait(place, work, ended)
 
 
-def test_cancelling_ends_what_was_named_and_nothing_else(place: Place) -> None:
+def test_cancelling_ends_what_was_named_and_nothing_else(place):
     """A member, a whole job, and ids that are gone already. A name submitted twice is two jobs: the cluster does not choose
     between twins; the caller that asked twice sees both and does.
     """
@@ -182,7 +179,7 @@ def test_cancelling_ends_what_was_named_and_nothing_else(place: Place) -> None:
     place.cluster.cancel([first, "987654"])
 
 
-def test_sigterm_reaches_the_process_itself(place: Place) -> None:
+def test_sigterm_reaches_the_process_itself(place):
     """Cancelling gives the job a chance to hand back what it holds."""
     only_real(place)
     trap = "trap 'echo told; exit 0' TERM; echo ready; while :; do sleep 0.1; done"
@@ -194,7 +191,7 @@ def test_sigterm_reaches_the_process_itself(place: Place) -> None:
     wait_until(lambda: "told" in log(work), "it was told")
 
 
-def test_what_never_fits_is_refused_in_the_clusters_own_words(place: Place) -> None:
+def test_what_never_fits_is_refused_in_the_clusters_own_words(place):
     """More GPUs than any node has, and a node that is not there: refused, and nothing submitted."""
     for bad in (job(place, "true", gpus=99), job(place, "true", node="nowhere")):
         with pytest.raises(RefusedError):

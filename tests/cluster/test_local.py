@@ -1,7 +1,5 @@
 """Laws of the local cluster: jobs end with their coordinator, and nothing of a job outlives it."""
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess
@@ -11,7 +9,7 @@ from pathlib import Path
 import pytest
 from dev_cluster.testing import wait_until
 
-from coordinator.cluster import COORDINATOR_ENDED, ClusterError, Job, JobState, RefusedError
+from coordinator.cluster import COORDINATOR_ENDED, ClusterError, Job, RefusedError
 from coordinator.cluster.local import LocalCluster
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -29,31 +27,31 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def cluster(folder: Path, **more: object) -> LocalCluster:
-    return LocalCluster(folder / "jobs", **{"slots": 2, "gpus": [], **more})  # type: ignore[arg-type]
+def cluster(folder, **more):
+    return LocalCluster(folder / "jobs", **{"slots": 2, "gpus": [], **more})
 
 
-def sh(folder: Path, name: str, script: str, **more: object) -> Job:
+def sh(folder, name, script, **more):
     fields = {"name": name, "argv": ("sh", "-c", script, name), "log": str(folder / f"{name}.%i"), **more}
-    return Job(**fields)  # type: ignore[arg-type]
+    return Job(**fields)
 
 
-def states(local: LocalCluster) -> dict[str, JobState]:
+def states(local):
     return {f"{s.name}.{s.index}": s for s in local.jobs()}
 
 
-def phases(local: LocalCluster) -> dict[str, str]:
+def phases(local):
     return {name: s.phase for name, s in states(local).items()}
 
 
-def wait_ended(local: LocalCluster, *names: str) -> None:
+def wait_ended(local, *names):
     wait_until(
         lambda: all(phases(local)[n] == "ended" for n in names or phases(local)),
         f"the end of {names or 'all'}",
     )
 
 
-def gone(pid_file: Path) -> bool:
+def gone(pid_file):
     try:
         return (
             Path(f"/proc/{pid_file.read_text().strip()}/stat").read_text().rpartition(")")[2].split()[0]
@@ -63,7 +61,7 @@ def gone(pid_file: Path) -> bool:
         return True
 
 
-def test_jobs_end_with_a_killed_coordinator(tmp_path: Path) -> None:
+def test_jobs_end_with_a_killed_coordinator(tmp_path):
     """SIGKILL of the coordinator: within 10 s no process of its jobs is left, wherever it went and whatever it ignores.
 
     The next coordinator lists them as ended with it, also where a record was cut short. Until their last process is gone
@@ -103,7 +101,7 @@ def test_jobs_end_with_a_killed_coordinator(tmp_path: Path) -> None:
     assert not (tmp_path / "late-ran").exists()
 
 
-def test_nothing_of_a_job_outlives_it(tmp_path: Path) -> None:
+def test_nothing_of_a_job_outlives_it(tmp_path):
     """Grandchildren in sessions of their own go when the job's own process has ended. One that ignores SIGTERM is killed after
     the grace, for which no caller waits: each look only sees whether it is over.
     """
@@ -126,7 +124,7 @@ def test_nothing_of_a_job_outlives_it(tmp_path: Path) -> None:
     assert (states(local)["b.0"].state, states(local)["b.0"].reason) == ("CANCELLED", "signal 9")
 
 
-def test_gpu_jobs_start_in_the_order_of_their_submission(tmp_path: Path) -> None:
+def test_gpu_jobs_start_in_the_order_of_their_submission(tmp_path):
     """A job of two slots is not starved by jobs of one; a job without GPUs does not wait for a slot. One that was cancelled
     while it waited never runs, and a command beside the daemon, which asks for nodes, starts nothing in its place.
     """
@@ -162,7 +160,7 @@ def test_gpu_jobs_start_in_the_order_of_their_submission(tmp_path: Path) -> None
     assert states(local)["never.0"].state == "CANCELLED"
 
 
-def test_the_end_says_how(tmp_path: Path) -> None:
+def test_the_end_says_how(tmp_path):
     """Of a job past its time limit, too; the member's index is put into the log's file name alone."""
     folder = tmp_path / "100%in 'quotes' $HOME"
     local = cluster(folder)
@@ -184,7 +182,7 @@ def test_the_end_says_how(tmp_path: Path) -> None:
     assert [(folder / "%i" / f"two.{i}").read_text() for i in (0, 1)] == ["0\n", "1\n"]
 
 
-def test_a_slot_has_its_gpu_and_a_job_without_slots_sees_none(tmp_path: Path) -> None:
+def test_a_slot_has_its_gpu_and_a_job_without_slots_sees_none(tmp_path):
     local = LocalCluster(tmp_path / "jobs", gpus=["0, NVIDIA X", "3, NVIDIA X"])
     script = f"echo [$CUDA_VISIBLE_DEVICES]; until [ -e {tmp_path}/gate ]; do sleep 0.02; done"
     for name, gpus in (("a", 1), ("b", 1), ("side", 0)):
@@ -199,7 +197,7 @@ def test_a_slot_has_its_gpu_and_a_job_without_slots_sees_none(tmp_path: Path) ->
         LocalCluster(tmp_path / "jobs", gpus=["0, NVIDIA X"], slots=2)
 
 
-def test_a_state_folder_that_cannot_be_written_is_a_cluster_error(tmp_path: Path) -> None:
+def test_a_state_folder_that_cannot_be_written_is_a_cluster_error(tmp_path):
     """And the job that could not be put on record did not start."""
     local = cluster(tmp_path)
     (tmp_path / "jobs").write_text("")

@@ -4,21 +4,17 @@
 `recorded/words.json` has single words and lines of Slurm 22.05 to 25.11, each with its meaning.
 """
 
-from __future__ import annotations
-
 import json
 import re
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.slurm_options import slurm_options
 
-from coordinator.cluster import ClusterError, Job, LimitError, NodeState, RefusedError
+from coordinator.cluster import ClusterError, Job, LimitError, RefusedError
 from coordinator.cluster import slurm_accounts as accounts
 from coordinator.cluster import slurm_parse as text
 from coordinator.cluster import slurm_rules as rules
@@ -29,14 +25,14 @@ from coordinator.cluster.pyslurm_queries import state_long
 from coordinator.cluster.slurm_limits import failure, setting_of
 
 RECORDED = Path(__file__).parent / "recorded"
-WORDS: dict[str, dict[str, Any]] = json.loads((RECORDED / "words.json").read_text())
+WORDS = json.loads((RECORDED / "words.json").read_text())
 
 
-def said(name: str) -> str:
+def said(name):
     return (RECORDED / f"{name}.txt").read_text()
 
 
-def plain(found: Any) -> Any:
+def plain(found):
     """As JSON has it."""
     return json.loads(json.dumps(found, default=asdict))
 
@@ -54,22 +50,22 @@ SITES = {
 }
 
 
-def listed_nodes() -> dict[str, list[NodeState]]:
+def listed_nodes():
     rows = text.parse_sinfo(said("sinfo"))
     return {name: text.nodes_of(rows, options) for name, options in SITES.items()}
 
 
-def in_words() -> dict[str, list[str]]:
+def in_words():
     """What is said of listed nodes, of those that take no job, and where the cluster has none."""
     every = listed_nodes() | {"that take no job": [n for n in text_nodes() if not n.usable], "none": []}
     return {name: [unusable(n), gpus_in_words(n, 2), none_usable(n)] for name, n in every.items()}
 
 
-def text_nodes() -> list[NodeState]:
+def text_nodes():
     return listed_nodes()["with CPU nodes"]
 
 
-def recorded_limits() -> dict[str, Any]:
+def recorded_limits():
     accounting = accounts.Accounting(
         associations=accounts.parse_rows(said("user"), accounts.USER_FORMAT),
         accounts={r["account"]: r for r in accounts.parse_rows(said("accounts"), accounts.ACCOUNT_FORMAT)},
@@ -84,7 +80,7 @@ def recorded_limits() -> dict[str, Any]:
     }
 
 
-ANSWERS: dict[str, Callable[[], Any]] = {
+ANSWERS = {
     "squeue": lambda: text.parse_queue(said("squeue"), "t"),
     "squeue_all": lambda: [job.name for job in text.parse_queue(said("squeue"), None)],
     "sinfo": listed_nodes,
@@ -96,19 +92,17 @@ ANSWERS: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.parametrize("name", ANSWERS)
-def test_a_recorded_answer_is_read_as_the_records_beside_it(name: str) -> None:
+def test_a_recorded_answer_is_read_as_the_records_beside_it(name):
     """Jobs of others and of other work folders are not ours, an array is its members, a node of several partitions is one."""
     assert plain(ANSWERS[name]()) == json.loads((RECORDED / f"{name}.json").read_text())
 
 
-def parse_jobs(answer: str) -> list[Any]:
+def parse_jobs(answer):
     return text.parse_queue(answer, None)
 
 
 @given(st.sampled_from([("squeue", parse_jobs), ("sinfo", text.parse_sinfo)]), st.data())
-def test_an_answer_that_is_cut_off_is_never_read_as_fewer_fields(
-    command: tuple[str, Callable[[str], list[Any]]], data: st.DataObject
-) -> None:
+def test_an_answer_that_is_cut_off_is_never_read_as_fewer_fields(command, data):
     """No text but a whole answer is news: neither garbage nor nothing is "no jobs", nor what breaks off in a record."""
     name, parse = command
     whole = said(name)
@@ -126,7 +120,7 @@ def test_an_answer_that_is_cut_off_is_never_read_as_fewer_fields(
         parse(data.draw(st.text(max_size=200)))
 
 
-def test_a_record_that_cannot_be_read_is_no_news() -> None:
+def test_a_record_that_cannot_be_read_is_no_news():
     """A node's CPUs, a job's id."""
     with pytest.raises(ClusterError, match="cannot be read"):
         text.parse_sinfo(said("sinfo").replace("/8", "/many"))
@@ -137,7 +131,7 @@ def test_a_record_that_cannot_be_read_is_no_news() -> None:
 # --- single words and lines ----------------------------------------------------------------------------------------------
 
 
-def node(*partitions: str, **options: Any) -> NodeState | None:
+def node(*partitions, **options):
     """A node in these partitions, each NAME[/AVAILABLE[/STATE]], as the settings see it; None: it is not listed."""
     rows = [text.NODE_FIELDS]
     for words in partitions:
@@ -156,14 +150,14 @@ def node(*partitions: str, **options: Any) -> NodeState | None:
     return next(iter(text.nodes_of(text.parse_sinfo(table), slurm_options(**options))), None)
 
 
-NODE_SETTINGS: dict[str, dict[str, Any]] = {
+NODE_SETTINGS = {
     "any": {},
     "wake": {"nodes": {"wake": True}},
     "reservation": {"reservation": "ours"},
 }
 
 
-def usable(state: str) -> list[str]:
+def usable(state):
     """In a partition that is up; in one that is down no state is usable."""
     found = {
         name: (node(f"gpu*/up/{state}", **o), node(f"gpu*/down/{state}", **o))
@@ -173,7 +167,7 @@ def usable(state: str) -> list[str]:
     return [name for name, (up, _) in found.items() if up and up.usable]
 
 
-def of_partitions(words: str) -> dict[str, Any]:
+def of_partitions(words):
     """Nothing could be staged on a node without the precursors' partition; a preemptible one is theirs, too."""
     borrow = {"best_effort": "spare"}
     found = node(*words.split(), borrow=borrow)
@@ -188,13 +182,13 @@ def of_partitions(words: str) -> dict[str, Any]:
     }
 
 
-def phase(words: str) -> list[str]:
+def phase(words):
     state, _, reason = words.partition(" ")
     job = text.job_state(state=state, node="n1", reason=reason, ends_at=None, job_id="1", name="a", index=0)
     return [job.phase, job.state]
 
 
-def ends(words: str) -> str:
+def ends(words):
     error = failure(text.own_words(f"sbatch: error: {words}\n"))
     kinds = {RefusedError: "all", LimitError: "limit", ClusterError: "away"}
     return "node" if isinstance(error, RefusedError) and error.of_node else kinds[type(error)]
@@ -220,7 +214,7 @@ RULES = rules.SiteRules(
 )
 
 
-def seconds_asked(words: str) -> int:
+def seconds_asked(words):
     """A role's own settings are for its jobs alone: the daemon's line asks for what [cluster] allows."""
     role = {"build": {"partition": "tiny", "account": "x", "qos": "y"}}
     options = slurm_options(**dict(word.split("=") for word in words.split()), slurm=role)
@@ -231,26 +225,26 @@ def seconds_asked(words: str) -> int:
     return seconds
 
 
-def limits(words: str) -> list[str]:
+def limits(words):
     """An association with a partition holds there alone; Slurm refuses jobs of an account without the user."""
     account, qos, partition = words.split()
     found = ACCOUNTING.limits(account, qos, [partition])
     return sorted(f"{limit.name} {limit.what} {limit.most}" for limit in found if limit.what != "wall")
 
 
-def refuses(words: str) -> str:
+def refuses(words):
     (partition,) = rules.parse_partitions(f"PartitionName=gpu AllowGroups=ALL {words} QoS=N/A State=UP\n")
     return partition.refuses("lab", "normal")
 
 
-def lacks(words: str) -> str:
+def lacks(words):
     """Hidden partitions exist and are not listed."""
     shown = "PartitionName=gpu Default=YES\nPartitionName=own Hidden=YES\nPartitionName=cpu\n"
     site = rules.SiteRules(config={}, partitions=rules.parse_partitions(shown))
     return rules.unknown_partition(site, {"--partition": words, "cpu_partition": None})
 
 
-def preemptible(words: str) -> list[str]:
+def preemptible(words):
     """Jobs of these end for those of a higher tier; not without such a tier, nor under other preemption."""
     config, _, down = words.partition(", gpu ")
     lines = [f"PartitionName=gpu PriorityTier=10 PreemptMode=REQUEUE State={down.upper() or 'UP'}"]
@@ -269,13 +263,13 @@ DEVICES = {
 }
 
 
-def own_gpus(words: str) -> tuple[str, ...]:
+def own_gpus(words):
     """A process sees one slice (MIG) at most, which stands in its GPU's place and is named by its UUID."""
     devices, _, visible = words.partition(" ")
     return parse_gpus(DEVICES[devices], "" if visible == "none" else visible or None)
 
 
-READERS: dict[str, Callable[[str], Any]] = {
+READERS = {
     "GPUs of a Gres": text.parse_gres,
     "seconds of a time limit": text.seconds_of,
     "amounts of TRES": accounts.parse_tres,
@@ -299,13 +293,13 @@ READERS: dict[str, Callable[[str], Any]] = {
 
 
 @pytest.mark.parametrize("name", WORDS)
-def test_slurms_words_mean_what_stands_beside_them(name: str) -> None:
+def test_slurms_words_mean_what_stands_beside_them(name):
     """An unknown state has not ended and is not usable; only what Slurm is known to refuse for good ends an evaluation."""
     assert {words: plain(READERS[name](words)) for words in WORDS[name]} == WORDS[name]
 
 
 @given(st.text())
-def test_any_text_is_read_without_harm(words: str) -> None:
+def test_any_text_is_read_without_harm(words):
     """Garbage names no partition that asks for a host, and never raises."""
     rules.parse_partitions(words)
     rules.parse_config(words)

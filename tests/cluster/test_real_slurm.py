@@ -3,23 +3,18 @@
 Wrappers of its commands stand before them in the user's PATH, and pass on to them.
 """
 
-from __future__ import annotations
-
 import re
 import shutil
 import signal
 import uuid
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
-from dev_cluster.api import Cluster
 from dev_cluster.testing import wait_until
 from support.slurm_options import on_site, slurm_options
 
-from coordinator.cluster import ClusterError, Job, JobState, LimitError, RefusedError
+from coordinator.cluster import ClusterError, Job, LimitError, RefusedError
 from coordinator.cluster.node_choice import in_hostlist
 from coordinator.cluster.slurm_cli import SlurmCli
 from coordinator.cluster.slurm_rules import refusing, request_taken
@@ -28,24 +23,24 @@ pytestmark = pytest.mark.slurm
 
 
 @pytest.fixture
-def folder(plain_cluster: Cluster) -> Path:
+def folder(plain_cluster):
     """A folder of the user: for logs, and for wrappers of Slurm's commands."""
     made = Path(plain_cluster.user_dir) / uuid.uuid4().hex[:8]
     plain_cluster.run_as_user(["mkdir", "-m", "777", str(made)], check=True)
     return made
 
 
-def job(folder: Path, script: str = "exec sleep 600", **more: Any) -> Job:
+def job(folder, script="exec sleep 600", **more):
     name = f"es-{uuid.uuid4().hex[:8]}"
-    asked: dict[str, Any] = {"log": str(folder / name), "memory_mb": 100, "time_limit_seconds": 600} | more
+    asked = {"log": str(folder / name), "memory_mb": 100, "time_limit_seconds": 600} | more
     return Job(name=name, argv=("sh", "-c", script), **asked)
 
 
-def found(slurm: SlurmCli, work: Job) -> list[JobState]:
+def found(slurm, work):
     return [state for state in slurm.jobs() if state.name == work.name]
 
 
-def wrapper(folder: Path, name: str, script: str) -> None:
+def wrapper(folder, name, script):
     """`true`: stands for the true command in the script."""
     (folder / name).write_text(f"#!/bin/sh\n{script.replace('true', str(shutil.which(name)))}\n")
     (folder / name).chmod(0o755)
@@ -56,12 +51,10 @@ FORMS = ("--gres=gpu:{n}", "--gres=gpu:{type}:{n}", "--gpus-per-node={n}", "--gp
 CHOICES = ({"exclude": ("n[1,7-9]",)}, {"include": ("n[2-3]",)}, {"features": ("rack2",)})
 
 
-def test_jobs_get_gpus_by_each_form_of_request_and_nodes_by_each_choice(
-    plain_cluster: Cluster, folder: Path
-) -> None:
+def test_jobs_get_gpus_by_each_form_of_request_and_nodes_by_each_choice(plain_cluster, folder):
     """On a named node and on none; the check accepts what a submission does. Offers keep off the nodes that jobs keep off."""
     options = on_site(plain_cluster)
-    asked: dict[str, str] = {}
+    asked = {}
     for form in FORMS:
         slurm = SlurmCli(slurm_options(options, partition="gpu", slurm={"gpu_request": form}))
         work = job(folder, GPUS, gpus=2, node="n2")
@@ -79,7 +72,7 @@ def test_jobs_get_gpus_by_each_form_of_request_and_nodes_by_each_choice(
 
 
 # what a job asks for, settings -> the error, and whether its node may be the reason
-REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], type[ClusterError], bool]] = {
+REFUSED = {
     "a type of GPU that no node has": ({"gpus": 1}, {"slurm": {"gpu_request": "--gres=gpu:h100:{n}"}}, RefusedError, True),
     "memory that its node lacks": ({"node": "n1", "memory_mb": 900_000}, {}, RefusedError, True),
     "GPUs that its node lacks": ({"node": "n1", "gpus": 7}, {}, RefusedError, True),
@@ -91,7 +84,7 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], type[ClusterError], boo
 }  # fmt: skip
 
 
-def test_a_refusal_says_whether_its_node_or_time_may_end_it(plain_cluster: Cluster, folder: Path) -> None:
+def test_a_refusal_says_whether_its_node_or_time_may_end_it(plain_cluster, folder):
     """A job of a drained partition, as before a maintenance, is submitted again later."""
     plain_cluster.update("partitionname=spare", "state=drain")
     try:
@@ -107,7 +100,7 @@ def test_a_refusal_says_whether_its_node_or_time_may_end_it(plain_cluster: Clust
         plain_cluster.update("partitionname=spare", "state=up")
 
 
-def test_a_job_that_its_partition_never_starts_is_told_by_its_reason(tight_cluster: Cluster) -> None:
+def test_a_job_that_its_partition_never_starts_is_told_by_its_reason(tight_cluster):
     """Where a site's own arguments ask for more: what Slurm queues then is pending for PartitionTimeLimit."""
     slurm = SlurmCli(on_site(tight_cluster, extra_args=("--time=120",)))
     job_id = slurm.submit(work := job(Path(tight_cluster.user_dir)))
@@ -116,7 +109,7 @@ def test_a_job_that_its_partition_never_starts_is_told_by_its_reason(tight_clust
     slurm.cancel([job_id])
 
 
-def test_slurm_reads_a_hostlist_as_evalspan_does(plain_cluster: Cluster) -> None:
+def test_slurm_reads_a_hostlist_as_evalspan_does(plain_cluster):
     for hosts in ("n[08-12,3]", "a[1-2]b[0-1],c", "n[098-101]", "r[1-2][00-01]"):
         named = plain_cluster.run_as_user(["scontrol", "show", "hostnames", hosts]).stdout.split()
         digits = {name: re.sub(r"\d", str(int(name[-1] == "1")), name) for name in named}
@@ -143,9 +136,7 @@ for setting in ({"partition": "nope"}, {"cpu_partition": "nope"}, {"partition": 
 """
 
 
-def test_a_partition_of_another_group_refuses_and_one_that_is_not_there_is_named(
-    plain_cluster: Cluster,
-) -> None:
+def test_a_partition_of_another_group_refuses_and_one_that_is_not_there_is_named(plain_cluster):
     """Though listings with --all show its nodes, and its jobs would fit; `init` finds no form of request there, and elsewhere
     the one that the site takes.
 
@@ -154,10 +145,10 @@ def test_a_partition_of_another_group_refuses_and_one_that_is_not_there_is_named
     options = on_site(plain_cluster)
     each = {n: SlurmCli(slurm_options(options, partition=n)) for n in ("gpu", "cpu")}
 
-    def asking(form: str) -> SlurmCli:
+    def asking(form):
         return SlurmCli(slurm_options(options, partition="gpu", slurm={"gpu_request": form}))
 
-    def strict(form: str) -> SlurmCli:  # a site that wants a type: Slurm refuses what no node has
+    def strict(form):  # a site that wants a type: Slurm refuses what no node has
         return asking(form if "{type}" in form else form.replace("gpu:", "gpu:none:"))
 
     assert [request_taken(asking), request_taken(strict)] == ["--gres=gpu:{n}", "--gres=gpu:{type}:{n}"]
@@ -183,15 +174,13 @@ def test_a_partition_of_another_group_refuses_and_one_that_is_not_there_is_named
 # --- faults --------------------------------------------------------------------------------------------------------------
 
 
-def raised(call: Callable[[], object]) -> None:
+def raised(call):
     with pytest.raises(ClusterError) as caught:
         call()
     assert type(caught.value) is ClusterError
 
 
-def test_a_submission_that_happened_and_timed_out_is_found_by_its_name(
-    plain_cluster: Cluster, folder: Path
-) -> None:
+def test_a_submission_that_happened_and_timed_out_is_found_by_its_name(plain_cluster, folder):
     """Fault 7: it is in the next listing, once, and with its id."""
     slurm = SlurmCli(on_site(plain_cluster, str(folder)))
     wrapper(folder, "sbatch", f'true "$@" > {folder}/id && exec sleep 600')
@@ -207,7 +196,7 @@ def test_a_submission_that_happened_and_timed_out_is_found_by_its_name(
     wait_until(lambda: all(s.phase == "ended" for s in found(slurm, work)), "it has ended")
 
 
-def test_a_frozen_controller_is_no_news_and_its_thaw_is_news(plain_cluster: Cluster, folder: Path) -> None:
+def test_a_frozen_controller_is_no_news_and_its_thaw_is_news(plain_cluster, folder):
     """Fault 3: every call comes back within its time limit; afterwards the jobs are as they were."""
     slurm = SlurmCli(on_site(plain_cluster))
     job_id = slurm.submit(work := job(folder))
@@ -220,9 +209,7 @@ def test_a_frozen_controller_is_no_news_and_its_thaw_is_news(plain_cluster: Clus
     finally:
         plain_cluster.signal_controller(signal.SIGCONT)
 
-    def listed() -> (
-        bool
-    ):  # the controller may first work off what was cancelled, or submitted, when we gave up
+    def listed():  # the controller may first work off what was cancelled, or submitted, when we gave up
         try:
             return job_id in {s.job_id for s in found(slurm, work)}
         except ClusterError:

@@ -1,10 +1,7 @@
 """Laws of a site's rules: each oddity alone asks for hosts, no other rule does, workers fill what trials leave, and a cluster that
 cannot run an evaluation is refused before anything is submitted."""
 
-from __future__ import annotations
-
 import re
-from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -13,7 +10,7 @@ from hypothesis import strategies as st
 from support.fake_cluster import FakeCluster, fake_node
 from support.simulated.parts import record
 
-from coordinator.cluster import Job, NodeState, RefusedError
+from coordinator.cluster import RefusedError
 from coordinator.cluster.node_choice import choose
 from coordinator.cluster.slurm_rules import (
     FEW_WORKERS,
@@ -34,7 +31,7 @@ from coordinator.intake.validate import check_cluster
 WANTS = Wants(precursor_mb=512, trial_mb=1000, trial_cpus=2, trial_gpus=1)
 
 
-def test_without_staging_only_whole_nodes_matter() -> None:
+def test_without_staging_only_whole_nodes_matter():
     """Trials that read storage need no precursor; but on an exclusive node the second would wait for the first."""
     shared, whole = Partition(name="a"), Partition(name="b", exclusive=True)
     rules = SiteRules(config={"JobContainerType": "job_container/tmpfs"}, partitions=(shared, whole))
@@ -45,7 +42,7 @@ def test_without_staging_only_whole_nodes_matter() -> None:
     assert "select/linear" in host_reason(SiteRules(config={"SelectType": "select/linear"}), None, "")
 
 
-def test_the_reference_file_names_auto_and_both_answers_are_taken() -> None:
+def test_the_reference_file_names_auto_and_both_answers_are_taken():
     """`auto` is the default; true and false of a file or the environment win over it."""
     assert 'host_trials = "auto"' in template.default_text("", {})
     assert loading.load(None, {}).stage.host_trials == "auto"
@@ -65,7 +62,7 @@ def test_the_reference_file_names_auto_and_both_answers_are_taken() -> None:
         trial_gpus=st.just(1),
     ),
 )
-def test_hosts_only_where_that_lets_more_trials_run(per_cpu: int, cpus: int, gpus: int, wants: Wants) -> None:
+def test_hosts_only_where_that_lets_more_trials_run(per_cpu, cpus, gpus, wants):
     """A precursor of one CPU serves as ever; one that is given more makes way where all trials then fit, and only there."""
     partition = Partition(name="gpu", default=True, max_memory_per_cpu_mb=per_cpu or None)
     rules = SiteRules(config={}, partitions=(partition,))
@@ -77,9 +74,7 @@ def test_hosts_only_where_that_lets_more_trials_run(per_cpu: int, cpus: int, gpu
 
 
 @given(cores=st.integers(0, 4096), cpus=st.integers(1, 16), apart=st.booleans(), gpus=st.integers(1, 8))
-def test_workers_that_fit_fill_the_cores_that_trials_leave(
-    cores: int, cpus: int, apart: bool, gpus: int
-) -> None:
+def test_workers_that_fit_fill_the_cores_that_trials_leave(cores, cpus, apart, gpus):
     """One more would not fit; where the partition is the trials' own those go first, but for a few workers that may wait."""
     partitions = (Partition(name="gpu", default=True, cpus=cores), Partition(name="cpu", cpus=cores))
     site = Hosting(
@@ -95,7 +90,7 @@ def test_workers_that_fit_fill_the_cores_that_trials_leave(
 
 
 @pytest.mark.parametrize(("allots", "fit"), [("CR_Core_Memory", 15), ("CR_Core", 32)])
-def test_no_more_workers_fit_than_memory_holds_where_slurm_allots_it(allots: str, fit: int) -> None:
+def test_no_more_workers_fit_than_memory_holds_where_slurm_allots_it(allots, fit):
     (partition,) = parse_partitions(
         "PartitionName=cpu Default=YES State=UP TotalCPUs=32 TotalNodes=4 TRES=cpu=32,mem=62.50G,node=4"
     )
@@ -110,11 +105,11 @@ def test_no_more_workers_fit_than_memory_holds_where_slurm_allots_it(allots: str
 class Refusing(FakeCluster):
     """Refuses jobs of some purposes in words of the site's."""
 
-    def __init__(self, nodes: Sequence[NodeState], words: str = "", *purposes: str) -> None:
+    def __init__(self, nodes, words="", *purposes):
         super().__init__(fleet=nodes)
         self.words, self.purposes = words, purposes
 
-    def check(self, job: Job) -> None:
+    def check(self, job):
         if job.purpose in self.purposes:
             raise RefusedError(self.words)
 
@@ -139,7 +134,7 @@ CHECKED = {
 
 
 @pytest.mark.parametrize("case", CHECKED)
-def test_a_cluster_that_cannot_run_an_evaluation_is_refused_with_what_to_set(case: str) -> None:
+def test_a_cluster_that_cannot_run_an_evaluation_is_refused_with_what_to_set(case):
     nodes, refusal, says = CHECKED[case]
     said = ""
     try:
@@ -149,7 +144,7 @@ def test_a_cluster_that_cannot_run_an_evaluation_is_refused_with_what_to_set(cas
     assert re.search(says, said) if says else said == ""
 
 
-def test_a_wrong_setting_of_precursors_is_no_reason_to_host_trials() -> None:
+def test_a_wrong_setting_of_precursors_is_no_reason_to_host_trials():
     """Else the evaluation would start on a lower rung, or end at its first precursor. Other jobs are taken."""
     cluster = Refusing([fake_node("n1")], "Batch job submission failed: Invalid qos specification", "stage")
     assert host_reason(SiteRules(config={}), None, precursor_refusal(cluster, ["n1"])) == ""

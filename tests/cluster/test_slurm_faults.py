@@ -2,14 +2,11 @@
 squeue and sinfo give, and where it fails it gives one line.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,10 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.slurm_options import slurm_options
 
-from coordinator.cluster import ClusterError, Job, LimitError, NodeState, RefusedError
+from coordinator.cluster import ClusterError, Job, LimitError, RefusedError
 from coordinator.cluster import slurm_parse as text
 from coordinator.cluster.pyslurm_queries import members
-from coordinator.cluster.sbatch_text import SlurmOptions
 from coordinator.cluster.slurm_cli import SlurmCli
 from coordinator.cluster.slurm_parse import NODE_FIELDS
 from coordinator.cluster.slurm_pyslurm import SlurmApi
@@ -35,7 +31,7 @@ KILL_ERROR = "echo 'scancel: error: Kill job error on job id 1: {}' >&2; exit 1"
 LIMIT = f"echo 'sbatch: error: QOSMaxSubmitJobPerUserLimit' >&2; {FAILED.format('Job violates accounting/QOS policy')}"
 
 
-def wrapped(folder: Path, seconds: float = 60.0, **commands: str) -> SlurmCli:
+def wrapped(folder, seconds=60.0, **commands):
     """A SlurmCli whose commands are these scripts; the site has no nodes and no accounting where they say nothing of it."""
     quiet = {
         "sinfo": f"printf '{NO_NODES}'",
@@ -49,13 +45,13 @@ def wrapped(folder: Path, seconds: float = 60.0, **commands: str) -> SlurmCli:
     return SlurmCli(slurm_options(env={"PATH": path}, command_prefix=prefix, timeout_seconds=seconds))
 
 
-def raised(call: Callable[[], object]) -> ClusterError:
+def raised(call):
     with pytest.raises(ClusterError) as caught:
         call()
     return caught.value
 
 
-def test_a_command_that_hangs_is_ended_and_is_a_cluster_error(tmp_path: Path) -> None:
+def test_a_command_that_hangs_is_ended_and_is_a_cluster_error(tmp_path):
     """With the whole of its process group; no caller waits longer than the time limit for it."""
     place = tmp_path / "pid"
     place.touch()
@@ -85,9 +81,7 @@ def test_a_command_that_hangs_is_ended_and_is_a_cluster_error(tmp_path: Path) ->
         ("true", ClusterError),
     ],
 )
-def test_only_slurms_own_words_refuse_a_submission_or_name_a_limit(
-    tmp_path: Path, script: str, kind: type[ClusterError]
-) -> None:
+def test_only_slurms_own_words_refuse_a_submission_or_name_a_limit(tmp_path, script, kind):
     """Any other failure is a ClusterError: the job is looked up by its name before it is submitted again."""
     assert type(raised(lambda: wrapped(tmp_path, sbatch=script).submit(JOB))) is kind
 
@@ -104,20 +98,20 @@ def test_only_slurms_own_words_refuse_a_submission_or_name_a_limit(
         "exec sleep 600",
     ],
 )
-def test_a_listing_that_fails_is_no_news(tmp_path: Path, script: str) -> None:
+def test_a_listing_that_fails_is_no_news(tmp_path, script):
     """Whether it says so, prints garbage, half of an answer or nothing, or hangs: never "no jobs", never "no nodes"."""
     slurm = wrapped(tmp_path, 1.0, squeue=script, sinfo=script)
     assert type(raised(slurm.jobs)) is ClusterError
     assert type(raised(slurm.nodes)) is ClusterError
 
 
-def test_a_missing_command_is_told_by_name(tmp_path: Path) -> None:
+def test_a_missing_command_is_told_by_name(tmp_path):
     slurm = SlurmCli(slurm_options(command_prefix=(str(tmp_path / "missing"),)))
     for call in (slurm.jobs, slurm.nodes, lambda: slurm.cancel(["1"]), lambda: slurm.check(JOB)):
         assert "missing cannot be run" in str(raised(call))
 
 
-def test_cancelling_that_fails_says_so(tmp_path: Path) -> None:
+def test_cancelling_that_fails_says_so(tmp_path):
     """Ids that are gone are no failure; a thousand ids are one command."""
     calls = tmp_path / "calls"
     gone = wrapped(tmp_path, scancel=f"echo x >> {calls}; {KILL_ERROR.format('Invalid job id specified')}")
@@ -128,7 +122,7 @@ def test_cancelling_that_fails_says_so(tmp_path: Path) -> None:
     assert "contact" in str(raised(lambda: away.cancel(["1"])))
 
 
-def test_limits_are_asked_for_once_in_a_while_and_hold_while_accounting_is_away(tmp_path: Path) -> None:
+def test_limits_are_asked_for_once_in_a_while_and_hold_while_accounting_is_away(tmp_path):
     """MaxTime cuts a job though sacctmgr fails, and the next job asks neither again. Nothing is submitted before MaxTime
     is known: unknown is no freedom.
     """
@@ -170,9 +164,7 @@ slurmctld = SimpleNamespace(Config=SimpleNamespace(load=lambda: SimpleNamespace(
 """
 
 
-def site(
-    folder: Path, *, source: str = MODULE, version: str = "25.11.7", sinfo: str = "", **more: object
-) -> SlurmOptions:
+def site(folder, *, source=MODULE, version="25.11.7", sinfo="", **more):
     """A site whose pyslurm is this source, with `sinfo` as its only command."""
     (folder / "pyslurm.py").write_text(source)
     (folder / "listing").write_text(sinfo)
@@ -184,12 +176,12 @@ def site(
     return slurm_options(**{**options, **more})
 
 
-def used(node: NodeState) -> NodeState:
+def used(node):
     """The node less what only pyslurm says: that CPUs of a drained node are idle."""
     return node if node.usable else replace(node, cpus_free=0)
 
 
-def test_pyslurm_gives_the_records_that_the_commands_give(tmp_path: Path) -> None:
+def test_pyslurm_gives_the_records_that_the_commands_give(tmp_path):
     """Of one site: members of arrays that wait, nodes in several partitions, and their limits."""
     slurm = SlurmApi(site(tmp_path))
     by_command = text.parse_queue((RECORDED / "squeue.txt").read_text(), "t")
@@ -198,7 +190,7 @@ def test_pyslurm_gives_the_records_that_the_commands_give(tmp_path: Path) -> Non
     assert list(map(used, slurm.nodes())) == list(map(used, text.nodes_of(rows, slurm.options)))
 
 
-def test_nodes_come_from_sinfo_where_slurm_does_not_account_gpus(tmp_path: Path) -> None:
+def test_nodes_come_from_sinfo_where_slurm_does_not_account_gpus(tmp_path):
     """Else those in use would read as free; `doctor` names it."""
     listing = (RECORDED / "sinfo.txt").read_text()
     options = site(tmp_path, sinfo=listing)
@@ -214,7 +206,7 @@ MISSING = "raise ModuleNotFoundError(\"No module named 'pyslurm'\", name='pyslur
 NO_CONF = "import sys; sys.exit('fatal: no configuration source')"
 
 
-def test_a_pyslurm_that_cannot_be_used_is_refused_in_one_line(tmp_path: Path) -> None:
+def test_a_pyslurm_that_cannot_be_used_is_refused_in_one_line(tmp_path):
     """Slurm's library ends its process without slurm.conf; the coordinator lives on."""
     unusable = {
         "pip install": {"source": MISSING},
@@ -228,7 +220,7 @@ def test_a_pyslurm_that_cannot_be_used_is_refused_in_one_line(tmp_path: Path) ->
         assert "\n" not in str(caught.value)
 
 
-def test_a_query_that_fails_is_no_news(tmp_path: Path) -> None:
+def test_a_query_that_fails_is_no_news(tmp_path):
     """It ends in time, too; never "no jobs"."""
     options = site(tmp_path)
     slurm = SlurmApi(options)
@@ -245,7 +237,7 @@ def test_a_query_that_fails_is_no_news(tmp_path: Path) -> None:
 
 
 @given(st.sets(st.integers(0, 40), min_size=1))
-def test_the_members_of_a_waiting_array_are_read_in_each_form(indexes: set[int]) -> None:
+def test_the_members_of_a_waiting_array_are_read_in_each_form(indexes):
     ordered = sorted(indexes)
     assert members(None, ",".join(map(str, ordered))) == ordered
     last = max(indexes)
@@ -262,7 +254,7 @@ print(json.dumps({name: dir(getattr(pyslurm, name)) for name in ("Job", "Node", 
 
 
 @pytest.mark.skipif(PYSLURM is None, reason="pyslurm is not installed: it builds on Slurm 25.11 alone")
-def test_the_recorded_objects_have_the_names_of_the_real_module() -> None:
+def test_the_recorded_objects_have_the_names_of_the_real_module():
     """Where pyslurm is installed; no slurm.conf is needed."""
     env = {**os.environ, "PYSLURM_DISABLE_AUTO_INIT": "1", "SLURM_CONF": "/nowhere"}
     done = subprocess.run([sys.executable, "-c", NAMES], env=env, capture_output=True, text=True, check=True)

@@ -1,13 +1,10 @@
 """Laws of the settings: where they come from, how they are refused, what follows from several of them, and that none is a secret."""
 
-from __future__ import annotations
-
 import logging
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import example, given, settings
@@ -28,21 +25,21 @@ ROLES = ("precursor", "trial", "metric", "build")
 
 
 @pytest.fixture
-def toml(tmp_path: Path) -> Write:
-    def write(text: str) -> Path:
+def toml(tmp_path):
+    def write(text):
         (tmp_path / "evalspan.toml").write_text(text)
         return tmp_path / "evalspan.toml"
 
     return write
 
 
-def test_no_setting_means_the_defaults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_setting_means_the_defaults(tmp_path, monkeypatch):
     """Without file, variables and options; with an absolute work folder."""
     monkeypatch.chdir(tmp_path)
     assert loading.load(None, {}) == schema.Config(work_dir=tmp_path / "evalspan-work")
 
 
-def test_the_first_file_of_the_search_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_file_of_the_search_counts(tmp_path, monkeypatch):
     """--config, $EVALSPAN_CONFIG, ./evalspan.toml, ~/.config/evalspan.toml; one that is named is there."""
     home, here = tmp_path / "home", tmp_path / "here"
     (home / ".config").mkdir(parents=True)
@@ -60,9 +57,7 @@ def test_the_first_file_of_the_search_counts(tmp_path: Path, monkeypatch: pytest
         loading.find(tmp_path / "none.toml", environ)
 
 
-def test_paths_in_a_file_are_relative_to_the_file(
-    toml: Write, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_paths_in_a_file_are_relative_to_the_file(toml, monkeypatch, tmp_path):
     """A file works from any folder; paths of variables and options are relative to the current one."""
     monkeypatch.chdir(tmp_path.parent)
     path = toml('work_dir = "w"\n[watch]\nfolders = ["a", "/b", "~/c"]\n[redis]\npassword_file = "p"\n')
@@ -75,7 +70,7 @@ def test_paths_in_a_file_are_relative_to_the_file(
         assert loading.load(toml(f'[watch]\nsuite = "{written}"\n'), {}).watch.suite == meant
 
 
-def test_a_wrong_key_of_a_call_is_named() -> None:
+def test_a_wrong_key_of_a_call_is_named():
     """As of `settings=`. Wrong files, variables and options are in the table of refusals."""
     for options, says in (({"trial.memory_mb": "x"}, "trial.memory_mb"), ({"trial.nope": 1}, "trial.nope")):
         with pytest.raises(OperatorError, match=f"^settings '{says}': "):
@@ -87,7 +82,7 @@ OF_ROLES = "".join(f'[slurm.{r}]\naccount = "a"\nqos = "q"\npartition = "p"\n' f
 KIND = "cluster.kind"
 # fmt: off
 # text of the file, variables without EVALSPAN_, options -> settings. A setting of Slurm means Slurm, unless a younger one says local.
-MEANT: dict[str, tuple[str, Mapping[str, str], Mapping[str, Any], Mapping[str, Any]]] = {
+MEANT = {
     "an option goes before a variable, which goes before the file; what is replaced is not looked at": (
         SLURM + 'partition = "file"\naccount = "file"\nqos = 4\n', {"CLUSTER_ACCOUNT": "env", "CLUSTER_QOS": "env"},
         {"cluster.qos": "option", "cluster.account": None}, {"cluster.partition": "file", "cluster.account": "env", "cluster.qos": "option"}),
@@ -122,7 +117,7 @@ MEANT: dict[str, tuple[str, Mapping[str, str], Mapping[str, Any], Mapping[str, A
 
 
 @pytest.mark.parametrize("case", MEANT)
-def test_the_settings_in_force_are_those_of_the_youngest_place_that_names_them(toml: Write, case: str) -> None:
+def test_the_settings_in_force_are_those_of_the_youngest_place_that_names_them(toml, case):
     """No typed option is ignored."""
     text, variables, options, meant = MEANT[case]
     got = loading.load(toml(text), {f"EVALSPAN_{name}": value for name, value in variables.items()}, options)
@@ -131,7 +126,7 @@ def test_the_settings_in_force_are_those_of_the_youngest_place_that_names_them(t
 
 TWO = "gpus_per_trial = 2\n"
 # text of the file -> what follows for evaluations and the daemon
-FOLLOWS: dict[str, dict[str, Any]] = {
+FOLLOWS = {
     "": {"plan_policy": "evalspan", "steal": True, "hung": 900.0, "engine_memory_mb": 0, "lease": 30.0},
     '[plan]\npolicy = "round-robin"\n': {"plan_policy": "round-robin", "steal": False},
     '[plan]\npolicy = "round-robin"\nsteal = true\n': {"plan_policy": "round-robin", "steal": True},
@@ -152,9 +147,7 @@ FOLLOWS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("text", FOLLOWS)
-def test_what_follows_from_settings_reaches_evaluations_and_the_daemon(
-    toml: Write, tmp_path: Path, text: str
-) -> None:
+def test_what_follows_from_settings_reaches_evaluations_and_the_daemon(toml, tmp_path, text):
     """Trials steal under evalspan's own policy; an engine of its own gets memory and time to load; a lease is renewed six times
     in its time, a short one as well, so that no holder takes a living coordinator for dead; own settings of these count."""
     settings = work_folder.load(toml(text), tmp_path / "w")
@@ -168,12 +161,12 @@ def test_what_follows_from_settings_reaches_evaluations_and_the_daemon(
 
 @given(st.integers(1, 99 * 86_400))
 @example(4 * 3600)
-def test_a_time_limit_is_read_as_slurm_writes_it(seconds: int) -> None:
+def test_a_time_limit_is_read_as_slurm_writes_it(seconds):
     assert checks.seconds_of(slurm_time(seconds)) == seconds
     assert checks.seconds_of("2-01:00:30") == 176_430
 
 
-def test_what_sets_a_setting_is_what_load_takes_it_from(toml: Write) -> None:
+def test_what_sets_a_setting_is_what_load_takes_it_from(toml):
     file, named = toml('work_dir = "/w"\n'), {"EVALSPAN_WORK_DIR": "/x"}
     assert loading.source_of(file, named, "work_dir") == "$EVALSPAN_WORK_DIR"
     assert loading.source_of(file, {}, "work_dir") == f"{file}, line 1"
@@ -255,7 +248,7 @@ SECRETS = [
 ]
 
 
-def test_words_that_only_sound_like_secrets_are_settings(toml: Write) -> None:
+def test_words_that_only_sound_like_secrets_are_settings(toml):
     """Tokens of a model, names of files and variables, values that are fetched, Redis with its own file of mode 0600."""
     file = toml(
         """[trial]
@@ -277,9 +270,7 @@ password_file = "redis.password"
 
 
 @given(st.text(), st.sampled_from(SECRETS), st.text())
-def test_what_looks_like_a_secret_is_found_and_struck_out_wherever_it_stands(
-    before: str, secret: str, after: str
-) -> None:
+def test_what_looks_like_a_secret_is_found_and_struck_out_wherever_it_stands(before, secret, after):
     text = f"{before} {secret} {after}"
     assert in_text(text)
     assert in_command(text)
@@ -296,14 +287,12 @@ def test_what_looks_like_a_secret_is_found_and_struck_out_wherever_it_stands(
         lambda x: st.lists(x) | st.dictionaries(st.sampled_from("ab"), x),
     )
 )
-def test_what_holds_no_secret_is_left_as_it_is(data: Any) -> None:
+def test_what_holds_no_secret_is_left_as_it_is(data):
     assert list(places(data)) == []
     assert hidden(data) == data
 
 
-def test_logs_and_outcomes_of_a_job_show_no_value_of_a_secret_variable(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_logs_and_outcomes_of_a_job_show_no_value_of_a_secret_variable(monkeypatch, capsys):
     """Also where a library's error quotes it, and in a traceback."""
     monkeypatch.setenv("SITE_TOKEN", "hunter2222")
     error = JobError(f"401 for https://me:pw1234567@hub with hunter2222 and {TOKEN}")

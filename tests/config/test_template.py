@@ -1,12 +1,8 @@
 """Laws of what is made of the fields of the settings: the file that `init` writes, and the names in messages and pages."""
 
-from __future__ import annotations
-
 import ast
 import re
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -20,14 +16,14 @@ NAMES = {".".join(location) for location, _ in schema.settings()}
 TABLES = {name.rpartition(".")[0] for name in NAMES} - {""}
 
 
-def loaded(folder: Path, chosen: dict[str, tuple[Any, str]]) -> schema.Config:
+def loaded(folder, chosen):
     """The settings of the file that `init` writes."""
     file = folder / "evalspan.toml"
     file.write_text(default_text("a site", chosen))
     return loading.load(file, {})
 
 
-def test_the_written_file_changes_nothing_and_is_the_whole_reference(tmp_path: Path) -> None:
+def test_the_written_file_changes_nothing_and_is_the_whole_reference(tmp_path):
     """It names every setting once; each line that is taken out of its comment is valid, and shows the default or an example."""
     assert loaded(tmp_path, {"cluster.kind": ("local", "")}) == schema.Config(
         work_dir=Path.cwd() / "evalspan-work"
@@ -47,13 +43,13 @@ def test_the_written_file_changes_nothing_and_is_the_whole_reference(tmp_path: P
         assert (shown == meant) is not bool(field.examples), location
 
 
-def _value(data: Any, location: tuple[str, ...]) -> Any:
+def _value(data, location):
     for key in location:
         data = data[key]
     return data
 
 
-def _node(name: str, gpus: int, *partitions: str) -> NodeState:
+def _node(name, gpus, *partitions):
     return NodeState(
         name=name, usable=True, state="idle", gpus=gpus, gpus_free=gpus, cpus=8, cpus_free=8,
         memory_mb=1, memory_free_mb=1, gpu_type="a100" if gpus else "", partitions=partitions,
@@ -80,9 +76,7 @@ ALL = [GPU, MORE, CPU]
         (ALL, {"max_seconds": {"more": 4 * 3600, "cpu": 60}}, ("more", "cpu", "4:00:00")),
     ],
 )  # fmt: skip
-def test_init_takes_the_best_partition_and_says_what_is_wrong_with_the_others(
-    tmp_path: Path, nodes: list[NodeState], found: dict[str, Any], chosen: tuple[str | None, str | None, str]
-) -> None:
+def test_init_takes_the_best_partition_and_says_what_is_wrong_with_the_others(tmp_path, nodes, found, chosen):
     """What it chose is what is read: also the form of request for GPUs that the site takes, account and QOS."""
     summary, settings = probe_of(nodes, **found)
     assert nodes != ALL or summary == "2 nodes with 8 a100"
@@ -109,7 +103,7 @@ SET_IN = re.compile(r"\b([a-z_]+) = [^=]{1,40}? in \[([a-z.]+)\]")
 PROSE = {"allows", "has", "in", "names", "of", "only", "or", "says", "that"}
 
 
-def texts() -> Iterator[tuple[str, str]]:
+def texts():
     """(place, text) of every page, and of every text in the code with its parts joined."""
     for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]:
         if page.name != "CHANGELOG.md":
@@ -121,7 +115,7 @@ def texts() -> Iterator[tuple[str, str]]:
                     yield f"{file.relative_to(ROOT)}:{node.lineno}", node.value
 
 
-def test_each_setting_that_a_message_or_a_page_names_is_there() -> None:
+def test_each_setting_that_a_message_or_a_page_names_is_there():
     """Renaming a field cannot make a message lie."""
     wrong = []
     for place, text in texts():

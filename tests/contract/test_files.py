@@ -1,10 +1,7 @@
 """Files that outlive a crash."""
 
-from __future__ import annotations
-
 import math
 import stat
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -13,7 +10,6 @@ from hypothesis import strategies as st
 from evaljobs.__main__ import run
 from evaljobs.contract.names import ShardId
 from evaljobs.contract.outcomes import ShardResponses
-from evaljobs.contract.specs import FrameRef
 from evaljobs.contract.storage import (
     FrameError,
     FrameWriter,
@@ -30,7 +26,7 @@ ANSWERS = st.one_of(
 ON_DISK = settings(max_examples=40)
 
 
-def shard(number: int, answers: list[object] | None = None) -> ShardResponses:
+def shard(number, answers=None):
     responses = tuple(enumerate(answers if answers is not None else ["an answer", [-1.25, True]]))
     name = str(ShardId("t", number, number + 1))
     return ShardResponses(
@@ -38,14 +34,14 @@ def shard(number: int, answers: list[object] | None = None) -> ShardResponses:
     )
 
 
-def write(path: Path, count: int) -> list[FrameRef]:
+def write(path, count):
     with FrameWriter(path) as writer:
         return [writer.append(shard(n)) for n in range(count)]
 
 
 @ON_DISK
 @given(answers=st.lists(ANSWERS, max_size=20))
-def test_a_record_reads_back_equal_to_the_last_digit(answers: list[object], tmp_path: Path) -> None:
+def test_a_record_reads_back_equal_to_the_last_digit(answers, tmp_path):
     """Every response read equals the one dumped: -inf and nan are answers too. Its head tells task, key, shard and times to one
     that reads no answers."""
     path = tmp_path / "a.frames"
@@ -60,7 +56,7 @@ def test_a_record_reads_back_equal_to_the_last_digit(answers: list[object], tmp_
 
 @ON_DISK
 @given(data=st.data())
-def test_a_torn_tail_hides_no_whole_record(data: st.DataObject, tmp_path: Path) -> None:
+def test_a_torn_tail_hides_no_whole_record(data, tmp_path):
     """Cut anywhere: records before the cut are read, and reading resumes where it stopped."""
     path = tmp_path / "a.frames"
     path.unlink(missing_ok=True)
@@ -77,9 +73,7 @@ def test_a_torn_tail_hides_no_whole_record(data: st.DataObject, tmp_path: Path) 
 
 @ON_DISK
 @given(data=st.data())
-def test_rot_costs_one_record_and_is_reported(
-    data: st.DataObject, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_rot_costs_one_record_and_is_reported(data, tmp_path, caplog):
     """One flipped bit: its record is refused. In its answers it is reported and all others are read; in its head those before."""
     path = tmp_path / "a.frames"
     path.unlink(missing_ok=True)
@@ -101,12 +95,12 @@ def test_rot_costs_one_record_and_is_reported(
         read_frame(tmp_path, struck)
 
 
-def test_an_atomic_write_leaves_the_old_file_or_the_new_one(tmp_path: Path) -> None:
+def test_an_atomic_write_leaves_the_old_file_or_the_new_one(tmp_path):
     """A write that fails changes nothing and leaves no litter; who has the old file open reads it to its end."""
     path = tmp_path / "deep" / "x.json"
     write_atomic(path, b"old")
     with pytest.raises(TypeError):
-        write_atomic(path, "not bytes")  # type: ignore[arg-type]
+        write_atomic(path, "not bytes")
     assert [p.name for p in path.parent.iterdir()] == ["x.json"]
     with path.open("rb") as reader:
         write_atomic(path, b"new")
@@ -114,9 +108,7 @@ def test_an_atomic_write_leaves_the_old_file_or_the_new_one(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b'{"kind": "trial"}', None])
-def test_a_spec_that_cannot_be_read_ends_its_job_with_one_line(
-    tmp_path: Path, content: bytes | None, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_spec_that_cannot_be_read_ends_its_job_with_one_line(tmp_path, content, caplog):
     """Damaged, of another version, or gone: the line names the file, and the status is not 0."""
     place = tmp_path / "spec.json"
     if content is not None:
@@ -130,9 +122,7 @@ def test_a_spec_that_cannot_be_read_ends_its_job_with_one_line(
 @pytest.mark.parametrize(
     ("parent", "folder", "file"), [(0o700, 0o700, 0o600), (0o2750, 0o2750, 0o640), (0o777, 0o755, 0o644)]
 )
-def test_a_new_file_is_as_visible_as_the_folder_that_it_lies_in(
-    tmp_path: Path, parent: int, folder: int, file: int
-) -> None:
+def test_a_new_file_is_as_visible_as_the_folder_that_it_lies_in(tmp_path, parent, folder, file):
     tmp_path.chmod(parent)
     write_atomic(tmp_path / "a" / "b" / "file", b"")
     assert [stat.S_IMODE(p.stat().st_mode) for p in (tmp_path / "a", tmp_path / "a" / "b")] == [folder] * 2

@@ -1,15 +1,11 @@
 """Laws of `evalspan doctor`: what it says of real clusters is what they are, and it leaves nothing behind."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
-from dev_cluster.api import Cluster
 from dev_cluster.testing import srun, unfinished, wait_until
 
 from coordinator.config.schema import Config
@@ -20,7 +16,7 @@ from coordinator.evaluation.job_specs import Site
 from evaljobs.staging.capacity import MEMORY_FS, fs_type
 
 
-def ask(cluster: Cluster, **env: str) -> tuple[int, dict[str, Any]]:
+def ask(cluster, **env):
     """Exit code and JSON of a doctor that looks at this cluster."""
     work = cluster.user_dir / "doctor"
     options = ["--cluster", "slurm", "--work-dir", work, "--sample-mb", "16", "--wait", "120"]
@@ -34,18 +30,18 @@ def ask(cluster: Cluster, **env: str) -> tuple[int, dict[str, Any]]:
     return done.returncode, json.loads(done.stdout)
 
 
-def status(told: dict[str, Any]) -> dict[str, str]:
+def status(told):
     return {f["what"]: f["status"] for f in told["findings"]}
 
 
-def assert_nothing_is_left(cluster: Cluster) -> None:
+def assert_nothing_is_left(cluster):
     wait_until(lambda: not unfinished(cluster), "jobs that have answered end by themselves")
     left = cluster.run_as_user(["find", cluster.user_dir / "doctor" / "cache" / "doctor", "-type", "f"])
     assert left.stdout == ""
 
 
 @pytest.mark.slurm
-def test_an_ordinary_site_is_told_to_be_one(plain_cluster: Cluster) -> None:
+def test_an_ordinary_site_is_told_to_be_one(plain_cluster):
     """Memory is seen to be shared by two jobs of a node, Redis is reached from it, nothing fails.
 
     It asks for GPUs, partitions and nodes as evaluations do: by roles, and only on nodes that the settings leave.
@@ -67,7 +63,7 @@ def test_an_ordinary_site_is_told_to_be_one(plain_cluster: Cluster) -> None:
 
 
 @pytest.mark.slurm
-def test_an_odd_site_is_told_to_be_odd(odd_cluster: Cluster) -> None:
+def test_an_odd_site_is_told_to_be_odd(odd_cluster):
     """Its jobs ask for GPUs, its memory is seen to be private."""
     code, told = ask(odd_cluster)
     assert code == 0, told
@@ -79,7 +75,7 @@ def test_an_odd_site_is_told_to_be_odd(odd_cluster: Cluster) -> None:
 
 
 @pytest.mark.slurm
-def test_doctor_probes_every_kind_of_job_at_its_real_limits(tight_cluster: Cluster) -> None:
+def test_doctor_probes_every_kind_of_job_at_its_real_limits(tight_cluster):
     """All are taken, but what no node of the CPU partition can hold: that is named with its kind."""
     code, told = ask(tight_cluster, METRIC_MEMORY_MB="999000")
     found = {f["what"]: (f["status"], f["found"]) for f in told["findings"]}
@@ -89,7 +85,7 @@ def test_doctor_probes_every_kind_of_job_at_its_real_limits(tight_cluster: Clust
 
 
 @pytest.mark.parametrize("engine", ["hf", "vllm"])
-def test_the_trial_interpreter_must_import_its_engine(engine: str, tmp_path: Path) -> None:
+def test_the_trial_interpreter_must_import_its_engine(engine, tmp_path):
     """A vLLM that is installed and cannot be imported is a failure in its own words; hf, which can be, is fine."""
     for name, text in (
         ("vllm/__init__.py", "import libvllm_that_is_missing\n"),
@@ -125,15 +121,13 @@ OWN = {  # path, file system -> whether this machine alone has it; a disk elsewh
 HERE = {"127.0.0.1 127.0.0.2 ::1": True, "login login": True, "login 10.0.0.7": False, "n1": False, "": True}
 
 
-def test_own_is_memory_and_what_each_machine_has() -> None:
+def test_own_is_memory_and_what_each_machine_has():
     """Node memory anywhere, temporary folders on a local disk. Nodes are here only where each one's address is."""
     assert {place: shared_storage.is_own(Path(place[0]), place[1]) for place in OWN} == OWN
     assert {names: shared_storage.all_here(names.split(), "login.cluster") for names in HERE} == HERE
 
 
-def test_a_folder_that_nodes_cannot_see_is_refused_by_its_path(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_that_nodes_cannot_see_is_refused_by_its_path(tmp_path, monkeypatch):
     """One line with the path that is named, and what to do; also for a link to it and a pattern in it.
 
     Folders that nodes may see cost the controller nothing; a cluster that does not answer refuses nothing.

@@ -1,10 +1,7 @@
 """Laws of what `evalspan doctor` says of facts: what stops an evaluation fails, with what to do; what is unknown is never ok."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -40,7 +37,7 @@ RESERVATION = (
 )
 
 
-def accounting(**limits: str) -> Accounting:
+def accounting(**limits):
     """Of a user with the default account lab and the default QOS normal."""
     every = LIMITS | limits
     return Accounting(
@@ -50,18 +47,16 @@ def accounting(**limits: str) -> Accounting:
     )
 
 
-def rules(
-    enforced: str = "associations,limits,qos", more: tuple[Partition, ...] = (), **gpu: Any
-) -> SiteRules:
+def rules(enforced="associations,limits,qos", more=(), **gpu):
     partitions = (Partition(name="gpu", default=True, **gpu), *more)
     return SiteRules(config={"AccountingStorageEnforce": enforced}, partitions=partitions)
 
 
-def slurm(**tables: Any) -> Config:
+def slurm(**tables):
     return Config.model_validate({"cluster": {"kind": "slurm"}} | tables)
 
 
-def local(**facts: Any) -> Facts:
+def local(**facts):
     """A site without Slurm's listings, whose own checks are all ok."""
     calm = {
         "config": Config(),
@@ -74,10 +69,10 @@ def local(**facts: Any) -> Facts:
     return Facts(**{**calm, **facts})
 
 
-def site(settings: dict[str, Any] | None = None, **facts: Any) -> Facts:
+def site(settings=None, **facts):
     """A site of four nodes with eight GPUs each, whose Slurm applies the limits of its accounting."""
     config = slurm(**settings or {})
-    known: dict[str, Any] = {
+    known = {
         "config": config,
         "work_fs": "nfs4",
         "rules": rules(),
@@ -90,18 +85,18 @@ def site(settings: dict[str, Any] | None = None, **facts: Any) -> Facts:
     return local(**{**known, **facts})
 
 
-def answer(*, shared: bool | None = True, trouble: str = "", refused: bool = False, **record: Any) -> Answer:
+def answer(*, shared=True, trouble="", refused=False, **record):
     roots = [{"root": "/dev/shm", "usable": True, "why": "", **STAGED}]
     facts = {"roots": roots, "versions": VERSIONS, "memory_cgroup_limit": None, **record}
     target = Target(node="n1", cluster=FakeCluster(fleet=()), sandbox=False)
     return Answer(target=target, record=facts, shared=shared, trouble=trouble, refused=refused)
 
 
-def refused(words: str, **settings: Any) -> Facts:
+def refused(words, **settings):
     return site(settings, accounting=accounting(), job_kinds={"trial": ("fail", f"refused: {words}", True)})
 
 
-def reserved(setting: str | None = None, **row: str) -> Facts:
+def reserved(setting=None, **row):
     shown = {"nodes": "n[0-1]", "users": "root", "accounts": "(null)", "state": "ACTIVE"} | row
     found = parse_reservations(RESERVATION.format(**shown))
     cluster = {"cluster": {"kind": "slurm", "reservation": setting}}
@@ -110,7 +105,7 @@ def reserved(setting: str | None = None, **row: str) -> Facts:
     )
 
 
-def roles(**partitions: str) -> Facts:
+def roles(**partitions):
     """Settings that name a partition for each of these roles."""
     tables = {role: {"partition": name} for role, name in partitions.items()}
     return site({"slurm": tables}, rules=rules(more=(Partition(name="old", up=False),)))
@@ -225,9 +220,7 @@ HOSTS, FORBID = ({"stage": {"host_trials": value}} for value in (True, False))
         (reserved(nodes="x[1-9]"), "reservation fix", "", ""),
     ],
 )  # fmt: skip
-def test_a_fact_is_found_with_its_reason_and_what_to_do(
-    facts: Facts, what: str, status: str, says: str
-) -> None:
+def test_a_fact_is_found_with_its_reason_and_what_to_do(facts, what, status, says):
     """ "": nothing is said of it. Nothing else of an ordinary site is more than ok."""
     assert {f.status for f in findings.judge(local())} == {"ok"}
     found = {f.what: f for f in findings.judge(facts)}.get(what)
@@ -254,14 +247,14 @@ SCRATCH = {"root": "/scratch", "usable": True, "why": "", **STAGED, "rung": "dis
         (answer(shared=None, roots=[*UNUSABLE, SCRATCH]), False, {"warn"}),
     ],
 )
-def test_what_is_seen_on_a_node_is_judged(seen: Answer, hosting: bool, status: set[str]) -> None:
+def test_what_is_seen_on_a_node_is_judged(seen, hosting, status):
     """Only what would stop an evaluation fails; a lower rung is a warning; what could not be told is never ok."""
     found = list(findings.judge_node(seen, slurm(), hosting=hosting))
     assert {f.status for f in found} == status
     assert all(f.todo for f in found if f.status != "ok")
 
 
-def test_a_sandbox_that_does_not_hold_is_named_with_its_reason() -> None:
+def test_a_sandbox_that_does_not_hold_is_named_with_its_reason():
     """The reason why no better level holds is in the line."""
     reasons = {"namespaces": "no user namespaces", "landlock": "kernel 5.4", "rlimits": ""}
     levels = [{"level": name, "holds": not reason, "reason": reason} for name, reason in reasons.items()]
@@ -274,13 +267,13 @@ NAMES = ["MaxJobs jobs", "GrpTRES cpu", "GrpTRES mem", "GrpTRES gres/gpu", "MaxT
 
 
 @given(name=st.sampled_from(NAMES), most=st.integers(0, 200), hosting=st.booleans())
-def test_settings_that_a_finding_names_end_its_warning(name: str, most: int, hosting: bool) -> None:
+def test_settings_that_a_finding_names_end_its_warning(name, most, hosting):
     """Typed in as they stand, they leave a limit that is enough."""
     kind, what = name.split()
     limit = Limit(name=kind, what=what, most=most * 1000 if what == "mem" else most, holder="QOS normal")
-    settings: dict[str, Any] = {"stage": {"host_trials": hosting}}
+    settings = {"stage": {"host_trials": hosting}}
 
-    def found() -> Finding:
+    def found():
         facts = site(settings)
         (only,) = judge_limit(case_of(facts, limit, list(facts.jobs)))
         return only
@@ -292,7 +285,7 @@ def test_settings_that_a_finding_names_end_its_warning(name: str, most: int, hos
     assert not signs or found().status == "ok", (settings, found())
 
 
-def test_one_cause_is_one_line() -> None:
+def test_one_cause_is_one_line():
     """A site that demands an account refuses all kinds of jobs by the same words: the accounts are named once."""
     kinds = dict.fromkeys(("build", "trial", "metric"), ("fail", "refused: name your account", True))
     found = findings.judge(site(accounting=accounting(), job_kinds=kinds))
@@ -301,7 +294,7 @@ def test_one_cause_is_one_line() -> None:
     assert line.todo == "[cluster] account is not set; your accounts: lab"
 
 
-def test_the_table_names_a_node_whole(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_table_names_a_node_whole(capsys):
     """Names of 60 characters that differ at their end."""
     names = [f"gpu-node-of-the-very-long-named-cluster-in-building-12-n{i:04d}" for i in (1, 2)]
     found = tuple(Finding(what=f"{name} (gpu) memory", status="ok", found="shared by jobs") for name in names)

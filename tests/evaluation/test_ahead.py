@@ -1,24 +1,20 @@
 """The next checkpoint comes to nodes whose GPUs are busy: within its share of memory, once a node, and takes no GPU from a trial."""
 
-from __future__ import annotations
-
 import dataclasses
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.fake_cluster import fake_node
 from support.loops import another
-from support.node_memory import NodeMemory
 from support.simulated.parts import record
 
 from coordinator.allocation import demand, prefetch
 from coordinator.allocation.allocate import Demand, Limits
-from coordinator.cluster import Job, NodeState
+from coordinator.cluster import Job
 from coordinator.evaluation import events as ev
 from coordinator.evaluation import step as machine
-from coordinator.evaluation.state import JobInfo, NodeUse, Prefetch, State
+from coordinator.evaluation.state import JobInfo, NodeUse, Prefetch
 from evaljobs.contract.outcomes import Failed
 from evaljobs.staging.capacity import room
 from evaljobs.staging.precursor import MARGIN
@@ -51,13 +47,7 @@ held_there = st.dictionaries(
 
 
 @given(nodes, waiting_ones, held_there, st.sampled_from([0.0, 0.25, 0.5, 1.0]), st.none() | st.integers(1, 3))
-def test_only_the_next_checkpoint_is_staged_ahead_and_within_its_share(
-    there: list[NodeState],
-    waiting: list[prefetch.Candidate],
-    held: dict[str, prefetch.Held],
-    share: float,
-    most: int | None,
-) -> None:
+def test_only_the_next_checkpoint_is_staged_ahead_and_within_its_share(there, waiting, held, share, most):
     """One checkpoint, that of the first in order; on nodes that serve us; new bytes within the share, counted once."""
     chosen = prefetch.choose(there, waiting, held, Limits(max_nodes=most), share=share)
     by_id = {c.demand.evaluation_id: c for c in waiting}
@@ -78,7 +68,7 @@ def test_only_the_next_checkpoint_is_staged_ahead_and_within_its_share(
 
 
 @pytest.mark.parametrize("fits", [True, False])
-def test_the_precursor_itself_keeps_to_its_share_of_the_node(world: NodeMemory, fits: bool) -> None:
+def test_the_precursor_itself_keeps_to_its_share_of_the_node(world, fits):
     """It stages where its bytes are within the share of what is free there; else it says so, fails, and leaves nothing."""
     checkpoint = world.checkpoint()
     free = room(world.root).free
@@ -105,13 +95,11 @@ def test_the_precursor_itself_keeps_to_its_share_of_the_node(world: NodeMemory, 
     waited=st.sampled_from([0.0, 29.0, 31.0]),
     others=st.lists(st.tuples(st.integers(1, 400), st.integers(-1, 1), st.booleans()), max_size=4),
 )
-def test_weights_that_wait_leave_their_memory_to_who_has_the_gpus(
-    free: int, wanted: int, phase: Any, waited: float, others: list[tuple[int, int, bool]]
-) -> None:
+def test_weights_that_wait_leave_their_memory_to_who_has_the_gpus(free, wanted, phase, waited, others):
     """Only where its precursor has waited for memory for three looks and they would make room; no more than that takes,
     the last to be served first, and none that has no memory itself."""
 
-    def holding(number: int, memory_mb: int, priority: int, *, lanes: int, member: Any) -> State:
+    def holding(number, memory_mb, priority, *, lanes, member):
         rec = another(record(), number).model_copy(update={"priority": priority})
         state, _ = machine.start(ev.Accepted(at=0.0, record=rec))
         job = Job(name="stage", argv=("x",), log="x", node="n1", memory_mb=memory_mb, purpose="stage")

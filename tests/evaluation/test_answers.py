@@ -1,14 +1,10 @@
 """Answers of shards: counted once, run again where a record is damaged, never mixed with those of other requests or cuts."""
 
-from __future__ import annotations
-
 import copy
 import os
 import random
 import zlib
-from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -29,7 +25,7 @@ from coordinator.runtime.runner import Running
 from evaljobs.contract.names import Cut, ShardId
 from evaljobs.contract.outcomes import Failed, Probed, ShardResponses
 from evaljobs.contract.paths import EvaluationPaths
-from evaljobs.contract.specs import BuildSpec, FrameRef, RequestSetManifest, ScoreSpec, SuiteSpec, TaskEntry
+from evaljobs.contract.specs import BuildSpec, FrameRef, RequestSetManifest, SuiteSpec, TaskEntry
 from evaljobs.contract.storage import MAGIC, FrameWriter
 
 FAST = {"mode": "fast", "token_budget": 8192}
@@ -39,7 +35,7 @@ AGAIN = FrameRef(file="again.frames", offset=0, length=1)
 class Scoring(World):
     """A world in which an entry's score job is on its way, and the part of the loop that looks at its files."""
 
-    def __init__(self, seed: int, folder: Path = Path("/nowhere")) -> None:
+    def __init__(self, seed, folder=Path("/nowhere")):
         super().__init__(seed)
         self.until(lambda w: [e for e in w.state.entries if e.status == "scoring"])
         self.entry = next(e for e in self.state.entries if e.status == "scoring")
@@ -57,14 +53,14 @@ class Scoring(World):
         running._throttle, running._outcomes = Throttle(), Listing(self.files.outcomes)
         self.running = running
 
-    def dump(self, trial: str, shard: str) -> FrameRef:
+    def dump(self, trial, shard):
         known = {"task": self.leaf.planned.task, "key": self.leaf.planned.key, "started_at": 0, "seconds": 1}
         with FrameWriter(self.files.response_file(trial)) as file:
             return file.append(
                 ShardResponses(shard=shard, trial=trial, responses=((0, [-1.5, True]),), **known)
             )
 
-    def corrupted(self, name: str = "") -> dict[str, ev.ShardCorrupted]:
+    def corrupted(self, name=""):
         """What the loop finds unreadable after the score has failed."""
         failed = self.failed.model_copy(update={"name": name or self.failed.name})
         found = self.running._corrupted([ev.OutcomeSeen(at=5.0, outcome=failed)], 5.0)
@@ -76,11 +72,10 @@ class Scoring(World):
 
 @some(8)
 @given(st.integers(0, 10_000))
-def test_a_shard_told_corrupted_runs_again_and_its_entry_is_scored_whole(seed: int) -> None:
+def test_a_shard_told_corrupted_runs_again_and_its_entry_is_scored_whole(seed):
     """Told before the failed score: the entry is open again, its shard queued once; then everything is scored. The score
     then stands: it was made of whole records."""
     world = Scoring(seed)
-    assert world.queue is not None
     world.queue.pop(world.shard, None)
     world.tell(ev.ShardCorrupted, shard=world.shard, error="checksum")
     assert world.entry.status == "built"
@@ -94,7 +89,7 @@ def test_a_shard_told_corrupted_runs_again_and_its_entry_is_scored_whole(seed: i
     world.run_to_scores()
 
 
-def test_a_metric_job_that_is_queued_again_reads_the_records_that_stand_now() -> None:
+def test_a_metric_job_that_is_queued_again_reads_the_records_that_stand_now():
     """Not those that were found corrupt since it was queued first. Of equal answers that come twice the first stay."""
     world = World(1, Faults(metric_slow=1.0))
     metrics = world.state.scoring.metrics
@@ -112,7 +107,7 @@ def test_a_metric_job_that_is_queued_again_reads_the_records_that_stand_now() ->
     assert corrupt not in frames
 
 
-def test_the_loop_finds_the_unreadable_record_of_a_failed_score(tmp_path: Path) -> None:
+def test_the_loop_finds_the_unreadable_record_of_a_failed_score(tmp_path):
     """One byte flipped, another file gone: both shards are named, and none of those that can be read."""
     world = Scoring(3, tmp_path)
     names = [s for t in world.entry.sets for s in world.state.shards.leaves[t].planned.shards]
@@ -128,7 +123,7 @@ def test_the_loop_finds_the_unreadable_record_of_a_failed_score(tmp_path: Path) 
     assert not world.corrupted("?")
 
 
-def test_two_copies_of_a_shard_in_one_look_are_one_piece_of_news(tmp_path: Path) -> None:
+def test_two_copies_of_a_shard_in_one_look_are_one_piece_of_news(tmp_path):
     """Both trials dumped it before anybody looked: the journal tells of the shard once."""
     world = Scoring(3, tmp_path)
     world.state.shards.by_name[world.shard].frame = None
@@ -140,7 +135,7 @@ def test_two_copies_of_a_shard_in_one_look_are_one_piece_of_news(tmp_path: Path)
     assert world.running._new_shards(6.0, thorough=True) == []
 
 
-def test_a_shard_whose_records_are_never_answers_fails_its_task_with_the_reason(tmp_path: Path) -> None:
+def test_a_shard_whose_records_are_never_answers_fails_its_task_with_the_reason(tmp_path):
     """Well-framed and no answers, each time it runs: three runs, then its entry fails and says why; others go on."""
     world = Scoring(3, tmp_path)
     shard = world.state.shards.by_name[world.shard]
@@ -162,7 +157,7 @@ def test_a_shard_whose_records_are_never_answers_fails_its_task_with_the_reason(
     assert "was run 3 times and left no record that can be read; the last: x.frames" in world.entry.error
 
 
-def test_a_shard_that_leaves_no_record_however_often_it_runs_fails_its_task() -> None:
+def test_a_shard_that_leaves_no_record_however_often_it_runs_fails_its_task():
     """Stray, queued, run and stray again three times: what it left was no record of it. Stray alone counts nothing."""
     world = Scoring(5)
     world.tell(ev.ShardCorrupted, shard=world.shard, error="checksum")
@@ -176,7 +171,7 @@ def test_a_shard_that_leaves_no_record_however_often_it_runs_fails_its_task() ->
     assert not world.queue
 
 
-def test_what_is_no_response_file_is_passed_over_by_the_loop(tmp_path: Path) -> None:
+def test_what_is_no_response_file_is_passed_over_by_the_loop(tmp_path):
     """A pipe, a link, a folder, a name that no trial has, bytes without end that only begin like records."""
     world = Scoring(3, tmp_path)
     for folder, ending in ((world.files.responses, "frames"), (world.files.outcomes, "json")):
@@ -208,7 +203,7 @@ def test_what_is_no_response_file_is_passed_over_by_the_loop(tmp_path: Path) -> 
         ({"what": "generation", "fits": 4}, "4 fit: set batch_size = 4 in [[task]] t0 of suite suite"),
     ],
 )
-def test_what_no_smaller_budget_mends_fails_the_task_in_words(told: dict[str, Any], says: str) -> None:
+def test_what_no_smaller_budget_mends_fails_the_task_in_words(told, says):
     """A single row that does not fit, and generation, which the budget does not cut."""
     world = World(1, rec=record(1, suite=FAST)).until(lambda w: w.claims)
     shard, trial = next(iter(world.claims.items()))
@@ -218,7 +213,7 @@ def test_what_no_smaller_budget_mends_fails_the_task_in_words(told: dict[str, An
 
 
 @pytest.mark.parametrize(("fits", "budget"), [(1, 2048), (3, 4096)])
-def test_of_several_trials_that_say_it_the_first_counts(fits: int, budget: int) -> None:
+def test_of_several_trials_that_say_it_the_first_counts(fits, budget):
     """The budget is reduced to the part that fits, and at least by half. Answers and outcomes in a cut that is retired change
     nothing, nor does a name that is no shard's."""
     world = World(1, rec=record(1, suite=FAST), fits=budget).until(lambda w: w.claims)
@@ -237,7 +232,7 @@ def test_of_several_trials_that_say_it_the_first_counts(fits: int, budget: int) 
     size=st.one_of(st.just("auto"), st.integers(1, 64)),
     budget=st.one_of(st.just("auto"), st.integers(1, 10**6)),
 )
-def test_a_cut_says_what_decides_the_batches(mode: Any, own: Any, size: Any, budget: Any) -> None:
+def test_a_cut_says_what_decides_the_batches(mode, own, size, budget):
     """Exact: "" for the evaluation's batch size, else the task's own. Fast: budget and batch size, once both are settled."""
     tasks = (TaskEntry(name="t0", batch_size=own),)
     suite = SuiteSpec(
@@ -252,7 +247,7 @@ def test_a_cut_says_what_decides_the_batches(mode: Any, own: Any, size: Any, bud
         assert Cut.parse(cut) == Cut(own or size, budget)
 
 
-def test_auto_settles_the_token_budget_with_the_batch_size() -> None:
+def test_auto_settles_the_token_budget_with_the_batch_size():
     """Requests are built first; the probe's outcome says both, and the batches of that cut are built then."""
     suite = {"mode": "fast", "token_budget": "auto", "batch_size": "auto"}
     state, _ = machine.start(ev.Accepted(at=0.0, record=record(1, suite=suite)))
@@ -284,7 +279,7 @@ FAULTS = Faults(
 class Overlapping(World):
     """A suite whose entries are leaf tasks and groups of them; its requests follow from leaf task and settings."""
 
-    def __init__(self, seed: int, faults: Faults, fits: int = 0, **settings: Any) -> None:
+    def __init__(self, seed, faults, fits=0, **settings):
         dice = random.Random(seed)
         groups = [f"g{i}" for i in range(4)]
         self.groups = {name: dice.sample(LEAVES, dice.randint(1, len(LEAVES))) for name in groups}
@@ -293,13 +288,13 @@ class Overlapping(World):
         made = record(suite={"tasks": tasks, **settings}, early_trials=dice.random() < 0.3)
         super().__init__(seed, faults, made, fits=fits)
 
-    def leaf_tasks(self, entry: str) -> Iterable[str]:
+    def leaf_tasks(self, entry):
         return self.groups.get(entry, [entry])
 
-    def key(self, entry: int, task: str) -> str:
+    def key(self, entry, task):
         return f"{task} with {self.record.suite.tasks[entry].num_fewshot} examples"
 
-    def effect(self, action: do.Action) -> list[ev.AnyEvent]:
+    def effect(self, action):
         if isinstance(action, do.FindResponses):
             found = (
                 shards.equal_leaf(self.state, entry, self.manifest(entry, folder), folder, action.cuts[entry])
@@ -310,11 +305,11 @@ class Overlapping(World):
         events = super().effect(action)
         return [self.keyed(event) if isinstance(event, ev.Planned) else event for event in events]
 
-    def keyed(self, planned: ev.Planned) -> ev.Planned:
+    def keyed(self, planned):
         leaves = [leaf.model_copy(update={"key": self.key(leaf.entry, leaf.task)}) for leaf in planned.leaves]
         return planned.model_copy(update={"leaves": tuple(leaves)})
 
-    def manifest(self, entry: int, folder: str) -> RequestSetManifest:
+    def manifest(self, entry, folder):
         task = folder.rpartition("/")[2]
         key = self.key(entry, task)
         known = (leaf.planned for leaf in self.state.shards.leaves.values())
@@ -324,7 +319,7 @@ class Overlapping(World):
             task=task, key=key, output_type="multiple_choice", executes=executes, **counts
         )
 
-    def check_score(self, spec: ScoreSpec) -> None:
+    def check_score(self, spec):
         super().check_score(spec)
         assert spec.frames.keys() == set(self.leaf_tasks(self.record.suite.tasks[spec.entry].name))
         for task, frames in spec.frames.items():
@@ -336,7 +331,7 @@ class Overlapping(World):
 
 @some(67)
 @given(seed=st.integers(0, 2**32), fails=st.booleans())
-def test_every_entry_is_scored_by_its_own_requests_and_none_is_asked_twice(seed: int, *, fails: bool) -> None:
+def test_every_entry_is_scored_by_its_own_requests_and_none_is_asked_twice(seed, *, fails):
     """Whatever the entries have in common, also where jobs die, the coordinator restarts, builds fail and are retried."""
     world = Overlapping(seed, Faults(**vars(FAULTS) | {"build_fails": 0.4 if fails else 0.0}))
     world.run()
@@ -351,7 +346,7 @@ def test_every_entry_is_scored_by_its_own_requests_and_none_is_asked_twice(seed:
 
 @some(33)
 @given(seed=st.integers(0, 2**32))
-def test_a_unit_that_does_not_fit_cuts_the_requests_of_all_their_entries_anew(seed: int) -> None:
+def test_a_unit_that_does_not_fit_cuts_the_requests_of_all_their_entries_anew(seed):
     """In fast mode: each entry is scored by answers in its own cut."""
     world = Overlapping(seed, Faults(too_large=0.3, restart=0.03), 600, mode="fast", token_budget=4096)
     world.run_to_scores()

@@ -1,9 +1,6 @@
 """What jobs are called and ask for: memory by the weights, time by the prediction, GPUs that hold the model, secrets."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from hypothesis import assume, example, given
@@ -14,7 +11,6 @@ from support.simulated.parts import SITE, Faults, ended, limited, record
 from support.simulated.world import World
 
 from coordinator.allocation.allocate import Demand, Limits, allocate
-from coordinator.cluster import NodeState
 from coordinator.evaluation import events as ev
 from coordinator.evaluation import nodes
 from coordinator.evaluation import step as machine
@@ -27,7 +23,7 @@ from coordinator.evaluation.job_specs import (
     trial_memory_mb,
     worker_job,
 )
-from coordinator.evaluation.records import EvaluationRecord, JobName, evaluation_id
+from coordinator.evaluation.records import JobName, evaluation_id
 from coordinator.evaluation.state import NodeUse, Trial
 from coordinator.evaluation.time_limits import SHORTEST_LIMIT_SECONDS, UNPLANNED_SECONDS, trial_limit_seconds
 from evaljobs.contract.engine_traits import PLANNED_BATCH
@@ -39,13 +35,11 @@ DAY = 24 * 3600
 # --- memory and GPUs ---------------------------------------------------------------------------------------------------
 
 
-def node(name: str, gpu_type: str, gpus: int = 8) -> NodeState:
+def node(name, gpu_type, gpus=8):
     return replace(fake_node(name, gpus=gpus), gpu_type=gpu_type)
 
 
-def of(
-    sizes: dict[str, int], *, largest: int = 0, gpus: int = 1, options: Any = None, **model: Any
-) -> EvaluationRecord:
+def of(sizes, *, largest=0, gpus=1, options=None, **model):
     """An evaluation of a checkpoint with these weights."""
     made = record(1, gpus_per_trial=gpus, **(options or {}))
     file = CheckpointFile(name="model.safetensors", size=sum(sizes.values()), mtime_ns=1)
@@ -71,9 +65,7 @@ fleets = st.lists(
 @example(GpuNeed(weights=141 * GB), [node("n1", "t4")])
 @example(GpuNeed(weights=141 * GB, gpus=2), [node("n1", "t4"), node("n2", "a100", gpus=4)])
 @example(GpuNeed(weights=31 * GB, gpus=2), [node("n1", "", gpus=1), node("n2", "t4", gpus=2)])
-def test_the_number_of_gpus_that_a_refusal_names_would_not_be_refused(
-    need: GpuNeed, there: list[NodeState]
-) -> None:
+def test_the_number_of_gpus_that_a_refusal_names_would_not_be_refused(need, there):
     """Nor is one needed that is smaller; a node whose GPUs' memory is unknown refuses nothing. Offers leave out nodes whose
     GPUs are too small, and say so, unless all are: such an evaluation was accepted before its weights were known."""
     said = need.refusal(there)
@@ -127,19 +119,15 @@ LOADED = [  # weights, the model, bytes that the engine loads; None: unknown
 
 
 @pytest.mark.parametrize(("weights", "model", "loaded"), LOADED)
-def test_weights_count_in_the_dtype_that_the_engine_loads(
-    weights: dict[str, Any], model: ModelOptions, loaded: int | None
-) -> None:
+def test_weights_count_in_the_dtype_that_the_engine_loads(weights, model, loaded):
     """That of the config with dtype "auto", quantised ones in their own; nothing is said of what an argument shrinks."""
     assert loaded_bytes(Weights(**weights), model) == loaded
 
 
 @given(st.integers(0, 300 * GB), st.integers(0, 10 * GB), st.sampled_from([None, "cpu"]), st.booleans())
-def test_memory_that_jobs_ask_for_follows_the_weights_and_a_setting_stands(
-    stored: int, largest: int, device: str | None, wide: bool
-) -> None:
+def test_memory_that_jobs_ask_for_follows_the_weights_and_a_setting_stands(stored, largest, device, wide):
     """A precursor holds the files; a trial the tensors in conversion, on a CPU all of the weights; a build none."""
-    args: dict[str, Any] = {"model_args": {"dtype": "float32"} if wide else {}}
+    args = {"model_args": {"dtype": "float32"} if wide else {}}
     plain, kept = (
         of(
             {"BF16": stored},
@@ -160,7 +148,7 @@ def test_memory_that_jobs_ask_for_follows_the_weights_and_a_setting_stands(
 # --- engines and secrets -----------------------------------------------------------------------------------------------
 
 
-def with_engine(engine: str, batch_size: Any, **options: int) -> EvaluationRecord:
+def with_engine(engine, batch_size, **options):
     made = record(2, suite={"batch_size": batch_size}, **options)
     return made.model_copy(update={"model": ModelOptions(engine=engine)})
 
@@ -169,15 +157,13 @@ def with_engine(engine: str, batch_size: Any, **options: int) -> EvaluationRecor
     ("engine", "given", "begins_with"),
     [("hf", "auto", "auto"), ("vllm", "auto", PLANNED_BATCH), ("vllm", 4, 4), ("hf", 4, 4)],
 )
-def test_auto_starts_no_trial_to_probe_an_engine_that_chooses_its_batches(
-    engine: str, given: Any, begins_with: Any
-) -> None:
+def test_auto_starts_no_trial_to_probe_an_engine_that_chooses_its_batches(engine, given, begins_with):
     """Its requests are planned in batches of a fixed size, from the start on."""
     state, _ = machine.start(ev.Accepted(at=0.0, record=with_engine(engine, given)))
     assert state.batch_size == begins_with
 
 
-def test_trials_ask_for_their_engines_memory_and_other_jobs_do_not() -> None:
+def test_trials_ask_for_their_engines_memory_and_other_jobs_do_not():
     more = {}
     for extra in (0, 1000):
         world = World(5, rec=with_engine("vllm", 8, engine_memory_mb=extra), nodes=1)
@@ -190,7 +176,7 @@ def test_trials_ask_for_their_engines_memory_and_other_jobs_do_not() -> None:
 # --- time limits -------------------------------------------------------------------------------------------------------
 
 
-def limit_of(work: float, load: float, lanes: int, most: int, attempt: int = 0) -> int:
+def limit_of(work, load, lanes, most, attempt=0):
     """Seconds that a trial asks for."""
     state, _ = machine.start(ev.Accepted(at=0.0, record=record(trial_time_limit_seconds=most)))
     state.plan.work_seconds_95, state.plan.load_seconds_95 = work, load
@@ -202,9 +188,7 @@ def limit_of(work: float, load: float, lanes: int, most: int, attempt: int = 0) 
 
 
 @given(st.floats(1, 1e7), st.floats(0, 1e4), st.integers(1, 64), st.integers(0, 40))
-def test_a_limit_covers_load_and_an_even_share_and_stays_below_the_settings(
-    work: float, load: float, lanes: int, attempt: int
-) -> None:
+def test_a_limit_covers_load_and_an_even_share_and_stays_below_the_settings(work, load, lanes, attempt):
     """At least what is predicted and a quarter of an hour, doubled an attempt, unless the settings allow less. Without a
     prediction, as of a trial that probes for the batch size, the settings stand. Eight times the lanes: an eighth."""
     for most in (600, DAY):
@@ -215,7 +199,7 @@ def test_a_limit_covers_load_and_an_even_share_and_stays_below_the_settings(
     assert [limit_of(80_000.0, 30.0, lanes, DAY) for lanes in (8, 64)] == [10_150, 1_400]
 
 
-def test_workers_and_precursors_ask_for_the_time_of_trials_and_metrics() -> None:
+def test_workers_and_precursors_ask_for_the_time_of_trials_and_metrics():
     """Workers for less than the settings' limit; twice as long after some that had no metric job done. A precursor for an hour
     before the plan, then for what a lane's share is predicted to take; the staging comes to it."""
     world = World(1, rec=record(entries=4, trial_time_limit_seconds=DAY))
@@ -248,9 +232,7 @@ FEW, MANY = st.sampled_from([1, 8, 100]), st.sampled_from([None, 101, 0.5])
     jobs=st.integers(1, 5),
     groups=st.booleans(),
 )
-def test_entries_with_few_documents_share_one_build_job(
-    few: list[int], many: list[float | None], jobs: int, *, groups: bool
-) -> None:
+def test_entries_with_few_documents_share_one_build_job(few, many, jobs, *, groups):
     """Four of them at most. Each other entry has a job of its own, up to the setting, and so has each that may be a group: a
     limit holds for each of its tasks. Every entry is in exactly one job."""
     assume(few or many)
@@ -261,7 +243,7 @@ def test_entries_with_few_documents_share_one_build_job(
     assert sorted(index for entries in built for index in entries) == list(range(len([*few, *many])))
 
 
-def test_a_trial_that_gave_up_waiting_for_request_sets_costs_its_node_nothing() -> None:
+def test_a_trial_that_gave_up_waiting_for_request_sets_costs_its_node_nothing():
     """However many do: there was no queue yet, and another waits in its place."""
     world = World(1, rec=limited([8, 8], early_trials=True), builds_from=100.0)
     gone = 0
@@ -284,7 +266,7 @@ def test_a_trial_that_gave_up_waiting_for_request_sets_costs_its_node_nothing() 
 
 
 @given(st.sets(st.text("ab-./é", min_size=1, max_size=90), min_size=2, max_size=6))
-def test_different_nodes_have_different_job_names(names: set[str]) -> None:
+def test_different_nodes_have_different_job_names(names):
     """Also where they share their first 40 characters, or hold what no file name may; and those of two folders with one
     checkpoint's content. Short names stand as they are: `squeue` shows them."""
     made = {str(JobName.of("e-12345678", "stage", name, 0)) for name in names}
@@ -304,9 +286,7 @@ def test_different_nodes_have_different_job_names(names: set[str]) -> None:
     cut=st.sampled_from(["", "4", "fast-8192-8"]),
     kind=st.sampled_from(["build", "stage", "trial", "metric"]),
 )
-def test_names_of_shards_lanes_and_jobs_are_read_back(
-    *, text: str, first: int, end: int, cut: str, kind: str
-) -> None:
+def test_names_of_shards_lanes_and_jobs_are_read_back(*, text, first, end, cut, kind):
     """Whatever task or node stands in them."""
     job = JobName.of("step-1-suite-12345678", kind, text, first)
     for name in (ShardId(text, first, end, cut), LaneId(text, end), job):

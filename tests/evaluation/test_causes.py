@@ -1,7 +1,5 @@
 """What a trial's death is charged to, by its diagnosis."""
 
-from __future__ import annotations
-
 import pytest
 from support.simulated.parts import record
 from support.simulated.world import World
@@ -25,7 +23,7 @@ ECC = "RuntimeError: CUDA error: uncorrectable ECC error encountered"
         ("frobnicated", "NODE_FAIL", "", False),
     ],
 )
-def test_a_death_counts_against_what_its_diagnosis_says(said: str, word: str, node: str, shard: bool) -> None:
+def test_a_death_counts_against_what_its_diagnosis_says(said, word, node, shard):
     """Broken hardware: the node at once, and not the shard. The program's error: the shard alone. Else another node tells."""
     world = World(7, rec=record(entries=6), nodes=2, in_order=True).until(
         lambda w: w.state.index.running and w.claims and len(w.state.nodes.by_name) == 2

@@ -1,17 +1,9 @@
 """What an event costs in a large evaluation, counted in operations of the interpreter."""
 
-from __future__ import annotations
-
 import sys
 from collections import defaultdict
-from types import FrameType
-from typing import Any
 
 from support.simulated.large import Large, plain_step
-
-from coordinator.evaluation import events as ev
-from coordinator.evaluation import step as machine
-from coordinator.evaluation.state import State
 
 TOLD = (
     "job-submitted",
@@ -25,19 +17,19 @@ TOLD = (
 )
 
 
-def operations(nodes: int, generations: int) -> dict[str, float]:
+def operations(nodes, generations):
     """Bytecode operations of a step by kind of event: the mean over an evaluation of `nodes` nodes."""
     count = 0
-    spent: dict[str, list[int]] = defaultdict(list)
+    spent = defaultdict(list)
 
-    def trace(frame: FrameType, event: str, _arg: Any) -> Any:
+    def trace(frame, event, _arg):
         nonlocal count
         if event == "call":
             frame.f_trace_opcodes, frame.f_trace_lines = True, False
         count += event == "opcode"
         return trace
 
-    def step(state: State, event: ev.AnyEvent) -> machine.Step:
+    def step(state, event):
         nonlocal count
         count, before = 0, sys.gettrace()
         sys.settrace(trace)

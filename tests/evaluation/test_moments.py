@@ -1,7 +1,5 @@
 """What is asked of an evaluation, or happens to it, at a moment of its life; and what it does then."""
 
-from __future__ import annotations
-
 import copy
 from collections import Counter
 from unittest import mock
@@ -41,14 +39,14 @@ CROWDED = Faults(
 )
 
 
-def inferring(world: World) -> bool:
+def inferring(world):
     """A shard is done and others are to do, with a trial running."""
     state = world.state
     done = any(s.frame is not None for s in state.shards.by_name.values())
     return done and state.shards.todo > 2 and bool(state.index.running)
 
 
-def nothing_is_doubled(world: World) -> None:
+def nothing_is_doubled(world):
     """No node is staged on twice, no lane has two trials, but for jobs that were told to end; a precursor is its node's."""
     jobs = world.state.jobs.by_name
     held = [
@@ -74,9 +72,7 @@ def nothing_is_doubled(world: World) -> None:
     asked=st.lists(st.integers(0, 120), min_size=1, max_size=6),
     cancelled=st.none() | st.integers(0, 60),
 )
-def test_a_retry_at_any_moment_doubles_and_orphans_nothing(
-    seed: int, nodes: int, asked: list[int], cancelled: int | None
-) -> None:
+def test_a_retry_at_any_moment_doubles_and_orphans_nothing(seed, nodes, asked, cancelled):
     """Whenever it is asked for, of an evaluation that runs, is ending or has ended: what had failed is tried again, no
     job is there twice, and in the end, with the reason gone, all is scored and nothing is left."""
     world = World(seed, copy.copy(TWICE), record(entries=5), nodes=nodes, in_order=True)
@@ -101,7 +97,7 @@ def test_a_retry_at_any_moment_doubles_and_orphans_nothing(
 
 @some(13)
 @given(seed=SEEDS, nodes=st.integers(1, 3))
-def test_a_retry_of_what_runs_takes_nothing_from_it(seed: int, nodes: int) -> None:
+def test_a_retry_of_what_runs_takes_nothing_from_it(seed, nodes):
     """With an entry failed and the rest inferring: no job ends of it, no weights are staged anew, the entry is scored."""
     world = World(seed, rec=record(entries=12), nodes=nodes, in_order=True).until(
         lambda w: w.state.shards.leaves
@@ -121,9 +117,7 @@ def test_a_retry_of_what_runs_takes_nothing_from_it(seed: int, nodes: int) -> No
 
 @some(20)
 @given(seed=SEEDS, ticks=st.integers(0, 40), after=st.integers(0, 3), taken_back=st.booleans())
-def test_a_retry_while_it_is_being_cancelled_waits_for_the_end(
-    seed: int, ticks: int, after: int, *, taken_back: bool
-) -> None:
+def test_a_retry_while_it_is_being_cancelled_waits_for_the_end(seed, ticks, after, *, taken_back):
     """It is not lost: once the last job has ended all is tried again, and scored. A second cancellation takes it back."""
     world = World(seed, rec=record(entries=4), in_order=True).until(lambda w: w.now >= ticks * TICK)
     if world.state.ended_at is not None:
@@ -147,7 +141,7 @@ def test_a_retry_while_it_is_being_cancelled_waits_for_the_end(
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_after_any_event_a_restart_decides_what_was_not_written_and_repeats_what_ends_jobs(seed: int) -> None:
+def test_after_any_event_a_restart_decides_what_was_not_written_and_repeats_what_ends_jobs(seed):
     """The process dies between an event and its intents: the same jobs are intended. A holder that was to be released is
     told so again, and workers whose work is over; else they would be waited for."""
     world = World(seed, Faults(slow_outcome=0.2))
@@ -172,7 +166,7 @@ def test_after_any_event_a_restart_decides_what_was_not_written_and_repeats_what
 
 @some(10)
 @given(seed=SEEDS, ticks=st.integers(1, 60))
-def test_a_journal_gives_the_same_jobs_under_other_rules(seed: int, ticks: int) -> None:
+def test_a_journal_gives_the_same_jobs_under_other_rules(seed, ticks):
     """With other time limits, memory and attempt rules: the same names, nodes, trials and resources."""
     faults = Faults(kill=0.02, submit_timeout=0.05, stage_fails=0.1, overrun=0.05, slow_outcome=0.2)
     world = World(seed, faults).until(lambda w: w.now >= ticks * TICK)
@@ -186,7 +180,7 @@ def test_a_journal_gives_the_same_jobs_under_other_rules(seed: int, ticks: int) 
     assert one == other
 
 
-def test_an_illegal_event_changes_nothing() -> None:
+def test_an_illegal_event_changes_nothing():
     """Also where only its last part is illegal."""
     world = World(1).until(lambda w: w.claims)
     before = copy.deepcopy(world.state)
@@ -197,7 +191,7 @@ def test_an_illegal_event_changes_nothing() -> None:
     assert world.state == before
 
 
-def test_a_job_that_was_never_asked_for_costs_no_try() -> None:
+def test_a_job_that_was_never_asked_for_costs_no_try():
     """A coordinator that dies again and again before a submission's turn submits it all the same; a cluster that fails to
     do it eight times ends the evaluation, with its words."""
     world = World(1)
@@ -219,7 +213,7 @@ def test_a_job_that_was_never_asked_for_costs_no_try() -> None:
 @pytest.mark.long
 @some(33)
 @given(seed=SEEDS, quiet=st.booleans())
-def test_evaluations_that_share_a_cluster_all_end(seed: int, *, quiet: bool) -> None:
+def test_evaluations_that_share_a_cluster_all_end(seed, *, quiet):
     """They arrive while others infer, with GPUs and memory for few of them, nodes given back, down, taken by other
     users' jobs: none waits for another for ever, each is scored, and nothing is left."""
     shared = Shared(seed, Faults() if quiet else CROWDED)
@@ -231,7 +225,7 @@ def test_evaluations_that_share_a_cluster_all_end(seed: int, *, quiet: bool) -> 
         tenant.assert_nothing_left()
 
 
-def test_a_stragglers_lane_is_left_alone_while_another_trial_runs() -> None:
+def test_a_stragglers_lane_is_left_alone_while_another_trial_runs():
     """It ends with shards to do: no trial follows it on its lane while another one runs."""
     checked = 0
     for seed in range(20):
@@ -250,7 +244,7 @@ def test_a_stragglers_lane_is_left_alone_while_another_trial_runs() -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_node_that_takes_eight_trials_with_it_ends_no_evaluation(seed: int) -> None:
+def test_a_node_that_takes_eight_trials_with_it_ends_no_evaluation(seed):
     """Eight deaths in one listing are one node's fault: it rests, and the work goes on, also where it was the only one."""
     world = World(seed, rec=record(entries=12), nodes=1 + seed % 2, gpus=8).until(inferring)
     world.kill("trial", ["n0"])
@@ -260,7 +254,7 @@ def test_a_node_that_takes_eight_trials_with_it_ends_no_evaluation(seed: int) ->
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_nodes_that_all_rest_are_waited_for(seed: int) -> None:
+def test_nodes_that_all_rest_are_waited_for(seed):
     """Trials die until every node is in back-off; the evaluation waits for the first to return, says so, and ends well. Each
     return is told of once, and none after a cancellation, however long the last jobs take to end."""
     world = World(seed, rec=record(entries=12)).until(inferring)
@@ -279,7 +273,7 @@ def test_nodes_that_all_rest_are_waited_for(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_weights_go_once_no_shard_is_left(seed: int) -> None:
+def test_weights_go_once_no_shard_is_left(seed):
     """While metrics still run no node holds weights; a record that proves unreadable has them staged once more."""
     world = World(seed, Faults(metric_slow=1.0), record(entries=4))
     world.until(lambda w: w.state.shards.leaves and not w.state.shards.todo and not w.memory)
@@ -293,7 +287,7 @@ def test_weights_go_once_no_shard_is_left(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_no_trial_is_cancelled_that_has_said_that_it_ended(seed: int) -> None:
+def test_no_trial_is_cancelled_that_has_said_that_it_ended(seed):
     """It exits by itself; cancelled, it would stand as CANCELLED in the site's accounting. One that still holds its GPU
     after `Grace.overdue` is cancelled.
     """
@@ -302,8 +296,8 @@ def test_no_trial_is_cancelled_that_has_said_that_it_ended(seed: int) -> None:
         lambda w: any(i.phase == "submitted" and i.job.count == 2 for i in w.state.live_jobs("trial"))
     )
     info = next(i for i in world.state.live_jobs("trial") if i.job.count == 2)
-    asked: list[do.CancelJob] = []
-    world.cancel = asked.append  # type: ignore[method-assign]
+    asked = []
+    world.cancel = asked.append
     world.tell(ev.OutcomeSeen, outcome=ended(info.job.node or "", info.trials[0], "drained"))
     world.tell(ev.CancelAsked, reason="asked")
     assert [c.index for c in asked if c.job_id == info.job_id] == [1]
@@ -313,7 +307,7 @@ def test_no_trial_is_cancelled_that_has_said_that_it_ended(seed: int) -> None:
         assert (info.job_id in overdue) is bool(late)
 
 
-def test_a_hung_trial_counts_once_though_its_end_brings_an_error() -> None:
+def test_a_hung_trial_counts_once_though_its_end_brings_an_error():
     """What was cancelled may fail on the way out: its shard and its node have answered for it."""
     world = World(1, nodes=1).until(lambda w: w.claims)
     shard, trial = next(iter(world.claims.items()))
@@ -324,7 +318,7 @@ def test_a_hung_trial_counts_once_though_its_end_brings_an_error() -> None:
     world.run_to_scores()
 
 
-def test_a_node_that_is_offered_after_its_weights_were_evicted_is_known_by_its_gpus() -> None:
+def test_a_node_that_is_offered_after_its_weights_were_evicted_is_known_by_its_gpus():
     """Staged ahead it had no GPUs to tell of; what runs there is learnt under their name."""
     world = World(1)
     world.tell(ev.MemoryOffered, nodes=("n9",))
@@ -334,7 +328,7 @@ def test_a_node_that_is_offered_after_its_weights_were_evicted_is_known_by_its_g
     assert (node.gpu_type, node.lanes) == ("h100", 2)
 
 
-def test_weights_staged_ahead_go_with_their_evaluation() -> None:
+def test_weights_staged_ahead_go_with_their_evaluation():
     """A cancelled evaluation releases the precursors of nodes whose GPUs it never had."""
     world = World(1, nodes=0).until(lambda w: w.state.builds.looked_up)
     world.tell(ev.MemoryOffered, nodes=("n0",))
@@ -350,9 +344,7 @@ def test_weights_staged_ahead_go_with_their_evaluation() -> None:
 
 @some(7)
 @given(seed=SEEDS, nodes=st.integers(1, 3), again=st.booleans())
-def test_what_has_all_its_responses_is_scored_though_no_trial_lives_any_more(
-    seed: int, nodes: int, *, again: bool
-) -> None:
+def test_what_has_all_its_responses_is_scored_though_no_trial_lives_any_more(seed, nodes, *, again):
     """Once nodes are given up, entries that lack responses fail with the reason; the others are scored, however slow
     their metrics are. A retry then does the rest."""
     world = World(seed, Faults(metric_slow=1.0), record(entries=10), nodes=nodes)
@@ -375,7 +367,7 @@ def test_what_has_all_its_responses_is_scored_though_no_trial_lives_any_more(
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_workers_that_get_something_done_are_sent_for_again_however_often_they_are_taken(seed: int) -> None:
+def test_workers_that_get_something_done_are_sent_for_again_however_often_they_are_taken(seed):
     """Their jobs end (preemption, their time limit) whenever a metric job is done; all is scored in the end."""
     world = World(seed, Faults(metric_slow=0.95), record(entries=30))
     taken = 0
@@ -389,7 +381,7 @@ def test_workers_that_get_something_done_are_sent_for_again_however_often_they_a
 
 @some(13)
 @given(seed=SEEDS, most=st.integers(1, 6), slow=st.sampled_from([0.0, 0.8, 0.97]))
-def test_workers_are_as_many_as_are_worth_it_and_no_more(seed: int, most: int, slow: float) -> None:
+def test_workers_are_as_many_as_are_worth_it_and_no_more(seed, most, slow):
     """They start once a trial runs, as many as the plan says; more come only where jobs have waited, never beyond the
     settings; when all is scored none is left."""
     world = World(seed, Faults(metric_slow=slow), record(entries=8, workers=most))
@@ -409,7 +401,7 @@ def test_workers_are_as_many_as_are_worth_it_and_no_more(seed: int, most: int, s
     world.run_to_scores()
 
 
-def test_jobs_of_a_metric_longer_than_an_even_share_go_first() -> None:
+def test_jobs_of_a_metric_longer_than_an_even_share_go_first():
     """A judge's jobs follow one another: behind shorter ones they would end last. Others come in their order."""
     world = World(1).until(lambda world: world.state.scoring.outstanding)
     leaves = world.state.shards.leaves

@@ -21,7 +21,6 @@ from coordinator.evaluation.job_ends import MAX_DEATHS, MAX_DEATHS_IN_A_ROW, MAX
 from coordinator.evaluation.memory import MAX_DOUBLINGS
 from coordinator.evaluation.records import Inputs
 from coordinator.evaluation.scoring import MAX_LOSSES, MAX_WORKER_JOBS
-from coordinator.evaluation.state import NodeUse
 from evaljobs.contract.names import ShardId
 from evaljobs.contract.specs import Sources, TaskEntry
 
@@ -67,7 +66,7 @@ class Row:
     check: Callable[[World], None] = lambda _world: None
     examples: int = 7
 
-    def world(self, seed: int, count: int) -> World:
+    def world(self, seed, count):
         options = dict(self.record)
         made = limited(**options) if "limits" in options else record(**options)
         gpus = self.gpus if isinstance(self.gpus, int) else self.gpus[seed % len(self.gpus)]
@@ -82,22 +81,22 @@ class Row:
         return world
 
 
-def uses(world: World) -> list[NodeUse]:
+def uses(world):
     return list(world.state.nodes.by_name.values())
 
 
-def once_each(world: World) -> None:
+def once_each(world):
     """Each entry is scored once, each shard is run once."""
     assert set(world.scored_with.values()) == {1}
     assert all(n == 1 for n in world.frames.values())
 
 
-def bounded(world: World) -> None:
+def bounded(world):
     assert max(world.enqueued.values()) <= MAX_LOSSES + 1
     assert not world.state.ending.reason
 
 
-def converted_first(world: World) -> None:
+def converted_first(world):
     purposes = [j.job.purpose for j in world.jobs.values()]
     assert purposes[0] == "convert"
     assert world.converted or set(purposes) == {"convert"}
@@ -105,14 +104,14 @@ def converted_first(world: World) -> None:
     assert not scored or world.state.record.checkpoint.announced == "/c"
 
 
-def n0_alone(world: World) -> None:
+def n0_alone(world):
     node = world.state.nodes.by_name["n0"]
     told = [w for w in world.state.warnings if UNFIT in w]
     assert not node.back_offs or (UNFIT in node.why and any("n0 is in back-off" in w for w in told))
     assert not any("n1" in w for w in told)
 
 
-def bad_node_alone(world: World) -> None:
+def bad_node_alone(world):
     """The healthy nodes are in use, and the bad one is in back-off if it had the time to fail again and again."""
     resting = [w for w in world.state.warnings if "is in back-off" in w]
     assert all(w.startswith("node n0") for w in resting)
@@ -120,7 +119,7 @@ def bad_node_alone(world: World) -> None:
     assert resting or world.died_at.get("n0", 0) < (MAX_DEATHS + 1) * world.gpus + late
 
 
-def few_deaths(world: World) -> None:
+def few_deaths(world):
     """Each shard takes few trials down, and no node that works is out of use for longer than one back-off, or two."""
     late = 2 * MAX_DEATHS if world.faults.restart else MAX_DOUBLINGS if world.odd.silent else 0
     assert max(world.deaths.values()) <= MAX_DEATHS * (len(world.node_names) + 1) + late
@@ -129,23 +128,23 @@ def few_deaths(world: World) -> None:
         assert node.back_offs <= (2 if world.faults.slow_outcome else 1), world.summary()
 
 
-def bounded_deaths(world: World) -> None:
+def bounded_deaths(world):
     """A bounded number of trials is tried."""
     shards, count = len(world.state.shards.by_name), len(world.node_names)
     assert sum(world.died_at.values()) <= 2 * MAX_DEATHS * shards + 8 * count
 
 
-def at_fault_at_once(world: World) -> None:
+def at_fault_at_once(world):
     """One trial a lane dies on a node without GPUs before its back-off."""
     node = world.state.nodes.by_name.get("n0")
     assert node is None or world.died_at.get("n0", 0) <= world.gpus * (node.back_offs + 1)
     assert not any("n1" in w for w in world.state.warnings)
 
 
-def limits_grow(world: World) -> None:
+def limits_grow(world):
     """No shard is blamed; each next trial on a lane asks for at least as long, never for more than the settings allow."""
     assert not any(s.died_on for s in world.state.shards.by_name.values())
-    asked: dict[str, list[int]] = {}
+    asked = {}
     for job in world.of("trial"):
         for lane in job.spec.lanes:
             asked.setdefault(lane.lane, []).append(job.job.time_limit_seconds)
@@ -153,13 +152,13 @@ def limits_grow(world: World) -> None:
     assert max(map(max, asked.values())) <= world.record.options.trial_time_limit_seconds
 
 
-def asked_for_more(world: World) -> None:
+def asked_for_more(world):
     """Twice as much, three times."""
     assert max(world.asked_mb) == min(world.asked_mb) << MAX_DOUBLINGS
     assert sum("for lack of memory" in w for w in world.state.warnings) == MAX_DOUBLINGS
 
 
-def mended(world: World, **odd: Any) -> None:
+def mended(world, **odd):
     """With the reason gone, a retry scores what had failed."""
     vars(world.odd).update(odd)
     world.workers_stopped = False
@@ -167,7 +166,7 @@ def mended(world: World, **odd: Any) -> None:
     world.run_to_scores()
 
 
-def scored_again(world: World) -> None:
+def scored_again(world):
     """A retry scores once more what lacks items, from the responses that are there."""
     assert world.state.unscored_items == len(world.state.entries)
     frames = dict(world.frames)
@@ -178,14 +177,14 @@ def scored_again(world: World) -> None:
     assert set(world.scored_with.values()) == {2}
 
 
-def named_the_setting(world: World) -> None:
+def named_the_setting(world):
     """No more than three times; a retry goes on from there."""
     ((purpose, takes),) = world.odd.takes_mb.items()
     assert max(world.asked_mb) == takes // 2 == FIRST_MB[purpose] << MAX_DOUBLINGS
     mended(world)
 
 
-def sent_for_workers(world: World) -> None:
+def sent_for_workers(world):
     """With pauses, for a quarter of an hour; a retry sends for more."""
     workers = {job.job.name for job in world.of("metric")}
     ends = [e.at for e in world.journal if isinstance(e, ev.JobEnded) and e.job in workers]
@@ -194,21 +193,21 @@ def sent_for_workers(world: World) -> None:
     mended(world, ends_workers=False)
 
 
-def waited_for_no_worker(world: World) -> None:
+def waited_for_no_worker(world):
     """With all scored by the first worker, the second, still queued, is gone at once."""
     scores = [e.at for e in world.journal if isinstance(e, ev.OutcomeSeen) and e.outcome.kind == "scored"]
     assert any(job.job.count == 3 for job in world.of("metric"))
     assert world.now - scores[-1] <= 3 * TICK
 
 
-def never_mixed(world: World) -> None:
+def never_mixed(world):
     """Each entry is scored from answers in one cut; a budget is reduced once for each that was too large."""
     state = world.state
     assert not state.ending.reason
     for leaf in state.shards.leaves.values():
         (cut,) = {ShardId.parse(shard).cut for shard in leaf.planned.shards}
         assert leaf.planned.executes or cut == state.cut_of(state.entries[leaf.planned.entry])
-    budgets: dict[int, list[int]] = {entry.index: [8192] for entry in state.entries}
+    budgets = {entry.index: [8192] for entry in state.entries}
     for event in world.journal:
         if isinstance(event, ev.TokenBudgetReduced):
             assert budgets[event.entry][-1] > world.fits
@@ -218,14 +217,14 @@ def never_mixed(world: World) -> None:
     assert sum("starts again" in warning for warning in state.warnings) == sum(map(len, budgets.values())) - 4
 
 
-def said_what_to_type(world: World) -> None:
+def said_what_to_type(world):
     (error,) = (e.error for e in world.state.entries if e.error)
     assert "a batch of 2 rows (batch_size = 16)" in error
     assert "(A100): CUDA out of memory; 1 fits: set batch_size = 1 in [[task]] t2 of suite suite" in error
     assert not any(e.token_budget for e in world.state.entries)
 
 
-def no_gpu_before_its_offer(world: World) -> None:
+def no_gpu_before_its_offer(world):
     """No job with GPUs starts before they are offered; where nothing dies, weights are staged before."""
     gpu_jobs = {name for name, info in world.state.jobs.by_name.items() if info.job.gpus}
     offered = next(e.at for e in world.journal if isinstance(e, ev.NodesOffered))
@@ -234,7 +233,7 @@ def no_gpu_before_its_offer(world: World) -> None:
     assert world.faults.kill or min(at for job, at in started.items() if "-stage-" in job) < offered
 
 
-def in_planned_lanes(world: World) -> None:
+def in_planned_lanes(world):
     """Every shard is run once, by a trial of its planned lane, and no lane has two trials."""
     (plan,) = (e for e in world.journal if isinstance(e, ev.Planned))
     trials = world.state.trials.by_name
@@ -245,20 +244,20 @@ def in_planned_lanes(world: World) -> None:
     once_each(world)
 
 
-def early(world: World) -> int:
+def early(world):
     """How many trials ran when the last task was planned."""
     planned = next(n for n, e in enumerate(world.journal) if isinstance(e, ev.Planned))
     return sum(isinstance(e, ev.JobStarted) and "-trial-" in e.job for e in world.journal[:planned])
 
 
-def rested_longer_each_time(world: World) -> None:
+def rested_longer_each_time(world):
     """A minute, then two; back in use, one more death and it rests again."""
     rests = [e.until - e.at for e in world.journal if isinstance(e, ev.NodeBackedOff)]
     assert len(rests) > 2
     assert rests == [min(60.0 * 2**number, nodes.MAX_BACK_OFF_SECONDS) for number in range(len(rests))]
 
 
-def with_growing_pauses(world: World) -> None:
+def with_growing_pauses(world):
     assert not any(info.submissions for info in world.state.jobs.by_name.values())
     assert not world.odd.opens or max(map(len, world.refusals.values())) > MAX_SUBMISSIONS
     for times in world.refusals.values():
@@ -266,21 +265,21 @@ def with_growing_pauses(world: World) -> None:
             assert after - before >= min(jobs.HELD_SECONDS * 2**number, jobs.MAX_HELD_SECONDS)
 
 
-def weights_stay(world: World) -> None:
+def weights_stay(world):
     """However often precursors reach their limit: the copy has a holder, and no trial reads storage."""
     assert len(world.of("stage")) > len(world.node_names)
     assert all(n.rung == "shm" for n in uses(world) if n.rung)
     assert world.gaps <= world.now / TICK / 10, "a successor that starts late"
 
 
-def no_new_attempts(world: World) -> None:
+def no_new_attempts(world):
     """A precursor that follows one at its limit counts no attempt, and no trial reads storage."""
     for name in world.node_names:
         assert sum(job.job.node == name for job in world.of("stage")) > nodes.MAX_PRECURSORS
         assert world.state.nodes.by_name[name].rung != "storage"
 
 
-def sought_with_the_content(world: World) -> None:
+def sought_with_the_content(world):
     """Before any trial starts; once more where the requests were built before the first copy was whole."""
     kinds = [e.outcome.kind if isinstance(e, ev.OutcomeSeen) else e.kind for e in world.journal]
     trials = [isinstance(e, ev.JobIntended) and e.job.purpose == "trial" for e in world.journal]
@@ -289,7 +288,7 @@ def sought_with_the_content(world: World) -> None:
     assert searches(world) in ([True, False], [False])
 
 
-def searches(world: World) -> list[bool]:
+def searches(world):
     """Of each search for answers, whether the content was unknown."""
     return [e.alike for e in world.journal if isinstance(e, ev.ResponsesFound)]
 
@@ -548,7 +547,7 @@ ROWS = {
 }  # fmt: skip
 
 
-def run_and_check(row: Row, world: World) -> None:
+def run_and_check(row, world):
     """Run to the end, and hold the laws of every scenario and those of its row."""
     world.run()
     state = world.state
@@ -573,14 +572,14 @@ def run_and_check(row: Row, world: World) -> None:
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=[pytest.mark.long] * row.long) for n, row in ROWS.items()]
 )
-def test_an_evaluation_ends_as_its_scenario_says(name: str) -> None:
+def test_an_evaluation_ends_as_its_scenario_says(name):
     """Whatever goes wrong: it ends with scores or with reasons, holds no job and no memory, and its journal replays. Without
     stealing every shard of a lost lane is run by others."""
     row = ROWS[name]
 
     @some(row.examples)
     @given(seed=st.integers(0, 2**32), count=st.integers(*row.nodes))
-    def ends(seed: int, count: int) -> None:
+    def ends(seed, count):
         run_and_check(row, row.world(seed, count))
 
     ends()
@@ -595,9 +594,7 @@ STUCK = [("stage", 0), ("metric", 0), ("trial", 0), ("build", 0), ("metric", 1)]
     ticks=st.integers(0, 40),
     name=st.sampled_from([*ROWS, *STUCK]),
 )
-def test_a_cancelled_evaluation_ends_at_once_whatever_goes_wrong(
-    seed: int, ticks: int, name: str | tuple[str, int]
-) -> None:
+def test_a_cancelled_evaluation_ends_at_once_whatever_goes_wrong(seed, ticks, name):
     """At any moment of any scenario, and where jobs do not start at all: what is unscored says so, and nothing is left."""
     if isinstance(name, str):
         row = ROWS[name]
@@ -616,13 +613,13 @@ def test_a_cancelled_evaluation_ends_at_once_whatever_goes_wrong(
     assert isinstance(name, str) or world.now - asked <= 8 * TICK, world.summary()
 
 
-def test_hosts_stage_while_they_hold_gpus_and_are_not_waited_for() -> None:
+def test_hosts_stage_while_they_hold_gpus_and_are_not_waited_for():
     """Answers are sought without the content that a host will say."""
     assert nodes.content_to_come(World(1, Faults()).state)
     assert not nodes.content_to_come(World(1, Faults(), record(host_trials=True)).state)
 
 
-def test_without_answers_to_score_again_an_evaluation_ends_and_asks_no_node() -> None:
+def test_without_answers_to_score_again_an_evaluation_ends_and_asks_no_node():
     """Its command found them; they were removed meanwhile."""
     inputs = Inputs(parent="ckpt-suite-00000000", entries=(Sources(),) * 3)
     world = World(1, Faults(), record(max_trials=0).model_copy(update={"inputs": inputs}))
@@ -632,7 +629,7 @@ def test_without_answers_to_score_again_an_evaluation_ends_and_asks_no_node() ->
     assert {job.job.purpose for job in world.jobs.values()} == {"build"}
 
 
-def test_preemptions_end_no_evaluation() -> None:
+def test_preemptions_end_no_evaluation():
     """However many in a row: they are no fault of a trial, so the evaluation waits for its place."""
     world = World(1, preempts=True)
     for _ in range(200):

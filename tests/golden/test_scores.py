@@ -10,10 +10,8 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -102,7 +100,7 @@ SETTINGS = Row(
     "batch_size = 8\nseed = 42",
 )
 SHARDS = {n: ("--shards-per-task", n) for n in "137"}
-RUNS: dict[str, tuple[Any, ...]] = {  # the golden's name, and what may not change it -> a row, and options
+RUNS = {  # the golden's name, and what may not change it -> a row, and options
     **{f"exact-{b} {n}": (EXACT, "--batch-size", b, *SHARDS[n]) for b in ("1", "8", "auto") for n in SHARDS},
     **{f"fast {n}": (FAST, *SHARDS[n]) for n in SHARDS},
     **{name: (row,) for name, row in ROWS.items()},
@@ -110,7 +108,7 @@ RUNS: dict[str, tuple[Any, ...]] = {  # the golden's name, and what may not chan
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def home(tmp_path_factory):
     """A folder with `tiny-7`, `adapter`, `work` and `tasks`; weights are drawn without torch."""
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM
@@ -127,11 +125,11 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-def weights(home: Path) -> list[Path]:
+def weights(home):
     return [home / "tiny-7" / "model.safetensors", home / "adapter" / "adapter_model.safetensors"]
 
 
-def draw(file: Path, seed: int) -> None:
+def draw(file, seed):
     """The same bytes on every machine: torch's own draws depend on the processor's instructions."""
     import numpy as np
     from safetensors.numpy import load_file, save_file
@@ -145,7 +143,7 @@ def draw(file: Path, seed: int) -> None:
 
 
 @pytest.fixture
-def site(home: Path, tmp_path: Path) -> Iterator[sites.Site]:
+def site(home, tmp_path):
     """Settings of its own; model and work folder of the process, so that request sets are built once, and answers are asked
     by each test anew.
     """
@@ -157,7 +155,7 @@ def site(home: Path, tmp_path: Path) -> Iterator[sites.Site]:
         shutil.rmtree(file.parent)
 
 
-def asked(site: sites.Site, row: Row, *more: str) -> list[str]:
+def asked(site, row, *more):
     """The command of a row; its suite and settings are written."""
     home = site.model.parent
     model = {k: str(home / v) if k == "peft" else v for k, v in row.model.items()}
@@ -172,7 +170,7 @@ def asked(site: sites.Site, row: Row, *more: str) -> list[str]:
     return site.evaluate(*row.options.split(), *more)
 
 
-def evaluated(site: sites.Site, command: list[str], code: int = 0) -> tuple[dict[str, Any], list[str]]:
+def evaluated(site, command, code=0):
     """What a user finds after the command, as a golden's table; and the tasks whose answers were used again."""
     done = site.run(command)
     assert done.returncode == code, f"{done.stderr}\n{done.stdout}"
@@ -183,7 +181,7 @@ def evaluated(site: sites.Site, command: list[str], code: int = 0) -> tuple[dict
     return table(written, samples(root)), sorted(written["evalspan"]["responses_from"])
 
 
-def samples(root: Path) -> dict[str, list[dict[str, Any]]]:
+def samples(root):
     """TASK_ENTRY -> lines of its sample file, in the folder or in the archive beside it."""
     texts = {file.name: file.read_text() for file in (root / "samples").glob("*.jsonl")}
     if (root / "files.zip").exists():
@@ -194,7 +192,7 @@ def samples(root: Path) -> dict[str, list[dict[str, Any]]]:
     return {names[name]: [json.loads(line) for line in texts[name].splitlines()] for name in sorted(texts)}
 
 
-def table(results: dict[str, Any], lines: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
+def table(results, lines):
     parts = ("results", "groups", "group_subtasks", "higher_is_better", "n-samples", "n-shot", "versions")
     run = ("status", "mode", "batch_size", "token_budget", "cuts", "failed_entries")
     configs = {
@@ -214,7 +212,7 @@ def table(results: dict[str, Any], lines: dict[str, list[dict[str, Any]]]) -> di
     }
 
 
-def document(sample: dict[str, Any]) -> str:
+def document(sample):
     """A line that says which of prompt, responses, filtered answers and metrics differ."""
     asked, said, kept = (digest(sample[key])[:10] for key in ("arguments", "resps", "filtered_resps"))
     scores = brief({name: sample[name] for name in sample["metrics"] if name in sample})
@@ -223,17 +221,17 @@ def document(sample: dict[str, Any]) -> str:
     )
 
 
-def brief(values: dict[str, Any]) -> str:
+def brief(values):
     """`key=value …`; what is long by its digest."""
     texts = {key: json.dumps(value, sort_keys=True) for key, value in sorted(values.items())}
     return " ".join(f"{k}={v if len(v) <= 40 else digest(values[k])[:10]}" for k, v in texts.items())
 
 
-def digest(value: object) -> str:
+def digest(value):
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
-def test_a_machine_that_computes_other_digits_is_named_here(home: Path, goldens: goldens.Goldens) -> None:
+def test_a_machine_that_computes_other_digits_is_named_here(home, goldens):
     """Versions, weights, tokenizer and a forward pass without evalspan: where this differs, so may all other files."""
     done = subprocess.run(
         [sys.executable, "-c", FORWARD, str(home / "tiny-7")],
@@ -252,7 +250,7 @@ def test_a_machine_that_computes_other_digits_is_named_here(home: Path, goldens:
 
 
 @pytest.mark.parametrize("run", RUNS)
-def test_scores_and_samples(run: str, site: sites.Site, goldens: goldens.Goldens) -> None:
+def test_scores_and_samples(run, site, goldens):
     """One file a suite, mode and batch size: any number of shards gives these digits."""
     row, *more = RUNS[run]
     with endpoint.serving() as judge:
@@ -263,7 +261,7 @@ def test_scores_and_samples(run: str, site: sites.Site, goldens: goldens.Goldens
     goldens.check(f"scores/{run.partition(' ')[0]}.json", found)
 
 
-def rate(request: endpoint.Request) -> None:
+def rate(request):
     """A judge whose answer is a function of what it is asked; one of the questions it refuses."""
     number = int(hashlib.sha256(request.user.encode()).hexdigest(), 16)
     if "Hawaii" in request.user and "[Question]" in request.user:
@@ -272,7 +270,7 @@ def rate(request: endpoint.Request) -> None:
         request.answer(f"[[{number % 10 + 1}]] [[{'ABC'[number % 3]}]]")
 
 
-def test_settings_of_tasks_and_answers_used_again(site: sites.Site, goldens: goldens.Goldens) -> None:
+def test_settings_of_tasks_and_answers_used_again(site, goldens):
     """Seed, a share, few-shot, a batch size and generation settings of a task's own. A copy of the checkpoint gets its
     answers without a trial, `--fresh` asks again: the same scores and samples.
     """

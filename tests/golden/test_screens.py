@@ -2,19 +2,15 @@
 than the terminal, no id, name or figure is cut, and every evaluation is shown.
 """
 
-from __future__ import annotations
-
 import io
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
-from rich.console import Console, RenderableType
-from support.goldens import Goldens
+from rich.console import Console
 from support.trainings import point, results
 
 from coordinator.cli.screen import live_screen
@@ -43,15 +39,15 @@ ENDED_ID = "step-900-core-00000000"
 Draw = Callable[[Console], None]
 
 
-def score(task: str, metric: str = "acc") -> ScoreValue:
+def score(task, metric="acc"):
     return ScoreValue(task=task, metric=metric, filter="none", value=0.25, stderr=0.01)
 
 
-def running(name: str = "step-1000-mini-00001000", *, trials: int = 3, **more: Any) -> Summary:
+def running(name="step-1000-mini-00001000", *, trials=3, **more):
     """In the middle: one task scored, one to infer, a trial that is pending, others at work on nodes of eight lanes."""
     doing = Lane(lane="", doing="inferring", task="hellaswag", batch="3 of 9")
     lanes = [doing.model_copy(update={"lane": f"n{1 + i // 8}/{i % 8}"}) for i in range(1, trials)]
-    known: dict[str, Any] = {
+    known = {
         "suite": "mini", "step": 1000, "checkpoint": "/runs/a/step-1000", "accepted_at": NOW - 60, "stage": "inference",
         "entries": 2, "scored": 1, "shards": 12, "shards_done": 5, "trials": trials, "done_at": NOW + 40.2,
         "lanes": (Lane(lane="n1/0", doing="pending"), *lanes),
@@ -64,8 +60,8 @@ def running(name: str = "step-1000-mini-00001000", *, trials: int = 3, **more: A
     return Summary(schema_version=2, evaluation_id=name, written_at=NOW, **{**known, **more})
 
 
-def ended(name: str = ENDED_ID, **more: Any) -> Summary:
-    known: dict[str, Any] = {
+def ended(name=ENDED_ID, **more):
+    known = {
         "suite": "core", "step": 900, "stage": "ended", "scored": 4, "entries": 4, "trials": 0, "lanes": (), "tasks": (),
         "accepted_at": NOW - 7200, "ended_at": NOW - 3600, "makespan_seconds": 61.5, "metric_jobs_open": {},
         "scores": tuple(score(task) for task in ("hellaswag", "arc_challenge", "winogrande", "mmlu")),
@@ -73,35 +69,33 @@ def ended(name: str = ENDED_ID, **more: Any) -> Summary:
     return running(name, **{**known, **more})
 
 
-def printed(*parts: RenderableType) -> Draw:
-    def draw(console: Console) -> None:
+def printed(*parts):
+    def draw(console):
         for part in parts:
             console.print(part, overflow="ignore", crop=False)
 
     return draw
 
 
-def drawn(
-    *runs: Shown,
-    over: Sequence[Shown] = (Shown(ended()),),
-    below: str = "daemon: running",
-    height: int | None = None,
-) -> Draw:
+OVER = (Shown(ended()),)
+
+
+def drawn(*runs, over=OVER, below="daemon: running", height=None):
     """As `watch`, `eval` and the daemon draw it."""
     found = in_turn([*runs], [one.summary for one in runs])
     return lambda console: printed(screen(console, found, over, [below], NOW, height))(console)
 
 
-def listed(*found: Shown, now: float = NOW, whole: bool = False) -> Draw:
+def listed(*found, now=NOW, whole=False):
     """As `status` prints it."""
     return printed(*board(found, now, whole=whole))
 
 
-def piped(*runs: Shown, dumb: bool = False) -> Draw:
+def piped(*runs, dumb=False):
     """Lines of an evaluation that is shown again and again where no cursor moves."""
 
-    def draw(console: Console) -> None:
-        how: dict[str, Any] = {"force_terminal": dumb, "_environ": {"TERM": "dumb"}} if dumb else {}
+    def draw(console):
+        how = {"force_terminal": dumb, "_environ": {"TERM": "dumb"}} if dumb else {}
         plain = Console(file=console.file, color_system=None, width=console.width, **how)
         with Watcher(plain) as watcher:
             for run in runs:
@@ -111,8 +105,8 @@ def piped(*runs: Shown, dumb: bool = False) -> Draw:
     return draw
 
 
-def several(*draws: Draw) -> Draw:
-    def draw(console: Console) -> None:
+def several(*draws):
+    def draw(console):
         for one in draws:
             one(console)
             console.print()
@@ -124,7 +118,7 @@ BACK_OFF = Node(name="n1", status="back-off", why="3 trials died", until=NOW + 6
 FAILED = Task(name="gsm8k", state="failed", error="no data [set]")
 STALE = "cancelled: stale: step-3 is newer"
 SIXTY = tuple(Task(name=f"task{i}", state="failed", error=STALE if i else "no data") for i in range(60))
-MENDED: dict[str, Any] = {"failed_jobs": {"es-1-trial-n1-a0": "CUDA out of memory"}}
+MENDED = {"failed_jobs": {"es-1-trial-n1-a0": "CUDA out of memory"}}
 TROUBLED = Shown(
     running(
         LONG_ID, tasks=(FAILED,), nodes=(BACK_OFF,), waits_until=NOW + 61, fault="disk full",
@@ -184,7 +178,7 @@ REASONS = [
        "GrpCpuLimit", "MaxJobsPerUserLimit", "MaxGRESPerUser", "GrpSubmitJobsLimit")),
 ]  # fmt: skip
 
-GROUP: dict[str, Any] = {
+GROUP = {
     "results": {
         "mmlu_high_school_government_and_politics": {"acc,none": 0.25, "acc_stderr,none": 0.0125},
         "gsm8k": {
@@ -219,9 +213,9 @@ NO_SET = EntryLine(name="add", status="failed", error="no data [set]")
 CANCELLED = EntryLine(name="pages", status="failed", error="cancelled: interrupted")
 
 
-def report(*devices: str, verbose: bool = False, ran: bool = True, **more: Any) -> Draw:
+def report(*devices, verbose=False, ran=True, **more):
     """What `eval` and `report` print after an evaluation."""
-    held: dict[str, Any] = {
+    held = {
         "node": "n",
         "gpus": 1,
         "started_at": 0.0,
@@ -230,7 +224,7 @@ def report(*devices: str, verbose: bool = False, ran: bool = True, **more: Any) 
         "other": 8.0,
         "shards": 1,
     }
-    known: dict[str, Any] = {
+    known = {
         "evaluation_id": "step-1-mini-00000001", "checkpoint": "/runs/a/step-1", "step": 1, "suite": "mini", "status": "done",
         "accepted_at": NOW, "makespan_seconds": 90.0, "gpu_seconds": 3600.0, "gpu_busy_fraction": 0.5, "warnings": ("a warning",),
         "entries": (NO_SET,), "gpus": tuple(GpuUse(trial=f"es-1-trial-n-{d}", device=d, ended="drained", **held) for d in devices),
@@ -239,7 +233,7 @@ def report(*devices: str, verbose: bool = False, ran: bool = True, **more: Any) 
     return lambda console: show(console, made, results(0.25), 2.0, verbose=verbose, ran=ran)
 
 
-def documents(of: Mapping[str, Any], number: int, task: str) -> dict[str, Any]:
+def documents(of, number, task):
     """Columns of 400 documents whose means are the scores of the task; each checkpoint moves other ones."""
     moved = np.where(np.arange(400) % (number + 2) == 0, 0.1, 0.0)
     values = {
@@ -250,12 +244,12 @@ def documents(of: Mapping[str, Any], number: int, task: str) -> dict[str, Any]:
     return {"doc_id": np.arange(400), "doc_hash": np.full(400, "h"), **values}
 
 
-def compared(*columns: dict[str, Any], heads: Sequence[str] = ()) -> Draw:
+def compared(*columns, heads=()):
     """The series of these results, and their comparison."""
     points = [point(1000 * (i + 1), 0.5, scores=scores_of(each)) for i, each in enumerate(columns)]
     ids = [p.evaluation_id for p in points]
 
-    def draw(console: Console) -> None:
+    def draw(console):
         if not heads:
             show_series(console, make_series(points))
         rows = comparison(columns)
@@ -265,7 +259,7 @@ def compared(*columns: dict[str, Any], heads: Sequence[str] = ()) -> Draw:
     return draw
 
 
-def keyed(value: float, key: str, version: float, shots: int, documents: int) -> dict[str, Any]:
+def keyed(value, key, version, shots, documents):
     counted = {"n-samples": {"add": {"effective": documents}}}
     made = results(value, versions={"add": version}, **{"n-shot": {"add": shots}}, **counted)
     return {**made, "evalspan": {"keys": {"add": {"requests": key, "score": "s"}}}}
@@ -286,7 +280,7 @@ CHECKED = mode_check.ModeCheck(
     ),
 )
 # name -> how it is drawn, and what stands in it whole
-SCREENS: dict[str, tuple[Draw, Sequence[str]]] = {
+SCREENS = {
     "one": (drawn(Shown(running(LONG_ID, warnings=("a node is slow",)))), (LONG_ID, ENDED_ID)),
     "many-lanes": (drawn(Shown(running(trials=96))), ("n12", ENDED_ID)),
     "several": (drawn(*STEPS), [one.summary.evaluation_id for one in STEPS]),
@@ -343,7 +337,7 @@ SCREENS: dict[str, tuple[Draw, Sequence[str]]] = {
 
 
 @pytest.fixture(autouse=True)
-def utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def utc(monkeypatch):
     monkeypatch.setenv("TZ", "UTC")
     time.tzset()
     yield
@@ -351,7 +345,7 @@ def utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     time.tzset()
 
 
-def text_of(draw: Draw, width: int) -> str:
+def text_of(draw, width):
     out = io.StringIO()
     draw(Console(file=out, width=width, force_terminal=True, color_system=None))
     plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", out.getvalue())
@@ -359,9 +353,7 @@ def text_of(draw: Draw, width: int) -> str:
 
 
 @pytest.mark.parametrize("name", SCREENS)
-def test_a_screen_fits_and_nothing_in_it_is_cut(
-    name: str, goldens: Goldens, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_screen_fits_and_nothing_in_it_is_cut(name, goldens, monkeypatch):
     """No line but a command or an id is wider than the terminal; a line that is not drawn to a terminal is whole. A row of an
     evaluation stands once.
     """
@@ -380,7 +372,7 @@ def test_a_screen_fits_and_nothing_in_it_is_cut(
             goldens.check(f"texts/screens/{name}-{width}.txt", text)
 
 
-def test_a_reason_of_slurm_is_put_in_words_and_keeps_its_own(goldens: Goldens) -> None:
+def test_a_reason_of_slurm_is_put_in_words_and_keeps_its_own(goldens):
     """And where no wait mends it, the words say which setting does, or what to do."""
     for reason in (one for one in REASONS if never_starts(one) and not one.startswith("Dependency")):
         assert re.search(r"\[(cluster|trial)\] \w+", in_words(reason)), reason
@@ -388,7 +380,7 @@ def test_a_reason_of_slurm_is_put_in_words_and_keeps_its_own(goldens: Goldens) -
     goldens.check("texts/slurm-reasons.txt", "".join(told))
 
 
-def test_a_long_stage_gives_a_sign_of_life(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_stage_gives_a_sign_of_life(monkeypatch):
     """The same line again once ALIVE_SECONDS have passed, and not before, in a pipe and by `evalspan.evaluate(progress=…)`;
     what has changed at once.
     """

@@ -1,17 +1,13 @@
 """What Slurm is asked to run, and what `evalspan doctor` and `init` say, on recorded sites (`support.played_site`)."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
-from support.goldens import Goldens, long
-from support.played_site import RECORDED, PlayedSite, Sizes, evaluate, make_checkpoint
+from support.goldens import long
+from support.played_site import RECORDED, PlayedSite, evaluate, make_checkpoint
 from typer.testing import CliRunner
 
 from coordinator.cli import app
@@ -19,15 +15,15 @@ from coordinator.cli import app
 pytestmark = long
 GB = 10**9
 # task -> requests, tokens of each, tokens to generate, executes programs
-TOYS: Sizes = {"choice": (24, 40, 0, False), "sums": (24, 30, 32, False), "pages": (6, 200, 0, False), "programs": (8, 60, 64, True)}  # fmt: skip
-HUGE: Sizes = {"huge": (40_000, 6000, 0, False)}
+TOYS = {"choice": (24, 40, 0, False), "sums": (24, 30, 32, False), "pages": (6, 200, 0, False), "programs": (8, 60, 64, True)}  # fmt: skip
+HUGE = {"huge": (40_000, 6000, 0, False)}
 CPU = {"cluster.cpu_partition": "cpu"}
 SHORT, ROLES = {"cluster.qos": "short"}, {
     "slurm.gpu_request": "--gpus-per-node={type}:{n}", "slurm.precursor.partition": "spare", "slurm.metric.extra_args": ["--nice=7"],
     "nodes.gpu_types": ["a100"], "nodes.exclude": ["n1,gpu-node-of-the-very-long-named-cluster-in-building-12-n[0003]"],
 }  # fmt: skip
 # name of tests/odd_sites -> recording, settings
-SITES: dict[str, tuple[str, dict[str, Any]]] = {
+SITES = {
     "plain": ("plain", {}),
     "cgroups": ("cgroups", {}),
     "max-wall": ("accounts", SHORT),
@@ -55,7 +51,7 @@ SITES: dict[str, tuple[str, dict[str, Any]]] = {
 MANY = {f"task{i:02}": (400, 300, 0, False) for i in range(60)}
 JUDGE = {"judge.url": "https://judge.example/v1", "judge.model": "judge", "judge.api_key_env": "JUDGE_KEY"}
 # plan -> recording, settings, tasks, the suite's head, bytes of each checkpoint
-PLANS: dict[str, tuple[str, dict[str, Any], Sizes, str, list[int]]] = {
+PLANS = {
     "many-small-tasks": ("large", {}, MANY, "", [14 * GB]),
     "one-huge-task": ("large", {}, HUGE, "", [14 * GB]),
     "round-robin": ("large", {"plan.policy": "round-robin"}, MANY, "", [14 * GB]),
@@ -78,11 +74,11 @@ PLANS: dict[str, tuple[str, dict[str, Any], Sizes, str, list[int]]] = {
 
 
 @pytest.fixture
-def site_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., PlayedSite]]:
+def site_of(tmp_path, monkeypatch):
     """Makes the test's one site of a recording and the sizes of its tasks."""
     made = []
 
-    def make(recording: str, sizes: Sizes | None = None) -> PlayedSite:
+    def make(recording, sizes=None):
         made.append(PlayedSite(tmp_path, recording, monkeypatch, sizes or {}))
         return made[-1]
 
@@ -91,9 +87,7 @@ def site_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
         site.end()
 
 
-def play(
-    site: PlayedSite, settings: dict[str, Any], head: str = "", checkpoints: Sequence[int] = (GB,)
-) -> dict[str, Any]:
+def play(site, settings, head="", checkpoints=(GB,)):
     """`head`: of the suite's file. `checkpoints`: bytes of each."""
     folders = []
     for number, size in enumerate(checkpoints):
@@ -110,9 +104,7 @@ def play(
 
 
 @pytest.mark.parametrize("name", SITES)
-def test_a_site_is_asked_for_the_same_jobs(
-    name: str, site_of: Callable[..., PlayedSite], goldens: Goldens
-) -> None:
+def test_a_site_is_asked_for_the_same_jobs(name, site_of, goldens):
     """Jobs of a toy evaluation there in their order, with node, GPUs, CPUs, memory, time; and what is cancelled."""
     recording, settings = SITES[name]
     found = play(site_of(recording, TOYS), settings)
@@ -120,9 +112,7 @@ def test_a_site_is_asked_for_the_same_jobs(
 
 
 @pytest.mark.parametrize("name", PLANS)
-def test_a_plan_is_asked_for_the_same_jobs(
-    name: str, site_of: Callable[..., PlayedSite], monkeypatch: pytest.MonkeyPatch, goldens: Goldens
-) -> None:
+def test_a_plan_is_asked_for_the_same_jobs(name, site_of, monkeypatch, goldens):
     """The same, with the whole text and all arguments of the first job of each kind."""
     recording, settings, sizes, head, checkpoints = PLANS[name]
     site = site_of(recording, sizes)
@@ -138,7 +128,7 @@ ELSEWHERE = re.compile(
 STYLE = re.compile(r"\x1b\[[0-9;]*m")
 SETTING = re.compile(r"\[[\w.]+\] \w+(?: = (?:\"[^\"]*\"|\w+))?")
 # name -> recording, environment, and limits that its accounting has: "TABLE ROW FIELD" -> value
-CHECKUPS: dict[str, tuple[str, dict[str, str], dict[str, str]]] = {
+CHECKUPS = {
     **{name: (name, {}, {}) for name in ("plain", "max-time", "untyped-gpus", "mixed-nodes", "reservation", "power-saving", "no-arrays", "all-limits", "two-minutes", "private-memory", "whole-nodes", "gpu-jobs-only", "memory-per-cpu", "busy", "large")},
     "max-wall": ("accounts", {"CLUSTER_QOS": "short"}, {}),
     "max-jobs": ("accounts-two-nodes", {"CLUSTER_QOS": "few-jobs"}, {}),
@@ -164,7 +154,7 @@ CHECKUPS: dict[str, tuple[str, dict[str, str], dict[str, str]]] = {
 
 
 @pytest.fixture(scope="module")
-def interpreter(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def interpreter(tmp_path_factory):
     """A Python whose answers are kept: to import torch and lm-eval for each check would take most of the time."""
     folder = tmp_path_factory.mktemp("python")
     kept = f'{folder}/$(printf %s "$*" | cksum | tr -d " ")'
@@ -175,13 +165,7 @@ def interpreter(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("name", CHECKUPS)
-def test_doctor_says_the_same(
-    name: str,
-    site_of: Callable[..., PlayedSite],
-    monkeypatch: pytest.MonkeyPatch,
-    goldens: Goldens,
-    interpreter: Path,
-) -> None:
+def test_doctor_says_the_same(name, site_of, monkeypatch, goldens, interpreter):
     """Its exit code, what fails or warns of Slurm, with the figures that it names and the settings that would do."""
     recording, env, limits = CHECKUPS[name]
     site = site_of(recording)
@@ -219,13 +203,7 @@ def test_doctor_says_the_same(
 
 
 @pytest.mark.parametrize("name", sorted(place.stem for place in RECORDED.iterdir()))
-def test_init_says_the_same(
-    name: str,
-    site_of: Callable[..., PlayedSite],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    goldens: Goldens,
-) -> None:
+def test_init_says_the_same(name, site_of, tmp_path, monkeypatch, goldens):
     """The settings of the file that it writes, and the line that submits the daemon's job."""
     site = site_of(name)
     monkeypatch.chdir(tmp_path)

@@ -4,8 +4,6 @@
 hold the fields of `FIELDS`: those that docs name, and that a user's program may rely on. Texts are snapshots.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import json
@@ -16,19 +14,17 @@ import sys
 import tarfile
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
-from support.goldens import HERE, Goldens
+from support.goldens import HERE
 from support.simulated.parts import SITE
 
 from coordinator import cli
 from coordinator.config.schema import Config
 from coordinator.evaluation import step as machine
-from coordinator.evaluation.events import EVENT, Accepted, AnyEvent, Event
-from coordinator.evaluation.jobs import Due
+from coordinator.evaluation.events import EVENT, Accepted, Event
 from coordinator.evaluation.records import JOURNAL_FORMAT
 from coordinator.runtime.journal import line_of
 from coordinator.runtime.replay import by_journal
@@ -53,7 +49,7 @@ SUBJECT = {  # folder -> the evaluation of it that `report` is asked for, by the
 SCORE = "task metric filter value stderr higher_is_better"
 POINT = "evaluation_id suite checkpoint step status mode makespan_seconds paused_seconds gpu_seconds cost"
 # command -> its fields; a field of a list or record is followed by the fields of its members
-FIELDS: dict[str, dict[str, Any]] = {
+FIELDS = {
     "status": {
         "": "schema_version daemon holder kept_back_seconds",
         "waiting": {"": "checkpoint suite since why evaluation_id"},
@@ -109,7 +105,7 @@ OF_SOME_MACHINES = {"local interpreter"}  # a finding there alone
 DIGITS = 6  # of a number
 
 
-def kept(found: Any, fields: Mapping[str, Any]) -> Any:
+def kept(found, fields):
     """The fields of `fields` alone, without words of sentences, and numbers to DIGITS."""
     if isinstance(found, list):
         return [kept(one, fields) for one in found]
@@ -117,7 +113,7 @@ def kept(found: Any, fields: Mapping[str, Any]) -> Any:
     return whole | {name: kept(found[name], more) for name, more in fields.items() if name and name in found}
 
 
-def plain(value: Any, name: str) -> Any:
+def plain(value, name):
     if isinstance(value, Mapping):
         return {key: plain(one, name if name in SENTENCES else key) for key, one in value.items()}
     if isinstance(value, list):
@@ -128,10 +124,10 @@ def plain(value: Any, name: str) -> Any:
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
+def run(monkeypatch, capsys):
     """The command `evalspan` in this process: exit code, standard output, standard error."""
 
-    def evalspan(*words: str) -> tuple[int, str, str]:
+    def evalspan(*words):
         monkeypatch.setattr(sys, "argv", ["evalspan", *words])
         code = 0
         try:
@@ -145,7 +141,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
 
 
 @pytest.fixture
-def place(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def place(monkeypatch):
     """An empty folder with settings, and no others. Its path has the same length always: lines wrap by it."""
     folder = Path(tempfile.mkdtemp(prefix="views-", dir="/tmp"))
     (folder / "evalspan.toml").write_text('[cluster]\nkind = "local"\nslots = 2\n[trial]\ndevice = "cpu"\n')
@@ -169,7 +165,7 @@ def place(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
-def unpack(name: str, place: Path) -> float:
+def unpack(name, place):
     """The work folder as it was recorded; unix seconds of five seconds later.
 
     Journals of evaluations that have not ended get the paths of here, and the journal format of now; submissions and
@@ -192,7 +188,7 @@ def unpack(name: str, place: Path) -> float:
     return newest + 5.0
 
 
-def to_inbox(work: Path) -> None:
+def to_inbox(work):
     """Submissions had their evaluation's id in the file's name, and refusals stood in `pending.json`."""
     (work / "submissions").rename(work / "inbox")
     for file in (work / "inbox").glob("*.json"):
@@ -204,26 +200,25 @@ def to_inbox(work: Path) -> None:
             (work / "inbox" / "refused" / f"{number}.reason").write_text(json.dumps(reason))
 
 
-def _park(paths: EvaluationPaths, config: Config) -> None:
+def _park(paths, config):
     """The summary of an evaluation that was parked, as a coordinator of now writes it."""
     if paths.status.exists() and (was := json.loads(paths.status.read_bytes()))["what"] == "parked":
         found = by_journal(paths)
-        assert found is not None
         parked = Parked(at=was["at"], error=was["error"], until=was["until"])
         assert write_summary(paths, found.model_copy(update={"parked": parked}))
 
 
-def of_now(event: dict[str, Any]) -> dict[str, Any]:
+def of_now(event):
     """An event as it is recorded, in the journal format of now."""
     if event["kind"] in ("accepted", "restarted"):
         event = {key: value for key, value in event.items() if key not in ("journal_format", "signs", "code")}
     return event | ({"journal_format": JOURNAL_FORMAT} if event["kind"] == "accepted" else {})
 
 
-def decided(lines: Iterable[str]) -> Iterator[AnyEvent]:
+def decided(lines):
     """The events of a journal, each followed by the decisions that earlier formats left to a replay."""
 
-    def taken(found: Due) -> Iterator[AnyEvent]:
+    def taken(found):
         for one in found:
             if isinstance(one, Event) and one.kind not in (
                 "job-intended",
@@ -233,7 +228,7 @@ def decided(lines: Iterable[str]) -> Iterator[AnyEvent]:
                 yield one
                 yield from taken(machine.apply(state, one))
 
-    state: Any = None
+    state = None
     for line in lines:
         event = EVENT.validate_json(json.dumps(of_now(json.loads(line))))
         yield event
@@ -245,7 +240,7 @@ def decided(lines: Iterable[str]) -> Iterator[AnyEvent]:
 
 
 @contextlib.contextmanager
-def held(lock: Path) -> Iterator[None]:
+def held(lock):
     """As a daemon holds its work folder."""
     with lock.open() as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -253,9 +248,7 @@ def held(lock: Path) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("name", SUBJECT)
-def test_what_is_said_of_a_recorded_work_folder(
-    name: str, place: Path, run: Any, goldens: Goldens, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_said_of_a_recorded_work_folder(name, place, run, goldens, monkeypatch):
     """Values of `--json` that a user's program reads, exit codes, and the texts beside them."""
     now = unpack(name, place)
     monkeypatch.setattr(time, "time", lambda: now)
@@ -282,9 +275,7 @@ def test_what_is_said_of_a_recorded_work_folder(
 
 @pytest.mark.parametrize("name", ["running", "series", "failed", "modes", "pending"])
 @pytest.mark.parametrize("width", [40, 120])
-def test_what_a_terminal_shows_of_a_recorded_work_folder(
-    name: str, width: int, place: Path, run: Any, *, goldens: Goldens, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_terminal_shows_of_a_recorded_work_folder(name, width, place, run, *, goldens, monkeypatch):
     """No line but a command is wider than the terminal, no id is cut, and `status` has each evaluation once."""
     now = unpack(name, place)
     monkeypatch.setattr(time, "time", lambda: now)
@@ -309,9 +300,7 @@ def test_what_a_terminal_shows_of_a_recorded_work_folder(
     goldens.check(f"texts/views/{name}-{width}.txt", "\n".join(texts))
 
 
-def test_a_series_of_both_modes_is_shown_where_it_is_asked_for(
-    place: Path, run: Any, goldens: Goldens
-) -> None:
+def test_a_series_of_both_modes_is_shown_where_it_is_asked_for(place, run, goldens):
     """`--mixed` has both modes on one curve, with a mark where the mode changes."""
     unpack("modes", place)
     code, out, _ = run("report", "--series", "/runs/7b", "--mixed", "--json")
@@ -319,9 +308,7 @@ def test_a_series_of_both_modes_is_shown_where_it_is_asked_for(
     goldens.check("views/modes-mixed.json", kept(json.loads(out), FIELDS["series"]))
 
 
-def test_doctor_names_what_it_looked_at_on_a_machine_without_slurm(
-    place: Path, run: Any, goldens: Goldens
-) -> None:
+def test_doctor_names_what_it_looked_at_on_a_machine_without_slurm(place, run, goldens):
     """Each finding has the same name and fields on any machine; what it found is the machine's."""
     code, out, _ = run("doctor", "--sample-mb", "1", "--json")
     made = json.loads(out)

@@ -15,7 +15,6 @@ import struct
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -34,7 +33,7 @@ ROOT = Path(__file__).resolve().parents[2]
 HOOK = "import os, sys, time\nfrom coordinator import hook\nAWAY = os.environ['AWAY']\n"
 
 
-def train(body: str, work: Path, **env: str) -> tuple[str, list[str]]:
+def train(body, work, **env):
     """Standard output, and the lines on stderr, of a training that has the hook; without the launchers' rank variables."""
     clean = {k: v for k, v in os.environ.items() if k not in ("RANK", "SLURM_PROCID")}
     done = subprocess.run(
@@ -49,7 +48,7 @@ def train(body: str, work: Path, **env: str) -> tuple[str, list[str]]:
     return done.stdout.strip(), done.stderr.splitlines()
 
 
-def announced(work: Path) -> list[Notice]:
+def announced(work):
     """What a daemon would read."""
     return [file.notice for file in Inbox(WorkPaths(work)).look()]
 
@@ -64,7 +63,7 @@ class Training(NamedTuple):
     says: tuple[str, ...] = ()
 
 
-def thrice(call: str, *says: str) -> Training:
+def thrice(call, *says):
     """Three wrong calls are one line; a second one at the end where their notices are left."""
     body = f"NAN = type('', (), {{'__str__': lambda _: 1 / 0}})()\nhook.FLUSH_SECONDS = 0.5\nfor _ in range(3): {call}\nhook.flush(0.5)"
     return Training(body, says=says)
@@ -142,9 +141,7 @@ TRAININGS = {
 
 
 @pytest.mark.parametrize("case", TRAININGS)
-def test_a_training_goes_on_its_notices_arrive_in_order_and_each_kind_of_fault_is_one_line(
-    tmp_path: Path, case: str
-) -> None:
+def test_a_training_goes_on_its_notices_arrive_in_order_and_each_kind_of_fault_is_one_line(tmp_path, case):
     """Exit code 0; no folder is made but an inbox; nothing is sent but by rank 0."""
     row, away = TRAININGS[case], tmp_path / "away"
     out, said = train(HOOK + textwrap.dedent(row.body), tmp_path, AWAY=str(away))
@@ -252,13 +249,13 @@ def test_what_a_long_training_remembers_is_bounded(tmp_path, monkeypatch):
 # --- pins and rotation ------------------------------------------------------------------------------------------------
 
 
-def _pipe(pin: Path) -> Path:
+def _pipe(pin):
     os.mkfifo(pin.with_name("pipe"))
     return pin.with_name("pipe")
 
 
 # fmt: off
-PINS: dict[str, tuple[Callable[[Path], object], bool]] = {
+PINS = {
     "none": (Path.exists, False),
     "an empty one, wherever it lies": (Path.touch, True),
     "of this folder": (lambda pin: pin.write_text(hook.pin_text(pin.parent)), True),
@@ -283,7 +280,7 @@ def test_a_pin_holds_the_folder_that_it_names_and_no_copy(tmp_path, kind):
     plant(folder / f"{hook.PIN_PREFIX}ckpt-core-12345678")
     assert hook.pinned(folder) is holds
     assert not hook.pinned(tmp_path / "missing")
-    assert not hook.pinned(None)  # type: ignore[arg-type]
+    assert not hook.pinned(None)
 
 
 def test_the_daemons_pin_is_written_through_no_planted_link(tmp_path):

@@ -1,7 +1,5 @@
 """Laws of the hook in real trainers: announced checkpoints are whole, durable and kept."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -9,14 +7,13 @@ import sys
 import threading
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
 
 import pytest
 from dev_cluster.testing import wait_until
 
 from coordinator import hook
 from coordinator.intake import checkpoint
-from coordinator.intake.inbox import Inbox, Notice, gather_values
+from coordinator.intake.inbox import Inbox, gather_values
 from coordinator.intake.suites import load_suite
 from evaljobs.contract.paths import WorkPaths
 
@@ -24,7 +21,7 @@ pytestmark = pytest.mark.model
 
 
 @pytest.fixture(autouse=True)
-def _fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+def _fresh(monkeypatch):
     """No grace and no memory of other tests; launchers' variables away."""
     monkeypatch.setattr(hook, "_announced", {})
     monkeypatch.setattr(hook, "PIN_GRACE_SECONDS", 0.0)
@@ -33,7 +30,7 @@ def _fresh(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-def announced(work: Path) -> list[Notice]:
+def announced(work):
     assert hook.flush(60)
     return [file.notice for file in Inbox(WorkPaths(work)).look()]
 
@@ -53,10 +50,10 @@ def test_transformers_announces_whole_checkpoints_and_spares_pinned_ones(
     monkeypatch.setenv(hook.BEATS, str(tmp_path / "beats"))
     monkeypatch.setattr(hook, "BEAT_SECONDS", 0.0)
 
-    class Daemon(hf.TrainerCallback):  # type: ignore[misc]
+    class Daemon(hf.TrainerCallback):
         """Looks at each checkpoint when it was announced; pins the second as a daemon would."""
 
-        def on_save(self, _args: Any, state: Any, _control: Any, **_more: Any) -> None:
+        def on_save(self, _args, state, _control, **_more):
             folder = output / f"checkpoint-{state.global_step}"
             seen.append(checkpoint.inspect(folder, step=state.global_step).step)
             if state.global_step == 2:
@@ -101,7 +98,7 @@ def test_dcp_is_announced_when_it_is_durable(tmp_path, tiny_model_dir):
     model = AutoModelForCausalLM.from_pretrained(tiny_model_dir)
     gate = threading.Event()
 
-    def export(folder: str) -> Path:
+    def export(folder):
         assert (Path(folder) / ".metadata").exists(), "DCP writes it last"
         assert gate.wait(60)
         other = AutoModelForCausalLM.from_config(model.config)
@@ -116,7 +113,7 @@ def test_dcp_is_announced_when_it_is_durable(tmp_path, tiny_model_dir):
     place = f"file://{tmp_path / 'rendezvous'}"
     torch.distributed.init_process_group("gloo", init_method=place, rank=0, world_size=1)
     try:
-        saving: Any = dcp.async_save({"model": model.state_dict()}, checkpoint_id=saved)
+        saving = dcp.async_save({"model": model.state_dict()}, checkpoint_id=saved)
         hook.on_dcp_saved(saving, str(saved), 5, "core", export=export, work_dir=work, rank=0)
         assert announced(work) == [], "the save has not ended, or is not exported"
         gate.set()
@@ -189,7 +186,7 @@ def test_each_rank_leaves_the_values_of_its_shards_and_together_they_are_of_all(
 
 def test_a_dcp_save_that_failed_is_not_announced(tmp_path, capsys):
     """One warning; training goes on. What has no future cannot be followed, and does not raise."""
-    saving: Future[None] = Future()
+    saving = Future()
     hook.on_dcp_saved(saving, "/c", 1, work_dir=tmp_path)
     saving.set_exception(OSError("disk full"))
     hook.on_dcp_saved(None, "/c", 1, work_dir=tmp_path)
@@ -203,18 +200,18 @@ def test_lightning_announces_what_its_export_wrote(tmp_path):
     import torch
     from lightning.pytorch.callbacks import ModelCheckpoint
 
-    class Module(lightning.LightningModule):  # type: ignore[misc,name-defined]
-        def __init__(self) -> None:
+    class Module(lightning.LightningModule):
+        def __init__(self):
             super().__init__()
             self.layer = torch.nn.Linear(4, 1)
 
-        def training_step(self, batch: Any, _index: int) -> Any:
+        def training_step(self, batch, _index):
             return self.layer(batch).square().mean()
 
-        def configure_optimizers(self) -> Any:
+        def configure_optimizers(self):
             return torch.optim.SGD(self.parameters(), lr=0.1)
 
-    def export(module: Any, step: int) -> Path:
+    def export(module, step):
         (saved,) = (tmp_path / "run").glob(f"*step={step}.ckpt")
         expected = torch.load(saved, weights_only=False)["state_dict"]["layer.weight"]
         assert torch.equal(module.layer.weight, expected), "the export sees the weights that were saved"

@@ -1,10 +1,7 @@
 """What a suite's tasks hold on this machine: documents, few-shot examples, data."""
 
-from __future__ import annotations
-
 import json
 import math
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -27,7 +24,7 @@ GROUP = "group: all\ntask: [local, {task: hub, num_fewshot: 1}, {group: inner, t
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     """Local data of 7 documents in two files, a Hub data set, a tag and a group."""
     texts = {"local.yaml": LOCAL, "hub.yaml": HUB, "all.yaml": GROUP}
     texts |= {"data/a.jsonl": '{"x": 1}\n' * 4, "data/b.jsonl": '{"x": 1}\n' * 2 + '\n{"x": 2}'}
@@ -37,7 +34,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "tasks"
 
 
-def held(folder: Path, *entries: TaskEntry) -> list[catalogue.Holding]:
+def held(folder, *entries):
     suite = SuiteSpec(name="s", include_path=(str(folder),), tasks=entries)
     return catalogue.holdings(suite, {}, {"HF_HOME": str(folder.parent / "hf")})
 
@@ -63,9 +60,7 @@ JSON, HUB_FILES = "dataset_path: json\ndataset_kwargs: ", "dataset_path: lab/MyR
         ),  # files inside it are not local ones
     ],
 )
-def test_data_that_are_here_are_counted_and_others_are_named(
-    folder: Path, lines: str, data: str, documents: int | None
-) -> None:
+def test_data_that_are_here_are_counted_and_others_are_named(folder, lines, data, documents):
     """However the YAML names them: lines of the scored split's files. Another data set of the same loader gives no count."""
     other = folder.parent / "hf" / "datasets" / "json" / "default-1" / "0.0.0" / "abc"
     other.mkdir(parents=True)
@@ -77,7 +72,7 @@ def test_data_that_are_here_are_counted_and_others_are_named(
     assert (one.data, one.missing, one.documents) == ("local" if there else "missing", missing, documents)
 
 
-def test_a_limit_counts_as_lm_eval_counts_it(folder: Path) -> None:
+def test_a_limit_counts_as_lm_eval_counts_it(folder):
     shares = [{"limit": 3, "num_fewshot": 2}, {"limit": 0.5}]
     whole, some, share = held(folder, *(TaskEntry(name="local", **each) for each in ({}, *shares)))
     assert (whole.documents, some.documents, share.documents) == (7, 3, math.ceil(7 * 0.5))
@@ -86,7 +81,7 @@ def test_a_limit_counts_as_lm_eval_counts_it(folder: Path) -> None:
     assert (whole.data, whole.missing, whole.at_most) == ("local", (), False)
 
 
-def test_a_hub_data_set_is_here_once_it_is_prepared(folder: Path) -> None:
+def test_a_hub_data_set_is_here_once_it_is_prepared(folder):
     (before,) = held(folder, TaskEntry(name="hub"))
     assert (before.data, before.documents, before.missing) == ("missing", None, ("lab/MyRows",))
     assert (before.num_fewshot, before.metrics) == (3, ("exact_match",))
@@ -97,7 +92,7 @@ def test_a_hub_data_set_is_here_once_it_is_prepared(folder: Path) -> None:
     assert (after.data, after.missing, after.documents) == ("cached", (), 31)
 
 
-def test_a_list_of_tasks_needs_no_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_list_of_tasks_needs_no_torch(monkeypatch):
     """YAML files are read by lm_eval alone; a trial needs both."""
     import importlib.util
 
@@ -108,7 +103,7 @@ def test_a_list_of_tasks_needs_no_torch(monkeypatch: pytest.MonkeyPatch) -> None
         from_settings.own_version()
 
 
-def test_a_group_holds_its_leaf_tasks_once(folder: Path) -> None:
+def test_a_group_holds_its_leaf_tasks_once(folder):
     """Through nested groups and tags; where few-shot examples differ, none is claimed."""
     (one,) = held(folder, TaskEntry(name="all"))
     assert one.tasks == 2
@@ -122,7 +117,7 @@ NAMES = st.text("abc_XY[?", min_size=1, max_size=6)
 
 
 @given(st.lists(NAMES, unique=True), NAMES)
-def test_a_part_of_a_name_selects_it(names: list[str], part: str) -> None:
+def test_a_part_of_a_name_selects_it(names, part):
     """Upper and lower case are one; a glob selects what it matches as a whole."""
     if not set(part) & set("*?["):
         assert set(catalogue.matching(part, names)) == {n for n in names if part.lower() in n.lower()}
@@ -131,7 +126,7 @@ def test_a_part_of_a_name_selects_it(names: list[str], part: str) -> None:
 
 
 @given(st.dictionaries(NAMES, st.lists(NAMES, max_size=4), max_size=6), NAMES)
-def test_leaves_end_for_any_groups(groups: dict[str, list[str]], name: str) -> None:
+def test_leaves_end_for_any_groups(groups, name):
     """Also for a group that holds itself; no group is a leaf."""
     known = {group: Described(kind="group", members=tuple(members)) for group, members in groups.items()}
     found = catalogue.leaves(name, known)

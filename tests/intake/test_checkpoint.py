@@ -2,8 +2,6 @@
 machine that speaks the routes of the Hub.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -12,14 +10,12 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.hub_server import CLOSED, COMMIT, Hub, serving
+from support.hub_server import CLOSED, COMMIT, serving
 from support.node_memory import make_checkpoint
 
 from coordinator.evaluation.records import checkpoint_name, is_snapshot
@@ -28,7 +24,7 @@ from coordinator.intake.checkpoint import CheckpointError, inspect, inspect_raw
 from evaljobs.staging.fingerprint import BadWeights, is_safe_name, read_header
 
 
-def names(path: Path) -> list[str]:
+def names(path):
     return [f.name for f in inspect(path, allow_bin=True).files]
 
 
@@ -52,9 +48,7 @@ HELD = {
 
 
 @pytest.mark.parametrize("kind", HELD)
-def test_a_checkpoint_is_its_config_tokenizer_weights_and_the_code_that_a_config_names(
-    tmp_path: Path, kind: str
-) -> None:
+def test_a_checkpoint_is_its_config_tokenizer_weights_and_the_code_that_a_config_names(tmp_path, kind):
     """Models are causal by the libraries' rule. What trainers leave beside them is left out; an edit of code is seen. Links
     into a blob store count as what they lead to, and `latest -> step-1` as the folder itself."""
     config, of_tokenizer, shards, more = HELD[kind]
@@ -95,8 +89,8 @@ TENSORS = st.fixed_dictionaries({"data_offsets": ANYTHING}, optional={"dtype": A
     header=st.none() | ANYTHING | st.dictionaries(st.text(max_size=6), TENSORS | ANYTHING, max_size=2),
 )
 def test_whatever_json_a_checkpoint_holds_it_is_described_or_refused_in_one_line(
-    tmp_path: Path, file: str, held: object, header: object
-) -> None:
+    tmp_path, file, held, header
+):
     """In its config, index and sums, and in the header of its weights."""
     folder = tmp_path / "any"
     shutil.rmtree(folder, ignore_errors=True)
@@ -116,9 +110,7 @@ def test_whatever_json_a_checkpoint_holds_it_is_described_or_refused_in_one_line
 
 @settings(max_examples=60)
 @given(data=st.binary(max_size=200), name=st.text(max_size=12))
-def test_any_bytes_are_a_header_that_fits_and_any_name_that_passes_stays_inside(
-    tmp_path: Path, data: bytes, name: str
-) -> None:
+def test_any_bytes_are_a_header_that_fits_and_any_name_that_passes_stays_inside(tmp_path, data, name):
     """Or BadWeights. A safe name joins to a path below its folder, spelt as it is."""
     path = tmp_path / "x.safetensors"
     path.write_bytes(data)
@@ -149,7 +141,7 @@ print(json.dumps(found))
 
 
 @pytest.fixture
-def hub(tmp_path: Path) -> Iterator[Hub]:
+def hub(tmp_path):
     """`lab/tiny` holds what repositories hold beside a model; `lab/old` has .bin weights alone."""
     tiny, old = make_checkpoint(tmp_path / "tiny", shards=2), make_checkpoint(tmp_path / "old", shards=1)
     for name in ("README.md", "consolidated.safetensors", "onnx/model.onnx", "pytorch_model.bin"):
@@ -160,7 +152,7 @@ def hub(tmp_path: Path) -> Iterator[Hub]:
         yield made
 
 
-def asked(hub: Hub, text: str, *more: str, folder: Path, **env: str) -> Any:
+def asked(hub, text, *more, folder, **env):
     """[folder, None where it was refused; what was said]; of several words a list. `folder`: the current one, and the cache's."""
     place = {"HF_HOME": str(folder / "hf"), "HF_ENDPOINT": hub.url, "HF_HUB_OFFLINE": "0"}
     env = {**os.environ, **place, **env}
@@ -170,7 +162,7 @@ def asked(hub: Hub, text: str, *more: str, folder: Path, **env: str) -> Any:
     return found if len(found) > 1 else found[0]
 
 
-def test_a_signature_in_an_address_is_not_shown() -> None:
+def test_a_signature_in_an_address_is_not_shown():
     said = "403 for https://cdn/x?X-Amz-Signature=abc&y=1 (Request ID: 3)"
     assert intake.SIGNED.sub("?…", said) == "403 for https://cdn/x?… (Request ID: 3)"
 
@@ -180,7 +172,7 @@ SHARDS = [f"model-0000{n}-of-00002.safetensors" for n in (1, 2)]
 
 
 @pytest.mark.parametrize("text", ["lab/tiny", "lab/tiny@step1000"])
-def test_a_model_is_fetched_once_and_then_taken_from_the_cache(hub: Hub, tmp_path: Path, text: str) -> None:
+def test_a_model_is_fetched_once_and_then_taken_from_the_cache(hub, tmp_path, text):
     """Only files that an evaluation reads; without internet the same command means the same folder. A snapshot that is not
     whole, as tokenizers leave one, is fetched; without internet the message says what it lacks."""
     folder, said = asked(hub, text, folder=tmp_path)
@@ -203,7 +195,7 @@ def test_a_model_is_fetched_once_and_then_taken_from_the_cache(hub: Hub, tmp_pat
         assert (Path(folder) / SHARDS[1]).exists()
 
 
-def test_config_and_tokenizer_are_fetched_without_the_weights(hub: Hub, tmp_path: Path) -> None:
+def test_config_and_tokenizer_are_fetched_without_the_weights(hub, tmp_path):
     """Their size is said; the snapshot serves the next such command without internet. One for weights goes on, also for
     .bin weights where the settings allow them."""
     folder, said = asked(hub, "lab/tiny", "tokenizer", folder=tmp_path)
@@ -216,7 +208,7 @@ def test_config_and_tokenizer_are_fetched_without_the_weights(hub: Hub, tmp_path
     assert "pytorch_model.bin" in hub.fetched
 
 
-def test_a_folder_has_precedence_over_an_id(hub: Hub, tmp_path: Path) -> None:
+def test_a_folder_has_precedence_over_an_id(hub, tmp_path):
     """Also a mistyped name in an existing folder asks no server."""
     shutil.copytree(tmp_path / "tiny", tmp_path / "lab" / "tiny")
     paths = ("/no/where", "./lab/none", "runs/a/b", "one", "a--b/c")
@@ -234,7 +226,7 @@ def test_a_folder_has_precedence_over_an_id(hub: Hub, tmp_path: Path) -> None:
     st.from_regex(intake.HUB_ID, fullmatch=True).filter(lambda t: "--" not in t.replace("/", "-")),
     st.booleans(),
 )
-def test_a_snapshot_is_named_by_its_model(text: str, slash: bool) -> None:
+def test_a_snapshot_is_named_by_its_model(text, slash):
     name = text.partition("@")[0]
     source = f"/cache/hub/models--{name.replace('/', '--')}/snapshots/{COMMIT}{'/' * slash}"
     assert is_snapshot(source)

@@ -1,8 +1,6 @@
 """Laws of the inbox: each file is taken, waits, is refused by name or asks for nothing, and hides no other; it stays until it
 is dealt with. What a member of the group leaves names shipped or listed suites, and places below the roots."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os
@@ -37,8 +35,6 @@ from coordinator.intake.suites import names
 from coordinator.intake.work_folder import DROP
 from coordinator.runtime import service
 from coordinator.runtime.journal import Journal
-from coordinator.runtime.service import Service
-from evaljobs.contract.paths import WorkPaths
 
 pytestmark = pytest.mark.usefixtures("every_tick")
 EVIL = "\x1b]0;owned\x07\x1b[2J\x9b31m\r\nINFO all is well"
@@ -47,7 +43,7 @@ ITS = "RUN/ITS"  # a checkpoint of the row's own
 DAMAGED = "e9-suite-00000009"
 
 
-def _socket(path: Path) -> None:
+def _socket(path):
     with socket.socket(socket.AF_UNIX) as made:
         made.bind(os.path.relpath(path))
 
@@ -56,7 +52,7 @@ def _socket(path: Path) -> None:
 Row = tuple[str | dict[str, object] | Callable[[Path], object], str]
 NO_NAMES = ("../stranger", "WORK/../stranger", "x/../../stranger", "..", ".", "", "\0", "a" * 5000, "nothing")
 # fmt: off
-OWN: dict[str, Row] = {
+OWN = {
     "half of a notice": ("{", "refused: it is no notice of this version"),
     "a step that is none": ({"checkpoint": "/c", "step": "soon"}, "refused: it is no notice of this version (step"),
     "a field of another version": ({"checkpoint": "/c", "colour": 1}, "refused: it is no notice of this version (colour"),
@@ -95,7 +91,7 @@ OWN: dict[str, Row] = {
     "a release with a record": ({"command": "release", "record": record().model_dump(mode="json")}, "obeyed"),
     "a cordon of what is no node": ({"command": "release", "nodes": ["n2", "\x1b[2J", "a b"], "seconds": 0.5}, "obeyed"),
 }
-MEMBERS: dict[str, Row] = {
+MEMBERS = {
     "a checkpoint": ({"checkpoint": ITS}, f"taken: {SUITE}"),
     "a listed suite": ({"checkpoint": ITS, "suite": "mine"}, "taken: mine"),
     "a suite file": ({"checkpoint": ITS, "suite": "RUN/other.toml"}, "refused: a notice names a suite, not a file: list the file in [watch] suites and announce 'other'"),
@@ -108,7 +104,7 @@ MEMBERS: dict[str, Row] = {
 # fmt: on
 
 
-def site(top: Path) -> Service:
+def site(top):
     """A daemon with roots and a listed suite; an evaluation beside the work folder, and one whose journal is damaged in it."""
     for folder in ("run/odd", "else", "stranger", f"work/{DAMAGED}"):
         (top / folder).mkdir(parents=True)
@@ -130,7 +126,7 @@ def site(top: Path) -> Service:
     return made
 
 
-def became(ears: Service, path: Path, notice: dict[str, object]) -> str:
+def became(ears, path, notice):
     """What became of a file, as in the rows."""
     reason = ears.paths.inbox / "refused" / f"{path.stem}.reason"
     if reason.exists():
@@ -153,9 +149,7 @@ def became(ears: Service, path: Path, notice: dict[str, object]) -> str:
 @pytest.mark.parametrize(
     "shared", [False, pytest.param(True, marks=pytest.mark.skipif(os.geteuid() != 0, reason="not root"))]
 )
-def test_each_file_is_taken_waits_is_refused_or_left_as_its_row_says(
-    tmp_path: Path, shared: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_each_file_is_taken_waits_is_refused_or_left_as_its_row_says(tmp_path, shared, monkeypatch, caplog):
     """All rows lie in one inbox, so none hides another. What is no plain file is not waited for, and no log names it. What is
     shown fits any file and terminal. A journal names programs: none outside of the work folder is resumed. Of a member, where
     the folder is not shared, nothing is taken."""
@@ -165,7 +159,7 @@ def test_each_file_is_taken_waits_is_refused_or_left_as_its_row_says(
     cordons.cordon(ears.paths.nodes, ["n1"], time.time() + 600, time.time())
     before = (tmp_path / "stranger" / "journal.jsonl").read_bytes()
 
-    def meant(text: str, number: int) -> str:
+    def meant(text, number):
         words = {
             "ITS": f"step-{number}",
             "RUN": "TOP/run",
@@ -177,7 +171,7 @@ def test_each_file_is_taken_waits_is_refused_or_left_as_its_row_says(
             text = text.replace(word, value)
         return text
 
-    files: dict[str, tuple[Path, dict[str, object], str]] = {}
+    files = {}
     rows = [(f"own: {name}", row, 0) for name, row in OWN.items()]
     rows += [(f"member's: {name}", row, USER) for name, row in MEMBERS.items() if os.geteuid() == 0]
     for number, (name, (holds, becomes), owner) in enumerate(rows):
@@ -229,22 +223,22 @@ def test_each_file_is_taken_waits_is_refused_or_left_as_its_row_says(
 
 
 @pytest.fixture
-def ears(tmp_path: Path) -> Service:
+def ears(tmp_path):
     made = daemon(tmp_path / "work", Config(watch=WatchConfig(suite=SUITE)))
     made.paths.inbox.mkdir()
     return made
 
 
 @pytest.fixture
-def work(ears: Service) -> WorkPaths:
+def work(ears):
     return ears.paths
 
 
-def announced(reader: Inbox) -> list[str]:
+def announced(reader):
     return [file.notice.checkpoint for file in reader.look() if not file.wrong]
 
 
-def test_a_notice_comes_until_it_is_dealt_with(work: WorkPaths) -> None:
+def test_a_notice_comes_until_it_is_dealt_with(work):
     """Oldest first; to deal with it twice is fine; what is still being written is not there, and goes after an hour. A command
     that looks removes nothing."""
     for name in ("/a", "/b"):
@@ -264,15 +258,13 @@ def test_a_notice_comes_until_it_is_dealt_with(work: WorkPaths) -> None:
 
 
 @pytest.mark.parametrize("what", ["read_with_status", "os.scandir"])
-def test_storage_that_errs_for_a_moment_costs_no_notice(
-    work: WorkPaths, monkeypatch: pytest.MonkeyPatch, what: str
-) -> None:
+def test_storage_that_errs_for_a_moment_costs_no_notice(work, monkeypatch, what):
     """A file is read later; a folder that cannot be listed has what it had."""
     leave(work, Notice(checkpoint="/a"))
     reader = Inbox(work)
     known = announced(reader) if what == "os.scandir" else []
 
-    def away(*_: object) -> bytes:
+    def away(*_):
         raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
 
     with monkeypatch.context() as patch:
@@ -281,7 +273,7 @@ def test_storage_that_errs_for_a_moment_costs_no_notice(
     assert announced(reader) == ["/a"]
 
 
-def test_many_notices_hide_none(tmp_path: Path, ears: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_notices_hide_none(tmp_path, ears, monkeypatch):
     """A look reads and examines a bounded number; a checkpoint that is never whole keeps no other one waiting. Many of one
     checkpoint are one pending checkpoint, of the highest priority; all of them go once it is accepted."""
     ears._inbox.most = 20
@@ -304,14 +296,12 @@ def test_many_notices_hide_none(tmp_path: Path, ears: Service, monkeypatch: pyte
     assert len(list(work.inbox.glob("*.json"))) == 50
 
 
-def test_refused_files_are_bounded_and_go_after_a_week(
-    work: WorkPaths, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_refused_files_are_bounded_and_go_after_a_week(work, monkeypatch):
     """The newest are kept; of one checkpoint the last refusal is shown."""
     monkeypatch.setattr(inbox, "MOST_REFUSED", 5)
     now, folder = 1e9, work.inbox / "refused"
 
-    def refuse_one(name: str, at: float) -> int:
+    def refuse_one(name, at):
         leave(work, Notice(checkpoint=name))
         refuse(Inbox(work).look()[0], "no", at)
         return len(list(folder.iterdir()))
@@ -324,14 +314,12 @@ def test_refused_files_are_bounded_and_go_after_a_week(
     assert refuse_one("/new", later) == 4
 
 
-def test_commands_that_cannot_be_obeyed_yet_hide_no_other(
-    ears: Service, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_commands_that_cannot_be_obeyed_yet_hide_no_other(ears, monkeypatch):
     for number in range(3):
         leave(ears.paths, Notice(command="cancel", evaluation_id=f"e{number}"))
-    asked: list[str] = []
+    asked = []
 
-    def away(evaluation_id: str, _reason: str) -> None:
+    def away(evaluation_id, _reason):
         asked.append(evaluation_id)
         raise OSError(errno.ESTALE, "Stale file handle")
 
@@ -346,7 +334,7 @@ def test_commands_that_cannot_be_obeyed_yet_hide_no_other(
 
 
 @given(st.text())
-def test_a_notice_reaches_no_suite_file_that_is_not_listed(name: str) -> None:
+def test_a_notice_reaches_no_suite_file_that_is_not_listed(name):
     """Whatever it writes: a listed file, the operator's own default, or a name, which only a shipped suite has."""
     watch = WatchConfig(suite="/etc/own.toml", suites=(Path("/suites/mine.toml"),))
     files = suite_files(watch)
@@ -359,7 +347,7 @@ def test_a_notice_reaches_no_suite_file_that_is_not_listed(name: str) -> None:
         assert plain or found in ("/etc/own.toml", "/suites/mine.toml")
 
 
-def test_places_and_suites_of_the_settings_are_those_that_a_notice_names(tmp_path: Path) -> None:
+def test_places_and_suites_of_the_settings_are_those_that_a_notice_names(tmp_path):
     """`suite = "mine"` means the file that a notice names "mine"; relative ones are beside the settings. A misspelt folder is
     named, since it would refuse every checkpoint; a glob may match later."""
     (tmp_path / "mine.toml").write_text(MINE.format("mine"))
@@ -379,15 +367,13 @@ def test_places_and_suites_of_the_settings_are_those_that_a_notice_names(tmp_pat
 # --- trained values ---------------------------------------------------------------------------------------------------
 
 
-def values(work: WorkPaths, rank: int, at: float, key: str = "ab" * 8) -> Path:
+def values(work, rank, at, key="ab" * 8):
     place = work.inbox / f"trained-{key}-{rank}.values"
     place.write_text(json.dumps({"at": at, "groups": [rank]}))
     return place
 
 
-def test_the_values_of_all_ranks_of_one_save_come_to_the_evaluation_as_its_lines(
-    ears: Service, work: WorkPaths
-) -> None:
+def test_the_values_of_all_ranks_of_one_save_come_to_the_evaluation_as_its_lines(ears, work):
     """Not those that an earlier run, another checkpoint or another user left. A notice that comes again changes nothing; one
     without rank 0's values leaves an empty file, so that a trial says it."""
     leave(work, Notice(checkpoint="/c", trained_values="ab" * 8))
@@ -415,7 +401,7 @@ def test_the_values_of_all_ranks_of_one_save_come_to_the_evaluation_as_its_lines
     assert not plain.trained_values.exists()
 
 
-def test_values_without_a_notice_go_after_a_week(ears: Service, work: WorkPaths) -> None:
+def test_values_without_a_notice_go_after_a_week(ears, work):
     new, old = values(work, 0, 1.0), values(work, 1, 1.0)
     os.utime(old, (0, time.time() - inbox.REFUSED_SECONDS - 1))
     os.utime(new, (0, time.time() - inbox.UNFINISHED_SECONDS - 1))

@@ -1,18 +1,13 @@
 """The table of inputs: what is known before a build is in the id and in the names of request sets, and nothing else is."""
 
-from __future__ import annotations
-
 import os
 import re
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 from support.inputs.edits import EDITS
-from support.inputs.world import World, kept, make
+from support.inputs.world import kept, make
 from support.node_memory import safetensors
 from support.simulated.parts import SITE, record
 
@@ -26,7 +21,7 @@ from coordinator.intake.suites import load_suite
 from evaljobs.contract.specs import ModelOptions
 
 
-def keys_of(world: World) -> tuple[str, dict[str, str]]:
+def keys_of(world):
     """The evaluation's id, and task of the suite -> name of its request sets, as the coordinator makes them."""
     world.write_settings("")
     suite = load_suite(str(world.path("suite.toml")))
@@ -45,7 +40,7 @@ def keys_of(world: World) -> tuple[str, dict[str, str]]:
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+def world(tmp_path_factory):
     made = make(tmp_path_factory.mktemp("inputs") / "world")
     made.path("work").mkdir()
     with pytest.MonkeyPatch.context() as patch:
@@ -69,7 +64,7 @@ USED = {
 
 
 @pytest.mark.model
-def test_each_file_that_tasks_use_counts_by_its_content_alone(world: World) -> None:
+def test_each_file_that_tasks_use_counts_by_its_content_alone(world):
     """Another content of the same size and mtime is another evaluation, and names other sets of the entries whose prompts it
     decides. The same bytes written again, at another time, are the same one."""
     wrong, before = [], keys_of(world)
@@ -91,7 +86,7 @@ def test_each_file_that_tasks_use_counts_by_its_content_alone(world: World) -> N
 
 
 @pytest.mark.model
-def test_each_edit_changes_its_own_keys_and_no_others(world: World) -> None:
+def test_each_edit_changes_its_own_keys_and_no_others(world):
     """One after the other on one world. What a build or a scoring shows is not known yet: tests/integration holds that."""
     wrong = []
     before = keys_of(world)
@@ -116,7 +111,7 @@ def test_each_edit_changes_its_own_keys_and_no_others(world: World) -> None:
     ("key", "typed"),
     [("peft", "adapter"), ("peft", "./adapter"), ("peft", "~/adapter"), ("other", "runs/../adapter")],
 )
-def test_a_folder_trained_again_is_another_model(tmp_path: Path, monkeypatch, key: str, typed: str) -> None:
+def test_a_folder_trained_again_is_another_model(tmp_path, monkeypatch, key, typed):
     """However its path is written."""
     monkeypatch.setenv("HOME", str(tmp_path))
     weights = tmp_path / "adapter" / "adapter_model.safetensors"
@@ -135,7 +130,7 @@ def test_a_folder_trained_again_is_another_model(tmp_path: Path, monkeypatch, ke
         _named_by(ModelOptions(model_args=arguments), {})
 
 
-def test_values_that_name_no_file_stay_as_they_are(tmp_path: Path, monkeypatch) -> None:
+def test_values_that_name_no_file_stay_as_they_are(tmp_path, monkeypatch):
     """Also beside a folder of that name; and ids of the Hub. An adapter is looked for only where hf loads it from a folder."""
     monkeypatch.chdir(tmp_path)
     for name in ("float32", "adapter"):
@@ -156,7 +151,7 @@ def test_values_that_name_no_file_stay_as_they_are(tmp_path: Path, monkeypatch) 
 
 
 @pytest.mark.parametrize("changed", [{"worker_env": {"GRADE": "2"}}, {"command": "module load b"}])
-def test_another_environment_of_trials_is_another_evaluation(tmp_path: Path, changed: dict[str, Any]) -> None:
+def test_another_environment_of_trials_is_another_evaluation(tmp_path, changed):
     """Another value of a variable; another prologue, container or Python of [trial]: a task may compute with it."""
     site = replace(SITE, work_dir=str(tmp_path), worker_env={"GRADE": "1"}, command="module load a")
     of, model = record(), ModelOptions()

@@ -1,11 +1,8 @@
 """Laws of suites: what is shipped loads; options make the suite that a file with the same values is; modes."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -62,7 +59,7 @@ def test_options_replace_what_a_suite_says_of_each_task():
 @pytest.mark.parametrize("named", [{"suite": "core"}, {"tasks": ("arc_easy",)}])
 def test_settings_that_change_scores_change_the_name(named):
     """So a one-off never stands for a point of the suite's own series; the setting that a suite has changes nothing."""
-    more: list[dict[str, Any]] = [
+    more = [
         *({"gen_kwargs": {"temperature": n}} for n in (1, 2)),
         *({"apply_chat_template": template} for template in (True, "tool_use")),
         *({"limit": n} for n in (1234567, 1234568)),
@@ -171,7 +168,7 @@ def test_options_are_taken_whole_or_one_by_one():
             suite_options(chosen, (), more)
 
 
-def test_a_broken_yaml_beside_the_suites_tasks_is_named_by_line(tmp_path: Path) -> None:
+def test_a_broken_yaml_beside_the_suites_tasks_is_named_by_line(tmp_path):
     """lm-eval passes it over without a word, and every other task of the folder is evaluated."""
     (tmp_path / "rivers.yaml").write_text("task: rivers\n")
     suite = SuiteSpec(name="s", include_path=(str(tmp_path),), tasks=(TaskEntry(name="rivers"),))
@@ -201,7 +198,6 @@ def test_quickstart_data_are_small_excerpts_with_their_notices():
         file = folder / "data" / f"{task.name.removeprefix('quickstart_')}.jsonl"
         rows = file.read_text().splitlines()
         assert all(json.loads(row) for row in rows)
-        assert task.limit is not None
         assert task.limit <= len(rows) <= 200
         assert file.name in notice
     assert notice.count("MIT License") == len(suite.tasks)

@@ -2,8 +2,6 @@
 storage or the site raises is waited for. `evalspan status` says why.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import os
@@ -29,25 +27,22 @@ from coordinator.intake import folder_watch, from_settings, pending
 from coordinator.intake.checkpoint import step_of
 from coordinator.intake.folder_watch import FolderWatch
 from coordinator.intake.from_settings import LmEvalVersion
-from coordinator.intake.inbox import Inbox, Notice, done
-from coordinator.runtime.service import Service
+from coordinator.intake.inbox import Inbox, done
 from evaljobs.contract.paths import WorkPaths
 
 pytestmark = pytest.mark.usefixtures("every_tick")
 
 
-def read(ears: Service) -> pending.Checkpoints:
+def read(ears):
     return pending.read(ears.paths, time.time())
 
 
-def test_a_bug_in_our_code_refuses_the_checkpoint_that_meets_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_bug_in_our_code_refuses_the_checkpoint_that_meets_it(tmp_path, monkeypatch, caplog):
     """With its traceback in the log; the next daemon does not meet it again."""
     ears = daemon(tmp_path / "work")
     make = from_settings.record_of
 
-    def faulty(config: Config, checkpoint: str, *args: object, **more: object) -> object:
+    def faulty(config, checkpoint, *args, **more):
         if checkpoint.endswith("bad"):
             raise ZeroDivisionError("a faulty rule")
         return make(config, checkpoint, *args, **more)
@@ -63,7 +58,7 @@ def test_a_bug_in_our_code_refuses_the_checkpoint_that_meets_it(
     assert "a faulty rule" in refused.why
 
 
-def test_a_checkpoint_is_taken_once_it_is_there_and_has_stopped_changing(tmp_path: Path) -> None:
+def test_a_checkpoint_is_taken_once_it_is_there_and_has_stopped_changing(tmp_path):
     """Refused and announced again, it is shown no more. No training said that one in a watched folder is saved: one that changes
     between two looks is still being written."""
     watch = WatchConfig(folders=(str(tmp_path / "run"),), roots=(tmp_path,), suite=SUITE)
@@ -85,7 +80,7 @@ def test_a_checkpoint_is_taken_once_it_is_there_and_has_stopped_changing(tmp_pat
 
 
 @pytest.fixture
-def interpreter(tmp_path: Path) -> Path:
+def interpreter(tmp_path):
     """One that counts how often it is asked, and has no lm_eval until a file `has` appears."""
     script = tmp_path / "python"
     script.write_text(
@@ -96,9 +91,7 @@ def interpreter(tmp_path: Path) -> Path:
     return script
 
 
-def test_without_lm_eval_notices_wait_and_are_taken_once_it_is_there(
-    tmp_path: Path, interpreter: Path
-) -> None:
+def test_without_lm_eval_notices_wait_and_are_taken_once_it_is_there(tmp_path, interpreter):
     """They stay in the inbox for the next daemon, too; an evaluation of an earlier one that has not begun waits, as well,
     and costs none that has."""
     work = tmp_path / "work"
@@ -123,9 +116,7 @@ def test_without_lm_eval_notices_wait_and_are_taken_once_it_is_there(
     assert not read(ears).waiting
 
 
-def test_an_interpreter_that_does_not_answer_is_asked_again_after_a_rest(
-    tmp_path: Path, interpreter: Path
-) -> None:
+def test_an_interpreter_that_does_not_answer_is_asked_again_after_a_rest(tmp_path, interpreter):
     for name in ("hangs", "asked"):
         (tmp_path / name).touch()
     version = LmEvalVersion((str(interpreter),), {}, patience=0.2, rest=1000.0)
@@ -136,9 +127,7 @@ def test_an_interpreter_that_does_not_answer_is_asked_again_after_a_rest(
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="not root: cannot become another user")
-def test_what_is_not_for_us_is_waited_for_and_hides_nothing(
-    open_folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_is_not_for_us_is_waited_for_and_hides_nothing(open_folder, tmp_path, caplog):
     """A closed folder among the watched ones and a link into it; a notice of what lies in it stays until it is opened."""
     closed = open_folder / "run" / "lost+found"
     small(closed / "step-1")
@@ -155,7 +144,7 @@ def test_what_is_not_for_us_is_waited_for_and_hides_nothing(
     announce(warm, small(tmp_path / "any"))
     warm.tick()
 
-    def looks() -> None:
+    def looks():
         ears = daemon(work, config)
         announce(ears, closed / "step-1", "mine")
         ears.tick()
@@ -172,12 +161,12 @@ def test_what_is_not_for_us_is_waited_for_and_hides_nothing(
     assert taken(ears) == ["step-1"]
 
 
-def test_a_part_that_raises_is_said_once_until_it_changes(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_part_that_raises_is_said_once_until_it_changes(caplog):
     """And again when it raises anew after a turn that went well; the others are called all the same."""
     contained = LoopGuard(logging.getLogger("parts"))
     turns = iter([OSError("full"), OSError("full"), None, OSError("full"), ValueError("other")])
 
-    def part() -> str:
+    def part():
         if (error := next(turns)) is not None:
             raise error
         return "done"
@@ -190,7 +179,7 @@ def test_a_part_that_raises_is_said_once_until_it_changes(caplog: pytest.LogCapt
     ]
 
 
-def test_a_damaged_journal_costs_no_other_evaluation(tmp_path: Path) -> None:
+def test_a_damaged_journal_costs_no_other_evaluation(tmp_path):
     """The next daemon takes the others up, is not kept up by it, and `status` shows them and names it."""
     before = daemon(tmp_path)
     for number in (1, 2):
@@ -216,12 +205,12 @@ def test_a_damaged_journal_costs_no_other_evaluation(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def work(tmp_path: Path) -> WorkPaths:
+def work(tmp_path):
     (tmp_path / "work").mkdir()
     return WorkPaths(tmp_path / "work")
 
 
-def told(watch: FolderWatch) -> list[Notice]:
+def told(watch):
     """What one look announces; the daemon deals with it."""
     watch.look()
     files = Inbox(watch.paths).look()
@@ -230,18 +219,18 @@ def told(watch: FolderWatch) -> list[Notice]:
     return [file.notice for file in files]
 
 
-def names(notices: list[Notice]) -> list[str]:
+def names(notices):
     return [Path(notice.checkpoint).name for notice in notices]
 
 
-def checkpoint(folder: Path, name: str) -> Path:
+def checkpoint(folder, name):
     (folder / name).mkdir(parents=True)
     (folder / name / "config.json").write_text("{}")
     return folder / name
 
 
 @pytest.mark.parametrize("glob", ["", "/*", "/../**/run/step-*"])
-def test_a_watched_folder_announces_each_checkpoint_once(tmp_path: Path, work: WorkPaths, glob: str) -> None:
+def test_a_watched_folder_announces_each_checkpoint_once(tmp_path, work, glob):
     """Named as the folder that checkpoints appear in, as a glob, or as a checkpoint itself; a restarted daemon remembers. What
     is hidden, or temporary by its name, is still being copied or written."""
     run = tmp_path / "run"
@@ -258,7 +247,7 @@ def test_a_watched_folder_announces_each_checkpoint_once(tmp_path: Path, work: W
     assert told(watch) == told(FolderWatch(work, folders)) == []
 
 
-def test_a_watched_checkpoint_that_is_written_over_is_told_again(tmp_path: Path, work: WorkPaths) -> None:
+def test_a_watched_checkpoint_that_is_written_over_is_told_again(tmp_path, work):
     """In place or as a folder of the same name, seen by the next daemon too; our own pin, or nothing new, is no news. While the
     daemon has not dealt with it, it is told once, however its files change."""
     place = checkpoint(tmp_path / "run", "step-100")
@@ -269,7 +258,7 @@ def test_a_watched_checkpoint_that_is_written_over_is_told_again(tmp_path: Path,
         (place / "model.safetensors").write_text("w" * number)
     assert names(told(watch)) == names(told(watch)) == [place.name]
 
-    def news() -> list[str]:
+    def news():
         return names(told(FolderWatch(work, folders)))
 
     for change, told_again in (
@@ -283,15 +272,13 @@ def test_a_watched_checkpoint_that_is_written_over_is_told_again(tmp_path: Path,
         assert news() == []
 
 
-def test_many_checkpoints_are_announced_and_looked_into_in_turns(
-    tmp_path: Path, work: WorkPaths, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_many_checkpoints_are_announced_and_looked_into_in_turns(tmp_path, work, monkeypatch):
     """A few at each look, and each in its turn: the last of them is found, too."""
     monkeypatch.setattr(folder_watch, "MOST_NEW", 10)
     places = [checkpoint(tmp_path / "run", f"step-{i}") for i in range(25)]
     watch = FolderWatch(work, [(str(tmp_path / "run"), "core")])
     assert [len(told(watch)) for _ in range(4)] == [10, 10, 5, 0]
-    looked_into: list[Path] = []
+    looked_into = []
     held = folder_watch._held
     monkeypatch.setattr(folder_watch, "_held", lambda folder: looked_into.append(folder) or held(folder))
     watch._due.clear()
@@ -300,7 +287,7 @@ def test_many_checkpoints_are_announced_and_looked_into_in_turns(
     assert sorted(looked_into) == sorted(places)
 
 
-def test_checkpoints_that_a_training_has_removed_are_forgotten(tmp_path: Path, work: WorkPaths) -> None:
+def test_checkpoints_that_a_training_has_removed_are_forgotten(tmp_path, work):
     """In memory and on disk; not those below an empty folder, which may be a mount point whose storage is away."""
     run, away = tmp_path / "run", tmp_path / "away"
     gone = [checkpoint(run, f"step-{i}") for i in range(15)]
@@ -318,9 +305,7 @@ def test_checkpoints_that_a_training_has_removed_are_forgotten(tmp_path: Path, w
     assert sorted(json.loads(work.watched.read_text())) == kept
 
 
-def test_a_watched_place_that_raises_hides_no_other_and_is_named_once(
-    tmp_path: Path, work: WorkPaths, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_watched_place_that_raises_hides_no_other_and_is_named_once(tmp_path, work, caplog):
     """A glob that is none, names that no file system takes, a folder whose name is no text, a number that is none."""
     run, nowhere = tmp_path / "run", tmp_path / ("x" * 300)
     for name in (os.fsdecode(b"step-\xff"), "step-²", "step-3"):
@@ -343,5 +328,5 @@ STEPS = {
 }  # fmt: skip
 
 
-def test_the_step_is_the_number_that_the_name_gives_it_not_the_models_size() -> None:
+def test_the_step_is_the_number_that_the_name_gives_it_not_the_models_size():
     assert {name: step_of(name) for name in STEPS} == STEPS

@@ -2,14 +2,11 @@
 of node-side code in it, for an interpreter or container without evalspan.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import stat
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
 from grp import getgrall
 from pathlib import Path
 
@@ -32,16 +29,16 @@ OWN = ("inbox/refused", "inbox/suites")  # to which members of the group may not
 need_root = pytest.mark.skipif(os.geteuid() != 0, reason="not root: cannot become another user")
 
 
-def mode(path: Path) -> int:
+def mode(path):
     return stat.S_IMODE(path.stat().st_mode)
 
 
-def load(work: Path, group: str | None = None) -> None:
+def load(work, group=None):
     work_folder.load(None, work, {"shared_group": group})
 
 
 @pytest.fixture
-def open_umask() -> Iterator[None]:
+def open_umask():
     before = os.umask(0)
     yield
     os.umask(before)
@@ -104,7 +101,7 @@ def test_a_private_folder_is_shared_only_once_its_group_can_read_what_is_there(t
 
 
 @pytest.fixture
-def shared(open_folder: Path) -> WorkPaths:
+def shared(open_folder):
     """A work folder of root that the group of `nobody` shares."""
     load(open_folder / "work", SHARING)
     return WorkPaths(open_folder / "work")
@@ -117,7 +114,7 @@ def test_a_member_leaves_checkpoints_reads_refusals_and_changes_nothing_else(sha
     refuse(Inbox(shared).look()[1], "no", 1e9)
     (shared.root / "journal").touch(0o640)
 
-    def act() -> None:
+    def act():
         os.umask(0o077)
         load(shared.root, SHARING)  # before any daemon ran
         leave(shared, Notice(checkpoint="/runs/theirs"))
@@ -158,7 +155,7 @@ def test_a_user_takes_no_folder_of_many_and_shares_with_no_group_of_others(
 ):
     open_folder.chmod(bits)
 
-    def act() -> None:
+    def act():
         with pytest.raises(OperatorError, match=says):
             open_folder_of(open_folder / place, group)
 
@@ -171,7 +168,7 @@ def test_a_user_takes_no_folder_of_many_and_shares_with_no_group_of_others(
 SHELL = {"PATH": "/usr/bin:/bin"}
 
 
-def runs(command: Sequence[str], env: Mapping[str, str], *words: str, cwd: Path | str = "/") -> str:
+def runs(command, env, *words, cwd="/"):
     """What a job prints that gets no package but those of its command and environment."""
     argv = [*command, *words]
     done = subprocess.run(
@@ -188,7 +185,7 @@ def test_a_foreign_interpreter_gets_the_code_in_the_work_folder(tmp_path, monkey
     work.mkdir(mode=0o700)
     config = Config(work_dir=work, trial=TrialConfig(python=sys.executable, container="env EXTRA=1"))
 
-    def asks() -> str:
+    def asks():
         site = site_of(config)
         return runs(site.trial_command, site.trial_env, "-S", "-c", ask, cwd=work)
 
@@ -229,7 +226,7 @@ def test_code_that_others_own_or_may_write_is_not_run(tmp_path):
     site = site_of(Config(work_dir=tmp_path, trial=TrialConfig(python=sys.executable)))
     (code,) = (tmp_path / "cache").glob("code-*")
 
-    def said() -> tuple[str, str]:
+    def said():
         argv = [*site.trial_command, "-c", "print('ran')"]
         done = subprocess.run(argv, capture_output=True, text=True, check=False)
         assert bool(done.returncode) == (done.stdout == "")
@@ -260,7 +257,7 @@ def test_a_guest_of_a_work_folder_runs_a_copy_of_his_own(open_folder, monkeypatc
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     config = Config(work_dir=open_folder / "work", trial=TrialConfig(python="/usr/bin/python3"))
 
-    def act() -> None:
+    def act():
         site = site_of(config)
         ask = "import evaljobs; print(evaljobs.__file__)"
         where = runs(site.trial_command, site.trial_env, "-S", "-c", ask)

@@ -1,7 +1,5 @@
 """`evalspan eval` from end to end, whole and with things killed in the middle: always lm-eval's own scores."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -12,7 +10,6 @@ import signal
 import stat
 import subprocess
 import uuid
-from collections.abc import Callable, Iterator
 from grp import getgrgid
 from pathlib import Path
 from typing import Any
@@ -32,34 +29,32 @@ pytestmark = pytest.mark.model
 Expected = dict[str, dict[str, Any]]
 
 
-def wait(
-    law: Callable[[], object], process: subprocess.Popen[str] | None = None, seconds: float = 240
-) -> None:
+def wait(law, process=None, seconds=240):
     """Until `law` holds; fails where the process ends first or time is up."""
     ended = process.poll if process else lambda: None
     wait_until(lambda: ended() is not None or law(), "what a running evaluation does", seconds)
     assert ended() is None or law(), process and process.communicate()
 
 
-def scores(results: dict[str, Any]) -> Expected:
+def scores(results):
     return dict(results["results"])
 
 
-def finish(site: Any, process: subprocess.Popen[str]) -> dict[str, Any]:
+def finish(site, process):
     out, err = process.communicate(timeout=240)
     assert process.returncode == 0, f"{out}\n{err}\n{site.logs()}"
-    return json.loads(out)  # type: ignore[no-any-return]
+    return json.loads(out)
 
 
 @pytest.fixture
-def _open_umask() -> Iterator[None]:
+def _open_umask():
     """One by which all users could write to what is made."""
     before = os.umask(0)
     yield
     os.umask(before)
 
 
-def modes(work: Path, *beside: str) -> set[str]:
+def modes(work, *beside):
     """The modes of all folders, and of all files, in a work folder but for the folders `beside`."""
     found = [work, *(p for p in work.rglob("*") if p.relative_to(work).parts[0] not in beside)]
     wrong = {(stat.filemode(p.stat().st_mode)): str(p) for p in found if not p.is_symlink()}
@@ -67,7 +62,7 @@ def modes(work: Path, *beside: str) -> set[str]:
 
 
 @pytest.mark.usefixtures("_open_umask")
-def test_local_scores_are_lm_evals_and_nothing_is_left(local_site: Any, expected: Expected) -> None:
+def test_local_scores_are_lm_evals_and_nothing_is_left(local_site, expected):
     """Split over slots, finished out of order: the same digits; node memory, jobs and Redis are gone afterwards. Whatever
     the umask, other users see nothing of the work folder.
     """
@@ -94,14 +89,14 @@ def test_local_scores_are_lm_evals_and_nothing_is_left(local_site: Any, expected
 
 
 @contextlib.contextmanager
-def other_host() -> Iterator[tuple[str, str]]:
+def other_host():
     """A network namespace and our address towards it: two hosts on a wire."""
     if os.geteuid() != 0 or shutil.which("ip") is None:
         pytest.skip("network namespaces need root and iproute2")
     tag = uuid.uuid4().hex[:6]
     name, net = f"es-{tag}", f"10.{int(tag[:2], 16)}.{int(tag[2:4], 16)}"
 
-    def ip(words: str) -> None:
+    def ip(words):
         subprocess.run(["ip", *words.split()], check=True, capture_output=True)
 
     ip(f"netns add {name}")
@@ -118,9 +113,7 @@ def other_host() -> Iterator[tuple[str, str]]:
 
 
 @pytest.mark.usefixtures("_open_umask")
-def test_the_round_robin_policy_and_jobs_on_another_host_give_lm_evals_scores(
-    local_site: Any, expected: Expected
-) -> None:
+def test_the_round_robin_policy_and_jobs_on_another_host_give_lm_evals_scores(local_site, expected):
     """[plan] policy = "round-robin": large tasks in a piece a lane, each shard run by a trial of the lane that the plan gave it
     to. Builds, holder and trials run in another network namespace, with code copied for an interpreter of their own, and find
     Redis by its address file and password.
@@ -166,7 +159,7 @@ EXAMPLE = re.compile(r"""^```\w+ title="mine/([\w./]+)"\n(.*?)^```$""", re.MULTI
 
 
 @pytest.fixture
-def suite(tmp_path: Path) -> Path:
+def suite(tmp_path):
     """The example of docs/evaluating/own-tasks.md, in a folder with a space and an umlaut."""
     folder = tmp_path / "meine Süite"
     files = dict(EXAMPLE.findall(DOCS.read_text()))
@@ -178,7 +171,7 @@ def suite(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def own(suite: Path, toy_model: Path, monkeypatch: pytest.MonkeyPatch) -> Expected:
+def own(suite, toy_model, monkeypatch):
     """lm-eval's own results of it, from the folder in which its rule finds the data."""
     monkeypatch.chdir(suite.parent / "tasks")
     return scores(
@@ -186,9 +179,7 @@ def own(suite: Path, toy_model: Path, monkeypatch: pytest.MonkeyPatch) -> Expect
     )
 
 
-def test_a_hub_id_and_a_suite_of_ones_own_score_from_any_folder(
-    warm_site: Any, suite: Path, own: Expected
-) -> None:
+def test_a_hub_id_and_a_suite_of_ones_own_score_from_any_folder(warm_site, suite, own):
     """lm-eval's own digits, of the data beside the suite: another folder's data of the same name are not read. The evaluation
     has the model's name, and no step of a commit's hash; what was fetched is found again without the server.
     """
@@ -218,7 +209,7 @@ def test_a_hub_id_and_a_suite_of_ones_own_score_from_any_folder(
     assert len(list(site.work.glob("*/evaluation.json"))) == 1
 
 
-def test_a_metric_that_kills_its_worker_and_one_that_hangs_cost_two_items(warm_site: Any) -> None:
+def test_a_metric_that_kills_its_worker_and_one_that_hangs_cost_two_items(warm_site):
     """Each try of the score loses its worker to one item, and another hangs: both are named, the rest has a score, the exit
     code says that something lacks; once that is mended a retry scores all without a GPU."""
     site = warm_site
@@ -247,7 +238,7 @@ def test_a_metric_that_kills_its_worker_and_one_that_hangs_cost_two_items(warm_s
     assert site.counted_once()
 
 
-def left_behind(site: Any) -> list[str]:
+def left_behind(site):
     """Processes that name the site's folder, and precursors' leases on its staged weights."""
     found = [" ".join(words) for pid, words, _ in running(site.folder) if pid != os.getpid()]
     for spec in site.work.glob("*/specs/*-stage-*.json"):
@@ -258,9 +249,7 @@ def left_behind(site: Any) -> list[str]:
     return found
 
 
-def test_killed_it_leaves_nothing_on_this_machine_and_run_again_it_resumes(
-    local_site: Any, expected: Expected
-) -> None:
+def test_killed_it_leaves_nothing_on_this_machine_and_run_again_it_resumes(local_site, expected):
     """SIGKILL of the coordinator in mid-inference: within 10 s no job, no Redis and no staged weights are left. The next one
     runs what is left, and no more, though a trial dies by SIGKILL and Redis comes back empty. One that is started before that
     is refused in one line.
@@ -289,9 +278,7 @@ def test_killed_it_leaves_nothing_on_this_machine_and_run_again_it_resumes(
 
 
 @pytest.mark.slurm
-def test_slurm_scores_are_lm_evals_and_nothing_is_left(
-    slurm_site: Any, suite: Path, expected: Expected, own: Expected
-) -> None:
+def test_slurm_scores_are_lm_evals_and_nothing_is_left(slurm_site, suite, expected, own):
     """The same evaluation, with a task of the user's own beside the others, as Slurm jobs of an ordinary user: precursor, trials,
     workers; then no job, no file. The site's accounting shows no trial that did its work as cancelled.
     """
@@ -302,9 +289,9 @@ def test_slurm_scores_are_lm_evals_and_nothing_is_left(
     text = site.suite.read_text().replace("include_path = [", f'include_path = ["{tasks}", ')
     site.suite.write_text(f'{text}[[task]]\nname = "capitals"\nbatch_size = 4\n')
     process = site.start(site.evaluate("--shards-per-task", "3"))
-    seen: set[str] = set()
+    seen = set()
 
-    def look() -> bool:
+    def look():
         listed = cluster.run_as_user(["squeue", "--noheader", "--format=%j"]).stdout.split()
         seen.update(name.split("-")[2] for name in listed if name.startswith("es-"))
         return process.poll() is not None
@@ -327,15 +314,13 @@ def test_slurm_scores_are_lm_evals_and_nothing_is_left(
         assert ".safetensors" not in left.stdout
 
 
-def stopped_trial(site: Any) -> int | None:
+def stopped_trial(site):
     """The host's pid of the trial that stands still on a node."""
     return next((pid for pid, words, state in running(site.work) if state == "T" and "trial" in words), None)
 
 
 @pytest.mark.slurm
-def test_a_trial_goes_on_while_the_coordinator_and_its_redis_are_gone(
-    slurm_site: Any, expected: Expected
-) -> None:
+def test_a_trial_goes_on_while_the_coordinator_and_its_redis_are_gone(slurm_site, expected):
     """It dumps every shard without them; the next coordinator finds the records and runs nothing again."""
     site = slurm_site
     site.pause_a_trial(after=1)

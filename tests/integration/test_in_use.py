@@ -1,16 +1,11 @@
 """Evaluations in use: both modes and batches that fit no GPU, what people remove meanwhile, and what `status` and `watch` say."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
 import shutil
 import signal
-import subprocess
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from cli.terminal import Terminal
@@ -22,13 +17,13 @@ pytestmark = pytest.mark.model
 TOKENS = 600  # of a forward pass that the small GPU takes: a few rows of these tasks
 
 
-def on_a_small_gpu(site: sites.Site) -> None:
+def on_a_small_gpu(site):
     folder = Path(sites.__file__).parent / "small_gpu"
     path = os.pathsep.join(filter(None, [str(folder), site.env.get("PYTHONPATH")]))
     site.env |= {"PYTHONPATH": path, "SMALL_GPU_TOKENS": str(TOKENS)}
 
 
-def write_suite(site: sites.Site, text: str = "", task: str = "") -> None:
+def write_suite(site, text="", task=""):
     """Two toy tasks; `text`: more settings of the suite, `task`: of the first task."""
     head, choice, sums = suite_text(
         "modes", {"toy_choice": {"limit": 40}, "toy_sums": {"limit": 4}}, batch_size=64
@@ -36,13 +31,13 @@ def write_suite(site: sites.Site, text: str = "", task: str = "") -> None:
     site.suite.write_text(f"{head}{text}\n[[task]]\n{choice}{task}\n[[task]]\n{sums}")
 
 
-def evaluated(site: sites.Site, *more: str, code: int = 0) -> dict[str, Any]:
+def evaluated(site, *more, code=0):
     done = site.run(site.evaluate(*more))
     assert done.returncode == code, f"{done.stdout}\n{done.stderr}\n{site.logs()}"
     return dict(json.loads(done.stdout))
 
 
-def test_check_fast_sets_both_modes_side_by_side(warm_site: sites.Site) -> None:
+def test_check_fast_sets_both_modes_side_by_side(warm_site):
     """N documents of each task twice; likelihoods within 1e-3, the same argmax, the same generated answers."""
     write_suite(warm_site)
     made = evaluated(warm_site, "--check-fast", "6")
@@ -66,7 +61,7 @@ def test_check_fast_sets_both_modes_side_by_side(warm_site: sites.Site) -> None:
     assert said["fast"]["responses_from"] == {}
 
 
-def test_a_fast_budget_too_large_for_the_gpu_is_reduced_and_all_is_scored(warm_site: sites.Site) -> None:
+def test_a_fast_budget_too_large_for_the_gpu_is_reduced_and_all_is_scored(warm_site):
     """No document is lost; one warning says what happened, and the results name the task's own budget."""
     write_suite(warm_site, 'mode = "fast"')
     on_a_small_gpu(warm_site)
@@ -81,7 +76,7 @@ def test_a_fast_budget_too_large_for_the_gpu_is_reduced_and_all_is_scored(warm_s
     assert again[-1].split("budget of ")[1].split(":")[0] == said["cuts"]["toy_choice"].split("-")[1]
 
 
-def test_an_exact_batch_too_large_for_the_gpu_says_the_size_that_works(warm_site: sites.Site) -> None:
+def test_an_exact_batch_too_large_for_the_gpu_says_the_size_that_works(warm_site):
     """The other task is scored; with what the error says, the task is scored too, and nothing else is run again."""
     write_suite(warm_site)
     on_a_small_gpu(warm_site)
@@ -101,14 +96,14 @@ def test_an_exact_batch_too_large_for_the_gpu_says_the_size_that_works(warm_site
 
 
 @pytest.fixture
-def site(tmp_path: Path, toy_model: Path, warm: str) -> Iterator[sites.Site]:
+def site(tmp_path, toy_model, warm):
     made = sites.local(tmp_path, toy_model, "--slots", "2", entries=sites.WATCHED)
     made.env["EVALSPAN_TRIAL_PROLOGUE"] = warm
     yield made
     made.end_workers()
 
 
-def paused(site: sites.Site) -> subprocess.Popen[str]:
+def paused(site):
     """An evaluation one of whose trials stands still after its first shard."""
     site.pause_a_trial(after=1)
     process = site.start(site.evaluate("--shards-per-task", "3"))
@@ -116,25 +111,22 @@ def paused(site: sites.Site) -> subprocess.Popen[str]:
     return process
 
 
-def go_on(site: sites.Site) -> None:
+def go_on(site):
     pid = site.paused()
-    assert pid is not None
     os.kill(pid, signal.SIGCONT)
 
 
-def remove_while_written(folder: Path) -> None:
+def remove_while_written(folder):
     """Files that the running evaluation writes meanwhile go with it."""
 
-    def removed() -> bool:
+    def removed():
         shutil.rmtree(folder, ignore_errors=True)
         return not folder.exists()
 
     wait_until(removed)
 
 
-def test_request_sets_removed_below_an_open_evaluation_are_built_again(
-    site: sites.Site, watched: dict[str, Any]
-) -> None:
+def test_request_sets_removed_below_an_open_evaluation_are_built_again(site, watched):
     process = paused(site)
     shutil.rmtree(site.work / "request_sets")
     go_on(site)
@@ -143,7 +135,7 @@ def test_request_sets_removed_below_an_open_evaluation_are_built_again(
     assert site.results()["results"] == watched
 
 
-def test_a_work_folder_removed_below_an_evaluation_ends_it_in_one_line(site: sites.Site) -> None:
+def test_a_work_folder_removed_below_an_evaluation_ends_it_in_one_line(site):
     """Exit code 3; nothing of it lives on, and the same command evaluates in a new folder."""
     process = paused(site)
     trial = site.paused()
@@ -163,7 +155,7 @@ REASON = re.compile(r"pending for .*: .*\((Resources|Priority)\)")
 
 
 @pytest.mark.slurm
-def test_status_says_why_slurm_keeps_jobs_pending(slurm_site: Any) -> None:
+def test_status_says_why_slurm_keeps_jobs_pending(slurm_site):
     """Also where only the command line of `eval` named the cluster: stage, reason in words, Slurm's own word."""
     cluster = slurm_site.cluster
     for partition, nodes in (("gpu", 2), ("cpu", 1)):
@@ -172,7 +164,7 @@ def test_status_says_why_slurm_keeps_jobs_pending(slurm_site: Any) -> None:
     running = slurm_site.start(slurm_site.evaluate())
     try:
 
-        def waits() -> bool:
+        def waits():
             told = json.loads(slurm_site.run(slurm_site.command("status", "--json")).stdout)["evaluations"]
             return any(row["stage"] == "waits" and REASON.search(str(row["waits_for"])) for row in told)
 
@@ -186,7 +178,7 @@ def test_status_says_why_slurm_keeps_jobs_pending(slurm_site: Any) -> None:
         running.communicate(timeout=120)
 
 
-def test_watch_stays_up_with_the_last_scores_and_ends_in_a_pipe(site: sites.Site) -> None:
+def test_watch_stays_up_with_the_last_scores_and_ends_in_a_pipe(site):
     """In a pipe once nothing runs, with the scores in the last line but one; at a terminal until Ctrl-C."""
     daemon = site.start(site.command("daemon"))
     try:

@@ -3,13 +3,9 @@
 Rule: rows of the table in support/inputs/edits.py that concern different tasks are one step.
 """
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-
 import pytest
 from support.inputs.asking import Asking, warm
-from support.inputs.edits import EDITS, Edit
+from support.inputs.edits import EDITS
 from support.inputs.world import make
 
 pytestmark = pytest.mark.model
@@ -64,13 +60,13 @@ STEPS = {
 
 
 @pytest.fixture(scope="module")
-def asking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Asking]:
+def asking(tmp_path_factory):
     folder = tmp_path_factory.mktemp("inputs")
     with warm(folder) as runner:
         yield Asking(make(folder / "world"), runner)
 
 
-def right(asking: Asking, edits: tuple[Edit, ...]) -> None:
+def right(asking, edits):
     """Ask both; a GPU may answer for the tasks of `edits`."""
     for edit in edits:
         edit.do(asking.world)
@@ -80,7 +76,7 @@ def right(asking: Asking, edits: tuple[Edit, ...]) -> None:
 
 
 @pytest.mark.timeout(900)  # ten questions to both
-def test_after_each_edit_the_score_is_lm_evals_of_now(asking: Asking) -> None:
+def test_after_each_edit_the_score_is_lm_evals_of_now(asking):
     """One step after the other, in one work folder: what earlier steps built and answered is at hand. Asked again without an
     edit, nothing is run; with `--fresh`, all.
     """
@@ -101,7 +97,7 @@ def test_after_each_edit_the_score_is_lm_evals_of_now(asking: Asking) -> None:
     assert asking.ours("--fresh").jobs >= {"build", "trial", "metric"}
 
 
-def test_the_table_has_sixty_rows_of_each_kind() -> None:
+def test_the_table_has_sixty_rows_of_each_kind():
     assert len(EDITS) >= 60
     assert {key for edit in EDITS for key in edit.changes.split()} >= {
         "id",

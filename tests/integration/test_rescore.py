@@ -1,13 +1,7 @@
 """`evalspan rescore` by the command line: the digits of a fresh evaluation, from answers on disk, and no trial."""
 
-from __future__ import annotations
-
 import json
 import shutil
-import subprocess
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 from dev_cluster.testing import wait_until
@@ -30,7 +24,7 @@ EDITS = {
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory, toy_model: Path) -> Iterator[sites.Site]:
+def site(tmp_path_factory, toy_model):
     """An evaluation of a copy of the toy model, on task files of its own."""
     folder = tmp_path_factory.mktemp("rescore")
     shutil.copytree(TASKS, folder / "tasks")
@@ -43,7 +37,7 @@ def site(tmp_path_factory: pytest.TempPathFactory, toy_model: Path) -> Iterator[
     made.end_workers()
 
 
-def edit(site: sites.Site, edits: dict[str, tuple[str, str]]) -> None:
+def edit(site, edits):
     for name, (before, after) in edits.items():
         file = site.folder / "tasks" / name
         text = file.read_text()
@@ -51,15 +45,15 @@ def edit(site: sites.Site, edits: dict[str, tuple[str, str]]) -> None:
         file.write_text(text.replace(before, after))
 
 
-def parent(site: sites.Site) -> str:
+def parent(site):
     return min(site.work.glob("*/evaluation.json"), key=lambda p: p.stat().st_mtime_ns).parent.name
 
 
-def rescore(site: sites.Site, *more: str) -> subprocess.CompletedProcess[str]:
+def rescore(site, *more):
     return site.run(site.command("rescore", parent(site), "--json", *more))
 
 
-def scored(site: sites.Site, done: subprocess.CompletedProcess[str]) -> tuple[dict[str, Any], Path]:
+def scored(site, done):
     """(results, folder) of a new evaluation that names its parent and had no job that infers."""
     assert done.returncode == 0, done.stderr
     results = json.loads(done.stdout)
@@ -69,17 +63,17 @@ def scored(site: sites.Site, done: subprocess.CompletedProcess[str]) -> tuple[di
     return results, folder
 
 
-def samples(folder: Path) -> dict[str, str]:
+def samples(folder):
     return {file.name: file.read_text() for file in folder.glob("samples/*")}
 
 
-def same(ours: dict[str, Any], theirs: dict[str, Any]) -> bool:
+def same(ours, theirs):
     parts = ("results", "versions", "n-shot", "higher_is_better", "n-samples")
     return all(ours.get(part) == theirs.get(part) for part in parts)
 
 
 @pytest.fixture
-def edited(site: sites.Site) -> Iterator[Callable[[dict[str, tuple[str, str]]], None]]:
+def edited(site):
     """Edits task files for one test."""
     before = {file: file.read_text() for file in (site.folder / "tasks").glob("*.yaml")}
     yield lambda edits: edit(site, edits)
@@ -87,7 +81,7 @@ def edited(site: sites.Site) -> Iterator[Callable[[dict[str, tuple[str, str]]], 
         file.write_text(text)
 
 
-def test_the_same_suite_gives_the_same_digits_also_where_the_checkpoint_is_gone(site: sites.Site) -> None:
+def test_the_same_suite_gives_the_same_digits_also_where_the_checkpoint_is_gone(site):
     """Of a removed checkpoint config and tokenizer are asked for; it stays in its series. Typed again, nothing is run."""
     first = site.work / parent(site)
     theirs = json.loads((first / "results.json").read_text())
@@ -112,9 +106,7 @@ def test_the_same_suite_gives_the_same_digits_also_where_the_checkpoint_is_gone(
     assert scored(site, again)[1] == folder
 
 
-def test_edited_gold_answers_filters_and_metrics_give_the_digits_of_a_fresh_evaluation(
-    site: sites.Site, edited: Callable[[dict[str, tuple[str, str]]], None]
-) -> None:
+def test_edited_gold_answers_filters_and_metrics_give_the_digits_of_a_fresh_evaluation(site, edited):
     """Killed in the middle and typed again it goes on. A daemon that has the work folder does the same work."""
     edited(EDITS)
     before = set(site.work.glob("*/journal.jsonl"))
@@ -152,8 +144,8 @@ def test_edited_gold_answers_filters_and_metrics_give_the_digits_of_a_fresh_eval
     ],
 )
 def test_other_requests_are_refused_by_task_and_key_before_anything_is_submitted(
-    site: sites.Site, edited: Callable[[dict[str, tuple[str, str]]], None], limit: int, edits: Any, says: str
-) -> None:
+    site, edited, limit, edits, says
+):
     edited(edits)
     there = set(site.work.glob("*/evaluation.json"))
     suite = site.folder / "other.toml"
@@ -165,7 +157,7 @@ def test_other_requests_are_refused_by_task_and_key_before_anything_is_submitted
     assert set(site.work.glob("*/evaluation.json")) == there
 
 
-def test_pruned_answers_and_unknown_evaluations_are_refused(site: sites.Site) -> None:
+def test_pruned_answers_and_unknown_evaluations_are_refused(site):
     """Last: it prunes."""
     unknown = site.run(site.command("rescore", "nothing-of-this-name"))
     assert (unknown.returncode, "nothing-of-this-name" in unknown.stderr) == (2, True)

@@ -1,12 +1,7 @@
 """Weights that change while an evaluation runs: no score is of other weights than were announced."""
 
-from __future__ import annotations
-
 import json
 import shutil
-import subprocess
-from pathlib import Path
-from typing import Any
 
 import pytest
 from support import sites
@@ -34,9 +29,7 @@ def rows(**_):  # a training writes while requests are built
 """
 
 
-def test_weights_written_while_requests_are_built_are_not_scored(
-    tmp_path: Path, toy_model: Path, warm: str
-) -> None:
+def test_weights_written_while_requests_are_built_are_not_scored(tmp_path, toy_model, warm):
     """An adapter beside a staged checkpoint: the evaluation fails in one line that says what to type. A checkpoint that is not
     staged: tests/trial/test_weights_change.py.
     """
@@ -64,7 +57,7 @@ def test_weights_written_while_requests_are_built_are_not_scored(
     assert "\n" not in failed
 
 
-def adapter_of(model: Path, folder: Path) -> Path:
+def adapter_of(model, folder):
     """A LoRA adapter of a model."""
     peft = pytest.importorskip("peft")
     transformers = pytest.importorskip("transformers")
@@ -74,7 +67,7 @@ def adapter_of(model: Path, folder: Path) -> Path:
     return folder
 
 
-def jobs(site: sites.Site, done: subprocess.CompletedProcess[str]) -> tuple[dict[str, Any], set[str]]:
+def jobs(site, done):
     """Results of an evaluation, and kinds of jobs that it ran."""
     assert done.returncode == 0, done.stderr
     results = json.loads(done.stdout)
@@ -83,9 +76,7 @@ def jobs(site: sites.Site, done: subprocess.CompletedProcess[str]) -> tuple[dict
 
 
 @pytest.mark.timeout(900)  # three evaluations
-def test_a_touched_or_copied_checkpoint_of_equal_content_takes_the_answers(
-    tmp_path: Path, toy_model: Path, warm: str
-) -> None:
+def test_a_touched_or_copied_checkpoint_of_equal_content_takes_the_answers(tmp_path, toy_model, warm):
     """A precursor hashes it while it copies, and no trial runs. Equal samples of other content are answered anew."""
     model = shutil.copytree(toy_model, tmp_path / "step-1")
     weights = model / "model.safetensors"
@@ -122,16 +113,14 @@ def test_a_touched_or_copied_checkpoint_of_equal_content_takes_the_answers(
         site.end_workers()
 
 
-def unsampled(weights: Path) -> int:
+def unsampled(weights):
     """A place of the largest tensor that no sample shows."""
     start, stop = max(read_header(weights).spans, key=lambda span: span[1] - span[0])
     assert stop - start > 2 * SAMPLE_BYTES
     return start
 
 
-def test_the_hooks_hashes_say_at_acceptance_that_a_copy_is_the_same(
-    tmp_path: Path, toy_model: Path, warm: str
-) -> None:
+def test_the_hooks_hashes_say_at_acceptance_that_a_copy_is_the_same(tmp_path, toy_model, warm):
     """Then no job but the request set's runs, also without staging. Hashes older than the weights say nothing."""
     model = shutil.copytree(toy_model, tmp_path / "step-1")
     sums = {f.name: hash_file(model / f.name) for f in inspect(model).files}
@@ -154,7 +143,7 @@ def test_the_hooks_hashes_say_at_acceptance_that_a_copy_is_the_same(
 
 
 @pytest.mark.timeout(600)  # two daemons
-def test_a_checkpoint_that_is_not_what_training_held_is_not_scored(tmp_path: Path, toy_model: Path) -> None:
+def test_a_checkpoint_that_is_not_what_training_held_is_not_scored(tmp_path, toy_model):
     """The first trial ends the evaluation, and says which tensor and what to type; typed, it scores."""
     import torch
     from safetensors.torch import load_file, save_file

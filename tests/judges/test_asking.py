@@ -1,21 +1,16 @@
 """Laws of asking, against a real endpoint that fails in every way."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from dev_cluster.testing import wait_until
-from support.endpoint import Endpoint, Request, serving
+from support.endpoint import serving
 
-from evaljobs.contract.specs import JudgeJob
 from evaljobs.errors import OperatorError
 from evaljobs.judges import asking
 from evaljobs.judges.asking import Judges
@@ -34,33 +29,33 @@ print(judges.ask_missing(asks), sum(r.value is not None for r in judges.replies(
 """
 
 
-def asks(count: int, name: str = "q") -> list[Ask]:
+def asks(count, name="q"):
     return [Ask(system="s", user=f"{name}{i}", form="rating") for i in range(count)]
 
 
-def with_options(job: JudgeJob, **options: object) -> JudgeJob:
+def with_options(job, **options):
     return job.model_copy(update={"options": job.options.model_copy(update=options)})
 
 
-def judges(job: JudgeJob, folder: Path, **options: object) -> Judges:
+def judges(job, folder, **options):
     return Judges(with_options(job, **options), str(folder), "job")
 
 
-def start(job: JudgeJob, folder: Path, count: int, name: str) -> subprocess.Popen[str]:
+def start(job, folder, count, name):
     argv = [sys.executable, "-c", ASKER, job.model_dump_json(), str(folder), str(count), name]
     return subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
 
 
-def kept(folder: Path) -> list[Judgement]:
+def kept(folder):
     return [Judgement.model_validate_json(f.read_bytes()) for f in (folder / "judgements").glob("*.json")]
 
 
-def late(request: Request) -> None:
+def late(request):
     time.sleep(0.02)  # seconds that the judge takes to answer
     request.answer()
 
 
-def test_every_judgement_is_kept_with_its_prompt_and_never_asked_again(job, folder, endpoint) -> None:
+def test_every_judgement_is_kept_with_its_prompt_and_never_asked_again(job, folder, endpoint):
     """A second job with the same asks, even of another evaluation, sends nothing."""
     questions = asks(5)
     assert judges(job, folder).ask_missing([*questions, *questions]) == 5
@@ -79,7 +74,7 @@ def test_every_judgement_is_kept_with_its_prompt_and_never_asked_again(job, fold
     assert "Authorization" not in endpoint.requests[0].headers, "no setting names a key"
 
 
-def drip(request: Request) -> None:
+def drip(request):
     """An answer a byte at a time, without end."""
     request.handler.send_response(200)
     request.handler.end_headers()
@@ -87,28 +82,28 @@ def drip(request: Request) -> None:
         request.handler.wfile.write(b" ")
 
 
-def once(fault: Callable[[Request], None]) -> Callable[[Request], None]:
+def once(fault):
     return lambda r: fault(r) if r.number == 0 else r.answer()
 
 
-def counted(prompt: object) -> Callable[[Request], None]:
+def counted(prompt):
     """An answer whose prompt has so many tokens."""
     usage = {"prompt_tokens": prompt, "completion_tokens": 1}
     body = json.dumps({"choices": [{"message": {"content": "[[7]]"}}], "usage": usage}).encode()
     return lambda r: r.send(200, body)
 
 
-def sends(body: bytes) -> Callable[[Request], None]:
+def sends(body):
     return lambda r: r.send(200, body)
 
 
-def refuses(status: int) -> Callable[[Request], None]:
+def refuses(status):
     return lambda r: r.error(status, "\x1b[2J\x9b31m\a too\r\nlong")
 
 
 NO_ANSWER = None, "no chat completion"
 # what the endpoint does -> its way to answer, the item's value, words of its error, requests sent, asks of the next job
-ANSWERS: dict[str, tuple[Callable[[Request], None], float | None, str, int, int]] = {
+ANSWERS = {
     # a passing fault is tried again
     "5xx": (once(lambda r: r.error(503)), 7.0, "", 2, 0),
     "closed in the middle": (once(lambda r: r.close_in_the_middle()), 7.0, "", 2, 0),
@@ -136,7 +131,7 @@ ANSWERS: dict[str, tuple[Callable[[Request], None], float | None, str, int, int]
 
 
 @pytest.mark.parametrize("what", ANSWERS)
-def test_each_answer_of_an_endpoint_has_its_reply(what, job, folder, endpoint, monkeypatch) -> None:
+def test_each_answer_of_an_endpoint_has_its_reply(what, job, folder, endpoint, monkeypatch):
     """No answer ends the job, commands a terminal, or costs more than it can have cost."""
     handle, value, error, sent, again = ANSWERS[what]
     monkeypatch.setattr(asking, "LIMITED_PAUSE", 0.01)
@@ -157,7 +152,7 @@ def test_each_answer_of_an_endpoint_has_its_reply(what, job, folder, endpoint, m
     assert next_job.replies(asks(1))[0].value == (2.0 if again else value)
 
 
-def test_a_lasting_fault_fails_its_item_alone(job, folder, endpoint) -> None:
+def test_a_lasting_fault_fails_its_item_alone(job, folder, endpoint):
     """One ask fails after its tries, the others succeed; the next job sends only that one."""
     endpoint.handle = lambda r: r.error(500, "poisoned") if r.user == "q1" else r.answer()
     one = judges(job, folder)
@@ -175,7 +170,7 @@ def test_a_lasting_fault_fails_its_item_alone(job, folder, endpoint) -> None:
 
 
 @pytest.mark.parametrize("status", [401, 403, 404, 301, 429])
-def test_what_the_operator_must_mend_ends_the_job(status, job, folder, endpoint, monkeypatch) -> None:
+def test_what_the_operator_must_mend_ends_the_job(status, job, folder, endpoint, monkeypatch):
     """A wrong key, model or address, or no quota: one error without the key; no redirect takes the key."""
     monkeypatch.setenv("JUDGE_KEY", KEY)
     with serving() as other:
@@ -190,9 +185,7 @@ def test_what_the_operator_must_mend_ends_the_job(status, job, folder, endpoint,
     assert endpoint.users() == ["q0"]
 
 
-def test_the_key_that_an_endpoint_echoes_is_in_no_file_and_no_message(
-    job, folder, endpoint, monkeypatch
-) -> None:
+def test_the_key_that_an_endpoint_echoes_is_in_no_file_and_no_message(job, folder, endpoint, monkeypatch):
     """In the answer, spelt with JSON's escapes, in a refusal, and in what is no answer."""
     monkeypatch.setenv("JUDGE_KEY", KEY)
     escaped = "".join(f"\\u{ord(c):04x}" for c in KEY)
@@ -209,7 +202,7 @@ def test_the_key_that_an_endpoint_echoes_is_in_no_file_and_no_message(
     assert not any(KEY.encode() in path.read_bytes() for path in files)
 
 
-def test_a_dead_endpoint_is_not_asked_for_each_item(job, folder, endpoint) -> None:
+def test_a_dead_endpoint_is_not_asked_for_each_item(job, folder, endpoint):
     """After ten asks in a row that failed all tries, the rest fails at once and says why."""
     endpoint.handle = lambda r: r.error(500)
     one = judges(job, folder, concurrency=4, retries=0)
@@ -220,12 +213,12 @@ def test_a_dead_endpoint_is_not_asked_for_each_item(job, folder, endpoint) -> No
     assert len(endpoint.requests) < 20
 
 
-def test_an_endpoint_with_another_name_for_the_bound_is_asked_by_it(job, folder, endpoint) -> None:
+def test_an_endpoint_with_another_name_for_the_bound_is_asked_by_it(job, folder, endpoint):
     """A refusal that names max_completion_tokens costs no try: the asks go out again with that
     name. An endpoint that refuses both is refused.
     """
 
-    def handle(request: Request) -> None:
+    def handle(request):
         if "max_tokens" in request.body:
             request.error(400, "'max_tokens' is not supported. Use 'max_completion_tokens' instead.")
         else:
@@ -247,7 +240,7 @@ def test_an_endpoint_with_another_name_for_the_bound_is_asked_by_it(job, folder,
 # --- limits and deaths ---------------------------------------------------------------------------------------------------
 
 
-def test_two_jobs_ask_one_after_the_other_within_the_limits(job, folder, endpoint) -> None:
+def test_two_jobs_ask_one_after_the_other_within_the_limits(job, folder, endpoint):
     """At most `concurrency` requests at once of both together, and sometimes as many; the same ask goes out once."""
     endpoint.handle = late
     workers = [start(with_options(job, concurrency=3), folder, 20, name) for name in "aab"]
@@ -256,7 +249,7 @@ def test_two_jobs_ask_one_after_the_other_within_the_limits(job, folder, endpoin
     assert len(endpoint.requests) == len(set(endpoint.users())) == 40
 
 
-def test_requests_and_tries_keep_the_rate(job, folder, endpoint) -> None:
+def test_requests_and_tries_keep_the_rate(job, folder, endpoint):
     """At 600 a minute no request follows another in less than 0.1 s, a try again included."""
     endpoint.handle = lambda r: r.error(500) if r.number == 0 else r.answer()
     one = judges(job, folder, requests_per_minute=600)
@@ -265,7 +258,7 @@ def test_requests_and_tries_keep_the_rate(job, folder, endpoint) -> None:
     assert endpoint.starts[5] - endpoint.starts[0] >= 0.45
 
 
-def test_the_cost_cap_is_never_passed_and_says_so(job, folder, endpoint) -> None:
+def test_the_cost_cap_is_never_passed_and_says_so(job, folder, endpoint):
     """Twenty asks, budget for some: what the answers on disk cost stays below the cap, also with requests in
     flight; the rest fails with the figures, in later jobs, too.
     """
@@ -288,7 +281,7 @@ def test_the_cost_cap_is_never_passed_and_says_so(job, folder, endpoint) -> None
     assert len(endpoint.requests) == sent
 
 
-def test_a_killed_worker_loses_no_paid_answer_and_no_slot(job, folder, endpoint: Endpoint) -> None:
+def test_a_killed_worker_loses_no_paid_answer_and_no_slot(job, folder, endpoint):
     """SIGKILL with answers on disk and requests in flight: the next worker sends the rest only, at once."""
     job = with_options(job, concurrency=2)
     endpoint.handle = lambda r: r.answer() if r.number < 5 else r.hang()

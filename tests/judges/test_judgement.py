@@ -1,7 +1,5 @@
 """Laws of asks, of answers, and of what the report says that they cost: pure."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -26,7 +24,7 @@ RATINGS = [
 
 
 @pytest.mark.parametrize(("answer", "value"), RATINGS, ids=lambda value: str(value)[:20])
-def test_ratings_are_read_as_fastchat_reads_them(answer, value) -> None:
+def test_ratings_are_read_as_fastchat_reads_them(answer, value):
     """[[x]] first, [x] else, within 1 to 10; what is none has a reason."""
     reply = read_answer("rating", answer)
     assert reply.value == value
@@ -37,7 +35,7 @@ def test_ratings_are_read_as_fastchat_reads_them(answer, value) -> None:
     ("answer", "value"),
     [("so [[A]]", "A"), ("[[B]]", "B"), ("[[C]]", "tie"), ("[[B]] not [[A]]", "A"), ("A", None), ("", None)],
 )
-def test_winners_are_read_as_fastchat_reads_them(answer, value) -> None:
+def test_winners_are_read_as_fastchat_reads_them(answer, value):
     """A is looked for before B before C, wherever they stand."""
     reply = read_answer("winner", answer)
     assert reply.value == value
@@ -45,7 +43,7 @@ def test_winners_are_read_as_fastchat_reads_them(answer, value) -> None:
 
 
 @given(st.text())
-def test_no_answer_breaks_the_reader(text) -> None:
+def test_no_answer_breaks_the_reader(text):
     """Whatever a judge writes is a value of its form, or a reason."""
     rating = read_answer("rating", text)
     assert rating.error if rating.value is None else 1 <= float(rating.value) <= 10
@@ -53,7 +51,7 @@ def test_no_answer_breaks_the_reader(text) -> None:
 
 
 @given(ASKS, ASKS)
-def test_a_key_is_the_content(one, two) -> None:
+def test_a_key_is_the_content(one, two):
     """Equal asks of one judge have one key; any difference, in ask or judge, is another key."""
     assert (ask_key(one, JUDGE) == ask_key(two, JUDGE)) == (one == two)
     other = JUDGE.model_copy(update={"temperature": 0.5})
@@ -63,7 +61,7 @@ def test_a_key_is_the_content(one, two) -> None:
 
 
 @given(ASKS, st.integers(0, 5000))
-def test_no_request_costs_more_than_its_most(ask, completion) -> None:
+def test_no_request_costs_more_than_its_most(ask, completion):
     """Tokens are at most bytes, and completions at most max_tokens: the most bounds the bill."""
     tokens = len((ask.system + ask.user).encode(errors="replace"))
     paid = cost(JUDGE, tokens, min(completion, JUDGE.max_tokens))
@@ -89,7 +87,7 @@ ROWS = st.lists(
 
 
 @given(rows=ROWS)
-def test_every_judgement_counts_once_and_only_ours_cost(rows: list[Judgement]) -> None:
+def test_every_judgement_counts_once_and_only_ours_cost(rows):
     """Counts by task add up to the files; the cost is this evaluation's, with failed tries."""
     use = judge_use(OPTIONS, rows, {"execute-a-0": "a", "execute-b-0": "b"}, "ours")
     assert sum(t.judgements + t.missing for t in use.tasks.values()) == len(rows)

@@ -1,13 +1,10 @@
 """Laws of judge tasks: lm-eval's own run of the shipped tasks with a real endpoint."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from support.exactness import pipeline
@@ -18,7 +15,7 @@ from coordinator.intake import suites
 from coordinator.intake.validate import judge_for, judge_options
 from evaljobs.contract.outcomes import Failed, Scored
 from evaljobs.contract.paths import EvaluationPaths
-from evaljobs.contract.specs import JudgeJob, ScoreSpec, SuiteSpec, TaskEntry
+from evaljobs.contract.specs import SuiteSpec, TaskEntry
 from evaljobs.errors import OperatorError
 from evaljobs.judges.judgement import Reply
 from evaljobs.lmeval import hooks, run
@@ -29,7 +26,7 @@ SHORT = {"max_gen_toks": 4}
 
 
 @pytest.fixture(scope="module")
-def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model_dir(tmp_path_factory):
     from support.exactness import tiny_model
 
     run.quiet_environment(offline=True)
@@ -37,30 +34,30 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_model.make(tmp_path_factory.mktemp("judged"), texts)
 
 
-def suite_of(task: str, *, judge: bool = True) -> SuiteSpec:
+def suite_of(task, *, judge=True):
     entry = TaskEntry(name=task, limit=6, gen_kwargs=SHORT, judge=judge)
     return SuiteSpec(
         name="judged", include_path=(TASKS,), batch_size=2, apply_chat_template=True, tasks=(entry,)
     )
 
 
-def answered(model_dir: Path, folder: Path, task: str, job: JudgeJob | None) -> ScoreSpec:
+def answered(model_dir, folder, task, job):
     """All of an entry but its score."""
     return pipeline.answered(model_dir, suite_of(task), folder, 2, {}, judge=job)
 
 
-def results_of(outcome: Any) -> dict[str, Any]:
+def results_of(outcome):
     assert isinstance(outcome, Scored), outcome
     (found,) = json.loads(Path(outcome.result_file).read_text())["results"].values()
     return dict(found)
 
 
-def second_turn(user: str) -> bool:
+def second_turn(user):
     return "<|The Start of Assistant A's Conversation with User|>" in user
 
 
 @pytest.mark.model
-def test_ratings_are_asked_ahead_and_scored_from_disk(model_dir, folder, job, endpoint) -> None:
+def test_ratings_are_asked_ahead_and_scored_from_disk(model_dir, folder, job, endpoint):
     """`execute` asks once per turn; `score` asks no more; a second score is the same."""
     endpoint.handle = lambda r: r.answer(
         f"fine [[{(2 + r.number % 2) if second_turn(r.user) else (6 + r.number % 3)}]]"
@@ -95,13 +92,13 @@ def test_ratings_are_asked_ahead_and_scored_from_disk(model_dir, folder, job, en
 
 
 @pytest.mark.model
-def test_references_of_both_turns_are_shown_where_a_question_needs_them(model_dir) -> None:
+def test_references_of_both_turns_are_shown_where_a_question_needs_them(model_dir):
     """References for math, reasoning and coding, each turn's own; general prompts elsewhere."""
     tasks = run.task_manager((TASKS,), "mt_bench").load(["mt_bench"])["tasks"]
     task = tasks["mt_bench"]
-    asked: list[Any] = []
+    asked = []
 
-    def note(asks: Any) -> list[Reply]:
+    def note(asks):
         asked.extend(asks)
         return [Reply(value=None) for _ in asks]
 
@@ -118,14 +115,12 @@ def test_references_of_both_turns_are_shown_where_a_question_needs_them(model_di
 
 
 @pytest.mark.model
-def test_a_document_without_judgement_counts_in_no_mean_and_is_named(
-    model_dir, folder, job, endpoint
-) -> None:
+def test_a_document_without_judgement_counts_in_no_mean_and_is_named(model_dir, folder, job, endpoint):
     """One turn is refused, one has no rating: means are of the others, `judged` is the share of
     whole documents, and outcomes have the reasons.
     """
 
-    def handle(request: Any) -> None:
+    def handle(request):
         if request.number == 0:  # the first document's first turn
             request.error(400, "content policy")
         else:  # the second's second
@@ -154,7 +149,7 @@ def test_a_document_without_judgement_counts_in_no_mean_and_is_named(
 
 
 @pytest.mark.model
-def test_pairs_are_judged_in_both_orders(model_dir, folder, job, endpoint) -> None:
+def test_pairs_are_judged_in_both_orders(model_dir, folder, job, endpoint):
     """A judge that always prefers the first answer gives ties, one that never prefers the baseline
     none; each turn is asked with swapped answers.
     """
@@ -162,7 +157,7 @@ def test_pairs_are_judged_in_both_orders(model_dir, folder, job, endpoint) -> No
     baselines = [json.loads(line)["choices"][0]["turns"] for line in place.read_text().splitlines()]
     one, two = baselines[0]
 
-    def handle(request: Any) -> None:  # first turns: the first answer wins; second ones: the baseline loses
+    def handle(request):  # first turns: the first answer wins; second ones: the baseline loses
         user = request.user
         if second_turn(user):
             b = user.split("<|The Start of Assistant B's Conversation")[1]
@@ -183,7 +178,7 @@ def test_pairs_are_judged_in_both_orders(model_dir, folder, job, endpoint) -> No
 
 
 @pytest.mark.model
-def test_a_judge_task_without_a_judge_is_refused_early(model_dir, folder, endpoint, job) -> None:
+def test_a_judge_task_without_a_judge_is_refused_early(model_dir, folder, endpoint, job):
     """Undeclared, it is refused by the build, before any GPU; a refused key fails the entry."""
     with pytest.raises(OperatorError, match=r"judge = true"):
         pipeline.answered(model_dir, suite_of("mt_bench", judge=False), folder, 2, {})
@@ -195,13 +190,11 @@ def test_a_judge_task_without_a_judge_is_refused_early(model_dir, folder, endpoi
 
 
 @pytest.mark.parametrize("host", ["judge.site", "node17:8000", "10.0.0.3", "[2001:db8::1]:80"])
-def test_a_key_crosses_no_network_unencrypted_unless_the_settings_allow_it(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, host: str
-) -> None:
+def test_a_key_crosses_no_network_unencrypted_unless_the_settings_allow_it(monkeypatch, tmp_path, host):
     """Refused before anything is submitted; without a key, on this machine and by https there is nothing to refuse."""
     monkeypatch.setenv("MY_JUDGE_KEY", "k")
 
-    def judge(url: str, **more: Any) -> Any:
+    def judge(url, **more):
         return judge_options(Config(judge=JudgeConfig(url=url, model="m", **more)))
 
     assert judge_for(Config(judge=JudgeConfig(url="no address")), suites.load_suite("quickstart")) is None
@@ -222,12 +215,12 @@ def test_a_key_crosses_no_network_unencrypted_unless_the_settings_allow_it(
 
 
 @pytest.mark.model
-def test_a_whole_evaluation_with_a_judge(model_dir, tmp_path: Path, endpoint) -> None:
+def test_a_whole_evaluation_with_a_judge(model_dir, tmp_path, endpoint):
     """`evalspan eval` here: answers, judgements, scores and cost, the key in no file. A refused ask
     makes the exit code 1, and a retry sends it alone.
     """
 
-    def handle(request: Any) -> None:
+    def handle(request):
         if request.user == endpoint.requests[0].user:
             request.error(400, "policy")
         else:

@@ -1,7 +1,5 @@
 """Archive, `prune` and retention of evaluations that have ended: nothing lost that stays, nothing doubled, and few files."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os
@@ -360,9 +358,7 @@ WORK_FOLDERS = st.builds(
 
 
 @given(WORK_FOLDERS, POLICIES, st.sampled_from([None, "code-2", "code-9"]))
-def test_nothing_goes_that_is_young_or_needed_or_a_record(
-    folder: WorkFolder, policy: RetentionConfig, code: str | None
-) -> None:
+def test_nothing_goes_that_is_young_or_needed_or_a_record(folder, policy, code):
     """Of evaluations: nothing of an open one, of one that is used again, of a baseline; no score and no record.
 
     Of what they share: no set while an evaluation has responses to it, no code that a job may run, no converted
@@ -372,7 +368,6 @@ def test_nothing_goes_that_is_young_or_needed_or_a_record(
     reused = {name for e in folder.evaluations if e.ended_at is None for name in e.reuses}
     by_id = {e.evaluation_id: e for e in folder.evaluations}
     for each in gone.evaluations:
-        assert each.ended_at is not None
         assert NOW - each.ended_at >= policy.older_than_seconds
         assert each.evaluation_id not in reused
         assert not any(fnmatchcase(each.evaluation_id, glob) for glob in policy.baselines)

@@ -1,7 +1,5 @@
 """Commands, later evaluations and a retry on one whose files are archived or pruned: they find what they found before."""
 
-from __future__ import annotations
-
 import json
 import time
 

@@ -1,13 +1,9 @@
 """Conversations: turns with the model's own answers equal a plain loop's, however sharded; classes with batches of their own."""
 
-from __future__ import annotations
-
 import json
 import runpy
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -18,7 +14,7 @@ from support.exactness.pipeline import OPTIONS, TASKS, Case, build_spec, our_run
 from transformers import T5Config
 
 from evaljobs.contract.paths import request_set_manifest
-from evaljobs.contract.specs import BuildSpec, ModelOptions, RequestSetManifest, SuiteSpec, TaskEntry
+from evaljobs.contract.specs import ModelOptions, RequestSetManifest, SuiteSpec, TaskEntry
 from evaljobs.contract.storage import FrameWriter, read_record
 from evaljobs.errors import OperatorError
 from evaljobs.lmeval.batches import (
@@ -46,19 +42,19 @@ CHAT = {"apply_chat_template": True, "system_instruction": SYSTEM}
 TALKS = Case(task="toy_talks", suite=CHAT)
 
 
-def spec(model_dir: Path, folder: Path, include: Path = TASKS, engine: str = "hf", **entry: Any) -> BuildSpec:
+def spec(model_dir, folder, include=TASKS, engine="hf", **entry):
     tasks = (TaskEntry(name="toy_talks", **entry.pop("task", {})),)
     suite = SuiteSpec(name="s", include_path=(str(include),), tasks=tasks, **{**CHAT, **entry})
     options = OPTIONS.model_copy(update={"engine": engine})
     return build_spec(model_dir, suite, folder, batch_size=4, model=options)
 
 
-def documents() -> list[dict[str, Any]]:
+def documents():
     rows = runpy.run_path(str(TASKS / "rows.py"))
     return list(rows["talks"]()["test"])
 
 
-def plain_loop(model_dir: Path, batch_size: int) -> tuple[list[list[str]], int]:
+def plain_loop(model_dir, batch_size):
     """Answers by document, and the longest prompt in tokens, with one model call per turn.
 
     The first turn of all documents is one call; later ones are a call per batch of lm-eval's,
@@ -73,10 +69,10 @@ def plain_loop(model_dir: Path, batch_size: int) -> tuple[list[list[str]], int]:
     begin = [{"role": "system", "content": SYSTEM}]
     messages = [[*begin, {"role": "user", "content": doc["question"]}] for doc in docs]
 
-    def render(n: int) -> str:
+    def render(n):
         return str(lm.tokenizer.apply_chat_template(messages[n], tokenize=False, add_generation_prompt=True))
 
-    def ask(numbers: list[int]) -> list[str]:
+    def ask(numbers):
         how = {"until": ["Q:"], "do_sample": False, "max_gen_toks": CAP}
         asked = [Instance("generate_until", {}, (render(n), dict(how)), 0) for n in numbers]
         return list(lm.generate_until(asked, disable_tqdm=True))
@@ -101,7 +97,7 @@ def plain_loop(model_dir: Path, batch_size: int) -> tuple[list[list[str]], int]:
 
 @pytest.mark.model
 @pytest.mark.parametrize("batch_size", [1, 4])
-def test_every_turn_is_that_of_a_plain_loop(batch_size: int, model_dir: Path, tmp_path: Path) -> None:
+def test_every_turn_is_that_of_a_plain_loop(batch_size, model_dir, tmp_path):
     """System instruction, one to three turns, long prompts: the same at 1 and 3 shards."""
     expected, longest = plain_loop(model_dir, batch_size)
     assert longest > 256 - CAP, "no prompt is truncated: the law is not tested"
@@ -115,9 +111,7 @@ def test_every_turn_is_that_of_a_plain_loop(batch_size: int, model_dir: Path, tm
 
 
 @pytest.mark.model
-def test_repeats_are_conversations_of_their_own_and_sampling_does_not_depend_on_sharding(
-    model_dir: Path, tmp_path: Path
-) -> None:
+def test_repeats_are_conversations_of_their_own_and_sampling_does_not_depend_on_sharding(model_dir, tmp_path):
     """Two sampled repeats of a document differ, and each is the same in every trial."""
     sampling = {"do_sample": True, "temperature": 0.9, "max_gen_toks": 6}
     folder = task_folder(tmp_path, {"repeats": 2, "generation_kwargs": sampling})
@@ -130,7 +124,7 @@ def test_repeats_are_conversations_of_their_own_and_sampling_does_not_depend_on_
 
 
 @pytest.mark.model
-def test_a_set_counts_all_turns_and_is_known_by_them(model_dir: Path, tmp_path: Path) -> None:
+def test_a_set_counts_all_turns_and_is_known_by_them(model_dir, tmp_path):
     """Prompts and caps of every turn count in manifest and index; another later message is another
     set; engines with batches of their own get the same ones.
     """
@@ -158,7 +152,7 @@ def test_a_set_counts_all_turns_and_is_known_by_them(model_dir: Path, tmp_path: 
 
 CHOICES = {"output_type": "multiple_choice", "doc_to_choice": ["a", "b"], "doc_to_target": 0}
 # what a task's YAML says, what its suite says, words of the refusal
-REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+REFUSED = {
     "no chat template": ({}, {"apply_chat_template": False}, "apply_chat_template = true"),
     "no generation": (CHOICES, {}, "only generate_until"),
     "filters": ({"filter_list": [{"name": "f", "filter": [{"function": "take_first"}]}]}, {}, "in process_results"),
@@ -173,7 +167,7 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
 
 @pytest.mark.model
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_a_conversation_is_refused_when_it_is_built(name, model_dir, tmp_path) -> None:
+def test_what_cannot_be_a_conversation_is_refused_when_it_is_built(name, model_dir, tmp_path):
     """Before any GPU, with what to do about it."""
     task, suite, says = REFUSED[name]
     if "sequence" in name:
@@ -188,7 +182,7 @@ def test_what_cannot_be_a_conversation_is_refused_when_it_is_built(name, model_d
 
 
 @pytest.mark.model
-def test_a_template_that_changes_is_refused_by_the_trial(model_dir: Path, tmp_path: Path) -> None:
+def test_a_template_that_changes_is_refused_by_the_trial(model_dir, tmp_path):
     """A model whose template renders the first turn differently gives no answers."""
     place = build.build(spec(model_dir, tmp_path)).sets["toy_talks"]
     lm = load(str(model_dir), OPTIONS, 4).lm
@@ -207,7 +201,7 @@ HEAD = requests_head(digests={"generate_until": "d"}, **SHAPE)
 
 @settings(max_examples=30)  # each is synced to disk
 @given(said=st.lists(TEXTS, min_size=1, max_size=4))
-def test_answers_come_back_turn_by_turn_whatever_they_say(said, tmp_path_factory) -> None:
+def test_answers_come_back_turn_by_turn_whatever_they_say(said, tmp_path_factory):
     """Text that looks like JSON, a list or a rating stays text: the type tells turns apart."""
     place = tmp_path_factory.getbasetemp() / "said.frames"
     with FrameWriter(place) as writer:
@@ -218,7 +212,7 @@ def test_answers_come_back_turn_by_turn_whatever_they_say(said, tmp_path_factory
         turns(said[0])
 
 
-def piece(document: int, length: int, later: list[int]) -> Piece:
+def piece(document, length, later):
     history = [{"role": "user", "content": "c" * length}]
     turns = [Turn(message="m", length=length + more) for more in later]
     return Piece(
@@ -232,7 +226,7 @@ PIECES = st.lists(st.builds(piece, st.integers(0, 99), st.integers(1, 120), LATE
 
 
 @given(pieces=PIECES, size=st.integers(1, 5))
-def test_every_turn_costs_its_prompt_and_its_cap(pieces: list[Piece], size: int) -> None:
+def test_every_turn_costs_its_prompt_and_its_cap(pieces, size):
     """Batches of one are exact: prompts with earlier answers at their cap. Others pad."""
     assert [*decode_pieces(encode_requests(HEAD, pieces).splitlines()[1:])] == pieces
     _, index = encode_batches(HEAD, "k", list(chunks(HEAD, pieces, size)), size)
@@ -244,10 +238,10 @@ def test_every_turn_costs_its_prompt_and_its_cap(pieces: list[Piece], size: int)
 
 
 @given(one=st.lists(st.text()), other=st.lists(st.text()))
-def test_a_digest_covers_the_later_messages(one: list[str], other: list[str]) -> None:
+def test_a_digest_covers_the_later_messages(one, other):
     """Instances of other later messages have another digest: their answers are not replayed."""
 
-    def digest(messages: list[str], follow_up: str = "next") -> dict[str, str]:
+    def digest(messages, follow_up="next"):
         made = Instance("generate_until", {"next": messages}, ("c", {}), 0, metadata=("t", 0, 1))
         return instances_digest([made], follow_up)
 
@@ -255,7 +249,7 @@ def test_a_digest_covers_the_later_messages(one: list[str], other: list[str]) ->
     assert digest(one, "") == digest(other, "")
 
 
-def task_folder(folder: Path, changes: Mapping[str, Any]) -> Path:
+def task_folder(folder, changes):
     """A folder with the toy task in other settings."""
     folder.mkdir(parents=True, exist_ok=True)
     lines = [f"include: {TASKS / 'talks.yaml'}", *(f"{k}: {json.dumps(v)}" for k, v in changes.items())]
@@ -269,28 +263,28 @@ def task_folder(folder: Path, changes: Mapping[str, Any]) -> Path:
 class SelfBatching(TemplateLM):
     """A class that sums its own windows and keeps its batch size as lm-eval's vllm class."""
 
-    def __init__(self, batch_size: int | str = "auto") -> None:
+    def __init__(self, batch_size="auto"):
         super().__init__()
         self.batch_size = batch_size
 
     @property
-    def eot_token_id(self) -> int:
+    def eot_token_id(self):
         return 0
 
-    def tok_encode(self, string: str, **_more: Any) -> list[int]:
+    def tok_encode(self, string, **_more):
         return list(string.encode())
 
-    def _loglikelihood_tokens(self, requests: Any, **_more: Any) -> list[tuple[float, bool]]:
+    def _loglikelihood_tokens(self, requests, **_more):
         return [(-float(len(continuation)), True) for _, _, continuation in requests]
 
-    def loglikelihood_rolling(self, requests: Any, **_more: Any) -> list[float]:
+    def loglikelihood_rolling(self, requests, **_more):
         return [-float(len(request.args[0])) for request in requests]
 
-    def generate_until(self, requests: Any, **_more: Any) -> list[str]:
+    def generate_until(self, requests, **_more):
         return [request.args[0] for request in requests]
 
 
-def test_rolling_answers_of_an_engine_with_windows_of_its_own_are_scored(tmp_path: Path) -> None:
+def test_rolling_answers_of_an_engine_with_windows_of_its_own_are_scored(tmp_path):
     """Read back, each text's answer is the sum that the engine gave, an empty text's too."""
     texts = ["three", "", "a longer one"]
     pieces = [
@@ -303,7 +297,7 @@ def test_rolling_answers_of_an_engine_with_windows_of_its_own_are_scored(tmp_pat
     assert collect_answers(head, "k", tmp_path, [frame]) == [-5.0, 0.0, -12.0]
 
 
-def test_answers_of_other_requests_or_in_part_score_nothing(tmp_path: Path) -> None:
+def test_answers_of_other_requests_or_in_part_score_nothing(tmp_path):
     """Another set's key, another task, one request without an answer: the score ends with the reason, and writes nothing."""
     for number, other in enumerate(({"key": "other"}, {"task": "other"}, {})):
         with FrameWriter(tmp_path / f"{number}.frames") as file:
@@ -316,7 +310,7 @@ def test_answers_of_other_requests_or_in_part_score_nothing(tmp_path: Path) -> N
         check_whole(requests_head(requests=2), found)
 
 
-def test_a_settled_batch_size_reaches_an_engine_that_batches_by_itself() -> None:
+def test_a_settled_batch_size_reaches_an_engine_that_batches_by_itself():
     """Loaded with "auto" it is given the number, as an hf class is; its probe costs no forward."""
     lm = SelfBatching()
     loaded = Loaded(devices="cpu", gpus=0, import_seconds=0.0, load_seconds=0.0)

@@ -3,13 +3,10 @@
 The table of all inputs: support/inputs/edits.py.
 """
 
-from __future__ import annotations
-
 import importlib
 import os
 import random
 import sys
-from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -24,7 +21,7 @@ GRADELIB = "package:gradelib"
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def place(tmp_path, monkeypatch):
     """A user's folder and an installed package, both on sys.path, and another folder for temporary files."""
     for name in (
         "own/parts",
@@ -49,9 +46,9 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         sys.modules.pop(name, None)
 
 
-def run(place: Path, *, fails: bool = False) -> dict[str, str]:
+def run(place, *, fails=False):
     """Rows of a block that imports, reads and writes."""
-    rows: dict[str, str] = {}
+    rows = {}
     with pytest.raises(ValueError) if fails else nullcontext(), recorded(rows, leave_out=[place / "work"]):
         importlib.import_module("asking")
         (place / "own/words.txt").read_text()
@@ -66,7 +63,7 @@ def run(place: Path, *, fails: bool = False) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_a_run_shows_what_it_read_and_imported_and_not_what_it_made(place: Path, fails: bool) -> None:
+def test_a_run_shows_what_it_read_and_imported_and_not_what_it_made(place, fails):
     """Also where it ends by an exception, as a build does at lm-eval's first request."""
     rows = run(place, fails=fails)
     assert rows.keys() == {GRADELIB, *(str(place / "own" / n) for n in ("asking.py", "words.txt"))} | {
@@ -76,7 +73,7 @@ def test_a_run_shows_what_it_read_and_imported_and_not_what_it_made(place: Path,
     assert changed(rows) == []
 
 
-def test_the_next_task_imports_its_own_modules(place: Path) -> None:
+def test_the_next_task_imports_its_own_modules(place):
     """A module of the user does not outlive the run that imported it; an installed package does."""
     run(place)
     assert "asking" not in sys.modules
@@ -84,7 +81,7 @@ def test_the_next_task_imports_its_own_modules(place: Path) -> None:
     assert str(place / "own/asking.py") in run(place)
 
 
-def test_each_change_is_told(place: Path) -> None:
+def test_each_change_is_told(place):
     """Content with size and mtime kept; another version of a package; a file that is gone, or that a listed folder has anew.
     A touch, a module and a hidden file there are no change.
     """
@@ -108,7 +105,7 @@ def test_each_change_is_told(place: Path) -> None:
     assert changed(rows) == [str(place / "own/asking.py"), GRADELIB]
 
 
-def test_a_file_that_changes_while_it_is_read_equals_none(place: Path) -> None:
+def test_a_file_that_changes_while_it_is_read_equals_none(place):
     words, rows = place / "own/words.txt", dict[str, str]()
     with recorded(rows):
         words.read_text()
@@ -117,11 +114,11 @@ def test_a_file_that_changes_while_it_is_read_equals_none(place: Path) -> None:
     assert changed(rows) == [str(words)]
 
 
-def test_two_runs_that_saw_different_contents_equal_none() -> None:
+def test_two_runs_that_saw_different_contents_equal_none():
     assert merged([{"/a": "1", "/b": "2"}, {"/a": "1", "/b": "3"}]) == {"/a": "1", "/b": CHANGING}
 
 
-def test_the_revisions_of_a_data_set_are_a_row(tmp_path: Path) -> None:
+def test_the_revisions_of_a_data_set_are_a_row(tmp_path):
     """By the cache that the variables of the job name; without its repository, by what was prepared of it."""
     made = tmp_path / "datasets/org___my_rows-2/default/0.0.0"  # of org/MyRows-2, as `datasets` names it
     (made / "one").mkdir(parents=True)
@@ -141,7 +138,7 @@ def test_the_revisions_of_a_data_set_are_a_row(tmp_path: Path) -> None:
 # --- source keys: which files a suite's entry names ---------------------------------------------------------------------
 
 
-def test_a_group_a_tag_and_an_unknown_name_are_not_one_task(tmp_path: Path) -> None:
+def test_a_group_a_tag_and_an_unknown_name_are_not_one_task(tmp_path):
     """A task's YAML file counts as its task."""
     for name, text in (
         ("leaf", "task: leaf\ntag: marked\n"),
@@ -155,7 +152,7 @@ def test_a_group_a_tag_and_an_unknown_name_are_not_one_task(tmp_path: Path) -> N
     assert single == ["leaf", str(tmp_path / "other.yaml")]
 
 
-def test_a_copy_of_a_folder_is_another_suite(tmp_path: Path) -> None:
+def test_a_copy_of_a_folder_is_another_suite(tmp_path):
     """What its modules import and read is known by path, from a build: an edit of the copy is none of the first folder."""
     folders = [tmp_path / name for name in ("one", "two")]
     for folder in folders:
@@ -165,13 +162,13 @@ def test_a_copy_of_a_folder_is_another_suite(tmp_path: Path) -> None:
     assert len(keys) == 2
 
 
-def test_every_loader_of_files_that_datasets_has_is_known() -> None:
+def test_every_loader_of_files_that_datasets_has_is_known():
     from datasets.packaged_modules import _PACKAGED_DATASETS_MODULES as PACKAGED
 
     assert set(PACKAGED) <= LOADERS
 
 
-def test_large_files_are_hashed_once_and_anew_when_size_or_time_changes(tmp_path: Path) -> None:
+def test_large_files_are_hashed_once_and_anew_when_size_or_time_changes(tmp_path):
     data, cache = tmp_path / "data.bin", tmp_path / "digests.json"
     data.write_bytes(b"a" * source_files.REMEMBERED_BYTES)
     first = source_files.Digests(cache)
@@ -188,7 +185,7 @@ def test_large_files_are_hashed_once_and_anew_when_size_or_time_changes(tmp_path
 
 
 @pytest.mark.model
-def test_data_are_those_of_now_and_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_data_are_those_of_now_and_nothing_is_left(tmp_path, monkeypatch):
     """Of a file whose size and mtime are kept, and of functions that read what `datasets` does not see. What a build that was
     killed the day before left goes, too."""
     import datasets

@@ -1,13 +1,10 @@
 """Laws of paths in a task's YAML: the same files from any folder, or a plain refusal."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -46,13 +43,13 @@ SHAPES = {
 }  # fmt: skip
 
 
-def rows(place: Path, texts: list[str]) -> None:
+def rows(place, texts):
     place.parent.mkdir(parents=True, exist_ok=True)
     place.write_text("".join(json.dumps({"x": text}) + "\n" for text in texts))
 
 
 @pytest.fixture
-def tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def tasks(tmp_path, monkeypatch):
     """A suite's folder with data. The current folder has other data at the same relative paths."""
     import datasets
 
@@ -68,30 +65,30 @@ def tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def write(folder: Path, lines: str, split: str = "test", name: str = "own.yaml") -> Path:
+def write(folder, lines, split="test", name="own.yaml"):
     place = folder / name
     place.write_text(f"{YAML}{lines}\ntest_split: {split}\n")
     return place
 
 
-def load(folder: Path, name: str = "own") -> Any:
+def load(folder, name="own"):
     return run.Tasks(run.task_manager([str(folder)], name)).load([name])["tasks"]["own"]
 
 
-def texts(task: Any) -> list[str]:
+def texts(task):
     return [document["x"] for document in task.test_docs()]
 
 
-def source_key(folder: Path, name: str = "own") -> str:
+def source_key(folder, name="own"):
     return source_files.named_by([str(folder)], name, source_files.Digests()).key()
 
 
-def ask(folder: Path, *names: str) -> task_index.Answer:
+def ask(folder, *names):
     return task_index.ask([str(folder)], names or ["own"])
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_data_are_the_suites_from_any_folder(shape, tasks, tmp_path, monkeypatch) -> None:
+def test_data_are_the_suites_from_any_folder(shape, tasks, tmp_path, monkeypatch):
     """From every current folder the documents are those beside the YAML, and an edit of them changes the source key."""
     write(tasks, *SHAPES[shape])
     keys = {source_key(tasks)}
@@ -109,7 +106,7 @@ def test_data_are_the_suites_from_any_folder(shape, tasks, tmp_path, monkeypatch
 
 
 @pytest.mark.parametrize("command", [False, True])
-def test_a_yaml_file_is_a_name(tasks: Path, command: bool) -> None:
+def test_a_yaml_file_is_a_name(tasks, command):
     """Outside every folder of a suite, a task or a group, also with a comma in its path; its faults are found."""
     folder = tasks.parent / "a, b"
     tasks.rename(folder)
@@ -129,7 +126,7 @@ def test_a_yaml_file_is_a_name(tasks: Path, command: bool) -> None:
 
 
 @pytest.mark.parametrize("shape", ["a dict", "a pattern", "a local data set", "a function's argument"])
-def test_documents_and_configs_are_lm_evals_own(shape: str, tasks: Path, monkeypatch: Any) -> None:
+def test_documents_and_configs_are_lm_evals_own(shape, tasks, monkeypatch):
     """Equal to lm-eval's own from the suite's folder; the config keeps the path as written."""
     from lm_eval.tasks import TaskManager
 
@@ -159,7 +156,7 @@ PLACES = {
 
 
 @pytest.mark.parametrize("where", PLACES)
-def test_data_lie_where_the_yaml_that_names_them_says(where: str, tasks: Path, monkeypatch) -> None:
+def test_data_lie_where_the_yaml_that_names_them_says(where, tasks, monkeypatch):
     """A full path wherever the YAML lies; else beside the YAML that has the line, whatever lies beside another one. What is
     loaded is what counts, however its path is written.
     """
@@ -192,7 +189,7 @@ WRONG_LINES = {
 
 
 @pytest.mark.parametrize("what", WRONG_LINES)
-def test_what_is_not_beside_the_yaml_is_refused(what: str, tasks: Path) -> None:
+def test_what_is_not_beside_the_yaml_is_refused(what, tasks):
     """Before a submission and in a job, in one line with YAML, key and full path, even if the current folder has it.
     lm-eval is itself again after the failure.
     """
@@ -235,7 +232,7 @@ SCORED = [
 
 
 @pytest.mark.parametrize(("lines", "says"), SCORED)
-def test_a_task_that_lm_eval_cannot_score_is_refused(lines: str, says: str, tasks: Path) -> None:
+def test_a_task_that_lm_eval_cannot_score_is_refused(lines, says, tasks):
     """Before a submission; metrics of lm-eval, of a function and of the evaluate library pass."""
     place = write(tasks, METRIC + lines)
     if "output_type" in lines:
@@ -256,7 +253,7 @@ UNREADABLE = [
 
 
 @pytest.mark.parametrize(("lines", "file", "text", "says"), UNREADABLE)
-def test_what_cannot_be_read_is_refused_with_the_cause(lines, file, text, says, tasks: Path) -> None:
+def test_what_cannot_be_read_is_refused_with_the_cause(lines, file, text, says, tasks):
     """In one line, by the job that builds the requests. The words of `datasets` alone name no cause."""
     (tasks / file).write_text(text)
     (tasks / "deeper.py").write_text("x = 1\n")
@@ -265,7 +262,7 @@ def test_what_cannot_be_read_is_refused_with_the_cause(lines, file, text, says, 
         load(tasks)
 
 
-def test_a_yaml_that_holds_itself_is_refused(tasks: Path) -> None:
+def test_a_yaml_that_holds_itself_is_refused(tasks):
     """An alias within its own value has no end for whoever walks over it."""
     write(tasks, METRIC + "metadata: &x\n  - *x")
     assert task_yaml.unreadable(tasks / "own.yaml") == "an alias in it holds itself"
@@ -273,7 +270,7 @@ def test_a_yaml_that_holds_itself_is_refused(tasks: Path) -> None:
 
 
 @pytest.mark.parametrize("text", [None, "doc_to_text: [\n"])
-def test_a_member_that_lm_eval_would_pass_over_is_refused(tasks: Path, text: str | None) -> None:
+def test_a_member_that_lm_eval_would_pass_over_is_refused(tasks, text):
     """A tag or group never loses a member silently because that member's YAML includes a file that is missing, or cannot
     be read.
     """
@@ -288,7 +285,7 @@ def test_a_member_that_lm_eval_would_pass_over_is_refused(tasks: Path, text: str
     assert ask(tasks, "own").unfit == {}
 
 
-def test_names_are_those_of_lm_evals_own_index(tasks: Path, tmp_path: Path) -> None:
+def test_names_are_those_of_lm_evals_own_index(tasks, tmp_path):
     """Tasks, groups, tags and their YAMLs; the first of two files in a folder, the later of two folders."""
     from lm_eval.tasks._index import TaskIndex
 
@@ -314,7 +311,7 @@ def test_names_are_those_of_lm_evals_own_index(tasks: Path, tmp_path: Path) -> N
     assert ours == theirs
 
 
-def test_lm_evals_own_tasks_are_looked_up_by_their_yaml(tasks: Path, tmp_path: Path) -> None:
+def test_lm_evals_own_tasks_are_looked_up_by_their_yaml(tasks, tmp_path):
     """A group of lm-eval's own, from the list that another process left: each leaf's data. `gsm8k` has the tag
     `math_word_problems`: a fault of another task of that tag concerns no suite with gsm8k.
     """
@@ -327,7 +324,7 @@ def test_lm_evals_own_tasks_are_looked_up_by_their_yaml(tasks: Path, tmp_path: P
 
 
 @pytest.fixture
-def hub(tasks: Path, tmp_path: Path) -> str:
+def hub(tasks, tmp_path):
     """A hub data set that has been fetched, as it lies in the cache."""
     import datasets
 
@@ -346,7 +343,7 @@ def hub(tasks: Path, tmp_path: Path) -> str:
     return "lab/rows"
 
 
-def test_a_fetched_data_set_is_read_from_the_cache(hub: str, tasks: Path) -> None:
+def test_a_fetched_data_set_is_read_from_the_cache(hub, tasks):
     """Also if the current folder has a folder of its name, which `datasets` would prefer."""
     rows(Path.cwd() / "lab" / "rows" / "test.jsonl", ["of the current folder's own"])
     write(tasks, f"dataset_path: {hub}")
@@ -357,7 +354,7 @@ def test_a_fetched_data_set_is_read_from_the_cache(hub: str, tasks: Path) -> Non
 @pytest.mark.parametrize(
     "lines", ["", "\ndataset_name: other", "\ndataset_kwargs: {data_files: {test: data/test.jsonl}}"]
 )
-def test_a_data_set_that_was_not_fetched_is_named(hub: str, tasks: Path, lines: str) -> None:
+def test_a_data_set_that_was_not_fetched_is_named(hub, tasks, lines):
     """Another data set, subset or file than those in the cache is named. A hub id's data_files are
     never the suite's.
     """

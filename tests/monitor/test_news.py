@@ -1,7 +1,5 @@
 """News of evaluations, by a command and by a webhook, those of an end outlive the daemon that saw it; and Prometheus metrics."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
@@ -10,10 +8,8 @@ import sys
 import threading
 import urllib.request
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import yaml
@@ -21,7 +17,7 @@ from dev_cluster.testing import wait_until
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
-from support.endpoint import Endpoint, serving
+from support.endpoint import serving
 from support.node_memory import make_checkpoint
 from support.simulated.parts import Faults, record
 from support.simulated.world import World
@@ -31,7 +27,7 @@ from coordinator.config.schema import Config, NotifyConfig
 from coordinator.errors import OperatorError
 from coordinator.monitor import notify
 from coordinator.monitor.metrics import SILENT_SECONDS, Metrics
-from coordinator.monitor.notify import MOST_WAITING, News, Notifier
+from coordinator.monitor.notify import MOST_WAITING, Notifier
 from coordinator.monitor.watch import Monitor
 from coordinator.runtime.summarise import summary_of
 from coordinator.runtime.summary import Summary, Task, known_by, of_record, with_costs
@@ -41,36 +37,36 @@ SECONDS = 120.0  # most that a busy machine takes
 
 
 @pytest.fixture
-def hook() -> Iterator[Endpoint]:
+def hook():
     """A web server that takes news."""
     with serving() as made:
         yield made
 
 
-def _answers(hook: Endpoint, *codes: int) -> None:
+def _answers(hook, *codes):
     """Those of the next requests; 200 after them."""
     left = list(codes)
     hook.handle = lambda request: request.error(left.pop(0)) if left else request.answer()
 
 
-def _news(number: int = 0) -> News:
+def _news(number=0):
     return notify.parked(_summary(), f"reason {number}", 1.0)
 
 
-def _summary(**more: object) -> Summary:
+def _summary(**more):
     return Summary(written_at=0.0, **known_by(record()), **more)
 
 
-def _into(file: Path) -> list[str]:
+def _into(file):
     """A command that adds its news to a file, a line each."""
     return ["sh", "-c", f"cat >> {file}; echo >> {file}"]
 
 
-def _no_pause(_seconds: float) -> bool:
+def _no_pause(_seconds):
     return False
 
 
-def test_a_command_and_a_webhook_get_the_same_json(hook: Endpoint, tmp_path: Path):
+def test_a_command_and_a_webhook_get_the_same_json(hook, tmp_path):
     out = tmp_path / "news"
     notifier = Notifier(_into(out), hook.url)
     notifier.tell(
@@ -88,7 +84,7 @@ def test_a_command_and_a_webhook_get_the_same_json(hook: Endpoint, tmp_path: Pat
     assert "add: no data" in str(got["text"])
 
 
-def test_news_that_are_refused_are_sent_again_in_order(hook: Endpoint):
+def test_news_that_are_refused_are_sent_again_in_order(hook):
     _answers(hook, *(refused := [503, 429, 408, 500, 502]))
     notifier = Notifier(webhook=hook.url, pause=_no_pause)
     notifier.tell(lambda: [_news(0)])
@@ -100,7 +96,7 @@ def test_news_that_are_refused_are_sent_again_in_order(hook: Endpoint):
 
 @pytest.mark.parametrize("place", ["http://127.0.0.1:1", "http://me:hunter22@127.0.0.1:1", "http://[nowhere"])
 def test_no_part_of_a_webhooks_address_but_its_host_is_logged_where_no_server_answers(
-    place: str, caplog: pytest.LogCaptureFixture, tmp_path: Path
+    place, caplog, tmp_path
 ):
     """A receiver that never answers costs its news alone: the command gets them all."""
     notifier = Notifier(
@@ -120,11 +116,11 @@ def test_the_text_of_news_makes_no_link_and_calls_no_channel_of_a_chat():
     assert news.reason.startswith("<!channel>")
 
 
-def test_the_queue_is_bounded_and_telling_never_waits(hook: Endpoint):
+def test_the_queue_is_bounded_and_telling_never_waits(hook):
     gate = threading.Event()
     notifier = Notifier(webhook=hook.url, pause=_no_pause)
 
-    def wait() -> list[News]:
+    def wait():
         gate.wait(SECONDS)
         return []
 
@@ -137,11 +133,11 @@ def test_the_queue_is_bounded_and_telling_never_waits(hook: Endpoint):
     assert hook.requests[-1].body["reason"] == f"reason {MOST_WAITING + 49}"
 
 
-def _told(file: Path) -> list[dict[str, Any]]:
+def _told(file):
     return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
 
-def test_an_end_is_told_after_a_restart_where_the_daemon_died_before_its_news_were_sent(tmp_path: Path):
+def test_an_end_is_told_after_a_restart_where_the_daemon_died_before_its_news_were_sent(tmp_path):
     """The command of the first daemon kills it, between the evaluation's end and the delivery."""
     work, told, killer = tmp_path / "work", tmp_path / "told", tmp_path / "killer"
     tell = tmp_path / "tell.sh"
@@ -155,7 +151,7 @@ def test_an_end_is_told_after_a_restart_where_the_daemon_died_before_its_news_we
     )
     checkpoint = make_checkpoint(tmp_path / "step-7", shards=1, size=100, seed=0)
 
-    def evalspan(*words: str | Path) -> list[str | Path]:
+    def evalspan(*words):
         return [sys.executable, "-m", "coordinator", *words, "--config", config]
 
     killer.touch()
@@ -180,9 +176,7 @@ def test_an_end_is_told_after_a_restart_where_the_daemon_died_before_its_news_we
     assert json.loads(WorkPaths(work).news.read_text())["evaluations"] == []
 
 
-def test_the_address_of_a_webhook_stands_in_no_log_where_its_server_refuses_the_news(
-    tmp_path: Path, hook: Endpoint, caplog: pytest.LogCaptureFixture
-):
+def test_the_address_of_a_webhook_stands_in_no_log_where_its_server_refuses_the_news(tmp_path, hook, caplog):
     """Slack's form of address, whose path is the secret, in a file that others may not read. A 403 is final: one post."""
     secret, address = "T000/B000/XXXX", tmp_path / "webhook.url"
     _answers(hook, 403)
@@ -204,16 +198,16 @@ def test_the_address_of_a_webhook_stands_in_no_log_where_its_server_refuses_the_
     assert len(hook.requests) == 1
 
 
-def _monitor(work: Path, *command: str) -> Monitor:
+def _monitor(work, *command):
     return Monitor(Config(work_dir=work, notify=NotifyConfig(command=command)))
 
 
-def _coordinator(*worlds: World) -> Any:
+def _coordinator(*worlds):
     running = {w.state.evaluation_id: w for w in worlds}
     return SimpleNamespace(running=running, parked={}, turn_seconds=0.0)
 
 
-def test_an_end_is_told_where_its_gate_cannot_be_made(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+def test_an_end_is_told_where_its_gate_cannot_be_made(tmp_path, caplog):
     """Damaged samples: the gate is undecidable, says why in one line, and its traceback is in the log."""
     tmp_path.chmod(0o700)
     policy, told = tmp_path / "policy.toml", tmp_path / "told"
@@ -233,12 +227,12 @@ def test_an_end_is_told_where_its_gate_cannot_be_made(tmp_path: Path, caplog: py
     assert "Traceback" in caplog.text
 
 
-def _owed(work: Path) -> list[str]:
+def _owed(work):
     file = WorkPaths(work).news
     return json.loads(file.read_text())["evaluations"] if file.exists() else []
 
 
-def test_an_evaluation_is_owed_from_its_first_turn_until_its_news_are_sent(tmp_path: Path):
+def test_an_evaluation_is_owed_from_its_first_turn_until_its_news_are_sent(tmp_path):
     tmp_path.chmod(0o700)
     world, told = World(0, Faults()), tmp_path / "told"
     monitor = _monitor(tmp_path, *_into(told))
@@ -256,7 +250,7 @@ def test_an_evaluation_is_owed_from_its_first_turn_until_its_news_are_sent(tmp_p
     ("ends", "owed"), [(False, 0), (True, 1)], ids=["given up", "cut by the daemon's end"]
 )
 def test_news_that_were_given_up_are_no_longer_owed_and_those_cut_short_are(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: bool, owed: int
+    tmp_path, monkeypatch, ends, owed
 ):
     tmp_path.chmod(0o700)
     world = World(0, Faults())
@@ -265,7 +259,6 @@ def test_news_that_were_given_up_are_no_longer_owed_and_those_cut_short_are(
     monkeypatch.setattr(monitor._notifier, "_pause", lambda _: ends)
     monitor.tick(_coordinator(world), 0, [summary_of(world.state, world.now)])
     assert len(_owed(tmp_path)) == 1
-    assert monitor._notifier._thread is not None
     if ends:
         monitor._notifier._thread.join(SECONDS)
     monitor._notifier.finish(0.0 if ends else SECONDS)
@@ -273,7 +266,7 @@ def test_news_that_were_given_up_are_no_longer_owed_and_those_cut_short_are(
     assert len(_owed(tmp_path)) == owed
 
 
-def test_what_was_removed_since_is_owed_no_more_and_nothing_is_kept_where_no_news_are_wanted(tmp_path: Path):
+def test_what_was_removed_since_is_owed_no_more_and_nothing_is_kept_where_no_news_are_wanted(tmp_path):
     tmp_path.chmod(0o700)
     WorkPaths(tmp_path).news.write_text('{"evaluations": ["gone-core-12345678"], "of_a_newer_version": 1}')
     monitor = _monitor(tmp_path, "true")
@@ -292,18 +285,18 @@ FOLDER = Path(__file__).parents[2] / "scripts" / "monitoring"
 
 
 @pytest.fixture
-def metrics() -> Iterator[Metrics]:
+def metrics():
     made = Metrics("127.0.0.1:0", lambda: 4096.0)
     yield made
     made.close()
 
 
-def _text(metrics: Metrics) -> str:
+def _text(metrics):
     with urllib.request.urlopen(f"http://127.0.0.1:{metrics.port}/metrics", timeout=60) as answer:
         return str(answer.read().decode())
 
 
-def _scraped(metrics: Metrics) -> dict[tuple[str, str], float]:
+def _scraped(metrics):
     return {
         (one.name, ",".join(one.labels.values())): one.value
         for family in text_string_to_metric_families(_text(metrics))
@@ -311,7 +304,7 @@ def _scraped(metrics: Metrics) -> dict[tuple[str, str], float]:
     }
 
 
-def _loop(world: World) -> Any:
+def _loop(world):
     calls = SimpleNamespace(
         late=lambda: ("the listing of jobs", 7.0), take_counts=lambda: Counter({"a submission": 3})
     )
@@ -321,7 +314,7 @@ def _loop(world: World) -> Any:
 
 @settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.integers(0, 1000), st.integers(1, 60))
-def test_every_open_shard_is_counted_once(metrics: Metrics, seed: int, turns: int):
+def test_every_open_shard_is_counted_once(metrics, seed, turns):
     world = World(seed, Faults(kill=0.1), record())
     for _ in range(turns):
         world.work()
@@ -341,7 +334,7 @@ def test_every_open_shard_is_counted_once(metrics: Metrics, seed: int, turns: in
     assert seen["evalspan_oldest_evaluation_seconds", ""] == (5.0 if open_ones else 0.0)
 
 
-def test_a_scrape_shows_what_the_loop_handed_over_and_nothing_as_running_where_it_hangs(metrics: Metrics):
+def test_a_scrape_shows_what_the_loop_handed_over_and_nothing_as_running_where_it_hangs(metrics):
     """The thread of a scrape lives on beside a loop that makes no turn."""
     world = World(0, Faults(), record())
     metrics.note(_loop(world), pending=4, now=world.state.record.accepted_at + 60)
@@ -359,9 +352,7 @@ def test_a_scrape_shows_what_the_loop_handed_over_and_nothing_as_running_where_i
     assert {phase: seen["evalspan_evaluations", phase] for phase in phases} == phases
 
 
-def test_every_ended_evaluation_counts_and_its_gpu_seconds_where_there_is_a_report(
-    metrics: Metrics, tmp_path: Path
-):
+def test_every_ended_evaluation_counts_and_its_gpu_seconds_where_there_is_a_report(metrics, tmp_path):
     work = two_trainings(tmp_path / "work")
     over = Summary(schema_version=2, evaluation_id="e", written_at=0.0, ended_at=1.0)
     ends = [with_costs(over, EvaluationPaths(file.parent)) for file in sorted(work.glob("*/report.json"))]
@@ -374,7 +365,7 @@ def test_every_ended_evaluation_counts_and_its_gpu_seconds_where_there_is_a_repo
     assert seen["evalspan_makespan_seconds_count", ""] == len(ends)
 
 
-def _scrape(metrics: Metrics) -> str:
+def _scrape(metrics):
     """What Prometheus gets of a daemon that has done everything once."""
     metrics._show([summary_of(World(0, Faults(), record()).state, 0.0)], {}, 0.0)
     metrics._counters["cluster_calls"].labels("the listing of jobs").inc()
@@ -382,13 +373,13 @@ def _scrape(metrics: Metrics) -> str:
     return _text(metrics)
 
 
-def _expressions() -> list[str]:
+def _expressions():
     rules = yaml.safe_load((FOLDER / "alerts.yml").read_text())["groups"][0]["rules"]
     panels = json.loads((FOLDER / "dashboard.json").read_text())["panels"]
     return [r["expr"] for r in rules] + [t["expr"] for p in panels for t in p["targets"]]
 
 
-def test_rules_and_dashboard_name_metrics_that_there_are(metrics: Metrics):
+def test_rules_and_dashboard_name_metrics_that_there_are(metrics):
     shown = set(re.findall(r"^(evalspan_\w+)", _scrape(metrics), re.MULTILINE))
     used = {name for expr in _expressions() for name in re.findall(r"\b(evalspan_\w+)", expr)}
     assert used
@@ -396,7 +387,7 @@ def test_rules_and_dashboard_name_metrics_that_there_are(metrics: Metrics):
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="needs Debian's package prometheus")
-def test_prometheus_takes_the_rules_and_scrapes_the_daemon(metrics: Metrics, tmp_path: Path):
+def test_prometheus_takes_the_rules_and_scrapes_the_daemon(metrics, tmp_path):
     """Prometheus' own parsers: of the alert rules, the dashboard's expressions, and what a scrape gets."""
     rules = [
         {"record": f"panel:{i}", "expr": expr.replace("$instance", ".*")}

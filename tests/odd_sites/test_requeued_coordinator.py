@@ -1,24 +1,19 @@
 """The coordinator as a Slurm job with its own Redis, requeued for as long as Slurm holds a job back: trials go on."""
 
-from __future__ import annotations
-
 import logging
 import os
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from dev_cluster import real_site
-from dev_cluster.api import Cluster
 from dev_cluster.testing import state, unfinished, wait_state, wait_until
-from support.sites import Site, cluster
+from support.sites import cluster
 from support.toys import cluster_tasks
 
 from coordinator.runtime.journal import read_events
 from evaljobs.contract.outcomes import TrialEnded
-from evaljobs.contract.storage import ShardHead, read_frames, read_record
+from evaljobs.contract.storage import read_frames, read_record
 from evaljobs.queue.redis_client import QueueUnavailable
 from evaljobs.queue.work_queue import WorkQueue
 
@@ -45,7 +40,7 @@ name = "toy_long"
 
 
 @pytest.fixture(scope="module")
-def strict() -> Iterator[Cluster]:
+def strict():
     """A job's processes end with it, so its Redis does: proctrack/cgroup."""
     if not real_site.CGROUP_V1.is_dir():
         pytest.skip("cgroup v1 is not mounted")
@@ -53,8 +48,7 @@ def strict() -> Iterator[Cluster]:
         yield made
 
 
-def furnish(site: Site) -> None:
-    assert site.cluster is not None
+def furnish(site):
     texts = {
         "long.toml": SUITE.format(folder=site.folder),
         "tasks/long.yaml": TASK.format(tasks=cluster_tasks(site.cluster)),
@@ -66,9 +60,8 @@ def furnish(site: Site) -> None:
     site.cluster.run_as_user(["chmod", "755", site.folder / "bin/evalspan"], check=True)
 
 
-def submit(site: Site) -> str:
+def submit(site):
     """The evaluation by `evaluate.sbatch`; the id of the coordinator's job."""
-    assert site.cluster is not None
     script = Path(site.cluster.repo) / "scripts" / "evaluate.sbatch"
     options = ["--parsable", "-p", "cpu", "--mem=2G", f"--output={site.folder}/coordinator.log"]
     asked = [script, site.model, site.folder / "long.toml", "--partition", "gpu", "--work-dir", site.work]
@@ -81,13 +74,13 @@ def submit(site: Site) -> str:
     return site.cluster.run_as_user(argv, cwd=site.folder, env=env, check=True).stdout.strip()
 
 
-def heads(site: Site) -> dict[str, list[ShardHead]]:
+def heads(site):
     """Trial -> its records."""
     files = site.work.glob("*/responses/*.frames")
     return {file.name: [head for _, head in read_frames(file)] for file in files}
 
 
-def redis_answers(site: Site) -> bool:
+def redis_answers(site):
     try:
         WorkQueue.connect(site.work / "redis" / "address.json", site.root().name).snapshot()
     except QueueUnavailable:
@@ -95,7 +88,7 @@ def redis_answers(site: Site) -> bool:
     return True
 
 
-def busy(records: list[ShardHead], since: float, until: float) -> float:
+def busy(records, since, until):
     """Seconds of this span in which the trial ran shards that it dumped."""
     ends = [(head.started_at, head.started_at + head.seconds) for head in records]
     return sum(max(0.0, min(end, until) - max(start, since)) for start, end in ends)
@@ -103,7 +96,7 @@ def busy(records: list[ShardHead], since: float, until: float) -> float:
 
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("gap", [121, 540])
-def test_trials_infer_while_the_coordinator_is_requeued(gap: int, strict: Cluster, make_site: Any) -> None:
+def test_trials_infer_while_the_coordinator_is_requeued(gap, strict, make_site):
     """No trial is lost, none is believed hung, and its GPU idles at most 5 % of the time without Redis."""
     site = make_site(strict)
     furnish(site)

@@ -1,7 +1,5 @@
 """Several checkpoints at once on a site that runs four jobs of a user, with `init`'s own settings and daemon line."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os
@@ -13,7 +11,6 @@ from pathlib import Path
 
 import pytest
 from dev_cluster import accounting
-from dev_cluster.api import Cluster
 from dev_cluster.spec import DevClusterError
 from dev_cluster.testing import unfinished, wait_state, wait_until
 from support.sites import cluster
@@ -43,7 +40,7 @@ TIMES_LONGER = 3  # than a lone evaluation, each of three at once
 class Folder:
     """The ordinary user's folder, with checkpoints of different weights, what `init` wrote, and its daemon."""
 
-    def __init__(self, site: Cluster, models: Path) -> None:
+    def __init__(self, site, models):
         self.site, self.path = site, Path(site.user_dir) / "evaluations"
         site.run_as_user(["mkdir", "-p", self.path / "bin"], check=True)
         for seed in range(3 + AT_ONCE):
@@ -61,37 +58,37 @@ class Folder:
             "EVALSPAN_TRIAL_DEVICE": "cpu",
         }
 
-    def evalspan(self, *words: str, **env: str) -> str:
+    def evalspan(self, *words, **env):
         argv = [self.path / "bin/evalspan", *words]
         done = self.site.run_as_user(argv, cwd=self.path, env=self.env | env)
         assert done.returncode == 0, f"{words}: {done.stdout}\n{done.stderr}"
         return done.stdout
 
-    def start_daemon(self) -> str:
+    def start_daemon(self):
         """By the line that `init` prints, word for word."""
         said = self.evalspan("init")  # finds the account that the site demands
         (line,) = re.findall(r"then the daemon: `(sbatch [^`]*)`", said)
         argv = ["sbatch", "--parsable", *shlex.split(line)[1:]]
         return self.site.run_as_user(argv, cwd=self.path, env=self.env, check=True).stdout.strip()
 
-    def submit(self, seed: int) -> str:
+    def submit(self, seed):
         told = self.evalspan("submit", f"step-{seed}", "--suite", "quickstart", "--json")
         return str(json.loads(told)["evaluation_id"])
 
-    def ended(self, name: str) -> bool:
+    def ended(self, name):
         return (self.path / "evalspan-work" / name / "results.json").exists()
 
 
-def timed(folder: Folder, *seeds: int, deadline_s: float = 1500) -> list[float]:
+def timed(folder, *seeds, deadline_s=1500):
     """Seconds from each one's submission to its results."""
     began, names = {}, []
     for seed in seeds:
         at = time.time()
         names.append(folder.submit(seed))
         began[names[-1]] = at
-    took: dict[str, float] = {}
+    took = {}
 
-    def over() -> bool:
+    def over():
         for name in names:
             if name not in took and folder.ended(name):
                 took[name] = time.time() - began[name]
@@ -105,11 +102,11 @@ def timed(folder: Folder, *seeds: int, deadline_s: float = 1500) -> list[float]:
     return [round(took[name], 1) for name in names]
 
 
-def queue(site: Cluster) -> str:
+def queue(site):
     return site.run_as_user(["squeue", "-o", "%i %j %T %r %l %M"]).stdout
 
 
-def hand_over(folder: Folder, job: str, seed: int) -> str:
+def hand_over(folder, job, seed):
     """While a job waits for the limit, the daemon is told that its time is over. Its successor, which runs at once."""
     name = folder.submit(seed)
     wait_until(lambda: "QOSMaxJobsPerUserLimit" in queue(folder.site), "a job waits for the limit", 300)
@@ -123,7 +120,7 @@ def hand_over(folder: Folder, job: str, seed: int) -> str:
 
 
 @pytest.mark.timeout(3600)
-def test_each_site_scores_several_checkpoints_under_a_limit_on_jobs(tmp_path: Path) -> None:
+def test_each_site_scores_several_checkpoints_under_a_limit_on_jobs(tmp_path):
     """Three at once take at most three times a lone evaluation's time, and the daemon's line of `init` runs as printed.
 
     Its successor gets its place, though another job waits for the limit.

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 from dev_cluster import accounting, real_site
-from dev_cluster.api import Cluster
 from dev_cluster.spec import DevClusterError
 from dev_cluster.testing import unfinished, wait_until
 from support.sites import LONG, Site, cluster
@@ -51,7 +50,7 @@ class Row:
     silent: str = "\0"
 
 
-def qos(name: str, **shape: Any) -> Row:
+def qos(name, **shape):
     return Row(shape={"accounting": True, **shape}, options=("--qos", name))
 
 
@@ -103,12 +102,12 @@ class Run:
     process: subprocess.Popen[str]
     seen: dict[str, tuple[str, str]] = field(default_factory=dict)
 
-    def look(self) -> bool:
+    def look(self):
         shown = self.site.cluster.run_as_user(["squeue", "--noheader", "--format=%j %l %n"]).stdout
         self.seen |= {w[0]: (w[1], w[-1]) for row in shown.splitlines() if (w := row.split())}
         return self.process.poll() is not None
 
-    def finish(self, expected: dict[str, Any]) -> dict[str, Any]:
+    def finish(self, expected):
         """Its report, once it has ended with lm-eval's scores."""
         try:
             wait_until(self.look, "its end", 420)
@@ -137,10 +136,10 @@ class Run:
         return dict(json.loads((root / "report.json").read_text()))
 
     @property
-    def kinds(self) -> set[str]:
+    def kinds(self):
         return {name.partition("-")[0] for name in self.seen}
 
-    def outcomes(self, kind: str) -> list[dict[str, Any]]:
+    def outcomes(self, kind):
         return [json.loads(read_bytes(p)) for p in files_in(self.site.root() / "outcomes", f"*.{kind}.json")]
 
 
@@ -148,10 +147,10 @@ Begin = Callable[..., Run]
 
 
 @pytest.fixture
-def begin(make_site: Callable[..., Site]) -> Begin:
+def begin(make_site):
     """Starts an evaluation on a cluster, as a row says."""
 
-    def made(on: Cluster, row: Row = Row(), pause: int = 0) -> Run:
+    def made(on, row=Row(), pause=0):
         site = make_site(on, more=row.settings)
         site.env |= row.env
         if pause:
@@ -161,7 +160,7 @@ def begin(make_site: Callable[..., Site]) -> Begin:
     return made
 
 
-def evaluate(row: Row, begin: Begin, expected: dict[str, Any]) -> Run:
+def evaluate(row, begin, expected):
     if row.shape.get("accounting"):
         try:
             accounting.check_machine()
@@ -183,13 +182,11 @@ def evaluate(row: Row, begin: Begin, expected: dict[str, Any]) -> Run:
 
 @LONG
 @pytest.mark.parametrize("name", SITES)
-def test_each_site(name: str, begin: Begin, expected: dict[str, Any]) -> None:
+def test_each_site(name, begin, expected):
     evaluate(SITES[name], begin, expected)
 
 
-def test_on_a_site_with_every_oddity_jobs_host_their_trials(
-    odd_cluster: Cluster, begin: Begin, expected: dict[str, Any]
-) -> None:
+def test_on_a_site_with_every_oddity_jobs_host_their_trials(odd_cluster, begin, expected):
     """Private /dev/shm, whole nodes, GPU jobs only: it is noticed, hosts and CPU jobs alone are used, scores are equal."""
     run = begin(odd_cluster)
     report = run.finish(expected)
@@ -202,9 +199,7 @@ def test_on_a_site_with_every_oddity_jobs_host_their_trials(
     assert all(c["freed_bytes"] > 0 for c in cleared)
 
 
-def test_a_tight_site_with_cgroups_accounts_and_limits(
-    strict_cluster: Cluster, begin: Begin, expected: dict[str, Any]
-) -> None:
+def test_a_tight_site_with_cgroups_accounts_and_limits(strict_cluster, begin, expected):
     """With the default limits of hours; nothing is sent to the node that is too small; scores are equal."""
     run = begin(strict_cluster, Row(options=("--qos", "short")))
     run.finish(expected)
@@ -214,7 +209,7 @@ def test_a_tight_site_with_cgroups_accounts_and_limits(
 
 
 @LONG
-def test_each_site_of_short_jobs_keeps_staged_weights(begin: Begin, expected: dict[str, Any]) -> None:
+def test_each_site_of_short_jobs_keeps_staged_weights(begin, expected):
     """Jobs end after two minutes, and a trial stands still for longer: the checkpoint leaves storage once."""
     with cluster(nodes=1, gpus=1, cpu_nodes=1, cpus=8, max_time=2) as made:
         run = begin(made, pause=1)
@@ -226,7 +221,7 @@ def test_each_site_of_short_jobs_keeps_staged_weights(begin: Begin, expected: di
 
 
 @LONG
-def test_each_site_with_a_node_that_launches_nothing(begin: Begin, expected: dict[str, Any]) -> None:
+def test_each_site_with_a_node_that_launches_nothing(begin, expected):
     """Slurm ends builds on c1 before they begin: they are made on c2, and no message names a log that is not there."""
     with cluster(nodes=1, gpus=2, cpu_nodes=2, cpus=8) as made:
         spool = made.dir / "spool" / "c1"
@@ -237,7 +232,7 @@ def test_each_site_with_a_node_that_launches_nothing(begin: Begin, expected: dic
 
 
 @LONG
-def test_each_site_whose_nodes_are_drained_at_the_start(begin: Begin, expected: dict[str, Any]) -> None:
+def test_each_site_whose_nodes_are_drained_at_the_start(begin, expected):
     """An evaluation is accepted, says what it waits for, and runs once the nodes are back."""
     with cluster(nodes=1, gpus=2, cpu_nodes=1, cpus=8) as made:
         made.update("nodename=n1", "state=drain", "reason=new driver")
@@ -252,9 +247,7 @@ def test_each_site_whose_nodes_are_drained_at_the_start(begin: Begin, expected: 
 
 
 @pytest.mark.skipif(PYSLURM is None, reason="pyslurm is not installed: it builds on Slurm 25.11 alone")
-def test_an_evaluation_through_pyslurm_gives_the_scores_of_lm_eval(
-    plain_cluster: Cluster, begin: Begin, expected: dict[str, Any]
-) -> None:
+def test_an_evaluation_through_pyslurm_gives_the_scores_of_lm_eval(plain_cluster, begin, expected):
     """No job is left, and `doctor` names what goes through commands."""
     assert PYSLURM is not None
     path = f"{Path(str(PYSLURM.origin)).parents[1]}:{plain_cluster.user_env['PYTHONPATH']}"

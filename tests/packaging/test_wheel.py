@@ -2,8 +2,6 @@
 `evalspan --version` there; and of the help of scripts.
 """
 
-from __future__ import annotations
-
 import filecmp
 import json
 import os
@@ -29,7 +27,7 @@ VERSION = "from coordinator.base.version import version_text; print(version_text
 NOTIFY = "hook.notify('ckpt/step-5', 5, suite='core', work_dir='work')"
 
 
-def _said(cwd: Path, *argv: str | Path, code: int = 0, **env: str) -> str:
+def _said(cwd, *argv, code=0, **env):
     """What a command prints; on stderr, where it is to end with another exit code than 0."""
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("EVALSPAN_", "PYTHONPATH"))}
     env = {**clean, "HOME": str(cwd), "COLUMNS": "100", **env}
@@ -38,18 +36,18 @@ def _said(cwd: Path, *argv: str | Path, code: int = 0, **env: str) -> str:
     return (done.stderr if code else done.stdout).strip()
 
 
-def _build(kind: str, source: Path, out: Path) -> Path:
+def _build(kind, source, out):
     """What the very backend builds that pip calls (installed with the dev extra: no network)."""
     return out / _said(source, sys.executable, "-c", BUILD, kind, out).split()[-1]
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def wheel(tmp_path_factory):
     return _build("build_wheel", ROOT, tmp_path_factory.mktemp("wheel"))
 
 
 @pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def source(tmp_path_factory):
     """The unpacked sdist."""
     out = tmp_path_factory.mktemp("sdist")
     with tarfile.open(_build("build_sdist", ROOT, out)) as archive:
@@ -58,7 +56,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def bare(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def bare(wheel, tmp_path_factory):
     """Python of a new environment in which pip installed the wheel without any dependency."""
     folder = tmp_path_factory.mktemp("bare") / "venv"
     venv.create(folder, with_pip=False)
@@ -67,17 +65,17 @@ def bare(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "bin" / "python"
 
 
-def _site(python: Path) -> Path:
+def _site(python):
     return next(python.parents[1].glob("lib/python*/site-packages"))
 
 
-def _others() -> list[str]:
+def _others():
     """Folders of this environment's packages."""
     return [path for path in sys.path if Path(path).name in {"site-packages", "dist-packages"}]
 
 
 @pytest.fixture(scope="module")
-def installed(bare: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def installed(bare, tmp_path_factory):
     """Python of an environment with the wheel in it; all other packages are those of this environment, behind the wheel's
     own files, and without the .pth files that would bring this checkout back in.
     """
@@ -89,7 +87,7 @@ def installed(bare: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "bin" / "python"
 
 
-def _tracked(*places: str) -> set[str]:
+def _tracked(*places):
     """Files of the clone; none where this is no clone."""
     if not (ROOT / ".git").exists():
         return set()
@@ -98,7 +96,7 @@ def _tracked(*places: str) -> set[str]:
     }
 
 
-def _contents(wheel: Path) -> dict[str, bytes]:
+def _contents(wheel):
     """Files of a wheel by name, but those that describe the wheel itself."""
     with zipfile.ZipFile(wheel) as archive:
         return {name: archive.read(name) for name in archive.namelist() if ".dist-info/" not in name}
@@ -269,7 +267,7 @@ INSTALLING = [
 
 
 @pytest.mark.parametrize("script", [*INSTALLING, "fetch_smollm2.py"])
-def test_help_comes_before_anything_is_installed(tmp_path: Path, script: str) -> None:
+def test_help_comes_before_anything_is_installed(tmp_path, script):
     """From a fresh clone: exit code 0, the script's own name in its text, and no new file."""
     clone = tmp_path / "clone"
     for folder in ("scripts", "coordinator"):

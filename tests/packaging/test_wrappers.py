@@ -4,18 +4,15 @@ Beside a real Slurm `evalspan` is the real one; elsewhere a small program of the
 what is tested is what the wrappers do around them.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
 import signal
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from dev_cluster.api import Cluster, dev_cluster, unavailable
+from dev_cluster.api import dev_cluster, unavailable
 from dev_cluster.testing import state, wait_state, wait_until
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
@@ -30,7 +27,7 @@ while :; do sleep 0.1; done"""
 class Job:
     """A batch job's folder, where programs of the test's stand for evalspan and Slurm's commands and write down their calls."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder):
         self.folder, self.log = folder, folder / "calls"
         (folder / "bin").mkdir()
         path = f"{folder / 'bin'}:{os.environ['PATH']}"
@@ -44,29 +41,29 @@ class Job:
         for name in ("sbatch", "scontrol"):
             self.program(name, f'printf "%s " {name} "$@"; echo')
 
-    def program(self, name: str, body: str) -> None:
+    def program(self, name, body):
         """`body` prints to the log; its own standard output is descriptor 3."""
         file = self.folder / "bin" / name
         file.write_text(f'#!/bin/bash\nexec 3>&1 >> "{self.log}"\n{body}\n')
         file.chmod(0o755)
 
-    def start(self, script: str, *words: str | Path, **env: str) -> subprocess.Popen[str]:
+    def start(self, script, *words, **env):
         argv, out = ["bash", SCRIPTS / script, *words], (self.folder / "said").open("w")
         return subprocess.Popen(argv, cwd=self.folder, env=self.env | env, stdout=out, stderr=out, text=True)
 
-    def train(self, *command: str, **env: str) -> subprocess.Popen[str]:
+    def train(self, *command, **env):
         words = ("ckpt", "core", "--", *command)
         return self.start("train-with-eval.sbatch", *words, **{"EVALSPAN_FINISH": "no", **env})
 
-    def calls(self) -> list[str]:
+    def calls(self):
         return [line.strip() for line in self.log.read_text().splitlines()] if self.log.exists() else []
 
-    def said(self) -> str:
+    def said(self):
         return (self.folder / "said").read_text()
 
 
 @pytest.fixture
-def job(tmp_path: Path) -> Job:
+def job(tmp_path):
     return Job(tmp_path)
 
 
@@ -179,14 +176,14 @@ def test_a_daemon_that_dies_is_queued_again_unless_it_never_ran_or_the_settings_
 
 
 @pytest.fixture(scope="module")
-def site() -> Iterator[Cluster]:
+def site():
     if (reason := unavailable()) is not None:
         pytest.skip(reason)
     with dev_cluster(nodes=1, gpus=1, cpu_nodes=1, cpus=4) as cluster:
         yield cluster
 
 
-def _furnish(site: Cluster, model: Path) -> None:
+def _furnish(site, model):
     """What a user has: a checkpoint, settings, the wrapper, and a program `evalspan`."""
     home = site.user_dir
     texts = {
@@ -239,12 +236,12 @@ def test_the_daemon_as_a_job_of_an_ordinary_user(site, tiny_model_dir):
     program = site.user_dir / "evalspan"
     journals = (site.user_dir / "work").glob
 
-    def events(kind: str) -> int:
+    def events(kind):
         texts = [file.read_bytes() for file in journals("*/journal.jsonl")]
         # the last line may be half written
         return sum(json.loads(line)["kind"] == kind for text in texts for line in text.split(b"\n")[:-1])
 
-    def daemon() -> str:
+    def daemon():
         argv = ["sbatch", "--parsable", "--mem=100", "-p", "cpu", "daemon.sbatch"]
         return site.run_as_user(argv, env={"EVALSPAN_BIN": str(program)}, check=True).stdout.strip()
 

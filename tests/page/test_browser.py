@@ -1,15 +1,10 @@
 """Pages in a real browser: what a reader clicks, types and sees; and no text of a model or a task runs there."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
-from support.browser import Browser, browsing, unavailable
-from support.serving import Served, serving
+from support.browser import browsing, unavailable
+from support.serving import serving
 from support.simulated.parts import Faults, record
 from support.simulated.world import World
 from support.trainings import leave
@@ -37,7 +32,7 @@ DOWN, RIGHT, ENTER = "\ue015", "\ue014", "\ue007"
 TRAINING = "/training?folder=%2Fruns%2Fa&suite=mini"
 
 
-def _results(right: int) -> dict[str, Any]:
+def _results(right):
     """Forty tasks in two groups, and one with a hostile name; of the first, `right` of fifty documents are right."""
     tasks = {t: {"acc,none": right / 50 if t == TASKS[0] else 0.5, "acc_stderr,none": 0.1} for t in TASKS}
     groups = {"evens": TASKS[::2], "odds": TASKS[1::2]}
@@ -50,7 +45,7 @@ def _results(right: int) -> dict[str, Any]:
     }
 
 
-def _checkpoint(work: Path, step: int, right: int) -> EvaluationPaths:
+def _checkpoint(work, step, right):
     paths, results = leave(work, step, 0.5), _results(right)
     paths.results.write_text(json.dumps(results))
     for number, task in enumerate(TASKS[:2]):
@@ -62,7 +57,6 @@ def _checkpoint(work: Path, step: int, right: int) -> EvaluationPaths:
         (paths.samples / f"samples_{slug(task)}_000.jsonl").write_text("\n".join(map(json.dumps, lines)))
     paths.journal.write_text("x")
     known = read_evaluation(paths)
-    assert known is not None
     scores = first_of_each(groups_or_tasks(results))
     about = known_by(known) | {
         "written_at": 1.0,
@@ -76,7 +70,7 @@ def _checkpoint(work: Path, step: int, right: int) -> EvaluationPaths:
 
 
 @pytest.fixture(scope="module")
-def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def work(tmp_path_factory):
     """Eight checkpoints; the last one has lost thirty answers, and one more has stopped."""
     folder = tmp_path_factory.mktemp("browser") / "work"
     folder.mkdir(mode=0o700)
@@ -92,20 +86,20 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def served(work: Path) -> Iterator[Served]:
+def served(work):
     with serving("--work-dir", str(work)) as found:
         yield found
 
 
 @pytest.fixture(scope="module")
-def browser(served: Served) -> Iterator[Browser]:
+def browser(served):
     with browsing() as found:
         found.open(f"http://{served.host}:{served.port}/?token={served.token}")
         yield found
 
 
 @pytest.fixture
-def page(browser: Browser, served: Served) -> Iterator[Browser]:
+def page(browser, served):
     """No page may complain, load from elsewhere, or run what a model said."""
     home = f"http://{served.host}:{served.port}"
     browser.home = home
@@ -121,11 +115,11 @@ def page(browser: Browser, served: Served) -> Iterator[Browser]:
     )
 
 
-def _id(work: Path, step: int) -> str:
+def _id(work, step):
     return next(p.name for p in work.glob(f"step-{step}-*"))
 
 
-def test_the_first_page_shows_trainings_then_evaluations_that_a_filter_keeps_in_the_address(page: Browser):
+def test_the_first_page_shows_trainings_then_evaluations_that_a_filter_keeps_in_the_address(page):
     page.until("document.querySelector('.card')")
     card = page.text("#trainings")
     assert "step 8" in card
@@ -141,7 +135,7 @@ def test_the_first_page_shows_trainings_then_evaluations_that_a_filter_keeps_in_
     page.until("document.querySelectorAll('#evaluations tbody tr').length === 1")
 
 
-def test_two_boxes_lead_to_what_flipped_and_a_task_to_its_samples(page: Browser, work: Path):
+def test_two_boxes_lead_to_what_flipped_and_a_task_to_its_samples(page, work):
     for step in (7, 8):
         page.click(f'[aria-label="compare {_id(work, step)}"]')
     page.click("#evaluations .button")
@@ -167,7 +161,7 @@ def test_two_boxes_lead_to_what_flipped_and_a_task_to_its_samples(page: Browser,
     page.until("document.querySelector('.sample[open]').innerText.includes('#15')")
 
 
-def test_the_heatmap_is_one_stop_of_the_tabulator_where_keys_choose_and_open(page: Browser, work: Path):
+def test_the_heatmap_is_one_stop_of_the_tabulator_where_keys_choose_and_open(page, work):
     page.open(page.home + TRAINING)
     page.run(
         "renew({ data: JSON.parse(document.getElementById('data').textContent), blocks: {} })"
@@ -190,7 +184,7 @@ def test_the_heatmap_is_one_stop_of_the_tabulator_where_keys_choose_and_open(pag
     page.until(f"location.pathname.endsWith('{_id(work, 7)}')")
 
 
-def test_one_cursor_stands_over_all_charts_and_opens_an_evaluation(page: Browser, work: Path):
+def test_one_cursor_stands_over_all_charts_and_opens_an_evaluation(page, work):
     page.open(page.home + TRAINING + "#smooth=0.6&steps=log")
     page.until("document.querySelectorAll('.plot .u-over').length === 3")
     page.press("#curves .grid", RIGHT, "\ue012")  # to the last one, then the one before
@@ -202,21 +196,21 @@ def test_one_cursor_stands_over_all_charts_and_opens_an_evaluation(page: Browser
     page.until(f"location.pathname.endsWith('{_id(work, 7)}')")
 
 
-def test_a_dead_coordinator_is_seen_in_the_head_with_what_to_type(page: Browser):
+def test_a_dead_coordinator_is_seen_in_the_head_with_what_to_type(page):
     page.click(".card .stopped a")
     page.until("document.querySelector('.head.stopped')")
     assert "stopped since" in page.text(".head")
     assert "evalspan daemon" in page.text(".head")
 
 
-def test_a_page_says_durations_and_sizes_as_the_terminal_does(page: Browser):
+def test_a_page_says_durations_and_sizes_as_the_terminal_does(page):
     for value in (0.04, 0.96, 99.4, 99.96, 100, 3599.9, 3600, 90061.5):
         assert page.run(f"seconds({value})") == seconds(value)
     for count in (0, 999, 1000, 1_234_567, 5_000_000_000, 2_345_000_000_000):
         assert page.run(f"bytes({count})") == size(count)
 
 
-def test_ten_tabs_are_answered_and_ask_while_they_are_seen_alone(page: Browser):
+def test_ten_tabs_are_answered_and_ask_while_they_are_seen_alone(page):
     first = page.driver.current_window_handle
     opened = []
     for _ in range(10):
@@ -233,9 +227,7 @@ def test_ten_tabs_are_answered_and_ask_while_they_are_seen_alone(page: Browser):
 @pytest.mark.parametrize(
     "words", [["report", "ID8"], ["report", "--series", "/runs/a"], ["compare", "ID7", "ID8"]], ids=" ".join
 )
-def test_a_page_as_a_file_runs_nothing_of_a_model_and_complains_of_nothing(
-    browser: Browser, work: Path, tmp_path: Path, words: list[str]
-):
+def test_a_page_as_a_file_runs_nothing_of_a_model_and_complains_of_nothing(browser, work, tmp_path, words):
     ids = {"ID7": _id(work, 7), "ID8": _id(work, 8)}
     file = tmp_path / "p.html"
     made = CliRunner().invoke(

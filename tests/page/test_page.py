@@ -1,14 +1,11 @@
 """One HTML file of an evaluation, a training or a comparison."""
 
-from __future__ import annotations
-
 import base64
 import gzip
 import hashlib
 import html.parser
 import json
 import re
-from collections.abc import Iterable
 from itertools import pairwise
 from pathlib import Path
 
@@ -42,23 +39,23 @@ MOST_CODE = 400_000  # bytes of a page without data
 class _Elements(html.parser.HTMLParser):
     """The page's elements, and the text of its scripts and styles."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text):
         super().__init__()
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.texts: dict[int, str] = {}
+        self.tags = []
+        self.texts = {}
         self.feed(text)
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+    def handle_starttag(self, tag, attrs):
         self.tags.append((tag, dict(attrs)))
 
-    def handle_data(self, data: str) -> None:
+    def handle_data(self, data):
         self.texts[len(self.tags) - 1] = self.texts.get(len(self.tags) - 1, "") + data
 
-    def of(self, tag: str) -> list[tuple[dict[str, str | None], str]]:
+    def of(self, tag):
         return [(attrs, self.texts.get(i, "")) for i, (name, attrs) in enumerate(self.tags) if name == tag]
 
 
-def _policy(made: _Elements) -> str:
+def _policy(made):
     return next(a["content"] or "" for a, _ in made.of("meta") if a.get("http-equiv"))
 
 
@@ -86,7 +83,7 @@ def test_a_page_loads_nothing_from_outside_and_runs_its_own_script_alone():
         st.text() | st.floats() | st.none(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)
     )
 )
-def test_data_come_back_as_they_were_and_close_no_script_element(data: object):
+def test_data_come_back_as_they_were_and_close_no_script_element(data):
     text = as_json({"x": data})
     assert "<" not in text
     assert "NaN" not in re.sub(r'"(?:[^"\\]|\\.)*"', "", text)
@@ -99,7 +96,7 @@ def test_data_come_back_as_they_were_and_close_no_script_element(data: object):
         max_size=30,
     )
 )
-def test_spans_of_one_row_never_overlap_and_none_is_lost(drawn: list[tuple[str, float, float]]):
+def test_spans_of_one_row_never_overlap_and_none_is_lost(drawn):
     spans = in_rows([Span(what=what, name="t", begin=begin, seconds=length) for what, begin, length in drawn])
     assert sorted((s.what, s.begin, s.seconds) for s in spans) == sorted(drawn)
     for row in {s.row for s in spans}:
@@ -109,7 +106,7 @@ def test_spans_of_one_row_never_overlap_and_none_is_lost(drawn: list[tuple[str, 
 
 @settings(max_examples=15)
 @given(st.integers(0, 200))
-def test_an_evaluations_page_holds_each_trial_and_shard_that_counts(seed: int):
+def test_an_evaluations_page_holds_each_trial_and_shard_that_counts(seed):
     world = World(seed, Faults(kill=0.1, node_down=0.05), record())
     world.run()
     lanes = [lane for event in world.journal if isinstance(event, Planned) for lane in event.lanes]
@@ -130,7 +127,7 @@ def test_an_evaluations_page_holds_each_trial_and_shard_that_counts(seed: int):
     assert {(e["pid"], e["tid"]) for e in known if e["ph"] == "X"} <= named
 
 
-def test_a_page_begins_with_the_means_of_the_suites_groups() -> None:
+def test_a_page_begins_with_the_means_of_the_suites_groups():
     """Of hundreds of tasks it shows the first rows: those means, then lm-eval's groups, then tasks."""
     world = World(0, Faults(), record())
     groups = {"mmlu": {"acc,none": 0.5}, "knowledge": {SUITE_MEAN: 0.5}}
@@ -139,7 +136,7 @@ def test_a_page_begins_with_the_means_of_the_suites_groups() -> None:
     assert [row[0] for row in data["scores"]] == ["knowledge", "mmlu", "mmlu_law"]
 
 
-def _samples(count: int, text: str) -> Iterable[str]:
+def _samples(count, text):
     for i in range(count):
         yield json.dumps(
             {"doc_id": i, "arguments": {"gen_args_0": {"arg_0": f"{text}{i}", "arg_1": {}}}, "resps": [[text]], "filtered_resps": [text],
@@ -216,7 +213,7 @@ def test_each_node_stands_once_with_the_worst_of_its_evaluations_and_until_when(
     assert {row[0]: row[1] for row in standing_of(found, {"n0": 120.0})} == {"n0": "cordoned"}
 
 
-def test_a_failed_job_without_a_log_shows_the_end_of_its_traceback(tmp_path: Path):
+def test_a_failed_job_without_a_log_shows_the_end_of_its_traceback(tmp_path):
     paths = EvaluationPaths(tmp_path)
     for folder in paths.folders():
         folder.mkdir(parents=True)
@@ -240,13 +237,13 @@ def test_a_job_that_slurm_still_cleans_up_after_is_no_trouble():
 
 
 @given(st.lists(st.text("ab/", min_size=1), min_size=1, max_size=6, unique=True))
-def test_short_names_are_unique(folders: list[str]):
+def test_short_names_are_unique(folders):
     folders = list({str(Path("/") / f.strip("/")) for f in folders})
     names = short_names(folders)
     assert len(set(names.values())) == len(folders)
 
 
-def test_report_and_compare_write_pages(tmp_path: Path):
+def test_report_and_compare_write_pages(tmp_path):
     work, out = two_trainings(tmp_path / "work"), tmp_path / "p.html"
     words = ["report", "--series", "/runs/*/*", "--work-dir", str(work), "--html"]
     made = CliRunner().invoke(app, [*words, str(out)])

@@ -2,8 +2,6 @@
 coordinator is dead.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import socket
@@ -11,14 +9,13 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 from threading import Event, Thread
 
 import pytest
 from dev_cluster.testing import wait_until
 from support.node_memory import make_checkpoint
-from support.serving import SECONDS, Served, end, serving, start
+from support.serving import SECONDS, end, serving, start
 from support.simulated.parts import Faults, record
 from support.simulated.world import World
 from support.trainings import two_trainings
@@ -32,19 +29,19 @@ from evaljobs.contract.paths import EvaluationPaths
 
 
 @pytest.fixture(scope="module")
-def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def work(tmp_path_factory):
     return two_trainings(tmp_path_factory.mktemp("serve") / "work")
 
 
 @pytest.fixture(scope="module")
-def served(work: Path) -> Iterator[Served]:
+def served(work):
     with serving("--work-dir", str(work)) as found:
         yield found
 
 
 ABROAD = {"Origin": "http://evil.example"}
 # law -> path, method, headers ("KEY" is who has the cookie), status, parts of the answer's headers
-ASKED: dict[str, tuple[str, str, dict[str, str], int, dict[str, str]]] = {
+ASKED = {
     "no page without the token": ("/", "GET", {}, 403, {}),
     "nor with a wrong one": ("/?token=wrong", "GET", {}, 403, {}),
     "nor with a wrong cookie": ("/", "GET", {"Cookie": "evalspan-PORT=wrong"}, 403, {}),
@@ -66,11 +63,11 @@ ASKED: dict[str, tuple[str, str, dict[str, str], int, dict[str, str]]] = {
 
 
 @pytest.mark.parametrize("law", ASKED)
-def test_only_who_has_the_printed_address_sees_a_page_and_nothing_changes_it(served: Served, law: str):
+def test_only_who_has_the_printed_address_sees_a_page_and_nothing_changes_it(served, law):
     """Another site reads and changes nothing; what is not there is not found."""
     path, method, headers, status, parts = ASKED[law]
 
-    def here(text: str) -> str:
+    def here(text):
         return text.replace("TOKEN", served.token).replace("PORT", str(served.port))
 
     sent = {name: here(text) for name, text in headers.items() if name != "KEY"}
@@ -85,9 +82,9 @@ def test_only_who_has_the_printed_address_sees_a_page_and_nothing_changes_it(ser
 
 
 def test_a_training_is_shown_as_page_and_as_data_by_a_beginning_of_an_id_too_and_no_file_changes(
-    served: Served, work: Path
+    served, work
 ):
-    def seen() -> dict[str, tuple[int, int]]:
+    def seen():
         every = [work, *work.rglob("*")]
         return {str(p): (p.lstat().st_mtime_ns, p.lstat().st_size) for p in every}
 
@@ -106,13 +103,12 @@ def test_a_training_is_shown_as_page_and_as_data_by_a_beginning_of_an_id_too_and
     shutil.rmtree(folder)
 
 
-def test_a_unix_socket_is_the_users_alone_and_is_removed(work: Path, tmp_path: Path):
+def test_a_unix_socket_is_the_users_alone_and_is_removed(work, tmp_path):
     """Also that of a server that was killed. A port beside it is refused."""
     place = tmp_path / "s"
     with socket.socket(socket.AF_UNIX) as killed:
         killed.bind(str(place))  # of a server that was killed
     process = start("--work-dir", str(work), "--unix", str(place))
-    assert process.stdout is not None
     assert str(place) in process.stdout.readline()
     assert place.stat().st_mode & 0o777 == 0o600
     with socket.socket(socket.AF_UNIX) as link:
@@ -127,14 +123,14 @@ def test_a_unix_socket_is_the_users_alone_and_is_removed(work: Path, tmp_path: P
     assert not place.exists()
 
 
-def test_a_page_of_a_growing_journal_costs_a_twentieth_of_a_core_and_its_end_is_not_missed(tmp_path: Path):
+def test_a_page_of_a_growing_journal_costs_a_twentieth_of_a_core_and_its_end_is_not_missed(tmp_path):
     """A browser asks for the page whenever it differs; making it takes a second each time."""
     now, spent = [0.0], [0.0]
     journal = tmp_path / "e" / "journal.jsonl"
     journal.parent.mkdir()
     pages = Pages(Config(work_dir=tmp_path), now=lambda: now[0], spent=lambda: spent[0])
 
-    def make() -> Contents:
+    def make():
         spent[0] += 1.0
         return Contents(str(journal.stat().st_size), {}, {})
 
@@ -147,7 +143,7 @@ def test_a_page_of_a_growing_journal_costs_a_twentieth_of_a_core_and_its_end_is_
     assert title == "499"
 
 
-def test_a_page_of_a_grown_journal_reads_what_was_added_alone(tmp_path: Path):
+def test_a_page_of_a_grown_journal_reads_what_was_added_alone(tmp_path):
     """Bytes that the system counts; a line in the writing waits for its end. Another journal in its place is read whole,
     also one that the disk gave the same number, and one that was cut short."""
     world = World(0, Faults(), record(60))
@@ -158,7 +154,7 @@ def test_a_page_of_a_grown_journal_reads_what_was_added_alone(tmp_path: Path):
     lines = [line_of(event) for event in world.journal]
     journals, config = Journals(), Config(work_dir=tmp_path)
 
-    def look() -> tuple[int, int]:
+    def look():
         """(events, bytes read)."""
         before = read_so_far()
         _, _, events = journals.find(config, paths.root.name)
@@ -182,12 +178,12 @@ def test_a_page_of_a_grown_journal_reads_what_was_added_alone(tmp_path: Path):
     assert journals.find(config, paths.root.name)[0] == replayed(read_events(paths.journal))
 
 
-def read_so_far() -> int:
+def read_so_far():
     """Bytes that this process has read from files."""
     return int(Path("/proc/self/io").read_text().split()[1])
 
 
-def test_a_damaged_evaluation_hides_no_other_checkpoint_of_its_training(served: Served, work: Path):
+def test_a_damaged_evaluation_hides_no_other_checkpoint_of_its_training(served, work):
     whole = served.data("/training?folder=/runs/a")["trainings"][0]["points"]
     file = next(f for f in work.glob("*/results.json") if f.parent.name == whole[0][0])
     kept = file.read_text()
@@ -200,11 +196,11 @@ def test_a_damaged_evaluation_hides_no_other_checkpoint_of_its_training(served: 
         file.write_text(kept)
 
 
-def test_a_large_page_holds_up_no_other(tmp_path: Path):
+def test_a_large_page_holds_up_no_other(tmp_path):
     """The index is made while another page is being made."""
     pages, begun, over = Pages(Config(work_dir=tmp_path)), Event(), Event()
 
-    def make() -> Contents:
+    def make():
         begun.set()
         assert over.wait(SECONDS)
         return Contents("large", {}, {})
@@ -218,14 +214,14 @@ def test_a_large_page_holds_up_no_other(tmp_path: Path):
     large.join()
 
 
-def test_a_page_is_made_by_one_thread_at_a_time(tmp_path: Path):
+def test_a_page_is_made_by_one_thread_at_a_time(tmp_path):
     """Also one that other pages pushed out meanwhile: what its journal says is kept, and changed in place."""
     pages = Pages(Config(work_dir=tmp_path), now=lambda: 0.0, spent=lambda: 0.0)
     begun, twice, over = Event(), Event(), Event()
     journal = tmp_path / "e" / "journal.jsonl"
     journal.parent.mkdir()
 
-    def make() -> Contents:
+    def make():
         if journal.exists():
             (twice if begun.is_set() else begun).set()
             assert over.wait(SECONDS)
@@ -245,7 +241,7 @@ def test_a_page_is_made_by_one_thread_at_a_time(tmp_path: Path):
         maker.join()
 
 
-def test_a_connection_without_a_request_is_ended_and_the_end_of_the_server_is_quiet(work: Path):
+def test_a_connection_without_a_request_is_ended_and_the_end_of_the_server_is_quiet(work):
     with serving("--work-dir", str(work)) as found:
         with socket.create_connection((found.host, found.port)) as silent:
             silent.settimeout(SECONDS)
@@ -256,7 +252,7 @@ def test_a_connection_without_a_request_is_ended_and_the_end_of_the_server_is_qu
 
 
 def test_a_look_at_thousands_of_ended_evaluations_costs_as_much_as_one_at_those_that_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path, monkeypatch
 ):
     """All browsers share one look, and the summary of an ended evaluation is read once in ENDED_SECONDS."""
     for i in range(100):
@@ -283,12 +279,12 @@ def test_a_look_at_thousands_of_ended_evaluations_costs_as_much_as_one_at_those_
 TYPE = "no process goes on with it: type the same `evalspan eval"
 
 
-def _scrape(port: int) -> str:
+def _scrape(port):
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=SECONDS) as answer:
         return str(answer.read().decode())
 
 
-def test_an_evaluation_whose_daemon_was_killed_reads_stopped_everywhere(tmp_path: Path):
+def test_an_evaluation_whose_daemon_was_killed_reads_stopped_everywhere(tmp_path):
     """`status`, `report`, the page as a file and as served, the index; metrics end with their daemon."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -300,7 +296,7 @@ def test_an_evaluation_whose_daemon_was_killed_reads_stopped_everywhere(tmp_path
     )
     checkpoint = make_checkpoint(tmp_path / "step-7", shards=1, size=100, seed=0)
 
-    def evalspan(*words: str | Path) -> str:
+    def evalspan(*words):
         command = [sys.executable, "-m", "coordinator", *words, "--config", str(config)]
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 

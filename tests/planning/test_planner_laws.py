@@ -1,7 +1,5 @@
 """Laws every plan keeps, whatever the sets and lanes, and ends near the bound on the problems that were hard."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import pairwise
 

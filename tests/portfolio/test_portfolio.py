@@ -1,10 +1,5 @@
 """Laws of the suite `portfolio` and of a suite's own groups."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import pytest
 from support.portfolio.place import place
 from support.portfolio.rows import KINDS
@@ -17,20 +12,18 @@ from priors.sizes import known
 PORTFOLIO = load_suite("portfolio")
 
 
-def score(
-    name: str, tasks: dict[str, float], *, aggregate: float | None = None, **lower: float
-) -> dict[str, Any]:
+def score(name, tasks, *, aggregate=None, **lower):
     """A score file of an entry: its tasks' accuracy; `aggregate`: of a group; `lower`: metrics of which lower is better."""
     rows = {task: {"alias": task, **lower, "acc,none": value} for task, value in tasks.items()}
     better = {task: {key.partition(",")[0]: False for key in lower} for task in tasks}
-    made: dict[str, Any] = {"results": rows, "higher_is_better": better, "group_subtasks": {}}
+    made = {"results": rows, "higher_is_better": better, "group_subtasks": {}}
     if aggregate is not None:
         made |= {"groups": {name: {"acc,none": aggregate}}, "group_subtasks": {name: sorted(tasks)}}
         made["results"][name] = made["groups"][name]
     return made
 
 
-def test_a_group_of_a_suite_has_the_mean_of_its_entries() -> None:
+def test_a_group_of_a_suite_has_the_mean_of_its_entries():
     """Of each entry the first metric of which higher is better; of a tag the mean over its tasks."""
     scores = {
         0: score("one", {"one": 0.5}, **{"perplexity,none": 9.0}),
@@ -55,19 +48,19 @@ def test_a_group_of_a_suite_has_the_mean_of_its_entries() -> None:
     assert "h" not in results["groups"]  # an entry without a score: no mean of the others
 
 
-def test_a_group_and_a_task_share_no_name(tmp_path: Path) -> None:
+def test_a_group_and_a_task_share_no_name(tmp_path):
     file = tmp_path / "twice.toml"
     file.write_text('name = "twice"\n[[task]]\nname = "mmlu"\n[[task]]\nname = "piqa"\ngroup = "mmlu"\n')
     with pytest.raises(OperatorError, match="'mmlu'"):
         load_suite(file)
 
 
-def test_the_portfolio_holds_63_data_sets_with_groups_shots_and_sizes() -> None:
+def test_the_portfolio_holds_63_data_sets_with_groups_shots_and_sizes():
     assert len(PORTFOLIO.tasks) == 63
     assert all(task.group and task.num_fewshot is not None and known(task.name) for task in PORTFOLIO.tasks)
 
 
-def test_lm_eval_builds_every_task_of_the_portfolio(tmp_path: Path) -> None:
+def test_lm_eval_builds_every_task_of_the_portfolio(tmp_path):
     """Each entry loads from rows of its own data sets, with as many examples as its suite says."""
     made = place((task.name for task in PORTFOLIO.tasks), tmp_path)
     read = {path for path, _ in made}

@@ -1,7 +1,5 @@
 """Predictions: cold from nominal figures, warm from what was observed."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from math import isfinite
 from statistics import median

@@ -1,7 +1,5 @@
 """The table of observations: nothing lost, nothing foreign taken in."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -23,23 +23,23 @@ from evaljobs.queue.redis_client import QueueUnavailable
 from evaljobs.queue.work_queue import AHEAD, Claim, QueuedShard, WorkQueue
 
 
-def shards(*names: str, seconds: float = 1.0) -> list[QueuedShard]:
+def shards(*names, seconds=1.0):
     return [QueuedShard(shard=n, rank=i, seconds=seconds) for i, n in enumerate(names)]
 
 
 @pytest.fixture
-def queue(client: redis.Redis) -> WorkQueue:
+def queue(client):
     return WorkQueue(client, uuid.uuid4().hex)
 
 
-def late(queue: WorkQueue, client: redis.Redis, shard: str, seconds: float) -> None:
+def late(queue, client, shard, seconds):
     """As if `shard` had been claimed that much earlier."""
     claims = f"{queue._prefix}claims"
-    trial, since = json.loads(client.hget(claims, shard) or "[]")  # type: ignore[arg-type]
+    trial, since = json.loads(client.hget(claims, shard) or "[]")
     client.hset(claims, shard, json.dumps([trial, str(float(since) - seconds)]))
 
 
-def straggling(queue: WorkQueue, client: redis.Redis) -> None:
+def straggling(queue, client):
     """`fast` has done its shard in the predicted 10 s; `slow` has been at its own of 10 s for 100."""
     queue.fill({"a": shards("x", seconds=10), "b": shards("y", seconds=10)}, "1")
     assert [queue.claim("fast", "a").shard, queue.claim("slow", "b").shard] == ["x", "y"]
@@ -49,7 +49,7 @@ def straggling(queue: WorkQueue, client: redis.Redis) -> None:
 
 
 @pytest.mark.parametrize("first", ["fast", "slow"])
-def test_the_first_of_two_to_finish_a_slow_shard_counts(queue, client, first) -> None:
+def test_the_first_of_two_to_finish_a_slow_shard_counts(queue, client, first):
     """A freed trial runs a straggler's shard once more, one copy only; the second to finish it is answered to drop it."""
     straggling(queue, client)
     assert queue.claim("fast", "a").shard == "y"
@@ -66,7 +66,7 @@ def test_the_first_of_two_to_finish_a_slow_shard_counts(queue, client, first) ->
     assert queue.unclaimed() == ()
 
 
-def test_a_shard_on_its_way_is_not_run_twice(queue: WorkQueue, client: redis.Redis) -> None:
+def test_a_shard_on_its_way_is_not_run_twice(queue, client):
     """Where its own trial will be sooner, by its rate or because all predictions were too short, nothing is copied."""
     straggling(queue, client)
     queue.heartbeat("slow", phase="infer", shard="y", batches_done=9, batches=10)
@@ -75,7 +75,7 @@ def test_a_shard_on_its_way_is_not_run_twice(queue: WorkQueue, client: redis.Red
     assert queue.claim("fast", "a").shard == "y"
 
 
-def test_a_dead_copy_is_forgotten_and_a_dead_straggler_is_replaced(queue, client) -> None:
+def test_a_dead_copy_is_forgotten_and_a_dead_straggler_is_replaced(queue, client):
     """The copy's trial dies: another may copy. The straggler dies: its shard is queued again."""
     straggling(queue, client)
     assert queue.claim("fast", "a").shard == "y"
@@ -87,7 +87,7 @@ def test_a_dead_copy_is_forgotten_and_a_dead_straggler_is_replaced(queue, client
     assert queue.unclaimed() == ()
 
 
-def test_without_stealing_a_lane_is_handed_its_own_shards_alone(queue, client) -> None:
+def test_without_stealing_a_lane_is_handed_its_own_shards_alone(queue, client):
     """A fill without stealing: an empty lane's trial ends and copies no late shard; what is added to its lane it
     takes. The next fill decides anew.
     """
@@ -103,7 +103,7 @@ def test_without_stealing_a_lane_is_handed_its_own_shards_alone(queue, client) -
     assert queue.claim("fourth", "a").shard == "b2"
 
 
-def test_shards_ahead_are_the_lanes_own_first_and_then_the_ends_of_others(queue: WorkQueue) -> None:
+def test_shards_ahead_are_the_lanes_own_first_and_then_the_ends_of_others(queue):
     """A trial without Redis begins at its lane's head; one without a lane of its own at another's end."""
     many = [f"b{n:03}" for n in range(AHEAD + 9)]
     queue.fill({"a": shards("a0", "a1"), "b": shards(*many)}, "1")
@@ -114,7 +114,7 @@ def test_shards_ahead_are_the_lanes_own_first_and_then_the_ends_of_others(queue:
     assert queue.ahead("c") == ()
 
 
-def test_progress_moves_only_with_figures(queue: WorkQueue) -> None:
+def test_progress_moves_only_with_figures(queue):
     """A heartbeat that says nothing new moves beat_at and leaves progress_at."""
     queue.heartbeat("t", phase="infer", shard="x", batches_done=1, batches=4)
     first = queue.snapshot().trials["t"]
@@ -127,7 +127,7 @@ def test_progress_moves_only_with_figures(queue: WorkQueue) -> None:
     assert (first.shard, first.batches_done, first.batches) == ("x", 1, 4)
 
 
-def test_a_fill_overtaken_by_another_does_nothing_more(queue: WorkQueue, client: redis.Redis) -> None:
+def test_a_fill_overtaken_by_another_does_nothing_more(queue, client):
     """Of two fills at once the one that began last decides; the other's rest is refused."""
     queue.fill({"a": shards(*(f"x{i}" for i in range(3)))}, "1")
     client.hset(f"{queue._prefix}meta", "filling", "another's")
@@ -135,7 +135,7 @@ def test_a_fill_overtaken_by_another_does_nothing_more(queue: WorkQueue, client:
     assert "late" not in queue.unclaimed()
 
 
-def test_redis_away_is_one_error(tmp_path) -> None:
+def test_redis_away_is_one_error(tmp_path):
     """Whatever is wrong with Redis comes as QueueUnavailable, naming the place."""
     with pytest.raises(QueueUnavailable, match="no Redis address"):
         WorkQueue.connect(tmp_path / "address.json", "e")
@@ -165,20 +165,20 @@ class AgainstModel(RuleBasedStateMachine):
     client: redis.Redis
 
     @initialize()
-    def begin(self) -> None:
+    def begin(self):
         self.queue = WorkQueue(self.client, uuid.uuid4().hex)
-        self.epoch: str | None = None
+        self.epoch = None
         self.steal = True
-        self.info: dict[str, tuple[str, float, float]] = {}
-        self.unclaimed: dict[str, tuple[str, float, float]] = {}
-        self.claims: dict[str, str] = {}
-        self.withdrawn: set[str] = set()
-        self.last_done: dict[str, str] = {}
-        self.shards_done: Counter[str] = Counter()
-        self.gone: set[str] = set()
+        self.info = {}
+        self.unclaimed = {}
+        self.claims = {}
+        self.withdrawn = set()
+        self.last_done = {}
+        self.shards_done = Counter()
+        self.gone = set()
 
     @rule(plan=PLAN, epoch=st.sampled_from(["1", "2"]), steal=st.booleans())
-    def fill(self, plan, epoch, steal) -> None:
+    def fill(self, plan, epoch, steal):
         lanes = {lane: [shard for at, shard in plan if at == lane] for lane in LANES}
         self.queue.fill({lane: own for lane, own in lanes.items() if own}, epoch, steal=steal)
         self.steal = steal
@@ -188,7 +188,7 @@ class AgainstModel(RuleBasedStateMachine):
         self.epoch = epoch
 
     @rule(lane=LANE, more=st.lists(QUEUED, max_size=3, unique_by=lambda s: s.shard))
-    def add(self, lane, more) -> None:
+    def add(self, lane, more):
         self.queue.add(lane, more)
         for s in more:
             self.claims.pop(s.shard, None)
@@ -196,14 +196,14 @@ class AgainstModel(RuleBasedStateMachine):
             self.info[s.shard] = self.unclaimed[s.shard] = (lane, s.rank, s.seconds)
 
     @rule(names=st.lists(NAMES, max_size=3, unique=True))
-    def withdraw(self, names) -> None:
+    def withdraw(self, names):
         self.queue.withdraw(names)
         for name in names:
             self.unclaimed.pop(name, None)
             self.withdrawn.add(name)
 
     @rule(trial=TRIAL, lane=LANE)
-    def claim(self, trial, lane) -> None:
+    def claim(self, trial, lane):
         mine = {s for s, t in self.claims.items() if t == trial}
         got = self.queue.claim(trial, lane)
         if trial in self.gone:
@@ -227,7 +227,7 @@ class AgainstModel(RuleBasedStateMachine):
                 assert load == max([load, *loads.values()])
 
     @rule(trial=TRIAL, shard=NAMES, overtakes_a_beat=st.booleans())
-    def done(self, trial, shard, overtakes_a_beat) -> None:
+    def done(self, trial, shard, overtakes_a_beat):
         assert self.queue.done(trial, shard, 1) == (self.claims.get(shard) == trial)
         # where it is unknown how far predictions are off nothing is late, however long this machine stands still
         self.client.hdel(f"{self.queue._prefix}meta", "predicted", "took")
@@ -239,21 +239,21 @@ class AgainstModel(RuleBasedStateMachine):
         if overtakes_a_beat:
             self.beat(trial, shard)
 
-    def _return(self, shard) -> None:
+    def _return(self, shard):
         del self.claims[shard]
         if shard not in self.withdrawn:
             self.info.setdefault(shard, ("", 0.0, 0.0))
             self.unclaimed[shard] = self.info[shard]
 
     @rule(trial=TRIAL, shard=NAMES)
-    def give_back(self, trial, shard) -> None:
+    def give_back(self, trial, shard):
         mine = self.claims.get(shard) == trial
         assert self.queue.give_back(trial, shard) == mine
         if mine:
             self._return(shard)
 
     @rule(trial=TRIAL)
-    def release(self, trial) -> None:
+    def release(self, trial):
         mine = {s for s, t in self.claims.items() if t == trial}
         assert set(self.queue.requeue_claims(trial)) == mine
         for shard in mine:
@@ -263,7 +263,7 @@ class AgainstModel(RuleBasedStateMachine):
         self.gone.add(trial)
 
     @rule(trial=TRIAL, shard=NAMES)
-    def beat(self, trial, shard) -> None:
+    def beat(self, trial, shard):
         kept = self.queue.heartbeat(trial, phase="infer", shard=shard)
         by = self.claims.get(shard)
         if by is None and self.last_done.get(trial) != shard and trial not in self.gone:
@@ -272,7 +272,7 @@ class AgainstModel(RuleBasedStateMachine):
         assert kept == (by == trial)
 
     @rule(lane=LANE)
-    def ahead(self, lane) -> None:
+    def ahead(self, lane):
         """The lane's own shards in order, then, where trials steal, others; none of them is claimed by that."""
         own = sorted((i[1], s) for s, i in self.unclaimed.items() if i[0] == lane)
         names = self.queue.ahead(lane)
@@ -281,20 +281,20 @@ class AgainstModel(RuleBasedStateMachine):
         assert set(names) == set(self.unclaimed if self.steal else (s for _, s in own))
 
     @rule()
-    def redis_comes_back_empty(self) -> None:
+    def redis_comes_back_empty(self):
         self.queue.remove()
         assert list(self.client.scan_iter(match=f"{self.queue._prefix}*")) == []
         self.epoch, self.info, self.unclaimed, self.claims, self.steal = None, {}, {}, {}, True
         self.withdrawn, self.last_done, self.gone, self.shards_done = set(), {}, set(), Counter()
 
-    def _loads(self) -> dict[str, float]:
-        loads: dict[str, float] = {}
+    def _loads(self):
+        loads = {}
         for lane, _, seconds in self.unclaimed.values():
             loads[lane] = loads.get(lane, 0.0) + seconds
         return loads
 
     @invariant()
-    def as_the_model_says(self) -> None:
+    def as_the_model_says(self):
         snapshot = self.queue.snapshot()
         assert snapshot.epoch == self.epoch
         assert snapshot.claims == self.claims
@@ -306,12 +306,12 @@ class AgainstModel(RuleBasedStateMachine):
         for name, trial in snapshot.trials.items():
             assert name in self.gone or trial.shards_done == self.shards_done[name]
 
-    def teardown(self) -> None:
+    def teardown(self):
         if hasattr(self, "queue"):
             self.queue.remove()
 
 
-def test_any_order_of_calls_agrees_with_a_model(client: redis.Redis) -> None:
+def test_any_order_of_calls_agrees_with_a_model(client):
     """See AgainstModel."""
     machine = type("Bound", (AgainstModel,), {"client": client})
     run_state_machine_as_test(machine, settings=settings(max_examples=150, stateful_step_count=30))

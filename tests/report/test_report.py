@@ -1,24 +1,20 @@
 """What a report makes of a journal: a makespan leaves out exactly the time in which neither a coordinator nor a job worked."""
 
-from __future__ import annotations
-
 import io
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
-from support.simulated.parts import FakeJob, FakeMember, Faults, ended, record
+from support.simulated.parts import Faults, ended, record
 from support.simulated.world import World
 
 from coordinator.base import words
-from coordinator.cluster import Job, JobState
+from coordinator.cluster import Job
 from coordinator.evaluation import events as ev
 from coordinator.evaluation.events import (
-    AnyEvent,
     JobEnded,
     JobNotSubmitted,
     JobStarted,
@@ -30,7 +26,6 @@ from coordinator.evaluation.state import JobInfo, State, Trial
 from coordinator.report.gpu_use import GpuUse, died
 from coordinator.report.measurements import (
     LEAST_WAIT_SECONDS,
-    Report,
     ShardSpan,
     make_report,
     without_measurements,
@@ -43,7 +38,7 @@ from evaljobs.contract.specs import BatchIndex
 
 
 @pytest.mark.parametrize("cpus", [1, 4])
-def test_programs_count_every_core_of_their_worker(cpus: int) -> None:
+def test_programs_count_every_core_of_their_worker(cpus):
     """CPU seconds of `execute` jobs are their seconds on all cores of the worker, against as many slots."""
     world = World(3, Faults(), record(worker_cpus=cpus, workers=5))
     world.run()
@@ -54,13 +49,12 @@ def test_programs_count_every_core_of_their_worker(cpus: int) -> None:
     assert world.state.cpu_slots == cpus  # the plan was worth one worker
 
 
-def test_a_prediction_is_of_the_same_span_as_the_makespan() -> None:
+def test_a_prediction_is_of_the_same_span_as_the_makespan():
     """It begins at acceptance: what went before the plan counts as it was."""
     world = World(3, Faults(), record())
     world.run()
     plan = world.state.plan
     report = make_report(world.state, world.journal, [], world.now)
-    assert plan.made_at is not None
     assert plan.made_at > report.accepted_at
     assert (
         report.predicted_makespan_seconds
@@ -68,14 +62,14 @@ def test_a_prediction_is_of_the_same_span_as_the_makespan() -> None:
     )
 
 
-def test_a_report_says_what_its_trials_waited_for() -> None:
+def test_a_report_says_what_its_trials_waited_for():
     """The cluster's reason for the longest wait."""
 
     class Busy(World):
-        def starts(self, job: FakeJob, member: FakeMember) -> bool:
+        def starts(self, job, member):
             return self.dice.random() < 0.5 and super().starts(job, member)
 
-        def listing(self) -> list[JobState]:
+        def listing(self):
             rows = super().listing()
             return [replace(r, reason="Priority") if r.phase == "pending" else r for r in rows]
 
@@ -88,7 +82,7 @@ def test_a_report_says_what_its_trials_waited_for() -> None:
 
 @settings(max_examples=30)
 @given(st.integers(0, 10_000))
-def test_every_trial_that_ran_has_one_row(seed: int) -> None:
+def test_every_trial_that_ran_has_one_row(seed):
     """Also one that died with its node, with the cluster's word for its end; the parts add up to what was held."""
     world = World(seed, Faults(kill=0.1, vanish=0.05, node_down=0.05), record())
     world.run()
@@ -104,7 +98,7 @@ def test_every_trial_that_ran_has_one_row(seed: int) -> None:
         assert gpu.trial in said or sum(parts) == pytest.approx(gpu.held)
 
 
-def test_a_trial_that_died_keeps_the_seconds_of_its_shards() -> None:
+def test_a_trial_that_died_keeps_the_seconds_of_its_shards():
     """A node's failure takes the trial's own word with it; the table says how it ended."""
     use = GpuUse(
         trial="es-1-trial-n1-a0.0", node="n1", gpus=1, device="", started_at=100.0, held=60.0, infer=20.0,
@@ -124,13 +118,13 @@ def test_a_trial_that_died_keeps_the_seconds_of_its_shards() -> None:
     assert "NODE_FAIL" in out.getvalue()
 
 
-def spans_of(world: World) -> list[ShardSpan]:
+def spans_of(world):
     return [
         ShardSpan(shard=name, trial="t", started_at=10.0, seconds=5.0) for name in world.state.shards.by_name
     ]
 
 
-def with_a_load() -> tuple[World, list[AnyEvent]]:
+def with_a_load():
     """An evaluation that has ended, and its journal with a trial that loaded for 20 s."""
     world = World(2, Faults(), record())
     world.run()
@@ -138,7 +132,7 @@ def with_a_load() -> tuple[World, list[AnyEvent]]:
     return world, [*world.journal, OutcomeSeen(at=world.now, outcome=trial)]
 
 
-def test_a_run_with_a_failed_task_has_no_lower_bound() -> None:
+def test_a_run_with_a_failed_task_has_no_lower_bound():
     """Its makespan ends with the last score: the failed task's load and inference may have come after it."""
     world, journal = with_a_load()
     whole = make_report(world.state, journal, spans_of(world), world.now)
@@ -148,7 +142,7 @@ def test_a_run_with_a_failed_task_has_no_lower_bound() -> None:
     assert (part.lower_bound_seconds, part.ratio) == (None, None)
 
 
-def test_the_time_that_a_limit_on_jobs_takes_is_said() -> None:
+def test_the_time_that_a_limit_on_jobs_takes_is_said():
     """From the first refusal to the submission; overlapping ones count once."""
     world = World(2, Faults(), record())
     world.run()
@@ -164,7 +158,7 @@ def test_the_time_that_a_limit_on_jobs_takes_is_said() -> None:
 
 
 @pytest.mark.parametrize("late", [300.0, 1.0])
-def test_a_wait_for_gpus_stands_apart_from_what_the_schedule_took(late: float) -> None:
+def test_a_wait_for_gpus_stands_apart_from_what_the_schedule_took(late):
     """Another evaluation had them: no policy is compared with that time, and the ratio leaves it out."""
     world, journal = with_a_load()
     first = next(place for place, e in enumerate(journal) if isinstance(e, NodesOffered))
@@ -182,20 +176,19 @@ def test_a_wait_for_gpus_stands_apart_from_what_the_schedule_took(late: float) -
     assert worked == pytest.approx(report.ratio * report.lower_bound_seconds)
 
 
-def index(asked: tuple[int, ...]) -> BatchIndex:
+def index(asked):
     tokens = {"prefill_tokens": (60, 50, 40), "generated_tokens": (0, 0, 0), "asked_tokens": asked}
-    places: dict[str, Any] = {"offsets": (0, 1, 2, 3), "requests": (2, 2, 2), "documents": ((0,), (1,), (2,))}
+    places = {"offsets": (0, 1, 2, 3), "requests": (2, 2, 2), "documents": ((0,), (1,), (2,))}
     return BatchIndex(task="t", key="k", batch_size=2, **places, **tokens)
 
 
-def test_the_tokens_of_the_shards_that_count_are_summed_by_their_own_cut() -> None:
+def test_the_tokens_of_the_shards_that_count_are_summed_by_their_own_cut():
     """Each cut has its own batches; a shard that does not count adds nothing. None are told where an index is missing, or of a
     version without asked tokens.
     """
     trial = ended("n1", "trial.0", "drained").model_copy(update={"generated_tokens": 7})
     indexes = {("t", ""): index((100, 90, 80)), ("t", "fast-64-2"): index((1, 1, 1))}
     use = token_use(["t|0|2"], indexes, [trial, ended("n1", "trial.1", "drained")])
-    assert use is not None
     assert (use.asked, use.computed, use.generated) == (190, 110, 7)
     assert use.shared == 1 - 110 / 190
     assert use.per_second == (110 + 7) / use.infer_seconds
@@ -210,7 +203,7 @@ TIMES = ("started_at", "submitted_at", "ended_at")
 
 
 @given(edges=st.lists(st.integers(0, 40), unique=True, max_size=8).map(sorted), work=SPANS)
-def test_what_work_covers_is_no_pause(edges: list[int], work: list[tuple[int, int]]) -> None:
+def test_what_work_covers_is_no_pause(edges, work):
     """Second by second: in a span and in no work; what is left is in order and does not overlap. What overlaps counts once."""
     spans = list(pairwise(edges))[::2]
     left = without(spans, work)
@@ -224,7 +217,7 @@ def test_what_work_covers_is_no_pause(edges: list[int], work: list[tuple[int, in
 
 
 @pytest.fixture(scope="module")
-def world() -> World:
+def world():
     """An evaluation that has ended; each of its trials ran from its job's start until its outcome."""
     world = World(3, Faults())
     world.run()
@@ -237,7 +230,7 @@ def world() -> World:
     return world
 
 
-def shifted(value: Any, after: float, seconds: float) -> Any:
+def shifted(value, after, seconds):
     """A later event, or its outcome, with all of its times later than `after` put off."""
     update = {}
     for name in value.model_fields_set:
@@ -249,7 +242,7 @@ def shifted(value: Any, after: float, seconds: float) -> Any:
     return value.model_copy(update=update)
 
 
-def after_absence(world: World, at: int, seconds: float, seen_at: float | None) -> Report:
+def after_absence(world, at, seconds, seen_at):
     """The report where the coordinator died after event `at` and the next one came `seconds` later."""
     died = world.journal[at].at
     journal = [
@@ -261,17 +254,13 @@ def after_absence(world: World, at: int, seconds: float, seen_at: float | None) 
 
 
 @given(data=st.data(), seconds=st.floats(1, 1e5))
-def test_makespan_and_pause_add_up_to_the_time_from_acceptance_to_the_last_score(
-    world: World, data: st.DataObject, seconds: float
-) -> None:
+def test_makespan_and_pause_add_up_to_the_time_from_acceptance_to_the_last_score(world, data, seconds):
     """Wherever the coordinator died: a pause is no longer than its absence, and no trial ran in it. Before any job all of it is
     one; where a trial ran on, as Slurm's do, none is, and the absence is named."""
     at = data.draw(st.integers(0, len(world.journal) - 1))
     died = world.journal[at].at
     whole = make_report(world.state, world.journal, [], world.now)
     report = after_absence(world, at, seconds, died)
-    assert whole.makespan_seconds is not None
-    assert report.makespan_seconds is not None
     scored = whole.accepted_at + whole.makespan_seconds
     wall = whole.makespan_seconds + (seconds if died < scored else 0.0)
     assert report.makespan_seconds + report.paused_seconds == pytest.approx(wall)
@@ -288,7 +277,7 @@ def test_makespan_and_pause_add_up_to_the_time_from_acceptance_to_the_last_score
         assert (report.away_seconds, report.paused_seconds) == (pytest.approx(seconds), 0.0)
 
 
-def test_work_counts_when_it_was_done_not_when_it_was_seen(world: World) -> None:
+def test_work_counts_when_it_was_done_not_when_it_was_seen(world):
     """Jobs went on while no coordinator ran, and the next one found their outcomes at once: stages are as ever, and the
     pause is the hour in which no job worked. Only the last score was made later.
     """
@@ -308,16 +297,15 @@ def test_work_counts_when_it_was_done_not_when_it_was_seen(world: World) -> None
     assert report.stages.build == pytest.approx(whole.stages.build)
     assert report.stages.staging == pytest.approx(whole.stages.staging)
     assert report.away_seconds == pytest.approx(back - died)
-    assert report.makespan_seconds is not None
     assert report.makespan_seconds + report.paused_seconds == pytest.approx(back + 30.0 - report.accepted_at)
     worked = sum(getattr(e.outcome, "seconds", 15.0) for e in outcomes)
     assert max(3590.0, report.away_seconds - worked) <= report.paused_seconds <= report.away_seconds
 
 
-def test_a_trial_that_never_loaded_says_nothing_of_loads(world: World) -> None:
+def test_a_trial_that_never_loaded_says_nothing_of_loads(world):
     """Mean and lower bound are of the trials that loaded."""
 
-    def of(*loads: float) -> Report:
+    def of(*loads):
         journal = [
             e
             for e in world.journal
@@ -354,9 +342,7 @@ def test_a_trial_that_never_loaded_says_nothing_of_loads(world: World) -> None:
         ),
     ],
 )
-def test_a_coordinator_was_there_until_its_last_sign(
-    events: list[Any], spans: list[tuple[float, float]]
-) -> None:
+def test_a_coordinator_was_there_until_its_last_sign(events, spans):
     """The later of its last event and the journal's age; without a known age nothing is left out. From an end to its retry none
     was there, also where coordinators came and went meanwhile.
     """

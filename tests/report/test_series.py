@@ -2,13 +2,9 @@
 curve or without their mode. How they look is in tests/golden/test_screens.py.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -182,7 +178,7 @@ def test_a_heading_names_one_evaluation(chosen):
 # --- modes; `eval --check-fast` counts what differs between two samples of one document --------------------------------
 
 
-def fast(work: Path, step: int, value: float) -> None:
+def fast(work, step, value):
     """An evaluation that ended in fast mode."""
     paths = leave(work, step, value)
     held = EvaluationRecord.model_validate_json(paths.evaluation.read_bytes())
@@ -191,7 +187,7 @@ def fast(work: Path, step: int, value: float) -> None:
     paths.results.write_text(json.dumps(results(value, evalspan={"mode": "fast"})))
 
 
-def test_a_series_refuses_to_mix_modes_unless_it_is_asked_to(tmp_path: Path) -> None:
+def test_a_series_refuses_to_mix_modes_unless_it_is_asked_to(tmp_path):
     """`report`, `export` and the API alike; mixed, the curve breaks where the mode changes."""
     leave(tmp_path, 10, 0.9)
     fast(tmp_path, 20, 0.1)
@@ -209,7 +205,7 @@ def test_a_series_refuses_to_mix_modes_unless_it_is_asked_to(tmp_path: Path) -> 
     assert [p.mode for p in find_series(tmp_path, "/runs/a/step-[23]0")] == ["fast", "fast"]
 
 
-def test_both_modes_of_one_checkpoint_stay_where_they_are_mixed() -> None:
+def test_both_modes_of_one_checkpoint_stay_where_they_are_mixed():
     """The later evaluation does not stand for the one in the other mode; a tracker has a curve for each."""
     series = make_series([point(10, 0.2), point(10, 0.3, mode="fast", evaluation_id="x")])
     assert (len(series.points), series.superseded) == (2, 0)
@@ -218,7 +214,7 @@ def test_both_modes_of_one_checkpoint_stay_where_they_are_mixed() -> None:
     assert ("mini" in exact, "mini-fast" in quick, "mini" in quick) == (True, True, False)
 
 
-def test_a_report_names_the_mode_the_budget_and_what_is_not_the_suite_s(tmp_path: Path) -> None:
+def test_a_report_names_the_mode_the_budget_and_what_is_not_the_suite_s(tmp_path):
     suite = {"mode": "fast", "token_budget": 8192}
     world = World(1, Faults(too_large=1.0), record(3, suite=suite))
     world.fits = 4096
@@ -239,14 +235,14 @@ def test_a_report_names_the_mode_the_budget_and_what_is_not_the_suite_s(tmp_path
 LIKELIHOODS = st.lists(st.floats(-100, 0), min_size=2, max_size=5)
 
 
-def sample(document: int, values: list[float], acc: float = 1.0) -> dict[str, Any]:
+def sample(document, values, acc=1.0):
     """As lm-eval writes it: numbers as text."""
     resps = [[[str(value), "False"]] for value in values]
     return {"doc_id": document, "resps": resps, "metrics": ["acc"], "acc": acc}
 
 
 @given(st.lists(st.tuples(LIKELIHOODS, st.floats(-1, 1)), min_size=1, max_size=8))
-def test_differences_are_those_of_each_request(documents: list[tuple[list[float], float]]) -> None:
+def test_differences_are_those_of_each_request(documents):
     """A shift of all choices alike shows in worst and mean, and changes no argmax."""
     pairs = [
         (sample(n, values), sample(n, [v + shift for v in values]))
@@ -255,16 +251,15 @@ def test_differences_are_those_of_each_request(documents: list[tuple[list[float]
     made = task_check("t", "multiple_choice", pairs)
     assert made.documents == len(documents)
     assert made.worst == pytest.approx(max(abs(shift) for _, shift in documents), abs=1e-9)
-    assert made.mean is not None
     assert made.mean <= (made.worst or 0.0)
     assert made.metrics == 0
     assert made.answers is None
 
 
-def test_flips_are_documents_by_what_the_task_has() -> None:
+def test_flips_are_documents_by_what_the_task_has():
     """A metric may flip without an argmax; rolling likelihoods have no argmax, and generation has answers alone."""
 
-    def texts(*answers: str) -> list[dict[str, Any]]:
+    def texts(*answers):
         return [{"doc_id": n, "resps": [[text]]} for n, text in enumerate(answers)]
 
     before = [sample(n, [-1.0, -2.0]) for n in range(3)]

@@ -1,10 +1,7 @@
 """Laws of what is drawn: nothing is cut or wider than the terminal, and a table that does not fit becomes lines."""
 
-from __future__ import annotations
-
 import io
 import re
-from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,7 +16,7 @@ from coordinator.report.learning_curves import make_series
 from coordinator.report.tables import Parts, Sheet, folded
 
 
-def printed(width: int, *parts: Any) -> str:
+def printed(width, *parts):
     out = io.StringIO()
     for part in parts:
         Console(file=out, width=width, color_system=None).print(part)
@@ -34,9 +31,7 @@ cells = st.from_regex(r"[a-zé/_]{1,12}( [0-9]{1,3}\.[0-9])?", fullmatch=True)
     width=st.integers(30, 120),
     turns=st.booleans(),
 )
-def test_a_sheet_has_each_cell_whole_and_fits(
-    rows: list[tuple[str, str, str, list[str]]], width: int, *, turns: bool
-) -> None:
+def test_a_sheet_has_each_cell_whole_and_fits(rows, width, *, turns):
     """At any width: as a table, turned, or as lines."""
     sheet = Sheet("", "name", "first", "second", "parts", turns=turns)
     for name, first, second, parts in rows:
@@ -54,7 +49,7 @@ def test_a_sheet_has_each_cell_whole_and_fits(
     ),
     width=st.integers(20, 120),
 )
-def test_a_figure_and_its_unit_stay_on_one_line(parts: list[str], width: int) -> None:
+def test_a_figure_and_its_unit_stay_on_one_line(parts, width):
     """As a command does; nothing is lost and nothing is wider."""
     lines = folded(parts, width).splitlines()
     assert all(len(line) <= width for line in lines)
@@ -68,7 +63,7 @@ def test_a_figure_and_its_unit_stay_on_one_line(parts: list[str], width: int) ->
     width=st.integers(20, 200),
     ascii_only=st.booleans(),
 )
-def test_a_chart_fits_and_needs_no_colour(values: list[float], width: int, *, ascii_only: bool) -> None:
+def test_a_chart_fits_and_needs_no_colour(values, width, *, ascii_only):
     """Any values, any width; fewer than two that are finite have no chart; in ASCII where the terminal has no more."""
     curves = make_series([point(i, v) for i, v in enumerate(values)]).curves[:1]
     lines = printed(width, *plot(curves, width, ascii_only=ascii_only)).splitlines()
@@ -78,7 +73,7 @@ def test_a_chart_fits_and_needs_no_colour(values: list[float], width: int, *, as
     assert not ascii_only or all(line.isascii() for line in lines)
 
 
-def test_a_rising_curve_rises_and_the_legend_says_which_way_is_better() -> None:
+def test_a_rising_curve_rises_and_the_legend_says_which_way_is_better():
     """By steps, or by order where a checkpoint has none."""
     series = make_series([point(i, i / 10) for i in range(5)])
     for curve in (
@@ -94,7 +89,7 @@ def test_a_rising_curve_rises_and_the_legend_says_which_way_is_better() -> None:
     assert "pages/word_perplexity (lower is better)" in printed(80, *plot([series.curves[1]], 80))
 
 
-def test_gpus_with_the_same_data_sets_share_a_row() -> None:
+def test_gpus_with_the_same_data_sets_share_a_row():
     """A thousand GPUs are no thousand lines; how many shards each has is told."""
     lanes = [{"gpu": i, "shards": [{"dataset": "mmlu"}] * (3 + i % 2)} for i in range(1000)]
     lanes.append({"gpu": 1001, "shards": [{"dataset": "gsm8k"}]})

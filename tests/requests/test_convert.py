@@ -1,12 +1,9 @@
 """Checkpoints in training's own format: a real DCP checkpoint, converted by a real command, scored like its original."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from support.sites import WATCHED
@@ -36,9 +33,7 @@ with tempfile.NamedTemporaryFile() as whole:
 
 
 @pytest.mark.model
-def test_a_dcp_checkpoint_is_converted_once_and_scores_like_its_original(
-    site: Any, expected: dict[str, Any]
-) -> None:
+def test_a_dcp_checkpoint_is_converted_once_and_scores_like_its_original(site, expected):
     """Same digits as lm-eval on the original; reported by the announced folder; nothing converted is left."""
     raw = site.folder / "run" / "step-7"
     (site.folder / "to_dcp.py").write_text(TO_DCP)
@@ -66,9 +61,7 @@ def test_a_dcp_checkpoint_is_converted_once_and_scores_like_its_original(
         ("echo more >> $2/weights.pt", "operator", "changed after"),
     ],
 )
-def test_a_conversion_runs_once_and_one_that_fails_leaves_no_result(
-    tmp_path: Path, script: str, blame: str, words: str
-) -> None:
+def test_a_conversion_runs_once_and_one_that_fails_leaves_no_result(tmp_path, script, blame, words):
     """Files of a result bear the source's date, and a result that is there is used as it is. Whatever a failed command wrote is
     gone, and the failure says who must act. `.metadata` is written last: without it a folder is still being saved."""
     program, raw, paths = tmp_path / "convert", tmp_path / "raw", EvaluationPaths(tmp_path / "e")

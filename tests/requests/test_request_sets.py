@@ -1,13 +1,10 @@
 """Request sets: built once, kept, and refused where they no longer fit."""
 
-from __future__ import annotations
-
 import itertools
 import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from support.exactness.pipeline import TASKS, build_spec
@@ -16,7 +13,6 @@ from evaljobs.contract.outcomes import Built, Failed
 from evaljobs.contract.paths import batch_index_file, request_set_manifest
 from evaljobs.contract.specs import (
     BatchIndex,
-    BuildSpec,
     ModelOptions,
     RequestSetManifest,
     SuiteSpec,
@@ -30,19 +26,19 @@ from evaljobs.trial.shard_runner import RequestSet
 pytestmark = pytest.mark.model
 
 
-def spec(model_dir: Path, folder: Path, task: str = "toy_choice", **changes: Any) -> BuildSpec:
+def spec(model_dir, folder, task="toy_choice", **changes):
     of = {"include_path": (str(TASKS),)} | changes.pop("suite", {})
     suite = SuiteSpec(name="s", tasks=(TaskEntry(name=task),), **of)
     where = {"batch_size": 4, "evaluation_dir": str(folder / "evaluation"), "model": ModelOptions()}
     return build_spec(model_dir, suite, folder / "sets", **(where | changes))
 
 
-def snapshot(folder: Path) -> dict[str, int]:
+def snapshot(folder):
     return {str(p): p.stat().st_mtime_ns for p in folder.rglob("*") if p.is_file()}
 
 
 @pytest.mark.parametrize("task", ["toy_choice", "toy_letters", "toy_mutual", "toy_sums", "toy_pages"])
-def test_batches_hold_every_piece_once_in_length_order(task: str, model_dir: Path, tmp_path: Path) -> None:
+def test_batches_hold_every_piece_once_in_length_order(task, model_dir, tmp_path):
     """At any size, batches partition requests and windows, with their costs and documents."""
     built = build.build(spec(model_dir, tmp_path, task))
     folder = Path(built.sets[task])
@@ -61,13 +57,13 @@ def test_batches_hold_every_piece_once_in_length_order(task: str, model_dir: Pat
             assert all(a >= b for a, b in itertools.pairwise(longest))
 
 
-def manifest(*args: Any, **changes: Any) -> RequestSetManifest:
+def manifest(*args, **changes):
     """Of the set that is built of a spec."""
     (place,) = build.build(spec(*args, **changes)).sets.values()
     return read_record(request_set_manifest(place), RequestSetManifest)
 
 
-def test_a_set_is_named_by_its_prompts_and_says_what_they_cost(model_dir: Path, tmp_path: Path) -> None:
+def test_a_set_is_named_by_its_prompts_and_says_what_they_cost(model_dir, tmp_path):
     """Its key does not depend on where the checkpoint lies; it does on settings that change a prompt, and on the seed of drawn
     answers. Clones for repeats count as requests; the cap on generated tokens is that of the settings."""
     copy = tmp_path / "copy"
@@ -92,7 +88,7 @@ def test_a_set_is_named_by_its_prompts_and_says_what_they_cost(model_dir: Path, 
     assert (sampled.executes, sampled.sampled) == (False, True)
 
 
-def test_what_is_built_is_kept(model_dir: Path, tmp_path: Path) -> None:
+def test_what_is_built_is_kept(model_dir, tmp_path):
     """A second build touches no file and loads no task; a new size adds its batches."""
     auto = build.build(spec(model_dir, tmp_path, batch_size="auto"))
     place = Path(auto.sets["toy_choice"])
@@ -108,9 +104,7 @@ def test_what_is_built_is_kept(model_dir: Path, tmp_path: Path) -> None:
     assert snapshot(tmp_path / "sets") == after
 
 
-def test_a_set_is_built_again_where_a_file_that_its_build_read_has_changed(
-    model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_set_is_built_again_where_a_file_that_its_build_read_has_changed(model_dir, tmp_path, monkeypatch):
     """A file that no setting names, in the same folder of sets: another checkpoint asks for the same one."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))  # files of temporary folders are no inputs
     tasks, words = tmp_path / "tasks", tmp_path / "outside" / "words.txt"
@@ -140,16 +134,14 @@ def test_a_set_is_built_again_where_a_file_that_its_build_read_has_changed(
         ("", "toy_choice", "toy_choice changed after its evaluation was submitted"),
     ],
 )
-def test_what_cannot_be_built_is_named(model_dir, tmp_path: Path, model: str, task: str, says: str) -> None:
+def test_what_cannot_be_built_is_named(model_dir, tmp_path, model, task, says):
     """A deleted checkpoint is called that, not a model that a hub lacks. Files of another state are another evaluation's."""
     given = spec(tmp_path / model if model else model_dir, tmp_path, task)
     with pytest.raises(OperatorError, match=says):
         build.build(given.model_copy(update={"source": "of other files"} if "changed" in says else {}))
 
 
-def test_the_build_command_leaves_an_outcome_of_each_spec_and_no_noise(
-    model_dir: Path, tmp_path: Path
-) -> None:
+def test_the_build_command_leaves_an_outcome_of_each_spec_and_no_noise(model_dir, tmp_path):
     """No progress bars. Offline, a Hub data set outside the cache is an operator's error that says to prepare it."""
     (tmp_path / "tasks").mkdir()
     (tmp_path / "tasks" / "hub.yaml").write_text(

@@ -1,7 +1,5 @@
 """Laws of `coordinator.api`: in any thread, quiet, and interruptible; a submission is waited for until its end."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

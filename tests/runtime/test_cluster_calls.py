@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
@@ -233,7 +232,7 @@ def test_a_wave_that_the_disk_stops_is_found_by_name(tmp_path, monkeypatch):
     coordinator.accept(record())
     write, refused = effects.write_atomic, []
 
-    def full(path: Path, data):
+    def full(path, data):
         if "-stage-n3" in path.name and not refused:
             refused.append(path)
             raise OSError(28, "No space left on device")

@@ -1,7 +1,5 @@
 """What goes wrong with one evaluation is that one's fault alone: it is parked, read back, given up, or left alone; others go on."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -285,7 +283,6 @@ def test_a_damaged_journal_costs_no_other_evaluation_its_start_or_its_row(left, 
         obey(coordinator)
         until(coordinator, lambda: not jobs_of(cluster, BAD) and coordinator.lost(BAD) is not None)
     summary = read_summary(paths)
-    assert summary is not None
     assert (summary.parked.cancelled, summary.parked.until) == ("enough", None)
     paths.journal.write_bytes(paths.journal.read_bytes().replace(NO_EVENT, b""))
     with serving(left.root, cluster) as later:
@@ -335,7 +332,6 @@ def test_of_what_has_ended_no_journal_is_read(over, cluster):
     """Neither by a daemon that starts nor by `status`: its summary is kept. One whose summary was lost is read once."""
     paths = over.evaluation(GOOD)
     row, last = json_of(shown(over)[GOOD], over.root, 0.0), ended(paths)
-    assert last is not None
     assert (last.cancelled, last.result) == ("asked", "cancelled")
     assert last.journal_bytes == paths.journal.stat().st_size
     paths.status.unlink()
@@ -424,7 +420,6 @@ def test_what_has_ended_in_another_format_is_over_until_it_is_asked_for_again(wo
     (paths,) = map(EvaluationPaths, work.root.glob("step-1000-*"))
     paths.status.unlink()
     found = read_summary(paths)
-    assert found is not None
     assert (found.result, found.scored, found.entries) == ("done", 3, 3)
     with serving(work.root, cluster) as coordinator:
         coordinator.resume_all()

@@ -1,7 +1,5 @@
 """A daemon lives for months: nothing that it holds grows with the evaluations that it has ended."""
 
-from __future__ import annotations
-
 import fnmatch
 import gc
 import io

@@ -1,8 +1,6 @@
 """What is written at an evaluation's end, whatever is gone by then; which ended evaluation answers a question of now; which
 responses count in a cut."""
 
-from __future__ import annotations
-
 import json
 import shutil
 
@@ -62,7 +60,6 @@ def test_scores_are_written_whatever_report_and_priors_find(ended, tmp_path, cap
     finalize.write_results(state, paths, {}, tmp_path / "folder")
     assert json.loads(paths.results.read_text())["results"].keys() == names
     report = finalize.try_report(state, paths)
-    assert report is not None
     spans = tuple(
         finalize.ShardSpan(shard=name, trial="t", started_at=1.0, seconds=1.0)
         for name in state.shards.by_name

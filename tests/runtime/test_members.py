@@ -1,7 +1,5 @@
 """Members of the group that shares a work folder leave checkpoints; the evaluations are its user's."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import tempfile

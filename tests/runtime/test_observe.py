@@ -1,7 +1,5 @@
 """What a listing means: absence, twins, unknown words, trials that stand still; and what is queued again in Redis."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

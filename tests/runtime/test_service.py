@@ -1,7 +1,5 @@
 """A real daemon on this machine: however a checkpoint is announced and whatever is killed, one evaluation comes of it."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -9,10 +7,8 @@ import signal
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -28,7 +24,7 @@ pytestmark = pytest.mark.model
 WEIGHTS = "model.safetensors"
 
 
-def wait(law: Callable[[], object], what: str, log: Path, seconds: float = 240) -> None:
+def wait(law, what, log, seconds=240):
     end = time.monotonic() + seconds
     while not law():
         assert time.monotonic() < end, f"not within {seconds} s: {what}\n{log.read_text()}"
@@ -36,7 +32,7 @@ def wait(law: Callable[[], object], what: str, log: Path, seconds: float = 240) 
 
 
 @contextmanager
-def daemon(site: Any, *options: str) -> Iterator[tuple[subprocess.Popen[str], Path]]:
+def daemon(site, *options):
     """A daemon of the site and its log; SIGKILLed at the end if it still runs."""
     log = site.folder / "daemon.log"
     with log.open("a") as err:
@@ -50,19 +46,19 @@ def daemon(site: Any, *options: str) -> Iterator[tuple[subprocess.Popen[str], Pa
         process.wait()
 
 
-def journals(site: Any) -> list[Path]:
+def journals(site):
     return list(site.work.glob("*/journal.jsonl"))
 
 
-def announce(site: Any, checkpoint: Path, times: int) -> None:
+def announce(site, checkpoint, times):
     """Several times, as the hook does; the watched folder tells of it anyway."""
     for _ in range(times):
         leave(WorkPaths(site.work), Notice(checkpoint=str(checkpoint), step=100, noticed_at=time.time()))
 
 
 def test_announced_a_hundred_times_while_half_written_and_killed_in_between_it_is_one_evaluation(
-    site: Any, watched: dict[str, Any]
-) -> None:
+    site, watched
+):
     """The daemon waits for the whole checkpoint, pins it, a second daemon is refused, a killed one goes on: same digits."""
     checkpoint = site.folder / "run" / "step-100"
     shutil.copytree(site.model, checkpoint)
@@ -100,9 +96,7 @@ def test_announced_a_hundred_times_while_half_written_and_killed_in_between_it_i
     assert not site.processes("trial", "stage", "worker", "build")
 
 
-def test_cancelled_in_mid_run_nothing_is_left_and_a_retry_ends_with_the_same_scores(
-    site: Any, watched: dict[str, Any]
-) -> None:
+def test_cancelled_in_mid_run_nothing_is_left_and_a_retry_ends_with_the_same_scores(site, watched):
     """`submit`, `cancel` and `retry` of a running daemon. The retry reads the responses so far from the archive, and runs
     nothing again; SIGTERM ends the daemon with exit code 0.
     """
@@ -132,17 +126,17 @@ def test_cancelled_in_mid_run_nothing_is_left_and_a_retry_ends_with_the_same_sco
     assert before & {frame["file"] for e in dumps for _, frame in e["shards"]}
 
 
-def _archived(paths: EvaluationPaths) -> bool:
+def _archived(paths):
     with suppress(BlockingIOError):  # the daemon has not closed its journal yet
         return archive_ended(paths, most=0)
     return False
 
 
-def _folder(site: Any, step: int) -> Path | None:
+def _folder(site, step):
     return next((p.parent for p in site.work.glob(f"step-{step}-*/journal.jsonl")), None)
 
 
-def test_the_next_checkpoint_waits_in_node_memory_for_its_gpu(site: Any, watched: dict[str, Any]) -> None:
+def test_the_next_checkpoint_waits_in_node_memory_for_its_gpu(site, watched):
     """Staged before its first offer, and the report says so; scores are lm-eval's; node memory ends empty of both."""
     site.env["EVALSPAN_CLUSTER_SLOTS"] = "1"
     site.pause_a_trial(after=0)
@@ -161,8 +155,6 @@ def test_the_next_checkpoint_waits_in_node_memory_for_its_gpu(site: Any, watched
         assert len(site.processes("trial")) == 1
         os.kill(site.paused(), signal.SIGCONT)
         first, second = _folder(site, 1), _folder(site, 2)
-        assert first is not None
-        assert second is not None
         wait(lambda: all((root / "results.json").exists() for root in (first, second)), "both end", log)
         wait(lambda: not site.processes("trial", "stage", "build"), "jobs end", log)
     seen = [

@@ -1,8 +1,6 @@
 """The journal, a coordinator and commands: whatever a crash or a full disk leaves, what was acknowledged is there and nothing
 else is. Root mounts the disk; elsewhere its tests are skipped."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import json

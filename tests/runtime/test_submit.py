@@ -1,7 +1,5 @@
 """What is asked of a work folder, by `submit`, a notice or a command: what it waits for, what comes of it, and what is said."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Laws of `Summary`, which screens, pages, metrics and news read in place of a journal: stage, waits, time left, and its file."""
 
-from __future__ import annotations
-
 import json
 import math
 import os
@@ -105,7 +103,6 @@ def test_what_is_left_is_positive_while_work_is_left(shards, data, elapsed, make
     if done == len(shards):
         assert eta is None
         return
-    assert eta is not None
     assert math.isfinite(eta)
     assert eta >= 1.0
     assert eta >= sum(shards[done:]) / lanes * (1 - 1e-9)

@@ -1,14 +1,12 @@
 """A private copy of the package that any user can read, and its command as root and user."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +21,7 @@ Runner = Callable[..., list[dict[str, Any]]]
 
 
 @pytest.fixture(scope="session")
-def shared_folder() -> Iterator[Path]:
+def shared_folder():
     """A folder outside all homes that every user may read and write."""
     folder = Path(tempfile.mkdtemp(prefix="evalspan-tests-", dir="/tmp"))
     folder.chmod(0o777)
@@ -35,7 +33,7 @@ def shared_folder() -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
-def _interpreter(who: str) -> tuple[str, dict[str, Any]]:
+def _interpreter(who):
     if who == "self":
         return sys.executable, {}
     if os.geteuid() != 0:
@@ -47,26 +45,26 @@ def _interpreter(who: str) -> tuple[str, dict[str, Any]]:
 
 
 @pytest.fixture(params=["self", "user"])
-def who(request) -> str:
+def who(request):
     """The user who runs the sandbox: root (as in CI), or an ordinary user."""
     return request.param
 
 
 @pytest.fixture(params=["namespaces", "landlock"])
-def level(request) -> str:
+def level(request):
     """Both levels that must hold."""
     return request.param
 
 
 @pytest.fixture
-def run(shared_folder: Path, tmp_path: Path) -> Runner:
+def run(shared_folder, tmp_path):
     """run(programs, level, who): the real command's verdicts; all of its processes must end."""
 
-    def run(programs: list[dict[str, Any]], level: str, who: str, *options: str) -> list[dict[str, Any]]:
+    def run(programs, level, who, *options):
         python, identity = _interpreter(who)
         env = {"PYTHONPATH": str(shared_folder), "PATH": os.environ["PATH"], "EVALSPAN_TEST_TOKEN": "x"}
 
-        def command(*words: str) -> subprocess.CompletedProcess[str]:
+        def command(*words):
             line = [python, "-m", "evaljobs.sandbox", *words]
             return subprocess.run(
                 line, env=env, cwd="/", capture_output=True, text=True, check=False, timeout=240, **identity
@@ -86,7 +84,7 @@ def run(shared_folder: Path, tmp_path: Path) -> Runner:
     return run
 
 
-def _processes_of(folder: Path) -> list[str]:
+def _processes_of(folder):
     found = []
     for entry in Path("/proc").iterdir():
         try:

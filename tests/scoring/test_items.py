@@ -1,7 +1,5 @@
 """An item whose metric hangs or kills costs its own score and no other's."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -16,20 +14,17 @@ from support.exactness.pipeline import Case, dumped, score_spec
 
 from evaljobs.contract.outcomes import Scored
 from evaljobs.contract.paths import EvaluationPaths
-from evaljobs.contract.specs import ScoreSpec
 from evaljobs.errors import RetryError
 from evaljobs.scoring import item_deadlines, score
 from evaljobs.scoring.item_deadlines import Items, Watch
 
 
-def spec_in(folder: Path, seconds: float = 0.2) -> ScoreSpec:
+def spec_in(folder, seconds=0.2):
     return score_spec(folder, "t", item_seconds=seconds)
 
 
 @pytest.mark.model
-def test_hanging_and_deadly_items_have_no_score_and_all_others_have_theirs(
-    model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hanging_and_deadly_items_have_no_score_and_all_others_have_theirs(model_dir, tmp_path, monkeypatch):
     """An item on which the job's process died twice, and one that exceeds its deadline while its
     metric catches every Exception, are named; the mean is over the rest.
     """
@@ -64,7 +59,7 @@ def test_hanging_and_deadly_items_have_no_score_and_all_others_have_theirs(
     assert list(again.unscored) == ["toy_hostile 2"], "what died is not run again, whatever became of it"
 
 
-def test_where_no_item_is_left_there_is_no_score(tmp_path: Path) -> None:
+def test_where_no_item_is_left_there_is_no_score(tmp_path):
     """A task all of whose items fail is a failure that names the first reason."""
 
     class Task:
@@ -86,7 +81,7 @@ def test_where_no_item_is_left_there_is_no_score(tmp_path: Path) -> None:
     assert list(some.reasons()) == ["t 0", "t 1"]
 
 
-def test_an_alarm_of_before_is_still_due_after_an_item(tmp_path: Path) -> None:
+def test_an_alarm_of_before_is_still_due_after_an_item(tmp_path):
     """RQ's limit on a job outlasts items that set and clear their own alarms."""
     rang = []
     before = signal.signal(signal.SIGALRM, lambda *_: rang.append(True))
@@ -105,7 +100,7 @@ def test_an_alarm_of_before_is_still_due_after_an_item(tmp_path: Path) -> None:
 
 
 @given(in_hand=st.lists(st.one_of(st.none(), st.integers(0, 3)), max_size=8))
-def test_only_an_item_current_at_two_deaths_is_deadly(tmp_path_factory, in_hand) -> None:
+def test_only_an_item_current_at_two_deaths_is_deadly(tmp_path_factory, in_hand):
     """An item is left out from the second death during it; a job that ends well leaves a note only
     if a process died.
     """
@@ -122,7 +117,7 @@ def test_only_an_item_current_at_two_deaths_is_deadly(tmp_path_factory, in_hand)
     assert bool(list(folder.rglob("*.hand"))) == any(n is not None for n in in_hand)
 
 
-def test_a_note_held_by_a_twin_is_not_read_as_a_death(tmp_path: Path) -> None:
+def test_a_note_held_by_a_twin_is_not_read_as_a_death(tmp_path):
     """The same job twice at once: the second counts no death of the first."""
     spec = spec_in(tmp_path)
     with Items(spec) as first:
@@ -132,7 +127,7 @@ def test_a_note_held_by_a_twin_is_not_read_as_a_death(tmp_path: Path) -> None:
                 assert second.value(("t", 1), lambda: {"x": 1})
 
 
-def test_the_watch_finds_an_item_that_hangs(tmp_path: Path) -> None:
+def test_the_watch_finds_an_item_that_hangs(tmp_path):
     """An item that stays current for over twice its deadline plus import time is overdue; a new one
     is not.
     """

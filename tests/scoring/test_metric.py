@@ -1,14 +1,11 @@
 """Scoring: nothing partial, nothing of other prompts, nothing run twice, and no torch."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
 from collections import Counter
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 from support.exactness.pipeline import Case, dumped, executed, our_run
@@ -23,9 +20,7 @@ from evaljobs.scoring import score as metric
 
 
 @pytest.mark.model
-def test_a_task_that_lacks_a_shard_or_has_other_answers_is_not_scored(
-    model_dir: Path, tmp_path: Path
-) -> None:
+def test_a_task_that_lacks_a_shard_or_has_other_answers_is_not_scored(model_dir, tmp_path):
     """Law 4: one missing record, answers to other prompts, whose request sets are dropped, or of another key: a failure
     says so, and there is no score.
     """
@@ -50,16 +45,16 @@ def test_a_task_that_lacks_a_shard_or_has_other_answers_is_not_scored(
 
 
 @pytest.mark.model
-def test_executed_documents_are_not_run_again_by_the_score(model_dir, tmp_path, monkeypatch) -> None:
+def test_executed_documents_are_not_run_again_by_the_score(model_dir, tmp_path, monkeypatch):
     """After `execute` jobs the score runs no program of theirs, and no value changes. A job builds its task once,
     and runs the metric of each of its documents once.
     """
     case = Case(task="toy_programs")
     spec = dumped(model_dir, case, tmp_path / "a")
     halves = (tuple(range(8)), tuple(range(8, 16)))
-    calls: Counter[str] = Counter()
+    calls = Counter()
 
-    def counted(place: Any, name: str) -> None:
+    def counted(place, name):
         real = getattr(place, name)
         monkeypatch.setattr(place, name, lambda *a, **k: (calls.update([name]), real(*a, **k))[1])
 
@@ -86,7 +81,7 @@ def test_executed_documents_are_not_run_again_by_the_score(model_dir, tmp_path, 
 
 
 @pytest.mark.model
-def test_scoring_loads_no_torch(model_dir: Path, tmp_path: Path) -> None:
+def test_scoring_loads_no_torch(model_dir, tmp_path):
     """Programs and a chat template are scored in processes that never import torch."""
     program = (
         "import sys; from evaljobs.__main__ import main; status = main(['score', *sys.argv[1:]]); "
@@ -105,7 +100,7 @@ def test_scoring_loads_no_torch(model_dir: Path, tmp_path: Path) -> None:
     assert done.stdout.splitlines()[-1] == "[]"
 
 
-def test_merged_results_have_the_shape_of_one_run() -> None:
+def test_merged_results_have_the_shape_of_one_run():
     """Entries merge by name, in order; other results of a name are kept apart, also in their group; no groups, no key."""
     one = {"results": {"b": {"acc,none": 1}}, "versions": {"b": 1}, "n-samples": {"b": {"effective": 2}}}
     two = {"results": {"a": {"acc,none": 2}}, "versions": {"a": 1}}
@@ -122,11 +117,11 @@ def test_merged_results_have_the_shape_of_one_run() -> None:
     assert merge_results([{**two, "groups": {"g": {}}}])["groups"] == {"g": {}}
 
 
-def test_a_function_in_a_config_has_no_address_in_the_results() -> None:
+def test_a_function_in_a_config_has_no_address_in_the_results():
     """It differs from run to run: two evaluations of one checkpoint would differ in their bytes."""
 
-    def configs() -> dict[str, Any]:
-        def shuffled(docs: object) -> object:
+    def configs():
+        def shuffled(docs):
             return docs
 
         return {"t": {"process_docs": str(partial(shuffled, 1)), "fewshot_config": {"samples": shuffled}}}

@@ -1,14 +1,11 @@
 """Laws of the metric workers: real Valkey, real supervisor, workers and work-horses, real metric code."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
 import sys
 import threading
 import uuid
-from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -25,7 +22,6 @@ from support.served import server_pid
 from support.with_root import memory_group
 
 from coordinator.services.redis_server import RedisServer
-from evaljobs.contract.paths import WorkPaths
 from evaljobs.contract.specs import ScoreSpec
 from evaljobs.queue import redis_client
 from evaljobs.scoring import rq_jobs, worker
@@ -38,14 +34,14 @@ IMPATIENT = (
 
 
 @pytest.fixture(scope="module")
-def bench_and_supervisor(shared_work: WorkPaths) -> Iterator[tuple[Bench, subprocess.Popen[bytes]]]:
+def bench_and_supervisor(shared_work):
     """One supervisor for the tests that leave it whole: importing lm-eval takes seconds."""
     bench = Bench(shared_work, uuid.uuid4().hex)
     with running(bench, prefix=(sys.executable, "-c", IMPATIENT)) as process:
         yield bench, process
 
 
-def at_work(bench: Bench, supervisor: int, job: str, before: int = 0) -> tuple[int, int] | None:
+def at_work(bench, supervisor, job, before=0):
     """(worker, work-horse), where the only worker's horse (another than `before`) is at this job."""
     with redis_client.connect(bench.work.redis_address) as client:
         found = [(w, h) for w in children(supervisor) for h in children(w) if h != before]
@@ -54,11 +50,11 @@ def at_work(bench: Bench, supervisor: int, job: str, before: int = 0) -> tuple[i
     return found[0] if found and status == b"started" and not zombie(found[0][1]) else None
 
 
-def busy_worker(bench: Bench, supervisor: int, job: str, before: int = 0) -> tuple[int, int]:
+def busy_worker(bench, supervisor, job, before=0):
     """Once it is so. The first job waits for lm-eval's import."""
-    found: list[tuple[int, int]] = []
+    found = []
 
-    def there() -> bool:
+    def there():
         if (pair := at_work(bench, supervisor, job, before)) is not None:
             found.append(pair)
         return bool(found)
@@ -67,7 +63,7 @@ def busy_worker(bench: Bench, supervisor: int, job: str, before: int = 0) -> tup
     return found[0]
 
 
-def test_a_job_leaves_its_outcome_once(bench_and_supervisor) -> None:
+def test_a_job_leaves_its_outcome_once(bench_and_supervisor):
     """A job's outcome is a file; a job whose outcome is there is not run again."""
     bench, _ = bench_and_supervisor
     bench.enqueue("plain")
@@ -79,7 +75,7 @@ def test_a_job_leaves_its_outcome_once(bench_and_supervisor) -> None:
     assert bench.paths.outcome("failed", "plain").stat().st_mtime_ns == first
 
 
-def test_a_work_horse_that_the_kernel_ends_for_lack_of_memory_is_no_riddle(bench_and_supervisor) -> None:
+def test_a_work_horse_that_the_kernel_ends_for_lack_of_memory_is_no_riddle(bench_and_supervisor):
     """By the kernel's own count: it is not tried again with the same memory, and the setting that would do is named."""
     bench, process = bench_and_supervisor
     wait_until(lambda: children(process.pid))
@@ -92,15 +88,12 @@ def test_a_work_horse_that_the_kernel_ends_for_lack_of_memory_is_no_riddle(bench
         os.kill(horse, signal.SIGKILL)
         wait_until(lambda: bench.failed("large"))
     failed = bench.failed("large")
-    assert failed is not None
     assert failed.memory_mb == 100
     assert "its job had 100 MB; set [metric] memory_mb = 200" in failed.error
 
 
 @pytest.mark.parametrize("victim", ["work-horse", "worker"])
-def test_a_killed_process_loses_no_job_and_one_that_kills_thrice_is_given_up(
-    bench_and_supervisor, victim
-) -> None:
+def test_a_killed_process_loses_no_job_and_one_that_kills_thrice_is_given_up(bench_and_supervisor, victim):
     """kill -9: the job is run again within the recovery time, by another worker if need be, else before those that wait. The
     third time is a failure with a reason; where no process is left to write the outcome, the queue itself has both.
     """
@@ -124,15 +117,12 @@ def test_a_killed_process_loses_no_job_and_one_that_kills_thrice_is_given_up(
         assert name not in bench.queue.known()
         assert "its worker died 3 times" in bench.queue.failed()[name]
     else:
-        assert failed is not None
         assert (failed.job, failed.blame, failed.entry) == ("score", "retry", 0)
         assert "died" in failed.error
         wait_until(lambda: bench.failed(newer))
 
 
-def test_an_hour_between_two_clocks_takes_no_job_from_a_living_worker(
-    bench_and_supervisor, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_hour_between_two_clocks_takes_no_job_from_a_living_worker(bench_and_supervisor, monkeypatch):
     """Whose last sign is too old is for Redis to say, whatever the clock of who looks shows."""
     bench, process = bench_and_supervisor
     bench.enqueue("hour", held=True)
@@ -151,7 +141,7 @@ def test_an_hour_between_two_clocks_takes_no_job_from_a_living_worker(
     wait_until(lambda: bench.failed("hour"))
 
 
-def test_nothing_in_redis_names_what_a_worker_runs_or_commands_it(bench_and_supervisor, tmp_path) -> None:
+def test_nothing_in_redis_names_what_a_worker_runs_or_commands_it(bench_and_supervisor, tmp_path):
     """A job's function and callbacks are labels; RQ's commands and its suspension, which hold for all workers of a
     server, hold for no worker of evalspan.
     """
@@ -175,7 +165,7 @@ def test_nothing_in_redis_names_what_a_worker_runs_or_commands_it(bench_and_supe
         client.delete("rq:suspended")
 
 
-def test_a_spec_that_is_not_run_ends_with_the_reason(bench_and_supervisor) -> None:
+def test_a_spec_that_is_not_run_ends_with_the_reason(bench_and_supervisor):
     """One of another version."""
     bench, _ = bench_and_supervisor
     path = bench.write_spec("another version")
@@ -185,18 +175,17 @@ def test_a_spec_that_is_not_run_ends_with_the_reason(bench_and_supervisor) -> No
     assert "another version" in bench.queue.failed()
 
 
-def test_no_password_on_a_command_line(bench_and_supervisor) -> None:
+def test_no_password_on_a_command_line(bench_and_supervisor):
     """Neither server nor supervisor nor workers show the password in /proc."""
     bench, process = bench_and_supervisor
     password = redis_client.read(bench.work.redis_address).password
     server = server_pid(bench.work)
-    assert password is not None
     for pid in (process.pid, *children(process.pid), server):
         for part in ("cmdline", "environ"):
             assert password.encode() not in Path(f"/proc/{pid}/{part}").read_bytes()
 
 
-def test_enqueuing_twice_is_once(shared_work: WorkPaths) -> None:
+def test_enqueuing_twice_is_once(shared_work):
     """A queued job is not queued again; any name comes back; what is removed leaves nothing."""
     bench = Bench(shared_work, f"e/{uuid.uuid4().hex}".replace("/", "_"))
     names = ["execute-mmlu_x:y-0", "score é|1", "a_5Fb"]
@@ -209,7 +198,7 @@ def test_enqueuing_twice_is_once(shared_work: WorkPaths) -> None:
         assert not list(client.scan_iter(match=f"rq:*{bench.evaluation}*"))
 
 
-def test_what_comes_first_is_ahead_of_those_that_wait(shared_work: WorkPaths) -> None:
+def test_what_comes_first_is_ahead_of_those_that_wait(shared_work):
     """A job of a long metric is taken before others that were queued sooner."""
     bench = Bench(shared_work, uuid.uuid4().hex)
     for name, first in (("a", False), ("b", False), ("long", True)):
@@ -219,7 +208,7 @@ def test_what_comes_first_is_ahead_of_those_that_wait(shared_work: WorkPaths) ->
     bench.queue.remove()
 
 
-def test_a_job_lost_between_queue_and_worker_returns(shared_work, monkeypatch) -> None:
+def test_a_job_lost_between_queue_and_worker_returns(shared_work, monkeypatch):
     """A worker that died with a job popped and not begun: the job is known all the while, and queued again once, a
     minute after it was first seen so.
     """
@@ -239,7 +228,7 @@ def test_a_job_lost_between_queue_and_worker_returns(shared_work, monkeypatch) -
 
 
 @pytest.mark.parametrize("late", [False, True])
-def test_a_job_ended_at_its_deadline_is_not_tried_again(shared_work: WorkPaths, late: bool) -> None:
+def test_a_job_ended_at_its_deadline_is_not_tried_again(shared_work, late):
     """It would take as long again: its failure is an outcome at once. One that died in time keeps its attempts."""
     bench = Bench(shared_work, uuid.uuid4().hex)
     path = bench.write_spec("slow")
@@ -258,7 +247,7 @@ def test_a_job_ended_at_its_deadline_is_not_tried_again(shared_work: WorkPaths, 
     bench.queue.remove()
 
 
-def test_what_a_wiped_redis_holds_in_part_is_no_obstacle(shared_work: WorkPaths) -> None:
+def test_what_a_wiped_redis_holds_in_part_is_no_obstacle(shared_work):
     """A heartbeat that came after Redis was emptied leaves an execution without a beginning: the job is enqueued afresh,
     and nothing of it stays behind."""
     bench = Bench(shared_work, uuid.uuid4().hex)
@@ -281,9 +270,7 @@ def test_what_a_wiped_redis_holds_in_part_is_no_obstacle(shared_work: WorkPaths)
     assert not list(client.scan_iter(match=f"rq:*{bench.evaluation}*"))
 
 
-def test_a_metric_that_ignores_signals_is_ended_from_outside_and_the_job_goes_on(
-    bench_and_supervisor,
-) -> None:
+def test_a_metric_that_ignores_signals_is_ended_from_outside_and_the_job_goes_on(bench_and_supervisor):
     """An item at work for far longer than its deadline: its process is ended, the job is run again and blames the item."""
     bench, process = bench_and_supervisor
     path = bench.write_spec("deaf", held=True, item_seconds=0.2)
@@ -304,11 +291,11 @@ def test_a_metric_that_ignores_signals_is_ended_from_outside_and_the_job_goes_on
 
 
 @contextmanager
-def renewed(lease: Path) -> Iterator[None]:
+def renewed(lease):
     """A coordinator that lives, whatever else it waits for."""
     ended = threading.Event()
 
-    def renew() -> None:
+    def renew():
         while not ended.wait(0.1):
             os.utime(lease)
 
@@ -321,9 +308,7 @@ def renewed(lease: Path) -> Iterator[None]:
         coordinator.join()
 
 
-def test_workers_end_where_no_coordinator_comes_back_and_nothing_of_an_evaluation_stays(
-    shared_work: WorkPaths,
-) -> None:
+def test_workers_end_where_no_coordinator_comes_back_and_nothing_of_an_evaluation_stays(shared_work):
     """Their Redis may live on: with a lease that is not renewed they end, with exit code 0; while it is renewed they stay.
 
     A daemon's Redis does not grow with what has ended.
@@ -347,7 +332,7 @@ def test_workers_end_where_no_coordinator_comes_back_and_nothing_of_an_evaluatio
         assert [key for key in client.scan_iter() if name in key] == []
 
 
-def test_redis_restarted_empty_in_mid_job(work: WorkPaths) -> None:
+def test_redis_restarted_empty_in_mid_job(work):
     """Redis killed and back empty while a job runs: worker and job go on, its outcome comes, later jobs are run; so
     they are where Redis had to move."""
     server = RedisServer(work)

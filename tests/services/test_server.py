@@ -1,7 +1,5 @@
 """Laws of the embedded server, a site's own, also behind TLS, and of the address, on real servers."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

@@ -1,13 +1,10 @@
 """Laws of `scripts/dev-cluster`: what it prints, what it refuses, and that nothing is left."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,7 +19,7 @@ SYSTEM = "/usr/bin/python3"
 SMALL = ("--nodes", "1", "--gpus", "1", "--cpu-nodes", "0", "--cpus", "4")
 
 
-def tool(*argv: str, before: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+def tool(*argv, before=()):
     new = (
         subprocess.run(
             [SYSTEM, "-c", "import sys; sys.exit(sys.version_info < (3, 11))"], check=False
@@ -35,7 +32,7 @@ def tool(*argv: str, before: tuple[str, ...] = ()) -> subprocess.CompletedProces
 
 
 @pytest.fixture
-def name() -> Iterator[str]:
+def name():
     if (reason := unavailable()) is not None:
         pytest.skip(reason)
     name = f"cli-{os.getpid()}"
@@ -44,7 +41,7 @@ def name() -> Iterator[str]:
         tool("down", "--name", name)
 
 
-def test_up_status_down_leave_nothing(name: str) -> None:
+def test_up_status_down_leave_nothing(name):
     """After `down`, with a job and a command of the user still running: no process, mount, folder or port is left."""
     up = tool("up", "--name", name, *SMALL)
     assert up.returncode == 0, up.stderr
@@ -70,17 +67,17 @@ def test_up_status_down_leave_nothing(name: str) -> None:
         pass
 
 
-def _record(name: str) -> registry.Record:
+def _record(name):
     record = registry.read(name)
     assert record is not None
     return record
 
 
-def _ours(conf: str) -> list[int]:
+def _ours(conf):
     return [p.pid for p in procs.everyone() if procs.environment(p.pid).get("SLURM_CONF") == conf]
 
 
-def _refused(done: subprocess.CompletedProcess[str], *words: str) -> None:
+def _refused(done, *words):
     assert done.returncode == 2, done.stdout + done.stderr
     assert done.stdout == ""
     assert len(done.stderr.splitlines()) == 1
@@ -95,9 +92,7 @@ WRONG = {
 }
 
 
-def test_what_cannot_be_is_refused_in_one_line_before_anything_is_started(
-    name: str, plain_cluster: Cluster
-) -> None:
+def test_what_cannot_be_is_refused_in_one_line_before_anything_is_started(name, plain_cluster):
     """Exit code 2. A name that is taken or unknown, a program
     that is missing, an ordinary user, wrong options."""
     up = ("up", "--name", name, *SMALL)
@@ -116,7 +111,7 @@ def test_what_cannot_be_is_refused_in_one_line_before_anything_is_started(
     assert registry.read(name) is None
 
 
-def test_a_dead_test_run_leaves_no_cluster_for_the_next(name: str, plain_cluster: Cluster) -> None:
+def test_a_dead_test_run_leaves_no_cluster_for_the_next(name, plain_cluster):
     """The cluster of a killed process is ended by `down --orphans`, which leaves that of a living one."""
     code = (
         f"import sys; sys.path.insert(0, {str(REPO / 'scripts')!r})\n"
@@ -140,7 +135,7 @@ def test_a_dead_test_run_leaves_no_cluster_for_the_next(name: str, plain_cluster
 @pytest.mark.parametrize(
     "part", ["login", "n1.unshare", *(pytest.param(x, marks=deep) for x in ("munged", "n3"))]
 )
-def test_an_up_killed_halfway_is_undone_by_down(name: str, part: str) -> None:
+def test_an_up_killed_halfway_is_undone_by_down(name, part):
     """SIGKILL to `up` right after any part started: `down` ends that part and all before it, and no other process: the list of
     a namespace's processes, which is made to be killed, is empty for the machine's own."""
     assert procs.members(os.getpid(), "pid") == procs.members(os.getpid(), "mnt") == []

@@ -1,12 +1,8 @@
 """Faults made for real on a development cluster: `evalspan diagnose JOBID` names each, by accounting and the job's log."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 import pytest
-from dev_cluster.api import Cluster
 from dev_cluster.testing import sbatch, state, wait_state, wait_until
 
 pytestmark = pytest.mark.slurm
@@ -46,7 +42,7 @@ FAULTS = {
 }  # fmt: skip
 
 
-def test_each_fault_is_named(strict_cluster: Cluster) -> None:
+def test_each_fault_is_named(strict_cluster):
     """The word of accounting, the log that the job named, and the failure that began it."""
     site, folder = strict_cluster, strict_cluster.user_dir
     for name, text in (("mapped.py", MAPPED), ("peers.py", PEERS)):
@@ -79,11 +75,11 @@ def test_each_fault_is_named(strict_cluster: Cluster) -> None:
     assert {fault: one["reason"] for fault, one in said.items()} == reasons, wrong
 
 
-def _diagnosed(site: Cluster, job: str) -> dict[str, object]:
+def _diagnosed(site, job):
     done = site.run_as_user([str(site.python), "-m", "coordinator", "diagnose", job, "--json"])
     assert done.returncode == 0, done.stderr
     return dict(json.loads(done.stdout))
 
 
-def _log(path: Path) -> str:
+def _log(path):
     return path.read_text(errors="replace")[-500:] if path.exists() else ""

@@ -3,20 +3,17 @@
 Each test leaves its cluster whole.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from dev_cluster import accounting, procs, real_site
-from dev_cluster.api import Cluster, dev_cluster
+from dev_cluster.api import dev_cluster
 from dev_cluster.site_view import Exposure, ViewPlan, closed_ancestor, plan_view
 from dev_cluster.testing import cancel, sbatch, srun, state, wait_state, wait_until
 from hypothesis import given
@@ -27,7 +24,7 @@ pytestmark = pytest.mark.slurm
 
 
 @pytest.fixture(scope="module")
-def mixed() -> Iterator[Cluster]:
+def mixed():
     """A small node, another GPU type, long names, a reservation and no arrays."""
     if not os.environ.get("EVALSPAN_DEEP"):
         pytest.skip("scripts/check --deep runs this")
@@ -38,7 +35,7 @@ def mixed() -> Iterator[Cluster]:
 # --- an ordinary site --------------------------------------------------------------------------------------------------
 
 
-def test_a_job_is_the_ordinary_users_and_sees_its_nodes_memory(plain_cluster: Cluster) -> None:
+def test_a_job_is_the_ordinary_users_and_sees_its_nodes_memory(plain_cluster):
     """Its interpreter imports the venv's packages and the repository. A file left in /dev/shm is seen by the next job on that
     node and by none on another."""
     code = (
@@ -56,7 +53,7 @@ def test_a_job_is_the_ordinary_users_and_sees_its_nodes_memory(plain_cluster: Cl
     assert srun(plain_cluster, "rm /dev/shm/left; hostname", "-w", "n1") == "n1"
 
 
-def test_spare_jobs_give_way(plain_cluster: Cluster) -> None:
+def test_spare_jobs_give_way(plain_cluster):
     """A job in `spare` gets TERM and goes back to the queue when `gpu` needs its GPUs."""
     mark, ready = plain_cluster.user_dir / "told", plain_cluster.user_dir / "trapped"
     script = f"trap 'touch {mark}' TERM; touch {ready}; while :; do sleep 0.1; done"
@@ -70,7 +67,7 @@ def test_spare_jobs_give_way(plain_cluster: Cluster) -> None:
     cancel(plain_cluster, spare, urgent)
 
 
-def test_two_clusters_do_not_meet(plain_cluster: Cluster) -> None:
+def test_two_clusters_do_not_meet(plain_cluster):
     """Clusters side by side have their own queues, nodes and keys, under the same node names."""
     with dev_cluster(nodes=1, gpus=1, cpu_nodes=0, cpus=4) as other:
         assert not set(other.record.ports) & set(plain_cluster.record.ports)
@@ -86,7 +83,7 @@ def test_two_clusters_do_not_meet(plain_cluster: Cluster) -> None:
     cancel(plain_cluster, job)
 
 
-def test_a_dead_node_is_down_and_comes_back_empty(plain_cluster: Cluster) -> None:
+def test_a_dead_node_is_down_and_comes_back_empty(plain_cluster):
     """After a power cut Slurm shows the node DOWN, its job does not run on, and the rebooted node has an empty /dev/shm."""
     job = sbatch(plain_cluster, "touch /dev/shm/lost; exec sleep 600", "-w", "n2", "--no-requeue")
     wait_state(plain_cluster, job, "RUNNING")
@@ -100,16 +97,16 @@ def test_a_dead_node_is_down_and_comes_back_empty(plain_cluster: Cluster) -> Non
     assert srun(plain_cluster, "ls /dev/shm", "-w", "n2") == ""
 
 
-def test_jobs_outlive_their_slurmd_and_their_controller(plain_cluster: Cluster) -> None:
+def test_jobs_outlive_their_slurmd_and_their_controller(plain_cluster):
     """slurmd, and then slurmctld, killed and started again: the job runs on at the same pid, and one that was held waits."""
     job = sbatch(plain_cluster, "exec sleep 600", "-w", "n1")
     held = sbatch(plain_cluster, "true", "--hold", "--job-name=held-until-saved")
     wait_state(plain_cluster, job, "RUNNING")
 
-    def sleeps() -> bool:  # while the shell becomes the sleep, /proc shows no environment
+    def sleeps():  # while the shell becomes the sleep, /proc shows no environment
         return [procs.command_name(pid) for pid in plain_cluster.job_pids(job)] == ["sleep"]
 
-    def on_disk() -> bool:
+    def on_disk():
         try:
             return b"held-until-saved" in (plain_cluster.record.layout.state / "job_state").read_bytes()
         except FileNotFoundError:  # not yet, or just being replaced: slurmctld unlinks the old one first
@@ -153,12 +150,10 @@ SAID = {
 
 
 @pytest.mark.parametrize("what", SAID)
-def test_a_site_refuses_or_keeps_waiting_what_its_rules_say(
-    what: str, request: pytest.FixtureRequest
-) -> None:
+def test_a_site_refuses_or_keeps_waiting_what_its_rules_say(what, request):
     """At the submission, in Slurm's own words, or by the reason that its queue shows."""
     name, words, says = SAID[what]
-    site: Cluster = request.getfixturevalue(name)
+    site = request.getfixturevalue(name)
     done = site.run_as_user(["sbatch", "--parsable", *words.split(), "--wrap", "true"])
     if done.returncode:
         assert says in done.stderr
@@ -168,14 +163,14 @@ def test_a_site_refuses_or_keeps_waiting_what_its_rules_say(
     assert shown.startswith(says)
 
 
-def test_a_job_beyond_its_memory_is_ended_by_the_kernel(strict_cluster: Cluster) -> None:
+def test_a_job_beyond_its_memory_is_ended_by_the_kernel(strict_cluster):
     """With --cgroups Slurm calls that OUT_OF_MEMORY."""
     takes_400_mib = "python3 -c 'x = bytearray(400 << 20)'"
     wait_state(strict_cluster, sbatch(strict_cluster, takes_400_mib, "--mem=100"), "OUT_OF_MEMORY")
     wait_state(strict_cluster, sbatch(strict_cluster, takes_400_mib, "--mem=800"), "COMPLETED")
 
 
-def test_a_job_opens_its_own_gpus_alone(strict_cluster: Cluster) -> None:
+def test_a_job_opens_its_own_gpus_alone(strict_cluster):
     """With --cgroups the file of a GPU that was not asked for cannot be opened."""
     files = [strict_cluster.dir / "dev" / f"nvidia{number}" for number in (0, 1)]
     said = strict_cluster.run_as_user(["srun", "--mem=100", "--gpus=1", "cat", *files])
@@ -183,7 +178,7 @@ def test_a_job_opens_its_own_gpus_alone(strict_cluster: Cluster) -> None:
     assert said.stderr.count("Operation not permitted") == 1
 
 
-def test_a_quality_of_service_limits_jobs(strict_cluster: Cluster) -> None:
+def test_a_quality_of_service_limits_jobs(strict_cluster):
     """With --accounting one too many is refused."""
     jobs = [sbatch(strict_cluster, "exec sleep 600", "--qos=few-submits") for _ in range(4)]
     one_more = strict_cluster.run_as_user(["sbatch", "--qos=few-submits", "--wrap", "true"])
@@ -204,7 +199,7 @@ for limit in ask_accounting(ask_rules()).limits(None, "few-cpus", ["gpu"]):
 """
 
 
-def test_evalspan_reads_the_limits_of_qos_user_and_account(strict_cluster: Cluster) -> None:
+def test_evalspan_reads_the_limits_of_qos_user_and_account(strict_cluster):
     """As sacctmgr set them; that of the QOS hides that of user and account. A job that names no QOS asks for no more time than
     the default one allows."""
     limited = {
@@ -212,7 +207,7 @@ def test_evalspan_reads_the_limits_of_qos_user_and_account(strict_cluster: Clust
         ("account", real_site.ACCOUNT): ["grptres=gres/gpu=3", "grpsubmit=100"],
     }
 
-    def said(code: str) -> list[str]:
+    def said(code):
         return strict_cluster.run_as_user([strict_cluster.python, "-c", code], check=True).stdout.splitlines()
 
     try:
@@ -236,7 +231,7 @@ def test_evalspan_reads_the_limits_of_qos_user_and_account(strict_cluster: Clust
     }
 
 
-def test_a_mixed_site_has_what_its_flag_says(mixed: Cluster) -> None:
+def test_a_mixed_site_has_what_its_flag_says(mixed):
     """n1 is small, n2 has another GPU type, the others have names of 60 characters, and run jobs."""
     shown = mixed.run_as_user(["sinfo", "--noheader", "-N", "-p", "gpu", "-o", "%N %m %G"]).stdout
     nodes = {name: (int(mb), gres) for name, mb, gres in (line.split() for line in shown.splitlines())}
@@ -249,7 +244,7 @@ def test_a_mixed_site_has_what_its_flag_says(mixed: Cluster) -> None:
 # --- folders that are closed to the user -------------------------------------------------------------------------------
 
 
-def test_a_closed_clone_is_usable(plain_cluster: Cluster) -> None:
+def test_a_closed_clone_is_usable(plain_cluster):
     """A clone that is itself a 0700 folder in /tmp, with a venv in it, serves the user's jobs; the
     folder stays closed."""
     clone = Path(tempfile.mkdtemp(prefix="newcomer.", dir="/tmp"))
@@ -271,7 +266,7 @@ def test_a_closed_clone_is_usable(plain_cluster: Cluster) -> None:
 PATHS = st.lists(st.sampled_from("abc"), min_size=1, max_size=4).map(lambda parts: Path("/", *parts))
 
 
-def visible(path: Path, plan: ViewPlan, closed: set[Path]) -> bool:
+def visible(path, plan, closed):
     """Whether everybody sees `path` once the plan is carried out, told by walking the mounts."""
     shown = [bind for bind in plan.binds if path.is_relative_to(bind.target)]
     if shown:
@@ -286,9 +281,7 @@ def visible(path: Path, plan: ViewPlan, closed: set[Path]) -> bool:
 
 
 @given(wanted=st.sets(PATHS, max_size=4), closed=st.sets(PATHS, max_size=5))
-def test_every_wanted_path_becomes_visible_and_only_closed_folders_are_covered(
-    wanted: set[Path], closed: set[Path]
-) -> None:
+def test_every_wanted_path_becomes_visible_and_only_closed_folders_are_covered(wanted, closed):
     """Whatever folders are closed above or at them; where none is there is no mount at all."""
     plan = plan_view([Exposure(source=p, target=p) for p in wanted], lambda p: p not in closed)
     assert all(visible(path, plan, closed) for path in wanted)

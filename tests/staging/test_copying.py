@@ -1,16 +1,11 @@
 """Blocks, hashes and failures of the copier, and which edit of a file makes a checkpoint or an adapter another one."""
 
-from __future__ import annotations
-
 import errno
 import os
 import random
 import shutil
 import threading
-from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
-from typing import Any
 from unittest import mock
 
 import pytest
@@ -35,7 +30,7 @@ PREADV = os.preadv  # a descriptor's bytes at an offset into buffers; bytes read
 
 
 @contextmanager
-def copies(folder: Path, contents: list[bytes]) -> Iterator[list[Copy]]:
+def copies(folder, contents):
     """Files s0, s1, … with these contents, to be copied to t0, t1, …"""
     folder.mkdir(exist_ok=True)
     with ExitStack() as opened:
@@ -56,7 +51,7 @@ def copies(folder: Path, contents: list[bytes]) -> Iterator[list[Copy]]:
         yield made
 
 
-def copied(made: list[Copy], *, read: Any, **how: Any) -> dict[str, str]:
+def copied(made, *, read, **how):
     """`copy_files`, where `read` stands between it and storage."""
     with mock.patch.object(os, "preadv", read):
         return copy_files(made, **{"stop": threading.Event(), **how})
@@ -69,10 +64,10 @@ def copied(made: list[Copy], *, read: Any, **how: Any) -> dict[str, str]:
     block=st.sampled_from([1, 7, 256, 4096]),
     drips=st.booleans(),
 )
-def test_copies_every_byte_and_hashes_what_it_read(tmp_path, contents, readers, block, drips) -> None:
+def test_copies_every_byte_and_hashes_what_it_read(tmp_path, contents, readers, block, drips):
     """For any files, readers and block size: equal bytes, and the hash of the whole file; of short reads the rest is read."""
 
-    def read(descriptor: int, buffers: list[memoryview], offset: int) -> int:
+    def read(descriptor, buffers, offset):
         most = max(1, len(buffers[0]) // 3) if drips else len(buffers[0])
         return PREADV(descriptor, [buffers[0][:most]], offset)
 
@@ -83,11 +78,11 @@ def test_copies_every_byte_and_hashes_what_it_read(tmp_path, contents, readers, 
     assert all(hash_file(tmp_path / "x" / f"t{name[1:]}") == digest for name, digest in sums.items())
 
 
-def test_slow_first_blocks_do_not_starve_readers(tmp_path: Path) -> None:
+def test_slow_first_blocks_do_not_starve_readers(tmp_path):
     """One block of a file takes long: the others run ahead, then wait for its turn; it ends and is exact."""
     ahead = threading.Event()
 
-    def slow_start(descriptor: int, buffers: list[memoryview], offset: int) -> int:
+    def slow_start(descriptor, buffers, offset):
         assert offset > 0 or ahead.wait(60), "no reader runs ahead"
         if offset == 3000:
             ahead.set()
@@ -103,14 +98,14 @@ def test_slow_first_blocks_do_not_starve_readers(tmp_path: Path) -> None:
     ("what", "raises"),
     [("EIO", OSError), ("stop", Stopped), ("truncate", SourceChanged), ("append", SourceChanged)],
 )
-def test_what_happens_in_mid_copy_ends_all_readers_and_is_told(tmp_path, what, raises, readers) -> None:
+def test_what_happens_in_mid_copy_ends_all_readers_and_is_told(tmp_path, what, raises, readers):
     """An error of storage, a stop, a source that is written to: never a short or mixed copy, and no thread is left."""
     stop = threading.Event()
     before = set(threading.enumerate())
     with copies(tmp_path / "x", [bytes(50_000)]) as made:
         source = made[0].source
 
-        def read(descriptor: int, buffers: list[memoryview], offset: int) -> int:
+        def read(descriptor, buffers, offset):
             match what if offset == 20_000 else "":
                 case "EIO":
                     raise OSError(errno.EIO, "Input/output error")
@@ -132,7 +127,7 @@ def test_what_happens_in_mid_copy_ends_all_readers_and_is_told(tmp_path, what, r
 
 
 @pytest.mark.parametrize("size", [1, 700, 5000])
-def test_an_edit_of_any_one_tensor_is_seen(tmp_path: Path, size: int) -> None:
+def test_an_edit_of_any_one_tensor_is_seen(tmp_path, size):
     """Reversed in place, with size and mtime kept: each tensor of a file has a sample of its own."""
     rng = random.Random(size)
     tensors = {f"t{i}": rng.randbytes(size + i) for i in range(12)}
@@ -147,7 +142,7 @@ def test_an_edit_of_any_one_tensor_is_seen(tmp_path: Path, size: int) -> None:
     assert len(seen) == 13
 
 
-def test_a_training_step_is_seen_in_weights_without_a_header(tmp_path: Path) -> None:
+def test_a_training_step_is_seen_in_weights_without_a_header(tmp_path):
     """A .bin file has samples in each of 64 equal parts."""
     path = tmp_path / "pytorch_model.bin"
     part = 10 * SAMPLE_BYTES
@@ -159,7 +154,7 @@ def test_a_training_step_is_seen_in_weights_without_a_header(tmp_path: Path) -> 
     assert len(seen) == PLAIN_PARTS + 1
 
 
-def test_files_that_are_no_weights_count_by_content_alone(tmp_path: Path) -> None:
+def test_files_that_are_no_weights_count_by_content_alone(tmp_path):
     """An edit that keeps size and mtime is seen; a touch is none. Weights count by mtime, too."""
     folder = make_checkpoint(tmp_path / "x")
     digest = inspect(folder).digest
@@ -185,7 +180,7 @@ names = st.text("abcdef-.", min_size=1, max_size=8).filter(lambda n: n[0] != "."
     ),
     data=st.data(),
 )
-def test_identity_is_of_the_set_and_of_each_field(tmp_path, files, data) -> None:
+def test_identity_is_of_the_set_and_of_each_field(tmp_path, files, data):
     """The order does not matter; any other name, size or time gives another identity; hashes known or not do not."""
     for name in ("zzz.safetensors", *(f.name for f in files)):
         safetensors(tmp_path / name, {})
@@ -200,7 +195,7 @@ def test_identity_is_of_the_set_and_of_each_field(tmp_path, files, data) -> None
     assert identity([*files, CheckpointFile(name="zzz.safetensors", size=0, mtime_ns=0)], tmp_path) != digest
 
 
-def test_the_identity_of_an_adapter_follows_its_files(tmp_path: Path) -> None:
+def test_the_identity_of_an_adapter_follows_its_files(tmp_path):
     """Trained again into the same folder, a config edited, a file added: another; moved with its times: the same.
 
     A folder below it counts, a hidden file does not, and a file may be named in place of a folder.

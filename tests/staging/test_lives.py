@@ -22,9 +22,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from support.node_memory import NodeMemory, flip, names
 
-from evaljobs.contract.specs import StageSpec
 from evaljobs.staging import clean, copy, precursor, store
-from evaljobs.staging.precursor import Holding
 from evaljobs.staging.store import NotStaged, reading
 
 WHICH = st.sampled_from([0, 1])
@@ -43,31 +41,31 @@ class Reader:
 class Lives(RuleBasedStateMachine):
     """Two checkpoints; `copies`: those in memory, True where the copy's bytes are right."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.folder = Path(tempfile.mkdtemp(dir="/dev/shm"))
         (self.folder / "root").mkdir()
         (self.folder / "root" / "foreign").write_text("not ours")
         self.world = NodeMemory(folder=self.folder, root=self.folder / "root")
         self.checkpoints = [self.world.checkpoint(f"step-{i}", seed=i, size=5000) for i in (0, 1)]
-        self.copies: dict[int, bool] = {}
-        self.holds: list[tuple[int, Holding]] = []
-        self.readers: list[Reader] = []
+        self.copies = {}
+        self.holds = []
+        self.readers = []
 
-    def path(self, which: int) -> Path:
+    def path(self, which):
         return self.world.home / self.checkpoints[which].digest / store.MODEL
 
-    def used(self) -> set[int]:
+    def used(self):
         return {which for which, _ in self.holds} | {r.which for r in self.readers if r.which is not None}
 
-    def remain(self, kept: set[int]) -> None:
+    def remain(self, kept):
         """Only these copies are left; the lock of another one's reader keeps nothing any more."""
         self.copies = {one: whole for one, whole in self.copies.items() if one in kept}
         for reader in self.readers:
             reader.which = reader.which if reader.which in self.copies else None
 
     @rule(which=WHICH, prefetches=st.booleans())
-    def stage(self, which: int, prefetches: bool) -> None:
+    def stage(self, which, prefetches):
         """A whole copy is used, also a dead precursor's; a damaged one is replaced; unused ones go, but not for a prefetch."""
         checkpoint = self.checkpoints[which]
         spec = self.world.spec(checkpoint, share=1.0 if prefetches else None)
@@ -81,7 +79,7 @@ class Lives(RuleBasedStateMachine):
         self.copies[which] = True
 
     @rule(which=WHICH)
-    def stop_while_staging(self, which: int) -> None:
+    def stop_while_staging(self, which):
         """Nothing half-written stays; copies that are in use do."""
         stop = threading.Event()
         stop.set()
@@ -93,10 +91,9 @@ class Lives(RuleBasedStateMachine):
 
     @precondition(lambda self: self.holds)
     @rule(number=st.integers(0, 9), dies=st.booleans())
-    def end(self, number: int, dies: bool) -> None:
+    def end(self, number, dies):
         """The last precursor takes the copy with it; a dead one leaves it."""
         which, holding = self.holds.pop(number % len(self.holds))
-        assert holding.slot is not None
         if dies:  # the kernel closes its files
             os.close(holding.slot.lease)
             return
@@ -105,7 +102,7 @@ class Lives(RuleBasedStateMachine):
             self.remain(set(self.copies) - {which})
 
     @rule(which=WHICH, locked=st.booleans())
-    def read(self, which: int, locked: bool) -> None:
+    def read(self, which, locked):
         """A trial maps a published copy, and nothing else."""
         lock = ExitStack()
         if which not in self.copies:
@@ -120,12 +117,12 @@ class Lives(RuleBasedStateMachine):
 
     @precondition(lambda self: self.readers)
     @rule()
-    def stop_reading(self) -> None:
+    def stop_reading(self):
         self.readers.pop().lock.close()
 
     @precondition(lambda self: self.copies)
     @rule(number=st.integers(0, 9))
-    def flip_a_byte(self, number: int) -> None:
+    def flip_a_byte(self, number):
         which = list(self.copies)[number % len(self.copies)]
         if self.copies[which]:
             flip(self.path(which) / "model-00002-of-00003.safetensors", 3000)
@@ -134,7 +131,7 @@ class Lives(RuleBasedStateMachine):
                 reader.expected = bytes(reader.mapped)
 
     @rule(everything=st.booleans())
-    def clean(self, everything: bool) -> None:
+    def clean(self, everything):
         """What is used stays, but for `--all`; a precursor whose copy has gone sees it."""
         done = clean.clean(self.world.root, everything=everything, patience=0.0)
         gone = {one for one in self.copies if everything or one not in self.used()}
@@ -143,14 +140,13 @@ class Lives(RuleBasedStateMachine):
         assert set(done["kept"]) == {self.checkpoints[one].digest for one in self.copies.keys() - gone}
         for which, holding in list(self.holds):
             if which in gone:
-                assert holding.slot is not None
                 assert holding.slot.lost()
                 assert store.leave(holding.slot, patience=0.0) == 0
                 self.holds.remove((which, holding))
         self.remain(self.copies.keys() - gone)
 
     @invariant()
-    def copies_are_exact_and_no_other_is_there(self) -> None:
+    def copies_are_exact_and_no_other_is_there(self):
         for which, whole in self.copies.items():
             assert self.world.copy_is_exact(self.checkpoints[which]) == whole
         there = names(self.world.home) if self.world.home.exists() else []
@@ -158,11 +154,11 @@ class Lives(RuleBasedStateMachine):
         assert self.copies or self.world.nothing_left()
 
     @invariant()
-    def mapped_weights_never_change(self) -> None:
+    def mapped_weights_never_change(self):
         """Neither by the next checkpoint, with or without a lock, nor by cleaning, nor by clearing."""
         assert all(bytes(reader.mapped) == reader.expected for reader in self.readers)
 
-    def teardown(self) -> None:
+    def teardown(self):
         while self.readers:
             self.stop_reading()
         while self.holds:
@@ -174,7 +170,7 @@ TestLives = Lives.TestCase
 TestLives.settings = settings(max_examples=30, stateful_step_count=15, deadline=None)
 
 
-def test_a_file_by_a_name_that_we_do_not_give_stays(world: NodeMemory) -> None:
+def test_a_file_by_a_name_that_we_do_not_give_stays(world):
     """`clean` and a precursor that clears leave it alone, and the first reports it."""
     holding = precursor.stage_only(world.spec(world.checkpoint()))
     (world.home / "notes.txt").write_text("mine")
@@ -183,14 +179,14 @@ def test_a_file_by_a_name_that_we_do_not_give_stays(world: NodeMemory) -> None:
     assert (world.home / "notes.txt").read_text() == "mine"
 
 
-def test_reading_a_path_that_is_not_staged_does_nothing(world: NodeMemory) -> None:
+def test_reading_a_path_that_is_not_staged_does_nothing(world):
     """Storage paths, and names that only look like ours, take no lock and need none."""
     for path in ("/storage/step-1", "HuggingFaceTB/SmolLM2-135M", str(world.folder / "model")):
         with reading(path):
             pass
 
 
-def test_clearing_waits_for_a_reader_that_ends_in_time(world: NodeMemory) -> None:
+def test_clearing_waits_for_a_reader_that_ends_in_time(world):
     """A precursor that clears gives a reader time: names go only after the reader has ended."""
     process = world.start(world.spec(world.checkpoint()))
     staged = world.staged()
@@ -203,7 +199,7 @@ def test_clearing_waits_for_a_reader_that_ends_in_time(world: NodeMemory) -> Non
     assert world.nothing_left()
 
 
-def test_a_trial_that_starts_early_waits_and_never_reads_half_a_model(world: NodeMemory) -> None:
+def test_a_trial_that_starts_early_waits_and_never_reads_half_a_model(world):
     """Without a manifest, as a killed precursor leaves it, there is no reading; a patient trial has all of the copy."""
     checkpoint = world.checkpoint(size=8 << 20)
     slot = store.join(world.root, checkpoint.digest)
@@ -226,18 +222,18 @@ STEPS = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.truncate"
 POINTS = int(os.environ.get("EVALSPAN_KILL_POINTS", "12"))
 
 
-def precursor_killed_at(step: int, spec: StageSpec) -> tuple[int, int]:
+def precursor_killed_at(step, spec):
     """Its exit status and its number of steps: a precursor in a fork of this process, with SIGKILL at its n-th step."""
     told, tell = os.pipe()
     if (pid := os.fork()) == 0:
         counter = itertools.count(1)
 
-        def took() -> None:
+        def took():
             os.write(tell, b".")
             if next(counter) == step:
                 os.kill(os.getpid(), signal.SIGKILL)
 
-        def profiled(_: object, event: str, function: object) -> None:
+        def profiled(_, event, function):
             if event == "c_call" and getattr(function, "__name__", "") == "pwrite":
                 took()
 
@@ -253,7 +249,7 @@ def precursor_killed_at(step: int, spec: StageSpec) -> tuple[int, int]:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), steps
 
 
-def test_killed_anywhere_a_successor_completes_exactly_and_clean_leaves_nothing(world: NodeMemory) -> None:
+def test_killed_anywhere_a_successor_completes_exactly_and_clean_leaves_nothing(world):
     """After SIGKILL at any step: what is published is whole, the next precursor ends with the exact copy, clean cleans."""
     checkpoint = world.checkpoint(shards=3, size=3 << 20)
     spec = world.spec(checkpoint)

@@ -1,7 +1,5 @@
 """Node-side neighbours: the probe, room, GPUs of a host job, engines' shared memory, and storage that answers with errors."""
 
-from __future__ import annotations
-
 import argparse
 import ctypes
 import json
@@ -10,14 +8,13 @@ import secrets
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from multiprocessing import shared_memory
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.node_memory import ROOT, NodeMemory
+from support.node_memory import ROOT
 
 from evaljobs.contract.outcomes import Staged
 from evaljobs.contract.paths import EvaluationPaths
@@ -31,7 +28,7 @@ from evaljobs.staging.precursor import RELEASED, Holding, hold
 from evaljobs.trial import hosted_trials
 
 
-def test_the_probe_measures_and_leaves_nothing(world: NodeMemory) -> None:
+def test_the_probe_measures_and_leaves_nothing(world):
     """One JSON object: what the root is, whether it can be used, rates of a real sample; nothing stays."""
     record = node_probe.probe_node([str(world.root), "/nowhere"], sample_mb=16)
     here, nowhere = record["roots"]
@@ -45,7 +42,7 @@ def test_the_probe_measures_and_leaves_nothing(world: NodeMemory) -> None:
     assert world.nothing_left()
 
 
-def test_a_nonce_tells_a_shared_memory_from_a_private_one(world: NodeMemory) -> None:
+def test_a_nonce_tells_a_shared_memory_from_a_private_one(world):
     """Left by one process, found once by another that sees the same root; not found elsewhere."""
     code = "import sys; from evaljobs.staging.node_probe import nonce; print(nonce(sys.argv[1], 'abc', leave=False))"
     look = [sys.executable, "-c", code, str(world.root)]
@@ -55,7 +52,7 @@ def test_a_nonce_tells_a_shared_memory_from_a_private_one(world: NodeMemory) -> 
     assert world.nothing_left()
 
 
-def test_the_tightest_limit_counts_and_kills_are_the_kernels_count(tmp_path: Path) -> None:
+def test_the_tightest_limit_counts_and_kills_are_the_kernels_count(tmp_path):
     """cgroup limits of all levels above a process are read, under either version; page cache counts as free, no limit as none."""
     assert capacity.short_of_memory(tmp_path / "none", tmp_path) == (0, None)
     for version, base, line in (
@@ -80,7 +77,7 @@ def test_the_tightest_limit_counts_and_kills_are_the_kernels_count(tmp_path: Pat
 
 
 @given(per=st.integers(1, 8), members=st.integers(1, 8), spare=st.integers(0, 3))
-def test_gpus_are_shared_out_once_each(per: int, members: int, spare: int) -> None:
+def test_gpus_are_shared_out_once_each(per, members, spare):
     """Each trial gets its number of GPUs, none is given twice; too few are refused."""
     gpus = [str(i) for i in range(per * members + spare)]
     given_out = [g for devices in hosted_trials.share(gpus, members, per) for g in (devices or "").split(",")]
@@ -111,7 +108,7 @@ def test_gpus_are_shared_out_once_each(per: int, members: int, spare: int) -> No
     ],
     ids=str,
 )
-def test_where_slurm_names_gpus_for_all_vendors_each_library_sees_the_trials_own(environment, theirs) -> None:
+def test_where_slurm_names_gpus_for_all_vendors_each_library_sees_the_trials_own(environment, theirs):
     """HIP's variable beats CUDA's in ROCm, and both choose from what ROCR's leaves: that one stays whole."""
     assert hosted_trials.gpus_of(environment) == theirs
 
@@ -120,7 +117,7 @@ def test_where_slurm_names_gpus_for_all_vendors_each_library_sees_the_trials_own
 
 
 @pytest.fixture
-def dead() -> Iterator[Path]:
+def dead():
     """A segment with PREFIX that no process has mapped."""
     place = segments.FOLDER / f"{segments.PREFIX}{secrets.token_hex(4)}"
     place.write_bytes(b"\0" * 4096)
@@ -128,7 +125,7 @@ def dead() -> Iterator[Path]:
     place.unlink(missing_ok=True)
 
 
-def test_segments_are_ours_by_name_within_the_context_alone_and_those_in_use_stay(dead: Path) -> None:
+def test_segments_are_ours_by_name_within_the_context_alone_and_those_in_use_stay(dead):
     """A name that is gone already is removed without an error: its maker, a library, does so after the trial has."""
     with segments.named():
         used = shared_memory.SharedMemory(create=True, size=1)
@@ -146,7 +143,7 @@ def test_segments_are_ours_by_name_within_the_context_alone_and_those_in_use_sta
             segment.unlink()
 
 
-def test_a_semaphore_counts_as_mapped_though_it_was_made_under_another_name() -> None:
+def test_a_semaphore_counts_as_mapped_though_it_was_made_under_another_name():
     libc, name = ctypes.CDLL(None, use_errno=True), f"{segments.PREFIX}{secrets.token_hex(4)}"
     libc.sem_open.restype = ctypes.c_void_p
     assert libc.sem_open(f"/{name}".encode(), os.O_CREAT | os.O_EXCL, 0o600, 1)
@@ -156,7 +153,7 @@ def test_a_semaphore_counts_as_mapped_though_it_was_made_under_another_name() ->
         libc.sem_unlink(f"/{name}".encode())
 
 
-def holding(folder: Path, lease: Path) -> Holding:
+def holding(folder, lease):
     """A precursor whose trials read from storage."""
     checkpoint = CheckpointSpec(source="/c", digest="d", files=())
     names = {"name": "stage", "node": "n1"}
@@ -166,7 +163,7 @@ def holding(folder: Path, lease: Path) -> Holding:
 
 
 @pytest.mark.parametrize("who", ["a precursor that clears", "clean"])
-def test_segments_of_the_dead_are_swept(who: str, dead: Path, tmp_path: Path) -> None:
+def test_segments_of_the_dead_are_swept(who, dead, tmp_path):
     if who == "clean":
         assert clean.clean_main(["--root", str(tmp_path)]) == 0
     else:
@@ -180,12 +177,12 @@ def test_segments_of_the_dead_are_swept(who: str, dead: Path, tmp_path: Path) ->
 class Storage:
     """A folder on storage that answers every look with an OSError (the name that a link points to is too long)."""
 
-    def __init__(self, tmp_path: Path) -> None:
+    def __init__(self, tmp_path):
         self.path, self._there = tmp_path / "storage", tmp_path / "there"
         self._there.mkdir()
         self.path.symlink_to("x" * 300)
 
-    def back(self) -> None:
+    def back(self):
         """It answers again."""
         fresh = self.path.with_name("fresh")
         fresh.symlink_to(self._there)
@@ -195,11 +192,11 @@ class Storage:
 class Looks(threading.Event):
     """A stop that is never set; the storage is back after the third look at it."""
 
-    def __init__(self, storage: Storage, released: Path) -> None:
+    def __init__(self, storage, released):
         super().__init__()
         self.storage, self.released, self.count = storage, released, 0
 
-    def wait(self, timeout: float | None = None) -> bool:  # noqa: ARG002 (threading's name)
+    def wait(self, timeout=None):  # noqa: ARG002 (threading's name)
         self.count += 1
         assert self.count < 10, "the release was not seen"
         if self.count == 3:
@@ -210,11 +207,11 @@ class Looks(threading.Event):
 
 
 @pytest.fixture
-def storage(tmp_path: Path) -> Storage:
+def storage(tmp_path):
     return Storage(tmp_path)
 
 
-def test_a_precursor_holds_on_until_storage_shows_its_release(storage: Storage, tmp_path: Path) -> None:
+def test_a_precursor_holds_on_until_storage_shows_its_release(storage, tmp_path):
     """Weights stay where they are while the release file cannot be looked for."""
     held = holding(storage.path, tmp_path / "lease")
     Path(held.spec.lease_file).touch()
@@ -223,7 +220,7 @@ def test_a_precursor_holds_on_until_storage_shows_its_release(storage: Storage, 
     assert looks.count == 3
 
 
-def test_workers_work_on_until_storage_shows_their_stop(storage: Storage) -> None:
+def test_workers_work_on_until_storage_shows_their_stop(storage):
     """The supervisor's look at its stop file."""
     options = argparse.Namespace(
         stop_file=storage.path / "stop",
@@ -238,7 +235,7 @@ def test_workers_work_on_until_storage_shows_their_stop(storage: Storage) -> Non
     assert supervisor._over()
 
 
-def test_a_lease_that_cannot_be_read_stands_still(storage: Storage) -> None:
+def test_a_lease_that_cannot_be_read_stands_still(storage):
     """An error renews nothing: a dead coordinator's lease ends in its time on storage that comes and goes."""
     lease = CoordinatorLease(storage.path / "lease", 0.0)
     assert lease.expired()

@@ -1,7 +1,5 @@
 """The precursor as a process: what it copies, how it ends, and what it does about what is wrong on a node."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -10,12 +8,11 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.node_memory import MIB, ROOT, NodeMemory, edit, flip, make_checkpoint, names
+from support.node_memory import MIB, ROOT, edit, flip, make_checkpoint, names
 from support.with_root import USER, as_user, small_disk
 
 from coordinator import hook
@@ -29,7 +26,7 @@ from evaljobs.staging.store import reading
 root_only = pytest.mark.skipif(os.geteuid() != 0, reason="mounts and other owners need root")
 
 
-def failed(world: NodeMemory) -> Failed:
+def failed(world):
     """What a precursor left that failed: it blames the operator in one line."""
     found = world.outcome("failed")
     assert isinstance(found, Failed)
@@ -38,7 +35,7 @@ def failed(world: NodeMemory) -> Failed:
     return found
 
 
-def test_stages_holds_and_clears(world: NodeMemory) -> None:
+def test_stages_holds_and_clears(world):
     """Only what inference needs is copied, its bytes leave storage once, and after the release nothing is left."""
     checkpoint = world.checkpoint()
     process = world.start(world.spec(checkpoint))
@@ -57,7 +54,7 @@ def test_stages_holds_and_clears(world: NodeMemory) -> None:
     assert world.nothing_left()
 
 
-def test_two_at_once_copy_once(world: NodeMemory) -> None:
+def test_two_at_once_copy_once(world):
     """Two precursors of one checkpoint: storage is read once, and it stays until the second leaves."""
     checkpoint = world.checkpoint(size=16 * MIB)
     processes = {name: world.start(world.spec(checkpoint, name)) for name in "ab"}
@@ -75,7 +72,7 @@ def test_two_at_once_copy_once(world: NodeMemory) -> None:
 @pytest.mark.parametrize(
     ("how", "reason"), [("SIGTERM", "terminated"), ("lease", "not renewed"), ("clean --all", "removed")]
 )
-def test_it_clears_and_ends_by_itself(world: NodeMemory, how: str, reason: str) -> None:
+def test_it_clears_and_ends_by_itself(world, how, reason):
     """At SIGTERM, where the coordinator's lease file does not change for its time, and where its copy is removed."""
     process = world.start(world.spec(world.checkpoint(), lease_seconds=0.2 if how == "lease" else 900.0))
     if how != "lease":
@@ -94,7 +91,7 @@ def test_it_clears_and_ends_by_itself(world: NodeMemory, how: str, reason: str) 
 
 
 @pytest.mark.parametrize("change", ["gone", "gone half-way", "rewritten", "truncated", "replaced"])
-def test_a_checkpoint_that_changed_is_a_clear_failure(world, change, monkeypatch) -> None:
+def test_a_checkpoint_that_changed_is_a_clear_failure(world, change, monkeypatch):
     """Deleted, rewritten, truncated or replaced since it was announced: Failed for the operator, nothing published."""
     checkpoint = world.checkpoint()
     folder = Path(checkpoint.source)
@@ -105,7 +102,7 @@ def test_a_checkpoint_that_changed_is_a_clear_failure(world, change, monkeypatch
         case "gone half-way":  # every byte could still be read
             reads, preadv = iter(range(1000)), os.preadv
 
-            def read(descriptor: int, buffers: list[memoryview], offset: int) -> int:
+            def read(descriptor, buffers, offset):
                 if next(reads) == 2:
                     shutil.rmtree(folder)
                 return preadv(descriptor, buffers, offset)
@@ -125,7 +122,7 @@ def test_a_checkpoint_that_changed_is_a_clear_failure(world, change, monkeypatch
 
 
 @root_only
-def test_too_small_takes_the_next_rung(world: NodeMemory) -> None:
+def test_too_small_takes_the_next_rung(world):
     """No room, seen beforehand or by ENOSPC in mid-copy: cleaned up, and the next root is used."""
     checkpoint = world.checkpoint(size=4 * MIB)
     with small_disk(world.folder / "small", "6m") as small:
@@ -152,7 +149,7 @@ print(hook.notify(sys.argv[1], 1, work_dir=sys.argv[2], sums=True), sys.argv[3] 
 
 
 @pytest.mark.parametrize("case", ["sums", "no xxhash", "training ends"])
-def test_a_byte_flipped_after_the_save_never_reaches_a_gpu(world: NodeMemory, case: str) -> None:
+def test_a_byte_flipped_after_the_save_never_reaches_a_gpu(world, case):
     """The hook's sums are the files'; a flip that keeps size, mtime and header fails the precursor, which keeps nothing.
 
     Without the library, or in a training that ends at once, the notice is there, and no half table is left.
@@ -189,7 +186,7 @@ def test_a_byte_flipped_after_the_save_never_reaches_a_gpu(world: NodeMemory, ca
 
 
 @pytest.fixture
-def shared(world: NodeMemory) -> Iterator[NodeMemory]:
+def shared(world):
     """A root that is everybody's and sticky, as /dev/shm is, and a folder of the user's for his checkpoints."""
     # what Python imports on first use is imported now: its folder may be closed to the user
     precursor.clear(precursor.stage_only(world.spec(world.checkpoint("warm"))), "test")
@@ -203,7 +200,7 @@ def shared(world: NodeMemory) -> Iterator[NodeMemory]:
 
 
 @root_only
-def test_an_ordinary_user_stages_reads_and_clears(shared: NodeMemory) -> None:
+def test_an_ordinary_user_stages_reads_and_clears(shared):
     """All of it without any privilege; another user's memory is not touched.
 
     A file that storage denies is a failure that says so and who must act.
@@ -212,7 +209,7 @@ def test_an_ordinary_user_stages_reads_and_clears(shared: NodeMemory) -> None:
     (other / ("a" * 32)).mkdir(parents=True)
     (other / ("a" * 32) / "weights").write_text("root's")
 
-    def act() -> None:
+    def act():
         checkpoint = shared.checkpoint()
         holding = precursor.stage_only(shared.spec(checkpoint))
         assert (holding.staged.rung, holding.staged.why) == ("shm", "")
@@ -233,14 +230,14 @@ def test_an_ordinary_user_stages_reads_and_clears(shared: NodeMemory) -> None:
 @pytest.mark.parametrize(
     ("kind", "said"), [("file", "Not a directory"), ("link", "Not a directory"), ("folder", "uid 0")]
 )
-def test_what_others_planted_is_named_and_left_alone(shared: NodeMemory, kind: str, said: str) -> None:
+def test_what_others_planted_is_named_and_left_alone(shared, kind, said):
     """At our home's name: trials read storage, a link is not followed, and neither staging nor cleaning touches anything."""
     home, trap = shared.root / store.home_name(USER), shared.folder / "trap"
     trap.mkdir(mode=0o777)
     {"file": home.touch, "link": lambda: home.symlink_to(trap), "folder": home.mkdir}[kind]()
     before = home.lstat()
 
-    def act() -> None:
+    def act():
         checkpoint = shared.checkpoint()
         holding = precursor.stage_only(shared.spec(checkpoint))
         assert (holding.staged.rung, holding.staged.path) == ("storage", checkpoint.source)
@@ -295,7 +292,7 @@ print(json.dumps({"extra": extra, "size": size, "dtype": str(model.dtype)}))
 
 
 @pytest.mark.model
-def test_a_trial_adds_at_most_a_tenth_of_the_model(world: NodeMemory) -> None:
+def test_a_trial_adds_at_most_a_tenth_of_the_model(world):
     """Anonymous memory (smaps_rollup) that loading adds is at most 0.10 of the model's bytes: weights are mapped."""
     fields = world.spec(world.checkpoint(size=100)).model_dump_json()
     argv = [sys.executable, "-c", TRIAL, str(world.folder / "model"), fields]

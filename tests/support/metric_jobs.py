@@ -106,7 +106,6 @@ def zombie(pid: int) -> bool:
 def kill(server: RedisServer) -> int:
     """SIGKILL to the server, and wait for its end; its pid."""
     pid = server.pid()
-    assert pid is not None
     os.kill(pid, signal.SIGKILL)
     wait_until(lambda: server.pid() is None)
     return pid

@@ -60,7 +60,6 @@ def end(process: subprocess.Popen[str]) -> str:
 @contextmanager
 def serving(*words: str) -> Iterator[Served]:
     process = start(*words)
-    assert process.stdout is not None
     try:
         yield Served(process, process.stdout.readline().strip())
     finally:

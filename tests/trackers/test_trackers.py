@@ -4,20 +4,16 @@ disturb the daemon.
 Each runs with the real package, and is skipped by name where that is not installed.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 from support.trainings import leave, point, results, two_trainings
 
 from coordinator.config.schema import Config, TrackersConfig
-from coordinator.report.learning_curves import Point
 from coordinator.trackers import TRACKERS, export_points, live, lm_eval_files, runs_of
 from evaljobs.contract.paths import EvaluationPaths
 
@@ -27,7 +23,7 @@ POINTS = [point(10, 0.2), point(20, 0.6)]
 def test_a_point_of_other_requests_carries_a_mark_in_all_trackers():
     """`_differs` is 1 where a run's point is not comparable with the one before, whatever the order given."""
 
-    def keyed(step: int, key: str) -> Point:
+    def keyed(step, key):
         made = point(step, 0.5)
         return made.model_copy(update={"scores": (made.scores[0].model_copy(update={"keys": (key, "s")}),)})
 
@@ -46,7 +42,7 @@ def test_tensorboard_reads_the_scores_back(tmp_path):
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    def exported(*points: Point) -> tuple[list[tuple[int, float]], dict[str, int]]:
+    def exported(*points):
         (folder,) = export_points(TRACKERS["tensorboard"], points, tmp_path)
         read = EventAccumulator(str(folder))
         read.Reload()
@@ -132,12 +128,12 @@ def write(rows, out, run, project):
 
 
 @pytest.fixture
-def work(tmp_path: Path) -> Path:
+def work(tmp_path):
     return two_trainings(tmp_path / "work")
 
 
 @pytest.fixture
-def config(work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
+def config(work, tmp_path, monkeypatch):
     """The work folder of a training (two ended checkpoints, one that runs) and of another, with one tracker."""
     (tmp_path / "plain_tracker.py").write_text(ADAPTER)
     monkeypatch.syspath_prepend(tmp_path)
@@ -146,12 +142,12 @@ def config(work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Confi
     return Config(work_dir=work, gpu_hour_price=2.0)
 
 
-def written(tmp_path: Path, run: str = "a-mini") -> list[Any]:
+def written(tmp_path, run="a-mini"):
     file = tmp_path / "out" / f"{run}.jsonl"
     return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
 
-def failures(work: Path, step: int) -> dict[str, str]:
+def failures(work, step):
     return live.failures(EvaluationPaths(work / f"step-{step}-mini-{step:08d}"))
 
 

@@ -1,7 +1,5 @@
 """Laws of the shards that a trial runs while Redis is away."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,7 +13,7 @@ CALLS = st.one_of(
 
 
 @given(st.lists(CALLS, max_size=30))
-def test_a_trial_runs_no_shard_twice_and_only_those_that_redis_last_named(calls) -> None:
+def test_a_trial_runs_no_shard_twice_and_only_those_that_redis_last_named(calls):
     """In their order, each once, without those that it cannot run; none while Redis answers."""
     ahead, names, had = Ahead(), [], set()
     for call, given_ in calls:

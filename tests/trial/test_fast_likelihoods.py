@@ -1,17 +1,13 @@
 """Laws of fast likelihoods on small models of many kinds, loaded by lm-eval's own class."""
 
-from __future__ import annotations
-
 import random
 import shutil
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from evaljobs.contract.names import Cut
 from evaljobs.contract.specs import ModelOptions
-from evaljobs.lmeval.batches import Batch, Piece, RequestsHead, chunks
+from evaljobs.lmeval.batches import Piece, RequestsHead, chunks
 from evaljobs.requests.units import cut_requests
 from evaljobs.trial.engines import loading
 from evaljobs.trial.engines.harness import HarnessEngine
@@ -36,7 +32,7 @@ ROPE_FREE = {"vocab_size": VOCABULARY, "hidden_size": 32, "initializer_range": 0
 GPT = {"vocab_size": VOCABULARY, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 256}
 SLIDING = {**SIZES, "sliding_window": WINDOW}
 # name -> configuration class and its fields
-FAST: dict[str, tuple[str, dict[str, Any]]] = {
+FAST = {
     "llama, grouped queries": ("LlamaConfig", SIZES),
     "gpt2": ("GPT2Config", {**GPT, "initializer_range": 0.3}),
     "qwen2": ("Qwen2Config", SIZES),
@@ -45,7 +41,7 @@ FAST: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma2, sliding, softcap, eager": ("Gemma2Config", {**SLIDING, "head_dim": 8}),
     "gemma3, sliding": ("Gemma3TextConfig", {**SLIDING, "head_dim": 8, "sliding_window_pattern": 2}),
 }
-LM_EVALS_WAY: dict[str, tuple[str, dict[str, Any]]] = {
+LM_EVALS_WAY = {
     "mamba, state space": ("MambaConfig", {**ROPE_FREE, "num_hidden_layers": 2}),
     "mpt, alibi of its own": (
         "MptConfig",
@@ -62,7 +58,7 @@ LM_EVALS_WAY: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def engine_of(kind: tuple[str, dict[str, Any]], toy_model: Path, folder: Path, **args: Any) -> HarnessEngine:
+def engine_of(kind, toy_model, folder, **args):
     """A random model of this kind with the toy model's tokenizer, as a trial loads it."""
     torch.manual_seed(5)
     config = getattr(transformers, kind[0])(**kind[1], bos_token_id=1, eos_token_id=2)
@@ -80,15 +76,15 @@ def engine_of(kind: tuple[str, dict[str, Any]], toy_model: Path, folder: Path, *
     return engine
 
 
-def few_shot(max_length: int, documents: int = 12, seed: int = 3) -> tuple[RequestsHead, list[Piece]]:
+def few_shot(max_length, documents=12, seed=3):
     """Documents with the same examples and several choices; the last request is cut from the left."""
     draw = random.Random(seed)
 
-    def some(count: int) -> list[int]:
+    def some(count):
         return [draw.randrange(3, VOCABULARY) for _ in range(count)]
 
     shots = some(20)
-    pieces: list[Piece] = []
+    pieces = []
     for document in range(documents):
         context = shots + some(draw.randint(1, 40))
         if document == documents - 1:
@@ -111,11 +107,11 @@ def few_shot(max_length: int, documents: int = 12, seed: int = 3) -> tuple[Reque
     return head, pieces
 
 
-def asked(engine: HarnessEngine, batches: list[Batch]) -> dict[int, Any]:
+def asked(engine, batches):
     return dict(engine.answers(batches, [0] * len(batches), lambda _done: None))
 
 
-def both(engine: HarnessEngine, budget: int = 256) -> tuple[dict[int, Any], dict[int, Any]]:
+def both(engine, budget=256):
     """Answers of units, and of lm-eval's batches."""
     head, pieces = few_shot(engine.lm.max_length)
     units = [batch for batch, _, _ in cut_requests(head, pieces, Cut(4, budget))]
@@ -123,7 +119,7 @@ def both(engine: HarnessEngine, budget: int = 256) -> tuple[dict[int, Any], dict
 
 
 @pytest.mark.parametrize("kind", FAST)
-def test_a_unit_answers_as_lm_eval_does(kind: str, toy_model: Path, tmp_path: Path) -> None:
+def test_a_unit_answers_as_lm_eval_does(kind, toy_model, tmp_path):
     """float32, within rounding; past the sliding window and the model's length, too."""
     engine = engine_of(FAST[kind], toy_model, tmp_path)
     fast, exact = both(engine)
@@ -134,9 +130,7 @@ def test_a_unit_answers_as_lm_eval_does(kind: str, toy_model: Path, tmp_path: Pa
 
 
 @pytest.mark.parametrize("kind", LM_EVALS_WAY)
-def test_a_model_that_fails_the_probe_is_asked_lm_evals_way(
-    kind: str, toy_model: Path, tmp_path: Path
-) -> None:
+def test_a_model_that_fails_the_probe_is_asked_lm_evals_way(kind, toy_model, tmp_path):
     engine = engine_of(LM_EVALS_WAY[kind], toy_model, tmp_path)
     fast, exact = both(engine)
     assert engine.loaded.fast
@@ -145,9 +139,7 @@ def test_a_model_that_fails_the_probe_is_asked_lm_evals_way(
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_rows_past_a_window_that_no_mask_tells_of_go_lm_evals_way(
-    dtype: str, toy_model: Path, tmp_path: Path
-) -> None:
+def test_rows_past_a_window_that_no_mask_tells_of_go_lm_evals_way(dtype, toy_model, tmp_path):
     """GPT-Neo's local layers look back over places of a row: right within the window, wrong past it.
 
     The probe sees it in bfloat16, too, where a few missing tokens of a window look like rounding.
@@ -164,7 +156,7 @@ def test_rows_past_a_window_that_no_mask_tells_of_go_lm_evals_way(
         assert max(abs(answers[n][0] - exact[n][0]) for n in exact) < rounding
 
 
-def test_rows_under_dynamic_rope_go_lm_evals_way(toy_model: Path, tmp_path: Path) -> None:
+def test_rows_under_dynamic_rope_go_lm_evals_way(toy_model, tmp_path):
     """A converted checkpoint's config is seen by the trial alone; its digits depend on no earlier row."""
     rope = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1e4}
     kind = ("LlamaConfig", {**SIZES, "max_position_embeddings": 32, "rope_parameters": rope})
@@ -176,13 +168,13 @@ def test_rows_under_dynamic_rope_go_lm_evals_way(toy_model: Path, tmp_path: Path
     assert asked(engine, units[::-1]) == forwards
 
 
-def test_rounding_of_bfloat16_passes_the_probe(toy_model: Path, tmp_path: Path) -> None:
+def test_rounding_of_bfloat16_passes_the_probe(toy_model, tmp_path):
     engine = engine_of(FAST["llama, grouped queries"], toy_model, tmp_path, dtype="bfloat16")
     both(engine)
     assert engine.loaded.fast == ""
 
 
-def test_answers_do_not_depend_on_order_and_on_earlier_units(toy_model: Path, tmp_path: Path) -> None:
+def test_answers_do_not_depend_on_order_and_on_earlier_units(toy_model, tmp_path):
     """The same digits from units in any order, over any number of loads, after a shard that was cut off."""
     kind = FAST["llama, grouped queries"]
     engine = engine_of(kind, toy_model, tmp_path)
@@ -191,7 +183,7 @@ def test_answers_do_not_depend_on_order_and_on_earlier_units(toy_model: Path, tm
     assert len(units) >= 7
     expected = asked(engine, units)
 
-    def stop(done: int) -> None:
+    def stop(done):
         if done == 3:
             raise InterruptedError
 
@@ -200,14 +192,14 @@ def test_answers_do_not_depend_on_order_and_on_earlier_units(toy_model: Path, tm
     for trials in (1, 3, 7):
         shuffled = list(units)
         random.Random(trials).shuffle(shuffled)
-        got: dict[int, Any] = {}
+        got = {}
         for number in range(trials):
             part = shuffled[number::trials]
             got |= asked(engine if number else engine_of(kind, toy_model, tmp_path), part)
         assert got == expected
 
 
-def test_a_task_is_computed_on_its_own_prefix(toy_model: Path, tmp_path: Path) -> None:
+def test_a_task_is_computed_on_its_own_prefix(toy_model, tmp_path):
     """Not on that of the task before it, also where both prefixes are equally long."""
     kind = FAST["llama, grouped queries"]
     engine = engine_of(kind, toy_model, tmp_path)
@@ -220,7 +212,7 @@ def test_a_task_is_computed_on_its_own_prefix(toy_model: Path, tmp_path: Path) -
     assert asked(engine, units) == asked(engine_of(kind, toy_model, tmp_path), units)
 
 
-def test_windows_of_a_token_budget_run_at_once(toy_model: Path, tmp_path: Path) -> None:
+def test_windows_of_a_token_budget_run_at_once(toy_model, tmp_path):
     """More than the evaluation's batch size in one forward pass, with lm-eval's own digits of it."""
     engine = engine_of(FAST["llama, grouped queries"], toy_model, tmp_path)
     head, _ = few_shot(engine.lm.max_length)
@@ -229,7 +221,7 @@ def test_windows_of_a_token_budget_run_at_once(toy_model: Path, tmp_path: Path) 
     for n in range(9):
         text = [draw.randrange(3, VOCABULARY) for _ in range(10 + n)]
         windows.append(Piece("loglikelihood_rolling", 0, 0, [1], text, window=n, length=len(text) + 1))
-    calls: list[int] = []
+    calls = []
     forward = engine.lm._model_call
     engine.lm._model_call = lambda inputs, **more: calls.append(len(inputs)) or forward(inputs, **more)
     ((batch, _, _),) = cut_requests(head, windows, Cut(4, 400))

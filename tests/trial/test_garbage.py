@@ -1,7 +1,5 @@
 """What a job's process spends on objects that stay: no pass over what it has imported, no freeing at its end."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -20,7 +18,7 @@ runpy.run_module("evaljobs", run_name="__main__", alter_sys=True)
 """
 
 
-def test_a_job_neither_collects_nor_frees_what_it_has_imported() -> None:
+def test_a_job_neither_collects_nor_frees_what_it_has_imported():
     """The oldest generation is what was imported so far. Exit handlers run, then the process ends."""
     asked = json.dumps({"include_path": ["evaljobs/suites/quickstart"], "names": ["quickstart_mmlu"]})
     argv = [sys.executable, "-c", CODE, asked]

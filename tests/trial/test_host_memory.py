@@ -1,10 +1,7 @@
 """What a job that hosts trials says of one that the kernel ended for lack of memory."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
-from pathlib import Path
 
 from support.with_root import memory_group
 
@@ -30,7 +27,7 @@ hosted_trials._report_dead(trial, [large, other], set())
 """
 
 
-def test_a_child_that_the_kernel_ended_is_told_from_one_that_failed(tmp_path: Path) -> None:
+def test_a_child_that_the_kernel_ended_is_told_from_one_that_failed(tmp_path):
     """Its outcome holds the memory that its job had, by which the next job asks for more."""
     paths = EvaluationPaths(tmp_path)
     for folder in paths.folders():
@@ -40,5 +37,5 @@ def test_a_child_that_the_kernel_ended_is_told_from_one_that_failed(tmp_path: Pa
     outcomes = [OUTCOME.validate_json(paths.outcome("failed", f"host.{i}").read_bytes()) for i in range(2)]
     assert all(isinstance(outcome, Failed) for outcome in outcomes)
     short, plain = outcomes
-    assert (short.memory_mb, plain.memory_mb) == (100, None)  # type: ignore[union-attr]
-    assert "lack of memory" in short.error  # type: ignore[union-attr]
+    assert (short.memory_mb, plain.memory_mb) == (100, None)
+    assert "lack of memory" in short.error

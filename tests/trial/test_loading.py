@@ -1,12 +1,8 @@
 """Laws of loading: on the GPUs that the job asked for, all of them, with lm_eval's own arguments and random rows."""
 
-from __future__ import annotations
-
 import shutil
 import socket
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -26,7 +22,7 @@ from evaljobs.trial.engines.loading import (
 )
 
 
-def library(seen: int, *, cuda: str | None = "12.9", hip: str | None = None) -> Any:
+def library(seen, *, cuda="12.9", hip=None):
     """What torch says of its build and of the node's GPUs."""
     counts = SimpleNamespace(is_available=lambda: seen > 0, device_count=lambda: seen)
     version = SimpleNamespace(cuda=cuda, hip=hip)
@@ -34,9 +30,7 @@ def library(seen: int, *, cuda: str | None = "12.9", hip: str | None = None) -> 
 
 
 @pytest.mark.parametrize("device", [None, "cuda"])
-def test_a_trial_that_sees_fewer_gpus_than_it_asked_for_names_its_node(
-    device: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_trial_that_sees_fewer_gpus_than_it_asked_for_names_its_node(device, monkeypatch):
     """It would run on the CPU, hours instead of minutes, or out of memory."""
     monkeypatch.setenv("ROCR_VISIBLE_DEVICES", "3")
     with pytest.raises(
@@ -49,7 +43,7 @@ def test_a_trial_that_sees_fewer_gpus_than_it_asked_for_names_its_node(
     check_gpus(library(8), device, 1)
 
 
-def test_trials_that_asked_for_none_or_chose_another_device_are_not_held_to_it() -> None:
+def test_trials_that_asked_for_none_or_chose_another_device_are_not_held_to_it():
     """Nor to weights on every GPU: an engine may show no model."""
     check_spread({}, ModelOptions(engine="vllm"), 4)
     check_spread({"cpu": 1}, ModelOptions(), 0)
@@ -62,7 +56,7 @@ def test_trials_that_asked_for_none_or_chose_another_device_are_not_held_to_it()
 @pytest.mark.skipif(
     torch.version.cuda is not None or torch.version.hip is not None, reason="torch has a GPU build"
 )
-def test_a_torch_without_gpu_support_is_for_the_operator_to_mend() -> None:
+def test_a_torch_without_gpu_support_is_for_the_operator_to_mend():
     """No node would do."""
     with pytest.raises(OperatorError, match=r"point \[trial\] python"):
         check_gpus(torch, None, 1)
@@ -74,9 +68,7 @@ devices = st.dictionaries(
 
 
 @given(devices, st.integers(1, 8), st.booleans())
-def test_a_trial_goes_on_only_with_weights_on_every_gpu_and_nowhere_else(
-    there: dict[str, int], gpus: int, by_hand: bool
-) -> None:
+def test_a_trial_goes_on_only_with_weights_on_every_gpu_and_nowhere_else(there, gpus, by_hand):
     """Weights elsewhere are the operator's choice by `max_cpu_memory`, or a refusal."""
     options = ModelOptions(model_args={"max_cpu_memory": "64GiB"} if by_hand else {"device_map": "auto"})
     on_gpus = [name for name in there if name.startswith("cuda")]
@@ -91,7 +83,7 @@ def test_a_trial_goes_on_only_with_weights_on_every_gpu_and_nowhere_else(
 
 
 @pytest.mark.parametrize("engine", ["hf", "hf-auto", "huggingface"])
-def test_hf_gets_the_arguments_of_lm_evals_own_command_and_no_others(engine: str) -> None:
+def test_hf_gets_the_arguments_of_lm_evals_own_command_and_no_others(engine):
     """`parallelize` where a trial has several GPUs; what the operator says stands."""
     options = ModelOptions(engine=engine, model_args={"dtype": "bfloat16"})
     assert spread(options, 4, "cuda") == {"dtype": "bfloat16", "parallelize": True}
@@ -101,7 +93,7 @@ def test_hf_gets_the_arguments_of_lm_evals_own_command_and_no_others(engine: str
     assert spread(ModelOptions(engine="mamba_ssm"), 2, "cuda") == {}
 
 
-def test_a_model_that_lm_eval_offloads_is_seen_and_refused(toy_model: Path) -> None:
+def test_a_model_that_lm_eval_offloads_is_seen_and_refused(toy_model):
     """On a machine without GPUs `parallelize` leaves all weights on disk; a model on one device shows where it is."""
     model_class = import_engine("hf")
     rest = {"batch_size": 1, "max_batch_size": None, "device": "cpu"}
@@ -118,7 +110,7 @@ def test_a_model_that_lm_eval_offloads_is_seen_and_refused(toy_model: Path) -> N
 
 
 @pytest.mark.model
-def test_the_rows_of_a_larger_tokenizer_are_those_of_lm_eval(model_dir: Path, tmp_path: Path) -> None:
+def test_the_rows_of_a_larger_tokenizer_are_those_of_lm_eval(model_dir, tmp_path):
     """An adapter whose tokenizer has more words than the model: lm-eval adds rows of random numbers."""
     from lm_eval.models.huggingface import HFLM
     from peft import LoraConfig, get_peft_model

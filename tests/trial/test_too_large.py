@@ -1,10 +1,6 @@
 """Laws of the search for the size that fits: by halves, on the longest rows, and nothing else is caught."""
 
-from __future__ import annotations
-
 import gc
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import pytest
 import torch
@@ -12,12 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evaljobs.lmeval.batches import Batch, Piece, Unit
-from evaljobs.trial.engines.protocol import Engine
-from evaljobs.trial.too_large import TooLargeError, longest, measured
+from evaljobs.trial.too_large import longest, measured
 
 
 @pytest.fixture(autouse=True, scope="module")
-def frozen() -> Iterator[None]:
+def frozen():
     """As in a trial: what was imported is not looked at each time that memory is freed."""
     gc.freeze()
     yield
@@ -27,7 +22,7 @@ def frozen() -> Iterator[None]:
 TOKENS = st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=6), min_size=1, max_size=24)
 
 
-def batch_of(contexts: list[list[int]], unit: Unit | None = None) -> Batch:
+def batch_of(contexts, unit=None):
     pieces = [
         Piece(
             kind="loglikelihood",
@@ -45,13 +40,11 @@ def batch_of(contexts: list[list[int]], unit: Unit | None = None) -> Batch:
 class Small:
     """An engine with memory for so many rows; requests after equal tokens share one."""
 
-    def __init__(self, rows: int) -> None:
+    def __init__(self, rows):
         self.rows = rows
-        self.asked: list[int] = []
+        self.asked = []
 
-    def answers(
-        self, batches: Sequence[Batch], seeds: Sequence[int], tick: Callable[[int], None]
-    ) -> list[tuple[int, Any]]:
+    def answers(self, batches, seeds, tick):
         (batch,), (_,) = batches, seeds
         tick(0)
         rows = len({tuple(p.context) for p in batch.pieces}) if batch.unit is None else len(batch.unit.rows)
@@ -61,13 +54,13 @@ class Small:
         return []
 
 
-def found(engine: Any, batch: Batch, tick: Callable[[], None] = lambda: None) -> TooLargeError:
-    made: Engine = engine
+def found(engine, batch, tick=lambda: None):
+    made = engine
     return measured(made, batch, 0, "no room", fast=batch.unit is not None, tick=tick)
 
 
 @given(contexts=TOKENS, rows=st.integers(0, 24))
-def test_what_is_said_to_fit_fits_and_twice_as_much_does_not(contexts: list[list[int]], rows: int) -> None:
+def test_what_is_said_to_fit_fits_and_twice_as_much_does_not(contexts, rows):
     batch = batch_of(contexts)
     of = len({tuple(context) for context in contexts})
     error = found(Small(min(rows, of - 1)), batch)
@@ -77,7 +70,7 @@ def test_what_is_said_to_fit_fits_and_twice_as_much_does_not(contexts: list[list
 
 
 @given(contexts=TOKENS, parts=st.integers(1, 24))
-def test_the_longest_rows_are_tried_with_all_their_requests(contexts: list[list[int]], parts: int) -> None:
+def test_the_longest_rows_are_tried_with_all_their_requests(contexts, parts):
     """A batch of the size that is named begins with the longest requests."""
     batch = batch_of(contexts)
     tried = longest(batch, parts)
@@ -89,7 +82,7 @@ def test_the_longest_rows_are_tried_with_all_their_requests(contexts: list[list[
 
 
 @given(st.lists(st.integers(1, 4), min_size=2, max_size=12), st.integers(1, 12))
-def test_a_unit_is_halved_by_rows(rows: list[int], fits: int) -> None:
+def test_a_unit_is_halved_by_rows(rows, fits):
     batch = batch_of([[1]] * sum(rows), Unit(3, rows))
     error = found(Small(min(fits, len(rows) - 1)), batch)
     assert (error.what, error.of) == ("unit", len(rows))
@@ -98,19 +91,19 @@ def test_a_unit_is_halved_by_rows(rows: list[int], fits: int) -> None:
     assert len(part.pieces) == sum(rows[: error.fits])
 
 
-def test_another_error_in_the_search_is_that_error() -> None:
+def test_another_error_in_the_search_is_that_error():
     class Broken(Small):
-        def answers(self, *_arguments: Any) -> Any:
+        def answers(self, *_arguments):
             raise ValueError("broken")
 
     with pytest.raises(ValueError, match="broken"):
         found(Broken(1), batch_of([[1], [2]]))
 
 
-def test_the_search_ends_where_the_trial_is_to_end() -> None:
+def test_the_search_ends_where_the_trial_is_to_end():
     """A trial that got SIGTERM does not try all sizes first."""
 
-    def tick() -> None:
+    def tick():
         raise KeyboardInterrupt
 
     engine = Small(0)

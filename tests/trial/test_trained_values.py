@@ -1,14 +1,9 @@
 """Wrong weights are found by values that training took of its own memory, and right ones are never refused."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 import json
 import random
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -29,7 +24,7 @@ State = dict[str, torch.Tensor]
 
 
 class Block(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.q, self.k, self.o = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
         self.gate, self.up = (nn.Linear(WIDTH, 3 * WIDTH, bias=False) for _ in range(2))
@@ -39,7 +34,7 @@ class Block(nn.Module):
 class Model(nn.Module):
     """A small transformer's parameters. `tied`: the head has the embedding's weights."""
 
-    def __init__(self, seed: int = 0, *, tied: bool = False, words: int = 50) -> None:
+    def __init__(self, seed=0, *, tied=False, words=50):
         super().__init__()
         torch.manual_seed(seed)
         self.embed = nn.Embedding(words, WIDTH)
@@ -51,11 +46,11 @@ class Model(nn.Module):
             own.data += 0.02 * torch.randn(own.shape)
 
 
-def taken(model: Any, rank: int = 0) -> bytes:
+def taken(model, rank=0):
     return taking.take(model, "/c", 1, "core", rank)._text().encode()
 
 
-def saved(folder: Path, state: State, files: int = 1) -> Path:
+def saved(folder, state, files=1):
     folder.mkdir(parents=True, exist_ok=True)
     names = sorted(state)
     for number in range(files):
@@ -64,49 +59,49 @@ def saved(folder: Path, state: State, files: int = 1) -> Path:
     return folder
 
 
-def swapped(first: str, second: str) -> Callable[[State], State]:
+def swapped(first, second):
     return lambda state: {**state, first: state[second], second: state[first]}
 
 
-def changed(name: str, how: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[State], State]:
+def changed(name, how):
     return lambda state: {**state, name: how(state[name])}
 
 
-def every(how: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[State], State]:
+def every(how):
     return lambda state: {name: how(tensor) for name, tensor in state.items()}
 
 
-def part(old: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
+def part(old):
     """The last quarter of the rows, as a shard of four ranks, is another."""
     return lambda t: torch.cat([t[: len(t) * 3 // 4], old(t)[len(t) * 3 // 4 :]])
 
 
-def earlier(t: torch.Tensor) -> torch.Tensor:
+def earlier(t):
     """As an optimizer's step of 1e-3 before."""
     return t - 1e-3 * torch.sign(torch.randn(t.shape, generator=torch.Generator().manual_seed(1)))
 
 
-def shuffled(blocks: int) -> Callable[[torch.Tensor], torch.Tensor]:
+def shuffled(blocks):
     """The last two of so many blocks of rows change places."""
 
-    def how(t: torch.Tensor) -> torch.Tensor:
+    def how(t):
         *first, last, other = t.chunk(blocks)
         return torch.cat([*first, other, last])
 
     return how
 
 
-def truncated(t: torch.Tensor) -> torch.Tensor:
+def truncated(t):
     return (t.view(torch.int32) & -65536).view(torch.float32)
 
 
-def eight_bits(t: torch.Tensor) -> torch.Tensor:
+def eight_bits(t):
     return (t / t.abs().max() * 127).round() / 127 * t.abs().max()
 
 
 Q = "layers.1.q.weight"
 # fmt: off
-WRONG: dict[str, Callable[[State], State]] = {
+WRONG = {
     "a tensor swapped with another layer's": swapped(Q, "layers.2.q.weight"),
     "queries and keys swapped": swapped(Q, "layers.1.k.weight"),
     "gate and up swapped": swapped("layers.0.gate.weight", "layers.0.up.weight"),
@@ -140,16 +135,14 @@ WRONG: dict[str, Callable[[State], State]] = {
 
 @pytest.mark.parametrize("kind", WRONG)
 @pytest.mark.parametrize("loaded", [False, True], ids=["files", "loaded"])
-def test_each_kind_of_wrong_weights_is_found_and_its_tensors_are_named(
-    tmp_path: Path, kind: str, loaded: bool
-) -> None:
+def test_each_kind_of_wrong_weights_is_found_and_its_tensors_are_named(tmp_path, kind, loaded):
     """Saved in bfloat16 by a training in float32. The tensors named are those that are wrong, and no others."""
     model = Model()
     right = {name: tensor.detach().clone() for name, tensor in model.named_parameters()}
     torch.manual_seed(5)
     state = {name: tensor.bfloat16() for name, tensor in WRONG[kind](right).items()}
     files = stored(saved(tmp_path / "c", state, files=2))
-    served: Any = files
+    served = files
     if loaded:
         other = Model().bfloat16()
         other.load_state_dict(state)
@@ -166,7 +159,7 @@ WRAPPED = ("{}", "module.{}", "_orig_mod.{}", "module._orig_mod.{}", "_fsdp_wrap
 
 
 @pytest.mark.parametrize("seed", range(200))
-def test_right_weights_are_never_refused(tmp_path: Path, seed: int) -> None:
+def test_right_weights_are_never_refused(tmp_path, seed):
     """Whatever training holds, saves, and loads; tied or not, in several files, below wrappers' names; masters in the file."""
     draw = random.Random(seed)
     model = Model(seed, tied=draw.random() < 0.3, words=draw.randrange(3, 90))
@@ -188,7 +181,7 @@ def test_right_weights_are_never_refused(tmp_path: Path, seed: int) -> None:
         assert checked == (set() if unknown else state.keys())
 
 
-def test_parts_of_several_ranks_are_one_tensor() -> None:
+def test_parts_of_several_ranks_are_one_tensor():
     """In rows and in columns; a wrong value is found in whichever part it lies; with a part missing it is not checked."""
     whole = torch.randn(12, 10)
     lines = []
@@ -198,7 +191,7 @@ def test_parts_of_several_ranks_are_one_tensor() -> None:
         line["rows"][0] |= {"shape": [12, 10], "offset": [row, column]}
         lines.append(json.dumps({"at": rank, "groups": [line]}))
     parts = list(read("\n".join(lines).encode()))
-    nothing: State = {}
+    nothing = {}
     assert compare(parts, {"w": whole}, nothing) == ({}, {"w"})
     assert compare(parts[:3], {"w": whole}, nothing) == ({}, set())
     assert sorted(torch.cat([p.positions for p in parts]).tolist()) == list(range(120))
@@ -208,7 +201,7 @@ def test_parts_of_several_ranks_are_one_tensor() -> None:
         assert set(compare(parts, {"w": other}, nothing)[0]) == {"w"}
 
 
-def test_what_is_renamed_fused_reshaped_or_quantised_is_not_checkable(tmp_path: Path) -> None:
+def test_what_is_renamed_fused_reshaped_or_quantised_is_not_checkable(tmp_path):
     kinds = {"a": torch.randn(4, 4), "b": torch.randn(4, 4), "c": torch.randn(4, 4), "d": torch.randn(6)}
     parts = list(read(taken({**kinds, "e": torch.arange(4), "f": torch.randn(8, 4).t()})))
     state = {
@@ -220,7 +213,7 @@ def test_what_is_renamed_fused_reshaped_or_quantised_is_not_checkable(tmp_path: 
     assert compare(parts, files, files) == ({}, {"a"})
 
 
-def test_at_most_a_megabyte_is_taken_and_every_row_and_column_may_be_seen() -> None:
+def test_at_most_a_megabyte_is_taken_and_every_row_and_column_may_be_seen():
     """Of many tensors fewer values each; positions of a tensor depend on its name alone, and are spread over all of it."""
     few = {f"layer.{i}": torch.zeros(640, 768) for i in range(2)}
     for group in json.loads(taken(few))["groups"]:
@@ -238,7 +231,7 @@ def test_at_most_a_megabyte_is_taken_and_every_row_and_column_may_be_seen() -> N
 # --- what a trial says of it ---------------------------------------------------------------------------------------------
 
 
-def trial(tmp_path: Path, state: State, stored: State | None = None) -> tuple[EvaluationPaths, TrialSpec]:
+def trial(tmp_path, state, stored=None):
     """A trial on staged weights; `stored`: those on storage, where they are others."""
     paths = EvaluationPaths(tmp_path / "work" / "id")
     paths.root.mkdir(parents=True)
@@ -258,7 +251,7 @@ def trial(tmp_path: Path, state: State, stored: State | None = None) -> tuple[Ev
     )
 
 
-def test_wrong_weights_are_the_checkpoints_fault_or_one_nodes(tmp_path: Path) -> None:
+def test_wrong_weights_are_the_checkpoints_fault_or_one_nodes(tmp_path):
     """Wrong on storage too: an operator must act, and knows the tensor and what to type. Right there: another node may do."""
     model = Model()
     right = {name: tensor.detach().bfloat16() for name, tensor in model.named_parameters()}
@@ -277,7 +270,7 @@ def test_wrong_weights_are_the_checkpoints_fault_or_one_nodes(tmp_path: Path) ->
         check(paths, spec, None)
 
 
-def test_what_could_not_be_compared_is_said(tmp_path: Path) -> None:
+def test_what_could_not_be_compared_is_said(tmp_path):
     model = Model(tied=True)
     state = {name: tensor.detach().bfloat16() for name, tensor in model.named_parameters()}
     paths, spec = trial(tmp_path, state)
@@ -289,7 +282,7 @@ def test_what_could_not_be_compared_is_said(tmp_path: Path) -> None:
     assert said.endswith("layers.0.q.bias, layers.0.q.weight, layers.1.q.bias and 3 more")
     (group,) = json.loads(taken(state))["groups"]
 
-    def with_row(**fields: object) -> bytes:
+    def with_row(**fields):
         rows = [{**row, **fields} for row in group["rows"]]
         return json.dumps({"groups": [{**group, "rows": rows}]}).encode()
 
@@ -305,12 +298,12 @@ def test_what_could_not_be_compared_is_said(tmp_path: Path) -> None:
 # --- logits --------------------------------------------------------------------------------------------------------------
 
 
-def test_logits_tell_what_values_cannot_and_refuse_no_rounding(tmp_path: Path, tiny_model_dir: Path) -> None:
+def test_logits_tell_what_values_cannot_and_refuse_no_rounding(tmp_path, tiny_model_dir):
     """In each pair of dtypes right ones pass. Another rope, or renamed and wrong tensors, are found; other engines say so.
     Training's modes stay, and what cannot be run is passed on without logits."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    def loaded(dtype: torch.dtype) -> Any:
+    def loaded(dtype):
         return AutoModelForCausalLM.from_pretrained(tiny_model_dir, dtype=dtype).eval()
 
     tokenizer, state = AutoTokenizer.from_pretrained(tiny_model_dir), stored(tiny_model_dir)

@@ -1,7 +1,5 @@
 """Trials as the cluster runs them: own processes, a real Redis, responses on disk."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -24,18 +22,17 @@ from evaljobs.requests import build as requests
 from evaljobs.trial import trial as trial_module
 from evaljobs.trial.engines import loading
 from evaljobs.trial.engines.harness import HarnessEngine
-from evaljobs.trial.engines.protocol import Engine
 from evaljobs.trial.shard_runner import RequestSet, run_shard
 from evaljobs.trial.trial import Trial
 
 
 @pytest.fixture
-def evaluation(shared_work: WorkPaths, tiny_model_dir: Path, request: pytest.FixtureRequest) -> Evaluation:
+def evaluation(shared_work, tiny_model_dir, request):
     return Evaluation(shared_work, tiny_model_dir, request.node.name, getattr(request, "param", TASK))
 
 
 @pytest.mark.model
-def test_a_shard_that_another_trial_has_done_is_dropped(evaluation: Evaluation) -> None:
+def test_a_shard_that_another_trial_has_done_is_dropped(evaluation):
     """A trial that learns of it between two batches writes no record and goes on with the next
     shard.
     """
@@ -43,10 +40,10 @@ def test_a_shard_that_another_trial_has_done_is_dropped(evaluation: Evaluation) 
     evaluation.queue.fill({"lane0": [QueuedShard(shard=whole, rank=0.0, seconds=1.0)]}, "epoch")
     trial = Trial(evaluation.spec(), evaluation.spec().lanes[0])
     trial.activity.phase = "infer"
-    trial._beat = lambda _over: None  # type: ignore[method-assign]  # what it would hear is said below
+    trial._beat = lambda _over: None  # what it would hear is said below
     real, ticks = trial._tick, []
 
-    def tick(done: int, of: int) -> None:
+    def tick(done, of):
         ticks.append(done)
         if done == 1:
             trial.activity.overtaken = whole
@@ -55,14 +52,14 @@ def test_a_shard_that_another_trial_has_done_is_dropped(evaluation: Evaluation) 
             evaluation.queue.requeue_claims(trial.lane.trial)
         real(done, of)
 
-    trial._tick = tick  # type: ignore[method-assign]
+    trial._tick = tick
     assert trial.perform() == 0
     assert ticks == [0, 1]
     assert evaluation.dumped() == []
 
 
 @pytest.mark.model
-def test_a_beat_takes_nothing_back(evaluation: Evaluation, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_beat_takes_nothing_back(evaluation, monkeypatch):
     """A heartbeat claims no shard that another trial has done, and the shard stays overtaken."""
     monkeypatch.setattr(trial_module, "HEARTBEAT_SECONDS", 0.02)
     evaluation.fill()
@@ -84,7 +81,7 @@ def test_a_beat_takes_nothing_back(evaluation: Evaluation, monkeypatch: pytest.M
 
 
 @pytest.mark.model
-def test_two_trials_drain_a_queue_and_end(evaluation: Evaluation) -> None:
+def test_two_trials_drain_a_queue_and_end(evaluation):
     """Members of one array dump every shard once, and each writes its outcome. A signal after that changes nothing."""
     evaluation.fill(lanes=2)
     processes = [evaluation.start(member) for member in range(2)]
@@ -113,13 +110,13 @@ def test_two_trials_drain_a_queue_and_end(evaluation: Evaluation) -> None:
         assert progress.response_bytes == evaluation.paths.response_file(trial).stat().st_size
 
 
-def waiting(evaluation: Evaluation, away_seconds: float) -> tuple[Trial, list[float]]:
+def waiting(evaluation, away_seconds):
     """A trial whose Redis is away for so many seconds of its own clock, and that clock."""
     slept = [0.0]
     published = evaluation.work.redis_address
     place = evaluation.paths.root / "address.json"
 
-    def sleep(seconds: float) -> None:
+    def sleep(seconds):
         slept[0] += seconds
         if slept[0] >= away_seconds:
             shutil.copy(published, place)
@@ -131,8 +128,8 @@ def waiting(evaluation: Evaluation, away_seconds: float) -> tuple[Trial, list[fl
 @pytest.mark.model
 @pytest.mark.parametrize("lane", [0, 1], ids=["its own lane", "another's lane"])
 def test_a_trial_without_redis_runs_the_shards_that_come_next_and_reports_them_later(
-    tiny_model_dir: Path, tmp_path: Path, lane: int
-) -> None:
+    tiny_model_dir, tmp_path, lane
+):
     """Redis ends during the first shard. The trial dumps all others before it waits for Redis, which comes back empty and
     is filled again; the trial runs nothing twice, and ends with a queue that is empty.
     """
@@ -141,9 +138,9 @@ def test_a_trial_without_redis_runs_the_shards_that_come_next_and_reports_them_l
     away = Evaluation(server.work, tiny_model_dir, "away")
     away.fill()
     spec = away.spec()
-    dumped: list[list[str]] = []
+    dumped = []
 
-    def waited(_seconds: float) -> None:
+    def waited(_seconds):
         dumped.append(away.dumped())
         server.ensure()
         away.fill()
@@ -151,13 +148,13 @@ def test_a_trial_without_redis_runs_the_shards_that_come_next_and_reports_them_l
     trial = Trial(spec, spec.lanes[lane], monotonic=lambda: 0.0, sleep=waited)
     real = trial._tick
 
-    def tick(done: int, of: int) -> None:
+    def tick(done, of):
         if done == 0 and trial.shards == 0:
             wait_until(lambda: len(trial._ahead._names) == len(away.shards) - 1)
             server.stop()
         real(done, of)
 
-    trial._tick = tick  # type: ignore[method-assign]
+    trial._tick = tick
     try:
         assert trial.perform() == 0
         assert sorted(dumped[0]) == sorted(away.shards)
@@ -175,8 +172,8 @@ def test_a_trial_without_redis_runs_the_shards_that_come_next_and_reports_them_l
     ("away", "waits", "ends"), [(121, (121, 140), "drained"), (1e9, (580, 600), "queue-lost")]
 )
 def test_a_trial_waits_for_a_redis_that_is_away_as_long_as_slurm_holds_a_requeued_job(
-    evaluation: Evaluation, away: float, waits: tuple[float, float], ends: str
-) -> None:
+    evaluation, away, waits, ends
+):
     """After 121 s, 1 s more than `cred_expire`, it goes on; after `redis_patience_seconds`, 600 by default, it gives
     its GPU back with an account.
     """
@@ -189,7 +186,7 @@ def test_a_trial_waits_for_a_redis_that_is_away_as_long_as_slurm_holds_a_requeue
 
 
 @pytest.mark.model
-def test_a_terminated_trial_gives_its_shard_back(evaluation: Evaluation) -> None:
+def test_a_terminated_trial_gives_its_shard_back(evaluation):
     """After SIGTERM: an outcome with the reason, status 0, and the shard is queued for the next trial."""
     evaluation.fill()
     process = evaluation.start()
@@ -207,9 +204,7 @@ def test_a_terminated_trial_gives_its_shard_back(evaluation: Evaluation) -> None
 
 
 @pytest.mark.model
-def test_a_trial_that_ends_in_a_second_turn_leaves_nothing_of_it(
-    shared_work: WorkPaths, tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_trial_that_ends_in_a_second_turn_leaves_nothing_of_it(shared_work, tiny_model_dir, monkeypatch):
     """SIGTERM during a later turn: no half conversation is dumped, the shard is given back, and the
     next trial's answers equal those of an undisturbed one.
     """
@@ -221,12 +216,12 @@ def test_a_trial_that_ends_in_a_second_turn_leaves_nothing_of_it(
     assert {len(said) for pairs in expected.values() for _, said in pairs} == {1, 2, 3}
     load, calls = loading.load, []
 
-    def loaded(*arguments: object, **keywords: object) -> Engine:
-        made = load(*arguments, **keywords)  # type: ignore[arg-type]
+    def loaded(*arguments, **keywords):
+        made = load(*arguments, **keywords)
         assert isinstance(made, HarnessEngine)
         generate = made.lm.generate_until
 
-        def counted(asked: list[object], **how: object) -> object:
+        def counted(asked, **how):
             calls.append(len(asked))
             if len(calls) == 2:
                 os.kill(os.getpid(), signal.SIGTERM)
@@ -254,7 +249,7 @@ def test_a_trial_that_ends_in_a_second_turn_leaves_nothing_of_it(
 
 
 @pytest.mark.model
-def test_a_shard_that_cannot_be_run_is_named(evaluation: Evaluation, tmp_path: Path) -> None:
+def test_a_shard_that_cannot_be_run_is_named(evaluation, tmp_path):
     """An error in a shard ends the trial with status 1 and a `Failed` that names the shard."""
     evaluation.sets = {TASK: str(shutil.copytree(evaluation.sets[TASK], tmp_path / "sets"))}
     place = batch_file(evaluation.sets[TASK], 2)
@@ -270,7 +265,7 @@ def test_a_shard_that_cannot_be_run_is_named(evaluation: Evaluation, tmp_path: P
 SMALL_GPU = str(Path(__file__).resolve().parents[1] / "support" / "small_gpu")
 
 
-def on_a_small_gpu(tokens: int) -> dict[str, str]:
+def on_a_small_gpu(tokens):
     """The environment of a trial whose model has memory for so many tokens of a forward pass."""
     path = os.pathsep.join(filter(None, [SMALL_GPU, os.environ.get("PYTHONPATH")]))
     return {"PYTHONPATH": path, "SMALL_GPU_TOKENS": str(tokens)}
@@ -279,9 +274,7 @@ def on_a_small_gpu(tokens: int) -> dict[str, str]:
 @pytest.mark.model
 @pytest.mark.parametrize("evaluation", ["toy_choice"], indirect=True)
 @pytest.mark.parametrize("cut", ["16", "fast-4096-16"])
-def test_a_batch_that_does_not_fit_the_gpu_is_reported_with_the_size_that_fits(
-    evaluation: Evaluation, cut: str
-) -> None:
+def test_a_batch_that_does_not_fit_the_gpu_is_reported_with_the_size_that_fits(evaluation, cut):
     """The trial drops its shard, finds by halves what fits, and runs the shards that do."""
     folder = evaluation.sets["toy_choice"]
     for each in (cut, "1"):
@@ -311,7 +304,7 @@ def test_a_batch_that_does_not_fit_the_gpu_is_reported_with_the_size_that_fits(
 
 
 @pytest.mark.model
-def test_a_task_that_was_planned_after_a_trials_start_is_left_to_the_next(evaluation: Evaluation) -> None:
+def test_a_task_that_was_planned_after_a_trials_start_is_left_to_the_next(evaluation):
     """The trial gives the shard back and ends well: neither shard nor node has failed."""
     evaluation.fill()
     trial = evaluation.spec(request_sets={})
@@ -322,7 +315,7 @@ def test_a_task_that_was_planned_after_a_trials_start_is_left_to_the_next(evalua
 
 
 @pytest.mark.model
-def test_auto_is_probed_once_and_then_reported(evaluation: Evaluation) -> None:
+def test_auto_is_probed_once_and_then_reported(evaluation):
     """With batch_size "auto" a trial reports the size it found, waits for sets of the settled size,
     and runs them.
     """
@@ -343,12 +336,12 @@ def test_auto_is_probed_once_and_then_reported(evaluation: Evaluation) -> None:
 
 
 @pytest.mark.model
-def test_a_trial_that_loads_before_its_requests_are_built_runs_them(evaluation: Evaluation) -> None:
+def test_a_trial_that_loads_before_its_requests_are_built_runs_them(evaluation):
     """It waits for the queue; the request sets are named in a file before the queue is filled."""
     told = evaluation.paths.root / "request_sets.json"
     spec = evaluation.spec(request_sets={}, request_sets_file=str(told))
 
-    def slept(_seconds: float) -> None:
+    def slept(_seconds):
         assert trial.activity.phase == "infer"
         write_atomic(told, json.dumps({"batch_size": 2, "request_sets": evaluation.sets}).encode())
         evaluation.fill()
@@ -359,7 +352,7 @@ def test_a_trial_that_loads_before_its_requests_are_built_runs_them(evaluation: 
 
 
 @pytest.mark.model
-def test_warming_up_changes_no_answer_and_draws_no_random_number(evaluation: Evaluation) -> None:
+def test_warming_up_changes_no_answer_and_draws_no_random_number(evaluation):
     """Random generators do not move, and each answer is the same to the last bit."""
     import random
 
@@ -369,10 +362,10 @@ def test_warming_up_changes_no_answer_and_draws_no_random_number(evaluation: Eva
     engine = loading.load(str(evaluation.model), OPTIONS, 2)
     requests_ = RequestSet(evaluation.sets[TASK], 2)
 
-    def generators() -> tuple[object, ...]:
+    def generators():
         return random.getstate(), str(np.random.get_state()), torch.get_rng_state().tolist()  # noqa: NPY002
 
-    def answers() -> object:
+    def answers():
         return run_shard(engine, requests_, evaluation.shards[0], trial="t", seed=1).responses
 
     cold, before = answers(), generators()

@@ -1,13 +1,9 @@
 """Laws of trials with vLLM: lm-eval's own class of it runs on a fake of vLLM's surface (support/fake_vllm)."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from support.trials import built
@@ -17,7 +13,6 @@ from evaljobs.contract.specs import ModelOptions
 from evaljobs.errors import OperatorError
 from evaljobs.lmeval.batches import Batch, Piece
 from evaljobs.trial.engines import loading, vllm
-from evaljobs.trial.engines.protocol import Engine
 from evaljobs.trial.shard_runner import RequestSet, run_shard
 
 pytest.importorskip("lm_eval")
@@ -27,7 +22,7 @@ OPTIONS = ModelOptions(engine="vllm", model_args={"max_model_len": 128}, threads
 
 
 @pytest.fixture(scope="module")
-def fake() -> Iterator[Path]:
+def fake():
     """The fake is what `import vllm` finds."""
     before = dict(os.environ)
     sys.path.insert(0, str(FAKE))
@@ -42,24 +37,24 @@ def fake() -> Iterator[Path]:
 
 
 @pytest.fixture
-def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def log(tmp_path, monkeypatch):
     monkeypatch.setenv("FAKE_VLLM_LOG", str(tmp_path / "fake.jsonl"))
     return tmp_path / "fake.jsonl"
 
 
-def said(log: Path, what: str) -> list[dict[str, Any]]:
+def said(log, what):
     """The lines of the fake's log that have this key."""
     lines = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
     return [line for line in lines if what in line]
 
 
 @pytest.fixture(scope="module")
-def engine(fake: Path, tiny_model_dir: Path) -> Engine:
+def engine(fake, tiny_model_dir):
     return loading.load(str(tiny_model_dir), OPTIONS, 2)
 
 
 @pytest.fixture(scope="module")
-def sets(fake: Path, tiny_model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, RequestSet]:
+def sets(fake, tiny_model_dir, tmp_path_factory):
     """Request sets of a few toy tasks, as they are built for vLLM, in batches of 2."""
     folder = tmp_path_factory.mktemp("sets")
     return {
@@ -68,19 +63,17 @@ def sets(fake: Path, tiny_model_dir: Path, tmp_path_factory: pytest.TempPathFact
     }
 
 
-def shard(sets: dict[str, RequestSet], name: str, first: int = 0, end: int | None = None) -> str:
+def shard(sets, name, first=0, end=None):
     return f"{name}|{first}|{len(sets[name].index.requests) if end is None else end}"
 
 
-def answers(engine: Engine, sets: dict[str, RequestSet], text: str) -> dict[int, Any]:
+def answers(engine, sets, text):
     record = run_shard(engine, sets[ShardId.parse(text).task], text, trial="t", seed=1234)
     return dict(record.responses)
 
 
 @pytest.mark.parametrize("name", ["toy_choice", "toy_pages", "toy_sums", "toy_sampled"])
-def test_a_shards_requests_are_submitted_at_once(
-    engine: Engine, sets: dict[str, RequestSet], log: Path, name: str
-) -> None:
+def test_a_shards_requests_are_submitted_at_once(engine, sets, log, name):
     """One submission for all batches of a shard: vLLM has no drained batches between them."""
     found = answers(engine, sets, shard(sets, name))
     (only,) = said(log, "submitted")
@@ -89,9 +82,7 @@ def test_a_shards_requests_are_submitted_at_once(
 
 
 @pytest.mark.parametrize("name", ["toy_choice", "toy_pages", "toy_sums", "toy_sampled"])
-def test_answers_do_not_depend_on_how_requests_are_sharded(
-    engine: Engine, sets: dict[str, RequestSet], name: str
-) -> None:
+def test_answers_do_not_depend_on_how_requests_are_sharded(engine, sets, name):
     """Where vLLM's arithmetic does not depend on what it computes together, as the fake's, draws included."""
     count = len(sets[name].index.requests)
     whole = answers(engine, sets, shard(sets, name))
@@ -99,9 +90,7 @@ def test_answers_do_not_depend_on_how_requests_are_sharded(
     assert {index: answer for part in cut for index, answer in part.items()} == whole
 
 
-def test_each_sampled_request_has_a_seed_of_its_own(
-    engine: Engine, sets: dict[str, RequestSet], log: Path
-) -> None:
+def test_each_sampled_request_has_a_seed_of_its_own(engine, sets, log):
     """Clones of one prompt draw differently; requests that are not sampled have no seed."""
     answers(engine, sets, shard(sets, "toy_sampled"))
     answers(engine, sets, shard(sets, "toy_sums"))
@@ -111,15 +100,15 @@ def test_each_sampled_request_has_a_seed_of_its_own(
     assert set(greedy) == {None}
 
 
-def test_a_request_is_generated_with_its_own_settings(engine: Engine) -> None:
+def test_a_request_is_generated_with_its_own_settings(engine):
     """Also beside requests of other settings in one shard."""
 
-    def batch(number: int, most: int) -> Batch:
+    def batch(number, most):
         settings = {"until": ["zzz"], "do_sample": False, "max_gen_toks": most}
         pieces = [Piece("generate_until", number, number, "the river", length=2, settings=number)]
         return Batch(kind="generate_until", text=True, settings=settings, pieces=pieces)
 
-    def asked(*batches: Batch) -> dict[int, Any]:
+    def asked(*batches):
         return dict(engine.answers(batches, [1] * len(batches), lambda _done: None))
 
     short, long = batch(0, 2), batch(1, 9)
@@ -128,7 +117,7 @@ def test_a_request_is_generated_with_its_own_settings(engine: Engine) -> None:
     assert asked(short, long) == alone
 
 
-def test_a_seed_that_the_task_gives_is_kept() -> None:
+def test_a_seed_that_the_task_gives_is_kept():
     settings = {"do_sample": True, "seed": 5}
     assert vllm._seeded(settings, 1, 2, "a prompt") == settings
 
@@ -143,28 +132,24 @@ def test_a_seed_that_the_task_gives_is_kept() -> None:
         ({"tensor_parallel_size": 2, "pipeline_parallel_size": 2}, 4, None),
     ],
 )
-def test_vllm_uses_all_gpus_of_its_trial(
-    given: dict[str, int], gpus: int, made: dict[str, int] | None
-) -> None:
+def test_vllm_uses_all_gpus_of_its_trial(given, gpus, made):
     """By tensor parallelism, unless the settings divide them in another way."""
     assert vllm.spread(given, gpus) == (given if made is None else made)
 
 
-def test_a_trial_that_would_leave_gpus_idle_says_what_to_set() -> None:
+def test_a_trial_that_would_leave_gpus_idle_says_what_to_set():
     with pytest.raises(OperatorError, match=r"holds 4 GPUs and vLLM would use 2 .*gpus_per_trial = 2"):
         vllm.spread({"tensor_parallel_size": 2}, 4)
 
 
-def test_a_shard_that_is_given_up_leaves_no_request_in_the_engine(
-    engine: Engine, sets: dict[str, RequestSet], log: Path
-) -> None:
+def test_a_shard_that_is_given_up_leaves_no_request_in_the_engine(engine, sets, log):
     """It is given up between two steps, and the next shard's answers are those of a fresh engine."""
     expected = answers(engine, sets, shard(sets, "toy_sums", 0, 1))
 
     class GivenUpError(Exception):
         pass
 
-    def tick(done: int, _of: int) -> None:
+    def tick(done, _of):
         if done == 1:
             raise GivenUpError
 
@@ -174,11 +159,9 @@ def test_a_shard_that_is_given_up_leaves_no_request_in_the_engine(
     assert answers(engine, sets, shard(sets, "toy_sums", 0, 1)) == expected
 
 
-def test_progress_is_told_before_each_step_and_in_whole_batches(
-    engine: Engine, sets: dict[str, RequestSet]
-) -> None:
+def test_progress_is_told_before_each_step_and_in_whole_batches(engine, sets):
     """It never goes back, and has more looks than batches, so a long shard is not taken for a hung one."""
-    seen: list[int] = []
+    seen = []
     of = len(sets["toy_sums"].index.requests)
     run_shard(
         engine,
@@ -193,9 +176,7 @@ def test_progress_is_told_before_each_step_and_in_whole_batches(
     assert len(seen) > of
 
 
-def test_checkpoints_of_one_shape_have_one_path_in_vllms_eyes(
-    fake: Path, tiny_model_dir: Path, log: Path
-) -> None:
+def test_checkpoints_of_one_shape_have_one_path_in_vllms_eyes(fake, tiny_model_dir, log):
     """vLLM names what it compiles after the path: a staged path holds the checkpoint's digest."""
     here = Path.cwd()
     loading.load(str(tiny_model_dir), OPTIONS, 2)
@@ -204,7 +185,7 @@ def test_checkpoints_of_one_shape_have_one_path_in_vllms_eyes(
     assert Path.cwd() == here
 
 
-def test_one_gpu_takes_one_process(fake: Path, tiny_model_dir: Path, log: Path) -> None:
+def test_one_gpu_takes_one_process(fake, tiny_model_dir, log):
     loading.load(str(tiny_model_dir), OPTIONS, 2)
     assert [line["workers"] for line in said(log, "loaded")] == [[]]
     (line,) = said(log, "multiprocess")

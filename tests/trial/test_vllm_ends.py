@@ -3,23 +3,18 @@
 Two workers of tensor parallelism of the fake (support/fake_vllm), which by themselves outlive a trial that is killed.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from dev_cluster.testing import wait_until
 
 from evaljobs.contract.outcomes import TrialEnded
-from evaljobs.contract.paths import WorkPaths
 from evaljobs.contract.specs import LaneSpec, ModelOptions, TrialSpec
 from evaljobs.contract.storage import read_record, write_record
 from evaljobs.queue.work_queue import WorkQueue
@@ -33,7 +28,7 @@ pytestmark = pytest.mark.model
 class Running:
     """A trial on two "GPUs" that has loaded its model, or hangs while it does; its queue has not been filled."""
 
-    def __init__(self, work: WorkPaths, model: Path, name: str, folder: Path, *, hangs: bool = False) -> None:
+    def __init__(self, work, model, name, folder, *, hangs=False):
         self.paths = work.evaluation(name)
         self.queue = WorkQueue.connect(work.redis_address, name)
         options = ModelOptions(engine="vllm", model_args={"tensor_parallel_size": 2}, threads=1)
@@ -71,26 +66,26 @@ class Running:
         assert len(self.loaded()["workers"]) == 2
         assert set(self.loaded()["workers"]) < set(self.family)
 
-    def loaded(self) -> dict[str, Any]:
+    def loaded(self):
         lines = self._log.read_text().splitlines() if self._log.exists() else []
         return next((line for line in map(json.loads, lines) if "loaded" in line), {})
 
-    def names(self) -> list[str]:
+    def names(self):
         """Its segments that have a name in /dev/shm."""
         return [name for name in self.loaded()["segments"] if (segments.FOLDER / name).exists()]
 
-    def end(self) -> None:
+    def end(self):
         """Of the test, should a law not hold."""
         for pid in self.family:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
-    def gone(self) -> bool:
+    def gone(self):
         self.process.poll()
         return not any(alive(pid) for pid in self.family)
 
 
-def alive(pid: int) -> bool:
+def alive(pid):
     try:
         return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
     except OSError:
@@ -98,15 +93,13 @@ def alive(pid: int) -> bool:
 
 
 @pytest.fixture
-def running(
-    shared_work: WorkPaths, tiny_model_dir: Path, tmp_path: Path, request: pytest.FixtureRequest
-) -> Iterator[Running]:
+def running(shared_work, tiny_model_dir, tmp_path, request):
     made = Running(shared_work, tiny_model_dir, request.node.name, tmp_path)
     yield made
     made.end()
 
 
-def test_a_killed_trials_workers_end_with_it_and_its_memory_has_no_name(running: Running) -> None:
+def test_a_killed_trials_workers_end_with_it_and_its_memory_has_no_name(running):
     """SIGKILL of the trial alone: the kernel kills its workers, and frees what no process has mapped any more."""
     assert len(running.loaded()["segments"]) == 4
     assert not running.names()
@@ -115,7 +108,7 @@ def test_a_killed_trials_workers_end_with_it_and_its_memory_has_no_name(running:
     assert not running.names()
 
 
-def test_a_terminated_trial_ends_its_workers_and_writes_its_outcome(running: Running) -> None:
+def test_a_terminated_trial_ends_its_workers_and_writes_its_outcome(running):
     running.process.send_signal(signal.SIGTERM)
     log = running.process.communicate(timeout=60)[1]
     assert running.process.returncode == 0, log
@@ -125,9 +118,7 @@ def test_a_terminated_trial_ends_its_workers_and_writes_its_outcome(running: Run
     assert not running.names()
 
 
-def test_memory_of_a_trial_that_was_killed_while_it_loaded_is_swept(
-    shared_work: WorkPaths, tiny_model_dir: Path, tmp_path: Path
-) -> None:
+def test_memory_of_a_trial_that_was_killed_while_it_loaded_is_swept(shared_work, tiny_model_dir, tmp_path):
     """All of its processes get SIGKILL at once, as from Slurm, before its segments lose their names."""
     running = Running(shared_work, tiny_model_dir, "loads", tmp_path, hangs=True)
     assert len(running.names()) == 4

@@ -1,20 +1,13 @@
 """A trial answers no request with weights that were not announced."""
 
-from __future__ import annotations
-
 import shutil
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 from support.trials import Evaluation
 
 from coordinator.intake.checkpoint import inspect
 from evaljobs.contract.outcomes import Failed, TrialEnded
-from evaljobs.contract.paths import WorkPaths
-from evaljobs.contract.specs import TrialSpec
 from evaljobs.contract.storage import read_record
 from evaljobs.staging.fingerprint import folder_identity, read_header
 from evaljobs.trial.engines import loading
@@ -24,9 +17,7 @@ pytestmark = pytest.mark.model
 
 
 @pytest.fixture
-def evaluation(
-    shared_work: WorkPaths, tiny_model_dir: Path, tmp_path: Path, request: pytest.FixtureRequest
-) -> Evaluation:
+def evaluation(shared_work, tiny_model_dir, tmp_path, request):
     model = shutil.copytree(tiny_model_dir, tmp_path / "model")
     made = Evaluation(shared_work, model, request.node.name)
     made.fill()
@@ -34,20 +25,20 @@ def evaluation(
 
 
 @pytest.fixture
-def adapter(tiny_model_dir: Path, tmp_path: Path) -> Path:
+def adapter(tiny_model_dir, tmp_path):
     folder = tmp_path / "adapter"
     folder.mkdir()
     shutil.copy(tiny_model_dir / "model.safetensors", folder / "adapter_model.safetensors")
     return folder
 
 
-def spec(evaluation: Evaluation, adapter: Path) -> TrialSpec:
+def spec(evaluation, adapter):
     return evaluation.spec(
         checkpoint=inspect(evaluation.model), adapters={str(adapter): folder_identity(adapter)}
     )
 
 
-def reverse(weights: Path) -> None:
+def reverse(weights):
     """Write the last tensor anew, in place: a mapping of the file shows it."""
     start, stop = read_header(weights).spans[-1]
     with weights.open("r+b") as file:
@@ -57,7 +48,7 @@ def reverse(weights: Path) -> None:
         file.write(data[::-1])
 
 
-def failure(evaluation: Evaluation) -> Failed:
+def failure(evaluation):
     failed = read_record(evaluation.paths.outcome("failed", "trial.0"), Failed)
     assert (failed.blame, failed.shard) == ("operator", None)
     assert "evaluate it again" in failed.error
@@ -74,9 +65,7 @@ def failure(evaluation: Evaluation) -> Failed:
         ("adapter", "while loading"),
     ],
 )
-def test_weights_that_change_on_storage_answer_nothing(
-    evaluation: Evaluation, adapter: Path, monkeypatch: pytest.MonkeyPatch, which: str, when: str
-) -> None:
+def test_weights_that_change_on_storage_answer_nothing(evaluation, adapter, monkeypatch, which, when):
     """Before loading, while loading, and on a CPU, whose weights are mapped files, also later: the trial fails in one line."""
     weights = (
         evaluation.model / "model.safetensors"
@@ -90,7 +79,7 @@ def test_weights_that_change_on_storage_answer_nothing(
     elif when.startswith("while loading"):
         real = loading.load
 
-        def load(*args: Any, **options: Any) -> Any:
+        def load(*args, **options):
             engine = real(*args, **options)
             reverse(weights)
             if when.endswith("GPU"):  # what it holds then is a copy, which later shards need not compare
@@ -99,9 +88,9 @@ def test_weights_that_change_on_storage_answer_nothing(
 
         monkeypatch.setattr(loading, "load", load)
     else:
-        tick: Callable[[int, int], None] = trial._tick
+        tick = trial._tick
 
-        def change(done: int, of: int) -> None:
+        def change(done, of):
             if trial.shards == 1 and done == 0:
                 reverse(weights)
             tick(done, of)
@@ -113,7 +102,7 @@ def test_weights_that_change_on_storage_answer_nothing(
     assert not evaluation.queue.snapshot().claims
 
 
-def test_weights_that_stay_are_answered_with(evaluation: Evaluation, adapter: Path) -> None:
+def test_weights_that_stay_are_answered_with(evaluation, adapter):
     """Also where a file that is no weight has been touched."""
     made = spec(evaluation, adapter)
     (evaluation.model / "config.json").touch()

@@ -1,11 +1,7 @@
 """Dense signals: their formula on lm-eval's own samples, and where they stand among scores."""
 
-from __future__ import annotations
-
 import json
 import math
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -35,9 +31,7 @@ from evaljobs.contract.paths import EvaluationPaths
         ("toy_letters", lambda doc: doc["answer"], lambda _doc, i: f" {'ABCD'[i]}"),
     ],
 )
-def test_signals_are_the_formula_on_the_samples_of_lm_eval(
-    toy_model: Path, task: str, gold: Any, text: Any
-) -> None:
+def test_signals_are_the_formula_on_the_samples_of_lm_eval(toy_model, task, gold, text):
     """To 1e-12, from documents and log-likelihoods alone; metrics are lm-eval's to the last digit."""
     made = lm_eval_run(toy_model, Case(task=task, entry={"limit": 12}, include_path=str(TASKS)), 8)
     samples = made.samples[task]
@@ -57,7 +51,7 @@ def test_signals_are_the_formula_on_the_samples_of_lm_eval(
 
 
 @pytest.mark.model
-def test_a_task_that_has_bits_per_byte_of_lm_eval_keeps_that_one(toy_model: Path) -> None:
+def test_a_task_that_has_bits_per_byte_of_lm_eval_keeps_that_one(toy_model):
     """Of whole pages there is no choice and no right answer: lm-eval's value is the only one, with its digits."""
     made = lm_eval_run(toy_model, Case(task="toy_pages", entry={"limit": 4}, include_path=str(TASKS)), 8)
     assert means(columns_of(made.samples["toy_pages"])) == {}
@@ -65,7 +59,7 @@ def test_a_task_that_has_bits_per_byte_of_lm_eval_keeps_that_one(toy_model: Path
     assert scores["bits_per_byte"] == made.results["results"]["toy_pages"]["bits_per_byte,none"]
 
 
-def sample(document: int, likelihoods: list[float]) -> dict[str, Any]:
+def sample(document, likelihoods):
     asked = {f"gen_args_{i}": {"arg_0": "Q:", "arg_1": f" {i}"} for i in range(len(likelihoods))}
     answers = [[str(x), "False"] for x in likelihoods]
     return {"doc_id": document, "doc_hash": f"h{document}", "doc": {}, "target": "0", "arguments": asked, "metrics": ["acc"],
@@ -73,7 +67,7 @@ def sample(document: int, likelihoods: list[float]) -> dict[str, Any]:
 
 
 @pytest.fixture
-def earlier(tmp_path: Path) -> EvaluationPaths:
+def earlier(tmp_path):
     """An evaluation of a version that wrote no columns and no signals."""
     paths = EvaluationPaths(tmp_path / "ckpt-suite-12345678")
     paths.samples.mkdir(parents=True)
@@ -88,7 +82,7 @@ def earlier(tmp_path: Path) -> EvaluationPaths:
     return paths
 
 
-def test_an_earlier_evaluation_is_indexed_where_signals_are_asked_for(earlier: EvaluationPaths) -> None:
+def test_an_earlier_evaluation_is_indexed_where_signals_are_asked_for(earlier):
     """Unasked, the scores are as before. Trackers show what results.json holds, and read no samples."""
     assert [s.name for s in point_of(earlier, record()).scores] == ["t0/acc"]
     assert [s.name for s in point_of(earlier, record(), dense=None).scores] == ["t0/acc"]
@@ -105,7 +99,7 @@ def test_an_earlier_evaluation_is_indexed_where_signals_are_asked_for(earlier: E
     assert {"suite/t0/acc", "dense/suite/t0/margin", "dense/suite/t0/margin_stderr"} <= shown.keys()
 
 
-def test_signals_have_verdicts_and_a_gate_takes_those_that_a_rule_names(earlier: EvaluationPaths) -> None:
+def test_signals_have_verdicts_and_a_gate_takes_those_that_a_rule_names(earlier):
     """A rule for each metric means lm-eval's: a policy of before says the same."""
     results = with_signals(earlier, record(), json.loads(earlier.results.read_text()))
     better = columns_of([sample(i, [-0.5 - i % 3 / 2, -2.0 - i / 100]) for i in range(40)])
@@ -116,14 +110,14 @@ def test_signals_have_verdicts_and_a_gate_takes_those_that_a_rule_names(earlier:
     said = {row["metric"]: row["verdicts"][0]["verdict"] for row in rows}
     assert (said["margin,dense"], said["gold_bits_per_byte,dense"]) == ("better", "better")
 
-    def ruled(**rule: Any) -> list[str]:
+    def ruled(**rule):
         return [one.metric for one in judge(Policy.model_validate({"rule": [{"task": "t0", **rule}]}), rows)]
 
     assert ruled(at_least=0.0) == ["acc,none"]
     assert ruled(metric="margin", max_drop=0.1) == ["margin,dense"]
 
 
-def test_the_best_checkpoint_by_a_dense_signal_is_the_baseline(tmp_path: Path) -> None:
+def test_the_best_checkpoint_by_a_dense_signal_is_the_baseline(tmp_path):
     """Where rules name dense signals alone, these decide which checkpoint was the best."""
     for step, margin in ((10, 0.1), (20, 0.9), (30, 0.5), (40, 0.6)):
         signals = {"add": {"margin,dense": margin}}

@@ -4,8 +4,6 @@ Rule: a row sees a site of its own, an environment of its own and the command li
 stdout and stderr comes back with the exit code, and all that varies has a name in its place.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -16,7 +14,6 @@ import signal
 import subprocess
 import sys
 import traceback
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -41,7 +38,7 @@ TASK = "task: own\ndataset_path: json\ndataset_kwargs: {data_files: {test: rows.
 TASK += 'output_type: multiple_choice\ndoc_to_text: "{{q}}"\ndoc_to_target: a\ndoc_to_choice: ["no", "yes"]\n'
 
 
-def base(site: Path) -> Path:
+def base(site):
     """A site whose every command works: a checkpoint, a suite with a task, ended evaluations in a work folder."""
     make_checkpoint(site / "ckpt" / "step-1", shards=2, size=512)
     (site / "suite.toml").write_text(SUITE)
@@ -60,7 +57,7 @@ def base(site: Path) -> Path:
     return site
 
 
-def rows(names: list[str]) -> Iterator[tuple[str, str, str, str]]:
+def rows(names):
     """(name, file that holds the text or "", text, command) of each line of the tables that is a row."""
     for table in sorted(HERE.glob("*.rows")):
         file = command = ""
@@ -76,7 +73,7 @@ def rows(names: list[str]) -> Iterator[tuple[str, str, str, str]]:
                     yield name, file, text, own or command
 
 
-def environment(site: Path) -> dict[str, str]:
+def environment(site):
     return {
         "HOME": str(site / "home"),
         "PATH": str(site / "bin"),
@@ -91,7 +88,7 @@ def environment(site: Path) -> dict[str, str]:
     }
 
 
-def notice() -> None:
+def notice():
     """Print why the daemon refuses a member's notice for good (the one inner call; a notice has no exit code)."""
     settings = work_folder.load(None)
     said, wrong = inbox.parse(sys.argv[1].encode(), Path("a file of the inbox"))
@@ -104,9 +101,9 @@ def notice() -> None:
     sys.stdout.write(f"refused: {wrong}\n" if wrong else "taken\n")
 
 
-def call(words: list[str]) -> None:
+def call(words):
     """Be the program that these words start, in this process where it is Python."""
-    mains: dict[str, Callable[[], object]] = {
+    mains = {
         "evalspan": coordinator.cli.main,
         "evaljobs": lambda: sys.exit(evaljobs.__main__.main()),
         "notice": notice,
@@ -119,7 +116,7 @@ def call(words: list[str]) -> None:
         os.execv("/bin/bash", ["bash", *words])  # noqa: S606
 
 
-def child(site: Path, command: str) -> None:
+def child(site, command):
     """Be the command; never returns."""
     code = 0
     try:
@@ -152,7 +149,7 @@ def child(site: Path, command: str) -> None:
     os._exit(code)
 
 
-def plain(text: str, site: Path) -> str:
+def plain(text, site):
     """The text without what another machine, folder, user, day or version would change."""
     for found, name in (
         (str(site), "$SITE"),
@@ -172,7 +169,7 @@ def plain(text: str, site: Path) -> str:
     return "\n".join(line for line in lines if line)
 
 
-def run_row(site: Path, file: str, text: str, command: str) -> tuple[int, str]:
+def run_row(site, file, text, command):
     if file:
         (site / file).write_text(text.replace("\\n", "\n") + "\n")
     elif text:
@@ -186,7 +183,7 @@ def run_row(site: Path, file: str, text: str, command: str) -> tuple[int, str]:
     return code, plain((site / "said").read_text(errors="backslashreplace"), site)
 
 
-def main() -> None:
+def main():
     folder = Path(sys.argv[1]).resolve()
     whole, site = base(folder / "base"), folder / "site"
     found = {}

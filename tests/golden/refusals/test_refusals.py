@@ -1,17 +1,14 @@
 """Every refusal that a user can meet: what is typed over which site, the exit code, and the line."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
-from support.goldens import HERE, Goldens
+from support.goldens import HERE
 from support.hub_server import CLOSED, serving
 from support.node_memory import make_checkpoint
 
@@ -23,11 +20,11 @@ FACT = re.compile(
 )
 
 
-def facts_of(text: str) -> list[str]:
+def facts_of(text):
     return sorted(set(FACT.findall(text)))
 
 
-def said(folder: Path) -> dict[str, Any]:
+def said(folder):
     """Row → exit code and text."""
     tiny, old = (make_checkpoint(folder / name, shards=1, size=512) for name in ("tiny", "old"))
     (old / "model.safetensors").rename(old / "pytorch_model.bin")
@@ -42,7 +39,7 @@ def said(folder: Path) -> dict[str, Any]:
 
 
 @pytest.mark.timeout(1800)  # each row is a process
-def test_refusals(tmp_path: Path, goldens: Goldens) -> None:
+def test_refusals(tmp_path, goldens):
     """A wrong input keeps its exit code, and its line names the same files and settings and what to type."""
     found, place = said(tmp_path), HERE / "refusals.json"
     known = {} if goldens.write or not place.exists() else json.loads(place.read_text())

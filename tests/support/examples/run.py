@@ -153,8 +153,6 @@ class Page:
             line = [sys.executable, "-c", PYTHON] if language == "python" else bash
             self.interpreters[language] = self._popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         process = self.interpreters[language]
-        assert process.stdin is not None
-        assert process.stdout is not None
         process.stdin.write(f"{request}\n".encode())
         process.stdin.flush()
         ready, _, _ = select.select([process.stdout], [], [], BLOCK_SECONDS)

@@ -77,8 +77,6 @@ def warm(folder: Path) -> Iterator[str]:
     argv = [sys.executable, str(WARM), "serve", str(place)]
     env = {"OMP_NUM_THREADS": "1", "PYTHONPATH": ""}
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env) as server:
-        assert server.stdout is not None
-        assert server.stdin is not None
         server.stdout.readline()
         try:
             yield f"{sys.executable} -I -S {WARM} {place}"
