@@ -79,18 +79,13 @@ IMPLEMENTATIONS = ("attn_implementation", "_attn_implementation", "experts_imple
 HUB = "org/kernel@main"
 # what is done to a checkpoint's folder, and words of its refusal
 HOSTILE = {
-    **{
-        f"a giant {name}": (giant(name), name)
-        for name in ("config.json", "model.safetensors.index.json", "evalspan.sums.json")
-    },
+    **{f"a giant {name}": (giant(name), name) for name in ("config.json", "model.safetensors.index.json",
+        "evalspan.sums.json")},
     "many headers": (many_headers, "more than 100 tensors"),
     **{f"an index with {name!r}": (index_of(name), "which is no file of this folder") for name in OUTSIDE},
     **{f"a config with {key}": (config_with(**{key: HUB}), "org/kernel") for key in IMPLEMENTATIONS},
-    **{
-        f"a config with {key} inside": (config_with(text_config={key: HUB}), "org/kernel")
-        for key in IMPLEMENTATIONS
-    },
-}
+    **{f"a config with {key} inside": (config_with(text_config={key: HUB}), "org/kernel") for key in IMPLEMENTATIONS},
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("what", HOSTILE)
@@ -103,13 +98,7 @@ def test_a_hostile_folder_is_refused_unread(what, tmp_path, monkeypatch):
     assert words in refused(folder)
 
 
-NAMES = (
-    "config.json",
-    "tokenizer.json",
-    "model.safetensors",
-    "model.safetensors.index.json",
-    "evalspan.sums.json",
-)
+NAMES = ("config.json", "tokenizer.json", "model.safetensors", "model.safetensors.index.json", "evalspan.sums.json")  # fmt: skip
 KINDS = {
     "pipe": os.mkfifo,
     "device": lambda path: path.symlink_to("/dev/zero"),
@@ -170,14 +159,7 @@ def test_a_link_of_another_user_lends_out_no_private_file(name, shared):
 # --- code ------------------------------------------------------------------------------------------------------------
 
 
-PICKLES = (
-    "pytorch_model.bin",
-    "adapter_model.bin",
-    "training_args.bin",
-    "optimizer.pt",
-    "vocab.pkl",
-    "model.pt",
-)
+PICKLES = ("pytorch_model.bin", "adapter_model.bin", "training_args.bin", "optimizer.pt", "vocab.pkl", "model.pt")  # fmt: skip
 
 
 class _Runs:

@@ -137,14 +137,8 @@ def node(*partitions, **options):
     for words in partitions:
         name, up, state = (*words.split("/"), "", "")[:3]
         resources = (
-            "gpu:a100:8(S:0-1)",
-            "gpu:a100:3(IDX:0,2,5)",
-            "none",
-            "16/48/0/64",
-            "512000",
-            "12000",
-            "(null)",
-        )
+            "gpu:a100:8(S:0-1)", "gpu:a100:3(IDX:0,2,5)", "none", "16/48/0/64", "512000", "12000", "(null)",
+        )  # fmt: skip
         rows.append(("n1", name, up or "up", state or "idle", *resources))
     table = "".join(text.FIELD_END.join(row) + text.RECORD_END for row in rows)
     return next(iter(text.nodes_of(text.parse_sinfo(table), slurm_options(**options))), None)

@@ -5,16 +5,7 @@ from collections import defaultdict
 
 from support.simulated.large import Large, plain_step
 
-TOLD = (
-    "job-submitted",
-    "job-started",
-    "job-ended",
-    "staged",
-    "shards-dumped",
-    "trial-ended",
-    "executed",
-    "scored",
-)
+TOLD = ("job-submitted", "job-started", "job-ended", "staged", "shards-dumped", "trial-ended", "executed", "scored")  # fmt: skip
 
 
 def operations(nodes, generations):

@@ -20,31 +20,22 @@ CASES = {
     "generation, two filters, repeats": Case(task="toy_sums"),
     "rolling perplexity": Case(task="toy_pages"),
     "5-shot": Case(task="toy_choice", entry={"num_fewshot": 5, "limit": 24}),
-    "chat template": Case(
-        task="toy_sums",
-        entry={"num_fewshot": 2, "limit": 10},
-        suite={"apply_chat_template": True, "system_instruction": "Be brief."},
-    ),
-    "chat template, likelihoods": Case(
-        task="toy_letters", entry={"limit": 0.5}, suite={"apply_chat_template": True, "seed": 42}
-    ),
+    "chat template": Case(task="toy_sums", entry={"num_fewshot": 2, "limit": 10},
+        suite={"apply_chat_template": True, "system_instruction": "Be brief."}),
+    "chat template, likelihoods": Case(task="toy_letters", entry={"limit": 0.5},
+        suite={"apply_chat_template": True, "seed": 42}),
     "generation settings": Case(task="toy_sums", entry={"gen_kwargs": {"max_gen_toks": 5}, "limit": 12}),
     "without logits cache": Case(task="toy_letters", model_args={"logits_cache": False}),
-    "begin token, short context": Case(
-        task="toy_pages", entry={"limit": 6}, model_args={"add_bos_token": True, "max_length": 96}
-    ),
+    "begin token, short context": Case(task="toy_pages", entry={"limit": 6},
+        model_args={"add_bos_token": True, "max_length": 96}),
     "programs": Case(task="toy_programs"),
     "HumanEval": Case(task="local_humaneval"),
     "HumanEval, instruct, on another data set": Case(task="local_humaneval_instruct"),
     "MBPP": Case(task="local_mbpp"),
     "MBPP+, instruct": Case(task="local_mbpp_plus_instruct"),
-    "HumanEval of the quickstart": Case(
-        task="quickstart_humaneval", entry={"limit": 4}, include_path=SHIPPED
-    ),
-    "HellaSwag of the quickstart": Case(
-        task="quickstart_hellaswag", entry={"limit": 8}, include_path=SHIPPED
-    ),
-}
+    "HumanEval of the quickstart": Case(task="quickstart_humaneval", entry={"limit": 4}, include_path=SHIPPED),
+    "HellaSwag of the quickstart": Case(task="quickstart_hellaswag", entry={"limit": 8}, include_path=SHIPPED),
+}  # fmt: skip
 
 ORIGINAL = 64  # tokens: fewer than a row with three examples has
 

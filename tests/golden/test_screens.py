@@ -196,18 +196,8 @@ GROUP = {
     "n-samples": {"gsm8k": {"effective": 1319}, "mmlu_high_school_government_and_politics": {"effective": 193}},
 }  # fmt: skip
 FIGURES = (
-    "0.2500",
-    "0.0125",
-    "0.5000",
-    "0.0200",
-    "0.7500",
-    "0.0300",
-    "12345.6789",
-    "0.3750",
-    "0.0375",
-    "1319",
-    "193",
-)
+    "0.2500", "0.0125", "0.5000", "0.0200", "0.7500", "0.0300", "12345.6789", "0.3750", "0.0375", "1319", "193",
+)  # fmt: skip
 NODES = {f"gpu-node-of-a-long-name-n{i:04d}": "shm" for i in (1, 2)}
 NO_SET = EntryLine(name="add", status="failed", error="no data [set]")
 CANCELLED = EntryLine(name="pages", status="failed", error="cancelled: interrupted")

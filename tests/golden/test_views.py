@@ -82,19 +82,9 @@ FIELDS = {
     "plan": {"": "schema_version planned_makespan_seconds lower_bound_seconds what_if"},
 }
 PLAN = [
-    "--suite",
-    "plan.toml",
-    "--nodes",
-    "2",
-    "--gpus-per-node",
-    "2",
-    "--cpu-slots",
-    "4",
-    "--model-size",
-    "1m",
-    "--hardware",
-    "cpu",
-]
+    "--suite", "plan.toml", "--nodes", "2", "--gpus-per-node", "2", "--cpu-slots", "4", "--model-size", "1m",
+    "--hardware", "cpu",
+]  # fmt: skip
 SUITE = 'name = "plan"\n' + "".join(
     f'[[task]]\nname = "{task}_toy"\n' for task in ("arc_easy", "gsm8k", "humaneval")
 )

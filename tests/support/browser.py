@@ -10,13 +10,9 @@ from typing import Any
 
 SECONDS = 120  # most that a page takes on a busy machine
 OPTIONS = (
-    "--headless=new",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-dev-shm-usage",
-    "--window-size=1280,900",
+    "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--window-size=1280,900",
     "--hide-scrollbars",
-)
+)  # fmt: skip
 
 
 def unavailable() -> str:

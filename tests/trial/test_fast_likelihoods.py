@@ -43,19 +43,12 @@ FAST = {
 }
 LM_EVALS_WAY = {
     "mamba, state space": ("MambaConfig", {**ROPE_FREE, "num_hidden_layers": 2}),
-    "mpt, alibi of its own": (
-        "MptConfig",
-        {"vocab_size": VOCABULARY, "d_model": 32, "n_layers": 2, "n_heads": 4},
-    ),
-    "falcon-h1, hybrid": (
-        "FalconH1Config",
-        {**SIZES, "mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8, "mamba_d_state": 8},
-    ),
-    "t5, encoder and decoder": (
-        "T5Config",
-        {"vocab_size": VOCABULARY, "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4},
-    ),
-}
+    "mpt, alibi of its own": ("MptConfig", {"vocab_size": VOCABULARY, "d_model": 32, "n_layers": 2, "n_heads": 4}),
+    "falcon-h1, hybrid": ("FalconH1Config",
+        {**SIZES, "mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8, "mamba_d_state": 8}),
+    "t5, encoder and decoder": ("T5Config",
+        {"vocab_size": VOCABULARY, "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4}),
+}  # fmt: skip
 
 
 def engine_of(kind, toy_model, folder, **args):

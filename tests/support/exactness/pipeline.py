@@ -68,16 +68,7 @@ class Outcome:
     samples: dict[str, list[Any]]
 
 
-COMPARED = (
-    "results",
-    "groups",
-    "group_subtasks",
-    "configs",
-    "versions",
-    "n-shot",
-    "higher_is_better",
-    "n-samples",
-)
+COMPARED = ("results", "groups", "group_subtasks", "configs", "versions", "n-shot", "higher_is_better", "n-samples")  # fmt: skip
 
 
 def plain(value: Any) -> Any:

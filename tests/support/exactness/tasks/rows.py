@@ -7,43 +7,14 @@ import random
 import datasets
 
 NOUNS = [
-    "river",
-    "stone",
-    "lantern",
-    "window",
-    "garden",
-    "engine",
-    "letter",
-    "mountain",
-    "sparrow",
-    "kettle",
-    "harbour",
-    "ladder",
-    "violin",
-    "orchard",
-]
+    "river", "stone", "lantern", "window", "garden", "engine", "letter", "mountain", "sparrow", "kettle",
+    "harbour", "ladder", "violin", "orchard",
+]  # fmt: skip
 VERBS = [
-    "carries",
-    "breaks",
-    "follows",
-    "paints",
-    "hides",
-    "repairs",
-    "remembers",
-    "measures",
-    "drops",
-    "opens",
-    "counts",
-    "answers",
-]
-PLACES = [
-    "at night",
-    "in the old town",
-    "under the bridge",
-    "before the storm",
-    "without a word",
-    "for the child",
-]
+    "carries", "breaks", "follows", "paints", "hides", "repairs", "remembers", "measures", "drops", "opens",
+    "counts", "answers",
+]  # fmt: skip
+PLACES = ["at night", "in the old town", "under the bridge", "before the storm", "without a word", "for the child"]  # fmt: skip
 
 
 def sentence(rng: random.Random) -> str:
