@@ -2,7 +2,6 @@
 
 import logging
 import tomllib
-from collections.abc import Callable
 from operator import attrgetter
 from pathlib import Path
 
@@ -20,7 +19,6 @@ from evaljobs import log_lines
 from evaljobs.errors import JobError, one_line
 from evaljobs.secret_values import HIDDEN, hidden, in_command, in_text, places, scrubbed
 
-Write = Callable[[str], Path]
 ROLES = ("precursor", "trial", "metric", "build")
 
 

@@ -5,10 +5,9 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 
 import pytest
-from support.exactness.pipeline import Case, Outcome, lm_eval_run, our_run
+from support.exactness.pipeline import Case, lm_eval_run, our_run
 
 from coordinator.intake import suites
 
@@ -38,9 +37,6 @@ CASES = {
 }  # fmt: skip
 
 ORIGINAL = 64  # tokens: fewer than a row with three examples has
-
-
-Theirs = Callable[[Case, int], Outcome]
 
 
 def for_any_sharding(model, case, size, folder, cut=""):

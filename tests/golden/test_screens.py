@@ -5,7 +5,6 @@ than the terminal, no id, name or figure is cut, and every evaluation is shown.
 import io
 import re
 import time
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -36,7 +35,6 @@ NOW = 1_700_000_000.0
 DAY = 86400.0
 LONG_ID = "step-1000-of-a-training-with-a-long-name-core-1a2b3c4d"
 ENDED_ID = "step-900-core-00000000"
-Draw = Callable[[Console], None]
 
 
 def score(task, metric="acc"):

@@ -6,7 +6,6 @@ import json
 import os
 import socket
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -49,7 +48,6 @@ def _socket(path):
 
 
 # What a file holds, or how else it is made, and what becomes of it: "taken: SUITE", "waits: WHY", "refused: WHY", "obeyed", "left".
-Row = tuple[str | dict[str, object] | Callable[[Path], object], str]
 NO_NAMES = ("../stranger", "WORK/../stranger", "x/../../stranger", "..", ".", "", "\0", "a" * 5000, "nothing")
 # fmt: off
 OWN = {

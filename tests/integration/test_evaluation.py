@@ -12,7 +12,6 @@ import subprocess
 import uuid
 from grp import getgrgid
 from pathlib import Path
-from typing import Any
 
 import pytest
 from dev_cluster.testing import unfinished, wait_until
@@ -26,7 +25,6 @@ from evaljobs.contract.paths import WorkPaths
 from evaljobs.staging.store import HELD_LOCK, home_name, is_locked
 
 pytestmark = pytest.mark.model
-Expected = dict[str, dict[str, Any]]
 
 
 def wait(law, process=None, seconds=240):

@@ -6,7 +6,6 @@ import importlib.util
 import json
 import subprocess
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -141,9 +140,6 @@ class Run:
 
     def outcomes(self, kind):
         return [json.loads(read_bytes(p)) for p in files_in(self.site.root() / "outcomes", f"*.{kind}.json")]
-
-
-Begin = Callable[..., Run]
 
 
 @pytest.fixture

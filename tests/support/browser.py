@@ -1,12 +1,8 @@
 """A real browser: Debian's Chromium, driven by selenium."""
 
-from __future__ import annotations
-
 import shutil
-from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
-from typing import Any
 
 SECONDS = 120  # most that a page takes on a busy machine
 OPTIONS = (
@@ -15,7 +11,7 @@ OPTIONS = (
 )  # fmt: skip
 
 
-def unavailable() -> str:
+def unavailable():
     """Why no browser can be had here; "" where one can."""
     if find_spec("selenium") is None:
         return "selenium is not installed"
@@ -25,39 +21,39 @@ def unavailable() -> str:
 class Browser:
     """One window. `text`: what a page says; `until`: wait for a state of the page, as JavaScript."""
 
-    def __init__(self, driver: Any) -> None:
+    def __init__(self, driver):
         self.driver = driver
         self.home = ""  # of a served work folder
 
-    def open(self, address: str) -> None:
+    def open(self, address):
         self.driver.get("about:blank")
         self.driver.get(address)
 
-    def run(self, script: str) -> Any:
+    def run(self, script):
         return self.driver.execute_script(f"return {script}")
 
-    def until(self, script: str) -> Any:
+    def until(self, script):
         from selenium.webdriver.support.wait import WebDriverWait
 
         return WebDriverWait(self.driver, SECONDS, 0.05).until(lambda _: self.run(script), f"never: {script}")
 
-    def text(self, selector: str) -> str:
+    def text(self, selector):
         return str(self.run(f"document.querySelector({selector!r})?.innerText ?? ''"))
 
-    def press(self, selector: str, *keys: str) -> None:
+    def press(self, selector, *keys):
         self.driver.find_element("css selector", selector).send_keys(*keys)
 
-    def click(self, selector: str) -> None:
+    def click(self, selector):
         self.until(f"document.querySelector({selector!r})")
         self.run(f"document.querySelector({selector!r}).click()")
 
-    def complaints(self) -> list[str]:
+    def complaints(self):
         """What the console has said since it was asked last."""
         return [line["message"] for line in self.driver.get_log("browser")]
 
 
 @contextmanager
-def browsing() -> Iterator[Browser]:
+def browsing():
     from selenium import webdriver
     from selenium.webdriver.chrome.service import Service
 

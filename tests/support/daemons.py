@@ -1,16 +1,11 @@
 """A daemon without rules of a site on the simulated cluster, and what is announced to it."""
 
-from __future__ import annotations
-
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 from coordinator.cluster.slurm_rules import Hosting
 from coordinator.config.schema import Config, WatchConfig
-from coordinator.intake.inbox import Inbox, Notice, Refused, leave, refusals
-from coordinator.runtime.loop import Coordinator
-from coordinator.runtime.runner import Running
+from coordinator.intake.inbox import Inbox, Notice, leave, refusals
 from coordinator.runtime.service import Service
 from support.fake_cluster import FakeCluster
 from support.loops import coordinator_on
@@ -19,7 +14,7 @@ from support.node_memory import make_checkpoint
 SUITE = "quickstart"
 
 
-def daemon(work: Path, config: Config | None = None) -> Service:
+def daemon(work, config=None):
     """A daemon's ears on a cluster that has no rules of its own; by default checkpoints may lie beside the work folder."""
     config = config or Config(watch=WatchConfig(roots=(work.parent,)))
     work.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -28,11 +23,11 @@ def daemon(work: Path, config: Config | None = None) -> Service:
     return made
 
 
-def announce(ears: Service, place: Path | str, suite: str = SUITE, priority: int = 0) -> None:
+def announce(ears, place, suite=SUITE, priority=0):
     leave(ears.paths, Notice(checkpoint=str(place), suite=suite, priority=priority))
 
 
-def put(ears: Service, text: str, name: str = "1.json") -> Path:
+def put(ears, text, name="1.json"):
     """A file of any text in the inbox."""
     file = ears.paths.inbox / name
     file.write_text(text)
@@ -40,20 +35,20 @@ def put(ears: Service, text: str, name: str = "1.json") -> Path:
     return file
 
 
-def obey(coordinator: Coordinator) -> None:
+def obey(coordinator):
     """The commands in the inbox, as the daemon's next look obeys them."""
     coordinator.obey(Inbox(coordinator.performer.site.paths).look())
 
 
-def refused(ears: Service) -> list[Refused]:
+def refused(ears):
     return list(refusals(ears.paths, time.time()))
 
 
-def taken(ears: Service) -> list[str]:
+def taken(ears):
     return [Path(r.state.record.checkpoint.source).name for r in ears.coordinator.running.values()]
 
 
-def until(ears: Service, law: Callable[[], object], seconds: float = 60) -> None:
+def until(ears, law, seconds=60):
     """Ticks of the daemon, while its cluster's time goes on."""
     end = time.monotonic() + seconds
     while not law():
@@ -65,14 +60,14 @@ def until(ears: Service, law: Callable[[], object], seconds: float = 60) -> None
         cluster.advance()
 
 
-def notices(ears: Service) -> int:
+def notices(ears):
     return len(list(ears.paths.inbox.glob("*.json")))
 
 
-def small(folder: Path, seed: int = 0) -> Path:
+def small(folder, seed=0):
     return make_checkpoint(folder, shards=1, size=100, seed=seed)
 
 
-def only(ears: Service) -> Running:
+def only(ears):
     (running,) = ears.coordinator.running.values()
     return running

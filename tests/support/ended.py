@@ -1,15 +1,11 @@
 """An evaluation that has ended, with the files that its jobs leave: as large as is asked for, and no job is run."""
 
-from __future__ import annotations
-
 import json
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 from coordinator.cluster.sbatch_text import log_file
 from coordinator.evaluation import events as ev
-from coordinator.evaluation.state import State
 from coordinator.runtime.journal import Journal
 from coordinator.runtime.summarise import summary_now
 from coordinator.runtime.summary import write_summary
@@ -25,14 +21,14 @@ LOG = "loading the weights\n" * 40
 class _OnDisk(Large):
     """A large evaluation whose trials write their responses, and whose scores are files."""
 
-    def __init__(self, work: Path, *args: Any, answer: str, **shape: Any) -> None:
+    def __init__(self, work, *args, answer, **shape):
         super().__init__(*args, **shape)
         self.paths = EvaluationPaths(work / self.state.evaluation_id)
         self.answer = answer
         for folder in self.paths.folders():
             folder.mkdir(parents=True)
 
-    def outcome(self, outcome: Any) -> None:
+    def outcome(self, outcome):
         if isinstance(outcome, Scored):
             file = self.paths.scores / f"{outcome.entry:03d}-t{outcome.entry}.json"
             file.write_text(json.dumps({"results": {f"t{outcome.entry}": {"acc,none": 0.5}}}, indent=1))
@@ -40,7 +36,7 @@ class _OnDisk(Large):
         write_outcome_quickly(self.paths, outcome)
         super().outcome(outcome)
 
-    def _dump(self) -> None:
+    def _dump(self):
         trials = sorted(self.state.trials.live)
         with ExitStack() as opened:
             writers = {t: opened.enter_context(FrameWriter(self.paths.response_file(t))) for t in trials}
@@ -58,14 +54,12 @@ class _OnDisk(Large):
                 self.take(ev.ShardsDumped(at=self.now, shards=((name, writers[trial].append(shard)),)))
 
 
-def write_outcome_quickly(paths: EvaluationPaths, outcome: Any) -> None:
+def write_outcome_quickly(paths, outcome):
     """As `write_outcome`, without a sync a file."""
     paths.outcome(outcome.kind, outcome.name).write_bytes(outcome.model_dump_json(indent=1).encode())
 
 
-def leave_ended(
-    work: Path, nodes: int, gpus: int = 8, tasks: int = 60, *, shards: int = 1, answer: str = "an answer"
-) -> tuple[State, EvaluationPaths]:
+def leave_ended(work, nodes, gpus=8, tasks=60, *, shards=1, answer="an answer"):
     """Write an evaluation that has ended on so many nodes, and give its state. `shards`: of each GPU; `answer`: how each
     response begins.
     """

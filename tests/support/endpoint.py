@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from email.message import Message
@@ -28,10 +28,10 @@ class Request:
     leave: Callable[[], None]  # ends its count as an open request
 
     @property
-    def user(self) -> str:
+    def user(self):
         return str(self.body["messages"][1]["content"])
 
-    def send(self, status: int, body: bytes, headers: dict[str, str] | None = None) -> None:
+    def send(self, status, body, headers=None):
         self.leave()  # the client may have read the answer before the next line runs
         self.handler.send_response(status)
         for name, value in {"Content-Length": str(len(body)), **(headers or {})}.items():
@@ -39,18 +39,18 @@ class Request:
         self.handler.end_headers()
         self.handler.wfile.write(body)
 
-    def answer(self, text: str = "Rating: [[7]]", prompt: int = 100, completion: int = 10) -> None:
+    def answer(self, text="Rating: [[7]]", prompt=100, completion=10):
         usage = {"prompt_tokens": prompt, "completion_tokens": completion}
         self.send(200, json.dumps({"choices": [{"message": {"content": text}}], "usage": usage}).encode())
 
-    def error(self, status: int, message: str = "no", **headers: str) -> None:
+    def error(self, status, message="no", **headers):
         named = {name.replace("_", "-"): value for name, value in headers.items()}
         self.send(status, json.dumps({"error": {"message": message}}).encode(), named)
 
-    def hang(self) -> None:
+    def hang(self):
         self.released.wait(60)
 
-    def close_in_the_middle(self) -> None:
+    def close_in_the_middle(self):
         self.handler.send_response(200)
         self.handler.send_header("Content-Length", "1000")
         self.handler.end_headers()
@@ -71,20 +71,20 @@ class Endpoint:
     released: threading.Event = field(default_factory=threading.Event)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def users(self) -> list[str]:
+    def users(self):
         return [request.user for request in self.requests]
 
 
 @contextmanager
-def serving() -> Iterator[Endpoint]:
+def serving():
     endpoint = Endpoint()
 
     class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
+        def do_POST(self):
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             inside = [1]
 
-            def leave() -> None:
+            def leave():
                 with endpoint.lock:
                     endpoint.open -= inside[0]
                     inside[0] = 0
@@ -103,13 +103,13 @@ def serving() -> Iterator[Endpoint]:
             finally:
                 leave()
 
-        def log_message(self, *_arguments: Any) -> None:
+        def log_message(self, *_arguments):
             pass
 
     class Server(ThreadingHTTPServer):
         daemon_threads = True
 
-        def handle_error(self, *_arguments: Any) -> None:
+        def handle_error(self, *_arguments):
             pass
 
     server = Server(("127.0.0.1", 0), Handler)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from coordinator.cluster import ClusterError, Job, JobPhase, JobState, NodeState, RefusedError
+from coordinator.cluster import ClusterError, Job, JobState, NodeState, RefusedError
 from coordinator.cluster.slurm_parse import PHASES
 
 Method = Literal["submit", "jobs", "nodes", "cancel", "check"]
@@ -31,11 +31,11 @@ class FakeMember:
     ends_at: float = math.inf
 
     @property
-    def phase(self) -> JobPhase:
+    def phase(self):
         return PHASES.get(self.state, "unknown")
 
 
-def fake_node(name: str, *, gpus: int = 8, cpus: int = 64, memory_mb: int = 512_000) -> NodeState:
+def fake_node(name, *, gpus=8, cpus=64, memory_mb=512_000):
     """An idle node of partition "gpu" ("cpu" without GPUs)."""
     return NodeState(
         name=name,
@@ -65,7 +65,7 @@ class FakeCluster:
 
     # --- the protocol ------------------------------------------------------------------------------------------------
 
-    def submit(self, job: Job) -> str:
+    def submit(self, job):
         self._fail("submit")
         self._refuse(job)
         self.submitted.append(job)
@@ -76,7 +76,7 @@ class FakeCluster:
         ]
         return job_id
 
-    def jobs(self) -> list[JobState]:
+    def jobs(self):
         self._fail("jobs")
         return [
             JobState(
@@ -92,23 +92,23 @@ class FakeCluster:
             for m in self.members
         ]
 
-    def nodes(self) -> list[NodeState]:
+    def nodes(self):
         self._fail("nodes")
         return [self._node(node) for node in self.fleet]
 
-    def cancel(self, job_ids: Sequence[str]) -> None:
+    def cancel(self, job_ids):
         self._fail("cancel")
         for member in self.members:
             if {member.job_id, f"{member.job_id}_{member.index}"} & set(job_ids) and member.phase != "ended":
                 member.state = "CANCELLED"
 
-    def check(self, job: Job) -> None:
+    def check(self, job):
         self._fail("check")
         self._refuse(job)
 
     # --- the passing of time and injected events ---------------------------------------------------------------------
 
-    def advance(self, seconds: float = 0.0) -> None:
+    def advance(self, seconds=0.0):
         """Let time pass: end due members, start jobs that fit, first come first served."""
         self.now += seconds
         for member in list(self.members):
@@ -118,35 +118,35 @@ class FakeCluster:
             if member.phase == "pending":
                 self._start(member)
 
-    def end(self, job_id: str, index: int = 0, *, state: str = "COMPLETED") -> None:
+    def end(self, job_id, index=0, *, state="COMPLETED"):
         """End a member with this state, which Slurm need not have."""
         self.member(job_id, index).state = state
 
-    def member(self, job_id: str, index: int = 0) -> FakeMember:
+    def member(self, job_id, index=0):
         """A member; KeyError where the cluster has none of that id."""
         for member in self.members:
             if (member.job_id, member.index) == (job_id, index):
                 return member
         raise KeyError(f"{job_id}_{index}")
 
-    def fail(self, method: Method, error: ClusterError, *, times: int) -> None:
+    def fail(self, method, error, *, times):
         """Make the next `times` calls of `method` raise `error`, without effect."""
         self._failures.setdefault(method, []).extend([error] * times)
 
     # --- helpers -----------------------------------------------------------------------------------------------------
 
-    def _fail(self, method: Method) -> None:
+    def _fail(self, method):
         if errors := self._failures.get(method):
             raise errors.pop()
 
-    def _refuse(self, job: Job) -> None:
+    def _refuse(self, job):
         names = {node.name for node in self.fleet}
         if job.node is not None and job.node not in names:
             raise RefusedError("Invalid node name specified", of_node=True)
         if not any(_fits(job, node) for node in self.fleet):
             raise RefusedError("Requested node configuration is not available", of_node=True)
 
-    def _start(self, member: FakeMember) -> None:
+    def _start(self, member):
         for node in map(self._node, self.fleet):
             free = replace(
                 node, gpus=node.gpus_free, cpus=node.cpus_free, memory_mb=max(0, node.memory_free_mb)
@@ -156,7 +156,7 @@ class FakeCluster:
                 member.ends_at = self.now + self.seconds(member.job, member.index)
                 return
 
-    def _node(self, node: NodeState) -> NodeState:
+    def _node(self, node):
         there = [m.job for m in self.members if m.node == node.name and m.phase in ("running", "unknown")]
         gpus = sum(job.gpus for job in there)
         return replace(
@@ -168,7 +168,7 @@ class FakeCluster:
         )
 
 
-def _fits(job: Job, node: NodeState) -> bool:
+def _fits(job, node):
     return (
         job.node in (None, node.name)
         and job.gpus <= node.gpus

@@ -1,17 +1,13 @@
 """Fixtures of more than one folder: the tiny model, lm-eval's own results, a real Valkey, node memory, real clusters."""
 
-from __future__ import annotations
-
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-import redis
 from dev_cluster import accounting, real_site
-from dev_cluster.api import Cluster, DevClusterError
+from dev_cluster.api import DevClusterError
 
 from coordinator.runtime import service
 from evaljobs.contract.paths import WorkPaths
@@ -28,16 +24,16 @@ MakeSite = Callable[..., sites.Site]
 
 
 @pytest.fixture(scope="session")
-def model_dir(toy_model: Path) -> Path:
+def model_dir(toy_model):
     run.quiet_environment(offline=True)
     return toy_model
 
 
 @pytest.fixture(scope="session")
-def lm_eval_outcome(model_dir: Path) -> Callable[[pipeline.Case, int], pipeline.Outcome]:
-    known: dict[str, pipeline.Outcome] = {}
+def lm_eval_outcome(model_dir):
+    known = {}
 
-    def outcome(case: pipeline.Case, batch_size: int) -> pipeline.Outcome:
+    def outcome(case, batch_size):
         key = f"{case!r}@{batch_size}"
         if key not in known:
             known[key] = pipeline.lm_eval_run(model_dir, case, batch_size)
@@ -47,20 +43,20 @@ def lm_eval_outcome(model_dir: Path) -> Callable[[pipeline.Case, int], pipeline.
 
 
 @pytest.fixture(scope="session")
-def shared_work() -> Iterator[WorkPaths]:
+def shared_work():
     """A work folder whose server serves the whole session: tests use evaluations of their own."""
     with served_work("redis") as made:
         yield made
 
 
 @pytest.fixture
-def client(shared_work: WorkPaths) -> Iterator[redis.Redis]:
+def client(shared_work):
     with redis_client.connect(shared_work.redis_address) as made:
         yield made
 
 
 @pytest.fixture(scope="session")
-def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def warm(tmp_path_factory):
     """A prologue of trials by which jobs are forked from interpreters that have imported torch and lm-eval. Not for a test that
     looks at a job's command line, or where its processes end.
     """
@@ -69,13 +65,13 @@ def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.fixture
-def work(tmp_path: Path) -> WorkPaths:
+def work(tmp_path):
     """A work folder without a server."""
     return WorkPaths(tmp_path / "work")
 
 
 @pytest.fixture
-def open_folder() -> Iterator[Path]:
+def open_folder():
     """A folder in which anybody may look; pytest's own are its user's alone."""
     folder = Path(tempfile.mkdtemp(prefix="open-"))
     folder.chmod(0o755)
@@ -84,14 +80,14 @@ def open_folder() -> Iterator[Path]:
 
 
 @pytest.fixture
-def every_tick(monkeypatch: pytest.MonkeyPatch) -> None:
+def every_tick(monkeypatch):
     """A daemon looks at each tick, and what does not change for a tick has stopped changing."""
     monkeypatch.setattr(service, "LOOK_SECONDS", 0.0)
     monkeypatch.setattr(service, "STABLE_SECONDS", 0.0)
 
 
 @pytest.fixture
-def own_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every_tick: None) -> None:
+def own_settings(tmp_path, monkeypatch, every_tick):
     """The command line has the settings that `Config()` has, but for a work folder of the test."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("EVALSPAN_CONFIG", raising=False)
@@ -100,7 +96,7 @@ def own_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every_tick: No
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> Iterator[NodeMemory]:
+def world(tmp_path):
     """A world of its own for each test, in real node memory."""
     root = Path(tempfile.mkdtemp(prefix="staging-test-", dir="/dev/shm"))
     (root / "foreign").write_text("not ours")
@@ -111,7 +107,7 @@ def world(tmp_path: Path) -> Iterator[NodeMemory]:
 
 
 @pytest.fixture(scope="session")
-def odd_cluster() -> Iterator[Cluster]:
+def odd_cluster():
     """All oddities at once: private /dev/shm, whole nodes, no job without a GPU beside them."""
     shape = {"private_shm": True, "exclusive": True, "gpu_jobs_only": True}
     with cluster(nodes=2, gpus=2, cpu_nodes=1, cpus=8, **shape) as made:
@@ -119,14 +115,14 @@ def odd_cluster() -> Iterator[Cluster]:
 
 
 @pytest.fixture(scope="session")
-def plain_cluster() -> Iterator[Cluster]:
+def plain_cluster():
     """An ordinary site: two GPU nodes, one CPU node; mute nodes are noticed soon."""
     with cluster(nodes=2, gpus=2, cpu_nodes=1, cpus=8, slurmd_timeout_s=5, grace_s=0) as made:
         yield made
 
 
 @pytest.fixture(scope="session")
-def strict_cluster() -> Iterator[Cluster]:
+def strict_cluster():
     """Cgroups, accounts with limits, MaxTime one hour that is enforced, and n1 with 400 MiB. Its control groups, database and
     folder go with it.
     """
@@ -144,7 +140,7 @@ def strict_cluster() -> Iterator[Cluster]:
 
 
 @pytest.fixture(scope="session")
-def tight_cluster() -> Iterator[Cluster]:
+def tight_cluster():
     """n1 has 400 MiB; every partition has MaxTime one hour."""
     with cluster(nodes=2, gpus=2, cpu_nodes=1, small_mb=400) as made:
         for partition in ("gpu", "spare", "cpu"):
@@ -153,13 +149,13 @@ def tight_cluster() -> Iterator[Cluster]:
 
 
 @pytest.fixture
-def watched(expected: dict[str, Any]) -> dict[str, Any]:
+def watched(expected):
     """lm-eval's own results of the tasks of `site`."""
     return {task: expected[task] for task in sites.WATCHED}
 
 
 @pytest.fixture
-def site(tmp_path: Path, toy_model: Path, warm: str) -> Iterator[sites.Site]:
+def site(tmp_path, toy_model, warm):
     """A local site whose settings watch a folder of checkpoints, `run`, which is empty still."""
     watch = f'[watch]\nfolders = ["{tmp_path}/run"]\nsuite = "{tmp_path}/toys.toml"\n'
     site = sites.local(tmp_path, toy_model, entries=sites.WATCHED, more=watch)
@@ -169,10 +165,10 @@ def site(tmp_path: Path, toy_model: Path, warm: str) -> Iterator[sites.Site]:
 
 
 @pytest.fixture
-def make_site(toy_model: Path, tmp_path: Path) -> MakeSite:
+def make_site(toy_model, tmp_path):
     """The ordinary user's folder on a cluster, with the toy model, its suite and a config."""
 
-    def make(cluster: Cluster, *, more: str = "") -> sites.Site:
+    def make(cluster, *, more=""):
         return sites.on_cluster(cluster, tmp_path.name, toy_model, more='cpu_partition = "cpu"\n' + more)
 
     return make

@@ -7,7 +7,6 @@ import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -27,7 +26,7 @@ class Goldens:
 
     write: bool
 
-    def check(self, name: str, found: Any) -> None:
+    def check(self, name, found):
         """Fail where `found` is not what the file `name` holds: a text as it is, else JSON with one value a line.
 
         `name`: relative to tests/golden, such as "scores/exact-1-3.json".

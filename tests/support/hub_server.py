@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
-from typing import Any
 from urllib.parse import unquote, urlsplit
 
 COMMIT = "93efa2f097d58c2a74874c7e644dbc9b0cee75a2"
@@ -29,7 +28,7 @@ class Hub:
     url: str = ""
     fetched: list[str] = field(default_factory=list)  # names of files whose bytes were sent
 
-    def answer(self, path: str) -> tuple[int, dict[str, str], bytes]:
+    def answer(self, path):
         parts = [unquote(part) for part in urlsplit(path).path.strip("/").split("/")]
         api = parts[:2] == ["api", "models"]
         name = "/".join(parts[2:4] if api else parts[:2])
@@ -47,10 +46,10 @@ class Hub:
         content = (self.models[name] / "/".join(rest[2:])).read_bytes()
         return 200, {"ETag": f'"{hashlib.sha256(content).hexdigest()}"', "X-Repo-Commit": COMMIT}, content
 
-    def _told(self, name: str, *, tree: bool) -> tuple[int, dict[str, str], bytes]:
+    def _told(self, name, *, tree):
         root = self.models[name]
         sizes = {p.relative_to(root).as_posix(): p.stat().st_size for p in root.rglob("*") if p.is_file()}
-        told: Any = {"id": name, "sha": COMMIT}
+        told = {"id": name, "sha": COMMIT}
         told["siblings"] = [{"rfilename": file, "size": size} for file, size in sizes.items()]
         if tree:
             told = [{"type": "file", "path": p, "size": s, "oid": f"{s:040x}"} for p, s in sizes.items()]
@@ -58,17 +57,17 @@ class Hub:
 
 
 @contextmanager
-def serving(models: Mapping[str, Path]) -> Iterator[Hub]:
+def serving(models):
     hub = Hub(models)
 
     class Handler(BaseHTTPRequestHandler):
-        def do_HEAD(self) -> None:
+        def do_HEAD(self):
             self._send(body=False)
 
-        def do_GET(self) -> None:
+        def do_GET(self):
             self._send(body=True)
 
-        def _send(self, *, body: bool) -> None:
+        def _send(self, *, body):
             status, headers, content = hub.answer(self.path)
             self.send_response(status)
             for key, value in {**headers, "Content-Length": str(len(content))}.items():
@@ -79,7 +78,7 @@ def serving(models: Mapping[str, Path]) -> Iterator[Hub]:
                 if "/resolve/" in self.path:
                     hub.fetched.append(self.path.rsplit("/", 1)[-1])
 
-        def log_message(self, *_: Any) -> None: ...
+        def log_message(self, *_): ...
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     hub.url = f"http://127.0.0.1:{server.server_address[1]}"

@@ -10,7 +10,6 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,11 +17,9 @@ from pathlib import Path
 from dev_cluster.testing import wait_until
 
 from coordinator.services.metric_queue import MetricQueue
-from coordinator.services.redis_server import RedisServer
 from evaljobs.contract.outcomes import Failed
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths, request_set_manifest
 from evaljobs.contract.storage import read_record, write_atomic
-from evaljobs.queue.redis_client import RedisAddress
 from support.exactness.pipeline import score_spec
 
 
@@ -33,13 +30,13 @@ class Bench:
     work: WorkPaths
     evaluation: str
 
-    def __post_init__(self) -> None:
+    def __post_init__(self):
         self.paths = EvaluationPaths(self.work.root / self.evaluation)
         for folder in self.paths.folders():
             folder.mkdir(parents=True, exist_ok=True)
         self.queue = MetricQueue(self.work.redis_address, self.evaluation)
 
-    def write_spec(self, name: str, *, held: bool = False, item_seconds: float = 60.0) -> Path:
+    def write_spec(self, name, *, held=False, item_seconds=60.0):
         """A score of a request set that is empty, or (`held`) a pipe without a writer."""
         folder = self.paths.root / "sets" / name
         folder.mkdir(parents=True, exist_ok=True)
@@ -53,17 +50,17 @@ class Bench:
         write_atomic(path, spec.model_dump_json().encode())
         return path
 
-    def enqueue(self, name: str, *, held: bool = False) -> None:
+    def enqueue(self, name, *, held=False):
         self.queue.enqueue(name, self.write_spec(name, held=held))
 
-    def read_by_job(self, name: str) -> int:
+    def read_by_job(self, name):
         """A descriptor for the pipe of a held job, once the job reads it: what comes before that needs Redis.
 
         The job goes on after `let_go` and the descriptor's close.
         """
         manifest, found = request_set_manifest(self.paths.root / "sets" / name), list[int]()
 
-        def opened() -> bool:
+        def opened():
             with suppress(OSError):  # ENXIO: no reader yet
                 found.append(os.open(manifest, os.O_WRONLY | os.O_NONBLOCK))
             return bool(found)
@@ -71,7 +68,7 @@ class Bench:
         wait_until(opened)
         return found[0]
 
-    def let_go(self, name: str) -> None:
+    def let_go(self, name):
         """End the wait of the process that reads the pipe, for good: later readers find a file."""
         manifest = request_set_manifest(self.paths.root / "sets" / name)
         broken = manifest.with_name("broken")
@@ -82,13 +79,13 @@ class Bench:
         os.write(descriptor, b"{}")
         os.close(descriptor)
 
-    def failed(self, name: str) -> Failed | None:
+    def failed(self, name):
         with suppress(FileNotFoundError):
             return read_record(self.paths.outcome("failed", name), Failed)
         return None
 
 
-def children(pid: int) -> list[int]:
+def children(pid):
     """Living children of a process."""
     with suppress(FileNotFoundError, ProcessLookupError):
         text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
@@ -96,14 +93,14 @@ def children(pid: int) -> list[int]:
     return []
 
 
-def zombie(pid: int) -> bool:
+def zombie(pid):
     try:
         return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] == b"Z"
     except (FileNotFoundError, ProcessLookupError):
         return True
 
 
-def kill(server: RedisServer) -> int:
+def kill(server):
     """SIGKILL to the server, and wait for its end; its pid."""
     pid = server.pid()
     os.kill(pid, signal.SIGKILL)
@@ -111,7 +108,7 @@ def kill(server: RedisServer) -> int:
     return pid
 
 
-def bound(taker: socket.socket, port: int) -> bool:
+def bound(taker, port):
     """Whether the port could be taken: a killed server's threads may hold it a moment longer."""
     try:
         taker.bind(("127.0.0.1", port))
@@ -120,7 +117,7 @@ def bound(taker: socket.socket, port: int) -> bool:
     return True
 
 
-def move(server: RedisServer) -> RedisAddress:
+def move(server):
     """Kill the server and take its port, so that it starts at another."""
     before = server.ensure()
     kill(server)
@@ -132,7 +129,7 @@ def move(server: RedisServer) -> RedisAddress:
 
 
 @contextmanager
-def running(bench: Bench, *more: str, prefix: tuple[str, ...] = ()) -> Iterator[subprocess.Popen[bytes]]:
+def running(bench, *more, prefix=()):
     """A supervisor with one worker; ended and reaped, children too, on leaving."""
     log = (bench.paths.logs / "worker.log").open("ab")
     argv = [*prefix, sys.executable, "-m", "evaljobs", "worker", "--queue", bench.evaluation]

@@ -13,9 +13,9 @@ from pathlib import Path
 from dev_cluster.testing import wait_until
 
 from coordinator.intake.checkpoint import inspect
-from evaljobs.contract.outcomes import OUTCOME, Outcome, Staged
+from evaljobs.contract.outcomes import OUTCOME, Staged
 from evaljobs.contract.paths import EvaluationPaths
-from evaljobs.contract.specs import CheckpointSpec, StageSpec
+from evaljobs.contract.specs import StageSpec
 from evaljobs.contract.storage import write_atomic
 from evaljobs.staging import store
 
@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 MIB = 1 << 20
 
 
-def safetensors(path: Path, tensors: dict[str, bytes]) -> None:
+def safetensors(path, tensors):
     """Write a safetensors file of U8 tensors."""
     table, offset = {}, 0
     for name, data in tensors.items():
@@ -33,7 +33,7 @@ def safetensors(path: Path, tensors: dict[str, bytes]) -> None:
     path.write_bytes(len(raw).to_bytes(8, "little") + raw + b"".join(tensors.values()))
 
 
-def make_checkpoint(folder: Path, *, shards: int = 3, size: int = 2 * MIB, seed: int = 0) -> Path:
+def make_checkpoint(folder, *, shards=3, size=2 * MIB, seed=0):
     """A sharded checkpoint (`shards=1`: a single file) of random bytes, with files that trainers leave beside it."""
     rng = random.Random(seed)
     folder.mkdir(parents=True)
@@ -53,7 +53,7 @@ def make_checkpoint(folder: Path, *, shards: int = 3, size: int = 2 * MIB, seed:
     return folder
 
 
-def edit(path: Path, place: int, data: bytes) -> None:
+def edit(path, place, data):
     """Write into a file in place; its size and mtime stay."""
     before = path.stat()
     with path.open("r+b") as file:
@@ -62,12 +62,12 @@ def edit(path: Path, place: int, data: bytes) -> None:
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
 
 
-def flip(path: Path, place: int) -> None:
+def flip(path, place):
     """Flip a bit there; size and mtime stay."""
     edit(path, place, bytes([path.read_bytes()[place] ^ 1]))
 
 
-def names(folder: Path) -> list[str]:
+def names(folder):
     """Sorted names in a folder."""
     return sorted(p.name for p in folder.iterdir())
 
@@ -80,22 +80,22 @@ class NodeMemory:
     root: Path
 
     @property
-    def paths(self) -> EvaluationPaths:
+    def paths(self):
         return EvaluationPaths(self.folder / "evaluation")
 
     @property
-    def home(self) -> Path:
+    def home(self):
         return self.root / store.home_name(os.geteuid())
 
-    def checkpoint(self, name: str = "step-1", **options: int) -> CheckpointSpec:
+    def checkpoint(self, name="step-1", **options):
         return inspect(make_checkpoint(self.folder / name, **options))
 
-    def spec(self, checkpoint: CheckpointSpec, name: str = "stage-a", **changes: object) -> StageSpec:
+    def spec(self, checkpoint, name="stage-a", **changes):
         for folder in self.paths.folders():
             folder.mkdir(parents=True, exist_ok=True)
         lease = self.folder / "lease"
         lease.touch()
-        fields: dict[str, object] = {
+        fields = {
             "name": name,
             "evaluation_dir": str(self.paths.root),
             "node": "n1",
@@ -106,9 +106,7 @@ class NodeMemory:
         }
         return StageSpec.model_validate(fields | changes)
 
-    def start(
-        self, spec: StageSpec, *, runner: tuple[str, ...] = ("-m", "evaljobs", "stage")
-    ) -> subprocess.Popen[str]:
+    def start(self, spec, *, runner=("-m", "evaljobs", "stage")):
         """The precursor of `spec` as a process."""
         place = self.paths.spec(spec.name)
         place.write_text(spec.model_dump_json())
@@ -120,27 +118,27 @@ class NodeMemory:
             stderr=subprocess.PIPE,
         )
 
-    def outcome(self, kind: str, name: str = "stage-a") -> Outcome | None:
+    def outcome(self, kind, name="stage-a"):
         place = self.paths.outcome(kind, name)
         return OUTCOME.validate_json(place.read_bytes()) if place.exists() else None
 
-    def staged(self, name: str = "stage-a") -> Staged:
+    def staged(self, name="stage-a"):
         wait_until(lambda: self.outcome("staged", name) or self.outcome("failed", name))
         found = self.outcome("staged", name)
         assert isinstance(found, Staged), self.outcome("failed", name)
         return found
 
-    def release(self, name: str = "stage-a") -> None:
+    def release(self, name="stage-a"):
         """As the coordinator does."""
         write_atomic(self.paths.release_file(name), b"")
 
-    def copy_is_exact(self, checkpoint: CheckpointSpec) -> bool:
+    def copy_is_exact(self, checkpoint):
         model = self.home / checkpoint.digest / store.MODEL
         return all(
             (model / f.name).read_bytes() == (Path(checkpoint.source) / f.name).read_bytes()
             for f in checkpoint.files
         )
 
-    def nothing_left(self) -> bool:
+    def nothing_left(self):
         """Whether the root holds the foreign file alone, as it was."""
         return names(self.root) == ["foreign"] and (self.root / "foreign").read_text() == "not ours"

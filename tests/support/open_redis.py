@@ -1,12 +1,8 @@
 """A Redis without ACL behind the address of a work folder, and an evaluation with shards to do on it."""
 
-from __future__ import annotations
-
 import subprocess
 import time
-from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import redis
 
@@ -25,7 +21,7 @@ from support.simulated.world import World
 
 
 @contextmanager
-def open_server(folder: Path) -> Iterator[redis.Redis]:
+def open_server(folder):
     """A test may do to it what any user of a site's Redis may, and set its limits."""
     socket = folder / "s"
     words = [str(binary()), "--port", "0", "--unixsocket", str(socket), "--save", "", "--dir", str(folder)]
@@ -43,14 +39,14 @@ def open_server(folder: Path) -> Iterator[redis.Redis]:
         process.wait(60)
 
 
-def _answers(client: redis.Redis) -> bool:
+def _answers(client):
     try:
         return bool(client.ping())
     except redis.ConnectionError:
         return False
 
 
-def running_on(folder: Path) -> Running:
+def running_on(folder):
     """An evaluation with shards to do, on the server of the work folder `folder`."""
     world = World(3, Faults())
     while not world.state.shards.todo:

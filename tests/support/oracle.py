@@ -4,17 +4,15 @@ Identical lanes are a cumulative resource. The CPU stage is relaxed (slots witho
 oracle may promise less than any schedule can do; the bound limits it from below.
 """
 
-from __future__ import annotations
-
 from math import ceil
 from random import Random
 
-from coordinator.planning.model import Lane, Plan, WorkSet
+from coordinator.planning.model import Lane, WorkSet
 
 SCALE = 100  # CP-SAT counts in whole hundredths of a second
 
 
-def best_known(made: Plan, sets, *, load_seconds, shard_overhead_seconds, cpu_slots, seconds, **_):
+def best_known(made, sets, *, load_seconds, shard_overhead_seconds, cpu_slots, seconds, **_):
     """Makespan of the best known schedule of a plan's shards, after `seconds` of search."""
     from ortools.sat.python import cp_model
 
@@ -71,7 +69,7 @@ def shortest_end(pieces, slots):
     return max(sum(ordered) / slots, *stacked)
 
 
-def random_problem(seed: int):
+def random_problem(seed):
     """1 to 500 sets, 1 to 512 GPUs, heavy tails: (sets, lanes, costs)."""
     random = Random(seed)
     count, gpus = int(10 ** random.uniform(0, 2.7)), int(10 ** random.uniform(0, 2.71))

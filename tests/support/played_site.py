@@ -16,12 +16,8 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
-
-import pytest
 
 from coordinator.base import clock
 from coordinator.evaluation.records import Inputs
@@ -41,7 +37,6 @@ TICK_SECONDS = 10.0
 ROUNDS = 60
 CONSTANT = ("--parsable", "--comment=", "--output=", "--open-mode=", "--no-requeue", "--nodes=1", "--ntasks=1", "--export=", "--chdir=", "--signal=")  # fmt: skip
 # task -> requests, tokens of each, tokens to generate, executes programs
-Sizes = Mapping[str, tuple[int, int, int, bool]]
 # The words and standard input of a call go to a socket, each ended by a NUL; back come its exit code and what it prints.
 CLIENT = r"""#!/bin/bash
 [ -t 0 ] || IFS= read -rd '' text
@@ -65,16 +60,16 @@ class RefusedError(Exception):
 class Call:
     """One command line."""
 
-    def __init__(self, words: list[str], text: str) -> None:
+    def __init__(self, words, text):
         self.words, self.text = words, text
 
-    def value(self, option: str, short: str = "") -> str | None:
+    def value(self, option, short=""):
         long = [w.partition("=")[2] for w in self.words if w.startswith(f"--{option}=")]
         if long:
             return long[-1]
         return self.words[self.words.index(short) + 1] if short in self.words else None
 
-    def has(self, *words: str) -> bool:
+    def has(self, *words):
         return any(word in self.words for word in words)
 
 
@@ -89,7 +84,7 @@ class Job:
     reason: str = "Priority"
     node: str = ""
 
-    def __post_init__(self) -> None:
+    def __post_init__(self):
         last = (self.option("array") or "0-0").rpartition("-")[2]
         self.states = dict.fromkeys(range(int(last) + 1), "PENDING")
         words = shlex.split(self.script[-1])
@@ -99,25 +94,25 @@ class Job:
         self.cpus = int(self.option("cpus-per-task") or 1)
         self.memory = int((self.option("mem") or "0M")[:-1])
 
-    def option(self, name: str) -> str | None:
+    def option(self, name):
         found = [a.partition("=")[2] for a in self.arguments if a.startswith(f"--{name}=")]
         return found[-1] if found else None
 
-    def in_state(self, *states: str) -> list[int]:
+    def in_state(self, *states):
         return [index for index, state in self.states.items() if state in states]
 
 
 class PlayedSite:
     """A folder with Slurm's commands first on PATH, and the player of its jobs."""
 
-    def __init__(self, folder: Path, site: str, patch: pytest.MonkeyPatch, sizes: Sizes) -> None:
+    def __init__(self, folder, site, patch, sizes):
         self.folder, self.sizes = folder, sizes
         self.work = folder / "work"
         self.site = json.loads((RECORDED / f"{site}.json").read_text())
-        self.jobs: dict[int, Job] = {}
-        self.rounds: list[list[str]] = [[]]  # what was submitted or cancelled between two rounds
-        self.texts: dict[str, dict[str, list[str]]] = {}  # purpose -> the first job's
-        self.digests: dict[str, str] = {}
+        self.jobs = {}
+        self.rounds = [[]]  # what was submitted or cancelled between two rounds
+        self.texts = {}  # purpose -> the first job's
+        self.digests = {}
         self.quiet = self.played = 0
         self.sharing = 1  # trials that have not had their turn in this round
         fields = self.site["sinfo"][0].split("|")
@@ -128,23 +123,23 @@ class PlayedSite:
 
     # --- Slurm's side -------------------------------------------------------------------------------------------------
 
-    def answer(self, name: str, call: Call) -> tuple[int, str]:
+    def answer(self, name, call):
         try:
             lines = list(getattr(self, name)(call))
         except RefusedError as error:
             return 1, "".join(f"{line}\n" for line in error.args)
         return 0, "".join(f"{line}\n" for line in lines).replace("USER", getpass.getuser())
 
-    def qos(self, job: Job) -> Mapping[str, str]:
+    def qos(self, job):
         rows = self.site.get("qos", [])
         name = job.option("qos") or next((r["DefaultQOS"] for r in self.site.get("user", ())), "")
         return next((row for row in rows if row["Name"] == name), {})
 
-    def running(self, node: str = "") -> list[Job]:
+    def running(self, node=""):
         """A job for each of its members that runs."""
         return [j for j in self.jobs.values() if node in ("", j.node) for _ in j.in_state("RUNNING")]
 
-    def sinfo(self, call: Call) -> Iterator[str]:
+    def sinfo(self, call):
         if call.has("--version"):
             yield "slurm 22.05.8"
             return
@@ -163,7 +158,7 @@ class PlayedSite:
                 }
             yield "".join(_cell(fields, *column.groups()) for column in columns if column)
 
-    def squeue(self, call: Call) -> Iterator[str]:
+    def squeue(self, call):
         rows = [] if call.has("--noheader", "-h") else [{key: key.upper() for key in LETTERS.values()}]
         now = int(clock.now())
         for job in self.jobs.values():
@@ -178,11 +173,11 @@ class PlayedSite:
         form = re.sub(r"%\.?\d*(\w)", lambda m: f"{{{LETTERS[m[1]]}}}", call.value("format", "-o") or "")
         yield from (form.format(**row) for row in rows if call.value("name") in (None, row["name"]))
 
-    def scontrol(self, call: Call) -> list[str]:
+    def scontrol(self, call):
         subject = next(w for w in call.words[call.words.index("show") + 1 :] if w[0] != "-")
         return list(self.site["partition all" if subject == "partition" and call.has("--all") else subject])
 
-    def sacctmgr(self, call: Call) -> Iterator[str]:
+    def sacctmgr(self, call):
         if "qos" not in self.site:
             raise RefusedError(*NO_ACCOUNTING)
         of = {w.partition("=")[0]: w.partition("=")[2].split(",") for w in call.words if "=" in w}
@@ -191,7 +186,7 @@ class PlayedSite:
                 fields = {name.lower(): value for name, value in row.items()}
                 yield "|".join(fields[name.lower()] for name in of["format"])
 
-    def sbatch(self, call: Call) -> list[str]:
+    def sbatch(self, call):
         for rule in self.site.get("refuses", ()):
             asked = any(w.startswith((rule["lacks"], "--gpus")) for w in call.words)
             if not asked and all(call.has(word) for word in rule["has"]):
@@ -208,7 +203,7 @@ class PlayedSite:
         self.quiet = -1
         return [str(job.number)]
 
-    def scancel(self, call: Call) -> list[str]:
+    def scancel(self, call):
         """Jobs, or members of one: NUMBER_MEMBER."""
         for word in call.words:
             number, _, member = word.partition("_")
@@ -221,7 +216,7 @@ class PlayedSite:
             self.quiet = -1
         return []
 
-    def obstacle(self, job: Job) -> str:
+    def obstacle(self, job):
         """Why a pending member does not start now; "": it does, on `job.node`."""
         running, limits = self.running(), self.qos(job)
         tres = dict(
@@ -251,7 +246,7 @@ class PlayedSite:
 
     # --- the player ---------------------------------------------------------------------------------------------------
 
-    def tick(self) -> None:
+    def tick(self):
         """Between two turns of the coordinator."""
         self.quiet += 1
         if self.quiet >= QUIET:
@@ -259,7 +254,7 @@ class PlayedSite:
             self.quiet = 0
         clock.not_before(clock.now() + TICK_SECONDS)
 
-    def play(self) -> None:
+    def play(self):
         """One round: what runs goes on, what fits starts and does its work."""
         self.played += 1
         if self.rounds[-1]:
@@ -277,21 +272,21 @@ class PlayedSite:
                     job.states[index] = "RUNNING"
                     Path((job.option("output") or "").replace("%%", "%").replace("%a", str(index))).touch()
 
-    def work_on(self, job: Job, index: int) -> None:
+    def work_on(self, job, index):
         if getattr(self, job.purpose)(job, index):
             job.states[index] = "COMPLETED"
         for place in self.work.glob("*/outcomes"):
             os.utime(place, ns=(time.time_ns(), time.time_ns()))  # finer than the file system's own stamps
 
-    def specs(self, job: Job) -> list[Any]:
+    def specs(self, job):
         return [specs.SPEC.validate_json(Path(word).read_bytes()) for word in job.words]
 
-    def build(self, job: Job, _index: int) -> bool:
+    def build(self, job, _index):
         for spec in self.specs(job):
             place, task = Path(spec.out_dir), spec.suite.tasks[spec.entry].name
             requests, tokens, generated, executes = self.sizes[task]
             cut = Cut.parse(spec.cut or str(spec.batch_size)) if spec.batch_size != "auto" else None
-            shared: dict[str, Any] = {"task": task, "key": f"key-{task}"}
+            shared = {"task": task, "key": f"key-{task}"}
             if cut is not None:
                 each = cut.batch_size if cut.token_budget is None else max(1, cut.token_budget // tokens)
                 count = -(-requests // each)
@@ -318,7 +313,7 @@ class PlayedSite:
             write_outcome(EvaluationPaths(spec.evaluation_dir), built)
         return True
 
-    def convert(self, job: Job, _index: int) -> bool:
+    def convert(self, job, _index):
         (spec,) = self.specs(job)
         to = Path(spec.out_dir)
         to.mkdir(parents=True)
@@ -328,11 +323,11 @@ class PlayedSite:
         )
         return True
 
-    def stage(self, job: Job, _index: int) -> bool:
+    def stage(self, job, _index):
         (spec,) = self.specs(job)
         return self.hold(job, spec)
 
-    def hold(self, job: Job, spec: specs.StageSpec) -> bool:
+    def hold(self, job, spec):
         """Stage at first; clear when released, which ends the job."""
         paths = EvaluationPaths(spec.evaluation_dir)
         if paths.release_file(job.option("job-name") or "").exists():
@@ -343,11 +338,11 @@ class PlayedSite:
             write_outcome(paths, out.Staged(name=spec.name, node=job.node, rung="shm", **told))
         return False
 
-    def trial(self, job: Job, index: int) -> bool:
+    def trial(self, job, index):
         (spec,) = self.specs(job)
         return self.infer(spec, spec.lanes[index], job.node)
 
-    def host(self, job: Job, _index: int) -> bool:
+    def host(self, job, _index):
         (spec,) = self.specs(job)
         if self.hold(job, spec.stage):
             return True
@@ -359,7 +354,7 @@ class PlayedSite:
             return True
         return False
 
-    def infer(self, spec: specs.TrialSpec, lane: specs.LaneSpec, node: str) -> bool:
+    def infer(self, spec, lane, node):
         """Answer an even share of what is queued. False: more may come."""
         paths = EvaluationPaths(spec.evaluation_dir)
         queue = WorkQueue.connect(Path(spec.redis_file), spec.evaluation_id)
@@ -390,7 +385,7 @@ class PlayedSite:
         write_outcome(paths, ended)
         return True
 
-    def worker(self, job: Job, _index: int) -> bool:
+    def worker(self, job, _index):
         """An RQ worker: all metric jobs that are asked for; it ends when it is told to."""
         told = dict(zip(job.words[::2], job.words[1::2], strict=False))
         paths = EvaluationPaths(self.work / told["--queue"])
@@ -414,7 +409,7 @@ class PlayedSite:
 
     # --- what is kept ---------------------------------------------------------------------------------------------------
 
-    def plain(self, text: str) -> str:
+    def plain(self, text):
         """Without what differs between machines, folders and runs."""
         for digest in re.findall(r"\bes-([0-9a-f]{8})-", text):
             self.digests.setdefault(digest, f"ID{len(self.digests) + 1}")
@@ -424,7 +419,7 @@ class PlayedSite:
         text = text.replace(sys.executable, "PYTHON")
         return re.sub(r"(evalspan:\w+:|evalspan-daemon-)[0-9a-f]{8}", r"\1TOKEN", text)
 
-    def note(self, job: Job) -> None:
+    def note(self, job):
         told = [a for a in job.arguments if not a.startswith(CONSTANT)]
         self.rounds[-1].append(self.plain(f"{job.purpose}: {' '.join(told)}"))
         if job.purpose not in self.texts:
@@ -433,7 +428,7 @@ class PlayedSite:
                 key: [self.plain(line) for line in lines] for key, lines in text.items()
             }
 
-    def found(self) -> dict[str, Any]:
+    def found(self):
         """The sequence, sorted within a round, and the whole text of the first job of each kind."""
         counted = [dict(sorted(Counter(each).items())) for each in self.rounds if each]
         return {
@@ -442,7 +437,7 @@ class PlayedSite:
         }
 
 
-def _cell(fields: dict[str, str], name: str, dot: str | None, width: str | None, suffix: str | None) -> str:
+def _cell(fields, name, dot, width, suffix):
     """A cell by its part of sinfo's --Format: NAME[:[.]WIDTH][SUFFIX]."""
     text = fields[name.lower()]
     if width == "":
@@ -451,17 +446,17 @@ def _cell(fields: dict[str, str], name: str, dot: str | None, width: str | None,
     return f"{text:{'>' if dot else '<'}{size}}"[:size] + (suffix or "")
 
 
-def serve(site: PlayedSite, folder: Path, patch: pytest.MonkeyPatch) -> Callable[[], None]:
+def serve(site, folder, patch):
     """Put commands that ask `site` first on PATH; what ends that."""
 
     class Handler(socketserver.StreamRequestHandler):
-        def handle(self) -> None:
+        def handle(self):
             head = self._word()
             name, *words = [self._word() for _ in range(int(head) + 1)]
             code, said = site.answer(name, Call(words, self._word()))
             self.wfile.write(f"{code}\n{said}".encode())
 
-        def _word(self) -> str:
+        def _word(self):
             read = b""
             while not read.endswith(b"\0"):
                 read += self.rfile.read(1)
@@ -475,14 +470,14 @@ def serve(site: PlayedSite, folder: Path, patch: pytest.MonkeyPatch) -> Callable
         (folder / name).chmod(0o755)
     patch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
 
-    def end() -> None:
+    def end():
         server.shutdown()
         server.server_close()
 
     return end
 
 
-def make_checkpoint(folder: Path, size: int) -> None:
+def make_checkpoint(folder, size):
     """A folder whose weights claim so many bytes; the file has holes."""
     head = json.dumps({"w": {"dtype": "BF16", "shape": [size // 2], "data_offsets": [0, size]}}).encode()
     with (folder / "model.safetensors").open("wb") as file:
@@ -495,9 +490,7 @@ def make_checkpoint(folder: Path, size: int) -> None:
     (folder / "tokenizer.json").write_text("{}")
 
 
-def evaluate(
-    site: PlayedSite, checkpoints: Sequence[Path], suite: Path, settings: Mapping[str, object]
-) -> None:
+def evaluate(site, checkpoints, suite, settings):
     """These evaluations by a real coordinator, begun together. The one place here that names the coordinator's insides."""
     known = work_folder.load(
         None, site.work, {"cluster.kind": "slurm", "cluster.partition": "gpu", **settings}
@@ -506,7 +499,7 @@ def evaluate(
     coordinator.performer.at_once = 1
     coordinator.calls._patience = None
 
-    def inputs(spec: specs.SuiteSpec, _model: specs.ModelOptions) -> Inputs:
+    def inputs(spec, _model):
         return Inputs(lm_eval="0", entries=(specs.Sources(files="f", installed="i"),) * len(spec.tasks))
 
     records = []

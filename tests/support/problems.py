@@ -1,9 +1,6 @@
 """Random planning problems for the property tests."""
 
-from __future__ import annotations
-
 import json
-from typing import Any
 
 from hypothesis import strategies as st
 
@@ -85,7 +82,7 @@ BASE = {
 }
 
 
-def instance_text(**changes: Any) -> str:
+def instance_text(**changes):
     """A planning instance of three sets, as JSON, with these fields instead."""
     return json.dumps(BASE | changes)
 
@@ -104,7 +101,7 @@ SIZES = {"gpus": st.integers(1, 10), "gpus_per_node": st.integers(1, 4), "cpu_sl
 
 
 @st.composite
-def instances(draw: st.DrawFn) -> str:
+def instances(draw):
     """Instances of a few sets, every optional cost present or absent."""
     data_sets = [
         one | {"name": f"set{n}"} for n, one in enumerate(draw(st.lists(DATA_SET, min_size=1, max_size=10)))

@@ -1,10 +1,7 @@
 """A work folder with its own Redis server, for fixtures."""
 
-from __future__ import annotations
-
 import shutil
 import tempfile
-from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -14,7 +11,7 @@ from evaljobs.queue import redis_client
 
 
 @contextmanager
-def served_work(name: str) -> Iterator[WorkPaths]:
+def served_work(name):
     """The folder's path is short: a socket may have to fit."""
     folder = Path(tempfile.mkdtemp(prefix=f"evalspan-{name}-"))
     server = RedisServer(WorkPaths(folder))
@@ -26,7 +23,7 @@ def served_work(name: str) -> Iterator[WorkPaths]:
         shutil.rmtree(folder)
 
 
-def server_pid(work: WorkPaths) -> int:
+def server_pid(work):
     """The server's pid, as the server says it."""
     with redis_client.connect(work.redis_address) as client:
         return int(client.info("server")["process_id"])

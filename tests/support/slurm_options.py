@@ -1,12 +1,7 @@
 """Options of Slurm commands from a few settings, here or as the ordinary user of a development cluster."""
 
-from __future__ import annotations
-
 import uuid
 from dataclasses import fields, replace
-from typing import Any
-
-from dev_cluster.api import Cluster
 
 from coordinator.cluster.sbatch_text import SlurmOptions
 from coordinator.config.schema import Config
@@ -14,9 +9,7 @@ from coordinator.config.schema import Config
 OWN = {field.name for field in fields(SlurmOptions)}
 
 
-def slurm_options(
-    like: SlurmOptions | None = None, slurm: Any = None, nodes: Any = None, borrow: Any = None, **more: Any
-) -> SlurmOptions:
+def slurm_options(like=None, slurm=None, nodes=None, borrow=None, **more):
     """Other settings for what `like` has beside them.
 
     `slurm`, `nodes`, `borrow`: those sections. `more`: keys of [cluster], or fields of SlurmOptions.
@@ -27,7 +20,7 @@ def slurm_options(
     return replace(like or SlurmOptions(), settings=Config.model_validate(sections), **own)
 
 
-def on_site(site: Cluster, path: str = "", **more: Any) -> SlurmOptions:
+def on_site(site, path="", **more):
     """Those of the site's user, with a token of their own. `path`: a folder before the user's PATH; `more`: as above."""
     env = dict(site.user_env)
     prefix = tuple(site.user_argv(["x"])[:-1])

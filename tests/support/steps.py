@@ -1,20 +1,17 @@
 """Ends a process before a given step on the file system, to show what a kill leaves."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import sys
-from collections.abc import Callable
 
 
-def killed_at(step: int, act: Callable[[], object]) -> bool:
+def killed_at(step, act):
     """Run `act` in a process that ends before its `step`th step on the file system. False where it was done by then."""
     pid = os.fork()
     if pid == 0:
         left = itertools.count(step, -1)
 
-        def hook(event: str, _arguments: object) -> None:
+        def hook(event, _arguments):
             if (event == "open" or event.startswith(("os.", "shutil."))) and next(left) == 0:
                 os._exit(9)
 

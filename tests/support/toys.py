@@ -1,13 +1,7 @@
 """The toy evaluation: a tiny model, toy tasks, lm-eval's own results of them, and an ordinary user's folder on a cluster."""
 
-from __future__ import annotations
-
 import shutil
-from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
-
-from dev_cluster.api import Cluster
 
 TASKS = Path(__file__).parent / "exactness" / "tasks"
 BOOTSTRAP = 100
@@ -26,7 +20,7 @@ poll_seconds = 1.0
 """
 
 
-def toy_model(folder: Path, seed: int = 7) -> Path:
+def toy_model(folder, seed=7):
     """A checkpoint of a tiny Llama with a tokenizer, the same for the same code; other weights for another seed."""
     from support.exactness import tiny_model
     from support.exactness.tasks import rows
@@ -34,14 +28,12 @@ def toy_model(folder: Path, seed: int = 7) -> Path:
     return tiny_model.make(folder / f"tiny-{seed}", rows.corpus(), seed=seed)
 
 
-def config_text(trial: str = "") -> str:
+def config_text(trial=""):
     """Settings of a toy evaluation; more may follow, for `[cluster]`. `trial`: lines of `[trial]`."""
     return CONFIG.format(trial=trial)
 
 
-def suite_text(
-    name: str, entries: Mapping[str, Mapping[str, int]], tasks: Path | str = TASKS, batch_size: int = 8
-) -> str:
+def suite_text(name, entries, tasks=TASKS, batch_size=8):
     """A suite file of toy tasks: task → its settings."""
     lines = [f'name = "{name}"', f'include_path = ["{tasks}"]', f"batch_size = {batch_size}"]
     for task, settings in entries.items():
@@ -49,7 +41,7 @@ def suite_text(
     return "\n".join(lines) + "\n"
 
 
-def expected(model: Path, entries: Mapping[str, Mapping[str, int]]) -> dict[str, dict[str, Any]]:
+def expected(model, entries):
     """lm-eval's own results of each task, one run a task."""
     from evaljobs.lmeval import run
     from support.exactness.pipeline import Case, lm_eval_run
@@ -62,12 +54,12 @@ def expected(model: Path, entries: Mapping[str, Mapping[str, int]]) -> dict[str,
     return {name: lm_eval_run(model, case, 8).results["results"][name] for name, case in cases.items()}
 
 
-def cluster_tasks(cluster: Cluster) -> Path:
+def cluster_tasks(cluster):
     """The toy tasks as the user and the nodes see them."""
     return Path(cluster.repo) / "tests" / "support" / "exactness" / "tasks"
 
 
-def furnish(cluster: Cluster, name: str, model: Path, texts: Mapping[str, str]) -> Path:
+def furnish(cluster, name, model, texts):
     """The ordinary user's folder on a cluster, with a copy of the model in `tiny` and these files."""
     folder = Path(cluster.user_dir) / name
     cluster.run_as_user(["mkdir", "-p", str(folder / "bin"), str(folder / "tiny")], check=True)
@@ -79,7 +71,7 @@ def furnish(cluster: Cluster, name: str, model: Path, texts: Mapping[str, str]) 
     return folder
 
 
-def make_readable(paths: Iterable[Path]) -> None:
+def make_readable(paths):
     """What root wrote, for all to read."""
     for path in paths:
         path.chmod(0o755 if path.is_dir() else 0o644)

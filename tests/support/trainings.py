@@ -1,10 +1,6 @@
 """Evaluations of one training as they lie in a work folder, and their points."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
-from typing import Any
 
 from coordinator.evaluation.records import EvaluationRecord, RunOptions
 from coordinator.report.learning_curves import Point, scores_of
@@ -13,7 +9,7 @@ from evaljobs.contract.paths import EvaluationPaths
 from evaljobs.contract.specs import CheckpointSpec, ModelOptions, SuiteSpec, TaskEntry
 
 
-def results(value: float, stderr: float | str = 0.01, **more: Any) -> dict[str, Any]:
+def results(value, stderr=0.01, **more):
     """lm-eval's results of two tasks, one of them better when lower."""
     add = {"exact_match,none": value, "exact_match_stderr,none": stderr}
     pages = {"word_perplexity,none": 10 - value, "word_perplexity_stderr,none": "N/A"}
@@ -27,8 +23,8 @@ def results(value: float, stderr: float | str = 0.01, **more: Any) -> dict[str, 
     }
 
 
-def point(step: int | None, value: float, stderr: float | str = 0.01, **more: Any) -> Point:
-    known: dict[str, Any] = {
+def point(step, value, stderr=0.01, **more):
+    known = {
         "evaluation_id": f"step-{step}-mini-0000000{(step or 0) % 10}",
         "checkpoint": f"/runs/a/step-{step}",
         "accepted_at": 1_700_000_000.0 + (step or 0),
@@ -44,9 +40,7 @@ def point(step: int | None, value: float, stderr: float | str = 0.01, **more: An
     return Point(**{**known, **more})
 
 
-def leave(
-    work: Path, step: int, value: float | None, parent: str = "/runs/a", suite: str = "mini"
-) -> EvaluationPaths:
+def leave(work, step, value, parent="/runs/a", suite="mini"):
     """Write an evaluation's record, and its results and report unless `value` is None (it runs)."""
     record = EvaluationRecord(
         evaluation_id=f"step-{step}-{suite}-{step:08d}",
@@ -73,7 +67,7 @@ def leave(
     return paths
 
 
-def two_trainings(folder: Path) -> Path:
+def two_trainings(folder):
     """Three checkpoints of /runs/a (the last one still runs) and one of another training, in a work folder as evalspan makes it."""
     folder.mkdir(mode=0o700)
     (folder / "daemon.lock").touch()

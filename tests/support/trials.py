@@ -1,16 +1,13 @@
 """Trials of a small request set, as the cluster runs them: own processes on a real Redis."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
 import zlib
-from collections.abc import Mapping
 from pathlib import Path
 
 from evaljobs.contract.names import ShardId
-from evaljobs.contract.paths import WorkPaths, batch_index_file
+from evaljobs.contract.paths import batch_index_file
 from evaljobs.contract.specs import (
     BatchIndex,
     BuildSpec,
@@ -30,9 +27,7 @@ OPTIONS = ModelOptions(device="cpu", threads=1)
 DEADLINE = 200.0
 
 
-def built(
-    task: str, model: Path, evaluation: Path, out: Path, options: ModelOptions = OPTIONS, **suite: object
-) -> dict[str, str]:
+def built(task, model, evaluation, out, options=OPTIONS, **suite):
     """The request sets of six documents of a toy task, in batches of 2."""
     tasks = (TaskEntry(name=task, limit=6),)
     spec = BuildSpec(
@@ -51,7 +46,7 @@ def built(
 class Evaluation:
     """A request set in one-batch shards, its queue, and trials on it."""
 
-    def __init__(self, work: WorkPaths, model: Path, name: str, task: str = TASK, **suite: object) -> None:
+    def __init__(self, work, model, name, task=TASK, **suite):
         self.work, self.model, self.name = work, model, name
         self.paths = work.evaluation(name)
         self.queue = WorkQueue.connect(work.redis_address, name)
@@ -60,12 +55,12 @@ class Evaluation:
         index = read_record(batch_index_file(self.sets[task], 2), BatchIndex)
         self.shards = [str(ShardId(task, n, n + 1)) for n in range(len(index.requests))]
 
-    def fill(self, lanes: int = 1) -> None:
+    def fill(self, lanes=1):
         # no prediction: no shard counts as late or is copied, however slow this machine is
         queued = [QueuedShard(shard=s, rank=0.0, seconds=0.0) for s in self.shards]
         self.queue.fill({f"lane{i}": queued[i::lanes] for i in range(lanes)}, "epoch")
 
-    def spec(self, **changes: object) -> TrialSpec:
+    def spec(self, **changes):
         fields = {
             "name": "trial",
             "evaluation_dir": str(self.paths.root),
@@ -81,9 +76,7 @@ class Evaluation:
         }
         return TrialSpec.model_validate(fields | changes)
 
-    def start(
-        self, member: int = 0, *, environment: Mapping[str, str] | None = None, **changes: object
-    ) -> subprocess.Popen[str]:
+    def start(self, member=0, *, environment=None, **changes):
         place = self.paths.spec(f"trial{member}")
         write_record(place, self.spec(**changes))
         return subprocess.Popen(
@@ -94,12 +87,12 @@ class Evaluation:
             text=True,
         )
 
-    def dumped(self) -> list[str]:
+    def dumped(self):
         files = sorted(self.paths.responses.glob("*.frames"))
         return [head.shard for file in files for _, head in read_frames(file)]
 
 
-def finish(process: subprocess.Popen[str]) -> str:
+def finish(process):
     """The trial's log; fails if the trial does not end in time."""
     try:
         return process.communicate(timeout=DEADLINE)[1]

@@ -1,12 +1,9 @@
 """What only root can give a test: an ordinary user, small disks to fill, and little memory."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import subprocess
 import traceback
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from grp import getgrall, getgrnam
 from pathlib import Path
@@ -35,7 +32,7 @@ MEMBERS = sorted(
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def _let_in() -> None:
+def _let_in():
     """Show evalspan's folder to every user in a mount namespace of this process, where it lies below a closed one."""
     plan = plan_view([Exposure(source=ROOT, target=ROOT)], is_open)
     if plan.binds:
@@ -44,7 +41,7 @@ def _let_in() -> None:
         subprocess.run(["sh", "-euc", "\n".join(lines)], cwd="/", check=True)
 
 
-def as_user(act: Callable[[], None], *, member: bool = False, uid: int = USER) -> None:
+def as_user(act, *, member=False, uid=USER):
     """Do it in a process of the user's, forked from this one: his interpreter need not be readable to him.
 
     `member`: he is one of GROUP.
@@ -69,7 +66,7 @@ def as_user(act: Callable[[], None], *, member: bool = False, uid: int = USER) -
 
 
 @contextmanager
-def small_disk(folder: Path, size: str) -> Iterator[Path]:
+def small_disk(folder, size):
     """A tmpfs of this size with 400 names, mounted by root on a new or empty folder; elsewhere the test is skipped."""
     folder.mkdir(exist_ok=True)
     mount = ["mount", "-t", "tmpfs", "-o", f"size={size},nr_inodes=400,mode=700", "none", str(folder)]
@@ -85,7 +82,7 @@ CONTROL_GROUPS = Path("/sys/fs/cgroup/memory")  # version 1
 
 
 @contextmanager
-def memory_group(megabytes: int) -> Iterator[Path]:
+def memory_group(megabytes):
     """A control group with this limit: a process joins by its pid in `cgroup.procs`. All that are left go to this process's group at the end."""
     lines = Path("/proc/self/cgroup").read_text().splitlines()
     own = next((line.split(":", 2)[2] for line in lines if ":memory:" in line), "/")
@@ -103,7 +100,7 @@ def memory_group(megabytes: int) -> Iterator[Path]:
         made.rmdir()
 
 
-def fill(disk: Path) -> Path:
+def fill(disk):
     """A file that leaves not a byte."""
     filler = disk / "filler"
     with filler.open("wb", buffering=0) as file:
@@ -116,7 +113,7 @@ def fill(disk: Path) -> Path:
     return filler
 
 
-def no_room_for_an_event(journal: Path) -> None:
+def no_room_for_an_event(journal):
     """Fill a journal's last page with blanks: on a full disk it has no room for an event then."""
     with journal.open("rb+") as file:
         file.seek(-1, os.SEEK_END)

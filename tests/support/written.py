@@ -1,7 +1,5 @@
 """Records as they lie on disk: a frame of a response file, and one observed run of one task."""
 
-from __future__ import annotations
-
 import json
 import struct
 
@@ -30,14 +28,14 @@ def observation(number=0, **changes):
     return Observation(**(values | changes))
 
 
-def framed(head: bytes, body: bytes) -> bytes:
+def framed(head, body):
     """A frame of these bytes, whatever they are, with all of its checksums right."""
     sizes = struct.pack("<II", len(head), len(body))
     sums = struct.pack("<QQ", xxhash.xxh3_64_intdigest(sizes + head), xxhash.xxh3_64_intdigest(body))
     return MAGIC + sizes + sums + head + body
 
 
-def head_of(**changed: object) -> bytes:
+def head_of(**changed):
     sound = {
         "task": "t",
         "key": "k",

@@ -20,7 +20,6 @@ from evaljobs.trial.trained_values import check, compare, read, stored
 pytestmark = pytest.mark.model
 
 WIDTH, HEADS, LAYERS = 32, 4, 3
-State = dict[str, torch.Tensor]
 
 
 class Block(nn.Module):

@@ -8,7 +8,6 @@ import math
 import random
 import subprocess
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,8 +18,6 @@ from evaljobs.contract.paths import EvaluationPaths
 from evaljobs.contract.specs import (
     BuildSpec,
     ExecuteSpec,
-    FrameRef,
-    JudgeJob,
     ModelOptions,
     ScoreSpec,
     SuiteSpec,
@@ -31,7 +28,6 @@ from evaljobs.lmeval.batches import RequestsHead
 from evaljobs.requests import build
 from evaljobs.scoring import score as metric
 from evaljobs.trial.engines import loading
-from evaljobs.trial.engines.protocol import Engine
 from evaljobs.trial.shard_runner import RequestSet, run_shard
 
 TASKS = Path(__file__).parent / "tasks"
@@ -50,7 +46,7 @@ class Case:
     model_args: dict[str, Any] = field(default_factory=dict)
     bootstrap: int = BOOTSTRAP
 
-    def suite_spec(self, batch_size: int) -> SuiteSpec:
+    def suite_spec(self, batch_size):
         return SuiteSpec(
             name="exactness",
             include_path=(self.include_path,),
@@ -71,14 +67,14 @@ class Outcome:
 COMPARED = ("results", "groups", "group_subtasks", "configs", "versions", "n-shot", "higher_is_better", "n-samples")  # fmt: skip
 
 
-def plain(value: Any) -> Any:
+def plain(value):
     """A value as a reader of the JSON files sees it."""
     from lm_eval.utils import handle_non_serializable
 
     return json.loads(json.dumps(value, default=handle_non_serializable))
 
 
-def lm_eval_run(model_dir: Path, case: Case, batch_size: int, threads: int = 1) -> Outcome:
+def lm_eval_run(model_dir, case, batch_size, threads=1):
     """lm-eval's own run with its own model class, arguments as its command would pass them."""
     import torch
     from lm_eval import simple_evaluate
@@ -126,7 +122,7 @@ def lm_eval_run(model_dir: Path, case: Case, batch_size: int, threads: int = 1) 
     return Outcome(results=found, samples=samples)
 
 
-def our_run(model_dir: Path, case: Case, batch_size: int, n_shards: int, folder: Path, **how: Any) -> Outcome:
+def our_run(model_dir, case, batch_size, n_shards, folder, **how):
     """Request sets, shards in a random order over three response files, score."""
     spec = answered(model_dir, case.suite_spec(batch_size), folder, n_shards, case.model_args, **how)
     scored = metric.score(spec.model_copy(update={"bootstrap_iters": case.bootstrap}))
@@ -139,12 +135,12 @@ def our_run(model_dir: Path, case: Case, batch_size: int, n_shards: int, folder:
     return Outcome(results={p: score[p] for p in COMPARED if p in score}, samples=samples)
 
 
-def dumped(model_dir: Path, case: Case, folder: Path, batch_size: int = 4, n_shards: int = 4) -> ScoreSpec:
+def dumped(model_dir, case, folder, batch_size=4, n_shards=4):
     """All of a case but its score."""
     return answered(model_dir, case.suite_spec(batch_size), folder, n_shards, case.model_args)
 
 
-def executed(spec: ScoreSpec, task: str, documents: tuple[int, ...]) -> Executed:
+def executed(spec, task, documents):
     """The outcome of an `execute` job of some documents of what is to be scored."""
     fields = ("evaluation_dir", "suite", "model_dir", "model", "judge", "allow_unsafe")
     known = {name: getattr(spec, name) for name in fields} | {"task": task, "documents": documents}
@@ -154,46 +150,36 @@ def executed(spec: ScoreSpec, task: str, documents: tuple[int, ...]) -> Executed
     return outcome
 
 
-def build_spec(model_dir: Path, suite: SuiteSpec, out: Path, **changes: Any) -> BuildSpec:
+def build_spec(model_dir, suite, out, **changes):
     """The build of a suite's first entry for `hf` on this machine's CPU."""
     fields = {"name": "build", "evaluation_dir": None, "suite": suite, "entry": 0, "batch_size": 2}
     fields |= {"model_dir": str(model_dir), "model": OPTIONS, "out_dir": str(out)}
     return BuildSpec(**(fields | changes))
 
 
-def score_spec(folder: Path, task: str, **changes: Any) -> ScoreSpec:
+def score_spec(folder, task, **changes):
     """The score of a task without request set and answers."""
     suite = SuiteSpec(name="s", tasks=(TaskEntry(name=task),))
     fields = {"name": "score", "evaluation_dir": str(folder), "suite": suite, "entry": 0, "model": OPTIONS}
     return ScoreSpec(**(fields | {"request_sets": {}, "frames": {}, "model_dir": "/nowhere"} | changes))
 
 
-def requests_head(**changes: Any) -> RequestsHead:
+def requests_head(**changes):
     """The head of a request set of one likelihood."""
     fields = {"task": "t", "requests": 1, "digests": {"loglikelihood": "d"}, "order": {}, "settings": []}
     fields |= {"max_gen_tokens": [], "text": False, "grouped": False, "max_length": 8}
     return RequestsHead(**(fields | changes))
 
 
-def shard_record(*responses: tuple[int, Any], **changes: Any) -> ShardResponses:
+def shard_record(*responses, **changes):
     """A shard's record with these answers."""
     fields = {"task": "t", "key": "k", "shard": "t|0|1", "trial": "x", "started_at": 0.0, "seconds": 1.0}
     return ShardResponses(**(fields | {"responses": responses} | changes))
 
 
 def answered(
-    model_dir: Path,
-    suite: SuiteSpec,
-    folder: Path,
-    n_shards: int,
-    model_args: Mapping[str, Any],
-    *,
-    sets: Path | None = None,
-    engine: Engine | None = None,
-    threads: int = 1,
-    judge: JudgeJob | None = None,
-    cut: str = "",
-) -> ScoreSpec:
+    model_dir, suite, folder, n_shards, model_args, *, sets=None, engine=None, threads=1, judge=None, cut=""
+):
     """A suite's only entry, built and inferred: what its score is made of.
 
     `engine`: a loaded one; `sets`: their folder; `cut`: of fast mode, "" for the suite's batch size.
@@ -211,11 +197,9 @@ def answered(
     return ScoreSpec(name="score", request_sets=built, frames=frames, **scoring, **common)
 
 
-def run_shards(
-    engine: Engine, sets: dict[str, str], cut: str, n_shards: int, paths: EvaluationPaths
-) -> dict[str, tuple[FrameRef, ...]]:
+def run_shards(engine, sets, cut, n_shards, paths):
     """Cut every leaf into n shards, run all in a random order, spread over three trials."""
-    work: list[tuple[str, RequestSet, str]] = []
+    work = []
     for task, place in sets.items():
         requests_of = RequestSet(place, cut)
         count = len(requests_of.index.requests)
@@ -223,7 +207,7 @@ def run_shards(
         shards = [ShardId(task, a, b, cut) for a, b in itertools.pairwise(cuts) if a < b]
         work += [(task, requests_of, str(shard)) for shard in shards]
     random.Random(n_shards).shuffle(work)
-    frames: dict[str, tuple[FrameRef, ...]] = dict.fromkeys(sets, ())
+    frames = dict.fromkeys(sets, ())
     for number, (task, requests_of, shard) in enumerate(work):
         trial = f"trial{number % 3}"
         with FrameWriter(paths.response_file(trial)) as writer:
@@ -232,11 +216,9 @@ def run_shards(
     return frames
 
 
-def reference_code_eval(
-    *, references: list[str], predictions: list[list[str]], k: list[int], **_rest: Any
-) -> tuple[dict[str, float], dict[str, Any]]:
+def reference_code_eval(*, references, predictions, k, **_rest):
     """pass@k with every program run by a plain interpreter, written independently."""
-    rates: dict[str, list[float]] = {f"pass@{n}": [] for n in k}
+    rates = {f"pass@{n}": [] for n in k}
     for test, candidates in zip(references, predictions, strict=True):
         passed = sum(_passes(f"{candidate}\n{test}") for candidate in candidates)
         total = len(candidates)
@@ -245,10 +227,10 @@ def reference_code_eval(
     return {name: sum(values) / len(values) for name, values in rates.items()}, {}
 
 
-_PASSES: dict[str, bool] = {}
+_PASSES = {}
 
 
-def _passes(program: str) -> bool:
+def _passes(program):
     if "\0" in program:  # no argument can hold it; as a program it is a SyntaxError
         return False
     if program not in _PASSES:

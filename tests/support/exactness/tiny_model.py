@@ -3,27 +3,13 @@
 Its random weights give every prompt another likelihood, which is all that equality needs.
 """
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 CHAT_TEMPLATE = (
     "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}</s>"
     "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
 
 
-def make(
-    folder: Path,
-    corpus: list[str],
-    *,
-    seed: int = 7,
-    vocabulary: int = 600,
-    dtype: str = "float32",
-    files_of: str = "50GB",
-    **shape: Any,
-) -> Path:
+def make(folder, corpus, *, seed=7, vocabulary=600, dtype="float32", files_of="50GB", **shape):
     """Write config, safetensors and tokenizer of a Llama to `folder`: 2 layers, or of another shape (LlamaConfig's fields)."""
     import torch
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from markdown_it import MarkdownIt
 
@@ -46,16 +44,16 @@ class Block:
     not_run: str = ""
 
     @property
-    def runnable(self) -> bool:
+    def runnable(self):
         """Commands, code, or a file that the reader writes."""
         return self.language in {"sh", "python"} or bool(self.title)
 
     @property
-    def run_here(self) -> bool:
+    def run_here(self):
         return self.runnable and not (self.run_by or self.not_run)
 
     @property
-    def place(self) -> str:
+    def place(self):
         return f"{_name(self.page)}:{self.line}"
 
 
@@ -74,24 +72,24 @@ class Entry:
     env: dict[str, str] = field(default_factory=dict)
     needs: tuple[str, ...] = ()
 
-    def __post_init__(self) -> None:
+    def __post_init__(self):
         if self.on not in {"local", "slurm"}:
             raise ValueError(f'on = "{self.on}": say "local" or "slurm"')
 
 
-def pages() -> dict[str, Path]:
+def pages():
     """Each page by its name in the table: relative to docs/, or a file of the top folder."""
     found = {str(page.relative_to(DOCS)): page for page in DOCS.rglob("*.md")}
     return found | {page.name: page for page in ROOT.glob("*.md")}
 
 
-def table() -> dict[str, Entry]:
+def table():
     """Rows by page."""
-    read: dict[str, Any] = tomllib.loads(TABLE.read_text())
+    read = tomllib.loads(TABLE.read_text())
     return {name: Entry(**{**row, "given": tuple(row.get("given", ()))}) for name, row in read.items()}
 
 
-def blocks(page: Path) -> Iterator[Block]:
+def blocks(page):
     """The fenced blocks of a page, in order. ValueError: a block without a language, an indented code block, a mark that
     does not exist or that marks nothing.
     """
@@ -109,11 +107,11 @@ def blocks(page: Path) -> Iterator[Block]:
             comment = f"{comment}; {said[1]}" if comment else said[1]
 
 
-def _name(page: Path) -> str:
+def _name(page):
     return str(page.relative_to(ROOT)) if page.is_relative_to(ROOT) else page.name
 
 
-def _block(page: Path, token: Any, here: str, comment: str | None) -> Block:
+def _block(page, token, here, comment):
     titled = TITLE.fullmatch(token.info.strip())
     language, title = titled.groups() if titled else (token.info.strip(), "")
     if not re.fullmatch(r"\w+", language):
@@ -132,8 +130,8 @@ def _block(page: Path, token: Any, here: str, comment: str | None) -> Block:
     return Block(**marks, **_marks(comment or "", here))
 
 
-def _marks(comment: str, here: str) -> dict[str, Any]:
-    marks: dict[str, Any] = {"shows": ()}
+def _marks(comment, here):
+    marks = {"shows": ()}
     rest = " ".join(comment.split())
     while rest:
         found = MARK.match(rest)

@@ -15,11 +15,10 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from dev_cluster.procs import poll
 
-from support.examples.pages import Block, Entry
+from support.examples.pages import Entry
 
 BLOCK_SECONDS = 480  # limit of one block
 SHOWN_SECONDS = 60  # for a block in the background to print what it shows
@@ -88,17 +87,17 @@ class Page:
     place: Place
     words: Mapping[str, str] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
+    def __post_init__(self):
         self.words = {**self.words, **self.entry.words}
         self.work = self.place.folder / ".examples"  # blocks and their output
         self.work.mkdir()
         self.place.written(self.work)
         self.env = {**self.place.env, **self.entry.env, "EXAMPLES": str(self.work)}
-        self.outputs: list[Path] = []
-        self.behind: list[tuple[Block, subprocess.Popen[bytes], Path]] = []
-        self.interpreters: dict[str, subprocess.Popen[bytes]] = {}  # each runs blocks one after the other
+        self.outputs = []
+        self.behind = []
+        self.interpreters = {}  # each runs blocks one after the other
 
-    def run(self, blocks: Sequence[Block]) -> None:
+    def run(self, blocks):
         """Each block in order. ExampleError: the first that does something else than the page says."""
         try:
             for number, block in enumerate(blocks):
@@ -110,7 +109,7 @@ class Page:
         if left:
             raise ExampleError("processes are left:\n" + "\n".join(left))
 
-    def _take(self, number: int, block: Block) -> None:
+    def _take(self, number, block):
         file, out = self.work / str(number), self.work / f"{number}.out"
         text = self._said(block.text)
         if block.title:
@@ -141,12 +140,12 @@ class Page:
             raise ExampleError(self._failure(block, status, out))
         self._check(block, out)
 
-    def _check(self, block: Block, out: Path) -> None:
+    def _check(self, block, out):
         for text in map(self._said, block.shows):
             if not _shows(out, text):
                 raise ExampleError(f"{block.place}: the output does not show {text!r}\n{_tail(out)}")
 
-    def _status(self, language: str, request: str) -> int | None:
+    def _status(self, language, request):
         """A block's status; None: the interpreter did not answer in time."""
         if language not in self.interpreters:
             bash = ["bash", "--noprofile", "--norc", "-c", SHELL]
@@ -162,7 +161,7 @@ class Page:
                 return process.wait(timeout=5)
         return int(answer) if answer.strip() else None
 
-    def _failure(self, block: Block, status: int | None, out: Path) -> str:
+    def _failure(self, block, status, out):
         """Page, line of the page, command, status and output."""
         line, command = block.line, block.text.strip()
         with suppress(OSError):
@@ -173,7 +172,7 @@ class Page:
         name = block.place.rpartition(":")[0]
         return f"{name}:{line}: `{command}` {ending}{wanted}\n{_tail(out)}"
 
-    def _said(self, text: str) -> str:
+    def _said(self, text):
         """The text with the words in capitals replaced."""
         words = dict(self.words)
         for word, pattern in self.entry.found.items():
@@ -186,12 +185,12 @@ class Page:
             return text
         return re.sub(rf"\b({'|'.join(map(re.escape, words))})\b", lambda found: words[found[1]], text)
 
-    def _popen(self, line: Sequence[str], **streams: Any) -> subprocess.Popen[bytes]:
+    def _popen(self, line, **streams):
         return subprocess.Popen(
             self.place.argv(line), env=self.env, cwd=self.place.folder, start_new_session=True, **streams
         )
 
-    def _start_behind(self, block: Block, file: Path, out: Path) -> None:
+    def _start_behind(self, block, file, out):
         """As in another terminal, with the shell's folder and environment."""
         start = f'[ ! -e "$EXAMPLES/place" ] || {{ source "$EXAMPLES/environment"; cd "$(cat "$EXAMPLES/place")"; }}; set -e; source {file}'
         with out.open("wb") as stream:
@@ -199,10 +198,10 @@ class Page:
             process = self._popen(line, stdin=subprocess.DEVNULL, stdout=stream, stderr=subprocess.STDOUT)
         self.behind.append((block, process, out))
         for text in map(self._said, block.shows):
-            poll(lambda text=text: _shows(out, text) or process.poll() is not None, deadline_s=SHOWN_SECONDS)  # type: ignore[misc]
+            poll(lambda text=text: _shows(out, text) or process.poll() is not None, deadline_s=SHOWN_SECONDS)
         self._check(block, out)
 
-    def _end_behind(self, block: Block, process: subprocess.Popen[bytes], out: Path) -> None:
+    def _end_behind(self, block, process, out):
         if process.poll() not in {None, 0}:
             raise ExampleError(
                 f"{block.place}: in the background `{block.text.strip()}` ended with status {process.returncode}\n{_tail(out)}"
@@ -214,14 +213,14 @@ class Page:
         except subprocess.TimeoutExpired:
             raise ExampleError(f"{block.place}: it does not end by SIGINT\n{_tail(out)}") from None
 
-    def _end(self) -> list[str]:
+    def _end(self):
         """End all that the page started; lines of what had to be ended by force."""
         processes = [*self.interpreters.values(), *(process for _, process, _ in self.behind)]
         for process in self.interpreters.values():
-            process.stdin.close()  # type: ignore[union-attr]
+            process.stdin.close()
             with suppress(subprocess.TimeoutExpired):
                 process.wait(timeout=5)
-            process.stdout.close()  # type: ignore[union-attr]
+            process.stdout.close()
         for process in (process for process in processes if process.poll() is None):
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
@@ -235,7 +234,7 @@ class Page:
         return [f"{pid} {line}" for pid, line in left.items()]
 
 
-def _processes(folder: Path) -> dict[int, str]:
+def _processes(folder):
     """Processes that name the folder in their command line or environment, or are in it, with their command lines."""
     found, name = {}, os.fsencode(folder)
     for process in Path("/proc").iterdir():
@@ -249,14 +248,14 @@ def _processes(folder: Path) -> dict[int, str]:
     return found
 
 
-def _shows(out: Path, text: str) -> bool:
+def _shows(out, text):
     """Whether the text is in the output; lines may be broken elsewhere, by the width of a terminal."""
     return " ".join(text.split()) in " ".join(_read(out).split())
 
 
-def _read(out: Path) -> str:
+def _read(out):
     return out.read_text(errors="replace")
 
 
-def _tail(out: Path) -> str:
+def _tail(out):
     return "\n".join(_read(out).splitlines()[-OUTPUT_LINES:])

@@ -7,17 +7,14 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from coordinator.runtime.journal import read_events
 from evaljobs.contract.names import ShardId
 from evaljobs.contract.paths import EvaluationPaths
 from support.inputs import plain
-from support.inputs.world import World
 
 WARM = Path(__file__).with_name("warm.py")
 SECONDS = 300  # of a question
@@ -36,7 +33,7 @@ class Answer:
     jobs: frozenset[str] = field(default=frozenset(), compare=False)
     said: str = field(default="", compare=False)
 
-    def differs(self, other: Answer) -> str:
+    def differs(self, other):
         """Where two answers differ, in a line; "" where they are equal."""
         found = [one.trouble for one in (self, other) if one.trouble]
         for task in sorted({*self.results, *other.results, *self.samples, *other.samples}):
@@ -46,21 +43,21 @@ class Answer:
         return "; ".join(found)
 
 
-def numbers(results: dict[str, Any]) -> dict[str, dict[str, float]]:
+def numbers(results):
     return {
         task: {k: v for k, v in metrics.items() if isinstance(v, float) and "stderr" not in k}
         for task, metrics in results.items()
     }
 
 
-def comparable(lines: list[dict[str, Any]]) -> list[str]:
+def comparable(lines):
     """Samples as texts: documents, prompts, answers and numbers, without what differs between two ways of writing them."""
     return sorted(
         json.dumps([str(leaf) for key in plain.KEPT for leaf in leaves(line.get(key))]) for line in lines
     )
 
 
-def leaves(value: Any) -> Iterator[Any]:
+def leaves(value):
     if isinstance(value, dict):
         value = [value[key] for key in sorted(value)]
     if isinstance(value, list):
@@ -71,7 +68,7 @@ def leaves(value: Any) -> Iterator[Any]:
 
 
 @contextmanager
-def warm(folder: Path) -> Iterator[str]:
+def warm(folder):
     """The command in place of an interpreter's, as words of a shell."""
     place = folder / "warm.sock"
     argv = [sys.executable, str(WARM), "serve", str(place)]
@@ -84,34 +81,34 @@ def warm(folder: Path) -> Iterator[str]:
             server.stdin.close()
 
 
-def last_line(text: str) -> str:
+def last_line(text):
     return next((line for line in reversed(text.splitlines()) if line.strip()), "nothing was said")[:400]
 
 
 class Asking:
     """Asks both about one world; `work` is evalspan's work folder, the same until `fresh`."""
 
-    def __init__(self, world: World, command: str) -> None:
+    def __init__(self, world, command):
         self.world, self.command = world, command
         self._works = itertools.count()
         self.fresh()
 
-    def fresh(self) -> None:
+    def fresh(self):
         """Another work folder, and no prepared data but the Hub's: what went wrong before is gone."""
         self.work = self.world.folder / f"work-{next(self._works)}"
         for place in self.world.folder.glob("hf*/datasets/*"):
             if place.name != "org___rows":
                 shutil.rmtree(place) if place.is_dir() else place.unlink()
 
-    def _run(self, argv: list[str], folder: Path, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    def _run(self, argv, folder, env):
         return subprocess.run(
             argv, cwd=folder, env=env, capture_output=True, text=True, timeout=SECONDS, check=False
         )
 
-    def _logs(self) -> set[tuple[str, int]]:
+    def _logs(self):
         return {(log.name, log.stat().st_mtime_ns) for log in self.work.glob("*/logs/es-*")}
 
-    def plain(self) -> Answer:
+    def plain(self):
         """Of lm_eval, with a cache of prepared data that holds the Hub's alone: offline there is no other place."""
         world = self.world
         cache, prepared = world.path("plain/datasets"), world.hf_home / "datasets" / "org___rows"
@@ -137,7 +134,7 @@ class Asking:
         samples = {task: comparable(lines) for task, lines in found["samples"].items()}
         return Answer(numbers(found["results"]), samples)
 
-    def ours(self, *more: str) -> Answer:
+    def ours(self, *more):
         """Of `evalspan eval`, with more options."""
         world = self.world
         world.write_settings(self.command)
@@ -164,7 +161,7 @@ class Asking:
             return Answer({}, {}, trouble=trouble or "evalspan: no results")
         events = [] if paths.root.name in before else read_events(paths.journal)
         dumped = [shard for event in events if event.kind == "shards-dumped" for shard, _ in event.shards]
-        samples: dict[str, list[dict[str, Any]]] = {}
+        samples = {}
         for file in paths.samples.glob("samples_*.jsonl"):
             lines = [json.loads(line) for line in file.read_text().splitlines()]
             samples.setdefault(file.stem[len("samples_") : -4], []).extend(lines)

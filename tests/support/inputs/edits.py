@@ -19,7 +19,6 @@ import os
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from support.inputs.world import (
     BLOB_AT,
@@ -50,11 +49,11 @@ class Edit:
     may: str = ""
 
     @property
-    def found(self) -> bool:
+    def found(self):
         return "found" in self.changes.split()
 
     @property
-    def gpu(self) -> tuple[str, ...]:
+    def gpu(self):
         """Tasks that a GPU may answer again."""
         return self.tasks if {"request", "weights"} & {*self.changes.split()} else ()
 
@@ -62,28 +61,28 @@ class Edit:
 COMMENT, SCORE, REQUEST = "id", "id score", "id set request"
 FOUND_SCORE, FOUND_REQUEST = (f"found {keys}" for keys in (SCORE, REQUEST))
 # A comment may stand in the name of a set, and a changed prompt may be a changed score.
-EDITS: list[Edit] = []
+EDITS = []
 
 
-def row(name: str, changes: str, tasks: str | tuple[str, ...], do: Do, may: str | None = None) -> None:
+def row(name, changes, tasks, do, may=None):
     if may is None:
         may = "score" if "request" in changes else "set" if changes else ""
     named = tuple(tasks.split()) if isinstance(tasks, str) else tasks
     EDITS.append(Edit(name, do, changes, named, may))
 
 
-def bump(file: str, before: str, *, stat: bool = False) -> Do:
+def bump(file, before, *, stat=False):
     return lambda w: w.bump(file, before, stat=stat)
 
 
-def touch(name: str) -> Do:
+def touch(name):
     return lambda w: [os.utime(place) for place in (w.path(name), *w.path(name).glob("*"))]
 
 
-def setting(kind: str, key: str, *values: Any, entry: str = "") -> Do:
+def setting(kind, key, *values, entry=""):
     """The next of these values, of a dictionary of the world; None: away."""
 
-    def do(w: World) -> None:
+    def do(w):
         held = w.entries[entry] if entry else getattr(w, kind)
         value = values[w.count(f"{kind} {entry} {key}") % len(values)]
         held.pop(key, None) if value is None else held.update({key: value})
@@ -91,24 +90,24 @@ def setting(kind: str, key: str, *values: Any, entry: str = "") -> Do:
     return do
 
 
-def _move_link(w: World) -> None:
+def _move_link(w):
     link = w.path("tasks/data/linked.jsonl")
     other = "two" if link.readlink().name == "one.jsonl" else "one"
     link.unlink()
     link.symlink_to(f"../../outside/{other}.jsonl")
 
 
-def _reinstall(package: str, version: str, first: int) -> Do:
+def _reinstall(package, version, first):
     """With another text; `version` "": the next one."""
 
-    def do(w: World) -> None:
+    def do(w):
         n = w.count(package)
         install(w, package, version or f"{n + 1}.0", PACKAGES[package].replace("100", f"{first + n}"))
 
     return do
 
 
-def _retrain(w: World) -> None:
+def _retrain(w):
     w.model_args["peft"] = "./adapter"
     make_adapter(w, "trained", 10 + w.count("trained"))
     kept(
@@ -116,19 +115,19 @@ def _retrain(w: World) -> None:
     )
 
 
-def _copy_adapter(w: World) -> None:
+def _copy_adapter(w):
     name = f"copied-adapter-{w.count('copied adapter')}"
     shutil.copytree(w.path("adapter"), w.path(name))
     w.model_args["peft"] = f"./{name}"
 
 
-def _revise_adapter(w: World) -> None:
+def _revise_adapter(w):
     w.model_args["peft"] = "org/adapter"
     make_adapter(w, "trained", 100 + w.count("hub adapter"))
     revise(w.hf_home / "hub" / "models--org--adapter", w.path("trained"))
 
 
-def _revise_tokenizer(w: World) -> None:
+def _revise_tokenizer(w):
     """Its next revision swaps the ids of words with one letter and of those with another."""
     w.model_args["tokenizer"] = "org/tok"
     shutil.copytree(w.path("tok"), w.path("newtok"), dirs_exist_ok=True)
@@ -142,7 +141,7 @@ def _revise_tokenizer(w: World) -> None:
     revise(w.hf_home / "hub" / "models--org--tok", w.path("newtok"))
 
 
-def _reverse(w: World) -> None:
+def _reverse(w):
     from safetensors.torch import load_file, save
 
     path = w.path(w.model) / "model.safetensors"
@@ -152,26 +151,26 @@ def _reverse(w: World) -> None:
     kept(path, save(tensors, {"format": "pt"}))
 
 
-def _copy_model(w: World) -> None:
+def _copy_model(w):
     name = f"model-{w.count('copied model')}"
     shutil.copytree(w.path(w.model), w.path(name))
     w.model = name
 
 
-def _move_hub(w: World) -> None:
+def _move_hub(w):
     new = w.folder / f"hf-{w.count('hub')}"
     for part in ("hub", "datasets/org___rows"):
         shutil.copytree(w.hf_home / part, new / part, symlinks=True)
     w.exports["HF_HOME"] = str(new)
 
 
-def _token(w: World) -> None:
+def _token(w):
     w.write("token", f"hf_{w.count('token')}")
     w.path("token").chmod(0o600)
     w.exports["HF_TOKEN"] = f"$(cat {w.path('token')})"
 
 
-def _upgrade(w: World) -> None:
+def _upgrade(w):
     if not w.path("newer").exists():
         newer_transformers(w)
     w.newer = not w.newer

@@ -1,16 +1,13 @@
 """Plain lm_eval of what is on disk now: python plain.py ASKED.json OUT.json, in the tasks' folder, without evalspan."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path
-from typing import Any
 
 KEPT = ("doc_id", "target", "arguments", "resps", "filtered_resps", "filter", "number")
 
 
-def main(asked: dict[str, Any]) -> dict[str, Any]:
+def main(asked):
     """Results and samples of each entry, one run an entry."""
     import torch
     from lm_eval import evaluator, simple_evaluate
@@ -19,7 +16,7 @@ def main(asked: dict[str, Any]) -> dict[str, Any]:
 
     torch.set_num_threads(1)
     evaluator.add_env_info = lambda _results: None  # a list of packages by pip: a second a run
-    found: dict[str, Any] = {"results": {}, "samples": {}}
+    found = {"results": {}, "samples": {}}
     for entry in asked["entries"]:
         made = simple_evaluate(
             model="hf",

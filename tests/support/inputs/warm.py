@@ -8,8 +8,6 @@ transformers, datasets and lm_eval are imported, too. A child has the client's e
     python -I -S warm.py SOCKET PYTHON -m MODULE … or PYTHON FILE …, in place of PYTHON; the exit code is the command's
 """
 
-from __future__ import annotations
-
 import array
 import contextlib
 import json
@@ -33,13 +31,13 @@ LIBRARIES = ("HF_", "TRANSFORMERS_", "PYTHON", "LMEVAL_", "TQDM_", "XDG_", "HOME
 OWN_PATH = tuple(sys.path[1:])  # of the interpreter, without this file's folder
 
 
-def _of_libraries(place: str, env: dict[str, str]) -> str:
+def _of_libraries(place, env):
     """The socket of the server for these variables of the libraries."""
     what = sorted((k, v) for k, v in env.items() if k.startswith(LIBRARIES) and k != "HF_TOKEN")
     return f"{place}.{zlib.crc32(json.dumps(what).encode()):08x}"
 
 
-def ask(place: str, argv: list[str]) -> int:
+def ask(place, argv):
     """Have the server run `argv`; SIGTERM is passed on, and the child ends with this process."""
     env = dict(os.environ)
     with socket.socket(socket.AF_UNIX) as link:
@@ -58,7 +56,7 @@ def ask(place: str, argv: list[str]) -> int:
         return int(lines.readline() or 1)
 
 
-def serve(place: str, base: str, modules: tuple[str, ...]) -> None:
+def serve(place, base, modules):
     """Until standard input closes. `base`: the first server's socket. One thread, so that forks are safe."""
     import importlib
     import select
@@ -88,7 +86,7 @@ def serve(place: str, base: str, modules: tuple[str, ...]) -> None:
                 link.close()
 
 
-def _keep(link: socket.socket, place: str, base: str) -> None:
+def _keep(link, place, base):
     """In a process of its own: fork the child, wait for it or for the client's end, answer; then perhaps become a server."""
     import select
 
@@ -120,7 +118,7 @@ def _keep(link: socket.socket, place: str, base: str) -> None:
     os._exit(0)
 
 
-def _environment(env: dict[str, str]) -> None:
+def _environment(env):
     import importlib
 
     os.environ.clear()
@@ -132,7 +130,7 @@ def _environment(env: dict[str, str]) -> None:
     importlib.invalidate_caches()
 
 
-def _become(argv: list[str], cwd: str, env: dict[str, str]) -> None:
+def _become(argv, cwd, env):
     """The command, in this forked process, as `python` would run it, with a `sitecustomize` on its PYTHONPATH."""
     import importlib.util
     import runpy

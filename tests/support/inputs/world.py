@@ -30,7 +30,7 @@ CHOSEN = f"include: common/base.yaml\n{MULTIPLE}process_results: !function metri
 JSON = "dataset_path: json\ndataset_kwargs: {{data_files: {{test: {}}}}}\n"
 
 
-def _choice(task: str, data: str, text: str = 'doc_to_text: "{{q}}"', more: str = "") -> str:
+def _choice(task, data, text='doc_to_text: "{{q}}"', more=""):
     return f"# 100\ntask: {task}\n{CHOSEN}{data}{text}\n{more}"
 
 
@@ -101,12 +101,12 @@ PACKAGES = {  # name -> text; in site-packages, but for `editlib`, which is inst
 }
 
 
-def jsonl(word: str, first: int, count: int = ROWS) -> str:
+def jsonl(word, first, count=ROWS):
     line = '{{"n": {0}, "q": "the {1} {2:05d} breaks", "a": {3}, "note": "x100"}}\n'
     return "".join(line.format(i, word, first + i, i % 2) for i in range(count))
 
 
-def kept(path: Path, content: bytes) -> None:
+def kept(path, content):
     """Another content of the same size, with the times of the old one."""
     was = path.stat()
     path.write_bytes(content)
@@ -134,14 +134,14 @@ class World:
 
     # --- files ---------------------------------------------------------------------------------------------------
 
-    def path(self, name: str) -> Path:
+    def path(self, name):
         return self.folder / name
 
-    def write(self, name: str, text: str) -> None:
+    def write(self, name, text):
         self.path(name).parent.mkdir(parents=True, exist_ok=True)
         self.path(name).write_text(text)
 
-    def bump(self, name: str, before: str, *, stat: bool = False) -> None:
+    def bump(self, name, before, *, stat=False):
         """Count up the digits after `before`, at its first place. `stat`: size and times stay as they are."""
         path = self.path(name)
         changed, count = re.subn(
@@ -153,13 +153,13 @@ class World:
         assert count, f"{name}: no number after {before!r}"
         kept(path, changed.encode()) if stat else path.write_text(changed)
 
-    def poke(self, name: str, at: int, content: bytes) -> None:
+    def poke(self, name, at, content):
         """Write bytes at a place of a file; its times stay as they are."""
         whole = bytearray(self.path(name).read_bytes())
         whole[at : at + len(content)] = content
         kept(self.path(name), whole)
 
-    def count(self, name: str) -> int:
+    def count(self, name):
         """1, 2, … at each call."""
         self.counts[name] += 1
         return self.counts[name]
@@ -167,21 +167,21 @@ class World:
     # --- what is asked -------------------------------------------------------------------------------------------
 
     @property
-    def tasks(self) -> Path:
+    def tasks(self):
         return self.folder / "tasks"
 
     @property
-    def hf_home(self) -> Path:
+    def hf_home(self):
         return Path(self.exports.get("HF_HOME", self.folder / "hf"))
 
-    def arguments(self) -> dict[str, Any]:
+    def arguments(self):
         """Model arguments with full paths."""
         return {
             key: str(self.folder / value[2:]) if str(value).startswith("./") else value
             for key, value in self.model_args.items()
         }
 
-    def environment(self) -> dict[str, str]:
+    def environment(self):
         """Of the command, as a login shell has it: no variable of this process but where programs are."""
         path = [*(["newer"] if self.newer else ()), "site-packages", "src"]
         ones = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "HF_EVALUATE_OFFLINE", "TQDM_DISABLE", "NO_COLOR")
@@ -199,7 +199,7 @@ class World:
             **self.env,
         }
 
-    def write_settings(self, warm: str) -> None:
+    def write_settings(self, warm):
         """evalspan.toml and suite.toml. `warm`: the command that stands before the interpreter's, "" for none."""
         suite = {"name": "inputs", "include_path": [str(self.tasks)], "batch_size": 1, **self.suite}
         lines = [f"{key} = {_toml(value)}" for key, value in suite.items()]
@@ -221,7 +221,7 @@ class World:
         self.write("evalspan.toml", "\n".join(lines) + "\n")
 
 
-def _toml(value: Any) -> str:
+def _toml(value):
     if isinstance(value, dict):
         return "{" + ", ".join(f"{json.dumps(k)} = {_toml(v)}" for k, v in value.items()) + "}"
     return json.dumps(value)
@@ -230,7 +230,7 @@ def _toml(value: Any) -> str:
 # --- making it -------------------------------------------------------------------------------------------------------
 
 
-def make(folder: Path) -> World:
+def make(folder):
     """A new world."""
     folder.mkdir(parents=True, exist_ok=True)
     world = World(folder=folder)
@@ -259,7 +259,7 @@ def make(folder: Path) -> World:
     return world
 
 
-def install(world: World, name: str, version: str, text: str) -> None:
+def install(world, name, version, text):
     """As pip does: the package's files, and dist-info with METADATA and RECORD; `editlib` by a link to its source."""
     editable = name == "editlib"
     world.write(f"{'src' if editable else 'site-packages'}/{name}/__init__.py", text)
@@ -281,7 +281,7 @@ def install(world: World, name: str, version: str, text: str) -> None:
         world.write(f"site-packages/{info}/{file}", content)
 
 
-def _models(world: World) -> None:
+def _models(world):
     """The checkpoint, a tokenizer of its own and an adapter, by one import of torch."""
     from support.exactness import tiny_model
 
@@ -295,7 +295,7 @@ def _models(world: World) -> None:
     make_adapter(world, "adapter", 1)
 
 
-def make_adapter(world: World, name: str, seed: int) -> None:
+def make_adapter(world, name, seed):
     import torch
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM
@@ -308,7 +308,7 @@ def make_adapter(world: World, name: str, seed: int) -> None:
     get_peft_model(model, lora).save_pretrained(world.path(name))
 
 
-def _move_main(repository: Path) -> Path:
+def _move_main(repository):
     """The folder, not made yet, of a further revision in the Hub's cache, to which main moves."""
     commit = f"{len(list(repository.glob('snapshots/*'))) + 1:040x}"
     (repository / "refs").mkdir(parents=True, exist_ok=True)
@@ -316,11 +316,11 @@ def _move_main(repository: Path) -> Path:
     return repository / "snapshots" / commit
 
 
-def revise(repository: Path, source: Path) -> None:
+def revise(repository, source):
     shutil.copytree(source, _move_main(repository))
 
 
-def revise_rows(world: World) -> None:
+def revise_rows(world):
     """A further revision of the data set org/rows, prepared as `datasets` does, to which main moves."""
     from datasets.packaged_modules.json.json import Json
 
@@ -336,7 +336,7 @@ def revise_rows(world: World) -> None:
     made.download_and_prepare(str(place))
 
 
-def newer_transformers(world: World) -> None:
+def newer_transformers(world):
     """`newer/`: transformers of a later version, with another constant in Llama's norm; other files are links."""
     found = importlib.metadata.distribution("transformers")
     real, place = Path(str(found.locate_file("transformers"))), world.path("newer/transformers")

@@ -4,20 +4,17 @@ Rule: the first trial that has written as many records as PAUSE_AFTER says leave
 it holds a shard; SIGCONT lets it go on. So a test can act in mid-inference, which lasts half a second otherwise.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal
 import sys
-from typing import Any
 
 if "PAUSE_FILE" in os.environ and {"evaljobs", "trial"} <= {*sys.orig_argv}:
     from evaljobs.contract.storage import FrameWriter
 
     _append, _written = FrameWriter.append, []
 
-    def _pausing(writer: FrameWriter, shard: Any) -> Any:
+    def _pausing(writer, shard):
         if len(_written) == int(os.environ["PAUSE_AFTER"]):
             with contextlib.suppress(FileExistsError), open(os.environ["PAUSE_FILE"], "x") as file:  # noqa: PTH123
                 file.write(str(os.getpid()))
@@ -26,4 +23,4 @@ if "PAUSE_FILE" in os.environ and {"evaljobs", "trial"} <= {*sys.orig_argv}:
         _written.append(shard.shard)
         return _append(writer, shard)
 
-    FrameWriter.append = _pausing  # type: ignore[method-assign]
+    FrameWriter.append = _pausing

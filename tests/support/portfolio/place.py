@@ -4,20 +4,16 @@ Rule: lm-eval itself says which data sets and configurations a task reads: its t
 `datasets.load_dataset` that draws, writes and returns what it is asked for.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import tempfile
-from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
-from support.portfolio.rows import Row, drawn
+from support.portfolio.rows import drawn
 
 
-def place(tasks: Iterable[str], hf_home: Path) -> dict[tuple[str, str], int]:
+def place(tasks, hf_home):
     """The rows of these tasks, groups and tags, below `hf_home`; (path, configuration) -> rows of each data set written."""
     import datasets
     from lm_eval.tasks import TaskManager
@@ -25,9 +21,9 @@ def place(tasks: Iterable[str], hf_home: Path) -> dict[tuple[str, str], int]:
     from evaljobs.lmeval import hooks
 
     hooks.install()  # code_eval of the Hub
-    made: dict[tuple[str, str], Any] = {}
+    made = {}
 
-    def load(path: str, name: str | None = None, *_: object, split: str | None = None, **__: object) -> Any:
+    def load(path, name=None, *_, split=None, **__):
         key = (path, name or "default")
         if key not in made:
             made[key] = _prepared(*key, drawn(path, name), hf_home).as_dataset()
@@ -40,7 +36,7 @@ def place(tasks: Iterable[str], hf_home: Path) -> dict[tuple[str, str], int]:
     return {key: sum(len(split) for split in each.values()) for key, each in made.items()}
 
 
-def _prepared(path: str, config: str, rows: dict[str, list[Row]], hf_home: Path) -> Any:
+def _prepared(path, config, rows, hf_home):
     from datasets.naming import camelcase_to_snakecase
     from datasets.packaged_modules.json.json import Json
 

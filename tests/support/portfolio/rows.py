@@ -7,7 +7,7 @@ length of a document's main text; it follows the prior's prompt tokens of that d
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from priors import sizes
@@ -32,48 +32,48 @@ class Draw(random.Random):
     number: int
     config: str
 
-    def text(self, count: int | None = None) -> str:
+    def text(self, count=None):
         """A sentence of so many words, by default a main text."""
         words = self.choices(VOCABULARY, k=max(2, count or self.words))
         return " ".join(words).capitalize() + "."
 
-    def phrase(self, count: int = 3) -> str:
+    def phrase(self, count=3):
         return " ".join(self.choices(VOCABULARY, k=count))
 
-    def phrases(self, number: int, count: int = 3) -> list[str]:
+    def phrases(self, number, count=3):
         """So many different phrases."""
         return [f"{self.phrase(count)} {index + 1}" for index in range(number)]
 
-    def pick(self, count: int) -> int:
+    def pick(self, count):
         return self.randrange(count)
 
-    def letter(self, count: int = 4) -> str:
+    def letter(self, count=4):
         return LETTERS[self.pick(count)]
 
 
-def _options(r: Draw, keys: str, count: int = 5) -> Row:
+def _options(r, keys, count=5):
     return dict(zip(keys.split(), r.phrases(len(keys.split()), count), strict=True))
 
 
-def _ai2(r: Draw, stem: str) -> Row:
+def _ai2(r, stem):
     return {stem: r.text(), "choices": {"text": r.phrases(4), "label": list("ABCD")}, "answerKey": r.letter()}
 
 
-def _pair(r: Draw, first: str = "sentence1", second: str = "sentence2", labels: int = 2) -> Row:
+def _pair(r, first="sentence1", second="sentence2", labels=2):
     return {first: r.text(), second: r.text(10), "label": r.pick(labels)}
 
 
-def _blank(r: Draw) -> Row:
+def _blank(r):
     sentence = f"{r.phrase(6)} _ {r.phrase(8)}."
     return {"sentence": sentence, "option1": "Ada", "option2": "Ben", "answer": str(1 + r.pick(2))}
 
 
-def _copa(r: Draw) -> Row:
+def _copa(r):
     question = r.choice(["cause", "effect"])
     return {"premise": r.text(8), **_options(r, "choice1 choice2"), "question": question, "label": r.pick(2)}
 
 
-def _wsc273(r: Draw) -> Row:
+def _wsc273(r):
     before, after = r.text(6)[:-1], r.phrase(5)
     text = f"Ada met Ben. {before} and they {after}."
     return {"text": text, "pronoun": "they", "pronoun_loc": text.index("they"), "options": ["Ada", "Ben"]} | {
@@ -81,19 +81,19 @@ def _wsc273(r: Draw) -> Row:
     }
 
 
-def _race(r: Draw) -> Row:
+def _race(r):
     problems = [{"question": r.text(8), "answer": r.letter(), "options": r.phrases(4)} for _ in range(3)]
     return {"article": r.text(), "problems": repr(problems)}
 
 
-def _drop(r: Draw) -> Row:
+def _drop(r):
     answer = {"number": str(r.pick(90)), "date": {"day": "", "month": "", "year": ""}, "spans": [r.phrase()]}
     others = {"number": [""], "date": [answer["date"]], "spans": [[r.phrase()]]}
     asked = {"passage": r.text(), "question": r.text(9), "query_id": f"q{r.number}"}
     return {**asked, "answer": answer, "validated_answers": others}
 
 
-def _bbq(r: Draw) -> Row:
+def _bbq(r):
     groups = r.sample(["old", "nonOld"], 2)
     asked = {"context": r.text(), "question": r.text(6), **_options(r, "ans0 ans1", 2), "ans2": UNKNOWN}
     info = {"ans0": ["x", groups[0]], "ans1": ["y", groups[1]], "ans2": ["z", "unknown"]}
@@ -113,7 +113,7 @@ def _bbq(r: Draw) -> Row:
     }
 
 
-def _ethics(r: Draw) -> Row:
+def _ethics(r):
     by = {
         "commonsense": {"input": r.text()},
         "deontology": {"scenario": r.text(), "excuse": r.text(8)},
@@ -124,8 +124,8 @@ def _ethics(r: Draw) -> Row:
     return {**by[r.config], "label": r.pick(2)}
 
 
-def _super_glue(r: Draw) -> Row:
-    by: dict[str, Callable[[], Row]] = {
+def _super_glue(r):
+    by = {
         "boolq": lambda: {"passage": r.text(), "question": r.phrase(8), "label": r.pick(2)},
         "multirc": lambda: {
             "paragraph": r.text(),
@@ -138,11 +138,11 @@ def _super_glue(r: Draw) -> Row:
     return by[r.config]()
 
 
-def _glue(r: Draw) -> Row:
+def _glue(r):
     return _pair(r, "question", "sentence") if r.config == "qnli" else _pair(r)
 
 
-def _truthful(r: Draw) -> Row:
+def _truthful(r):
     right, wrong = r.phrases(3, 6), r.phrases(3, 7)
     if r.config == "generation":
         return {
@@ -155,20 +155,20 @@ def _truthful(r: Draw) -> Row:
     return {"question": r.text(9), "mc1_targets": targets, "mc2_targets": targets}
 
 
-def _sum(r: Draw, question: str = "question", answer: str = "answer") -> Row:
+def _sum(r, question="question", answer="answer"):
     one, two = 2 + r.pick(90), 2 + r.pick(90)
     text = f"{r.text()} There are {one} and {two}. How many are there?"
     return {question: text, answer: f"We add {one} and {two}.\n#### {one + two}"}
 
 
-def _maths(r: Draw) -> Row:
+def _maths(r):
     one, two = 2 + r.pick(90), 2 + r.pick(90)
     return {"problem": f"{r.text()} ${one}+{two}$?", "solution": f"It is $\\boxed{{{one + two}}}$."} | {
         "level": "1"
     }
 
 
-def _program(r: Draw) -> Row:
+def _program(r):
     add, name = 1 + r.pick(9), f"add_{r.number}"
     prompt = f'def {name}(x):\n    """Add {add} to x. {r.text()}"""\n'
     test = f"def check(candidate):\n    assert candidate(1) == {1 + add}\n    assert candidate(-5) == {add - 5}\n"
@@ -178,7 +178,7 @@ def _program(r: Draw) -> Row:
     }
 
 
-def _mbpp(r: Draw) -> Row:
+def _mbpp(r):
     add, name = 1 + r.pick(9), f"add_{r.number}"
     tests = [f"assert {name}({x}) == {x + add}" for x in (1, 2, -5)]
     text = f"Write a function {name} that adds {add} to a number. {r.text()}"
@@ -186,33 +186,31 @@ def _mbpp(r: Draw) -> Row:
     return {"task_id": r.number, "text": text, "prompt": text, "code": code, "test_list": tests}
 
 
-def _ifeval(r: Draw) -> Row:
+def _ifeval(r):
     keys = ("num_words", "relation", "keywords", "forbidden_words", "end_phrase")
-    asked: Mapping[str, Any] = r.choice(
-        [{"relation": "at least", "num_words": 9}, {"relation": "less than", "num_words": 9}]
-    )
+    asked = r.choice([{"relation": "at least", "num_words": 9}, {"relation": "less than", "num_words": 9}])
     kinds = ["length_constraints:number_words", "punctuation:no_comma"]
     kwargs = [{key: asked.get(key) for key in keys}, dict.fromkeys(keys)]
     return {"key": r.number, "prompt": r.text(), "instruction_id_list": kinds, "kwargs": kwargs}
 
 
-def _mathqa(r: Draw) -> Row:
+def _mathqa(r):
     options = " , ".join(f"{letter} ) {r.pick(900)}" for letter in "abcde")
     return {"Problem": r.text(), "options": options, "correct": r.choice("abcde"), "Rationale": r.text(5)}
 
 
-def _gpqa(r: Draw) -> Row:
+def _gpqa(r):
     wrong = _options(r, "first second third")
-    row: Row = {f"Incorrect Answer {number + 1}": text for number, text in enumerate(wrong.values())}
+    row = {f"Incorrect Answer {number + 1}": text for number, text in enumerate(wrong.values())}
     return {"Question": r.text(), "Correct Answer": r.phrase(6), **row}
 
 
-def _xnli(r: Draw) -> Row:
+def _xnli(r):
     return _pair(r, "premise", "hypothesis", 3)
 
 
-def _story(r: Draw) -> Row:
-    told: Row = {f"input_sentence_{number}": r.text(9) for number in range(1, 5)}
+def _story(r):
+    told = {f"input_sentence_{number}": r.text(9) for number in range(1, 5)}
     return {
         **told,
         "sentence_quiz1": r.text(7),
@@ -221,13 +219,13 @@ def _story(r: Draw) -> Row:
     }
 
 
-def _qa4mre(r: Draw) -> Row:
+def _qa4mre(r):
     answers = {"answer_id": [str(n) for n in range(1, 6)], "answer_str": r.phrases(5)}
     asked = {"document_str": r.text(), "question_str": r.text(8), "answer_options": answers}
     return {**asked, "correct_answer_id": str(1 + r.pick(5))}
 
 
-def _lettered(r: Draw, question: str = "question", answer: str = "answer") -> Row:
+def _lettered(r, question="question", answer="answer"):
     return {question: r.text(), **_options(r, "A B C D"), answer: r.letter()}
 
 
@@ -236,7 +234,7 @@ biology business chemistry computer_science economics engineering health history
 """
 
 
-def _mmlu_pro(r: Draw) -> Row:
+def _mmlu_pro(r):
     subjects = SUBJECTS.split()
     about = {"category": subjects[r.number % len(subjects)].replace("_", " "), "question": r.text()}
     cot = f"A: Let's think step by step. {r.text(20)} The answer is ({r.letter(10)})."
@@ -254,7 +252,7 @@ class Kind(NamedTuple):
 
 
 T, TV, TVT = "test", "train validation", "train validation test"
-KINDS: dict[str, Kind] = {
+KINDS = {
     "Rowan/hellaswag": Kind(TV, lambda r: {"ctx_a": r.text(), "ctx_b": r.phrase(4), "activity_label": r.phrase(2),
         "endings": r.phrases(4, 9), "label": str(r.pick(4))}, prior="hellaswag"),
     "baber/piqa": Kind(TV, lambda r: {"goal": r.text(), **_options(r, "sol1 sol2", 12), "label": r.pick(2)},
@@ -336,30 +334,30 @@ KINDS: dict[str, Kind] = {
 FOR_EXAMPLES = frozenset(("train", "dev", "valid"))  # splits that few-shot examples come from, unless scored
 
 
-def words_of(kind: Kind, default: int = 30) -> int:
+def words_of(kind, default=30):
     """Words of a main text: about three of four prompt tokens of a document without examples."""
     known = sizes.known(kind.prior) if kind.prior else None
     return max(8, min(600, round(0.75 * known.prompt_tokens))) if known else default
 
 
-def drawn(path: str, config: str | None) -> dict[str, list[Row]]:
+def drawn(path, config):
     """Split -> rows of a data set's configuration. KeyError: a data set that the portfolio does not hold."""
     kind = KINDS["hails/agieval" if path.startswith("hails/agieval-") else path]
     words = words_of(kind)
     splits = kind.splits.split()
 
-    def row(split: str, number: int) -> Row:
+    def row(split, number):
         draw = Draw(f"{path} {config} {split} {number}")
         draw.words, draw.number, draw.config = words, number, config or ""
         return kind.draw(draw)
 
-    def count(split: str) -> int:
+    def count(split):
         examples = len(splits) > 1 and split.split("_", maxsplit=1)[0] in FOR_EXAMPLES
         return kind.shots if examples or (path == "TIGER-Lab/MMLU-Pro" and split != "test") else kind.rows
 
     return {split: [row(split, number) for number in range(count(split))] for split in splits}
 
 
-def sentences(count: int) -> list[str]:
+def sentences(count):
     """Sentences of the rows' words, to train a tokenizer on."""
     return [Draw(number).text(40) for number in range(count)]

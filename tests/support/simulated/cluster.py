@@ -5,21 +5,16 @@ from __future__ import annotations
 import dataclasses
 import random
 from collections import Counter
-from collections.abc import Iterable
-from typing import Any
 
-from coordinator.cluster import Job, JobState
-from coordinator.evaluation import actions as do
-from coordinator.evaluation import events as ev
+from coordinator.cluster import JobState
 from coordinator.evaluation.jobs import PREEMPTED
 from coordinator.evaluation.memory import OUT_OF_MEMORY
-from coordinator.evaluation.records import EvaluationRecord
 from coordinator.evaluation.state import State
 from coordinator.runtime import detect
 from evaljobs.contract.names import Cut, ShardId
 from evaljobs.contract.outcomes import Built, Cleared, Converted, Executed, Failed, Scored, Staged
-from evaljobs.contract.specs import FrameRef, ScoreSpec, TrialSpec
-from support.simulated.parts import FakeJob, FakeMember, Faults, Odd, ended, too_large
+from evaljobs.contract.specs import FrameRef
+from support.simulated.parts import FakeMember, ended, too_large
 
 
 class Cluster:
@@ -27,29 +22,29 @@ class Cluster:
 
     state: State
 
-    def __init__(self, seed: int, faults: Faults, rec: EvaluationRecord, odd: Odd) -> None:
+    def __init__(self, seed, faults, rec, odd):
         self.dice, self.faults, self.record, self.odd = random.Random(seed), faults, rec, odd
         self.now = 0.0
         # what both sides see: journal, queue, claims, metric jobs
-        self.journal: list[ev.AnyEvent] = []
-        self.queue: dict[str, tuple[str, float]] | None = None  # shard -> (lane, rank)
-        self.epoch: str | None = None
-        self.published: set[str] = set()  # tasks whose request sets early trials find
-        self.claims: dict[str, str] = {}
-        self.rq: set[str] = set()
-        self.specs: dict[str, Any] = {}  # of metric jobs, as they were queued
-        self.given_up: dict[str, str] = {}  # metric jobs -> the queue's reason
+        self.journal = []
+        self.queue = None  # shard -> (lane, rank)
+        self.epoch = None
+        self.published = set()  # tasks whose request sets early trials find
+        self.claims = {}
+        self.rq = set()
+        self.specs = {}  # of metric jobs, as they were queued
+        self.given_up = {}  # metric jobs -> the queue's reason
         self.workers_stopped, self.drained = False, set[str]()
         self.seen = detect.Sightings()
-        self.called: list[do.SubmitJob] = []  # submissions whose turn has not come
-        self.jobs: dict[str, FakeJob] = {}
-        self.outcomes: list[Any] = []
-        self.left: list[Any] = []  # every outcome file ever written
-        self.dumped: list[tuple[str, FrameRef]] = []
-        self.converted: set[str] = set()
-        self.memory: set[tuple[str, str]] = set()  # (node, holder) that hold staged weights
-        self.lanes: dict[tuple[str, int], FakeMember] = {}  # of hosts
-        self.launched: dict[str, str] = {}  # builds that their nodes could not launch -> node
+        self.called = []  # submissions whose turn has not come
+        self.jobs = {}
+        self.outcomes = []
+        self.left = []  # every outcome file ever written
+        self.dumped = []
+        self.converted = set()
+        self.memory = set()  # (node, holder) that hold staged weights
+        self.lanes = {}  # of hosts
+        self.launched = {}  # builds that their nodes could not launch -> node
         # counts for tests
         self.frames = Counter[str]()  # answers of a shard
         self.scored_with = Counter[int]()  # scores of an entry
@@ -57,20 +52,20 @@ class Cluster:
         self.deaths = Counter[str]()  # of trials, by shard
         self.died_at = Counter[str]()  # by node
         self.oversized, self.fits = 0, odd.fits  # batches that did not fit, and the size of those that do
-        self.refusals: dict[str, list[float]] = {}  # job -> times at which a limit kept it out
-        self.asked_mb: list[int] = []  # by jobs of `Odd.takes_mb`
-        self.had: set[str] = set()  # nodes that had weights
+        self.refusals = {}  # job -> times at which a limit kept it out
+        self.asked_mb = []  # by jobs of `Odd.takes_mb`
+        self.had = set()  # nodes that had weights
         self.gaps = 0  # ticks in which one of those had none, with shards to do
 
-    def of(self, purpose: str) -> list[FakeJob]:
+    def of(self, purpose):
         """The jobs of one purpose that were ever submitted."""
         return [job for job in self.jobs.values() if job.job.purpose == purpose]
 
-    def members(self, *phases: str) -> int:
+    def members(self, *phases):
         """Members of all jobs in these phases."""
         return sum(m.phase in phases for job in self.jobs.values() for m in job.members.values())
 
-    def kill(self, purpose: str = "", nodes: Iterable[str] | None = None) -> int:
+    def kill(self, purpose="", nodes=None):
         """End each running member of this purpose, on these nodes or anywhere, without a word; how many there were."""
         running = [
             (job, member)
@@ -82,7 +77,7 @@ class Cluster:
             self.end_member(job, member)
         return len(running)
 
-    def end_member(self, job: FakeJob, member: FakeMember, word: str = "") -> None:
+    def end_member(self, job, member, word=""):
         if member.phase == "ended":
             return
         member.phase, member.word = "ended", word or member.word
@@ -90,16 +85,16 @@ class Cluster:
         if self.dice.random() < self.faults.vanish:
             job.listed = False
 
-    def leave(self, outcome: Any) -> None:
+    def leave(self, outcome):
         if isinstance(outcome, Staged) and self.odd.hashes:
             outcome = outcome.model_copy(update={"content": "c"})
         self.outcomes.append(outcome)
         self.left.append(outcome)
 
-    def fail(self, name: str, job: Any, error: str, **more: Any) -> None:
+    def fail(self, name, job, error, **more):
         self.leave(Failed(name=name, job=job, blame="retry", error=error, **more))
 
-    def work(self) -> None:
+    def work(self):
         """Every running member does a little; some die."""
         for job in list(self.jobs.values()):
             for member in job.members.values():
@@ -108,7 +103,7 @@ class Cluster:
                 elif member.phase == "running" and not self.ends(job, member):
                     getattr(self, f"run_{job.job.purpose}")(job, member)
 
-    def ends(self, job: FakeJob, member: FakeMember) -> bool:
+    def ends(self, job, member):
         """Does the cluster end this member before it gets anything done?"""
         trial, roll, takes = (
             job.job.purpose == "trial",
@@ -134,7 +129,7 @@ class Cluster:
         self.end_member(job, member, word)
         return True
 
-    def starts(self, job: FakeJob, member: FakeMember) -> bool:
+    def starts(self, job, member):
         """Has the cluster room for this pending member now?"""
         purpose, first = self.odd.full
         if (job.job.purpose == purpose and member.index >= first) or self.members(
@@ -147,11 +142,11 @@ class Cluster:
             return False
         return self.dice.random() < 0.6 and job.job.node not in self.drained
 
-    def leaf_tasks(self, entry: str) -> Iterable[str]:
+    def leaf_tasks(self, entry):
         """What lm-eval makes of an entry."""
         return (entry,)
 
-    def run_build(self, job: FakeJob, member: FakeMember) -> None:
+    def run_build(self, job, member):
         if self.now < self.odd.builds_from:
             return
         if left := sorted(self.odd.unlaunchable - set(job.job.exclude)):
@@ -170,7 +165,7 @@ class Cluster:
                 self.leave(Built(name=spec.name, batch_size=8, seconds=1, **known))
         self.end_member(job, member)
 
-    def run_convert(self, job: FakeJob, member: FakeMember) -> None:
+    def run_convert(self, job, member):
         if self.dice.random() < self.faults.convert_fails:
             self.fail(job.job.name, "convert", "no")
         else:
@@ -178,7 +173,7 @@ class Cluster:
             self.leave(Converted(name=job.job.name, path=job.spec.out_dir, seconds=1))
         self.end_member(job, member)
 
-    def run_stage(self, job: FakeJob, member: FakeMember) -> None:
+    def run_stage(self, job, member):
         name, node = job.job.name, job.job.node or ""
         if job.released:
             self.leave(Cleared(name=name, node=node, freed_bytes=1, reason="released"))
@@ -193,7 +188,7 @@ class Cluster:
             where = {"node": node, "path": "/s", "rung": "shm"}
             self.leave(Staged(name=name, bytes=1, storage_bytes=1, seconds=1, **where))
 
-    def run_host(self, job: FakeJob, member: FakeMember) -> None:
+    def run_host(self, job, member):
         """One job stages, runs its lanes, and ends when all have ended."""
         name, node, spec = job.job.name, job.spec.stage.node, job.spec.trial
         if (node, name) not in self.memory:
@@ -219,7 +214,7 @@ class Cluster:
             self.leave(Cleared(name=name, node=node, freed_bytes=1, reason="its trials ended"))
             self.end_member(job, member)
 
-    def hand_back(self, job: FakeJob, member: FakeMember) -> None:
+    def hand_back(self, job, member):
         """The trial is told to end: what it holds is in the queue again."""
         lane = job.spec.lanes[member.index]
         for shard in self.held(lane.trial):
@@ -228,10 +223,10 @@ class Cluster:
                 self.queue[shard] = (lane.lane, 0.0)
         self.leave(ended(job.spec.node, lane.trial, "terminated"))
 
-    def held(self, trial: str) -> list[str]:
+    def held(self, trial):
         return [shard for shard, holder in self.claims.items() if holder == trial]
 
-    def ends_early(self, job: FakeJob, member: FakeMember, trial: str, node: str) -> bool:
+    def ends_early(self, job, member, trial, node):
         """Does the trial end before it has held a shard?"""
         odd, word = self.odd, ""
         first = odd.power_cut and job.job.name.endswith("-a0")
@@ -247,7 +242,7 @@ class Cluster:
         self.end_member(job, member, word)
         return True
 
-    def run_trial(self, job: FakeJob, member: FakeMember) -> None:
+    def run_trial(self, job, member):
         if self.odd.pace < 1 and self.dice.random() >= self.odd.pace:
             return
         spec, odd = job.spec, self.odd
@@ -272,14 +267,14 @@ class Cluster:
             self.leave(ended(node, trial, "drained"))
             self.end_member(job, member)
         elif odd.in_order:
-            lanes: dict[str, list[tuple[float, str]]] = {}
+            lanes = {}
             for shard, (where, rank) in self.queue.items():
                 lanes.setdefault(where, []).append((rank, shard))
             self.claim(job, member, trial, min(lanes.get(lane) or max(lanes.values(), key=len))[1])
         else:
             self.claim(job, member, trial, self.dice.choice(open_))
 
-    def die_with(self, trial: str, node: str, shard: str, error: str) -> None:
+    def die_with(self, trial, node, shard, error):
         """The trial fails while it holds the shard, which it gives back; a silent one says nothing, and gives nothing back."""
         known = self.state.shards.by_name[shard]
         self.deaths[shard] += known.frame is None and not known.quarantined
@@ -291,11 +286,11 @@ class Cluster:
             self.queue[shard] = (known.lane, known.rank)
         self.fail(trial, "trial", error, node=node, shard=shard)
 
-    def answer(self, _shard: str, trial: str) -> FrameRef:
+    def answer(self, _shard, trial):
         """The place of its record."""
         return FrameRef(file=f"{trial}.frames", offset=self.frames.total(), length=1)
 
-    def oversize(self, node: str, trial: str, shard: str) -> bool:
+    def oversize(self, node, trial, shard):
         """Does a batch of the shard not fit? Then the trial leaves an outcome and drops the shard."""
         cut = Cut.parse(ShardId.parse(shard).cut or "8")
         leaf = self.state.shards.leaves.get(ShardId.parse(shard).task)
@@ -308,9 +303,9 @@ class Cluster:
         self.leave(too_large(shard, trial, node, name=f"{trial}.{self.oversized}"))
         return True
 
-    def claim(self, job: FakeJob, member: FakeMember, trial: str, shard: str) -> None:
+    def claim(self, job, member, trial, shard):
         """Take it from the queue; a trial that was not told of its task leaves it there, and ends."""
-        spec: TrialSpec = job.spec
+        spec = job.spec
         later = self.published if spec.request_sets_file is not None else set()
         if ShardId.parse(shard).task not in spec.request_sets.keys() | later:
             self.leave(ended(spec.node, trial, "outdated"))
@@ -320,7 +315,7 @@ class Cluster:
         del self.queue[shard]
         self.claims[shard] = trial
 
-    def run_metric(self, job: FakeJob, member: FakeMember) -> None:
+    def run_metric(self, job, member):
         if self.workers_stopped or self.odd.ends_workers:
             self.end_member(job, member)
             return
@@ -342,28 +337,28 @@ class Cluster:
                 spec = self.specs[name]
                 self.check_score(spec)
                 self.scored_with[metric.entry] += 1
-                told: Any = {
+                told = {
                     "entry": metric.entry,
                     "unscored": {"t 1": "hung"} if roll() < faults.item_fails else {},
                 }
                 self.leave(Scored(name=name, result_file=self.score_file(spec), seconds=1, **told))
 
-    def check_score(self, spec: ScoreSpec) -> None:
+    def check_score(self, spec):
         for task, frames in spec.frames.items():
             leaf = self.state.shards.leaves[self.state.entries[spec.entry].leaves[task]]
             assert len(frames) == len(leaf.planned.shards), "a partial score"
 
-    def score_file(self, _spec: ScoreSpec) -> str:
+    def score_file(self, _spec):
         return "/r"
 
-    def listing(self) -> list[JobState]:
+    def listing(self):
         """What vanishes is what has ended: a member that runs is shown."""
         return [
             JobState(
                 job_id=job.job_id,
                 name=job.job.name,
                 index=index,
-                phase=member.phase,  # type: ignore[arg-type]
+                phase=member.phase,
                 state=member.word or member.phase.upper(),
                 ends_at=self.ends_at(job, member),
                 node=self.launched.get(job.job.name),
@@ -374,16 +369,16 @@ class Cluster:
             if job.listed or member.phase != "ended"
         ]
 
-    def reason_of(self, job: FakeJob) -> str:
+    def reason_of(self, job):
         return self.odd.reason if self.odd.full[0] in ("", job.job.purpose) else ""
 
-    def ends_at(self, job: FakeJob, member: FakeMember) -> float | None:
+    def ends_at(self, job, member):
         """By its time limit; None: this cluster has none."""
         if not self.odd.life or job.job.purpose != "stage" or member.phase != "running":
             return None
         member.begun = self.now if member.begun is None else member.begun
         return member.begun + self.odd.life
 
-    def began(self, job: Job, _index: int) -> bool:
+    def began(self, job, _index):
         """Has this member a log?"""
         return job.name not in self.launched

@@ -1,15 +1,13 @@
 """Invariants of an evaluation's state, recounted: what its index and its counters must say."""
 
-from __future__ import annotations
-
 from dataclasses import fields, replace
 
 from coordinator.evaluation import indexes
-from coordinator.evaluation.state import Index, Phase, State
+from coordinator.evaluation.state import Index, Phase
 from evaljobs.contract.names import LaneId
 
 
-def recounted(state: State) -> Index:
+def recounted(state):
     """The index of this state, made anew; the state itself is only read."""
     copy = replace(state, index=Index(), jobs=replace(state.jobs, live=set()))
     for trial in state.trials.by_name.values():
@@ -27,7 +25,7 @@ def recounted(state: State) -> Index:
     return copy.index
 
 
-def validate(state: State) -> None:
+def validate(state):
     """Every invariant of the state, recounted; AssertionError names the first that does not hold."""
     _validate_shards(state)
     _validate_jobs(state)
@@ -39,7 +37,7 @@ def validate(state: State) -> None:
     _validate_ending(state)
 
 
-def _validate_shards(state: State) -> None:
+def _validate_shards(state):
     todo = sum(1 for s in state.shards.by_name.values() if s.frame is None and not s.quarantined)
     assert state.shards.todo == todo, f"todo is {state.shards.todo}, counted {todo}"
     for task, leaf in state.shards.leaves.items():
@@ -54,7 +52,7 @@ def _validate_shards(state: State) -> None:
     assert state.scoring.outstanding == open_, "outstanding metric jobs"
 
 
-def _validate_jobs(state: State) -> None:
+def _validate_jobs(state):
     jobs = state.jobs
     assert jobs.live == {n for n, j in jobs.by_name.items() if j.live}, "live jobs"
     assert all(jobs.by_name[n].phase == "intended" for n in jobs.held), f"held jobs {sorted(jobs.held)}"
@@ -65,13 +63,13 @@ def _validate_jobs(state: State) -> None:
         assert state.trials.by_name[name] is trial, f"{name} has two records"
 
 
-def _validate_nodes(state: State) -> None:
+def _validate_nodes(state):
     nodes = state.nodes
     assert all(node.lanes > 0 for node in nodes.by_name.values()), "a node in use without lanes"
     assert nodes.by_name.keys().isdisjoint(nodes.prefetches), "a node is in use and prefetched"
 
 
-def _validate_ending(state: State) -> None:
+def _validate_ending(state):
     for entry in state.entries:
         if entry.status == "scored":
             assert entry.result_file, f"{entry.name} is scored without a result file"

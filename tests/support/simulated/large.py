@@ -1,23 +1,15 @@
 """A large evaluation without faults, event by event: as many nodes, trials and shards as are asked for."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
-
 from coordinator.evaluation import actions as do
 from coordinator.evaluation import events as ev
 from coordinator.evaluation import step as machine
-from coordinator.evaluation.state import State
 from evaljobs.contract.names import LaneId
 from evaljobs.contract.outcomes import Built, Executed, Scored, Staged
 from evaljobs.contract.specs import FrameRef
 from support.simulated.parts import SITE, ended, planned, record
 
-Step = Callable[[State, ev.AnyEvent], machine.Step]
 
-
-def plain_step(state: State, event: ev.AnyEvent) -> machine.Step:
+def plain_step(state, event):
     return machine.step(state, SITE, event)
 
 
@@ -27,39 +19,30 @@ class Large:
     `generations`: how many trials each lane has, one after the other. `shards`: of each lane.
     """
 
-    def __init__(
-        self,
-        nodes: int,
-        gpus: int = 8,
-        *,
-        tasks: int = 60,
-        generations: int = 1,
-        shards: int = 4,
-        step: Step = plain_step,
-    ) -> None:
+    def __init__(self, nodes, gpus=8, *, tasks=60, generations=1, shards=4, step=plain_step):
         self.nodes = [f"n{i}" for i in range(nodes)]
         self.gpus, self.tasks, self.generations, self.shards = gpus, tasks, generations, shards
         self.step = step
         self.now = 0.0
-        self.journal: list[ev.AnyEvent] = [ev.Accepted(at=0.0, record=record(tasks, build_jobs=4))]
+        self.journal = [ev.Accepted(at=0.0, record=record(tasks, build_jobs=4))]
         self.state, self.actions = machine.start(self.journal[0])
         self.ids = 0
 
-    def take(self, event: ev.AnyEvent) -> None:
+    def take(self, event):
         step = self.step(self.state, event)
         self.journal += [event, *step.intents]
         self.actions += step.actions
 
-    def taken(self, kind: type) -> list[Any]:
+    def taken(self, kind):
         """The actions of this kind so far; they are done with then."""
         found = [a for a in self.actions if isinstance(a, kind)]
         self.actions = [a for a in self.actions if not isinstance(a, kind)]
         return found
 
-    def outcome(self, outcome: Any) -> None:
+    def outcome(self, outcome):
         self.take(ev.OutcomeSeen(at=self.now, outcome=outcome))
 
-    def run(self) -> State:
+    def run(self):
         folders = {i: f"/sets/{i}" for i in range(self.tasks)}
         self.take(ev.RequestSetsFound(at=0.0, sets={}, folders=folders, batch_size=8))
         self._build()
@@ -88,7 +71,7 @@ class Large:
         assert self.state.ended_at is not None
         return self.state
 
-    def _start_jobs(self, purpose: str) -> None:
+    def _start_jobs(self, purpose):
         jobs = [a.job for a in self.taken(do.SubmitJob)]
         self.actions += [do.SubmitJob(job=j) for j in jobs if j.purpose != purpose]
         for job in (j for j in jobs if j.purpose == purpose):
@@ -98,7 +81,7 @@ class Large:
                 started = {"node": job.node or "", "started_at": self.now, "submitted_at": self.now}
                 self.take(ev.JobStarted(at=self.now, job=job.name, index=member, **started))
 
-    def _build(self) -> None:
+    def _build(self):
         self._start_jobs("build")
         for name in sorted(self.state.jobs.live):
             for index in self.state.jobs.by_name[name].entries:
@@ -107,7 +90,7 @@ class Large:
                 self.outcome(Built(name=f"{name}.{index}", **told))
             self.take(ev.JobEnded(at=self.now, job=name, index=0, state="COMPLETED"))
 
-    def _planned(self, action: do.MakePlan) -> ev.Planned:
+    def _planned(self, action):
         each = max(1, self.shards * len(action.lanes) // self.tasks)
         alone = tuple((i,) for i in range(each))
         made = planned(action, lambda: each, self.now, work_seconds_95=1000.0, load_seconds_95=0.0)
@@ -123,22 +106,22 @@ class Large:
         ]
         return made.model_copy(update={"leaves": tuple(leaves)})
 
-    def _dump(self) -> None:
+    def _dump(self):
         trials = sorted(self.state.trials.live)
         for number, shard in enumerate(list(self.state.shards.by_name)):
             file = f"{trials[number % len(trials)]}.frames"
             frame = FrameRef(file=file, offset=number, length=1)
             self.take(ev.ShardsDumped(at=self.now, shards=((shard, frame),)))
 
-    def _end_trials(self, reason: str) -> None:
+    def _end_trials(self, reason):
         for name, trial in sorted(self.state.trials.live.items()):
             self.outcome(ended(LaneId.parse(trial.lane).node, name, reason))
             self.take(ev.JobEnded(at=self.now, job=trial.job, index=trial.member, state="COMPLETED"))
 
-    def _score(self) -> None:
+    def _score(self):
         while metrics := self.taken(do.EnqueueMetric):
             for metric in (self.state.scoring.metrics[m.name] for m in metrics):
-                told: Any = {"name": metric.name, "seconds": 1}
+                told = {"name": metric.name, "seconds": 1}
                 if metric.kind == "execute":
                     self.outcome(Executed(task=metric.task, documents=1, programs=1, **told))
                 else:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from coordinator.cluster import Job, Purpose
-from coordinator.evaluation import actions as do
+from coordinator.cluster import Job
 from coordinator.evaluation import events as ev
 from coordinator.evaluation.job_specs import Site
 from coordinator.evaluation.records import EvaluationRecord, Inputs, RunOptions
@@ -26,7 +24,7 @@ SITE = Site(work_dir="/w", trial_command=("python",), worker_command=("python",)
 
 
 # MiB that a job of `record` asks for at first: a trial also for the 1 MiB of the weights
-FIRST_MB: dict[Purpose, int] = {"build": 4096, "trial": 4097, "metric": 4096, "stage": 513}
+FIRST_MB = {"build": 4096, "trial": 4097, "metric": 4096, "stage": 513}
 
 
 @dataclass
@@ -125,29 +123,27 @@ class FakeJob:
     released: bool = False
 
     @property
-    def spec(self) -> Any:
+    def spec(self):
         return next(iter(self.specs.values()))
 
 
-def ended(node: str, trial: str, reason: str) -> TrialEnded:
+def ended(node, trial, reason):
     """A trial's own account."""
     waits = dict.fromkeys(("wait", "import", "load", "dump", "idle"), 0.0)
-    seconds: dict[str, Any] = {f"{part}_seconds": took for part, took in {**waits, "infer": 1.0}.items()}
-    did: dict[str, Any] = {"shards": 1, "started_at": 0, "ended_at": 1, "devices": "cpu", "gpus": 1}
+    seconds = {f"{part}_seconds": took for part, took in {**waits, "infer": 1.0}.items()}
+    did = {"shards": 1, "started_at": 0, "ended_at": 1, "devices": "cpu", "gpus": 1}
     return TrialEnded(name=trial, node=node, reason=reason, **did, **seconds)
 
 
-def too_large(shard: str, trial: str, node: str, **changes: Any) -> TooLarge:
+def too_large(shard, trial, node, **changes):
     """Half of a batch of the shard fits the GPU."""
     units = Cut.parse(ShardId.parse(shard).cut or "8").token_budget
-    sizes: dict[str, Any] = {"what": "unit" if units else "likelihoods", "fits": 1, "of": 2}
+    sizes = {"what": "unit" if units else "likelihoods", "fits": 1, "of": 2}
     where = {"node": node, "devices": "A100", "error": "CUDA out of memory"}
     return TooLarge(**{"name": trial, "trial": trial, "shard": shard, **where, **sizes, **changes})
 
 
-def record(
-    entries: int = 3, *, convert: str | None = None, suite: Mapping[str, Any] | None = None, **options: Any
-) -> EvaluationRecord:
+def record(entries=3, *, convert=None, suite=None, **options):
     """An evaluation of `entries` tasks; every second one executes programs. `suite`: more settings of the suite."""
     weights = CheckpointFile(name="model.safetensors", size=1 << 20, mtime_ns=1)
     tasks = tuple(TaskEntry(name=f"t{i}") for i in range(entries))
@@ -162,7 +158,7 @@ def record(
     )
 
 
-def limited(limits: Sequence[float | None], *, groups: bool = False, **options: Any) -> EvaluationRecord:
+def limited(limits, *, groups=False, **options):
     """Tasks of these limits. `groups`: they may be groups of tasks."""
     tasks = tuple(TaskEntry(name=f"t{i}", limit=limit) for i, limit in enumerate(limits))
     names = tuple(task.name for task in tasks)
@@ -170,7 +166,7 @@ def limited(limits: Sequence[float | None], *, groups: bool = False, **options: 
     return record(suite={"tasks": tasks}, **options).model_copy(update={"inputs": inputs})
 
 
-def planned(action: do.MakePlan, count: Callable[[], int], now: float, **more: Any) -> ev.Planned:
+def planned(action, count, now, **more):
     """A plan of so many shards a task, dealt out in turns; every second task executes programs."""
     leaves, rows = [], []
     for entry, sets in action.sets.items():
@@ -197,5 +193,5 @@ def planned(action: do.MakePlan, count: Callable[[], int], now: float, **more: A
         for i, (lane, node) in enumerate(action.lanes)
     ]
     predicted = dict.fromkeys(("predicted_makespan_seconds", "lower_bound_seconds", "gpu_seconds"), 1.0)
-    told: Any = {**predicted, "workers": 1, "work_seconds_95": 4000, "load_seconds_95": 20, **more}
+    told = {**predicted, "workers": 1, "work_seconds_95": 4000, "load_seconds_95": 20, **more}
     return ev.Planned(at=now, batch_size=8, leaves=tuple(leaves), lanes=tuple(lanes), **told)

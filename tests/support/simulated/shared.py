@@ -4,26 +4,23 @@ The rules under test are the real ones: `needs`, `allocation`, `ahead`, and each
 its node has the GPUs and the memory that it asks for; others' jobs come and go; nodes go down and come back.
 """
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 
 from coordinator.allocation import demand, job_limits, prefetch
 from coordinator.allocation.allocate import Limits
-from coordinator.cluster import NodeState
 from coordinator.evaluation import events as ev
 from coordinator.evaluation.limits import FEWER_SECONDS
 from coordinator.runtime import detect
 from support.fake_cluster import fake_node
-from support.simulated.parts import FakeJob, FakeMember, Faults, record
+from support.simulated.parts import record
 from support.simulated.world import World
 
 
 class Tenant(World):
     """One evaluation: the cluster says when its jobs start, and the daemon's rules which nodes it is offered."""
 
-    def __init__(self, seed: int, shared: Shared, number: int) -> None:
+    def __init__(self, seed, shared, number):
         dice = random.Random(seed)
         wide = {"gpus_per_trial": min(shared.gpus, 2)} if dice.random() < 0.3 else {}
         few = {"max_trials": dice.randint(1, 4)} if dice.random() < 0.3 else {}
@@ -41,13 +38,13 @@ class Tenant(World):
         super().__init__(seed, shared.faults, rec, gpus=shared.gpus)
         self.now = shared.now
 
-    def starts(self, job: FakeJob, _member: FakeMember) -> bool:
+    def starts(self, job, _member):
         return self.shared.starts(job, self.dice)
 
-    def nodes(self) -> None:
+    def nodes(self):
         """What the cluster has is offered to all evaluations at once."""
 
-    def limit_events(self, grace: detect.Grace) -> list[ev.AnyEvent]:
+    def limit_events(self, grace):
         """As `loop._make_way` does."""
         shared, own = self.shared, self.state
         others = any(job_limits.works(t.state) for t in shared.open if t is not self)
@@ -61,7 +58,7 @@ class Tenant(World):
 class Shared:
     """The cluster and the daemon's part that looks at all evaluations."""
 
-    def __init__(self, seed: int, faults: Faults) -> None:
+    def __init__(self, seed, faults):
         self.dice = dice = random.Random(seed)
         self.faults = faults
         self.now = 0.0
@@ -76,23 +73,23 @@ class Shared:
         self.outages = dice.choice([0.0, 0.02])
         self.releases = dice.choice([0.0, 0.02])  # the operator wants a node back
         self.foreign = dict.fromkeys(self.names, 0)
-        self.down: set[str] = set()
+        self.down = set()
         self.arrivals = sorted(dice.randint(0, 60) * 5.0 for _ in range(dice.randint(2, 5)))
-        self.tenants: list[Tenant] = []
+        self.tenants = []
         self.few = (0, 0.0)  # nodes that a limit on jobs left, until when
 
     @property
-    def open(self) -> list[Tenant]:
+    def open(self):
         return [t for t in self.tenants if t.state.ended_at is None]
 
-    def used(self, node: str) -> tuple[int, int]:
+    def used(self, node):
         """GPUs and MiB of a node that running jobs hold."""
         jobs = [j for t in self.tenants for j in t.jobs.values() if j.job.node == node]
         running = [(sum(x.phase == "running" for x in j.members.values()), j.job) for j in jobs]
         gpus = self.foreign[node] + sum(n * job.gpus for n, job in running)
         return gpus, sum(n * job.memory_mb for n, job in running)
 
-    def starts(self, job: FakeJob, dice: random.Random) -> bool:
+    def starts(self, job, dice):
         node = job.job.node
         if node is None:
             return dice.random() < 0.6
@@ -100,11 +97,11 @@ class Shared:
         fits = gpus + job.job.gpus <= self.gpus and memory + job.job.memory_mb <= self.memory
         return node not in self.down and fits and dice.random() < 0.8
 
-    def kept_out(self) -> dict[str, str]:
+    def kept_out(self):
         """Jobs that wait for a limit on this user's jobs."""
         return {}
 
-    def listing(self) -> list[NodeState]:
+    def listing(self):
         found = []
         for name in self.names:
             gpus, memory = self.used(name)
@@ -113,7 +110,7 @@ class Shared:
             found.append(replace(node, usable=name not in self.down, gpu_type="", **free))
         return found
 
-    def change(self) -> None:
+    def change(self):
         """Others' jobs and outages."""
         roll = self.dice.random
         for name in self.names:
@@ -129,7 +126,7 @@ class Shared:
                 for tenant in self.tenants:
                     tenant.kill(nodes=[name])
 
-    def offer(self) -> None:
+    def offer(self):
         """As `daemon._offer` does."""
         nodes, tenants = self.listing(), {t.state.evaluation_id: t for t in self.open}
         for tenant in self.open:
@@ -157,10 +154,10 @@ class Shared:
             if first is None and not few and (names := staged.get(name)):
                 tenant.tell(ev.MemoryOffered, nodes=names)
 
-    def arrives(self) -> Tenant:
+    def arrives(self):
         return Tenant(self.dice.randrange(1 << 32), self, len(self.tenants))
 
-    def run(self, most: int = 4000) -> None:
+    def run(self, most=4000):
         for _ in range(most):
             if not self.arrivals and not self.open:
                 return

@@ -4,21 +4,14 @@ The machine under test is the real one, and so are `observe` and `allocation`; o
 a number. A seed replays exactly.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any, Self
 
 from coordinator.allocation import job_limits
-from coordinator.cluster import Job
 from coordinator.diagnosis.verdict import of_state
 from coordinator.evaluation import actions as do
 from coordinator.evaluation import events as ev
 from coordinator.evaluation import step as machine
 from coordinator.evaluation.job_specs import metric_spec, specs_of
-from coordinator.evaluation.records import EvaluationRecord
-from coordinator.evaluation.state import State
 from coordinator.runtime import detect
 from evaljobs.contract.names import ShardId
 from support.simulated.cluster import Cluster
@@ -38,15 +31,7 @@ class World(Cluster):
 
     site = SITE
 
-    def __init__(
-        self,
-        seed: int,
-        faults: Faults | None = None,
-        rec: EvaluationRecord | None = None,
-        nodes: int = 2,
-        gpus: int = 2,
-        **odd: Any,
-    ) -> None:
+    def __init__(self, seed, faults=None, rec=None, nodes=2, gpus=2, **odd):
         super().__init__(seed, faults or Faults(), rec or record(), Odd(**odd))
         self.gpus, self.next_id = gpus, 100
         self.node_names = [f"{self.odd.names}{i}" for i in range(nodes)]
@@ -57,7 +42,7 @@ class World(Cluster):
 
     # --- the coordinator's side -------------------------------------------------------------------------------------
 
-    def take(self, events: list[ev.AnyEvent]) -> None:
+    def take(self, events):
         for event in events:
             step = machine.step(self.state, self.site, event)
             torn = step.intents and self.faults.torn and self.dice.random() < self.faults.torn
@@ -70,15 +55,15 @@ class World(Cluster):
             self.perform(step.actions)
             validate(self.state)
 
-    def tell(self, kind: Callable[..., ev.AnyEvent], **fields: Any) -> None:
+    def tell(self, kind, **fields):
         """An event of now."""
         self.take([kind(at=self.now, **fields)])
 
-    def perform(self, actions: Iterable[do.Action]) -> None:
+    def perform(self, actions):
         for action in actions:
             self.take(self.effect(action))
 
-    def effect(self, action: do.Action) -> list[ev.AnyEvent]:
+    def effect(self, action):
         match action:
             case do.FindRequestSets():
                 folders = {i: f"/sets/{i}" for i in range(len(self.record.suite.tasks))}
@@ -135,12 +120,12 @@ class World(Cluster):
                 pass
         return []
 
-    def submit_called(self) -> None:
+    def submit_called(self):
         """As `Running.submit`: in the order of the calls, some in a later tick; none whose end was called for meanwhile."""
         while self.called and self.dice.random() >= self.faults.submit_waits:
             self.take(self.submit(self.called.pop(0)))
 
-    def submit(self, action: do.SubmitJob) -> list[ev.AnyEvent]:
+    def submit(self, action):
         name = action.job.name
         info = self.state.jobs.by_name[name]
         if info.phase != "intended":
@@ -168,7 +153,7 @@ class World(Cluster):
             return [ev.JobNotSubmitted(at=self.now, job=name, error="timed out", maybe_done=True)]
         return [ev.JobSubmitted(at=self.now, job=name, job_id=job.job_id)]
 
-    def refusal(self, job: Job) -> ev.JobNotSubmitted | None:
+    def refusal(self, job):
         """What the cluster says to a job that it does not take."""
         odd = self.odd
         told = partial(ev.JobNotSubmitted, at=self.now, job=job.name)
@@ -182,7 +167,7 @@ class World(Cluster):
             return told(error=LIMIT, limited=True)
         return None
 
-    def cancel(self, action: do.CancelJob) -> None:
+    def cancel(self, action):
         for job in self.jobs.values():
             if job.job_id == action.job_id:
                 for index, member in job.members.items():
@@ -191,7 +176,7 @@ class World(Cluster):
 
     # --- one tick ------------------------------------------------------------------------------------------------------
 
-    def tick(self) -> None:
+    def tick(self):
         self.now += 5.0
         self.work()
         roll = self.dice.random
@@ -249,11 +234,11 @@ class World(Cluster):
         self.had |= have
         assert self.state.nodes.renewals.keys() <= self.state.jobs.live
 
-    def limit_events(self, grace: detect.Grace) -> list[ev.AnyEvent]:
+    def limit_events(self, grace):
         limited = job_limits.kept_out(self.listing())
         return detect.limit_events(self.state, limited, self.seen, grace, self.now)
 
-    def nodes(self) -> None:
+    def nodes(self):
         use = self.state.nodes.by_name
         used = {n.name for n in use.values() if n.status != "withdrawn"}
         for name in self.node_names:
@@ -277,7 +262,7 @@ class World(Cluster):
             known = {"gpus": self.gpus, "memory_mb": 1000, "largest_mb": self.odd.node_mb}
             self.tell(ev.NodesOffered, offers=tuple(ev.Offer(node=n, **known) for n in free))
 
-    def restart(self) -> None:
+    def restart(self):
         """SIGKILL: what is not journalled is gone, and every outcome file is found again."""
         self.outcomes = list(self.left)
         self.called = []
@@ -286,7 +271,7 @@ class World(Cluster):
         if self.state.ended_at is None:
             self.tell(ev.Restarted)
 
-    def until(self, done: Callable[[Self], object], most: int = 3000) -> Self:
+    def until(self, done, most=3000):
         """Tick until it is so, or the evaluation has ended."""
         for _ in range(most):
             if done(self) or self.state.ended_at is not None:
@@ -294,23 +279,23 @@ class World(Cluster):
             self.tick()
         raise AssertionError(f"not so after {most} ticks: {self.summary()}")
 
-    def run(self, most: int = 3000) -> None:
+    def run(self, most=3000):
         self.until(lambda _: False, most)
 
-    def run_to_scores(self) -> None:
+    def run_to_scores(self):
         """Run to the end: every entry is scored and nothing is left."""
         self.run()
         self.assert_scored()
         self.assert_nothing_left()
 
-    def assert_scored(self) -> None:
+    def assert_scored(self):
         assert all(e.status == "scored" for e in self.state.entries), self.summary()
 
-    def assert_nothing_left(self) -> None:
+    def assert_nothing_left(self):
         assert not self.memory, "weights left in node memory"
         assert all(m.phase == "ended" for j in self.jobs.values() for m in j.members.values()), "jobs left"
 
-    def summary(self) -> str:
+    def summary(self):
         return (
             f"entries {[(e.status, e.error) for e in self.state.entries]}, todo {self.state.shards.todo}, "
             f"live {sorted(self.state.jobs.live)}, trials {sorted(self.state.trials.live)}, "
@@ -319,7 +304,7 @@ class World(Cluster):
         )
 
 
-def replay(journal: list[ev.AnyEvent]) -> State:
+def replay(journal):
     """The state that a journal rebuilds."""
     first = journal[0]
     assert isinstance(first, ev.Accepted)

@@ -3,24 +3,21 @@
 Rule: a forward pass of more tokens, padding included, raises torch's out-of-memory error, as a GPU's would.
 """
 
-from __future__ import annotations
-
 import os
 import sys
-from typing import Any
 
 if "SMALL_GPU_TOKENS" in os.environ and {"evaljobs", "trial"} <= {*sys.orig_argv}:
     from evaljobs.trial.engines import loading
 
     _load = loading.load
 
-    def _on_a_small_gpu(*arguments: Any, **keywords: Any) -> Any:
+    def _on_a_small_gpu(*arguments, **keywords):
         import torch
 
-        engine: Any = _load(*arguments, **keywords)
+        engine = _load(*arguments, **keywords)
         forward, most = engine.lm.model.forward, int(os.environ["SMALL_GPU_TOKENS"])
 
-        def limited(input_ids: Any = None, *more: Any, **how: Any) -> Any:
+        def limited(input_ids=None, *more, **how):
             if input_ids is not None and input_ids.numel() > most:
                 raise torch.OutOfMemoryError(f"CUDA out of memory: {input_ids.numel()} tokens")
             return forward(input_ids, *more, **how)

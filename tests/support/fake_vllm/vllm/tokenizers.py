@@ -1,9 +1,7 @@
 """Tokenizers."""
 
-from typing import Any
 
-
-def get_tokenizer(folder: str, **_how: Any) -> Any:
+def get_tokenizer(folder, **_how):
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(folder)

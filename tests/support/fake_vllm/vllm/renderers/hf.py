@@ -1,7 +1,5 @@
 """Chat templates."""
 
-from typing import Any
 
-
-def resolve_chat_template(tokenizer: Any, chat_template: Any, tools: Any, *, model_config: Any) -> Any:
+def resolve_chat_template(tokenizer, chat_template, tools, *, model_config):
     return tokenizer.chat_template
