@@ -12,15 +12,13 @@ from pathlib import Path
 
 import pytest
 from dev_cluster.testing import wait_until
-from support.daemons import SUITE, announce, daemon, notices, small, taken, until
+from support.daemons import SUITE, announce, daemon, notices, small, taken
 from support.loops import another
 from support.simulated.parts import record
 from support.with_root import USER, as_user
-from typer.testing import CliRunner
 
 from coordinator import hook
 from coordinator.base.isolate import LoopGuard
-from coordinator.cli import app
 from coordinator.config.schema import Config, WatchConfig
 from coordinator.errors import OperatorError, RetryError
 from coordinator.intake import folder_watch, from_settings, pending
@@ -177,28 +175,6 @@ def test_a_part_that_raises_is_said_once_until_it_changes(caplog):
         ("the part: full", False),
         ("the part: other", True),
     ]
-
-
-def test_a_damaged_journal_costs_no_other_evaluation(tmp_path):
-    """The next daemon takes the others up, is not kept up by it, and `status` shows them and names it."""
-    before = daemon(tmp_path)
-    for number in (1, 2):
-        before.coordinator.accept(another(record(), number))
-    journal = before.paths.evaluation("e2-suite-00000002").journal
-    journal.write_bytes(b"{}\n" + journal.read_bytes())
-    ears = daemon(tmp_path)
-    after = ears.coordinator
-    after.grace.uncertain = 0.0
-    after.resume_all()
-    assert list(after.running) == ["e1-suite-00000001"]
-    after.cancel("e1-suite-00000001", "enough")
-    until(ears, lambda: after.running["e1-suite-00000001"].state.ended_at is not None)
-    assert not after.busy
-    told = CliRunner().invoke(app, ["status", "--json", "--work-dir", str(tmp_path)])
-    rows = {row["evaluation_id"]: row for row in json.loads(told.stdout)["evaluations"]}
-    assert rows["e1-suite-00000001"]["stage"] == "cancelled"
-    assert rows["e2-suite-00000002"]["stage"] == "parked"
-    assert f"{journal}:1" in rows["e2-suite-00000002"]["fault"]
 
 
 # --- watched folders ---------------------------------------------------------------------------------------------------
