@@ -22,7 +22,6 @@ from coordinator.cluster.slurm_rules import (
     parse_partitions,
     precursor_refusal,
 )
-from coordinator.config import loading, template
 from coordinator.config.schema import Config, NodesConfig
 from coordinator.doctor import collect
 from coordinator.errors import OperatorError
@@ -40,14 +39,6 @@ def test_without_staging_only_whole_nodes_matter():
     assert "tmpfs" in host_reason(rules, "a", "")
     assert "b gives whole nodes" in host_reason(rules, "a,b", "", stage=False)
     assert "select/linear" in host_reason(SiteRules(config={"SelectType": "select/linear"}), None, "")
-
-
-def test_the_reference_file_names_auto_and_both_answers_are_taken():
-    """`auto` is the default; true and false of a file or the environment win over it."""
-    assert 'host_trials = "auto"' in template.default_text("", {})
-    assert loading.load(None, {}).stage.host_trials == "auto"
-    for said, meant in (("true", True), ("false", False), ("auto", "auto")):
-        assert loading.load(None, {"EVALSPAN_STAGE_HOST_TRIALS": said}).stage.host_trials == meant
 
 
 @given(

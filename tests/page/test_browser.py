@@ -210,20 +210,6 @@ def test_a_page_says_durations_and_sizes_as_the_terminal_does(page):
         assert page.run(f"bytes({count})") == size(count)
 
 
-def test_ten_tabs_are_answered_and_ask_while_they_are_seen_alone(page):
-    first = page.driver.current_window_handle
-    opened = []
-    for _ in range(10):
-        page.driver.switch_to.new_window("tab")
-        page.driver.get(page.home)
-        page.until("document.querySelector('.card')")
-        opened.append(page.driver.current_window_handle)
-    for handle in opened:
-        page.driver.switch_to.window(handle)
-        page.driver.close()
-    page.driver.switch_to.window(first)
-
-
 @pytest.mark.parametrize(
     "words", [["report", "ID8"], ["report", "--series", "/runs/a"], ["compare", "ID7", "ID8"]], ids=" ".join
 )

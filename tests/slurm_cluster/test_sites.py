@@ -15,7 +15,7 @@ import pytest
 from dev_cluster import accounting, procs, real_site
 from dev_cluster.api import dev_cluster
 from dev_cluster.site_view import Exposure, ViewPlan, closed_ancestor, plan_view
-from dev_cluster.testing import cancel, sbatch, srun, state, wait_state, wait_until
+from dev_cluster.testing import cancel, sbatch, srun, wait_state, wait_until
 from hypothesis import given
 from hypothesis import strategies as st
 from support.sites import cluster
@@ -53,20 +53,6 @@ def test_a_job_is_the_ordinary_users_and_sees_its_nodes_memory(plain_cluster):
     assert srun(plain_cluster, "rm /dev/shm/left; hostname", "-w", "n1") == "n1"
 
 
-def test_spare_jobs_give_way(plain_cluster):
-    """A job in `spare` gets TERM and goes back to the queue when `gpu` needs its GPUs."""
-    mark, ready = plain_cluster.user_dir / "told", plain_cluster.user_dir / "trapped"
-    script = f"trap 'touch {mark}' TERM; touch {ready}; while :; do sleep 0.1; done"
-    spare = sbatch(plain_cluster, script, "-p", "spare", "--gpus=2", "-w", "n2", "--requeue")
-    wait_state(plain_cluster, spare, "RUNNING")
-    wait_until(ready.exists, "the job's script has set its trap")
-    urgent = sbatch(plain_cluster, "exec sleep 600", "-p", "gpu", "--gpus=2", "-w", "n2")
-    wait_state(plain_cluster, urgent, "RUNNING")
-    assert state(plain_cluster, spare) == "PENDING"
-    assert mark.exists()
-    cancel(plain_cluster, spare, urgent)
-
-
 def test_two_clusters_do_not_meet(plain_cluster):
     """Clusters side by side have their own queues, nodes and keys, under the same node names."""
     with dev_cluster(nodes=1, gpus=1, cpu_nodes=0, cpus=4) as other:
@@ -81,20 +67,6 @@ def test_two_clusters_do_not_meet(plain_cluster):
         assert "Invalid credential" in refused.stdout + refused.stderr
     wait_state(plain_cluster, job, "RUNNING")
     cancel(plain_cluster, job)
-
-
-def test_a_dead_node_is_down_and_comes_back_empty(plain_cluster):
-    """After a power cut Slurm shows the node DOWN, its job does not run on, and the rebooted node has an empty /dev/shm."""
-    job = sbatch(plain_cluster, "touch /dev/shm/lost; exec sleep 600", "-w", "n2", "--no-requeue")
-    wait_state(plain_cluster, job, "RUNNING")
-    wait_until(lambda: bool(plain_cluster.job_pids(job)), "the job's script runs")
-    plain_cluster.kill_node("n2")
-    assert plain_cluster.node_pids("n2") == plain_cluster.job_pids(job) == []
-    plain_cluster.wait_nodes(["n2"], "down*")
-    wait_state(plain_cluster, job, "NODE_FAIL")
-    plain_cluster.start_node("n2")
-    plain_cluster.wait_nodes(["n2"], "idle")
-    assert srun(plain_cluster, "ls /dev/shm", "-w", "n2") == ""
 
 
 def test_jobs_outlive_their_slurmd_and_their_controller(plain_cluster):
@@ -163,13 +135,6 @@ def test_a_site_refuses_or_keeps_waiting_what_its_rules_say(what, request):
     assert shown.startswith(says)
 
 
-def test_a_job_beyond_its_memory_is_ended_by_the_kernel(strict_cluster):
-    """With --cgroups Slurm calls that OUT_OF_MEMORY."""
-    takes_400_mib = "python3 -c 'x = bytearray(400 << 20)'"
-    wait_state(strict_cluster, sbatch(strict_cluster, takes_400_mib, "--mem=100"), "OUT_OF_MEMORY")
-    wait_state(strict_cluster, sbatch(strict_cluster, takes_400_mib, "--mem=800"), "COMPLETED")
-
-
 def test_a_job_opens_its_own_gpus_alone(strict_cluster):
     """With --cgroups the file of a GPU that was not asked for cannot be opened."""
     files = [strict_cluster.dir / "dev" / f"nvidia{number}" for number in (0, 1)]
@@ -229,16 +194,6 @@ def test_evalspan_reads_the_limits_of_qos_user_and_account(strict_cluster):
         "GrpTRES|gres/gpu|3|account research",
         "GrpSubmit|jobs|100|account research",
     }
-
-
-def test_a_mixed_site_has_what_its_flag_says(mixed):
-    """n1 is small, n2 has another GPU type, the others have names of 60 characters, and run jobs."""
-    shown = mixed.run_as_user(["sinfo", "--noheader", "-N", "-p", "gpu", "-o", "%N %m %G"]).stdout
-    nodes = {name: (int(mb), gres) for name, mb, gres in (line.split() for line in shown.splitlines())}
-    assert (nodes["n1"], nodes["n2"]) == ((2000, "gpu:a100:2"), (64000, "gpu:h100:2"))
-    long = [name for name in nodes if len(name) == 60]
-    assert [name[:-1] for name in long] == [long[0][:-1]] * 2
-    assert srun(mixed, "hostname", "--gpus=1", "-w", long[0]) == long[0]
 
 
 # --- folders that are closed to the user -------------------------------------------------------------------------------
