@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 import typer
+from support.commands import typed
 from support.trainings import leave
-from typer.testing import CliRunner
 
 import coordinator
 from coordinator.cli import GROUPS, app
@@ -70,7 +70,7 @@ def test_every_command_is_in_one_group_of_the_help_and_eval_is_the_first():
     listed = [name for names in GROUPS.values() for name in names]
     assert len(listed) == len(set(listed))
     assert COMMAND.commands.keys() <= set(listed)
-    done = CliRunner().invoke(app, ["-h"], env={"COLUMNS": "100"})
+    done = typed("-h", env={"COLUMNS": "100"})
     places = [done.output.index(f"│ {name} ") for name in listed if name in COMMAND.commands]
     assert places == sorted(places)
     assert listed[0] == "eval"
@@ -88,8 +88,7 @@ def test_an_example_in_the_help_is_a_valid_call(example):
 @pytest.mark.parametrize("path", ALL, ids=" ".join)
 def test_every_command_has_help_that_fits(path):
     """-h works, says what the command does, with an example, and what each option is for, in 40 columns too."""
-    done = CliRunner().invoke(app, [*path, "-h"], env={"COLUMNS": "40", "TERMINAL_WIDTH": "40"})
-    assert done.exit_code == 0, done.output
+    typed(*path, "-h", env={"COLUMNS": "40", "TERMINAL_WIDTH": "40"})
     assert f"evalspan {' '.join(path)}" in (ALL[path].help or ""), "no example"
     for parameter in ALL[path].params:
         assert getattr(parameter, "help", None), f"{' '.join(path)} {parameter.opts[0]} has no help"

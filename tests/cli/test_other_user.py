@@ -8,12 +8,11 @@ import sys
 import time
 
 import pytest
+from support.commands import typed
 from support.trainings import leave
 from support.with_root import GROUP, as_user
-from typer.testing import CliRunner
 
 from coordinator.allocation import cordons
-from coordinator.cli import app
 from coordinator.config import loading
 from coordinator.config.schema import Config
 from coordinator.doctor import collect
@@ -43,9 +42,7 @@ def work(open_folder, monkeypatch):
 
 
 def _said(work, arguments):
-    done = CliRunner().invoke(app, [*arguments, "--work-dir", str(work.root)])
-    assert done.exit_code == 0, (done.output, done.exception)
-    return done.stdout
+    return typed(*arguments, "--work-dir", work.root).stdout
 
 
 @pytest.mark.parametrize("arguments", READING, ids=" ".join)
@@ -107,10 +104,9 @@ def test_a_cordon_ends_without_a_daemon(work):
     """In the file that the next daemon reads; a node without one is refused."""
     release = ["release", "n1", "--minutes", "0", "--work-dir", str(work.root)]
     cordons.cordon(work.nodes, ["n1", "n2"], time.time() + 600, time.time())
-    said = CliRunner().invoke(app, release)
-    assert (said.exit_code, said.stdout) == (0, "n1 may be taken again\n")
+    assert typed(*release).stdout == "n1 may be taken again\n"
     assert list(cordons.read(work.nodes, time.time())) == ["n2"]
-    assert CliRunner().invoke(app, release).exit_code != 0
+    typed(*release, code=1)
 
 
 # --- a file system without file locks, as Lustre mounted without `-o flock` --------------------------------------------

@@ -11,13 +11,12 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.commands import typed
 from support.daemons import SUITE, announce, daemon, notices, small
 from support.simulated.parts import record
 from support.with_root import USER
-from typer.testing import CliRunner
 
 from coordinator.allocation import cordons
-from coordinator.cli import app
 from coordinator.config.loading import load
 from coordinator.config.schema import Config, WatchConfig
 from coordinator.evaluation.events import Accepted
@@ -209,9 +208,7 @@ def test_each_file_is_taken_waits_is_refused_or_left_as_its_row_says(tmp_path, s
         refused
     )
     assert all(line.isprintable() and len(line) < 6000 for line in lines)
-    shown = json.loads(
-        CliRunner().invoke(app, ["status", "--json", "--work-dir", str(ears.paths.root)]).stdout
-    )
+    shown = json.loads(typed("status", "--json", "--work-dir", ears.paths.root).stdout)
     known = pending.read(ears.paths, time.time())
     assert shown["waiting"] == [w.model_dump() for w in known.waiting]
     assert shown["refused"] == [r.model_dump(exclude={"command"}) for r in known.refused]

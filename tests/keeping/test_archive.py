@@ -14,14 +14,13 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.commands import typed
 from support.ended import leave_ended
 from support.steps import killed_at
 from support.toys import config_text
 from support.trainings import leave
 from support.with_root import fill, small_disk
-from typer.testing import CliRunner
 
-from coordinator.cli import app
 from coordinator.config.schema import RetentionConfig
 from coordinator.keeping.archive import FOLDERS, MOST_FILES, archive_ended, count_files
 from coordinator.keeping.housekeeping import RETENTION_SECONDS, Job, keep_house, prune_due
@@ -285,9 +284,7 @@ def test_prune_changes_nothing_without_yes_and_keeps_baselines(paths, work, tmp_
     every = sum(len(names) for _, _, names in os.walk(work.root))
 
     def said(*words):
-        done = CliRunner().invoke(app, [*words, *there])
-        assert done.exit_code == 0, done.output
-        return done.output
+        return typed(*words, *there).output
 
     shown = json.loads(said("status", "--disk", "--json"))
     assert shown["files"] == sum(kind["files"] for kind in shown["kinds"].values()) == every

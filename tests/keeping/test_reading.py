@@ -4,11 +4,10 @@ import json
 import time
 
 import pytest
+from support.commands import typed
 from support.toys import TASKS, config_text
-from typer.testing import CliRunner
 
 import evalspan
-from coordinator.cli import app
 from coordinator.config.schema import RetentionConfig
 from coordinator.keeping.archive import FOLDERS, archive_ended
 from coordinator.keeping.inventory import read_work_folder
@@ -57,9 +56,7 @@ def test_what_reads_an_evaluation_finds_the_same_once_it_is_archived(toy_model, 
     name, paths = first.evaluation_id, EvaluationPaths(first.folder)
 
     def shown(*arguments):
-        done = CliRunner().invoke(app, [*arguments, "--config", str(settings)])
-        assert done.exit_code == 0, done.output
-        return done.output
+        return typed(*arguments, "--config", settings).output
 
     def views():
         found = evalspan.results(name, config=settings)
@@ -92,8 +89,7 @@ def test_what_reads_an_evaluation_finds_the_same_once_it_is_archived(toy_model, 
     prune(work)
     assert not [*files_in(paths.responses), *files_in(paths.samples), *work.request_sets.iterdir()]
     assert views() == before[0]
-    done = CliRunner().invoke(app, ["logs", name, "--config", str(settings)])
-    assert "has no logs any more" in str(done.exception)
+    assert "has no logs any more" in str(typed("logs", name, "--config", settings, code=1).exception)
     assert not [record for record in caplog.records if "lacks the times" in record.message]
 
 
@@ -119,8 +115,7 @@ def test_a_retry_whose_responses_are_gone_runs_its_shards_once_and_scores(toy_mo
     assert not [*first.folder.glob("responses*"), *work.request_sets.iterdir()]
     mended.touch()
     before = len(list(read_events(journal)))
-    done = CliRunner().invoke(app, ["retry", first.evaluation_id, "--config", str(settings)])
-    assert done.exit_code == 0, done.output
+    typed("retry", first.evaluation_id, "--config", settings)
     again = evalspan.results(first.evaluation_id, config=settings)
     assert again.status == "done"
     results = again.raw["results"]

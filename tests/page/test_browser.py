@@ -4,14 +4,13 @@ import json
 
 import pytest
 from support.browser import browsing, unavailable
+from support.commands import typed
 from support.serving import serving
 from support.simulated.parts import Faults, record
 from support.simulated.world import World
 from support.trainings import leave
-from typer.testing import CliRunner
 
 from coordinator.base.words import seconds
-from coordinator.cli import app
 from coordinator.report.render import size
 from coordinator.runtime.journal import line_of
 from coordinator.runtime.summary import (
@@ -216,10 +215,7 @@ def test_a_page_says_durations_and_sizes_as_the_terminal_does(page):
 def test_a_page_as_a_file_runs_nothing_of_a_model_and_complains_of_nothing(browser, work, tmp_path, words):
     ids = {"ID7": _id(work, 7), "ID8": _id(work, 8)}
     file = tmp_path / "p.html"
-    made = CliRunner().invoke(
-        app, [*(ids.get(w, w) for w in words), "--work-dir", str(work), "--html", str(file)]
-    )
-    assert made.exit_code == 0, made.output
+    typed(*(ids.get(w, w) for w in words), "--work-dir", work, "--html", file)
     browser.open(f"file://{file}")
     browser.until("document.querySelector('main section') && document.body.innerText.includes('onerror')")
     assert browser.run("document.querySelectorAll('main img, main script').length") == 0

@@ -11,12 +11,11 @@ from pathlib import Path
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.commands import typed
 from support.simulated.parts import Faults, record
 from support.simulated.world import World
 from support.trainings import point, two_trainings
-from typer.testing import CliRunner
 
-from coordinator.cli import app
 from coordinator.evaluation.events import JobEnded, Planned
 from coordinator.page import read
 from coordinator.page.evaluation import Note, Span, evaluation_data, in_rows, notes, standing_of
@@ -245,8 +244,7 @@ def test_short_names_are_unique(folders):
 
 def test_report_and_compare_write_pages(tmp_path):
     work, out = two_trainings(tmp_path / "work"), tmp_path / "p.html"
-    words = ["report", "--series", "/runs/*/*", "--work-dir", str(work), "--html"]
-    made = CliRunner().invoke(app, [*words, str(out)])
-    assert made.exit_code == 0, made.output
+    words = ["report", "--series", "/runs/*/*", "--work-dir", work, "--html"]
+    typed(*words, out)
     assert '"kind":"training"' in out.read_text()
-    assert CliRunner().invoke(app, [*words, str(tmp_path / "no" / "p.html")]).exit_code != 0
+    typed(*words, tmp_path / "no" / "p.html", code=1)

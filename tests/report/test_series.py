@@ -9,12 +9,11 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.commands import typed
 from support.simulated.parts import Faults, record
 from support.simulated.world import World
 from support.trainings import leave, point, results, two_trainings
-from typer.testing import CliRunner
 
-from coordinator.cli.app import app
 from coordinator.errors import OperatorError
 from coordinator.evaluation.records import EvaluationRecord
 from coordinator.intake import places
@@ -195,10 +194,8 @@ def test_a_series_refuses_to_mix_modes_unless_it_is_asked_to(tmp_path):
         find_series(tmp_path, "/runs/a")
     command = ["--series", "/runs/a", "--work-dir", str(tmp_path)]
     for words in (["report", *command, "--csv"], ["export", *command, "--to", "csv"]):
-        assert "--mixed" in str(CliRunner().invoke(app, words).exception)
-        told = CliRunner().invoke(app, [*words, "--mixed"])
-        assert told.exit_code == 0, told.output
-        assert ",mode," in told.stdout
+        assert "--mixed" in str(typed(*words, code=1).exception)
+        assert ",mode," in typed(*words, "--mixed").stdout
     (curve, _) = make_series(find_series(tmp_path, "/runs/a", mixed=True)).curves
     assert [p.differs for p in curve.points] == ["", "mode"]
     fast(tmp_path, 30, 0.1)

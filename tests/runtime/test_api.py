@@ -11,14 +11,13 @@ from pathlib import Path
 
 import pytest
 from dev_cluster.testing import wait_until
+from support.commands import typed
 from support.daemons import SUITE, daemon, small, taken
 from support.toys import TASKS, config_text
 from support.trainings import leave
-from typer.testing import CliRunner
 
 import evalspan
 from coordinator import api
-from coordinator.cli import app
 from coordinator.config.schema import Config
 from coordinator.errors import OperatorError
 from coordinator.evaluation.events import Accepted
@@ -210,8 +209,8 @@ def test_tasks_are_submitted_as_a_suite_file_below_the_work_folder(tmp_path):
     ears.tick()
     assert set(ears.coordinator.running) == {sent.evaluation_id, named.evaluation_id}
     assert evalspan.submit(place, tasks=["quickstart_mmlu", "quickstart_gsm8k"], limit=4).what == "known"
-    words = ["submit", str(place), "--suite", SUITE, "--model_args", "dtype=float32"]
-    assert "cannot change trial.model_args.dtype" in str(CliRunner().invoke(app, words).exception)
+    refused = typed("submit", place, "--suite", SUITE, "--model_args", "dtype=float32", code=1)
+    assert "cannot change trial.model_args.dtype" in str(refused.exception)
 
 
 @pytest.mark.usefixtures("own_settings")

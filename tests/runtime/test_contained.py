@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -12,15 +13,14 @@ from contextlib import ExitStack
 from dataclasses import replace
 
 import pytest
+from support.commands import typed
 from support.daemons import obey
 from support.fake_cluster import FakeCluster, fake_node
 from support.goldens import HERE
 from support.loops import serving, until
 from support.simulated.parts import record
-from typer.testing import CliRunner
 
 from coordinator.base.signals import Signals
-from coordinator.cli import app
 from coordinator.cli.screen.sight import Sight
 from coordinator.cli.screen.standing import all_of, json_of, standing
 from coordinator.cli.screen.watching import _over
@@ -398,10 +398,9 @@ def test_an_unfinished_evaluation_of_another_format_is_refused_and_left_alone(
         assert part in said
     assert "\n" not in said
     for command in ("cancel", "retry", "report"):
-        done = CliRunner().invoke(app, [command, BAD, "--work-dir", str(left.root)])
-        assert isinstance(done.exception, OtherFormatError)
-        assert str(done.exception).startswith(f"{BAD} was begun by ")
-        assert "has not ended" in str(done.exception)
+        refusal = typed(command, BAD, "--work-dir", left.root, code=1).exception
+        assert isinstance(refusal, OtherFormatError)
+        assert re.match(f"{BAD} was begun by .*has not ended", str(refusal))
     assert {p: p.read_bytes() for p in paths.root.rglob("*") if p.is_file()} == files
     assert jobs_of(cluster, BAD)
     listed = f"echo '71 {job_prefix(BAD)}trial-n1-a0'; echo '72 {job_prefix(GOOD)}trial-n1-a0'"

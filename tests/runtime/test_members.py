@@ -6,11 +6,10 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from support.commands import typed
 from support.daemons import SUITE, announce, daemon, only, refused, small
 from support.with_root import GROUP, MEMBERS, as_user
-from typer.testing import CliRunner
 
-from coordinator.cli import app
 from coordinator.config.schema import Config, WatchConfig
 from coordinator.errors import OperatorError
 from coordinator.intake import work_folder
@@ -128,21 +127,19 @@ def test_a_member_leaves_checkpoints_and_commands_nothing(folder, ears):
     announce(ears, step)
     ears.tick()
     submit = ["submit", "--suite", SUITE]
-    assert CliRunner().invoke(app, [*submit, step]).exit_code == 0  # imports, too
+    typed(*submit, step)  # imports, too
     for file in ears.paths.inbox.glob("*.json"):
         file.unlink()
 
     def act():
-        asked = CliRunner().invoke(app, [*submit, step, "--priority", "9"])
-        assert asked.exit_code == 0, asked.exception
+        typed(*submit, step, "--priority", 9)
         for words in (
             ["cancel", ended], ["retry", ended], ["cancel", "nothing"], ["release", "n1"],
             ["release", "n1", "--minutes", "0"], [*submit, other], [*submit, step, "--limit", "3"],
         ):  # fmt: skip
-            done = CliRunner().invoke(app, words)
-            assert isinstance(done.exception, OperatorError), (words, done.output, done.exception)
-            said = f"evaluations of {ears.paths.root} are root's: ask root"
-            assert str(done.exception).startswith(said), words
+            refused = typed(*words, code=1).exception
+            assert isinstance(refused, OperatorError), words
+            assert str(refused).startswith(f"evaluations of {ears.paths.root} are root's: ask root"), words
 
     as_user(act, member=True, uid=BOB)
     assert len(list(ears.paths.inbox.glob("*.json"))) == 1

@@ -5,15 +5,14 @@ import os
 import shutil
 
 import pytest
+from support.commands import typed
 from support.daemons import SUITE, announce, daemon, notices, only, small, taken, until
 from support.fake_cluster import FakeCluster
 from support.loops import coordinator_on
 from support.simulated.parts import record
-from typer.testing import CliRunner
 
 from coordinator.base import clock
 from coordinator.base.throttle import Throttle
-from coordinator.cli import app
 from coordinator.cli.commands import _nothing_to_do
 from coordinator.config.schema import ClusterConfig, Config, WatchConfig
 from coordinator.evaluation.state import EntryState, Phase, State
@@ -36,11 +35,9 @@ def lock(work):
     return WorkLock(work.lock)
 
 
-def told(*words, exit_code=0):
+def told(*words):
     """A command's output on one line."""
-    done = CliRunner().invoke(app, list(words))
-    assert done.exit_code == exit_code, done.output
-    return " ".join(done.output.split())
+    return " ".join(typed(*words).output.split())
 
 
 def status():
@@ -48,8 +45,7 @@ def status():
 
 
 def submit(place, *options):
-    done = CliRunner().invoke(app, ["submit", str(place), "--suite", SUITE, "--json", *options])
-    return json.loads(done.stdout)
+    return json.loads(typed("submit", place, "--suite", SUITE, "--json", *options).stdout)
 
 
 # --- a submission that waits -----------------------------------------------------------------------------------------
@@ -102,8 +98,7 @@ def test_a_waiting_submission_is_listed_by_its_id_and_withdrawn_by_cancel(tmp_pa
     assert kept in told("status")
     assert notices(ears) == 0
     lock.release()
-    done = CliRunner().invoke(app, ["cancel", name])
-    assert "no evaluation in" in str(done.exception)
+    assert "no evaluation in" in str(typed("cancel", name, code=1).exception)
 
 
 # --- what it means ---------------------------------------------------------------------------------------------------

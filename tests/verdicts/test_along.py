@@ -7,10 +7,9 @@ import shutil
 
 import numpy as np
 import pytest
+from support.commands import typed
 from support.trainings import leave
-from typer.testing import CliRunner
 
-from coordinator.cli import app
 from coordinator.config.schema import Config, NotifyConfig
 from coordinator.monitor import notify
 from coordinator.page.training import training_data
@@ -76,10 +75,8 @@ def test_a_longer_horizon_is_stricter(work):
 
 def test_report_and_page_say_the_same(work):
     """Law: text, JSON, CSV and the training page have one verdict, and the horizon that it is calibrated for."""
-    command = ["report", "--series", "/runs/a", "--work-dir", str(work)]
-    text, as_json, as_csv = (
-        CliRunner().invoke(app, [*command, *more]).stdout for more in ([], ["--json"], ["--csv"])
-    )
+    command = ["report", "--series", "/runs/a", "--work-dir", work]
+    text, as_json, as_csv = (typed(*command, *more).stdout for more in ([], ["--json"], ["--csv"]))
     points = curves(work)["add/acc"]
     (at, said) = next((p, p.worse) for p in points if p.worse)
     words = f"worse since 1200 (95 %: {said.low} to {said.high})"
