@@ -12,23 +12,16 @@ from cli.terminal import Terminal
 from dev_cluster.testing import wait_until
 from support import sites
 from support.toys import suite_text
+from support.trials import on_a_small_gpu
 
 pytestmark = pytest.mark.model
 TOKENS = 600  # of a forward pass that the small GPU takes: a few rows of these tasks
 
 
-def on_a_small_gpu(site):
-    folder = Path(sites.__file__).parent / "small_gpu"
-    path = os.pathsep.join(filter(None, [str(folder), site.env.get("PYTHONPATH")]))
-    site.env |= {"PYTHONPATH": path, "SMALL_GPU_TOKENS": str(TOKENS)}
-
-
-def write_suite(site, text="", task=""):
-    """Two toy tasks; `text`: more settings of the suite, `task`: of the first task."""
-    head, choice, sums = suite_text(
-        "modes", {"toy_choice": {"limit": 40}, "toy_sums": {"limit": 4}}, batch_size=64
-    ).split("[[task]]\n")
-    site.suite.write_text(f"{head}{text}\n[[task]]\n{choice}{task}\n[[task]]\n{sums}")
+def write_suite(site, **more):
+    """Two toy tasks; `more`: settings of the first."""
+    tasks = {"toy_choice": {"limit": 40, **more}, "toy_sums": {"limit": 4}}
+    site.suite.write_text(suite_text("modes", tasks, batch_size=64))
 
 
 def evaluated(site, *more, code=0):
@@ -61,34 +54,19 @@ def test_check_fast_sets_both_modes_side_by_side(warm_site):
     assert said["fast"]["responses_from"] == {}
 
 
-def test_a_fast_budget_too_large_for_the_gpu_is_reduced_and_all_is_scored(warm_site):
-    """No document is lost; one warning says what happened, and the results name the task's own budget."""
-    write_suite(warm_site, 'mode = "fast"')
-    on_a_small_gpu(warm_site)
-    found = evaluated(warm_site)
-    said = found["evalspan"]
-    assert said["status"] == "done"
-    assert said["cuts"].keys() == {"toy_choice"}
-    assert found["n-samples"]["toy_choice"]["effective"] == 40
-    report = json.loads((warm_site.work / said["evaluation_id"] / "report.json").read_text())
-    again = [line for line in report["warnings"] if "starts again with a token budget of" in line]
-    assert again
-    assert again[-1].split("budget of ")[1].split(":")[0] == said["cuts"]["toy_choice"].split("-")[1]
-
-
 def test_an_exact_batch_too_large_for_the_gpu_says_the_size_that_works(warm_site):
     """The other task is scored; with what the error says, the task is scored too, and nothing else is run again."""
     write_suite(warm_site)
-    on_a_small_gpu(warm_site)
+    warm_site.env |= on_a_small_gpu(TOKENS, warm_site.env)
     found = evaluated(warm_site, code=1)
     assert found["failed"].keys() == {"toy_choice"}
     error = found["failed"]["toy_choice"]
     assert "batch_size = 64" in error
-    typed = error.split("set ")[1].split(" in [[task]]")[0]
+    fits = error.split("set batch_size = ")[1].split(" in [[task]]")[0]
     assert "toy_sums" in found["results"]
-    write_suite(warm_site, task=typed)
+    write_suite(warm_site, batch_size=fits)
     found = evaluated(warm_site)
-    assert found["evalspan"]["cuts"] == {"toy_choice": typed.split(" = ")[1]}
+    assert found["evalspan"]["cuts"] == {"toy_choice": fits}
     assert found["evalspan"]["responses_from"].keys() == {"toy_sums"}
 
 

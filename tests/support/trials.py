@@ -27,6 +27,12 @@ OPTIONS = ModelOptions(device="cpu", threads=1)
 DEADLINE = 200.0
 
 
+def on_a_small_gpu(tokens, env=os.environ):
+    """Variables of a trial whose model has memory for so many tokens of a forward pass."""
+    path = [str(Path(__file__).parent / "small_gpu"), *filter(None, [env.get("PYTHONPATH")])]
+    return {"PYTHONPATH": os.pathsep.join(path), "SMALL_GPU_TOKENS": str(tokens)}
+
+
 def built(task, model, evaluation, out, options=OPTIONS, **suite):
     """The request sets of six documents of a toy task, in batches of 2."""
     tasks = (TaskEntry(name=task, limit=6),)

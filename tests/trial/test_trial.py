@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from dev_cluster.testing import wait_until
-from support.trials import OPTIONS, TASK, Evaluation, finish
+from support.trials import OPTIONS, TASK, Evaluation, finish, on_a_small_gpu
 
 from coordinator.services.redis_server import RedisServer
 from evaljobs.contract.names import ShardId
@@ -260,15 +260,6 @@ def test_a_shard_that_cannot_be_run_is_named(evaluation, tmp_path):
     failed = read_record(evaluation.paths.outcome("failed", "trial.0"), Failed)
     assert (failed.job, failed.shard, failed.name) == ("trial", last, "trial.0")
     assert evaluation.queue.unclaimed() == (last,)
-
-
-SMALL_GPU = str(Path(__file__).resolve().parents[1] / "support" / "small_gpu")
-
-
-def on_a_small_gpu(tokens):
-    """The environment of a trial whose model has memory for so many tokens of a forward pass."""
-    path = os.pathsep.join(filter(None, [SMALL_GPU, os.environ.get("PYTHONPATH")]))
-    return {"PYTHONPATH": path, "SMALL_GPU_TOKENS": str(tokens)}
 
 
 @pytest.mark.model
