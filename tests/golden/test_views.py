@@ -32,20 +32,9 @@ from coordinator.runtime.summary import Parked, write_summary
 from evaljobs.contract.paths import EvaluationPaths
 
 SUBJECT = {  # folder -> the evaluation of it that `report` is asked for, by the beginning of its id
-    "ended": "step-1000",
-    "series": "step-4000",
-    "running": "step-2000",
-    "failed": "step-2000",
-    "parked": "step-2000",
-    "killed": "step-2000",
-    "folded": "step-2000",
-    "pruned": "step-2000",
-    "cancelled": "step-2000",
-    "modes": "step-3000",
-    "pending": "step-1000",
-    "older": "step-2000",
-    "oldest": "step-2000",
-}
+    **dict.fromkeys(("running", "failed", "parked", "killed", "folded", "pruned", "cancelled", "older", "oldest"), "step-2000"),
+    **{"ended": "step-1000", "series": "step-4000", "modes": "step-3000", "pending": "step-1000"},
+}  # fmt: skip
 SCORE = "task metric filter value stderr higher_is_better"
 POINT = "evaluation_id suite checkpoint step status mode makespan_seconds paused_seconds gpu_seconds cost"
 # command -> its fields; a field of a list or record is followed by the fields of its members

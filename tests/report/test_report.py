@@ -14,14 +14,6 @@ from support.simulated.world import World
 from coordinator.base import words
 from coordinator.cluster import Job
 from coordinator.evaluation import events as ev
-from coordinator.evaluation.events import (
-    JobEnded,
-    JobNotSubmitted,
-    JobStarted,
-    JobSubmitted,
-    NodesOffered,
-    OutcomeSeen,
-)
 from coordinator.evaluation.state import JobInfo, State, Trial
 from coordinator.report.gpu_use import GpuUse, died
 from coordinator.report.measurements import (
@@ -87,11 +79,11 @@ def test_every_trial_that_ran_has_one_row(seed):
     world = World(seed, Faults(kill=0.1, vanish=0.05, node_down=0.05), record())
     world.run()
     report = make_report(world.state, world.journal, [], world.now)
-    started = {(e.job, e.index) for e in world.journal if isinstance(e, JobStarted)}
+    started = {(e.job, e.index) for e in world.journal if isinstance(e, ev.JobStarted)}
     ran = [t.name for t in world.state.trials.by_name.values() if (t.job, t.member) in started]
     assert sorted(g.trial for g in report.gpus) == sorted(ran)
-    words = {e.state for e in world.journal if isinstance(e, JobEnded)}
-    said = {e.outcome.name for e in world.journal if isinstance(e, OutcomeSeen)}
+    words = {e.state for e in world.journal if isinstance(e, ev.JobEnded)}
+    said = {e.outcome.name for e in world.journal if isinstance(e, ev.OutcomeSeen)}
     for gpu in report.gpus:
         assert gpu.trial in said or gpu.ended in words
         parts = (gpu.infer, gpu.imports, gpu.load, gpu.warm, gpu.dump, gpu.wait, gpu.other)
@@ -129,7 +121,7 @@ def with_a_load():
     world = World(2, Faults(), record())
     world.run()
     trial = ended("n1", "es-1-trial-n1-a0.0", "drained").model_copy(update={"load_seconds": 20.0})
-    return world, [*world.journal, OutcomeSeen(at=world.now, outcome=trial)]
+    return world, [*world.journal, ev.OutcomeSeen(at=world.now, outcome=trial)]
 
 
 def test_a_run_with_a_failed_task_has_no_lower_bound():
@@ -146,9 +138,9 @@ def test_the_time_that_a_limit_on_jobs_takes_is_said():
     """From the first refusal to the submission; overlapping ones count once."""
     world = World(2, Faults(), record())
     world.run()
-    first, second = [e for e in world.journal if isinstance(e, JobSubmitted)][:2]
+    first, second = [e for e in world.journal if isinstance(e, ev.JobSubmitted)][:2]
     refusals = [
-        JobNotSubmitted(at=first.at - before, job=job, error="QOSMaxSubmitJobPerUserLimit", limited=True)
+        ev.JobNotSubmitted(at=first.at - before, job=job, error="QOSMaxSubmitJobPerUserLimit", limited=True)
         for before, job in ((90.0, first.job), (60.0, first.job), (30.0, second.job))
     ]
     report = make_report(world.state, [*refusals, *world.journal], [], world.now)
@@ -161,9 +153,11 @@ def test_the_time_that_a_limit_on_jobs_takes_is_said():
 def test_a_wait_for_gpus_stands_apart_from_what_the_schedule_took(late):
     """Another evaluation had them: no policy is compared with that time, and the ratio leaves it out."""
     world, journal = with_a_load()
-    first = next(place for place, e in enumerate(journal) if isinstance(e, NodesOffered))
+    first = next(place for place, e in enumerate(journal) if isinstance(e, ev.NodesOffered))
     earlier = [
-        e.model_copy(update={"at": e.at - late} | ({"left_at": None} if isinstance(e, OutcomeSeen) else {}))
+        e.model_copy(
+            update={"at": e.at - late} | ({"left_at": None} if isinstance(e, ev.OutcomeSeen) else {})
+        )
         for e in journal[:first]
     ]
     report = make_report(world.state, [*earlier, *journal[first:]], spans_of(world), world.now)

@@ -8,10 +8,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 from support.trainings import point
 
-from coordinator.report.comparisons import (
-    lane_table,
-    plot,
-)
+from coordinator.report.comparisons import lane_table, plot
 from coordinator.report.learning_curves import make_series
 from coordinator.report.tables import Parts, Sheet, folded
 
