@@ -33,7 +33,7 @@ from evaljobs.contract.paths import EvaluationPaths
 
 SUBJECT = {  # folder -> the evaluation of it that `report` is asked for, by the beginning of its id
     **dict.fromkeys(("running", "failed", "parked", "killed", "folded", "pruned", "cancelled", "older", "oldest"), "step-2000"),
-    **{"ended": "step-1000", "series": "step-4000", "modes": "step-3000", "pending": "step-1000"},
+    "ended": "step-1000", "series": "step-4000", "modes": "step-3000", "pending": "step-1000",
 }  # fmt: skip
 SCORE = "task metric filter value stderr higher_is_better"
 POINT = "evaluation_id suite checkpoint step status mode makespan_seconds paused_seconds gpu_seconds cost"
