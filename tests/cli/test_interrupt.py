@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 from cli.terminal import Terminal
 from dev_cluster.testing import wait_until
+from support.sites import running
+from support.toys import TASKS
 
 pytestmark = pytest.mark.model
-TASKS = Path(__file__).resolve().parents[1] / "support" / "exactness" / "tasks"
 SUITE = f'name = "toys"\ninclude_path = ["{TASKS}"]\nbatch_size = 8\n[[task]]\nname = "toy_choice"\n'
 # a job that runs until it is killed, whatever else takes its time
 ENDLESS = "import time\n\n\ndef choice(**_metadata):\n    while True:\n        time.sleep(1)\n"
@@ -35,14 +36,7 @@ def folder(tmp_path):
 
 def _left(folder):
     """Processes that work in the folder: jobs, Redis."""
-    found = []
-    for place in Path("/proc").glob("[0-9]*"):
-        try:
-            if str(folder / "work").encode() in (place / "cmdline").read_bytes():
-                found.append(int(place.name))
-        except OSError:
-            continue
-    return found
+    return [pid for pid, _, _ in running(folder / "work")]
 
 
 def _kinds(folder):

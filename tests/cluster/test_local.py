@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from dev_cluster import procs
 from dev_cluster.testing import wait_until
 
 from coordinator.cluster import COORDINATOR_ENDED, ClusterError, Job, RefusedError
@@ -52,13 +53,7 @@ def wait_ended(local, *names):
 
 
 def gone(pid_file):
-    try:
-        return (
-            Path(f"/proc/{pid_file.read_text().strip()}/stat").read_text().rpartition(")")[2].split()[0]
-            in "ZX"
-        )
-    except (FileNotFoundError, ProcessLookupError):
-        return True
+    return procs.identify(int(pid_file.read_text())) is None
 
 
 def test_jobs_end_with_a_killed_coordinator(tmp_path):

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from dev_cluster import procs
 from dev_cluster.testing import wait_until
 from hypothesis import given
 from hypothesis import strategies as st
@@ -62,10 +63,7 @@ def test_a_command_that_hangs_is_ended_and_is_a_cluster_error(tmp_path):
         assert "timed out" in str(error)
         if place.read_text():
             break
-    stat = Path(f"/proc/{int(place.read_text())}/stat")
-    wait_until(
-        lambda: not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] in "ZX", "it is gone", 60
-    )
+    wait_until(lambda: not procs.identify(int(place.read_text())), "it is gone", 60)
 
 
 @pytest.mark.parametrize(

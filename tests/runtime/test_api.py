@@ -10,6 +10,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from dev_cluster import procs
 from dev_cluster.testing import wait_until
 from support.commands import typed
 from support.daemons import SUITE, daemon, small, taken
@@ -27,6 +28,7 @@ from coordinator.runtime.journal import Journal
 from coordinator.runtime.registry import MOST_TRIES
 from coordinator.runtime.work_lock import DAEMON, WorkLock
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths
+from evaljobs.staging.segments import family
 
 COLUMNS = {
     "evaluation_id", "suite", "step", "checkpoint", "status", "task", "filter", "metric", "value", "stderr",
@@ -149,22 +151,11 @@ def test_an_interrupt_cancels_the_evaluation_and_then_raises(toy_model, settings
         process.send_signal(signal.SIGINT)
     assert "interrupted True\n" in iter(process.stdout.readline, "")
     try:
-        wait_until(lambda: descendants(process.pid) == {process.pid}, "jobs and Redis end", 20.0)
+        wait_until(lambda: not any(map(procs.identify, family(process.pid)[1:])), "jobs and Redis end", 20.0)
     finally:
         process.communicate("\n")
     reports = [json.loads(f.read_text()) for f in (tmp_path / "work").glob("*/report.json")]
     assert [made["status"] for made in reports] == ([] if fails else ["cancelled"])
-
-
-def descendants(pid):
-    """Processes that `pid` started, at any depth, and `pid`."""
-    listed = subprocess.run(["ps", "-eo", "pid=,ppid=,stat="], capture_output=True, text=True, check=True)
-    rows = [line.split() for line in listed.stdout.splitlines()]
-    parents = {int(child): int(parent) for child, parent, state in rows if not state.startswith("Z")}
-    found = {pid}
-    while more := {child for child, parent in parents.items() if parent in found} - found:
-        found |= more
-    return found
 
 
 CHOICE = {"suite": SUITE}

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from dev_cluster.testing import wait_until
+from support.sites import running
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 _USER = 64321  # a user id without an account
@@ -85,12 +86,4 @@ def run(shared_folder, tmp_path):
 
 
 def _processes_of(folder):
-    found = []
-    for entry in Path("/proc").iterdir():
-        try:
-            line = (entry / "cmdline").read_bytes() if entry.name.isdigit() else b""
-        except OSError:
-            continue
-        if str(folder).encode() + b"/evaljobs/sandbox/isolation" in line:
-            found.append(entry.name)
-    return found
+    return list(running(folder / "evaljobs" / "sandbox" / "isolation"))

@@ -25,6 +25,7 @@ from evaljobs.sandbox.isolation.lane import ENVIRONMENT, Lane
 from evaljobs.sandbox.levels import best_level
 from evaljobs.sandbox.records import Level, Program, program_key
 from evaljobs.sandbox.run import run_programs
+from evaljobs.staging.segments import family
 
 pytestmark = pytest.mark.skipif(best_level() is Level.RLIMITS, reason="no level holds hostile programs here")
 
@@ -136,23 +137,23 @@ def test_threads_and_forked_processes_may_run_programs():
 
 def test_an_abandoned_run_ends_its_lanes():
     """Closing the iterator ends every process of it."""
-    before = _descendants("self")
+    before = {*family(os.getpid())}
     run = run_programs([RIGHT] * 50, workers=2)
     next(run)
-    of_it = _descendants("self") - before
+    of_it = {*family(os.getpid())} - before
     assert of_it
     run.close()
-    assert not of_it & _descendants("self")
+    assert not of_it & {*family(os.getpid())}
 
 
 def test_a_program_ends_with_its_time(level):
     """It does not run on beside the next one of its lane."""
 
     def processes_after(first):
-        before = _descendants("self")
+        before = {*family(os.getpid())}
         with contextlib.closing(run_programs([first, RIGHT], workers=1, level=Level(level))) as run:
             assert [next(run).verdict for _ in range(2)][1] == "pass"
-            return len(_descendants("self") - before)
+            return len({*family(os.getpid())} - before)
 
     hanging = Program(id="hanging", code=WAYS["timeout"], test="f(3)", timeout_seconds=0.5)
     assert processes_after(hanging) == processes_after(RIGHT)
@@ -166,26 +167,17 @@ def test_a_killed_run_leaves_no_process(level):
         assert command.stdin
         with command.stdin as source:
             source.write(endless)
-        wait_until(lambda: any(map(_spins, _descendants(str(command.pid)))))
-        of_it = _descendants(str(command.pid))
+        wait_until(lambda: any(map(_spins, family(command.pid))))
+        of_it = family(command.pid)
         command.kill()
-    wait_until(lambda: not any(Path("/proc", pid).exists() for pid in of_it))
+    wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in of_it))
 
 
 def _spins(pid):
     """Whether a process has used a second of CPU time, more than a start takes."""
     with contextlib.suppress(OSError):
-        return int(Path("/proc", pid, "stat").read_text().rpartition(")")[2].split()[11]) > 100
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11]) > 100
     return False
-
-
-def _descendants(pid):
-    """Pids of a process's children and theirs; those of other tests may end at any time."""
-    found = set()
-    with contextlib.suppress(OSError):
-        for task in Path("/proc", pid, "task").iterdir():
-            found.update((task / "children").read_text().split())
-    return found.union(*map(_descendants, found))
 
 
 def test_a_program_has_no_descriptor_of_its_lane(level):

@@ -17,7 +17,7 @@ from dev_cluster.testing import wait_until
 from rq import Callback, Queue
 from rq.command import send_shutdown_command
 from rq.utils import now
-from support.metric_jobs import Bench, children, kill, move, running, zombie
+from support.metric_jobs import Bench, children, kill, move, running
 from support.served import server_pid
 from support.with_root import memory_group
 
@@ -47,7 +47,7 @@ def at_work(bench, supervisor, job, before=0):
         found = [(w, h) for w in children(supervisor) for h in children(w) if h != before]
         status = client.hget(f"rq:job:{rq_jobs.job_id(bench.evaluation, job)}", "status")
     # the horse of an earlier job may have ended, and this one's begun, between the two looks
-    return found[0] if found and status == b"started" and not zombie(found[0][1]) else None
+    return found[0] if found and status == b"started" else None
 
 
 def busy_worker(bench, supervisor, job, before=0):

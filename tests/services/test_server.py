@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 import redis
+from dev_cluster import procs
 from dev_cluster.testing import wait_until
-from support.metric_jobs import kill, move, zombie
+from support.metric_jobs import kill, move
 
 from coordinator.config.schema import Config, RedisConfig
 from coordinator.errors import OperatorError, RetryError
@@ -132,7 +133,7 @@ def test_it_ends_with_a_killed_coordinator(work, server):
     argv = [sys.executable, "-c", KILLED, str(work.root)]
     done = subprocess.run(argv, check=False, stdout=subprocess.PIPE, text=True)
     assert done.returncode == -signal.SIGKILL
-    wait_until(lambda: zombie(int(done.stdout)))
+    wait_until(lambda: not procs.identify(int(done.stdout)))
     assert check(server.ensure()) == []
     server.stop()
     assert not work.redis_address.exists()

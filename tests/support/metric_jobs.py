@@ -12,8 +12,8 @@ import subprocess
 import sys
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
 
+from dev_cluster import procs
 from dev_cluster.testing import wait_until
 
 from coordinator.services.metric_queue import MetricQueue
@@ -86,18 +86,8 @@ class Bench:
 
 
 def children(pid):
-    """Living children of a process."""
-    with suppress(FileNotFoundError, ProcessLookupError):
-        text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
-        return [int(p) for p in text.split() if not zombie(int(p))]
-    return []
-
-
-def zombie(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] == b"Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return True
+    """Pids of a process's living children."""
+    return [child.pid for child in procs.children(pid)]
 
 
 def kill(server):

@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from dev_cluster import procs
 from dev_cluster.testing import wait_until
 
 from evaljobs.contract.outcomes import TrialEnded
@@ -82,14 +83,7 @@ class Running:
 
     def gone(self):
         self.process.poll()
-        return not any(alive(pid) for pid in self.family)
-
-
-def alive(pid):
-    try:
-        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return False
+        return not any(map(procs.identify, self.family))
 
 
 @pytest.fixture
