@@ -144,11 +144,7 @@ def node(*partitions, **options):
     return next(iter(text.nodes_of(text.parse_sinfo(table), slurm_options(**options))), None)
 
 
-NODE_SETTINGS = {
-    "any": {},
-    "wake": {"nodes": {"wake": True}},
-    "reservation": {"reservation": "ours"},
-}
+NODE_SETTINGS = {"any": {}, "wake": {"nodes": {"wake": True}}, "reservation": {"reservation": "ours"}}
 
 
 def usable(state):

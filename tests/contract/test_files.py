@@ -10,13 +10,7 @@ from hypothesis import strategies as st
 from evaljobs.__main__ import run
 from evaljobs.contract.names import ShardId
 from evaljobs.contract.outcomes import ShardResponses
-from evaljobs.contract.storage import (
-    FrameError,
-    FrameWriter,
-    read_frame,
-    read_frames,
-    write_atomic,
-)
+from evaljobs.contract.storage import FrameError, FrameWriter, read_frame, read_frames, write_atomic
 
 ANSWERS = st.one_of(
     st.tuples(st.floats() | st.sampled_from([-math.inf, math.nan]), st.booleans()).map(list),

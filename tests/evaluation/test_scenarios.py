@@ -589,11 +589,7 @@ STUCK = [("stage", 0), ("metric", 0), ("trial", 0), ("build", 0), ("metric", 1)]
 
 
 @some(40)
-@given(
-    seed=st.integers(0, 2**32),
-    ticks=st.integers(0, 40),
-    name=st.sampled_from([*ROWS, *STUCK]),
-)
+@given(seed=st.integers(0, 2**32), ticks=st.integers(0, 40), name=st.sampled_from([*ROWS, *STUCK]))
 def test_a_cancelled_evaluation_ends_at_once_whatever_goes_wrong(seed, ticks, name):
     """At any moment of any scenario, and where jobs do not start at all: what is unscored says so, and nothing is left."""
     if isinstance(name, str):

@@ -203,15 +203,7 @@ CANCELLED = EntryLine(name="pages", status="failed", error="cancelled: interrupt
 
 def report(*devices, verbose=False, ran=True, **more):
     """What `eval` and `report` print after an evaluation."""
-    held = {
-        "node": "n",
-        "gpus": 1,
-        "started_at": 0.0,
-        "held": 9.0,
-        "infer": 1.0,
-        "other": 8.0,
-        "shards": 1,
-    }
+    held = {"node": "n", "gpus": 1, "started_at": 0.0, "held": 9.0, "infer": 1.0, "other": 8.0, "shards": 1}
     known = {
         "evaluation_id": "step-1-mini-00000001", "checkpoint": "/runs/a/step-1", "step": 1, "suite": "mini", "status": "done",
         "accepted_at": NOW, "makespan_seconds": 90.0, "gpu_seconds": 3600.0, "gpu_busy_fraction": 0.5, "warnings": ("a warning",),

@@ -189,11 +189,7 @@ def test_a_hub_id_and_a_suite_of_ones_own_score_from_any_folder(warm_site, suite
     site.suite, site.work = Path("../meine Süite/mine.toml"), site.folder / "Läufe 7b"
     cwd = f"cd {shlex.quote(str(decoy.parent))}; "
     with hub_server.serving({"lab/tiny-llama": model}) as hub:
-        site.env |= {
-            "HF_HOME": str(site.folder / "hf"),
-            "HF_ENDPOINT": hub.url,
-            "HF_HUB_OFFLINE": "0",
-        }
+        site.env |= {"HF_HOME": str(site.folder / "hf"), "HF_ENDPOINT": hub.url, "HF_HUB_OFFLINE": "0"}
         command = ["sh", "-c", cwd + shlex.join(site.evaluate())]
         done = site.run(command)
     assert done.returncode == 0, f"{done.stderr}\n{site.logs()}"

@@ -90,12 +90,7 @@ def test_an_evaluation_of_64_nodes_and_60_tasks_is_left_in_8_files(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("begins", "keep"),
-    [
-        ("retried", "all"),
-        ("archived", "responses"),
-        ("archived as before", "scores"),
-    ],
+    ("begins", "keep"), [("retried", "all"), ("archived", "responses"), ("archived as before", "scores")]
 )
 def test_what_is_killed_at_any_step_loses_nothing_that_stays_and_is_done_again(
     paths, work, tmp_path, begins, keep

@@ -65,10 +65,7 @@ def submit(site):
     script = Path(site.cluster.repo) / "scripts" / "evaluate.sbatch"
     options = ["--parsable", "-p", "cpu", "--mem=2G", f"--output={site.folder}/coordinator.log"]
     asked = [script, site.model, site.folder / "long.toml", "--partition", "gpu", "--work-dir", site.work]
-    env = {
-        "EVALSPAN_CONFIG": site.env["EVALSPAN_CONFIG"],
-        "EVALSPAN_BIN": str(site.folder / "bin/evalspan"),
-    }
+    env = {"EVALSPAN_CONFIG": site.env["EVALSPAN_CONFIG"], "EVALSPAN_BIN": str(site.folder / "bin/evalspan")}
     more = ["--shards-per-task", str(SHARDS)]
     argv = ["sbatch", *options, *map(str, asked), *more]
     return site.cluster.run_as_user(argv, cwd=site.folder, env=env, check=True).stdout.strip()

@@ -16,12 +16,7 @@ from coordinator.cluster import Job
 from coordinator.evaluation import events as ev
 from coordinator.evaluation.state import JobInfo, State, Trial
 from coordinator.report.gpu_use import GpuUse, died
-from coordinator.report.measurements import (
-    LEAST_WAIT_SECONDS,
-    ShardSpan,
-    make_report,
-    without_measurements,
-)
+from coordinator.report.measurements import LEAST_WAIT_SECONDS, ShardSpan, make_report, without_measurements
 from coordinator.report.pauses import Absences, covered, within, without
 from coordinator.report.render import absence, gpu_table
 from coordinator.report.tokens import token_use

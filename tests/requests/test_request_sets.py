@@ -11,13 +11,7 @@ from support.exactness.pipeline import TASKS, build_spec
 
 from evaljobs.contract.outcomes import Built, Failed
 from evaljobs.contract.paths import batch_index_file, request_set_manifest
-from evaljobs.contract.specs import (
-    BatchIndex,
-    ModelOptions,
-    RequestSetManifest,
-    SuiteSpec,
-    TaskEntry,
-)
+from evaljobs.contract.specs import BatchIndex, ModelOptions, RequestSetManifest, SuiteSpec, TaskEntry
 from evaljobs.contract.storage import read_record, write_record
 from evaljobs.errors import OperatorError
 from evaljobs.requests import build

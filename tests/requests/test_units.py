@@ -8,14 +8,7 @@ from hypothesis import strategies as st
 
 from evaljobs.contract.names import Cut, ShardId
 from evaljobs.lmeval import tries
-from evaljobs.lmeval.batches import (
-    Piece,
-    RequestsHead,
-    chunks,
-    decode_batch,
-    encode_batch,
-    encode_batches,
-)
+from evaljobs.lmeval.batches import Piece, RequestsHead, chunks, decode_batch, encode_batch, encode_batches
 from evaljobs.requests.units import MIN_PREFIX, cut_requests
 
 LONGEST = 60  # the model's length, in tokens

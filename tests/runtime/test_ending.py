@@ -179,11 +179,7 @@ def test_fresh_names_another_evaluation_each_time(site):
 # --- plans and answers in a cut --------------------------------------------------------------------------------------
 
 TOKENS = {"8": (80_000,) * 2, "4": (30_000,) * 4, "fast-100-8": (10_000,) * 3}
-SUITES = {
-    "": {},
-    "4": {"name": "four"},
-    "fast-100-8": {"name": "quick", "mode": "fast", "token_budget": 100},
-}
+SUITES = {"": {}, "4": {"name": "four"}, "fast-100-8": {"name": "quick", "mode": "fast", "token_budget": 100}}
 
 
 @pytest.fixture

@@ -223,9 +223,7 @@ def test_a_precursor_holds_on_until_storage_shows_its_release(storage, tmp_path)
 def test_workers_work_on_until_storage_shows_their_stop(storage):
     """The supervisor's look at its stop file."""
     options = argparse.Namespace(
-        stop_file=storage.path / "stop",
-        lease_file=storage.path / "lease",
-        lease_seconds=900.0,
+        stop_file=storage.path / "stop", lease_file=storage.path / "lease", lease_seconds=900.0
     )
     supervisor = Supervisor(options, lambda: None)
     assert not supervisor._over()

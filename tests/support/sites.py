@@ -18,12 +18,7 @@ from dev_cluster.api import Cluster, dev_cluster, unavailable
 from evaljobs.contract.storage import read_frames
 from support.toys import cluster_tasks, config_text, furnish, suite_text
 
-TOYS = {
-    "toy_choice": {},
-    "toy_sums": {"limit": 24},
-    "toy_pages": {},
-    "toy_programs": {},
-}
+TOYS = {"toy_choice": {}, "toy_sums": {"limit": 24}, "toy_pages": {}, "toy_programs": {}}
 
 
 EXPORTED = '["HOSTILE", "PAUSE_*", "SMALL_GPU_TOKENS"]'  # variables of the tests' own that jobs get

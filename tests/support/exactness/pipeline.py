@@ -15,14 +15,7 @@ from typing import Any
 from evaljobs.contract.names import ShardId
 from evaljobs.contract.outcomes import Executed, ShardResponses
 from evaljobs.contract.paths import EvaluationPaths
-from evaljobs.contract.specs import (
-    BuildSpec,
-    ExecuteSpec,
-    ModelOptions,
-    ScoreSpec,
-    SuiteSpec,
-    TaskEntry,
-)
+from evaljobs.contract.specs import BuildSpec, ExecuteSpec, ModelOptions, ScoreSpec, SuiteSpec, TaskEntry
 from evaljobs.contract.storage import FrameWriter
 from evaljobs.lmeval.batches import RequestsHead
 from evaljobs.requests import build
