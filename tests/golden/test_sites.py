@@ -174,18 +174,8 @@ def test_doctor_says_the_same(name, site_of, monkeypatch, goldens, interpreter):
         next(r for r in site.site[table] if row in (r.get("Name"), r.get("Account")))[field] = value
     for variable, value in {**env, "TRIAL_PYTHON": str(interpreter), "TRIAL_DEVICE": "cpu"}.items():
         monkeypatch.setenv(f"EVALSPAN_{variable}", value)
-    options = (
-        "--cluster",
-        "slurm",
-        "--partition",
-        "gpu",
-        "--json",
-        "--wait",
-        "1",
-        "--work-dir",
-        str(site.work),
-    )
-    done = CliRunner().invoke(app, ["doctor", *options])
+    options = f"--cluster slurm --partition gpu --json --wait 1 --work-dir {site.work}"
+    done = CliRunner().invoke(app, ["doctor", *options.split()])
     rows = [f for f in json.loads(done.stdout)["findings"] if not ELSEWHERE.fullmatch(f["what"])]
     found = [
         {

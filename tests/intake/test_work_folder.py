@@ -37,13 +37,6 @@ def load(work, group=None):
     work_folder.load(None, work, {"shared_group": group})
 
 
-@pytest.fixture
-def open_umask():
-    before = os.umask(0)
-    yield
-    os.umask(before)
-
-
 def test_modes_follow_the_settings_at_each_start(tmp_path, open_umask, caplog):
     """Its user's alone; a group reads all and writes to the inbox alone, and Redis' files stay closed to it; private again."""
     work = tmp_path / "a" / "work"

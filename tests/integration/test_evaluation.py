@@ -44,14 +44,6 @@ def finish(site, process):
     return json.loads(out)
 
 
-@pytest.fixture
-def _open_umask():
-    """One by which all users could write to what is made."""
-    before = os.umask(0)
-    yield
-    os.umask(before)
-
-
 def modes(work, *beside):
     """The modes of all folders, and of all files, in a work folder but for the folders `beside`."""
     found = [work, *(p for p in work.rglob("*") if p.relative_to(work).parts[0] not in beside)]
@@ -59,7 +51,7 @@ def modes(work, *beside):
     return {f"{mode} {wrong[mode]}" if mode[5] == "w" or mode[-3:] != "---" else mode for mode in wrong}
 
 
-@pytest.mark.usefixtures("_open_umask")
+@pytest.mark.usefixtures("open_umask")
 def test_local_scores_are_lm_evals_and_nothing_is_left(local_site, expected):
     """Split over slots, finished out of order: the same digits; node memory, jobs and Redis are gone afterwards. Whatever
     the umask, other users see nothing of the work folder.
@@ -110,7 +102,7 @@ def other_host():
         ip(f"netns del {name}")
 
 
-@pytest.mark.usefixtures("_open_umask")
+@pytest.mark.usefixtures("open_umask")
 def test_the_round_robin_policy_and_jobs_on_another_host_give_lm_evals_scores(local_site, expected):
     """[plan] policy = "round-robin": large tasks in a piece a lane, each shard run by a trial of the lane that the plan gave it
     to. Builds, holder and trials run in another network namespace, with code copied for an interpreter of their own, and find

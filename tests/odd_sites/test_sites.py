@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import subprocess
-from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -111,22 +110,15 @@ class Run:
         try:
             wait_until(self.look, "its end", 420)
         except AssertionError:
-            logs = [f"== {p}\n{p.read_text()[-1500:]}" for p in self.site.work.glob("*/logs/*.log")]
-            raise AssertionError(
-                "\n".join([self.site.run(self.site.command("status")).stdout, *logs])
-            ) from None
+            status = self.site.run(self.site.command("status")).stdout
+            raise AssertionError(f"{status}\n{self.site.logs()}") from None
         finally:
             self.process.kill()
         out, err = self.process.communicate()
         assert self.process.returncode == 0, f"{out}\n{err}"
         assert dict(json.loads(out)["results"]) == expected
         root = self.site.root()
-        events = [json.loads(line) for line in (root / "journal.jsonl").read_text().splitlines()]
-        planned = [
-            s for e in events if e["kind"] == "planned" for leaf in e["leaves"] for s in leaf["shards"]
-        ]
-        counted = [s for e in events if e["kind"] == "shards-dumped" for s, _ in e["shards"]]
-        assert Counter(counted) == Counter(planned)
+        self.site.counted_once()
         assert unfinished(self.site.cluster) == []
         ours = f"es-{root.name.rpartition('-')[2]}-"  # jobs of an earlier test may be completing still
         self.seen = {

@@ -10,11 +10,10 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.commands import typed
 from support.drawn import some
 from support.problems import instance_text, instances
-from typer.testing import CliRunner
 
-from coordinator.cli.app import app
 from coordinator.errors import OperatorError
 from coordinator.intake.suites import load_suite, settled
 from coordinator.planning import from_suite
@@ -106,15 +105,8 @@ def test_a_suites_instance_is_saved_and_taken_back(tmp_path):
     """The saved file plans to the same makespan. 70b on GPUs of 80 GB: 2 a trial, so 4 trials a node, and that is said."""
     saved = tmp_path / "i.json"
     words = ["--suite", "core", "--nodes", "2", "--model-size", "70b", "--work-dir", tmp_path]
-    asked = ["plan", *map(str, words)]
-    shown, first, again = (
-        CliRunner().invoke(app, command, env={"EVALSPAN_CONFIG": ""})
-        for command in (
-            [*asked, "--save-instance", str(saved)],
-            [*asked, "--json"],
-            ["plan", "--instance", str(saved), "--json"],
-        )
-    )
+    rows = [*words, "--save-instance", saved], [*words, "--json"], ["--instance", saved, "--json"]
+    shown, first, again = (typed("plan", *row, env={"EVALSPAN_CONFIG": ""}) for row in rows)
     assert "a trial takes 2 GPUs" in shown.output
     assert json.loads(saved.read_text())["gpus_per_node"] == 4
     planned = json.loads(again.stdout)["planned_makespan_seconds"]

@@ -1,5 +1,6 @@
 """Fixtures of more than one folder: the tiny model, lm-eval's own results, a real Valkey, node memory, real clusters."""
 
+import os
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -68,6 +69,14 @@ def warm(tmp_path_factory):
 def work(tmp_path):
     """A work folder without a server."""
     return WorkPaths(tmp_path / "work")
+
+
+@pytest.fixture
+def open_umask():
+    """One by which all users could write to what is made."""
+    before = os.umask(0)
+    yield
+    os.umask(before)
 
 
 @pytest.fixture
