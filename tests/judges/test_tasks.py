@@ -25,15 +25,6 @@ TASKS = str(suites.folder() / "judge")
 SHORT = {"max_gen_toks": 4}
 
 
-@pytest.fixture(scope="module")
-def model_dir(tmp_path_factory):
-    from support.exactness import tiny_model
-
-    run.quiet_environment(offline=True)
-    texts = [f"Question {i}: what is {i} and {i + 1}? The answer is {2 * i + 1}." for i in range(50)]
-    return tiny_model.make(tmp_path_factory.mktemp("judged"), texts)
-
-
 def suite_of(task, *, judge=True):
     entry = TaskEntry(name=task, limit=6, gen_kwargs=SHORT, judge=judge)
     return SuiteSpec(

@@ -76,6 +76,20 @@ class Endpoint:
 
 
 @contextmanager
+def listening(handler):
+    """The address of a server of requests on this machine."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    server.handle_error = lambda *_: None
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+@contextmanager
 def serving():
     endpoint = Endpoint()
 
@@ -103,22 +117,11 @@ def serving():
             finally:
                 leave()
 
-        def log_message(self, *_arguments):
-            pass
+        def log_message(self, *_arguments): ...
 
-    class Server(ThreadingHTTPServer):
-        daemon_threads = True
-
-        def handle_error(self, *_arguments):
-            pass
-
-    server = Server(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
-    thread.start()
-    endpoint.url = f"http://127.0.0.1:{server.server_address[1]}/v1"
-    try:
-        yield endpoint
-    finally:
-        endpoint.released.set()
-        server.shutdown()
-        server.server_close()
+    with listening(Handler) as address:
+        endpoint.url = f"{address}/v1"
+        try:
+            yield endpoint
+        finally:
+            endpoint.released.set()

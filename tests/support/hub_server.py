@@ -7,10 +7,11 @@ import json
 from collections.abc import Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from threading import Thread
 from urllib.parse import unquote, urlsplit
+
+from support.endpoint import listening
 
 COMMIT = "93efa2f097d58c2a74874c7e644dbc9b0cee75a2"
 GATED = "lab/gated"
@@ -80,13 +81,5 @@ def serving(models):
 
         def log_message(self, *_): ...
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    hub.url = f"http://127.0.0.1:{server.server_address[1]}"
-    thread = Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
+    with listening(Handler) as hub.url:
         yield hub
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
