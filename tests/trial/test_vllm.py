@@ -92,12 +92,14 @@ def test_answers_do_not_depend_on_how_requests_are_sharded(engine, sets, name):
 
 def test_each_sampled_request_has_a_seed_of_its_own(engine, sets, log):
     """Clones of one prompt draw differently; requests that are not sampled have no seed."""
-    answers(engine, sets, shard(sets, "toy_sampled"))
-    answers(engine, sets, shard(sets, "toy_sums"))
+    for name in ("toy_sampled", "toy_sums"):
+        answers(engine, sets, shard(sets, name))
     sampled, greedy = (line["seeds"] for line in said(log, "submitted"))
     assert None not in sampled
     assert len(set(sampled)) == len(sampled) == 3 * 6
     assert set(greedy) == {None}
+    given = {"do_sample": True, "seed": 5}  # by the task: it is kept
+    assert vllm._seeded(given, 1, 2, "a prompt") == given
 
 
 def test_a_request_is_generated_with_its_own_settings(engine):
@@ -117,11 +119,6 @@ def test_a_request_is_generated_with_its_own_settings(engine):
     assert asked(short, long) == alone
 
 
-def test_a_seed_that_the_task_gives_is_kept():
-    settings = {"do_sample": True, "seed": 5}
-    assert vllm._seeded(settings, 1, 2, "a prompt") == settings
-
-
 @pytest.mark.parametrize(
     ("given", "gpus", "made"),
     [
@@ -133,11 +130,8 @@ def test_a_seed_that_the_task_gives_is_kept():
     ],
 )
 def test_vllm_uses_all_gpus_of_its_trial(given, gpus, made):
-    """By tensor parallelism, unless the settings divide them in another way."""
+    """By tensor parallelism, unless the settings divide them in another way; one that left some idle says what to set."""
     assert vllm.spread(given, gpus) == (given if made is None else made)
-
-
-def test_a_trial_that_would_leave_gpus_idle_says_what_to_set():
     with pytest.raises(OperatorError, match=r"holds 4 GPUs and vLLM would use 2 .*gpus_per_trial = 2"):
         vllm.spread({"tensor_parallel_size": 2}, 4)
 
@@ -163,14 +157,8 @@ def test_progress_is_told_before_each_step_and_in_whole_batches(engine, sets):
     """It never goes back, and has more looks than batches, so a long shard is not taken for a hung one."""
     seen = []
     of = len(sets["toy_sums"].index.requests)
-    run_shard(
-        engine,
-        sets["toy_sums"],
-        shard(sets, "toy_sums"),
-        trial="t",
-        seed=1,
-        tick=lambda done, _of: seen.append(done),
-    )
+    whole = shard(sets, "toy_sums")
+    run_shard(engine, sets["toy_sums"], whole, trial="t", seed=1, tick=lambda done, _of: seen.append(done))
     assert seen == sorted(seen)
     assert (seen[0], seen[-1]) == (0, of - 1)
     assert len(seen) > of
