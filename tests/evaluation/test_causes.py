@@ -47,7 +47,7 @@ def test_a_death_counts_against_what_its_diagnosis_says(said, word, node, shard)
     assert bool(state.shards.by_name[held].died_on) == shard
 
 
-def test_of_many_deaths_at_once_those_behind_the_first_may_wait_for_the_next_listing() -> None:
+def test_of_many_deaths_at_once_those_behind_the_first_may_wait_for_the_next_listing():
     """It tells them again, since their members have not ended in the state; without haste all are read."""
     world = World(7, rec=record(entries=6), nodes=2, in_order=True).until(
         lambda w: len(w.state.trials.live) > 1 and w.claims
