@@ -26,6 +26,7 @@ STEPS = {
         "package of a scorer 1.0 -> 2.0", "file outside that a scorer reads, size and mtime kept",
         "variable in [trial] env that a scorer reads", "gold answer, size and mtime kept", "aggregation by a module",
     ),
+    "a filter, alone: another environment would have all scored again": ("filter of a YAML",),
     "a folder's files, a variable, and a Hub's cache that the prologue names": (
         "file that appears in a folder listed by a module", "variable in [trial] env read by a module",
         "HF_HOME by the prologue, the same content", "data set in the prologue's HF_HOME: main moves",

@@ -141,6 +141,13 @@ def _revise_tokenizer(w):
     revise(w.hf_home / "hub" / "models--org--tok", w.path("newtok"))
 
 
+def _filter(w):
+    """The score bears the filter's name."""
+    text = w.path("tasks/choose.yaml").read_text().partition("filter_list")[0]
+    filters = f"[{{name: f{w.count('filter')}, filter: [{{function: take_first}}]}}]"
+    w.write("tasks/choose.yaml", f"{text}filter_list: {filters}\n")
+
+
 def _reverse(w):
     from safetensors.torch import load_file, save
 
@@ -227,6 +234,7 @@ row("gold answer, size and mtime kept", SCORE, "count", bump("tasks/data/count.c
 row("file outside that a scorer reads, size and mtime kept", FOUND_SCORE, METRICS, bump("outside/grade.txt", "", stat=True))
 row("variable in [trial] env that a scorer reads", SCORE, METRICS, lambda w: w.trial_env.update(GRADE=str(w.count("grade"))))
 row("aggregation by a module", SCORE, "count", bump("tasks/metrics.py", "min(values) + "), may="set score")
+row("filter of a YAML", SCORE, "choose", _filter)
 row("package of a scorer 1.0 -> 2.0", FOUND_SCORE, "packaged", _reinstall("gradelib", "", 100))
 
 # --- the suite -------------------------------------------------------------------------------------------------------
