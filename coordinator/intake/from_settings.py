@@ -132,6 +132,10 @@ def _code_folder(config: Config) -> Path:
             with tempfile.TemporaryDirectory(prefix=f".{source.name}-", dir=folder) as scratch:
                 made = Path(scratch) / source.name
                 shutil.copytree(source, made, ignore=shutil.ignore_patterns("__pycache__"))
+                for file in list(
+                    made.rglob("*.py")
+                ):  # else Python makes it, as the umask says: others could plant modules
+                    (file.parent / "__pycache__").mkdir(exist_ok=True)
                 show_as(made, folder)
                 with contextlib.suppress(OSError):  # another process was first
                     made.rename(target)

@@ -193,7 +193,7 @@ def test_a_foreign_interpreter_gets_the_code_in_the_work_folder(tmp_path, monkey
     monkeypatch.setattr(evaljobs, "__file__", str(upgraded / "__init__.py"))
     assert asks().endswith(" 1 True")
     copied = [p for c in (work / "cache").glob("code-*") for p in c.rglob("*")]
-    modes = {p.stat().st_mode & 0o777 for p in copied if "__pycache__" not in p.parts}
+    modes = {p.stat().st_mode & 0o777 for p in copied}
     assert modes == {0o700, 0o600}
 
 

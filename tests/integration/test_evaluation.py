@@ -115,6 +115,7 @@ def test_the_round_robin_policy_and_jobs_on_another_host_give_lm_evals_scores(lo
             "EVALSPAN_TRIAL_CONTAINER": f"ip netns exec {namespace}",
             "EVALSPAN_REDIS_BIND": address,
         }
+        local_site.env.pop("PYTHONDONTWRITEBYTECODE", None)  # its folders are seen below
         process = local_site.start(local_site.evaluate())
         place = local_site.work / "redis" / "address.json"
         wait(place.exists, process)
