@@ -132,9 +132,8 @@ def _code_folder(config: Config) -> Path:
             with tempfile.TemporaryDirectory(prefix=f".{source.name}-", dir=folder) as scratch:
                 made = Path(scratch) / source.name
                 shutil.copytree(source, made, ignore=shutil.ignore_patterns("__pycache__"))
-                for file in list(
-                    made.rglob("*.py")
-                ):  # else Python makes it, as the umask says: others could plant modules
+                # else Python makes these folders, as the umask says, and others could plant modules in them
+                for file in list(made.rglob("*.py")):
                     (file.parent / "__pycache__").mkdir(exist_ok=True)
                 show_as(made, folder)
                 with contextlib.suppress(OSError):  # another process was first

@@ -1,5 +1,7 @@
 """Filters and metrics of the test tasks."""
 
+from __future__ import annotations
+
 import os
 import signal
 import time
@@ -14,21 +16,21 @@ code_eval = evaluate.load("code_eval")
 code_eval.compute(references=["assert f(1)"], predictions=[["def f(x): return x"]], k=[1])
 
 
-def pass_at_k(references, predictions, k):
+def pass_at_k(references: list[str], predictions: list[list[str]], k: int | list[int]) -> dict[str, float]:
     scores, _ = code_eval.compute(
         references=references, predictions=predictions, k=[k] if isinstance(k, int) else k
     )
     return dict(scores)
 
 
-def with_prompt(resps, docs):
+def with_prompt(resps: list[list[str]], docs: list[dict]) -> list[list[str]]:
     return [
         [doc["prompt"] + answer.replace("\n", " ") for answer in answers]
         for answers, doc in zip(resps, docs, strict=True)
     ]
 
 
-def hostile(doc, results):
+def hostile(doc: dict[str, str], results: list[str]) -> dict[str, float]:
     """Kills its process on one question (HOSTILE=worker: its parent), hangs on another."""
     number = int(doc["number"])
     if number == 2 and "HOSTILE" in os.environ:
@@ -45,7 +47,7 @@ def hostile(doc, results):
     return {"letters": float(len(results[0]))}
 
 
-def letters_by_turn(doc, results):
+def letters_by_turn(doc: dict[str, object], results: list[object]) -> dict[str, float]:
     said = turns(results[0])
     assert len(said) == 1 + len(doc["next"])
     return {"letters": float(len("".join(said)))}

