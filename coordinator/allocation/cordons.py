@@ -3,7 +3,7 @@
 Rule: written before a node is given back, so that a daemon which dies at once still leaves the node alone after its
 restart. A node's back-off after failures is part of an evaluation's state, and its journal holds it; here all evaluations,
 later ones too, find that it failed. `check-nodes` adds the nodes that it found bad, the daemon which ones it has checked.
-Whoever changes the file locks others out meanwhile.
+Each change is made under a lock.
 """
 
 from __future__ import annotations

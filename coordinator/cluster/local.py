@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from coordinator.base.run_command import CommandError, run_command
+from coordinator.base.signals import SIGNALLED
 from coordinator.cluster import (
     COORDINATOR_ENDED,
     CPU_SLOT,
@@ -50,7 +51,6 @@ KILL_SECONDS = 15.0  # between SIGTERM and SIGKILL
 KEEP_SECONDS = 86_400.0  # jobs of an earlier coordinator are listed this long
 SIDE_JOBS_A_CPU = 4  # jobs without GPUs mostly wait for one another; the bound is for arrays of hundreds
 LEAST_SIDE_JOBS = 16
-SIGNALLED = 128  # exit codes above it name a signal
 
 
 def gpu_names() -> list[str]:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import IO, Protocol
 
 from coordinator.base.run_command import CommandError, run_command
+from coordinator.base.signals import SIGNALLED
 from coordinator.cluster import local_guardian
 from coordinator.cluster.job_environment import client_environment
 from coordinator.cluster.past_jobs import PastJob, look_up
@@ -27,7 +28,6 @@ from coordinator.diagnosis.lines import CHUNK
 from coordinator.diagnosis.verdict import SURE, Diagnosis, diagnose
 from coordinator.errors import OperatorError, RetryError
 from coordinator.runtime.causes import FAILED, read_logs
-from coordinator.supervise.decisions import SIGNALLED
 
 PATIENCE = 3600.0  # seconds that a training has to end after SIGTERM; Slurm ends a job's processes sooner
 MOST_KEPT = 128 << 20  # bytes of output that are kept for the diagnosis, twice

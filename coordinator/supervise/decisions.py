@@ -1,7 +1,7 @@
 """Whether a training that has ended is started again, and whether its loss spikes. Pure. Called by `run`.
 
-Rule: a failure that a restart cannot help, as one of the user's program, ends the supervision. One that nobody knows is tried
-again once, and as long as checkpoints are written between; but a kill from outside is no failure of the program.
+Rule: a failure that a restart cannot help, as one of the user's program, ends the supervision. One without a known reason is
+tried again once, and as long as checkpoints are written between; but a kill from outside is no failure of the program.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from collections import deque
 from dataclasses import dataclass, field
 from statistics import median
 
+from coordinator.base.signals import SIGNALLED
 from coordinator.diagnosis.verdict import Diagnosis
 
-SIGNALLED = 128  # exit codes above it name a signal
 KILLED = (SIGNALLED + 9, SIGNALLED + 15)  # SIGKILL, SIGTERM
 INFRASTRUCTURE = ("node", "gpu", "network")  # owners of failures after which nodes are checked
 MOST_PAUSE = 600.0  # seconds between two attempts, at most

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from coordinator.base import clock
-from coordinator.base.signals import Signals
+from coordinator.base.signals import SIGNALLED, Signals
 from coordinator.cluster.job_environment import client_environment
 from coordinator.config.schema import Config
 from coordinator.diagnosis.verdict import Diagnosis
@@ -26,10 +26,11 @@ from coordinator.errors import EvalspanError, OperatorError, RetryError
 from coordinator.intake.checkpoint import step_of
 from coordinator.monitor import notify
 from coordinator.node_check.run import check
+from coordinator.runtime.causes import accept_rules
 from coordinator.runtime.work_lock import locked
 from coordinator.supervise.attempts import Attempt, BatchJob, Child, sbatch_words
 from coordinator.supervise.checkpoints import newest_whole
-from coordinator.supervise.decisions import SIGNALLED, End, Losses, decide, is_unknown, pause
+from coordinator.supervise.decisions import End, Losses, decide, is_unknown, pause
 from evaljobs.contract.paths import WorkPaths, slug
 from evaljobs.contract.storage import make_file, make_folder
 
@@ -82,7 +83,7 @@ class Supervision:
     hang_seconds: float
     first_pause: float
     say: Callable[[str], None]
-    excluded: list[str] = field(default_factory=list)
+    _excluded: list[str] = field(default_factory=list)  # nodes that a check found bad
     _newest: Path | None = None  # whole checkpoint that the attempt goes on from
     _news: notify.Notifier = field(default_factory=notify.Notifier)
     _signals: Signals = field(default_factory=lambda: Signals(PASSED))
@@ -98,6 +99,7 @@ class Supervision:
             sbatch_words(self.argv, "", ())  # refuses
         if shutil.which(self.argv[0]) is None:
             raise OperatorError(f"{self.argv[0]}: there is no such program")
+        accept_rules(WorkPaths(self.config.work_dir))
         with self._alone(), self._signals:
             try:
                 return self._attempts()
@@ -148,11 +150,11 @@ class Supervision:
                 if (running := BatchJob.running(token)) is not None:
                     self.say(f"follows job {running.job_id}, which was submitted before")
                     return running
-                job = BatchJob.submitted(self.argv, env, token, self.excluded)
+                job = BatchJob.submitted(self.argv, env, token, self._excluded)
             except RetryError as error:
                 self._again("Slurm does not answer", error)
             else:
-                without = f", without {','.join(self.excluded)}" if self.excluded else ""
+                without = f", without {','.join(self._excluded)}" if self._excluded else ""
                 self.say(f"attempt {number} {origin}{without}: job {job.job_id}")
                 return job
 
@@ -224,7 +226,7 @@ class Supervision:
         except EvalspanError as error:
             self.say(f"{nodes} could not be checked, and may be used again: {error}")
             return
-        self.excluded += [node for node in made.exclude if node not in self.excluded]
+        self._excluded += [node for node in made.exclude if node not in self._excluded]
         found = "; ".join(f"{n.node} is {n.verdict}{f': {n.why}' if n.why else ''}" for n in made.nodes)
         self.say(f"nodes: {found}")
 

@@ -98,7 +98,7 @@ def make_file(path: str | Path, flags: int = os.O_WRONLY | os.O_APPEND) -> int:
 
 @contextlib.contextmanager
 def alone(lock: Path) -> Iterator[None]:
-    """Inside the block no other process holds this lock; the kernel ends a dead one's. A file system without locks keeps nobody out."""
+    """Inside the block no other process holds this lock; the kernel ends a dead one's. Without file locks it keeps no process out."""
     with os.fdopen(make_file(lock), "w") as file:
         with contextlib.suppress(OSError):
             fcntl.flock(file, fcntl.LOCK_EX)

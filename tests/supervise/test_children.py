@@ -57,6 +57,14 @@ for step in range(first + 1, 13):
         elif does != "goes on":
             sys.exit(does)
 """
+RULE = """
+[[rule]]
+reason = "ConnectionError"
+precedence = 45
+pattern = "the coil of the pump is cold"
+source = "this test"
+example = "error: the coil of the pump is cold"
+"""
 LOST = "DistBackendError: NCCL error in: ncclRemoteError: A call to a remote peer failed"
 # What each attempt does -> (exit code, attempts, what one line says)
 ENDS: dict[str, tuple[Sequence[str], int, int, str]] = {
@@ -65,6 +73,7 @@ ENDS: dict[str, tuple[Sequence[str], int, int, str]] = {
     "a hang": (["hangs"], 0, 2, "no output and no heartbeat for"),
     "the same unknown end twice": (["at once", "at once"], 1, 2, "twice without a new checkpoint"),
     "a lost peer": ([LOST], 0, 2, "NCCLRemoteError (owner: network)"),
+    "a rule that a person accepted": (["error: the coil of the pump is cold"], 0, 2, "ConnectionError (owner: network)"),
     "a missing file": (["FileNotFoundError: [Errno 2] No such file or directory: 'a'"], 1, 1, "a restart will not help"),
     "a full disk": (["OSError: [Errno 28] No space left on device"], 1, 1, "DiskFull (owner: storage)"),
     "no restart left": ([LOST] * 9, 1, 4, "no restart is left"),
@@ -100,6 +109,8 @@ def test_each_end_is_answered_rightly(case: str, tmp_path: Path, undisturbed: di
     """Restarted or not, from its newest checkpoint, with one line that says why; and the same news go to `[notify] command`.
     What the training computes is what an undisturbed one does."""
     does, code, attempts, line = ENDS[case]
+    (tmp_path / "work").mkdir(mode=0o700)
+    (tmp_path / "work" / "rules.toml").write_text(RULE)
     (tmp_path / "evalspan.toml").write_text(
         '[notify]\ncommand = ["sh", "-c", "cat >> news.txt; echo >> news.txt"]\n'
     )
