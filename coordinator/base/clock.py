@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import time
 
+# The clocks of two hosts may disagree by this much; times that are further apart are not compared.
+SKEW_SECONDS = 60.0
+
 _start = time.time() - time.monotonic()
 
 

@@ -53,8 +53,9 @@ def file_job(state: State, info: JobInfo) -> None:
         if node is not None:
             _drop(index.jobs_on, node, name)
     hosted = info.job.purpose == "host"
-    for member, trial in enumerate(info.trials):
-        phase = info.members[0 if hosted else member] if trial in state.trials.live else "ended"
+    for trial in info.trials:
+        live = state.trials.live.get(trial)
+        phase = "ended" if live is None else info.members[live.member]
         (index.running.add if phase == "running" else index.running.discard)(trial)
         waits = phase == "pending" and info.phase == "submitted" and not hosted
         if waits and not state.trials.by_name[trial].cancelled:
@@ -71,8 +72,9 @@ def mark_cancelled(state: State, trial: str) -> None:
 
 def begin_trials(state: State, info: JobInfo) -> None:
     """The trials of a job live from its intent on, each on its lane."""
-    for member, (trial, lane) in enumerate(zip(info.trials, info.lanes, strict=True)):
-        made = Trial(name=trial, job=info.job.name, member=member, lane=lane)
+    hosted = info.job.purpose == "host"
+    for number, (trial, lane) in enumerate(zip(info.trials, info.lanes, strict=True)):
+        made = Trial(name=trial, job=info.job.name, member=0 if hosted else number, lane=lane)
         state.trials.by_name[trial] = state.trials.live[trial] = made
         state.index.lane_trials[lane] = state.index.lane_trials.get(lane, 0) + 1
         _put(state.index.lanes, LaneId.parse(lane).node, trial, lane)

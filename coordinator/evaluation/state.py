@@ -150,7 +150,7 @@ class Trial:
 
     name: str
     job: str
-    member: int
+    member: int  # of the job; a host runs all of its trials as member 0
     lane: str
     cancelled: bool = False  # the coordinator ended it: its death counts against no node and no shard
 

@@ -75,8 +75,7 @@ def died(
     `started`, `ended`: unix seconds, by the cluster, with its word for the end.
     """
     for trial in state.trials.by_name.values():
-        hosted = state.jobs.by_name[trial.job].job.purpose == "host"
-        member = trial.job, 0 if hosted else trial.member
+        member = trial.job, trial.member
         if trial.name in said or member not in started or member not in ended:
             continue
         at, word = ended[member]

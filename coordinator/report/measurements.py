@@ -14,6 +14,8 @@ from typing import Any
 
 from pydantic import Field
 
+from coordinator.base import words
+from coordinator.base.clock import SKEW_SECONDS
 from coordinator.evaluation.events import (
     Accepted,
     AnyEvent,
@@ -146,7 +148,10 @@ class _Gathered:
         self.finished_at: float | None = None
         self.absences = Absences()
         self.measured: list[Span] = []  # when jobs worked that left an outcome, trials apart
+        self.latest = 0.0  # of the coordinator's own times
+        self.left: list[float] = []  # when outcomes were written, by storage's clock
         for event in events:
+            self.latest = max(self.latest, event.at)
             self.absences.take(event)
             self._take(event)
             self._limit(event)
@@ -163,14 +168,15 @@ class _Gathered:
         inferred = ((s.started_at, s.started_at + s.seconds) for s in shards)
         return without(self.absences.spans, [*self.measured, *queued, *trials, *inferred])
 
-    def waited(self) -> float:
-        """Seconds without a GPU after everything that goes before: the build, and staging ahead of the offer."""
-        if not self.offered_at:
-            return 0.0
-        offered = min(self.offered_at.values())
+    def waited(self, over: float) -> list[Span]:
+        """The wait for the first GPU, up to `over`, without the time in which a build or staging went on."""
+        offered = min(self.offered_at.values(), default=over)
+        if offered >= over:
+            return []
         before = [self.accepted_at, *(end for _, end in self.built), *self.there_at.values()]
-        waited = offered - max((at for at in before if at <= offered), default=offered)
-        return waited if waited >= LEAST_WAIT_SECONDS else 0.0
+        last = max((at for at in before if at <= offered), default=offered)
+        waits = without([(last, offered)], [*self.built, *self.staged_at])
+        return waits if (covered(waits) or 0.0) >= LEAST_WAIT_SECONDS else []
 
     def _take(self, event: AnyEvent) -> None:
         match event:
@@ -202,6 +208,7 @@ class _Gathered:
             self.limited.append((self.kept_out.pop(event.job), event.at))
 
     def _outcome(self, outcome: Any, at: float) -> None:
+        self.left.append(at)
         span = at - getattr(outcome, "seconds", 0.0), at
         if isinstance(outcome, (Built, Staged, Executed, Scored)):
             self.measured.append(span)
@@ -224,13 +231,25 @@ class _Gathered:
                 pass
 
 
-def _stages(gathered: _Gathered, shards: Sequence[ShardSpan], pauses: Sequence[Span]) -> Stages:
-    waits = [
-        (max(0.0, at - gathered.submitted[key[0]]), gathered.reasons[key])
-        for key, at in gathered.started.items()
-        if "-trial-" in key[0] and key[0] in gathered.submitted
-    ]
-    longest, reason = max(waits, default=(None, ""))
+def _queue_waits(state: State, gathered: _Gathered, now: float) -> Iterator[tuple[float, str]]:
+    """How long each submitted trial was pending, and the cluster's reason; one that never started, until its end or now."""
+    own = {trial.name: trial.started_at for trial in gathered.trials}
+    for trial in state.trials.by_name.values():
+        if (submitted := gathered.submitted.get(trial.job)) is None:
+            continue
+        member = trial.job, trial.member
+        ended = gathered.ended.get(member, (now, ""))[0]
+        # a short trial may start and end between two listings
+        began = min(gathered.started.get(member, ended), own.get(trial.name, ended))
+        yield max(0.0, began - submitted), gathered.reasons.get(member, "")
+
+
+def _stages(
+    state: State, gathered: _Gathered, shards: Sequence[ShardSpan], pauses: Sequence[Span], now: float
+) -> Stages:
+    waits = list(_queue_waits(state, gathered, now))
+    longest = max((wait for wait, _ in waits), default=None)
+    _, reason = max(((wait, why) for wait, why in waits if why), default=(0.0, ""))
     tail = None
     if shards and gathered.scored_at is not None:
         last = max(s.started_at + s.seconds for s in shards)
@@ -251,6 +270,17 @@ def _stages(gathered: _Gathered, shards: Sequence[ShardSpan], pauses: Sequence[S
     )
 
 
+def _clock_error(gathered: _Gathered, shards: Iterable[ShardSpan], now: float) -> float:
+    """Seconds by which the earliest time lies before the acceptance, or the latest behind `now`; the larger of both."""
+    times = [
+        gathered.latest,
+        *gathered.left,
+        *(at for t in gathered.trials for at in (t.started_at, t.ended_at)),
+    ]
+    times += [s.started_at for s in shards]
+    return max(gathered.accepted_at - min(times), max(times) - now)
+
+
 def _status(state: State) -> str:
     if state.ending.cancelled:
         return "cancelled"
@@ -259,8 +289,10 @@ def _status(state: State) -> str:
     return "failed" if any(e.status == "failed" for e in state.entries) else "done"
 
 
-def _bound(state: State, gathered: _Gathered, shards: Sequence[ShardSpan]) -> float | None:
-    """Seconds that no schedule of these measured seconds beats; None before a plan."""
+def _bound(
+    state: State, gathered: _Gathered, shards: Sequence[ShardSpan], omitted: Sequence[Span]
+) -> float | None:
+    """Seconds that no schedule of these measured seconds beats; None before a plan. `omitted`: spans that do not count."""
     if not shards or not gathered.trials:
         return None
     seconds: Mapping[str, float] = _seconds_by_task(shards)
@@ -282,16 +314,20 @@ def _bound(state: State, gathered: _Gathered, shards: Sequence[ShardSpan]) -> fl
             )
     lanes = sum(n.lanes for n in state.nodes.by_name.values()) or len({t.name for t in gathered.trials})
     load = min((sum(parts) for parts in gathered.loads), default=0.0)
-    built = covered(gathered.built) or 0.0
+    first = min(span.started_at for span in shards)
+    # a task that is built while others infer delays no GPU
+    built = covered((start, min(end, first)) for start, end in gathered.built if start < first) or 0.0
     if state.record.options.early_trials:
         built -= load  # trials loaded meanwhile
     staged = min((s.seconds for s in gathered.staged), default=0.0)
+    accepted = gathered.accepted_at
+    passed = first - accepted - within(omitted, accepted, first) - load
     return measured_lower_bound(
         sets,
         gpus=max(1, lanes),
         cpu_slots=state.cpu_slots,
         load_seconds=load,
-        before_seconds=max(built, staged),
+        before_seconds=max(0.0, min(max(built, staged), passed)),
     )
 
 
@@ -313,8 +349,9 @@ def _seconds_by_task(shards: Iterable[ShardSpan]) -> dict[str, float]:
 
 def _gpus(state: State, gathered: _Gathered, shards: Sequence[ShardSpan]) -> Iterator[GpuUse]:
     for trial in gathered.trials:
-        job, _, index = trial.name.rpartition(".")
-        yield gpu_use.used(trial, gathered.started.get((job, int(index))))
+        known = state.trials.by_name.get(trial.name)
+        began = None if known is None else gathered.started.get((known.job, known.member))
+        yield gpu_use.used(trial, began)
     seconds: dict[str, list[float]] = defaultdict(list)
     for span in shards:
         seconds[span.trial].append(span.seconds)
@@ -334,6 +371,8 @@ def make_report(
     `indexes`: the batches of these shards; without them no tokens are counted.
     """
     gathered = _Gathered(events)
+    if (wrong := _clock_error(gathered, shards, now)) > SKEW_SECONDS:
+        return without_measurements(state, f"the clocks of its hosts disagree by {words.seconds(wrong)}")
     record = state.record
     end = gathered.scored_at if gathered.scored_at is not None else gathered.finished_at
     running = _status(state) == "running"
@@ -345,9 +384,9 @@ def make_report(
     held = sum(g.held * max(1, g.gpus) for g in gpus)
     busy = sum(g.infer * max(1, g.gpus) for g in gpus)
     whole = not running and all(e.status == "scored" for e in state.entries)
-    bound = _bound(state, gathered, shards) if whole else None
-    offers = [at for at in gathered.offered_at.values() if at <= over]
-    waited = max(0.0, gathered.waited() - within(pauses, accepted, min(offers))) if offers else 0.0
+    waits = without(gathered.waited(over), pauses)
+    waited = covered(waits) or 0.0
+    bound = _bound(state, gathered, shards, [*pauses, *waits]) if whole else None
     kept_out = [*gathered.limited, *((at, over) for at in gathered.kept_out.values())]
     return Report(
         **_outcome(state),
@@ -357,7 +396,7 @@ def make_report(
         lower_bound_seconds=bound,
         ratio=(makespan - waited) / bound if bound else None,
         plan_policy=record.options.plan_policy,
-        stages=_stages(gathered, shards, pauses),
+        stages=_stages(state, gathered, shards, pauses, over),
         gpu_seconds=held,
         gpu_busy_fraction=busy / held if held else None,
         gpus=tuple(gpus),

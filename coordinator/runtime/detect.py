@@ -258,8 +258,7 @@ def hung_trials(
     events: list[AnyEvent] = []
     for trial, known_trial in state.trials.live.items():
         info = state.jobs.by_name[known_trial.job]
-        member = 0 if info.job.purpose == "host" else known_trial.member
-        running = info.members.get(member) == "running"
+        running = info.members.get(known_trial.member) == "running"
         again = trial in seen.reported
         if not running or now - seen.reported.get(trial, now - 2 * grace.overdue) < grace.overdue:
             continue

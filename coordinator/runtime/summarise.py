@@ -91,7 +91,7 @@ def summary_of(
         shards_done=done_shards(state),
         shards_quarantined=sum(shard.quarantined for shard in shards.values()),
         trials=len(state.trials.live),
-        gpus=_running(state) * state.record.options.gpus_per_trial,
+        gpus=len(state.index.running) * state.record.options.gpus_per_trial,
         **_lanes(state, snapshot),
         nodes=tuple(_nodes(state)),
         nodes_by_status=Counter(n.status for n in nodes),
@@ -158,13 +158,6 @@ def _task_state(state: State, entry: EntryState) -> str:
     if entry.status == "built" and leaves and all(leaf.todo == 0 for leaf in leaves):
         return "executing"
     return OPEN.get(entry.status, entry.status)
-
-
-def _running(state: State) -> int:
-    """Trials whose jobs run."""
-    return sum(
-        state.jobs.by_name[t.job].members.get(t.member) == "running" for t in state.trials.live.values()
-    )
 
 
 def _lanes(state: State, snapshot: QueueSnapshot | None) -> dict[str, Any]:

@@ -20,7 +20,8 @@ from coordinator.report.measurements import LEAST_WAIT_SECONDS, ShardSpan, make_
 from coordinator.report.pauses import Absences, covered, within, without
 from coordinator.report.render import absence, gpu_table
 from coordinator.report.tokens import token_use
-from evaljobs.contract.outcomes import Scored, TrialEnded
+from coordinator.runtime.summarise import summary_of
+from evaljobs.contract.outcomes import Built, Scored, TrialEnded
 from evaljobs.contract.specs import BatchIndex
 
 
@@ -163,6 +164,103 @@ def test_a_wait_for_gpus_stands_apart_from_what_the_schedule_took(late):
     assert report.lower_bound_seconds
     worked = report.makespan_seconds - report.waited_seconds
     assert worked == pytest.approx(report.ratio * report.lower_bound_seconds)
+
+
+@pytest.fixture(scope="module")
+def done():
+    """An evaluation that has ended, of tasks without programs, on 2 x 2 lanes."""
+    world = World(2, Faults(), record(entries=1))
+    world.run()
+    return world
+
+
+@given(data=st.data())
+def test_a_makespan_is_never_below_its_bound(done, data):
+    """Whenever requests are built, GPUs offered and shards inferred: beside each other, or one after the other."""
+    draw = lambda most: data.draw(st.floats(0.0, most))  # noqa: E731
+    (built,) = [
+        e.outcome for e in done.journal if isinstance(e, ev.OutcomeSeen) and isinstance(e.outcome, Built)
+    ]
+    (scored,) = [
+        e.outcome for e in done.journal if isinstance(e, ev.OutcomeSeen) and isinstance(e.outcome, Scored)
+    ]
+    events, ready, load = [done.journal[0]], 0.0, draw(30)
+    for _ in range(data.draw(st.integers(1, 3))):  # a retry builds again, also while others infer
+        ends = ready + draw(50)
+        seconds = min(draw(50), ends)
+        events.append(seen(built.model_copy(update={"seconds": seconds}), ends))
+        ready = data.draw(st.sampled_from([ready or ends, ends]))
+    offered = draw(100)
+    offers = next(e for e in done.journal if isinstance(e, ev.NodesOffered))
+    events.append(offers.model_copy(update={"at": offered}))
+    trial = ended("n1", "unknown.0", "drained").model_copy(update={"load_seconds": load, "ended_at": offered})
+    events.append(seen(trial, offered))
+    lanes = sum(node.lanes for node in done.state.nodes.by_name.values())
+    free = [max(ready, offered + load) + draw(20) for _ in range(lanes)]
+    spans = []
+    for name in done.state.shards.by_name:
+        lane = data.draw(st.integers(0, lanes - 1))
+        spans.append(ShardSpan(shard=name, trial="t", started_at=free[lane], seconds=draw(40)))
+        free[lane] += spans[-1].seconds
+    over = max(s.started_at + s.seconds for s in spans) + scored.seconds
+    events.append(seen(scored, over))
+    report = make_report(done.state, events, spans, over)
+    assert report.ratio is None or report.ratio >= 1 - 1e-9
+
+
+def seen(outcome, at):
+    return ev.OutcomeSeen(at=at, left_at=at, outcome=outcome)
+
+
+def test_every_second_that_a_trial_pended_counts():
+    """Also of one that started and ended between two listings, or that was cancelled before it started."""
+    world = World(3, Faults(), record())
+    world.run()
+    (first, *_), journal = world.state.trials.by_name.values(), world.journal
+    submitted = next(e.at for e in journal if isinstance(e, ev.JobSubmitted) and e.job == first.job)
+    unseen = [e for e in journal if not (isinstance(e, ev.JobStarted) and e.job == first.job)]
+    own = ended("n0", first.name, "drained").model_copy(
+        update={"started_at": submitted + 40.0, "ended_at": submitted + 50.0}
+    )
+    without_own = [e for e in unseen if not (isinstance(e, ev.OutcomeSeen) and e.outcome.name == first.name)]
+    late = [e for e in without_own if not (isinstance(e, ev.JobEnded) and e.job == first.job)]
+    for more, wait in (
+        ([seen(own, submitted + 50.0)], 40.0),
+        ([ev.JobEnded(at=submitted + 70.0, job=first.job, index=first.member, state="CANCELLED")], 70.0),
+    ):
+        report = make_report(world.state, [*late, *more], [], world.now + 100.0)
+        assert report.stages.queue_wait == pytest.approx(wait)
+
+
+def test_each_trial_of_a_host_counts():
+    """A host is one member of a job and runs a trial on each of its lanes."""
+    world = World(3, Faults(), record(host_trials=True))
+    while len(world.state.index.running) < 2:
+        world.tick()
+    assert summary_of(world.state, world.now).gpus == len(world.state.index.running)
+    world.run()
+    started = {e.job: e.at for e in world.journal if isinstance(e, ev.JobStarted)}
+    report = make_report(world.state, world.journal, [], world.now)
+    hosted = [
+        g for g in report.gpus if world.state.jobs.by_name[g.trial.rpartition(".")[0]].job.purpose == "host"
+    ]
+    assert len(hosted) > 1
+    assert {g.started_at <= started[g.trial.rpartition(".")[0]] for g in hosted} == {True}
+
+
+@pytest.mark.parametrize("ahead", [2e9, 3600.0, -3600.0])
+def test_times_of_clocks_that_disagree_are_unknown(ahead):
+    """The coordinator's clock was set back, or a node's is wrong: no figure is made of such times, and scores stay."""
+    world, journal = with_a_load()
+    moved = journal[-1].outcome.model_copy(update={"started_at": ahead, "ended_at": ahead + 1})
+    report = make_report(world.state, [*journal[:-1], seen(moved, world.now)], spans_of(world), world.now)
+    assert (report.makespan_seconds, report.ratio, report.gpu_seconds, report.status) == (
+        None,
+        None,
+        0.0,
+        "done",
+    )
+    assert "clocks of its hosts disagree" in report.warnings[-1]
 
 
 def index(asked):

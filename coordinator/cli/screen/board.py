@@ -15,6 +15,7 @@ from rich.padding import Padding
 from rich.progress_bar import ProgressBar
 from rich.text import Text
 
+from coordinator.base.clock import SKEW_SECONDS
 from coordinator.base.words import about, by_reason, clock_time, first_of, seconds
 from coordinator.cli.screen.standing import Shown, back_in, held_jobs, seconds_left
 from coordinator.report.learning_curves import ScoreValue
@@ -88,7 +89,8 @@ def _state(one: Shown, now: float) -> str:
         return f"stopped since {since}" if one.stopped and not one.fault else one.stage
     missed = summary.entries - summary.scored
     word = one.stage if one.stage == "cancelled" or not missed else f"{missed} failed"
-    return f"{word} {clock_time(summary.ended_at, now)}"
+    future = summary.ended_at > now + SKEW_SECONDS  # of a clock that was wrong
+    return f"{word} {'at an unknown time' if future else clock_time(summary.ended_at, now)}"
 
 
 def _style(one: Shown) -> str:

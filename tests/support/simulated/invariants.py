@@ -59,7 +59,8 @@ def _validate_jobs(state):
     for name, trial in state.trials.live.items():
         info = jobs.by_name[trial.job]
         assert info.live, f"{name} lives in the ended job {trial.job}"
-        assert info.trials[trial.member] == name, f"{name} is not member {trial.member} of {trial.job}"
+        member = 0 if info.job.purpose == "host" else info.trials.index(name)
+        assert trial.member == member, f"{name} is not member {trial.member} of {trial.job}"
         assert state.trials.by_name[name] is trial, f"{name} has two records"
 
 
