@@ -180,12 +180,7 @@ class Release(Where):
         from coordinator.runtime.work_lock import WorkLock
 
         node, minutes = self.node, self.minutes
-        if bool(node) == bool(self.gpus):
-            raise OperatorError("name a node, or say --gpus K")
-        if not math.isfinite(minutes):
-            raise OperatorError("--minutes is a number of minutes")
-        if not node and not minutes:
-            raise OperatorError("--minutes 0 lets a node be taken again: name it")
+        _check_release(node, self.gpus, minutes)
         settings = self.there()
         paths = WorkPaths(settings.work_dir)
         refuse_guest(paths.root)
@@ -214,6 +209,19 @@ class Release(Where):
         leave(paths, Notice(command="release", nodes=names, seconds=60 * minutes))
         for name in names:
             say(_given_back(name, used, minutes))
+        if (found := sum(use.gpus for use in used if use.node in names)) < self.gpus:
+            say(f"evaluations use {found} GPUs, fewer than --gpus {self.gpus}: all of them are given back")
+
+
+def _check_release(node: str | None, gpus: int, minutes: float) -> None:
+    if node and gpus:
+        raise OperatorError(f"a node is given back whole: omit --gpus, or {node}")
+    if not node and not gpus:
+        raise OperatorError("name a node, or say --gpus K")
+    if not math.isfinite(minutes):
+        raise OperatorError("--minutes is a number of minutes")
+    if not node and not minutes:
+        raise OperatorError("--minutes 0 lets a node be taken again: name it")
 
 
 def _end_cordon(paths: WorkPaths, node: str) -> bool:

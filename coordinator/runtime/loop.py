@@ -201,6 +201,7 @@ class Coordinator(Evaluations):
         self._submit()
         self._say_late()
         self._return_parked(now)
+        self._lock.show_trouble(self.trouble if self.running or self.parked else "")
         for running in self.running.values():
             if running.state.ended_at is not None:
                 self._clear_converted(running.state.converted_digest)

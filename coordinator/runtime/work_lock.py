@@ -9,11 +9,15 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from coordinator.base.words import one_line
 from coordinator.errors import OperatorError, RetryError
 from evaljobs.contract.storage import make_file, make_folder
 
 DAEMON = "evalspan daemon"  # the command that takes submissions while it holds a work folder
 NO_LOCKS = frozenset({errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK})  # of a mount without them
+FILE_BYTES = (
+    1024  # of the lock's file, written when it is taken: a full disk refuses no line that changes later
+)
 ASKING_SECONDS = 0.5  # longest time for which a command that only asks for the holder keeps the lock
 
 
@@ -28,6 +32,7 @@ class WorkLock:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._fd: int | None = None
+        self._lines = ("", "")
 
     def acquire(self, command: str = "evalspan") -> None:
         """Take the lock for `command`, such as DAEMON; OperatorError names the command and the process that hold it.
@@ -48,26 +53,43 @@ class WorkLock:
             raise OperatorError(
                 f"{self.path.parent} is in use by {owner}: {now}, or give --work-dir another folder"
             )
-        with suppress(OSError):  # on a full disk the lock holds without it
-            os.ftruncate(fd, 0)
-            os.pwrite(fd, f"{command}, pid {os.getpid()} on {os.uname().nodename}\n".encode(), 0)
         self._fd = fd
+        self._write(f"{command}, pid {os.getpid()} on {os.uname().nodename}", "")
+
+    def show_trouble(self, trouble: str) -> None:
+        """Write what the holder waits for beside its name, for `status`; "": nothing. The file keeps its time."""
+        if self._fd is not None and trouble != self._lines[1]:
+            with suppress(OSError):
+                taken_at = os.fstat(self._fd).st_mtime_ns
+                self._write(self._lines[0], trouble)
+                os.utime(self._fd, ns=(taken_at, taken_at))
+
+    def _write(self, holder: str, trouble: str) -> None:
+        assert self._fd is not None
+        self._lines = holder, trouble
+        text = "\n".join((holder, one_line(trouble))).encode()[:FILE_BYTES].ljust(FILE_BYTES)
+        with suppress(OSError):  # on a full disk the lock holds without it
+            os.pwrite(self._fd, text, 0)
 
     def holder(self) -> str:
         """The command and process that hold it, such as "evalspan eval, pid 7 on n1"; "" where none does. A process that
         only asks the same holds nothing. RetryError where the file system has no locks.
         """
+        return self.holder_and_trouble()[0]
+
+    def holder_and_trouble(self) -> tuple[str, str]:
+        """The holder, and what `show_trouble` says of it; "" for none."""
         try:
             fd = os.open(self.path, os.O_RDONLY)  # also for users who may only read the work folder
         except OSError:
-            return ""
+            return "", ""
         try:
             flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
-            return _owner(fd)
+            return _owner(fd), _lines_of(fd)[1]
         finally:
             os.close(fd)
-        return ""
+        return "", ""
 
     def held(self) -> bool:
         """Does any command hold it?"""
@@ -111,8 +133,13 @@ def flock(fd: int, kind: int) -> None:
         ) from error
 
 
+def _lines_of(fd: int) -> tuple[str, str]:
+    owner, _, trouble = os.pread(fd, FILE_BYTES, 0).decode(errors="replace").partition("\n")
+    return owner.strip(), trouble.strip()
+
+
 def _owner(fd: int) -> str:
-    return os.pread(fd, 200, 0).decode(errors="replace").strip() or "another process"
+    return _lines_of(fd)[0] or "another process"
 
 
 def locked(fd: int, kind: int = fcntl.LOCK_EX) -> bool:

@@ -110,6 +110,25 @@ def test_the_daemons_queued_job_is_named_and_notices_wait_for_it(tmp_path, monke
     assert not sight.around.queued
 
 
+def test_what_keeps_the_holder_from_going_on_is_shown(tmp_path):
+    """As its log has it, in `status`, `watch` and JSON, until it is over; the time since which it has the folder stays."""
+    config = Config(work_dir=tmp_path)
+    lock, trouble = (
+        WorkLock(WorkPaths(tmp_path).lock),
+        "the disk of /work is full (0.0 MB free)\x1b[2J" + "x" * 2000,
+    )
+    lock.acquire(DAEMON)
+    os.utime(lock.path, (NOW, NOW))
+    for text in (trouble, "no news of jobs: slurmctld", ""):
+        lock.show_trouble(text)
+        around = Sight(config, "evalspan daemon").around
+        assert (around.as_json()["trouble"] or "") == text.replace("\x1b", "?")[: len(around.trouble)]
+        assert (f"! {around.trouble[:30]}" in printed(*around.lines(NOW))) == bool(text)
+        assert (around.daemon, around.since, "\x1b" in around.trouble) == (True, NOW, False)
+    lock.release()
+    assert Sight(config, "evalspan daemon").around.trouble == ""
+
+
 # --- `ls` and `validate` -----------------------------------------------------------------------------------------------
 
 

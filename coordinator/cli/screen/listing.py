@@ -23,9 +23,12 @@ DAEMON_LOG = Path("evalspan-daemon.log")  # of scripts/evalspan-daemon.sbatch, i
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
-    """`holder`: the command that has the work folder, "" for none; `since`: unix seconds; `cordoned`: node -> seconds."""
+    """`holder`: the command that has the work folder, "" for none; `trouble`: what keeps it from going on, "" for nothing;
+    `since`: unix seconds; `cordoned`: node -> seconds.
+    """
 
     holder: str = ""
+    trouble: str = ""
     since: float | None = None
     checkpoints: Checkpoints = field(default_factory=Checkpoints)
     cordoned: Mapping[str, float] = field(default_factory=dict)
@@ -43,6 +46,7 @@ class Surroundings:
             "daemon": self.daemon,
             "holder": self.holder or None,
             "holder_since": self.since,
+            "trouble": self.trouble or None,
             "kept_back_seconds": self.cordoned,
             "waiting": [one.model_dump(mode="json") for one in self.checkpoints.waiting],
             "refused": [one.model_dump(mode="json", exclude={"command"}) for one in self.checkpoints.refused],
@@ -54,6 +58,8 @@ class Surroundings:
             again = f"`evalspan release {node} --minutes 0` lets it be taken"
             said = f"{node} is cordoned: it is not taken for {seconds(left)} more ({again})"
             yield Parts(said, style="yellow")
+        if self.trouble:
+            yield Parts(f"! {self.trouble}", style="yellow")
         yield self.daemon_line(now)
 
     def daemon_line(self, now: float) -> Parts:

@@ -51,7 +51,7 @@ class Sight:
 
     def _look(self, now: float) -> Surroundings:
         paths, command = WorkPaths(self._config.work_dir), self._daemon_command
-        holder = WorkLock(paths.lock).holder()
+        holder, trouble = WorkLock(paths.lock).holder_and_trouble()
         queued = () if holder else self._daemons()
         checkpoints = pending.read(paths, now)
         if not is_daemon(holder):
@@ -61,6 +61,7 @@ class Sight:
             checkpoints = pending.with_unread(checkpoints, inbox.waiting_files(paths), why, now)
         return Surroundings(
             holder=holder,
+            trouble=trouble,
             since=_written_at(paths.lock) if holder else None,
             checkpoints=checkpoints,
             cordoned={node: until - now for node, until in sorted(cordons.read(paths.nodes, now).items())},
