@@ -40,7 +40,7 @@ from coordinator.cluster import (
 )
 from coordinator.cluster.job_environment import INDEX, passed_on
 from coordinator.cluster.sbatch_text import log_file
-from evaljobs.contract.storage import make_file, make_folder
+from evaljobs.contract.storage import make_file, make_folder, write_atomic
 from evaljobs.staging.capacity import memory_available
 
 log = logging.getLogger(__name__)
@@ -48,7 +48,8 @@ log = logging.getLogger(__name__)
 NODE = "local"
 MIB = 1 << 20
 KILL_SECONDS = 15.0  # between SIGTERM and SIGKILL
-KEEP_SECONDS = 86_400.0  # jobs of an earlier coordinator are listed this long
+KEEP_SECONDS = 86_400.0  # jobs of an earlier coordinator are listed this long after their submission
+ENDED_SECONDS = 600.0  # that a job is listed after its end; Slurm's MinJobAge is 300
 SIDE_JOBS_A_CPU = 4  # jobs without GPUs mostly wait for one another; the bound is for arrays of hundreds
 LEAST_SIDE_JOBS = 16
 
@@ -106,6 +107,7 @@ class _Member:
     slots: tuple[int, ...] = ()
     stop: str = ""  # the state it will end with, once SIGTERM was sent
     started_at: float | None = None
+    ended: float | None = None  # monotonic seconds
 
 
 class LocalCluster:
@@ -157,6 +159,8 @@ class LocalCluster:
         with self._lock, self._disk():
             self._take_charge()
             self._advance()
+            oldest = time.monotonic() - ENDED_SECONDS
+            self._members = [m for m in self._members if m.ended is None or m.ended > oldest]
             return [_state(member) for member in self._members]
 
     def nodes(self) -> list[NodeState]:
@@ -215,12 +219,17 @@ class LocalCluster:
         if self._alive is not None:
             return
         make_folder(self._folder)
+        file, kept = self._folder / "jobs.jsonl", b""
         with contextlib.suppress(FileNotFoundError):
-            for text in (self._folder / "jobs.jsonl").read_text().splitlines():
+            for text in file.read_text().splitlines():
                 with contextlib.suppress(json.JSONDecodeError):  # a torn line: its job never ran
                     line = json.loads(text)
+                    self._last_id = max(self._last_id, int(line["job_id"]))
                     if line["submitted_at"] > time.time() - KEEP_SECONDS:
                         self._add(None, **line, phase="running", state="RUNNING", stop=COORDINATOR_ENDED)
+                        kept += f"{text}\n".encode()
+        if kept:  # the last id is in it
+            write_atomic(file, kept)
         self._alive, self._alive_end = os.pipe()
 
     def _add(self, job: Job | None, count: int, **more: Any) -> None:
@@ -331,7 +340,7 @@ class LocalCluster:
         if code:
             number = code - SIGNALLED if code > SIGNALLED else -code
             member.reason = f"signal {number}" if number > 0 else f"exit code {code}"
-        member.phase, member.guardian = "ended", None
+        member.phase, member.guardian, member.ended = "ended", None, time.monotonic()
         self._live.remove(member)
 
     @contextlib.contextmanager

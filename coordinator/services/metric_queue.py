@@ -130,7 +130,9 @@ class MetricQueue:
             )
         queue.delete(delete_jobs=True)
         registries = (queue.started_job_registry, queue.failed_job_registry, queue.finished_job_registry)
-        queue.connection.delete(queue.key, queue.intermediate_queue_key, *(r.key for r in registries))
+        popped = queue.intermediate_queue_key
+        seen = queue.connection.scan_iter(match=f"{popped}:first_seen:*", count=1000)  # by RQ, for a day
+        queue.connection.delete(queue.key, popped, *(r.key for r in registries), *seen)
 
 
 def _forget(queue: Any, rq_id: str) -> None:

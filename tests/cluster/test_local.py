@@ -11,6 +11,7 @@ from dev_cluster import procs
 from dev_cluster.testing import wait_until
 
 from coordinator.cluster import COORDINATOR_ENDED, ClusterError, Job, RefusedError
+from coordinator.cluster import local as local_module
 from coordinator.cluster.local import LocalCluster
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -153,6 +154,25 @@ def test_gpu_jobs_start_in_the_order_of_their_submission(tmp_path):
     assert (tmp_path / "three-ran").exists()
     assert not (tmp_path / "never-ran").exists()
     assert states(local)["never.0"].state == "CANCELLED"
+
+
+def test_ended_jobs_are_forgotten(tmp_path, monkeypatch):
+    """A coordinator lives for months. A job that runs stays listed, and no id is given twice."""
+    local = cluster(tmp_path)
+    ended, running = (
+        local.submit(sh(tmp_path, name, script)) for name, script in (("a", "true"), ("b", "exec sleep 600"))
+    )
+    wait_ended(local, "a.0")
+    monkeypatch.setattr(local_module, "ENDED_SECONDS", 0.0)
+    assert [s.job_id for s in local.jobs()] == [running]
+    file = tmp_path / "jobs" / "jobs.jsonl"
+    old = json.loads(file.read_text().splitlines()[0]) | {"job_id": "1", "submitted_at": 0.0}
+    file.write_text("".join(f"{json.dumps(old)}\n" * 1000) + file.read_text())
+    local.close()
+    after = cluster(tmp_path)
+    after.jobs()
+    assert len(file.read_text().splitlines()) == 2
+    assert int(after.submit(sh(tmp_path, "c", "true"))) > max(int(ended), int(running))
 
 
 def test_the_end_says_how(tmp_path):

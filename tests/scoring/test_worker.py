@@ -225,6 +225,7 @@ def test_a_job_lost_between_queue_and_worker_returns(shared_work, monkeypatch):
         assert queue.count == waiting
     assert rq_jobs.popped_ids(queue) == []
     bench.queue.remove()
+    assert not list(client.scan_iter(match=f"rq:*{bench.evaluation}*"))
 
 
 @pytest.mark.parametrize("late", [False, True])
