@@ -64,7 +64,8 @@ def begin_again(state: State, gone: Collection[int] = ()) -> list[Action]:
 
 
 def _reopen(state: State, gone: Collection[int]) -> list[Action]:
-    state.ending.phase, state.ending.reason, state.ending.inference_only = Phase.RUNNING, "", False
+    ending = state.ending
+    ending.phase, ending.reason, ending.inference_only, ending.no_scores = Phase.RUNNING, "", False, False
     state.trials.deaths = state.nodes.all_backed_off = 0
     state.jobs.doublings = {}
     state.scoring.worker_attempts = state.builds.deaths_without_progress = 0
@@ -96,7 +97,8 @@ def close_due(state: State, now: float) -> Due:
     spared = not ending.cancelled and ending.inference_only
     why = ending.reason or f"cancelled: {ending.cancelled}"
     for entry in state.entries:
-        if not entry.terminal and not (spared and scoring.needs_no_gpu(state, entry)):
+        open_one = not entry.terminal and not (spared and scoring.needs_no_gpu(state, entry))
+        if open_one or (ending.no_scores and entry.status == "scored"):
             yield EntryFailed(at=now, entry=entry.index, error=why)
 
 

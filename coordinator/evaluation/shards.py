@@ -372,7 +372,7 @@ def is_to_do(state: State, name: str) -> bool:
 def entry_failed(state: State, event: EntryFailed) -> list[Action]:
     """An entry cannot be scored: it says why, and its other shards are not worth a GPU any more, unless for other entries."""
     entry = state.entries[event.entry]
-    if entry.terminal:
+    if entry.terminal and not state.ending.no_scores:
         return []
     entry.status, entry.error = "failed", event.error
     indexes.file_entry(state, entry)

@@ -338,15 +338,18 @@ class Ending:
     phase: Phase = Phase.RUNNING
     reason: str = ""  # why it ends before its work is done; "" where it does not
     inference_only: bool = False  # `reason` concerns inference alone: entries with all responses are scored
+    no_scores: bool = False  # `reason` takes the scores of entries that have one, too
     cancelled: str = ""  # a person's reason
     retried: bool = False  # by a person, after it had ended
     retry_waits: bool = False  # a retry was asked for while it was ending: it begins at the end
     ended_at: float | None = None  # unix seconds
 
-    def close(self, reason: str, *, inference_only: bool = False, instead: bool = False) -> None:
-        """End for this reason. The first reason stands, unless this one comes `instead`."""
-        if not self.reason or instead:
-            self.reason, self.inference_only = reason, inference_only
+    def close(
+        self, reason: str, *, inference_only: bool = False, no_scores: bool = False, instead: bool = False
+    ) -> None:
+        """End for this reason. The first reason stands, unless this one comes `instead`, or takes scores."""
+        if not self.reason or instead or no_scores:
+            self.reason, self.inference_only, self.no_scores = reason, inference_only, no_scores
             self.phase = max(self.phase, Phase.CLOSING)
 
 

@@ -65,6 +65,9 @@ def _charged(state: State, trial: Trial, outcome: Failed, cause: Diagnosis | Non
     """The failure counts against the memory that was asked for, its node's hardware, or as a death on its node."""
     if outcome.memory_mb is not None:
         return job_ends.out_of_memory(state, trial, outcome.shard, at)
+    if outcome.broken_weights:
+        state.ending.close(outcome.error, no_scores=True)
+        return []
     place = state.jobs.by_name[trial.job].job.node
     node = state.nodes.by_name.get(place or "")
     if node is not None and (outcome.unfit or job_ends.broken(cause)):

@@ -21,6 +21,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from coordinator import trained_values
 from coordinator.base.words import CONTROL, first_of
 from coordinator.errors import OperatorError
 from coordinator.hook import PIN_PREFIX
@@ -70,6 +71,8 @@ LOADED_AT_ONCE = 4  # tensors that transformers reads and converts side by side
 MOST_TENSORS = 1_000_000  # of all weight files together; a model of 10**12 parameters has some 10**5
 MOST_TEXT = 1000  # most characters of an error
 Tensors = Mapping[str, tuple[str, int]]  # name -> (dtype, bytes), of safetensors headers
+WRAPPERS = frozenset(trained_values.WRAPPERS)
+DDP = "module."  # begins the names of a model in DistributedDataParallel
 UNFINISHED = ("*.tmp", "*.part", "*.incomplete", "*.lock")  # files of writers that still write, or died
 
 
@@ -308,7 +311,19 @@ def _tensors(folder: Path, shards: Mapping[str, set[str]]) -> Tensors:
         tensors |= held
         if len(tensors) > MOST_TENSORS:
             raise CheckpointError(f"{folder}: has more than {MOST_TENSORS} tensors, which no model has")
+    if wrapped := wrapped_name(tensors):
+        raise CheckpointError(f"{folder}: {wrapped}")
     return tensors
+
+
+def wrapped_name(tensors: Iterable[str]) -> str:
+    """Say that names of tensors are those of a wrapper, which no loader finds; "" where they are a model's own."""
+    names = list(tensors)
+    found = next((name for name in names if not WRAPPERS.isdisjoint(name.split("."))), "")
+    if not found and names and all(name.startswith(DDP) for name in names):
+        found = names[0]
+    how = "save the unwrapped model (of torch.compile model._orig_mod, of DDP model.module)"
+    return f"its tensors have the names of a wrapped model, as {found}: {how}" if found else ""
 
 
 def _sizes(tensors: Tensors, config: Mapping[str, Any]) -> Weights:

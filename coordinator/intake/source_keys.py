@@ -6,6 +6,7 @@ Of lm-eval's own tasks its version counts.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -17,6 +18,7 @@ from typing import Any
 from coordinator.errors import OperatorError
 from coordinator.evaluation.job_specs import Site
 from coordinator.evaluation.records import Inputs
+from coordinator.intake.checkpoint import wrapped_name
 from coordinator.intake.hub import HUB_ID
 from evaljobs import secret_values
 from evaljobs.contract.names import HF_ENGINES, PLACES
@@ -24,7 +26,7 @@ from evaljobs.contract.paths import task_catalogue
 from evaljobs.contract.specs import ModelOptions, Sources, SuiteSpec
 from evaljobs.lmeval import shown_inputs, source_files
 from evaljobs.lmeval.catalogue import kept
-from evaljobs.staging.fingerprint import BadWeights, folder_identity
+from evaljobs.staging.fingerprint import BadWeights, folder_identity, read_header
 
 # Model arguments that name a folder which a run fills.
 MADE_BY_RUNS = ("download_dir", "cache_dir", "offload_folder")
@@ -111,6 +113,13 @@ def with_full_paths(model_args: Mapping[str, Any], folder: Path) -> dict[str, An
     return {key: full(key, value) for key, value in model_args.items()}
 
 
+def _wrapped_adapter(place: Path) -> str:
+    with contextlib.suppress(FileNotFoundError, BadWeights):
+        why = wrapped_name(read_header(place / "adapter_model.safetensors").tensors)
+        return why and f"{place}: {why}"
+    return ""  # a loader says what is wrong with it
+
+
 def check_adapter(model: ModelOptions) -> None:
     """OperatorError where `peft` is to be a folder, and none with an adapter lies there. Ids of the Hub are not looked up."""
     named = model.model_args.get("peft")
@@ -118,8 +127,9 @@ def check_adapter(model: ModelOptions) -> None:
         return
     place = Path(os.path.abspath(Path(named).expanduser()))  # noqa: PTH100 (links stay)
     if place.is_dir() and (place / "adapter_config.json").is_file():
-        return
-    if place.exists():
+        if not (why := _wrapped_adapter(place)):
+            return
+    elif place.exists():
         why = f"{place} has no adapter_config.json: name the folder that peft's save_pretrained wrote"
     elif HUB_ID.fullmatch(named):
         return

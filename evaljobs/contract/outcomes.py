@@ -165,6 +165,7 @@ class Failed(Record):
     unfit: bool = False  # the trial sees fewer GPUs on its node than its job asked for
     # the trial found no staged weights on its node: its /dev/shm is not the precursor's
     unstaged: bool = False
+    broken_weights: bool = False  # a trial found that no task of its checkpoint may have a score
 
 
 _AnyOutcome = (

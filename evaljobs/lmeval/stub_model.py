@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,23 @@ def model(model_dir: str, options: ModelOptions) -> Any:
     except OSError as error:
         raise OperatorError(_unreadable(model_dir, error)) from error
     lm.is_text = own is None
+    if "peft" not in options.model_args:  # lm-eval enlarges a model for its adapter's tokenizer
+        _check_vocabulary(lm)
     return lm
+
+
+def _check_vocabulary(lm: Any) -> None:
+    """Raise OperatorError where the tokenizer has ids that the model has no embedding for."""
+    with contextlib.suppress(
+        NotImplementedError
+    ):  # a tokenizer without a table, or a model without one embedding
+        rows = lm.model.get_input_embeddings().weight.shape[0]
+        token, highest = max(lm.tokenizer.get_vocab().items(), key=itemgetter(1))
+        if highest >= rows:
+            raise OperatorError(
+                f"the tokenizer has ids up to {highest} ({token!r}), and the model has {rows} embeddings: save the tokenizer "
+                "that training used, or the model after resize_token_embeddings"
+            )
 
 
 def _unreadable(model_dir: str, error: OSError) -> str:

@@ -20,6 +20,7 @@ from evaljobs.contract.storage import read_record
 from evaljobs.errors import one_line
 from evaljobs.lmeval.batches import Batch, decode_batch
 from evaljobs.trial.engines.protocol import Engine
+from evaljobs.trial.engines.weights import BrokenWeightsError
 from evaljobs.trial.too_large import is_out_of_memory, measured
 
 
@@ -56,7 +57,8 @@ def run_shard(
 ) -> ShardResponses:
     """All answers of a shard. The engine calls `tick(batches done, batches in all)` meanwhile.
 
-    TooLargeError: a batch does not fit the GPU's memory; the engine has freed what it took.
+    TooLargeError: a batch does not fit the GPU's memory; the engine has freed what it took. BrokenWeightsError: an answer is
+    not finite.
     """
     name = ShardId.parse(shard)
     numbers = range(name.first_batch, name.end_batch)
@@ -74,6 +76,8 @@ def run_shard(
     too_large = ""
     try:
         answers = engine.answers(batches, seeds, done)
+    except BrokenWeightsError as error:
+        raise BrokenWeightsError(f"wrong weights: task {requests.index.task}, {error}") from error
     except Exception as error:
         # a model class that batches texts by itself does not run this batch
         if batches[at].text or not is_out_of_memory(error):

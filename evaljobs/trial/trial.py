@@ -39,6 +39,7 @@ from evaljobs.trial.claims import Ahead, Claims, QueueLostError
 from evaljobs.trial.engines import loading
 from evaljobs.trial.engines.loading import UnfitError
 from evaljobs.trial.engines.protocol import Engine, Loaded, Usage
+from evaljobs.trial.engines.weights import BrokenWeightsError
 from evaljobs.trial.shard_runner import RequestSet, run_shard
 from evaljobs.trial.too_large import TooLargeError
 
@@ -425,7 +426,8 @@ class Trial:
             error=one_line(error),
             detail=details(),
             node=self.spec.node,
-            shard=None if isinstance(error, SourceChanged) else self.activity.shard,
+            shard=None if isinstance(error, SourceChanged | BrokenWeightsError) else self.activity.shard,
+            broken_weights=isinstance(error, BrokenWeightsError),
             unfit=isinstance(error, UnfitError),
             unstaged=isinstance(error, UnstagedError),
         )

@@ -21,6 +21,7 @@ from evaljobs.contract.specs import ModelOptions
 from evaljobs.lmeval.batches import Batch
 from evaljobs.lmeval.conversations import converse
 from evaljobs.trial.engines.protocol import Loaded, Usage
+from evaljobs.trial.engines.weights import WatchedLogits, check_answers
 
 if TYPE_CHECKING:  # it imports torch
     from evaljobs.trial.engines.hf_fast import FastLikelihoods
@@ -47,6 +48,7 @@ class HarnessEngine:
             self.usage.generated_tokens = 0
             lm.tok_decode = self._counted(lm.tok_decode)
         self._fast: FastLikelihoods | None = None
+        self._logits = WatchedLogits(self.model)
         config: Any = getattr(getattr(lm, "model", None), "config", None)
         self._keeps_scale = hasattr(config, "to_dict") and growing_rope(config.to_dict()) == DYNAMIC
 
@@ -103,14 +105,16 @@ class HarnessEngine:
     def answers(
         self, batches: Sequence[Batch], seeds: Sequence[int], tick: Callable[[int], None]
     ) -> list[tuple[int, Any]]:
-        """One batch after the other, each with its seed."""
+        """One batch after the other, each with its seed. BrokenWeightsError where an answer is not finite."""
         pairs: list[tuple[int, Any]] = []
         for done, (batch, seed) in enumerate(zip(batches, seeds, strict=True)):
             tick(done)
             if self._keeps_scale:
                 self.warm_up()  # a short row takes the scale back that the batch before has left
             seed_generators(seed)
-            pairs += run_batch(self.lm, batch) if batch.unit is None else self._unit_answers(batch)
+            found = run_batch(self.lm, batch) if batch.unit is None else self._unit_answers(batch)
+            check_answers(batch, [answer for _, answer in found], self._logits.were_finite)
+            pairs += found
         return pairs
 
     def _unit_answers(self, batch: Batch) -> list[tuple[int, Any]]:

@@ -6,6 +6,7 @@ from the doctor's jobs.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import socket
@@ -17,7 +18,7 @@ from typing import Any, Literal
 from evaljobs.contract.names import GPU_VARIABLES, HF_ENGINES
 from evaljobs.contract.specs import ModelOptions
 from evaljobs.errors import OperatorError, RetryError, one_line
-from evaljobs.trial.engines import vllm
+from evaljobs.trial.engines import vllm, weights
 from evaljobs.trial.engines.harness import HarnessEngine
 from evaljobs.trial.engines.protocol import Engine, Loaded
 
@@ -72,7 +73,7 @@ def load(
 
     Calls `phase("import")` and `phase("load")` as they begin. Raises UnfitError where fewer than
     `gpus` GPUs are seen, on a device that is not chosen or "cuda"; OperatorError where the model
-    does not use them all.
+    does not use them all; BrokenWeightsError where its values are not those of a checkpoint.
     """
     started = time.monotonic()
     phase("import")
@@ -92,9 +93,13 @@ def load(
     device = options.device or ("cuda" if has_gpu else "cpu")
     arguments = {**spread(options, gpus, device), "pretrained": model_path}
     torch.manual_seed(seed)
-    lm = model_class.create_from_arg_obj(
-        arguments, {"batch_size": batch_size, "max_batch_size": None, "device": device}
-    )
+    is_hf = hasattr(model_class, "AUTO_MODEL_CLASS")
+    with weights.loaded_whole() if is_hf else contextlib.nullcontext():
+        lm = model_class.create_from_arg_obj(
+            arguments, {"batch_size": batch_size, "max_batch_size": None, "device": device}
+        )
+    if is_hf:
+        weights.check_finite(lm.model.named_parameters())
     on_gpu = has_gpu and not device.startswith("cpu")
     if on_gpu:
         check_spread(bytes_by_device(getattr(lm, "model", None)), options, gpus)

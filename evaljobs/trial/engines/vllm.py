@@ -28,9 +28,11 @@ from evaljobs.errors import OperatorError
 from evaljobs.lmeval.batches import Batch, Piece
 from evaljobs.lmeval.conversations import converse
 from evaljobs.staging import segments
+from evaljobs.trial.engines import weights
 from evaljobs.trial.engines.harness import HarnessEngine, run_batch
 from evaljobs.trial.engines.protocol import Loaded
 from evaljobs.trial.engines.tied import tied
+from evaljobs.trial.trained_values import stored
 
 log = logging.getLogger(__name__)
 
@@ -64,6 +66,7 @@ def load(
     with tied(), segments.named(), _from_inside(model_path) as place:
         lm = model_class.create_from_arg_obj({**arguments, "pretrained": place}, {"batch_size": ALL_AT_ONCE})
     segments.unlink_mapped()
+    weights.check_finite(stored(model_path).items())  # its processes keep their tensors to themselves
     loaded = Loaded(
         devices=_device(),
         gpus=gpus,
@@ -147,7 +150,9 @@ class VllmEngine(HarnessEngine):
                     answers = converse(self.lm, pieces, generate)
                     pairs += [(p.index, answer) for p, answer in zip(pieces, answers, strict=True)]
                 else:
-                    pairs += run_batch(self.lm, whole)
+                    found = run_batch(self.lm, whole)
+                    weights.check_answers(whole, [answer for _, answer in found], lambda: True)
+                    pairs += found
         except Exception:
             # drop all requests that vLLM has
             self._engine.abort_request(list(self._engine.output_processor.request_states), internal=True)

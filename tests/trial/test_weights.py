@@ -1,0 +1,171 @@
+"""No score of broken weights: what loading, tensors, logits and likelihoods show ends an evaluation and names what is wrong."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from dev_cluster.testing import wait_until
+from support.trials import OPTIONS, Evaluation, built
+
+from coordinator.errors import OperatorError as Refused
+from coordinator.intake.checkpoint import inspect
+from coordinator.intake.source_keys import check_adapter
+from evaljobs.contract.names import ShardId
+from evaljobs.contract.outcomes import Failed
+from evaljobs.contract.specs import ModelOptions
+from evaljobs.contract.storage import read_record
+from evaljobs.errors import OperatorError
+from evaljobs.requests.build import add_batches
+from evaljobs.trial.engines import loading
+from evaljobs.trial.engines.weights import BrokenWeightsError
+from evaljobs.trial.shard_runner import RequestSet, run_shard
+
+torch = pytest.importorskip("torch")
+peft = pytest.importorskip("peft")
+safetensors = pytest.importorskip("safetensors.torch")
+
+UP = "model.layers.1.mlp.up_proj.weight"
+NORM = "model.norm.weight"
+HALF = {"dtype": "float16"}
+
+
+def edited(change):
+    """`change`: of a checkpoint's tensors to others."""
+
+    def edit(folder):
+        file = folder / "model.safetensors"
+        safetensors.save_file(change(dict(safetensors.load_file(file))), file, {"format": "pt"})
+
+    return edit
+
+
+def without(*names):
+    return edited(lambda tensors: {name: value for name, value in tensors.items() if name not in names})
+
+
+def values(value, count):
+    """So many values of a tensor are this one."""
+    return edited(
+        lambda tensors: (
+            tensors
+            | {UP: torch.cat([torch.full((count,), value), tensors[UP].view(-1)[count:]]).view(128, 64)}
+        )
+    )
+
+
+# how a checkpoint is damaged, the model arguments that it is loaded with, and what names the damage
+AT_LOADING = {
+    "two tensors are missing": (without(UP, NORM), {}, ["lacks model.layers.1", NORM]),
+    "an untied head is missing": (without("lm_head.weight"), {}, ["lacks lm_head.weight"]),
+    "a tensor is unexpected": (edited(lambda t: t | {"model.extra.weight": torch.ones(2)}), {}, ["holds model.extra.weight"]),
+    "a tensor has another shape": (edited(lambda t: t | {NORM: torch.ones(3)}), {}, [NORM, "[3], not [64]"]),
+    "a tensor is all NaN": (values(float("nan"), 8192), {}, [UP, "8192 of 8192"]),
+    "one value is NaN": (values(float("nan"), 1), {}, [UP, "1 of 8192"]),
+    "one value is infinite": (values(float("inf"), 1), {}, [UP, "1 of 8192"]),
+    "float16 has no such value": (values(1e6, 1), HALF, [UP, "1 of 8192"]),
+}  # fmt: skip
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("kind", AT_LOADING)
+def test_broken_weights_are_refused_when_they_are_loaded(kind, tiny_model_dir, tmp_path):
+    damage, arguments, named = AT_LOADING[kind]
+    damage(copied(tiny_model_dir, tmp_path))
+    options = OPTIONS.model_copy(update={"model_args": arguments})
+    with pytest.raises(BrokenWeightsError) as refused:
+        loading.load(str(tmp_path / "broken"), options, 2)
+    assert all(text in str(refused.value) for text in named), refused.value
+
+
+def copied(model, tmp_path):
+    return shutil.copytree(model, tmp_path / "broken")
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("mode", ["exact", "fast"])
+@pytest.mark.parametrize("task", ["toy_choice", "toy_pages", "toy_sums"])
+def test_what_overflows_has_no_answer(task, mode, tiny_model_dir, tmp_path):
+    """Each value is finite in float16, and activations are not: likelihoods, rolling ones and generated text fail."""
+    edited(lambda tensors: tensors | {NORM: tensors[NORM] * 6e4, UP: tensors[UP] * 1e4})(
+        copied(tiny_model_dir, tmp_path)
+    )
+    options = ModelOptions(device="cpu", threads=1, model_args=HALF)
+    sets = built(task, tmp_path / "broken", tmp_path / "evaluation", tmp_path / "sets", options)
+    cut, folder = ("fast-4096-2" if mode == "fast" else "2"), Path(sets[task])
+    add_batches(folder, cut)
+    engine = loading.load(str(tmp_path / "broken"), options, 2)
+    with pytest.raises(BrokenWeightsError, match=f"task {task}, document [0-9]+.*(nan|NaN|inf)"):
+        run_shard(
+            engine,
+            RequestSet(folder, cut),
+            str(ShardId(task, 0, 1, cut if mode == "fast" else "")),
+            trial="t",
+            seed=1,
+        )
+
+
+@pytest.mark.model
+def test_a_whole_model_and_adapter_load(tiny_model_dir, tmp_path):
+    """Also where the head is tied, as transformers says, and where torch.compile wraps the model."""
+    adapter, whole = tmp_path / "adapter", loading.load(str(tiny_model_dir), OPTIONS, 2).model
+    peft.get_peft_model(whole, peft.LoraConfig(target_modules=["q_proj"])).save_pretrained(adapter)
+    options = OPTIONS.model_copy(update={"model_args": {"peft": str(adapter)}})
+    assert loading.load(str(tiny_model_dir), options, 2)
+    tied = copied(tiny_model_dir, tmp_path)
+    without("lm_head.weight")(tied)
+    config = json.loads((tied / "config.json").read_text()) | {"tie_word_embeddings": True}
+    (tied / "config.json").write_text(json.dumps(config))
+    assert loading.load(str(tied), OPTIONS, 2)
+
+
+@pytest.mark.model
+def test_names_of_a_wrapped_model_are_refused_before_any_job(tiny_model_dir, tmp_path):
+    """Of a checkpoint and of an adapter; what only a loader sees of an adapter is refused there."""
+    for number, prefix in enumerate(("_orig_mod.", "module.", "model._fsdp_wrapped_module.")):
+        folder = shutil.copytree(tiny_model_dir, tmp_path / str(number))
+        edited(lambda tensors, prefix=prefix: {f"{prefix}{name}": value for name, value in tensors.items()})(
+            folder
+        )
+        with pytest.raises(Refused, match=f"wrapped model, as {prefix}"):
+            inspect(folder)
+    adapter, whole = tmp_path / "adapter", loading.load(str(tiny_model_dir), OPTIONS, 2).model
+    peft.get_peft_model(whole, peft.LoraConfig(target_modules=["q_proj"])).save_pretrained(adapter)
+    options = ModelOptions(device="cpu", threads=1, model_args={"peft": str(adapter)})
+    check_adapter(options)
+    file = adapter / "adapter_model.safetensors"
+    for part, intake in (("_orig_mod", True), ("other", False)):
+        found = {
+            name.replace("model.model.", f"model.{part}.model."): v
+            for name, v in safetensors.load_file(file).items()
+        }
+        safetensors.save_file(found, file, {"format": "pt"})
+        if intake:
+            with pytest.raises(Refused, match="wrapped model"):
+                check_adapter(options)
+        with pytest.raises(BrokenWeightsError, match=r"the adapter lacks .*q_proj.* and 1 more"):
+            loading.load(str(tiny_model_dir), options, 2)
+
+
+@pytest.mark.model
+def test_a_tokenizer_beyond_the_embeddings_is_refused_at_the_build(tiny_model_dir, tmp_path):
+    """Before a GPU is asked for: the id, its token and the number of embeddings."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model_dir)
+    tokenizer.add_tokens(["<one>", "<two>"])
+    tokenizer.save_pretrained(copied(tiny_model_dir, tmp_path))
+    with pytest.raises(OperatorError, match=r"ids up to \d+ \('<two>'\), and the model has \d+ embeddings"):
+        built("toy_sums", tmp_path / "broken", tmp_path / "evaluation", tmp_path / "sets")
+
+
+@pytest.mark.model
+def test_a_trial_says_that_no_task_may_have_a_score(shared_work, tiny_model_dir, tmp_path, request):
+    """Its failure names no shard, so that no other trial tries it."""
+    evaluation = Evaluation(shared_work, tiny_model_dir, request.node.name)
+    evaluation.fill()
+    without(NORM)(copied(tiny_model_dir, tmp_path))
+    process = evaluation.start(model_path=str(tmp_path / "broken"))
+    wait_until(lambda: process.poll() is not None, "the trial's end")
+    failed = read_record(evaluation.paths.outcome("failed", "trial.0"), Failed)
+    assert (failed.broken_weights, failed.shard, failed.blame) == (True, None, "operator")
