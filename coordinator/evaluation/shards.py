@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import count, cycle
 
 from coordinator.base.words import first_of
-from coordinator.evaluation import indexes, nodes
+from coordinator.evaluation import indexes, jobs, nodes
 from coordinator.evaluation.actions import (
     Action,
     FillQueue,
@@ -253,6 +253,8 @@ def dumped(state: State, event: ShardsDumped) -> list[Action]:
         trial = state.trials.by_name.get(frame.file.removesuffix(".frames"))
         if trial is not None:
             state.nodes.by_name[LaneId.parse(trial.lane).node].deaths = 0
+            info = state.jobs.by_name[trial.job]
+            jobs.runs(state, info, jobs.member_of(info, trial), event.at)
     state.trials.deaths = state.nodes.all_backed_off = 0
     return []
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from coordinator.allocation import job_limits
 from coordinator.cluster import COORDINATOR_ENDED, Job, JobState, slurm_limits
 from coordinator.diagnosis.verdict import Diagnosis
-from coordinator.evaluation import renewals
+from coordinator.evaluation import jobs, renewals
 from coordinator.evaluation.events import (
     AnyEvent,
     BackOffOver,
@@ -141,6 +141,18 @@ def _one_member(
     return []
 
 
+def started_trials(state: State, known: Iterable[str], seen: Sightings, now: float) -> list[AnyEvent]:
+    """Members of jobs that no listing has shown as running, though the work queue knows their trials (`known`)."""
+    found: dict[tuple[str, int], AnyEvent] = {}
+    for trial in [state.trials.live[name] for name in known if name in state.trials.live]:
+        info = state.jobs.by_name[trial.job]
+        key = (trial.job, jobs.member_of(info, trial))
+        if info.phase == "submitted" and info.members[key[1]] == "pending" and key not in found:
+            waited_for = seen.reasons.pop(key, "")
+            found[key] = JobStarted(at=now, job=trial.job, index=key[1], waited_for=waited_for)
+    return list(found.values())
+
+
 def _first_missing(seen: Sightings, key: tuple[str, int], now: float) -> float:
     return seen.missing_since.setdefault(key, now)
 
@@ -256,12 +268,9 @@ def hung_trials(
         seen.moved.clear()
         return []
     events: list[AnyEvent] = []
-    for trial, known_trial in state.trials.live.items():
-        info = state.jobs.by_name[known_trial.job]
-        member = 0 if info.job.purpose == "host" else known_trial.member
-        running = info.members.get(member) == "running"
+    for trial in [name for name in state.trials.live if name in state.index.running]:
         again = trial in seen.reported
-        if not running or now - seen.reported.get(trial, now - 2 * grace.overdue) < grace.overdue:
+        if now - seen.reported.get(trial, now - 2 * grace.overdue) < grace.overdue:
             continue
         known = seen.moved.get(trial, (0.0, now))
         stamp, shard = progress.get(trial, (known[0], None))
