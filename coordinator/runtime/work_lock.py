@@ -13,6 +13,7 @@ from coordinator.errors import OperatorError, RetryError
 from evaljobs.contract.storage import make_file, make_folder
 
 DAEMON = "evalspan daemon"  # the command that takes submissions while it holds a work folder
+UNTIL_IDLE = f"{DAEMON} --until-idle"  # ... and that ends once it is idle
 NO_LOCKS = frozenset({errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK})  # of a mount without them
 ASKING_SECONDS = 0.5  # longest time for which a command that only asks for the holder keeps the lock
 
@@ -20,6 +21,19 @@ ASKING_SECONDS = 0.5  # longest time for which a command that only asks for the 
 def is_daemon(holder: str) -> bool:
     """Does this holder of a work folder's lock, as `WorkLock.holder` names it, take submissions?"""
     return holder.startswith(DAEMON)
+
+
+def ends_by_itself(holder: str) -> bool:
+    """Is it worth waiting for this holder? For each but a daemon that serves until it is stopped."""
+    return not is_daemon(holder) or holder.startswith(UNTIL_IDLE)
+
+
+class InUseError(OperatorError):
+    """Another command holds the work folder: `holder`, as `WorkLock.holder` names it."""
+
+    def __init__(self, message: str, holder: str) -> None:
+        super().__init__(message)
+        self.holder = holder
 
 
 class WorkLock:
@@ -30,9 +44,9 @@ class WorkLock:
         self._fd: int | None = None
 
     def acquire(self, command: str = "evalspan") -> None:
-        """Take the lock for `command`, such as DAEMON; OperatorError names the command and the process that hold it.
+        """Take the lock for `command`, such as DAEMON; InUseError names the command and the process that hold it.
 
-        RetryError where the file system has no locks.
+        OperatorError where the folder is another user's; RetryError where the file system has no locks.
         """
         try:
             make_folder(self.path.parent)
@@ -45,9 +59,8 @@ class WorkLock:
             owner = _owner(fd)
             os.close(fd)
             now = "submit to it (`evalspan submit`), end it" if is_daemon(owner) else "wait until it ends"
-            raise OperatorError(
-                f"{self.path.parent} is in use by {owner}: {now}, or give --work-dir another folder"
-            )
+            said = f"{self.path.parent} is in use by {owner}: {now}, or give --work-dir another folder"
+            raise InUseError(said, owner)
         with suppress(OSError):  # on a full disk the lock holds without it
             os.ftruncate(fd, 0)
             os.pwrite(fd, f"{command}, pid {os.getpid()} on {os.uname().nodename}\n".encode(), 0)
