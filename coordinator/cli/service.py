@@ -71,7 +71,7 @@ class Daemon(Where):
         from coordinator.intake.from_settings import check_device
         from coordinator.runtime.service import Service
         from coordinator.runtime.wiring import coordinator_of
-        from coordinator.runtime.work_lock import DAEMON, UNTIL_IDLE, ends_by_itself
+        from coordinator.runtime.work_lock import DAEMON, UNTIL_IDLE, is_daemon
 
         settings = self.settings()
         _check_watch(settings, self.config)
@@ -86,7 +86,8 @@ class Daemon(Where):
             signals = stack.enter_context(Signals())
 
             def patient(holder: str) -> bool:
-                return (self.wait or ends_by_itself(holder)) and not signals.received
+                stays = is_daemon(holder) and not holder.startswith(UNTIL_IDLE)
+                return (self.wait or not stays) and not signals.received
 
             try:
                 name = UNTIL_IDLE if self.until_idle else DAEMON

@@ -13,7 +13,7 @@ from coordinator.evaluation import indexes
 from coordinator.evaluation.actions import Action, CancelJob, ReleasePrecursor, SubmitJob
 from coordinator.evaluation.events import AnyEvent, JobIntended, JobStarted, JobSubmitted
 from coordinator.evaluation.records import JobName
-from coordinator.evaluation.state import HeldJob, IllegalEventError, JobInfo, State, Trial
+from coordinator.evaluation.state import HeldJob, IllegalEventError, JobInfo, State
 
 Due = Iterable[Action | AnyEvent]
 """What a handler or a rule returns: actions, and events that the evaluation decided, which `step` journals."""
@@ -66,21 +66,12 @@ def submitted(state: State, event: JobSubmitted) -> list[Action]:
 
 
 def started(state: State, event: JobStarted) -> list[Action]:
-    runs(state, known(state, event.job), event.index, event.at)
-    return []
-
-
-def runs(state: State, info: JobInfo, index: int, now: float) -> None:
-    """A listing shows that this member runs, or its trial has answered a shard."""
-    if info.members.get(index) == "pending":
-        info.members[index] = "running"
-        info.changed_at = now
+    info = known(state, event.job)
+    if info.members.get(event.index) == "pending":
+        info.members[event.index] = "running"
+        info.changed_at = event.at
         indexes.file_job(state, info)
-
-
-def member_of(info: JobInfo, trial: Trial) -> int:
-    """The member of its job that a trial runs in: a host's one member runs all of its trials."""
-    return 0 if info.job.purpose == "host" else trial.member
+    return []
 
 
 def hold(state: State, info: JobInfo, why: str, now: float) -> None:

@@ -23,6 +23,7 @@ from coordinator.evaluation.actions import (
 from coordinator.evaluation.events import (
     Closed,
     EntryFailed,
+    JobStarted,
     PlanAsked,
     PlanFailed,
     Planned,
@@ -253,8 +254,7 @@ def dumped(state: State, event: ShardsDumped) -> list[Action]:
         trial = state.trials.by_name.get(frame.file.removesuffix(".frames"))
         if trial is not None:
             state.nodes.by_name[LaneId.parse(trial.lane).node].deaths = 0
-            info = state.jobs.by_name[trial.job]
-            jobs.runs(state, info, jobs.member_of(info, trial), event.at)
+            jobs.started(state, JobStarted(at=event.at, job=trial.job, index=trial.member))
     state.trials.deaths = state.nodes.all_backed_off = 0
     return []
 

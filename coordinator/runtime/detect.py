@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from coordinator.allocation import job_limits
 from coordinator.cluster import COORDINATOR_ENDED, Job, JobState, slurm_limits
 from coordinator.diagnosis.verdict import Diagnosis
-from coordinator.evaluation import jobs, renewals
+from coordinator.evaluation import renewals
 from coordinator.evaluation.events import (
     AnyEvent,
     BackOffOver,
@@ -142,15 +142,14 @@ def _one_member(
 
 
 def started_trials(state: State, known: Iterable[str], seen: Sightings, now: float) -> list[AnyEvent]:
-    """Members of jobs that no listing has shown as running, though the work queue knows their trials (`known`)."""
-    found: dict[tuple[str, int], AnyEvent] = {}
-    for trial in [state.trials.live[name] for name in known if name in state.trials.live]:
-        info = state.jobs.by_name[trial.job]
-        key = (trial.job, jobs.member_of(info, trial))
-        if info.phase == "submitted" and info.members[key[1]] == "pending" and key not in found:
-            waited_for = seen.reasons.pop(key, "")
-            found[key] = JobStarted(at=now, job=trial.job, index=key[1], waited_for=waited_for)
-    return list(found.values())
+    """Members that no listing has shown as running, though the work queue knows their trials (`known`)."""
+    there = [state.trials.live[name] for name in known if name in state.trials.live]
+    waiting = [t for t in there if state.jobs.by_name[t.job].members.get(t.member) == "pending"]
+    why = [seen.reasons.pop((t.job, t.member), "") for t in waiting]
+    return [
+        JobStarted(at=now, job=t.job, index=t.member, waited_for=reason)
+        for t, reason in zip(waiting, why, strict=True)
+    ]
 
 
 def _first_missing(seen: Sightings, key: tuple[str, int], now: float) -> float:

@@ -23,11 +23,6 @@ def is_daemon(holder: str) -> bool:
     return holder.startswith(DAEMON)
 
 
-def ends_by_itself(holder: str) -> bool:
-    """Is it worth waiting for this holder? For each but a daemon that serves until it is stopped."""
-    return not is_daemon(holder) or holder.startswith(UNTIL_IDLE)
-
-
 class InUseError(OperatorError):
     """Another command holds the work folder: `holder`, as `WorkLock.holder` names it."""
 

@@ -131,7 +131,7 @@ local function copied(trial)
 end
 
 local function end_copy(trial, shard)
-  if copied(trial) ~= shard then return end
+  if not shard or copied(trial) ~= shard then return end
   redis.call('HDEL', key('copies'), shard)
   local text = redis.call('HGET', key('claims'), shard)
   if text then expect(shard, tonumber(cjson.decode(text)[2])) end
@@ -224,8 +224,7 @@ return out
 REQUEUE = _with_common("""
 local mine = held(ARGV[1])
 for _, shard in ipairs(mine) do give_back(shard) end
-local shard = copied(ARGV[1])
-if shard then end_copy(ARGV[1], shard) end
+end_copy(ARGV[1], copied(ARGV[1]))
 redis.call('HDEL', key('copying'), ARGV[1])
 redis.call('HDEL', key('trials'), ARGV[1])
 redis.call('SADD', key('gone'), ARGV[1])
