@@ -55,7 +55,9 @@ class Daemon(Where):
     """
 
     until_idle: bool = flag("End once nothing is left to do, e.g. in a batch job.")
-    wait: bool = flag("If another process holds the work folder, wait until it ends.")
+    wait: bool = flag(
+        "If another daemon holds the work folder, wait until it ends, as for any other command."
+    )
 
     def run(self) -> None:
         from contextlib import ExitStack, closing
@@ -69,7 +71,7 @@ class Daemon(Where):
         from coordinator.intake.from_settings import check_device
         from coordinator.runtime.service import Service
         from coordinator.runtime.wiring import coordinator_of
-        from coordinator.runtime.work_lock import DAEMON
+        from coordinator.runtime.work_lock import DAEMON, UNTIL_IDLE, is_daemon
 
         settings = self.settings()
         _check_watch(settings, self.config)
@@ -82,8 +84,14 @@ class Daemon(Where):
             log.warning("%s", why)
         with ExitStack() as stack:
             signals = stack.enter_context(Signals())
+
+            def patient(holder: str) -> bool:
+                stays = is_daemon(holder) and not holder.startswith(UNTIL_IDLE)
+                return (self.wait or not stays) and not signals.received
+
             try:
-                stack.enter_context(coordinator.in_charge(DAEMON, lambda: self.wait and not signals.received))
+                name = UNTIL_IDLE if self.until_idle else DAEMON
+                stack.enter_context(coordinator.in_charge(name, patient))
             except OperatorError:
                 if signals.received:
                     return  # stopped by a signal during the wait

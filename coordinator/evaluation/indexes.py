@@ -58,16 +58,20 @@ def file_job(state: State, info: JobInfo) -> None:
         phase = "ended" if live is None else info.members[live.member]
         (index.running.add if phase == "running" else index.running.discard)(trial)
         waits = phase == "pending" and info.phase == "submitted" and not hosted
-        if waits and not state.trials.by_name[trial].cancelled:
+        cancelled = state.trials.by_name[trial].cancelled
+        (index.leaving.add if cancelled and phase != "ended" else index.leaving.discard)(trial)
+        if waits and not cancelled:
             index.cancellable[trial] = None
         else:
             index.cancellable.pop(trial, None)
 
 
 def mark_cancelled(state: State, trial: str) -> None:
-    """The coordinator ends this trial: its death counts against no node and no shard."""
+    """The coordinator ends this trial: it is no capacity, and its death counts against no node and no shard."""
     state.trials.by_name[trial].cancelled = True
     state.index.cancellable.pop(trial, None)
+    if trial in state.trials.live:
+        state.index.leaving.add(trial)
 
 
 def begin_trials(state: State, info: JobInfo) -> None:

@@ -332,7 +332,6 @@ def _trial_spec(state: State, site: Site, info: JobInfo, *, path: str) -> TrialS
         redis_patience_seconds=site.redis_patience_seconds,
         lanes=tuple(LaneSpec(lane=lane, trial=trial) for lane, trial in lanes),
         gpus=_gpus_of_a_trial(state, info),
-        idle_seconds=0.0,  # nothing unclaimed: a shard that comes back later gets a trial of its own
     )
 
 

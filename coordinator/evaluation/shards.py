@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import count, cycle
 
 from coordinator.base.words import first_of
-from coordinator.evaluation import indexes, nodes
+from coordinator.evaluation import indexes, jobs, nodes
 from coordinator.evaluation.actions import (
     Action,
     FillQueue,
@@ -23,6 +23,7 @@ from coordinator.evaluation.actions import (
 from coordinator.evaluation.events import (
     Closed,
     EntryFailed,
+    JobStarted,
     PlanAsked,
     PlanFailed,
     Planned,
@@ -253,6 +254,7 @@ def dumped(state: State, event: ShardsDumped) -> list[Action]:
         trial = state.trials.by_name.get(frame.file.removesuffix(".frames"))
         if trial is not None:
             state.nodes.by_name[LaneId.parse(trial.lane).node].deaths = 0
+            jobs.started(state, JobStarted(at=event.at, job=trial.job, index=trial.member))
     state.trials.deaths = state.nodes.all_backed_off = 0
     return []
 

@@ -214,6 +214,7 @@ class Index:
     running: set[str] = field(default_factory=set)  # living trials that the cluster has started
     # living trials that the cluster has not started and that nothing has cancelled, the oldest first
     cancellable: dict[str, None] = field(default_factory=dict)
+    leaving: set[str] = field(default_factory=set)  # living trials that the coordinator has cancelled
     # "back-off"; "offered"; "free": ready, and a lane of it has no trial
     nodes: dict[str, dict[str, NodeUse]] = field(default_factory=dict)
     staged: dict[str, NodeUse] = field(default_factory=dict)  # nodes that have a precursor

@@ -101,7 +101,8 @@ def straggle(state: State, event: StragglersFound) -> list[Action]:
 
 
 def trials_due(state: State, site: Site, now: float) -> Due:
-    """As many trials as there are shards that no living trial can be holding, on the lanes that are free.
+    """As many trials as there are shards that no living trial can be holding, on the lanes that are free. One that was
+    cancelled holds its lane until its end is seen, and no shard.
 
     Without stealing, a trial for each free lane whose own shards are to do. Where slots are no GPUs, trials load while few
     documents are built.
@@ -112,7 +113,7 @@ def trials_due(state: State, site: Site, now: float) -> Due:
         if not (state.record.options.early_trials and builds.end_soon(state)):
             return
         wanted = state.index.lanes_in_use  # they load meanwhile, and wait for the queue
-    need = wanted - len(state.trials.live)
+    need = wanted - len(state.trials.live) + len(state.index.leaving)
     own = None
     if not probing and not state.record.options.steal:
         own = state.lanes_to_do() if len(state.trials.live) < state.index.lanes_in_use else set()
@@ -146,7 +147,7 @@ def _free_lanes(state: State, node: NodeUse, shunned: set[str], own: set[str] | 
 
 def _shunned(state: State) -> set[str]:
     """Lanes of stragglers, for as long as another trial runs: the next trial there might get the same slow GPU."""
-    if not state.trials.stragglers or not state.index.running:
+    if not state.trials.stragglers or state.index.running <= state.index.leaving:
         return set()
     return {state.trials.by_name[name].lane for name in state.trials.stragglers}
 

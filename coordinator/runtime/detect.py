@@ -141,6 +141,17 @@ def _one_member(
     return []
 
 
+def started_trials(state: State, known: Iterable[str], seen: Sightings, now: float) -> list[AnyEvent]:
+    """Members that no listing has shown as running, though the work queue knows their trials (`known`)."""
+    there = [state.trials.live[name] for name in known if name in state.trials.live]
+    waiting = [t for t in there if state.jobs.by_name[t.job].members.get(t.member) == "pending"]
+    why = [seen.reasons.pop((t.job, t.member), "") for t in waiting]
+    return [
+        JobStarted(at=now, job=t.job, index=t.member, waited_for=reason)
+        for t, reason in zip(waiting, why, strict=True)
+    ]
+
+
 def _first_missing(seen: Sightings, key: tuple[str, int], now: float) -> float:
     return seen.missing_since.setdefault(key, now)
 
@@ -256,11 +267,9 @@ def hung_trials(
         seen.moved.clear()
         return []
     events: list[AnyEvent] = []
-    for trial, known_trial in state.trials.live.items():
-        info = state.jobs.by_name[known_trial.job]
-        running = info.members.get(known_trial.member) == "running"
+    for trial in [name for name in state.trials.live if name in state.index.running]:
         again = trial in seen.reported
-        if not running or now - seen.reported.get(trial, now - 2 * grace.overdue) < grace.overdue:
+        if now - seen.reported.get(trial, now - 2 * grace.overdue) < grace.overdue:
             continue
         known = seen.moved.get(trial, (0.0, now))
         stamp, shard = progress.get(trial, (known[0], None))

@@ -36,6 +36,7 @@ from coordinator.runtime.detect import Grace, limit_events
 from coordinator.runtime.effects import Performer
 from coordinator.runtime.registry import Evaluations
 from coordinator.runtime.runner import Running
+from coordinator.runtime.work_lock import InUseError
 from evaljobs.contract.storage import make_file, make_folder
 
 JOBS, NODES = "the listing of jobs", "the listing of nodes"
@@ -105,18 +106,20 @@ class Coordinator(Evaluations):
 
     @contextmanager
     def in_charge(
-        self, command: str = "evalspan", patient: Callable[[], bool] = lambda: False
+        self, command: str = "evalspan", patient: Callable[[str], bool] = lambda _holder: False
     ) -> Iterator[None]:
-        """Hold the work folder's lock for `command` and keep Redis up. OperatorError where another coordinator holds it and
-        `patient()`, asked each second, is False (by default: at once).
+        """Hold the work folder's lock for `command` and keep Redis up. InUseError where another coordinator holds it and
+        `patient(holder)`, asked each second, is False (by default: at once).
         """
         while True:
             try:
                 self._lock.acquire(command)
                 break
-            except OperatorError:
-                if not patient():
+            except InUseError as error:
+                if not patient(error.holder):
                     raise
+                work = self.performer.site.work_dir
+                _warn(f"{work} is in use by {error.holder}: {command} begins once that has ended")
                 time.sleep(1.0)
         try:
             self._touch_lease()

@@ -288,6 +288,8 @@ class Running:
             self.write_summary()
         outcomes = self._new_outcomes(now)
         self._look_at_queue(now)
+        known = self.snapshot.trials if self.snapshot is not None else ()
+        started = detect.started_trials(self.state, known, self.seen, now)
         dumped = self._new_shards(now, thorough=bool(outcomes) or listing is not None)
         failed = any(isinstance(e, OutcomeSeen) and e.outcome.kind == "failed" for e in outcomes)
         lost = (
@@ -295,7 +297,7 @@ class Running:
             if failed or self._throttle.due("sets", SETS_SECONDS, now)
             else []
         )
-        self.take([*lost, *dumped, *self._corrupted(outcomes, now), *outcomes])
+        self.take([*started, *lost, *dumped, *self._corrupted(outcomes, now), *outcomes])
         if listing is not None:
             self.listed = listing
             events, twins = detect.job_events(self.state, listing, self.seen, self.grace, now)

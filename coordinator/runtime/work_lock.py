@@ -14,16 +14,23 @@ from coordinator.errors import OperatorError, RetryError
 from evaljobs.contract.storage import make_file, make_folder
 
 DAEMON = "evalspan daemon"  # the command that takes submissions while it holds a work folder
+UNTIL_IDLE = f"{DAEMON} --until-idle"  # ... and that ends once it is idle
 NO_LOCKS = frozenset({errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK})  # of a mount without them
-FILE_BYTES = (
-    1024  # of the lock's file, written when it is taken: a full disk refuses no line that changes later
-)
+FILE_BYTES = 1024  # of the lock's file, written when it is taken, so that a full disk refuses no later change
 ASKING_SECONDS = 0.5  # longest time for which a command that only asks for the holder keeps the lock
 
 
 def is_daemon(holder: str) -> bool:
     """Does this holder of a work folder's lock, as `WorkLock.holder` names it, take submissions?"""
     return holder.startswith(DAEMON)
+
+
+class InUseError(OperatorError):
+    """Another command holds the work folder: `holder`, as `WorkLock.holder` names it."""
+
+    def __init__(self, message: str, holder: str) -> None:
+        super().__init__(message)
+        self.holder = holder
 
 
 class WorkLock:
@@ -35,9 +42,9 @@ class WorkLock:
         self._lines = ("", "")
 
     def acquire(self, command: str = "evalspan") -> None:
-        """Take the lock for `command`, such as DAEMON; OperatorError names the command and the process that hold it.
+        """Take the lock for `command`, such as DAEMON; InUseError names the command and the process that hold it.
 
-        RetryError where the file system has no locks.
+        OperatorError where the folder is another user's; RetryError where the file system has no locks.
         """
         try:
             make_folder(self.path.parent)
@@ -50,9 +57,8 @@ class WorkLock:
             owner = _owner(fd)
             os.close(fd)
             now = "submit to it (`evalspan submit`), end it" if is_daemon(owner) else "wait until it ends"
-            raise OperatorError(
-                f"{self.path.parent} is in use by {owner}: {now}, or give --work-dir another folder"
-            )
+            said = f"{self.path.parent} is in use by {owner}: {now}, or give --work-dir another folder"
+            raise InUseError(said, owner)
         self._fd = fd
         self._write(f"{command}, pid {os.getpid()} on {os.uname().nodename}", "")
 

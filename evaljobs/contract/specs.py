@@ -331,7 +331,6 @@ class TrialSpec(Record):
     redis_file: str
     redis_patience_seconds: float = 600.0  # without Redis for longer, the trial ends
     lanes: tuple[LaneSpec, ...]
-    idle_seconds: float = 5.0  # how long an empty queue is polled before the trial ends
     gpus: int = 0  # that the trial must see; 0: its slot is no GPU
 
 

@@ -12,7 +12,9 @@ Keys below `evalspan:{evaluation}:`
   claims    hash    shard -> trial and time of the claim
   held      hash    trial -> its claims
   withdrawn set     shards that must not return to the queue
+  ends      zset    claimed shard that nobody copies by the time at which its claim should end
   copies    hash    claimed shard -> trial that runs it a second time; '': one of the two is done
+  copying   hash    trial -> the shard that it was the last to run a second time
   trials    hash    trial -> progress (JSON)
   gone      set     dismissed trials: they claim nothing more, and their heartbeats register nothing
 
@@ -22,8 +24,9 @@ Stealing, in `steal` alone: the head of the lane with the most predicted seconds
 longest first, so the freed trial takes the longest shard of the lane that would end last.
 
 Copying, in `copy` alone: with no shard left to claim, a freed trial runs a copy of another trial's
-shard. The condition: the other still needs over 1.5 times the seconds of a fresh run here. A shard
-is copied once; the first to finish counts.
+shard. The condition: the other still needs over 1.5 times the seconds of a fresh run here; of the
+16 claims that should have ended first, the one with most to gain. A shard is copied once; the first
+to finish counts.
 """
 
 _COMMON = """
@@ -53,10 +56,30 @@ local function owner(shard)
   return cjson.decode(text)[1]
 end
 
+local function info(shard)
+  local text = redis.call('HGET', key('info'), shard)
+  if text then return cjson.decode(text) end
+  return {'', '0', '0'}
+end
+
+-- seconds that a run takes where one was predicted to take 1: by the shards done; nil before the first
+local function pace()
+  local meta = redis.call('HMGET', key('meta'), 'predicted', 'took')
+  local predicted = tonumber(meta[1] or 0)
+  return predicted and predicted > 0 and tonumber(meta[2] or 0) / predicted or nil
+end
+
+local function expect(shard, since)
+  if redis.call('SISMEMBER', key('withdrawn'), shard) == 1 then return end
+  redis.call('ZADD', key('ends'), stamp(since + tonumber(info(shard)[3]) * (pace() or 1)), shard)
+end
+
 local function gone(trial) return redis.call('SISMEMBER', key('gone'), trial) == 1 end
 
 local function claim(trial, shard)
-  redis.call('HSET', key('claims'), shard, cjson.encode({trial, stamp(now())}))
+  local since = now()
+  redis.call('HSET', key('claims'), shard, cjson.encode({trial, stamp(since)}))
+  expect(shard, since)
   local mine = held(trial)
   mine[#mine + 1] = shard
   keep_held(trial, mine)
@@ -66,15 +89,10 @@ local function unclaim(shard)
   local trial = owner(shard)
   if not trial then return end
   redis.call('HDEL', key('claims'), shard)
+  redis.call('ZREM', key('ends'), shard)
   local rest = {}
   for _, s in ipairs(held(trial)) do if s ~= shard then rest[#rest + 1] = s end end
   keep_held(trial, rest)
-end
-
-local function info(shard)
-  local text = redis.call('HGET', key('info'), shard)
-  if text then return cjson.decode(text) end
-  return {'', '0', '0'}
 end
 
 -- takes a shard out of its lane and its seconds out of the load
@@ -105,6 +123,19 @@ local function give_back(shard)
 end
 
 local function copier(shard) return redis.call('HGET', key('copies'), shard) or nil end
+
+-- the shard that this trial copies
+local function copied(trial)
+  local shard = redis.call('HGET', key('copying'), trial)
+  return shard and copier(shard) == trial and shard or nil
+end
+
+local function end_copy(trial, shard)
+  if not shard or copied(trial) ~= shard then return end
+  redis.call('HDEL', key('copies'), shard)
+  local text = redis.call('HGET', key('claims'), shard)
+  if text then expect(shard, tonumber(cjson.decode(text)[2])) end
+end
 
 local function note(trial, changes)
   local text = redis.call('HGET', key('trials'), trial)
@@ -184,6 +215,7 @@ local out = 0
 for _, shard in ipairs(ARGV) do
   if unqueue(shard) then out = out + 1 end
   redis.call('SADD', key('withdrawn'), shard)
+  redis.call('ZREM', key('ends'), shard)
 end
 return out
 """)
@@ -192,10 +224,8 @@ return out
 REQUEUE = _with_common("""
 local mine = held(ARGV[1])
 for _, shard in ipairs(mine) do give_back(shard) end
-local copies = redis.call('HGETALL', key('copies'))
-for i = 1, #copies, 2 do
-  if copies[i + 1] == ARGV[1] then redis.call('HDEL', key('copies'), copies[i]) end
-end
+end_copy(ARGV[1], copied(ARGV[1]))
+redis.call('HDEL', key('copying'), ARGV[1])
 redis.call('HDEL', key('trials'), ARGV[1])
 redis.call('SADD', key('gone'), ARGV[1])
 return mine
@@ -222,27 +252,25 @@ local function left(shard, holder, elapsed, anew)
 end
 
 local function copy()
-  local meta = redis.call('HMGET', key('meta'), 'predicted', 'took')
-  local predicted, took = tonumber(meta[1] or 0), tonumber(meta[2] or 0)
-  if not predicted or predicted <= 0 then return nil end -- no shard is done, so predictions cannot be corrected
+  local times = pace()
+  if not times then return nil end -- no shard is done, so predictions cannot be corrected
   local best, most = nil, 0
-  local claims = redis.call('HGETALL', key('claims'))
-  for i = 1, #claims, 2 do
-    local shard, holder = claims[i], cjson.decode(claims[i + 1])
-    local anew = tonumber(info(shard)[3]) * took / predicted
+  for _, shard in ipairs(redis.call('ZRANGE', key('ends'), 0, 15)) do
+    local holder = cjson.decode(redis.call('HGET', key('claims'), shard))
+    local anew = tonumber(info(shard)[3]) * times
     local gain = left(shard, holder[1], now() - tonumber(holder[2]), anew) - 1.5 * anew - 1
-    if gain > most and holder[1] ~= trial and not copier(shard)
-      and redis.call('SISMEMBER', key('withdrawn'), shard) == 0 then best, most = shard, gain end
+    if gain > most and not copier(shard) then best, most = shard, gain end
   end
-  if best then redis.call('HSET', key('copies'), best, trial) end
+  if best then
+    redis.call('HSET', key('copies'), best, trial)
+    redis.call('HSET', key('copying'), trial, best)
+    redis.call('ZREM', key('ends'), best)
+  end
   return best
 end
 
 for _, shard in ipairs(held(trial)) do return {'shard', shard} end -- the answer to an earlier call was lost
-local copies = redis.call('HGETALL', key('copies'))
-for i = 1, #copies, 2 do
-  if copies[i + 1] == trial then return {'shard', copies[i]} end
-end
+if copied(trial) then return {'shard', copied(trial)} end
 if not redis.call('HGET', key('meta'), 'epoch') then return {'wait'} end
 local own = redis.call('HEXISTS', key('meta'), 'own') == 1
 local shard = redis.call('ZRANGE', key('lane:' .. lane), 0, 0)[1] or (not own and steal()) or nil
@@ -277,7 +305,7 @@ return mine and 1 or 0
 
 # takes trial, shard
 GIVE_BACK = _with_common("""
-if copier(ARGV[2]) == ARGV[1] then redis.call('HDEL', key('copies'), ARGV[2]) end
+end_copy(ARGV[1], ARGV[2])
 if owner(ARGV[2]) ~= ARGV[1] then return 0 end
 give_back(ARGV[2])
 return 1
@@ -305,5 +333,5 @@ return 1
 REMOVE = _with_common("""
 for _, lane in ipairs(redis.call('SMEMBERS', key('lanes'))) do redis.call('UNLINK', key('lane:' .. lane)) end
 return redis.call('UNLINK', key('meta'), key('info'), key('where'), key('lanes'), key('load'), key('claims'),
-  key('held'), key('withdrawn'), key('copies'), key('trials'), key('gone'))
+  key('held'), key('withdrawn'), key('ends'), key('copies'), key('copying'), key('trials'), key('gone'))
 """)

@@ -231,7 +231,6 @@ class Trial:
 
     def _pull(self, engine: Engine, responses: FrameWriter) -> str:
         """Claim shards until the queue is drained or stays unfilled; returns the reason."""
-        idle_since: float | None = None
         unfilled_since: float | None = None
         while True:
             self._check_terminated()
@@ -241,19 +240,14 @@ class Trial:
                 if not self._has_requests(shard):
                     self._claims.give_back(shard)
                     return "outdated"  # trials that start now have its set
-                idle_since = unfilled_since = None
+                unfilled_since = None
                 self._run_one(engine, shard, responses)
                 continue
-            now = time.monotonic()
-            if claim.kind == "wait":
-                idle_since, unfilled_since = None, unfilled_since or now
-                if now - unfilled_since > FILL_PATIENCE_SECONDS:
-                    return "queue-lost"
-            else:
-                # A shard that another trial gives back may still come.
-                idle_since = idle_since or now
-                if now - idle_since >= self.spec.idle_seconds:
-                    return "drained"
+            if claim.kind == "drained":
+                return "drained"  # a shard that comes back later gets a trial of its own
+            unfilled_since = unfilled_since or time.monotonic()
+            if time.monotonic() - unfilled_since > FILL_PATIENCE_SECONDS:
+                return "queue-lost"
             self._pause(POLL_SECONDS)
 
     def _run_one(self, engine: Engine, shard: str, responses: FrameWriter) -> None:

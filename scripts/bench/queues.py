@@ -27,6 +27,7 @@ from evaljobs.contract.storage import write_outcome, write_record
 from evaljobs.queue.work_queue import QueuedShard, WorkQueue
 
 MOST = 2000  # shards that a process claims
+LOOKS = 20  # of a trial for a late shard
 
 
 def pull(file: str, trial: str, lane: str) -> tuple[int, float]:
@@ -59,6 +60,19 @@ def of_shards(work: WorkPaths, options: Options) -> dict[str, Any]:
         "steal_and_done_ms": 1000 * seconds / count,
         "claims_per_second_all_processes": sum(c for c, _ in counted) / max(s for _, s in counted),
     }
+
+
+def of_a_look(work: WorkPaths, claims: int) -> float:
+    """Milliseconds of a freed trial's claim with so many shards open, none of them late and none left to claim."""
+    queue = WorkQueue.connect(work.redis_address, "open")
+    queue.fill(
+        {"l": [QueuedShard(shard=f"t|{n}|{n + 1}", rank=n, seconds=60) for n in range(claims + 1)]}, "1"
+    )
+    first = queue.claim("t0", "l").shard or ""
+    for n in range(claims):
+        queue.claim(f"t{n + 1}", "l")
+    queue.done("t0", first, 0)  # from now on a shard is known to take as long as this one has
+    return 1000 * timed(lambda: [queue.claim("t0", "l") for _ in range(LOOKS)]) / LOOKS
 
 
 def of_a_job(work: WorkPaths, jobs: int) -> float:
@@ -96,11 +110,12 @@ def measure(options: Options) -> tuple[dict[str, Any], bool]:
         server.ensure()
         try:
             shards, job = of_shards(work, options), of_a_job(work, options.jobs)
+            shards["look_for_a_late_shard_ms"] = of_a_look(work, options.claims)
         finally:
             server.stop()
     return targets([row("a metric job, enqueue to result, ms", job, 50.0)], cpus=os.cpu_count(), **shards)
 
 
-SIZES = {"--shards": 100_000, "--lanes": 256, "--processes": 8, "--jobs": 200}
+SIZES = {"--shards": 100_000, "--lanes": 256, "--processes": 8, "--jobs": 200, "--claims": 4500}
 if __name__ == "__main__":
     sys.exit(command("bench_queue", __doc__, measure, *(option(name, size) for name, size in SIZES.items())))

@@ -137,6 +137,37 @@ def test_a_retry_while_it_is_being_cancelled_waits_for_the_end(seed, ticks, afte
         world.assert_scored()
 
 
+# --- trials that their siblings leave nothing ----------------------------------------------------------------------------
+
+
+@some(60)
+@given(
+    seed=SEEDS,
+    late=st.tuples(st.sampled_from([0.0, 0.5, 0.9]), st.sampled_from([0.0, 0.5, 1.0])),
+    running=st.integers(2, 6),
+    pace=st.sampled_from([0.1, 0.3, 1.0]),
+    restart=st.sampled_from([0.0, 0.05]),
+)
+def test_a_trial_that_works_is_never_cancelled_for_its_siblings(seed, late, running, pace, restart):
+    """However late a listing shows starts and ends, and however few jobs a limit lets run: who has answered a shard, or is
+    known by a heartbeat, stays; what is left is worth as many trials as there are shards to do; all is scored.
+    """
+    faults = Faults(listing=late[0], mute=late[1], restart=restart, slow_outcome=0.3, submit_waits=0.2)
+    world = World(seed, faults, nodes=3, running=running, reason="QOSMaxJobsPerUserLimit", pace=pace)
+    world.run_to_scores()
+    accepted = world.journal[0]
+    assert isinstance(accepted, ev.Accepted)
+    state, _ = machine.start(accepted)
+    for event in world.journal[1:]:
+        if isinstance(event, ev.TrialsCancelled):
+            answered = {s.frame.file for s in state.shards.by_name.values() if s.frame is not None}
+            assert not {f"{trial}.frames" for trial in event.trials} & answered
+            assert not state.index.running & set(event.trials)
+            able = [t for t in state.trials.live.values() if not t.cancelled]
+            assert len(able) - len(event.trials) >= state.shards.todo
+        machine.apply(state, event)
+
+
 # --- restarts ----------------------------------------------------------------------------------------------------------
 
 

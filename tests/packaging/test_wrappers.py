@@ -113,13 +113,14 @@ def test_an_evaluation_near_its_time_limit_is_queued_again_and_one_that_slurm_en
     assert then == ["ended", *["scontrol requeue 7"] * again]
 
 
-# id, comment and reason of pending jobs: two of evalspan's wait for a limit, one since its last coordinator's end
+# id, comment and reason of pending jobs: two of evalspan's wait for a limit, one since its last coordinator's end, and Slurm has
+# not looked at one yet
 WAITING = (
     "20_0|evalspan:work:1a/trial|QOSMaxJobsPerUserLimit\\n21|evalspan:work:1a/build|AssocGrpGRES\\n"
     "22|evalspan:work:1a/trial|Resources\\n23|mine|QOSMaxJobsPerUserLimit\\n8||Dependency\\n"
-    "24|evalspan:work:1a/metric|BeginTime\\n25|mine|BeginTime\\n"
+    "24|evalspan:work:1a/metric|BeginTime\\n25|mine|BeginTime\\n26|evalspan:work:1a/trial|None\\n"
 )
-KEPT = "scontrol update jobid=20_0,21 starttime=now+180"
+KEPT = "scontrol update jobid=20_0,21,26 starttime=now+180"
 
 
 @pytest.mark.parametrize(
@@ -161,18 +162,34 @@ def test_a_job_without_evalspan_ends_at_once_and_says_what_to_set(job, script):
 
 
 @pytest.mark.parametrize(
-    ("code", "seconds", "again"), [(1, 60, True), (137, 3600, True), (1, 0, False), (2, 3600, False)]
+    ("code", "seconds", "then"),
+    [
+        (1, 60, "job 8 goes on"),
+        (137, 3600, "job 8 goes on"),
+        (137, 3600, "it is queued again"),
+        (1, 0, ""),
+        (2, 3600, ""),
+    ],
 )
-def test_a_daemon_that_dies_is_queued_again_unless_it_never_ran_or_the_settings_are_wrong(
-    job, code, seconds, again
+def test_a_daemon_that_dies_has_a_successor_unless_it_never_ran_or_the_settings_are_wrong(
+    job, code, seconds, then
 ):
-    """After its first minute any end but 2 is made up for; the exit code is kept where it is not."""
+    """After its first minute any end but 2 is made up for, as before its time limit: by a successor, whose place no job takes
+    that waits for a limit; where Slurm takes none, the job is queued again.
+    """
     job.program("evalspan", f"exit {code}")
-    job.program("squeue", "")
+    job.program("sbatch", "echo sbatch; " + ("exit 1" if "queued" in then else "echo 8 >&3"))
+    job.program(
+        "squeue", f"case $* in *%k*) printf '%b' '{WAITING}' ;; *) echo 'cpu|a|b|1:00|(null)' ;; esac >&3"
+    )
     # bash counts SECONDS on from there
-    ended = job.start("evalspan-daemon.sbatch", SECONDS=str(seconds)).wait(timeout=120)
-    assert (ended, job.calls()) == ((0, ["scontrol requeue 7"]) if again else (code, []))
-    assert (f"ended with exit code {code} after" in job.said()) == again
+    asks = {"SLURM_JOB_NAME": "evalspan-daemon", "SECONDS": str(seconds)}
+    ended = job.start("evalspan-daemon.sbatch", **asks).wait(timeout=120)
+    queued = then == "it is queued again"
+    handed_over = ["sbatch", KEPT, *["scontrol requeue 7"] * queued] if then else []
+    assert (ended, job.calls()[1:]) == (0 if queued else code, handed_over)
+    assert then in job.said()
+    assert (f"ended with exit code {code} after" in job.said()) == bool(then)
 
 
 @pytest.fixture(scope="module")

@@ -31,6 +31,7 @@ def late(queue, client, shard, seconds):
     claims = f"{queue._prefix}claims"
     trial, since = json.loads(client.hget(claims, shard) or "[]")
     client.hset(claims, shard, json.dumps([trial, str(float(since) - seconds)]))
+    client.zincrby(f"{queue._prefix}ends", -seconds, shard)
 
 
 def straggling(queue, client):
@@ -79,6 +80,26 @@ def test_a_dead_copy_is_forgotten_and_a_dead_straggler_is_replaced(queue, client
     assert queue.heartbeat("third", phase="infer", shard="y")
     assert queue.snapshot().claims == {"y": "third"}
     assert queue.unclaimed() == ()
+
+
+def test_of_many_open_shards_those_that_are_late_most_are_copied_each_once(queue, client):
+    """However many are claimed: with a shard that is withdrawn, and a copy whose trial died, as if neither had been."""
+    straggling(queue, client)
+    names = [f"s{n}" for n in range(40)]
+    queue.add("a", shards(*names, seconds=10))
+    held = {queue.claim(f"t{n}", "a").shard for n in range(40)}
+    assert held == set(names)
+    for name, seconds in (("s33", 70), ("s12", 50), ("s25", 60)):
+        late(queue, client, name, seconds)
+    queue.withdraw(["s25"])
+    assert [queue.claim(f"free{n}", "a").shard for n in range(4)] == ["y", "s33", "s12", None]
+    queue.requeue_claims("free1")
+    assert [queue.claim(f"free{n}", "a").shard for n in (4, 5)] == ["s33", None]
+    assert {name.decode() for name in client.zrange(f"{queue._prefix}ends", 0, -1)} == held - {
+        "s33",
+        "s12",
+        "s25",
+    }
 
 
 def test_without_stealing_a_lane_is_handed_its_own_shards_alone(queue, client):
@@ -293,6 +314,8 @@ class AgainstModel(RuleBasedStateMachine):
         assert snapshot.epoch == self.epoch
         assert snapshot.claims == self.claims
         assert snapshot.unclaimed == len(self.unclaimed)
+        ends = {name.decode() for name in self.client.zrange(f"{self.queue._prefix}ends", 0, -1)}
+        assert ends <= set(self.claims)
         assert set(self.queue.unclaimed()) == set(self.unclaimed)
         scores = self.client.zrange(f"{self.queue._prefix}load", 0, -1, withscores=True)
         loads = {lane.decode(): score for lane, score in scores}

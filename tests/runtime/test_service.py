@@ -17,6 +17,7 @@ from coordinator.intake.checkpoint import inspect
 from coordinator.intake.inbox import Notice, leave
 from coordinator.keeping.archive import archive_ended
 from coordinator.runtime.summary import ended
+from coordinator.runtime.work_lock import UNTIL_IDLE, WorkLock, is_daemon
 from evaljobs.contract.folded import archive_of, members
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths
 
@@ -94,6 +95,22 @@ def test_announced_a_hundred_times_while_half_written_and_killed_in_between_it_i
     assert not list((site.work / "inbox").glob("*")), "every notice is dealt with"
     assert not pinned(checkpoint)
     assert not site.processes("trial", "stage", "worker", "build")
+
+
+def test_a_daemon_waits_for_what_holds_the_folder_and_ends_by_itself(site):
+    """It says for whom, ends in order if it is told to meanwhile, and serves once the other one has ended."""
+    lock = WorkLock(WorkPaths(site.work).lock)
+    for number, holder in enumerate(("evalspan cancel", UNTIL_IDLE)):
+        lock.acquire(holder)
+        with daemon(site) as (process, log):
+            said = f"is in use by {holder}, pid {os.getpid()} on "
+            wait(lambda said=said, log=log: said in log.read_text(), "it says whom it waits for", log)
+            if number:
+                lock.release()
+                wait(lambda: is_daemon(lock.holder()), "it serves", log)
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(timeout=120) == 0, log.read_text()
+        lock.release()
 
 
 def test_cancelled_in_mid_run_nothing_is_left_and_a_retry_ends_with_the_same_scores(site, watched):

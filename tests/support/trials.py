@@ -78,7 +78,6 @@ class Evaluation:
             "request_sets": self.sets,
             "redis_file": str(self.work.redis_address),
             "lanes": tuple(LaneSpec(lane=f"lane{i}", trial=f"trial.{i}") for i in range(2)),
-            "idle_seconds": 0.0,
         }
         return TrialSpec.model_validate(fields | changes)
 

@@ -44,7 +44,6 @@ class Running:
             request_sets={},
             redis_file=str(work.redis_address),
             lanes=(LaneSpec(lane="lane0", trial="trial.0"),),
-            idle_seconds=0.0,
         )
         write_record(self.paths.spec("trial"), spec)
         self._log = folder / "fake.jsonl"

@@ -55,6 +55,7 @@ class Faults:
     straggle: float = 0.0  # a living trial is named as a straggler
     too_large: float = 0.0  # a claimed shard has a batch that does not fit, where its cut is above `Odd.fits`
     slow_outcome: float = 0.0  # an outcome is seen later than it was written
+    mute: float = 0.0  # no news of the work queue this tick
 
 
 MANY = 1 << 20

@@ -191,6 +191,8 @@ class World(Cluster):
         late = [o for o in self.outcomes if roll() < self.faults.slow_outcome]
         seen = [o for o in self.outcomes if o not in late]
         self.outcomes = late
+        if not (self.faults.mute and roll() < self.faults.mute):
+            self.take(detect.started_trials(self.state, self.beating(), self.seen, self.now))
         dumped, self.dumped = self.dumped, []
         if dumped:
             self.tell(ev.ShardsDumped, shards=tuple(dumped))
@@ -233,6 +235,11 @@ class World(Cluster):
         self.gaps += len(self.had - have) if self.state.shards.todo else 0
         self.had |= have
         assert self.state.nodes.renewals.keys() <= self.state.jobs.live
+
+    def beating(self):
+        """Trials that send heartbeats."""
+        running = [(job, m) for job in self.of("trial") for m in job.members.values() if m.phase == "running"]
+        return [job.spec.lanes[member.index].trial for job, member in running]
 
     def limit_events(self, grace):
         limited = job_limits.kept_out(self.listing())
