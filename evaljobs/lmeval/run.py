@@ -22,7 +22,7 @@ from typing import Any
 
 from evaljobs.contract.specs import ModelOptions, SuiteSpec, TaskEntry
 from evaljobs.errors import JobError, OperatorError, one_line
-from evaljobs.lmeval import hooks, present_data, task_paths
+from evaljobs.lmeval import hooks, present_data, task_errors, task_paths
 from evaljobs.lmeval.catalogue import own_tasks
 from evaljobs.lmeval.task_yaml import Index, index_of, reached
 
@@ -225,7 +225,7 @@ def run_entry(
     multiturn = suite.fewshot_as_multiturn
     if multiturn is None:  # EvaluatorConfig._validate_arguments
         multiturn = bool(suite.apply_chat_template)
-    with present_data.made_anew(), _without_environment_report():
+    with present_data.made_anew(), _without_environment_report(), task_errors.located():
         results = lm_eval.evaluator.simple_evaluate(
             model=lm,
             task_manager=tasks,

@@ -72,7 +72,7 @@ def load(
 
     Calls `phase("import")` and `phase("load")` as they begin. Raises UnfitError where fewer than
     `gpus` GPUs are seen, on a device that is not chosen or "cuda"; OperatorError where the model
-    does not use them all.
+    does not use them all, or needs a package or a file that is not there.
     """
     started = time.monotonic()
     phase("import")
@@ -92,9 +92,14 @@ def load(
     device = options.device or ("cuda" if has_gpu else "cpu")
     arguments = {**spread(options, gpus, device), "pretrained": model_path}
     torch.manual_seed(seed)
-    lm = model_class.create_from_arg_obj(
-        arguments, {"batch_size": batch_size, "max_batch_size": None, "device": device}
-    )
+    try:
+        lm = model_class.create_from_arg_obj(
+            arguments, {"batch_size": batch_size, "max_batch_size": None, "device": device}
+        )
+    except (ImportError, OSError) as error:
+        if getattr(error, "errno", None) is not None:
+            raise  # the system's word, which another node need not hear
+        raise OperatorError(f"the model does not load by [trial] python: {one_line(error)}") from error
     on_gpu = has_gpu and not device.startswith("cpu")
     if on_gpu:
         check_spread(bytes_by_device(getattr(lm, "model", None)), options, gpus)
