@@ -22,7 +22,7 @@ from typing import Any
 
 from evaljobs.contract.specs import ModelOptions, SuiteSpec, TaskEntry
 from evaljobs.errors import JobError, OperatorError, one_line
-from evaljobs.lmeval import hooks, present_data, task_errors, task_paths
+from evaljobs.lmeval import hooks, present_data, source_files, task_errors, task_paths
 from evaljobs.lmeval.catalogue import own_tasks
 from evaljobs.lmeval.task_yaml import Index, index_of, reached
 
@@ -127,6 +127,11 @@ def _explained(error: Exception, names: Any) -> Exception:
     if type(error).__name__ == "DatasetGenerationError":  # its own words are the same whatever the data have
         return OperatorError(
             f"the data set of task {named} cannot be read: {one_line(error.__cause__ or error)}"
+        )
+    filename, cache = getattr(error, "filename", None), str(source_files.datasets_cache(os.environ))
+    if filename and (cache.startswith(str(filename)) or str(filename).startswith(cache)):
+        return OperatorError(
+            f"{cache} cannot be written ({one_line(error)}): set HF_HOME to a folder that jobs can write"
         )
     if isinstance(error, FileNotFoundError | ImportError | SyntaxError):
         beside = isinstance(error, ModuleNotFoundError)

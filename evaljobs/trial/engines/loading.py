@@ -72,7 +72,7 @@ def load(
 
     Calls `phase("import")` and `phase("load")` as they begin. Raises UnfitError where fewer than
     `gpus` GPUs are seen, on a device that is not chosen or "cuda"; OperatorError where the model
-    does not use them all, or needs a package or a file that is not there.
+    does not use them all, or needs a package that is not installed.
     """
     started = time.monotonic()
     phase("import")
@@ -96,9 +96,7 @@ def load(
         lm = model_class.create_from_arg_obj(
             arguments, {"batch_size": batch_size, "max_batch_size": None, "device": device}
         )
-    except (ImportError, OSError) as error:
-        if getattr(error, "errno", None) is not None:
-            raise  # the system's word, which another node need not hear
+    except ImportError as error:  # such as a quantiser's package: all nodes share the interpreter
         raise OperatorError(f"the model does not load by [trial] python: {one_line(error)}") from error
     on_gpu = has_gpu and not device.startswith("cpu")
     if on_gpu:
