@@ -59,10 +59,8 @@ def model(model_dir: str, options: ModelOptions) -> Any:
     except OSError as error:
         raise OperatorError(_unreadable(model_dir, error)) from error
     if lm.prefix_token_id is None:
-        raise OperatorError(
-            f"{model_dir}: the tokenizer has neither bos_token nor eos_token, which lm-eval puts before a prompt: name them "
-            "in tokenizer_config.json, or say prefix_token_id in model_args"
-        )
+        said = "the tokenizer has neither bos_token nor eos_token: name them in tokenizer_config.json"
+        raise OperatorError(f"{model_dir}: {said}")
     lm.is_text = own is None
     return lm
 
