@@ -17,18 +17,13 @@ from evaljobs.errors import JobError, OperatorError, RetryError, one_line
 
 RAISED: Final = (Exception, SystemExit, KeyboardInterrupt)  # what the code of a task may raise
 MOST_COLUMNS: Final = 8  # columns of a document that a message names
-# methods of lm-eval's tasks that are given a document, and those that see all of them
-OF_DOCUMENT: Final = (*(f"doc_to_{part}" for part in ("text", "target", "choice", "prefix", "image", "audio")),
-    "fewshot_context", "construct_requests", "process_results")  # fmt: skip
-OF_ALL: Final = {"download": "loading its data", "apply_filters": "its filters"} | dict.fromkeys(
-    ("training_docs", "validation_docs", "test_docs", "fewshot_docs"), "process_docs"
+# methods of lm-eval's tasks -> what is said of them; those that begin with doc_to_ by their names
+METHODS: Final = {"download": "loading its data", "apply_filters": "its filters"}
+METHODS.update(
+    (f"{split}_docs", "its split or process_docs") for split in ("training", "validation", "test", "fewshot")
 )
-NOT_OWN: Final = (
-    "<",
-    sys.prefix,
-    sys.base_prefix,
-    str(Path(__file__).parents[1]),
-)  # where no code of a task lies
+METHODS.update((name, name) for name in ("fewshot_context", "construct_requests", "process_results"))
+NOT_OWN: Final = ("<", sys.prefix, sys.base_prefix, str(Path(__file__).parents[1]))  # no code of a task
 
 
 @contextlib.contextmanager
@@ -56,8 +51,8 @@ def _message(error: BaseException) -> str:
             task, field, row = values["task"], f"the aggregation of {values['metric']}", None
         elif isinstance(values.get("self"), Task):
             task = values["self"]
-            if method in OF_DOCUMENT or method in OF_ALL:
-                field, row = OF_ALL.get(method, method), values.get("doc")
+            if method in METHODS or method.startswith("doc_to_"):
+                field, row = METHODS.get(method, method), values.get("doc")
             elif "check_choices" in values:  # of the first document, when lm-eval loads the task
                 field, row = "doc_to_choice", values["test_doc"]
     if task is None:
