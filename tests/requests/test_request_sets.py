@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -179,18 +180,33 @@ BROKEN = {
 }
 
 
-@pytest.mark.parametrize("broken", BROKEN)
-def test_what_cannot_be_asked_is_refused_with_task_field_and_document(model_dir, tmp_path, broken):
-    """What a task's code, data or settings break is the operator's to mend: said at once, and not tried again."""
-    yaml, change, code = broken
+def own_task(model_dir, folder, yaml, change, code):
+    """The build of a task of four rows in a file, of which `change` (JSON) differs in the third; None: of no rows."""
     rows = [{"q": f"question {number}", "a": "one", "c": ["one", "two"]} for number in range(4)]
     rows[2] |= json.loads(change or "{}")
     lines = [json.dumps(row) + "\n" for row in rows if change is not None]
-    (tmp_path / "rows.jsonl").write_text("".join(lines))
-    (tmp_path / "own.py").write_text(code)
+    (folder / "rows.jsonl").write_text("".join(lines))
+    (folder / "own.py").write_text(code)
     data = "dataset_path: json\ndataset_kwargs: {data_files: {test: rows.jsonl}}\ntest_split: test\n"
-    (tmp_path / "own.yaml").write_text(f"task: own\n{data}{yaml}")
-    given = spec(model_dir, tmp_path / "work" / "sets", "own", suite={"include_path": (str(tmp_path),)})
+    (folder / "own.yaml").write_text(f"task: own\n{data}{yaml}")
+    return spec(model_dir, folder / "work" / "sets", "own", suite={"include_path": (str(folder),)})
+
+
+def test_where_no_data_can_be_kept_the_variable_to_set_is_named(model_dir, tmp_path):
+    """A service's home folder often does not exist."""
+    write_record(tmp_path / "spec.json", own_task(model_dir, tmp_path, CHOICE, "", ""))
+    argv = [sys.executable, "-m", "evaljobs", "build", str(tmp_path / "spec.json")]
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("HF_", "XDG_"))} | {
+        "HOME": "/proc/nohome"
+    }
+    done = subprocess.run(argv, check=False, capture_output=True, text=True, env=env)
+    assert "set HF_HOME" in done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("broken", BROKEN)
+def test_what_cannot_be_asked_is_refused_with_task_field_and_document(model_dir, tmp_path, broken):
+    """What a task's code, data or settings break is the operator's to mend: said at once, and not tried again."""
+    given = own_task(model_dir, tmp_path, *broken)
     with pytest.raises(OperatorError, match="task own") as error:
         build.build(given)
     assert BROKEN[broken].replace("FOLDER", str(tmp_path)) in str(error.value)
