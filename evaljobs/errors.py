@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import traceback
+from pathlib import Path
 from typing import Final, Literal
 
 from evaljobs.secret_values import scrubbed
@@ -36,10 +37,12 @@ class RetryError(JobError):
 
 def one_line(error: BaseException) -> str:
     """An error as one line of at most 400 characters, without secrets; with its type unless it is a JobError."""
-    text = " ".join(scrubbed(str(error), os.environ).split()) or "no message"
+    text = " ".join(scrubbed(str(error), os.environ).split())
+    for f in traceback.extract_tb(error.__traceback__)[-1:] if not text else ():
+        text = f"no message, at {Path(f.filename).name}:{f.lineno}: {f.line}"
     if isinstance(error, JobError):
         return text[:400]
-    return f"{type(error).__name__}: {text}"[:400]
+    return f"{type(error).__name__}: {text or 'no message'}"[:400]
 
 
 def details() -> str:

@@ -3,8 +3,9 @@
 Rule: what is said of a job or a member that has ended already changes nothing. A death counts where neither its diagnosis
 (preemption, a time limit, `scancel`, the failure of the node) nor the loss of staged weights explains it, once for all trials
 that die on one node at a time. What is surely broken hardware puts the node in back-off at once, and the shard is not charged;
-what is surely the program's error is never charged to a node. In between another node tells: the shard of a dead trial is tried on another node first, where there is one; its third death fails its
-task. The third death on a node without a shard done there puts the node in back-off; a shard's deaths do so only while
+what is surely the program's error is never charged to a node, and fails the shard's task when it comes a second time in the
+same words. In between another node tells: the shard of a dead trial is tried on another node first, where there is one; its
+third death fails its task. The third death on a node without a shard done there puts the node in back-off; a shard's deaths do so only while
 another node is in use. Deaths in a row without a shard end the evaluation. Called from: `step`, `trials`.
 """
 
@@ -207,9 +208,10 @@ def died_with(
     once_more = node.name in shard.died_on and any(n.name not in shard.died_on for n in others)
     if not once_more:
         shard.died_on.append(node.name)
-    if len(shard.died_on) >= MAX_DEATHS:
+    again, shard.error = shard.error == why and not counts, why  # a program's error comes again on each node
+    if again or len(shard.died_on) >= MAX_DEATHS:
         state.warnings.append(f"shard {name} quarantined: {why}")
-        said = f"trials died {MAX_DEATHS} times with shard {name}; the last: {why}"
+        said = f"trials died {2 if again else MAX_DEATHS} times with shard {name}; the last: {why}"
         return shards.fail_leaf(state, shards.leaf_of(state, name), said, now)
     found: list[Any] = []
     if counts and others and (once_more or len(shard.died_on) == 1):

@@ -402,7 +402,7 @@ def reopen_entry(state: State, entry: EntryState) -> list[Action]:
     for leaf in (state.shards.leaves[name] for name in entry.leaves.values()):
         for name in leaf.planned.shards:
             shard = state.shards.by_name[name]
-            shard.died_on, shard.unread = [], 0
+            shard.died_on, shard.error, shard.unread = [], "", 0
         again += _wanted_again(state, leaf)
     return requeue(state, again)
 

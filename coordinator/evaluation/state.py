@@ -95,6 +95,7 @@ class ShardState:
     documents: tuple[int, ...] = ()
     frame: FrameRef | None = None  # set: its responses are on disk
     died_on: list[str] = field(default_factory=list)  # nodes of trials whose deaths with it count
+    error: str = ""  # of the last of these deaths
     unread: int = 0  # times that it was run and left nothing that can be read
     quarantined: bool = False
 

@@ -10,7 +10,7 @@ from itertools import islice
 from typing import Any
 
 from coordinator.diagnosis.verdict import Diagnosis
-from coordinator.evaluation import builds, indexes, job_ends, nodes
+from coordinator.evaluation import builds, indexes, job_ends, nodes, shards
 from coordinator.evaluation.actions import Action, CancelJob, ReleaseClaims
 from coordinator.evaluation.events import StragglersFound, TrialHung, TrialsCancelled
 from coordinator.evaluation.job_specs import Site, trial_job
@@ -74,6 +74,8 @@ def _charged(state: State, trial: Trial, outcome: Failed, cause: Diagnosis | Non
         return nodes.back_off(node, outcome.error, at, at_fault=True)
     if outcome.blame == "operator" and outcome.shard is None:
         state.ending.close(outcome.error)
+    elif outcome.blame == "operator" and outcome.shard and shards.is_to_do(state, outcome.shard):
+        return shards.fail_leaf(state, shards.leaf_of(state, outcome.shard), outcome.error, at)
     return job_ends.died_with(state, place, outcome.shard, outcome.error, at, cause=cause)
 
 

@@ -131,7 +131,9 @@ def _read(file: Path) -> bytes:
 
 def _task_hash(samples: bytes) -> str:
     """lm_eval's hash of all samples of a task: over each one's document, prompt and target hash."""
-    rows = [json.loads(line) for line in samples.decode().splitlines() if line]
+    rows = [
+        json.loads(line) for line in samples.splitlines() if line
+    ]  # of bytes: a text's would end at U+2028, too
     return _sha("".join(r["doc_hash"] + r["prompt_hash"] + r["target_hash"] for r in rows)) or ""
 
 

@@ -69,7 +69,8 @@ class RequestsHead:
 
     `digests`: kind of request -> digest of lm-eval's instances (`instances_digest`). `order`: kind
     -> build-order places, where a task mixes kinds, else empty. `grouped`: the model class infers
-    once per context. `follow_up`: the documents' column with the next messages (`conversations`).
+    once per context. `follow_up`: the documents' column with the next messages (`conversations`). `unasked`: rolling
+    requests of an empty text, whose likelihood is a sum without terms.
     """
 
     task: str
@@ -82,6 +83,7 @@ class RequestsHead:
     grouped: bool
     max_length: int
     follow_up: str = ""
+    unasked: Sequence[int] = ()
 
 
 class Unit(NamedTuple):
@@ -123,7 +125,8 @@ def _unpack(line: bytes) -> bytes:
 
 def encode_requests(head: RequestsHead, pieces: Sequence[Piece]) -> bytes:
     """A requests file: its head as JSON, then blocks of pieces (JSON, zlib, base64), one per line."""
-    lines = [json.dumps(asdict(head), ensure_ascii=False).encode() + b"\n"]
+    fields = {name: value for name, value in asdict(head).items() if name != "unasked" or value}
+    lines = [json.dumps(fields, ensure_ascii=False).encode() + b"\n"]
     lines += [_pack(_PIECES.dump_json(list(pieces[at : at + BLOCK]))) for at in range(0, len(pieces), BLOCK)]
     return b"".join(lines)
 

@@ -45,7 +45,7 @@ def collect_answers(head: RequestsHead, key: str, responses: Path, frames: Seque
     Rolling windows are summed in window order; a conversation's answer is a tuple, one per turn.
     """
     answers: list[Any] = [_MISSING] * head.requests
-    windows: dict[int, dict[int, float]] = {}
+    windows: dict[int, dict[int, float]] = {index: {} for index in head.unasked}
     rolling = "loglikelihood_rolling" in head.digests
     for reference in frames:
         try:

@@ -22,7 +22,7 @@ from typing import Any
 
 from evaljobs.contract.specs import ModelOptions, SuiteSpec, TaskEntry
 from evaljobs.errors import JobError, OperatorError, one_line
-from evaljobs.lmeval import hooks, present_data, task_paths
+from evaljobs.lmeval import hooks, present_data, source_files, task_errors, task_paths
 from evaljobs.lmeval.catalogue import own_tasks
 from evaljobs.lmeval.task_yaml import Index, index_of, reached
 
@@ -128,6 +128,11 @@ def _explained(error: Exception, names: Any) -> Exception:
         return OperatorError(
             f"the data set of task {named} cannot be read: {one_line(error.__cause__ or error)}"
         )
+    filename, cache = getattr(error, "filename", None), str(source_files.datasets_cache(os.environ))
+    if filename and (cache.startswith(str(filename)) or str(filename).startswith(cache)):
+        return OperatorError(
+            f"{cache} cannot be written ({one_line(error)}): set HF_HOME to a folder that jobs can write"
+        )
     if isinstance(error, FileNotFoundError | ImportError | SyntaxError):
         beside = isinstance(error, ModuleNotFoundError)
         hint = (
@@ -225,7 +230,7 @@ def run_entry(
     multiturn = suite.fewshot_as_multiturn
     if multiturn is None:  # EvaluatorConfig._validate_arguments
         multiturn = bool(suite.apply_chat_template)
-    with present_data.made_anew(), _without_environment_report():
+    with present_data.made_anew(), _without_environment_report(), task_errors.located():
         results = lm_eval.evaluator.simple_evaluate(
             model=lm,
             task_manager=tasks,

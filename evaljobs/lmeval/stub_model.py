@@ -59,6 +59,9 @@ def model(model_dir: str, options: ModelOptions) -> Any:
         lm = Weightless(**arguments)
     except OSError as error:
         raise OperatorError(_unreadable(model_dir, error)) from error
+    if lm.prefix_token_id is None:
+        said = "the tokenizer has neither bos_token nor eos_token: name them in tokenizer_config.json"
+        raise OperatorError(f"{model_dir}: {said}")
     lm.is_text = own is None
     if "peft" not in options.model_args:  # lm-eval enlarges a model for its adapter's tokenizer
         _check_vocabulary(lm)

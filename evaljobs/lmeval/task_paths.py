@@ -159,6 +159,8 @@ def _local(path: str | None, keywords: Mapping[str, Any], *, required: bool) -> 
             files.append(place)
         if required and not there:
             troubles.append(_missing(text, f"dataset_kwargs {key}", place))
+        elif required and Path(place).is_file() and not Path(place).stat().st_size:
+            troubles.append(f"{place} ({key} of its dataset_kwargs) has no rows")
         return place if there else str(text)
 
     found = dict(keywords)

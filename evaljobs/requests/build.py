@@ -179,6 +179,8 @@ def _build_entry(spec: BuildSpec, work: WorkPaths) -> tuple[dict[str, str], str]
 
     tasks.on_load = on_load
     try:
+        if spec.suite.apply_chat_template:
+            lm.chat_template(spec.suite.apply_chat_template)  # ValueError for a name that the tokenizer lacks
         with shown_inputs.recorded(rows, leave_out=(work.root, spec.model_dir)):
             run.run_entry(lm, spec.suite, entry, tasks, seed_torch=True)
     except run.RequestsBuiltError:
@@ -217,6 +219,8 @@ def _write_set(spec: BuildSpec, lm: Any, name: str, task: Any, *, score_key: str
             f"task {name} asks a judge: say `judge = true` in its [[task]] of suite {spec.suite.name}"
         )
     head, pieces = describe_requests(lm, name, instances, conversations.follow_up_of(task))
+    for why in _unanswerable(lm, task, head, pieces) if lm.backend == "causal" and not head.text else ():
+        raise OperatorError(f"task {name}: {why}")
     body = encode_requests(head, pieces)
     sampled = any(_sampled(s) for s in head.settings)
     key, asks = result_keys.request_digests(lm, spec.suite, spec.model, body, sampled=sampled, head=head)
@@ -246,6 +250,27 @@ def _write_set(spec: BuildSpec, lm: Any, name: str, task: Any, *, score_key: str
     write_atomic(place / "requests", body)
     write_record(there, manifest)
     return relative
+
+
+def _unanswerable(lm: Any, task: Any, head: RequestsHead, pieces: Sequence[Piece]) -> Iterator[str]:
+    """Why lm-eval's hf class would refuse these requests wherever they are asked."""
+    from lm_eval.models.utils import normalize_gen_kwargs  # noqa: PLC0415
+
+    most = head.max_length
+    if head.settings and lm.eot_token_id is None:
+        yield "the tokenizer has no eos_token (tokenizer_config.json), which ends an answer"
+    for known, cap in zip(map(normalize_gen_kwargs, head.settings), head.max_gen_tokens, strict=True):
+        if cap >= most:
+            yield f"max_gen_toks {cap} (lm-eval's default: 256) leaves no room for a prompt in the model's {most} tokens"
+        if known["do_sample"] and known.get("temperature", 0.0) <= 0:
+            yield "its generation_kwargs have do_sample: true and no temperature above 0"
+    odd = [p for p in pieces if p.kind == "loglikelihood" and not 0 < len(p.continuation) <= most]
+    # of a group with one context lm-eval asks the first alone
+    key = (lambda p: (*p.context, *p.continuation[:-1])) if head.grouped else (lambda p: p.index)
+    first = {key(p): p for p in reversed(pieces)} if odd else {}
+    field = "doc_to_choice" if task.OUTPUT_TYPE == "multiple_choice" else "doc_to_target"
+    for p in (p for p in odd if first[key(p)] is p):
+        yield f"{field} of document {p.document} has {len(p.continuation)} tokens: 1 to {most} can be scored"
 
 
 def describe_requests(
@@ -282,6 +307,7 @@ def describe_requests(
         grouped=lm.backend == "causal" and bool(lm.logits_cache),
         max_length=int(lm.max_length),
         follow_up=follow_up,
+        unasked=sorted(set(range(index)) - {piece.index for piece in pieces}),
     )
     return head, pieces
 

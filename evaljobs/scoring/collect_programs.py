@@ -15,6 +15,7 @@ from evaljobs.errors import one_line
 from evaljobs.judges.judgement import Ask, Reply
 from evaljobs.lmeval import hooks, replay_model
 from evaljobs.lmeval.result_keys import instances_digest
+from evaljobs.lmeval.task_errors import RAISED
 from evaljobs.sandbox.code_eval import CodeEval
 from evaljobs.sandbox.records import Program, Verdict
 from evaljobs.scoring.item_deadlines import Items
@@ -67,7 +68,7 @@ def record_programs(
                 metric = functools.partial(task.process_results, instances[0].doc, results)
                 try:
                     items.value(item, metric)
-                except Exception as error:  # noqa: BLE001 (the score will raise it again, with the real verdicts)
+                except RAISED as error:  # the score will raise it again, with the real verdicts
                     recorded.failed[str(document)] = one_line(error)
             if item in items.failed:
                 recorded.failed[str(document)] = items.failed[item]

@@ -317,7 +317,7 @@ class Verdicts:
         self._written: dict[str, Verdict] = {}
         for file in files_in(folder, "*.jsonl"):
             if file.name.startswith(prefixes):
-                found = [Verdict(**json.loads(line)) for line in read_bytes(file).decode().splitlines()]
+                found = [Verdict(**json.loads(line)) for line in read_bytes(file).splitlines()]
                 self.known |= {verdict.id: verdict for verdict in found}
                 if file == self._own:
                     self._written = {verdict.id: verdict for verdict in found}

@@ -105,6 +105,8 @@ BEGAN = {
         "", "KeyError", 6),
     "the last Xid of many": ("NVRM: Xid (PCI:0000:1a:00): 45, pid=8\n" * 3 + "NVRM: Xid (PCI:0000:1a:00): 48, pid=8\n", "", "ECCError", 4),
     "under ANSI codes and progress bars": ("\x1b[31m 5%|##\r 9%|####\x1b[0mRuntimeError: CUDA out of memory.\r\n", "", "OutOfMemoryError", 1),
+    "an exception whose name ends like another's": (
+        raised("jinja2.exceptions.TemplateAssertionError: No filter named 'x'."), "", "ValueError", 4),
     "in binary bytes": ("\x00\x01\xff" * 9 + "\nKeyError: 'a'\n", "", "KeyError", 2),
     "Slurm's word for a node": (STEPS, "NODE_FAIL", "NodeFailure", None),
     "Slurm's word for memory, of a step": (STEPS, "OUT_OF_MEMORY", "OOMKilled", None),

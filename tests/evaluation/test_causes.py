@@ -7,6 +7,7 @@ from support.simulated.world import World
 from coordinator.diagnosis.verdict import of_text
 from coordinator.evaluation import events as ev
 from coordinator.runtime import detect
+from evaljobs.contract.outcomes import Failed
 
 ECC = "RuntimeError: CUDA error: uncorrectable ECC error encountered"
 
@@ -45,6 +46,33 @@ def test_a_death_counts_against_what_its_diagnosis_says(said, word, node, shard)
     assert use.at_fault == (node == "back-off")
     assert bool(use.deaths) == (node == "charged")
     assert bool(state.shards.by_name[held].died_on) == shard
+
+
+@pytest.mark.parametrize(
+    ("said", "blame", "deaths"),
+    [
+        ("AssertionError: context_enc is empty", "retry", 2),
+        ("AssertionError: at 0x{}", "retry", 3),
+        ("RuntimeError: CUDA error: an illegal memory access was encountered", "retry", 3),
+        ("task t0: document 3 has no finite likelihood", "operator", 1),
+    ],
+)
+def test_an_error_that_comes_again_fails_its_task_without_a_third_trial(said, blame, deaths):
+    """A program's error in the same words on a second try is the task's. One that differs, or may be a node's, has three tries;
+    the operator's has one.
+    """
+    world = World(7, rec=record(entries=6), nodes=2, in_order=True).until(lambda w: w.claims)
+    state = world.state
+    shard = next(iter(world.claims))
+    leaf = next(leaf for leaf in state.shards.leaves.values() if shard in leaf.planned.shards)
+    for number in range(1, deaths + 1):
+        assert not any(state.entries[index].error for index in leaf.entries)
+        world.until(lambda w: shard in w.claims)
+        trial = world.claims[shard]
+        error = said.format(number)
+        failed = Failed(name=trial, job="trial", blame=blame, error=error, shard=shard)
+        world.tell(ev.OutcomeSeen, outcome=failed, cause=of_text(error, state="FAILED"))
+    assert all(said.format(deaths) in state.entries[index].error for index in leaf.entries)
 
 
 def test_of_many_deaths_at_once_those_behind_the_first_may_wait_for_the_next_listing():

@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from support.exactness.pipeline import Case, lm_eval_run, our_run
+from support.exactness.pipeline import TASKS, Case, lm_eval_run, our_run
 
 from coordinator.intake import suites
 
@@ -109,6 +109,21 @@ def test_rows_past_a_ropes_original_length_score_the_same_for_any_sharding(rope,
     case = Case(task=task, entry={"num_fewshot": 3, "limit": 24}, model_args=max_length)
     ours, theirs = for_any_sharding(model, case, 8, tmp_path), lm_eval_run(model, case, 8)
     assert (ours.samples == theirs.samples) == (rope == "longrope")
+
+
+@pytest.mark.model
+def test_an_empty_text_has_lm_evals_likelihood(model_dir, tmp_path):
+    """A sum without terms: no model is asked, and its document is answered."""
+    for file in ("rows.py", "pages.yaml"):
+        shutil.copyfile(TASKS / file, tmp_path / file)
+    short = "{{page if page|length > 800 else ''}}"
+    (tmp_path / "gaps.yaml").write_text(f'include: pages.yaml\ntask: toy_gaps\ndoc_to_target: "{short}"\n')
+    case = Case(task="toy_gaps", include_path=str(tmp_path))
+    ours = for_any_sharding(model_dir, case, 8, tmp_path / "work")
+    assert (
+        0 < sum(sample["target"] == "" for sample in ours.samples["toy_gaps"]) < len(ours.samples["toy_gaps"])
+    )
+    assert_equal(ours, lm_eval_run(model_dir, case, 8))
 
 
 @pytest.mark.model

@@ -1,6 +1,8 @@
 """Request sets: built once, kept, and refused where they no longer fit."""
 
 import itertools
+import json
+import os
 import shutil
 import subprocess
 import sys
@@ -133,6 +135,105 @@ def test_what_cannot_be_built_is_named(model_dir, tmp_path, model, task, says):
     given = spec(tmp_path / model if model else model_dir, tmp_path, task)
     with pytest.raises(OperatorError, match=says):
         build.build(given.model_copy(update={"source": "of other files"} if "changed" in says else {}))
+
+
+CHOICE = """
+output_type: multiple_choice
+doc_to_text: "{{q}}"
+doc_to_choice: c
+doc_to_target: "{{c.index(a)}}"
+"""
+SCORED = """
+output_type: loglikelihood
+doc_to_text: "{{q}}"
+doc_to_target: "{{a}}"
+target_delimiter: ""
+"""
+ANSWERED = CHOICE.replace("multiple_choice", "generate_until") + "generation_kwargs: "
+EXAMPLE = "num_fewshot: 1\nfewshot_config: {samples: [{q: q, a: uno, c: [one, two]}]}"
+TOO_MANY = "num_fewshot: 9\nfewshot_split: test"
+PROCESSED = "process_docs: !function own.process"
+DROPPED = "def process(docs):\n    return docs.filter(lambda _: False)"
+LONG = json.dumps({"a": 400 * "word "})
+RAISED = "def process(docs):\n    raise SystemExit('odd')"
+# (lines of the YAML, what differs in document 2, module) -> message
+BROKEN = {
+    (
+        CHOICE,
+        '{"a": "uno"}',
+        "",
+    ): "doc_to_target of document 2 (columns q, a, c): ValueError: 'uno' is not in list",
+    (CHOICE, '{"a": "u", "c": []}', ""): "doc_to_target of document 2 (columns q, a, c): ",
+    (
+        CHOICE + EXAMPLE,
+        "",
+        "",
+    ): "doc_to_target of a few-shot example of document 0 (columns q, a, c): ValueError: ",
+    (CHOICE + TOO_MANY, "", ""): "fewshot_context of document 0 (columns q, a, c): ValueError: Sample larger",
+    (SCORED, '{"a": ""}', ""): "doc_to_target of document 2 has 0 tokens",
+    (SCORED, LONG, ""): "doc_to_target of document 2 has 4",
+    (SCORED + PROCESSED, "", DROPPED): "task own has no documents after process_docs",
+    (SCORED + PROCESSED, "", RAISED): "process_docs: SystemExit: odd (FOLDER/own.py:2)",
+    (SCORED, None, ""): "FOLDER/rows.jsonl (data_files of its dataset_kwargs) has no rows",
+    (ANSWERED + "{max_gen_toks: 256}", "", ""): "max_gen_toks 256",
+    (ANSWERED + "{do_sample: true, temperature: 0, max_gen_toks: 4}", "", ""): "no temperature above 0",
+}
+
+
+def own_task(model_dir, folder, yaml, change, code):
+    """The build of a task of four rows in a file, of which `change` (JSON) differs in the third; None: of no rows."""
+    rows = [{"q": f"question {number}", "a": "one", "c": ["one", "two"]} for number in range(4)]
+    rows[2] |= json.loads(change or "{}")
+    lines = [json.dumps(row) + "\n" for row in rows if change is not None]
+    (folder / "rows.jsonl").write_text("".join(lines))
+    (folder / "own.py").write_text(code)
+    data = "dataset_path: json\ndataset_kwargs: {data_files: {test: rows.jsonl}}\ntest_split: test\n"
+    (folder / "own.yaml").write_text(f"task: own\n{data}{yaml}")
+    return spec(model_dir, folder / "work" / "sets", "own", suite={"include_path": (str(folder),)})
+
+
+def test_where_no_data_can_be_kept_the_variable_to_set_is_named(model_dir, tmp_path):
+    """A service's home folder often does not exist."""
+    write_record(tmp_path / "spec.json", own_task(model_dir, tmp_path, CHOICE, "", ""))
+    argv = [sys.executable, "-m", "evaljobs", "build", str(tmp_path / "spec.json")]
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("HF_", "XDG_"))} | {
+        "HOME": "/proc/nohome"
+    }
+    done = subprocess.run(argv, check=False, capture_output=True, text=True, env=env)
+    assert "set HF_HOME" in done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("broken", BROKEN)
+def test_what_cannot_be_asked_is_refused_with_task_field_and_document(model_dir, tmp_path, broken):
+    """What a task's code, data or settings break is the operator's to mend: said at once, and not tried again."""
+    given = own_task(model_dir, tmp_path, *broken)
+    with pytest.raises(OperatorError, match="task own") as error:
+        build.build(given)
+    assert BROKEN[broken].replace("FOLDER", str(tmp_path)) in str(error.value)
+
+
+TEMPLATES = [{"name": name, "template": "{{messages}}"} for name in ("default", "rag")]
+
+
+@pytest.mark.parametrize(
+    ("task", "change", "says"),
+    [
+        ("toy_choice", {"bos_token": None, "eos_token": None}, "neither bos_token nor eos_token"),
+        ("toy_sums", {"eos_token": None}, "no eos_token"),
+        ("toy_choice", {"chat_template": TEMPLATES}, r"'nosuch' is not available.*\['default', 'rag'\]"),
+    ],
+)
+def test_a_tokenizer_that_cannot_make_the_prompts_is_named(model_dir, tmp_path, task, change, says):
+    """lm-eval needs a token to begin with, one that ends an answer, and the template that is asked for."""
+    copy = tmp_path / "copy"
+    shutil.copytree(model_dir, copy, ignore=shutil.ignore_patterns("*.safetensors", "*.jinja"))
+    settings = json.loads((copy / "tokenizer_config.json").read_text())
+    (copy / "tokenizer_config.json").write_text(json.dumps(settings | change))
+    chat = {"apply_chat_template": "nosuch"} if "chat_template" in change else {}
+    with pytest.raises(OperatorError, match=says):
+        build.build(
+            spec(copy, tmp_path / "work" / "sets", task, suite={"include_path": (str(TASKS),)} | chat)
+        )
 
 
 def test_the_build_command_leaves_an_outcome_of_each_spec_and_no_noise(model_dir, tmp_path):

@@ -1,6 +1,7 @@
 """Scoring: nothing partial, nothing of other prompts, nothing run twice, and no torch."""
 
 import json
+import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -8,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from support.exactness.pipeline import Case, dumped, executed, our_run
+from support.exactness.pipeline import TASKS, Case, dumped, executed, our_run
 
 from evaljobs.contract.outcomes import Failed, Scored
 from evaljobs.contract.paths import entry_manifest
@@ -42,6 +43,58 @@ def test_a_task_that_lacks_a_shard_or_has_other_answers_is_not_scored(model_dir,
         assert all(word in outcome.error for word in words)
     assert not entry_manifest(sets).exists(), "the next evaluation has them built again"
     assert not list((tmp_path / "scores").glob("*"))
+
+
+OWN = """def scored(doc, results):
+    {}
+    return {{"acc": 1.0}}
+
+
+def whole(items):
+    {}
+    return 1.0
+"""
+
+
+@pytest.mark.model
+@pytest.mark.parametrize(
+    ("scored", "whole", "says"),
+    [
+        (
+            "import sys; sys.exit(0)",
+            "",
+            "process_results of document 0 (columns context, endings, label): SystemExit: 0",
+        ),
+        (
+            "raise KeyboardInterrupt",
+            "",
+            "KeyboardInterrupt: no message, at own.py:2: raise KeyboardInterrupt",
+        ),
+        (
+            "assert doc['label'] != doc['label']",
+            "",
+            "AssertionError: no message, at own.py:2: assert doc['label']",
+        ),
+        ("", "items[999]", "the aggregation of acc: IndexError: list index out of range (FOLDER/own.py:7)"),
+    ],
+)
+def test_what_a_metric_raises_names_task_function_and_document(model_dir, tmp_path, scored, whole, says):
+    """It is the operator's to mend, `sys.exit` too: said once, and not tried three times. An `execute` job goes on."""
+    for file in ("rows.py", "choice.yaml"):
+        shutil.copyfile(TASKS / file, tmp_path / file)
+    (tmp_path / "own.py").write_text(OWN.format(scored or "pass", whole or "pass"))
+    (tmp_path / "own.yaml").write_text(
+        "include: choice.yaml\ntask: own\nprocess_results: !function own.scored\n"
+        "metric_list: [{metric: acc, aggregation: !function own.whole, higher_is_better: true}]\n"
+    )
+    case = Case(task="own", include_path=str(tmp_path), entry={"limit": 4})
+    spec = dumped(model_dir, case, tmp_path / "work" / "evaluation")
+    assert len(executed(spec, "own", (0, 1)).failed) == (2 if scored else 0)
+    outcome = metric.perform(spec)
+    assert isinstance(outcome, Failed)
+    assert outcome.blame == "operator"
+    assert outcome.error.startswith("task own: ")
+    assert says.replace("FOLDER", str(tmp_path)) in outcome.error
 
 
 @pytest.mark.model

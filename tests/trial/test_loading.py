@@ -1,5 +1,6 @@
 """Laws of loading: on the GPUs that the job asked for, all of them, with lm_eval's own arguments and random rows."""
 
+import json
 import shutil
 import socket
 from types import SimpleNamespace
@@ -107,6 +108,16 @@ def test_a_model_that_lm_eval_offloads_is_seen_and_refused(toy_model):
         OperatorError, match=r"do not fit the trial's 2 GPUs.* larger \[trial\] gpus_per_trial"
     ):
         check_spread(offloaded, options, 2)
+
+
+def test_a_package_that_the_model_needs_and_the_interpreter_lacks_ends_at_once(toy_model, tmp_path):
+    """All nodes share the interpreter of the trials: no other one has the package."""
+    copy = shutil.copytree(toy_model, tmp_path / "copy")
+    config = json.loads((copy / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "gptq", "bits": 4}
+    (copy / "config.json").write_text(json.dumps(config))
+    with pytest.raises(OperatorError, match=r"does not load .*ImportError: .*optimum"):
+        loading.load(str(copy), ModelOptions(device="cpu"), 1)
 
 
 @pytest.mark.model

@@ -21,7 +21,7 @@ from evaljobs.contract.specs import ModelOptions
 from evaljobs.lmeval.batches import Batch
 from evaljobs.lmeval.conversations import converse
 from evaljobs.trial.engines.protocol import Loaded, Usage
-from evaljobs.trial.engines.weights import WatchedLogits, check_answers
+from evaljobs.trial.engines.weights import check_answers, next_logits
 
 if TYPE_CHECKING:  # it imports torch
     from evaljobs.trial.engines.hf_fast import FastLikelihoods
@@ -48,7 +48,6 @@ class HarnessEngine:
             self.usage.generated_tokens = 0
             lm.tok_decode = self._counted(lm.tok_decode)
         self._fast: FastLikelihoods | None = None
-        self._logits = WatchedLogits(self.model)
         config: Any = getattr(getattr(lm, "model", None), "config", None)
         self._keeps_scale = hasattr(config, "to_dict") and growing_rope(config.to_dict()) == DYNAMIC
 
@@ -112,8 +111,9 @@ class HarnessEngine:
             if self._keeps_scale:
                 self.warm_up()  # a short row takes the scale back that the batch before has left
             seed_generators(seed)
-            found = run_batch(self.lm, batch) if batch.unit is None else self._unit_answers(batch)
-            check_answers(batch, [answer for _, answer in found], self._logits.were_finite)
+            with next_logits(self.model if batch.kind == "generate_until" else None) as were_finite:
+                found = run_batch(self.lm, batch) if batch.unit is None else self._unit_answers(batch)
+            check_answers(batch, [answer for _, answer in found], were_finite)
             pairs += found
         return pairs
 

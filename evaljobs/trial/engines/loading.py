@@ -6,7 +6,6 @@ from the doctor's jobs.
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import os
 import socket
@@ -73,7 +72,8 @@ def load(
 
     Calls `phase("import")` and `phase("load")` as they begin. Raises UnfitError where fewer than
     `gpus` GPUs are seen, on a device that is not chosen or "cuda"; OperatorError where the model
-    does not use them all; BrokenWeightsError where its values are not those of a checkpoint.
+    does not use them all, or needs a package that is not installed; BrokenWeightsError where its values
+    are not those of a checkpoint.
     """
     started = time.monotonic()
     phase("import")
@@ -93,13 +93,14 @@ def load(
     device = options.device or ("cuda" if has_gpu else "cpu")
     arguments = {**spread(options, gpus, device), "pretrained": model_path}
     torch.manual_seed(seed)
-    is_hf = hasattr(model_class, "AUTO_MODEL_CLASS")
-    with weights.loaded_whole() if is_hf else contextlib.nullcontext():
-        lm = model_class.create_from_arg_obj(
-            arguments, {"batch_size": batch_size, "max_batch_size": None, "device": device}
-        )
-    if is_hf:
-        weights.check_finite(lm.model.named_parameters())
+    try:
+        with weights.loaded_whole(model_class):
+            lm = model_class.create_from_arg_obj(
+                arguments, {"batch_size": batch_size, "max_batch_size": None, "device": device}
+            )
+    except ImportError as error:  # such as a quantiser's package: all nodes share the interpreter
+        raise OperatorError(f"the model does not load by [trial] python: {one_line(error)}") from error
+    weights.check_module(getattr(lm, "model", None))
     on_gpu = has_gpu and not device.startswith("cpu")
     if on_gpu:
         check_spread(bytes_by_device(getattr(lm, "model", None)), options, gpus)

@@ -28,8 +28,14 @@ class BrokenWeightsError(OperatorError):
 
 
 @contextlib.contextmanager
-def loaded_whole() -> Iterator[None]:
-    """Raise BrokenWeightsError where loading within the context leaves a tensor of a model or an adapter without its values."""
+def loaded_whole(model_class: Any) -> Iterator[None]:
+    """Raise BrokenWeightsError where loading within the context leaves a tensor of a model or an adapter without its values.
+
+    `model_class`: lm-eval's; others than its hf classes load by themselves.
+    """
+    if not hasattr(model_class, "AUTO_MODEL_CLASS"):
+        yield
+        return
     from transformers import PreTrainedModel  # noqa: PLC0415
 
     load_model = PreTrainedModel.__dict__["from_pretrained"].__func__
@@ -85,44 +91,46 @@ def _first(names: Sequence[str]) -> str:
     return ", ".join(names[:MOST_NAMES]) + more
 
 
+def check_module(model: Any) -> None:
+    """Raise BrokenWeightsError where a parameter of a torch module is NaN or infinite. Buffers may be masks of -inf."""
+    if hasattr(model, "named_parameters"):
+        check_finite(getattr(model, "_orig_mod", model).named_parameters())
+
+
 def check_finite(tensors: Iterable[tuple[str, Tensor]]) -> None:
-    """Raise BrokenWeightsError where a value is NaN or infinite. Quantised tensors and those that are offloaded are passed over."""
+    """Raise BrokenWeightsError where a value is NaN or infinite. Integers and offloaded tensors are passed over."""
     for name, tensor in tensors:
-        if (
-            tensor.is_meta
-            or not tensor.is_floating_point()
-            or tensor.element_size() < 2
-            or not tensor.numel()
-        ):
+        if tensor.is_meta or not tensor.is_floating_point() or not tensor.numel():
             continue
-        if not all(math.isfinite(end.item()) for end in tensor.detach().aminmax()):
-            values = tensor.detach().reshape(-1)
+        values = tensor.detach().reshape(-1)
+        if values.element_size() < 2:
+            values = values.bfloat16()  # torch compares none of 8 bits
+        if not all(math.isfinite(end.item()) for end in values.aminmax()):
             count = sum(int((~part.isfinite()).sum()) for part in values.split(1 << 24))
             raise BrokenWeightsError(
                 f"wrong weights: {count} of {len(values)} values of {name} are NaN or infinite. {SAVE_AGAIN}"
             )
 
 
-class WatchedLogits:
-    """Whether all logits of a model's next tokens were finite since the last look. Waits for no device in between."""
+@contextlib.contextmanager
+def next_logits(model: Any) -> Iterator[Callable[[], bool]]:
+    """Watch the logits of the next token in each pass of a model; the callable says whether all were finite.
 
-    def __init__(self, model: Any) -> None:
-        self._finite: Any = None  # a tensor of one boolean on the model's device
-        inner = getattr(model, "_orig_mod", model)  # torch.compile's
-        inner = inner.get_base_model() if hasattr(inner, "get_base_model") else inner  # peft's
+    No pass waits for a device. A model may forbid single tokens by -inf. `model`: None watches nothing.
+    """
+    finite: list[Tensor] = []
+
+    def look(_module: Any, _arguments: Any, output: Any) -> None:
+        if (logits := getattr(output, "logits", None)) is not None:
+            now = logits[:, -1].amax(dim=-1).isfinite().all()
+            finite[:] = [finite[0] & now] if finite else [now]
+
+    inner = getattr(model, "_orig_mod", model)  # torch.compile's
+    inner = inner.get_base_model() if hasattr(inner, "get_base_model") else inner  # peft's
+    with contextlib.ExitStack() as stack:
         if hasattr(inner, "register_forward_hook"):
-            inner.register_forward_hook(self._look)
-
-    def _look(self, _module: Any, _arguments: Any, output: Any) -> None:
-        logits = getattr(output, "logits", None)
-        if logits is not None and logits.dim() == 3:
-            finite = logits[:, -1].isfinite().all()
-            self._finite = finite if self._finite is None else self._finite & finite
-
-    def were_finite(self) -> bool:
-        """Return what was seen, and begin anew."""
-        finite, self._finite = self._finite, None
-        return finite is None or bool(finite)
+            stack.callback(inner.register_forward_hook(look).remove)
+        yield lambda: not finite or bool(finite[0])
 
 
 def check_answers(batch: Batch, answers: Sequence[Any], logits_were_finite: Callable[[], bool]) -> None:
