@@ -53,6 +53,7 @@ from evaljobs.lmeval.batches import (
     encode_batches,
     encode_requests,
 )
+from evaljobs.lmeval.shown_inputs import FAILED
 from evaljobs.lmeval.source_files import Digests
 from evaljobs.requests.units import cut_requests
 
@@ -170,23 +171,12 @@ def _build_entry(spec: BuildSpec, work: WorkPaths) -> tuple[dict[str, str], str]
             "or `evalspan submit`); answers to prompts that are still the same are used again"
         )
     rows: dict[str, str] = {}
-    tasks = run.entry_tasks(spec.suite, entry, model=spec.model, model_dir=spec.model_dir, cache=work.cache)
-    lm = stub_model.model(spec.model_dir, spec.model)
-
-    def on_load(name: str, task: Any) -> None:
-        if conversations.check_task(name, task, lm, chat=bool(spec.suite.apply_chat_template)):
-            stub_model.keep_histories(lm)
-
-    tasks.on_load = on_load
     try:
-        with shown_inputs.recorded(rows, leave_out=(work.root, spec.model_dir)):
-            run.run_entry(lm, spec.suite, entry, tasks, seed_torch=True)
-    except run.RequestsBuiltError:
-        pass
-    except JobError:
+        tasks, lm = _run_entry(spec, work, rows)
+    except Exception:
+        failed = shown_inputs.merged([rows, named.found])
+        write_atomic(shown_file(spec.out_dir, FAILED), json.dumps(failed, sort_keys=True, indent=0).encode())
         raise
-    except ValueError as error:  # lm-eval refuses settings that exclude each other
-        raise OperatorError(f"task {entry.name}: {one_line(error)}") from error
     rows = shown_inputs.merged([rows, named.found])
     modules = source_files.task_modules(rows)
     shown = _write_shown(spec, tasks.loaded["tasks"].values(), rows)
@@ -195,6 +185,34 @@ def _build_entry(spec: BuildSpec, work: WorkPaths) -> tuple[dict[str, str], str]
         score_key = result_keys.score_key(task, tasks.loaded.get("groups", {}), modules)
         sets[name] = _write_set(spec, lm, name, task, score_key=score_key, shown=shown)
     return sets, shown
+
+
+def _run_entry(spec: BuildSpec, work: WorkPaths, rows: dict[str, str]) -> tuple[run.Tasks, Any]:
+    """The loaded tasks of an entry, with their instances, and the model that asked for them. `rows`: gets what was used."""
+    entry = spec.suite.tasks[spec.entry]
+    places = (work.root, spec.model_dir)
+    # lm-eval's index opens each YAML of include_path
+    with shown_inputs.recorded_if_failed(rows, leave_out=places):
+        tasks = run.entry_tasks(
+            spec.suite, entry, model=spec.model, model_dir=spec.model_dir, cache=work.cache
+        )
+    lm = stub_model.model(spec.model_dir, spec.model)
+
+    def on_load(name: str, task: Any) -> None:
+        if conversations.check_task(name, task, lm, chat=bool(spec.suite.apply_chat_template)):
+            stub_model.keep_histories(lm)
+
+    tasks.on_load = on_load
+    try:
+        with shown_inputs.recorded(rows, leave_out=places):
+            run.run_entry(lm, spec.suite, entry, tasks, seed_torch=True)
+    except run.RequestsBuiltError:
+        pass
+    except JobError:
+        raise
+    except ValueError as error:  # lm-eval refuses settings that exclude each other
+        raise OperatorError(f"task {entry.name}: {one_line(error)}") from error
+    return tasks, lm
 
 
 def _write_shown(spec: BuildSpec, tasks: Iterable[Any], rows: dict[str, str]) -> str:
