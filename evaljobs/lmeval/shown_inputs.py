@@ -33,22 +33,22 @@ FAILED: Final = "shown-failed.json"  # the rows of an entry's last build that fa
 CHANGING: Final = "changed while it was read"  # the digest of such a file: equal to none
 # Places of the machine, not of an evaluation; what lies in site-packages below them counts.
 SYSTEM: Final = ("/proc", "/sys", "/dev/fd", "/etc", "/run", "/usr", "/lib", "/lib64", "/bin", "/sbin")
-CACHES: Final = (
-    "torch",
-    "triton",
-    "vllm",
-    "matplotlib",
-)  # below ~/.cache; that of Hugging Face counts by revisions
+# Below ~/.cache; what Hugging Face keeps counts by revisions.
+CACHES: Final = ("torch", "triton", "vllm", "matplotlib")
 PACKAGES: Final = ("site-packages", "dist-packages")
 # Packages that decide an answer, whether or not a job of the CPU imports them.
 ENGINES: Final = ("torch", "transformers", "tokenizers", "accelerate", "peft", "lm_eval")
-LISTINGS: Final = ("os.listdir", "os.scandir")  # names of audit events
+EVENTS: Final = {
+    "open": 0,
+    "os.rename": 1,
+    "os.listdir": 0,
+    "os.scandir": 0,
+}  # audit event -> number of its path
 # Names that come and go by themselves: of compiled modules, and of files on NFS that are removed while they are open.
 PASSING: Final = ("__pycache__", ".nfs")
 # They list folders for modules and data that have rows of their own; the library's helpers list for their caller.
 FINDERS: Final = ("importlib", "pkgutil", f"{Path(__file__).parents[1]}/")
 HELPERS: Final = ("/pathlib.py", "/pathlib/", "/glob.py", "/os.py", "<frozen os>")
-TRUNCATES: Final = os.O_TRUNC | os.O_EXCL
 
 
 class _Recorder:
@@ -60,48 +60,38 @@ class _Recorder:
     def __init__(self) -> None:
         self._list = os.memfd_create("evalspan-inputs")
         fcntl.fcntl(self._list, fcntl.F_SETFL, os.O_APPEND)
-        self._identity = self._stat()
+        self._made = os.fstat(self._list)
         self._seen: set[tuple[str, bool]] = set()  # path, is it written
 
-    def _stat(self) -> tuple[int, int]:
-        there = os.fstat(self._list)
-        return there.st_dev, there.st_ino
-
     def _add(self, place: str, changed_at: int | None) -> None:
-        self._seen.add((place, changed_at is None))
-        if self._stat() == self._identity:  # a child may have closed the files that it inherited
+        known = (place, changed_at is None)
+        # a child may have closed the files that it inherited
+        if known not in self._seen and os.path.samestat(self._made, os.fstat(self._list)):
+            self._seen.add(known)
             os.write(self._list, json.dumps([place, changed_at]).encode() + b"\n")
 
-    def note(self, path: object, mode: object, flags: int) -> None:
-        if not isinstance(path, str | bytes | os.PathLike):
+    def note(self, event: str, arguments: tuple[Any, ...]) -> None:
+        path = arguments[EVENTS[event]]
+        if isinstance(path, int):
             return  # a descriptor: its file was opened before
-        name = os.fsdecode(path)
+        name = os.fsdecode(path or ".")
         place = os.path.abspath(name)  # noqa: PTH100 (links stay: the link itself may move)
-        access = flags & os.O_ACCMODE
-        if access != os.O_WRONLY and not flags & TRUNCATES and (place, False) not in self._seen:
+        if event == "open":
+            self._opened(place, arguments[2], certain=arguments[1] is not None or os.path.isabs(name))  # noqa: PTH117
+        elif event == "os.rename":
+            self._add(place, None)
+        elif not any(map(_caller(sys._getframe(2)).__contains__, FINDERS)):  # noqa: SLF001 (there is no public name for it)
+            self._add(f"{place}/", 0)
+
+    def _opened(self, place: str, flags: int, *, certain: bool) -> None:
+        """`certain`: the path is not relative to a folder's descriptor."""
+        access, anew = flags & os.O_ACCMODE, flags & (os.O_TRUNC | os.O_EXCL)
+        if access != os.O_WRONLY and not anew and (place, False) not in self._seen:
             changed_at = _changed_at(place)
-            made = flags & os.O_CREAT or (mode is None and not os.path.isabs(name))  # noqa: PTH117 (or below a `dir_fd`)
-            if changed_at >= 0 or not made:
+            if changed_at >= 0 or (certain and not flags & os.O_CREAT):
                 self._add(place, changed_at)
-        if access != os.O_RDONLY or flags & TRUNCATES:
-            self.wrote(place)
-
-    def wrote(self, path: object) -> None:
-        if isinstance(path, str | bytes | os.PathLike):
-            place = os.path.abspath(os.fsdecode(path))  # noqa: PTH100
-            if (place, True) not in self._seen:
-                self._add(place, None)
-
-    def listed(self, path: object) -> None:
-        if not isinstance(path, str | bytes | os.PathLike):
-            return
-        place = f"{os.path.abspath(os.fsdecode(path))}/"  # noqa: PTH100
-        frame: FrameType | None = sys._getframe(2)  # noqa: SLF001 (there is no public name for it)
-        while frame is not None and any(helper in frame.f_code.co_filename for helper in HELPERS):
-            frame = frame.f_back
-        by = "" if frame is None else frame.f_code.co_filename
-        if (place, False) not in self._seen and not any(finder in by for finder in FINDERS):
-            self._add(place, 0)
+        if access != os.O_RDONLY or anew:
+            self._add(place, None)
 
     def read(self) -> tuple[dict[str, int], set[str]]:
         """Path -> its ctime when it was opened first, of files that the run had not written before; and the written ones."""
@@ -119,6 +109,13 @@ class _Recorder:
         return opened, written
 
 
+def _caller(frame: FrameType | None) -> str:
+    """The file whose code lists a folder, by whichever helper of the library."""
+    while frame is not None and any(helper in frame.f_code.co_filename for helper in HELPERS):
+        frame = frame.f_back
+    return "" if frame is None else frame.f_code.co_filename
+
+
 _recorder: _Recorder | None = None
 
 
@@ -127,14 +124,9 @@ def _listen() -> None:
     """Have each file that this process opens noted while a block is recorded. Python cannot remove an audit hook."""
 
     def noted(event: str, arguments: tuple[Any, ...]) -> None:
-        if _recorder is not None:
+        if _recorder is not None and event in EVENTS:
             with contextlib.suppress(Exception):  # an audit hook that raises ends the opening
-                if event == "open":
-                    _recorder.note(*arguments)
-                elif event == "os.rename":
-                    _recorder.wrote(arguments[1])
-                elif event in LISTINGS:
-                    _recorder.listed(arguments[0] or ".")
+                _recorder.note(event, arguments)
 
     sys.addaudithook(noted)
 
@@ -155,18 +147,6 @@ def recorded(rows: dict[str, str], *, leave_out: Iterable[str | Path] = ()) -> I
     finally:
         _recorder = None
         _add_rows(rows, mine, before, _Places(leave_out, began))
-
-
-@contextlib.contextmanager
-def recorded_if_failed(rows: dict[str, str], *, leave_out: Iterable[str | Path] = ()) -> Iterator[None]:
-    """Add to `rows` what the block opens, if it raises: what it read on the way counts in other ways otherwise."""
-    found: dict[str, str] = {}
-    try:
-        with recorded(found, leave_out=leave_out):
-            yield
-    except Exception:
-        rows |= found
-        raise
 
 
 def _add_rows(rows: dict[str, str], mine: _Recorder, before: set[str], places: _Places) -> None:
@@ -231,7 +211,8 @@ class _Places:
                 return package or (path if there and not path.endswith("/") else None)
         if path.endswith(".pyc") or path.startswith(self._left) or not (there or absent):
             return None
-        young = path.startswith(self._temporary) and (absent or _changed_at(path) >= self._began)
+        made_at = _changed_at(os.path.dirname(path) if absent else path)  # noqa: PTH120
+        young = path.startswith(self._temporary) and (made_at >= self._began or made_at < 0)
         return None if young else path
 
 

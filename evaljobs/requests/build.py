@@ -191,11 +191,11 @@ def _run_entry(spec: BuildSpec, work: WorkPaths, rows: dict[str, str]) -> tuple[
     """The loaded tasks of an entry, with their instances, and the model that asked for them. `rows`: gets what was used."""
     entry = spec.suite.tasks[spec.entry]
     places = (work.root, spec.model_dir)
-    # lm-eval's index opens each YAML of include_path
-    with shown_inputs.recorded_if_failed(rows, leave_out=places):
+    with shown_inputs.recorded(rows, leave_out=places):
         tasks = run.entry_tasks(
             spec.suite, entry, model=spec.model, model_dir=spec.model_dir, cache=work.cache
         )
+    rows.clear()  # lm-eval's index opens each YAML of include_path: it is of interest where that fails
     lm = stub_model.model(spec.model_dir, spec.model)
 
     def on_load(name: str, task: Any) -> None:
