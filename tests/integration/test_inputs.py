@@ -80,3 +80,16 @@ def test_after_each_edit_the_score_is_lm_evals_of_now(asking):
             asking.ours()
     assert not wrong, "\n".join(wrong)
     assert asking.ours("--fresh").jobs >= {"build", "trial", "metric"}
+
+
+def test_after_what_broke_a_build_is_mended_the_same_command_runs_again(asking):
+    """Until then it says that nothing was run."""
+    asking.world.entries = {"probed": {}}
+    forked = asking.world.path("outside/forked.txt")
+    text = forked.read_text()
+    forked.unlink()
+    assert str(forked) in asking.ours().said
+    again = asking.ours()
+    assert (again.jobs, "nothing was run" in again.said) == (frozenset(), True)
+    forked.write_text(text)
+    assert asking.ours().differs(asking.plain()) == ""
