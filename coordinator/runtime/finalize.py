@@ -38,7 +38,7 @@ from evaljobs.contract.specs import BatchIndex, Record, RequestSetManifest
 from evaljobs.contract.storage import FrameError, make_folder, read_frames, read_record, write_atomic
 from evaljobs.judges.kept import judgements
 from evaljobs.lmeval.results import add_suite_groups, merge_results, merged_names
-from evaljobs.lmeval.shown_inputs import CHANGING, merged, rows_of_set
+from evaljobs.lmeval.shown_inputs import CHANGING, FAILED, merged, rows_of_set
 from priors.table import Observation
 from priors.table import append as append_observations
 
@@ -233,7 +233,8 @@ def _signals(state: State) -> dict[str, dict[str, float]]:
 def shown_of(state: State) -> dict[str, dict[str, str]]:
     """What the builds and the scoring of this evaluation used: "build" and "score" -> rows of `shown_inputs`.
 
-    A failed task whose request sets were dropped, since they turned out wrong, has a row that nothing equals.
+    A failed task whose request sets were dropped, since they turned out wrong, has a row that nothing equals; one whose
+    build failed has what that build read.
     """
     built, scored, dropped = {}, [], {}
     for place in {place for entry in state.entries for place in entry.sets.values()}:
@@ -244,6 +245,8 @@ def shown_of(state: State) -> dict[str, dict[str, str]]:
     for entry in state.entries:
         if entry.status == "failed" and entry.sets and not entry_manifest(entry.folder).exists():
             dropped[str(entry_manifest(entry.folder))] = CHANGING
+        if entry.status == "failed" and not entry.sets:
+            built[Path(entry.folder), FAILED] = rows_of_set(entry.folder, FAILED) or {}
         with suppress(OSError, ValueError):
             if entry.status == "scored":
                 scored.append(json.loads(read_bytes(Path(entry.result_file))).get("shown") or {})

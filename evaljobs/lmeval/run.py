@@ -24,7 +24,7 @@ from evaljobs.contract.specs import ModelOptions, SuiteSpec, TaskEntry
 from evaljobs.errors import JobError, OperatorError, one_line
 from evaljobs.lmeval import hooks, present_data, source_files, task_errors, task_paths
 from evaljobs.lmeval.catalogue import own_tasks
-from evaljobs.lmeval.task_yaml import Index, index_of, reached
+from evaljobs.lmeval.task_yaml import Index, index_of, parsed, reached
 
 DEFAULT_SEEDS = (0, 1234, 1234, 1234)  # python, numpy, torch, few-shot: lm_eval/_cli/run.py --seed
 MAX_NEAREST = 3
@@ -200,11 +200,25 @@ def task_manager(
 
 @functools.lru_cache(maxsize=8)  # a job asks for each of its tasks, and a folder may hold thousands of YAMLs
 def folder_index(include_path: tuple[str, ...]) -> Index:
-    """Tasks, groups and tags that the folders define. OperatorError where one is missing."""
+    """Tasks, groups and tags that the folders define. OperatorError where a folder is missing, or a name is no text."""
     for folder in include_path:
         if not Path(folder).is_dir():
             raise OperatorError(f"include_path {folder} is no folder: correct it in the suite file")
-    return index_of(include_path)
+    return index_of(include_path, _with_names)
+
+
+def _with_names(path: Path) -> dict[str, Any]:
+    """A YAML's own content. OperatorError where a name in it is no text: lm-eval fails as it sorts all names."""
+    config = parsed(path)
+    for key in ("task", "group", "tag"):
+        value = config.get(key, "")
+        for name in (value or ()) if key == "tag" and not isinstance(value, str) else [value]:
+            if not isinstance(name, str | dict | list):
+                raise OperatorError(
+                    f"{path}: {key}: {json.dumps(name, default=str)} is no text, and with such a name in include_path "
+                    "lm-eval loads no task: write it in quotes, or remove the file"
+                )
+    return config
 
 
 def unknown_tasks(names: Sequence[str], known: Sequence[str]) -> dict[str, list[str]]:

@@ -1,14 +1,15 @@
-"""Inputs that only a run shows: files that a build or a score opened through Python, and the packages it imported.
+"""Inputs that only a run shows: what a build or a score opened, tried to open, or listed, and the packages it imported.
 
-Rule: inputs are rows, path -> digest. A file has the digest of its content, and a folder that was listed, `PATH/`, that
-of its names. An installed package has one row, `package:NAME` -> its version and a digest of its RECORD; a package in
+Rule: inputs are rows, path -> digest. A file has the digest of its content, "-" where it is missing, and a folder that was
+listed, `PATH/`, that of its names. Forked children count; what the run made itself does not. An installed package has one row, `package:NAME` -> its version and a digest of its RECORD; a package in
 development has a row for each module. A folder of revisions has the digest of its files. So a process with the same paths and packages says what has changed.
-What C or Rust code opens is not seen. Called from `requests.build`, `scoring.score`, `run`, and by the coordinator.
+What is not seen: docs/evaluating/suites.md. Called from `requests.build`, `scoring.score`, `run`, and by the coordinator.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import functools
 import hashlib
 import importlib.metadata
@@ -18,52 +19,101 @@ import sys
 import sysconfig
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
+from types import FrameType
 from typing import Any, Final
 
 from evaljobs.contract.paths import shown_file
-from evaljobs.lmeval.source_files import HIDDEN, Digests, datasets_cache, hub_cache, prepared_data
+from evaljobs.lmeval.source_files import Digests, datasets_cache, hf_home, hub_cache, prepared_data
 
 Rows = Mapping[str, str]  # path, or package -> digest
 PACKAGE: Final = "package:"
+FAILED: Final = "shown-failed.json"  # the rows of an entry's last build that failed
 
 CHANGING: Final = "changed while it was read"  # the digest of such a file: equal to none
 # Places of the machine, not of an evaluation; what lies in site-packages below them counts.
-SYSTEM: Final = ("/proc", "/sys", "/dev", "/etc", "/run", "/usr", "/lib", "/lib64", "/bin", "/sbin")
+SYSTEM: Final = ("/proc", "/sys", "/dev/fd", "/etc", "/run", "/usr", "/lib", "/lib64", "/bin", "/sbin")
+# Below ~/.cache; what Hugging Face keeps counts by revisions.
+CACHES: Final = ("torch", "triton", "vllm", "matplotlib")
 PACKAGES: Final = ("site-packages", "dist-packages")
 # Packages that decide an answer, whether or not a job of the CPU imports them.
 ENGINES: Final = ("torch", "transformers", "tokenizers", "accelerate", "peft", "lm_eval")
-LISTINGS: Final = ("os.listdir", "os.scandir")  # names of audit events
-CODE: Final = (
-    ".py",
-    ".pyc",
-    ".yaml",
-    ".yml",
-)  # suffixes of files that count by other rows where they are used
-FINDERS: Final = ("importlib", "pkgutil")  # they list folders for modules, which have rows of their own
-WRITES: Final = os.O_WRONLY | os.O_RDWR | os.O_CREAT
+EVENTS: Final = {
+    "open": 0,
+    "os.rename": 1,
+    "os.listdir": 0,
+    "os.scandir": 0,
+}  # audit event -> number of its path
+# Names that come and go by themselves: of compiled modules, and of files on NFS that are removed while they are open.
+PASSING: Final = ("__pycache__", ".nfs")
+# They list folders for modules and data that have rows of their own; the library's helpers list for their caller.
+FINDERS: Final = ("importlib", "pkgutil", f"{Path(__file__).parents[1]}/")
+HELPERS: Final = ("/pathlib.py", "/pathlib/", "/glob.py", "/os.py", "<frozen os>")
 
 
-@dataclass(slots=True)
 class _Recorder:
-    opened: dict[str, int] = field(default_factory=dict)  # path -> ctime in ns when it was opened first
-    written: set[str] = field(default_factory=set)
+    """A list of what was opened, in the order of all processes: each appends to one file in memory, which a fork inherits.
 
-    def note(self, path: object, mode: object, flags: int) -> None:
-        if not isinstance(path, str | bytes | os.PathLike):
+    A line: path, and its ctime in ns at the opening, -1 for a missing one, or null where it was opened for writing.
+    """
+
+    def __init__(self) -> None:
+        self._list = os.memfd_create("evalspan-inputs")
+        fcntl.fcntl(self._list, fcntl.F_SETFL, os.O_APPEND)
+        self._made = os.fstat(self._list)
+        self._seen: set[tuple[str, bool]] = set()  # path, is it written
+
+    def _add(self, place: str, changed_at: int | None) -> None:
+        known = (place, changed_at is None)
+        # a child may have closed the files that it inherited
+        if known not in self._seen and os.path.samestat(self._made, os.fstat(self._list)):
+            self._seen.add(known)
+            os.write(self._list, json.dumps([place, changed_at]).encode() + b"\n")
+
+    def note(self, event: str, arguments: tuple[Any, ...]) -> None:
+        path = arguments[EVENTS[event]]
+        if isinstance(path, int):
             return  # a descriptor: its file was opened before
-        place = os.path.abspath(os.fsdecode(path))  # noqa: PTH100 (links stay: the link itself may move)
-        if flags & WRITES or (isinstance(mode, str) and mode[:1] in "wax"):
-            self.written.add(place)
-        elif place not in self.opened:
-            with contextlib.suppress(OSError):
-                self.opened[place] = os.stat(place).st_ctime_ns  # noqa: PTH116 (called at each open)
+        name = os.fsdecode(path or ".")
+        place = os.path.abspath(name)  # noqa: PTH100 (links stay: the link itself may move)
+        if event == "open":
+            self._opened(place, arguments[2], certain=arguments[1] is not None or os.path.isabs(name))  # noqa: PTH117
+        elif event == "os.rename":
+            self._add(place, None)
+        elif not any(map(_caller(sys._getframe(2)).__contains__, FINDERS)):  # noqa: SLF001 (there is no public name for it)
+            self._add(f"{place}/", 0)
 
-    def listed(self, path: object) -> None:
-        by = sys._getframe(2).f_code.co_filename  # noqa: SLF001 (there is no public name for it)
-        if isinstance(path, str | bytes | os.PathLike) and not any(finder in by for finder in FINDERS):
-            self.opened.setdefault(f"{os.path.abspath(os.fsdecode(path))}/", 0)  # noqa: PTH100
+    def _opened(self, place: str, flags: int, *, certain: bool) -> None:
+        """`certain`: the path is not relative to a folder's descriptor."""
+        access, anew = flags & os.O_ACCMODE, flags & (os.O_TRUNC | os.O_EXCL)
+        if access != os.O_WRONLY and not anew and (place, False) not in self._seen:
+            changed_at = _changed_at(place)
+            if changed_at >= 0 or (certain and not flags & os.O_CREAT):
+                self._add(place, changed_at)
+        if access != os.O_RDONLY or anew:
+            self._add(place, None)
+
+    def read(self) -> tuple[dict[str, int], set[str]]:
+        """Path -> its ctime when it was opened first, of files that the run had not written before; and the written ones."""
+        opened: dict[str, int] = {}
+        own, written = set[str](), set[str]()
+        with open(self._list, "rb") as lines:  # noqa: PTH123 (a descriptor)
+            lines.seek(0)
+            for line in lines:
+                place, changed_at = json.loads(line)
+                if changed_at is None:
+                    own |= {place} - opened.keys()
+                    written.add(place)
+                elif place not in own:
+                    opened.setdefault(place, changed_at)
+        return opened, written
+
+
+def _caller(frame: FrameType | None) -> str:
+    """The file whose code lists a folder, by whichever helper of the library."""
+    while frame is not None and any(helper in frame.f_code.co_filename for helper in HELPERS):
+        frame = frame.f_back
+    return "" if frame is None else frame.f_code.co_filename
 
 
 _recorder: _Recorder | None = None
@@ -74,12 +124,9 @@ def _listen() -> None:
     """Have each file that this process opens noted while a block is recorded. Python cannot remove an audit hook."""
 
     def noted(event: str, arguments: tuple[Any, ...]) -> None:
-        if _recorder is not None:
+        if _recorder is not None and event in EVENTS:
             with contextlib.suppress(Exception):  # an audit hook that raises ends the opening
-                if event == "open":
-                    _recorder.note(*arguments)
-                elif event in LISTINGS:
-                    _recorder.listed(arguments[0] or ".")
+                _recorder.note(event, arguments)
 
     sys.addaudithook(noted)
 
@@ -105,11 +152,14 @@ def recorded(rows: dict[str, str], *, leave_out: Iterable[str | Path] = ()) -> I
 def _add_rows(rows: dict[str, str], mine: _Recorder, before: set[str], places: _Places) -> None:
     """`before`: names of the modules that were there when the block began."""
     same: dict[str, bool] = {}  # path of a row -> it has not changed meanwhile
-    for path, changed_at in mine.opened.items():
-        kept = None if path in mine.written else places.row_of(path)
+    opened, written = mine.read()
+    for path, changed_at in opened.items():
+        still = path.endswith("/") or _changed_at(path) == changed_at
+        if path in written and not still and changed_at >= 0:
+            continue  # the run changed it
+        kept = places.row_of(path, missing=changed_at < 0)
         if kept is not None:
-            still = kept != path or path.endswith("/") or _changed_at(path) == changed_at
-            same[kept] = still and same.get(kept, True)
+            same[kept] = (still or kept != path or path in written) and same.get(kept, True)
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
         kept = places.row_of(file) if isinstance(file, str) else None
@@ -142,24 +192,27 @@ class _Places:
         env = os.environ
         self._began = began
         home = env.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111
-        caches = (home, hub_cache(env), datasets_cache(env), env.get("HF_HOME"), env.get("HF_MODULES_CACHE"))
+        hub = (hf_home(env), hub_cache(env), datasets_cache(env), env.get("HF_MODULES_CACHE"))
+        caches = (*(f"{home}/{name}" for name in CACHES), *hub)
         left = [str(p) for p in (*leave_out, *SYSTEM, *caches, sysconfig.get_path("stdlib")) if p]
         left += [os.path.realpath(place) for place in left]
         self._left = tuple({f"{place}/" for place in left})
         self._temporary = f"{os.path.realpath(tempfile.gettempdir())}/"
 
-    def row_of(self, path: str) -> str | None:
-        """The path of the row that stands for this file; None: it is no input."""
+    def row_of(self, path: str, *, missing: bool = False) -> str | None:
+        """The path of the row that stands for this file; None: it is no input. `missing`: it was when it was opened."""
         path = _source_of(path)
+        there = os.path.isdir(path) if path.endswith("/") else os.path.isfile(path)  # noqa: PTH112, PTH113
+        absent = not there and (missing or path.endswith("/")) and not os.path.lexists(path)
         parts = path.split("/")
         for number, part in enumerate(parts[:-1], 1):
             if part in PACKAGES:
                 package = _packages("/".join(parts[:number])).get("/".join(parts[number:]))
-                return package or (None if path.endswith("/") else path)
-        there = os.path.isdir(path) if path.endswith("/") else os.path.isfile(path)  # noqa: PTH112, PTH113
-        if path.endswith(".pyc") or path.startswith(self._left) or not there:
+                return package or (path if there and not path.endswith("/") else None)
+        if path.endswith(".pyc") or path.startswith(self._left) or not (there or absent):
             return None
-        young = path.startswith(self._temporary) and _changed_at(path) >= self._began
+        made_at = _changed_at(os.path.dirname(path) if absent else path)  # noqa: PTH120
+        young = path.startswith(self._temporary) and (made_at >= self._began or made_at < 0)
         return None if young else path
 
 
@@ -215,8 +268,7 @@ def digest_of(path: str, digests: Digests | None = None, search: Sequence[str] |
     if not place.is_dir():
         return digests.of(place)
     if path.endswith("/"):
-        names = (p.name for p in place.iterdir() if p.suffix not in CODE)
-        rows = [[name] for name in names if not name.startswith(HIDDEN)]
+        rows = [[p.name] for p in place.iterdir() if not p.name.startswith(PASSING)]
     else:
         rows = [[str(p.relative_to(place)), digests.of(p)] for p in place.rglob("*") if p.is_file()]
     return hashlib.sha256(json.dumps(sorted(rows)).encode()).hexdigest()

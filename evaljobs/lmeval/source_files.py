@@ -183,7 +183,8 @@ def hub_models(model: ModelOptions) -> dict[str, str]:
     return {k: v for k, v in named if k in PLACES and v.count("/") == 1 and not os.path.exists(v)}  # noqa: PTH110
 
 
-def _hf_home(env: Mapping[str, str]) -> Path:
+def hf_home(env: Mapping[str, str]) -> Path:
+    """Folder of all that Hugging Face's libraries keep."""
     return Path(
         env.get("HF_HOME") or Path(env.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "huggingface"
     )
@@ -191,12 +192,12 @@ def _hf_home(env: Mapping[str, str]) -> Path:
 
 def hub_cache(env: Mapping[str, str]) -> Path:
     """Folder of the Hub's repositories, with their revisions."""
-    return Path(env.get("HF_HUB_CACHE") or _hf_home(env) / "hub")
+    return Path(env.get("HF_HUB_CACHE") or hf_home(env) / "hub")
 
 
 def datasets_cache(env: Mapping[str, str]) -> Path:
     """Folder of the data sets that `datasets` has prepared."""
-    return Path(env.get("HF_DATASETS_CACHE") or _hf_home(env) / "datasets")
+    return Path(env.get("HF_DATASETS_CACHE") or hf_home(env) / "datasets")
 
 
 def prepared_data(name: str, env: Mapping[str, str]) -> Path:

@@ -53,6 +53,7 @@ from evaljobs.lmeval.batches import (
     encode_batches,
     encode_requests,
 )
+from evaljobs.lmeval.shown_inputs import FAILED
 from evaljobs.lmeval.source_files import Digests
 from evaljobs.requests.units import cut_requests
 
@@ -170,7 +171,31 @@ def _build_entry(spec: BuildSpec, work: WorkPaths) -> tuple[dict[str, str], str]
             "or `evalspan submit`); answers to prompts that are still the same are used again"
         )
     rows: dict[str, str] = {}
-    tasks = run.entry_tasks(spec.suite, entry, model=spec.model, model_dir=spec.model_dir, cache=work.cache)
+    try:
+        tasks, lm = _run_entry(spec, work, rows)
+    except Exception:
+        failed = shown_inputs.merged([rows, named.found])
+        write_atomic(shown_file(spec.out_dir, FAILED), json.dumps(failed, sort_keys=True, indent=0).encode())
+        raise
+    rows = shown_inputs.merged([rows, named.found])
+    modules = source_files.task_modules(rows)
+    shown = _write_shown(spec, tasks.loaded["tasks"].values(), rows)
+    sets: dict[str, str] = {}
+    for name, task in tasks.loaded["tasks"].items():
+        score_key = result_keys.score_key(task, tasks.loaded.get("groups", {}), modules)
+        sets[name] = _write_set(spec, lm, name, task, score_key=score_key, shown=shown)
+    return sets, shown
+
+
+def _run_entry(spec: BuildSpec, work: WorkPaths, rows: dict[str, str]) -> tuple[run.Tasks, Any]:
+    """The loaded tasks of an entry, with their instances, and the model that asked for them. `rows`: gets what was used."""
+    entry = spec.suite.tasks[spec.entry]
+    places = (work.root, spec.model_dir)
+    with shown_inputs.recorded(rows, leave_out=places):
+        tasks = run.entry_tasks(
+            spec.suite, entry, model=spec.model, model_dir=spec.model_dir, cache=work.cache
+        )
+    rows.clear()  # lm-eval's index opens each YAML of include_path: it is of interest where that fails
     lm = stub_model.model(spec.model_dir, spec.model)
 
     def on_load(name: str, task: Any) -> None:
@@ -181,7 +206,7 @@ def _build_entry(spec: BuildSpec, work: WorkPaths) -> tuple[dict[str, str], str]
     try:
         if spec.suite.apply_chat_template:
             lm.chat_template(spec.suite.apply_chat_template)  # ValueError for a name that the tokenizer lacks
-        with shown_inputs.recorded(rows, leave_out=(work.root, spec.model_dir)):
+        with shown_inputs.recorded(rows, leave_out=places):
             run.run_entry(lm, spec.suite, entry, tasks, seed_torch=True)
     except run.RequestsBuiltError:
         pass
@@ -189,14 +214,7 @@ def _build_entry(spec: BuildSpec, work: WorkPaths) -> tuple[dict[str, str], str]
         raise
     except ValueError as error:  # lm-eval refuses settings that exclude each other
         raise OperatorError(f"task {entry.name}: {one_line(error)}") from error
-    rows = shown_inputs.merged([rows, named.found])
-    modules = source_files.task_modules(rows)
-    shown = _write_shown(spec, tasks.loaded["tasks"].values(), rows)
-    sets: dict[str, str] = {}
-    for name, task in tasks.loaded["tasks"].items():
-        score_key = result_keys.score_key(task, tasks.loaded.get("groups", {}), modules)
-        sets[name] = _write_set(spec, lm, name, task, score_key=score_key, shown=shown)
-    return sets, shown
+    return tasks, lm
 
 
 def _write_shown(spec: BuildSpec, tasks: Iterable[Any], rows: dict[str, str]) -> str:

@@ -18,17 +18,18 @@ STEPS = {
         "package of a prompt installed again, version kept", "editable package",
         "last row of a file over 1 MiB, size and mtime kept", "row of the data, size and mtime kept", "link moved",
         "file that a glob finds anew", "far place of a large file read by a module, size and mtime kept",
-        "data set of the Hub: main moves",
+        "data set of the Hub: main moves", "file read by a forked child of a map",
     ),
-    "what no answer depends on, and scorers": (
+    "what no answer depends on, scorers, and a file opened for reading and writing": (
+        "file opened for reading and writing",
         "the same data touched afterwards", "comment of an included YAML", "comment of an imported module",
         "Hub's token by the prologue", "Hub's progress bars in [trial] env", "checkpoint touched",
         "package of a scorer 1.0 -> 2.0", "file outside that a scorer reads, size and mtime kept",
         "variable in [trial] env that a scorer reads", "gold answer, size and mtime kept", "aggregation by a module",
     ),
-    "a filter, alone: another environment would have all scored again": ("filter of a YAML",),
-    "a folder's files, a variable, and a Hub's cache that the prologue names": (
-        "file that appears in a folder listed by a module", "variable in [trial] env read by a module",
+    "a filter, alone: another environment would have all scored again": ("filter of a YAML", "missing file that a module tried to open"),
+    "folders' files, a variable, and a Hub's cache that the prologue names": (
+        "file that appears in a folder listed by a module", "YAML that appears in a listed folder", "variable in [trial] env read by a module",
         "HF_HOME by the prologue, the same content", "data set in the prologue's HF_HOME: main moves",
     ),
     "an adapter": ("an adapter",),
@@ -79,3 +80,16 @@ def test_after_each_edit_the_score_is_lm_evals_of_now(asking):
             asking.ours()
     assert not wrong, "\n".join(wrong)
     assert asking.ours("--fresh").jobs >= {"build", "trial", "metric"}
+
+
+def test_after_what_broke_a_build_is_mended_the_same_command_runs_again(asking):
+    """Until then it says that nothing was run."""
+    asking.world.entries = {"probed": {}}
+    forked = asking.world.path("outside/forked.txt")
+    text = forked.read_text()
+    forked.unlink()
+    assert str(forked) in asking.ours().said
+    again = asking.ours()
+    assert (again.jobs, "nothing was run" in again.said) == (frozenset(), True)
+    forked.write_text(text)
+    assert asking.ours().differs(asking.plain()) == ""

@@ -3,13 +3,18 @@
 The table of all inputs: support/inputs/edits.py.
 """
 
+import contextlib
+import glob
 import importlib
+import multiprocessing
 import os
 import random
+import shutil
 import sys
 from contextlib import nullcontext
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from evaljobs.lmeval import shown_inputs, source_files
@@ -83,12 +88,11 @@ def test_the_next_task_imports_its_own_modules(place):
 
 def test_each_change_is_told(place):
     """Content with size and mtime kept; another version of a package; a file that is gone, or that a listed folder has anew.
-    A touch, a module and a hidden file there are no change.
+    A touch is no change, nor a folder of compiled modules there.
     """
     rows, words, parts = run(place), place / "own/words.txt", place / "own/parts"
     os.utime(words)
-    for name in (".hidden", "module.py", "task.yaml"):
-        (parts / name).write_text("")
+    (parts / "__pycache__").mkdir()
     assert changed(rows) == []
     (parts / "two.txt").write_text("")
     assert changed(rows) == [f"{parts}/"]
@@ -103,6 +107,69 @@ def test_each_change_is_told(place):
     info.rename(info.with_name("gradelib-2.0.dist-info"))
     (place / "own/asking.py").unlink()
     assert changed(rows) == [str(place / "own/asking.py"), GRADELIB]
+
+
+def opened(name, flags):
+    os.close(os.open(name, flags))
+
+
+def tried(name):
+    with contextlib.suppress(OSError):
+        open(name).close()  # noqa: PTH123
+
+
+def cached(name):
+    """Made by the run where it is missing, and read where it is there."""
+    tried(name)
+    Path(name).write_text("made of what the run read\n")
+
+
+LOOKS = {  # look of a run -> the row, and the edit that it tells of; None: no row
+    "a file": (lambda: Path("words.txt").read_text(), "words.txt", "words.txt"),
+    "a file for reading and writing": (lambda: open("words.txt", "r+").close(), "words.txt", "words.txt"),  # noqa: PTH123
+    "a file for reading and appending": (lambda: open("words.txt", "a+").close(), "words.txt", "words.txt"),  # noqa: PTH123
+    "a file mapped for writing": (lambda: np.memmap("words.txt", dtype="uint8"), "words.txt", "words.txt"),
+    "a file that it would create": (lambda: opened("words.txt", os.O_RDWR | os.O_CREAT), "words.txt", "words.txt"),
+    "a missing file": (lambda: tried("late.txt"), "late.txt", "late.txt"),
+    "a file of a missing folder": (lambda: tried("new/late.txt"), "new/late.txt", "new/late.txt"),
+    "a missing file that the run makes": (lambda: cached("made.txt"), "made.txt", "made.txt"),
+    "modules of a folder": (lambda: [*Path("parts").glob("*.py")], "parts/", "parts/new.py"),
+    "YAMLs of a folder": (lambda: glob.glob("parts/*.yaml"), "parts/", "parts/new.yaml"),  # noqa: PTH207
+    "all names of a folder": (lambda: os.listdir("parts"), "parts/", "parts/.hidden"),  # noqa: PTH208
+    "a folder's folders": (lambda: [*Path().rglob("*.txt")], "parts/", "parts/new.txt"),
+    "a missing folder": (lambda: [*os.walk("new")], "new/", "new/one.txt"),
+    "a file that it wrote before": (lambda: (Path("made.txt").write_text("a\n"), Path("made.txt").read_text()), None, "made.txt"),
+    "a file that it put in place": (lambda: (Path("made").write_text("a\n"), Path("made").rename("made.txt"), tried("made.txt")), None, "made.txt"),
+    "a file that it reads and changes": (lambda: (tried("words.txt"), Path("words.txt").write_text("b\n")), None, "words.txt"),
+    "a file appended to": (lambda: open("words.txt", "a").close(), None, "words.txt"),  # noqa: PTH123
+    "a missing temporary file": (lambda: tried("../tmp/late.txt"), None, "../tmp/late.txt"),
+}  # fmt: skip
+
+
+def in_a_child(look):
+    """That ends as a killed one does: without a word to its parent."""
+    child = multiprocessing.get_context("fork").Process(target=lambda: (look(), os._exit(0)))
+    child.start()
+    child.join()
+    assert child.exitcode == 0
+
+
+@pytest.mark.parametrize("where", [lambda look: look(), in_a_child], ids=["itself", "forked child"])
+def test_what_a_run_opened_tried_to_open_or_listed_is_an_input(place, monkeypatch, where):
+    """In whichever process of it; what the run itself made is none."""
+    rows = {}
+    for name in LOOKS:
+        shutil.copytree(place / "own", place / name)
+    with recorded(rows):
+        for name, (look, _, _) in LOOKS.items():
+            monkeypatch.chdir(place / name)
+            where(look)
+    assert changed(rows) == []
+    for name, (_, row, edited) in LOOKS.items():
+        (place / name / edited).parent.mkdir(exist_ok=True)
+        (place / name / edited).write_text("edited\n")
+        told = {path for path in changed(rows) if path.startswith(f"{place / name}/")}
+        assert told == ({f"{place / name}/{row}"} if row else set()), name
 
 
 def test_a_file_that_changes_while_it_is_read_equals_none(place):
@@ -133,6 +200,15 @@ def test_the_revisions_of_a_data_set_are_a_row(tmp_path):
     assert changed(rows) == []
     (refs / "main").write_text("b" * 40)
     assert [in_words(path) for path in changed(rows)] == ["the revision of org/MyRows-2"]
+
+
+def test_readme_and_docs_say_the_same_of_what_is_not_seen():
+    top = Path(__file__).parents[2]
+    said = [
+        (top / name).read_text().split("Not seen: ")[1] for name in ("README.md", "docs/evaluating/suites.md")
+    ]
+    readme, page = (" ".join(text.split("\n\n")[0].split()) for text in said)
+    assert readme == page
 
 
 # --- source keys: which files a suite's entry names ---------------------------------------------------------------------

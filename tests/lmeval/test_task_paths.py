@@ -363,3 +363,18 @@ def test_a_data_set_that_was_not_fetched_is_named(hub, tasks, lines):
     assert answer.uncached.keys() == {"own"}
     assert (answer.files, answer.unfit) == ([], {})
     assert str(tasks / "lab") in answer.uncached["own"], "a folder beside the YAML may have been meant"
+
+
+@pytest.mark.parametrize(
+    "line", ["task: 123", "task:", "group: 2.5\ntask: [own]", "task: other\ntag: [marked, 7]"]
+)
+def test_a_name_that_is_no_text_is_refused_with_its_file(tmp_path, line):
+    """lm-eval would fail each task of the folder as it sorts their names."""
+    (tmp_path / "own.yaml").write_text("task: own\ntag: marked\n")
+    odd = tmp_path / "odd.yaml"
+    odd.write_text(f"{line}\n")
+    with pytest.raises(OperatorError, match=f"{odd}: (task|group|tag): (123|null|2.5|7) is no text"):
+        ask(tmp_path)
+    run.folder_index.cache_clear()
+    odd.unlink()
+    assert ask(tmp_path).unknown == {}

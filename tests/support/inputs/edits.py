@@ -33,7 +33,19 @@ from support.inputs.world import (
     revise_rows,
 )
 
-MOST = ("count", "mapped", "generated", "opened", "packaged", "edited", "big", "linked", "gathered", "hubbed")
+MOST = (
+    "count",
+    "mapped",
+    "generated",
+    "opened",
+    "packaged",
+    "edited",
+    "big",
+    "linked",
+    "gathered",
+    "hubbed",
+    "probed",
+)
 ALL = ("choose", *MOST, "globbed", "tagged")
 METRICS = tuple(task for task in ALL if task != "packaged")  # scored by metrics.py
 BIG = "tasks/data/big.jsonl"
@@ -214,6 +226,11 @@ row("file outside read by a module, size and mtime kept", FOUND_REQUEST, "opened
 row("variable in [trial] env read by a module", REQUEST, "opened", lambda w: w.trial_env.update(PROMPT_STYLE=f"style {w.count('style')}"))
 row("far place of a large file read by a module, size and mtime kept", FOUND_REQUEST, "gathered", lambda w: w.poke("tasks/blob.bin", BLOB_AT, b"%08d" % w.count("blob")))
 row("file that appears in a folder listed by a module", FOUND_REQUEST, "gathered", lambda w: w.write(f"tasks/extras/x{w.count('extra')}.txt", "x\n"))
+row("file read by a forked child of a map", FOUND_REQUEST, "probed", bump("outside/forked.txt", "Fork ", stat=True))
+row("file opened for reading and writing", FOUND_REQUEST, "probed", lambda w: w.poke("outside/numbers.bin", 0, bytes([w.count("numbers")])))
+row("missing file that a module tried to open", FOUND_REQUEST, "probed", lambda w: w.write("outside/late.txt", f"late {w.count('late')}\n"))
+row("YAML that appears in a listed folder", FOUND_REQUEST, "probed", lambda w: w.write(f"outside/prompts/x{w.count('prompt')}.yaml", ""))
+row("hidden file that appears in a listed folder", FOUND_REQUEST, "probed", lambda w: w.write(f"outside/prompts/.x{w.count('hidden')}", ""))
 row("package of a prompt installed again, version kept", FOUND_REQUEST, "packaged", _reinstall("draftlib", "1.0", 500))
 row("editable package", FOUND_REQUEST, "edited", bump("src/editlib/words.py", "Edited "))
 

@@ -60,7 +60,8 @@ TASKS = {
     "linked.yaml": _choice("linked", JSON.format("data/linked.jsonl")),
     "gathered.yaml": _choice("gathered", JSON.format("data/gathered.jsonl"), "doc_to_text: !function beside.asked"),
     "hubbed.yaml": _choice("hubbed", "dataset_path: org/rows\n"),
-    "most.yaml": "# 100\ngroup: most\ntask: [count, mapped, generated, opened, packaged, edited, big, linked, gathered, hubbed]\n"
+    "probed.yaml": _choice("probed", JSON.format("data/probed.jsonl"), more="process_docs: !function probes.prep\n"),
+    "most.yaml": "# 100\ngroup: most\ntask: [count, mapped, generated, opened, packaged, edited, big, linked, gathered, hubbed, probed]\n"
     "aggregate_metric_list:\n  - {metric: number, aggregation: mean, weight_by_size: true, filter_list: [none, first]}\nmetadata: {version: 100}\n",
     "other.yaml": "# 100\ntask: other\noutput_type: multiple_choice\n",
     "unused.py": "X = 100\n",
@@ -92,6 +93,14 @@ TASKS = {
     "    names = ' '.join(sorted(path.stem for path in (HERE / 'extras').glob('*.txt')))\n"
     "    return f\"{names} {word} {doc['q']}\"\n",
     "extras/one.txt": "one\n",
+    # each look is that of a child which `map` forks
+    "probes.py": "# 100\nimport os\nfrom pathlib import Path\n\nimport numpy\n\nOUTSIDE = Path(__file__).parents[1] / 'outside'\n\n\n"
+    "def late():\n    try:\n        return (OUTSIDE / 'late.txt').read_text().strip()\n    except FileNotFoundError:\n        return 'early'\n\n\n"
+    "def before(row):\n    forked = (OUTSIDE / 'forked.txt').read_text().strip()\n"
+    "    number = int(numpy.memmap(OUTSIDE / 'numbers.bin', dtype='uint8')[0])\n"
+    "    names = ' '.join(sorted(os.listdir(OUTSIDE / 'prompts')))\n"
+    "    return {**row, 'q': f\"{names} {number} {late()} {forked}: {row['q']}\"}\n\n\n"
+    "def prep(docs):\n    return docs.map(before, num_proc=2)\n",
 }  # fmt: skip
 
 PACKAGES = {  # name -> text; in site-packages, but for `editlib`, which is installed in place
@@ -236,7 +245,7 @@ def make(folder):
     world = World(folder=folder)
     for name, text in TASKS.items():
         world.write(f"tasks/{name}", text)
-    for first, name in enumerate(("choose", "few", "mapped", "opened", "packaged", "gathered")):
+    for first, name in enumerate(("choose", "few", "mapped", "opened", "packaged", "gathered", "probed")):
         world.write(f"tasks/data/{name}.jsonl", jsonl("river", 1000 * first, 8 if name == "few" else ROWS))
     rows = "".join(f"the stone {100 + i} sings,{100 + i}\n" for i in range(4))
     world.write("tasks/data/count.csv", f"q,a\n{rows}")
@@ -245,8 +254,15 @@ def make(folder):
         world.write(f"tasks/parts/{part}.jsonl", jsonl(part, 100, 2))
         world.write(f"outside/{part}.jsonl", jsonl(f"road {part}", 100))
     world.path("tasks/data/linked.jsonl").symlink_to("../../outside/one.jsonl")
-    for name, text in {"style": "Style 100", "rows": "river 100", "grade": "100"}.items():
+    for name, text in {
+        "style": "Style 100",
+        "rows": "river 100",
+        "grade": "100",
+        "forked": "Fork 100",
+    }.items():
         world.write(f"outside/{name}.txt", text + "\n")
+    world.write("outside/prompts/one.yaml", "one\n")
+    world.path("outside/numbers.bin").write_bytes(b"\0" * 8)
     world.path("tasks/blob.bin").write_bytes(b"x" * BLOB_BYTES)
     world.path("home").mkdir()
     for name, text in PACKAGES.items():
