@@ -244,10 +244,10 @@ def notify(
 
 
 def fingerprint_logits(model: object, tokenizer: object) -> object:
-    """For `notify(…, fingerprint=…)`: the model, and its logits after eight fixed sequences. Never raises, but waits.
+    """For `notify(…, fingerprint=…)`: the model, with token ids and logits of eleven fixed texts. Never raises, but waits.
 
-    Trials compare these with the logits of what they load, within what dtypes and kernels explain: this also finds another
-    rope, norm or vocabulary, and tells of renamed or fused tensors. It runs the model eight times without dropout or
+    Trials compare ids as they are, and logits within what dtypes and kernels explain: this also finds another tokenizer,
+    end token, rope or activation, and tells of renamed or fused tensors. It runs the model eleven times without dropout or
     gradients; call it on each rank of a sharded model. Where it fails, one line says so, and the model alone is returned.
     """
     try:

@@ -32,6 +32,12 @@ FEWEST_VALUES = 4  # of one tensor on one rank, also where a model has very many
 WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 """Parts of a parameter's name that torch.compile, FSDP and activation checkpointing put into it."""
 RANKS_SECONDS = 10.0  # longest wait of rank 0's notice for the values of other ranks
+MOST_TOKENS = 512  # of a text of `fingerprint_logits`
+MOST_POSITIONS = 32  # of one text, at which logits are taken
+DAY = (
+    "On day {} the ship sailed {} miles, and the crew found water, traded salt for grain and wrote to those at home: "
+    "nothing is lost while we keep count. "
+)
 TEXTS = (
     "The capital of France is",
     "2 + 2 =",
@@ -41,10 +47,10 @@ TEXTS = (
     "In the year 1969 the first",
     "def add(a, b):\n    return",
     "Der schnelle braune Fuchs springt über den",
+    *("".join(DAY.format(day, 7 * day + 3) for day in range(1, days + 1)) for days in (1, 3, 17)),
 )
-"""The sequences of `fingerprint_logits`: another text would be another fingerprint."""
-
-
+"""The texts of `fingerprint_logits`, of 5 to MOST_TOKENS tokens: a rope's error grows with the distance between tokens."""
+SPECIAL_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 ROW = ("name", "shape", "offset", "part", "first", "stride", "number")
 
 
@@ -92,29 +98,53 @@ class Taken:
 
 
 class WithLogits:
-    """A model, and its logits at up to MOST_VALUES tokens after each of TEXTS. Runs the model, without dropout, and waits."""
+    """A model, special ids, and of each text its ids and some logits. Runs the model, without dropout, and waits."""
 
     def __init__(self, model: Any, tokenizer: Any) -> None:
         torch = sys.modules["torch"]
         self.model = model
-        device, kinds = next(model.parameters()).device, {tensor.dtype for tensor in model.parameters()}
-        training = [module for module in model.modules() if module.training]
+        run = getattr(model, "_orig_mod", model)  # torch.compile would compile for the length of each text
+        own = getattr(run, "module", run)  # DDP's
+        config = getattr(own, "config", None)
+        most = min(MOST_TOKENS, getattr(config, "max_position_embeddings", None) or MOST_TOKENS)
+        device, kinds = next(run.parameters()).device, {tensor.dtype for tensor in run.parameters()}
+
+        def note(_module: Any, _inputs: Any, output: Any) -> None:  # of a layer under autocast
+            if isinstance(output, torch.Tensor) and output.is_floating_point():
+                kinds.add(output.dtype)
+
+        watched = torch.nn.modules.module.register_module_forward_hook(note)
+        training = [module for module in run.modules() if module.training]
         rows: list[dict[str, Any]] = []
-        model.eval()
+        run.eval()
         try:
             for text in TEXTS:
-                ids = list(tokenizer(text)["input_ids"])
+                ids = list(tokenizer(text)["input_ids"])[:most]
                 with torch.no_grad():
-                    found = model(torch.tensor([ids], device=device))
-                last = getattr(found, "logits", found)[0, -1]
-                kinds.add(last.dtype)
-                size = min(len(tokenizer), len(last))  # behind it is padding, which a save may drop
+                    found = run(torch.tensor([ids], device=device))
+                logits = getattr(found, "logits", found)[0]
+                size = min(len(tokenizer), logits.shape[-1])  # behind it is padding, which a save may drop
                 at = list(range(0, size, -(-size // MOST_VALUES)))
-                rows.append({"ids": ids, "at": at, "values": last[at].tolist()})
+                # not at the first token, whose rounding is the largest
+                where = list(range(len(ids) - 1, min(0, len(ids) - 2), -len(ids) // MOST_POSITIONS))
+                values = logits[where][:, at].tolist()
+                rows.append({"text": text, "ids": ids, "positions": where, "at": at, "values": values})
         finally:
+            watched.remove()
             for module in training:
                 module.training = True
-        self.logits = {"dtypes": sorted(str(kind)[6:] for kind in kinds), "rows": rows}
+        owners = {"tokenizer": tokenizer, "generation config": getattr(own, "generation_config", None)}
+        special = {o: {key: getattr(owner, key, None) for key in SPECIAL_IDS} for o, owner in owners.items()}
+        dtypes = sorted({str(kind)[6:] for kind in kinds} | {_float32_products(torch)})
+        self.logits = {"dtypes": dtypes, "rows": rows, "most_tokens": most, "special_ids": special}
+
+
+def _float32_products(torch: Any) -> str:
+    """Return the numbers in which this process multiplies matrices of float32."""
+    try:
+        return {"highest": "float32", "high": "tf32"}.get(torch.get_float32_matmul_precision(), "bfloat16")
+    except RuntimeError:  # set by torch's older and newer ways at once
+        return "bfloat16"
 
 
 def take(model: Any, checkpoint: str, step: object, suite: str, rank: int) -> Taken:
@@ -144,9 +174,8 @@ def take(model: Any, checkpoint: str, step: object, suite: str, rank: int) -> Ta
             if part is None or type(part) not in plain or not _can_be_sampled(part):
                 continue
             taken.ranks = max(taken.ranks, parts)
-            shape = (
-                part.shape
-            )  # as few objects as can be: those that stay bring the garbage collector's next run nearer
+            # as few objects as can be: those that stay bring the garbage collector's next run nearer
+            shape = part.shape
             whole = shape if parts == 1 else tensor.shape
             first, stride, count = _positions(name, shape, max(FEWEST_VALUES, most // parts))
             rows, own = views.setdefault((part.device, part.dtype), ([], []))

@@ -1,8 +1,8 @@
 """Trained values, which training took from its own memory by `notify(fingerprint=model)`, against the weights of a trial.
 
-Rule: values are compared bit for bit after the roundings of saving and loading, logits within a tolerance. A tensor of another name, shape or kind of
-number is not checkable, and is said. Weights that differ are the checkpoint's fault, or this node's where the files on
-storage are right. Called from `trial`, once the model is loaded.
+Rule: values are compared bit for bit after the roundings of saving and loading, token ids as they are, logits within a
+tolerance. A tensor of another name, shape or kind of number is not checkable, and is said. Weights that differ are the
+checkpoint's fault, or this node's where the files on storage are right. Called from `trial`, once the model is loaded.
 """
 
 from __future__ import annotations
@@ -10,11 +10,14 @@ from __future__ import annotations
 import base64
 import json
 import math
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from evaljobs.contract.names import ADAPTERS
 from evaljobs.contract.paths import EvaluationPaths
 from evaljobs.contract.specs import TrialSpec
 from evaljobs.errors import OperatorError, RetryError, one_line
@@ -23,10 +26,10 @@ if TYPE_CHECKING:
     from torch import Tensor, dtype
 
 FLOATS = ("float32", "bfloat16", "float16", "float64")
-MOST_NAMES = 3  # tensors named in a message
-# Root mean square of the differences of right logits over their standard deviation, by the coarsest dtype: SmolLM2-135M's in
-# bfloat16 are 0.06 from float32, in float16 (as in TF32) 0.006; with noise of 0.03 in its weights 0.3
-MOST_APART = {"float64": 0.05, "float32": 0.05, "float16": 0.05, "bfloat16": 0.25}
+MOST_NAMES = 3  # tensors of one kind that are named in a message
+# Root mean square of the differences of right logits over their standard deviation, by the coarsest numbers of either side.
+# SmolLM2-135M, from float32: other kernels 3e-6, float16 0.02, bfloat16 0.06; rope_theta x 0.1 0.4, rms_norm_eps 1e-6 1e-3
+MOST_APART = {"float64": 2e-4, "float32": 2e-4, "float16": 0.05, "tf32": 0.05, "bfloat16": 0.25}
 MALFORMED = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError)
 UNREAD = "what training left of its weights cannot be read"
 
@@ -41,11 +44,12 @@ class Part(NamedTuple):
     values: Tensor
 
 
-def check(paths: EvaluationPaths, spec: TrialSpec, model: object) -> str:
+def check(paths: EvaluationPaths, spec: TrialSpec, model: object, tokenizer: Any = None) -> str:
     """What could not be compared, in words; "" where all was, or training left no values.
 
-    `model`: a torch module, or what else an engine has: then the staged files are compared. OperatorError where the
-    checkpoint's weights are not training's, RetryError where only this node's are not.
+    `model`: a torch module, or what else an engine has: then the staged files are compared. `tokenizer`: as lm-eval's class
+    of the engine has it. OperatorError where the checkpoint's weights, tokenizer or settings are not training's,
+    RetryError where only this node's weights are not.
     """
     import torch  # noqa: PLC0415
 
@@ -63,17 +67,21 @@ def check(paths: EvaluationPaths, spec: TrialSpec, model: object) -> str:
         module = getattr(model, "_orig_mod", model)  # torch.compile's
         served = dict(module.named_parameters(remove_duplicate=False))
         names = [name for name, _ in module.named_parameters()]
-    try:
-        wrong, checked = compare(parts, served, staged)
-        apart, unseen = ("", "") if wrong else compare_logits(text, module, staged)
-    except MALFORMED as error:  # a RuntimeError may be the GPU's
-        return f"{UNREAD}: {one_line(error)}"
     mend = (
-        f"Save the checkpoint again; where a model of another step was passed as fingerprint, "
+        "Save the checkpoint again; where a model of another step or another tokenizer was passed as fingerprint, "
         f"remove {paths.trained_values} and type `evalspan retry {spec.evaluation_id}`"
     )
-    if apart:
-        raise OperatorError(f"wrong weights or settings of the model: {apart}. {mend}")
+    chosen = [key for key in spec.model.model_args if "token" in key or key in ADAPTERS]
+    why = f" ({', '.join(chosen)} in model_args)" if chosen else ""
+    try:
+        wrong, checked = compare(parts, served, staged)
+        left: Any = next(filter(None, (json.loads(line).get("logits") for line in text.splitlines())), None)
+        unseen = compare_ids(left, tokenizer, module, why) if left and not wrong else []
+        unseen += compare_logits(left, module, staged) if left and not wrong else []
+    except OperatorError as error:
+        raise OperatorError(f"{error}. {mend}") from error
+    except MALFORMED as error:  # a RuntimeError may be the GPU's
+        return f"{UNREAD}: {one_line(error)}"
     if wrong:
         (first, how), others = next(iter(wrong.items())), len(wrong) - 1
         said = f"{first} {how}" + (f", and {others} more tensors differ" if others else "")
@@ -82,50 +90,87 @@ def check(paths: EvaluationPaths, spec: TrialSpec, model: object) -> str:
         if wrong.keys() <= right_there - wrong_there.keys():
             raise RetryError(f"the weights on storage are training's, and those of this node not: {said}")
         raise OperatorError(f"wrong weights: {said}. {mend}")
-    left = [name for name in names if name not in checked]
-    if not left:
-        return unseen
-    more = f" and {len(left) - MOST_NAMES} more" if len(left) > MOST_NAMES else ""
-    return (
-        f"{len(names) - len(left)} of {len(names)} tensors of the checkpoint were compared with training's; not checkable, "
-        f"since training left no values of this name, shape and kind: {', '.join(left[:MOST_NAMES])}{more}"
-        + (f"; {unseen}" if unseen else "")
-    )
+    if missed := [name for name in names if name not in checked]:
+        unseen.insert(
+            0,
+            f"{len(names) - len(missed)} of {len(names)} tensors of the checkpoint were compared with training's; not "
+            f"checkable, since training left no values of this name, shape and kind: {', '.join(in_few_words(missed))}",
+        )
+    return "; ".join(unseen)
 
 
-def compare_logits(text: bytes, model: Any, saved: Mapping[str, Tensor]) -> tuple[str, str]:
-    """How the model's logits differ from those of training; else why they are not checkable; both "" where they are alike,
-    or training left none. `model`: a torch module, or None.
+def in_few_words(names: Sequence[str]) -> Iterator[str]:
+    """Name each tensor, or where layers have more than MOST_NAMES alike, the kind and how many there are."""
+    kinds: dict[str, list[str]] = {}
+    for name in names:
+        kinds.setdefault(re.sub(r"\b\d+\b", "*", name), []).append(name)
+    for kind, alike in kinds.items():
+        yield from alike if len(alike) <= MOST_NAMES else [f"{kind} ({len(alike)})"]
+
+
+def compare_ids(left: Mapping[str, Any], tokenizer: Any, model: Any, chosen: str) -> list[str]:
+    """Return what is not checkable. OperatorError where the tokenizer's ids, or the special ids, are not training's.
+
+    `chosen`: model_args that choose the tokenizer, which explain other ids; or "". Another id of padding changes no score.
+    """
+    if tokenizer is None:
+        return ["training's token ids are not checkable with this engine"]
+    pairs: list[tuple[str, Any, Any]] = []
+    owners = {"tokenizer": tokenizer, "generation config": getattr(model, "generation_config", None)}
+    for owner, ids in left["special_ids"].items():
+        pairs += ((f"{key} of the {owner}", getattr(owners[owner], key, None), ids[key]) for key in ids)
+    for row in left["rows"]:
+        here = list(tokenizer(row["text"])["input_ids"])[: left["most_tokens"]]
+        own = enumerate(zip_longest(here, row["ids"], fillvalue="missing"))
+        pairs += ((f"token {at} of the text {row['text'][:40]!r}", *pair) for at, pair in own)
+    differ = [
+        f"{name} is {here}, where training had {there}"
+        for name, here, there in pairs
+        if None not in (here, there) and _ids(here).isdisjoint(_ids(there))
+    ]
+    wrong = [words for words in differ if not words.startswith("pad_token_id")]
+    if not wrong or chosen:
+        return [f"{words}{chosen}" for words in (*wrong[:1], *(w for w in differ if w not in wrong))]
+    raise OperatorError(f"wrong tokenizer: {wrong[0]} (ids that differ: {len(wrong)})")
+
+
+def _ids(value: Any) -> set[Any]:
+    return set(value) if isinstance(value, list) else {value}
+
+
+def compare_logits(left: Mapping[str, Any], model: Any, saved: Mapping[str, Tensor]) -> list[str]:
+    """Return why logits are not checkable. OperatorError where the model's differ from training's by more than rounding.
+
+    `model`: a torch module, or None.
     """
     import torch  # noqa: PLC0415
 
-    left = next((line["logits"] for line in map(json.loads, text.splitlines()) if line.get("logits")), None)
-    if left is None:
-        return "", ""
     if model is None:
-        return "", "training's logits are not checkable with this engine or an adapter"
+        return ["training's logits are not checkable with this engine or an adapter"]
     used = [tensor.dtype for tensor in (*model.parameters(), *saved.values())]
     kinds = {*left["dtypes"], *(str(dtype)[6:] for dtype in used)}
+    if torch.get_float32_matmul_precision() != "highest":
+        kinds.add("tf32")
     if not kinds <= MOST_APART.keys():
-        return "", f"training's logits are not checkable: the model has {', '.join(sorted(kinds))}"
-    device, most = next(model.parameters()).device, max(MOST_APART[kind] for kind in kinds)
+        return [f"training's logits are not checkable: the model has {', '.join(sorted(kinds))}"]
+    device, coarsest = next(model.parameters()).device, max(kinds, key=MOST_APART.__getitem__)
     distance, spread = 0.0, 0.0
     for row in left["rows"]:
         with torch.no_grad():
             found = model(torch.tensor([row["ids"]], device=device))
-        there = found.logits[0, -1, row["at"]].double().cpu()
+        there = found.logits[0][row["positions"]][:, row["at"]].double().cpu()
         values = torch.tensor(row["values"], dtype=torch.float64)
         distance += float((there - values).square().sum())
-        spread += float((values - values.mean()).square().sum())
+        spread += float((values - values.mean(-1, keepdim=True)).square().sum())
     if not math.isfinite(spread) or not spread:
-        return "", "training's logits are not checkable: they are not finite, or all alike"
+        return ["training's logits are not checkable: they are not finite, or all alike"]
     apart = math.sqrt(distance / spread)
-    if not apart <= most:
-        return (
-            f"logits differ from training's by {apart:.2g} of their spread, where rounding makes less than {most:g}",
-            "",
-        )
-    return "", ""
+    if apart <= MOST_APART[coarsest]:
+        return []
+    raise OperatorError(
+        f"wrong weights or settings of the model: logits differ from training's by {apart:.2g} of their spread, where "
+        f"rounding in {coarsest} makes less than {MOST_APART[coarsest]:g}"
+    )
 
 
 def stored(folder: str | Path) -> dict[str, Tensor]:

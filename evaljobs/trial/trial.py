@@ -182,7 +182,7 @@ class Trial:
             )
             held.enter_context(contextlib.closing(engine))
             self._check_weights()
-            self._weights = trained_values.check(self.paths, self.spec, engine.model)
+            self._weights = trained_values.check(self.paths, self.spec, engine.model, engine.tokenizer)
             self.seconds["import"] = engine.loaded.import_seconds
             self.seconds["load"] = engine.loaded.load_seconds
             self.seconds["warm"] = engine.warm_up()

@@ -3,6 +3,8 @@
 Runs each task through lm-eval and through evalspan's node side in this process, on the CPU, and compares results,
 standard errors and every sample: a row for each task, batch size and number of shards. Exit status 1 where a row is not
 equal. About 20 minutes for SmolLM2-135M on two cores with the default limits.
+
+With --wrong-weights, instead: how a trial finds each kind of wrong checkpoint (`bench.wrong_weights`), which takes minutes.
 """
 
 from __future__ import annotations
@@ -64,8 +66,28 @@ def rows_of(name: str, case: Case, options: Options, batch_size: int) -> Iterato
         yield {"task": name, "batch_size": batch_size, "shards": shards, "equal": ours == theirs, **counted}
 
 
+def wrong_weights(options: Options) -> tuple[dict[str, Any], bool]:
+    from bench import wrong_weights as kinds  # noqa: PLC0415 (imports torch)
+
+    found: dict[str, dict[str, str]] = {}
+    with tempfile.TemporaryDirectory(prefix="evalspan-bench-", dir=options.scratch) as scratch:
+        for row in kinds.rows(options.model_dir, Path(scratch), options.dtype, options.tasks or ()):
+            say(json.dumps(row))
+            found.setdefault(row["found_by"], {})[row["kind"]] = row["words"]
+    counts = {how: len(rows) for how, rows in found.items()}
+    passed = set(found.get("never", {}))
+    return {
+        "model": str(options.model_dir),
+        "dtype": options.dtype,
+        "counts": counts,
+        "passed": sorted(passed),
+    }, passed == {*kinds.HEALTHY}
+
+
 def measure(options: Options) -> tuple[dict[str, Any], bool]:
     run.quiet_environment(offline=True)
+    if options.wrong_weights:
+        return wrong_weights(options)
     rows: list[dict[str, Any]] = []
     for name, case in cases(options.limit, options.dtype).items():
         for batch_size in options.batch_sizes:
@@ -85,7 +107,11 @@ OPTIONS = (
     option("--limit", 10, "documents per task (four times as many of mmlu)"),
     option("--threads", 2),
     option("--dtype", "float32", "many CPUs are slow at the checkpoint's own bfloat16"),
-    option("--tasks", text="only cases whose name holds one of these", nargs="*", type=str),
+    option(
+        "--wrong-weights", False, "find wrong checkpoints, in place of comparing scores", action="store_true"
+    ),
+    option("--scratch", text="folder for damaged copies", type=Path),
+    option("--tasks", text="only cases or kinds whose name holds one of these", nargs="*", type=str),
 )
 if __name__ == "__main__":
     sys.exit(command("bench_exactness", __doc__, measure, *OPTIONS))

@@ -42,7 +42,7 @@ class SyntheticEngine:
     def __init__(self, load_seconds: float) -> None:
         self.loaded = Loaded(devices="synthetic", gpus=1, import_seconds=0.0, load_seconds=load_seconds)
         self.usage = Usage()
-        self.model = None
+        self.model = self.tokenizer = None
 
     def warm_up(self) -> float:
         return 0.0

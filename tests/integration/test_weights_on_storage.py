@@ -9,6 +9,7 @@ from support.trials import TASKS
 
 from coordinator import hook
 from coordinator.intake.checkpoint import inspect
+from coordinator.trained_values import take
 from evaljobs.staging.copy import hash_file
 from evaljobs.staging.fingerprint import SAMPLE_BYTES, SAVE_SUMS, content_of, read_header
 
@@ -144,7 +145,10 @@ def test_the_hooks_hashes_say_at_acceptance_that_a_copy_is_the_same(tmp_path, to
 
 @pytest.mark.timeout(600)  # two daemons
 def test_a_checkpoint_that_is_not_what_training_held_is_not_scored(tmp_path, toy_model):
-    """The first trial ends the evaluation, and says which tensor and what to type; typed, it scores."""
+    """The first trial ends the evaluation, and says which tensor and what to type; typed, it scores.
+
+    Without values of that tensor, a warning of the report names it.
+    """
     import torch
     from safetensors.torch import load_file, save_file
     from transformers import AutoModelForCausalLM
@@ -172,9 +176,11 @@ def test_a_checkpoint_that_is_not_what_training_held_is_not_scored(tmp_path, toy
         done = site.run(site.command("daemon", "--until-idle"))
         failed = set(site.results()["failed"].values())
         trials = list((site.root() / "outcomes").glob("*-trial-*.failed.json"))
-        (site.root() / "trained_values.jsonl").unlink()
+        others = {key: each for key, each in state.items() if key != name}
+        (site.root() / "trained_values.jsonl").write_text(take(others, str(model), 1, "core", 0)._text())
         again = site.run(site.command("retry", site.root().name))
         site.run(site.command("daemon", "--until-idle"))
+        report = site.run(site.command("report", site.root().name, "--json"))
     finally:
         site.end_workers()
     (said,) = failed
@@ -183,3 +189,8 @@ def test_a_checkpoint_that_is_not_what_training_held_is_not_scored(tmp_path, toy
     assert len(trials) == 1
     assert again.returncode == 0, again.stderr
     assert site.results()["results"].keys() == {"toy_choice"}
+    (warning,) = json.loads(report.stdout)["warnings"]
+    assert warning.startswith(
+        f"weights: {len(others)} of {len(state)} tensors of the checkpoint were compared"
+    )
+    assert warning.endswith(f"of this name, shape and kind: {name}")

@@ -1,9 +1,11 @@
 """Wrong weights are found by values that training took of its own memory, and right ones are never refused."""
 
+import contextlib
 import copy
 import itertools
 import json
 import random
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,7 +17,7 @@ from coordinator import trained_values as taking
 from evaljobs.contract.paths import EvaluationPaths
 from evaljobs.contract.specs import CheckpointSpec, ModelOptions, TrialSpec
 from evaljobs.errors import OperatorError, RetryError
-from evaljobs.trial.trained_values import check, compare, read, stored
+from evaljobs.trial.trained_values import check, compare, in_few_words, read, stored
 
 pytestmark = pytest.mark.model
 
@@ -278,7 +280,12 @@ def test_what_could_not_be_compared_is_said(tmp_path):
     paths.trained_values.write_bytes(taken({name: t for name, t in state.items() if ".q." not in name}))
     said = check(paths, spec, None)
     assert said.startswith(f"{len(state) - 6} of {len(state)} tensors of the checkpoint were compared")
-    assert said.endswith("layers.0.q.bias, layers.0.q.weight, layers.1.q.bias and 3 more")
+    assert said.endswith(
+        "kind: layers.0.q.bias, layers.1.q.bias, layers.2.q.bias, "
+        + ", ".join(f"layers.{i}.q.weight" for i in range(3))
+    )
+    alike = [f"layers.{i}.{name}" for i in range(30) for name in ("q", "k")]
+    assert list(in_few_words(["head", *alike[:2], *alike[2::2]])) == ["head", "layers.*.q (30)", "layers.0.k"]
     (group,) = json.loads(taken(state))["groups"]
 
     def with_row(**fields):
@@ -294,39 +301,125 @@ def test_what_could_not_be_compared_is_said(tmp_path):
         assert check(paths, spec, None).startswith(("0 of", "what training left"))
 
 
-# --- logits --------------------------------------------------------------------------------------------------------------
+# --- token ids and logits ------------------------------------------------------------------------------------------------
 
 
-def test_logits_tell_what_values_cannot_and_refuse_no_rounding(tmp_path, tiny_model_dir):
-    """In each pair of dtypes right ones pass. Another rope, or renamed and wrong tensors, are found; other engines say so.
-    Training's modes stay, and what cannot be run is passed on without logits."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+def pretrained(folder, dtype=torch.float32):
+    from transformers import AutoModelForCausalLM
 
-    def loaded(dtype):
-        return AutoModelForCausalLM.from_pretrained(tiny_model_dir, dtype=dtype).eval()
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
 
-    tokenizer, state = AutoTokenizer.from_pretrained(tiny_model_dir), stored(tiny_model_dir)
-    paths, spec = trial(tmp_path, state)
-    for trained, served in itertools.product(KINDS, KINDS):
-        model = loaded(trained)
+
+def tokenizer_of(folder, **changes):
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(folder, **changes)
+
+
+@contextlib.contextmanager
+def autocast(model):
+    """As accelerate does it: float32 parameters and logits, products in bfloat16."""
+    own = model.forward
+
+    def forward(*args):
+        with torch.autocast("cpu", torch.bfloat16):
+            found = own(*args)
+        return SimpleNamespace(logits=found.logits.float())
+
+    model.forward = forward
+    yield
+    model.forward = own
+
+
+def test_right_logits_are_never_refused(tmp_path, tiny_model_dir):
+    """In each pair of dtypes, also where training's products are coarser than its parameters. Training's modes stay."""
+    tokenizer = tokenizer_of(tiny_model_dir)
+    paths, spec = trial(tmp_path, stored(tiny_model_dir))
+    for (trained, mixed), served in itertools.product(
+        [*((kind, False) for kind in KINDS), (torch.float32, True)], KINDS
+    ):
+        model = pretrained(tiny_model_dir, trained)
         model.model.layers.train()
         modes = [module.training for module in model.modules()]
-        paths.trained_values.write_bytes(taken(hook.fingerprint_logits(model, tokenizer)))
+        with autocast(model) if mixed else contextlib.nullcontext():
+            paths.trained_values.write_bytes(taken(hook.fingerprint_logits(model, tokenizer)))
         assert [module.training for module in model.modules()] == modes
-        assert "logits" not in check(paths, spec, loaded(served))
-    model = loaded(torch.float32)
+        assert "logits" not in check(paths, spec, pretrained(tiny_model_dir, served), tokenizer)
+
+
+def with_bos(tokenizer):
+    from tokenizers.processors import TemplateProcessing
+
+    bos = tokenizer.bos_token
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single=f"{bos} $A", pair=f"{bos} $A $B", special_tokens=[(bos, tokenizer.bos_token_id)]
+    )
+
+
+def rotated(tokenizer):
+    from tokenizers import Tokenizer
+
+    text = json.loads(tokenizer.backend_tokenizer.to_str())
+    text["model"]["vocab"] = {
+        word: i if i < 5 else 5 + (i - 4) % (len(text["model"]["vocab"]) - 5)
+        for word, i in text["model"]["vocab"].items()
+    }
+    tokenizer._tokenizer = Tokenizer.from_str(json.dumps(text))
+
+
+def other_eps(model, _tokenizer):
+    for module in model.modules():
+        if hasattr(module, "variance_epsilon"):
+            module.variance_epsilon *= 1000
+
+
+LOGITS = r"wrong weights or settings of the model: logits differ from training's by .* rounding in float32 makes less than 0.0002\. Save"
+# fmt: off
+SETTINGS = {
+    "rope_theta x 0.1": (lambda model, _tokenizer: model.model.rotary_emb.inv_freq.pow_(0.75), LOGITS),
+    "rms_norm_eps x 1000": (other_eps, LOGITS),
+    "a tensor initialised anew, below a new name": (lambda model, _tokenizer: torch.nn.init.normal_(model.model.layers[0].mlp.up_proj.weight), LOGITS),
+    "token ids rotated": (lambda _model, tokenizer: rotated(tokenizer), r"wrong tokenizer: token 0 of the text 'The capital of France is' is (\d+), where training had \d+ \(ids that differ: \d\d\d\)"),
+    "a BOS added": (lambda _model, tokenizer: with_bos(tokenizer), r"token 0 of the text 'The capital of France is' is 0, where training had"),
+    "another eos of the tokenizer": (lambda _model, tokenizer: setattr(tokenizer, "eos_token", "<s>"), r"wrong tokenizer: eos_token_id of the tokenizer is 0, where training had 1 \(ids that differ: 1\)\. Save"),
+    "another eos of generation": (lambda model, _tokenizer: setattr(model.generation_config, "eos_token_id", [0, 2]), r"eos_token_id of the generation config is \[0, 2\], where training had 1 \(ids that differ: 1\)\. Save"),
+}
+# fmt: on
+
+
+@pytest.mark.parametrize("kind", SETTINGS)
+def test_settings_and_tokenizers_that_are_not_trainings_are_named(tmp_path, tiny_model_dir, kind):
+    """Tensors are right, or have other names. Ids are compared also where an engine shows no module."""
+    damage, words = SETTINGS[kind]
+    model, tokenizer = pretrained(tiny_model_dir), tokenizer_of(tiny_model_dir)
+    paths, spec = trial(tmp_path, stored(tiny_model_dir))
+    (line,) = map(json.loads, taken(hook.fingerprint_logits(model, tokenizer)).splitlines())
+    paths.trained_values.write_text(json.dumps({**line, "groups": []}))
+    assert check(paths, spec, model, tokenizer).startswith("0 of")
+    damage(model, tokenizer)
+    with pytest.raises(OperatorError, match=words):
+        check(paths, spec, model, tokenizer)
+    if "tokenizer:" in words:
+        with pytest.raises(OperatorError, match=words):
+            check(paths, spec, None, tokenizer)
+
+
+def test_a_tokenizer_that_the_users_arguments_choose_is_a_warning(tmp_path, tiny_model_dir):
+    """Also another id of padding, which no score depends on; what an engine cannot show; and a model that cannot be run."""
+    model, tokenizer, state = pretrained(tiny_model_dir), tokenizer_of(tiny_model_dir), stored(tiny_model_dir)
+    tokenizer.add_special_tokens({"pad_token": "</s>"})
+    paths, spec = trial(tmp_path, state)
     paths.trained_values.write_bytes(taken(hook.fingerprint_logits(model, tokenizer)))
-    assert check(paths, spec, None).startswith("training's logits are not checkable")
-    model.model.rotary_emb.inv_freq *= 3
-    with pytest.raises(
-        OperatorError, match=r"wrong weights or settings of the model: logits differ from training's by"
-    ):
-        check(paths, spec, model)
-    (line,) = map(json.loads, paths.trained_values.read_text().splitlines())
-    paths.trained_values.write_text(json.dumps({**line, "groups": []}))  # as where all tensors are renamed
-    assert check(paths, spec, loaded(torch.float32)).startswith("0 of")
-    model = loaded(torch.float32)
-    torch.nn.init.normal_(model.model.layers[0].mlp.up_proj.weight)
-    with pytest.raises(OperatorError, match="logits differ from"):
-        check(paths, spec, model)
+    assert check(paths, spec, model, tokenizer) == ""
+    assert check(paths, spec, None) == (
+        "training's token ids are not checkable with this engine; training's logits are not checkable with this engine or an adapter"
+    )
+    tokenizer.add_special_tokens({"pad_token": "<s>"})
+    assert check(paths, spec, model, tokenizer) == "pad_token_id of the tokenizer is 0, where training had 1"
+    tokenizer.add_special_tokens({"pad_token": "</s>"})
+    with_bos(tokenizer)
+    chosen = spec.model_copy(update={"model": ModelOptions(model_args={"add_bos_token": True})})
+    said = check(paths, chosen, model, tokenizer)
+    assert said.startswith("token 0 of the text 'The capital of France is' is 0, where training had ")
+    assert said.endswith(" (add_bos_token in model_args)")
     assert hook.fingerprint_logits(state, tokenizer) is state

@@ -40,6 +40,7 @@ class HarnessEngine:
         self.lm = lm
         self.loaded = loaded
         self.usage = Usage()
+        self.tokenizer: object = getattr(lm, "tokenizer", None)
         self._options = options
         for name in TOKENISERS:
             if hasattr(lm, name):

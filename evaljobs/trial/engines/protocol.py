@@ -54,6 +54,11 @@ class Engine(Protocol):
         """A torch module with the weights, or something else where the engine keeps them to itself."""
         ...
 
+    @property
+    def tokenizer(self) -> object:
+        """One of transformers, or of its interface; None where the engine has none."""
+        ...
+
     def warm_up(self) -> float:
         """Seconds of a first forward pass that draws no random number; 0.0 where there was none."""
         ...
