@@ -289,7 +289,8 @@ def found_by(folder: Path, trained: bytes, work: Path, dtype: str) -> tuple[str,
     try:
         return "never", check(paths, spec, engine.model, engine.tokenizer)
     except JobError as error:
-        return "fingerprint" if one_line(error).startswith("wrong weights: ") else "logits", one_line(error)
+        added = one_line(error).startswith(("wrong tokenizer", "wrong weights or settings"))
+        return "logits" if added else "fingerprint", one_line(error)
 
 
 def rows(model_dir: Path, scratch: Path, dtype: str, only: Sequence[str] = ()) -> Iterator[dict[str, Any]]:
