@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 import typer
 from typer.core import TyperCommand
 
+from coordinator.base.strict_json import finite
 from coordinator.base.typed import typed
 from coordinator.cli.terminal import Console
 from coordinator.errors import OperatorError
@@ -212,7 +213,7 @@ def say_aside(text: str) -> None:
 
 
 def show_json(data: Any) -> None:
-    stdout().print_json(json.dumps(data, default=str))
+    stdout().print_json(json.dumps(finite(data), default=str))
 
 
 @contextmanager

@@ -73,6 +73,7 @@ MOST_TEXT = 1000  # most characters of an error
 Tensors = Mapping[str, tuple[str, int]]  # name -> (dtype, bytes), of safetensors headers
 WRAPPERS = frozenset(trained_values.WRAPPERS)
 DDP = "module."  # begins the names of a model in DistributedDataParallel
+PEFT = "base_model.model."  # begins the names of an adapter
 UNFINISHED = ("*.tmp", "*.part", "*.incomplete", "*.lock")  # files of writers that still write, or died
 
 
@@ -320,7 +321,7 @@ def wrapped_name(tensors: Iterable[str]) -> str:
     """Say that names of tensors are those of a wrapper, which no loader finds; "" where they are a model's own."""
     names = list(tensors)
     found = next((name for name in names if not WRAPPERS.isdisjoint(name.split("."))), "")
-    if not found and names and all(name.startswith(DDP) for name in names):
+    if not found and names and all(name.removeprefix(PEFT).startswith(DDP) for name in names):
         found = names[0]
     how = "save the unwrapped model (of torch.compile model._orig_mod, of DDP model.module)"
     return f"its tensors have the names of a wrapped model, as {found}: {how}" if found else ""

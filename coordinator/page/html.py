@@ -10,11 +10,12 @@ import base64
 import hashlib
 import html
 import json
-import math
 from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
 from typing import Any
+
+from coordinator.base.strict_json import finite
 
 SCRIPTS = (
     "uplot.js", "base.js", "table.js", "curves.js", "heatmap.js", "summary.js", "lanes.js", "index.js", "nodes.js", "samples.js", "page.js",
@@ -57,19 +58,9 @@ def page(
 
 def as_json(data: Any) -> str:
     """JSON that can stand in a script element: no `<`, so no end tag and no comment."""
-    return json.dumps(_finite(data), ensure_ascii=False, separators=(",", ":"), allow_nan=False).replace(
+    return json.dumps(finite(data), ensure_ascii=False, separators=(",", ":"), allow_nan=False).replace(
         "<", "\\u003c"
     )
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {str(key): _finite(each) for key, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(each) for each in value]
-    return value
 
 
 @cache

@@ -11,7 +11,7 @@ import hashlib
 import io
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from math import isfinite
+from math import isfinite, nan
 from typing import Any, Literal
 
 from pydantic import ConfigDict
@@ -162,8 +162,9 @@ def scores_of(results: Mapping[str, Any]) -> tuple[ScoreValue, ...]:
     found = []
     tables = {**results.get("results", {}), **results.get("groups", {})}
     for task, values in (*tables.items(), *results.get("dense", {}).items()):
-        for key, value in values.items():
+        for key, number in values.items():
             metric, _, which = key.partition(",")
+            value = nan if number is None else number  # as results.json has it
             if not which or metric.endswith("_stderr") or not isinstance(value, int | float):
                 continue
             error = values.get(f"{metric}_stderr,{which}")

@@ -19,6 +19,7 @@ from typing import Any
 from pydantic import Field
 
 from coordinator.base.isolate import isolated, traceback_of
+from coordinator.base.strict_json import finite
 from coordinator.base.words import first_of
 from coordinator.errors import OperatorError
 from coordinator.evaluation.events import AnyEvent
@@ -286,7 +287,7 @@ def write_results(
         "parent": state.record.rescores or None,
         "signals": _signals(state),
     }
-    write_atomic(paths.results, json.dumps(results, indent=2, default=str).encode())
+    write_atomic(paths.results, json.dumps(finite(results), indent=2, default=str).encode())
 
 
 # --- as a value, for `coordinator.api` ----------------------------------------------------------------------

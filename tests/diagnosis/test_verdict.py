@@ -206,3 +206,10 @@ def test_a_dump_runs_no_code_of_its_own(tmp_path):
 
     assert diagnose({"t_0": [pickle.dumps(Hostile())]}).diagnosis.reason in (None, "Healthy")
     assert not (tmp_path / "ran").exists()
+
+
+def test_a_log_that_says_that_weights_are_random_is_not_healthy():
+    """Of an evaluation that ended by itself; a training that made steps from there has survived it."""
+    notes = "LlamaForCausalLM LOAD REPORT from: /ckpt\n| Key | Status |\n- MISSING:\tthose params were newly initialized because missing from the checkpoint.\n"
+    assert of_text(notes + "INFO trial ended: drained after 3 shards\n").reason == "ModelLoadingError"
+    assert of_text(notes + STEPS).reason == "Healthy"

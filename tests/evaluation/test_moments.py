@@ -62,6 +62,30 @@ def nothing_is_doubled(world):
         assert node is None or node.precursor == info.job.name, world.summary()
 
 
+@some(20)
+@given(seed=SEEDS)
+def test_an_evaluation_of_broken_weights_keeps_no_score(seed):
+    """Whatever was scored before a trial said so; a retry, with other weights in the same place, scores it all again."""
+    world = World(seed, Faults(**BUSY), record(entries=5))
+    for _ in range(300):
+        if world.state.trials.live and any(e.status == "scored" for e in world.state.entries):
+            break
+        world.tick()
+    trial = next(iter(world.state.trials.live), None)
+    if trial is None or world.state.winding_down:
+        return
+    error = "wrong weights: 1 of 64 values of model.norm.weight are NaN or infinite"
+    failed = Failed(name=trial, job="trial", blame="operator", error=error, broken_weights=True)
+    world.tell(ev.OutcomeSeen, outcome=failed)
+    assert {e.status for e in world.state.entries} == {"failed"}
+    assert {e.error for e in world.state.entries} == {error}
+    world.run()
+    assert replay(world.journal) == world.state
+    world.tell(ev.RetryAsked)
+    world.run()
+    assert {e.status for e in world.state.entries} == {"scored"}
+
+
 # --- retries and cancellations -----------------------------------------------------------------------------------------
 
 

@@ -16,11 +16,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.hub_server import CLOSED, COMMIT, serving
-from support.node_memory import make_checkpoint
+from support.node_memory import make_checkpoint, safetensors
 
+from coordinator.errors import OperatorError
 from coordinator.evaluation.records import checkpoint_name, is_snapshot
 from coordinator.intake import hub as intake
 from coordinator.intake.checkpoint import CheckpointError, inspect, inspect_raw
+from coordinator.intake.source_keys import check_adapter
+from evaljobs.contract.specs import ModelOptions
 from evaljobs.staging.fingerprint import BadWeights, is_safe_name, read_header
 
 
@@ -71,6 +74,31 @@ def test_a_checkpoint_is_its_config_tokenizer_weights_and_the_code_that_a_config
     assert inspect(tmp_path / "latest", allow_bin=True, step=1) == inspect(folder, allow_bin=True, step=1)
     (folder / "modeling_x.py").write_text("a = 2")
     assert (inspect(folder, allow_bin=True).digest != found.digest) == ("modeling_x.py" in more)
+
+
+@pytest.mark.parametrize(
+    ("name", "wrapped"),
+    [
+        ("_orig_mod.model.norm.weight", True),
+        ("module.model.norm.weight", True),
+        ("model.layers.0._checkpoint_wrapped_module.mlp.weight", True),
+        ("base_model.model._orig_mod.model.layers.0.q_proj.lora_A.weight", True),
+        ("base_model.model.module.model.layers.0.q_proj.lora_A.weight", True),
+        ("model.module.weight", False),
+        ("submodule.weight", False),
+    ],
+)
+def test_tensors_named_by_a_wrapper_of_the_model_are_refused_before_any_job(tmp_path, name, wrapped):
+    """Of a checkpoint as of an adapter: every tensor of the model would be a fresh one."""
+    folder = make_checkpoint(tmp_path / "x", shards=1, size=100)
+    weights = folder / "model.safetensors"
+    safetensors(weights, {name: b"1234"})
+    (folder / "adapter_config.json").write_text("{}")
+    shutil.copyfile(weights, folder / "adapter_model.safetensors")
+    looks = inspect, lambda place: check_adapter(ModelOptions(model_args={"peft": str(place)}))
+    for look in looks:
+        with pytest.raises(OperatorError, match=re.escape(name)) if wrapped else contextlib.nullcontext():
+            look(folder)
 
 
 ANYTHING = st.recursive(

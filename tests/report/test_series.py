@@ -5,6 +5,7 @@ curve or without their mode. How they look is in tests/golden/test_screens.py.
 import csv
 import io
 import json
+import math
 
 import pytest
 from hypothesis import given
@@ -14,6 +15,7 @@ from support.simulated.parts import Faults, record
 from support.simulated.world import World
 from support.trainings import leave, point, results, two_trainings
 
+from coordinator.base.strict_json import finite
 from coordinator.errors import OperatorError
 from coordinator.evaluation.records import EvaluationRecord
 from coordinator.intake import places
@@ -268,3 +270,20 @@ def test_flips_are_documents_by_what_the_task_has():
     ):
         made = task_check("t", kind, list(zip(exact, fast, strict=True)))
         assert (made.documents, made.worst, made.argmax, made.metrics, made.answers) == found
+
+
+def test_a_score_that_is_not_finite_is_null_in_json_and_nan_where_it_is_read():
+    """Strict JSON has no NaN; a metric of a task may still be 0/0."""
+    results = {
+        "results": {"t": {"alias": "t", "brier,none": math.nan, "acc,none": 0.5, "rows": [math.inf, (1,)]}}
+    }
+    text = json.dumps(finite(results), allow_nan=False)
+    assert json.loads(text)["results"]["t"] == {
+        "alias": "t",
+        "brier,none": None,
+        "acc,none": 0.5,
+        "rows": [None, [1]],
+    }
+    brier, acc = scores_of(json.loads(text))
+    assert math.isnan(brier.value)
+    assert acc.value == 0.5

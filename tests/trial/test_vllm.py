@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from evaljobs.contract.specs import ModelOptions
 from evaljobs.errors import OperatorError
 from evaljobs.lmeval.batches import Batch, Piece
 from evaljobs.trial.engines import loading, vllm
+from evaljobs.trial.engines.weights import BrokenWeightsError
 from evaljobs.trial.shard_runner import RequestSet, run_shard
 
 pytest.importorskip("lm_eval")
@@ -178,3 +180,30 @@ def test_one_gpu_takes_one_process(fake, tiny_model_dir, log):
     assert [line["workers"] for line in said(log, "loaded")] == [[]]
     (line,) = said(log, "multiprocess")
     assert (line["multiprocess"], line["method"]) == (False, "spawn")
+
+
+def test_likelihoods_are_computed_without_a_cache_of_prefixes(fake, tiny_model_dir, sets, log):
+    """With it they depend on the order of requests (vLLM 42019). Who asks for it may generate, and has no likelihood."""
+    engine = loading.load(str(tiny_model_dir), OPTIONS, 2)
+    engine.close()
+    asked = ModelOptions(
+        engine="vllm", model_args={**OPTIONS.model_args, "enable_prefix_caching": True}, threads=1
+    )
+    caching = loading.load(str(tiny_model_dir), asked, 2)
+    assert [line["caches"] for line in said(log, "caches")] == [False, True]
+    assert answers(caching, sets, shard(sets, "toy_sums"))
+    with pytest.raises(OperatorError, match="leave enable_prefix_caching out"):
+        answers(caching, sets, shard(sets, "toy_choice"))
+    caching.close()
+
+
+def test_weights_that_are_not_finite_are_not_loaded(fake, tiny_model_dir, tmp_path):
+    """vLLM shows no module: the files are read."""
+    from safetensors.torch import load_file, save_file
+
+    shutil.copytree(tiny_model_dir, tmp_path / "model")
+    tensors = load_file(place := tmp_path / "model" / "model.safetensors")
+    tensors["model.norm.weight"][3] = float("nan")
+    save_file(tensors, place, metadata={"format": "pt"})
+    with pytest.raises(BrokenWeightsError, match=r"1 of 64 values of model\.norm\.weight"):
+        loading.load(str(tmp_path / "model"), OPTIONS, 2)

@@ -105,6 +105,8 @@ def distance(ours: torch.Tensor, plain: torch.Tensor) -> float:
 
 def compare(ours: torch.Tensor, flat: torch.Tensor, plain: torch.Tensor) -> None:
     """UnfitModelError where a unit's logits are not those of plain forward passes, up to rounding."""
+    if not plain.isfinite().all():
+        raise UnfitModelError("its logits of random tokens are NaN or infinite")
     error, wrong = distance(ours, plain), distance(flat, plain)
     tolerance = TOLERANCE_32_BIT if plain.dtype == torch.float32 else TOLERANCE
     if not error <= tolerance * wrong:  # a NaN is larger than all

@@ -44,6 +44,10 @@ ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
 }
 PARALLEL = ("tensor_parallel_size", "data_parallel_size", "pipeline_parallel_size")
+ORDERED = (
+    "vLLM's likelihoods depend on the order of requests where it caches prefixes: leave enable_prefix_caching out of "
+    "[trial] model_args, or evaluate tasks of generation alone"
+)
 ALL_AT_ONCE = 1 << 30  # lm-eval's batch size: the most requests that its class submits to vLLM at once
 
 
@@ -61,7 +65,8 @@ def load(
     `gpus`: those that the trial holds; 0 on CPU slots. OperatorError where vLLM would use fewer.
     """
     started = time.monotonic()
-    arguments = spread(options.model_args, gpus)
+    # with vLLM's prefix cache likelihoods depend on the order of requests (vLLM 42019)
+    arguments = {"enable_prefix_caching": False, **spread(options.model_args, gpus)}
     segments.sweep()
     with tied(), segments.named(), _from_inside(model_path) as place:
         lm = model_class.create_from_arg_obj({**arguments, "pretrained": place}, {"batch_size": ALL_AT_ONCE})
@@ -150,14 +155,19 @@ class VllmEngine(HarnessEngine):
                     answers = converse(self.lm, pieces, generate)
                     pairs += [(p.index, answer) for p, answer in zip(pieces, answers, strict=True)]
                 else:
-                    found = run_batch(self.lm, whole)
-                    weights.check_answers(whole, [answer for _, answer in found], lambda: True)
-                    pairs += found
+                    pairs += self._likelihoods(whole)
         except Exception:
             # drop all requests that vLLM has
             self._engine.abort_request(list(self._engine.output_processor.request_states), internal=True)
             raise
         return pairs
+
+    def _likelihoods(self, batch: Batch) -> list[tuple[int, Any]]:
+        if self._options.model_args.get("enable_prefix_caching"):
+            raise OperatorError(ORDERED)
+        found = run_batch(self.lm, batch)
+        weights.check_answers(batch, [answer for _, answer in found], lambda: True)
+        return found
 
     def _generated(
         self, settings: dict[str, Any], seed_of: dict[int, int], prompts: list[str], pieces: list[Piece]

@@ -48,6 +48,7 @@ class LLM:
         import torch
 
         torch.manual_seed(seed)
+        say(caches=_more.get("enable_prefix_caching", True))
         self.llm_engine = Engine(model, tensor_parallel_size, _more.get("max_model_len"))
 
     def generate(self, prompts, *, sampling_params, **_how):

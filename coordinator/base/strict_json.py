@@ -1,0 +1,18 @@
+"""Numbers that JSON cannot hold. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+
+def finite(value: Any) -> Any:
+    """The value with null for NaN and infinities, which strict JSON has not; names of its tables are texts."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): finite(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(each) for each in value]
+    return value
