@@ -55,9 +55,7 @@ class Daemon(Where):
     """
 
     until_idle: bool = flag("End once nothing is left to do, e.g. in a batch job.")
-    wait: bool = flag(
-        "If another daemon holds the work folder, wait until it ends, as for any other command."
-    )
+    wait: bool = flag("Wait also for a daemon that holds the work folder, as for any other command.")
 
     def run(self) -> None:
         from contextlib import ExitStack, closing

@@ -69,9 +69,7 @@ def file_job(state: State, info: JobInfo) -> None:
 def mark_cancelled(state: State, trial: str) -> None:
     """The coordinator ends this trial: it is no capacity, and its death counts against no node and no shard."""
     state.trials.by_name[trial].cancelled = True
-    state.index.cancellable.pop(trial, None)
-    if trial in state.trials.live:
-        state.index.leaving.add(trial)
+    file_job(state, state.jobs.by_name[state.trials.by_name[trial].job])
 
 
 def begin_trials(state: State, info: JobInfo) -> None:

@@ -371,7 +371,7 @@ def _stage(state: State, site: Site, node: NodeUse, now: float) -> JobIntended:
     if not _hosts(state, node):
         return precursor_job(state, site, replace(node, lanes=lanes), now)
     if not state.plans_later:
-        lanes = max(1, min(lanes, state.shards.todo - len(state.trials.live)))
+        lanes = max(1, min(lanes, state.shards.todo - len(state.trials.live) + len(state.index.leaving)))
     return trial_job(state, site, node, node.lane_names[:lanes], now, hosted=True)
 
 

@@ -144,11 +144,10 @@ def _one_member(
 def started_trials(state: State, known: Iterable[str], seen: Sightings, now: float) -> list[AnyEvent]:
     """Members that no listing has shown as running, though the work queue knows their trials (`known`)."""
     there = [state.trials.live[name] for name in known if name in state.trials.live]
-    waiting = [t for t in there if state.jobs.by_name[t.job].members.get(t.member) == "pending"]
-    why = [seen.reasons.pop((t.job, t.member), "") for t in waiting]
     return [
-        JobStarted(at=now, job=t.job, index=t.member, waited_for=reason)
-        for t, reason in zip(waiting, why, strict=True)
+        JobStarted(at=now, job=t.job, index=t.member, waited_for=seen.reasons.pop((t.job, t.member), ""))
+        for t in there
+        if state.jobs.by_name[t.job].members.get(t.member) == "pending"
     ]
 
 

@@ -47,7 +47,7 @@ def die_with_parent(number: signal.Signals, parent: int) -> None:
 
 
 class Supervisor:
-    """Keeps `count` workers alive, recovers the jobs of dead ones, and ends on a signal, a file or a lease."""
+    """Keeps a worker alive, recovers the jobs of dead ones, and ends on a signal, a file or a lease."""
 
     def __init__(self, options: argparse.Namespace, work: Callable[[], None]) -> None:
         """`work`: be one worker, in a forked child, until it ends."""
@@ -95,7 +95,7 @@ class Supervisor:
         return False
 
     def _fork_missing(self, at: float) -> None:
-        while len(self.children) < self.options.count and at >= self._start_after:
+        if not self.children and at >= self._start_after:
             sys.stdout.flush()
             sys.stderr.flush()
             parent = os.getpid()

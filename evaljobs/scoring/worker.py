@@ -246,7 +246,6 @@ def main(argv: Sequence[str]) -> int:
     add("--stop-file", type=Path, help="its existence ends the workers")
     add("--lease-file", type=Path, help="what a living coordinator touches")
     add("--lease-seconds", type=float, default=900.0, help="without a touch, after which the workers end")
-    add("--count", type=int, default=1, help="worker processes")
     options = parser.parse_args(argv)
     log_lines.begin("%(asctime)s %(name)s: %(message)s")
     try:
