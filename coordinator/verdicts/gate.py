@@ -24,6 +24,8 @@ from evaljobs.contract.specs import Record
 Outcome = Literal["pass", "regression", "missing", "undecidable"]
 WORST: Sequence[Outcome] = ("regression", "missing", "undecidable", "pass")
 Tier = Literal["critical", "supporting", "advisory"]
+Row = Mapping[str, Any]  # of a comparison, with verdicts
+Drop = Annotated[float, Field(ge=0)] | None
 BESIDE: Mapping[Tier, str] = {"critical": "", "supporting": "warning: ", "advisory": "advisory: "}
 
 
@@ -32,12 +34,8 @@ class Rule(Record):
 
     task: Annotated[str, Field(min_length=1)]  # a task or group, or a glob of them
     metric: str | None = None  # such as "acc", or "exact_match,strict-match"; None: each of the task's
-    max_drop: Annotated[float, Field(ge=0)] | None = (
-        None  # not worse than the baseline by more, in the metric's unit
-    )
-    max_relative_drop: Annotated[float, Field(ge=0)] | None = (
-        None  # the same, as a share of the baseline's score
-    )
+    max_drop: Drop = None  # not worse than the baseline by more, in the metric's unit
+    max_relative_drop: Drop = None  # the same, as a share of the baseline's score
     confidence: Annotated[float, Field(gt=0.5, lt=1)] = 0.95  # of these drops, one-sided
     at_least: float | None = None  # the score itself; at most, where lower is better
     min_documents: Annotated[int, Field(ge=1)] | None = None  # with fewer the rule is undecidable
@@ -90,9 +88,8 @@ def judge(policy: Policy, rows: Sequence[Mapping[str, Any]]) -> list[Ruling]:
     for rule in policy.rule:
         demands = (rule.max_drop, rule.max_relative_drop, rule.at_least, rule.min_documents)
         if all(demand is None for demand in demands) and not rule.required:
-            raise OperatorError(
-                f"rule for {rule.task}: say max_drop, max_relative_drop, at_least, min_documents or required"
-            )
+            known = "max_drop, max_relative_drop, at_least, min_documents or required"
+            raise OperatorError(f"rule for {rule.task}: say {known}")
         named = [
             r
             for r in rows
@@ -115,7 +112,7 @@ def outcome_of(rulings: Sequence[Ruling]) -> Outcome:
     return min((r.outcome for r in rulings if r.tier == "critical"), key=WORST.index, default="pass")
 
 
-def _is_missing(row: Mapping[str, Any]) -> bool:
+def _is_missing(row: Row) -> bool:
     """Whether the checkpoint has no such score, or one that is no number."""
     value = row["values"][-1]
     return value is None or not math.isfinite(value)
@@ -126,14 +123,13 @@ def _is_suite_mean(row: Mapping[str, Any]) -> bool:
     return bool(row["leaves"]) and row["metric"] == SUITE_MEAN
 
 
-def _judged(
-    rule: Rule, row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], count: int
-) -> tuple[Outcome, str]:
+def _judged(rule: Rule, row: Row, rows: Sequence[Row], count: int) -> tuple[Outcome, str]:
     """Judge one score by the worst of a rule's demands. `count`: scores of the checkpoint that the rule names."""
     said: list[tuple[Outcome, str]] = []
     before, value, documents = row["values"][0], row["values"][-1], row["documents"][-1]
     if _is_missing(row):
-        return "missing", f"{'no score' if value is None else value}, the baseline has {before}"
+        kept = "none" if before is None else f"{before:.4f}"
+        return "missing", f"{'no score' if value is None else value}; the baseline has {kept}"
     if rule.min_documents is not None:
         enough = documents is not None and documents >= rule.min_documents
         text = f"{documents or 'unknown'} documents of {rule.min_documents}"
@@ -152,7 +148,7 @@ def _judged(
     return worst, "; ".join(text for _, text in said) or f"{value:.4f}"
 
 
-def _difference(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> Estimate | str:
+def _difference(row: Row, rows: Sequence[Row]) -> Estimate | str:
     """Estimate how much better the score is than the baseline's, of a group over all documents of its tasks; or why not."""
     if _is_suite_mean(row):
         return "the mean of a suite's group: only at_least can be asked of it"
@@ -183,8 +179,7 @@ def _difference(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> Es
 def _drop(one: Estimate, limit: float, rule: Rule, count: int) -> tuple[Outcome, str]:
     """Judge a difference by its interval: the lower end passes, the upper one, corrected for `count` scores, fails."""
     low, high = interval(one, rule.confidence)[0], interval(one, 1 - (1 - rule.confidence) / count)[1]
-    level = f"one-sided {100 * rule.confidence:g} %" + (
-        f"; upper end: 1 of {count} scores, corrected" if count > 1 else ""
-    )
+    level = f"one-sided {100 * rule.confidence:g} %"
+    level += f"; upper end: 1 of {count} scores, corrected" if count > 1 else ""
     text = f"{one.difference:+.4f}, from {low:+.4f} to {high:+.4f} ({level}), not below {-limit:+.4g}"
     return "pass" if low >= -limit else "regression" if high < -limit else "undecidable", text

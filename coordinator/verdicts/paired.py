@@ -75,12 +75,8 @@ def paired(before: Values, after: Values, clusters: Sequence[Any] | None = None)
         shares = np.bincount(groups) / count
         if shares.max() >= LARGEST:
             return f"one cluster holds {shares.max():.0%} of the documents".replace("%", " %")
-        sums, parts, degrees = (
-            np.bincount(groups, weights=differences),
-            len(shares),
-            1 / (shares @ shares) - 1,
-        )
-        spread = np.bincount(groups, weights=differences - mean)
+        sums, spread = (np.bincount(groups, weights=each) for each in (differences, differences - mean))
+        parts, degrees = len(shares), float(1 / (shares @ shares) - 1)
         variance = float((spread**2 / (1 - shares)).sum()) / count**2
     stderr = variance**0.5
     if parts < FEW:
@@ -95,7 +91,7 @@ def paired(before: Values, after: Values, clusters: Sequence[Any] | None = None)
         clusters=None if clusters is None else parts,
         difference=mean,
         stderr=stderr,
-        degrees=float(degrees),
+        degrees=degrees,
         span=float(max(before.max(), after.max()) - min(before.min(), after.min())),
         p=p,
         test=test,

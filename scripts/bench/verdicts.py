@@ -305,6 +305,6 @@ def measure(options: Options) -> tuple[Any, bool]:
     return targets(rows, **vars(options))
 
 
-OPTIONS = (option("--pairs", 10_000), option("--trainings", 4000), option("--seed", 1))
+OPTIONS = (option("--pairs", 10_000), option("--trainings", 1000), option("--seed", 1))
 if __name__ == "__main__":
     sys.exit(command("bench_verdicts", __doc__, measure, *OPTIONS))

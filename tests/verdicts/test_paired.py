@@ -306,8 +306,8 @@ def test_a_rule_passes_is_broken_or_cannot_be_decided(rows, rule, outcome):
 @pytest.mark.parametrize(
     ("after", "rule", "line", "failed"),
     [
-        (None, {}, "missing: a acc: no score, the baseline has 0.5", False),
-        (None, {"required": True}, "missing: a acc: no score, the baseline has 0.5", True),
+        (None, {}, "missing: a acc: no score; the baseline has 0.5000", False),
+        (None, {"required": True}, "missing: a acc: no score; the baseline has 0.5000", True),
         (None, {"required": True, "tier": "supporting"}, "warning: missing: a acc", False),
         (0.39, {}, "regression: a acc: -0.1100, from -0.1265 to -0.0903 (one-sided 95 %; upper end: 1 of 2 scores, corrected)", True),
         (0.39, {"tier": "supporting"}, "warning: regression: a acc", False),
