@@ -33,9 +33,9 @@ APART = 4  # checkpoints, of the longer differences
 ALIKE = 0.6  # correlation of neighbours' scatter up to which false verdicts keep to ALPHA
 GROWTH = 1.25  # of a window to the next longer one
 NEAR = 10  # checkpoints before, at least, among which a change is dated
-WIDER = 1.3  # factor of the robust variance, for its own error
+WIDER = 1.4  # factor of the robust variance, for its own error
 CUT = 0.2  # share of the differences, the largest, that count as no larger than the others
-DEGREES = 0.8  # of freedom of the robust variance, for each difference
+DEGREES = 1.5  # of freedom of the robust variance, for each difference
 LOOKS = 2.0  # independent tests that the tests of one checkpoint are worth
 
 
