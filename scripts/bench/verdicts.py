@@ -133,7 +133,7 @@ def gates(rng: Any, options: Options) -> Rows:
         held = sum(times for low, high, times in ends if low <= gained - lost <= high)
         what = f"covers, 18 documents, {gained:.1%} gained, {lost:.1%} lost"
         yield row(what, held / options.pairs, 0.93, at_least=True)
-    draws = options.pairs // 20
+    draws = options.pairs // 40
     for limit in (0.0, 0.01, 0.02):
         policy = Policy.model_validate({"rule": [{"task": "*", "max_drop": limit}]})
         share = sum(outcome_of(judge(policy, equal(rng))) == "regression" for _ in range(draws)) / draws
