@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 MEANING = (
     "Verdicts: a paired test over the same documents, corrected for the number of scores; 5 % of the verdicts may be "
-    'false. "Would be seen": the change of this score alone that is found four times in five, so corrected. "±": the wider '
-    "half of the two-sided 95 % interval."
+    'false. "Would be seen": the change, in this score alone, that is found four times in five after that correction. '
+    '"±": the wider half of the two-sided 95 % interval.'
 )
 ALONG = (
     "Worse since: the score fell below the mean of the checkpoints before, or below the last one. In {horizon} checkpoints "
