@@ -44,6 +44,7 @@ Kind = tuple[int, int | None, int | None, bool]
 KINDS: dict[str, Kind] = {
     "0/1, 500 documents, 25 flips": (500, 25, None, True),
     "0/1, 2,000 documents, 100 flips": (2000, 100, None, True),
+    "0/1, 2,000 documents, 400 flips": (2000, 400, None, True),
     "0/1, 500 documents, 6 flips": (500, 6, None, False),
     "0/1, 18 documents, 6 flips": (18, 6, None, False),
     "real, 500 documents": (500, None, None, True),
@@ -86,7 +87,7 @@ def pairs(rng: Any, options: Options) -> Rows:
         yield row(f"false, {name}", share, 0.05 + max(slack, 0.007))
         if kind[3]:
             yield row(f"false at least, {name}", share, 0.05 - max(slack, 0.007), at_least=True)
-    for name in ("0/1, 2,000 documents, 100 flips", "real, 500 documents", "real, 100 clusters"):
+    for name in ("0/1, 2,000 documents, 400 flips", "real, 500 documents", "real, 100 clusters"):
         kind = KINDS[name]
         some = [compared(drawn(rng, kind)) for _ in range(200)]
         for count in (1, 5, 20, 60):
