@@ -37,7 +37,7 @@ class ExitCode(IntEnum):
     # the cluster, Redis, storage or a tracker could not be used, or a bug in evalspan | the line on stderr says which: mend
     # it, then the same command goes on; a traceback belongs in a bug report
     TROUBLE = 3
-    # it cannot be decided | more documents, or a wider limit; more nodes
+    # it cannot be decided | more documents, or a wider limit; a retry of tasks without a score; more nodes
     UNDECIDED = 4
     # cancelled, or ended by Ctrl-C | the same command goes on from what is there
     INTERRUPTED = 130

@@ -80,8 +80,8 @@ MORE: Mapping[str, Mapping[ExitCode, str]] = {
     "serve": {ExitCode.DONE: "SIGTERM stopped it"},
     "retry": {ExitCode.FAILED: "tasks failed again, or have items without a score"},
     "gate": {
-        ExitCode.FAILED: "a rule says regression",
-        ExitCode.UNDECIDED: "no rule says regression, and one cannot be decided",
+        ExitCode.FAILED: "a critical rule says regression, or a score that it requires is missing",
+        ExitCode.UNDECIDED: "neither, and a critical rule cannot be decided, or a score of it is missing",
     },
     "doctor": {ExitCode.FAILED: "a finding would stop an evaluation"},
     "check-nodes": {

@@ -272,7 +272,8 @@ class Gate(Printed):
                 say(one.line)
             say(f"{outcome}: {last} against {first}")
         if outcome != "pass":
-            raise typer.Exit(ExitCode.FAILED if outcome == "regression" else ExitCode.UNDECIDED)
+            failed = any(one.has_failed for one in rulings)
+            raise typer.Exit(ExitCode.FAILED if failed else ExitCode.UNDECIDED)
 
 
 @command()

@@ -158,12 +158,12 @@ def gated(settings: Config, end: Summary) -> tuple[Outcome, str] | None:
         return None
     try:
         rulings, _ = gate(settings, end.evaluation_id, read_policy(settings.notify.gate))
-    except OperatorError as error:  # the first checkpoint, or a task that failed
+    except OperatorError as error:  # the first checkpoint, or a rule that names no score
         return "undecidable", f": {error}"
     except Exception as error:  # the news of the end itself are sent all the same
         log.exception("[notify] gate: %s", end.evaluation_id)
         return "undecidable", f": {one_line(error)}"
-    bad = [one.line for one in rulings if one.outcome != "pass"]
+    bad = [one.line for one in rulings if one.outcome != "pass" and one.tier != "advisory"]
     return outcome_of(rulings), "".join(f"; {line}" for line in bad[:3])
 
 

@@ -113,7 +113,7 @@ def _values(file: Path, _ended_at: float | None) -> Mapping[str, float]:
 
 
 def changes(settings: Config, before: str, after: str) -> dict[str, dict[str, Any]]:
-    """What `compare` says: score name -> change, half of its 95 % interval, verdict, and the verdict in words.
+    """What `compare` says: score name -> change, wider half of its two-sided 95 % interval, verdict, and the verdict in words.
 
     Empty where one of both evaluations cannot be read.
     """
@@ -121,11 +121,8 @@ def changes(settings: Config, before: str, after: str) -> dict[str, dict[str, An
     with suppress(EvalspanError, LookupError, OSError, TypeError, ValueError):
         for row in compared(settings, [before, after])[1]:
             said = row["verdicts"][-1]
-            reach = said["high"] - said["difference"] if "high" in said else None
             name = f"{row['task']}/{row['metric'].removesuffix(',none')}"
-            found[name] = {"change": row["change"], "reach": reach} | {
-                k: said[k] for k in ("verdict", "words")
-            }
+            found[name] = {"change": row["change"]} | {k: said.get(k) for k in ("reach", "verdict", "words")}
     return found
 
 

@@ -252,7 +252,7 @@ def show_comparison(
 
     `rows`: of `comparison`, with verdicts.
     """
-    sheet = Sheet("", "score", *heads, "change (95 %)", "verdict", turns=True)
+    sheet = Sheet("", "score", *heads, "change (two-sided 95 %)", "verdict", turns=True)
     for row in rows:
         name = f"{row['task']}/{row['metric'].removesuffix(',none')}"
         said = ["", *(v["verdict"] for v in row["verdicts"])]
@@ -262,8 +262,8 @@ def show_comparison(
         )
         last = (row["verdicts"] or [{"verdict": "", "words": "-"}])[-1]  # none of one evaluation
         change = "-" if row["change"] is None else f"{row['change']:+.4f}"
-        if "high" in last:
-            change += f" ± {last['high'] - last['difference']:.4f}"
+        if "reach" in last:
+            change += f" ± {last['reach']:.4f}"
         style = {"worse": "red", "better": "green"}.get(last["verdict"], "")
         sheet.add(name, *values, change, last["words"], style=style)
     console.print(sheet)

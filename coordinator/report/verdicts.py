@@ -14,7 +14,8 @@ from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 from coordinator.report.learning_curves import Curve, Worse
-from coordinator.verdicts.paired import Paired, paired, verdicts
+from coordinator.verdicts.paired import ALPHA as FALSE
+from coordinator.verdicts.paired import Paired, interval, paired, verdicts
 from coordinator.verdicts.series import ALPHA, FEWEST, worse, yardsticks
 from evaljobs.contract.columns import DENSE
 
@@ -24,7 +25,8 @@ if TYPE_CHECKING:
 
 MEANING = (
     "Verdicts: a paired test over the same documents, corrected for the number of scores; 5 % of the verdicts may be "
-    'false. "Would be seen": the change that is found four times in five.'
+    'false. "Would be seen": the change, in this score alone, that is found four times in five after that correction. '
+    '"±": the wider half of the two-sided 95 % interval.'
 )
 ALONG = (
     "Worse since: the score fell below the mean of the checkpoints before, or below the last one. In {horizon} checkpoints "
@@ -45,49 +47,52 @@ def add_verdicts(
     """Add "verdicts" to rows of `comparison`: for each evaluation but the first how its score stands to the first one's.
 
     `columns`: (number of the evaluation, leaf task) -> its documents. Each verdict is a mapping with "verdict" and "words";
-    with "why" where there is none, else with the fields of `Paired` and "adjusted", p after the correction.
+    with "why" where there is none, else with the fields of `Paired`; "adjusted", p after the correction; "detectable"; and of
+    the two-sided 95 % interval "low", "high" and "reach", its wider half.
     """
     found: list[tuple[dict[str, Any], Paired, bool]] = []
     for row in rows:
         row["verdicts"] = said = []
         for i in range(1, len(row["values"])):
-            one, why = _pair(row, i, columns, mixed)
-            said.append({"verdict": "not comparable", "why": why, "words": f"not comparable: {why}"})
-            if one is not None:
+            one = _pair(row, i, columns, mixed)
+            said.append({"verdict": "not comparable", "why": one, "words": f"not comparable: {one}"})
+            if not isinstance(one, str):
                 found.append((said[-1], one, row["higher_is_better"]))
-    for (place, one, _), (verdict, adjusted) in zip(
+    for (place, one, _), (verdict, adjusted, detectable) in zip(
         found, verdicts([(one, higher) for _, one, higher in found]), strict=True
     ):
+        low, high = interval(one, 1 - FALSE / 2)
         place.clear()
-        place.update(verdict=verdict, adjusted=adjusted, **asdict(one))
-        place["words"] = _words(one, verdict)
+        place.update(verdict=verdict, adjusted=adjusted, detectable=detectable, **asdict(one))
+        place.update(low=low, high=high, reach=max(one.difference - low, high - one.difference))
+        place["words"] = _words(verdict, detectable)
 
 
-def _words(one: Paired, verdict: str) -> str:
+def _words(verdict: str, detectable: float | None) -> str:
     """Beside a score: "worse", "no evidence (0.0310 would be seen)"."""
     if verdict != "no evidence":
         return verdict
-    return f"no evidence ({one.detectable:.4f} would be seen)" if one.detectable else "no document differs"
+    return f"no evidence ({detectable:.4f} would be seen)" if detectable else "no document differs"
 
 
 def _pair(
     row: Mapping[str, Any], i: int, columns: Callable[[int, str], Columns | None], mixed: bool
-) -> tuple[Paired | None, str]:
-    """(comparison with the first evaluation, "") or (None, why there is none)."""
+) -> Paired | str:
+    """Compare with the first evaluation; a text says why there is no comparison."""
     if None in (row["values"][0], row["values"][i]):
-        return None, "one has no score"
+        return "one has no score"
     if (unlike := row["differs"][i]) and not (unlike == "mode" and mixed):
-        return None, UNLIKE[unlike]
+        return UNLIKE[unlike]
     if row["leaves"]:
-        return None, "a group: see its tasks"
+        return "a group: see its tasks"
     both = [columns(k, row["task"]) for k in (0, i)]
     metric = row["metric"].removesuffix(f",{DENSE}")
     if both[0] is None or both[1] is None:
-        return None, "its samples were removed"
+        return "its samples were removed"
     for k, one in zip((0, i), both, strict=True):
         if not _is_mean(one, metric, row["values"][k]):
-            return None, "its score is no mean of its documents"
-    return paired(*_aligned(both[0], both[1], metric)), "too few documents or clusters"
+            return "its score is no mean of its documents"
+    return paired(*_aligned(both[0], both[1], metric))
 
 
 def _is_mean(columns: Columns | None, metric: str, score: float) -> bool:
@@ -121,9 +126,9 @@ def variances(
     found = {}
     for row in rows:
         if not row["leaves"] and None not in row["values"]:
-            one, _ = _pair(row, 1, columns, mixed=True)
+            one = _pair(row, 1, columns, mixed=True)
             name = f"{row['task']}/{row['metric'].removesuffix(',none')}"
-            found[name] = 0.0 if one is None else one.stderr**2
+            found[name] = 0.0 if isinstance(one, str) else one.stderr**2
     return found
 
 

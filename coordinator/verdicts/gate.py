@@ -1,7 +1,9 @@
 """A gate: rules that a checkpoint's scores must hold against a baseline's, and what each rule says. Pure.
 
 Rule: "not worse by more than x" passes, or is a regression, only where the interval of the paired difference says so with
-the rule's confidence; between both it is undecidable, and more documents would tell.
+the rule's confidence; between both it is undecidable, and more documents would tell. Each score passes by itself, since all
+must pass; a regression of any fails, so its end of the interval is corrected for the rule's scores (Bonferroni). A score that
+the baseline has and the checkpoint lacks is missing, which is no pass.
 """
 
 from __future__ import annotations
@@ -15,11 +17,16 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from coordinator.errors import OperatorError
+from coordinator.verdicts.paired import Estimate, interval
 from evaljobs.contract.columns import DENSE, SUITE_MEAN
 from evaljobs.contract.specs import Record
 
-Outcome = Literal["pass", "regression", "undecidable"]
-WORST: Sequence[Outcome] = ("regression", "undecidable", "pass")
+Outcome = Literal["pass", "regression", "missing", "undecidable"]
+WORST: Sequence[Outcome] = ("regression", "missing", "undecidable", "pass")
+Tier = Literal["critical", "supporting", "advisory"]
+Row = Mapping[str, Any]  # of a comparison, with verdicts
+Drop = Annotated[float, Field(ge=0)] | None
+BESIDE: Mapping[Tier, str] = {"critical": "", "supporting": "warning: ", "advisory": "advisory: "}
 
 
 class Rule(Record):
@@ -27,12 +34,13 @@ class Rule(Record):
 
     task: Annotated[str, Field(min_length=1)]  # a task or group, or a glob of them
     metric: str | None = None  # such as "acc", or "exact_match,strict-match"; None: each of the task's
-    max_drop: Annotated[float, Field(ge=0)] | None = (
-        None  # not worse than the baseline by more, in the metric's unit
-    )
-    confidence: Annotated[float, Field(gt=0.5, lt=1)] = 0.95  # of max_drop, one-sided
+    max_drop: Drop = None  # not worse than the baseline by more, in the metric's unit
+    max_relative_drop: Drop = None  # the same, as a share of the baseline's score
+    confidence: Annotated[float, Field(gt=0.5, lt=1)] = 0.95  # of these drops, one-sided
     at_least: float | None = None  # the score itself; at most, where lower is better
     min_documents: Annotated[int, Field(ge=1)] | None = None  # with fewer the rule is undecidable
+    tier: Tier = "critical"  # decides the outcome; "supporting" warns, "advisory" is only printed
+    required: bool = False  # a missing score fails as a regression does
 
 
 class Policy(Record):
@@ -50,10 +58,19 @@ class Ruling:
     metric: str
     outcome: Outcome
     why: str
+    tier: Tier
+    required: bool
 
     @property
     def line(self) -> str:
-        return f"{self.outcome}: {self.task} {self.metric.removesuffix(',none')}: {self.why}"
+        mark = "" if self.outcome == "pass" else BESIDE[self.tier]
+        return f"{mark}{self.outcome}: {self.task} {self.metric.removesuffix(',none')}: {self.why}"
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the checkpoint fails by it, for which undecidable is not enough."""
+        failed = self.outcome == "regression" or (self.outcome == "missing" and self.required)
+        return failed and self.tier == "critical"
 
 
 def is_named(rule: Rule, task: str, metric: str) -> bool:
@@ -65,31 +82,40 @@ def is_named(rule: Rule, task: str, metric: str) -> bool:
 def judge(policy: Policy, rows: Sequence[Mapping[str, Any]]) -> list[Ruling]:
     """Rulings in the order of the rules and rows. `rows`: of a comparison with the baseline, with verdicts.
 
-    OperatorError for a rule that names no score of the checkpoint, or demands nothing.
+    OperatorError for a rule that names no score of the baseline or checkpoint, or demands nothing.
     """
     found = []
     for rule in policy.rule:
-        if rule.max_drop is None and rule.at_least is None and rule.min_documents is None:
-            raise OperatorError(f"rule for {rule.task}: say max_drop, at_least or min_documents")
+        demands = (rule.max_drop, rule.max_relative_drop, rule.at_least, rule.min_documents)
+        if all(demand is None for demand in demands) and not rule.required:
+            known = "max_drop, max_relative_drop, at_least, min_documents or required"
+            raise OperatorError(f"rule for {rule.task}: say {known}")
         named = [
             r
             for r in rows
-            if r["values"][-1] is not None
-            and is_named(rule, r["task"], r["metric"])
-            and (r["task"] == rule.task or not _is_suite_mean(r))
+            if is_named(rule, r["task"], r["metric"]) and (r["task"] == rule.task or not _is_suite_mean(r))
         ]
         if not named:
             tasks = ", ".join(dict.fromkeys(str(r["task"]) for r in rows))
             raise OperatorError(
                 f"rule for {' '.join(filter(None, (rule.task, rule.metric)))}: no such score; there are {tasks}"
             )
-        found += [_ruling(rule, row, rows) for row in named]
+        present = sum(not _is_missing(r) for r in named)
+        for row in named:
+            outcome, why = _judged(rule, row, rows, present)
+            found.append(Ruling(row["task"], row["metric"], outcome, why, rule.tier, rule.required))
     return found
 
 
 def outcome_of(rulings: Sequence[Ruling]) -> Outcome:
-    """The worst one."""
-    return min((r.outcome for r in rulings), key=WORST.index)
+    """The worst one of the critical rules."""
+    return min((r.outcome for r in rulings if r.tier == "critical"), key=WORST.index, default="pass")
+
+
+def _is_missing(row: Row) -> bool:
+    """Whether the checkpoint has no such score, or one that is no number."""
+    value = row["values"][-1]
+    return value is None or not math.isfinite(value)
 
 
 def _is_suite_mean(row: Mapping[str, Any]) -> bool:
@@ -97,48 +123,63 @@ def _is_suite_mean(row: Mapping[str, Any]) -> bool:
     return bool(row["leaves"]) and row["metric"] == SUITE_MEAN
 
 
-def _ruling(rule: Rule, row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> Ruling:
+def _judged(rule: Rule, row: Row, rows: Sequence[Row], count: int) -> tuple[Outcome, str]:
+    """Judge one score by the worst of a rule's demands. `count`: scores of the checkpoint that the rule names."""
     said: list[tuple[Outcome, str]] = []
-    value, higher, documents = row["values"][-1], row["higher_is_better"], row["documents"][-1]
+    before, value, documents = row["values"][0], row["values"][-1], row["documents"][-1]
+    if _is_missing(row):
+        kept = "none" if before is None else f"{before:.4f}"
+        return "missing", f"{'no score' if value is None else value}; the baseline has {kept}"
     if rule.min_documents is not None:
         enough = documents is not None and documents >= rule.min_documents
-        said.append(
-            (
-                "pass" if enough else "undecidable",
-                f"{documents or 'unknown'} documents of {rule.min_documents}",
-            )
-        )
+        text = f"{documents or 'unknown'} documents of {rule.min_documents}"
+        said.append(("pass" if enough else "undecidable", text))
     if rule.at_least is not None:
-        holds = value >= rule.at_least if higher else value <= rule.at_least
-        word = "least" if higher else "most"
+        holds = value >= rule.at_least if row["higher_is_better"] else value <= rule.at_least
+        word = "least" if row["higher_is_better"] else "most"
         said.append(("pass" if holds else "regression", f"{value:.4f}, at {word} {rule.at_least:g}"))
-    if rule.max_drop is not None:
-        said.append(_drop(rule, row, rows))
-    outcome = min((one for one, _ in said), key=WORST.index)
-    return Ruling(row["task"], row["metric"], outcome, "; ".join(text for _, text in said))
+    drops = [] if rule.max_drop is None else [rule.max_drop]
+    if rule.max_relative_drop is not None and before is not None:
+        drops.append(rule.max_relative_drop * abs(before))
+    if drops or rule.max_relative_drop is not None:
+        one = _difference(row, rows)
+        said.append(("undecidable", one) if isinstance(one, str) else _drop(one, min(drops), rule, count))
+    worst: Outcome = min((one for one, _ in said), key=WORST.index, default="pass")
+    return worst, "; ".join(text for _, text in said) or f"{value:.4f}"
 
 
-def _drop(rule: Rule, row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> tuple[Outcome, str]:
-    """Of `max_drop`: by the difference, its error and degrees of freedom, of a group over all documents of its tasks."""
-    from scipy import stats  # noqa: PLC0415
-
-    assert rule.max_drop is not None
+def _difference(row: Row, rows: Sequence[Row]) -> Estimate | str:
+    """Estimate how much better the score is than the baseline's, of a group over all documents of its tasks; or why not."""
     if _is_suite_mean(row):
-        return "undecidable", "the mean of a suite's group: only at_least can be asked of it"
+        return "the mean of a suite's group: only at_least can be asked of it"
     members = row["leaves"] or [row["task"]]
     parts = [r["verdicts"][-1] for r in rows if r["task"] in members and r["metric"] == row["metric"]]
     if len(parts) < len(members) or any("why" in part for part in parts):
-        why = next((part["why"] for part in parts if "why" in part), "a task of it has no such score")
-        return "undecidable", f"not comparable: {why}"
+        return f"not comparable: {next((p['why'] for p in parts if 'why' in p), 'a task of it has no such score')}"
     count = sum(part["documents"] for part in parts)
     sign = 1 if row["higher_is_better"] else -1
-    change = sign * sum(part["difference"] * part["documents"] for part in parts) / count
-    error = math.sqrt(sum((part["stderr"] * part["documents"] / count) ** 2 for part in parts))
-    degrees = sum((part["clusters"] or part["documents"]) - 1 for part in parts)
-    reach = float(stats.t(degrees).ppf(rule.confidence)) * error
-    if row["leaves"] and abs(change - sign * (row["values"][-1] - row["values"][0])) > 1e-6:
-        return "undecidable", "its score is no mean over the documents of its tasks"
-    text = f"{change:+.4f} ± {reach:.4f}, not below {-rule.max_drop:+g}"
-    if change - reach >= -rule.max_drop:
-        return "pass", text
-    return ("regression" if change + reach < -rule.max_drop else "undecidable"), text
+    change = sum(part["difference"] * part["documents"] for part in parts) / count
+    if row["leaves"] and abs(change - (row["values"][-1] - row["values"][0])) > 1e-6:
+        return "its score is no mean over the documents of its tasks"
+    flips = [
+        None if None in found else sum(found)
+        for found in ([part[way] for part in parts] for way in ("gained", "lost")[::sign])
+    ]
+    return Estimate(
+        documents=count,
+        difference=sign * change,
+        stderr=math.sqrt(sum((part["stderr"] * part["documents"] / count) ** 2 for part in parts)),
+        degrees=sum(part["degrees"] for part in parts),
+        span=max(part["span"] for part in parts),
+        gained=flips[0],
+        lost=flips[1],
+    )
+
+
+def _drop(one: Estimate, limit: float, rule: Rule, count: int) -> tuple[Outcome, str]:
+    """Judge a difference by its interval: the lower end passes, the upper one, corrected for `count` scores, fails."""
+    low, high = interval(one, rule.confidence)[0], interval(one, 1 - (1 - rule.confidence) / count)[1]
+    level = f"one-sided {100 * rule.confidence:g} %"
+    level += f"; upper end: 1 of {count} scores, corrected" if count > 1 else ""
+    text = f"{one.difference:+.4f}, from {low:+.4f} to {high:+.4f} ({level}), not below {-limit:+.4g}"
+    return "pass" if low >= -limit else "regression" if high < -limit else "undecidable", text

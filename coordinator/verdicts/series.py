@@ -1,13 +1,16 @@
 """Since when is a score worse, along a training's checkpoints? A CUSUM of one metric, over numbers of checkpoints. Pure.
 
-Rule: each checkpoint is held against the one before and against the robust mean of those before; so is the mean of all
-checkpoints since each of the last LONGEST (the generalised likelihood ratio of Siegmund and Venkatraman, 1995). What a
-checkpoint says follows from it and from those before it, so a later one changes nothing. Values are better where higher.
+Rule: each checkpoint is held against the one before and against the robust mean of those before; so is the mean of the
+last ones, over windows that grow by GROWTH up to all checkpoints, against the mean of as many again before them (the
+generalised likelihood ratio of Siegmund and Venkatraman, 1995). What a checkpoint says follows from it and from those before
+it, so a later one changes nothing. Values are better where higher.
 
 The yardstick, the standard error of a difference, has two variances. That of documents is known from paired differences.
 That of checkpoints is a robust variance of the detrended differences before, less the mean of their documents' variances:
-of successive ones or of those over APART, the larger, since neighbours may be alike. DEGREES and LOOKS are fitted to drawn
-series without a variance of documents, the worst case (`tests/verdicts/test_series.py`).
+of successive ones or of those over APART, the larger, since neighbours may be alike. In the mean of a window it counts as that
+of an autoregression with the correlation ALIKE: a hundred checkpoints tell their correlation too coarsely to be
+relied on at the limits that many scores need. WIDER, DEGREES and LOOKS are fitted to drawn series with that
+correlation, and any share of documents in their variance, over twice the horizon (`scripts/bench_verdicts`).
 """
 
 from __future__ import annotations
@@ -15,20 +18,25 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from coordinator.verdicts.paired import Values
 
 ALPHA = 0.05  # of a false "worse", over all scores and the whole horizon
 FEWEST = 6  # earlier checkpoints, below which there is no verdict
-LEVEL = 8  # checkpoints before, of the robust mean
-SPREAD = 30  # differences before, of the robust variance
+LEVEL = 8  # checkpoints before, of the robust mean a single one is held against
+LEVEL_OF_MANY = 64  # checkpoints before, at most, of the mean that a long window is held against
+TRIMMED = 1.2  # variance of a robust mean, of the mean's
+SPREAD = 100  # differences before, of the robust variance
 APART = 4  # checkpoints, of the longer differences
-LONGEST = 10  # checkpoints since a change that is looked for
+ALIKE = 0.6  # correlation of neighbours' scatter up to which false verdicts keep to ALPHA
+GROWTH = 1.25  # of a window to the next longer one
+NEAR = 10  # checkpoints before, at least, among which a change is dated
+WIDER = 1.4  # factor of the robust variance, for its own error
 CUT = 0.2  # share of the differences, the largest, that count as no larger than the others
-DEGREES = 0.6  # of freedom of the robust variance, for each difference
-LOOKS = 1.5  # independent tests that the tests of one checkpoint are worth
+DEGREES = 1.5  # of freedom of the robust variance, for each difference
+LOOKS = 2.0  # independent tests that the tests of one checkpoint are worth
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,20 +57,36 @@ def yardsticks(values: Values, sampling: Values) -> tuple[Values, Values]:
     Arrays: (…, checkpoints). `sampling`: variance of the mean paired difference to the checkpoint before; the first is unused.
     """
     import numpy as np  # noqa: PLC0415 (other commands start without it)
-    from scipy import stats  # noqa: PLC0415
 
-    means, errors = np.full_like(values, np.nan), np.full_like(values, np.nan)
+    means, (documents, scatter) = np.full_like(values, np.nan), _variances(values, sampling)
+    for now in range(FEWEST, values.shape[-1]):
+        means[..., now] = _level(values[..., max(0, now - LEVEL) : now])
+    return means, np.sqrt(documents + scatter)
+
+
+def _level(values: Values) -> Values:
+    """Mean along the last axis without the lowest and the highest quarter."""
+    import numpy as np  # noqa: PLC0415
+
+    cut = values.shape[-1] // 4
+    return np.sort(values, -1)[..., cut : values.shape[-1] - cut].mean(-1)  # type: ignore[no-any-return]
+
+
+def _variances(values: Values, sampling: Values) -> tuple[Values, Values]:
+    """Variances of a difference to a checkpoint before: of documents, and of checkpoints. NaN for the first FEWEST."""
+    import numpy as np  # noqa: PLC0415
+
+    documents, scatter = np.full_like(values, np.nan), np.full_like(values, np.nan)
     for now in range(FEWEST, values.shape[-1]):
         first = max(0, now - 1 - SPREAD)
         before = values[..., first:now]
         spread = _robust(np.diff(before), first)
         if now >= FEWEST + APART:
             spread = np.maximum(spread, _robust(before[..., APART:] - before[..., :-APART], first))
-        documents = sampling[..., first + 1 : now].mean(-1)
-        own = np.maximum(sampling[..., now], documents)  # few flips are no small variance
-        errors[..., now] = np.sqrt(own + np.maximum(0, spread - documents))
-        means[..., now] = stats.trim_mean(before[..., -LEVEL:], 0.25, axis=-1)
-    return means, errors
+        known = sampling[..., first + 1 : now].mean(-1)
+        documents[..., now] = np.maximum(sampling[..., now], known)  # few flips are no small variance
+        scatter[..., now] = np.maximum(0, WIDER * spread - known)
+    return documents, scatter
 
 
 def _robust(differences: Values, first: int) -> Values:
@@ -105,27 +129,61 @@ def _limit(level: float, steps: int) -> float:
     return float(stats.t.isf(level / LOOKS, DEGREES * steps)) * (1 + 1 / steps)
 
 
+@cache
+def _windows(since: int, count: int) -> tuple[Values, Values, Values, Values]:
+    """(lengths of windows that begin at `since`, lengths of those before them, variances of the difference of their means):
+    of documents, and of checkpoints that are ALIKE; each of a difference of two checkpoints.
+    """
+    import numpy as np  # noqa: PLC0415
+
+    lengths = [1]
+    while (longer := max(lengths[-1] + 1, int(lengths[-1] * GROWTH))) <= count - since:
+        lengths.append(longer)
+    size = np.array(lengths)
+    before = np.minimum(since, np.clip(2 ** np.floor(np.log2(2 * size)).astype(int), LEVEL, LEVEL_OF_MANY))
+    faded, faded_before, rest = 1 - ALIKE**size, 1 - ALIKE**before, 1 - ALIKE
+    after, level = (
+        (1 + ALIKE - 2 * ALIKE * left / (n * rest)) / (n * rest)
+        for n, left in ((size, faded), (before, faded_before))
+    )
+    shared = ALIKE * faded * faded_before / (size * before * rest**2)
+    scatter = (after + TRIMMED * level - 2 * shared) / (2 * (1 - ALIKE**APART))
+    return size, before, (1 / size + TRIMMED / before) / 2, scatter
+
+
 def heights(values: Values, sampling: Values, level: float) -> Values:
     """How high each checkpoint's CUSUM is: above 1 it says "worse". Arrays as of `yardsticks`.
 
     `level`: probability with which one checkpoint may say so by chance.
     """
+    return _scan(values, sampling, level)[0]
+
+
+def _scan(values: Values, sampling: Values, level: float) -> tuple[Values, Values]:
+    """(height, length of the window that makes it) of each checkpoint."""
     import numpy as np  # noqa: PLC0415
 
-    found = np.full_like(values, np.nan)
-    means, errors = yardsticks(values, sampling)
-    for since in range(FEWEST, values.shape[-1]):
-        limit = errors[..., since] * _limit(level, min(since - 1, SPREAD))
-        after = values[..., since : since + LONGEST]
-        size = np.arange(1, after.shape[-1] + 1)
-        fall = means[..., since, None] - np.cumsum(after, -1) / size
-        fall /= np.sqrt((1 / size + 1.2 / min(since, LEVEL)) / 2)
-        fall[..., 0] = np.maximum(fall[..., 0], values[..., since - 1] - values[..., since])
-        # without an error nothing ever differed, and there is no verdict
-        high = fall / np.where(limit > 0, limit, np.inf)[..., None]
-        ahead = found[..., since : since + LONGEST]
-        np.fmax(ahead, high, out=ahead)
-    return found
+    found, longest = np.full_like(values, np.nan), np.ones_like(values)
+    documents, scatter = _variances(values, sampling)
+    one = np.sqrt(documents + scatter)
+    one[one == 0] = np.inf
+    sums, count = np.cumsum(values, -1), values.shape[-1]
+    for since in range(FEWEST, count):
+        size, before, known, jitter = _windows(since, count)
+        last: Any = since + size - 1
+        levels = {n: _level(values[..., since - n : since]) for n in {*before.tolist()}}
+        fall = np.stack([levels[n] for n in before.tolist()], -1)
+        fall -= (sums[..., last] - sums[..., since - 1, None]) / size
+        errors = np.sqrt(documents[..., since, None] * known + scatter[..., since, None] * jitter)
+        errors[errors == 0] = np.inf  # nothing ever differed, and there is no verdict
+        high = fall / errors
+        step = values[..., since - 1] - values[..., since]
+        high[..., 0] = np.maximum(high[..., 0], step / one[..., since])
+        high /= _limit(level, min(since - 1, SPREAD))
+        higher = ~(high <= found[..., last])
+        found[..., last] = np.where(higher, high, found[..., last])
+        longest[..., last] = np.where(higher, size, longest[..., last])
+    return found, longest
 
 
 def worse(values: Values, sampling: Values, level: float) -> list[list[Worse]]:
@@ -135,27 +193,31 @@ def worse(values: Values, sampling: Values, level: float) -> list[list[Worse]]:
     """
     import numpy as np  # noqa: PLC0415
 
-    said: list[list[Worse]] = []
-    for score, documents, high in zip(values, sampling, heights(values, sampling, level), strict=True):
-        said.append([])
-        start, over = 0, np.flatnonzero(high > 1)
-        while over.size:
+    said: list[list[Worse]] = [[] for _ in values]
+    for i, scan in enumerate(zip(*_scan(values, sampling, level), strict=True)):
+        start, (high, longest) = 0, scan
+        while (over := np.flatnonzero(high > 1)).size:
             found = start + int(over[0])
-            since, low, high_end = (start + place for place in _change(score[start : found + 1]))
-            mean = float(yardsticks(score[start : since + 1], documents[start : since + 1])[0][-1])
-            said[-1].append(Worse(found=found, since=since, low=low, high=high_end, mean=mean))
+            change = _change(values[i, start : found + 1], int(longest[over[0]]))
+            since, low, last = (start + place for place in change)
+            mean = float(_level(values[i, start:since][-LEVEL:]))
+            said[i].append(Worse(found=found, since=since, low=low, high=last, mean=mean))
             start = since
-            over = np.flatnonzero(heights(score[start:], documents[start:], level) > 1)
+            high, longest = _scan(values[i, start:], sampling[i, start:], level)
     return said
 
 
-def _change(values: Values) -> tuple[int, int, int]:
-    """(likeliest first checkpoint of a lower mean, 95 % interval) by the sums of squares about two means."""
+def _change(values: Values, size: int) -> tuple[int, int, int]:
+    """(likeliest first checkpoint of a lower mean, 95 % interval) by the sums of squares about two means.
+
+    `size`: length of the window that shows it; a change is looked for in twice as many checkpoints.
+    """
     import numpy as np  # noqa: PLC0415
 
     count = len(values)
-    first = max(0, count - LEVEL - LONGEST)
-    places = range(max(FEWEST, count - LONGEST), count)
+    near = max(NEAR, 2 * size)
+    first = max(0, count - LEVEL - near)
+    places = range(max(FEWEST, count - near), count)
     parts = [(values[first:place], values[place:]) for place in places]
     squares = np.array([sum(float(((p - p.mean()) ** 2).sum()) for p in both) for both in parts])
     squares[[before.mean() <= after.mean() for before, after in parts]] = np.inf

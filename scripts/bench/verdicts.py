@@ -1,8 +1,10 @@
 """Verdicts on drawn checkpoints: how often one is false, what they find, and what a large comparison costs.
 
 `false` is the share of pairs without an effect that are rejected at 5 %, before the correction. `power`: the share of true
-changes as large as the stated detectable one that are found. Of trainings: how many have a false "worse since" in any
-task, and how soon and how well a lasting drop is dated.
+changes as large as the stated detectable one that are found, among so many scores of which no other has changed. `passes`:
+the share of checkpoints that a gate with max_drop 0.02 passes though they are worse by more. `covers`: by the 95 % interval
+of `compare`. Of trainings and of single series: how many have a false "worse since" in any task, and how soon and how well a
+lasting drop is dated.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +27,16 @@ from coordinator import hook
 from coordinator.report.columns import columns
 from coordinator.report.comparisons import comparison
 from coordinator.report.verdicts import add_verdicts
-from coordinator.verdicts.paired import POWER, paired
+from coordinator.verdicts.gate import Policy, judge, outcome_of
+from coordinator.verdicts.paired import POWER, Estimate, Paired, interval, paired, verdicts
 from coordinator.verdicts.series import ALPHA, heights, worse
 from evaljobs.contract.columns import packed
 from evaljobs.contract.paths import EvaluationPaths
 
 CORRELATION = 0.7  # of two checkpoints' answers
 CURVES, HORIZON, PART = 40, 60, 50  # tasks and checkpoints of a drawn training; trainings drawn at a time
+LONG, SETTING = 200, 100  # checkpoints of a long series, and the horizon of the settings
+SIZES = (18, 40, 100, 164, 250, 500, 1000, 14_000)  # documents of a task that a gate judges
 DETECTABLE = float(stats.norm.ppf(1 - 0.05 / 2) + stats.norm.ppf(POWER))  # in standard errors
 TASKS, DOCUMENTS, LAYERS = 60, 14_000, 20  # of the large comparison; of the model in the hook
 Kind = tuple[int, int | None, int | None, bool]
@@ -38,6 +44,7 @@ Kind = tuple[int, int | None, int | None, bool]
 KINDS: dict[str, Kind] = {
     "0/1, 500 documents, 25 flips": (500, 25, None, True),
     "0/1, 2,000 documents, 100 flips": (2000, 100, None, True),
+    "0/1, 2,000 documents, 400 flips": (2000, 400, None, True),
     "0/1, 500 documents, 6 flips": (500, 6, None, False),
     "0/1, 18 documents, 6 flips": (18, 6, None, False),
     "real, 500 documents": (500, None, None, True),
@@ -62,12 +69,17 @@ def drawn(rng: Any, kind: Kind, effect: float = 0.0) -> tuple[Any, Any, Any]:
     return before, after if groups is None else after + rng.normal(size=groups)[names], names
 
 
+def compared(pair: tuple[Any, Any, Any]) -> Paired:
+    found = paired(*pair)
+    assert isinstance(found, Paired)
+    return found
+
+
 def pairs(rng: Any, options: Options) -> Rows:
     """False verdicts of each kind, and of some the power; how much less than two independent errors a pair needs."""
 
     def rejected(kind: Kind, count: int, effect: float = 0.0) -> float:
-        found = [paired(*drawn(rng, kind, effect)) for _ in range(count)]
-        return sum(one is not None and one.p < 0.05 for one in found) / count
+        return sum(compared(drawn(rng, kind, effect)).p < 0.05 for _ in range(count)) / count
 
     slack = 3 * math.sqrt(0.05 * 0.95 / options.pairs)  # 10,000 pairs: 0.65 %
     for name, kind in KINDS.items():
@@ -75,19 +87,85 @@ def pairs(rng: Any, options: Options) -> Rows:
         yield row(f"false, {name}", share, 0.05 + max(slack, 0.007))
         if kind[3]:
             yield row(f"false at least, {name}", share, 0.05 - max(slack, 0.007), at_least=True)
-    for name in ("0/1, 2,000 documents, 100 flips", "real, 500 documents", "real, 100 clusters"):
-        some = [paired(*drawn(rng, KINDS[name])) for _ in range(200)]
-        stated = [one.detectable for one in some if one is not None and one.detectable is not None]
-        power = rejected(KINDS[name], options.pairs // 2, float(np.mean(stated)))
-        yield row(f"power is off 80 %, {name}", abs(power - 0.8), 0.02 + slack)
+    for name in ("0/1, 2,000 documents, 400 flips", "real, 500 documents", "real, 100 clusters"):
+        kind = KINDS[name]
+        some = [compared(drawn(rng, kind)) for _ in range(200)]
+        for count in (1, 5, 20, 60):
+            stated = np.mean([verdicts([(one, True)] * count)[0][2] for one in some])
+            others = rng.random((options.pairs // 4, count - 1))
+            alone = [compared(drawn(rng, kind, float(stated))).p for _ in others]
+            adjusted = stats.false_discovery_control(np.column_stack([alone, others]), axis=1)[:, 0]
+            what = f"power is off 80 %, {name}, among {count}"
+            yield row(what, abs(float((adjusted < 0.05).mean()) - 0.8), 0.02 + slack)
     ratios = []
     for _ in range(200):
         before, after, _ = drawn(rng, KINDS["real, 500 documents"])
-        one = paired(before, after)
-        assert one is not None
+        one = compared((before, after, None))
         ratios.append(math.sqrt((before.var(ddof=1) + after.var(ddof=1)) / len(before)) / one.stderr)
     what = "off 1.83 times smaller a change than independent errors"
     yield row(what, abs(float(np.mean(ratios)) - 1.83), 0.05)
+
+
+def estimates(rng: Any, count: int, gained: float, lost: float, draws: int) -> list[tuple[Estimate, int]]:
+    """Unlike estimates of checkpoints whose documents flip with these probabilities, each with how often it was drawn."""
+    flips = rng.multinomial(count, (gained, lost, 1 - gained - lost), draws)[:, :2]
+    found = []
+    for (up, down), times in zip(*np.unique(flips, axis=0, return_counts=True), strict=True):
+        change = (up - down) / count
+        error = math.sqrt(((up + down) / count - change**2) / (count - 1))
+        facts = {"documents": count, "difference": change, "stderr": error, "degrees": count - 1, "span": 1.0}
+        found.append((Estimate(**facts, gained=int(up), lost=int(down)), int(times)))
+    return found
+
+
+def gates(rng: Any, options: Options) -> Rows:
+    """False passes and false regressions of a gate, and how often an interval of few documents holds the truth."""
+    for drop in (0.021, 0.05):
+        for gained in (0.0, 0.02, 0.1):
+            for count in SIZES:
+                found = estimates(rng, count, gained, gained + drop, options.pairs)
+                passed = sum(times for one, times in found if interval(one, 0.95)[0] >= -0.02)
+                what = f"passes, {count} documents, {gained:.0%} gained, drop {drop:.1%}"
+                yield row(what, passed / options.pairs, 0.06)
+    for gained, lost in ((0.025, 0.025), (0.0, 0.05), (0.04, 0.01)):
+        ends = [
+            (*interval(one, 0.975), times) for one, times in estimates(rng, 18, gained, lost, options.pairs)
+        ]
+        held = sum(times for low, high, times in ends if low <= gained - lost <= high)
+        what = f"covers, 18 documents, {gained:.1%} gained, {lost:.1%} lost"
+        yield row(what, held / options.pairs, 0.93, at_least=True)
+    draws = options.pairs // 40
+    for limit in (0.0, 0.01, 0.02):
+        policy = Policy.model_validate({"rule": [{"task": "*", "max_drop": limit}]})
+        share = sum(outcome_of(judge(policy, equal(rng))) == "regression" for _ in range(draws)) / draws
+        yield row(
+            f"false regression of {TASKS} tasks, max_drop {limit}",
+            share,
+            0.05 + 2 * math.sqrt(0.05 * 0.95 / draws),
+        )
+    for share in (0.1, 0.33, 0.49):
+        names = np.where(np.arange(600) < share * 600, 0, 1 + np.arange(600) % 56)
+        moves = rng.normal(size=(options.pairs // 5, 57))[:, names] + rng.normal(
+            size=(options.pairs // 5, 600)
+        )
+        false = np.mean([compared((np.zeros(600), one, names)).p < 0.05 for one in moves])
+        yield row(f"false, 57 clusters of which one holds {share:.0%}", float(false), 0.07)
+    yield row(
+        "compared, one cluster holds 67 %",
+        float(isinstance(paired(names, names, np.arange(600) < 400), Paired)),
+        0,
+    )
+
+
+def equal(rng: Any) -> list[dict[str, Any]]:
+    """Rows of two checkpoints that are equally good at TASKS of 500 documents, of which 100 flip."""
+    rows: list[dict[str, Any]] = []
+    for i in range(TASKS):
+        ((one, _),) = estimates(rng, 500, 0.1, 0.1, 1)
+        values = [0.6, 0.6 + one.difference]
+        facts = {"task": str(i), "metric": "acc,none", "higher_is_better": True, "leaves": ()}
+        rows.append(facts | {"values": values, "documents": [500, 500], "verdicts": [asdict(one)]})
+    return rows
 
 
 def large(rng: Any, folder: Path) -> Rows:
@@ -140,9 +218,7 @@ def trainings(rng: Any, count: int, alike: float = 0.0) -> tuple[Any, Any, Any]:
     shape = (count, CURVES, HORIZON)
     documents = rng.uniform(0.003, 0.02, (count, CURVES, 1))
     jitter = documents * rng.uniform(0.3, 3, (count, CURVES, 1))
-    moved = (rng.normal(size=(count, 1, HORIZON)) + rng.normal(size=shape)) / math.sqrt(2)
-    for i in range(1, HORIZON if alike else 0):
-        moved[..., i] = alike * moved[..., i - 1] + math.sqrt(1 - alike**2) * moved[..., i]
+    moved = sum(autoregression(rng, of, alike) for of in ((count, 1, HORIZON), shape)) / math.sqrt(2)
     times = np.arange(HORIZON) / rng.uniform(5, 40, (count, CURVES, 1))
     rise = rng.uniform(0, 0.3, (count, CURVES, 1)) * (1 - np.exp(-times))
     sampling = 2 * documents**2 * rng.chisquare(200, shape) / 200
@@ -173,14 +249,63 @@ def along(rng: Any, count: int) -> Rows:
     yield row("of all drops, change point within one checkpoint", near / count, 0.7, at_least=True)
 
 
+def autoregression(rng: Any, shape: tuple[int, ...], alike: float) -> Any:
+    """Standard normal values whose neighbours along the last axis correlate by `alike`."""
+    moved = rng.normal(size=shape)
+    for i in range(1, shape[-1] if alike else 0):
+        moved[..., i] = alike * moved[..., i - 1] + math.sqrt(1 - alike**2) * moved[..., i]
+    return moved
+
+
+def lasting(rng: Any, count: int) -> Rows:
+    """False verdicts of long series at the horizon of the settings, and what is found of a drop of 0.13 in 40 documents."""
+    for alike in (0.0, 0.6):
+        for documents in (0.0, 0.5, 0.75):
+            values = math.sqrt(1 - documents) * autoregression(rng, (count, LONG), alike)
+            values += 3 * (1 - np.exp(-np.arange(LONG) / 8)) + math.sqrt(documents) * rng.normal(
+                size=values.shape
+            )
+            sampling = np.full_like(values, 2 * documents)
+            false = float((heights(values, sampling, ALPHA / SETTING) > 1).any(-1).mean())
+            what = (
+                f"false in {LONG} checkpoints, alike by {alike}, {documents:.0%} of the variance documents'"
+            )
+            yield row(what, false, 0.05 + 2 * math.sqrt(0.05 * 0.95 / count))
+    for at in (75, 85):
+        values, sampling = planted(rng, 200, at)
+        said = worse(values, sampling, ALPHA / TASKS / SETTING)
+        right = [[one for one in all_of_it if one.found >= at] for all_of_it in said]
+        yield row(
+            f"drops of 0.13 at checkpoint {at} that are found",
+            sum(map(bool, right)) / 200,
+            0.95,
+            at_least=True,
+        )
+        near = sum(bool(found) and found[0].low <= at <= found[0].high for found in right) / 200
+        yield row("of them, inside the stated interval", near, 0.8, at_least=True)
+    started = time.process_time()
+    worse(*planted(rng, TASKS, LONG), ALPHA / TASKS / SETTING)
+    yield row(f"CPU seconds of {LONG} x {TASKS} series", time.process_time() - started, 2.0)
+
+
+def planted(rng: Any, count: int, at: int) -> tuple[Any, Any]:
+    """(scores, paired variances) of series of LONG checkpoints over 40 documents each, worse by 0.13 from `at` on."""
+    skill = 0.65 - 0.3 * np.exp(-np.arange(LONG) / 15) - 0.373 * (np.arange(LONG) >= at)
+    noise = 0.25 * rng.normal(size=(count, LONG, 40))
+    right = (rng.normal(size=(count, 1, 40)) + skill[:, None] + noise > 0).astype(float)
+    flips = np.diff(right, axis=1).var(-1, ddof=1) / 40
+    return right.mean(-1), np.concatenate([np.zeros((count, 1)), flips], 1)
+
+
 def measure(options: Options) -> tuple[Any, bool]:
     rng = np.random.default_rng(options.seed)
     with tempfile.TemporaryDirectory() as folder:
-        rows = [*large(rng, Path(folder)), *hooked(Path(folder)), *pairs(rng, options)]
+        rows = [*large(rng, Path(folder)), *hooked(Path(folder)), *pairs(rng, options), *gates(rng, options)]
     rows += along(np.random.default_rng(options.seed), options.trainings)
+    rows += lasting(np.random.default_rng(options.seed), options.trainings)
     return targets(rows, **vars(options))
 
 
-OPTIONS = (option("--pairs", 10_000), option("--trainings", 4000), option("--seed", 1))
+OPTIONS = (option("--pairs", 10_000), option("--trainings", 1000), option("--seed", 1))
 if __name__ == "__main__":
     sys.exit(command("bench_verdicts", __doc__, measure, *OPTIONS))

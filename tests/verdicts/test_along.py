@@ -69,7 +69,7 @@ def test_each_leaf_score_says_since_when_it_is_worse(work):
 
 def test_a_longer_horizon_is_stricter(work):
     """Law: the settings' horizon shares the false verdicts among its checkpoints."""
-    found = curves(work, horizon=10**9)
+    found = curves(work, horizon=10**15)
     assert not any(p.worse for points in found.values() for p in points[: AT + 1])
 
 
@@ -147,3 +147,32 @@ def test_the_daemon_tells_what_fell_and_what_its_gate_says(work, tmp_path):
     news = notify.ended(ends[AT], gates[AT])
     assert (news.gate, "; gate: regression; regression: add acc: " in news.text) == ("regression", True)
     assert notify.gated(Config(work_dir=work), ends[AT]) is None
+
+
+@pytest.mark.parametrize(
+    ("rule", "code"),
+    [
+        ('task = "add"\nmax_drop = 0.2', 0),
+        ('task = "*"\nmax_drop = 0.2', 4),
+        ('task = "*"\nmax_drop = 0.2\nrequired = true', 1),
+        ('task = "*"\nmax_drop = 0.2\nrequired = true\ntier = "supporting"', 0),
+    ],
+)
+def test_a_task_that_failed_since_the_baseline_is_no_pass(tmp_path, rule, code):
+    """Law: `gate` exits with 4 where a score is missing, with 1 where it is required, and says so in a line."""
+    (tmp_path / "work").mkdir(mode=0o700)
+    right = np.arange(60) % 2.0
+    for step, tasks in ((100, ("add", "sub")), (200, ("add",))):
+        paths = leave(tmp_path / "work", step, 0.5)
+        paths.journal.touch()
+        for i, task in enumerate(tasks):
+            ids = {"doc_id": np.arange(60), "doc_hash": np.arange(60).astype(str)}
+            paths.columns(task, i).write_bytes(packed({**ids, "acc,none": right}))
+        found = {"results": {task: {"acc,none": 0.5} for task in tasks}}
+        found["n-samples"] = {task: {"effective": 60} for task in tasks}
+        paths.results.write_text(json.dumps(found))
+    policy = tmp_path / "policy.toml"
+    policy.write_text(f"[[rule]]\n{rule}\n")
+    asked = ["gate", "step-200-mini-00000200", "--policy", policy, "--work-dir", tmp_path / "work"]
+    said = typed(*asked, code=code).stdout
+    assert ("missing: sub acc: no score; the baseline has 0.5000" in said) == ("*" in rule)

@@ -14,7 +14,7 @@ from coordinator.errors import OperatorError
 from coordinator.report.comparisons import comparison
 from coordinator.report.verdicts import add_verdicts
 from coordinator.verdicts.gate import Policy, judge, outcome_of
-from coordinator.verdicts.paired import FEW, paired, verdicts
+from coordinator.verdicts.paired import FEW, Estimate, interval, paired, verdicts
 
 RNG = np.random.default_rng(7)
 
@@ -30,14 +30,14 @@ def test_without_clusters_it_is_the_paired_t_test(count):
     for _ in range(50):
         before, after = values(count)
         found, known = paired(before, after), stats.ttest_rel(after, before)
-        interval = known.confidence_interval(0.95)
+        ends = known.confidence_interval(0.95)
         assert found.test == "paired t"
         assert found.p == pytest.approx(known.pvalue, abs=1e-9)
-        assert (found.low, found.high) == pytest.approx((interval.low, interval.high), abs=1e-9)
+        assert interval(found, 0.975) == pytest.approx((ends.low, ends.high), abs=1e-9)
 
 
 def test_equal_clusters_are_tested_by_their_means():
-    """Law: CR1 over clusters of one size is the t test of the clusters' means, with as many degrees of freedom."""
+    """Law: CR2 over clusters of one size is the t test of the clusters' means, with as many degrees of freedom."""
     for size, clusters in ((2, 30), (7, 100)):
         before, after = values(size * clusters)
         names = np.arange(size * clusters) % clusters
@@ -46,6 +46,7 @@ def test_equal_clusters_are_tested_by_their_means():
         assert (found.test, found.clusters) == ("clustered t", clusters)
         assert found.p == pytest.approx(stats.ttest_1samp(means, 0.0).pvalue, abs=1e-9)
         assert found.stderr == pytest.approx(stats.sem(means), abs=1e-12)
+        assert found.degrees == pytest.approx(clusters - 1)
 
 
 @given(st.lists(st.integers(-3, 3), min_size=2, max_size=8))
@@ -79,26 +80,109 @@ def test_verdicts_are_corrected_for_their_number():
     none = paired(np.zeros(100), np.array([1.0, -1.0] * 50))
     assert verdicts([(one, True)])[0][0] == "better"
     said = verdicts([(one, True)] + [(none, True)] * 39)
-    assert {verdict for verdict, _ in said} == {"no evidence"}
-    assert [p for _, p in said] == pytest.approx(stats.false_discovery_control([one.p] + [none.p] * 39))
+    assert {verdict for verdict, *_ in said} == {"no evidence"}
+    assert [p for _, p, _ in said] == pytest.approx(stats.false_discovery_control([one.p] + [none.p] * 39))
 
 
 def test_nothing_that_could_be_compared_gives_no_comparison():
-    """Law: one document, or one cluster, says nothing; equal documents are no evidence, and no effect could be named."""
-    assert paired(np.array([0.0]), np.array([1.0])) is None
-    assert paired(np.zeros(30), np.ones(30), ["a"] * 30) is None
+    """Law: one document, or a cluster with half of them, says nothing; equal documents are no evidence of any effect."""
+    assert paired(np.array([0.0]), np.array([1.0])) == "too few documents"
+    for largest, said in ((30, "100 %"), (20, "67 %"), (15, "50 %")):
+        names = ["a"] * largest + [str(i) for i in range(30 - largest)]
+        assert paired(np.zeros(30), np.ones(30), names) == f"one cluster holds {said} of the documents"
     equal = paired(np.ones(30), np.ones(30))
-    assert (equal.p, equal.detectable, equal.gained) == (1.0, None, 0)
+    assert (equal.p, equal.gained, verdicts([(equal, True)])) == (1.0, 0, [("no evidence", 1.0, None)])
+
+
+def test_the_stated_difference_is_the_one_that_the_correction_finds():
+    """Law: among m scores a lone change needs p below 5 % / m, so the stated one grows as Student's quantile does."""
+    one = paired(*values(200))
+    for count in (1, 5, 60):
+        (_, _, stated), *_ = verdicts([(one, True)] * count)
+        law = stats.t(199)
+        expected = (law.ppf(1 - 0.025 / count) + law.ppf(0.8)) * one.stderr
+        assert stated == pytest.approx(expected)
+
+
+# --- intervals -------------------------------------------------------------------------------------------------------
+
+
+def estimate(count, gained, lost, **more):
+    difference = (gained - lost) / count
+    error = math.sqrt(((gained + lost) / count - difference**2) / (count - 1))
+    facts = {"documents": count, "difference": difference, "stderr": error, "degrees": count - 1, "span": 1.0}
+    return Estimate(**facts | {"gained": gained, "lost": lost} | more)
+
+
+def share(count, gained, lost, holds):
+    """Probability of the pairs of flips for which `holds`, where documents flip with these probabilities."""
+    found = 0.0
+    for up in range(int(stats.binom.isf(1e-7, count, gained)) + 2 if gained else 1):
+        law = stats.binom(count - up, lost / (1 - gained))
+        for down in range(int(law.isf(1e-7)) + 2 if lost else 1):
+            if holds(up, down):
+                found += stats.binom.pmf(up, count, gained) * law.pmf(down)
+    return found
+
+
+@pytest.mark.parametrize("count", [18, 40, 100, 135, 164, 250])
+@pytest.mark.parametrize("gained", [0.0, 0.02])
+def test_few_flips_are_no_proof_of_a_small_drop(count, gained):
+    """Law: a true drop just beyond the limit passes in at most 6 %, exactly computed, also where documents flip one way."""
+
+    def passes(up, down):
+        return interval(estimate(count, up, down), 0.95)[0] >= -0.02
+
+    assert share(count, gained, gained + 0.021, passes) <= 0.06
+
+
+@pytest.mark.parametrize(("gained", "lost"), [(0.025, 0.025), (0.0, 0.05), (0.04, 0.01)])
+def test_an_interval_of_few_documents_covers_the_truth(gained, lost):
+    """Law: with 18 documents of which 5 % flip, the 95 % interval holds the true difference in at least 93 %."""
+
+    def covers(up, down):
+        low, high = interval(estimate(18, up, down), 0.975)
+        return low <= gained - lost <= high
+
+    assert share(18, gained, lost, covers) >= 0.93
+
+
+def test_where_no_document_differs_an_interval_has_a_width():
+    """Law: of n independent values or clusters none differs by chance in 5 %, if 1 - 0.05^(1/n) of all do, each by the span."""
+    same = np.linspace(0, 4, 100)
+    assert interval(paired(same, same), 0.95) == pytest.approx((-4 * (1 - 0.05**0.01), 4 * (1 - 0.05**0.01)))
+    right, names = np.tile([0.0, 1.0], 100), np.arange(200) % 20
+    alone, alike = (interval(paired(right, right, which), 0.95)[1] for which in (None, names))
+    assert alone == pytest.approx(1.653**2 / (200 + 1.653**2), rel=1e-3)
+    assert alike == pytest.approx(1.729**2 / (20 + 1.729**2), rel=1e-3)
+
+
+@given(st.integers(2, 300), st.integers(0, 300), st.integers(0, 300))
+def test_an_interval_holds_the_difference_and_is_symmetrical(count, gained, lost):
+    """Law: exchanged checkpoints give the opposite interval; it holds what was seen, and no less confidence is wider."""
+    gained = min(gained, count)
+    lost = min(lost, count - gained)
+    low, high = interval(estimate(count, gained, lost), 0.95)
+    assert interval(estimate(count, lost, gained), 0.95) == pytest.approx((-high, -low), abs=1e-9)
+    assert -1 <= low <= (gained - lost) / count <= high <= 1
+    wider = interval(estimate(count, gained, lost), 0.99)
+    assert wider[0] <= low + 1e-9
+    assert wider[1] >= high - 1e-9
 
 
 @pytest.mark.parametrize(
-    ("clusters", "lowest", "highest"), [(None, 0.02, 0.08), (120, 0.02, 0.08), (12, 0.01, 0.085)]
+    ("clusters", "largest", "lowest", "highest"),
+    [(None, 0, 0.02, 0.08), (120, 0, 0.02, 0.08), (12, 0, 0.01, 0.085), (60, 0.33, 0.01, 0.085)],
 )
-def test_without_an_effect_one_in_twenty_is_rejected(clusters, lowest, highest):
-    """Law: 400 drawn pairs without an effect are rejected at about 5 %, also where documents of a cluster move together."""
+def test_without_an_effect_one_in_twenty_is_rejected(clusters, largest, lowest, highest):
+    """Law: 400 drawn pairs without an effect are rejected at about 5 %, also where documents of a cluster move together, and
+    where one cluster has a third of them.
+    """
     rng, rejected = np.random.default_rng(1), 0
     for _ in range(400):
         names = None if clusters is None else rng.integers(0, clusters, 600)
+        if largest:
+            names[: int(largest * 600)] = 0
         shared = 0.0 if names is None else rng.normal(size=clusters)[names]
         rejected += paired(np.zeros(600), rng.normal(size=600) + shared, names).p < 0.05
     assert lowest <= rejected / 400 <= highest
@@ -178,7 +262,8 @@ def test_documents_that_changed_are_left_out():
 def row(
     task, before, after, stderr=0.01, *, documents=400, higher=True, leaves=(), metric="acc,none", why=""
 ):
-    verdict = {"difference": after - before, "stderr": stderr, "documents": documents, "clusters": None}
+    verdict = {"difference": (after or 0) - before, "stderr": stderr, "documents": documents, "clusters": None,
+               "degrees": documents - 1, "span": 1.0, "gained": None, "lost": None}  # fmt: skip
     return {"task": task, "metric": metric, "values": [before, after], "documents": [documents, documents],
             "higher_is_better": higher, "leaves": list(leaves), "verdicts": [{"why": why} if why else verdict]}  # fmt: skip
 
@@ -203,11 +288,48 @@ def said(rows, **rule):
         ([row("a", 0.5, 0.5)], {"min_documents": 400}, "pass"),
         ([row("a", 0.5, 0.5)], {"min_documents": 401}, "undecidable"),
         ([row("a", 0.5, 0.39)], {"at_least": 0.4, "min_documents": 401}, "regression"),  # the worst counts
+        ([row("a", 0.5, 0.46)], {"max_relative_drop": 0.2}, "pass"),  # 0.1
+        ([row("a", 0.1, 0.06)], {"max_relative_drop": 0.2}, "regression"),  # 0.02
+        ([row("a", 0.5, 0.46)], {"max_relative_drop": 0.2, "max_drop": 0.02}, "regression"),  # both must hold
+        ([row("a", 0.5, 0.5)], {"required": True}, "pass"),
+        ([row("a", 0.5, None)], {"max_drop": 0.02}, "missing"),
+        ([row("a", 0.5, math.nan)], {"at_least": 0.0}, "missing"),
+        ([row("a", 0.5, 0.39)], {"max_drop": 0.02, "tier": "supporting"}, "pass"),
+        ([row("a", 0.5, None)], {"at_least": 0.0, "tier": "advisory"}, "pass"),
     ],
 )
 def test_a_rule_passes_is_broken_or_cannot_be_decided(rows, rule, outcome):
     """Law: an interval on one side of the limit decides; one that holds the limit, or none at all, does not."""
     assert said(rows, task="a", **rule) == outcome
+
+
+@pytest.mark.parametrize(
+    ("after", "rule", "line", "failed"),
+    [
+        (None, {}, "missing: a acc: no score; the baseline has 0.5000", False),
+        (None, {"required": True}, "missing: a acc: no score; the baseline has 0.5000", True),
+        (None, {"required": True, "tier": "supporting"}, "warning: missing: a acc", False),
+        (0.39, {}, "regression: a acc: -0.1100, from -0.1265 to -0.0903 (one-sided 95 %; upper end: 1 of 2 scores, corrected)", True),
+        (0.39, {"tier": "supporting"}, "warning: regression: a acc", False),
+        (0.39, {"tier": "advisory"}, "advisory: regression: a acc", False),
+    ],
+)  # fmt: skip
+def test_a_score_of_a_glob_is_never_passed_over(after, rule, line, failed):
+    """Law: what the baseline has and the checkpoint lacks is said; it fails where it is required; critical rules alone fail."""
+    rows = [row("a", 0.5, after), row("b", 0.5, 0.5)]
+    rulings = judge(Policy.model_validate({"rule": [{"task": "*", "max_drop": 0.02, **rule}]}), rows)
+    assert rulings[0].line.startswith(line)
+    assert [one.has_failed for one in rulings] == [failed, False]
+
+
+def test_a_glob_over_equal_scores_seldom_says_regression():
+    """Law: of equal checkpoints at most 5 % have a false regression in any of 60 scores of a rule, at the strictest limit."""
+    rng = np.random.default_rng(3)
+    policy, false = Policy.model_validate({"rule": [{"task": "*", "max_drop": 0.0}]}), 0
+    for _ in range(100):
+        rows = [row(str(i), 0.5, 0.5 + 0.01 * rng.normal()) for i in range(60)]
+        false += outcome_of(judge(policy, rows)) == "regression"
+    assert false <= 10
 
 
 def test_a_group_is_judged_over_the_documents_of_its_tasks():

@@ -10,10 +10,17 @@ from coordinator.verdicts.series import ALPHA, FEWEST, heights, worse, yardstick
 LEVEL = ALPHA / 40 / 60  # of one of 40 tasks in 60 checkpoints
 
 
-def drawn(rng, count, length, *, documents=0.5, rise=3.0):
-    """(scores, variances of paired differences): a rising curve with jitter; `documents`: their share of the variance."""
+def drawn(rng, count, length, *, documents=0.5, rise=3.0, alike=0.0):
+    """(scores, variances of paired differences): a rising curve with jitter; `documents`: their share of the variance;
+    `alike`: correlation of neighbours' jitter.
+    """
     curve = rise * (1 - np.exp(-np.arange(length) / 8))
-    return curve + rng.normal(size=(count, length)), np.full((count, length), 2 * documents)
+    jitter = rng.normal(size=(count, length))
+    for i in range(1, length if alike else 0):
+        jitter[:, i] = alike * jitter[:, i - 1] + np.sqrt(1 - alike**2) * jitter[:, i]
+    if alike:
+        jitter = np.sqrt(1 - documents) * jitter + np.sqrt(documents) * rng.normal(size=(count, length))
+    return curve + jitter, np.full((count, length), 2 * documents)
 
 
 def test_a_lasting_drop_is_found_and_dated():
@@ -31,11 +38,26 @@ def test_a_lasting_drop_is_found_and_dated():
     assert sum(found) / len(found) >= 0.8
 
 
-@pytest.mark.parametrize("documents", [0.0, 0.5, 1.0])
-def test_few_series_without_a_drop_are_ever_worse(documents):
-    """Law: over 60 checkpoints at most ALPHA of the series say so by chance, whatever part of the scatter is documents'."""
-    values, sampling = drawn(np.random.default_rng(2), 1000, 60, documents=documents)
-    assert (heights(values, sampling, ALPHA / 60) > 1).any(-1).mean() <= ALPHA
+@pytest.mark.parametrize(
+    ("documents", "alike", "length", "horizon"),
+    [(0.0, 0, 60, 60), (0.5, 0, 60, 60), (1.0, 0, 60, 60), (0.0, 0.6, 200, 100), (0.5, 0.6, 200, 100)],
+)
+def test_few_series_without_a_drop_are_ever_worse(documents, alike, length, horizon):
+    """Law: up to twice the horizon at most ALPHA of the series say so by chance, whatever part of the scatter is documents',
+    and where neighbours scatter alike by 0.6.
+    """
+    values, sampling = drawn(np.random.default_rng(2), 1000, length, documents=documents, alike=alike)
+    assert (heights(values, sampling, ALPHA / horizon) > 1).any(-1).mean() <= ALPHA
+
+
+def test_a_small_drop_that_lasts_is_found_however_old_it_is():
+    """Law: a drop of 3 standard deviations, too small for the first ten checkpoints after it, is found and dated later."""
+    values, documents = drawn(np.random.default_rng(8), 40, 200)
+    values[:, 80:] -= 3
+    said = worse(values, documents, ALPHA / 60 / 100)
+    assert np.mean([bool(one) for one in said]) >= 0.95
+    assert max(one[0].found for one in said if one) > 90
+    assert np.mean([one[0].low <= 80 <= one[0].high for one in said if one]) >= 0.8
 
 
 def test_forty_documents_without_a_drop_are_never_worse():

@@ -7,11 +7,11 @@ function changesPart() {
   const last = (r) => r.verdicts.at(-1), known = new Set(DATA.samples.map((s) => s.task)), metric = (r) => r.metric.replace(",none", "");
   const net = (r) => (last(r).gained == null ? null : last(r).gained - last(r).lost);
   const whole = (n) => `${n < 0 ? "−" : "+"}${Math.abs(n).toLocaleString("en")}`;
-  const one = (r) => ({ change: r.change, reach: "high" in last(r) ? last(r).high - last(r).difference : null, verdict: last(r).verdict, words: last(r).words });
+  const one = (r) => ({ change: r.change, reach: last(r).reach ?? null, verdict: last(r).verdict, words: last(r).words });
   const columns = [{ name: "task", of: (r) => r.task, show: (r) => (known.has(r.task) ? el("a", { href: `#part=samples&task=${encodeURIComponent(r.task)}`, title: "its samples" }, breaking(said(r.task))) : breaking(said(r.task))) }, { name: "metric", of: metric, show: (r) => said(metric(r)) },
     { name: "gained", of: (r) => last(r).gained ?? null, show: (r) => (last(r).gained == null ? "–" : `+${last(r).gained}`), right: true }, { name: "lost", of: (r) => last(r).lost ?? null, show: (r) => (last(r).lost == null ? "–" : `−${last(r).lost}`), right: true },
     { name: "net", of: net, show: (r) => (net(r) === null ? "–" : whole(net(r))), right: true },
-    { name: "change (95 %)", of: (r) => r.change, show: (r) => changeText(one(r)), right: true }, { name: "p", of: (r) => last(r).adjusted ?? null, show: (r) => (last(r).adjusted == null ? "–" : last(r).adjusted.toFixed(4)), right: true },
+    { name: "change (two-sided 95 %)", of: (r) => r.change, show: (r) => changeText(one(r)), right: true }, { name: "p", of: (r) => last(r).adjusted ?? null, show: (r) => (last(r).adjusted == null ? "–" : last(r).adjusted.toFixed(4)), right: true },
     { name: "verdict", of: (r) => ({ worse: 0, better: 1, "no evidence": 2 })[last(r).verdict] ?? 3, show: (r) => verdictText(one(r)) },
     ...DATA.heads.map((head, i) => ({ name: head, of: (r) => r.values[i], show: (r) => `${score(r.values[i])}${r.stderrs[i] === null ? "" : ` ± ${score(r.stderrs[i])}`}${r.differs[i] ? "~" : ""}`, right: true }))];
   let [text, only] = [sought("score"), STATE.get("verdict") ?? "all"];

@@ -74,7 +74,7 @@ function scoresPart() {
   const columns = [
     { name: "task", of: (r) => r[0], show: task }, { name: "metric", of: (r) => r[1], show: (r) => said(`${r[1]} ${r[4] ? "↑" : "↓"}`) },
     { name: "value ± stderr", of: (r) => r[2], show: (r) => `${score(r[2])}${r[3] === null ? "" : ` ± ${score(r[3])}`}`, right: true },
-    ...(before ? [{ name: `change from ${before[1]} (95 %)`, of: (r) => last(r)?.change ?? null, show: (r) => changeText(last(r)), right: true }, { name: "verdict", of: (r) => ({ worse: 0, better: 1, "no evidence": 2 })[last(r)?.verdict] ?? 3, show: (r) => verdictText(last(r)) }] : []),
+    ...(before ? [{ name: `change from ${before[1]} (two-sided 95 %)`, of: (r) => last(r)?.change ?? null, show: (r) => changeText(last(r)), right: true }, { name: "verdict", of: (r) => ({ worse: 0, better: 1, "no evidence": 2 })[last(r)?.verdict] ?? 3, show: (r) => verdictText(last(r)) }] : []),
     ...(before ? [{ name: `since ${t.first}`, of: (r) => r[2] - (t.scores[nameOf(r)]?.find((v) => v !== null) ?? r[2]), show: (r) => sparkline([[...(t.scores[nameOf(r)] ?? []), r[2]]], `from ${score(t.scores[nameOf(r)]?.find((v) => v !== null))} to ${score(r[2])}`) }] : []),
     { name: "n", of: (r) => r[5], show: (r) => r[5]?.toLocaleString("en"), right: true }, { name: "n-shot", of: (r) => r[6], right: true }, { name: "version", of: (r) => r[7], right: true },
   ];
