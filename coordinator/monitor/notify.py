@@ -90,6 +90,8 @@ def ended(end: Summary, gate: tuple[Outcome, str] | None = None) -> News:
     text += "".join(
         f"; {job}: {said}" for job, said in list(jobs.items())[:1] if event == "failed" and said not in why
     )
+    if end.fell_to_chance:
+        text += f"; {end.fell_to_chance}"
     if gate is not None:
         text += f"; gate: {gate[0]}{gate[1]}"
     return News(

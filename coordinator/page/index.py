@@ -48,7 +48,8 @@ def standing(summary: Summary, halt: Halt | None, now: float) -> tuple[str, str]
     if summary.ended_at is not None:
         missed = summary.entries - summary.scored
         failed = f"failed: {missed} task{'s' * (missed != 1)}"
-        return summary.result, failed if summary.result == "failed" and missed else summary.result
+        said = failed if summary.result == "failed" and missed else summary.fell_to_chance or summary.result
+        return summary.result, said
     done = f", {100 * summary.shards_done // summary.shards} %" if summary.shards else ""
     known = summary.done_at is not None and summary.trials
     left = f", {about(max((summary.done_at or 0.0) - now, 0.0))} left" if known else ""
@@ -106,7 +107,7 @@ def _training(
             word: [n for n, said in found.items() if said["verdict"] == word] for word in ("worse", "better")
         },
         "gpu_seconds": sum(sum(s.gpu_seconds.values()) for s in members),
-        "states": [state for state in reversed(states) if state[2] != "done"],
+        "states": [state for state in reversed(states) if state[2:] != ["done", "done"]],
         "accepted_at": max(s.accepted_at for s in members),
     }
 

@@ -29,6 +29,7 @@ from coordinator.planning.make_plan import BYTES_PER_PARAMETER, hardware_of, rea
 from coordinator.report.judge_cost import judge_use
 from coordinator.report.learning_curves import SCORES, Point, ScoreValue, scores_of
 from coordinator.report.measurements import Report, ShardSpan, make_report, without_measurements
+from coordinator.runtime.chance import at_chance, fell_to_chance
 from coordinator.runtime.journal import has_other_format, read_events
 from coordinator.runtime.reuse import REUSED
 from coordinator.runtime.summary import halt_of, is_alive, last_sign, read_json, read_summary
@@ -258,10 +259,14 @@ def write_results(
     state: State, paths: EvaluationPaths, failed: Mapping[int, str], observations: Path
 ) -> None:
     """Report first, results last: results.json present means that the evaluation is over."""
+    results, signals = merged_results(state), _signals(state)
+    by_chance = at_chance(results, signals)
+    fell = fell_to_chance(state.record, paths) if by_chance else ""
+    if fell:
+        state.warnings.append(fell)
     report = try_report(state, paths)
     if report is not None:
         teach(state, report, observations)
-    results = merged_results(state)
     before: dict[str, Any] = {}  # a retry finds no request sets of what was pruned
     with suppress(OSError, ValueError):
         before = json.loads(paths.results.read_bytes())["evalspan"]["keys"]
@@ -285,7 +290,9 @@ def write_results(
         "shown": shown_of(state),
         "responses_from": dict(state.plan.reused),
         "parent": state.record.rescores or None,
-        "signals": _signals(state),
+        "signals": signals,
+        "at_chance": by_chance,
+        "fell_to_chance": fell,
     }
     write_atomic(paths.results, json.dumps(finite(results), indent=2, default=str).encode())
 

@@ -152,6 +152,8 @@ class Summary(Kept):
     makespan_seconds: float | None = None  # from acceptance to the last score, without pauses
     gpu_seconds: Mapping[str, float] = Field(default_factory=dict)  # cause -> GPU seconds
     staged_bytes: int = 0
+    at_chance: bool = False  # each task scores as guessing would
+    fell_to_chance: str = ""  # then: which earlier checkpoint of the training did not, in a sentence
 
     left_out: str = ""  # where it was cut: what has the rest
 
@@ -375,12 +377,16 @@ def _of_earlier(paths: EvaluationPaths, before: Mapping[str, Any], size: int) ->
 def with_costs(summary: Summary, paths: EvaluationPaths) -> Summary:
     """The summary of one that has ended, with what its results, report and outcomes say of scores, costs and failures."""
     report, gpus = read_json(paths.report), read_json(paths.report).get("gpus", ())
+    results = read_json(paths.results)
+    said = results.get("evalspan", {})
     return summary.model_copy(
         update={
             "phase": "ended",
             "nodes": (),
             "stage": "cancelled" if summary.cancelled else "ended",
-            "scores": first_of_each(groups_or_tasks(read_json(paths.results))),
+            "scores": first_of_each(groups_or_tasks(results)),
+            "at_chance": said.get("at_chance", False),
+            "fell_to_chance": said.get("fell_to_chance", ""),
             "failed_jobs": {
                 **{
                     t: in_words(of_trial(paths, t, word), f"its job ended: {word}")

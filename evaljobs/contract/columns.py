@@ -106,6 +106,12 @@ def choices_of(sample: Mapping[str, Any]) -> tuple[list[str], list[float], int |
     return [str(t) for t in texts], likelihoods, 0 if len(texts) == 1 else _gold(sample, texts, likelihoods)
 
 
+def chance_of(samples: Iterable[Mapping[str, Any]]) -> float:
+    """Return the share of right answers that guessing among the choices of a document would give; 0 for generated ones."""
+    counts = {int(sample["doc_id"]): len(choices_of(sample)[0]) for sample in samples}
+    return sum(1 / count for count in counts.values() if count > 1) / max(1, len(counts))
+
+
 def signals(sample: Mapping[str, Any]) -> dict[str, float]:
     """What a document's log-likelihoods say of its right answer; empty where it is not known."""
     texts, likelihoods, gold = choices_of(sample)

@@ -21,7 +21,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from evaljobs.contract.columns import columns_of, means, packed
+from evaljobs.contract.columns import chance_of, columns_of, means, packed
 from evaljobs.contract.folded import files_in, read_bytes
 from evaljobs.contract.outcomes import Executed, Failed, Scored
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths, request_set_manifest, slug
@@ -257,7 +257,7 @@ def _write(
         write_atomic(paths.samples / f"samples_{slug(task)}_{spec.entry:03d}.jsonl", "".join(lines).encode())
         columns = columns_of(samples, cluster)
         write_atomic(paths.columns(task, spec.entry), packed(columns))
-        signals[task] = means(columns)
+        signals[task] = means(columns) | {"chance": chance_of(samples)}
     kept = {part: results[part] for part in PARTS if part in results}
     # a task's YAML may hold the token of its data set
     kept["configs"] = reproducible(hidden(results["configs"]))

@@ -18,9 +18,11 @@ from coordinator.intake import request_sets
 from coordinator.intake.present import Present
 from coordinator.planning.make_plan import PlanningError, make_plan
 from coordinator.report.gpu_use import DRAINED, GpuUse
+from coordinator.report.learning_curves import ScoreValue
 from coordinator.report.load_series import point_of
 from coordinator.report.measurements import ShardSpan, without_measurements
 from coordinator.runtime import finalize, reuse
+from coordinator.runtime.chance import at_chance, fell_to_chance
 from coordinator.runtime.journal import Journal, line_of, replayed
 from coordinator.runtime.present_inputs import as_of_now, changed_since, renewed
 from coordinator.runtime.summary import Summary, known_by, write_summary
@@ -45,6 +47,59 @@ def ended(tmp_path):
         file.write_text(json.dumps({"results": {entry.name: {"acc,none": 0.5}}, "config": config}))
         entry.result_file = str(file)
     return world, paths
+
+
+@pytest.mark.parametrize(
+    ("scores", "guessed"),
+    [
+        ({"a": (0.26, 0.01), "b": (0.02, 0.01)}, True),
+        ({"a": (0.28, 0.01), "b": (0.02, 0.01)}, False),
+        ({"a": (0.26, 0.01), "b": (0.03, 0.01)}, False),
+        ({"a": (0.10, 0.0), "b": (0.0, 0.0)}, True),
+    ],
+)
+def test_guessing_is_told_by_two_standard_errors_of_each_task(scores, guessed):
+    """`a` has four choices, `b` is generated; a perplexity has no chance level."""
+    tables = {t: {"ppl,none": 9.0, "acc,none": v, "acc_stderr,none": e} for t, (v, e) in scores.items()}
+    results = {"results": tables, "higher_is_better": {t: {"ppl": False, "acc": True} for t in tables}}
+    assert at_chance(results, {"a": {"chance": 0.25}, "b": {"chance": 0.0}}) is guessed
+    assert not at_chance(results, {})
+
+
+def test_a_training_that_falls_to_chance_is_told_by_its_last_checkpoint_above(tmp_path):
+    """Not by a later one, one of another training or suite, one without scores, or one that was at chance itself."""
+
+    def leave(step, suite="suite", folder="/runs/a", **more):
+        known = record(1).model_copy(update={"evaluation_id": f"e{step}-{suite}-{folder[-1]}"})
+        spec = known.checkpoint.model_copy(update={"source": f"{folder}/step-{step}", "step": step})
+        known = known.model_copy(update={"checkpoint": spec})
+        paths = EvaluationPaths(tmp_path / known.evaluation_id)
+        paths.root.mkdir()
+        paths.journal.write_bytes(b"x")
+        scores = (ScoreValue(task="a", metric="acc", filter="none", value=0.6),)
+        fields = known_by(known) | {
+            "suite": suite,
+            "written_at": 0.0,
+            "ended_at": 1.0,
+            "journal_bytes": 1,
+            "scores": scores,
+        }
+        write_summary(paths, Summary(**fields | more))
+        return known, paths
+
+    leave(100)
+    leave(200)
+    for step, more in (
+        (300, {"at_chance": True}),
+        (310, {"scores": ()}),
+        (320, {"suite": "other"}),
+        (330, {"folder": "/runs/b"}),
+        (500, {}),
+    ):
+        leave(step, **more)
+    now, paths = leave(400, at_chance=True)
+    assert "step 200 (e200-suite-a) did not" in fell_to_chance(now, paths)
+    assert fell_to_chance(*leave(50)) == ""
 
 
 def test_scores_are_written_whatever_report_and_priors_find(ended, tmp_path, caplog):

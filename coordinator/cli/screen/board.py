@@ -119,6 +119,7 @@ def _notes(one: Shown, now: float, *, whole: bool) -> Iterator[tuple[str, str]]:
         mended = " and was made up for" if summary.ended_at else ""
         failed = by_reason(summary.failed_jobs)
         yellow += [f"{names} failed{mended}: {why}" for names, why in failed.items()]
+    yellow += [summary.fell_to_chance] if summary.fell_to_chance else []
     for name, why in one.trackers.items():
         yellow.append(f"not in {name}: {why} (`evalspan export --left` tries again)")
     yield from ((what, "yellow") for what in yellow)

@@ -1,0 +1,56 @@
+"""Whether all tasks of an evaluation score as guessing would, though an earlier checkpoint of its training did not.
+
+Rule: a chance score is no proof of health: weights may be broken in a way that no check sees. Called by `finalize`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import PurePath
+from typing import Any
+
+from coordinator.evaluation.records import EvaluationRecord
+from coordinator.report.learning_curves import scores_of
+from coordinator.runtime.summary import read_file
+from evaljobs.contract.paths import EvaluationPaths
+
+ERRORS = 2.0  # standard errors above chance, up to which a score counts as one by chance
+
+
+def at_chance(results: Mapping[str, Any], signals: Mapping[str, Mapping[str, float]]) -> bool:
+    """Is the main score of every task that has a chance level within ERRORS standard errors of it? False without any.
+
+    `results`: merged ones of lm-eval; `signals`: leaf task -> its signals, "chance" among them.
+    """
+    found: dict[str, bool] = {}
+    for score in scores_of(
+        {"results": results.get("results", {}), "higher_is_better": results.get("higher_is_better", {})}
+    ):
+        chance = signals.get(score.task, {}).get("chance")
+        if chance is not None and score.higher_is_better and 0 <= score.value <= 1:
+            found.setdefault(score.task, score.value <= chance + ERRORS * (score.stderr or 0.0))
+    return bool(found) and all(found.values())
+
+
+def fell_to_chance(record: EvaluationRecord, paths: EvaluationPaths) -> str:
+    """A sentence on the last earlier checkpoint of the same training and suite that scored above chance; "" where none did."""
+    place, step = PurePath(record.checkpoint.announced).parent, record.checkpoint.step
+    others = (read_file(str(folder)) for folder in paths.root.parent.iterdir() if folder != paths.root)
+    above = [
+        (s.step, s.evaluation_id)
+        for s in others
+        if s is not None
+        and (s.suite, PurePath(s.checkpoint).parent) == (record.suite.name, place)
+        and s.scores
+        and not s.at_chance
+        and s.step is not None
+        and step is not None
+        and s.step < step
+    ]
+    if not above:
+        return ""
+    before, evaluation = max(above)
+    return (
+        f"every task scores within {ERRORS:g} standard errors of chance, and step {before} ({evaluation}) did not: compare the "
+        "weights, the config and the tokenizer of both"
+    )
