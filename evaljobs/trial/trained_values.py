@@ -87,9 +87,13 @@ def check(paths: EvaluationPaths, spec: TrialSpec, model: object, tokenizer: Any
         said = f"{first} {how}" + (f", and {others} more tensors differ" if others else "")
         source = staged if spec.checkpoint is None else stored(spec.checkpoint.source)
         wrong_there, right_there = compare(parts, source, source)
-        if wrong.keys() <= right_there - wrong_there.keys():
-            raise RetryError(f"the weights on storage are training's, and those of this node not: {said}")
-        raise OperatorError(f"wrong weights: {said}. {mend}")
+        if not wrong.keys() <= right_there - wrong_there.keys():
+            raise OperatorError(f"wrong weights: {said}. {mend}")
+        if all(sum(tensor is served[name] for tensor in served.values()) > 1 for name in wrong):
+            raise OperatorError(
+                f"wrong settings of the model: {said}, and the file has that, too: tie_word_embeddings in config.json. {mend}"
+            )
+        raise RetryError(f"the weights on storage are training's, and those of this node not: {said}")
     if missed := [name for name in names if name not in checked]:
         unseen.insert(
             0,

@@ -271,6 +271,19 @@ def test_wrong_weights_are_the_checkpoints_fault_or_one_nodes(tmp_path):
         check(paths, spec, None)
 
 
+def test_a_flipped_tie_is_the_configs_fault(tmp_path):
+    """The file holds the head that training had, and the model that is loaded of it another: no node would do."""
+    model, tied = Model(), Model(tied=True)
+    state = {name: tensor.detach() for name, tensor in model.named_parameters()}
+    tied.load_state_dict(
+        {name: tensor for name, tensor in state.items() if name != "head.weight"}, strict=False
+    )
+    paths, spec = trial(tmp_path, state)
+    paths.trained_values.write_bytes(taken(model))
+    with pytest.raises(OperatorError, match=r"head.weight has .*tie_word_embeddings in config.json"):
+        check(paths, spec, tied)
+
+
 def test_what_could_not_be_compared_is_said(tmp_path):
     model = Model(tied=True)
     state = {name: tensor.detach().bfloat16() for name, tensor in model.named_parameters()}
