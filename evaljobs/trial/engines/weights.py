@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 MOST_NAMES = 3  # tensors named in a message
 SHARED = ("vblora_vector_bank", "prompt_encoder")  # peft's names of tensors that adapters share
-SAVE_AGAIN = "save the checkpoint again, from the unwrapped model"
 
 
 class BrokenWeightsError(OperatorError):
@@ -83,7 +82,9 @@ def _refuse(what: str, missing: Iterable[str], unexpected: Iterable[str], mismat
         (sorted(mismatched), "holds {}"),
     )
     if parts := [text.format(_first(names)) for names, text in found if names]:
-        raise BrokenWeightsError(f"wrong weights: the {what} {'; it '.join(parts)}. {SAVE_AGAIN}")
+        raise BrokenWeightsError(
+            f"wrong weights: the {what} {'; it '.join(parts)}; save it again, from the unwrapped model"
+        )
 
 
 def _first(names: Sequence[str]) -> str:
@@ -108,7 +109,7 @@ def check_finite(tensors: Iterable[tuple[str, Tensor]]) -> None:
         if not all(math.isfinite(end.item()) for end in values.aminmax()):
             count = sum(int((~part.isfinite()).sum()) for part in values.split(1 << 24))
             raise BrokenWeightsError(
-                f"wrong weights: {count} of {len(values)} values of {name} are NaN or infinite. {SAVE_AGAIN}"
+                f"wrong weights: {count} of {len(values)} values of {name} are NaN or infinite; save the checkpoint again"
             )
 
 
