@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
-from coordinator.report.comparisons import since
+from coordinator.report.comparisons import fallen
 from coordinator.report.learning_curves import Curve, Point, Series, labels, make_series
 from coordinator.report.verdicts import ALONG
 
@@ -76,7 +76,7 @@ def _columns(curve: Curve, places: Mapping[str, int]) -> dict[str, Any]:
         "marks": {i: mark for i, mark in enumerate(marks) if mark},
         "yardstick": [_short(p.yardstick) for p in curve.points],
         "mean": [_short(p.mean_before) for p in curve.points],
-        "worse": [[i, since(p.worse)] for i, p in enumerate(curve.points) if p.worse],
+        "worse": [[i, fallen(p.worse, p)] for i, p in enumerate(curve.points) if p.worse],
         "best": curve.points.index(curve.best),
         "documents": documents[0] if len({*documents}) == 1 else documents,
     }

@@ -10,6 +10,7 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 from support.commands import typed
 from support.simulated.parts import Faults, record
 from support.simulated.world import World
@@ -19,9 +20,10 @@ from coordinator.base.strict_json import finite
 from coordinator.errors import OperatorError
 from coordinator.evaluation.records import EvaluationRecord
 from coordinator.intake import places
+from coordinator.page.training import training_data
 from coordinator.report import load_series
-from coordinator.report.comparisons import heads_of
-from coordinator.report.learning_curves import Series, make_series, scores_of, to_csv
+from coordinator.report.comparisons import heads_of, show_series
+from coordinator.report.learning_curves import Series, Worse, make_series, scores_of, to_csv
 from coordinator.report.load_series import find_series, in_series
 from coordinator.report.measurements import UNMEASURED, make_report
 from coordinator.report.mode_check import task_check
@@ -49,6 +51,23 @@ def test_a_group_counts_the_documents_of_its_tasks():
     assert known == {"part": (193, "", 5), "all": (193, "2", None)}
     group["group_subtasks"] = {"all": ["part", "other"]}
     assert {s.task: s.documents for s in scores_of(group)}["all"] is None
+
+
+def test_the_page_says_the_levels_of_a_drop_that_the_terminal_says():
+    """Before it: not the mean before the checkpoint that shows it, which holds the drop already where that comes late."""
+    series = make_series([point(1, 0.7), point(2, 0.5)])
+    worse = Worse(since="1", low="1", high="2", mean=0.6813)
+    curves = []
+    for curve in series.curves:
+        last = curve.points[-1].model_copy(update={"worse": worse, "mean_before": 0.625})
+        curves.append(curve.model_copy(update={"points": (*curve.points[:-1], last)}))
+    found = series.model_copy(update={"curves": tuple(curves)})
+    out = io.StringIO()
+    show_series(Console(file=out, width=200), found)
+    (training,) = training_data([point(1, 0.7), point(2, 0.5)], lambda _: found)["trainings"]
+    (said,) = training["curves"][0]["worse"]
+    assert said[1] == "worse since 1 (95 %: 1 to 2): 0.6813 before, 0.5000 at 2"
+    assert f"add/exact_match is {said[1]}" in out.getvalue()
 
 
 def test_cost_is_gpu_hours_at_the_price():

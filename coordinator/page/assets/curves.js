@@ -76,11 +76,11 @@ const MOST_WORSE = 5; // scores that are named above the charts
 
 /** Which scores are worse, since when: the words of `evalspan report --series`. */
 function worsePart() {
-  const found = DATA.trainings.flatMap((t) => t.curves.flatMap((c) => c.worse.map(([i, words]) => ({ name: `${c.task}/${c.measure}`, words, change: `${score(c.mean[i])} before, ${score(c.value[i])} at ${t.points[c.at[i]][1]}`, at: t.points[c.at[i]][5] }))));
+  const found = DATA.trainings.flatMap((t) => t.curves.flatMap((c) => c.worse.map(([i, words]) => ({ name: `${c.task}/${c.measure}`, words, at: t.points[c.at[i]][5] }))));
   const judged = DATA.trainings.some((t) => t.curves.some((c) => c.yardstick.some((y) => y !== null)));
   if (!found.length) return el("p", { class: judged ? "head done" : "head" }, judged ? "No score is worse than before." : "Too few checkpoints to say whether a score is worse.");
   return el("div", { class: "head failed" }, el("p", { class: "big", text: `${found.length} score${found.length > 1 ? "s are" : " is"} worse` }),
-    found.toSorted((a, b) => b.at - a.at).slice(0, MOST_WORSE).map((w) => el("p", {}, said(w.name, "said strong"), ` is ${w.words}: ${w.change}`)),
+    found.toSorted((a, b) => b.at - a.at).slice(0, MOST_WORSE).map((w) => el("p", {}, said(w.name, "said strong"), ` is ${w.words}`)),
     found.length > MOST_WORSE ? el("p", {}, el("a", { href: "#part=curves&show=worse", text: `and ${found.length - MOST_WORSE} more` })) : null);
 }
 
