@@ -27,7 +27,7 @@ class Accepted(Event):
 
     kind: Literal["accepted"] = "accepted"
     record: EvaluationRecord  # what is evaluated, and how
-    journal_format: Literal[5] = JOURNAL_FORMAT  # of all lines; before it was written: 0
+    journal_format: Literal[6] = JOURNAL_FORMAT  # of all lines; before it was written: 0
     code: str = ""  # version and commit of the coordinator; "": not known
 
 

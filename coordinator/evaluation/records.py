@@ -27,7 +27,7 @@ from evaljobs.contract.specs import (
     SuiteSpec,
 )
 
-JOURNAL_FORMAT: Literal[5] = 5
+JOURNAL_FORMAT: Literal[6] = 6
 """Raised with each change of `events`: a journal of another number is not gone on with (`runtime.journal`)."""
 
 

@@ -74,7 +74,10 @@ def _check_vocabulary(lm: Any) -> None:
         NotImplementedError
     ):  # a tokenizer without a table, or a model without one embedding
         rows = lm.model.get_input_embeddings().weight.shape[0]
-        token, highest = max(lm.tokenizer.get_vocab().items(), key=itemgetter(1))
+        known = lm.tokenizer.get_vocab()
+        if lm.tokenizer.eos_token is None:
+            known.pop(lm.tokenizer.pad_token, None)  # lm-eval adds one then
+        token, highest = max(known.items(), key=itemgetter(1))
         if highest >= rows:
             raise OperatorError(
                 f"the tokenizer has ids up to {highest} ({token!r}), and the model has {rows} embeddings: save the tokenizer "

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from coordinator.runtime.journal import read_events
+from evaljobs.contract.folded import files_in, read_bytes
 from evaljobs.contract.names import ShardId
 from evaljobs.contract.paths import EvaluationPaths
 from support.inputs import plain
@@ -162,8 +163,8 @@ class Asking:
         events = [] if paths.root.name in before else read_events(paths.journal)
         dumped = [shard for event in events if event.kind == "shards-dumped" for shard, _ in event.shards]
         samples = {}
-        for file in paths.samples.glob("samples_*.jsonl"):
-            lines = [json.loads(line) for line in file.read_text().splitlines()]
+        for file in files_in(paths.samples, "samples_*.jsonl"):  # also of many files, which are archived
+            lines = [json.loads(line) for line in read_bytes(file).splitlines()]
             samples.setdefault(file.stem[len("samples_") : -4], []).extend(lines)
         return Answer(
             numbers({**printed.get("results", {}), **printed.get("groups", {})}),
