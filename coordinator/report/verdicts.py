@@ -14,7 +14,7 @@ from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 from coordinator.report.learning_curves import Curve, Worse
-from coordinator.verdicts.paired import ALPHA as FALSE
+from coordinator.verdicts.paired import ALPHA as VERDICT_ALPHA
 from coordinator.verdicts.paired import Paired, interval, paired, verdicts
 from coordinator.verdicts.series import ALPHA, FEWEST, worse, yardsticks
 from evaljobs.contract.columns import DENSE
@@ -61,7 +61,7 @@ def add_verdicts(
     for (place, one, _), (verdict, adjusted, detectable) in zip(
         found, verdicts([(one, higher) for _, one, higher in found]), strict=True
     ):
-        low, high = interval(one, 1 - FALSE / 2)
+        low, high = interval(one, 1 - VERDICT_ALPHA / 2)
         place.clear()
         place.update(verdict=verdict, adjusted=adjusted, detectable=detectable, **asdict(one))
         place.update(low=low, high=high, reach=max(one.difference - low, high - one.difference))

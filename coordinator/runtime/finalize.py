@@ -260,7 +260,7 @@ def write_results(
 ) -> None:
     """Report first, results last: results.json present means that the evaluation is over."""
     results, signals = merged_results(state), _signals(state)
-    by_chance = at_chance(results, signals)
+    by_chance = not failed and at_chance(results, signals)
     fell = fell_to_chance(state.record, paths) if by_chance else ""
     if fell:
         state.warnings.append(fell)

@@ -67,11 +67,12 @@ def load(
     started = time.monotonic()
     # with vLLM's prefix cache likelihoods depend on the order of requests (vLLM 42019)
     arguments = {"enable_prefix_caching": False, **spread(options.model_args, gpus)}
+    # in the files, since vLLM's processes keep their tensors; before there are any that would have to be ended
+    weights.check_finite(stored(model_path).items())
     segments.sweep()
     with tied(), segments.named(), _from_inside(model_path) as place:
         lm = model_class.create_from_arg_obj({**arguments, "pretrained": place}, {"batch_size": ALL_AT_ONCE})
     segments.unlink_mapped()
-    weights.check_finite(stored(model_path).items())  # its processes keep their tensors to themselves
     loaded = Loaded(
         devices=_device(),
         gpus=gpus,

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 MOST_NAMES = 3  # tensors named in a message
 SHARED = ("vblora_vector_bank", "prompt_encoder")  # peft's names of tensors that adapters share
+OVERFLOW = (
+    "so the weights are wrong, or too large for the dtype: save the checkpoint again, or set another dtype"
+)
 
 
 class BrokenWeightsError(OperatorError):
@@ -151,8 +154,3 @@ def check_answers(batch: Batch, answers: Sequence[Any], logits_were_finite: Call
             raise BrokenWeightsError(
                 f"document {piece.document}: its log-likelihood is {answer[place]}, {OVERFLOW}"
             )
-
-
-OVERFLOW = (
-    "so the weights are wrong, or too large for the dtype: save the checkpoint again, or set another dtype"
-)
