@@ -80,7 +80,8 @@ def test_report_and_page_say_the_same(work):
     points = curves(work)["add/acc"]
     (at, said) = next((p, p.worse) for p in points if p.worse)
     words = f"worse since 1200 (95 %: {said.low} to {said.high})"
-    assert words in " ".join(text.split())
+    levels = f"{words}: {said.mean:.4f} before, {at.value:.4f} at 1200"
+    assert levels in " ".join(text.split())
     assert "100 checkpoints" in " ".join(text.split())
     made = json.loads(as_json)
     assert made["horizon"] == 100
@@ -91,7 +92,7 @@ def test_report_and_page_say_the_same(work):
     ]
     page = training_data(find_series(work, "/runs/a"), lambda found: series_of(found, Config(work_dir=work)))
     curve = next(c for c in page["trainings"][0]["curves"] if c["task"] == "add")
-    assert curve["worse"] == [[points.index(at), words]]
+    assert curve["worse"] == [[points.index(at), levels]]
     assert curve["marks"][points.index(at)] == "!"
     assert "100 checkpoints" in page["trainings"][0]["along"]
 
