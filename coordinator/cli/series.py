@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from contextlib import suppress
+import time
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -13,6 +14,7 @@ from coordinator.cli.app import (
     EVALUATION,
     HTML,
     VERBOSE,
+    AtTerminal,
     Printed,
     Where,
     argument,
@@ -29,6 +31,7 @@ from coordinator.errors import EvalspanError, OperatorError
 if TYPE_CHECKING:
     from coordinator.config.schema import Config
     from coordinator.report.learning_curves import Point, Series
+    from coordinator.report.training import Training
 
 FILES = ("csv", "json")  # formats of `export` that are one file
 # parts of lm-eval's results that `report --json` gives beside the scores
@@ -62,10 +65,17 @@ class _Scores(Where):
         record, paths = find_record(settings, self.evaluation or "")
         return [point_of(paths, record, dense=dense)]
 
-    def made(self, settings: Config, dense: bool | None) -> Series:
+    def made(self, settings: Config, dense: bool | None) -> tuple[Series, list[Training]]:
+        """The series of all that was asked for, and how each training stands."""
+        from coordinator.report import trainings
         from coordinator.report.sampling import series_of
 
-        return series_of(self.found(settings, dense), settings)
+        with AtTerminal().busy("reading and comparing the checkpoints") if self.series else nullcontext():
+            points = self.found(settings, dense)
+            each = trainings.by_training(points) if self.series else {}
+            made = [trainings.make(settings, of) for of in each.values()] if not dense else []
+            series = made[0][1] if len(made) == 1 else series_of(points, settings)
+        return series, [training for training, _ in made]
 
 
 @command()
@@ -83,6 +93,7 @@ class Report(_Scores, Printed):
 
     dense: bool = flag("Also dense signals: gold bits a byte and probability, margin.", "--dense")
     as_csv: bool = flag("Print CSV: a line per checkpoint and score.", "--csv")
+    whole: bool = flag("With --series: all checkpoints, and a chart of every score.", "--all")
     html: Path | None = HTML
     trace: Path | None = option("Write the jobs' spans as a Chrome trace (for Perfetto).", "--trace")
     verbose: bool = VERBOSE
@@ -93,7 +104,7 @@ class Report(_Scores, Printed):
         if self.html is not None or self.trace is not None:
             self._write(settings)
         elif self.series is not None or self.as_csv:
-            self._show_series(self.made(settings, self.dense))
+            self._show_series(*self.made(settings, self.dense))
         else:
             self._show(settings)
 
@@ -116,21 +127,24 @@ class Report(_Scores, Printed):
         if self.trace is not None:
             write_trace(settings, name, self.trace)
 
-    def _show_series(self, series: Series) -> None:
-        from coordinator.report.comparisons import show_series, without_step
-        from coordinator.report.learning_curves import to_csv
+    def _show_series(self, series: Series, trainings: list[Training]) -> None:
+        from coordinator.report.learning_curves import to_csv, to_json
+        from coordinator.report.series_screen import show_series, without_step
 
         if self.as_csv:
-            sys.stdout.write(to_csv(series))
+            sys.stdout.writelines(to_csv(series))
         elif self.as_json:
-            stdout().print_json(series.model_dump_json())
+            known = [training.model_dump(mode="json") for training in trainings]
+            sys.stdout.writelines(to_json(series, {"trainings": known}))
         else:
-            show_series(stdout(), series)
+            show_series(stdout(), series, trainings, whole=self.whole)
             if missing := without_step(series.points):
                 say(missing, "yellow", err=True)
 
     def _show(self, settings: Config) -> None:
         from coordinator import api
+        from coordinator.cli.screen.mornings import of_trainings, standings
+        from coordinator.cli.screen.standing import all_of
         from coordinator.report.columns import with_signals
         from coordinator.report.render import show
         from coordinator.runtime.summary import read_evaluation
@@ -146,6 +160,10 @@ class Report(_Scores, Printed):
         else:
             known = made.makespan_seconds is not None
             show(stdout(), made, results, settings.gpu_hour_price, ran=known, verbose=self.verbose)
+            every = all_of(settings)
+            own = [summary for summary in every if summary.evaluation_id == made.evaluation_id]
+            for line in of_trainings(standings(settings, every, own, time.time())):
+                stdout().print(line, highlight=False)
 
 
 @command()
@@ -183,7 +201,7 @@ class Export(_Scores):
             # W&B syncs only the last of several offline runs of one id: write the whole training
             record, _ = find_record(settings, self.evaluation)
             self.series, self.suite = str(Path(record.checkpoint.announced).parent), record.suite.name
-        found = self.made(settings, self.to in FILES or None)
+        found, _ = self.made(settings, self.to in FILES or None)
         done = [p for p in found.points if p.status not in ("open", "unreadable")]
         if not done:
             raise OperatorError("none of these evaluations has ended yet: there is nothing to export")
@@ -200,17 +218,18 @@ class Export(_Scores):
 
     def _write(self, to: str, settings: Config, found: Series, done: list[Point]) -> list[Path]:
         """Files and folders written below `out`, or the file `out`; none where it is None: standard output."""
-        from coordinator.report.learning_curves import to_csv
+        from coordinator.report.learning_curves import to_csv, to_json
         from coordinator.trackers import TRACKERS, export_points, lm_eval_files
 
-        text = to_csv(found) if to == "csv" else found.model_dump_json(indent=1) + "\n"
+        text = to_csv(found) if to == "csv" else to_json(found)
         if (out := self.out) is None:
-            sys.stdout.write(text)
+            sys.stdout.writelines(text)
             return []
         if to in FILES:
             file = out if out.suffix == f".{to}" and not out.is_dir() else out / f"series.{to}"
             file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(text)
+            with file.open("w") as lines:
+                lines.writelines(text)
             return [file]
         new = not out.exists()
         out.mkdir(parents=True, exist_ok=True)

@@ -223,6 +223,7 @@ class Status(Printed):
     def run(self) -> None:
         from coordinator.cli.screen.board import board, show
         from coordinator.cli.screen.listing import show_left_out
+        from coordinator.cli.screen.mornings import as_json, of_trainings, standings
         from coordinator.cli.screen.sight import Sight
         from coordinator.cli.screen.slurm_answers import listed_jobs, listed_nodes
         from coordinator.cli.screen.standing import ROWS, Choice, all_of, json_of, standing
@@ -241,10 +242,12 @@ class Status(Printed):
         open_ones = [summary for summary in found if summary.ended_at is None]
         ask, ask_nodes = partial(listed_jobs, settings), partial(listed_nodes, settings)
         shown = standing(settings, chosen, open_ones, ask, ask_nodes)
+        known = standings(settings, found, chosen, now)
         if self.as_json:
             shown.sort(key=lambda one: (one.summary.accepted_at, one.summary.evaluation_id))
             rows = [json_of(one, settings.work_dir / one.summary.evaluation_id, now) for one in shown]
-            show_json({"schema_version": 1, **around.as_json(), "evaluations": rows})
+            trainings = [as_json(one) for one in known]
+            show_json({"schema_version": 1, **around.as_json(), "trainings": trainings, "evaluations": rows})
             return
         if missing := self.missing(settings):
             say(f"{missing}: `evalspan eval` or `evalspan submit` makes it")
@@ -255,7 +258,10 @@ class Status(Printed):
             which = "runs or waits" if self.only_open else "has failed"
             say(f"none of the {len(found)} evaluations here {which}")
         left = show_left_out(left_out, len(shown), self.typed("status"))
-        show(stdout(), [*board(shown, now, whole=only is not None), *left, *around.lines(now)])
+        show(
+            stdout(),
+            [*board(shown, now, whole=only is not None), *left, *of_trainings(known), *around.lines(now)],
+        )
 
 
 @command()

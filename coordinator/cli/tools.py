@@ -224,6 +224,8 @@ class Compare(Printed):
         from coordinator.cli.pages import write_page
         from coordinator.page import read
         from coordinator.report.comparisons import heads_of, show_comparison
+        from coordinator.report.sampling import compared
+        from coordinator.runtime.summaries import find_record
 
         settings = self.there()
         if len(self.evaluations) < 2:
@@ -233,8 +235,9 @@ class Compare(Printed):
                 self.html, read.of_comparison(settings, self.evaluations, mixed=self.mixed, dense=self.dense)
             )
             return
-        points, rows, _ = read.compared(settings, self.evaluations, mixed=self.mixed, dense=self.dense)
-        ids, heads = [p.evaluation_id for p in points], heads_of(points)
+        ids = [find_record(settings, name)[0].evaluation_id for name in self.evaluations]
+        points, rows, _ = compared(settings.work_dir, ids, mixed=self.mixed, dense=self.dense)
+        heads = heads_of(points)
         if self.as_json:
             show_json({"schema_version": 1, "evaluations": ids, "rows": rows, "headings": heads})
         else:

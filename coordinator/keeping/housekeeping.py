@@ -1,4 +1,4 @@
-"""The daemon's child process that archives ended evaluations and, by `[retention]`, prunes as `evalspan prune` does.
+"""The daemon's child process that archives ended evaluations, judges their trainings, and prunes by `[retention]`.
 
 Rule: one process at a time, and the loop never waits for it; killed at any step it is done again. It is started when an
 evaluation has ended, at the daemon's start for what an earlier one left, and once a day for `[retention]`.
@@ -10,14 +10,17 @@ import logging
 import os
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 from coordinator.base.aside import Aside
+from coordinator.base.isolate import isolated
 from coordinator.base.throttle import Throttle
 from coordinator.config.schema import Config, RetentionConfig
 from coordinator.intake.from_settings import code_of
 from coordinator.keeping.archive import archive_all
 from coordinator.keeping.prune import prune_now
+from coordinator.report import trainings
 from coordinator.report.render import size as in_words
 from evaljobs.contract.paths import WorkPaths
 from evaljobs.contract.specs import Record
@@ -34,6 +37,7 @@ class Job(Record):
     """Input of the process. `ended`: ids of evaluations to archive, None: all; `code`: as of `retention.going`."""
 
     work_dir: str
+    horizon: int  # of verdicts along a training
     ended: tuple[str, ...] | None
     retention: RetentionConfig | None = None
     code: str | None = None
@@ -57,7 +61,7 @@ class Housekeeper:
     def __init__(self, config: Config) -> None:
         self._work = WorkPaths(config.work_dir)
         self._policy = config.retention if config.retention.keep else None
-        self._code = code_of(config)
+        self._code, self._horizon = code_of(config), config.horizon
         self._ended: set[str] | None = None  # to archive; None: all of them, as at the start
         self._throttle = Throttle()
         # File WORK_DIR/cache/housekeeping.log: output of archiving and of retention | the coordinator | may be removed
@@ -84,6 +88,7 @@ class Housekeeper:
             return
         job = Job(
             work_dir=str(self._work.root),
+            horizon=self._horizon,
             ended=None if self._ended is None else tuple(sorted(self._ended)),
             retention=self._policy if prunes else None,
             code=self._code,
@@ -100,10 +105,14 @@ class Housekeeper:
 
 
 def keep_house(job: Job, now: float) -> None:
-    """Archive, then prune where the job says so."""
+    """Archive, judge the trainings of what has ended, then prune where the job says so."""
     work = WorkPaths(job.work_dir)
     if archived := archive_all(work.root, job.ended):
         log.info("archived %d evaluations", archived)
+    settings = Config(work_dir=work.root, horizon=job.horizon)
+    for name in job.ended or ():
+        with isolated(partial(log.error, "%s: its training is not judged: %r", name)):
+            trainings.of_evaluation(settings, name)
     if job.retention is None:
         return
     write_atomic(_mark(work), b"")

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from coordinator.config import toml
 from coordinator.config.schema import Config
-from coordinator.page.read import compared
 from coordinator.report.baselines import baseline_of
 from coordinator.report.learning_curves import ScoreValue
+from coordinator.report.sampling import compared
 from coordinator.runtime.summaries import find_record
 from coordinator.verdicts.gate import Policy, Ruling, is_named, judge
 from evaljobs.contract.columns import SIGNALS
@@ -34,5 +34,6 @@ def gate(
 
     dense = any((rule.metric or "").partition(",")[0] in SIGNALS for rule in policy.rule)
     against = baseline_of(settings.work_dir, record, baseline or policy.baseline, counts, dense=dense)
-    points, rows, _ = compared(settings, [against, evaluation], mixed=mixed, dense=dense)
-    return judge(policy, rows), [point.evaluation_id for point in points]
+    ids = [find_record(settings, name)[0].evaluation_id for name in (against, evaluation)]
+    _, rows, _ = compared(settings.work_dir, ids, mixed=mixed, dense=dense)
+    return judge(policy, rows), ids

@@ -15,20 +15,17 @@ import subprocess
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from pathlib import Path
 from queue import Empty, Queue
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from pydantic import Field, ValidationError
 
+from coordinator.base.words import first_of
 from coordinator.config.schema import Config, NotifyConfig
 from coordinator.errors import OperatorError
 from coordinator.monitor.gate import gate, read_policy
-from coordinator.report.comparisons import since
-from coordinator.report.learning_curves import Worse
-from coordinator.report.load_series import find_series
-from coordinator.report.sampling import series_of
+from coordinator.report.training import Drop
 from coordinator.runtime.summary import Summary
 from coordinator.verdicts.gate import Outcome, outcome_of
 from evaljobs.contract.specs import Record
@@ -44,15 +41,6 @@ COMMAND_SECONDS = 60.0  # longest run of a command
 WEBHOOK_SECONDS = 10.0  # longest wait for a webhook
 AGAIN = (408, 425, 429)  # answers of a webhook below 500 after which the same news may be taken
 MOST_FELL = 20  # scores named in one piece of news
-
-
-class Fell(Record):
-    """A score that this checkpoint shows to be worse than it was."""
-
-    task: str  # leaf task
-    measure: str  # the metric, with the filter of the answers where there is one
-    after: float  # its value now
-    worse: Worse  # since which checkpoint, by step or folder, and the mean before
 
 
 class News(Record):
@@ -77,7 +65,7 @@ class News(Record):
         default_factory=dict
     )  # job or trial -> reason, owner and line; 20 at most
     reason: str = ""  # why an evaluation is parked
-    fell: tuple[Fell, ...] = ()  # scores that fell, 20 at most
+    fell: tuple[Drop, ...] = ()  # scores that fell, 20 at most
     gate: Literal["", Outcome] = ""  # of an evaluation that has ended, by `[notify] gate`
 
 
@@ -110,13 +98,11 @@ def parked(summary: Summary, reason: str, at: float) -> News:
     return News(event="parked", text=text, reason=reason, **_of(summary, at))
 
 
-def fell(end: Summary, scores: Sequence[Fell]) -> News:
-    said = "; ".join(
-        f"{s.task} {s.measure} {s.worse.mean:.4f} -> {s.after:.4f}, {since(s.worse)}" for s in scores[:3]
-    )
-    more = f" and {len(scores) - 3} more" if len(scores) > 3 else ""
-    text = _for_chats(f"{end.evaluation_id}: {said}{more}")
-    return News(event="fell", text=text, fell=tuple(scores[:MOST_FELL]), **_of(end, end.ended_at))
+def fell(end: Summary, drops: Sequence[Drop], standing: str) -> News:
+    """`standing`: how the training stands, in a sentence."""
+    said = first_of([f"{drop.name} is {drop.words}" for drop in drops], 3)
+    text = _for_chats(f"{end.evaluation_id}: {said}; {standing}")
+    return News(event="fell", text=text, fell=tuple(drops[:MOST_FELL]), **_of(end, end.ended_at))
 
 
 def training(text: str, checkpoint: str, step: int | None, at: float) -> News:
@@ -140,18 +126,6 @@ def _for_chats(text: str) -> str:
 def _of(summary: Summary, at: float | None) -> dict[str, Any]:
     named = summary.model_dump(include={"evaluation_id", "checkpoint", "step", "suite"})
     return {**named, "at": at}
-
-
-def fallen(settings: Config, end: Summary) -> list[Fell]:
-    """Scores that this evaluation shows to be worse, in the series of its training and suite."""
-    folder = str(Path(end.checkpoint).parent)
-    series = series_of(find_series(settings.work_dir, folder, end.suite, mixed=True), settings)
-    return [
-        Fell(task=curve.task, measure=curve.measure, after=point.value, worse=point.worse)
-        for curve in series.curves
-        for point in curve.points
-        if point.evaluation_id == end.evaluation_id and point.worse is not None
-    ]
 
 
 def gated(settings: Config, end: Summary) -> tuple[Outcome, str] | None:

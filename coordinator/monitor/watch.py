@@ -17,6 +17,8 @@ from coordinator.errors import OperatorError
 from coordinator.monitor import notify
 from coordinator.monitor.gate import read_policy
 from coordinator.monitor.notify import News, notifier_of
+from coordinator.report import trainings
+from coordinator.report.training import morning
 from coordinator.runtime.summaries import Summaries
 from coordinator.runtime.summary import Summary, known_by
 from evaljobs.contract.paths import WorkPaths
@@ -81,7 +83,7 @@ class Monitor:
 
     def _tell_ends(self, coordinator: Coordinator, ended: Sequence[Summary]) -> None:
         open_ones = coordinator.running.keys() | coordinator.parked.keys()
-        ends = {end.evaluation_id: partial(_news, self._settings, end) for end in ended}
+        ends = {end.evaluation_id: partial(news, self._settings, end) for end in ended}
         if self._owed is None:
             self._owed = self._written = set(_read(self._work.news))
             left = self._owed - open_ones - ends.keys()
@@ -116,10 +118,12 @@ def _read(path: Path) -> tuple[str, ...]:
         return ()
 
 
-def _news(settings: Config, end: Summary) -> Iterable[News]:
+def news(settings: Config, end: Summary) -> Iterable[News]:
+    """Of an evaluation that has ended."""
     yield notify.ended(end, notify.gated(settings, end))
-    if fell := notify.fallen(settings, end):
-        yield notify.fell(end, fell)
+    training = trainings.of_evaluation(settings, end.evaluation_id)
+    if training and (drops := [d for d in training.drops if d.evaluation_id == end.evaluation_id]):
+        yield notify.fell(end, drops, morning(training))
 
 
 def _left(settings: Config, evaluation_id: str) -> Iterable[News]:
@@ -127,7 +131,7 @@ def _left(settings: Config, evaluation_id: str) -> Iterable[News]:
     found = Summaries(settings, evaluation_id)
     found.look(0.0)
     for end in found.ended:
-        yield from _news(settings, end)
+        yield from news(settings, end)
 
 
 def _metrics(settings: Config, work: WorkPaths) -> Metrics | None:

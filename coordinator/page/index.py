@@ -1,32 +1,34 @@
 """The data of a work folder's first page: its trainings, the newest first, and its evaluations. Pure.
 
-Rule: a training is the folder of its checkpoints, with one suite in one mode. All that is said of it stands in the summaries
-of its evaluations; whether a score has changed, in the paired test that `compare` shows.
+Rule: what is said of a training's scores is its `Training`; what is said of one that runs or failed, its summary.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
-from typing import Any
+from typing import Any, NamedTuple
 
 from coordinator.base.words import about
 from coordinator.evaluation.records import checkpoint_name
-from coordinator.page.training import short_names
+from coordinator.page.training import short_names, shown
+from coordinator.report.learning_curves import MEAN
+from coordinator.report.training import Training
+from coordinator.report.trainings import Key
 from coordinator.runtime.summary import Halt, Summary
 
 # fields of a summary in the list of evaluations
 SUMMARY = {
     "evaluation_id", "suite", "step", "scored", "entries", "shards_done", "shards", "accepted_at", "makespan_seconds",
 }  # fmt: skip
-MOST_LINES = 12  # of a sparkline; with more scores it is their mean
-Changes = Callable[[Summary, Summary], Mapping[str, Mapping[str, Any]] | None]
-"""(evaluation, a later one) -> score name -> its "verdict" and others; None: not known yet."""
+MOST_LINES = 12  # of a sparkline; with more scores it is the mean
+Find = Callable[[Key, Sequence[Summary]], Training | None]
+"""(training, its evaluations that have scores) -> how it stands; None: not known yet."""
 
 
-def training_of(summary: Summary) -> tuple[str, str, str]:
-    """(folder of the checkpoints, suite, mode)."""
+def training_of(summary: Summary) -> Key:
+    """The training that it belongs to."""
     return str(PurePosixPath(summary.checkpoint).parent), summary.suite, summary.mode
 
 
@@ -56,17 +58,59 @@ def standing(summary: Summary, halt: Halt | None, now: float) -> tuple[str, str]
     return "running", f"{summary.stage}{done}{left}"
 
 
+class Standing(NamedTuple):
+    """A training as its summaries say, in order of its checkpoints; of each checkpoint the latest evaluation."""
+
+    key: Key
+    members: Sequence[Summary]
+    stands: Mapping[str, tuple[str, str]]  # evaluation -> of `standing`
+    training: Training | None  # None: it is not compared yet
+
+    @property
+    def others(self) -> list[str]:
+        """Evaluations that are not done, the latest first, each in a few words."""
+        return [f"{label_of(s)} {text}" for s, (word, text) in self._apart() if word != "cancelled"]
+
+    @property
+    def states(self) -> list[list[str]]:
+        """The same for pages: (evaluation, label, word, text)."""
+        return [[s.evaluation_id, label_of(s), *said] for s, said in self._apart()]
+
+    def _apart(self) -> Iterator[tuple[Summary, tuple[str, str]]]:
+        for summary in reversed(self.members):
+            if (said := self.stands[summary.evaluation_id]) != ("done", "done"):
+                yield summary, said
+
+    @property
+    def accepted_at(self) -> float:
+        return max(s.accepted_at for s in self.members)
+
+
+def trainings_of(
+    every: Iterable[tuple[Summary, Halt | None]], find: Find, now: float, most: int | None = None
+) -> list[Standing]:
+    """Trainings, that with the newest evaluation first; the first `most`."""
+    groups: dict[Key, list[tuple[Summary, Halt | None]]] = defaultdict(list)
+    for summary, halt in every:
+        groups[training_of(summary)].append((summary, halt))
+    newest_first = sorted(groups, key=lambda key: -max(s.accepted_at for s, _ in groups[key]))
+    made = []
+    for key in newest_first[:most]:
+        stands = {s.evaluation_id: standing(s, halt, now) for s, halt in groups[key]}
+        members = in_order(s for s, _ in groups[key])
+        scored = [s for s in members if s.ended_at is not None and s.scores]
+        made.append(Standing(key, members, stands, find(key, scored) if scored else None))
+    return made
+
+
 def index_data(
-    begun: Sequence[tuple[Summary, Halt | None]], ended: Sequence[Summary], changes: Changes, now: float
+    begun: Sequence[tuple[Summary, Halt | None]], ended: Sequence[Summary], find: Find, now: float
 ) -> dict[str, Any]:
     """`begun`: those that have not ended, oldest first; `ended`: the newest first."""
     every = [*begun, *((s, None) for s in ended)]
+    found = trainings_of(every, find, now)
     stands = {s.evaluation_id: standing(s, halt, now) for s, halt in every}
-    groups: dict[tuple[str, str, str], list[Summary]] = defaultdict(list)
-    for summary, _ in every:
-        groups[training_of(summary)].append(summary)
-    names = short_names([folder for folder, _, _ in groups])
-    newest_first = sorted(groups, key=lambda key: -max(s.accepted_at for s in groups[key]))
+    names = short_names([one.key[0] for one in found])
     going = sum(halt is None for _, halt in begun)
     return {
         "kind": "index",
@@ -78,45 +122,35 @@ def index_data(
             | dict(zip(("word", "status"), stands[s.evaluation_id], strict=True))
             for s, _ in every
         ],
-        "trainings": [_training(key, names, in_order(groups[key]), stands, changes) for key in newest_first],
+        "trainings": [_card(one, names[one.key[0]]) for one in found],
     }
 
 
-def _training(
-    key: tuple[str, str, str],
-    names: Mapping[str, str],
-    members: Sequence[Summary],
-    stands: Mapping[str, tuple[str, str]],
-    changes: Changes,
-) -> dict[str, Any]:
+def _card(one: Standing, name: str) -> dict[str, Any]:
     """`lines`: name -> values over `scored`, the checkpoints that have scores; `states`: of those that are not done."""
-    folder, suite, mode = key
-    scored = [s for s in members if s.ended_at is not None and s.scores]
-    found = changes(scored[-2], scored[-1]) if len(scored) > 1 else {}
-    states = [[s.evaluation_id, label_of(s), *stands[s.evaluation_id]] for s in members]
+    folder, suite, mode = one.key
+    training = one.training
     return {
         "folder": folder,
-        "name": names[folder],
+        "name": name,
         "suite": suite,
         "mode": mode,
-        "checkpoints": len(members),
-        "scored": [[s.evaluation_id, label_of(s)] for s in scored],
-        "lines": _lines(scored),
-        "changes": found
-        and {
-            word: [n for n, said in found.items() if said["verdict"] == word] for word in ("worse", "better")
-        },
-        "gpu_seconds": sum(sum(s.gpu_seconds.values()) for s in members),
-        "states": [state for state in reversed(states) if state[2:] != ["done", "done"]],
-        "accepted_at": max(s.accepted_at for s in members),
+        "checkpoints": len(one.members),
+        "scored": training.scored if training else [],
+        "lines": _lines(one.members, training) if training else {},
+        "standing": shown(training) if training else None,
+        "gpu_seconds": sum(sum(s.gpu_seconds.values()) for s in one.members),
+        "states": one.states,
+        "accepted_at": one.accepted_at,
     }
 
 
-def _lines(scored: Sequence[Summary]) -> dict[str, list[float | None]]:
+def _lines(members: Sequence[Summary], training: Training) -> dict[str, Sequence[float | None]]:
     """The main scores of which higher is better: each of a group or task, or their mean where they are many."""
-    values = [{v.task: v.value for v in s.main_scores if v.higher_is_better} for s in scored]
-    names = list(values[-1]) if values else []
-    if len(names) <= MOST_LINES:
-        return {name: [each.get(name) for each in values] for name in names}
-    whole = [[each[name] for name in names] if each.keys() >= set(names) else [] for each in values]
-    return {f"mean of {len(names)} scores": [sum(v) / len(v) if v else None for v in whole]}
+    values = {
+        s.evaluation_id: {v.task: v.value for v in s.main_scores if v.higher_is_better} for s in members
+    }
+    names = list(values.get(training.scored[-1][0], {}))
+    if len(names) > MOST_LINES:
+        return {MEAN: training.mean}
+    return {name: [values.get(i, {}).get(name) for i, _ in training.scored] for name in names}

@@ -10,23 +10,23 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import cache, lru_cache, partial
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from coordinator.allocation import cordons
 from coordinator.base.version import version_text
 from coordinator.config.schema import Config
-from coordinator.errors import EvalspanError, OperatorError
+from coordinator.errors import EvalspanError
 from coordinator.evaluation.events import AnyEvent
 from coordinator.evaluation.state import State
 from coordinator.page import evaluation, index, samples, training
+from coordinator.report import trainings
 from coordinator.report.columns import columns, sample_file, with_signals
-from coordinator.report.comparisons import comparison, heads_of
-from coordinator.report.learning_curves import Point, leaves_of, scores_of
-from coordinator.report.load_series import point_of
-from coordinator.report.sampling import series_of
-from coordinator.report.verdicts import MEANING, add_verdicts
+from coordinator.report.comparisons import heads_of
+from coordinator.report.learning_curves import Point, scores_of
+from coordinator.report.sampling import compared
+from coordinator.report.verdicts import MEANING
 from coordinator.runtime.finalize import results_in_files, results_of
 from coordinator.runtime.journal import has_other_format, read_events
 from coordinator.runtime.replay import find_evaluation
@@ -93,7 +93,10 @@ def _beside(
     files = [(EvaluationPaths(settings.work_dir / s.evaluation_id).results, s.ended_at) for s in scored]
     known = [_values(*file) for file in files]
     compare = bool(scored) and one.ended_at is not None
+    ids = [s.evaluation_id for s in members if s.ended_at and s.scores]
+    standing = trainings.find(settings, (folder, suite, mode), ids) if ids else None
     about = {
+        "standing": standing and training.shown(standing),
         "folder": folder,
         "suite": suite,
         "at": at,
@@ -119,7 +122,7 @@ def changes(settings: Config, before: str, after: str) -> dict[str, dict[str, An
     """
     found = {}
     with suppress(EvalspanError, LookupError, OSError, TypeError, ValueError):
-        for row in compared(settings, [before, after])[1]:
+        for row in compared(settings.work_dir, [before, after])[1]:
             said = row["verdicts"][-1]
             name = f"{row['task']}/{row['metric'].removesuffix(',none')}"
             found[name] = {"change": row["change"]} | {k: said.get(k) for k in ("reach", "verdict", "words")}
@@ -130,36 +133,27 @@ def of_work_folder(
     settings: Config,
     begun: Sequence[tuple[Summary, Halt | None]],
     ended: Sequence[Summary],
-    said: index.Changes,
+    find: index.Find,
 ) -> Contents:
-    """All evaluations of the work folder, and their trainings. `begun`: those that have not ended; `said`: of `changes`."""
-    found = index.index_data(begun, ended, said, time.time())
+    """All evaluations of the work folder, and their trainings. `begun`: those that have not ended."""
+    found = index.index_data(begun, ended, find, time.time())
     going = [s for s, halt in begun if halt is None]
     return _made(str(settings.work_dir), found | {"standing": _standing(settings, going)})
 
 
 def of_trainings(settings: Config, points: Sequence[Point]) -> Contents:
-    """All checkpoints, by training and suite, with verdicts along each."""
-    data = training.training_data(points, partial(series_of, settings=settings), partial(_groups, settings))
+    """All checkpoints, by training, with verdicts along each."""
+    each = trainings.by_training(points).values()
+    data = training.training_data(trainings.make(settings, of) for of in each)
     return _made(", ".join(dict.fromkeys(t["name"] for t in data["trainings"])), data)
-
-
-def _groups(settings: Config, points: Sequence[Point]) -> training.Groups:
-    """Of the newest results: each group that is in no other -> what is below it."""
-    newest = max((p for p in points if p.scores), key=lambda p: p.accepted_at, default=None)
-    if newest is None:
-        return {}
-    results = read_json(EvaluationPaths(settings.work_dir / newest.evaluation_id).results)
-    groups = results.get("group_subtasks", {})
-    inside = {name for members in groups.values() for name in members}
-    return {group: leaves_of(results, group) for group in groups if groups[group] and group not in inside}
 
 
 def of_comparison(
     settings: Config, names: Sequence[str], *, mixed: bool = False, dense: bool = False
 ) -> Contents:
     """Scores of all these evaluations; samples of the first and the last. OperatorError where one has no results."""
-    points, rows, places = compared(settings, names, mixed=mixed, dense=dense)
+    ids = [find_record(settings, name)[0].evaluation_id for name in names]
+    points, rows, places = compared(settings.work_dir, ids, mixed=mixed, dense=dense)
     heads = heads_of(points)
     indexes: list[dict[str, Any]] = []
     blocks: dict[str, bytes] = {}
@@ -209,28 +203,6 @@ def _later(results: Mapping[str, Any], task: str) -> str:
     """The field of a conversation's document with the messages after the first one; "" of any other task."""
     metadata = (results.get("configs", {}).get(task) or {}).get("metadata")
     return str(metadata.get("follow_up") or "") if isinstance(metadata, Mapping) else ""
-
-
-def compared(
-    settings: Config, names: Sequence[str], *, mixed: bool = False, dense: bool = False
-) -> tuple[list[Point], list[dict[str, Any]], list[tuple[EvaluationPaths, dict[str, Any]]]]:
-    """(points, rows of their scores with verdicts, folder and results.json of each) of evaluations.
-
-    `mixed`: verdicts also between modes; `dense`: also of dense signals. OperatorError for one that has no results.
-    """
-    points, places, records = [], [], []
-    for name in names:
-        record, paths = find_record(settings, name)
-        if not paths.results.exists():
-            raise OperatorError(f"{record.evaluation_id} has no results yet")
-        points.append(point_of(paths, record))
-        records.append(record)
-        results = json.loads(paths.results.read_text())
-        places.append((paths, with_signals(paths, record, results) if dense else results))
-    rows = comparison([results for _, results in places])
-    columns_once = cache(lambda i, task: columns(places[i][0], records[i], task))
-    add_verdicts(rows, columns_once, mixed=mixed)
-    return points, rows, places
 
 
 def evaluation_and_results(

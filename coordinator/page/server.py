@@ -19,7 +19,7 @@ import stat
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice, takewhile
@@ -45,7 +45,9 @@ from coordinator.errors import EvalspanError, OperatorError
 from coordinator.evaluation.events import EVENT, AnyEvent
 from coordinator.evaluation.state import State
 from coordinator.page import html, read
+from coordinator.report import trainings
 from coordinator.report.load_series import find_series
+from coordinator.report.training import Training
 from coordinator.runtime.journal import replay_on
 from coordinator.runtime.replay import find_evaluation
 from coordinator.runtime.summaries import Summaries, find_folder
@@ -59,11 +61,14 @@ HOSTS = ["127.0.0.1", "localhost", "[::1]"]
 LOOK_SECONDS = 2.0  # between two looks at the work folder
 FEWEST_COMPARED = 2
 BUSY = 0.05  # of a core's time, that making a page anew takes at most
-COMPARE_SECONDS = 2.0  # for the changes of trainings, of which the first page shows the others later
+COMPARE_SECONDS = (
+    2.0  # for trainings that no one compared yet, of which the first page shows the others later
+)
 MOST_AT_ONCE = 200  # connections; one more is answered by 503
 HEADER_SECONDS = 10.0  # from a connection to its first request
 MOST_PAGES = 4  # made pages that are kept, and journals that are followed
-MOST_ENDED = 500  # evaluations that have ended, on the first page; and pairs whose changes are kept
+MOST_ENDED = 500  # evaluations that have ended, on the first page
+MOST_TRAININGS = 200  # how they stand is kept
 HEADERS = {
     "Cache-Control": "no-store",
     "Cross-Origin-Resource-Policy": "same-origin",
@@ -142,9 +147,7 @@ class Pages:
         self._making: defaultdict[str, Lock] = defaultdict(Lock)  # address -> held while it is made
         self._summaries = Summaries(settings, most=MOST_ENDED)
         self._journals = Journals()
-        self._changes: dict[
-            Hashable, Mapping[str, Any]
-        ] = {}  # ids and ends of two evaluations -> of `changes`
+        self._trainings: dict[Hashable, Training | None] = {}  # by key, evaluations and their ends
         self._open: list[tuple[Summary, Halt | None]] = []
         self._looked_at, self._work_mark = float("-inf"), ""
         self._lock = Lock()  # of what is kept and of the look at the work folder
@@ -178,7 +181,7 @@ class Pages:
             return f"{hash((size, halt_of(read_summary(paths), paths))):x}"
         with self._lock:
             self._look()
-            return f"{self._work_mark}{len(self._changes)}" if address == "/" else self._work_mark
+            return f"{self._work_mark}{len(self._trainings)}" if address == "/" else self._work_mark
 
     def _look(self) -> None:
         """Look at the work folder, at most once in LOOK_SECONDS."""
@@ -199,15 +202,16 @@ class Pages:
         begun, ended = self._seen()
         until = self._now() + COMPARE_SECONDS
 
-        def said(a: Summary, b: Summary) -> Mapping[str, Any] | None:
-            key = a.evaluation_id, a.ended_at, b.evaluation_id, b.ended_at
-            if key not in self._changes and self._now() < until:
-                self._changes[key] = read.changes(self.settings, a.evaluation_id, b.evaluation_id)
-                for old in list(self._changes)[:-MOST_ENDED]:
-                    del self._changes[old]
-            return self._changes.get(key)
+        def find(key: trainings.Key, scored: Sequence[Summary]) -> Training | None:
+            known = *key, *((s.evaluation_id, s.ended_at) for s in scored)
+            if known not in self._trainings and self._now() < until:
+                evaluations = [s.evaluation_id for s in scored]
+                self._trainings[known] = trainings.find(self.settings, key, evaluations)
+                for old in list(self._trainings)[:-MOST_TRAININGS]:
+                    del self._trainings[old]
+            return self._trainings.get(known)
 
-        return read.of_work_folder(self.settings, begun, ended, said)
+        return read.of_work_folder(self.settings, begun, ended, find)
 
     def _seen(self) -> tuple[list[tuple[Summary, Halt | None]], list[Summary]]:
         with self._lock:

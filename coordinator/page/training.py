@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
-from coordinator.report.comparisons import fallen
-from coordinator.report.learning_curves import Curve, Point, Series, labels, make_series
+from coordinator.report.learning_curves import Curve, Series, labels, top_groups
+from coordinator.report.training import Training, clauses, drops_of
 from coordinator.report.verdicts import ALONG
 
 POINT_COLUMNS = (
@@ -16,25 +15,21 @@ POINT_COLUMNS = (
 )  # fmt: skip
 
 
-Groups = Mapping[str, Sequence[str]]
-"""Group of a suite -> names of the tasks and groups below it."""
+def training_data(found: Iterable[tuple[Training, Series]]) -> dict[str, Any]:
+    """`found`: of each training how it stands, and its series with verdicts."""
+    made = sorted(found, key=lambda one: (one[0].folder, one[0].suite, one[0].mode))
+    names = short_names([training.folder for training, _ in made])
+    return {"kind": "training", "trainings": [_training(names[t.folder], t, series) for t, series in made]}
 
 
-def training_data(
-    points: Sequence[Point],
-    make: Callable[[list[Point]], Series] = make_series,
-    groups: Callable[[Sequence[Point]], Groups] = lambda _: {},
-) -> dict[str, Any]:
-    """All points, by training (the checkpoints' folder) and suite. `make`, `groups`: of one of them."""
-    found: dict[tuple[str, str], list[Point]] = defaultdict(list)
-    for point in points:
-        found[str(PurePosixPath(point.checkpoint).parent), point.suite].append(point)
-    names = short_names([folder for folder, _ in found])
-    made = [
-        _training(names[folder], folder, suite, make(each)) | {"groups": list(groups(each).items())}
-        for (folder, suite), each in sorted(found.items())
-    ]
-    return {"kind": "training", "trainings": made}
+def shown(training: Training) -> dict[str, Any]:
+    """How it stands, for pages: clauses, and what fell."""
+    drops = [{"name": d.name, "words": d.words, "evaluation": d.evaluation_id} for d in training.drops]
+    return {
+        "clauses": [clause._asdict() for clause in clauses(training)],
+        "drops": drops,
+        "judged": training.judged,
+    }
 
 
 def short_names(folders: Sequence[str]) -> dict[str, str]:
@@ -47,16 +42,19 @@ def short_names(folders: Sequence[str]) -> dict[str, str]:
     return {f: f for f in folders}
 
 
-def _training(name: str, folder: str, suite: str, series: Series) -> dict[str, Any]:
+def _training(name: str, training: Training, series: Series) -> dict[str, Any]:
     places = {label: i for i, label in enumerate(labels(series.points))}
+    groups = max(series.points, key=lambda p: (bool(p.scores), p.accepted_at)).groups
     return {
         "name": name,
-        "folder": folder,
-        "suite": suite,
+        "folder": training.folder,
+        "suite": training.suite if training.mode == "exact" else f"{training.suite}, {training.mode} mode",
+        **shown(training),
         "superseded": series.superseded,
         "along": ALONG.format(horizon=series.horizon),
         "points": [[getattr(point, column) for column in POINT_COLUMNS] for point in series.points],
-        "curves": [_columns(curve, places) for curve in series.curves],
+        "curves": [_columns(curve, places) for curve in (*series.means, *series.curves)],
+        "groups": list(top_groups(groups).items()),
     }
 
 
@@ -65,6 +63,7 @@ def _columns(curve: Curve, places: Mapping[str, int]) -> dict[str, Any]:
     "~" not comparable; `worse`: (place on the curve, what is said); `documents`: one number where all are alike.
     """
     at, documents = [places[p.label] for p in curve.points], [p.documents for p in curve.points]
+    found = {drop.evaluation_id: drop.words for drop in drops_of(curve)}
     marks = ["!" if p.worse else "~" if p.differs else "" for p in curve.points]
     return {
         "task": curve.task,
@@ -76,7 +75,7 @@ def _columns(curve: Curve, places: Mapping[str, int]) -> dict[str, Any]:
         "marks": {i: mark for i, mark in enumerate(marks) if mark},
         "yardstick": [_short(p.yardstick) for p in curve.points],
         "mean": [_short(p.mean_before) for p in curve.points],
-        "worse": [[i, fallen(p.worse, p)] for i, p in enumerate(curve.points) if p.worse],
+        "worse": [[i, found[p.evaluation_id]] for i, p in enumerate(curve.points) if p.worse],
         "best": curve.points.index(curve.best),
         "documents": documents[0] if len({*documents}) == 1 else documents,
     }

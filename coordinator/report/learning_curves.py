@@ -9,19 +9,23 @@ from __future__ import annotations
 import csv
 import hashlib
 import io
+import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from math import isfinite, nan
+from math import hypot, isfinite, nan
+from types import MappingProxyType
 from typing import Any, Literal
 
-from pydantic import ConfigDict
+from pydantic import ConfigDict, Field
 
+from coordinator.base.strict_json import finite
 from coordinator.evaluation.records import checkpoint_name
 from evaljobs.contract.columns import BITS, DENSE
 from evaljobs.contract.specs import Record
 
 # how two results differ in their modes, request digests and score keys; "": comparable, or without keys
 Difference = Literal["", "mode", "requests", "score"]
+MEAN = "mean of all tasks"
 SCORES = ConfigDict(allow_inf_nan=True)  # a score of lm-eval may be NaN
 
 
@@ -81,6 +85,7 @@ class Point(Record):
     gpu_seconds: float | None = None
     cost: float | None = None  # gpu_seconds at the price that was given, in its currency
     scores: tuple[ScoreValue, ...] = ()
+    groups: dict[str, tuple[str, ...]] = Field(default_factory=dict)  # group of the suite -> its leaf tasks
 
     @property
     def ended_at(self) -> float:
@@ -116,7 +121,7 @@ class CurvePoint(Record):
 
 
 class Curve(Record):
-    """A score over checkpoints, in order of training."""
+    """A score over checkpoints, in order of training; at least one."""
 
     model_config = SCORES
 
@@ -134,10 +139,20 @@ class Curve(Record):
         return self.name.removeprefix(f"{self.task}/")
 
     @property
+    def is_share(self) -> bool:
+        """Is higher better, and all of it between 0 and 1?"""
+        return self.higher_is_better and all(0 <= p.value <= 1 for p in self.points if isfinite(p.value))
+
+    @property
     def best(self) -> CurvePoint:
         """The best point so far. It is a description: the best of many is partly chance."""
-        sign = 1 if self.higher_is_better else -1
-        return max(self.points, key=lambda p: (isfinite(p.value), sign * p.value))
+        return best_of(self.points, higher_is_better=self.higher_is_better)
+
+
+def best_of(points: Sequence[CurvePoint], *, higher_is_better: bool) -> CurvePoint:
+    """The first of the points with the best value."""
+    sign = 1 if higher_is_better else -1
+    return max(points, key=lambda p: (isfinite(p.value), sign * p.value))
 
 
 class Series(Record):
@@ -148,6 +163,7 @@ class Series(Record):
     schema_version: int = 1
     points: tuple[Point, ...]
     curves: tuple[Curve, ...]
+    means: tuple[Curve, ...] = ()  # of each suite: of all its tasks, as of `means_of`, then of its groups
     gpu_hour_price: float | None = None
     superseded: int = 0  # earlier evaluations of a checkpoint on the same suite, which are left out
     horizon: int | None = None  # checkpoints for which the verdicts are calibrated; None: there are none
@@ -215,6 +231,12 @@ def leaves_of(results: Mapping[str, Any], task: str) -> list[str]:
     """Leaf tasks of a group, sorted; none of a task."""
     groups = results.get("group_subtasks", {})
     return sorted(set(_leaves(groups, task, frozenset()))) if groups.get(task) else []
+
+
+def groups_of(results: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
+    """Each group of results -> its leaf tasks."""
+    groups = results.get("group_subtasks", {})
+    return {group: tuple(leaves_of(results, group)) for group, members in groups.items() if members}
 
 
 def mode_of(results: Mapping[str, Any]) -> str:
@@ -287,16 +309,20 @@ def make_series(points: Iterable[Point], gpu_hour_price: float | None = None) ->
             for p in ordered
         ]
     curves: list[Curve] = []
+    means: list[Curve] = []
     for suite in dict.fromkeys(p.suite for p in ordered):
         alike = [p for p in ordered if p.suite == suite]
         rows: dict[str, list[tuple[str, Point, ScoreValue]]] = defaultdict(list)
         for label, point in zip(labels(alike), alike, strict=True):
             for score in point.scores:
                 rows[score.name].append((label, point, score))
-        curves += [_curve(suite, row) for row in rows.values()]
+        made = [_curve(suite, row) for row in rows.values()]
+        curves += made
+        means += means_of(suite, made, max(alike, key=lambda p: (bool(p.scores), p.accepted_at)).groups)
     return Series(
         points=tuple(ordered),
         curves=tuple(curves),
+        means=tuple(means),
         gpu_hour_price=gpu_hour_price,
         superseded=len(by_time) - len(latest),
     )
@@ -314,6 +340,54 @@ def _curve(suite: str, row: Sequence[tuple[str, Point, ScoreValue]]) -> Curve:
     return Curve(suite=suite, name=last.name, points=tuple(made), **facts)
 
 
+def means_of(suite: str, curves: Sequence[Curve], groups: Mapping[str, Sequence[str]]) -> Iterator[Curve]:
+    """The mean of all tasks, then of each group that is in no other one and has no score of its own.
+
+    A task counts by its first score of which higher is better and which lies between 0 and 1. A checkpoint that lacks one of
+    them has no mean. No mean of fewer than two tasks. `groups`: group -> its leaf tasks.
+    """
+    first: dict[str, Curve] = {}
+    for curve in curves:
+        if curve.task not in groups and curve.filter != DENSE and curve.is_share:
+            first.setdefault(curve.task, curve)
+    yield from _mean(suite, MEAN, list(first.values()))
+    own = {curve.task for curve in curves}
+    for group, members in top_groups(groups).items():
+        if group not in own:
+            yield from _mean(suite, group, [first[task] for task in members if task in first])
+
+
+def top_groups(groups: Mapping[str, Sequence[str]]) -> dict[str, Sequence[str]]:
+    """Groups whose tasks are not all in a larger one."""
+    return {
+        group: members
+        for group, members in groups.items()
+        if not any({*members} < {*others} for others in groups.values())
+    }
+
+
+def _mean(suite: str, name: str, members: Sequence[Curve]) -> Iterator[Curve]:
+    known = [{p.evaluation_id: p for p in curve.points} for curve in members]
+    made: list[CurvePoint] = []
+    for point in known[0].values() if len(known) > 1 else ():
+        parts = [one[point.evaluation_id] for one in known if point.evaluation_id in one]
+        if len(parts) < len(known) or not all(isfinite(p.value) for p in parts):
+            continue
+        errors = [p.stderr for p in parts if p.stderr is not None]
+        value = sum(p.value for p in parts) / len(parts)
+        facts: dict[str, Any] = {
+            "value": value,
+            "stderr": hypot(*errors) / len(parts) if len(errors) == len(parts) else None,
+            "change": value - made[-1].value if made else None,
+        }
+        made.append(
+            CurvePoint(evaluation_id=point.evaluation_id, label=point.label, step=point.step, **facts)
+        )
+    if made:
+        facts = {"task": name, "metric": "mean", "filter": "none", "name": f"{name}/mean"}
+        yield Curve(suite=suite, higher_is_better=True, points=tuple(made), **facts)
+
+
 CSV_COLUMNS = (
     "suite", "step", "checkpoint", "evaluation_id", "status", "task", "metric", "filter", "value", "stderr",
     "documents", "makespan_seconds", "gpu_seconds", "cost",
@@ -322,14 +396,18 @@ CSV_COLUMNS = (
 )  # fmt: skip
 
 
-def to_csv(series: Series) -> str:
-    """A line per checkpoint and score; a checkpoint without scores has one line with empty columns."""
+def to_csv(series: Series) -> Iterator[str]:
+    """A line per checkpoint and score, then its means; a checkpoint without scores has one line with empty columns."""
     judged = {(p.evaluation_id, curve.name): p for curve in series.curves for p in curve.points}
+    means: dict[str, list[tuple[Curve, CurvePoint]]] = defaultdict(list)
+    for curve in series.means:
+        for p in curve.points:
+            means[p.evaluation_id].append((curve, p))
     out = io.StringIO()
     writer = csv.DictWriter(out, CSV_COLUMNS, extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
     for point in series.points:
-        known = point.model_dump(exclude={"scores"})
+        known = point.model_dump(exclude={"scores", "groups"})
         if not point.scores:
             writer.writerow(known)
         for score in point.scores:
@@ -338,4 +416,22 @@ def to_csv(series: Series) -> str:
             facts["higher_is_better"] = int(score.higher_is_better)
             worse = more.worse.model_dump() if more.worse is not None else {}
             writer.writerow(known | facts | {f"worse_{name}": value for name, value in worse.items()})
-    return out.getvalue()
+        for curve, p in means[point.evaluation_id]:
+            facts = curve.model_dump(include={"task", "metric", "filter"}) | {"higher_is_better": 1}
+            writer.writerow(known | facts | p.model_dump(include={"value", "stderr"}))
+        yield out.getvalue()
+        out.seek(0)
+        out.truncate()
+
+
+def to_json(series: Series, beside: Mapping[str, Any] = MappingProxyType({})) -> Iterator[str]:
+    """The record with `beside` as JSON, a line each checkpoint and curve, so that no text of the whole is made."""
+    many = ("points", "curves", "means")
+    head = series.model_dump(exclude=set(many)) | dict(beside)
+    yield json.dumps(finite(head))[:-1]
+    for name in many:
+        yield f',\n"{name}": ['
+        for i, one in enumerate(getattr(series, name)):
+            yield ("\n" if i == 0 else ",\n") + one.model_dump_json(exclude={"groups"})
+        yield "]"
+    yield "}\n"

@@ -22,7 +22,7 @@ from coordinator.errors import OperatorError
 from coordinator.evaluation.records import EvaluationRecord
 from coordinator.intake import places
 from coordinator.report.columns import with_signals
-from coordinator.report.learning_curves import Point, scores_of
+from coordinator.report.learning_curves import Point, groups_of, scores_of
 from coordinator.report.measurements import Report
 from evaljobs.contract.paths import EvaluationPaths
 
@@ -73,9 +73,10 @@ def point_of(paths: EvaluationPaths, record: EvaluationRecord, *, dense: bool | 
         results = json.loads(paths.results.read_bytes())
         if dense is not False:
             results = with_signals(paths, record, results, index=bool(dense))
+        known |= {"scores": scores_of(results), "groups": groups_of(results)}
         if not paths.report.exists():  # none could be made: its times and costs are not known
             status = results.get("evalspan", {}).get("status", "failed" if results.get("failed") else "done")
-            return Point(status=status, scores=scores_of(results), **known)
+            return Point(status=status, **known)
         report = Report.model_validate_json(paths.report.read_bytes())
     except (OSError, ValueError) as error:
         raise OperatorError(
@@ -83,7 +84,7 @@ def point_of(paths: EvaluationPaths, record: EvaluationRecord, *, dense: bool | 
             "costs are not: move a damaged one away)"
         ) from error
     measured = report.model_dump(include={"status", "makespan_seconds", "paused_seconds", "gpu_seconds"})
-    return Point(scores=scores_of(results), **known | measured)
+    return Point(**known | measured)
 
 
 def _known(record: EvaluationRecord) -> dict[str, Any]:

@@ -139,6 +139,9 @@ class WorkPaths:
         # File WORK_DIR/cache/samples.txt: evaluations by their checkpoints' samples, so that those of a copy are found | the
         # coordinator | may be removed
         self.samples = self.cache / "samples.txt"
+        # File WORK_DIR/cache/trainings/NAME.json: verdicts, drops and means of a training, which all views print | a process
+        # beside the coordinator, or the first view after an end | may be removed
+        self.trainings = self.cache / "trainings"
         # File WORK_DIR/cache/gpu_names.json: names of GPUs of nodes whose Gres says no type | the coordinator | may be removed
         self.gpu_names = self.cache / "gpu_names.json"
         # File WORK_DIR/inbox/TIME-HOST-PID-N.json: a checkpoint to evaluate, or a command | the training, `submit`, `cancel`,

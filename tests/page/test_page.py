@@ -23,8 +23,10 @@ from coordinator.page.html import as_json, page
 from coordinator.page.samples import Kind, blocks_of, sample_row
 from coordinator.page.trace import trace
 from coordinator.page.training import short_names, training_data
+from coordinator.report import trainings
 from coordinator.report.learning_curves import make_series
 from coordinator.report.measurements import ShardSpan, make_report
+from coordinator.report.training import training_of
 from coordinator.runtime.summary import Node, Summary, known_by
 from evaljobs.contract.columns import SUITE_MEAN
 from evaljobs.contract.outcomes import Failed
@@ -193,7 +195,9 @@ def test_trainings_of_a_page_are_the_folders_of_checkpoints():
         for run in "ab"
         for step in (1, 2)
     ]
-    data = training_data(points)
+    each = trainings.by_training(points).values()
+    series = [make_series(of) for of in each]
+    data = training_data([(training_of(one, lambda *_: {"verdict": "no evidence"}), one) for one in series])
     assert [(t["name"], len(t["points"])) for t in data["trainings"]] == [("a/ckpt", 2), ("b/ckpt", 2)]
     curve = next(c for c in data["trainings"][0]["curves"] if c["task"] == "add")
     alone = make_series(points[:2]).curves[0]

@@ -22,12 +22,14 @@ from coordinator.evaluation.records import EvaluationRecord
 from coordinator.intake import places
 from coordinator.page.training import training_data
 from coordinator.report import load_series
-from coordinator.report.comparisons import heads_of, show_series
-from coordinator.report.learning_curves import Series, Worse, make_series, scores_of, to_csv
+from coordinator.report.comparisons import heads_of
+from coordinator.report.learning_curves import Series, Worse, make_series, scores_of, to_csv, to_json
 from coordinator.report.load_series import find_series, in_series
 from coordinator.report.measurements import UNMEASURED, make_report
 from coordinator.report.mode_check import task_check
 from coordinator.report.render import mode_lines
+from coordinator.report.series_screen import show_series
+from coordinator.report.training import morning, training_of
 from coordinator.runtime.finalize import results_in_files
 from coordinator.trackers import values_of
 
@@ -62,12 +64,19 @@ def test_the_page_says_the_levels_of_a_drop_that_the_terminal_says():
         last = curve.points[-1].model_copy(update={"worse": worse, "mean_before": 0.625})
         curves.append(curve.model_copy(update={"points": (*curve.points[:-1], last)}))
     found = series.model_copy(update={"curves": tuple(curves)})
+    stands = training_of(found, lambda *_: {"verdict": "better", "change": 0.1, "reach": 0.05, "tasks": 1})
     out = io.StringIO()
-    show_series(Console(file=out, width=200), found)
-    (training,) = training_data([point(1, 0.7), point(2, 0.5)], lambda _: found)["trainings"]
+    show_series(Console(file=out, width=200), found, [stands])
+    (training,) = training_data([(stands, found)])["trainings"]
     (said,) = training["curves"][0]["worse"]
     assert said[1] == "worse since 1 (95 %: 1 to 2): 0.6813 before, 0.5000 at 2"
-    assert f"add/exact_match is {said[1]}" in out.getvalue()
+    assert training["drops"][0]["words"] == said[1]
+    levels = "add/exact_match since 1 (0.6813 before, 0.5000 at 2)"
+    best = "2 is better than 1 (+0.1000 ± 0.0500 over 1 task), the best one before it"
+    drops = f"2 scores are worse: {levels}, pages/word_perplexity since 1 (0.6813 before, 9.5000 at 2)"
+    assert morning(stands) == f"{best}; {drops}"
+    assert [clause["text"] for clause in training["clauses"]] == morning(stands).split("; ")
+    assert morning(stands) in " ".join(out.getvalue().split())
 
 
 def test_cost_is_gpu_hours_at_the_price():
@@ -143,7 +152,7 @@ def test_csv_and_json_have_every_fact_of_a_score():
 
     running = point(4, 0, status="open", scores=())
     series = make_series([of(1, 0.9, "a"), of(2, 0.1, "b"), of(3, 0.05, "b"), running], 2.0)
-    rows = list(csv.DictReader(io.StringIO(to_csv(series))))
+    rows = list(csv.DictReader(io.StringIO("".join(to_csv(series)))))
     names = ("step", "task", "value", "differs", "version", "n_shot", "higher_is_better")
     assert [tuple(r[name] for name in names) for r in rows if r["task"] != "pages"] == [
         ("1", "add", "0.9", "", "2.0", "5", "1"),
@@ -153,7 +162,7 @@ def test_csv_and_json_have_every_fact_of_a_score():
     ]
     assert [r["paused_seconds"] for r in rows] == ["3.0"] * 6 + ["0.0"]
     assert series.schema_version == 1
-    assert Series.model_validate_json(series.model_dump_json()) == series
+    assert Series.model_validate_json("".join(to_json(series))) == series
 
 
 def test_a_copied_checkpoint_is_in_the_series_of_both_trainings(tmp_path):

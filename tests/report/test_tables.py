@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 from rich.console import Console
 from support.trainings import point
 
-from coordinator.report.comparisons import lane_table, plot
+from coordinator.report.comparisons import lane_table
 from coordinator.report.learning_curves import make_series
+from coordinator.report.series_screen import plot
 from coordinator.report.tables import Parts, Sheet, folded
 
 

@@ -10,12 +10,25 @@ import pytest
 from support.commands import typed
 from support.trainings import leave
 
+from coordinator.cli.screen.standing import all_of
 from coordinator.config.schema import Config, NotifyConfig
-from coordinator.monitor import notify
+from coordinator.monitor import notify, watch
+from coordinator.page import read
+from coordinator.page.index import index_data
 from coordinator.page.training import training_data
+from coordinator.report import trainings
+from coordinator.report.learning_curves import ScoreValue
 from coordinator.report.load_series import find_series
 from coordinator.report.sampling import PairedFile, series_of
-from coordinator.runtime.summary import of_record
+from coordinator.report.training import morning
+from coordinator.runtime.summary import (
+    SCHEMA_VERSION,
+    Summary,
+    known_by,
+    of_record,
+    read_evaluation,
+    write_summary,
+)
 from evaljobs.contract.columns import packed
 from evaljobs.contract.paths import EvaluationPaths
 
@@ -47,6 +60,9 @@ def work(tmp_path_factory):
                 }
             )
         )
+        main = (ScoreValue(task="add", metric="acc", filter="none", value=right.mean()),)
+        known = known_by(read_evaluation(paths)) | {"schema_version": SCHEMA_VERSION, "scores": main}
+        write_summary(paths, Summary(written_at=0.0, ended_at=100.0 * k, stage="ended", **known))
     return folder
 
 
@@ -73,28 +89,62 @@ def test_a_longer_horizon_is_stricter(work):
     assert not any(p.worse for points in found.values() for p in points[: AT + 1])
 
 
-def test_report_and_page_say_the_same(work):
-    """Law: text, JSON, CSV and the training page have one verdict, and the horizon that it is calibrated for."""
-    command = ["report", "--series", "/runs/a", "--work-dir", work]
-    text, as_json, as_csv = (typed(*command, *more).stdout for more in ([], ["--json"], ["--csv"]))
-    points = curves(work)["add/acc"]
-    (at, said) = next((p, p.worse) for p in points if p.worse)
-    words = f"worse since 1200 (95 %: {said.low} to {said.high})"
-    levels = f"{words}: {said.mean:.4f} before, {at.value:.4f} at 1200"
-    assert levels in " ".join(text.split())
+def test_every_view_says_the_same(work):
+    """Law: terminal, JSON, CSV, pages, `status` and news print one document: since when, both levels, the mean, verdicts, horizon."""
+    settings = Config(work_dir=work)
+    found = trainings.make(settings, find_series(work, "/runs/a"))
+    training, series = found
+    stands = morning(training)
+    (drop,) = [d for d in training.drops if d.name == "add/acc"]
+    at = next(p for p in curves(work)["add/acc"] if p.worse)
+    assert (drop.label, drop.after, drop.worse) == (at.label, at.value, at.worse)
+    levels = f"add/acc since 1200 ({at.worse.mean:.4f} before, {at.value:.4f} at 1200)"
+    assert levels in stands
+
+    series_of = ["report", "--series", "/runs/a", "--work-dir", work]
+    text, as_json, as_csv = (typed(*series_of, *more).stdout for more in ([], ["--json"], ["--csv"]))
+    newest = training.scored[-1][0]
+    views = [
+        text,
+        typed("status", "--work-dir", work).stdout,
+        typed("report", newest, "--work-dir", work).stdout,
+    ]
+    for view in views:
+        assert stands in " ".join(view.split())
     assert "100 checkpoints" in " ".join(text.split())
     made = json.loads(as_json)
-    assert made["horizon"] == 100
-    assert [p["worse"] for p in made["curves"][0]["points"] if p["worse"]] == [said.model_dump()]
-    rows = [r for r in csv.DictReader(io.StringIO(as_csv)) if (r["task"], r["step"]) == ("add", at.label)]
-    assert [(r["worse_since"], r["worse_low"], r["worse_high"]) for r in rows] == [
-        ("1200", said.low, said.high)
+    status = json.loads(typed("status", "--json", "--work-dir", work).stdout)
+    assert (made["horizon"], made["trainings"]) == (100, [training.model_dump(mode="json")])
+    (known,) = status["trainings"]
+    assert known.items() >= {**made["trainings"][0], "standing": stands}.items()
+    (row,) = [
+        r for r in csv.DictReader(io.StringIO(as_csv)) if (r["task"], r["worse_since"]) == ("add", "1200")
     ]
-    page = training_data(find_series(work, "/runs/a"), lambda found: series_of(found, Config(work_dir=work)))
-    curve = next(c for c in page["trainings"][0]["curves"] if c["task"] == "add")
-    assert curve["worse"] == [[points.index(at), levels]]
-    assert curve["marks"][points.index(at)] == "!"
-    assert "100 checkpoints" in page["trainings"][0]["along"]
+    assert (row["step"], row["worse_low"], row["worse_high"]) == (at.label, at.worse.low, at.worse.high)
+
+    page = training_data([found])["trainings"][0]
+    curve = next(c for c in page["curves"] if c["task"] == "add")
+    place = [p.label for p in series.curves[0].points].index(at.label)
+    assert (curve["worse"], curve["marks"][place]) == ([[place, drop.words]], "!")
+    ended = all_of(settings)
+    first = index_data(
+        [], ended, lambda key, scored: trainings.find(settings, key, [s.evaluation_id for s in scored]), 0
+    )
+    said = [page["clauses"], first["trainings"][0]["standing"]["clauses"]]
+    evaluation = read.of_evaluation(settings, newest).data["training"]["standing"]["clauses"]
+    assert [[clause["text"] for clause in clauses] for clauses in (*said, evaluation)] == [
+        stands.split("; ")
+    ] * 3
+    (news,) = [
+        one
+        for s in ended
+        if s.evaluation_id == drop.evaluation_id
+        for one in watch.news(settings, s)
+        if one.fell
+    ]
+    assert f"add/acc is {drop.words}" in news.text
+    assert drop in news.fell
+    assert stands in news.text
 
 
 def test_variances_are_kept_until_a_result_changes(work):
@@ -139,7 +189,7 @@ def test_the_daemon_tells_what_fell_and_what_its_gate_says(work, tmp_path):
     points = curves(work)["add/acc"]
     places = [EvaluationPaths(work / p.evaluation_id) for p in points]
     ends = [of_record(place, "").model_copy(update={"ended_at": 1.0}) for place in places]
-    told = [[fell.task for fell in notify.fallen(settings, end)] for end in ends]
+    told = [[drop.task for one in watch.news(settings, end) for drop in one.fell] for end in ends]
     assert ["add" in tasks for tasks in told] == [p.worse is not None for p in points]
     gates = [notify.gated(settings, end) for end in ends]
     assert [outcome for outcome, _ in gates][AT] == "regression"

@@ -124,6 +124,10 @@ const link = (href, ...children) => (DATA.mark ? el("a", { href }, children) : e
 /** "a, b and 3 more" */
 const firstOf = (names, most = 5) => `${names.slice(0, most).join(", ")}${names.length > most ? ` and ${names.length - most} more` : ""}`;
 
+/** How a training stands: a line each clause, which leads to the comparison that it speaks of. */
+const clausesOf = ({ clauses }) => clauses.map(({ text, verdict, compared }) =>
+  el("div", { class: { worse: "trouble", better: "good" }[verdict] ?? "soft" }, compared.length ? link(address.compare(compared), said(text)) : said(text)));
+
 /** What to type for an evaluation that does not stand well. `text`: how it stands, in words. */
 function commandFor(id, word, text) {
   if (word === "stopped" && text.startsWith("stopped")) return command("evalspan daemon");

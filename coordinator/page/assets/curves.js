@@ -2,39 +2,17 @@
 // charts share one cursor; a click opens the evaluation of the point.
 
 const BANDS = 4; // trainings in a chart at most, for which bands are drawn
-const MEAN = "mean of all tasks";
+const MEAN = "mean of all tasks"; // as the data name it
 
 if (DATA.kind === "training") PARTS.push({ id: "curves", name: "Curves", make: curvesPart });
 
-/** What the data leave out: places of curves in the training, means of groups and of all tasks. */
+/** What the data leave out: places of curves in the training. */
 function complete(training) {
-  if (training.curves[0]?.place) return; // it is drawn again
-  const { points, curves, groups } = training, known = new Set(groups.map(([name]) => name)), tasks = curves.filter((c) => !known.has(c.task));
-  for (const curve of curves) curve.at ??= points.map((_, i) => i);
-  const own = new Set(curves.map((c) => c.task));
-  curves.unshift(...[[MEAN, tasks], ...groups.filter(([name]) => !own.has(name)).map(([name, members]) => [name, tasks.filter((c) => members.includes(c.task))])]
-    .map(([name, of]) => meanOf(training, name, of)).filter(Boolean));
-  for (const [name, members] of groups) {
-    const bare = curves.find((c) => c.task === name && c.stderr.every((e) => e === null)), mean = bare && meanOf(training, name, tasks.filter((c) => members.includes(c.task)));
-    if (mean && mean.at.length === bare.at.length) bare.stderr = mean.stderr; // lm-eval gives a suite's group none
-  }
-  for (const curve of curves) {
-    curve.place = new Int32Array(points.length).fill(-1);
+  for (const curve of training.curves) {
+    curve.at ??= training.points.map((_, i) => i);
+    curve.place = new Int32Array(training.points.length).fill(-1);
     curve.at.forEach((at, i) => { curve.place[at] = i; });
   }
-}
-
-/** The mean of tasks, of each its first score of which higher is better, at the checkpoints that have all; null for fewer than two. */
-function meanOf({ points }, task, curves) {
-  const first = new Map();
-  for (const curve of curves) if (curve.up && !curve.measure.endsWith(",dense") && !first.has(curve.task)) first.set(curve.task, curve);
-  const members = [...first.values()].map((c) => new Map(c.at.map((at, i) => [at, [c.value[i], c.stderr[i]]])));
-  const at = points.map((_, i) => i).filter((i) => members.every((m) => (m.get(i)?.[0] ?? null) !== null));
-  if (members.length < 2 || !at.length) return null;
-  const none = at.map(() => null), sum = (values) => values.reduce((a, b) => a + b, 0);
-  const stderr = at.map((i) => (members.every((m) => m.get(i)[1] !== null) ? Math.sqrt(sum(members.map((m) => m.get(i)[1] ** 2))) / members.length : null));
-  const value = at.map((i) => sum(members.map((m) => m.get(i)[0])) / members.length);
-  return { task, measure: "mean", up: true, at, value, stderr, marks: {}, yardstick: none, mean: none, worse: [], documents: null, best: value.indexOf(Math.max(...value)) };
 }
 
 /** Chart key -> {task, measure, up, lines: [{training, curve}]}. */
@@ -72,16 +50,15 @@ function curvesPart() {
   return section("curves", "Learning curves", null, worsePart(), tools, DATA.trainings.length > 1 ? legend : null, count, grid);
 }
 
-const MOST_WORSE = 5; // scores that are named above the charts
+const MOST_WORSE = 5; // drops that are named above the charts
 
-/** Which scores are worse, since when: the words of `evalspan report --series`. */
+/** How each training stands, in the words of `evalspan status` and `report`; and what fell. */
 function worsePart() {
-  const found = DATA.trainings.flatMap((t) => t.curves.flatMap((c) => c.worse.map(([i, words]) => ({ name: `${c.task}/${c.measure}`, words, at: t.points[c.at[i]][5] }))));
-  const judged = DATA.trainings.some((t) => t.curves.some((c) => c.yardstick.some((y) => y !== null)));
-  if (!found.length) return el("p", { class: judged ? "head done" : "head" }, judged ? "No score is worse than before." : "Too few checkpoints to say whether a score is worse.");
-  return el("div", { class: "head failed" }, el("p", { class: "big", text: `${found.length} score${found.length > 1 ? "s are" : " is"} worse` }),
-    found.toSorted((a, b) => b.at - a.at).slice(0, MOST_WORSE).map((w) => el("p", {}, said(w.name, "said strong"), ` is ${w.words}`)),
-    found.length > MOST_WORSE ? el("p", {}, el("a", { href: "#part=curves&show=worse", text: `and ${found.length - MOST_WORSE} more` })) : null);
+  const drops = DATA.trainings.flatMap((t) => t.drops);
+  return el("div", { class: `head ${drops.length ? "failed" : DATA.trainings.some((t) => t.judged) ? "done" : ""}` },
+    DATA.trainings.map((t) => [DATA.trainings.length > 1 ? el("p", {}, said(`${t.name} · ${t.suite}`, "said strong")) : null, clausesOf(t)]),
+    drops.slice(0, MOST_WORSE).map((d) => el("p", {}, link(address.evaluation(d.evaluation), said(d.name, "said strong")), ` is ${d.words}`)),
+    drops.length > MOST_WORSE ? el("p", {}, el("a", { href: "#part=curves&show=worse", text: `and ${drops.length - MOST_WORSE} more` })) : null);
 }
 
 function chart(one, look) {

@@ -8,7 +8,7 @@ function trainingsPart() {
   const list = el("div", { class: "cards" }), count = el("p", { class: "note", role: "status" });
   const draw = (text) => {
     const found = DATA.trainings.filter((t) => `${t.folder} ${t.suite}`.toLowerCase().includes(text));
-    count.textContent = !DATA.trainings.length ? "No checkpoint was evaluated here yet." : `${found.length} of ${DATA.trainings.length}, the one with the newest checkpoint first. Better and worse: beyond noise, as "evalspan compare" says.`;
+    count.textContent = !DATA.trainings.length ? "No checkpoint was evaluated here yet." : `${found.length} of ${DATA.trainings.length}, the one with the newest checkpoint first. Each in the words of "evalspan status".`;
     list.replaceChildren(...found.map(card));
   };
   draw(sought("training"));
@@ -16,18 +16,15 @@ function trainingsPart() {
 }
 
 function card(one) {
-  const names = Object.keys(one.lines), newest = one.scored.at(-1), before = one.scored.at(-2);
+  const names = Object.keys(one.lines), newest = one.scored.at(-1);
   const last = (name) => one.lines[name].findLast((v) => v !== null);
   const legend = names.map((name, i) => el("span", {}, el("span", { class: "swatch", style: { background: `var(--line-${i % SERIES})` } }), said(name), ` ${score(last(name))}`));
-  const changed = Object.entries(one.changes ?? {}).filter(([, all]) => all.length);
-  const changes = !before ? null : changed.length ? changed.map(([verdict, all]) =>
-    el("div", { class: verdict === "worse" ? "trouble" : "good" }, el("strong", { text: `${all.length} ${verdict}` }), ": ", said(firstOf(all, 3)))) : el("div", { class: "soft", text: one.changes ? "no change beyond noise" : "they are being compared" });
   return el("article", { class: "card" },
     el("h3", {}, el("a", { href: address.training(one.folder, one.suite) }, said(one.name)), el("small", {}, " ", said(one.mode === "exact" ? one.suite : `${one.suite}, ${one.mode} mode`))),
     el("div", {}, newest ? el("div", {}, "newest score: ", el("a", { href: address.evaluation(newest[0]) }, said(`step ${newest[1]}`))) : "no score yet",
       el("div", { class: "soft", text: `${one.scored.length} of ${one.checkpoints} checkpoints scored; GPU time ${seconds(one.gpu_seconds)}` })),
     el("div", {}, names.length ? sparkline(Object.values(one.lines), `scores by checkpoint, the last: ${names.map((n) => `${n} ${score(last(n))}`).join(", ")}`) : null, el("div", { class: "legend" }, legend)),
-    el("div", {}, before ? el("div", {}, "against ", el("a", { href: address.compare([before[0], newest[0]]) }, said(`step ${before[1]}`)), ":") : null, changes),
+    el("div", {}, one.standing ? clausesOf(one.standing) : el("div", { class: "soft", text: one.states.length === one.checkpoints ? "" : "its checkpoints are being compared" })),
     el("div", { class: "states" }, one.states.slice(0, MOST_STATES).map(([id, label, word, text]) => el("div", {}, el("span", { class: `state ${word}` }, el("a", { href: address.evaluation(id) }, said(`step ${label}`)), " ", said(text)), commandFor(id, word, text))),
       one.states.length > MOST_STATES ? el("a", { href: `#part=evaluations&find=${encodeURIComponent(one.folder.split("/").at(-1))}`, text: `and ${one.states.length - MOST_STATES} more` }) : null));
 }

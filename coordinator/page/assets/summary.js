@@ -36,6 +36,7 @@ function statePart() {
     el("p", { class: "big" }, said(text)),
     el("p", {}, said(a.step === null ? a.checkpoint : `step ${a.step}`, "said strong"), " · ", said(a.mode === "exact" ? a.suite : `${a.suite}, ${a.mode} mode`), ` · ${DATA.report.entries.filter((e) => e.status === "scored").length} of ${a.entries.length} tasks scored · `,
       `${spanName()} ${seconds(a.makespan_seconds)} · ${held()} time ${seconds(a.gpu_seconds)}`),
+    t?.standing ? [el("p", {}, "Its training: "), clausesOf(t.standing)] : null,
     DATA.waits.length ? el("p", {}, "It waits: ", said(DATA.waits.join("; "))) : null,
     before ? el("p", {}, "Against ", link(address.compare([t.before, a.evaluation_id]), said(`step ${before[1]}`)), ": ", changed.length ? changed.map(([verdict, names]) => [el("strong", { class: verdict === "worse" ? "trouble" : "good", text: `${names.length} ${verdict}` }), " (", said(firstOf(names, MOST_NAMED)), ") "]) : word === "running" ? "no verdict before the end" : "no change beyond noise") : null,
     word === "failed" ? el("p", {}, "Failed: ", said(firstOf(failed.map((e) => e.name), MOST_NAMED)), ". ", el("a", { href: "#part=failures", text: "why" })) : null,

@@ -1,0 +1,55 @@
+"""How trainings stand, below the evaluations of `status` and `report`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from coordinator.config.schema import Config
+from coordinator.page.index import Standing, training_of, trainings_of
+from coordinator.report import trainings
+from coordinator.report.tables import Parts
+from coordinator.report.training import Training, clauses, morning, title
+from coordinator.runtime.summary import Halt, Summary, halt_of
+from coordinator.runtime.work_lock import WorkLock
+from evaljobs.contract.paths import EvaluationPaths, WorkPaths
+
+MOST = 3  # trainings below a table, those with the newest evaluations
+
+
+def standings(
+    settings: Config, every: Iterable[Summary], chosen: Iterable[Summary], now: float
+) -> list[Standing]:
+    """How the trainings of `chosen` stand, of those that have scores of two checkpoints or more."""
+    wanted = {training_of(summary) for summary in chosen}
+    held = WorkLock(WorkPaths(settings.work_dir).lock).held()
+
+    def halted(summary: Summary) -> Halt | None:
+        paths = EvaluationPaths(settings.work_dir / summary.evaluation_id)
+        return None if summary.ended_at is not None else halt_of(summary, paths, held=held)
+
+    def find(key: trainings.Key, scored: Sequence[Summary]) -> Training | None:
+        return trainings.find(settings, key, [s.evaluation_id for s in scored]) if len(scored) > 1 else None
+
+    found = [(summary, halted(summary)) for summary in every if training_of(summary) in wanted]
+    return [one for one in trainings_of(found, find, now, MOST) if one.training]
+
+
+def of_trainings(found: Iterable[Standing]) -> Iterator[Parts]:
+    """A line each."""
+    for one in found:
+        if one.training:
+            worse = any(clause.verdict == "worse" for clause in clauses(one.training))
+            said = f"{title(*one.key)}: {said_of(one)}"
+            yield Parts(said, style="red" if worse else "")
+
+
+def said_of(one: Standing) -> str:
+    """In a sentence."""
+    return morning(one.training, one.others[:MOST]) if one.training else ""
+
+
+def as_json(one: Standing) -> dict[str, Any]:
+    """The document, with how it stands in a sentence, and what is not done."""
+    known = one.training.model_dump(mode="json") if one.training else {}
+    return {"standing": said_of(one), "not_done": one.states, **known}

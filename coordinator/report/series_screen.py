@@ -1,0 +1,224 @@
+"""The series of a training in a terminal: how it stands, what fell, a row for each score, what checkpoints took, curves.
+
+Rule: an ASCII mark stands for each curve, so that a terminal without colours shows the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from math import isfinite, nan
+from statistics import fmean
+
+from rich.console import Console, RenderableType
+from rich.text import Text
+
+from coordinator.base.words import first_of, seconds
+from coordinator.report.comparisons import MARK, other, say, show_differences
+from coordinator.report.learning_curves import Curve, CurvePoint, Point, Series
+from coordinator.report.tables import Parts, Sheet
+from coordinator.report.training import Training, drops_of, morning, title
+from coordinator.report.verdicts import ALONG
+
+MARKS = "*o+x#@%&"
+COLOURS = ("green", "blue", "red", "magenta", "cyan", "yellow", "default", "default")
+ASCII = str.maketrans("┤│┼├└┬┴┘┌┐─", "||++++++++-")
+HEIGHT = 15  # lines of a chart
+TICKS = 5  # checkpoints named below a chart
+STEPS = 6  # checkpoints of a table, the last ones
+BARS, ASCII_BARS = "▁▂▃▄▅▆▇█", "_.-~=+*#"  # of a sparkline, from the lowest value to the highest
+SPARKS = 12  # bars of a sparkline
+
+
+def plot(curves: Sequence[Curve], width: int, *, ascii_only: bool = False) -> Iterator[Text]:
+    """A chart of up to len(MARKS) curves, then what each mark means; x: training step, or order.
+
+    Points whose value is not finite are not drawn; a single checkpoint has no chart.
+    """
+    import plotext  # noqa: PLC0415 (other commands start without it)
+    from plotext import _utility  # noqa: PLC0415
+
+    drawn = [(c, [p for p in c.points if isfinite(p.value)]) for c in curves]
+    places = _places([p for _, points in drawn for p in points])
+    if len(places) < 2:
+        return
+    # plotext's own goes through a set: the labels that find room changed with Python's hash seed.
+    _utility.no_duplicates = lambda data: list(dict.fromkeys(data))
+    plotext.clear_figure()
+    plotext.theme("clear")
+    plotext.limit_size(False, False)
+    plotext.plotsize(width, HEIGHT)
+    named = sorted(places, key=lambda label: places[label])
+    ticks = [named[round(i * (len(named) - 1) / (TICKS - 1))] for i in range(TICKS)]
+    plotext.xticks([places[label] for label in ticks], ticks)
+    values = [p.value for _, points in drawn for p in points]
+    if max(values) - min(values) < 1e-9 * max(
+        1.0, *map(abs, values)
+    ):  # nothing that a chart could tell apart
+        plotext.ylim(min(values) - 0.5, max(values) + 0.5)
+    legend = []
+    for (curve, points), mark, colour in zip(drawn, MARKS, COLOURS, strict=False):
+        places_of = [places[p.label] for p in points]
+        plotext.plot(places_of, [p.value for p in points], marker=mark, color=colour)
+        better = "" if curve.higher_is_better else " (lower is better)"
+        legend.append(Text.assemble((mark, colour), f" {curve.name}{better}"))
+    chart = plotext.build()
+    yield Text.from_ansi(chart.translate(ASCII) if ascii_only else chart)
+    yield from legend
+
+
+def _places(points: Sequence[CurvePoint]) -> dict[str, float]:
+    """Label -> x: its step where all points have one, else its place in order."""
+    if all(p.step is not None for p in points):
+        return {p.label: float(p.step or 0) for p in points}
+    return {label: float(i) for i, label in enumerate(dict.fromkeys(p.label for p in points))}
+
+
+def without_step(points: Sequence[Point]) -> str:
+    """A line on the points without a training step, and how one is given; "" where each has one."""
+    labels = [p.label for p in points if p.step is None]
+    if not labels or len(points) == 1:
+        return ""
+    return (
+        f"x is the order of the checkpoints: {len(labels)} of {len(points)} have no training step ({first_of(labels)}). "
+        "A step comes from the folder's name (step-300), or from --step at the first `eval` or `submit`"
+    )
+
+
+def _by_scale(curves: Sequence[Curve]) -> list[list[Curve]]:
+    """Curves by axis: those between 0 and 1 share one; others (perplexity) have one per metric."""
+    groups: dict[str, list[Curve]] = {}
+    for curve in curves:
+        share = all(0 <= p.value <= 1 for p in curve.points if isfinite(p.value))
+        groups.setdefault("" if share else curve.metric, []).append(curve)
+    return list(groups.values())
+
+
+def _scores(curves: Sequence[Curve], heading: str, *, whole: bool, ascii_only: bool) -> Sheet:
+    """A row per curve: the first checkpoint, the last ones, the change over all, the best point, and all as bars.
+
+    `!` marks a point that shows the score to be worse, `~` one whose requests or scoring differ from the point before.
+    """
+    steps = list(dict.fromkeys(p.label for c in curves for p in c.points))
+    some = steps if whole or len(steps) <= STEPS else [steps[0], *steps[1 - STEPS :]]
+    drops = [some[1 : i + 1] for i in range(1, len(some) - 1)]  # a narrow terminal has fewer, the last ones
+    trend = "trend" if len(steps) > 2 else ""
+    beside = ["best", "at", "trend"]
+    order = [["trend"], *(["trend", *each] for each in drops), *([*beside, *each] for each in drops[-1:])]
+    sheet = Sheet(heading, "score", *some, "change", "best", "at", "trend", turns=True, without=order)
+    for curve in curves:
+        points = {p.label: p for p in curve.points}
+        marks = {x: "!" if p.worse else MARK if p.differs else "" for x, p in points.items()}
+        values = (f"{points[x].value:.4f}{marks[x]}" if x in points else "-" for x in some)
+        several = len(curve.points) > 1
+        sheet.add(
+            curve.name,
+            *values,
+            f"{curve.points[-1].value - curve.points[0].value:+.4f}" if several else "-",
+            f"{curve.best.value:.4f}" if several else "-",
+            curve.best.label if several else "-",
+            sparkline([p.value for p in curve.points], ascii_only=ascii_only) if trend else "",
+            style="red" if any(p.worse for p in curve.points) else "",
+        )
+    return sheet
+
+
+def sparkline(values: Sequence[float], *, ascii_only: bool = False) -> str:
+    """Values as at most SPARKS bars, each the mean of its share of them; a blank stands for values that are no numbers."""
+    bars = ASCII_BARS if ascii_only else BARS
+    count = min(SPARKS, len(values))
+    parts = [values[i * len(values) // count : (i + 1) * len(values) // count] for i in range(count)]
+    means = [fmean(known) if (known := [v for v in part if isfinite(v)]) else nan for part in parts]
+    low, high = (end(filter(isfinite, means), default=0.0) for end in (min, max))
+    scale = (len(bars) - 1) / (high - low) if high > low else 0.0
+    return "".join(bars[round((m - low) * scale)] if isfinite(m) else " " for m in means)
+
+
+def _costs(series: Series, *, whole: bool) -> Sheet:
+    """A row per checkpoint: makespan, what it leaves out, GPU time, cost at the given price."""
+    several = len({p.suite for p in series.points}) > 1
+    left = 0 if whole else max(0, len(series.points) - STEPS)
+    heading = f"Checkpoints, the last {STEPS} of {len(series.points)}" if left else "Checkpoints"
+    sheet = Sheet(heading, "step", "suite", "status", "makespan", "paused", "GPU s", "cost")
+    for point in series.points[left:]:
+        gpu = "-" if point.gpu_seconds is None else f"{point.gpu_seconds:.1f}"
+        cost = "-" if point.cost is None else f"{point.cost:.2f}" if point.cost >= 1 else f"{point.cost:.4f}"
+        sheet.add(
+            point.label,
+            point.suite if several else "",
+            point.status if point.status != "done" else "",
+            seconds(point.makespan_seconds),
+            seconds(point.paused_seconds) if point.paused_seconds else "",
+            gpu,
+            cost if series.gpu_hour_price is not None else "",
+        )
+    return sheet
+
+
+def _fallen(curves: Sequence[Curve]) -> Sheet:
+    """A row per drop, the latest first: since when, both levels, and the score now."""
+    found = [(drop, curve.points[-1]) for curve in curves for drop in drops_of(curve)]
+    found.sort(key=lambda pair: pair[0].label != pair[1].label)
+    sheet = Sheet(
+        "Worse than before", "score", "worse since", "95 %", "before", "after", "at", "now", turns=False
+    )
+    for drop, last in found:
+        worse = drop.worse
+        between = f"{worse.low} to {worse.high}"
+        levels = (f"{value:.4f}" for value in (worse.mean, drop.after))
+        sheet.add(drop.name, worse.since, between, *levels, drop.label, f"{last.value:.4f}", style="red")
+    return sheet
+
+
+def show_series(
+    console: Console, series: Series, trainings: Sequence[Training] = (), *, whole: bool = False
+) -> None:
+    """Print how each training stands, what fell, a row for each score, curves of the means, and what checkpoints took.
+
+    `whole`: all checkpoints, and curves of all scores.
+    """
+    for training in trainings:
+        name = title(training.folder, training.suite, training.mode)
+        console.print(Text(name, style="bold"), Parts(morning(training)), "", sep="\n", highlight=False)
+    parts: list[RenderableType] = []
+    for suite in dict.fromkeys(p.suite for p in series.points):
+        curves = [c for c in series.curves if c.suite == suite]
+        means = [c for c in series.means if c.suite == suite]
+        worse = [c for c in curves if any(p.worse for p in c.points)]
+        rows = [*means, *worse, *(c for c in curves if c not in worse)]
+        shown = [*means, *curves] if whole or len(curves) <= len(MARKS) else [*means, *worse][: len(MARKS)]
+        ascii_only = console.options.ascii_only
+        charts = [
+            line
+            for alike in _by_scale(shown)
+            for i in range(0, len(alike), len(MARKS))
+            for line in plot(alike[i : i + len(MARKS)], console.width, ascii_only=ascii_only)
+        ]
+        if worse:
+            parts += [_fallen(worse), ""]
+        if rows:
+            parts += [_scores(rows, f"{suite}: scores by step", whole=whole, ascii_only=ascii_only), ""]
+        parts += [Text(f"{suite}: learning curves", style="bold"), *charts, ""] if charts else []
+    for part in (*parts, _costs(series, whole=whole), ""):
+        console.print(part, highlight=False)
+    show_differences(
+        console,
+        [
+            (
+                f"{point.label} is not comparable with {before.label}",
+                other(point.differs, before.documents, point.documents),
+                curve.name,
+            )
+            for curve in series.curves
+            for before, point in pairwise(curve.points)
+            if point.differs
+        ],
+    )
+    if any(point.yardstick is not None for curve in series.curves for point in curve.points):
+        say(console, ALONG.format(horizon=series.horizon), "dim")
+    if not whole and len(series.points) > STEPS:
+        say(console, "`--all` prints all checkpoints and the curve of each score", "dim")
+    if series.superseded:
+        many = "evaluations are" if series.superseded > 1 else "evaluation is"
+        said = "left out: a later one has the same checkpoint and suite"
+        say(console, f"{series.superseded} earlier {many} {said}", "dim")

@@ -1,0 +1,185 @@
+"""`Training`: what is said of all checkpoints of a training: the newest one against others, drops, means. Pure.
+
+Rule: a training is the folder of its checkpoints, with one suite in one mode. Pages, terminal, JSON and news print this
+record; none has a verdict, a level or a mean of its own. `coordinator.report.trainings` keeps it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import PurePosixPath
+from typing import Any, NamedTuple
+
+from coordinator.base.words import first_of
+from coordinator.report.learning_curves import MEAN, SCORES, Curve, CurvePoint, Series, Worse, best_of
+from evaljobs.contract.specs import Kept, Record
+
+MOST_NAMED = 3  # scores in a line
+
+
+class Drop(Record):
+    """A checkpoint that shows a score to be worse than it was."""
+
+    evaluation_id: str
+    label: str  # of the checkpoint: its step, or its folder's name
+    task: str  # leaf task
+    measure: str  # the metric, with the filter of the answers where there is one
+    after: float  # the score there
+    worse: Worse  # since which checkpoint, and the mean before
+
+    @property
+    def name(self) -> str:
+        """As of the score."""
+        return f"{self.task}/{self.measure}"
+
+    @property
+    def since(self) -> str:
+        """When it began: "worse since 41000 (95 %: 40000 to 42000)"."""
+        return f"worse since {self.worse.since} (95 %: {self.worse.low} to {self.worse.high})"
+
+    @property
+    def levels(self) -> str:
+        return f"{self.worse.mean:.4f} before, {self.after:.4f} at {self.label}"
+
+    @property
+    def words(self) -> str:
+        """With the levels: "worse since 41000 (95 %: 40000 to 42000): 0.6813 before, 0.5100 at 42000"."""
+        return f"{self.since}: {self.levels}"
+
+
+class Against(Record):
+    """An evaluation held against one of an earlier checkpoint, over the documents that both have."""
+
+    evaluation_id: str  # of the earlier one
+    label: str
+    verdict: str  # of all tasks together: better | worse | no evidence | not comparable
+    change: float | None = None  # of the mean over tasks
+    reach: float | None = None  # wider half of its two-sided 95 % interval
+    tasks: int = 0  # in that mean
+    why: str = ""  # there is no comparison
+    better: tuple[str, ...] = ()  # scores that are better alone, corrected for their number
+    worse: tuple[str, ...] = ()
+
+    @property
+    def telling(self) -> str:
+        """The verdict where it is better or worse."""
+        return self.verdict if self.verdict in ("better", "worse") else ""
+
+    @property
+    def words(self) -> str:
+        """To stand behind the name of the evaluation that is held against it."""
+        if self.change is None:
+            return f"cannot be compared with {self.label}: {self.why}"
+        size = f"{self.change:+.4f} ± {self.reach:.4f} over {self.tasks} task{'s' * (self.tasks != 1)}"
+        if self.verdict == "no evidence":
+            return f"is no better and no worse than {self.label} beyond noise ({size})"
+        return f"is {self.verdict} than {self.label} ({size})"
+
+
+class Training(Kept):
+    """Of the newest checkpoint, and of all before it. Lists are in order of training, drops begin with the latest one."""
+
+    model_config = SCORES
+
+    folder: str  # of the checkpoints
+    suite: str
+    mode: str = "exact"
+    checkpoints: int  # evaluated, or being evaluated
+    scored: tuple[tuple[str, str], ...] = ()  # (evaluation, label) of those that have scores
+    mean: tuple[float | None, ...] = ()  # of all tasks, of each of `scored`; None: it lacks a task
+    previous: Against | None = None  # the newest one against the one before it
+    best: Against | None = None  # and against the one with the highest mean before it
+    drops: tuple[Drop, ...] = ()
+    judged: bool = False  # there are enough checkpoints to say since when a score is worse
+    horizon: int | None = None  # checkpoints for which drops are calibrated
+
+
+def title(folder: str, suite: str, mode: str) -> str:
+    """A training's name on screens."""
+    name = "/".join(PurePosixPath(folder).parts[-2:])
+    return f"{name} · {suite}" + (f", {mode} mode" if mode != "exact" else "")
+
+
+def drops_of(curve: Curve) -> list[Drop]:
+    """In order of training."""
+    known = {"task": curve.task, "measure": curve.measure}
+    return [
+        Drop(evaluation_id=p.evaluation_id, label=p.label, after=p.value, worse=p.worse, **known)
+        for p in curve.points
+        if p.worse
+    ]
+
+
+def training_of(series: Series, against: Callable[[str, str], Mapping[str, Any]]) -> Training:
+    """Of a series of one training. `against`: (evaluation, an earlier one) -> the fields of `Against` that need documents."""
+    points = series.points
+    scored = [p for p in points if p.scores]
+    labels = {p.evaluation_id: p.label for curve in series.curves for p in curve.points}
+    mean = _mean(series)
+    drops = [drop for curve in series.curves for drop in drops_of(curve)]
+    order = {p.evaluation_id: i for i, p in enumerate(points)}
+    drops.sort(key=lambda drop: -order[drop.evaluation_id])
+
+    def held(other: str) -> Against:
+        return Against(evaluation_id=other, label=labels[other], **against(scored[-1].evaluation_id, other))
+
+    previous = held(scored[-2].evaluation_id) if len(scored) > 1 else None
+    earlier = [mean[p.evaluation_id] for p in scored[:-1] if p.evaluation_id in mean]
+    best = best_of(earlier, higher_is_better=True).evaluation_id if earlier else ""
+    return Training(
+        folder=str(PurePosixPath(points[-1].checkpoint).parent),
+        suite=points[-1].suite,
+        mode=points[-1].mode,
+        checkpoints=len(points),
+        scored=tuple((p.evaluation_id, labels[p.evaluation_id]) for p in scored),
+        mean=tuple(mean[p.evaluation_id].value if p.evaluation_id in mean else None for p in scored),
+        previous=previous,
+        best=previous if previous and best == previous.evaluation_id else held(best) if best else None,
+        drops=tuple(drops),
+        judged=any(p.yardstick is not None for curve in series.curves for p in curve.points),
+        horizon=series.horizon,
+    )
+
+
+def _mean(series: Series) -> dict[str, CurvePoint]:
+    """Evaluation -> the mean of all its tasks; of a suite with one score that counts for it, that score."""
+    whole = [c for c in series.means if c.task == MEAN] or [c for c in series.curves if c.is_share]
+    return {p.evaluation_id: p for p in whole[0].points} if whole else {}
+
+
+class Clause(NamedTuple):
+    """A part of what is said of a training. `verdict`: better | worse | ""; `compared`: (earlier evaluation, newest one)."""
+
+    text: str
+    verdict: str = ""
+    compared: tuple[str, str] | tuple[()] = ()
+
+
+def morning(training: Training, others: Sequence[str] = ()) -> str:
+    """How a training stands, in a sentence. `others`: its evaluations that are not done, each in a few words."""
+    return "; ".join([*(clause.text for clause in clauses(training)), *others])
+
+
+def clauses(training: Training) -> Iterator[Clause]:
+    """How a training stands: its newest checkpoint against the one before and the best one, then what fell along it."""
+    if not training.scored:
+        yield Clause("no checkpoint has scores yet")
+        return
+    evaluation, newest = training.scored[-1]
+    previous, best = training.previous, training.best
+    if previous is None:
+        yield Clause(f"{newest} is the first checkpoint with scores")
+        return
+    both = ", the best one before it" * (best == previous)
+    said = f"{newest} {previous.words}{both}"
+    yield Clause(said, previous.telling, (previous.evaluation_id, evaluation))
+    if best and best != previous:
+        said = f"it {best.words}, the best one before it"
+        yield Clause(said, best.telling, (best.evaluation_id, evaluation))
+    if training.drops:
+        some = [f"{d.name} since {d.worse.since} ({d.levels})" for d in training.drops]
+        count = len({d.name for d in training.drops})
+        said = f"{count} score{'s are' if count > 1 else ' is'} worse: {first_of(some, MOST_NAMED)}"
+        yield Clause(said, "worse")
+    elif training.judged:
+        yield Clause("no score is worse than before")
