@@ -272,7 +272,9 @@ def in_order(points: Iterable[Point]) -> list[Point]:
         for score in point.scores:
             mode, before = last.get((point.suite, score.name), (point.mode, score))
             differs: Difference = "mode" if mode != point.mode else difference(before.keys, score.keys)
-            scores.append(score.model_copy(update={"differs": differs}))
+            scores.append(
+                score if score.differs == differs else score.model_copy(update={"differs": differs})
+            )
             last[point.suite, score.name] = point.mode, score
         compared.append(point.model_copy(update={"scores": tuple(scores)}))
     return compared
@@ -332,9 +334,18 @@ def _curve(suite: str, row: Sequence[tuple[str, Point, ScoreValue]]) -> Curve:
     last, before = row[-1][2], None
     made: list[CurvePoint] = []
     for label, point, score in row:
-        facts = score.model_dump(include={"value", "stderr", "differs", "documents"})
-        facts["change"] = None if before is None else score.value - before
-        made.append(CurvePoint(evaluation_id=point.evaluation_id, label=label, step=point.step, **facts))
+        made.append(
+            CurvePoint(
+                evaluation_id=point.evaluation_id,
+                label=label,
+                step=point.step,
+                value=score.value,
+                stderr=score.stderr,
+                change=None if before is None else score.value - before,
+                differs=score.differs,
+                documents=score.documents,
+            )
+        )
         before = score.value
     facts = last.model_dump(include={"task", "metric", "filter", "higher_is_better"})
     return Curve(suite=suite, name=last.name, points=tuple(made), **facts)

@@ -1,8 +1,7 @@
 """Finds the evaluations of one training in a work folder and reads their results.
 
-Rule: reads `evaluation.json`, `places.json` of copied checkpoints and, where the evaluation has ended,
-`results.json` and `report.json`. It replays no journal: a thousand checkpoints are a thousand small
-files.
+Rule: of an evaluation that has ended it reads `point.json`, which it makes of `evaluation.json`, `results.json` and
+`report.json` where these have changed. It replays no journal: a thousand checkpoints are a thousand small files.
 """
 
 from __future__ import annotations
@@ -11,7 +10,8 @@ import fnmatch
 import json
 import logging
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,44 +24,79 @@ from coordinator.intake import places
 from coordinator.report.columns import with_signals
 from coordinator.report.learning_curves import Point, groups_of, scores_of
 from coordinator.report.measurements import Report
+from evaljobs.contract.columns import DENSE
 from evaljobs.contract.paths import EvaluationPaths
+from evaljobs.contract.specs import Kept
+from evaljobs.contract.storage import read_record, write_atomic
 
 log = logging.getLogger(__name__)
 
 
-def in_series(checkpoint: str, selector: str) -> bool:
-    """Does `selector`, a glob of checkpoint folders or the folder that holds them, match?"""
+class PointFile(Kept):
+    """`point.json`: an evaluation's point, while its results and report are those that it was made of."""
+
+    written: tuple[int, int]  # when results.json and report.json were, ns since 1970; 0: it is not there
+    point: Point  # with the dense signals of results.json
+
+
+def matcher(selector: str) -> Callable[[str], bool]:
+    """Whether a checkpoint is one of `selector`: a glob of checkpoint folders, or the folder that holds them."""
     place = Path(selector).expanduser()
     absolute = str(place if place.is_absolute() else Path.cwd() / place)
     parents = {absolute, str(Path(absolute).resolve())}
-    return (
-        str(Path(checkpoint).parent) in parents
-        or any(fnmatch.fnmatchcase(checkpoint, p) for p in parents)
-        or fnmatch.fnmatchcase(checkpoint, selector)
-    )
+
+    def matches(checkpoint: str) -> bool:
+        return (
+            checkpoint.rpartition("/")[0] in parents
+            or any(fnmatch.fnmatchcase(checkpoint, p) for p in parents)
+            or fnmatch.fnmatchcase(checkpoint, selector)
+        )
+
+    return matches
 
 
-def records(
+def _evaluations(
     work_dir: Path, selector: str, suite: str | None
-) -> Iterator[tuple[EvaluationPaths, EvaluationRecord]]:
-    """Evaluations whose checkpoint, or a copy of it, `selector` names, of suite `suite` where given.
-
-    The record names the folder that was selected.
-    """
+) -> Iterator[tuple[EvaluationPaths, Point | EvaluationRecord, str]]:
+    """(folder, point where it is kept, else record, the checkpoint that was selected) of those of suite `suite`, where given."""
+    matches = matcher(selector)
     for file in sorted(work_dir.glob("*/evaluation.json")):
-        try:
-            record = EvaluationRecord.model_validate_json(file.read_bytes())
-        except (OSError, ValidationError) as error:
-            log.warning("%s is skipped: %s", file, str(error).splitlines()[0])
-            continue
         paths = EvaluationPaths(file.parent)
-        if suite not in (None, record.suite.name):
+        known: Point | EvaluationRecord | None = _kept(paths)
+        if known is None:
+            try:
+                known = EvaluationRecord.model_validate_json(file.read_bytes())
+            except (OSError, ValidationError) as error:
+                log.warning("%s is skipped: %s", file, str(error).splitlines()[0])
+                continue
+        if isinstance(known, Point):
+            name, place = known.suite, known.checkpoint
+        else:
+            name, place = known.suite.name, known.checkpoint.announced
+        if suite not in (None, name):
             continue
-        if in_series(record.checkpoint.announced, selector):
-            yield paths, record
-        elif place := next((p for p in places.read(paths) if in_series(p, selector)), ""):
-            checkpoint = record.checkpoint.model_copy(update={"source": place, "converted_from": None})
-            yield paths, record.model_copy(update={"checkpoint": checkpoint})
+        if not matches(place):
+            place = next(filter(matches, places.read(paths)), "")
+        if place:
+            yield paths, known, place
+
+
+def _kept(paths: EvaluationPaths) -> Point | None:
+    try:
+        found = read_record(paths.point, PointFile)
+    except (OSError, ValidationError):
+        return None
+    return found.point if found.written == _written(paths) else None
+
+
+def _written(paths: EvaluationPaths) -> tuple[int, int]:
+    def at(file: Path) -> int:
+        try:
+            return file.stat().st_mtime_ns
+        except OSError:
+            return 0
+
+    return at(paths.results), at(paths.report)
 
 
 def point_of(paths: EvaluationPaths, record: EvaluationRecord, *, dense: bool | None = False) -> Point:
@@ -101,15 +136,31 @@ def _known(record: EvaluationRecord) -> dict[str, Any]:
 def points(
     work_dir: Path, selector: str, suite: str | None = None, *, dense: bool | None = False
 ) -> list[Point]:
-    """Points of all evaluations that `selector` names."""
+    """Points of all evaluations that `selector` names, each under the checkpoint's folder that was selected."""
     found = []
-    for paths, record in records(work_dir, selector, suite):
-        try:
-            found.append(point_of(paths, record, dense=dense))
-        except OperatorError as error:  # one damaged file hides no other checkpoint
-            log.warning("%s", error)
-            found.append(Point(status="unreadable", **_known(record)))
+    for paths, known, place in _evaluations(work_dir, selector, suite):
+        point = known if isinstance(known, Point) else _made(paths, known)
+        if dense and point.scores:
+            with suppress(OperatorError):
+                record = read_record(paths.evaluation, EvaluationRecord)
+                point = point_of(paths, record, dense=True)
+        scores = point.scores if dense is not False else tuple(s for s in point.scores if s.filter != DENSE)
+        found.append(point.model_copy(update={"checkpoint": place, "scores": scores}))
     return found
+
+
+def _made(paths: EvaluationPaths, record: EvaluationRecord) -> Point:
+    """A point, which is kept where the evaluation has ended."""
+    written = _written(paths)
+    try:
+        point = point_of(paths, record, dense=None)
+    except OperatorError as error:  # one damaged file hides no other checkpoint
+        log.warning("%s", error)
+        return Point(status="unreadable", **_known(record))
+    if point.status != "open":
+        with suppress(OSError):  # another user's folder, or a full disk
+            write_atomic(paths.point, PointFile(written=written, point=point).model_dump_json().encode())
+    return point
 
 
 def find_series(
@@ -127,14 +178,14 @@ def find_series(
     """
     found = points(work_dir, selector, suite, dense=dense)
     if not found:
-        suites = {r.suite.name for _, r in records(work_dir, selector, None)}
+        suites = {p.suite for p in points(work_dir, selector)}
         if suites:
             raise OperatorError(
                 f"no evaluation there is of suite {suite!r} (there are: {first_of(sorted(suites))})"
             )
-        parents = {str(Path(r.checkpoint.announced).parent) for _, r in records(work_dir, "*", None)}
+        parents = {str(Path(p.checkpoint).parent) for p in points(work_dir, "*")}
         known = first_of(sorted(parents)) or "none"
-        below = any(in_series(parent, selector) for parent in parents)
+        below = any(map(matcher(selector), parents))
         hint = f"try '{selector.rstrip('/')}/*'; " if below else ""
         raise OperatorError(
             f"no evaluation in {work_dir} is of a checkpoint in {selector!r} ({hint}checkpoints are in: {known}; "

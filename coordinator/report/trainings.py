@@ -63,9 +63,11 @@ def read(settings: Config, key: Key, evaluations: Iterable[str]) -> Training | N
 
 
 def make(settings: Config, points: Sequence[Point]) -> tuple[Training, Series]:
-    """Make a training of its points, and keep it. Its series has verdicts."""
-    results = _written(settings.work_dir, [p.evaluation_id for p in points])
+    """Make a training of its points, and keep it, where it is not kept. Its series has verdicts."""
     series = series_of(points, settings)
+    results = _written(settings.work_dir, [p.evaluation_id for p in points])
+    if (kept := read(settings, key_of(points[0]), results)) is not None:
+        return kept, series
 
     def against(evaluation: str, earlier: str) -> Mapping[str, Any]:
         try:

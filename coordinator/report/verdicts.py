@@ -17,6 +17,7 @@ from coordinator.report.learning_curves import Curve, Worse
 from coordinator.verdicts.paired import ALPHA as VERDICT_ALPHA
 from coordinator.verdicts.paired import Paired, interval, paired, verdicts
 from coordinator.verdicts.series import ALPHA, FEWEST, worse, yardsticks
+from coordinator.verdicts.series import variances as spread_of
 from evaljobs.contract.columns import DENSE
 
 if TYPE_CHECKING:
@@ -167,12 +168,14 @@ def judged(curves: Sequence[Curve], horizon: int, sampling: Sampling) -> list[Cu
             signs * [[p.value for p in run] for run in runs],
             np.array([one for *_, one in group]),
         )
-        means, errors = yardsticks(values, documents)
-        every = zip(group, runs, signs * means, errors, signs, worse(values, documents, level), strict=True)
-        for (c, first, _), run, mean, error, sign, said in every:
+        spread = spread_of(values, documents)
+        means, errors = yardsticks(values, documents, spread)
+        said = worse(values, documents, level, spread)
+        every = zip(group, runs, signs * means, errors, signs, said, strict=True)
+        for (c, first, _), run, mean, error, sign, drops in every:
             at = {
                 one.found: Worse(mean=sign[0] * one.mean, **{k: run[getattr(one, k)].label for k in PLACES})
-                for one in said
+                for one in drops
             }
             for i in range(FEWEST, count):
                 known = {"mean_before": float(mean[i]), "yardstick": float(error[i]), "worse": at.get(i)}

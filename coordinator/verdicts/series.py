@@ -50,15 +50,19 @@ class Worse:
     mean: float  # of the checkpoints before
 
 
-def yardsticks(values: Values, sampling: Values) -> tuple[Values, Values]:
+Spread = tuple["Values", "Values"]  # as of `variances`
+
+
+def yardsticks(values: Values, sampling: Values, spread: Spread | None = None) -> tuple[Values, Values]:
     """(robust mean of the LEVEL checkpoints before, standard error of a difference) of each checkpoint, NaN for the first
     FEWEST.
 
     Arrays: (…, checkpoints). `sampling`: variance of the mean paired difference to the checkpoint before; the first is unused.
+    `spread`: of `variances`, where it is known.
     """
     import numpy as np  # noqa: PLC0415 (other commands start without it)
 
-    means, (documents, scatter) = np.full_like(values, np.nan), _variances(values, sampling)
+    means, (documents, scatter) = np.full_like(values, np.nan), spread or variances(values, sampling)
     for now in range(FEWEST, values.shape[-1]):
         means[..., now] = _level(values[..., max(0, now - LEVEL) : now])
     return means, np.sqrt(documents + scatter)
@@ -72,7 +76,7 @@ def _level(values: Values) -> Values:
     return np.sort(values, -1)[..., cut : values.shape[-1] - cut].mean(-1)  # type: ignore[no-any-return]
 
 
-def _variances(values: Values, sampling: Values) -> tuple[Values, Values]:
+def variances(values: Values, sampling: Values) -> Spread:
     """Variances of a difference to a checkpoint before: of documents, and of checkpoints. NaN for the first FEWEST."""
     import numpy as np  # noqa: PLC0415
 
@@ -97,36 +101,37 @@ def _robust(differences: Values, first: int) -> Values:
 
     count = differences.shape[-1]
     kept = count - math.ceil(CUT * count)
-    squares = np.sort((differences @ _detrending(first, count)) ** 2, -1)
+    trend, inverse = _trend(first, count)
+    squares = np.sort((differences - (differences @ trend) @ inverse) ** 2, -1)
     total = squares[..., :kept].sum(-1) + (count - kept) * squares[..., kept - 1]
     moves = np.median(np.abs(differences), -1) > 0
     return moves * total / count / _winsorised(kept / count)  # type: ignore[no-any-return]
 
 
 @cache
-def _detrending(first: int, count: int) -> Values:
-    """Matrix that takes a learning curve's trend from its differences: a constant, and one over the checkpoint's number."""
+def _trend(first: int, count: int) -> tuple[Values, Values]:
+    """A learning curve's trend in its differences, a constant and one over the checkpoint's number, and its pseudo-inverse."""
     import numpy as np  # noqa: PLC0415
 
     trend = np.stack([np.ones(count), 1 / np.arange(first + 1, first + count + 1)], 1)
-    return np.eye(count) - trend @ np.linalg.pinv(trend)  # type: ignore[no-any-return]
+    return trend, np.linalg.pinv(trend)
 
 
 @cache
 def _winsorised(kept: float) -> float:
     """Variance of a standard normal distribution whose largest squares count as its quantile `kept`."""
-    from scipy import stats  # noqa: PLC0415
+    from scipy import special  # noqa: PLC0415
 
-    edge = stats.chi2.ppf(kept, 1)
-    return float(stats.chi2.cdf(edge, 3) + (1 - kept) * edge)
+    edge = special.chdtri(1, 1 - kept)
+    return float(special.chdtr(3, edge) + (1 - kept) * edge)
 
 
 @cache
 def _limit(level: float, steps: int) -> float:
     """Standard errors of a fall that is seen by chance at one checkpoint with probability `level`."""
-    from scipy import stats  # noqa: PLC0415
+    from scipy import special  # noqa: PLC0415
 
-    return float(stats.t.isf(level / LOOKS, DEGREES * steps)) * (1 + 1 / steps)
+    return -float(special.stdtrit(DEGREES * steps, level / LOOKS)) * (1 + 1 / steps)
 
 
 @cache
@@ -159,12 +164,14 @@ def heights(values: Values, sampling: Values, level: float) -> Values:
     return _scan(values, sampling, level)[0]
 
 
-def _scan(values: Values, sampling: Values, level: float) -> tuple[Values, Values]:
+def _scan(
+    values: Values, sampling: Values, level: float, spread: Spread | None = None
+) -> tuple[Values, Values]:
     """(height, length of the window that makes it) of each checkpoint."""
     import numpy as np  # noqa: PLC0415
 
     found, longest = np.full_like(values, np.nan), np.ones_like(values)
-    documents, scatter = _variances(values, sampling)
+    documents, scatter = spread or variances(values, sampling)
     one = np.sqrt(documents + scatter)
     one[one == 0] = np.inf
     sums, count = np.cumsum(values, -1), values.shape[-1]
@@ -186,15 +193,15 @@ def _scan(values: Values, sampling: Values, level: float) -> tuple[Values, Value
     return found, longest
 
 
-def worse(values: Values, sampling: Values, level: float) -> list[list[Worse]]:
-    """Verdicts on each of several series, in order. Arrays: (series, checkpoints).
+def worse(values: Values, sampling: Values, level: float, spread: Spread | None = None) -> list[list[Worse]]:
+    """Verdicts on each of several series, in order. Arrays: (series, checkpoints). `spread`: as of `yardsticks`.
 
     After a verdict the series begins anew at its change point.
     """
     import numpy as np  # noqa: PLC0415
 
     said: list[list[Worse]] = [[] for _ in values]
-    for i, scan in enumerate(zip(*_scan(values, sampling, level), strict=True)):
+    for i, scan in enumerate(zip(*_scan(values, sampling, level, spread), strict=True)):
         start, (high, longest) = 0, scan
         while (over := np.flatnonzero(high > 1)).size:
             found = start + int(over[0])

@@ -68,6 +68,9 @@ class EvaluationPaths:
         # File WORK_DIR/ID/status.json: summary, all that is shown of the evaluation: how far it is, what it waits for, why it
         # is parked, scores and costs | the coordinator | kept
         self.status = self.root / "status.json"
+        # File WORK_DIR/ID/point.json: what series show of it, in one small file | the first process that shows its training |
+        # with the evaluation
+        self.point = self.root / "point.json"
         # File WORK_DIR/ID/paired.json: variances of the scores' differences to the checkpoint before | the first process that shows the
         # series | may be removed
         self.paired = self.root / "paired.json"

@@ -24,14 +24,16 @@ from coordinator.page.training import training_data
 from coordinator.report import load_series
 from coordinator.report.comparisons import heads_of
 from coordinator.report.learning_curves import Series, Worse, make_series, scores_of, to_csv, to_json
-from coordinator.report.load_series import find_series, in_series
+from coordinator.report.load_series import find_series, matcher
 from coordinator.report.measurements import UNMEASURED, make_report
 from coordinator.report.mode_check import task_check
 from coordinator.report.render import mode_lines
 from coordinator.report.series_screen import show_series
 from coordinator.report.training import morning, training_of
 from coordinator.runtime.finalize import results_in_files
+from coordinator.runtime.summary import read_evaluation
 from coordinator.trackers import values_of
+from evaljobs.contract.paths import EvaluationPaths
 
 
 @pytest.fixture
@@ -92,9 +94,9 @@ def test_a_folder_or_a_glob_names_a_training(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     checkpoint = str(tmp_path / "runs" / "step-10")
     for selector in ("runs", str(tmp_path / "runs"), "runs/step-*", str(tmp_path / "*/step-1?"), "*step-10"):
-        assert in_series(checkpoint, selector), selector
+        assert matcher(selector)(checkpoint), selector
     for selector in ("run", "runs/step-2*", str(tmp_path)):
-        assert not in_series(checkpoint, selector), selector
+        assert not matcher(selector)(checkpoint), selector
 
 
 def test_a_series_is_found_in_the_work_folder(work):
@@ -123,7 +125,8 @@ def test_a_series_is_found_in_the_work_folder(work):
 @pytest.mark.parametrize("field", UNMEASURED)
 def test_a_report_that_lacks_a_figure_is_refused_and_not_read_as_zero(work, field):
     """With what to do; in a series its checkpoint is unreadable, and hides no other one."""
-    (paths, record) = next(load_series.records(work, "/runs/b", None))
+    paths = EvaluationPaths(work / "step-5-mini-00000005")
+    record = read_evaluation(paths)
     report = json.loads(paths.report.read_text())
     paths.report.write_text(json.dumps({name: value for name, value in report.items() if name != field}))
     with pytest.raises(OperatorError, match=rf"(?s){paths.root}.*{field}.*move"):
