@@ -25,6 +25,7 @@ from coordinator.evaluation.events import (
     StragglersFound,
     TrialHung,
 )
+from coordinator.report.gpu_use import slot_word
 from coordinator.report.learning_curves import ScoreValue, scores_of
 from coordinator.report.measurements import Report
 from coordinator.runtime.summary import Summary
@@ -77,10 +78,11 @@ def evaluation_data(
     return {
         "kind": "evaluation",
         "report": report.model_dump(mode="json", exclude={"shards"}),
+        "slot": slot_word(gpu.device for gpu in report.gpus),
         "halted": report.warnings[0] if report.status in HALTS else "",
         "cost": None if price is None else report.gpu_seconds / 3600 * price,
         "unscored": results.get("unscored", {}),
-        "scores": [[getattr(score, name) for name in SCORE_COLUMNS] for score in _scores(results)],
+        "scores": [{name: getattr(score, name) for name in SCORE_COLUMNS} for score in _scores(results)],
         "shards": _shards(report, predicted),
         "jobs": spans(events, report.accepted_at, [e.name for e in report.entries]),
         "nodes": _nodes(report, events),

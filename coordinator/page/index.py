@@ -20,7 +20,7 @@ from coordinator.runtime.summary import Halt, Summary
 
 # fields of a summary in the list of evaluations
 SUMMARY = {
-    "evaluation_id", "suite", "step", "scored", "entries", "shards_done", "shards", "accepted_at", "makespan_seconds",
+    "evaluation_id", "suite", "step", "scored", "entries", "shards_done", "shards", "accepted_at", "makespan_seconds", "slot",
 }  # fmt: skip
 MOST_LINES = 12  # of a sparkline; with more scores it is the mean
 Find = Callable[[Key, Sequence[Summary]], Training | None]
@@ -140,17 +140,19 @@ def _card(one: Standing, name: str) -> dict[str, Any]:
         "lines": _lines(one.members, training) if training else {},
         "standing": shown(training) if training else None,
         "gpu_seconds": sum(sum(s.gpu_seconds.values()) for s in one.members),
+        "slot": one.members[-1].slot,
         "states": one.states,
         "accepted_at": one.accepted_at,
     }
 
 
 def _lines(members: Sequence[Summary], training: Training) -> dict[str, Sequence[float | None]]:
-    """The main scores of which higher is better: each of a group or task, or their mean where they are many."""
+    """The mean, and the main scores of which higher is better where they are few: each of a group or task."""
     values = {
         s.evaluation_id: {v.task: v.value for v in s.main_scores if v.higher_is_better} for s in members
     }
     names = list(values.get(training.scored[-1][0], {}))
     if len(names) > MOST_LINES:
         return {MEAN: training.mean}
-    return {name: [values.get(i, {}).get(name) for i, _ in training.scored] for name in names}
+    lines = {name: [values.get(i, {}).get(name) for i, _ in training.scored] for name in names}
+    return {MEAN: training.mean, **lines} if len(names) > 1 else lines

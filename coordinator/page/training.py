@@ -10,8 +10,8 @@ from coordinator.report.learning_curves import Curve, Series, labels, top_groups
 from coordinator.report.training import Training, clauses, drops_of
 from coordinator.report.verdicts import ALONG
 
-POINT_COLUMNS = (
-    "evaluation_id", "label", "step", "status", "mode", "accepted_at", "makespan_seconds", "gpu_seconds", "cost",
+POINT = (
+    "evaluation_id", "label", "step", "status", "mode", "accepted_at", "makespan_seconds", "gpu_seconds", "slot", "cost",
 )  # fmt: skip
 
 
@@ -52,19 +52,33 @@ def _training(name: str, training: Training, series: Series) -> dict[str, Any]:
         **shown(training),
         "superseded": series.superseded,
         "along": ALONG.format(horizon=series.horizon),
-        "points": [[getattr(point, column) for column in POINT_COLUMNS] for point in series.points],
+        "points": [{name: getattr(point, name) for name in POINT} for point in series.points],
         "curves": [_columns(curve, places) for curve in (*series.means, *series.curves)],
         "groups": list(top_groups(groups).items()),
     }
 
 
 def _columns(curve: Curve, places: Mapping[str, int]) -> dict[str, Any]:
-    """Columns of a curve. `at`: places of its points in the training, None: all; `marks`: place on the curve -> "!" is worse,
-    "~" not comparable; `worse`: (place on the curve, what is said); `documents`: one number where all are alike.
+    """Columns of a curve. `at`: places of its points in the training, None: all; `marks`: place on the curve -> "!" shows a drop,
+    "~" is not comparable, "↓" begins a drop; `drops`: with places on the curve; `documents`: one number where all are alike.
     """
     at, documents = [places[p.label] for p in curve.points], [p.documents for p in curve.points]
-    found = {drop.evaluation_id: drop.words for drop in drops_of(curve)}
-    marks = ["!" if p.worse else "~" if p.differs else "" for p in curve.points]
+    place = {p.label: i for i, p in enumerate(curve.points)}
+    drops = [
+        {
+            "at": place[drop.label],
+            "since": place[drop.worse.since],
+            "before": _short(drop.worse.mean, 6),
+            "after": _short(drop.after, 6),
+            "words": drop.words,
+        }
+        for drop in drops_of(curve)
+    ]
+    begun = {drop["since"] for drop in drops}
+    marks = [
+        "!" if p.worse else "~" if p.differs else "↓" if i in begun else ""
+        for i, p in enumerate(curve.points)
+    ]
     return {
         "task": curve.task,
         "measure": curve.measure,
@@ -75,7 +89,7 @@ def _columns(curve: Curve, places: Mapping[str, int]) -> dict[str, Any]:
         "marks": {i: mark for i, mark in enumerate(marks) if mark},
         "yardstick": [_short(p.yardstick) for p in curve.points],
         "mean": [_short(p.mean_before) for p in curve.points],
-        "worse": [[i, found[p.evaluation_id]] for i, p in enumerate(curve.points) if p.worse],
+        "drops": drops,
         "best": curve.points.index(curve.best),
         "documents": documents[0] if len({*documents}) == 1 else documents,
     }

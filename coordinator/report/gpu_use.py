@@ -6,7 +6,7 @@ its GPUs were held, and in it the seconds of its shards that count. Called by `m
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from coordinator.evaluation.state import State
 from evaljobs.contract.names import LaneId
@@ -35,6 +35,11 @@ class GpuUse(Record):
     other: float  # the rest: interpreter start and exit
     shards: int
     ended: str  # a reason of `TrialEnded`, or the cluster's word for the end of one that died
+
+
+def slot_word(devices: Iterable[str]) -> str:
+    """What trials held, as each view says it: "GPU", or "slot" where each trial that says its device has a CPU."""
+    return "slot" if {device for device in devices if device} == {"cpu"} else "GPU"
 
 
 def used(outcome: TrialEnded, job_started: float | None) -> GpuUse:

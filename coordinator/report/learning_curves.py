@@ -83,6 +83,7 @@ class Point(Record):
     makespan_seconds: float | None = None  # without `paused_seconds`
     paused_seconds: float = 0.0  # no coordinator ran it, and none of its jobs worked
     gpu_seconds: float | None = None
+    slot: str = "GPU"  # what these seconds are of, as of `gpu_use.slot_word`
     cost: float | None = None  # gpu_seconds at the price that was given, in its currency
     scores: tuple[ScoreValue, ...] = ()
     groups: dict[str, tuple[str, ...]] = Field(default_factory=dict)  # group of the suite -> its leaf tasks

@@ -22,6 +22,7 @@ from coordinator.errors import OperatorError
 from coordinator.evaluation.records import EvaluationRecord
 from coordinator.intake import places
 from coordinator.report.columns import with_signals
+from coordinator.report.gpu_use import slot_word
 from coordinator.report.learning_curves import Point, groups_of, scores_of
 from coordinator.report.measurements import Report
 from evaljobs.contract.columns import DENSE
@@ -119,7 +120,8 @@ def point_of(paths: EvaluationPaths, record: EvaluationRecord, *, dense: bool | 
             "costs are not: move a damaged one away)"
         ) from error
     measured = report.model_dump(include={"status", "makespan_seconds", "paused_seconds", "gpu_seconds"})
-    return Point(**known | measured)
+    slot = slot_word(gpu.device for gpu in report.gpus)
+    return Point(**known | measured, slot=slot)
 
 
 def _known(record: EvaluationRecord) -> dict[str, Any]:

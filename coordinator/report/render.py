@@ -15,7 +15,7 @@ from rich.text import Text
 
 from coordinator.base.words import by_reason, first_of, seconds
 from coordinator.cluster.slurm_limits import in_words
-from coordinator.report.gpu_use import DRAINED, GpuUse
+from coordinator.report.gpu_use import DRAINED, GpuUse, slot_word
 from coordinator.report.judge_cost import JudgeTask, JudgeUse
 from coordinator.report.learning_curves import scores_of
 from coordinator.report.measurements import Report
@@ -69,7 +69,7 @@ def _summary(report: Report, gpu_hour_price: float | None, *, verbose: bool) -> 
         )
     yield from _stages(report) if verbose else [("stages", "", *_stages_in_brief(report))]
     busy = f"{100 * report.gpu_busy_fraction:.0f} % inference" if report.gpu_busy_fraction is not None else ""
-    yield f"{_held(report)} time", seconds(report.gpu_seconds), busy
+    yield f"{slot_word(g.device for g in report.gpus)} time", seconds(report.gpu_seconds), busy
     if report.judge is not None:
         yield from _judge(report.judge, verbose=verbose)
     if gpu_hour_price is not None:
@@ -146,7 +146,7 @@ def _judgements(tasks: Collection[JudgeTask]) -> Iterator[str]:
 def gpu_table(report: Report) -> Sheet:
     """A row per trial: seconds that its GPUs were held, by cause, and how it ended where one did not end by itself."""
     names = ("held", "infer", "import", "load", "warm", "dump", "wait", "other", "shards", "ended")
-    sheet = Sheet(f"{_held(report)}s by cause", "trial", *names)
+    sheet = Sheet(f"{slot_word(g.device for g in report.gpus)}s by cause", "trial", *names)
     for g in report.gpus:
         parts = (g.held, g.infer, g.imports, g.load, g.warm, g.dump, g.wait, g.other)
         sheet.add(_lane_name(g), *(f"{p:.1f}" for p in parts), str(g.shards), _end(g))
@@ -187,11 +187,6 @@ def gantt(report: Report) -> Sheet:
         spans = [before, *((s.started_at - begin, s.seconds, "#") for s in shards)]
         sheet.add(_lane_name(g), Lane(spans, whole))
     return sheet
-
-
-def _held(report: Report) -> str:
-    """What the trials held: slots where each that says its device has a CPU."""
-    return "slot" if {g.device for g in report.gpus if g.device} == {"cpu"} else "GPU"
 
 
 def _end(gpu: GpuUse) -> str:

@@ -137,9 +137,10 @@ def sparkline(values: Sequence[float], *, ascii_only: bool = False) -> str:
 def _costs(series: Series, *, whole: bool) -> Sheet:
     """A row per checkpoint: makespan, what it leaves out, GPU time, cost at the given price."""
     several = len({p.suite for p in series.points}) > 1
+    slot = slot_of(series.points)
     left = 0 if whole else max(0, len(series.points) - STEPS)
     heading = f"Checkpoints, the last {STEPS} of {len(series.points)}" if left else "Checkpoints"
-    sheet = Sheet(heading, "step", "suite", "status", "makespan", "paused", "GPU s", "cost")
+    sheet = Sheet(heading, "step", "suite", "status", "makespan", "paused", f"{slot} s", "cost")
     for point in series.points[left:]:
         gpu = "-" if point.gpu_seconds is None else f"{point.gpu_seconds:.1f}"
         cost = "-" if point.cost is None else f"{point.cost:.2f}" if point.cost >= 1 else f"{point.cost:.4f}"
@@ -168,6 +169,11 @@ def _fallen(curves: Sequence[Curve]) -> Sheet:
         levels = (f"{value:.4f}" for value in (worse.mean, drop.after))
         sheet.add(drop.name, worse.since, between, *levels, drop.label, f"{last.value:.4f}", style="red")
     return sheet
+
+
+def slot_of(points: Sequence[Point]) -> str:
+    """What all of them held."""
+    return "slot" if {p.slot for p in points if p.gpu_seconds} == {"slot"} else "GPU"
 
 
 def show_series(

@@ -68,12 +68,17 @@ class Against(Record):
     @property
     def words(self) -> str:
         """To stand behind the name of the evaluation that is held against it."""
+        alone = [f"{word}: {first_of(names, MOST_NAMED)}" for word, names in self.alone.items() if names]
         if self.change is None:
-            return f"cannot be compared with {self.label}: {self.why}"
+            return ", ".join([f"cannot be compared with {self.label} as a whole: {self.why}", *alone])
         size = f"{self.change:+.4f} ± {self.reach:.4f} over {self.tasks} task{'s' * (self.tasks != 1)}"
-        if self.verdict == "no evidence":
-            return f"is no better and no worse than {self.label} beyond noise ({size})"
-        return f"is {self.verdict} than {self.label} ({size})"
+        said = "is no better and no worse than" if self.verdict == "no evidence" else f"is {self.verdict} than"
+        return f"{said} {self.label} ({', '.join([size, *alone])})"
+
+    @property
+    def alone(self) -> dict[str, tuple[str, ...]]:
+        """Verdict -> scores that have it alone."""
+        return {"worse": self.worse, "better": self.better}
 
 
 class Training(Kept):

@@ -20,6 +20,7 @@ from pydantic import Field, ValidationError
 from coordinator.base.words import clock_time
 from coordinator.diagnosis.verdict import in_words
 from coordinator.evaluation.records import JOURNAL_FORMAT, EvaluationRecord
+from coordinator.report.gpu_use import slot_word
 from coordinator.report.learning_curves import SCORES, ScoreValue, scores_of
 from coordinator.runtime.causes import failures, of_outcome, of_trial
 from coordinator.runtime.work_lock import WorkLock
@@ -151,6 +152,7 @@ class Summary(Kept):
     scores: tuple[ScoreValue, ...] = ()  # the main one of each task or group
     makespan_seconds: float | None = None  # from acceptance to the last score, without pauses
     gpu_seconds: Mapping[str, float] = Field(default_factory=dict)  # cause -> GPU seconds
+    slot: str = "GPU"  # what these seconds are of
     staged_bytes: int = 0
     at_chance: bool = False  # each task scores as guessing would
     fell_to_chance: str = ""  # then: which earlier checkpoint of the training did not, in a sentence
@@ -400,6 +402,7 @@ def with_costs(summary: Summary, paths: EvaluationPaths) -> Summary:
             "gpu_seconds": {c: sum(g.get(c, 0.0) * max(1, g["gpus"]) for g in gpus) for c in CAUSES}
             if gpus
             else {},
+            "slot": slot_word(gpu.get("device", "") for gpu in gpus),
             "staged_bytes": report.get("staged_bytes", 0),
         }
     )

@@ -134,7 +134,7 @@ def test_a_page_begins_with_the_means_of_the_suites_groups():
     groups = {"mmlu": {"acc,none": 0.5}, "knowledge": {SUITE_MEAN: 0.5}}
     results = {"results": {"mmlu_law": {"acc,none": 0.5}, **groups}, "groups": groups}
     data = evaluation_data(make_report(world.state, world.journal, [], world.now), [], results)
-    assert [row[0] for row in data["scores"]] == ["knowledge", "mmlu", "mmlu_law"]
+    assert [row["task"] for row in data["scores"]] == ["knowledge", "mmlu", "mmlu_law"]
 
 
 def _samples(count, text):

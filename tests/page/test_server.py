@@ -85,8 +85,8 @@ def test_a_training_is_shown_as_page_and_as_data_by_a_beginning_of_an_id_too_and
     served, work
 ):
     def seen():
-        kept = ("scores", "cache")  # what is computed of documents
-        every = [place for place in work.rglob("*") if not {*kept} & {*place.relative_to(work).parts}]
+        kept = {"scores", "cache", "point.json"}  # what is computed of results and documents
+        every = [p for p in work.rglob("*") if p.is_file() and not kept & {*p.relative_to(work).parts}]
         return {str(p): (p.lstat().st_mtime_ns, p.lstat().st_size) for p in every}
 
     folder = work / "step-9-mini-12345678"
@@ -186,13 +186,13 @@ def read_so_far():
 
 def test_a_damaged_evaluation_hides_no_other_checkpoint_of_its_training(served, work):
     whole = served.data("/training?folder=/runs/a")["trainings"][0]["points"]
-    file = next(f for f in work.glob("*/results.json") if f.parent.name == whole[0][0])
+    file = next(f for f in work.glob("*/results.json") if f.parent.name == whole[0]["evaluation_id"])
     kept = file.read_text()
     file.write_text(kept[: len(kept) // 2])
     try:
         found = served.data("/training?folder=/runs/a&suite=mini")["trainings"][0]["points"]
-        assert [p[0] for p in found] == [p[0] for p in whole]
-        assert found[0][3] == "unreadable"
+        assert [p["label"] for p in found] == [p["label"] for p in whole]
+        assert found[0]["status"] == "unreadable"
     finally:
         file.write_text(kept)
 

@@ -124,6 +124,12 @@ const link = (href, ...children) => (DATA.mark ? el("a", { href }, children) : e
 /** "a, b and 3 more" */
 const firstOf = (names, most = 5) => `${names.slice(0, most).join(", ")}${names.length > most ? ` and ${names.length - most} more` : ""}`;
 
+/** A checkpoint by its label: its training step, or its folder's name. */
+const stepOf = (label) => (/^\d+$/.test(label) ? `step ${label}` : label);
+
+/** What all of these held. */
+const slotOf = (rows) => (rows.every((r) => r.gpu_seconds === null || r.slot === "slot") && rows.some((r) => r.gpu_seconds !== null) ? "slot" : "GPU");
+
 /** How a training stands: a line each clause, which leads to the comparison that it speaks of. */
 const clausesOf = ({ clauses }) => clauses.map(({ text, verdict, compared }) =>
   el("div", { class: { worse: "trouble", better: "good" }[verdict] ?? "soft" }, compared.length ? link(address.compare(compared), said(text)) : said(text)));

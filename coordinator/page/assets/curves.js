@@ -29,15 +29,16 @@ function chartsOf(trainings) {
 
 function curvesPart() {
   const groups = new Set([MEAN, ...DATA.trainings.flatMap((t) => t.groups.map(([name]) => name))]);
-  const picked = new Set(DATA.trainings.map((_, i) => i)), few = groups.size > 1 ? [["means", "means of groups"]] : [];
+  const picked = new Set(DATA.trainings.map((_, i) => i)), few = groups.size > 1 ? [["means", "what fell, and means"]] : [];
   const look = { smooth: Number(STATE.get("smooth")) || 0, log: STATE.get("steps") === "log" };
   const grid = el("div", { class: "grid", tabindex: 0, role: "region", "aria-label": "charts: arrow keys move the cursor, Enter opens the evaluation" }), count = el("p", { class: "note", role: "status" });
   let text = sought("chart"), only = STATE.get("show") ?? (few.length ? "means" : "all");
-  const kinds = { all: () => true, means: (c) => groups.has(c.task), worse: (c) => c.lines.some((l) => l.curve.worse.length) };
+  const kinds = { all: () => true, means: (c) => groups.has(c.task) || kinds.worse(c), worse: (c) => c.lines.some((l) => l.curve.drops.length) };
   const draw = () => {
     const charts = chartsOf(DATA.trainings.filter((_, i) => picked.has(i))).filter((c) => (text ? `${c.suite} ${c.task} ${c.measure}`.toLowerCase().includes(text) : (kinds[only] ?? kinds.all)(c)));
-    count.textContent = `${charts.length} chart${charts.length === 1 ? "" : "s"}. Bands: two standard errors. A filled dot marks a checkpoint that shows a score to be worse; a hollow one, a point that is not comparable with the one before. Click a point to open its evaluation. ${DATA.trainings[0]?.along ?? ""}`;
-    grid.replaceChildren(...charts.map((one) => chart(one, look)));
+    count.textContent = `${charts.length} chart${charts.length === 1 ? "" : "s"}. Bands: two standard errors. A filled dot marks a checkpoint that shows a score to be worse, dashed lines the levels before and after; a hollow one, a point that is not comparable with the one before. Click a point to open its evaluation. ${DATA.trainings[0]?.along ?? ""}`;
+    const fell = (one) => Math.max(-1, ...one.lines.flatMap((l) => l.curve.drops.map((d) => l.curve.at[d.at]))); // the latest first
+    grid.replaceChildren(...charts.toSorted((a, b) => fell(b) - fell(a)).map((one) => chart(one, { ...look, large: fell(one) >= 0 })));
   };
   grid.addEventListener("keydown", (event) => moveCursor(event, grid));
   const tools = el("div", { class: "tools" }, choice("show", [...few, ["all", "all tasks"], ["worse", "tasks that are worse"]], (v) => { only = v; draw(); }, "show"), search("find a task", (v) => { text = v; draw(); }, "chart"),
@@ -56,7 +57,7 @@ const MOST_WORSE = 5; // drops that are named above the charts
 function worsePart() {
   const drops = DATA.trainings.flatMap((t) => t.drops);
   return el("div", { class: `head ${drops.length ? "failed" : DATA.trainings.some((t) => t.judged) ? "done" : ""}` },
-    DATA.trainings.map((t) => [DATA.trainings.length > 1 ? el("p", {}, said(`${t.name} · ${t.suite}`, "said strong")) : null, clausesOf(t)]),
+    DATA.trainings.map((t) => [DATA.trainings.length > 1 ? el("p", {}, said(`${t.name} · ${t.suite}`, "said strong")) : null, clausesOf({ clauses: t.clauses.filter((c) => c.compared.length || !t.drops.length) })]),
     drops.slice(0, MOST_WORSE).map((d) => el("p", {}, link(address.evaluation(d.evaluation), said(d.name, "said strong")), ` is ${d.words}`)),
     drops.length > MOST_WORSE ? el("p", {}, el("a", { href: "#part=curves&show=worse", text: `and ${drops.length - MOST_WORSE} more` })) : null);
 }
@@ -66,7 +67,7 @@ function chart(one, look) {
   const values = one.lines.flatMap(({ curve }) => curve.value.filter((v) => v !== null));
   const name = `${one.task} ${one.measure}`;
   const range = values.length ? `${score(Math.min(...values))} to ${score(Math.max(...values))}` : "no values";
-  const made = el("figure", { "aria-label": `${name}, ${range}` }, el("figcaption", {}, said(one.task, "said strong"),
+  const made = el("figure", { class: look.large ? "large" : null, "aria-label": `${name}, ${range}` }, el("figcaption", {}, said(one.task, "said strong"),
     " ", said(one.measure), one.up ? null : " (lower is better)"), place, readout(one));
   whenSeen(made, () => {
     place.redraw = () => { place.plot?.destroy(); place.replaceChildren(); drawChart(place, one, made.lastChild, look); };
@@ -88,8 +89,8 @@ function lastValues({ lines }) {
   const rows = lines.slice(0, 3).map(({ training, curve }) => {
     const [first, last] = [curve.value[0], curve.value.at(-1)];
     const change = first === null || last === null ? "" : ` (${signed(last - first)} since the first)`;
-    const best = curve.best < curve.value.length - 1 ? `, best so far ${score(curve.value[curve.best])} at ${training.points[curve.at[curve.best]][1]}` : "";
-    return el("span", {}, swatch(training), `${score(last)}${change}${best} `, curve.worse.map(([, words]) => el("b", { text: `${words} ` })));
+    const best = curve.best < curve.value.length - 1 ? `, best so far ${score(curve.value[curve.best])} at ${training.points[curve.at[curve.best]].label}` : "";
+    return el("span", {}, swatch(training), `${score(last)}${change}${best} `, curve.drops.map((d) => el("b", { text: `${d.words} ` })));
   });
   return lines.length > 3 ? [...rows, `and ${lines.length - 3} more`] : rows;
 }
@@ -105,8 +106,8 @@ function valuesAt({ lines }, x, at) {
 
 /** The x of a training's point: its step, or its place where a point of any line has none. */
 function axisOf(lines) {
-  const steps = lines.every(({ training, curve }) => curve.at.every((i) => training.points[i][2] !== null));
-  return (training, at) => (steps ? training.points[at][2] : at);
+  const steps = lines.every(({ training, curve }) => curve.at.every((i) => training.points[i].step !== null));
+  return (training, at) => (steps ? training.points[at].step : at);
 }
 
 /** Running means that forget by `weight` a point, without a bias to the first. */
@@ -119,7 +120,7 @@ function smoothed(values, weight) {
   });
 }
 
-function drawChart(place, one, below, { smooth, log }) {
+function drawChart(place, one, below, { smooth, log, large }) {
   const x = axisOf(one.lines);
   const xs = [...new Set(one.lines.flatMap(({ training, curve }) => curve.at.map((i) => x(training, i))))].sort((a, b) => a - b).filter((at) => !log || at > 0);
   const column = new Map(xs.map((value, i) => [value, i]));
@@ -130,7 +131,7 @@ function drawChart(place, one, below, { smooth, log }) {
   };
   const columns = [xs], series = [{}], bands = [];
   for (const { training, curve } of one.lines) {
-    const stroke = line(DATA.trainings.indexOf(training)), points = { show: true, size: 5, filter: (_, __, show) => (show || curve.at.length < 40 ? null : []), fill: stroke };
+    const stroke = line(DATA.trainings.indexOf(training)), points = { show: curve.at.length <= 100, size: 5, fill: stroke };
     columns.push(spread(training, curve, curve.value));
     series.push({ stroke: smooth ? `${stroke}55` : stroke, width: smooth ? 1 : 1.5, spanGaps: true, points: smooth ? { show: false } : points, marks: spread(training, curve, curve.at.map((_, i) => curve.marks[i])), line: { training, curve } });
     if (smooth) {
@@ -147,9 +148,9 @@ function drawChart(place, one, below, { smooth, log }) {
   const ink = colour("--soft"), grid = { stroke: colour("--rule"), width: 1 };
   const axis = { stroke: ink, grid, ticks: grid, font: "12px system-ui" };
   place.plot = new uPlot({
-    width: Math.max(220, place.clientWidth), height: 150, legend: { show: false }, cursor: { y: false, points: { size: 6 }, drag: { x: false, y: false }, sync: { key: "steps", setSeries: false } },
+    width: Math.max(220, place.clientWidth), height: large ? 300 : 150, legend: { show: false }, cursor: { y: false, points: { size: 6 }, drag: { x: false, y: false }, sync: { key: "steps", setSeries: false } },
     scales: { x: { time: false, distr: log ? 3 : 1 }, y: { range: (_, low, high) => (high - low < 1e-9 ? [Math.max(low - 0.05, Math.min(low, 0)), high + 0.05] : uPlot.rangeNum(low, high, 0.1, true)) } }, axes: [{ ...axis, size: 30, values: (_, ticks) => ticks.map((t) => (t === null ? "" : NUMBER.format(t))) }, { ...axis, size: 52, space: 24 }],
-    series, bands, hooks: { draw: [(plot) => drawMarks(plot, series)], setCursor: [(plot) => showCursor(plot, one, below, x)] },
+    series, bands, hooks: { draw: [(plot) => drawLevels(plot, one, x), (plot) => drawMarks(plot, series)], setCursor: [(plot) => showCursor(plot, one, below, x)] },
   }, columns, place);
   place.open = () => openPoint(place.plot, below);
   place.plot.over.addEventListener("click", place.open);
@@ -171,16 +172,36 @@ function openPoint(plot, below) {
   const near = plot.series.map((_, s) => s).filter((s) => plot.series[s].line && plot.data[s][i] !== null && plot.data[s][i] !== undefined).toSorted((a, b) => far(a) - far(b))[0];
   if (near === undefined) return;
   const { training, curve } = plot.series[near].line, x = axisOf(plot.series.flatMap((s) => s.line ?? []));
-  const [id] = training.points[curve.at.find((at) => x(training, at) === plot.data[0][i])];
+  const { evaluation_id: id } = training.points[curve.at.find((at) => x(training, at) === plot.data[0][i])];
   if (DATA.mark) location.assign(address.evaluation(id));
   else below.replaceChildren(command(`evalspan report ${quoted(id)}`));
+}
+
+/** Of each drop the level before it, up to where it began, and the level after it. */
+function drawLevels(plot, { lines }, x) {
+  const pen = plot.ctx, [first, last] = [plot.data[0][0], plot.data[0].at(-1)];
+  pen.save();
+  pen.strokeStyle = colour("--bad");
+  pen.lineWidth = 1.5 * devicePixelRatio;
+  pen.setLineDash([6 * devicePixelRatio, 4 * devicePixelRatio]);
+  for (const { training, curve } of lines)
+    for (const drop of curve.drops) {
+      const began = x(training, curve.at[drop.since]);
+      for (const [level, from, to] of [[drop.before, first, began], [drop.after, began, last]]) {
+        pen.beginPath();
+        pen.moveTo(plot.valToPos(from, "x", true), plot.valToPos(level, "y", true));
+        pen.lineTo(plot.valToPos(to, "x", true), plot.valToPos(level, "y", true));
+        pen.stroke();
+      }
+    }
+  pen.restore();
 }
 
 /** Verdicts as filled dots, breaks of comparability as hollow ones. */
 function drawMarks(plot, series) {
   const pen = plot.ctx, size = 4 * devicePixelRatio;
   series.forEach((one, s) => (one.marks ?? []).forEach((mark, i) => {
-    if (!mark || plot.data[s][i] === null) return;
+    if (!mark || mark === "↓" || plot.data[s][i] === null) return;
     pen.beginPath();
     pen.arc(plot.valToPos(plot.data[0][i], "x", true), plot.valToPos(plot.data[s][i], "y", true), size, 0, 2 * Math.PI);
     pen.fillStyle = mark === "!" ? colour("--bad") : colour("--paper");

@@ -11,9 +11,6 @@ if (DATA.kind === "evaluation") {
 const CAUSES = { infer: "infer", imports: "import", load: "load", warm: "warm-up", dump: "dump", wait: "wait", other: "other: start, end, lost" };
 const STAGES = { build: "build requests", staging: "staging", queue_wait: "queue wait, the longest", load: "import + load, mean of the trials", inference: "inference", metric_tail: "scores after the last response" };
 
-/** What the trials held: a report says the same words. */
-const held = () => ([...new Set(DATA.report.gpus.map((g) => g.device).filter(Boolean))].join() === "cpu" ? "slot" : "GPU");
-
 /** Bars of seconds beside each other. `rows`: [name, seconds, note, colour]. */
 function bars(rows, label, none = "None.") {
   if (!rows.length) return el("p", { class: "note", text: none });
@@ -35,17 +32,17 @@ function statePart() {
   return el("section", { id: "state", class: `head ${word}`, "aria-label": "state" },
     el("p", { class: "big" }, said(text)),
     el("p", {}, said(a.step === null ? a.checkpoint : `step ${a.step}`, "said strong"), " · ", said(a.mode === "exact" ? a.suite : `${a.suite}, ${a.mode} mode`), ` · ${DATA.report.entries.filter((e) => e.status === "scored").length} of ${a.entries.length} tasks scored · `,
-      `${spanName()} ${seconds(a.makespan_seconds)} · ${held()} time ${seconds(a.gpu_seconds)}`),
+      `${spanName()} ${seconds(a.makespan_seconds)} · ${DATA.slot} time ${seconds(a.gpu_seconds)}`),
     t?.standing ? [el("p", {}, "Its training: "), clausesOf(t.standing)] : null,
     DATA.waits.length ? el("p", {}, "It waits: ", said(DATA.waits.join("; "))) : null,
-    before ? el("p", {}, "Against ", link(address.compare([t.before, a.evaluation_id]), said(`step ${before[1]}`)), ": ", changed.length ? changed.map(([verdict, names]) => [el("strong", { class: verdict === "worse" ? "trouble" : "good", text: `${names.length} ${verdict}` }), " (", said(firstOf(names, MOST_NAMED)), ") "]) : word === "running" ? "no verdict before the end" : "no change beyond noise") : null,
+    before ? el("p", {}, "Against ", link(address.compare([t.before, a.evaluation_id]), said(stepOf(before[1]))), ": ", changed.length ? changed.map(([verdict, names]) => [el("strong", { class: verdict === "worse" ? "trouble" : "good", text: `${names.length} ${verdict}` }), " (", said(firstOf(names, MOST_NAMED)), ") "]) : word === "running" ? "no verdict before the end" : "no change beyond noise") : null,
     word === "failed" ? el("p", {}, "Failed: ", said(firstOf(failed.map((e) => e.name), MOST_NAMED)), ". ", el("a", { href: "#part=failures", text: "why" })) : null,
     el("p", {}, failed.length ? command(`evalspan logs ${quoted(a.evaluation_id)}`) : null, commandFor(a.evaluation_id, word, text), word === "running" ? command(`evalspan watch ${quoted(a.evaluation_id)}`) : null), t ? besidePart(t) : null);
 }
 
 /** Links to the training and to its checkpoints beside this one, which the keys e and l open. */
 function besidePart(t) {
-  const beside = (point, key, name) => (point ? el("a", { href: address.evaluation(point[0]), "data-key": key, "aria-keyshortcuts": key }, `${name} (${key}): `, said(`step ${point[1]}`)) : el("span", { class: "soft", text: `no ${name} checkpoint` }));
+  const beside = (point, key, name) => (point ? el("a", { href: address.evaluation(point[0]), "data-key": key, "aria-keyshortcuts": key }, `${name} (${key}): `, said(stepOf(point[1]))) : el("span", { class: "soft", text: `no ${name} checkpoint` }));
   if (!DATA.mark) return null; // a file has no other pages
   return el("nav", { class: "beside", "aria-label": "checkpoints of this training" }, el("a", { href: address.training(t.folder, t.suite) }, "training ", said(t.folder.split("/").slice(-2).join("/"))),
     beside(t.points[t.at - 1], "e", "earlier"), beside(t.points[t.at + 1], "l", "later"));
@@ -57,7 +54,7 @@ function summaryPart() {
   if (a.lower_bound_seconds) rows.push(["lower bound", a.lower_bound_seconds, "from the seconds of this run", "var(--line-2)"]);
   if (a.predicted_makespan_seconds) rows.push(["predicted", a.predicted_makespan_seconds, "when the plan was made, by the priors", "var(--line-3)"]);
   const facts = [["checkpoint", a.checkpoint], ["accepted", when(a.accepted_at)],
-    [`${held()} time`, `${seconds(a.gpu_seconds)}, ${share(a.gpu_busy_fraction)} inference${DATA.cost === null ? "" : `; cost ${figure(DATA.cost)}`}`],
+    [`${DATA.slot} time`, `${seconds(a.gpu_seconds)}, ${share(a.gpu_busy_fraction)} inference${DATA.cost === null ? "" : `; cost ${figure(DATA.cost)}`}`],
     ["weights staged", `${bytes(a.staged_bytes)}, of these ${bytes(a.storage_bytes)} read from storage`],
     a.tokens?.computed ? ["tokens", figure(a.tokens.computed)] : null, a.waited_seconds ? ["waited for a free GPU", seconds(a.waited_seconds)] : null,
     a.limited_seconds ? ["kept out by a limit on jobs", seconds(a.limited_seconds)] : null, a.paused_seconds ? ["paused", seconds(a.paused_seconds)] : null].filter(Boolean);
@@ -69,15 +66,15 @@ const signed = (value) => `${value >= 0 ? "+" : "−"}${score(Math.abs(value))}`
 
 function scoresPart() {
   const t = DATA.training, before = t?.points.find(([id]) => id === t.before), last = (r) => changeOf(r);
-  const nameOf = (r) => `${r[0]}/${r[1]}`, changeOf = (r) => t?.changes[nameOf(r)];
+  const nameOf = (r) => `${r.task}/${r.measure}`, changeOf = (r) => t?.changes[nameOf(r)];
   const withSamples = new Set((DATA.samples ?? []).map((s) => s.task));
-  const task = (r) => (withSamples.has(r[0]) ? el("a", { href: `#part=samples&task=${encodeURIComponent(r[0])}`, title: "its samples" }, breaking(said(r[0]))) : breaking(said(r[0])));
+  const task = (r) => (withSamples.has(r.task) ? el("a", { href: `#part=samples&task=${encodeURIComponent(r.task)}`, title: "its samples" }, breaking(said(r.task))) : breaking(said(r.task)));
   const columns = [
-    { name: "task", of: (r) => r[0], show: task }, { name: "metric", of: (r) => r[1], show: (r) => said(`${r[1]} ${r[4] ? "↑" : "↓"}`) },
-    { name: "value ± stderr", of: (r) => r[2], show: (r) => `${score(r[2])}${r[3] === null ? "" : ` ± ${score(r[3])}`}`, right: true },
+    { name: "task", of: (r) => r.task, show: task }, { name: "metric", wide: true, of: (r) => r.measure, show: (r) => said(`${r.measure} ${r.higher_is_better ? "↑" : "↓"}`) },
+    { name: "value ± stderr", of: (r) => r.value, show: (r) => `${score(r.value)}${r.stderr === null ? "" : ` ± ${score(r.stderr)}`}`, right: true },
     ...(before ? [{ name: `change from ${before[1]} (two-sided 95 %)`, of: (r) => last(r)?.change ?? null, show: (r) => changeText(last(r)), right: true }, { name: "verdict", of: (r) => ({ worse: 0, better: 1, "no evidence": 2 })[last(r)?.verdict] ?? 3, show: (r) => verdictText(last(r)) }] : []),
-    ...(before ? [{ name: `since ${t.first}`, of: (r) => r[2] - (t.scores[nameOf(r)]?.find((v) => v !== null) ?? r[2]), show: (r) => sparkline([[...(t.scores[nameOf(r)] ?? []), r[2]]], `from ${score(t.scores[nameOf(r)]?.find((v) => v !== null))} to ${score(r[2])}`) }] : []),
-    { name: "n", of: (r) => r[5], show: (r) => r[5]?.toLocaleString("en"), right: true }, { name: "n-shot", of: (r) => r[6], right: true }, { name: "version", of: (r) => r[7], right: true },
+    ...(before ? [{ name: `since ${t.first}`, wide: true, of: (r) => r.value - (t.scores[nameOf(r)]?.find((v) => v !== null) ?? r.value), show: (r) => sparkline([[...(t.scores[nameOf(r)] ?? []), r.value]], `from ${score(t.scores[nameOf(r)]?.find((v) => v !== null))} to ${score(r.value)}`) }] : []),
+    { name: "n", of: (r) => r.documents, show: (r) => r.documents?.toLocaleString("en"), right: true, wide: true }, { name: "n-shot", of: (r) => r.n_shot, right: true, wide: true }, { name: "version", of: (r) => r.version, right: true, wide: true },
   ];
   const without = DATA.report.entries.filter((e) => e.status !== "scored");
   const list = without.length ? el("ul", {}, without.map(({ name, status: state, error }) => el("li", {}, said(name, "said strong"), `: ${DATA.halted && state !== "failed" ? "was " : ""}${state}`, error ? ": " : "", said(error)))) : null;
@@ -88,7 +85,7 @@ function scoresPart() {
 }
 
 const changeText = (c) => (c?.change == null ? "–" : `${signed(c.change)}${c.reach === null ? "" : ` ± ${score(c.reach)}`}`);
-const verdictText = (c) => (c?.words ? el("span", { class: `verdict ${{ worse: "trouble", better: "good" }[c.verdict] ?? "soft"}` }, said(c.words)) : "");
+const verdictText = (c) => (c?.verdict === "no evidence" ? el("span", { class: "verdict soft", title: c.words, "aria-label": c.words, text: "·" }) : c?.words ? el("span", { class: `verdict ${{ worse: "trouble", better: "good" }[c.verdict] ?? "soft"}` }, said(c.words)) : "");
 
 function timePart() {
   const { gpus, stages: known } = DATA.report, sum = (values) => values.reduce((a, b) => a + b, 0);
@@ -96,7 +93,7 @@ function timePart() {
   const causes = all.filter((r) => r[1] > 0).map(([name, value, i]) => [name, value, share(value / total), `var(--line-${i})`]);
   const stages = Object.entries(STAGES).filter(([key]) => typeof known[key] === "number").map(([key, name]) => [name, Math.max(0, known[key]), key === "queue_wait" ? known.waited_for : ""]);
   return section("time", "Where the time went", "From the trigger to the score; stages overlap.", el("h3", { text: "Stages" }), bars(stages, "seconds of each stage"),
-    el("h3", { text: `${held()} seconds by cause` }), bars(causes, `${held()} seconds by cause`, "No trial has ended yet."), el("h3", { text: "Predicted and actual seconds of tasks" }), predictions());
+    el("h3", { text: `${DATA.slot} seconds by cause` }), bars(causes, `${DATA.slot} seconds by cause`, "No trial has ended yet."), el("h3", { text: "Predicted and actual seconds of tasks" }), predictions());
 }
 
 /** Per task: sums over its shards. */

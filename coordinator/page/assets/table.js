@@ -2,7 +2,7 @@
 
 const FIRST_ROWS = 100;
 
-/** `columns`: {name, of(row) → value that sorts, show(row) → text or element (default: the value), right}. `order`: [column, ascending];
+/** `columns`: {name, of(row) → value that sorts, show(row) → text or element (default: the value), right, wide: not on a phone}. `order`: [column, ascending];
  * `key`: of the address, which keeps another order. */
 function table(columns, rows, { order = null, label, key, none: empty = "None." } = {}) {
   const [name, way] = (STATE.get(key) ?? "").split("~"), kept = columns.findIndex((c) => c.name === name);
@@ -12,7 +12,7 @@ function table(columns, rows, { order = null, label, key, none: empty = "None." 
   const more = el("button", { type: "button", class: "more", onclick: () => { shown += 10 * FIRST_ROWS; fill(); } });
   const heads = columns.map((column, i) => {
     const button = el("button", { type: "button", text: column.name, onclick: () => { up = by === i ? !up : !column.right; by = i; if (key) remember(key, `${column.name}~${up ? "up" : "down"}`); fill(); } });
-    return el("th", { scope: "col", class: column.right ? "right" : null }, button);
+    return el("th", { scope: "col", class: classOf(column) }, button);
   });
   const made = el("table", { "aria-label": label }, el("thead", {}, el("tr", {}, heads)), body);
   const none = el("p", { class: "note", text: empty });
@@ -30,10 +30,12 @@ function table(columns, rows, { order = null, label, key, none: empty = "None." 
   return holder;
 }
 
+const classOf = ({ right, wide }) => [right && "right", wide && "wide"].filter(Boolean).join(" ") || null;
+
 function rowOf(columns, row) {
   return el("tr", {}, columns.map((column) => {
     const value = column.show ? column.show(row) : column.of(row);
-    return el("td", { class: column.right ? "right" : null }, value instanceof Node ? value : breaking(said(value ?? "–")));
+    return el("td", { class: classOf(column) }, value instanceof Node ? value : breaking(said(value ?? "–")));
   }));
 }
 
