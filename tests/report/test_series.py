@@ -28,7 +28,7 @@ from coordinator.report.load_series import find_series, matcher
 from coordinator.report.measurements import UNMEASURED, make_report
 from coordinator.report.mode_check import task_check
 from coordinator.report.render import mode_lines
-from coordinator.report.series_screen import show_series
+from coordinator.report.series_screen import show_series, sparkline
 from coordinator.report.training import morning, training_of
 from coordinator.runtime.finalize import results_in_files
 from coordinator.runtime.summary import read_evaluation
@@ -70,15 +70,50 @@ def test_the_page_says_the_levels_of_a_drop_that_the_terminal_says():
     out = io.StringIO()
     show_series(Console(file=out, width=200), found, [stands])
     (training,) = training_data([(stands, found)])["trainings"]
-    (said,) = training["curves"][0]["worse"]
-    assert said[1] == "worse since 1 (95 %: 1 to 2): 0.6813 before, 0.5000 at 2"
-    assert training["drops"][0]["words"] == said[1]
+    said = [drop["words"] for curve in training["curves"] for drop in curve["drops"]]
+    assert said[0] == "worse since 1 (95 %: 1 to 2): 0.6813 before, 0.5000 at 2"
+    assert [drop["words"] for drop in training["drops"]] == said
     levels = "add/exact_match since 1 (0.6813 before, 0.5000 at 2)"
     best = "2 is better than 1 (+0.1000 ± 0.0500 over 1 task), the best one before it"
     drops = f"2 scores are worse: {levels}, pages/word_perplexity since 1 (0.6813 before, 9.5000 at 2)"
     assert morning(stands) == f"{best}; {drops}"
     assert [clause["text"] for clause in training["clauses"]] == morning(stands).split("; ")
     assert morning(stands) in " ".join(out.getvalue().split())
+
+
+VALUES = st.one_of(st.floats(0, 1), st.just(math.nan), st.none())
+
+
+@given(st.lists(st.lists(VALUES, min_size=3, max_size=3), min_size=1, max_size=5))
+def test_the_mean_is_that_of_each_task_s_first_score_where_a_checkpoint_has_all(rows):
+    """No group counts again, nor a score of which lower is better; a checkpoint that lacks one has no mean."""
+    groups = {"all": ("a", "b", "c"), "some": ("a", "b"), "own": ("b", "c")}
+
+    def scores(values):
+        known = {t: v for t, v in zip("abc", values, strict=True) if v is not None}
+        tables = {t: {"acc,none": v, "acc_norm,none": 0.1} for t, v in known.items()}
+        tables |= {"own": {"acc,none": 0.9}, "d": {"perplexity,none": 0.5}}
+        return scores_of({"results": tables, "higher_is_better": {"d": {"perplexity": False}}})
+
+    made = make_series(point(i, 0.5, scores=scores(values), groups=groups) for i, values in enumerate(rows))
+    found = {curve.task: {p.step: p.value for p in curve.points} for curve in made.means}
+    known = [[v for v in values if v is not None] for values in zip(*rows, strict=True)]
+    assert [c.task for c in made.means if c.task in groups] == [] if "all" not in found else ["all"]
+    counted = [t for t, values in zip(range(3), known, strict=True) if values]
+    expected = {
+        i: sum(values[t] for t in counted) / len(counted)
+        for i, values in enumerate(rows)
+        if len(counted) > 1 and all(values[t] is not None and math.isfinite(values[t]) for t in counted)
+    }
+    assert found.get("mean of all tasks", {}) == pytest.approx(expected)
+
+
+def test_a_sparkline_has_the_lowest_and_the_highest_bar_at_its_ends():
+    """Each bar the mean of its share; a blank where nothing is a number."""
+    assert sparkline([0.1, 0.5, 0.9]) == "▁▅█"
+    assert sparkline([0.3, 0.3], ascii_only=True) == "__"
+    assert sparkline([math.nan, 0.0, 1.0]) == " ▁█"
+    assert len(sparkline([i / 200 for i in range(200)])) == 12
 
 
 def test_cost_is_gpu_hours_at_the_price():

@@ -125,7 +125,8 @@ def test_every_view_says_the_same(work):
     page = training_data([found])["trainings"][0]
     curve = next(c for c in page["curves"] if c["task"] == "add")
     place = [p.label for p in series.curves[0].points].index(at.label)
-    assert (curve["worse"], curve["marks"][place]) == ([[place, drop.words]], "!")
+    shown = [(one["at"], one["words"]) for one in curve["drops"]]
+    assert (shown, curve["marks"][place]) == ([(place, drop.words)], "!")
     ended = all_of(settings)
     first = index_data(
         [], ended, lambda key, scored: trainings.find(settings, key, [s.evaluation_id for s in scored]), 0
@@ -145,6 +146,29 @@ def test_every_view_says_the_same(work):
     assert f"add/acc is {drop.words}" in news.text
     assert drop in news.fell
     assert stands in news.text
+
+
+def test_what_is_kept_of_a_training_counts_while_its_results_are_those_on_disk(work, tmp_path):
+    """Law: made once; made anew after results were written again or removed, and for another horizon; and where nothing can be kept."""
+    settings = Config(work_dir=shutil.copytree(work, tmp_path / "work"))
+    key, ids = ("/runs/a", "mini", "exact"), [p.name for p in settings.work_dir.glob("step-*")]
+    made = trainings.find(settings, key, ids)
+    assert trainings.read(settings, key, ids) == made
+    assert trainings.read(settings, key, [*ids, "another"]) is None
+    assert trainings.read(settings.model_copy(update={"horizon": 7}), key, ids) is None
+    (file,) = (settings.work_dir / "cache" / "trainings").iterdir()
+    results = settings.work_dir / made.scored[-1][0] / "results.json"
+    changed = json.loads(results.read_text())
+    changed["results"]["add"]["acc,none"] = 1.0
+    results.write_text(json.dumps(changed))
+    assert trainings.read(settings, key, ids) is None
+    assert trainings.find(settings, key, ids).mean[-1] == 1.0
+    shutil.rmtree(results.parent)
+    assert trainings.find(settings, key, ids[:1]).scored == made.scored[:-1]
+    file.unlink()
+    file.parent.rmdir()
+    file.parent.touch()  # nothing can be written there
+    assert trainings.find(settings, key, ids[:1]).scored == made.scored[:-1]
 
 
 def test_variances_are_kept_until_a_result_changes(work):
