@@ -70,7 +70,8 @@ class _Scores(Where):
         from coordinator.report import trainings
         from coordinator.report.sampling import series_of
 
-        with AtTerminal().busy("reading and comparing the checkpoints") if self.series else nullcontext():
+        shown = self.series is not None and sys.stderr.isatty()
+        with AtTerminal().busy("reading and comparing the checkpoints") if shown else nullcontext():
             points = self.found(settings, dense)
             each = trainings.by_training(points) if self.series else {}
             made = [trainings.make(settings, of) for of in each.values()] if not dense else []

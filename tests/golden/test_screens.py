@@ -22,11 +22,12 @@ from coordinator.cluster.slurm_limits import RULES, in_words, never_starts
 from coordinator.intake import pending
 from coordinator.intake.inbox import Refused
 from coordinator.report import mode_check
-from coordinator.report.comparisons import comparison, heads_of, show_comparison, show_series
+from coordinator.report.comparisons import comparison, heads_of, show_comparison
 from coordinator.report.gpu_use import GpuUse
 from coordinator.report.learning_curves import ScoreValue, make_series, scores_of
 from coordinator.report.measurements import UNMEASURED, EntryLine, Report
 from coordinator.report.render import score_table, show
+from coordinator.report.series_screen import show_series
 from coordinator.report.verdicts import add_verdicts
 from coordinator.runtime import drive
 from coordinator.runtime.summary import Halt, Lane, Node, Summary, Task, Timed
