@@ -154,5 +154,6 @@ def _lines(members: Sequence[Summary], training: Training) -> dict[str, Sequence
     names = list(values.get(training.scored[-1][0], {}))
     if len(names) > MOST_LINES:
         return {MEAN: training.mean}
+    lines: dict[str, Sequence[float | None]]
     lines = {name: [values.get(i, {}).get(name) for i, _ in training.scored] for name in names}
     return {MEAN: training.mean, **lines} if len(names) > 1 else lines
