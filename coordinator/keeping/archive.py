@@ -20,8 +20,9 @@ from functools import partial
 from pathlib import Path
 
 from coordinator.base.isolate import isolated, traceback_of
+from coordinator.report.columns import documents, is_merged
 from coordinator.runtime.journal import alone
-from coordinator.runtime.summary import ended
+from coordinator.runtime.summary import ended, read_evaluation
 from evaljobs.contract.folded import archive_of, file_size, files_in, open_file
 from evaljobs.contract.paths import EvaluationPaths
 from evaljobs.contract.storage import file_mode, sync_folder
@@ -39,15 +40,19 @@ _PART_BYTES = 1 << 20
 
 
 def archive_ended(paths: EvaluationPaths, most: int = MOST_FILES) -> bool:
-    """Archive an evaluation of more than `most` files. False where it stays as it is.
+    """Merge an evaluation's columns, and archive it if it has more than `most` files. False where no file was archived.
 
     BlockingIOError where a coordinator or a prune works on it; OSError where the disk refuses: all files are still
     there.
     """
-    if count_files(paths) <= most:
+    if count_files(paths) <= most and is_merged(paths):
         return False
     with alone(paths.journal):
         if ended(paths) is None:
+            return False
+        if not is_merged(paths):
+            documents(paths, read_evaluation(paths))
+        if count_files(paths) <= most:
             return False
         write_archive(paths)
     return True

@@ -1,19 +1,12 @@
-"""A training's series with verdicts, which need the variances of paired differences between its checkpoints.
-
-Rule: they are computed of the documents' columns when a series is first shown, and kept beside the later evaluation.
-"""
+"""A training's series with verdicts, which need the variances of paired differences between its checkpoints."""
 
 from __future__ import annotations
 
-import contextlib
 import json
-import logging
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-from pydantic import ValidationError
+from typing import Any
 
 from coordinator.config.schema import Config
 from coordinator.errors import OperatorError
@@ -22,29 +15,10 @@ from coordinator.report.columns import columns, with_signals
 from coordinator.report.comparisons import comparison
 from coordinator.report.learning_curves import Point, Series, make_series
 from coordinator.report.load_series import point_of
-from coordinator.report.verdicts import add_verdicts, judged, variances
+from coordinator.report.pairs import differences
+from coordinator.report.verdicts import add_verdicts, judged
 from evaljobs.contract.paths import EvaluationPaths
-from evaljobs.contract.specs import Kept
-from evaljobs.contract.storage import read_record, write_record
-
-if TYPE_CHECKING:
-    from evaljobs.contract.columns import Columns
-
-log = logging.getLogger(__name__)
-
-
-class Pair(Kept):
-    """Of two evaluations: variances of their scores' differences."""
-
-    written: tuple[int, int]  # when both results.json were written, ns since 1970
-    variances: dict[str, float]
-
-
-class PairedFile(Kept):
-    """`paired.json`: pairs with the checkpoint before; of a score that it lacks, with the last one that has it."""
-
-    schema_version: int = 1
-    pairs: dict[str, Pair]  # by the id of the evaluation before
+from evaljobs.contract.storage import read_record
 
 
 def series_of(points: Iterable[Point], settings: Config) -> Series:
@@ -52,7 +26,8 @@ def series_of(points: Iterable[Point], settings: Config) -> Series:
 
     @cache
     def sampling(before: str, after: str) -> Mapping[str, float]:
-        return _variances(*(EvaluationPaths(settings.work_dir / name) for name in (before, after)))
+        found = differences(settings.work_dir, before, after)
+        return {name: 0.0 if one is None else one.variance for name, one in found.items()}
 
     made = make_series(points, settings.gpu_hour_price)
     curves = judged(made.curves, settings.horizon, sampling)
@@ -80,30 +55,3 @@ def compared(
     columns_once = cache(lambda i, task: columns(places[i][0], records[i], task))
     add_verdicts(rows, columns_once, mixed=mixed)
     return points, rows, places
-
-
-def _variances(before: EvaluationPaths, after: EvaluationPaths) -> Mapping[str, float]:
-    pair = before, after
-    first, last = (paths.results.stat().st_mtime_ns for paths in pair)
-    kept: dict[str, Pair] = {}
-    with contextlib.suppress(OSError, ValidationError):
-        kept = read_record(after.paired, PairedFile).pairs
-    found = kept.get(before.root.name)
-    if found is not None and found.written == (first, last):
-        return found.variances
-    records = [read_record(paths.evaluation, EvaluationRecord) for paths in pair]
-
-    @cache
-    def documents(i: int, task: str) -> Columns | None:
-        try:
-            return columns(pair[i], records[i], task)
-        except OperatorError as error:  # one damaged file hides no other score
-            log.warning("%s", error)
-            return None
-
-    results = [json.loads(paths.results.read_bytes()) for paths in pair]
-    rows = comparison([with_signals(*each) for each in zip(pair, records, results, strict=True)])
-    made = Pair(written=(first, last), variances=variances(rows, documents))
-    with contextlib.suppress(OSError):  # another user's folder, or a full disk
-        write_record(after.paired, PairedFile(pairs=kept | {before.root.name: made}))
-    return made.variances

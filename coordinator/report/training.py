@@ -72,7 +72,9 @@ class Against(Record):
         if self.change is None:
             return ", ".join([f"cannot be compared with {self.label} as a whole: {self.why}", *alone])
         size = f"{self.change:+.4f} ± {self.reach:.4f} over {self.tasks} task{'s' * (self.tasks != 1)}"
-        said = "is no better and no worse than" if self.verdict == "no evidence" else f"is {self.verdict} than"
+        said = (
+            "is no better and no worse than" if self.verdict == "no evidence" else f"is {self.verdict} than"
+        )
         return f"{said} {self.label} ({', '.join([size, *alone])})"
 
     @property

@@ -90,23 +90,24 @@ def _pair(
     metric = row["metric"].removesuffix(f",{DENSE}")
     if both[0] is None or both[1] is None:
         return "its samples were removed"
-    for k, one in zip((0, i), both, strict=True):
-        if not _is_mean(one, metric, row["values"][k]):
-            return "its score is no mean of its documents"
-    return paired(*_aligned(both[0], both[1], metric))
+    if not (is_mean(both[0], metric, row["values"][0]) and is_mean(both[1], metric, row["values"][i])):
+        return "its score is no mean of its documents"
+    return paired(*aligned(both[0], both[1], metric))
 
 
-def _is_mean(columns: Columns | None, metric: str, score: float) -> bool:
+def is_mean(columns: Columns, metric: str, score: float) -> bool:
+    """Return whether a score is the mean of its documents' values."""
     import numpy as np  # noqa: PLC0415
 
-    if columns is None or metric not in columns:
-        return False
-    values = columns[metric]
-    mean = float(np.nanmean(values))
+    return metric in columns and near(float(np.nanmean(columns[metric])), score)
+
+
+def near(mean: float, score: float) -> bool:
+    """Return whether a score is this mean, but for rounding."""
     return abs(mean - score) <= MOST_APART * max(1.0, abs(score))
 
 
-def _aligned(before: Columns, after: Columns, metric: str) -> tuple[Values, Values, Sequence[str] | None]:
+def aligned(before: Columns, after: Columns, metric: str) -> tuple[Values, Values, Sequence[str] | None]:
     """(values, the other's values, clusters) of the documents that both have, with equal content, in one order."""
     import numpy as np  # noqa: PLC0415
 
@@ -117,24 +118,8 @@ def _aligned(before: Columns, after: Columns, metric: str) -> tuple[Values, Valu
     return a[same], b[same], clusters
 
 
-def variances(
-    rows: Sequence[Mapping[str, Any]], columns: Callable[[int, str], Columns | None]
-) -> dict[str, float]:
-    """Score name -> variance of the mean paired difference, of rows of two evaluations; 0 where it is not known.
-
-    Without groups: their verdicts are those of their tasks. `columns`: as of `add_verdicts`.
-    """
-    found = {}
-    for row in rows:
-        if not row["leaves"] and None not in row["values"]:
-            one = _pair(row, 1, columns, mixed=True)
-            name = f"{row['task']}/{row['metric'].removesuffix(',none')}"
-            found[name] = 0.0 if isinstance(one, str) else one.stderr**2
-    return found
-
-
 Sampling = Callable[[str, str], Mapping[str, float]]
-"""(evaluation before, evaluation) -> score name -> variance of the mean paired difference, as of `variances`."""
+"""(evaluation before, evaluation) -> score name -> variance of the mean paired difference; 0: it is not known."""
 
 
 def judged(curves: Sequence[Curve], horizon: int, sampling: Sampling) -> list[Curve]:

@@ -31,7 +31,7 @@ from coordinator.evaluation.state import EntryState, State
 from coordinator.intake.present import Present
 from coordinator.planning.make_plan import PlanningError, read_sets
 from coordinator.runtime.journal import read_events
-from evaljobs.contract.folded import exists, file_size, open_file, read_bytes
+from evaljobs.contract.folded import exists, file_size, files_in, open_file, read_bytes
 from evaljobs.contract.names import PLACES, ShardId
 from evaljobs.contract.outcomes import Scored
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths, slug
@@ -341,13 +341,16 @@ def _score(
             return None  # another entry asked that
     places = ((earlier.paths, theirs), (ours.paths, entry))
     for task in (manifest.task for manifest in manifests.values()):
-        samples = (f.samples / f"samples_{slug(task)}_{i:03d}.jsonl" for f, i in places)
-        for source, target in (samples, (f.columns(task, i) for f, i in places)):
-            if exists(source):
-                _link(source, target)
+        source, target = (f.samples / f"samples_{slug(task)}_{i:03d}.jsonl" for f, i in places)
+        if exists(source):
+            _link(source, target)
     scores = Path(earlier.scores[theirs])
     if not exists(scores) or _scores_otherwise(scores, ours.present):
         return None
+    # of the entry's own file, or of the one into which it was merged; without any they are made of the samples
+    own = files_in(earlier.paths.scores, f"{theirs:03d}-*.parquet")
+    for file in own[-1:] or filter(exists, [earlier.paths.documents]):
+        _link(file, ours.paths.columns(entry, int(file.stem[-3:]) if own else theirs))
     target = ours.paths.scores / f"{entry:03d}-{slug(name)}.json"
     _link(scores, target)
     return str(target)

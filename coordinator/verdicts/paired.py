@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 if TYPE_CHECKING:
     import numpy as np
@@ -27,8 +27,19 @@ FEW = 20  # below so many clusters, or documents without clusters, signs are ran
 LARGEST = 0.5  # share of the documents in one cluster, from which there is no comparison: fewer than four effective ones
 HALVINGS = 50  # of an interval's end, to 1e-15
 
-Test = Literal["paired t", "clustered t", "signs"]
+Test = Literal["paired t", "clustered t", "signs", "pooled t"]
 Verdict = Literal["better", "worse", "no evidence"]
+
+
+class Difference(NamedTuple):
+    """What of two checkpoints' difference in a score is kept. Fields as of `Estimate`."""
+
+    documents: int
+    difference: float
+    variance: float
+    degrees: float
+    gained: int | None
+    lost: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +54,12 @@ class Estimate:
     gained: int | None  # of a 0/1 metric: documents that went from 0 to 1
     lost: int | None
 
+    def kept(self) -> Difference:
+        """The estimate without its span."""
+        return Difference(
+            self.documents, self.difference, self.stderr**2, self.degrees, self.gained, self.lost
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Paired(Estimate):
@@ -54,13 +71,22 @@ class Paired(Estimate):
     mcnemar: float | None  # two-sided p of the flips
 
 
-def paired(before: Values, after: Values, clusters: Sequence[Any] | None = None) -> Paired | str:
-    """Compare two checkpoints; a text says why they cannot be compared.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pooled(Paired):
+    """A comparison of the mean of several tasks."""
 
-    Arrays: a value a document, in the same order, without NaN; `clusters`: its cluster.
-    """
+    tasks: int
+
+
+def estimate(before: Values, after: Values, clusters: Sequence[Any] | None = None) -> Estimate | str:
+    """Estimate the difference of two checkpoints, as `paired` does, without its test."""
+    found = _estimate(before, after, clusters)
+    return found if isinstance(found, str) else found[0]
+
+
+def _estimate(before: Values, after: Values, clusters: Sequence[Any] | None) -> tuple[Estimate, Values] | str:
+    """(the estimate, differences of the documents or summed by cluster)."""
     import numpy as np  # noqa: PLC0415 (other commands start without it)
-    from scipy import stats  # noqa: PLC0415
 
     differences = after - before
     count = len(differences)
@@ -68,7 +94,7 @@ def paired(before: Values, after: Values, clusters: Sequence[Any] | None = None)
         return "too few documents"
     mean = float(differences.mean())
     if clusters is None:
-        sums, parts, degrees = differences, count, float(count - 1)
+        sums, degrees = differences, float(count - 1)
         variance = float(differences.var(ddof=1)) / count
     else:
         _, groups = np.unique(np.asarray(clusters), return_inverse=True)
@@ -76,28 +102,84 @@ def paired(before: Values, after: Values, clusters: Sequence[Any] | None = None)
         if shares.max() >= LARGEST:
             return f"one cluster holds {shares.max():.0%} of the documents".replace("%", " %")
         sums, spread = (np.bincount(groups, weights=each) for each in (differences, differences - mean))
-        parts, degrees = len(shares), float(1 / (shares @ shares) - 1)
+        degrees = float(1 / (shares @ shares) - 1)
         variance = float((spread**2 / (1 - shares)).sum()) / count**2
-    stderr = variance**0.5
-    if parts < FEW:
+    flips: list[int] | list[None] = [None, None]
+    if all(np.isin(values, (0.0, 1.0)).all() for values in (before, after)):
+        flips = [int((after > before).sum()), int((after < before).sum())]
+    span = float(max(before.max(), after.max()) - min(before.min(), after.min()))
+    one = Estimate(
+        documents=count,
+        difference=mean,
+        stderr=variance**0.5,
+        degrees=degrees,
+        span=span,
+        gained=flips[0],
+        lost=flips[1],
+    )
+    return one, sums
+
+
+def paired(before: Values, after: Values, clusters: Sequence[Any] | None = None) -> Paired | str:
+    """Compare two checkpoints; a text says why they cannot be compared.
+
+    Arrays: a value a document, in the same order, without NaN; `clusters`: its cluster.
+    """
+    from scipy import stats  # noqa: PLC0415 (other commands start without it)
+
+    found = _estimate(before, after, clusters)
+    if isinstance(found, str):
+        return found
+    one, sums = found
+    if len(sums) < FEW:
         test: Test = "signs"
         p = _signs(sums)
     else:
         test = "paired t" if clusters is None else "clustered t"
-        p = 2 * float(stats.t(degrees).sf(abs(mean) / stderr)) if stderr else float(mean == 0)
-    gained, lost, mcnemar = _flips(before, after)
+        p = _p_of_t(one.difference, one.stderr, one.degrees)
+    mcnemar = None
+    if one.gained is not None and one.lost is not None:
+        flips = one.gained + one.lost
+        mcnemar = float(stats.binomtest(one.gained, flips).pvalue) if flips else 1.0
     return Paired(
-        documents=count,
-        clusters=None if clusters is None else parts,
-        difference=mean,
+        **asdict(one), clusters=None if clusters is None else len(sums), p=p, test=test, mcnemar=mcnemar
+    )
+
+
+def _p_of_t(difference: float, stderr: float, degrees: float) -> float:
+    """Two-sided p of Student's t."""
+    from scipy import stats  # noqa: PLC0415
+
+    return 2 * float(stats.t(degrees).sf(abs(difference) / stderr)) if stderr else float(difference == 0)
+
+
+def pooled(parts: Sequence[Difference], weights: Sequence[float] | None = None) -> Pooled:
+    """Compare the mean of several tasks' scores, of which `parts` are the differences; at least one.
+
+    `weights`: of the tasks in the mean, 1 in all; None: alike. Tasks are independent, so the variances add up, and the degrees
+    of freedom are Welch's and Satterthwaite's.
+    """
+    shares = [1 / len(parts)] * len(parts) if weights is None else weights
+    errors = [w**2 * one.variance for w, one in zip(shares, parts, strict=True)]
+    difference = sum(w * one.difference for w, one in zip(shares, parts, strict=True))
+    variance = sum(errors)
+    spread = sum(e**2 / one.degrees for e, one in zip(errors, parts, strict=True))
+    degrees = variance**2 / spread if spread else sum(one.degrees for one in parts)
+    flips = [(one.gained, one.lost) for one in parts if one.gained is not None and one.lost is not None]
+    stderr = variance**0.5
+    return Pooled(
+        documents=sum(one.documents for one in parts),
+        difference=difference,
         stderr=stderr,
         degrees=degrees,
-        span=float(max(before.max(), after.max()) - min(before.min(), after.min())),
-        p=p,
-        test=test,
-        gained=gained,
-        lost=lost,
-        mcnemar=mcnemar,
+        span=1.0,
+        gained=sum(up for up, _ in flips) if flips else None,
+        lost=sum(down for _, down in flips) if flips else None,
+        clusters=None,
+        p=_p_of_t(difference, stderr, degrees),
+        test="pooled t",
+        mcnemar=None,
+        tasks=len(parts),
     )
 
 
@@ -109,7 +191,7 @@ def interval(one: Estimate, confidence: float) -> tuple[float, float]:
     most so many might in truth that none is seen by chance, each by `span`.
     """
     quantile = _quantile(one.degrees, confidence)
-    if one.gained is None or one.lost is None:
+    if one.gained is None or one.lost is None or isinstance(one, Pooled):
         unseen = 1 - (1 - confidence) ** (1 / (one.degrees + 1))
         reach = quantile * one.stderr if one.stderr else one.span * unseen
         return one.difference - reach, one.difference + reach
@@ -153,18 +235,6 @@ def _signs(sums: Values) -> float:
     drawn = np.abs(sums[-1] + (1 - 2 * flips) @ sums[:-1])
     rounding = 1e-12 * float(np.abs(sums).sum())
     return float((drawn >= abs(float(sums.sum())) - rounding).mean())
-
-
-def _flips(before: Values, after: Values) -> tuple[int | None, int | None, float | None]:
-    """(gained, lost, McNemar's exact p) of a 0/1 metric; Nones of another."""
-    import numpy as np  # noqa: PLC0415
-    from scipy import stats  # noqa: PLC0415
-
-    if not all(np.isin(values, (0.0, 1.0)).all() for values in (before, after)):
-        return None, None, None
-    gained, lost = int((after > before).sum()), int((after < before).sum())
-    mcnemar = float(stats.binomtest(gained, gained + lost).pvalue) if gained + lost else 1.0
-    return gained, lost, mcnemar
 
 
 def verdicts(found: Sequence[tuple[Paired, bool]]) -> list[tuple[Verdict, float, float | None]]:

@@ -1,8 +1,8 @@
-"""Columns of a scored task: its documents' ids, values of metrics, and signals from likelihoods, as arrays in one file.
+"""Columns of scored tasks: their documents' ids, values of metrics, and signals from likelihoods, in one Parquet file.
 
-Rule: made of lm-eval's samples when a task is scored, so that a comparison of two checkpoints reads no samples. Of an
-evaluation without such files they are made of its samples. A signal of a document is NaN where its samples do not say it.
-Written by `evaljobs.scoring.score`; read by `coordinator.report.columns`.
+Rule: made of lm-eval's samples when a task is scored, so that a comparison of two checkpoints reads no samples. A job of
+`evaljobs.scoring.score` leaves the file of its entry; `coordinator.report.columns` merges them into the evaluation's. What a
+document lacks is null in the file, and NaN in an array.
 """
 
 from __future__ import annotations
@@ -12,7 +12,11 @@ import io
 import json
 import math
 import zipfile
+from collections import Counter
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from evaljobs.errors import OperatorError
@@ -22,7 +26,10 @@ if TYPE_CHECKING:
 
     Columns = dict[str, np.ndarray[Any, np.dtype[Any]]]
 
-DOCUMENT, HASH, CLUSTER = "doc_id", "doc_hash", "cluster"
+Part = tuple[int, str]
+"""A leaf task as one entry of the suite asks it: number of the entry, name of the task."""
+ENTRY, TASK = "entry", "task"
+DOCUMENT, HASH, CLUSTER = "doc_id", "doc_hash", "cluster"  # 64-bit integers; the last two are digests
 # of the right answer: bits a byte, its share of all choices' likelihoods, its log-likelihood less the best other's
 BITS, SHARE, MARGIN = "gold_bits_per_byte", "gold_probability", "margin"
 SIGNALS = (BITS, SHARE, MARGIN)
@@ -55,9 +62,12 @@ def columns_of(samples: Iterable[Mapping[str, Any]], cluster: str | None = None)
             if isinstance(value, int | float) and math.isfinite(value):
                 values.setdefault(name, {})[document] = float(value)
     order = sorted(hashes)
-    columns: Columns = {DOCUMENT: np.array(order, dtype=np.int64), HASH: np.array([hashes[d] for d in order])}
+    columns: Columns = {
+        DOCUMENT: np.array(order, dtype=np.int64),
+        HASH: digests(hashes[d] for d in order),
+    }
     if groups:
-        columns[CLUSTER] = np.array([groups[d] for d in order])
+        columns[CLUSTER] = digests(groups[d] for d in order)
     for name, known in values.items():
         columns[name] = np.array([known.get(d, math.nan) for d in order])
     return columns
@@ -83,7 +93,16 @@ def _cluster(sample: Mapping[str, Any], field: str) -> str:
         raise OperatorError(
             f"cluster = {field!r}: document {sample['doc_id']} has no such field, but {has}: name one of these"
         )
-    return hashlib.sha256(json.dumps(document[field], sort_keys=True, default=str).encode()).hexdigest()[:16]
+    return json.dumps(document[field], sort_keys=True, default=str)
+
+
+def digests(texts: Iterable[str]) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Return 8 bytes of each text's digest as an integer."""
+    import numpy as np  # noqa: PLC0415
+
+    joined = b"".join(hashlib.blake2b(text.encode(), digest_size=8).digest() for text in texts)
+    found: np.ndarray[Any, np.dtype[np.int64]] = np.frombuffer(joined, dtype=np.int64)
+    return found
 
 
 def choices_of(sample: Mapping[str, Any]) -> tuple[list[str], list[float], int | None]:
@@ -150,21 +169,106 @@ def _gold(sample: Mapping[str, Any], texts: list[Any], likelihoods: list[float])
     return named.pop() if len(named) == 1 else None
 
 
-def packed(columns: Columns) -> bytes:
-    """The file's bytes: numpy's compressed archive, the same for the same columns."""
-    import numpy as np  # noqa: PLC0415
+@dataclass(frozen=True)
+class Documents:
+    """Documents of several tasks: arrays of one length, in which the rows of a task are a slice."""
 
+    rows: Mapping[Part, slice]
+    columns: Columns  # NaN in a metric, 0 in clusters: the task has none
+
+    @cached_property
+    def tasks(self) -> dict[str, slice]:
+        """Rows by task: "task#2" is the same task of a later entry, as in merged results."""
+        seen: Counter[str] = Counter()
+        found = {}
+        for (_, task), rows in sorted(self.rows.items()):
+            seen[task] += 1
+            found[task if seen[task] == 1 else f"{task}#{seen[task]}"] = rows
+        return found
+
+    def of(self, task: str) -> Columns | None:
+        """The columns that a task has; None where there is no such task."""
+        return None if task not in self.tasks else self._cut(self.tasks[task])
+
+    def parts(self) -> dict[Part, Columns]:
+        """The columns of each task by its entry."""
+        return {part: self._cut(rows) for part, rows in self.rows.items()}
+
+    def _cut(self, rows: slice) -> Columns:
+        import numpy as np  # noqa: PLC0415
+
+        cut = {name: column[rows] for name, column in self.columns.items()}
+        return {name: c for name, c in cut.items() if not (c == 0 if name == CLUSTER else np.isnan(c)).all()}
+
+
+def packed(parts: Mapping[Part, Columns]) -> bytes:
+    """The Parquet file's bytes: a row a document, `entry` and `task` before the columns; equal for equal columns."""
+    import numpy as np  # noqa: PLC0415
+    import pyarrow as pa  # noqa: PLC0415
+    from pyarrow import parquet  # noqa: PLC0415
+
+    sizes = [len(columns[DOCUMENT]) for columns in parts.values()]
+    names = list(dict.fromkeys(task for _, task in parts))
+    codes: Any = np.repeat(np.array([names.index(task) for _, task in parts], dtype=np.int32), sizes)
+    found = {
+        ENTRY: pa.array(np.repeat(np.array([entry for entry, _ in parts], dtype=np.int16), sizes)),
+        TASK: pa.DictionaryArray.from_arrays(pa.array(codes), pa.array(names, pa.string())),
+    }
+    for name in dict.fromkeys((DOCUMENT, HASH, *(n for columns in parts.values() for n in columns))):
+        lack = 0 if name == CLUSTER else math.nan
+        column = np.concatenate(
+            [
+                columns.get(name, np.full(size, lack))
+                for columns, size in zip(parts.values(), sizes, strict=True)
+            ]
+        )
+        if name == CLUSTER:
+            column = column.astype(np.int64)
+        found[name] = pa.array(column, mask=column == 0 if name == CLUSTER else np.isnan(column))
     file = io.BytesIO()
-    np.savez_compressed(file, allow_pickle=False, **columns)
+    floats = [name for name, column in found.items() if "," in name or name == TASK]
+    parquet.write_table(
+        pa.table(found), file, compression="zstd", use_dictionary=floats, row_group_size=2**26
+    )
     return file.getvalue()
 
 
-def unpacked(content: bytes, name: str) -> Columns:
-    """The columns of a file's bytes; OperatorError, with `name`, where it is damaged."""
+def unpacked(content: bytes, name: str) -> Documents:
+    """The documents of a file's bytes; OperatorError, with `name`, where it is damaged."""
+    import numpy as np  # noqa: PLC0415
+    import pyarrow as pa  # noqa: PLC0415
+    from pyarrow import parquet  # noqa: PLC0415
+
+    try:
+        file = parquet.ParquetFile(pa.BufferReader(content), read_dictionary=[TASK])
+        table = file.read(use_threads=False).unify_dictionaries().combine_chunks()
+        entries, tasks = table[ENTRY].to_numpy(), table[TASK].chunk(0) if len(table) else None
+        columns = {
+            n: (table[n].fill_null(0) if n == CLUSTER else table[n]).to_numpy()
+            for n in table.column_names
+            if n not in (ENTRY, TASK)
+        }
+    except (pa.ArrowException, OSError, KeyError, ValueError) as error:
+        raise _damaged(name, error) from error
+    if tasks is None:
+        return Documents({}, columns)
+    codes, texts = tasks.indices.to_numpy(), tasks.dictionary.to_pylist()
+    starts = [0, *(np.flatnonzero((np.diff(codes) != 0) | (np.diff(entries) != 0)) + 1), len(codes)]
+    found = {(int(entries[a]), texts[codes[a]]): slice(int(a), int(b)) for a, b in pairwise(starts)}
+    return Documents(found, columns)
+
+
+def unpacked_earlier(content: bytes, name: str) -> Columns:
+    """The columns of a task in the numpy archive of an earlier version; OperatorError, with `name`, where it is damaged."""
     import numpy as np  # noqa: PLC0415
 
     try:
         with np.load(io.BytesIO(content), allow_pickle=False) as file:
-            return {key: file[key] for key in file.files}
+            columns = {key: file[key] for key in file.files}
     except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
-        raise OperatorError(f"{name} is damaged ({error}): move it away, and it is made again") from error
+        raise _damaged(name, error) from error
+    return columns | {key: digests(map(str, columns[key])) for key in (HASH, CLUSTER) if key in columns}
+
+
+def _damaged(name: str, error: Exception) -> OperatorError:
+    return OperatorError(f"{name} is damaged ({error}): move it away, and it is made again of the samples")

@@ -46,8 +46,9 @@ class EvaluationPaths:
         # `prune --keep scores`
         self.judgements = self.root / "judgements"
         # File WORK_DIR/ID/scores/ENTRY-TASK.json: scores of an entry in lm-eval's shape | a metric worker | archived, kept
-        # File WORK_DIR/ID/scores/ENTRY-TASK.npz: of each document its metric values and what its likelihoods say, as columns
-        # | a metric worker, or the first comparison | archived, kept
+        # File WORK_DIR/ID/scores/ENTRY-ENTRY.parquet: of each document of an entry its metric values and what its likelihoods say
+        # | a metric worker | merged into documents.parquet at the end
+        # File WORK_DIR/ID/scores/ENTRY-TASK.npz: the same of a task, as earlier versions left it | a metric worker | archived, kept
         self.scores = self.root / "scores"
         # File WORK_DIR/ID/samples/samples_TASK_ENTRY.jsonl: each document with prompt, answer and score | a metric worker |
         # archived; `prune --keep scores`
@@ -71,9 +72,12 @@ class EvaluationPaths:
         # File WORK_DIR/ID/point.json: what series show of it, in one small file | the first process that shows its training |
         # with the evaluation
         self.point = self.root / "point.json"
-        # File WORK_DIR/ID/paired.json: variances of the scores' differences to the checkpoint before | the first process that shows the
-        # series | may be removed
-        self.paired = self.root / "paired.json"
+        # File WORK_DIR/ID/documents.parquet: of each document of all tasks its metric values and what its likelihoods say |
+        # the coordinator, or the first comparison | kept
+        self.documents = self.root / "documents.parquet"
+        # File WORK_DIR/ID/paired.jsonl: differences of the scores to earlier checkpoints, a line each | the first process that
+        # compares them | may be removed
+        self.paired = self.root / "paired.jsonl"
         # File WORK_DIR/ID/places.json: further folders of the checkpoint: a copy with the same name, content and times is the
         # same evaluation, and is in the series of each folder where it was announced; without any it is not there | the
         # coordinator or `submit` | kept
@@ -100,8 +104,9 @@ class EvaluationPaths:
     def outcome(self, kind: str, name: str) -> Path:
         return self.outcomes / f"{slug(name)}.{kind}.json"
 
-    def columns(self, task: str, entry: int) -> Path:
-        return self.scores / f"{entry:03d}-{slug(task)}.npz"
+    def columns(self, entry: int, of: int | None = None) -> Path:
+        """Documents of an entry. `of`: its number in that file, where it is another evaluation's."""
+        return self.scores / f"{entry:03d}-{entry if of is None else of:03d}.parquet"
 
     def response_file(self, trial: str) -> Path:
         return self.responses / f"{slug(trial)}.frames"

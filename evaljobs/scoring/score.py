@@ -250,14 +250,14 @@ def _write(
     from lm_eval.utils import handle_non_serializable  # noqa: PLC0415
 
     cluster = spec.suite.tasks[spec.entry].cluster
-    signals = {}
+    signals, parts = {}, {}
     for task, found in results["samples"].items():
         samples = [_sample(sample) for sample in found]
         lines = [json.dumps(s, default=handle_non_serializable, ensure_ascii=False) + "\n" for s in samples]
         write_atomic(paths.samples / f"samples_{slug(task)}_{spec.entry:03d}.jsonl", "".join(lines).encode())
-        columns = columns_of(samples, cluster)
-        write_atomic(paths.columns(task, spec.entry), packed(columns))
+        parts[spec.entry, task] = columns = columns_of(samples, cluster)
         signals[task] = means(columns) | {"chance": chance_of(samples)}
+    write_atomic(paths.columns(spec.entry), packed(parts))
     kept = {part: results[part] for part in PARTS if part in results}
     # a task's YAML may hold the token of its data set
     kept["configs"] = reproducible(hidden(results["configs"]))

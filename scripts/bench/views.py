@@ -27,7 +27,7 @@ from coordinator.evaluation.records import EvaluationRecord, RunOptions
 from coordinator.report.measurements import UNMEASURED, EntryLine, Report, ShardSpan
 from coordinator.runtime.journal import line_of
 from coordinator.runtime.summary import Summary, known_by, with_costs, write_summary
-from evaljobs.contract.columns import BITS, MARGIN, SHARE, means, packed
+from evaljobs.contract.columns import BITS, MARGIN, SHARE, digests, means, packed
 from evaljobs.contract.paths import EvaluationPaths
 from evaljobs.contract.specs import CheckpointSpec, ModelOptions, SuiteSpec, TaskEntry
 
@@ -82,14 +82,14 @@ def tasks_of(count: int, documents: int) -> list[Task]:
     made = []
     for i, name in enumerate(names):
         rng = np.random.default_rng([1, i])
-        digests = [hashlib.sha256(f"{name} {n}".encode()).hexdigest() for n in range(documents)]
+        texts = (f"{name} {n}" for n in range(documents))
         generates = i % 2 == 0
         metrics = (
             ("exact_match,strict-match", "exact_match,flexible-extract")
             if generates
             else ("acc,none", "acc_norm,none")
         )
-        made.append(Task(name, metrics, not generates, rng.normal(size=documents), np.array(digests)))
+        made.append(Task(name, metrics, not generates, rng.normal(size=documents), digests(texts)))
     return made
 
 
@@ -184,12 +184,11 @@ def leave(work: Path, number: int, step: int, tasks: list[Task]) -> None:
     for folder in paths.folders():
         folder.mkdir(parents=True)
     entries = [entry.name for entry in record.suite.tasks]
-    for task, columns in found.items():
-        entry = entries.index("mmlu" if task.startswith("mmlu_") else task)
-        paths.columns(task, entry).write_bytes(packed(columns))
+    entry_of = {task: entries.index("mmlu" if task.startswith("mmlu_") else task) for task in found}
+    paths.documents.write_bytes(packed({(entry_of[task], task): columns for task, columns in found.items()}))
     results = results_of(record, found)
     spans = [
-        ShardSpan(shard=f"{task}.{i}", trial=f"{record.evaluation_id}-n{i}", started_at=BEGAN, seconds=2.0)
+        ShardSpan(shard=f"{task}|{i}|{i + 1}", trial=f"{record.evaluation_id}-n{i}", started_at=BEGAN, seconds=2.0)
         for task in found
         for i in range(SHARDS)
     ]
@@ -284,7 +283,7 @@ def measure(options: Options) -> tuple[dict[str, Any], bool]:
         started = time.perf_counter()
         if not work.exists():
             make(work, options.checkpoints, options.tasks, options.documents)
-        for paired in work.glob("*/paired*.json"):
+        for paired in work.glob("*/paired.json*"):
             paired.unlink()
         figures: dict[str, Any] = {"made_seconds": time.perf_counter() - started}
         rows = []

@@ -19,7 +19,8 @@ from coordinator.page.training import training_data
 from coordinator.report import trainings
 from coordinator.report.learning_curves import ScoreValue
 from coordinator.report.load_series import find_series
-from coordinator.report.sampling import PairedFile, series_of
+from coordinator.report.pairs import differences
+from coordinator.report.sampling import series_of
 from coordinator.report.training import morning
 from coordinator.runtime.summary import (
     SCHEMA_VERSION,
@@ -46,8 +47,8 @@ def work(tmp_path_factory):
         paths = leave(folder, 100 * k, 0.5)
         paths.journal.touch()
         right = (skill + 0.5 * rng.normal(size=DOCUMENTS) - (1 if k >= AT else 0) > -0.5).astype(float)
-        ids = {"doc_id": np.arange(DOCUMENTS), "doc_hash": np.arange(DOCUMENTS).astype(str)}
-        paths.columns("add", 0).write_bytes(packed({**ids, "acc,none": right}))
+        ids = {"doc_id": np.arange(DOCUMENTS), "doc_hash": np.arange(DOCUMENTS)}
+        paths.documents.write_bytes(packed({(0, "add"): {**ids, "acc,none": right}}))
         accuracy, perplexity = {"acc,none": right.mean()}, 12 + 0.1 * rng.normal() + (4 if k >= AT else 0)
         paths.results.write_text(
             json.dumps(
@@ -171,22 +172,20 @@ def test_what_is_kept_of_a_training_counts_while_its_results_are_those_on_disk(w
     assert trainings.find(settings, key, ids[:1]).scored == made.scored[:-1]
 
 
-def test_variances_are_kept_until_a_result_changes(work):
+def test_differences_are_kept_until_a_result_changes(work):
     """Law: a series that is shown again reads no documents; results that were written again are compared again."""
     curves(work)
-    file = work / "step-300-mini-00000300" / "paired.json"
-    kept = PairedFile.model_validate_json(file.read_bytes())
-    (before,) = kept.pairs
-    other = kept.pairs[before].model_copy(
-        update={"variances": kept.pairs[before].variances | {"add/acc": 7.0}}
-    )
-    file.write_text(PairedFile(pairs={before: other}).model_dump_json())
+    file = work / "step-300-mini-00000300" / "paired.jsonl"
+    (kept,) = file.read_text().splitlines()
+    variance = differences(work, "step-200-mini-00000200", "step-300-mini-00000300")["add/acc"].variance
+    file.write_text(kept.replace(repr(variance), "7.0"))
     assert curves(work)["add/acc"][8].yardstick > 0.5
     results = file.with_name("results.json")
     results.write_bytes(results.read_bytes())
     assert curves(work)["add/acc"][8].yardstick < 0.1
-    again = PairedFile.model_validate_json(file.read_bytes())
-    assert again.pairs[before].variances == kept.pairs[before].variances
+    assert (
+        differences(work, "step-200-mini-00000200", "step-300-mini-00000300")["add/acc"].variance == variance
+    )
 
 
 def test_a_task_that_a_checkpoint_lacks_is_compared_once_with_an_earlier_one(work, tmp_path):
@@ -197,12 +196,12 @@ def test_a_task_that_a_checkpoint_lacks_is_compared_once_with_an_earlier_one(wor
     del found["results"]["pages"]
     lacking.write_text(json.dumps(found))
     curves(made)
-    file = made / "step-400-mini-00000400" / "paired.json"
+    file = made / "step-400-mini-00000400" / "paired.jsonl"
     written = file.stat().st_mtime_ns
     curves(made)
     assert file.stat().st_mtime_ns == written
-    pairs = PairedFile.model_validate_json(file.read_bytes()).pairs
-    assert pairs.keys() == {"step-200-mini-00000200", "step-300-mini-00000300"}
+    befores = {line.split('"')[1] for line in file.read_text().splitlines()}
+    assert befores == {"step-200-mini-00000200", "step-300-mini-00000300"}
 
 
 def test_the_daemon_tells_what_fell_and_what_its_gate_says(work, tmp_path):
@@ -240,9 +239,8 @@ def test_a_task_that_failed_since_the_baseline_is_no_pass(tmp_path, rule, code):
     for step, tasks in ((100, ("add", "sub")), (200, ("add",))):
         paths = leave(tmp_path / "work", step, 0.5)
         paths.journal.touch()
-        for i, task in enumerate(tasks):
-            ids = {"doc_id": np.arange(60), "doc_hash": np.arange(60).astype(str)}
-            paths.columns(task, i).write_bytes(packed({**ids, "acc,none": right}))
+        one = {"doc_id": np.arange(60), "doc_hash": np.arange(60), "acc,none": right}
+        paths.documents.write_bytes(packed(dict.fromkeys(enumerate(tasks), one)))
         found = {"results": {task: {"acc,none": 0.5} for task in tasks}}
         found["n-samples"] = {task: {"effective": 60} for task in tasks}
         paths.results.write_text(json.dumps(found))

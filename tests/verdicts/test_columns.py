@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from coordinator.report.columns import documents
 from coordinator.report.flips import flips
 from evaljobs.contract.columns import SIGNALS, columns_of, packed, signals, unpacked
 from evaljobs.contract.paths import EvaluationPaths
@@ -66,7 +67,7 @@ def test_columns_have_a_row_a_document_and_come_back_from_the_file():
     ]
     lines[0]["acc"], lines[1]["acc"] = [1.0, 2], None
     made = columns_of(lines, "passage")
-    back = unpacked(packed(made), "x")
+    back = unpacked(packed({(3, "t"): made, (4, "u"): columns_of(lines[:1])}), "x").of("t")
     assert set(made) == {"doc_id", "doc_hash", "cluster", "acc,a", "acc,b", *SIGNALS}
     assert back["doc_id"].tolist() == [0, 1, 2]
     assert back["cluster"][0] == back["cluster"][1] != back["cluster"][2]
@@ -87,7 +88,40 @@ def test_a_cluster_that_documents_lack_and_a_damaged_file_are_named():
     with pytest.raises(OperatorError, match=r"passages.*passage"):
         columns_of([sample(0, [-1.0, -2.0], 0)], "passages")
     with pytest.raises(OperatorError, match="of-hellaswag"):
-        unpacked(packed(columns_of([sample(0, [-1.0, -2.0], 0)]))[:40], "of-hellaswag")
+        unpacked(packed({(0, "t"): columns_of([sample(0, [-1.0, -2.0], 0)])})[:40], "of-hellaswag")
+
+
+def test_files_of_entries_become_one_and_a_retried_entry_replaces_its_rows(tmp_path):
+    """Law: a merge keeps what it does not replace, takes the linked entry of another evaluation by its number there, reads what
+    earlier versions left, and removes what it merged; before the end nothing is removed.
+    """
+    paths = EvaluationPaths(tmp_path)
+    paths.scores.mkdir()
+    paths.samples.mkdir()
+
+    def of(value):
+        return {"doc_id": np.arange(3), "doc_hash": np.arange(3), "acc,none": np.full(3, value)}
+
+    np.savez(paths.scores / "000-old.npz", **of(0.0) | {"doc_hash": np.array(["a", "b", "c"])})
+    line = json.dumps(sample(0, [-1.0, -2.0], 0, acc=1.0))
+    (paths.samples / "samples_older_001.jsonl").write_text(line)
+    paths.columns(2).write_bytes(packed({(2, "t"): of(2.0)}))
+    paths.columns(3, 9).write_bytes(packed({(8, "other"): of(8.0), (9, "t"): of(9.0), (9, "u"): of(9.5)}))
+
+    def values():
+        found = documents(paths, None)
+        return {task: found.of(task)["acc,none"][0] for task in found.tasks}
+
+    expected = {"old": 0.0, "older": 1.0, "t": 2.0, "t#2": 9.0, "u": 9.5}
+    assert values() == expected
+    assert paths.columns(2).exists()
+    paths.results.write_text("{}")
+    assert values() == expected
+    assert not list(paths.scores.glob("*.parquet"))
+    paths.columns(2).write_bytes(packed({(2, "t"): of(2.5)}))
+    assert values() == expected | {"t": 2.5}
+    assert values() == expected | {"t": 2.5}
+    assert not list(paths.scores.glob("*.parquet"))
 
 
 # --- documents that two checkpoints answer differently ---------------------------------------------------------------

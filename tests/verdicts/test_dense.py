@@ -86,9 +86,9 @@ def test_an_earlier_evaluation_is_indexed_where_signals_are_asked_for(earlier):
     """Unasked, the scores are as before. Trackers show what results.json holds, and read no samples."""
     assert [s.name for s in point_of(earlier, record()).scores] == ["t0/acc"]
     assert [s.name for s in point_of(earlier, record(), dense=None).scores] == ["t0/acc"]
-    assert not earlier.columns("t0", 0).exists()
+    assert not earlier.documents.exists()
     asked = point_of(earlier, record(), dense=True)
-    assert earlier.columns("t0", 0).exists()
+    assert earlier.documents.exists()
     up = {s.measure: (s.higher_is_better, s.documents) for s in asked.scores if s.filter == "dense"}
     assert up == {
         "gold_bits_per_byte,dense": (False, 40),
