@@ -202,12 +202,12 @@ def ask_limits(facts: Facts, rules: slurm_rules.SiteRules, nodes: Sequence[NodeS
 
 
 def settings_within_limits(cluster: SlurmCli, rules: slurm_rules.SiteRules) -> dict[str, tuple[int, str]]:
-    """Settings with which evaluations keep to accounting's limits -> value and limit, as the checkup says them."""
+    """Settings with which evaluations keep to accounting's limits -> value and a note, as the checkup names them."""
     facts = Facts(
         config=cluster.options.settings, python="", work_fs="", work_free=0, options=cluster.options
     )
     ask_limits(facts, rules, cluster.nodes())
-    found = [(f.settings, f.what) for f in judge_accounting(facts, rules)]
+    found = [(f.settings, f"keeps to {f.what}") for f in judge_accounting(facts, rules)]
     rows = [(key, value, what) for settings, what in found for key, value in settings]
     return {key: min((value, what) for k, value, what in rows if k == key) for key, _, _ in rows}
 
